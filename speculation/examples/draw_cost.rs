@@ -1,8 +1,9 @@
-//! What one draw costs, against the plain loop that scores every token: `cargo run -p outrider-speculation --example
-//! draw_cost`.
+//! Measures the cost of one draw against the plain loop that scores every token:
+//! `cargo run -p outrider-speculation --example draw_cost`.
 //!
-//! One thread, a vocabulary of 152,000 tokens, temperature 1, rows from flat to peaked; prints milliseconds a row and the
-//! ratio of both, and stops where the two would commit different tokens; then what draws cost under filters. Nothing here is asserted about time.
+//! Uses one thread, a vocabulary of 152,000 tokens, temperature 1, and rows from flat to peaked. Prints
+//! milliseconds per row and the ratio of the two, then the cost of draws with filters. Fails if the two draws
+//! commit different tokens; makes no assertions about time.
 
 #![expect(clippy::print_stdout, reason = "the output is the job")]
 
@@ -35,7 +36,7 @@ fn main() {
     filters();
 }
 
-/// What the filters cost, on each row, in milliseconds a draw.
+/// Prints the cost of each filter on each row, in milliseconds per draw.
 fn filters() {
     let plain = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
     let filters = [
@@ -59,7 +60,7 @@ fn filters() {
     }
 }
 
-/// From no structure at all to a model that is nearly sure.
+/// Rows from no structure at all to a model that is nearly certain.
 fn rows() -> Vec<(&'static str, Vec<f32>)> {
     let gumbel = |id: TokenId| Noise { seed: 99, choice: 9 }.gumbel(0, id, Purpose::Draft);
     let tailed = |spread: f64| (0..VOCAB_SIZE).map(|id| (spread * gumbel(id)) as f32).collect::<Vec<f32>>();
@@ -77,7 +78,7 @@ fn rows() -> Vec<(&'static str, Vec<f32>)> {
     ]
 }
 
-/// The rule as it is written: score everything, keep the first best.
+/// The rule as defined: score everything, keep the first best.
 fn plain_draw(noise: Noise, position: u32, logits: &[f32]) -> TokenId {
     let mut best = (0, f64::NEG_INFINITY);
     for (id, &logit) in (0..).zip(logits) {
@@ -89,7 +90,7 @@ fn plain_draw(noise: Noise, position: u32, logits: &[f32]) -> TokenId {
     best.0
 }
 
-/// What `draw` gave at positions from 0 on, and the median call in milliseconds.
+/// Draws of `draw` at positions from 0 on, and the median time per call in milliseconds.
 fn timed(draws: u32, draw: &mut dyn FnMut(u32) -> TokenId) -> (Vec<TokenId>, f64) {
     let mut ids = Vec::new();
     let mut times_ms = Vec::new();

@@ -1,7 +1,8 @@
-//! The worker's end of the conversation (contract part A): what it holds of one sequence, and whether a step fits it.
+//! The worker's end of the protocol (contract part A): its cached state of one sequence, and whether a step
+//! matches it.
 //!
-//! A [`CachedSequence`] is a cache: every answer it gives lets the router rebuild it from ids. It never talks to the engine;
-//! the worker keeps the KV of a sequence in step with [`CachedSequence::len`].
+//! A [`CachedSequence`] is a cache: every reply lets the router rebuild it from ids. It does not call the
+//! engine; the worker keeps the KV of a sequence in sync with [`CachedSequence::len`].
 
 use std::sync::Arc;
 
@@ -11,40 +12,41 @@ use crate::step::{MAX_CONTEXT_IDS, MAX_DRAFT_TOKENS, Step, Work};
 use crate::tree::MAX_TREE_TOKENS;
 use crate::{Draft, Role, SequenceSpec, TokenId};
 
-/// What a worker is able to hold and to do; steps beyond it are refused.
+/// Capabilities of a worker; steps beyond them are refused.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Whose steps these are.
+    /// Role of the worker.
     pub role: Role,
-    /// Ids at and above this do not exist.
+    /// Ids at or above this are invalid.
     pub vocab_size: u32,
-    /// Prompt and output together.
+    /// Maximum length, prompt plus output.
     pub max_model_len: u32,
-    /// Ids of a tree that it verifies; 0: chains only.
+    /// Maximum ids of a tree to verify; 0: chains only.
     pub max_tree_tokens: u32,
     /// Whether sequences may have a grammar.
     pub grammars: bool,
 }
 
-/// Whether a step may run.
+/// The result of checking a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Admission {
-    /// The cached sequence was cut to `base_len` and the context appended; do the same to the KV, then the work.
+    /// The cached sequence was cut to `base_len` and the context appended. Do the same to the KV, then run
+    /// the work.
     Run,
-    /// Older than what was seen already: drop it without an answer.
+    /// Older than a step already seen: drop it without a reply.
     Stale,
-    /// Does not fit what is held; nothing was touched.
+    /// Does not match the cached state, which is unchanged.
     NeedContext {
-        /// From where to resend.
+        /// Position to resend from.
         cached_len: u32,
-        /// Whether the spec is held.
+        /// Whether the spec is cached.
         has_spec: bool,
     },
-    /// Malformed, or more than this worker can do.
+    /// Malformed, or beyond this worker's limits.
     Refused(String),
 }
 
-/// What a worker holds of one sequence. See the module's page.
+/// A worker's cached state of one sequence. See the module documentation.
 #[derive(Debug, Clone, Default)]
 pub struct CachedSequence {
     epoch: u32,
@@ -55,37 +57,37 @@ pub struct CachedSequence {
 }
 
 impl CachedSequence {
-    /// Ids whose KV is held.
+    /// Ids whose KV is cached.
     pub fn ids(&self) -> &[TokenId] {
         self.prefix.ids()
     }
 
-    /// How many ids are held.
+    /// Number of cached ids.
     pub fn len(&self) -> u32 {
         self.prefix.len()
     }
 
-    /// Whether nothing is held.
+    /// Whether no ids are cached.
     pub fn is_empty(&self) -> bool {
         self.prefix.is_empty()
     }
 
-    /// The assignment that the cached sequence belongs to.
+    /// The epoch that the cached sequence belongs to.
     pub fn epoch(&self) -> u32 {
         self.epoch
     }
 
-    /// The sequence's spec, once a step brought it.
+    /// The sequence's spec, once a step contained it.
     pub fn spec(&self) -> Option<&Arc<SequenceSpec>> {
         self.spec.as_ref()
     }
 
-    /// How often each id stands among those held; kept only for sequences with penalties.
+    /// Occurrences of each cached id; kept only for sequences with penalties.
     pub fn counts_mut(&mut self) -> &mut TokenCounts {
         &mut self.counts
     }
 
-    /// Judges a step and, when it may run, cuts and appends.
+    /// Checks a step and, if it may run, cuts and appends.
     pub fn admit(&mut self, step: &Step, limits: &Limits) -> Admission {
         if step.epoch < self.epoch {
             return Admission::Stale;
@@ -109,7 +111,7 @@ impl CachedSequence {
         }
         if let Some(spec) = &step.spec {
             if self.spec.as_ref() != Some(spec) {
-                // Counts depend on the spec: rebuild them under the new one.
+                // Counts depend on the spec: rebuild them with the new one.
                 let held = std::mem::take(&mut self.prefix);
                 self.counts = TokenCounts::new(spec.prompt_len);
                 self.spec = Some(Arc::clone(spec));
@@ -123,7 +125,7 @@ impl CachedSequence {
         Admission::Run
     }
 
-    /// Drops everything from `len` on; the worker cuts its KV alike.
+    /// Drops everything from `len` on; the worker must cut its KV as well.
     pub fn cut(&mut self, len: u32) {
         if self.counts_penalties() {
             for &id in self.prefix.ids().iter().skip(len as usize).rev() {
@@ -133,7 +135,7 @@ impl CachedSequence {
         self.prefix.truncate(len);
     }
 
-    /// Adds ids whose KV is held now: accepted ones at a target, drafted ones at a draft worker.
+    /// Appends ids whose KV is now cached: accepted ones at a target, drafted ones at a draft worker.
     pub fn append(&mut self, ids: &[TokenId]) {
         if self.counts_penalties() {
             for &id in ids {

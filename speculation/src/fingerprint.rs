@@ -1,7 +1,7 @@
-//! Whether two models number the same tokens alike: a fingerprint over the token list, and the first token that differs.
+//! Compares the token lists of two models: a fingerprint over the list, and the first token that differs.
 //!
-//! Sizes are not enough (models of one family pad their embeddings differently, and lists of equal length may disagree in
-//! one entry), so the list itself is compared. Only `tokenizer.json`'s text comes in; reading the file is the caller's.
+//! Comparing sizes is not enough: models of one family pad their embeddings differently, and lists of equal
+//! length may differ in one entry. Input is the text of `tokenizer.json`; the caller reads the file.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,31 +12,31 @@ use sha2::{Digest, Sha256};
 
 use crate::TokenId;
 
-/// Which string each id stands for.
+/// The token string of each id.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TokenList {
     tokens: BTreeMap<TokenId, String>,
 }
 
-/// Why no token list could be read from a tokenizer.json.
+/// Why a token list could not be read from a tokenizer.json.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenListError {
     /// Not JSON, or not the shape of a tokenizer.json.
     #[error("tokenizer.json cannot be read: {0}")]
     NotATokenizer(#[from] serde_json::Error),
-    /// `model.vocab` is of no known kind.
+    /// `model.vocab` has an unknown type.
     #[error(
         "tokenizer.json: model.vocab {0}; BPE, WordPiece, WordLevel and Unigram vocabularies can be read"
     )]
     BadVocabulary(String),
-    /// Two entries of the vocabulary claim one id.
+    /// Two entries of the vocabulary have the same id.
     #[error("tokenizer.json: id {id} stands for {first:?} and for {second:?}; give each token its own id")]
     DuplicateId {
         /// The id.
         id: TokenId,
-        /// One token.
+        /// The first token.
         first: String,
-        /// The other.
+        /// The second token.
         second: String,
     },
 }
@@ -53,29 +53,29 @@ impl TokenList {
         hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// How many tokens.
+    /// Number of tokens.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// One more than the highest id: rows that a model needs to have a place for each token. More than [`Self::len`] where
-    /// some ids stand for nothing.
+    /// One more than the highest id: the number of embedding rows that a model needs. More than [`Self::len`]
+    /// if some ids have no token.
     pub fn num_ids(&self) -> u32 {
         self.tokens.last_key_value().map_or(0, |(id, _)| id.saturating_add(1))
     }
 
-    /// Whether there is none.
+    /// Whether there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
-    /// The token that `id` stands for.
+    /// The token of `id`.
     pub fn get(&self, id: TokenId) -> Option<&str> {
         self.tokens.get(&id).map(String::as_str)
     }
 }
 
-/// One id for which two token lists disagree; `None` where a list has no such id.
+/// An id at which two token lists differ; `None` if a list has no such id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     /// The lowest id at which the lists differ.
@@ -103,7 +103,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The lowest id at which two lists differ; `None` if they are equal.
+/// Returns the lowest id at which two lists differ; `None` if they are equal.
 pub fn first_difference(left: &TokenList, right: &TokenList) -> Option<Difference> {
     let ids = left.tokens.keys().chain(right.tokens.keys());
     let id = *ids.filter(|id| left.tokens.get(id) != right.tokens.get(id)).min()?;
@@ -128,8 +128,8 @@ struct AddedToken {
     content: String,
 }
 
-/// Reads the token list out of a Hugging Face tokenizer.json: the model's vocabulary, then `added_tokens`, which win where
-/// both name an id, as they do when text is tokenized.
+/// Reads the token list of a Hugging Face tokenizer.json: the model's vocabulary, then `added_tokens`, which
+/// take precedence for the same id, as in tokenization.
 pub fn token_list_from_json(tokenizer_json: &str) -> Result<TokenList, TokenListError> {
     let file: TokenizerFile = serde_json::from_str(tokenizer_json)?;
     let mut tokens = BTreeMap::new();
@@ -182,7 +182,7 @@ mod tests {
     fn equal_lists_have_equal_fingerprints_however_they_are_written() {
         assert_eq!((list(BPE).len(), list(BPE).get(3)), (4, Some("<pad>")));
         assert_eq!(list(BPE), list(UNIGRAM));
-        // sha256sum over the bytes that `fingerprint` documents, put together by hand.
+        // sha256sum over the bytes documented at `fingerprint`, assembled by hand.
         let expected = "69a44e07cb3982a898f2593f34e667a43c5249751afddb603f2e6def177348a2";
         assert_eq!(list(BPE).fingerprint(), expected);
         assert_eq!(first_difference(&list(BPE), &list(UNIGRAM)), None);

@@ -1,15 +1,17 @@
-//! A drafter without a model: what followed the last few tokens the last time they stood in the same sequence.
+//! A drafter without a model: proposes what followed the most recent occurrence of the last few tokens in the
+//! same sequence.
 //!
-//! Pure lookup, no state to keep or rebuild. It must never propose anything that is not a copy of the sequence's own ids.
+//! A pure lookup without state. It must only propose copies of the sequence's own ids.
 
 use crate::TokenId;
 use crate::step::DraftDistribution;
 
-/// The longest match that is told apart: agreeing on more than this many last tokens counts no further.
+/// Maximum match length; agreement beyond this many last tokens is not compared.
 const LONGEST_MATCH: usize = 4;
 
-/// Guesses what follows `ids`: finds the longest match of the last 4 to 1 tokens earlier in `ids` (the most recent of
-/// equally long ones) and returns what followed it, at most `max_tokens`; empty where the last token is new.
+/// Proposes what follows `ids`: finds the longest match of the last 4 to 1 tokens earlier in `ids` (the most
+/// recent of equally long ones) and returns at most `max_tokens` ids that followed it. Empty if the last
+/// token has not occurred before.
 pub fn propose(ids: &[TokenId], max_tokens: usize) -> Vec<TokenId> {
     let mut longest = 0;
     let mut follows = ids.len();
@@ -27,7 +29,8 @@ pub fn propose(ids: &[TokenId], max_tokens: usize) -> Vec<TokenId> {
     ids[follows..].iter().copied().take(max_tokens).collect()
 }
 
-/// The distributions that rejection mode needs beside guesses that were looked up, not drawn: each certain of its token.
+/// Distributions for rejection mode for ids that were looked up, not drawn: each assigns all weight to its
+/// token.
 pub fn certain(token_ids: &[TokenId]) -> Vec<DraftDistribution> {
     token_ids.iter().map(|&id| vec![(id, 1.0)]).collect()
 }
@@ -49,13 +52,13 @@ mod tests {
         check(&[1, 2, 3, 1], 2, &[2, 3]);
         check(&[1, 2, 3, 1], 9, &[2, 3, 1]);
         check(&[1, 2, 3, 1], 0, &[]);
-        // 5 stands after the most recent 2, 4 after the most recent [1, 2]: the longer match counts.
+        // 5 follows the most recent 2, 4 follows the most recent [1, 2]: the longer match wins.
         check(&[1, 2, 4, 9, 2, 5, 1, 2], 1, &[4]);
-        // Of two equally long matches the later one.
+        // Of two equally long matches the later one wins.
         check(&[1, 2, 4, 1, 2, 5, 1, 2], 1, &[5]);
-        // Four matched tokens count for more than three later ones.
+        // A match of four tokens wins over a later one of three.
         check(&[1, 2, 3, 4, 9, 8, 2, 3, 4, 7, 1, 2, 3, 4], 1, &[9]);
-        // Beyond four tokens a longer match is not longer: the later one again.
+        // Matches beyond four tokens count as equal: the later one wins.
         check(&[0, 1, 2, 3, 4, 8, 9, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4], 1, &[5]);
         // A match may overlap the end.
         check(&[6, 6, 6], 4, &[6]);

@@ -1,27 +1,27 @@
-//! The noise that couples draft and target (contract B3): a pure function of (seed, choice, position, token, purpose), so
-//! that both sides, and every replay, perturb a token's logit by the same amount.
+//! The noise that couples draft and target (contract B3): a pure function of (seed, choice, position, token,
+//! purpose), so that both sides, and every replay, perturb a token's logit by the same amount.
 //!
-//! Counter-based, hence there is no generator state to carry, to lose or to advance once too often. Uniforms have 52 random
-//! bits: with the 24 of an f32 the Gumbel tail would end near 17 and rare tokens could never be drawn. This file must
-//! never know what a logit is.
+//! Counter-based, so there is no generator state to keep, lose or advance once too often. Uniforms have 52
+//! random bits: with the 24 bits of an f32 the Gumbel tail would end near 17, and rare tokens could never be
+//! drawn. This module must not depend on logits.
 
 use crate::TokenId;
 use crate::math::ln;
 
-/// No noise of [`Noise::gumbel`] is above this; what lies further below the best score needs no noise at all.
+/// Upper bound of [`Noise::gumbel`]; a token further than this below the best score needs no noise computed.
 pub(crate) const GUMBEL_MAX: f64 = 36.75;
 
-/// What a number is drawn for. Different purposes at one position and token are independent.
+/// The purpose of a random number. Different purposes at one position and token are independent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Purpose {
-    /// The target's own draw, and the coupled draft's.
+    /// The target's draw, and the coupled draft's.
     Draw = 0,
-    /// Whether rejection mode accepts a drafted token.
+    /// Acceptance of a drafted token in rejection mode.
     Accept = 1,
     /// The token that replaces a rejected one in rejection mode.
     Residual = 2,
-    /// The draft's own draw in rejection mode, where it must be independent of the target's.
+    /// The draft's draw in rejection mode, which must be independent of the target's.
     Draft = 3,
 }
 
@@ -30,7 +30,7 @@ pub enum Purpose {
 pub struct Noise {
     /// The request's seed.
     pub seed: u64,
-    /// Index among the n choices of one prompt.
+    /// Index among the n choices of a request's prompt.
     pub choice: u32,
 }
 
@@ -45,16 +45,16 @@ impl Noise {
         gumbel_from_bits(self.bits(position, token, purpose))
     }
 
-    /// The 52 bits m behind [`Noise::uniform`].
+    /// The 52 bits m used by [`Noise::uniform`].
     pub(crate) fn bits(&self, position: u32, token: TokenId, purpose: Purpose) -> u64 {
         let words = philox4x32_10([position, token >> 1, self.choice, purpose as u32], self.key());
         let (low, high) = if token.is_multiple_of(2) { (words[0], words[1]) } else { (words[2], words[3]) };
         top_52_bits(low, high)
     }
 
-    /// The top 32 of the bits of [`BLOCK`] consecutive tokens from `first` on, which must be even: first those of the even
-    /// tokens, then those of the odd ones, both in order. They nearly say how large the noise is ([`gumbel_bound`]), and
-    /// leave the last of the rounds half done.
+    /// The top 32 bits for each of [`BLOCK`] consecutive tokens from `first` on, which must be even: those of
+    /// the even tokens, then those of the odd ones, both in order. They nearly determine the noise
+    /// ([`gumbel_bound`]), and half of the last Philox round need not be computed.
     #[inline(always)]
     pub(crate) fn high_words(&self, position: u32, first: TokenId, purpose: Purpose) -> [[u32; LANES]; 2] {
         debug_assert!(first.is_multiple_of(2), "a block starts with a pair");
@@ -81,10 +81,10 @@ impl Noise {
     }
 }
 
-/// Philox calls made side by side by [`Noise::high_words`]; each serves a pair of tokens.
+/// Number of Philox calls that [`Noise::high_words`] computes side by side; each serves a pair of tokens.
 const LANES: usize = 32;
 
-/// Tokens covered by one [`Noise::high_words`].
+/// Number of tokens covered by one [`Noise::high_words`].
 pub(crate) const BLOCK: usize = 2 * LANES;
 
 fn top_52_bits(low: u32, high: u32) -> u64 {
@@ -92,21 +92,22 @@ fn top_52_bits(low: u32, high: u32) -> u64 {
 }
 
 fn uniform_from_bits(m: u64) -> f64 {
-    // m + 0.5 has at most 53 significant bits, so that neither step rounds.
+    // m + 0.5 has at most 53 significant bits, so neither step rounds.
     (m as f64 + 0.5) * (1.0 / (1_u64 << 52) as f64)
 }
 
-/// The noise that belongs to the bits m.
+/// The Gumbel noise of the bits m.
 pub(crate) fn gumbel_from_bits(m: u64) -> f64 {
     -ln(-ln(uniform_from_bits(m)))
 }
 
-/// At least [`gumbel_from_bits`] of every m whose top 32 bits are `high`, and never more than 0.1 above it where that lies
-/// between 3 and 15. It never falls as `high` rises, so that the bound of the highest word of several bounds them all.
+/// An upper bound of [`gumbel_from_bits`] for every m whose top 32 bits are `high`, at most 0.1 above it if
+/// that lies between 3 and 15. The bound never decreases as `high` increases, so the bound of the highest of
+/// several words bounds them all.
 ///
-/// With Y = 1 - U, G = -ln(-ln U) <= -ln Y, and log2 Y is at least what the bits of Y say when read as a fixed-point number.
-/// Y is taken for the largest such m, which makes it smallest and the bound largest. Each step below is monotone in
-/// `high`: rounding is, and so is reading a positive float's bits as a number.
+/// With Y = 1 - U, G = -ln(-ln U) <= -ln Y, and log2 Y is at least the bits of Y read as a fixed-point
+/// number. Y is computed for the largest such m, which makes Y smallest and the bound largest. Each step
+/// below is monotone in `high`: rounding is, and so is reading a positive float's bits as an integer.
 #[inline(always)]
 pub(crate) fn gumbel_bound(high: u32) -> f64 {
     const ONE: u64 = 0x3ff0_0000_0000_0000;
@@ -114,11 +115,11 @@ pub(crate) fn gumbel_bound(high: u32) -> f64 {
     let y = (f64::from_bits(ONE | u64::from(!high) << 20) - 1.0) + 0.5 / (1_u64 << 52) as f64;
     // The high word alone: dropping mantissa bits lowers Y, which raises the bound.
     let fixed_point = (ONE >> 32) as i32 - (y.to_bits() >> 32) as i32;
-    // The last term is far more than the rounding of ln and of this line.
+    // The last term is far larger than the rounding errors of ln and of this line.
     f64::from(fixed_point) * (std::f64::consts::LN_2 / (1_u64 << 20) as f64) + 1e-9
 }
 
-/// The top 32 of the 52 bits m, of which [`gumbel_bound`] speaks.
+/// The top 32 of the 52 bits m, the input of [`gumbel_bound`].
 pub(crate) fn high_word(m: u64) -> u32 {
     (m >> 20) as u32
 }
@@ -134,8 +135,8 @@ pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     words.map(|[word]| word as u32)
 }
 
-/// Philox of N counters side by side. A word is the low half of its u64, and the high half is anything: the product of two
-/// words is then made where it stands, and vector registers need neither widen nor shuffle.
+/// Philox of N counters side by side. A word is the low half of its u64, and the high half is arbitrary: the
+/// product of two words is computed in place, and vector registers need neither widening nor shuffling.
 #[inline(always)]
 fn philox_lanes<const N: usize>(words: &mut [[u64; N]; 4], key: [u32; 2]) {
     const WORD: u64 = 0xffff_ffff;
@@ -146,7 +147,7 @@ fn philox_lanes<const N: usize>(words: &mut [[u64; N]; 4], key: [u32; 2]) {
             reason = "lanes run over the inner index, words over the outer one"
         )]
         for lane in 0..N {
-            // 32 bits by 32 bits: neither product can wrap.
+            // 32 bits by 32 bits: neither product can overflow.
             let a = (words[0][lane] & WORD).wrapping_mul(MULTIPLIERS[0]);
             let b = (words[2][lane] & WORD).wrapping_mul(MULTIPLIERS[1]);
             words[0][lane] = (b >> 32) ^ words[1][lane] ^ u64::from(key[0]);
@@ -192,7 +193,7 @@ mod tests {
     fn the_bound_is_never_below_the_noise_and_close_to_it_where_it_matters() {
         let noise = Noise { seed: 1, choice: 0 };
         let random = (0..400_000).map(|token| noise.bits(0, token, Purpose::Draw));
-        // Both ends, where U is next to 0 and 1, and every power of two of 1 - U with its neighbours.
+        // Both ends, where U is close to 0 and 1, and every power of two of 1 - U with its neighbours.
         let corners = (0..52).flat_map(|e| [1 << e, (1 << e) - 1, (1 << e) + 1]).flat_map(|n| [n, LAST - n]);
         let mut all: Vec<u64> = random.chain(corners).collect();
         all.sort_unstable();
@@ -210,20 +211,20 @@ mod tests {
         assert!(below < 37.0, "the bound of the last word is {below}");
     }
 
-    /// The noise that 24-bit uniforms give: 23 bits and a half, the finest that an f32 holds below 1.
+    /// The noise of 24-bit uniforms: 23 bits plus one half, the finest that an f32 holds below 1.
     fn gumbel_with_f32_uniform(m: u64) -> f64 {
         let uniform = ((m >> 29) as f32 + 0.5) * (1.0 / (1_u32 << 23) as f32);
         -ln(-ln(f64::from(uniform)))
     }
 
-    /// Noise from f32 uniforms ends at -ln(-ln(1 - 2^-24)) = 16.64. Of 2^28 true values 16 lie above it on average
-    /// (Poisson): outside [2, 38] with probability 2e-6, and none at all with probability 1e-7.
+    /// Noise from f32 uniforms ends at -ln(-ln(1 - 2^-24)) = 16.64. Of 2^28 true values 16 exceed it on
+    /// average (Poisson): a count outside [2, 38] has probability 2e-6, and none at all probability 1e-7.
     #[test]
     fn the_tail_goes_on_where_f32_uniforms_end() {
         let f32_end = gumbel_with_f32_uniform(LAST);
         assert!((16.63..16.64).contains(&f32_end), "{f32_end}");
         let noise = Noise { seed: 2, choice: 0 };
-        // Only where the top 23 bits are all ones can either noise be that large; the rest need no logarithm.
+        // Either noise can be that large only if the top 23 bits are all ones; the rest need no logarithm.
         let mut high = Vec::new();
         for first in (0..1_u32 << 28).step_by(BLOCK) {
             let words = noise.high_words(7, first, Purpose::Draw);

@@ -1,4 +1,5 @@
-//! A sequence's ids with the running hash by which router and worker check that they mean the same prefix.
+//! A sequence's ids with a running hash, which router and worker compare to check that they mean the same
+//! prefix.
 
 use crate::TokenId;
 
@@ -20,24 +21,24 @@ impl Default for Prefix {
 }
 
 impl Prefix {
-    /// A prefix that holds `ids`.
+    /// Creates a prefix of `ids`.
     pub fn new(ids: &[TokenId]) -> Self {
         let mut prefix = Self::default();
         prefix.extend(ids);
         prefix
     }
 
-    /// The ids.
+    /// All ids.
     pub fn ids(&self) -> &[TokenId] {
         &self.ids
     }
 
-    /// How many ids.
+    /// Number of ids.
     pub fn len(&self) -> u32 {
         self.ids.len() as u32
     }
 
-    /// Whether there are none.
+    /// Whether there are no ids.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
@@ -72,8 +73,8 @@ mod tests {
 
     #[test]
     fn published_fnv_1a_vectors() {
-        // The empty string, and "foobar" is not a multiple of four bytes: use the vectors for "" and one computed
-        // byte by byte from the published definition over "chongo w" (two little-endian words).
+        // "foobar" is not a multiple of four bytes: use the vector for "" and one computed byte by byte from
+        // the published definition over "chongo w" (two little-endian words).
         assert_eq!(Prefix::default().hash_at(0), Some(0xcbf2_9ce4_8422_2325));
         let words = [u32::from_le_bytes(*b"chon"), u32::from_le_bytes(*b"go w")];
         let mut expected = FNV_OFFSET;

@@ -1,10 +1,10 @@
-//! The router's end of the conversation (contract part A): one sequence, from prompt to finish, as
-//! `step(now, event) -> actions`. No clock, socket or task in here; a driver sends what [`Action::Send`] says and feeds
-//! back what arrives, in any order, late, twice or never.
+//! The router's end of the protocol (contract part A): one sequence, from prompt to finish, as
+//! `step(now, event) -> actions`. Contains no clock, socket or task. A driver sends the steps of
+//! [`Action::Send`] and passes back what arrives, in any order, late, twice or never.
 //!
-//! A round is: ask the draft worker for a proposal, wait no longer than its deadline, have the target verify whatever
-//! is there. A target that holds too little is fed first; a draft worker that holds too little is fed beside the
-//! target's own step, and the round goes on without it.
+//! A round: request a proposal from the draft worker, wait no longer than its deadline, and have the target
+//! verify whatever has arrived. A target with too little cached is fed first. A draft worker with too little
+//! cached is fed in parallel with the target's step, and the round continues without it.
 
 mod draft;
 mod events;
@@ -32,42 +32,42 @@ pub use events::{Action, Commit, Counters, Event, Ignored, TargetFault};
 use link::{Asked, InFlight, Link};
 pub use shadow::{SHADOW_TOKENS, Scored, Shadow, ShadowFault};
 
-/// A worker that lags further behind is fed before it is asked to draw.
+/// A worker that lags by more ids is fed before it is asked to draw.
 pub const FEED_LAG: u32 = 64;
 
-/// Drafts that were not asked for anything are fed when they lag this far, so that asking them again is cheap.
+/// A draft worker that is not being asked is fed when it lags this far, so that the next request is cheap.
 pub const IDLE_FEED_LAG: u32 = 8;
 
-/// `need_context` this often in a row ends an assignment.
+/// Consecutive `need_context` replies that end an assignment.
 const MAX_MISSES: u32 = 3;
 
-/// A target step is resent this often before the target is given up.
+/// Number of resends of a target step before the target is dropped.
 const MAX_RESENDS: u32 = 2;
 
-/// What the driver fixes for every sequence.
+/// Settings that the driver fixes for every sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Ids at and above this do not exist; a proposal is cut before the first such id.
+    /// Ids at and above this are invalid; a proposal is cut before the first such id.
     pub vocab_size: u32,
-    /// How long a target may take for one step before it is sent again.
+    /// Timeout of a target step, after which it is sent again.
     pub target_deadline: Duration,
 }
 
 #[derive(Debug, PartialEq)]
 enum Phase {
-    /// No target yet, or no more.
+    /// No target assigned.
     Unassigned,
-    /// Waiting for the lane.
+    /// Waiting for the lane to begin a round.
     Ready,
-    /// Waiting for a proposal until then.
+    /// Waiting for a proposal until `until`.
     Drafting { until: Duration },
-    /// Waiting for the target: feeding it, or verifying.
+    /// Waiting for the target: a feed or a verification.
     Target,
-    /// Over.
+    /// Finished or cancelled.
     Done,
 }
 
-/// One sequence at the router. See the module's page.
+/// One sequence at the router. See the module documentation.
 #[derive(Debug)]
 pub struct Sequence {
     id: SequenceId,
@@ -78,24 +78,24 @@ pub struct Sequence {
     step_seq: u64,
     target: Link,
     draft: Link,
-    /// The draft of the round under way, kept for resends.
+    /// The draft of the current round, kept for resends.
     verifying: Draft,
-    /// A proposal that came after its deadline and may still be of use.
+    /// A proposal that arrived after its deadline and may still be useful.
     late: Option<Proposal>,
-    /// The last proposal received, used or not: tells how much of the draft worker's KV is valid.
+    /// The last proposal received, used or not: it determines how much of the draft worker's KV is valid.
     last_proposal: Option<(u32, Vec<TokenId>)>,
-    /// When a silent draft worker may be asked again, and the wait that grows with each silence.
+    /// When a silent draft worker may be asked again, and the wait, which doubles each time.
     draft_retry_at: Duration,
     draft_retry_wait: Duration,
     draft_refusal: Option<String>,
-    /// Prompt ids before this were scored.
+    /// Prompt ids before this position are scored.
     prompt_scored: u32,
     counters: Counters,
     actions: Vec<Action>,
 }
 
 impl Sequence {
-    /// A sequence that holds its prompt and wants a target.
+    /// Creates a sequence with its prompt and no target.
     pub fn new(id: SequenceId, spec: Arc<SequenceSpec>, prompt: &[TokenId], limits: Limits) -> Self {
         Self {
             id,
@@ -123,17 +123,17 @@ impl Sequence {
         self.committed.ids()
     }
 
-    /// The spec it was made with.
+    /// The spec of the sequence.
     pub fn spec(&self) -> &Arc<SequenceSpec> {
         &self.spec
     }
 
-    /// What was counted so far.
+    /// Counters so far.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Whether nothing more will happen.
+    /// Whether the sequence has ended.
     pub fn is_done(&self) -> bool {
         self.phase == Phase::Done
     }
@@ -143,17 +143,17 @@ impl Sequence {
         self.phase == Phase::Ready
     }
 
-    /// Whether a proposal is being waited for.
+    /// Whether the sequence is waiting for a proposal.
     pub fn is_drafting(&self) -> bool {
         matches!(self.phase, Phase::Drafting { .. })
     }
 
-    /// Why the draft worker would not serve this sequence, if it said so.
+    /// Why the draft worker refused this sequence, if it did.
     pub fn draft_refusal(&self) -> Option<&str> {
         self.draft_refusal.as_deref()
     }
 
-    /// How long its target may take for one step from now on, before the step is sent again.
+    /// Sets the timeout of the target's next steps, after which a step is sent again.
     pub fn set_target_deadline(&mut self, deadline: Duration) {
         self.limits.target_deadline = deadline;
     }
@@ -168,7 +168,7 @@ impl Sequence {
         self.draft.assigned
     }
 
-    /// Whether a step would reach the draft worker: none is on its way, or it was silent long enough.
+    /// Whether the draft worker may receive a step: none is in flight, or its retry wait has passed.
     pub fn may_ask_draft(&self, now: Duration) -> bool {
         self.draft.assigned && (self.draft.in_flight.is_none() || now >= self.draft_retry_at)
     }
@@ -178,7 +178,7 @@ impl Sequence {
         self.link(role).answers(reply)
     }
 
-    /// When to say [`Event::Tick`] at the latest.
+    /// When to pass [`Event::Tick`] at the latest.
     pub fn next_deadline(&self) -> Option<Duration> {
         match &self.phase {
             Phase::Drafting { until } => Some(*until),
@@ -187,14 +187,14 @@ impl Sequence {
         }
     }
 
-    /// The one entry: what happened, and what to do about it, in order.
+    /// The only entry point: handles an event and returns the actions to carry out, in order.
     pub fn step(&mut self, now: Duration, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         self.step_into(now, event, &mut actions);
         actions
     }
 
-    /// The same, for whoever has memory for the actions: they are appended.
+    /// Like [`Self::step`], appending to an existing buffer.
     pub fn step_into(&mut self, now: Duration, event: Event, actions: &mut Vec<Action>) {
         std::mem::swap(&mut self.actions, actions);
         self.handle(now, event);
@@ -256,7 +256,7 @@ impl Sequence {
         self.actions.push(Action::Assign(role));
     }
 
-    /// A sequence that may draw nothing is at most scored; any other waits for the lane.
+    /// A sequence that may draw nothing is only scored, if requested; any other waits for the lane.
     fn score_or_ready(&mut self, now: Duration) {
         if self.spec.max_len > self.committed.len() {
             self.phase = Phase::Ready;
@@ -272,7 +272,7 @@ impl Sequence {
         if self.phase != Phase::Ready {
             return;
         }
-        // Every id of a tree takes a place in the target's KV until it is judged.
+        // Every id of a tree takes a position in the target's KV until it is verified.
         let room = self.spec.max_len.saturating_sub(self.committed.len() + 1);
         let k = wanted.num_draft_tokens.min(room).min(MAX_DRAFT_TOKENS as u32);
         let most = if takes_trees(&self.spec) { room.min(MAX_TREE_TOKENS as u32) } else { 0 };
@@ -321,14 +321,15 @@ impl Sequence {
                 self.need_context(now, role, &step, (cached_len, has_spec));
             }
             ReplyBody::Refused { reason } => self.refused(now, role, &reason),
-            // Among them `fed` where a span or proposal was asked for: asking again would go on for ever.
+            // Includes `fed` in reply to a request for a span or proposal: asking again could loop forever.
             ReplyBody::Proposal(_) | ReplyBody::Span(_) | ReplyBody::Fed { .. } => {
                 self.broke_contract(now, role);
             }
         }
     }
 
-    /// Resend from what the worker has; the second time in a row from nothing; the third time to another worker.
+    /// Resends from the worker's cached length; the second time in a row from the start; the third time drops
+    /// the worker.
     fn need_context(
         &mut self,
         now: Duration,

@@ -1,27 +1,27 @@
-//! What is fixed for the whole life of a sequence: seed, sampling, limits, acceptance mode.
+//! Settings that are fixed for the lifetime of a sequence: seed, sampling, limits, acceptance mode.
 
 use crate::TokenId;
 
-/// How tokens are drawn from logits; the order of operations is [`crate::logits`]'s.
+/// Sampling parameters; [`crate::logits`] defines the order of operations.
 ///
 /// The default is a plain draw at temperature 1 with every filter and penalty off.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
-    /// Below 1e-5 the draw is greedy.
+    /// Temperature; below 1e-5 the draw is greedy.
     pub temperature: f32,
-    /// Keep the first k by probability; 0 keeps all.
+    /// Keep the k most likely tokens; 0 keeps all.
     pub top_k: u32,
-    /// Keep the shortest prefix cached this much probability; 1 keeps all.
+    /// Keep the shortest prefix with at least this total probability; 1 keeps all.
     pub top_p: f32,
-    /// Keep tokens at least this likely relative to the likeliest; 0 keeps all.
+    /// Keep tokens with at least this probability relative to the likeliest; 0 keeps all.
     pub min_p: f32,
     /// Divides (or multiplies, when negative) logits of tokens seen in prompt or output; 1 is off.
     pub repetition_penalty: f32,
-    /// Subtracted once for each time a token stands in the output.
+    /// Subtracted once per occurrence of a token in the output.
     pub frequency_penalty: f32,
-    /// Subtracted once if a token stands in the output.
+    /// Subtracted once if a token occurs in the output.
     pub presence_penalty: f32,
-    /// Added to single logits.
+    /// Values added to single logits.
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Stop tokens cannot be drawn before this many output tokens.
     pub min_tokens: u32,
@@ -49,31 +49,31 @@ impl SamplingParams {
         self.temperature < 1e-5
     }
 
-    /// Whether anything but the row itself decides which of its tokens may be drawn; says nothing to greedy sequences.
+    /// Whether a filter limits which tokens may be drawn; irrelevant for greedy sequences.
     pub fn has_filters(&self) -> bool {
         self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0
     }
 
-    /// Whether logits depend on which tokens stand before the position.
+    /// Whether logits depend on the tokens before the position.
     pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
     }
 }
 
-/// How drafted tokens are judged; one switch for both sides of a sequence.
+/// The acceptance rule for drafted tokens; the same for both workers of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum AcceptanceMode {
     /// Accepted iff equal to the target's own draw with shared noise: exact and reproducible.
     #[default]
     Coupled,
-    /// Classic rejection sampling against a shipped top-64 distribution: exact, depends on the draft.
+    /// Classic rejection sampling against the draft's top-64 distribution: exact, but depends on the draft.
     Rejection,
-    /// Accepts what is typical under the target: lossy.
+    /// Accepts tokens that are typical under the target: lossy.
     Typical,
 }
 
 impl AcceptanceMode {
-    /// The word used in requests and metrics.
+    /// The name used in requests and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Coupled => "coupled",
@@ -83,9 +83,9 @@ impl AcceptanceMode {
     }
 }
 
-/// The number by which workers know a task type ([`SequenceSpec::lane`]): the folded FNV-1a hash of its name.
+/// The number of a task type at workers ([`SequenceSpec::lane`]): the folded FNV-1a hash of its name.
 ///
-/// A hash and not a count, so that all routers of a worker number alike without talking to each other.
+/// A hash instead of a counter, so that all routers of a worker use the same number without coordination.
 pub fn lane_number(task_type: &str) -> u32 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;
@@ -93,35 +93,35 @@ pub fn lane_number(task_type: &str) -> u32 {
     (hash >> 32) as u32 ^ hash as u32
 }
 
-/// Everything a worker needs to know of a sequence besides its ids.
+/// Everything a worker needs to know about a sequence besides its ids.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SequenceSpec {
-    /// Keys the noise.
+    /// Key of the noise.
     pub seed: u64,
-    /// Index among the n choices of one prompt; keys the noise too.
+    /// Index among the n choices of a request's prompt; also a key of the noise.
     pub choice: u32,
-    /// How many leading ids are the prompt's.
+    /// Number of leading ids that are the prompt.
     pub prompt_len: u32,
-    /// How tokens are drawn.
+    /// The sampling parameters.
     pub sampling: SamplingParams,
     /// Drawing one of these ends the sequence; the id is part of the span.
     pub stop_token_ids: Vec<TokenId>,
     /// The sequence ends when prompt and output together have this many ids.
     pub max_len: u32,
-    /// How drafts are judged.
+    /// The acceptance mode of drafts.
     pub acceptance: AcceptanceMode,
-    /// How many likeliest tokens to report beside each drawn one; `None` reports nothing.
+    /// Number of top tokens to report with each drawn one; `None` reports nothing.
     pub logprobs: Option<u32>,
-    /// The same for the prompt's own ids.
+    /// The same for the prompt's ids.
     pub prompt_logprobs: Option<u32>,
-    /// A grammar that masks tokens (contract B8). A worker that cannot honour it refuses the sequence.
+    /// A grammar that masks tokens (contract B8). A worker that does not support it refuses the sequence.
     pub grammar: Option<String>,
     /// [`lane_number`] of the task type, for homogeneous batches.
     pub lane: u32,
-    /// Lower goes first.
+    /// Lower values are scheduled first.
     pub priority: u8,
-    /// Sequences of different keys never share prefix blocks.
+    /// Sequences with different keys never share prefix blocks.
     pub isolation_key: u64,
-    /// W3C trace context of the request, carried for the workers' spans; empty when nothing is traced.
+    /// W3C trace context of the request, for the workers' spans; empty if the request is not traced.
     pub traceparent: String,
 }

@@ -1,83 +1,84 @@
-//! What router and worker say to each other about one sequence (contract part A), as plain values.
+//! The messages between router and worker about one sequence (contract part A), as plain values.
 
 use std::sync::Arc;
 
 use crate::{AcceptanceMode, SequenceId, SequenceSpec, TokenId};
 
-/// The most context ids that one step may carry.
+/// Maximum context ids in one step.
 pub const MAX_CONTEXT_IDS: usize = 8_192;
 
-/// The most tokens that one proposal may hold.
+/// Maximum tokens in one proposal.
 pub const MAX_DRAFT_TOKENS: usize = 32;
 
 /// Distribution of one drafted position in rejection mode: (id, weight) as rounded on the wire.
 pub type DraftDistribution = Vec<(TokenId, f32)>;
 
-/// Drafted tokens that a target is asked to judge.
+/// Drafted tokens to be verified by a target.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Draft {
-    /// The guesses, in order; those of a tree in order of depth.
+    /// The guesses in order; those of a tree by depth.
     pub token_ids: Vec<TokenId>,
-    /// The row that each guess of a tree stands behind ([`crate::tree`]); empty for a chain.
+    /// For each guess of a tree, the row of its parent ([`crate::tree`]); empty for a chain.
     pub parents: Vec<u32>,
-    /// One distribution a guess in rejection mode; else empty.
+    /// One distribution per guess in rejection mode; otherwise empty.
     pub q: Vec<DraftDistribution>,
 }
 
-/// What a step asks for after its context is in place.
+/// The work of a step, after its context is in place.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Work {
-    /// Hold the context, nothing more.
+    /// Cache the context only.
     Feed,
     /// Draft worker: guess up to this many tokens.
     Propose {
-        /// k: how many positions to reach.
+        /// k: the number of positions.
         num_draft_tokens: u32,
-        /// How many tokens a tree may have, siblings included; one that is not above k asks for a chain.
+        /// Maximum tokens of a tree, siblings included; a chain if not above k.
         num_tree_tokens: u32,
     },
-    /// Target worker: judge this draft (perhaps empty) and draw one token more.
+    /// Target worker: verify this draft, which may be empty, and draw one more token.
     Verify {
-        /// The guesses.
+        /// The draft.
         draft: Draft,
     },
 }
 
-/// Cut what is held to `base_len`, append `append_ids`, then do `work`.
+/// Cut the cached sequence to `base_len`, append `append_ids`, then do `work`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
-    /// Which sequence.
+    /// The sequence.
     pub sequence_id: SequenceId,
-    /// Counts the assignments of the sequence to a worker of this role.
+    /// Number of the sequence's assignment to a worker of this role.
     pub epoch: u32,
-    /// Raised by every step sent for the sequence to either worker.
+    /// Increased by every step sent for the sequence to either worker.
     pub step_seq: u64,
-    /// Sent with the first step of an epoch, and when asked for.
+    /// Sent with the first step of an epoch, and when requested.
     pub spec: Option<Arc<SequenceSpec>>,
-    /// Ids to keep.
+    /// Number of ids to keep.
     pub base_len: u32,
     /// [`crate::prefix::Prefix::hash_at`] of `base_len`.
     pub prefix_hash: u64,
     /// Ids to append.
     pub append_ids: Vec<TokenId>,
-    /// What then.
+    /// The work after that.
     pub work: Work,
 }
 
 impl Step {
-    /// Where the first returned id stands: `base_len + len(append_ids)`.
+    /// Position of the first returned id: `base_len + len(append_ids)`.
     pub fn start(&self) -> u32 {
         self.base_len + self.append_ids.len() as u32
     }
 
-    /// Whether ids of this step are to be scored: prompt ids only, and not the first, which nothing precedes.
+    /// Whether prompt ids of this step must be scored. The first prompt id never is, because nothing precedes
+    /// it.
     pub fn is_scoring(&self, spec: &SequenceSpec) -> bool {
         spec.prompt_logprobs.is_some() && self.base_len + 1 < spec.prompt_len
     }
 
-    /// Whether a draft worker can say which of the step's context it would have drawn: committed tokens, each
-    /// behind another one of the step, of a sequence whose draws do not depend on which ids were drawn before: no penalties,
-    /// no grammar.
+    /// Whether a draft worker can tell which ids of the step's context it would have drawn. These are
+    /// committed tokens that follow another id of the step, in a sequence whose draws do not depend on
+    /// earlier drawn ids: no penalties, no grammar.
     pub fn is_comparable(&self, spec: &SequenceSpec) -> bool {
         (2..=COMPARED_MAX).contains(&self.append_ids.len())
             && self.base_len + 1 >= spec.prompt_len
@@ -91,9 +92,9 @@ impl Step {
 /// Log probabilities of the raw logits at one position.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TokenLogprobs {
-    /// ln p of the token that stands there.
+    /// ln p of the token at that position.
     pub logprob: f32,
-    /// The likeliest tokens, likeliest first.
+    /// The top tokens, most likely first.
     pub top: Vec<(TokenId, f32)>,
 }
 
@@ -106,27 +107,27 @@ pub enum FinishReason {
     Length,
 }
 
-/// What a draft worker returns.
+/// The reply of a draft worker to a request for guesses.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Proposal {
-    /// Where the first guess stands.
+    /// Position of the first guess.
     pub start: u32,
-    /// Guesses for at most k positions, perhaps none.
+    /// Guesses for at most k positions; may be empty.
     pub draft: Draft,
 }
 
-/// What one verification commits: the accepted ids and the token that the target drew.
+/// The result of one verification: the accepted ids and the token that the target drew.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TokenSpan {
-    /// Where the first id stands.
+    /// Position of the first id.
     pub start: u32,
-    /// How many leading ids were drafted.
+    /// Number of leading ids that were drafted.
     pub num_accepted: u32,
-    /// Accepted ids, then the target's draw (absent when the sequence finished on an accepted id).
+    /// Accepted ids, then the target's draw (absent if the sequence finished on an accepted id).
     pub token_ids: Vec<TokenId>,
-    /// One entry an id, when asked for.
+    /// One entry per id, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// For the first prompt positions scored by this step, when asked for.
+    /// Log probabilities of the prompt positions that this step scored first, if requested.
     pub prompt_logprobs: Option<PromptLogprobs>,
     /// Set on the last span.
     pub finish: Option<FinishReason>,
@@ -137,11 +138,11 @@ pub struct TokenSpan {
 pub struct PromptLogprobs {
     /// Position of the first scored id; position 0 has no logits before it and is never scored.
     pub start: u32,
-    /// One entry an id.
+    /// One entry per id.
     pub entries: Vec<TokenLogprobs>,
 }
 
-/// A worker's answer to one step.
+/// A worker's reply to one step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reply {
     /// The step's sequence.
@@ -150,48 +151,49 @@ pub struct Reply {
     pub epoch: u32,
     /// The step's sequence number.
     pub step_seq: u64,
-    /// The answer.
+    /// The result.
     pub body: ReplyBody,
-    /// From a draft worker: of the last ids of the step's context, oldest first, whether it would have drawn them itself. At most
-    /// [`COMPARED_MAX`], and fewer than the context has; a worker need not say anything.
+    /// From a draft worker: for the last ids of the step's context, oldest first, whether it would have drawn
+    /// them itself. At most [`COMPARED_MAX`] entries, and fewer than the context has; may be empty.
     pub agreed: Vec<bool>,
-    /// How many ids of the step's context had their KV because equal ids had been computed for another sequence.
+    /// Number of context ids whose KV came from the prefix cache.
     pub num_cached: u32,
-    /// From a draft worker: how many guesses of the proposal it had made before the step came, at a forward pass each.
+    /// From a draft worker: number of guesses in the proposal that were made before the step arrived, each
+    /// saving a forward pass.
     pub num_ahead: u32,
 }
 
 impl Reply {
-    /// The answer to `step`, without a word on agreement, or on what was cached.
+    /// A reply to `step` without agreement and counts.
     pub fn to(step: &Step, body: ReplyBody) -> Self {
         let Step { sequence_id, epoch, step_seq, .. } = *step;
         Self { sequence_id, epoch, step_seq, body, agreed: Vec::new(), num_cached: 0, num_ahead: 0 }
     }
 }
 
-/// Ids of a context of which a reply may say whether the worker would have drawn them.
+/// Maximum number of context ids for which a reply reports agreement.
 pub const COMPARED_MAX: usize = 64;
 
-/// See [`Reply`].
+/// The result of a step; see [`Reply`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum ReplyBody {
-    /// The context is held.
+    /// The context is cached.
     Fed {
-        /// Ids held now.
+        /// Number of ids cached now.
         cached_len: u32,
-        /// For prompt positions scored by this step, when asked for.
+        /// Log probabilities of the prompt positions scored by this step, if requested.
         prompt_logprobs: Option<PromptLogprobs>,
     },
-    /// The step does not fit what is held; nothing was touched.
+    /// The step does not match the cached state, which is unchanged.
     NeedContext {
-        /// From where to resend.
+        /// Position to resend from.
         cached_len: u32,
-        /// Whether the spec is held.
+        /// Whether the spec is cached.
         has_spec: bool,
     },
-    /// The step is malformed or cannot be honoured.
+    /// The step is malformed or cannot be run.
     Refused {
-        /// What was wrong and what to do.
+        /// What is wrong and what to do.
         reason: String,
     },
     /// From a draft worker.

@@ -1,8 +1,10 @@
-//! The argmax of logit plus Gumbel noise, which is a draw from the softmax: over a row of logits, or over listed tokens.
+//! The argmax of logit plus Gumbel noise, which is a draw from the softmax: over a row of logits or over a
+//! list of tokens.
 //!
-//! The rule is "highest score, lowest id among equals", with scores in f64. Scanning is fast because the bits of a token's
-//! noise bound it cheaply from above, so that only tokens that might win are scored, and those bits are made for a block of
-//! tokens side by side in vector registers; the plain loop that scores every token is the judge in the tests below. Nothing here may change which token the plain loop would pick.
+//! The rule is "highest score, lowest id among equals", with scores in f64. The scan is fast because a cheap
+//! upper bound of a token's noise follows from its random bits, so only tokens that might win are scored. The
+//! bits are computed for a block of tokens at a time in vector registers. The plain loop that scores every
+//! token is the reference in the tests below. The scan must always pick the same token as the plain loop.
 
 use crate::TokenId;
 use crate::logits::{DrawError, check_row, highest, keep};
@@ -10,7 +12,8 @@ use crate::noise::{BLOCK, GUMBEL_MAX, Noise, Purpose, gumbel_bound, gumbel_from_
 
 use super::Place;
 
-/// The draw of contract B4 from a processed row: what the target commits and, with its own logits, what the draft guesses.
+/// The draw of contract B4 from a processed row. The target commits it; the draft, with its own logits,
+/// guesses it.
 pub(super) fn ordinary(place: &Place<'_>) -> Result<TokenId, DrawError> {
     let Place { noise, position, sampling, logits } = *place;
     if sampling.is_greedy() {
@@ -37,7 +40,7 @@ impl Best {
         }
     }
 
-    /// Out of line: few tokens come here, and the scan's loop stays short.
+    /// Not inlined: few tokens get here, and the scan's loop stays short.
     #[inline(never)]
     fn offer_token(&mut self, place: &Place<'_>, token_id: TokenId) {
         let x = f64::from(place.logits[token_id as usize]) / f64::from(place.sampling.temperature);
@@ -45,7 +48,7 @@ impl Best {
     }
 }
 
-/// Argmax of `x + noise` over listed tokens, in any order; the list must not be empty.
+/// Argmax of `x + noise` over a list of tokens in any order; the list must not be empty.
 pub(super) fn from_tokens(
     noise: Noise,
     position: u32,
@@ -73,18 +76,20 @@ fn from_row(place: &Place<'_>, likeliest: TokenId) -> TokenId {
 
 /// The scan of a row.
 ///
-/// A block of tokens is passed over when its highest logit with a bound of its highest noise stays below the best score.
-/// That loses nothing: with x the largest x of the block and g the bound, every token's score is `fl(x_v + G_v)` with
-/// x_v <= x (division by one positive temperature is monotone after rounding) and G_v <= g, so that it is at most
-/// `fl(x + g)`, for rounded addition is monotone too. What is strictly below the best can neither win nor tie.
+/// Skips a block of tokens if its highest logit plus an upper bound of its noise is below the best score. No
+/// winner is lost: let x be the largest x of the block and g the bound. Every token's score is
+/// `fl(x_v + G_v)` with x_v <= x (division by one positive temperature is monotone after rounding) and G_v <=
+/// g. Rounded addition is monotone too, so the score is at most `fl(x + g)`. A score strictly below the best
+/// can neither win nor tie.
 struct Scan<'a> {
     place: &'a Place<'a>,
     likeliest: TokenId,
 }
 
-/// Compiled once for each width of vector registers and chosen at run time. Widths change no bits: whole numbers wrap alike
-/// everywhere, floats are rounded one by one, and the compiler never fuses a multiplication with an addition by itself. What
-/// is called for every block must be `inline(always)`, for another function would be compiled without those registers.
+/// Compiled once for each vector register width; the version is chosen at run time. The width changes no
+/// bits: integer arithmetic wraps the same way everywhere, floats are rounded one by one, and the compiler
+/// never fuses a multiplication and an addition on its own. Functions called for every block must be
+/// `inline(always)`, because a separate function would be compiled without those registers.
 impl pulp::NullaryFnOnce for Scan<'_> {
     type Output = TokenId;
 
@@ -92,7 +97,7 @@ impl pulp::NullaryFnOnce for Scan<'_> {
     fn call(self) -> TokenId {
         let Place { noise, position, sampling, logits } = *self.place;
         let temperature = f64::from(sampling.temperature);
-        // Starting from the likeliest token gives a score that most others cannot reach.
+        // Starting with the likeliest token gives a score that most others cannot reach.
         let mut best = Best { token_id: self.likeliest, score: f64::NEG_INFINITY };
         best.offer_token(self.place, self.likeliest);
         for (block, row) in logits.chunks(BLOCK).enumerate() {
@@ -107,7 +112,7 @@ impl pulp::NullaryFnOnce for Scan<'_> {
             }
             for (i, &logit) in row.iter().enumerate() {
                 let bound = gumbel_bound(words[i % 2][i / 2]);
-                // The first test spares most tokens the division.
+                // The first test avoids the division for most tokens.
                 if x_max + bound >= best.score && f64::from(logit) / temperature + bound >= best.score {
                     best.offer_token(self.place, first + i as TokenId);
                 }
@@ -117,7 +122,7 @@ impl pulp::NullaryFnOnce for Scan<'_> {
     }
 }
 
-/// The highest of a block's words. Words past the row's end may raise it, which costs time and nothing else.
+/// The highest of a block's words. Words past the end of the row may raise it, which only costs time.
 #[inline(always)]
 fn highest_word(words: &[[u32; BLOCK / 2]; 2]) -> u32 {
     let mut highest = 0;
@@ -135,7 +140,7 @@ mod tests {
     use super::*;
     use crate::SamplingParams;
 
-    /// The rule as it is written: score everything, keep the first best.
+    /// The rule as defined: score everything, keep the first best.
     fn naive(place: &Place<'_>) -> TokenId {
         let temperature = f64::from(place.sampling.temperature);
         let mut best = (0, f64::NEG_INFINITY);
@@ -156,7 +161,7 @@ mod tests {
             let place = Place { noise, position: 3, sampling: &sampling, logits };
             let expected = naive(&place);
             assert_eq!(ordinary(&place), Ok(expected), "seed {seed}, temperature {temperature}");
-            // The list version, from the far end so that order cannot matter.
+            // The list version, in reverse order to show that order does not matter.
             let x_of = |&logit: &f32| f64::from(logit) / f64::from(temperature);
             let tokens = (0..).zip(logits.iter().map(x_of)).collect::<Vec<_>>().into_iter().rev();
             assert_eq!(from_tokens(noise, 3, Purpose::Draw, tokens), expected, "seed {seed}, list");
@@ -190,12 +195,12 @@ mod tests {
             }
         }
         check(&logits, 1.0, 0..50);
-        // So large that noise is lost in rounding: scores tie, and the lowest id wins.
+        // So large that the noise is lost in rounding: scores tie, and the lowest id wins.
         check(&[-f32::MAX, 1e30, 1e30, 3e29, 1e30], 1.0, 0..50);
         check(&[f32::NEG_INFINITY; 40].map(|_| -1e30), 1.0, 0..50);
     }
 
-    /// The scan as each kind of vector registers of this host runs it, and as plain code.
+    /// Results of the scan with each vector register width of this host, and as plain code.
     fn on_every_width(place: &Place<'_>, likeliest: TokenId) -> Vec<TokenId> {
         let scan = || Scan { place, likeliest };
         let mut drawn = vec![scan().call(), pulp::Arch::new().dispatch(scan())];
@@ -211,7 +216,7 @@ mod tests {
         prop_oneof![Just(1.0), Just(1e-5), Just(f32::MAX), 1e-5_f32..2.0, 2.0_f32..1e4]
     }
 
-    /// Few values, so that many tie; masked ones; finite ones of every size.
+    /// Few distinct values so that many tie, masked logits, and finite logits of every magnitude.
     fn logits() -> impl Strategy<Value = f32> {
         prop_oneof![
             4 => (-8_i8..8).prop_map(|step| f32::from(step) / 2.0),
@@ -239,7 +244,7 @@ mod tests {
             let expected = naive(&place);
             prop_assert_eq!(ordinary(&place), Ok(expected));
             let likeliest = check_row(&row, position).unwrap();
-            // As `position` finds it, so that the first of equals wins, whatever the sign of a zero.
+            // Compared with `position`: the first of equals wins, regardless of the sign of a zero.
             let max = row.iter().fold(f32::NEG_INFINITY, |max, &logit| if logit > max { logit } else { max });
             prop_assert_eq!(Some(likeliest as usize), row.iter().position(|&logit| logit == max));
             for drawn in on_every_width(&place, likeliest) {

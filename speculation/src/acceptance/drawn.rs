@@ -1,24 +1,25 @@
-//! Verification of rows that were drawn where their logits are: a device draws every row of a step as if all drafted ids
-//! before it were right, and only ids come back. What follows from them is [`super::verify`]'s, id by id.
+//! Verification of rows that were drawn on a device: it draws every row of a step as if all drafted ids
+//! before it were correct, and returns only ids. The walk over them follows the same rule as
+//! [`super::verify`].
 
 use crate::logits::DrawError;
 use crate::{AcceptanceMode, Draft, SequenceSpec, TokenId, TokenLogprobs};
 
 use super::{CountsAhead, Verdict, coupled, draw, finish_reason, mode_in_force};
 
-/// What a device drew from one row.
+/// The result of a device's draw from one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowDraw {
-    /// This id.
+    /// The drawn id.
     Token(TokenId),
-    /// Nothing: this id's logit is NaN or positive infinity.
+    /// No draw: the logit of this id is NaN or positive infinity.
     NotANumber(TokenId),
-    /// Nothing: every token is masked.
+    /// No draw: every token is masked.
     NothingAllowed,
 }
 
 impl RowDraw {
-    /// The id, or why there is none at `position`.
+    /// Returns the id, or the reason why there is none at `position`.
     pub fn token(self, position: u32) -> Result<TokenId, DrawError> {
         match self {
             Self::Token(token_id) => Ok(token_id),
@@ -28,8 +29,8 @@ impl RowDraw {
     }
 }
 
-/// Whether a row of this sequence comes to one draw that needs nothing but the row: coupled, no grammar, no id biased twice. Where probabilities
-/// are asked for ([`SequenceSpec::logprobs`]) they are wanted beside it.
+/// Whether every row of this sequence can be drawn from that row alone: coupled mode, no grammar, and no id
+/// with two biases. Log probabilities ([`SequenceSpec::logprobs`]), if requested, are needed in addition.
 pub fn is_drawn_apart(spec: &SequenceSpec) -> bool {
     let mut biased: Vec<TokenId> = spec.sampling.logit_bias.iter().map(|&(id, _)| id).collect();
     biased.sort_unstable();
@@ -38,7 +39,8 @@ pub fn is_drawn_apart(spec: &SequenceSpec) -> bool {
         && biased.windows(2).all(|pair| pair[0] != pair[1])
 }
 
-/// [`super::verify`] for a sequence that [`is_drawn_apart`]: `drawn[i]` is the draw of row i, one for each drafted id and one more; `scores[i]` is what [`crate::logits::score`] says of it, where the spec asks.
+/// [`super::verify`] for a sequence that [`is_drawn_apart`]. `drawn[i]` is the draw of row i, one per drafted
+/// id plus one; `scores[i]` is the [`crate::logits::score`] of that draw, if the spec requests scores.
 pub fn verify_drawn(
     spec: &SequenceSpec,
     start: u32,
@@ -63,9 +65,10 @@ pub fn verify_drawn(
     Ok(verdict)
 }
 
-/// What a device should draw, row by row, by the host's own rule: the naive twin of one that draws.
+/// The draws that a device must produce, row by row, computed by the host's rule: the naive twin of a drawing
+/// device.
 ///
-/// `logits` and `counts` as for [`super::verify`]; all rows are drawn, whatever the draft.
+/// `logits` and `counts` as for [`super::verify`]; all rows are drawn, regardless of the draft.
 pub fn draw_rows(
     spec: &SequenceSpec,
     counts: &mut crate::logits::TokenCounts,
@@ -84,7 +87,7 @@ pub fn draw_rows(
     drawn
 }
 
-/// The draw at `position` from a row that went through [`crate::logits::process`], filters and all.
+/// The draw at `position` from a row that went through [`crate::logits::process`], filters included.
 pub fn draw_processed(spec: &SequenceSpec, position: u32, logits: &[f32]) -> RowDraw {
     match draw::ordinary(&super::Place::new(spec, position, logits)) {
         Ok(token_id) => RowDraw::Token(token_id),
@@ -128,7 +131,7 @@ mod tests {
             let mut counts = TokenCounts::new(3);
             ids.iter().for_each(|&id| counts.push(id));
             let rows = logits(5, 100 + seed);
-            // The draft is right so far and then wrong, at each place in turn.
+            // The draft is correct up to a position and wrong there, for each position in turn.
             let mut draft = Draft::default();
             for i in 0..4 {
                 let mut so_far = rows[..(i + 1) * VOCAB].to_vec();
@@ -141,7 +144,7 @@ mod tests {
             assert_eq!(verify_drawn(&spec, 5, &draft, (&drawn, &[])), Ok(expected.clone()), "case {case}");
             accepted_counts.push(expected.num_accepted);
 
-            // With probabilities, which a device says of every row.
+            // With log probabilities, which a device reports for every row.
             let spec = SequenceSpec { logprobs: Some(case as u32 % 4), ..spec };
             let of_row =
                 |(row, drawn): (&[f32], &RowDraw)| score(row, drawn.token(0).unwrap(), case as u32 % 4);

@@ -1,5 +1,6 @@
-//! The best few tokens by logit and noise: the coupled draw and what nearly became it, by the order in which a draw is decided
-//! (highest score first, lowest id first among equals). The first of them is [`super::draw::ordinary`]'s, always.
+//! The best few tokens by logit plus noise: the coupled draw and the runners-up, in the order in which a draw
+//! is decided (highest score first, lowest id first among equals). The first one always equals
+//! [`super::draw::ordinary`].
 
 use crate::TokenId;
 use crate::logits::{DrawError, check_row, highest, keep};
@@ -7,7 +8,8 @@ use crate::noise::{BLOCK, GUMBEL_MAX, Purpose, gumbel_bound, high_word};
 
 use super::Place;
 
-/// At most `count` tokens with their scores, best first; at least one. A greedy sequence's scores are its logits.
+/// Returns at most `count` tokens with their scores, best first, and at least one. The scores of a greedy
+/// sequence are its logits.
 pub(super) fn leaders(place: &Place<'_>, count: usize) -> Result<Vec<(TokenId, f64)>, DrawError> {
     let Place { noise, position, sampling, logits } = *place;
     let likeliest = check_row(logits, position)?;
@@ -30,8 +32,8 @@ pub(super) fn leaders(place: &Place<'_>, count: usize) -> Result<Vec<(TokenId, f
         return Ok(leaders.list);
     }
     let temperature = f64::from(sampling.temperature);
-    // As in the draw: blocks, then tokens, whose highest possible score is too low are passed over. Beginning with the likeliest block
-    // soon makes most others hopeless.
+    // As in the draw, skip blocks and tokens whose highest possible score is too low. Starting with the block
+    // of the likeliest token makes most others skippable early.
     let first = likeliest as usize / BLOCK;
     let others = (0..logits.len().div_ceil(BLOCK)).filter(|&block| block != first);
     for block in std::iter::once(first).chain(others) {
@@ -50,14 +52,14 @@ pub(super) fn leaders(place: &Place<'_>, count: usize) -> Result<Vec<(TokenId, f
     Ok(leaders.list)
 }
 
-/// The best so far, best first.
+/// The best tokens so far, best first.
 struct Leaders {
     count: usize,
     list: Vec<(TokenId, f64)>,
 }
 
 impl Leaders {
-    /// Lower scores are of no interest.
+    /// Scores below this cannot enter the list.
     fn floor(&self) -> f64 {
         if self.list.len() < self.count { f64::NEG_INFINITY } else { self.list[self.count - 1].1 }
     }
@@ -85,7 +87,7 @@ mod tests {
     use crate::acceptance::draw::ordinary;
     use crate::noise::Noise;
 
-    /// The rule as it is written: score everything that is kept, sort, cut.
+    /// The rule as defined: score all kept tokens, sort, truncate.
     fn naive(place: &Place<'_>, count: usize) -> Vec<(TokenId, f64)> {
         let Place { noise, position, sampling, logits } = *place;
         let mut scored: Vec<(TokenId, f64)> = if sampling.is_greedy() {

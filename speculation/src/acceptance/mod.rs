@@ -1,38 +1,44 @@
-//! How drafted tokens are judged (contract B4 to B6): the draft's side in [`guess`], the target's in [`verify`].
+//! The acceptance rules for drafted tokens (contract B4 to B6): the draft's side in [`guess`], the target's
+//! in [`verify`].
 //!
-//! Below, P is the target's distribution at a position after the whole pipeline of [`crate::logits`], q the draft's, and
-//! G(purpose) the noise of [`crate::noise`] at that position. Both workers must be in the same mode: a draft drawn with
-//! shared noise and judged by the classic rule would be biased. Nothing here may depend on how far a draft reaches, on who
-//! made it or on when it came, except where a mode says so.
+//! Below, P is the target's distribution at a position after the whole pipeline of [`crate::logits`], q the
+//! draft's, and G(purpose) the noise of [`crate::noise`] at that position. Both workers must use the same
+//! mode: a draft drawn with shared noise and verified by the classic rule would be biased. Results must not
+//! depend on the draft's length, its source or its timing, unless a mode says so.
 //!
 //! # Coupled
 //!
 //! The target's draw is `t = argmax(x + G(draw))` and a drafted token is accepted iff it equals t; either way t is
 //! committed.
 //!
-//! *Exact.* For i.i.d. standard Gumbel noise, `argmax(ln P + G)` is distributed as P, and x differs from ln P by a constant.
-//! The draft enters only through the comparison, after t is fixed, so that the committed token is the target's draw by
-//! construction: for any draft, k, proposer or timing, and the same ids as without speculation, not only the same law. The same
-//! holds for a tree ([`crate::tree`]): t is fixed before the children are looked at, and the walk goes on to the child that is t.
+//! *Exact.* For i.i.d. standard Gumbel noise, `argmax(ln P + G)` is distributed as P, and x differs from ln P
+//! by a constant. The draft enters only through the comparison, after t is fixed, so the committed token is
+//! the target's draw by construction: for any draft, k, proposer or timing. The ids are the same as without
+//! speculation, not only their distribution. The same holds for a tree ([`crate::tree`]): t is fixed before
+//! the children are examined, and the walk continues at the child that equals t.
 //!
-//! *Often accepted.* The draft takes `argmax(ln q + G(draw))` with the same noise. In the exponential form, token v arrives
-//! at time `E_v / P(v)` at the target and at `E_v / q(v)` at the draft with a shared exponential clock E_v, and both choose
-//! the first arrival. Both choose v when `E_v / min(P(v), q(v))` precedes `E_u / max(P(u), q(u))` of every other u, which
-//! has probability `min(P(v), q(v)) / (min(P(v), q(v)) + sum of max(P(u), q(u)) over u != v)`. The denominator is at most
-//! `sum of max(P, q) = 1 + TV(P, q)`; summing over v, agreement is at least `(1 - TV) / (1 + TV)`. (Daliri, Musco, Suresh,
-//! "Coupling without communication and drafter-invariant speculative decoding", arXiv 2408.07978.)
+//! *Often accepted.* The draft takes `argmax(ln q + G(draw))` with the same noise. In the exponential form,
+//! token v arrives at time `E_v / P(v)` at the target and at `E_v / q(v)` at the draft with a shared
+//! exponential clock E_v, and both choose the first arrival. Both choose v if `E_v / min(P(v), q(v))`
+//! precedes `E_u / max(P(u), q(u))` of every other u, which has probability
+//! `min(P(v), q(v)) / (min(P(v), q(v)) + sum of max(P(u), q(u)) over u != v)`. The denominator is at most
+//! `sum of max(P, q) = 1 + TV(P, q)`; summing over v, agreement is at least `(1 - TV) / (1 + TV)`. (Daliri,
+//! Musco, Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv
+//! 2408.07978.)
 //!
 //! # Rejection
 //!
-//! The draft draws d from q with noise of its own (purpose draft) and ships q. The target accepts iff `U(accept) q(d) <
-//! P(d)`, otherwise it draws from `max(P - q, 0)`, normalised, with G(residual).
+//! The draft draws d from q with separate noise (purpose draft) and sends q. The target accepts iff
+//! `U(accept) q(d) < P(d)`, otherwise it draws from `max(P - q, 0)`, normalised, with G(residual).
 //!
-//! *Exact.* `Pr[commit v] = q(v) min(1, P(v)/q(v)) + Pr[reject] max(P(v) - q(v), 0) / R`, with `R = sum of max(P - q, 0)`.
-//! The first term is `min(P(v), q(v))`; `Pr[reject] = 1 - sum of min(P, q) = R`; so the sum is `min(P, q) + max(P - q, 0) =
-//! P(v)`. It needs d, U and the residual noise to be independent, hence three purposes, and q to be the distribution that d
-//! was really drawn from, hence q is *defined* as the shipped, rounded weights. An argmax over `ln max(P - q, 0) + G` needs
-//! no explicit normalisation. (Leviathan, Kalman, Matias, "Fast inference from transformers via speculative decoding",
-//! arXiv 2211.17192.) The committed ids depend on draft and k, though their law does not; k must be fixed before drawing.
+//! *Exact.* `Pr[commit v] = q(v) min(1, P(v)/q(v)) + Pr[reject] max(P(v) - q(v), 0) / R`, with
+//! `R = sum of max(P - q, 0)`. The first term is `min(P(v), q(v))`; `Pr[reject] = 1 - sum of min(P, q) = R`;
+//! so the sum is `min(P, q) + max(P - q, 0) = P(v)`. This requires d, U and the residual noise to be
+//! independent, hence three purposes, and q to be the distribution that d was really drawn from, hence q is
+//! *defined* as the sent, rounded weights. An argmax over `ln max(P - q, 0) + G` needs no explicit
+//! normalisation. (Leviathan, Kalman, Matias, "Fast inference from transformers via speculative decoding",
+//! arXiv 2211.17192.) The committed ids depend on draft and k, though their distribution does not; k must be
+//! fixed before drawing.
 //!
 //! # Typical
 //!
@@ -54,32 +60,32 @@ use crate::step::DraftDistribution;
 use crate::tree::Candidates;
 use crate::{AcceptanceMode, Draft, FinishReason, SamplingParams, SequenceSpec, TokenId, TokenLogprobs};
 
-/// How many of its likeliest tokens a draft keeps, and ships, in rejection mode.
+/// Number of most likely tokens that a draft keeps and sends in rejection mode.
 pub const MAX_SHIPPED_TOKENS: usize = 64;
 
-/// What a target commits after judging one draft: the fields of a [`crate::TokenSpan`] that follow from logits.
+/// The result of verifying one draft: the fields of a [`crate::TokenSpan`] that follow from logits.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Verdict {
-    /// How many leading ids were drafted.
+    /// Number of leading ids that were drafted.
     pub num_accepted: u32,
     /// The accepted ids, then the target's draw unless the sequence finished on an accepted id.
     pub token_ids: Vec<TokenId>,
-    /// One entry an id where the spec asks for them, else empty.
+    /// One entry per id if the spec requests them, otherwise empty.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Set where a committed id ends the sequence.
+    /// Set if a committed id ends the sequence.
     pub finish: Option<FinishReason>,
 }
 
 /// One drafted token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Guess {
-    /// The guess.
+    /// The guessed token.
     pub token_id: TokenId,
-    /// What it was drawn from, to be shipped with it: rejection mode only, else empty.
+    /// The distribution that it was drawn from, sent with it in rejection mode; otherwise empty.
     pub q: DraftDistribution,
 }
 
-/// Where a token is drawn, and from what: a row of logits that went through [`process`].
+/// The position, noise and row of a draw; the row went through [`process`].
 #[derive(Clone, Copy)]
 struct Place<'a> {
     noise: Noise,
@@ -88,27 +94,28 @@ struct Place<'a> {
     logits: &'a [f32],
 }
 
-/// A drafted token with the distribution it came from (empty outside rejection mode).
+/// A drafted token with the distribution that it was drawn from (empty outside rejection mode).
 #[derive(Clone, Copy)]
 struct Drafted<'a> {
     token_id: TokenId,
     q: &'a [(TokenId, f32)],
 }
 
-/// What one position commits.
+/// The token committed at one position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Judgement {
     token_id: TokenId,
-    /// The row of the drafted token that `token_id` is, if it is one: what it predicts counts next.
+    /// The next row to verify, if `token_id` is a drafted token: the row of that token.
     next: Option<usize>,
 }
 
-/// Judges `draft` at `start` and draws one token more, as contract A and B say.
+/// Verifies `draft` at `start` and draws one more token, as defined in contract A and B.
 ///
-/// `logits` holds one raw row of `vocab_size` for each drafted token and one more: row 0 predicts position `start`, row i + 1 the
-/// position behind drafted token i, given the ids before `start` and those that lead to it. Rows are changed in place. `counts` describes
-/// the ids before `start` (unread unless the sequence has penalties) and is on return as it was. The walk begins at row 0 and goes to the
-/// child that is accepted; the span ends with the first draw that no child has; with a stop token; or where the sequence reaches `max_len`.
+/// `logits` holds one raw row of `vocab_size` for each drafted token plus one: row 0 predicts position
+/// `start`, row i + 1 predicts the position after drafted token i, given the ids before `start` and the path
+/// to that token. Rows are modified in place. `counts` describes the ids before `start` (unread unless the
+/// sequence has penalties) and is unchanged on return. The walk begins at row 0 and continues at the accepted
+/// child. The span ends with the first draw that matches no child, with a stop token, or at `max_len`.
 #[expect(clippy::too_many_arguments, reason = "the step's four facts, and its logits with their shape")]
 pub fn verify(
     spec: &SequenceSpec,
@@ -121,8 +128,8 @@ pub fn verify(
     verify_masked(spec, counts, start, draft, (logits, vocab_size), &[])
 }
 
-/// [`verify`] for a sequence with a grammar, whose masks come row by row. There may be fewer masks than rows where no later
-/// row can be reached: behind a drafted id that a mask bars, or that ends the sequence.
+/// [`verify`] for a sequence with a grammar, with one mask per row. There may be fewer masks than rows if no
+/// later row can be reached: after a drafted id that a mask forbids, or one that ends the sequence.
 #[expect(clippy::too_many_arguments, reason = "the step's facts, its rows, and their masks")]
 pub fn verify_masked(
     spec: &SequenceSpec,
@@ -162,9 +169,9 @@ pub fn verify_masked(
     Ok(verdict)
 }
 
-/// Guesses the token at `position` from the draft's own raw row, which is changed in place; `counts` describes the ids
-/// before it, earlier guesses included (unread unless the sequence has penalties). A grammar's mask is the caller's to apply,
-/// before this.
+/// Guesses the token at `position` from the draft's own raw row, which is modified in place. `counts`
+/// describes the ids before it, earlier guesses included (unread unless the sequence has penalties). The
+/// caller must apply a grammar's mask first.
 pub fn guess(
     spec: &SequenceSpec,
     counts: &TokenCounts,
@@ -174,7 +181,7 @@ pub fn guess(
     process(logits, spec, counts, position);
     let place = Place::new(spec, position, logits);
     match mode_in_force(spec) {
-        // A typical target's recovered token is the coupled draw, so guessing that one pays in both modes.
+        // The token that a typical target recovers is the coupled draw, so guessing it is best in both modes.
         AcceptanceMode::Coupled | AcceptanceMode::Typical => {
             Ok(Guess { token_id: draw::ordinary(&place)?, q: Vec::new() })
         }
@@ -182,8 +189,8 @@ pub fn guess(
     }
 }
 
-/// The guess of [`guess`] and the next best ones by the same scores, at most `num_candidates` in all: children of one row of a tree. For
-/// sequences that [`takes_trees`].
+/// Returns the guess of [`guess`] and the next best tokens by the same scores, at most `num_candidates` in
+/// all: children of one row of a tree. For sequences that [`takes_trees`].
 pub fn guess_several(
     spec: &SequenceSpec,
     counts: &TokenCounts,
@@ -192,7 +199,7 @@ pub fn guess_several(
 ) -> Result<Candidates, DrawError> {
     process(logits, spec, counts, position);
     let best = leaders::leaders(&Place::new(spec, position, logits), num_candidates)?;
-    // Scores are logits over the temperature; greedy ones are not divided.
+    // Scores are logits divided by the temperature; greedy ones are not divided.
     let scale = if spec.sampling.is_greedy() { 1.0 } else { f64::from(spec.sampling.temperature) };
     let (best_id, first) = best[0];
     let (token_ids, margins) = best.into_iter().map(|(id, score)| (id, (first - score) * scale)).unzip();
@@ -200,15 +207,16 @@ pub fn guess_several(
     Ok(Candidates { token_ids, margins, surprise })
 }
 
-/// Whether a draft for this sequence may have siblings: where a committed token is the target's own draw, whatever was drafted. Masks of a
-/// grammar are made for chains.
+/// Whether a draft for this sequence may be a tree: in coupled mode, where a committed token is the target's
+/// own draw regardless of the draft. With a grammar it may not, because masks are computed for chains.
 pub fn takes_trees(spec: &SequenceSpec) -> bool {
     mode_in_force(spec) == AcceptanceMode::Coupled && spec.grammar.is_none()
 }
 
-/// Whether a target can judge this draft at all; [`verify`] starts with it, a server may ask before the forward pass.
+/// Checks whether a target can verify this draft. [`verify`] calls it first; a server may call it before the
+/// forward pass.
 ///
-/// Outside rejection mode every chain can be judged and a shipped q is not looked at; trees are for coupled mode alone.
+/// Outside rejection mode every chain is valid and q is ignored; trees are valid only in coupled mode.
 pub fn check_draft(spec: &SequenceSpec, start: u32, draft: &Draft) -> Result<(), DrawError> {
     let bad = |reason| DrawError::BadDraft { position: start, reason };
     if draft.is_tree() && !takes_trees(spec) {
@@ -221,12 +229,12 @@ pub fn check_draft(spec: &SequenceSpec, start: u32, draft: &Draft) -> Result<(),
     }
 }
 
-/// A greedy sequence has nothing to sample: all modes are the coupled one (contract B5).
+/// A greedy sequence has nothing to sample: all modes equal coupled mode (contract B5).
 fn mode_in_force(spec: &SequenceSpec) -> AcceptanceMode {
     if spec.sampling.is_greedy() { AcceptanceMode::Coupled } else { spec.acceptance }
 }
 
-/// What the target commits at the position that `row` predicts.
+/// Decides the token that the target commits at the position that `row` predicts.
 fn judge(
     spec: &SequenceSpec,
     place: &Place<'_>,
@@ -235,7 +243,7 @@ fn judge(
     let mode = mode_in_force(spec);
     let drafted = drafted_at(draft, row).filter(|_| mode != AcceptanceMode::Coupled);
     let Some(drafted) = drafted else {
-        // Coupled, the bonus position, and an ordinary decode step.
+        // Coupled mode, the bonus position, or an ordinary decode step.
         return Ok(coupled::judge(draft, row, draw::ordinary(place)?));
     };
     let (token_id, accepted) = match mode {
@@ -245,13 +253,13 @@ fn judge(
     Ok(Judgement { token_id, next: accepted.then_some(row + 1) })
 }
 
-/// The drafted token behind a row of a chain.
+/// The drafted token after a row of a chain.
 fn drafted_at(draft: &Draft, row: usize) -> Option<Drafted<'_>> {
     let token_id = *draft.token_ids.get(row)?;
     Some(Drafted { token_id, q: draft.q.get(row).map_or(&[], Vec::as_slice) })
 }
 
-/// Whether `token_id` at `position` is the sequence's last.
+/// Why `token_id` at `position` ends the sequence, if it does.
 fn finish_reason(spec: &SequenceSpec, position: u32, token_id: TokenId) -> Option<FinishReason> {
     if spec.stop_token_ids.contains(&token_id) {
         Some(FinishReason::Stop)
@@ -263,7 +271,7 @@ fn finish_reason(spec: &SequenceSpec, position: u32, token_id: TokenId) -> Optio
 }
 
 impl Verdict {
-    /// Commits a token; the row to judge by next, if there is one.
+    /// Commits a token; returns the next row to verify, if there is one.
     fn commit(&mut self, judgement: Judgement, finish: Option<FinishReason>) -> Option<usize> {
         self.token_ids.push(judgement.token_id);
         self.num_accepted += u32::from(judgement.next.is_some());
@@ -279,7 +287,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Counts with accepted ids on top, which are taken back however the judging ends.
+/// Counts with accepted ids pushed on top; dropping it pops them, on errors too.
 struct CountsAhead<'a> {
     counts: &'a mut TokenCounts,
     pushed: Vec<TokenId>,

@@ -1,7 +1,9 @@
-//! Rejection sampling against a shipped distribution (contract B5): exact for any q that the draft really drew from.
+//! Rejection sampling against the draft's distribution (contract B5): exact for any q that the draft really
+//! drew from.
 //!
-//! It trusts the draft worker's q, so only authenticated workers may serve sequences in this mode. It must never reuse the
-//! noise of one purpose for another: the three draws of a position are independent or the result is biased.
+//! The target trusts the draft worker's q, so only authenticated workers may serve sequences in this mode.
+//! Noise of one purpose must never be used for another: the three draws of a position must be independent, or
+//! the result is biased.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +15,8 @@ use crate::{Draft, TokenId};
 
 use super::{Drafted, Guess, MAX_SHIPPED_TOKENS, Place, draw};
 
-/// The draft's side: its top tokens with weights rounded as they will be shipped, and a draw from exactly those.
+/// The draft's side: takes its top tokens with weights rounded as they are sent, and draws from exactly
+/// those.
 pub(super) fn guess(place: &Place<'_>) -> Result<Guess, DrawError> {
     let mut tokens = keep(place.logits, place.sampling, place.position)?.tokens;
     if tokens.len() > MAX_SHIPPED_TOKENS {
@@ -23,14 +26,14 @@ pub(super) fn guess(place: &Place<'_>) -> Result<Guess, DrawError> {
     tokens.sort_unstable_by(by_likelihood);
     let max = tokens[0].1;
     let mut q: DraftDistribution = tokens.into_iter().map(|(id, x)| (id, exp(x - max) as f32)).collect();
-    // A weight that rounds to 0 can be neither drawn nor shipped as drawable.
+    // A weight that rounds to 0 can neither be drawn nor be sent as drawable.
     q.retain(|&(_, weight)| weight > 0.0);
     let log_weights = q.iter().map(|&(id, weight)| (id, ln(f64::from(weight))));
     let token_id = draw::from_tokens(place.noise, place.position, Purpose::Draft, log_weights);
     Ok(Guess { token_id, q })
 }
 
-/// The target's side: accept with probability `min(1, P/q)`, else draw from what P has and q lacks.
+/// The target's side: accepts with probability `min(1, P/q)`, otherwise draws from the excess of P over q.
 /// Returns the committed token and whether it is the drafted one, accepted.
 pub(super) fn judge(place: &Place<'_>, drafted: Drafted<'_>) -> Result<(TokenId, bool), DrawError> {
     let probabilities = keep(place.logits, place.sampling, place.position)?.probabilities();
@@ -47,7 +50,7 @@ pub(super) fn judge(place: &Place<'_>, drafted: Drafted<'_>) -> Result<(TokenId,
     Ok((recovered(place, &probabilities, &q), false))
 }
 
-/// A draw from `max(P - q, 0)`, or from P where that is nowhere positive.
+/// Draws from `max(P - q, 0)`, or from P if that is positive nowhere.
 fn recovered(place: &Place<'_>, probabilities: &[(TokenId, f64)], q: &BTreeMap<TokenId, f64>) -> TokenId {
     let excess = |&(id, p): &(TokenId, f64)| (id, p - q.get(&id).copied().unwrap_or(0.0));
     let residual: Vec<(TokenId, f64)> = probabilities.iter().map(excess).filter(|&(_, r)| r > 0.0).collect();
@@ -57,13 +60,13 @@ fn recovered(place: &Place<'_>, probabilities: &[(TokenId, f64)], q: &BTreeMap<T
     draw::from_tokens(place.noise, place.position, Purpose::Residual, log_weights)
 }
 
-/// The shipped weights over their sum in shipped order.
+/// The received weights divided by their sum, which is taken in the order received.
 fn normalised(q: &[(TokenId, f32)]) -> BTreeMap<TokenId, f64> {
     let sum: f64 = q.iter().map(|&(_, weight)| f64::from(weight)).sum();
     q.iter().map(|&(id, weight)| (id, f64::from(weight) / sum)).collect()
 }
 
-/// Whether every drafted token comes with a distribution that it can have been drawn from.
+/// Checks that every drafted token has a distribution that it can have been drawn from.
 pub(super) fn check_draft(start: u32, draft: &Draft) -> Result<(), DrawError> {
     for (i, &token_id) in draft.token_ids.iter().enumerate() {
         let fault = match draft.q.get(i) {

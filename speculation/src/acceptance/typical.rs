@@ -1,4 +1,4 @@
-//! Typical acceptance (contract B6), the lossy mode: what is likely enough for the target passes.
+//! Typical acceptance (contract B6), the lossy mode: tokens that are likely enough for the target pass.
 
 use crate::TokenId;
 use crate::logits::{DrawError, keep};
@@ -7,9 +7,9 @@ use crate::noise::Purpose;
 
 use super::{Place, draw};
 
-/// A token above this probability passes whatever the entropy.
+/// Tokens above this probability pass for any entropy.
 const THRESHOLD: f64 = 0.09;
-/// How much of `exp(-H)`, the probability of a token that is exactly as surprising as the average one, is enough.
+/// Fraction of `exp(-H)` that is enough, where `exp(-H)` is the probability of a token of average surprise.
 const ALPHA: f64 = 0.3;
 
 /// Returns the committed token and whether it is the drafted one.

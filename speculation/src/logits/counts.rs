@@ -1,22 +1,22 @@
-//! How often each token stands before the position that is drawn, which is all that penalties depend on.
+//! Occurrences of each token before the position to draw, which is all that penalties depend on.
 //!
-//! Drafted ids are pushed while they are judged and popped again, so that penalties at a drafted position see exactly what
-//! they would have seen had the ids been committed one at a time.
+//! Drafted ids are pushed while they are verified and popped again, so that penalties at a drafted position
+//! are exactly those of ids committed one at a time.
 
 use std::collections::BTreeMap;
 
 use crate::TokenId;
 
-/// Occurrences of each token in prompt and output. Only sequences with penalties need one.
+/// Occurrences of each token in prompt and output. Needed only for sequences with penalties.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TokenCounts {
     prompt_len: u32,
     len: u32,
-    /// Ordered, so that nothing about a run depends on a hasher's seed.
+    /// Ordered, so that results do not depend on a hasher's seed.
     by_token: BTreeMap<TokenId, Occurrences>,
 }
 
-/// How often one token stands before the position; at least one of the two is positive.
+/// Occurrences of one token before the position; at least one of the two is positive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Occurrences {
     pub(super) in_prompt: u32,
@@ -24,7 +24,7 @@ pub(super) struct Occurrences {
 }
 
 impl TokenCounts {
-    /// Nothing counted; the first `prompt_len` pushed ids will be the prompt's.
+    /// Creates empty counts; the first `prompt_len` pushed ids belong to the prompt.
     pub fn new(prompt_len: u32) -> Self {
         Self { prompt_len, ..Self::default() }
     }
@@ -41,7 +41,7 @@ impl TokenCounts {
         self.len += 1;
     }
 
-    /// Takes back the last id, which must be `id`.
+    /// Removes the last id, which must be `id`.
     pub fn pop(&mut self, id: TokenId) {
         let in_prompt = self.len <= self.prompt_len;
         let occurrences = self.by_token.get_mut(&id).expect("an id that is popped was pushed");
@@ -56,17 +56,17 @@ impl TokenCounts {
         self.len -= 1;
     }
 
-    /// How many ids are counted.
+    /// Number of counted ids.
     pub fn len(&self) -> u32 {
         self.len
     }
 
-    /// Whether none is.
+    /// Whether no ids are counted.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Every token that occurs, by id.
+    /// All tokens that occur, by id.
     pub(super) fn iter(&self) -> impl Iterator<Item = (TokenId, Occurrences)> {
         self.by_token.iter().map(|(&id, &occurrences)| (id, occurrences))
     }

@@ -1,8 +1,8 @@
 //! Temperature, min-p, top-k and top-p (contract B2): which tokens of a processed row may be drawn.
 //!
-//! The rule of each filter is defined on all tokens in one order, likeliest first and lowest id first among equals. Only
-//! as much of that order is ever sorted as the answer needs (`likeliest` finds its beginning); the naive version that sorts everything is the judge in
-//! tests/sampling/naive.rs.
+//! Each filter is defined on all tokens in one order, likeliest first and lowest id first among equals. Only
+//! the needed beginning of that order is sorted (`likeliest` finds it). The naive version that sorts
+//! everything is the reference, in tests/sampling/naive.rs.
 
 use std::cmp::Ordering;
 
@@ -12,10 +12,11 @@ use crate::{SamplingParams, TokenId};
 use super::DrawError;
 use super::likeliest::Blocks;
 
-/// The tokens that survived the filters.
+/// The tokens that passed the filters.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kept {
-    /// (id, logit divided by temperature), by ascending id; never empty. A greedy sequence's logit stays undivided.
+    /// (id, logit divided by temperature), by ascending id; never empty. A greedy sequence's logit is not
+    /// divided.
     pub tokens: Vec<(TokenId, f64)>,
 }
 
@@ -35,7 +36,7 @@ impl Kept {
 
 /// Applies temperature, then min-p, top-k and top-p, to a row that went through [`super::process`].
 ///
-/// A greedy sequence keeps its argmax alone. `position` only names the place in errors.
+/// A greedy sequence keeps only its argmax. `position` is used in errors only.
 pub fn keep(logits: &[f32], sampling: &SamplingParams, position: u32) -> Result<Kept, DrawError> {
     let likeliest = check_row(logits, position)?;
     if sampling.is_greedy() {
@@ -53,7 +54,7 @@ pub fn keep(logits: &[f32], sampling: &SamplingParams, position: u32) -> Result<
     let mut tokens = blocks.at_least(blocks.floor_of(top_k).unwrap_or(f32::NEG_INFINITY));
     if sampling.min_p > 0.0 {
         let floor = max + ln(f64::from(sampling.min_p));
-        // A min_p above 1 would bar even the likeliest token.
+        // A min_p above 1 would exclude even the likeliest token.
         tokens.retain(|&(_, x)| x >= floor || x == max);
     }
     if top_k > 0 && top_k < tokens.len() {
@@ -68,16 +69,17 @@ pub fn keep(logits: &[f32], sampling: &SamplingParams, position: u32) -> Result<
     Ok(Kept { tokens })
 }
 
-/// How many tokens a nucleus is looked for in before everything is sorted.
+/// Numbers of tokens in which to look for a nucleus before sorting everything.
 const NUCLEUS_TOKENS: [usize; 2] = [128, 2048];
 
-/// What top-p alone keeps of a row, where it is few of many tokens and the sum's rounding cannot matter; else nothing.
+/// Result of top-p alone, if it is a small part of a large row and rounding of the sum cannot matter;
+/// otherwise `None`.
 fn nucleus(blocks: &Blocks<'_>, max: f64, top_p: f64) -> Option<Vec<(TokenId, f64)>> {
     let floors = NUCLEUS_TOKENS.map(|n| blocks.floor_of(n));
     floors[0]?;
     let sum = Bounds::new(top_p, blocks.any_order_sum(max), blocks.len());
     for floor in floors.into_iter().flatten() {
-        // Whoever reaches a floor leads the order, before all who do not.
+        // Tokens that reach the floor come before all others in the order.
         let mut tokens = blocks.at_least(floor);
         tokens.sort_unstable_by(by_likelihood);
         let mut running = 0.0;
@@ -96,8 +98,8 @@ fn nucleus(blocks: &Blocks<'_>, max: f64, top_p: f64) -> Option<Vec<(TokenId, f6
     None
 }
 
-/// What a running sum is compared with, where the sum of all weights was added in any order: that one differs from the
-/// sorted one by at most its length times a few roundings.
+/// Thresholds for a running sum when the sum of all weights was added in any order. That sum differs from the
+/// sorted one by at most its length times a few rounding errors.
 struct Bounds {
     surely_short: f64,
     surely_enough: f64,
@@ -115,11 +117,12 @@ impl Bounds {
 
 /// Likeliest first, lowest id first among equals.
 pub(crate) fn by_likelihood(a: &(TokenId, f64), b: &(TokenId, f64)) -> Ordering {
-    // Adding 0 turns -0 into 0, which `total_cmp` would tell apart.
+    // Adding 0 turns -0 into 0; `total_cmp` distinguishes them.
     (b.1 + 0.0).total_cmp(&(a.1 + 0.0)).then(a.0.cmp(&b.0))
 }
 
-/// The likeliest token (lowest id among equals), or why nothing can be drawn from this row.
+/// Returns the likeliest token (lowest id among equals), or the reason why nothing can be drawn from this
+/// row.
 pub(crate) fn check_row(logits: &[f32], position: u32) -> Result<TokenId, DrawError> {
     let Summary { max, max_block, all_numbers } = pulp::Arch::new().dispatch(Summarize(logits));
     if !all_numbers {
@@ -135,18 +138,19 @@ pub(crate) fn check_row(logits: &[f32], position: u32) -> Result<TokenId, DrawEr
     Ok((before + likeliest.expect("the maximum is one of its block")) as TokenId)
 }
 
-/// One pass over a row.
+/// Result of one pass over a row.
 struct Summary {
     max: f32,
-    /// The first block of [`SUMMARY_BLOCK`] logits that holds `max`.
+    /// The first block of [`SUMMARY_BLOCK`] logits that contains `max`.
     max_block: usize,
-    /// No logit is NaN or +inf.
+    /// Whether no logit is NaN or +inf.
     all_numbers: bool,
 }
 
 const SUMMARY_BLOCK: usize = 256;
 
-/// Compiled for each width of vector registers, on which the result does not depend: comparisons round nothing.
+/// Compiled for each vector register width; the result does not depend on it, because comparisons do not
+/// round.
 struct Summarize<'a>(&'a [f32]);
 
 impl pulp::NullaryFnOnce for Summarize<'_> {
@@ -160,7 +164,7 @@ impl pulp::NullaryFnOnce for Summarize<'_> {
             if max > summary.max {
                 (summary.max, summary.max_block) = (max, block);
             }
-            // `<` is false for NaN, so that a bad logit shows whatever stands beside it.
+            // `<` is false for NaN, so a bad logit is found regardless of the others.
             let mut fine = 1;
             for &logit in logits {
                 fine &= u32::from(logit < f32::INFINITY);
@@ -171,10 +175,10 @@ impl pulp::NullaryFnOnce for Summarize<'_> {
     }
 }
 
-/// The highest logit; NaN is passed over.
+/// The highest logit; NaN is ignored.
 #[inline(always)]
 pub(crate) fn highest(logits: &[f32]) -> f32 {
-    // Independent lanes, which vector registers can hold: one running maximum would wait for itself at every step.
+    // Independent lanes fit vector registers; a single running maximum would be a dependency chain.
     const LANES: usize = 16;
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (chunks, rest) = logits.as_chunks::<LANES>();
@@ -199,15 +203,15 @@ fn largest(tokens: &[(TokenId, f64)]) -> f64 {
     tokens.iter().fold(f64::NEG_INFINITY, |max, &(_, x)| if x > max { x } else { max })
 }
 
-/// How many tokens are sorted first, and by what factor the sorted part grows until it holds the prefix.
+/// Number of tokens sorted first, and the factor by which the sorted part grows until it contains the prefix.
 const FIRST_SORTED: usize = 128;
 const GROWTH: usize = 8;
 
-/// Moves the shortest prefix, in order of likelihood, whose running sum reaches `top_p` times the sum of all weights to the
-/// front of `tokens` and returns its length.
+/// Moves the shortest prefix, in order of likelihood, whose running sum reaches `top_p` times the sum of all
+/// weights to the front of `tokens` and returns its length.
 ///
-/// Both sums are defined in sorted order. A sum in another order differs by at most its length times one rounding, which
-/// almost always decides where the prefix ends; where it does not, everything is sorted.
+/// Both sums are defined in sorted order. A sum in another order differs by at most its length times one
+/// rounding error, which almost always suffices to find the end of the prefix; if not, everything is sorted.
 fn shortest_prefix(tokens: &mut [(TokenId, f64)], max: f64, top_p: f64) -> usize {
     let any_order: f64 = tokens.iter().map(|&(_, x)| exp(x - max)).sum();
     let Bounds { surely_short, surely_enough } = Bounds::new(top_p, any_order, tokens.len());
@@ -235,7 +239,7 @@ fn shortest_prefix(tokens: &mut [(TokenId, f64)], max: f64, top_p: f64) -> usize
     shortest_prefix_exactly(tokens, max, top_p)
 }
 
-/// [`shortest_prefix`] as it is defined.
+/// [`shortest_prefix`] as defined.
 fn shortest_prefix_exactly(tokens: &mut [(TokenId, f64)], max: f64, top_p: f64) -> usize {
     tokens.sort_unstable_by(by_likelihood);
     let total: f64 = tokens.iter().map(|&(_, x)| exp(x - max)).sum();

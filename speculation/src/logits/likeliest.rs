@@ -1,15 +1,17 @@
-//! The likeliest tokens of a long row without sorting it: one pass keeps the highest logit of each block of tokens, and
-//! the n-th of those is a floor that at least n tokens reach. Only blocks that reach a floor are looked into.
+//! Finds the likeliest tokens of a long row without sorting it. One pass computes the highest logit of each
+//! block of tokens; the n-th highest of those is a floor that at least n tokens reach. Only blocks that reach
+//! a floor are scanned.
 //!
-//! Division by one positive temperature keeps the order of logits (two f32 that differ do so by far more than an f64
-//! rounds), so that floors can be logits. Nothing here decides which tokens are kept: what comes back holds them, and more.
+//! Division by one positive temperature keeps the order of logits (two different f32 differ by far more than
+//! the rounding error of f64), so floors can be logits. The result is a superset of the kept tokens; the
+//! filters decide which to keep.
 
 use crate::TokenId;
 
-/// Tokens of a block.
+/// Tokens per block.
 const BLOCK: usize = 32;
 
-/// A row without a NaN, and its blocks' highest logits.
+/// A row without NaN, and the highest logit of each block.
 pub(super) struct Blocks<'a> {
     logits: &'a [f32],
     temperature: f64,
@@ -27,12 +29,12 @@ impl<'a> Blocks<'a> {
         Self { logits, temperature, highest }
     }
 
-    /// Tokens of the row.
+    /// Number of tokens in the row.
     pub(super) fn len(&self) -> usize {
         self.logits.len()
     }
 
-    /// A logit that at least `n` tokens reach, or nothing where there are too few blocks to tell.
+    /// A logit that at least `n` tokens reach, or `None` if there are too few blocks.
     pub(super) fn floor_of(&self, n: usize) -> Option<f32> {
         if n == 0 || n >= self.highest.len() {
             return None;
@@ -42,7 +44,8 @@ impl<'a> Blocks<'a> {
         Some(*floor)
     }
 
-    /// All tokens that reach a floor, by ascending id, as (id, logit divided by temperature); never one that is masked.
+    /// All tokens that reach `floor`, by ascending id, as (id, logit divided by temperature); excludes masked
+    /// tokens.
     pub(super) fn at_least(&self, floor: f32) -> Vec<(TokenId, f64)> {
         let mut tokens = Vec::new();
         for (index, highest) in self.highest.iter().enumerate() {
@@ -55,8 +58,9 @@ impl<'a> Blocks<'a> {
         tokens
     }
 
-    /// The sum over all tokens of `exp(x - max)`, where `max` is the largest x: in no particular order, and of an exponential
-    /// that may be an ulp or two off. Within 16 (n + 16) roundings of the true sum.
+    /// The sum of `exp(x - max)` over all tokens, where `max` is the largest x, in an unspecified order and
+    /// with an exponential that may be off by an ulp or two. Within 16 (n + 16) rounding errors of the true
+    /// sum.
     pub(super) fn any_order_sum(&self, max: f64) -> f64 {
         let Self { logits, temperature, .. } = *self;
         pulp::Arch::new().dispatch(|| {
@@ -74,8 +78,8 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// e to the x for x <= 0, without a branch, so that vector registers can hold it; 0 below -700, which no sum that has a 1 in
-/// it can tell.
+/// e to the x for x <= 0, without branches so that it vectorizes. Returns 0 below -700, which makes no
+/// difference in a sum that contains 1.
 #[inline(always)]
 fn weight(x: f64) -> f64 {
     const ROUNDER: f64 = 6_755_399_441_055_744.0;
@@ -101,7 +105,7 @@ fn weight(x: f64) -> f64 {
     for factor in &INVERSE_FACTORIALS[1..] {
         series = series * r + factor;
     }
-    // The low bits of `shifted` are k itself: 2^k is k put into the exponent.
+    // The low bits of `shifted` are k itself; 2^k has k in its exponent.
     let power = f64::from_bits(shifted.to_bits().wrapping_sub(ROUNDER.to_bits()).wrapping_add(1023) << 52);
     let value = (series * r + 1.0) * power;
     if x < -700.0 { 0.0 } else { value }

@@ -2,7 +2,7 @@
 
 use crate::TokenId;
 
-/// A bit for each token; what stands past the last bit is not allowed.
+/// One bit per token; tokens past the last bit are not allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenMask {
     words: Vec<u32>,
@@ -31,12 +31,12 @@ impl TokenMask {
         self.words[word] |= 1 << (id % 32);
     }
 
-    /// Whether the token may stand here.
+    /// Whether the token is allowed.
     pub fn allows(&self, id: TokenId) -> bool {
         self.words.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
     }
 
-    /// Bars every other token of a row of logits.
+    /// Masks all tokens that are not allowed in a row of logits.
     pub fn apply(&self, logits: &mut [f32]) {
         let words = self.words.iter().copied().chain(std::iter::repeat(0));
         for (block, word) in logits.chunks_mut(32).zip(words) {

@@ -1,8 +1,9 @@
 //! The logit pipeline (contract B1 and B2): from a model's raw logits to the tokens that may be drawn and their weights.
 //!
-//! Both workers run it over their own logits, in this order: [`process`] changes the row in place (mask, bias,
-//! penalties; every operation rounded to f32), [`keep`] applies temperature and filters, [`crate::acceptance`] draws.
-//! [`mod@score`] reports log probabilities of the raw row. Nothing here may look at noise, drafts or other rows.
+//! Draft and target workers run it over their own logits, in this order: [`process`] modifies the row in
+//! place (mask, bias, penalties; every operation rounded to f32), [`keep`] applies temperature and filters,
+//! [`crate::acceptance`] draws. [`mod@score`] reports log probabilities of the raw row. Code in this module
+//! must not depend on noise, drafts or other rows.
 
 mod counts;
 mod error;
@@ -20,12 +21,12 @@ pub use score::{Normalizer, score};
 
 use crate::{SequenceSpec, TokenId};
 
-/// Applies everything of contract B1 that depends on the sequence to one row of logits, in place, in vLLM's order: stop
-/// tokens barred under `min_tokens`, logit bias, repetition penalty, frequency and presence penalty.
+/// Applies the sequence-dependent steps of contract B1 to one row of logits, in place, in vLLM's order: stop
+/// tokens masked under `min_tokens`, logit bias, repetition penalty, frequency and presence penalty.
 ///
-/// `position` is where the token to draw will stand and `counts` describes the ids before it (unread unless the sequence
-/// has penalties). Ids outside the row are ignored. Rows beyond the tokenizer, and what a grammar bars ([`TokenMask`]), are
-/// the caller's to mask, before this.
+/// `position` is the position of the token to draw, and `counts` describes the ids before it (unread unless
+/// the sequence has penalties). Ids outside the row are ignored. The caller must first mask the columns
+/// beyond the tokenizer's vocabulary and the tokens that a grammar forbids ([`TokenMask`]).
 pub fn process(logits: &mut [f32], spec: &SequenceSpec, counts: &TokenCounts, position: u32) {
     let sampling = &spec.sampling;
     if position.saturating_sub(spec.prompt_len) < sampling.min_tokens {

@@ -1,30 +1,31 @@
-//! Log probabilities of the raw logits, as reported to clients: what the model said, before mask, bias, penalties or
-//! temperature.
+//! Log probabilities of the raw logits, as reported to clients: the model's output before mask, bias,
+//! penalties or temperature.
 
 use crate::math::{exp, ln};
 use crate::{TokenId, TokenLogprobs};
 
 use super::{by_likelihood, highest};
 
-/// Sums that the weights of a row are dealt out to, by id: as many as a device has threads for a row.
+/// Number of partial sums of a row's weights, assigned by id: a device has as many threads per row.
 const LANES: usize = 256;
-/// Sums that are joined by halves; what each such group comes to is added up in order.
+/// Number of partial sums per group. A group is reduced by halves; the groups' sums are added in order.
 const GROUP: usize = 32;
 
-/// What makes a log probability of a row's logit: `(logit - max) - log_sum` in f64, rounded to f32 at the end.
+/// Converts a row's logits to log probabilities: `(logit - max) - log_sum` in f64, rounded to f32 at the end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normalizer {
     /// The row's highest logit.
     pub max: f64,
-    /// The logarithm of the sum of all `exp(logit - max)`. NaN where the row has a NaN, a positive infinity, or nothing but
-    /// negative ones: then nothing can be said of any token.
+    /// The logarithm of the sum of all `exp(logit - max)`. NaN if the row has a NaN or a positive infinity,
+    /// or only negative infinities: log probabilities are then undefined.
     pub log_sum: f64,
 }
 
 impl Normalizer {
-    /// Of a raw row. The sum's order is fixed, so that a device can have it too: lane `id % 256` adds up its tokens in order of id;
-    /// the lanes of each 32 neighbours are joined by halves (i and i + 16, then i and i + 8, ..), and the eight sums
-    /// added up in order. Tokens that are masked change no bit of it.
+    /// Computes the normalizer of a raw row. The order of the sum is fixed so that a device can reproduce it:
+    /// lane `id % 256` adds up its tokens in order of id; each group of 32 neighbouring lanes is reduced by
+    /// halves (i and i + 16, then i and i + 8, ..), and the eight sums are added in order. Masked tokens
+    /// change no bit of it.
     pub fn of(raw_logits: &[f32]) -> Self {
         let max = f64::from(highest(raw_logits)) + 0.0;
         let is_number = raw_logits.iter().all(|&logit| logit < f32::INFINITY);
@@ -46,7 +47,7 @@ impl Normalizer {
         ((f64::from(logit) - self.max) - self.log_sum) as f32
     }
 
-    /// Whether anything can be said of the row's tokens.
+    /// Whether log probabilities are defined for this row.
     pub fn is_usable(self) -> bool {
         !self.log_sum.is_nan()
     }
@@ -66,8 +67,8 @@ fn by_halves(lanes: &[f64; GROUP]) -> f64 {
 
 /// ln p of `token` and of the `top_n` likeliest tokens (lowest id first among equals) under a raw row.
 ///
-/// A token outside the row, or a masked one, has -inf. Of a row that is of no use ([`Normalizer::log_sum`]) nothing is said: NaN, and
-/// no likeliest tokens; no token can be drawn from it anyway.
+/// A token outside the row, or a masked one, has -inf. For an unusable row ([`Normalizer::log_sum`]) the
+/// result is NaN without top tokens; nothing can be drawn from such a row anyway.
 pub fn score(raw_logits: &[f32], token: TokenId, top_n: u32) -> TokenLogprobs {
     let normalizer = Normalizer::of(raw_logits);
     if !normalizer.is_usable() {

@@ -1,8 +1,10 @@
-//! The text that a client predicts, and where the output stands in it.
+//! The text that a client predicts, and the position of the output in it.
 //!
-//! The cursor begins at the text's first id. Where the output goes on otherwise, something was edited: the cursor looks for the last few output
-//! ids in the text, and takes the longest match, the nearest of equally long ones; where there is none, the last id alone just behind the place
-//! that was left. As long as that is not there either, it supposes once that a single id was replaced, and then waits.
+//! The cursor begins at the text's first id. When the output differs from the text, something was edited: the
+//! cursor searches the text for the last few output ids and takes the longest match, the nearest one among
+//! equally long ones. If there is none, it searches for the last id alone, just after the position where it
+//! left the text. If that fails too, it assumes once that a single id was replaced, and then waits for a
+//! match.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,20 +12,21 @@ use std::sync::Arc;
 use super::{Expected, Found, PLACES_MAX, Place, common_suffix};
 use crate::TokenId;
 
-/// A single id is a match so near behind the place that was left. On the edit set of docs/measurements/acceptance.md it is right in 9 of 10 cases,
-/// and finds the place an id earlier.
+/// Distance within which a single id counts as a match, from the position where the text was left. On the
+/// edit set of docs/measurements/acceptance.md such a match is correct in 9 of 10 cases, and finds the
+/// position one id earlier.
 const NEAR: usize = 8;
 
-/// A predicted text, with an index of its pairs of ids.
+/// A predicted text with an index of its bigrams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PredictedText {
     ids: Vec<TokenId>,
-    /// The place behind each pair, sorted.
+    /// Each bigram with the position after it, sorted.
     pairs: Vec<([TokenId; 2], u32)>,
 }
 
 impl PredictedText {
-    /// Sorts: on a long text that takes milliseconds.
+    /// Creates the index by sorting; on a long text that takes milliseconds.
     pub fn new(ids: Vec<TokenId>) -> Self {
         let behind = 2..=ids.len() as u32;
         let mut pairs: Vec<_> = ids.windows(2).map(|pair| [pair[0], pair[1]]).zip(behind).collect();
@@ -31,20 +34,21 @@ impl PredictedText {
         Self { ids, pairs }
     }
 
-    /// Its ids.
+    /// The ids of the text.
     pub fn ids(&self) -> &[TokenId] {
         &self.ids
     }
 
-    /// The place behind the last of `output`, by itself: just behind the one that was left.
+    /// Finds the position after the last id of `output`, by that id alone, just after the position where the
+    /// text was left.
     fn search_near(&self, output: &[TokenId], left_at: usize) -> Option<Place> {
         let near = &self.ids[left_at..self.ids.len().min(left_at + NEAR)];
         let behind = near.iter().position(|id| Some(id) == output.last())?;
         Some(Place { next: left_at + behind + 1, match_len: 1 })
     }
 
-    /// The place behind the longest match of the last of `output`, two ids long at least; of equally long ones the nearest to `expected`, behind
-    /// it rather than before.
+    /// Finds the position after the longest match of the last ids of `output`, at least two ids long. Among
+    /// equally long ones takes the nearest to `expected`, preferring later positions.
     fn search(&self, output: &[TokenId], expected: usize) -> Option<Place> {
         let [.., a, b] = output else { return None };
         let key = [*a, *b];
@@ -74,36 +78,36 @@ impl PredictedText {
     }
 }
 
-/// Where a sequence's output stands in its predicted text. `ids` is in every call the whole sequence.
+/// The position of a sequence's output in its predicted text. Every call takes the whole sequence as `ids`.
 #[derive(Debug, Clone)]
 pub struct PredictionCursor {
     text: Arc<PredictedText>,
-    /// The output begins here.
+    /// Start of the output.
     prompt_len: usize,
-    /// Ids that were read.
+    /// Number of ids read so far.
     len: usize,
     at: Option<Place>,
-    /// Where the text would have gone on, had it been followed; at most its length.
+    /// Where the text would have continued if it had been followed; at most its length.
     left_at: usize,
-    /// Which of the text's ids appeared, and how many.
+    /// Which ids of the text have appeared in the output; their number is `num_appeared`.
     appeared: Vec<bool>,
     num_appeared: u32,
 }
 
 impl PredictionCursor {
-    /// At the first id of `text`, where the output begins behind a prompt of `prompt_len` ids.
+    /// Creates a cursor at the first id of `text`; the output begins after a prompt of `prompt_len` ids.
     pub fn new(text: Arc<PredictedText>, prompt_len: usize) -> Self {
         let appeared = vec![false; text.ids.len()];
         let at = (!text.ids.is_empty()).then_some(Place { next: 0, match_len: 0 });
         Self { text, prompt_len, len: prompt_len, at, left_at: 0, appeared, num_appeared: 0 }
     }
 
-    /// How many ids of the text appeared in the output, and how many did not so far.
+    /// Number of ids of the text that have appeared in the output, and number that have not.
     pub fn num_appeared(&self) -> (u32, u32) {
         (self.num_appeared, self.text.ids.len() as u32 - self.num_appeared)
     }
 
-    /// Reads the ids that came since the last call, and tells of each what was expected in its place.
+    /// Reads the ids added since the last call and calls `tell` with the prediction for each.
     pub fn follow(&mut self, ids: &[TokenId], mut tell: impl FnMut(Expected)) {
         while self.len < ids.len() {
             let id = ids[self.len];
@@ -120,23 +124,23 @@ impl PredictionCursor {
                 self.go_to(Place { next: next + 1, match_len: match_len.saturating_add(1) });
                 continue;
             }
-            // What was only supposed was left before it.
+            // A mere assumption (`match_len` 0) was made one id after the position where the text was left.
             self.left_at = if match_len == 0 { next.saturating_sub(1) } else { next };
-            // An output that has yet to agree with the text anywhere says nothing of a replaced id.
+            // Without any match so far, a replaced id is not a plausible explanation.
             if !self.relocate(output) && match_len > 0 {
                 self.go_to(Place { next: next + 1, match_len: 0 });
             }
         }
     }
 
-    /// At most `max_tokens` ids with which the text goes on.
+    /// At most `max_tokens` ids that follow in the text.
     pub fn find(&self, max_tokens: usize) -> Option<Found> {
         let Place { next, match_len } = self.at.filter(|_| max_tokens > 0)?;
         let token_ids = self.text.ids[next..].iter().copied().take(max_tokens).collect();
         Some(Found { token_ids, match_len })
     }
 
-    /// Looks for the last ids of the output in the text. Whether they are there.
+    /// Searches the text for the last ids of the output; returns whether they were found.
     fn relocate(&mut self, output: &[TokenId]) -> bool {
         self.at = None;
         let text = Arc::clone(&self.text);
@@ -147,7 +151,7 @@ impl PredictionCursor {
         true
     }
 
-    /// The text may end there.
+    /// Moves to a position, which may be the end of the text.
     fn go_to(&mut self, place: Place) {
         self.left_at = place.next;
         self.at = Some(place).filter(|place| place.next < self.text.ids.len());
@@ -167,7 +171,7 @@ mod tests {
     use super::*;
     use crate::lookup::LONGEST_SEARCHED;
 
-    /// What a cursor expected of each id of an output, and where it stands then.
+    /// Runs a cursor over an output; returns its predictions and the cursor.
     fn run(text: &[TokenId], output: &[TokenId]) -> (Vec<Expected>, PredictionCursor) {
         let prompt: [TokenId; 3] = [901, 902, 903];
         let ids = [&prompt[..], output].concat();
@@ -179,7 +183,8 @@ mod tests {
         (told, cursor)
     }
 
-    /// The naive twin: every place of the text is compared. What it expected of each id, where it reads next, and what appeared.
+    /// The naive twin, which compares every position of the text. Returns its predictions, the read position
+    /// and the ids that appeared.
     fn naive(text: &[TokenId], output: &[TokenId]) -> (Vec<Expected>, Option<Place>, Vec<bool>) {
         let (mut told, mut appeared) = (Vec::new(), vec![false; text.len()]);
         let (mut at, mut left_at) = ((0, 0), 0);
@@ -261,23 +266,23 @@ mod tests {
             assert_eq!(cursor.find(1).unwrap().token_ids, [text[from + 6]], "{inserted:?} {from}");
             (told[until..].to_vec(), cursor.num_appeared().0)
         };
-        // One id replaced: supposed at once, and counted as a match of one id behind the next.
+        // One id replaced: assumed at once; from the next id on a match of one id.
         assert_eq!(
             edited(10, &[99], 11).0,
             [wrong(10), right(0), right(1), right(2), right(3), right(4), right(5)]
         );
-        // Three ids inserted: one id behind them is enough to find a place so near.
+        // Three ids inserted: the one id after them is enough to find a position so near.
         assert_eq!(edited(10, &[97, 98, 99], 10).0[..3], [wrong(10), wrong(0), right(1)]);
-        // Five ids left out.
+        // Five ids deleted.
         assert_eq!(edited(10, &[], 15).0[..2], [wrong(10), right(1)]);
         assert_eq!(edited(10, &[], 15).1, 16, "the one by which the place was found appeared all the same");
-        // More left out than that: it takes two.
+        // More ids deleted: two ids are needed.
         assert_eq!(edited(10, &[], 20).0[..3], [wrong(10), wrong(0), right(2)]);
     }
 
     #[test]
     fn of_equal_matches_the_nearest_is_taken() {
-        // 7 8 stands behind the place that was left, and before it.
+        // 7 8 occurs after the position where the text was left, and before it.
         let text = [7, 8, 1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 21, 22, 23, 24, 25, 26, 27, 7, 8, 11];
         let (_, cursor) = run(&text, &[7, 8, 1, 2, 3, 50, 51, 7, 8]);
         assert_eq!(cursor.find(1).unwrap().token_ids, [9]);

@@ -1,36 +1,40 @@
-//! What followed the last ids of a sequence when they stood earlier in it.
+//! Copies what followed an earlier occurrence of the last ids of a sequence.
 //!
-//! Places are chained by a hash of the two ids before them, from new to old. A place is followed as long as the sequence goes on as it does
-//! there: no other match can be longer then, for a match grows by one id at most with each id that comes. Only where it goes on otherwise, the
-//! chain is searched, within fixed limits. So an id costs amortised O(1), and 8 bytes.
+//! Places are chained by a hash of the two ids before them, newest first. A place is followed as long as the
+//! sequence continues as it does there; no other match can become longer meanwhile, because a match grows by
+//! at most one id per new id. The chain is searched only when the sequence diverges, within fixed limits. So
+//! an id costs amortised O(1) time and 8 bytes.
 
 use super::{Expected, Found, PLACES_MAX, Place, common_suffix};
 use crate::TokenId;
 
-/// Places that are kept: the newest ones.
+/// Maximum number of places kept; the newest ones are.
 const WINDOW: usize = 1 << 15;
 
-/// Places that the tables of a short sequence have room for.
+/// Number of places in the tables of a short sequence.
 const SMALLEST_TABLE: usize = 64;
 
-/// A search follows this many links at most: pairs that share a hash are on one chain.
+/// Maximum links followed by a search: bigrams with the same hash share a chain.
 const LINKS_MAX: usize = 4 * PLACES_MAX;
 
-/// See the module's page. `ids` is in every call the whole sequence.
+/// An index of a sequence's bigrams; see the module documentation. Every call takes the whole sequence as
+/// `ids`.
 #[derive(Debug, Clone)]
 pub struct SuffixIndex {
     window: usize,
-    /// Ids that were read.
+    /// Number of ids read so far.
     len: usize,
-    /// By hash: the newest place behind a pair of that hash. 0: none, for the first pair ends at place 2.
+    /// By hash: the newest place after a bigram with that hash. 0: none, since the first bigram ends at place
+    /// 2.
     heads: Vec<u32>,
-    /// By place, modulo their number: the place before it on its chain. As many as `heads`, a power of two.
+    /// By place, modulo the table size: the previous place on its chain. Same length as `heads`, a power of
+    /// two.
     earlier: Vec<u32>,
     follows: Option<Place>,
 }
 
 impl SuffixIndex {
-    /// An index over a prompt.
+    /// Creates an index over a prompt.
     pub fn new(ids: &[TokenId]) -> Self {
         Self::with_window(ids, WINDOW)
     }
@@ -45,7 +49,7 @@ impl SuffixIndex {
         index
     }
 
-    /// Reads the ids that came since the last call, and tells of each what was expected in its place.
+    /// Reads the ids added since the last call and calls `tell` with the prediction for each.
     pub fn follow(&mut self, ids: &[TokenId], mut tell: impl FnMut(Expected)) {
         while self.len < ids.len() {
             if let Some(Place { next, match_len }) = self.follows {
@@ -55,15 +59,15 @@ impl SuffixIndex {
         }
     }
 
-    /// At most `max_tokens` ids that followed the longest match of the last ones, two ids long at least. Where the copy reaches the end of the
-    /// sequence it goes on with itself.
+    /// At most `max_tokens` ids that followed the longest match of the last ids, which has at least two. A
+    /// copy that reaches the end of the sequence repeats itself.
     pub fn find(&self, ids: &[TokenId], max_tokens: usize) -> Option<Found> {
         let Place { next, match_len } = self.follows.filter(|_| max_tokens > 0)?;
         let token_ids = ids[next..self.len].iter().copied().cycle().take(max_tokens).collect();
         Some(Found { token_ids, match_len })
     }
 
-    /// Takes in the next id.
+    /// Reads the next id.
     fn read(&mut self, ids: &[TokenId]) {
         let at = self.len;
         self.follows = match self.follows {
@@ -75,7 +79,7 @@ impl SuffixIndex {
         self.insert(&ids[..=at]);
     }
 
-    /// The place behind the longest match of the last ids, the newest of equally long ones.
+    /// Finds the place after the longest match of the last ids, the newest among equally long ones.
     fn search(&self, ids: &[TokenId]) -> Option<Place> {
         let [.., a, b] = ids else { return None };
         let mut found: Option<Place> = None;
@@ -96,7 +100,7 @@ impl SuffixIndex {
         found
     }
 
-    /// Chains the place behind the last id.
+    /// Chains the place after the last id.
     fn insert(&mut self, ids: &[TokenId]) {
         self.len = ids.len();
         if self.heads.len() < self.window && self.len >= self.heads.len() {
@@ -113,7 +117,7 @@ impl SuffixIndex {
         }
     }
 
-    /// Chains all places anew, in tables of another size.
+    /// Chains all places again, in tables of the given size.
     fn rebuild(&mut self, ids: &[TokenId], size: usize) {
         self.heads = vec![0; size];
         self.earlier = vec![0; size];
@@ -136,7 +140,7 @@ mod tests {
     use super::*;
     use crate::lookup::LONGEST_SEARCHED;
 
-    /// The naive twin: the same rule by comparing with every earlier place, newest first.
+    /// The naive twin: the same rule, comparing every earlier place, newest first.
     struct Naive {
         window: usize,
         follows: Option<Place>,
@@ -180,7 +184,7 @@ mod tests {
     fn check((ids, prompt_len): (&[TokenId], usize), window: usize) {
         let mut index = SuffixIndex::with_window(&ids[..prompt_len], window);
         let mut naive = Naive { window, follows: None };
-        // Nothing is followed through a prompt.
+        // No place is followed within a prompt.
         naive.follows = naive.longest(&ids[..prompt_len]);
         for len in prompt_len..=ids.len() {
             let so_far = &ids[..len];

@@ -1,14 +1,15 @@
-//! The draft worker's half of a round: ask it, feed it, and make the best of what comes back, and when.
+//! The draft worker's part of a round: requests proposals, feeds the worker, and uses proposals that arrive
+//! in time or late.
 
 use super::*;
 
-/// A draft worker that is fed gets at least this long before it is asked again.
+/// Minimum wait for the reply to a feed before the draft worker is asked again.
 const FEED_WAIT: Duration = Duration::from_secs(1);
 
-/// A silent draft worker is asked again after twice its wait, twice that, and so on, up to this.
+/// Maximum wait before a silent draft worker is asked again; the wait doubles each time.
 const MAX_RETRY_WAIT: Duration = Duration::from_secs(5);
 
-/// The most entries of a shipped distribution (rejection mode).
+/// Maximum entries of a received distribution (rejection mode).
 const MAX_Q_ENTRIES: usize = 64;
 
 impl Sequence {
@@ -47,7 +48,8 @@ impl Sequence {
         self.actions.push(Action::Send(Role::Draft, step));
     }
 
-    /// How much of the draft worker's KV is valid: of the path of first children, k' ids long, it holds the first k' - 1.
+    /// Number of ids whose KV is valid at the draft worker. Of the path of first children, k' ids long, it
+    /// caches the first k' - 1.
     pub(super) fn draft_have(&self) -> u32 {
         let Some((start, proposed)) = &self.last_proposal else { return self.draft.cached_len };
         let since = &self.committed.ids()[*start as usize..];
@@ -55,7 +57,7 @@ impl Sequence {
         start + leading.min(proposed.len().saturating_sub(1)) as u32
     }
 
-    /// Whether the draft worker may be sent a step: it answered the last one, or was silent long enough.
+    /// Whether the draft worker may receive a step: it answered the last one, or its retry wait has passed.
     pub(super) fn draft_is_free(&mut self, now: Duration) -> bool {
         let Some(step) = &self.draft.in_flight else { return true };
         if now < self.draft_retry_at {
@@ -68,12 +70,13 @@ impl Sequence {
         true
     }
 
-    /// A proposal was asked for that nobody waits for: it may take as long as a feed before the worker is asked again.
+    /// Called after a request whose proposal the round does not wait for. It may take as long as a feed
+    /// before the worker is asked again.
     pub(super) fn draft_unwaited(&mut self, now: Duration) {
         self.draft_retry_at = now + FEED_WAIT.max(self.draft_retry_wait);
     }
 
-    /// The deadline of a proposal passed without it.
+    /// Called when a proposal missed its deadline.
     pub(super) fn draft_missed(&mut self, now: Duration) {
         let Some(step) = &self.draft.in_flight else { return };
         self.draft_retry_wait = (step.wait * 2).max(self.draft_retry_wait).min(MAX_RETRY_WAIT);
@@ -107,7 +110,7 @@ impl Sequence {
         }
     }
 
-    /// What may be sent to a target of a proposal; `None` where it breaks the contract as a whole.
+    /// Reduces a proposal to what may be sent to a target; `None` if it violates the contract as a whole.
     fn sound_proposal(&mut self, step: &InFlight, mut proposal: Proposal) -> Option<Proposal> {
         let Asked { num_draft_tokens: k, num_tree_tokens } =
             step.asked.unwrap_or(Asked { num_draft_tokens: 0, num_tree_tokens: 0 });
@@ -115,7 +118,7 @@ impl Sequence {
         let vocab_size = self.limits.vocab_size;
         let q_is_sound = match self.spec.acceptance {
             AcceptanceMode::Rejection => {
-                // Dropping single ids for their own value would bias the text: all or nothing.
+                // Dropping single ids because of their value would bias the text, so it is all or nothing.
                 draft.q.len() == draft.token_ids.len()
                     && draft.token_ids.iter().zip(&draft.q).all(|(id, q)| {
                         q.len() <= MAX_Q_ENTRIES
@@ -142,7 +145,7 @@ impl Sequence {
         Some(proposal)
     }
 
-    /// What a late proposal still says about the ids that come next.
+    /// Returns the part of a late proposal that still applies to the next ids.
     pub(super) fn take_late_rest(&mut self, asked: Asked) -> Option<Draft> {
         let proposal = self.late.take()?;
         let since = &self.committed.ids()[proposal.start as usize..];
@@ -161,7 +164,7 @@ impl Sequence {
         }
     }
 
-    /// The draft worker holds less than was believed.
+    /// Handles a draft worker with less cached than assumed.
     pub(super) fn draft_needs_context(&mut self, now: Duration, step: &InFlight) {
         let Phase::Drafting { until } = self.phase else { return };
         let wait = until.saturating_sub(now);

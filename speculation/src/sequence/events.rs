@@ -1,4 +1,4 @@
-//! What a driver tells a sequence, and what it is told to do.
+//! Events that a driver passes to a sequence, and actions that it must carry out.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,84 +7,84 @@ use crate::step::{FinishReason, PromptLogprobs, Reply, Step, TokenLogprobs};
 use crate::tree::Judged;
 use crate::{Role, TokenId};
 
-/// What happens to a sequence.
+/// An input of a sequence.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// A worker was chosen; earlier replies of that role are void.
+    /// A worker was assigned; earlier replies of that role are void.
     Assigned(Role),
-    /// The worker is gone.
+    /// The worker was lost.
     Lost(Role),
-    /// The worker is there, and another one is to be chosen.
+    /// The worker still exists, but another one must be chosen.
     GiveUp(Role),
-    /// The lane lets a round begin, after [`Action::Ready`].
+    /// Begins a round, after [`Action::Ready`].
     BeginRound {
-        /// How many tokens to have drafted; 0 is an ordinary decode step.
+        /// Number of tokens to draft; 0 is an ordinary decode step.
         num_draft_tokens: u32,
-        /// How many tokens the draft may have as a tree; a chain where that is not above `num_draft_tokens`.
+        /// Maximum tokens of the draft as a tree; a chain if not above `num_draft_tokens`.
         num_tree_tokens: u32,
-        /// How long verification may wait for the proposal, from now. Zero: the draft worker is asked and not waited for; what it
-        /// proposes is late, and used as such.
+        /// How long verification may wait for the proposal, from now. Zero: request a proposal without
+        /// waiting; it is used as a late proposal.
         draft_wait: Duration,
     },
-    /// The same, with a draft that was looked up: no draft worker is asked.
+    /// Begins a round with a lookup draft; no draft worker is asked.
     BeginWith(Vec<TokenId>),
-    /// A worker answered.
+    /// A worker replied.
     Reply(Role, Reply),
-    /// A worker dropped the sequence to make room.
+    /// A worker preempted the sequence to free KV.
     Preempted(Role, u32),
     /// Time passed; see [`Sequence::next_deadline`](crate::sequence::Sequence::next_deadline).
     Tick,
-    /// The client left, or has all it wants.
+    /// The client disconnected, or needs no more tokens.
     Cancel,
 }
 
-/// What the driver is to do.
+/// An output of a sequence, for the driver to carry out.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Send this to the assigned worker of that role.
+    /// Send this step to the assigned worker of that role.
     Send(Role, Step),
-    /// Tell the worker of that role to forget the sequence.
+    /// Close the sequence at the worker of that role.
     Close(Role, u32),
-    /// Choose a worker of that role, then say [`Event::Assigned`].
+    /// Choose a worker of that role, then pass [`Event::Assigned`].
     Assign(Role),
-    /// A round may begin: say [`Event::BeginRound`] when the lane wants it.
+    /// A round may begin: pass [`Event::BeginRound`] when the lane schedules it.
     Ready,
     /// Tokens for the client.
     Commit(Commit),
-    /// Scored prompt ids, in order and each once.
+    /// Scored prompt ids, in order and without repeats.
     PromptLogprobs(PromptLogprobs),
-    /// Nothing more will happen.
+    /// The sequence has ended.
     Finished(FinishReason),
-    /// The target is not to be relied on with this sequence; [`Action::Assign`] follows. Where no other target is left, say
-    /// [`Event::Cancel`] and tell the client.
+    /// The target cannot be relied on for this sequence; [`Action::Assign`] follows. If no other target is
+    /// left, pass [`Event::Cancel`] and report the error to the client.
     TargetFault(TargetFault),
-    /// Something was ignored, for the counters.
+    /// Something was ignored; for the metrics.
     Ignored(Ignored),
 }
 
-/// Ids that the target committed in one verification.
+/// Ids committed by one verification.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Commit {
-    /// Position of the first.
+    /// Position of the first id.
     pub start: u32,
     /// The ids.
     pub token_ids: Vec<TokenId>,
-    /// How many were drafted and sent to verification, all ids of a tree among them.
+    /// Number of ids that were drafted and sent to verification, all ids of a tree included.
     pub num_draft_tokens: u32,
     /// How many leading ids were drafted.
     pub num_accepted: u32,
-    /// What that tells of the proposer.
+    /// The outcome for the draft, as feedback on its source.
     pub judged: Judged,
-    /// One an id, when asked for.
+    /// One entry per id, if requested.
     pub logprobs: Vec<TokenLogprobs>,
 }
 
-/// Why a target was left.
+/// Why a target was dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TargetFault {
-    /// It refused the sequence: no such window, no memory, no sound logits.
+    /// It refused the sequence: window or memory too small, or invalid logits.
     Refused(String),
-    /// What it replied breaks the contract.
+    /// Its reply violates the contract.
     BrokeContract,
     /// It did not answer a step that was sent several times.
     Unanswered,
@@ -100,28 +100,28 @@ impl fmt::Display for TargetFault {
     }
 }
 
-/// Why something was ignored.
+/// Why an input was ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ignored {
-    /// A reply to another step or epoch than the latest.
+    /// A reply to a step or epoch that is not the latest.
     StaleReply,
     /// A proposal that does not continue the committed ids.
     UnusableProposal,
-    /// A proposal or span that breaks the contract.
+    /// A proposal or span that violates the contract.
     MalformedReply,
     /// The draft deadline passed.
     LateDraft,
-    /// A target step was not answered in time and was sent again.
+    /// A target step timed out and was sent again.
     TargetResend,
 }
 
-/// Counts for usage and metrics.
+/// Counters for usage and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counters {
     /// Verifications that committed something.
     pub rounds: u64,
     /// Drafted ids that were verified.
     pub draft_tokens: u64,
-    /// Of these, accepted.
+    /// Accepted ones among these.
     pub accepted_tokens: u64,
 }

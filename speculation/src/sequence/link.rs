@@ -1,15 +1,15 @@
-//! What the router believes of one worker's side of a sequence.
+//! The router's view of one worker's side of a sequence.
 
 use std::time::Duration;
 
 use crate::step::Reply;
 
-/// The proposal that a draft worker is asked for.
+/// A requested proposal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Asked {
-    /// k.
+    /// k, the number of tokens.
     pub(super) num_draft_tokens: u32,
-    /// Ids of a tree at most; a chain where it is not above k.
+    /// Maximum ids of a tree; a chain if not above k.
     pub(super) num_tree_tokens: u32,
 }
 
@@ -17,13 +17,13 @@ pub(super) struct Asked {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct InFlight {
     pub(super) step_seq: u64,
-    /// Ids held once it ran.
+    /// Number of ids cached after it ran.
     pub(super) start: u32,
-    /// What a draft worker was asked for, if it was asked for a proposal.
+    /// The requested proposal, if this is a request to a draft worker.
     pub(super) asked: Option<Asked>,
-    /// When it is overdue.
+    /// When the step is overdue.
     pub(super) deadline: Duration,
-    /// The wait that led to `deadline`; a resend gets twice as much.
+    /// The wait that led to `deadline`; it doubles for a resend.
     pub(super) wait: Duration,
     pub(super) resends: u32,
 }
@@ -33,27 +33,27 @@ pub(super) struct InFlight {
 pub(super) struct Link {
     pub(super) assigned: bool,
     pub(super) epoch: u32,
-    /// KV there is valid up to here.
+    /// Length up to which the worker's KV is valid.
     pub(super) cached_len: u32,
     pub(super) spec_sent: bool,
-    /// `need_context` in a row.
+    /// Consecutive `need_context` replies.
     pub(super) misses: u32,
-    /// Only the reply to this step is read.
+    /// The latest step; only its reply is accepted.
     pub(super) in_flight: Option<InFlight>,
 }
 
 impl Link {
-    /// A new worker, which holds nothing.
+    /// Assigns a new worker, which has nothing cached.
     pub(super) fn assign(&mut self) {
         *self = Self { assigned: true, epoch: self.epoch + 1, ..Self::default() };
     }
 
-    /// No worker; the epoch is kept, so that the next one is higher.
+    /// Removes the worker; the epoch is kept, so that the next one is higher.
     pub(super) fn release(&mut self) {
         *self = Self { epoch: self.epoch, ..Self::default() };
     }
 
-    /// Whether a reply is to the latest step of this assignment.
+    /// Whether a reply answers the latest step of this assignment.
     pub(super) fn answers(&self, reply: &Reply) -> bool {
         self.assigned
             && reply.epoch == self.epoch

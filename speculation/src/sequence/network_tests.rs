@@ -1,5 +1,5 @@
-//! The whole conversation over a network that drops, repeats, reorders and delays frames, with workers that vanish:
-//! whatever happens, the committed ids are the target's own.
+//! Tests of the whole protocol over a network that drops, repeats, reorders and delays frames, with workers
+//! that disappear. In every case the committed ids are the target's own.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -12,12 +12,12 @@ use crate::tree::{Candidates, with_leaves};
 
 const VOCAB: u32 = 97;
 
-/// What a target model would draw after `ids`: any fixed function of the whole prefix will do.
+/// The token that a target model draws after `ids`; any fixed function of the whole prefix works.
 fn model(ids: &[TokenId]) -> TokenId {
     (Prefix::new(ids).hash_at(ids.len() as u32).unwrap() >> 20) as u32 % VOCAB
 }
 
-/// Small, seeded, and the test's own.
+/// A small seeded generator for this test.
 struct Rng(u64);
 
 impl Rng {
@@ -41,7 +41,7 @@ enum Frame {
 }
 
 struct Worker {
-    /// Which process; frames to and from an earlier one are lost.
+    /// Number of the process; frames to and from an earlier one are lost.
     incarnation: u32,
     cached: CachedSequence,
 }
@@ -63,7 +63,7 @@ struct Faults {
     repeat: u64,
     max_delay_ms: u64,
     vanish: u64,
-    /// How often a draft token is right.
+    /// Percentage of correct draft tokens.
     skill: u64,
 }
 
@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// The worker's side: exactly what the cached sequence says.
+    /// The worker's side, which follows the cached sequence.
     fn serve(&mut self, role: Role, step: Step) {
         let limits = cached_sequence::Limits {
             role,
@@ -205,7 +205,7 @@ impl World {
                 self.send(Frame::Close(role, incarnation, epoch));
             }
             Action::Assign(role) => events.push_back(Event::Assigned(role)),
-            // One round in five has a draft that was looked up, of ids that need not exist.
+            // One round in five has a lookup draft, whose ids may be invalid.
             Action::Ready if self.rng.chance(20) => {
                 let mut drafted = ids.to_vec();
                 for _ in 0..self.rng.next() % 12 {
@@ -216,7 +216,7 @@ impl World {
             }
             Action::Ready => {
                 let num_draft_tokens = (self.rng.next() % (u64::from(k) + 1)) as u32;
-                // Chains and trees in turn.
+                // Chains and trees alternate randomly.
                 let num_tree_tokens = (self.rng.next() % 2 * (u64::from(k) + 5)) as u32;
                 let draft_wait = Duration::from_millis(10);
                 events.push_back(Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait });
@@ -230,7 +230,7 @@ impl World {
         }
     }
 
-    /// Moves time to the next frame or deadline and delivers.
+    /// Advances time to the next frame or deadline and delivers it.
     fn advance(&mut self, sequence: &Sequence, events: &mut VecDeque<Event>) {
         for role in [Role::Draft, Role::Target] {
             if self.rng.chance(self.faults.vanish) && self.rng.chance(20) {
@@ -279,11 +279,11 @@ fn a_good_network_and_a_good_draft_save_rounds() {
     let (ids, counters) = World::new(3, faults).play(&[1, 2, 3], 200, 8);
     assert_eq!(ids, alone(&[1, 2, 3], 200));
     assert!(counters.rounds < 120, "{counters:?}");
-    // Of a tree's siblings one is right at most.
+    // At most one of a tree's siblings is correct.
     assert!(counters.accepted_tokens * 10 > counters.draft_tokens * 4, "{counters:?}");
 }
 
-/// A failing seed is replayed by putting its numbers here.
+/// Replays a failing seed: insert its numbers here.
 #[test]
 fn replay_slot() {
     let faults = Faults { drop: 20, repeat: 20, max_delay_ms: 40, vanish: 2, skill: 50 };

@@ -1,20 +1,23 @@
-//! A draft worker on trial: it is fed a sequence's committed ids and asked for proposals, as the sequence's own draft worker is. Its
-//! proposals are compared with what the target commits and are sent to nobody, so nothing about the sequence depends on it.
+//! A draft worker on trial. It is fed a sequence's committed ids and asked for proposals, like the sequence's
+//! own draft worker. Its proposals are compared with the target's commits and never sent to a target, so they
+//! do not affect the sequence.
 //!
-//! With shared noise (contract B4) that comparison is exact: a target would have accepted the proposal as far as it leads the committed ids.
+//! With shared noise (contract B4) the comparison is exact: a target would have accepted the proposal as far
+//! as it matches the committed ids.
 
 use super::*;
 
-/// Tokens that a shadow draft is asked for. Deeper positions are seldom reached and cost a forward pass each.
+/// Number of tokens requested from a shadow draft. Deeper positions are rarely reached and cost a forward
+/// pass each.
 pub const SHADOW_TOKENS: u32 = 4;
 
-/// A shadow draft that has not answered for this long is given up for the sequence.
+/// Timeout after which a shadow draft is dropped for the sequence.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Marks the ids of shadow conversations, so that a worker may hold both a sequence and its shadow.
+/// Bit that marks the ids of shadow sequences, so that one worker may hold both a sequence and its shadow.
 const SHADOW_BIT: u64 = 1 << 63;
 
-/// The conversation with one shadow draft about one sequence.
+/// The state of one shadow draft for one sequence.
 #[derive(Debug)]
 pub struct Shadow {
     id: SequenceId,
@@ -22,7 +25,7 @@ pub struct Shadow {
     step_seq: u64,
     link: Link,
     proposal: Option<Proposed>,
-    /// Where the latest proposal was asked for: once a place, however soon an empty one comes back.
+    /// Position of the latest request: one per position, even if an empty proposal returns early.
     asked_at: Option<u32>,
 }
 
@@ -33,37 +36,37 @@ struct Proposed {
     token_ids: Vec<TokenId>,
 }
 
-/// How one proposal of a shadow draft compares with what was committed in its place.
+/// Comparison of one shadow proposal with the committed ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scored {
-    /// Where its first guess stood.
+    /// Position of its first guess.
     pub start: u32,
-    /// Tokens that it was asked for.
+    /// Number of requested tokens.
     pub asked: u32,
-    /// Positions that the comparison says something about: those accepted and the first that was not.
+    /// Number of positions that the comparison decides: the accepted ones and the first rejected one.
     pub judged: u32,
-    /// Leading guesses that were committed.
+    /// Number of leading guesses that were committed.
     pub accepted: u32,
 }
 
-/// Why a shadow conversation ends early.
+/// Why a shadow draft is dropped early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShadowFault {
     /// The worker did not answer in time.
     Late,
     /// The worker refused the sequence.
     Refused,
-    /// The worker's reply breaks the contract, or it forgets the sequence again and again.
+    /// The worker's reply violates the contract, or it repeatedly lost the sequence.
     BrokeContract,
 }
 
 impl Shadow {
-    /// A conversation about `sequence` with a worker that holds nothing of it.
+    /// Creates the shadow of `sequence` at a worker that has nothing cached.
     pub fn new(sequence: &Sequence) -> Self {
         let mut link = Link::default();
         link.assign();
         let spec = SequenceSpec {
-            // It gives way to every sequence that is served there, and leaves no spans in the request's trace.
+            // Lowest priority, so that it yields to all served sequences; no spans in the request's trace.
             priority: u8::MAX,
             traceparent: String::new(),
             logprobs: None,
@@ -74,22 +77,23 @@ impl Shadow {
         Self { id, spec: Arc::new(spec), step_seq: 0, link, proposal: None, asked_at: None }
     }
 
-    /// The sequence whose shadow conversation this id names, if it names one.
+    /// The sequence of this shadow id; `None` for ids of ordinary sequences.
     pub fn sequence_of(id: SequenceId) -> Option<SequenceId> {
         (id.0 & SHADOW_BIT != 0).then_some(SequenceId(id.0 & !SHADOW_BIT))
     }
 
-    /// Whether proposals for a sequence can be compared at all: in the other acceptance modes a target accepts by other rules.
+    /// Whether proposals for a sequence can be compared: other acceptance modes use different acceptance
+    /// rules.
     pub fn can_score(spec: &SequenceSpec) -> bool {
         spec.acceptance == AcceptanceMode::Coupled
     }
 
-    /// What it is called at the worker, and the assignment, for closing it there.
+    /// The id and epoch at the worker, for closing it there.
     pub fn name(&self) -> (SequenceId, u32) {
         (self.id, self.link.epoch)
     }
 
-    /// The step to send now, if one is due: ids that the worker lacks, or a request for a proposal.
+    /// The step to send now, if one is due: a feed of ids that the worker lacks, or a request for a proposal.
     pub fn next_step(&mut self, now: Duration, sequence: &Sequence) -> Option<Step> {
         if self.link.in_flight.is_some() || self.proposal.is_some() {
             return None;
@@ -125,13 +129,13 @@ impl Shadow {
         })
     }
 
-    /// Where the proposal stands that is asked for, or that waits to be compared.
+    /// Position of the requested proposal, or of the one waiting to be compared.
     pub fn start(&self) -> Option<u32> {
         let asked = self.link.in_flight.as_ref().filter(|step| step.asked.is_some()).map(|step| step.start);
         asked.or(self.proposal.as_ref().map(|proposal| proposal.start))
     }
 
-    /// The worker answered. Stale replies are passed over.
+    /// Handles a reply of the worker; stale replies are ignored.
     pub fn on_reply(&mut self, reply: Reply) -> Result<(), ShadowFault> {
         if !self.link.answers(&reply) {
             return Ok(());
@@ -165,7 +169,7 @@ impl Shadow {
         }
     }
 
-    /// Compares the proposal with what was committed since; `None` while that does not decide it.
+    /// Compares the proposal with the ids committed since; `None` while they do not decide it.
     pub fn score(&mut self, ids: &[TokenId]) -> Option<Scored> {
         let Proposed { start, asked, token_ids } = self.proposal.as_ref()?;
         let (start, asked, proposed) = (*start, *asked, token_ids.len());
@@ -174,14 +178,14 @@ impl Shadow {
         if accepted < proposed && accepted == since.len() {
             return None;
         }
-        // Of its own guesses the worker holds all but the last.
+        // The worker caches all of its guesses but the last.
         self.link.cached_len = start + accepted.min(proposed.saturating_sub(1)) as u32;
         self.proposal = None;
         let judged = proposed.min(accepted + 1) as u32;
         Some(Scored { start, asked, judged, accepted: accepted as u32 })
     }
 
-    /// Whether the worker has owed an answer for too long.
+    /// Whether a reply is overdue.
     pub fn is_late(&self, now: Duration) -> bool {
         self.link.in_flight.as_ref().is_some_and(|step| step.deadline <= now)
     }
@@ -210,7 +214,8 @@ mod tests {
 
     #[test]
     fn a_proposal_is_compared_with_what_is_committed_in_its_place() {
-        // Committed behind a prompt of 10 ids, the proposal 50, 51, 52, 53 at 10, and what follows.
+        // Committed ids after a prompt of 10 ids, with the proposal 50, 51, 52, 53 at position 10, and the
+        // expected result.
         for (committed, expected) in [
             (&[50][..], None),
             (&[50, 51, 52][..], None),

@@ -1,15 +1,15 @@
-//! The target's half of a round: feed what it lacks, have it verify, commit what it drew.
+//! The target's part of a round: feeds missing context, requests verification, commits the span.
 
 use super::*;
 
 impl Sequence {
-    /// Sends the round's verification, after what the target lacks.
+    /// Requests the round's verification, after feeding what the target lacks.
     pub(super) fn verify(&mut self, now: Duration, draft: Draft) {
         self.verifying = draft;
         self.send_to_target(now, self.limits.target_deadline, 0);
     }
 
-    /// The next step that brings the target closer to a span.
+    /// Sends the next feed or verification step to the target.
     pub(super) fn send_to_target(&mut self, now: Duration, wait: Duration, resends: u32) {
         self.phase = Phase::Target;
         let len = self.committed.len();
@@ -33,12 +33,12 @@ impl Sequence {
         self.actions.push(Action::Send(Role::Target, step));
     }
 
-    /// Whether nothing is to be drawn, only the prompt's logprobs are wanted.
+    /// Whether nothing is drawn and only the prompt's log probabilities are requested.
     fn is_scoring_only(&self) -> bool {
         self.spec.max_len <= self.committed.len()
     }
 
-    /// Whether a step to the target asked for no span.
+    /// Whether a step to the target requested no span.
     pub(super) fn is_feed(&self, step: &InFlight) -> bool {
         self.is_scoring_only() || step.start < self.committed.len()
     }
@@ -54,7 +54,8 @@ impl Sequence {
         if self.is_scoring_only() && step.start == self.committed.len() {
             return self.finish(Some(FinishReason::Length));
         }
-        // The id after a scored chunk is scored by the chunk's last row: have it run again with what follows.
+        // The id after a scored chunk is scored by the chunk's last row, so that row must run again with the
+        // following ids.
         self.target.cached_len = if scoring { step.start - 1 } else { step.start };
         self.send_to_target(now, self.limits.target_deadline, 0);
     }
@@ -67,7 +68,7 @@ impl Sequence {
         let len = span.token_ids.len() as u32;
         let mut drafted = std::mem::take(&mut self.verifying);
         if finish.is_some() {
-            // Drafted ids behind the end of the sequence were not judged.
+            // Drafted ids after the end of the sequence were not verified.
             drafted.cut(len, drafted.token_ids.len());
         }
         let num_draft_tokens = drafted.token_ids.len() as u32;
@@ -97,7 +98,8 @@ impl Sequence {
         }
     }
 
-    /// A span commits what was sent, from where the sequence ends, and stays inside every limit.
+    /// Checks a span: it starts at the end of the sequence, accepts only what was drafted, and is within all
+    /// limits.
     fn span_is_sound(&self, span: &TokenSpan) -> bool {
         let accepted = span.num_accepted as usize;
         let drafted = &self.verifying;
@@ -121,7 +123,7 @@ impl Sequence {
         self.send_to_target(now, step.wait * 2, step.resends + 1);
     }
 
-    /// Passes prompt scores on, in order and each once, whatever was scored again after a failover.
+    /// Passes prompt scores on, in order and without repeats, even if a failover scored some ids again.
     fn score_prompt(&mut self, scores: Option<PromptLogprobs>) {
         let Some(mut scores) = scores else { return };
         let end = scores.start.saturating_add(scores.entries.len() as u32);

@@ -1,4 +1,5 @@
-//! Single conversations, frame by frame: the contract's worked example and every way in which a frame does not fit.
+//! Tests of single sequences, frame by frame: the contract's worked example and every kind of frame that does
+//! not fit.
 
 use super::*;
 use crate::TokenLogprobs;
@@ -22,7 +23,7 @@ fn begin(sequence: &mut Sequence, k: u32) -> Vec<Action> {
     sequence.step(NOW, Event::BeginRound { num_draft_tokens: k, num_tree_tokens: 0, draft_wait: WAIT })
 }
 
-/// The one step sent to `role` among the actions.
+/// The only step sent to `role` among the actions.
 fn sent(actions: &[Action], role: Role) -> Step {
     let steps: Vec<_> = actions
         .iter()

@@ -1,34 +1,36 @@
-//! How a token tree grows at a draft that runs several rows a forward: which rows come next, and what is proposed in the end.
+//! Growth of a token tree at a draft that runs several rows per forward: which rows run next, and which tree
+//! is proposed.
 //!
-//! Every known candidate has a chance that the target comes to it: the product of [`Candidates::chances`] along its path. The tree is
-//! the likeliest candidates, as many as are asked for. A candidate is at most as likely as its parent, so that they are a tree, and
-//! the siblings among them are the best ones (the dynamic trees of Li et al., "EAGLE-2", arXiv 2406.16858). Between two forwards, the
-//! rows that run next are the likeliest of them whose own candidates could be among them: so the tree is deep where the draft is
-//! sure, and wide where it is not.
+//! Every known candidate has a probability that the target reaches it: the product of [`Candidates::chances`]
+//! along its path. The tree consists of the likeliest candidates, up to the requested number. A candidate is
+//! at most as likely as its parent, so they form a tree, and included siblings are the best ones (the dynamic
+//! trees of Li et al., "EAGLE-2", arXiv 2406.16858). Between two forwards, the rows to run next are the
+//! likeliest ones whose candidates could still enter the tree. So the tree is deep where the draft is certain
+//! and wide where it is not.
 //!
-//! Which rows run, and so what is proposed, never changes a committed token. Nothing here sees logits.
+//! The choice of rows, and so the proposal, never changes a committed token. Nothing here uses logits.
 
 use super::leaves::NOBODY;
 use super::{Candidates, MAX_TREE_TOKENS};
 use crate::{Draft, TokenId};
 
-/// Rows of one forward at most. One makes trees of the bundled pair that are as good, but takes more forwards; with eight there are fewer
-/// forwards, and rows that turn out to be of no use (docs/measurements/acceptance.md).
+/// Maximum rows per forward. With 1, trees of the bundled pair are as good but take more forwards; with 8
+/// there are fewer forwards, but some rows are wasted (docs/measurements/acceptance.md).
 const MAX_ROWS: usize = 2;
 
-/// A tree that grows. See the module's page.
+/// A growing tree. See the module documentation.
 #[derive(Debug, Clone)]
 pub struct TreeGrowth {
-    /// How far it may reach, and how many ids it may have.
+    /// Limits on its depth and on its number of ids.
     num_positions: usize,
     num_tokens: usize,
-    /// Rows of one forward at most.
+    /// Maximum rows per forward.
     num_rows: usize,
-    /// All that is known: the context's last id, then candidates, those of one row together and best first.
+    /// All known nodes: the context's last id, then candidates, grouped by row and best first.
     nodes: Vec<Node>,
-    /// The nodes whose candidates are known or will be after the next forward, as they run; the context's last id first.
+    /// The nodes that have run or run in the next forward, in that order; the context's last id first.
     rows: Vec<usize>,
-    /// Those of them that are known.
+    /// Number of them that have run.
     num_run: usize,
     num_forwards: usize,
 }
@@ -37,18 +39,18 @@ pub struct TreeGrowth {
 struct Node {
     parent: usize,
     token_id: TokenId,
-    /// Ids that lead to it, its own included.
+    /// Number of ids on the path to it, its own included.
     depth: usize,
     chance: f64,
-    /// Its place in [`TreeGrowth::rows`].
+    /// Index in [`TreeGrowth::rows`].
     row: Option<usize>,
-    /// Nothing follows it.
+    /// Whether nothing follows it.
     is_last: bool,
 }
 
 impl TreeGrowth {
-    /// A tree that reaches at most `num_positions` positions, in as many forwards, and has at most `num_tokens` ids. Its first forward ends
-    /// with the context's last id.
+    /// Creates a tree with at most `num_positions` positions, in as many forwards, and at most `num_tokens`
+    /// ids. Its first forward ends with the context's last id.
     pub fn new(num_positions: usize, num_tokens: usize) -> Self {
         let root =
             Node { parent: 0, token_id: 0, depth: 0, chance: 1.0, row: Some(0), is_last: num_positions == 0 };
@@ -63,43 +65,46 @@ impl TreeGrowth {
         }
     }
 
-    /// The same with at most so many rows a forward.
+    /// Limits the rows per forward.
     pub fn in_rows_of(self, num_rows: usize) -> Self {
         Self { num_rows, ..self }
     }
 
-    /// Rows that all forwards behind the context take together, at most.
+    /// Maximum total rows of all forwards after the context.
     pub fn most_rows(num_positions: usize) -> usize {
         num_positions.saturating_sub(1) * MAX_ROWS
     }
 
-    /// The ids that lead to each row of the next forward, its own last; none once the tree is grown.
+    /// The paths to the rows of the next forward, each ending with the row's own id; empty once the tree is
+    /// complete.
     pub fn next_paths(&self) -> Vec<Vec<TokenId>> {
         self.rows[self.num_run..].iter().map(|&node| self.path(node)).collect()
     }
 
-    /// How many these are.
+    /// Number of rows of the next forward.
     pub fn num_next(&self) -> usize {
         self.rows.len() - self.num_run
     }
 
-    /// The rows' own ids.
+    /// Ids of the rows of the next forward.
     pub fn next_ids(&self) -> Vec<TokenId> {
         self.rows[self.num_run..].iter().map(|&node| self.nodes[node].token_id).collect()
     }
 
-    /// Rows behind the context that have run.
+    /// Number of rows after the context that have run.
     pub fn num_stored(&self) -> usize {
         self.num_run.saturating_sub(1)
     }
 
-    /// Of each row behind the context, those of the next forward included: the row that it stands behind, counted as in [`Draft::parents`].
+    /// For each row after the context, those of the next forward included: the row of its parent, numbered as
+    /// in [`Draft::parents`].
     pub fn row_parents(&self) -> Vec<u32> {
         let parent = |&node: &usize| self.nodes[self.nodes[node].parent].row.unwrap_or(0) as u32;
         self.rows[1..].iter().map(parent).collect()
     }
 
-    /// What follows each row of the forward that ran, in order. Nothing follows an id that `is_last`.
+    /// Adds the candidates after each row of the forward that ran, in order. Nothing follows an id for which
+    /// `is_last` is true.
     pub fn observe(&mut self, found: &[Candidates], is_last: impl Fn(TokenId) -> bool) {
         let ran: Vec<usize> = self.rows[self.num_run..].to_vec();
         for (&parent, candidates) in ran.iter().zip(found) {
@@ -117,14 +122,14 @@ impl TreeGrowth {
         }
     }
 
-    /// The likeliest rows that may add to the tree, in order of depth.
+    /// Selects the likeliest rows that may still add to the tree, in order of depth.
     fn choose_rows(&mut self) {
         let best = self.best();
         let is_full = best.len() == self.num_tokens;
         let floor = best.last().filter(|_| is_full).map_or(0.0, |&node| self.nodes[node].chance);
         let may_add = |&node: &usize| {
             let Node { row, is_last, chance, .. } = self.nodes[node];
-            // Its best child is no likelier than this.
+            // Upper bound of the probability of its best child.
             row.is_none() && !is_last && chance / (1.0 + NOBODY) > floor
         };
         let mut next: Vec<usize> = best.iter().copied().filter(may_add).take(self.num_rows).collect();
@@ -135,7 +140,7 @@ impl TreeGrowth {
         }
     }
 
-    /// The tree: the likeliest nodes, among equals the one that is known longer. Parents come before their children.
+    /// The tree: the likeliest nodes; among equals the one known longer. Parents come before their children.
     fn best(&self) -> Vec<usize> {
         let mut best: Vec<usize> = (1..self.nodes.len()).collect();
         best.sort_by(|&a, &b| self.nodes[b].chance.total_cmp(&self.nodes[a].chance).then(a.cmp(&b)));
@@ -143,7 +148,7 @@ impl TreeGrowth {
         best
     }
 
-    /// The tree as it is proposed.
+    /// The tree as a draft.
     pub fn draft(&self) -> Draft {
         let mut nodes = self.best();
         nodes.sort_by_key(|&node| (self.nodes[node].depth, node));
@@ -159,8 +164,8 @@ impl TreeGrowth {
         draft
     }
 
-    /// The rows behind the context, counted from 0, that `ids` lead along: those whose KV a chain of these ids would have left. All of
-    /// `ids` must have run.
+    /// The rows after the context, numbered from 0, on the path `ids`: the rows whose KV equals that of a
+    /// chain of these ids. All of `ids` must have run.
     pub fn rows_along(&self, ids: &[TokenId]) -> Vec<usize> {
         let mut at = 0;
         let mut rows = Vec::new();

@@ -1,42 +1,46 @@
-//! Which siblings a chain gets as leaves, that is without a forward of their own: at each position the draft has scored every token
-//! anyway, and the next best of them cost the target a row each and the draft nothing.
+//! Chooses leaves for a chain: siblings without a forward of their own. At each position the draft has scored
+//! every token anyway, so the next best tokens cost the target one row each and the draft nothing.
 //!
-//! A leaf is worth one token if the target draws it: the chain came as far as its parent, and the draw is the leaf. How likely that
-//! is follows from margins: by how much a score, noise included, is below the best. The target adds the same noise to its own
-//! logits, so that the order changes only by what the two models' logits differ, and that is the same at every temperature when
-//! it is told in logits.
+//! A leaf gains one token if the target draws it: the chain is accepted up to its parent, and the draw is the
+//! leaf. Its probability follows from its margin: the amount by which its score, noise included, is below the
+//! best. The target adds the same noise to its own logits, so the order can only change because the two
+//! models' logits differ. Measured in logits, that difference is the same at every temperature.
 
 use crate::{Draft, TokenId};
 
-/// The scale, in logits, on which a token is overtaken by one with a lower score: by what the bundled pair's logits differ, about; and by
-/// how much more for each nat of the draft's own surprise. A pair that differs less or more gets trees of nearly the same shape.
+/// Scale, in logits, of the margin at which a lower-scored token still overtakes: about the difference
+/// between the bundled pair's logits, plus an increase per nat of the draft's surprise. Pairs that differ
+/// less or more get trees of nearly the same shape.
 const DEVIATION: f64 = 0.8;
 const DEVIATION_PER_NAT: f64 = 0.15;
 
-/// By which power of the margin that becomes rarer: what two models differ by has heavier tails than a logistic's.
+/// Exponent of the decay with the margin: the difference between two models has heavier tails than a logistic
+/// distribution.
 const POWER: i32 = 3;
 
-/// The weight of the draws that are none of the candidates, of a draft that is sure and for each nat of its surprise; the first candidate's
-/// weight is 1.
+/// Weight of draws that match none of the candidates, for a certain draft and per nat of its surprise; the
+/// first candidate has weight 1.
 pub(super) const NOBODY: f64 = 0.05;
 const NOBODY_PER_NAT: f64 = 0.1;
 
-/// A larger surprise says no more.
+/// Surprise is capped here; larger values add no information.
 const MAX_SURPRISE: f64 = 6.0;
 
-/// The best tokens of one position by logit and noise.
+/// The best tokens of one position by logit plus noise.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidates {
-    /// The ids, best first; the first is the chain's.
+    /// The ids, best first; the first is the chain's token.
     pub token_ids: Vec<TokenId>,
-    /// By how many logits each is below the first; as many, ascending, the first 0.
+    /// For each id, its distance below the first in logits; ascending, the first is 0.
     pub margins: Vec<f64>,
-    /// How improbable the draft finds the first at temperature 1: `-ln` of it, in nats. The less sure a draft is, the more its target differs.
+    /// Surprise of the first token: `-ln` of its probability under the draft at temperature 1, in nats. The
+    /// less certain a draft is, the more its target differs.
     pub surprise: f64,
 }
 
 impl Candidates {
-    /// How likely the target is to draw each. Fitted to the bundled pair (docs/measurements/acceptance.md).
+    /// Probability that the target draws each candidate. Fitted to the bundled pair
+    /// (docs/measurements/acceptance.md).
     pub(super) fn chances(&self) -> impl Iterator<Item = f64> {
         let surprise = self.surprise.clamp(0.0, MAX_SURPRISE);
         let deviation = DEVIATION + DEVIATION_PER_NAT * surprise;
@@ -47,18 +51,18 @@ impl Candidates {
     }
 }
 
-/// A token that the target may draw in place of a chain's.
+/// A token that the target may draw instead of the chain's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rival {
     /// Index of the chain's token.
     pub position: usize,
-    /// Its place among the candidates there; above 0.
+    /// Rank among the candidates there; above 0.
     pub rank: usize,
-    /// How likely it is that the target accepts the chain up to there and then draws this one.
+    /// Probability that the target accepts the chain up to there and then draws this token.
     chance: f64,
 }
 
-/// Where and by which tokens the target may leave the chain of everybody's first candidates, the likeliest first.
+/// The alternatives to the chain of first candidates, most likely first.
 pub fn rivals(positions: &[Candidates]) -> Vec<Rival> {
     let mut rivals: Vec<Rival> = Vec::new();
     let mut reached = 1.0;
@@ -72,13 +76,13 @@ pub fn rivals(positions: &[Candidates]) -> Vec<Rival> {
         }
         reached *= of_first;
     }
-    // Among equals the earlier position, then the better rank.
+    // Among equals the earlier position first, then the better rank.
     let place = |rival: &Rival| (rival.position, rival.rank);
     rivals.sort_by(|a, b| b.chance.total_cmp(&a.chance).then(place(a).cmp(&place(b))));
     rivals
 }
 
-/// The chain of everybody's first candidates, and the likeliest of the others as leaves, `num_tokens` ids in all.
+/// The chain of first candidates with the likeliest alternatives as leaves, `num_tokens` ids in all.
 pub fn with_leaves(positions: &[Candidates], num_tokens: usize) -> Draft {
     let mut leaves = rivals(positions);
     leaves.truncate(num_tokens.saturating_sub(positions.len()));
@@ -88,7 +92,7 @@ pub fn with_leaves(positions: &[Candidates], num_tokens: usize) -> Draft {
         let row = draft.token_ids.len() as u32 + 1;
         draft.token_ids.push(candidates.token_ids[0]);
         draft.parents.push(parent);
-        // A better rank is at least as likely, so that those that are in are the first ones.
+        // A better rank is at least as likely, so the selected leaves are the first ones.
         let num_leaves = leaves.iter().filter(|leaf| leaf.position == position).count();
         let ids = candidates.token_ids.iter().skip(1).take(num_leaves);
         draft.token_ids.extend(ids);

@@ -1,10 +1,10 @@
-//! Token trees (contract B8): several drafted ids for one position, all of them judged in one verification. A chain is the tree
-//! without siblings, and its [`Draft::parents`] stay empty.
+//! Token trees (contract B8): several drafted ids for one position, all verified in one forward. A chain is a
+//! tree without siblings, and its [`Draft::parents`] is empty.
 //!
-//! Rows are counted as in a verification: row 0 is the context's last id, row i + 1 the drafted id i. A row's parent is the row that
-//! it stands behind. Ids stand in order of depth, so that a parent comes before its children and any leading part of a tree is a
-//! tree. Nothing here looks at logits: what a target draws at a row, and so which child the walk goes to, is
-//! [`crate::acceptance`]'s.
+//! Rows are numbered as in a verification: row 0 is the context's last id, row i + 1 is drafted id i. A row's
+//! parent is the row that it follows. Ids are in order of depth, so a parent comes before its children and
+//! any leading part of a tree is a tree. Nothing here uses logits: [`crate::acceptance`] decides which token
+//! a target draws at a row, and so which child the walk continues at.
 
 mod growth;
 mod leaves;
@@ -14,49 +14,50 @@ pub use leaves::{Candidates, Rival, rivals, with_leaves};
 
 use crate::{Draft, TokenId};
 
-/// The most ids of a tree.
+/// Maximum ids of a tree.
 pub const MAX_TREE_TOKENS: usize = 64;
 
-/// What a verification tells of its draft: how far the path of first children came, and which other child the target drew where it ended.
+/// Outcome of a verification for its draft: how far the path of first children was accepted, and which other
+/// child the target drew where it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Judged {
-    /// Positions of the path of first children that were judged, or would have been had those before them been accepted; none behind the
-    /// end of the sequence.
+    /// Positions of the path of first children that were verified, or would have been if all before them had
+    /// been accepted; none after the end of the sequence.
     pub num_positions: u32,
-    /// How many of these were accepted.
+    /// Number of these that were accepted.
     pub num_first: u32,
-    /// Where it was left, if it was.
+    /// Where the path was left, if it was.
     pub missed: Option<Missed>,
 }
 
 /// A position where the target's draw was not the first child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Missed {
-    /// Children there, the first included.
+    /// Number of children there, the first included.
     pub num_children: u32,
-    /// How many come before the one that was drawn, if one was.
+    /// Rank of the child that was drawn, if one was.
     pub rank: Option<u32>,
-    /// Ids that were accepted from there on: the one that was drawn, and those behind it.
+    /// Number of ids accepted from there on: the drawn child and those after it.
     pub num_accepted: u32,
 }
 
 impl Draft {
-    /// Ids one behind the other.
+    /// A draft without siblings.
     pub fn chain(token_ids: Vec<TokenId>) -> Self {
         Self { token_ids, ..Self::default() }
     }
 
-    /// Whether it may have siblings.
+    /// Whether it has parents, so that it may have siblings.
     pub fn is_tree(&self) -> bool {
         !self.parents.is_empty()
     }
 
-    /// The row that drafted id `i` stands behind.
+    /// The row of the parent of drafted id `i`.
     pub fn parent(&self, i: usize) -> usize {
         self.parents.get(i).map_or(i, |&parent| parent as usize)
     }
 
-    /// The row of the child of `row` with that id, if there is one.
+    /// The row of the child of `row` with id `token_id`, if there is one.
     pub fn child(&self, row: usize, token_id: TokenId) -> Option<usize> {
         if !self.is_tree() {
             return (self.token_ids.get(row) == Some(&token_id)).then_some(row + 1);
@@ -65,7 +66,7 @@ impl Draft {
         (row..self.token_ids.len()).find(is_child).map(|i| i + 1)
     }
 
-    /// How many ids lead to each drafted one, itself included: 1 for those that stand where the draft begins.
+    /// The depth of each drafted id: 1 at the first position.
     pub fn depths(&self) -> Vec<u32> {
         let mut depths: Vec<u32> = Vec::with_capacity(self.token_ids.len());
         for i in 0..self.token_ids.len() {
@@ -76,7 +77,7 @@ impl Draft {
         depths
     }
 
-    /// How many positions it reaches.
+    /// Number of positions.
     pub fn depth(&self) -> u32 {
         if !self.is_tree() {
             return self.token_ids.len() as u32;
@@ -84,8 +85,8 @@ impl Draft {
         self.depths().last().copied().unwrap_or(0)
     }
 
-    /// What is wrong with its shape, if anything is: one parent an id, parents first, ids in order of depth, no id twice behind one
-    /// parent, no more than [`MAX_TREE_TOKENS`] ids.
+    /// Checks the shape: one parent per id, parents first, ids in order of depth, no id twice below one
+    /// parent, at most [`MAX_TREE_TOKENS`] ids.
     pub fn check_shape(&self) -> Result<(), String> {
         if !self.is_tree() {
             return Ok(());
@@ -113,7 +114,7 @@ impl Draft {
         }
     }
 
-    /// The rows that `ids` lead along, from the root's first child on, as far as they do.
+    /// The rows on the path `ids` from the root, as far as it exists.
     pub fn rows_along(&self, ids: &[TokenId]) -> Vec<usize> {
         let mut row = 0;
         let mut rows = Vec::new();
@@ -125,12 +126,12 @@ impl Draft {
         rows
     }
 
-    /// Whether `ids` lead along a path from the root.
+    /// Whether `ids` is a path from the root.
     pub fn leads_along(&self, ids: &[TokenId]) -> bool {
         ids.iter().try_fold(0, |row, &id| self.child(row, id)).is_some()
     }
 
-    /// The path of first children from the root: what the proposer ran through its model, if it ran any of it.
+    /// The path of first children from the root: the ids that the draft ran through its model, if it ran any.
     pub fn first_path(&self) -> Vec<TokenId> {
         if !self.is_tree() {
             return self.token_ids.clone();
@@ -144,7 +145,7 @@ impl Draft {
         std::iter::successors(Some(0), move |row| first_child(row).map(|i| i + 1)).skip(1)
     }
 
-    /// Keeps the first `len` ids, and of these as many as reach no further than `depth` positions.
+    /// Keeps the first `len` ids, and of these only those up to `depth` positions.
     pub fn cut(&mut self, depth: u32, len: usize) {
         let kept = match self.is_tree() {
             true => self.depths().iter().take(len).take_while(|&&at| at <= depth).count(),
@@ -156,14 +157,15 @@ impl Draft {
         self.forget_needless_parents();
     }
 
-    /// What is drafted behind `ids`; nothing where the draft does not lead along all of them. Not for drafts with distributions.
+    /// The part of the draft after the path `ids`; `None` if that is not a path of it. Not for drafts with
+    /// distributions.
     pub fn behind(&self, ids: &[TokenId]) -> Option<Draft> {
         let rows = self.rows_along(ids);
         if rows.len() < ids.len() {
             return None;
         }
         let root = rows.last().copied().unwrap_or(0);
-        // By row: its number in what is left.
+        // By row: its number in the remaining draft.
         let mut moved = vec![None; self.token_ids.len() + 1];
         moved[root] = Some(0);
         let mut left = Draft::default();
@@ -177,15 +179,15 @@ impl Draft {
         Some(left)
     }
 
-    /// Chains have no parents, so that what is equal looks equal.
+    /// Removes the parents of a chain, so that equal drafts compare equal.
     pub(crate) fn forget_needless_parents(&mut self) {
         if (0..).zip(&self.parents).all(|(i, &parent)| parent == i) {
             self.parents.clear();
         }
     }
 
-    /// What a verification of this draft that accepted `accepted` tells of the proposer; `drawn` is the target's own draw behind them, if
-    /// the sequence did not end before it.
+    /// The outcome of a verification of this draft that accepted `accepted`. `drawn` is the target's draw
+    /// after them, if the sequence did not end before it.
     pub fn judged(&self, accepted: &[TokenId], drawn: Option<TokenId>) -> Judged {
         let num_all = self.first_rows().count();
         let is_next = |(row, id): &(usize, &TokenId)| self.token_ids[row - 1] == **id;
@@ -214,7 +216,7 @@ mod tests {
         Draft { token_ids: ids.to_vec(), parents: parents.to_vec(), ..Draft::default() }
     }
 
-    /// 5 and 6 at the first position, behind 5 7 and 8, behind 6 7, behind the first 7 9.
+    /// 5 and 6 at the first position, 7 and 8 after 5, 7 after 6, 9 after the first 7.
     fn example() -> Draft {
         tree(&[5, 6, 7, 8, 7, 9], &[0, 0, 1, 1, 2, 3])
     }

@@ -1,5 +1,5 @@
-//! The promise of coupled mode, with `==`: whatever is drafted, the committed ids, their scores and the way a sequence ends
-//! are those of drawing one token at a time, and those of the naive twin.
+//! The guarantee of coupled mode, checked with `==`: for any draft, the committed ids, their scores and the
+//! finish reason equal those of drawing one token at a time, and those of the naive twin.
 
 use speculation::acceptance::{guess, verify};
 use speculation::logits::TokenCounts;
@@ -14,20 +14,20 @@ use crate::toy::ToyModel;
 pub(crate) const TARGET: ToyModel = ToyModel { vocab_size: 24, family: 5, deviation: 0.0 };
 pub(crate) const DRAFT: ToyModel = ToyModel { vocab_size: 24, family: 5, deviation: 0.5 };
 
-/// Who proposes what; all of them must be harmless.
+/// Sources of drafts; none of them may change the text.
 #[derive(Debug, Clone, Copy)]
 enum Drafter {
     Nobody,
     /// Knows the text and proposes it.
     Oracle,
-    /// Knows the text and spoils every third guess or so.
+    /// Knows the text and corrupts about every third guess.
     SpoiledOracle,
-    /// Ids at random, some of them outside the vocabulary.
+    /// Random ids, some of them outside the vocabulary.
     Random,
-    /// A stop token, over and over.
+    /// Repeats a stop token.
     Stopper,
     Ngram,
-    /// Another model through [`guess`].
+    /// A different model through [`guess`].
     Model,
 }
 
@@ -40,7 +40,7 @@ const DRAFTERS: [Drafter; 6] = [
     Drafter::Model,
 ];
 
-/// What a client would see.
+/// The output that a client sees.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Text {
     pub(crate) ids: Vec<TokenId>,
@@ -48,13 +48,13 @@ pub(crate) struct Text {
     pub(crate) finish: FinishReason,
 }
 
-/// A text and how many verifications it took.
+/// A text and the number of verifications that produced it.
 pub(crate) struct Run {
     pub(crate) text: Text,
     num_steps: usize,
 }
 
-/// The text that is committed without drafts.
+/// The text committed without drafts.
 pub(crate) fn alone(spec: &SequenceSpec) -> Text {
     generate(spec, Drafter::Nobody, 0, &[]).text
 }
@@ -123,7 +123,7 @@ pub(crate) fn prompt(spec: &SequenceSpec) -> Vec<TokenId> {
     (0..spec.prompt_len).map(|i| (spec.seed as u32 + 7 * i) % 24).collect()
 }
 
-/// The text as the naive twin draws it: no draft, no verdict, no counts.
+/// The text drawn by the naive twin: no draft, no verification, no counts.
 fn naive_ids(spec: &SequenceSpec) -> Vec<TokenId> {
     let mut ids = prompt(spec);
     loop {
@@ -135,7 +135,7 @@ fn naive_ids(spec: &SequenceSpec) -> Vec<TokenId> {
     }
 }
 
-/// Every combination of settings sooner or later, and the same ones for the same seed.
+/// Settings derived from `seed`; over many seeds they cover all combinations.
 pub(crate) fn spec_of(seed: u64) -> SequenceSpec {
     let dice = Noise { seed, choice: 0xd1ce };
     let pick = |i: u32, n: u32| (dice.uniform(i, 0, Purpose::Draw) * f64::from(n)) as usize;

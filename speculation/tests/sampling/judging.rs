@@ -1,4 +1,4 @@
-//! One verification at a time: where a span ends, what is refused, and the thresholds of the modes that weigh.
+//! Single verifications: where a span ends, what is refused, and the thresholds of the probabilistic modes.
 
 use speculation::acceptance::{MAX_SHIPPED_TOKENS, Verdict, check_draft, guess, verify};
 use speculation::logits::{DrawError, TokenCounts};
@@ -50,12 +50,12 @@ fn spans_end_where_contract_a_says() {
     check(&stops_at(3), &[1, 2], 2, &[1, 2, 3], stop);
     // A drafted stop token that the target does not draw ends nothing.
     check(&stops_at(0), &[1, 0], 1, &[1, 2], None);
-    // Position 10 is the first drawn: max_len 11 leaves one token.
+    // Position 10 is the first draw, so max_len 11 leaves one token.
     check(&ends_at(11), &[1, 2], 1, &[1], length);
     check(&ends_at(12), &[1, 2], 2, &[1, 2], length);
     check(&ends_at(13), &[1, 2], 2, &[1, 2, 3], length);
     check(&ends_at(12), &[1, 0], 1, &[1, 2], length);
-    // Both at once: the token ended it.
+    // Both at once: the stop token counts.
     check(&SequenceSpec { max_len: 11, ..stops_at(1) }, &[1, 2], 1, &[1], stop);
 }
 
@@ -141,10 +141,10 @@ fn guesses_ship_what_they_were_drawn_from() {
     let shipped = Draft { q: vec![drawn.q], ..Draft::chain(vec![drawn.token_id]) };
     assert_eq!(check_draft(&spec, 10, &shipped), Ok(()));
 
-    // A weight that rounds to 0 is not shipped: it could never have been drawn.
+    // A weight that rounds to 0 is not sent: it could never have been drawn.
     let far = guess(&spec, &TokenCounts::new(0), 10, &mut [0.0, -104.0, -80.0]).unwrap();
     assert_eq!(far.q.iter().map(|&(id, _)| id).collect::<Vec<_>>(), [0, 2]);
-    // Filters come first.
+    // Filters apply first.
     let filtered = SamplingParams { top_k: 2, ..SamplingParams::default() };
     let spec = SequenceSpec { sampling: filtered, ..spec };
     assert_eq!(guess(&spec, &TokenCounts::new(0), 10, &mut [0.0, 1.0, 2.0]).unwrap().q.len(), 2);
@@ -172,17 +172,17 @@ fn a_token_outside_the_vocabulary_is_never_accepted() {
 
 #[test]
 fn typical_mode_weighs_probability_against_entropy() {
-    // Two tokens, p and 1 - p: 0.3 exp(-H) is over 0.15, so that 0.09 decides.
+    // Two tokens, p and 1 - p: 0.3 exp(-H) is above 0.15, so 0.09 decides.
     check_typical(&[0.089, 0.911], 0, false);
     check_typical(&[0.091, 0.909], 0, true);
-    // Flat over 100 tokens: H = ln 100, so that anything over 0.003 is typical; a token under it is not.
+    // Flat over 100 tokens: H = ln 100, so probabilities above 0.003 are typical and those below are not.
     let mut flat = [0.998 / 99.0; 100];
     flat[7] = 0.002;
     check_typical(&flat, 7, false);
     check_typical(&flat, 8, true);
 }
 
-/// Whether token `id` is accepted although the target draws something else.
+/// Checks whether token `id` is accepted although the target draws a different one.
 fn check_typical(probabilities: &[f32], id: TokenId, expected: bool) {
     let row: Vec<f32> = probabilities.iter().map(|p| p.ln()).collect();
     let mut seen = 0;

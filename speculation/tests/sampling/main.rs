@@ -1,5 +1,5 @@
-//! Contract part B held to account: known answers, naive twins, exactness of what is committed, and statistics of each
-//! mode that also have to reject planted mutants. Everything is seeded; nothing here reads a clock.
+//! Tests of contract part B: known answers, naive twins, exactness of the committed text, and statistics of
+//! each mode that must also reject planted mutants. Everything is seeded; nothing reads a clock.
 #![expect(clippy::unwrap_used, reason = "all of this is tests; clippy only knows those marked #[test]")]
 
 mod exactness;

@@ -1,4 +1,5 @@
-//! Contract B1 to B4 as plainly as it can be said: everything is counted, sorted and scored anew. The judge of the rest.
+//! Contract B1 to B4 in their simplest form: everything is counted, sorted and scored from scratch. The
+//! reference for the other tests.
 
 use speculation::math::{exp, ln};
 use speculation::noise::{Noise, Purpose};

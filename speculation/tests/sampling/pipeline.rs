@@ -1,4 +1,4 @@
-//! The logit pipeline against its naive twin, with `==`, and the corners of each filter by name.
+//! The logit pipeline against its naive twin, with `==`, and named edge cases of each filter.
 
 use proptest::prelude::*;
 use speculation::logits::{DrawError, TokenCounts, keep, process, score};
@@ -12,7 +12,7 @@ fn check_keep(logits: &[f32], sampling: &SamplingParams) {
 
 // === Strategies ===
 
-/// Few distinct values, so that ties are common; both zeros; masked tokens.
+/// Few distinct values so that ties are common, both zeros, and masked tokens.
 fn tied_logit() -> impl Strategy<Value = f32> {
     prop_oneof![4 => (-6_i8..6).prop_map(|n| f32::from(n) / 2.0), 1 => Just(-0.0), 1 => Just(f32::NEG_INFINITY)]
 }
@@ -62,7 +62,7 @@ proptest! {
         check_keep(&logits, &sampling);
     }
 
-    /// Long enough that the sorted part has to grow several times.
+    /// Long enough that the sorted part must grow several times.
     #[test]
     fn filters_of_rows_that_are_not_sorted_whole(
         seed in any::<u64>(),
@@ -70,7 +70,7 @@ proptest! {
         (spread, steps) in (0.2_f64..6.0, prop_oneof![Just(4.0), Just(1e4)]),
         sampling in filters(),
     ) {
-        // Gumbel-tailed as a language model's; coarse steps make ties.
+        // Gumbel-tailed like a language model's logits; coarse steps produce ties.
         let noise = speculation::noise::Noise { seed, choice: 0 };
         let logit = |id| {
             let gumbel = noise.gumbel(0, id, speculation::noise::Purpose::Draft);
@@ -98,7 +98,7 @@ proptest! {
         let spec = SequenceSpec { prompt_len, stop_token_ids, sampling, ..SequenceSpec::default() };
         let mut counts = TokenCounts::new(prompt_len);
         ids.iter().for_each(|&id| counts.push(id));
-        // Ids that come and go leave no trace.
+        // Pushing and popping ids leaves no trace.
         let before = counts.clone();
         for id in [3, 3, 11] { counts.push(id); }
         for id in [11, 3, 3] { counts.pop(id); }
@@ -118,7 +118,7 @@ proptest! {
 
 #[test]
 fn a_prefix_that_ends_exactly_on_top_p_is_found() {
-    // All weights are 1 and every sum is exact, so that running sum and p times total are equal, not nearly.
+    // All weights are 1 and every sum is exact, so the running sum and p times the total are exactly equal.
     for vocab_size in [2, 128, 1_000, 4_096] {
         let sampling = SamplingParams { top_p: 0.5, ..SamplingParams::default() };
         let kept = keep(&vec![2.5; vocab_size], &sampling, 0).unwrap();
@@ -138,8 +138,8 @@ fn ties_at_the_kth_keep_the_lowest_ids() {
 
 #[test]
 fn filters_apply_one_after_another() {
-    // Probabilities 0.4, 0.3, 0.2, 0.1. Over the two that top-k leaves 0.4 is 0.57 of the sum: enough for a top-p of 0.5;
-    // over all four it would not have been, and two tokens would be kept.
+    // Probabilities 0.4, 0.3, 0.2, 0.1. After top-k leaves two tokens, 0.4 is 0.57 of the sum, enough for a
+    // top-p of 0.5. Over all four tokens it would not be, and two tokens would be kept.
     let logits = [0.4_f32.ln(), 0.3_f32.ln(), 0.2_f32.ln(), 0.1_f32.ln()];
     let kept = |top_k, top_p, min_p| {
         let sampling = SamplingParams { top_k, top_p, min_p, ..SamplingParams::default() };
@@ -147,7 +147,7 @@ fn filters_apply_one_after_another() {
     };
     assert_eq!((kept(0, 0.5, 0.0), kept(2, 0.5, 0.0)), (2, 1));
     assert_eq!(kept(0, 1.0, 0.6), 2);
-    // min-p leaves 0.4, 0.3, 0.2; of their sum 0.9 the first two are 0.78.
+    // min-p leaves 0.4, 0.3, 0.2; the first two are 0.78 of their sum 0.9.
     assert_eq!((kept(0, 0.75, 0.0), kept(0, 0.75, 0.3)), (3, 2));
     assert_eq!(kept(0, 0.0, 0.0), 1, "never empty");
 }

@@ -1,21 +1,21 @@
-//! Language models small enough to enumerate: logits that depend on the last ids and on nothing else.
+//! Language models small enough to enumerate: logits depend only on the last ids.
 
 use speculation::TokenId;
 use speculation::noise::{Noise, Purpose};
 
-/// A model over `vocab_size` tokens. Two models of one `family` agree, the less the larger their `deviation`.
+/// A model over `vocab_size` tokens. Two models of one `family` agree less the larger their `deviation`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ToyModel {
     pub(crate) vocab_size: usize,
     pub(crate) family: u64,
-    /// How far logits are moved off the family's own.
+    /// Distance of the logits from the family's own.
     pub(crate) deviation: f64,
 }
 
 impl ToyModel {
     /// Raw logits of the token after `ids`, in steps of 1/4 so that ties happen.
     pub(crate) fn row(&self, ids: &[TokenId]) -> Vec<f32> {
-        // Any mixing of the last two ids will do; the noise is only a source of numbers here.
+        // Any mixing of the last two ids works; the noise is only a source of numbers here.
         let context = ids
             .iter()
             .rev()
@@ -31,7 +31,7 @@ impl ToyModel {
         (0..self.vocab_size as TokenId).map(logit).collect()
     }
 
-    /// Rows for the token after `ids` and after each prefix of `draft` behind them, one after the other.
+    /// Concatenated rows for the token after `ids` and after each prefix of `draft` appended to it.
     pub(crate) fn rows(&self, ids: &[TokenId], draft: &[TokenId]) -> Vec<f32> {
         let mut context = ids.to_vec();
         let mut rows = self.row(&context);

@@ -1,5 +1,6 @@
-//! The promise of coupled mode for token trees (contract B8), with `==`: whatever the tree, the committed ids, their scores and the way a
-//! sequence ends are those of drawing one token at a time. Rows that are not those of their own ancestors must be noticed.
+//! The guarantee of coupled mode for token trees (contract B8), checked with `==`: for any tree, the
+//! committed ids, their scores and the finish reason equal those of drawing one token at a time. Rows
+//! computed with wrong ancestors must be detected.
 
 use speculation::acceptance::{check_draft, guess_several, verify};
 use speculation::logits::TokenCounts;
@@ -9,26 +10,26 @@ use speculation::{AcceptanceMode, Draft, SequenceSpec, TokenId};
 
 use crate::exactness::{DRAFT, TARGET, Text, alone, prompt, spec_of};
 
-/// Who proposes which tree.
+/// Sources of trees.
 #[derive(Debug, Clone, Copy)]
 enum Drafter {
-    /// Any shape; knows the text and hides it in it, somewhere, now and then.
+    /// Random shapes; knows the text and sometimes hides it in the tree.
     Random,
-    /// Another model's chain and the next best tokens as leaves.
+    /// A different model's chain with the next best tokens as leaves.
     Leaves { k: usize, num_tokens: usize },
-    /// Every child of the best three, to a depth.
+    /// The best three children of every node, up to a depth.
     Full { depth: u32 },
 }
 
-/// What is wrong with the rows that the verdict rests on.
+/// Faults of the rows used by the verification.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fault {
     Nothing,
-    /// Each row sees all ids that were sent before it, as in a chain.
+    /// Each row sees all ids sent before it, as in a chain.
     WrongAncestors,
-    /// Two siblings' rows stand in each other's place.
+    /// The rows of two siblings are swapped.
     SwappedSiblings,
-    /// A row's own id is missing from what it sees.
+    /// A row does not see its own id.
     WithoutItself,
 }
 
@@ -102,7 +103,7 @@ fn random_tree(spec: &SequenceSpec, ids: &[TokenId], truth: &[TokenId]) -> Draft
     draft
 }
 
-/// The ids that lead to a row, its own included.
+/// The ids on the path to a row, its own included.
 fn path(draft: &Draft, mut row: usize) -> Vec<TokenId> {
     let mut path = Vec::new();
     while row > 0 {
@@ -131,7 +132,7 @@ fn rows(ids: &[TokenId], draft: &Draft, fault: Fault) -> Vec<f32> {
     contexts.iter().flat_map(|context| TARGET.row(&[ids, context].concat())).collect()
 }
 
-/// The text, and how many ids were accepted on the way.
+/// The text, and the number of ids accepted in total.
 fn generate(spec: &SequenceSpec, drafter: Drafter, truth: &[TokenId], fault: Fault) -> (Text, u32) {
     let mut ids = prompt(spec);
     let mut counts = TokenCounts::new(spec.prompt_len);

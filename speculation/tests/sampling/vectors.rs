@@ -1,5 +1,5 @@
-//! Known answers of the sampling contract: the published Philox vectors, and frozen noise and draws that a second
-//! implementation (vectors/twin.py) printed. A change here is a change of the contract.
+//! Known answers of the sampling contract: the published Philox vectors, and frozen noise and draws from a
+//! second implementation (vectors/twin.py). Changing them changes the contract.
 
 use speculation::acceptance::verify;
 use speculation::logits::TokenCounts;
@@ -39,7 +39,8 @@ fn frozen_noise() {
     assert_eq!(rows, 48);
 }
 
-/// A draw that noise from f32 uniforms, which ends at 16.64, could not make: at this place token 0 has 19.3.
+/// A draw that noise from f32 uniforms, which ends at 16.64, could not produce: token 0 has 19.3 at this
+/// position.
 #[test]
 fn frozen_draw_of_a_rare_token() {
     let position = 19_351_156;

@@ -1,14 +1,14 @@
-//! Properties of every tree that grows over made-up candidates, and what it is to be: the likeliest of all of them.
+//! Properties of trees grown from made-up candidates, and comparison with the likeliest possible tree.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// A draft whose candidates behind a path are a function of it: three of them, or fewer.
+/// A draft whose candidates after a path are a function of the path: `num_candidates` of them.
 #[derive(Debug, Clone, Copy)]
 struct MadeUp {
     seed: u64,
-    /// Margins are up to so many logits.
+    /// Scale of the margins, in logits.
     spread: f64,
     num_candidates: usize,
 }
@@ -26,7 +26,7 @@ impl MadeUp {
         let token_ids: Vec<TokenId> = (0..self.num_candidates as TokenId).map(|i| (first + i) % 10).collect();
         let mut margin = 0.0;
         let margins = (0..self.num_candidates).map(|rank| {
-            // Equal ones among them.
+            // Some margins are equal.
             margin += if rank == 0 { 0.0 } else { below(4) as f64 / 3.0 * self.spread };
             margin
         });
@@ -34,7 +34,7 @@ impl MadeUp {
         Candidates { token_ids, margins, surprise: 0.5 }
     }
 
-    /// Grows a tree; the rows of each forward behind the context.
+    /// Grows a tree; returns it with the number of rows of each forward after the context.
     fn grow(&self, mut tree: TreeGrowth) -> (TreeGrowth, Vec<usize>) {
         let mut forwards = Vec::new();
         loop {
@@ -49,7 +49,7 @@ impl MadeUp {
         }
     }
 
-    /// The likeliest paths of all that there are, without any order of running them.
+    /// The likeliest of all possible paths, computed without running rows in any order.
     fn likeliest(&self, num_positions: usize, num_tokens: usize) -> Vec<(f64, Vec<TokenId>)> {
         let mut all: Vec<(f64, Vec<TokenId>)> = Vec::new();
         let mut level = vec![(1.0, Vec::new())];
@@ -74,7 +74,7 @@ fn mix(x: u64) -> u64 {
     x ^ (x >> 29)
 }
 
-/// Rows stand behind rows that ran, those of a forward in order of depth.
+/// Checks that the parents of rows have run, and that the rows of a forward are in order of depth.
 fn check_rows(tree: &TreeGrowth) {
     let parents = tree.row_parents();
     let num_stored = tree.num_stored();
@@ -111,13 +111,13 @@ proptest! {
     ) {
         let (tree, forwards) = made_up.grow(TreeGrowth::new(num_positions, num_tokens));
         let draft = tree.draft();
-        // Closed under parents, in order of depth, no id twice behind one row.
+        // Closed under parents, in order of depth, no id twice below one row.
         prop_assert_eq!(draft.check_shape(), Ok(()));
         prop_assert!(draft.token_ids.len() <= num_tokens.min(MAX_TREE_TOKENS));
         prop_assert!(draft.depth() as usize <= num_positions && !draft.token_ids.is_empty());
         prop_assert!(forwards.len() < num_positions && forwards.iter().all(|&rows| rows <= MAX_ROWS));
         prop_assert!(forwards.iter().sum::<usize>() <= TreeGrowth::most_rows(num_positions));
-        // The best candidates of every row are its children, the best of them first.
+        // Every row's children are its best candidates, best first.
         for row in 0..=draft.token_ids.len() {
             let children: Vec<TokenId> = (0..draft.token_ids.len())
                 .filter(|&i| draft.parent(i) == row)
@@ -126,7 +126,7 @@ proptest! {
             let path = row.checked_sub(1).map_or(Vec::new(), |i| paths(&draft)[i].clone());
             prop_assert_eq!(&children[..], &made_up.behind(&path).token_ids[..children.len()]);
         }
-        // What becomes the sequence's KV ran: all of the first path but its last id.
+        // The ids that become part of the sequence's KV have run: the first path without its last id.
         let first = draft.first_path();
         let kept = tree.rows_along(&first[..first.len() - 1]);
         prop_assert_eq!(kept.len(), first.len() - 1);
@@ -146,7 +146,7 @@ proptest! {
         let (tree, _) = made_up.grow(unbounded);
         let mut chances: Vec<f64> = tree.best().iter().map(|&node| tree.nodes[node].chance).collect();
         chances.sort_by(|a, b| b.total_cmp(a));
-        // Among equals any will do.
+        // Among equally likely nodes any may be chosen.
         let expected: Vec<f64> =
             made_up.likeliest(num_positions, num_tokens).into_iter().map(|(chance, _)| chance).collect();
         prop_assert_eq!(chances, expected);

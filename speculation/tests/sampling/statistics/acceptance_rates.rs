@@ -1,5 +1,5 @@
-//! How often each mode accepts, against what theory says of the same distributions: rows of 128 tokens with the long tails
-//! of language models, the draft's logits off by a little, by some, by much.
+//! Acceptance rates of each mode against theory for the same distributions: rows of 128 tokens with the long
+//! tails of language models, and drafts with small, medium and large deviations.
 
 use speculation::acceptance::{guess, verify};
 use speculation::logits::TokenCounts;
@@ -12,17 +12,17 @@ const NUM_POSITIONS: u32 = 2_000;
 const VOCAB_SIZE: usize = 128;
 const TARGET: ToyModel = ToyModel { vocab_size: VOCAB_SIZE, family: 33, deviation: 0.0 };
 
-/// Accepted share and its theoretical values, averaged over positions.
+/// Acceptance rate and its theoretical values, averaged over positions.
 #[derive(Debug, Default)]
 struct Rates {
     measured: f64,
-    /// The exact probability that the mode accepts.
+    /// The exact acceptance probability of the mode.
     expected: f64,
     /// Standard deviation of `measured`.
     sigma: f64,
     /// (1 - TV) / (1 + TV).
     coupling_bound: f64,
-    /// 1 - TV: no scheme accepts more.
+    /// 1 - TV, an upper bound for any scheme.
     optimum: f64,
 }
 
@@ -65,8 +65,8 @@ fn rates(acceptance: AcceptanceMode, deviation: f64) -> Rates {
     }
 }
 
-/// Pr[argmax(ln p + G) = argmax(ln q + G)]: both choose v iff its exponential clock rings before that of every u, scaled by
-/// max(p(u)/p(v), q(u)/q(v)).
+/// Pr[argmax(ln p + G) = argmax(ln q + G)]: both choose v iff its exponential clock fires before that of
+/// every u, scaled by max(p(u)/p(v), q(u)/q(v)).
 fn agreement(p: &[f64], q: &[f64]) -> f64 {
     let both_choose = |v: usize| {
         let (scale_p, scale_q) = (1.0 / p[v], 1.0 / q[v]);
@@ -92,7 +92,7 @@ fn modes_accept_as_often_as_theory_says() {
     for (deviation, at_most) in [(0.0, 1.0), (0.3, 0.9), (0.8, 0.7), (1.5, 0.4)] {
         for mode in [AcceptanceMode::Coupled, AcceptanceMode::Rejection] {
             let rates = rates(mode, deviation);
-            // Five standard deviations: a false alarm with probability 6e-7 for each pair.
+            // Five standard deviations: a false positive has probability 6e-7 per pair.
             let slack = 5.0 * rates.sigma + 1e-9;
             assert!((rates.measured - rates.expected).abs() <= slack, "{mode:?}, {deviation}: {rates:?}");
             assert!(rates.measured >= rates.coupling_bound - slack, "{mode:?}, {deviation}: {rates:?}");

@@ -1,11 +1,12 @@
 //! Pearson's goodness-of-fit test, with its p-value in closed form.
 
-/// Expected counts below this are pooled into one cell, so that the statistic is close to chi-square distributed.
+/// Cells with a smaller expected count are pooled into one, so that the statistic is close to chi-square
+/// distributed.
 const SMALLEST_CELL: f64 = 10.0;
 
-/// How likely a sample from `law` deviates from it by at least as much as `counts` does.
+/// Probability that a sample from `law` deviates from it by at least as much as `counts` does.
 ///
-/// Anything that the law gives probability 0 has a p-value of 0.
+/// Returns 0 if an outcome with probability 0 occurred.
 pub(crate) fn p_value(counts: &[u32], law: &[f64]) -> f64 {
     let total: f64 = counts.iter().map(|&count| f64::from(count)).sum();
     assert!((law.iter().sum::<f64>() - 1.0).abs() < 1e-9, "a law sums to 1");

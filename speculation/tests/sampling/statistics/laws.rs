@@ -1,6 +1,8 @@
-//! The joint law of the first three tokens of a sequence: 125 cells, enumerated exactly, against many seeds.
+//! The joint distribution of the first three tokens of a sequence: 125 cells, enumerated exactly, against
+//! many seeds.
 //!
-//! A joint law shows what marginals hide: noise shared between positions, or a draft length that looks at what it drew.
+//! A joint distribution shows faults that marginals hide: noise shared between positions, or a draft length
+//! that depends on the draw.
 
 use speculation::acceptance::{guess, verify};
 use speculation::logits::{TokenCounts, process};
@@ -17,18 +19,18 @@ const PROMPT: [TokenId; 2] = [1, 2];
 const NUM_TOKENS: usize = 3;
 const NUM_SEEDS: u64 = 40_000;
 
-/// A sound scheme falls below this with probability 1e-6 for each check (and, seeds being fixed, does so always or never).
+/// A correct scheme falls below this with probability 1e-6 per check (with fixed seeds: always or never).
 const FALSE_POSITIVES: f64 = 1e-6;
 
-/// Both halves of a way to speculate.
+/// Draft and target side of a speculation scheme.
 pub(crate) trait Rules {
-    /// Up to k guesses at what follows `ids`.
+    /// Returns up to k guesses for the ids after `ids`.
     fn propose(&self, spec: &SequenceSpec, ids: &[TokenId], k: usize) -> Draft;
-    /// What is committed after `ids`, at least one token.
+    /// Returns the ids committed after `ids`, at least one.
     fn verify(&self, spec: &SequenceSpec, ids: &[TokenId], draft: &Draft) -> Vec<TokenId>;
 }
 
-/// The crate's own.
+/// The rules of this crate.
 struct Ours;
 
 impl Rules for Ours {
@@ -54,7 +56,7 @@ impl Rules for Ours {
     }
 }
 
-/// P after the whole pipeline, one entry a token, by way of the naive twin.
+/// P after the whole pipeline, one entry per token, computed with the naive twin.
 pub(crate) fn probabilities(row: &[f32], spec: &SequenceSpec) -> Vec<f64> {
     let mut logits = row.to_vec();
     process(&mut logits, spec, &TokenCounts::default(), PROMPT.len() as u32);
@@ -80,7 +82,7 @@ fn cell(tokens: &[TokenId]) -> usize {
     tokens.iter().fold(0, |cell, &id| cell * TARGET.vocab_size + id as usize)
 }
 
-/// The exact law of the first three tokens of the target alone.
+/// The exact distribution of the first three tokens of the target alone.
 fn joint_law(spec: &SequenceSpec) -> Vec<f64> {
     let mut paths = vec![(PROMPT.to_vec(), 1.0)];
     for _ in 0..NUM_TOKENS {
@@ -160,7 +162,7 @@ fn planted_mutants_are_rejected() {
     assert!(p < FALSE_POSITIVES, "noise by offset passes with a p-value of {p:e}");
 }
 
-/// Else the mutants above would differ from the crate by more than their fault.
+/// Checks that the mutants above differ from the crate only by their fault.
 #[test]
 fn the_mutant_without_a_fault_is_the_crate() {
     for sampling in [plain(), filtered()] {

@@ -1,5 +1,5 @@
-//! Whether each mode draws from the law it promises, and how often it accepts. Every check of a law must also reject the
-//! planted mutants of [`mutants`], or its passing would say nothing.
+//! Checks that each mode draws from the promised distribution, and how often it accepts. Every check of a
+//! distribution must also reject the planted mutants of [`mutants`]; otherwise passing would mean nothing.
 
 mod acceptance_rates;
 mod chi_square;

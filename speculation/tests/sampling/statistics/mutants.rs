@@ -1,27 +1,28 @@
-//! Rejection sampling once more, written from contract B5 alone, with a switch for each way in which people get it wrong.
-//! With the switch off it must commit what the crate commits, so that a switched one differs by its fault alone.
+//! A second implementation of rejection sampling, from contract B5 alone, with a switch for each common
+//! mistake. Without a fault it must commit what the crate commits, so that each mutant differs only by its
+//! fault.
 
 use speculation::noise::{Noise, Purpose};
 use speculation::{Draft, SequenceSpec, TokenId};
 
 use super::laws::{DRAFT, Rules, TARGET, probabilities};
 
-/// What is wrong.
+/// The fault of a mutant.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Mutant {
-    /// Nothing.
+    /// No fault.
     None,
-    /// The recovered token is drawn with the noise that the drafted one was drawn with.
+    /// The recovered token is drawn with the drafted token's noise.
     ReusedResidualNoise,
-    /// Acceptance looks at the noise of the drafted token's own draw.
+    /// Acceptance uses the noise of the drafted token's own draw.
     ReusedAcceptNoise,
     /// The recovered token is drawn from P instead of max(P - q, 0).
     TargetInsteadOfResidual,
-    /// max(P - q, 0) is walked with a uniform as though it summed to 1.
+    /// max(P - q, 0) is sampled with a uniform as if it summed to 1.
     UnnormalisedResidual,
-    /// The draft drops a drawn token, and ends, where the token looks unlikely.
+    /// The draft drops a drawn token, and ends, if the token looks unlikely.
     StopThatDependsOnTheDraw,
-    /// The target draws with noise keyed by place in the step instead of absolute position.
+    /// The target draws with noise keyed by position in the step instead of absolute position.
     NoiseByOffset,
 }
 
@@ -101,7 +102,7 @@ fn argmax(weights: &[f64], gumbel: impl Fn(TokenId) -> f64) -> TokenId {
     scores.max_by(|a, b| a.1.total_cmp(&b.1)).expect("some token has weight").0
 }
 
-/// The first token at which the running sum passes `uniform`, or the last token.
+/// The first token at which the running sum exceeds `uniform`, or the last token.
 fn walk(weights: &[f64], uniform: f64) -> TokenId {
     let mut running = 0.0;
     let passed = weights.iter().position(|weight| {
