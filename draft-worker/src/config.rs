@@ -19,7 +19,8 @@ Examples:
 
 /// Serves drafts: guesses the next tokens of sequences that a target worker then checks.
 ///
-/// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones win.
+/// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones
+/// win.
 #[derive(Debug, Parser, Serialize)]
 #[command(name = "outrider-draft-worker", version, after_long_help = EXAMPLES)]
 pub struct Flags {

@@ -167,8 +167,8 @@ fn check(
         ahead.idle(random.below(8));
         let path = expected.first_path();
         let accepted = random.below(path.len() + 1);
-        // The next id, unless all guesses are accepted: an alternative of the draft at this position, otherwise a
-        // random id.
+        // The next id, unless all guesses are accepted: an alternative of the draft at this position,
+        // otherwise a random id.
         let leaf = (0..expected.token_ids.len()).find(|&i| {
             expected.depths()[i] as usize == accepted + 1 && !path.contains(&expected.token_ids[i])
         });

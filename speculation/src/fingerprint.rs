@@ -42,7 +42,8 @@ pub enum TokenListError {
 }
 
 impl TokenList {
-    /// SHA-256 in hex over (id, byte length, bytes) of every token by ascending id, numbers as little-endian u32.
+    /// SHA-256 in hex over (id, byte length, bytes) of every token by ascending id, numbers as little-endian
+    /// u32.
     pub fn fingerprint(&self) -> String {
         let mut hash = Sha256::new();
         for (id, token) in &self.tokens {
@@ -144,7 +145,8 @@ pub fn token_list_from_json(tokenizer_json: &str) -> Result<TokenList, TokenList
     Ok(TokenList { tokens })
 }
 
-/// (id, token) pairs: BPE, WordPiece and WordLevel map tokens to ids, Unigram lists [token, score] in order of id.
+/// (id, token) pairs: BPE, WordPiece and WordLevel map tokens to ids, Unigram lists [token, score] in order
+/// of id.
 fn vocabulary(vocab: &Value) -> Result<Vec<(TokenId, &str)>, TokenListError> {
     match vocab {
         Value::Object(map) => map.iter().map(|(token, id)| Ok((id_of(token, id)?, token.as_str()))).collect(),

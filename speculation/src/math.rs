@@ -9,7 +9,6 @@
 //! Accuracy: always within 1 ulp of the true value (the largest errors were 0.81 for `ln` and 0.93 for `exp`,
 //! at 150,000 points each against 160-bit arithmetic), and within 1 ulp of libm over the grids in the tests
 //! below.
-//! 150,000 points each against 160-bit arithmetic), and within 1 ulp of libm over the grids that the tests below walk.
 
 /// 2 atanh(s) = s (2 + 2 s²/3 + 2 s⁴/5 + ...): with |s| <= 0.1716 the first omitted term is below 2^-59
 /// relative.

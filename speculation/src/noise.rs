@@ -128,7 +128,8 @@ const MULTIPLIERS: [u64; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const KEY_STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: u32 = 10;
 
-/// Philox-4x32 with ten rounds (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
+/// Philox-4x32 with ten rounds (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
+/// 2011).
 pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let mut words = counter.map(|word| [u64::from(word)]);
     philox_lanes(&mut words, key);

@@ -6,7 +6,8 @@ use crate::TokenId;
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
-/// Ids and, for every length, the FNV-1a 64 hash over the ids before it as little-endian u32 (contract part A).
+/// Ids and, for every length, the FNV-1a 64 hash over the ids before it as little-endian u32 (contract part
+/// A).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prefix {
     ids: Vec<TokenId>,

@@ -13,7 +13,8 @@ Examples:
 
 /// Serves a target model: checks drafted tokens in one forward pass and draws every token of the text.
 ///
-/// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones win.
+/// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones
+/// win.
 #[derive(Debug, Parser, Serialize)]
 #[command(name = "outrider-target-worker", version, after_long_help = EXAMPLES)]
 pub struct Flags {

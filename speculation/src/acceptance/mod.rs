@@ -8,8 +8,8 @@
 //!
 //! # Coupled
 //!
-//! The target's draw is `t = argmax(x + G(draw))` and a drafted token is accepted iff it equals t; either way t is
-//! committed.
+//! The target's draw is `t = argmax(x + G(draw))` and a drafted token is accepted iff it equals t; either way
+//! t is committed.
 //!
 //! *Exact.* For i.i.d. standard Gumbel noise, `argmax(ln P + G)` is distributed as P, and x differs from ln P
 //! by a constant. The draft enters only through the comparison, after t is fixed, so the committed token is
@@ -42,8 +42,8 @@
 //!
 //! # Typical
 //!
-//! A drafted token is also accepted when `P(d) > min(0.09, 0.3 exp(-H(P)))`, H being the entropy. Lossy: the committed
-//! tokens no longer follow P. (Cai et al., "Medusa", arXiv 2401.10774.)
+//! A drafted token is also accepted when `P(d) > min(0.09, 0.3 exp(-H(P)))`, H being the entropy. Lossy: the
+//! committed tokens no longer follow P. (Cai et al., "Medusa", arXiv 2401.10774.)
 
 mod coupled;
 mod draw;

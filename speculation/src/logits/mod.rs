@@ -1,4 +1,5 @@
-//! The logit pipeline (contract B1 and B2): from a model's raw logits to the tokens that may be drawn and their weights.
+//! The logit pipeline (contract B1 and B2): from a model's raw logits to the tokens that may be drawn and
+//! their weights.
 //!
 //! Draft and target workers run it over their own logits, in this order: [`process`] modifies the row in
 //! place (mask, bias, penalties; every operation rounded to f32), [`keep`] applies temperature and filters,

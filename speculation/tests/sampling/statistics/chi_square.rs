@@ -23,8 +23,8 @@ pub(crate) fn p_value(counts: &[u32], law: &[f64]) -> f64 {
     upper_tail(statistic, cells.len() - 1)
 }
 
-/// P(chi-square with `degrees` of freedom >= x) = exp(-x/2) (1 + x/2 + (x/2)²/2! + ...), `degrees`/2 terms. That is for
-/// even degrees; odd ones are rounded up, which errs towards not rejecting.
+/// P(chi-square with `degrees` of freedom >= x) = exp(-x/2) (1 + x/2 + (x/2)²/2! + ...), `degrees`/2 terms.
+/// That is for even degrees; odd ones are rounded up, which errs towards not rejecting.
 fn upper_tail(x: f64, degrees: usize) -> f64 {
     let half = x / 2.0;
     let mut term = (-half).exp();
