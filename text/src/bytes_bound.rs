@@ -1,12 +1,12 @@
-//! How many bytes of text one token can stand for: what lets a prompt be refused before it is tokenized. Only known where the
-//! tokenizer keeps every byte of a text, for what it drops or rewrites fits any window.
+//! Upper bound of the bytes of text per token, so that a too long prompt can be refused before tokenization.
+//! Known only if the tokenizer keeps every byte of a text: otherwise text of any length could fit the window.
 
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
 use super::vocabulary::Vocabulary;
 
-/// The length of the longest token; `None` where a text may be longer than its tokens.
+/// Length of the longest token in bytes; `None` if a text may be longer than its tokens.
 pub(super) fn max_bytes_per_token(tokenizer: &Tokenizer, vocabulary: &Vocabulary) -> Option<usize> {
     let rewrites = tokenizer.get_normalizer().is_some() || !vocabulary.is_bytes();
     let added = tokenizer.get_added_tokens_decoder();
@@ -22,12 +22,12 @@ pub(super) fn max_bytes_per_token(tokenizer: &Tokenizer, vocabulary: &Vocabulary
             is_token[usize::from(*byte)] = true;
         }
     }
-    // A byte that is no token of its own may be left out.
+    // A byte without a token of its own may be dropped.
     let all_bytes = is_token.iter().enumerate().all(|(byte, is_token)| *is_token || is_never_text(byte));
     tokens().map(<[u8]>::len).max().filter(|longest| all_bytes && *longest > 0)
 }
 
-/// Whether splitting a text loses nothing of it.
+/// Whether splitting a text keeps all of it.
 fn keeps_bytes(pre_tokenizer: &Value) -> bool {
     match pre_tokenizer["type"].as_str() {
         Some("ByteLevel" | "Digits") => true,
@@ -39,7 +39,7 @@ fn keeps_bytes(pre_tokenizer: &Value) -> bool {
     }
 }
 
-/// Bytes that stand nowhere in UTF-8.
+/// Bytes that never occur in UTF-8.
 pub(super) fn is_never_text(byte: usize) -> bool {
     matches!(byte, 0xc0 | 0xc1 | 0xf5..=0xff)
 }
@@ -50,7 +50,7 @@ mod tests {
 
     use super::*;
 
-    /// Every byte is a token, and so is `longest`.
+    /// A tokenizer with a token for every byte and one for "ab", modified by `change`.
     fn byte_level(change: impl FnOnce(&mut Value)) -> Option<usize> {
         let printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
         let mut next = 0x100;

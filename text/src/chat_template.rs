@@ -1,11 +1,11 @@
-//! [`ChatTemplate`]: a conversation to one prompt, by the template that came with the model.
+//! [`ChatTemplate`]: renders a conversation to one prompt with the model's template.
 //!
-//! A template is a program from whoever made the checkpoint, run on input from whoever sends a request: it gets fuel, a
-//! recursion limit and an output limit, and no access to anything but its arguments. The environment is the one that
-//! `transformers` gives: blocks trimmed, `raise_exception`, `strftime_now` (UTC), `tojson` that leaves HTML alone,
-//! Python's string methods.
+//! A template is untrusted code from the author of the checkpoint, run on untrusted input from clients. It
+//! gets fuel, a recursion limit and an output limit, and can access only its arguments. The environment is
+//! that of `transformers`: trimmed blocks, `raise_exception`, `strftime_now` (UTC), `tojson` without HTML
+//! escaping, and Python's string methods.
 //!
-//! What users write cannot become a special token: see `shield`.
+//! User text cannot become a special token: see `shield`.
 
 use std::io;
 
@@ -16,38 +16,38 @@ use serde_json::{Map, ser::Formatter};
 
 use super::{ModelTextError, TextError};
 
-/// Instructions that one rendering may execute; a conversation of a thousand messages takes some hundred thousand.
+/// Maximum instructions per rendering; a conversation of a thousand messages takes some hundred thousand.
 const FUEL: u64 = 20_000_000;
-/// How deep macros may call each other.
+/// Maximum recursion depth of macros.
 const RECURSION_MAX: usize = 64;
-/// How much text one rendering may produce. A request's body is at most 2 MiB.
+/// Maximum size of rendered text, in bytes. A request's body is at most 2 MiB.
 const RENDERED_BYTES_MAX: usize = 8 << 20;
 
 const NAME: &str = "chat";
 
-/// One message, as templates see it.
+/// One message, as passed to templates.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct ConversationMessage {
-    /// Such as "user".
+    /// The role, such as "user".
     pub role: String,
-    /// Plain text.
+    /// The text.
     pub content: String,
-    /// A participant's name, for templates that use it.
+    /// The participant's name, for templates that use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What an assistant thought before it spoke, for templates that show it.
+    /// The assistant's reasoning, for templates that show it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// An assistant's calls: objects of OpenAI's shape, with arguments as an object.
+    /// The assistant's tool calls: objects in OpenAI's format, with arguments as an object.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<serde_json::Value>,
-    /// Which call a tool's message answers.
+    /// Id of the tool call that this tool message answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
 }
 
 impl ConversationMessage {
-    /// What a role says, and nothing else.
+    /// Creates a message with a role and content only.
     pub fn new(role: &str, content: String) -> Self {
         Self { role: role.to_owned(), content, ..Self::default() }
     }
@@ -86,18 +86,18 @@ impl ChatTemplate {
         })
     }
 
-    /// As it was written.
+    /// The source of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The token that begins texts, if the model has one.
+    /// The token at the beginning of texts (BOS), if the model has one.
     pub fn bos_token(&self) -> Option<&str> {
         (!self.bos_token.is_empty()).then_some(self.bos_token.as_str())
     }
 
-    /// Renders a conversation up to where the assistant's next words begin. `extra` are further variables for the
-    /// template, `tools` among them; they cannot replace the other standard ones.
+    /// Renders a conversation up to the beginning of the assistant's next message. `extra` are additional
+    /// template variables, such as `tools`; they cannot replace the other standard ones.
     pub fn render(
         &self,
         messages: &[ConversationMessage],
@@ -121,7 +121,7 @@ impl ChatTemplate {
     }
 }
 
-/// What a client reads when its conversation does not fit the template.
+/// The error for the client if the template fails on its conversation.
 fn refusal(error: &Error) -> String {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(cause) = source {
@@ -141,7 +141,7 @@ fn describe(error: &Error) -> String {
     error.to_string().replace('\n', " ")
 }
 
-/// Marks an error that a template raised on purpose.
+/// An error that a template raised deliberately.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
@@ -157,7 +157,7 @@ fn strftime_now(format: &str) -> Result<String, Error> {
     })
 }
 
-/// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`: what templates were written against.
+/// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`, which templates expect.
 fn to_json(value: Value, positional: Rest<Value>, options: Kwargs) -> Result<Value, Error> {
     let indent = match options.get::<Option<usize>>("indent")? {
         Some(indent) => Some(indent),
@@ -177,7 +177,7 @@ fn to_json(value: Value, positional: Rest<Value>, options: Kwargs) -> Result<Val
     Ok(Value::from_safe_string(json))
 }
 
-/// `", "` and `": "` between items, as Python writes them.
+/// `", "` and `": "` between items, as in Python.
 struct PythonSpacing;
 
 impl Formatter for PythonSpacing {

@@ -1,6 +1,6 @@
-//! [`ModelText`]: what text needs to know of a model, namely its tokenizer, the bytes of each token, and its chat
-//! template. It is built from the files of a checkpoint, by name, wherever they come from, and shared by every request
-//! of the model. Building and encoding take CPU time: servers call them on threads of their own.
+//! [`ModelText`]: the text side of a model, which consists of its tokenizer, the bytes of each token, and its
+//! chat template. Built from named checkpoint files of any origin and shared by all requests for the model.
+//! Building and encoding are CPU-bound: servers run them on separate threads.
 
 #![forbid(unsafe_code)]
 
@@ -22,49 +22,49 @@ use bytes_bound::max_bytes_per_token;
 pub use chat_template::{ChatTemplate, ConversationMessage};
 pub use vocabulary::Vocabulary;
 
-/// The assets that make a model's text, by the names that workers serve them under.
+/// Names of the assets of a model's text, as served by workers.
 pub mod asset {
     /// The tokenizer; required.
     pub const TOKENIZER: &str = "tokenizer.json";
     /// Special tokens and, in older checkpoints, the chat template; optional.
     pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-    /// The chat template; optional, wins over the one in the tokenizer's configuration.
+    /// The chat template; optional, overrides the one in the tokenizer's configuration.
     pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
 }
 
-/// Why a conversation or a text cannot be turned into a prompt.
+/// Why a conversation or a text cannot be converted to a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     /// The chat template refuses the conversation, or fails on it.
     #[error("{0}")]
     Conversation(String),
-    /// The template or the tokenizer broke.
+    /// The template or the tokenizer failed.
     #[error("{0}")]
     Internal(String),
 }
 
-/// Why a model's text cannot be used.
+/// Why the text files of a model cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelTextError {
     /// The target serves no tokenizer.
     #[error("{} is missing: text cannot be served without it", asset::TOKENIZER)]
     NoTokenizer,
-    /// Not a tokenizer.
+    /// The tokenizer is invalid.
     #[error("{}: {reason}", asset::TOKENIZER)]
     Tokenizer {
-        /// As the parser puts it.
+        /// The parser's message.
         reason: String,
     },
-    /// Not the JSON that we expect.
+    /// The JSON is invalid or not as expected.
     #[error("{}: {reason}", asset::TOKENIZER_CONFIG)]
     TokenizerConfig {
-        /// As the parser puts it.
+        /// The parser's message.
         reason: String,
     },
     /// The template does not compile.
     #[error("chat template: {reason}")]
     ChatTemplate {
-        /// As the compiler puts it, with the line.
+        /// The compiler's message, with the line.
         reason: String,
     },
 }
@@ -79,12 +79,13 @@ pub struct ModelText {
     special: Vec<String>,
 }
 
-/// A conversation as its template writes it.
+/// A conversation rendered by its template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderedChat {
-    /// All of it.
+    /// The whole text.
     pub text: String,
-    /// The same in parts that are tokenized one by one: a special token that a user spelled lies across two.
+    /// The same text in parts that are tokenized separately; a special token spelled by a user is split over
+    /// two parts.
     parts: Vec<String>,
 }
 
@@ -98,13 +99,14 @@ impl fmt::Debug for ModelText {
 }
 
 impl ModelText {
-    /// Builds from assets by name (see [`asset`]). Takes up to a second for a large vocabulary: call it on a thread that
-    /// may block.
+    /// Builds from assets by name (see [`asset`]). Takes up to a second for a large vocabulary: call it on a
+    /// thread that may block.
     pub fn from_assets<'a>(fetch: impl Fn(&str) -> Option<&'a [u8]>) -> Result<Self, ModelTextError> {
         let tokenizer_json = fetch(asset::TOKENIZER).ok_or(ModelTextError::NoTokenizer)?;
         let mut tokenizer = Tokenizer::from_bytes(tokenizer_json)
             .map_err(|error| ModelTextError::Tokenizer { reason: error.to_string() })?;
-        // A checkpoint may carry its training's cut or padding; a server must neither shorten nor lengthen a prompt.
+        // A checkpoint may contain the truncation or padding of its training; a server must not change a
+        // prompt's length.
         tokenizer
             .with_truncation(None)
             .map_err(|error| ModelTextError::Tokenizer { reason: error.to_string() })?
@@ -141,28 +143,28 @@ impl ModelText {
         &self.vocabulary
     }
 
-    /// The text of a whole list of ids by the library's decoder, special tokens left out. Ids that no token has add nothing.
+    /// Decodes ids with the library's decoder, without special tokens. Unknown ids are skipped.
     pub fn decode(&self, ids: &[TokenId]) -> String {
         let adds_text = |id: &TokenId| !self.vocabulary.text_bytes(*id).is_empty();
         self.decode_all(&ids.iter().copied().filter(adds_text).collect::<Vec<_>>())
     }
 
-    /// The same, with special tokens as they are spelt.
+    /// Like [`Self::decode`], including special tokens.
     pub fn decode_all(&self, ids: &[TokenId]) -> String {
-        // Some of the library's decoders panic where there is nothing to decode.
+        // Some of the library's decoders panic if there is nothing to decode.
         if ids.iter().all(|&id| self.vocabulary.bytes(id).is_empty()) {
             return String::new();
         }
-        // A decoder that fails on some list of tokens leaves it without text; the ids are there still.
+        // If a decoder fails on some tokens, the text is empty; the ids still exist.
         self.tokenizer.decode(ids, false).unwrap_or_default()
     }
 
-    /// The most bytes of a text that one token can stand for, where that is known.
+    /// Maximum bytes of text per token, if known.
     pub fn max_bytes_per_token(&self) -> Option<usize> {
         self.max_bytes_per_token
     }
 
-    /// The template that turns a conversation into a prompt, if the model has one.
+    /// The chat template, if the model has one.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.chat_template.as_ref()
     }
@@ -172,7 +174,8 @@ impl ModelText {
         self.tokenizer.token_to_id(spelling)
     }
 
-    /// A conversation by the model's template: what the messages and variables hold is text, whatever it spells.
+    /// Renders a conversation with the model's template. Messages and variables are treated as text, even
+    /// where they spell special tokens.
     pub fn render_chat(
         &self,
         template: &ChatTemplate,
@@ -185,16 +188,16 @@ impl ModelText {
         Ok(RenderedChat { text: parts.concat(), parts })
     }
 
-    /// The ids of a conversation.
+    /// Encodes a rendered conversation.
     pub fn encode_chat(&self, rendered: &RenderedChat) -> Result<Vec<TokenId>, TextError> {
         let parts: Result<Vec<_>, _> =
             rendered.parts.iter().map(|part| self.encode(part, Framing::AsIs)).collect();
         Ok(parts?.concat())
     }
 
-    /// Text to ids. Text that spells a special token becomes that token, as `transformers` does it. The tokenizer's own
-    /// leading or closing tokens (such as BOS) are added only where asked for: a rendered chat template holds them
-    /// already.
+    /// Encodes text. Text that spells a special token becomes that token, as in `transformers`. The
+    /// tokenizer's own leading or trailing tokens (such as BOS) are added only on request: a rendered chat
+    /// template already contains them.
     pub fn encode(&self, text: &str, framing: Framing) -> Result<Vec<TokenId>, TextError> {
         let add_special_tokens = matches!(framing, Framing::Add);
         self.tokenizer
@@ -204,16 +207,16 @@ impl ModelText {
     }
 }
 
-/// Whether the tokenizer frames a text with its own special tokens (BOS and the like).
+/// Whether to add the tokenizer's own special tokens (such as BOS) to a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Framing {
-    /// Plain text does not hold them: add them.
+    /// Add them: the text is plain.
     Add,
-    /// The text holds what it needs.
+    /// Do not add them: the text contains what it needs.
     AsIs,
 }
 
-/// What we read of tokenizer_config.json.
+/// The used fields of tokenizer_config.json.
 #[derive(Debug, Default, Deserialize)]
 struct TokenizerConfig {
     #[serde(default)]
@@ -224,7 +227,7 @@ struct TokenizerConfig {
     chat_template: Option<TemplateField>,
 }
 
-/// A special token is written as its text, or as an object that holds it.
+/// A special token: its text, or an object that contains the text.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum SpecialToken {
@@ -240,7 +243,7 @@ impl SpecialToken {
     }
 }
 
-/// A chat template is one text, or several by name.
+/// A chat template: one text, or several named ones.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum TemplateField {
@@ -255,7 +258,7 @@ struct NamedTemplate {
 }
 
 impl TemplateField {
-    /// The one, or the one named "default".
+    /// The only template, or the one named "default".
     fn default_template(&self) -> Option<&str> {
         match self {
             Self::One(template) => Some(template),

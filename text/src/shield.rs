@@ -1,11 +1,12 @@
-//! [`Shield`]: keeps what users write from becoming special tokens. A mark goes into every spelling of one before the chat template is
-//! rendered; the rendered text is tokenized in the parts between marks, so that no part holds the whole spelling.
+//! [`Shield`]: prevents user text from becoming special tokens. Inserts a mark into every spelling of one
+//! before the chat template is rendered. The rendered text is split at the marks and tokenized in parts, so
+//! that no part contains the whole spelling.
 
 use serde_json::{Map, Value};
 
 use super::ConversationMessage;
 
-/// Noncharacters, which no text needs: one that does not occur is the mark.
+/// Unicode noncharacters, which no text needs; one that does not occur is used as the mark.
 const MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
 /// The mark of one conversation.
@@ -17,7 +18,7 @@ pub(super) struct Shield<'a> {
 }
 
 impl<'a> Shield<'a> {
-    /// A mark that occurs nowhere in a conversation; without one it is the last.
+    /// Chooses a mark that does not occur in the conversation; the last one if all occur.
     pub(super) fn new(
         special: &'a [String],
         messages: &[ConversationMessage],
@@ -54,7 +55,8 @@ impl<'a> Shield<'a> {
         }
     }
 
-    /// The text with a mark behind the first character of every special token's spelling. A mark that was there is dropped.
+    /// Inserts a mark after the first character of every special token's spelling. Existing marks are
+    /// removed.
     fn text(&self, text: &str) -> String {
         let mut shielded = String::with_capacity(text.len());
         for (at, character) in text.char_indices().filter(|(_, character)| *character != self.mark) {
@@ -66,7 +68,7 @@ impl<'a> Shield<'a> {
         shielded
     }
 
-    /// The parts of a rendered text.
+    /// Splits a rendered text at the marks.
     pub(super) fn parts<'t>(&self, rendered: &'t str) -> impl Iterator<Item = &'t str> + use<'t> {
         rendered.split(self.mark)
     }

@@ -1,4 +1,5 @@
-//! Tokenizer, token bytes and chat templates, on the bundled model and on small ones written out here.
+//! Tests of tokenizer, token bytes and chat templates, with the bundled model and with small models defined
+//! here.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -26,7 +27,8 @@ fn find<'a>(assets: &'a [(&str, Vec<u8>)], name: &str) -> Option<&'a [u8]> {
     assets.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes.as_slice())
 }
 
-/// A small sentencepiece-like model: words with a mark for space, byte tokens, and a BOS that the tokenizer adds.
+/// A small sentencepiece-like model: words with a mark for spaces, byte tokens, and a BOS that the tokenizer
+/// adds.
 fn sentencepiece() -> Arc<ModelText> {
     let vocab = json!({
         "<s>": 0, "</s>": 1, "<unk>": 2, "<0xE2>": 3, "<0x82>": 4, "<0xAC>": 5, "<0x0A>": 6,

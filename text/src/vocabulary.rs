@@ -1,5 +1,5 @@
-//! [`Vocabulary`]: the bytes that each token stands for, laid out once per model, so that detokenizing is a table
-//! look-up. Tokens are byte strings, not text: one may hold half a character.
+//! [`Vocabulary`]: the bytes of each token, computed once per model, so that detokenization is a table
+//! lookup. Tokens are byte strings, not text: a token may contain half a character.
 
 use std::collections::HashMap;
 
@@ -9,26 +9,26 @@ use tokenizers::Tokenizer;
 
 use super::ModelTextError;
 
-/// The mark that sentencepiece tokenizers write for a space.
+/// The mark for a space in sentencepiece tokenizers.
 const SENTENCEPIECE_SPACE: &str = "\u{2581}";
 
-/// No tokenizer has as many tokens; one that says so would take all memory.
+/// Maximum number of tokens; a larger claimed id would exhaust memory.
 const MAX_TOKENS: usize = 1 << 24;
 
-/// The bytes of each token.
+/// The bytes of all tokens.
 #[derive(Debug)]
 pub struct Vocabulary {
     bytes: Vec<u8>,
     /// Token `id` is `bytes[ends[id - 1] .. ends[id]]`.
     ends: Vec<usize>,
-    /// Left out of text.
+    /// Whether the token is left out of text.
     special: Vec<bool>,
-    /// Whether text is these bytes, one token after the other.
+    /// Whether a text is the concatenated bytes of its tokens.
     is_bytes: bool,
 }
 
 impl Vocabulary {
-    /// Reads every token of a tokenizer.
+    /// Reads all tokens of a tokenizer.
     pub(super) fn of(tokenizer: &Tokenizer) -> Result<Self, ModelTextError> {
         let spelling = Spelling::of(tokenizer)?;
         let added = tokenizer.get_added_tokens_decoder();
@@ -44,7 +44,7 @@ impl Vocabulary {
             is_bytes: !matches!(spelling, Spelling::Plain),
         };
         for id in 0..len as TokenId {
-            // A hole in the numbering is an empty token.
+            // An unused id is an empty token.
             if let Some(token) = tokenizer.id_to_token(id) {
                 spelling.append_bytes(&token, &mut vocabulary.bytes);
             }
@@ -54,22 +54,23 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    /// How many ids have an entry. A model may have more rows than its tokenizer has tokens.
+    /// Number of ids. A model may have more rows than its tokenizer has tokens.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is no token at all.
+    /// Whether there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Whether a text is the bytes of its tokens, one after the other. Where it is not, the tokenizer's decoder makes it.
+    /// Whether a text is the concatenated bytes of its tokens. If not, the tokenizer's decoder must produce
+    /// it.
     pub fn is_bytes(&self) -> bool {
         self.is_bytes
     }
 
-    /// What the token stands for, special or not; empty for an id that no token has.
+    /// The bytes of the token, special or not; empty for an unused id.
     pub fn bytes(&self, id: TokenId) -> &[u8] {
         let idx = id as usize;
         let Some(&end) = self.ends.get(idx) else { return &[] };
@@ -77,17 +78,17 @@ impl Vocabulary {
         &self.bytes[start..end]
     }
 
-    /// Whether the token is left out of text; an id that no token has is not.
+    /// Whether the token is left out of text; false for an unused id.
     pub(super) fn is_special(&self, id: TokenId) -> bool {
         self.special.get(id as usize).copied().unwrap_or(false)
     }
 
-    /// What the token adds to text: nothing, for a special token.
+    /// The bytes that the token adds to text; empty for a special token.
     pub fn text_bytes(&self, id: TokenId) -> &[u8] {
         if self.special.get(id as usize).copied().unwrap_or(true) { &[] } else { self.bytes(id) }
     }
 
-    /// The token as one string, for lists of tokens: its text, or `bytes:\xe2\x82` where it is not whole characters.
+    /// The token as one string, for token lists: its text, or `bytes:\xe2\x82` if it is not whole characters.
     pub fn spell(&self, id: TokenId) -> String {
         let bytes = self.bytes(id);
         match std::str::from_utf8(bytes) {
@@ -103,13 +104,13 @@ impl Vocabulary {
     }
 }
 
-/// How a tokenizer writes bytes as token strings.
+/// The encoding of bytes in a tokenizer's token strings.
 enum Spelling {
-    /// One printable character for each byte (GPT-2, Llama 3, Qwen).
+    /// One printable character per byte (GPT-2, Llama 3, Qwen).
     ByteLevel { byte_of: HashMap<char, u8> },
-    /// Text with a mark for space, and tokens such as `<0x0A>` for single bytes (Llama 2, Mistral).
+    /// Text with a mark for spaces, and tokens such as `<0x0A>` for single bytes (Llama 2, Mistral).
     SentencePiece { byte_fallback: bool },
-    /// As it is: what it adds to a text is its decoder's to say (WordPiece, CTC, none, ...).
+    /// Unchanged; the decoder determines what it adds to a text (WordPiece, CTC, none, ...).
     Plain,
 }
 
@@ -138,7 +139,7 @@ impl Spelling {
                 let start = bytes.len();
                 for character in token.chars() {
                     let Some(&byte) = byte_of.get(&character) else {
-                        // Added tokens are written plainly: a character outside the table says so.
+                        // Added tokens are plain text, recognized by a character outside the table.
                         bytes.truncate(start);
                         bytes.extend_from_slice(token.as_bytes());
                         return;
@@ -155,13 +156,14 @@ impl Spelling {
     }
 }
 
-/// The byte that a token of the form `<0x0A>` stands for.
+/// The byte of a token of the form `<0x0A>`.
 fn byte_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
 }
 
-/// GPT-2's table: printable Latin-1 characters stand for themselves, the other bytes for the characters from U+0100 on.
+/// GPT-2's table: printable Latin-1 characters stand for themselves, other bytes for characters from U+0100
+/// on.
 fn byte_of_character() -> HashMap<char, u8> {
     let mut next_code = 0x100;
     (0..=u8::MAX)

@@ -1,5 +1,5 @@
-//! Bytes to the draft's ids, such that the bytes of the ids are those bytes, exactly: by the draft's tokenizer where it keeps them, token
-//! by token where it does not.
+//! Encodes bytes to draft ids whose bytes are exactly the given ones: with the draft's tokenizer if it keeps
+//! the bytes, otherwise token by token.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,8 @@ use tokenizers::Tokenizer;
 use crate::bytes_bound::is_never_text;
 use crate::vocabulary::Vocabulary;
 
-/// Put before a text whose beginning the tokenizer changes (sentencepiece adds a space there), and taken off again.
+/// Prefix for texts whose beginning the tokenizer changes (sentencepiece adds a space there); its ids are
+/// removed again.
 const ANCHOR: &str = "\n";
 
 /// The draft's tokenizer and its tokens.
@@ -18,7 +19,7 @@ pub(super) struct DraftText {
     vocabulary: Vocabulary,
     /// Ordinary tokens by their bytes.
     by_bytes: HashMap<Box<[u8]>, TokenId>,
-    /// Bytes of the longest of them.
+    /// Length of the longest of these tokens, in bytes.
     longest: usize,
     frame: Vec<TokenId>,
 }
@@ -43,19 +44,20 @@ impl DraftText {
         &self.vocabulary
     }
 
-    /// What stands before every text (BOS).
+    /// Ids before every text (BOS).
     pub(super) fn frame(&self) -> &[TokenId] {
         &self.frame
     }
 
-    /// The lowest byte of text that no token spells.
+    /// The lowest byte that occurs in text but has no token.
     pub(super) fn missing_byte(&self) -> Option<u8> {
         let is_missing =
             |byte: &u8| !is_never_text(usize::from(*byte)) && !self.by_bytes.contains_key(&[*byte][..]);
         (0..=u8::MAX).find(is_missing)
     }
 
-    /// The ids of `bytes`, and how many of these they stand for: all but in front of a byte that no token spells, which no text holds.
+    /// Encodes `bytes`; returns the ids and the number of bytes covered. Encoding stops only at a byte
+    /// without a token, which does not occur in text.
     pub(super) fn encode(&self, bytes: &[u8]) -> (Vec<TokenId>, usize) {
         let (mut ids, mut covered) = (Vec::new(), 0);
         for chunk in bytes.utf8_chunks() {
@@ -73,7 +75,7 @@ impl DraftText {
         (ids, covered)
     }
 
-    /// As the tokenizer writes the text, if that is its bytes.
+    /// Encodes with the tokenizer if the result has exactly the bytes of the text; otherwise spells it.
     fn natural(&self, text: &str) -> Vec<TokenId> {
         let encode = |text: &str| {
             self.tokenizer
@@ -94,7 +96,7 @@ impl DraftText {
         }
     }
 
-    /// The longest tokens first, and how many bytes they stand for.
+    /// Encodes greedily, longest tokens first; returns the ids and the number of bytes covered.
     fn spell(&self, bytes: &[u8]) -> (Vec<TokenId>, usize) {
         let (mut ids, mut at) = (Vec::new(), 0);
         while at < bytes.len() {

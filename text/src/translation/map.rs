@@ -1,4 +1,5 @@
-//! Which token of the draft stands for which token of the target: tokens of equal bytes, and special tokens by explicit rules.
+//! Maps tokens of the target to tokens of the draft: tokens of equal bytes, and special tokens by explicit
+//! rules.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,12 +7,12 @@ use speculation::TokenId;
 
 use crate::vocabulary::Vocabulary;
 
-/// How much of two vocabularies a map covers.
+/// Coverage of two vocabularies by a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Coverage {
     /// Tokens that the draft can propose: pairs of the map.
     pub shared: usize,
-    /// Of these, tokens of two bytes and more.
+    /// Those of at least two bytes.
     pub shared_of_two_bytes: usize,
     /// Tokens of the draft.
     pub draft_tokens: usize,
@@ -20,24 +21,24 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// The share of the target's tokens that the draft can propose, in 0..=1.
+    /// Share of the target's tokens that the draft can propose, in 0..=1.
     pub fn target_share(&self) -> f64 {
         self.shared as f64 / self.target_tokens.max(1) as f64
     }
 }
 
-/// The map. Ordinary tokens are paired with ordinary ones of equal bytes, special tokens with special ones of equal spelling; ids that
-/// end the target's texts and are not paired yet get the draft's, in order.
+/// The map. Ordinary tokens are paired with ordinary ones of equal bytes, special tokens with special ones of
+/// equal spelling. Unpaired EOS ids of the target are paired with unpaired ones of the draft, in order.
 #[derive(Debug)]
 pub(super) struct TokenMap {
     /// By target id.
     to_draft: Vec<Option<TokenId>>,
-    /// Target id and draft id, each at most once: what the draft proposes.
+    /// Pairs of target id and draft id that the draft proposes; each id occurs at most once.
     guessed: Vec<(TokenId, TokenId)>,
 }
 
 impl TokenMap {
-    /// `ends` are the ids that end texts, the target's and the draft's.
+    /// The second argument holds the EOS ids of target and draft.
     pub(super) fn new(
         (target, draft): (&Vocabulary, &Vocabulary),
         (target_ends, draft_ends): (&[TokenId], &[TokenId]),
@@ -45,7 +46,7 @@ impl TokenMap {
         let (mut ordinary, mut special) = (HashMap::new(), HashMap::new());
         for id in ids(draft) {
             let tokens = if draft.is_special(id) { &mut special } else { &mut ordinary };
-            // Of equal tokens the last: sentencepiece lists its tokens for single bytes before its characters.
+            // The last of equal tokens wins: sentencepiece lists its byte tokens before its characters.
             tokens.insert(draft.bytes(id), id);
         }
         let mut to_draft = vec![None; target.len()];
@@ -60,7 +61,8 @@ impl TokenMap {
         for (end, draft_end) in unpaired.into_iter().zip(free) {
             to_draft[end as usize] = Some(draft_end);
         }
-        // Of several target ids with one meaning the last is proposed: two equal logits would share one token's probability.
+        // If several target ids have the same draft id, only the last is proposed: equal logits would split
+        // one token's probability.
         let by_draft_id: BTreeMap<TokenId, TokenId> =
             (0..).zip(&to_draft).filter_map(|(id, draft_id)| Some(((*draft_id)?, id))).collect();
         let mut guessed: Vec<(TokenId, TokenId)> =
@@ -88,7 +90,7 @@ impl TokenMap {
     }
 }
 
-/// Ids that a token has.
+/// Ids that have a token.
 fn ids(vocabulary: &Vocabulary) -> impl Iterator<Item = TokenId> {
     (0..vocabulary.len() as TokenId).filter(|&id| !vocabulary.bytes(id).is_empty())
 }

@@ -1,8 +1,10 @@
-//! [`Translation`]: between the ids of a target and those of a draft with another tokenizer, by the bytes that tokens stand for.
+//! [`Translation`]: translates between the ids of a target and those of a draft with a different tokenizer,
+//! by the bytes of tokens.
 //!
-//! Two things need it. What the target has committed is shown to the draft in the draft's own ids ([`sequence`]), and what the draft
-//! scores is read as scores of the target's ids ([`Translation::scatter`]). Both rest on one map ([`map`]) of tokens with equal bytes;
-//! text that the map does not cover is tokenized by the draft's tokenizer ([`draft_text`]). Pure: no model, no file.
+//! It has two uses. Committed target ids are converted to the draft's ids ([`sequence`]), and the draft's
+//! logits are converted to logits of target ids ([`Translation::scatter`]). Both use one map ([`map`]) of
+//! tokens with equal bytes; text that the map does not cover is tokenized by the draft's tokenizer
+//! ([`draft_text`]). Pure: no model, no files.
 
 mod draft_text;
 mod map;
@@ -21,10 +23,11 @@ use crate::{ModelTextError, asset};
 pub use map::Coverage;
 pub use sequence::TranslatedSequence;
 
-/// Tokens of two bytes and more that both tokenizers must have. Single bytes do not count: most tokenizers share all of these.
+/// Minimum number of shared tokens of at least two bytes. Single bytes do not count, because most tokenizers
+/// share all of them.
 pub const MIN_SHARED_TOKENS: usize = 300;
 
-/// Which of the two tokenizers.
+/// One of the two tokenizers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The target's.
@@ -33,41 +36,41 @@ pub enum Side {
     Draft,
 }
 
-/// Why a draft cannot be used beside this target tokenizer.
+/// Why a draft cannot be used with this target tokenizer.
 #[derive(Debug, thiserror::Error)]
 pub enum TranslationError {
     /// A tokenizer cannot be read.
     #[error("the {side}'s tokenizer: {source}")]
     Unreadable {
-        /// Whose.
+        /// The tokenizer.
         side: Side,
-        /// What is wrong with it.
+        /// The error.
         source: ModelTextError,
     },
-    /// A text is not the bytes of its tokens (WordPiece and the like).
+    /// A text does not equal the bytes of its tokens (WordPiece and similar).
     #[error(
         "the {side}'s tokenizer does not keep the bytes of a text (its decoder is neither byte-level nor sentencepiece's): use a model \
          with a byte-level BPE or sentencepiece tokenizer"
     )]
     NotBytes {
-        /// Whose.
+        /// The tokenizer.
         side: Side,
     },
-    /// The draft cannot be shown every text.
+    /// The draft cannot encode every text.
     #[error(
         "the draft's tokenizer has no token for byte {byte:#04x}: use a draft whose tokenizer has every byte"
     )]
     MissingByte {
-        /// The lowest that is missing.
+        /// The lowest missing byte.
         byte: u8,
     },
-    /// Hardly anything that the draft says can be read.
+    /// Too few of the draft's tokens can be translated.
     #[error(
         "the tokenizers share {shared} tokens of two bytes and more, at least {MIN_SHARED_TOKENS} are needed: check that the target \
          tokenizer is the target's, or use another draft"
     )]
     TooFewShared {
-        /// Tokens with equal bytes.
+        /// Number of tokens of at least two bytes with equal bytes.
         shared: usize,
     },
 }
@@ -81,12 +84,12 @@ impl std::fmt::Display for Side {
     }
 }
 
-/// One model's tokenizer, and the ids that end its texts.
+/// One model's tokenizer and EOS ids.
 #[derive(Debug, Clone, Copy)]
 pub struct TokenizerFile<'a> {
-    /// The bytes of tokenizer.json.
+    /// Content of tokenizer.json.
     pub json: &'a [u8],
-    /// May be empty.
+    /// EOS ids; may be empty.
     pub eos_token_ids: &'a [TokenId],
 }
 
@@ -94,7 +97,7 @@ pub struct TokenizerFile<'a> {
 #[derive(Debug)]
 pub struct Translation {
     target: Vocabulary,
-    /// What the target's tokenizer puts before a text (BOS). The draft has a frame of its own in its place.
+    /// Ids that the target's tokenizer puts before a text (BOS); replaced by the draft's own.
     target_frame: Vec<TokenId>,
     draft: DraftText,
     map: TokenMap,
@@ -107,7 +110,7 @@ impl Translation {
         let (mut draft_tokenizer, draft_vocabulary) = read(Side::Draft, draft.json)?;
         let frame_of = |tokenizer: &Tokenizer| draft_text::frame(tokenizer);
         let (target_frame, draft_frame) = (frame_of(&target_tokenizer), frame_of(&draft_tokenizer));
-        // Special tokens are translated by the map; text that spells one stays text.
+        // Special tokens are translated by the map; text that spells one remains text.
         draft_tokenizer.set_encode_special_tokens(true);
         let ends = (target.eos_token_ids, draft.eos_token_ids);
         let map = TokenMap::new((&target_vocabulary, &draft_vocabulary), ends);
@@ -122,24 +125,24 @@ impl Translation {
         Ok(Self { target: target_vocabulary, target_frame, draft, map })
     }
 
-    /// How much of both vocabularies the map covers.
+    /// Coverage of both vocabularies by the map.
     pub fn coverage(&self) -> Coverage {
         self.map.coverage(&self.target, self.draft.vocabulary())
     }
 
-    /// Ids of the target's tokenizer: one more than its highest.
+    /// Number of ids of the target's tokenizer: its highest id plus one.
     pub fn num_target_ids(&self) -> usize {
         self.target.len()
     }
 
-    /// The draft's id for a target's id, by equal bytes or by the rules for special tokens.
+    /// The draft id of a target id, by equal bytes or by the rules for special tokens.
     pub fn to_draft(&self, target_id: TokenId) -> Option<TokenId> {
         self.map.to_draft(target_id)
     }
 
-    /// Reads a row of the draft's logits as logits of target ids: those outside the map are -inf.
+    /// Converts a row of the draft's logits to logits of target ids; ids outside the map get -inf.
     ///
-    /// `draft_row`: a number for each of the draft's ids, or more. `target_row`: one for each of the target's.
+    /// `draft_row`: at least one logit per draft id. `target_row`: one per target id.
     pub fn scatter(&self, draft_row: &[f32], target_row: &mut [f32]) {
         target_row.fill(f32::NEG_INFINITY);
         for &(target_id, draft_id) in self.map.guessed() {
@@ -147,7 +150,7 @@ impl Translation {
         }
     }
 
-    /// What the target's id at `position` of a sequence adds to its text, and what it is to the draft.
+    /// The text that the target id at `position` adds, and its kind for the draft.
     fn unit(&self, position: usize, target_id: TokenId) -> Unit<'_> {
         if self.target_frame.get(position) == Some(&target_id) {
             return Unit::Nothing;
@@ -156,7 +159,7 @@ impl Translation {
         match (self.target.bytes(target_id), self.map.to_draft(target_id)) {
             ([], _) => Unit::Nothing,
             (bytes, Some(draft_id)) if is_special => Unit::Special { len: bytes.len(), draft_id },
-            // A special token that the draft does not have is shown as it is spelt.
+            // A special token that the draft does not have is passed as its spelling.
             (bytes, _) => Unit::Text(bytes),
         }
     }
@@ -165,13 +168,13 @@ impl Translation {
 /// One id of a target's sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unit<'a> {
-    /// Not shown to the draft: the target's frame, and ids without bytes.
+    /// Not passed to the draft: the target's frame, and ids without bytes.
     Nothing,
     /// Text.
     Text(&'a [u8]),
-    /// A special token, for which the draft has one too.
+    /// A special token that the draft has too.
     Special {
-        /// Bytes that it counts in the target's text.
+        /// Number of bytes that it counts in the target's text.
         len: usize,
         /// The draft's id.
         draft_id: TokenId,
@@ -179,7 +182,7 @@ enum Unit<'a> {
 }
 
 impl Unit<'_> {
-    /// Bytes that it adds.
+    /// Number of bytes that it adds.
     fn len(self) -> usize {
         match self {
             Self::Nothing => 0,

@@ -1,30 +1,32 @@
-//! [`TranslatedSequence`]: one sequence in the target's ids and in the draft's, held together by the bytes of the text.
+//! [`TranslatedSequence`]: one sequence in target ids and in draft ids, aligned by the bytes of the text.
 //!
-//! Every draft id stands for the bytes from the end of the one before it to its own end, in the target's text. So a cut of target ids
-//! is a cut of draft ids, and what the draft ids do not cover afterwards is tokenized again with what comes next.
+//! Every draft id covers the bytes from the end of the previous one to its own end, in the target's text. So
+//! a cut of target ids implies a cut of draft ids. Text that the draft ids no longer cover is tokenized again
+//! together with the next ids.
 
 use speculation::TokenId;
 
 use super::{Translation, Unit};
 
-/// How many target ids before new ones are tokenized again, at least, where the map alone does not suffice. More would make the draft's
-/// tokens more like those of the text as a whole, and costs forward-pass rows where they change.
+/// Minimum number of target ids before new ones to tokenize again if the map alone does not suffice. More
+/// would make the draft's tokens closer to those of the whole text, but costs forward rows where they change.
 const SUFFIX_IDS: usize = 8;
 
-/// How many target ids further back a beginning of a word is looked for.
+/// Number of further target ids to search backwards for the beginning of a word.
 const WORD_IDS: usize = 8;
 
-/// As many new ids are translated one by one; of more, the draft's own tokenization is worth more than the rows it may cost.
+/// Up to this many new ids are translated one by one. For more, the draft's own tokenization is worth the
+/// rows that it may cost.
 const MAX_MAPPED_IDS: usize = 8;
 
-/// See the module's page.
+/// A translated sequence; see the module documentation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TranslatedSequence {
     target: Track,
     draft: Track,
 }
 
-/// Ids, and where each ends in the text, in bytes from its beginning.
+/// Ids, and the end of each in the text, in bytes from its beginning.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Track {
     ids: Vec<TokenId>,
@@ -37,17 +39,17 @@ impl Track {
         self.ends.push(end);
     }
 
-    /// Where the first `len` ids end.
+    /// End of the first `len` ids.
     fn end_of(&self, len: usize) -> u32 {
         len.checked_sub(1).map_or(0, |last| self.ends[last])
     }
 
-    /// Where all of them end.
+    /// End of all ids.
     fn end(&self) -> u32 {
         self.end_of(self.ids.len())
     }
 
-    /// How many ids end at or before `end`.
+    /// Number of ids that end at or before `end`.
     fn len_within(&self, end: u32) -> usize {
         self.ends.partition_point(|&other| other <= end)
     }
@@ -59,41 +61,42 @@ impl Track {
 }
 
 impl TranslatedSequence {
-    /// The sequence in the target's ids.
+    /// The target ids of the sequence.
     pub fn target_ids(&self) -> &[TokenId] {
         &self.target.ids
     }
 
-    /// The same text in the draft's ids, as far as these cover it.
+    /// The same text in draft ids, as far as they cover it.
     pub fn draft_ids(&self) -> &[TokenId] {
         &self.draft.ids
     }
 
-    /// Whether the draft ids end where the target ids end, so that what the draft expects next stands at the next target position.
+    /// Whether the draft ids end where the target ids end, so that the draft's next token is at the next
+    /// target position.
     pub fn is_covered(&self) -> bool {
         !self.draft.ids.is_empty() && self.draft.end() == self.target.end()
     }
 
-    /// How many of the target ids the first `num_draft_ids` draft ids cover.
+    /// Number of target ids covered by the first `num_draft_ids` draft ids.
     pub fn num_covered(&self, num_draft_ids: usize) -> usize {
         self.target.len_within(self.draft.end_of(num_draft_ids.min(self.draft.ids.len())))
     }
 
-    /// How many draft ids stand for the first `len` target ids, if one of them ends where these end.
+    /// Number of draft ids for the first `len` target ids, if both end at the same byte.
     pub fn draft_len_at(&self, len: usize) -> Option<usize> {
         let end = self.target.end_of(len);
         let draft_len = self.draft.len_within(end);
         (draft_len > 0 && self.draft.end_of(draft_len) == end).then_some(draft_len)
     }
 
-    /// Forgets target ids from `len` on, and draft ids that reach past them.
+    /// Drops target ids from `len` on, and draft ids that extend past them.
     pub fn truncate(&mut self, len: usize) {
         self.target.truncate(len);
         let kept = if self.target.ids.is_empty() { 0 } else { self.draft.len_within(self.target.end()) };
         self.draft.truncate(kept);
     }
 
-    /// Appends target ids. Returns how many of the draft ids stayed as they were: the KV of the others is of no use any more.
+    /// Appends target ids. Returns the number of unchanged draft ids; the KV of the others is invalid.
     pub fn extend(&mut self, translation: &Translation, ids: &[TokenId]) -> usize {
         let first = self.target.ids.len();
         for &id in ids {
@@ -108,7 +111,7 @@ impl TranslatedSequence {
         self.tokenize_again(translation, first)
     }
 
-    /// Translates the target ids from `first` on one by one; nothing happens where one of them is not in the map.
+    /// Translates the target ids from `first` on one by one; does nothing if one of them is not in the map.
     fn append_mapped(&mut self, translation: &Translation, first: usize) -> bool {
         let len = self.draft.ids.len();
         for at in first..self.target.ids.len() {
@@ -125,7 +128,8 @@ impl TranslatedSequence {
         true
     }
 
-    /// Tokenizes the text again from some place before the target id `first`, and keeps the draft ids that come out as they were.
+    /// Tokenizes the text again from a position before the target id `first`; returns the number of unchanged
+    /// draft ids.
     fn tokenize_again(&mut self, translation: &Translation, first: usize) -> usize {
         let old = self.draft.clone();
         if old.ids.is_empty() {
@@ -143,7 +147,8 @@ impl TranslatedSequence {
         kept + (kept..shorter).take_while(is_same).count()
     }
 
-    /// The target id from which the text is tokenized again: between two draft ids and between two characters, if possible where a word begins.
+    /// Index of the target id from which to tokenize again: between two draft ids and between two characters,
+    /// at the beginning of a word if possible.
     fn place_before(&self, translation: &Translation, first: usize) -> usize {
         let latest = first.saturating_sub(SUFFIX_IDS);
         let is_place = |&at: &usize| {
@@ -174,7 +179,7 @@ impl TranslatedSequence {
         }
     }
 
-    /// The first byte of text at or behind the target id `at`; none before a special token.
+    /// The first byte of text at or after the target id `at`; `None` before a special token.
     fn first_byte(&self, translation: &Translation, at: usize) -> Option<u8> {
         (at..self.target.ids.len()).find_map(|at| match translation.unit(at, self.target.ids[at]) {
             Unit::Nothing => None,
@@ -202,7 +207,7 @@ impl TranslatedSequence {
         self.append_bytes(translation, &text);
     }
 
-    /// Whether all of `text` could be appended.
+    /// Appends draft ids for `text`; returns whether all of it was covered.
     fn append_bytes(&mut self, translation: &Translation, text: &[u8]) -> bool {
         let (ids, covered) = translation.draft.encode(text);
         let mut end = self.draft.end();

@@ -1,4 +1,5 @@
-//! Between the bundled tokenizer and others made from it: byte-level ones with other ids and fewer tokens, and one of sentencepiece's kind.
+//! Translation between the bundled tokenizer and two derived from it: a byte-level one with different ids and
+//! fewer tokens, and a sentencepiece-like one.
 
 use std::sync::LazyLock;
 
@@ -10,7 +11,7 @@ use super::*;
 const BUNDLED: &str = include_str!("../../../models/demo/target/tokenizer.json");
 const END: TokenId = 0;
 
-/// The bundled tokenizer with every fifth longer token left out and ids in another order.
+/// The bundled tokenizer without every fifth longer token and with permuted ids.
 fn byte_level() -> Value {
     let mut json: Value = serde_json::from_str(BUNDLED).unwrap();
     let model = json["model"].as_object_mut().unwrap();
@@ -30,7 +31,7 @@ fn byte_level() -> Value {
         .cloned()
         .collect();
     let kept = vocabulary.iter().filter(|(token, _)| !is_left_out(token));
-    // 7 has no common divisor with 4096.
+    // 7 and 4096 are coprime.
     let renumbered =
         kept.map(|(token, id)| (token.clone(), json!((id.as_u64().unwrap() * 7 + 5) % 4096))).collect();
     model.insert("vocab".to_owned(), Value::Object(renumbered));
@@ -41,7 +42,8 @@ fn byte_level() -> Value {
     json
 }
 
-/// A tokenizer as Llama 2 has it: a space before every text, `<0x0A>` for bytes, BOS in front. Its words are those of the bundled one.
+/// A tokenizer like Llama 2's: a space before every text, `<0x0A>` for bytes, BOS in front. Its words are
+/// those of the bundled one.
 fn sentencepiece() -> Value {
     let bundled: Value = serde_json::from_str(BUNDLED).unwrap();
     let is_plain = |text: &str| text.chars().all(|c| c == 'Ġ' || c.is_ascii_alphabetic());
@@ -105,7 +107,7 @@ fn translation(
     Translation::new(file(leak(target)), file(leak(draft)))
 }
 
-/// Every pair of the three tokenizers that is worth it; the bundled target's first.
+/// All useful pairs of the three tokenizers, those with the bundled target first.
 static PAIRS: LazyLock<[Translation; 3]> = LazyLock::new(|| {
     let (byte_level, sentencepiece) = (byte_level().to_string(), sentencepiece().to_string());
     [
@@ -115,7 +117,7 @@ static PAIRS: LazyLock<[Translation; 3]> = LazyLock::new(|| {
     ]
 });
 
-/// The ids of a text as the target's tokenizer writes them.
+/// The ids of a text as encoded by the target's tokenizer.
 fn target_ids(pair: usize, text: &str) -> Vec<TokenId> {
     static TOKENIZERS: LazyLock<[Tokenizer; 2]> = LazyLock::new(|| {
         [BUNDLED.to_owned(), sentencepiece().to_string()]
@@ -124,7 +126,7 @@ fn target_ids(pair: usize, text: &str) -> Vec<TokenId> {
     TOKENIZERS[usize::from(pair == 2)].encode_fast(text, false).unwrap().get_ids().to_vec()
 }
 
-/// Every draft id stands for its own bytes of the target's text, and all of the text is covered.
+/// Checks that every draft id has its bytes of the target's text, and that the whole text is covered.
 fn check(translation: &Translation, sequence: &TranslatedSequence) {
     let mut text = Vec::new();
     let mut specials = Vec::new();
@@ -169,17 +171,17 @@ fn check(translation: &Translation, sequence: &TranslatedSequence) {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A text, as the target writes it.
+    /// A text, encoded as the target does.
     Text(String),
-    /// Any ids, in parts of characters too.
+    /// Arbitrary ids, which may split characters.
     Ids(Vec<TokenId>),
-    /// Ids one by one.
+    /// Ids appended one by one.
     OneByOne(Vec<TokenId>),
     /// A cut to this share of the ids.
     Cut(f64),
 }
 
-/// What texts are made of.
+/// Pieces that texts are composed of.
 const PIECES: [&str; 13] =
     ["the", " house", " is", "großes", "日本", "🙂", "\n\n", "  ", "12", "é", "<|end|>", "x_y(", "</s>"];
 
@@ -188,7 +190,8 @@ fn words() -> impl Strategy<Value = String> {
 }
 
 fn ids() -> impl Strategy<Value = Vec<TokenId>> {
-    // Single bytes, special tokens and others alike; the lowest ids are special tokens and bytes in both tokenizers.
+    // Single bytes, special tokens and others; the lowest ids are special tokens and bytes in both
+    // tokenizers.
     prop::collection::vec(prop_oneof![0_u32..270, 0_u32..1_500], 0..12)
 }
 
@@ -239,14 +242,14 @@ proptest! {
                     expected.truncate(len);
                     prop_assert!(before.draft_ids().starts_with(sequence.draft_ids()));
                     prop_assert!(sequence.num_covered(sequence.draft_ids().len()) <= len);
-                    // What a cut leaves uncovered comes back with the next id.
+                    // Text uncovered by a cut is covered again with the next id.
                     extend(&mut sequence, &[END]);
                     expected.push(END);
                 }
             }
             prop_assert_eq!(sequence.target_ids(), &expected);
         }
-        // From nothing on, the whole text is tokenized at once: always alike.
+        // From an empty sequence the whole text is tokenized at once: always with the same result.
         sequence.truncate(0);
         prop_assert_eq!(&sequence, &TranslatedSequence::default());
         let mut fresh = TranslatedSequence::default();
@@ -263,14 +266,14 @@ fn a_prompt_is_tokenized_as_the_draft_would() {
         [byte_level().to_string(), sentencepiece().to_string(), BUNDLED.to_owned()].iter().enumerate()
     {
         let tokenizer = Tokenizer::from_bytes(draft_json.as_bytes()).unwrap();
-        // Sentencepiece puts a space before every text, which is the target's to do here.
+        // Sentencepiece puts a space before every text; here the target must do so.
         let text = if pair == 2 { format!(" {text}") } else { text.to_owned() };
         let mut natural = tokenizer.encode_fast(text.as_str(), true).unwrap().get_ids().to_vec();
         let mut sequence = TranslatedSequence::default();
         sequence.extend(&PAIRS[pair], &target_ids(pair, text.trim_start()));
         let mut found = sequence.draft_ids().to_vec();
         if pair == 1 {
-            // The first word is written without the space, all others alike.
+            // The first word is encoded without the space, all others are equal.
             let word = |ids: &[TokenId]| ids[ids.len() - 20..].to_vec();
             (natural, found) = (word(&natural), word(&found));
         }
@@ -336,7 +339,8 @@ fn the_map_pairs_equal_bytes_and_special_tokens_by_rule() {
         assert!(coverage.shared <= num_paired && coverage.shared_of_two_bytes >= MIN_SHARED_TOKENS);
         assert!((0.2..1.0).contains(&coverage.target_share()), "{coverage:?}");
     }
-    // All special tokens of the bundled tokenizer have their like in the renumbered one; of the other only its end has.
+    // All special tokens of the bundled tokenizer exist in the renumbered one; the other one only has its
+    // EOS.
     assert_eq!([0, 1, 2, 3].map(|id| PAIRS[0].to_draft(id)), [5, 12, 19, 26].map(Some));
     assert_eq!([0, 1, 2, 3].map(|id| PAIRS[1].to_draft(id)), [Some(2), None, None, None]);
 }
@@ -350,7 +354,7 @@ fn scores_stand_at_the_targets_ids_and_nowhere_twice() {
         let mut seen: Vec<f32> = Vec::new();
         for (id, &score) in (0..).zip(&row) {
             match translation.to_draft(id) {
-                // Of several ids with equal bytes one has the score.
+                // Of several ids with equal bytes only one has the logit.
                 Some(draft_id) if score != f32::NEG_INFINITY => {
                     assert_eq!(score, draft_id as f32);
                     seen.push(score);
@@ -367,14 +371,14 @@ fn scores_stand_at_the_targets_ids_and_nowhere_twice() {
 
 #[test]
 fn the_targets_frame_becomes_the_drafts() {
-    // Its BOS is not shown as text, and the bundled draft has none.
+    // The target's BOS is not passed as text, and the bundled draft has none.
     let mut sequence = TranslatedSequence::default();
     sequence.extend(&PAIRS[2], &[1]);
     assert!(sequence.draft_ids().is_empty() && !sequence.is_covered());
     sequence.extend(&PAIRS[2], &target_ids(2, "hello"));
     assert!(sequence.is_covered());
     check(&PAIRS[2], &sequence);
-    // The other way round the draft's BOS comes first.
+    // In the other direction the draft's BOS comes first.
     let mut sequence = TranslatedSequence::default();
     sequence.extend(&PAIRS[1], &target_ids(1, "hello"));
     assert_eq!(sequence.draft_ids()[0], 1);
