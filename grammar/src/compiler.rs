@@ -1,4 +1,4 @@
-//! [`Compiler`]: grammars to matchers, within limits on size and work.
+//! [`Compiler`]: compiles grammars to matchers, with limits on size and work.
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::document::{Grammar, GrammarKind};
 use crate::{GrammarError, Matcher, Vocabulary};
 
-/// Whitespace between two tokens of JSON. Without a bound a weak model could write it for ever.
+/// Whitespace between two tokens of JSON. Without a bound a weak model could emit it forever.
 const WHITESPACE: &str = r"[\x20\n\r\t]{1,20}";
 
 /// Compiles grammars for one vocabulary.
@@ -25,7 +25,7 @@ impl std::fmt::Debug for Compiler {
 }
 
 impl Compiler {
-    /// Lays out what grammars of one vocabulary share; takes some tenths of a second for a large one.
+    /// Prepares what all grammars of one vocabulary share; takes some tenths of a second for a large one.
     pub fn new(vocabulary: &Vocabulary) -> Result<Self, GrammarError> {
         Self::with_slices(vocabulary, &SlicedBiasComputer::general_slices())
     }
@@ -55,12 +55,12 @@ impl Compiler {
     }
 }
 
-/// Whether a grammar compiles at all, without a model's vocabulary.
+/// Checks that a grammar compiles, without a model's vocabulary.
 pub fn check(grammar: &Grammar) -> Result<(), GrammarError> {
     Compiler::with_slices(&Vocabulary::of_bytes(), &[])?.compile(grammar).map(drop)
 }
 
-/// The schema, with our rule for whitespace in place of any that it brings.
+/// Parses the schema and replaces its whitespace rule by ours.
 fn schema_of(text: &str) -> Result<Value, GrammarError> {
     let mut schema: Value =
         serde_json::from_str(text).map_err(|error| GrammarError::Compile(format!("not JSON: {error}")))?;
@@ -78,7 +78,7 @@ fn refused(error: impl std::fmt::Display) -> GrammarError {
     GrammarError::Compile(one_line(&error.to_string()))
 }
 
-/// A parser's message, without the markup around it.
+/// The parser's message in one line, without markup.
 pub(crate) fn one_line(message: &str) -> String {
     let message = message.replace("<non-verbose/>", "");
     message.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")

@@ -1,22 +1,22 @@
-//! [`Grammar`]: what a sequence's spec carries, as a JSON document `{"kind": .., "text": ..}`.
+//! [`Grammar`]: the grammar in a sequence's spec, as a JSON document `{"kind": .., "text": ..}`.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::GrammarError;
 
-/// Bytes of a grammar's text. A larger one takes long to compile.
+/// Maximum size of a grammar's text in bytes. A larger one takes long to compile.
 pub const TEXT_BYTES_MAX: usize = 128 << 10;
 
-/// How a grammar's text is written.
+/// Syntax of a grammar's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GrammarKind {
-    /// A JSON schema: the output is one JSON value that it allows.
+    /// A JSON schema: the output is one JSON value that matches it.
     JsonSchema,
-    /// A regular expression that the whole output matches.
+    /// A regular expression that matches the whole output.
     Regex,
-    /// A context-free grammar in llguidance's variant of Lark; `start` is the whole output.
+    /// A context-free grammar in llguidance's variant of Lark; `start` matches the whole output.
     Lark,
 }
 
@@ -24,30 +24,30 @@ pub enum GrammarKind {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Grammar {
-    /// How `text` is written.
+    /// Syntax of `text`.
     pub kind: GrammarKind,
     /// The grammar.
     pub text: String,
 }
 
 impl Grammar {
-    /// One JSON value that `schema` allows.
+    /// A grammar for one JSON value that matches `schema`.
     pub fn json_schema(schema: &Value) -> Self {
         Self { kind: GrammarKind::JsonSchema, text: schema.to_string() }
     }
 
-    /// Any JSON object.
+    /// A grammar for any JSON object.
     pub fn json_object() -> Self {
         Self::json_schema(&json!({ "type": "object" }))
     }
 
-    /// One of these texts.
+    /// A grammar for one of these texts.
     pub fn choice<S: AsRef<str>>(choices: &[S]) -> Self {
         let choices: Vec<String> = choices.iter().map(|choice| escaped(choice.as_ref())).collect();
         Self { kind: GrammarKind::Regex, text: choices.join("|") }
     }
 
-    /// Reads the wire's document.
+    /// Parses the wire document.
     pub fn from_wire(document: &str) -> Result<Self, GrammarError> {
         let grammar: Self =
             serde_json::from_str(document).map_err(|error| GrammarError::Document(error.to_string()))?;
@@ -55,19 +55,19 @@ impl Grammar {
         Ok(grammar)
     }
 
-    /// The wire's document.
+    /// The wire document.
     pub fn to_wire(&self) -> String {
         json!({ "kind": self.kind, "text": self.text }).to_string()
     }
 
-    /// Whether the text is within [`TEXT_BYTES_MAX`].
+    /// Checks that the text is within [`TEXT_BYTES_MAX`].
     pub fn check_size(&self) -> Result<(), GrammarError> {
         let bytes = self.text.len();
         if bytes > TEXT_BYTES_MAX { Err(GrammarError::TooLong { bytes }) } else { Ok(()) }
     }
 }
 
-/// A regular expression that matches `text` alone.
+/// A regular expression that matches only `text`.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {

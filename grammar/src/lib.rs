@@ -1,9 +1,10 @@
-//! Grammars that an output must match (contract B8): the document that carries one on the wire, and the set of tokens that it
-//! allows at a position.
+//! Grammars that an output must match (contract B8): the document that encodes one on the wire, and the set
+//! of tokens that it allows at a position.
 //!
-//! The router reads a client's grammar into a [`Grammar`] and checks it ([`check`]); both workers compile it against their
-//! tokenizer ([`Compiler`]) and ask a [`Matcher`] for masks. The parser is the crate `llguidance`; nothing outside this
-//! crate knows that. Everything here is computing: callers put it on a thread that may block.
+//! The router parses a client's grammar into a [`Grammar`] and checks it ([`check`]). Draft and target
+//! workers compile it for their tokenizer ([`Compiler`]) and get masks from a [`Matcher`]. The parser is the
+//! crate `llguidance`, which is used only here. Everything here is CPU-bound: call it on a thread that may
+//! block.
 
 #![forbid(unsafe_code)]
 
@@ -20,27 +21,27 @@ pub use vocabulary::Vocabulary;
 /// Why a grammar cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
-    /// The wire's document is not one.
+    /// The wire document is invalid.
     #[error("the grammar is not a document of kind and text: {0}")]
     Document(String),
     /// The text is too long.
     #[error("the grammar has {bytes} bytes, at most {TEXT_BYTES_MAX} are allowed")]
     TooLong {
-        /// Of its text.
+        /// Size of its text.
         bytes: usize,
     },
-    /// The text does not compile, or takes more than a grammar may.
+    /// The text does not compile, or exceeds the limits of a grammar.
     #[error("{0}")]
     Compile(String),
-    /// A tokenizer whose tokens' bytes are not known.
+    /// The bytes of the tokenizer's tokens are not known.
     #[error("tokenizer.json: {0}: grammars need a byte-level or byte-fallback tokenizer")]
     Tokenizer(String),
-    /// The text so far does not match, or matching it takes more than it may.
+    /// The output so far does not match, or matching exceeds the limits.
     #[error("the grammar cannot go on behind {position} output tokens: {reason}")]
     Match {
-        /// Output tokens before the fault.
+        /// Number of output tokens before the error.
         position: usize,
-        /// In the parser's words.
+        /// The parser's message.
         reason: String,
     },
 }

@@ -1,7 +1,8 @@
-//! [`Matcher`]: which tokens a grammar allows behind an output.
+//! [`Matcher`]: computes which tokens a grammar allows after an output.
 //!
-//! What it answers is a function of the grammar and the output's ids alone. The parser's state is a cache: it is brought to
-//! the ids that are asked about, by rolling back what differs and reading what is new, however the last question went.
+//! The result depends only on the grammar and the output's ids. The parser's state is a cache: it is moved to
+//! the requested ids by rolling back what differs and reading what is new, regardless of the previous
+//! request.
 
 use std::sync::Arc;
 
@@ -12,12 +13,12 @@ use speculation::logits::TokenMask;
 use crate::GrammarError;
 use crate::compiler::one_line;
 
-/// One grammar, and how far one sequence has come in it.
+/// One grammar and the state of one sequence in it.
 pub struct Matcher {
-    /// At the start of the text; never moved.
+    /// The parser at the start of the text; never advanced.
     fresh: Arc<Parser>,
     parser: Parser,
-    /// What `parser` has read.
+    /// The ids that `parser` has read.
     read: Vec<TokenId>,
     num_tokens: usize,
 }
@@ -33,7 +34,7 @@ impl Matcher {
         Self { parser: parser.deep_clone(), fresh: Arc::new(parser), read: Vec::new(), num_tokens }
     }
 
-    /// One at the start of the text, for another sequence. They share nothing that either changes.
+    /// A matcher at the start of the text, for another sequence, without shared mutable state.
     pub fn fork(&self) -> Self {
         Self {
             fresh: Arc::clone(&self.fresh),
@@ -43,8 +44,8 @@ impl Matcher {
         }
     }
 
-    /// The mask behind `output`, then the one behind each leading id of `drafted` that the grammar goes on from: as many
-    /// as can matter. An id that it does not allow, or that ends the sequence, is the last one asked about.
+    /// Returns the mask after `output`, then one after each leading id of `drafted` as far as later rows can
+    /// be reached: the walk ends at an id that the grammar does not allow or that ends the sequence.
     pub fn masks(
         &mut self,
         output: &[TokenId],
@@ -55,7 +56,7 @@ impl Matcher {
         let mut masks = vec![self.mask(stop_token_ids)?];
         for &id in drafted {
             let goes_on = masks.last().is_some_and(|mask| mask.allows(id)) && !stop_token_ids.contains(&id);
-            // What fails behind a drafted id is the draft's fault: it is cut there.
+            // An error after a drafted id is caused by the draft: the masks end there.
             if !goes_on || self.read_on(&[id]).is_err() {
                 break;
             }
@@ -65,7 +66,7 @@ impl Matcher {
         Ok(masks)
     }
 
-    /// Brings the parser to `output`.
+    /// Moves the parser to `output`.
     fn move_to(&mut self, output: &[TokenId]) -> Result<(), GrammarError> {
         let shared = self.read.iter().zip(output).take_while(|(read, id)| read == id).count();
         if self.parser.rollback(self.read.len() - shared).is_ok() {
@@ -89,7 +90,7 @@ impl Matcher {
         Ok(())
     }
 
-    /// The tokens that may stand behind what was read. Where the text may end, every stop token is one of them.
+    /// The tokens allowed after the ids read so far. If the text may end here, all stop tokens are allowed.
     fn mask(&mut self, stop_token_ids: &[TokenId]) -> Result<TokenMask, GrammarError> {
         let end = self.num_tokens as TokenId;
         let allowed = match self.parser.compute_mask_or_eos() {

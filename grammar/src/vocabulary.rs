@@ -1,4 +1,4 @@
-//! [`Vocabulary`]: the bytes of each token, laid out for the parser.
+//! [`Vocabulary`]: the bytes of each token, in the parser's format.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use crate::GrammarError;
 
-/// What the parser needs to know of a tokenizer. Clones share one table.
+/// The tokenizer data that the parser needs. Clones share one table.
 #[derive(Clone)]
 pub struct Vocabulary {
     env: TokEnv,
@@ -29,14 +29,14 @@ impl Vocabulary {
         Ok(Self::new(words))
     }
 
-    /// One token a byte: enough to check a grammar without a model.
+    /// One token per byte: enough to check a grammar without a model.
     pub(crate) fn of_bytes() -> Self {
         Self::new((0..=u8::MAX).map(|byte| vec![byte]).collect())
     }
 
-    /// The parser is given one token more than there are. It stands for the end of the text, so that which ids end a
-    /// sequence stays the spec's business. Every token may be drawn for its bytes: a text has many tokenizations, and the
-    /// model chooses, for forcing one of them would depend on how the text was cut.
+    /// The parser gets one extra token that stands for the end of the text, so that the spec alone determines
+    /// which ids end a sequence. Every token is allowed by its bytes: a text has many tokenizations and the
+    /// model chooses one. Forcing one of them would depend on how the text was cut.
     fn new(mut words: Vec<Vec<u8>>) -> Self {
         let num_tokens = words.len();
         words.push([&[TokTrie::SPECIAL_TOKEN_MARKER], b"<end>".as_slice()].concat());
@@ -45,12 +45,12 @@ impl Vocabulary {
         Self { env, num_tokens }
     }
 
-    /// How many ids have an entry.
+    /// Number of token ids.
     pub fn num_tokens(&self) -> usize {
         self.num_tokens
     }
 
-    /// What the token stands for; a special token's bytes begin with 0xFF, which no text holds.
+    /// The bytes of the token; those of a special token begin with 0xFF, which does not occur in text.
     pub fn bytes(&self, id: u32) -> &[u8] {
         self.env.tok_trie().token(id)
     }

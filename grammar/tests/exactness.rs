@@ -1,5 +1,5 @@
-//! The promise of the whole, without an engine: under a grammar the ids are the same whatever is drafted, and what comes to an end
-//! matches. Rows of logits are made up from the ids before them; the draft worker's differ from the target's.
+//! Tests of the whole without an engine: with a grammar the ids do not depend on the draft, and finished
+//! outputs match. Logits are made up from the preceding ids; the draft worker's differ from the target's.
 
 #![expect(clippy::unwrap_used, reason = "a test's harness fails by panicking")]
 
@@ -18,7 +18,8 @@ fn vocabulary() -> Vocabulary {
     Vocabulary::from_tokenizer_json(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// A row that depends on the last three ids, as a model's would on all of them. The draft's is the target's, disturbed.
+/// A row that depends on the last three ids, as a model's would on all of them. The draft's row is the
+/// target's with added noise.
 fn logits(ids: &[TokenId], vocab_size: usize, is_draft: bool) -> Vec<f32> {
     let seed =
         ids.iter().rev().take(3).fold(17, |seed: u64, &id| seed.wrapping_mul(1_000_003) + u64::from(id));
@@ -28,7 +29,7 @@ fn logits(ids: &[TokenId], vocab_size: usize, is_draft: bool) -> Vec<f32> {
     (0..vocab_size as TokenId).map(value).collect()
 }
 
-/// Both workers of one sequence, and what they did.
+/// Draft and target worker of one sequence, and the number of accepted ids.
 struct Pair<'a> {
     spec: SequenceSpec,
     target: Matcher,
@@ -53,7 +54,8 @@ impl Pair<'_> {
         draft
     }
 
-    /// The output at this k, and why it ended. `spoil` replaces each third drafted id by one that means nothing here.
+    /// The output for this k, and its finish reason. `spoil` replaces the third drafted id of each round by
+    /// an arbitrary one.
     fn write(&mut self, k: usize, spoil: bool) -> (Vec<TokenId>, FinishReason) {
         let vocab_size = self.vocabulary.num_tokens();
         let mut output: Vec<TokenId> = Vec::new();
@@ -121,7 +123,7 @@ fn drafts_change_no_id_under_a_grammar() {
                 accepted: 0,
             };
             let plain = pair.write(0, false);
-            // The same matchers go on: what they have read is of another run.
+            // Reuse the same matchers, which have read a different run.
             for (k, spoil) in [(4, false), (8, false), (4, true)] {
                 assert_eq!(pair.write(k, spoil), plain, "grammar {i}, T = {temperature}, k = {k}, {spoil}");
             }

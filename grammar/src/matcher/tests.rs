@@ -1,11 +1,11 @@
-//! The matcher against a naive twin, on the bundled tokenizer; and grammars that cannot be used.
+//! Tests of the matcher against a naive twin, with the bundled tokenizer, and of invalid grammars.
 
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{Compiler, Grammar, GrammarKind, Vocabulary, check};
 
-/// The bundled pair's; its text ends with id 0.
+/// The bundled pair's vocabulary; its EOS is id 0.
 fn vocabulary() -> Vocabulary {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/target/tokenizer.json");
     Vocabulary::from_tokenizer_json(&std::fs::read_to_string(path).unwrap()).unwrap()
@@ -13,7 +13,7 @@ fn vocabulary() -> Vocabulary {
 
 const STOP: [TokenId; 1] = [0];
 
-/// Repeatable numbers below `n`.
+/// Reproducible pseudo-random numbers below `n`.
 struct Dice(u64);
 
 impl Dice {
@@ -27,7 +27,7 @@ fn allowed(mask: &TokenMask, num_tokens: usize) -> Vec<TokenId> {
     (0..num_tokens as TokenId).filter(|&id| mask.allows(id)).collect()
 }
 
-/// Tokens drawn evenly from what is allowed, until a stop token or `len` tokens.
+/// Draws tokens uniformly from the allowed ones, until a stop token or `len` tokens.
 fn write(matcher: &mut Matcher, vocabulary: &Vocabulary, (dice, len): (&mut Dice, usize)) -> Vec<TokenId> {
     let mut output = Vec::new();
     while output.len() < len {
@@ -110,7 +110,7 @@ fn a_mask_depends_on_the_ids_alone_however_the_matcher_got_there() {
             let text = &texts[dice.below(texts.len())];
             let at = dice.below(text.len());
             let (output, rest) = text.split_at(at);
-            // Right so far, then wrong: another text's ids, ids that are not allowed, a stop token in the middle.
+            // Correct so far, then wrong: ids that are not allowed, or a stop token in the middle.
             let mut drafted = rest[..dice.below(rest.len() + 1).min(8)].to_vec();
             let wrong = dice.below(vocabulary.num_tokens()) as TokenId;
             drafted.extend([wrong, 0, 5].iter().take(dice.below(4)));
@@ -139,7 +139,7 @@ fn only_stop_tokens_end_a_text_and_special_tokens_are_never_text() {
     assert!(first.iter().all(|&id| vocabulary.bytes(id) == b"a"), "{first:?}");
     let end = matcher.masks(&first[..1], &[], &[0, 3]).unwrap();
     assert_eq!(allowed(&end[0], vocabulary.num_tokens()), [0, 3]);
-    // A text that does not match is an error, and the matcher goes on.
+    // A text that does not match is an error; the matcher remains usable.
     assert!(matches!(matcher.masks(&[5], &[], &STOP), Err(GrammarError::Match { position: 0, .. })));
     assert_eq!(matcher.masks(&first[..1], &[], &[0, 3]).unwrap(), end);
 }
