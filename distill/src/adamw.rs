@@ -1,5 +1,5 @@
-//! AdamW (Loshchilov and Hutter, 2019): steps along the gradient's running mean over the root of its running square, and weights that shrink
-//! by themselves.
+//! AdamW (Loshchilov and Hutter, 2019): steps along the running mean of the gradient divided by the root of
+//! its running square, with weight decay.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ const BETA_1: f32 = 0.9;
 const BETA_2: f32 = 0.95;
 const EPS: f32 = 1e-8;
 
-/// Of matrices; norms and biases do not shrink.
+/// Weight decay of matrices; norms and biases do not decay.
 const WEIGHT_DECAY: f32 = 0.05;
 
-/// Longer gradients are shortened to this.
+/// Maximum norm of the gradients; longer ones are clipped.
 pub const GRADIENT_NORM_MAX: f64 = 1.0;
 
-/// The gradient of the loss by every weight, by name.
+/// Gradient of the loss with respect to each weight, by name.
 pub type Gradients = BTreeMap<String, Array2<f32>>;
 
-/// The running means.
+/// The optimizer's state: running means.
 #[derive(Debug, Default)]
 pub struct AdamW {
     steps: i32,
@@ -28,7 +28,7 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// One step. Weights without a gradient stay.
+    /// Makes one step. Weights without a gradient are unchanged.
     pub fn step(&mut self, weights: &mut Weights, gradients: &Gradients, rate: f32) {
         self.steps += 1;
         let (correct_1, correct_2) = (1.0 - BETA_1.powi(self.steps), 1.0 - BETA_2.powi(self.steps));
@@ -49,13 +49,13 @@ impl AdamW {
     }
 }
 
-/// The length of all gradients together.
+/// Norm of all gradients together.
 pub fn norm(gradients: &Gradients) -> f64 {
     let squares = gradients.values().flatten().map(|g| f64::from(*g) * f64::from(*g));
     squares.sum::<f64>().sqrt()
 }
 
-/// Shortens the gradients together, where they are longer than [`GRADIENT_NORM_MAX`].
+/// Scales all gradients down if their norm exceeds [`GRADIENT_NORM_MAX`].
 pub fn clip(gradients: &mut Gradients) {
     let norm = norm(gradients);
     if norm > GRADIENT_NORM_MAX {

@@ -1,17 +1,18 @@
-//! Causal attention with shared KV heads, and rope, forward and backward. Columns are heads, one after the other.
+//! Causal attention with shared KV heads (GQA), and rope, forward and backward. Columns are heads, one after
+//! the other.
 
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, Slice};
 
 use crate::ops::log_softmax;
 
-/// How columns are heads.
+/// Layout of columns as heads.
 #[derive(Debug, Clone, Copy)]
 pub struct Heads {
-    /// Query heads.
+    /// Number of query heads.
     pub queries: usize,
-    /// KV heads: each serves as many query heads, which stand together.
+    /// Number of KV heads; each serves an equal number of consecutive query heads.
     pub kv: usize,
-    /// Columns of a head.
+    /// Columns per head.
     pub dim: usize,
 }
 
@@ -46,7 +47,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// For heads of `dim` columns and this base.
+    /// Creates the table for heads of `dim` columns with base `theta`.
     pub fn new(positions: usize, dim: usize, theta: f64) -> Self {
         let half = dim / 2;
         let frequency = |pair: usize| theta.powf(-(pair as f64) / half as f64) as f32;
@@ -54,12 +55,12 @@ impl Rope {
         Self { cos: angles.mapv(f32::cos), sin: angles.mapv(f32::sin) }
     }
 
-    /// Turns each head of every row by its position.
+    /// Rotates each head of every row by its position.
     pub fn turn(&self, x: &mut Array2<f32>) {
         self.rotate(x, 1.0);
     }
 
-    /// Turns gradients back: a rotation's gradient is the rotation the other way.
+    /// Rotates gradients back: the gradient of a rotation is the inverse rotation.
     pub fn turn_back(&self, d_x: &mut Array2<f32>) {
         self.rotate(d_x, -1.0);
     }
@@ -79,7 +80,8 @@ impl Rope {
     }
 }
 
-/// What every row reads of itself and the rows before it, and of each query head the probabilities, which the backward asks for.
+/// Returns the attention output of every row over itself and the rows before it, and the probabilities of
+/// each query head, which the backward pass needs.
 pub fn attend(
     heads: Heads,
     q: &Array2<f32>,
@@ -108,7 +110,7 @@ pub struct AttentionGradients {
     pub v: Array2<f32>,
 }
 
-/// Of [`attend`], from the gradient of what it returned.
+/// Gradients of [`attend`], given the gradient of its output.
 pub fn attend_backward(
     heads: Heads,
     (q, k, v): (&Array2<f32>, &Array2<f32>, &Array2<f32>),
@@ -138,7 +140,7 @@ fn add(mut to: ArrayViewMut2<'_, f32>, more: ArrayView2<'_, f32>) {
     to += &more;
 }
 
-/// Scores to probabilities; a row sees nothing behind itself.
+/// Converts scores to probabilities; a row does not attend to later rows.
 fn causal_softmax(scores: &mut Array2<f32>) {
     for (position, mut row) in scores.rows_mut().into_iter().enumerate() {
         row.iter_mut().skip(position + 1).for_each(|score| *score = f32::NEG_INFINITY);

@@ -1,6 +1,7 @@
-//! The draft as a model whose weights can be trained: the families that the engine runs (Llama, Mistral, Qwen2, Qwen3), in f32, one text at a
-//! time. Biases and norms of heads are there where the checkpoint has them. What it leaves out (sliding windows, scaled rope) shows when
-//! its logits are compared with the engine's, which is for callers to do before they train: it must not be another model than the one served.
+//! The draft as a trainable model: the families that the engine runs (Llama, Mistral, Qwen2, Qwen3), in f32,
+//! one text at a time. Biases and head norms are used if the checkpoint has them. Sliding windows and scaled
+//! rope are not implemented. Callers must compare its logits with the engine's before training: the trained
+//! model must be the same as the served one.
 
 use std::path::Path;
 
@@ -19,10 +20,10 @@ const EMBEDDINGS: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
 const LAST_NORM: &str = "model.norm.weight";
 
-/// Of checkpoints that do not say: the classes' default.
+/// Default of the model classes, for checkpoints without a value.
 const DEFAULT_ROPE_THETA: f64 = 10_000.0;
 
-/// What the engine's shape of a model does not tell.
+/// Settings that the engine's model shape does not contain.
 #[derive(Deserialize)]
 struct Config {
     rms_norm_eps: f32,
@@ -35,23 +36,23 @@ struct RopeParameters {
     rope_theta: Option<f64>,
 }
 
-/// A draft that can be trained.
+/// A trainable draft.
 #[derive(Debug, Clone)]
 pub struct DraftModel {
     shape: ModelShape,
     heads: Heads,
     eps: f32,
     rope_theta: f64,
-    /// What is trained.
+    /// The trained weights.
     pub weights: Weights,
 }
 
-/// What one layer computed, for its backward.
+/// Intermediate results of one layer, for its backward pass.
 struct LayerPass {
     input: Array2<f32>,
     normed: Array2<f32>,
     scales: Array1<f32>,
-    /// Before norms of heads, where there are some, and what these divided by.
+    /// Before head norms, if there are any; `head_scales` holds the scales of these norms.
     raw_q: Array2<f32>,
     raw_k: Array2<f32>,
     head_scales: Option<[Array1<f32>; 2]>,
@@ -68,12 +69,12 @@ struct LayerPass {
     gated: Array2<f32>,
 }
 
-/// What a text made the model compute.
+/// Intermediate results of a forward pass over a text.
 pub struct Pass {
     ids: Vec<TokenId>,
     rope: Rope,
     layers: Vec<LayerPass>,
-    /// Of the last rows, those whose logits were asked for.
+    /// The last rows, for which logits were requested.
     last: Array2<f32>,
     last_normed: Array2<f32>,
     last_scales: Array1<f32>,
@@ -106,12 +107,12 @@ impl DraftModel {
         Ok(model)
     }
 
-    /// Longest text that the model is made for.
+    /// Maximum text length of the model.
     pub fn max_len(&self) -> usize {
         self.shape.max_len as usize
     }
 
-    /// Every tensor is there in its shape.
+    /// Checks that every tensor exists with the expected shape.
     fn check(&self) -> Result<(), DistillError> {
         let (hidden, ffn) = (self.shape.hidden_size as usize, self.shape.intermediate_size as usize);
         let (q, kv) = (self.heads.queries * self.heads.dim, self.heads.kv * self.heads.dim);
@@ -155,7 +156,7 @@ impl DraftModel {
         if self.shape.tied { EMBEDDINGS } else { HEAD }
     }
 
-    /// Runs over a text: the logits behind its last `num_logits` ids, of the first `vocab_size` tokens.
+    /// Runs over a text; computes logits after its last `num_logits` ids, for the first `vocab_size` tokens.
     pub fn forward(&self, ids: &[TokenId], (num_logits, vocab_size): (usize, usize)) -> Pass {
         let places: Vec<usize> = ids.iter().map(|id| *id as usize).collect();
         let mut hidden = self.weight(EMBEDDINGS).select(Axis(0), &places);
@@ -216,7 +217,7 @@ impl DraftModel {
         (pass, output)
     }
 
-    /// Each head of each row, where the checkpoint has such norms.
+    /// Normalizes each head of each row, if the checkpoint has such norms.
     fn head_norm(&self, x: &Array2<f32>, name: &str) -> (Array2<f32>, Option<Array1<f32>>) {
         if self.weights.find(name).is_none() {
             return (x.clone(), None);
@@ -225,13 +226,14 @@ impl DraftModel {
         (with_shape(normed, x), Some(scales))
     }
 
-    /// A row for each head of each row.
+    /// Reshapes to one row per head of each row.
     fn by_head(&self, x: &Array2<f32>) -> Array2<f32> {
         let rows = x.len() / self.heads.dim;
         x.to_shape((rows, self.heads.dim)).expect("rows are whole heads").to_owned()
     }
 
-    /// The gradient of the loss by every weight, from that by the logits of a pass.
+    /// Gradient of the loss with respect to every weight, given its gradient with respect to the logits of a
+    /// pass.
     pub fn backward(&self, pass: &Pass, d_logits: &Array2<f32>) -> Gradients {
         let mut gradients = Gradients::new();
         let head = self.weight(self.head()).slice_axis(Axis(0), Slice::from(..d_logits.ncols()));
@@ -287,7 +289,8 @@ impl DraftModel {
     }
 }
 
-/// The backward of one layer's parts, by their names: gradients of weights are added, that of the input is returned.
+/// Backward pass of one layer's parts, by name: adds to the gradients of weights and returns the gradient of
+/// the input.
 struct LayerBackward<'a> {
     model: &'a DraftModel,
     layer: usize,
@@ -337,7 +340,7 @@ fn with_shape(x: Array2<f32>, like: &Array2<f32>) -> Array2<f32> {
     x.into_shape_with_order(like.raw_dim()).expect("the same numbers in rows of another width")
 }
 
-/// With rows of zeros for the tokens that the tokenizer does not know.
+/// Appends rows of zeros for tokens that the tokenizer does not know.
 fn padded(rows: Array2<f32>, num_rows: usize) -> Array2<f32> {
     let missing = Array2::zeros((num_rows - rows.nrows(), rows.ncols()));
     concatenate(Axis(0), &[rows.view(), missing.view()]).expect("rows of one width")

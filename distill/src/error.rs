@@ -1,4 +1,4 @@
-//! Why a draft could not be trained.
+//! Errors of training a draft.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ pub enum DistillError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The I/O error.
         source: std::io::Error,
     },
     /// A file cannot be written.
@@ -20,34 +20,34 @@ pub enum DistillError {
     Write {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// A checkpoint says what cannot be trained.
+    /// A checkpoint has a format or setting that cannot be trained.
     #[error("{}: {reason}", path.display())]
     Unsupported {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// What is not supported.
         reason: String,
     },
-    /// A checkpoint without a tensor, or with one of another shape.
+    /// A tensor is missing in a checkpoint or has a different shape.
     #[error("{} has no tensor {name} of shape {shape:?}", path.display())]
     NoTensor {
         /// The checkpoint.
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// As config.json has it.
+        /// The shape according to config.json.
         shape: Vec<usize>,
     },
-    /// Training went astray.
+    /// The loss diverged.
     #[error("the loss of step {step} is not a number: lower --learning-rate")]
     Diverged {
-        /// From 1.
+        /// Number of the step, from 1.
         step: usize,
     },
-    /// The engine refused.
+    /// An error of the engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
 }

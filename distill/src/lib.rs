@@ -1,9 +1,10 @@
-//! Training of a draft: its distribution is pulled to the target's.
+//! Distillation of a draft: trains its distribution towards the target's.
 //!
-//! A checkpoint's [`weights`] in f32 make a [`draft`] model that runs forward and backward ([`ops`], [`attention`]) over [`windows`] of text;
-//! [`loss`] says how far it is from what the target said there, [`adamw`] and [`schedule`] how its weights follow, and [`training`] repeats
-//! that. Matrices are `ndarray`'s. Nothing here knows files of requests or prints; `outrider distill` (`cli/src/distill/`) does. Must never
-//! be linked by a server.
+//! A checkpoint's [`weights`] in f32 make a [`draft`] model that runs forward and backward ([`ops`],
+//! [`attention`]) over [`windows`] of text. [`loss`] measures its distance from the target, [`adamw`] and
+//! [`schedule`] determine the updates, and [`training`] runs the loop. Matrices are `ndarray`'s. Request logs
+//! and output are handled by `outrider distill` (`cli/src/distill/`), not here. Servers must never link this
+//! crate.
 
 #![forbid(unsafe_code)]
 

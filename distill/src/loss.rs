@@ -1,16 +1,17 @@
-//! What training makes small: 0.8 KL(target || draft) + 0.2 cross entropy. A token drawn by coupling is accepted with a chance that grows with
-//! the overlap of both distributions; the divergence matches all of it, so that it holds at any temperature near 1 and not for the likeliest
-//! token alone. The cross entropy is that of what the target did say.
+//! The training loss: 0.8 KL(target || draft) + 0.2 cross entropy. With coupled draws, the acceptance
+//! probability of a token grows with the overlap of both distributions. The divergence matches the whole
+//! distribution, so it works for any temperature near 1 and not only for the likeliest token. The cross
+//! entropy is that of the target's actual output.
 
 use engine::TokenId;
 use ndarray::{Array2, Zip};
 
 use crate::ops::log_softmax;
 
-/// Share of the divergence.
+/// Weight of the divergence.
 pub const KL_SHARE: f32 = 0.8;
 
-/// Sums over positions, nats.
+/// Sums over positions, in nats.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Loss {
     /// KL(target || draft).
@@ -20,10 +21,11 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// Of logits of both models, `[positions, vocab_size]` each, and the ids that stood there; and the gradient of [`Self::weighted`] by the
-    /// draft's logits.
+    /// Computes the loss from the logits of both models, `[positions, vocab_size]` each, and the ids at these
+    /// positions. Also returns the gradient of [`Self::weighted`] with respect to the draft's logits.
     ///
-    /// Both parts have a gradient of probabilities: `q - p` for the divergence, `q - (1 at the id)` for the cross entropy.
+    /// In terms of probabilities the gradient is `q - p` for the divergence and `q - (1 at the id)` for the
+    /// cross entropy.
     pub fn new(mut target: Array2<f32>, mut draft: Array2<f32>, learnt: &[TokenId]) -> (Self, Array2<f32>) {
         log_softmax(&mut target);
         log_softmax(&mut draft);
@@ -40,7 +42,7 @@ impl Loss {
         (loss, d_logits)
     }
 
-    /// Both in their shares.
+    /// The weighted sum of both.
     pub fn weighted(&self) -> f64 {
         f64::from(KL_SHARE) * self.kl + f64::from(1.0 - KL_SHARE) * self.cross_entropy
     }

@@ -1,9 +1,9 @@
-//! The parts of a layer, each forward and backward. `d_x` is the gradient of the loss by `x`; every backward adds to the gradients of
-//! weights and returns that of its input. Rows are positions.
+//! The parts of a layer, each forward and backward. `d_x` is the gradient of the loss with respect to `x`.
+//! Each backward function returns the gradients of its weights and of its input. Rows are positions.
 
 use ndarray::{Array1, Array2, ArrayView1, Axis, Zip};
 
-/// `x W^T`, and `+ b` where there is a bias (one row): `[positions, inputs]` to `[positions, outputs]`.
+/// `x W^T`, plus `b` if there is a bias (one row): `[positions, inputs]` to `[positions, outputs]`.
 pub fn linear(x: &Array2<f32>, weight: &Array2<f32>, bias: Option<&Array2<f32>>) -> Array2<f32> {
     let mut y = x.dot(&weight.t());
     if let Some(bias) = bias {
@@ -12,7 +12,7 @@ pub fn linear(x: &Array2<f32>, weight: &Array2<f32>, bias: Option<&Array2<f32>>)
     y
 }
 
-/// Gradients of weight and bias, and of the input.
+/// Gradients of weight, bias and input.
 pub fn linear_backward(
     x: &Array2<f32>,
     weight: &Array2<f32>,
@@ -23,7 +23,7 @@ pub fn linear_backward(
     (d_weight, d_bias, d_y.dot(weight))
 }
 
-/// `x / rms(x) * weight`, row by row, and `1 / rms(x)` of each row, which the backward asks for.
+/// `x / rms(x) * weight` per row, and `1 / rms(x)` of each row, which the backward pass needs.
 pub fn rms_norm(x: &Array2<f32>, weight: ArrayView1<'_, f32>, eps: f32) -> (Array2<f32>, Array1<f32>) {
     let width = x.ncols() as f32;
     let scales = x.map_axis(Axis(1), |row| 1.0 / (row.dot(&row) / width + eps).sqrt());
@@ -36,7 +36,8 @@ pub fn rms_norm(x: &Array2<f32>, weight: ArrayView1<'_, f32>, eps: f32) -> (Arra
 
 /// Gradients of the weight (one row) and of the input.
 ///
-/// With `r = (mean(x^2) + eps)^(-1/2)` and `y_j = x_j r w_j`: `d x_j = r d y_j w_j - x_j r^3 / n sum_i(d y_i w_i x_i)`.
+/// With `r = (mean(x^2) + eps)^(-1/2)` and `y_j = x_j r w_j`:
+/// `d x_j = r d y_j w_j - x_j r^3 / n sum_i(d y_i w_i x_i)`.
 pub fn rms_norm_backward(
     x: &Array2<f32>,
     weight: ArrayView1<'_, f32>,
@@ -81,7 +82,7 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Logits to logarithms of probabilities, row by row.
+/// Logits to log probabilities, row by row.
 pub fn log_softmax(logits: &mut Array2<f32>) {
     for mut row in logits.rows_mut() {
         let most = row.fold(f32::NEG_INFINITY, |most, &x| most.max(x));

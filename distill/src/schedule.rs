@@ -1,12 +1,12 @@
-//! How the learning rate goes: a straight warm-up, then half a cosine.
+//! The learning rate schedule: linear warm-up, then half a cosine.
 
-/// Steps of the warm-up at most; a tenth of all steps at most, too.
+/// Maximum warm-up steps; also at most a tenth of all steps.
 const WARMUP_STEPS: usize = 100;
 
-/// The rate ends at this share of its peak.
+/// Final rate as a share of the peak.
 const FINAL_SHARE: f64 = 0.05;
 
-/// The share of the peak rate at a step, from 0.
+/// Share of the peak rate at a step, from 0.
 pub fn share(step: usize, steps: usize) -> f64 {
     let warmup_steps = WARMUP_STEPS.min((steps / 10).max(1));
     let warmup = ((step + 1) as f64 / warmup_steps as f64).min(1.0);

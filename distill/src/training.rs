@@ -1,4 +1,4 @@
-//! Steps of training, and the judgement of a draft on windows that it never saw.
+//! The training loop, and evaluation of a draft on held-out windows.
 
 use std::num::NonZeroUsize;
 
@@ -12,54 +12,55 @@ use crate::loss::Loss;
 use crate::schedule::share;
 use crate::windows::{Order, Window};
 
-/// Whoever says what the target says.
+/// Source of the target's logits.
 pub trait Teacher {
-    /// Why it may fail.
+    /// The error of a failed run.
     type Error: From<DistillError>;
 
-    /// Logits at the positions that a window learns, `[num_learnt, vocab_size]`: what the target says behind the ids before each of them.
+    /// Logits at the learnt positions of a window, `[num_learnt, vocab_size]`: the target's predictions after
+    /// the ids before each of them.
     ///
     /// # Errors
     /// The target cannot run over the window.
     fn logits(&mut self, window: &Window) -> Result<Array2<f32>, Self::Error>;
 }
 
-/// How to train.
+/// Settings of a training run.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// Updates of the weights.
+    /// Number of weight updates.
     pub steps: usize,
-    /// Windows of each.
+    /// Windows per update.
     pub batch: usize,
-    /// Highest learning rate.
+    /// Peak learning rate.
     pub peak_rate: f64,
-    /// Which windows come when.
+    /// Seed of the order of windows.
     pub seed: u64,
-    /// Windows that are worked on at once.
+    /// Number of windows processed in parallel.
     pub threads: NonZeroUsize,
 }
 
-/// A step that is done.
+/// A completed step.
 #[derive(Debug, Clone, Copy)]
 pub struct StepDone {
-    /// How many are.
+    /// Number of completed steps.
     pub steps: usize,
-    /// Of its windows before it, nats per learnt token.
+    /// Loss of its windows before the update, in nats per learnt token.
     pub loss: f64,
-    /// Tokens that it learnt.
+    /// Number of tokens learnt in this step.
     pub tokens: usize,
 }
 
-/// Means over answer tokens, nats.
+/// Means per answer token, in nats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Judged {
     /// KL(target || draft).
     pub kl: f64,
-    /// Cross entropy of what the target said.
+    /// Cross entropy of the target's output.
     pub cross_entropy: f64,
 }
 
-/// How far the draft is from the target on these windows.
+/// Measures the distance of the draft from the target on these windows.
 pub fn judge<T: Teacher>(draft: &DraftModel, target: &mut T, windows: &[Window]) -> Result<Judged, T::Error> {
     let (mut sum, mut tokens) = (Loss::default(), 0);
     for window in windows {
@@ -71,10 +72,10 @@ pub fn judge<T: Teacher>(draft: &DraftModel, target: &mut T, windows: &[Window])
     Ok(Judged { kl: sum.kl / tokens as f64, cross_entropy: sum.cross_entropy / tokens as f64 })
 }
 
-/// Trains the draft in place. `done` hears of each step.
+/// Trains the draft in place and calls `done` after each step.
 ///
 /// # Errors
-/// The target cannot run, or the loss is no number any more.
+/// The target cannot run, or the loss is not finite.
 pub fn train<T: Teacher>(
     draft: &mut DraftModel,
     target: &mut T,
@@ -104,8 +105,8 @@ pub fn train<T: Teacher>(
     Ok(())
 }
 
-/// Sums over windows, each with what the target says there: the gradient of the weighted loss, and the loss. Windows are shared out among
-/// threads and added in their order, whatever thread was done first.
+/// Sums over windows, each with the target's logits: the gradient of the weighted loss, and the loss. Windows
+/// are distributed over threads and added in their order, regardless of which thread finishes first.
 fn gradients(
     draft: &DraftModel,
     taught: Vec<(&Window, Array2<f32>)>,
@@ -137,7 +138,7 @@ fn gradients(
     }
 }
 
-/// Of one window.
+/// Gradient and loss of one window.
 fn gradient(draft: &DraftModel, window: &Window, taught: Array2<f32>) -> (Gradients, Loss) {
     let mut pass = draft.forward(window.inputs(), (window.num_learnt(), taught.ncols()));
     let logits = std::mem::take(&mut pass.logits);

@@ -1,4 +1,4 @@
-//! A checkpoint's weights as numbers that can be trained, and a new checkpoint in the form of the old one.
+//! A checkpoint's weights as trainable numbers, and writing a new checkpoint in the same format.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -12,10 +12,10 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::error::DistillError;
 
-/// The file of a new checkpoint's weights.
+/// File name of a new checkpoint's weights.
 const WEIGHTS_FILE: &str = "model.safetensors";
 
-/// Others may read a checkpoint.
+/// Makes a checkpoint readable by other users.
 const DIRECTORY_MODE: u32 = 0o755;
 
 /// All tensors of a checkpoint in f32, by name. A vector is a matrix of one row.
@@ -25,28 +25,28 @@ pub struct Weights {
     tensors: BTreeMap<String, Tensor>,
 }
 
-/// One of them.
+/// A tensor of a checkpoint.
 #[derive(Debug, Clone)]
 pub struct Tensor {
-    /// Its numbers.
+    /// The values.
     pub numbers: Array2<f32>,
-    /// As the checkpoint stores it.
+    /// The shape in the checkpoint.
     shape: Vec<usize>,
     dtype: Dtype,
 }
 
 impl Tensor {
-    /// Norms and biases are no matrices.
+    /// Whether it is a matrix; norms and biases are not.
     pub fn is_matrix(&self) -> bool {
         self.shape.len() > 1
     }
 }
 
 impl Weights {
-    /// Reads every safetensors file of a checkpoint directory.
+    /// Reads all safetensors files of a checkpoint directory.
     ///
     /// # Errors
-    /// A file cannot be read, or has numbers in another format than f32, f16 or bf16.
+    /// A file cannot be read, or has a format other than f32, f16 or bf16.
     pub fn read(directory: &Path) -> Result<Self, DistillError> {
         let mut tensors = BTreeMap::new();
         for path in files(directory)?.into_iter().filter(|path| is_weights(path)) {
@@ -61,7 +61,7 @@ impl Weights {
         Ok(Self { directory: directory.to_owned(), tensors })
     }
 
-    /// A tensor that must be there, in this shape.
+    /// Returns a tensor that must exist with this shape.
     pub fn get(&self, name: &str, shape: &[usize]) -> Result<&Array2<f32>, DistillError> {
         let found = self.tensors.get(name).filter(|tensor| tensor.shape == shape);
         found.map(|tensor| &tensor.numbers).ok_or_else(|| DistillError::NoTensor {
@@ -71,26 +71,26 @@ impl Weights {
         })
     }
 
-    /// A tensor, if it is there.
+    /// Returns a tensor, if it exists.
     pub fn find(&self, name: &str) -> Option<&Array2<f32>> {
         self.tensors.get(name).map(|tensor| &tensor.numbers)
     }
 
-    /// All of them, in order of their names.
+    /// All tensors, in order of their names.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
         self.tensors.iter_mut().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
-    /// Their names, in order.
+    /// Names of all tensors, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Writes a checkpoint directory with these weights, in the formats that they were stored in, and every other file of the old
-    /// directory. It appears whole or not at all.
+    /// Writes a checkpoint directory with these weights, in their original formats, and copies every other
+    /// file of the old directory. The directory appears whole or not at all.
     ///
     /// # Errors
-    /// Something cannot be written, or `out` is there already.
+    /// A file cannot be written, or `out` already exists.
     pub fn write(&self, out: &Path) -> Result<(), DistillError> {
         let unwritable = |source| DistillError::Write { path: out.to_owned(), source };
         let parent = match out.parent() {
@@ -109,12 +109,12 @@ impl Weights {
         fs::write(unfinished.path().join(WEIGHTS_FILE), self.to_bytes()).map_err(unwritable)?;
         fs::set_permissions(unfinished.path(), Permissions::from_mode(DIRECTORY_MODE)).map_err(unwritable)?;
         fs::rename(unfinished.path(), out).map_err(unwritable)?;
-        // It has another name now: there is nothing to remove.
+        // The directory was renamed: there is nothing to remove.
         drop(unfinished.keep());
         Ok(())
     }
 
-    /// A safetensors file.
+    /// Serializes the tensors to a safetensors file.
     fn to_bytes(&self) -> Vec<u8> {
         let stored: Vec<(&str, &Tensor, Vec<u8>)> =
             self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor, bytes(tensor))).collect();
@@ -148,7 +148,7 @@ fn numbers<const N: usize>(data: &[u8], number: impl Fn([u8; N]) -> f32) -> Vec<
     data.as_chunks().0.iter().map(|bytes| number(*bytes)).collect()
 }
 
-/// In the format that the tensor was stored in.
+/// The values in the tensor's stored format.
 fn bytes(tensor: &Tensor) -> Vec<u8> {
     let numbers = tensor.numbers.iter();
     match tensor.dtype {

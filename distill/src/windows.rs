@@ -1,38 +1,38 @@
-//! Answered prompts cut into windows that a model can be trained on at once, and the order in which they come.
+//! Cuts answered prompts into windows for training, and determines their order.
 
 use engine::TokenId;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
-/// A piece of a row. Its answer tokens are learnt, what stands before them is context.
+/// A part of a prompt with its answer. The answer tokens are learnt; the ids before them are context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Window {
-    /// Its ids, at least two.
+    /// The ids, at least two.
     pub ids: Vec<TokenId>,
-    /// The first that is learnt; at least 1.
+    /// Index of the first learnt id; at least 1.
     pub first_learnt: usize,
 }
 
 impl Window {
-    /// What the models read: all but the last id, behind which nothing is learnt.
+    /// Inputs of the models: all ids but the last, after which nothing is learnt.
     pub fn inputs(&self) -> &[TokenId] {
         &self.ids[..self.ids.len() - 1]
     }
 
-    /// What they are to say behind the last [`Self::num_learnt`] inputs.
+    /// Ids that the models should predict after the last [`Self::num_learnt`] inputs.
     pub fn learnt(&self) -> &[TokenId] {
         &self.ids[self.first_learnt..]
     }
 
-    /// How many ids are learnt.
+    /// Number of learnt ids.
     pub fn num_learnt(&self) -> usize {
         self.ids.len() - self.first_learnt
     }
 }
 
-/// The windows of a prompt and its answer, of at most `context` ids each; every answer token is learnt once, with at least half a window
-/// before it where there is as much. The prompt is not empty.
+/// The windows of a prompt and its answer, of at most `context` ids each. Every answer token is learnt once,
+/// with at least half a window before it if available. The prompt must not be empty.
 pub fn cut(prompt_ids: &[TokenId], answer_ids: &[TokenId], context: usize) -> Vec<Window> {
     let ids = [prompt_ids, answer_ids].concat();
     let mut windows = Vec::new();
@@ -47,7 +47,7 @@ pub fn cut(prompt_ids: &[TokenId], answer_ids: &[TokenId], context: usize) -> Ve
     windows
 }
 
-/// Windows in an order of their own for each pass, without end.
+/// An endless sequence of windows, shuffled for each pass.
 pub struct Order {
     rng: StdRng,
     pass: Vec<usize>,
@@ -55,7 +55,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// An order of `num_windows` windows; there must be at least one.
+    /// Creates an order of `num_windows` windows; there must be at least one.
     pub fn new(seed: u64, num_windows: usize) -> Self {
         Self { rng: StdRng::seed_from_u64(seed), pass: Vec::new(), num_windows }
     }

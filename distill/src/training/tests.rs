@@ -1,4 +1,5 @@
-//! The trained model is the engine's, its gradient is the slope of the loss, and steps bring it nearer to the target.
+//! Tests that the trained model equals the engine's, that its gradient is the slope of the loss, and that
+//! training reduces the distance to the target.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// Entries of the vocabulary of every model here but the bundled ones.
+/// Vocabulary size of all models here except the bundled ones.
 const TINY_VOCAB: usize = 96;
 
 fn bundled(role: &str) -> PathBuf {
@@ -53,11 +54,11 @@ fn window(len: usize, first_learnt: usize, vocab: usize) -> Window {
     Window { ids: (0..len).map(|i| (4 + (i * 97) % (vocab - 4)) as u32).collect(), first_learnt }
 }
 
-/// What a model is like.
+/// Properties of a random model.
 struct Form {
-    /// Its family, and what else config.json says.
+    /// Its family and other fields of config.json.
     config: Value,
-    /// Of q, k and v.
+    /// Whether q, k and v have biases.
     has_biases: bool,
     has_head_norms: bool,
 }
@@ -68,7 +69,7 @@ impl Form {
     }
 }
 
-/// A model of random numbers with two layers.
+/// Creates a checkpoint of random weights with two layers.
 fn random_checkpoint(form: &Form) -> TempDir {
     let mut fields = json!({
         "vocab_size": TINY_VOCAB, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
@@ -165,14 +166,14 @@ fn a_model_that_is_computed_otherwise_shows_in_its_logits() {
     assert!(difference > 0.05, "{difference}");
 }
 
-/// Along each weight's gradient the loss rises by what the gradient says.
+/// Along each weight's gradient the loss rises by the gradient's norm.
 #[test]
 fn the_gradient_is_the_slope_of_the_loss() {
     let tied = Form::new(json!({ "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": true }));
     for form in forms().into_iter().chain([tied]) {
         let (directory, config) = (random_checkpoint(&form), &form.config);
         let mut draft = DraftModel::read(directory.path()).unwrap();
-        // The vocabulary ends before the table does, as with a table that is padded.
+        // The vocabulary is smaller than the table, as with a padded table.
         let window = window(24, 8, 90);
         let taught = Array2::from_shape_fn((16, 90), |(row, id)| ((row * 31 + id * 17) % 23) as f32 / 8.0);
         let loss = |draft: &DraftModel| gradient(draft, &window, taught.clone()).1.weighted();
