@@ -127,7 +127,7 @@ pub struct TokenSpan {
     pub token_ids: Vec<TokenId>,
     /// One entry per id, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Log probabilities of the prompt positions that this step scored first, if requested.
+    /// Log probabilities of the prompt positions scored by this step, if requested.
     pub prompt_logprobs: Option<PromptLogprobs>,
     /// Set on the last span.
     pub finish: Option<FinishReason>,

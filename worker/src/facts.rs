@@ -7,7 +7,7 @@ use speculation::step::MAX_DRAFT_TOKENS;
 
 use crate::assets::Assets;
 
-/// Handshake facts that depend on the configuration or the model.
+/// Handshake facts that are not fixed by the build.
 #[derive(Debug, Clone)]
 pub struct WorkerFacts {
     /// Random number that identifies this process.

@@ -164,12 +164,12 @@ fn an_answer_that_no_draft_worker_may_give_ends_the_wait_and_the_assignment() {
 #[test]
 fn unsound_spans_cost_the_target_its_assignment() {
     let broken: [(u32, &[TokenId], u32); 6] = [
-        (1, &[77, 99], 3),                 // accepted what was not drafted
+        (1, &[77, 99], 3),                 // accepted an id that was not drafted
         (5, &[11, 12, 13, 14, 15, 99], 3), // more than was drafted
         (0, &[], 3),                       // nothing
-        (0, &[1, 2], 3),                   // more than a draw
+        (0, &[1, 2], 3),                   // more than one draw
         (0, &[50_000], 3),                 // out of the vocabulary
-        (0, &[9], 2),                      // elsewhere
+        (0, &[9], 2),                      // wrong start
     ];
     for (num_accepted, ids, start) in broken {
         let mut sequence = assigned(sequence(&[1, 2, 3], 100));

@@ -1,8 +1,8 @@
-"""Contract B1 to B4 once more, in plain Python: an implementation that shares no line with the crate.
+"""A second implementation of contract B1 to B4 in plain Python, which shares no code with the crate.
 
 `python3 twin.py noise` prints noise.txt and `python3 twin.py draws` prints draws.txt, the frozen vectors that
-tests/sampling/vectors.rs holds the crate to. Python's floats are IEEE 754 doubles and it never contracts a product and a sum, so
-that equal steps give equal bits. Everything is written for reading, nothing for speed.
+tests/sampling/vectors.rs compares the crate with. Python's floats are IEEE 754 doubles, and Python never fuses a
+product and a sum, so equal steps give equal bits. The code is written for readability, not for speed.
 """
 
 import math

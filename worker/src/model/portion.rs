@@ -58,7 +58,8 @@ impl<D> ModelMethod<D> {
         let compares = self.compares(task, portion);
         let decides = portion.ends_context && task.step.work != Work::Feed;
         let scores = task.is_scoring() && portion.num_context > 0;
-        // Prompt ids and drafted ids are not adjacent, and the rows to decide on lie after the prompt.
+        // A request has one list of ids. It can hold both scored and decided rows only if no ids are drafted
+        // and the decided row lies after the prompt.
         let is_behind = task.drafted().is_empty() && task.step.start() >= task.spec().prompt_len;
         let is_one_list = !(scores && decides) || is_behind;
         if !(decides || compares || scores) || !is_one_list || !self.engine.draws(task.spec()) {
