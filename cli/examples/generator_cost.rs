@@ -1,8 +1,9 @@
-//! What the load generator costs: CPU time for each server-sent event with many streams at once.
+//! Measures the cost of the load generator: CPU time per server-sent event with many concurrent streams.
 //!
-//! `cargo run -p outrider --example generator_cost -- [STREAMS] [EVENTS] [GAP_MS]` starts a scripted server as a process of its own, has the
-//! generator read STREAMS (256) answers of EVENTS (100) events at GAP_MS (50) side by side, and prints what that took of this machine.
-//! With a fourth argument `serve` it is the server alone, prints its URL and ends with its input.
+//! `cargo run -p outrider --example generator_cost -- [STREAMS] [EVENTS] [GAP_MS]` starts a scripted server
+//! as a separate process, reads STREAMS (256) concurrent responses of EVENTS (100) events at GAP_MS (50), and
+//! prints the CPU time that this took. With a fourth argument `serve` it runs only the server: it prints its
+//! URL and exits when its standard input closes.
 
 #![forbid(unsafe_code)]
 
@@ -33,7 +34,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let number = |i: usize, default| numbers.get(i).copied().unwrap_or(default);
     let (streams, events, gap) = (number(0, 256), number(1, 100), Duration::from_millis(number(2, 50)));
     if std::env::args().any(|word| word == "serve") {
-        // A setting that is known to be a tenth slower, for `outrider bench --arm a:prompt=slow --arm b`.
+        // A setting that is a known 10% slower, for `outrider bench --arm a:prompt=slow --arm b`.
         let gap_of = move |prompt: &str| if prompt == "slow" { gap * 11 / 10 } else { gap };
         let script = move |prompt: &str| Script::tokens(&vec![gap_of(prompt); events as usize]);
         let server = ScriptedServer::start(script)?;

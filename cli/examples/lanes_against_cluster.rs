@@ -1,12 +1,14 @@
-//! Five points of the lanes map with real processes: router and synthetic workers that choose k themselves, held against the simulator at
-//! the same point. `make measure-lanes-cluster`.
+//! Compares five points of the lanes map, run with real processes (a router and synthetic workers, with k
+//! chosen by the router), with the simulator at the same points. `make measure-lanes-cluster`.
 //!
-//! Workers keep the time of a profile, stretched so that what the processes themselves take of this machine hides behind it; a point at
-//! which the machine was more than 60% busy is void. All streams of a point are asked at once and go on past the end of the window in which
-//! tokens are counted. The simulator's requests come just so, with prompts of the same length: who shares whose forward is settled by how they
-//! began, and stays so. What processes and wires of this machine take of a plain round by themselves is measured first, on one sequence of a
-//! lane of its own, and the simulator's wire is longer by it. Tokens per second are in the profile's own time. Only workers are simulated here; nothing of it says what GPUs
-//! do. Arguments pick points by number, as in `-- 1 3`.
+//! Workers take a profile's times, stretched so that the overhead of the processes on this machine becomes
+//! small; a point at which the machine was more than 60% busy is void. All streams of a point are sent at
+//! once and continue past the end of the window in which tokens are counted. The simulator's requests arrive
+//! in the same way, with prompts of the same length, because the arrival order decides which sequences share
+//! a forward from then on. The overhead of processes and wires in a plain round is measured first, on one
+//! sequence of a separate lane, and added to the simulator's wire time. Tokens per second are in the
+//! profile's time. The workers are simulated, so the results say nothing about GPUs. Arguments select points
+//! by number, as in `-- 1 3`.
 
 #![forbid(unsafe_code)]
 
@@ -29,15 +31,16 @@ struct Point {
     profile: &'static str,
     acceptance: f64,
     sequences: u32,
-    /// Everything takes this many times as long.
+    /// Factor by which all times are stretched.
     time_scale: f64,
-    /// Of the profile's time: what is counted, and what passes before.
+    /// Counted window and warm-up before it, seconds of the profile's time.
     seconds: f64,
     warm_up: f64,
 }
 
-/// From one sequence to hundreds, from drafts that hardly pay to drafts that nearly always do, one draft worker and eight. A router takes some tens of
-/// microseconds for each sequence of a round, which no profile knows: the more sequences, the further times are stretched.
+/// From 1 sequence to 256, from low to high acceptance, with one draft worker and with eight. The router
+/// takes some tens of microseconds per sequence and round, which no profile contains: the more sequences, the
+/// larger the stretch.
 const POINTS: [Point; 5] = [
     point("8b-h100", (0.95, 1), 3.0, (10.0, 3.0)),
     point("70b-8xh100-l4", (0.8, 4), 4.0, (5.0, 3.0)),
@@ -48,17 +51,17 @@ const POINTS: [Point; 5] = [
 
 const MAX_K: u32 = 10;
 const SEEDS: u64 = 3;
-/// A machine that is busier than this measures its scheduler.
+/// Above this the run measures the operating system's scheduler.
 const MAX_BUSY: f64 = 0.6;
-/// Streams are asked for so much more than they should need, so that none ends in the window.
+/// Factor on the expected output length, so that no stream ends within the window.
 const TOKENS_MARGIN: f64 = 1.2;
-/// Requests of a burst come so many a second.
+/// Arrival rate of the simulated burst, requests per second.
 const BURST_PER_SECOND: f64 = 20_000.0;
-/// Of one request's tokens before it was asked for anything.
+/// Prompt length, in tokens, that is assumed before a request was sent.
 const PROMPT_GUESS: u32 = 16;
 /// Longer than any window.
 const ENDLESS_TOKENS: u32 = 1 << 20;
-/// Plain rounds of one sequence, to measure what processes and wires take.
+/// Plain rounds of one sequence, to measure the overhead of processes and wires.
 const PLAIN_ROUNDS: u32 = 48;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -71,19 +74,19 @@ const fn point(
     Point { profile, acceptance, sequences, time_scale, seconds, warm_up }
 }
 
-/// What one side found.
+/// Result of the simulator or the cluster.
 struct Found {
     tokens_per_second: f64,
     mean_k: f64,
 }
 
-/// What the cluster found, and on what.
+/// Result of the cluster and its conditions.
 struct Served {
     found: Found,
-    /// Of each request.
+    /// Mean per request, rounded up.
     prompt_tokens: u32,
     busy: f64,
-    /// One way between router and worker beyond the profile's wire, in its time.
+    /// Overhead between router and worker beyond the profile's wire, one way, in the profile's time.
     wire_us: f64,
 }
 
@@ -126,7 +129,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 impl Point {
-    /// The profile with this acceptance, as a file that workers can read and as a value.
+    /// The profile with this point's acceptance, as a file for the workers and as a value.
     fn profile(&self) -> Result<(tempfile::NamedTempFile, Profile), Box<dyn Error>> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../deploy/profiles")
@@ -206,7 +209,7 @@ impl Point {
         Ok(Served { found: self.count(&answers)?, prompt_tokens, busy, wire_us })
     }
 
-    /// What a plain round of one sequence takes beyond its profile, one way, in the profile's time.
+    /// Time of a plain round of one sequence beyond its profile, one way, in the profile's time.
     async fn own_wire_us(&self, client: &Client, profile: &Profile) -> Result<f64, Box<dyn Error>> {
         let fields = [("ignore_eos".to_owned(), true.into())];
         let settings = Settings {
@@ -243,7 +246,7 @@ impl Point {
         Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
     }
 
-    /// Tokens in the window, which begins the warm-up after the last stream's first token.
+    /// Counts tokens in the window, which begins `warm_up` after the first token of the last stream.
     fn count(&self, answers: &[Answer]) -> Result<Found, Box<dyn Error>> {
         let pieces = || answers.iter().flat_map(|answer| &answer.pieces);
         let first = answers.iter().filter_map(|answer| Some(answer.pieces.first()?.arrived)).max();

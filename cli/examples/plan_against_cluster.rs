@@ -1,14 +1,18 @@
-//! `plan`'s rounds held against a running cluster: the bundled pair as real processes on this machine, one thread a worker.
+//! Compares the rounds that `plan` computes with a running cluster: the bundled pair as real processes on
+//! this machine, one thread per worker.
 //!
 //! `cargo build --workspace --bins && cargo run -p outrider --example plan_against_cluster`
 //!
-//! Step times are measured in this process, as `check-pair` does it, before and after every point, for a machine that others use, too, is
-//! faster one moment than the next; acceptance is the cluster's own. All points are measured in several passes, and the pass in the middle
-//! counts. Client, router and both workers share this machine's cores, so what any of them takes of a CPU for each sequence's round beyond the
-//! forwards stands in the way of the others, shared out over the cores. It is measured at 16 sequences, which are no point (CPU time of all
-//! processes over rounds; a router that serves one wakes for each event, which costs more). The way between processes is read off the first
-//! line of each pass, which agrees by construction; the others are predictions. Ends with the largest factor between any of them and what was
-//! measured. `others` is the share of the machine that none of these processes took: above some percent a run says little.
+//! Step times are measured in this process, as `check-pair` does, before and after every point, because the
+//! speed of a shared machine varies; acceptance is measured on the cluster. All points are measured in
+//! several passes, and the median pass counts, point by point. Client, router and both workers share this
+//! machine's cores. The CPU time that they use per sequence and round beyond the forwards therefore delays
+//! the others; it is divided by the number of cores. It is measured at 16 sequences, which is not one of the
+//! points (CPU time of all processes over rounds; a router that serves one sequence wakes for each event,
+//! which costs more). The time between processes is taken from the first line of each pass, which therefore
+//! agrees by construction; the other lines are predictions. The last line of the output is the largest factor
+//! between a prediction and its measurement. `others` is the share of the machine used by other processes:
+//! above a few percent the run is unreliable.
 
 #![forbid(unsafe_code)]
 
@@ -27,28 +31,28 @@ use outrider_cli::load::{Client, Endpoint, FigureOptions, Figures, Prompt, Sched
 use outrider_cli::plan::round::{Drafting, Rounds};
 use scheduling::cost::{Forward, StepTimePoint, StepTimes};
 
-/// Sequences at once, and k. The first is what the way between processes is read off.
+/// Concurrent sequences and k. The first point gives the time between processes.
 const POINTS: [(usize, u32); 10] =
     [(1, 0), (1, 2), (1, 4), (2, 0), (2, 2), (2, 4), (4, 0), (4, 2), (4, 4), (8, 0)];
-/// What all processes take is measured here, without drafts and with.
+/// Points at which the CPU overhead of all processes is measured, without drafts and with.
 const CALIBRATION: [(usize, u32); 2] = [(16, 0), (16, 4)];
-/// Of so many passes the one in the middle counts, point by point.
+/// The median of this many passes counts, point by point.
 const PASSES: usize = 3;
-/// All processes whose CPU time is in the way of the others, but this one.
+/// All processes whose CPU time delays the others, except this one.
 const PROCESSES: [&str; 3] = [ROUTER, "target-0", "draft-0"];
 const MAX_TOKENS: u32 = 64;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a point showed.
+/// Measurements at one point.
 struct Found {
     tpot_us: f64,
     acceptance: Vec<f64>,
     context: f64,
-    /// CPU time of all processes, for each sequence's round.
+    /// CPU time of all processes per sequence and round.
     cpu_us: f64,
-    /// Share of the machine that was neither idle nor theirs.
+    /// Share of the machine's time used by other processes.
     others: f64,
-    /// Step times in those seconds.
+    /// Step times during the measurement.
     target: StepTimes,
     draft: StepTimes,
 }
@@ -61,7 +65,7 @@ struct Line {
     others: f64,
 }
 
-/// Both models in this process, measured again and again.
+/// Both models loaded in this process, and their latest measured costs.
 struct Local {
     models: [LocalModel; 2],
     last: Costs,
@@ -82,7 +86,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     for _ in 0..PASSES {
         let (mut taken, mut lines) = (Vec::new(), Vec::new());
         for at in CALIBRATION {
-            // Connections and caches settle here, too.
+            // These runs also warm up connections and caches.
             let found = measure(&cluster, &client, &mut local, at).await?;
             taken.push(beyond_forwards_us(&found, at)?);
         }
@@ -108,7 +112,7 @@ impl Local {
         Ok(Self { models, last })
     }
 
-    /// What forwards took between the last measurement and now: the mean of both.
+    /// Step times between the last measurement and now: the mean of both.
     fn steps(&mut self) -> Result<(StepTimes, StepTimes), Box<dyn Error>> {
         let [target, draft] = &mut self.models;
         let now = cost::measure(target, draft)?;
@@ -156,7 +160,7 @@ async fn measure(
     let prompt_tokens = figures.total_input_tokens as f64 / figures.completed as f64;
     let rounds: usize = samples.iter().map(|sample| sample.gaps.len() + 1).sum();
     let shares = figures.acceptance.and_then(|acceptance| acceptance.per_position);
-    // Shares are of all rounds; rates are given that all positions before were accepted.
+    // Shares are of all rounds; rates are conditional on all earlier positions being accepted.
     let mut before = 1.0;
     let rate = |share: f64| share / std::mem::replace(&mut before, share);
     Ok(Found {
@@ -170,7 +174,7 @@ async fn measure(
     })
 }
 
-/// CPU time of all processes that share this machine's cores, this one too.
+/// CPU time of all processes that share this machine's cores, including this one.
 fn cpu_seconds(cluster: &Cluster) -> Result<f64, Box<dyn Error>> {
     let mut seconds = process_cpu(std::process::id())?;
     for name in PROCESSES {
@@ -183,7 +187,7 @@ fn cores() -> Result<f64, Box<dyn Error>> {
     Ok(std::thread::available_parallelism()?.get() as f64)
 }
 
-/// What all processes take of a core for each sequence's round, forwards aside.
+/// CPU time per sequence and round beyond the forwards, divided by the number of cores, microseconds.
 fn beyond_forwards_us(found: &Found, (sequences, k): (usize, u32)) -> Result<f64, Box<dyn Error>> {
     let (sequences, rows) = (sequences as f64, (sequences as f64) * f64::from(k + 1));
     let forward = |rows| Forward { rows, sequences, context: found.context };

@@ -1,6 +1,7 @@
-//! Holds the closed form of `outrider plan` against the simulator, on the same profiles (deploy/profiles), and prints the ratio
-//! of each point: `cargo run -p outrider --example plan_against_simulator`. Simulated; nothing here is measured. An argument is the seed of the
-//! points that are drawn, in place of the one that the report was made with.
+//! Compares the closed form of `outrider plan` with the simulator on the same profiles (deploy/profiles), and
+//! prints the ratio for each point: `cargo run -p outrider --example plan_against_simulator`. Both sides are
+//! simulated; nothing is measured. The optional argument is the seed of the drawn points; the default is the
+//! seed of the report.
 
 #![forbid(unsafe_code)]
 
@@ -15,7 +16,7 @@ use simulator::{ENDLESS, Kind, Policy, Setup, Traffic, run};
 
 /// Ids in a sequence.
 const CONTEXT: u32 = 512;
-/// Rounds that are counted, and rounds before those.
+/// Rounds that are counted, and warm-up rounds before them.
 const ROUNDS: f64 = 400.0;
 const WARM_UP_ROUNDS: f64 = 50.0;
 
@@ -36,7 +37,7 @@ const POINTS: [Point; 10] = [
     ("cpu-pair", 16, 0, 0.65),
 ];
 
-/// Chosen after the closed form was written, and not looked at before.
+/// Chosen after the closed form was written, and not used to develop it.
 const HELD_OUT: [Point; 10] = [
     ("70b-8xh100-l4", 3, 3, 0.6),
     ("70b-8xh100-l4", 48, 5, 0.9),
@@ -50,7 +51,8 @@ const HELD_OUT: [Point; 10] = [
     ("cpu-pair", 12, 2, 0.9),
 ];
 
-/// Ten more are drawn: one profile after the other, 1 to 512 sequences (evenly in their logarithm), k from 0 to 8, acceptance from 0.3 to 0.95.
+/// Ten more points are drawn: the profiles in turn, 1 to 512 sequences (uniform in the logarithm), k from 0
+/// to 8, acceptance from 0.3 to 0.95.
 const DRAWN: usize = 10;
 const SEED: u64 = 35;
 const PROFILES: [&str; 3] = ["70b-8xh100-l4", "8b-h100", "cpu-pair"];

@@ -1,5 +1,6 @@
-//! Plays a day's traffic to pools that follow the router's gauges and to fixed ones, and prints what each costs:
-//! `cargo run -p outrider --example plan_day [PROFILE.toml]`. Simulated over the closed form of `outrider plan`; nothing here is measured.
+//! Simulates a day's traffic on autoscaled pools, which follow the router's gauges, and on fixed pools, and
+//! prints the cost of each: `cargo run -p outrider --example plan_day [PROFILE.toml]`. Simulated with the
+//! closed form of `outrider plan`; nothing is measured.
 
 #![forbid(unsafe_code)]
 
@@ -10,16 +11,16 @@ use outrider_cli::plan::day::{Autoscaler, Outcome, Pools, Scaling, Traffic, play
 use outrider_cli::plan::profiled;
 use scheduling::profile::Profile;
 
-/// Ids in a sequence, prompt and output, on average; the profile's acceptance.
+/// Mean length of a sequence (prompt and output), in ids, and the profile's acceptance.
 const CONTEXT: u32 = 1_024;
 const ACCEPTANCE: f64 = 0.705;
-/// Of 86,400 s: a day of an office, with ten minutes of half as much again at 11 o'clock.
+/// One office day of 86,400 s, with ten minutes at 1.5 times the rate at 11 o'clock.
 const TRAFFIC: Traffic = Traffic { rate: (10.0, 60.0), burst: (11 * 3600, 600, 1.5), output_tokens: 400.0 };
-/// The longest time per output token that is acceptable, milliseconds.
+/// The longest acceptable time per output token, milliseconds.
 const TPOT_MS: f64 = 15.0;
-/// A horizontal pod autoscaler's defaults, and three minutes until a model is loaded.
+/// The defaults of a horizontal pod autoscaler, and three minutes to load a model.
 const AUTOSCALER: Autoscaler = Autoscaler { look_every: 15, start: 180, calm: 300 };
-/// Prices an hour, examples: a target is 8 GPUs at 1.80, a draft worker one at 0.60.
+/// Example prices per hour: a target is 8 GPUs at 1.80, a draft worker one GPU at 0.60.
 const PRICE: (f64, f64) = (8.0 * 1.80, 0.60);
 
 #[expect(clippy::print_stdout, reason = "the table is what this program is for")]

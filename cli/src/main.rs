@@ -1,4 +1,4 @@
-//! The `outrider` command: parses the arguments, runs the subcommand, turns its end into an exit code.
+//! The `outrider` command: parses the arguments, runs the subcommand and returns its exit code.
 
 #![forbid(unsafe_code)]
 
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use outrider_cli::{bench, check_pair, distill, engine_bench, plan, up};
 
-/// Speculative decoding with draft and target workers apart.
+/// Speculative decoding with separate draft and target workers.
 #[derive(Parser)]
 #[command(name = "outrider", version)]
 struct Cli {
@@ -19,15 +19,15 @@ struct Cli {
 enum Command {
     /// Run a router and its workers on this machine until Ctrl-C.
     Up(up::UpArgs),
-    /// Put any OpenAI endpoint under load, with speculation and without, and say whether to ship it.
+    /// Load any OpenAI endpoint, with speculation and without, and judge whether to ship it.
     Bench(Box<bench::BenchArgs>),
-    /// Measure what forwards cost here, beside the machine's read bandwidth.
+    /// Measure the cost of forwards on this machine, relative to its read bandwidth.
     EngineBench(engine_bench::BenchArgs),
-    /// Check what a draft is worth to a target, on this machine, without serving them.
+    /// Check what a draft is worth to a target on this machine, without serving the pair.
     CheckPair(Box<check_pair::CheckPairArgs>),
-    /// Retrain a draft on a router's log of requests, and compare it with the one that serves.
+    /// Retrain a draft on a router's request log, and compare it with the one in use.
     Distill(Box<distill::DistillArgs>),
-    /// Work out what a pair of models needs and gives on some GPUs, from config.json alone.
+    /// Compute what a pair of models needs and yields on given GPUs, from config.json alone.
     Plan(Box<plan::PlanArgs>),
 }
 

@@ -1,4 +1,5 @@
-//! `outrider bench` as a program against a scripted server: two settings of one server, its table, JSON and page, and how it refuses.
+//! `outrider bench` as a program against a scripted server: two settings of one server, its table, JSON and
+//! page, and its errors.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use outrider_cli::load::scripted::{Script, ScriptedServer, Step};
 use serde_json::Value;
 
-/// Prompts that begin with "slow" take ten times as long for each token: far longer than another program has the processor.
+/// Prompts that begin with "slow" take ten times as long per token: far longer than a scheduling delay.
 fn server() -> ScriptedServer {
     ScriptedServer::start(|prompt| {
         let gap = Duration::from_millis(if prompt.starts_with("slow") { 60 } else { 6 });
@@ -43,7 +44,7 @@ fn prompts(directory: &Path, lines: &[&str]) -> String {
     path.display().to_string()
 }
 
-/// One arm's body overrides the prompt, so that the server can tell the arms apart: the second is slow.
+/// One arm's body overrides the prompt, so that the server can distinguish the arms: the second is slow.
 #[test]
 fn two_settings_of_one_server_are_told_apart() {
     let server = server();
@@ -86,7 +87,7 @@ fn two_settings_of_one_server_are_told_apart() {
 
     let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
     let results = report["results"].as_array().unwrap();
-    // Three loads, two temperatures, two arms; all and two task types.
+    // Three loads, two temperatures, two arms; all task types together and two task types.
     assert_eq!(results.len(), 36);
     for result in results {
         let requests = if result["task"] == "all" { 8 } else { 4 };
@@ -112,7 +113,8 @@ fn two_settings_of_one_server_are_told_apart() {
     }
 }
 
-/// A server that answers as vLLM does: several tokens a chunk, sums of speculation beside the usage, its own counters in `/metrics`.
+/// A server that responds as vLLM does: several tokens per chunk, speculation totals next to the usage,
+/// counters in `/metrics`.
 fn vllm() -> ScriptedServer {
     let asked = Arc::new(AtomicU64::new(0));
     let answered = asked.clone();
@@ -167,7 +169,7 @@ fn vllm() -> ScriptedServer {
     ScriptedServer::start_with_pages(page, script).expect("a free port")
 }
 
-/// What vLLM tells beyond OpenAI is used, and nothing of ours is asked of it.
+/// Additional fields of vLLM are used, and no outrider fields are sent to it.
 #[test]
 fn a_foreign_server_is_read_as_far_as_it_goes() {
     let server = vllm();
@@ -183,11 +185,11 @@ fn a_foreign_server_is_read_as_far_as_it_goes() {
     close("spec_decode_acceptance_rate", 500.0 / 12.0);
     close("spec_decode_acceptance_length", 2.25);
     assert_eq!(all["spec_decode_per_position_acceptance_rates"], serde_json::json!([0.75, 0.25, 0.25]));
-    // Four chunks, nine tokens: the time per token is a latency over eight, the gaps between chunks are three.
+    // Four chunks, nine tokens: the time per token is latency / 8, and there are three gaps between chunks.
     assert!(all["mean_tpot_ms"].as_f64() < all["mean_itl_ms"].as_f64(), "{all}");
 }
 
-/// The salts of all requests that came, each with how many had it.
+/// The cache salts of all requests, each with its number of requests.
 fn cache_salts(server: &ScriptedServer) -> BTreeMap<Option<String>, usize> {
     let mut salts = BTreeMap::new();
     for entry in server.log() {
@@ -196,7 +198,7 @@ fn cache_salts(server: &ScriptedServer) -> BTreeMap<Option<String>, usize> {
     salts
 }
 
-/// Both blocks of a pair send the same prompts: none may find those of the other in the server's prefix cache.
+/// Both blocks of a pair send the same prompts: neither may find the other's in the server's prefix cache.
 #[test]
 fn blocks_share_no_cached_prompt() {
     let arguments = ["--concurrency", "2", "--block-requests", "11", "--arm", "a", "--arm", "b"];
@@ -207,7 +209,7 @@ fn blocks_share_no_cached_prompt() {
     assert!(!salts.contains_key(&None), "{salts:?}");
     let mut requests: Vec<usize> = salts.values().copied().collect();
     requests.sort_unstable();
-    // The warm-up of each arm, then four blocks of each.
+    // The warm-up of each arm, then four blocks per arm.
     assert_eq!(requests, [2, 2, 11, 11, 11, 11, 11, 11, 11, 11], "a salt of each block: {salts:?}");
 
     let unsalted = server();
@@ -217,7 +219,7 @@ fn blocks_share_no_cached_prompt() {
     assert!(found.keys().eq([&None]), "a server that does not know the field gets none: {found:?}");
 }
 
-/// Failures are counted, quoted, and keep the judge from judging.
+/// Failures are counted and quoted, and prevent a verdict.
 #[test]
 fn failed_requests_are_shown_and_nothing_is_claimed() {
     let server = server();

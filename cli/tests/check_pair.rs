@@ -1,4 +1,4 @@
-//! `outrider check-pair` as a program: what it reports of the bundled pair, and what it refuses.
+//! `outrider check-pair` as a program: its report on the bundled pair, and its errors.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -20,7 +20,7 @@ fn reports(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).expect("one JSON value")
 }
 
-/// A copy of the draft whose text files may be changed.
+/// A copy of the draft whose text files may be modified.
 fn copy_of_draft() -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a temporary directory can be made");
     for entry in std::fs::read_dir(demo("draft")).expect("the bundled draft is there") {
@@ -46,7 +46,7 @@ fn the_bundled_pair_is_measured_in_every_mode_and_compared_with_another_draft() 
     assert_eq!(ours["text"]["chat_template"], "equal");
     assert_eq!(ours["size"]["within_8_to_12"], false);
     let lines = ours["measured"]["acceptance"].as_array().expect("a list");
-    // Greedy once, three modes at T = 1: eleven task types and their sum.
+    // Greedy once, three modes at T = 1: each with eleven task types and their sum.
     assert_eq!(lines.len(), 4 * 12);
     for line in lines {
         let count = |name: &str| line[name].as_u64().expect("a count");
@@ -54,7 +54,7 @@ fn the_bundled_pair_is_measured_in_every_mode_and_compared_with_another_draft() 
         assert!(count("tokens") <= count("rounds") + count("accepted_tokens"), "{line}");
         assert_eq!(line["judged_by_position"][0].as_u64().is_some(), count("draft_tokens") > 0);
     }
-    // The target drafting for itself is right every time.
+    // The target drafting for itself is always right.
     for line in perfect["measured"]["acceptance"].as_array().expect("a list") {
         if line["mode"] == "coupled" {
             assert_eq!(line["accepted_tokens"], line["draft_tokens"], "{line}");

@@ -1,4 +1,4 @@
-//! `outrider engine-bench` as a program: what it prints, and how it refuses.
+//! `outrider engine-bench` as a program: its output and its errors.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -10,7 +10,7 @@ fn bench(args: &[&str]) -> Output {
     command.output().expect("the program starts")
 }
 
-/// The JSON objects that it printed.
+/// The printed JSON objects.
 fn documents(output: &Output) -> Vec<serde_json::Value> {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout);
@@ -24,7 +24,7 @@ fn one_document_for_each_format() {
     assert_eq!(found.len(), 3);
     let bytes: Vec<u64> = found.iter().filter_map(|document| document["bytes_per_token"].as_u64()).collect();
     assert!(bytes[0] > bytes[1] && bytes[1] > bytes[2], "{bytes:?}");
-    // Behind a context of 16, a token reads the KV of 17: 2 layers, 2 heads of 32, keys and values in bf16.
+    // After a context of 16, a token reads the KV of 17: 2 layers, 2 heads of 32, keys and values in bf16.
     assert_eq!(found[0]["weight_bytes"].as_u64().map(|bytes| bytes + 17 * 512), Some(bytes[0]));
     for document in &found {
         assert!(document["read_gb_s"].as_f64().is_some_and(|speed| speed > 0.0));
@@ -52,7 +52,7 @@ fn one_document_for_each_format() {
                 .all(|n| row[n].as_f64().is_some_and(|x| x > 0.0))
             );
         }
-        // Parts of a step are timed inside it, so that they never add up to more.
+        // Parts of a step are timed within it, so their sum never exceeds the step.
         for row in rows {
             let part = |name: &str| row[name].as_f64().expect("a number");
             let parts = part("attention_share") + part("vocabulary_share") + part("draw_share");

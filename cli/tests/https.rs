@@ -1,4 +1,5 @@
-//! The load generator over TLS: a certificate that is believed, one that is not, and figures that are still the server's.
+//! The load generator over TLS: a trusted certificate, an untrusted one, and latencies that still match the
+//! server's.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,11 +16,11 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 
-/// What ends the TLS before a scripted server, as a proxy would.
+/// Terminates TLS in front of a scripted server, as a proxy would.
 struct TlsFront {
     url: String,
     ca_cert: PathBuf,
-    /// Connections whose first request showed the key.
+    /// Number of connections whose first request contained the API key.
     authorized: Arc<AtomicUsize>,
     _directory: tempfile::TempDir,
 }
@@ -44,7 +45,7 @@ impl TlsFront {
         let url = format!("https://localhost:{}", listener.local_addr().expect("it is bound").port());
         let authorized = Arc::new(AtomicUsize::new(0));
         let seen = authorized.clone();
-        // The current thread's runtime drops both kinds of task with the test.
+        // The LocalSet drops both kinds of task at the end of the test.
         tokio::task::spawn_local(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let (acceptor, server, seen) = (acceptor.clone(), server.clone(), seen.clone());
@@ -103,7 +104,7 @@ async fn over_tls() {
         let run = client.drive(&requests, &Schedule::Closed { concurrency: 2 }, |_| ()).await;
         let samples = run.samples(&requests);
         assert!(samples.iter().all(Sample::is_completed), "{:?}", run.exchanges);
-        // Gaps between tokens are what the server's log says of the same requests, within 2%.
+        // Gaps between tokens match the server's log of the same requests within 2%.
         let log = loop {
             let log = server.log();
             if log.len() == 6 * (turn + 1) {
@@ -120,6 +121,6 @@ async fn over_tls() {
         let seen: f64 = samples.iter().flat_map(|sample| &sample.gaps).map(Duration::as_secs_f64).sum();
         assert!((seen / sent - 1.0).abs() < 0.02, "{seen} s between tokens, by the log {sent}");
     }
-    // A connection for each question, and two for each run.
+    // One connection per request for the model list, and two per run.
     assert!(front.authorized.load(Ordering::Relaxed) >= 6);
 }

@@ -1,8 +1,8 @@
-//! The load generator against a scripted server: every figure is right within 2%, as judged by the server's own log of between which
-//! two moments it sent what; and what goes wrong is counted as what it is.
+//! The load generator against a scripted server: every figure must be right within 2%, judged by the server's
+//! log of the time range in which it sent each event; and every kind of failure must be counted as that kind.
 //!
-//! Nothing is compared with the delays of the script: a busy machine may stretch them, and the log says by how much. Where it kept the
-//! server from its CPU while an event was sent, both moments bound the figure.
+//! Figures are not compared with the script's delays: a busy machine may stretch them, and the log records by
+//! how much. If the server was off the CPU while it sent an event, the two times of the log bound the figure.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use outrider_cli::load::{
     Client, Endpoint, FigureOptions, Figures, Prompt, Request, Run, Sample, Schedule, Settings, Slo,
 };
 
-/// Of what the log says.
+/// Relative to the log.
 const TOLERANCE: f64 = 0.02;
 
 const fn ms(count: u64) -> Duration {
@@ -23,7 +23,7 @@ const fn ms(count: u64) -> Duration {
 /// The shortest wait between two tokens.
 const LEAST_WAIT: Duration = ms(50);
 
-/// Waits of [`LEAST_WAIT`] and more that differ from request to request.
+/// Waits of at least [`LEAST_WAIT`] that differ from request to request.
 fn waits(request: u64) -> Vec<Duration> {
     let first = 60 + request * 37 % 240;
     let tokens = 3 + request % 4;
@@ -42,7 +42,8 @@ async fn client(server: &ScriptedServer) -> Client {
     Client::new(Endpoint::reach(&server.url(), Default::default()).await.expect("the server answers"))
 }
 
-/// The entry of each request, in their order. An entry is written once its last byte has left, when the client may be done.
+/// The log entry of each request, in order. The server writes an entry after its last byte, when the client
+/// may already be done.
 fn entries(server: &ScriptedServer, count: usize) -> Vec<LogEntry> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -56,12 +57,12 @@ fn entries(server: &ScriptedServer, count: usize) -> Vec<LogEntry> {
     }
 }
 
-/// What the log says of a number of seconds: it is between these two.
+/// Bounds on a number of seconds, from the log.
 #[derive(Debug, Clone, Copy)]
 struct Between(f64, f64);
 
 impl Between {
-    /// From one event to a later one.
+    /// Time from one event to a later one.
     fn events(from: &Sent, to: &Sent) -> Self {
         let seconds = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64();
         Self(seconds(from.after, to.before), seconds(from.before, to.after))
@@ -71,7 +72,7 @@ impl Between {
         Self((to.before - moment).as_secs_f64(), (to.after - moment).as_secs_f64())
     }
 
-    /// What follows from the lower ends, and from the upper ones.
+    /// Computes a figure from the lower bounds, and from the upper bounds.
     fn of(values: &[Self], figure: impl Fn(Vec<f64>) -> f64) -> Self {
         Self(
             figure(values.iter().map(|value| value.0).collect()),
@@ -99,7 +100,8 @@ fn percentile(mut values: Vec<f64>, p: f64) -> f64 {
     low + (high - low) * at.fract()
 }
 
-/// All figures of `run` against those computed here from the log; of the requests whose script was to fail, nothing may be in them.
+/// Compares all figures of `run` with those computed from the log. Requests whose script was to fail must not
+/// contribute.
 fn judge(run: &Run, requests: &[Request], log: &[LogEntry], fails: impl Fn(usize) -> bool) {
     let slo = Slo { ttft: Some(ms(200)), tpot: Some(ms(90)), e2el: None };
     let samples = run.samples(requests);
@@ -123,7 +125,7 @@ fn judge(run: &Run, requests: &[Request], log: &[LogEntry], fails: impl Fn(usize
     let duration = Between::since(run.began, ended.expect("events were sent"));
     let a_second = |count: usize| Between(count as f64 / duration.1, count as f64 / duration.0);
     let num_tokens: usize = judged().map(|(entry, _)| entry.tokens().count()).sum();
-    // A request that lies within 2% of a limit may count either way.
+    // A request within 2% of a limit may count either way.
     let kept = |end: fn(&Between) -> f64, slack: f64| {
         let kept =
             |(ttft, tpot): &(&Between, &Between)| end(ttft) <= 0.2 * slack && end(tpot) <= 0.09 * slack;
@@ -170,7 +172,7 @@ async fn closed_loop_figures_are_the_servers() {
     }
 }
 
-/// Requests leave at drawn moments whatever the answers do, and count from those moments.
+/// Requests are sent at the drawn times regardless of responses, and latencies are measured from those times.
 #[tokio::test]
 async fn open_loop_figures_are_the_servers() {
     let server = ScriptedServer::start(|prompt| Script::tokens(&waits(prompt.parse().unwrap_or(0)))).unwrap();
@@ -185,7 +187,8 @@ async fn open_loop_figures_are_the_servers() {
     judge(&run, &requests, &entries(&server, 24), |_| false);
 }
 
-/// A generator that is kept from its CPU for 40 ms whenever an answer ends reads late; its figures are those of the arrival.
+/// A generator that is blocked for 25 ms whenever a response ends reads late; its figures must be based on
+/// the arrival.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_generator_that_reads_late_flatters_nobody() {
@@ -199,7 +202,7 @@ async fn a_generator_that_reads_late_flatters_nobody() {
         let late = run.exchanges.iter().flat_map(|exchange| &exchange.reads);
         let latest = late.map(|read| read.noticed_after).max();
         assert!(latest > Some(ms(15)), "no read was late: {latest:?}");
-        // Later than the next token: one stamp stands for both, and the machine was too busy for this.
+        // Later than the next token: one timestamp covers both, and the machine was too busy for this test.
         if latest >= Some(LEAST_WAIT) && attempt < 40 {
             continue;
         }
@@ -207,7 +210,8 @@ async fn a_generator_that_reads_late_flatters_nobody() {
     }
 }
 
-/// Refusals, cut streams and streams that fall silent for half a second and go on: what completes is right within 2%, and alone in the figures.
+/// Errors, cut streams, and streams that stall for half a second and resume: completed requests must be right
+/// within 2%, and only they count.
 #[tokio::test]
 async fn figures_among_stalls_errors_and_cut_streams_are_the_servers() {
     let script = |i: u64| {
@@ -218,7 +222,7 @@ async fn figures_among_stalls_errors_and_cut_streams_are_the_servers() {
                 script.steps.truncate(4);
                 script.steps.push(Step::Cut);
             }
-            // Before the second token, in the midst of the answer.
+            // Before the second token, in the middle of the response.
             6 => script.steps.insert(2, Step::Wait(ms(500))),
             _ => (),
         }
@@ -234,7 +238,7 @@ async fn figures_among_stalls_errors_and_cut_streams_are_the_servers() {
     assert_eq!((count("completed"), count("refused"), count("cut")), (24, 4, 4), "{words:?}");
 }
 
-/// What a server that holds every request back for as long as the ones before it take does to an open loop: the queue counts.
+/// A server that handles one request at a time, under an open loop: the queue must count as latency.
 #[tokio::test]
 async fn a_stalled_server_does_not_hide_its_queue() {
     let gate = std::sync::Mutex::new(());
@@ -249,7 +253,7 @@ async fn a_stalled_server_does_not_hide_its_queue() {
     let send_after = (0..10).map(|i| ms(10 * i)).collect();
     let run = client.drive(&requests, &Schedule::Open { send_after }, |_| ()).await;
     let e2el: Vec<Duration> = run.samples(&requests).iter().map(|sample| sample.e2el).collect();
-    // The last one is served after a second at the earliest and was meant to leave after 90 ms.
+    // The last request is served after at least one second and was due after 90 ms.
     assert!(e2el.iter().max() >= Some(&ms(950)), "{e2el:?}");
     let log = entries(&server, 10);
     for ((entry, exchange), found) in log.iter().zip(&run.exchanges).zip(&e2el) {
@@ -291,7 +295,7 @@ async fn what_goes_wrong_is_counted_as_what_it_is() {
     assert!(["not connected", "cut"].contains(&word), "{word}");
 }
 
-/// Connections that a server closed while they lay idle are noticed, and the request goes over a new one.
+/// Connections that a server closed while idle are detected, and the request uses a new one.
 #[tokio::test]
 async fn a_server_that_closes_idle_connections_costs_no_request() {
     let server = ScriptedServer::start(|_| {

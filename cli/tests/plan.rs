@@ -1,11 +1,12 @@
-//! `outrider plan` as a program: exact parameter counts of published models, published sums of memory, what it refuses.
+//! `outrider plan` as a program: exact parameter counts of published models, published memory sums, and its
+//! errors.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-/// Sizes as the published config.json has them, and the parameters that its model card or checkpoint index states.
+/// Sizes from the published config.json, and the parameter count from the model card or checkpoint index.
 struct Published {
     name: &'static str,
     family: &'static str,
@@ -13,7 +14,7 @@ struct Published {
     hidden: u64,
     ffn: u64,
     layers: u64,
-    /// Query heads, KV heads, width of one.
+    /// Query heads, KV heads, head width.
     heads: (u64, u64, u64),
     tied: bool,
     parameters: u64,
@@ -122,7 +123,7 @@ fn a_plan_counts_what_the_engine_loads() {
         ]);
         assert_eq!(found["target"]["parameters"].as_u64(), Some(engine.info().num_parameters));
         assert_eq!(found["kv_bytes_per_token"].as_f64(), Some(engine.info().kv_bytes_per_token as f64));
-        // The packed form pads groups that a K-slice cuts.
+        // The packed form pads groups that a K-slice splits.
         let (read, packed) = (number(&found["target"]["read_gb"]) * 1e9, engine.info().weight_bytes as f64);
         assert!((packed / read - 1.0).abs() < 0.05, "{name}: {read} bytes planned, {packed} loaded");
     }
@@ -162,7 +163,7 @@ fn published_sums_for_70b_and_8b_on_two_80_gb_gpus() {
         let scales = number(&found["target"]["scales_gb"]);
         match weights {
             "bf16" => assert_eq!(scales, 0.0),
-            // One bf16 scale for 32 weights of half a byte: an eighth, of what is quantized.
+            // One bf16 scale per 32 weights of half a byte: an eighth of the quantized weights.
             "int4" => assert!((scales / gb("target") - 0.125).abs() < 0.005, "{scales}"),
             _ => assert!(scales > 0.0 && scales < 0.001 * gb("target"), "{scales}"),
         }
@@ -182,12 +183,12 @@ fn what_does_not_fit_is_said_to_break_by_memory_and_apart_it_fits() {
     };
     assert_eq!(of("colocated")["concurrency"], 0);
     assert!(number(&of("colocated")["kv_budget_gb"]) < 0.0);
-    // 144 GB of 160 usable, 141.1 of weights: 2.9 GB at 327,680 bytes a token.
+    // 144 GB of 160 usable, 141.1 of weights: 2.9 GB at 327,680 bytes per token.
     assert_eq!(of("apart")["concurrency"], 4);
     let apart_limits = of("apart")["limits"].clone();
     let memory = apart_limits.as_array().unwrap().iter().find(|limit| limit["what"] == "memory").unwrap();
     assert_eq!(memory["sequences"], 4);
-    // 8 GB at 225 GB/s for each drafted token: the draft is the slower from the first sequence on.
+    // 8 GB at 225 GB/s for each drafted token: the draft is slower from the first sequence on.
     assert_eq!((&apart_limits[0]["what"], &apart_limits[0]["sequences"]), (&json!("draft"), &json!(1)));
     assert_eq!(found["kv_bytes_per_token"], 327_680.0);
 

@@ -1,4 +1,4 @@
-//! The cluster's grip on its child processes, tried on small shell scripts instead of servers.
+//! The cluster's control of its child processes, tested with small shell scripts instead of servers.
 
 #![expect(clippy::unwrap_used, reason = "a test file: its harness functions fail the test by panicking")]
 
@@ -14,7 +14,7 @@ use outrider_cli::cluster::{
     Binaries, Cluster, ClusterError, ClusterSpec, DraftKind, LogSink, NoLogs, Process, ProcessSpec,
 };
 
-/// Lives until its standard input closes, as the servers do with `--exit-on-stdin-close`.
+/// Runs until its standard input closes, like the servers with `--exit-on-stdin-close`.
 const PATIENT: &str = "exec cat >/dev/null";
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -88,7 +88,7 @@ async fn a_signal_is_reported_by_name_and_standard_output_stands_in() {
     let report = process.wait().await;
     assert_eq!(report.cause(), "was killed by SIGKILL");
     assert_eq!(report.last_lines, ["only this"]);
-    // A second look says the same, and a late signal hits nobody.
+    // A second wait reports the same, and a late signal reaches no process.
     process.signal(Signal::SIGKILL);
     assert_eq!(process.wait().await.cause(), "was killed by SIGKILL");
 }
@@ -178,7 +178,7 @@ async fn one_process_can_be_killed_and_started_again_while_the_others_run() {
     cluster.signal("draft-0", Signal::SIGKILL).unwrap();
     let report = cluster.next_exit().await;
     assert_eq!((report.name.as_str(), report.cause().as_str()), ("draft-0", "was killed by SIGKILL"));
-    // The end is known now and is no event again.
+    // The exit is known now and is not reported again.
     assert!(tokio::time::timeout(Duration::from_millis(100), cluster.next_exit()).await.is_err());
     let url = cluster.worker_url("draft-0").unwrap();
     cluster.restart("draft-0").await.unwrap();

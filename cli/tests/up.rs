@@ -1,4 +1,4 @@
-//! `outrider up` as a person runs it: the real command, with small fake servers where it looks for the real ones.
+//! `outrider up` as a user runs it: the real command, with small fake servers in place of the real ones.
 
 #![expect(clippy::unwrap_used, reason = "a test file: its harness functions fail the test by panicking")]
 
@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Answers every GET, at each of its addresses, with a list of one model, every POST with tokens as the console's endpoint writes them, and ends
-/// when its standard input closes. A token takes 20 ms without drafts and $FAKE_MS with them, by its own word; $FAKE_DIFFERS drafts change one.
+/// Answers every GET, at each of its addresses, with a list of one model, and every POST with tokens in the
+/// format of the console's endpoint. Exits when its standard input closes. It reports 20 ms per token without
+/// drafts and $FAKE_MS with them; if $FAKE_DIFFERS is set, drafts change one token.
 const FAKE_SERVER: &str = r#"#!/usr/bin/env python3
 import http.server, json, os, sys, threading
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -50,7 +51,7 @@ sys.stdin.read()
 "#;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// `outrider up` with fake servers beside it.
+/// `outrider up` with fake servers next to it.
 struct Up {
     child: Child,
     directory: tempfile::TempDir,
@@ -81,7 +82,7 @@ impl Up {
         Self { child, directory }
     }
 
-    /// Started, and waited for until it says that it is ready.
+    /// Starts it and waits until it reports that it is ready.
     fn ready(arguments: &[&str]) -> Self {
         let up = Self::start(arguments);
         wait_for("the ready line", || up.stdout().contains("Ctrl-C stops it"));
@@ -107,7 +108,7 @@ impl Up {
         let mut pid = None;
         wait_for("the line with the process id", || {
             let stderr = self.stderr();
-            // A line that is written just now has no end yet.
+            // A line that is still being written has no line feed yet.
             let mut lines = stderr.split_inclusive('\n').filter(|line| line.ends_with('\n'));
             let line = lines.find(|line| line.starts_with(name) && line.contains("| pid "));
             pid = line.and_then(|line| line.split("| pid ").nth(1)?.split_whitespace().next()?.parse().ok());
@@ -212,7 +213,7 @@ fn a_text_that_drafts_change_ends_everything() {
 #[test]
 fn nothing_is_measured_where_that_is_not_wanted() {
     for arguments in [&["--no-evidence"][..], &["--draft", "none"]] {
-        // It would end everything if it were.
+        // If it were measured, everything would stop.
         let up = Up::start_with(arguments, &[("FAKE_DIFFERS", "1")]);
         wait_for("the last line", || up.stdout().contains("Ctrl-C stops it"));
         assert!(!up.stdout().contains("drafting: "), "{}", up.stdout());

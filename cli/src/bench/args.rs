@@ -1,4 +1,4 @@
-//! The command line of `outrider bench`, and the values on it that need reading.
+//! The command line of `outrider bench`, and parsers for its values.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ Examples:
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_long_help = TEACHING)]
 pub struct BenchArgs {
-    /// The endpoint: http://HOST:PORT or https://HOST, with or without /v1
+    /// URL of the endpoint: http://HOST:PORT or https://HOST, with or without /v1
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
     pub url: String,
 
@@ -38,88 +38,92 @@ pub struct BenchArgs {
     #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
 
-    /// Where the server's counters are, if not at the endpoint's /metrics: of a router of ours its --admin, http://HOST:8002
+    /// URL of the server's metrics, if not /metrics of the endpoint: for an outrider router its --admin,
+    /// http://HOST:8002
     #[arg(long, value_name = "URL")]
     pub metrics_url: Option<String>,
 
-    /// PEM file of certificates to believe instead of this machine's, for https
+    /// PEM file of CA certificates to trust instead of this machine's, for https
     #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
     pub ca_cert: Option<PathBuf>,
 
-    /// Believe any certificate: for a test machine of your own, for then anybody may answer in the server's place
+    /// Accept any certificate (test machines only: the server's identity is not verified)
     #[arg(long)]
     pub insecure: bool,
 
-    /// Model to ask for [default: the first that the endpoint lists]
+    /// Model to request [default: the first that the endpoint lists]
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
 
-    /// File of lines {"task", "prompt" | "messages"}, or a directory of such files [default: a small set of our own]
+    /// File of lines {"task", "prompt" | "messages"}, or a directory of such files [default: a small built-in
+    /// set]
     #[arg(long, value_name = "FILE|DIR")]
     pub prompts: Option<PathBuf>,
 
-    /// Task types to keep [default: all]
+    /// Task types to run [default: all]
     #[arg(long, value_name = "TASK,..", value_delimiter = ',')]
     pub tasks: Vec<String>,
 
-    /// Something to compare, at most two: NAME[:KEY=VALUE,..], the first against the second. Keys: url, model, speculation (on, off or a k),
-    /// and any field of the request's body [default: on and off where the endpoint is ours, one arm elsewhere]
+    /// Arm to compare, at most two: NAME[:KEY=VALUE,..]; the first is judged against the second. Keys: url,
+    /// model, speculation (on, off or a k), and any field of the request's body [default: on and off if the
+    /// endpoint is an outrider router, else one arm]
     #[arg(long = "arm", value_name = "SPEC")]
     pub arms: Vec<ArmSpec>,
 
-    /// Further fields of every request's body: KEY=VALUE,..
+    /// Additional fields of every request's body: KEY=VALUE,..
     #[arg(long, value_name = "FIELDS", value_parser = parse_fields, default_value = "")]
     pub body: Map<String, Value>,
 
-    /// Send prompts as conversations
+    /// Send prompts as chat completions
     #[arg(long)]
     pub chat: bool,
 
-    /// Closed loop: so many requests in flight [default: 1,4,16 unless --rate is given]
+    /// Closed loop: requests in flight [default: 1,4,16 unless --rate is given]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     pub concurrency: Vec<NonZeroUsize>,
 
-    /// Open loop: so many requests a second, at Poisson moments
+    /// Open loop: requests per second, with Poisson arrivals
     #[arg(long, value_name = "R,..", value_delimiter = ',', value_parser = rate)]
     pub rate: Vec<f64>,
 
-    /// Temperatures, each measured by itself
+    /// Temperatures, each measured separately
     #[arg(long, value_name = "T,..", value_delimiter = ',', default_value = "0", value_parser = temperature)]
     pub temperatures: Vec<f64>,
 
-    /// Blocks of requests for each arm, load and temperature; arms take turns block by block
+    /// Blocks of requests per arm, load and temperature; arms alternate block by block
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub blocks: u32,
 
-    /// Requests in a block, rounded up to a multiple of the task types [default: twice the concurrency, or 10 s of the rate]
+    /// Requests per block, rounded up to a multiple of the task types [default: twice the concurrency, or 10
+    /// s of the rate]
     #[arg(long, value_name = "N")]
     pub block_requests: Option<NonZeroUsize>,
 
-    /// Requests of each arm before each load that do not count
+    /// Warm-up requests per arm before each load; not counted
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub warmup: usize,
 
-    /// Longest answer, tokens
+    /// Maximum output length, tokens
     #[arg(long, value_name = "N", default_value = "64")]
     pub max_tokens: NonZeroUsize,
 
-    /// Of draws, arrivals, order and bootstrap
+    /// Seed for sampling, arrivals, order and bootstrap
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u32,
 
-    /// What a good request keeps: ttft:500ms,tpot:30ms,e2el:10s
+    /// Latency limits that a good request keeps: ttft:500ms,tpot:30ms,e2el:10s
     #[arg(long, value_name = "LIMITS", value_parser = slo, default_value = "")]
     pub slo: Slo,
 
-    /// Speedup from which the first arm is worth shipping
+    /// Speedup above which the first arm is worth shipping
     #[arg(long, value_name = "X", default_value_t = 1.3, value_parser = threshold)]
     pub threshold: f64,
 
-    /// Of the speedups' intervals
+    /// Confidence level of the speedups' intervals
     #[arg(long, value_name = "SHARE", default_value_t = 0.99, value_parser = confidence)]
     pub confidence: f64,
 
-    /// For one request
+    /// Timeout of one request, seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub timeout_s: u64,
 
@@ -127,17 +131,17 @@ pub struct BenchArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Write the JSON to a file, too
+    /// Also write the JSON to a file
     #[arg(long, value_name = "FILE")]
     pub save_json: Option<PathBuf>,
 
-    /// Write one self-contained HTML page
+    /// Write the report as one self-contained HTML page
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 }
 
 impl BenchArgs {
-    /// What all arms share of it.
+    /// The access settings that all arms share.
     pub(super) fn access(&self) -> Access {
         let trust = Trust { ca_cert: self.ca_cert.clone(), insecure: self.insecure };
         Access {
@@ -198,7 +202,7 @@ fn slo(text: &str) -> Result<Slo, String> {
     Ok(slo)
 }
 
-/// A number with `ms` or `s`; a bare one is milliseconds, as vLLM's are.
+/// Parses a number with `ms` or `s`; a bare number is milliseconds, as in vLLM.
 fn duration(text: &str) -> Result<Duration, String> {
     let (digits, scale) = match text {
         _ if text.ends_with("ms") => (&text[..text.len() - 2], 1e-3),

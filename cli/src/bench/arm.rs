@@ -1,4 +1,4 @@
-//! What is compared: an arm is an endpoint and what its requests ask for.
+//! The arms that are compared: an endpoint and the settings of its requests.
 
 use std::str::FromStr;
 
@@ -7,33 +7,33 @@ use serde_json::{Map, Value};
 use super::error::BenchError;
 use crate::load::{Access, Dialect, Endpoint, Settings};
 
-/// `NAME[:KEY=VALUE,..]`, as given.
+/// `NAME[:KEY=VALUE,..]`, as given on the command line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ArmSpec {
-    /// In all reports.
+    /// Name in all reports.
     pub name: String,
-    /// Where to, unless as the others.
+    /// The endpoint's URL, if not the shared one.
     pub url: Option<String>,
-    /// Which model, unless as the others.
+    /// The model's name, if not the shared one.
     pub model: Option<String>,
-    /// Ours only.
+    /// Speculation; only for an outrider router.
     pub speculation: Option<SpeculationArg>,
-    /// Of the request's body.
+    /// Additional fields of the request's body.
     pub fields: Map<String, Value>,
 }
 
-/// What an arm does about drafts.
+/// Speculation setting of an arm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpeculationArg {
-    /// As far as the router finds it worth.
+    /// The router chooses k.
     On,
-    /// Never.
+    /// No drafts.
     Off,
-    /// Always so many tokens.
+    /// A fixed number of drafted tokens per round.
     Pinned(u32),
 }
 
-/// An arm whose endpoint answers.
+/// An arm with a reachable endpoint.
 #[derive(Debug, Clone)]
 pub(super) struct Arm {
     pub(super) spec: ArmSpec,
@@ -73,7 +73,7 @@ impl FromStr for ArmSpec {
     }
 }
 
-/// `KEY=VALUE,..`: values are JSON where they can be read as such, else text.
+/// Parses `KEY=VALUE,..`: a value is parsed as JSON if possible, else kept as text.
 pub(super) fn parse_fields(text: &str) -> Result<Map<String, Value>, String> {
     let mut fields = Map::new();
     for field in text.split(',').filter(|field| !field.is_empty()) {
@@ -90,7 +90,7 @@ impl ArmSpec {
         Self { name: name.to_owned(), url: None, model: None, speculation, fields: Map::new() }
     }
 
-    /// With drafts and without; at a foreign endpoint, what there is.
+    /// The default arms: with and without drafts; at a foreign endpoint a single arm.
     pub(super) fn defaults(dialect: Dialect) -> Vec<Self> {
         let on = Self::speculating("on", SpeculationArg::On);
         match dialect {
@@ -121,7 +121,7 @@ impl Arm {
         Ok(Self { spec, endpoint })
     }
 
-    /// The settings of its requests, from those that all share.
+    /// The settings of the arm's requests, derived from the shared ones.
     pub(super) fn settings(&self, shared: &Settings) -> Settings {
         let mut settings = shared.clone();
         match self.spec.speculation {

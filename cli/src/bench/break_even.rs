@@ -5,20 +5,20 @@ use serde::Serialize;
 use super::compare::{Comparison, Difference};
 use super::plan::Level;
 
-/// What rising load does to the first arm's lead.
+/// How the first arm's lead changes with rising load.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "state")]
 pub enum BreakEven {
-    /// At no load measured is the first arm slower.
+    /// The first arm is not slower at any measured load.
     PaysThroughout {
         /// The highest load measured.
         up_to: Level,
     },
-    /// At no load measured is the first arm faster.
+    /// The first arm is not faster at any measured load.
     NeverPays,
-    /// It is slower below a load, and not slower from there on.
+    /// It is slower below a load, and not slower from that load on.
     PaysFrom {
-        /// That load.
+        /// The first load at which it is not slower.
         from: Level,
     },
     /// It is faster below and slower above.
@@ -29,13 +29,13 @@ pub enum BreakEven {
         slower_at: Level,
         /// Where the speedup crosses 1 between the two, on a logarithmic axis of load.
         crosses_near: f64,
-        /// Whether the interval of the upper load lies under 1; else only its middle does.
+        /// Whether the interval at the upper load lies below 1; else only the estimate does.
         is_certain: bool,
     },
 }
 
 impl BreakEven {
-    /// What an arm is, as a sentence goes on after "is".
+    /// Describes the arm, as the continuation of a sentence after "is".
     pub fn explain(&self) -> String {
         match self {
             Self::PaysThroughout { up_to } => {
@@ -61,7 +61,7 @@ impl BreakEven {
     }
 }
 
-/// Judges loads of one kind, ascending; `None` where nothing was compared.
+/// Judges loads of one kind, in ascending order; `None` if nothing was compared.
 pub fn break_even(levels: &[(Level, &Comparison)]) -> Option<BreakEven> {
     let known: Vec<(Level, f64, Difference)> = levels
         .iter()
@@ -72,7 +72,7 @@ pub fn break_even(levels: &[(Level, &Comparison)]) -> Option<BreakEven> {
     if !pays.contains(&true) {
         return Some(BreakEven::NeverPays);
     }
-    // Where the lead comes and goes, the last time that it went counts.
+    // If the lead appears and disappears more than once, the last disappearance counts.
     let Some(i) = pays.windows(2).rposition(|pair| pair == [true, false]) else {
         let from = pays.iter().rposition(|pays| !pays);
         return Some(from.map_or(BreakEven::PaysThroughout { up_to: last }, |i| BreakEven::PaysFrom {
@@ -130,7 +130,7 @@ mod tests {
             panic!("it stops")
         };
         assert_eq!((pays_at, slower_at), (Level::Concurrency(16), Level::Concurrency(64)));
-        // ln 1.25 = -ln 0.8: half way between 16 and 64 on a logarithmic axis.
+        // ln 1.25 = -ln 0.8: halfway between 16 and 64 on a logarithmic axis.
         assert!((crosses_near - 32.0).abs() < 1e-9 && is_certain, "{crosses_near}");
         assert!(matches!(judge(&[1.5, 0.99]), BreakEven::StopsBetween { is_certain: false, .. }));
         assert_eq!(judge(&[0.9, 1.2, 1.3]), BreakEven::PaysFrom { from: Level::Concurrency(4) });

@@ -1,9 +1,10 @@
-//! Two arms side by side: how much faster is the first, how sure is that, and should it be shipped. Pure.
+//! Compares two arms: how much faster the first is, with what confidence, and whether to ship it. Pure.
 //!
-//! What is compared is the time per token of whole requests (latency from the intended sending, over the tokens): no token can be
-//! moved out of it by reading late, and answers of unequal length stay comparable. Equal questions of a pair of blocks give a ratio each; a pair of
-//! blocks is one observation (its geometric mean), for requests that ran together share the machine's mood. Student's t on the
-//! logarithms of the observations gives the interval.
+//! Compares the time per token of whole requests (latency from the intended sending time, divided by tokens):
+//! late reading cannot hide time, and answers of different lengths stay comparable. The equal questions of a
+//! pair of blocks each give a ratio. A pair of blocks is one observation (the geometric mean of its ratios),
+//! because requests that run together share the machine's current speed. The interval is Student's t on the
+//! logarithms of the observations.
 
 use std::collections::BTreeMap;
 
@@ -12,19 +13,19 @@ use serde::Serialize;
 use crate::load::Sample;
 use crate::load::statistics::{Estimate, mean_interval};
 
-/// Pairs of blocks without which nothing is claimed.
+/// Minimum number of pairs of blocks for a verdict.
 const OBSERVATIONS_MIN: usize = 4;
-/// Where more requests of either arm failed, the others say too little.
+/// Above this share of failed requests in either arm there is no verdict.
 const FAILED_SHARE_MAX: f64 = 0.02;
-/// No run is proposed to be longer.
+/// Largest number of blocks that is proposed for a longer run.
 const PROPOSED_BLOCKS_MAX: f64 = 1000.0;
 
-/// By what is judged.
+/// Rules of the verdict.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Rules {
-    /// The speedup from which the first arm is worth shipping.
+    /// The speedup above which the first arm is worth shipping.
     pub threshold: f64,
-    /// Of the interval.
+    /// Confidence level of the interval.
     pub confidence: f64,
 }
 
@@ -32,16 +33,16 @@ pub struct Rules {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "verdict", content = "reason")]
 pub enum Verdict {
-    /// The whole interval lies over the threshold.
+    /// The whole interval lies above the threshold.
     Ship,
-    /// The whole interval lies under it.
+    /// The whole interval lies below the threshold.
     DoNot,
-    /// Neither, and what would help.
+    /// Neither, with the reason or what would help.
     Undecided(String),
 }
 
 impl Verdict {
-    /// One or two words.
+    /// The verdict in one or two words.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Ship => "ship",
@@ -55,11 +56,11 @@ impl Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Difference {
-    /// The interval lies over 1.
+    /// The interval lies above 1.
     Faster,
-    /// The interval lies under 1.
+    /// The interval lies below 1.
     Slower,
-    /// The interval holds 1, or there is none.
+    /// The interval contains 1, or there is none.
     NoneFound,
 }
 
@@ -68,13 +69,13 @@ pub enum Difference {
 pub struct Comparison {
     /// Time per token of the second arm over that of the first: above 1 the first is faster.
     pub speedup: Option<Estimate>,
-    /// Pairs of blocks behind it.
+    /// Number of pairs of blocks.
     pub observations: usize,
-    /// Pairs of requests behind it.
+    /// Number of pairs of requests.
     pub pairs: usize,
-    /// Requests of both arms that failed.
+    /// Failed requests of both arms.
     pub failed: usize,
-    /// Pairs whose texts are equal.
+    /// Pairs with equal texts.
     pub same_text: usize,
     /// Whether they differ.
     pub difference: Difference,
@@ -83,7 +84,7 @@ pub struct Comparison {
     pub verdict: Verdict,
 }
 
-/// Compares samples of equal (block, item).
+/// Compares samples with equal (block, item).
 pub fn compare(first: &[&Sample], second: &[&Sample], rules: &Rules) -> Comparison {
     let others: BTreeMap<(usize, usize), &Sample> =
         second.iter().map(|sample| ((sample.block, sample.item), *sample)).collect();
@@ -145,7 +146,8 @@ fn verdict(speedup: Option<Estimate>, observations: usize, failed_share: f64, ru
     if speedup.high < rules.threshold {
         return Verdict::DoNot;
     }
-    // The interval narrows with the root of the observations; it must come to end before the threshold.
+    // The interval narrows with the square root of the number of observations; it must end before the
+    // threshold.
     let half = (speedup.high / speedup.low).ln() / 2.0;
     let distance = (speedup.value / rules.threshold).ln().abs();
     let needed = (observations as f64 * (half / distance).powi(2)).ceil();

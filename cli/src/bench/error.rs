@@ -1,37 +1,37 @@
-//! Why there is no report.
+//! Errors of `outrider bench`.
 
 use std::path::PathBuf;
 
 use crate::load::LoadError;
 
-/// Why nothing was measured, or its report not written.
+/// Why nothing was measured or the report was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The command line makes no sense.
+    /// The command line is invalid.
     #[error("{flag} is `{value}`, expected {expected}")]
     Usage {
-        /// Which part of it.
+        /// The flag.
         flag: &'static str,
-        /// As given.
+        /// The value as given.
         value: String,
-        /// What would do.
+        /// What is accepted.
         expected: String,
     },
-    /// There is no endpoint, or there are no prompts.
+    /// No endpoint or no prompts.
     #[error("{0}")]
     Load(#[from] LoadError),
-    /// Not one request of the warm-up was answered.
+    /// No request of the warm-up was answered.
     #[error("arm `{arm}`: no request of the warm-up was answered, the first was {first}")]
     NothingAnswered {
-        /// Of which arm.
+        /// The arm's name.
         arm: String,
-        /// What happened to the first.
+        /// The outcome of the first request.
         first: String,
     },
     /// A report could not be written.
     #[error("cannot write {path}: {source}")]
     Write {
-        /// Where to.
+        /// Path of the report.
         path: PathBuf,
         /// The operating system's reason.
         source: std::io::Error,

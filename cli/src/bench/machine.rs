@@ -1,14 +1,15 @@
-//! What ran the bench, for the head of its report.
+//! The machine that runs the bench, for the head of its report.
 
 use serde::Serialize;
 
 /// This machine.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Machine {
-    /// The processor's name, where the system tells.
+    /// The processor's name, or the architecture if the system does not report one.
     pub(super) processor: String,
     pub(super) cores: usize,
-    /// Runnable processes over the last minute, where the system tells: much more than what was measured means a busy machine.
+    /// Load average over the last minute, if the system reports it: far above the measured load it indicates
+    /// a busy machine.
     pub(super) load_average: Option<f64>,
 }
 

@@ -1,8 +1,9 @@
-//! `outrider bench`: any OpenAI endpoint under load, with speculation and without, and whether it should be shipped.
+//! `outrider bench`: loads any OpenAI endpoint with and without speculation, and judges whether to ship it.
 //!
-//! In order: [`args`] says what is wanted and [`arm`] what is compared; [`plan`] lays out blocks of requests, the arms in turns;
-//! [`run`] drives them through [`crate::load`] and keeps numbers; [`mod@compare`] and [`mod@break_even`] judge; [`report`] gathers
-//! everything for [`table`], JSON and [`page`]. Planning and judging are pure and tested on simulated servers.
+//! In order: [`args`] parses the command line and [`arm`] defines what is compared; [`plan`] lays out blocks
+//! of requests with alternating arms; [`run`] sends them through [`crate::load`] and keeps the measurements;
+//! [`mod@compare`] and [`mod@break_even`] judge; [`report`] collects everything for [`table`], JSON and
+//! [`page`]. Planning and judging are pure and tested on simulated servers.
 
 mod args;
 mod arm;
@@ -28,7 +29,7 @@ pub use plan::Level;
 
 use crate::EXIT_USAGE;
 
-/// Run the subcommand to its end. What goes wrong is printed here, on one line.
+/// Runs the subcommand. Prints an error on one line.
 #[expect(clippy::print_stderr, reason = "the fault is the program's answer")]
 pub async fn main(args: BenchArgs) -> ExitCode {
     match bench(&args).await {

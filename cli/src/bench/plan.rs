@@ -1,7 +1,7 @@
-//! Which requests are sent when: blocks, in pairs of equal questions, the arms in turns. Pure.
+//! Plans which requests are sent when: pairs of blocks with equal questions and alternating arms. Pure.
 //!
-//! A shared machine is fast one moment and slow the next, so only blocks that stand side by side are compared, and who goes first
-//! alternates. Within a block task types are mixed as traffic mixes them, each as often as the others.
+//! The speed of a shared machine varies, so only adjacent blocks are compared, and the arm that goes first
+//! alternates. Within a block the task types are shuffled, each with the same number of requests.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use serde::Serialize;
 
 use crate::load::{Prompt, Schedule};
 
-/// Of an open loop's block, unless told otherwise.
+/// Default length of an open loop's block, seconds.
 const BLOCK_SECONDS: f64 = 10.0;
-/// Turns of each user in a closed loop's block, unless told otherwise.
+/// Default number of requests per user in a closed loop's block.
 const BLOCK_TURNS: usize = 2;
 
-/// How much is asked of a server at a time.
+/// Load on a server.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
@@ -27,7 +27,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// For people.
+    /// Name for people.
     pub fn name(&self) -> String {
         match self {
             Self::Concurrency(count) => format!("{count} at a time"),
@@ -35,7 +35,7 @@ impl Level {
         }
     }
 
-    /// On an axis of loads of one kind.
+    /// Position on an axis of loads of one kind.
     pub fn size(&self) -> f64 {
         match self {
             Self::Concurrency(count) => *count as f64,
@@ -43,13 +43,13 @@ impl Level {
         }
     }
 
-    /// Whether two loads can stand on one axis.
+    /// Whether two loads are of the same kind and fit on one axis.
     pub fn is_like(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)
     }
 }
 
-/// Under what a block is measured.
+/// Conditions of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Condition {
     /// The load.
@@ -58,21 +58,21 @@ pub(super) struct Condition {
     pub temperature: f64,
 }
 
-/// Requests of one arm that are sent together, and waited for before the next block begins.
+/// Requests of one arm that are sent together; all are finished before the next block begins.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Block {
-    /// Of the plan's.
+    /// Index into the plan's conditions.
     pub(super) condition: usize,
-    /// Blocks of one pair have equal questions.
+    /// Blocks of the same pair have equal questions.
     pub(super) pair: usize,
     pub(super) arm: usize,
-    /// Prompts, in the order of sending.
+    /// Indices of prompts, in the order of sending.
     pub(super) prompts: Vec<usize>,
-    /// Sent and forgotten.
+    /// Sent but not counted.
     pub(super) is_warmup: bool,
 }
 
-/// All that a run does, in order.
+/// All blocks of a run, in order.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) conditions: Vec<Condition>,
@@ -80,14 +80,14 @@ pub(super) struct Plan {
     seed: u64,
 }
 
-/// From what a plan is made.
+/// Inputs of a plan.
 #[derive(Debug, Clone)]
 pub(super) struct Outline<'a> {
     pub(super) prompts: &'a [Prompt],
     pub(super) levels: Vec<Level>,
     pub(super) temperatures: Vec<f64>,
     pub(super) arms: usize,
-    /// For each arm and condition.
+    /// Number per arm and condition.
     pub(super) blocks: usize,
     pub(super) block_requests: Option<usize>,
     pub(super) warmup: usize,
@@ -125,7 +125,7 @@ impl Plan {
         Self { conditions, blocks, seed: outline.seed }
     }
 
-    /// When the requests of a block leave: both blocks of a pair at equal moments.
+    /// Send times of a block's requests: the same for both blocks of a pair.
     pub(super) fn schedule(&self, block: &Block) -> Schedule {
         match self.conditions[block.condition].level {
             Level::Concurrency(concurrency) => Schedule::Closed { concurrency },
@@ -136,13 +136,13 @@ impl Plan {
         }
     }
 
-    /// Of all blocks.
+    /// Number of requests in all blocks.
     pub(super) fn num_requests(&self) -> usize {
         self.blocks.iter().map(|block| block.prompts.len()).sum()
     }
 }
 
-/// Prompts by task type.
+/// Indices of prompts, by task type.
 struct Deck(Vec<Vec<usize>>);
 
 impl Deck {
@@ -166,7 +166,7 @@ impl Deck {
         wanted.div_ceil(self.tasks()).max(1)
     }
 
-    /// The next `each` prompts of every task type, beginning anew where they end, in an order of their own.
+    /// The next `each` prompts of every task type, starting over at the end, in shuffled order.
     fn deal(&self, turn: usize, each: usize, seed: u64) -> Vec<usize> {
         let next = |task: &Vec<usize>| -> Vec<usize> {
             (0..each).map(|i| task[(turn * each + i) % task.len()]).collect()
@@ -226,7 +226,7 @@ mod tests {
     }
 
     impl Schedule {
-        /// Closed loops have no moments that could differ.
+        /// Closed loops have no send times that could differ.
         fn clone_if_open(self) -> Self {
             match self {
                 Self::Closed { .. } => Self::Open { send_after: Vec::new() },

@@ -1,10 +1,10 @@
-//! How far a run has come: a bar with an estimate of the end on a terminal, a line a condition elsewhere.
+//! Progress of a run: a bar with an estimated end on a terminal, one line per condition elsewhere.
 
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Shown on standard error.
+/// Progress shown on standard error.
 pub(super) struct Progress {
     bar: ProgressBar,
     began: Instant,
@@ -18,12 +18,12 @@ impl Progress {
         Self { bar: ProgressBar::new(requests as u64).with_style(style), began: Instant::now() }
     }
 
-    /// One request has ended.
+    /// Counts one finished request.
     pub(super) fn request(&self) {
         self.bar.inc(1);
     }
 
-    /// What is measured from now on.
+    /// Sets the condition that is measured next.
     #[expect(clippy::print_stderr, reason = "progress is for the person at the terminal")]
     pub(super) fn condition(&self, what: String) {
         if self.bar.is_hidden() {

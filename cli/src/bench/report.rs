@@ -1,4 +1,4 @@
-//! Everything that a run showed, gathered once for table, JSON and page.
+//! The results of a run, collected once for table, JSON and page.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -12,7 +12,7 @@ use super::run::{Cell, Observed, Subject};
 use crate::load::cpu::GeneratorReport;
 use crate::load::{FigureOptions, Figures, Sample};
 
-/// Failed requests that are quoted.
+/// Largest number of failures that are quoted.
 const FAULTS_SHOWN: usize = 5;
 
 /// The report.
@@ -24,20 +24,20 @@ pub(super) struct Report {
     pub(super) tasks: Vec<String>,
     pub(super) conditions: Vec<Condition>,
     pub(super) rules: Rules,
-    /// By condition, then arm.
+    /// Indexed by condition, then arm.
     pub(super) results: Vec<Vec<ArmResult>>,
-    /// By condition, where there are two arms.
+    /// Indexed by condition; empty unless there are two arms.
     pub(super) comparisons: Vec<ConditionComparison>,
-    /// One for each temperature and kind of load.
+    /// One per temperature and kind of load.
     pub(super) break_even: Vec<BreakEvenReport>,
     pub(super) generator: GeneratorReport,
-    /// What some of the failed requests were told.
+    /// Distinct error texts of failed requests.
     pub(super) faults: Vec<String>,
     max_tokens: usize,
     seed: u32,
 }
 
-/// An arm, by name.
+/// Description of an arm.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct ArmReport {
     pub(super) name: String,
@@ -46,27 +46,27 @@ pub(super) struct ArmReport {
     pub(super) served_by: String,
 }
 
-/// One arm under one condition.
+/// Results of one arm under one condition.
 pub(super) struct ArmResult {
     pub(super) overall: Figures,
     /// In the order of the report's tasks.
     pub(super) by_task: Vec<Figures>,
-    /// By the server's own counters: the share of drafts accepted at least as far as each position.
+    /// From the server's counters: share of drafts accepted at least as far as each position.
     pub(super) drafts_per_position: Option<Vec<f64>>,
-    /// By the server's own counters, plain rounds left out.
+    /// Mean acceptance length from the server's counters, without plain rounds.
     pub(super) draft_length: Option<f64>,
-    /// Milliseconds a token of each completed request, ascending.
+    /// Milliseconds per token of each completed request, ascending.
     pub(super) ms_per_token: Vec<f64>,
 }
 
-/// Both arms under one condition.
+/// Comparison of both arms under one condition.
 pub(super) struct ConditionComparison {
     pub(super) overall: Comparison,
     /// In the order of the report's tasks.
     pub(super) by_task: Vec<Comparison>,
 }
 
-/// Where speculation stops paying at one temperature.
+/// Break-even at one temperature.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct BreakEvenReport {
     pub(super) temperature: f64,
@@ -112,12 +112,12 @@ impl Report {
         }
     }
 
-    /// The temperatures, each once, as in the conditions.
+    /// The distinct temperatures, in the order of the conditions.
     pub(super) fn temperatures(&self) -> Vec<f64> {
         temperatures(&self.conditions)
     }
 
-    /// One object for each arm, condition and task type, with vLLM's names where it has one.
+    /// One object per arm, condition and task type, with vLLM's field names where it has one.
     pub(super) fn to_json(&self) -> Value {
         let mut results = Vec::new();
         for (condition, arms) in self.conditions.iter().zip(&self.results) {
@@ -169,7 +169,7 @@ impl Report {
         if task == "all"
             && let Some(rates) = &result.drafts_per_position
         {
-            // By drafts, as vLLM counts; the chunks' figures count plain rounds, too.
+            // Per draft, as vLLM counts; the figures from chunks include plain rounds.
             fields.insert("spec_decode_per_position_acceptance_rates".to_owned(), json!(rates));
             fields.insert("spec_decode_acceptance_length".to_owned(), json!(result.draft_length));
         }
@@ -185,7 +185,7 @@ fn head(condition: &Condition, task: &str) -> Map<String, Value> {
     let fields = [
         ("task", json!(task)),
         ("max_concurrency", json!(concurrency)),
-        // vLLM's word for a closed loop's.
+        // vLLM's value for a closed loop.
         ("request_rate", rate.map_or_else(|| json!("inf"), |rate| json!(rate))),
         ("temperature", json!(condition.temperature)),
     ];
@@ -266,7 +266,7 @@ fn faults(observed: &Observed) -> Vec<String> {
     faults
 }
 
-/// As typed, the API key left out.
+/// The command line as typed, without the API key.
 fn command_line() -> String {
     let mut words: Vec<String> = std::env::args().collect();
     if let Some(program) = words.first_mut() {

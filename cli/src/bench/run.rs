@@ -1,6 +1,7 @@
-//! Drives a plan and keeps what came of it as numbers.
+//! Runs a plan and keeps the results as numbers.
 //!
-//! Between blocks, when nothing is measured: answers are read, counters of speculation asked for, the next bodies written.
+//! Everything else happens between blocks, when nothing is measured: parsing responses, reading the
+//! speculation counters, preparing the next request bodies.
 
 use std::time::Duration;
 
@@ -13,10 +14,10 @@ use crate::load::counters::SpeculationCounters;
 use crate::load::cpu::{CpuMeter, GeneratorCost};
 use crate::load::{Access, Client, Endpoint, Prompt, Request, Sample, Settings};
 
-/// Arms that can be told apart by a verdict.
+/// Largest number of arms: a verdict compares two.
 const ARMS_MAX: usize = 2;
 
-/// What will be measured.
+/// What is measured, and how.
 pub(super) struct Subject {
     pub(super) arms: Vec<Arm>,
     pub(super) prompts: Vec<Prompt>,
@@ -24,27 +25,27 @@ pub(super) struct Subject {
     shared: Settings,
     timeout: Duration,
     seed: i64,
-    /// Tells this run's prompts from another's at the same server.
+    /// Random id that separates this run's prompts from those of another run at the same server.
     run: u64,
 }
 
-/// What came of it: cells by condition, then arm.
+/// Results of a run: cells indexed by condition, then arm.
 pub(super) struct Observed {
     pub(super) cells: Vec<Vec<Cell>>,
     pub(super) generator: GeneratorCost,
 }
 
-/// One arm under one condition.
+/// Results of one arm under one condition.
 #[derive(Debug, Default)]
 pub(super) struct Cell {
     pub(super) samples: Vec<Sample>,
-    /// Of the blocks, pauses between them left out.
+    /// Total time of the blocks, without the pauses between them.
     pub(super) duration: Duration,
-    /// What the server counted meanwhile, where it shows counters.
+    /// Change of the server's counters, if it exposes them.
     pub(super) counters: Option<SpeculationCounters>,
 }
 
-/// Reads prompts, finds endpoints, makes the plan.
+/// Reads the prompts, connects to the endpoints and makes the plan.
 pub(super) async fn prepare(args: &BenchArgs) -> Result<Subject, BenchError> {
     let prompts = prompts(args)?;
     let access = args.access();
@@ -108,7 +109,7 @@ async fn arms(args: &BenchArgs, access: &Access) -> Result<Vec<Arm>, BenchError>
 }
 
 impl Subject {
-    /// The bodies of a block. The seed of an item is the same in every arm.
+    /// Requests of a block. An item has the same seed in every arm.
     fn requests(&self, block: &Block) -> Vec<Request> {
         let arm = &self.arms[block.arm];
         let temperature = self.plan.conditions[block.condition].temperature;
@@ -124,8 +125,8 @@ impl Subject {
         block.prompts.iter().enumerate().map(request).collect()
     }
 
-    /// Of all requests of a block. Without it the second block of a pair would find the prompts of the first in the server's
-    /// prefix cache, and the arm that goes first would pay for both.
+    /// Cache salt of a block's requests. Without it the second block of a pair would find the first block's
+    /// prompts in the server's prefix cache, and only the arm that goes first would pay for prefill.
     fn cache_salt(&self, block: &Block) -> String {
         let Block { condition, pair, arm, is_warmup, .. } = block;
         format!("bench-{:x}-{condition}-{pair}-{arm}-{is_warmup}", self.run)
@@ -174,7 +175,7 @@ pub(super) async fn run(subject: &Subject) -> Result<Observed, BenchError> {
     Ok(observed)
 }
 
-/// A server that answers nothing need not be asked for an hour.
+/// Stops early if the server answers no request of the warm-up.
 fn check_warmup(arm: &Arm, samples: &[Sample]) -> Result<(), BenchError> {
     match samples.first() {
         Some(first) if !samples.iter().any(Sample::is_completed) => {

@@ -8,7 +8,7 @@ use super::report::{ArmResult, Report};
 use crate::load::Figures;
 use crate::load::statistics::{Distribution, Estimate};
 
-/// Everything a person wants to know first.
+/// Renders the report.
 pub(super) fn table(report: &Report) -> String {
     let mut text = head(report);
     for (i, condition) in report.conditions.iter().enumerate() {
@@ -22,7 +22,7 @@ pub(super) fn table(report: &Report) -> String {
     text
 }
 
-// Writing to a string cannot fail, so what `write!` returns is dropped throughout this file.
+// Writing to a string cannot fail, so this file ignores the result of `write!`.
 macro_rules! line {
     ($text:expr, $($part:tt)*) => { writeln!($text, $($part)*).unwrap_or_default() };
 }

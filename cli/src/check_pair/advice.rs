@@ -1,5 +1,5 @@
-//! What follows from acceptance and cost: the k that pays and the speedup it brings, by the controller that a router's lanes run
-//! ([`scheduling::draft_length`]), fed with the verdicts that were measured. Pure.
+//! Advice from acceptance and cost: the best k and its speedup, computed by the controller that a router's
+//! lanes use ([`scheduling::draft_length`]) from the measured verdicts. Pure.
 
 use std::time::Duration;
 
@@ -10,31 +10,31 @@ use serde::Serialize;
 use super::cost::Costs;
 use super::local::Verdict;
 
-/// The largest k that is looked at.
+/// The largest k considered.
 const MAX_K: u32 = 10;
-/// Messages after which the estimate of the wire has settled.
+/// Number of messages after which the wire estimate has converged.
 const WIRE_MESSAGES: usize = 200;
 
 /// Where the draft runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// In turns with the target, on the same machine: no wire.
+    /// On the target's machine, alternating with it: no wire.
     Colocated,
-    /// On a machine of its own like this one, over a wire.
+    /// On a separate, equal machine, over a wire.
     Apart,
 }
 
-/// What drafting is considered for.
+/// The configuration that advice is given for.
 #[derive(Debug, Clone, Copy)]
 pub struct Situation {
     /// Where the draft runs.
     pub placement: Placement,
-    /// Sequences at once.
+    /// Concurrent sequences.
     pub sequences: u32,
-    /// Tokens that a sequence holds, on average.
+    /// Mean number of tokens in a sequence.
     pub context: f64,
-    /// There and back, where the draft runs apart.
+    /// Round-trip time to the draft worker, if the draft runs apart.
     pub wire: Duration,
 }
 
@@ -43,23 +43,23 @@ pub struct Situation {
 pub struct Advice {
     /// Where the draft runs.
     pub placement: Placement,
-    /// Sequences at once.
+    /// Concurrent sequences.
     pub sequences: u32,
-    /// The k that commits the most tokens per second; 0: do not speculate.
+    /// The k that commits the most tokens per second; 0 means no speculation.
     pub k: u32,
-    /// Over k = 0.
+    /// Tokens per second relative to k = 0.
     pub speedup: f64,
-    /// Tokens that a round commits.
+    /// Expected tokens committed per round.
     pub expected_tokens: f64,
 }
 
-/// The k that pays for text that is accepted like this.
+/// Returns the best k for text with these verdicts.
 pub fn advise(verdicts: &[Verdict], costs: &Costs, situation: Situation) -> Option<Advice> {
     let Situation { placement, sequences, context, wire } = situation;
     let mut lane = DraftLength::new(MAX_K);
     for verdict in verdicts.iter().filter(|verdict| verdict.drafted > 0) {
         lane.observe_verdict(verdict.drafted, verdict.accepted);
-        // Short proposals were what was asked for: the rest of a sequence, or a text's end.
+        // A short proposal is not the worker's fault: the sequence or the text ended.
         lane.observe_proposal(verdict.drafted, verdict.drafted);
     }
     let wire = if placement == Placement::Colocated { Duration::ZERO } else { wire };

@@ -1,4 +1,4 @@
-//! The command line of `outrider check-pair`, and what it refuses.
+//! The command line of `outrider check-pair` and its validation.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use speculation::step::MAX_DRAFT_TOKENS;
 
 use super::error::CheckPairError;
 
-/// What `outrider check-pair --help` says behind the flags.
+/// Text after the flags in `outrider check-pair --help`.
 const TEACHING: &str = "\
 How to read it:
   acceptance rate   accepted of drafted tokens; a task type under 0.5 is better served without a draft
@@ -41,19 +41,19 @@ pub struct CheckPairArgs {
     #[arg(long, value_name = "DIR")]
     pub draft: PathBuf,
 
-    /// Another draft, to be compared: a retrained one beside the one that is served
+    /// Another draft to compare, such as a retrained one with the one in use
     #[arg(long, value_name = "DIR", conflicts_with = "quantization")]
     pub against: Option<PathBuf>,
 
-    /// Prompts: a file of JSON lines, or a directory of such
+    /// Prompts: a file of JSON lines, or a directory of such files
     #[arg(long, value_name = "FILE|DIR")]
     pub prompts: Option<PathBuf>,
 
-    /// Prompts of each task type at most
+    /// Maximum number of prompts per task type
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub num_prompts: usize,
 
-    /// Output tokens of each sequence at most
+    /// Maximum number of output tokens per sequence
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub max_tokens: u32,
 
@@ -61,31 +61,33 @@ pub struct CheckPairArgs {
     #[arg(long, value_name = "T,..", value_delimiter = ',', default_value = "0,0.7,1")]
     pub temperatures: Vec<f32>,
 
-    /// Tokens drafted each round
+    /// Tokens drafted per round
     #[arg(long, value_name = "K", default_value_t = 4)]
     pub draft_tokens: u32,
 
-    /// The target's weights
+    /// Weight format of the target
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub weights: Weights,
 
-    /// The draft's weights
+    /// Weight format of the draft
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub draft_weights: Weights,
 
-    /// Threads that compute
+    /// Compute threads
     #[arg(long, value_name = "N", default_value = "1")]
     pub threads: NonZeroUsize,
 
-    /// Add about this many parameters, such as 250M, to the target that change no token: shows what the draft is worth to a bigger target
+    /// Ballast for the target, in parameters, such as 250M: costs time, changes no token; shows the draft's
+    /// value for a bigger target
     #[arg(long, value_name = "PARAMS", default_value = "0", conflicts_with = "quantization")]
     pub ballast: ParameterCount,
 
-    /// The way to a draft worker apart and back, microseconds: a part of what drafting costs there
+    /// Round-trip time to a separate draft worker, microseconds: part of the cost of drafting there
     #[arg(long, value_name = "US", default_value_t = 300)]
     pub wire_us: u64,
 
-    /// Print instead what int8 and int4 do to either model: logits, greedy agreement, acceptance by task type
+    /// Print instead the effect of int8 and int4 on both models: logits, greedy agreement, acceptance by task
+    /// type
     #[arg(long)]
     pub quantization: bool,
 
@@ -94,7 +96,7 @@ pub struct CheckPairArgs {
     pub json: bool,
 }
 
-/// What weights are held as, as on the command line.
+/// Weight formats, as on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Weights {
     /// As the checkpoint stores them
@@ -110,7 +112,7 @@ pub enum Weights {
 }
 
 impl Weights {
-    /// As the engine knows it.
+    /// The engine's format.
     pub fn format(self) -> WeightFormat {
         match self {
             Self::Auto => WeightFormat::AsStored,
@@ -121,7 +123,7 @@ impl Weights {
         }
     }
 
-    /// As on the command line.
+    /// The name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -134,7 +136,7 @@ impl Weights {
 }
 
 impl CheckPairArgs {
-    /// Refuses values that make no sense, each by its flag.
+    /// Rejects invalid values; the error names the flag.
     pub(super) fn check(&self) -> Result<(), CheckPairError> {
         let expect = |flag, value: String, expected: &str, holds: bool| match holds {
             true => Ok(()),

@@ -1,4 +1,4 @@
-//! What forwards of both models cost here: measured in turns, so that a machine that is fast one moment and slow the next is so for
+//! Costs of forwards of both models on this machine, measured alternately so that changes of its speed affect
 //! both.
 
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use speculation::TokenId;
 use super::error::CheckPairError;
 use super::local::LocalModel;
 
-/// Rows of one sequence in a forward.
+/// Rows of one sequence per forward.
 const ROWS: [u32; 6] = [1, 2, 4, 8, 16, 32];
-/// Tokens that it holds before.
+/// Tokens in the sequence before the forward.
 const CONTEXTS: [u32; 2] = [16, 256];
-/// Of so many runs in turns the middle one counts.
+/// Timed runs per shape; the median counts.
 const RUNS: usize = 9;
-/// Forwards larger than this are left out: there the slope goes on.
+/// Once a target forward takes longer, larger ones are not measured; the last slope is extrapolated.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// Step times of both.
+/// Step times of both models.
 #[derive(Debug, Clone, Default)]
 pub struct Costs {
     /// The target's.
@@ -29,7 +29,8 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// A draft step of one row against a target step of so many, at the shorter context; nothing where it was not measured.
+    /// Time of a draft step of `rows` rows over that of a target step of `rows` rows, at the shorter context;
+    /// `None` if it was not measured.
     pub fn ratio(&self, rows: u32) -> Option<f64> {
         let at = |points: &[StepTimePoint]| {
             points.iter().find(|point| point.rows == rows).map(|point| point.micros as f64)
@@ -38,7 +39,7 @@ impl Costs {
     }
 }
 
-/// Times both models at every number of rows and every context that fits.
+/// Times both models at every number of rows and every context length that fits.
 pub fn measure(target: &mut LocalModel, draft: &mut LocalModel) -> Result<Costs, CheckPairError> {
     let mut costs = Costs::default();
     let most = target.info().max_model_len.min(draft.info().max_model_len);
@@ -65,7 +66,7 @@ fn measure_context(
     run(draft, slots.1, context)?;
     for rows in ROWS.into_iter().filter(|rows| context + rows <= most) {
         let mut times = [Vec::with_capacity(RUNS), Vec::with_capacity(RUNS)];
-        // The first forward of a shape touches memory for the first time: it does not count.
+        // The first forward of a shape touches memory for the first time and is not counted.
         for i in 0..=RUNS {
             let [target_times, draft_times] = &mut times;
             for (model, slot, times) in
@@ -93,7 +94,7 @@ fn measure_context(
     Ok(())
 }
 
-/// Which ids does not matter for time.
+/// Times one forward. The ids do not affect the time.
 fn run(model: &mut LocalModel, slot: SlotId, rows: u32) -> Result<Duration, CheckPairError> {
     let token_ids: Vec<TokenId> = (0..rows).map(|row| row % model.vocab_size()).collect();
     let began = Instant::now();

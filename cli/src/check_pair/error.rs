@@ -1,4 +1,4 @@
-//! Why a pair could not be checked.
+//! Errors of `outrider check-pair`.
 
 use std::path::PathBuf;
 
@@ -12,14 +12,14 @@ use crate::load::LoadError;
 /// Why a pair could not be checked.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckPairError {
-    /// A flag makes no sense.
+    /// The value of a flag is invalid.
     #[error("{flag} is {value}, expected {expected}")]
     Usage {
-        /// Which.
+        /// The flag.
         flag: &'static str,
-        /// As it was given.
+        /// The value as given.
         value: String,
-        /// What would have been accepted.
+        /// What is accepted.
         expected: String,
     },
     /// A file of a checkpoint cannot be read.
@@ -27,10 +27,10 @@ pub enum CheckPairError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A tokenizer that is none.
+    /// A file is not a valid tokenizer.
     #[error("{}: {source}", path.display())]
     TokenList {
         /// The file.
@@ -38,7 +38,7 @@ pub enum CheckPairError {
         /// What is wrong with it.
         source: TokenListError,
     },
-    /// A checkpoint whose text cannot be read.
+    /// A checkpoint's tokenizer or chat template cannot be read.
     #[error("{}: {source}", directory.display())]
     Text {
         /// The checkpoint.
@@ -46,30 +46,30 @@ pub enum CheckPairError {
         /// What is wrong with it.
         source: ModelTextError,
     },
-    /// A prompt that the chat template or the tokenizer refuses.
+    /// The chat template or the tokenizer rejects a prompt.
     #[error("a prompt of task type {task} cannot be used: {reason}")]
     Prompt {
         /// Its task type.
         task: String,
-        /// What was wrong.
+        /// The reason.
         reason: String,
     },
-    /// The engine refused.
+    /// The engine returned an error.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The prompts cannot be read.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// Logits that nothing can be drawn from.
+    /// Logits from which no token can be drawn.
     #[error(transparent)]
     Draw(#[from] DrawError),
-    /// The two number their tokens differently.
+    /// Target and draft number their tokens differently.
     #[error("the pair cannot be served: {0}")]
     Unpaired(String),
-    /// The rules of a sequence broke off.
+    /// The rules of a sequence failed.
     #[error("a sequence could not be decoded: {0}")]
     Sequence(String),
-    /// No prompt leaves room for an output.
+    /// No prompt leaves space for an output.
     #[error("no prompt fits the models' window of {0} tokens with --max-tokens: give shorter ones")]
     NothingFits(u32),
 }

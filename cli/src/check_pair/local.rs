@@ -1,6 +1,6 @@
-//! A pair in this process: the router's own rules for a sequence ([`speculation::sequence`]) with two engines for workers, one
-//! sequence at a time. What it accepts is what a cluster accepts at the same seeds and k, token for token; only nothing is
-//! ever late here.
+//! Runs a pair in this process: the router's rules for a sequence ([`speculation::sequence`]) with two
+//! engines in place of workers, one sequence at a time. At the same seeds and k it accepts the same tokens as
+//! a cluster, except that no step is ever late here.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,65 +17,65 @@ use speculation::{
 
 use super::error::CheckPairError;
 
-/// No step is ever waited for here.
+/// Steps have no deadline here.
 const NEVER_LATE: Duration = Duration::from_secs(1 << 30);
 
-/// What one round did.
+/// Result of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict {
     /// Drafted ids that were verified.
     pub drafted: u32,
-    /// Of these, accepted.
+    /// Accepted of these.
     pub accepted: u32,
 }
 
-/// A sequence from its prompt to its end.
+/// The output of a sequence, from its prompt to its end.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Decoded {
-    /// What was generated.
+    /// The generated ids.
     pub token_ids: Vec<TokenId>,
-    /// Round by round.
+    /// One verdict per round.
     pub verdicts: Vec<Verdict>,
 }
 
-/// One model and the KV of the sequence at hand.
+/// One model and the KV cache of the current sequence.
 pub struct LocalModel {
     engine: Engine,
-    /// Rows of the model beyond what the tokenizer knows are padding and are never drawn.
+    /// Rows of the model beyond the tokenizer's ids are padding and are never drawn.
     vocab_size: u32,
 }
 
 /// A target and a draft.
 pub struct LocalPair<'a> {
-    /// Draws.
+    /// Verifies and draws tokens.
     pub target: &'a mut LocalModel,
-    /// Guesses.
+    /// Proposes draft tokens.
     pub draft: &'a mut LocalModel,
 }
 
 impl LocalModel {
-    /// `num_ids` is what the tokenizer knows.
+    /// `num_ids` is the number of ids of the tokenizer.
     pub fn new(engine: Engine, num_ids: u32) -> Self {
         let vocab_size = num_ids.min(engine.info().vocab_size);
         Self { engine, vocab_size }
     }
 
-    /// The engine, to be measured.
+    /// The engine, for measurements.
     pub fn engine(&mut self) -> &mut Engine {
         &mut self.engine
     }
 
-    /// What was loaded.
+    /// Description of the loaded model.
     pub fn info(&self) -> &EngineInfo {
         self.engine.info()
     }
 
-    /// Ids that may be drawn.
+    /// Number of ids that may be drawn.
     pub fn vocab_size(&self) -> u32 {
         self.vocab_size
     }
 
-    /// Appends ids; the logits of the last `num_logits`.
+    /// Appends ids and returns the logits of the last `num_logits` of them.
     pub fn append(
         &mut self,
         slot: SlotId,
@@ -90,7 +90,7 @@ impl LocalModel {
         Ok(logits)
     }
 
-    /// The logits of the last `num_logits` of a text by itself.
+    /// Returns the logits of the last `num_logits` positions of a text, in a separate slot.
     pub fn score(&mut self, token_ids: &[TokenId], num_logits: usize) -> Result<Logits, CheckPairError> {
         let slot = self.engine.open();
         let logits = self.append(slot, token_ids, num_logits);
@@ -100,12 +100,12 @@ impl LocalModel {
 }
 
 impl LocalPair<'_> {
-    /// The longest sequence that both take.
+    /// The longest sequence that both models accept.
     pub fn window(&self) -> u32 {
         self.target.info().max_model_len.min(self.draft.info().max_model_len)
     }
 
-    /// Decodes one sequence with `k` drafted tokens a round.
+    /// Decodes one sequence with `k` drafted tokens per round.
     pub fn decode(
         &mut self,
         spec: SequenceSpec,
@@ -115,8 +115,9 @@ impl LocalPair<'_> {
         self.decode_fed_late(spec, prompt, (k, 0))
     }
 
-    /// The same, where the draft worker is done with a long prompt only after so many rounds of the target: in a cluster both are fed at
-    /// once, and which of them is done first is the machines' affair. Rounds before that are plain ones.
+    /// Like [`Self::decode`], but the draft worker finishes the prompt's prefill only after `plain_rounds`
+    /// rounds of the target. In a cluster both prefill at the same time, and either may finish first. Until
+    /// then rounds are plain.
     pub fn decode_fed_late(
         &mut self,
         spec: SequenceSpec,
@@ -142,7 +143,7 @@ impl LocalPair<'_> {
         (k, plain_rounds): (u32, u32),
     ) -> Result<Vec<Verdict>, CheckPairError> {
         let mut verdicts: Vec<Verdict> = Vec::new();
-        // What the draft worker says once it has been fed, and is not heard yet.
+        // The draft worker's `Fed` reply, held back until `plain_rounds` rounds are done.
         let mut unheard: Option<Event> = None;
         let mut actions: VecDeque<Action> =
             sequence.step(Duration::ZERO, Event::Assigned(Role::Draft)).into();
@@ -187,7 +188,7 @@ impl LocalPair<'_> {
 }
 
 impl LocalModel {
-    /// The target worker's part of a step.
+    /// Executes the target worker's part of a step.
     fn judge(&mut self, slot: SlotId, spec: &SequenceSpec, step: &Step) -> Result<ReplyBody, CheckPairError> {
         self.engine.truncate(slot, step.base_len);
         let Work::Verify { draft } = &step.work else { return self.feed(slot, step) };
@@ -195,7 +196,7 @@ impl LocalModel {
         let rows = [step.append_ids.as_slice(), &draft.token_ids].concat();
         let mut logits = self.append(slot, &rows, num_rows)?;
         let vocab_size = logits.vocab_size();
-        // No sequence here has penalties: nothing is counted.
+        // No sequence here has penalties, so nothing is counted.
         let mut counts = TokenCounts::new(spec.prompt_len);
         let verdict = verify(spec, &mut counts, start, draft, logits.rows_mut(0..num_rows), vocab_size)?;
         self.engine.truncate(slot, start + verdict.num_accepted);
@@ -208,7 +209,7 @@ impl LocalModel {
         }))
     }
 
-    /// The draft worker's part of a step.
+    /// Executes the draft worker's part of a step.
     fn propose(
         &mut self,
         slot: SlotId,
@@ -231,7 +232,7 @@ impl LocalModel {
                 draft.q.push(guessed.q);
             }
             let num_guessed = draft.token_ids.len() as u32;
-            // Nothing follows a stop token; in rejection mode k must not depend on what was drawn.
+            // Nothing follows a stop token; in rejection mode k must not depend on the drawn tokens.
             let stopped = spec.acceptance != AcceptanceMode::Rejection
                 && spec.stop_token_ids.contains(&guessed.token_id);
             if num_guessed >= num_draft_tokens || stopped || start + num_guessed >= spec.max_len {

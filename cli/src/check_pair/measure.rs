@@ -1,4 +1,5 @@
-//! Acceptance, measured: every prompt at every temperature in every acceptance mode, by task type and by position in the draft.
+//! Measures acceptance: every prompt at every temperature in every acceptance mode, by task type and by
+//! position in the draft.
 
 use std::collections::BTreeMap;
 
@@ -8,29 +9,29 @@ use speculation::{AcceptanceMode, SamplingParams, SequenceSpec, TokenId};
 use super::error::CheckPairError;
 use super::local::{LocalPair, Verdict};
 
-/// One prompt as the models read it.
+/// A tokenized prompt.
 #[derive(Debug, Clone)]
 pub struct Question {
     /// Its task type.
     pub task: String,
     /// Its ids.
     pub prompt_ids: Vec<TokenId>,
-    /// Keys its noise.
+    /// Seed of its sampling noise.
     pub seed: u64,
 }
 
-/// How the questions are asked.
+/// Settings shared by all questions.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// k of every round.
+    /// k in every round.
     pub num_draft_tokens: u32,
-    /// Output tokens of a sequence at most.
+    /// Maximum number of output tokens per sequence.
     pub max_tokens: u32,
-    /// Ids that end a text.
+    /// Ids that end a sequence.
     pub stop_token_ids: Vec<TokenId>,
 }
 
-/// What was accepted of what.
+/// Acceptance counters.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Counts {
     /// Sequences.
@@ -41,19 +42,19 @@ pub struct Counts {
     pub rounds: u64,
     /// Drafted tokens that were verified.
     pub draft_tokens: u64,
-    /// Of these, accepted.
+    /// Accepted of these.
     pub accepted_tokens: u64,
-    /// By position in the draft: how often it was judged, that is, reached and drafted.
+    /// By position in the draft: how often it was judged, that is, drafted and reached.
     pub judged_by_position: Vec<u64>,
-    /// And accepted.
+    /// By position in the draft: how often it was accepted.
     pub accepted_by_position: Vec<u64>,
-    /// Round by round.
+    /// One verdict per round.
     #[serde(skip)]
     pub verdicts: Vec<Verdict>,
 }
 
 impl Counts {
-    /// One sequence more.
+    /// Adds one sequence.
     pub fn add(&mut self, tokens: usize, verdicts: &[Verdict]) {
         self.sequences += 1;
         self.tokens += tokens as u64;
@@ -74,7 +75,7 @@ impl Counts {
         self.verdicts.extend_from_slice(verdicts);
     }
 
-    /// Those of several measurements.
+    /// Sum of several measurements.
     pub fn sum<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
         all.into_iter().fold(Self::default(), |mut sum, counts| {
             let sequences = sum.sequences + counts.sequences;
@@ -84,7 +85,7 @@ impl Counts {
         })
     }
 
-    /// Accepted of drafted; nothing where nothing was drafted.
+    /// Accepted / drafted; `None` if nothing was drafted.
     pub fn acceptance_rate(&self) -> Option<f64> {
         (self.draft_tokens > 0).then(|| self.accepted_tokens as f64 / self.draft_tokens as f64)
     }
@@ -94,23 +95,23 @@ impl Counts {
         1.0 + self.accepted_tokens as f64 / self.rounds.max(1) as f64
     }
 
-    /// By position: the chance to be accepted where all before were.
+    /// By position: the probability of acceptance given that all earlier positions were accepted.
     pub fn rates(&self) -> Vec<f64> {
         let both = self.accepted_by_position.iter().zip(&self.judged_by_position);
         both.map(|(&accepted, &judged)| accepted as f64 / judged as f64).collect()
     }
 }
 
-/// What was asked, as a key: in order of task type, temperature, mode.
+/// A measured combination of temperature and acceptance mode.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Setting {
-    /// How much chance there is in the draw.
+    /// Sampling temperature.
     pub temperature: f32,
-    /// How drafts are judged.
+    /// How drafts are verified.
     pub mode: AcceptanceMode,
 }
 
-/// Everything that was counted, by setting in the order asked and by task type.
+/// All counters, by setting and task type.
 #[derive(Debug, Clone, Default)]
 pub struct Measured {
     /// In the order of the settings.
@@ -118,7 +119,8 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// By task type: all temperatures in one mode. Temperature 0 is the same in every mode and counts for each.
+    /// Counters by task type in one mode, over all temperatures. Temperature 0 is the same in every mode and
+    /// counts for each.
     pub fn by_task(&self, mode: AcceptanceMode) -> BTreeMap<String, Counts> {
         let mut tasks: BTreeMap<String, Vec<&Counts>> = BTreeMap::new();
         for (setting, counts) in &self.by_setting {
@@ -132,7 +134,7 @@ impl Measured {
     }
 }
 
-/// All combinations that say something: a greedy draw is the same in every mode.
+/// All distinct combinations: greedy sampling is the same in every mode, so temperature 0 appears only once.
 pub fn settings(temperatures: &[f32], modes: &[AcceptanceMode]) -> Vec<Setting> {
     let of = |&temperature: &f32| {
         let modes = if temperature == 0.0 { &[AcceptanceMode::Coupled] } else { modes };
@@ -141,7 +143,7 @@ pub fn settings(temperatures: &[f32], modes: &[AcceptanceMode]) -> Vec<Setting> 
     temperatures.iter().flat_map(of).collect()
 }
 
-/// Asks every question in every setting; `on_sequence` hears of each that is done.
+/// Decodes every question in every setting; calls `on_sequence` after each.
 pub fn measure(
     pair: &mut LocalPair<'_>,
     questions: &[Question],
@@ -162,7 +164,7 @@ pub fn measure(
     Ok(measured)
 }
 
-/// The sequence that a router would make of the question.
+/// The sequence that a router would create for the question.
 pub fn spec(question: &Question, setting: &Setting, how: &Settings) -> SequenceSpec {
     let prompt_len = question.prompt_ids.len() as u32;
     SequenceSpec {

@@ -1,9 +1,10 @@
-//! `outrider check-pair`: whether a draft is worth anything to a target, before both are served.
+//! `outrider check-pair`: measures what a draft is worth to a target before the pair is served.
 //!
-//! Checks that need no model first (`texts`), then the pair runs in this process (`local`, the router's rules over two engines):
-//! acceptance (`measure`), step times (`cost`), what follows (`advice`), the report (`report`, `table`). With `--quantization` it
-//! prints instead what quantizing either model does (`quantization`). It must never judge drafts by rules of its own: every draw,
-//! verdict and choice of k is `speculation`'s.
+//! First come checks that need no model (`texts`). Then the pair runs in this process (`local`, the router's
+//! rules over two engines): acceptance (`measure`), step times (`cost`), the resulting advice (`advice`), and
+//! the report (`report`, `table`). With `--quantization` it reports instead the effect of quantizing either
+//! model (`quantization`). It must never judge drafts by separate rules: every draw, verdict and choice of k
+//! comes from `speculation` and `scheduling`.
 
 pub mod advice;
 mod args;
@@ -35,13 +36,13 @@ use measure::{Question, Settings, settings};
 use report::{MeasuredReport, Report, SizeCheck};
 use texts::CheckpointText;
 
-/// A ceiling, not a size: KV memory is taken as sequences grow.
+/// An upper limit: KV memory is allocated as sequences grow.
 const KV_MEMORY_BYTES: u64 = 16 << 30;
-/// All modes, the one that is served first.
+/// All modes; the served mode comes first.
 const MODES: [AcceptanceMode; 3] =
     [AcceptanceMode::Coupled, AcceptanceMode::Rejection, AcceptanceMode::Typical];
 
-/// Run the subcommand to its end. What goes wrong is printed here, on one line; a pair that cannot be served is a failure, too.
+/// Runs the subcommand. Prints an error on one line; a pair that cannot be served is also a failure.
 #[expect(clippy::print_stdout, clippy::print_stderr, reason = "the report is the program's output")]
 pub fn main(args: &CheckPairArgs) -> ExitCode {
     let outcome = args.check().and_then(|()| match args.quantization {
@@ -66,8 +67,8 @@ pub fn main(args: &CheckPairArgs) -> ExitCode {
     }
 }
 
-/// The check itself: one report, and a second one for `--against`. These questions are asked, where some are given, else the prompts that
-/// the arguments name.
+/// Runs the check and returns one report, and a second for `--against`. Uses the questions in `asked` if
+/// given, else the prompts that the arguments name.
 pub fn run_on(args: &CheckPairArgs, asked: Option<&[Question]>) -> Result<Vec<Report>, CheckPairError> {
     let target_text = CheckpointText::read(&args.target)?;
     let mut target = None;
@@ -75,7 +76,7 @@ pub fn run_on(args: &CheckPairArgs, asked: Option<&[Question]>) -> Result<Vec<Re
     drafts.map(|draft| check_draft(args, (&target_text, asked), draft, &mut target)).collect()
 }
 
-/// One draft. The target is loaded for the first that can be paired.
+/// Checks one draft. The target is loaded for the first draft that can be paired.
 fn check_draft(
     args: &CheckPairArgs,
     (target_text, asked): (&CheckpointText, Option<&[Question]>),
@@ -122,7 +123,7 @@ fn measure_pair(
     Ok(MeasuredReport::new(&measured, costs, args.draft_tokens, (wire, context)))
 }
 
-/// Loads one model, of whose ids the tokenizer knows the first `num_ids`.
+/// Loads one model; `num_ids` is the number of ids of its tokenizer.
 pub fn load(
     args: &CheckPairArgs,
     directory: &Path,
@@ -142,13 +143,13 @@ fn options(args: &CheckPairArgs, directory: &Path, weights: Weights) -> LoadOpti
     }
 }
 
-/// Loads the target with its ballast.
+/// Loads the target with ballast.
 fn load_target(args: &CheckPairArgs, num_ids: u32) -> Result<LocalModel, CheckPairError> {
     let engine = Engine::load_with_ballast(&options(args, &args.target, args.weights), args.ballast.0, None)?;
     Ok(LocalModel::new(engine, num_ids))
 }
 
-/// How every question is asked.
+/// Settings shared by all questions.
 pub fn how(args: &CheckPairArgs, target: &LocalModel) -> Settings {
     Settings {
         num_draft_tokens: args.draft_tokens,
@@ -157,8 +158,8 @@ pub fn how(args: &CheckPairArgs, target: &LocalModel) -> Settings {
     }
 }
 
-/// The prompts as ids, so many of each task type; those that a window of so many tokens does not hold are left out. The n-th prompt
-/// of a task type has seed n, from 0.
+/// Tokenizes up to `num_prompts` prompts per task type, and skips those that do not fit into `window` tokens.
+/// The n-th prompt of a task type has seed n, counted from 0.
 pub fn questions(
     args: &CheckPairArgs,
     target_text: &CheckpointText,
@@ -186,13 +187,13 @@ pub fn questions(
     some_fit(questions, window)
 }
 
-/// The questions that fit into a window of `window` tokens.
+/// Keeps the questions that fit into a window of `window` tokens.
 fn fitting(args: &CheckPairArgs, asked: &[Question], window: u32) -> Result<Vec<Question>, CheckPairError> {
     let questions = asked.iter().filter(|question| fits(&question.prompt_ids, args, window));
     some_fit(questions.cloned().collect(), window)
 }
 
-/// Whether a prompt and its answer fit into a window of `window` tokens.
+/// Whether a prompt and its output fit into a window of `window` tokens.
 fn fits(prompt_ids: &[TokenId], args: &CheckPairArgs, window: u32) -> bool {
     prompt_ids.len() as u32 + args.max_tokens <= window
 }
@@ -204,14 +205,14 @@ fn some_fit(questions: Vec<Question>, window: u32) -> Result<Vec<Question>, Chec
     }
 }
 
-/// A bar with the time that is left, on a terminal; elsewhere nothing.
+/// A progress bar with the remaining time on a terminal; elsewhere nothing.
 fn progress(len: usize, what: &str) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}, {eta} left");
     let style = style.expect("the template is a constant that names known fields");
     ProgressBar::new(len as u64).with_style(style).with_message(what.to_owned())
 }
 
-/// What the subcommand prints of these reports.
+/// The printed text of these reports.
 pub fn text(args: &CheckPairArgs, reports: &[Report]) -> String {
     if args.json {
         return format!("{}\n", serde_json::json!(reports));

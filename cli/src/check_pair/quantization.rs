@@ -1,5 +1,6 @@
-//! What quantizing does: how far logits move and how often the greedy token stays, for either model; and what it does to acceptance
-//! by task type where the draft, the target, or both are quantized. Everything against the same models in bf16.
+//! The effect of quantization: the change of logits and the agreement of greedy tokens for either model, and
+//! acceptance by task type with the draft, the target or both quantized. The reference is the same models in
+//! bf16.
 
 mod fidelity;
 
@@ -16,17 +17,17 @@ use super::texts::CheckpointText;
 use super::{CheckPairArgs, Weights, how, load, progress, questions};
 use fidelity::{Fidelity, Text, compare};
 
-/// The formats that are judged.
+/// The quantized formats that are measured.
 const QUANTIZED: [Weights; 2] = [Weights::Int8, Weights::Int4];
 
-/// Columns of the table: nobody, then the draft, the target and both in each format.
+/// Columns of the table: neither, then draft, target and both in each format.
 const COLUMNS: usize = 1 + 3 * QUANTIZED.len();
 
-/// Who is quantized.
+/// Which models are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Who {
-    /// What all else is compared with.
+    /// Neither: the reference.
     Neither,
     /// The draft alone.
     Draft,
@@ -36,45 +37,45 @@ pub enum Who {
     Both,
 }
 
-/// The whole table.
+/// The complete report.
 #[derive(Debug, Clone, Serialize)]
 pub struct QuantizationReport {
-    /// By model and format.
+    /// By format and model.
     pub fidelity: Vec<Fidelity>,
-    /// By who is quantized and to what.
+    /// By quantized models and format.
     pub acceptance: Vec<AcceptanceColumn>,
-    /// k of every round.
+    /// k in every round.
     pub num_draft_tokens: u32,
-    /// Prompts of each task type.
+    /// Maximum number of prompts per task type.
     pub num_prompts: usize,
 }
 
-/// Acceptance with some of the models quantized.
+/// Acceptance with certain models quantized.
 #[derive(Debug, Clone, Serialize)]
 pub struct AcceptanceColumn {
-    /// Who.
+    /// The quantized models.
     pub who: Who,
-    /// To what; bf16 where nobody is.
+    /// Their format; bf16 if neither is quantized.
     pub weights: &'static str,
-    /// By temperature and task type, the sum last.
+    /// By temperature and task type, the sum of all task types last.
     pub cells: Vec<AcceptanceCell>,
 }
 
-/// One number of it.
+/// One acceptance rate.
 #[derive(Debug, Clone, Serialize)]
 pub struct AcceptanceCell {
-    /// Of the draw.
+    /// Sampling temperature.
     pub temperature: f32,
     /// Task type, or `all`.
     pub task: String,
-    /// Accepted of drafted.
+    /// Accepted / drafted.
     pub acceptance_rate: Option<f64>,
 }
 
-/// What is asked of each pair.
+/// The questions and settings for each pair.
 type Asked<'a> = (&'a [Question], &'a [Setting], &'a Settings);
 
-/// Measures it all.
+/// Runs all measurements.
 pub fn run(args: &CheckPairArgs) -> Result<QuantizationReport, CheckPairError> {
     let (target_text, draft_text) = (CheckpointText::read(&args.target)?, CheckpointText::read(&args.draft)?);
     if let Some(difference) = target_text.compare(&draft_text).first_difference {
@@ -107,7 +108,7 @@ pub fn run(args: &CheckPairArgs) -> Result<QuantizationReport, CheckPairError> {
     Ok(QuantizationReport { fidelity, acceptance, num_draft_tokens, num_prompts })
 }
 
-/// Each prompt with the text that the pair writes to it greedily.
+/// Each prompt followed by the greedy output of the pair.
 fn greedy_texts(
     pair: &mut LocalPair<'_>,
     (questions, how): (&[Question], &Settings),
@@ -152,7 +153,7 @@ fn cells(measured: &Measured) -> Vec<AcceptanceCell> {
     cells
 }
 
-/// The report as it is printed.
+/// The printed report.
 pub(super) fn output(args: &CheckPairArgs, report: &QuantizationReport) -> String {
     if args.json {
         return format!("{}\n", serde_json::json!(report));

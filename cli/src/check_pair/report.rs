@@ -1,4 +1,4 @@
-//! What a check found, as plain data: the JSON of `outrider check-pair`, from which the text is written (`table`).
+//! The results of a check as plain data: the JSON of `outrider check-pair`, and the input of `table`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,43 +11,43 @@ use super::cost::Costs;
 use super::measure::{Counts, Measured};
 use super::texts::TextCheck;
 
-/// Draft sizes, as parts of the target's, at which published pairs work best.
+/// Range of target / draft size in which published pairs work best.
 pub const GOOD_RATIO: (f64, f64) = (8.0, 12.0);
-/// A task type that is accepted less than this is one to switch off.
+/// Task types with a lower acceptance rate should be switched off.
 pub const SWITCH_OFF_BELOW: f64 = 0.5;
-/// Loads that advice is given for.
+/// Concurrent sequences that advice is computed for.
 const LOADS: [u32; 2] = [1, 8];
 
-/// Everything that was found of one draft.
+/// Results for one draft.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// As it was given.
+    /// The target, as given on the command line.
     pub target: String,
-    /// As it was given.
+    /// The draft, as given on the command line.
     pub draft: String,
-    /// Whether a router would pair them, and what else differs.
+    /// Whether a router would pair them, and other differences.
     pub text: TextCheck,
-    /// Sizes; nothing where the token lists differ: then no model was loaded.
+    /// Model sizes; `None` if the token lists differ, because then no model is loaded.
     pub size: Option<SizeCheck>,
-    /// What was measured; nothing where the token lists differ.
+    /// Measurements; `None` if the token lists differ.
     pub measured: Option<MeasuredReport>,
 }
 
-/// Sizes.
+/// Sizes of both models.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct SizeCheck {
-    /// Weights of the target.
+    /// Parameters of the target.
     pub target_parameters: u64,
-    /// Of the draft.
+    /// Parameters of the draft.
     pub draft_parameters: u64,
-    /// Target over draft.
+    /// Target / draft.
     pub ratio: f64,
     /// Whether the ratio lies within [`GOOD_RATIO`].
     pub within_8_to_12: bool,
 }
 
 impl SizeCheck {
-    /// Of two models.
+    /// Compares two models.
     pub fn new(target_parameters: u64, draft_parameters: u64) -> Self {
         let ratio = target_parameters as f64 / draft_parameters as f64;
         let within_8_to_12 = (GOOD_RATIO.0..=GOOD_RATIO.1).contains(&ratio);
@@ -55,35 +55,35 @@ impl SizeCheck {
     }
 }
 
-/// What was measured on this machine.
+/// Measurements on this machine.
 #[derive(Debug, Clone, Serialize)]
 pub struct MeasuredReport {
-    /// k of every round.
+    /// k in every round.
     pub num_draft_tokens: u32,
     /// Acceptance by temperature, mode and task type.
     pub acceptance: Vec<AcceptanceLine>,
-    /// A draft's step against a target's.
+    /// Draft step times relative to target step times.
     pub cost: CostReport,
-    /// By task type, coupled, all temperatures.
+    /// By task type, in coupled mode, over all temperatures.
     pub tasks: Vec<TaskReport>,
 }
 
 /// Acceptance in one setting.
 #[derive(Debug, Clone, Serialize)]
 pub struct AcceptanceLine {
-    /// Of the draw.
+    /// Sampling temperature.
     pub temperature: f32,
-    /// How drafts were judged.
+    /// Acceptance mode.
     pub mode: &'static str,
     /// Task type; `all` for the sum.
     pub task: String,
-    /// Accepted of drafted.
+    /// Accepted / drafted.
     pub acceptance_rate: Option<f64>,
     /// Tokens per verification.
     pub acceptance_length: f64,
-    /// By position, given that all before were accepted.
+    /// By position, given that all earlier positions were accepted.
     pub acceptance_by_position: Vec<f64>,
-    /// What these rest on.
+    /// The underlying counters.
     #[serde(flatten)]
     pub counts: Counts,
 }
@@ -91,28 +91,28 @@ pub struct AcceptanceLine {
 /// Step times.
 #[derive(Debug, Clone, Serialize)]
 pub struct CostReport {
-    /// A draft step over a target step, one row each.
+    /// Draft step time / target step time, one row each.
     pub ratio_at_1_row: Option<f64>,
-    /// The same at 8 rows.
+    /// Draft step time / target step time, 8 rows each.
     pub ratio_at_8_rows: Option<f64>,
-    /// The target's.
+    /// Step times of the target.
     pub target: Vec<scheduling::cost::StepTimePoint>,
-    /// The draft's.
+    /// Step times of the draft.
     pub draft: Vec<scheduling::cost::StepTimePoint>,
 }
 
-/// One task type, and what to do about it.
+/// Results and advice for one task type.
 #[derive(Debug, Clone, Serialize)]
 pub struct TaskReport {
-    /// Which; `all` for the sum.
+    /// The task type; `all` for the sum.
     pub task: String,
-    /// Accepted of drafted.
+    /// Accepted / drafted.
     pub acceptance_rate: Option<f64>,
     /// Tokens per verification.
     pub acceptance_length: f64,
-    /// Accepted less than [`SWITCH_OFF_BELOW`].
+    /// Whether the acceptance rate is below [`SWITCH_OFF_BELOW`].
     pub switch_off: bool,
-    /// The k that pays, by placement and load.
+    /// The best k, by placement and load.
     pub advice: Vec<Advice>,
 }
 
@@ -120,7 +120,8 @@ pub struct TaskReport {
 pub const ALL: &str = "all";
 
 impl MeasuredReport {
-    /// Sums up. `wire` is what a draft worker apart costs, there and back; `context` what a sequence holds on average.
+    /// Summarizes the measurements. `wire` is the round-trip time to a separate draft worker, `context` the
+    /// mean length of a sequence in tokens.
     pub fn new(
         measured: &Measured,
         costs: Costs,
@@ -165,14 +166,14 @@ impl MeasuredReport {
         Self { num_draft_tokens, acceptance, cost, tasks }
     }
 
-    /// The task types to switch off.
+    /// Returns the task types to switch off.
     pub fn to_switch_off(&self) -> Vec<&str> {
         let off = self.tasks.iter().filter(|task| task.switch_off && task.task != ALL);
         off.map(|task| task.task.as_str()).collect()
     }
 }
 
-/// The task types, then all of them together.
+/// The task types, followed by their sum.
 fn with_sum(by_task: BTreeMap<String, Counts>) -> Vec<(String, Counts)> {
     let sum = Counts::sum(by_task.values());
     by_task.into_iter().chain([(ALL.to_owned(), sum)]).collect()

@@ -1,4 +1,4 @@
-//! A report as a person reads it: Markdown, so that it can be kept beside the model.
+//! Renders a report as Markdown, so that it can be kept with the model.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::advice::{Advice, Placement};
 use super::report::{ALL, AcceptanceLine, MeasuredReport, Report, SWITCH_OFF_BELOW};
 use super::texts::{TemplateCheck, TextCheck};
 
-/// One report.
+/// Renders one report.
 pub(super) fn text(report: &Report) -> String {
     let mut text = String::new();
     line(&mut text, format_args!("# {} drafting for {}\n", report.draft, report.target));
@@ -31,7 +31,7 @@ pub(super) fn text(report: &Report) -> String {
     text
 }
 
-/// Two drafts beside each other, by task type.
+/// Compares two drafts by task type.
 pub(super) fn against(one: &Report, other: &Report) -> String {
     let mut text = String::new();
     line(&mut text, format_args!("\n# {} against {}\n", one.draft, other.draft));

@@ -1,4 +1,5 @@
-//! Whether two checkpoints mean the same by their token ids: fingerprints, special tokens, chat template. No model is loaded.
+//! Compares the token ids of two checkpoints: fingerprints, special tokens, chat templates. No model is
+//! loaded.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use super::error::CheckPairError;
 use crate::load::Prompt;
 use crate::load::prompts::Content;
 
-/// The text files of one checkpoint.
+/// The tokenizer and template files of one checkpoint.
 pub struct CheckpointText {
     directory: PathBuf,
     tokenizer: Vec<u8>,
@@ -21,37 +22,38 @@ pub struct CheckpointText {
     tokens: TokenList,
 }
 
-/// What two checkpoints have in common.
+/// Comparison of two checkpoints.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TextCheck {
-    /// Of the target's token list.
+    /// Fingerprint of the target's token list.
     pub target_fingerprint: String,
-    /// Of the draft's.
+    /// Fingerprint of the draft's token list.
     pub draft_fingerprint: String,
-    /// The lowest id that means something else; nothing where the lists are equal. A router pairs only equal ones.
+    /// The lowest id with a different meaning; `None` if the lists are equal. A router pairs only equal
+    /// lists.
     pub first_difference: Option<String>,
-    /// Special tokens that are spelt differently.
+    /// Special tokens that differ.
     pub special_tokens: Vec<String>,
     /// How the chat templates compare.
     pub chat_template: TemplateCheck,
 }
 
-/// How the draft's chat template compares. The router frames conversations by the target's alone.
+/// How the chat templates compare. The router formats conversations with the target's template only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TemplateCheck {
-    /// The same text, or none at either.
+    /// The same text, or no template in either.
     Equal,
-    /// Another text: the draft may have learned conversations in another frame.
+    /// Different text: the draft may have been trained with another format.
     Differs,
-    /// The draft has none: a base model, perhaps.
+    /// Only the target has one: the draft may be a base model.
     OnlyTarget,
-    /// The target has none: conversations cannot be served.
+    /// Only the draft has one: conversations cannot be served.
     OnlyDraft,
 }
 
 impl TextCheck {
-    /// Whether a router would have the one draft for the other.
+    /// Whether a router would use the draft for this target.
     pub fn pairs(&self) -> bool {
         self.first_difference.is_none()
     }
@@ -73,12 +75,12 @@ impl CheckpointText {
         Ok(Self { directory: directory.to_owned(), tokenizer, config, template, tokens })
     }
 
-    /// Ids that stand for something, and gaps between them.
+    /// Number of ids, including unused ones in gaps.
     pub fn num_ids(&self) -> u32 {
         self.tokens.num_ids()
     }
 
-    /// What turns prompts into ids, as the router would.
+    /// Returns a framer, which converts prompts to ids as the router would.
     pub fn framer(&self) -> Result<Framer, CheckPairError> {
         let text = ModelText::from_assets(|name| match name {
             asset::TOKENIZER => Some(self.tokenizer.as_slice()),
@@ -107,13 +109,13 @@ impl CheckpointText {
         }
     }
 
-    /// An absent or broken file says nothing; a broken one is named when the framer is made.
+    /// Null if the file is absent or invalid; [`Self::framer`] reports an invalid file.
     fn config_json(&self) -> Value {
         let parsed = self.config.as_deref().map(serde_json::from_slice);
         parsed.and_then(Result::ok).unwrap_or(Value::Null)
     }
 
-    /// A file of its own wins over the one in the tokenizer's configuration.
+    /// A separate template file takes precedence over the one in the tokenizer's configuration.
     fn chat_template(&self) -> Option<String> {
         let in_file = self.template.as_deref().map(|bytes| String::from_utf8_lossy(bytes).into_owned());
         in_file.or_else(|| match self.config_json().get("chat_template") {
@@ -147,13 +149,13 @@ fn special_differences(target: &Value, draft: &Value) -> Vec<String> {
         .collect()
 }
 
-/// Turns prompts into the ids that the router would send.
+/// Converts prompts to the ids that the router would send.
 pub struct Framer {
     text: ModelText,
 }
 
 impl Framer {
-    /// The ids of a prompt: a conversation where the model has a chat template, else plain text.
+    /// The ids of a prompt: as a conversation if the model has a chat template, else as plain text.
     pub fn ids(&self, prompt: &Prompt) -> Result<Vec<TokenId>, CheckPairError> {
         let refused = |reason: String| CheckPairError::Prompt { task: prompt.task.clone(), reason };
         let messages = match &prompt.content {

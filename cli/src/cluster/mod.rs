@@ -1,9 +1,10 @@
-//! A whole cluster as child processes of this one: a router and workers that talk over loopback.
+//! A complete cluster as child processes of this one: a router and workers that communicate over loopback.
 //!
-//! [`Cluster::launch`] starts the processes, [`Cluster::wait_ready`] waits until the router serves, and then processes can be
-//! named, signalled, waited for and restarted. [`Cluster::stop`] ends them in order; dropping a cluster kills what is left.
-//! If this process itself is killed, the children notice: each holds the read end of a pipe as its standard input and ends
-//! when that closes. The cluster spawns no tasks: whoever awaits it drives it.
+//! [`Cluster::launch`] starts the processes and [`Cluster::wait_ready`] waits until the router serves. Then
+//! processes can be looked up by name, signalled, waited for and restarted. [`Cluster::stop`] stops them in
+//! order; dropping a cluster kills the remaining ones. If this process is killed, the children notice: each
+//! has the read end of a pipe as its standard input and exits when that closes. The cluster spawns no tasks:
+//! its futures run in the caller's task.
 
 mod error;
 mod ports;
@@ -31,7 +32,8 @@ use spec::{ProcessPlan, WorkerRole};
 /// The name of the router among a cluster's processes.
 pub const ROUTER: &str = "router";
 
-/// What a process may need after SIGTERM beyond its streams' grace. After that it is killed.
+/// Time that a process may take after SIGTERM, in addition to its streams' grace period. After that it is
+/// killed.
 const STOP_MARGIN: Duration = Duration::from_secs(6);
 
 /// Running processes that serve one model pair.
@@ -46,16 +48,17 @@ pub struct Cluster {
     directory: TempDir,
 }
 
-/// One process and what is needed to reach it and to start it again.
+/// A process and the information needed to reach and restart it.
 struct Member {
     plan: ProcessPlan,
     process: Process,
-    /// Its end was returned to the caller, so it is not an event any more.
+    /// Whether its exit was already returned to the caller.
     reported: bool,
 }
 
 impl Cluster {
-    /// Start every process. None is ready yet; the first that fails to start ends the others.
+    /// Starts every process without waiting until they are ready. If one fails to start, the others are
+    /// killed.
     pub fn launch(spec: ClusterSpec, sink: Arc<dyn LogSink>) -> Result<Self, ClusterError> {
         let directory =
             tempfile::Builder::new().prefix("outrider-").tempdir().map_err(ClusterError::Directory)?;
@@ -66,7 +69,7 @@ impl Cluster {
             Discovery::Uri(uri) => uri.clone(),
         };
         let mut cluster = Self { spec, sink, members: Vec::new(), http, grpc, discovery_uri, directory };
-        // Every process opens the discovery file when it starts, the first worker too.
+        // Every process, including the first worker, opens the discovery file at start.
         cluster.write_workers_file()?;
         for _ in 0..cluster.spec.target_workers {
             cluster.add_worker(WorkerRole::Target)?;
@@ -79,7 +82,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Start every process and wait until requests can be served.
+    /// Starts every process and waits until requests can be served.
     pub async fn start(
         spec: ClusterSpec,
         sink: Arc<dyn LogSink>,
@@ -90,8 +93,8 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Wait until all processes answer that they are ready; `on_ready` hears each name with the time it took. The first
-    /// process that ends instead is the error, with its own reason where it gave one.
+    /// Waits until all processes are ready; calls `on_ready` with each name and the time since the call.
+    /// Fails if a process ends first, with the reason that the process gave, if any.
     pub async fn wait_ready(
         &mut self,
         timeout: Duration,
@@ -107,7 +110,7 @@ impl Cluster {
         loop {
             tokio::select! {
                 biased;
-                // A death explains itself better than the silence that follows it.
+                // An exit explains the failure better than the missing answers that follow it.
                 exit = self.next_exit() => return Err(exit.before_ready()),
                 outcome = tokio::time::timeout(timeout.saturating_sub(started.elapsed()), prober.next()) => match outcome {
                     Ok(Some(name)) => on_ready(&name, started.elapsed()),
@@ -118,12 +121,12 @@ impl Cluster {
         }
     }
 
-    /// Add a target worker to the running cluster and return its name. It is not ready yet.
+    /// Adds a target worker to the running cluster and returns its name. It is not ready yet.
     pub fn add_target_worker(&mut self) -> Result<String, ClusterError> {
         self.add_worker(WorkerRole::Target)
     }
 
-    /// Add a draft worker to the running cluster and return its name. It is not ready yet.
+    /// Adds a draft worker to the running cluster and returns its name. It is not ready yet.
     pub fn add_draft_worker(&mut self) -> Result<String, ClusterError> {
         self.add_worker(WorkerRole::Draft)
     }
@@ -143,7 +146,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Replace the static discovery file in one step, so that a watcher never reads half of it.
+    /// Replaces the static discovery file atomically, so that a watcher never reads a partial file.
     fn write_workers_file(&self) -> Result<(), ClusterError> {
         if self.spec.discovery != Discovery::Static {
             return Ok(());
@@ -157,34 +160,34 @@ impl Cluster {
     }
 }
 
-// What a caller can ask about the processes.
+// Access to the processes.
 impl Cluster {
-    /// Where OpenAI clients connect, without a trailing slash.
+    /// Base URL for OpenAI clients, without a trailing slash.
     pub fn http_url(&self) -> String {
         format!("http://{}", self.http)
     }
 
-    /// Where gRPC clients connect.
+    /// URL for gRPC clients.
     pub fn grpc_url(&self) -> String {
         format!("http://{}", self.grpc)
     }
 
-    /// All names, in the order in which the processes were started.
+    /// All names, in the order of start.
     pub fn names(&self) -> Vec<&str> {
         self.members.iter().map(|member| member.plan.name.as_str()).collect()
     }
 
-    /// The process of that name.
+    /// Returns the process with that name.
     pub fn process(&self, name: &str) -> Result<&Process, ClusterError> {
         self.member(name).map(|member| &member.process)
     }
 
-    /// Base URL of a process's health and metrics: its admin address.
+    /// Base URL of a process's health and metrics endpoints: its admin address.
     pub fn admin_url(&self, name: &str) -> Result<String, ClusterError> {
         self.member(name).map(|member| format!("http://{}", member.plan.admin))
     }
 
-    /// Where routers reach a worker over gRPC.
+    /// gRPC URL of a worker.
     pub fn worker_url(&self, name: &str) -> Result<String, ClusterError> {
         self.member(name).map(|member| format!("http://{}", member.plan.listen))
     }
@@ -200,15 +203,15 @@ impl Cluster {
     }
 }
 
-// Ends, wanted and unwanted.
+// Stopping, expected and unexpected.
 impl Cluster {
-    /// Send a signal to one process.
+    /// Sends a signal to one process.
     pub fn signal(&self, name: &str, signal: Signal) -> Result<(), ClusterError> {
         self.member(name)?.process.signal(signal);
         Ok(())
     }
 
-    /// Wait until one process has ended. The end counts as known: [`Self::next_exit`] does not return it again.
+    /// Waits until one process has ended. [`Self::next_exit`] does not return this exit again.
     pub async fn wait_exit(&mut self, name: &str) -> Result<ExitReport, ClusterError> {
         let member = self.member_mut(name)?;
         let report = member.process.wait().await;
@@ -216,13 +219,14 @@ impl Cluster {
         Ok(report)
     }
 
-    /// SIGKILL one process and wait until it is gone.
+    /// Sends SIGKILL to one process and waits until it has ended.
     pub async fn kill(&mut self, name: &str) -> Result<ExitReport, ClusterError> {
         self.signal(name, Signal::SIGKILL)?;
         self.wait_exit(name).await
     }
 
-    /// Start a process again with the same arguments and ports, killing it first where it still runs. It is not ready yet.
+    /// Restarts a process with the same arguments and ports; kills it first if it still runs. It is not ready
+    /// yet.
     pub async fn restart(&mut self, name: &str) -> Result<(), ClusterError> {
         self.kill(name).await?;
         let (env, sink) = (self.spec.env.clone(), Arc::clone(&self.sink));
@@ -232,7 +236,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Wait until one process answers that it is ready, for instance after a restart.
+    /// Waits until one process is ready, for instance after a restart.
     pub async fn wait_process_ready(&mut self, name: &str, timeout: Duration) -> Result<(), ClusterError> {
         let member = self.member_mut(name)?;
         let mut prober = ready::Prober::new(vec![(name.to_owned(), member.plan.ready_url.clone())]);
@@ -249,9 +253,9 @@ impl Cluster {
         }
     }
 
-    /// Wait for the next process that ends without its end being known yet. Never returns while all of them run.
+    /// Waits for the next exit that has not been reported yet. Never returns while all processes run.
     ///
-    /// Cancel safety: an end is marked as known only when it is returned.
+    /// Cancel safety: an exit is marked as reported only when it is returned.
     pub async fn next_exit(&mut self) -> ExitReport {
         let unreported = self.members.iter_mut().filter(|member| !member.reported);
         let ends = unreported
@@ -270,8 +274,8 @@ impl Cluster {
         select_all(ends).await.0
     }
 
-    /// End everything: the router first, so that its streams finish while the workers still run, then the workers,
-    /// which nothing uses any more. What outlives its time is killed. Returns how each process ended.
+    /// Stops all processes: first the router, so that its streams finish while the workers still run, then
+    /// the workers. Kills processes that exceed their grace period. Returns how each process ended.
     pub async fn stop(mut self) -> Vec<ExitReport> {
         let router_grace = self.spec.grace + STOP_MARGIN;
         let mut reports = self.stop_members(|plan| plan.role.is_none(), router_grace).await;

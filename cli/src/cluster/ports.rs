@@ -1,8 +1,8 @@
-//! Free loopback ports for processes that must be told their address before they bind it.
+//! Free loopback ports for processes that need their address before they bind it.
 //!
-//! Ports are taken below the range from which the kernel picks ports for outgoing connections: one of those could take a
-//! port between the look and the bind. The search starts at a place of its own per process and call, so that clusters that
-//! start at the same moment do not meet.
+//! Ports are taken from below the kernel's range for outgoing connections: such a connection could take a
+//! port between the check and the bind. The search starts at a different port for each process and call, so
+//! that clusters that start at the same time do not collide.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -11,10 +11,10 @@ use super::error::ClusterError;
 
 const FIRST_PORT: u16 = 20_000;
 const NUM_PORTS: u16 = 12_000;
-/// Distance between the starting places of processes with neighbouring ids.
+/// Distance between the first ports of processes with consecutive ids.
 const PORTS_PER_PROCESS: u32 = 61;
 
-/// A loopback address that nothing listens on now.
+/// Returns a loopback address on which nothing listens now.
 pub fn free_address() -> Result<SocketAddr, ClusterError> {
     static HANDED_OUT: AtomicU16 = AtomicU16::new(0);
     let home = (std::process::id().wrapping_mul(PORTS_PER_PROCESS) % u32::from(NUM_PORTS)) as u16;
@@ -29,7 +29,7 @@ pub fn free_address() -> Result<SocketAddr, ClusterError> {
     Err(ClusterError::NoFreePort { tried: NUM_PORTS, first: FIRST_PORT + home })
 }
 
-/// The address itself, or, where its port is 0, the same interface with a free port.
+/// Returns the address itself, or, if its port is 0, the same interface with a free port.
 pub(super) fn resolve(wanted: SocketAddr) -> Result<SocketAddr, ClusterError> {
     if wanted.port() != 0 {
         return Ok(wanted);
@@ -37,7 +37,7 @@ pub(super) fn resolve(wanted: SocketAddr) -> Result<SocketAddr, ClusterError> {
     free_address().map(|free| SocketAddr::new(wanted.ip(), free.port()))
 }
 
-/// Whether a listener could be bound to this address now.
+/// Whether a listener can be bound to this address now.
 pub fn address_is_free(address: SocketAddr) -> bool {
     TcpListener::bind(address).is_ok()
 }

@@ -1,8 +1,9 @@
-//! One child process: how it is started, what it prints, how it ends.
+//! One child process: its start, its output, its end.
 //!
-//! Its standard input is a pipe that this process holds open, so that a child which watches it ends with its parent. Each
-//! output is read by a thread of its own, line by line, into the log sink and a short memory of last lines. The child gets
-//! its own process group: Ctrl-C at the terminal reaches the parent alone, which then ends the children in order.
+//! Its standard input is a pipe that this process keeps open, so that a child that watches it exits with its
+//! parent. A thread per output pipe reads lines into the log sink and a bounded buffer of recent lines. The
+//! child has a separate process group: Ctrl-C at the terminal reaches only the parent, which then stops the
+//! children in order.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -21,27 +22,28 @@ use tokio::process::{Child, ChildStdin, Command};
 
 use super::error::ClusterError;
 
-/// Lines kept per process.
+/// Recent lines kept per output pipe.
 const KEPT_LINES: usize = 400;
-/// Lines of these shown when a process has died.
+/// Number of these lines that an exit report includes.
 const REPORTED_LINES: usize = 12;
-/// A longer line is cut into several.
+/// Longer lines are split.
 const LINE_BYTES_MAX: u64 = 64 * 1024;
-/// How long the last output of an ended process is waited for. Only a grandchild that keeps the pipe open needs it.
+/// How long to wait for the remaining output of an ended process. Only needed if a grandchild keeps the pipe
+/// open.
 const OUTPUT_GRACE: Duration = Duration::from_millis(500);
-/// How long dropping a process waits for the kernel to finish it.
+/// How long dropping a process waits for it to end.
 const KILL_WAIT: Duration = Duration::from_secs(2);
 
-/// How our programs begin the line that says why they end.
+/// Prefix of the line in which our programs state why they exit.
 const STATED: &str = "error: ";
 
-/// Hears every line that a process prints, from the reading threads.
+/// Receives every line that a process prints, on the reader threads.
 pub trait LogSink: Send + Sync {
-    /// One line of one process, without its line feed.
+    /// Receives one line of one process, without its line feed.
     fn line(&self, process: &str, line: &str);
 }
 
-/// Keeps quiet. Lines are still remembered by [`Process::lines`].
+/// Discards lines. [`Process::lines`] still returns them.
 #[derive(Debug, Clone, Copy)]
 pub struct NoLogs;
 
@@ -49,7 +51,7 @@ impl LogSink for NoLogs {
     fn line(&self, _process: &str, _line: &str) {}
 }
 
-/// What to run and under which name.
+/// The program to run and its name.
 #[derive(Debug, Clone)]
 pub struct ProcessSpec {
     /// Its name in logs and reports.
@@ -58,20 +60,20 @@ pub struct ProcessSpec {
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<OsString>,
-    /// Environment variables on top of this process's own.
+    /// Environment variables in addition to this process's own.
     pub env: Vec<(String, String)>,
 }
 
 /// How a process ended.
 #[derive(Debug, Clone)]
 pub struct ExitReport {
-    /// Which one.
+    /// The process's name.
     pub name: String,
-    /// Its id while it ran.
+    /// Its process id.
     pub pid: u32,
-    /// Exit code or signal; nothing where the operating system would not say.
+    /// Exit code or signal; `None` if the operating system did not report it.
     pub status: Option<ExitStatus>,
-    /// The last lines it wrote to standard error, else to standard output.
+    /// The last lines of its standard error, or of its standard output if there are none.
     pub last_lines: Vec<String>,
 }
 
@@ -80,14 +82,14 @@ pub struct Process {
     spec: ProcessSpec,
     child: Child,
     pid: u32,
-    /// Held open as long as this process wants the child to live.
+    /// Kept open while the child should run.
     _stdin: Option<ChildStdin>,
     output: Output,
     errors: Output,
 }
 
 impl Process {
-    /// Start it.
+    /// Starts the process.
     pub fn spawn(spec: ProcessSpec, sink: Arc<dyn LogSink>) -> Result<Self, ClusterError> {
         Self::try_spawn(&spec, &sink).map_err(|source| ClusterError::Spawn {
             name: spec.name.clone(),
@@ -104,9 +106,11 @@ impl Process {
         command.stdin(std::process::Stdio::piped()).stdout(stdout).stderr(stderr);
         command.process_group(0).kill_on_drop(true);
         let mut child = command.spawn()?;
-        // The command holds the writing ends: without this, the readers would never see the end of the output.
+        // The command holds the write ends; without this drop the readers would never see the end of the
+        // output.
         drop(command);
-        // Waiting for a child closes a standard input that it still holds, which would tell the child to end.
+        // Waiting for a child closes its standard input if it still holds it, which would make the child
+        // exit.
         let stdin = child.stdin.take();
         let pid = child.id().ok_or_else(|| std::io::Error::other("the process ended while it started"))?;
         let output = Output::read(&spec.name, output, Arc::clone(sink))?;
@@ -119,29 +123,29 @@ impl Process {
         &self.spec.name
     }
 
-    /// Its process id, also after its end.
+    /// Its process id, also after its exit.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// The lines that are remembered: standard output, then standard error.
+    /// The buffered lines: standard output, then standard error.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = self.output.lines();
         lines.extend(self.errors.lines());
         lines
     }
 
-    /// Send it a signal. A process that has ended gets none.
+    /// Sends a signal. Does nothing if the process has ended.
     pub fn signal(&self, signal: Signal) {
-        // The id is there until the end was collected, so that it cannot name another process by now.
+        // The id is available until the exit status is collected, so it cannot belong to another process yet.
         let Some(pid) = self.child.id().and_then(|pid| i32::try_from(pid).ok()) else { return };
-        // An error can only mean that it ended a moment ago.
+        // The only possible error is that the process has just ended.
         nix::sys::signal::kill(Pid::from_raw(pid), signal).ok();
     }
 
-    /// Wait until it has ended and its output was read.
+    /// Waits until the process has ended and its output has been read.
     ///
-    /// Cancel safety: can be called again, also after the end.
+    /// Cancel safety: can be called again, also after the exit.
     pub async fn wait(&mut self) -> ExitReport {
         let status = self.child.wait().await.ok();
         let output_read = async {
@@ -149,12 +153,12 @@ impl Process {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        // What has not come by now is held by a grandchild, and the report does without it.
+        // The remaining output is held open by a grandchild; the report does not include it.
         tokio::time::timeout(OUTPUT_GRACE, output_read).await.ok();
         self.report(status)
     }
 
-    /// SIGTERM, and SIGKILL for what has not ended within `grace`.
+    /// Sends SIGTERM, and SIGKILL if the process has not ended within `grace`.
     pub async fn stop(&mut self, grace: Duration) -> ExitReport {
         self.signal(Signal::SIGTERM);
         if let Ok(report) = tokio::time::timeout(grace, self.wait()).await {
@@ -175,7 +179,7 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// No process outlives its owner: it is killed, and waited for so long that its ports are free again.
+    /// Kills the process and waits for its end, so that its ports are free again.
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
         let patience = std::time::Instant::now();
@@ -186,7 +190,7 @@ impl Drop for Process {
 }
 
 impl ExitReport {
-    /// Exit code or signal in words.
+    /// Describes the exit code or signal.
     pub fn cause(&self) -> String {
         let Some(status) = self.status else { return "ended in an unknown way".to_owned() };
         match (status.code(), status.signal()) {
@@ -201,7 +205,7 @@ impl ExitReport {
 }
 
 impl ExitReport {
-    /// What this end means for a process that was never ready.
+    /// The error for a process that ended before it was ready.
     pub(super) fn before_ready(self) -> ClusterError {
         match self.stated_reason() {
             Some(reason) => ClusterError::CannotStart { name: self.name, reason },
@@ -209,7 +213,8 @@ impl ExitReport {
         }
     }
 
-    /// Why it ended, on one line: what it wrote behind its last `error: `, or what a kill while it loaded most likely means.
+    /// The reason on one line: the text after the last `error: `, or the likely cause of a SIGKILL during
+    /// loading.
     fn stated_reason(&self) -> Option<String> {
         if self.status.and_then(|status| status.signal()) == Some(Signal::SIGKILL as i32) {
             let reason = "it was killed by SIGKILL while it loaded, which is how the system ends a process where memory runs out: \
@@ -234,7 +239,7 @@ impl fmt::Display for ExitReport {
     }
 }
 
-/// One output pipe of a process, being read.
+/// Reader of one output pipe of a process.
 struct Output {
     lines: Arc<Mutex<VecDeque<String>>>,
     reader: JoinHandle<()>,
@@ -267,7 +272,7 @@ impl Output {
     }
 }
 
-/// Nothing at the end of the output, and after an error, which ends a pipe as well.
+/// Returns `None` at the end of the output and after an error.
 fn next_line(pipe: &mut BufReader<PipeReader>) -> Option<String> {
     let mut bytes = Vec::new();
     match pipe.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes) {

@@ -1,4 +1,4 @@
-//! Asks processes over HTTP whether they are ready, until each has said yes once.
+//! Polls the readiness of processes over HTTP until each has been ready once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,20 +8,20 @@ use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::FuturesUnordered;
 
-/// Between two questions to one process. A process offers no event for this, so it is asked.
+/// Time between two requests to one process. Processes offer no event for readiness, so they are polled.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// How long one answer may take.
+/// Timeout of one request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Several processes that are not ready yet.
+/// Probes of processes that are not ready yet.
 pub(super) struct Prober {
     probes: FuturesUnordered<BoxFuture<'static, String>>,
-    /// The last answer of each process that has not said yes, for the error message.
+    /// The last answer of each process that is not ready, for the error message.
     answers: Arc<Mutex<BTreeMap<String, String>>>,
 }
 
 impl Prober {
-    /// Ask for each pair of process name and URL.
+    /// Starts a probe for each pair of process name and URL.
     pub(super) fn new(processes: Vec<(String, String)>) -> Self {
         let client = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).no_proxy().build();
         let client = client.expect("a client without TLS and proxy has nothing that can fail to load");
@@ -44,21 +44,21 @@ impl Prober {
         Self { probes, answers }
     }
 
-    /// The next process that said yes, or nothing when all have.
+    /// Returns the next process that became ready, or `None` when all have.
     ///
     /// Cancel safety: nothing is lost when the returned future is dropped.
     pub(super) async fn next(&mut self) -> Option<String> {
         self.probes.next().await
     }
 
-    /// Each process that has not said yes, with its last answer.
+    /// Each process that is not ready, with its last answer.
     pub(super) fn missing(&self) -> Vec<String> {
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         answers.iter().map(|(name, answer)| format!("{name}: {answer}")).collect()
     }
 }
 
-/// `Err` says in a few words what was answered instead of yes.
+/// Requests the URL; `Err` describes the answer if it was not a success.
 async fn ask(client: &reqwest::Client, url: &str) -> Result<(), String> {
     let response = match client.get(url).send().await {
         Ok(response) => response,

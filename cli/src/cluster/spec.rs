@@ -1,7 +1,7 @@
-//! What a cluster consists of, and the command line of each of its processes.
+//! The contents of a cluster and the command line of each process.
 //!
-//! Pure but for the free ports it asks for: nothing is started here. A flag of a server binary is written down in this file
-//! and nowhere else.
+//! Pure except for the free ports that it reserves: nothing is started here. The flags of the server binaries
+//! appear in this file and nowhere else.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use super::error::ClusterError;
 use super::ports::{free_address, resolve};
 use super::process::ProcessSpec;
 
-/// Streams of a tool that a person waits for at a terminal get this long to finish.
+/// Streams get this long to finish: short, because a person waits at a terminal.
 const DEFAULT_GRACE: Duration = Duration::from_secs(8);
 
 /// The three server binaries.
@@ -30,12 +30,12 @@ pub struct Binaries {
     pub target_worker: PathBuf,
 }
 
-/// Who guesses.
+/// The draft method of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DraftKind {
-    /// Nobody: every round is an ordinary decode step.
+    /// No drafts: every round is an ordinary decode step.
     None,
-    /// A table of the sequence's own n-grams.
+    /// A table of the sequence's n-grams.
     Ngram,
     /// A checkpoint.
     Model(PathBuf),
@@ -43,16 +43,16 @@ pub enum DraftKind {
     Synthetic,
 }
 
-/// Who checks.
+/// The target of a cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TargetKind {
     /// A checkpoint.
     Model(PathBuf),
-    /// Nobody computes: workers keep the time of a profile, so many times stretched.
+    /// No model: workers reproduce the step times of a profile, multiplied by a factor.
     Synthetic {
         /// The profile's file.
         profile: PathBuf,
-        /// 1 is the profile's own time.
+        /// Factor on the profile's times; 1 keeps them unchanged.
         time_scale: f64,
     },
 }
@@ -63,55 +63,55 @@ impl From<PathBuf> for TargetKind {
     }
 }
 
-/// How workers and router find each other.
+/// How workers and the router discover each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Discovery {
     /// A file that the cluster writes.
     Static,
-    /// Something that runs already, such as `etcd://127.0.0.1:2379/outrider`.
+    /// A running service, such as `etcd://127.0.0.1:2379/outrider`.
     Uri(String),
 }
 
-/// Everything that decides what is started. Fields that a caller does not care about have defaults in [`ClusterSpec::new`].
+/// Description of a cluster. [`ClusterSpec::new`] sets defaults.
 #[derive(Debug, Clone)]
 pub struct ClusterSpec {
-    /// What to run.
+    /// The server binaries.
     pub binaries: Binaries,
-    /// Who checks.
+    /// The target.
     pub target: TargetKind,
-    /// Parameters that the target gets beside its own and that change no token; 0 for none.
+    /// Ballast of the target, in parameters; 0 for none.
     pub ballast: u64,
-    /// How many target workers, each with the whole model.
+    /// Number of target workers, each with the whole model.
     pub target_workers: usize,
-    /// Who guesses.
+    /// The draft method.
     pub draft: DraftKind,
-    /// How many draft workers; unused with [`DraftKind::None`].
+    /// Number of draft workers; unused with [`DraftKind::None`].
     pub draft_workers: usize,
-    /// The target's tokenizer.json or checkpoint, where a draft model has another tokenizer.
+    /// The target's tokenizer.json or checkpoint, if a draft model has another tokenizer.
     pub target_tokenizer: Option<PathBuf>,
-    /// The router's HTTP address; port 0 takes a free one.
+    /// The router's HTTP address; port 0 selects a free one.
     pub http: SocketAddr,
-    /// The router's gRPC address; port 0 takes a free one.
+    /// The router's gRPC address; port 0 selects a free one.
     pub grpc: SocketAddr,
-    /// The router's console and metrics; port 0 takes a free one.
+    /// Address of the router's console and metrics; port 0 selects a free one.
     pub admin: SocketAddr,
-    /// How workers are found.
+    /// Worker discovery.
     pub discovery: Discovery,
-    /// Compute threads of each worker; each worker's own default where not given.
+    /// Compute threads per worker; `None` uses the worker's default.
     pub threads: Option<NonZeroUsize>,
     /// File of accepted API keys.
     pub api_keys: Option<PathBuf>,
-    /// Log filter of every process; each process's own default where not given.
+    /// Log filter of every process; `None` uses the process's default.
     pub log: Option<String>,
-    /// How long the router's streams may take to finish when the cluster stops, in whole seconds.
+    /// Grace period of the router's streams when the cluster stops, in whole seconds.
     pub grace: Duration,
-    /// More arguments for the router.
+    /// Additional arguments for the router.
     pub router_args: Vec<String>,
-    /// More arguments for every draft worker.
+    /// Additional arguments for every draft worker.
     pub draft_args: Vec<String>,
-    /// More arguments for every target worker.
+    /// Additional arguments for every target worker.
     pub target_args: Vec<String>,
-    /// Environment variables for all of them.
+    /// Environment variables for all processes.
     pub env: Vec<(String, String)>,
 }
 
@@ -142,14 +142,14 @@ impl ClusterSpec {
         }
     }
 
-    /// How many draft workers are started at first.
+    /// Number of draft workers at start.
     pub fn draft_count(&self) -> usize {
         if self.draft == DraftKind::None { 0 } else { self.draft_workers }
     }
 }
 
 impl Binaries {
-    /// The binaries beside this executable, or one directory up, where cargo puts them for a test.
+    /// The binaries in this executable's directory, or one directory up, where cargo puts them for a test.
     pub fn beside_this_executable() -> Result<Self, ClusterError> {
         let own = std::env::current_exe().map_err(ClusterError::OwnPath)?;
         let directory = own.parent().unwrap_or(Path::new("."));
@@ -191,15 +191,15 @@ impl WorkerRole {
     }
 }
 
-/// One process, decided but not started.
+/// Description of one process before it starts.
 #[derive(Debug, Clone)]
 pub(super) struct ProcessPlan {
     pub(super) name: String,
-    /// Nothing for the router.
+    /// `None` for the router.
     pub(super) role: Option<WorkerRole>,
-    /// A worker's gRPC address, or the router's.
+    /// gRPC address of the worker or router.
     pub(super) listen: SocketAddr,
-    /// Where health and metrics are served.
+    /// Address of health and metrics.
     pub(super) admin: SocketAddr,
     pub(super) ready_url: String,
     program: PathBuf,
@@ -255,7 +255,7 @@ pub(super) fn worker_plan(
     args.pair("--listen", listen.to_string());
     args.pair("--admin", admin.to_string());
     if role == WorkerRole::Draft && !spec.draft_args.iter().any(|arg| arg == "--draft-ahead") {
-        // Draft and target share this machine: what is drafted ahead would take the verification's time.
+        // Draft and target share this machine: draft-ahead would slow down verification.
         args.pair("--draft-ahead", "0");
     }
     args.every_process(spec, discovery_uri);
@@ -317,7 +317,7 @@ pub(super) fn workers_toml<'a>(plans: impl Iterator<Item = &'a ProcessPlan>) -> 
     toml::to_string(&file).expect("two strings per worker can always be written as TOML")
 }
 
-/// A command line in the making.
+/// A command line under construction.
 #[derive(Default)]
 struct Arguments(Vec<OsString>);
 

@@ -1,13 +1,14 @@
-//! What `/proc` says of a process and of the machine: CPU time, how busy all cores are, memory. For programs that measure a cluster.
+//! Reads `/proc` for programs that measure a cluster: CPU time and memory of a process, utilization of all
+//! cores.
 
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Clock ticks of a second in `/proc`, and bytes of a page, the same on every Linux that we build for.
+/// Clock ticks per second in `/proc` and bytes per page: the same on every Linux target that we build for.
 const TICKS_PER_SECOND: f64 = 100.0;
 const PAGE_BYTES: f64 = 4_096.0;
 
-/// One look at a process and at the machine.
+/// A snapshot of a process's CPU time and of the machine's.
 #[derive(Debug, Clone, Copy)]
 pub struct Look {
     at: Instant,
@@ -16,25 +17,25 @@ pub struct Look {
     all: f64,
 }
 
-/// What happened between two looks.
+/// The difference between two snapshots.
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
-    /// Time on the wall.
+    /// Wall-clock time.
     pub wall: Duration,
-    /// Seconds of CPU that the process took, in user and kernel mode.
+    /// CPU time of the process in user and kernel mode, seconds.
     pub cpu: f64,
-    /// Share of all cores that was not idle.
+    /// Share of the time of all cores that was not idle.
     pub busy: f64,
 }
 
 impl Look {
-    /// Now.
+    /// Takes a snapshot now.
     pub fn at(pid: u32) -> io::Result<Self> {
         let (busy, all) = machine()?;
         Ok(Self { at: Instant::now(), cpu: process_cpu(pid)?, busy, all })
     }
 
-    /// From this look to a later one.
+    /// The difference from this snapshot to a later one.
     pub fn until(&self, later: &Self) -> Span {
         Span {
             wall: later.at - self.at,
@@ -44,14 +45,14 @@ impl Look {
     }
 }
 
-/// MiB of memory that a process holds.
+/// Resident memory of a process, MiB.
 pub fn resident_mib(pid: u32) -> io::Result<f64> {
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm"))?;
     let pages = number(statm.split_whitespace().nth(1), "/proc/PID/statm")?;
     Ok(pages * PAGE_BYTES / f64::from(1 << 20))
 }
 
-/// Seconds of CPU that a process took.
+/// CPU time of a process, seconds.
 pub fn process_cpu(pid: u32) -> io::Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let after_name = stat.rsplit_once(')').ok_or_else(|| io::Error::other("no name in /proc/PID/stat"))?.1;
@@ -60,12 +61,12 @@ pub fn process_cpu(pid: u32) -> io::Result<f64> {
     Ok((field(11)? + field(12)?) / TICKS_PER_SECOND)
 }
 
-/// Ticks that the machine was busy, and all of them.
+/// Busy and total clock ticks of the machine.
 fn machine() -> io::Result<(f64, f64)> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     let line = stat.lines().next().ok_or_else(|| io::Error::other("/proc/stat is empty"))?;
     let ticks: Vec<f64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
-    // Idle, and waiting for a disk; guests' time is part of the users' already.
+    // The first 8 fields; guest time is already part of user time. Idle and I/O wait count as idle.
     let all: f64 = ticks.iter().take(8).sum();
     let idle: f64 = ticks.iter().skip(3).take(2).sum();
     Ok((all - idle, all))

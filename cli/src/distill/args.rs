@@ -1,4 +1,4 @@
-//! The command line of `outrider distill`, and what it refuses.
+//! The command line of `outrider distill` and its validation.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ Examples:
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_long_help = TEACHING)]
 pub struct DistillArgs {
-    /// A router's log of requests (--request-log); may be given several times
+    /// A router's request log (--request-log); may be given several times
     #[arg(long, value_name = "FILE", required = true)]
     pub log: Vec<PathBuf>,
 
@@ -28,11 +28,11 @@ pub struct DistillArgs {
     #[arg(long, value_name = "DIR")]
     pub target: PathBuf,
 
-    /// The checkpoint of the draft that serves: training starts from its weights
+    /// Checkpoint of the draft in use: training starts from its weights
     #[arg(long, value_name = "DIR")]
     pub draft: PathBuf,
 
-    /// Where the new draft is written; must not exist
+    /// Directory for the new draft; must not exist
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 
@@ -40,39 +40,39 @@ pub struct DistillArgs {
     #[arg(long, value_name = "N", default_value_t = 300)]
     pub steps: usize,
 
-    /// Windows of text in each step
+    /// Windows of text per training step
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub batch: usize,
 
-    /// Tokens of a window: what the draft sees of a text at once
+    /// Tokens per window: the context that the draft sees in training
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     pub context: usize,
 
-    /// Highest learning rate
+    /// Peak learning rate
     #[arg(long, value_name = "RATE", default_value_t = 3e-4)]
     pub learning_rate: f64,
 
-    /// Which windows come when
+    /// Seed for the order of windows
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 
-    /// Fewest answer tokens to train on: a draft that saw less learns them by heart
+    /// Minimum number of answer tokens to train on: with fewer the draft overfits
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     pub min_tokens: usize,
 
-    /// Only rows of this model, as the log names it
+    /// Use only rows of this model, by its name in the log
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
 
-    /// The target's weights, as it is served
+    /// Weight format of the target, as in serving
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub weights: Weights,
 
-    /// Held-out prompts of each task type that the comparison asks
+    /// Held-out prompts per task type in the comparison
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub num_prompts: usize,
 
-    /// Output tokens of each of them at most
+    /// Maximum number of output tokens per held-out prompt
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub max_tokens: u32,
 
@@ -82,7 +82,7 @@ pub struct DistillArgs {
 }
 
 impl DistillArgs {
-    /// Refuses values that make no sense, each by its flag.
+    /// Rejects invalid values; the error names the flag.
     pub(super) fn check(&self) -> Result<(), DistillCommandError> {
         let expect = |flag, value: String, expected, holds: bool| match holds {
             true => Ok(()),

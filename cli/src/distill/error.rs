@@ -1,4 +1,4 @@
-//! Why a draft could not be distilled.
+//! Errors of `outrider distill`.
 
 use std::path::PathBuf;
 
@@ -9,14 +9,14 @@ use crate::check_pair::error::CheckPairError;
 /// Why a draft could not be distilled.
 #[derive(Debug, thiserror::Error)]
 pub enum DistillCommandError {
-    /// A flag makes no sense.
+    /// The value of a flag is invalid.
     #[error("{flag} is {value}, expected {expected}")]
     Usage {
-        /// Which.
+        /// The flag.
         flag: &'static str,
-        /// As it was given.
+        /// The value as given.
         value: String,
-        /// What would have been accepted.
+        /// What is accepted.
         expected: &'static str,
     },
     /// A file cannot be read.
@@ -24,41 +24,41 @@ pub enum DistillCommandError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// The two number their tokens differently.
+    /// Target and draft number their tokens differently.
     #[error("{} cannot draft for {}: {difference}", draft.display(), target.display())]
     Unpaired {
         /// The draft's checkpoint.
         draft: PathBuf,
-        /// The target's.
+        /// The target's checkpoint.
         target: PathBuf,
         /// The first difference.
         difference: String,
     },
-    /// Rows of several models.
+    /// The log has rows of several models.
     #[error("the log has rows of several models, {models}: choose one with --model")]
     SeveralModels {
         /// Their names.
         models: String,
     },
-    /// Not enough to learn from.
+    /// The log has too few answer tokens.
     #[error(
         "the log has {tokens} answer tokens in {rows} rows to train on, fewer than the {min_tokens} of --min-tokens: log more"
     )]
     TooFewTokens {
         /// Answer tokens.
         tokens: usize,
-        /// Rows that they are in.
+        /// Number of rows that contain them.
         rows: usize,
-        /// As asked for.
+        /// The required minimum.
         min_tokens: usize,
     },
-    /// Nothing to judge by.
+    /// No row is held out for evaluation.
     #[error("no row of the log is held out to judge by (one prompt in {0} is): log more different prompts")]
     NothingHeldOut(u64),
-    /// The trained model is another one than the served one.
+    /// The model in training computes other logits than the engine.
     #[error(
         "{} cannot be trained here: its logits are up to {difference:.3} from the engine's, so that config.json asks for something that training does not know",
         draft.display()
@@ -66,7 +66,7 @@ pub enum DistillCommandError {
     NotTheEnginesModel {
         /// The draft's checkpoint.
         draft: PathBuf,
-        /// Largest difference of one logit.
+        /// Largest difference of a single logit.
         difference: f32,
     },
     /// A checkpoint or the pair cannot be used.

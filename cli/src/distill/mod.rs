@@ -1,8 +1,10 @@
-//! `outrider distill`: from a router's log of requests to a draft that agrees with the target more often.
+//! `outrider distill`: retrains a draft on a router's request log so that it agrees with the target more
+//! often.
 //!
-//! The log is read into rows, some of which are held out ([`rows`]); crate `distill` trains the draft that serves on the others, with the
-//! engine as teacher ([`teacher`]); the new checkpoint is written whole or not at all, and [`check_pair`](crate::check_pair) judges both
-//! drafts on the rows that were held out ([`mod@run`]). Must never touch what is served: rolling out is the operator's.
+//! [`rows`] reads the log and holds out some rows. Crate `distill` trains the current draft on the other
+//! rows, with the engine as teacher ([`teacher`]). The new checkpoint is written completely or not at all,
+//! and [`check_pair`](crate::check_pair) compares both drafts on the held-out rows ([`mod@run`]). It must
+//! never change what is served: the operator rolls out the new draft.
 
 mod args;
 pub mod error;
@@ -19,7 +21,7 @@ pub use run::run;
 
 use crate::EXIT_USAGE;
 
-/// Run the subcommand to its end. What goes wrong is printed here, on one line.
+/// Runs the subcommand. Prints an error on one line.
 #[expect(clippy::print_stderr, reason = "the program's own complaint")]
 pub fn main(args: &DistillArgs) -> ExitCode {
     match run(args) {

@@ -1,13 +1,13 @@
-//! Lines that say how far training is and how long it still takes, on standard error.
+//! Progress of training and the remaining time, as lines on standard error.
 
 use std::time::{Duration, Instant};
 
 use distill::training::StepDone;
 
-/// At least so long between two lines.
+/// Minimum time between two lines.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// A run under way.
+/// Progress of a training run.
 pub(super) struct Progress {
     steps: usize,
     began: Instant,
@@ -21,7 +21,7 @@ impl Progress {
         Self { steps, began: now, said: now, tokens: 0 }
     }
 
-    /// A step is done.
+    /// Records a finished step.
     #[expect(clippy::print_stderr, reason = "progress for whoever waits")]
     pub(super) fn step(&mut self, StepDone { steps: done, loss, tokens }: StepDone) {
         self.tokens += tokens;

@@ -1,4 +1,4 @@
-//! A router's log as rows: what can be used, what cannot (by line), and which rows are held out to judge by.
+//! Reads a router's log into rows: usable ones, errors by line, and the rows held out for evaluation.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,39 +14,39 @@ use super::error::DistillCommandError;
 /// One in this many prompts is held out for evaluation.
 pub const HOLD_OUT_EVERY: u64 = 10;
 
-/// Faults that are named; more are counted.
+/// Number of errors that are reported individually; the others are only counted.
 const NAMED_FAULTS: usize = 5;
 
-/// One answered prompt.
+/// One prompt with its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Row {
     /// Its task type.
     pub task: String,
     /// The model's name.
     pub model: String,
-    /// The prompt, as the target read it.
+    /// The ids of the prompt.
     pub prompt_ids: Vec<TokenId>,
-    /// The target's answer.
+    /// The ids of the target's answer.
     pub completion_ids: Vec<TokenId>,
 }
 
-/// A log that was read.
+/// Contents of one or more logs.
 #[derive(Debug, Default)]
 pub struct Rows {
-    /// To be trained on.
+    /// Rows for training.
     pub train: Vec<Row>,
-    /// To judge by.
+    /// Rows for evaluation.
     pub held_out: Vec<Row>,
     /// Lines that could not be used.
     pub faults: Faults,
 }
 
-/// Lines that could not be used.
+/// Unusable lines.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// All of them.
+    /// Number of unusable lines.
     pub count: usize,
-    /// The first ones: file, line and reason.
+    /// The first ones, with file, line and reason.
     pub named: Vec<String>,
 }
 
@@ -71,10 +71,11 @@ impl fmt::Display for Faults {
 }
 
 impl Rows {
-    /// Reads logs, each with the part before it. `model` picks rows; `num_ids` is what the tokenizer knows.
+    /// Reads logs, each with its rotated predecessor. `model` selects rows; `num_ids` is the number of ids of
+    /// the tokenizer.
     ///
     /// # Errors
-    /// A file cannot be read, or there are rows of several models and none was picked.
+    /// A file cannot be read, or there are rows of several models and none was selected.
     pub fn read(logs: &[PathBuf], model: Option<&str>, num_ids: u32) -> Result<Self, DistillCommandError> {
         let mut rows = Self::default();
         for log in logs {
@@ -93,7 +94,7 @@ impl Rows {
         Ok(rows)
     }
 
-    /// Answer tokens to train on.
+    /// Number of answer tokens to train on.
     pub fn train_tokens(&self) -> usize {
         self.train.iter().map(|row| row.completion_ids.len()).sum()
     }
@@ -122,7 +123,7 @@ impl Rows {
     }
 }
 
-/// The part before this one, as a router calls it.
+/// The name that a router gives to the rotated log.
 fn previous(log: &Path) -> PathBuf {
     let mut name = log.as_os_str().to_owned();
     name.push(".1");
@@ -140,7 +141,8 @@ fn parse(line: &[u8], num_ids: u32) -> Result<Row, String> {
     }
 }
 
-/// By the prompt's own hash, so that a row stays on its side when others come or go, and equal prompts lie on one side.
+/// Chosen by a hash of the prompt: a row stays on its side when other rows are added or removed, and equal
+/// prompts are on the same side.
 fn is_held_out(prompt_ids: &[TokenId]) -> bool {
     let mut hash = Sha256::new();
     for id in prompt_ids {

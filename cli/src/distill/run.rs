@@ -1,4 +1,4 @@
-//! `outrider distill` from its arguments to its report.
+//! Runs `outrider distill` from its arguments to its report.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -20,28 +20,29 @@ use crate::check_pair::report::Report;
 use crate::check_pair::texts::CheckpointText;
 use crate::check_pair::{self, CheckPairArgs, Weights};
 
-/// Held-out windows that losses are judged on, at most.
+/// Maximum number of held-out windows for the evaluation of losses.
 const JUDGED_WINDOWS: usize = 64;
 
-/// A logit may differ by so much between f32 sums in different orders. A setting that is read differently moves logits by whole units.
+/// Allowed difference of a logit, from f32 sums in another order. A misread setting changes logits by whole
+/// units.
 const LOGIT_TOLERANCE: f32 = 0.05;
 
-/// What came of it.
+/// Results of a run.
 #[derive(Debug, Serialize)]
 struct Outcome {
-    /// Rows that were trained on, and that were held out.
+    /// Number of rows for training and of held-out rows.
     rows: [usize; 2],
-    /// Lines of the log that could not be used.
+    /// Number of unusable lines in the log.
     unusable_lines: usize,
-    /// On held-out rows.
+    /// Losses of the old draft on held-out rows.
     before: Judged,
-    /// The same of the new draft.
+    /// Losses of the new draft on held-out rows.
     after: Judged,
-    /// `outrider check-pair` on held-out prompts: the old draft, the new one.
+    /// `outrider check-pair` on held-out prompts: for the old draft and the new one.
     reports: Vec<Report>,
 }
 
-/// Distils, and prints the report.
+/// Distils the draft and prints the report.
 #[expect(clippy::print_stdout, clippy::print_stderr, reason = "the report is the program's output")]
 pub fn run(args: &DistillArgs) -> Result<(), DistillCommandError> {
     args.check()?;
@@ -69,7 +70,7 @@ pub fn run(args: &DistillArgs) -> Result<(), DistillCommandError> {
     Ok(())
 }
 
-/// The target's text; a draft that numbers its tokens differently is refused.
+/// Reads the target's text files; fails if the draft numbers its tokens differently.
 fn paired_text(args: &DistillArgs) -> Result<CheckpointText, DistillCommandError> {
     let target = CheckpointText::read(&args.target)?;
     match target.compare(&CheckpointText::read(&args.draft)?).first_difference {
@@ -94,7 +95,7 @@ fn check_enough(args: &DistillArgs, rows: &Rows) -> Result<(), DistillCommandErr
     }
 }
 
-/// Trains and writes the new draft: how far it was from the target before, and is now.
+/// Trains and writes the new draft; returns the losses on held-out rows before and after.
 #[expect(clippy::print_stderr, reason = "progress for whoever waits")]
 fn distilled(args: &DistillArgs, rows: &Rows, num_ids: u32) -> Result<(Judged, Judged), DistillCommandError> {
     let pair_args = pair_args(args);
@@ -130,7 +131,7 @@ fn distilled(args: &DistillArgs, rows: &Rows, num_ids: u32) -> Result<(Judged, J
     Ok((before, after))
 }
 
-/// The draft that is trained is the one that the engine serves.
+/// Checks that the draft in training computes the same logits as the engine.
 fn check_same(
     args: &DistillArgs,
     draft: &DraftModel,
@@ -144,13 +145,13 @@ fn check_same(
     }
 }
 
-/// So many at most, spread over all.
+/// At most `most` windows, evenly spaced.
 fn spread(all: Vec<Window>, most: usize) -> Vec<Window> {
     let every = all.len().div_ceil(most).max(1);
     all.into_iter().step_by(every).collect()
 }
 
-/// Different held-out prompts, up to `num_prompts` of each task type.
+/// Distinct held-out prompts, up to `num_prompts` per task type.
 fn questions(held_out: &[Row], num_prompts: usize) -> Vec<Question> {
     let mut asked: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
     for row in held_out {
@@ -172,7 +173,7 @@ fn all_cores() -> NonZeroUsize {
     std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }
 
-/// What `outrider check-pair --against` is asked with.
+/// The arguments for `outrider check-pair --against`.
 fn pair_args(args: &DistillArgs) -> CheckPairArgs {
     CheckPairArgs {
         target: args.target.clone(),

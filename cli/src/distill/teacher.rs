@@ -1,4 +1,4 @@
-//! The target, by the engine that serves it: what a draft learns.
+//! The target as teacher, run by the serving engine.
 
 use distill::draft::DraftModel;
 use distill::training::Teacher;
@@ -23,7 +23,7 @@ impl Teacher for LocalModel {
     }
 }
 
-/// The largest difference between a logit of the draft as it is trained and as the engine computes it, over a window.
+/// The largest difference between the logits of the draft in training and those of the engine, over a window.
 pub(super) fn difference(
     draft: &DraftModel,
     served: &mut LocalModel,

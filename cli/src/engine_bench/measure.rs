@@ -1,6 +1,7 @@
-//! Times steps: a forward, and a draw from each row of logits. A round runs every format for a slice of time and reads
-//! memory for another; a case is several rounds, and its numbers are medians over them, shares of bandwidth taken round by
-//! round. What a step consists of is timed inside it, never worked out from other runs.
+//! Times steps: a forward, and a draw from each row of logits. A round runs every format for a slice of time,
+//! and a memory read for another. A case consists of several rounds; its results are medians over them, with
+//! the bandwidth share computed per round. The parts of a step are timed within it, never derived from other
+//! runs.
 
 use std::time::{Duration, Instant};
 
@@ -12,39 +13,40 @@ use speculation::{SamplingParams, SequenceSpec};
 use super::BenchError;
 use super::memory::LoadMemory;
 
-/// How long a format runs before it is another's turn.
+/// Time that one format runs before the next takes its turn.
 const SLICE: Duration = Duration::from_millis(40);
-/// Rounds of a case, however long they take.
+/// Minimum number of rounds per case, regardless of their duration.
 const MIN_ROUNDS: usize = 5;
-/// Bytes that are read in each round.
+/// Bytes read in each round.
 const READ_SLICE: usize = 256 << 20;
-/// A context is fed in pieces of so many rows.
+/// Rows per forward while a context is prefilled.
 const FEED_ROWS: usize = 512;
-/// Up to here every row's logits are wanted, as in verification; above it is a prompt, and only the last.
+/// Up to this many rows all logits are needed, as in verification; more rows are a prompt, which needs only
+/// the last.
 const VERIFY_ROWS: usize = 64;
 
-/// What a forward consists of.
+/// Shape of a forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Case {
-    /// Tokens that each sequence holds before.
+    /// Tokens in each sequence before the forward.
     pub(super) context: usize,
-    /// Rows of each sequence.
+    /// Rows per sequence.
     pub(super) rows: usize,
     pub(super) sequences: usize,
 }
 
-/// What a case showed of one format.
+/// Results of one case for one format.
 #[derive(Debug, Clone)]
 pub(super) struct Measured {
     pub(super) case: Case,
     /// Median time of a forward, seconds.
     pub(super) seconds: f64,
-    /// Bytes that the forward must read over what the machine read in that time.
+    /// Bytes that the forward must read, relative to the bytes that the machine reads in that time.
     pub(super) bandwidth_share: f64,
     pub(super) parts: Parts,
 }
 
-/// What steps consisted of, in seconds over all rounds.
+/// Time spent in each part of the steps, summed over all rounds, in seconds.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Parts {
     pub(super) attention: f64,
@@ -70,7 +72,7 @@ impl Parts {
     }
 }
 
-/// A loaded format and what was measured of it.
+/// A loaded format and its results.
 pub(super) struct Subject {
     pub(super) weights: String,
     pub(super) engine: Engine,
@@ -89,14 +91,14 @@ impl Subject {
         Self { weights, engine, load, load_memory, slots: Vec::new(), measured: Vec::new() }
     }
 
-    /// Weights, and the keys and values attended to.
+    /// Bytes that a forward must read: weights, and the keys and values that it attends to.
     pub(super) fn bytes_of(&self, case: Case) -> u64 {
         let info = self.engine.info();
         let tokens = case.sequences * (case.context + case.rows);
         info.weight_bytes + tokens as u64 * info.kv_bytes_per_token
     }
 
-    /// Opens sequences and feeds them until each holds the context.
+    /// Opens sequences and extends each to the context length.
     fn prepare(&mut self, case: Case) -> Result<(), EngineError> {
         while self.slots.len() < case.sequences {
             self.slots.push(self.engine.open());
@@ -114,7 +116,8 @@ impl Subject {
         Ok(())
     }
 
-    /// Steps for a slice of time; the median of their forwards' seconds, and what all of them consisted of.
+    /// Runs steps for a slice of time; returns the median time of a forward in seconds, and the parts of all
+    /// steps.
     fn slice(&mut self, case: Case) -> Result<(f64, Parts), BenchError> {
         let ids = ids(case.context, case.rows, self.engine.info().vocab_size);
         let num_logits = if case.rows <= VERIFY_ROWS { case.rows } else { 1 };
@@ -140,28 +143,28 @@ impl Subject {
     }
 }
 
-/// The coupled draw at temperature 1, without filters.
+/// A coupled draw at temperature 1, without filters.
 fn draw(position: usize, logits: &mut [f32]) -> Result<TokenId, DrawError> {
     let sampling = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
     let spec = SequenceSpec { seed: 1, sampling, ..SequenceSpec::default() };
     Ok(guess(&spec, &TokenCounts::new(0), position as u32, logits)?.token_id)
 }
 
-/// Everything that is measured in turns.
+/// The formats and the memory probe, measured in turns.
 pub(super) struct Bench {
     subjects: Vec<Subject>,
     probe: ReadProbe,
     streams: usize,
     case_time: Duration,
-    /// Bytes a second of every round of every case.
+    /// Bytes per second in every round of every case.
     reads: Vec<f64>,
 }
 
-/// What a run showed.
+/// Results of a run.
 pub(super) struct Findings {
     pub(super) instruction_set: &'static str,
     pub(super) subjects: Vec<Subject>,
-    /// Median bytes a second.
+    /// Median read bandwidth, bytes per second.
     pub(super) read: f64,
     pub(super) streams: usize,
     pub(super) probe_bytes: usize,
@@ -177,7 +180,7 @@ impl Bench {
     pub(super) fn measure(&mut self, case: Case) -> Result<(), BenchError> {
         for subject in &mut self.subjects {
             subject.prepare(case)?;
-            // The first forward grows buffers.
+            // The first forward grows buffers and is not counted.
             subject.slice(case)?;
         }
         let mut seconds = vec![Vec::new(); self.subjects.len()];
@@ -212,12 +215,12 @@ impl Bench {
     }
 }
 
-/// Ids that stand at positions `start..start + len` of an endless text.
+/// Ids at positions `start..start + len` of an endless text.
 fn ids(start: usize, len: usize, vocab: u32) -> Vec<TokenId> {
     (start..start + len).map(|i| ((i * 37 + 11) % vocab as usize) as TokenId).collect()
 }
 
-/// Of a list that is not empty.
+/// Median of a non-empty list.
 fn median(numbers: &mut [f64]) -> f64 {
     numbers.sort_by(f64::total_cmp);
     numbers[numbers.len() / 2]

@@ -1,29 +1,29 @@
-//! What memory this process takes, as the system counts it; nothing where the system does not say.
+//! Memory usage of this process as the operating system reports it; `None` if it does not.
 
 use std::path::Path;
 
-/// Memory around a load, in bytes.
+/// Memory usage during a load, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LoadMemory {
     before: u64,
-    /// The most that was in memory at any time of the load.
+    /// Peak resident memory during the load.
     peak: u64,
 }
 
 impl LoadMemory {
-    /// What the load took at most, over what was there before.
+    /// Peak memory of the load beyond the memory in use before.
     pub(super) fn bytes(self) -> u64 {
         self.peak.saturating_sub(self.before)
     }
 }
 
-/// A load that is watched from here on.
+/// Measures the memory usage of a load, from `begin` to `end`.
 pub(super) struct Watch {
     before: Option<u64>,
 }
 
 impl Watch {
-    /// Forgets the peak so far.
+    /// Resets the peak.
     pub(super) fn begin() -> Self {
         let forgotten = std::fs::write("/proc/self/clear_refs", "5").is_ok();
         Self { before: status("VmRSS:").filter(|_| forgotten) }
@@ -34,12 +34,12 @@ impl Watch {
     }
 }
 
-/// What is in memory now.
+/// Resident memory now.
 pub(super) fn resident_bytes() -> Option<u64> {
     status("VmRSS:")
 }
 
-/// What was asked for, but no more than a quarter of the free memory where the system tells it.
+/// The requested size, limited to a quarter of the available memory if the operating system reports it.
 pub(super) fn probe_bytes(wanted: usize) -> usize {
     let free = bytes_in(Path::new("/proc/meminfo"), "MemAvailable:");
     free.map_or(wanted, |free| wanted.min(usize::try_from(free / 4).unwrap_or(wanted)))
@@ -49,7 +49,7 @@ fn status(field: &str) -> Option<u64> {
     bytes_in(Path::new("/proc/self/status"), field)
 }
 
-/// A line of the kind `VmRSS:   1234 kB`.
+/// Parses a line such as `VmRSS:   1234 kB`; returns bytes.
 fn bytes_in(path: &Path, field: &str) -> Option<u64> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| line.starts_with(field))?;

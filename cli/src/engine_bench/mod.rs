@@ -1,8 +1,9 @@
-//! `outrider engine-bench`: what a forward costs on this machine, by rows and context, beside what its memory
-//! allows.
+//! `outrider engine-bench`: the cost of a forward on this machine, by rows and context, relative to its
+//! memory bandwidth.
 //!
-//! Load one engine for each format asked for, then measure case by case (`measure`), formats and plain reading of memory in turns:
-//! a shared machine is fast one moment and slow the next, so only what ran side by side is compared. Print (`report`).
+//! Loads one engine per requested format, then measures case by case (`measure`), alternating between formats
+//! and plain memory reads: the speed of a shared machine varies, so only adjacent measurements are compared.
+//! Prints the results (`report`).
 
 mod measure;
 mod memory;
@@ -22,16 +23,16 @@ use speculation::logits::DrawError;
 
 use crate::EXIT_USAGE;
 
-/// The seed of random weights: two runs measure the same model.
+/// Seed of random weights, so that two runs measure the same model.
 const SEED: u64 = 1;
-/// A ceiling, not a size: KV memory is taken as sequences grow.
+/// An upper limit: KV memory is allocated as sequences grow.
 const KV_MEMORY_BYTES: u64 = 16 << 30;
-/// Sequences of one row each, as a batch of so many users makes them.
+/// Number of sequences in the batch case, with one row each.
 const BATCH: usize = 8;
-/// More rows, or tokens, than this is a slip of the finger.
+/// Upper limit for counts on the command line, to catch typing errors.
 const MOST: usize = 1 << 20;
 
-/// What `--help` says below the arguments.
+/// Text after the arguments in `--help`.
 const HOW_TO_READ: &str = "\
 How to read it:
   A step is a forward over `rows` new tokens of each sequence behind `context` tokens held, and one draw (temperature 1) \
@@ -54,48 +55,48 @@ Examples:
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_long_help = HOW_TO_READ)]
 pub struct BenchArgs {
-    /// A checkpoint directory, or `random:` and the path of a config.json: random weights of that shape
+    /// Checkpoint directory, or `random:` and the path of a config.json for random weights of that shape
     #[arg(long, value_name = "DIR|random:CONFIG.json")]
     pub model: String,
 
-    /// Formats of the weights: auto, f32, bf16, int8 or int4; several are measured in turns
+    /// Weight formats: auto, f32, bf16, int8 or int4; several are measured in turns
     #[arg(long, value_name = "FORMAT,..", default_value = "auto")]
     pub weights: String,
 
-    /// With `random:`, entries of the vocabulary instead of those that config.json names
+    /// Vocabulary size in place of config.json's, with `random:` only
     #[arg(long, value_name = "N")]
     pub vocab: Option<u32>,
 
-    /// Threads that compute
+    /// Compute threads
     #[arg(long, value_name = "N", default_value = "1")]
     pub threads: NonZeroUsize,
 
-    /// Keep each of them on a core of its own, of those that this process may run on
+    /// Pin each compute thread to a separate core, of those that this process may use
     #[arg(long)]
     pub pin: bool,
 
-    /// The instruction set to compute with, one of those that this CPU has; the environment variable OUTRIDER_ISA does
-    /// the same for every process [default: the fastest]
+    /// Instruction set, one that this CPU supports; the environment variable OUTRIDER_ISA sets it for every
+    /// process [default: the fastest]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
 
-    /// Rows of one sequence in a forward
+    /// Rows of one sequence per forward
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,512")]
     pub rows: Vec<usize>,
 
-    /// Tokens that a sequence holds before
+    /// Tokens in a sequence before the forward
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "128,2048")]
     pub context: Vec<usize>,
 
-    /// Least time for each case, milliseconds
+    /// Minimum time per case, milliseconds
     #[arg(long, value_name = "MS", default_value_t = 600)]
     pub case_ms: u64,
 
-    /// Memory that is read to learn the bandwidth, MiB; less is taken where a quarter of what is free is less
+    /// Memory to read for the bandwidth measurement, MiB; limited to a quarter of the available memory
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
     pub read_mib: usize,
 
-    /// Print JSON instead of a table, one object for each format
+    /// Print JSON instead of a table, one object per format
     #[arg(long)]
     pub json: bool,
 }
@@ -115,7 +116,7 @@ enum BenchError {
     NothingFits(u32),
 }
 
-/// Run the subcommand to its end. What goes wrong is printed here, on one line.
+/// Runs the subcommand. Prints an error on one line.
 #[expect(clippy::print_stderr, reason = "the fault is the program's answer")]
 pub fn main(args: &BenchArgs) -> ExitCode {
     match run(args) {
@@ -154,7 +155,7 @@ fn run(args: &BenchArgs) -> Result<(), BenchError> {
     }
     let probe = ReadProbe::new(probe_bytes(args.read_mib << 20), threads)?;
     if args.pin {
-        // All were started before: a thread that a pinned one starts has no core but its own.
+        // All threads were started before: a thread started by a pinned one would inherit its single core.
         let cores = engine::allowed_cores()?;
         subjects.iter_mut().try_for_each(|subject| subject.engine.pin_threads(&cores))?;
     }
@@ -166,7 +167,7 @@ fn run(args: &BenchArgs) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Context by context, so that a sequence only grows.
+/// All cases, ordered by context, so that a sequence only grows.
 fn cases(args: &BenchArgs) -> Vec<Case> {
     let mut contexts = args.context.clone();
     contexts.sort_unstable();
@@ -186,7 +187,7 @@ fn formats(list: &str) -> Result<Vec<(String, WeightFormat)>, BenchError> {
         .collect()
 }
 
-/// Before the first engine is loaded.
+/// Must be called before the first engine is loaded.
 fn use_instruction_set(name: &str) -> Result<(), BenchError> {
     engine::use_instruction_set(name).map_err(|error| match error {
         EngineError::Kernel(KernelError::MissingInstructionSet { name, available }) => BenchError::Usage {
@@ -207,12 +208,12 @@ fn check_counts(flag: &'static str, counts: &[usize]) -> Result<(), BenchError> 
     }
 }
 
-/// Where models come from.
+/// Source of the model.
 enum Model {
     Checkpoint(PathBuf),
     Random {
         config: PathBuf,
-        /// Where a config.json with another vocabulary lies, as long as this lives.
+        /// Directory of a config.json with another vocabulary; deleted with this value.
         _dir: Option<tempfile::TempDir>,
     },
 }

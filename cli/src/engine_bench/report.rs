@@ -1,4 +1,4 @@
-//! What a person or a program reads of a run: a table, or a JSON object for each format.
+//! The output of a run: a table, or a JSON object per format.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use super::measure::{Case, Findings, Measured, Subject};
 use super::memory::{LoadMemory, resident_bytes};
 use super::slower::{SlowerThan, Timed, slower_than};
 
-/// The JSON of one format.
+/// JSON output for one format.
 #[derive(Serialize)]
 struct Document<'a> {
     model: &'a str,
@@ -23,32 +23,32 @@ struct Document<'a> {
     read_bytes: usize,
     weight_bytes: u64,
     kv_bytes_per_token: u64,
-    /// Weights and KV that one row behind the first context reads.
+    /// Bytes of weights and KV cache read for one row after the first context.
     bytes_per_token: u64,
-    /// The most that loading had in memory at a time, over what was there before.
+    /// Peak memory during loading, beyond the memory in use before.
     load_peak_bytes: Option<u64>,
-    /// Over all that stays of the model: weights, and the table that ids are looked up in.
+    /// Peak relative to the memory that the model keeps: weights and the embedding table.
     load_peak_over_held: Option<f64>,
-    /// All formats, their KV and the memory that is read for comparison.
+    /// Resident memory: all formats, their KV cache and the memory of the read probe.
     resident_bytes: Option<u64>,
     rows: Vec<Row>,
     knees: Vec<Knee>,
-    /// Cases in which a format that holds more bytes took less time.
+    /// Cases in which a format with more bytes took less time.
     slower_than: Vec<SlowerThan>,
-    /// Cases that the model's window does not hold.
+    /// Cases that do not fit into the model's window.
     left_out: Vec<LeftOut>,
 }
 
 #[derive(Serialize)]
 struct Row {
-    /// Of each sequence.
+    /// Rows per sequence.
     rows: usize,
     sequences: usize,
     context: usize,
     ms: f64,
     tokens_per_s: f64,
     bandwidth_share: f64,
-    /// Of forward and draws together.
+    /// Time of forward and draws together.
     step_ms: f64,
     attention_share: f64,
     vocabulary_share: f64,
@@ -56,8 +56,8 @@ struct Row {
     draw_ms: f64,
 }
 
-/// Where more rows of one sequence begin to cost: the most of them whose forward takes at most [`KNEE`] times that of
-/// one.
+/// The largest number of rows of one sequence whose forward takes at most [`KNEE`] times as long as that of
+/// one row.
 #[derive(Serialize)]
 struct Knee {
     context: usize,
@@ -96,7 +96,7 @@ impl Row {
     }
 }
 
-/// One for each context at which one row was measured.
+/// One knee per context at which one row was measured.
 fn knees(rows: &[Row]) -> Vec<Knee> {
     let ones = rows.iter().filter(|row| row.rows == 1 && row.sequences == 1);
     ones.map(|one| {
@@ -107,7 +107,7 @@ fn knees(rows: &[Row]) -> Vec<Knee> {
     .collect()
 }
 
-/// Prints what was found to standard output.
+/// Prints the results to standard output.
 #[expect(clippy::print_stdout, reason = "the report is the program's output")]
 pub(super) fn print(args: &BenchArgs, findings: &Findings, left_out: &[Case]) {
     for subject in &findings.subjects {

@@ -1,13 +1,13 @@
-//! Where a format that holds fewer bytes took longer than one that holds more: there it saves memory and costs time.
+//! Finds cases in which a smaller format was slower than a larger one: there it saves memory but costs time.
 
 use serde::Serialize;
 
 use super::measure::{Case, Measured, Subject};
 
-/// A smaller difference is chance.
+/// Smaller ratios are treated as noise.
 const SLOWER: f64 = 1.05;
 
-/// What a format holds and how long it took.
+/// Size and times of a format.
 #[derive(Clone, Copy)]
 pub(super) struct Timed<'a> {
     weights: &'a str,
@@ -25,7 +25,7 @@ impl<'a> Timed<'a> {
     }
 }
 
-/// A case in which a format took longer than one that holds more bytes, the fastest of those.
+/// A case in which a format took longer than a larger one; the fastest larger one is named.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct SlowerThan {
     pub(super) rows: usize,
@@ -88,7 +88,7 @@ mod tests {
         };
         assert_eq!(named(0), []);
         assert_eq!(named(1), [(8, "bf16".to_owned())]);
-        // At one row 2.04 over 2.0 is chance.
+        // At one row 2.04 over 2.0 is within the noise.
         assert_eq!(named(2), [(8, "bf16".to_owned())]);
     }
 }

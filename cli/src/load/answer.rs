@@ -1,7 +1,8 @@
-//! What an answer says: the bytes of one exchange read as an OpenAI stream, each piece with the moment of its arrival.
+//! Parses a response: the bytes of one exchange as an OpenAI stream, with the arrival time of each piece.
 //!
-//! Runs after the measured time. Fields that only some servers send (`usage.speculation` and `choices[].speculation` of ours, `timings` of
-//! llama.cpp, `metrics` of vLLM) are read where they are there. Judges nothing: an odd answer is an [`Outcome`], not an error.
+//! Runs after the measured time. Fields that only some servers send (`usage.speculation` and
+//! `choices[].speculation` of outrider, `timings` of llama.cpp, `metrics` of vLLM) are read if present.
+//! Invalid responses are an [`Outcome`], not an error.
 
 use std::hash::{DefaultHasher, Hasher as _};
 use std::time::{Duration, Instant};
@@ -12,42 +13,42 @@ use super::connection::{End, Exchange, Read};
 use super::sample::Outcome;
 use super::sse;
 
-/// An answer that was read.
+/// A parsed response.
 #[derive(Debug, Clone)]
 pub struct Answer {
-    /// Whether it counts.
+    /// Whether the response is complete, and if not, why.
     pub outcome: Outcome,
-    /// Chunks that brought tokens, in order.
+    /// Chunks that contain tokens, in order.
     pub pieces: Vec<Piece>,
-    /// Prompt and output, as the server counted them.
+    /// Prompt and output tokens, as counted by the server.
     pub usage: Option<(u64, u64)>,
-    /// What speculation did, as the server tells.
+    /// Speculation counters, if the server reports them.
     pub speculation: Option<SpeculationCounts>,
-    /// How many verifications accepted exactly 0, 1, 2, .. drafted tokens, where the server sums that up.
+    /// Number of verifications that accepted exactly 0, 1, 2, .. drafted tokens, if the server reports it.
     pub acceptance_histogram: Option<Vec<u64>>,
-    /// Tells texts apart.
+    /// Hash for comparing texts.
     pub text_hash: u64,
 }
 
-/// A chunk that brought tokens.
+/// A chunk that contains tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Piece {
-    /// When its last byte had arrived.
+    /// Arrival time of its last byte.
     pub arrived: Instant,
-    /// How many tokens it brought, where the server says.
+    /// Number of tokens in it, if the server reports it.
     pub num_tokens: Option<u32>,
-    /// How many of them were drafted, where the server says.
+    /// How many of them were drafted, if the server reports it.
     pub num_drafted: Option<u32>,
 }
 
-/// What speculation did for one request.
+/// Speculation counters of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpeculationCounts {
-    /// Verifications; 0 where the server does not say.
+    /// Verifications; 0 if the server does not report them.
     pub rounds: u64,
     /// Drafted tokens that were verified.
     pub draft_tokens: u64,
-    /// Of these, accepted.
+    /// Accepted of these.
     pub accepted_tokens: u64,
 }
 
@@ -97,7 +98,7 @@ struct UsageSpeculation {
     accepted_tokens: u64,
 }
 
-/// Of llama.cpp.
+/// Sent by llama.cpp.
 #[derive(Deserialize)]
 struct Timings {
     prompt_n: Option<u64>,
@@ -106,8 +107,8 @@ struct Timings {
     draft_n_accepted: Option<u64>,
 }
 
-/// Of vLLM, beside the usage in the last chunk, where it was started with `--per-request-spec-decode-metrics`
-/// (<https://github.com/vllm-project/vllm/pull/48915>).
+/// Sent by vLLM next to the usage in the last chunk, if it was started with
+/// `--per-request-spec-decode-metrics` (<https://github.com/vllm-project/vllm/pull/48915>).
 #[derive(Deserialize)]
 struct Metrics {
     speculative_decoding: Option<SpeculativeDecoding>,
@@ -115,7 +116,7 @@ struct Metrics {
 
 #[derive(Deserialize)]
 struct SpeculativeDecoding {
-    /// Verifications of drafts; plain steps are not in it.
+    /// Verifications of drafts, without plain steps.
     num_spec_steps: u64,
     num_draft_tokens: u64,
     num_accepted_draft_tokens: u64,
@@ -123,7 +124,7 @@ struct SpeculativeDecoding {
 }
 
 impl Answer {
-    /// Reads an exchange.
+    /// Parses an exchange.
     pub fn of(exchange: &Exchange) -> Self {
         let mut answer = Self {
             outcome: Outcome::Completed,
@@ -205,15 +206,17 @@ impl Answer {
         }
     }
 
-    /// Output tokens: as the server counted, else as its chunks say, else one a chunk.
+    /// Number of output tokens: as counted by the server, else the sum over chunks, with one token for a
+    /// chunk without a count.
     pub fn output_tokens(&self) -> u64 {
         let counted = self.usage.map(|(_, output)| output).filter(|output| *output > 0);
         let said = || self.pieces.iter().map(|piece| u64::from(piece.num_tokens.unwrap_or(1))).sum();
         counted.unwrap_or_else(said)
     }
 
-    /// How many verifications were accepted at least as far as each position, the first first; `None` where nobody tells.
-    /// A chunk that holds back text for a later one counts as one verification with it.
+    /// Number of verifications that accepted at least as far as each position, in order; `None` if the server
+    /// does not report it. A chunk whose text was withheld counts as one verification together with the chunk
+    /// that contains it.
     pub fn accepted_by_position(&self) -> Option<Vec<u64>> {
         if let Some([_, accepted @ ..]) = self.acceptance_histogram.as_deref() {
             return Some((0..accepted.len()).map(|i| accepted[i..].iter().sum()).collect());
@@ -227,13 +230,13 @@ impl Answer {
         Some(counts)
     }
 
-    /// Between pieces.
+    /// Times between consecutive pieces.
     pub fn gaps(&self) -> impl Iterator<Item = Duration> {
         self.pieces.windows(2).map(|pair| pair[1].arrived.saturating_duration_since(pair[0].arrived))
     }
 }
 
-/// What went wrong before there was a stream to read.
+/// The failure before a stream could be read, if any.
 fn failure_before_events(exchange: &Exchange) -> Option<Outcome> {
     match (&exchange.end, exchange.status) {
         (End::NotConnected(reason), _) => Some(Outcome::NotConnected(reason.clone())),
@@ -248,7 +251,7 @@ fn failure_before_events(exchange: &Exchange) -> Option<Outcome> {
     }
 }
 
-/// When the byte before `end` had arrived.
+/// Arrival time of the byte before `end`.
 fn arrival(reads: &[Read], end: usize) -> Instant {
     let i = reads.partition_point(|read| read.until < end);
     reads[i.min(reads.len() - 1)].arrived
@@ -258,7 +261,7 @@ fn arrival(reads: &[Read], end: usize) -> Instant {
 mod tests {
     use super::*;
 
-    /// An exchange whose events arrived 10 ms apart, one in each read.
+    /// An exchange whose events arrived 10 ms apart, one per read.
     fn exchange(events: &[&str]) -> Exchange {
         let mut exchange = Exchange::new(Instant::now());
         (exchange.status, exchange.end) = (Some(200), End::Whole);
@@ -297,7 +300,7 @@ mod tests {
 
     #[test]
     fn foreign_answers_are_read_as_far_as_they_go() {
-        // A chat chunk that only introduces the role brings no token; llama.cpp counts drafts in `timings`.
+        // A chat chunk with only the role contains no token; llama.cpp counts drafts in `timings`.
         let chat = exchange(&[
             r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":null},"finish_reason":null}]}"#,
             r#"{"choices":[{"index":0,"delta":{"reasoning_content":"hm"},"finish_reason":null}]}"#,
@@ -312,7 +315,8 @@ mod tests {
             Some((12, 4))
         );
         assert_eq!(answer.accepted_by_position(), None);
-        // vLLM: the first chat chunk has empty content, chunks hold whatever a step gave, the sums stand beside the usage.
+        // vLLM: the first chat chunk has empty content, a chunk contains the tokens of one step, the totals
+        // are next to the usage.
         let vllm = exchange(&[
             r#"{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}"#,
             r#"{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"a b c"},"logprobs":null,"finish_reason":null,"token_ids":null}]}"#,
@@ -325,13 +329,13 @@ mod tests {
         let expected = SpeculationCounts { rounds: 43, draft_tokens: 129, accepted_tokens: 10 };
         assert_eq!((answer.output_tokens(), answer.speculation), (53, Some(expected)));
         assert_eq!(answer.accepted_by_position(), Some(vec![4, 3, 3]));
-        // No usage at all: pieces are counted.
+        // Without usage the pieces are counted.
         let bare = exchange(&[r#"{"choices":[{"text":"a"}]}"#, r#"{"choices":[{"text":"b"}]}"#, "[DONE]"]);
         assert_eq!(Answer::of(&bare).output_tokens(), 2);
         assert_ne!(Answer::of(&bare).text_hash, answer.text_hash);
     }
 
-    /// Events that came with one read share its moment; an event split over reads counts from the last.
+    /// Events in one read share its arrival time; an event split over several reads counts from the last.
     #[test]
     fn an_event_has_arrived_when_its_last_byte_has() {
         let mut exchange = exchange(&[r#"{"choices":[{"text":"a"}]}"#, r#"{"choices":[{"text":"b"}]}"#]);

@@ -1,7 +1,8 @@
-//! One HTTP/1.1 connection: sends a request, keeps the answer's bytes and when each piece of them arrived.
+//! One HTTP/1.1 connection: sends a request and keeps the bytes of the response with the arrival time of each
+//! piece.
 //!
-//! Connection and answer are polled in one task, so nothing is handed between tasks before a stamp is taken. Bytes are kept as they
-//! are; reading them as events is `answer`'s job, after the run.
+//! Connection and response are polled in one task, so nothing passes between tasks before a timestamp is
+//! taken. Bytes are kept unparsed; `answer` parses them as events after the run.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -19,62 +20,62 @@ use tokio_util::either::Either;
 use super::endpoint::Endpoint;
 use super::stamped::{StampedStream, Stamps};
 
-/// More than any answer of a text model; a server that sends without end must not fill the memory.
+/// More than any response of a text model; keeps an endless response from filling the memory.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
 
-/// What became of one request, as bytes and moments.
+/// The result of one request, as bytes and timestamps.
 #[derive(Debug)]
 pub struct Exchange {
-    /// When it should have been sent; latencies count from here.
+    /// When it should have been sent; latencies are measured from here.
     pub intended: Instant,
-    /// When its last byte was handed to the operating system.
+    /// When its last byte was passed to the operating system.
     pub sent: Option<Instant>,
-    /// HTTP status, once there was one.
+    /// HTTP status, once received.
     pub status: Option<u16>,
-    /// The answer's body.
+    /// The response body.
     pub bytes: Vec<u8>,
-    /// The pieces it came in.
+    /// The reads in which the body arrived.
     pub reads: Vec<Read>,
     /// How it ended.
     pub end: End,
-    /// When that was.
+    /// When it ended.
     pub ended: Instant,
 }
 
-/// A piece of an answer.
+/// A piece of a response.
 #[derive(Debug, Clone, Copy)]
 pub struct Read {
-    /// How many bytes of the body there were with it.
+    /// Length of the body including this piece.
     pub until: usize,
-    /// When it had arrived at this host.
+    /// Arrival time at this host.
     pub arrived: Instant,
-    /// How much later the generator read it.
+    /// Delay until the generator read it.
     pub noticed_after: Duration,
 }
 
 /// How an exchange ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
-    /// The body is whole.
+    /// The body is complete.
     Whole,
-    /// The connection broke, with hyper's reason.
+    /// The connection broke; contains hyper's error.
     Broken(String),
-    /// No connection could be made.
+    /// No connection could be established.
     NotConnected(String),
-    /// The time for one request was up.
+    /// The timeout of the request expired.
     TimedOut,
-    /// More bytes came than any answer has.
+    /// The response exceeded the size limit.
     TooLong,
 }
 
-/// In the clear, or through TLS.
+/// Plain or TLS.
 type Stream = TokioIo<Either<StampedStream, Box<TlsStream<StampedStream>>>>;
 type Driver = http1::Connection<Stream, Full<Bytes>>;
 
-/// A connection between requests.
+/// A connection that can be reused for requests.
 pub(super) struct Connection {
     sender: http1::SendRequest<Full<Bytes>>,
-    /// Gone once the connection is closed: only dropping it tells those who wait for it.
+    /// `None` once the connection is closed: only dropping the driver wakes the futures that wait for it.
     driver: Option<Pin<Box<Driver>>>,
     stamps: Stamps,
 }
@@ -93,15 +94,15 @@ impl Connection {
         Ok(Self { sender, driver: Some(Box::pin(driver)), stamps })
     }
 
-    /// Whether another request can be sent; polls the connection, which may have been closed while it lay idle.
+    /// Whether another request can be sent. Polls the connection, which may have been closed while idle.
     pub(super) async fn is_usable(&mut self) -> bool {
         let Self { sender, driver, .. } = self;
         drive(driver, sender.ready()).await.is_ok() && driver.is_some()
     }
 
-    /// Sends `request` and reads the answer into `exchange`, whose `end` it sets.
+    /// Sends `request` and reads the response into `exchange`, including its `end`.
     ///
-    /// Cancel safety: what was read so far stays in `exchange`; the connection must not be used again.
+    /// Cancel safety: the data read so far stays in `exchange`; the connection must not be used again.
     pub(super) async fn exchange(&mut self, request: http::Request<Full<Bytes>>, exchange: &mut Exchange) {
         let Self { sender, driver, stamps } = self;
         let response = match drive(driver, sender.send_request(request)).await {
@@ -137,7 +138,7 @@ impl Connection {
                 break End::TooLong;
             }
         };
-        // The end came with the last bytes, or is noticed now.
+        // A complete body ended with its last bytes; any other end is detected now.
         exchange.ended = match exchange.end {
             End::Whole => stamps.last().arrived,
             _ => Instant::now(),
@@ -152,20 +153,21 @@ impl Exchange {
         Self { intended, sent: None, status: None, bytes, reads, end, ended: intended }
     }
 
-    /// Whether the server had begun to answer.
+    /// Whether the server has started to respond.
     pub(super) fn has_begun(&self) -> bool {
         self.status.is_some()
     }
 }
 
-/// Polls the connection until `wait` is done. What waits comes first and again after the connection, which may just have fed it.
+/// Polls the connection until `wait` is done. Polls `wait` first, and again after the connection, which may
+/// have made it ready.
 async fn drive<T>(driver: &mut Option<Pin<Box<Driver>>>, wait: impl Future<Output = T>) -> T {
     let mut wait = pin!(wait);
     poll_fn(|cx| {
         if let Poll::Ready(value) = wait.as_mut().poll(cx) {
             return Poll::Ready(value);
         }
-        // An error of the connection reaches whoever waits for it.
+        // An error of the connection is returned by the future that waits for it.
         if driver.as_mut().is_some_and(|driver| driver.as_mut().poll(cx).is_ready()) {
             *driver = None;
         }

@@ -1,4 +1,5 @@
-//! A server's totals of speculation, read from Prometheus text under vLLM's names, which our router shares.
+//! A server's speculation counters, read from Prometheus text with vLLM's metric names, which the outrider
+//! router also uses.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +8,21 @@ const DRAFT_TOKENS: &str = "vllm:spec_decode_num_draft_tokens_total";
 const ACCEPTED_TOKENS: &str = "vllm:spec_decode_num_accepted_tokens_total";
 const ACCEPTED_PER_POSITION: &str = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
 
-/// Totals since the server's start, summed over models and engines; or what came between two readings.
+/// Totals since the server's start, summed over models and engines; or the difference between two readings.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SpeculationCounters {
     /// Drafts that were verified.
     pub drafts: f64,
-    /// Tokens in them.
+    /// Drafted tokens in them.
     pub draft_tokens: f64,
-    /// Of these, accepted.
+    /// Accepted of these.
     pub accepted_tokens: f64,
-    /// How often a draft was accepted at least as far as each position, the first first.
+    /// Number of drafts accepted at least as far as each position, in order.
     pub accepted_per_position: Vec<f64>,
 }
 
 impl SpeculationCounters {
-    /// `None` where the text has none of the counters.
+    /// Returns `None` if the text contains none of the counters.
     pub fn parse(text: &str) -> Option<Self> {
         let mut counters = Self::default();
         let mut positions = BTreeMap::<usize, f64>::new();
@@ -44,7 +45,7 @@ impl SpeculationCounters {
         found.then_some(counters)
     }
 
-    /// Adds what came between two readings.
+    /// Adds the difference between two readings.
     pub fn add_difference(&mut self, before: &Self, after: &Self) {
         self.drafts += after.drafts - before.drafts;
         self.draft_tokens += after.draft_tokens - before.draft_tokens;
@@ -57,7 +58,7 @@ impl SpeculationCounters {
     }
 }
 
-/// Name, labels and value of a line that has them.
+/// Name, labels and value of a line, if it has them.
 fn series(line: &str) -> Option<(&str, &str, f64)> {
     let (left, value) = line.rsplit_once(' ')?;
     let (name, labels) = left.split_once('{').unwrap_or((left, ""));

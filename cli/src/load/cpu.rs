@@ -1,4 +1,4 @@
-//! What the generator itself took of the machine it shares.
+//! CPU usage of the generator itself on the machine that it shares.
 
 use std::time::{Duration, Instant};
 
@@ -17,18 +17,18 @@ pub struct CpuMeter {
 }
 
 impl CpuMeter {
-    /// From now on.
+    /// Starts measuring now.
     pub fn start() -> Self {
         Self { began: Instant::now(), cpu: process_cpu() }
     }
 
-    /// Time and CPU time since the start.
+    /// Wall-clock time and CPU time since the start.
     pub fn read(&self) -> (Duration, Duration) {
         (self.began.elapsed(), process_cpu().saturating_sub(self.cpu))
     }
 }
 
-/// What the generator cost, and how well it kept up.
+/// CPU cost of the generator, and its delays.
 #[derive(Debug, Clone, Default)]
 pub struct GeneratorCost {
     wall: Duration,
@@ -39,31 +39,32 @@ pub struct GeneratorCost {
     events: usize,
 }
 
-/// The same, for a report.
+/// The same as figures for a report.
 #[derive(Debug, Clone, Serialize)]
 pub struct GeneratorReport {
-    /// CPU time of this process for each server-sent event, microseconds.
+    /// CPU time of this process per server-sent event, microseconds.
     pub cpu_us_per_event: f64,
-    /// CPU time of this process over time and cores.
+    /// CPU time of this process divided by wall-clock time and cores.
     pub share_of_machine: f64,
-    /// Of this machine.
+    /// Number of cores of this machine.
     pub cores: usize,
-    /// Events received while it was measured.
+    /// Number of events received during the measurement.
     pub events: usize,
-    /// Reads of sockets; one may hold several events.
+    /// Number of socket reads; one may contain several events.
     pub reads: usize,
-    /// Between the arrival of bytes at this host and their reading. Latencies count from the arrival.
+    /// Delay between the arrival of bytes at this host and their reading. Latencies are measured from the
+    /// arrival.
     pub read_late_ms_p50: f64,
-    /// The same, of the slowest.
+    /// 99th percentile of the same delay.
     pub read_late_ms_p99: f64,
-    /// Between the intended and the actual moment of sending. Latencies count from the intended one.
+    /// Delay between the intended and the actual sending time. Latencies are measured from the intended time.
     pub sent_late_ms_p50: f64,
-    /// The same, of the slowest.
+    /// 99th percentile of the same delay.
     pub sent_late_ms_p99: f64,
 }
 
 impl GeneratorCost {
-    /// Adds a run and what the meter, started with it, showed at its end.
+    /// Adds a run and the reading at its end of the meter that was started with it.
     pub fn add(&mut self, run: &Run, (wall, cpu): (Duration, Duration)) {
         self.wall += wall;
         self.cpu += cpu;
@@ -76,7 +77,7 @@ impl GeneratorCost {
         }
     }
 
-    /// Sums up.
+    /// Summarizes the measurements.
     pub fn report(&self) -> GeneratorReport {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let sorted = |values: &[f64]| {

@@ -1,8 +1,9 @@
-//! Sends requests on a schedule and keeps what came back.
+//! Sends requests on a schedule and keeps the responses.
 //!
-//! Everything runs in the caller's task: requests in flight are futures side by side. In an open loop the moments are kept by a thread
-//! of its own, for the runtime's timer is only good to a millisecond. Latency counts from the intended moment even where
-//! the generator was late or had to wait for a free place (no coordinated omission).
+//! Everything runs in the caller's task: requests in flight are concurrent futures. In an open loop a
+//! separate thread keeps the sending times, because the runtime's timer has a resolution of only a
+//! millisecond. Latency is measured from the intended time even if the generator was late or had to wait for
+//! a free slot (no coordinated omission).
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,37 +19,38 @@ use super::request::Request;
 use super::sample::Sample;
 use super::schedule::Schedule;
 
-/// Requests in flight of an open loop. Past it they wait here, and the wait counts.
+/// Maximum number of requests in flight in an open loop. Further requests wait here, and the wait counts as
+/// latency.
 const OPEN_IN_FLIGHT_MAX: usize = 4096;
-/// Moments that came while the generator was busy.
+/// Capacity of the queue of sending times that passed while the generator was busy.
 const PACER_QUEUE: usize = 1024;
-/// For one request, unless told otherwise.
+/// Default timeout of one request.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Drives one endpoint. Connections are kept between runs.
+/// Sends requests to one endpoint. Connections are kept between runs.
 pub struct Client {
     endpoint: Endpoint,
     timeout: Duration,
     idle: Mutex<Vec<Connection>>,
 }
 
-/// What came of a run.
+/// Results of a run.
 #[derive(Debug)]
 pub struct Run {
-    /// The first intended moment.
+    /// The first intended sending time.
     pub began: Instant,
-    /// One for each request, in their order.
+    /// One per request, in the order of the requests.
     pub exchanges: Vec<Exchange>,
 }
 
 impl Run {
-    /// From the first intended moment to the end of the last answer.
+    /// Time from the first intended sending time to the end of the last response.
     pub fn duration(&self) -> Duration {
         let last = self.exchanges.iter().map(|exchange| exchange.ended).max();
         last.map_or(Duration::ZERO, |last| last - self.began)
     }
 
-    /// The numbers of each exchange. Reads all answers: call it when nothing is measured.
+    /// The figures of each exchange. Parses all responses: call it when nothing is measured.
     pub fn samples(&self, requests: &[Request]) -> Vec<Sample> {
         let both = requests.iter().zip(&self.exchanges);
         both.map(|(request, exchange)| Sample::of(request, exchange, self.began)).collect()
@@ -56,22 +58,22 @@ impl Run {
 }
 
 impl Client {
-    /// A client without connections.
+    /// Creates a client without connections.
     pub fn new(endpoint: Endpoint) -> Self {
         Self { endpoint, timeout: TIMEOUT, idle: Mutex::default() }
     }
 
-    /// The same, giving each request this long.
+    /// Sets the timeout of each request.
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// Whom it drives.
+    /// The endpoint.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Sends all requests and waits for every answer. `on_end` is told of each as it ends.
+    /// Sends all requests and waits for every response. Calls `on_end` for each as it ends.
     pub async fn drive(
         &self,
         requests: &[Request],
@@ -92,7 +94,7 @@ impl Client {
         Run { began, exchanges }
     }
 
-    /// One request. Where no moment was set beforehand, now is the intended one.
+    /// Sends one request. Without a planned time, now is the intended time.
     async fn send(&self, request: &Request, intended: Option<Instant>) -> Exchange {
         let mut exchange = Exchange::new(intended.unwrap_or_else(Instant::now));
         let kept = tokio::time::timeout(self.timeout, self.attempt(request, &mut exchange)).await;
@@ -107,12 +109,12 @@ impl Client {
         exchange
     }
 
-    /// Returns the connection if it may serve again.
+    /// Returns the connection if it can be reused.
     async fn attempt(&self, request: &Request, exchange: &mut Exchange) -> Option<Connection> {
         while let Some(mut connection) = self.take_idle() {
             if connection.is_usable().await {
                 connection.exchange(self.http_request(request), exchange).await;
-                // A server may close an idle connection just as it is used again. Nothing was answered: ask anew.
+                // A server may close an idle connection just as it is reused. If no response started, retry.
                 if exchange.has_begun() {
                     return (exchange.end == End::Whole).then_some(connection);
                 }
@@ -143,7 +145,7 @@ impl Client {
     }
 }
 
-/// The requests by number in the order of sending, with their moments, and how many may be in flight.
+/// Request indices in the order of sending, with their intended times, and the maximum number in flight.
 fn moments(
     schedule: &Schedule,
     count: usize,
@@ -161,7 +163,7 @@ fn moments(
     }
 }
 
-/// Tells of each moment when it has come. The thread ends with the last one, or with its receiver.
+/// Sends each index at its time. The thread ends after the last one, or when the receiver is dropped.
 fn pace(moments: Vec<Instant>) -> mpsc::Receiver<(usize, Option<Instant>)> {
     let (tell, ticks) = mpsc::channel(PACER_QUEUE);
     std::thread::spawn(move || {

@@ -1,6 +1,6 @@
-//! An OpenAI endpoint: where it is, which model it serves, and whether it is one of ours.
+//! An OpenAI endpoint: its address, the model that it serves, and whether it is an outrider router.
 //!
-//! Whatever is asked here is asked between runs and never measured.
+//! All requests made here are sent between runs and never measured.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,35 +15,35 @@ use super::error::LoadError;
 use super::stamped::Stamping;
 use super::tls::{Tls, Trust};
 
-/// For questions that are not measured.
+/// Timeout of requests that are not measured.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What an endpoint has to be told to let us in.
+/// Access settings of an endpoint.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
     /// Sent as a bearer token.
     pub api_key: Option<String>,
-    /// Which model to ask for, where it serves several; the first that it lists otherwise.
+    /// The model to request if the endpoint serves several; by default the first that it lists.
     pub model: Option<String>,
-    /// Whose certificates are believed, where the URL is `https`.
+    /// Trusted certificates, for `https` URLs.
     pub trust: Trust,
-    /// Where its metrics are, if not beside its API; plain HTTP.
+    /// Base URL of its metrics, if not that of its API; plain HTTP.
     pub metrics_url: Option<String>,
 }
 
-/// Which fields an endpoint understands beyond OpenAI's.
+/// Request fields that an endpoint supports beyond OpenAI's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
-    /// Ours: `task_type`, `speculation`, counts of drafted tokens in each chunk and in `usage`.
+    /// Outrider: `task_type`, `speculation`, counts of drafted tokens in each chunk and in `usage`.
     Outrider,
-    /// OpenAI's alone. What vLLM and llama.cpp say of their own accord is read where it is there.
+    /// Only OpenAI's. Additional response fields of vLLM and llama.cpp are read if present.
     OpenAi,
 }
 
-/// A server that is there.
+/// A reachable server.
 #[derive(Debug, Clone)]
 pub struct Endpoint {
-    /// Without `/v1`, without a slash at the end.
+    /// URL without `/v1` and without a trailing slash.
     base: String,
     authority: String,
     path: String,
@@ -53,12 +53,12 @@ pub struct Endpoint {
     served_by: String,
     metrics_url: Option<String>,
     tls: Option<Tls>,
-    /// From before the first request on, so that every read is stamped.
+    /// Held from before the first request, so that every read has a timestamp.
     _stamping: Option<Arc<Stamping>>,
 }
 
 impl Endpoint {
-    /// One that nobody asks anything.
+    /// An endpoint that receives no requests.
     #[cfg(test)]
     pub(super) fn for_tests(served_by: &str) -> Self {
         Self {
@@ -75,10 +75,12 @@ impl Endpoint {
         }
     }
 
-    /// Finds out what stands at `url` (`http://HOST:PORT` or `https://HOST:PORT`, with or without `/v1`).
+    /// Connects to `url` (`http://HOST:PORT` or `https://HOST:PORT`, with or without `/v1`) and reads its
+    /// model list.
     ///
     /// # Errors
-    /// The URL makes no sense, nobody answers there or shows a certificate that is not believed, or there is no model.
+    /// The URL is invalid, the server does not answer or its certificate is not trusted, or there is no
+    /// model.
     pub async fn reach(url: &str, access: Access) -> Result<Self, LoadError> {
         let bad = |reason: &str| LoadError::Url { url: url.to_owned(), reason: reason.to_owned() };
         let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
@@ -141,17 +143,17 @@ impl Endpoint {
         &self.base
     }
 
-    /// The model that requests ask for.
+    /// The model named in requests.
     pub fn model(&self) -> &str {
         &self.model
     }
 
-    /// Who serves it, as it says itself.
+    /// The server software, by the model's `owned_by`.
     pub fn served_by(&self) -> &str {
         &self.served_by
     }
 
-    /// Which fields it understands.
+    /// The request fields that it supports.
     pub fn dialect(&self) -> Dialect {
         match self.served_by.as_str() {
             "outrider" => Dialect::Outrider,
@@ -159,12 +161,12 @@ impl Endpoint {
         }
     }
 
-    /// Whether it knows vLLM's `cache_salt`: requests with different salts share no cached prefix.
+    /// Whether it supports vLLM's `cache_salt`: requests with different salts share no cached prefix.
     pub fn knows_cache_salt(&self) -> bool {
         self.dialect() == Dialect::Outrider || self.served_by == "vllm"
     }
 
-    /// Its totals of drafted and accepted tokens, as vLLM names them; `None` where it shows none.
+    /// Its counters of drafted and accepted tokens under vLLM's names; `None` if it exposes none.
     pub async fn speculation_counters(&self) -> Option<SpeculationCounters> {
         let page = match &self.metrics_url {
             None => self.get("/metrics").await.ok()?,
@@ -185,7 +187,7 @@ impl Endpoint {
         self.tls.as_ref()
     }
 
-    /// A request in the making.
+    /// Builder of a POST request.
     pub(super) fn post(&self, path: &str) -> http::request::Builder {
         self.authorized(http::Request::post(format!("{}{path}", self.path)))
             .header(http::header::CONTENT_TYPE, "application/json")
@@ -212,7 +214,7 @@ impl Endpoint {
         }
     }
 
-    /// Status and body of a GET, over a connection of its own.
+    /// Status and body of a GET over a new connection.
     async fn ask(&self, path: &str) -> Result<(u16, String), String> {
         let request = self
             .authorized(http::Request::get(format!("{}{path}", self.path)))

@@ -1,24 +1,25 @@
-//! Why no load could be made. What happens to single requests is no error of the generator: it is counted as an [`Outcome`](super::sample::Outcome).
+//! Errors of the load generator. A failed request is not one of them: it is counted as an
+//! [`Outcome`](super::sample::Outcome).
 
 use std::path::PathBuf;
 
-/// Why there is nothing to measure.
+/// Why nothing can be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The URL is not one that the generator can speak to.
+    /// The generator does not support the URL.
     #[error("url `{url}`: {reason}")]
     Url {
-        /// As given.
+        /// The URL as given.
         url: String,
-        /// What is wrong, and what to do.
+        /// The problem and what is expected.
         reason: String,
     },
-    /// Nobody answers there, or not as an OpenAI endpoint does.
+    /// No server answers, or it is not an OpenAI endpoint.
     #[error("cannot ask {url}: {reason}")]
     Unreachable {
-        /// What was asked.
+        /// The requested URL.
         url: String,
-        /// What happened.
+        /// The failure.
         reason: String,
     },
     /// A file of prompts could not be read.
@@ -26,20 +27,20 @@ pub enum LoadError {
     ReadPrompts {
         /// The file or directory.
         path: PathBuf,
-        /// The operating system's reason.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A line is no prompt.
+    /// A line is not a valid prompt.
     #[error("{path}, line {line}: {reason}")]
     BadPrompt {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// Line number, counted from 1.
         line: usize,
-        /// What is wrong, and what is expected.
+        /// The problem and what is expected.
         reason: String,
     },
-    /// No prompt at all.
+    /// There is no prompt.
     #[error("no prompt in {path}: expected lines of JSON with `task` and `prompt` or `messages`")]
     NoPrompts {
         /// The file or directory.

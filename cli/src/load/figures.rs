@@ -1,7 +1,7 @@
-//! Many samples summed up: latencies with intervals, throughput, goodput, acceptance.
+//! Summary of many samples: latencies with intervals, throughput, goodput, acceptance.
 //!
-//! Only completed requests have latencies; failed ones are counted apart and are never good. JSON fields are named as `vllm bench
-//! serve` names them where it has one.
+//! Only completed requests have latencies; failed ones are counted separately and never count as good. JSON
+//! fields have the names of `vllm bench serve` where it has an equivalent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,24 +11,25 @@ use serde_json::{Map, Value, json};
 use super::sample::Sample;
 use super::statistics::{Distribution, Estimate, percentile};
 
-/// What a request has to keep to be good.
+/// Latency limits of a good request.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Slo {
     /// Time to first token.
     pub ttft: Option<Duration>,
     /// Time per output token after the first.
     pub tpot: Option<Duration>,
-    /// The whole answer.
+    /// Latency of the whole response.
     pub e2el: Option<Duration>,
 }
 
 impl Slo {
-    /// Whether nothing is asked.
+    /// Whether there is no limit.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Answers of a single token have no time per token and keep any.
+    /// Whether the sample keeps all limits. A response of a single token has no time per token and keeps any
+    /// limit on it.
     pub fn is_kept_by(&self, sample: &Sample) -> bool {
         let keeps = |limit: Option<Duration>, found: Option<Duration>| {
             limit.is_none_or(|limit| found.is_none_or(|found| found <= limit))
@@ -41,70 +42,70 @@ impl Slo {
     }
 }
 
-/// What figures are asked for.
+/// Options of the summary.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FigureOptions {
-    /// Goodput counts requests that keep this.
+    /// Limits for goodput.
     pub slo: Slo,
-    /// Of the bootstrap.
+    /// Seed of the bootstrap.
     pub seed: u64,
 }
 
-/// The figures of one set of requests. Latencies are in milliseconds.
+/// Figures of a set of requests. Latencies are in milliseconds.
 #[derive(Debug, Clone)]
 pub struct Figures {
-    /// Requests.
+    /// Number of requests.
     pub num_prompts: usize,
-    /// Of these, answered whole.
+    /// Number of completed requests.
     pub completed: usize,
-    /// How many failed in which way.
+    /// Number of failures by kind.
     pub failures: BTreeMap<&'static str, usize>,
-    /// Seconds over which rates are taken.
+    /// Duration of the run in seconds, for rates.
     pub duration: f64,
-    /// Prompts of completed requests.
+    /// Prompt tokens of completed requests.
     pub total_input_tokens: u64,
-    /// Answers of completed requests.
+    /// Output tokens of completed requests.
     pub total_output_tokens: u64,
-    /// Requests a second that kept the SLO; `None` where none was asked for.
+    /// Requests per second that kept the SLO; `None` without an SLO.
     pub request_goodput: Option<f64>,
     /// Time to first token.
     pub ttft: Option<Distribution>,
     /// Time per output token after the first.
     pub tpot: Option<Distribution>,
-    /// Between chunks. With speculation one chunk holds several tokens: compare TPOT instead.
+    /// Time between chunks. With speculation one chunk contains several tokens: compare TPOT instead.
     pub itl: Option<Distribution>,
-    /// The whole answer.
+    /// Latency of the whole response.
     pub e2el: Option<Distribution>,
-    /// What speculation did, where the server tells.
+    /// Acceptance, if the server reports speculation counters.
     pub acceptance: Option<Acceptance>,
 }
 
-/// What speculation did in a set of requests.
+/// Acceptance in a set of requests.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Acceptance {
-    /// Requests that had a draft.
+    /// Requests with drafted tokens.
     pub requests: usize,
-    /// Verifications; 0 where the server does not say.
+    /// Verifications; 0 if the server does not report them.
     pub rounds: u64,
     /// Drafted tokens.
     pub draft_tokens: u64,
-    /// Of these, accepted.
+    /// Accepted of these.
     pub accepted_tokens: u64,
-    /// Of the requests' own rates: P10, P50, P90.
+    /// P10, P50 and P90 of the acceptance rates of single requests.
     pub rate_percentiles: [f64; 3],
-    /// Requests whose rate lies in each tenth of 0 to 1.
+    /// Number of requests by acceptance rate, in ten bins from 0 to 1.
     pub rate_histogram: [usize; 10],
-    /// The share of verifications (plain ones included) accepted at least as far as each position.
+    /// Share of verifications (including plain ones) accepted at least as far as each position.
     pub per_position: Option<Vec<f64>>,
 }
 
 impl Acceptance {
-    /// Accepted of the drafted tokens.
+    /// Accepted / drafted tokens.
     pub fn rate(&self) -> f64 {
         self.accepted_tokens as f64 / self.draft_tokens as f64
     }
 
-    /// Tokens that one verification commits.
+    /// Tokens committed per verification.
     pub fn length(&self) -> Option<f64> {
         (self.rounds > 0).then(|| 1.0 + self.accepted_tokens as f64 / self.rounds as f64)
     }
@@ -144,7 +145,7 @@ fn per_position(samples: &[&Sample], rounds: u64) -> Option<Vec<f64>> {
 }
 
 impl Figures {
-    /// Sums up `samples`, which together took `duration`.
+    /// Summarizes `samples`, which together took `duration`.
     pub fn of<'a>(
         samples: impl IntoIterator<Item = &'a Sample>,
         duration: Duration,
@@ -180,17 +181,17 @@ impl Figures {
         }
     }
 
-    /// Completed requests a second.
+    /// Completed requests per second.
     pub fn request_throughput(&self) -> f64 {
         self.completed as f64 / self.duration
     }
 
-    /// Output tokens a second.
+    /// Output tokens per second.
     pub fn output_throughput(&self) -> f64 {
         self.total_output_tokens as f64 / self.duration
     }
 
-    /// The four latencies with the names that they have in JSON.
+    /// The four latencies with their JSON names.
     pub fn latencies(&self) -> [(&'static str, Option<&Distribution>); 4] {
         [
             ("ttft", self.ttft.as_ref()),
@@ -200,7 +201,8 @@ impl Figures {
         ]
     }
 
-    /// As JSON. Intervals, P99/P50 and what else vLLM has no field for stand beside its fields.
+    /// JSON fields. Values without an equivalent in vLLM, such as intervals and P99/P50, are additional
+    /// fields.
     pub fn to_json(&self) -> Map<String, Value> {
         let tokens = self.total_input_tokens + self.total_output_tokens;
         let mut fields = as_object(json!({
@@ -248,7 +250,7 @@ fn latency_json(name: &str, latency: &Distribution) -> Map<String, Value> {
 fn acceptance_json(acceptance: &Acceptance) -> Map<String, Value> {
     let [p10, p50, p90] = acceptance.rate_percentiles;
     as_object(json!({
-        // vLLM's is in percent, so is this one.
+        // In percent, as in vLLM.
         "spec_decode_acceptance_rate": acceptance.rate() * 100.0,
         "spec_decode_acceptance_length": acceptance.length(),
         "spec_decode_num_drafts": acceptance.rounds,
@@ -337,7 +339,7 @@ mod tests {
         let samples = [
             with(4, 10, 5, Some(vec![3, 2])),
             with(2, 10, 10, Some(vec![2, 1, 1])),
-            // Plain rounds only: no rate of its own, but its rounds count.
+            // Plain rounds only: no acceptance rate, but its rounds count.
             with(4, 0, 0, Some(vec![])),
             sample(1, 3, 3),
         ];

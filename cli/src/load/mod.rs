@@ -1,9 +1,10 @@
-//! The load generator: every program that needs requests sent and answers timed uses this one.
+//! The load generator of all programs that send requests and time responses.
 //!
-//! In the order of a run: [`prompts`] are read, [`request`] writes their bodies for an [`endpoint`], [`driver`] sends them on a [`schedule`]
-//! (closed or open loop) over `connection`s whose `stamped` sockets know when bytes arrived. Only when a run has ended does
-//! [`answer`] read the bytes: while it lasts the generator does nothing but receive. [`sample`] turns answers into numbers,
-//! [`figures`] sums them up with intervals (`statistics`), [`cpu`] says what the generator itself took.
+//! In the order of a run: [`prompts`] are read, [`request`] writes their bodies for an [`endpoint`], and
+//! [`driver`] sends them on a [`schedule`] (closed or open loop) over `connection`s whose `stamped` sockets
+//! record when bytes arrived. Only after a run does [`answer`] parse the bytes: during the run the generator
+//! only receives. [`sample`] turns responses into numbers, [`figures`] summarizes them with intervals
+//! (`statistics`), and [`cpu`] reports the generator's own cost.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), outrider_cli::load::LoadError> {
@@ -17,7 +18,8 @@
 //! # drop(figures); Ok(()) }
 //! ```
 //!
-//! It must never flatter a server: latency counts from the intended moment of sending, bytes from their arrival at this host.
+//! It must never flatter a server: latency is measured from the intended sending time to the arrival of bytes
+//! at this host.
 
 pub mod answer;
 mod connection;

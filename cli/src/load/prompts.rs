@@ -1,4 +1,4 @@
-//! Prompts with their task types: lines of JSON, or a small set of our own.
+//! Prompts with task types: from lines of JSON, or a small built-in set.
 
 use std::path::{Path, PathBuf};
 
@@ -8,24 +8,24 @@ use serde_json::Value;
 use super::error::LoadError;
 
 const BUILT_IN: &str = include_str!("prompts.jsonl");
-/// Of prompts without a task type.
+/// Task type of prompts without one.
 const UNNAMED_TASK: &str = "default";
 
-/// What is asked.
+/// A prompt with its task type.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prompt {
-    /// What kind of text it is.
+    /// Task type.
     pub task: String,
-    /// The question itself.
+    /// The prompt.
     pub content: Content,
 }
 
-/// The two forms of a question.
+/// The two forms of a prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Content {
-    /// Text to go on with.
+    /// Text to continue.
     Prompt(String),
-    /// A conversation, in OpenAI's form.
+    /// A conversation in OpenAI's format.
     Messages(Value),
 }
 
@@ -43,11 +43,11 @@ impl Prompt {
         lines.map(|prompt| prompt.expect("the bundled prompts are read in a test")).collect()
     }
 
-    /// Reads a file of lines `{"task", "prompt" | "messages"}`, or all `*.jsonl` of a directory. Other fields are left alone; a line
-    /// without a task has its file's name for one.
+    /// Reads a file of lines `{"task", "prompt" | "messages"}`, or all `*.jsonl` files of a directory. Other
+    /// fields are ignored; a line without a task gets the file's name as its task type.
     ///
     /// # Errors
-    /// A file cannot be read, a line is no prompt, or there is none.
+    /// A file cannot be read, a line is not a prompt, or there are no prompts.
     pub fn read(path: &Path) -> Result<Vec<Self>, LoadError> {
         let mut prompts = Vec::new();
         for file in files(path)? {

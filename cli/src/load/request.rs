@@ -1,4 +1,4 @@
-//! Bodies of requests, written before a run so that nothing is computed while it lasts.
+//! Request bodies, written before a run so that nothing is computed during it.
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -6,22 +6,22 @@ use serde_json::{Map, Value, json};
 use super::endpoint::{Dialect, Endpoint};
 use super::prompts::{Content, Prompt};
 
-/// What is the same for many requests.
+/// Settings shared by many requests.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The longest answer, tokens.
+    /// Maximum output length, tokens.
     pub max_tokens: u32,
-    /// 0 is greedy.
+    /// Sampling temperature; 0 is greedy.
     pub temperature: f64,
-    /// Of the draws, where the endpoint knows seeds.
+    /// Sampling seed, for endpoints that support it.
     pub seed: Option<i64>,
-    /// Ours only: `Some(false)` refuses drafts.
+    /// Outrider only: `Some(false)` disables drafts.
     pub speculation: Option<bool>,
-    /// Ours only: pins k.
+    /// Outrider only: fixes k.
     pub num_draft_tokens: Option<u32>,
-    /// Sends prompts as conversations of one message.
+    /// Sends prompts as conversations with one message.
     pub chat: bool,
-    /// Further fields of the body, as they are; the last word.
+    /// Additional fields of the body, unchanged; they override the others.
     pub fields: Map<String, Value>,
 }
 
@@ -39,23 +39,23 @@ impl Default for Settings {
     }
 }
 
-/// A request ready to be sent.
+/// A request that is ready to send.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// Of the prompt.
+    /// Task type of the prompt.
     pub task: String,
-    /// Which question this is: equal for requests that are to be compared.
+    /// Index of the question: equal for requests that are compared.
     pub item: usize,
-    /// In which pair of blocks it stands: what was sent close together stands together.
+    /// Index of the pair of blocks: requests of a pair are sent close together.
     pub block: usize,
-    /// Below the endpoint.
+    /// Path below the endpoint's URL.
     pub path: &'static str,
-    /// JSON.
+    /// Body in JSON.
     pub body: Bytes,
 }
 
 impl Settings {
-    /// Item and block are 0 until the caller says otherwise.
+    /// Creates a request. Item and block are 0 until the caller sets them.
     pub fn request(&self, endpoint: &Endpoint, prompt: &Prompt) -> Request {
         let mut body = Map::new();
         let mut set = |field: &str, value: Value| body.insert(field.to_owned(), value);

@@ -1,4 +1,4 @@
-//! One request as numbers: all that figures and comparisons are computed from, whether it was measured or simulated.
+//! One request as numbers: the input of all figures and comparisons, measured or simulated.
 
 use std::time::{Duration, Instant};
 
@@ -6,32 +6,32 @@ use super::answer::{Answer, SpeculationCounts};
 use super::connection::Exchange;
 use super::request::Request;
 
-/// Whether an answer counts, and if not, why.
+/// Whether a response is complete, and if not, why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is whole.
+    /// The response is complete.
     Completed,
-    /// No connection could be made.
+    /// No connection could be established.
     NotConnected(String),
-    /// Answered with another status than 200.
+    /// The status is not 200.
     Refused {
-        /// HTTP.
+        /// HTTP status.
         status: u16,
         /// The beginning of the body.
         message: String,
     },
-    /// The server said so in the midst of its answer.
+    /// The server reported an error within the stream.
     FailedInStream(String),
-    /// It ended before it was whole.
+    /// The stream ended early.
     Cut(String),
-    /// It did not end in time.
+    /// The timeout expired.
     TimedOut,
-    /// Not what an OpenAI endpoint answers.
+    /// Not a valid response of an OpenAI endpoint.
     Malformed(String),
 }
 
 impl Outcome {
-    /// One or two words.
+    /// The outcome in one to three words.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Completed => "completed",
@@ -44,7 +44,7 @@ impl Outcome {
         }
     }
 
-    /// The word, with what the server or the connection said.
+    /// The outcome with the message of the server or the connection.
     pub fn explain(&self) -> String {
         match self {
             Self::Completed | Self::TimedOut => self.word().to_owned(),
@@ -57,39 +57,39 @@ impl Outcome {
     }
 }
 
-/// One request. Times count from its intended moment of sending.
+/// One request. Times are measured from its intended sending time.
 #[derive(Debug, Clone)]
 pub struct Sample {
-    /// Of the prompt.
+    /// Task type of the prompt.
     pub task: String,
-    /// Which question this is: equal for samples that are to be compared.
+    /// Index of the question: equal for samples that are compared.
     pub item: usize,
-    /// In which pair of blocks it was sent.
+    /// Index of the pair of blocks.
     pub block: usize,
-    /// Times and counts below mean something only for completed ones.
+    /// The outcome. Times and counts below are valid only if it is completed.
     pub outcome: Outcome,
-    /// After the run's beginning.
+    /// Intended sending time after the start of the run.
     pub intended_after: Duration,
-    /// To the first piece; `None` of an answer without tokens.
+    /// Time to the first piece; `None` for a response without tokens.
     pub ttft: Option<Duration>,
-    /// To the last piece (the end, of an answer without tokens).
+    /// Time to the last piece; to the end for a response without tokens.
     pub e2el: Duration,
-    /// Between pieces.
+    /// Times between pieces.
     pub gaps: Vec<Duration>,
-    /// As the server counted; 0 where it does not say.
+    /// Prompt tokens as counted by the server; 0 if it does not report them.
     pub input_tokens: u64,
-    /// As the server counted, else pieces.
+    /// Output tokens as counted by the server, else by chunks.
     pub output_tokens: u64,
-    /// Where the server tells.
+    /// Speculation counters, if the server reports them.
     pub speculation: Option<SpeculationCounts>,
-    /// Where chunks tell: verifications accepted at least as far as each position.
+    /// Verifications accepted at least as far as each position, if the server reports them.
     pub accepted_by_position: Option<Vec<u64>>,
-    /// Tells texts apart.
+    /// Hash for comparing texts.
     pub text_hash: u64,
 }
 
 impl Sample {
-    /// Reads the answer.
+    /// Parses the response.
     pub fn of(request: &Request, exchange: &Exchange, began: Instant) -> Self {
         let answer = Answer::of(exchange);
         let since = |moment: Instant| moment.saturating_duration_since(exchange.intended);
@@ -111,19 +111,20 @@ impl Sample {
         }
     }
 
-    /// Whether times and counts mean something.
+    /// Whether times and counts are valid.
     pub fn is_completed(&self) -> bool {
         self.outcome == Outcome::Completed
     }
 
-    /// Time per output token after the first; `None` of answers with fewer than two tokens.
+    /// Time per output token after the first; `None` with fewer than two tokens.
     pub fn tpot(&self) -> Option<Duration> {
         let after_first =
             u32::try_from(self.output_tokens.checked_sub(1)?).ok().filter(|count| *count > 0)?;
         Some(self.e2el.saturating_sub(self.ttft?) / after_first)
     }
 
-    /// The whole latency over all tokens, seconds: what comparisons rest on, for no late first read can shorten it.
+    /// End-to-end latency divided by all tokens, in seconds: the basis of comparisons, because a late first
+    /// read cannot shorten it.
     pub fn seconds_per_token(&self) -> Option<f64> {
         (self.output_tokens > 0).then(|| self.e2el.as_secs_f64() / self.output_tokens as f64)
     }

@@ -1,7 +1,8 @@
-//! A server that answers by a script and writes down when it sent what: the judge of the generator's figures.
+//! A server that responds by a script and logs when it sent each event: the reference for the generator's
+//! figures.
 //!
-//! One blocking thread a connection and the socket written by hand, so that nothing stands between a script and its log. It is
-//! no model and knows none; tests and `examples/generator_cost.rs` run it.
+//! One blocking thread per connection writes the socket directly, so that nothing delays a script's events
+//! relative to their log. There is no model; tests and `examples/generator_cost.rs` use it.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,32 +12,32 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// What to do for one request.
+/// One step of a response.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
-    /// Let time pass.
+    /// Wait.
     Wait(Duration),
     /// Send an event with this data.
     Event(String),
-    /// Close the connection in the midst of the body.
+    /// Close the connection in the middle of the body.
     Cut,
-    /// Say nothing more until the client leaves.
+    /// Send nothing more until the client disconnects.
     Stall,
-    /// End the body as it should be, then close the connection without a word, as servers do with idle ones.
+    /// End the body properly, then close the connection without notice, as servers do with idle connections.
     Leave,
 }
 
-/// An answer.
+/// A scripted response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Script {
-    /// HTTP status. Any other than 200 is sent with an error as its body, and no step.
+    /// HTTP status. With any other than 200 the body is an error and there are no steps.
     pub status: u16,
-    /// In order.
+    /// Steps in order.
     pub steps: Vec<Step>,
 }
 
 impl Script {
-    /// A completion whose tokens come after these waits, one chunk each, then usage and `[DONE]`.
+    /// A completion with one token per chunk, each after its wait, then usage and `[DONE]`.
     pub fn tokens(waits: &[Duration]) -> Self {
         let mut steps = Vec::new();
         for wait in waits {
@@ -49,7 +50,7 @@ impl Script {
         Self { status: 200, steps }
     }
 
-    /// A refusal.
+    /// A response with an error status.
     pub fn refusal(status: u16) -> Self {
         Self { status, steps: Vec::new() }
     }
@@ -66,32 +67,32 @@ fn chunk(choices: Value) -> String {
     json!({ "id": "scripted", "object": "text_completion", "choices": choices }).to_string()
 }
 
-/// What was done for one request.
+/// Log of one request.
 #[derive(Debug, Clone)]
 pub struct LogEntry {
-    /// The prompt, as it came.
+    /// The prompt as received.
     pub prompt: String,
-    /// The whole body.
+    /// The whole request body.
     pub body: Value,
-    /// When it had been read whole.
+    /// When it had been received completely.
     pub received: Instant,
-    /// Each event that was sent.
+    /// The events sent.
     pub events: Vec<Sent>,
 }
 
-/// An event that was sent between two moments.
+/// An event and the time range in which it was sent.
 #[derive(Debug, Clone)]
 pub struct Sent {
     /// Its data.
     pub data: String,
-    /// Before it was handed to the operating system.
+    /// Time before it was passed to the operating system.
     pub before: Instant,
-    /// After.
+    /// Time after it was passed to the operating system.
     pub after: Instant,
 }
 
 impl LogEntry {
-    /// The events that brought text.
+    /// The events with text.
     pub fn tokens(&self) -> impl Iterator<Item = &Sent> {
         self.events.iter().filter(|event| event.data.contains(r#""text":"x""#))
     }
@@ -114,19 +115,19 @@ pub struct ScriptedServer {
 }
 
 impl ScriptedServer {
-    /// Listens on a free loopback port; `script_of` is asked with each prompt.
+    /// Listens on a free loopback port; `script_of` returns the script for each prompt.
     ///
     /// # Errors
-    /// The operating system gives no port.
+    /// The operating system provides no port.
     pub fn start(script_of: impl Fn(&str) -> Script + Send + Sync + 'static) -> io::Result<Self> {
         let models = json!({ "object": "list", "data": [{ "id": "scripted", "owned_by": "scripted" }] });
         Self::start_with_pages(move |path| (path == "/v1/models").then(|| models.to_string()), script_of)
     }
 
-    /// The same, with what stands at other paths: `page_of` is asked first.
+    /// Like [`Self::start`], with pages at other paths: `page_of` is called first.
     ///
     /// # Errors
-    /// The operating system gives no port.
+    /// The operating system provides no port.
     pub fn start_with_pages(
         page_of: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
         script_of: impl Fn(&str) -> Script + Send + Sync + 'static,
@@ -147,19 +148,19 @@ impl ScriptedServer {
                 }
                 let Ok(connection) = connection else { continue };
                 let shared = Arc::clone(&serving);
-                // A client that left in the midst of an answer is part of what is tested.
+                // A client that disconnects in the middle of a response is part of the tests.
                 std::thread::spawn(move || serve(&connection, &shared).ok());
             }
         });
         Ok(Self { address, shared })
     }
 
-    /// Where it listens.
+    /// Base URL of the server.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// What was done so far, in the order in which requests came.
+    /// The log so far, in the order in which requests arrived.
     pub fn log(&self) -> Vec<LogEntry> {
         let mut log = self.shared.log.lock().unwrap_or_else(PoisonError::into_inner).clone();
         log.sort_by_key(|entry| entry.received);
@@ -170,12 +171,12 @@ impl ScriptedServer {
 impl Drop for ScriptedServer {
     fn drop(&mut self) {
         self.shared.ending.store(true, Ordering::Relaxed);
-        // Wakes the listener. Where that fails there is no listener to wake.
+        // Wakes the listener. If connecting fails, there is no listener to wake.
         drop(TcpStream::connect(self.address));
     }
 }
 
-/// All requests of one connection.
+/// Serves all requests of one connection.
 fn serve(connection: &TcpStream, shared: &Shared) -> io::Result<()> {
     connection.set_nodelay(true)?;
     let mut reader = BufReader::new(connection);
@@ -201,7 +202,7 @@ fn serve(connection: &TcpStream, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether the connection may serve another request.
+/// Plays a script. Returns whether the connection can be reused.
 fn play(mut connection: &TcpStream, script: &Script, entry: &mut LogEntry) -> io::Result<bool> {
     if script.status != 200 {
         respond(connection, script.status, r#"{"error":{"message":"the script says no"}}"#)?;
@@ -222,7 +223,7 @@ fn play(mut connection: &TcpStream, script: &Script, entry: &mut LogEntry) -> io
                 return Ok(false);
             }
             Step::Stall => {
-                // The client sends nothing more: this returns when it leaves.
+                // The client sends nothing more: this returns when it disconnects.
                 io::copy(&mut connection, &mut io::sink())?;
                 return Ok(false);
             }
@@ -246,7 +247,7 @@ fn respond(mut connection: &TcpStream, status: u16, body: &str) -> io::Result<()
     connection.write_all([head.as_bytes(), body.as_bytes()].concat().as_slice())
 }
 
-/// Path and body of the next request; `None` where the client has left.
+/// Path and body of the next request; `None` if the client has disconnected.
 fn read_request(reader: &mut BufReader<&TcpStream>) -> io::Result<Option<(String, Vec<u8>)>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {

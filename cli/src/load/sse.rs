@@ -1,17 +1,18 @@
-//! Splits the bytes of server-sent events into the data of each event, with the byte at which it was complete.
+//! Splits the bytes of a server-sent event stream into the data of each event and the offset at which it was
+//! complete.
 //!
-//! Follows the WHATWG rules that matter here: lines end with LF, CRLF or CR; `data` lines of one event are joined by LF; comments and other
-//! fields are left out; an event that the stream does not complete is not one.
+//! Follows the relevant WHATWG rules: lines end with LF, CRLF or CR; `data` lines of one event are joined by
+//! LF; comments and other fields are ignored; an incomplete event at the end of the stream is dropped.
 
-/// The data of an event, and where in the stream the event was complete.
+/// The data of an event and the offset at which it was complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) data: String,
-    /// Bytes of the stream up to the blank line that ends the event, that included.
+    /// Length of the stream up to and including the blank line that ends the event.
     pub(super) complete_at: usize,
 }
 
-/// All events of a stream.
+/// Returns all events of a stream.
 pub(super) fn events(bytes: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     let mut data: Option<String> = None;
@@ -34,7 +35,7 @@ pub(super) fn events(bytes: &[u8]) -> Vec<Event> {
     events
 }
 
-/// The line that begins at `start`, and where the next one does; `None` where it does not end.
+/// The line that begins at `start` and the offset of the next line; `None` if the line is incomplete.
 fn next_line(bytes: &[u8], start: usize) -> Option<(&[u8], usize)> {
     let rest = &bytes[start..];
     let len = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r'))?;

@@ -1,8 +1,9 @@
-//! A TCP connection that knows when its bytes arrived at this host, however late the generator comes to read them.
+//! A TCP connection that records when its bytes arrived at this host, however late the generator reads them.
 //!
-//! On Linux the kernel stamps every segment as it comes in (`SO_TIMESTAMPNS`), and a read learns the stamp of the last one that it took: a
-//! generator that was kept from its CPU reads late but does not stamp late. Several segments that came before one late read share
-//! the stamp of the last. Elsewhere the stamp is the moment after the read. Nothing here looks at the bytes.
+//! On Linux the kernel timestamps every segment on arrival (`SO_TIMESTAMPNS`), and a read returns the
+//! timestamp of the last segment that it contains: if the generator was off the CPU, its read is late but the
+//! timestamp is correct. Segments that arrived before the same late read share the timestamp of the last. On
+//! other systems the timestamp is the time after the read. This module does not parse the bytes.
 
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
@@ -15,27 +16,27 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-/// Of one read.
+/// Bytes per read.
 const READ_BYTES: usize = 16 << 10;
 
-/// For how long a kernel that does not stamp yet is waited for.
+/// How long to wait for a kernel that does not provide timestamps yet.
 const STAMPS_WITHIN: Duration = Duration::from_secs(10);
 
-/// How late a byte is read on purpose, to see whether it was stamped.
+/// Deliberate delay of a read, to check whether the byte has a timestamp.
 const LATE: Duration = Duration::from_millis(2);
 
-/// When something last came or went on a connection.
+/// Times of the last read and write on a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stamp {
-    /// When the last bytes read had arrived at this host.
+    /// Arrival time of the last bytes read.
     pub(super) arrived: Instant,
-    /// How much later they were read.
+    /// Delay until they were read.
     pub(super) noticed_after: Duration,
-    /// When the last bytes were handed to the operating system.
+    /// When the last bytes were passed to the operating system.
     pub(super) written: Instant,
 }
 
-/// Shared between the socket, which hyper owns, and whoever reads the answer.
+/// Shared between the socket, which hyper owns, and the reader of the response.
 #[derive(Debug, Clone)]
 pub(super) struct Stamps(Arc<Mutex<Stamp>>);
 
@@ -49,7 +50,7 @@ impl Stamps {
     }
 }
 
-/// The socket.
+/// The socket with its timestamps.
 #[derive(Debug)]
 pub(super) struct StampedStream {
     stream: TcpStream,
@@ -68,14 +69,15 @@ impl StampedStream {
     }
 }
 
-/// Keeps the kernel stamping: it begins a while after the first socket has asked for stamps, and ends with the last such socket.
+/// Keeps kernel timestamping enabled: it starts some time after the first socket has requested it, and ends
+/// with the last such socket.
 #[derive(Debug)]
 pub(super) struct Stamping {
     _asking: StampedStream,
 }
 
 impl Stamping {
-    /// Returns once stamps are taken, or after [`STAMPS_WITHIN`] without.
+    /// Returns once timestamps arrive, or after [`STAMPS_WITHIN`] without them.
     pub(super) async fn begin() -> io::Result<Self> {
         let listener = tokio::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await?;
         let (mut asking, stamps) = StampedStream::connect(listener.local_addr()?).await?;
@@ -104,7 +106,7 @@ impl AsyncRead for StampedStream {
                 Ok((len, waited)) => {
                     let now = Instant::now();
                     self.stamps.update(|stamp| {
-                        // Clocks that were set meanwhile must not put an answer before what came before it.
+                        // After a clock adjustment a read must not be dated before earlier events.
                         let earliest = stamp.arrived.max(stamp.written);
                         let arrived = now.checked_sub(waited).unwrap_or(now).max(earliest.min(now));
                         (stamp.arrived, stamp.noticed_after) = (arrived, now - arrived);
@@ -141,7 +143,7 @@ fn ask_for_stamps(stream: &TcpStream) -> io::Result<()> {
     Ok(setsockopt(stream, sockopt::ReceiveTimestampns, &true)?)
 }
 
-/// Reads what is there, and how long ago the last of it arrived.
+/// Reads the available bytes; returns how long ago the last of them arrived.
 #[cfg(target_os = "linux")]
 fn receive(stream: &TcpStream, bytes: &mut [u8]) -> io::Result<(usize, Duration)> {
     use std::time::{SystemTime, UNIX_EPOCH};
@@ -156,7 +158,7 @@ fn receive(stream: &TcpStream, bytes: &mut [u8]) -> io::Result<(usize, Duration)
         ControlMessageOwned::ScmTimestampns(at) => Some(Duration::from(at)),
         _ => None,
     });
-    // No stamp came (the very first packets after the kernel was asked): now is all that is known.
+    // Without a timestamp (the first packets after it was requested) use the current time.
     let waited = arrived.and_then(|at| SystemTime::now().duration_since(UNIX_EPOCH + at).ok());
     Ok((message.bytes, waited.unwrap_or_default()))
 }
@@ -177,10 +179,11 @@ mod tests {
 
     use super::*;
 
-    /// How far the two clocks that stamps are compared by may be read apart, where another program has the processor in between.
+    /// Allowed difference between reads of the two clocks that are compared, in case another program runs in
+    /// between.
     const SLACK: Duration = Duration::from_millis(100);
 
-    /// The reader sleeps on the job; what it reads then is stamped with the moment of its arrival.
+    /// The reader sleeps first; the bytes must still have the timestamp of their arrival.
     #[tokio::test]
     async fn a_late_read_is_stamped_with_the_arrival() {
         let _stamping = Stamping::begin().await.unwrap();

@@ -1,19 +1,19 @@
-//! Percentiles and intervals. Pure; randomness comes from a seed.
+//! Percentiles and confidence intervals. Pure; randomness comes from a seed.
 
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt as _, SeedableRng as _};
 use serde::Serialize;
 use statrs::distribution::{ContinuousCDF as _, StudentsT};
 
-/// How often a sample is drawn anew.
+/// Number of bootstrap resamples.
 const RESAMPLES: usize = 400;
-/// Of bootstrap intervals.
+/// Confidence level of bootstrap intervals.
 pub const BOOTSTRAP_CONFIDENCE: f64 = 0.95;
 
-/// A value and the interval it lies in, by a method and with a confidence that the place of use names.
+/// A value with an interval; the user states method and confidence level.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Estimate {
-    /// Of the sample.
+    /// Value in the sample.
     pub value: f64,
     /// Lower end.
     pub low: f64,
@@ -21,10 +21,10 @@ pub struct Estimate {
     pub high: f64,
 }
 
-/// A sample summed up; bootstrap intervals with [`BOOTSTRAP_CONFIDENCE`].
+/// Summary of a sample, with bootstrap intervals at [`BOOTSTRAP_CONFIDENCE`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Distribution {
-    /// Values in it.
+    /// Number of values.
     pub count: usize,
     /// Mean.
     pub mean: Estimate,
@@ -32,13 +32,13 @@ pub struct Distribution {
     pub p50: Estimate,
     /// 90th percentile.
     pub p90: Estimate,
-    /// 99th percentile. Of fewer than a hundred values it is little more than the largest.
+    /// 99th percentile. With fewer than a hundred values it is little more than the maximum.
     pub p99: Estimate,
     /// Standard deviation of the values.
     pub std: f64,
 }
 
-/// Percentile `p` (0 to 100) of ascending values, interpolated linearly as numpy does; NaN of nothing.
+/// Percentile `p` (0 to 100) of ascending values, interpolated linearly as in numpy; NaN for an empty list.
 pub fn percentile(sorted: &[f64], p: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
     let at = p / 100.0 * last as f64;
@@ -47,8 +47,8 @@ pub fn percentile(sorted: &[f64], p: f64) -> f64 {
 }
 
 impl Distribution {
-    /// Sums up values that come in groups (all gaps of one request, say). Whole groups are drawn anew, for values of one group
-    /// resemble each other; `None` where there are no values.
+    /// Summarizes values in groups (for instance all gaps of one request). Whole groups are resampled,
+    /// because values of one group are similar; `None` if there are no values.
     pub fn of_groups(groups: &[Vec<f64>], seed: u64) -> Option<Self> {
         let in_group = |(i, group): (usize, &Vec<f64>)| group.iter().map(move |&value| (value, i)).collect();
         let mut values: Vec<(f64, usize)> =
@@ -80,7 +80,7 @@ impl Distribution {
         })
     }
 
-    /// Sums up values that stand for themselves.
+    /// Summarizes independent values.
     pub fn of(values: impl IntoIterator<Item = f64>, seed: u64) -> Option<Self> {
         let groups: Vec<Vec<f64>> = values.into_iter().map(|value| vec![value]).collect();
         Self::of_groups(&groups, seed)
@@ -96,7 +96,8 @@ impl Estimate {
     }
 }
 
-/// Mean, P50, P90 and P99 of ascending values, each counted as often as its group was drawn. NaN where nothing was drawn.
+/// Mean, P50, P90 and P99 of ascending values, each weighted by the number of times that its group was drawn.
+/// NaN if nothing was drawn.
 fn weighted_figures(values: &[(f64, usize)], times: &[u32]) -> [f64; 4] {
     let (mut total, mut sum) = (0_u64, 0.0);
     for &(value, group) in values {
@@ -116,10 +117,10 @@ fn weighted_figures(values: &[(f64, usize)], times: &[u32]) -> [f64; 4] {
     [sum / total as f64, found[0], found[1], found[2]]
 }
 
-/// The mean of independent units with Student's t interval; `None` of fewer than two units.
+/// The mean of independent units with Student's t interval; `None` for fewer than two units.
 ///
-/// For a handful of block means, which averaging has made nearly normal, this keeps its confidence where a percentile bootstrap
-/// is too narrow.
+/// For a few block means, which are nearly normal because they are averages, this keeps its confidence level,
+/// while a percentile bootstrap is too narrow.
 pub fn mean_interval(units: &[f64], confidence: f64) -> Option<Estimate> {
     let count = units.len() as f64;
     if units.len() < 2 {
@@ -136,7 +137,7 @@ pub fn mean_interval(units: &[f64], confidence: f64) -> Option<Estimate> {
 mod tests {
     use super::*;
 
-    /// Expected values are numpy's: `numpy.percentile([1, 2, 4, 8], [0, 50, 90, 99, 100])`.
+    /// Expected values are from numpy: `numpy.percentile([1, 2, 4, 8], [0, 50, 90, 99, 100])`.
     #[test]
     fn percentiles_are_numpys() {
         let sorted = [1.0, 2.0, 4.0, 8.0];
@@ -146,7 +147,7 @@ mod tests {
         assert!(percentile(&[], 50.0).is_nan());
     }
 
-    /// Known: t(0.995, 4 degrees) = 4.604095, and the deviation of 1..=5 is sqrt(2.5).
+    /// Known values: t(0.995, 4 degrees) = 4.604095, and the standard deviation of 1..=5 is sqrt(2.5).
     #[test]
     fn the_t_interval_is_the_textbooks() {
         let found = mean_interval(&[1.0, 2.0, 3.0, 4.0, 5.0], 0.99).unwrap();
@@ -155,7 +156,8 @@ mod tests {
         assert_eq!(mean_interval(&[1.0], 0.99), None);
     }
 
-    /// Of 300 samples of 60 exponential values, the 95% interval must hold the true mean and median about as often as it says.
+    /// For 300 samples of 60 exponential values, the 95% interval must contain the true mean and median about
+    /// as often as stated.
     #[test]
     fn bootstrap_intervals_cover_what_they_promise() {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(3);

@@ -1,7 +1,8 @@
-//! TLS between the generator and an `https` endpoint: whom it believes, and the handshake. Bytes are stamped below it, as they arrive.
+//! TLS between the generator and an `https` endpoint: trusted certificates and handshake. Timestamps are
+//! taken below TLS, as bytes arrive.
 //!
-//! Certificates are checked against the operating system's, or against one file, or not at all where somebody asks for that. Only
-//! HTTP/1.1 is offered, for that is what the generator speaks.
+//! Certificates are verified against the operating system's roots, against one file, or not at all if
+//! requested. Only HTTP/1.1 is offered, because the generator supports nothing else.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,16 +16,16 @@ use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertS
 
 use super::stamped::StampedStream;
 
-/// Whose certificates are believed.
+/// Trusted certificates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trust {
-    /// PEM file of certificates that are believed instead of the operating system's.
+    /// PEM file of certificates that are trusted instead of the operating system's.
     pub ca_cert: Option<PathBuf>,
-    /// Anyone's.
+    /// Accepts any certificate.
     pub insecure: bool,
 }
 
-/// How one host is spoken to.
+/// TLS configuration for one host.
 #[derive(Clone)]
 pub(super) struct Tls {
     connector: TlsConnector,
@@ -39,7 +40,8 @@ impl std::fmt::Debug for Tls {
 
 impl Tls {
     /// # Errors
-    /// The host cannot stand in a certificate, or the certificates to believe cannot be read; in words.
+    /// The host name is not valid in a certificate, or the trusted certificates cannot be read; the message
+    /// says which.
     pub(super) fn new(host: &str, trust: &Trust) -> Result<Self, String> {
         let host = ServerName::try_from(host.to_owned())
             .map_err(|error| format!("`{host}` cannot stand in a certificate: {error}"))?;
@@ -72,7 +74,7 @@ fn roots(trust: &Trust) -> Result<RootCertStore, String> {
         return service::tls::authority(file).map_err(|error| format!("--ca-cert: {error}"));
     }
     let mut roots = RootCertStore::empty();
-    // Some that cannot be read are no reason to refuse; a host that needs one of them will say so.
+    // Unreadable certificates are skipped; a host that needs one of them will fail verification.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     match roots.is_empty() {
         true => Err("this machine has no certificates of its own: give --ca-cert FILE".to_owned()),
@@ -80,7 +82,7 @@ fn roots(trust: &Trust) -> Result<RootCertStore, String> {
     }
 }
 
-/// Believes everybody. Signatures are still checked, so that a broken handshake shows as one.
+/// Accepts any certificate. Signatures are still verified, so that a broken handshake is detected.
 #[derive(Debug)]
 struct Anyone(Arc<CryptoProvider>);
 

@@ -1,10 +1,11 @@
-//! A day's traffic against pools that follow it: how many workers run, what they cost and what clients notice. Pure; simulated, nothing here is
-//! measured.
+//! Simulates a day's traffic on autoscaled pools: number of workers, their cost, and the latency for clients.
+//! Pure; simulated, nothing is measured.
 //!
-//! A fluid model in steps of a second over the closed form of [`super::round`]: requests arrive at the day's rate, share the targets evenly, and
-//! leave as fast as the pools commit their tokens. Pools follow the rule that the router's gauges follow ([`scheduling::pool_size`]), as an
-//! autoscaler does it: it looks every [`Autoscaler::look_every`] seconds, new workers start late, and none is taken away while the highest
-//! wish of [`Autoscaler::calm`] seconds is higher.
+//! A fluid model in steps of one second over the closed form of [`super::round`]: requests arrive at the
+//! day's rate, are spread evenly over the targets, and finish as fast as the pools commit their tokens. Pools
+//! follow the same rule as the router's gauges ([`scheduling::pool_size`]), through an autoscaler: it reads
+//! the gauges every [`Autoscaler::look_every`] seconds, new workers serve after a start-up time, and no
+//! worker is removed while the highest wanted size of the last [`Autoscaler::calm`] seconds is higher.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -14,22 +15,23 @@ use scheduling::pool_size::{Demand, Supply, wanted};
 use super::round::{Drafting, Rounds};
 use super::step_time::{Forward, StepCost};
 
-/// Seconds of a day.
+/// Seconds per day.
 pub const DAY: u32 = 86_400;
 
-/// What comes in.
+/// The arriving traffic.
 #[derive(Debug, Clone, Copy)]
 pub struct Traffic {
-    /// Requests a second in the dead of night, and at the busiest hour.
+    /// Requests per second at the quietest and at the busiest hour.
     pub rate: (f64, f64),
-    /// A burst: the second of the day at which it begins, how many seconds it lasts, and the factor by which the rate rises.
+    /// A burst: the second of the day at which it begins, its duration in seconds, and the factor on the
+    /// rate.
     pub burst: (u32, u32, f64),
-    /// Tokens that a request generates.
+    /// Tokens generated per request.
     pub output_tokens: f64,
 }
 
 impl Traffic {
-    /// Requests a second: least at 4 o'clock, most at 16.
+    /// Requests per second: lowest at 4:00, highest at 16:00.
     pub fn rate_at(&self, second: u32) -> f64 {
         let (night, peak) = self.rate;
         let phase = (f64::from(second) / f64::from(DAY) - 4.0 / 24.0) * std::f64::consts::TAU;
@@ -42,38 +44,38 @@ impl Traffic {
 /// How a pool is scaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scaling {
-    /// So many workers, always.
+    /// A fixed number of workers.
     Fixed(u32),
-    /// As many as are wanted, within these bounds.
+    /// The wanted number of workers, within these bounds.
     Follows {
-        /// Never fewer.
+        /// Minimum number.
         least: u32,
-        /// Never more.
+        /// Maximum number.
         most: u32,
     },
 }
 
-/// What scales a pool.
+/// Parameters of a pool's autoscaler.
 #[derive(Debug, Clone, Copy)]
 pub struct Autoscaler {
-    /// Seconds between two looks at the gauges.
+    /// Seconds between two reads of the gauges.
     pub look_every: u32,
-    /// Seconds from the wish to a worker that serves.
+    /// Seconds from the scaling decision until a worker serves.
     pub start: u32,
-    /// Seconds for which a pool stays as large as was wanted at any look.
+    /// Stabilization window, seconds: a pool stays at the largest size wanted within it.
     pub calm: u32,
 }
 
-/// One pool over the day.
+/// State of one pool during the day.
 #[derive(Debug)]
 struct Pool {
     scaling: Scaling,
     ready: u32,
-    /// Workers that start, and the second in which they serve.
+    /// Starting workers: the second in which they begin to serve, and their number.
     starting: VecDeque<(u32, u32)>,
-    /// What was wanted lately, and when.
+    /// Recent wanted sizes: time and number of workers.
     wishes: VecDeque<(u32, u32)>,
-    /// Seconds of all workers, those that start included.
+    /// Sum over all workers, including starting ones.
     worker_seconds: f64,
 }
 
@@ -108,7 +110,7 @@ impl Pool {
         if wish > paid {
             self.starting.push_back((now + autoscaler.start, wish - paid));
         }
-        // Those that have not begun to serve are not waited for.
+        // Starting workers are removed first.
         let mut surplus = paid.saturating_sub(wish);
         while let Some((_, count)) = self.starting.back_mut().filter(|_| surplus > 0) {
             let cut = surplus.min(*count);
@@ -121,18 +123,19 @@ impl Pool {
     }
 }
 
-/// The pools, by the closed form.
+/// The speed of the pools, from the closed form.
 pub struct Pools<'a> {
-    /// One target, with one draft worker for each sequence.
+    /// The rounds of one target with one draft worker.
     pub rounds: Rounds<'a>,
-    /// Sequences that the KV of one target holds.
+    /// Sequences that fit into the KV memory of one target.
     pub concurrency: f64,
-    /// Longest time per output token that is wanted, milliseconds.
+    /// Wanted maximum time per output token, milliseconds.
     pub tpot_ms: f64,
     speeds: RefCell<HashMap<(u32, u32), f64>>,
 }
 
-/// A draft worker that several targets share, as one of them sees it: its forwards hold the others' sequences, too.
+/// A draft worker shared by several targets, from the view of one of them: its forwards also contain the
+/// others' sequences.
 struct Shared<'a>(&'a dyn StepCost, f64);
 
 impl StepCost for Shared<'_> {
@@ -141,16 +144,17 @@ impl StepCost for Shared<'_> {
     }
 }
 
-/// Draft workers for one target are told apart in such parts.
+/// Resolution of draft workers per target: 1/16.
 const DRAFT_PARTS: f64 = 16.0;
 
 impl<'a> Pools<'a> {
-    /// Of one target.
+    /// Creates the model of one target.
     pub fn new(rounds: Rounds<'a>, concurrency: f64, tpot_ms: f64) -> Self {
         Self { rounds, concurrency, tpot_ms, speeds: RefCell::default() }
     }
 
-    /// Tokens a second that one target commits for this number of sequences and draft workers, at the best k.
+    /// Tokens per second that one target commits for this number of sequences and draft workers, at the best
+    /// k.
     pub fn speed(&self, sequences: f64, drafts: f64) -> f64 {
         let key = (sequences.ceil().max(1.0) as u32, (drafts * DRAFT_PARTS).round() as u32);
         let known = self.speeds.borrow().get(&key).copied();
@@ -172,28 +176,28 @@ impl<'a> Pools<'a> {
     }
 }
 
-/// What a day came to.
+/// Results of a day.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Outcome {
-    /// Hours of target workers that were paid for.
+    /// Paid hours of target workers.
     pub target_hours: f64,
-    /// And of draft workers.
+    /// Paid hours of draft workers.
     pub draft_hours: f64,
-    /// The most target workers at once, and the most draft workers.
+    /// The largest number of target workers and of draft workers at the same time.
     pub most: (u32, u32),
     /// Hours without a draft worker.
     pub hours_without_drafts: f64,
-    /// Share of the requests that came while a token took longer than wanted.
+    /// Share of requests that arrived while the time per token exceeded the wanted one.
     pub slow: f64,
-    /// Share of the requests that came while sequences waited for KV.
+    /// Share of requests that arrived while sequences waited for KV memory.
     pub waited: f64,
-    /// Time per output token, milliseconds, as the mean request of the day met it.
+    /// Mean time per output token over the day's requests, milliseconds.
     pub tpot_ms: f64,
-    /// Requests of the day.
+    /// Number of requests in the day.
     pub requests: f64,
 }
 
-/// Plays a day, after another one that is not counted.
+/// Simulates a day after a warm-up day that is not counted.
 pub fn play(
     pools: &Pools<'_>,
     traffic: &Traffic,

@@ -1,25 +1,26 @@
-//! What a GPU can do at best, from its maker's data sheet, and how `2xH100-80` is read. No prices here: they change by the week,
-//! so a plan has a cost only where it is told one.
+//! Peak figures of GPUs from data sheets, and the parser for sets such as `2xH100-80`. Prices are not
+//! included because they change every week: a plan has a cost only if prices are given.
 
 /// The figures of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gpu {
-    /// As it is written on the command line.
+    /// Name on the command line.
     pub name: &'static str,
     /// Memory, GB (1e9 bytes).
     pub memory_gb: f64,
     /// Memory bandwidth, GB/s.
     pub bandwidth_gb_s: f64,
-    /// Dense BF16 with f32 sums, TFLOPS.
+    /// Dense BF16 with f32 accumulation, TFLOPS.
     pub bf16_tflops: f64,
     /// Dense INT8, TOPS.
     pub int8_tops: f64,
-    /// To its peers in the same machine, one direction, GB/s.
+    /// Bandwidth to its peers in the same machine, one direction, GB/s.
     pub link_gb_s: f64,
 }
 
-/// Peaks without sparsity (data sheets print twice as much, for 2:4 sparse matrices); GB are 1e9 bytes; links are one direction: half of NVLink's total, or
-/// PCIe x16 where there is none. Each row stands where the page named beside it has it, looked up in November 2026:
+/// Peaks without sparsity (data sheets state twice as much, for 2:4 sparse matrices); GB are 1e9 bytes; links
+/// are one direction: half of NVLink's total, or PCIe x16 without NVLink. The source of each row was read in
+/// November 2026:
 ///
 /// | GPU | source |
 /// |---|---|
@@ -60,22 +61,23 @@ const fn gpu(
     Gpu { name, memory_gb, bandwidth_gb_s, bf16_tflops, int8_tops, link_gb_s }
 }
 
-/// Some GPUs of one kind.
+/// A number of equal GPUs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GpuSet {
-    /// How many.
+    /// Number of GPUs.
     pub count: u32,
-    /// Of which kind.
+    /// Kind of GPU.
     pub gpu: Gpu,
 }
 
-/// More than this is a slip of the finger.
+/// Upper limit, to catch typing errors.
 const MOST: u32 = 4_096;
 
 impl std::str::FromStr for GpuSet {
     type Err = String;
 
-    /// `2xH100-80`, `4xL4`, `L40S`: the memory may be left out where one size alone is known, or the largest is meant.
+    /// Parses `2xH100-80`, `4xL4`, `L40S`. The memory size may be omitted: then the first entry of that kind
+    /// in [`GPUS`] is used, which is the largest.
     fn from_str(text: &str) -> Result<Self, String> {
         let (count, name) = match text.split_once(['x', 'X', '*']) {
             Some((count, name)) if count.bytes().all(|b| b.is_ascii_digit()) && !count.is_empty() => {

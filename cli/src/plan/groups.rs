@@ -1,27 +1,28 @@
-//! The groups in which the sequences of one target go by turns, some drafted for while others are verified. Pure; [`super::round`] makes
-//! times of it.
+//! The groups into which the sequences of one target are divided: some are drafted for while others are
+//! verified. Pure; [`super::round`] computes the times.
 //!
-//! How many is what target workers would choose, asked of their own rule ([`best_groups`]) with the step times that they would know; targets
-//! see to it that groups are complete. Sequences that draft together come back together: a draft worker that is in one group drafts for
-//! all of its sequences at once, and for a part of them only where there are more groups than draft workers.
+//! The number of groups follows the target workers' own rule ([`best_groups`]) with the step times that they
+//! would know; targets keep groups complete. Sequences that are drafted together return together: a draft
+//! worker drafts for all of its sequences at once or, if there are more groups than draft workers, for the
+//! sequences of one group at a time.
 
 use scheduling::batch::groups::{GROUPS_MAX, best_groups};
 
 use super::round::{Drafting, Rounds};
 
-/// How the sequences of a target go.
+/// Grouping of a target's sequences.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Groups {
-    /// Groups that take turns.
+    /// Number of groups that alternate.
     pub groups: f64,
-    /// Sequences of each group.
+    /// Sequences per group.
     pub size: f64,
-    /// Sequences that a draft worker drafts for at once.
+    /// Sequences per draft batch.
     pub draft_batch: f64,
 }
 
 impl Groups {
-    /// Those of so many sequences at one k.
+    /// Returns the grouping for a number of sequences at one k.
     pub fn of(rounds: &Rounds<'_>, sequences: f64, k: u32) -> Self {
         let together = Self { groups: 1.0, size: sequences, draft_batch: sequences };
         let Drafting::Apart { workers, .. } = rounds.drafting else { return together };
@@ -32,7 +33,8 @@ impl Groups {
         let away = |groups: u32| rounds.away_us(sequences / f64::from(groups), batch(groups), k);
         let of_groups = |groups: u32| rounds.known_us(sequences / f64::from(groups), k);
         let mut groups = 1;
-        // Smaller groups may be drafted for faster, which may make for more groups; more than that there are not.
+        // Smaller groups may be drafted faster, which may allow more groups; there are never more than
+        // `GROUPS_MAX`.
         for _ in 0..GROUPS_MAX {
             groups = best_groups(groups, sequences as u32, away(groups), of_groups);
         }
@@ -45,7 +47,8 @@ mod tests {
     use super::*;
     use crate::plan::step_time::{Forward, StepCost};
 
-    /// So many microseconds up to so many rows, and so many more for each row past them.
+    /// Step time in microseconds, number of rows up to which it is constant, and microseconds for each
+    /// further row.
     struct Knee(f64, f64, f64);
 
     impl StepCost for Knee {

@@ -1,25 +1,27 @@
-//! What breaks first: for each thing that can run out, the number of sequences at one target at which it does. Pure.
+//! Finds which resource runs out first: for each, the number of sequences at one target at which it does.
+//! Pure.
 
 use scheduling::pool_size::wanted_drafts;
 
 use super::round::{Drafting, Rounds};
 use super::step_time::{Forward, Roofline};
 
-/// One thing that can run out.
+/// A limiting resource.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Limit {
-    /// Of what: memory, bandwidth, compute, draft, wire.
+    /// The resource: memory, bandwidth, compute, draft or speculation.
     pub what: &'static str,
-    /// At so many sequences; none within what was looked at where this is empty.
+    /// Number of sequences at which the limit is reached; `None` if it is not reached within the range
+    /// searched.
     pub sequences: Option<u64>,
-    /// What then happens.
+    /// The consequence.
     pub then: String,
 }
 
-/// Loads that are looked at.
+/// Largest number of sequences considered.
 const MOST_SEQUENCES: u64 = 1 << 16;
 
-/// The limits of a target, soonest first; those that are never met last.
+/// The limits of a target, lowest first; limits that are never reached come last.
 pub fn limits(rounds: &Rounds<'_>, target: &Roofline, concurrency: u64) -> Vec<Limit> {
     let forward = |sequences: f64| Forward { sequences, rows_each: 1.0, context: rounds.context };
     let k = rounds.best(1.0).k;
@@ -70,8 +72,8 @@ pub fn limits(rounds: &Rounds<'_>, target: &Roofline, concurrency: u64) -> Vec<L
     all
 }
 
-/// The longest way to a draft worker and back over which drafting still pays, milliseconds; nothing where it never does or
-/// where there is no wire.
+/// The longest round-trip time to a draft worker at which drafting still pays, milliseconds; `None` if it
+/// never pays or there is no wire.
 pub fn longest_wire_ms(rounds: &Rounds<'_>, sequences: f64) -> Option<f64> {
     let Drafting::Apart { draft, workers, .. } = rounds.drafting else { return None };
     let off = rounds.at(sequences, 0).tpot_ms;
@@ -83,7 +85,7 @@ pub fn longest_wire_ms(rounds: &Rounds<'_>, sequences: f64) -> Option<f64> {
     if !pays(0.0) {
         return None;
     }
-    // A wire of a second never pays.
+    // A wire of one second never pays.
     let (mut low, mut high) = (0.0, 1e6);
     while high - low > 10.0 {
         let middle = (low + high) / 2.0;
@@ -92,8 +94,8 @@ pub fn longest_wire_ms(rounds: &Rounds<'_>, sequences: f64) -> Option<f64> {
     Some(low / 1e3)
 }
 
-/// The fewest draft workers that are enough for `sequences` at one target, by the rule that pools are scaled by
-/// ([`scheduling::pool_size`]); nothing where drafting does not pay however many there are.
+/// The smallest sufficient number of draft workers for `sequences` at one target, by the rule for scaling
+/// pools ([`scheduling::pool_size`]); `None` if drafting never pays.
 pub fn wanted_draft_workers(rounds: &Rounds<'_>, sequences: f64) -> Option<u64> {
     let Drafting::Apart { draft, wire_us, .. } = rounds.drafting else { return None };
     wanted_drafts(sequences.ceil() as u64, |workers| {
@@ -105,7 +107,7 @@ pub fn wanted_draft_workers(rounds: &Rounds<'_>, sequences: f64) -> Option<u64> 
     })
 }
 
-/// The least number of sequences for which `is_over`, which holds for all above it.
+/// The smallest number of sequences for which `is_over` holds; it must hold for all larger numbers.
 fn first(is_over: impl Fn(f64) -> bool) -> Option<u64> {
     if !is_over(MOST_SEQUENCES as f64) {
         return None;

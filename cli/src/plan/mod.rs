@@ -1,8 +1,9 @@
-//! `outrider plan`: what a pair of models needs and gives on some GPUs, from their config.json alone, before anything is rented.
+//! `outrider plan`: computes what a pair of models needs and yields on given GPUs, from their config.json
+//! alone, before any GPU is rented.
 //!
-//! Arguments -> [`Inputs`] -> [`Plan`] (`placement`, over `gpu`, `weights`, `step_time`, `round`, `limits`, all pure) -> a table or
-//! JSON (`table`). It is arithmetic over data sheets and assumptions, which it prints: it measures nothing and must never
-//! look as if it had.
+//! Arguments -> [`Inputs`] -> [`Plan`] (`placement`, over `gpu`, `weights`, `step_time`, `round`, `limits`,
+//! all pure) -> a table or JSON (`table`). It computes from data sheets and assumptions, and prints the
+//! assumptions. It measures nothing and must never look as if it did.
 
 pub mod day;
 pub mod gpu;
@@ -27,10 +28,10 @@ use weights::{Format, KvFormat};
 
 use crate::EXIT_USAGE;
 
-/// The engine splits a model over these (docs/contract.md C2).
+/// Numbers of ranks over which the engine can split a model (docs/contract.md C2).
 const RANKS: [u32; 4] = [1, 2, 4, 8];
 
-/// What `outrider plan --help` says behind the flags.
+/// Text after the flags in `outrider plan --help`.
 const TEACHING: &str = "\
 How to read it:
   weights       every parameter at its format's width; scales of quantized weights, and what is never
@@ -57,11 +58,11 @@ Examples:
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_long_help = TEACHING)]
 pub struct PlanArgs {
-    /// The target's config.json, or the directory that it is in
+    /// The target's config.json, or its directory
     #[arg(long, value_name = "CONFIG")]
     pub target: PathBuf,
 
-    /// The draft's config.json, or the directory that it is in; without one, only plain decoding is planned
+    /// The draft's config.json, or its directory; without it only plain decoding is planned
     #[arg(long, value_name = "CONFIG")]
     pub draft: Option<PathBuf>,
 
@@ -69,51 +70,53 @@ pub struct PlanArgs {
     #[arg(long, value_name = "NxGPU")]
     pub gpus: GpuSet,
 
-    /// Targets among which those GPUs are divided; each splits its model over its part
+    /// Number of targets that share those GPUs; each splits its model over its part
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub targets: u32,
 
-    /// GPUs that only draft, such as 4xL4, each with the whole draft
+    /// GPUs only for drafting, such as 4xL4; each holds the whole draft
     #[arg(long, value_name = "NxGPU", requires = "draft")]
     pub draft_gpus: Option<GpuSet>,
 
-    /// The target's weights
+    /// Weight format of the target
     #[arg(long, value_name = "FORMAT", default_value = "bf16")]
     pub weights: Format,
 
-    /// The draft's weights
+    /// Weight format of the draft
     #[arg(long, value_name = "FORMAT", default_value = "bf16")]
     pub draft_weights: Format,
 
-    /// Keys and values of both
+    /// Format of keys and values, for both models
     #[arg(long, value_name = "FORMAT", default_value = "bf16")]
     pub kv: KvFormat,
 
-    /// Tokens that a sequence holds, prompt and output together
+    /// Tokens per sequence: prompt and output
     #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
     pub context: u32,
 
-    /// Of these, those that are generated; the rest is the prompt
+    /// Output tokens per sequence; the rest of --context is the prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 256)]
     pub output_tokens: u32,
 
-    /// The chance of a drafted token to be accepted, those before it being so; several: by position, the last goes on
+    /// Probability that a drafted token is accepted, given that all before it were; several values: by
+    /// position, the last one repeats
     #[arg(long, value_name = "P,..", value_delimiter = ',', default_value = "0.7")]
     pub acceptance: Vec<f64>,
 
-    /// Requests per second that have to be served
+    /// Requests per second to serve
     #[arg(long, value_name = "REQUESTS")]
     pub rate: Option<f64>,
 
-    /// Loads to show, sequences at one target; those that memory allows and that number itself
+    /// Loads to show, in sequences per target; loads beyond the memory limit are dropped, the limit itself is
+    /// added
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,4,16,64,256")]
     pub concurrency: Vec<u32>,
 
-    /// Price of one target GPU, per hour, in any currency
+    /// Price of one target GPU per hour, in any currency
     #[arg(long, value_name = "PRICE")]
     pub gpu_price: Option<f64>,
 
-    /// Price of one draft GPU, per hour, in the same currency
+    /// Price of one draft GPU per hour, in the same currency
     #[arg(long, value_name = "PRICE")]
     pub draft_gpu_price: Option<f64>,
 
@@ -125,19 +128,19 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
-/// What a data sheet does not say.
+/// Assumptions that no data sheet states.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Assumptions, each to be replaced by a measurement")]
 struct AssumptionArgs {
-    /// Share of the memory bandwidth that decoding reaches
+    /// Share of the memory bandwidth reached in decoding
     #[arg(long, value_name = "SHARE", default_value_t = 0.75)]
     bandwidth_share: f64,
 
-    /// Share of the dense arithmetic that is reached
+    /// Share of the dense compute peak reached
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     compute_share: f64,
 
-    /// Share of the memory that weights and KV may take
+    /// Share of the memory available for weights and KV
     #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
     memory_share: f64,
 
@@ -145,42 +148,42 @@ struct AssumptionArgs {
     #[arg(long, value_name = "US", default_value_t = 300.0)]
     step_overhead_us: f64,
 
-    /// Fixed cost of one sum over a target's GPUs, microseconds; there are two a layer
+    /// Fixed cost of one all-reduce over a target's GPUs, microseconds; there are two per layer
     #[arg(long, value_name = "US", default_value_t = 12.0)]
     all_reduce_us: f64,
 
-    /// Router to worker and back, microseconds
+    /// Round-trip time from router to worker, microseconds
     #[arg(long, value_name = "US", default_value_t = 300.0)]
     wire_us: f64,
 
-    /// What the router takes of a round for each further sequence in it, microseconds (`make measure-router`)
+    /// Router time per round for each sequence beyond the first, microseconds (`make measure-router`)
     #[arg(long, value_name = "US", default_value_t = 20.0)]
     router_us: f64,
 
-    /// Rows of one forward of a target, at most: what its workers are told by --max-batch-rows
+    /// Maximum rows per forward of a target, as set by --max-batch-rows of its workers
     #[arg(long, value_name = "ROWS", default_value_t = 512)]
     max_batch_rows: u32,
 }
 
-/// Why there is no plan.
+/// Errors of `outrider plan`.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// A flag makes no sense.
+    /// The value of a flag is invalid.
     #[error("{flag} is {value}, expected {expected}")]
     Usage {
-        /// Which.
+        /// The flag.
         flag: &'static str,
-        /// As it was given.
+        /// The value as given.
         value: String,
-        /// What would have been accepted.
+        /// What is accepted.
         expected: String,
     },
-    /// A config.json cannot be read, or is of an unknown kind.
+    /// A config.json cannot be read, or its architecture is unknown.
     #[error(transparent)]
     Config(#[from] EngineError),
 }
 
-/// Run the subcommand to its end. What goes wrong is printed here, on one line.
+/// Runs the subcommand. Prints an error on one line.
 #[expect(clippy::print_stdout, clippy::print_stderr, reason = "the plan is the program's output")]
 pub fn main(args: &PlanArgs) -> ExitCode {
     match inputs(args) {
@@ -202,7 +205,7 @@ pub fn main(args: &PlanArgs) -> ExitCode {
     }
 }
 
-/// Checked arguments.
+/// Validates the arguments.
 pub fn inputs(args: &PlanArgs) -> Result<Inputs, PlanError> {
     let share = |flag, value: f64| check(flag, value, "more than 0, at most 1", value > 0.0 && value <= 1.0);
     let amount = |flag, value: f64| check(flag, value, "0 or more", value >= 0.0 && value.is_finite());

@@ -1,5 +1,5 @@
-//! The plan itself: for each way to place the draft, what fits, how fast it is at each load, what it costs, what breaks first.
-//! Pure: [`Inputs`] in, [`Plan`] out.
+//! The plan: for each placement of the draft, what fits, its speed at each load, its cost, and the limit that
+//! is reached first. Pure: [`Inputs`] in, [`Plan`] out.
 
 use engine::ModelShape;
 use scheduling::cost::StepTimes;
@@ -11,155 +11,155 @@ use super::round::{Drafting, Outcome, Rounds};
 use super::step_time::{Assumptions, Forward, Roofline, StepCost, as_profiled};
 use super::weights::{Format, KvFormat, Weights, kv_bytes_per_token};
 
-/// A model, and where it runs.
+/// A model and the GPUs on which it runs.
 #[derive(Debug, Clone)]
 pub struct Site {
     /// The model.
     pub shape: ModelShape,
-    /// Its weights.
+    /// Weight format.
     pub format: Format,
-    /// The GPUs that split it.
+    /// The GPUs over which it is split.
     pub gpus: GpuSet,
 }
 
-/// What is asked of the models.
+/// The load and its properties.
 #[derive(Debug, Clone)]
 pub struct Traffic {
-    /// Tokens that a sequence holds.
+    /// Tokens per sequence.
     pub context: u32,
-    /// Of these, those that are generated.
+    /// Generated tokens of these.
     pub output_tokens: u32,
     /// Acceptance by position.
     pub acceptance: Vec<f64>,
     /// Requests per second.
     pub rate: Option<f64>,
-    /// Loads to show, sequences at one target.
+    /// Loads to show, in sequences per target.
     pub loads: Vec<u32>,
 }
 
 /// Prices per GPU and hour.
 #[derive(Debug, Clone, Copy)]
 pub struct Prices {
-    /// Of a target's.
+    /// Price of a target's GPU.
     pub gpu: Option<f64>,
-    /// Of a draft worker's.
+    /// Price of a draft worker's GPU.
     pub draft_gpu: Option<f64>,
 }
 
-/// Everything that a plan follows from.
+/// All inputs of a plan.
 #[derive(Debug, Clone)]
 pub struct Inputs {
-    /// One target.
+    /// The model and GPUs of one target.
     pub target: Site,
-    /// How many of it.
+    /// Number of targets.
     pub targets: u32,
-    /// The draft and its weights.
+    /// The draft and its weight format.
     pub draft: Option<(ModelShape, Format)>,
-    /// GPUs that only draft.
+    /// GPUs only for drafting.
     pub draft_gpus: Option<GpuSet>,
-    /// Keys and values of both.
+    /// Format of keys and values, for both models.
     pub kv: KvFormat,
-    /// What is asked.
+    /// The load.
     pub traffic: Traffic,
-    /// What it may cost.
+    /// Prices, if given.
     pub prices: Prices,
-    /// What no data sheet says.
+    /// Assumptions that no data sheet states.
     pub assumed: Assumptions,
 }
 
-/// Gigabytes of weights, every parameter at its format's width.
+/// Weights in GB, with every parameter at its format's width.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct WeightsGb {
-    /// One target's.
+    /// Weights of one target.
     pub target: f64,
-    /// One draft's; 0 without one.
+    /// Weights of one draft; 0 without one.
     pub draft: f64,
-    /// Both.
+    /// The sum of both.
     pub total: f64,
 }
 
 /// A plan.
 #[derive(Debug, Clone, Serialize)]
 pub struct Plan {
-    /// Weights at a glance.
+    /// Summary of the weights.
     pub weights_gb: WeightsGb,
-    /// The target's memory.
+    /// Memory of the target's weights.
     pub target: Weights,
-    /// The draft's.
+    /// Memory of the draft's weights.
     pub draft: Option<Weights>,
     /// The GPUs of one target.
     pub target_gpus: String,
-    /// How many targets.
+    /// Number of targets.
     pub targets: u32,
-    /// GPUs that only draft.
+    /// GPUs only for drafting.
     pub draft_gpus: Option<String>,
-    /// Bytes of keys and values of a token at one target, all its GPUs together.
+    /// KV bytes per token at one target, summed over its GPUs.
     pub kv_bytes_per_token: f64,
-    /// The same of the draft, on one GPU.
+    /// KV bytes per token of the draft on one GPU.
     pub draft_kv_bytes_per_token: Option<f64>,
-    /// Tokens that a sequence holds.
+    /// Tokens per sequence.
     pub context: u32,
-    /// Of these, generated.
+    /// Generated tokens of these.
     pub output_tokens: u32,
     /// Acceptance by position.
     pub acceptance: Vec<f64>,
-    /// The time of one prompt on an idle target, milliseconds.
+    /// Prefill time of one prompt on an idle target, milliseconds.
     pub prompt_ms: f64,
-    /// The ways to place the draft.
+    /// The placements of the draft.
     pub placements: Vec<Placement>,
-    /// What was assumed.
+    /// The assumptions.
     pub assumed: Assumptions,
 }
 
-/// One way to place the draft.
+/// One placement of the draft.
 #[derive(Debug, Clone, Serialize)]
 pub struct Placement {
     /// `plain`, `colocated` or `apart`.
     pub name: &'static str,
-    /// Memory left for keys and values at one target, GB; less than nothing: the weights do not fit.
+    /// Memory left for KV at one target, GB; negative if the weights do not fit.
     pub kv_budget_gb: f64,
-    /// The same of one draft worker, where it has GPUs of its own.
+    /// Memory left for KV at one draft worker, GB, if it has separate GPUs.
     pub draft_kv_budget_gb: Option<f64>,
-    /// Sequences of `context` tokens that one target, and its part of the draft workers, can hold.
+    /// Sequences of `context` tokens that fit into one target and its share of the draft workers.
     pub concurrency: u64,
-    /// By load.
+    /// Results by load.
     pub loads: Vec<LoadLine>,
-    /// What was asked for by `--rate`.
+    /// Result for `--rate`, if given.
     pub rate: Option<RateAnswer>,
-    /// What runs out, soonest first.
+    /// Limits, lowest first.
     pub limits: Vec<Limit>,
-    /// Draft GPUs wanted for each target at its full load.
+    /// Draft GPUs wanted per target at its full load.
     pub wanted_draft_gpus_per_target: Option<u64>,
-    /// The longest way to the draft and back over which drafting pays for one sequence, milliseconds.
+    /// The longest round-trip time to the draft at which drafting pays for one sequence, milliseconds.
     pub longest_wire_ms: Option<f64>,
 }
 
-/// One load.
+/// Results at one load.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct LoadLine {
-    /// Sequences at one target.
+    /// Sequences per target.
     pub sequences: u64,
-    /// With the best k.
+    /// Results at the best k.
     pub best: Outcome,
-    /// Of the same machines at k = 0.
+    /// Speedup over k = 0 on the same machines.
     pub speedup: f64,
-    /// Of all targets and draft GPUs, per million output tokens, where prices are known.
+    /// Cost of all targets and draft GPUs per million output tokens, if prices are known.
     pub cost_per_million: Option<f64>,
 }
 
-/// Whether a rate of requests is served.
+/// Whether a request rate can be served.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct RateAnswer {
-    /// Requests per second that all targets together can do.
+    /// Maximum requests per second of all targets together.
     pub most: f64,
-    /// Sequences at each target where the wanted rate is reached, and the time per token there; nothing where it is not.
+    /// The smallest load per target that reaches the rate; `None` if none does.
     pub at: Option<LoadLine>,
-    /// Targets, each with its draft GPUs, that the wanted rate needs.
+    /// Number of targets, each with its draft GPUs, that the rate needs.
     pub targets_needed: u64,
 }
 
 impl Plan {
-    /// Works everything out.
+    /// Computes the plan.
     pub fn new(inputs: &Inputs) -> Self {
         let target = Weights::of(&inputs.target.shape, inputs.target.format);
         let draft = inputs.draft.as_ref().map(|(shape, format)| Weights::of(shape, *format));
@@ -195,14 +195,14 @@ impl Plan {
     }
 }
 
-/// A target as it is and as its worker knows it.
+/// A target's actual step times and those that its worker measures.
 #[derive(Clone, Copy)]
 struct Planned<'a> {
     roofline: &'a Roofline,
     known: &'a StepTimes,
 }
 
-/// What memory allows.
+/// Memory limits of a placement.
 struct Room {
     kv_budget_gb: f64,
     draft_kv_budget_gb: Option<f64>,
@@ -229,7 +229,7 @@ impl Inputs {
         self.placement("plain", (&rounds, target.roofline), room)
     }
 
-    /// The draft is split over the target's GPUs as the target is.
+    /// The draft is split over the target's GPUs in the same way as the target.
     fn colocated(&self, target: Planned<'_>) -> Option<Placement> {
         let (shape, format) = self.draft.as_ref()?;
         let gpus = self.target.gpus;
@@ -248,7 +248,7 @@ impl Inputs {
         Some(self.placement("colocated", (&rounds, target.roofline), room))
     }
 
-    /// Each draft GPU holds the whole draft and drafts for its part of the sequences.
+    /// Each draft GPU holds the whole draft and drafts for its share of the sequences.
     fn apart(&self, target: Planned<'_>) -> Option<Placement> {
         let ((shape, format), gpus) = (self.draft.as_ref()?, self.draft_gpus?);
         let one = GpuSet { count: 1, ..gpus };
@@ -352,18 +352,18 @@ impl Inputs {
         RateAnswer { most, at, targets_needed: (rate / (most / targets)).ceil() as u64 }
     }
 
-    /// Memory that weights and KV may take.
+    /// Memory available for weights and KV, GB.
     fn memory_gb(&self, gpus: GpuSet) -> f64 {
         f64::from(gpus.count) * gpus.gpu.memory_gb * self.assumed.memory_share
     }
 
-    /// Whole sequences that a KV budget holds.
+    /// Number of whole sequences that fit into a KV budget.
     fn sequences(&self, budget_gb: f64, bytes_per_token: f64) -> u64 {
         // A negative budget saturates at 0.
         (budget_gb * 1e9 / (bytes_per_token * f64::from(self.traffic.context))) as u64
     }
 
-    /// The time of one prompt.
+    /// Prefill time of one prompt, microseconds.
     fn prompt_us(&self, target: &Roofline) -> f64 {
         let rows = f64::from(self.traffic.context - self.traffic.output_tokens);
         if rows == 0.0 {

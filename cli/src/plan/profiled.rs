@@ -1,5 +1,5 @@
-//! Rounds over the step times of a profile ([`scheduling::profile`]) instead of data sheets. So the closed form of `round` is held
-//! against the simulator and against a cluster, which take the same times.
+//! Rounds over the step times of a profile ([`scheduling::profile`]) instead of data sheets. It allows
+//! comparing the closed form of `round` with the simulator and a cluster, which use the same times.
 
 use scheduling::cost::StepTimes;
 use scheduling::profile::{ForwardRows, Profile, StepCurve};
@@ -22,8 +22,9 @@ impl StepCost for StepCurve {
     }
 }
 
-/// The rounds of one target of `profile`, whose sequences hold so many tokens each. No prompts, sequences that began
-/// together and a router that takes no time, as in the simulator's closed traffic. `known` is what such a target measures of itself.
+/// The rounds of one target of `profile`, whose sequences hold `context` tokens each. Without prompts, with
+/// sequences that start together and without router time, as in the simulator's closed traffic. `known` are
+/// the step times that such a target measures for itself.
 pub fn rounds<'a>(
     (profile, known): (&'a Profile, &'a StepTimes),
     acceptance: &'a [f64],

@@ -1,76 +1,80 @@
-//! Rounds in closed form: what one k gives at a load, with the draft on the target's own GPUs or on others. Pure.
+//! Rounds in closed form: the result of one k at a load, with the draft on the target's GPUs or on separate
+//! ones. Pure.
 //!
-//! Sequences that draft go in groups, some drafted for while others are verified ([`super::groups`]). And a verification of more rows than a
-//! forward holds is several forwards, whatever the groups.
+//! Sequences with drafts run in groups: some are drafted for while others are verified ([`super::groups`]). A
+//! verification with more rows than fit into one forward takes several forwards, independent of the groups.
 
 use super::groups::Groups;
 use super::step_time::{Forward, StepCost};
 
-/// The largest k that is looked at.
+/// The largest k considered.
 pub const MAX_K: u32 = 10;
 
-/// Who drafts.
+/// Where drafting runs.
 #[derive(Clone, Copy)]
 pub enum Drafting<'a> {
-    /// The target's own GPUs, in turns with it.
+    /// On the target's GPUs, alternating with it.
     Colocated(&'a dyn StepCost),
-    /// Workers of their own, over a wire; each drafts for an equal part of the sequences.
+    /// On separate workers, over a wire; each drafts for an equal share of the sequences.
     Apart {
-        /// One worker.
+        /// Step times of one worker.
         draft: &'a dyn StepCost,
-        /// How many.
+        /// Number of workers.
         workers: f64,
-        /// To a worker and back, microseconds.
+        /// Round-trip time to a worker, microseconds.
         wire_us: f64,
     },
 }
 
-/// What the rounds of one target are made of.
+/// Parameters of one target's rounds.
 #[derive(Clone, Copy)]
 pub struct Rounds<'a> {
-    /// The target.
+    /// Step times of the target.
     pub target: &'a dyn StepCost,
-    /// The same as its worker knows it, which profiles itself at some numbers of rows: what it chooses its groups by.
+    /// Step times as known to the target's worker, which profiles itself at some numbers of rows; it chooses
+    /// its groups by them.
     pub known: &'a dyn StepCost,
-    /// The router to the target and back, microseconds.
+    /// Round-trip time from the router to the target, microseconds.
     pub target_wire_us: f64,
-    /// What the router takes of a round for each further sequence in it, microseconds; that for one is part of the wires. Where all processes
-    /// share cores: what any of them takes beyond its forwards, over the cores.
+    /// Router time per round for each sequence beyond the first, microseconds; the time for the first is part
+    /// of the wires. If all processes share cores: the CPU time of all processes beyond their forwards,
+    /// divided by the number of cores.
     pub router_us: f64,
-    /// Rows that one forward of the target holds at most.
+    /// Maximum rows per forward of the target.
     pub target_rows_max: f64,
-    /// Who drafts.
+    /// Where drafting runs.
     pub drafting: Drafting<'a>,
-    /// The chance of each drafted token to be accepted, those before it being so.
+    /// Acceptance by position: probability given that all earlier positions were accepted.
     pub acceptance: &'a [f64],
-    /// Tokens that a sequence holds.
+    /// Tokens per sequence.
     pub context: f64,
-    /// What the target's time for one more prompt, shared out over a sequence's output tokens, comes to: microseconds.
+    /// The target's time for one more prompt, divided by the output tokens of a sequence, microseconds.
     pub prompt_us_per_token: f64,
 }
 
-/// What one k gives.
+/// Result of one k.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Outcome {
-    /// Which k.
+    /// The k.
     pub k: u32,
-    /// Tokens that a round commits.
+    /// Expected tokens committed per round.
     pub expected_tokens: f64,
-    /// The wait for the draft, milliseconds.
+    /// Wait for the draft, milliseconds.
     pub draft_ms: f64,
-    /// The verification, milliseconds.
+    /// Verification time, milliseconds.
     pub verify_ms: f64,
-    /// Time per output token of a sequence, milliseconds; its share of others' prompts included.
+    /// Time per output token of a sequence, milliseconds, including its share of other sequences' prompts.
     pub tpot_ms: f64,
-    /// Of all sequences at the target.
+    /// Tokens per second of all sequences at the target.
     pub tokens_per_second: f64,
 }
 
 impl Rounds<'_> {
-    /// What `k` gives `sequences` that share the target.
+    /// The result of `k` for `sequences` that share the target.
     pub fn at(&self, sequences: f64, k: u32) -> Outcome {
         let turns = Groups::of(self, sequences, k);
-        // A group that is too large for one forward is verified by several, and drafted for in as many parts from then on.
+        // A group that does not fit into one forward is verified by several, and then drafted for in as many
+        // parts.
         let shared = turns.size.min(self.sequences_max(k));
         let expected_tokens = expected_tokens(self.acceptance, k);
         let draft = if k == 0 { 0.0 } else { self.draft_us(turns.draft_batch.min(shared), k) };
@@ -78,7 +82,8 @@ impl Rounds<'_> {
         let router = self.routing_us(shared);
         let verify = self.target_wire_us + router + self.verify_us(shared, k);
         let forwards = turns.groups * self.verify_all_us(turns.size, k);
-        // A group waits for its own draft and verification, or for the target to be done with the others; the router works meanwhile.
+        // A group waits for its draft and verification, or until the target has finished the other groups;
+        // the router works in parallel.
         let round = match self.drafting {
             Drafting::Apart { .. } => (draft + verify).max(forwards),
             Drafting::Colocated(_) => draft + self.target_wire_us + router + forwards,
@@ -90,50 +95,51 @@ impl Rounds<'_> {
             draft_ms: draft / 1e3,
             verify_ms: verify / 1e3,
             tpot_ms: tpot_us / 1e3,
-            // A sequence's own prompt is no part of its time per token, but the target's time all the same.
+            // A sequence's own prompt is not part of its time per token, but it does take the target's time.
             tokens_per_second: sequences * 1e6 / (tpot_us + self.prompt_us_per_token),
         }
     }
 
-    /// The k that commits the most.
+    /// The k that commits the most tokens per second.
     pub fn best(&self, sequences: f64) -> Outcome {
         let all = (0..=MAX_K).map(|k| self.at(sequences, k));
         all.reduce(|best, next| if next.tokens_per_second > best.tokens_per_second { next } else { best })
             .unwrap_or_else(|| self.at(sequences, 0))
     }
 
-    /// How much faster the best k is than none.
+    /// Speedup of the best k over k = 0.
     pub fn speedup(&self, sequences: f64) -> f64 {
         self.best(sequences).tokens_per_second / self.at(sequences, 0).tokens_per_second
     }
 
-    /// How long one of so many sequences that go together stays away from the target between two verifications, where so many are drafted for at
-    /// once.
+    /// Time in which one of `sequences` that run together is away from the target between two verifications,
+    /// when `draft_batch` sequences are drafted for at once.
     pub(super) fn away_us(&self, sequences: f64, draft_batch: f64, k: u32) -> f64 {
         self.draft_us(draft_batch, k) + self.target_wire_us + self.routing_us(sequences)
     }
 
-    /// One forward of the target, as its worker knows it.
+    /// Time of one forward of the target, as known to its worker.
     pub(super) fn known_us(&self, sequences: f64, k: u32) -> f64 {
         self.known.micros(Forward { sequences, rows_each: f64::from(k + 1), context: self.context })
     }
 
-    /// What the router takes of a round for so many sequences that go together.
+    /// Router time per round for `sequences` that run together.
     fn routing_us(&self, sequences: f64) -> f64 {
         (sequences - 1.0).max(0.0) * self.router_us
     }
 
-    /// Sequences whose verifications one forward holds; the last one is never split, so that it may be a little over.
+    /// Number of sequences whose verifications fit into one forward; the last one is never split, so it may
+    /// slightly exceed the limit.
     fn sequences_max(&self, k: u32) -> f64 {
         (self.target_rows_max / f64::from(k + 1)).ceil()
     }
 
-    /// One forward of the target.
+    /// Time of one forward of the target.
     fn verify_us(&self, sequences: f64, k: u32) -> f64 {
         self.target.micros(Forward { sequences, rows_each: f64::from(k + 1), context: self.context })
     }
 
-    /// As many forwards of the target as so many sequences need.
+    /// Time of all forwards of the target that `sequences` need.
     fn verify_all_us(&self, sequences: f64, k: u32) -> f64 {
         let most = self.sequences_max(k);
         let full = (sequences / most).floor();
@@ -142,26 +148,28 @@ impl Rounds<'_> {
         if rest > 0.0 { whole + self.verify_us(rest, k) } else { whole }
     }
 
-    /// The wait for k draft steps of one worker.
+    /// Time of k draft steps of one worker, including the wire.
     fn draft_us(&self, sequences: f64, k: u32) -> f64 {
         let (draft, wire_us) = match self.drafting {
             Drafting::Colocated(draft) => (draft, 0.0),
             Drafting::Apart { draft, wire_us, .. } => (draft, wire_us),
         };
         let step = |rows_each: f64| draft.micros(Forward { sequences, rows_each, context: self.context });
-        // The first step feeds what was committed since: the target's own token, and the last guess, which was never run, where all were accepted.
+        // The first step appends the ids committed since: the target's token and, if all drafts were
+        // accepted, also the last draft, which was never run.
         let fed = 1.0 + accepted_up_to(self.acceptance, k);
         wire_us + step(fed) + f64::from(k.saturating_sub(1)) * step(1.0)
     }
 }
 
-/// The chance that `k` drafted tokens are all accepted. Beyond `acceptance` its last rate goes on.
+/// Probability that `k` drafted tokens are all accepted. Beyond the end of `acceptance` its last rate is
+/// repeated.
 fn accepted_up_to(acceptance: &[f64], k: u32) -> f64 {
     let rate = |position: usize| acceptance.get(position).or(acceptance.last()).copied().unwrap_or(0.0);
     (0..k as usize).map(rate).product()
 }
 
-/// Tokens that a round commits: its own, and each drafted one that survives.
+/// Expected tokens committed per round: the target's own, and each accepted draft.
 pub fn expected_tokens(acceptance: &[f64], k: u32) -> f64 {
     (0..=k).map(|accepted| accepted_up_to(acceptance, accepted)).sum()
 }
@@ -170,7 +178,7 @@ pub fn expected_tokens(acceptance: &[f64], k: u32) -> f64 {
 mod tests {
     use super::*;
 
-    /// So many microseconds, and so many more a row.
+    /// Fixed microseconds, and microseconds per row.
     struct Line(f64, f64);
 
     impl StepCost for Line {
@@ -202,7 +210,7 @@ mod tests {
         assert_eq!((at.draft_ms, at.verify_ms), (2.0, 10.0));
         assert!((at.tokens_per_second - 4.0 * 1.75 / 0.012).abs() < 1e-6);
         assert!((rounds.at(4.0, 0).tpot_ms - 10.0).abs() < 1e-9);
-        // 1.5 / 11, 1.75 / 12, 1.875 / 13: two is best.
+        // 1.5 / 11, 1.75 / 12, 1.875 / 13: k = 2 is best.
         assert_eq!(rounds.best(4.0).k, 2);
     }
 
@@ -211,11 +219,12 @@ mod tests {
         let draft = Line(5_000.0, 0.0);
         let apart = |workers| Drafting::Apart { draft: &draft, workers, wire_us: 0.0 };
         let by_row = Line(0.0, 1_000.0);
-        // 8 sequences of 2 rows: together 5 + 16 ms; in two groups the draft hides behind the other group's 8 ms.
+        // 8 sequences of 2 rows: together 5 + 16 ms; with two groups the draft overlaps with the other
+        // group's 8 ms.
         assert!((rounds(&by_row, apart(2.0), &[1.0]).at(8.0, 1).tpot_ms - 16.0 / 2.0).abs() < 1e-9);
         let flat = Line(16_000.0, 0.0);
         assert!((rounds(&flat, apart(8.0), &[1.0]).at(8.0, 1).tpot_ms - 21.0 / 2.0).abs() < 1e-9);
-        // On the target's own GPUs nothing hides.
+        // On the target's GPUs nothing overlaps.
         let colocated = Drafting::Colocated(&draft);
         assert!((rounds(&by_row, colocated, &[1.0]).at(8.0, 1).tpot_ms - 21.0 / 2.0).abs() < 1e-9);
     }
@@ -225,11 +234,11 @@ mod tests {
         let (target, draft) = (Line(0.0, 1_000.0), Line(5_000.0, 0.0));
         let drafting = Drafting::Apart { draft: &draft, workers: 1.0, wire_us: 0.0 };
         let rounds = Rounds { target_rows_max: 12.0, ..rounds(&target, drafting, &[1.0]) };
-        // 8 sequences of 2 rows are two forwards of 8 rows by turns.
+        // 8 sequences of 2 rows take two forwards of 8 rows each.
         assert!((rounds.at(8.0, 1).tpot_ms - 16.0 / 2.0).abs() < 1e-9);
         let colocated = Rounds { drafting: Drafting::Colocated(&draft), ..rounds };
         assert!((colocated.at(8.0, 1).tpot_ms - 21.0 / 2.0).abs() < 1e-9);
-        // Plain steps of 30 sequences: 12, 12 and 6.
+        // Plain steps of 30 sequences: forwards of 12, 12 and 6 rows.
         assert!((rounds.at(30.0, 0).tpot_ms - 30.0).abs() < 1e-9);
     }
 

@@ -1,8 +1,9 @@
-//! What a forward takes: by a roofline over a data sheet, or by step times that a worker profiled. [`super::round`] builds on either.
+//! Time of a forward: from a roofline over a data sheet, or from step times that a worker profiled.
+//! [`super::round`] uses either.
 //!
-//! The roofline: a forward takes as long as the slower of reading (weights once, the KV of every sequence) and multiplying (every
-//! row), then the ranks' sums travel, then the fixed cost of launching it. The shares of the data sheet that a real engine gets are
-//! assumptions with flags of their own; they are printed with every plan.
+//! The roofline: a forward takes the longer of memory reads (weights once, the KV cache of every sequence)
+//! and arithmetic (every row), plus the all-reduce over the ranks, plus a fixed launch cost. The reached
+//! shares of the data sheet's peaks are assumptions with flags; they are printed with every plan.
 
 use engine::ModelShape;
 use scheduling::cost::{self, PROFILED_ROWS, StepTimePoint, StepTimes};
@@ -11,24 +12,24 @@ use scheduling::profile::PROFILED_CONTEXTS;
 use super::gpu::{Gpu, GpuSet};
 use super::weights::{Format, KvFormat, Weights, kv_bytes_per_token};
 
-/// Rows of one forward.
+/// Shape of one forward.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Forward {
-    /// Sequences in it.
+    /// Number of sequences.
     pub sequences: f64,
-    /// Rows of each.
+    /// Rows per sequence.
     pub rows_each: f64,
-    /// Tokens that each holds.
+    /// Tokens held per sequence.
     pub context: f64,
 }
 
-/// What a model's forward takes somewhere.
+/// Time of a model's forwards on some hardware.
 pub trait StepCost {
-    /// Microseconds.
+    /// Time of a forward, microseconds.
     fn micros(&self, forward: Forward) -> f64;
 }
 
-/// What a worker with such steps measures of itself when it starts, and knows from then on.
+/// The step times that a worker with this cost measures at its start.
 pub fn as_profiled(cost: &dyn StepCost) -> StepTimes {
     let points = PROFILED_CONTEXTS.iter().flat_map(|&context| {
         PROFILED_ROWS.iter().map(move |&rows| StepTimePoint {
@@ -44,7 +45,7 @@ pub fn as_profiled(cost: &dyn StepCost) -> StepTimes {
     StepTimes::new(&points.collect::<Vec<_>>())
 }
 
-/// Profiled times tell rows from the KV of their sequences.
+/// Profiled times depend on rows and on the KV cache of the sequences.
 impl StepCost for StepTimes {
     fn micros(&self, forward: Forward) -> f64 {
         let Forward { sequences, rows_each, context } = forward;
@@ -52,28 +53,28 @@ impl StepCost for StepTimes {
     }
 }
 
-/// The shares of a data sheet's figures that are reached, and what it does not list.
+/// Reached shares of a data sheet's peaks, and costs that it does not list.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Assumptions {
-    /// Of the memory bandwidth.
+    /// Share of the memory bandwidth.
     pub bandwidth_share: f64,
-    /// Of the arithmetic.
+    /// Share of the compute peak.
     pub compute_share: f64,
-    /// Of the memory: the rest is the runtime's, activations', fragments'.
+    /// Share of the memory for weights and KV: the rest is for the runtime, activations and fragmentation.
     pub memory_share: f64,
-    /// Launching a forward, and the scheduler between two, microseconds.
+    /// Launch of a forward, and the scheduler between two, microseconds.
     pub step_overhead_us: f64,
-    /// One sum over all ranks, however small, microseconds.
+    /// One all-reduce over the ranks, regardless of its size, microseconds.
     pub all_reduce_us: f64,
-    /// Router to worker and back, microseconds.
+    /// Round-trip time from router to worker, microseconds.
     pub wire_us: f64,
-    /// What the router takes of a round for each further sequence in it, microseconds.
+    /// Router time per round for each sequence beyond the first, microseconds.
     pub router_us: f64,
-    /// Rows of one forward, at most.
+    /// Maximum rows per forward.
     pub rows_max: u32,
 }
 
-/// One model on some GPUs that split it.
+/// One model, split over some GPUs.
 #[derive(Debug, Clone)]
 pub struct Roofline {
     gpu: Gpu,
@@ -85,7 +86,7 @@ pub struct Roofline {
     kv_bytes_per_token: f64,
 }
 
-/// What a forward's time consists of, microseconds.
+/// Parts of a forward's time, microseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Parts {
     /// Reading weights.
@@ -94,21 +95,21 @@ pub struct Parts {
     pub kv: f64,
     /// Arithmetic.
     pub compute: f64,
-    /// Sums over the ranks.
+    /// All-reduce over the ranks.
     pub all_reduce: f64,
-    /// The fixed cost.
+    /// Fixed cost.
     pub overhead: f64,
 }
 
 impl Parts {
-    /// Reading and arithmetic go on at once.
+    /// Total time. Reading and arithmetic overlap.
     pub fn total(&self) -> f64 {
         (self.weights + self.kv).max(self.compute) + self.all_reduce + self.overhead
     }
 }
 
 impl Roofline {
-    /// `shape` split over all of `gpus`.
+    /// Creates the roofline of `shape` split over all of `gpus`.
     pub fn new(
         shape: &ModelShape,
         (format, kv): (Format, KvFormat),
@@ -126,7 +127,7 @@ impl Roofline {
         }
     }
 
-    /// What `forward` takes, by part.
+    /// Time of `forward`, by part.
     pub fn parts(&self, forward: Forward) -> Parts {
         let rows = forward.sequences * forward.rows_each;
         let ranks = f64::from(self.ranks);
@@ -136,7 +137,7 @@ impl Roofline {
             Format::F32 | Format::Bf16 => self.gpu.bf16_tflops,
             Format::Int8 | Format::Int4 => self.gpu.int8_tops,
         };
-        // Keys and values are floats whatever the weights are.
+        // Keys and values are floats in every weight format.
         let attention = 4 * self.shape.num_layers * self.shape.num_heads * self.shape.head_dim;
         let share = ranks * self.assumed.compute_share * 1e6;
         let compute = rows * 2.0 * self.shape.multiplied() as f64 / (tera * share)
@@ -150,7 +151,7 @@ impl Roofline {
         }
     }
 
-    /// Two sums a layer, bf16: each rank sends and receives (n - 1) / n of them twice.
+    /// Two all-reduces per layer, in bf16: each rank sends and receives (n - 1) / n of the data twice.
     fn all_reduce(&self, rows: f64) -> f64 {
         if self.ranks == 1 {
             return 0.0;

@@ -1,4 +1,4 @@
-//! A plan as a person reads it.
+//! Renders a plan as text.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::limits::Limit;
 use super::placement::{LoadLine, Placement, Plan, RateAnswer};
 use super::weights::Weights;
 
-/// The whole plan as text.
+/// Renders the whole plan.
 pub(super) fn text(plan: &Plan) -> String {
     let mut text = String::new();
     memory(&mut text, plan);

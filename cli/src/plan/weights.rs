@@ -1,26 +1,28 @@
-//! What a model holds in memory: weights by format, the scales of quantized ones, what is never quantized, keys and values.
+//! Memory of a model: weights by format, the scales of quantized weights, the parts that are never quantized,
+//! keys and values.
 //!
-//! `weights` counts every parameter at its format's width, as published sums do. What a server holds besides is kept apart: scales,
-//! and what the engine does not quantize (the table of input embeddings, norms, biases).
+//! `weights` counts every parameter at its format's width, as published sums do. The additional memory of a
+//! server is counted separately: scales, and what the engine does not quantize (input embeddings, norms,
+//! biases).
 
 use engine::ModelShape;
 use serde::Serialize;
 
-/// What weights are held as.
+/// Weight formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// 32-bit floats.
     F32,
     /// 16-bit floats.
     Bf16,
-    /// 8-bit integers, an f32 scale for each output.
+    /// 8-bit integers, with an f32 scale per output channel.
     Int8,
-    /// 4-bit integers, a bf16 scale for each group of 32.
+    /// 4-bit integers, with a bf16 scale per group of 32.
     Int4,
 }
 
 impl Format {
-    /// As on the command line.
+    /// The name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -30,7 +32,7 @@ impl Format {
         }
     }
 
-    /// Bytes of one weight, without scales.
+    /// Bytes per weight, without scales.
     pub fn bytes(self) -> f64 {
         match self {
             Self::F32 => 4.0,
@@ -45,19 +47,19 @@ impl Format {
     }
 }
 
-/// What keys and values are held as.
+/// Formats of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum KvFormat {
     /// 32-bit floats.
     F32,
-    /// 16-bit floats: what the engine holds beside every weight format but f32.
+    /// 16-bit floats: the engine's format with every weight format except f32.
     Bf16,
-    /// One byte: what other engines call fp8 or int8 KV.
+    /// One byte: fp8 or int8 KV in other engines.
     Int8,
 }
 
 impl KvFormat {
-    /// Bytes of one number.
+    /// Bytes per number.
     pub fn bytes(self) -> f64 {
         match self {
             Self::F32 => 4.0,
@@ -68,27 +70,27 @@ impl KvFormat {
 }
 
 const GB: f64 = 1e9;
-/// The engine holds norms and biases in f32, scales of channels too, scales of groups in bf16.
+/// The engine keeps norms, biases and channel scales in f32, and group scales in bf16.
 const VECTOR_BYTES: f64 = 4.0;
 const INT8_SCALE_BYTES: f64 = 4.0;
 const INT4_SCALE_BYTES: f64 = 2.0;
-/// A table of input embeddings is never quantized.
+/// Input embeddings are never quantized.
 const STORED_BYTES: f64 = 2.0;
 
 /// The memory of one model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Weights {
-    /// Parameters, tied ones once.
+    /// Number of parameters; tied ones count once.
     pub parameters: u64,
-    /// Every parameter at the format's width, GB.
+    /// All parameters at the format's width, GB.
     pub weights_gb: f64,
     /// Scales of quantized projections, GB.
     pub scales_gb: f64,
-    /// What the engine holds above that: input embeddings, norms and biases, which are not quantized, GB.
+    /// Additional memory for what the engine does not quantize: input embeddings, norms and biases, GB.
     pub unquantized_gb: f64,
-    /// All three: what has to fit, GB.
+    /// The sum of the three, which has to fit into memory, GB.
     pub resident_gb: f64,
-    /// Of that, what each forward reads, GB: all but the table of input embeddings.
+    /// The part that each forward reads, GB: all except the input embeddings.
     pub read_gb: f64,
 }
 
@@ -107,7 +109,7 @@ impl Weights {
         };
         let multiplied_gb = shape.multiplied() as f64 * format.bytes() / GB;
         let vectors_gb = shape.vectors() as f64 * VECTOR_BYTES / GB;
-        // A tied table is read as the last projection; quantized, it is that and the table.
+        // A tied table is also the output projection; when quantized, both exist separately.
         let table_gb = match (format.is_quantized(), shape.tied) {
             (true, _) => shape.embedding() as f64 * STORED_BYTES / GB,
             (false, true) => 0.0,
@@ -120,8 +122,7 @@ impl Weights {
     }
 }
 
-/// Bytes of keys and values of one token, on all of `ranks` together: a KV head that is split over more ranks than there are
-/// heads is held by each of them.
+/// KV bytes per token, summed over all `ranks`: with more ranks than KV heads, each head is replicated.
 pub fn kv_bytes_per_token(shape: &ModelShape, format: KvFormat, ranks: u32) -> f64 {
     let copies = (u64::from(ranks) / shape.num_kv_heads).max(1);
     (shape.kv_numbers_per_token() * copies) as f64 * format.bytes()

@@ -1,4 +1,4 @@
-//! The command line of `outrider up`, as it is written. What it means is decided in `preflight`.
+//! The command line of `outrider up`, unresolved. `preflight` applies defaults and checks it.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use engine::ParameterCount;
 
-/// More workers than this on one machine is a slip of the finger.
+/// Upper limit of workers on one machine, to catch typing errors.
 const WORKERS_MAX: u64 = 64;
 
 const EXAMPLES: &str = "\
@@ -29,69 +29,72 @@ pub struct UpArgs {
     #[arg(long, value_name = "DIR")]
     pub target: Option<PathBuf>,
 
-    /// Who guesses: a checkpoint directory, `ngram` or `none` [default: the bundled models/demo/draft; with --target, ngram]
+    /// Draft: a checkpoint directory, `ngram` or `none` [default: the bundled models/demo/draft; with
+    /// --target, ngram]
     #[arg(long, value_name = "DIR|ngram|none")]
     pub draft: Option<DraftArg>,
 
-    /// What the workers are: models, or pools that only keep the time of a profile (deploy/profiles) and compute nothing
+    /// Run synthetic workers, which reproduce a profile's step times (deploy/profiles) and compute nothing,
+    /// instead of models
     #[arg(long, value_name = "synthetic:FILE", conflicts_with = "target")]
     pub engine: Option<SyntheticArg>,
 
-    /// With a synthetic engine: the factor that every step's time is multiplied by
+    /// Factor on every step time of a synthetic engine
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, requires = "engine")]
     pub time_scale: f64,
 
-    /// How many draft workers to run [default: 1, or as many as the profile has]
+    /// Number of draft workers [default: 1, or the profile's number]
     #[arg(long, value_name = "N", value_parser = workers())]
     pub draft_workers: Option<u64>,
 
-    /// How many target workers to run [default: 1, or as many as the profile has]
+    /// Number of target workers [default: 1, or the profile's number]
     #[arg(long, value_name = "N", value_parser = workers())]
     pub target_workers: Option<u64>,
 
-    /// Where to serve HTTP; port 0 takes a free one
+    /// HTTP address; port 0 selects a free port
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
     pub http: SocketAddr,
 
-    /// Where to serve gRPC; port 0 takes a free one
+    /// gRPC address; port 0 selects a free port
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8001")]
     pub grpc: SocketAddr,
 
-    /// Where the router serves its console and metrics; port 0 takes a free one
+    /// Address of the router's console and metrics; port 0 selects a free port
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8002")]
     pub admin: SocketAddr,
 
-    /// For demonstrations: add about this many parameters to the target, such as 250M, that change no token but cost the time and memory
-    /// (2 bytes each) of a bigger model, so that drafting has something to gain; 0 adds none [default: 250M for the bundled target, else 0]
+    /// Ballast of the target, in parameters, such as 250M: for demonstrations. Ballast changes no token but
+    /// costs the time and memory (2 bytes per parameter) of a bigger model, so that drafting has something to
+    /// gain; 0 adds none [default: 250M for the bundled target, else 0]
     #[arg(long, value_name = "PARAMS", conflicts_with = "engine")]
     pub ballast: Option<ParameterCount>,
 
-    /// Do not measure, once all are ready, what drafting gains
+    /// Skip the measurement of what drafting gains, once all are ready
     #[arg(long)]
     pub no_evidence: bool,
 
-    /// Compute threads of each worker [default: each worker's own, which is all cores: draft and target work in turns]
+    /// Compute threads per worker [default: the worker's default, all cores: draft and target run in turns]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
 
-    /// File of accepted API keys; without one, only loopback is served
+    /// File of accepted API keys; without it the server accepts only loopback addresses
     #[arg(long, value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
 
-    /// Log level of the processes: error, warn, info, debug, trace, or a filter like `router=debug,info` [default: info, shown once all
-    /// are ready]
+    /// Log level of the processes: error, warn, info, debug, trace, or a filter like `router=debug,info`
+    /// [default: info, shown once all are ready]
     #[arg(long, value_name = "LEVEL")]
     pub log: Option<String>,
 }
 
-/// What stands behind `--draft`.
+/// The value of `--draft`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DraftArg {
-    /// A checkpoint directory. One that is called `ngram` or `none` is written `./ngram`.
+    /// A checkpoint directory. A directory named `ngram` or `none` is written `./ngram`.
     Model(PathBuf),
     /// The table of n-grams.
     Ngram,
-    /// Nobody guesses.
+    /// No draft.
     None,
 }
 
@@ -107,7 +110,7 @@ impl FromStr for DraftArg {
     }
 }
 
-/// What stands behind `--engine`.
+/// The value of `--engine`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyntheticArg {
     /// The profile's file.

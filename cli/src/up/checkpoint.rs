@@ -1,13 +1,13 @@
-//! Model directories on disk: whether one looks like a checkpoint, and where the bundled pair is.
+//! Model directories on disk: whether one looks like a checkpoint, and the location of the bundled pair.
 //!
-//! Only looks at which files are there. Loading, with its checks of shapes and names, is the workers' job.
+//! Only checks which files exist. The workers load the model and check shapes and names.
 
 use std::path::{Path, PathBuf};
 
-/// Where the bundled pair stands in the repository.
+/// Path of the bundled pair in the repository.
 pub const BUNDLED_PAIR: &str = "models/demo";
 
-/// What is missing in a directory for it to be a Hugging Face checkpoint; nothing if it looks like one.
+/// What a directory lacks to be a Hugging Face checkpoint; `None` if it looks like one.
 pub(super) fn missing_in(directory: &Path) -> Option<String> {
     if !directory.is_dir() {
         return Some("is not a directory".to_owned());
@@ -27,8 +27,9 @@ fn has_weights(directory: &Path) -> bool {
     ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| directory.join(name).is_file())
 }
 
-/// The bundled pair: looked for in the working directory and its parents, then beside this executable and its parents,
-/// so that it is found from anywhere inside the repository and from anywhere with a binary that cargo built there.
+/// The bundled pair: searched in the working directory and its parents, then next to this executable and in
+/// its parents. It is found from anywhere inside the repository, and from anywhere with a binary that cargo
+/// built there.
 pub(super) fn bundled_pair() -> Option<PathBuf> {
     let working_directory = std::env::current_dir().ok();
     let executable = std::env::current_exe().ok();
@@ -36,7 +37,7 @@ pub(super) fn bundled_pair() -> Option<PathBuf> {
     starts.into_iter().find_map(|start| pair_above(&start))
 }
 
-/// A path as a person at this terminal would write it: relative where it lies below the working directory.
+/// Formats a path for display: relative if it is below the working directory.
 pub(super) fn shown(path: &Path) -> std::path::Display<'_> {
     let working_directory = std::env::current_dir().unwrap_or_default();
     path.strip_prefix(working_directory).unwrap_or(path).display()

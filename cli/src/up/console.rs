@@ -1,7 +1,9 @@
-//! What a person sees of `outrider up`: progress while the models load, one ready line, the processes' logs with a prefix.
+//! Terminal output of `outrider up`: progress while the models load, one ready line, prefixed logs of the
+//! processes.
 //!
-//! Everything goes to standard error but the ready line and the command to paste, which go to standard output. Colours and
-//! moving lines are used only on a terminal.
+//! Everything goes to standard error except results (the ready line with the command to paste, the evidence
+//! and the console's address), which go to standard output. Colours and animated lines are used only on a
+//! terminal.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -17,9 +19,9 @@ use crate::cluster::{Cluster, LogSink};
 const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
 /// Names are padded to this width so that log lines align.
 const NAME_WIDTH: usize = 9;
-/// Log lines that are kept while processes load; the oldest go first.
+/// Log lines kept while processes load; the oldest are dropped first.
 const HELD_LINES: usize = 2_000;
-/// Between two pictures of a spinner.
+/// Interval between two frames of a spinner.
 const TICK: Duration = Duration::from_millis(120);
 
 /// The terminal or the log file that `up` writes to.
@@ -28,7 +30,7 @@ pub(super) struct Console {
     progress: MultiProgress,
     bars: Mutex<HashMap<String, ProgressBar>>,
     names: Mutex<Vec<String>>,
-    /// Log lines of processes that are not ready, unless they are shown at once.
+    /// Log lines of processes that are still loading, unless they are shown immediately.
     held: Mutex<Option<VecDeque<String>>>,
 }
 
@@ -39,18 +41,18 @@ impl Console {
         Self { terminal, progress, bars: Mutex::default(), names: Mutex::default(), held: Mutex::default() }
     }
 
-    /// Keep log lines to itself from now on: one process that cannot start is explained by one line.
+    /// Buffers log lines from now on, so that a failed start is explained by one line.
     pub(super) fn hold_logs(&self) {
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(VecDeque::new());
     }
 
-    /// Write the lines that were kept, and all that come.
+    /// Writes the buffered lines, and later lines directly.
     pub(super) fn release_logs(&self) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.take().into_iter().flatten().for_each(|line| self.write(&line));
     }
 
-    /// Show for each process what it is doing until it is ready.
+    /// Shows what each process does until it is ready.
     pub(super) fn begin_loading(&self, processes: &[(String, String)]) {
         let style = ProgressStyle::with_template("{prefix} {spinner} {msg} ({elapsed})");
         let style = style.expect("the template is a constant that names known fields");
@@ -67,7 +69,7 @@ impl Console {
         }
     }
 
-    /// One process is ready.
+    /// Reports that one process is ready.
     pub(super) fn loaded(&self, name: &str, after: Duration) {
         match self.bars.lock().unwrap_or_else(PoisonError::into_inner).remove(name) {
             Some(bar) => bar.finish_and_clear(),
@@ -77,13 +79,13 @@ impl Console {
         self.write(&format!("{}: ready after {:.1} s", name, after.as_secs_f64()));
     }
 
-    /// Take away what still moves.
+    /// Removes the remaining progress lines.
     pub(super) fn end_loading(&self) {
         let bars = std::mem::take(&mut *self.bars.lock().unwrap_or_else(PoisonError::into_inner));
         bars.into_values().for_each(|bar| bar.finish_and_clear());
     }
 
-    /// The cluster serves `model`: say where, and what to paste.
+    /// Prints where the cluster serves `model`, and a command to paste.
     pub(super) fn ready(&self, checked: &Checked, cluster: &Cluster, (model, after): (&str, Duration)) {
         let url = cluster.http_url();
         let curl = curl_command(&url, model, checked.spec.api_keys.is_some());
@@ -96,22 +98,22 @@ impl Console {
         self.print_result(&text);
     }
 
-    /// What drafting gains, on one line.
+    /// Prints the evidence line: what drafting gains.
     pub(super) fn evidence(&self, line: &str) {
         self.print_result(line);
     }
 
-    /// The last word before the person at the terminal goes on: where to look, and how to end it.
+    /// Prints the last lines of the start: the console's address and how to stop.
     pub(super) fn open(&self, admin: &str) {
         self.print_result(&format!("console: {admin}/\n\nCtrl-C stops it.\n"));
     }
 
-    /// Something that happened.
+    /// Prints a note.
     pub(super) fn note(&self, text: &str) {
         self.write(&format!("outrider: {text}"));
     }
 
-    /// Something that went wrong.
+    /// Prints an error.
     pub(super) fn error(&self, text: &str) {
         let label = if self.terminal { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
         self.write(&format!("{label} {text}"));
@@ -132,7 +134,7 @@ impl Console {
 
     #[expect(clippy::print_stderr, reason = "talking to the person at the terminal is this file's job")]
     fn write(&self, line: &str) {
-        // Moving lines step aside for this one.
+        // Suspends progress lines while this line is printed.
         self.progress.suspend(|| eprintln!("{line}"));
     }
 
@@ -158,7 +160,8 @@ impl LogSink for Console {
     }
 }
 
-/// The name under which the router serves the target. With API keys it does not tell us, and any name that it lists will do.
+/// The name under which the router serves the target. With API keys the router does not report it, and a
+/// placeholder is returned.
 pub(super) async fn served_model(url: &str) -> String {
     let ask = async {
         let models =

@@ -1,8 +1,9 @@
-//! One line of evidence: what drafting gains on this machine. One seeded prompt is answered without drafts and with them, in turns and
-//! after a warm-up, and token ids are compared.
+//! One line of evidence of what drafting gains on this machine. One seeded prompt is decoded without drafts
+//! and with them, alternating and after a warm-up, and token ids are compared.
 //!
-//! Requests go to the router as the console's race sends them (`POST /console/generate` at its admin address), for that answer has ids.
-//! The reading of answers and the line are pure. It takes seconds, and a slow model is given less to write.
+//! Requests go to the router in the same way as from the console's race (`POST /console/generate` at its
+//! admin address), because those responses contain ids. Parsing responses and formatting the line are pure.
+//! It takes seconds; a slow model generates fewer tokens.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,38 +12,38 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use speculation::TokenId;
 
-/// What is asked; the command that `up` prints for pasting asks the same.
+/// The prompt, also used in the command that `up` prints for pasting.
 pub(super) const PROMPT: &str = "Write a Python function that reverses a list.";
-/// Of all draws.
+/// Sampling seed.
 pub(super) const SEED: u64 = 7;
-/// Tokens of an answer, where the model is fast enough.
+/// Maximum tokens per response, if the model is fast enough.
 const TOKENS_MAX: f64 = 64.0;
 const TOKENS_MIN: f64 = 16.0;
-/// About how long an answer without drafts may take.
+/// Approximate time of a response without drafts.
 const ANSWER_SECONDS: f64 = 3.0;
-/// Tokens of the first answers, which are not timed: caches fill, and the lane sees its first drafts.
+/// Tokens of the warm-up responses, which are not timed: caches fill, and the lane sees its first drafts.
 const WARM_UP_TOKENS: u32 = 24;
-/// Rounds of one answer with drafts and one without; even, for they begin in turns.
+/// Rounds of one response with drafts and one without; even, because they alternate in starting.
 const ROUNDS: usize = 2;
-/// Past it nothing is said.
+/// After this time the measurement is abandoned.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What was found.
+/// Result of the measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Evidence {
     on: Arm,
     off: Arm,
-    /// Tokens of each answer.
+    /// Tokens per response.
     tokens: usize,
-    /// Why nothing was drafted, where the router says.
+    /// Why nothing was drafted, if the router reports it.
     disabled_reason: Option<String>,
 }
 
-/// Answers of one kind, added up.
+/// Sum of the responses with drafts, or of those without.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Arm {
     tokens: usize,
-    /// From a request's arrival to its last token.
+    /// Time from a request's arrival to its last token.
     ms: f64,
     drafted: u64,
 }
@@ -71,7 +72,7 @@ impl Arm {
         self.drafted += answer.drafted;
     }
 
-    /// Tokens a second.
+    /// Tokens per second.
     fn pace(&self) -> f64 {
         1e3 * self.tokens as f64 / self.ms
     }
@@ -91,7 +92,7 @@ impl fmt::Display for Evidence {
     }
 }
 
-/// Asks the router at `admin` for answers of `model`.
+/// Runs the measurement with `model` at the router's address `admin`.
 pub(super) async fn measure(admin: &str, model: &str) -> Result<Evidence, NoEvidence> {
     let rounds = run_rounds(admin, model);
     tokio::time::timeout(LIMIT, rounds).await.unwrap_or_else(|_| {
@@ -112,7 +113,7 @@ async fn run_rounds(admin: &str, model: &str) -> Result<Evidence, NoEvidence> {
     let (mut on, mut off) = (Arm::default(), Arm::default());
     let (mut first, mut disabled_reason): (Option<Vec<TokenId>>, _) = (None, None);
     for round in 0..ROUNDS {
-        // Whoever is first in a round is second in the next.
+        // The first in one round is the second in the next.
         for drafts in [round % 2 == 1, round % 2 == 0] {
             let answer = ask(drafts, tokens).await?;
             if drafts { &mut on } else { &mut off }.add(&answer);
@@ -141,7 +142,7 @@ fn body(model: &str, drafts: bool, max_tokens: u32) -> Value {
     })
 }
 
-/// As many as the model writes within [`ANSWER_SECONDS`] without drafts.
+/// The number of tokens that the model generates within [`ANSWER_SECONDS`] without drafts, within limits.
 fn answer_tokens(warm: &Answer) -> u32 {
     let pace = warm.ids.len() as f64 / warm.ms.max(1.0);
     (pace * 1e3 * ANSWER_SECONDS).clamp(TOKENS_MIN, TOKENS_MAX) as u32
@@ -164,7 +165,7 @@ async fn ask(client: &reqwest::Client, admin: &str, body: &Value) -> Result<Answ
     Answer::read(&text).map_err(|reason| failed(&reason))
 }
 
-/// What one request brought.
+/// Result of one request.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Answer {
     ids: Vec<TokenId>,

@@ -1,8 +1,9 @@
-//! `outrider up`: a cluster on this machine, from the checks to the last goodbye.
+//! `outrider up`: a cluster on this machine, from the checks to the shutdown.
 //!
-//! Check everything that can be known beforehand ([`preflight`]), start the processes, show progress, print one ready line
-//! and one of [`evidence`], then wait: for a signal, which ends all in order, or for the death of any process, which ends all and is
-//! explained. What cannot start is explained by one line.
+//! Checks everything that can be known in advance ([`preflight`]), starts the processes, shows progress, and
+//! prints one ready line and one line of [`evidence`]. Then it waits for a signal, which stops all processes
+//! in order, or for the exit of any process, which stops all and is reported. A process that cannot start is
+//! reported on one line.
 
 mod args;
 mod checkpoint;
@@ -27,9 +28,9 @@ use console::{Console, served_model};
 use evidence::NoEvidence;
 use preflight::Checked;
 
-/// How long loading may take. A model of tens of gigabytes on a slow disk fits.
+/// Timeout of loading: long enough for a model of tens of gigabytes on a slow disk.
 const READY_TIMEOUT: Duration = Duration::from_secs(15 * 60);
-/// Why it ended without being asked to.
+/// Why the cluster stopped without a signal.
 #[derive(Debug, thiserror::Error)]
 enum UpError {
     #[error(transparent)]
@@ -38,7 +39,7 @@ enum UpError {
     Inexact(NoEvidence),
 }
 
-/// Run the subcommand to its end. What goes wrong is printed here.
+/// Runs the subcommand. Prints errors.
 pub async fn main(args: UpArgs) -> ExitCode {
     let console = Arc::new(Console::new());
     let checked = match preflight::check(args) {
@@ -55,7 +56,7 @@ pub async fn main(args: UpArgs) -> ExitCode {
         }
         Err(error) => {
             match &error {
-                // What ended while all of them were needed explains itself in several lines.
+                // An exit while all processes were needed is explained on several lines.
                 UpError::Cluster(ClusterError::Died(_)) => {
                     console.error(&format!("stopped everything: {error}"));
                 }
@@ -66,9 +67,10 @@ pub async fn main(args: UpArgs) -> ExitCode {
     }
 }
 
-/// From the first process to the last one's end. Returns the signal that asked for the end.
+/// Runs the cluster from the first process's start to the last one's end. Returns the signal that stopped it.
 async fn run(checked: Checked, console: &Arc<Console>) -> Result<&'static str, UpError> {
-    // Listening for signals begins before the first child exists, so that none is left behind by an early Ctrl-C.
+    // Signal handlers are installed before the first child exists, so that an early Ctrl-C leaves no child
+    // behind.
     let mut signals = Signals::listen().map_err(ClusterError::Signals)?;
     if !checked.shows_loading_logs {
         console.hold_logs();
@@ -85,7 +87,7 @@ async fn run(checked: Checked, console: &Arc<Console>) -> Result<&'static str, U
     end
 }
 
-/// Until a signal comes, or the cluster cannot go on.
+/// Serves until a signal arrives or the cluster fails.
 async fn serve(
     checked: &Checked,
     cluster: &mut Cluster,
@@ -96,7 +98,7 @@ async fn serve(
     let mut on_ready = |name: &str, after| console.loaded(name, after);
     tokio::select! {
         biased;
-        // The person at the terminal does not want to wait for the models first.
+        // A signal is handled even while models load.
         signal = signals.next() => return Ok(signal),
         ready = cluster.wait_ready(READY_TIMEOUT, &mut on_ready) => ready?,
     }
@@ -108,7 +110,7 @@ async fn serve(
     if checked.evidence {
         tokio::select! {
             biased;
-            // It has not to be waited for.
+            // A signal ends the measurement early.
             signal = signals.next() => return Ok(signal),
             report = cluster.next_exit() => return Err(ClusterError::Died(report).into()),
             found = evidence::measure(&admin, &model) => match found {
@@ -121,13 +123,14 @@ async fn serve(
     console.open(&admin);
     tokio::select! {
         biased;
-        // Asked to end, and processes ending, at the same moment: it was the asking.
+        // A signal takes precedence if processes end at the same time.
         signal = signals.next() => Ok(signal),
         report = cluster.next_exit() => Err(ClusterError::Died(report).into()),
     }
 }
 
-/// An orderly end; a second signal cuts it short, and dropping the cluster then kills what is left.
+/// Stops the cluster in order; a second signal aborts this, and dropping the cluster then kills the remaining
+/// processes.
 async fn stop(cluster: Cluster, signals: &mut Signals, console: &Console) {
     tokio::select! {
         biased;
@@ -152,7 +155,7 @@ impl Signals {
         })
     }
 
-    /// Cancel safety: a signal that was not returned is returned by the next call.
+    /// Waits for the next signal. Cancel safety: a signal that was not returned is returned by the next call.
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.interrupt.recv() => "SIGINT",

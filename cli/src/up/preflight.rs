@@ -1,6 +1,6 @@
-//! Everything about `outrider up` that can be known to be wrong before a process is started, and what to start if nothing is.
+//! Checks of `outrider up` before any process is started, and the resulting cluster description.
 //!
-//! All faults are found in one go. Nothing is started and no port stays bound.
+//! All faults are collected in one pass. Nothing is started and no port stays bound.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -15,28 +15,28 @@ use super::args::{DraftArg, SyntheticArg, UpArgs};
 use super::checkpoint::{self, BUNDLED_PAIR, shown};
 use crate::cluster::{Binaries, ClusterError, ClusterSpec, DraftKind, ROUTER, TargetKind, address_is_free};
 
-/// What the bundled target gets, so that drafting has something to gain: the time of a step is then that of a model worth drafting for.
+/// Ballast of the bundled target: it gives steps the time of a model that is worth drafting for.
 const BUNDLED_BALLAST: ParameterCount = ParameterCount(250_000_000);
 
-/// Of the processes, unless another level is asked for.
+/// Log level of the processes by default.
 const DEFAULT_LOG: &str = "info";
 
-/// One reason not to start. Its text fits on one line.
+/// A reason not to start. Its text is one line.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// No model was named and the bundled one is not where it is looked for.
+    /// No model was named and the bundled one was not found.
     #[error(
         "no {BUNDLED_PAIR} above the working directory or this executable: name a checkpoint with --target DIR"
     )]
     NoBundledPair,
-    /// A directory is no checkpoint.
+    /// A directory is not a checkpoint.
     #[error("{flag} {directory} {missing}: give a Hugging Face checkpoint directory")]
     NotACheckpoint {
-        /// Which argument names it.
+        /// The flag that names it.
         flag: &'static str,
         /// The directory.
         directory: PathBuf,
-        /// What is not there.
+        /// What is missing.
         missing: String,
     },
     /// A tokenizer file cannot be read.
@@ -44,18 +44,18 @@ pub enum Fault {
     UnreadableTokenizer {
         /// The file.
         file: PathBuf,
-        /// The operating system's reason.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A tokenizer file cannot be understood.
+    /// A tokenizer file is invalid.
     #[error("{directory}: {source}")]
     BadTokenizer {
-        /// The checkpoint that it belongs to.
+        /// The checkpoint directory.
         directory: PathBuf,
-        /// What is wrong with it.
+        /// What is invalid.
         source: TokenListError,
     },
-    /// Draft and target do not number their tokens alike, and no map between them can be made.
+    /// Draft and target number their tokens differently, and tokens cannot be mapped.
     #[error(
         "draft {draft} and target {target} do not share a tokenizer: {difference}; and tokens cannot be mapped: {source}; \
          use another draft, or --draft ngram"
@@ -67,7 +67,7 @@ pub enum Fault {
         target: PathBuf,
         /// The first token that differs.
         difference: String,
-        /// Why the draft cannot speak the target's ids.
+        /// Why tokens cannot be mapped.
         source: TranslationError,
     },
     /// A profile cannot be used.
@@ -75,20 +75,20 @@ pub enum Fault {
     BadProfile {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// A port is taken.
+    /// A port is in use.
     #[error(
         "{flag} {address} is taken or cannot be bound: stop what listens there, or choose another with {flag} ADDR"
     )]
     AddressTaken {
-        /// Which argument names it.
+        /// The flag that names it.
         flag: &'static str,
         /// The address.
         address: SocketAddr,
     },
-    /// The file of API keys is not there.
+    /// The file of API keys does not exist.
     #[error("--api-keys {file} is not a file")]
     NoKeyFile {
         /// The file.
@@ -99,18 +99,18 @@ pub enum Fault {
     Binaries(#[from] ClusterError),
 }
 
-/// A cluster that may be started.
+/// A cluster that passed all checks.
 #[derive(Debug)]
 pub(super) struct Checked {
     pub(super) spec: ClusterSpec,
-    /// Whether what drafting gains is measured once all are ready.
+    /// Whether to measure what drafting gains once all processes are ready.
     pub(super) evidence: bool,
-    /// Whether log lines are shown while processes load, and not only once all are ready.
+    /// Whether log lines are shown while processes load, instead of only once all are ready.
     pub(super) shows_loading_logs: bool,
 }
 
 impl Checked {
-    /// For each process, what it does until it is ready.
+    /// What each process does until it is ready.
     pub(super) fn loading_lines(&self, names: &[&str]) -> Vec<(String, String)> {
         let line = |name: &str| match (name, &self.spec.draft) {
             (ROUTER, _) => "waiting for a target worker".to_owned(),
@@ -133,7 +133,7 @@ impl Checked {
         }
     }
 
-    /// The pair in a few words.
+    /// Short description of the pair.
     pub(super) fn pair(&self) -> String {
         let path = match &self.spec.target {
             TargetKind::Model(directory) => directory,
@@ -159,7 +159,7 @@ fn loading(directory: &Path) -> String {
     format!("loading {}", shown(directory))
 }
 
-/// Resolve the defaults and check everything.
+/// Resolves defaults and checks everything.
 pub(super) fn check(args: UpArgs) -> Result<Checked, Vec<Fault>> {
     let mut faults = Vec::new();
     let engine = choose_engine(&args).map_err(|more| faults.extend(more)).ok();
@@ -178,7 +178,8 @@ pub(super) fn check(args: UpArgs) -> Result<Checked, Vec<Fault>> {
         (Some(engine), Some(binaries)) if faults.is_empty() => {
             let shows_loading_logs = args.log.is_some();
             let has_draft = !matches!(engine.draft, DraftKind::None | DraftKind::Synthetic);
-            // What synthetic workers gain is written in their profile; and no key is known with which to ask.
+            // The gain of synthetic workers is written in their profile; and with API keys no key is known
+            // for the requests.
             let evidence = has_draft && !args.no_evidence && args.api_keys.is_none() && args.engine.is_none();
             Ok(Checked { spec: spec(args, binaries, engine), evidence, shows_loading_logs })
         }
@@ -186,18 +187,18 @@ pub(super) fn check(args: UpArgs) -> Result<Checked, Vec<Fault>> {
     }
 }
 
-/// What the workers run, and how many of them where nobody says.
+/// What the workers run, and the default number of workers.
 #[derive(Debug)]
 struct EngineChoice {
     target: TargetKind,
     draft: DraftKind,
-    /// Where the draft has another one.
+    /// Set if the draft has another tokenizer.
     target_tokenizer: Option<PathBuf>,
     target_workers: u64,
     draft_workers: u64,
 }
 
-/// Models from disk, or the pools of a profile.
+/// Chooses models from disk, or the pools of a profile.
 fn choose_engine(args: &UpArgs) -> Result<EngineChoice, Vec<Fault>> {
     let Some(SyntheticArg { profile: file }) = &args.engine else {
         let (target, draft) = choose_models(args).map_err(|fault| vec![fault])?;
@@ -243,8 +244,8 @@ fn spec(args: UpArgs, binaries: Binaries, engine: EngineChoice) -> ClusterSpec {
     }
 }
 
-/// What the console's page Pair runs, as the router's arguments: this very program on a few prompts of each task type. Nothing where there are
-/// not two models of one tokenizer.
+/// Router arguments for the console's Pair page: the command that it runs, which is this program on one
+/// prompt per task type. Empty unless there are two models with the same tokenizer.
 fn pair_check(args: &UpArgs, engine: &EngineChoice) -> Vec<String> {
     let (TargetKind::Model(target), DraftKind::Model(draft)) = (&engine.target, &engine.draft) else {
         return Vec::new();
@@ -272,13 +273,14 @@ fn pair_check(args: &UpArgs, engine: &EngineChoice) -> Vec<String> {
     command.as_flattened().iter().map(|argument| format!("--pair-check={argument}")).collect()
 }
 
-/// A target of the user's own is served as it is.
+/// A target given by the user gets no ballast by default.
 fn ballast(args: &UpArgs) -> ParameterCount {
     let is_bundled = args.target.is_none() && args.engine.is_none();
     args.ballast.unwrap_or(if is_bundled { BUNDLED_BALLAST } else { ParameterCount(0) })
 }
 
-/// The bundled draft fits the bundled target only, so a target of the user's own is paired with n-grams by default.
+/// The bundled draft fits only the bundled target, so a target given by the user is paired with n-grams by
+/// default.
 fn choose_models(args: &UpArgs) -> Result<(PathBuf, DraftKind), Fault> {
     let bundled = || checkpoint::bundled_pair().ok_or(Fault::NoBundledPair);
     let target = match &args.target {
@@ -294,7 +296,7 @@ fn choose_models(args: &UpArgs) -> Result<(PathBuf, DraftKind), Fault> {
     Ok((target, draft))
 }
 
-/// Whether the draft has another tokenizer than the target, between which tokens can be mapped.
+/// Whether the draft has another tokenizer than the target, with tokens that can be mapped.
 fn check_models(target: &Path, draft: &DraftKind) -> Result<bool, Vec<Fault>> {
     let draft_directory = match draft {
         DraftKind::Model(directory) => Some(directory.as_path()),
@@ -319,7 +321,7 @@ fn check_models(target: &Path, draft: &DraftKind) -> Result<bool, Vec<Fault>> {
     }
 }
 
-/// Whether two checkpoints number their tokens differently; an error where no map between them can be made either.
+/// Whether two checkpoints number their tokens differently; an error if tokens cannot be mapped either.
 fn needs_map(target: &Path, draft: &Path) -> Result<bool, Fault> {
     let [target_json, draft_json] = [read_tokenizer(target)?, read_tokenizer(draft)?];
     let lists = [token_list(target, &target_json)?, token_list(draft, &draft_json)?];

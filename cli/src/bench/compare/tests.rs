@@ -1,4 +1,4 @@
-//! Comparisons of simulated servers: hundreds of runs in a moment, with noise worse than a calm machine's.
+//! Comparisons of simulated servers: hundreds of fast runs, with more noise than on a calm machine.
 
 use std::time::Duration;
 
@@ -29,8 +29,8 @@ fn sample(block: usize, item: usize, e2el: Duration, tokens: u64) -> Sample {
     }
 }
 
-/// Two servers on one machine. Requests of one task type resemble each other, each is off by some 10%, one in fifty takes twice as
-/// long, and the machine itself is now faster, now slower for blocks on end.
+/// Two servers on one machine. Requests of one task type are similar with about 10% noise, one in fifty takes
+/// twice as long, and the machine's speed drifts over several blocks.
 struct Simulation {
     random: Xoshiro256PlusPlus,
     mood: f64,
@@ -46,7 +46,7 @@ impl Simulation {
         (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
     }
 
-    /// Both arms' samples; the first takes `slowdown` times as long as it would.
+    /// Samples of both arms; times of the first are multiplied by `slowdown`.
     fn run(&mut self, blocks: usize, slowdown: f64) -> [Vec<Sample>; 2] {
         let mut arms: [Vec<Sample>; 2] = Default::default();
         for block in 0..blocks {
@@ -73,7 +73,7 @@ fn compared(arms: &[Vec<Sample>; 2]) -> Comparison {
     compare(&first, &second, &RULES)
 }
 
-/// How many of 100 seeded runs end so.
+/// Number of 100 seeded runs with this result.
 fn count(slowdown: f64, difference: Difference) -> usize {
     (0..100)
         .filter(|seed| compared(&Simulation::new(*seed).run(16, slowdown)).difference == difference)
@@ -94,7 +94,8 @@ fn a_slowdown_of_a_tenth_is_found() {
     assert!(slower >= 90, "{slower} of 100 runs");
 }
 
-/// The mean of what all requests took, arm after arm without turns, would be fooled by the machine's mood: the reason for turns.
+/// The mean over all requests, one arm after the other, would be biased by the machine's drift: the reason to
+/// alternate arms.
 #[test]
 fn the_interval_holds_the_truth_as_often_as_it_says() {
     let truth = 1.0 / 1.25;
@@ -106,7 +107,7 @@ fn the_interval_holds_the_truth_as_often_as_it_says() {
     assert!(held >= 194, "{held} of 200 intervals of 99%");
 }
 
-/// Blocks whose ratios are known: each is one observation, whatever the number of its requests.
+/// Blocks with known ratios: each is one observation, regardless of the number of its requests.
 #[test]
 fn verdicts_follow_the_interval() {
     let arms = |ratios: &[f64]| -> [Vec<Sample>; 2] {

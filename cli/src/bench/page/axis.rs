@@ -1,16 +1,16 @@
-//! An axis of a plot: from values to places, and which values to write beside it.
+//! An axis of a plot: maps values to places and chooses tick values.
 
-/// About so many labels.
+/// Approximate number of tick labels.
 const TICKS: f64 = 6.0;
 
-/// How values are spread.
+/// Scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scale {
     Linear,
     Log,
 }
 
-/// Values from `low` to `high`, laid out over places `from` to `to`.
+/// Maps values from `low` to `high` to places from `from` to `to`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Axis {
     scale: Scale,
@@ -21,7 +21,7 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// An axis that holds all finite `values`, with a little room; a logarithmic one holds those above 0.
+    /// An axis that covers all finite `values` with a small margin; a logarithmic one covers those above 0.
     pub(super) fn over(values: impl Iterator<Item = f64>, scale: Scale, (from, to): (f64, f64)) -> Self {
         let fits = |value: &f64| value.is_finite() && (scale == Scale::Linear || *value > 0.0);
         let (mut low, mut high) =
@@ -41,7 +41,7 @@ impl Axis {
         Self { scale, low, high, from, to }
     }
 
-    /// Where a value stands; outliers stand at the ends.
+    /// The place of a value, clamped to the ends.
     pub(super) fn place(&self, value: f64) -> f64 {
         let share = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -67,14 +67,14 @@ impl Axis {
     }
 }
 
-/// The next of 1, 2, 5, 10 at its power of ten.
+/// Rounds up to the next of 1, 2, 5, 10 at its power of ten.
 fn round_step(step: f64) -> f64 {
     let power = 10_f64.powf(step.log10().floor());
     let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| factor * power >= step);
     factor.unwrap_or(10.0) * power
 }
 
-/// A number as short as it can be read.
+/// Formats a number briefly.
 pub(super) fn label(value: f64) -> String {
     match value.abs() {
         v if v >= 100.0 || v == 0.0 => format!("{value:.0}"),

@@ -1,4 +1,4 @@
-//! Which plots the page shows: over the loads measured, then for each condition.
+//! The plots of the page: first over the measured loads, then per condition.
 
 use super::axis::Scale;
 use super::svg::{IntervalRow, Labels, Point, Series, intervals, lines};
@@ -7,10 +7,10 @@ use crate::bench::report::{ArmResult, Report};
 use crate::load::Figures;
 use crate::load::statistics::{Distribution, percentile};
 
-/// Points of a distribution's curve.
+/// Points of the curve of a distribution.
 const CURVE_POINTS: usize = 100;
 
-/// Speedup, latencies and throughput against load, where there is more than one load of a kind.
+/// Speedup, latencies and throughput over load, for each kind of load with more than one level.
 pub(super) fn overview(report: &Report) -> Vec<String> {
     let mut plots = Vec::new();
     for temperature in report.temperatures() {
@@ -31,7 +31,7 @@ pub(super) fn overview(report: &Report) -> Vec<String> {
     plots
 }
 
-/// One metric of one set of requests.
+/// A metric of a set of requests.
 type Metric = fn(&Figures) -> Option<Point>;
 
 fn against_load(report: &Report, conditions: &[usize], temperature: f64, axis: &str) -> Vec<String> {
@@ -86,7 +86,7 @@ fn speedups_against_load(report: &Report, conditions: &[usize], temperature: f64
     lines(&labels, &[speedup, even, threshold], Scale::Log, Scale::Linear)
 }
 
-/// Speedup by task type, how latencies are spread, acceptance by task type and by position.
+/// Speedup by task type, distribution of latencies, acceptance by task type and by position.
 pub(super) fn condition(report: &Report, i: usize) -> Vec<String> {
     vec![
         speedups(report, i),

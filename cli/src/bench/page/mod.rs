@@ -1,4 +1,4 @@
-//! The report as one HTML page that needs nothing else: tables by a template, plots as inline SVG.
+//! The report as one self-contained HTML page: tables from a template, plots as inline SVG.
 
 mod axis;
 mod charts;
@@ -15,10 +15,10 @@ use crate::load::statistics::Distribution;
 
 const TEMPLATE: &str = include_str!("page.html.jinja");
 
-/// The page's text.
+/// Renders the page.
 pub(super) fn page(report: &Report) -> String {
     let mut environment = Environment::new();
-    // Names of models, arms and task types come from elsewhere.
+    // Names of models, arms and task types are untrusted input.
     environment.set_auto_escape_callback(|_| AutoEscape::Html);
     let sections: Vec<Value> = (0..report.conditions.len()).map(|i| section(report, i)).collect();
     let plots = |all: Vec<String>| -> Vec<Value> {
@@ -47,7 +47,7 @@ pub(super) fn page(report: &Report) -> String {
     page.expect("the template is bundled, and a test renders it")
 }
 
-/// One condition.
+/// Template values of one condition.
 fn section(report: &Report, i: usize) -> Value {
     let condition = &report.conditions[i];
     let results = &report.results[i];

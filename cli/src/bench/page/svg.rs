@@ -1,5 +1,5 @@
-//! Two kinds of plots as SVG text: lines over an axis, and rows of intervals. No script and nothing from elsewhere; the page's style
-//! sheet gives the colours (`s0`, `s1` are the arms), and hovering shows values.
+//! Two kinds of SVG plots: lines over an axis, and rows of intervals. Without scripts or external resources;
+//! the page's style sheet defines the colours (`s0`, `s1` are the arms), and hovering shows values.
 
 use std::fmt::Write as _;
 
@@ -12,20 +12,20 @@ const LEFT: f64 = 60.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 44.0;
-/// Room for the names of rows.
+/// Width reserved for the names of rows.
 const NAMES: f64 = 130.0;
-/// Lines of more points show no dots.
+/// Lines with more points are drawn without dots.
 const DOTS_MAX: usize = 24;
 
 /// A line of a plot.
 pub(super) struct Series {
     pub(super) name: String,
-    /// Of the style sheet.
+    /// Class in the style sheet.
     pub(super) class: String,
     pub(super) points: Vec<Point>,
 }
 
-/// A point, with its interval where there is one.
+/// A point with an optional interval.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Point {
     pub(super) x: f64,
@@ -33,7 +33,7 @@ pub(super) struct Point {
     pub(super) interval: Option<(f64, f64)>,
 }
 
-/// What stands around a plot.
+/// Title and axis labels of a plot.
 pub(super) struct Labels<'a> {
     pub(super) title: &'a str,
     pub(super) x: &'a str,
@@ -49,7 +49,7 @@ pub(super) struct IntervalRow {
     pub(super) high: f64,
 }
 
-/// Lines; nothing where there is no point.
+/// Draws lines; returns an empty string if there are no points.
 pub(super) fn lines(labels: &Labels<'_>, series: &[Series], x_scale: Scale, y_scale: Scale) -> String {
     let points = || series.iter().flat_map(|line| &line.points);
     if points().next().is_none() {
@@ -85,7 +85,7 @@ pub(super) fn lines(labels: &Labels<'_>, series: &[Series], x_scale: Scale, y_sc
     svg
 }
 
-/// Where there are few points their own places are the ticks: the loads that were measured, or positions.
+/// With few points, their own x values are the ticks: the measured loads, or positions.
 fn x_ticks(x: &Axis, series: &[Series]) -> Vec<f64> {
     if series.iter().any(|line| line.points.len() > DOTS_MAX) {
         return x.ticks();
@@ -127,7 +127,7 @@ fn draw_line(line: &Series, x: &Axis, y: &Axis) -> String {
     svg
 }
 
-/// Rows of intervals over a common axis, with upright `marks` at values that matter.
+/// Draws rows of intervals over a common axis, with vertical `marks` at notable values.
 pub(super) fn intervals(
     labels: &Labels<'_>,
     rows: &[IntervalRow],
@@ -149,7 +149,7 @@ pub(super) fn intervals(
     }
     for (i, (value, name)) in marks.iter().enumerate() {
         svg.push_str(&rule((x.place(*value), TOP), (x.place(*value), floor), "mark"));
-        // Marks may stand close together: the first name grows to the left, the others to the right.
+        // Marks may be close together: the first name extends to the left, the others to the right.
         let side = if i == 0 { "tick end" } else { "tick" };
         svg.push_str(&text((x.place(*value), floor + 30.0), side, name));
     }

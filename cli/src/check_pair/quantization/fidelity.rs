@@ -1,4 +1,4 @@
-//! How far a quantized model's logits are from its own in bf16, position by position over given texts.
+//! Compares a quantized model's logits with its own in bf16, position by position over given texts.
 
 use std::fmt::Write as _;
 
@@ -9,31 +9,32 @@ use crate::check_pair::Weights;
 use crate::check_pair::error::CheckPairError;
 use crate::check_pair::local::LocalModel;
 
-/// A prompt and what follows it.
+/// A prompt and its continuation.
 pub(super) struct Text {
-    /// Both.
+    /// Prompt and continuation.
     pub(super) ids: Vec<TokenId>,
-    /// Of these, the prompt's.
+    /// Length of the prompt.
     pub(super) prompt_len: usize,
 }
 
-/// One quantized model against itself in bf16. Rows of logits are compared around their means, for what is added to all alike
-/// changes nothing.
+/// Compares one quantized model with itself in bf16. Each row of logits is compared relative to its mean,
+/// because a constant offset does not change the distribution.
 #[derive(Debug, Clone, Serialize)]
 pub struct Fidelity {
     /// `target` or `draft`.
     pub model: &'static str,
-    /// The format.
+    /// The quantized format.
     pub weights: &'static str,
     /// Positions compared.
     pub positions: u64,
     /// Root mean square of the difference over that of the bf16 logits.
     pub relative_error: f64,
-    /// The largest difference of one logit.
+    /// The largest difference of a single logit.
     pub largest_error: f64,
-    /// Mean Kullback-Leibler divergence of the quantized distribution from that of bf16 at T = 1, nats.
+    /// Mean KL divergence between the bf16 and the quantized distribution, KL(bf16 || quantized), at T = 1,
+    /// in nats.
     pub mean_kl: f64,
-    /// The share of positions where both have the same likeliest token.
+    /// Share of positions at which both have the same most likely token.
     pub greedy_agreement: f64,
 }
 
@@ -48,7 +49,7 @@ struct Sums {
     kl: f64,
 }
 
-/// Compares two models of one vocabulary over texts: at every position from the prompt's end on.
+/// Compares two models with the same vocabulary over texts, at every position from the end of the prompt.
 pub(super) fn compare(
     (model, weights): (&'static str, Weights),
     (reference, quantized): (&mut LocalModel, &mut LocalModel),
@@ -75,7 +76,7 @@ pub(super) fn compare(
 }
 
 impl Sums {
-    /// One position.
+    /// Adds one position.
     fn add(&mut self, reference: &[f32], quantized: &[f32]) {
         let mean = |row: &[f32]| row.iter().map(|&x| f64::from(x)).sum::<f64>() / row.len() as f64;
         let (left_mean, right_mean) = (mean(reference), mean(quantized));
@@ -99,7 +100,7 @@ fn log_sum_exp(row: &[f32]) -> f64 {
     f64::from(most) + row.iter().map(|&x| f64::from(x - most).exp()).sum::<f64>().ln()
 }
 
-/// The lowest index of the highest.
+/// Index of the largest value; the lowest index if several are equal.
 fn likeliest(row: &[f32]) -> usize {
     let mut best = 0;
     for (i, &x) in row.iter().enumerate() {
@@ -110,7 +111,7 @@ fn likeliest(row: &[f32]) -> usize {
     best
 }
 
-/// As Markdown.
+/// Renders the results as a Markdown table.
 pub(super) fn table(all: &[Fidelity]) -> String {
     let head = "| model | weights | relative error of logits | largest | mean KL, nats | greedy agreement | positions |";
     let mut text = format!("{head}\n|---|---|---|---|---|---|---|\n");

@@ -1,4 +1,4 @@
-//! What `up` refuses to start, and in which words.
+//! Faults that `up` reports before it starts anything, and their texts.
 
 use clap::Parser;
 
@@ -81,7 +81,7 @@ fn a_draft_with_another_tokenizer_gets_the_targets() {
         let path = entry.unwrap().path();
         std::fs::copy(&path, foreign.join(path.file_name().unwrap())).unwrap();
     }
-    // Two tokens change places.
+    // Swaps two tokens.
     let file = foreign.join("tokenizer.json");
     let mut tokenizer: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
