@@ -1,39 +1,40 @@
-//! How much a draft is worth, by task type: acceptance, time per token against k = 0 in the same run, and whether every text
-//! is the same with and without it.
+//! Measures what a draft is worth, by task type: acceptance, time per token relative to k = 0 in the same
+//! run, and whether every text is identical with and without drafts.
 //!
-//! Each prompt is asked for twice in a row, with drafting and without; which comes first alternates, so that neither gains
-//! from a machine that warms up or tires.
+//! Each prompt is sent twice in a row, with drafts and without. The order alternates, so that neither
+//! benefits from a drift of the machine's speed.
 
 use std::time::{Duration, Instant};
 
 use crate::case::Case;
 use crate::client::{Answer, Client};
 
-/// What is asked.
+/// Requests of a measurement.
 #[derive(Debug, Clone)]
 pub struct Measurement {
-    /// The requests of each task type, drafting.
+    /// The requests with drafts, by task type.
     pub cases: Vec<(String, Vec<Case>)>,
 }
 
-/// What one task type showed.
+/// Results of one task type.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// Which.
+    /// The task type.
     pub task_type: String,
-    /// Accepted of the drafted tokens that were verified.
+    /// Accepted / drafted, over verified tokens.
     pub acceptance_rate: f64,
     /// Tokens per verification.
     pub acceptance_length: f64,
-    /// Time per token without drafting over time per token with it, the median over prompts: above 1 drafting is faster.
+    /// Time per token without drafts divided by time per token with drafts, the median over prompts: above 1
+    /// drafting is faster.
     pub speed_up: f64,
-    /// Prompts whose ids are equal either way.
+    /// Number of prompts with the same ids both ways.
     pub exact: usize,
-    /// Prompts.
+    /// Number of prompts.
     pub prompts: usize,
 }
 
-/// One prompt, both ways.
+/// Answers to one prompt, with and without drafts.
 struct Pair {
     drafted: Timed,
     plain: Timed,
@@ -41,15 +42,15 @@ struct Pair {
 
 struct Timed {
     answer: Answer,
-    /// From the question to the last message, for each token; `None` where there was none.
+    /// Time from the request to the last message, per token; `None` without tokens.
     per_token: Option<Duration>,
 }
 
 impl Measurement {
-    /// Asks everything, one request at a time, and tells `on_row` of each task type as it is done.
+    /// Sends all requests, one at a time, and calls `on_row` for each finished task type.
     pub async fn run(&self, client: &Client, mut on_row: impl FnMut(&Row)) -> anyhow::Result<Vec<Row>> {
         if let Some(first) = self.cases.iter().find_map(|(_, cases)| cases.first()) {
-            // Caches, connections and the wait for the draft settle on a request that does not count.
+            // One request that is not counted warms up caches, connections and the draft wait.
             client.ask(first).await?;
         }
         let mut rows = Vec::new();
@@ -67,7 +68,7 @@ impl Measurement {
 }
 
 impl Row {
-    /// The table's head.
+    /// Head of the table.
     pub const HEAD: &str = "| task type | acceptance rate | acceptance length | time per token, k = 0 : drafting | exact |\n\
                             |---|---|---|---|---|";
 
@@ -91,7 +92,7 @@ impl Row {
         }
     }
 
-    /// As a line of a Markdown table.
+    /// Formats the row as a line of a Markdown table.
     pub fn to_markdown(&self) -> String {
         let Self { task_type, acceptance_rate, acceptance_length, speed_up, exact, prompts } = self;
         format!(
@@ -110,8 +111,8 @@ async fn ask_both_ways(client: &Client, case: &Case, plain_first: bool) -> anyho
     Ok(Pair { drafted, plain: ask(client, &without).await? })
 }
 
-/// The whole request is timed, prompt included: a client that shares the cores with everything else reads first tokens late,
-/// and a time that began there would be too short, the more so the busier the cluster is.
+/// Times the whole request, prompt included. A client that shares the cores with all other processes reads
+/// first tokens late, so a time that starts there would be too short, the more so the busier the machine is.
 async fn ask(client: &Client, case: &Case) -> anyhow::Result<Timed> {
     let began = Instant::now();
     let answer = client.open(case).await?.rest().await?;
@@ -120,7 +121,7 @@ async fn ask(client: &Client, case: &Case) -> anyhow::Result<Timed> {
     Ok(Timed { answer, per_token: (tokens > 0).then(|| took / tokens) })
 }
 
-/// NaN of nothing.
+/// NaN for an empty list.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

@@ -1,4 +1,4 @@
-//! A certificate authority of a test's own, for servers and clients on 127.0.0.1.
+//! A certificate authority for tests, for servers and clients on 127.0.0.1.
 
 use std::path::PathBuf;
 
@@ -6,17 +6,17 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_tim
 use service::tls::{ClientTls, Clients, ServerTls};
 use tempfile::TempDir;
 
-/// What some certificates are for.
+/// Name in some of the certificates.
 const NAME: &str = "router.outrider.test";
 
-/// The authority's certificate, and one that it signed with its key, as files.
+/// The authority's certificate and certificates that it signed, as files.
 #[derive(Debug)]
 pub struct Authority {
     dir: TempDir,
 }
 
 impl Authority {
-    /// One that nobody knows yet.
+    /// Creates an authority that no process trusts yet.
     pub fn new() -> anyhow::Result<Self> {
         let (mut params, ca_key) = (CertificateParams::default(), KeyPair::generate()?);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -37,35 +37,35 @@ impl Authority {
         Ok(authority)
     }
 
-    /// A server that shows the signed certificate, and asks for one of the same authority if `mutual`.
+    /// A server that presents the signed certificate, and requires one of the same authority if `mutual`.
     pub fn server(&self, mutual: bool) -> anyhow::Result<ServerTls> {
         let ca = mutual.then(|| self.file("ca.pem"));
         let clients = ca.as_deref().map(|ca| Clients { ca, names: &[] });
         Ok(ServerTls::read(&self.file("cert.pem"), &self.file("key.pem"), clients)?)
     }
 
-    /// A server that asks for a certificate of the same authority for [`NAME`].
+    /// A server that requires a certificate of the same authority for [`NAME`].
     pub fn server_for_named(&self) -> anyhow::Result<ServerTls> {
         let clients = Clients { ca: &self.file("ca.pem"), names: &[NAME.to_owned()] };
         Ok(ServerTls::read(&self.file("cert.pem"), &self.file("key.pem"), Some(clients))?)
     }
 
-    /// A client that trusts the authority and shows nothing.
+    /// A client that trusts the authority and presents no certificate.
     pub fn stranger(&self) -> anyhow::Result<ClientTls> {
         Ok(ClientTls::read(&self.file("ca.pem"), None)?)
     }
 
-    /// A client that trusts the authority and shows what it signed.
+    /// A client that trusts the authority and presents a certificate signed by it.
     pub fn member(&self) -> anyhow::Result<ClientTls> {
         self.client_with("cert.pem")
     }
 
-    /// The same, but what it shows was valid long ago.
+    /// The same, with an expired certificate.
     pub fn former_member(&self) -> anyhow::Result<ClientTls> {
         self.client_with("expired.pem")
     }
 
-    /// The same, but what it shows is for [`NAME`].
+    /// The same, with a certificate for [`NAME`].
     pub fn named_member(&self) -> anyhow::Result<ClientTls> {
         self.client_with("named.pem")
     }
@@ -75,9 +75,10 @@ impl Authority {
         Ok(ClientTls::read(&self.file("ca.pem"), Some((&cert, &key)))?)
     }
 
-    /// Puts another authority's certificate and key in place of those that servers show; whom clients trust stays.
+    /// Replaces the certificate and key that servers present by those of another authority; the authority
+    /// that clients trust stays.
     pub fn show_those_of(&self, other: &Self) -> anyhow::Result<()> {
-        // The key first: a certificate without its key is not taken up.
+        // The key first: a certificate without a matching key is not loaded.
         for name in ["key.pem", "cert.pem"] {
             std::fs::copy(other.file(name), self.file("new.pem"))?;
             std::fs::rename(self.file("new.pem"), self.file(name))?;

@@ -1,4 +1,4 @@
-//! One request, in the two forms that have to mean the same: what a client sends, and what the judge reads.
+//! One request in two forms that must be equivalent: the client's message, and the oracle's input.
 
 use proto::sampling::{acceptance_to_wire, sampling_to_wire};
 use proto::v1;
@@ -9,38 +9,38 @@ use crate::pair::{END_OF_TEXT, MODEL, PairText, TASK_TYPES};
 /// One request for one choice.
 #[derive(Debug, Clone)]
 pub struct Case {
-    /// Shown when something is wrong with it.
+    /// Name for error messages.
     pub name: String,
-    /// What kind of text it asks for.
+    /// Task type.
     pub task_type: String,
-    /// The prompt.
+    /// Ids of the prompt.
     pub prompt_ids: Vec<TokenId>,
-    /// How tokens are drawn.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// Keys the noise.
+    /// Sampling seed.
     pub seed: u64,
-    /// Output tokens at most.
+    /// Maximum output tokens.
     pub max_tokens: u32,
-    /// k of every round; 0 decodes plainly.
+    /// k of every round; 0 is plain decoding.
     pub num_draft_tokens: u32,
-    /// Tokens of a round's draft as a tree; not above k: a chain.
+    /// Tokens per round of a draft tree; at most k means a chain.
     pub num_tree_tokens: u32,
-    /// The lane chooses k.
+    /// Whether the lane chooses k.
     pub is_k_left_to_lane: bool,
-    /// Lower is more urgent.
+    /// Priority; lower is more urgent.
     pub priority: u32,
-    /// How drafts are judged.
+    /// How drafts are verified.
     pub acceptance: AcceptanceMode,
-    /// How many likeliest tokens to report beside each drawn one.
+    /// Number of most likely tokens to report with each drawn one.
     pub logprobs: Option<u32>,
-    /// The text goes on past the model's own end.
+    /// Whether the text continues past the model's end token.
     pub ignore_eos: bool,
-    /// What the text must match, as the wire has it.
+    /// The grammar that the text must match, in its wire form.
     pub grammar: Option<String>,
 }
 
 impl Case {
-    /// A plain draw of 24 tokens, four drafted a round.
+    /// A request for 24 tokens with default sampling, four drafted per round.
     pub fn new(name: impl Into<String>, prompt_ids: Vec<TokenId>, temperature: f32) -> Self {
         Self {
             name: name.into(),
@@ -66,13 +66,13 @@ impl Case {
         Self { name, num_draft_tokens, ..self.clone() }
     }
 
-    /// The same request with drafts that are trees of so many tokens, as deep as k.
+    /// The same request with draft trees of `num_tree_tokens` tokens and depth `k`.
     pub fn with_tree(&self, k: u32, num_tree_tokens: u32) -> Self {
         let name = format!("{}, k = {k}, {num_tree_tokens} tokens", self.name);
         Self { name, num_draft_tokens: k, num_tree_tokens, ..self.clone() }
     }
 
-    /// As a client sends it.
+    /// The client's message.
     pub fn to_wire(&self) -> v1::GenerateRequest {
         v1::GenerateRequest {
             model: MODEL.to_owned(),
@@ -97,7 +97,7 @@ impl Case {
         }
     }
 
-    /// As the rules read it.
+    /// The sequence specification for the rules.
     pub fn spec(&self) -> SequenceSpec {
         let prompt_len = self.prompt_ids.len() as u32;
         SequenceSpec {
@@ -114,10 +114,10 @@ impl Case {
     }
 }
 
-/// A name, and what it changes in a draw.
+/// A name, and the change that it makes to the sampling parameters.
 type Variant = (&'static str, fn(&mut SamplingParams));
 
-/// Ways to draw that involve every step of the pipeline, alone and together.
+/// Sampling variants that involve every step of the pipeline, separately and together.
 const VARIANTS: [Variant; 6] = [
     ("plain", |_| ()),
     ("penalties", penalties),
@@ -137,7 +137,7 @@ fn penalties(sampling: &mut SamplingParams) {
     sampling.presence_penalty = -0.3;
 }
 
-/// Some ids are barred, some favoured, and the text may not end at once.
+/// Some ids are banned, some favoured, and the text may not end at once.
 fn bias(sampling: &mut SamplingParams) {
     let barred = (100..140).map(|id| (id, -100.0));
     let favoured = (300..320).map(|id| (id, 1.5));
@@ -145,7 +145,7 @@ fn bias(sampling: &mut SamplingParams) {
     sampling.min_tokens = 8;
 }
 
-/// The text ends almost as soon as it may, amid drafted tokens.
+/// The text ends almost as soon as it may, in the middle of drafted tokens.
 fn early_end(sampling: &mut SamplingParams) {
     sampling.min_tokens = 9;
     sampling.logit_bias = vec![(END_OF_TEXT, 12.0)];
@@ -157,8 +157,8 @@ fn filters(sampling: &mut SamplingParams) {
     sampling.top_k = 40;
 }
 
-/// Every task type at temperatures 0, 0.7 and 1; ways to draw, prompts, seeds and log probabilities vary along, so that each
-/// way is met at each temperature. 33 cases.
+/// Every task type at temperatures 0, 0.7 and 1. Sampling variants, prompts, seeds and log probabilities vary
+/// too, so that each variant occurs at each temperature. 33 cases.
 pub fn covering_set(text: &PairText) -> anyhow::Result<Vec<Case>> {
     let mut cases = Vec::new();
     for (task_idx, task_type) in TASK_TYPES.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A copy of a bundled checkpoint that may be damaged.
+//! A copy of a bundled checkpoint that tests may damage.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use serde_json::{Map, Value};
 use tempfile::TempDir;
 
-/// The copy; gone when dropped.
+/// The copy; removed on drop.
 #[derive(Debug)]
 pub struct CheckpointCopy(TempDir);
 
@@ -26,36 +26,36 @@ impl CheckpointCopy {
         self.0.path()
     }
 
-    /// One of its files.
+    /// Path of one of its files.
     pub fn path(&self, file: &str) -> PathBuf {
         self.0.path().join(file)
     }
 
-    /// Takes a file away.
+    /// Removes a file.
     pub fn remove(&self, file: &str) -> anyhow::Result<()> {
         Ok(std::fs::remove_file(self.path(file))?)
     }
 
-    /// Changes a file's bytes.
+    /// Modifies the bytes of a file.
     pub fn edit(&self, file: &str, change: impl FnOnce(&mut Vec<u8>)) -> anyhow::Result<()> {
         let mut bytes = std::fs::read(self.path(file))?;
         change(&mut bytes);
         Ok(std::fs::write(self.path(file), bytes)?)
     }
 
-    /// Changes a file that holds a JSON object.
+    /// Modifies a file that contains a JSON object.
     pub fn edit_json(&self, file: &str, change: impl FnOnce(&mut Map<String, Value>)) -> anyhow::Result<()> {
         let mut json: Map<String, Value> = serde_json::from_slice(&std::fs::read(self.path(file))?)?;
         change(&mut json);
         Ok(std::fs::write(self.path(file), Value::Object(json).to_string())?)
     }
 
-    /// Makes every number of a bf16 tensor of `model.safetensors` a NaN.
+    /// Sets all values of a bf16 tensor in `model.safetensors` to NaN.
     pub fn fill_with_nan(&self, tensor: &str) -> anyhow::Result<()> {
         self.change_numbers(tensor, |_| f32::NAN)
     }
 
-    /// Changes every number of a bf16 tensor of `model.safetensors`; what is not a bf16 number is cut off to one.
+    /// Modifies every value of a bf16 tensor in `model.safetensors`; results are truncated to bf16.
     pub fn change_numbers(&self, tensor: &str, mut change: impl FnMut(f32) -> f32) -> anyhow::Result<()> {
         let mut changed = Ok(());
         self.edit("model.safetensors", |bytes| {
@@ -70,7 +70,7 @@ impl CheckpointCopy {
         changed
     }
 
-    /// Gives the token with this id another spelling in `tokenizer.json`, and returns the old one.
+    /// Changes the spelling of the token with this id in `tokenizer.json`, and returns the old one.
     pub fn respell_token(&self, token_id: u32, spelling: &str) -> anyhow::Result<String> {
         let mut old = None;
         self.edit_json("tokenizer.json", |tokenizer| {
@@ -84,7 +84,8 @@ impl CheckpointCopy {
     }
 }
 
-/// Where a bf16 tensor's numbers are in a safetensors file: the length of the header, the header, the tensors.
+/// Byte range of a bf16 tensor in a safetensors file, which consists of the header's length, the header and
+/// the tensors.
 pub(crate) fn bf16_bytes(file: &[u8], tensor: &str) -> anyhow::Result<std::ops::Range<usize>> {
     let (length, rest) =
         file.split_first_chunk::<8>().context("the file is shorter than a header's length")?;

@@ -1,4 +1,4 @@
-//! The tests' client: gRPC, because its answers carry token ids.
+//! The client of the tests: gRPC, because its answers contain token ids.
 
 use std::collections::HashMap;
 
@@ -20,25 +20,25 @@ pub struct Client {
     inference: InferenceClient<Channel>,
 }
 
-/// What was read of an answer.
+/// An answer, complete or partial.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Answer {
-    /// The ids.
+    /// The generated ids.
     pub token_ids: Vec<TokenId>,
-    /// The text.
+    /// The generated text.
     pub text: String,
-    /// One entry an id, where asked for.
+    /// One entry per id, if requested.
     pub logprobs: Vec<v1::TokenLogprobs>,
-    /// Unspecified before the end.
+    /// Finish reason; unspecified before the end.
     pub finish: v1::FinishReason,
-    /// Totals, at the end.
+    /// Totals, set at the end.
     pub usage: v1::Usage,
-    /// The class of targets that the text is from.
+    /// The numerics id of the targets that generated the text.
     pub system_fingerprint: String,
 }
 
 impl Answer {
-    /// An error where it is not, token by token, what the target wrote without drafts.
+    /// Fails unless the answer equals, token by token, the expected one without drafts.
     pub fn check_same(&self, name: &str, expected: &Self) -> anyhow::Result<()> {
         let (expected_ids, ids) = (&expected.token_ids, &self.token_ids);
         ensure!(
@@ -54,7 +54,7 @@ impl Answer {
         Ok(())
     }
 
-    /// What speculation did for it.
+    /// Speculation counters of the answer.
     pub fn speculation(&self) -> v1::SpeculationUsage {
         self.usage.speculation.clone().unwrap_or_default()
     }
@@ -67,24 +67,24 @@ impl Client {
         Ok(Self { inference: inference.with_context(|| format!("cannot connect to {grpc_url}"))? })
     }
 
-    /// The same to a router that speaks only TLS.
+    /// Connects to a router that accepts only TLS.
     pub async fn connect_with_tls(grpc_url: &str, tls: &ClientTls) -> anyhow::Result<Self> {
         let endpoint = Channel::from_shared(grpc_url.to_owned())?.tls_config(tls.config())?;
         let channel = endpoint.connect().await.with_context(|| format!("cannot connect to {grpc_url}"))?;
         Ok(Self { inference: InferenceClient::new(channel) })
     }
 
-    /// The whole answer.
+    /// Sends a request and returns the complete answer.
     pub async fn ask(&self, case: &Case) -> anyhow::Result<Answer> {
         self.open(case).await?.rest().await
     }
 
-    /// The whole answers, in the order of the cases, `width` requests at a time.
+    /// The complete answers, in the order of the cases, with `width` concurrent requests.
     pub async fn ask_all(&self, cases: &[Case], width: usize) -> anyhow::Result<Vec<Answer>> {
         stream::iter(cases).map(|case| self.ask(case)).buffered(width).try_collect().await
     }
 
-    /// The same by the names of the cases, in whatever order they come.
+    /// The complete answers by case name, for requests that may finish in any order.
     pub async fn ask_by_name(&self, cases: &[Case], width: usize) -> anyhow::Result<HashMap<String, Answer>> {
         stream::iter(cases)
             .map(|case| async move { anyhow::Ok((case.name.clone(), self.ask(case).await?)) })
@@ -93,7 +93,7 @@ impl Client {
             .await
     }
 
-    /// The answer as it comes.
+    /// Sends a request and returns the stream of its answer.
     pub async fn open(&self, case: &Case) -> anyhow::Result<AnswerStream> {
         let response = self.inference.clone().generate(case.to_wire()).await;
         let messages = response.with_context(|| format!("refused: {}", case.name))?.into_inner();
@@ -101,7 +101,7 @@ impl Client {
     }
 }
 
-/// [`Answer::check_same`] for every case; `who` answered.
+/// [`Answer::check_same`] for every case; `who` names the source of the answers in errors.
 pub fn check_all_same(
     cases: &[Case],
     (expected, got): (&[Answer], &[Answer]),
@@ -113,7 +113,7 @@ pub fn check_all_same(
     Ok(())
 }
 
-/// An answer under way. Dropping it is a client that leaves.
+/// A streaming answer. Dropping it disconnects the client.
 #[derive(Debug)]
 pub struct AnswerStream {
     name: String,
@@ -122,12 +122,12 @@ pub struct AnswerStream {
 }
 
 impl AnswerStream {
-    /// What came so far.
+    /// The answer so far.
     pub fn so_far(&self) -> &Answer {
         &self.answer
     }
 
-    /// Reads until there are at least so many tokens; an error where the text ends before.
+    /// Reads until there are at least `count` tokens; fails if the text ends before.
     pub async fn read_tokens(&mut self, count: usize) -> anyhow::Result<()> {
         while self.answer.token_ids.len() < count {
             ensure!(
@@ -140,14 +140,14 @@ impl AnswerStream {
         Ok(())
     }
 
-    /// Reads to the end, which must be a proper one.
+    /// Reads to the end, which must have a finish reason.
     pub async fn rest(mut self) -> anyhow::Result<Answer> {
         while self.read_message().await? {}
         ensure!(self.answer.finish != v1::FinishReason::Unspecified, "{}: ended without a reason", self.name);
         Ok(self.answer)
     }
 
-    /// Whether there was one more.
+    /// Reads one message; returns false at the end of the stream.
     pub async fn read_message(&mut self) -> anyhow::Result<bool> {
         let message = tokio::time::timeout(PATIENCE, self.messages.message()).await;
         let message = message.with_context(|| format!("{}: silence for {PATIENCE:?}", self.name))?;

@@ -1,5 +1,6 @@
-//! Programs that people have, each as it comes from its registry, in an environment of its own, against a running cluster:
-//! `tests/python/clients/` and `tests/node/` hold what each is asked, one script and one list of packages a client.
+//! Popular client programs, each installed from its registry in a separate environment, run against a running
+//! cluster. `tests/python/clients/` and `tests/node/` in this crate contain one script and one package list
+//! per client.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -8,19 +9,21 @@ use anyhow::ensure;
 
 use crate::{node, pair, python};
 
-/// Scripts and lists of packages, by name.
+/// Names of the scripts and package lists.
 pub const CLIENTS: [&str; 8] =
     ["anthropic", "openai-node", "instructor", "pydantic-ai", "litellm", "langchain", "lm-eval", "aiperf"];
 
-/// Those that are asked by name alone: with the torch that PyPI has for Linux, the environment of each takes 6 GB and more.
+/// Clients that run only when selected by name: with PyPI's torch for Linux, each environment takes 6 GB or
+/// more.
 pub const LARGE_CLIENTS: [&str; 2] = ["guidellm", "vllm"];
 
-/// Those that run in Node, and their folders.
+/// Clients that run in Node, and their folders.
 const IN_NODE: [(&str, &str); 1] = [("openai-node", "openai")];
 
-/// Runs a client's checks against the cluster at `url`. What it prints ends with how many held.
+/// Runs a client's checks against the cluster at `url`. Its output ends with the number of checks that
+/// passed.
 ///
-/// It blocks for as long as the checks take, and longer where the environment is still to be made.
+/// Blocks until the checks are done; takes longer if the environment must be created first.
 pub fn run(name: &str, url: &str) -> anyhow::Result<Output> {
     let scripts: PathBuf = pair::root().join("tests/tests");
     let mut client = match IN_NODE.iter().find(|(in_node, _)| *in_node == name) {
@@ -32,7 +35,7 @@ pub fn run(name: &str, url: &str) -> anyhow::Result<Output> {
         None => {
             let folder = scripts.join("python/clients");
             let mut client = Command::new(python::interpreter(&folder.join(format!("{name}.txt")))?);
-            // What is compiled is not left in the tree.
+            // Python must not write compiled files into the tree.
             client.arg("-B").arg(folder.join(format!("{name}_client.py")));
             client
         }
@@ -40,13 +43,13 @@ pub fn run(name: &str, url: &str) -> anyhow::Result<Output> {
     Ok(client.args(["--url", url, "--model", pair::MODEL]).output()?)
 }
 
-/// How many checks held, where all of them did; there must be `least`.
+/// Returns the number of checks that passed; fails unless all did and there were at least `least`.
 pub fn all_held(output: &Output, least: usize) -> anyhow::Result<usize> {
     let told = String::from_utf8_lossy(&output.stdout);
     let reasons = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "a check failed:\n{told}{reasons}");
     let held = told.lines().filter(|line| line.starts_with("ok ")).count();
-    // An empty list of checks would succeed as well.
+    // An empty list of checks would also succeed.
     ensure!(held >= least, "only {held} checks ran:\n{told}");
     Ok(held)
 }

@@ -1,5 +1,5 @@
-//! A cluster in this process: the real router and the real workers over loopback, every port free, and anything that speaks
-//! the worker's wire in place of a worker.
+//! A cluster in this process: the real router and the real workers over loopback, on free ports, and fake
+//! workers that speak the worker's wire protocol.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -25,13 +25,13 @@ use crate::metrics::Page;
 use crate::pair::{self, MODEL};
 use crate::wait::until;
 
-/// Outcomes that [`WorkerKind::DraftAhead`] drafts ahead of.
+/// Number of outcomes for which [`WorkerKind::DraftAhead`] drafts ahead.
 const DRAFT_AHEAD: usize = 9;
 
-/// How long what was told to stop may take.
+/// Time within which everything must stop.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// A router, and what was added to it.
+/// A router and the workers added to it.
 pub struct Cluster {
     lifetime: Lifetime,
     discovery: Arc<dyn Discovery>,
@@ -39,22 +39,22 @@ pub struct Cluster {
     health: Health,
 }
 
-/// Which of the real workers.
+/// The kind of a real worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerKind {
     /// The bundled target.
     Target,
     /// The bundled draft.
     Draft,
-    /// The bundled draft, which drafts ahead of what may come of its proposals.
+    /// The bundled draft with draft-ahead.
     DraftAhead,
-    /// N-grams of the sequence itself.
+    /// N-grams of the sequence.
     Ngram,
-    /// The bundled draft, on trial.
+    /// The bundled draft as a shadow draft.
     ShadowDraft,
-    /// N-grams, on trial.
+    /// N-grams as a shadow draft.
     ShadowNgram,
-    /// The target of deploy/profiles/cpu-pair.toml, which only keeps the time.
+    /// The target of deploy/profiles/cpu-pair.toml, which only reproduces step times.
     SyntheticTarget,
     /// The draft of the same profile.
     SyntheticDraft,
@@ -69,7 +69,7 @@ pub struct RunningWorker {
 }
 
 impl Cluster {
-    /// A router without workers; `change` may set what a test needs otherwise.
+    /// Starts a router without workers; `change` may modify its configuration.
     pub async fn start(change: impl FnOnce(&mut RouterConfig)) -> anyhow::Result<Self> {
         let mut config = router_config()?;
         change(&mut config);
@@ -81,7 +81,7 @@ impl Cluster {
         Ok(Self { lifetime, discovery, router, health })
     }
 
-    /// The bundled pair: one target, and one draft worker of that kind.
+    /// Starts the bundled pair: one target, and one draft worker of that kind.
     pub async fn of_pair(draft: WorkerKind) -> anyhow::Result<(Self, RunningWorker, RunningWorker)> {
         let cluster = Self::start(|_| ()).await?;
         let target = cluster.add(WorkerKind::Target).await?;
@@ -89,18 +89,18 @@ impl Cluster {
         Ok((cluster, target, draft))
     }
 
-    /// Waits until the router can serve: it knows a target and what that serves.
+    /// Waits until the router can serve: it is connected to a target and knows its model.
     pub async fn ready(&self) -> anyhow::Result<()> {
         until("the router is ready", async || Ok(self.health.is_ready())).await
     }
 
-    /// A client, once the router can serve.
+    /// Connects a client once the router can serve.
     pub async fn client(&self) -> anyhow::Result<Client> {
         self.ready().await?;
         Client::connect(&format!("http://{}", self.router.grpc)).await
     }
 
-    /// A client of one more router over the same workers.
+    /// Starts another router over the same workers, and connects a client to it.
     pub async fn add_router(&self) -> anyhow::Result<Client> {
         let config = router_config()?;
         let (lifetime, health) = (self.lifetime.child(), Health::new());
@@ -110,13 +110,13 @@ impl Cluster {
         Client::connect(&format!("http://{}", addresses.grpc)).await
     }
 
-    /// Adds a bundled draft worker that is meant for some task types only.
+    /// Adds a bundled draft worker for certain task types only.
     pub async fn add_draft_for(&self, task_types: &[&str]) -> anyhow::Result<RunningWorker> {
         let task_types = task_types.iter().map(|&task_type| task_type.to_owned()).collect();
         self.add_draft(DraftConfig { task_types, ..draft_config(&pair::draft_dir())? }).await
     }
 
-    /// Adds a draft worker, such as a changed [`draft_config`].
+    /// Adds a draft worker, for instance with a modified [`draft_config`].
     pub async fn add_draft(&self, config: DraftConfig) -> anyhow::Result<RunningWorker> {
         let (lifetime, discovery) = (self.lifetime.child(), self.discovery.as_ref());
         let addresses = draft_worker::serve_with(config, discovery, lifetime.clone(), Health::new()).await?;
@@ -125,12 +125,12 @@ impl Cluster {
         Ok(worker)
     }
 
-    /// Base of the router's HTTP listener.
+    /// Base URL of the router's HTTP listener.
     pub fn http_url(&self) -> String {
         format!("http://{}", self.router.http)
     }
 
-    /// Base of the router's admin address: metrics, and what its lanes think.
+    /// Base URL of the router's admin listener: metrics, and the state of its lanes.
     pub fn admin_url(&self) -> String {
         format!("http://{}", self.router.admin)
     }
@@ -140,7 +140,7 @@ impl Cluster {
         Page::scrape(&self.admin_url()).await
     }
 
-    /// Adds the bundled target, which speaks only TLS, and waits until the router is connected to it.
+    /// Adds the bundled target with TLS only, and waits until the router is connected to it.
     pub async fn add_target_with_tls(&self, tls: ServerTls) -> anyhow::Result<(RunningWorker, SocketAddr)> {
         let lifetime = self.lifetime.child();
         let config = WorkerConfig {
@@ -157,7 +157,7 @@ impl Cluster {
         Ok((worker, listen))
     }
 
-    /// Where the router's gRPC listener is.
+    /// Address of the router's gRPC listener.
     pub fn grpc_address(&self) -> SocketAddr {
         self.router.grpc
     }
@@ -167,7 +167,7 @@ impl Cluster {
         self.add_with(kind, |_| ()).await
     }
 
-    /// The same with a worker that is otherwise.
+    /// Like [`Self::add`], with a modified configuration.
     pub async fn add_with(
         &self,
         kind: WorkerKind,
@@ -179,14 +179,14 @@ impl Cluster {
         Ok(worker)
     }
 
-    /// Adds a worker that the router reaches only through a wire with these faults.
+    /// Adds a worker behind a wire with these faults.
     pub async fn add_behind(
         &self,
         kind: WorkerKind,
         faults: WireFaults,
     ) -> anyhow::Result<(RunningWorker, Arc<Tally>)> {
         let lifetime = self.lifetime.child();
-        // The worker announces itself where nobody listens; the wire is announced instead.
+        // The worker registers with a discovery that no router uses; the wire is registered instead.
         let nowhere = discovery::open(&DiscoveryUri::Memory.into(), &lifetime).await?;
         let worker =
             start_worker((kind, |_: &mut WorkerConfig| ()), nowhere.as_ref(), lifetime.clone()).await?;
@@ -198,13 +198,13 @@ impl Cluster {
         Ok((worker, tally))
     }
 
-    /// Adds a draft worker of a test's own; what it starts runs under the lifetime that `make` gets.
+    /// Adds a draft worker implemented by a test; its tasks run under the lifetime that `make` receives.
     pub async fn add_draft_door<D: Worker>(&self, make: impl FnOnce(Lifetime) -> D) -> anyhow::Result<()> {
         let lifetime = self.lifetime.child();
         self.announce(DRAFT, make(lifetime.clone()), lifetime).await
     }
 
-    /// Ends everything; whatever does not let go in time is an error.
+    /// Stops everything; fails if something does not stop in time.
     pub async fn stop(self) -> anyhow::Result<()> {
         anyhow::ensure!(
             self.lifetime.shut_down(STOP_GRACE).await == Outcome::Clean,
@@ -213,18 +213,18 @@ impl Cluster {
         Ok(())
     }
 
-    /// Serves a fake worker and tells discovery of it, for as long as `lifetime` lasts.
+    /// Serves a fake worker and registers it, for as long as `lifetime` lasts.
     async fn announce<D: Worker>(&self, role: &str, worker: D, lifetime: Lifetime) -> anyhow::Result<()> {
         let address = fake_worker::serve(worker, &lifetime).await?;
         self.list(role, address, lifetime).await
     }
 
-    /// Lists a target that runs already a second time, at another spelling of its address.
+    /// Registers a running target a second time, with another spelling of its address.
     pub async fn list_target_again(&self, worker: &RunningWorker) -> anyhow::Result<()> {
         self.list(TARGET, format!("http://{}/", worker.listen), self.lifetime.child()).await
     }
 
-    /// Tells discovery of a worker at `address`, for as long as `lifetime` lasts.
+    /// Registers a worker at `address`, for as long as `lifetime` lasts.
     async fn list(&self, role: &str, address: String, lifetime: Lifetime) -> anyhow::Result<()> {
         let member = Member {
             id: address.clone(),
@@ -263,14 +263,14 @@ impl RunningWorker {
         Page::scrape(&format!("http://{}", self.admin)).await
     }
 
-    /// As the router knows it.
+    /// The worker's address as the router knows it.
     pub fn url(&self) -> String {
         format!("http://{}", self.listen)
     }
 
-    /// Ends the worker under the router's feet.
+    /// Stops the worker while the router is connected to it.
     pub async fn stop(self) {
-        // A worker that does not let go at once is gone from the wire all the same.
+        // Even a worker that does not stop in time no longer serves.
         let _: Outcome = self.lifetime.shut_down(STOP_GRACE).await;
     }
 
@@ -282,7 +282,8 @@ impl RunningWorker {
     }
 }
 
-/// A synthetic worker that nobody is told of, for programs whose router is another process; where it is.
+/// Starts a synthetic worker without registering it, for programs whose router is another process; returns
+/// its address.
 pub async fn start_synthetic(
     kind: WorkerKind,
     synthetic: SyntheticConfig,
@@ -334,7 +335,8 @@ fn router_config() -> anyhow::Result<RouterConfig> {
     Ok(RouterConfig { http: any_port(), grpc: any_port(), admin: any_port(), ..config })
 }
 
-/// A draft worker that runs the model in `directory`, whose tokenizer is the target's, for all task types and without drafting ahead.
+/// Configuration of a draft worker that runs the model in `directory`, with the target's tokenizer, for all
+/// task types and without draft-ahead.
 pub fn draft_config(directory: &Path) -> anyhow::Result<DraftConfig> {
     Ok(DraftConfig {
         method: DraftMethod::Model,
@@ -359,7 +361,7 @@ fn any_port() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
 }
 
-/// What a target alone answers, without drafting: what every other way of serving the cases is compared with.
+/// The answers of a target without drafts: the reference for every other way of serving the cases.
 pub async fn plain_answers(cases: &[Case], width: usize) -> anyhow::Result<Vec<Answer>> {
     let cluster = Cluster::start(|_| ()).await?;
     let _target = cluster.add(WorkerKind::Target).await?;

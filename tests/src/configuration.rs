@@ -1,8 +1,8 @@
-//! The page docs/configuration.md, made from the flags and defaults of the three servers.
+//! The page docs/configuration.md, generated from the flags and defaults of the three servers.
 
 use service::config::reference;
 
-/// What stands before the tables.
+/// Text before the tables.
 const BEGINNING: &str = "# Configuration
 
 Every setting of the three servers, with its default. It comes from the TOML file that `--config` names, then from the environment, then from a flag; later ones win. A key of the file is

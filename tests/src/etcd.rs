@@ -1,4 +1,4 @@
-//! A real etcd on loopback with data of its own: one member, or a cluster of three.
+//! A real etcd on loopback with separate data: one member, or a cluster of several.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -13,20 +13,20 @@ use tokio::time::timeout;
 
 use crate::wait::until;
 
-/// What all keys of the tests' cluster start with.
+/// Prefix of all keys of the tests' cluster.
 const PREFIX: &str = "outrider-tests";
 
-/// How long one question may take.
+/// Timeout of one request.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// Running members; dropping them is a crash of all.
+/// Running members. Dropping them kills all of them.
 #[derive(Debug)]
 pub struct Etcd {
     members: Vec<Member>,
     directory: TempDir,
 }
 
-/// One server process, or where it ran.
+/// One server process, or its address and data after it was killed.
 #[derive(Debug)]
 struct Member {
     name: String,
@@ -41,7 +41,7 @@ impl Etcd {
         Self::start_members(1).await
     }
 
-    /// Starts a cluster of so many and waits until all of them answer.
+    /// Starts a cluster of `num_members` and waits until all of them answer.
     pub async fn start_members(num_members: usize) -> anyhow::Result<Self> {
         let mut members = Vec::new();
         for idx in 0..num_members {
@@ -56,7 +56,7 @@ impl Etcd {
         Ok(etcd)
     }
 
-    /// Starts every member again that was killed, at its address and with the data that it had.
+    /// Restarts every killed member, at its address and with its data.
     pub async fn start_again(&mut self) -> anyhow::Result<()> {
         for idx in 0..self.members.len() {
             if self.members[idx].child.is_none() {
@@ -66,13 +66,13 @@ impl Etcd {
         self.wait_until_all_answer().await
     }
 
-    /// What processes are told with `--discovery`.
+    /// The value of `--discovery` for other processes.
     pub fn uri(&self) -> String {
         let addresses: Vec<&str> = self.members.iter().map(|member| member.address.as_str()).collect();
         format!("etcd://{}/{PREFIX}", addresses.join(","))
     }
 
-    /// The JSON of every worker that is registered.
+    /// The JSON of every registered worker.
     pub async fn workers(&self) -> anyhow::Result<Vec<serde_json::Value>> {
         let ask = async {
             let mut client = self.client().await?;
@@ -82,18 +82,19 @@ impl Etcd {
         answer.kvs().iter().map(|kv| Ok(serde_json::from_slice(kv.value())?)).collect()
     }
 
-    /// Deletes every worker's key, as `etcdctl del --prefix` does; how many there were.
+    /// Deletes every worker's key, as `etcdctl del --prefix` does; returns their number.
     pub async fn delete_workers(&self) -> anyhow::Result<i64> {
         let mut client = self.client().await?;
         Ok(client.delete(keys(), Some(DeleteOptions::new().with_prefix())).await?.deleted())
     }
 
-    /// Ends all members as a crash does.
+    /// Kills all members.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         self.members.iter_mut().try_for_each(Member::kill)
     }
 
-    /// Ends the smallest majority as a crash does, `first` and those after it; how many that is. What is left has no leader.
+    /// Kills the smallest majority, starting with member `first`; returns their number. The remaining members
+    /// have no leader.
     pub fn kill_majority(&mut self, first: usize) -> anyhow::Result<usize> {
         let all = self.members.len();
         let majority = all / 2 + 1;
@@ -101,17 +102,17 @@ impl Etcd {
         Ok(majority)
     }
 
-    /// Ends one member as a crash does.
+    /// Kills one member.
     pub fn kill_member(&mut self, idx: usize) -> anyhow::Result<()> {
         self.members[idx].kill()
     }
 
-    /// Starts a killed member on the data that it has.
+    /// Restarts a killed member with its data.
     pub fn start_member_again(&mut self, idx: usize) -> anyhow::Result<()> {
         self.spawn(idx)
     }
 
-    /// Crashes with the loss of all data, and starts again at the same addresses.
+    /// Kills all members, deletes their data, and restarts them at the same addresses.
     pub async fn restart_without_data(&mut self) -> anyhow::Result<()> {
         self.kill()?;
         for idx in 0..self.members.len() {
@@ -135,7 +136,8 @@ impl Etcd {
             .arg("--data-dir")
             .arg(self.data_of(idx))
             .args(["--name", name, "--logger", "zap", "--log-level", "warn"])
-            // A lone member elects itself at once; three of a busy machine must not elect all the time.
+            // A single member elects itself at once; three on a busy machine must not hold elections all the
+            // time.
             .args(if cluster.len() == 1 {
                 ["--heartbeat-interval", "20", "--election-timeout", "200"]
             } else {
@@ -153,7 +155,7 @@ impl Etcd {
         Ok(())
     }
 
-    /// A client of a member that runs.
+    /// A client of a running member.
     async fn client(&self) -> anyhow::Result<Client> {
         let running = self.members.iter().find(|member| member.child.is_some());
         running.context("every member was killed")?.client().await
@@ -172,7 +174,7 @@ impl Etcd {
             let log = std::fs::read_to_string(self.directory.path().join("log"))?;
             bail!("etcd ended with {status}:\n{log}");
         }
-        // A read that all members agreed on: only a cluster with a leader answers it.
+        // A linearizable read: only a cluster with a leader answers it.
         let ask = async { anyhow::Ok(self.members[idx].client().await?.get(keys(), None).await?) };
         Ok(timeout(ANSWER, ask).await.is_ok_and(|answer| answer.is_ok()))
     }
@@ -194,7 +196,7 @@ impl Member {
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        // They may be gone already.
+        // They may have been killed already.
         self.kill().ok();
     }
 }

@@ -1,4 +1,4 @@
-//! Serves something that speaks the worker's wire, in this process.
+//! Serves a fake worker, which speaks the worker's wire protocol, in this process.
 
 use proto::v1::worker_server::{Worker, WorkerServer};
 use service::shutdown::Lifetime;
@@ -6,7 +6,7 @@ use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 
-/// Serves it on a free port for as long as `lifetime` lasts; where routers reach it.
+/// Serves it on a free port for as long as `lifetime` lasts; returns its URL for routers.
 pub async fn serve<W: Worker>(worker: W, lifetime: &Lifetime) -> anyhow::Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);

@@ -1,5 +1,5 @@
-//! A wire between router and worker that loses, repeats, holds up and reorders frames, by a seed and in both directions. It
-//! forwards everything else: the handshake, assets, and the end of either side.
+//! A wire between router and worker that drops, duplicates, delays and reorders frames in both directions, by
+//! a seed. It forwards everything else unchanged: the handshake, assets, and the end of either side.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,42 +19,42 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Frames that wait on either side.
+/// Capacity of the queue in each direction.
 const QUEUE_FRAMES: usize = 64;
 
-/// What may happen to a frame; shares of 1, the rest passes.
+/// Probabilities of the faults of a frame; the remaining frames pass.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WireFaults {
-    /// Decides which frames are hit.
+    /// Seed that decides which frames are affected.
     pub seed: u64,
-    /// Share of frames that are lost.
+    /// Share of frames that are dropped.
     pub lost: f64,
-    /// Share of frames that come twice.
+    /// Share of frames that are duplicated.
     pub repeated: f64,
-    /// Share of frames that are held up, so that later ones overtake them.
+    /// Share of frames that are delayed, so that later ones overtake them.
     pub held_up: f64,
-    /// How long at most.
+    /// Maximum delay.
     pub held_up_at_most: Duration,
-    /// Added to the way of every frame; keeps their order.
+    /// Latency added to every frame, without changing their order.
     pub latency: Duration,
 }
 
-/// What happened to frames so far.
+/// Counters of frames.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Forwarded once, at once.
+    /// Forwarded once, without delay.
     pub passed: AtomicU64,
-    /// Lost.
+    /// Dropped.
     pub lost: AtomicU64,
     /// Forwarded twice.
     pub repeated: AtomicU64,
-    /// Held up.
+    /// Delayed.
     pub held_up: AtomicU64,
-    /// Arrived before a frame that was sent earlier.
+    /// Forwarded before a frame that was sent earlier.
     pub overtook: AtomicU64,
 }
 
-/// The wire; a router takes it for the worker behind it.
+/// The wire; for a router it looks like the worker behind it.
 #[derive(Debug)]
 pub struct FaultyWire {
     worker: WorkerClient<Channel>,
@@ -72,14 +72,14 @@ enum Fate {
 }
 
 impl FaultyWire {
-    /// A wire to the worker at `url`.
+    /// Creates a wire to the worker at `url`.
     pub async fn connect(url: &str, faults: WireFaults, lifetime: Lifetime) -> anyhow::Result<Self> {
         let worker = WorkerClient::connect(url.to_owned()).await?;
         let worker = worker.max_decoding_message_size(4 * proto::MAX_FRAME_BYTES);
         Ok(Self { worker, faults, tally: Arc::default(), lifetime })
     }
 
-    /// What happens on it.
+    /// The frame counters.
     pub fn tally(&self) -> Arc<Tally> {
         Arc::clone(&self.tally)
     }
@@ -99,7 +99,7 @@ impl FaultyWire {
         self.lifetime.spawn("faulty wire", async move {
             tokio::select! {
                 biased;
-                // The wire is cut.
+                // The wire is closed.
                 () = cancelled => {}
                 () = direction.carry(from, to, wrap) => {}
             }
@@ -148,15 +148,15 @@ struct Direction {
 }
 
 impl Direction {
-    /// Carries frames until either side is gone.
+    /// Forwards frames until either side is closed.
     async fn carry<F: Clone, T>(mut self, mut from: Streaming<F>, to: mpsc::Sender<T>, wrap: fn(F) -> T) {
         let mut held_up = FuturesUnordered::new();
         loop {
             let (frame, times) = tokio::select! {
                 biased;
-                // A frame was held up long enough.
+                // A delayed frame is due.
                 Some(frame) = held_up.next(), if !held_up.is_empty() => (frame, 1),
-                // One more comes in; a side that breaks ends the wire like one that leaves.
+                // A new frame arrives; a broken side ends the wire like a closed one.
                 frame = from.message() => {
                     let Ok(Some(frame)) = frame else { return };
                     match self.fate() {

@@ -1,6 +1,6 @@
-//! The bundled draft with another tokenizer: other ids, and some of the longest tokens, which no merge goes on from, left out. Its
-//! weights know the same language, so that what it guesses is comparable with the bundled draft's guesses, though it never learned to
-//! write in parts what was left out.
+//! The bundled draft with another tokenizer: other ids, and without some of the longest tokens, those that no
+//! merge continues from. Its weights were trained on the same language, so its drafts are comparable with the
+//! bundled draft's, although it never learned to write the missing tokens in parts.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,29 +11,29 @@ use serde_json::{Map, Value, json};
 use crate::checkpoint_copy::CheckpointCopy;
 use crate::pair::{self, END_OF_TEXT};
 
-/// Rows of the table of embeddings, which is the last projection, too.
+/// Rows of the embedding table, which is also the output projection.
 const NUM_IDS: u64 = 4_096;
 
-/// The lowest id of a token that may be left out: below are special tokens and bytes.
+/// The lowest id of a token that may be left out: lower ids are special tokens and bytes.
 const FIRST_LONG: u64 = 260;
 
-/// A checkpoint in a directory of its own.
+/// The modified checkpoint in a temporary directory.
 #[derive(Debug)]
 pub struct ForeignDraft(CheckpointCopy);
 
 impl ForeignDraft {
-    /// One that lacks a twentieth of the target's tokens.
+    /// A draft that lacks a twentieth of the target's tokens.
     pub fn new() -> anyhow::Result<Self> {
         Self::leaving_out(12)
     }
 
-    /// One that lacks the tokens that no merge goes on from, as far as their ids are divisible by `divisor`.
+    /// A draft without the tokens that no merge continues from and whose ids are divisible by `divisor`.
     pub fn leaving_out(divisor: u64) -> anyhow::Result<Self> {
         Self::with_ids(|id| id, divisor)
     }
 
-    /// One whose tokenizer is a revision too old: each of its ordinary tokens has the id of another one, so that a map that is built from it
-    /// is wrong throughout.
+    /// A draft whose tokenizer does not match its weights, as after a version mix-up: each ordinary token has
+    /// the id of another one, so that a translation built from it is wrong throughout.
     pub fn with_a_wrong_tokenizer() -> anyhow::Result<Self> {
         let next = |id| {
             if id < FIRST_LONG { id } else { FIRST_LONG + (id - FIRST_LONG + 1) % (NUM_IDS - FIRST_LONG) }
@@ -41,7 +41,7 @@ impl ForeignDraft {
         Self::with_ids(next, 12)
     }
 
-    /// The bundled draft with new ids for all of its tokens, and none left out.
+    /// The bundled draft with new ids for all of its tokens, without leaving any out.
     pub fn renumbered() -> anyhow::Result<Self> {
         Self::with_ids(|id| id, u64::MAX)
     }
@@ -51,8 +51,8 @@ impl ForeignDraft {
         self.0.directory()
     }
 
-    /// `told` is the id in the tokenizer, before renumbering, of the token whose embedding row is `id`. Of
-    /// tokens that no merge goes on from, those whose id is divisible by `left_out` are left out.
+    /// `told` maps the id of an embedding row to the id in the tokenizer, before renumbering. Of the tokens
+    /// that no merge continues from, those with an id divisible by `left_out` are left out.
     fn with_ids(told: impl Fn(u64) -> u64, left_out: u64) -> anyhow::Result<Self> {
         let copy = CheckpointCopy::of(&pair::draft_dir())?;
         let inner = inner_tokens(&copy)?;
@@ -74,7 +74,7 @@ impl ForeignDraft {
     }
 }
 
-/// Ids of the tokens that some merge goes on from.
+/// Ids of the tokens that some merge continues from.
 fn inner_tokens(copy: &CheckpointCopy) -> anyhow::Result<BTreeSet<u64>> {
     let tokenizer: Value = serde_json::from_slice(&std::fs::read(copy.path("tokenizer.json"))?)?;
     let model = &tokenizer["model"];
@@ -83,7 +83,7 @@ fn inner_tokens(copy: &CheckpointCopy) -> anyhow::Result<BTreeSet<u64>> {
     Ok(parts.filter_map(|part| model["vocab"][part].as_u64()).collect())
 }
 
-/// 7 and the number of ids have no common divisor.
+/// A bijection, because 7 and the number of ids are coprime.
 fn renumbered(id: u64) -> u64 {
     (7 * id + 5) % NUM_IDS
 }
@@ -112,7 +112,8 @@ fn change_tokenizer(
 }
 
 impl CheckpointCopy {
-    /// Rearranges the rows of a bf16 matrix of `model.safetensors`: row i becomes what row `rows[i]` was, or zeros.
+    /// Permutes the rows of a bf16 matrix in `model.safetensors`: row i becomes the old row `rows[i]`, or
+    /// zeros.
     fn move_rows(&self, tensor: &str, rows: &[Option<usize>]) -> anyhow::Result<()> {
         let mut moved = Ok(());
         self.edit("model.safetensors", |bytes| {

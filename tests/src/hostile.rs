@@ -1,5 +1,5 @@
-//! A draft worker that speaks the real wire and means no good: one kind of mischief each. Whatever it does, no token of any
-//! text may change, and every request must end.
+//! A hostile draft worker that speaks the real wire protocol, with one kind of misbehaviour per instance.
+//! Whatever it does, no token of any text may change, and every request must end.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,50 +18,50 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Frames that wait for the router.
+/// Capacity of the queue of frames to the router.
 const QUEUE_FRAMES: usize = 64;
 
-/// What a hostile draft worker answers when it is asked for k ids.
+/// Answer of a hostile draft worker to a request for k ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mischief {
-    /// k ids drawn without looking.
+    /// k random ids.
     RandomIds,
-    /// More than k.
+    /// More than k ids.
     TooMany,
-    /// None, or one: allowed, and useless.
+    /// No id, or one: allowed, but useless.
     TooFew,
-    /// Ids that no vocabulary has, behind one that it has.
+    /// One valid id, followed by ids outside the vocabulary.
     OutOfRange,
-    /// A tree whose ids stand behind ids that come later, or behind none that there is.
+    /// A tree whose ids have parents that come later, or that do not exist.
     BrokenTree,
-    /// A proposal for another place.
+    /// A proposal for another position.
     WrongStart,
-    /// As the answer to the step before.
+    /// A reply with the sequence number of the previous step.
     StaleRound,
-    /// As the answer of an earlier assignment.
+    /// A reply with the epoch of an earlier assignment.
     StaleGeneration,
-    /// For a sequence that nobody has.
+    /// A reply for an unknown sequence.
     UnknownSequence,
-    /// Each answer three times.
+    /// Each reply three times.
     Repeated,
-    /// Nothing at all.
+    /// No reply.
     Silence,
-    /// A reply that says nothing.
+    /// A reply without a body.
     NoBody,
-    /// That it holds the context, as if it had only been fed.
+    /// A reply that the context is cached, as after a step without a draw.
     Fed,
-    /// That it knows nothing of the sequence, whatever it was sent.
+    /// A request for the context, regardless of what was sent.
     NeedsContext,
-    /// A span, as if it were the target.
+    /// A span, as from a target.
     Span,
-    /// That it had to drop the sequence.
+    /// A report that it preempted the sequence.
     Preempts,
-    /// That it cannot serve the sequence.
+    /// A refusal of the sequence.
     Refuses,
 }
 
 impl Mischief {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 17] = [
         Self::RandomIds,
         Self::TooMany,
@@ -82,7 +82,7 @@ impl Mischief {
         Self::Refuses,
     ];
 
-    /// The reason under which the router counts it as ignored, where it has to.
+    /// The reason under which the router counts the reply as ignored, if it must.
     pub fn counted_as(self) -> Option<&'static str> {
         match self {
             Self::TooMany
@@ -97,7 +97,7 @@ impl Mischief {
         }
     }
 
-    /// Whether some of its ids reach the target.
+    /// Whether some of its ids are verified by the target.
     pub fn is_verified(self) -> bool {
         matches!(self, Self::RandomIds | Self::TooFew | Self::OutOfRange | Self::Repeated)
     }
@@ -119,7 +119,7 @@ struct Inner {
 }
 
 impl HostileDraft {
-    /// A worker of that kind; `misdeeds` counts what it did.
+    /// Creates a worker of this kind; `misdeeds` counts its hostile replies.
     pub fn new(mischief: Mischief, vocab_size: u32, misdeeds: Arc<AtomicU64>, lifetime: Lifetime) -> Self {
         let dice = Mutex::new(StdRng::seed_from_u64(mischief as u64));
         Self { inner: Arc::new(Inner { mischief, vocab_size, dice, misdeeds, lifetime }) }
@@ -153,7 +153,7 @@ impl Worker for HostileDraft {
             };
             tokio::select! {
                 biased;
-                // The cluster stops.
+                // The cluster is stopping.
                 () = cancelled => {}
                 () = answering => {}
             }
@@ -169,7 +169,7 @@ impl Worker for HostileDraft {
     }
 }
 
-/// A handshake with which any target may be paired.
+/// A handshake that can be paired with any target.
 fn hello() -> v1::WorkerHello {
     v1::WorkerHello {
         protocol_version_min: *PROTOCOL_VERSIONS.start(),
@@ -205,7 +205,8 @@ impl Inner {
         let replies = match self.mischief {
             Mischief::RandomIds => vec![guess(self.random_ids(k))],
             Mischief::TooMany => vec![guess(self.random_ids(k + 3))],
-            // By turns. Rounds would not do: where a draft's steps have even numbers at the start, the lane gives up before one is odd.
+            // Alternating. The step number would not do: if a draft's first steps have even numbers, the lane
+            // gives up before one is odd.
             Mischief::TooFew => {
                 vec![guess(self.random_ids(self.misdeeds.load(Ordering::Relaxed) as usize % 2))]
             }

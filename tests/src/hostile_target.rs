@@ -1,7 +1,9 @@
-//! A target that speaks the real wire and means no good: one kind of mischief each. It stands before an honest target, has it do the
-//! work, and spoils what it answers. No token of any text may change, and every request must end while an honest target lives.
+//! A hostile target that speaks the real wire protocol, with one kind of misbehaviour per instance. It acts
+//! as a proxy of an honest target and corrupts its replies. No token of any text may change, and every
+//! request must end while an honest target is running.
 //!
-//! What it cannot play is a target that draws other tokens in well-formed spans: the target's own draw is the text (invariant I1).
+//! It cannot imitate a target that draws other tokens in well-formed spans: the target's own draw is the text
+//! (invariant I1).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,50 +22,50 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Frames that wait on either side.
+/// Capacity of the queue in each direction.
 const QUEUE_FRAMES: usize = 64;
 
-/// What a hostile target makes of an honest one's answers.
+/// How a hostile target changes an honest one's replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TargetMischief {
     /// Spans start one token later.
     WrongStart,
-    /// Spans end with an id that no vocabulary has.
+    /// Spans end with an id outside the vocabulary.
     OutOfVocabulary,
-    /// Spans are longer than what was asked for.
+    /// Spans are longer than requested.
     TooLong,
-    /// Spans say that more was accepted than they hold.
+    /// Spans report more accepted tokens than they contain.
     WrongAccepted,
-    /// The answer to a verification is that the context is held.
+    /// A verification is answered with the reply that the context is cached.
     Fed,
-    /// It knows nothing of any sequence, whatever it was sent.
+    /// Every reply requests the context, regardless of what was sent.
     NeedsContext,
-    /// It cannot serve any sequence.
+    /// Every sequence is refused.
     Refuses,
-    /// It had to drop every sequence.
+    /// Every sequence is reported as preempted.
     Preempts,
-    /// Replies say nothing.
+    /// Replies have no body.
     NoBody,
-    /// Replies are for a sequence that nobody has.
+    /// Replies are for an unknown sequence.
     UnknownSequence,
-    /// Replies are to the step before.
+    /// Replies have the sequence number of the previous step.
     StaleRound,
-    /// Replies come three times.
+    /// Replies are sent three times.
     Repeated,
-    /// Nothing is answered at all.
+    /// There are no replies.
     Silent,
-    /// Replies are honest, and took 584,942 years.
+    /// Replies are honest, but report a time of 584,942 years.
     HugeTimings,
-    /// Its profiled step times, windows and pools are the largest numbers there are.
+    /// Its profiled step times, window and pool have the largest possible numbers.
     HugeHello,
-    /// Replies are honest, and routers may reserve nothing.
+    /// Replies are honest, but routers may reserve nothing.
     NoCredits,
-    /// Replies score prompt ids at the end of all positions.
+    /// Replies contain prompt scores at the highest possible position.
     HugeScores,
 }
 
 impl TargetMischief {
-    /// All of them.
+    /// All kinds.
     pub fn all() -> &'static [Self] {
         Self::value_variants()
     }
@@ -79,8 +81,8 @@ pub struct HostileTarget {
 }
 
 impl HostileTarget {
-    /// A worker of that kind before the honest target at `url`; `misdeeds` counts the frames that it spoilt. What it starts runs under
-    /// `lifetime`.
+    /// Creates a worker of this kind in front of the honest target at `url`; `misdeeds` counts the corrupted
+    /// frames. Its tasks run under `lifetime`.
     pub async fn connect(
         url: &str,
         mischief: TargetMischief,
@@ -136,7 +138,7 @@ impl Worker for HostileTarget {
                 biased;
                 // The fault is over.
                 () = cancelled => {}
-                // Either side is gone.
+                // Either side is closed.
                 () = asked => {}
                 () = answered => {}
             }
@@ -152,7 +154,7 @@ impl Worker for HostileTarget {
     }
 }
 
-/// What the router gets in place of an honest frame.
+/// Corrupts an honest frame.
 fn spoil(mischief: TargetMischief, frame: v1::WorkerFrame) -> v1::WorkerFrame {
     let v1::WorkerFrame { hello, replies, mut preempted, credits, timing, draining } = frame;
     let credits =

@@ -1,4 +1,4 @@
-//! The tests' client for what is asked over HTTP: any request, and the answer as it came.
+//! The HTTP client of the tests: sends any request and returns the unmodified response.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::wait::PATIENCE;
 
-/// Where completions are asked for.
+/// Path of completions.
 pub const COMPLETIONS: &str = "/v1/completions";
 
-/// Where conversations are asked for.
+/// Path of chat completions.
 pub const CHAT: &str = "/v1/chat/completions";
 
 /// A client of one router.
@@ -22,7 +22,7 @@ pub struct HttpClient {
     client: Client,
 }
 
-/// One answer.
+/// A complete response.
 #[derive(Debug, Clone)]
 pub struct HttpAnswer {
     /// The status code.
@@ -41,23 +41,23 @@ impl HttpClient {
         Ok(Self { url: url.into(), client })
     }
 
-    /// A request in the making.
+    /// Builder of a request.
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.client.request(method, format!("{}{path}", self.url))
     }
 
-    /// Sends JSON and reads the whole answer.
+    /// Sends JSON and reads the complete response.
     pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<HttpAnswer> {
         HttpAnswer::of(self.request(Method::POST, path).json(body)).await
     }
 
-    /// Sends JSON and returns once the answer begins.
+    /// Sends JSON and returns when the response begins.
     pub async fn open(&self, path: &str, body: &Value) -> anyhow::Result<Response> {
         let response = self.request(Method::POST, path).json(body).send().await;
         Ok(response.with_context(|| format!("{path} did not answer"))?.error_for_status()?)
     }
 
-    /// Sends JSON that must be answered with success, and reads the answer as JSON.
+    /// Sends JSON, requires status 200, and parses the response as JSON.
     pub async fn ask(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
         let answer = self.post(path, body).await?;
         anyhow::ensure!(answer.status == 200, "{path} answered {}: {}", answer.status, answer.text);
@@ -66,25 +66,25 @@ impl HttpClient {
 }
 
 impl HttpAnswer {
-    /// Sends a request and reads the whole answer.
+    /// Sends a request and reads the complete response.
     pub async fn of(request: RequestBuilder) -> anyhow::Result<Self> {
         let response = request.send().await.context("no answer came")?;
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         Ok(Self { status, headers, text: response.text().await.context("the answer broke off")? })
     }
 
-    /// The body, which must be JSON.
+    /// Parses the body as JSON.
     pub fn json(&self) -> anyhow::Result<Value> {
         serde_json::from_str(&self.text).with_context(|| format!("not JSON: {}", self.text))
     }
 }
 
-/// The text of a whole completion's first choice.
+/// The text of the first choice of a complete response.
 pub fn completion_text(answer: &Value) -> anyhow::Result<&str> {
     answer["choices"][0]["text"].as_str().with_context(|| format!("no text in {answer}"))
 }
 
-/// The text of a streamed completion's only choice.
+/// The text of the only choice of a streamed response.
 pub fn streamed_text(events: &str) -> anyhow::Result<String> {
     let mut text = String::new();
     for data in events.lines().filter_map(|line| line.strip_prefix("data: ")) {

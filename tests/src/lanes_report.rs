@@ -1,4 +1,4 @@
-//! What a router says of its lanes and workers at `/debug/lanes`.
+//! A router's report on its lanes and workers at `/debug/lanes`.
 
 use anyhow::Context as _;
 use reqwest::Method;
@@ -6,15 +6,15 @@ use serde_json::Value;
 
 use crate::http_client::{HttpAnswer, HttpClient};
 
-/// Where it says so.
+/// Path of the report.
 pub const DEBUG_LANES: &str = "/debug/lanes";
 
-/// One look at it.
+/// One report.
 #[derive(Debug, Clone)]
 pub struct LanesReport(pub Value);
 
 impl LanesReport {
-    /// Asks the router whose admin address is `admin_url`.
+    /// Requests the report from the router with this admin URL.
     pub async fn of(admin_url: &str) -> anyhow::Result<Self> {
         let answer = HttpAnswer::of(HttpClient::new(admin_url)?.request(Method::GET, DEBUG_LANES)).await?;
         anyhow::ensure!(answer.status == 200, "{DEBUG_LANES} answered {}: {}", answer.status, answer.text);
@@ -27,7 +27,7 @@ impl LanesReport {
         lanes.iter().filter(|lane| lane["task_type"] == task_type).collect()
     }
 
-    /// What the router believes of the worker at that address.
+    /// The router's state of the worker at this address.
     pub fn worker(&self, address: &str) -> anyhow::Result<&Value> {
         let workers = self.0["workers"].as_array().map(Vec::as_slice).unwrap_or_default();
         let found = workers.iter().find(|worker| worker["address"] == address);

@@ -1,16 +1,19 @@
 //! End-to-end tests: whole clusters, in this process or as real processes, judged by token ids.
 //!
-//! [`pair`] is the bundled model pair with its prompts, [`case`] one request and [`client`] who sends it; [`cluster`] and
-//! [`processes`] bring up what serves it. [`oracle`] says what the answer has to be. [`hostile`] and [`faulty_wire`] are what
-//! may be put in the way without a token changing; [`metrics`], [`lanes_report`] and [`wait`] tell what happened, and when.
-//! [`fake_worker`] serves what is no worker as one, [`http_client`] sends what only HTTP can carry, [`python`] and [`node`] run other people's clients, which [`clients`] lists, [`schemas`] makes JSON schemas and [`structured`] requests under them, which the program `schemas` asks by the thousand,
-//! [`checkpoint_copy`] is a model to damage, [`foreign_draft`] one with another tokenizer, [`etcd`] and [`mod@trace_collector`] are the real neighbours of a cluster.
-//! [`tcp_proxy`] is a network that fails, [`hostile_target`] a target that cannot be trusted, and [`chaos`] plays faults of every kind
-//! to a whole fleet; the program `chaos` prints what they did.
-//! [`untrusted`] reads foreign bytes wherever the programs do, for the fuzzer in `fuzz/` and for the gate.
-//! [`acceptance`] and [`tree_shapes`] measure instead of judging; the program `acceptance-table` prints them.
+//! [`pair`] is the bundled model pair with its prompts, [`case`] is one request, and [`client`] sends it.
+//! [`cluster`] and [`processes`] start clusters. [`oracle`] computes the expected answer. [`hostile`] and
+//! [`faulty_wire`] are disturbances that must not change a token; [`metrics`], [`lanes_report`] and [`wait`]
+//! observe what happened, and when. [`fake_worker`] serves fake workers, [`http_client`] sends requests that
+//! only HTTP supports, [`python`] and [`node`] run third-party clients, which [`clients`] lists. [`schemas`]
+//! generates JSON schemas and [`structured`] requests under them; the program `schemas` sends thousands of
+//! these. [`checkpoint_copy`] is a model to damage, [`foreign_draft`] one with another tokenizer; [`etcd`]
+//! and [`mod@trace_collector`] are the real services next to a cluster. [`tcp_proxy`] is an unreliable
+//! network, [`hostile_target`] an untrusted target, and [`chaos`] injects faults of every kind into a whole
+//! fleet; the program `chaos` prints their effect. [`untrusted`] parses untrusted bytes wherever the programs
+//! do, for the fuzzer in `fuzz/` and for the gate. [`acceptance`] and [`tree_shapes`] measure instead of
+//! judging; the program `acceptance-table` prints their results.
 //!
-//! The tests themselves are in `tests/`, one file a promise. Nothing here is ever shipped.
+//! The tests themselves are in `tests/`, one file per guarantee. Nothing in this crate is ever shipped.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! One look at a process's `/metrics`.
+//! One scrape of a process's `/metrics`.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl Page {
         Ok(Self { text: response.error_for_status()?.text().await? })
     }
 
-    /// The sum of all samples of a metric; 0 where there is none yet.
+    /// The sum of all samples of a metric; 0 if there are none yet.
     pub fn sum(&self, name: &str) -> u64 {
         self.sum_where(name, "")
     }
@@ -28,7 +28,7 @@ impl Page {
         self.total_where(name, label) as u64
     }
 
-    /// The same with its fractions, such as seconds.
+    /// Like [`Self::sum`], without rounding, for instance for seconds.
     pub fn total(&self, name: &str) -> f64 {
         self.total_where(name, "")
     }

@@ -1,5 +1,5 @@
-//! Node programs of the tests' own: a folder with `package.json` and a script, copied to the target directory, where its packages are
-//! installed once.
+//! Node programs for tests: a folder with `package.json` and a script, copied to the target directory, where
+//! its packages are installed once.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,10 +8,10 @@ use anyhow::Context as _;
 
 use crate::python::{run, target_directory};
 
-/// Written last: a folder that was cut off while it was made has none.
+/// Written last: an installation that was interrupted has none.
 const MADE_FOR: &str = "made-for.json";
 
-/// The folder's script, where its packages are.
+/// Path of the folder's script, next to its installed packages.
 pub fn script(folder: &Path, name: &str) -> anyhow::Result<PathBuf> {
     let packages = folder.join("package.json");
     let wanted = std::fs::read(&packages).with_context(|| format!("{}", packages.display()))?;

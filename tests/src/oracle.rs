@@ -1,8 +1,8 @@
-//! The judge: what the target's own text for a request is, by the slowest and plainest way.
+//! The oracle of the tests: computes the target's own text for a request, in the slowest and simplest way.
 //!
-//! One sequence, no cache, no batch, no draft: `engine::Oracle` for the logits, and the contract's part B one token at a time.
-//! It shares with the serving path the tensors and the pure rules of `speculation::logits`; the draw is a loop of its own over
-//! the noise.
+//! One sequence, no cache, no batch, no draft: `engine::Oracle` for the logits, and part B of the contract
+//! one token at a time. It shares with the serving path the tensors and the pure rules of
+//! `speculation::logits`; the draw is a separate loop over the noise.
 
 use anyhow::ensure;
 use engine::{Oracle, WeightFormat};
@@ -15,7 +15,7 @@ use crate::case::Case;
 use crate::client::Answer;
 use crate::pair;
 
-/// Knows the right answer to every request.
+/// Computes the expected answer to any request.
 #[derive(Debug)]
 pub struct Judge {
     oracle: Oracle,
@@ -23,7 +23,7 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// The judge of the bundled pair's target.
+    /// Loads the oracle of the bundled pair's target.
     pub fn load() -> anyhow::Result<Self> {
         let dir = pair::target_dir();
         Ok(Self {
@@ -32,7 +32,7 @@ impl Judge {
         })
     }
 
-    /// The whole answer, with a full forward over all ids for each token.
+    /// The complete answer, with a full forward over all ids for each token.
     pub fn write(&self, case: &Case) -> anyhow::Result<Vec<TokenId>> {
         let spec = case.spec();
         let mut ids = case.prompt_ids.clone();
@@ -47,8 +47,9 @@ impl Judge {
         Ok(ids.split_off(case.prompt_ids.len()))
     }
 
-    /// Whether an answer is what [`Self::write`] would write, and its log probabilities are the target's. One forward over all
-    /// ids tells: a row depends on the ids before it alone, and the first wrong id is found whatever follows it.
+    /// Checks that an answer is what [`Self::write`] would generate, and that its log probabilities are the
+    /// target's. One forward over all ids suffices: a row depends only on the ids before it, so the first
+    /// wrong id is found regardless of what follows.
     pub fn check(&self, case: &Case, answer: &Answer) -> anyhow::Result<()> {
         let name = &case.name;
         let spec = case.spec();
@@ -91,7 +92,7 @@ impl Judge {
         Ok(())
     }
 
-    /// The token behind `ids` (contract B1, B2, B4).
+    /// Draws the token after `ids` (contract B1, B2, B4).
     fn draw(&self, spec: &SequenceSpec, ids: &[TokenId], row: &mut [f32]) -> anyhow::Result<TokenId> {
         let position = ids.len() as u32;
         row[self.vocab_size..].fill(f32::NEG_INFINITY);
@@ -105,7 +106,7 @@ impl Judge {
         for (id, x) in keep(row, &spec.sampling, position)?.tokens {
             let noise =
                 if spec.sampling.is_greedy() { 0.0 } else { noise.gumbel(position, id, Purpose::Draw) };
-            // Ids ascend: of equals the lowest stays.
+            // Ids ascend: among equal values the lowest id wins.
             if x + noise > best.1 {
                 best = (id, x + noise);
             }

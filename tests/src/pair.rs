@@ -1,4 +1,4 @@
-//! The bundled model pair and the prompts that come with it.
+//! The bundled model pair and its prompts.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ pub const MODEL: &str = "demo";
 /// The id with which both models of the pair end a text.
 pub const END_OF_TEXT: TokenId = 0;
 
-/// Every task type that prompts are bundled for.
+/// Every task type with bundled prompts.
 pub const TASK_TYPES: [&str; 11] = [
     "api_call",
     "chat",
@@ -47,12 +47,12 @@ pub fn draft_dir() -> PathBuf {
     root().join("models/demo/draft")
 }
 
-/// Where the bundled prompts are, one `TASK_TYPE.jsonl` each.
+/// Directory of the bundled prompts, with one `TASK_TYPE.jsonl` each.
 pub fn prompts_dir() -> PathBuf {
     root().join("models/demo/prompts")
 }
 
-/// The pair's profile, which synthetic workers play.
+/// The pair's profile, which synthetic workers reproduce.
 pub fn profile() -> anyhow::Result<Profile> {
     let path = root().join("deploy/profiles/cpu-pair.toml");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -73,14 +73,14 @@ pub fn read_prompts(path: &Path, limit: usize) -> anyhow::Result<Vec<String>> {
         .with_context(|| format!("{} is not lines of {{\"prompt\": ..}}", path.display()))
 }
 
-/// The pair's text side, by which tests turn prompts into ids themselves.
+/// Tokenizer of the pair, with which tests convert prompts to ids.
 #[derive(Debug)]
 pub struct PairText {
     tokenizer: Tokenizer,
 }
 
 impl PairText {
-    /// The target's tokenizer.
+    /// Loads the target's tokenizer.
     pub fn load() -> anyhow::Result<Self> {
         let path = target_dir().join("tokenizer.json");
         let tokenizer =
@@ -88,18 +88,18 @@ impl PairText {
         Ok(Self { tokenizer })
     }
 
-    /// Entries of the vocabulary.
+    /// Size of the vocabulary.
     pub fn vocab_size(&self) -> usize {
         self.tokenizer.get_vocab_size(true)
     }
 
-    /// A text without a frame.
+    /// The ids of a text without a chat template.
     pub fn ids(&self, text: &str) -> anyhow::Result<Vec<TokenId>> {
         let encoding = self.tokenizer.encode(text, false).map_err(|error| anyhow!("{error}"))?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// One user's message as the pair's chat template frames it.
+    /// The ids of one user message, formatted as by the pair's chat template.
     pub fn chat_ids(&self, message: &str) -> anyhow::Result<Vec<TokenId>> {
         let framed = format!("<|user|>\n{message}<|end|>\n<|assistant|>\n");
         self.ids(&framed)

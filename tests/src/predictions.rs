@@ -1,14 +1,15 @@
-//! Requests that predict their answer: what a client would send that has a text edited.
+//! Requests that predict their answer, as from a client that has a text edited.
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
 use crate::pair::MODEL;
 
-/// Where predictions are taken.
+/// Path of requests that accept predictions.
 pub const CHAT: &str = "/v1/chat/completions";
 
-/// A seeded conversation of so many output tokens, with a prediction or without.
+/// A seeded chat request with an optional prediction; the tuple is its temperature and its number of output
+/// tokens.
 pub fn asking(prompt: &str, (temperature, max_tokens): (f64, u32), prediction: Option<&str>) -> Value {
     let mut body = json!({
         "model": MODEL,
@@ -24,12 +25,12 @@ pub fn asking(prompt: &str, (temperature, max_tokens): (f64, u32), prediction: O
     body
 }
 
-/// What the assistant says.
+/// The assistant's text.
 pub fn text_of(answer: &Value) -> anyhow::Result<&str> {
     answer["choices"][0]["message"]["content"].as_str().with_context(|| format!("no text in {answer}"))
 }
 
-/// The text as it was before somebody replaced one of its words and left another one out.
+/// A hypothetical text before an edit that replaced one of its words and removed another.
 pub fn before_edit(text: &str) -> String {
     let words: Vec<&str> = text.split_inclusive(' ').collect();
     let (third, half) = (words.len() / 3, words.len() / 2);

@@ -1,7 +1,8 @@
-//! The bundled pair as real processes, for what only a process can suffer.
+//! The bundled pair as real processes, for tests that need processes.
 //!
-//! The binaries are those that cargo built beside the running program; before tests that use them, nextest builds them (the
-//! setup script in `.config/nextest.toml`). Without nextest run `cargo build --workspace --bins` first.
+//! Uses the binaries that cargo built next to the running program; nextest builds them before tests that use
+//! them (the setup script in `.config/nextest.toml`). Without nextest run `cargo build --workspace --bins`
+//! first.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -16,12 +17,12 @@ use crate::metrics::Page;
 use crate::pair::{self, MODEL};
 use crate::wait::{PATIENCE, until};
 
-/// Starts a router and the bundled pair, one thread a worker; `change` may add to that.
+/// Starts a router and the bundled pair, one thread per worker; `change` may modify the specification.
 pub async fn start(change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<Cluster> {
     Ok(Cluster::start(bundled_pair(change)?, Arc::new(NoLogs), PATIENCE).await?)
 }
 
-/// The same, with what the processes log.
+/// Like [`start`], with the logs of the processes.
 pub async fn start_logged(change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<(Cluster, Arc<Logs>)> {
     let logs = Arc::new(Logs::default());
     let spec = bundled_pair(|spec| {
@@ -42,12 +43,12 @@ fn bundled_pair(change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<Cluster
     Ok(spec)
 }
 
-/// One of the programs, for tests that start it themselves.
+/// Path of one of the programs, for tests that start it themselves.
 pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     Ok(Binaries::beside_this_executable()?.router.with_file_name(name))
 }
 
-/// A client of a cluster that is ready.
+/// Connects a client to a ready cluster.
 pub async fn client(cluster: &Cluster) -> anyhow::Result<Client> {
     Client::connect(&cluster.grpc_url()).await
 }
@@ -57,8 +58,8 @@ pub async fn metrics(cluster: &Cluster, name: &str) -> anyhow::Result<Page> {
     Page::scrape(&cluster.admin_url(name)?).await
 }
 
-/// Stops a process (SIGSTOP) and waits until none of its threads runs. The signal alone returns earlier: until one thread has
-/// received it, which takes long on a busy machine, the others go on.
+/// Stops a process (SIGSTOP) and waits until none of its threads runs. The signal alone returns earlier:
+/// until one thread has received it, which takes long on a busy machine, the others continue.
 pub async fn pause(cluster: &Cluster, name: &str) -> anyhow::Result<()> {
     cluster.signal(name, Signal::SIGSTOP)?;
     let pid = cluster.process(name)?.pid();
@@ -71,23 +72,23 @@ pub async fn pause(cluster: &Cluster, name: &str) -> anyhow::Result<()> {
 
 fn is_stopped(thread: &Path) -> anyhow::Result<bool> {
     let stat = std::fs::read_to_string(thread.join("stat"))?;
-    // The name before the state may contain anything but is the last to be in parentheses.
+    // The name before the state may contain any characters, but nothing after it is in parentheses.
     let (_, after_name) = stat.rsplit_once(") ").context("no name in /proc/PID/task/ID/stat")?;
     Ok(after_name.starts_with('T'))
 }
 
-/// Every line of every process of a cluster. They are printed too, for the report of a test that fails.
+/// Every line of every process of a cluster. Also printed, for the report of a failing test.
 #[derive(Debug, Default)]
 pub struct Logs(Mutex<Vec<(String, String)>>);
 
 impl Logs {
-    /// What one process logged so far.
+    /// The lines logged by one process so far.
     pub fn of(&self, process: &str) -> Vec<String> {
         let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         lines.iter().filter(|(name, _)| name == process).map(|(_, line)| line.clone()).collect()
     }
 
-    /// Waits for a line of a process with all these words, and returns it.
+    /// Waits for a line of a process that contains all these words, and returns it.
     pub async fn line_with(&self, process: &str, words: &[&str]) -> anyhow::Result<String> {
         let find = || self.of(process).into_iter().find(|line| words.iter().all(|word| line.contains(word)));
         until(&format!("{process} logs a line with {words:?}"), async || Ok(find().is_some())).await?;

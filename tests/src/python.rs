@@ -1,4 +1,5 @@
-//! Pythons of the tests' own: virtual environments with pinned packages, each made once and kept in the target directory.
+//! Python environments for tests: virtual environments with pinned packages, each created once and kept in
+//! the target directory.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -6,9 +7,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-/// The interpreter of an environment that has what `requirements` (a pip requirements file) lists.
+/// The interpreter of an environment with the packages listed in `requirements` (a pip requirements file).
 ///
-/// Several tests may ask at the same moment: one makes the environment, the others wait for it.
+/// Several tests may call this at the same time: one creates the environment, the others wait for it.
 pub fn interpreter(requirements: &Path) -> anyhow::Result<PathBuf> {
     let wanted =
         std::fs::read_to_string(requirements).with_context(|| format!("{}", requirements.display()))?;
@@ -17,7 +18,7 @@ pub fn interpreter(requirements: &Path) -> anyhow::Result<PathBuf> {
     let python = environment.join("bin/python");
     let lock = File::create(environment.with_extension("lock"))?;
     lock.lock()?;
-    // Written last: an environment that was cut off while it was made has none.
+    // Written last: an environment whose creation was interrupted has none.
     let made_for = environment.join("requirements.txt");
     if std::fs::read_to_string(&made_for).is_ok_and(|made_for| made_for == wanted) {
         return Ok(python);
@@ -34,7 +35,8 @@ pub fn interpreter(requirements: &Path) -> anyhow::Result<PathBuf> {
     Ok(python)
 }
 
-/// Where cargo builds, found from this program, which it built in `target/PROFILE`, or in its folder `deps` where it is a test.
+/// Cargo's target directory, derived from the path of this program, which is in `target/PROFILE`, or for a
+/// test in its `deps` folder.
 pub(crate) fn target_directory() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe()?;
     let folder = program.parent().context("a program lies in a folder")?;

@@ -1,8 +1,8 @@
-//! JSON schemas made from a seed, small enough for a model that writes nonsense to come to an end.
+//! JSON schemas generated from a seed, small enough for a model that writes nonsense to reach the end.
 
 use serde_json::{Map, Value, json};
 
-/// The schema of a seed: always an object.
+/// Generates the schema for a seed: always an object.
 pub fn schema(seed: u64) -> Value {
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5bd1_e995);
     for _ in 0..4 {
@@ -11,7 +11,7 @@ pub fn schema(seed: u64) -> Value {
     object(&mut dice, 2)
 }
 
-/// Repeatable numbers.
+/// A repeatable random generator.
 struct Dice(u64);
 
 impl Dice {

@@ -1,4 +1,5 @@
-//! Requests whose output a JSON schema holds: the same ids whatever is drafted, and texts that another library finds valid.
+//! Requests with output constrained by a JSON schema: the ids must not depend on the drafts, and another
+//! library must find the texts valid.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -13,16 +14,18 @@ use crate::client::{Answer, Client};
 use crate::pair::{self, PairText, TASK_TYPES};
 use crate::python;
 
-/// Requests at a time.
+/// Concurrent requests.
 const BESIDE: usize = 12;
 
-/// How a request is drafted for: k, and ids of a tree (0: a chain). A sequence with a grammar gets a chain whatever tree is asked for.
+/// Draft settings: k, and tokens of a tree (0 for a chain). A sequence with a grammar gets a chain even if a
+/// tree is requested.
 const DRAFTS: [(u32, u32); 3] = [(4, 0), (8, 0), (4, 12)];
 
-/// A request and the schema that holds its output.
+/// A request and the schema that constrains its output.
 pub type SchemaCase = (Value, Case);
 
-/// One request a schema and temperature: prompts, seeds and log probabilities vary along. `first` is the number of the first schema.
+/// One request per schema and temperature; prompts, seeds and log probabilities vary too. `first` is the
+/// number of the first schema.
 pub fn cases(first: usize, schemas: &[Value], temperatures: &[f32]) -> anyhow::Result<Vec<SchemaCase>> {
     let text = PairText::load()?;
     let prompts: Vec<Vec<u32>> = TASK_TYPES
@@ -47,16 +50,17 @@ pub fn cases(first: usize, schemas: &[Value], temperatures: &[f32]) -> anyhow::R
     Ok(cases)
 }
 
-/// What was drafted for some requests.
+/// Draft counters of some requests.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Drafted {
-    /// Tokens that were verified.
+    /// Verified drafted tokens.
     pub drafted: u64,
-    /// Those of them that were accepted.
+    /// Accepted of these.
     pub accepted: u64,
 }
 
-/// Asks without drafts, with chains of 4 and 8, and with trees; ids, log probabilities and ends must be equal.
+/// Sends the requests without drafts, with chains of 4 and 8, and with trees; ids, log probabilities and ends
+/// must be equal.
 pub async fn ask_at_every_k(client: &Client, cases: &[SchemaCase]) -> anyhow::Result<(Vec<Answer>, Drafted)> {
     let plain: Vec<Case> = cases.iter().map(|(_, case)| case.with_k(0)).collect();
     let plain = client.ask_all(&plain, BESIDE).await?;
@@ -75,7 +79,8 @@ pub async fn ask_at_every_k(client: &Client, cases: &[SchemaCase]) -> anyhow::Re
     Ok((plain, sum))
 }
 
-/// How many answers came to an end: nearly all, and each of them is valid by the word of Python's `jsonschema`.
+/// Returns the number of finished answers. At least 90% must finish, and Python's `jsonschema` must find each
+/// of those valid.
 pub async fn check_valid(cases: &[SchemaCase], answers: &[Answer]) -> anyhow::Result<usize> {
     let mut lines = String::new();
     let mut finished = 0;

@@ -1,8 +1,8 @@
-//! A TCP proxy before one worker, by which a network can fail between a router and that worker: connections that are cut, that go
-//! silent for good, or that carry bytes one way only.
+//! A TCP proxy in front of one worker, which simulates network failures between a router and that worker:
+//! closed connections, permanently silent ones, and ones that carry bytes in one direction only.
 //!
-//! It knows nothing of HTTP/2 and never changes, drops or invents a byte: what may not pass waits, as packets do that are sent again
-//! until the network is back. The proxy lives as long as the lifetime that it was started under.
+//! It does not parse HTTP/2 and never changes, drops or adds a byte: blocked bytes wait, like packets that
+//! are resent until the network is back. The proxy lives as long as the lifetime under which it was started.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// Bytes on their way in one direction of a connection.
+/// Buffer size per direction of a connection.
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// A direction.
@@ -36,12 +36,12 @@ pub struct TcpProxy {
     state: watch::Sender<WireState>,
 }
 
-/// What the wire does now. Connections are numbered as they are accepted.
+/// The current state of the wire. Connections are numbered in the order of acceptance.
 #[derive(Debug, Clone, Copy, Default)]
 struct WireState {
     blocks_to_worker: bool,
     blocks_to_router: bool,
-    /// Connections below this number end at once.
+    /// Connections below this number are closed at once.
     cut_below: u64,
     /// Connections below this number carry nothing.
     silent_below: u64,
@@ -58,7 +58,7 @@ impl WireState {
 }
 
 impl TcpProxy {
-    /// Listens on a free port and forwards to `worker`, which need not be up.
+    /// Listens on a free port and forwards to `worker`, which may be down.
     pub async fn start(worker: SocketAddr, lifetime: &Lifetime) -> anyhow::Result<Self> {
         let address = free_address()?;
         let listener = TcpListener::bind(address).await.context("the proxy cannot listen")?;
@@ -77,24 +77,24 @@ impl TcpProxy {
         Ok(Self { address, accepted, state })
     }
 
-    /// Where routers connect.
+    /// URL for routers.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Ends every connection that is open; new ones are carried.
+    /// Closes all open connections; new ones work.
     pub fn cut(&self) {
         let next = self.accepted.load(Ordering::Relaxed);
         self.state.send_modify(|state| state.cut_below = next);
     }
 
-    /// Lets every connection that is open go silent, and neither side hear of it; new ones are carried.
+    /// Silences all open connections without either side noticing; new ones work.
     pub fn silence(&self) {
         let next = self.accepted.load(Ordering::Relaxed);
         self.state.send_modify(|state| state.silent_below = next);
     }
 
-    /// Holds up everything in one direction, on new connections too.
+    /// Blocks one direction, also on new connections.
     pub fn block(&self, way: Way) {
         self.state.send_modify(|state| match way {
             Way::ToWorker => state.blocks_to_worker = true,
@@ -102,7 +102,7 @@ impl TcpProxy {
         });
     }
 
-    /// Lets everything pass again. Connections that were silenced end.
+    /// Ends all blocks. Silenced connections are closed.
     pub fn heal(&self) {
         self.state.send_modify(|state| {
             state.blocks_to_worker = false;
@@ -112,7 +112,7 @@ impl TcpProxy {
     }
 }
 
-/// What the accepting task knows.
+/// State of the accepting task.
 struct Wires {
     worker: SocketAddr,
     state: watch::Sender<WireState>,
@@ -138,14 +138,15 @@ impl Wires {
     }
 }
 
-/// One connection, until it is cut or both sides have closed it. A worker that is not there closes it at once.
+/// Forwards one connection until it is cut or both sides have closed it. If the worker is down, the
+/// connection is closed at once.
 async fn carry_connection(
     router: TcpStream,
     worker: SocketAddr,
     (number, mut state): (u64, watch::Receiver<WireState>),
 ) {
     let Ok(worker) = TcpStream::connect(worker).await else { return };
-    // Delays of the proxy's own would be taken for the worker's. What fails here fails again at the first byte.
+    // Delays in the proxy would be attributed to the worker. If this fails, the first byte fails too.
     router.set_nodelay(true).and_then(|()| worker.set_nodelay(true)).ok();
     let (from_router, to_router) = router.into_split();
     let (from_worker, to_worker) = worker.into_split();
@@ -153,7 +154,7 @@ async fn carry_connection(
     let back = carry(from_worker, to_router, Carried { way: Way::ToRouter, number, state: state.clone() });
     tokio::select! {
         biased;
-        // Both sides lose their sockets with this task.
+        // Both sockets are closed when this task ends.
         _ = state.wait_for(|state| number < state.cut_below) => {}
         _ = futures::future::join(there, back) => {}
     }
@@ -166,19 +167,20 @@ struct Carried {
     state: watch::Receiver<WireState>,
 }
 
-/// Carries bytes until the sender closes, and then says so to the receiver.
+/// Forwards bytes until the sender closes, then closes the receiver's side.
 async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut carried: Carried) {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         let carries = carried.state.borrow_and_update().carries(carried.way, carried.number);
         let read = tokio::select! {
             biased;
-            // What may pass may have changed.
+            // The set of blocked directions may have changed.
             changed = carried.state.changed() => match changed {
                 Ok(()) => continue,
                 Err(_) => return,
             },
-            // More bytes came. Where none may pass they are left to the kernel, which slows the sender down in the end.
+            // More bytes arrived. Blocked bytes stay in the kernel's buffer, whose flow control eventually
+            // stops the sender.
             read = from.read(&mut buffer), if carries => read,
         };
         let Ok(count @ 1..) = read else { break };
@@ -186,7 +188,7 @@ async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut carried: Car
             break;
         }
     }
-    // A receiver that is gone needs no word.
+    // An error means that the receiver is gone already.
     to.shutdown().await.ok();
 }
 
@@ -194,8 +196,8 @@ async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut carried: Car
 mod tests {
     use super::*;
 
-    /// A proxy before a server of the test's own, with one connection through it: the proxy, the client's end, the server's end and
-    /// the listener.
+    /// A proxy in front of a test server, with one connection through it: the proxy, the client's end, the
+    /// server's end and the listener.
     async fn connected() -> anyhow::Result<(TcpProxy, TcpStream, TcpStream, TcpListener)> {
         let server = TcpListener::bind("127.0.0.1:0").await?;
         let proxy = TcpProxy::start(server.local_addr()?, &Lifetime::new()).await?;
@@ -205,7 +207,7 @@ mod tests {
         Ok((proxy, client, peer, server))
     }
 
-    /// A byte there and another one back.
+    /// Sends a byte in each direction.
     async fn round_trip(client: &mut TcpStream, peer: &mut TcpStream) -> anyhow::Result<()> {
         client.write_all(b"a").await?;
         assert_eq!(peer.read_u8().await?, b'a');
@@ -214,7 +216,7 @@ mod tests {
         Ok(())
     }
 
-    /// The same connection, which must have nothing to read: asked of the kernel itself.
+    /// Returns the connection after checking, directly with the kernel, that it has nothing to read.
     fn without_bytes(stream: TcpStream) -> anyhow::Result<TcpStream> {
         let mut stream = stream.into_std()?;
         let read = std::io::Read::read(&mut stream, &mut [0; 1]);
@@ -241,7 +243,7 @@ mod tests {
         let (proxy, mut client, mut peer, _server) = connected().await?;
         proxy.block(Way::ToWorker);
         client.write_all(b"x").await?;
-        // The way back is carried by a task that saw the block before it was asked to carry this.
+        // The way back is carried by a task that observes the block before it carries this byte.
         peer.write_all(b"y").await?;
         assert_eq!(client.read_u8().await?, b'y');
         let mut peer = without_bytes(peer)?;

@@ -1,4 +1,4 @@
-//! An OTLP collector in this process: takes the spans that real processes export, and finds its way among them.
+//! An OTLP collector in this process: receives the spans that real processes export, and looks them up.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,19 +21,19 @@ use tonic::{Request, Response, Status};
 pub struct SeenSpan {
     /// The process's `service.name`.
     pub service: String,
-    /// Its name.
+    /// The span's name.
     pub name: String,
-    /// In hex.
+    /// Hexadecimal.
     pub trace_id: String,
-    /// In hex.
+    /// Hexadecimal.
     pub span_id: String,
-    /// In hex; empty at the root.
+    /// Hexadecimal; empty for the root.
     pub parent_id: String,
-    /// When it began, nanoseconds since 1970 by its host's clock.
+    /// Start time, nanoseconds since 1970 on its host's clock.
     pub start_nanos: u64,
-    /// How long it took, nanoseconds.
+    /// Duration, nanoseconds.
     pub nanos: u64,
-    /// Texts as they are, other values as Rust prints them.
+    /// Strings unchanged, other values as formatted by Rust.
     pub attributes: BTreeMap<String, String>,
 }
 
@@ -41,11 +41,11 @@ pub struct SeenSpan {
 pub struct TraceCollector {
     url: String,
     seen: Arc<Mutex<Vec<SeenSpan>>>,
-    /// Its tasks end with it.
+    /// The server task ends when this is dropped.
     _lifetime: Lifetime,
 }
 
-/// The service behind it.
+/// The gRPC service.
 struct Sink(Arc<Mutex<Vec<SeenSpan>>>);
 
 impl TraceCollector {
@@ -61,20 +61,20 @@ impl TraceCollector {
         Ok(Self { url, seen, _lifetime: lifetime })
     }
 
-    /// The variables that make a process export to it, soon after a span ends.
+    /// Environment variables with which a process exports to it, shortly after a span ends.
     pub fn environment(&self) -> Vec<(String, String)> {
         let variables =
             [("OTEL_EXPORTER_OTLP_ENDPOINT", self.url.as_str()), ("OTEL_BSP_SCHEDULE_DELAY", "50")];
         variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
     }
 
-    /// The spans of one trace that came so far.
+    /// The spans of one trace received so far.
     pub fn trace(&self, trace_id: &str) -> Vec<SeenSpan> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.iter().filter(|span| span.trace_id == trace_id).cloned().collect()
     }
 
-    /// All trace ids that came so far.
+    /// All trace ids received so far.
     pub fn trace_ids(&self) -> Vec<String> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let mut ids: Vec<String> = seen.iter().map(|span| span.trace_id.clone()).collect();
@@ -84,7 +84,7 @@ impl TraceCollector {
     }
 }
 
-/// The names of the spans above `span`, nearest first, as far as they are among `spans`.
+/// The names of the ancestors of `span`, nearest first, as far as they are in `spans`.
 pub fn ancestors<'a>(spans: &'a [SeenSpan], span: &'a SeenSpan) -> Vec<&'a str> {
     let by_id: HashMap<&str, &SeenSpan> = spans.iter().map(|span| (span.span_id.as_str(), span)).collect();
     let parent = |span: &SeenSpan| by_id.get(span.parent_id.as_str()).copied();

@@ -1,36 +1,37 @@
-//! What trees of candidates are worth: tokens of each verification by the shape of its draft, at equal drafted tokens, whatever they take.
+//! Measures what token trees are worth: tokens per verification by the shape of the draft, at an equal number
+//! of drafted tokens, regardless of time.
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
 use crate::case::Case;
 use crate::client::{Answer, Client};
 
-/// Requests that run at once: no time is measured.
+/// Concurrent requests; no time is measured.
 const WIDTH: usize = 4;
 
-/// Positions and tokens of a draft; as many tokens as positions are a chain.
+/// Number of positions and of tokens of a draft; equal numbers are a chain.
 pub type Shape = (u32, u32);
 
-/// What one shape showed.
+/// Results of one shape.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShapeRow {
-    /// Which.
+    /// The shape.
     pub shape: Shape,
-    /// Tokens of a verification, the target's own included.
+    /// Tokens per verification, including the target's own.
     pub tokens_per_step: f64,
-    /// Drafted tokens of a verification.
+    /// Drafted tokens per verification.
     pub drafted_per_step: f64,
-    /// Texts that are equal to those without drafts.
+    /// Number of texts equal to those without drafts.
     pub exact: usize,
-    /// Texts.
+    /// Number of texts.
     pub texts: usize,
 }
 
 impl ShapeRow {
-    /// The table's head.
+    /// Head of the table.
     pub const HEAD: &str = "| tokens | positions | tokens per verify step | drafted per verify step | exact |\n|---|---|---|---|---|";
 
-    /// As a line of a Markdown table.
+    /// Formats the row as a line of a Markdown table.
     pub fn to_markdown(&self) -> String {
         let Self { shape: (depth, tokens), tokens_per_step, drafted_per_step, exact, texts } = self;
         let chain = if depth == tokens { " (chain)" } else { "" };
@@ -55,7 +56,7 @@ impl ShapeRow {
     }
 }
 
-/// Asks every case without drafts and then in every shape; tells `on_row` of each shape as it is done.
+/// Requests every case without drafts and then in every shape; calls `on_row` for each finished shape.
 pub async fn run(
     client: &Client,
     cases: &[Case],

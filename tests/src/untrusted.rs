@@ -1,5 +1,5 @@
-//! Every place where bytes come from somebody else, one function each: it must return, whatever they are, in little memory. The
-//! fuzzer (`fuzz/`, nightly) and the gate (`tests/tests/untrusted.rs`) call the same functions.
+//! One function for each place where untrusted bytes enter: it must return for any input, using little
+//! memory. The fuzzer (`fuzz/`, nightly) and the gate (`tests/tests/untrusted.rs`) call the same functions.
 
 use std::path::{Path, PathBuf};
 
@@ -20,18 +20,18 @@ use text::{ChatTemplate, ConversationMessage, Framing, ModelText, asset};
 
 use crate::pair::{root, target_dir};
 
-/// One place.
+/// A place where untrusted bytes enter.
 #[derive(Clone, Copy)]
 pub struct Place {
-    /// Of the fuzzer's target, and of a folder of seeds.
+    /// Name of the fuzzer's target, and of its seed folder.
     pub name: &'static str,
-    /// Reads the bytes.
+    /// Parses the bytes.
     pub read: fn(&[u8]),
-    /// Bytes that are right there, to begin with.
+    /// Valid inputs to start from.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// All of them.
+/// All places.
 pub const PLACES: [Place; 9] = [
     Place { name: "router_frame", read: router_frame, seeds: || vec![recorded("router_hello_1.bin")] },
     Place { name: "worker_frame", read: worker_frame, seeds: || vec![recorded("worker_hello_1.bin")] },
@@ -78,7 +78,7 @@ fn golden(name: &str) -> Vec<u8> {
     file(&golden_dir().join(name))
 }
 
-/// A frame of a router, as a worker reads it.
+/// A router's frame, as parsed by a worker.
 pub fn router_frame(bytes: &[u8]) {
     let Ok(frame) = v1::RouterFrame::decode(bytes) else { return };
     for step in frame.steps {
@@ -88,7 +88,7 @@ pub fn router_frame(bytes: &[u8]) {
     }
 }
 
-/// A frame of a worker, as a router reads it.
+/// A worker's frame, as parsed by a router.
 pub fn worker_frame(bytes: &[u8]) {
     let Ok(frame) = v1::WorkerFrame::decode(bytes) else { return };
     if let Some(hello) = &frame.hello {
@@ -102,11 +102,11 @@ pub fn worker_frame(bytes: &[u8]) {
     frame.replies.into_iter().for_each(|reply| drop(reply_from_wire(reply)));
 }
 
-/// A client's body.
+/// The body of a client's request.
 pub fn http_body(bytes: &[u8]) {
     for operation in [Operation::Chat, Operation::Completion] {
         if let Err(error) = read_openai_body(operation, bytes) {
-            // What a client is told is one line.
+            // Error messages for clients must be one line.
             assert!(!error.to_string().contains('\n'), "{error}");
         }
     }
@@ -117,7 +117,7 @@ pub fn keys_file(bytes: &[u8]) {
     in_file("keys", bytes, |path| drop(Auth::from_file(path)));
 }
 
-/// A file of an operator's.
+/// A TOML file of the operator.
 pub fn toml(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         drop(Profile::parse(text));
@@ -127,7 +127,7 @@ pub fn toml(bytes: &[u8]) {
     });
 }
 
-/// A model's tokenizer.json; what loads also encodes and decodes.
+/// A model's tokenizer.json; if it loads, it also encodes and decodes.
 pub fn tokenizer(bytes: &[u8]) {
     let Ok(model) = ModelText::from_assets(|name| (name == asset::TOKENIZER).then_some(bytes)) else {
         return;
@@ -137,7 +137,7 @@ pub fn tokenizer(bytes: &[u8]) {
     drop(router::detokenize::decode(&model, &[0, 1, u32::MAX]));
 }
 
-/// A model's chat template; what compiles is also rendered.
+/// A model's chat template; if it compiles, it is also rendered.
 pub fn chat_template(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(template) = ChatTemplate::compile(text, "<s>", "</s>") else { return };
@@ -156,7 +156,7 @@ pub fn model_config(bytes: &[u8]) {
     load("config.json", bytes);
 }
 
-/// Loads a checkpoint one of whose files is replaced.
+/// Loads a checkpoint with one of its files replaced.
 fn load(replaced: &str, bytes: &[u8]) {
     let Ok(dir) = TempDir::new() else { return };
     for name in ["config.json", "model.safetensors"] {

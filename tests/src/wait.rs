@@ -1,17 +1,17 @@
-//! Waiting for something to become true, with a deadline and a name for what did not.
+//! Polls a condition, with a deadline and an error that names it.
 
 use std::time::Duration;
 
 use anyhow::bail;
 use tokio::time::{Instant, sleep};
 
-/// Between two looks.
+/// Polling interval.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Nothing in these tests takes longer, even on a machine that has other work.
+/// Upper limit for every wait in these tests, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Looks until `holds` says yes; past [`PATIENCE`] the error names `what`.
+/// Polls until `holds` returns true; after [`PATIENCE`] fails with an error that names `what`.
 pub async fn until(what: &str, holds: impl AsyncFnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
     if !holds_within(PATIENCE, holds).await? {
         bail!("not within {PATIENCE:?}: {what}");
@@ -19,7 +19,7 @@ pub async fn until(what: &str, holds: impl AsyncFnMut() -> anyhow::Result<bool>)
     Ok(())
 }
 
-/// Looks until `holds` says yes; whether it did so within `patience`.
+/// Polls until `holds` returns true; returns whether it did within `patience`.
 pub async fn holds_within(
     patience: Duration,
     mut holds: impl AsyncFnMut() -> anyhow::Result<bool>,

@@ -1,5 +1,6 @@
-//! A short run of the program `chaos`: faults that are survived lose no stream and change no id, and processes let go of everything.
-//! The program plays the other kinds; docs/measurements/chaos.md says how they end.
+//! A short run of the program `chaos`: faults that should be survived lose no stream and change no id, and
+//! processes release all resources. The program also covers the other kinds; docs/measurements/chaos.md
+//! describes their results.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use tests::chaos::{Settings, run, table};
 use tests::cluster::{Cluster, WorkerKind};
 use tests::wait::PATIENCE;
 
-/// Each once, in the order that the seed gives.
+/// Each kind once, in the order given by the seed.
 const KINDS: [FaultKind; 10] = [
     FaultKind::KillTarget,
     FaultKind::KillDraft,
@@ -76,7 +77,7 @@ async fn faults_lose_no_stream_and_change_no_id() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the run's verdict rests on: an id that is not the text's is found, and so is a stream that ends early.
+/// The run's verdict depends on this: a wrong id must be detected, and also a stream that ends early.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_id_and_a_short_text_are_found() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;

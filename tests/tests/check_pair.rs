@@ -1,5 +1,5 @@
-//! `check-pair` decodes in one process what a cluster of real processes serves: at the same seeds and pinned k both verify and accept
-//! the same drafted tokens, in every acceptance mode, whatever either model is quantized to.
+//! `check-pair` decodes in one process what a cluster of real processes serves: at the same seeds and fixed k
+//! both verify and accept the same drafted tokens, in every acceptance mode and with every quantization.
 
 use std::path::PathBuf;
 
@@ -24,12 +24,14 @@ const MAX_TOKENS: u32 = 40;
 const TEMPERATURES: [f32; 2] = [0.0, 0.8];
 const MODES: [AcceptanceMode; 3] =
     [AcceptanceMode::Coupled, AcceptanceMode::Rejection, AcceptanceMode::Typical];
-/// Prompts up to this length are drafted for from the first round on. Before longer ones the draft worker is fed first, beside the
-/// target, and which of the two is done first is the machine's affair: it may come after some plain rounds, which the cluster counts.
+/// Prompts up to this length have drafts from the first round on. With longer ones the draft worker prefills
+/// in parallel with the target, and either may finish first: the first draft may follow some plain rounds,
+/// which the cluster counts.
 const SHORT_PROMPT: usize = 64;
-/// Long prompts that are asked.
+/// Number of long prompts.
 const LONG_PROMPTS: usize = 2;
-/// A draft that comes late on a busy machine cuts the rounds anew: such a request is asked again, this often at most.
+/// A draft that is late on a busy machine changes the rounds: such a request is repeated, up to this many
+/// times.
 const ATTEMPTS: usize = 8;
 
 fn load(directory: PathBuf, weights: &str, num_ids: u32) -> anyhow::Result<LocalModel> {
@@ -79,11 +81,11 @@ fn is_long_question(question: &Question) -> bool {
     question.prompt_ids.len() > SHORT_PROMPT
 }
 
-/// What one request's rounds came to, as the router counts them.
+/// Counters of one request's rounds, as reported by the router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Usage {
     rounds: u64,
-    /// Of these, those that verified a draft.
+    /// Rounds of these that verified a draft.
     drafts: u64,
     drafted: u64,
     accepted: u64,
@@ -107,14 +109,14 @@ impl Usage {
     }
 }
 
-/// What a router dropped or gave up of its rounds since its start, and the drafts that it had verified.
+/// Rounds that the router has ignored since its start, and drafts that were verified.
 async fn counters(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
     let page = Page::scrape(&cluster.admin_url("router")?).await?;
     Ok((page.sum("outrider_rounds_ignored_total"), page.sum("vllm:spec_decode_num_drafts_total")))
 }
 
-/// Asks until nothing came late. The first draft of a short prompt may on a busy machine, too: then there are more plain rounds than the last,
-/// where one token is left to draw.
+/// Repeats the request until no draft was late. The first draft of a short prompt may also be late on a busy
+/// machine: then there are more plain rounds than the last one, in which only one token is left to draw.
 async fn ask(
     cluster: &Cluster,
     (words, question): (&str, &Question),
@@ -150,8 +152,9 @@ async fn ask(
     anyhow::bail!("in each of {ATTEMPTS} attempts a draft came late: the machine is too busy")
 }
 
-/// The same request in this process. The draft of a long prompt comes after as many plain rounds as the cluster counted, or after one
-/// less: the last round of a text, where one token is left to draw, is plain, too.
+/// Decodes the same request in this process. The first draft of a long prompt follows as many plain rounds as
+/// the cluster counted, or one less, because the last round of a text, with only one token left to draw, is
+/// plain too.
 fn decode_as(
     pair: &mut LocalPair<'_>,
     question: &Question,

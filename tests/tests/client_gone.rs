@@ -1,4 +1,5 @@
-//! A client that leaves: both workers stop within a round or two and let go of everything they held for it.
+//! A client that disconnects: both workers stop within a round or two and release everything that they held
+//! for it.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tests::http_client::{COMPLETIONS, HttpClient};
 use tests::pair::{MODEL, PairText};
 use tests::wait::until;
 
-/// Every frame takes this long each way: a round lasts so long that what happens within one can be told.
+/// Latency of every frame in each direction, so that a round takes long enough to observe events within it.
 const SLOW: WireFaults = WireFaults {
     seed: 0,
     lost: 0.0,
@@ -20,13 +21,14 @@ const SLOW: WireFaults = WireFaults {
     latency: Duration::from_millis(60),
 };
 
-/// The one that was under way when the client left, and one that was sent before the router heard of it.
+/// The verification in progress when the client disconnected, and one that was sent before the router
+/// noticed.
 const MAX_VERIFICATIONS_AFTERWARDS: u64 = 2;
 
-/// A draft worker runs one forward for each token that it guesses.
+/// A draft worker runs one forward per drafted token.
 const MAX_GUESSES_AFTERWARDS: u64 = 4 * MAX_VERIFICATIONS_AFTERWARDS;
 
-/// A pair whose target is far away.
+/// A pair with a distant target.
 struct SlowPair {
     cluster: Cluster,
     target: RunningWorker,
@@ -41,8 +43,8 @@ impl SlowPair {
         Ok(Self { cluster, target, draft })
     }
 
-    /// Waits until the client's sequence runs at both workers, lets the client leave by dropping it, and looks what the workers
-    /// still do.
+    /// Waits until the client's sequence runs at both workers, disconnects the client by dropping it, and
+    /// checks what the workers do after that.
     async fn check_both_stop_without<C>(self, client: C) -> anyhow::Result<()> {
         let Self { cluster, target, draft } = self;
         until("both workers hold the sequence", async || {
@@ -74,7 +76,7 @@ async fn holds_nothing(worker: &RunningWorker) -> anyhow::Result<bool> {
     Ok(page.sum("outrider_worker_kv_blocks_used") == 0 && page.sum("outrider_worker_sequences") == 0)
 }
 
-/// A text that goes on for longer than any test.
+/// A text that is longer than any test.
 fn endless_case() -> anyhow::Result<Case> {
     let prompt = PairText::load()?.bundled("creative")?.swap_remove(0);
     let mut case = Case::new("an endless story", prompt, 0.7);

@@ -1,4 +1,4 @@
-//! The official `anthropic` Python package against a running cluster. Larger ones are asked by `make clients`.
+//! The official `anthropic` Python package against a running cluster. `make clients` runs larger ones.
 
 use tests::{clients, processes};
 

@@ -1,6 +1,6 @@
-//! Conversations of several turns over two targets: what of a turn's prompt an earlier turn has computed is found again, with drafts and
-//! without. How much of it is printed: a target that a busy machine slows down gives some turns to the other one, and then one turn of the
-//! forty is 1.6 percent.
+//! Conversations of several turns over two targets: the part of a turn's prompt that an earlier turn computed
+//! must be found in the prefix cache, with drafts and without. The share is printed: a target slowed down by
+//! a busy machine leaves some turns to the other one, and one turn of the forty is then 1.6 percent.
 
 use anyhow::ensure;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -8,29 +8,29 @@ use tests::case::Case;
 use tests::client::Client;
 use tests::cluster::{Cluster, RunningWorker, WorkerKind};
 
-/// Conversations that go on at once.
+/// Concurrent conversations.
 const CONVERSATIONS: u32 = 8;
 
-/// Turns of each.
+/// Turns per conversation.
 const TURNS: u32 = 6;
 
-/// Ids that all conversations begin with, as by one system prompt.
+/// Number of ids with which all conversations begin, like a common system prompt.
 const SHARED: u32 = 96;
 
-/// Ids of a conversation's first message, and of every later one.
+/// Number of ids of a conversation's first message, and of every later one.
 const OPENING: u32 = 224;
 const MESSAGE: u32 = 40;
 
-/// Output tokens of a turn.
+/// Output tokens per turn.
 const ANSWER: u32 = 24;
 
-/// Tokens of a KV block of the workers here: only whole blocks are shared.
+/// Tokens per KV block of these workers: only whole blocks are shared.
 const BLOCK: u64 = 16;
 
-/// The targets' vocabulary, without special tokens at its beginning.
+/// The targets' vocabulary without the special tokens at its beginning.
 const VOCABULARY: std::ops::Range<u32> = 64..4_000;
 
-/// Prompt tokens that earlier turns of the same conversation had computed, and those that were found.
+/// Prompt tokens that earlier turns of the same conversation computed, and those found in the cache.
 #[derive(Debug, Clone, Copy, Default)]
 struct Reuse {
     computed: u64,
@@ -43,7 +43,7 @@ impl Reuse {
     }
 }
 
-/// Ids that look like no others of another `name`.
+/// Ids that differ from those of any other `name`.
 fn message(name: u32, len: u32) -> impl Iterator<Item = u32> {
     let span = VOCABULARY.end - VOCABULARY.start;
     (0..len).map(move |i| {
@@ -52,11 +52,11 @@ fn message(name: u32, len: u32) -> impl Iterator<Item = u32> {
     })
 }
 
-/// One conversation, turn after turn, each drafted for by `k` tokens.
+/// Runs one conversation turn by turn, with `k` drafted tokens per round.
 async fn converse(client: &Client, name: u32, k: u32) -> anyhow::Result<Reuse> {
     let mut reuse = Reuse::default();
     let mut prompt: Vec<u32> = message(0, SHARED).chain(message(1_000 * name, OPENING)).collect();
-    // The last id of an answer is drawn and never fed, so that it has no KV.
+    // The last id of an answer is drawn but never run, so it has no KV.
     let mut computed = 0;
     for turn in 1..=TURNS {
         let mut case = Case::new(format!("conversation {name}, turn {turn}"), prompt.clone(), 0.7);
@@ -66,7 +66,8 @@ async fn converse(client: &Client, name: u32, k: u32) -> anyhow::Result<Reuse> {
             let whole_blocks = computed / BLOCK * BLOCK;
             reuse.computed += whole_blocks;
             let cached = u64::from(answer.usage.cached_tokens);
-            // A step that a busy machine has sent twice finds what the first one computed of the rest: that is not counted.
+            // If a busy machine caused a step to be sent twice, the second finds what the first computed of
+            // the rest; that is not counted.
             ensure!(
                 cached <= whole_blocks,
                 "conversation {name}, turn {turn}: {cached} of {whole_blocks} were cached"
@@ -80,7 +81,7 @@ async fn converse(client: &Client, name: u32, k: u32) -> anyhow::Result<Reuse> {
     Ok(reuse)
 }
 
-/// All conversations at once; `first` names the first one.
+/// Runs all conversations concurrently; `first` is the first one's name.
 async fn converse_all(client: &Client, first: u32, k: u32) -> anyhow::Result<Reuse> {
     let names = first..first + CONVERSATIONS;
     let all: Vec<Reuse> = stream::iter(names)
@@ -111,7 +112,8 @@ async fn a_turn_finds_what_earlier_ones_computed_with_and_without_drafts() -> an
         );
     }
     let (rows_of_first, rows_of_second) = (rows(&first).await?, rows(&second).await?);
-    // Not asserted: for the sake of prefixes one target may carry as many sequences more than the other as there are conversations.
+    // Not asserted: to reuse prefixes, one target may have more sequences than the other by up to the number
+    // of conversations.
     println!("rows: {rows_of_first} at one target, {rows_of_second} at the other");
     // By chance it would be half.
     ensure!(plain.share() > 0.75 && drafted.share() > 0.75, "too little was found: {plain:?}, {drafted:?}");

@@ -1,4 +1,5 @@
-//! A draft is retrained on what a router logged: it agrees with the target more often on prompts that it never saw, and changes no token.
+//! A draft is retrained on a router's log: it must agree with the target more often on unseen prompts, and
+//! must change no token.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -15,16 +16,16 @@ use tests::http_client::{CHAT, HttpClient};
 use tests::pair::{self, MODEL, PairText, TASK_TYPES};
 use tests::processes;
 
-/// Requests at once.
+/// Concurrent requests.
 const WIDTH: usize = 4;
 
-/// Prompts of each task type that are logged.
+/// Number of logged prompts per task type.
 const PROMPTS: usize = 8;
 
-/// Output tokens of each.
+/// Output tokens per prompt.
 const MAX_TOKENS: usize = 24;
 
-/// What makes the bundled draft a bad one: noise on these matrices.
+/// Matrices that get noise, to make the bundled draft a bad one.
 const SPOILT: [&str; 4] = [
     "model.layers.0.mlp.down_proj.weight",
     "model.layers.0.self_attn.o_proj.weight",
@@ -32,10 +33,10 @@ const SPOILT: [&str; 4] = [
     "model.layers.1.self_attn.o_proj.weight",
 ];
 
-/// Where what a test makes lies.
+/// Files of a test.
 struct Workplace {
     directory: tempfile::TempDir,
-    /// A copy of the bundled draft that guesses badly.
+    /// A copy of the bundled draft that drafts badly.
     draft: CheckpointCopy,
 }
 
@@ -56,7 +57,7 @@ impl Workplace {
         self.directory.path().join(name)
     }
 
-    /// The program on this log, with further arguments.
+    /// Runs `outrider distill` on this log with additional arguments.
     fn distill(&self, log: &Path, args: &[&str]) -> anyhow::Result<Output> {
         let mut command = Command::new(processes::program("outrider")?);
         command.arg("distill").arg("--log").arg(log).arg("--target").arg(pair::target_dir());
@@ -64,10 +65,10 @@ impl Workplace {
     }
 }
 
-/// Width of the noise: the matrices' own numbers are about a tenth of it.
+/// Width of the noise: about ten times the matrices' own values.
 const NOISE: f32 = 0.25;
 
-/// Logs what a router answers; returns how many answers it finished for the log.
+/// Logs the answers of a router; returns the number of answers that should be in the log.
 async fn log_requests(draft: &Path, log: &Path) -> anyhow::Result<usize> {
     let log = log.display().to_string();
     let cluster = processes::start(|spec| {
@@ -95,14 +96,14 @@ async fn log_requests(draft: &Path, log: &Path) -> anyhow::Result<usize> {
     Ok(answers.len())
 }
 
-/// Accepted of drafted tokens over all task types, by `check-pair`.
+/// Acceptance rate over all task types, from a report of `check-pair`.
 fn acceptance(report: &Value) -> anyhow::Result<f64> {
     let tasks = report["measured"]["tasks"].as_array().context("no task types are reported")?;
     let all = tasks.iter().find(|task| task["task"] == "all").context("no sum is reported")?;
     all["acceptance_rate"].as_f64().with_context(|| format!("no rate in {all}"))
 }
 
-/// The same cases with and without this draft.
+/// Checks that some cases have the same text with and without this draft.
 async fn check_same_text(draft: &Path) -> anyhow::Result<()> {
     let cluster = processes::start(|spec| spec.draft = DraftKind::Model(draft.to_owned())).await?;
     let client = processes::client(&cluster).await?;

@@ -1,4 +1,5 @@
-//! What documents tell a reader to type works: commands of the pages for operators are run against a cluster, and flags that they name exist.
+//! Commands in documents must work: commands on the pages for operators are run against a cluster, and flags
+//! named there must exist.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -7,17 +8,17 @@ use anyhow::{Context as _, ensure};
 use tests::pair::{MODEL, root};
 use tests::processes;
 
-/// Pages whose blocks of `bash` are run, line by line.
+/// Pages whose `bash` blocks are run, line by line.
 const RUN: [&str; 3] = ["docs/operating.md", "docs/runbook.md", "docs/migrating.md"];
 
-/// Flags of the tool `outrider` that docs/configuration.md, a page on the servers, does not have.
+/// Flags of the tool `outrider`, which are not in docs/configuration.md, a page about the servers.
 const OF_THE_TOOL: [&str; 5] = ["--target", "--draft", "--url", "--concurrency", "--threads"];
 
 fn read(page: &str) -> anyhow::Result<String> {
     std::fs::read_to_string(root().join(page)).with_context(|| page.to_owned())
 }
 
-/// The lines of a page's blocks of `bash`.
+/// The lines of a page's `bash` blocks.
 fn commands(text: &str) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut is_bash = false;

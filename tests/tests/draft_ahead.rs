@@ -1,4 +1,5 @@
-//! Drafting ahead through a router and real workers: some proposals are there when they are asked for, and no token changes.
+//! Draft-ahead through a router and real workers: some proposals are ready when requested, and no token
+//! changes.
 
 use anyhow::ensure;
 use tests::case::{Case, covering_set};
@@ -6,7 +7,7 @@ use tests::cluster::{Cluster, RunningWorker, WorkerKind};
 use tests::pair::PairText;
 use tests::wait::until;
 
-/// Steps that were asked for what was drafted ahead, and guesses that were there.
+/// Number of steps answered from tokens drafted ahead, and of those tokens.
 async fn hits(draft: &RunningWorker) -> anyhow::Result<(u64, u64)> {
     let page = draft.metrics().await?;
     let hits = page.sum_where("outrider_worker_draft_ahead_steps_total", "result=\"hit\"");
@@ -19,7 +20,8 @@ async fn what_is_drafted_ahead_changes_no_token() -> anyhow::Result<()> {
     let client = cluster.client().await?;
     let cases = covering_set(&PairText::load()?)?;
     let alone = client.ask_by_name(&cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), 1).await?;
-    // One at a time the draft worker is idle while the target verifies; with another one beside it, less often; with more it drafts nothing ahead.
+    // With one request the draft worker is idle while the target verifies; with two, less often; with more it
+    // drafts nothing ahead.
     for width in [1, 2, 4] {
         let chains = cases.iter().map(|case| (case, case.with_k(3)));
         let trees = cases.iter().map(|case| (case, case.with_tree(2, 6)));
@@ -39,7 +41,7 @@ async fn what_is_drafted_ahead_changes_no_token() -> anyhow::Result<()> {
     cluster.stop().await
 }
 
-/// The text goes on without its draft worker, then on another target with another draft worker.
+/// The text continues without its draft worker, then on another target with another draft worker.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draft_worker_that_drafts_ahead_and_dies_changes_no_token() -> anyhow::Result<()> {
     for temperature in [0.0, 1.0] {

@@ -1,4 +1,5 @@
-//! An operator drains workers at the router: they get nothing new, what runs there finishes or moves, and the text is the same.
+//! An operator drains workers through the router: they get no new work, running sequences finish or move, and
+//! the text stays the same.
 
 use anyhow::{Context as _, ensure};
 use reqwest::Method;
@@ -17,7 +18,7 @@ fn case(max_tokens: u32) -> anyhow::Result<Case> {
     Ok(case)
 }
 
-/// Gives an order; what the router answered.
+/// Sends a drain request; returns the router's answer.
 async fn order(cluster: &Cluster, method: Method, worker: &str, query: &str) -> anyhow::Result<Value> {
     let authority = worker.trim_start_matches("http://");
     let path = format!("/admin/workers/{authority}/drain{query}");
@@ -52,7 +53,7 @@ async fn what_runs_at_a_drained_target_moves_with_its_ids() -> anyhow::Result<()
     ensure!(answer["workers"][0]["draining"] == "operator", "{answer}");
     ensure!(answer["drained"][0] == serving.as_str(), "{answer}");
     ensure!(sequences(&cluster, &serving).await? == 0, "something stayed");
-    // Without its draft worker a stream goes on at k = 0, and with it again drafts again.
+    // Without its draft worker a stream continues at k = 0, and with it drafting resumes.
     stream.read_tokens(40).await?;
     order(&cluster, Method::POST, &draft, "").await?;
     ensure!(sequences(&cluster, &draft).await? == 0, "a draft worker is left at once");

@@ -1,4 +1,5 @@
-//! Workers and router that find each other through a real etcd, while workers come and die, and while etcd itself dies.
+//! Workers and a router that discover each other through a real etcd, while workers start and die, and while
+//! etcd itself dies.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use tests::pair::MODEL;
 use tests::processes::{self, Logs};
 use tests::wait::until;
 
-/// Long enough that a text is under way while things happen to its workers.
+/// Long enough that a text is still in progress when events happen to its workers.
 const LONG: u32 = 1_000;
 
 async fn cluster(etcd: &Etcd, change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<Cluster> {
@@ -24,12 +25,12 @@ async fn cluster(etcd: &Etcd, change: impl FnOnce(&mut ClusterSpec)) -> anyhow::
     .await
 }
 
-/// The same, with what the processes log.
+/// The same, with the processes' logs.
 async fn logged_cluster(etcd: &Etcd) -> anyhow::Result<(Cluster, Arc<Logs>)> {
     processes::start_logged(|spec| spec.discovery = Discovery::Uri(etcd.uri())).await
 }
 
-/// Waits until each of these workers says that it is registered, or that it is not.
+/// Waits until each of these workers reports that it is registered, or that it is not.
 async fn wait_until_registered(cluster: &Cluster, workers: &[&str], registered: bool) -> anyhow::Result<()> {
     for worker in workers {
         until(&format!("{worker} says registered = {registered}"), async || {
@@ -41,7 +42,7 @@ async fn wait_until_registered(cluster: &Cluster, workers: &[&str], registered: 
     Ok(())
 }
 
-/// Waits until so many workers are registered; an etcd that elects may not answer for a while.
+/// Waits until this many workers are registered; etcd may not answer during an election.
 async fn wait_until_listed(etcd: &Etcd, num_workers: usize) -> anyhow::Result<()> {
     until(&format!("etcd lists {num_workers} workers"), async || {
         Ok(etcd.workers().await.is_ok_and(|workers| workers.len() == num_workers))
@@ -49,19 +50,21 @@ async fn wait_until_listed(etcd: &Etcd, num_workers: usize) -> anyhow::Result<()
     .await
 }
 
-/// How often the router logged that a worker joined: more often than there are workers, if one was cut.
+/// How often the router logged that a worker joined: more often than there are workers if a connection was
+/// cut.
 fn joined(logs: &Logs) -> usize {
     logs.of("router").iter().filter(|line| line.contains("worker joined")).count()
 }
 
-/// Makes sure that workers joined so often and no more: who was cut joins again. A line may come a moment after what it tells of.
+/// Checks that workers joined exactly this often: a worker whose connection was cut joins again. A log line
+/// may appear shortly after its event.
 async fn check_joined(logs: &Logs, expected: usize) -> anyhow::Result<()> {
     until("every worker that joined is logged", async || Ok(joined(logs) >= expected)).await?;
     ensure!(joined(logs) == expected, "a connection was cut: {:?}", logs.of("router"));
     Ok(())
 }
 
-/// Reads a stream to its end; its text, of which `read` came already.
+/// Reads a stream to its end and returns its text; `read` is the part received before.
 async fn whole_text(mut stream: Response, mut read: Vec<u8>) -> anyhow::Result<String> {
     while let Some(bytes) = stream.chunk().await? {
         read.extend_from_slice(&bytes);
@@ -71,7 +74,7 @@ async fn whole_text(mut stream: Response, mut read: Vec<u8>) -> anyhow::Result<S
 
 fn request(max_tokens: u32) -> Value {
     let prompt = "Write a Python function that reverses a list.\n";
-    // A fixed k: the request drafts whatever the lane's policy makes of it.
+    // A fixed k: the request has drafts regardless of the lane's policy.
     let speculation = json!({ "num_draft_tokens": 4 });
     json!({
         "model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "seed": 3, "ignore_eos": true,
@@ -85,7 +88,7 @@ fn streamed(max_tokens: u32) -> Value {
     body
 }
 
-/// Reads until some text came; what was read.
+/// Reads until some text has arrived; returns the bytes read.
 async fn first_text(stream: &mut Response) -> anyhow::Result<Vec<u8>> {
     let mut read = Vec::new();
     while !String::from_utf8_lossy(&read).contains("\"text\":\"") {
@@ -94,12 +97,12 @@ async fn first_text(stream: &mut Response) -> anyhow::Result<Vec<u8>> {
     Ok(read)
 }
 
-/// How many sequences a worker holds now.
+/// Number of sequences that a worker holds now.
 async fn sequences(cluster: &Cluster, worker: &str) -> anyhow::Result<u64> {
     Ok(processes::metrics(cluster, worker).await?.sum("outrider_worker_sequences"))
 }
 
-/// How many rows a worker has computed.
+/// Number of rows that a worker has computed.
 async fn rows(cluster: &Cluster, worker: &str) -> anyhow::Result<u64> {
     Ok(processes::metrics(cluster, worker).await?.sum("outrider_worker_rows_total"))
 }
@@ -132,7 +135,7 @@ async fn workers_that_join_later_are_used() -> anyhow::Result<()> {
     .await?;
     ensure!(completion_text(&drafted)? == completion_text(&alone)?, "a draft changed the text");
 
-    // Two requests at once go to two targets.
+    // Two concurrent requests go to two targets.
     let target = cluster.add_target_worker()?;
     wait_until_connected(&mut cluster, &target).await?;
     let mut streams = Vec::new();
@@ -193,7 +196,7 @@ async fn a_killed_targets_texts_go_on_at_the_other_one_unchanged() -> anyhow::Re
     Ok(())
 }
 
-/// For as long as the killed process's lease lasts, discovery lists one address under two ids.
+/// Until the killed process's lease expires, discovery lists one address under two ids.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn workers_that_restart_at_their_address_within_the_lease_serve_again() -> anyhow::Result<()> {
     let etcd = Etcd::start().await?;
@@ -218,7 +221,7 @@ async fn workers_that_restart_at_their_address_within_the_lease_serve_again() ->
         Ok(etcd.workers().await?.len() == 2)
     })
     .await?;
-    // The end of the older registration must not end what the newer one serves.
+    // The expiry of the older registration must not end the newer one's connection.
     for _ in 0..5 {
         let answer = answers(&http).await?;
         ensure!(answer["usage"]["speculation"]["accepted_tokens"].as_u64() > Some(0), "{answer}");
@@ -274,7 +277,7 @@ async fn keys_that_are_deleted_come_back_and_no_connection_is_cut() -> anyhow::R
     ensure!(whole_text(stream, read).await? == completion_text(&whole)?, "another text");
     check_joined(&logs, 2).await?;
 
-    // A worker that leaves is told from one whose key is gone: it ends its connection.
+    // A worker that leaves differs from one whose key is gone: it closes its connection.
     cluster.signal("draft-0", Signal::SIGTERM)?;
     logs.line_with("router", &["worker left", "draft"]).await?;
     let alone = http.ask(COMPLETIONS, &request(48)).await?;
@@ -299,7 +302,7 @@ async fn an_etcd_that_loses_its_data_cuts_nobody_and_hears_of_all_again() -> any
     wait_until_listed(&etcd, 2).await?;
     wait_until_registered(&cluster, &["target-0", "draft-0"], true).await?;
     ensure!(whole_text(stream, read).await? == completion_text(&whole)?, "another text");
-    // A worker that comes now is found: the router follows the new data.
+    // A worker that starts now is discovered: the router watches the new data.
     let draft = cluster.add_draft_worker()?;
     wait_until_connected(&mut cluster, &draft).await?;
     check_joined(&logs, 3).await?;
@@ -307,7 +310,8 @@ async fn an_etcd_that_loses_its_data_cuts_nobody_and_hears_of_all_again() -> any
     Ok(())
 }
 
-/// Three members: without one all goes on, without two nobody new is found and requests go on, and what is back is used.
+/// Three members: without one everything continues; without two no new worker is discovered but requests
+/// continue; restarted members are used again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_of_three_loses_one_and_two_and_recovers() -> anyhow::Result<()> {
     let mut etcd = Etcd::start_members(3).await?;

@@ -1,4 +1,4 @@
-//! Workers that come and go: the client's stream goes on, with the same ids as if nothing had happened.
+//! Workers that come and go: the client's stream continues, with the same ids as without the disturbance.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tests::wait::{PATIENCE, until};
 
 const STEPS: &str = "outrider_worker_steps_total";
 
-/// Long enough that it is under way when its worker goes.
+/// Long enough to be in progress when its worker fails.
 fn long_case(temperature: f32) -> anyhow::Result<Case> {
     let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
     let mut case = Case::new(format!("a long text at T = {temperature}"), prompt, temperature);
@@ -32,7 +32,7 @@ fn check_same(expected: &Answer, got: &Answer) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Steps that the worker ran.
+/// Number of steps that the worker ran.
 async fn steps(worker: &RunningWorker) -> anyhow::Result<u64> {
     Ok(worker.metrics().await?.sum_where(STEPS, "outcome=\"run\""))
 }
@@ -72,7 +72,8 @@ async fn a_sequence_waits_for_a_target_that_comes_back() -> anyhow::Result<()> {
     cluster.stop().await
 }
 
-/// A worker answers on a router's newest stream only: two streams to one process would leave one without answers.
+/// A worker answers only on a router's newest stream: of two streams to one process, one would get no
+/// answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_target_that_is_listed_twice_answers_every_request() -> anyhow::Result<()> {
     let (cluster, target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
@@ -95,7 +96,8 @@ async fn a_target_that_is_listed_twice_answers_every_request() -> anyhow::Result
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draft_worker_that_joins_late_is_used() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
-    // 600 tokens take more than two seconds over it: the text is under way when the draft worker has loaded.
+    // 600 tokens take more than two seconds with this latency: the text is in progress when the draft worker
+    // has loaded.
     let far = WireFaults { latency: Duration::from_millis(2), ..WireFaults::default() };
     let _target = cluster.add_behind(WorkerKind::Target, far).await?;
     let client = cluster.client().await?;
@@ -113,8 +115,8 @@ async fn a_draft_worker_that_joins_late_is_used() -> anyhow::Result<()> {
     cluster.stop().await
 }
 
-/// A draft worker may have a shorter window than its target: the sequence that reaches the end of it goes on without
-/// drafts, its neighbours keep theirs.
+/// A draft worker may have a shorter window than its target: a sequence that reaches its end continues
+/// without drafts, and other sequences keep theirs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sequence_at_the_end_of_the_drafts_window_ends_no_neighbours_drafts() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;

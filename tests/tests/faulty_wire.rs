@@ -1,5 +1,5 @@
-//! Frames that are lost, repeated, held up and overtaken, on the way to both workers and back, change no token and hold up no
-//! request for ever.
+//! Frames that are dropped, duplicated, delayed or overtaken, on the way to both workers and back, change no
+//! token and block no request forever.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::faulty_wire::{Tally, WireFaults};
 use tests::pair::PairText;
 
-/// Requests at once.
+/// Concurrent requests.
 const WIDTH: usize = 12;
 
 fn faults(seed: u64) -> WireFaults {

@@ -1,5 +1,5 @@
-//! A draft whose tokenizer is not the target's: whatever it makes of the text, the committed ids are the target's own, and it is worth
-//! nearly what it would be worth with the target's tokenizer.
+//! A draft with another tokenizer than the target's: the committed ids must be the target's own regardless of
+//! the translation, and the draft must be worth nearly as much as with the target's tokenizer.
 
 use std::collections::HashMap;
 
@@ -13,16 +13,16 @@ use tests::foreign_draft::ForeignDraft;
 use tests::pair::{self, PairText};
 use tests::wait::until;
 
-/// Sequences that run at once.
+/// Concurrent sequences.
 const BESIDE: usize = 9;
 
-/// A draft worker for `draft` that speaks the bundled target's ids.
+/// A draft worker that translates `draft` to the bundled target's ids.
 fn translating(draft: &ForeignDraft) -> anyhow::Result<DraftConfig> {
     let target_tokenizer = Some(pair::target_dir());
     Ok(DraftConfig { target_tokenizer, ..draft_config(draft.directory())? })
 }
 
-/// The covering set, and texts of several scripts: at T = 0, 0.7 and 1.
+/// The covering set, and texts in several scripts, at T = 0, 0.7 and 1.
 fn cases() -> anyhow::Result<Vec<Case>> {
     let text = PairText::load()?;
     let mut cases = covering_set(&text)?;
@@ -34,7 +34,7 @@ fn cases() -> anyhow::Result<Vec<Case>> {
         for temperature in [0.0, 0.7, 1.0] {
             let mut prompt = text.chat_ids(message)?;
             if i == 0 {
-                // Half a character at the end.
+                // An incomplete character at the end.
                 let character = text.ids("🙃")?;
                 ensure!(character.len() > 1, "a token of its own");
                 prompt.extend(&character[..1]);
@@ -45,7 +45,7 @@ fn cases() -> anyhow::Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// What the target writes without drafts.
+/// The target's answers without drafts, by case name.
 async fn plain(client: &Client, cases: &[Case]) -> anyhow::Result<HashMap<String, Answer>> {
     let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
     let mut answers = client.ask_by_name(&plain, BESIDE).await?;
@@ -56,7 +56,8 @@ async fn plain(client: &Client, cases: &[Case]) -> anyhow::Result<HashMap<String
     Ok(by_case)
 }
 
-/// Asks for variants of `cases` and compares each text with `expected`. Returns how many tokens were drafted, and accepted.
+/// Requests variants of `cases` and compares each text with `expected`. Returns the numbers of drafted and
+/// accepted tokens.
 async fn check(
     client: &Client,
     (cases, expected): (&[Case], &HashMap<String, Answer>),
@@ -74,7 +75,7 @@ async fn check(
     Ok((drafted, accepted))
 }
 
-/// The same with four tokens a round, as a share: accepted of drafted tokens.
+/// Acceptance rate of a draft worker with four tokens per round; also compares the texts.
 async fn acceptance(config: DraftConfig, cases: &[Case]) -> anyhow::Result<f64> {
     let cluster = Cluster::start(|_| ()).await?;
     let _target = cluster.add(WorkerKind::Target).await?;
@@ -109,13 +110,14 @@ async fn a_foreign_draft_changes_no_token() -> anyhow::Result<()> {
         let (_, accepted) = check(&client, asked, (BESIDE, tree)).await?;
         ensure!(accepted > 0, "nothing of the trees of {num_tokens} tokens was accepted");
     }
-    // Drafted and plain rounds in turns, as the lane likes.
+    // Alternates drafted and plain rounds, as chosen by the lane.
     let left_to_lane = |case: &Case| Case { is_k_left_to_lane: true, ..case.clone() };
     check(&client, asked, (2, left_to_lane)).await?;
     cluster.stop().await
 }
 
-/// One with all of the target's tokens under other ids is worth what the bundled one is; without a fifth of them, nearly that.
+/// A draft with all of the target's tokens under other ids is worth as much as the bundled one; without a
+/// twentieth of them, somewhat less.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_draft_is_worth_nearly_what_the_bundled_one_is() -> anyhow::Result<()> {
     let cases = covering_set(&PairText::load()?)?;
@@ -138,7 +140,7 @@ async fn a_wrong_map_costs_acceptance_and_changes_no_token() -> anyhow::Result<(
     Ok(())
 }
 
-/// What hangs on positions, masks and distributions: drafting ahead, a grammar, rejection mode.
+/// Features that depend on positions, masks and distributions: draft-ahead, grammars, rejection mode.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_draft_drafts_ahead_and_follows_grammars() -> anyhow::Result<()> {
     let draft = ForeignDraft::new()?;
@@ -160,7 +162,8 @@ async fn a_foreign_draft_drafts_ahead_and_follows_grammars() -> anyhow::Result<(
     let page = worker.metrics().await?;
     let hits = page.sum_where("outrider_worker_draft_ahead_steps_total", "result=\"hit\"");
     ensure!(hits > 0, "nothing was drafted ahead");
-    // Greedy texts are equal in this mode, too; others follow the target's law with every draft that says what it drew from.
+    // Greedy texts are equal in this mode too; others follow the target's distribution with every draft that
+    // reports the distribution it was drawn from.
     let mut accepted = 0;
     let rejecting =
         |case: &Case| Case { acceptance: AcceptanceMode::Rejection, grammar: None, ..case.with_k(4) };
@@ -181,7 +184,7 @@ async fn a_foreign_draft_drafts_ahead_and_follows_grammars() -> anyhow::Result<(
     cluster.stop().await
 }
 
-/// What a new draft worker gets is the whole text at once, in the target's ids.
+/// A new draft worker receives the whole text at once, in the target's ids.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_draft_that_dies_and_another_one_change_no_token() -> anyhow::Result<()> {
     let draft = ForeignDraft::new()?;
@@ -205,7 +208,8 @@ async fn a_foreign_draft_that_dies_and_another_one_change_no_token() -> anyhow::
     Ok(())
 }
 
-/// The map is pinned by the hash in the handshake: with another tokenizer than the target's the pair is not made.
+/// The handshake contains the hash of the target's tokenizer: with a translation for another tokenizer the
+/// draft is not paired.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draft_for_another_target_is_not_asked() -> anyhow::Result<()> {
     let draft = ForeignDraft::new()?;
@@ -247,7 +251,7 @@ async fn a_tokenizer_that_shares_nothing_is_refused_at_start() -> anyhow::Result
     Ok(())
 }
 
-/// The smallest of its kind.
+/// The smallest WordPiece tokenizer.
 const WORDPIECE: &str = r###"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
     "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
     "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,

@@ -1,4 +1,5 @@
-//! A router and a worker of an older build: the recorded first frames of one (proto/testdata) over the real wire.
+//! A router with a worker of an older build: the recorded first frames of one (proto/testdata) over the real
+//! wire protocol.
 
 use std::pin::Pin;
 
@@ -14,7 +15,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 const WORKER: &[u8] = include_bytes!("../../proto/testdata/worker_hello_1.bin");
 
-/// Says what the recorded worker said, with these versions if any, and then nothing.
+/// Sends the recorded worker's hello, with these versions if given, and then nothing.
 struct OlderWorker {
     versions: Option<(u32, u32)>,
 }

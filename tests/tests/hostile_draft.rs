@@ -1,5 +1,5 @@
-//! A draft worker that breaks the contract in every way we could think of changes no token, holds up no request for ever, and
-//! is seen: each kind of mischief leaves its mark in the router's counters or in the usage.
+//! A draft worker that breaks the contract in every way that we could think of must change no token and block
+//! no request forever. Each kind of misbehaviour must be visible in the router's counters or in the usage.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +12,10 @@ use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::hostile::{HostileDraft, Mischief};
 use tests::pair::PairText;
 
-/// Requests of each kind, all at once.
+/// Concurrent requests per kind.
 const REQUESTS: usize = 8;
 
-/// Asks for everything beside one hostile draft worker, and looks whether its mischief was done and came to nothing.
+/// Sends all requests with one hostile draft worker, and checks that it misbehaved without effect.
 async fn ask_beside(mischief: Mischief, cases: &[Case], expected: &[Answer]) -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
     let _target = cluster.add(WorkerKind::Target).await?;
@@ -44,7 +44,7 @@ async fn ask_beside(mischief: Mischief, cases: &[Case], expected: &[Answer]) -> 
 async fn no_mischief_changes_a_token() -> anyhow::Result<()> {
     let cases: Vec<Case> = covering_set(&PairText::load()?)?.into_iter().step_by(4).take(REQUESTS).collect();
     let expected = plain_answers(&cases, REQUESTS).await?;
-    // Side by side: most of them make the router wait, not work.
+    // Concurrently: most of them make the router wait, not work.
     stream::iter(Mischief::ALL)
         .map(|mischief| {
             let (cases, expected) = (&cases, &expected);

@@ -1,5 +1,5 @@
-//! Lanes: whatever is mixed, however late drafts come and however many routers share a target, the ids are those of the target alone; and the
-//! router explains what it does.
+//! Lanes: for any mixture of requests, late drafts and several routers on one target, the ids are those of
+//! the target alone; and the router explains its choices.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use tests::lanes_report::LanesReport;
 use tests::pair::PairText;
 use tests::wait::until;
 
-/// Requests at once, at each router.
+/// Concurrent requests per router.
 const WIDTH: usize = 12;
 
-/// One answer in seven is held up, most of these for longer than any draft is waited for.
+/// One frame in seven is delayed, most of these for longer than the router waits for a draft.
 const LATE: WireFaults = WireFaults {
     seed: 11,
     lost: 0.0,
@@ -26,7 +26,7 @@ const LATE: WireFaults = WireFaults {
     latency: Duration::ZERO,
 };
 
-/// The covering set with every way to choose k and several priorities, mixed.
+/// The covering set mixed with every way to choose k and several priorities.
 fn mixture() -> anyhow::Result<Vec<Case>> {
     let vary = |(i, case): (usize, Case)| Case {
         num_draft_tokens: [4, 0, 8, 2][i % 4],
@@ -63,7 +63,7 @@ async fn two_routers_on_one_target_with_late_drafts_change_no_token() -> anyhow:
     cluster.stop().await
 }
 
-/// Steps that the worker ran.
+/// Number of steps that the worker ran.
 async fn steps(worker: &RunningWorker) -> anyhow::Result<u64> {
     Ok(worker.metrics().await?.sum_where("outrider_worker_steps_total", "outcome=\"run\""))
 }
@@ -91,7 +91,7 @@ async fn a_draft_worker_that_is_meant_for_a_task_type_is_used_for_it_alone() -> 
     cluster.stop().await
 }
 
-/// Everything that a choice of k rests on is there and makes sense.
+/// Checks that all inputs of the choice of k are present and plausible.
 fn check_explained(lane: &Value) -> anyhow::Result<()> {
     let outlook = lane["outlook"].as_array().context("no outlook")?;
     let max_k = lane["max_k"].as_u64().context("no max_k")?;
@@ -120,7 +120,7 @@ async fn debug_lanes_explains_every_lane_and_worker() -> anyhow::Result<()> {
     let mut cases = covering_set(&PairText::load()?)?;
     cases.retain(|case| ["code", "chat"].contains(&case.task_type.as_str()));
     cases.iter_mut().for_each(|case| case.is_k_left_to_lane = true);
-    // One that does not say what it is: its text does.
+    // One without a task type, which the router derives from its text.
     let mut unsaid = cases.iter().find(|case| case.task_type == "code").context("not covered")?.clone();
     unsaid.task_type = String::new();
     unsaid.sampling.temperature = 0.3;

@@ -1,4 +1,4 @@
-//! Checkpoints and settings that cannot be used: one line that names what is wrong, an exit code, and never an open port.
+//! Unusable checkpoints and settings: one line that names the problem, an exit code, and never an open port.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -17,17 +17,17 @@ const TARGET: &str = "outrider-target-worker";
 const DRAFT: &str = "outrider-draft-worker";
 const ROUTER: &str = "outrider-router";
 
-/// How long a program may take to find out; only a failing test waits this long.
+/// Time within which a program must exit; only a failing test waits this long.
 const SOON: Duration = Duration::from_secs(20);
 
-/// How a program ended that should not have started.
+/// Exit code and error output of a program that should not start.
 #[derive(Debug)]
 struct Refusal {
     code: Option<i32>,
     stderr: String,
 }
 
-/// Runs a program until it ends, and fails if anything ever listens on one of `ports`.
+/// Runs a program until it exits, and fails if it ever listens on one of `ports`.
 fn run(program: &str, arguments: &[&str], ports: &[SocketAddr]) -> anyhow::Result<Refusal> {
     let mut child = Command::new(processes::program(program)?)
         .args(arguments)
@@ -52,7 +52,7 @@ fn run(program: &str, arguments: &[&str], ports: &[SocketAddr]) -> anyhow::Resul
     Ok(refusal)
 }
 
-/// Starts a worker on a checkpoint that it has to refuse with one line that holds all of `words`.
+/// Starts a worker on a checkpoint that it must reject with one line that contains all of `words`.
 fn refused(program: &str, model: &Path, words: &[&str]) -> anyhow::Result<()> {
     let (listen, admin) = (free_address()?, free_address()?);
     let model = model.to_str().context("a temporary path is text")?;
@@ -74,7 +74,7 @@ fn one_line(refusal: &Refusal, words: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One way to break a checkpoint, and what the message has to name.
+/// A way to damage a checkpoint, and the words that the message must contain.
 type Row = (fn(&CheckpointCopy) -> anyhow::Result<()>, &'static [&'static str]);
 
 fn set_config(copy: &CheckpointCopy, field: &str, value: Value) -> anyhow::Result<()> {
@@ -120,14 +120,14 @@ const ROWS: [Row; 16] = [
     (store_as_integers, &["tensor `", "model.safetensors", "I16", "BF16"]),
 ];
 
-/// One token more than the tokenizer had.
+/// Adds one token to the tokenizer.
 fn add_token(copy: &CheckpointCopy, id: u32) -> anyhow::Result<()> {
     copy.edit_json("tokenizer.json", |tokenizer| {
         tokenizer["model"]["vocab"]["one more"] = json!(id);
     })
 }
 
-/// Says of every tensor that it holds integers; the header keeps its length.
+/// Marks every tensor as integers; the header keeps its length.
 fn store_as_integers(copy: &CheckpointCopy) -> anyhow::Result<()> {
     copy.edit("model.safetensors", |bytes| {
         let header_len = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;

@@ -1,5 +1,5 @@
-//! Drafts that the router looks up: from the sequence itself and from the text that a client predicts. Whatever is looked up, and whatever
-//! dies meanwhile, the text is the target's own, in fewer steps.
+//! Lookup drafts of the router: from the sequence itself and from the text that a client predicts. Whatever
+//! is looked up, and whatever fails meanwhile, the text is the target's own, in fewer steps.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use tests::http_client::HttpClient;
 use tests::pair::PairText;
 use tests::predictions::{CHAT, asking, before_edit, text_of};
 
-/// Requests at once.
+/// Concurrent requests.
 const WIDTH: usize = 6;
 
-/// A router that looks suffixes up.
+/// A router with suffix lookup.
 async fn cluster() -> anyhow::Result<Cluster> {
     Cluster::start(|config| config.scheduler.policy.suffix_drafts = true).await
 }
 
-/// The covering set, and prompts that say everything twice; the lanes choose.
+/// The covering set, and prompts that contain everything twice; the lanes choose k.
 fn cases() -> anyhow::Result<Vec<Case>> {
     let text = PairText::load()?;
     let mut cases = covering_set(&text)?;
@@ -51,7 +51,8 @@ async fn looked_up_suffixes_change_no_token() -> anyhow::Result<()> {
         let cluster = cluster().await?;
         let _target = cluster.add(WorkerKind::Target).await?;
         let _draft = if with_draft_worker { Some(cluster.add(WorkerKind::Draft).await?) } else { None };
-        // One at a time: whether a draft's rows pay is for the router to say, and beside others they seldom do.
+        // One at a time: the router decides whether a draft's rows pay, and with concurrent requests they
+        // rarely do.
         let got = cluster.client().await?.ask_all(&cases, 1).await?;
         check_all_same(&cases, (&expected, &got), &format!("with a draft worker: {with_draft_worker}"))?;
         cluster.stop().await?;
@@ -94,7 +95,7 @@ async fn a_predicted_text_takes_fewer_steps_and_changes_no_token() -> anyhow::Re
             ensure!(details["accepted_prediction_tokens"].as_u64() > Some(0), "T = {temperature}: {details}");
             let rounds = |answer: &Value| answer["usage"]["speculation"]["rounds"].as_u64();
             let (few, many) = (rounds(&got).context("no rounds")?, rounds(&plain).context("no rounds")?);
-            // How many fewer depends on what rows cost on this machine.
+            // How many fewer depends on the cost of rows on this machine.
             ensure!(with_draft_worker || few < many, "T = {temperature}: {few} rounds, {many} without");
         }
         let (drafted, accepted) = looked_up(&cluster, "prediction").await?;

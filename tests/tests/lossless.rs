@@ -1,5 +1,5 @@
-//! The promise that everything else serves: whatever is drafted, by whom and how far, beside whatever else runs, the committed
-//! ids are the target's own.
+//! The central guarantee: for any draft, from any source and of any length, and with any concurrent load, the
+//! committed ids are the target's own.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -14,11 +14,11 @@ use tests::hostile::{HostileDraft, Mischief};
 use tests::oracle::Judge;
 use tests::pair::PairText;
 
-/// One sequence, and eight others beside it.
+/// One sequence and eight concurrent ones.
 const BESIDE: usize = 9;
 
-/// Every case of the covering set alone at k = 0; then at k = 1, 4 and 8 nine at a time, and each third one alone at k = 4.
-/// Returns how many drafted tokens were verified and accepted.
+/// Runs every case of the covering set alone at k = 0; then at k = 1, 4 and 8 with nine concurrent requests,
+/// and every third case alone at k = 4. Returns the numbers of verified drafted tokens and of accepted ones.
 async fn check_lossless(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
     let client = cluster.client().await?;
     let cases = covering_set(&PairText::load()?)?;
@@ -81,7 +81,7 @@ async fn random_ids_change_no_token() -> anyhow::Result<()> {
     cluster.stop().await
 }
 
-/// The judge shares nothing with the serving path but tensors and pure rules; see `tests::oracle`.
+/// The oracle shares only tensors and pure rules with the serving path; see `tests::oracle`.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_token_is_the_one_that_the_oracle_draws() -> anyhow::Result<()> {
     let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
@@ -92,7 +92,7 @@ async fn every_token_is_the_one_that_the_oracle_draws() -> anyhow::Result<()> {
     for case in &cases {
         judge.check(case, &answers[&case.name])?;
     }
-    // The judge's two ways agree: one forward over all ids, and one for each token.
+    // The oracle's two methods agree: one forward over all ids, and one per token.
     for case in cases.iter().filter(|case| case.prompt_ids.len() < 60).take(3) {
         let case = Case { max_tokens: 10, ..case.clone() };
         ensure!(judge.write(&case)? == client.ask(&case).await?.token_ids, "{}: token by token", case.name);
@@ -100,11 +100,11 @@ async fn every_token_is_the_one_that_the_oracle_draws() -> anyhow::Result<()> {
     cluster.stop().await
 }
 
-/// The judge reads the checkpoint as it is; greedy and drawn, with drafts and without.
+/// The oracle reads the checkpoint without ballast. Covers greedy and sampled texts, with drafts and without.
 #[tokio::test(flavor = "multi_thread")]
 async fn ballast_changes_no_token() -> anyhow::Result<()> {
     let judge = Judge::load()?;
-    // Every other case: what each of them checks of drafts, the tests above check.
+    // Every second case is enough: the tests above check the drafts.
     let cases: Vec<Case> = covering_set(&PairText::load()?)?.into_iter().step_by(2).collect();
     for temperature in [0.0, 1.0] {
         ensure!(
@@ -154,7 +154,7 @@ async fn the_oracle_notices_a_single_wrong_token() -> anyhow::Result<()> {
     cluster.stop().await
 }
 
-/// The two other modes depend on the draft by definition; at T = 0 all three are one.
+/// The other two modes depend on the draft by definition; at T = 0 all three are the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn rejection_and_typical_finish_and_are_the_targets_own_at_temperature_0() -> anyhow::Result<()> {
     for draft in [WorkerKind::Draft, WorkerKind::Ngram] {

@@ -1,4 +1,5 @@
-//! The official `openai` Python package against a running cluster: `python/openai_client.py` holds the checks.
+//! The official `openai` Python package against a running cluster: `python/openai_client.py` contains the
+//! checks.
 
 use std::process::Command;
 
@@ -16,7 +17,7 @@ async fn the_openai_package_works_as_its_users_expect() -> anyhow::Result<()> {
     let keys = directory.path().join("api-keys");
     std::fs::write(&keys, format!("# for this test\n{API_KEY} tester task_type=code\n"))?;
 
-    // The name under which the target is served unless it is told otherwise: its directory's.
+    // By default the target is served under the name of its directory.
     let open = processes::start(|spec| spec.target_args.clear());
     let keyed = processes::start(|spec| {
         spec.target_args.clear();
@@ -38,7 +39,7 @@ async fn the_openai_package_works_as_its_users_expect() -> anyhow::Result<()> {
     let told = String::from_utf8_lossy(&output.stdout);
     println!("{told}{}", String::from_utf8_lossy(&output.stderr));
     ensure!(output.status.success(), "a check of the openai package failed: its output stands above");
-    // An empty list of checks would succeed as well.
+    // An empty list of checks would also succeed.
     ensure!(told.lines().filter(|line| line.starts_with("ok ")).count() >= 20, "too few checks ran");
     for cluster in [open, keyed, small] {
         cluster.stop().await;

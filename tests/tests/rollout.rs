@@ -1,4 +1,5 @@
-//! A new draft is scored beside the one that serves, takes over, and is taken back, under load and without a restart. The text stays the target's own.
+//! A new draft is scored as a shadow of the one that serves, takes over, and is rolled back, under load and
+//! without a restart. The text stays the target's own.
 
 use anyhow::{Context as _, ensure};
 use reqwest::Method;
@@ -11,21 +12,21 @@ use tests::lanes_report::LanesReport;
 use tests::pair::PairText;
 use tests::wait::until;
 
-/// Requests at once.
+/// Concurrent requests.
 const WIDTH: usize = 6;
 
-/// What the bundled draft is called where it is the candidate.
+/// Name of the bundled draft when it is the candidate.
 const CANDIDATE: &str = "candidate";
 
-/// Times that all cases are asked, at most, until there is enough evidence.
+/// Maximum number of times that all cases are requested until there is enough evidence.
 const PASSES: u64 = 30;
 
-/// Drafts that are compared before a score is judged.
+/// Number of compared drafts before a score is judged.
 const COMPARED: f64 = 100.0;
 
 const ROLLOUT: &str = "/admin/rollout";
 
-/// A router that scores shadows on this share, a target, and two draft workers.
+/// A router with this share of shadow drafts, a target, and two draft workers.
 struct Pools {
     cluster: Cluster,
     _target: RunningWorker,
@@ -63,12 +64,12 @@ impl Pools {
         answer.json()
     }
 
-    /// Drafts that were compared at the same places.
+    /// Number of paired comparisons: both drafts at the same positions.
     async fn compared(&self) -> anyhow::Result<f64> {
         number(&score_of(&self.report().await?)?["paired"], "drafts")
     }
 
-    /// Sequences that a worker drafts for, without those that it shadows.
+    /// Number of sequences that a worker drafts for, without shadowed ones.
     async fn served_at(&self, worker: &RunningWorker) -> anyhow::Result<u64> {
         let report = self.report().await?;
         let worker = report.worker(&worker.url())?;
@@ -77,7 +78,7 @@ impl Pools {
     }
 }
 
-/// What the router says of a draft on trial.
+/// The router's score of the shadow draft.
 fn score_of(report: &LanesReport) -> anyhow::Result<Value> {
     let drafts = report.0["shadows"]["drafts"].as_array().context("no shadow drafts are reported")?;
     ensure!(drafts.len() == 1, "{drafts:?}");
@@ -92,7 +93,7 @@ fn tokens_of(answers: &[Answer]) -> u64 {
     answers.iter().map(|answer| answer.token_ids.len() as u64).sum()
 }
 
-/// One line for each task type, and one for all.
+/// Formats one line per task type, after a line with the totals.
 fn table(score: &Value) -> String {
     let mut lines =
         vec![format!("{} beside the draft that serves, paired: {}", score["draft"], score["paired"])];
@@ -131,14 +132,16 @@ async fn a_better_and_a_worse_draft_are_scored_on_live_sequences_and_change_no_t
         for of in ["shadow", "serving"] {
             ensure!(counted("outrider_shadow_accepted_tokens_total", of) > 0, "nothing is counted");
         }
-        // It is asked once a place: an empty proposal, which comes at once, is not asked for again and again.
+        // It is asked once per position: an empty proposal, which arrives at once, is not requested again and
+        // again.
         let (asked, rounds) = (counted("outrider_shadow_drafts_total", "shadow"), tokens_of(&expected));
         ensure!(asked <= passes * rounds, "{asked} proposals for {rounds} tokens, {passes} times");
-        // No target saw what was on trial: nothing but the serving draft's guesses was verified.
+        // No target received a shadow draft: only the serving draft's tokens were verified.
         ensure!(pools.served_at(&pools.on_trial).await? == 0, "a shadow serves");
         pools.cluster.stop().await?;
     }
-    // Proposals of the serving draft that come late, as they do on a busy machine, count for less: each score by itself favours the shadow.
+    // Late proposals of the serving draft, which occur on a busy machine, count for less, so each score alone
+    // favours the shadow draft.
     ensure!(differences[0] > 0.0 && differences[0] > differences[1], "{differences:?}");
     Ok(())
 }
@@ -182,7 +185,7 @@ async fn a_swap_under_load_loses_no_stream_and_changes_no_id() -> anyhow::Result
     let pools = Pools::start(0.0, WorkerKind::Ngram, WorkerKind::ShadowDraft).await?;
     let client = pools.cluster.client().await?;
     let begin = json!({ "draft": CANDIDATE, "share": 0.5, "decides": false });
-    // What an operator does while streams are read, and the worker that drafts for none after it.
+    // An operator's actions while streams are read, and the worker that drafts for no sequence afterwards.
     for (name, method, path, body, idle) in [
         ("a share", Method::POST, ROLLOUT, begin, None),
         ("a promotion", Method::POST, "/admin/rollout/promote", Value::Null, Some(&pools.serving)),
@@ -207,7 +210,7 @@ async fn a_swap_under_load_loses_no_stream_and_changes_no_id() -> anyhow::Result
         let got = client.ask_all(&cases, WIDTH).await?;
         check_all_same(&cases, (&expected, &got), &format!("after {name}"))?;
     }
-    // It never shadowed anything, so what it ran it ran for targets.
+    // It never shadowed a sequence, so everything it ran was for targets.
     ensure!(
         pools.on_trial.metrics().await?.sum("outrider_worker_forward_seconds_count") > 0,
         "it never drafted"
@@ -250,7 +253,7 @@ async fn evidence_promotes_a_better_draft_and_takes_a_worse_one_back() -> anyhow
     ] {
         let pools = Pools::start(1.0, serving, on_trial).await?;
         let client = pools.cluster.client().await?;
-        // N-grams cost nothing, so the model is many times slower whatever it is worth.
+        // N-grams cost nothing, so the model is many times slower regardless of its worth.
         let asked = json!({
             "draft": draft, "share": 0.3, "min_drafts": 60, "min_sequences": 10, "max_slowdown": 1e9
         });

@@ -1,5 +1,6 @@
-//! Room and turns: a target whose KV is nearly full makes sequences wait, takes it from some and loses nobody; urgent requests go first, and the others
-//! are not forgotten. Whatever happens, the ids are those of the target alone.
+//! KV capacity and priorities: a target whose KV memory is nearly full makes sequences wait and preempts
+//! some, but loses none; urgent requests go first, and the others are not starved. The ids are always those
+//! of the target alone.
 
 use anyhow::{Context as _, ensure};
 use futures::StreamExt as _;
@@ -12,10 +13,11 @@ use tests::pair::{PairText, TASK_TYPES};
 use tests::wait::until;
 use worker::memory::MemoryLimit;
 
-/// KV of the bundled target for 24 blocks of 16 ids: 6 layers, keys and values of 4 heads of 32 numbers of 2 bytes.
+/// KV memory of the bundled target for 24 blocks of 16 ids: 6 layers, keys and values of 4 heads of 32
+/// numbers of 2 bytes.
 const SMALL_KV: MemoryLimit = MemoryLimit::Bytes(24 * 16 * 6 * 2 * 4 * 32 * 2);
 
-/// Greedy texts of one lane, of so many ids each, which go on past the model's own end.
+/// Greedy texts of one lane with `max_tokens` ids each, which continue past the model's own end.
 fn texts(count: usize, max_tokens: u32) -> anyhow::Result<Vec<Case>> {
     let prompts = PairText::load()?.bundled(TASK_TYPES[1])?;
     let case = |(i, ids): (usize, &Vec<u32>)| Case {
@@ -40,9 +42,10 @@ async fn a_target_that_is_nearly_full_makes_wait_and_preempts_and_changes_no_id(
         let report = LanesReport::of(&cluster.admin_url()).await?;
         report.0["target_waits"][0]["worst_ms"].as_u64().context("nobody had a turn")
     };
-    // As long as the lane knows nothing, each text is counted on to be as long as it may: two fit at a time.
+    // While the lane has no statistics, each text is expected to be as long as allowed: two fit at a time.
     let answers = client.ask_all(&long, 10).await?;
-    // From those that run, by message; from those that are between two steps, without a word.
+    // From running sequences, which is reported as preemption; from sequences between two steps, by silent
+    // eviction.
     let taken = async || -> anyhow::Result<u64> {
         let page = target.metrics().await?;
         let steps = |outcome: &str| page.sum_where("outrider_worker_steps_total", outcome);
@@ -50,7 +53,7 @@ async fn a_target_that_is_nearly_full_makes_wait_and_preempts_and_changes_no_id(
     };
     ensure!(waited().await? > 0, "nobody waited for room");
     ensure!(taken().await? == 0, "KV was taken from one that was let in within the credits");
-    // Then its texts are short, more of them are let in, and outgrow what was counted on.
+    // Then the lane's texts are short, more of them are admitted, and they outgrow their reservations.
     client.ask_all(&[short.as_slice(); 12].concat(), 12).await?;
     let outgrown = client.ask_all(&long, 10).await?;
     ensure!(taken().await? > 0, "KV was taken from nobody");
@@ -61,7 +64,8 @@ async fn a_target_that_is_nearly_full_makes_wait_and_preempts_and_changes_no_id(
     cluster.stop().await
 }
 
-/// Texts that go in step fill the KV together: at the end of it each wants a block in the same forward, and none of them is idle.
+/// Texts in lockstep fill the KV memory together: at its end each needs a block in the same forward, and none
+/// of them is idle.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_target_whose_sequences_all_run_stops_one_by_message_and_changes_no_id() -> anyhow::Result<()> {
     const ATTEMPTS: usize = 5;
@@ -77,13 +81,13 @@ async fn a_target_whose_sequences_all_run_stops_one_by_message_and_changes_no_id
     let client = cluster.client().await?;
     let preempted = async || anyhow::Ok(target.metrics().await?.sum("outrider_worker_preemptions_total"));
     for _ in 0..ATTEMPTS {
-        // Short texts have the lane let in more than fit at their full lengths.
+        // Short texts make the lane admit more sequences than fit at their full lengths.
         client.ask_all(&[short.as_slice(); 12].concat(), 12).await?;
         let answers = client.ask_all(&in_step, 3).await?;
         for (case, (expected, answer)) in in_step.iter().zip(expected.iter().zip(&answers)) {
             ensure!(answer.token_ids == expected.token_ids, "{}: other ids", case.name);
         }
-        // Those that have fallen out of step meet others that are idle, which give way without a word.
+        // Sequences that have lost lockstep find idle ones, which are evicted silently.
         if preempted().await? > 0 {
             return cluster.stop().await;
         }
@@ -107,7 +111,7 @@ fn urgency(priority: u32, max_tokens: u32) -> anyhow::Result<Case> {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_urgent_overtake_those_that_came_before_them() -> anyhow::Result<()> {
     let (cluster, client) = one_at_a_time().await?;
-    // It ends when its client leaves: once all the others wait.
+    // It ends when its client disconnects, once all the others wait.
     let mut first = client.open(&urgency(0, 2_000)?).await?;
     first.read_tokens(1).await?;
     let cases = [(200, 0), (200, 1), (100, 2), (0, 3)].map(|(priority, i)| (i, urgency(priority, 4)));
@@ -115,7 +119,7 @@ async fn the_urgent_overtake_those_that_came_before_them() -> anyhow::Result<()>
     for (i, case) in cases {
         let (case, client) = (case?, client.clone());
         waiting.push(async move { client.ask(&case).await.map(|_| i) });
-        // Each is in the queue before the next one comes.
+        // Each is in the queue before the next one arrives.
         let queued = async || Ok(cluster.metrics().await?.sum("vllm:num_requests_waiting") == i + 1);
         tokio::select! {
             done = waiting.next() => anyhow::bail!("{done:?} was answered beside another one"),

@@ -1,5 +1,5 @@
-//! Targets that are there and of no use: silent, without sound numbers, with a short window, told to stop. As long as one
-//! sound target lives every request is answered, with the same ids as ever.
+//! Targets that are connected but useless: silent, with NaN weights, with a short window, or stopping. As
+//! long as one healthy target runs, every request is answered with the usual ids.
 
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
@@ -27,7 +27,7 @@ fn check_same(expected: &Answer, got: &Answer) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fills a tensor of a checkpoint in bf16 with what is not a number.
+/// Fills a bf16 tensor of a checkpoint with NaN.
 fn fill_with_nan(copy: &CheckpointCopy, tensor: &str) -> anyhow::Result<()> {
     let mut filled = None;
     copy.edit("model.safetensors", |bytes| {
@@ -45,7 +45,7 @@ fn fill_with_nan(copy: &CheckpointCopy, tensor: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds a sound target and waits until the router knows it: a connection is older than that.
+/// Adds a healthy target and waits until the router can use it, which is later than its connection.
 async fn add_known(cluster: &Cluster) -> anyhow::Result<()> {
     let sound = cluster.add(WorkerKind::Target).await?;
     until("the router knows the sound target", async || {
@@ -88,7 +88,7 @@ async fn a_target_with_a_short_window_gets_what_fits() -> anyhow::Result<()> {
     let usage = &expected[1].usage;
     let window = Some(usage.prompt_tokens + usage.completion_tokens + 8);
     cluster.add_with(WorkerKind::Target, |config| config.max_model_len = window).await?;
-    // Side by side, so that the least loaded one would be the one with the short window half of the time.
+    // Concurrently, so that the least loaded target would be the one with the short window half of the time.
     let cases: Vec<Case> = [long, short].into_iter().cycle().take(12).collect();
     for (got, expected) in client.ask_all(&cases, 4).await?.iter().zip(expected.iter().cycle()) {
         check_same(expected, got)?;
@@ -121,7 +121,7 @@ async fn what_runs_at_a_stopped_target_moves_to_the_other_one() -> anyhow::Resul
     check_same(&expected, &stream.rest().await?)?;
     let outages = Page::scrape(&cluster.admin_url("router")?).await?.sum("outrider_target_outages_total");
     ensure!(outages > 0, "nobody noticed that {serving} was stopped");
-    // Beside a stopped one new requests are answered as well.
+    // With a stopped target new requests are answered too.
     check_same(&expected, &client.ask(&case).await?)?;
     cluster.signal(serving, Signal::SIGCONT)?;
     check_same(&expected, &client.ask(&case).await?)?;

@@ -1,6 +1,7 @@
-//! "Why was this request slow": three causes are planted in real processes, and each is found by what an operator has: the console's record of
-//! the request, its trace, and metrics. `docs/runbook.md` reads them the same way. Parts of one run are compared with each other, so that a busy
-//! machine, which makes all of them longer, changes no verdict.
+//! "Why was this request slow": three causes are created in real processes, and each is found with an
+//! operator's tools: the console's record of the request, its trace, and metrics. `docs/runbook.md` uses them
+//! in the same way. Parts of one run are compared with each other, so that a busy machine, which makes all of
+//! them longer, does not change the result.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ use tests::wait::until;
 
 const CLIENT_SPAN: &str = "00f067aa0ba902b7";
 
-/// A pair whose draft takes twenty times as long for a token as its target.
+/// A pair whose draft takes twenty times as long per token as its target.
 const SLOW_DRAFT: &str = r#"
 name = "a slow draft"
 vocab_size = 4096
@@ -54,18 +55,19 @@ prefill_tokens_per_second = 100000
 by_position = [0.7]
 "#;
 
-/// KV of the bundled target for 24 blocks of 16 ids: 6 layers, keys and values of 4 heads of 32 numbers of 2 bytes.
+/// KV memory of the bundled target for 24 blocks of 16 ids: 6 layers, keys and values of 4 heads of 32
+/// numbers of 2 bytes.
 const SMALL_KV_BYTES: u64 = 24 * 16 * 6 * 2 * 4 * 32 * 2;
 
-/// A cluster, and what it exports.
+/// A cluster and the collector of its traces.
 struct Observed {
     cluster: Cluster,
     collector: TraceCollector,
 }
 
-/// What is known of one request.
+/// The records of one request.
 struct Evidence {
-    /// As the console shows it.
+    /// The console's record.
     trail: Value,
     spans: Vec<SeenSpan>,
 }
@@ -81,7 +83,7 @@ impl Observed {
         Ok(Self { cluster, collector })
     }
 
-    /// Asks under a trace of its own.
+    /// Sends a request under a separate trace; returns the request id.
     async fn ask(&self, trace_id: &str, mut body: Value) -> anyhow::Result<String> {
         body["model"] = json!(MODEL);
         body["ignore_eos"] = json!(true);
@@ -93,7 +95,7 @@ impl Observed {
         Ok(answer.json()?["id"].as_str().context("an answer has an id")?.to_owned())
     }
 
-    /// What is found of a request that has ended.
+    /// Collects the records of a request that has ended.
     async fn evidence(&self, trace_id: &str, request_id: &str) -> anyhow::Result<Evidence> {
         let admin = HttpClient::new(self.cluster.admin_url("router")?)?;
         let mut trail = Value::Null;
@@ -125,9 +127,10 @@ fn steps(trail: &Value) -> anyhow::Result<impl Iterator<Item = &Value>> {
 }
 
 impl Evidence {
-    /// Microseconds of each part of the request, as the page *Requests* adds them up: before the first step to a target, then by step what
-    /// the worker's forwards took, its queue, and the rest of the way. A long prompt takes several forwards, of which only the last is reported:
-    /// all of its step that is more than the way of later steps is the prompt.
+    /// Microseconds of each part of the request, as the console's *Requests* page adds them up: the time
+    /// before the first step to a target; then per step the time of the worker's forwards, of its queue, and
+    /// the remaining wire time. A long prompt takes several forwards, of which only the last is reported: the
+    /// time of its step beyond the wire time of later steps counts as the prompt.
     fn parts(&self) -> anyhow::Result<BTreeMap<&'static str, u64>> {
         let mut parts = BTreeMap::new();
         let wire = self.usual_wire()?;
@@ -157,7 +160,7 @@ impl Evidence {
         Ok(parts)
     }
 
-    /// The middle of what steps to the target behind the first took beyond queue and forward.
+    /// The median time that steps to the target, after the first, took beyond queue and forward.
     fn usual_wire(&self) -> anyhow::Result<u64> {
         let wire = |step: &Value| {
             let number = |name: &str| step[name].as_u64();
@@ -174,7 +177,8 @@ impl Evidence {
         self.trail["ended_us"].as_u64().context("a trail has an end")
     }
 
-    /// Checks which part of the request was the longest, by the console, and that it was over half of all.
+    /// Checks that this part of the request was the longest in the console's record, and over half of the
+    /// total.
     fn check_longest(&self, expected: &str) -> anyhow::Result<()> {
         let parts = self.parts()?;
         let longest = parts.iter().max_by_key(|(_, us)| **us).map(|(name, _)| *name);
@@ -187,7 +191,8 @@ impl Evidence {
         Ok(())
     }
 
-    /// Checks that the spans right below the request account for its time: together they cover it but for 5%, and do not count it twice.
+    /// Checks that the spans directly below the request account for its time: together they cover at least
+    /// 95% of it and count at most 5% twice.
     fn check_adds_up(&self) -> anyhow::Result<()> {
         let request = self.spans.iter().find(|span| span.name == "request").context("a request span")?;
         let below = self.spans.iter().filter(|span| span.parent_id == request.span_id);
@@ -206,13 +211,13 @@ impl Evidence {
         Ok(())
     }
 
-    /// Nanoseconds of all spans of one name.
+    /// Total nanoseconds of all spans with this name.
     fn nanos(&self, name: &str) -> u64 {
         self.spans.iter().filter(|span| span.name == name).map(|span| span.nanos).sum()
     }
 }
 
-/// Mean time of a worker's forwards.
+/// Mean time of a worker's forwards, seconds.
 fn mean_forward(page: &Page) -> f64 {
     page.total("outrider_worker_forward_seconds_sum")
         / page.total("outrider_worker_forward_seconds_count").max(1.0)
@@ -239,7 +244,7 @@ async fn a_slow_draft_worker_is_found() -> anyhow::Result<()> {
         Ok(report.0["workers"].as_array().is_some_and(|workers| workers.len() == 2))
     })
     .await?;
-    // A fixed k: a lane would have found out and drafted nothing.
+    // A fixed k: a lane would have noticed and drafted nothing.
     let body = json!({ "prompt": "slow", "max_tokens": 12, "speculation": { "num_draft_tokens": 3 } });
     let id = observed.ask(TRACE, body).await?;
     let found = observed.evidence(TRACE, &id).await?;
@@ -263,7 +268,7 @@ async fn a_full_target_is_found() -> anyhow::Result<()> {
         spec.draft = DraftKind::None;
     })
     .await?;
-    // It takes 21 of 24 blocks, until its client leaves.
+    // Takes 21 of 24 blocks until its client disconnects.
     let prompt = PairText::load()?.chat_ids("Tell me a long story about a lighthouse.")?;
     let prompt: Vec<u32> = prompt.into_iter().cycle().take(24).collect();
     let large =
@@ -275,7 +280,7 @@ async fn a_full_target_is_found() -> anyhow::Result<()> {
             Ok(observed.metrics("router").await?.sum("outrider_sequences_waiting_for_target") == 1)
         })
         .await?;
-        // It waits for far longer than it will run.
+        // The other request waits for far longer than it will run.
         let so_far = large.so_far().token_ids.len();
         large.read_tokens((so_far + HELD).min(299)).await?;
         drop(large);
@@ -318,8 +323,8 @@ async fn a_cold_prefix_is_found() -> anyhow::Result<()> {
     let warm = observed.evidence(WARM, &id).await?;
 
     cold.check_longest("prompt")?;
-    // A prompt takes so little that a router put aside by a busy machine shows as a gap. It does in one request; a part that has no span would
-    // leave a gap in each.
+    // Prefill is so short that any time in which a busy machine does not run the router appears as a gap.
+    // That happens in single requests; a part without a span would leave a gap in every request.
     let mut adds_up = cold.check_adds_up();
     for again in 0..5 {
         if adds_up.is_ok() {
@@ -337,7 +342,7 @@ async fn a_cold_prefix_is_found() -> anyhow::Result<()> {
     let (asked, hit) = (between.0 - before.0, between.1 - before.1);
     ensure!(asked > 500 && hit == 0, "of {asked} ids {hit} were cached before anybody had sent them");
 
-    // The same prompt again: its ids were there, and the prompt is not what takes the time.
+    // The same prompt again: its ids are cached, and prefill does not dominate.
     let (asked, hit) = (after.0 - between.0, after.1 - between.1);
     ensure!(10 * hit > 9 * asked, "of {asked} ids only {hit} were cached");
     let prompts = [cold.parts()?["prompt"], warm.parts()?["prompt"]];

@@ -1,4 +1,4 @@
-//! Drafting is done, counts and pays in forward passes: what the engine counts, not what the router says of itself.
+//! Drafts are made, accepted, and save forward passes: according to the engine's counters, not the router's.
 
 use anyhow::ensure;
 use tests::case::{Case, covering_set};
@@ -9,10 +9,10 @@ use tests::wait::until;
 
 const FORWARDS: &str = "outrider_worker_forwards_total";
 
-/// Rows of one forward, by default.
+/// Rows per forward, by default.
 const MAX_BATCH_ROWS: usize = 512;
 
-/// Forwards so far, once no sequence runs any more.
+/// Number of forwards so far, once no sequence is running.
 async fn forwards_at_rest(worker: &RunningWorker) -> anyhow::Result<u64> {
     until("the worker has let go of every sequence", async || {
         Ok(worker.metrics().await?.sum("outrider_worker_sequences") == 0)
@@ -26,14 +26,14 @@ async fn the_target_runs_one_forward_for_each_span() -> anyhow::Result<()> {
     let (cluster, target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let client = cluster.client().await?;
     let cases = covering_set(&PairText::load()?)?;
-    // What the worker ran for itself when it started is counted by now.
+    // By now the worker's own forwards at start are counted.
     client.ask(&cases[0]).await?;
     let (mut tokens, mut forwards) = (0, 0);
     for case in cases {
         let before = forwards_at_rest(&target).await?;
         let answer = client.ask(&case).await?;
         let ran = forwards_at_rest(&target).await? - before;
-        // The last forward of a prompt draws already, so it counts among the spans.
+        // The last forward of a prompt also draws, so it counts as a span.
         let prefill_steps = case.prompt_ids.len().div_ceil(MAX_BATCH_ROWS) as u64 - 1;
         let spans = answer.speculation().rounds;
         ensure!(ran <= prefill_steps + spans, "{}: {ran} forwards for {prefill_steps} + {spans}", case.name);

@@ -1,5 +1,6 @@
-//! A draft worker that stalls: it is there, and says nothing. It costs a sequence one deadline at most, then nobody any, and is used again once it
-//! answers. Waits are counted, not timed: the router says how many deadlines each of its draft workers missed.
+//! A draft worker that stalls: it is connected but does not answer. It costs each sequence at most one missed
+//! deadline, later requests none, and it is used again once it answers. Waits are counted, not timed: the
+//! router reports the number of deadlines that each draft worker missed.
 
 use anyhow::{Context as _, ensure};
 use futures::TryStreamExt as _;
@@ -14,17 +15,17 @@ use tests::pair::PairText;
 use tests::processes;
 use tests::wait::until;
 
-/// Requests that are under way when the worker stalls.
+/// Number of active requests when the worker stalls.
 const UNDER_WAY: usize = 6;
 
-/// Deadlines that a draft worker missed, as long as the router is connected to it.
+/// Number of deadlines that a draft worker missed, while the router is connected to it.
 async fn missed(cluster: &Cluster, name: &str) -> anyhow::Result<u64> {
     let report = LanesReport::of(&cluster.admin_url("router")?).await?;
     let worker = report.worker(&cluster.worker_url(name)?)?;
     worker["health"]["missed_deadlines"].as_u64().with_context(|| format!("no count in {worker}"))
 }
 
-/// Whether no round waits for a draft worker.
+/// Whether the draft worker is marked as out, so that no round waits for it.
 async fn is_out(cluster: &Cluster, name: &str) -> anyhow::Result<bool> {
     let report = LanesReport::of(&cluster.admin_url("router")?).await?;
     Ok(report.worker(&cluster.worker_url(name)?)?["health"]["is_out"] == true)
@@ -50,7 +51,7 @@ async fn alone_it_costs_one_deadline_and_is_used_again_once_it_answers() -> anyh
         .await?;
     let before = missed(&cluster, "draft-0").await?;
     processes::pause(&cluster, "draft-0").await?;
-    // One after the other: each would have found out for itself.
+    // Sequentially: each would have noticed the stall by itself.
     for (case, expected) in cases.iter().zip(&expected) {
         let answer = client.ask(case).await?;
         check_same(case, expected, &answer)?;
@@ -99,7 +100,7 @@ async fn beside_a_healthy_one_its_sequences_go_on_drafting_there() -> anyhow::Re
         (1..=UNDER_WAY as u64).contains(&waited),
         "{waited} deadlines, with {UNDER_WAY} requests under way"
     );
-    // Whoever comes now does not wait at all, and drafts.
+    // New requests do not wait at all, and are drafted for.
     for (case, expected) in cases.iter().zip(&expected) {
         let answer = client.ask(case).await?;
         check_same(case, expected, &answer)?;

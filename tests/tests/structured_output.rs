@@ -1,5 +1,5 @@
-//! Output under a grammar: valid by the word of another library, and the same ids whatever is drafted. `make schemas` checks a thousand
-//! schemas, and says what masks cost.
+//! Output under a grammar: valid according to another library, and with the same ids for any drafts. `make
+//! schemas` checks a thousand schemas and reports the cost of masks.
 
 use anyhow::{Context as _, ensure};
 use proto::v1::FinishReason;
@@ -26,7 +26,7 @@ async fn a_hundred_schemas_hold_and_speculation_changes_no_token() -> anyhow::Re
     cluster.stop().await
 }
 
-/// A schema whose texts are long.
+/// A request whose schema requires long texts.
 fn long_case(temperature: f32) -> anyhow::Result<Case> {
     let schema = json!({ "type": "array", "items": { "type": "string", "minLength": 5, "maxLength": 9 }, "minItems": 15, "maxItems": 20 });
     let (_, case) = cases(0, &[schema], &[temperature])?.swap_remove(0);
@@ -55,7 +55,7 @@ async fn a_grammar_survives_its_target_and_its_draft_worker() -> anyhow::Result<
     Ok(())
 }
 
-/// N-grams know no grammar, so that most of what they draft is barred: it is cut, and fails nothing.
+/// N-grams do not know the grammar, so most of their drafts are invalid: they are cut, and no request fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draft_that_breaks_the_grammar_is_cut_in_every_mode() -> anyhow::Result<()> {
     let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Ngram).await?;

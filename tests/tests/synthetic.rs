@@ -1,5 +1,5 @@
-//! Workers that only keep the time: what they commit is their function of seed and position, whatever is drafted, beside whatever else
-//! runs, and across a target that goes.
+//! Synthetic workers: they commit their function of seed and position, for any drafts, with concurrent
+//! requests, and across the loss of a target.
 
 use anyhow::ensure;
 use proto::v1::FinishReason;
@@ -25,7 +25,7 @@ fn cases() -> Vec<Case> {
     (0..24).map(one).collect()
 }
 
-/// The ids that the profile's text has behind the case's prompt.
+/// The ids of the profile's text after the case's prompt.
 fn expected(case: &Case) -> anyhow::Result<Vec<TokenId>> {
     let text = SyntheticText { seed: case.seed, choice: 0, vocab_size: pair::profile()?.vocab_size };
     let start = case.prompt_ids.len() as u32;
@@ -55,7 +55,8 @@ async fn synthetic_workers_commit_their_text_whatever_is_drafted() -> anyhow::Re
             accepted += answer.speculation().accepted_tokens;
         }
     }
-    // Of eight guesses that are right 4 to 7 times in 10 one or two are accepted, of one half.
+    // Of eight drafted tokens with an acceptance of 0.4 to 0.7 each, one or two are accepted; of a single
+    // one, half.
     ensure!(
         6 * accepted > drafted && 2 * accepted < drafted,
         "{accepted} of {drafted} drafted tokens accepted"

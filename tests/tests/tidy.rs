@@ -1,14 +1,15 @@
-//! Habits of the whole tree that no compiler looks at. Every finding names its file and line, and all are reported at once.
+//! Rules for the whole tree that the compiler does not check. Every finding names its file and line, and all
+//! are reported at once.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use tests::pair::root;
 
-/// Past this a file has more than one job.
+/// A longer file has more than one job.
 const MAX_LINES: usize = 800;
 
-/// Endings of files that people write, and names of those without one.
+/// Extensions of hand-written files, and names of those without one.
 const WRITTEN: [&str; 14] = [
     "rs",
     "md",
@@ -26,9 +27,9 @@ const WRITTEN: [&str; 14] = [
     "snap",
 ];
 
-/// A file that people write.
+/// A hand-written file.
 struct Written {
-    /// From the repository's root.
+    /// Relative to the repository's root.
     path: String,
     text: String,
 }
@@ -39,7 +40,7 @@ impl Written {
     }
 }
 
-/// All of them; what is built, and what git keeps to itself, is left out.
+/// All hand-written files, without build output and hidden folders.
 fn written_files() -> anyhow::Result<Vec<Written>> {
     let root = root();
     let mut files = Vec::new();
@@ -71,13 +72,13 @@ fn from_root(path: &Path, root: &Path) -> String {
     path.strip_prefix(root).unwrap_or(path).display().to_string()
 }
 
-/// Fails with everything that was found.
+/// Fails with all findings.
 fn report(findings: &[String]) -> anyhow::Result<()> {
     ensure!(findings.is_empty(), "{} findings:\n  {}", findings.len(), findings.join("\n  "));
     Ok(())
 }
 
-/// `PATH:LINE` of each line of these files for which `is_bad`, with what it says.
+/// `PATH:LINE` of each line for which `is_bad` returns a message, with that message.
 fn lines_where(files: &[Written], is_bad: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let mut findings = Vec::new();
     for file in files {
@@ -92,7 +93,7 @@ fn lines_where(files: &[Written], is_bad: impl Fn(&str) -> Option<String>) -> Ve
 
 #[test]
 fn nothing_is_left_for_later() -> anyhow::Result<()> {
-    // Put together here, so that this file does not find itself.
+    // Assembled here, so that this file does not match itself.
     let leftovers = ["todo!", "unimplemented!", "dbg!"].map(|name| format!("{name}("));
     let markers = [["FIX", "ME"], ["XX", "X"], ["TO", "DO"], ["HA", "CK"]].map(|halves| halves.concat());
     let is_word = |line: &str, word: &str| {
@@ -164,7 +165,7 @@ fn nothing_refers_to_paths_outside_the_repository() -> anyhow::Result<()> {
     let outside =
         [["/wor", "k/"], ["../sha", "red"], ["/ro", "ot/"], ["/ho", "me/"]].map(|halves| halves.concat());
     let is_fine = |path: &str| {
-        // Images and scripts speak of their own machines.
+        // Images and scripts refer to their own machines.
         path.starts_with("deploy/") || path.starts_with(".ci/")
     };
     let files: Vec<Written> = written_files()?.into_iter().filter(|file| !is_fine(&file.path)).collect();
@@ -231,7 +232,7 @@ fn the_page_of_all_settings_is_what_the_code_says() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Line and target of each link `](target)` that stays in the repository, code left out.
+/// Line and target of each link `](target)` within the repository, except in code blocks.
 fn relative_links(text: &str) -> Vec<(usize, &str)> {
     let mut links = Vec::new();
     let mut in_code = false;

@@ -1,5 +1,5 @@
-//! TLS on every wire: clients to the router, the router to a worker that asks for its certificate. Who cannot show or trust the right
-//! one is refused, and nobody else notices.
+//! TLS on every connection: clients to the router, and the router to a worker that requires a client
+//! certificate. Peers without the right certificate are refused, and no other connection is affected.
 
 use anyhow::{Context as _, ensure};
 use router::workers::connection::{Caller, connect};
@@ -11,7 +11,7 @@ use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::pair::PairText;
 use tests::wait::until;
 
-/// Tries to attach to a worker, and returns why that failed.
+/// Tries to attach to a worker, and returns the error.
 async fn refusal(address: &str, tls: Option<ClientTls>) -> anyhow::Result<String> {
     let caller = Caller { router_id: 7, tls };
     match connect(address, &caller).await {
@@ -56,7 +56,8 @@ async fn a_cluster_that_speaks_tls_on_every_wire_writes_the_same_text() -> anyho
     cluster.stop().await.context("strangers keep the cluster up")
 }
 
-/// One authority signs for all: a target's listener tells routers from draft workers by their names.
+/// One authority signs all certificates: a target distinguishes routers from draft workers by the names in
+/// them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_for_another_name_opens_no_worker() -> anyhow::Result<()> {
     let workers = Authority::new()?;
@@ -90,7 +91,7 @@ async fn certificates_are_renewed_under_load() -> anyhow::Result<()> {
     let mut stream = client.open(&long).await?;
     stream.read_tokens(10).await?;
     before.show_those_of(&after)?;
-    // Requests go on through connections that are open while new ones are shown the new certificate.
+    // Requests continue over open connections while new connections get the new certificate.
     let renewed = until("a client that trusts the new authority connects", async || {
         for (got, expected) in client.ask_all(&cases, cases.len()).await?.iter().zip(&expected) {
             ensure!(got.token_ids == expected.token_ids, "another text");

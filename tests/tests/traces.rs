@@ -1,4 +1,5 @@
-//! One trace a request: from the client's span through router, draft worker and target worker, over both protocols.
+//! One trace per request: from the client's span through router, draft worker and target worker, over both
+//! protocols.
 
 use std::collections::BTreeSet;
 
@@ -16,11 +17,11 @@ const CLIENT_SPAN: &str = "00f067aa0ba902b7";
 const ROUTER: &str = "outrider-router";
 const DRAFT: &str = "outrider-draft-worker";
 const TARGET: &str = "outrider-target-worker";
-/// Fixed by the request, so that it drafts whatever the lane's policy makes of it.
+/// Fixed in the request, so that it has drafts regardless of the lane's policy.
 const NUM_DRAFT_TOKENS: u32 = 4;
 const PROMPT: &str = "Write a Python function that reverses a list.\n";
 
-/// What the client was told of its request.
+/// The usage that the client received.
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
     rounds: usize,
@@ -37,12 +38,12 @@ fn number(span: &SeenSpan, name: &str) -> anyhow::Result<usize> {
     attribute(span, name)?.parse().with_context(|| format!("{name} in {span:#?}"))
 }
 
-/// The sum of an attribute over all spans of one name.
+/// The sum of an attribute over all spans with this name.
 fn sum(spans: &[SeenSpan], span: &str, field: &str) -> anyhow::Result<usize> {
     spans.iter().filter(|seen| seen.name == span).map(|seen| number(seen, field)).sum()
 }
 
-/// Waits until every process has exported what one such request leaves.
+/// Waits until every process has exported the spans of the request.
 async fn whole_trace(
     collector: &TraceCollector,
     trace_id: &str,
@@ -60,7 +61,7 @@ async fn whole_trace(
     Ok(collector.trace(trace_id))
 }
 
-/// What has to hold of the trace of a request that speculates, whichever protocol it came through.
+/// Checks the trace of a request with speculation, for either protocol.
 fn check_trace(spans: &[SeenSpan], told: &Told) -> anyhow::Result<()> {
     let services: BTreeSet<&str> = spans.iter().map(|span| span.service.as_str()).collect();
     ensure!(services == BTreeSet::from([DRAFT, ROUTER, TARGET]), "spans came from {services:?}");
@@ -92,7 +93,7 @@ fn check_trace(spans: &[SeenSpan], told: &Told) -> anyhow::Result<()> {
         );
     }
 
-    // What is said of single rounds adds up to what the client was told of all.
+    // The values of single rounds add up to the totals that the client received.
     ensure!(named("verify").count() == told.rounds, "{} verify spans, {told:?}", named("verify").count());
     ensure!(sum(spans, "verify", "outrider.spec.k")? == told.draft_tokens, "{told:?}: {spans:#?}");
     for name in ["verify", "round"] {
@@ -125,7 +126,8 @@ async fn a_request_over_http_is_one_trace_from_the_client_to_both_workers() -> a
     check_trace(&spans, &told)?;
     ensure!(collector.trace_ids() == [TRACE], "one trace, not {:?}", collector.trace_ids());
 
-    // The buckets that this request fell into name its trace, where the page's form has a place for that.
+    // The histogram buckets of this request have exemplars with its trace id, in the format that supports
+    // them.
     let admin = HttpClient::new(cluster.admin_url("router")?)?;
     let page = admin.request(reqwest::Method::GET, "/metrics");
     let page = HttpAnswer::of(page.header("accept", "application/openmetrics-text")).await?.text;
@@ -135,7 +137,7 @@ async fn a_request_over_http_is_one_trace_from_the_client_to_both_workers() -> a
         ensure!(page.lines().filter(|line| is_named(line)).count() == 1, "no exemplar of {name}: {page}");
     }
 
-    // A request whose client keeps no trace begins one.
+    // A request without a client trace starts one.
     http.ask(COMPLETIONS, &json!({ "model": MODEL, "prompt": PROMPT, "max_tokens": 4 })).await?;
     until("a second trace arrives", async || Ok(collector.trace_ids().len() == 2)).await?;
     cluster.stop().await;

@@ -1,4 +1,5 @@
-//! Token trees through real processes: more candidates for a position change how soon tokens come, never which.
+//! Token trees through real processes: more candidates per position change how fast tokens arrive, never
+//! which.
 
 use anyhow::ensure;
 use nix::sys::signal::Signal;
@@ -9,13 +10,13 @@ use tests::pair::PairText;
 use tests::processes;
 use tests::wait::until;
 
-/// Sequences that run at once.
+/// Concurrent sequences.
 const BESIDE: usize = 9;
 
-/// Depth and tokens of the trees.
+/// Depth and number of tokens of the trees.
 const SHAPES: [(u32, u32); 4] = [(1, 4), (3, 4), (4, 12), (8, 48)];
 
-/// Counted over answers: rounds, drafted tokens, accepted tokens.
+/// Totals over answers: rounds, drafted tokens, accepted tokens.
 fn totals<'a>(answers: impl Iterator<Item = &'a Answer>) -> (u64, u64, u64) {
     answers.map(Answer::speculation).fold((0, 0, 0), |(rounds, drafted, accepted), usage| {
         (rounds + usage.rounds, drafted + usage.draft_tokens, accepted + usage.accepted_tokens)
@@ -30,7 +31,7 @@ async fn trees_of_every_shape_change_no_token() -> anyhow::Result<()> {
     let alone = client.ask_by_name(&cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), 1).await?;
     for (k, num_tokens) in SHAPES {
         let trees: Vec<Case> = cases.iter().map(|case| case.with_tree(k, num_tokens)).collect();
-        // Where other programs have the processor, drafts are late and rounds plain: once more then.
+        // If other programs use the CPU, drafts are late and rounds plain: then repeat.
         until("drafts are larger than chains", async || {
             let answers = client.ask_by_name(&trees, BESIDE).await?;
             for (case, tree) in cases.iter().zip(&trees) {
@@ -53,7 +54,7 @@ async fn trees_of_every_shape_change_no_token() -> anyhow::Result<()> {
     cluster.stop().await
 }
 
-/// The text goes on without its draft worker, and on another target, from KV that trees left.
+/// The text continues without its draft worker, and on another target, from KV left by trees.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tree_whose_worker_dies_changes_no_token() -> anyhow::Result<()> {
     for temperature in [0.0, 0.7, 1.0] {
@@ -105,7 +106,7 @@ async fn a_killed_draft_process_amid_trees_changes_no_token() -> anyhow::Result<
     Ok(())
 }
 
-/// Modes whose text depends on the draft, and drafts without scores, get chains whatever is asked for.
+/// Modes whose text depends on the draft, and drafts without scores, get chains even if trees are requested.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_coupled_drafts_of_a_model_become_trees() -> anyhow::Result<()> {
     use speculation::AcceptanceMode::{Coupled, Rejection, Typical};

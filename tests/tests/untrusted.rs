@@ -1,20 +1,21 @@
-//! Foreign bytes, on stable: the functions that the fuzzer (`fuzz/`) calls, on their seeds and on seeds out of which something was
-//! bitten. Each test is a process of its own, whose address space is limited: who allocates what a length field says is ended.
+//! Untrusted bytes, on stable Rust: the functions that the fuzzer (`fuzz/`) calls, on their seeds and on
+//! mutated seeds. Each test is a separate process with a limited address space: code that allocates what a
+//! length field claims is killed.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use tests::untrusted::{PLACES, Place};
 
-/// Beyond what the process holds at the beginning.
+/// Allowed memory in addition to the process's initial size.
 const MORE_BYTES: u64 = 1 << 30;
 
-/// Mutated seeds of each place; the slow ones, which load a model or a tokenizer, get fewer.
+/// Mutated seeds per place; slow places, which load a model or a tokenizer, get fewer.
 const ROUNDS: usize = 400;
 const SLOW_ROUNDS: usize = 60;
 const SLOW_BYTES: usize = 64 << 10;
 
-/// Pieces at which readers go wrong.
+/// Byte strings that often break parsers.
 const PIECES: [&[u8]; 12] = [
     b"18446744073709551615",
     b"-1",
@@ -42,7 +43,7 @@ fn mutate(seed: &[u8], rng: &mut StdRng) -> Vec<u8> {
             }
             2 => drop(bytes.drain(at..(at + rng.random_range(1..64)).min(bytes.len()))),
             3 => {
-                // A number is the likeliest to hurt.
+                // Numbers are the most likely to cause errors.
                 let digits = |byte: &u8| byte.is_ascii_digit();
                 if let Some(start) = bytes[at..].iter().position(digits).map(|offset| at + offset) {
                     let len = bytes[start..].iter().take_while(|byte| digits(byte)).count();

@@ -1,5 +1,5 @@
-//! `outrider up` as a person runs it: the bundled pair, the printed command pasted into a shell, and every way in which it
-//! ends.
+//! `outrider up` as a user runs it: the bundled pair, the printed command pasted into a shell, and every way
+//! in which it ends.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -18,7 +18,7 @@ use tests::{pair, processes};
 struct Up {
     child: Child,
     stdout: Receiver<String>,
-    /// Lines of standard output that were passed over or returned.
+    /// Lines of standard output read so far.
     seen: Vec<String>,
     children: Vec<Pid>,
 }
@@ -60,7 +60,7 @@ impl Up {
         Ok(kill(Pid::from_raw(self.child.id().try_into()?), signal)?)
     }
 
-    /// Waits for its end; returns how it ended and what it wrote to standard error.
+    /// Waits for its end; returns its exit status and its standard error.
     async fn end(mut self) -> anyhow::Result<(ExitStatus, String)> {
         let mut stderr = self.child.stderr.take().context("stderr is a pipe")?;
         let reader = std::thread::spawn(move || {
@@ -73,7 +73,7 @@ impl Up {
             Ok(ended.is_some())
         })
         .await?;
-        // A child that is left holds the pipe open: that they are gone comes first.
+        // A remaining child would keep the pipe open, so first wait until all are gone.
         let children = std::mem::take(&mut self.children);
         until("its children are gone", async || Ok(children.iter().all(|child| is_gone(*child)))).await?;
         let stderr = reader.join().map_err(|_| anyhow::anyhow!("the reader of stderr panicked"))??;
@@ -82,14 +82,14 @@ impl Up {
 }
 
 impl Drop for Up {
-    /// Children end with it, for their standard input closes.
+    /// Its children exit too, because their standard input closes.
     fn drop(&mut self) {
         self.child.kill().ok();
         self.child.wait().ok();
     }
 }
 
-/// `outrider up` in a process group of its own, as a shell starts it.
+/// `outrider up` in a separate process group, as a shell starts it.
 fn command(arguments: &[&str]) -> anyhow::Result<Command> {
     let mut command = Command::new(processes::program("outrider")?);
     command
@@ -110,12 +110,12 @@ fn children_of(pid: u32) -> anyhow::Result<Vec<Pid>> {
 }
 
 fn is_gone(pid: Pid) -> bool {
-    // A child of a killed parent may stay in the table until whoever inherited it collects it.
+    // A child of a killed parent may stay in the process table until its new parent reaps it.
     let state = std::fs::read_to_string(format!("/proc/{pid}/stat"));
     state.map_or(true, |state| state.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
 }
 
-/// The pair as it is: loading ballast is not what these tests are about.
+/// Without ballast and evidence, which these tests do not concern.
 const LIGHT: [&str; 3] = ["--ballast", "0", "--no-evidence"];
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn the_printed_command_gets_a_completion_and_ctrl_c_ends_everything() -> a
     let chunks =
         answer.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
     let chunks: Vec<Value> = chunks.map(serde_json::from_str).collect::<Result<_, _>>()?;
-    // The command has no seed: how long the text is, nobody knows.
+    // The command has no seed, so the length of the text is unknown.
     ensure!(chunks.iter().any(|chunk| chunk["choices"][0]["finish_reason"].is_string()), "{answer}");
 
     up.signal(Signal::SIGINT)?;
@@ -150,7 +150,7 @@ async fn the_printed_command_gets_a_completion_and_ctrl_c_ends_everything() -> a
 
 #[tokio::test]
 async fn the_bundled_pair_gets_ballast_and_shows_that_drafting_changes_no_text() -> anyhow::Result<()> {
-    // The amount itself is a default that the command line's tests check: it only takes time.
+    // The amount is a default that the command line's tests check; here it would only take time.
     let (mut up, _) = Up::start(&["--ballast", "8M"]).await?;
     let pair = up.seen.iter().find(|line| line.starts_with("target models/demo/target")).cloned();
     ensure!(pair.is_some_and(|line| line.contains("8M parameters of ballast")), "{:?}", up.seen);
@@ -223,7 +223,7 @@ async fn a_draft_that_numbers_one_token_otherwise_is_refused_by_its_name() -> an
     Ok(())
 }
 
-/// What `outrider up` says that cannot serve: one line behind those that say what it loads.
+/// Returns the error line of an `outrider up` that cannot serve: a single line besides those about loading.
 fn refusal(command: &mut Command) -> anyhow::Result<String> {
     let output = command.output()?;
     let stderr = String::from_utf8(output.stderr)?;
@@ -236,7 +236,7 @@ fn refusal(command: &mut Command) -> anyhow::Result<String> {
     Ok(line.to_owned())
 }
 
-/// One way to break a copy of the bundled target, and what the line has to name.
+/// A way to damage a copy of the bundled target, and the words that the line must contain.
 type Damage = (fn(&CheckpointCopy) -> anyhow::Result<()>, &'static [&'static str]);
 
 const DAMAGES: [Damage; 7] = [
@@ -255,7 +255,7 @@ const DAMAGES: [Damage; 7] = [
         &["target-0 cannot start", "tokenizer.json"],
     ),
     (
-        // Its list of tokens can be read, which is all that a worker needs of it; text cannot be made of it.
+        // Its token list can be parsed, which is all that a worker needs of it, but it cannot encode text.
         |copy| copy.edit_json("tokenizer.json", |tokenizer| tokenizer["model"]["type"] = "Unheard-of".into()),
         &["target-0 cannot start", "tokenizer.json", "its text cannot be served", "save_pretrained"],
     ),
@@ -307,7 +307,8 @@ fn a_port_that_is_taken_is_explained_by_one_line() -> anyhow::Result<()> {
 
 #[test]
 fn too_little_memory_is_explained_by_one_line() -> anyhow::Result<()> {
-    // The shell's limit is on what each process may map: 18 GB of ballast do not fit in it, and may not fit in the machine.
+    // The shell limits the address space of each process: 18 GB of ballast do not fit, and may not fit in the
+    // machine.
     let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -v 1000000; exec \"$@\"", "sh"]);
     let up = command(&["--ballast", "9B"])?;

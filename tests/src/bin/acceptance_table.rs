@@ -1,5 +1,5 @@
-//! `acceptance-table`: runs the bundled pair as real processes and prints what drafting is worth on this machine, as a
-//! Markdown table.
+//! `acceptance-table`: runs the bundled pair as real processes and prints a Markdown table of what drafting
+//! is worth on this machine.
 
 #![forbid(unsafe_code)]
 
@@ -17,47 +17,50 @@ use tests::pair::{PairText, TASK_TYPES, prompts_dir, read_prompts, target_dir};
 use tests::processes;
 use tests::tree_shapes::{self, Shape, ShapeRow};
 
-/// Who may guess.
+/// Values of `--draft`.
 const DRAFTS: [&str; 4] = ["model", "ngram", "renumbered", "foreign"];
 
 /// Prints acceptance and time per token by task type, drafting against k = 0 in the same run
 #[derive(Debug, Parser)]
 #[command(name = "acceptance-table")]
 struct Args {
-    /// Another target with the bundled pair's tokenizer, such as models/recipe/ballast.py writes [default: the bundled one]
+    /// Another target with the bundled pair's tokenizer, such as one by models/recipe/ballast.py [default:
+    /// the bundled one]
     #[arg(long, value_name = "DIR")]
     target: Option<PathBuf>,
-    /// Parameters that the target gets in memory beside its own, such as 250M: the same tokens at a bigger model's pace
+    /// Ballast of the target in memory, in parameters, such as 250M: the same tokens at the speed of a bigger
+    /// model
     #[arg(long, value_name = "PARAMS", default_value_t)]
     ballast: ParameterCount,
-    /// How the workers hold the target's weights [default: as the checkpoint has them]
+    /// Weight format of the target [default: as stored in the checkpoint]
     #[arg(long, value_name = "FORMAT")]
     target_weights: Option<String>,
-    /// Where the prompts are: TASK_TYPE.jsonl with lines of {"prompt": ..} [default: the bundled ones]
+    /// Directory of prompts: TASK_TYPE.jsonl with lines of {"prompt": ..} [default: the bundled ones]
     #[arg(long, value_name = "DIR")]
     prompts: Option<PathBuf>,
-    /// Prompts of each task type
+    /// Prompts per task type
     #[arg(long, value_name = "N", default_value_t = 10)]
     num_prompts: usize,
-    /// Output tokens of each request at most
+    /// Maximum output tokens per request
     #[arg(long, value_name = "N", default_value_t = 96)]
     max_tokens: u32,
-    /// How much chance there is in the draw
+    /// Sampling temperature
     #[arg(long, value_name = "T", default_value_t = 0.0)]
     temperature: f32,
-    /// Tokens drafted a round
+    /// Tokens drafted per round
     #[arg(long, value_name = "K", default_value_t = 4)]
     draft_tokens: u32,
-    /// Who guesses: the bundled draft, n-grams, the bundled draft with other ids, or with another tokenizer
+    /// Draft: the bundled one, n-grams, the bundled one with renumbered ids, or with another tokenizer
     #[arg(long, value_name = "DRAFT", default_value = "model", value_parser = DRAFTS)]
     draft: String,
-    /// Of a draft with another tokenizer: of the tokens that no merge goes on from it lacks one in so many
+    /// For a draft with another tokenizer: it lacks one in N of the tokens that no merge continues from
     #[arg(long, value_name = "N", default_value_t = 12)]
     left_out: u64,
-    /// Instead of times by task type: tokens per verify step of drafts of these shapes, POSITIONS:TOKENS, as many of both being a chain
+    /// Measure instead tokens per verify step for drafts of these shapes, POSITIONS:TOKENS; equal numbers are
+    /// a chain
     #[arg(long, value_name = "K:N,..", value_delimiter = ',', value_parser = shape)]
     shapes: Vec<Shape>,
-    /// Compute threads of each worker
+    /// Compute threads per worker
     #[arg(long, value_name = "N", default_value = "1")]
     threads: NonZeroUsize,
 }
@@ -85,7 +88,7 @@ async fn main() -> anyhow::Result<()> {
             spec.target_args.extend(["--weights".to_owned(), format.clone()]);
         }
         spec.ballast = args.ballast.0;
-        // Chains as long as the widest trees are compared with.
+        // Chains of up to 32 tokens, to compare with the widest trees.
         if !args.shapes.is_empty() {
             spec.router_args.extend(["--max-draft-tokens".to_owned(), "32".to_owned()]);
         }
@@ -148,7 +151,7 @@ fn cases(args: &Args) -> anyhow::Result<Vec<(String, Vec<Case>)>> {
     Ok(all)
 }
 
-/// What was run, where and when.
+/// Conditions of the run: what, where and when.
 fn facts(args: &Args) -> anyhow::Result<String> {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));

@@ -1,5 +1,5 @@
-//! `make clients`: programs that people have against a running cluster, each from its registry in an environment of its own, as a table. Names
-//! of clients pick some of them.
+//! `make clients`: runs popular client programs against a running cluster, each installed from its registry
+//! in a separate environment, and prints a table. Arguments select clients by name.
 
 use std::io::Write as _;
 use std::time::Instant;

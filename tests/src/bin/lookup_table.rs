@@ -1,6 +1,7 @@
-//! `lookup-table`: what lookup drafts are worth on edits. Texts of a corpus are edited, the edited text's ids are committed one verify step
-//! after another as a target would that rewrites the text so, and the tokens that each step commits are counted, as a Markdown table. No model
-//! runs: what is measured is how often a looked-up draft is what a perfect editor would write.
+//! `lookup-table`: measures what lookup drafts are worth on edits. Texts of a corpus are edited; the ids of
+//! the edited text are committed verify step by verify step, as by a target that rewrites the text that way;
+//! and the committed tokens per step are printed as a Markdown table. No model runs: it measures how often a
+//! lookup draft matches what a perfect editor would write.
 
 #![forbid(unsafe_code)]
 
@@ -15,37 +16,37 @@ use speculation::TokenId;
 use speculation::lookup::{Expected, Found, PredictedText, PredictionCursor, SuffixIndex};
 use tests::pair::{PairText, TASK_TYPES};
 
-/// Prints how many tokens a verify step commits on edited texts, by what is looked up
+/// Prints the number of tokens per verify step on edited texts, by lookup source
 #[derive(Debug, Parser)]
 #[command(name = "lookup-table")]
 struct Args {
-    /// Where the texts are: TASK_TYPE.jsonl with lines of {"prompt": .., "completion": ..}
+    /// Directory of texts: TASK_TYPE.jsonl with lines of {"prompt": .., "completion": ..}
     #[arg(long, value_name = "DIR")]
     corpus: PathBuf,
-    /// Texts of each task type
+    /// Texts per task type
     #[arg(long, value_name = "N", default_value_t = 40)]
     num_texts: usize,
-    /// Tokens of a draft at most
+    /// Maximum tokens per draft
     #[arg(long, value_name = "K,..", value_delimiter = ',', default_values_t = [8, 16, 32])]
     draft_tokens: Vec<usize>,
 }
 
-/// How a text is changed.
+/// Kind of edit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Edit {
-    /// A word that occurs several times gets another name everywhere.
+    /// A word that occurs several times is renamed everywhere.
     Rename,
-    /// A line in the middle is written anew.
+    /// A line in the middle is replaced.
     Replace,
-    /// A line is written between two others.
+    /// A line is inserted in the middle.
     Insert,
-    /// Three lines are left out.
+    /// Three lines are removed.
     Delete,
 }
 
 const EDITS: [Edit; 4] = [Edit::Rename, Edit::Replace, Edit::Insert, Edit::Delete];
 
-/// What drafts come from.
+/// Sources of drafts.
 const SOURCES: [(&str, &[LookupSource]); 4] = [
     ("none", &[]),
     ("suffix", &[LookupSource::Suffix]),
@@ -53,10 +54,10 @@ const SOURCES: [(&str, &[LookupSource]); 4] = [
     ("both", &LookupSource::ALL),
 ];
 
-/// Characters of a text.
+/// Allowed length of a text, bytes.
 const LEN: std::ops::Range<usize> = 600..8_000;
 
-/// One text in ids: what the client sends, the text that is edited, and the edited one.
+/// One text as ids: the client's prompt, the original text, and the edited one.
 struct Sample {
     edit: Edit,
     prompt: Vec<TokenId>,
@@ -82,7 +83,7 @@ fn main() -> anyhow::Result<()> {
     for edit in EDITS {
         let samples: Vec<&Sample> = samples.iter().filter(|sample| sample.edit == edit).collect();
         for (name, sources) in SOURCES {
-            // Without drafts k says nothing.
+            // Without drafts k has no effect.
             let lengths = if sources.is_empty() { &[0] } else { args.draft_tokens.as_slice() };
             for &k in lengths {
                 let mut replay = Replay::new(sources, k);
@@ -106,7 +107,7 @@ fn print(line: &str) {
     println!("{line}");
 }
 
-/// The first texts of each task type that are long enough, each edited in every way that it allows.
+/// The first texts of each task type, each with every edit that is possible.
 fn samples(args: &Args) -> anyhow::Result<Vec<Sample>> {
     let text = PairText::load()?;
     let mut samples = Vec::new();
@@ -127,7 +128,7 @@ fn samples(args: &Args) -> anyhow::Result<Vec<Sample>> {
     Ok(samples)
 }
 
-/// The longer half of each line, prompt or completion.
+/// The longer part of each line, prompt or completion, if its length is allowed.
 fn read_texts(path: &Path) -> anyhow::Result<Vec<String>> {
     #[derive(Deserialize)]
     struct Line {
@@ -161,7 +162,7 @@ fn apply(edit: Edit, file: &str) -> Option<String> {
     })
 }
 
-/// The first word of four letters and more that occurs 2 to 8 times, spelt backwards.
+/// Renames the first word of at least four bytes that occurs 2 to 8 times, by reversing it.
 fn rename(file: &str) -> Option<String> {
     let is_letter = |c: char| c.is_alphanumeric() || c == '_';
     let words: Vec<&str> = file.split(|c: char| !is_letter(c)).filter(|word| word.len() >= 4).collect();
@@ -182,7 +183,7 @@ fn rename(file: &str) -> Option<String> {
     Some(out)
 }
 
-/// One lane that goes through all texts, drafting as the router would where rows are free.
+/// One lane that processes all texts and drafts as the router would if rows cost nothing.
 struct Replay<'a> {
     sources: &'a [LookupSource],
     k: usize,

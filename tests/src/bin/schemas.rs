@@ -1,5 +1,6 @@
-//! `schemas`: generated JSON schemas on the bundled pair. With a range, each schema's answers are compared with and without drafts and
-//! checked by another library; with `--pairs`, what a grammar costs is measured by equal requests with and without one, in turns.
+//! `schemas`: generated JSON schemas on the bundled pair. With a range, each schema's answers are compared
+//! with and without drafts and validated by another library. With `--pairs`, the cost of a grammar is
+//! measured with equal requests with and without one, alternating.
 
 #![forbid(unsafe_code)]
 
@@ -15,26 +16,27 @@ use tests::cluster::{Cluster, RunningWorker, WorkerKind};
 use tests::schemas::schema;
 use tests::structured::{ask_at_every_k, cases, check_valid};
 
-/// Schemas whose answers are told together, so that a run that is cut short has told something.
+/// Schemas per progress line, so that an interrupted run has printed partial results.
 const PART: u64 = 50;
 
-/// Seed of the first schema: the gate has those before it.
+/// Seed of the first schema: the test gate uses the ones before it.
 const FIRST_SEED: u64 = 1_000;
 
-/// Output tokens of a request whose time is measured, at most.
+/// Maximum output tokens of a timed request.
 const TIMED_TOKENS: u32 = 60;
 
-/// Checks generated JSON schemas on the bundled pair, or measures what a grammar costs
+/// Checks generated JSON schemas on the bundled pair, or measures the cost of a grammar
 #[derive(Debug, Parser)]
 #[command(name = "schemas")]
 struct Args {
     /// Number of the first schema
     #[arg(long, value_name = "N", default_value_t = 0)]
     from: u64,
-    /// Number behind the last schema
+    /// Number after the last schema
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     to: u64,
-    /// Instead: pairs of requests that differ in the grammar alone, at k = 0 and at k = 4, one request at a time
+    /// Measure instead N pairs of requests that differ only in the grammar, at k = 0 and k = 4, one request
+    /// at a time
     #[arg(long, value_name = "N")]
     pairs: Option<u64>,
 }
@@ -81,7 +83,8 @@ async fn check(client: &Client, from: u64, to: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Time of a request with a grammar over that of the same request without one, as a mean of pairs with its interval.
+/// Time of a request with a grammar divided by that of the same request without one, as a mean of pairs with
+/// its interval.
 async fn measure(client: &Client, pairs: u64) -> anyhow::Result<()> {
     let schemas: Vec<Value> = (0..pairs)
         .map(|i| json!({ "type": "array", "items": schema(FIRST_SEED + i), "minItems": 10, "maxItems": 20 }))
@@ -93,7 +96,8 @@ async fn measure(client: &Client, pairs: u64) -> anyhow::Result<()> {
         let mut micros = [Vec::new(), Vec::new()];
         for (i, (_, case)) in cases.iter().enumerate() {
             let held = Case { logprobs: None, max_tokens: TIMED_TOKENS, ..case.with_k(k) };
-            // How long the text under the grammar gets, and the caches of both workers warm for the prompt.
+            // Determines the length of the text under the grammar, and warms both workers' caches for the
+            // prompt.
             let num_tokens = client.ask(&held).await?.token_ids.len() as u32;
             let free = Case { grammar: None, ignore_eos: true, max_tokens: num_tokens, ..held.clone() };
             client.ask(&free).await?;
@@ -130,7 +134,7 @@ async fn micros_a_token(client: &Client, case: &Case) -> anyhow::Result<f64> {
     Ok(took.as_secs_f64() * 1e6 / answer.token_ids.len() as f64)
 }
 
-/// The mean, and half of its 95% interval.
+/// The mean, and half the width of its 95% interval.
 fn interval(values: &[f64]) -> (f64, f64) {
     let n = values.len() as f64;
     let mean = values.iter().sum::<f64>() / n;
@@ -143,7 +147,7 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Rows that a worker masked, and microseconds a row: of masking, and of waiting for it.
+/// Prints the rows that a worker masked, and microseconds per row for masking and for waiting for the mask.
 async fn tell_masks(role: &str, worker: &RunningWorker) -> anyhow::Result<()> {
     let page = worker.metrics().await?;
     let rows = page.sum("outrider_worker_grammar_rows_total");

@@ -1,69 +1,74 @@
-//! What may go wrong in a cluster, by name.
+//! The kinds of faults that are injected into a cluster, by name.
 
 use std::fmt;
 
 use clap::ValueEnum;
 
-/// One kind of fault. Each hits one process, one wire or one etcd, lasts for a while and is then undone.
+/// A kind of fault. Each affects one process, one connection or one etcd, lasts for a while and is then
+/// undone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum)]
 pub enum FaultKind {
-    /// A target worker is killed (SIGKILL), and started again when the fault is over
+    /// A target worker is killed (SIGKILL), and restarted when the fault is over
     KillTarget,
-    /// A draft worker is killed, and started again when the fault is over
+    /// A draft worker is killed, and restarted when the fault is over
     KillDraft,
-    /// A target worker is killed and started again at once, at the same address and within its lease
+    /// A target worker is killed and restarted at once, at the same address and within its lease
     BounceTarget,
-    /// A draft worker is killed and started again at once, at the same address and within its lease
+    /// A draft worker is killed and restarted at once, at the same address and within its lease
     BounceDraft,
-    /// A target worker is stopped (SIGSTOP), and goes on when the fault is over
+    /// A target worker is stopped (SIGSTOP), and continues when the fault is over
     StopTarget,
-    /// A draft worker is stopped, and goes on when the fault is over
+    /// A draft worker is stopped, and continues when the fault is over
     StopDraft,
-    /// All connections to a target worker end; new ones work
+    /// All connections to a target worker are closed; new ones work
     CutTarget,
-    /// All connections to a draft worker end; new ones work
+    /// All connections to a draft worker are closed; new ones work
     CutDraft,
-    /// All connections to a target worker go silent and neither side hears of it; new ones work
+    /// All connections to a target worker go silent without either side noticing; new ones work
     HalfOpenTarget,
-    /// All connections to a draft worker go silent and neither side hears of it; new ones work
+    /// All connections to a draft worker go silent without either side noticing; new ones work
     HalfOpenDraft,
-    /// Nothing that routers send to a target worker arrives; what it sends does
+    /// Data from routers to a target worker is lost; data from it arrives
     DeafTarget,
-    /// Nothing that a target worker sends arrives; what it is sent does
+    /// Data from a target worker is lost; data to it arrives
     MuteTarget,
-    /// Nothing that routers send to a draft worker arrives; what it sends does
+    /// Data from routers to a draft worker is lost; data from it arrives
     DeafDraft,
-    /// Nothing that a draft worker sends arrives; what it is sent does
+    /// Data from a draft worker is lost; data to it arrives
     MuteDraft,
     /// Every worker's key is deleted from etcd
     DeleteKeys,
-    /// etcd is killed, and started again with its data when the fault is over
+    /// etcd is killed, and restarted with its data when the fault is over
     RestartEtcd,
-    /// Most members of etcd are killed, so that the rest has no leader, and started again with their data when the fault is over
+    /// A majority of etcd members is killed, so that the rest has no leader, and restarted with their data
+    /// when the fault is over
     LoseQuorum,
-    /// One more target joins, whose logits are not numbers, and leaves when the fault is over
+    /// An additional target joins whose logits are NaN, and leaves when the fault is over
     NanTarget,
-    /// A target worker gets a tenth of the time, by SIGSTOP and SIGCONT in turns
+    /// A target worker gets a tenth of the time, by alternating SIGSTOP and SIGCONT
     SlowTarget,
-    /// One more draft worker joins, which breaks the contract in one way, and leaves when the fault is over
+    /// An additional draft worker joins that breaks the contract in one way, and leaves when the fault is
+    /// over
     HostileDraft,
-    /// One more target joins, which breaks the contract in one way, and leaves when the fault is over
+    /// An additional target joins that breaks the contract in one way, and leaves when the fault is over
     HostileTarget,
-    /// A router is killed and started again; streams through it are counted apart
+    /// A router is killed and restarted; streams through it are counted separately
     RestartRouter,
-    /// Every worker and every router is told to stop (SIGTERM) and started again, one after the other
+    /// Every worker and every router is stopped (SIGTERM) and restarted, one after the other
     RollingRestart,
-    /// A quarter to half of all workers leave or crash at once, in half of the cases with etcd, and join again when the fault is over
+    /// A quarter to half of all workers leave or crash at once, in half of the cases together with etcd, and
+    /// join again when the fault is over
     Churn,
 }
 
 impl FaultKind {
-    /// All of them.
+    /// All kinds.
     pub fn all() -> &'static [Self] {
         Self::value_variants()
     }
 
-    /// Whether it needs models that compute: a target of other numbers must not stand beside targets that only keep time.
+    /// Whether it needs models that compute: a target with real numerics must not run beside synthetic
+    /// targets.
     pub fn needs_models(self) -> bool {
         matches!(self, Self::NanTarget)
     }

@@ -1,5 +1,5 @@
-//! The processes of a run: a real etcd, target and draft workers, each behind a TCP proxy that routers know it by, and routers. Every
-//! process can be killed, stopped and started again at its address.
+//! The processes of a run: a real etcd, target and draft workers, each behind a TCP proxy whose address
+//! routers use, and routers. Every process can be killed, stopped and restarted at its address.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -21,10 +21,11 @@ use crate::pair::{self, MODEL};
 use crate::tcp_proxy::TcpProxy;
 use crate::wait::{holds_within, until};
 
-/// What a router may need after SIGTERM for its streams, in seconds; a process that has not ended a little later is killed.
+/// Time for a router's streams after SIGTERM, in seconds; a process that has not ended shortly after is
+/// killed.
 const GRACE_SECONDS: u64 = 10;
 
-/// KV memory of a worker: far more than the streams need, far less than the machine has.
+/// KV memory per worker: far more than the streams need, far less than the machine has.
 pub const KV_MEMORY_MIB: u32 = 128;
 
 /// The role of a worker.
@@ -45,19 +46,20 @@ impl WorkerRole {
     }
 }
 
-/// What workers compute with.
+/// Engine of the workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Engine {
     /// The bundled pair.
     Pair,
-    /// Nothing: they keep the time of the pair's profile, stretched by this. So a machine can run many of them.
+    /// No computation: they reproduce the step times of the pair's profile, multiplied by this factor. A
+    /// machine can run many of them.
     Synthetic(f64),
 }
 
-/// How many there are of each, and of what kind.
+/// Engine of the workers, and numbers of processes.
 #[derive(Debug, Clone, Copy)]
 pub struct FleetSize {
-    /// What workers compute with.
+    /// Engine of the workers.
     pub engine: Engine,
     /// Target workers.
     pub targets: usize,
@@ -69,13 +71,13 @@ pub struct FleetSize {
     pub etcd_members: usize,
 }
 
-/// All of them.
+/// The running processes.
 pub struct Fleet {
-    /// Where workers register.
+    /// The etcd where workers register.
     pub etcd: Etcd,
-    /// Targets first.
+    /// Target workers first, then draft workers.
     pub workers: Vec<Worker>,
-    /// Where clients connect.
+    /// The routers, to which clients connect.
     pub routers: Vec<Router>,
     pub(super) engine: Engine,
     binaries: Binaries,
@@ -83,15 +85,15 @@ pub struct Fleet {
     lifetime: Lifetime,
 }
 
-/// A worker process and the wire to it.
+/// A worker process and the proxy in front of it.
 pub struct Worker {
     /// Its role.
     pub role: WorkerRole,
-    /// The wire that routers reach it by.
+    /// The proxy through which routers reach it.
     pub proxy: TcpProxy,
     /// The process.
     pub server: Server,
-    /// Where it listens itself.
+    /// The address on which the worker itself listens.
     listen: SocketAddr,
 }
 
@@ -102,11 +104,11 @@ pub struct Router {
     grpc: SocketAddr,
 }
 
-/// A process that can be started again.
+/// A process that can be restarted.
 pub struct Server {
     spec: ProcessSpec,
     process: Process,
-    /// Where its health and metrics are.
+    /// Address of its health and metrics.
     admin: SocketAddr,
 }
 
@@ -139,19 +141,19 @@ impl Fleet {
         Ok(())
     }
 
-    /// One more target like the others, which registers at `discovery`.
+    /// Starts an additional target like the others, which registers at `discovery`.
     pub async fn extra_target(&self, name: &str, discovery: &str) -> anyhow::Result<Worker> {
         let engine = self.engine_args(WorkerRole::Target);
         self.worker(WorkerRole::Target, name.to_owned(), (engine, discovery)).await
     }
 
-    /// One more target with a checkpoint of its own, which registers where the others do.
+    /// Starts an additional target with another checkpoint, which registers with the others.
     pub async fn extra_target_with(&self, name: &str, model: PathBuf) -> anyhow::Result<Worker> {
         let discovery = self.etcd.uri();
         self.worker(WorkerRole::Target, name.to_owned(), (model_args(model), &discovery)).await
     }
 
-    /// What workers of the role are told to compute with.
+    /// Engine arguments of workers of the role.
     fn engine_args(&self, role: WorkerRole) -> Vec<OsString> {
         match (self.engine, role) {
             (Engine::Pair, WorkerRole::Target) => model_args(pair::target_dir()),
@@ -204,12 +206,12 @@ impl Fleet {
         (0..self.workers.len()).filter(|&i| self.workers[i].role == role).collect()
     }
 
-    /// Whether every router is connected to every worker and to nobody else, and both sides say so.
+    /// Whether every router is connected to exactly the fleet's workers, as reported by both sides.
     pub async fn is_whole(&self) -> anyhow::Result<bool> {
         Ok(self.missing().await.is_empty())
     }
 
-    /// What is not as it should be.
+    /// Descriptions of everything that is not as expected.
     pub async fn missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
         for router in &self.routers {
@@ -234,7 +236,8 @@ impl Fleet {
         missing
     }
 
-    /// Waits until [`Self::is_whole`], for so long at most. What is missing then is started again, which is reported.
+    /// Waits for [`Self::is_whole`], up to `patience`. Then restarts what is missing, and returns a report of
+    /// it.
     pub async fn make_whole(&mut self, patience: Duration, load: &Load) -> anyhow::Result<Vec<String>> {
         if holds_within(patience, async || self.is_whole().await).await? {
             return Ok(Vec::new());
@@ -242,7 +245,7 @@ impl Fleet {
         let (missing, logs) = (self.missing().await, Arc::clone(&self.logs));
         let mut helped = vec![format!("missing was: {}", missing.join("; "))];
         for (i, router) in self.routers.iter_mut().enumerate() {
-            // It does not answer at all; one that lacks a worker may be right.
+            // Only a router that does not answer at all; one that lacks a worker may be right.
             let name = router.server.name().to_owned();
             if missing.iter().any(|line| line.starts_with(&format!("{name}: "))) {
                 load.router_goes(i);
@@ -268,17 +271,17 @@ impl Fleet {
         Ok(helped)
     }
 
-    /// Where the processes' lines go.
+    /// The sink of the processes' log lines.
     pub fn logs(&self) -> Arc<dyn LogSink> {
         Arc::clone(&self.logs)
     }
 
-    /// What listeners of the program's own run under.
+    /// The lifetime under which this program's listeners run.
     pub fn lifetime(&self) -> &Lifetime {
         &self.lifetime
     }
 
-    /// Every process that clients and workers are made of, with its name.
+    /// All worker and router processes.
     pub fn servers(&self) -> impl Iterator<Item = &Server> {
         self.workers
             .iter()
@@ -286,7 +289,7 @@ impl Fleet {
             .chain(self.routers.iter().map(|router| &router.server))
     }
 
-    /// Ends everything, routers first.
+    /// Stops everything, routers first.
     pub async fn stop(mut self) {
         let grace = Duration::from_secs(GRACE_SECONDS);
         let routers = self.routers.iter_mut().map(|router| router.server.process.stop(grace));
@@ -304,7 +307,7 @@ fn model_args(model: PathBuf) -> Vec<OsString> {
     args
 }
 
-/// Arguments of every process.
+/// Arguments of all processes.
 fn every_process(discovery: &str) -> Vec<OsString> {
     let grace = GRACE_SECONDS.to_string();
     let args =
@@ -313,19 +316,19 @@ fn every_process(discovery: &str) -> Vec<OsString> {
 }
 
 impl Worker {
-    /// Where it listens itself, behind the proxy.
+    /// URL at which the worker itself listens, bypassing the proxy.
     pub fn url(&self) -> String {
         format!("http://{}", self.listen)
     }
 }
 
 impl Router {
-    /// A client.
+    /// Connects a client to the router.
     pub async fn client(&self) -> anyhow::Result<Client> {
         Client::connect(&format!("http://{}", self.grpc)).await
     }
 
-    /// The addresses of the workers that it is connected to.
+    /// The addresses of the workers to which it is connected.
     pub async fn connected(&self) -> anyhow::Result<Vec<String>> {
         let report = LanesReport::of(&format!("http://{}", self.server.admin)).await?;
         let workers = report.0["workers"].as_array().context("no list of workers in /debug/lanes")?;
@@ -355,7 +358,7 @@ impl Server {
         Page::scrape(&format!("http://{}", self.admin)).await
     }
 
-    /// Whether it says that it is ready.
+    /// Whether it reports that it is ready.
     pub async fn is_ready(&self) -> bool {
         let asked = reqwest::get(format!("http://{}/health/ready", self.admin)).await;
         asked.is_ok_and(|answer| answer.status().is_success())
@@ -366,18 +369,18 @@ impl Server {
         self.process.signal(signal);
     }
 
-    /// Ends it without a word and waits until it is gone.
+    /// Kills it and waits for its end.
     pub async fn kill(&mut self) {
         self.process.signal(Signal::SIGKILL);
         self.process.wait().await;
     }
 
-    /// Tells it to stop, and waits until it has.
+    /// Stops it with SIGTERM and waits for its end.
     pub async fn stop(&mut self) {
         self.process.stop(Duration::from_secs(2 * GRACE_SECONDS)).await;
     }
 
-    /// Starts it again with the same addresses, killing it first where it still runs.
+    /// Restarts it with the same addresses; kills it first if it still runs.
     pub async fn restart(&mut self, logs: &Arc<dyn LogSink>) -> anyhow::Result<()> {
         self.kill().await;
         self.process = Process::spawn(self.spec.clone(), Arc::clone(logs))?;

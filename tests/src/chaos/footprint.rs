@@ -1,28 +1,30 @@
-//! What a process holds: sequences, KV blocks, file descriptors, memory; and whether it holds no more than at the beginning.
+//! Resources held by a process: sequences, KV blocks, file descriptors, memory; and whether they have grown
+//! since the start.
 
 use anyhow::Context as _;
 use outrider_cli::cluster::usage::resident_mib;
 
 use super::fleet::{Engine, Fleet, KV_MEMORY_MIB, Server};
 
-/// Descriptors that a process may have more of than at the beginning: connections that a client's pool keeps, for instance.
+/// Allowed increase of file descriptors: for instance connections kept in a client's pool.
 const MORE_DESCRIPTORS: usize = 8;
 
-/// Memory that it may have more of: this share of what it had, and so many MiB.
+/// Allowed increase of memory: a share of the initial size, plus a number of MiB.
 const MORE_MEMORY: (f64, f64) = (0.25, 24.0);
 
-/// One look at one process.
+/// Resources held by one process at one time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Footprint {
     /// The process.
     pub name: String,
-    /// Sequences that a worker holds, or that a router runs.
+    /// Sequences cached by a worker, or running in a router.
     pub sequences: u64,
-    /// KV blocks that sequences of a worker hold, or that a router has reserved.
+    /// KV blocks used by a worker's sequences, or reserved by a router.
     pub kv_blocks: u64,
     /// Open file descriptors.
     pub descriptors: usize,
-    /// MiB of memory, without the prefixes that a worker caches: its memory for KV is touched when it is first used, and kept.
+    /// Resident memory, MiB, without a worker's cached prefixes: its KV memory is touched when first used,
+    /// and then kept.
     pub memory_mib: f64,
 }
 
@@ -43,12 +45,12 @@ impl Footprint {
         })
     }
 
-    /// Whether nothing is held for sequences.
+    /// Whether no sequences or KV blocks are held.
     pub fn is_idle(&self) -> bool {
         self.sequences == 0 && self.kv_blocks == 0
     }
 
-    /// What it holds more of than `before`, in words; empty where nothing is.
+    /// Describes each resource that has grown beyond its allowance since `before`; empty if none has.
     pub fn excess(&self, before: &Self) -> Vec<String> {
         let mut excess = Vec::new();
         if self.sequences > before.sequences {
@@ -68,7 +70,7 @@ impl Footprint {
     }
 }
 
-/// Everybody's, in the order of the processes.
+/// Footprints of all processes, in their order.
 pub async fn footprints(fleet: &Fleet) -> anyhow::Result<Vec<Footprint>> {
     futures::future::try_join_all(fleet.servers().map(|server| Footprint::of(server, fleet.engine))).await
 }

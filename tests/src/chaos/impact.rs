@@ -1,4 +1,5 @@
-//! What faults did to streams: how long the longest silence of each stream was, how many were lost, how many differ. Pure.
+//! The effect of faults on streams: the longest stall of each stream, the number of lost streams, and of
+//! those with other ids. Pure.
 
 use std::time::Duration;
 
@@ -7,45 +8,46 @@ use tokio::time::Instant;
 use super::fault::FaultKind;
 use super::streams::{End, StreamRecord};
 
-/// One fault that was played.
+/// Record of one injected fault.
 #[derive(Debug, Clone)]
 pub struct StrikeRecord {
     /// Counted from 1.
     pub number: usize,
-    /// What went wrong.
+    /// The kind of fault.
     pub kind: FaultKind,
-    /// Who was hit and how, for people; begins with the name of the process, where it is one.
+    /// Description of the fault for people; begins with the name of the affected process, if it is one.
     pub what: String,
-    /// When it hit.
+    /// When the fault began.
     pub began: Instant,
-    /// When streams had gone on and all processes were back.
+    /// When streams had resumed and all processes were back.
     pub settled: Instant,
-    /// What had to be done by hand, which an operator would have had to do.
+    /// Manual interventions that were needed, as an operator would have had to do.
     pub helped: Vec<String>,
 }
 
-/// What all faults of one kind did.
+/// Effect of all faults of one kind.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Impact {
-    /// The kind.
+    /// The kind of fault.
     pub kind: FaultKind,
-    /// Faults.
+    /// Number of faults.
     pub count: usize,
-    /// Faults after which somebody had to help.
+    /// Number of faults that needed a manual intervention.
     pub helped: usize,
-    /// The longest silence of each stream that was under way when one hit, in order of length.
+    /// The longest stall of each stream that was active when a fault began, ascending.
     pub stalls: Vec<Duration>,
-    /// Streams that ended early.
+    /// Number of streams that ended early.
     pub lost: usize,
-    /// Streams with other ids.
+    /// Number of streams with other ids.
     pub differ: usize,
-    /// Streams that ended with their router, or were refused by a router that went.
+    /// Number of streams that ended with their router, or were refused by a stopping router.
     pub with_router: usize,
-    /// Of these, how many had tokens already.
+    /// Number of these that had received tokens.
     pub begun_with_router: usize,
 }
 
-/// The impact of each kind of fault, in the order of the kinds. A stream that ended badly counts at the last fault that hit before.
+/// The impact of each kind of fault, in the order of the kinds. A stream that ended badly is attributed to
+/// the last fault that began before its end.
 pub fn impacts(strikes: &[StrikeRecord], streams: &[StreamRecord]) -> Vec<Impact> {
     let mut kinds: Vec<FaultKind> = strikes.iter().map(|strike| strike.kind).collect();
     kinds.sort();
@@ -74,12 +76,13 @@ pub fn impacts(strikes: &[StrikeRecord], streams: &[StreamRecord]) -> Vec<Impact
     kinds.into_iter().map(impact_of).collect()
 }
 
-/// The last fault that hit before that moment.
+/// The last fault that began before this time.
 pub fn last_before(strikes: &[StrikeRecord], then: Instant) -> Option<&StrikeRecord> {
     strikes.iter().rev().find(|strike| strike.began <= then)
 }
 
-/// The longest silence during a fault of each stream that was under way when it hit. Streams that went with their router had none to suffer.
+/// For each stream that was active when the fault began, its longest stall during the fault. Streams that
+/// ended with their router are left out.
 fn stalls_of(strike: &StrikeRecord, streams: &[StreamRecord]) -> Vec<Duration> {
     let hit = streams.iter().filter(|stream| stream.opened <= strike.began && strike.began < stream.ended);
     let hit = hit.filter(|stream| stream.end != End::WithItsRouter);
@@ -90,7 +93,8 @@ fn stalls_of(strike: &StrikeRecord, streams: &[StreamRecord]) -> Vec<Duration> {
     .collect()
 }
 
-/// The silences of a stream, each from one message with tokens to the next; the wait for the first is none.
+/// The intervals between successive messages with tokens of a stream, without the wait for the first. A lost
+/// stream has a final one, until its end.
 fn gaps(stream: &StreamRecord) -> impl Iterator<Item = (Instant, Instant)> {
     let last = matches!(stream.end, End::Lost(_)).then_some(stream.ended);
     let moments: Vec<Instant> = stream.arrivals.iter().copied().chain(last).collect();
@@ -98,7 +102,8 @@ fn gaps(stream: &StreamRecord) -> impl Iterator<Item = (Instant, Instant)> {
     moments.into_iter().zip(next)
 }
 
-/// The median time between two messages of a stream while nothing was wrong; the length of a step as clients see it.
+/// The median time between two messages of a stream while no fault was active: the length of a step for
+/// clients.
 pub fn median_step(strikes: &[StrikeRecord], streams: &[StreamRecord]) -> Option<Duration> {
     let is_calm = |(from, to): &(Instant, Instant)| {
         strikes.iter().all(|strike| *to <= strike.began || *from >= strike.settled)
@@ -109,7 +114,8 @@ pub fn median_step(strikes: &[StrikeRecord], streams: &[StreamRecord]) -> Option
     quantile(&calm, 0.5)
 }
 
-/// The value at that share of ascending values: the smallest that as many are at most as large as.
+/// The quantile of ascending values: the smallest value such that at least this share of all values is not
+/// larger.
 pub fn quantile(sorted: &[Duration], share: f64) -> Option<Duration> {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied()
@@ -154,12 +160,12 @@ mod tests {
         let zero = Instant::now();
         let strikes = [strike(zero, FaultKind::KillTarget, (100, 300))];
         let streams = [
-            // 60 ms before, 150 across the beginning, 40 after it settled.
+            // 60 ms before, 150 across the beginning, 40 after it was over.
             stream(zero, 0, &[10, 70, 220, 310, 350], (350, End::Complete)),
-            // Ended before the fault, and began after it.
+            // One ended before the fault, the other began after it.
             stream(zero, 0, &[10, 90], (95, End::Complete)),
             stream(zero, 120, &[130, 900], (900, End::Complete)),
-            // Nothing came after the fault, and it was given up.
+            // Nothing arrived after the fault, and the stream was given up.
             stream(zero, 0, &[90], (1_090, End::Lost("silent".to_owned()))),
             stream(zero, 0, &[90], (140, End::WithItsRouter)),
         ];

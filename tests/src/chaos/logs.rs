@@ -1,4 +1,4 @@
-//! What the processes of a run log, one file each, with the moments of faults between the lines.
+//! Logs of the processes of a run, one file each, with markers for the times of faults.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,17 +9,17 @@ use std::sync::{Mutex, PoisonError};
 use outrider_cli::cluster::LogSink;
 use tempfile::TempDir;
 
-/// The files.
+/// The log files.
 #[derive(Debug)]
 pub struct FileLogs {
     directory: PathBuf,
-    /// Removes the files with this, unless they are to stay.
+    /// Removes the files when dropped, unless they are kept.
     temporary: Mutex<Option<TempDir>>,
     files: Mutex<BTreeMap<String, File>>,
 }
 
 impl FileLogs {
-    /// Files in `directory`, which stay; without one, in a temporary directory that goes with this.
+    /// Files in `directory`, which are kept; without one, in a temporary directory that is removed on drop.
     pub fn new(directory: Option<&Path>) -> anyhow::Result<Self> {
         let temporary = match directory {
             Some(directory) => {
@@ -33,10 +33,10 @@ impl FileLogs {
         Ok(Self { directory, temporary: Mutex::new(temporary), files: Mutex::default() })
     }
 
-    /// Lets the files stay, and says where they are.
+    /// Keeps the files, and returns their directory.
     pub fn keep(&self) -> &Path {
         let temporary = self.temporary.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // The path is known already.
+        // The path is already known.
         drop(temporary.map(TempDir::keep));
         &self.directory
     }
@@ -45,7 +45,7 @@ impl FileLogs {
     pub fn mark(&self, line: &str) {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         for file in files.values_mut() {
-            // A disk that is full costs lines, not the run.
+            // On a full disk lines are lost, but the run continues.
             writeln!(file, "---- {} {line}", jiff::Timestamp::now()).ok();
         }
     }

@@ -1,11 +1,14 @@
-//! Faults of every kind, drawn from a seed and played one after the other to a fleet of real processes under load.
+//! Faults of every kind, drawn from a seed and injected one after the other into a fleet of real processes
+//! under load.
 //!
-//! [`plan`] draws the run, a pure function of its seed; [`fleet`] starts etcd, workers and routers; [`streams`] are the clients, who
-//! compare every answer with the text that an undisturbed target wrote without drafts; [`strike`] plays a fault ([`fault`]) and undoes
-//! it; [`impact`] says what it did to streams and [`footprint`] what processes hold at the end; [`table`] writes it down.
+//! [`plan`] draws the run, a pure function of its seed. [`fleet`] starts etcd, workers and routers.
+//! [`streams`] are the clients, which compare every answer with the text that an undisturbed target generated
+//! without drafts. [`strike`] injects a fault ([`fault`]) and undoes it. [`impact`] computes its effect on
+//! streams and [`footprint`] what processes hold at the end; [`table`] prints both.
 //!
-//! One fault at a time: the silence of a stream is then that fault's, and a healthy target always lives. The next one comes
-//! when processes and streams have recovered and a number of tokens of the plan's have reached clients.
+//! Faults are injected one at a time, so that a stall can be attributed to a fault and a healthy target is
+//! always running. The next fault follows when processes and streams have recovered and the planned number of
+//! tokens has reached clients.
 
 pub mod fault;
 pub mod fleet;
@@ -36,34 +39,34 @@ use logs::FileLogs;
 use plan::{Plan, PlanSize, PlannedFault};
 use streams::{Ask, End, Load, LoadSize, StreamRecord};
 
-/// Requests at once while the right texts are written.
+/// Concurrent requests while the expected texts are generated.
 const PLAIN_WIDTH: usize = 16;
 
-/// A run.
+/// Settings of a run.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// What the plan is drawn from.
+    /// Seed of the plan.
     pub seed: u64,
-    /// Its sizes.
+    /// Sizes of the plan.
     pub plan: PlanSize,
-    /// The processes.
+    /// Sizes of the fleet.
     pub fleet: FleetSize,
-    /// The clients.
+    /// Sizes of the load.
     pub load: LoadSize,
-    /// How long processes may take to let go of what the last streams held.
+    /// Time within which processes must release the resources of the last streams.
     pub idle_within: Duration,
 }
 
-/// What a run came to.
+/// Results of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Every fault that was played.
+    /// Every injected fault.
     pub strikes: Vec<StrikeRecord>,
     /// Every stream.
     pub streams: Vec<StreamRecord>,
-    /// What each process held before the first fault and after the last, in the order of the processes.
+    /// Footprint of each process before the first fault and after the last, in the order of the processes.
     pub footprints: Vec<(Footprint, Footprint)>,
-    /// Why not every fault was played, if so.
+    /// Why faults were left out, if any were.
     pub broken_off: Option<anyhow::Error>,
 }
 
@@ -73,26 +76,26 @@ impl Outcome {
         self.streams.iter().filter(|stream| matches!(stream.end, End::Lost(_) | End::Differs(_)))
     }
 
-    /// Streams that were compared to their last id and found equal.
+    /// Number of streams that were equal to the expected text to the end.
     pub fn num_complete(&self) -> usize {
         self.streams.iter().filter(|stream| stream.end == End::Complete).count()
     }
 
-    /// What processes hold more of than before.
+    /// Descriptions of resources that have grown, by process.
     pub fn leaks(&self) -> Vec<String> {
         let leaks = self.footprints.iter().map(|(before, after)| (before, after.excess(before)));
         let leaks = leaks.filter(|(_, excess)| !excess.is_empty());
         leaks.map(|(before, excess)| format!("{}: {}", before.name, excess.join(", "))).collect()
     }
 
-    /// Drafted tokens that were verified, and those of them that were accepted.
+    /// Number of verified drafted tokens, and of the accepted ones.
     pub fn drafted(&self) -> (u64, u64) {
         let of = |count: fn(&StreamRecord) -> u64| self.streams.iter().map(count).sum();
         (of(|stream| stream.drafted), of(|stream| stream.accepted))
     }
 }
 
-/// Plays a run; `say` hears how it goes.
+/// Executes a run; reports progress through `say`.
 pub async fn run(settings: &Settings, logs: &Arc<FileLogs>, say: impl Fn(String)) -> anyhow::Result<Outcome> {
     let plan = Plan::draw(settings.seed, &settings.plan);
     let asks = write_texts(&plan, settings.fleet.engine).await?;
@@ -124,7 +127,7 @@ pub async fn run(settings: &Settings, logs: &Arc<FileLogs>, say: impl Fn(String)
     }
     logs.mark("no more faults");
     let streams = load.finish().await;
-    // Processes that do not answer are the reason why it was broken off.
+    // After an abort, processes may not answer.
     let after = match &broken_off {
         None => idle_footprints(&fleet, settings.idle_within).await?,
         Some(_) => Vec::new(),
@@ -134,7 +137,7 @@ pub async fn run(settings: &Settings, logs: &Arc<FileLogs>, say: impl Fn(String)
     Ok(Outcome { strikes, streams, footprints: before.into_iter().zip(after).collect(), broken_off })
 }
 
-/// Plays a fault once enough tokens have come since the last one.
+/// Injects a fault once enough tokens have arrived since the last one.
 async fn play(
     fleet: &mut Fleet,
     load: &Load,
@@ -144,7 +147,8 @@ async fn play(
     strike::play(fleet, load, (number, fault)).await
 }
 
-/// The texts of the plan: what a target alone writes without drafts, or what synthetic targets define as their text.
+/// The expected texts of the plan: the output of a target without drafts, or the text that synthetic targets
+/// define.
 async fn write_texts(plan: &Plan, engine: Engine) -> anyhow::Result<Vec<Ask>> {
     let text = PairText::load()?;
     let planned = plan.texts.iter().enumerate();
@@ -172,7 +176,7 @@ fn synthetic_text(case: &Case, vocab_size: u32) -> Vec<TokenId> {
     (start..start + case.max_tokens).map(|position| text.token(position)).collect()
 }
 
-/// Serves some streams and lets everything go idle; what each process holds then.
+/// Serves some streams, waits until all processes are idle, and returns their footprints.
 async fn warm_up(
     fleet: &Fleet,
     asks: &[Ask],
@@ -190,13 +194,13 @@ async fn warm_up(
     idle_footprints(fleet, settings.idle_within).await
 }
 
-/// Waits until nothing is held for sequences, or for so long as that may take, and looks.
+/// Waits until no resources are held for sequences, up to `patience`, and returns the footprints.
 async fn idle_footprints(fleet: &Fleet, patience: Duration) -> anyhow::Result<Vec<Footprint>> {
     holds_within(patience, async || Ok(footprints(fleet).await?.iter().all(Footprint::is_idle))).await?;
     footprints(fleet).await
 }
 
-/// Waits until so many more tokens reached clients.
+/// Waits until this many more tokens have reached clients.
 async fn wait_for_tokens(load: &Load, tokens: u64) -> anyhow::Result<()> {
     let enough = load.tokens() + tokens;
     until(&format!("{tokens} more tokens reach clients"), async || Ok(load.tokens() >= enough)).await

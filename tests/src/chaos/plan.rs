@@ -1,5 +1,6 @@
-//! What a run does: which streams are asked for, and which faults hit when. A pure function of the seed and of a few sizes, so that
-//! a run can be played again. What a machine makes of it (which stream is where when a fault hits) is not part of it.
+//! The plan of a run: which streams are requested, and which faults occur when. A pure function of the seed
+//! and of a few sizes, so that a run can be repeated. Timing on the machine (where each stream is when a
+//! fault occurs) is not part of it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,79 +14,79 @@ use super::fault::FaultKind;
 use crate::case::Case;
 use crate::pair::{PairText, TASK_TYPES};
 
-/// Texts are drawn at these temperatures.
+/// Temperatures of the texts.
 const TEMPERATURES: [f32; 4] = [0.0, 0.5, 0.7, 1.0];
 
-/// Drafted a round, where the lane does not choose.
+/// Drafted tokens per round, unless the lane chooses.
 const DRAFT_TOKENS: [u32; 5] = [1, 2, 4, 4, 8];
 
-/// Between two faults at least and at most so many tokens reach clients.
+/// Range of the number of tokens that reach clients between two faults.
 const CALM_TOKENS: std::ops::Range<u64> = 60..400;
 
 /// Sizes of a run.
 #[derive(Debug, Clone)]
 pub struct PlanSize {
-    /// Texts that differ; streams take them in turns.
+    /// Number of distinct texts; streams use them in turn.
     pub texts: usize,
-    /// Output tokens of a text, at least and at most.
+    /// Minimum and maximum output tokens per text.
     pub tokens: (u32, u32),
-    /// Faults.
+    /// Number of faults.
     pub faults: usize,
-    /// Kinds of faults, each of which is met before one comes again.
+    /// Kinds of faults; each occurs once before one occurs again.
     pub kinds: Vec<FaultKind>,
-    /// How long a fault lasts, at least and at most.
+    /// Minimum and maximum duration of a fault.
     pub hold: (Duration, Duration),
 }
 
-/// A run.
+/// The plan of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// The texts that are asked for.
+    /// The requested texts.
     pub texts: Vec<PlannedText>,
     /// The faults, in order.
     pub faults: Vec<PlannedFault>,
 }
 
-/// One text that is asked for.
+/// A requested text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedText {
     /// One of [`TASK_TYPES`].
     pub task_type: &'static str,
-    /// Names one of the bundled prompts, modulo their number.
+    /// Index of the bundled prompt, modulo their number.
     pub prompt: u32,
-    /// How much chance there is in it.
+    /// Sampling temperature.
     pub temperature: f32,
     /// Output tokens.
     pub max_tokens: u32,
-    /// k of every round; `None`: the lane chooses.
+    /// k of every round; `None` if the lane chooses.
     pub num_draft_tokens: Option<u32>,
     /// Whether filters and penalties apply.
     pub is_filtered: bool,
-    /// Lower is more urgent.
+    /// Priority; lower is more urgent.
     pub priority: u32,
-    /// Keys the noise.
+    /// Sampling seed.
     pub seed: u64,
 }
 
-/// One fault.
+/// A planned fault.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedFault {
-    /// What goes wrong.
+    /// The kind of fault.
     pub kind: FaultKind,
-    /// Names the process that is hit, modulo the number of those that may be.
+    /// Index of the affected process, modulo the number of candidates.
     pub victim: usize,
-    /// Names the way in which it happens, where there are several, modulo their number.
+    /// Index of the variant of the fault, modulo the number of variants.
     pub variant: usize,
-    /// It hits once so many tokens reached clients since the fault before was over.
+    /// Number of tokens that reach clients between the end of the previous fault and this one.
     pub after_tokens: u64,
-    /// How long it lasts.
+    /// Duration.
     pub hold: Duration,
 }
 
 impl Plan {
-    /// The run of that seed.
+    /// Draws the plan for a seed.
     pub fn draw(seed: u64, size: &PlanSize) -> Self {
-        // Of separate streams of chance, so that a text is the same however many faults there are.
+        // Separate random generators, so that the texts do not depend on the number of faults.
         let (mut texts, mut faults) = (StdRng::seed_from_u64(seed), StdRng::seed_from_u64(!seed));
         let (mut kinds, mut variants) = (Vec::new(), BTreeMap::new());
         let mut next_kind = |faults: &mut StdRng| {
@@ -99,7 +100,7 @@ impl Plan {
         for _ in 0..size.faults {
             let Some(kind) = next_kind(&mut faults) else { break };
             let fault = PlannedFault::draw(&mut faults, kind, size.hold);
-            // A kind that comes again comes in the next of its ways.
+            // A kind that occurs again uses its next variant.
             let variant = *variants.entry(kind).and_modify(|variant| *variant += 1).or_insert(fault.variant);
             planned.push(PlannedFault { variant, ..fault });
         }
@@ -128,7 +129,7 @@ impl PlannedText {
         }
     }
 
-    /// The request.
+    /// The request for this text.
     pub fn case(&self, number: usize, text: &PairText) -> anyhow::Result<Case> {
         let mut prompts = text.bundled(self.task_type)?;
         let idx = (self.prompt as usize).checked_rem(prompts.len()).context("no prompts are bundled")?;
@@ -155,7 +156,7 @@ impl PlannedText {
 
 impl PlannedFault {
     fn draw(chance: &mut impl Rng, kind: FaultKind, (shortest, longest): (Duration, Duration)) -> Self {
-        // Short ones and long ones alike: as likely below the geometric mean as above it.
+        // Uniform in the logarithm: as likely below the geometric mean as above it.
         let times = longest.as_secs_f64() / shortest.as_secs_f64();
         Self {
             kind,

@@ -1,5 +1,6 @@
-//! The clients of a run: so many ask at once, one text after the other, and write down when tokens came and how each stream ended.
-//! Each answer is compared with the text that an undisturbed target wrote without drafts.
+//! The clients of a run: a fixed number of clients request one text after the other, and record when tokens
+//! arrived and how each stream ended. Each answer is compared with the text that an undisturbed target
+//! generated without drafts.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,71 +20,72 @@ use crate::case::Case;
 use crate::client::{Answer, Client};
 use crate::wait::PATIENCE;
 
-/// A client that lost its stream asks again after this, as routers say with Retry-After: it does not storm a router that refuses all.
+/// Pause of a client after a lost stream, as in the routers' Retry-After: avoids a request storm on a router
+/// that refuses all.
 const PAUSE_AFTER_LOSS: Duration = Duration::from_secs(1);
 
-/// A text that clients ask for, and what it has to be.
+/// A text to request, and the expected answer.
 #[derive(Debug, Clone)]
 pub struct Ask {
     /// The request.
     pub case: Case,
-    /// The ids of the answer.
+    /// The expected ids of the answer.
     pub expected: Vec<TokenId>,
 }
 
 /// How a stream ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
-    /// With every id of the text.
+    /// With all ids of the text.
     Complete,
-    /// With other ids than the text's, the first of them at this place.
+    /// With ids that differ from the text's; contains the first such position.
     Differs(usize),
-    /// Before the end of the text, for this reason.
+    /// Before the end of the text; contains the error.
     Lost(String),
-    /// Before the end of the text, while its router was away.
+    /// Before the end of the text, while its router was down.
     WithItsRouter,
 }
 
-/// What became of one stream.
+/// Record of one stream.
 #[derive(Debug, Clone)]
 pub struct StreamRecord {
     /// Counted from 0.
     pub number: u64,
-    /// Names the text.
+    /// Name of the text.
     pub name: String,
-    /// Which router it went through.
+    /// Index of the router.
     pub router: usize,
-    /// When the client asked.
+    /// When the request was sent.
     pub opened: Instant,
-    /// When tokens came, one entry a message.
+    /// When tokens arrived, one entry per message.
     pub arrivals: Vec<Instant>,
-    /// When it was over.
+    /// When the stream ended.
     pub ended: Instant,
-    /// How.
+    /// How the stream ended.
     pub end: End,
-    /// Tokens that came.
+    /// Number of tokens received.
     pub tokens: u64,
-    /// Drafted tokens that were verified for it; known of complete ones.
+    /// Number of its drafted tokens that were verified; known only for complete streams.
     pub drafted: u64,
-    /// Drafted tokens that became its text.
+    /// Number of drafted tokens that were accepted.
     pub accepted: u64,
 }
 
-/// Clients at work.
+/// Running clients.
 #[derive(Debug)]
 pub struct Load {
     shared: Arc<Shared>,
     clients: Vec<JoinHandle<()>>,
 }
 
-/// How much is asked.
+/// Sizes of the load.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadSize {
-    /// Streams at once.
+    /// Concurrent streams.
     pub width: usize,
-    /// Streams at least, before [`Load::finish`] may end the load.
+    /// Minimum number of streams before [`Load::finish`] may end the load.
     pub streams: u64,
-    /// A stream is lost once nothing came for so long.
+    /// A stream is lost after this time without a message.
     pub patience: Duration,
 }
 
@@ -96,22 +98,22 @@ struct Shared {
     tokens: AtomicU64,
     is_enough: AtomicBool,
     board: Mutex<Board>,
-    /// Told when a router is back.
+    /// Notified when a router is back.
     back: Notify,
 }
 
-/// What all clients write to.
+/// State shared by all clients.
 #[derive(Debug, Default)]
 struct Board {
-    /// Streams under way, and when something came for them last.
+    /// Active streams, with the time of their last message.
     under_way: BTreeMap<u64, Instant>,
     done: Vec<StreamRecord>,
-    /// Of each router: when it went away, and when it was back.
+    /// Router index, start and end of each outage.
     outages: Vec<(usize, Instant, Option<Instant>)>,
 }
 
 impl Load {
-    /// Starts the clients; stream `n` asks for text `n` and goes through router `n`, each modulo their number.
+    /// Starts the clients; stream `n` requests text `n` through router `n`, each modulo their number.
     pub fn start(asks: Vec<Ask>, routers: Vec<Client>, size: LoadSize, lifetime: &Lifetime) -> Self {
         let shared = Arc::new(Shared {
             asks,
@@ -128,34 +130,34 @@ impl Load {
         Self { shared, clients }
     }
 
-    /// Tokens that reached clients so far.
+    /// Number of tokens that have reached clients.
     pub fn tokens(&self) -> u64 {
         self.shared.tokens.load(Ordering::Relaxed)
     }
 
-    /// Streams that are over.
+    /// Number of finished streams.
     pub fn num_done(&self) -> usize {
         self.shared.board().done.len()
     }
 
-    /// Streams that are under way now.
+    /// The active streams.
     pub fn under_way(&self) -> Vec<u64> {
         self.shared.board().under_way.keys().copied().collect()
     }
 
-    /// Which of these streams are under way and had nothing since `then`.
+    /// The streams among these that are active and have received nothing since `then`.
     pub fn silent_since(&self, then: Instant, streams: &[u64]) -> Vec<u64> {
         let board = self.shared.board();
         let is_silent = |stream: &&u64| board.under_way.get(stream).is_some_and(|&last| last <= then);
         streams.iter().filter(is_silent).copied().collect()
     }
 
-    /// From now on streams of this router may break.
+    /// Marks the start of a router's outage: its streams may break from now on.
     pub fn router_goes(&self, router: usize) {
         self.shared.board().outages.push((router, Instant::now(), None));
     }
 
-    /// The router serves again.
+    /// Marks the end of a router's outage.
     pub fn router_is_back(&self, router: usize) {
         let mut board = self.shared.board();
         let open = board.outages.iter_mut().filter(|outage| outage.0 == router && outage.2.is_none());
@@ -164,10 +166,11 @@ impl Load {
         self.shared.back.notify_waiters();
     }
 
-    /// Lets clients end once there were streams enough, waits for them, and returns what became of every stream.
+    /// Lets clients stop after the minimum number of streams, waits for them, and returns the records of all
+    /// streams.
     pub async fn finish(self) -> Vec<StreamRecord> {
         self.shared.is_enough.store(true, Ordering::Relaxed);
-        // A panic of a client was logged where it happened; its stream is missing among the records.
+        // A client's panic is logged where it happens; the record of its stream is missing.
         join_all(self.clients).await;
         std::mem::take(&mut self.shared.board().done)
     }
@@ -178,7 +181,7 @@ impl Shared {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One client: one stream after the other until there were enough.
+    /// One client: runs one stream after the other until there are enough.
     async fn ask_on(self: Arc<Self>) {
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -202,7 +205,7 @@ impl Shared {
         }
     }
 
-    /// Waits until the router is back. Past the patience the next stream fails by itself and is counted.
+    /// Waits until the router is back. After [`PATIENCE`] the next stream fails and is counted.
     async fn wait_for_router(&self, router: usize) {
         loop {
             let back = self.back.notified();
@@ -244,7 +247,7 @@ impl Shared {
         }
     }
 
-    /// Reads one stream to its end; what came is in `arrivals` and `answer` also where it breaks.
+    /// Reads one stream to its end. `arrivals` and `answer` are filled even if it fails.
     async fn read(
         &self,
         number: u64,
@@ -279,7 +282,7 @@ impl Shared {
         self.board().outages.iter().any(|(away, _, back)| *away == router && back.is_none())
     }
 
-    /// Whether the router was away at any time since then.
+    /// Whether the router was down at any time since `since`.
     fn was_away(&self, router: usize, since: Instant) -> bool {
         let board = self.board();
         board.outages.iter().any(|(away, _, back)| *away == router && back.is_none_or(|back| back >= since))

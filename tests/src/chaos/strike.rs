@@ -1,4 +1,5 @@
-//! Plays one fault: makes it happen, lets it last, undoes it, and waits until the streams that it met go on and every process is back.
+//! Injects one fault: causes it, waits, undoes it, and waits until the affected streams have resumed and
+//! every process is back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,16 +24,16 @@ use crate::pair::{self, PairText};
 use crate::tcp_proxy::Way;
 use crate::wait::{holds_within, until};
 
-/// After a fault is undone, all processes must find each other within this time; then somebody helps.
+/// Time within which all processes must reconnect after a fault is undone; then missing ones are restarted.
 const WHOLE_WITHIN: Duration = Duration::from_secs(25);
 
-/// A worker that has joined is asked for something within this time, unless a router has reasons not to.
+/// Time within which a joined worker should receive a step; a router may have reasons not to send one.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);
 
-/// A slow process runs for the second of these, then stands still for the first.
+/// A slowed process is stopped for the first of these times and runs for the second, repeatedly.
 const SLOW_TURN: (Duration, Duration) = (Duration::from_millis(45), Duration::from_millis(5));
 
-/// Plays the fault.
+/// Injects the fault and returns its record.
 pub async fn play(
     fleet: &mut Fleet,
     load: &Load,
@@ -44,7 +45,7 @@ pub async fn play(
         inflict(fleet, load, fault).await.with_context(|| format!("fault {number}, {}", fault.kind))?;
     let healed = Instant::now();
     let helped = fleet.make_whole(WHOLE_WITHIN, load).await?;
-    // A stream that stays silent is lost by the clients' patience, which ends this wait, too.
+    // A stream that stays silent is lost when the client's timeout expires, which also ends this wait.
     until("every stream goes on after the fault", async || {
         Ok(load.silent_since(healed, &under_way).is_empty())
     })
@@ -53,7 +54,7 @@ pub async fn play(
     Ok(StrikeRecord { number, kind: fault.kind, what, began, settled: Instant::now(), helped })
 }
 
-/// Makes it happen, lets it last and undoes it; says who was hit and how.
+/// Causes the fault, waits and undoes it; describes the affected process.
 async fn inflict(fleet: &mut Fleet, load: &Load, fault: &PlannedFault) -> anyhow::Result<String> {
     use FaultKind as F;
     match fault.kind {
@@ -91,7 +92,7 @@ async fn inflict(fleet: &mut Fleet, load: &Load, fault: &PlannedFault) -> anyhow
     }
 }
 
-/// The role of the worker that a fault hits.
+/// The role of the affected worker.
 fn role_of(kind: FaultKind) -> WorkerRole {
     use FaultKind as F;
     match kind {
@@ -101,7 +102,7 @@ fn role_of(kind: FaultKind) -> WorkerRole {
     }
 }
 
-/// Which worker the fault hits.
+/// Index of the affected worker.
 fn victim_of(fleet: &Fleet, fault: &PlannedFault) -> usize {
     let all = fleet.of_role(role_of(fault.kind));
     all[fault.victim % all.len()]
@@ -201,7 +202,7 @@ async fn hostile_target(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Resu
         HostileTarget::connect(&honest.url(), mischief, Arc::clone(&misdeeds), lifetime.clone()).await?;
     let url = fake_worker::serve(worker, &lifetime).await?;
     let registration = register(fleet, TARGET, &url, &lifetime).await?;
-    // Some kinds may be refused on arrival.
+    // Some kinds may be refused on connection.
     let joined = holds_within(fault.hold, async || is_connected(fleet, &url).await).await?;
     if joined {
         wait_for_misdeed(&misdeeds).await?;
@@ -213,12 +214,13 @@ async fn hostile_target(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Resu
     Ok(format!("{mischief:?} {how}, {} misdeeds in {:.1?}", misdeeds.load(Ordering::Relaxed), fault.hold))
 }
 
-/// Waits until a worker that means no good was asked for something, for so long as a router may have reasons not to.
+/// Waits until a hostile worker has received a step, up to [`ASKED_WITHIN`], because a router may have
+/// reasons not to send one.
 async fn wait_for_misdeed(misdeeds: &AtomicU64) -> anyhow::Result<bool> {
     holds_within(ASKED_WITHIN, async || Ok(misdeeds.load(Ordering::Relaxed) > 0)).await
 }
 
-/// Whether every router is connected to the worker at that address.
+/// Whether every router is connected to the worker at this address.
 async fn is_connected(fleet: &Fleet, url: &str) -> anyhow::Result<bool> {
     for router in &fleet.routers {
         let connected = router.connected().await.unwrap_or_default();
@@ -229,7 +231,7 @@ async fn is_connected(fleet: &Fleet, url: &str) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// Tells routers of a worker of the program's own.
+/// Registers a worker that runs in this program.
 async fn register(fleet: &Fleet, role: &str, url: &str, lifetime: &Lifetime) -> anyhow::Result<Registration> {
     let uri: DiscoveryUri = fleet.etcd.uri().parse()?;
     let discovery = discovery::open(&uri.into(), lifetime).await?;
@@ -244,7 +246,7 @@ async fn register(fleet: &Fleet, role: &str, url: &str, lifetime: &Lifetime) -> 
     Ok(discovery.register(member).await?)
 }
 
-/// Takes it away again, with everything that it started.
+/// Removes the registration, and stops everything under the lifetime.
 async fn leave(registration: Registration, lifetime: &Lifetime) {
     registration.leave().await;
     lifetime.shut_down(Duration::from_secs(5)).await;
@@ -287,18 +289,19 @@ async fn rolling_restart(fleet: &mut Fleet, load: &Load) -> anyhow::Result<Strin
     Ok(format!("{} workers and {} routers", fleet.workers.len(), fleet.routers.len()))
 }
 
-/// A part of the targets and of the draft workers leaves or crashes at once, etcd is away meanwhile, and all join again.
+/// Some of the targets and draft workers leave or crash at once, in half of the cases etcd is down at the
+/// same time, and all join again.
 async fn churn(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
     let logs = fleet.logs();
     let mut gone = Vec::new();
     for role in [WorkerRole::Target, WorkerRole::Draft] {
         let all = fleet.of_role(role);
-        // Half of them at most: a target is left.
+        // At most half of them, so that a target remains.
         let count = 1.max(all.len() / 4 + fault.variant % (all.len() / 4 + 1)).min(all.len() - 1);
         gone.extend((0..count).map(|i| all[(fault.victim + i) % all.len()]));
     }
     for (i, &worker) in gone.iter().enumerate() {
-        // A process that is told to leave takes its time; the next ones go while it does.
+        // A process takes time to leave; the next ones are signalled meanwhile.
         let signal = if (fault.variant + i).is_multiple_of(2) { Signal::SIGTERM } else { Signal::SIGKILL };
         fleet.workers[worker].server.signal(signal);
     }

@@ -1,4 +1,4 @@
-//! What a run came to, as Markdown. Pure.
+//! Renders the results of a run as Markdown. Pure.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use super::impact::{Impact, StrikeRecord, impacts, last_before, median_step, qua
 use super::streams::{End, StreamRecord};
 use super::{Outcome, footprint::Footprint};
 
-/// Streams that were lost or differ, of which more is said than their number.
+/// Largest number of lost or different streams that are listed.
 const SHOWN_FAILURES: usize = 24;
 
-/// One fault, as it is said while the run goes on.
+/// Progress line of one fault.
 pub fn strike_line(strike: &StrikeRecord) -> String {
     let took = strike.settled - strike.began;
     let mut line = format!("{}. {}: {}; settled after {took:.1?}", strike.number, strike.kind, strike.what);
@@ -19,7 +19,7 @@ pub fn strike_line(strike: &StrikeRecord) -> String {
     line
 }
 
-/// Everything.
+/// Renders the whole report.
 pub fn page(outcome: &Outcome) -> String {
     let mut page = faults(outcome);
     page += "\n";

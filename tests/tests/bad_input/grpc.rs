@@ -1,4 +1,4 @@
-//! Over gRPC: the same judgement in the same words, as a status.
+//! Over gRPC: the same errors with the same texts, as a status.
 
 use anyhow::{Context as _, ensure};
 use proto::v1;
@@ -34,7 +34,7 @@ async fn generate(
     Ok(text)
 }
 
-/// What makes a sound message a bad one, and what the answer has to be.
+/// A change that makes a valid request invalid, and the expected error.
 type GrpcRow = (fn(&mut v1::GenerateRequest), Code, &'static str, &'static str);
 
 fn sampling(request: &mut v1::GenerateRequest) -> &mut v1::SamplingParams {
@@ -209,7 +209,7 @@ async fn fields_with_bad_values_are_named() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A request whose model is any bytes.
+/// A request whose model may be any bytes.
 #[derive(Clone, PartialEq, prost::Message)]
 struct UntypedRequest {
     #[prost(bytes = "vec", tag = "1")]
@@ -226,7 +226,7 @@ async fn text_that_is_not_utf8_is_refused() -> anyhow::Result<()> {
     let codec = ProstCodec::<UntypedRequest, v1::GenerateResponse>::default();
     let request = tonic::Request::new(UntypedRequest { model: b"demo\xff".to_vec() });
     let status = grpc.server_streaming(request, path, codec).await.err().context("it was taken")?;
-    // The transport's own words: protobuf allows no such string, so that no handler ever sees it.
+    // An error of the transport: protobuf allows no such string, so no handler sees it.
     ensure!(status.code() == Code::Internal, "{status:?}");
     for words in ["GenerateRequest.model", "not UTF-8"] {
         ensure!(status.message().contains(words), "`{words}` is not in: {}", status.message());

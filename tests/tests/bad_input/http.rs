@@ -1,4 +1,4 @@
-//! Over HTTP, in OpenAI's error shape.
+//! Over HTTP, in OpenAI's error format.
 
 use anyhow::{Context as _, ensure};
 use reqwest::{Method, RequestBuilder};
@@ -8,7 +8,7 @@ use tests::pair::MODEL;
 
 use crate::{Judged, PROMPT, sound};
 
-/// What the answer to a bad request has to be.
+/// The expected answer to an invalid request.
 struct HttpRow<'a> {
     name: &'a str,
     status: u16,
@@ -17,7 +17,7 @@ struct HttpRow<'a> {
 }
 
 impl Judged {
-    /// Sends a request that must be refused in OpenAI's error shape.
+    /// Sends a request that must be rejected in OpenAI's error format.
     async fn refused(&self, request: RequestBuilder, row: &HttpRow<'_>) -> anyhow::Result<()> {
         let HttpRow { name, status, param, words } = row;
         let answer = HttpAnswer::of(request).await.with_context(|| (*name).to_owned())?;
@@ -32,7 +32,7 @@ impl Judged {
     }
 }
 
-/// A sound request with some fields replaced.
+/// A valid request with some fields replaced.
 fn with(path: &str, fields: Value) -> Value {
     let mut body = match path {
         CHAT => json!({ "model": MODEL, "messages": [{ "role": "user", "content": PROMPT }] }),
@@ -44,10 +44,10 @@ fn with(path: &str, fields: Value) -> Value {
     body
 }
 
-/// Path, replaced fields, the field that the answer blames, words of the message.
+/// Path, replaced fields, the parameter named in the error, text in the message.
 type FieldRow = (&'static str, Value, &'static str, &'static str);
 
-/// What is asked of which model.
+/// Invalid models and prompts.
 fn prompts() -> Vec<FieldRow> {
     let over_window = "word ".repeat(2_100);
     vec![
@@ -81,7 +81,7 @@ fn prompts() -> Vec<FieldRow> {
     ]
 }
 
-/// How much is drawn, and how.
+/// Invalid sampling parameters.
 fn drawing() -> Vec<FieldRow> {
     let many_biases: Map<String, Value> = (0..1_025).map(|id| (id.to_string(), json!(1))).collect();
     vec![
@@ -106,7 +106,7 @@ fn drawing() -> Vec<FieldRow> {
     ]
 }
 
-/// How often, until where and in which form it is answered.
+/// Invalid counts, stop conditions and output options.
 fn answers() -> Vec<FieldRow> {
     let stops = vec!["x"; 100];
     vec![
@@ -124,7 +124,7 @@ fn answers() -> Vec<FieldRow> {
     ]
 }
 
-/// Fields of ours, and fields of nobody's.
+/// Invalid values of outrider's own fields, and unknown fields.
 fn our_own() -> Vec<FieldRow> {
     vec![
         (CHAT, json!({ "task_type": "Sql!" }), "task_type", "task_type must have 1 to 64"),

@@ -1,5 +1,5 @@
-//! Requests that must be refused, over both protocols of a real router: each with its status, naming field and limit; and the
-//! next request works and gives the text that it gave before.
+//! Requests that must be rejected, over both protocols of a real router: each with the right status and an
+//! error that names the field and its limit. The next request must work and return the same text as before.
 
 mod grpc;
 mod http;
@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 
 const PROMPT: &str = "Write a Python function that reverses a list.\n";
 
-/// A cluster, and the text that a sound request has to give after every bad one.
+/// A cluster, and the text that a valid request must return after every invalid one.
 struct Judged {
     cluster: Cluster,
     http: HttpClient,
@@ -58,7 +58,7 @@ async fn noise_at_either_door_harms_nobody() -> anyhow::Result<()> {
             length_of_another_body.clone().into_bytes(),
         ] {
             let mut connection = TcpStream::connect(&address).await?;
-            // The other side may hang up on it at any byte.
+            // The server may close the connection at any byte.
             if connection.write_all(&noise).await.is_ok() && connection.shutdown().await.is_ok() {
                 let mut answer = Vec::new();
                 let read = tokio::time::timeout(PATIENCE, connection.read_to_end(&mut answer)).await;

@@ -1,4 +1,5 @@
-//! `chaos`: plays faults of every kind to a cluster of real processes, by a seed, and prints what they did to streams.
+//! `chaos`: injects faults of every kind into a cluster of real processes, from a seed, and prints their
+//! effect on streams.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "printing is the job")]
@@ -20,7 +21,8 @@ use tests::chaos::plan::PlanSize;
 use tests::chaos::streams::LoadSize;
 use tests::chaos::{Outcome, Settings, run, table};
 
-/// How long processes may take to let go: more than the ten seconds for which workers keep what a vanished router held.
+/// Time within which processes must release everything: more than the ten seconds for which workers keep the
+/// sequences of a lost router.
 const IDLE_WITHIN: Duration = Duration::from_secs(20);
 
 const EXAMPLES: &str = "\
@@ -34,29 +36,31 @@ Examples:
   chaos overload                         five times what can be served
   chaos soak --seconds 1200              conversations that grow, with drafts and without";
 
-/// Plays faults to a cluster of real processes under load, and says what they did to streams.
+/// Injects faults into a cluster of real processes under load, and reports their effect on streams.
 ///
-/// It starts an etcd, targets and draft workers of the bundled pair, each behind a TCP proxy, and routers. Clients ask for texts, one
-/// after the other, with drafts; every answer's token ids are compared with those that a target wrote before, undisturbed and
-/// without drafts. Faults come one at a time: the next one once every process is back, every stream goes on and some hundred more
-/// tokens came. A table says how long streams were silent, how many were lost and how many got other ids; another one what
-/// processes hold at the end.
+/// It starts an etcd, targets and draft workers of the bundled pair, each behind a TCP proxy, and routers.
+/// Clients request texts with drafts, one after the other; the token ids of every answer are compared with
+/// those that a target generated before, undisturbed and without drafts. Faults are injected one at a time:
+/// the next one after every process is back, every stream has resumed and some hundred more tokens have
+/// arrived. A table shows how long streams stalled, how many were lost and how many had other ids; a second
+/// one what the processes hold at the end.
 ///
-/// Texts and faults are a function of the seed: the same flags play the same faults again. A stream is lost where it ends with an
-/// error or is silent for --patience-seconds although a healthy target lives; streams that end with their own router are counted apart.
-/// The exit status is 1 where a stream was lost or differs or a process did not come back even with help, and 0 otherwise.
+/// Texts and faults are a function of the seed: the same flags inject the same faults again. A stream is lost
+/// if it ends with an error or stalls for --patience-seconds although a healthy target is running; streams
+/// that end with their own router are counted separately. The exit status is 1 if a stream was lost or
+/// differs, or a process did not come back even after a manual restart, and 0 otherwise.
 #[derive(Debug, Parser)]
 #[command(name = "chaos", after_long_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 struct Args {
     #[command(subcommand)]
     other: Option<Other>,
-    /// What texts and faults are drawn from
+    /// Seed of texts and faults
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Streams at least; more where the faults take longer
+    /// Minimum number of streams; more if the faults take longer
     #[arg(long, value_name = "N", default_value_t = 200)]
     streams: u64,
-    /// Faults [default: each kind once]
+    /// Number of faults [default: each kind once]
     #[arg(long, value_name = "N")]
     faults: Option<usize>,
     /// Only faults of this kind; may be given more than once
@@ -65,19 +69,19 @@ struct Args {
     /// No faults of this kind; may be given more than once
     #[arg(long, value_name = "FAULT", value_enum, conflicts_with = "only")]
     without: Vec<FaultKind>,
-    /// Streams at once
+    /// Concurrent streams
     #[arg(long, value_name = "N", default_value_t = 12)]
     width: usize,
-    /// Texts that differ
+    /// Number of distinct texts
     #[arg(long, value_name = "N", default_value_t = 48)]
     texts: usize,
-    /// Output tokens of a text at most
+    /// Maximum output tokens per text
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(16..=1500))]
     max_tokens: u32,
-    /// The longest that a fault lasts, seconds; the shortest is 0.3
+    /// Longest duration of a fault, seconds; the shortest is 0.3
     #[arg(long, value_name = "S", default_value_t = 12.0)]
     max_hold_seconds: f64,
-    /// A stream that is silent for so long is lost
+    /// A stream that is silent for this long is lost
     #[arg(long, value_name = "S", default_value_t = 60)]
     patience_seconds: u64,
     /// Target workers
@@ -89,16 +93,17 @@ struct Args {
     /// Routers
     #[arg(long, value_name = "N", default_value_t = 2)]
     routers: usize,
-    /// Members of etcd
+    /// etcd members
     #[arg(long, value_name = "N", default_value_t = 3)]
     etcd_members: usize,
-    /// What workers compute with: pair, or synthetic, which only keeps time, for fleets larger than the machine can compute
+    /// Engine of the workers: pair, or synthetic, which only reproduces step times, for fleets too large for
+    /// the machine to compute
     #[arg(long, value_name = "pair|synthetic", default_value = "pair", value_parser = ["pair", "synthetic"])]
     engine: String,
-    /// With synthetic workers: the factor that the step times of the pair's profile are multiplied by
+    /// Factor on the step times of the pair's profile, for synthetic workers
     #[arg(long, value_name = "X", default_value_t = 4.0)]
     time_scale: f64,
-    /// Where the processes' log lines are left [default: only where a stream was lost or differs]
+    /// Directory for the processes' logs [default: kept only if a stream was lost or differs]
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
 }
@@ -165,7 +170,7 @@ async fn main() -> anyhow::Result<ExitCode> {
     eprintln!("seed {}, {} faults, at least {} streams", settings.seed, settings.plan.faults, args.streams);
     let played = tokio::select! {
         biased;
-        // Told to stop: what was started ends with this, etcd too.
+        // On a signal everything that was started, including etcd, stops with this program.
         _ = termination_signal() => anyhow::bail!("stopped by a signal"),
         played = run(&settings, &logs, |line| eprintln!("{line}")) => played,
     };

@@ -1,4 +1,5 @@
-//! More requests than can be served: what is served then, how long it takes, and how the rest is turned away.
+//! Sends more requests than can be served: throughput and latency of the served ones, and how the others are
+//! rejected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,32 +21,33 @@ use tests::pair::{MODEL, root};
 use tests::wait::{PATIENCE, until};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-/// Between two looks at the router's memory.
+/// Interval between two samples of the router's memory.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// An answer that takes longer is given up, and counted as broken.
+/// Timeout of an answer; counted as broken.
 const ANSWER_WITHIN: Duration = Duration::from_secs(90);
 
 /// Sends a multiple of what a small cluster can serve.
 ///
-/// Synthetic workers first serve a closed loop as wide as the router admits: that is the capacity. Then requests come at random
-/// moments, `--times` as many a second, whatever becomes of them. The table says what was served against capacity, how long admitted
-/// requests took, how the others were turned away and what the router's memory did.
+/// Synthetic workers first serve a closed loop with as many clients as the router admits: that is the
+/// capacity. Then requests arrive at random times at `--times` the capacity, regardless of the answers. The
+/// table shows throughput relative to capacity, the latency of admitted requests, how the others were
+/// rejected, and the router's memory.
 #[derive(Debug, Parser)]
 pub(crate) struct Args {
-    /// How many times the capacity is asked for
+    /// Load as a multiple of the capacity
     #[arg(long, default_value_t = 5.0)]
     times: f64,
-    /// For so long, seconds; the capacity is measured for as long
+    /// Duration in seconds; the capacity is measured for the same time
     #[arg(long, default_value_t = 20)]
     seconds: u64,
-    /// What the moments are drawn from
+    /// Seed of the arrival times
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The factor that the step times of the bundled pair's profile are multiplied by
+    /// Factor on the step times of the bundled pair's profile
     #[arg(long, default_value_t = 10.0)]
     time_scale: f64,
-    /// Output tokens of an answer
+    /// Output tokens per answer
     #[arg(long, default_value_t = 32)]
     max_tokens: u32,
     /// The router's --max-sequences
@@ -56,18 +58,18 @@ pub(crate) struct Args {
     max_waiting_requests: usize,
 }
 
-/// What came of one request. Times count from its intended moment.
+/// Result of one request. Times are measured from its intended sending time.
 #[derive(Debug, Clone, Copy)]
 enum Answer {
-    /// Read to its end.
+    /// Received completely.
     Served { first_byte: Duration, took: Duration, ended: Instant },
-    /// 429 before the first byte of an answer.
+    /// Rejected with 429 before the first byte of an answer.
     TurnedAway { says_when: bool, took: Duration },
-    /// Anything else.
+    /// Any other result.
     Broken,
 }
 
-/// Runs it and prints what came of it.
+/// Runs the overload and prints the results.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let cluster = start(args).await?;
     let router = cluster.process(ROUTER)?.pid();
@@ -85,9 +87,9 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let end = Instant::now() + window;
     let answers = tokio::select! {
         biased;
-        // Every request has its answer.
+        // Every request has been answered or given up.
         answers = asking.open_loop(&schedule) => answers,
-        // The router is gone, which the answers would only show as broken.
+        // The router has exited; the answers would only be counted as broken.
         error = watch(router, &mut most) => return Err(error),
     };
     until("the router has let go of every sequence", async || {
@@ -114,7 +116,7 @@ async fn start(args: &Args) -> anyhow::Result<Cluster> {
     Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
 }
 
-/// Remembers the most memory that the router held, MiB; ends only where it is gone.
+/// Records the router's peak memory, MiB; returns only if the router has exited.
 async fn watch(router: u32, most: &mut f64) -> anyhow::Error {
     loop {
         match resident_mib(router) {
@@ -133,7 +135,8 @@ struct Asking {
 }
 
 impl Asking {
-    /// So many users, each of whom asks again once he is answered; how many answers they got within the time.
+    /// A fixed number of users, each of whom sends the next request after the last answer; returns the number
+    /// of answers within the window.
     async fn closed_loop(&self, users: usize, window: Duration) -> anyhow::Result<usize> {
         let end = Instant::now() + window;
         let user = |user: usize| async move {
@@ -148,7 +151,7 @@ impl Asking {
         Ok(futures::future::try_join_all((0..users).map(user)).await?.into_iter().sum())
     }
 
-    /// Each request at its moment, whatever became of the others.
+    /// Sends each request at its time, regardless of the others.
     async fn open_loop(&self, schedule: &Schedule) -> Vec<Answer> {
         let Schedule::Open { send_after } = schedule else { return Vec::new() };
         let began = Instant::now();

@@ -1,5 +1,5 @@
-//! Conversations that grow turn by turn, with drafts, while draft workers are drained and given back: every turn's ids have to be
-//! those that come without drafts.
+//! Conversations that grow turn by turn, with drafts, while a draft worker is drained and returned to
+//! service: the ids of every turn must equal those without drafts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,28 +20,30 @@ use tests::pair::PairText;
 use tests::processes;
 use tokio::time::{Instant, sleep};
 
-/// A conversation that reaches this is begun anew: the pair's window is 2,048.
+/// A longer conversation is restarted: the pair's window is 2,048.
 const MAX_CONVERSATION: usize = 1_700;
 
-/// Between two orders to drain a draft worker, or to give it back.
+/// Longest time between two requests to drain a draft worker or to return it to service.
 const ORDER_EVERY: Duration = Duration::from_secs(3);
 
-/// Draft lengths of turns, one after the other; `None` leaves it to the lane.
+/// Draft lengths of successive turns; `None` leaves the choice to the lane.
 const DRAFT_LENGTHS: [Option<u32>; 6] = [Some(4), Some(0), None, Some(8), Some(0), Some(1)];
 
-/// Multi-turn conversations with shared prefixes: each turn is asked with drafts and without, and the ids are compared.
+/// Multi-turn conversations with shared prefixes: each turn is requested with drafts and without, and the ids
+/// are compared.
 ///
-/// All conversations begin with the same prompt. A turn's prompt is everything before it and some words more. Draft workers are
-/// drained and given back at random, so that streams change from k > 0 to 0 and back in their middle.
+/// All conversations begin with the same prompt. A turn's prompt is the whole conversation so far and some
+/// more words. A draft worker is drained and returned to service at random, so that streams change from k > 0
+/// to 0 and back.
 #[derive(Debug, Parser)]
 pub(crate) struct Args {
-    /// For so long, seconds
+    /// Duration, seconds
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Conversations at once
+    /// Concurrent conversations
     #[arg(long, default_value_t = 6)]
     conversations: u64,
-    /// What words, seeds and orders are drawn from
+    /// Seed of words, sampling and drain requests
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Target workers
@@ -49,7 +51,7 @@ pub(crate) struct Args {
     targets: usize,
 }
 
-/// What all conversations count.
+/// Counters of all conversations.
 #[derive(Debug, Default)]
 struct Tally {
     turns: AtomicU64,
@@ -61,7 +63,7 @@ struct Tally {
     is_over: AtomicBool,
 }
 
-/// Runs it and prints what came of it. An error where ids differ or a request fails.
+/// Runs the soak and prints the results. Fails if ids differ or a request fails.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let cluster = processes::start(|spec| spec.target_workers = args.targets).await?;
     let client = processes::client(&cluster).await?;
@@ -105,7 +107,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One conversation after the other until the time is over.
+/// Runs one conversation after the other until `end`.
 async fn converse(
     client: &Client,
     (shared, words): (&[TokenId], &[Vec<TokenId>]),
@@ -147,7 +149,7 @@ async fn converse(
     Ok(())
 }
 
-/// Drains the draft worker and gives it back, until the conversations are over.
+/// Drains the draft worker and returns it to service, repeatedly, until the conversations have ended.
 async fn give_orders(cluster: &Cluster, seed: u64, tally: &Tally) -> anyhow::Result<()> {
     let admin = HttpClient::new(cluster.admin_url(ROUTER)?)?;
     let draft = cluster.worker_url("draft-0")?;

@@ -1,10 +1,11 @@
-//! CPU of the router's process for each server-sent event, and for each further token in it.
+//! CPU time of the router's process per server-sent event, and per additional token in an event.
 //!
-//! Real processes: the router, a target and a draft worker that keep the time of a profile, and this one as their client. All streams run from
-//! before the measured window until after it; what is counted in the window is what the router itself counts. Workers' times are stretched or
-//! shortened so that events come at about `--rate`: a router that is hardly busy is cold each time it wakes, and a window in which the machine was
-//! more than 60% busy is void, and says so. After each window comes one of a
-//! [relay](crate::relay) with the same frames and events at the same pace, which tells what of it is libraries and kernel on this machine now.
+//! Real processes: the router, a target and a draft worker that reproduce a profile's step times, and this
+//! process as their client. All streams run from before the measured window until after it; the counts in the
+//! window are the router's own. Workers' times are scaled so that events arrive at about `--rate`, because a
+//! nearly idle router has cold caches each time it wakes. A window in which the machine was more than 60%
+//! busy is marked void. Each window is followed by one of a [relay](crate::relay) with the same frames and
+//! events at the same rate, which shows the share of libraries and kernel on this machine at this time.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -23,42 +24,44 @@ use tests::wait::{PATIENCE, until};
 use crate::relay::Load;
 use crate::worker_url;
 
-/// A machine that is busier than this measures its scheduler.
+/// Above this the run measures the operating system's scheduler.
 const MAX_BUSY: f64 = 0.6;
 
-/// Workers' times are shortened to no less than this share: their timers know a few tens of microseconds.
+/// Lower limit of the factor on workers' times: their timers have a resolution of some tens of microseconds.
 const SHORTEST: f64 = 0.05;
 
-/// What the router is to take at most for an event of one token, and for each further token in it.
+/// Goals of the router's CPU time: per event with one token, and per additional token in an event,
+/// microseconds.
 const EVENT_US: f64 = 14.0;
 const TOKEN_US: f64 = 1.5;
 
-/// Guesses of this task type are accepted with 0.82 each in the profiles: at k = 4, 3.5 tokens a verification.
+/// Drafts of this task type are accepted with probability 0.82 per position in the profiles: at k = 4, 3.5
+/// tokens per verification.
 pub(crate) const TASK_TYPE: &str = "easy";
 
 /// KV blocks of each worker: 1,024 streams of 30,000 tokens.
 const ROOMY_BLOCKS: i64 = 2_000_000;
 
-/// A stream is under way when it has so many tokens.
+/// A stream counts as under way after this many tokens.
 const UNDER_WAY: u64 = 4;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// What workers are like
+    /// Profile of the workers
     #[arg(long, default_value = "deploy/profiles/8b-h100.toml")]
     profile: PathBuf,
-    /// Streams at once
+    /// Concurrent streams
     #[arg(long, value_delimiter = ',', default_value = "16,256,1024")]
     streams: Vec<usize>,
-    /// Verifications a second that workers' times are stretched or shortened to, about
+    /// Approximate number of verifications per second, set by scaling the workers' times
     #[arg(long, default_value_t = 24_000.0)]
     rate: f64,
-    /// The measured window
+    /// Duration of the measured window, seconds
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
 }
 
-/// One window of the router, and one of a relay with as many events.
+/// Counters of the router in one window.
 struct Cost {
     events: f64,
     tokens: f64,
@@ -67,9 +70,9 @@ struct Cost {
     span: Span,
 }
 
-/// Microseconds of CPU for each event.
+/// CPU time per event of the router and of the relay, microseconds.
 struct Compared {
-    /// Tokens of an event.
+    /// Tokens per event.
     tokens: f64,
     router: f64,
     relay: f64,
@@ -97,7 +100,7 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
 }
 
 impl Cost {
-    /// Beside a relay's microseconds for each event: a row of the table.
+    /// Prints a table row with the relay's microseconds per event for comparison.
     fn beside(&self, relay: f64, (streams, k): (usize, u32), time_scale: f64) -> Compared {
         let Span { wall, cpu, busy } = self.span;
         let (wall, verdict) = (wall.as_secs_f64(), if busy > MAX_BUSY { ", VOID" } else { "" });
@@ -115,12 +118,13 @@ impl Cost {
 }
 
 async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -> anyhow::Result<Compared> {
-    // A round of the profiles takes some 10 ms, with a draft 16; more where all rows do not fit into one forward.
+    // A round of the profiles takes about 10 ms, with a draft 16 ms; more if not all rows fit into one
+    // forward.
     let most = if k > 0 { 62.5 } else { 100.0 };
     let rounds_per_second = args.rate / streams as f64;
     let time_scale = (most / rounds_per_second).max(SHORTEST);
     let cluster = start(&args.profile, binaries, time_scale, Vec::new()).await?;
-    // Twice the window is enough for whatever comes before and after it.
+    // Enough tokens for three times the window, to cover the time before and after it.
     let tokens_each = 64 + (3.0 * args.seconds * rounds_per_second * if k > 0 { 4.0 } else { 1.0 }) as u32;
     let endpoint = Endpoint::reach(&cluster.http_url(), Access::default()).await?;
     let mut fields = serde_json::Map::new();
@@ -147,7 +151,8 @@ async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -
     Ok(cost.beside(relay, (streams, k), time_scale))
 }
 
-/// The profile with room for all streams at any length, and rounds that take no longer as they grow: neither is the router's.
+/// The profile with KV space for all streams at any length, and step times that do not grow with context:
+/// neither concerns the router.
 fn roomy(profile: &Path) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(profile).with_context(|| format!("reading {}", profile.display()))?;
     let mut table: toml::Table = text.parse()?;
@@ -161,7 +166,8 @@ fn roomy(profile: &Path) -> anyhow::Result<String> {
     Ok(table.to_string())
 }
 
-/// A router with one target and one draft worker that keep the time of a profile; `env` is every process's.
+/// A router with one target and one draft worker that reproduce a profile's step times; `env` applies to
+/// every process.
 pub(crate) async fn start(
     profile: &Path,
     binaries: &Binaries,
@@ -181,13 +187,14 @@ pub(crate) async fn start(
     Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
 }
 
-/// Microseconds of CPU of a relay for each event, where it has the clients, frames and pace that `cost` was measured with.
+/// CPU time of a relay per event, microseconds, with the clients, frames and rate of the window that `cost`
+/// describes.
 async fn floor(cost: &Cost, (streams, k): (usize, u32), seconds: f64) -> anyhow::Result<f64> {
-    // Whole groups: now and then a sequence goes in a forward of its own.
+    // Rounded to whole groups: occasionally a sequence has a forward of its own.
     let groups = (streams as f64 * cost.forwards / cost.events).round().clamp(1.0, streams as f64);
     let frame = (streams as f64 / groups).ceil() as usize;
     let micros = cost.span.wall.as_secs_f64() * 1e6 * streams as f64 / (cost.events * groups);
-    // Frames that go round one at a time are at each worker for half of that.
+    // Frames in a single group spend half of the round at each worker.
     let share = if k > 0 && groups == 1.0 { 0.5 } else { 1.0 };
     let target_us = (micros * share) as u64;
     let draft_us = if k > 0 { target_us } else { 0 };
@@ -217,7 +224,7 @@ async fn floor(cost: &Cost, (streams, k): (usize, u32), seconds: f64) -> anyhow:
     Ok(micros)
 }
 
-/// What the router takes while all streams run.
+/// Measures the router while all streams run.
 async fn window(cluster: &Cluster, streams: u64, seconds: f64) -> anyhow::Result<Cost> {
     let (url, router) = (cluster.admin_url(ROUTER)?, cluster.process(ROUTER)?.pid());
     until("all streams are under way", async || {

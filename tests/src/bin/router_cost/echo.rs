@@ -1,6 +1,7 @@
-//! The bare other end of `latency` and of [`crate::relay`]: a tonic server that answers each frame of steps, at once or after a while, with a frame of
-//! replies as large as those of real workers, and the client that times its answers. No table, no device thread, no router: what is left is gRPC over
-//! loopback between two processes.
+//! The bare peer of `latency` and of [`crate::relay`]: a tonic server that answers each frame of steps,
+//! immediately or after a delay, with a frame of replies as large as those of real workers, and the client
+//! that times its answers. There is no sequence table, no device thread, no router: only gRPC over loopback
+//! between two processes remains.
 
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -20,14 +21,14 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::helper::Helper;
 
-/// Ids that a verification of four drafted ids commits in these frames.
+/// Number of ids that a verification of four drafted ids commits in these frames.
 pub(crate) const SPAN_IDS: usize = 4;
 
-/// Ids in the frames, of a large vocabulary.
+/// The id used in all frames, from a large vocabulary.
 const ID: u32 = 100_000;
 
 struct EchoDoor {
-    /// How long it takes for each frame, one after the other.
+    /// Processing time per frame; frames are processed one after the other.
     delay: Duration,
 }
 
@@ -61,7 +62,7 @@ impl Worker for EchoDoor {
     }
 }
 
-/// Serves until whoever started it has ended.
+/// Serves until the process that started it ends.
 pub(crate) async fn serve(delay: Duration) -> anyhow::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("http://{}", listener.local_addr()?);
@@ -72,7 +73,7 @@ pub(crate) async fn serve(delay: Duration) -> anyhow::Result<()> {
     }
 }
 
-/// Another process that echoes, and a stream to it.
+/// An echo process and a stream to it.
 pub(crate) struct Echo {
     process: Helper,
     outbox: mpsc::Sender<v1::RouterFrame>,
@@ -93,7 +94,8 @@ impl Echo {
         Ok(Self { process, outbox, frames })
     }
 
-    /// Mean microseconds there and back of a draft's frames and of a target's, of `sequences` each; `pause` comes before each.
+    /// Mean round-trip time, microseconds, of a draft worker's frames and of a target's, with `sequences`
+    /// each; waits for `pause` before each.
     pub(crate) async fn round_trips(
         &mut self,
         sequences: u64,
@@ -114,15 +116,15 @@ impl Echo {
         Ok(sums.map(|sum| sum.as_secs_f64() * 1e6 / f64::from(count)))
     }
 
-    /// Sends a frame of so many sequences, for a target with so many drafted ids each, for a draft worker with none.
+    /// Sends a frame of `sequences` steps: to a target with `drafted` ids each, to a draft worker with none.
     pub(crate) async fn send(&mut self, sequences: u64, drafted: usize) -> anyhow::Result<()> {
         let steps = (0..sequences).map(|id| step(id, drafted)).collect();
         Ok(self.outbox.send(v1::RouterFrame { steps, ..v1::RouterFrame::default() }).await?)
     }
 
-    /// Awaits the next answer.
+    /// Waits for the next answer.
     ///
-    /// Cancel safety: none is lost when the future is dropped.
+    /// Cancel safety: no answer is lost when the future is dropped.
     pub(crate) async fn receive(&mut self) -> anyhow::Result<()> {
         self.frames.message().await?.context("the echo hung up")?;
         Ok(())
@@ -133,7 +135,7 @@ impl Echo {
     }
 }
 
-/// A step in mid-stream: to a draft worker, or to a target with so many drafted ids.
+/// A step in mid-stream: to a target with `drafted` ids, or to a draft worker with none.
 fn step(sequence_id: u64, drafted: usize) -> v1::Step {
     v1::Step {
         sequence_id: 1_000 + sequence_id,

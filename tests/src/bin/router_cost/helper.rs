@@ -1,5 +1,6 @@
-//! Processes of this program's own: the bare ends and the relay that a measurement needs beside the cluster. Each says in its first line where it
-//! serves, and ends when its stdin is closed: with whoever started it, however that ended.
+//! Child processes that run this program: the echo servers and the relay that a measurement needs besides the
+//! cluster. Each prints its URL in the first line, and exits when its stdin closes, that is, when the process
+//! that started it ends for any reason.
 
 use std::process::Stdio;
 
@@ -7,7 +8,7 @@ use anyhow::Context as _;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
-/// A process of this program, and the URL that it serves at.
+/// A child process of this program and its URL.
 pub(crate) struct Helper {
     process: Child,
     pub(crate) url: String,

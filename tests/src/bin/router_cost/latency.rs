@@ -1,8 +1,10 @@
-//! What a round takes beyond its steps, beside two bare gRPC round trips of the same frames ([`crate::echo`]) in the same run.
+//! Time of a round beyond its steps, compared with two bare gRPC round trips of the same frames
+//! ([`crate::echo`]) in the same run.
 //!
-//! All sequences draft four tokens in lockstep with workers whose every forward takes the same time and whose wire is the real one. Over a window,
-//! each target forward is one round of all of them: its time on the wall, less the time that both workers spent in forwards, is what router, wire,
-//! listeners, mailboxes and threads add. Where forwards were not of all rows (sequences fell apart) the window says so and is void.
+//! All sequences draft four tokens in lockstep, with workers whose forwards all take the same time and over
+//! the real wire. Within a window each target forward is one round of all sequences. Its wall-clock time,
+//! minus the time that both workers spent in forwards, is what router, wire, listeners, mailboxes and threads
+//! add. If forwards did not contain all rows (the sequences lost lockstep), the window is marked void.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -20,26 +22,26 @@ use crate::worker_url;
 
 const K: u32 = 4;
 
-/// Forwards of the draft and of the target, microseconds.
+/// Duration of a forward of the draft and of the target, microseconds.
 const STEP_US: [u64; 2] = [400, 1_500];
 
-/// Bare round trips, before the window and after it, of each kind.
+/// Number of bare round trips of each kind, before the window and again after it.
 const ROUND_TRIPS: u32 = 1_500;
 
-/// So many in a hundred rows may be missing in the mean forward.
+/// Maximum share of rows that may be missing in the mean forward.
 const ROWS_MISSING_MAX: f64 = 0.15;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Sequences at once
+    /// Concurrent sequences
     #[arg(long, value_delimiter = ',', default_value = "1,16")]
     sequences: Vec<u64>,
-    /// The measured window
+    /// Duration of the measured window, seconds
     #[arg(long, default_value_t = 8.0)]
     seconds: f64,
 }
 
-/// What a window of rounds came to, in the mean.
+/// Mean values per round of a window.
 struct Rounds {
     wall_us: f64,
     draft_us: f64,
@@ -119,7 +121,7 @@ async fn measure(args: &Args, binaries: &Binaries, sequences: u64) -> anyhow::Re
     Ok(rounds)
 }
 
-/// One look at what both workers did so far.
+/// Counters of both workers at one time.
 struct Worked {
     at: Instant,
     draft: Page,
@@ -160,7 +162,7 @@ async fn window(cluster: &Cluster, sequences: u64, seconds: f64) -> anyhow::Resu
     })
 }
 
-/// Workers whose forwards take the same time, however many rows there are.
+/// A profile whose forwards take the same time for any number of rows.
 fn even_profile() -> String {
     let pool = |name: &str, micros: u64| {
         format!(

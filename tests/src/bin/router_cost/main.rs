@@ -1,7 +1,8 @@
-//! What the router costs, with workers that only keep time: CPU for each event and each further token ([`cost`]), latency that it adds to a round
-//! ([`latency`]), memory and waits at scale ([`scale`]), what traces add ([`traces`]). Prints Markdown. `make measure-router`.
+//! Measures the cost of the router with workers that only reproduce step times: CPU per event and per
+//! additional token ([`cost`]), latency added to a round ([`latency`]), memory and waits at scale
+//! ([`scale`]), the cost of traces ([`traces`]). Prints Markdown. `make measure-router`.
 //!
-//! It measures the router's process and nothing of the workers'; what it prints is of the machine that it ran on.
+//! It measures only the router's process, not the workers; the results apply to the machine on which it ran.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "printing is the job")]
@@ -21,34 +22,34 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use outrider_cli::cluster::{Binaries, Cluster};
 
-/// Measures what the router costs.
+/// Measures the cost of the router.
 #[derive(Parser)]
 struct Args {
     #[command(subcommand)]
     what: What,
-    /// The router's program, where it is not the one beside this program
+    /// The router binary, if not the one next to this program
     #[arg(long, global = true)]
     router: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
 enum What {
-    /// CPU in the router's process for each server-sent event, and for each further token in it
+    /// CPU of the router's process per server-sent event, and per additional token in an event
     Cpu(cost::Args),
-    /// What a round takes beyond its steps, beside two bare round trips of the same frames
+    /// Time of a round beyond its steps, compared with two bare round trips of the same frames
     Latency(latency::Args),
     /// One router, many workers: memory over minutes, and the longest waits by priority
     Scale(scale::Args),
-    /// CPU for each token with no traces, with 1% and with all requests traced, in turns
+    /// CPU per token without traces, with 1% and with all requests traced, in turns
     Traces(traces::Args),
-    /// A worker that answers, and does nothing else
+    /// A worker that only answers
     #[command(hide = true)]
     Echo {
-        /// How long it takes for a frame
+        /// Processing time per frame, microseconds
         #[arg(long)]
         delay_us: u64,
     },
-    /// What cannot be left out of a router
+    /// The unavoidable work of a router
     #[command(hide = true)]
     Relay(relay::Load),
 }
@@ -70,7 +71,7 @@ async fn main() -> anyhow::Result<()> {
     }
 }
 
-/// Where the only worker of a role shows its metrics.
+/// Metrics URL of the only worker of a role.
 fn worker_url(cluster: &Cluster, role: &str) -> anyhow::Result<String> {
     let names = cluster.names();
     let name = names.iter().find(|name| name.starts_with(role));

@@ -1,6 +1,7 @@
-//! The floor under `cpu`: a process that does with a router's frames and events what cannot be left out, and nothing else. A thread of its own has the
-//! streams to two workers ([`crate::echo`]) and hands an event that was made beforehand to every client's connection, as a router's rounds do; the same
-//! libraries carry both. It has no sequences, no lanes, no text, no counts. What a router takes beyond it is the router's own.
+//! The lower bound for `cpu`: a process that does only the unavoidable work for a router's frames and events.
+//! A separate thread owns the streams to two workers ([`crate::echo`]) and passes a prepared event to every
+//! client's connection, as a router's rounds do, with the same libraries. It has no sequences, lanes, text or
+//! counters. The CPU time of a router beyond it is the router's own.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,35 +23,35 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::echo::{Echo, SPAN_IDS};
 use crate::helper::Helper;
 
-/// As many as a router lets a client leave unread.
+/// Same limit as in the router for unread events of a client.
 const UNREAD_EVENTS: usize = 4_096;
 
-/// As long as a router's, of a token or a few.
+/// As long as a router's event with one or a few tokens.
 const EVENT: &[u8] = b"data: {\"id\":\"cmpl-0193a5c7c1d27b0c8c1f3b5a7e9d2f40\",\"object\":\"text_completion\",\"created\":1780000000,\
 \"model\":\"relay\",\"system_fingerprint\":\"fp_0123456789abcdef\",\"seed\":1234567890123456789,\"choices\":[{\"index\":0,\
 \"text\":\" some words\",\"logprobs\":null,\"finish_reason\":null}]}\n\n";
 
 const MODELS: &str = "{\"object\":\"list\",\"data\":[{\"id\":\"relay\",\"object\":\"model\"}]}";
 
-/// What is relayed.
+/// Load of a relay.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Load {
-    /// Clients, all of which have to be there before it begins
+    /// Number of clients; all must connect before it begins
     #[arg(long)]
     pub(crate) streams: usize,
-    /// Sequences in one frame
+    /// Sequences per frame
     #[arg(long)]
     pub(crate) frame: usize,
-    /// How long the target takes for a frame, microseconds
+    /// Processing time of the target per frame, microseconds
     #[arg(long)]
     pub(crate) target_us: u64,
-    /// How long the draft worker takes for a frame, microseconds; none is asked where it is 0
+    /// Processing time of the draft worker per frame, microseconds; 0: no draft worker is used
     #[arg(long)]
     pub(crate) draft_us: u64,
 }
 
 impl Load {
-    /// Starts a relay of it.
+    /// Starts a relay with this load.
     pub(crate) async fn start(&self) -> anyhow::Result<Helper> {
         let mut arguments = vec!["relay".to_owned()];
         for (flag, value) in [
@@ -71,7 +72,7 @@ struct Relay {
     events: Arc<AtomicU64>,
 }
 
-/// Serves until whoever started it has ended; with as many threads as a router has.
+/// Serves until the process that started it ends, with as many threads as a router.
 pub(crate) async fn serve(load: Load) -> anyhow::Result<()> {
     let (arrivals, arrived) = mpsc::channel(load.streams.max(1));
     let listener = Relay { arrivals, events: Arc::default() };
@@ -81,7 +82,7 @@ pub(crate) async fn serve(load: Load) -> anyhow::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let relayed =
             runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(relay(load, arrived, &counted)));
-        // Nobody hears it where the process ends meanwhile.
+        // If the process is ending, the receiver is gone.
         drop(fault.send(relayed));
     })?;
     std::thread::Builder::new().name("listeners".to_owned()).spawn(move || {
@@ -117,13 +118,14 @@ async fn answer(listener: Relay) -> anyhow::Result<()> {
 
 async fn complete(State(listener): State<Relay>) -> Response {
     let (events, written) = mpsc::channel(UNREAD_EVENTS);
-    // A relay that has all its clients takes no more: the stream ends at once.
+    // If all clients are connected already, the stream ends at once.
     drop(listener.arrivals.try_send(events));
     let body = Body::from_stream(ReceiverStream::new(written).map(Ok::<_, std::convert::Infallible>));
     ([("content-type", "text/event-stream")], body).into_response()
 }
 
-/// Groups of clients go from worker to worker; each comes back with an event for everyone in it.
+/// Groups of clients alternate between the workers; each return from the target sends an event to every
+/// client of the group.
 async fn relay(
     load: Load,
     mut arrived: mpsc::Receiver<mpsc::Sender<Bytes>>,

@@ -1,8 +1,10 @@
-//! One router, many targets, more draft workers, a thousand sequences, minutes: does its memory stay flat, and does everybody have a turn?
+//! One router, many targets, more draft workers, a thousand sequences, for minutes: checks that its memory
+//! stays flat and that every request gets its turn.
 //!
-//! The router is a process of its own. All workers run in this one, each with its own gRPC listener and device thread; they keep the time of a profile, stretched so
-//! that the machine keeps up. More clients than the router admits ask one request after the other, in lanes and priorities of all kinds. Memory is
-//! sampled all along; waits are what the router says of them, and first tokens are what clients saw.
+//! The router is a separate process. All workers run in this process, each with a gRPC listener and a device
+//! thread; they reproduce a profile's step times, stretched so that the machine keeps up. More clients than
+//! the router admits each send one request after the other, in several lanes and priorities. Memory is
+//! sampled throughout; waits are the router's measurements, first-token times are the clients'.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -36,18 +38,18 @@ const PRIORITIES: [u8; 4] = [0, 1, 2, 8];
 /// Lengths of the answers, tokens.
 const MAX_TOKENS: [u32; 5] = [24, 48, 64, 96, 160];
 
-/// Between two looks at the router's memory.
+/// Interval between two samples of the router's memory.
 const SAMPLE_EVERY: Duration = Duration::from_secs(5);
 
-/// Before this part of the run memory may grow.
+/// Share of the run during which memory may grow.
 const WARM_UP: f64 = 0.25;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// What workers are like
+    /// Profile of the workers
     #[arg(long, default_value = "deploy/profiles/8b-h100.toml")]
     profile: PathBuf,
-    /// Workers' times are stretched by this
+    /// Factor on the workers' times
     #[arg(long, default_value_t = 30.0)]
     time_scale: f64,
     /// Target workers
@@ -56,21 +58,21 @@ pub(crate) struct Args {
     /// Draft workers
     #[arg(long, default_value_t = 64)]
     drafts: usize,
-    /// Sequences that the router runs at once
+    /// Maximum concurrent sequences of the router
     #[arg(long, default_value_t = 1_024)]
     sequences: usize,
-    /// Clients beyond these, which wait for their turn
+    /// Additional clients, which wait for admission
     #[arg(long, default_value_t = 128)]
     waiting: usize,
-    /// How long clients go on asking
+    /// Duration for which clients send requests, seconds
     #[arg(long, default_value_t = 300)]
     seconds: u64,
-    /// Prompts too short for the router to remember their prefixes: tells what of its memory these are
+    /// Use prompts too short for the router's prefix table, to show the table's share of its memory
     #[arg(long)]
     short_prompts: bool,
 }
 
-/// What clients of one priority saw.
+/// Results of the clients of one priority.
 #[derive(Debug, Default, Clone, Copy)]
 struct Seen {
     answers: u64,
@@ -105,7 +107,7 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
     print(args, &merge(seen)?, &report, (&memory, busy))
 }
 
-/// Starts all workers here and returns the list by which a router finds them.
+/// Starts all workers in this process and returns the worker list for the router.
 async fn start_workers(args: &Args, lifetime: &Lifetime) -> anyhow::Result<String> {
     let profile = root().join(&args.profile);
     let profile =
@@ -123,7 +125,7 @@ async fn start_workers(args: &Args, lifetime: &Lifetime) -> anyhow::Result<Strin
     Ok(list)
 }
 
-/// A router that finds workers in `list` and starts none.
+/// A router that discovers workers from `list`; no workers are started.
 async fn start_router(args: &Args, binaries: &Binaries, list: &Path) -> anyhow::Result<Cluster> {
     let nobody = TargetKind::Synthetic { profile: args.profile.clone(), time_scale: args.time_scale };
     let mut spec = ClusterSpec::new(binaries.clone(), nobody, DraftKind::None);
@@ -137,7 +139,7 @@ async fn start_router(args: &Args, binaries: &Binaries, list: &Path) -> anyhow::
     Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
 }
 
-/// One client: one request after the other until `end`, always of the same lane and priority.
+/// One client: sends one request after the other until `end`, always with the same lane and priority.
 async fn ask_on(
     client: &Client,
     (number, is_short): (usize, bool),
@@ -171,7 +173,7 @@ async fn ask_on(
     Ok((priority, seen))
 }
 
-/// The router's memory, MiB, over time.
+/// Samples the router's memory over time, MiB.
 async fn watch(router: u32, end: Instant) -> anyhow::Result<Vec<f64>> {
     let mut memory = Vec::new();
     while Instant::now() < end {

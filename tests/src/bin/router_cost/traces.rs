@@ -1,7 +1,9 @@
-//! What traces cost: CPU of each process for each output token with no exporter, with 1% and with all requests sampled.
+//! Cost of traces: CPU time of each process per output token without an exporter, with 1% and with all
+//! requests sampled.
 //!
-//! Real processes; workers keep the time of a profile. Each window serves the same requests to their end, and the three settings take turns. A sink in
-//! this process takes the spans and throws them away, so that nothing but counting is paid for at the other end.
+//! Real processes; workers reproduce a profile's step times. Each window serves the same requests to their
+//! end, and the three settings alternate. A sink in this process receives the spans and discards them, so
+//! that the receiving side costs only the counting.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,39 +29,39 @@ use tonic::{Request, Response, Status};
 
 use crate::cost::{TASK_TYPE, start};
 
-/// Spans leave a process so soon after they end; their export is in the window.
+/// Export delay of spans, short enough for the export to fall into the window.
 const EXPORT_DELAY: Duration = Duration::from_millis(500);
 
-/// Sampled requests, in hundredths; nothing: no exporter.
+/// Share of sampled requests; `None` means no exporter.
 const SETTINGS: [Option<&str>; 3] = [None, Some("0.01"), Some("1")];
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// What workers are like
+    /// Profile of the workers
     #[arg(long, default_value = "deploy/profiles/8b-h100.toml")]
     profile: PathBuf,
-    /// How many times as long as in the profile workers take
+    /// Factor on the workers' times
     #[arg(long, default_value_t = 0.3)]
     time_scale: f64,
-    /// Requests at once
+    /// Concurrent requests
     #[arg(long, default_value_t = 64)]
     streams: usize,
-    /// Requests of a window
+    /// Requests per window
     #[arg(long, default_value_t = 1024)]
     requests: usize,
-    /// Output tokens of each
+    /// Output tokens per request
     #[arg(long, default_value_t = 128)]
     max_tokens: u32,
-    /// Windows of each setting
+    /// Windows per setting
     #[arg(long, default_value_t = 3)]
     turns: usize,
 }
 
-/// One window.
+/// Results of one window.
 struct Window {
     tokens: f64,
     spans: u64,
-    /// Microseconds of CPU for each token: the router, all processes.
+    /// CPU time per token, microseconds: of the router, and of all processes.
     router: f64,
     all: f64,
     busy: f64,
@@ -131,18 +133,18 @@ async fn measure(args: &Args, binaries: &Binaries, sampled: Option<&str>) -> any
     })
 }
 
-/// What every process has taken so far.
+/// CPU usage of every process so far.
 fn looks(cluster: &Cluster) -> anyhow::Result<Vec<(String, Look)>> {
     let names = cluster.names();
     let look = |name: &&str| Ok(((*name).to_owned(), Look::at(cluster.process(name)?.pid())?));
     names.iter().map(look).collect()
 }
 
-/// Takes spans and forgets them.
+/// Receives spans and discards them.
 struct Sink {
     url: String,
     spans: Arc<AtomicU64>,
-    /// Its task ends with it.
+    /// The server task ends when this is dropped.
     _lifetime: Lifetime,
 }
 
