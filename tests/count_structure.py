@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Counts what a reader of the sources meets: import cycles, files that a request passes, constants of the rules,
-unused public items, lines by crate, long functions, packed parameters, unit tests of the scheduler.
+"""Count properties of the sources that affect readability: import cycles, files on a request's path,
+constants of the lane, batching and health rules, unused public items, lines by crate, long functions,
+parameters packed in tuples, and unit tests of the scheduler.
 
-    tests/count_structure.py [CHECKOUT ..]      a column for each checkout (default: this one)
+    tests/count_structure.py [CHECKOUT ..]      one column for each checkout (default: this one)
 
-It reads text, not syntax trees: the same pattern for every checkout, so that two of them can be compared.
+It matches text patterns instead of parsing. Every checkout is matched by the same patterns, so results can be
+compared.
 """
 
 import collections
@@ -20,7 +22,7 @@ PARAMETERS_MAX = 5
 
 
 def sources(root):
-    """Every Rust file of the checkout that is not generated, with its text."""
+    """Yields the name and text of every Rust file of the checkout, except build output and hidden folders."""
     for path in sorted(root.rglob("*.rs")):
         name = path.relative_to(root).as_posix()
         if not name.startswith(("target/", ".")):
@@ -32,7 +34,7 @@ def without_comments(text):
 
 
 def production(text):
-    """The text before the tests of the file."""
+    """Returns the text before the file's test module."""
     return text.split("#[cfg(test)]\nmod tests {")[0]
 
 
@@ -41,7 +43,7 @@ def is_test_file(name):
 
 
 def import_cycles(files):
-    """Modules of the router that use each other in a circle."""
+    """Returns the router's modules that are part of an import cycle, or that import one that is."""
     arrows = collections.defaultdict(set)
     for name, text in files:
         if not name.startswith("router/src/") or is_test_file(name):
@@ -70,7 +72,8 @@ def files_of_a_request(root):
 
 
 def functions(text):
-    """(lines, parameters with those inside tuples counted each) of every function."""
+    """Yields (lines, parameters, has a tuple parameter) of every function. Each tuple element counts as
+    one."""
     for match in re.finditer(r"^( *)(?:pub(?:\([\w ]+\))? )?(?:const )?(?:async )?(?:unsafe )?fn \w+(?:<[^(]*>)?\(", text, re.M):
         end = re.compile(rf"^{match.group(1)}\}}", re.M).search(text, match.end())
         depth, at = 1, match.end()

@@ -1,8 +1,14 @@
 #!/usr/bin/env bash
-# draft-ahead.sh BINARIES [ARGUMENT..]: `outrider bench` of a router whose draft worker drafts ahead against one whose draft worker does not,
-# taking turns. ARGUMENTs go to `outrider bench`. Workers only keep the time of PROFILE (default: 70B on H100s with drafts on an L4), twice
-# as slow; WIRE_US sets its wire, one way. PROFILE=pair takes the bundled pair, with 250 M parameters of ballast for the target and 62 M for the
-# draft. SPECULATION is on (default) or a k. Ends with what the draft worker counted. `make measure-draft-ahead` builds first.
+# draft-ahead.sh BINARIES [ARGUMENT..]: compares with `outrider bench` a cluster whose draft worker drafts
+# ahead and one whose draft worker does not. Both run at the same time, and requests alternate between them.
+# ARGUMENTs are passed to `outrider bench`. At the end, the draft-ahead counters of the draft worker are
+# printed.
+# PROFILE: the profile whose step times the synthetic workers simulate, at half its speed (default: 70B on
+# H100s with drafts on an L4). PROFILE=pair uses the bundled pair instead, with 250 M parameters of ballast
+# for the target and 62 M for the draft.
+# WIRE_US: replaces the one-way network delay of the profile, in microseconds.
+# SPECULATION: `on` (default) or a k.
+# `make measure-draft-ahead` builds the binaries first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +28,8 @@ else
   draft=("${target[@]}")
 fi
 
-# start PORT OUTCOMES: a target, a draft worker and a router at PORT and the ports behind it.
+# start PORT OUTCOMES: starts a target worker, a draft worker (`--draft-ahead OUTCOMES`) and a router on PORT
+# and the ports after it.
 start() {
   local at=127.0.0.1
   cat >"$WORK/$1.toml" <<WORKERS

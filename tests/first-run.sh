@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# first-run.sh OUTRIDER [ARGUMENT..]: the first minutes of a newcomer as text. Runs `outrider up` on free ports, pastes the command that it
-# prints into a shell, ends it with Ctrl-C's signal, and writes down the machine, all lines of standard output with the seconds at
-# which they came, and the memory that the processes took at most. `make first-run` builds first.
+# first-run.sh OUTRIDER [ARGUMENT..]: records what a new user sees. Runs `outrider up` on free ports, runs the
+# command that it prints in a shell, and stops it with SIGINT, as Ctrl-C does. Prints the machine, every line
+# of standard output with its time in seconds, and the peak memory of each process. `make first-run` builds
+# first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +22,7 @@ echo
 
 coproc UP { exec "$OUTRIDER" up --http 127.0.0.1:0 --grpc 127.0.0.1:0 --admin 127.0.0.1:0 "$@" 2>"$LOG"; }
 readonly PID=$UP_PID
-# The shell forgets the coprocess, and its descriptors, as soon as that ends.
+# Bash drops a coprocess's variables and file descriptors when the coprocess exits, so they are copied here.
 exec {lines}<&"${UP[0]}"
 trap 'kill -INT "$PID" 2>/dev/null || true; rm -f "$LOG"' EXIT
 began=$(date +%s%N)
@@ -35,7 +36,7 @@ while IFS= read -r line <&"$lines"; do
 done
 if [ -z "$pasted" ]; then
   tail -1 "$LOG" >&2
-  exit 1 # it has said why
+  exit 1 # the line above is the reason
 fi
 
 echo

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Whether speculation ever costs anything: `outrider up`, the router's own choice against no speculation.
+"""Measure whether speculation ever slows serving down: the router's own choice against `off` or a fixed k.
 
-Every cell starts fresh processes, so the router knows nothing of its lanes, and `outrider bench` sends blocks of requests by
-turns: own choice, other, other, own choice. No two blocks share a cached prompt. Cells come in random order in each run. Printed
-are geometric means over runs with 95% intervals (t over logarithms): tokens/s of the own choice over the other's, and P99 of its
-request times over the other's (with few requests a block, that is nearly the longest). Ctrl-C prints what there is.
+Every cell starts a new `outrider up`, so the router has no statistics of its lanes. `outrider bench` sends
+blocks of requests in the order own choice, other, other, own choice. No two blocks share a cached prompt.
+Each run measures the cells in random order.
+
+The table has geometric means over runs with 95% confidence intervals (Student's t on logarithms): the ratio
+of the own choice's tokens/s to the other's, and the ratio of the P99 request times (with few requests a
+block, that is close to the longest time). Ctrl-C prints the results so far.
 """
 
 import argparse
@@ -20,7 +23,7 @@ import statistics
 import subprocess
 import sys
 
-# 97.5% points of Student's t by degrees of freedom 1 to 9.
+# 97.5% quantiles of Student's t for 1 to 9 degrees of freedom.
 STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]
 
 
@@ -59,7 +62,7 @@ def arguments():
 
 
 def measure(args, cell, seed):
-    """Figures of both arms of one cell: (own, other)."""
+    """Measures one cell. Returns the figures of both arms: (own, other)."""
     isa, temperature, max_tokens, streams, against = cell
     environment = dict(os.environ)
     if isa != "native":

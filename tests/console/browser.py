@@ -1,4 +1,4 @@
-"""Chromium without a window, driven over the DevTools protocol with mouse and keyboard events, as a person would."""
+"""Drives headless Chromium over the DevTools protocol, with mouse and keyboard events."""
 
 import base64
 import itertools
@@ -18,7 +18,7 @@ SIZE = {"width": 1200, "height": 900, "deviceScaleFactor": 1, "mobile": False}
 
 
 class Page:
-    """One tab."""
+    """A browser tab. `problems` collects uncaught exceptions and errors of its console."""
 
     def __init__(self, url):
         self.socket = websocket.create_connection(url, timeout=PATIENCE, suppress_origin=True)
@@ -57,7 +57,7 @@ class Page:
         return value
 
     def click(self, selector):
-        """As a person does: with the mouse, where the element is."""
+        """Sends mouse events at the center of the element."""
         box = self.value(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{ block: 'center' }});"
             " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"

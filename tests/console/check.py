@@ -4,10 +4,10 @@
     tests/console/check.py --outrider target/debug/outrider [--screenshots docs/console]
     tests/console/check.py --url http://127.0.0.1:8002/ [--screenshots docs/console]
 
-Starts `outrider up` on free ports and opens the console that it names, or one that runs already, and drives a real browser over the DevTools protocol
-with mouse and keyboard events: it generates an answer, runs a race, looks at lanes, pools and requests, and has the pair
-checked. Whatever a person
-would see go wrong fails it: an error in the browser's console, a page that stays empty, ids that differ.
+Starts `outrider up` on free ports, or uses a running console (--url), and drives a real browser over the
+DevTools protocol with mouse and keyboard events. It generates an answer, runs a race, opens the pages of
+lanes, pools and requests, and checks the pair. It fails on any visible fault: an error in the browser's
+console, a page that stays empty, or token ids that differ.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def walk(page, url, screenshots):
     assert details.startswith("Position 1:"), f"the arrow key moved to: {details!r}"
     page.screenshot(screenshots / "playground.png")
 
-    # A fixed k, for what a lane chooses depends on the machine.
+    # A fixed k, because the lane's choice depends on the machine.
     page.value("document.querySelector('#k').value = '4'")
     page.click("#race")
     verdict = page.until("the race's end", "!document.querySelector('#race').disabled && document.querySelector('#verdict').textContent")
@@ -89,7 +89,7 @@ def walk(page, url, screenshots):
         assert page.value("document.querySelector('nav a[aria-current]').hash") == f"#{name}"
         page.screenshot(screenshots / f"{name}.png")
     page.click("nav a[href='#pair']")
-    # The page tells what is known of the pair before its button is to be pressed.
+    # The page shows the status of the pair before its button is enabled.
     page.until("the pair's page", "document.querySelector('#pair-status').textContent && document.querySelector('#pair-check').getBoundingClientRect().width && !document.querySelector('#pair-check').disabled")
     page.click("#pair-check")
     page.until("the check's begin", "document.querySelector('#pair-status').textContent.startsWith('Check')")

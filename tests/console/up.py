@@ -1,10 +1,10 @@
-"""`outrider up` as a process that a check starts and ends."""
+"""Starts `outrider up` as a child process for a check."""
 
 import subprocess
 
 
 def start(outrider, *arguments, **options):
-    """Starts it on free ports."""
+    """Starts `outrider up` on free ports."""
     ports = [word for flag in ("--http", "--grpc", "--admin") for word in (flag, "127.0.0.1:0")]
     return subprocess.Popen(
         [outrider, "up", *ports, *arguments],
@@ -13,7 +13,7 @@ def start(outrider, *arguments, **options):
 
 
 def told(up, beginning):
-    """The word that it prints behind `beginning`, once it does; what it prints before is passed on."""
+    """Prints lines up to the first that starts with `beginning`. Returns the word after that beginning."""
     for line in up.stdout:
         print(line, end="", flush=True)
         if line.startswith(beginning):

@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# build.sh [server]: builds llama.cpp, as vendored in llama-cpp-python's source distribution on PyPI, in .deps/llama-cpp, for the programs
-# beside this one: full/ for this CPU, avx2/ with AVX-512 off. Only the library of kernels differs: avx2/ holds that alone, and forwards
-# (forwards.cpp) uses it when LD_LIBRARY_PATH names avx2/bin. venv/ has what the Python programs need. `server` also builds
-# full/bin/llama-server, which takes some ten minutes on 2 cores.
+# build.sh [server]: builds llama.cpp in .deps/llama-cpp for the programs in this folder. The source is the
+# copy vendored in llama-cpp-python's source distribution on PyPI.
+# - full/: built for this CPU.
+# - avx2/: built without AVX-512. It holds only the kernel library, which is all that differs. `forwards`
+#   (forwards.cpp) uses it when LD_LIBRARY_PATH names avx2/bin.
+# - venv/: the packages that the Python programs need.
+# `server` also builds full/bin/llama-server, which takes about ten minutes on 2 cores.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
-"""The CPU engine beside llama.cpp, by turns in one run: milliseconds of a forward by format and rows, and the goals.
+"""Compare the CPU engine's forward times with llama.cpp's, by weight format and rows, and check the goals.
 
     python tests/llama-cpp/engine.py --model random:CONFIG.json --gguf DIR --llama DIR --speed FILE [--isa avx2|full] [--formats int8] [--rounds 3]
 
---gguf holds bf16.gguf, q8_0.gguf and q4_0.gguf (to_gguf.py), --llama what build.sh made, --speed the engine's example `speed` of a
-release build. Each round runs ours and llama.cpp (forwards.cpp) on each format, one after the other; the fastest of all rounds counts. Both are measured
-behind --context tokens, with the logits of all rows up to 16 rows and of the last from there on; by CPU time with one thread, which other
-programs disturb less, by the clock with several.
---prefix is put before every program, as in --prefix "taskset -c 1"; --old FILE runs another build of `speed` in the same turns.
+--gguf holds bf16.gguf, q8_0.gguf and q4_0.gguf (written by to_gguf.py). --llama is the output of build.sh.
+--speed is the engine's example `speed` from a release build.
+
+For each format, each round runs our engine and then llama.cpp (forwards.cpp). The fastest time of all rounds
+counts. Both are measured with --context tokens already in the KV cache. Logits are computed for all rows up
+to 16 rows, and for the last row only above that. The measure is CPU time with one thread, because other
+programs disturb it less, and wall-clock time with several.
+
+--prefix is a command that runs every program, as in --prefix "taskset -c 1". --old FILE runs another build of
+`speed` in the same rounds.
 """
 
 import argparse
@@ -17,9 +22,10 @@ import re
 import shlex
 import subprocess
 
-# Ours and the type of llama.cpp that stands beside it.
+# Our weight formats and the llama.cpp types that they are compared with.
 FORMATS = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
-# Of the goals: one row and 512 rows over llama.cpp's in tokens a second, at least; 8 and 16 rows over one in time, at most, with AVX2.
+# "one" and "512": the least ratio of our tokens/s to llama.cpp's at 1 and at 512 rows. "8" and "16": the
+# greatest ratio of the time of 8 and of 16 rows to that of 1 row, checked with AVX2 only.
 GOALS = {
     "bf16": {"one": 1.1, "8": 1.4, "16": 2.4, "512": 1.3},
     "int8": {"one": 1.3, "8": 2.2, "16": 3.8, "512": 1.5},

@@ -1,6 +1,7 @@
-// forwards MODEL.gguf THREADS ROWS,.. CONTEXT: how long llama.cpp takes for forwards, measured as the engine's example `speed` does it: the
-// fastest of several behind a context, of few rows with the logits of all, of many with the logits of the last. One line for each count
-// of rows: rows, milliseconds, and milliseconds of CPU time of all threads. Built by build.sh.
+// forwards MODEL.gguf THREADS ROWS,.. CONTEXT: measures llama.cpp's forward times in the same way as the
+// engine's example `speed`: the fastest of several forwards with CONTEXT tokens in the KV cache. Logits are
+// computed for all rows up to ALL_LOGITS rows, and for the last row only above that. Prints one line for each
+// count of rows: rows, milliseconds, and milliseconds of CPU time of all threads. Built by build.sh.
 #include "llama.h"
 
 #include <algorithm>
@@ -74,7 +75,7 @@ int main(int count, char ** args) {
         const int rows = std::atoi(item.c_str());
         const int logits = rows <= ALL_LOGITS ? rows : 1;
         double best = 1e9, best_cpu = 1e9;
-        // The first forward of a shape reserves memory.
+        // The first forward of a shape allocates memory, so at least two are run.
         for (double begin = now(), warm = 0; warm < 1 || now() - begin < SECONDS_PER_LINE || warm < 2; warm++) {
             const double start = now(), start_cpu = cpu_seconds();
             forward(context, context_tokens, rows, logits, vocab);

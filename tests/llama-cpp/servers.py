@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""`outrider up` beside llama.cpp's server, the same weights, by turns: tokens a second, time to the first token and CPU time.
+"""Compare `outrider up` with llama.cpp's server on the same weights: tokens/s, TTFT, TPOT and CPU time.
 
     .deps/llama-cpp/venv/bin/python tests/llama-cpp/servers.py --outrider FILE [--weights int8] [--streams 1,4,16] [--prompt-tokens 128,1024]
 
-It needs `tests/llama-cpp/build.sh server`. The target is the bundled one with ballast, which costs what 257 M parameters cost; it is
-converted to GGUF first. For each kind of drafting (none, n-grams, the bundled draft model) both servers run at the same time, and
-`outrider bench` sends blocks of requests to one and the other in turns. Every prompt is new to both, so that none finds it in a cache.
-CPU time is that of a server's processes, by the tokens that it wrote.
+Run `tests/llama-cpp/build.sh server` first. The target is the bundled one with ballast, which costs as much
+as a model of 257 M parameters. It is converted to GGUF first. For each kind of drafting (none, n-grams, the
+bundled draft model) both servers run at the same time, and `outrider bench` sends blocks of requests to them
+in turns. Every prompt is new to both servers, so no prefix cache hit can occur. CPU time is that of all
+processes of a server, divided by the tokens that it generated.
 """
 
 import argparse
@@ -25,11 +26,11 @@ from tokenizers import Tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODELS = ROOT / "models/demo"
-# What `outrider up --ballast 250M` makes of the bundled target: layers, and the width of their feed-forwards.
+# Layers and feed-forward width of the bundled target under `outrider up --ballast 250M`.
 HEAVY = "12,27392"
-# Ours and the type of llama.cpp that stands beside it.
+# Our weight formats and the llama.cpp types that they are compared with.
 FORMATS = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
-# Ours and the flags of llama.cpp for each kind of drafting; {draft} is the GGUF of the draft.
+# For each kind of drafting: our `--draft` and llama.cpp's flags. {draft} is the draft model's GGUF file.
 KINDS = {
     "none": ("none", []),
     "ngram": ("ngram", ["--spec-type", "ngram-simple"]),
@@ -42,7 +43,7 @@ READY_SECONDS = 120
 
 def main():
     settings = parse_arguments()
-    # Whoever ends this program ends the servers, too.
+    # Exit by an exception on SIGTERM, so that the servers are stopped too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     gguf = make_gguf(settings)
     print("| drafting | prompt | streams | server | tokens/s | TTFT ms, median | TPOT ms | CPU ms a token | same text |")
@@ -70,7 +71,7 @@ def parse_arguments():
 
 
 def make_gguf(settings):
-    """The target and the draft as GGUF, made once."""
+    """Converts the target and the draft to GGUF unless the files exist. Returns their paths by role."""
     files = {}
     for name, more in {"target": ["--ballast", HEAVY], "draft": []}.items():
         folder = settings.llama / f"servers/{name}"
@@ -83,14 +84,14 @@ def make_gguf(settings):
 
 @contextlib.contextmanager
 def servers(settings, gguf, kind):
-    """Starts both, waits until they answer, and ends them."""
+    """Starts both servers and waits until they answer; stops them on exit. Yields their processes by name."""
     draft, flags = KINDS[kind]
     names = {"draft": gguf["draft"], "threads": settings.threads}
     most = max(map(int, settings.streams.split(",")))
     places = ["--http", OURS[7:], "--grpc", "127.0.0.1:0", "--admin", ADMIN]
     ours = [settings.outrider, "up", "--target", MODELS / "target", "--ballast", "250M", "--draft", draft]
     ours += ["--threads", settings.threads, *places, "--no-evidence"]
-    # A cell of llama.cpp's cache for each token that all streams can hold.
+    # llama.cpp's KV cache needs a cell for each token of each stream.
     cells = most * (max(map(int, settings.prompt_tokens.split(","))) + settings.max_tokens + 32)
     theirs = [settings.llama / "full/bin/llama-server", "-m", gguf["target"], "-t", settings.threads, "-np", most, "-c", cells]
     theirs += ["--port", THEIRS.rsplit(":", 1)[1], "--no-ui", *(flag.format(**names) for flag in flags)]
@@ -130,7 +131,7 @@ def model_of(url):
 
 
 def measure(settings, processes, condition):
-    """One line for each server."""
+    """Runs `outrider bench` for one condition and prints a table row for each server."""
     kind, length, streams = condition
     requests = max(settings.block_requests, streams)
     with tempfile.TemporaryDirectory() as folder:
@@ -155,7 +156,7 @@ def measure(settings, processes, condition):
 
 
 class Text:
-    """The bundled prompts and their answers as one list of ids, from which every prompt is cut at a place of its own."""
+    """The bundled prompts and completions as one list of token ids. Each prompt starts at a new position."""
 
     place = 0
 
@@ -177,7 +178,7 @@ def new_prompts(length, count):
 
 
 def cpu_seconds(pid):
-    """Of a process and all that it started."""
+    """Returns the CPU time, in seconds, of a process and all its descendants."""
     children = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""Write a Llama checkpoint, or random weights of a config.json's shape, as GGUF files for llama.cpp.
+"""Write a Llama checkpoint, or random weights in the shape of a config.json, as GGUF files for llama.cpp.
 
     python tests/llama-cpp/to_gguf.py --model DIR|random:CONFIG.json --out DIR [--types f32,bf16,q8_0,q4_0] [--ballast LAYERS,FFN]
 
-Each type is one file, OUT/TYPE.gguf. All matrices have the type, norms are f32. A checkpoint is one model.safetensors of a Llama
-(models/recipe makes them, heavier ones with ballast.py) with its tokenizer.json (byte-level BPE that splits digits, as ours does);
-random weights have no tokenizer, which llama-bench does not need. They are the same shape as the engine's random weights, not the same numbers:
-for speed that is no difference. --ballast makes a checkpoint as heavy as the engine's `--ballast` does: so many layers, and
-feed-forward layers so wide, of which what is added changes no logit (engine/src/ballast.rs).
+Each type gets one file, OUT/TYPE.gguf. All matrices have that type; norms are f32. A checkpoint is a
+directory with the model.safetensors of a Llama (models/recipe makes them, heavier ones with ballast.py) and
+its tokenizer.json (byte-level BPE that splits digits, like ours).
+
+Random weights have no tokenizer: measuring speed (forwards.cpp, llama-bench) needs none. Their shape is that
+of the engine's random weights and their values differ, which does not affect speed.
+
+--ballast adds ballast as the engine's `--ballast` does: it grows the model to LAYERS layers and a
+feed-forward width of FFN, without changing any logit (engine/src/ballast.rs).
 """
 
 import argparse
@@ -25,7 +29,7 @@ FILE_TYPES = {
     "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
     "q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
 }
-# Ours to GGUF's, of a layer.
+# Our names of a layer's tensors, and GGUF's.
 LAYER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -91,7 +95,7 @@ def rope_theta(config):
 
 
 def add_tokens(writer, config, model):
-    """The tokenizer: none for random weights."""
+    """Adds the tokenizer, or `none` for random weights."""
     if model is None:
         writer.add_tokenizer_model("none")
         return
@@ -112,7 +116,7 @@ def add_tokens(writer, config, model):
 
 
 def random_tensors(config):
-    """Names and numbers of a Llama of this shape."""
+    """Yields the name and random values of each tensor of a Llama of this shape."""
     random = np.random.default_rng(SEED)
     hidden, ffn, dim = config["hidden_size"], config["intermediate_size"], head_dim(config)
     q, kv = config["num_attention_heads"] * dim, config.get("num_key_value_heads", config["num_attention_heads"]) * dim
@@ -137,7 +141,7 @@ def random_tensors(config):
 
 
 def stored_tensors(path):
-    """Names and numbers of a file, in f32. Read by hand: numpy has no bf16."""
+    """Yields the name and f32 values of each tensor of a safetensors file. numpy cannot read bf16."""
     data = np.memmap(path, dtype=np.uint8, mode="r")
     length = int(data[:8].view("<u8")[0])
     header = json.loads(bytes(data[8 : 8 + length]))
@@ -154,7 +158,8 @@ def stored_tensors(path):
 
 
 def with_ballast(config, tensors, heavy):
-    """The heavier shape, and its tensors: random gate rows, zero up rows and down columns, and layers that add zeros."""
+    """Returns the configuration and tensors with ballast: random gate rows, zero up rows, zero down columns,
+    and layers that add zeros."""
     layers, ffn = heavy
     original = config["num_hidden_layers"]
     random = np.random.default_rng(SEED)
@@ -188,7 +193,8 @@ def add_tensor(writer, config, name, source, numbers):
 
 
 def pairs_side_by_side(matrix, dim):
-    """llama.cpp rotates neighbours, ours a channel with the one half a head later: reorder the channels of each head."""
+    """Reorders the channels of each head for RoPE: llama.cpp rotates adjacent channels, ours a channel with
+    the one half a head after it."""
     heads = matrix.reshape(-1, 2, dim // 2, matrix.shape[1])
     return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(matrix.shape)
 

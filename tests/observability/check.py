@@ -3,14 +3,18 @@
 
     tests/observability/check.py --binaries target/debug [--seconds 25]
 
-1. promtool checks the rules and the configuration, and runs alerts_test.yml. Every alert needs a test in which it fires, one in which it
-   is quiet, and a section in the runbook.
-2. The dashboard is read with Grafana's own types (PyPI: grafana-foundation-sdk) and written again: a field that they do not know is a fault
-   (the `custom` options of a panel are anything to them).
-   Grafana itself is in no registry that is used here and was not run.
-3. Router, target and draft worker serve the bundled pair, clients ask, and Prometheus scrapes them by deploy/observability/prometheus.yml
-   (with other addresses and shorter intervals). Every query of every panel and of the Helm chart's scaling has to return data. Every
-   alert has to be quiet (but see MAY_HOLD), while each side of its comparisons returns data. What may be empty stands in MAY_BE_EMPTY with the reason.
+1. promtool checks the rules and the configuration, and runs alerts_test.yml. Every alert needs a test in
+   which it fires, one in which it does not, and a section in the runbook.
+2. The dashboard is read with Grafana's own types (PyPI: grafana-foundation-sdk) and written again. A field
+   that they do not know is a fault (but they accept any `custom` options of a panel). Grafana itself is not
+   run: no registry that is used here has it.
+3. A router, a target worker and a draft worker serve the bundled pair under load. Prometheus scrapes them
+   with deploy/observability/prometheus.yml (with other addresses and shorter intervals). Every query of
+   every panel and of the Helm chart's scaling must return data. No alert expression may hold (except those in
+   MAY_HOLD), while each side of its comparisons returns data. MAY_BE_EMPTY lists the queries that may be
+   empty, with the reason.
+4. Another Prometheus applies the relabeling rules of prometheus-kubernetes.yml to example pods, which must
+   get the job names that the alerts use.
 """
 
 import argparse
@@ -40,15 +44,17 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 OBSERVABILITY = ROOT / "deploy/observability"
 PATIENCE = 120
 SCRAPE_INTERVAL = "1s"
-# What Grafana would make of it at this interval, and some more for a machine that is busy.
+# Replaces $__rate_interval: what Grafana would use at this scrape interval, plus a margin for a busy machine.
 RATE_INTERVAL = "20s"
 CLIENTS = 3
 SETTLING = 30
 
-# Query: why a healthy cluster may have no data for it. A name that returns data here is a fault too: the list stays short.
+# Queries for which a healthy cluster may have no data, with the reason. It is also a fault if one of them
+# returns data, so that the list stays short.
 MAY_BE_EMPTY = {"OutriderDraftsStretchTheTail, side 2": "a baseline of hours in which nothing was drafted"}
 
-# Alerts that depend on how fast this machine is: their expression may hold for these seconds. They fire after minutes.
+# Alerts that depend on the speed of this machine. Their expression may hold during the check; they fire only
+# after minutes.
 MAY_HOLD = {"OutriderDraftsComeLate", "OutriderSlowFirstTokens"}
 
 
@@ -80,7 +86,7 @@ def read_yaml(name):
     return yaml.safe_load((OBSERVABILITY / name).read_text())
 
 
-# Without a cluster.
+# Checks without a cluster.
 
 
 def promtool_faults():
@@ -96,7 +102,8 @@ def promtool_faults():
 
 
 def coverage_faults(alerts):
-    """Every alert fires in a test, is quiet in one, and is in the runbook; no test names an alert that is gone."""
+    """Every alert fires in one test, does not in another, and is in the runbook. Every test names an existing
+    alert."""
     cases = [case for test in read_yaml("alerts_test.yml")["tests"] for case in test["alert_rule_test"]]
     names = {alert["alert"] for alert in alerts}
     runbook = (ROOT / "docs/runbook.md").read_text()
@@ -130,7 +137,7 @@ def lost_fields(before, after, path):
 
 
 def start_cluster(stack, binaries, folder):
-    """The bundled pair on free ports. Returns the addresses by process; of the router, both."""
+    """Starts the bundled pair on free ports. Returns the router's URL and the admin port of each process."""
     target, draft, router = ((free_port(), free_port()) for _ in range(3))
     http = free_port()
     workers = folder / "workers.toml"
@@ -147,7 +154,7 @@ def start_cluster(stack, binaries, folder):
 
 
 def start_prometheus(stack, folder, http):
-    """By the configuration that is delivered; only addresses and intervals differ."""
+    """Starts Prometheus with the shipped configuration. Only addresses and intervals differ."""
     config = read_yaml("prometheus.yml")
     config["global"] = {"scrape_interval": SCRAPE_INTERVAL, "evaluation_interval": SCRAPE_INTERVAL}
     config["rule_files"] = [str(OBSERVABILITY / name) for name in config["rule_files"]]
@@ -168,8 +175,9 @@ def run_prometheus(stack, folder, config):
 
 
 def kubernetes_faults(stack, folder):
-    """Whether prometheus-kubernetes.yml gives pods of the chart and of the plain manifests the jobs that the alerts ask for. Debian's Prometheus
-    knows no Kubernetes: the labels that it would find there are given, and the rules that rename them are the real ones."""
+    """Checks that prometheus-kubernetes.yml gives the pods of the chart and of the plain manifests the job
+    names that the alerts use. Debian's Prometheus has no Kubernetes discovery, so its labels are set here;
+    the relabeling rules are the real ones."""
     scraped = {"__meta_kubernetes_pod_annotation_prometheus_io_scrape": "true", "__meta_kubernetes_pod_annotation_prometheus_io_port": "8111"}
     pods = {
         "10.0.0.1:8000": {"__meta_kubernetes_pod_label_outrider_pool": "router"}, "10.0.0.2": {"__meta_kubernetes_pod_label_outrider_pool": "target-main"},
@@ -184,7 +192,7 @@ def kubernetes_faults(stack, folder):
     prometheus = run_prometheus(stack, folder / "kubernetes", config)
     expected = {f"http://10.0.0.{i}:8111/metrics": f"outrider-{job}"
                 for i, job in enumerate(("router", "target-worker", "draft-worker", "router", "draft-worker"), 1)}
-    # A Prometheus that has just started knows no targets for some seconds.
+    # Prometheus has no targets in its first seconds.
     began, found = time.monotonic(), None
     while found != expected and time.monotonic() - began < SETTLING:
         time.sleep(0.2)
@@ -198,7 +206,7 @@ def start(stack, folder, *command):
     name = pathlib.Path(command[0]).name
     log = stack.enter_context(open(folder / f"{name}.log", "w"))
     try:
-        # The servers end when their standard input closes, so that none is left behind.
+        # The servers exit when their standard input closes, so none outlives this check.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT)
     except FileNotFoundError as error:
         raise SystemExit(f"{error.filename} is missing: cargo build --locked --workspace --bins") from error
@@ -222,7 +230,8 @@ def wait_ready(url):
 
 
 def ask(router, seconds):
-    """Clients that ask one after the other, streamed and not, with the lane's k and with a fixed one. Any failure ends the check."""
+    """Runs clients that send one request after another, streamed or not, with the lane's k or a fixed one.
+    Any failure ends the check."""
     deadline, failures = time.monotonic() + seconds, []
     answered = itertools.count()
     threads = [threading.Thread(target=client, args=(router, i, deadline, answered, failures)) for i in range(CLIENTS)]
@@ -266,7 +275,7 @@ def panel_queries(dashboard):
 
 
 def scaling_queries():
-    """Those of the Helm chart's KEDA objects."""
+    """Returns the queries of the Helm chart's KEDA objects."""
     templates = ROOT / "deploy/helm/templates"
     (form,) = re.findall(r'query: {{ printf "((?:[^"\\]|\\.)*)"', (templates / "keda.yaml").read_text())
     metrics = re.findall(r'"metric" "(\w+)"', (templates / "_helpers.tpl").read_text())
@@ -305,7 +314,8 @@ def alert_faults(prometheus, alerts):
 
 
 def operands(expression):
-    """What an alert compares, without its comparisons and constants: what `absent` asks for, and each side at the outermost level."""
+    """Returns the operands of an alert's outermost comparisons, without constants. Of `absent(..)`, the
+    argument."""
     expression = " ".join(expression.split())
     if match := re.fullmatch(r"absent\((.*)\)", expression):
         expression = match.group(1)

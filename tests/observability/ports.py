@@ -1,10 +1,10 @@
-"""Ports of this machine."""
+"""Free TCP ports."""
 
 import socket
 
 
 def free_port():
-    """One that nobody listens on."""
+    """Returns a port on which no process listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

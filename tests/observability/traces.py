@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Rebuild a request's trace from three processes in a real collector, and look at it in its viewer.
+"""Check that a request's trace from three processes is complete in a real collector and its viewer.
 
     tests/observability/traces.py --outrider target/debug/outrider [--screenshots docs/console]
 
-Starts Phoenix (PyPI: arize-phoenix), which collects spans over OTLP and shows them in a browser, and `outrider up`, whose router, draft worker
-and target worker export to it: once over gRPC, once over HTTP. One request is asked for each time, and its trace is read back from Phoenix: it has one root, every other
-span hangs below it, and rounds of the router contain what the draft worker and the target worker did for them. Then headless Chromium opens the trace and
-takes a picture. Jaeger and Tempo are in no registry that is used here.
+Starts Phoenix (PyPI: arize-phoenix), which collects spans over OTLP and shows them in a browser, and
+`outrider up`, whose router, draft worker and target worker export to it: once over gRPC, once over HTTP. Each
+time, one request is sent and its trace is read back from Phoenix. The trace must have one root and no orphan,
+and the `draft` and `verify` spans of the workers must be children of the router's `round` spans. Then
+headless Chromium opens the trace and takes a screenshot. Phoenix is used because no registry that is used
+here has Jaeger or Tempo.
 """
 
 import argparse
@@ -35,7 +37,7 @@ REQUEST = {
     "prompt": "def reverse(items):", "max_tokens": 24, "seed": 7, "temperature": 0.0, "ignore_eos": True,
     "speculation": {"num_draft_tokens": 4},
 }
-# Who makes a span, by the file that opens it.
+# The process that creates a span, by the prefix of its `code.file.path`.
 ROUTER, WORKER = "router/", "worker/"
 
 
@@ -58,7 +60,8 @@ def main():
 
 
 def start_phoenix(stack, directory):
-    """Phoenix on free ports; where its pages and its OTLP over gRPC are."""
+    """Starts Phoenix on free ports. Returns the URLs of its pages (and OTLP over HTTP) and of OTLP over
+    gRPC."""
     http, grpc = free_port(), free_port()
     environment = dict(
         os.environ, PHOENIX_WORKING_DIR=directory, PHOENIX_HOST="127.0.0.1", PHOENIX_PORT=str(http),
@@ -84,7 +87,8 @@ def start_phoenix(stack, directory):
 
 
 def ask(outrider, protocol, endpoint, phoenix):
-    """One request at a cluster that exports there; its trace's id and spans."""
+    """Sends one request to a cluster that exports to `endpoint`. Returns the id and the spans of its
+    trace."""
     environment = dict(
         os.environ, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_PROTOCOL=protocol, OTEL_TRACES_SAMPLER="always_on"
     )
@@ -95,12 +99,12 @@ def ask(outrider, protocol, endpoint, phoenix):
         request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
         answer = json.load(urllib.request.urlopen(request, timeout=PATIENCE))
     finally:
-        # Spans that still wait are exported when processes end.
+        # Buffered spans are exported when the processes exit.
         running.send_signal(signal.SIGINT)
         running.communicate(timeout=PATIENCE)
     root = until("the request's span in Phoenix", lambda: root_of(phoenix, answer["id"]))
     trace_id = root["context"]["trace_id"]
-    # All processes have ended: what they exported is there, or soon will be.
+    # All processes have exited, so Phoenix has all spans or will have them soon.
     spans = until("every span in Phoenix", lambda: complete(spans_of(phoenix, trace_id)))
     return trace_id, spans
 
@@ -123,21 +127,21 @@ def all_spans(phoenix):
     try:
         return json.load(urllib.request.urlopen(f"{phoenix}/v1/projects/default/spans?limit=1000"))["data"]
     except urllib.error.HTTPError as error:
-        # Before the first span there is no project.
+        # The project does not exist before the first span.
         if error.code == 404:
             return []
         raise
 
 
 def complete(spans):
-    """The spans, once what the request says it did is there."""
+    """Returns the spans if there are as many rounds as the request reports, and a draft; else None."""
     counts = collections.Counter(span["name"] for span in spans)
     rounds = next((int(span["attributes"]["outrider.spec.rounds"]) for span in spans if span["name"] == "request"), None)
     return spans if rounds and counts["round"] == counts["verify"] == rounds and counts["draft"] else None
 
 
 def check(spans):
-    """Raises where the spans are not one tree over three processes; says what there is."""
+    """Raises if the spans are not one tree over three processes. Returns a count of the spans by name."""
     by_id = {span["context"]["span_id"]: span for span in spans}
     roots = [span for span in spans if span["parent_id"] is None]
     assert [root["name"] for root in roots] == ["request"], f"roots: {[root['name'] for root in roots]}"
@@ -158,7 +162,7 @@ def picture(page, phoenix, trace_id, path):
     page.call("Page.navigate", url=f"{phoenix}/projects/{project}/traces/{trace_id}")
     shown = "(document.body?.innerText ?? '')"
     page.until("the trace's spans on the page", f"['request', 'round', 'draft', 'verify'].every((name) => {shown}.includes(name))")
-    # The first verification, as a person picks it; its attributes are read from the collector then.
+    # Select the first verification, as a user does; only then does the page load its attributes.
     page.value("[...document.querySelectorAll('*')].find((e) => !e.children.length && e.textContent === 'verify').id = 'picked'")
     page.click("#picked")
     page.until("the span's attributes on the page", f"{shown}.includes('outrider.spec.accepted')")

@@ -1,7 +1,8 @@
-"""The official `openai` package against running Outrider clusters: what it lists, completes, chats, streams, and raises.
+"""Checks the official `openai` package against running Outrider clusters: models, completions, chats, streams
+and errors.
 
-Started by ../openai_client.rs with the URLs of the clusters. Each check is a function that fails by an exception; all of
-them run, each prints one line, and the exit code says whether all held.
+Started by ../openai_client.rs with the URLs of the clusters. Each check is a function that raises an
+exception on failure. All checks run, each prints one line, and the exit code is 0 if all passed.
 """
 
 import argparse
@@ -19,7 +20,7 @@ CODE = "Write a Python function that reverses a list.\n"
 SQL = "Table: orders(id, customer, total)\nQuestion: What is the highest total of each customer?\nSQL:"
 CHAT = [{"role": "user", "content": "Write a Python function that reverses a list."}]
 
-# Drafts whatever the lane's policy makes of it.
+# Forces drafting, whatever the lane's policy decides.
 DRAFTED = {"speculation": {"num_draft_tokens": 4}}
 
 CHECKS = []
@@ -31,7 +32,7 @@ def check(function):
 
 
 class Clusters:
-    """Clients of the clusters that the test started; none of them retries, so that each answer is seen."""
+    """Clients of the clusters that the test started. They do not retry, so that checks see every response."""
 
     def __init__(self, arguments):
         def client(base_url, api_key="unused"):
@@ -55,7 +56,8 @@ class Clusters:
         return self.open.chat.completions.create(**{**settings, **fields})
 
     def token_id(self, token):
-        """The id of a token as logprobs spell it; byte-level BPE writes spaces and line feeds as letters."""
+        """Returns the id of a token as spelled in logprobs. Byte-level BPE writes spaces and line feeds as
+        letters."""
         return self.vocabulary[token.replace(" ", "\u0120").replace("\n", "\u010a")]
 
     def prompt_tokens(self, prompt):
@@ -80,7 +82,7 @@ def raised(kind, call):
     raise AssertionError(f"no {kind.__name__} was raised")
 
 
-# What exists.
+# Models.
 
 
 @check
@@ -91,7 +93,7 @@ def models_are_listed_and_retrieved(clusters):
     equal((model.id, model.object, model.model_extra["max_model_len"]), ("target", "model", 2048))
 
 
-# Whole answers.
+# Non-streaming responses.
 
 
 @check
@@ -218,7 +220,7 @@ def usage_tells_what_was_cached(clusters):
         equal(second.choices[0].text, first.choices[0].text)
         equal(first.usage.prompt_tokens_details.cached_tokens, 0)
         cached, all_tokens = second.usage.prompt_tokens_details.cached_tokens, second.usage.prompt_tokens
-        # Whole blocks but for the last token, which is always computed.
+        # Only whole blocks are cached, and the last token is always computed.
         assert all_tokens - 64 < cached < all_tokens, (cached, all_tokens)
 
 
@@ -302,7 +304,7 @@ def a_conversation_has_log_probabilities(clusters):
     for token in tokens:
         top = [candidate.logprob for candidate in token.top_logprobs]
         assert len(top) == 3 and top == sorted(top, reverse=True) and top[0] <= 0, token
-        # A greedy token is the likeliest.
+        # A greedy token is the most likely one.
         equal((token.token, token.logprob), (token.top_logprobs[0].token, top[0]))
     streamed = clusters.chat(temperature=0, logprobs=True, top_logprobs=3, stream=True)
     choices = [choice for chunk in streamed for choice in chunk.choices]
@@ -319,7 +321,7 @@ def a_completion_has_log_probabilities(clusters):
     for token, logprob, top, offset in zip(
         logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, logprobs.text_offset, strict=True
     ):
-        # The drawn token is listed too, where it is not among the likeliest.
+        # The sampled token is listed even if it is not among the most likely ones.
         assert 2 <= len(top) <= 3 and logprob <= 0 and top[token] == logprob, (token, logprob, top)
         equal(offset, at)
         at += len(token)
@@ -339,7 +341,7 @@ def an_echo_repeats_and_scores_the_prompt(clusters):
     equal("".join(choice.text for chunk in streamed for choice in chunk.choices), echoed.choices[0].text)
 
 
-# What ends and what bends a text.
+# Stop conditions and sampling parameters.
 
 
 @check
@@ -403,7 +405,7 @@ def our_own_sampling_fields_are_taken(clusters):
     equal(tagged.choices[0].text, greedy)
 
 
-# What is raised.
+# Errors.
 
 
 @check
@@ -437,7 +439,7 @@ def an_unknown_model_is_not_found(clusters):
 
 @check
 def a_large_body_is_refused_with_413(clusters):
-    # The package has no class of its own for this status.
+    # The package has no dedicated class for this status.
     error = raised(openai.APIStatusError, lambda: clusters.complete(prompt="x" * (3 << 20)))
     equal((error.status_code, error.code), (413, "request_too_large"))
     assert "2097152 bytes" in error.message, error.message
@@ -454,7 +456,7 @@ def a_full_router_is_a_rate_limit_error(clusters):
             error = raised(openai.RateLimitError, lambda: ask(clusters.small, max_tokens=4, **fields))
             equal((error.status_code, error.code), (429, "overloaded"))
             equal(error.response.headers["retry-after"], "1")
-    # Closing the stream made room, at the latest by the time the package tries again.
+    # Closing the stream frees capacity, at the latest before the last retry.
     assert ask(clusters.small.with_options(max_retries=3), max_tokens=4).choices[0].text
 
 
@@ -532,7 +534,7 @@ def tools_that_must_be_called_are_called(clusters):
                 name, arguments = streamed[-1]
                 streamed[-1] = (name, arguments + call.function.arguments)
         equal(streamed, calls)
-        # The answer goes back, with the tool's result.
+        # Send the answer back with the tool's result.
         message = whole.choices[0].message
         results = [{"role": "tool", "tool_call_id": call.id, "content": "42"} for call in message.tool_calls]
         assert clusters.chat(messages=[*CHAT, message, *results]).choices[0].message.content
@@ -555,7 +557,7 @@ def responses_call_tools_whatever_is_drafted(clusters):
         with clusters.open.responses.stream(**ask, extra_body={"seed": 7}) as stream:
             events = list(stream)
         arguments = [event.arguments for event in events if event.type == "response.function_call_arguments.done"]
-        # The package's own word for it wants a completed response.
+        # The package's `get_final_response` requires a completed response.
         final = events[-1].response
         equal(arguments, [arguments for _, arguments, _ in calls])
         equal([(item.name, item.arguments, item.status) for item in final.output], calls)
@@ -564,7 +566,7 @@ def responses_call_tools_whatever_is_drafted(clusters):
         for name, arguments, _ in calls:
             key, values = {"get_weather": ("city", ["Bern", "Z\u00fcrich"]), "send": ("to", ["a", "b"])}[name]
             assert json.loads(arguments)[key] in values, calls
-        # The results go back, with the calls and without them.
+        # Send the results back, once with the calls and once with `previous_response_id`.
         made = [item for item in whole.output if item.type == "function_call"]
         results = [{"type": "function_call_output", "call_id": item.call_id, "output": "42"} for item in made]
         settings = {"model": clusters.model, "max_output_tokens": 16, "extra_body": {"seed": 7}}

@@ -1,4 +1,5 @@
-"""Checks values against JSON schemas: lines of {"schema": .., "text": ..} in, the number of those that are valid out."""
+"""Checks texts against JSON schemas. Reads lines of {"schema": .., "text": ..} and prints the number of valid
+ones."""
 
 import datetime
 import json
@@ -11,10 +12,10 @@ formats = jsonschema.FormatChecker(formats=[])
 
 @formats.checks("date", raises=ValueError)
 def is_date(value):
-    """RFC 3339 has a year 0000, which is a leap year like 2000; Python's dates begin with 0001."""
+    """Accepts RFC 3339 dates. Python has no year 0000, so 2000 stands in for it: both are leap years."""
     if isinstance(value, str):
         datetime.date.fromisoformat("2000" + value[4:] if value.startswith("0000-") else value)
-        # Python reads other ISO forms of a date too.
+        # Python also accepts other ISO 8601 forms.
         return len(value) == 10 and value[4] == value[7] == "-"
     return True
 

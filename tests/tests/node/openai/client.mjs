@@ -1,4 +1,5 @@
-// The official `openai` package for Node against a running cluster: conversations, tools, parsed JSON, responses, streams, and what it raises.
+// Checks the official `openai` package for Node against a running cluster: conversations, tools, parsed JSON,
+// responses, streams and errors.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";

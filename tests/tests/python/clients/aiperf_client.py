@@ -1,5 +1,5 @@
-"""`aiperf`, NVIDIA's load generator, against a running cluster: every request is answered in each of its ways to ask, and it reads what
-speculation did."""
+"""Checks `aiperf`, NVIDIA's load generator, against a running cluster: requests of each endpoint type
+succeed, and aiperf reports the speculation metrics."""
 
 import importlib.metadata
 import json
@@ -20,7 +20,7 @@ class Cluster:
         self.url, self.model = url, model
 
     def profile(self, *arguments, **inputs):
-        """What a run found, as it exports it."""
+        """Runs aiperf and returns the results that it exports."""
         with tempfile.TemporaryDirectory() as folder:
             command = [str(pathlib.Path(sys.executable).with_name("aiperf")), "profile"]
             command += ["--model", self.model, "--url", self.url, "--tokenizer", str(TOKENIZER), "--random-seed", "7"]

@@ -1,4 +1,5 @@
-"""The official `anthropic` package against a running cluster: messages, whole and streamed, counts, and what it raises."""
+"""Checks the official `anthropic` package against a running cluster: messages, streams, token counts and
+errors."""
 
 import anthropic
 from checks import PROMPT, check, equal, raised, run

@@ -1,5 +1,5 @@
-"""Runs checks one after the other: each is a function that fails by an exception; each prints one line, and the exit code says whether all
-held."""
+"""Runs checks one after another. A check is a function that raises an exception on failure. Each prints one
+line, and the exit code is 0 if all passed."""
 
 import argparse
 import sys
@@ -20,7 +20,7 @@ def equal(left, right):
 
 
 def raised(kind, call):
-    """The error of this very kind that the call must raise."""
+    """Returns the error that the call must raise. Its class must be `kind`, not a subclass."""
     try:
         call()
     except kind as error:
@@ -30,7 +30,7 @@ def raised(kind, call):
 
 
 def run(name, version, make):
-    """Runs every check with what `make` makes of the cluster's URL and model."""
+    """Runs every check with `make(url, model)`, then exits."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", required=True, help="URL of a cluster without keys")
     parser.add_argument("--model", required=True, help="the model that it serves")

@@ -1,5 +1,5 @@
-"""`guidellm`, a load generator for inference servers, against a running cluster: every request is answered in each of its ways to ask, and
-its report holds what speculation did."""
+"""Checks `guidellm`, a load generator for inference servers, against a running cluster: requests of each
+format succeed, and the report has the speculation metrics."""
 
 import importlib.metadata
 import json
@@ -20,7 +20,7 @@ class Cluster:
         self.url, self.model = url, model
 
     def requests(self, request_format):
-        """What its report says of the requests that were answered."""
+        """Runs guidellm and returns the successful requests of its report."""
         with tempfile.TemporaryDirectory() as folder:
             report = pathlib.Path(folder) / "report.json"
             command = [str(pathlib.Path(sys.executable).with_name("guidellm")), "run", "--disable-console"]

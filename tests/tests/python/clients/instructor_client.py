@@ -1,4 +1,5 @@
-"""`instructor` against a running cluster: typed answers by tools and by JSON schemas, whole and in parts."""
+"""Checks `instructor` against a running cluster: typed answers by tools and JSON schemas, complete and
+partial."""
 
 import importlib.metadata
 from typing import Annotated, Literal
@@ -43,7 +44,7 @@ def speculation_changes_no_answer(cluster):
             )
             for speculation in ({"enabled": False}, {"num_draft_tokens": 4})
         ]
-        # Each carries the raw answer that it was read from, which has an id of its own.
+        # Compared by fields, because each ticket also holds its raw response, whose id is unique.
         equal(*[ticket.model_dump() for ticket in tickets])
 
 

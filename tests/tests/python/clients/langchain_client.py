@@ -1,4 +1,5 @@
-"""`langchain-openai` against a running cluster: a chat model and an LLM, invoked, streamed and in batches."""
+"""Checks `langchain-openai` against a running cluster: a chat model and an LLM, invoked, streamed and
+batched."""
 
 import importlib.metadata
 

@@ -1,4 +1,4 @@
-"""`litellm` against a running cluster: conversations and completions, whole and streamed, and what it raises."""
+"""Checks `litellm` against a running cluster: chats and completions, streamed or not, and errors."""
 
 import importlib.metadata
 

@@ -1,5 +1,5 @@
-"""`lm-eval` against a running cluster: two tiny tasks of its own, one that scores given continuations over completions with log
-probabilities, one that generates. It finds the tokenizer at the cluster."""
+"""Checks `lm-eval` against a running cluster with two small tasks: one scores given continuations by log
+probabilities, the other generates text. lm-eval gets the tokenizer from the cluster."""
 
 import importlib.metadata
 import json
@@ -41,7 +41,8 @@ class Cluster:
         )
 
     def score(self, question, choice):
-        """The log probability of a choice by the cluster itself: the sum over the ids that follow those of the question."""
+        """Returns a choice's log probability computed by the cluster: the sum over the ids after the
+        question's."""
 
         def ids(text):
             body = {"model": self.model, "prompt": text, "add_special_tokens": False}

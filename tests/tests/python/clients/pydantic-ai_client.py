@@ -1,4 +1,5 @@
-"""`pydantic-ai` against a running cluster: typed answers by tools and by JSON schemas, whole and streamed, and an agent that calls a tool."""
+"""Checks `pydantic-ai` against a running cluster: typed answers by tools and JSON schemas, streamed or not,
+and an agent that calls a tool."""
 
 import importlib.metadata
 from typing import Annotated, Literal
@@ -18,7 +19,7 @@ class Ticket(pydantic.BaseModel):
     tags: Annotated[list[Literal["a", "b"]], pydantic.Field(max_length=2)]
 
 
-# Without further attempts: the grammar leaves nothing to ask again for.
+# No retries are needed: the grammar guarantees a valid answer.
 OUTPUTS = [ToolOutput(Ticket, max_retries=0), NativeOutput(Ticket)]
 
 
@@ -76,7 +77,8 @@ def an_agent_calls_a_tool_and_goes_on_with_its_answer(cluster):
             asked.append(unit)
             return "sunny"
 
-        # The model must call something each time: the tool, or what ends the run. It writes nonsense, so that either may come.
+        # The model must call a function each time: the tool, or the one that ends the run. Its output is
+        # random, so either is possible.
         result = agent.run_sync(PROMPT)
         assert isinstance(result.output, Ticket), result.output
         if asked:

@@ -1,4 +1,5 @@
-"""`vllm bench serve`, which needs no GPU, against a running cluster: every request is answered, and it reads what speculation did beside the API."""
+"""Checks `vllm bench serve`, which needs no GPU, against a running cluster: all requests succeed, and it
+reads the speculation metrics from /metrics."""
 
 import importlib.metadata
 import json
@@ -20,7 +21,7 @@ class Cluster:
         self.url, self.model = url, model
 
     def bench(self, backend, endpoint, **fields):
-        """What a run found, as it saves it."""
+        """Runs the benchmark and returns the results that it saves."""
         with tempfile.TemporaryDirectory() as folder:
             command = [str(pathlib.Path(sys.executable).with_name("vllm")), "bench", "serve"]
             command += ["--backend", backend, "--endpoint", endpoint, "--base-url", self.url, "--model", self.model]
