@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Installs what the build and the tests need and is not there yet. Nothing is touched where everything is present.
+# Installs missing tools and libraries that the build and the tests need. Changes nothing if all are present.
 #
-#   deploy/deps.sh build        a C linker, and protoc with the types that come with it (the etcd client's build compiles its protocol with them)
-#   deploy/deps.sh build test   also c++ (the tests run CUDA kernels on the host), etcd (they start one), Python with venv (they drive the openai
-#                               package), cargo-nextest
-#   deploy/deps.sh browser      Chromium and Python with venv: `make console-check` drives the console in it
-#   deploy/deps.sh prometheus   Prometheus with promtool, and Python with venv: `make observability-check` has it scrape a cluster
+#   deploy/deps.sh build        a C linker, and protoc with its standard types (to build the etcd client)
+#   deploy/deps.sh build test   also c++ (the tests run CUDA kernels on the host), etcd (the tests start one),
+#                               Python with venv (for the openai package), curl and cargo-nextest
+#   deploy/deps.sh browser      Chromium, and Python with venv (for `make console-check`)
+#   deploy/deps.sh prometheus   Prometheus with promtool, and Python with venv (`make observability-check`)
 #
-# Rust itself is expected: rust-toolchain.toml names the version.
+# Rust must be installed already; rust-toolchain.toml names the version.
 set -euo pipefail
 
 readonly NEXTEST_VERSION=0.9.143
@@ -38,13 +38,13 @@ main() {
 
 have_command() { command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ]; }
 
-# The program alone is not enough: Debian keeps the types that every protocol may import in a package of their own.
+# Also checks for the standard types, which Debian ships in a separate package.
 have_protoc() {
   have_command protoc &&
     protoc --proto_path=/dev --descriptor_set_out=/dev/null stdin <<<'syntax = "proto3"; import "google/protobuf/descriptor.proto";' 2>/dev/null
 }
 
-# The module alone is not enough: without ensurepip a new environment has no pip.
+# Also checks for ensurepip, without which a new environment has no pip.
 have_venv() { python3 -c 'import venv, ensurepip' >/dev/null 2>&1; }
 
 toolchain() { sed -n 's/^channel = "\(.*\)"/\1/p' "$(dirname "$0")/../rust-toolchain.toml"; }
@@ -66,7 +66,7 @@ install_packages() {
 
 install_nextest() {
   echo "installing cargo-nextest $NEXTEST_VERSION, the test runner (built from source, a few minutes, once)"
-  # Without its self-updater, which would bring a TLS stack to compile.
+  # Without the self-updater, which would require compiling a TLS stack.
   cargo install --locked --quiet --debug --no-default-features --features default-no-update "cargo-nextest@$NEXTEST_VERSION"
 }
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# gpu-bundle-check.sh [SECTION ..]: the bundle of gpu-bundle.sh, unpacked elsewhere and run as on the machine with the GPU: by its own
-# run.sh, from an empty environment, at small sizes over a driver that is the host. Fails where it is not good.
+# gpu-bundle-check.sh [SECTION ..]: checks that the bundle of gpu-bundle.sh is complete. Builds it in another
+# folder and runs its run.sh in an empty environment, as on a machine with a GPU, but at small sizes and with
+# a driver library that runs kernels on the host. Fails if the check fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# gpu-bundle.sh [DIR]: everything that the first session on a machine with a GPU needs, in one folder [target/gpu-check]: the
-# program, the bundled pair, the kernels as machine code for every architecture that is served. There it needs the driver alone.
+# gpu-bundle.sh [DIR]: collects in one folder (default: target/gpu-check) everything for the first check on a
+# machine with a GPU: the program, the bundled pair, and the kernels as machine code for every supported
+# architecture. That machine needs only the driver.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

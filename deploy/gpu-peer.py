@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What transformers takes for the same pair, as a peer of gpu_check's own numbers: the target alone, and with the draft as its
-assistant_model, greedy, on one device.
+"""Measure greedy decoding of the same pair by transformers, to compare with gpu_check's figures: the target
+alone, and with the draft as its assistant_model, on one device.
 
     gpu-peer.py TARGET DRAFT --tokens 200 --drafted 4 [--prompt 100] [--device cuda:0]
 
-Needs torch and transformers. Prints a line for each, and fails where the two texts differ in more than how floats round: then
-it says at which id.
+Needs torch and transformers. Prints one line for each of the two, then whether the two texts are equal or at
+which id they first differ. They may differ because floats round differently.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main():
     args = parser.parse_args()
 
     target, draft = (load(folder, args.device) for folder in (args.target, args.draft))
-    # The draft is asked for as many ids every round, as ours is.
+    # Request the same number of ids in every round, as Outrider does.
     draft.generation_config.num_assistant_tokens = args.drafted
     draft.generation_config.num_assistant_tokens_schedule = "constant"
     draft.generation_config.assistant_confidence_threshold = 0.0
@@ -47,14 +47,14 @@ def main():
 
 def load(folder, device):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
-    # No id ends a text: all runs are as long.
+    # No EOS, so that all runs have the same length.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model
 
 
 def timed(target, prompt, args, assistant):
-    """Ids, and milliseconds for each of them in the best of some runs."""
+    """Returns the generated ids, and the milliseconds per id of the fastest run."""
     best = float("inf")
     for _ in range(RUNS + 1):  # the first one warms up
         wait(args.device)

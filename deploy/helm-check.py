@@ -3,9 +3,9 @@
 
     deploy/helm-check.py [--show CASE]
 
-Renders with Helm's own Go library (PyPI: helm-python-sdk) and validates strictly with kubernetes-validate, for the defaults and
-for values that turn on what is off by default. Objects of KEDA have no schema here: only their shape is looked at. Nothing is
-applied to a cluster.
+Renders with Helm's own Go library (PyPI: helm-python-sdk) and validates strictly with kubernetes-validate,
+for the default values and for values that enable everything that is off by default. KEDA objects have no
+schema here, so only their shape is checked. Nothing is applied to a cluster.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def faults_of(one):
 
 
 def selectors_without_pods(objects):
-    """Services, disruption budgets and policies that select no pod of the chart would do nothing and say nothing."""
+    """Finds services, disruption budgets and policies that select no pod and so silently have no effect."""
     pods = [one["spec"]["template"]["metadata"]["labels"] for one in objects if "template" in one.get("spec", {})]
     faults = []
     for one in objects:

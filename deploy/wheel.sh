@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# wheel.sh NAME VERSION LIBRARY: fetches a wheel from PyPI into .deps/ and prints the folder of its LIBRARY (a path inside the wheel). For
-# libraries that are needed where there is no CUDA, nvrtc.sh and nccl.sh say which, and for a module of `make console-check`.
+# wheel.sh NAME VERSION LIBRARY: downloads a wheel from PyPI into .deps/ and prints the folder of its LIBRARY
+# (a path inside the wheel). It is used for CUDA libraries on machines without CUDA (nvrtc.sh, nccl.sh and
+# cublas.sh) and for a Python module of `make console-check`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

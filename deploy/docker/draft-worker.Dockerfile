@@ -1,4 +1,4 @@
-# A draft worker. The checkpoint is mounted, not baked in. Build from the repository root:
+# A draft worker. The checkpoint is mounted, not part of the image. Build from the repository root:
 #   docker build -f deploy/docker/draft-worker.Dockerfile -t outrider-draft-worker .
 FROM rust:1.95-slim-bookworm AS build
 RUN apt-get update \
@@ -21,9 +21,9 @@ VOLUME /models
 # 8120: gRPC for routers. 8121: health and metrics.
 EXPOSE 8120 8121
 STOPSIGNAL SIGTERM
-# A worker binds its ports when the checkpoint is loaded, which takes a while for a large one.
+# A worker binds its ports after the checkpoint is loaded, which takes time for a large one.
 HEALTHCHECK --interval=5s --timeout=2s --start-period=300s \
     CMD ["curl", "--fail", "--silent", "--output", "/dev/null", "http://127.0.0.1:8121/health/ready"]
-# Others reach it once it is told --listen with certificates, or with --insecure.
+# To accept remote connections, add --listen and either certificates or --insecure.
 ENTRYPOINT ["outrider-draft-worker"]
 CMD ["--model", "/models/draft", "--admin", "0.0.0.0:8121"]

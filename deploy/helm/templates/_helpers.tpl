@@ -31,7 +31,7 @@ capabilities: { drop: [ALL] }
 readOnlyRootFilesystem: true
 {{- end }}
 
-{{- /* Pods of one role apart from each other, by host and by zone, where that is possible. Takes root and role. */}}
+{{- /* Spreads the pods of one pool over hosts and zones if possible. Takes root and pool. */}}
 {{- define "outrider.spread" -}}
 {{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
 - maxSkew: 1
@@ -44,7 +44,7 @@ readOnlyRootFilesystem: true
 {{- end }}
 {{- end }}
 
-{{- /* The pools that are scaled, as JSON: the Deployment, the gauge that it follows, of which models, which share of it, and its bounds. */}}
+{{- /* Returns the scaled pools as JSON: Deployment, metric, models, share of the metric, and bounds. */}}
 {{- define "outrider.scaled" -}}
 {{- $root := . }}
 {{- $scaled := list }}
