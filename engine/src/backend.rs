@@ -1,10 +1,11 @@
-//! What a device must be able to do for `llama`, each operation with its shapes. Results obey
-//! docs/contract.md part C: a row of any output depends on that row of the inputs alone (attention: on its
-//! sequence), bit for bit. Row-major throughout.
+//! The operations that `llama` needs from a device, with their shapes. Results obey docs/contract.md part C:
+//! a row of any output depends only on the same row of the inputs (attention: on its sequence), bit for bit.
+//! All matrices are row-major.
 //!
-//! Nothing here says where numbers lie: weights, KV and activations are types of the backend, which takes
-//! weights from a [`LinearTensors`] and gives numbers back once a forward. Operations do not fail one by one: a
-//! device keeps its first error and tells it in [`Backend::append_to`], which ends every forward that is read.
+//! The trait does not say where numbers are stored: weights, KV and activations are types of the backend,
+//! which loads weights from a [`LinearTensors`] and returns numbers once per forward. Single operations do
+//! not return errors: a device keeps its first error and returns it from [`Backend::append_to`], which ends
+//! every forward that is read.
 
 use cpu_kernels::{HeadLayout, KvShape, MatrixFormat, Norm, Stage, StageTimes, TokenCopy};
 
@@ -25,45 +26,45 @@ pub(crate) struct AttentionLayer {
     pub(crate) window: Option<u32>,
 }
 
-/// The operations of a forward, and what a model consists of on the device that does them.
+/// The operations of a forward, and the types of a model on the device that runs them.
 pub(crate) trait Backend: Send + Sync {
     /// f32 numbers that operations read and write: the rows of a pass.
     type Rows: Default + Send;
-    /// The table that token ids are looked up in.
+    /// An embedding table, indexed by token id.
     type Table: Clone + Send + Sync;
-    /// Matrices that share their input, laid out for multiplying.
+    /// Matrices with the same input, in the layout that the GEMM uses.
     type Linear: Send + Sync;
-    /// The weights of a norm.
+    /// Weights of a norm.
     type Norm: Send + Sync;
-    /// Blocks of keys and values.
+    /// KV cache blocks.
     type Kv: Send;
-    /// One pass's ids, positions, slots and block tables, where the operations want them.
+    /// Ids, positions, slots and block tables of one pass, stored where the operations need them.
     type Pass<'a>;
 
-    /// Whether ranks of one process can use one table.
+    /// Whether ranks of one process can share a table.
     const SHARES_TABLES: bool;
 
-    /// What one pass holds.
+    /// Maximum rows of a pass.
     const PASS_LIMITS: PassLimits = PassLimits::DEFAULT;
 
-    /// Whether [`Backend::draw`] is there.
+    /// Whether [`Backend::draw`] is implemented.
     const DRAWS: bool = false;
 
-    /// Whether [`Backend::attention`] and [`Backend::copy_tokens`] take rows of token trees.
+    /// Whether [`Backend::attention`] and [`Backend::copy_tokens`] support rows of token trees.
     const TREES: bool = false;
 
-    /// Threads of this process that compute.
+    /// Number of compute threads in this process.
     fn num_threads(&self) -> usize {
         1
     }
 
-    /// Keeps those threads on `cores`, at least as many, the calling one on the first. A device that computes elsewhere does
-    /// nothing.
+    /// Pins those threads to `cores`, which has at least one core per thread; the calling thread gets the
+    /// first. Does nothing on a device that does not compute on this process's threads.
     fn pin(&mut self, _cores: &[usize]) -> Result<(), EngineError> {
         Ok(())
     }
 
-    /// Loads a table of embeddings, as floats.
+    /// Loads an embedding table as floats.
     fn load_table(
         &self,
         source: &dyn TensorSource,
@@ -71,7 +72,7 @@ pub(crate) trait Backend: Send + Sync {
         format: MatrixFormat,
     ) -> Result<Self::Table, EngineError>;
 
-    /// Loads a whole table that is a projection too, so that both are the same memory.
+    /// Loads a whole table that also serves as a projection, so that both share memory.
     fn load_tied(
         &self,
         source: &dyn TensorSource,
@@ -79,20 +80,21 @@ pub(crate) trait Backend: Send + Sync {
         format: MatrixFormat,
     ) -> Result<(Self::Table, Self::Linear), EngineError>;
 
-    /// Loads, converts or quantizes matrices.
+    /// Loads matrices, converted or quantized as needed.
     fn load_linear(&self, tensors: &LinearTensors<'_>) -> Result<Self::Linear, EngineError>;
 
-    /// The bytes that a product with these reads.
+    /// Number of bytes that a product with these matrices reads.
     fn linear_bytes(&self, linear: &Self::Linear) -> u64;
 
     /// Loads a norm.
     fn load_norm(&self, norm: Norm) -> Result<Self::Norm, EngineError>;
 
-    /// KV without a block.
+    /// Creates a KV cache without blocks.
     fn new_kv(&self, shape: KvShape, format: MatrixFormat) -> Self::Kv;
 
-    /// Bytes of this device that KV may take, where the device knows better than [`crate::LoadOptions::kv_memory_bytes`]; asked
-    /// once the weights are there, for sequences of up to `max_len`.
+    /// Bytes of device memory available for KV, if the device overrides
+    /// [`crate::LoadOptions::kv_memory_bytes`]. Called after the weights are loaded, for sequences of up to
+    /// `max_len` tokens.
     fn kv_memory_bytes(
         &self,
         _config: &ModelConfig,
@@ -102,28 +104,28 @@ pub(crate) trait Backend: Send + Sync {
         Ok(None)
     }
 
-    /// Says how many blocks will ever be asked for; a device may take them all at once.
+    /// Sets the maximum number of KV blocks; a device may allocate them all at once.
     fn limit_kv(&self, _num_blocks: u32) {}
 
-    /// Makes sure that blocks 0..`num_blocks` exist.
+    /// Allocates blocks 0..`num_blocks` if they do not exist.
     fn grow_kv(&self, kv: &mut Self::Kv, num_blocks: u32) -> Result<(), EngineError>;
 
-    /// Copies a block, all layers of it.
+    /// Copies a block in all layers.
     fn copy_block(&self, kv: &mut Self::Kv, from: u32, to: u32);
 
-    /// Copies what single tokens left behind, one after the other.
+    /// Copies the KV of single tokens, in order.
     fn copy_tokens(&self, _kv: &mut Self::Kv, _copies: &[TokenCopy]) {
         unreachable!("an engine is given trees only where its backend takes them")
     }
 
-    /// Sets the length of rows that are written next; what they hold is of no matter.
+    /// Sets the length of rows that will be overwritten next; their content is unspecified.
     fn resize(&self, rows: &mut Self::Rows, len: usize);
 
-    /// Appends rows to `host`. What went wrong on the device since the last call is told here.
+    /// Appends rows to `host`. Returns the device's first error since the last call.
     fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows) -> Result<(), EngineError>;
 
-    /// Draws the rows of `logits` `[num_rows, width]` that `draws` names, at least one, and appends the draws and all other
-    /// rows to `outputs`. Errors as [`Backend::append_to`]'s.
+    /// Draws the rows of `logits` `[num_rows, width]` that `draws` lists, at least one. Appends the draws,
+    /// and the logits of all other rows, to `outputs`. Returns errors like [`Backend::append_to`].
     fn draw(
         &self,
         _logits: &mut Self::Rows,
@@ -134,15 +136,16 @@ pub(crate) trait Backend: Send + Sync {
         unreachable!("an engine is asked for draws only where its backend has them")
     }
 
-    /// Says what the device did since the last call, or since the pass began. Devices that keep no time do nothing.
+    /// Attributes the time since the last call, or since the pass began, to `stage`. Does nothing on devices
+    /// that do not measure time.
     fn mark(&self, _stage: Stage) {}
 
-    /// What was marked since start.
+    /// Times attributed to stages since start.
     fn stage_times(&self) -> StageTimes {
         StageTimes::default()
     }
 
-    /// Begins a pass; `rope` turns its positions into angles, once for all layers.
+    /// Begins a pass. `rope` computes the angles of its positions, once for all layers.
     fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> Self::Pass<'a>;
 
     /// Rows of `table` `[vocab, hidden]` -> `out` `[rows, hidden]`.
@@ -154,24 +157,27 @@ pub(crate) trait Backend: Send + Sync {
     /// `x` `[rows, width]` -> `out` `[rows, width]`.
     fn rms_norm(&self, norm: &Self::Norm, x: &Self::Rows, out: &mut Self::Rows);
 
-    /// Normalises every query and key head of `qkv` `[rows, layout.row_width()]` by itself.
+    /// Normalises every query and key head of `qkv` `[rows, layout.row_width()]` separately.
     fn norm_heads(&self, layout: HeadLayout, norms: (&Self::Norm, &Self::Norm), qkv: &mut Self::Rows);
 
-    /// Turns the query and key heads of `qkv` by the angles of each row's position.
+    /// Applies rope to the query and key heads of `qkv`, by the angles of each row's position.
     fn rotate(&self, layout: HeadLayout, pass: &Self::Pass<'_>, qkv: &mut Self::Rows);
 
-    /// `x` `[rows, k]` -> `out` `[rows, width]`. May round `x` in place to what the weights take. Where the linear
-    /// is a rank's part of a sum ([`LinearTensors::partial`]), the sum of its K-slices, unfinished.
+    /// `x` `[rows, k]` -> `out` `[rows, width]`. May round `x` in place to the input format of the weights.
+    /// If the linear is a rank's part of a sum ([`LinearTensors::partial`]), `out` is the unfinished sum of
+    /// its K-slices.
     fn linear(&self, linear: &Self::Linear, x: &mut Self::Rows, out: &mut Self::Rows);
 
-    /// What comes after the sum of all ranks: the channels' scales, the bias. Does nothing to a linear that is
-    /// whole.
+    /// Applies what follows the sum over all ranks: channel scales and bias. Does nothing for a linear that
+    /// is not split.
     fn finish_sum(&self, linear: &Self::Linear, sum: &mut Self::Rows);
 
-    /// Stores the pass's keys and values, of `qkv` `[rows, layout.row_width()]`, where its slot mapping says.
+    /// Stores the pass's keys and values, taken from `qkv` `[rows, layout.row_width()]`, in the slots of its
+    /// slot mapping.
     fn write_kv(&self, kv: &mut Self::Kv, at: AttentionLayer, pass: &Self::Pass<'_>, qkv: &Self::Rows);
 
-    /// The pass's queries over the KV blocks of their sequences -> `out` `[rows, layout.q_width()]`.
+    /// Attention of the pass's queries over the KV blocks of their sequences -> `out` `[rows,
+    /// layout.q_width()]`.
     fn attention(
         &self,
         kv: &Self::Kv,
@@ -183,6 +189,6 @@ pub(crate) trait Backend: Send + Sync {
     /// `gate_up` `[rows, 2 * width]` -> `out` `[rows, width]`: silu(gate) * up.
     fn silu_mul(&self, gate_up: &Self::Rows, width: usize, out: &mut Self::Rows);
 
-    /// The rows of `x` `[rows, width]` that want logits -> `out` `[logit rows, width]`.
+    /// Copies the rows of `x` `[rows, width]` that need logits -> `out` `[logit rows, width]`.
     fn take_logit_rows(&self, pass: &Self::Pass<'_>, width: usize, x: &Self::Rows, out: &mut Self::Rows);
 }

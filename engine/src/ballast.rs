@@ -1,18 +1,22 @@
-//! Ballast: weights that are added in memory at load, so that a step costs what a bigger model's step costs while every token
-//! stays the same. For demonstrations and benchmarks: it shows what drafting gains from a target worth drafting for, without one.
+//! Ballast: weights that are added in memory at load, so that a step costs as much as a bigger model's step
+//! while every token stays the same. For demonstrations and benchmarks: it shows what speculative decoding
+//! gains with a large target, without one.
 //!
-//! Ballast is a transformation of (configuration, tensors) before any backend sees them, so it works for every device, format
-//! and number of ranks. Feed-forward layers are widened by channels with random gate rows, zero up rows and zero down columns;
-//! layers are added whose o_proj and down_proj are zero. Logits equal the original's number for number, because no sum changes
-//! but by trailing zeros:
+//! Ballast transforms (configuration, tensors) before any backend sees them, so it works for every device,
+//! format and number of ranks. Feed-forward layers are widened by channels with random gate rows, zero up
+//! rows and zero down columns; layers are added whose o_proj and down_proj are zero. Logits equal the
+//! original's exactly, because sums change only by added zeros:
 //!
-//! - Original channels keep their K-slice and their order in it (docs/contract.md C2): each slice grows behind its own columns.
-//! - An added channel's activation is silu(gate) * 0 = 0, so it changes neither a sum nor the scale of a quantized slice.
-//! - A zero column changes no weight's scale: an int8 channel and an int4 group are scaled by their largest number.
+//! - Original channels keep their K-slice and their order in it (docs/contract.md C2): each slice grows after
+//!   its original columns.
+//! - The activation of an added channel is silu(gate) * 0 = 0, so it changes neither a sum nor the scale of a
+//!   quantized slice.
+//! - A zero column changes no weight's scale: an int8 channel and an int4 group are scaled by their largest
+//!   number.
 //! - An added layer adds zeros to the residual stream.
 //!
-//! Only a zero's sign may differ, which `==` does not see. The engine does not look for zeros: it stores, reads and multiplies
-//! all weights, and keeps keys and values of all layers.
+//! Only the sign of a zero may differ, which `==` ignores. The engine does not skip zeros: it stores, reads
+//! and multiplies all weights, and keeps keys and values of all layers.
 
 mod parameter_count;
 
@@ -27,13 +31,13 @@ use crate::model_config::{MAX_LAYERS, MAX_WIDTH, ModelConfig};
 use crate::shard::DOWN_UNIT;
 use crate::weights::{RandomTensors, TensorPart, TensorSource};
 
-/// A width of this many columns gives all K-slices of down_proj the same whole blocks.
+/// A multiple of this many columns gives all K-slices of down_proj the same number of whole blocks.
 const WIDTH_UNIT: usize = NUM_SLICES * DOWN_UNIT;
 
-/// Of the random rows. A constant: the same model and amount make the same ballast.
+/// Seed of the random rows. Constant, so that the same model and amount give the same ballast.
 const SEED: u64 = 1;
 
-/// How a model is made heavier.
+/// Sizes of a model with ballast, and of the original.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ballast {
     hidden: usize,
@@ -44,8 +48,8 @@ pub(crate) struct Ballast {
 }
 
 impl Ballast {
-    /// About `parameters` more weights: as many layers again as the model has where that is not too many, and the rest in
-    /// wider feed-forward layers.
+    /// Plans about `parameters` more weights: added layers first, at most as many as the model has, and the
+    /// rest as wider feed-forward layers.
     pub(crate) fn plan(parameters: u64, config: &ModelConfig) -> Result<Self, EngineError> {
         let (hidden, layers, intermediate) =
             (config.hidden_size, config.num_layers, config.intermediate_size);
@@ -61,7 +65,7 @@ impl Ballast {
         let more_layers = (parameters / in_a_layer).min(layers.min(MAX_LAYERS - layers) as u64) as usize;
         let heavy_layers = layers + more_layers;
         let rest = parameters - more_layers as u64 * in_a_layer;
-        // Every K-slice needs room for the columns that it has; and some ballast there is.
+        // Every K-slice must hold its original columns, and at least some ballast must be added.
         let narrowest = (intermediate + usize::from(more_layers == 0)).next_multiple_of(WIDTH_UNIT);
         let column = (3 * hidden * heavy_layers) as u64;
         let wanted = intermediate as u64 + rest / column;
@@ -75,7 +79,7 @@ impl Ballast {
         Ok(heavier(heavy_layers, rounded.clamp(narrowest, widest)))
     }
 
-    /// The configuration of the heavier model.
+    /// The configuration of the enlarged model.
     pub(crate) fn apply(&self, mut config: ModelConfig) -> ModelConfig {
         config.num_layers = self.heavy_layers;
         config.intermediate_size = self.heavy_intermediate;
@@ -84,17 +88,18 @@ impl Ballast {
         config
     }
 
-    /// The tensors of the heavier model, around those of the original.
+    /// The tensors of the enlarged model, built on those of the original.
     pub(crate) fn around<'a>(&'a self, original: &'a dyn TensorSource) -> BallastTensors<'a> {
         BallastTensors { ballast: self, original, random: RandomTensors { seed: SEED } }
     }
 
-    /// What goes into `numerics_id`.
+    /// Text that is hashed into `numerics_id`.
     pub(crate) fn name(&self) -> String {
         format!("ballast: {} layers, feed-forward {}", self.heavy_layers, self.heavy_intermediate)
     }
 
-    /// Channels `wanted` of a widened feed-forward, in order: runs of the original's, and between them runs of ballast.
+    /// Channels `wanted` of a widened feed-forward layer in order: alternating runs of original and ballast
+    /// channels.
     fn runs(&self, wanted: Range<usize>) -> Vec<Run> {
         let slices = |width| KSlices::eighths(width, DOWN_UNIT).ranges().to_vec();
         let mut runs = Vec::new();
@@ -114,33 +119,33 @@ impl Ballast {
     }
 }
 
-/// Neighbouring channels of a widened feed-forward.
+/// Consecutive channels of a widened feed-forward layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Run {
     channels: Range<usize>,
-    /// The first one's number in the original; `None`: they are ballast.
+    /// Index of the first one in the original; `None` for ballast.
     from: Option<usize>,
 }
 
-/// What a tensor of the heavier model is made of.
+/// Content of a tensor of the enlarged model.
 enum Content {
-    /// The original's tensor of that name.
+    /// The original tensor of that name.
     Original,
-    /// The original's rows, and ballast rows between them: random ones, or zeros.
+    /// The original's rows, with ballast rows between them: random numbers or zeros.
     MoreRows {
         random: bool,
     },
-    /// The original's columns, and zeros between them.
+    /// The original's columns, with zeros between them.
     MoreColumns,
     /// Random rows.
     Random,
     Zeros,
 }
 
-/// Memory as a place that numbers are read to.
+/// Wraps a slice as the destination of a read.
 type Place<T> = fn(&mut [T]) -> NumbersMut<'_>;
 
-/// The tensors of a model with ballast.
+/// Tensors of a model with ballast.
 pub(crate) struct BallastTensors<'a> {
     ballast: &'a Ballast,
     original: &'a dyn TensorSource,
@@ -166,7 +171,7 @@ impl BallastTensors<'_> {
         }
     }
 
-    /// A part of the original's matrix of that name.
+    /// The given part of the original's matrix of that name.
     fn original_part(&self, part: &TensorPart, [rows, columns]: [Range<usize>; 2]) -> TensorPart {
         let Ballast { hidden, intermediate, .. } = *self.ballast;
         let shape = match self.content(&part.name) {
@@ -177,7 +182,7 @@ impl BallastTensors<'_> {
         TensorPart { name: part.name.clone(), shape, rows, columns }
     }
 
-    /// Rows of gate_proj and up_proj; `rows` counts from the tensor's first.
+    /// Reads rows of gate_proj and up_proj; `rows` counts from the tensor's first row.
     fn read_more_rows(
         &self,
         part: &TensorPart,
@@ -205,7 +210,7 @@ impl BallastTensors<'_> {
         Ok(())
     }
 
-    /// Rows of down_proj; `rows` counts from the tensor's first. Of each the part's columns.
+    /// Reads the part's columns of down_proj rows; `rows` counts from the tensor's first row.
     fn read_more_columns<T: Copy + Default>(
         &self,
         part: &TensorPart,
@@ -272,7 +277,7 @@ impl TensorSource for BallastTensors<'_> {
                 }
                 Ok(numbers)
             }
-            // A bias would leave something behind; a norm only has to be a number.
+            // Biases are zero so that they add nothing; norm weights may be any number.
             Content::Random | Content::Zeros if name.ends_with("bias") => Ok(vec![0.0; len]),
             Content::Random | Content::Zeros => Ok(vec![1.0; len]),
             Content::Original | Content::MoreColumns => self.original.vector(name, len),

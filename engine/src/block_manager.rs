@@ -1,10 +1,11 @@
-//! Which sequence holds which KV blocks: pure bookkeeping, no memory is touched here. A batch reserves all
-//! that it needs or nothing, so that a forward that does not fit leaves no trace.
+//! Tracks which sequence holds which KV blocks: pure bookkeeping, no KV memory is touched here. A batch
+//! reserves all the blocks that it needs or none, so a forward that does not fit changes nothing.
 //!
-//! Sequences that asked for it ([`BlockManager::share`]) publish every block that they fill under the hash of all ids up to
-//! its end, and begin with what others published (docs/contract.md A, shared prefixes). A published block is never
-//! written: who goes on from inside one takes it back where nobody else holds it, or copies it. `pool` says what
-//! becomes of a block that nobody holds, `block_hash` what a block is called.
+//! Sequences that called [`BlockManager::share`] publish every block that they fill, under the hash of all
+//! ids up to its end, and start with blocks that others published (docs/contract.md A, shared prefixes). A
+//! published block is never written. To continue inside one, a sequence withdraws it if no other sequence
+//! holds it, and copies it otherwise. `pool` decides what happens to blocks that no sequence holds,
+//! `block_hash` computes a block's hash.
 
 mod block_hash;
 mod pool;
@@ -17,45 +18,45 @@ use pool::Pool;
 
 use crate::{EngineError, SlotId, TokenId};
 
-/// The blocks of one sequence, in position order, and how many tokens they hold.
+/// A sequence's blocks in position order, and its number of tokens.
 #[derive(Debug, Default)]
 struct Sequence {
     block_table: Vec<u32>,
     len: u32,
     sharing: Option<Sharing>,
-    /// Blocks that this sequence is about to compute; others wait for them.
+    /// Hashes of blocks that this sequence is about to compute; other sequences wait for them.
     claims: Vec<BlockHash>,
 }
 
-/// What is known of a sequence whose blocks are shared.
+/// State of a sequence that shares blocks.
 #[derive(Debug, Clone)]
 struct Sharing {
     isolation_key: u64,
-    /// All ids whose KV is held.
+    /// All ids whose KV the sequence holds.
     ids: Vec<TokenId>,
-    /// Of each full block.
+    /// Hash of each full block.
     hashes: Vec<BlockHash>,
-    /// So many of them are published: computed, and in the index.
+    /// Number of leading blocks that are published: computed and in the index.
     num_published: usize,
 }
 
-/// What [`BlockManager::share`] found.
+/// Result of [`BlockManager::share`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shared {
-    /// Tokens that the sequence holds now.
+    /// Number of tokens that the sequence holds now.
     pub len: u32,
-    /// Whether another sequence is about to compute the block that comes next.
+    /// Whether another sequence is about to compute the next block.
     pub wait: bool,
 }
 
-/// A block whose content must be copied before the next forward.
+/// A block copy to perform before the next forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BlockCopy {
     pub(crate) from: u32,
     pub(crate) to: u32,
 }
 
-/// Hands out blocks 0..total.
+/// Allocates blocks 0..total.
 #[derive(Debug)]
 pub(crate) struct BlockManager {
     pool: Pool,
@@ -76,8 +77,9 @@ impl BlockManager {
         slot
     }
 
-    /// Opens a sequence that holds the first `len` tokens of another one: both hold the same blocks, and whoever goes on from
-    /// inside one copies it. Nothing where the other is not open or holds fewer.
+    /// Opens a sequence that holds the first `len` tokens of another one. Both share the blocks, and a shared
+    /// tail is copied before it is written. Returns `None` if the other slot is not open or holds fewer
+    /// tokens.
     pub(crate) fn fork(&mut self, slot: SlotId, len: u32) -> Option<SlotId> {
         let source = self.sequences.get(&slot).filter(|source| len <= source.len)?;
         let block_table = source.block_table[..blocks_for(len)].to_vec();
@@ -96,8 +98,8 @@ impl BlockManager {
         self.sequences.remove(&slot);
     }
 
-    /// Forgets the tokens at and past `len`, frees the blocks that only they were in, and gives up what the
-    /// sequence was about to compute.
+    /// Drops the tokens at position `len` and after, frees the blocks that held only those, and releases the
+    /// sequence's claims.
     pub(crate) fn truncate(&mut self, slot: SlotId, len: u32) {
         let Some(sequence) = self.sequences.get_mut(&slot) else { return };
         for hash in sequence.claims.drain(..) {
@@ -110,23 +112,23 @@ impl BlockManager {
         if let Some(sharing) = &mut sequence.sharing {
             sharing.truncate(len as usize);
         }
-        // From the end: of a prefix that nobody holds, the tail is reused first.
+        // Release from the end, so that the tail of an unused prefix is evicted first.
         for block in sequence.block_table.drain(blocks_for(len)..).rev() {
             self.pool.release(block);
         }
     }
 
-    /// Tokens held, or `None` where the slot is not open.
+    /// Number of tokens held, or `None` if the slot is not open.
     pub(crate) fn len(&self, slot: SlotId) -> Option<u32> {
         self.sequences.get(&slot).map(|sequence| sequence.len)
     }
 
-    /// Blocks of the sequence in position order; empty where the slot is not open.
+    /// Blocks of the sequence in position order; empty if the slot is not open.
     pub(crate) fn block_table(&self, slot: SlotId) -> &[u32] {
         self.sequences.get(&slot).map_or(&[], |sequence| &sequence.block_table)
     }
 
-    /// Blocks that `new_tokens` more tokens would take, the copy of a shared tail included.
+    /// Number of blocks that `new_tokens` more tokens would take, including the copy of a shared tail.
     pub(crate) fn blocks_needed(&self, slot: SlotId, new_tokens: u32) -> u64 {
         let Some(sequence) = self.sequences.get(&slot) else { return 0 };
         if new_tokens == 0 {
@@ -138,7 +140,7 @@ impl BlockManager {
         more + u64::from(copied)
     }
 
-    /// Blocks that no sequence holds, kept ones included.
+    /// Number of blocks that no sequence holds, cached ones included.
     pub(crate) fn free_blocks(&self) -> u64 {
         self.pool.available()
     }
@@ -151,18 +153,18 @@ impl BlockManager {
         self.total_blocks() - self.free_blocks()
     }
 
-    /// Published blocks that no sequence holds.
+    /// Number of published blocks that no sequence holds.
     pub(crate) fn cached_blocks(&self) -> u64 {
         self.pool.num_kept()
     }
 
-    /// Published blocks that were reused for something else, since start.
+    /// Number of published blocks that were reused for other tokens since start.
     pub(crate) fn evicted_blocks(&self) -> u64 {
         self.pool.num_evicted()
     }
 
-    /// How many blocks the KV memory must reach once `needed` more are taken; an error where there are not so
-    /// many.
+    /// Number of blocks that the KV memory must hold once `needed` more are taken; an error if there are not
+    /// that many free blocks.
     pub(crate) fn high_water_mark_after(&self, needed: u64) -> Result<u32, EngineError> {
         let free = self.free_blocks();
         if needed > free {
@@ -171,10 +173,11 @@ impl BlockManager {
         Ok(self.pool.high_water_mark_after(needed))
     }
 
-    /// Lengthens a sequence whose ids are `..ids` with published blocks, as far as they lead `ids` and leave one id
-    /// at least to compute. From then on the sequence publishes what it fills, and its next blocks are
-    /// claimed: equal sequences that ask meanwhile are told to wait and ask again. The key is the one that the sequence
-    /// began with. Sequences whose ids are not those that were computed are never shared.
+    /// Extends a sequence with published blocks, as far as they match `ids` and leave at least one id to
+    /// compute. `ids` starts with the ids that the sequence holds. From then on the sequence publishes the
+    /// blocks that it fills, and claims its next blocks: equal sequences that call this meanwhile get `wait`
+    /// and must ask again. Sharing is turned off for a sequence if the isolation key changes or `ids` differ
+    /// from what was computed.
     pub(crate) fn share(&mut self, slot: SlotId, isolation_key: u64, ids: &[TokenId]) -> Shared {
         let Some(sequence) = self.sequences.get_mut(&slot) else { return Shared { len: 0, wait: false } };
         let held = sequence.len as usize;
@@ -218,8 +221,8 @@ impl BlockManager {
         Shared { len: sequence.len, wait }
     }
 
-    /// Lengthens a sequence. The caller has made sure that there are blocks enough, and copies what is returned
-    /// before it writes.
+    /// Extends a sequence. The caller has checked that there are enough blocks, and performs the returned
+    /// copy before writing.
     pub(crate) fn append(&mut self, slot: SlotId, ids: &[TokenId]) -> Option<BlockCopy> {
         let copy = self.lengthen(slot, ids.len() as u32);
         if let Some(sharing) = self.sequences.get_mut(&slot).and_then(|sequence| sequence.sharing.as_mut()) {
@@ -228,13 +231,14 @@ impl BlockManager {
         copy
     }
 
-    /// The same for the rows of a token tree, of which nothing is ever published. They stay until the sequence is cut, or until
-    /// [`BlockManager::keep`] says which ids are left of them.
+    /// Extends a sequence by rows of a token tree, which are never published. They stay until the sequence is
+    /// truncated or [`BlockManager::keep`] replaces them by a path.
     pub(crate) fn append_tree(&mut self, slot: SlotId, num_rows: u32) -> Option<BlockCopy> {
         self.lengthen(slot, num_rows)
     }
 
-    /// Cuts a sequence behind `ids`, the path that was moved to where the tree's rows begin, at `start`. Others may have it.
+    /// Replaces the tree rows from `start` on by `ids`, the path whose KV was moved there, and publishes its
+    /// full blocks.
     pub(crate) fn keep(&mut self, slot: SlotId, start: u32, ids: &[TokenId]) {
         self.truncate(slot, start + ids.len() as u32);
         if let Some(sharing) = self.sequences.get_mut(&slot).and_then(|sequence| sequence.sharing.as_mut()) {
@@ -264,8 +268,8 @@ impl BlockManager {
         copy
     }
 
-    /// Publishes what a sequence has filled, once it is computed. Where an equal block is published already, that
-    /// one is held and this one freed: their bits are equal.
+    /// Publishes the blocks that a sequence has filled, once they are computed. If an equal block is
+    /// published already, the sequence holds that one and frees its own: their bits are equal.
     pub(crate) fn publish(&mut self, slot: SlotId) {
         let Some(sequence) = self.sequences.get_mut(&slot) else { return };
         let Some(sharing) = &mut sequence.sharing else { return };
@@ -287,7 +291,7 @@ impl BlockManager {
 }
 
 impl Sequence {
-    /// The block that the next token goes into, where there is one that has begun.
+    /// The partially filled block that the next token goes into, if there is one.
     fn tail(&self) -> Option<u32> {
         match (self.len as usize).is_multiple_of(BLOCK_SIZE) {
             true => None,
@@ -305,7 +309,7 @@ impl Sharing {
         self.hashes.last().copied().unwrap_or_else(|| BlockHash::root(self.isolation_key))
     }
 
-    /// A block that was found published.
+    /// Adds a block that was found published.
     fn push(&mut self, ids: &[TokenId], hash: BlockHash) {
         self.ids.extend_from_slice(ids);
         self.hashes.push(hash);
@@ -329,7 +333,7 @@ impl Sharing {
     }
 }
 
-/// Blocks that hold `len` tokens.
+/// Number of blocks that hold `len` tokens.
 pub(crate) fn blocks_for(len: u32) -> usize {
     (len as usize).div_ceil(BLOCK_SIZE)
 }

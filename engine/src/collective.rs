@@ -1,5 +1,6 @@
-//! What ranks tell each other during a forward: sums of their parts, and the logits. Every rank calls the same
-//! operations in the same order; whoever is missing is noticed by the others (`meeting`), and nobody waits for ever.
+//! Communication between ranks during a forward: all-reduce of partial sums, gather of logits. Every rank
+//! calls the same operations in the same order. A missing rank is detected by the others (`meeting`), so
+//! every wait ends.
 
 mod meeting;
 mod shared_memory;
@@ -9,18 +10,18 @@ pub(crate) use shared_memory::shared_memory;
 
 use crate::EngineError;
 
-/// One rank's end, over rows of type `R`.
+/// One rank's end of the collective, over rows of type `R`.
 pub(crate) trait Collective<R>: Send + Sync {
-    /// Replaces every rank's rows by their sum over ranks, equally long on all. The order is the tree of
-    /// docs/contract.md C2 over ranks: pairs of neighbours, then pairs of pairs.
+    /// Replaces every rank's rows by their sum over all ranks; all have the same length. Sums in the order of
+    /// the tree of docs/contract.md C2: pairs of neighbouring ranks, then pairs of pairs.
     fn all_reduce(&self, rows: &mut R) -> Result<(), EngineError>;
 
-    /// Puts the columns of all ranks side by side: `[rows, widths[rank]]` of each becomes `[rows, sum of widths]`
-    /// on the first. What the others have then is of no matter.
+    /// Concatenates the columns of all ranks: `[rows, widths[rank]]` from each becomes `[rows, sum of
+    /// widths]` on the first rank. The content on the other ranks is unspecified.
     fn gather(&self, rows: &mut R, widths: &[usize]) -> Result<(), EngineError>;
 }
 
-/// A rank without others.
+/// The collective of a single rank: both operations do nothing.
 #[derive(Debug)]
 pub(crate) struct Alone;
 

@@ -1,10 +1,11 @@
-//! The CUDA backend: kernels as source, compiled at run time for the device that is there, behind a binary that
+//! The CUDA backend: kernels are shipped as source and compiled at run time for the device found. The binary
 //! needs no toolkit to build and no GPU to start.
 //!
-//! `kernels/*.cu` are the operations; `sources` lists them, `nvrtc` compiles them. `executor` is what must run them:
-//! `device` does on a GPU, `emulator` does on the host, thread by thread, in tests. Everything above it
-//! (`ops`: checked launches; `backend`: what a forward calls; `parity`: every kernel against its naive twin) is the same
-//! code over both, so that what the tests ran is what a GPU runs. docs/cuda.md says what has been seen on one.
+//! `kernels/*.cu` are the operations; `sources` lists them, `nvrtc` compiles them. `executor` is the
+//! interface that runs them: `device` implements it on a GPU, and in tests `emulator` on the host, thread by
+//! thread. The code above it (`ops`: checked launches; `backend`: the operations of a forward; `parity`:
+//! every kernel against its naive twin) is the same for both, so that tests run the code that a GPU runs.
+//! docs/cuda.md says what has been tested on a GPU.
 #![expect(unsafe_code, reason = "launches, the driver and the compiler are foreign; see each SAFETY note")]
 
 mod backend;

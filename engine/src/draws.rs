@@ -1,5 +1,6 @@
-//! Draws where the logits are: what callers ask for, and what follows from it for each row. A device that can draws ids and
-//! sends nothing else back; every other row comes back as logits and is drawn by its caller, to the same id.
+//! Sampling where the logits are: what callers request, and the plan per row. A device that can sample
+//! returns ids and scores, no logits. All other rows are returned as logits and sampled by the caller, with
+//! the same result.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,35 +11,40 @@ use speculation::{SequenceSpec, TokenLogprobs};
 use crate::cuda::{DrawRow, FilterRow, LogitEdit, ScoreRow, edits_of};
 use crate::{EngineError, Logits, SequenceRows, TokenId};
 
-/// Asks for the draws of one sequence's rows instead of their logits. The last row predicts what follows `before` and all of
-/// `then`; each row before it knows one id of `then` less.
+/// Requests draws of one sequence's rows instead of their logits. The last row predicts the id after `before`
+/// and all of `then`; each earlier row knows one id of `then` less.
 #[derive(Debug, Clone, Copy)]
 pub struct DrawRequest<'a> {
-    /// The sequence's; [`crate::Engine::draws`] says whether it can be drawn.
+    /// The sequence's sampling parameters; [`crate::Engine::draws`] says whether it can be drawn.
     pub spec: &'a SequenceSpec,
     /// Ids of the sequence that every row knows.
     pub before: &'a [TokenId],
-    /// Ids behind them: drafted ones, or a guess. Where the last of them are a token tree, a row knows its ancestors of these and itself.
+    /// Ids after those: drafted ids, or a guess. If the last of them are a token tree, a row knows itself and
+    /// its ancestors in it.
     pub then: &'a [TokenId],
-    /// Entries of the vocabulary that may be drawn; the rest is padding. The same for all requests of a forward.
+    /// Number of vocabulary entries that may be drawn; the rest is padding. Equal in all requests of a
+    /// forward.
     pub vocab_size: u32,
-    /// How many of the likeliest tokens are told beside the probability of each drawn one; `None` tells of neither.
+    /// Number of most likely tokens to report beside the log probability of each drawn one; `None` reports
+    /// neither.
     pub logprobs: Option<u32>,
-    /// Where rows predict ids of the prompt: these are not drawn but scored.
+    /// Set if rows predict ids of the prompt: these are scored, not drawn.
     pub prompt: Option<PromptRows>,
 }
 
-/// What is asked of rows whose next id is the prompt's.
+/// Request for rows whose next id is part of the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PromptRows {
-    /// How many of the likeliest tokens are told beside the probability of each id.
+    /// Number of most likely tokens to report beside the log probability of each id.
     pub top_n: u32,
-    /// The id behind `then`, where the prompt goes on behind the rows. Without it the last row's score is of no use.
+    /// The id after `then`, if the prompt continues after the rows. Without it the last row's score is
+    /// meaningless.
     pub next: Option<TokenId>,
 }
 
 impl DrawRequest<'_> {
-    /// Of so many rows, the last of the request: how many are drawn, and how many scored. Rows of the prompt come first.
+    /// Of the last `num_rows` rows of the request, returns how many are drawn and how many are scored. Rows
+    /// of the prompt come first.
     pub fn answers(&self, num_rows: usize) -> (usize, usize) {
         let first = self.before.len() + self.then.len() + 1 - num_rows;
         let left = (self.spec.prompt_len as usize).saturating_sub(first);
@@ -48,19 +54,19 @@ impl DrawRequest<'_> {
     }
 }
 
-/// What a forward gave.
+/// Result of a forward.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// Rows of the sequences that nothing was drawn for, in batch order.
+    /// Logits of the sequences without a request, in batch order.
     pub logits: Logits,
-    /// Draws of the others, in batch order.
+    /// Draws of the other sequences, in batch order.
     pub drawn: Vec<RowDraw>,
-    /// What is said of the probabilities of drawn tokens and of the prompt's ids ([`speculation::logits::score`]), in batch order: for each row
-    /// of a request that asks for it. Where nothing could be drawn it is of no use.
+    /// Log probabilities of drawn tokens and of prompt ids ([`speculation::logits::score`]), in batch order,
+    /// one entry per row that requests them. Meaningless for a row where nothing could be drawn.
     pub scores: Vec<TokenLogprobs>,
 }
 
-/// What a rank gave: the same, before it has a shape.
+/// Result of a rank: an [`Outcome`] with flat logits.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Outputs {
     pub(crate) logits: Vec<f32>,
@@ -68,32 +74,33 @@ pub(crate) struct Outputs {
     pub(crate) scores: Vec<TokenLogprobs>,
 }
 
-/// A row's filters, and whose they are: for a device, and for the host where a device cannot decide.
+/// A row's filters and the sequence that they belong to: for the device, and for the host if the device
+/// cannot decide.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Filter {
     pub(crate) row: FilterRow,
     pub(crate) spec: Arc<SequenceSpec>,
-    /// Where the token that is drawn will stand.
+    /// Position of the token to draw.
     pub(crate) position: u32,
 }
 
-/// Rows to draw, of all rows with logits of a call or a pass, ascending; at most one entry a row.
+/// Rows to draw, out of all rows with logits of a call or a pass: ascending, at most one entry per row.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct DrawPlan {
     pub(crate) rows: Vec<DrawRow>,
-    /// What happens to their logits first.
+    /// Changes to the logits of those rows, applied first.
     pub(crate) edits: Vec<LogitEdit>,
-    /// What may be drawn then, where not everything may.
+    /// Filters of rows where not every token may be drawn.
     pub(crate) filters: Vec<Filter>,
-    /// Whose drawn tokens' probabilities are told.
+    /// Rows whose log probabilities are reported.
     pub(crate) scores: Vec<ScoreRow>,
-    /// Entries of a row that count.
+    /// Number of valid entries of a row.
     pub(crate) vocab: usize,
 }
 
 impl DrawPlan {
-    /// The plan of a call; `requests` has an entry for each sequence of the batch, or none at all, and `trees` the parents of each one's
-    /// token tree ([`crate::TreeRows`]), or none.
+    /// Builds the plan of a call. `requests` has one entry per sequence of the batch, or is empty. `trees`
+    /// has the parents of each sequence's token tree ([`crate::TreeRows`]), or is empty.
     pub(crate) fn new(
         batch: &[SequenceRows<'_>],
         (requests, trees): (&[Option<DrawRequest<'_>>], &[&[u32]]),
@@ -120,7 +127,7 @@ impl DrawPlan {
     ) -> Result<(), EngineError> {
         let DrawRequest { spec, before, then, vocab_size: vocab, logprobs, prompt } = *request;
         let same_vocab = self.is_empty() || self.vocab == vocab as usize;
-        // Ids of the prompt are no tree.
+        // Prompt ids cannot form a tree.
         let is_shaped = parents.is_empty() || (parents.len() <= then.len() && prompt.is_none());
         let can = is_drawn_apart(spec) && num_rows <= then.len() + 1 && is_shaped;
         if !can || !same_vocab || vocab == 0 || vocab > vocab_size {
@@ -158,7 +165,7 @@ impl DrawPlan {
         Ok(())
     }
 
-    /// The part of the rows in `range`, counted from its start.
+    /// The part of the plan for the rows in `range`, with row numbers relative to its start.
     pub(crate) fn part(&self, range: Range<usize>) -> Self {
         let is_in = |row: u32| range.contains(&(row as usize));
         let first = range.start as u32;
@@ -177,18 +184,18 @@ impl DrawPlan {
         }
     }
 
-    /// Whether nothing is asked of any row but its logits.
+    /// Whether no row is drawn or scored.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty() && self.scores.is_empty()
     }
 
-    /// Of each row to score, which of the draws is its own; none where its token is given.
+    /// For each row to score, the index of its draw; `None` if its token is given.
     pub(crate) fn draws_of_scores(&self) -> Vec<Option<u32>> {
         let draw_of = |row| self.rows.iter().position(|draw| draw.row == row).map(|place| place as u32);
         self.scores.iter().map(|score| draw_of(score.row)).collect()
     }
 
-    /// Runs of the first `num_rows` rows that nothing is drawn for.
+    /// Ranges within the first `num_rows` rows that are neither drawn nor scored with a given token.
     pub(crate) fn other_rows(&self, num_rows: usize) -> Vec<Range<usize>> {
         let mut runs = Vec::new();
         let mut next = 0;
@@ -205,7 +212,8 @@ impl DrawPlan {
     }
 }
 
-/// What a row knows of `then`, whose last ids are a token tree: what stands before the tree, its ancestors and itself.
+/// The ids of `then` that a row knows, where the last ids of `then` are a token tree: the ids before the
+/// tree, the row's ancestors and itself.
 fn known_in_tree(then: &[TokenId], parents: &[u32], row: usize) -> Vec<TokenId> {
     let num_linear = then.len() - parents.len();
     let mut ids = then[..row.min(num_linear)].to_vec();
@@ -305,7 +313,7 @@ mod tests {
         );
     }
 
-    /// One drafted id before the tree, which has two ids at its first position, three at the second.
+    /// One drafted id before the tree, which has two ids at its first position and three at the second.
     #[test]
     fn rows_of_a_tree_know_their_ancestors() {
         let then = [5, 6, 7, 60, 61, 70];

@@ -1,6 +1,6 @@
-//! Everything that can go wrong here, as callers tell it apart: a checkpoint that cannot be loaded (the
-//! process says so and exits), a forward that does not fit (the worker preempts or refuses), a request that
-//! names what does not exist.
+//! Errors of the engine, by how callers handle them: a checkpoint that cannot be loaded (the process reports
+//! it and exits), a forward that does not fit (the worker preempts or refuses), a request that refers to
+//! something that does not exist.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use cpu_kernels::KernelError;
 
 use crate::SlotId;
 
-/// Why the engine refused.
+/// Error of an engine call.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A file of the checkpoint is missing or cannot be opened.
@@ -16,18 +16,18 @@ pub enum EngineError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file of the checkpoint was read but makes no sense.
+    /// A file of the checkpoint has invalid content.
     #[error("{}: {reason}", path.display())]
     BrokenFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the fault.
         reason: String,
     },
-    /// A field that the model needs is not there.
+    /// A required field is missing.
     #[error("{}: field `{field}` is missing", path.display())]
     MissingField {
         /// The configuration file.
@@ -35,7 +35,7 @@ pub enum EngineError {
         /// The field, dotted where nested.
         field: String,
     },
-    /// A field holds what the engine cannot run.
+    /// A field has a value that the engine does not support.
     #[error("{}: field `{field}` {reason}", path.display())]
     BadField {
         /// The configuration file.
@@ -45,40 +45,40 @@ pub enum EngineError {
         /// What was found and what is accepted.
         reason: String,
     },
-    /// The model is of a family that the engine does not know.
+    /// The model family is not supported.
     #[error("{}: architecture {found} is not supported, expected one of {known}", path.display())]
     UnknownArchitecture {
         /// The configuration file.
         path: PathBuf,
-        /// As the configuration spells it.
+        /// The architecture as the configuration spells it.
         found: String,
-        /// Those that would have worked.
+        /// The supported architectures.
         known: String,
     },
-    /// A tensor that the configuration asks for is in no file of the checkpoint.
+    /// No file of the checkpoint has a tensor that the configuration implies.
     #[error("tensor `{tensor}` is missing in {}", path.display())]
     MissingTensor {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
-        /// The file or index that should name it.
+        /// The file or index that should contain it.
         path: PathBuf,
     },
-    /// A tensor's shape is not the one that the configuration implies.
+    /// A tensor's shape differs from the one that the configuration implies.
     #[error("tensor `{tensor}` in {} has shape {found:?}, config.json implies {expected:?}", path.display())]
     WrongShape {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
         /// The file that holds it.
         path: PathBuf,
-        /// From the configuration.
+        /// Shape implied by the configuration.
         expected: Vec<usize>,
-        /// From the file.
+        /// Shape in the file.
         found: Vec<usize>,
     },
     /// A tensor is stored in a format that the engine does not read.
     #[error("tensor `{tensor}` in {} is stored as {found}, expected F32, F16, BF16, or F8_E4M3 for a matrix", path.display())]
     WrongDtype {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
         /// The file that holds it.
         path: PathBuf,
@@ -88,20 +88,20 @@ pub enum EngineError {
     /// A load option is out of range.
     #[error("option {option} is {value}: {reason}")]
     BadOption {
-        /// Its name in [`crate::LoadOptions`].
+        /// Name of the field of [`crate::LoadOptions`].
         option: &'static str,
         /// Its value.
         value: u64,
         /// The limit, and what to do.
         reason: String,
     },
-    /// The CPU kernels cannot run as asked, or got no memory.
+    /// The CPU kernels cannot run as asked, or an allocation failed.
     #[error(transparent)]
     Kernel(KernelError),
-    /// A GPU cannot be used, or said no.
+    /// A GPU cannot be used, or reported an error.
     #[error(transparent)]
     Cuda(#[from] crate::cuda::CudaError),
-    /// The weights would not fit in the memory that is free; nothing was read.
+    /// The weights do not fit in free memory; nothing was read.
     #[error(
         "the weights take {:.1} GB of memory and {:.1} GB are free: take a smaller model, `weights` int8 or int4, or less ballast",
         *needed as f64 / 1e9, *free as f64 / 1e9
@@ -109,18 +109,18 @@ pub enum EngineError {
     NotEnoughMemory {
         /// Bytes of weights.
         needed: u64,
-        /// Bytes that this process may still take.
+        /// Bytes that this process may still allocate.
         free: u64,
     },
-    /// The batch needs more KV blocks than are free. Nothing was changed: preempt something and try again.
+    /// The batch needs more KV blocks than are free. Nothing was changed: preempt a sequence and try again.
     #[error("out of kv memory: {needed} blocks needed, {free} free")]
     OutOfKv {
-        /// Blocks that the batch would have taken.
+        /// Blocks that the batch needs.
         needed: u64,
-        /// Blocks there were.
+        /// Blocks that were free.
         free: u64,
     },
-    /// A sequence would outgrow the model's window. Nothing was changed.
+    /// A sequence would exceed the model's window. Nothing was changed.
     #[error("sequence of {len} tokens is over the model's window of {max}")]
     TooLong {
         /// Length after the forward.
@@ -131,7 +131,7 @@ pub enum EngineError {
     /// No open sequence has this id. Nothing was changed.
     #[error("slot {0:?} is not open")]
     UnknownSlot(SlotId),
-    /// The batch contradicts itself. Nothing was changed.
+    /// The batch is inconsistent. Nothing was changed.
     #[error("bad batch: {0}")]
     BadBatch(String),
     /// A token id is outside the vocabulary. Nothing was changed.
@@ -142,18 +142,18 @@ pub enum EngineError {
         /// The vocabulary's size.
         vocab_size: u32,
     },
-    /// A rank of a tensor-parallel engine panicked or hangs. The engine is of no use any more: load it anew.
+    /// A rank of the engine panicked or hung. The engine is unusable: load it anew.
     #[error("rank {rank} is lost: {reason}; the engine must be loaded anew")]
     RankLost {
-        /// Which.
+        /// Number of the rank.
         rank: usize,
-        /// What was seen of it last.
+        /// Panic message, failure or timeout of the rank.
         reason: String,
     },
 }
 
 impl EngineError {
-    /// Whether nothing can be computed any more: the process has to be started anew.
+    /// Whether the engine is unusable and the process must be restarted.
     pub fn is_fatal(&self) -> bool {
         use crate::cuda::CudaError::{Driver, Nccl, RanksApart};
         matches!(self, Self::RankLost { .. } | Self::Cuda(Driver { .. } | Nccl { .. } | RanksApart { .. }))

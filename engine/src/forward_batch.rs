@@ -1,6 +1,5 @@
-//! One pass of the model over rows of many sequences, with every index worked out: what `llama` and the
-//! kernels read. Built from sequences whose KV is already reserved; nothing is checked again below this
-//! point.
+//! One pass of the model over rows of many sequences, with every index computed: the input of `llama` and the
+//! kernels. Built from sequences whose KV is already reserved. Code below this point does not check it again.
 
 use std::ops::Range;
 
@@ -8,12 +7,12 @@ use cpu_kernels::{BLOCK_SIZE, KvSlot, PassRows, Segment, TreeSegment};
 
 use crate::TokenId;
 
-/// Most rows in one pass; more are run as several, which changes no bit (docs/contract.md C1) and bounds the
-/// workspace.
+/// Maximum rows of one pass. A larger batch runs as several passes, which changes no bit (docs/contract.md
+/// C1) and bounds the workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PassLimits {
     pub(crate) rows: usize,
-    /// Rows with logits, which are as wide as the vocabulary.
+    /// Maximum rows with logits; a row of logits is as wide as the vocabulary.
     pub(crate) logit_rows: usize,
 }
 
@@ -21,39 +20,40 @@ impl PassLimits {
     pub(crate) const DEFAULT: Self = Self { rows: 512, logit_rows: 512 };
 }
 
-/// One sequence's part of a call, its KV reserved.
+/// One sequence's part of a call, with its KV reserved.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReservedRows<'a> {
     /// Ids to append.
     pub(crate) token_ids: &'a [TokenId],
-    /// The position of the first.
+    /// Position of the first id.
     pub(crate) start: u32,
-    /// The sequence's KV blocks, those for these rows included.
+    /// The sequence's KV blocks, including those for these rows.
     pub(crate) block_table: &'a [u32],
-    /// Logits are wanted for the last so many rows.
+    /// Number of trailing rows to return logits for.
     pub(crate) num_logits: usize,
-    /// The token tree that the last ids are, if they are one.
+    /// The token tree formed by the last ids, if there is one.
     pub(crate) tree: TreePart<'a>,
 }
 
-/// What a call brings of a token tree: the rows behind those that earlier calls stored, in front of `start`.
+/// The part of a token tree that a call adds: the rows after those that earlier calls stored, which lie
+/// before `start`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TreePart<'a> {
-    /// Rows that are stored.
+    /// Number of rows that earlier calls stored.
     pub(crate) num_stored: usize,
-    /// Of all rows, the stored ones first ([`TreeSegment::parents`]); empty where there is no tree.
+    /// Parents of all rows, stored rows first ([`TreeSegment::parents`]); empty without a tree.
     pub(crate) parents: &'a [u32],
 }
 
 impl TreePart<'_> {
-    /// Rows that the call brings.
+    /// Number of rows that the call adds.
     pub(crate) fn num_new(&self) -> usize {
         self.parents.len() - self.num_stored
     }
 }
 
 impl ReservedRows<'_> {
-    /// Ids before the tree.
+    /// Number of ids before the tree.
     fn num_linear(&self) -> usize {
         self.token_ids.len() - self.tree.num_new()
     }
@@ -66,12 +66,12 @@ pub(crate) struct ForwardBatch<'a> {
     pub(crate) positions: Vec<u32>,
     pub(crate) slot_mapping: Vec<KvSlot>,
     pub(crate) segments: Vec<Segment<'a>>,
-    /// Rows that want logits, ascending.
+    /// Indices of rows that need logits, ascending.
     pub(crate) logit_rows: Vec<usize>,
 }
 
 impl<'a> ForwardBatch<'a> {
-    /// Cuts a call into passes within `limits`, in batch order.
+    /// Splits a call into passes within `limits`, in batch order.
     pub(crate) fn passes(sequences: &[ReservedRows<'a>], limits: PassLimits) -> Vec<ForwardBatch<'a>> {
         let mut passes = Vec::new();
         let mut pass = ForwardBatch::default();
@@ -102,13 +102,13 @@ impl<'a> ForwardBatch<'a> {
         self.token_ids.len()
     }
 
-    /// Where its rows stand, as kernels take it.
+    /// Positions, slots and segments of the rows, in the form that the kernels take.
     pub(crate) fn rows(&self) -> PassRows<'_> {
         let Self { positions, slot_mapping, segments, .. } = self;
         PassRows { positions, slot_mapping, segments }
     }
 
-    /// The rows with logits alone, their keys and values stored as those of all rows before them.
+    /// Only the rows with logits. Assumes that the keys and values of all rows are stored.
     pub(crate) fn logit_part(&self) -> ForwardBatch<'a> {
         let rows = self.logit_rows.iter();
         ForwardBatch {
@@ -120,7 +120,7 @@ impl<'a> ForwardBatch<'a> {
         }
     }
 
-    /// A segment's rows with logits, which are its last ones, counted among the rows with logits.
+    /// The part of a segment with logits, which is its end; row numbers count rows with logits only.
     fn logit_segment(&self, segment: &Segment<'a>) -> Option<Segment<'a>> {
         let before = |row| self.logit_rows.partition_point(|&logit_row| logit_row < row);
         let rows = before(segment.rows.start)..before(segment.rows.end);
@@ -168,7 +168,7 @@ impl<'a> ForwardBatch<'a> {
 mod tests {
     use super::*;
 
-    /// At most so many rows, with or without logits.
+    /// Limits of `rows` rows, with and without logits.
     fn rows(rows: usize) -> PassLimits {
         PassLimits { rows, logit_rows: rows }
     }
@@ -188,7 +188,7 @@ mod tests {
         let ids: Vec<&[u32]> = passes.iter().map(|pass| pass.token_ids.as_slice()).collect();
         assert_eq!(ids, [&[0, 1, 2, 3, 4, 5, 6, 7][..], &[8, 9, 10, 11]]);
         assert_eq!((&passes[0].logit_rows[..], &passes[1].logit_rows[..]), (&[5, 7][..], &[0, 1][..]));
-        // A pass that is full of logits still takes rows without.
+        // A pass that has the maximum of rows with logits still accepts rows without.
         let passes =
             ForwardBatch::passes(&[sequences[0], sequences[2]], PassLimits { rows: 9, logit_rows: 1 });
         assert_eq!(passes.len(), 1);
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!((tree.start, tree.first), (14, 2));
         assert_eq!(tree.stored_at(2).collect::<Vec<_>>(), [16, 14]);
         assert_eq!(tree.stored_at(4).collect::<Vec<_>>(), [18, 15]);
-        // The same in two calls.
+        // The same rows, with the second pass as a second call.
         let later = ReservedRows {
             token_ids: &[22, 23, 24],
             start: 16,

@@ -1,5 +1,6 @@
-//! The handle that workers hold: loads a model, keeps its sequences' KV, runs forwards. A batch is checked
-//! and its KV reserved here, whole or not at all; below this file nothing can fail any more. How an engine comes to be: `loading`.
+//! The engine handle that workers own: holds a model, keeps the KV of its sequences, runs forwards. A batch
+//! is checked and its KV reserved here, all or nothing, so that code below cannot fail on bad input.
+//! `loading` creates engines.
 
 mod loading;
 
@@ -18,26 +19,27 @@ use crate::options::{EngineInfo, EngineStats, SequenceRows, SlotId, TreeRows};
 use crate::rank::Runner;
 use crate::{EngineError, Logits, TokenId};
 
-/// A loaded model and its KV. One thread uses it at a time: `Send`, not `Sync`.
+/// A loaded model and its KV cache. Used by one thread at a time: `Send`, not `Sync`.
 pub struct Engine {
     info: EngineInfo,
     runner: Box<dyn Runner>,
-    /// Whether rows can be drawn where their logits are.
+    /// Whether the device can sample rows itself.
     draws: bool,
-    /// Whether rows of a token tree can be run.
+    /// Whether the device can run rows of token trees.
     trees: bool,
     blocks: BlockManager,
     stats: EngineStats,
     not_sync: PhantomData<Cell<()>>,
 }
 
-/// Cores that the calling thread may run on, in the system's order. Fails where the system does not say.
+/// Returns the cores that the calling thread may run on, in the system's order. Fails if the system does not
+/// report them.
 pub fn allowed_cores() -> Result<Vec<usize>, EngineError> {
     Ok(cpu_kernels::allowed_cores()?)
 }
 
 impl Engine {
-    /// What was loaded.
+    /// Facts about the loaded engine.
     pub fn info(&self) -> &EngineInfo {
         &self.info
     }
@@ -47,53 +49,55 @@ impl Engine {
         self.blocks.open()
     }
 
-    /// Opens a sequence that begins with the first `len` tokens of another one, whose KV both hold. `None` where the other slot
-    /// is not open or holds fewer. What either of them appends is its own: a block that both hold is copied before one writes it.
+    /// Opens a sequence that starts with the first `len` tokens of another sequence and shares their KV.
+    /// Returns `None` if that slot is not open or holds fewer tokens. Later appends to either sequence do not
+    /// affect the other: a shared block is copied before it is written.
     pub fn fork(&mut self, slot: SlotId, len: u32) -> Option<SlotId> {
         self.blocks.fork(slot, len)
     }
 
-    /// Forgets a sequence and frees its KV. A slot that is not open is ignored.
+    /// Closes a sequence and frees its KV. A slot that is not open is ignored.
     pub fn close(&mut self, slot: SlotId) {
         self.blocks.close(slot);
     }
 
-    /// Forgets what lies at and past `len`. A slot that is not open, or holds no more than that, is left
-    /// alone.
+    /// Drops the tokens at position `len` and after. Does nothing for a slot that is not open or holds no
+    /// more than `len` tokens.
     pub fn truncate(&mut self, slot: SlotId, len: u32) {
         self.blocks.truncate(slot, len);
     }
 
-    /// KV tokens held; 0 for a slot that is not open.
+    /// Number of tokens in the sequence's KV; 0 for a slot that is not open.
     pub fn len(&self, slot: SlotId) -> u32 {
         self.blocks.len(slot).unwrap_or(0)
     }
 
-    /// KV blocks that appending `new_tokens` would take from the free ones.
+    /// Number of free KV blocks that appending `new_tokens` would take.
     pub fn blocks_needed(&self, slot: SlotId, new_tokens: u32) -> u64 {
         self.blocks.blocks_needed(slot, new_tokens)
     }
 
-    /// Lengthens a sequence that holds the first of `ids` by what equal sequences have computed, and lets others
-    /// have what it computes from now on: KV of whole blocks, under the hash of all ids before them and the isolation key
-    /// (docs/contract.md A). One id at least is left to compute. `wait` says that another open sequence, which asked
-    /// before, is about to compute what comes next: ask again after the next forward, or go on alone. A sequence that
-    /// never asks shares nothing.
+    /// Extends a sequence that holds the first of `ids` with the KV of equal prefixes that were computed
+    /// before, and publishes what it computes from now on: KV of whole blocks, under the hash of all ids
+    /// before them and the isolation key (docs/contract.md A). At least one id is left to compute. `wait`
+    /// means that another open sequence, which called this first, is about to compute the next block: call
+    /// again after the next forward, or compute it here too. A sequence for which this is never called shares
+    /// nothing.
     pub fn share(&mut self, slot: SlotId, isolation_key: u64, ids: &[TokenId]) -> Shared {
         self.blocks.share(slot, isolation_key, ids)
     }
 
-    /// KV blocks in a sequence's table, shared ones included.
+    /// Number of KV blocks in a sequence's block table, shared ones included.
     pub fn blocks_held(&self, slot: SlotId) -> u64 {
         self.blocks.block_table(slot).len() as u64
     }
 
-    /// KV blocks that nobody holds, kept prefixes included.
+    /// Number of KV blocks that no sequence holds, cached prefixes included.
     pub fn free_blocks(&self) -> u64 {
         self.blocks.free_blocks()
     }
 
-    /// Counters since start.
+    /// Counters since start, and gauges.
     pub fn stats(&self) -> EngineStats {
         EngineStats {
             referenced_blocks: self.blocks.referenced_blocks(),
@@ -103,42 +107,43 @@ impl Engine {
         }
     }
 
-    /// What forwards spent their time on since start: on one CPU rank; elsewhere nobody keeps time.
+    /// Time per stage of all forwards since start. Only measured with one CPU rank; zeros elsewhere.
     pub fn stage_times(&self) -> StageTimes {
         self.runner.stage_times()
     }
 
-    /// Threads of this process that compute, whoever calls [`Engine::forward`] or each rank's own included.
+    /// Number of compute threads in this process: the thread that calls [`Engine::forward`], or the ranks'
+    /// threads, included.
     pub fn num_threads(&self) -> usize {
         self.runner.num_threads()
     }
 
-    /// Keeps each computing thread on one of `cores` (see [`allowed_cores`]), rank by rank. Without ranks the calling thread is
-    /// the first of them: call it on the thread that forwards are called on. Costs a third of the speed and more where anything
-    /// else wants those cores (docs/adr/0019-own-thread-pool.md). Fails where the cores are fewer than the threads, and where
-    /// the system refuses.
+    /// Pins each compute thread to one of `cores` (see [`allowed_cores`]), rank by rank. With a single rank
+    /// the calling thread is the first of them: call this on the thread that will call forward. Loses a third
+    /// of the speed or more if other processes need those cores (docs/adr/0019-own-thread-pool.md). Fails if
+    /// there are fewer cores than threads, or if the system refuses.
     pub fn pin_threads(&mut self, cores: &[usize]) -> Result<(), EngineError> {
         self.runner.pin(cores)
     }
 
-    /// Appends KV for every row and returns the logits asked for, in batch order. On an error nothing has
+    /// Appends KV for every row and returns the requested logits in batch order. On an error nothing has
     /// changed.
     pub fn forward(&mut self, batch: &[SequenceRows<'_>]) -> Result<Logits, EngineError> {
         self.forward_and_draw(batch, &[]).map(|outcome| outcome.logits)
     }
 
-    /// Whether rows of such a sequence can be drawn where their logits are.
+    /// Whether the device can sample rows of such a sequence itself.
     pub fn draws(&self, spec: &SequenceSpec) -> bool {
         self.draws && is_drawn_apart(spec)
     }
 
-    /// Whether rows of token trees can be run here.
+    /// Whether this engine can run rows of token trees.
     pub fn takes_trees(&self) -> bool {
         self.trees
     }
 
-    /// The same, but for sequences with a request what is drawn from their rows: `requests` is empty, or has an entry for
-    /// each sequence of the batch. Ask only for what [`Engine::draws`].
+    /// Like [`Engine::forward`], but samples the rows of sequences with a request. `requests` is empty, or
+    /// has one entry per sequence of the batch. Only valid for sequences that [`Engine::draws`] accepts.
     pub fn forward_and_draw(
         &mut self,
         batch: &[SequenceRows<'_>],
@@ -147,9 +152,9 @@ impl Engine {
         self.forward_with_trees(batch, requests, &[])
     }
 
-    /// The same, where the last ids of some sequences are token trees, at most one a sequence and only where the engine
-    /// [`Engine::takes_trees`]. Say with [`Engine::keep_path`] what is left of a tree, or cut the sequence; until then, calls bring nothing
-    /// but further rows of it.
+    /// Like [`Engine::forward_and_draw`], where the last ids of some sequences are token trees: at most one
+    /// per sequence, and only if the engine [`Engine::takes_trees`]. Afterwards call [`Engine::keep_path`] or
+    /// truncate the sequence; until then calls may only add rows to the tree.
     pub fn forward_with_trees(
         &mut self,
         batch: &[SequenceRows<'_>],
@@ -175,7 +180,7 @@ impl Engine {
         Ok(Outcome { logits, drawn: outputs.drawn, scores: outputs.scores })
     }
 
-    /// Everything that can be wrong with a batch but its KV.
+    /// Checks everything in a batch except KV capacity.
     fn check(&self, batch: &[SequenceRows<'_>]) -> Result<(), EngineError> {
         let mut seen = HashSet::new();
         for rows in batch {
@@ -204,7 +209,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Each sequence's tree, if it has one.
+    /// Returns each sequence's part of a tree, empty for sequences without one.
     fn check_trees<'a>(
         &self,
         batch: &[SequenceRows<'_>],
@@ -239,9 +244,10 @@ impl Engine {
         Ok(parts)
     }
 
-    /// What is left of the tree that a sequence's latest rows are, once it is judged: the rows of one path, from its first on, which
-    /// become the sequence's at `start`, where the tree began. `path` numbers them in the tree; `ids` are theirs. Their KV is what a chain
-    /// of these ids would have left, bit for bit.
+    /// Keeps one path of the token tree formed by a sequence's latest rows, after verification, and drops its
+    /// other rows. The path starts at the root, and its rows move to `start`, where the tree began. `path`
+    /// holds row numbers in the tree, `ids` their ids. The KV is then equal, bit for bit, to that of a chain
+    /// of these ids.
     pub fn keep_path(
         &mut self,
         slot: SlotId,
@@ -262,7 +268,7 @@ impl Engine {
             let reason = format!("rows {path:?} behind {start} are no path of slot {slot:?}, {end} long");
             return Err(EngineError::BadBatch(reason));
         }
-        // A row moves towards the front, past none that still has to move.
+        // Copies go from front to back: a destination is never a row that is still to be moved.
         let moves = path.iter().enumerate().filter(|(i, row)| *i != **row);
         let copies: Vec<TokenCopy> =
             moves.map(|(i, &row)| TokenCopy { from: at(first + row), to: at(first + i) }).collect();
@@ -273,7 +279,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes KV blocks for all rows, or none.
+    /// Reserves KV blocks for all rows, or none.
     fn reserve(&mut self, batch: &[SequenceRows<'_>], trees: &[TreePart<'_>]) -> Result<(), EngineError> {
         let needed =
             batch.iter().map(|rows| self.blocks.blocks_needed(rows.slot, rows.token_ids.len() as u32)).sum();
@@ -301,7 +307,8 @@ impl Engine {
     }
 }
 
-/// Whether each row stands behind its parent, and the rows of the call in order of depth: attention relies on positions that do not fall.
+/// Whether each row comes after its parent and the call's rows are in order of depth. Attention requires
+/// non-decreasing positions.
 fn stands_in_order(tree: TreePart<'_>) -> bool {
     let mut depths: Vec<u32> = Vec::with_capacity(tree.parents.len());
     for &parent in tree.parents {
@@ -315,7 +322,7 @@ fn stands_in_order(tree: TreePart<'_>) -> bool {
     depths[tree.num_stored..].is_sorted()
 }
 
-/// A sequence's part of a call, once [`Engine::reserve`] has lengthened it.
+/// A sequence's part of a call, after [`Engine::reserve`] has extended it.
 fn reserved<'a>(blocks: &'a BlockManager, rows: &SequenceRows<'a>, tree: TreePart<'a>) -> ReservedRows<'a> {
     let len = blocks.len(rows.slot).expect("check has found every slot open");
     ReservedRows {

@@ -1,5 +1,6 @@
-//! The CPU as a [`Backend`]: weights, KV and rows lie in this process's memory, and every operation is one of
-//! `cpu_kernels` on slices. Loading is decided here, arithmetic never.
+//! The CPU as a [`Backend`]: weights, KV and rows are in this process's memory, and every operation is a
+//! `cpu_kernels` call on slices. This file decides how weights are loaded; it has no arithmetic of the
+//! forward pass.
 
 mod rows;
 
@@ -17,7 +18,7 @@ use crate::rope::Rope;
 use crate::weights::{LinearFormat, LinearTensors, Stacked, TensorPart, TensorSource};
 pub(crate) use rows::HostRows;
 
-/// A linear, and what is left to do once the ranks' parts are added.
+/// A linear layer, and the steps left to do after the ranks' partial sums are added.
 #[derive(Debug)]
 pub(crate) struct HostLinear {
     linear: Linear,
@@ -26,7 +27,7 @@ pub(crate) struct HostLinear {
     bias_after: Option<Vec<f32>>,
 }
 
-/// The cosines and sines of positions.
+/// Cosines and sines of positions.
 fn angles(rope: &Rope, positions: &[u32]) -> Angles {
     let half = rope.half_dim();
     let (mut cos, mut sin) = (vec![0.0; positions.len() * half], vec![0.0; positions.len() * half]);
@@ -37,7 +38,7 @@ fn angles(rope: &Rope, positions: &[u32]) -> Angles {
     Angles { cos, sin, half }
 }
 
-/// A pass, and the angles of its rows.
+/// A pass, and the rope angles of its rows.
 #[derive(Debug)]
 pub(crate) struct HostPass<'a> {
     batch: &'a ForwardBatch<'a>,
@@ -100,7 +101,7 @@ impl Backend for Cpu {
                 LinearWeights::Floats(Arc::new(FloatMatrix::pack(format, &rows, &slices, self.threads())?))
             }
             LinearFormat::Quantized(format) => {
-                // Scales are those of whole rows: how ranks share K does not change a weight.
+                // Scales are those of whole rows, so splitting K over ranks does not change a weight.
                 let rows = tensors.whole_rows()?;
                 let mut packed = PackedMatrix::pack(format, &tensors.slices, &rows, self.threads())?;
                 packed.move_to_zero(tensors.slices.start());

@@ -1,5 +1,5 @@
-//! Whether a model's weights fit in the memory that is free, asked before they are read: the system would grant what it does not
-//! have and end the process later, without a word.
+//! Checks that a model's weights fit in free memory before they are read. Otherwise the system would
+//! overcommit and later kill the process without a message.
 
 use cpu_kernels::{MatrixFormat, QuantizedFormat};
 
@@ -8,7 +8,8 @@ use crate::model_config::ModelConfig;
 use crate::model_shape::ModelShape;
 use crate::weights::{Formats, LinearFormat};
 
-/// Refuses a model whose weights need more than is free. Where the system does not say what is free, everything fits.
+/// Refuses a model whose weights need more memory than is free. Accepts any model if the system does not
+/// report free memory.
 pub(crate) fn check_fits(config: &ModelConfig, formats: Formats) -> Result<(), EngineError> {
     fits(weight_bytes(config, formats), free_bytes())
 }
@@ -20,7 +21,7 @@ fn fits(needed: u64, free: Option<u64>) -> Result<(), EngineError> {
     }
 }
 
-/// Bytes of weights in memory: at least so many.
+/// Lower bound of the bytes that the weights take in memory.
 fn weight_bytes(config: &ModelConfig, formats: Formats) -> u64 {
     let shape = ModelShape::of(config);
     let projections = shape.layer_projections().into_iter().chain([shape.vocabulary_projection()]);
@@ -40,12 +41,13 @@ fn weight_bytes(config: &ModelConfig, formats: Formats) -> u64 {
     linear + table + shape.vectors() * size_of::<f32>() as u64
 }
 
-/// Bytes that this process may still take: what the machine has free or can free at once, and what the container's limit leaves.
+/// Bytes that this process may still allocate: the machine's available memory, limited by what the
+/// container's limit leaves.
 fn free_bytes() -> Option<u64> {
     let machine = available(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
     let number =
         |file: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse().ok();
-    // "max" is no number, and no limit. What a container uses includes files in the cache, which it can give up.
+    // "max" does not parse: no limit. A container's usage includes the page cache, which can be reclaimed.
     let container = number("memory.max").zip(number("memory.current"));
     let left = container.map(|(max, used): (u64, u64)| max.saturating_sub(used) + cached_in_container());
     Some(left.map_or(machine, |left| left.min(machine)))
@@ -60,7 +62,7 @@ fn available(meminfo: &str) -> Option<u64> {
     field(meminfo, "MemAvailable:")?.checked_mul(1024)
 }
 
-/// The first number of the line that begins so.
+/// The first number on the line that starts with `start`.
 fn field(text: &str, start: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(start)?.split_whitespace().next()?.parse().ok())
 }

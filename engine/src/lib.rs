@@ -1,11 +1,14 @@
-//! Runs the models: weights, paged KV, forward. It sees token ids and KV blocks, never text, sockets or
-//! lanes, and it knows nothing of drafting: a draft worker and a target worker hold the same [`Engine`].
+//! Runs the models: weights, paged KV cache, forward pass. The crate sees token ids and KV blocks, never
+//! text, sockets or lanes, and does not know about drafting: draft workers and target workers use the same
+//! [`Engine`].
 //!
-//! Reading order, which is the life of a forward: [`Engine`] checks a batch and reserves its KV (`handle`,
-//! `block_manager`, `forward_batch`), every `rank` (one, or a `rank_group` of several, each with its `shard` of the
-//! model) has `llama` run it top to bottom over a `backend`, and ranks add up their parts by a `collective`. The CPU as a backend is
-//! `host`, its arithmetic the crate `cpu_kernels`. Before that, loading: `model_config` and `rope` make sense of config.json, `weights` of the
-//! tensors, `ballast` makes both heavier where that is asked for, `host_memory` says whether they fit. [`oracle`] is the judge: the same numbers by the slowest and plainest way.
+//! Reading order, which is the order of a forward: [`Engine`] checks a batch and reserves its KV blocks
+//! (`handle`, `block_manager`, `forward_batch`). Every `rank` (one, or a `rank_group` of several, each with
+//! its `shard` of the model) runs `llama` from top to bottom on a `backend`. Ranks add up their partial
+//! results with a `collective`. The CPU backend is `host`; its arithmetic is the crate `cpu_kernels`. Loading
+//! comes before that: `model_config` and `rope` parse config.json, `weights` reads the tensors, `ballast`
+//! enlarges both if asked to, and `host_memory` checks that the weights fit in memory. [`oracle`] is the
+//! reference for tests: it computes the same numbers in the slowest and plainest way.
 //!
 //! Numerics: docs/contract.md part C. A row's logits depend on that row's sequence alone, bit for bit.
 #![deny(unsafe_code)]

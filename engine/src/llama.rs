@@ -1,6 +1,6 @@
-//! The decoder that Llama, Mistral, Qwen2 and Qwen3 share, top to bottom. What differs between them (biases,
-//! q/k norm, windows, rope) is data, decided in `model_config`; how an operation is computed is the backend's
-//! business; what of the model is here, where several ranks share it, is `shard`'s.
+//! The decoder that Llama, Mistral, Qwen2 and Qwen3 share, from top to bottom. The differences between them
+//! (biases, q/k norm, windows, rope) are data that `model_config` determines. The backend computes the
+//! operations, and `shard` says which part of the model a rank holds.
 
 mod load;
 
@@ -13,7 +13,7 @@ use crate::forward_batch::ForwardBatch;
 use crate::model_config::ModelConfig;
 use crate::shard::Shard;
 
-/// A decoder's weights, or one rank's part of them.
+/// Weights of a decoder, or one rank's part of them.
 pub(crate) struct Llama<B: Backend> {
     pub(crate) config: ModelConfig,
     shard: Shard,
@@ -21,11 +21,12 @@ pub(crate) struct Llama<B: Backend> {
     pub(crate) embedding: B::Table,
     layers: Vec<Layer<B>>,
     final_norm: B::Norm,
-    /// hidden -> this rank's part of the vocabulary; shares the embedding where it is tied and whole.
+    /// hidden -> this rank's part of the vocabulary. Shares memory with the embedding if it is tied and not
+    /// split.
     lm_head: B::Linear,
 }
 
-/// One decoder layer. Heads and intermediate columns are this rank's.
+/// One decoder layer, with this rank's heads and intermediate columns.
 struct Layer<B: Backend> {
     attention: AttentionLayer,
     intermediate: usize,
@@ -43,25 +44,25 @@ struct Layer<B: Backend> {
     down: B::Linear,
 }
 
-/// Buffers of a pass, kept between passes.
+/// Buffers of a pass, reused by the next pass.
 pub(crate) struct Workspace<B: Backend> {
-    /// Of all rows of the pass.
+    /// All rows of the pass.
     rows: Stream<B>,
-    /// Of rows with logits, where the last layer leaves the others behind.
+    /// Rows with logits only: after its KV is written, the last layer computes just these.
     logit_rows: Stream<B>,
     scratch: Scratch<B>,
-    /// `[logit rows, vocab]` on the first rank once a pass is done.
+    /// `[logit rows, vocab]` on the first rank at the end of a pass.
     pub(crate) logits: B::Rows,
 }
 
-/// What rows carry from one part of a layer to the next.
+/// Activations of rows that pass from one part of a layer to the next.
 struct Stream<B: Backend> {
     /// The residual stream.
     hidden: B::Rows,
     qkv: B::Rows,
 }
 
-/// What is read by the part of a layer alone that wrote it.
+/// Buffers that only the part of a layer that wrote them reads.
 struct Scratch<B: Backend> {
     normed: B::Rows,
     attended: B::Rows,
@@ -99,7 +100,7 @@ impl<B: Backend> Default for Scratch<B> {
     }
 }
 
-/// What a forward runs on.
+/// The device state that a forward runs on.
 pub(crate) struct Device<'a, B: Backend> {
     pub(crate) backend: &'a B,
     pub(crate) collective: &'a dyn Collective<B::Rows>,
@@ -107,8 +108,8 @@ pub(crate) struct Device<'a, B: Backend> {
 }
 
 impl<B: Backend> Llama<B> {
-    /// One pass: appends KV for every row and leaves the logits that were asked for in `w.logits`, those of the
-    /// whole vocabulary on the first rank. Fails where another rank is lost.
+    /// Runs one pass: appends KV for every row and leaves the requested logits in `w.logits`, those of the
+    /// whole vocabulary on the first rank. Returns an error if another rank is lost.
     pub(crate) fn forward(
         &self,
         device: &mut Device<'_, B>,
@@ -121,7 +122,7 @@ impl<B: Backend> Llama<B> {
         let num_logit_rows = batch.logit_rows.len();
         let logit_batch = (num_logit_rows < batch.num_rows()).then(|| batch.logit_part());
 
-        // Sized at once: memory that a device takes in the middle of a pass would cut its graph.
+        // Size all buffers now: a device allocation in the middle of a pass would split its graph.
         backend.resize(logits, num_logit_rows * self.shard.vocabulary(&self.config).len());
         if logit_batch.is_some() {
             self.resize_stream(backend, num_logit_rows, logit_rows);
@@ -140,7 +141,7 @@ impl<B: Backend> Llama<B> {
         if num_logit_rows == 0 {
             return Ok(());
         }
-        // Nothing reads the other rows once the last layer's keys and values are stored.
+        // After the last layer's keys and values are stored, rows without logits are no longer needed.
         let mut rows = rows;
         if let Some(logit_batch) = &logit_batch {
             self.resize_scratch(backend, num_logit_rows, scratch);
@@ -163,7 +164,7 @@ impl<B: Backend> Llama<B> {
         self.shard.layout(&self.config)
     }
 
-    /// Entries of the vocabulary that each rank projects to.
+    /// Number of vocabulary entries that each rank projects to.
     fn vocabulary_parts(&self) -> Vec<usize> {
         let ranks = 0..self.shard.ranks;
         ranks.map(|rank| Shard { rank, ..self.shard }.vocabulary(&self.config).len()).collect()
@@ -185,7 +186,7 @@ impl<B: Backend> Llama<B> {
 }
 
 impl<B: Backend> Layer<B> {
-    /// Computes the queries, keys and values of rows, and stores keys and values.
+    /// Computes queries, keys and values of the rows and stores the keys and values.
     fn project(
         &self,
         device: &mut Device<'_, B>,
@@ -196,7 +197,7 @@ impl<B: Backend> Layer<B> {
         let (backend, layout) = (device.backend, self.attention.layout);
         backend.rms_norm(&self.input_norm, &rows.hidden, &mut scratch.normed); // [rows, hidden]
         backend.mark(Stage::Rest);
-        backend.linear(&self.qkv, &mut scratch.normed, &mut rows.qkv); // [rows, (heads + 2 kv heads) * head_dim]
+        backend.linear(&self.qkv, &mut scratch.normed, &mut rows.qkv); // [rows, layout.row_width()]
         backend.mark(Stage::Products);
         if let Some((q_norm, k_norm)) = &self.qk_norms {
             backend.norm_heads(layout, (q_norm, k_norm), &mut rows.qkv);
@@ -206,7 +207,7 @@ impl<B: Backend> Layer<B> {
         backend.write_kv(device.kv, self.attention, pass, &rows.qkv);
     }
 
-    /// Adds what the queries of rows find in the keys and values of their sequences.
+    /// Adds the attention output of the rows to the residual stream.
     fn attend(
         &self,
         device: &mut Device<'_, B>,
@@ -215,9 +216,9 @@ impl<B: Backend> Layer<B> {
         scratch: &mut Scratch<B>,
     ) -> Result<(), EngineError> {
         let Device { backend, collective, kv } = device;
-        backend.attention(kv, self.attention, (pass, &rows.qkv), &mut scratch.attended); // [rows, heads * head_dim]
+        backend.attention(kv, self.attention, (pass, &rows.qkv), &mut scratch.attended); // [rows, layout.q_width()]
         backend.mark(Stage::Attention);
-        backend.linear(&self.o, &mut scratch.attended, &mut scratch.delta); // [rows, hidden], this rank's part
+        backend.linear(&self.o, &mut scratch.attended, &mut scratch.delta); // [rows, hidden], partial sum
         backend.mark(Stage::Products);
         collective.all_reduce(&mut scratch.delta)?;
         backend.finish_sum(&self.o, &mut scratch.delta);
@@ -238,7 +239,7 @@ impl<B: Backend> Layer<B> {
         backend.mark(Stage::Products);
         backend.silu_mul(&scratch.gate_up, self.intermediate, &mut scratch.gated); // [rows, intermediate]
         backend.mark(Stage::Rest);
-        backend.linear(&self.down, &mut scratch.gated, &mut scratch.delta); // [rows, hidden], this rank's part
+        backend.linear(&self.down, &mut scratch.gated, &mut scratch.delta); // [rows, hidden], partial sum
         backend.mark(Stage::Products);
         collective.all_reduce(&mut scratch.delta)?;
         backend.finish_sum(&self.down, &mut scratch.delta);

@@ -1,4 +1,5 @@
-//! Puts a model's ranks together on a device: who loads which shard, who meets whom. Only here is a backend chosen.
+//! Loads a model's ranks onto a device: assigns shards and connects the collective. Only this file chooses a
+//! backend.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,26 +19,27 @@ use crate::rank_group::RankGroup;
 use crate::shard::Shard;
 use crate::weights::{Formats, TensorSource};
 
-/// More threads than this is a slip of the keyboard.
+/// Limit that catches typing errors.
 pub(crate) const MAX_THREADS: usize = 1024;
 
-/// A rank that is missing for so long is lost. The longest wait between two meetings is one layer of one pass.
+/// A rank that is missing for this long counts as lost. The longest wait between two meetings is one layer of
+/// one pass.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// A model that is ready to run.
+/// A loaded model.
 pub(crate) struct Loaded {
-    /// The class of kernels whose bits are equal, and of devices.
+    /// Kernel class and device class; equal classes compute equal bits.
     pub(crate) numerics: (&'static str, &'static str),
     pub(crate) runner: Box<dyn Runner>,
-    /// Whether rows can be drawn where their logits are.
+    /// Whether the device can sample rows itself.
     pub(crate) draws: bool,
-    /// Whether rows of a token tree can be run.
+    /// Whether the device can run rows of token trees.
     pub(crate) trees: bool,
-    /// Bytes of weights that a forward with logits reads, on all ranks.
+    /// Bytes of weights that a forward with logits reads, over all ranks.
     pub(crate) weight_bytes: u64,
-    /// Bytes of keys and values of one token, on all ranks.
+    /// Bytes of keys and values per token, over all ranks.
     pub(crate) kv_bytes_per_token: u64,
-    /// Bytes that KV may take, on all ranks, in whole blocks.
+    /// Bytes available for KV, over all ranks, in whole blocks.
     pub(crate) kv_memory_bytes: u64,
 }
 
@@ -62,10 +64,10 @@ pub(crate) fn load_on_cpu(
     load_ranks(members, &meeting, options, source, (config, formats))
 }
 
-/// Backends with their ends of a collective, in order of rank, and what they are: the class of kernels and of devices.
+/// Backends and their ends of the collective in order of rank, with the kernel class and device class.
 type Members<B> = (Vec<(B, Box<dyn Collective<<B as Backend>::Rows>>)>, (&'static str, &'static str));
 
-/// Loads a model onto backends, a rank each: side by side where each has memory of its own.
+/// Loads a model onto backends, one rank each. Ranks load in parallel if each has its own memory.
 pub(crate) fn load_ranks<B: Backend + 'static>(
     (members, numerics): Members<B>,
     meeting: &Arc<Meeting>,
@@ -113,7 +115,7 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
     Ok(Loaded { numerics, runner, draws, trees, weight_bytes, kv_bytes_per_token, kv_memory_bytes })
 }
 
-/// Each rank's part of a model.
+/// Loads each rank's part of a model.
 fn load_shards<B: Backend>(
     backends: &[&B],
     shards: &[Shard],

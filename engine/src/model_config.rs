@@ -1,6 +1,6 @@
-//! Hugging Face's config.json and generation_config.json -> a [`ModelConfig`] that cannot hold what the
-//! engine cannot run. Defaults are those of the transformers classes. It must never guess: an unknown family
-//! or rope type is refused by name.
+//! Hugging Face's config.json and generation_config.json -> a [`ModelConfig`] that is valid for this engine.
+//! Defaults are those of the transformers classes. Nothing is guessed: an unknown family or rope type is
+//! refused by name.
 
 mod family;
 pub(crate) mod fields;
@@ -13,17 +13,17 @@ use fields::{Fields, parse_json_object, read_file, read_json_object};
 use crate::EngineError;
 use crate::rope::Rope;
 
-/// The configuration's name in a checkpoint directory.
+/// File name of the configuration in a checkpoint directory.
 pub(crate) const CONFIG_FILE: &str = "config.json";
 
-/// Sanity limits, far above any model; they keep arithmetic on sizes from overflowing.
+/// Sanity limits, far above any real model; they prevent overflow in size arithmetic.
 const MAX_VOCAB: usize = 1 << 24;
 pub(crate) const MAX_WIDTH: usize = 1 << 20;
 pub(crate) const MAX_LAYERS: usize = 1 << 12;
 const MAX_HEADS: usize = 1 << 12;
 /// Attention keeps a head's sums on the stack.
 pub(crate) const MAX_HEAD_DIM: usize = 512;
-/// Positions are handled in f32 by rope, which is exact up to here.
+/// Rope computes positions in f32, which is exact up to here.
 pub(crate) const MAX_POSITIONS: usize = 1 << 24;
 
 /// Which projections have a bias.
@@ -34,7 +34,7 @@ pub(crate) struct Biases {
     pub(crate) mlp: bool,
 }
 
-/// A decoder that the engine can run.
+/// Configuration of a decoder that the engine can run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ModelConfig {
     pub(crate) vocab_size: usize,
@@ -52,14 +52,15 @@ pub(crate) struct ModelConfig {
     pub(crate) rope: Rope,
     /// Sliding window of each layer: attend only to this many of the last positions.
     pub(crate) windows: Vec<Option<u32>>,
-    /// Longest sequence that the model is made for.
+    /// Longest sequence that the model supports.
     pub(crate) max_len: u32,
-    /// The name that the configuration gives itself.
+    /// `_name_or_path` of the configuration.
     pub(crate) name: Option<String>,
     pub(crate) eos_token_ids: Vec<u32>,
 }
 
-/// The ids that end texts by a config.json or generation_config.json that was read from `path`; none where it does not say.
+/// Returns the ids that end a text, from the content of a config.json or generation_config.json read from
+/// `path`; empty if the file has none.
 pub fn eos_token_ids(path: &Path, json: &[u8]) -> Result<Vec<u32>, EngineError> {
     let object = parse_json_object(path, json)?;
     Fields::top(path, &object).ids("eos_token_id")
@@ -80,7 +81,7 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Reads and checks a config.json by itself.
+    /// Reads and checks a single config.json.
     pub(crate) fn read(path: &Path) -> Result<Self, EngineError> {
         let object = read_json_object(path)?;
         Self::from_fields(&Fields::top(path, &object))
@@ -122,7 +123,7 @@ impl ModelConfig {
         })
     }
 
-    /// Weights, tied ones counted once.
+    /// Number of weights, tied ones counted once.
     pub(crate) fn num_parameters(&self) -> u64 {
         let (hidden, q, kv, ffn) =
             (self.hidden_size, self.q_width(), self.kv_width(), self.intermediate_size);
@@ -136,18 +137,18 @@ impl ModelConfig {
         (self.num_layers * (attention + mlp) + tables) as u64 + self.norm_numbers()
     }
 
-    /// Numbers in the weights of all norms.
+    /// Number of weights of all norms.
     pub(crate) fn norm_numbers(&self) -> u64 {
         let heads = if self.qk_norm { 2 * self.head_dim } else { 0 };
         (self.num_layers * (2 * self.hidden_size + heads) + self.hidden_size) as u64
     }
 
-    /// Width of all query heads together.
+    /// Total width of the query heads.
     pub(crate) fn q_width(&self) -> usize {
         self.num_heads * self.head_dim
     }
 
-    /// Width of all key, or value, heads together.
+    /// Total width of the key heads, or of the value heads.
     pub(crate) fn kv_width(&self) -> usize {
         self.num_kv_heads * self.head_dim
     }

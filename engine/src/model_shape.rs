@@ -1,69 +1,69 @@
-//! What follows from a config.json alone: how many weights a model has and of which kind, and what a token costs in keys and
-//! values. For planning, before there is a checkpoint; it must count as `llama` loads.
+//! Facts that follow from a config.json alone: numbers of weights by kind, and the size of a token's keys and
+//! values. Used for planning, before a checkpoint exists; must count what `llama` loads.
 
 use std::path::Path;
 
 use crate::EngineError;
 use crate::model_config::ModelConfig;
 
-/// Inputs that share a scale in int4 (docs/contract.md C1).
+/// Inputs per scale in int4 (docs/contract.md C1).
 const INT4_GROUP: u64 = 32;
 
-/// The sizes of a decoder that the engine can run.
+/// Sizes of a decoder that the engine can run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelShape {
-    /// Layers.
+    /// Number of layers.
     pub num_layers: u64,
     /// Width of the residual stream.
     pub hidden_size: u64,
-    /// Width of the feed-forward part.
+    /// Width of the feed-forward layer.
     pub intermediate_size: u64,
-    /// Query heads.
+    /// Number of query heads.
     pub num_heads: u64,
-    /// Key, and value, heads.
+    /// Number of key heads, or of value heads.
     pub num_kv_heads: u64,
     /// Width of one head.
     pub head_dim: u64,
     /// Rows of the embedding table.
     pub vocab_size: u64,
-    /// Whether the last projection is the embedding table.
+    /// Whether the vocabulary projection is the embedding table.
     pub tied: bool,
-    /// Longest sequence that the model is made for.
+    /// Longest sequence that the model supports.
     pub max_len: u32,
-    /// Numbers in norms and biases, all layers.
+    /// Number of norm weights and biases, over all layers.
     vectors: u64,
 }
 
 /// A matrix that activations are multiplied with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Projection {
-    /// Outputs.
+    /// Number of outputs.
     pub width: u64,
-    /// Inputs.
+    /// Number of inputs.
     pub k: u64,
-    /// How many such matrices the model has.
+    /// Number of such matrices in the model.
     pub count: u64,
 }
 
 impl Projection {
-    /// Its weights, all matrices together.
+    /// Number of weights, over all `count` matrices.
     pub fn weights(&self) -> u64 {
         self.width * self.k * self.count
     }
 
-    /// Scales of its int8 form: one an output.
+    /// Number of scales in int8: one per output.
     pub fn int8_scales(&self) -> u64 {
         self.width * self.count
     }
 
-    /// Scales of its int4 form: one a group of 32 inputs and output.
+    /// Number of scales in int4: one per group of 32 inputs and output.
     pub fn int4_scales(&self) -> u64 {
         self.width * self.k.div_ceil(INT4_GROUP) * self.count
     }
 }
 
 impl ModelShape {
-    /// Reads a config.json, or the one in a checkpoint directory.
+    /// Reads a config.json, given its path or that of its checkpoint directory.
     pub fn read(path: &Path) -> Result<Self, EngineError> {
         let config = if path.is_dir() { ModelConfig::load(path)? } else { ModelConfig::read(path)? };
         Ok(Self::of(&config))
@@ -90,7 +90,7 @@ impl ModelShape {
         }
     }
 
-    /// Every matrix of the layers, by shape.
+    /// All matrices of the layers, by shape.
     pub fn layer_projections(&self) -> [Projection; 4] {
         let (q, kv) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
         let each = |width, k| Projection { width, k, count: self.num_layers };
@@ -102,33 +102,35 @@ impl ModelShape {
         ]
     }
 
-    /// The last projection; the embedding table itself where it is tied.
+    /// The projection to the vocabulary; the embedding table itself if it is tied.
     pub fn vocabulary_projection(&self) -> Projection {
         Projection { width: self.vocab_size, k: self.hidden_size, count: 1 }
     }
 
-    /// Weights that every row is multiplied with: the layers' matrices and the last projection.
+    /// Number of weights that every row is multiplied with: the layers' matrices and the vocabulary
+    /// projection.
     pub fn multiplied(&self) -> u64 {
         self.layer_projections().iter().map(Projection::weights).sum::<u64>()
             + self.vocabulary_projection().weights()
     }
 
-    /// The embedding table.
+    /// Number of weights of the embedding table.
     pub fn embedding(&self) -> u64 {
         self.vocab_size * self.hidden_size
     }
 
-    /// Norms and biases: too small to be quantized, held in f32.
+    /// Number of norm weights and biases: stored in f32, too small to quantize.
     pub fn vectors(&self) -> u64 {
         self.vectors
     }
 
-    /// All weights, tied ones once.
+    /// Number of weights, tied ones counted once.
     pub fn num_parameters(&self) -> u64 {
         self.multiplied() + self.vectors + if self.tied { 0 } else { self.embedding() }
     }
 
-    /// Numbers of keys and values that a token leaves, all layers. A sliding window changes nothing: its blocks are kept.
+    /// Number of key and value elements per token, over all layers. A sliding window does not reduce it: its
+    /// blocks are kept.
     pub fn kv_numbers_per_token(&self) -> u64 {
         2 * self.num_layers * self.num_kv_heads * self.head_dim
     }

@@ -1,5 +1,5 @@
-//! What one core can multiply and add in f32, for whoever compares products of many rows with it: with f32 and bf16 weights
-//! each number of each row is one such multiply-add, by the contract.
+//! Measures the f32 multiply-adds of one core, as a reference for GEMMs of many rows: with f32 and bf16
+//! weights the contract requires one such multiply-add per weight and row.
 
 use std::time::Instant;
 
@@ -7,12 +7,12 @@ use cpu_kernels::{Cpu, MultiplyAdds};
 
 use crate::EngineError;
 
-/// Steps of a run: about a millisecond.
+/// Steps of a run, which takes about a millisecond.
 const STEPS: usize = 1 << 19;
-/// Runs, the fastest of which counts.
+/// Number of runs; the fastest counts.
 const RUNS: usize = 40;
 
-/// f32 multiply-adds a second of one thread that does nothing else, with this process's instruction set.
+/// Returns f32 multiply-adds per second of one otherwise idle thread, with this process's instruction set.
 pub fn multiply_adds_per_second() -> Result<f64, EngineError> {
     let cpu = Cpu::new(1)?;
     let rate = |_| {

@@ -1,20 +1,20 @@
-//! The name of a class of engines whose bits are equal (docs/contract.md C4). It travels in the handshake,
-//! decides between which targets a failover keeps the text, and is the `system_fingerprint` that clients see.
+//! Id of a class of engines with equal bits (docs/contract.md C4). It is sent in the handshake, decides
+//! between which targets a failover keeps the text, and is the `system_fingerprint` that clients see.
 
 use sha2::{Digest, Sha256};
 
-/// Raised with any change of what docs/contract.md part C says.
+/// Raised with every change to docs/contract.md part C.
 const CONTRACT_VERSION: &str = "1";
 
-/// Hex digits of the id: 64 bits, enough to tell apart what one operator runs.
+/// Hex digits of the id: 64 bits, enough to distinguish the engines of one operator.
 const DIGITS: usize = 16;
 
-/// Everything that decides an engine's bits.
+/// Everything that determines an engine's bits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NumericsParts<'a> {
-    /// config.json as it lies there: it decides shapes, norms, rope and windows.
+    /// Content of config.json, which determines shapes, norms, rope and windows.
     pub(crate) config: &'a [u8],
-    /// Every byte of the weight files.
+    /// Hash over every byte of the weight files.
     pub(crate) checkpoint: [u8; 32],
     pub(crate) weight_format: &'a str,
     pub(crate) kv_format: &'a str,

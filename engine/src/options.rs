@@ -1,29 +1,29 @@
-//! What callers say and hear: load options, a batch's rows, facts and counters.
+//! Types of the public interface: load options, the rows of a batch, facts about the engine, counters.
 
 use std::path::PathBuf;
 
 use crate::TokenId;
 
-/// What the weights are held as.
+/// Number format of the weights in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum WeightFormat {
-    /// As the checkpoint stores them: bf16 where every tensor is bf16, else f32 (which loses nothing).
+    /// As the checkpoint stores them: bf16 if every tensor is bf16, else f32 (which loses nothing).
     #[default]
     AsStored,
     /// f32 weights, f32 activations, f32 KV.
     F32,
     /// bf16 weights, GEMM inputs rounded to bf16, bf16 KV.
     Bf16,
-    /// Projections quantized to int8 by output channel, their inputs to int8; bf16 KV. The table of input
-    /// embeddings stays as stored.
+    /// Projections quantized to int8 per output channel, their inputs to int8; bf16 KV. The input embedding
+    /// table stays as stored.
     Int8,
-    /// Projections quantized to int4 in groups of 32, their inputs to int8; bf16 KV. The table of input
-    /// embeddings stays as stored.
+    /// Projections quantized to int4 in groups of 32, their inputs to int8; bf16 KV. The input embedding
+    /// table stays as stored.
     Int4,
 }
 
 impl WeightFormat {
-    /// The format of that name as people write it: `auto`, `f32`, `bf16`, `int8` or `int4`.
+    /// Returns the format with that user-facing name: `auto`, `f32`, `bf16`, `int8` or `int4`.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "auto" => Some(Self::AsStored),
@@ -39,79 +39,83 @@ impl WeightFormat {
 /// How to load a model.
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
-    /// A Hugging Face checkpoint: config.json, model.safetensors or its index and shards.
+    /// A Hugging Face checkpoint directory: config.json, and model.safetensors or an index and its shards.
     pub model_dir: PathBuf,
-    /// What the weights are held as.
+    /// Number format of the weights.
     pub weights: WeightFormat,
-    /// Threads that compute; 1 computes on the calling thread. Ranks share them, at least one each.
+    /// Number of compute threads; 1 computes on the calling thread. Ranks share them, with at least one
+    /// thread each.
     pub threads: usize,
-    /// Ranks that the model is split over: 1, 2, 4 or 8. Changes no bit.
+    /// Number of tensor parallel ranks: 1, 2, 4 or 8. Does not change results, bit for bit.
     pub tensor_parallel: usize,
-    /// Ceiling of KV memory; it is taken as sequences grow.
+    /// Upper limit of KV cache memory in bytes. On the CPU it is allocated as sequences grow.
     pub kv_memory_bytes: u64,
-    /// Longest sequence. `None` takes the model's own limit, or what the KV memory holds if that is less;
-    /// more than either is refused.
+    /// Longest sequence in tokens. `None` takes the model's limit, or what the KV memory holds if that is
+    /// less; a value above either is refused.
     pub max_model_len: Option<u32>,
 }
 
-/// Names an open sequence. Never reused, so that a stale one is noticed.
+/// Id of an open sequence. Never reused, so that a stale id is detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub(crate) u64);
 
-/// What one sequence takes part with in a forward.
+/// One sequence's part of a forward.
 #[derive(Debug, Clone, Copy)]
 pub struct SequenceRows<'a> {
-    /// The sequence; at most once in a batch.
+    /// The sequence; each may appear once in a batch.
     pub slot: SlotId,
-    /// The ids that follow what its KV holds; at least one.
+    /// Ids to append to the sequence's KV; at least one.
     pub token_ids: &'a [TokenId],
-    /// Logits are wanted for the last so many of them.
+    /// Number of trailing rows to return logits for.
     pub num_logits: usize,
 }
 
-/// Says that the last ids of a sequence of a batch are a token tree: several ids may stand at one position, and a row attends to what
-/// was there before and to its ancestors. A tree may come in several calls, each with all parents so far.
+/// Marks the last ids of a sequence in a batch as a token tree: several ids may share a position, and a row
+/// attends to the tokens before the tree and to its ancestors. A tree may arrive in several calls, each with
+/// all parents so far.
 #[derive(Debug, Clone, Copy)]
 pub struct TreeRows<'a> {
-    /// Which sequence of the batch.
+    /// Index of the sequence in the batch.
     pub sequence: usize,
-    /// Rows of the tree that earlier calls stored: the last ones that the sequence holds. Where there are any, all ids of this call
-    /// are of the tree.
+    /// Number of rows of the tree that earlier calls stored: the last ones that the sequence holds. If it is
+    /// not 0, all ids of this call belong to the tree.
     pub num_stored: usize,
-    /// An entry for each row of the tree, the stored ones first: 0 where it stands behind what is no tree, else its parent's number,
-    /// counted from 1. The rows of one call stand in order of depth.
+    /// One entry per row of the tree, stored rows first: the parent's row number counted from 1, or 0 if the
+    /// parent is the last token before the tree. The rows of one call are in order of depth.
     pub parents: &'a [u32],
 }
 
-/// What was loaded.
+/// Facts about a loaded engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineInfo {
-    /// The configuration's `_name_or_path` where that is a name, else the directory's name.
+    /// `_name_or_path` of the configuration if that is a name, else the name of the directory.
     pub model_id: String,
-    /// Entries of the vocabulary, padded ones included.
+    /// Number of vocabulary entries, padding included.
     pub vocab_size: u32,
-    /// Longest sequence, prompt and output together.
+    /// Longest sequence in tokens, prompt and output together.
     pub max_model_len: u32,
-    /// Ids that end a text: generation_config.json's, else config.json's; may be empty.
+    /// Ids that end a text: those of generation_config.json, else of config.json; may be empty.
     pub eos_token_ids: Vec<TokenId>,
-    /// Engines of equal id give equal bits (docs/contract.md C4). Hashes config.json, every byte of the
-    /// weight files, the shape of ballast, weight and KV formats, the kernels' class, the device's class and the contract's
-    /// version.
+    /// Engines with equal ids produce equal bits (docs/contract.md C4). A hash of config.json, every byte of
+    /// the weight files, the shape of ballast, the weight and KV formats, the kernel class, the device class
+    /// and the contract's version.
     pub numerics_id: String,
-    /// KV blocks there are.
+    /// Total number of KV blocks.
     pub kv_blocks: u64,
-    /// Tokens in one.
+    /// Tokens per KV block.
     pub kv_block_size: u32,
-    /// Weights, tied ones counted once, ballast included.
+    /// Number of weights, tied ones counted once, ballast included.
     pub num_parameters: u64,
-    /// Those of them that are ballast: they cost time and memory and change no token.
+    /// Number of those weights that are ballast: they cost time and memory and change no token.
     pub ballast_parameters: u64,
-    /// Bytes of weights that every forward with logits reads, however many rows it has: all but the table of
-    /// input embeddings, of which a row is read for each token. A tied table is read as the last projection.
+    /// Bytes of weights that every forward with logits reads, independent of its number of rows: all but the
+    /// input embedding table, of which only one row per token is read. A tied table is counted, since the
+    /// vocabulary projection reads it.
     pub weight_bytes: u64,
-    /// Bytes of weights in memory: those, and the table of input embeddings where it is not the last projection too.
+    /// Bytes of weights in memory: `weight_bytes`, plus the input embedding table if it is stored separately
+    /// from the vocabulary projection.
     pub held_bytes: u64,
-    /// Bytes of keys and values of one token, all layers.
+    /// Bytes of keys and values per token, over all layers.
     pub kv_bytes_per_token: u64,
 }
 
@@ -120,14 +124,14 @@ pub struct EngineInfo {
 pub struct EngineStats {
     /// Successful calls of [`crate::Engine::forward`] with at least one row.
     pub forwards: u64,
-    /// Positions computed.
+    /// Number of rows computed.
     pub rows: u64,
-    /// Sum over forwards and their sequences of the tokens attended to.
+    /// Tokens attended to, summed over forwards and their sequences.
     pub kv_tokens: u64,
-    /// Gauge: KV blocks held by open sequences now.
+    /// Gauge: KV blocks that open sequences hold now.
     pub referenced_blocks: u64,
-    /// Gauge: KV blocks that no sequence holds and that are kept for equal prefixes.
+    /// Gauge: KV blocks that no sequence holds, kept for prefix reuse.
     pub cached_blocks: u64,
-    /// Kept KV blocks that were reused for something else.
+    /// Kept KV blocks that were reused for other tokens.
     pub evicted_blocks: u64,
 }

@@ -1,6 +1,6 @@
-//! The judge: one sequence, no cache, no batch, no threads, every sum written out. It shares with the serving
-//! path the reading of files and the stated numerics (docs/contract.md part C), nothing else, and must agree
-//! with it bit for bit. Slow on purpose; never a part of serving.
+//! The reference implementation for tests: one sequence, no cache, no batch, no threads, every sum written
+//! out. It shares only file reading and the stated numerics (docs/contract.md part C) with the serving path,
+//! and must agree with it bit for bit. Slow on purpose; never used for serving.
 
 mod layer;
 
@@ -26,7 +26,7 @@ pub struct Oracle {
     lm_head: OracleMatrix,
 }
 
-/// How tensors are read, and what they are read for.
+/// A checkpoint, its configuration and the formats to convert to.
 #[derive(Debug)]
 struct Tensors {
     checkpoint: Checkpoint,
@@ -34,16 +34,16 @@ struct Tensors {
     formats: Formats,
 }
 
-/// A projection's weights.
+/// Weights of a projection.
 #[derive(Debug)]
 enum OracleMatrix {
-    /// As numbers of the format, `[columns, k]`.
+    /// f32 numbers rounded to the format, `[columns, k]`.
     Floats(Vec<f32>),
     Quantized(QuantizedWeights),
 }
 
 impl Oracle {
-    /// Loads a checkpoint, its tensors as plain numbers that are rounded or quantized as the format says.
+    /// Loads a checkpoint as plain numbers, rounded or quantized to the format.
     pub fn load(model_dir: &Path, weights: WeightFormat) -> Result<Oracle, EngineError> {
         let config = ModelConfig::load(model_dir)?;
         let checkpoint = Checkpoint::open(model_dir)?;
@@ -62,20 +62,20 @@ impl Oracle {
         Ok(Oracle { tensors, embedding, layers, final_norm, lm_head })
     }
 
-    /// The logits at the last position of `ids`, which must not be empty nor hold an id outside the
+    /// Returns the logits at the last position of `ids`. `ids` must not be empty, and all ids must be in the
     /// vocabulary.
     pub fn logits(&self, ids: &[TokenId]) -> Vec<f32> {
         let hidden = self.hidden(ids);
         self.project(&hidden[hidden.len() - self.tensors.config.hidden_size..])
     }
 
-    /// The logits at every position of `ids`: row i is what [`Oracle::logits`] says of `ids[..=i]`, at the
-    /// cost of one.
+    /// Returns the logits at every position of `ids`: row i equals [`Oracle::logits`] of `ids[..=i]`, at the
+    /// cost of one call.
     pub fn logits_at_every_position(&self, ids: &[TokenId]) -> Vec<Vec<f32>> {
         self.hidden(ids).chunks_exact(self.tensors.config.hidden_size).map(|row| self.project(row)).collect()
     }
 
-    /// The residual stream behind the last layer, `[ids, hidden]`.
+    /// The residual stream after the last layer, `[ids, hidden]`.
     fn hidden(&self, ids: &[TokenId]) -> Vec<f32> {
         let width = self.tensors.config.hidden_size;
         let row = |id: &TokenId| &self.embedding[*id as usize * width..(*id as usize + 1) * width];
@@ -96,7 +96,7 @@ impl std::fmt::Debug for Oracle {
 }
 
 impl Tensors {
-    /// A projection's weights, `[columns, k]`.
+    /// Loads the weights of a projection, `[columns, k]`.
     fn matrix(&self, name: &str, columns: usize, k: usize) -> Result<OracleMatrix, EngineError> {
         let numbers = self.checkpoint.numbers(name, &[columns, k])?;
         Ok(match self.formats.linear {
@@ -107,14 +107,15 @@ impl Tensors {
         })
     }
 
-    /// Keys and values, as they are stored.
+    /// Rounds keys and values to the KV format.
     fn stored(&self, numbers: Vec<f32>) -> Vec<f32> {
         rounded(numbers, self.formats.kv())
     }
 }
 
 impl OracleMatrix {
-    /// `x` `[rows, k]` times `[columns, k]`, the input rounded to what goes with the weights.
+    /// `x` `[rows, k]` times `[columns, k]`, with the input rounded or quantized as the weights' format
+    /// requires.
     fn multiply(&self, x: Vec<f32>, formats: Formats, slices: &KSlices, bias: Option<&[f32]>) -> Vec<f32> {
         let k = slices.ranges().last().map_or(0, |slice| slice.end);
         match self {
@@ -130,7 +131,7 @@ impl OracleMatrix {
     }
 }
 
-/// Numbers of a matrix of a format, or of what is multiplied with it.
+/// Rounds numbers as factors of a product in that format: weights or their inputs.
 fn factors(numbers: Vec<f32>, format: MatrixFormat) -> Vec<f32> {
     match format {
         MatrixFormat::F32 => numbers,
@@ -138,7 +139,7 @@ fn factors(numbers: Vec<f32>, format: MatrixFormat) -> Vec<f32> {
     }
 }
 
-/// Numbers as a format stores them.
+/// Rounds numbers as the format stores them.
 fn rounded(numbers: Vec<f32>, format: MatrixFormat) -> Vec<f32> {
     match format {
         MatrixFormat::F32 => numbers,

@@ -1,4 +1,4 @@
-//! One rank of a model, on one device: its weights, its KV, its buffers. A model that is not split is one rank.
+//! One rank of a model on one device: weights, KV cache and buffers. A model that is not split has one rank.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,38 +12,38 @@ use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::{ForwardBatch, ReservedRows};
 use crate::llama::{Device, Llama, Workspace};
 
-/// What runs checked batches over reserved KV: a rank, or all of them together.
+/// Runs checked batches over reserved KV: one rank, or all ranks together.
 pub(crate) trait Runner: Send {
-    /// Makes sure that KV blocks 0..`num_blocks` exist.
+    /// Allocates KV blocks 0..`num_blocks` if they do not exist.
     fn grow_kv(&mut self, num_blocks: u32) -> Result<(), EngineError>;
 
     /// Copies a KV block.
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), EngineError>;
 
-    /// Copies what single tokens left behind, one after the other. Asked of whom takes trees alone.
+    /// Copies the KV of single tokens, in order. Only called on runners that support token trees.
     fn copy_tokens(&mut self, copies: &[TokenCopy]) -> Result<(), EngineError>;
 
-    /// Appends KV for every row and returns what was asked for: the draws of rows that `draws` names, and the logits of the
-    /// others, `[rows, vocab]`, in batch order; on ranks but the first, nothing.
+    /// Appends KV for every row and returns the requested results in batch order: the draws of the rows in
+    /// `draws`, and the logits `[rows, vocab]` of the other rows. Ranks other than the first return nothing.
     fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError>;
 
-    /// Threads of this process that compute.
+    /// Number of compute threads in this process.
     fn num_threads(&self) -> usize {
         1
     }
 
-    /// Keeps those threads on `cores`, as many.
+    /// Pins those threads to `cores`, one core per thread.
     fn pin(&mut self, _cores: &[usize]) -> Result<(), EngineError> {
         Ok(())
     }
 
-    /// What forwards spent their time on since start; nothing where nobody keeps time.
+    /// Time per stage of all forwards since start; zeros if the runner does not measure it.
     fn stage_times(&self) -> StageTimes {
         StageTimes::default()
     }
 }
 
-/// See the head of this file.
+/// A rank, see the module's docs.
 pub(crate) struct Rank<B: Backend> {
     backend: B,
     collective: Box<dyn Collective<B::Rows>>,
@@ -54,7 +54,7 @@ pub(crate) struct Rank<B: Backend> {
 }
 
 impl<B: Backend> Rank<B> {
-    /// Puts loaded weights and empty KV together. `rank` is this one's number.
+    /// Combines loaded weights and an empty KV cache. `rank` is this rank's number.
     pub(crate) fn new(
         backend: B,
         collective: Box<dyn Collective<B::Rows>>,
@@ -118,8 +118,8 @@ impl<B: Backend> Runner for Rank<B> {
     }
 }
 
-/// A rank that has no others. What panics in it, on whichever of its threads, is told as an error, and nothing is ever run
-/// again: its KV may be half written.
+/// A single rank. A panic on any of its threads is returned as an error, and every later call fails: its KV
+/// may be half written.
 pub(crate) struct LoneRank {
     runner: Box<dyn Runner>,
     lost: Option<String>,
@@ -175,7 +175,7 @@ impl Runner for LoneRank {
     }
 }
 
-/// What a panic says of the rank that had it.
+/// Returns the message of a rank's panic.
 pub(crate) fn last_words(panic: &(dyn Any + Send)) -> String {
     let words = panic.downcast_ref::<String>().map(String::as_str);
     let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::forward_batch::TreePart;
 
-    /// A rank, one of whose threads panics where the batch has so many sequences.
+    /// A rank with a thread that panics if the batch has this many sequences.
     struct Faulty(Threads, usize);
 
     impl Runner for Faulty {

@@ -1,5 +1,6 @@
-//! Several ranks, a thread for each, driven as one [`Runner`]. Every rank gets every command in the same order. A rank that
-//! panics or hangs takes the whole group down: whoever waits hears its name and nothing is ever run again.
+//! Several ranks, one thread each, driven as one [`Runner`]. Every rank receives every command in the same
+//! order. If a rank panics or hangs, the whole group fails: callers get an error with the rank's number, and
+//! every later call fails too.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,21 +15,21 @@ use crate::forward_batch::{ReservedRows, TreePart};
 use crate::rank::{Runner, last_words};
 use crate::{EngineError, TokenId};
 
-/// Between two looks at whether a rank is lost.
+/// Interval between checks for a lost rank.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What ranks are told.
+/// Command to a rank thread.
 #[derive(Debug, Clone)]
 enum Command {
     GrowKv(u32),
     CopyBlock(u32, u32),
     CopyTokens(Arc<[TokenCopy]>),
     Forward(Arc<(Vec<OwnedRows>, DrawPlan)>),
-    /// The cores of each rank's threads.
+    /// Cores of each rank's threads.
     Pin(Arc<[Vec<usize>]>),
 }
 
-/// [`ReservedRows`] that outlive the call: a thread that hangs keeps them.
+/// Owned copy of [`ReservedRows`] that outlives the call, since a hung thread may keep it.
 #[derive(Debug)]
 struct OwnedRows {
     token_ids: Vec<TokenId>,
@@ -54,22 +55,22 @@ impl OwnedRows {
     }
 }
 
-/// A rank's thread: it ends when this is dropped and its command is done.
+/// A rank's thread. It ends when this is dropped and its current command is done.
 struct RankThread {
-    /// Threads that compute for it, itself included.
+    /// Number of compute threads of the rank, this one included.
     num_threads: usize,
     commands: SyncSender<Command>,
     replies: Receiver<Result<Outputs, EngineError>>,
 }
 
-/// See the head of this file.
+/// A group of ranks, see the module's docs.
 pub(crate) struct RankGroup {
     ranks: Vec<RankThread>,
     meeting: Arc<Meeting>,
 }
 
 impl RankGroup {
-    /// Starts a thread for each rank. `meeting` is where their collective meets.
+    /// Starts a thread for each rank. `meeting` is the meeting point of their collective.
     pub(crate) fn start(ranks: Vec<Box<dyn Runner>>, meeting: Arc<Meeting>) -> Result<Self, EngineError> {
         let start = |(rank, runner): (usize, Box<dyn Runner>)| {
             let (commands, inbox) = sync_channel(1);
@@ -89,7 +90,7 @@ impl RankGroup {
         Ok(Self { ranks, meeting })
     }
 
-    /// Has every rank do the same, and returns what the first says.
+    /// Sends the command to every rank and returns the first rank's reply.
     fn run(&self, command: &Command) -> Result<Outputs, EngineError> {
         self.meeting.check()?;
         for (rank, thread) in self.ranks.iter().enumerate() {
@@ -107,7 +108,7 @@ impl RankGroup {
         Ok(first)
     }
 
-    /// Waits for a rank as long as any rank goes on.
+    /// Waits for a rank's reply. Times out when no rank makes progress for the watchdog's duration.
     fn reply_of(
         &self,
         rank: usize,
@@ -168,7 +169,7 @@ impl Runner for RankGroup {
     }
 }
 
-/// A rank's thread.
+/// Loop of a rank's thread.
 fn serve(
     rank: usize,
     mut runner: Box<dyn Runner>,
@@ -183,7 +184,7 @@ fn serve(
             },
         );
         if let (Command::Forward(_), Err(error)) = (&command, &reply) {
-            // The others may be waiting for what this one did not give; the first word counts.
+            // Other ranks may be waiting for this one in a collective. The first reason recorded is kept.
             meeting.lose(rank, format!("its forward failed: {error}"));
         }
         if outbox.send(reply).is_err() || meeting.check().is_err() {
@@ -212,7 +213,7 @@ mod tests {
     use crate::collective::{Collective, shared_memory};
     use crate::host::HostRows;
 
-    /// A rank that adds up as many times as its batch has rows; at a count it panics or hangs.
+    /// A rank that does one all-reduce per row of its batch, and panics or hangs at a given one.
     struct Fake {
         end: Box<dyn Collective<HostRows>>,
         rank: usize,
@@ -248,7 +249,7 @@ mod tests {
     }
 
     fn group(ranks: usize, fault: Option<(usize, usize, bool)>) -> RankGroup {
-        // Only a hang is for the watchdog to find; a rank of a busy machine may be late.
+        // Only hang tests rely on the watchdog; elsewhere allow for slow ranks on a busy machine.
         let watchdog = if matches!(fault, Some((_, _, false))) { 2 } else { 100 };
         let meeting = Arc::new(Meeting::new(ranks, Duration::from_secs(watchdog)));
         let runner = |(rank, end)| {

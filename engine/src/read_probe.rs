@@ -1,5 +1,5 @@
-//! What this machine can read from memory, for whoever compares a forward with it: a decode is at its limit
-//! when it reads its bytes as fast as these loops, which do nothing else.
+//! Measures the memory read speed of this machine, as a reference for a forward: a decode step is at its
+//! limit when it reads its bytes as fast as these loops, which do nothing else.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use cpu_kernels::{Cpu, READ_LINE, ReadBuffer, ReadSum};
 
 use crate::EngineError;
 
-/// A buffer that is read again and again, a slice at a time, so that no cache holds what comes next.
+/// A buffer that is read repeatedly, slice after slice, so that the next slice is in no cache.
 pub struct ReadProbe {
     buffer: ReadBuffer,
     cpu: Cpu,
@@ -16,30 +16,30 @@ pub struct ReadProbe {
     next: usize,
 }
 
-/// How many streams a thread may read side by side.
+/// Numbers of streams that a thread may read in parallel.
 const STREAMS: [usize; 3] = [1, 2, 4];
 
 impl ReadProbe {
-    /// A buffer of about `bytes`, read by `threads` threads.
+    /// Creates a buffer of about `bytes` bytes, to be read by `threads` threads.
     pub fn new(bytes: usize, threads: usize) -> Result<Self, EngineError> {
         let buffer = ReadBuffer::new(bytes.max(1 << 19))?;
         Ok(Self { buffer, cpu: Cpu::new(threads)?, threads, next: 0 })
     }
 
-    /// Bytes of the buffer.
+    /// Size of the buffer in bytes.
     pub fn bytes(&self) -> usize {
         size_of_val(self.buffer.numbers())
     }
 
-    /// The number of streams that reads fastest here, each tried over the whole buffer.
+    /// Returns the number of streams that reads fastest on this machine; measures each over the whole buffer.
     pub fn best_streams(&mut self) -> usize {
         let bytes = self.bytes();
         let speed = STREAMS.map(|streams| self.read(streams, bytes));
         (0..STREAMS.len()).max_by(|&a, &b| speed[a].total_cmp(&speed[b])).map_or(1, |best| STREAMS[best])
     }
 
-    /// Reads about the next `bytes` of the buffer (at most all of it), each thread in so many streams, and
-    /// returns bytes a second.
+    /// Reads about the next `bytes` of the buffer (at most all of it), with `streams` streams per thread, and
+    /// returns bytes per second.
     pub fn read(&mut self, streams: usize, bytes: usize) -> f64 {
         let piece = READ_LINE * 4 * self.threads;
         let all = self.buffer.numbers();

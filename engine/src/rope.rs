@@ -1,7 +1,7 @@
-//! Rotary position embedding: from the configuration to an angle's cosine and sine at a position. Values are
-//! rounded to f32 at the same points as in transformers (inverse frequency, angle, cosine), so that far
-//! positions agree with what the model was trained on; what lies between is f64 of our own, so that every
-//! machine gets the same bits.
+//! Rotary position embedding: from the configuration to the cosine and sine of an angle at a position. Values
+//! are rounded to f32 at the same points as in transformers (inverse frequency, angle, cosine), so that far
+//! positions agree with what the model was trained on. The computation in between uses our own f64 functions,
+//! so that every machine gets the same bits.
 
 mod config;
 mod scaling;
@@ -9,17 +9,17 @@ mod sin_cos;
 
 pub(crate) use sin_cos::sin_cos;
 
-/// What turns queries and keys by their position.
+/// Rotation of queries and keys by position.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Rope {
     /// `[head_dim / 2]`, radians per position.
     inverse_frequencies: Vec<f32>,
-    /// Multiplies cosine and sine (yarn's temperature).
+    /// Factor of cosine and sine (yarn's temperature).
     attention_factor: f32,
 }
 
 impl Rope {
-    /// Pairs in a head.
+    /// Number of rotated pairs per head.
     pub(crate) fn half_dim(&self) -> usize {
         self.inverse_frequencies.len()
     }

@@ -1,6 +1,6 @@
-//! What of a model one rank of several holds (docs/contract.md C2): query heads and blocks of 32 columns of the feed-forward
-//! in K-slices, key-value heads with their query heads, the vocabulary in equal parts. Arithmetic on ranges, the
-//! same for every backend; with one rank, the whole model.
+//! The part of a model that one tensor parallel rank holds (docs/contract.md C2): query heads and blocks of
+//! 32 feed-forward columns in K-slices, key-value heads with their query heads, an equal part of the
+//! vocabulary. Arithmetic on ranges, the same for every backend. A single rank holds the whole model.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use cpu_kernels::{HeadLayout, KSlices, NUM_SLICES};
 use crate::EngineError;
 use crate::model_config::ModelConfig;
 
-/// Columns in a unit of down_proj's K-slices.
+/// Columns per unit of down_proj's K-slices.
 pub(crate) const DOWN_UNIT: usize = 32;
 
-/// One rank of so many.
+/// Rank `rank` of `ranks`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shard {
     pub(crate) rank: usize,
@@ -20,7 +20,7 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// All ranks of a model, or why it cannot be split so.
+    /// Returns all ranks of a model, or the reason why it cannot be split this way.
     pub(crate) fn all(ranks: usize, config: &ModelConfig) -> Result<Vec<Shard>, EngineError> {
         let refuse = |reason: String| {
             Err(EngineError::BadOption { option: "tensor_parallel", value: ranks as u64, reason })
@@ -50,17 +50,18 @@ impl Shard {
         Ok(shards)
     }
 
-    /// Whether other ranks hold other parts.
+    /// Whether there are other ranks.
     pub(crate) fn is_part(self) -> bool {
         self.ranks > 1
     }
 
-    /// Query heads.
+    /// This rank's query heads.
     pub(crate) fn heads(self, config: &ModelConfig) -> Range<usize> {
         self.share(config.num_heads)
     }
 
-    /// Key-value heads: a share of them, or the one that this rank's query heads read, which other ranks have too.
+    /// This rank's key-value heads: its share, or the single head that its query heads read, which other
+    /// ranks hold too.
     pub(crate) fn kv_heads(self, config: &ModelConfig) -> Range<usize> {
         let kv_heads = config.num_kv_heads;
         if kv_heads.is_multiple_of(self.ranks) {
@@ -70,7 +71,7 @@ impl Shard {
         head..head + 1
     }
 
-    /// How this rank's heads lie in a row.
+    /// Layout of this rank's heads in a row.
     pub(crate) fn layout(self, config: &ModelConfig) -> HeadLayout {
         HeadLayout {
             num_heads: self.heads(config).len(),
@@ -89,13 +90,13 @@ impl Shard {
         KSlices::eighths(config.intermediate_size, DOWN_UNIT).owned(self.slices())
     }
 
-    /// Columns of the feed-forward: those of [`Shard::down_slices`].
+    /// This rank's feed-forward columns: those of [`Shard::down_slices`].
     pub(crate) fn intermediate(self, config: &ModelConfig) -> Range<usize> {
         let slices = self.down_slices(config);
         slices.start()..slices.end()
     }
 
-    /// Rows of the vocabulary's projection.
+    /// This rank's rows of the vocabulary projection.
     pub(crate) fn vocabulary(self, config: &ModelConfig) -> Range<usize> {
         self.share(config.vocab_size)
     }
@@ -134,7 +135,7 @@ mod tests {
                 assert_eq!(covered(Shard::intermediate), (0..intermediate).collect::<Vec<_>>());
                 assert_eq!(covered(Shard::vocabulary), (0..config.vocab_size).collect::<Vec<_>>());
                 for shard in &shards {
-                    // Each query head reads a key-value head that is there.
+                    // Each query head reads a key-value head that this rank holds.
                     let group = heads / kv_heads;
                     let (q, kv) = (shard.heads(&config), shard.kv_heads(&config));
                     let local = shard.layout(&config);

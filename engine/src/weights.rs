@@ -1,6 +1,6 @@
-//! safetensors files -> named tensors whose shape and dtype were checked, copied into memory of our own, so that what
-//! becomes of the files later is of no matter. Nothing is allocated by what a file claims: sizes come from
-//! config.json, are compared with the file's, and the file's own are covered by its length.
+//! safetensors files -> named tensors with checked shape and dtype, copied into our own memory, so that later
+//! changes to the files have no effect. No allocation size comes from a file's header unchecked: sizes come
+//! from config.json and are compared with the file's, and the file's own sizes are bounded by its length.
 
 mod checkpoint;
 mod digest;
@@ -22,16 +22,16 @@ pub(crate) use source::{LinearTensors, RowSeeds, Stacked, TensorPart, TensorSour
 
 use crate::EngineError;
 
-/// What is read at a time where numbers are converted on the way: little enough to stay in a cache.
+/// Bytes to read at a time when numbers are converted: small enough to stay in a cache.
 const CHUNK_BYTES: usize = 1 << 17;
 
 impl Checkpoint {
-    /// bf16 only where every tensor is bf16 already: as stored never loses anything.
+    /// Returns bf16 only if every tensor is stored as bf16, so that no number loses precision.
     pub(crate) fn stored_format(&self) -> MatrixFormat {
         if self.all_bf16() { MatrixFormat::Bf16 } else { MatrixFormat::F32 }
     }
 
-    /// The numbers of a tensor of any shape, widened to f32.
+    /// Reads a tensor of any shape, widened to f32.
     pub(crate) fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
         if let &[rows, columns] = shape {
             let part = TensorPart::whole(name.to_owned(), [rows, columns]);
@@ -84,7 +84,7 @@ impl TensorSource for Checkpoint {
     }
 }
 
-/// Numbers whose format is the stored one: they are read to where they stay.
+/// Reads numbers that are stored in the wanted format directly into `out`.
 fn read_as_stored(
     tensor: &StoredTensor<'_>,
     part: &TensorPart,
@@ -102,7 +102,7 @@ fn read_as_stored(
         .try_for_each(|(row, out)| tensor.read(tensor.offset(part, row), out))
 }
 
-/// Numbers in another format. Every stored one widens to f32 exactly.
+/// Reads numbers and converts them. Every stored format widens to f32 exactly.
 fn read_converted(
     tensor: &StoredTensor<'_>,
     part: &TensorPart,
@@ -110,7 +110,8 @@ fn read_converted(
     mut out: NumbersMut<'_>,
 ) -> Result<(), EngineError> {
     let (columns, size) = (part.columns.len(), tensor.dtype.size());
-    // All bytes from the first wanted number of a row to the last of the last: what lies between is read too.
+    // All bytes from the first wanted number of the first row to the last wanted one of the last row,
+    // including the unwanted ones between.
     let row_bytes = tensor.row_bytes(part);
     let wanted_bytes = columns * size;
     if wanted_bytes == 0 {
@@ -139,7 +140,7 @@ fn read_converted(
     Ok(())
 }
 
-/// Elements are read byte by byte, for nothing promises their alignment.
+/// Decodes element by element from bytes, since their alignment is not guaranteed.
 fn to_f32(dtype: StoredDtype, bytes: &[u8]) -> Vec<f32> {
     let pairs = || bytes.as_chunks::<2>().0.iter();
     match dtype {

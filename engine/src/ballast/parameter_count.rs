@@ -1,4 +1,4 @@
-//! Numbers of parameters as people write them: `250M`, `1.5B`, `0`.
+//! Parses and prints numbers of parameters in short form: `250M`, `1.5B`, `0`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 pub struct ParameterCount(pub u64);
 
 const UNITS: [(&str, f64); 4] = [("K", 1e3), ("M", 1e6), ("B", 1e9), ("", 1.0)];
-/// More than any model has, and a number that an f64 holds exactly.
+/// More than any model has, and exact in f64.
 const MAX: f64 = 1e15;
 
 impl FromStr for ParameterCount {
@@ -29,7 +29,7 @@ impl FromStr for ParameterCount {
 }
 
 impl fmt::Display for ParameterCount {
-    /// Three digits: what is written names a size, it does not count.
+    /// Prints three significant digits: an approximate size, not an exact count.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.0 as f64;
         let (name, unit) = match count {

@@ -1,4 +1,5 @@
-//! Plans of ballast and where its channels lie. That no logit changes is checked on whole models, in `tests/suite/ballast.rs`.
+//! Plans of ballast and the positions of its channels. `tests/suite/ballast.rs` checks on whole models that
+//! no logit changes.
 
 use super::*;
 use crate::model_config::tests::tiny;
@@ -67,7 +68,7 @@ fn every_slice_keeps_its_channels_in_order_and_grows_behind_them() {
         for (from, channel) in placed {
             assert_eq!(slice_of(intermediate, from), slice_of(wide, channel), "{intermediate} in {wide}");
         }
-        // Any part is cut out of the whole.
+        // Any part equals that part of the whole.
         let part = ballast.runs(wide / 3..wide / 2);
         assert_eq!(part.iter().map(|run| run.channels.len()).sum::<usize>(), wide / 2 - wide / 3);
     }

@@ -1,5 +1,5 @@
-//! What a published block is called (docs/contract.md A): a hash of everything before it and in it, and of the isolation key.
-//! SHA-256, for a tenant who finds two texts of one hash would read another's KV.
+//! Hash of a published block (docs/contract.md A): over the isolation key and all ids up to the block's end.
+//! SHA-256, because a tenant who finds two texts with equal hashes would read another tenant's KV.
 
 use sha2::{Digest, Sha256};
 
@@ -9,14 +9,14 @@ use crate::TokenId;
 pub(super) struct BlockHash([u8; 32]);
 
 impl BlockHash {
-    /// What the first block follows.
+    /// The parent of a sequence's first block.
     pub(super) fn root(isolation_key: u64) -> Self {
         let hash =
             Sha256::new().chain_update("outrider kv block 1").chain_update(isolation_key.to_le_bytes());
         Self(hash.finalize().into())
     }
 
-    /// The block of these ids behind this one.
+    /// The hash of a block of `ids` after this one.
     pub(super) fn next(&self, ids: &[TokenId]) -> Self {
         let mut hash = Sha256::new().chain_update(self.0);
         ids.iter().for_each(|id| hash.update(id.to_le_bytes()));

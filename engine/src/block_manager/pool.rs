@@ -1,6 +1,6 @@
-//! The blocks themselves: held by so many sequences, published or not, free, or kept because what is in them was published.
-//! A block is taken from the freed ones, then from those that were never used, and only then from the kept ones, the
-//! one first that was let go first.
+//! The KV blocks. A block is held by one or more sequences, free, or kept: published and held by none. New
+//! blocks are taken from the freed ones first, then from those never used, then from the kept ones in the
+//! order in which they were released.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,20 +9,20 @@ use super::block_hash::BlockHash;
 /// A block that was used at least once.
 #[derive(Debug, Default)]
 struct Block {
-    /// Sequences that hold it.
+    /// Number of sequences that hold it.
     references: u32,
     published: Option<BlockHash>,
-    /// When it was let go; its place among the kept ones, where it is one.
+    /// Release time; key in `kept` if the block is kept.
     let_go: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Pool {
     total: u32,
-    /// Those that were used at least once; as long as the KV memory must be.
+    /// Blocks that were used at least once; the KV memory must hold this many.
     blocks: Vec<Block>,
     freed: Vec<u32>,
-    /// Published ones that nobody holds, by when they were let go.
+    /// Published blocks that no sequence holds, by release time.
     kept: BTreeMap<u64, u32>,
     index: HashMap<BlockHash, u32>,
     clock: u64,
@@ -46,7 +46,7 @@ impl Pool {
         u64::from(self.total)
     }
 
-    /// Blocks that can be taken.
+    /// Number of blocks that can be taken.
     pub(super) fn available(&self) -> u64 {
         self.freed.len() as u64 + self.fresh() + self.num_kept()
     }
@@ -59,14 +59,14 @@ impl Pool {
         self.num_evicted
     }
 
-    /// Blocks that will have been used once `needed` more are taken, which must not be more than there are.
+    /// Number of blocks that will have been used once `needed` more are taken; `needed` must be available.
     pub(super) fn high_water_mark_after(&self, needed: u64) -> u32 {
         let fresh = needed.saturating_sub(self.freed.len() as u64).min(self.fresh());
         let mark = self.blocks.len() as u64 + fresh;
         u32::try_from(mark).expect("fresh blocks are among a u32 total")
     }
 
-    /// A block that nobody holds, for the caller to hold and write.
+    /// Takes an unheld block for the caller to hold and write.
     pub(super) fn take(&mut self) -> u32 {
         let block = match self.freed.pop() {
             Some(block) => block,
@@ -80,7 +80,7 @@ impl Pool {
         block
     }
 
-    /// Takes the kept block that was let go first.
+    /// Takes the kept block that was released first.
     fn evict(&mut self) -> u32 {
         let (_, block) = self.kept.pop_first().expect("append was called without checking for free blocks");
         self.num_evicted += 1;
@@ -88,7 +88,7 @@ impl Pool {
         block
     }
 
-    /// One holder less.
+    /// Removes one holder.
     pub(super) fn release(&mut self, block: u32) {
         let state = &mut self.blocks[block as usize];
         state.references -= 1;
@@ -104,7 +104,7 @@ impl Pool {
         }
     }
 
-    /// One holder more of a block that is held.
+    /// Adds a holder to a block that is held.
     pub(super) fn hold(&mut self, block: u32) {
         self.blocks[block as usize].references += 1;
     }
@@ -120,18 +120,18 @@ impl Pool {
         Some(block)
     }
 
-    /// Publishes a block that its only holder has filled; nothing is published under this hash yet.
+    /// Publishes a block that its only holder has filled. No block may be published under this hash yet.
     pub(super) fn publish(&mut self, block: u32, hash: BlockHash) {
         self.blocks[block as usize].published = Some(hash);
         self.index.insert(hash, block);
     }
 
-    /// Whether a block may not be written by one of its holders: others hold it too.
+    /// Whether other sequences hold the block too, so that none may write it.
     pub(super) fn is_shared(&self, block: u32) -> bool {
         self.blocks[block as usize].references > 1
     }
 
-    /// Makes a block writable for its only holder.
+    /// Withdraws a block from publication, so that its only holder may write it.
     pub(super) fn take_back(&mut self, block: u32) {
         self.unpublish(block);
     }
@@ -146,14 +146,14 @@ impl Pool {
         u64::from(self.total) - self.blocks.len() as u64
     }
 
-    /// Of a block: its holders, and whether it is published.
+    /// Number of holders of a block, and whether it is published.
     #[cfg(test)]
     pub(super) fn state(&self, block: u32) -> (u32, bool) {
         let state = &self.blocks[block as usize];
         (state.references, state.published.is_some())
     }
 
-    /// Every block is in exactly one place.
+    /// Checks that every block is in exactly one place.
     #[cfg(test)]
     pub(super) fn check(&self) {
         let mut places = vec![0; self.blocks.len()];

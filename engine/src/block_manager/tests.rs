@@ -1,4 +1,4 @@
-//! The block manager against a naive twin that remembers every sequence's ids, and what was written where.
+//! The block manager against a naive twin that records every sequence's ids and what was written where.
 
 use std::collections::HashMap;
 
@@ -11,11 +11,11 @@ const TOTAL: u32 = 20;
 #[derive(Debug, Clone)]
 enum Action {
     Open,
-    /// A sequence that begins with so many tokens of the i-th.
+    /// Forks the i-th sequence at this many tokens.
     Fork(usize, u32),
     Close(usize),
     Truncate(usize, u32),
-    /// Of the i-th sequence's text, so many tokens more, after asking for what is published.
+    /// Appends this many tokens to the i-th sequence, after a call of `share` if the flag is set.
     Append(usize, u32, bool),
 }
 
@@ -29,7 +29,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// One sequence as it should be.
+/// Expected state of one sequence.
 #[derive(Debug)]
 struct Twin {
     slot: SlotId,
@@ -37,10 +37,10 @@ struct Twin {
     ids: Vec<TokenId>,
 }
 
-/// What a token leaves behind at its place: everything that its KV depends on.
+/// What a token writes to its slot: everything that its KV depends on.
 type Written = Vec<TokenId>;
 
-/// A manager, its twin, and memory in which every token writes its prefix.
+/// A manager, its twin, and a memory in which every token writes its prefix.
 struct Bench {
     manager: BlockManager,
     sequences: Vec<Twin>,
@@ -49,7 +49,7 @@ struct Bench {
     has_forks: bool,
 }
 
-/// Texts of few words, so that prefixes are equal often; `salt` makes them part.
+/// Generates texts from few words, so that prefixes are often equal; `salt` makes them diverge.
 fn next_id(ids: &[TokenId], salt: u64) -> TokenId {
     match ids.len() {
         len if len < 40 => (len / 16) as TokenId,
@@ -109,8 +109,8 @@ impl Bench {
         if share {
             let found = self.manager.share(slot, *key, &text);
             assert!((found.len as usize) < text.len() && found.len as usize >= before);
-            // Whoever is told to wait for something else than a running sequence would wait for ever: nobody computes
-            // between these actions, so the claimant is another open sequence.
+            // Waiting must be for another open sequence, or it would never end: nothing is computed between
+            // these actions, so the claimant is open.
             assert!(!found.wait || self.sequences.len() > 1);
             if found.wait {
                 self.sequences[i].ids = text[..found.len as usize].to_vec();
@@ -163,7 +163,7 @@ impl Bench {
         for (&block, &count) in &holders {
             let (references, published) = self.manager.pool.state(block);
             assert_eq!(references, count, "references of block {block}");
-            // Forks share what is not published, too.
+            // Forks share unpublished blocks too.
             assert!(count == 1 || published || self.has_forks, "block {block} is shared and not published");
         }
         assert_eq!(holders.len() as u64, self.manager.referenced_blocks());

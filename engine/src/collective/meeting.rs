@@ -1,5 +1,5 @@
-//! Where ranks wait for each other, and where it is noticed that one is missing. A rank that is lost (it panicked, or
-//! did not come within the watchdog's time) stays lost, and every wait from then on fails with its name.
+//! A barrier for ranks that detects a missing rank. A rank that is lost (it panicked, or did not arrive
+//! within the watchdog's time) stays lost, and every wait from then on fails with its number.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,13 +9,13 @@ use cpu_kernels::Patience;
 
 use crate::EngineError;
 
-/// A barrier that can be lost. Shared by all ranks and whoever drives them.
+/// A barrier that can fail. Shared by all ranks and the thread that drives them.
 #[derive(Debug)]
 pub(crate) struct Meeting {
     watchdog: Duration,
-    /// Counts completed meetings, and other signs of life.
+    /// Number of completed meetings and other signs of progress.
     round: AtomicU64,
-    /// How long a rank looks before it sleeps: a peer that computes the same is a few microseconds late.
+    /// How long a rank spins before it sleeps: a peer with the same work is a few microseconds late.
     patience: Patience,
     state: Mutex<State>,
     changed: Condvar,
@@ -39,33 +39,33 @@ impl Meeting {
         }
     }
 
-    /// How long a rank may be missing.
+    /// Maximum time that a rank may be missing.
     pub(crate) fn watchdog(&self) -> Duration {
         self.watchdog
     }
 
-    /// Grows with every meeting: whoever watches sees that ranks go on.
+    /// Grows with every meeting, which shows that ranks make progress.
     pub(crate) fn round(&self) -> u64 {
         self.round.load(Ordering::Acquire)
     }
 
-    /// Says that a rank is gone for good. The first word counts.
+    /// Marks a rank as lost for good. The first reason recorded is kept.
     pub(crate) fn lose(&self, rank: usize, reason: String) {
         self.lock().lost.get_or_insert((rank, reason));
         self.changed.notify_all();
     }
 
-    /// An error if a rank is lost.
+    /// Returns an error if a rank is lost.
     pub(crate) fn check(&self) -> Result<(), EngineError> {
         lost(&self.lock())
     }
 
-    /// Says that a rank goes on, where ranks do not wait for each other here.
+    /// Records progress of ranks that do not wait for each other here.
     pub(crate) fn go_on(&self) {
         self.round.fetch_add(1, Ordering::Release);
     }
 
-    /// Waits until every rank is here.
+    /// Waits until every rank has arrived.
     pub(crate) fn wait(&self, rank: usize) -> Result<(), EngineError> {
         let round = self.round();
         {

@@ -1,5 +1,5 @@
-//! Ranks that are threads of one process. A sum is two meetings: every rank publishes its rows, adds up one stripe of
-//! everybody's, and copies the stripes of the others.
+//! Collective of ranks that are threads of one process. A sum takes two meetings: every rank publishes its
+//! rows, adds up one stripe of all ranks' rows, and copies the stripes that the others computed.
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -10,13 +10,15 @@ use super::{Collective, Meeting};
 use crate::EngineError;
 use crate::host::HostRows;
 
-/// What all ranks see.
+/// State shared by all ranks.
 #[derive(Debug)]
 struct Shared {
     meeting: Arc<Meeting>,
-    /// What each rank published. Written before the first meeting of an operation, read until the second.
+    /// Rows that each rank published. Written before the first meeting of an operation, read until the
+    /// second.
     published: Vec<RwLock<HostRows>>,
-    /// The stripe that each rank added up. Written between the meetings, read until the next operation's first.
+    /// The stripe that each rank added up. Written between the meetings, read until the next operation's
+    /// first meeting.
     stripes: Vec<RwLock<Vec<f32>>>,
 }
 
@@ -26,7 +28,7 @@ struct SharedMemory {
     shared: Arc<Shared>,
 }
 
-/// The ends of `ranks` ranks that meet at `meeting`.
+/// Creates the collective's ends for `ranks` ranks that meet at `meeting`.
 pub(crate) fn shared_memory(ranks: usize, meeting: &Arc<Meeting>) -> Vec<Box<dyn Collective<HostRows>>> {
     let shared = Arc::new(Shared {
         meeting: Arc::clone(meeting),
@@ -76,7 +78,7 @@ impl Collective<HostRows> for SharedMemory {
 }
 
 impl SharedMemory {
-    /// Gives the rows to all and waits until all have done so. `rows` holds something else then.
+    /// Publishes the rows and waits until all ranks have done so. Leaves other numbers in `rows`.
     fn publish(&self, rows: &mut HostRows) -> Result<(), EngineError> {
         std::mem::swap(&mut *write(&self.shared.published[self.rank]), rows);
         self.shared.meeting.wait(self.rank)
@@ -88,7 +90,7 @@ impl SharedMemory {
     }
 }
 
-/// Element `i` of all parts, neighbours first.
+/// Sum over ranks of element `i`, neighbouring ranks first.
 fn tree_over_ranks(parts: &[&[f32]], i: usize) -> f32 {
     let mut sums = [0.0; NUM_SLICES];
     let mut left = parts.len();
@@ -120,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// Numbers whose sums depend on the order.
+    /// Numbers whose sum depends on the order.
     fn part(rank: usize, len: usize) -> Vec<f32> {
         (0..len)
             .map(|i| ((i * 7 + rank * 13) % 11) as f32 * 10f32.powi((i + 3 * rank) as i32 % 9 - 4))
@@ -152,7 +154,7 @@ mod tests {
             for len in [1, 7, 64, 300] {
                 let expected: Vec<u32> = (0..len)
                     .map(|i| {
-                        // A rank's branch of the tree is its first slice; the others are zeros.
+                        // A rank's branch of the tree is its first slice; the other slices are zeros.
                         let mut slices = [0.0; NUM_SLICES];
                         (0..ranks).for_each(|rank| slices[rank * NUM_SLICES / ranks] = part(rank, len)[i]);
                         tree(slices).to_bits()

@@ -1,4 +1,5 @@
-//! The ways to an [`Engine`]: a checkpoint, the same with ballast, or random weights of a configuration.
+//! Constructors of [`Engine`]: from a checkpoint, from a checkpoint with ballast, or with random weights from
+//! a configuration.
 
 use std::marker::PhantomData;
 use std::path::Path;
@@ -18,20 +19,21 @@ use crate::options::{EngineInfo, EngineStats, LoadOptions};
 use crate::weights::{Checkpoint, Formats, LinearFormat, RandomTensors, TensorSource};
 
 impl Engine {
-    /// Loads a checkpoint into memory, converted or quantized where another format is wanted than it is stored in.
-    /// Every byte of it is read, once more for [`EngineInfo::numerics_id`]; nothing is read later.
+    /// Loads a checkpoint into memory, converted or quantized if the wanted format differs from the stored
+    /// one. Reads every byte twice, the second time for [`EngineInfo::numerics_id`]. Nothing is read later.
     pub fn load(options: &LoadOptions) -> Result<Engine, EngineError> {
         Self::load_by(options, |source, model| load_on_cpu(options, source, model))
     }
 
-    /// The same on GPUs of this machine, a rank on each. KV is taken with the first block, on every one its part.
+    /// Loads a checkpoint onto GPUs of this machine, one rank each. Each GPU allocates its part of the KV
+    /// cache with the first block.
     pub fn load_on_cuda(options: &LoadOptions, gpus: &GpuOptions) -> Result<Engine, EngineError> {
         Self::load_by(options, |source, model| load_on_gpus(options, source, model, gpus))
     }
 
-    /// The same made heavier by about `parameters` weights that change no token (see `ballast`), on the CPU or on GPUs: a device for
-    /// demonstrations and benchmarks. Logits equal those without ballast (`==`); time, memory and KV are the bigger model's, and so is
-    /// [`EngineInfo::numerics_id`].
+    /// Loads a checkpoint enlarged by about `parameters` weights that change no token (see `ballast`), on the
+    /// CPU or on GPUs. For demonstrations and benchmarks. Logits equal those without ballast (`==`); time,
+    /// memory, KV and [`EngineInfo::numerics_id`] are those of the bigger model.
     pub fn load_with_ballast(
         options: &LoadOptions,
         parameters: u64,
@@ -43,7 +45,7 @@ impl Engine {
         })
     }
 
-    /// Loads a checkpoint by whatever puts its weights on a device.
+    /// Loads a checkpoint with a function that puts its weights on a device.
     pub(crate) fn load_by(
         options: &LoadOptions,
         load: impl FnOnce(&dyn TensorSource, (ModelConfig, Formats)) -> Result<Loaded, EngineError>,
@@ -51,7 +53,7 @@ impl Engine {
         Self::load_with_ballast_by(options, 0, load)
     }
 
-    /// The same with ballast; 0 is none.
+    /// Loads a checkpoint with ballast; 0 adds none.
     pub(crate) fn load_with_ballast_by(
         options: &LoadOptions,
         parameters: u64,
@@ -77,14 +79,14 @@ impl Engine {
         Ok(engine)
     }
 
-    /// A model of random weights that only its configuration is needed for: `options.model_dir` is the path of
-    /// a config.json. The same seed makes the same model in every format; "as stored" is bf16. For measuring
+    /// Creates a model with random weights from a configuration alone: `options.model_dir` is the path of a
+    /// config.json. The same seed gives the same model in every format; "as stored" is bf16. For measuring
     /// speed; its text is noise.
     pub fn random(options: &LoadOptions, seed: u64) -> Result<Engine, EngineError> {
         Self::random_by(options, seed, |source, model| load_on_cpu(options, source, model))
     }
 
-    /// The same on GPUs.
+    /// Creates a model with random weights on GPUs.
     pub fn random_on_cuda(
         options: &LoadOptions,
         seed: u64,
@@ -93,7 +95,7 @@ impl Engine {
         Self::random_by(options, seed, |source, model| load_on_gpus(options, source, model, gpus))
     }
 
-    /// Random weights by whatever puts them on a device.
+    /// Creates a model with random weights with a function that puts them on a device.
     pub(crate) fn random_by(
         options: &LoadOptions,
         seed: u64,
@@ -112,7 +114,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Gives a loaded model its KV and its name. `identity` is config.json and what stands for the weights.
+    /// Creates an engine from a loaded model. The id is hashed from config.json's bytes and `checkpoint`, a
+    /// digest of the weights.
     fn around(
         options: &LoadOptions,
         (loaded, config): (Loaded, ModelConfig),
@@ -220,7 +223,7 @@ fn max_model_len(
     }
 }
 
-/// A configuration may hold the path it was trained at, which names nothing.
+/// Name of the model. `_name_or_path` may be the path of the training run, which is not a name.
 fn model_id(config: &ModelConfig, model_dir: &Path) -> String {
     let is_name = |name: &&String| !name.is_empty() && !name.starts_with(['/', '.', '~']);
     config.name.as_ref().filter(is_name).cloned().unwrap_or_else(|| {

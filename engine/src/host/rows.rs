@@ -1,8 +1,8 @@
-//! Rows of a pass in memory that is kept: making them fewer and more again neither allocates nor clears.
+//! Rows of a pass in memory that is kept: shrinking and growing again neither allocates nor clears.
 
 use std::ops::{Deref, DerefMut};
 
-/// f32 numbers, of which the first `len` count.
+/// f32 numbers, of which the first `len` are valid.
 #[derive(Debug, Default)]
 pub(crate) struct HostRows {
     numbers: Vec<f32>,
@@ -10,7 +10,7 @@ pub(crate) struct HostRows {
 }
 
 impl HostRows {
-    /// Sets how many numbers there are. What they hold is of no matter: whoever sizes rows writes all of them.
+    /// Sets the number of elements. Their content is unspecified: the caller writes all of them.
     pub(crate) fn resize(&mut self, len: usize) {
         if self.numbers.len() < len {
             self.numbers.resize(len, 0.0);
@@ -18,7 +18,7 @@ impl HostRows {
         self.len = len;
     }
 
-    /// Moves the numbers out.
+    /// Moves the numbers out and leaves the rows empty.
     pub(crate) fn take(&mut self) -> Vec<f32> {
         let mut numbers = std::mem::take(&mut self.numbers);
         numbers.truncate(std::mem::take(&mut self.len));

@@ -1,4 +1,5 @@
-//! Names and shapes of the tensors of a decoder, as transformers saves them, and which part of each a rank holds.
+//! Names and shapes of a decoder's tensors, as transformers saves them, and the part of each that a rank
+//! holds.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -12,13 +13,13 @@ use crate::model_config::ModelConfig;
 use crate::shard::Shard;
 use crate::weights::{Formats, LinearFormat, LinearTensors, TensorPart, TensorSource};
 
-/// Between two lines of progress.
+/// Interval between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const LM_HEAD: &str = "lm_head.weight";
 
-/// Loads tensors of one rank of one model in one format.
+/// Loads the tensors of one rank in one format.
 struct Loader<'a, B> {
     backend: &'a B,
     source: &'a dyn TensorSource,
@@ -27,21 +28,22 @@ struct Loader<'a, B> {
     shard: Shard,
 }
 
-/// Projections of one input.
+/// Projections with the same input.
 struct Projections<'a> {
-    /// Module, outputs in all, and those that this rank has.
+    /// Module name, total number of outputs, and this rank's range of them.
     outputs: Vec<(String, usize, Range<usize>)>,
-    /// What stands beside `weight` where there is one.
+    /// Name of the tensor beside `weight`, if there is a bias.
     bias: Option<&'a str>,
-    /// How the sums are cut, in columns of the whole; a rank's own where it does not have all of them.
+    /// K-slices of the sums, in columns of the whole matrix; only this rank's slices if it does not hold all
+    /// columns.
     slices: KSlices,
-    /// Length of the sums in all.
+    /// Total length of the sums.
     k: usize,
 }
 
 impl<B: Backend> Llama<B> {
-    /// Loads, converts or quantizes what a rank needs of every tensor that the configuration implies. Ranks of one
-    /// process share the table of embeddings.
+    /// Loads a rank's part of every tensor that the configuration implies, converted or quantized as needed.
+    /// Ranks of one process may share the embedding table.
     pub(crate) fn load(
         backend: &B,
         source: &dyn TensorSource,
@@ -71,7 +73,8 @@ impl<B: Backend> Llama<B> {
         Ok(Self { shard, embedding, layers, final_norm, lm_head, config })
     }
 
-    /// Bytes that a forward with logits reads of this rank's weights whatever its rows: all but the embedding table.
+    /// Bytes of this rank's weights that a forward with logits reads, independent of its number of rows: all
+    /// but the embedding table.
     pub(crate) fn weight_bytes(&self, backend: &B) -> u64 {
         let layers = self.layers.iter().map(|layer| {
             let linears = [&layer.qkv, &layer.o, &layer.gate_up, &layer.down];
@@ -135,8 +138,8 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    /// Whether table and last projection are tied, whole and in one format. Otherwise a tied table is there twice: as it
-    /// was for looking up, and as a projection.
+    /// Whether table and vocabulary projection are one matrix: tied, not split and in a float format.
+    /// Otherwise a tied table is stored twice: as stored for lookup, and as a projection.
     fn ties_one_matrix(&self) -> bool {
         let floats = matches!(self.formats.linear, LinearFormat::Float(_));
         floats && self.config.tie_word_embeddings && !self.shard.is_part()

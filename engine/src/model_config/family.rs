@@ -1,4 +1,4 @@
-//! What differs between the families: head counts and widths, biases, norms, sliding windows.
+//! Differences between the model families: head counts and widths, biases, norms, sliding windows.
 
 use serde_json::Value;
 
@@ -6,10 +6,10 @@ use super::fields::Fields;
 use super::{Biases, MAX_HEAD_DIM, MAX_HEADS, MAX_POSITIONS};
 use crate::EngineError;
 
-/// The window of a Mistral configuration that does not mention one: its class default.
+/// Window of a Mistral configuration without the field: its class default.
 const MISTRAL_DEFAULT_WINDOW: u32 = 4096;
 
-/// The families that the engine runs.
+/// The supported families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Architecture {
     Llama,
@@ -43,7 +43,7 @@ impl Architecture {
         let name = "num_key_value_heads";
         let count = match fields.optional_count(name, MAX_HEADS)? {
             Some(count) => count,
-            // Llama's first checkpoints, older than grouped queries, do not have the field.
+            // Llama's first checkpoints, older than grouped queries, lack the field.
             None if self == Self::Llama => num_heads,
             None => return Err(fields.missing(name)),
         };
@@ -63,8 +63,7 @@ impl Architecture {
     ) -> Result<usize, EngineError> {
         let head_dim = match fields.optional_count("head_dim", MAX_HEAD_DIM)? {
             Some(head_dim) => head_dim,
-            // Qwen3's heads are wider than hidden_size / num_attention_heads: a quotient would be a wrong
-            // guess.
+            // Qwen3's heads are wider than hidden_size / num_attention_heads, so the quotient would be wrong.
             None if self == Self::Qwen3 => return Err(fields.missing("head_dim")),
             None if hidden.is_multiple_of(num_heads) && hidden / num_heads <= MAX_HEAD_DIM => {
                 hidden / num_heads
@@ -103,7 +102,7 @@ impl Architecture {
         self == Self::Qwen3
     }
 
-    /// Per layer, the window that its attention is cut to.
+    /// The sliding window of each layer's attention.
     pub(crate) fn windows(
         self,
         fields: &Fields<'_>,
@@ -112,7 +111,7 @@ impl Architecture {
         match self {
             Self::Llama => Ok(vec![None; num_layers]),
             Self::Mistral => {
-                // `null` says "no window" here; only silence means the default.
+                // `null` means "no window" here; only an absent field means the default.
                 let mentioned = fields.names().any(|name| name == "sliding_window");
                 let default = (!mentioned).then_some(MISTRAL_DEFAULT_WINDOW);
                 Ok(vec![window(fields)?.or(default); num_layers])
@@ -126,7 +125,8 @@ fn window(fields: &Fields<'_>) -> Result<Option<u32>, EngineError> {
     Ok(fields.optional_count("sliding_window", MAX_POSITIONS)?.map(|window| window as u32))
 }
 
-/// `layer_types` says which layers have the window; before it existed, those from `max_window_layers` on.
+/// `layer_types` says which layers have the window. Older configurations give it to layers from
+/// `max_window_layers` on.
 fn qwen_windows(fields: &Fields<'_>, num_layers: usize) -> Result<Vec<Option<u32>>, EngineError> {
     let window = if fields.flag("use_sliding_window", false)? {
         Some(window(fields)?.ok_or_else(|| fields.missing("sliding_window"))?)

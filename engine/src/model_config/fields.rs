@@ -1,5 +1,5 @@
-//! Typed access to a JSON object of a checkpoint; every fault names the file and the field. `null` counts as
-//! absent, as it does to the programs that write these files.
+//! Typed access to a JSON object of a checkpoint; every error names the file and the field. `null` counts as
+//! absent, as in the programs that write these files.
 
 use std::io::Read;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::EngineError;
 
-/// No configuration file is longer; a longer one is not a configuration file.
+/// Larger than any configuration file; a longer file is refused.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Reads a JSON file whose top level is an object.
@@ -16,7 +16,7 @@ pub(crate) fn read_json_object(path: &Path) -> Result<Map<String, Value>, Engine
     parse_json_object(path, &read_file(path)?)
 }
 
-/// The same of bytes that were read; messages name `path`.
+/// Parses bytes that were read from `path`; errors name `path`.
 pub(crate) fn parse_json_object(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, EngineError> {
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(object)) => Ok(object),
@@ -25,7 +25,7 @@ pub(crate) fn parse_json_object(path: &Path, bytes: &[u8]) -> Result<Map<String,
     }
 }
 
-/// Reads a small file whole.
+/// Reads a whole file of at most `MAX_FILE_BYTES`.
 pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, EngineError> {
     let io = |source| EngineError::Io { path: path.to_owned(), source };
     let mut bytes = Vec::new();
@@ -41,7 +41,7 @@ fn broken(path: &Path, reason: String) -> EngineError {
     EngineError::BrokenFile { path: path.to_owned(), reason }
 }
 
-/// An object of a configuration file, and what its fields are called in messages.
+/// An object of a configuration file, and the prefix of its fields in error messages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fields<'a> {
     path: &'a Path,
@@ -55,7 +55,7 @@ impl<'a> Fields<'a> {
         Self { path, prefix: "", object }
     }
 
-    /// An object inside this one, or `None` where it is absent.
+    /// An object inside this one, or `None` if it is absent.
     pub(crate) fn nested(&self, name: &'a str) -> Result<Option<Fields<'a>>, EngineError> {
         match self.get(name) {
             None => Ok(None),
@@ -64,7 +64,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The value of a field that is there and not null.
+    /// The value of a field that is present and not null.
     pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
         self.object.get(name).filter(|value| !value.is_null())
     }
@@ -79,7 +79,7 @@ impl<'a> Fields<'a> {
         self.optional_count(name, max)?.ok_or_else(|| self.missing(name))
     }
 
-    /// The same where the field may be absent.
+    /// A count between 1 and `max`, or `None` if it is absent.
     pub(crate) fn optional_count(&self, name: &str, max: usize) -> Result<Option<usize>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         // Some exporters write whole numbers as floats.
@@ -97,7 +97,7 @@ impl<'a> Fields<'a> {
         self.optional_number(name)?.ok_or_else(|| self.missing(name))
     }
 
-    /// The same where the field may be absent.
+    /// A finite number, or `None` if it is absent.
     pub(crate) fn optional_number(&self, name: &str) -> Result<Option<f64>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         match value.as_f64() {
@@ -112,7 +112,7 @@ impl<'a> Fields<'a> {
         if x > 0.0 { Ok(x) } else { Err(self.bad(name, format!("is {x}, expected a number above zero"))) }
     }
 
-    /// A yes or no; absent means `default`.
+    /// A boolean; absent means `default`.
     pub(crate) fn flag(&self, name: &str, default: bool) -> Result<bool, EngineError> {
         match self.get(name) {
             None => Ok(default),
@@ -121,7 +121,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A string, or `None` where it is absent.
+    /// A string, or `None` if it is absent.
     pub(crate) fn optional_string(&self, name: &str) -> Result<Option<&'a str>, EngineError> {
         match self.get(name) {
             None => Ok(None),
@@ -142,12 +142,12 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| self.bad(name, format!("is {value}, expected a token id or a list of token ids")))
     }
 
-    /// The error for a field that should be there.
+    /// The error for a missing field.
     pub(crate) fn missing(&self, name: &str) -> EngineError {
         EngineError::MissingField { path: self.path.to_owned(), field: self.dotted(name) }
     }
 
-    /// The error for a field that holds something else; `reason` follows the field's name.
+    /// The error for a field with another value than expected; `reason` follows the field's name.
     pub(crate) fn bad(&self, name: &str, reason: impl Into<String>) -> EngineError {
         let mut reason = reason.into();
         if let Some((cut, _)) = reason.char_indices().nth(300) {

@@ -1,4 +1,4 @@
-//! What configurations mean. What they are refused for is checked on files, in `tests/broken_files.rs`.
+//! Interpretation of configurations. `tests/suite/broken_files.rs` checks on files what is refused.
 
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ fn parse(changes: Value) -> Result<ModelConfig, EngineError> {
     ModelConfig::from_fields(&Fields::top(Path::new("config.json"), object))
 }
 
-/// A configuration to be changed.
+/// A configuration for tests to modify.
 pub(crate) fn tiny() -> ModelConfig {
     parse(json!({})).unwrap()
 }

@@ -29,7 +29,7 @@ pub(super) struct OracleLayer {
     down: Projection,
 }
 
-/// What a projection is called, and its shape.
+/// Name and shape of a projection.
 struct Shape<'a> {
     module: &'a str,
     columns: usize,
@@ -78,7 +78,7 @@ impl OracleLayer {
         })
     }
 
-    /// The residual stream `[positions, hidden]` through this layer.
+    /// Runs the residual stream `[positions, hidden]` through this layer.
     pub(super) fn forward(&self, tensors: &Tensors, hidden: &[f32]) -> Vec<f32> {
         let config = &tensors.config;
         let normed = norm_rows(hidden, &self.input_norm, config);
@@ -101,7 +101,7 @@ impl OracleLayer {
         let keys =
             positioned(split(self.k.apply(tensors, normed), config.num_kv_heads, config), k_norm, config);
         let values = split(self.v.apply(tensors, normed), config.num_kv_heads, config);
-        // Attention reads keys and values as they would be stored.
+        // Attention reads keys and values in the format in which they are stored.
         let stored = |heads: Heads| -> Heads {
             heads.into_iter().map(|head| head.into_iter().map(|x| tensors.stored(x)).collect()).collect()
         };
@@ -148,7 +148,7 @@ fn split(flat: Vec<f32>, num_heads: usize, config: &ModelConfig) -> Heads {
     (0..num_heads).map(|h| flat.chunks_exact(row).map(|row| head(h, row)).collect()).collect()
 }
 
-/// Norm where there is one, then rope.
+/// Applies the norm, if there is one, then rope.
 fn positioned(heads: Heads, norm: Option<&[f32]>, config: &ModelConfig) -> Heads {
     let half = config.head_dim / 2;
     let (mut cos, mut sin) = (vec![0.0; half], vec![0.0; half]);

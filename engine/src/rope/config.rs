@@ -11,8 +11,7 @@ const DEFAULT_THETA: f64 = 10_000.0;
 const DEFAULT_BETA_FAST: f64 = 32.0;
 const DEFAULT_BETA_SLOW: f64 = 1.0;
 
-/// Everything that may stand in a rope object. Others change the positions in ways that we do not know:
-/// refused.
+/// All known fields of a rope object. Others change positions in unknown ways and are refused.
 const KNOWN: [&str; 15] = [
     "type",
     "rope_type",
@@ -32,8 +31,8 @@ const KNOWN: [&str; 15] = [
 ];
 
 impl Rope {
-    /// Reads either spelling. Also returns the longest sequence that the model is made for, which scaling may
-    /// stretch past `max_position_embeddings`.
+    /// Reads either spelling. Also returns the longest sequence that the model supports, which scaling may
+    /// extend past `max_position_embeddings`.
     pub(crate) fn from_fields(
         config: &Fields<'_>,
         head_dim: usize,
@@ -56,7 +55,7 @@ impl Rope {
         let max_len = match scaling {
             Scaling::None | Scaling::Llama3 { .. } => max_position_embeddings,
             Scaling::Linear { factor } => (max_position_embeddings as f64 * factor) as usize,
-            // The configuration may hold the original length or the stretched one.
+            // The configuration may hold the original length or the extended one.
             Scaling::Yarn { factor, original_len, .. } => {
                 max_position_embeddings.max((original_len * factor) as usize)
             }
@@ -126,7 +125,7 @@ fn yarn(config: &Fields<'_>, rope: &Fields<'_>, max_positions: usize) -> Result<
         Some(_) => factor(rope)?,
         None => max_positions as f64 / original_len,
     };
-    // Zero stands for "the default" there, as in the reference.
+    // Zero means "the default" here, as in the reference implementation.
     let beta = |name, default| {
         Ok::<_, EngineError>(rope.optional_number(name)?.filter(|x| *x != 0.0).unwrap_or(default))
     };
@@ -150,8 +149,8 @@ fn factor(rope: &Fields<'_>) -> Result<f64, EngineError> {
     }
 }
 
-/// The context trained on: beside the rope object in some families, in it in most, else the configuration's
-/// length.
+/// The context length trained on: beside the rope object in some families, inside it in most, else the
+/// configuration's length.
 fn original_len(config: &Fields<'_>, rope: &Fields<'_>, max_positions: usize) -> Result<f64, EngineError> {
     let name = "original_max_position_embeddings";
     let beside = config.optional_count(name, MAX_POSITIONS)?;

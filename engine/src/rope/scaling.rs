@@ -1,16 +1,16 @@
-//! Inverse frequencies under each scaling of the context. The formulas are the papers'; where they round is
-//! transformers'.
+//! Inverse frequencies under each kind of context scaling. The formulas are the papers'; rounding happens
+//! where transformers rounds.
 
 use speculation::math::{exp, ln};
 
-/// How frequencies are stretched for a context longer than the one trained on.
+/// How frequencies are scaled for a context longer than the one trained on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Scaling {
-    /// Not at all.
+    /// No scaling.
     None,
-    /// All alike (position interpolation).
+    /// All frequencies alike (position interpolation).
     Linear { factor: f64 },
-    /// Long waves only, with a ramp between (Llama 3.1).
+    /// Long wavelengths only, with a ramp between (Llama 3.1).
     Llama3 { factor: f64, low_freq_factor: f64, high_freq_factor: f64, original_len: f64 },
     /// A ramp over dimensions (YaRN, Peng et al. 2023).
     Yarn { factor: f64, original_len: f64, beta_fast: f64, beta_slow: f64, truncate: bool },
@@ -18,7 +18,7 @@ pub(crate) enum Scaling {
 
 /// `[head_dim / 2]` radians per position, f32.
 pub(crate) fn inverse_frequencies(scaling: Scaling, theta: f64, head_dim: usize) -> Vec<f32> {
-    // theta^(2i / d), one f32 a pair.
+    // theta^(2i / d), one f32 per pair.
     let wavelengths = (0..head_dim / 2).map(|i| exp(2.0 * i as f64 / head_dim as f64 * ln(theta)) as f32);
     match scaling {
         Scaling::None => wavelengths.map(|w| 1.0 / w).collect(),
@@ -31,7 +31,7 @@ pub(crate) fn inverse_frequencies(scaling: Scaling, theta: f64, head_dim: usize)
     }
 }
 
-/// Keeps short waves, divides long ones by the factor, blends between.
+/// Keeps short wavelengths, divides the frequency of long ones by the factor, and blends between.
 fn llama3(scaling: Scaling, frequency: f32) -> f32 {
     let Scaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len } = scaling else {
         return frequency;
@@ -48,14 +48,14 @@ fn llama3(scaling: Scaling, frequency: f32) -> f32 {
     (1.0 - smooth) * frequency / factor as f32 + smooth * frequency
 }
 
-/// Blends the frequency kept (extrapolation) and the frequency divided by the factor (interpolation).
+/// Blends the original frequency (extrapolation) and the frequency divided by the factor (interpolation).
 fn yarn(scaling: Scaling, wavelength: f32, ramp: f32) -> f32 {
     let Scaling::Yarn { factor, .. } = scaling else { return 1.0 / wavelength };
     let kept = 1.0 - ramp;
     1.0 / (factor as f32 * wavelength) * (1.0 - kept) + 1.0 / wavelength * kept
 }
 
-/// From 0 (keep) to 1 (divide) over the pairs between the two correction dimensions.
+/// Ramp from 0 (keep) to 1 (divide) over the pairs between the two correction dimensions.
 fn yarn_ramp(scaling: Scaling, theta: f64, head_dim: usize) -> Vec<f32> {
     let Scaling::Yarn { original_len, beta_fast, beta_slow, truncate, .. } = scaling else {
         return Vec::new();
@@ -75,7 +75,7 @@ fn yarn_ramp(scaling: Scaling, theta: f64, head_dim: usize) -> Vec<f32> {
     (0..head_dim / 2).map(|i| ((i as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0)).collect()
 }
 
-/// What YaRN multiplies cosine and sine with: 0.1 m ln(factor) + 1.
+/// YaRN's factor of cosine and sine: 0.1 m ln(factor) + 1.
 pub(crate) fn yarn_mscale(factor: f64, m: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * m * ln(factor) + 1.0 }
 }

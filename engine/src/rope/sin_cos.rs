@@ -1,7 +1,7 @@
-//! Sine and cosine of our own: a libm may differ between hosts, and equal `numerics_id` promises equal bits.
-//! Additions, multiplications and fused multiply-adds in one order.
+//! Our own sine and cosine: a libm may differ between hosts, and equal `numerics_id` promises equal bits.
+//! Uses additions, multiplications and fused multiply-adds in one fixed order.
 
-/// pi / 2 rounded to f64, and what the rounding left out.
+/// pi / 2 rounded to f64, and the rounding error.
 const HALF_PI: f64 = std::f64::consts::FRAC_PI_2;
 const HALF_PI_REST: f64 = 6.123_233_995_736_766e-17;
 
@@ -27,7 +27,7 @@ const COS: [f64; 8] = [
     1.0 / 20_922_789_888_000.0,
 ];
 
-/// `(sin x, cos x)`, within 1e-15 for |x| up to 2^24, which is far below half a unit of the f32 that they are
+/// Returns `(sin x, cos x)`, within 1e-15 for |x| up to 2^24, far below half a unit of the f32 that they are
 /// rounded to.
 pub(crate) fn sin_cos(x: f64) -> (f64, f64) {
     let quarter_turns = (x * std::f64::consts::FRAC_2_PI).round();

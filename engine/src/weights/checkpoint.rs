@@ -15,23 +15,23 @@ use crate::model_config::fields::{Fields, read_json_object};
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// A file begins with the length of its header.
+/// Size of the header length at the start of a file.
 const LENGTH_BYTES: u64 = 8;
-/// A header of so many bytes names a hundred thousand tensors; a longer one is not a header.
+/// A header of this size can name a hundred thousand tensors; a longer one is refused.
 const MAX_HEADER_BYTES: u64 = 32 << 20;
 
-/// The formats that the engine reads.
+/// Stored formats that the engine reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StoredDtype {
     F32,
     F16,
     Bf16,
-    /// E4M3, with scales in a tensor of their own.
+    /// E4M3, with scales in a separate tensor.
     Fp8,
 }
 
 impl StoredDtype {
-    /// Bytes of a number.
+    /// Bytes per number.
     pub(super) fn size(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -41,7 +41,7 @@ impl StoredDtype {
     }
 }
 
-/// A file and where its tensors lie.
+/// A file and the locations of its tensors.
 #[derive(Debug)]
 pub(super) struct Shard {
     path: PathBuf,
@@ -54,16 +54,16 @@ pub(super) struct Shard {
 struct Location {
     dtype: Dtype,
     shape: Vec<usize>,
-    /// From the beginning of the file.
+    /// Offset from the beginning of the file.
     start: u64,
     num_bytes: usize,
 }
 
-/// A tensor in its file, of a shape and dtype that were checked.
+/// A tensor in its file, with checked shape and dtype.
 #[derive(Debug)]
 pub(super) struct StoredTensor<'a> {
     pub(super) dtype: StoredDtype,
-    /// Of an FP8 matrix, and of nothing else.
+    /// Set for FP8 matrices only.
     pub(super) scales: Option<Box<StoredScales<'a>>>,
     shard: &'a Shard,
     start: u64,
@@ -80,12 +80,12 @@ impl StoredTensor<'_> {
         part.shape[1] * self.dtype.size()
     }
 
-    /// Fills `bytes` from the tensor's byte `first` on.
+    /// Fills `bytes` from byte `first` of the tensor.
     pub(super) fn read(&self, first: usize, bytes: &mut [u8]) -> Result<(), EngineError> {
         self.shard.read(self.start + first as u64, bytes)
     }
 
-    /// Where the wanted columns of a part's row begin; `row` counts from the part's first.
+    /// Offset of the wanted columns of a part's row; `row` counts from the part's first row.
     pub(super) fn offset(&self, part: &TensorPart, row: usize) -> usize {
         (part.rows.start + row) * self.row_bytes(part) + part.columns.start * self.dtype.size()
     }
@@ -95,9 +95,9 @@ impl StoredTensor<'_> {
 #[derive(Debug)]
 pub(crate) struct Checkpoint {
     shards: Vec<Shard>,
-    /// Which shard holds a tensor.
+    /// Index of the shard that holds a tensor.
     weight_map: HashMap<String, usize>,
-    /// The file that says what tensors there are.
+    /// The file that lists the tensors.
     contents: PathBuf,
 }
 
@@ -105,7 +105,7 @@ impl Checkpoint {
     pub(crate) fn open(model_dir: &Path) -> Result<Self, EngineError> {
         let index = model_dir.join(INDEX_FILE);
         let single = model_dir.join(SINGLE_FILE);
-        // Where both are, the single file wins, as it does in transformers.
+        // If both exist, the single file wins, as in transformers.
         if single.exists() || !index.exists() {
             let shard = Shard::open(single.clone())?;
             let weight_map = shard.tensors.keys().map(|name| (name.clone(), 0)).collect();
@@ -138,7 +138,7 @@ impl Checkpoint {
         Ok(Self { shards, weight_map, contents: index })
     }
 
-    /// Looks a tensor up and compares its shape.
+    /// Looks up a tensor and checks its shape.
     pub(super) fn tensor(&self, name: &str, expected: &[usize]) -> Result<StoredTensor<'_>, EngineError> {
         let (shard, location) = self.locate(name)?;
         if location.shape != expected {
@@ -162,7 +162,7 @@ impl Checkpoint {
         Ok((shard, shard.tensors.get(name).ok_or_else(|| missing(&shard.path))?))
     }
 
-    /// The scales of an FP8 matrix.
+    /// Looks up the scales of an FP8 matrix.
     fn scales(&self, matrix: &str, shape: [usize; 2]) -> Result<StoredScales<'_>, EngineError> {
         let names = fp8::SCALE_NAMES.map(|end| format!("{matrix}{end}"));
         let name = names.iter().find(|name| self.weight_map.contains_key(*name)).unwrap_or(&names[0]);
@@ -205,7 +205,7 @@ fn wrong_dtype(tensor: &str, (shard, location): (&Shard, &Location)) -> EngineEr
 }
 
 impl Shard {
-    /// A tensor without what belongs to it.
+    /// A tensor without its scales.
     fn stored(&self, name: &str, location: &Location) -> Result<StoredTensor<'_>, EngineError> {
         let dtype = match location.dtype {
             Dtype::F32 => StoredDtype::F32,
@@ -236,18 +236,19 @@ impl Shard {
         Ok(shard)
     }
 
-    /// Bytes of the file when it was opened.
+    /// Size of the file in bytes when it was opened.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
 
-    /// Fills `bytes` from the file's byte `start` on; an error where the file is shorter now.
+    /// Fills `bytes` from byte `start` of the file; an error if the file has become too short.
     pub(super) fn read(&self, start: u64, bytes: &mut [u8]) -> Result<(), EngineError> {
         let io = |source| EngineError::Io { path: self.path.clone(), source };
         self.file.read_exact_at(bytes, start).map_err(io)
     }
 
-    /// Where tensors lie. Every one of them lies inside the file once this returns, and together they fill it.
+    /// Reads the locations of the tensors. All of them lie inside the file when this returns, and together
+    /// they fill it.
     fn read_header(&self) -> Result<HashMap<String, Location>, HeaderError> {
         let broken = |reason: String| HeaderError::Broken(reason);
         let most = self.len.checked_sub(LENGTH_BYTES).ok_or_else(|| broken("no header".to_owned()))?;
@@ -267,7 +268,7 @@ impl Shard {
         let mut tensors = HashMap::new();
         let mut filled = 0;
         let by_name = header.tensors();
-        // In the order of their offsets, so that the first that does not fit is the same at every run.
+        // In order of their offsets, so that every run reports the same first error.
         for name in header.offset_keys() {
             let Some(info) = by_name.get(&name) else { continue };
             let location = locate(info, data_start).filter(|at| at.start + at.num_bytes as u64 <= self.len);
@@ -285,7 +286,7 @@ impl Shard {
     }
 }
 
-/// What may be wrong with a header.
+/// Error of reading a header.
 enum HeaderError {
     Engine(EngineError),
     Broken(String),
@@ -297,8 +298,8 @@ impl From<EngineError> for HeaderError {
     }
 }
 
-/// A tensor's place in the file, or nothing where offsets and shape contradict each other. Offsets count from the
-/// end of the header.
+/// A tensor's location in the file, or `None` if offsets and shape contradict each other. Offsets in `info`
+/// count from the end of the header.
 fn locate(info: &TensorInfo, data_start: u64) -> Option<Location> {
     let (start, end) = info.data_offsets;
     let numbers = info.shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n))?;

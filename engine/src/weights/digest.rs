@@ -1,6 +1,6 @@
-//! The content of a checkpoint as one hash, for `numerics_id`: every byte of every file, so that two
-//! checkpoints that differ anywhere differ here. Chunks are hashed in parallel and their hashes hashed;
-//! SHA-256 reads about 1.5 GB/s a core.
+//! Hash of a checkpoint's content for `numerics_id`: it covers every byte of every file, so that any two
+//! different checkpoints differ here. Chunks are hashed in parallel, then their hashes are hashed; SHA-256
+//! reads about 1.5 GB/s per core.
 
 use cpu_kernels::Threads;
 use sha2::{Digest, Sha256};
@@ -8,13 +8,13 @@ use sha2::{Digest, Sha256};
 use super::Checkpoint;
 use crate::EngineError;
 
-/// What is hashed by itself.
+/// Size of a chunk that is hashed separately.
 const CHUNK_BYTES: u64 = 4 << 20;
-/// What is read at a time: little enough to be hashed out of a cache.
+/// Bytes to read at a time: small enough to be hashed from a cache.
 const READ_BYTES: usize = 1 << 16;
 
 impl Checkpoint {
-    /// SHA-256 over files (their lengths and chunk hashes), in the order of their names.
+    /// SHA-256 over the files' lengths and chunk hashes, in the order of their names.
     pub(crate) fn digest(&self, threads: &Threads) -> Result<[u8; 32], EngineError> {
         let mut whole = Sha256::new();
         for shard in self.shards() {

@@ -1,11 +1,11 @@
-//! What weights are held as, once [`WeightFormat::AsStored`] is resolved against a checkpoint. Names and
-//! consequences only; the numbers are made in `weights` (floats) and `cpu_kernels` (integers).
+//! Formats of weights in memory, once [`WeightFormat::AsStored`] is resolved against a checkpoint. This file
+//! has names and rules only; `weights` (floats) and `cpu_kernels` (integers) convert the numbers.
 
 use cpu_kernels::{MatrixFormat, QuantizedFormat};
 
 use crate::WeightFormat;
 
-/// What the matrices that activations are multiplied with are held as.
+/// Format of the matrices that activations are multiplied with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinearFormat {
     Float(MatrixFormat),
@@ -15,14 +15,14 @@ pub(crate) enum LinearFormat {
 /// The formats of a loaded model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Formats {
-    /// The table that token ids are looked up in: never quantized, for a row of it is all that is read.
+    /// The input embedding table: never quantized, since only single rows of it are read.
     pub(crate) embedding: MatrixFormat,
-    /// All projections, the vocabulary's included.
+    /// All projections, the vocabulary projection included.
     pub(crate) linear: LinearFormat,
 }
 
 impl Formats {
-    /// `stored` is what holds every number of the checkpoint without loss.
+    /// `stored` is the format that holds every number of the checkpoint without loss.
     pub(crate) fn resolve(wanted: WeightFormat, stored: MatrixFormat) -> Self {
         let float = |format| Self { embedding: format, linear: LinearFormat::Float(format) };
         let quantized = |format| Self { embedding: stored, linear: LinearFormat::Quantized(format) };
@@ -35,7 +35,7 @@ impl Formats {
         }
     }
 
-    /// What keys and values are stored as: f32 only beside f32 weights.
+    /// Format of keys and values: f32 only with f32 weights.
     pub(crate) fn kv(self) -> MatrixFormat {
         match self.linear {
             LinearFormat::Float(format) => format,
@@ -43,7 +43,7 @@ impl Formats {
         }
     }
 
-    /// The name that goes into `numerics_id`. The embedding's format follows from it and the checkpoint.
+    /// Name that is hashed into `numerics_id`. The embedding's format follows from it and the checkpoint.
     pub(crate) fn as_str(self) -> &'static str {
         match self.linear {
             LinearFormat::Float(MatrixFormat::F32) => "f32",

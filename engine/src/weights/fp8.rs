@@ -1,6 +1,7 @@
-//! FP8 checkpoints: matrices of eight-bit floats (E4M3: a sign, four bits of exponent, three of fraction, no infinities) with
-//! scales beside them, as llm-compressor (compressed-tensors) and DeepSeek write them. They are read as the numbers that
-//! they stand for: float times scale, rounded to f32 once (not at all where scales are bf16). Activations are not quantized.
+//! FP8 checkpoints: matrices of eight-bit floats (E4M3: one sign bit, four exponent bits, three fraction
+//! bits, no infinities) with separate scales, as llm-compressor (compressed-tensors) and DeepSeek write them.
+//! They are dequantized on reading: float times scale, rounded to f32 once (exact if the scales are bf16).
+//! Activations are not quantized.
 
 use std::ops::Range;
 
@@ -10,26 +11,26 @@ use super::checkpoint::StoredTensor;
 use super::{TensorPart, to_f32};
 use crate::EngineError;
 
-/// Names of a matrix's scales, behind its own.
+/// Suffixes of a scale tensor's name, after the matrix's name.
 pub(super) const SCALE_NAMES: [&str; 2] = ["_scale", "_scale_inv"];
-/// Rows and columns of a block that shares a scale.
+/// Rows and columns of a block with one scale.
 const BLOCK: usize = 128;
-/// Bytes that are read at a time.
+/// Bytes to read at a time.
 const CHUNK_BYTES: usize = super::CHUNK_BYTES;
 
-/// What shares a scale. All scales are factors, whatever their tensor is called.
+/// The numbers that share a scale. All scales are factors, whatever their tensor's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Granularity {
     /// The whole matrix.
     Tensor,
-    /// A row: an output channel.
+    /// A row, which is an output channel.
     Row,
-    /// 128 x 128 numbers; fewer at the ends.
+    /// 128 x 128 numbers; fewer at the edges.
     Block,
 }
 
 impl Granularity {
-    /// What scales of this shape are for a matrix of that one; nothing where they fit no way.
+    /// Granularity of scales of this shape for a matrix of `[rows, columns]`; `None` if they do not fit.
     pub(super) fn of(scales: &[usize], [rows, columns]: [usize; 2]) -> Option<Self> {
         let blocks = [rows.div_ceil(BLOCK), columns.div_ceil(BLOCK)];
         match scales {
@@ -41,7 +42,7 @@ impl Granularity {
     }
 }
 
-/// A matrix's scales in their file.
+/// Location of a matrix's scales in their file.
 #[derive(Debug)]
 pub(super) struct StoredScales<'a> {
     pub(super) numbers: StoredTensor<'a>,
@@ -49,7 +50,7 @@ pub(super) struct StoredScales<'a> {
 }
 
 impl StoredScales<'_> {
-    /// The scales of some rows, of a matrix of so many columns.
+    /// Reads the scales of `rows` of a matrix with `columns` columns.
     fn read(&self, rows: Range<usize>, columns: usize) -> Result<Scales, EngineError> {
         let (wanted, in_row) = match self.granularity {
             Granularity::Tensor => (0..1, 1),
@@ -68,7 +69,7 @@ impl StoredScales<'_> {
 struct Scales {
     numbers: Vec<f32>,
     granularity: Granularity,
-    /// The row, or row of blocks, of the first of them.
+    /// Row, or row of blocks, of the first scale.
     first: usize,
     in_row: usize,
 }
@@ -83,7 +84,7 @@ impl Scales {
     }
 }
 
-/// Rows of a matrix as [`super::TensorSource::read`] wants them.
+/// Reads rows of a matrix, as [`super::TensorSource::read`] specifies.
 pub(super) fn read(
     tensor: &StoredTensor<'_>,
     scales: &StoredScales<'_>,
@@ -114,16 +115,17 @@ pub(super) fn read(
     Ok(())
 }
 
-/// An eight-bit float as f32, exactly. Inlined across codegen units: it is called for each number.
+/// Widens an eight-bit float to f32, exactly. Inlined across codegen units, since it is called for each
+/// number.
 #[inline]
 pub(super) fn widen(byte: u8) -> f32 {
     let (exponent, fraction) = (u32::from(byte >> 3 & 15), u32::from(byte & 7));
     let sign = u32::from(byte >> 7) << 31;
     let magnitude = match (exponent, fraction) {
         (15, 7) => f32::NAN,
-        // Below the smallest exponent: eighths of 2^-6.
+        // Subnormals: eighths of 2^-6.
         (0, _) => fraction as f32 / 512.0,
-        // 2^(exponent - 7), whose exponent in f32 is 127 more.
+        // 2^(exponent - 7): the exponent bits in f32 are 127 higher.
         _ => f32::from_bits(((exponent + 120) << 23) | (fraction << 20)),
     };
     f32::from_bits(magnitude.to_bits() | sign)

@@ -1,6 +1,6 @@
-//! Weights out of a seed, for measuring a model's speed without its files. Every number is a bf16, so that all
-//! formats hold the same model; matrices keep the size of what they are applied to. What such a model writes
-//! is noise.
+//! Weights generated from a seed, for measuring a model's speed without its files. Every number is a bf16, so
+//! that all formats hold the same model; matrices preserve the magnitude of their inputs. The text of such a
+//! model is noise.
 
 use std::ops::Range;
 
@@ -10,22 +10,22 @@ use half::bf16;
 use super::source::{RowSeeds, TensorPart, TensorSource};
 use crate::EngineError;
 
-/// Tensors that depend on the seed and their names alone.
+/// Tensors that depend only on the seed and their names.
 pub(crate) struct RandomTensors {
     pub(crate) seed: u64,
 }
 
 impl RandomTensors {
-    /// What all numbers of row `row` of a tensor follow from.
+    /// Generator state for the numbers of row `row` of a tensor.
     fn state(&self, name: &str, row: usize) -> u64 {
         name.bytes().fold(mix(self.seed ^ mix(row as u64)), |state, byte| mix(state ^ u64::from(byte)))
     }
 
-    /// Row `row` of a tensor, uniform with a variance of one over the row's length.
+    /// Row `row` of a tensor: uniform, with a variance of 1 / `len`.
     fn row(&self, name: &str, row: usize, len: usize) -> impl Iterator<Item = bf16> + use<> {
         let (state, size) = (self.state(name, row), size(len));
         (0..len as u64).map(move |i| {
-            // 24 bits make a number in [-1, 1) exactly.
+            // 24 bits give a number in [-1, 1) exactly.
             let unit = (mix(state.wrapping_add(i)) >> 40) as f32 / (1 << 23) as f32 - 1.0;
             bf16::from_f32(unit * size)
         })
@@ -58,19 +58,19 @@ impl TensorSource for RandomTensors {
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {
-        // A norm's weights are ones, more or less; a bias is small.
+        // Norm weights are close to one, biases close to zero.
         let centre = if name.ends_with("bias") { 0.0 } else { 1.0 };
         Ok(self.row(name, 0, len).map(|x| centre + x.to_f32()).collect())
     }
 }
 
-/// The largest number of a row of `len`.
+/// The largest magnitude in a row of `len` numbers.
 fn size(len: usize) -> f32 {
     (3.0 / len as f32).sqrt()
 }
 
-/// The finalizer of splitmix64: equal inputs, equal outputs, and neighbours far apart. Inlined across codegen units: it is called
-/// for each number.
+/// The finalizer of splitmix64: a deterministic hash that spreads neighbouring inputs. Inlined across codegen
+/// units, since it is called for each number.
 #[inline]
 fn mix(x: u64) -> u64 {
     let z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -1,5 +1,6 @@
-//! Where a model's tensors come from: the files of a checkpoint, or a generator where only the shapes matter. Matrices are
-//! read block by block, by whoever lays them out, so that no tensor ever lies in memory whole beside what is made of it.
+//! Sources of a model's tensors: the files of a checkpoint, or a generator if only the shapes matter.
+//! Matrices are read in blocks of rows by the code that packs them, so that no tensor is whole in memory
+//! beside its packed form.
 
 use std::ops::Range;
 
@@ -8,7 +9,7 @@ use cpu_kernels::{KSlices, KernelError, NumbersMut, RowBlocks};
 use crate::EngineError;
 use crate::weights::LinearFormat;
 
-/// A stored matrix, and what of it is wanted: all of it, or what one rank of several holds.
+/// A part of a stored matrix: all of it, or what one rank holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TensorPart {
     pub(crate) name: String,
@@ -19,67 +20,68 @@ pub(crate) struct TensorPart {
 }
 
 impl TensorPart {
-    /// All of a matrix.
+    /// The whole matrix.
     pub(crate) fn whole(name: String, shape: [usize; 2]) -> Self {
         Self { name, shape, rows: 0..shape[0], columns: 0..shape[1] }
     }
 }
 
-/// What rows of made numbers follow from, for a device that makes them by itself (`cuda/kernels/random.cu`).
+/// Generator states of rows, for a device that generates the numbers itself (`cuda/kernels/random.cu`).
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RowSeeds {
-    /// One for each row.
+    /// One per row.
     pub(crate) states: Vec<u64>,
-    /// Columns that are wanted of each.
+    /// Wanted columns of each row.
     pub(crate) columns: Range<usize>,
-    /// The largest number.
+    /// The largest magnitude.
     pub(crate) size: f32,
 }
 
 /// Named tensors of checked shape.
 pub(crate) trait TensorSource: Sync {
-    /// Whether the matrix is there and of that shape. Asked before memory is taken for it.
+    /// Returns an error unless the matrix exists with that shape. Called before memory is allocated for it.
     fn check(&self, part: &TensorPart) -> Result<(), EngineError>;
 
-    /// Fills `out` with rows of a matrix, one behind the other, of each the part's columns. `rows` counts from the part's first.
+    /// Fills `out` with the part's columns of consecutive rows. `rows` counts from the part's first row.
     fn read(&self, part: &TensorPart, rows: Range<usize>, out: NumbersMut<'_>) -> Result<(), EngineError>;
 
-    /// What the same rows follow from, where numbers are made and not read.
+    /// Generator states of those rows, if the numbers are generated and not read.
     fn seeds(&self, _part: &TensorPart, _rows: Range<usize>) -> Option<RowSeeds> {
         None
     }
 
-    /// A vector, always f32: norms and biases are too small to save on.
+    /// Reads a vector, always as f32: norms and biases are too small for other formats to matter.
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError>;
 }
 
-/// Matrices that share their input, as a backend loads them.
+/// Matrices with the same input, as a backend loads them.
 pub(crate) struct LinearTensors<'a> {
     pub(crate) source: &'a dyn TensorSource,
     pub(crate) format: LinearFormat,
-    /// Their outputs lie one behind the other in a row; all have the columns that `slices` cover.
+    /// The matrices, in the order of their outputs in a row; all have the columns that `slices` cover.
     pub(crate) parts: Vec<TensorPart>,
-    /// One number for each output.
+    /// One number per output.
     pub(crate) bias: Option<Vec<f32>>,
-    /// How the sums are cut, in columns of the whole matrix.
+    /// K-slices of the sums, in columns of the whole matrix.
     pub(crate) slices: KSlices,
-    /// Whether other ranks hold the rest of the sums: scales of channels and the bias then come after them.
+    /// Whether other ranks hold the rest of the sums: channel scales and bias are then applied after the
+    /// all-reduce.
     pub(crate) partial: bool,
 }
 
-/// Parts of tensors that stand one on the other.
+/// Parts of tensors, stacked by rows.
 pub(crate) struct Stacked<'a> {
     source: &'a dyn TensorSource,
     parts: Vec<TensorPart>,
 }
 
 impl LinearTensors<'_> {
-    /// The rows of the parts, of each the columns that `slices` cover.
+    /// The rows of the parts, with the columns that `slices` cover.
     pub(crate) fn rows(&self) -> Result<Stacked<'_>, EngineError> {
         Stacked::new(self.source, self.parts.clone())
     }
 
-    /// The rows of the parts with all columns, also those that other ranks hold.
+    /// The rows of the parts with all columns, including those that other ranks hold.
     pub(crate) fn whole_rows(&self) -> Result<Stacked<'_>, EngineError> {
         let whole = |part: &TensorPart| TensorPart { columns: 0..part.shape[1], ..part.clone() };
         Stacked::new(self.source, self.parts.iter().map(whole).collect())
@@ -92,7 +94,7 @@ impl<'a> Stacked<'a> {
         Ok(Self { source, parts })
     }
 
-    /// What rows follow from, where numbers are made and not read; the parts have the same columns.
+    /// Generator states of rows, if the numbers are generated and not read. All parts have the same columns.
     pub(crate) fn seeds(&self, rows: Range<usize>) -> Option<RowSeeds> {
         let mut all: Option<RowSeeds> = None;
         self.pieces(rows).into_iter().try_for_each(|(part, rows)| {
@@ -106,17 +108,17 @@ impl<'a> Stacked<'a> {
         all
     }
 
-    /// How many there are.
+    /// Total number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.parts.iter().map(|part| part.rows.len()).sum()
     }
 
-    /// Numbers in each.
+    /// Number of columns of each row.
     pub(crate) fn columns(&self) -> usize {
         self.parts.first().map_or(0, |part| part.columns.len())
     }
 
-    /// Fills `out` with rows, one behind the other.
+    /// Fills `out` with consecutive rows.
     pub(crate) fn read(&self, rows: Range<usize>, mut out: NumbersMut<'_>) -> Result<(), EngineError> {
         let (columns, mut filled) = (self.columns(), 0);
         assert_eq!(out.len(), rows.len() * columns, "rows are read to a place of their size");
@@ -128,7 +130,7 @@ impl<'a> Stacked<'a> {
         Ok(())
     }
 
-    /// Rows as rows of the parts, each counted from its part's first.
+    /// Splits rows into rows of the parts, each counted from its part's first row.
     fn pieces(&self, rows: Range<usize>) -> Vec<(&TensorPart, Range<usize>)> {
         let mut first = 0;
         let mut pieces = Vec::new();
@@ -143,7 +145,7 @@ impl<'a> Stacked<'a> {
     }
 }
 
-/// As the kernels' packers take them.
+/// The interface that the kernels' packing functions read from.
 impl RowBlocks for Stacked<'_> {
     fn rows(&self) -> usize {
         Stacked::rows(self)
