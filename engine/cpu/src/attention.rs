@@ -1,9 +1,11 @@
-//! Attention over the KV blocks of many sequences: a task is a few rows of one sequence, for the query heads that share
-//! one key-value head. Every block of a task is read once, for all its queries (`attention/block.rs` is what they do with
-//! it); what comes after it, in this task or the next, is fetched meanwhile.
+//! Attention over the KV blocks of many sequences. A task is a few rows of one sequence, for the query heads
+//! that share one key-value head. A task reads each of its blocks once, for all its queries
+//! (`attention/block.rs` does the arithmetic), and prefetches the blocks that follow, in this task or the
+//! next.
 //!
-//! The order of each query's sums is fixed by absolute position (docs/contract.md C3): blocks of sixteen keys, merged one
-//! after the other by the running maximum. Which queries are computed side by side changes nothing.
+//! The order of each query's sums is fixed by absolute position (docs/contract.md C3): blocks of sixteen
+//! keys, merged in order under the running maximum. The result does not depend on which queries are computed
+//! together.
 
 mod block;
 mod tree;
@@ -20,24 +22,24 @@ use crate::pass::AttentionStep;
 
 const _: () = assert!(BLOCK_SIZE == LANES, "a block's scores are one vector");
 
-/// Numbers that the queries of a task may sum into: a third of a first-level cache.
+/// Maximum accumulators of the queries of a task: a third of an L1 cache.
 const TASK_NUMBERS: usize = 4096;
-/// Queries above which a block is widened to f32 once for all of them.
+/// With more queries than this, a block is widened to f32 once for all of them.
 const WIDEN_ABOVE: usize = 4;
-/// How far ahead blocks are fetched into the second-level cache, in bytes; into the first, it is one block.
+/// Prefetch distance into the L2 cache in bytes; the distance into the L1 cache is one block.
 const FAR_BYTES: usize = 32 << 10;
 
 /// Some rows of a segment, for one key-value head.
 #[derive(Debug, Clone)]
 pub(super) struct Task {
-    /// The pass's.
+    /// Index in the pass's segments.
     segment: usize,
-    /// Rows of the pass.
+    /// Range of rows of the pass.
     rows: Range<usize>,
     kv_head: usize,
 }
 
-/// A layer's attention in tasks, and about how many multiply-adds it is.
+/// Splits a layer's attention into tasks. Also returns the approximate number of multiply-adds.
 pub(super) fn tasks(step: &AttentionStep<'_>) -> (Vec<Task>, usize) {
     let layout = step.layout;
     let row_numbers = layout.q_width() / layout.num_kv_heads;
@@ -58,12 +60,12 @@ pub(super) fn tasks(step: &AttentionStep<'_>) -> (Vec<Task>, usize) {
     (tasks, work)
 }
 
-/// Some tasks, one after the other.
+/// Kernel that runs some tasks in order.
 pub(super) struct Attend<'a, T> {
     pub(super) kv: &'a KvBlocks<T>,
     pub(super) step: AttentionStep<'a>,
     pub(super) tasks: &'a [Task],
-    /// `[rows, layout.q_width()]`; nobody else writes the heads of these tasks meanwhile.
+    /// `[rows, layout.q_width()]`. No other thread writes the heads of these tasks meanwhile.
     pub(super) out: &'a Shared<'a, f32>,
 }
 
@@ -85,8 +87,8 @@ impl<T: Element + KvElement> Kernel for Attend<'_, T> {
                 let (keys, values) =
                     self.kv.keys_and_values(block_table[index], self.step.layer, task.kv_head);
                 let fetch = Fetch { near: near.next(), far: far.next() };
-                // SAFETY: V's instructions are there by this function's contract; keys and values are sixteen rows of
-                // head_dim, as are the widened ones.
+                // SAFETY: this function's contract guarantees V's instructions; keys and values are sixteen
+                // rows of head_dim, as are the widened ones.
                 unsafe {
                     if size_of::<T>() < size_of::<f32>() && queries.len() > WIDEN_ABOVE {
                         wide.resize(block_numbers, 0.0);
@@ -101,7 +103,7 @@ impl<T: Element + KvElement> Kernel for Attend<'_, T> {
                 }
             }
             if let Some(tree) = &self.step.pass.segments[task.segment].tree {
-                // SAFETY: V's instructions are there by this function's contract.
+                // SAFETY: this function's contract guarantees V's instructions.
                 unsafe { self.attend_to_ancestors::<V>(task, tree, (&mut queries, &mut own)) };
             }
             self.write(task, &queries);
@@ -110,7 +112,7 @@ impl<T: Element + KvElement> Kernel for Attend<'_, T> {
 }
 
 impl<T: Element + KvElement> Attend<'_, T> {
-    /// Where the keys of all blocks of all tasks begin, in the order in which they are read.
+    /// Start of the keys of all blocks of all tasks, in the order in which they are read.
     fn blocks(&self) -> impl Iterator<Item = *const u8> {
         self.tasks.iter().flat_map(move |task| {
             let block_table = self.step.pass.segments[task.segment].block_table;
@@ -121,15 +123,15 @@ impl<T: Element + KvElement> Attend<'_, T> {
         })
     }
 
-    /// Indices into the sequence's block table.
+    /// Blocks of the task that all its rows share, as indices into the sequence's block table.
     fn blocks_of(&self, task: &Task) -> Range<usize> {
         let last = task.rows.end - 1;
         self.visible(task, task.rows.start).start / BLOCK_SIZE
             ..self.visible(task, last).end.div_ceil(BLOCK_SIZE)
     }
 
-    /// The keys that a row may attend to in blocks that all rows of its segment share: for a tree's, those before the block in which the
-    /// tree begins. Neither end falls from one row to the next.
+    /// The keys that a row may attend to in blocks that all rows of its segment share: in a tree, those
+    /// before the block in which the tree begins. Both ends are non-decreasing from row to row.
     fn visible(&self, task: &Task, row: usize) -> Range<usize> {
         let keys = self.all_visible(row);
         match &self.step.pass.segments[task.segment].tree {
@@ -148,7 +150,7 @@ impl<T: Element + KvElement> Attend<'_, T> {
         first..position + 1
     }
 
-    /// The heads of a row of queries, or of outputs, that the task is about.
+    /// The task's heads in a row of queries or of outputs.
     fn heads(&self, task: &Task) -> Range<usize> {
         let width = self.step.layout.q_width() / self.step.layout.num_kv_heads;
         task.kv_head * width..(task.kv_head + 1) * width

@@ -1,22 +1,22 @@
-//! Which instructions a kernel is compiled for, chosen once at run time. Every choice gives the same bits
-//! (see [`super::lanes`]); the choice is about speed alone.
+//! Chooses once at run time which instructions the kernels use. Every choice gives the same bits (see
+//! [`super::lanes`]); it affects only speed.
 
 #[cfg(target_arch = "x86_64")]
 use super::instruction_set::amd_family;
 use super::lanes::{Lanes, Portable};
 use super::packed::{DotKernel, Dots, PortableDots};
 
-/// Work that is compiled once for each instruction set. `run` and all that it calls must be
+/// A kernel, compiled once for each instruction set. `run` and everything that it calls must be
 /// `#[inline(always)]`, or it is compiled without the instructions.
 pub(crate) trait Kernel {
     type Output;
 
     /// # Safety
-    /// The CPU has the instructions of `V`.
+    /// The CPU supports the instructions of `V`.
     unsafe fn run<V: Lanes>(self) -> Self::Output;
 }
 
-/// An instruction set that this machine has: only [`Isa::best`] and [`Isa::all`] make one.
+/// An instruction set that this machine supports: only [`Isa::best`] and [`Isa::all`] create one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Isa(Choice);
 
@@ -31,33 +31,34 @@ enum Choice {
     /// AVX-512 for floats, AVX2 for integers.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// AVX2 for floats, AVX-VNNI for integers: its dot products on 256 bits.
+    /// AVX2 for floats, AVX-VNNI for integers: its 256-bit dot products.
     #[cfg(target_arch = "x86_64")]
     AvxVnni,
-    /// The same by the encoding of AVX-512: no CPU is served by it, those without AVX-VNNI test that code with it.
+    /// Like `AvxVnni` in the AVX-512 encoding. Not the fastest choice of any CPU; it tests that code on CPUs
+    /// without AVX-VNNI.
     #[cfg(target_arch = "x86_64")]
     NarrowVnni,
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// NEON with its dot products of integers, and with its products of matrices of int8.
+    /// NEON with its dot products of integers and its int8 matrix products.
     #[cfg(target_arch = "aarch64")]
     NeonI8mm,
     /// NEON with its dot products of integers.
     #[cfg(target_arch = "aarch64")]
     NeonDots,
-    /// NEON for floats, which every 64-bit ARM has.
+    /// NEON for floats, which every 64-bit ARM CPU has.
     #[cfg(target_arch = "aarch64")]
     Neon,
     Portable,
 }
 
 impl Isa {
-    /// The fastest one.
+    /// The fastest instruction set of this machine.
     pub(crate) fn best() -> Self {
         Self::all().into_iter().next().expect("the portable one is always there")
     }
 
-    /// All that this machine has, the fastest first.
+    /// All instruction sets of this machine, the fastest first.
     pub(crate) fn all() -> Vec<Self> {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -69,7 +70,7 @@ impl Isa {
                 && is_x86_feature_detected!("avx512vl");
             let dots = avx2 && wide && is_x86_feature_detected!("avx512vnni");
             let pairs = dots && is_x86_feature_detected!("avx512bf16");
-            // AMD's CPUs multiply bf16 by pairs twice as fast as f32, Intel's half as fast.
+            // AMD CPUs multiply bf16 by pairs at twice the speed of f32, Intel CPUs at half of it.
             let fast_pairs = amd_family().is_some();
             if pairs && fast_pairs {
                 all.push(Self(Choice::Avx512Bf16));
@@ -108,7 +109,7 @@ impl Isa {
         all
     }
 
-    /// How people name it.
+    /// The user-facing name.
     pub(crate) fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -133,7 +134,7 @@ impl Isa {
         }
     }
 
-    /// Rows of a tile of floats.
+    /// Maximum rows of a float tile.
     pub(super) fn tile_rows(self) -> usize {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -148,7 +149,7 @@ impl Isa {
         }
     }
 
-    /// Whether activations of products with bf16 weights are pairs.
+    /// Whether products with bf16 weights take activations in pairs.
     pub(super) fn multiplies_pairs(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -157,7 +158,7 @@ impl Isa {
         }
     }
 
-    /// Rows of a tile of integers.
+    /// Maximum rows of an integer tile.
     pub(super) fn dot_tile_rows(self) -> usize {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -178,7 +179,7 @@ impl Isa {
         }
     }
 
-    /// Words that hold four activations of a product with int8.
+    /// Number of words that hold four activations of an int8 product.
     pub(super) fn dot_words(self) -> usize {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -187,7 +188,7 @@ impl Isa {
         }
     }
 
-    /// Runs a kernel with these instructions.
+    /// Runs a kernel with this instruction set.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
@@ -197,7 +198,7 @@ impl Isa {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Choice::AvxVnni | Choice::NarrowVnni | Choice::Avx2 => unsafe { run_avx2(kernel) },
-            // SAFETY: what is compiled for 64-bit ARM has NEON.
+            // SAFETY: every 64-bit ARM CPU has NEON.
             #[cfg(target_arch = "aarch64")]
             Choice::NeonI8mm | Choice::NeonDots | Choice::Neon => unsafe {
                 kernel.run::<super::neon::Neon>()
@@ -207,7 +208,7 @@ impl Isa {
         }
     }
 
-    /// Runs a kernel of products with floats with these instructions.
+    /// Runs a float GEMM kernel with this instruction set.
     #[inline]
     pub(super) fn run_floats<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
@@ -218,7 +219,7 @@ impl Isa {
         }
     }
 
-    /// Runs a kernel on integers with these instructions.
+    /// Runs an integer GEMM kernel with this instruction set.
     #[inline]
     pub(super) fn run_dots<K: DotKernel>(self, kernel: K) {
         match self.0 {
@@ -231,7 +232,7 @@ impl Isa {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Choice::NarrowVnni => unsafe { run_narrow_vnni(kernel) },
-            // SAFETY: as above; `all` makes an AVX-512 one only where AVX2 is there too.
+            // SAFETY: as above; `all` offers AVX-512 only together with AVX2.
             #[cfg(target_arch = "x86_64")]
             Choice::Avx512 | Choice::Avx2 => unsafe { run_avx2_dots(kernel) },
             // SAFETY: as above.
@@ -250,7 +251,7 @@ impl Isa {
 }
 
 /// # Safety
-/// The CPU has the features named.
+/// The CPU supports the enabled features.
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
@@ -260,7 +261,7 @@ pub(super) unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
 }
 
 /// # Safety
-/// The CPU has the features named.
+/// The CPU supports the enabled features.
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
@@ -270,7 +271,7 @@ pub(super) unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) -> K::Output {
 }
 
 /// # Safety
-/// The CPU has the features named.
+/// The CPU supports the enabled features.
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 #[target_feature(enable = "avx2,fma")]
@@ -280,7 +281,7 @@ pub(super) unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
 }
 
 /// # Safety
-/// The CPU has the features named.
+/// The CPU supports the enabled features.
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
@@ -290,7 +291,7 @@ pub(super) unsafe fn run_vnni<K: DotKernel>(kernel: K) {
 }
 
 /// # Safety
-/// The CPU has the features named.
+/// The CPU supports the enabled features.
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 #[target_feature(enable = "avxvnni,avx2,fma")]
@@ -300,7 +301,7 @@ pub(super) unsafe fn run_avx_vnni<K: DotKernel>(kernel: K) {
 }
 
 /// # Safety
-/// The CPU has the features named.
+/// The CPU supports the enabled features.
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
@@ -310,7 +311,7 @@ pub(super) unsafe fn run_narrow_vnni<K: DotKernel>(kernel: K) {
 }
 
 /// # Safety
-/// The CPU has the features named.
+/// The CPU supports the enabled features.
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 #[target_feature(enable = "avx2,fma")]
@@ -320,7 +321,7 @@ pub(super) unsafe fn run_avx2_dots<K: DotKernel>(kernel: K) {
 }
 
 /// # Safety
-/// The CPU has the features named.
+/// The CPU supports the enabled features.
 #[cfg(target_arch = "aarch64")]
 #[inline(never)]
 #[target_feature(enable = "neon,dotprod")]
@@ -330,7 +331,7 @@ pub(super) unsafe fn run_neon_dots<K: DotKernel>(kernel: K) {
 }
 
 /// # Safety
-/// The CPU has the features named.
+/// The CPU supports the enabled features.
 #[cfg(target_arch = "aarch64")]
 #[inline(never)]
 #[target_feature(enable = "neon,dotprod,i8mm")]

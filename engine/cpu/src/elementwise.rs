@@ -1,5 +1,5 @@
-//! Kernels that work on rows one number at a time (and the norm, whose one sum is a dot product). Plain
-//! loops, compiled for each instruction set; each has its naive twin in [`super::reference`].
+//! Kernels that process rows element by element, and the norm, whose only sum is a dot product. Plain loops,
+//! compiled for each instruction set; each has a naive twin in [`super::reference`].
 
 use half::bf16;
 
@@ -22,7 +22,7 @@ impl Kernel for RmsNorm<'_> {
     unsafe fn run<V: Lanes>(self) {
         let width = self.weight.len();
         for (x, out) in self.x.chunks_exact(width).zip(self.out.chunks_exact_mut(width)) {
-            // SAFETY: the CPU has V's instructions by this function's contract.
+            // SAFETY: this function's contract guarantees V's instructions.
             let scale = unsafe { rms_scale::<V>(x, self.eps) };
             for ((out, &x), &weight) in out.iter_mut().zip(x).zip(self.weight) {
                 *out = x * scale * weight;
@@ -31,7 +31,7 @@ impl Kernel for RmsNorm<'_> {
     }
 }
 
-/// The same in place, on heads that lie one behind the other.
+/// RMS norm in place, on consecutive heads.
 pub(super) struct RmsNormInPlace<'a> {
     pub(super) x: &'a mut [f32],
     pub(super) weight: &'a [f32],
@@ -44,7 +44,7 @@ impl Kernel for RmsNormInPlace<'_> {
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
         for x in self.x.chunks_exact_mut(self.weight.len()) {
-            // SAFETY: the CPU has V's instructions by this function's contract.
+            // SAFETY: this function's contract guarantees V's instructions.
             let scale = unsafe { rms_scale::<V>(x, self.eps) };
             for (x, &weight) in x.iter_mut().zip(self.weight) {
                 *x = *x * scale * weight;
@@ -54,10 +54,10 @@ impl Kernel for RmsNormInPlace<'_> {
 }
 
 /// # Safety
-/// The CPU has V's instructions.
+/// The CPU supports V's instructions.
 #[inline(always)]
 unsafe fn rms_scale<V: Lanes>(x: &[f32], eps: f32) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let sum = unsafe { dot::<V>(x, x) };
     1.0 / (sum / x.len() as f32 + eps).sqrt()
 }
@@ -65,12 +65,12 @@ unsafe fn rms_scale<V: Lanes>(x: &[f32], eps: f32) -> f32 {
 /// The dot product of two rows: element k into lane k mod 16, then the fold.
 ///
 /// # Safety
-/// The CPU has V's instructions.
+/// The CPU supports V's instructions.
 #[inline(always)]
 unsafe fn dot<V: Lanes>(a: &[f32], b: &[f32]) -> f32 {
     let len = a.len().min(b.len());
     let mut k = 0;
-    // SAFETY: the caller's promise; k + 16 <= len inside the loop, len - k < 16 behind it.
+    // SAFETY: guaranteed by the caller; k + 16 <= len inside the loop, len - k < 16 after it.
     unsafe {
         let mut sums = V::splat(0.0);
         while k + LANES <= len {
@@ -85,9 +85,9 @@ unsafe fn dot<V: Lanes>(a: &[f32], b: &[f32]) -> f32 {
     }
 }
 
-/// Turns the pairs (i, i + half) of each head by the row's angles.
+/// Rotates the pairs (i, i + half) of each head by the row's angles.
 pub(super) struct Rotate<'a> {
-    /// Heads of `2 * cos.len()`, one behind the other.
+    /// Consecutive heads of `2 * cos.len()`.
     pub(super) heads: &'a mut [f32],
     pub(super) cos: &'a [f32],
     pub(super) sin: &'a [f32],
@@ -130,10 +130,10 @@ impl Kernel for SiluMul<'_> {
     }
 }
 
-/// The nearest bf16, ties to even. As the `half` crate rounds, but without a branch.
+/// Rounds to the nearest bf16, ties to even, like the `half` crate but without a branch.
 ///
-/// Adding just under half a unit carries into the kept bits when it should; a NaN keeps its sign and stays a
-/// NaN.
+/// Adds just under half a unit, which carries into the kept bits when it should. A NaN keeps its sign and
+/// stays a NaN.
 #[inline(always)]
 pub(crate) fn round_to_bf16(x: f32) -> bf16 {
     let bits = x.to_bits();
@@ -144,10 +144,11 @@ pub(crate) fn round_to_bf16(x: f32) -> bf16 {
 /// The bits of 2^-56.
 const SMALLEST_FACTOR: u16 = (127 - 56) << 7;
 
-/// A bf16 number as a product takes it (docs/contract.md C1): below 2^-56 it counts as a zero of its sign.
+/// Rounds a bf16 number to a factor of a product (docs/contract.md C1): below 2^-56 it becomes a zero of the
+/// same sign.
 ///
-/// All others are multiples of 2^-63. So every product is a multiple of 2^-126, as is every sum of products: no denormal
-/// number arises, which some instructions would take for zero.
+/// All other numbers are multiples of 2^-63, so every product and every sum of products is a multiple of
+/// 2^-126: no denormal number arises, which some instructions would treat as zero.
 #[inline(always)]
 pub(crate) fn as_factor(x: bf16) -> bf16 {
     let bits = x.to_bits();

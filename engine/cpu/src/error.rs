@@ -1,39 +1,39 @@
-//! Everything that can go wrong before kernels run: a choice that this machine cannot follow, memory that it does not have,
-//! rows that cannot be read. The kernels themselves do not fail. Whoever calls turns these into errors of its own.
+//! Errors before kernels run: a choice that this machine does not support, memory that it does not have, rows
+//! that cannot be read. The kernels themselves do not fail. Callers convert these errors to their own.
 
-/// Why kernels cannot run, or weights cannot be laid out for them.
+/// Reason why kernels cannot run, or weights cannot be packed for them.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// A number of threads, a core or a format is out of range.
     #[error("option {option} is {value}: {reason}")]
     BadOption {
-        /// The engine's name of the option.
+        /// Name of the engine option.
         option: &'static str,
         /// Its value.
         value: u64,
         /// The limit, and what to do.
         reason: String,
     },
-    /// An instruction set was asked for that this CPU lacks or nobody knows.
+    /// The instruction set is unknown, or this CPU lacks it.
     #[error("instruction set `{name}` is not available on this CPU, expected one of {available}")]
     MissingInstructionSet {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// Those that would have worked.
+        /// The available ones.
         available: String,
     },
     /// Another instruction set was chosen before, and kernels may have run with it.
     #[error("instruction set `{0}` comes too late, this process computes with another one already")]
     InstructionSetInUse(String),
-    /// The system did not give the memory.
+    /// The system did not provide the memory.
     #[error("out of memory: {bytes} bytes for {purpose}")]
     OutOfMemory {
-        /// How much was asked for.
+        /// Requested bytes.
         bytes: u64,
-        /// What for.
+        /// Purpose of the memory.
         purpose: &'static str,
     },
-    /// What [`crate::RowBlocks::read`] said, passed on as it is.
+    /// The error of [`crate::RowBlocks::read`], unchanged.
     #[error(transparent)]
     Rows(Box<dyn std::error::Error + Send + Sync>),
 }

@@ -1,23 +1,23 @@
-//! e to the x in f32, our own: a libm may differ between hosts, and plain arithmetic without branches is
-//! compiled to vectors. Within 2 ulp of the correctly rounded value (tested below).
+//! Our own f32 e^x: a libm may differ between hosts, and plain arithmetic without branches compiles to vector
+//! code. Within 2 ulp of the correctly rounded value (tested below).
 
-/// ln 2 cut to 15 bits, so that its product with a whole number up to 2^8 is exact, and the rest.
+/// ln 2 cut to 15 bits, so that its product with an integer up to 2^8 is exact, and the remainder.
 const LN_2_HIGH: f32 = 0.693_145_75;
 const LN_2_LOW: f32 = 1.428_606_8e-6;
 
-/// 1/n! for n = 2..8: with |r| <= ln(2)/2 the first term left out is below 2^-27.
+/// 1/n! for n = 2..8: with |r| <= ln(2)/2 the first omitted term is below 2^-27.
 const INVERSE_FACTORIALS: [f32; 6] =
     [1.0 / 2.0, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0, 1.0 / 720.0, 1.0 / 5_040.0];
 
-/// Below this the result is 0; it would be close to the subnormals.
+/// Below this the result is 0, instead of close to the subnormals.
 const SMALLEST: f32 = -87.0;
-/// Above this the result is infinite, a little before f32 ends.
+/// Above this the result is infinity, slightly before f32 overflows.
 const LARGEST: f32 = 88.0;
 
-/// Adding and taking away 1.5 * 2^23 rounds to the nearest whole number.
+/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// e to the x; 0 below -87, infinity above 88, NaN stays NaN.
+/// Returns e^x; 0 below -87, infinity above 88, NaN for NaN.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUNDER);
@@ -30,7 +30,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     series = series.mul_add(r, INVERSE_FACTORIALS[1]);
     series = series.mul_add(r, INVERSE_FACTORIALS[0]);
     let mantissa = (r * r).mul_add(series, r) + 1.0;
-    // The low bits of `shifted` are n itself: 2^n is n put into the exponent.
+    // The low bits of `shifted` are n: put into the exponent they make 2^n.
     let power = f32::from_bits(shifted.to_bits().wrapping_sub(ROUNDER.to_bits()).wrapping_add(127) << 23);
     let value = mantissa * power;
     let value = if x < SMALLEST { 0.0 } else { value };

@@ -1,13 +1,13 @@
-//! Matrices of floats, packed while loading into the order in which the kernels stream them: panels of 32 output
-//! channels, one channel to a lane, so that a sum runs along K in one lane and is never folded across lanes
-//! (docs/contract.md C1). `pack` makes the panels, `rows` arranges activations, `mat_mul` multiplies
-//! one tile of them, `blocked` many, both with the inner loop of `steps`. The twin is
-//! `reference::Linear`.
+//! Float matrices, packed at load into the order in which the kernels stream them: panels of 32 output
+//! channels, one channel per lane, so that a sum runs along K in one lane and is never folded across lanes
+//! (docs/contract.md C1). `pack` creates panels, `rows` packs activations, `mat_mul` multiplies one tile of
+//! rows, `blocked` many; both use the inner loop of `steps`. The naive twin is `reference::Linear`.
 //!
-//! A panel is one step after the other, a step two numbers along K of each of its channels: in bf16 two lines, the pair
-//! of a channel in one 32-bit lane (the first number in its upper half, which is where an
-//! instruction that multiplies pairs begins); in f32 four, those of the first number
-//! before those of the second. A K-slice of odd length is padded with a zero, so that slices begin with a step.
+//! A panel is a sequence of steps; a step is two numbers along K of each of the panel's channels. In bf16 a
+//! step is two cache lines, with a channel's pair in one 32-bit lane: the first number in the upper half,
+//! which instructions for bf16 pairs process first. In f32 it is four lines, those of the first number before
+//! those of the second. A K-slice of odd length is padded with a zero, so that every slice begins with a
+//! step.
 
 mod blocked;
 mod mat_mul;
@@ -24,11 +24,11 @@ use super::lanes::LANES;
 use super::lines::{Line, Lines};
 use crate::matrix::MatrixFormat;
 
-/// Output channels in a panel.
+/// Output channels per panel.
 pub(super) const PANEL: usize = 32;
 /// Vectors that hold one number of each channel of a panel.
 const PANEL_VECTORS: usize = 2;
-/// Numbers of a channel in a step.
+/// Numbers along K per step.
 const STEP: usize = 2;
 
 /// A K-slice, in columns of the matrix and in steps of a panel.
@@ -50,7 +50,7 @@ pub struct FloatMatrix {
 }
 
 impl FloatMatrix {
-    /// Output channels.
+    /// Number of output channels.
     pub fn width(&self) -> usize {
         self.width
     }
@@ -60,12 +60,12 @@ impl FloatMatrix {
         self.k
     }
 
-    /// What a product reads of it.
+    /// Bytes that a product reads of it.
     pub fn bytes(&self) -> u64 {
         size_of_val(&*self.lines) as u64
     }
 
-    /// The numbers of one output channel, widened to f32, into `out` `[k]`.
+    /// Writes the numbers of one output channel, widened to f32, to `out` `[k]`.
     pub(super) fn row(&self, channel: usize, out: &mut [f32]) {
         let lines: &[Line] = &self.lines;
         let (per_word, step_lines) = match self.format {
@@ -92,7 +92,7 @@ impl FloatMatrix {
         }
     }
 
-    /// Steps of one panel.
+    /// Steps per panel.
     fn steps(&self) -> usize {
         self.slices.last().map_or(0, |slice| slice.steps.end)
     }

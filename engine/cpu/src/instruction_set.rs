@@ -1,16 +1,16 @@
-//! The instruction set of this process: the fastest one of the CPU, or a lower one that the environment variable
-//! `OUTRIDER_ISA` or a program's option names, so that every process and every test can run as on an older CPU.
-//! Chosen once, before the first kernel runs. It changes speed and no bit (docs/contract.md C).
+//! The instruction set of this process: the fastest one of the CPU, or a lower one set by the environment
+//! variable `OUTRIDER_ISA` or a program's option, so that every process and every test can run as on an older
+//! CPU. Chosen once, before the first kernel runs. It affects speed and no bit (docs/contract.md C).
 
 use std::sync::{LazyLock, OnceLock};
 
 use super::dispatch::Isa;
 use crate::KernelError;
 
-/// Names an instruction set of this CPU; empty or absent means the fastest.
+/// Name of an instruction set of this CPU; empty or absent means the fastest.
 const VARIABLE: &str = "OUTRIDER_ISA";
 
-/// What every kernel of this process is compiled for; a name that was not found is reported at every use.
+/// The choice for every kernel of this process. An unknown name is reported at every use.
 static IN_USE: OnceLock<Result<Isa, String>> = OnceLock::new();
 
 impl Isa {
@@ -36,8 +36,8 @@ fn missing(name: String) -> KernelError {
     KernelError::MissingInstructionSet { name, available: instruction_sets().join(", ") }
 }
 
-/// Has the process compute with this instruction set, one of those that this CPU has. The first kernel settles the
-/// choice: call it before an engine is loaded. Another call must name the same one.
+/// Selects the instruction set that the process computes with, one that this CPU supports. The first kernel
+/// call fixes the choice, so call this before an engine is loaded. A later call must name the same one.
 pub fn use_instruction_set(name: &str) -> Result<(), KernelError> {
     let isa = Isa::named(name).ok_or_else(|| missing(name.to_owned()))?;
     match IN_USE.get_or_init(|| Ok(isa)) {
@@ -46,17 +46,17 @@ pub fn use_instruction_set(name: &str) -> Result<(), KernelError> {
     }
 }
 
-/// The name of the instruction set that this process computes with.
+/// Returns the name of the instruction set that this process computes with.
 pub fn instruction_set() -> Result<&'static str, KernelError> {
     Isa::in_use().map(Isa::name)
 }
 
-/// The names of all instruction sets that this CPU has, the fastest first.
+/// Returns the names of all instruction sets of this CPU, the fastest first.
 pub fn instruction_sets() -> Vec<&'static str> {
     Isa::all().into_iter().map(Isa::name).collect()
 }
 
-/// The CPU's name as it gives it, or its architecture where it gives none.
+/// Returns the CPU's name, or its architecture if it reports none.
 pub fn cpu_name() -> String {
     #[cfg(target_arch = "x86_64")]
     let name = brand_string();
@@ -65,9 +65,9 @@ pub fn cpu_name() -> String {
     if name.is_empty() { std::env::consts::ARCH.to_owned() } else { name }
 }
 
-/// The family of an AMD CPU; nothing of another maker's.
+/// The family number of an AMD CPU; `None` for other vendors.
 pub(super) fn amd_family() -> Option<u32> {
-    /// Asked once: in a virtual machine the question leaves it.
+    /// Read once: in a virtual machine CPUID exits to the hypervisor.
     static FAMILY: LazyLock<Option<u32>> = LazyLock::new(read_amd_family);
     *FAMILY
 }
@@ -78,7 +78,7 @@ fn read_amd_family() -> Option<u32> {
         use std::arch::x86_64::__cpuid;
         let vendor = __cpuid(0);
         let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat();
-        // Bits 8 to 11 and 20 to 27, which AMD adds.
+        // Bits 8 to 11 and 20 to 27, which AMD adds up.
         let signature = __cpuid(1).eax;
         (name == b"AuthenticAMD").then_some((signature >> 8 & 0xf) + (signature >> 20 & 0xff))
     }
@@ -86,11 +86,11 @@ fn read_amd_family() -> Option<u32> {
     None
 }
 
-/// The processor brand string of CPUID; empty where there is none.
+/// The processor brand string of CPUID; empty if there is none.
 #[cfg(target_arch = "x86_64")]
 fn brand_string() -> String {
     use std::arch::x86_64::__cpuid;
-    /// The leaf whose answer is the highest extended leaf; the string is in the second to the fourth.
+    /// This leaf returns the highest extended leaf; leaves 2 to 4 after it hold the string.
     const EXTENDED: u32 = 0x8000_0000;
     if __cpuid(EXTENDED).eax < EXTENDED + 4 {
         return String::new();

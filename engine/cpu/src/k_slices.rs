@@ -1,18 +1,18 @@
-//! How a sum over K is cut where tensor parallelism may split it (docs/contract.md C2), so that 1, 2, 4 and 8
+//! Splits a sum over K where tensor parallelism may split it (docs/contract.md C2), so that 1, 2, 4 and 8
 //! ranks add the same numbers in the same order. Pure arithmetic on ranges; it must never depend on the batch
 //! or on the thread count.
 
 use std::ops::Range;
 
-/// Slices of a sum that may be split over ranks.
+/// Number of slices of a sum that may be split over ranks.
 pub const NUM_SLICES: usize = 8;
 
-/// The ranges of K that are summed by themselves before the tree joins them: one, or [`NUM_SLICES`].
+/// Ranges of K that are summed separately before the tree joins them: one, or [`NUM_SLICES`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KSlices(Vec<Range<usize>>);
 
 impl KSlices {
-    /// One slice: no rank shares this sum.
+    /// A single slice, for a sum that is never split over ranks.
     #[expect(clippy::single_range_in_vec_init, reason = "one slice is a list of one range, not its elements")]
     pub fn whole(k: usize) -> Self {
         Self(vec![0..k])
@@ -31,18 +31,18 @@ impl KSlices {
         &self.0
     }
 
-    /// Where the first one starts: other than 0 only in a rank's part.
+    /// Start of the first range; not 0 only in a rank's part.
     pub fn start(&self) -> usize {
         self.0.first().map_or(0, |slice| slice.start)
     }
 
-    /// Where the last one ends.
+    /// End of the last range.
     pub fn end(&self) -> usize {
         self.0.last().map_or(0, |slice| slice.end)
     }
 
-    /// The slices that a rank owns, with the others empty: a kernel that sums all eight adds zeros to a rank's
-    /// branch of the tree, which leaves it as it is.
+    /// Keeps the slices that a rank owns and empties the others. A kernel that sums all eight then adds zeros
+    /// to the rank's branch of the tree, which does not change it.
     pub fn owned(&self, owned: Range<usize>) -> Self {
         let (start, end) = (self.0[owned.start].start, self.0[owned.end - 1].end);
         let slice = |s: usize| match s {
@@ -53,7 +53,7 @@ impl KSlices {
         Self((0..self.0.len()).map(slice).collect())
     }
 
-    /// The same slices, counted from where the first one starts.
+    /// The same slices, shifted so that the first one starts at 0.
     pub fn moved_to_zero(&self) -> Self {
         let start = self.start();
         Self(self.0.iter().map(|slice| slice.start - start..slice.end - start).collect())
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn slices_hold_whole_units_and_cover_k() {
-        // 8 heads of 32: one a slice.
+        // 8 heads of 32: one per slice.
         assert_eq!(borders(256, 32), [32, 64, 96, 128, 160, 192, 224, 256]);
         // 22 blocks of 32.
         assert_eq!(borders(704, 32), [64, 160, 256, 352, 416, 512, 608, 704]);

@@ -1,9 +1,9 @@
-//! KV memory: blocks of [`BLOCK_SIZE`] tokens, all layers of a token range in one block, so that a block can
-//! be copied or dropped whole. Memory is taken from the system as blocks are first used, never given back.
-//! Who holds which block is the caller's business (the engine's `block_manager`).
+//! KV cache memory in blocks of [`BLOCK_SIZE`] tokens. A block holds all layers of its tokens, so that it can
+//! be copied or dropped whole. Memory is allocated as blocks are first used and never released. The caller
+//! tracks which sequence holds which block (the engine's `block_manager`).
 //!
-//! A block is `[layer][kv head][K: head_dim x BLOCK_SIZE | V: BLOCK_SIZE x head_dim]`: keys lie dimension by
-//! dimension, so that one vector operation meets all keys of a block; values token by token.
+//! A block is `[layer][kv head][K: head_dim x BLOCK_SIZE | V: BLOCK_SIZE x head_dim]`: keys are stored by
+//! dimension, so that one vector operation covers all keys of a block; values by token.
 
 use std::marker::PhantomData;
 
@@ -14,60 +14,60 @@ use crate::elementwise::round_to_bf16;
 use crate::lines::{Line, Lines};
 use crate::matrix::MatrixFormat;
 
-/// Tokens in a KV block. Attention merges key blocks of exactly this size in position order (docs/contract.md
-/// C3), so this number is part of the numerics, not a tuning knob.
+/// Tokens per KV block. Attention merges key blocks of exactly this size in position order (docs/contract.md
+/// C3), so this number is part of the numerics and not a tuning parameter.
 pub const BLOCK_SIZE: usize = 16;
 
-/// Blocks that are taken from the system at a time.
+/// Blocks per allocation.
 const BLOCKS_PER_CHUNK: usize = 16;
 
-/// What a token leaves behind, in numbers.
+/// Size of a token's keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
-    /// Of the model.
+    /// Number of layers of the model.
     pub num_layers: usize,
-    /// Key heads of a layer, and as many value heads.
+    /// Number of key heads per layer, and of value heads.
     pub num_kv_heads: usize,
-    /// Numbers in a head.
+    /// Elements per head.
     pub head_dim: usize,
 }
 
 impl KvShape {
-    /// Numbers in one head's keys, or values, in one block.
+    /// Elements of one head's keys, or values, in one block.
     pub fn head_len(self) -> usize {
         self.head_dim * BLOCK_SIZE
     }
 
-    /// Numbers in one block.
+    /// Elements of one block.
     pub fn block_len(self) -> usize {
         self.token_len() * BLOCK_SIZE
     }
 
-    /// Numbers of one token, all layers.
+    /// Elements of one token, over all layers.
     pub fn token_len(self) -> usize {
         self.num_layers * self.num_kv_heads * 2 * self.head_dim
     }
 }
 
-/// Where one token's keys and values go.
+/// Location of one token's keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvSlot {
-    /// Which block of the cache.
+    /// Block of the cache.
     pub block: u32,
-    /// Which token of it, below [`BLOCK_SIZE`].
+    /// Token of the block, below [`BLOCK_SIZE`].
     pub offset: u32,
 }
 
-/// What a token left behind, to be copied to another one's place.
+/// A copy of one token's keys and values to another slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenCopy {
-    /// Where it lies.
+    /// Source.
     pub from: KvSlot,
-    /// What it replaces.
+    /// Destination.
     pub to: KvSlot,
 }
 
-/// The number format of keys and values, as stored.
+/// Stored number format of keys and values.
 pub(crate) trait KvElement: bytemuck::Pod + Send + Sync {
     fn from_f32(x: f32) -> Self;
 }
@@ -86,7 +86,7 @@ impl KvElement for bf16 {
     }
 }
 
-/// Blocks of one number format.
+/// Blocks in one number format.
 #[derive(Debug)]
 pub(crate) struct KvBlocks<T> {
     shape: KvShape,
@@ -94,11 +94,11 @@ pub(crate) struct KvBlocks<T> {
     numbers: PhantomData<T>,
 }
 
-/// The KV memory of a model.
+/// The KV cache of a model.
 #[derive(Debug)]
 pub struct KvCache(pub(crate) Stored);
 
-/// In the format that goes with the model's weights.
+/// Blocks in the format that goes with the model's weights.
 #[derive(Debug)]
 pub(crate) enum Stored {
     F32(KvBlocks<f32>),
@@ -106,7 +106,7 @@ pub(crate) enum Stored {
 }
 
 impl KvCache {
-    /// No block yet; keys and values will be stored in `format`.
+    /// Creates a cache without blocks; keys and values will be stored in `format`.
     pub fn new(shape: KvShape, format: MatrixFormat) -> Self {
         Self(match format {
             MatrixFormat::F32 => Stored::F32(KvBlocks::new(shape)),
@@ -114,7 +114,7 @@ impl KvCache {
         })
     }
 
-    /// Copies a block, all layers of it.
+    /// Copies a block, all layers.
     pub fn copy_block(&mut self, from: u32, to: u32) {
         match &mut self.0 {
             Stored::F32(blocks) => blocks.copy_block(from, to),
@@ -122,7 +122,7 @@ impl KvCache {
         }
     }
 
-    /// Copies what a token left behind, all layers of it.
+    /// Copies one token's keys and values, all layers.
     pub fn copy_token(&mut self, copy: TokenCopy) {
         match &mut self.0 {
             Stored::F32(blocks) => blocks.copy_token(copy),
@@ -130,7 +130,7 @@ impl KvCache {
         }
     }
 
-    /// Makes sure that blocks 0..`num_blocks` exist.
+    /// Allocates blocks 0..`num_blocks` if they do not exist.
     pub fn grow_to(&mut self, num_blocks: u32) -> Result<(), KernelError> {
         match &mut self.0 {
             Stored::F32(blocks) => blocks.grow_to(num_blocks as usize),
@@ -190,7 +190,7 @@ impl<T: KvElement> KvBlocks<T> {
         numbers(&self.chunks[chunk])[start..start + 2 * head_len].split_at(head_len)
     }
 
-    /// Stores one token's keys and values, each `[kv head][head_dim]`, rounding them to the stored format.
+    /// Stores one token's keys and values, each `[kv head][head_dim]`, rounded to the stored format.
     pub(crate) fn write(&mut self, layer: usize, slot: KvSlot, keys: &[f32], values: &[f32]) {
         let (head_dim, head_len) = (self.shape.head_dim, self.shape.head_len());
         let offset = slot.offset as usize;

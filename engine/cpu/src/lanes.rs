@@ -1,6 +1,6 @@
-//! Sixteen f32 side by side: the unit in which the kernels are written. Where a sum runs across lanes (a norm's, a
-//! softmax's), element k goes into lane k mod 16 by fused multiply-add, in order of k, and the lanes are folded by
-//! halves (l with l + 8, + 4, + 2, + 1). All implementations do exactly that, so they agree bit for bit, and a
+//! Vectors of sixteen f32 lanes, the unit of all kernels. For a sum across lanes (of a norm or a softmax),
+//! element k goes into lane k mod 16 by fused multiply-add, in order of k, and the lanes are folded by halves
+//! (l with l + 8, + 4, + 2, + 1). All implementations do exactly that, so they agree bit for bit, and a
 //! machine's vector width is no part of the numerics.
 
 use half::bf16;
@@ -10,90 +10,94 @@ use crate::dispatch::Kernel;
 /// Lanes in a vector.
 pub(crate) const LANES: usize = 16;
 
-/// Sixteen f32.
+/// A vector of sixteen f32.
 ///
 /// # Safety
-/// Of every method: the CPU must have the instructions of the implementing type, which
-/// [`super::dispatch::Isa`] has made sure of before it runs a kernel; pointers must be valid for the elements
-/// that the method names.
+/// For every method: the CPU must support the instructions of the implementing type, which
+/// [`super::dispatch::Isa`] checks before it runs a kernel; pointers must be valid for the elements that the
+/// method names.
 pub(crate) trait Lanes: Copy {
-    /// Activation rows in a tile, at most twelve: as many as leave room for their sums in registers.
+    /// Maximum activation rows of a tile, at most twelve: as many as have accumulators in registers.
     const TILE_ROWS: usize;
-    /// Vectors of output channels that a tile meets side by side, one or two.
+    /// Vectors of output channels that a tile multiplies at once, one or two.
     const TILE_VECTORS: usize;
-    /// Rows up to which a tile that is the only one meets two vectors side by side all the same: their sums fit.
+    /// Rows up to which a single tile multiplies two vectors at once anyway, since the accumulators fit in
+    /// registers.
     const BOTH_VECTORS_ROWS: usize = if Self::TILE_VECTORS == 2 { Self::TILE_ROWS } else { 0 };
-    /// Rows up to which loads may be put in another order than they are written: with more, sums need all registers.
+    /// Rows up to which the compiler may reorder loads: with more, accumulators need all registers.
     const UNORDERED_ROWS: usize = Self::TILE_ROWS;
-    /// Whether [`Lanes::fma_pairs`] is one instruction, so that products with bf16 weights widen nothing.
+    /// Whether [`Lanes::fma_pairs`] is one instruction, so that products with bf16 weights need no widening.
     const MULTIPLIES_PAIRS: bool = false;
-    /// Sums of attention that fit in registers beside what is added to them.
+    /// Accumulators of attention that fit in registers beside the operands.
     const ATTENTION_SUMS: usize = 4;
 
-    /// Runs a part of a kernel as a function of its own. Inlined into one, the tiles of all numbers of rows are so long a function that
-    /// the compiler takes minutes for it.
+    /// Runs a part of a kernel as a separate function. If the tiles for all row counts were inlined into one
+    /// function, it would take the compiler minutes.
     #[inline(never)]
     unsafe fn run_apart<K: Kernel>(kernel: K) -> K::Output {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { kernel.run::<Self>() }
     }
-    /// All lanes alike.
+    /// Sets all lanes to `x`.
     unsafe fn splat(x: f32) -> Self;
-    /// Sixteen f32 at `p`.
+    /// Loads sixteen f32 from `p`.
     unsafe fn load(p: *const f32) -> Self;
-    /// Sixteen bf16 at `p`, widened.
+    /// Loads sixteen bf16 from `p`, widened.
     unsafe fn load_bf16(p: *const bf16) -> Self;
-    /// Sixteen pairs of bf16 at `p`, one in 32 bits, widened: the first of each, which is the upper half, and the second.
+    /// Loads sixteen bf16 pairs of 32 bits from `p`, widened: the first of each pair, which is the upper
+    /// half, and the second.
     unsafe fn load_bf16_pairs(p: *const u32) -> (Self, Self);
-    /// Asks for the cache line at `p`, which may lie anywhere, in the first-level cache.
+    /// Prefetches the cache line at `p`, any address, into the L1 cache.
     unsafe fn prefetch_near(p: *const u8);
-    /// The same in the second-level cache.
+    /// Prefetches the cache line at `p`, any address, into the L2 cache.
     unsafe fn prefetch_far(p: *const u8);
-    /// Sixteen f32 to `p`.
+    /// Stores sixteen f32 to `p`.
     unsafe fn store(self, p: *mut f32);
-    /// The lowest byte of each lane's bits to `p`, which has room for sixteen.
+    /// Stores the lowest byte of each lane's bits to `p`, which has space for sixteen.
     unsafe fn store_low_bytes(self, p: *mut u8);
     /// `self + a * b`, rounded once.
     unsafe fn fma(self, a: Self, b: Self) -> Self;
-    /// `self + first a * first b + second a * second b`, rounded twice in this order, where each lane of `a` and of `b`
-    /// holds a pair of bf16 as [`Lanes::load_bf16_pairs`] takes them. No number, product or sum may be denormal.
+    /// `self + first a * first b + second a * second b`, rounded twice in this order, where each lane of `a`
+    /// and of `b` holds a bf16 pair in the format of [`Lanes::load_bf16_pairs`]. No number, product or sum
+    /// may be denormal.
     #[inline(always)]
     unsafe fn fma_pairs(self, a: Self, b: Self) -> Self {
         let pairs = |lanes: Self| {
             let mut stored = [0.0f32; LANES];
-            // SAFETY: the caller's promise; the array has room for sixteen lanes, and any bits make a pair.
+            // SAFETY: guaranteed by the caller; the array has room for sixteen lanes, and any bits make a
+            // pair.
             unsafe {
                 lanes.store(stored.as_mut_ptr());
                 Self::load_bf16_pairs(stored.as_ptr().cast())
             }
         };
         let (a, b) = (pairs(a), pairs(b));
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.fma(a.0, b.0).fma(a.1, b.1) }
     }
-    /// Lane by lane.
+    /// Adds lane by lane.
     unsafe fn add(self, other: Self) -> Self;
-    /// Lane by lane.
+    /// Multiplies lane by lane.
     unsafe fn mul(self, other: Self) -> Self;
-    /// The sum by halves.
+    /// The sum of the lanes, by halves.
     unsafe fn fold(self) -> f32;
-    /// The largest lane; what comes out where one is a NaN is of no matter.
+    /// The largest lane; unspecified if one is a NaN.
     unsafe fn largest(self) -> f32;
 }
 
-/// A stored number that a vector can be loaded from.
+/// A stored number format that a vector can be loaded from.
 pub(crate) trait Element: Copy + Send + Sync {
     const ZERO: Self;
 
     fn widen(self) -> f32;
 
-    /// Sixteen at `p`.
+    /// Loads sixteen elements from `p`.
     ///
     /// # Safety
     /// As for [`Lanes`].
     unsafe fn load<V: Lanes>(p: *const Self) -> V;
 
-    /// `n` < 16 at `p`, then zeros.
+    /// Loads `n` < 16 elements from `p`, padded with zeros.
     ///
     /// # Safety
     /// As for [`Lanes`], for `n` elements.
@@ -118,7 +122,7 @@ impl Element for f32 {
 
     #[inline(always)]
     unsafe fn load<V: Lanes>(p: *const Self) -> V {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: guaranteed by the caller.
         unsafe { V::load(p) }
     }
 }
@@ -133,12 +137,12 @@ impl Element for bf16 {
 
     #[inline(always)]
     unsafe fn load<V: Lanes>(p: *const Self) -> V {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: guaranteed by the caller.
         unsafe { V::load_bf16(p) }
     }
 }
 
-/// The sum by halves, on plain numbers: the definition.
+/// The sum by halves on plain numbers: the definition.
 #[inline(always)]
 pub(crate) fn fold(mut lanes: [f32; LANES]) -> f32 {
     let mut half = LANES / 2;
@@ -151,7 +155,7 @@ pub(crate) fn fold(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// Plain Rust for machines without the vector units of `x86` and `neon`.
+/// Plain Rust, for machines without the vector units of `x86` and `neon`.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable([f32; LANES]);
 
@@ -248,7 +252,7 @@ mod tests {
 
     #[test]
     fn lanes_are_folded_by_halves() {
-        // 2^26 swallows a lone 1, so the result tells who met whom first.
+        // 2^26 swallows a lone 1, so the result shows the order of additions.
         let big = 67_108_864.0;
         let sum = |pairs: &[(usize, f32)]| {
             let mut lanes = [0.0; LANES];

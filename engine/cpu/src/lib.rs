@@ -1,13 +1,13 @@
-//! The arithmetic of a forward on the CPU: cuts each operation into pieces that no piece's result depends on, and runs
-//! a kernel on each. It knows rows, weights and blocks of KV, but no model, file or sequence, and it fails only before a
-//! kernel runs. The engine's `host` makes a backend of it. It is a crate of its own so that kernels are compiled once and
-//! tests link them (docs/adr/0068-cpu-kernels-are-a-crate.md).
+//! The arithmetic of a forward on the CPU. Splits each operation into independent pieces and runs a kernel on
+//! each. It knows rows, weights and KV blocks, but no model, file or sequence, and fails only before a kernel
+//! runs. The engine's `host` makes a backend of it. It is a separate crate so that kernels are compiled once
+//! and tests link them (docs/adr/0068-cpu-kernels-are-a-crate.md).
 //!
-//! `lanes` defines the arithmetic, `x86` and `neon` implement it in registers, `dispatch` chooses; `floats` and `packed`
-//! multiply with weights (of floats, of integers) that `lines` holds, `attention` and `elementwise` are the other
-//! kernels; [`reference`](mod@reference) holds their naive twins, which judge them (`tests/twins`). `table` is what ids
-//! are looked up in, `threads` share the work. `pass`, `linear`, `matrix`, `kv_cache` and `k_slices` are what operations
-//! take.
+//! `lanes` defines the arithmetic, `x86` and `neon` implement it in registers, `dispatch` chooses. `floats`
+//! and `packed` are the GEMMs with float and integer weights, stored in `lines`; `attention` and
+//! `elementwise` are the other kernels. [`reference`](mod@reference) holds the naive twins that tests compare
+//! them with (`tests/twins`). `table` is the embedding table, `threads` the thread pool. `pass`, `linear`,
+//! `matrix`, `kv_cache` and `k_slices` are the operands.
 
 mod attention;
 mod dispatch;
@@ -65,13 +65,13 @@ use packed::{PackedMatMul, QuantizedRows};
 use stages::StageClock;
 use threads::Shared;
 
-/// The class of kernels whose bits are equal, whatever the instruction set; part of `numerics_id`. Change it
+/// Class of kernels with equal bits, independent of the instruction set; part of `numerics_id`. Change it
 /// with the arithmetic.
 pub const KERNEL_CLASS: &str = "f32-chain-3";
 
-/// Columns that a thread takes at a time: whole panels of weights of any format.
+/// Columns per unit of work of a thread: whole panels of weights of any format.
 const COLUMN_GRAIN: usize = floats::PANEL;
-/// What one exponential costs, in multiply-adds.
+/// Cost of one exponential in multiply-adds.
 const EXP_WORK: usize = 16;
 
 /// The CPU as a device.
@@ -79,13 +79,13 @@ const EXP_WORK: usize = 16;
 pub struct Cpu {
     isa: Isa,
     threads: Threads,
-    /// Those of the product under way; locked so that `linear` can take `&self`, never contended.
+    /// Inputs of the current product. Locked so that `linear` can take `&self`; never contended.
     activations: Mutex<Activations>,
     /// Locked for the same reason.
     stages: Mutex<StageClock>,
 }
 
-/// Inputs of a product as its kernels take them.
+/// Inputs of a product, packed for its kernels.
 #[derive(Debug, Default)]
 struct Activations {
     floats: TiledRows,
@@ -93,17 +93,20 @@ struct Activations {
 }
 
 impl Cpu {
-    /// A device that computes with this process's instruction set on `threads` threads, the calling one included.
+    /// Creates a device that computes with this process's instruction set on `threads` threads, the calling
+    /// one included.
     pub fn new(threads: usize) -> Result<Self, KernelError> {
         Ok(Self::with(Isa::in_use()?, Threads::new(threads)?))
     }
 
-    /// One of each instruction set of this machine, on one thread, the fastest first: for tests that compare them.
+    /// Creates one device per instruction set of this machine, each with one thread, the fastest first: for
+    /// tests that compare them.
     pub fn every_isa() -> Result<Vec<Self>, KernelError> {
         Isa::all().into_iter().map(|isa| Ok(Self::with(isa, Threads::new(1)?))).collect()
     }
 
-    /// Several threads that share every piece of work, however small: for tests that compare numbers of threads.
+    /// Creates a device whose threads share every piece of work, however small: for tests that compare
+    /// numbers of threads.
     pub fn eager(threads: usize) -> Result<Self, KernelError> {
         Ok(Self::with(Isa::best(), Threads::eager(threads)?))
     }
@@ -112,37 +115,37 @@ impl Cpu {
         Self { isa, threads, activations: Mutex::default(), stages: Mutex::default() }
     }
 
-    /// The threads of the engine.
+    /// The compute threads.
     pub fn threads(&self) -> &Threads {
         &self.threads
     }
 
-    /// The same, to be pinned.
+    /// The compute threads, mutable for pinning.
     pub fn threads_mut(&mut self) -> &mut Threads {
         &mut self.threads
     }
 
-    /// What came before belongs to no stage.
+    /// Starts timing: time before this call belongs to no stage.
     pub fn begin_stages(&self) {
         self.stages.lock().unwrap_or_else(PoisonError::into_inner).begin();
     }
 
-    /// What was done since the last call was of this stage.
+    /// Attributes the time since the last call to `stage`.
     pub fn mark(&self, stage: Stage) {
         self.stages.lock().unwrap_or_else(PoisonError::into_inner).mark(stage);
     }
 
-    /// What was marked since start.
+    /// Times attributed to stages since start.
     pub fn stage_times(&self) -> StageTimes {
         self.stages.lock().unwrap_or_else(PoisonError::into_inner).times
     }
 
-    /// Reads memory, on the calling thread.
+    /// Reads memory on the calling thread and returns the sum.
     pub fn read(&self, sum: ReadSum<'_>) -> u64 {
         self.isa.run(sum)
     }
 
-    /// Multiplies and adds, on the calling thread; returns how often.
+    /// Runs multiply-adds on the calling thread and returns their number.
     pub fn multiply(&self, work: MultiplyAdds) -> f64 {
         self.isa.run(work)
     }
@@ -155,7 +158,7 @@ impl Cpu {
         });
     }
 
-    /// Runs `run` on ranges of whole rows of `x`.
+    /// Calls `run` on ranges of whole rows of `x`.
     fn for_rows(
         &self,
         x: &mut [f32],
@@ -173,8 +176,8 @@ impl Cpu {
     }
 }
 
-/// The operations of a forward, on slices. A row of the output depends on that row of the inputs alone (attention: on its
-/// sequence), bit for bit (docs/contract.md part C).
+/// The operations of a forward, on slices. A row of the output depends only on the same row of the inputs
+/// (attention: on its sequence), bit for bit (docs/contract.md part C).
 impl Cpu {
     /// Rows of `table` `[vocab, hidden]` -> `out` `[ids, hidden]`.
     pub fn embed(&self, table: &Table, token_ids: &[u32], out: &mut [f32]) {
@@ -197,8 +200,8 @@ impl Cpu {
         });
     }
 
-    /// Normalises every query and key head of `qkv` `[rows, layout.row_width()]` by itself; `norms` are those of queries
-    /// and of keys.
+    /// Normalises every query and key head of `qkv` `[rows, layout.row_width()]` separately; `norms` are
+    /// those of queries and of keys.
     pub fn norm_heads(&self, layout: HeadLayout, norms: (&Norm, &Norm), qkv: &mut [f32]) {
         let (q, k) = norms;
         self.for_rows(qkv, layout.row_width(), 2 * qkv.len(), |_, rows| {
@@ -211,7 +214,8 @@ impl Cpu {
         });
     }
 
-    /// Turns the query and key heads of `qkv` `[rows, layout.row_width()]` by the angles of each row.
+    /// Applies rope to the query and key heads of `qkv` `[rows, layout.row_width()]`, by the angles of each
+    /// row.
     pub fn rotate(&self, layout: HeadLayout, angles: &Angles, qkv: &mut [f32]) {
         let half = angles.half;
         self.for_rows(qkv, layout.row_width(), 2 * qkv.len(), |rows, part| {
@@ -256,7 +260,7 @@ impl Cpu {
         }
     }
 
-    /// Stores the keys and values of `step.qkv` where the slot mapping says.
+    /// Stores the keys and values of `step.qkv` in the slots of the slot mapping.
     pub fn write_kv(&self, kv: &mut KvCache, step: &AttentionStep<'_>) {
         let layout = step.layout;
         for (row, &slot) in step.qkv.chunks_exact(layout.row_width()).zip(step.pass.slot_mapping) {
@@ -268,7 +272,8 @@ impl Cpu {
         }
     }
 
-    /// The step's queries over the KV blocks of their sequences -> `out` `[rows, layout.q_width()]`.
+    /// Attention of the step's queries over the KV blocks of their sequences -> `out` `[rows,
+    /// layout.q_width()]`.
     pub fn attention(&self, kv: &KvCache, step: &AttentionStep<'_>, out: &mut [f32]) {
         match &kv.0 {
             Stored::F32(blocks) => self.attend(blocks, step, out),

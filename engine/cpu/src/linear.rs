@@ -1,20 +1,20 @@
-//! Weights that activations are multiplied with, in one of the layouts that the kernels stream.
+//! Weights of a linear layer, in one of the layouts that the kernels stream.
 
 use std::sync::Arc;
 
 use crate::floats::FloatMatrix;
 use crate::packed::PackedMatrix;
 
-/// What inputs are multiplied with.
+/// Packed weights.
 #[derive(Debug)]
 pub enum LinearWeights {
-    /// Shared with the table of embeddings where that is the same.
+    /// Shared with the embedding table if they are the same.
     Floats(Arc<FloatMatrix>),
     /// int8 or int4.
     Packed(PackedMatrix),
 }
 
-/// Matrices that share their input, as one `[width, k]`.
+/// Matrices with the same input, as one `[width, k]`.
 #[derive(Debug)]
 pub struct Linear {
     /// `[width, k]`.
@@ -40,7 +40,7 @@ impl Linear {
         }
     }
 
-    /// Bytes that a product reads, without the activations.
+    /// Bytes that a product reads, activations excluded.
     pub fn bytes(&self) -> u64 {
         let weights = match &self.weights {
             LinearWeights::Floats(matrix) => matrix.bytes(),

@@ -1,6 +1,6 @@
-//! Memory that kernels stream, weights and KV blocks: whole cache lines, in large pages where the system has them, so
-//! that neither a hardware prefetcher nor the address translation starts anew every 4 KiB. Taken at load, and as KV grows; it
-//! must never be taken inside a forward.
+//! Memory that kernels stream, weights and KV blocks: whole cache lines in huge pages if the system has them,
+//! so that hardware prefetchers and address translation do not restart every 4 KiB. Allocated at load and as
+//! KV grows; it must never be allocated inside a forward.
 
 mod mapping;
 
@@ -14,27 +14,27 @@ use super::instruction_set::amd_family;
 use super::lanes::Lanes;
 use crate::KernelError;
 
-/// What a vector load takes, where a cache line begins: one that straddled two would cost twice.
+/// A cache line, aligned: a vector load that crosses two lines costs twice as much.
 #[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) [u8; 64]);
 
-/// What the lines of a matrix are for.
+/// Purpose of a matrix's lines, for errors.
 const WEIGHTS: &str = "packed weights, take a smaller model or format";
 
-/// Zeroed lines; they begin at a cache line.
+/// Zeroed cache lines, aligned.
 pub(crate) struct Lines {
     memory: Memory,
     len: usize,
 }
 
 impl Lines {
-    /// Lines whose memory goes with them. `purpose` says for whom, and what to do where there is no memory.
+    /// Allocates lines in a mapping of their own. `purpose` goes into the error if there is no memory.
     pub(crate) fn zeroed(len: usize, purpose: &'static str) -> Result<Self, KernelError> {
         Self::new(len, purpose, Memory::alone)
     }
 
-    /// Lines of a matrix, which shares large pages with others.
+    /// Allocates lines of a matrix, which shares huge pages with other matrices.
     pub(crate) fn of_matrix(len: usize) -> Result<Self, KernelError> {
         Self::new(len, WEIGHTS, Memory::of_region)
     }
@@ -49,7 +49,7 @@ impl Lines {
         Ok(Self { memory, len })
     }
 
-    /// Takes the memory now, not page by page as it is first written.
+    /// Commits the memory now, instead of page by page at the first write.
     pub(crate) fn populate(&self) {
         if let Err(error) = self.memory.populate() {
             tracing::debug!(%error, "memory is taken as it is first written");
@@ -62,15 +62,15 @@ impl Deref for Lines {
 
     #[inline(always)]
     fn deref(&self) -> &[Line] {
-        // SAFETY: the memory holds `len` lines and begins at a page, so they are aligned; any bytes make a line, and they are
-        // written through a unique borrow only.
+        // SAFETY: the memory holds `len` lines and begins at a page, so they are aligned; any bytes make a
+        // line, and they are written through a unique borrow only.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.len) }
     }
 }
 
 impl DerefMut for Lines {
     fn deref_mut(&mut self) -> &mut [Line] {
-        // SAFETY: as in `deref`; the borrow is unique, and the bytes are in no other share.
+        // SAFETY: as in `deref`; the borrow is unique, and no other share has these bytes.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().cast(), self.len) }
     }
 }
@@ -81,19 +81,19 @@ impl std::fmt::Debug for Lines {
     }
 }
 
-/// What a kernel fetches while it reads lines.
+/// Prefetch strategy of a kernel that reads lines.
 pub(super) trait Fetch {
-    /// Whether the lines that are used are in a cache already, so that arithmetic sets the pace.
+    /// Whether the lines are in a cache already, so that the kernel is bound by arithmetic.
     const NEAR: bool = false;
 
-    /// Called before N lines, from the `line`-th on of all that the kernel reads from, are used.
+    /// Called before N lines are used, which begin with line `line` of all that the kernel reads.
     ///
     /// # Safety
-    /// V's instructions are there.
+    /// The CPU supports V's instructions.
     unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize);
 }
 
-/// Lines are near already.
+/// For lines that are in a cache already.
 #[derive(Clone, Copy)]
 pub(super) struct Nothing;
 
@@ -104,24 +104,24 @@ impl Fetch for Nothing {
     unsafe fn fetch<V: Lanes, const N: usize>(&mut self, _: usize) {}
 }
 
-/// Lines of a window: while one is read, the next is fetched into the second-level cache.
+/// Lines per window: while one is read, the next is prefetched into the L2 cache.
 const WINDOW: usize = 1024;
-/// Places of the next window that are fetched in turns: a machine fetches several streams faster than one.
+/// Places of the next window that are prefetched in turn: machines read several streams faster than one.
 const STREAMS: usize = 8;
-/// How far ahead a line is fetched into the first-level cache where several streams are read side by side.
+/// Prefetch distance in bytes into the L1 cache when several streams are read in parallel.
 const NEAR_BYTES: usize = 1024;
 
-/// How a CPU reads memory fastest, as measured (docs/adr/0072-only-zen-5-reads-in-order.md).
+/// The fastest way to read memory on a CPU, as measured (docs/adr/0072-only-zen-5-reads-in-order.md).
 #[derive(Clone, Copy)]
 struct Reading {
-    /// How far ahead in its own stream a line is fetched into the first-level cache.
+    /// Prefetch distance in bytes into the L1 cache, within the stream.
     near_bytes: usize,
-    /// Whether a share of the next window is fetched, too.
+    /// Whether a share of the next window is prefetched too.
     windows: bool,
-    /// Whether several streams that are read side by side are faster than one of which windows are fetched.
+    /// Whether several streams in parallel are faster than one with window prefetch.
     side_by_side: bool,
-    /// Whether one row (of pairs of bf16 two) reads faster without windows where a vector takes a whole line: then so few
-    /// instructions use a line that the CPU looks far enough ahead itself.
+    /// Whether one row (two for pairs of bf16) reads faster without window prefetch when a vector is a whole
+    /// line: so few instructions use a line that the CPU looks far enough ahead itself.
     row_unaided: bool,
 }
 
@@ -136,18 +136,17 @@ static READING: LazyLock<Reading> = LazyLock::new(|| match amd_family() {
     None => Reading { near_bytes: NEAR_BYTES, windows: true, side_by_side: true, row_unaided: false },
 });
 
-/// Whether this CPU reads several streams side by side faster than one.
+/// Whether this CPU reads several streams in parallel faster than one.
 pub(super) fn reads_side_by_side() -> bool {
     READING.side_by_side
 }
 
-/// Whether one row of vectors as wide as a line, or two of pairs of bf16, read them faster if nothing but lines soon to come are
-/// fetched.
+/// Whether one row of vectors as wide as a line, or two rows of bf16 pairs, read faster without any prefetch.
 pub(super) fn reads_row_unaided() -> bool {
     READING.row_unaided
 }
 
-/// Lines are far, but the CPU fetches them fastest by itself.
+/// For lines in memory that the CPU prefetches fastest by itself.
 #[derive(Clone, Copy)]
 pub(super) struct Unaided;
 
@@ -156,8 +155,8 @@ impl Fetch for Unaided {
     unsafe fn fetch<V: Lanes, const N: usize>(&mut self, _: usize) {}
 }
 
-/// For lines that are read once, one after the other: lines soon to come and, where that is faster, a share of the window after
-/// this one.
+/// For lines that are read once, in order: prefetches lines that come soon and, if that is faster, a share of
+/// the next window.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
     first: *const u8,
@@ -165,12 +164,12 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Lines begin at `first`.
+    /// Creates the strategy for lines that begin at `first`.
     pub(super) fn new(first: *const u8) -> Self {
         Self { first, reading: *READING }
     }
 
-    /// The same without windows.
+    /// Creates the strategy without windows.
     pub(super) fn in_order(first: *const u8) -> Self {
         Self { first, reading: Reading { windows: false, ..*READING } }
     }
@@ -183,7 +182,7 @@ impl Fetch for Ahead {
             .first
             .wrapping_add(line.wrapping_mul(size_of::<Line>()).wrapping_add(self.reading.near_bytes));
         for i in 0..N {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { V::prefetch_near(near.wrapping_add(i * size_of::<Line>())) };
         }
         if !self.reading.windows {
@@ -194,16 +193,16 @@ impl Fetch for Ahead {
         let next_window = (line | (WINDOW - 1)).wrapping_add(1);
         let far = self.first.wrapping_add(next_window.wrapping_add(far).wrapping_mul(size_of::<Line>()));
         for i in 0..N {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { V::prefetch_far(far.wrapping_add(i * size_of::<Line>())) };
         }
     }
 }
 
-/// For `STREAMS` streams of lines that are read side by side, so many bytes apart.
+/// For `STREAMS` streams of lines that are read in parallel, `apart` bytes apart.
 #[derive(Clone, Copy)]
 pub(super) struct SideBySide<const STREAMS: usize> {
-    /// Where lines of the first begin.
+    /// Start of the first stream.
     pub(super) first: *const u8,
     pub(super) apart: usize,
 }
@@ -214,31 +213,32 @@ impl<const STREAMS: usize> Fetch for SideBySide<STREAMS> {
         for stream in 0..STREAMS {
             for i in 0..N {
                 let line = stream * self.apart + (line + i) * size_of::<Line>();
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { V::prefetch_near(self.first.wrapping_add(line + NEAR_BYTES)) };
             }
         }
     }
 }
 
-/// For lines that several tiles of rows read in turns: each fetches its share of what is read next into the second-level
+/// For lines that several row tiles read in turn: each prefetches its share of the next lines into the L2
 /// cache.
 #[derive(Clone, Copy)]
 pub(super) struct Share {
     at: *const u8,
     end: *const u8,
-    /// Lines of the share for eight that are used, rounded up.
+    /// Lines to prefetch per eight lines used, rounded up.
     of_eight: usize,
 }
 
 impl Share {
-    /// The share of tile `index` of `tiles` in the `lines` at `next`, for a tile that uses as many.
+    /// The share of tile `index` of `tiles` in the `lines` lines at `next`, for a tile that uses as many
+    /// lines.
     pub(super) fn new(next: *const u8, lines: usize, (index, tiles): (usize, usize)) -> Self {
         let at = |tile: usize| next.wrapping_add(lines * tile / tiles * size_of::<Line>());
         Self { at: at(index), end: at(index + 1), of_eight: 8usize.div_ceil(tiles) }
     }
 
-    /// The same for a tile that uses `lines` neighbouring lines for each one that it asks for.
+    /// The same share for a tile that uses `lines` lines for each one that it passes to `fetch`.
     pub(super) fn side_by_side(self, lines: usize) -> Self {
         Self { of_eight: self.of_eight * lines, ..self }
     }
@@ -251,7 +251,7 @@ impl Fetch for Share {
     unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize) {
         if line % 8 < N {
             for _ in 0..self.of_eight {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { V::prefetch_far(self.at) };
                 self.at = self.at.wrapping_add(size_of::<Line>()).min(self.end);
             }

@@ -1,5 +1,5 @@
-//! A matrix before it is laid out for kernels: its number format, its numbers in memory of our own, and how whoever has
-//! the numbers elsewhere hands them over, rows at a time.
+//! A matrix before it is packed for kernels: its number format, its numbers in our own memory, and the
+//! interface to read rows that are stored elsewhere.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,17 +8,17 @@ use half::bf16;
 
 use crate::KernelError;
 
-/// What a matrix of floats is held as.
+/// Number format of a float matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixFormat {
     /// 32 bits.
     F32,
-    /// The upper 16 of them.
+    /// The upper 16 of those bits.
     Bf16,
 }
 
 impl MatrixFormat {
-    /// The name that goes into `numerics_id`.
+    /// Name that is hashed into `numerics_id`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -26,7 +26,7 @@ impl MatrixFormat {
         }
     }
 
-    /// Bytes of a number.
+    /// Bytes per number.
     pub fn size(self) -> usize {
         match self {
             Self::F32 => size_of::<f32>(),
@@ -35,16 +35,16 @@ impl MatrixFormat {
     }
 }
 
-/// What a matrix is quantized to while it is loaded (docs/contract.md C1).
+/// Format that a matrix is quantized to at load (docs/contract.md C1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QuantizedFormat {
-    /// One scale for each output channel.
+    /// One scale per output channel.
     Int8,
-    /// One scale for each output channel and 32 numbers along K.
+    /// One scale per output channel and 32 numbers along K.
     Int4,
 }
 
-/// A matrix's numbers in their format; shared, for tied embeddings are one matrix with two uses.
+/// Numbers of a matrix; shared, since tied embeddings are one matrix with two uses.
 #[derive(Debug, Clone)]
 pub enum MatrixData {
     /// `[rows * columns]`.
@@ -73,17 +73,17 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Of `shape` `[rows, columns]`; `data` has as many numbers.
+    /// Creates a matrix of `shape` `[rows, columns]`, which `data` must match.
     pub fn new(data: MatrixData, shape: [usize; 2]) -> Self {
         Self { data, shape }
     }
 
-    /// Outputs.
+    /// Number of outputs.
     pub fn rows(&self) -> usize {
         self.shape[0]
     }
 
-    /// Inputs.
+    /// Number of inputs.
     pub fn columns(&self) -> usize {
         self.shape[1]
     }
@@ -94,17 +94,17 @@ impl Matrix {
     }
 }
 
-/// Where numbers are read to, in the format that is wanted.
+/// Destination of a read, in the wanted format.
 #[derive(Debug)]
 pub enum NumbersMut<'a> {
-    /// Whole.
+    /// Not rounded.
     F32(&'a mut [f32]),
     /// Rounded to the nearest, ties to even.
     Bf16(&'a mut [bf16]),
 }
 
 impl NumbersMut<'_> {
-    /// How many are wanted.
+    /// Number of elements to read.
     #[expect(clippy::len_without_is_empty, reason = "nobody asks whether a place for rows is empty")]
     pub fn len(&self) -> usize {
         match self {
@@ -113,7 +113,7 @@ impl NumbersMut<'_> {
         }
     }
 
-    /// Replaces numbers from `at` on.
+    /// Writes numbers from index `at` on.
     pub fn put(&mut self, at: usize, numbers: impl Iterator<Item = f32>) {
         match self {
             Self::F32(out) => out[at..].iter_mut().zip(numbers).for_each(|(out, x)| *out = x),
@@ -123,7 +123,7 @@ impl NumbersMut<'_> {
         }
     }
 
-    /// Makes every number +0.
+    /// Sets every number to +0.
     pub fn fill_with_zeros(&mut self) {
         match self {
             Self::F32(numbers) => numbers.fill(0.0),
@@ -131,7 +131,7 @@ impl NumbersMut<'_> {
         }
     }
 
-    /// A range of them.
+    /// A range of the destination.
     pub fn part(&mut self, range: Range<usize>) -> NumbersMut<'_> {
         match self {
             Self::F32(numbers) => NumbersMut::F32(&mut numbers[range]),
@@ -140,19 +140,19 @@ impl NumbersMut<'_> {
     }
 }
 
-/// The rows of something that is laid out, read block by block and by several threads at once.
+/// Rows to be packed, read block by block and by several threads in parallel.
 pub trait RowBlocks: Sync {
-    /// How many there are.
+    /// Number of rows.
     fn rows(&self) -> usize;
 
-    /// Numbers in each.
+    /// Number of columns.
     fn columns(&self) -> usize;
 
-    /// Fills `out` with rows, one behind the other. What goes wrong is passed on in [`KernelError::Rows`].
+    /// Fills `out` with consecutive rows. Errors are passed on in [`KernelError::Rows`].
     fn read(&self, rows: Range<usize>, out: NumbersMut<'_>) -> Result<(), KernelError>;
 }
 
-/// A matrix that is there already.
+/// A matrix in memory.
 impl RowBlocks for Matrix {
     fn rows(&self) -> usize {
         Matrix::rows(self)

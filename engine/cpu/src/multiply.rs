@@ -1,32 +1,32 @@
-//! Multiply-adds of f32 in registers and nothing else: the yardstick of the engine's `multiply_probe`.
+//! f32 multiply-adds in registers and nothing else: the kernel of the engine's `multiply_probe`.
 
 use super::dispatch::Kernel;
 use super::lanes::{LANES, Lanes};
 
 /// Chains of multiply-adds that stay in registers.
 pub struct MultiplyAdds {
-    /// Of each chain.
+    /// Steps per chain.
     pub steps: usize,
 }
 
 impl Kernel for MultiplyAdds {
-    /// How many multiply-adds were done.
+    /// Number of multiply-adds done.
     type Output = f64;
 
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) -> f64 {
-        // As many chains as hide the latency: more where a vector of sixteen is one register.
-        // SAFETY: V's instructions are there by this function's contract.
+        // Enough chains to hide the latency: more if sixteen lanes are one register.
+        // SAFETY: this function's contract guarantees V's instructions.
         unsafe { if const { V::TILE_VECTORS == 2 } { self.chains::<V, 12>() } else { self.chains::<V, 6>() } }
     }
 }
 
 impl MultiplyAdds {
     /// # Safety
-    /// V's instructions are there.
+    /// The CPU supports V's instructions.
     #[inline(always)]
     unsafe fn chains<V: Lanes, const N: usize>(self) -> f64 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let sums = unsafe {
             let (a, b) = (V::splat(std::hint::black_box(0.5)), V::splat(std::hint::black_box(2.0)));
             let mut sums = [V::splat(0.0); N];

@@ -1,4 +1,4 @@
-//! [`Lanes`] on NEON: four registers, lanes 0..4, 4..8, 8..12 and 12..16. Every 64-bit ARM has it. Only
+//! [`Lanes`] on NEON: four registers, lanes 0..4, 4..8, 8..12 and 12..16. Every 64-bit ARM CPU has it. Only
 //! [`super::dispatch`] names this type.
 
 use std::arch::aarch64::*;
@@ -12,13 +12,13 @@ use super::lanes::Lanes;
 #[derive(Clone, Copy)]
 pub(super) struct Neon(pub(super) [float32x4_t; 4]);
 
-/// Numbers in a register.
+/// Lanes per register.
 const QUARTER: usize = 4;
 
-/// Lane by lane, register by register.
+/// Applies an operation register by register.
 macro_rules! each_quarter {
     ($op:ident, $($from:expr),+) => {
-        // SAFETY: the trait's contract: NEON is there.
+        // SAFETY: the trait's contract: the CPU supports NEON.
         unsafe { Neon(std::array::from_fn(|i| $op($($from.0[i]),+))) }
     };
 }
@@ -29,7 +29,7 @@ impl Lanes for Neon {
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: the trait's contract: NEON is there.
+        // SAFETY: the trait's contract: the CPU supports NEON.
         Self([unsafe { vdupq_n_f32(x) }; 4])
     }
 
@@ -63,7 +63,7 @@ impl Lanes for Neon {
 
     #[inline(always)]
     unsafe fn prefetch_near(p: *const u8) {
-        // SAFETY: a prefetch faults at no address.
+        // SAFETY: a prefetch never faults, at any address.
         unsafe {
             asm!("prfm pldl1keep, [{p}]", p = in(reg) p.addr(), options(nomem, nostack, preserves_flags))
         };
@@ -71,7 +71,7 @@ impl Lanes for Neon {
 
     #[inline(always)]
     unsafe fn prefetch_far(p: *const u8) {
-        // SAFETY: a prefetch faults at no address.
+        // SAFETY: a prefetch never faults, at any address.
         unsafe {
             asm!("prfm pldl2keep, [{p}]", p = in(reg) p.addr(), options(nomem, nostack, preserves_flags))
         };
@@ -80,7 +80,7 @@ impl Lanes for Neon {
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         for (i, quarter) in self.0.into_iter().enumerate() {
-            // SAFETY: the trait's contract: room for sixteen f32 at p.
+            // SAFETY: the trait's contract: space for sixteen f32 at p.
             unsafe { vst1q_f32(p.add(QUARTER * i), quarter) };
         }
     }
@@ -88,7 +88,7 @@ impl Lanes for Neon {
     #[inline(always)]
     unsafe fn store_low_bytes(self, p: *mut u8) {
         let [a, b, c, d] = self.0;
-        // SAFETY: the trait's contract: room for sixteen bytes at p.
+        // SAFETY: the trait's contract: space for sixteen bytes at p.
         unsafe {
             let words = |lanes| vmovn_u32(vreinterpretq_u32_f32(lanes));
             let bytes = |a, b| vmovn_u16(vcombine_u16(words(a), words(b)));

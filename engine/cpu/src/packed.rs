@@ -1,8 +1,8 @@
-//! Matrices of int8 and int4, quantized while loading and packed into the order in which the kernels stream
-//! them (docs/contract.md C1): panels of sixteen output channels, one channel to a lane, so that no sum is ever
-//! folded across lanes. `layout` says which k goes where, `pack` makes the panels, `rows` quantizes
-//! activations, `dots` is the arithmetic of integers (in registers: `x86`, `neon`), `mat_mul` multiplies, with the inner
-//! loops of `piece_sums`. The twin is `reference::quantized`.
+//! int8 and int4 matrices, quantized at load and packed into the order in which the kernels stream them
+//! (docs/contract.md C1): panels of sixteen output channels, one channel per lane, so that no sum is ever
+//! folded across lanes. `layout` determines the order along K, `pack` creates panels, `rows` quantizes
+//! activations, `dots` is the integer arithmetic (in registers: `x86`, `neon`), and `mat_mul` multiplies,
+//! with the inner loops of `piece_sums`. The naive twin is `reference::quantized`.
 
 mod dots;
 mod layout;
@@ -28,22 +28,22 @@ pub(super) use x86::{Avx2Dots, NarrowVnniDots, VnniDots};
 use super::lines::Lines;
 use crate::matrix::QuantizedFormat;
 
-/// Output channels in a panel.
+/// Output channels per panel.
 pub(super) const PANEL: usize = 16;
 
-/// `[width, k]`, quantized. Stored numbers are shifted to be unsigned, as the instructions want one operand;
-/// the shift is taken back through the sums of the activations.
+/// `[width, k]`, quantized. Stored numbers are shifted to be unsigned, since the instructions take one
+/// unsigned operand; the shift is corrected with the sums of the activations.
 #[derive(Debug)]
 pub struct PackedMatrix {
     width: usize,
     layout: KLayout,
-    /// `[panel][line]`: byte 4 c + j of a line is channel c at the line's j-th k; in int4 the low half is that
-    /// and the high half k + 4.
+    /// `[panel][line]`: byte 4 c + j of a line is channel c at the line's j-th k. In int4 its low half is
+    /// that, and its high half is k + 4.
     lines: Lines,
     scales: Scales,
 }
 
-/// What a stored step is worth.
+/// Scales of the stored steps.
 #[derive(Debug, Clone)]
 enum Scales {
     /// int8: `[panel][PANEL]`.
@@ -53,7 +53,7 @@ enum Scales {
 }
 
 impl PackedMatrix {
-    /// Output channels.
+    /// Number of output channels.
     pub fn width(&self) -> usize {
         self.width
     }
@@ -63,7 +63,7 @@ impl PackedMatrix {
         self.layout.k()
     }
 
-    /// What a product reads of it.
+    /// Bytes that a product reads of it.
     pub fn bytes(&self) -> u64 {
         let scales = match &self.scales {
             Scales::Channel(scales) => size_of_val(scales.as_slice()),
@@ -72,13 +72,14 @@ impl PackedMatrix {
         (size_of_val(&*self.lines) + scales) as u64
     }
 
-    /// Counts K from `start` on, behind which all slices lie: input rows hold only those columns.
+    /// Shifts K by `start`, the start of the first slice: input rows then hold only the columns of the
+    /// slices.
     pub fn move_to_zero(&mut self, start: usize) {
         self.layout.move_to_zero(start);
     }
 
-    /// Leaves the channels' scales to whoever adds up the ranks' parts (docs/contract.md C1: they come after the
-    /// tree); int4 has none.
+    /// Removes the channel scales, for the caller to apply after the all-reduce (docs/contract.md C1: they
+    /// come after the tree). int4 has none.
     pub fn take_channel_scales(&mut self) -> Option<Vec<f32>> {
         let Scales::Channel(scales) = &mut self.scales else { return None };
         let ones = vec![1.0; scales.len()];
@@ -91,7 +92,7 @@ impl PackedMatrix {
         self.width.div_ceil(PANEL)
     }
 
-    /// Lines of one panel.
+    /// Cache lines per panel.
     fn panel_lines(&self) -> usize {
         self.layout.padded() / k_per_line(self.layout.format())
     }
@@ -105,7 +106,7 @@ fn k_per_line(format: QuantizedFormat) -> usize {
     }
 }
 
-/// What a stored number is above the number it stands for.
+/// Offset of a stored number from the number that it represents.
 fn shift(format: QuantizedFormat) -> i32 {
     match format {
         QuantizedFormat::Int8 => 128,

@@ -1,5 +1,6 @@
-//! What the operations on rows take: how heads lie in a row, where rows stand in their sequences and in the KV cache.
-//! Data only. Whoever calls has worked every index out and has reserved the blocks; nothing is checked again here.
+//! Operands of the operations on rows: head layout, positions of rows in their sequences, locations in the KV
+//! cache. Data only. The caller has computed every index and reserved the blocks; nothing is checked here
+//! again.
 
 use std::ops::Range;
 
@@ -10,33 +11,33 @@ use crate::kv_cache::KvSlot;
 pub struct Norm {
     /// `[width]`.
     pub weight: Vec<f32>,
-    /// What is added to the mean of the squares.
+    /// Added to the mean of the squares.
     pub eps: f32,
 }
 
-/// How the heads lie in a row of `[q heads | k heads | v heads]`.
+/// Layout of the heads in a row of `[q heads | k heads | v heads]`.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadLayout {
-    /// Query heads.
+    /// Number of query heads.
     pub num_heads: usize,
-    /// Key heads, and value heads: a divisor of the query heads.
+    /// Number of key heads, and of value heads: a divisor of the query heads.
     pub num_kv_heads: usize,
-    /// Numbers in a head.
+    /// Elements per head.
     pub head_dim: usize,
 }
 
 impl HeadLayout {
-    /// Numbers in all query heads of a row.
+    /// Elements of all query heads of a row.
     pub fn q_width(self) -> usize {
         self.num_heads * self.head_dim
     }
 
-    /// Numbers in all key, or all value, heads of a row.
+    /// Elements of all key heads of a row, or of all value heads.
     pub fn kv_width(self) -> usize {
         self.num_kv_heads * self.head_dim
     }
 
-    /// Numbers in a row.
+    /// Elements of a row.
     pub fn row_width(self) -> usize {
         self.q_width() + 2 * self.kv_width()
     }
@@ -49,66 +50,68 @@ pub struct Angles {
     pub cos: Vec<f32>,
     /// `[rows, half]`.
     pub sin: Vec<f32>,
-    /// Half of the numbers in a head.
+    /// Half the elements of a head.
     pub half: usize,
 }
 
-/// Rows of one sequence, standing one behind the other.
+/// Consecutive rows of one sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment<'a> {
-    /// The rows of the pass.
+    /// Rows of the pass.
     pub rows: Range<usize>,
-    /// The position of the first of them.
+    /// Position of the first row.
     pub start: u32,
     /// The sequence's KV blocks in position order.
     pub block_table: &'a [u32],
-    /// Where rows are of a token tree: whose ancestors they attend to. Not every device takes trees.
+    /// Set if the rows belong to a token tree: the ancestors that they attend to. Not every device supports
+    /// trees.
     pub tree: Option<TreeSegment<'a>>,
 }
 
-/// Rows of a token tree. Its row i is stored as if it stood at `start + i`, until it is known which path stays; its
-/// position is `start` and the number of its ancestors in the tree.
+/// Rows of a token tree. Row i of the tree is stored as if its position were `start + i`, until it is known
+/// which path is kept. Its position is `start` plus its number of ancestors in the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TreeSegment<'a> {
-    /// The position of the tree's first rows.
+    /// Position of the tree's first rows.
     pub start: u32,
-    /// Which row of the tree the segment's first one is.
+    /// Row number in the tree of the segment's first row.
     pub first: usize,
-    /// Of each row of the tree: 0 where nothing of the tree comes before it, else its parent's number and one more.
+    /// One entry per row of the tree: 0 if the row has no parent in the tree, else the parent's number plus
+    /// one.
     pub parents: &'a [u32],
 }
 
 impl TreeSegment<'_> {
-    /// Where the keys and values of a row of the tree, and of each of its ancestors in it, are stored, as positions in
-    /// the block table; from the row itself on, whose position is the highest.
+    /// Positions in the block table where the keys and values of a row and of its ancestors in the tree are
+    /// stored. Starts with the row itself, whose position is the highest.
     pub fn stored_at(&self, row: usize) -> impl Iterator<Item = u32> {
         let parent = |&row: &usize| (self.parents[row] as usize).checked_sub(1);
         std::iter::successors(Some(row), parent).map(|row| self.start + row as u32)
     }
 }
 
-/// Where the rows of a pass stand.
+/// Positions and KV locations of the rows of a pass.
 #[derive(Debug, Clone, Copy)]
 pub struct PassRows<'a> {
     /// `[rows]`: positions in their sequences.
     pub positions: &'a [u32],
-    /// `[rows]`: where their keys and values go.
+    /// `[rows]`: KV slots of the rows.
     pub slot_mapping: &'a [KvSlot],
-    /// The same rows by sequence, in their order.
+    /// The same rows by sequence, in order.
     pub segments: &'a [Segment<'a>],
 }
 
 /// One layer's attention over a pass.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionStep<'a> {
-    /// How the heads lie in `qkv`.
+    /// Layout of the heads in `qkv`.
     pub layout: HeadLayout,
-    /// Counted from 0.
+    /// Index of the layer, from 0.
     pub layer: usize,
     /// Sliding window: attend only to this many of the last positions.
     pub window: Option<u32>,
-    /// Where the rows stand.
+    /// Positions and KV locations of the rows.
     pub pass: PassRows<'a>,
-    /// `[rows, layout.row_width()]`, queries and keys already turned.
+    /// `[rows, layout.row_width()]`, with rope applied to queries and keys.
     pub qkv: &'a [f32],
 }

@@ -1,4 +1,4 @@
-//! Reading memory and nothing else: the yardstick of the engine's `read_probe`.
+//! Reads memory and nothing else: the kernel of the engine's `read_probe`.
 
 use super::dispatch::Kernel;
 use super::lanes::Lanes;
@@ -8,30 +8,30 @@ use crate::KernelError;
 /// Numbers that a stream reads before the next stream's turn: four cache lines.
 pub const READ_LINE: usize = 32;
 
-/// Memory to read, of the same kind as weights lie in.
+/// Memory to read, allocated like weights.
 pub struct ReadBuffer(Lines);
 
 impl ReadBuffer {
-    /// About so many bytes, rounded up to whole cache lines.
+    /// Allocates `bytes` bytes, rounded up to whole cache lines.
     pub fn new(bytes: usize) -> Result<Self, KernelError> {
         let mut lines = Lines::zeroed(bytes.div_ceil(size_of::<Line>()), "the read probe, read less")?;
-        // Not zeros, which the system may keep on one shared page.
+        // Not zeros: the system may keep zeros on one shared page.
         lines.iter_mut().enumerate().for_each(|(i, line)| *line = Line([i as u8 | 1; 64]));
         Ok(Self(lines))
     }
 
-    /// All of it, as numbers.
+    /// The whole buffer, as numbers.
     pub fn numbers(&self) -> &[u64] {
         // SAFETY: a line is eight numbers, aligned for them; any bytes make a number.
         unsafe { self.0.align_to::<u64>() }.1
     }
 }
 
-/// Sums numbers in so many streams side by side, each through its own share of `part`.
+/// Sums numbers with `streams` streams in parallel, each through its share of `part`.
 pub struct ReadSum<'a> {
-    /// What is read.
+    /// Numbers to read.
     pub part: &'a [u64],
-    /// 1, 2 or 4.
+    /// Number of streams: 1, 2 or 4.
     pub streams: usize,
 }
 

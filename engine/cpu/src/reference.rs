@@ -1,6 +1,6 @@
-//! The naive twins: every operation written as its definition says, one number after the other, on plain f32.
-//! They judge the kernels with `==`, and the engine's oracle is made of them. They share with the kernels the
-//! definitions alone: the fold by halves, the K-slices, the exponential.
+//! The naive twins: every operation as its definition says, one number after the other, on plain f32. Tests
+//! compare the kernels with them by `==`, and the engine's oracle is built from them. They share only
+//! definitions with the kernels: the fold by halves, the K-slices, the exponential.
 
 mod quantized;
 
@@ -15,7 +15,7 @@ use super::lanes::{LANES, Lanes, fold};
 use crate::k_slices::{KSlices, NUM_SLICES, tree};
 use crate::kv_cache::BLOCK_SIZE;
 
-/// Element k into lane k mod 16, in order of k; lanes past the end meet zeros; then the fold.
+/// Dot product: element k into lane k mod 16, in order of k; missing elements are zeros; then the fold.
 #[inline(always)]
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -36,14 +36,14 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     fold(lanes)
 }
 
-/// One chain in order of k; a slice of odd length ends with a product of zeros.
+/// One accumulation chain in order of k; a slice of odd length ends with a product of zeros.
 #[inline(always)]
 fn chain(weights: &[f32], x: &[f32]) -> f32 {
     let sum = weights.iter().zip(x).fold(0.0f32, |sum, (weight, x)| weight.mul_add(*x, sum));
     if weights.len() % 2 == 1 { 0.0f32.mul_add(0.0, sum) } else { sum }
 }
 
-/// A row of weights times a row of activations, cut into the contract's slices.
+/// A row of weights times a row of activations, split into the contract's slices.
 #[inline(always)]
 fn sliced_chain(weights: &[f32], x: &[f32], slices: &[Range<usize>]) -> f32 {
     let mut sums = [0.0f32; NUM_SLICES];
@@ -53,7 +53,7 @@ fn sliced_chain(weights: &[f32], x: &[f32], slices: &[Range<usize>]) -> f32 {
     if slices.len() == 1 { sums[0] } else { tree(sums) }
 }
 
-/// A weight or an input of a product with bf16 weights: rounded, and a zero of its sign below 2^-56.
+/// A weight or an input of a product with bf16 weights: rounded, and below 2^-56 a zero of the same sign.
 pub fn bf16_factor(x: f32) -> f32 {
     let rounded = bf16::from_f32(x).to_f32();
     if rounded.abs() < 2.0f32.powi(-56) { 0.0f32.copysign(rounded) } else { rounded }
@@ -65,17 +65,17 @@ pub struct Linear<'a> {
     pub x: &'a [f32],
     /// `[columns, k]`.
     pub weights: &'a [f32],
-    /// Numbers in a row of either.
+    /// Length of a row of either.
     pub k: usize,
-    /// How the sums over K are cut.
+    /// K-slices of the sums.
     pub slices: &'a KSlices,
     /// `[columns]`.
     pub bias: Option<&'a [f32]>,
 }
 
 impl Linear<'_> {
-    /// The same loops as everywhere in this file; run as a kernel only so that `mul_add` is an instruction
-    /// and not a call.
+    /// The same loops as elsewhere in this file, run as a kernel only so that `mul_add` compiles to an
+    /// instruction and not to a call.
     pub fn compute(self) -> Vec<f32> {
         Isa::best().run(self)
     }
@@ -103,7 +103,7 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     x.iter().zip(weight).map(|(x, weight)| x * scale * weight).collect()
 }
 
-/// One head, in place: pairs (i, i + half) turn.
+/// One head, in place: rotates the pairs (i, i + half).
 pub fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let half = head.len() / 2;
     for i in 0..half {
@@ -118,7 +118,7 @@ pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f32> {
     gate.iter().zip(up).map(|(&gate, &up)| gate / (1.0 + exp(-gate)) * up).collect()
 }
 
-/// One query over the keys and values of positions 0.., of which it may see `visible`.
+/// One query over the keys and values of positions 0.., limited to those in `visible`.
 pub fn attention(query: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>], visible: Range<usize>) -> Vec<f32> {
     let scale = 1.0 / (query.len() as f32).sqrt();
     let (mut max, mut sum, mut out) = (f32::NEG_INFINITY, 0.0f32, vec![0.0f32; query.len()]);
@@ -150,7 +150,7 @@ pub fn attention(query: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>], visible:
     out.iter().map(|x| x / sum).collect()
 }
 
-/// Dimensions d = i mod 4 are summed by themselves, then ((a0 + a1) + (a2 + a3)).
+/// Sums dimensions d = i mod 4 separately, then ((a0 + a1) + (a2 + a3)).
 fn score(query: &[f32], key: &[f32]) -> f32 {
     let mut chains = [0.0f32; 4];
     for (d, (q, k)) in query.iter().zip(key).enumerate() {

@@ -1,37 +1,37 @@
-//! Where the time of forwards goes: a device that keeps time is told, between two operations, what kind the
-//! last one was. Measured where it is spent, so that shares of a step add up to the step. It never changes what is
+//! Measures where the time of forwards goes: between operations the caller marks the kind of the last one.
+//! Time is attributed without gaps, so the parts of a step add up to the step. It never changes what is
 //! computed.
 
 use std::time::{Duration, Instant};
 
-/// What a stretch of a forward was about.
+/// Kind of work in a forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Products with weights, without that of the vocabulary.
+    /// GEMMs with weights, except the vocabulary projection.
     Products,
-    /// Writing keys and values, and attending to them.
+    /// Writing keys and values, and attention.
     Attention,
-    /// The projection to the vocabulary.
+    /// The vocabulary projection.
     Vocabulary,
-    /// Embeddings, norms, turning, gates, sums of ranks.
+    /// Embeddings, norms, rope, gates, all-reduce.
     Rest,
 }
 
-/// How long each kind of work has taken since start.
+/// Time per kind of work since start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StageTimes {
-    /// Products with weights, without that of the vocabulary.
+    /// GEMMs with weights, except the vocabulary projection.
     pub products: Duration,
-    /// Writing keys and values, and attending to them.
+    /// Writing keys and values, and attention.
     pub attention: Duration,
-    /// The projection to the vocabulary.
+    /// The vocabulary projection.
     pub vocabulary: Duration,
-    /// Embeddings, norms, turning, gates, sums of ranks.
+    /// Embeddings, norms, rope, gates, all-reduce.
     pub rest: Duration,
 }
 
 impl StageTimes {
-    /// What was spent since `earlier`.
+    /// Time spent since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             products: self.products.saturating_sub(earlier.products),
@@ -42,7 +42,7 @@ impl StageTimes {
     }
 }
 
-/// Adds up stages.
+/// Accumulates time per stage.
 #[derive(Debug)]
 pub(crate) struct StageClock {
     since: Instant,
@@ -56,12 +56,12 @@ impl Default for StageClock {
 }
 
 impl StageClock {
-    /// What came before belongs to no stage.
+    /// Starts timing: time before this call belongs to no stage.
     pub(crate) fn begin(&mut self) {
         self.since = Instant::now();
     }
 
-    /// What came since the last call belongs to `stage`.
+    /// Attributes the time since the last call to `stage`.
     pub(crate) fn mark(&mut self, stage: Stage) {
         let now = Instant::now();
         let spent = now - self.since;

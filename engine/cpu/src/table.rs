@@ -1,5 +1,5 @@
-//! What token ids are looked up in: rows as they are stored, or the panels of a projection that uses the same matrix, so that
-//! tied embeddings lie in memory once.
+//! The embedding table: rows as stored, or the panels of a projection that uses the same matrix, so that tied
+//! embeddings are in memory once.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use crate::matrix::{Matrix, MatrixData, MatrixFormat, NumbersMut, RowBlocks};
 /// `[vocab, hidden]`; shared by ranks.
 #[derive(Debug, Clone)]
 pub enum Table {
-    /// As they are stored.
+    /// Rows as stored.
     Rows(Matrix),
-    /// Those of the projection to the vocabulary, which is the same matrix.
+    /// Panels of the vocabulary projection, which is the same matrix.
     Panels(Arc<FloatMatrix>),
 }
 
@@ -35,7 +35,7 @@ impl Table {
         Ok(Self::Rows(Matrix::new(data, shape)))
     }
 
-    /// Numbers in a row.
+    /// Number of elements per row.
     pub fn columns(&self) -> usize {
         match self {
             Self::Rows(matrix) => matrix.columns(),
@@ -43,7 +43,7 @@ impl Table {
         }
     }
 
-    /// Row `id`, widened to f32; of bf16 the numbers that products take, wherever they lie.
+    /// Writes row `id`, widened to f32. A bf16 row is rounded to product factors in both forms.
     pub(super) fn row(&self, id: usize, out: &mut [f32]) {
         let matrix = match self {
             Self::Rows(matrix) => matrix,

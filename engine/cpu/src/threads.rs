@@ -1,5 +1,6 @@
-//! Work over threads. Whoever calls cuts the work into items whose results do not depend on who computes
-//! them, so that the number of threads cannot change a bit; this file only hands items out, and `crew` has the threads.
+//! Splits work over threads. The caller divides the work into items whose results do not depend on the thread
+//! that computes them, so that the number of threads cannot change a bit. This file distributes items; `crew`
+//! holds the threads.
 
 mod bell;
 mod cores;
@@ -15,14 +16,14 @@ use cores::stay_on;
 use crew::Crew;
 pub use patience::Patience;
 
-/// Multiply-adds below which handing work to another thread costs more than it saves.
+/// Multiply-adds below which using another thread costs more than it saves.
 const MIN_PARALLEL_WORK: usize = 1_000_000;
 
-/// Pieces per thread, so that a thread that was late does not hold up the others for a whole share.
+/// Pieces per thread, so that a late thread does not delay the others by a whole share.
 const PIECES_PER_THREAD: usize = 3;
 
-/// The threads of one engine: those that live as long as it does, and the one that calls. With one thread nothing is
-/// ever handed out.
+/// The threads of one engine: its own threads, which live as long as it does, and the calling thread. With
+/// one thread all work runs on the calling thread.
 #[derive(Debug)]
 pub struct Threads {
     crew: Option<Crew>,
@@ -30,20 +31,21 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// So many, the calling one included: `count - 1` are started. Zero is one.
+    /// Creates `count` threads, the calling one included: starts `count - 1`. Zero counts as one.
     pub fn new(count: usize) -> Result<Self, KernelError> {
         let crew = if count > 1 { Some(start(count - 1, |_| Ok(()))?) } else { None };
         Ok(Self { crew, min_parallel_work: MIN_PARALLEL_WORK })
     }
 
-    /// Threads that work, whoever calls included.
+    /// Number of compute threads, the calling one included.
     #[expect(clippy::len_without_is_empty, reason = "the calling thread is always there")]
     pub fn len(&self) -> usize {
         self.crew.as_ref().map_or(1, Crew::len)
     }
 
-    /// Keeps every thread on one of `cores`: the calling one, which must be the one that calls from now on, on the first, and
-    /// each other on the next. Where this fails, the calling thread may be on any one of them.
+    /// Pins every thread to one of `cores`: the calling thread to the first, each other thread to the next.
+    /// All later calls must come from this calling thread. If this fails, the calling thread may be on any of
+    /// the cores.
     pub fn pin(&mut self, cores: &[usize]) -> Result<(), KernelError> {
         let count = self.len();
         if cores.len() < count {
@@ -54,31 +56,32 @@ impl Threads {
             return Err(KernelError::BadOption { option: "threads", value: count as u64, reason });
         }
         if self.crew.is_some() {
-            // A thread stays where the one that starts it is.
+            // A new thread inherits the core of the thread that starts it.
             self.crew = Some(start(count - 1, |other| stay_on(cores[other]))?);
         }
         stay_on(cores[0])
     }
 
-    /// Threads that share even the smallest work, for tests.
+    /// Creates threads that share even the smallest work, for tests.
     pub(crate) fn eager(count: usize) -> Result<Self, KernelError> {
         Ok(Self { min_parallel_work: 0, ..Self::new(count)? })
     }
 
-    /// `run` of every item, in their order.
+    /// Returns `run` of every item, in order.
     pub fn map<T: Sync, R: Send>(&self, items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
         let Some(crew) = &self.crew else { return items.iter().map(run).collect() };
         let mut results: Vec<Option<R>> = items.iter().map(|_| None).collect();
         let shared = Shared::new(&mut results);
         crew.run(items.len(), &|i| {
-            // SAFETY: every piece is run once, and has its own place.
+            // SAFETY: every piece is run once and has a separate place.
             let place = unsafe { shared.slice_mut(i..i + 1) };
             place[0] = Some(run(&items[i]));
         });
         results.into_iter().map(|result| result.expect("every piece was done")).collect()
     }
 
-    /// Calls `run` on consecutive ranges that cover `0..items`, each of them large work; an error of the first that failed.
+    /// Calls `run` on consecutive ranges that cover `0..items`. Each range must be large work. Returns the
+    /// error of the first range that failed.
     pub(crate) fn try_for_ranges(
         &self,
         items: usize,
@@ -90,8 +93,8 @@ impl Threads {
         self.map(&starts, |&start| run(start..items.min(start + piece))).into_iter().collect()
     }
 
-    /// Calls `run` on consecutive ranges that cover `0..items`, each but the last a multiple of `grain` long.
-    /// `work` is the number of multiply-adds in all.
+    /// Calls `run` on consecutive ranges that cover `0..items`; all but the last have a multiple of `grain`
+    /// items. `work` is the total number of multiply-adds.
     pub(crate) fn for_ranges(
         &self,
         items: usize,
@@ -110,7 +113,7 @@ impl Threads {
     }
 }
 
-/// Starts threads 1..=`others`, before each of them `place`.
+/// Starts threads 1..=`others`, and calls `place` before each.
 fn start(others: usize, place: impl Fn(usize) -> Result<(), KernelError>) -> Result<Crew, KernelError> {
     let mut crew = Crew::default();
     for other in 1..=others {
@@ -124,14 +127,14 @@ fn start(others: usize, place: impl Fn(usize) -> Result<(), KernelError>) -> Res
     Ok(crew)
 }
 
-/// A buffer of which several threads write disjoint parts.
+/// A buffer whose disjoint parts are written by several threads.
 pub(crate) struct Shared<'a, T> {
     start: *mut T,
     len: usize,
     lifetime: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it is a `&mut [T]` whose users promise, at each `slice_mut`, to touch disjoint parts.
+// SAFETY: this is a `&mut [T]`; callers of `slice_mut` guarantee that they access disjoint parts.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
@@ -150,7 +153,7 @@ impl<'a, T> Shared<'a, T> {
     )]
     pub(crate) unsafe fn slice_mut(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "slice out of the shared buffer");
-        // SAFETY: in bounds by the assertion, unaliased by the caller's promise, alive as long as the borrow
+        // SAFETY: in bounds by the assertion, unaliased as the caller guarantees, alive as long as the borrow
         // in `lifetime`.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start) }
     }

@@ -1,5 +1,5 @@
-//! How rows are cut into tiles that a kernel keeps in registers, and how K-slices of a tile are joined. No cut
-//! changes a bit: every row of a tile is summed by itself.
+//! Splits rows into tiles that a kernel keeps in registers, and joins the K-slices of a tile. Tiling changes
+//! no bit: every row of a tile is summed separately.
 #![expect(
     clippy::needless_range_loop,
     reason = "the indices are the matrix notation, and the loops are unrolled"
@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::lanes::Lanes;
 
-/// Rows in tiles as even as they can be: nine rows in tiles of eight are four and five.
+/// Rows in tiles of sizes as equal as possible: nine rows in tiles of at most eight are four and five.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Tiles {
     rows: usize,
@@ -38,32 +38,32 @@ impl Tiles {
 /// Levels of the tree that joins eight slices.
 const LEVELS: usize = 3;
 
-/// The tree of docs/contract.md C2 as a counter: a level holds its left branch until the right one is there. N
-/// vectors of each of R rows.
+/// The tree of docs/contract.md C2 as a binary counter: a level holds its left branch until the right one is
+/// complete. Holds N vectors for each of R rows.
 pub(super) struct SliceTree<V, const R: usize, const N: usize> {
     held: [[[V; R]; N]; LEVELS],
 }
 
 impl<V: Lanes, const R: usize, const N: usize> SliceTree<V, R, N> {
     /// # Safety
-    /// V's instructions are there.
+    /// The CPU supports V's instructions.
     #[inline(always)]
     pub(super) unsafe fn new() -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Self { held: [[[unsafe { V::splat(0.0) }; R]; N]; LEVELS] }
     }
 
-    /// Adds slice `slice`, each behind the one before; what comes back after the last is the sum of all.
+    /// Adds the next slice, number `slice`. The return value after the last slice is the sum of all.
     ///
     /// # Safety
-    /// V's instructions are there.
+    /// The CPU supports V's instructions.
     #[inline(always)]
     pub(super) unsafe fn join(&mut self, slice: usize, mut sums: [[V; R]; N]) -> [[V; R]; N] {
         let mut level = 0;
         while slice >> level & 1 == 1 {
             for n in 0..N {
                 for r in 0..R {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: guaranteed by the caller.
                     sums[n][r] = unsafe { self.held[level][n][r].add(sums[n][r]) };
                 }
             }

@@ -1,13 +1,13 @@
-//! How rows become panels: words of 32 bits that stood one behind the other in a row come to stand one above the other, beside
-//! those of other rows. Lines are written one after the other, and no row is read twice.
+//! Transposes rows into panels: consecutive 32-bit words of a row become vertical, beside those of other
+//! rows. Lines are written in order, and no row is read twice.
 
 use super::lines::Line;
 
-/// Words in a line.
+/// Words per line.
 pub(super) const LINE_WORDS: usize = size_of::<Line>() / size_of::<u32>();
 
-/// Word w of each of ROWS rows -> the w-th group of lines, in the order of rows; as many words as there are groups. Kernels load
-/// lanes as the machine orders bytes.
+/// Word w of each of ROWS rows -> the w-th group of lines, in the order of rows, for as many words as there
+/// are groups. Lanes use the machine's byte order, as kernels load them.
 pub(super) fn transpose<const ROWS: usize>(words: &[[u32; LINE_WORDS]; ROWS], lines: &mut [Line]) {
     for (word, group) in lines.chunks_exact_mut(ROWS / LINE_WORDS).enumerate() {
         for (line, rows) in group.iter_mut().zip(words.as_chunks::<LINE_WORDS>().0) {

@@ -7,7 +7,8 @@ use half::bf16;
 use super::dispatch::{Kernel, run_avx2, run_avx512, run_avx512_bf16};
 use super::lanes::Lanes;
 
-/// One 512-bit register; PAIRS says whether AVX512-BF16, which multiplies pairs of bf16, is there and fast enough to be used.
+/// One 512-bit register. PAIRS is set if the CPU supports AVX512-BF16, which multiplies pairs of bf16, at a
+/// useful speed.
 #[derive(Clone, Copy)]
 pub(super) struct Avx512<const PAIRS: bool = false>(pub(super) __m512);
 
@@ -29,7 +30,7 @@ impl<const PAIRS: bool> Lanes for Avx512<PAIRS> {
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: the trait's contract: AVX-512F is there.
+        // SAFETY: the trait's contract: the CPU supports AVX-512F.
         Self(unsafe { _mm512_set1_ps(x) })
     }
 
@@ -60,13 +61,13 @@ impl<const PAIRS: bool> Lanes for Avx512<PAIRS> {
 
     #[inline(always)]
     unsafe fn prefetch_near(p: *const u8) {
-        // SAFETY: a prefetch faults at no address.
+        // SAFETY: a prefetch never faults, at any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
 
     #[inline(always)]
     unsafe fn prefetch_far(p: *const u8) {
-        // SAFETY: a prefetch faults at no address.
+        // SAFETY: a prefetch never faults, at any address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
 
@@ -78,7 +79,7 @@ impl<const PAIRS: bool> Lanes for Avx512<PAIRS> {
 
     #[inline(always)]
     unsafe fn store_low_bytes(self, p: *mut u8) {
-        // SAFETY: the trait's contract: room for sixteen bytes at p; the store needs no alignment.
+        // SAFETY: the trait's contract: space for sixteen bytes at p; the store needs no alignment.
         unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(self.0))) };
     }
 
@@ -90,9 +91,9 @@ impl<const PAIRS: bool> Lanes for Avx512<PAIRS> {
 
     #[inline(always)]
     unsafe fn fma_pairs(self, a: Self, b: Self) -> Self {
-        // SAFETY: the trait's contract: where PAIRS is set, AVX512-BF16 is there, and it is called nowhere else. Any bits
-        // make thirty-two bf16. The instruction adds the product of the upper halves first, each product by a fused
-        // multiply-add; it takes denormal numbers for zeros, of which there are none.
+        // SAFETY: the trait's contract: with PAIRS the CPU supports AVX512-BF16, and this is called only with
+        // PAIRS. Any bits make thirty-two bf16. The instruction adds the product of the upper halves first,
+        // each product by a fused multiply-add; it treats denormal numbers as zeros, but there are none.
         unsafe {
             let pairs = |lanes: Self| std::mem::transmute::<__m512, __m512bh>(lanes.0);
             Self(_mm512_dpbf16_ps(self.0, pairs(a), pairs(b)))
@@ -143,7 +144,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: the trait's contract: AVX2 and FMA are there.
+        // SAFETY: the trait's contract: the CPU supports AVX2 and FMA.
         unsafe { Self(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
     }
 
@@ -181,19 +182,19 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn prefetch_near(p: *const u8) {
-        // SAFETY: a prefetch faults at no address.
+        // SAFETY: a prefetch never faults, at any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
 
     #[inline(always)]
     unsafe fn prefetch_far(p: *const u8) {
-        // SAFETY: a prefetch faults at no address.
+        // SAFETY: a prefetch never faults, at any address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        // SAFETY: the trait's contract: room for sixteen f32 at p; the stores need no alignment.
+        // SAFETY: the trait's contract: space for sixteen f32 at p; the stores need no alignment.
         unsafe {
             _mm256_storeu_ps(p, self.0);
             _mm256_storeu_ps(p.add(8), self.1);
@@ -202,10 +203,10 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn store_low_bytes(self, p: *mut u8) {
-        // SAFETY: the trait's contract: room for sixteen bytes at p; the store needs no alignment.
+        // SAFETY: the trait's contract: space for sixteen bytes at p; the store needs no alignment.
         unsafe {
             let low = |lanes| _mm256_and_si256(_mm256_castps_si256(lanes), _mm256_set1_epi32(0xff));
-            // Packing goes by halves of registers: the middle two quarters change places.
+            // Packing works on halves of registers: the middle two quarters must be swapped.
             let words = _mm256_packus_epi32(low(self.0), low(self.1));
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
             let (first, second) = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
@@ -249,13 +250,13 @@ impl Lanes for Avx2 {
     }
 }
 
-/// The last three halvings.
+/// The last three foldings.
 ///
 /// # Safety
-/// The CPU has AVX.
+/// The CPU supports AVX.
 #[inline(always)]
 unsafe fn fold_8(lanes: __m256) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));

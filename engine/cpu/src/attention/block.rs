@@ -1,7 +1,7 @@
-//! What the queries of a task do with one block of sixteen keys and values. Inside a block, score j =
-//! ((a0 + a1) + (a2 + a3)) with a_i the sum over dimensions d = i mod 4 in order of d, probabilities summed by halves,
-//! values added in order of position (docs/contract.md C3). A masked key is left out, a block without a key is not
-//! merged.
+//! The arithmetic of a task's queries with one block of sixteen keys and values. Within a block, score j =
+//! ((a0 + a1) + (a2 + a3)), where a_i is the sum over dimensions d = i mod 4 in order of d. Probabilities are
+//! summed by halves and values added in order of position (docs/contract.md C3). A masked key is skipped; a
+//! block without a visible key is not merged.
 #![expect(
     clippy::needless_range_loop,
     reason = "the indices are the matrix notation, and the loops are unrolled"
@@ -14,12 +14,13 @@ use crate::exp::exp;
 use crate::kv_cache::BLOCK_SIZE;
 use crate::lanes::{Element, LANES, Lanes};
 
-/// Sums over dimensions that run side by side in a score.
+/// Independent accumulation chains of a score, each over every fourth dimension.
 const SCORE_CHAINS: usize = 4;
-/// Bytes that are fetched at a time.
+/// Bytes per prefetch.
 const CACHE_LINE: usize = 64;
 
-/// What is fetched while a block is worked on: keys, with the values behind them, that come next, and that come later.
+/// Addresses to prefetch while a block is processed: the keys of the next block (`near`) and of a later one
+/// (`far`), each followed by its values.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fetch {
     pub(super) near: Option<*const u8>,
@@ -29,18 +30,18 @@ pub(super) struct Fetch {
 impl Fetch {
     pub(super) const NOTHING: Self = Self { near: None, far: None };
 
-    /// The same behind `part`.
+    /// The same addresses, moved past `part`.
     pub(super) fn behind<T>(self, part: &[T]) -> Self {
         let behind = |from: *const u8| from.wrapping_add(size_of_val(part));
         Self { near: self.near.map(behind), far: self.far.map(behind) }
     }
 
     /// # Safety
-    /// V's instructions are there.
+    /// The CPU supports V's instructions.
     #[inline(always)]
     unsafe fn bytes<V: Lanes>(self, from: usize, bytes: usize) {
         let lines = bytes / CACHE_LINE;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if let Some(near) = self.near {
                 (0..lines).for_each(|line| V::prefetch_near(near.wrapping_add(from + line * CACHE_LINE)));
@@ -55,7 +56,7 @@ impl Fetch {
 /// A block of a sequence.
 #[derive(Clone, Copy)]
 pub(super) struct Block<'a, U> {
-    /// In the sequence's block table.
+    /// Index in the sequence's block table.
     pub(super) index: usize,
     /// `[head_dim][BLOCK_SIZE]`.
     pub(super) keys: &'a [U],
@@ -64,15 +65,15 @@ pub(super) struct Block<'a, U> {
     pub(super) fetch: Fetch,
 }
 
-/// Stored numbers to f32.
+/// Widens stored numbers to f32.
 ///
 /// # Safety
-/// V's instructions are there; both are equally long, a multiple of sixteen.
+/// The CPU supports V's instructions; both are equally long, a multiple of sixteen.
 #[inline(always)]
 pub(super) unsafe fn widen<V: Lanes, T: Element>(from: &[T], to: &mut [f32], fetch: Fetch) {
     let lines = CACHE_LINE / size_of::<T>();
     for i in (0..from.len()).step_by(LANES) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if i % lines == 0 {
                 fetch.bytes::<V>(i * size_of::<T>(), CACHE_LINE);
@@ -89,7 +90,7 @@ struct Running {
     sum: f32,
 }
 
-/// The queries of a task and their sums so far; kept, so that its memory is.
+/// The queries of a task and their accumulators; reused, so that memory is.
 #[derive(Debug, Default)]
 pub(super) struct Queries {
     head_dim: usize,
@@ -97,14 +98,14 @@ pub(super) struct Queries {
     scale: f32,
     /// `[query][head_dim]`.
     numbers: Vec<f32>,
-    /// Keys that a query may attend to.
+    /// Keys that each query may attend to.
     visible: Vec<Range<usize>>,
     running: Vec<Running>,
     /// `[query][head_dim]`.
     values: Vec<f32>,
 }
 
-/// Some queries, each of which sees a key of the block.
+/// Kernel over some queries, each of which sees a key of the block.
 pub(super) struct AttendEach<'a, U> {
     pub(super) queries: &'a mut Queries,
     pub(super) range: Range<usize>,
@@ -116,7 +117,8 @@ impl<U: Element> Kernel for AttendEach<'_, U> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
-        // SAFETY: V's instructions are there by this function's contract; it is made for queries and a block that fit.
+        // SAFETY: this function's contract guarantees V's instructions; it is made for queries and a block
+        // that fit.
         unsafe { self.queries.attend_each::<V, U>(self.range, self.block) };
     }
 }
@@ -144,7 +146,7 @@ impl Queries {
         self.running.len()
     }
 
-    /// The outcome of queries, from number `start` of all on.
+    /// Writes results to `out`, from element `start` of all queries' results on.
     pub(super) fn write(&self, start: usize, out: &mut [f32]) {
         let head_dim = self.head_dim;
         for (i, out) in out.chunks_exact_mut(head_dim).enumerate() {
@@ -157,10 +159,10 @@ impl Queries {
         }
     }
 
-    /// Merges a block into the sums of all queries.
+    /// Merges a block into the accumulators of all queries.
     ///
     /// # Safety
-    /// V's instructions are there; keys and values are sixteen rows of head_dim.
+    /// The CPU supports V's instructions; keys and values are sixteen rows of head_dim.
     #[inline(always)]
     pub(super) unsafe fn attend<V: Lanes, U: Element>(&mut self, block: Block<'_, U>) {
         let queries = self.len();
@@ -172,20 +174,20 @@ impl Queries {
                 && block.values.len() == block.keys.len(),
             "a block's operands disagree"
         );
-        // Queries stand in the order of their rows, whose keys begin and end ever later.
+        // Queries are in row order, so the ends of their key ranges are non-decreasing.
         let begin = block.index * BLOCK_SIZE;
         let first = self.visible.partition_point(|keys| keys.end <= begin);
         let last = self.visible.partition_point(|keys| keys.start < begin + BLOCK_SIZE);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { V::run_apart(AttendEach { queries: self, range: first..last, block }) };
     }
 
-    /// From now on these queries see other keys.
+    /// Changes the keys that some queries may attend to.
     pub(super) fn see(&mut self, queries: Range<usize>, visible: &Range<usize>) {
         self.visible[queries].fill(visible.clone());
     }
 
-    /// Merges a block into the sums of some queries, each of which sees a key of it.
+    /// Merges a block into the accumulators of some queries, each of which sees a key of it.
     ///
     /// # Safety
     /// As for `attend`.
@@ -193,7 +195,8 @@ impl Queries {
     unsafe fn attend_each<V: Lanes, U: Element>(&mut self, queries: Range<usize>, mut block: Block<'_, U>) {
         let Range { start: mut first, end: last } = queries;
         while first < last {
-            // SAFETY: the caller's promise; an arm takes at most as many queries as are left, all of which see a key.
+            // SAFETY: guaranteed by the caller; an arm takes at most as many queries as are left, all of
+            // which see a key.
             unsafe {
                 first += match last - first {
                     1 => self.tile::<V, U, 1>(first, block),
@@ -206,10 +209,11 @@ impl Queries {
         }
     }
 
-    /// Merges it into the sums of Q queries from `first` on, each of which sees some of its keys; returns Q.
+    /// Merges the block into the accumulators of Q queries from `first` on, each of which sees some of its
+    /// keys. Returns Q.
     ///
     /// # Safety
-    /// As for `attend`; the queries are there.
+    /// As for `attend`; the queries exist.
     #[inline(always)]
     unsafe fn tile<V: Lanes, U: Element, const Q: usize>(
         &mut self,
@@ -223,9 +227,9 @@ impl Queries {
             .each_ref()
             .map(|keys| keys.start.saturating_sub(begin)..BLOCK_SIZE.min(keys.end.saturating_sub(begin)));
         let (earliest, latest) = (&seen[0], &seen[Q - 1]);
-        // Keys that all of them see.
+        // Keys that all of these queries see.
         let shared = latest.start..earliest.end;
-        // SAFETY: the caller's promise; keys lie inside the block.
+        // SAFETY: guaranteed by the caller; keys lie inside the block.
         unsafe {
             let queries = self.numbers.as_ptr().add(first * head_dim);
             let mut scores = match const { V::ATTENTION_SUMS / Q } {
@@ -266,7 +270,7 @@ impl Queries {
     }
 }
 
-/// Scores of keys that a query does not see become minus infinity.
+/// Sets the scores of keys that a query does not see to minus infinity.
 #[inline(always)]
 fn mask<const Q: usize>(scores: &mut [[f32; LANES]; Q], seen: &[Range<usize>; Q]) {
     for (scores, seen) in scores.iter_mut().zip(seen) {
@@ -279,7 +283,7 @@ fn mask<const Q: usize>(scores: &mut [[f32; LANES]; Q], seen: &[Range<usize>; Q]
 /// Unscaled scores of Q queries with the sixteen keys of a block, C chains at a time.
 ///
 /// # Safety
-/// V's instructions are there; `queries` is `[Q][head_dim]`.
+/// The CPU supports V's instructions; `queries` is `[Q][head_dim]`.
 #[inline(always)]
 unsafe fn scores<V: Lanes, U: Element, const Q: usize, const C: usize>(
     queries: *const f32,
@@ -287,7 +291,7 @@ unsafe fn scores<V: Lanes, U: Element, const Q: usize, const C: usize>(
 ) -> [[f32; LANES]; Q] {
     let Block { keys, fetch, .. } = block;
     let head_dim = keys.len() / LANES;
-    // Of keys, and as much of values.
+    // Bytes of keys per iteration, and the same again for values.
     let bytes = 2 * SCORE_CHAINS * LANES * size_of::<U>();
     let mut out = [[0.0; LANES]; Q];
     // SAFETY: d < head_dim, so key row d and each query's element d exist.
@@ -328,8 +332,8 @@ unsafe fn scores<V: Lanes, U: Element, const Q: usize, const C: usize>(
     out
 }
 
-/// How a block's values enter a query's sums so far. Aligned, so that a vector is read back as it was written: a processor waits
-/// where it has to be put together of two.
+/// Weights that merge a block's values into a query's accumulators. Aligned, so that a vector load reads back
+/// exactly what one store wrote: a load that spans two stores stalls the processor.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct BlockWeights {
@@ -337,11 +341,11 @@ struct BlockWeights {
     rescale: f32,
 }
 
-/// Takes a block's scores, those of masked keys at minus infinity, into the running softmax of Q queries. Step by step for
-/// all of them, and without a branch: each step waits for the one before.
+/// Merges a block's scores, with minus infinity for masked keys, into the running softmax of Q queries. Does
+/// each step for all queries and without branches, because every step depends on the one before.
 ///
 /// # Safety
-/// V's instructions are there.
+/// The CPU supports V's instructions.
 #[inline(always)]
 unsafe fn weigh<V: Lanes, const Q: usize>(
     running: &mut [Running; Q],
@@ -350,10 +354,10 @@ unsafe fn weigh<V: Lanes, const Q: usize>(
 ) -> [BlockWeights; Q] {
     let mut weights = [BlockWeights { rescale: 1.0, probabilities: [0.0; LANES] }; Q];
     let mut maxima = [0.0; Q];
-    // One lane for each query.
+    // One lane per query.
     let mut rescales = [0.0; LANES];
     for q in 0..Q {
-        // SAFETY: the caller's promise; sixteen numbers are there.
+        // SAFETY: guaranteed by the caller; a row of scores has sixteen numbers.
         let largest = unsafe {
             let scaled = V::load(scores[q].as_ptr()).mul(V::splat(scale));
             scaled.store(weights[q].probabilities.as_mut_ptr());
@@ -362,7 +366,7 @@ unsafe fn weigh<V: Lanes, const Q: usize>(
         let max = if largest > running[q].max { largest } else { running[q].max };
         (maxima[q], rescales[q]) = (max, running[q].max - max);
     }
-    // e to the 0 is 1 exactly, and e to minus infinity 0.
+    // e^0 is exactly 1, and e^(minus infinity) is 0.
     for rescale in &mut rescales {
         *rescale = exp(*rescale);
     }
@@ -380,11 +384,12 @@ unsafe fn weigh<V: Lanes, const Q: usize>(
     weights
 }
 
-/// `values = values * rescale + sum over t of p[t] * v[t]` for Q queries that see the first `keys` keys of a block, D vectors
-/// of dimensions at a time.
+/// `values = values * rescale + sum over t of p[t] * v[t]` for Q queries that see the first `keys` keys of a
+/// block, D vectors of dimensions at a time.
 ///
 /// # Safety
-/// V's instructions are there; `values` is `[Q][head_dim]`, `v` is sixteen rows of a head, `keys` are sixteen at most.
+/// The CPU supports V's instructions; `values` is `[Q][head_dim]`, `v` is sixteen rows of a head, `keys` is
+/// at most sixteen.
 #[inline(always)]
 unsafe fn add_values_of_all<V: Lanes, U: Element, const Q: usize, const D: usize>(
     values: &mut [f32],
@@ -393,7 +398,7 @@ unsafe fn add_values_of_all<V: Lanes, U: Element, const Q: usize, const D: usize
 ) {
     let head_dim = v.len() / LANES;
     let mut d = 0;
-    // SAFETY: the caller's promise; each access stays within head_dim.
+    // SAFETY: guaranteed by the caller; each access stays within head_dim.
     unsafe {
         while d + D * LANES <= head_dim {
             let at = values.as_mut_ptr().add(d);
@@ -430,10 +435,10 @@ unsafe fn add_values_of_all<V: Lanes, U: Element, const Q: usize, const D: usize
     }
 }
 
-/// The same for one query, which may see some of the keys only, in dimensions from `d` on.
+/// Like [`add_values_of_all`] for one query that may see only some of the keys, in dimensions from `d` on.
 ///
 /// # Safety
-/// V's instructions are there; `keys` lies in 0..16, `v` is sixteen rows of `values.len()`.
+/// The CPU supports V's instructions; `keys` lies in 0..16, `v` is sixteen rows of `values.len()`.
 #[inline(always)]
 unsafe fn add_values<V: Lanes, U: Element>(
     (mut d, values): (usize, &mut [f32]),
@@ -442,7 +447,7 @@ unsafe fn add_values<V: Lanes, U: Element>(
 ) {
     let head_dim = values.len();
     let BlockWeights { rescale, probabilities } = weights;
-    // SAFETY: the caller's promise; each access stays within head_dim.
+    // SAFETY: guaranteed by the caller; each access stays within head_dim.
     unsafe {
         while d + LANES <= head_dim {
             let mut sum = V::load(values.as_ptr().add(d)).mul(V::splat(*rescale));

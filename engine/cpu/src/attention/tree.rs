@@ -1,7 +1,7 @@
-//! Rows of a token tree, each over the block in which the tree begins and those behind it. What such a block holds differs from row to
-//! row: at each position the row's own ancestor, wherever that is stored. So each row gets its own block, put together from those
-//! of the cache, and computes with it what a chain of its ancestors would (docs/contract.md C3): the same keys at the same places, merged
-//! in the same order.
+//! Attention of token tree rows over the block in which the tree begins and those after it. The content of
+//! such a block differs by row: each position holds the row's own ancestor, wherever that is stored. So each
+//! row gets its own copy of the block, assembled from the cache. It then computes what a chain of its
+//! ancestors would (docs/contract.md C3): the same keys at the same positions, merged in the same order.
 
 use super::block::{AttendEach, Block, Fetch, Queries};
 use super::{Attend, Task};
@@ -10,10 +10,10 @@ use crate::lanes::{Element, Lanes};
 use crate::pass::TreeSegment;
 
 impl<T: Element + KvElement> Attend<'_, T> {
-    /// Merges what lies behind the shared blocks into the sums of a task's rows.
+    /// Merges the blocks after the shared ones into the accumulators of a task's rows.
     ///
     /// # Safety
-    /// V's instructions are there.
+    /// The CPU supports V's instructions.
     #[inline(always)]
     pub(super) unsafe fn attend_to_ancestors<V: Lanes>(
         &self,
@@ -32,13 +32,14 @@ impl<T: Element + KvElement> Attend<'_, T> {
                 self.put_together(task, tree, (row - segment.rows.start + tree.first, index), own);
                 let (keys, values) = own.split_at(own.len() / 2);
                 let block = Block { index, keys, values, fetch: Fetch::NOTHING };
-                // SAFETY: the caller's promise; keys and values are sixteen rows of head_dim, and the row's queries see some of them.
+                // SAFETY: guaranteed by the caller; keys and values are sixteen rows of head_dim, and the
+                // row's queries see some of them.
                 unsafe { V::run_apart(AttendEach { queries, range: of_row.clone(), block }) };
             }
         }
     }
 
-    /// The block of a sequence that has nothing behind the tree's start but a row of it and its ancestors.
+    /// Assembles a block in which the tree's positions hold the row's ancestors and the row itself.
     fn put_together(
         &self,
         task: &Task,

@@ -1,9 +1,9 @@
-//! Many tiles of rows times packed floats, which is bound by arithmetic. K is cut into windows: a window of a panel stays
-//! in the first-level cache, of bf16 that is not multiplied by pairs widened to f32 once, while all tiles of a block of
-//! rows pass; the block's activations stay in the second-level cache while all panels pass. Every tile fetches its share of
-//! the window that comes next.
+//! GEMM of many row tiles with packed floats, which is bound by arithmetic. K is split into windows. A window
+//! of a panel stays in the L1 cache while all tiles of a block of rows use it; bf16 that is not multiplied by
+//! pairs is widened to f32 once. The block's activations stay in the L2 cache while all panels use them.
+//! Every tile prefetches its share of the next window.
 //!
-//! A sum that is put down at the end of a window is taken up again as it was, so windows change no bit.
+//! A sum is stored at the end of a window and reloaded unchanged, so windows change no bit.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,16 +17,16 @@ use crate::lanes::{LANES, Lanes};
 use crate::lines::{Fetch, Line, Nothing, Share};
 use crate::tiles::Tiles;
 
-/// Words of activations of a block of rows: two thirds of a second-level cache.
+/// Maximum activation words of a block of rows: two thirds of an L2 cache.
 const BLOCK_WORDS: usize = 352 * 1024;
-/// A window as it is multiplied, at most: half of a first-level cache.
+/// Maximum bytes of a window in the format that is multiplied: half of an L1 cache.
 const WINDOW_BYTES: usize = 24 * 1024;
-/// Tiles from which on a window is worth widening beforehand.
+/// Minimum number of tiles for which a window is widened beforehand.
 const WIDEN_TILES: usize = 4;
-/// Sums that wait in the tree of slices.
+/// Levels of partial sums kept for the tree of slices.
 const TREE_LEVELS: usize = 3;
 
-/// A part of a slice.
+/// A range of steps within a slice.
 struct Window {
     steps: Range<usize>,
     slice: usize,
@@ -34,17 +34,18 @@ struct Window {
     ends_slice: bool,
 }
 
-/// A product, and where its sums and weights lie between windows.
+/// State of a product between windows: accumulators and the widened window.
 pub(super) struct Blocked<'a> {
     product: &'a FloatMatMul<'a>,
     windows: Vec<Window>,
-    /// A window as steps of f32, where it is widened.
+    /// The current window as f32 steps, if it is widened.
     wide: Vec<f32>,
-    /// `[TREE_LEVELS + 1][tile][vector][row of the tile][LANES]`: sums of the slice under way, and those that wait.
+    /// `[TREE_LEVELS + 1][tile][vector][row of the tile][LANES]`: accumulators of the current slice, and
+    /// partial sums of the tree.
     sums: Vec<f32>,
 }
 
-/// A tile, a window, a panel.
+/// Position of a tile: window, panel and row.
 struct At<'a> {
     window: &'a Window,
     panel: usize,
@@ -52,7 +53,7 @@ struct At<'a> {
     row: usize,
 }
 
-/// A tile of R rows in one window of a panel, whose steps are packed as W.
+/// Kernel for a tile of R rows in one window of a panel, with steps packed as W.
 struct TileOfBlock<'a, 'b, W, const R: usize> {
     blocked: &'b mut Blocked<'a>,
     at: At<'b>,
@@ -66,7 +67,8 @@ impl<W: PanelNumbers, const R: usize> Kernel for TileOfBlock<'_, '_, W, R> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
-        // SAFETY: V's instructions are there by this function's contract; it is made for a tile and steps of such a kind.
+        // SAFETY: this function's contract guarantees V's instructions; it is created for a tile and steps of
+        // this kind.
         unsafe { self.blocked.rows::<V, W, R>(&self.at, self.steps, self.fetch) };
     }
 }
@@ -77,7 +79,7 @@ impl<'a> Blocked<'a> {
         let mut windows = Vec::new();
         for (slice, of) in product.weights.slices.iter().enumerate() {
             let cut = Tiles::new(of.steps.len(), most);
-            // An empty slice has a window too: it takes part in the tree.
+            // An empty slice gets a window too, since it takes part in the tree.
             let count = cut.len().max(1);
             for i in 0..count {
                 let steps = if cut.len() == 0 { 0..0 } else { cut.rows(i) };
@@ -91,7 +93,7 @@ impl<'a> Blocked<'a> {
     }
 
     /// # Safety
-    /// V's instructions are there; the matrix is packed as W, tiles and columns are the product's.
+    /// The CPU supports V's instructions; the matrix is packed as W, tiles and columns are the product's.
     #[inline(always)]
     pub(super) unsafe fn multiply<V: Lanes, W: PanelNumbers>(mut self) {
         let (steps, tiles) = (self.product.weights.steps(), self.product.x.tiles);
@@ -102,17 +104,17 @@ impl<'a> Blocked<'a> {
             let block = blocks.rows(block);
             for panel in self.product.panels() {
                 for window in &windows {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: guaranteed by the caller.
                     unsafe { self.window::<V, W>((panel, window), block.clone()) };
                 }
             }
         }
     }
 
-    /// One window of a panel for a block of tiles.
+    /// Multiplies one window of a panel with a block of tiles.
     ///
     /// # Safety
-    /// As for `multiply`; the tiles, the panel and the window are there.
+    /// As for `multiply`; the tiles, the panel and the window exist.
     #[inline(always)]
     unsafe fn window<V: Lanes, W: PanelNumbers>(
         &mut self,
@@ -124,7 +126,8 @@ impl<'a> Blocked<'a> {
         let start = (panel * weights.steps() + window.steps.start) * W::STEP_BYTES;
         let lines = self.product.lines();
         let widened = W::WIDENS && block.len() >= WIDEN_TILES;
-        // SAFETY: the caller's promise; the window's steps lie from `start` on, `wide` has room for as many.
+        // SAFETY: guaranteed by the caller; the window's steps begin at `start`, and `wide` has space for
+        // them.
         unsafe {
             if widened {
                 self.widen::<V, W>(lines.add(start), count);
@@ -149,13 +152,14 @@ impl<'a> Blocked<'a> {
     }
 
     /// # Safety
-    /// V's instructions are there; so many steps, packed as W, lie at `from`, and no more than a window has.
+    /// The CPU supports V's instructions; `count` steps, packed as W, lie at `from`, and a window has at
+    /// least as many.
     #[inline(always)]
     unsafe fn widen<V: Lanes, W: PanelNumbers>(&mut self, from: *const u8, count: usize) {
         let wide = self.wide.as_mut_ptr();
         for step in 0..count {
             for vector in 0..PANEL_VECTORS {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe {
                     let to = wide.add(step * STEP * PANEL + vector * LANES);
                     for number in 0..STEP {
@@ -168,7 +172,8 @@ impl<'a> Blocked<'a> {
     }
 
     /// # Safety
-    /// V's instructions are there; `at` is a tile of so many rows, the steps are its window's and packed as W.
+    /// The CPU supports V's instructions; `at` is a tile of `rows` rows, the steps are its window's and
+    /// packed as W.
     #[inline(always)]
     unsafe fn tile<V: Lanes, W: PanelNumbers>(
         &mut self,
@@ -187,11 +192,11 @@ impl<'a> Blocked<'a> {
                 })
             };
         }
-        // SAFETY: the caller's promise; an arm takes as many rows as there are.
+        // SAFETY: guaranteed by the caller; an arm takes exactly the number of rows.
         unsafe { with_rows!(V, rows, rows) }
     }
 
-    /// All vectors of a tile of R rows in one window.
+    /// Multiplies all vectors of a tile of R rows in one window.
     ///
     /// # Safety
     /// As for `tile`.
@@ -202,7 +207,7 @@ impl<'a> Blocked<'a> {
         mut steps: Steps,
         fetch: Share,
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if V::TILE_VECTORS == PANEL_VECTORS {
                 self.vectors::<V, W, R, PANEL_VECTORS>(at, &steps, fetch);
@@ -216,7 +221,7 @@ impl<'a> Blocked<'a> {
         }
     }
 
-    /// M vectors of a tile of R rows in one window.
+    /// Multiplies M vectors of a tile of R rows in one window.
     ///
     /// # Safety
     /// As for `tile`.
@@ -230,7 +235,7 @@ impl<'a> Blocked<'a> {
         let weights = self.product.weights;
         let level_len = self.product.x.tiles.num_rows() * PANEL;
         let place = at.row * PANEL + steps.first_vector * R * LANES;
-        // SAFETY: the caller's promise; every tile has its own sums at each level.
+        // SAFETY: guaranteed by the caller; every tile has separate accumulators at each level.
         unsafe {
             let under_way = self.sums.as_mut_ptr().add(place);
             let mut sums = [[V::splat(0.0); R]; M];
@@ -248,7 +253,7 @@ impl<'a> Blocked<'a> {
             let sliced = weights.slices.len() == NUM_SLICES;
             let mut level = 0;
             if at.window.ends_slice && sliced {
-                // The tree of docs/contract.md C2 as a counter, as in `tiles::SliceTree`.
+                // The tree of docs/contract.md C2 as a binary counter, as in `tiles::SliceTree`.
                 while at.window.slice >> level & 1 == 1 {
                     level += 1;
                     let held = under_way.add(level * level_len);

@@ -1,7 +1,7 @@
-//! Activations times packed floats: `out[row][column] = sum over k of x[row][k] * weights[column][k] (+ bias[column])`,
-//! one chain of fused multiply-adds along each K-slice. A tile of rows meets a panel in registers. One tile alone waits for
-//! memory, which is read once from end to end; one row alone meets several panels side by side, for memory is faster
-//! in several streams. Several tiles are `blocked`'s.
+//! GEMM of activations with packed floats: `out[row][column] = sum over k of x[row][k] * weights[column][k]
+//! (+ bias[column])`, one chain of fused multiply-adds along each K-slice, accumulated in registers by tiles
+//! of rows. A single tile is bound by memory, which is read once from start to end. A single row reads
+//! several panels in parallel, since several streams are faster. `blocked` handles several tiles.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -19,16 +19,16 @@ use crate::matrix::MatrixFormat;
 use crate::threads::Shared;
 use crate::tiles::SliceTree;
 
-/// Panels that one row meets side by side, where vectors are as wide as a panel's half.
+/// Panels that a single row multiplies in parallel, where two vectors cover a panel.
 const PANELS_BY_1: usize = 4;
 
-/// Some columns of a packed matrix, for all rows.
+/// Kernel for a range of columns of a packed matrix, for all rows.
 pub(crate) struct FloatMatMul<'a> {
     pub(crate) x: &'a TiledRows,
     pub(crate) weights: &'a FloatMatrix,
-    /// `[width]`, or nothing.
+    /// `[width]`, if there is a bias.
     pub(crate) bias: Option<&'a [f32]>,
-    /// Whole panels, but for the matrix's last. Nobody else writes them meanwhile.
+    /// Whole panels, except at the matrix's end. No other thread writes these columns meanwhile.
     pub(crate) columns: Range<usize>,
     /// `[rows, width]`.
     pub(crate) out: &'a Shared<'a, f32>,
@@ -39,7 +39,7 @@ impl Kernel for FloatMatMul<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
-        // SAFETY: V's instructions are there by this function's contract.
+        // SAFETY: this function's contract guarantees V's instructions.
         unsafe {
             match self.weights.format {
                 MatrixFormat::F32 => self.multiply::<V, f32>(),
@@ -50,7 +50,7 @@ impl Kernel for FloatMatMul<'_> {
     }
 }
 
-/// Calls a function of a tile's rows with as many as there are.
+/// Calls a macro with the number of rows of a tile as a literal.
 macro_rules! with_rows {
     ($lanes:ident, $rows:expr, $call:ident) => {
         match $rows {
@@ -72,7 +72,7 @@ macro_rules! with_rows {
 }
 pub(crate) use with_rows;
 
-/// The only tile, of R rows, times some panels packed as W.
+/// Kernel for the only tile, of R rows, with some panels packed as W.
 struct PanelsOfTile<'a, W, const R: usize> {
     product: &'a FloatMatMul<'a>,
     panels: Range<usize>,
@@ -85,7 +85,8 @@ impl<W: PanelNumbers, const R: usize> Kernel for PanelsOfTile<'_, W, R> {
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
         for panel in self.panels {
-            // SAFETY: V's instructions are there by this function's contract; it is made for a matrix packed as W.
+            // SAFETY: this function's contract guarantees V's instructions; it is created for a matrix packed
+            // as W.
             unsafe { self.product.panel::<V, W, R>(panel) };
         }
     }
@@ -93,7 +94,7 @@ impl<W: PanelNumbers, const R: usize> Kernel for PanelsOfTile<'_, W, R> {
 
 impl FloatMatMul<'_> {
     /// # Safety
-    /// V's instructions are there; the matrix is packed as W.
+    /// The CPU supports V's instructions; the matrix is packed as W.
     #[inline(always)]
     unsafe fn multiply<V: Lanes, W: PanelNumbers>(self) {
         let (steps, tiles) = (self.weights.steps(), self.x.tiles);
@@ -106,7 +107,7 @@ impl FloatMatMul<'_> {
                 && (0..tiles.len()).all(|tile| tiles.rows(tile).len() <= V::TILE_ROWS),
             "a packed product's operands disagree"
         );
-        // SAFETY: V's instructions are there; panels and tiles lie inside by the assertion.
+        // SAFETY: the CPU supports V's instructions; panels and tiles lie inside by the assertion.
         unsafe {
             match tiles.len() {
                 0 => {}
@@ -121,16 +122,16 @@ impl FloatMatMul<'_> {
         self.columns.start / PANEL..self.columns.end.div_ceil(PANEL)
     }
 
-    /// All rows are one tile.
+    /// Multiplies when all rows are one tile.
     ///
     /// # Safety
-    /// V's instructions are there; the matrix is packed as W, and the columns are its.
+    /// The CPU supports V's instructions; the matrix is packed as W, and the columns belong to it.
     #[inline(always)]
     unsafe fn multiply_tile<V: Lanes, W: PanelNumbers>(&self, rows: usize) {
         let panels = self.panels();
         let mut panel = panels.start;
         let side_by_side = rows == 1 && V::TILE_VECTORS == PANEL_VECTORS && reads_side_by_side();
-        // SAFETY: the caller's promise; an arm takes as many rows as there are.
+        // SAFETY: guaranteed by the caller; an arm takes exactly the number of rows.
         unsafe {
             while side_by_side && panel + PANELS_BY_1 <= panels.end {
                 let (first, apart) = (self.lines(), self.weights.steps() * W::STEP_BYTES);
@@ -153,9 +154,9 @@ impl FloatMatMul<'_> {
     #[inline(always)]
     unsafe fn panel<V: Lanes, W: PanelNumbers, const R: usize>(&self, panel: usize) {
         let fetch = Ahead::new(self.lines());
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
-            // One row, or two where a word is a pair.
+            // One row, or two where a word holds a pair.
             if const { V::TILE_VECTORS == PANEL_VECTORS && R * W::WORDS <= STEP } && reads_row_unaided() {
                 self.rows::<V, W, R, PANEL_VECTORS, PANEL_VECTORS>((panel, 0), Unaided);
             } else if const { R <= V::BOTH_VECTORS_ROWS } {
@@ -169,10 +170,11 @@ impl FloatMatMul<'_> {
         }
     }
 
-    /// R rows times M vectors of channels, T of each panel from a panel and a vector on.
+    /// Multiplies R rows with M vectors of channels, T of each panel, starting at a panel and a vector.
     ///
     /// # Safety
-    /// V's instructions are there; all rows are one tile of R, the matrix is packed as W and has the panels.
+    /// The CPU supports V's instructions; all rows are one tile of R, the matrix is packed as W and has the
+    /// panels.
     #[inline(always)]
     unsafe fn rows<V: Lanes, W: PanelNumbers, const R: usize, const M: usize, const T: usize>(
         &self,
@@ -181,7 +183,7 @@ impl FloatMatMul<'_> {
     ) {
         let slices = &self.weights.slices;
         let panel_bytes = self.weights.steps() * W::STEP_BYTES;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let mut tree = SliceTree::<V, R, M>::new();
             let mut joined = [[V::splat(0.0); R]; M];
@@ -209,15 +211,16 @@ impl FloatMatMul<'_> {
     }
 
     /// # Safety
-    /// V's instructions are there; R rows from `row` are a tile, `first` is a column of this task or lies past the
-    /// last.
+    /// The CPU supports V's instructions; R rows from `row` are a tile, `first` is a column of this task or
+    /// lies past the last one.
     #[inline(always)]
     pub(super) unsafe fn write<V: Lanes, const R: usize>(&self, sums: &[V; R], first: usize, row: usize) {
         let width = self.weights.width;
         let columns = LANES.min(width.saturating_sub(first));
         for (r, sums) in sums.iter().enumerate() {
             let start = (row + r) * width + first;
-            // SAFETY: the columns of this task are its own; a whole vector is stored only where sixteen are left.
+            // SAFETY: no other task writes these columns; a whole vector is stored only if sixteen columns
+            // are left.
             unsafe {
                 if columns == LANES {
                     let biased = match self.bias {

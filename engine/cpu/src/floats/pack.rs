@@ -1,4 +1,4 @@
-//! Lays matrices out in panels, in parallel over them, straight from where they are stored. Runs once, at load.
+//! Packs matrices into panels, in parallel over panels, directly from their storage. Runs once, at load.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::threads::Shared;
 use crate::transpose::{LINE_WORDS, transpose};
 
 impl FloatMatrix {
-    /// Packs rows that have the columns which `slices` cover, all of them.
+    /// Packs rows whose columns are exactly those that `slices` cover.
     pub fn pack(
         format: MatrixFormat,
         rows: &dyn RowBlocks,
@@ -29,7 +29,7 @@ impl FloatMatrix {
     }
 }
 
-/// Where the K-slices lie in a panel.
+/// Positions of the K-slices in a panel.
 fn in_steps(slices: &KSlices) -> Vec<Slice> {
     let mut start = 0;
     let slice = |k: &Range<usize>| {
@@ -40,12 +40,12 @@ fn in_steps(slices: &KSlices) -> Vec<Slice> {
     slices.ranges().iter().map(slice).collect()
 }
 
-/// A number of a matrix, as it is read. In a panel, a word of 32 bits of one channel stands beside those of the others: two
-/// bf16, or one f32.
+/// An element of a matrix as it is read. In a panel, 32-bit words of neighbouring channels are adjacent; a
+/// word holds two bf16 or one f32.
 trait Stored: bytemuck::Pod + Send + Sync {
     fn place(numbers: &mut [Self]) -> NumbersMut<'_>;
 
-    /// Turns words as they lie in a row into words of a panel.
+    /// Converts words from row order to their form in a panel.
     fn settle(words: &mut [u32; LINE_WORDS]);
 }
 
@@ -58,7 +58,7 @@ impl Stored for bf16 {
         for x in bytemuck::cast_slice_mut::<u32, bf16>(words) {
             *x = as_factor(*x);
         }
-        // The first of a pair lies in the lower half as it is read.
+        // In memory the first of a pair is in the lower half.
         *words = words.map(|pair| pair.rotate_left(16));
     }
 }
@@ -84,7 +84,7 @@ fn pack<T: Stored>(
     let mut lines = Lines::of_matrix(panels * panel_lines)?;
     let shared = Shared::new(&mut lines);
     threads.try_for_ranges(panels, |range| {
-        // Of one panel after the other, so that it is in a cache when it is laid out.
+        // One panel at a time, so that it is in a cache when it is packed.
         let mut numbers: Vec<T> = bytemuck::zeroed_vec(PANEL.min(width) * k);
         for panel in range {
             let channels = panel * PANEL..width.min((panel + 1) * PANEL);
@@ -99,12 +99,13 @@ fn pack<T: Stored>(
     Ok(FloatMatrix { format, width, k, slices, lines })
 }
 
-/// Lines of a step.
+/// Cache lines per step.
 fn step_lines<T>() -> usize {
     STEP * size_of::<T>() / size_of::<u32>() * PANEL_VECTORS
 }
 
-/// Lays out channels `[channels, k]`; those that a last panel lacks stay zero, as does what follows a slice of odd length.
+/// Packs channels `[channels, k]`. Missing channels of the last panel and the padding of slices of odd length
+/// stay zero.
 fn pack_panel<T: Stored>(panel: &mut [Line], numbers: &[T], k: usize, slices: &[Slice]) {
     let in_line = size_of::<Line>() / size_of::<T>();
     for slice in slices {

@@ -1,5 +1,5 @@
-//! Activations in the order in which the kernel takes them: tiles of a few rows, in a tile the rows' words side by
-//! side for each step, with K padded as the panels are. What goes with bf16 weights is rounded to bf16 on the way.
+//! Activations packed in the order in which the kernel reads them: tiles of a few rows, with the rows' words
+//! interleaved within each step, and K padded as in the panels. For bf16 weights they are rounded to bf16.
 
 use std::ops::Range;
 
@@ -13,19 +13,19 @@ use crate::matrix::MatrixFormat;
 use crate::threads::{Shared, Threads};
 use crate::tiles::Tiles;
 
-/// Rows of a tile, at most.
+/// Upper limit of the rows of a tile.
 const MOST_ROWS: usize = 12;
 
-/// Rows in tiles; kept, so that its memory is.
+/// Rows in tiles; reused, so that memory is.
 #[derive(Debug, Default)]
 pub(crate) struct TiledRows {
-    /// `[tile][step][word of the step][row of the tile]`: numbers as f32, or a step's pair of bf16 in one word.
+    /// `[tile][step][word of the step][row of the tile]`: f32 numbers, or a step's pair of bf16 in one word.
     pub(super) words: Vec<u32>,
     pub(super) tiles: Tiles,
 }
 
 impl TiledRows {
-    /// Replaces what it holds by `x` `[rows, k]`, as `weights` wants it.
+    /// Replaces the content by `x` `[rows, k]`, in the format that `weights` needs.
     pub(crate) fn fill(&mut self, weights: &FloatMatrix, x: &[f32], (isa, threads): (Isa, &Threads)) {
         let pairs = weights.format == MatrixFormat::Bf16 && isa.multiplies_pairs();
         let (k, words) = (weights.k, weights.steps() * if pairs { Pairs::WORDS } else { STEP });
@@ -45,7 +45,7 @@ impl TiledRows {
     }
 }
 
-/// One tile.
+/// Kernel that packs one tile.
 struct Fill<'a> {
     weights: &'a FloatMatrix,
     /// `[rows of the tile, k]`.
@@ -68,7 +68,8 @@ impl Kernel for Fill<'_> {
 }
 
 impl Fill<'_> {
-    /// So many columns become words row by row before they are put where they go, so that both stay in the first-level cache.
+    /// Converts `DEALT` columns at a time row by row before interleaving them, so that both buffers stay in
+    /// the L1 cache.
     #[inline(always)]
     fn fill<W: PanelNumbers>(self) {
         let k = self.weights.k;
@@ -81,7 +82,7 @@ impl Fill<'_> {
                 for (words, row) in words.iter_mut().zip(self.x.chunks_exact(k)) {
                     let row = &row[columns.clone()][block * DEALT..];
                     let row = &row[..row.len().min(DEALT)];
-                    // What a slice of odd length lacks is a zero.
+                    // The padding of a slice of odd length is a zero.
                     let mut numbers = [0.0; DEALT];
                     numbers[..row.len()].copy_from_slice(row);
                     *words = W::words(&numbers);

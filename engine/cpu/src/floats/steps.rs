@@ -1,4 +1,5 @@
-//! The inner loop of products with floats: so many steps of a few vectors of channels, for a tile of rows, in registers.
+//! The inner loop of the float GEMM: some steps of a few vectors of channels with a tile of rows, accumulated
+//! in registers.
 #![expect(
     clippy::needless_range_loop,
     reason = "the indices are the matrix notation, and the loops are unrolled"
@@ -13,40 +14,41 @@ use crate::elementwise::{as_factor, round_to_bf16};
 use crate::lanes::{Element, LANES, Lanes};
 use crate::lines::{Fetch, Line};
 
-/// Numbers of a row of activations that become words at a time.
+/// Activations of a row that are converted to words at a time.
 pub(super) const DEALT: usize = 64;
 
-/// How numbers stand in a panel, and how they are multiplied: word by word of a lane, with a word of each row's activations.
+/// Format of a panel's numbers and their multiplication: a word per lane with a word of each row's
+/// activations.
 pub(super) trait PanelNumbers {
-    /// Bytes of a step.
+    /// Bytes per step.
     const STEP_BYTES: usize;
-    /// Words of a row's activations for a step.
+    /// Words of a row's activations per step.
     const WORDS: usize;
-    /// Whether a window that many tiles of rows meet is widened to f32.
+    /// Whether a window that many row tiles use is widened to f32.
     const WIDENS: bool;
 
-    /// Activations as words; those of `DEALT / STEP` steps come first.
+    /// Converts activations to words. The first `DEALT / STEP * WORDS` words are valid.
     fn words(numbers: &[f32; DEALT]) -> [u32; DEALT];
 
-    /// Fetches while the step that begins with line `line` is used.
+    /// Prefetches while the step that begins with line `line` is used.
     ///
     /// # Safety
     /// As for [`Lanes`].
     unsafe fn fetch<V: Lanes>(fetch: &mut impl Fetch, line: usize);
 
-    /// What the `word`-th word of activations is multiplied with, of the channels of one vector.
+    /// Loads the weights for the `word`-th word of activations, for the channels of one vector.
     ///
     /// # Safety
     /// As for [`Lanes`]: a step lies at `step`, and it has the vector.
     unsafe fn load<V: Lanes>(step: *const u8, vector: usize, word: usize) -> V;
 
-    /// `sum` and the products of one word.
+    /// Adds the products of one word to `sum`.
     ///
     /// # Safety
     /// As for [`Lanes`].
     #[inline(always)]
     unsafe fn add<V: Lanes>(sum: V, weights: V, x: V) -> V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { sum.fma(weights, x) }
     }
 }
@@ -63,18 +65,18 @@ impl PanelNumbers for f32 {
 
     #[inline(always)]
     unsafe fn fetch<V: Lanes>(fetch: &mut impl Fetch, line: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { fetch.fetch::<V, { Self::STEP_BYTES / size_of::<Line>() }>(line) };
     }
 
     #[inline(always)]
     unsafe fn load<V: Lanes>(step: *const u8, vector: usize, word: usize) -> V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { V::load(step.cast::<f32>().add(word * PANEL + vector * LANES)) }
     }
 }
 
-/// Widened as they are loaded.
+/// Widened when loaded.
 impl PanelNumbers for bf16 {
     const STEP_BYTES: usize = STEP * PANEL * size_of::<bf16>();
     const WORDS: usize = STEP;
@@ -87,19 +89,19 @@ impl PanelNumbers for bf16 {
 
     #[inline(always)]
     unsafe fn fetch<V: Lanes>(fetch: &mut impl Fetch, line: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { fetch.fetch::<V, { Self::STEP_BYTES / size_of::<Line>() }>(line) };
     }
 
     #[inline(always)]
     unsafe fn load<V: Lanes>(step: *const u8, vector: usize, word: usize) -> V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let pairs = unsafe { V::load_bf16_pairs(step.cast::<u32>().add(vector * LANES)) };
         if word == 0 { pairs.0 } else { pairs.1 }
     }
 }
 
-/// bf16 as it is, two numbers in a word, where that is one instruction.
+/// Unconverted bf16, two numbers per word, for CPUs that multiply pairs with one instruction.
 pub(super) struct Pairs;
 
 impl PanelNumbers for Pairs {
@@ -119,32 +121,32 @@ impl PanelNumbers for Pairs {
 
     #[inline(always)]
     unsafe fn fetch<V: Lanes>(fetch: &mut impl Fetch, line: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { bf16::fetch::<V>(fetch, line) };
     }
 
     #[inline(always)]
     unsafe fn load<V: Lanes>(step: *const u8, vector: usize, _: usize) -> V {
-        // SAFETY: the caller's promise; a word of a lane is as long as an f32.
+        // SAFETY: guaranteed by the caller; a word is as large as an f32.
         unsafe { V::load(step.cast::<f32>().add(vector * LANES)) }
     }
 
     #[inline(always)]
     unsafe fn add<V: Lanes>(sum: V, weights: V, x: V) -> V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { sum.fma_pairs(weights, x) }
     }
 }
 
-/// Steps of a panel, or of several that lie so many bytes apart.
+/// Steps of one panel, or of several panels that are `apart` bytes apart.
 pub(super) struct Steps {
-    /// Where lines are counted from.
+    /// Address that lines are counted from.
     pub(super) lines: *const u8,
-    /// Bytes from there to the first of the steps.
+    /// Bytes from there to the first step.
     pub(super) start: usize,
     pub(super) count: usize,
     pub(super) apart: usize,
-    /// Of a panel's vectors, where it is met vector by vector.
+    /// First vector of the panel to multiply, if not all are multiplied at once.
     pub(super) first_vector: usize,
 }
 
@@ -152,7 +154,8 @@ impl Steps {
     /// Adds the products of these steps with the R rows at `x` to `sums`: M vectors, T of each panel.
     ///
     /// # Safety
-    /// V's instructions are there, the steps are packed as W, and `x` is where they begin in a tile of R rows.
+    /// The CPU supports V's instructions; the steps are packed as W, and `x` points to their start in a tile
+    /// of R rows.
     #[inline(always)]
     pub(super) unsafe fn add<V: Lanes, W: PanelNumbers, const R: usize, const M: usize, const T: usize>(
         &self,
@@ -161,12 +164,13 @@ impl Steps {
         mut fetch: impl Fetch,
     ) -> [[V; R]; M] {
         let mut at = self.start;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             for _ in 0..self.count {
                 W::fetch::<V>(&mut fetch, at / size_of::<Line>());
-                // One word after the other: fewer weights have to be held beside the sums. Where registers are few, the fence
-                // keeps the compiler from loading for several at a time, for which it would put sums down to memory.
+                // Word by word, so that fewer weights are live beside the accumulators. If registers are
+                // scarce, the fence stops the compiler from loading several words at a time, which would
+                // spill accumulators to memory.
                 for word in 0..W::WORDS {
                     if const { R > V::UNORDERED_ROWS } {
                         compiler_fence(Ordering::SeqCst);

@@ -1,6 +1,6 @@
-//! Memory from the system in large pages, where it has them. Matrices are cut one after the other from regions that they
-//! share: alone, one smaller than a large page would lie in small pages, and so would the end of every other
-//! (docs/adr/0076-matrices-share-large-pages.md).
+//! Memory mappings in huge pages, if the system has them. Matrices are allocated consecutively from shared
+//! regions. With separate mappings, a matrix smaller than a huge page would get small pages, and so would the
+//! end of every other (docs/adr/0076-matrices-share-large-pages.md).
 
 use std::io;
 use std::ops::Range;
@@ -8,22 +8,23 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use memmap2::{Advice, MmapMut, MmapRaw};
 
-/// A large page of x86-64, and of most others.
+/// Size of a huge page on x86-64, and on most other machines.
 const LARGE_PAGE: usize = 2 << 20;
 
-/// A page that the system takes and advises, at most: shares of a region begin at one, so that no two meet in one.
+/// Upper limit of the system's page size. Shares of a region begin at a multiple of it, so that no page
+/// belongs to two.
 const PAGE: usize = 64 << 10;
 
-/// Bytes of a region. What nobody writes takes no memory.
+/// Bytes per region. Pages that are never written take no memory.
 const REGION: usize = 128 << 20;
 
 static REGIONS: Mutex<Regions> = Mutex::new(Regions::new());
 
-/// Cuts regions into shares.
+/// Allocates shares from regions.
 struct Regions {
-    /// What the next share is cut from. Its shares keep it: it goes with the last of them.
+    /// The region of the next share. Shares own it; it is freed with the last of them.
     region: Weak<MmapRaw>,
-    /// What is left of it, in bytes from its first.
+    /// Free bytes of the region, as a range of offsets.
     left: Range<usize>,
 }
 
@@ -44,13 +45,13 @@ impl Regions {
             }
         };
         let (start, end) = (self.left.start, self.left.start + len);
-        // By the address: the mapping itself may begin anywhere.
+        // By address, since the mapping itself may begin anywhere.
         self.left.start = end + map.as_ptr().wrapping_add(end).align_offset(PAGE);
         Ok(Memory { map, start, len })
     }
 }
 
-/// Bytes of a mapping that one owner has to itself, zeroed.
+/// Zeroed bytes of a mapping, exclusive to one owner.
 pub(super) struct Memory {
     map: Arc<MmapRaw>,
     start: usize,
@@ -58,7 +59,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// A whole mapping, which goes with its owner; it begins at a large page, and its end may be in small ones.
+    /// A separate mapping, freed with its owner. It begins at a huge page; its end may be in small pages.
     pub(super) fn alone(len: usize) -> io::Result<Self> {
         let (map, start) = map(len, len / LARGE_PAGE * LARGE_PAGE)?;
         Ok(Self { map, start, len })
@@ -69,7 +70,7 @@ impl Memory {
         REGIONS.lock().unwrap_or_else(PoisonError::into_inner).cut(len)
     }
 
-    /// Takes the memory now, not page by page as it is first written.
+    /// Commits the memory now, instead of page by page at the first write.
     pub(super) fn populate(&self) -> io::Result<()> {
         self.map.advise_range(Advice::PopulateWrite, self.start, self.len)
     }
@@ -79,16 +80,17 @@ impl Memory {
         self.as_mut_ptr()
     }
 
-    /// Valid for all of the share's bytes, which are nobody else's.
+    /// Valid for all bytes of the share, which no other share has.
     #[inline(always)]
     pub(super) fn as_mut_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr().wrapping_add(self.start)
     }
 }
 
-/// Zeroed bytes, and where among them the first large page begins; large pages are asked for from there on for so many.
+/// Maps zeroed bytes. Returns the offset of the first huge page; huge pages are requested for
+/// `in_large_pages` bytes from there on.
 fn map(len: usize, in_large_pages: usize) -> io::Result<(Arc<MmapRaw>, usize)> {
-    // More than is asked for, so that a large page begins inside.
+    // Larger than requested, so that a huge page begins inside.
     let map = MmapRaw::from(MmapMut::map_anon(len + LARGE_PAGE)?);
     let start = map.as_ptr().align_offset(LARGE_PAGE);
     if in_large_pages > 0
@@ -114,7 +116,7 @@ mod tests {
             assert_eq!(b.as_ptr() as usize % PAGE, 0);
         }
         for share in &shares {
-            // SAFETY: the bytes are the share's own.
+            // SAFETY: the bytes belong to this share only.
             let bytes = unsafe { std::slice::from_raw_parts_mut(share.as_mut_ptr(), share.len) };
             assert!(bytes.iter().all(|byte| *byte == 0));
             bytes.fill(1);

@@ -1,100 +1,101 @@
-//! Sixteen i32 sums side by side, one for each channel of a panel: exact, so that every implementation gives
-//! the same numbers whatever order it adds them in. Sums may wrap on the way; what is left when the shift is
-//! taken back fits.
+//! Sixteen i32 accumulators, one per channel of a panel. Sums are exact, so every implementation gives the
+//! same numbers in any order of additions. Intermediate sums may wrap; the result after the shift's
+//! correction fits.
 
 use super::rows::QUAD;
 use crate::lanes::{LANES, Lanes, Portable};
 use crate::lines::Line;
 
-/// Work that is compiled once for each instruction set. `run` and all that it calls must be
+/// An integer kernel, compiled once for each instruction set. `run` and everything that it calls must be
 /// `#[inline(always)]`, or it is compiled without the instructions.
 pub(crate) trait DotKernel {
     /// # Safety
-    /// The CPU has the instructions of `D`.
+    /// The CPU supports the instructions of `D`.
     unsafe fn run<D: Dots>(self);
 }
 
-/// Sixteen i32.
+/// A vector of sixteen i32 accumulators.
 ///
 /// # Safety
-/// Of every method: the CPU must have the instructions of the implementing type; pointers must be valid for
-/// what the method names.
+/// For every method: the CPU must support the instructions of the implementing type; pointers must be valid
+/// for what the method names.
 pub(crate) trait Dots: Copy {
-    /// Activation rows in a tile, at most twelve: as many as leave room for their sums in registers.
+    /// Maximum activation rows of a tile, at most twelve: as many as have accumulators in registers.
     const TILE_ROWS: usize;
-    /// Panels of int8 that one of several tiles is multiplied with side by side, one or two.
+    /// int8 panels that one of several tiles multiplies at once, one or two.
     const TILE_PANELS: usize = 1;
-    /// Sums that fit in registers. A tile of fewer rows has several chains of sums for each, which hides the latency of
-    /// the instruction; 1 where there is nothing to hide.
+    /// Accumulators that fit in registers. A tile of few rows uses several chains of accumulators per row,
+    /// which hides the latency of the instruction; 1 if there is nothing to hide.
     const SUMS: usize;
-    /// Four-byte words that hold four activations for int8: one of four i8, or two of two i16 each.
+    /// Four-byte words that hold four int8 activations: one word of four i8, or two of two i16 each.
     const WORDS: usize = 1;
-    /// Whether registers are few: then loads stay in the order in which they are written, lest the compiler holds more values than
-    /// there are registers.
+    /// Whether registers are scarce: then loads keep their order, so that the compiler holds no more values
+    /// than there are registers.
     const IN_ORDER: bool = false;
-    /// Whether the loop over lines of int8 that are near is faster when it is not unrolled.
+    /// Whether the loop over cached int8 lines is faster when it is not unrolled.
     const ROLLED: bool = false;
-    /// Whether `dot` takes int8 as signed: then its sums need no correction for the shift of stored numbers. (Half bytes are
-    /// the same either way.)
+    /// Whether `dot` takes int8 as signed, so that its sums need no correction for the shift of stored
+    /// numbers. (Half bytes are not affected.)
     const SIGNED: bool = false;
-    /// Whether two rows of int8 are multiplied together, two lines at a time, by `dot_pair`.
+    /// Whether `dot_pair` multiplies two rows of int8 together, two lines at a time.
     const PAIRS: bool = false;
-    /// Whether a vector takes a whole line.
+    /// Whether a vector is as wide as a cache line.
     const WIDE: bool = false;
-    /// The floats that go with it.
+    /// The float vectors of the same instruction set.
     type Lanes: Lanes;
-    /// 64 bytes, four for each sum: half bytes, one in each.
+    /// 64 bytes with one half byte each, four per accumulator.
     type Halves: Copy;
-    /// The numbers of a line of int8 that meet one word of activations.
+    /// The numbers of an int8 line that one word of activations is multiplied with.
     type Whole: Copy;
-    /// Sums of products of half bytes, which may be too narrow for more than `GROUP` products.
+    /// Accumulators of half byte products, which may be too narrow for more than `GROUP` products.
     type GroupSums: Copy;
 
     /// As [`Lanes::run_apart`].
     #[inline(never)]
     unsafe fn run_apart<K: DotKernel>(kernel: K) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { kernel.run::<Self>() };
     }
-    /// All sums alike.
+    /// Sets all accumulators to `x`.
     unsafe fn splat(x: i32) -> Self;
-    /// Sum by sum, wrapping.
+    /// Adds accumulator by accumulator, wrapping.
     unsafe fn add(self, other: Self) -> Self;
-    /// The numbers of the line at `line` that meet the `word`-th word of activations.
+    /// Loads the numbers of the line at `line` for the `word`-th word of activations.
     unsafe fn whole(line: *const u8, word: usize) -> Self::Whole;
-    /// Adds to each sum the products of its numbers with the activations in the word at `x`.
+    /// Adds the products of each accumulator's numbers with the activations in the word at `x`.
     unsafe fn dot(self, whole: Self::Whole, x: *const i8) -> Self;
-    /// Adds to the sums of two rows the products of two lines' numbers with the words of both rows, which are side by side at each
-    /// `x`. The sums begin with zeros, and only `end_pair` tells which is whose.
+    /// Adds the products of two lines with the words of two rows, which are adjacent at each `x`, to the
+    /// accumulators of the two rows. Accumulators start from zero, and their order is unspecified until
+    /// `end_pair`.
     #[inline(always)]
     unsafe fn dot_pair(pair: [Self; 2], whole: [Self::Whole; 2], x: [*const i8; 2]) -> [Self; 2] {
         let mut pair = pair;
         for (r, sums) in pair.iter_mut().enumerate() {
             for (line, x) in x.into_iter().enumerate() {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 *sums = unsafe { sums.dot(whole[line], x.add(QUAD * r)) };
             }
         }
         pair
     }
-    /// The sums of the first row, and those of the second.
+    /// Returns the accumulators of the first row and of the second row.
     #[inline(always)]
     unsafe fn end_pair(pair: [Self; 2]) -> [Self; 2] {
         pair
     }
-    /// The low half of each byte of the line at `line`, or the high half.
+    /// Loads the low half of each byte of the line at `line`, or the high half.
     unsafe fn half(line: *const u8, high: bool) -> Self::Halves;
-    /// Sums without products. The correction for the shift is added here or in `end_group`.
+    /// Initial accumulators of a group. The correction for the shift is added here or in `end_group`.
     unsafe fn begin_group(correction: i32) -> Self::GroupSums;
-    /// Adds to sum c the products of half bytes 4 c .. 4 c + 4 with the four i8 at `x`.
+    /// Adds the products of half bytes 4 c .. 4 c + 4 with the four i8 at `x` to accumulator c.
     unsafe fn dot_halves(sums: Self::GroupSums, halves: Self::Halves, x: *const i8) -> Self::GroupSums;
-    /// The sums with their correction.
+    /// Returns the sums with their correction.
     unsafe fn end_group(sums: Self::GroupSums, correction: i32) -> Self;
-    /// Rounded to f32, ties to even.
+    /// Rounds to f32, ties to even.
     unsafe fn to_f32(self) -> Self::Lanes;
 }
 
-/// Plain Rust for machines without the vector units of `x86` and `neon`.
+/// Plain Rust, for machines without the vector units of `x86` and `neon`.
 #[derive(Clone, Copy)]
 pub(crate) struct PortableDots([i32; LANES]);
 
@@ -142,7 +143,7 @@ impl Dots for PortableDots {
 
     #[inline(always)]
     unsafe fn half(line: *const u8, high: bool) -> Line {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let bytes = unsafe { Self::whole(line, 0) }.0;
         Line(bytes.map(|byte| if high { byte >> 4 } else { byte & 0x0f }))
     }
@@ -154,7 +155,7 @@ impl Dots for PortableDots {
 
     #[inline(always)]
     unsafe fn dot_halves(sums: Self, halves: Line, x: *const i8) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { sums.dot(halves, x) }
     }
 
@@ -166,7 +167,7 @@ impl Dots for PortableDots {
     #[inline(always)]
     unsafe fn to_f32(self) -> Portable {
         let floats = self.0.map(|sum| sum as f32);
-        // SAFETY: sixteen f32 are there.
+        // SAFETY: the array holds sixteen f32.
         unsafe { Portable::load(floats.as_ptr()) }
     }
 }

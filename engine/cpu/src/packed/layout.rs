@@ -1,6 +1,6 @@
-//! How K is cut for integer sums: a piece is what is summed exactly before it is scaled. In int8 that is a
-//! K-slice, in int4 a group of 32 or, where a K-slice ends inside one, a part of it. Pieces are padded to
-//! whole lines; what stands there is multiplied with zeros.
+//! Splits K for integer sums. A piece is a range that is summed exactly before it is scaled: in int8 a
+//! K-slice, in int4 a group of 32, or the part of one that a K-slice contains. Pieces are padded to whole
+//! lines; padding is multiplied with zeros.
 
 use std::ops::Range;
 
@@ -8,20 +8,20 @@ use super::k_per_line;
 use crate::k_slices::KSlices;
 use crate::matrix::QuantizedFormat;
 
-/// Numbers along K that share a scale in int4.
+/// Numbers along K per int4 scale.
 pub(super) const GROUP: usize = 32;
 
 /// A range of K that is summed in integers.
 #[derive(Debug, Clone)]
 pub(super) struct Piece {
     pub(super) k: Range<usize>,
-    /// Where it starts in a padded row.
+    /// Start in a padded row.
     pub(super) start: usize,
-    /// Its length with padding.
+    /// Length with padding.
     pub(super) len: usize,
 }
 
-/// The cut of one matrix.
+/// Pieces and slices of one matrix.
 #[derive(Debug, Clone)]
 pub(super) struct KLayout {
     format: QuantizedFormat,
@@ -54,7 +54,7 @@ impl KLayout {
         layout
     }
 
-    /// Counts K from `start` on, where the first piece begins.
+    /// Shifts K by `start`, where the first piece begins.
     pub(super) fn move_to_zero(&mut self, start: usize) {
         self.k -= start;
         for piece in &mut self.pieces {
@@ -66,12 +66,12 @@ impl KLayout {
         self.format
     }
 
-    /// Length of a row as callers have it.
+    /// Length of a row without padding.
     pub(super) fn k(&self) -> usize {
         self.k
     }
 
-    /// Length of a row with its padding.
+    /// Length of a row with padding.
     pub(super) fn padded(&self) -> usize {
         self.padded
     }

@@ -1,6 +1,6 @@
-//! Quantized activations times packed weights. Integer sums are exact, so tiles may be of any shape; the order
-//! of what is done in f32 is the contract's (C1): pieces of a slice in order, the activations' scale, the
-//! tree, the channel's scale, the bias.
+//! GEMM of quantized activations with packed weights. Integer sums are exact, so tiles may have any shape.
+//! The order of f32 operations is that of the contract (C1): pieces of a slice in order, the activations'
+//! scale, the tree, the channel's scale, the bias.
 #![expect(
     clippy::needless_range_loop,
     reason = "the indices are the matrix notation, and the loops are unrolled"
@@ -20,16 +20,16 @@ use crate::lines::{Ahead, Fetch, Line, Share, Unaided, reads_row_unaided};
 use crate::threads::Shared;
 use crate::tiles::SliceTree;
 
-/// Chains of sums for each row, at most.
+/// Maximum accumulator chains per row.
 const MAX_CHAINS: usize = 4;
 
-/// Some columns of a packed matrix, for all rows.
+/// Kernel for a range of columns of a packed matrix, for all rows.
 pub(crate) struct PackedMatMul<'a> {
     pub(crate) x: &'a QuantizedRows,
     pub(crate) weights: &'a PackedMatrix,
-    /// `[width]`, or nothing.
+    /// `[width]`, if there is a bias.
     pub(crate) bias: Option<&'a [f32]>,
-    /// Whole panels, but for the matrix's last. Nobody else writes them meanwhile.
+    /// Whole panels, except at the matrix's end. No other thread writes these columns meanwhile.
     pub(crate) columns: Range<usize>,
     /// `[rows, width]`.
     pub(crate) out: &'a Shared<'a, f32>,
@@ -50,7 +50,7 @@ impl DotKernel for PackedMatMul<'_> {
             "a packed product's operands disagree"
         );
         let panels = self.columns.start / PANEL..self.columns.end.div_ceil(PANEL);
-        // SAFETY: D's instructions are there; rows and panels lie inside by the assertion.
+        // SAFETY: the CPU supports D's instructions; rows and panels lie inside by the assertion.
         unsafe {
             match tiles.len() {
                 0 => {}
@@ -61,7 +61,7 @@ impl DotKernel for PackedMatMul<'_> {
     }
 }
 
-/// Independent sums per row of a tile if the registers hold `sums` in all: 4, 2 or 1.
+/// Accumulator chains per row of a tile if registers hold `sums` accumulators in total: 4, 2 or 1.
 const fn chains(rows: usize, sums: usize) -> usize {
     if rows * MAX_CHAINS <= sums {
         MAX_CHAINS
@@ -72,7 +72,7 @@ const fn chains(rows: usize, sums: usize) -> usize {
     }
 }
 
-/// The only tile, of R rows, times some panels.
+/// Kernel for the only tile, of R rows, with some panels.
 struct PanelsOfTile<'a, const R: usize> {
     product: &'a PackedMatMul<'a>,
     panels: Range<usize>,
@@ -83,16 +83,17 @@ impl<const R: usize> DotKernel for PanelsOfTile<'_, R> {
     unsafe fn run<D: Dots>(self) {
         let fetch = Ahead::new(self.product.lines());
         for panel in self.panels {
-            // SAFETY: D's instructions are there by this function's contract; it is made for a tile of R rows and panels that are there.
+            // SAFETY: this function's contract guarantees D's instructions; it is created for a tile of R
+            // rows and panels that exist.
             unsafe { self.product.tile_of::<D, R, 1>((panel, 0), fetch) };
         }
     }
 }
 
-/// Those of several tiles that have R rows, times M panels.
+/// Kernel for those of several tiles that have R rows, with M panels.
 struct TilesOfPanels<'a, const R: usize, const M: usize> {
     product: &'a PackedMatMul<'a>,
-    /// The first one.
+    /// The first panel.
     panel: usize,
 }
 
@@ -105,9 +106,10 @@ impl<const R: usize, const M: usize> DotKernel for TilesOfPanels<'_, R, M> {
         for tile in 0..tiles.len() {
             let rows = tiles.rows(tile);
             if rows.len() == R {
-                // What the next panels have is fetched by all tiles together.
+                // All tiles together prefetch the next panels.
                 let share = Share::new(next, M * panel_lines, (tile, tiles.len())).side_by_side(M);
-                // SAFETY: D's instructions are there by this function's contract; it is made for panels that are there.
+                // SAFETY: this function's contract guarantees D's instructions; it is created for panels that
+                // exist.
                 unsafe { product.tile_of::<D, R, M>((panel, rows.start), share) };
             }
         }
@@ -123,10 +125,10 @@ impl PackedMatMul<'_> {
         self.weights.lines.as_ptr().cast()
     }
 
-    /// All rows are one tile.
+    /// Multiplies when all rows are one tile.
     ///
     /// # Safety
-    /// D's instructions are there, and the panels are the matrix's.
+    /// The CPU supports D's instructions, and the panels are the matrix's.
     #[inline(always)]
     unsafe fn multiply_tile<D: Dots>(&self, panels: Range<usize>, rows: usize) {
         macro_rules! panels {
@@ -134,7 +136,7 @@ impl PackedMatMul<'_> {
                 D::run_apart(PanelsOfTile::<$rows> { product: self, panels })
             };
         }
-        // SAFETY: the caller's promise; an arm takes as many rows as there are.
+        // SAFETY: guaranteed by the caller; an arm takes exactly the number of rows.
         unsafe {
             if const { D::WIDE } && rows == 1 && reads_row_unaided() {
                 panels.for_each(|panel| self.wide_row::<D>((panel, 0)));
@@ -144,14 +146,14 @@ impl PackedMatMul<'_> {
         }
     }
 
-    /// One row times one panel whose lines are vectors. int4 spends more instructions on a line: it needs lines soon to come
-    /// fetched.
+    /// Multiplies one row with one panel when a line is one vector. int4 spends more instructions per line
+    /// and needs prefetch of lines that come soon.
     ///
     /// # Safety
     /// As for `tile`.
     #[inline(always)]
     unsafe fn wide_row<D: Dots>(&self, at: (usize, usize)) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self.is_int8() {
                 true => self.tile_of::<D, 1, 1>(at, Unaided),
@@ -160,14 +162,15 @@ impl PackedMatMul<'_> {
         }
     }
 
-    /// A panel is multiplied with all tiles before the next one; of int8, two panels at a time where that is faster.
+    /// Multiplies each panel with all tiles before the next panel; two int8 panels at a time if that is
+    /// faster.
     ///
     /// # Safety
     /// As for `multiply_tile`.
     #[inline(always)]
     unsafe fn multiply_tiles<D: Dots>(&self, panels: Range<usize>) {
         let tiles = self.x.tiles;
-        // Tiles differ by one row at most.
+        // Tile sizes differ by one row at most.
         let rows = tiles.num_rows() / tiles.len()..=tiles.num_rows().div_ceil(tiles.len());
         let mut panel = panels.start;
         while panel < panels.end {
@@ -178,7 +181,7 @@ impl PackedMatMul<'_> {
                 };
             }
             for rows in rows.clone() {
-                // SAFETY: the caller's promise; an arm takes as many rows as there are.
+                // SAFETY: guaranteed by the caller; an arm takes exactly the number of rows.
                 unsafe {
                     match pair {
                         true => self.pair_of::<D>(panel, rows),
@@ -190,7 +193,7 @@ impl PackedMatMul<'_> {
         }
     }
 
-    /// The tiles of `rows` rows times two panels of int8: an activation that is loaded serves both.
+    /// Multiplies the tiles of `rows` rows with two int8 panels: a loaded activation serves both.
     ///
     /// # Safety
     /// As for `multiply_tile`; tiles have up to twelve rows.
@@ -201,7 +204,7 @@ impl PackedMatMul<'_> {
                 D::run_apart(TilesOfPanels::<$rows, 2> { product: self, panel })
             };
         }
-        // SAFETY: the caller's promise; an arm takes as many rows as there are.
+        // SAFETY: guaranteed by the caller; an arm takes exactly the number of rows.
         unsafe {
             match rows {
                 _ if const { D::TILE_PANELS == 1 } => unreachable!("its caller asked before"),
@@ -217,13 +220,13 @@ impl PackedMatMul<'_> {
         }
     }
 
-    /// R rows times M panels, with as many chains of sums for each row as there is room for.
+    /// Multiplies R rows with M panels, with as many accumulator chains per row as fit in registers.
     ///
     /// # Safety
     /// As for `tile`.
     #[inline(always)]
     unsafe fn tile_of<D: Dots, const R: usize, const M: usize>(&self, at: (usize, usize), fetch: impl Fetch) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match const { chains(R * M, D::SUMS) } {
                 MAX_CHAINS => self.tile::<D, R, M, MAX_CHAINS>(at, fetch),
@@ -233,11 +236,12 @@ impl PackedMatMul<'_> {
         }
     }
 
-    /// R rows times M panels, all slices, written out. U chains of sums for each row hide the latency of the
-    /// instruction.
+    /// Multiplies R rows with M panels over all slices and writes the results. U accumulator chains per row
+    /// hide the latency of the instruction.
     ///
     /// # Safety
-    /// D's instructions are there; R rows from `row` are a tile, and the panels lie inside; M is 1 for int4.
+    /// The CPU supports D's instructions; R rows from `row` are a tile, and the panels exist; M is 1 for
+    /// int4.
     #[inline(always)]
     unsafe fn tile<D: Dots, const R: usize, const M: usize, const U: usize>(
         &self,
@@ -245,7 +249,7 @@ impl PackedMatMul<'_> {
         mut fetch: impl Fetch,
     ) {
         let slices = self.weights.layout.slices().len();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let mut tree = SliceTree::<D::Lanes, R, M>::new();
             let mut joined = [[D::Lanes::splat(0.0); R]; M];
@@ -259,7 +263,7 @@ impl PackedMatMul<'_> {
         }
     }
 
-    /// One slice of R rows, scaled to f32.
+    /// Multiplies one slice of R rows, scaled to f32.
     ///
     /// # Safety
     /// As for `tile`; the slice is one of the layout's.
@@ -273,12 +277,12 @@ impl PackedMatMul<'_> {
         let layout = &self.weights.layout;
         let range = layout.slices()[slice].clone();
         let pieces = &layout.pieces()[range.clone()];
-        // SAFETY: the caller's promise; group scales are there for every piece of every panel.
+        // SAFETY: guaranteed by the caller; every piece of every panel has group scales.
         unsafe {
             let mut sums = [[D::Lanes::splat(0.0); R]; M];
             match (&self.weights.scales, pieces) {
                 (_, []) => {}
-                // A slice is one piece.
+                // In int8 a slice is one piece.
                 (Scales::Channel(_), [piece, ..]) => {
                     let at = PieceAt::new::<D, R>(self, (panel, row), (piece, range.start));
                     let exact = at.dot_bytes::<D, _, R, M, U>(piece.len, fetch);
@@ -321,8 +325,8 @@ impl PackedMatMul<'_> {
         let width = self.weights.width;
         let columns = PANEL.min(width - first);
         for r in 0..R {
-            // SAFETY: channel scales are there for whole panels; the columns of this task are its own, and a whole vector is stored
-            // only where as many are left.
+            // SAFETY: channel scales exist for whole panels; no other task writes these columns, and a whole
+            // vector is stored only if a whole panel of columns is left.
             let out = unsafe {
                 let mut lanes = joined[r];
                 if let Scales::Channel(scales) = &self.weights.scales {

@@ -1,5 +1,6 @@
-//! [`Dots`] on NEON with its dot products of signed bytes (`dotprod`, in all server processors since 2018), and for int8 with
-//! its products of 2 x 8 by 8 x 2 matrices (`i8mm`, in most since 2021). Only `dispatch` names this type.
+//! [`Dots`] on NEON with its dot products of signed bytes (`dotprod`, in all server processors since 2018),
+//! and for int8 with its products of 2 x 8 by 8 x 2 matrices (`i8mm`, in most since 2021). Only `dispatch`
+//! names this type.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -8,13 +9,13 @@ use super::{DotKernel, Dots};
 use crate::dispatch::{run_neon_dots, run_neon_i8mm};
 use crate::neon::Neon;
 
-/// Four 128-bit registers; four products are added to a sum by one instruction, without saturation. With `I8MM` two rows of int8
-/// are multiplied together, eight products a sum: then two of these hold sums 0, 1 of the first row, 0, 1 of the second, 2, 3 of
-/// the first and so on.
+/// Four 128-bit registers. One instruction adds four products to an accumulator, without saturation. With
+/// `I8MM` two rows of int8 are multiplied together, eight products per accumulator: then the accumulators are
+/// in the order 0, 1 of the first row, 0, 1 of the second, 2, 3 of the first and so on, over two of these.
 #[derive(Clone, Copy)]
 pub(crate) struct NeonDots<const I8MM: bool>([int32x4_t; 4]);
 
-/// Bytes in a register.
+/// Bytes per register.
 const QUARTER: usize = 16;
 
 impl<const I8MM: bool> Dots for NeonDots<I8MM> {
@@ -35,7 +36,7 @@ impl<const I8MM: bool> Dots for NeonDots<I8MM> {
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self {
-        // SAFETY: the trait's contract: NEON is there.
+        // SAFETY: the trait's contract: the CPU supports NEON.
         Self([unsafe { vdupq_n_s32(x) }; 4])
     }
 
@@ -47,14 +48,14 @@ impl<const I8MM: bool> Dots for NeonDots<I8MM> {
 
     #[inline(always)]
     unsafe fn whole(line: *const u8, _: usize) -> Self::Whole {
-        // Another top bit is 128 less.
+        // Flipping the top bit subtracts 128.
         // SAFETY: the trait's contract: 64 bytes at `line`.
         unsafe { load_line(line).map(|bytes| veorq_u8(bytes, vdupq_n_u8(0x80))) }
     }
 
     #[inline(always)]
     unsafe fn dot(self, whole: Self::Whole, x: *const i8) -> Self {
-        // SAFETY: the trait's contract: the dot products are there, and four i8 at x.
+        // SAFETY: the trait's contract: the CPU supports the dot products, and four i8 at x.
         unsafe {
             let x = vdupq_n_s32(x.cast::<i32>().read_unaligned());
             Self(std::array::from_fn(|i| sdot(self.0[i], whole[i], x)))
@@ -63,7 +64,7 @@ impl<const I8MM: bool> Dots for NeonDots<I8MM> {
 
     #[inline(always)]
     unsafe fn dot_pair(pair: [Self; 2], whole: [Self::Whole; 2], x: [*const i8; 2]) -> [Self; 2] {
-        // SAFETY: the trait's contract: the matrix products are there, and eight i8 at each x.
+        // SAFETY: the trait's contract: the CPU supports the matrix products, and eight i8 at each x.
         unsafe {
             let [first, second] = x.map(|x| vld1_s32(x.cast()));
             // Eight numbers of the first row, then eight of the second.
@@ -85,7 +86,7 @@ impl<const I8MM: bool> Dots for NeonDots<I8MM> {
     #[inline(always)]
     unsafe fn end_pair(pair: [Self; 2]) -> [Self; 2] {
         let sums = |i: usize| pair[i / 4].0[i % 4];
-        // SAFETY: the trait's contract: NEON is there.
+        // SAFETY: the trait's contract: the CPU supports NEON.
         unsafe {
             let first =
                 |i| vzip1q_s64(vreinterpretq_s64_s32(sums(2 * i)), vreinterpretq_s64_s32(sums(2 * i + 1)));
@@ -136,23 +137,23 @@ impl<const I8MM: bool> Dots for NeonDots<I8MM> {
 }
 
 /// # Safety
-/// 64 bytes are at `line`.
+/// 64 bytes are readable at `line`.
 #[inline(always)]
 unsafe fn load_line(line: *const u8) -> [uint8x16_t; 4] {
-    // SAFETY: the caller's promise; NEON is in every 64-bit ARM.
+    // SAFETY: guaranteed by the caller; every 64-bit ARM CPU has NEON.
     std::array::from_fn(|i| unsafe { vld1q_u8(line.add(QUARTER * i)) })
 }
 
-/// The instruction, whose intrinsic is not stable yet.
+/// The `sdot` instruction, whose intrinsic is not stable yet.
 ///
 /// # Safety
-/// The CPU has `dotprod`.
+/// The CPU supports `dotprod`.
 #[inline(always)]
 unsafe fn sdot(mut sums: int32x4_t, bytes: uint8x16_t, x: int32x4_t) -> int32x4_t {
-    // SAFETY: the caller's promise; it touches nothing but these registers.
+    // SAFETY: guaranteed by the caller; it affects only these registers.
     unsafe {
         asm!(
-            // For the assembler, where this is compiled apart from the function that has the feature.
+            // For the assembler, if this is compiled outside of the function with the target feature.
             ".arch_extension dotprod",
             "sdot {sums:v}.4s, {bytes:v}.16b, {x:v}.16b",
             sums = inout(vreg) sums,
@@ -164,13 +165,14 @@ unsafe fn sdot(mut sums: int32x4_t, bytes: uint8x16_t, x: int32x4_t) -> int32x4_
     sums
 }
 
-/// The instruction, whose intrinsic is not stable yet: sums 0 and 1 of the first row of `x`, then of the second.
+/// The `smmla` instruction, whose intrinsic is not stable yet: accumulators 0 and 1 of the first row of `x`,
+/// then of the second.
 ///
 /// # Safety
-/// The CPU has `i8mm`.
+/// The CPU supports `i8mm`.
 #[inline(always)]
 unsafe fn smmla(mut sums: int32x4_t, x: int32x4_t, channels: uint8x16_t) -> int32x4_t {
-    // SAFETY: the caller's promise; it touches nothing but these registers.
+    // SAFETY: guaranteed by the caller; it affects only these registers.
     unsafe {
         asm!(
             ".arch_extension i8mm",

@@ -1,5 +1,5 @@
-//! Quantizes a matrix panel by panel, in parallel, straight from where it is stored, and lays it out. It runs once, at load; the
-//! twin of the rounding is in `reference::quantized`.
+//! Quantizes and packs a matrix panel by panel, in parallel, directly from its storage. Runs once, at load.
+//! The naive twin of the rounding is in `reference::quantized`.
 
 use half::bf16;
 
@@ -15,13 +15,13 @@ use crate::matrix::{NumbersMut, QuantizedFormat, RowBlocks};
 use crate::threads::Shared;
 use crate::transpose::{LINE_WORDS, transpose};
 
-/// A longer sum of products of int8 might not fit 32 bits.
+/// A longer sum of int8 products might overflow 32 bits.
 const MAX_SUM: usize = 131_072;
 
-/// Numbers smaller than this count as zero: the inverse of their scale might be infinite.
+/// Numbers smaller than this count as zero, since the inverse of their scale might be infinite.
 pub(super) const SMALLEST: f32 = 1e-30;
 
-/// The sign of an f32 is all but this.
+/// All bits of an f32 but the sign.
 const WITHOUT_SIGN: u32 = 0x7fff_ffff;
 
 impl PackedMatrix {
@@ -51,7 +51,7 @@ impl PackedMatrix {
                 let channels = panel * PANEL..width.min((panel + 1) * PANEL);
                 let numbers = &mut numbers[..channels.len() * k];
                 rows.read(channels, NumbersMut::F32(numbers))?;
-                // SAFETY: every panel is quantized once, and its lines and scales are its own.
+                // SAFETY: every panel is quantized once, and its lines and scales belong to no other panel.
                 let (lines, scales) = unsafe {
                     let lines = shared_lines.slice_mut(panel * panel_lines..(panel + 1) * panel_lines);
                     (lines, shared_scales.of_panel(panel, panel_groups))
@@ -73,7 +73,7 @@ fn check_sums(layout: &KLayout) -> Result<(), KernelError> {
     Err(KernelError::BadOption { option: "weights", value: piece.k.len() as u64, reason })
 }
 
-/// [`Scales`] that several threads fill.
+/// [`Scales`] that several threads write.
 enum SharedScales<'a> {
     Channel(Shared<'a, f32>),
     Group(Shared<'a, bf16>),
@@ -88,9 +88,9 @@ impl<'a> SharedScales<'a> {
     }
 
     /// # Safety
-    /// No two of one panel may live at the same time.
+    /// No two results for one panel may live at the same time.
     unsafe fn of_panel(&self, panel: usize, groups: usize) -> PanelScales<'_> {
-        // SAFETY: panels do not overlap; of one panel there are no two by the caller's promise.
+        // SAFETY: panels do not overlap; the caller guarantees that no two results are for one panel.
         unsafe {
             match self {
                 Self::Channel(scales) => {
@@ -104,7 +104,7 @@ impl<'a> SharedScales<'a> {
     }
 }
 
-/// The scales of one panel.
+/// Scales of one panel.
 enum PanelScales<'a> {
     /// `[PANEL]`.
     Channel(&'a mut [f32]),
@@ -112,7 +112,7 @@ enum PanelScales<'a> {
     Group(&'a mut [bf16]),
 }
 
-/// What the numbers of a panel's channels are worth in steps, each as one byte: `[PANEL, padded]`.
+/// Steps of the numbers of a panel's channels, one byte each: `[PANEL, padded]`.
 struct Steps {
     format: QuantizedFormat,
     padded: usize,
@@ -120,14 +120,15 @@ struct Steps {
 }
 
 impl Steps {
-    /// What is not written stays zero: padding, and the channels that a last panel lacks. A thread's last panel is the
-    /// matrix's last, or has all channels.
+    /// Bytes that are not written stay zero: padding, and missing channels of the last panel. The buffer is
+    /// reused safely, because only a thread's last panel can lack channels.
     fn new(layout: &KLayout) -> Self {
         let (format, padded) = (layout.format(), layout.padded());
         Self { format, padded, bytes: vec![shift(format) as u8; PANEL * padded] }
     }
 
-    /// Four steps of int8 to a word, or eight of int4, of which the second four are the high halves; words of channels side by side.
+    /// Packs four int8 steps per word, or eight of int4 with the second four in the high halves. Words of
+    /// neighbouring channels are adjacent.
     fn lay_out(&self, lines: &mut [Line]) {
         let per_word = k_per_line(self.format);
         for (block, lines) in lines.chunks_mut(LINE_WORDS).enumerate() {
@@ -149,7 +150,7 @@ impl Steps {
     }
 }
 
-/// Quantizes the channels of one panel.
+/// Kernel that quantizes the channels of one panel.
 struct QuantizePanel<'a> {
     layout: &'a KLayout,
     /// `[channels, k]`.
@@ -178,7 +179,8 @@ impl Kernel for QuantizePanel<'_> {
                 }
                 PanelScales::Group(scales) => {
                     for (index, piece) in self.layout.pieces().iter().enumerate() {
-                        // A part of a group has the whole group's scale: how K is sliced does not change a weight.
+                        // A part of a group has the whole group's scale, so slicing K does not change a
+                        // weight.
                         let group = piece.k.start / GROUP * GROUP;
                         let scale = int4_scale(&numbers[group..numbers.len().min(group + GROUP)]);
                         scales[index * PANEL + channel] = scale;
@@ -192,7 +194,7 @@ impl Kernel for QuantizePanel<'_> {
     }
 }
 
-/// A NaN becomes 0 here; its scale is a NaN already.
+/// Converts numbers to steps. A NaN becomes 0; its scale is a NaN already.
 #[inline(always)]
 fn to_steps(numbers: &[f32], inverse: f32, format: QuantizedFormat, steps: &mut [u8]) {
     let (least, most) = match format {
@@ -205,8 +207,8 @@ fn to_steps(numbers: &[f32], inverse: f32, format: QuantizedFormat, steps: &mut 
     }
 }
 
-/// The scale that makes the largest number 127, and its inverse. NaN where a number is not finite: the result
-/// must show it.
+/// The scale that maps the largest number to 127, and its inverse. The scale is NaN if a number is not
+/// finite, so that the result shows it.
 #[inline(always)]
 pub(super) fn int8_scale(numbers: &[f32]) -> (f32, f32) {
     let largest = largest(numbers);
@@ -219,8 +221,8 @@ pub(super) fn int8_scale(numbers: &[f32]) -> (f32, f32) {
     }
 }
 
-/// The scale that makes the number farthest from zero (the first such) -8, whatever its sign: sixteen steps are used, not
-/// fifteen.
+/// The scale that maps the number farthest from zero (the first one if several) to -8, whatever its sign, so
+/// that sixteen steps are used and not fifteen.
 #[inline(always)]
 fn int4_scale(group: &[f32]) -> bf16 {
     let largest = largest(group);
@@ -234,10 +236,10 @@ fn int4_scale(group: &[f32]) -> bf16 {
     }
 }
 
-/// The largest of the numbers without their signs; not finite where one of them is not.
+/// The largest magnitude; not finite if one of the numbers is not.
 #[inline(always)]
 fn largest(numbers: &[f32]) -> f32 {
-    // Without their signs, numbers are ordered as their bits are, and what is not finite is above all others.
+    // Without signs, floats are ordered like their bits, and non-finite numbers are above all others.
     let mut largest = 0;
     for x in numbers {
         largest = largest.max(x.to_bits() & WITHOUT_SIGN);

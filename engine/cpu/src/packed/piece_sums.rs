@@ -1,4 +1,4 @@
-//! The inner loops of products with packed weights: exact sums over one piece of K, for a tile of rows, in
+//! The inner loops of the packed GEMM: exact sums over one piece of K for a tile of rows, accumulated in
 //! registers.
 #![expect(
     clippy::needless_range_loop,
@@ -13,20 +13,21 @@ use super::rows::{QUAD, bytes_per_number};
 use super::{Dots, k_per_line};
 use crate::lines::{Fetch, Line};
 
-/// Lines for which what comes later is fetched at a time; as many chains of sums at most.
+/// Lines per prefetch call; upper limit of accumulator chains.
 const FETCHED: usize = 4;
-/// Lines for which the loop that is not unrolled fetches at a time.
+/// Lines per prefetch call in the loop that is not unrolled.
 const ROLLED: usize = 8;
-/// Numbers of a channel in a line of half bytes.
+/// Numbers of one channel in a line of half bytes.
 const HALVES: usize = 2 * QUAD;
-/// Bytes of one of a row's words.
+/// Bytes of one word of a row.
 const WORD: usize = 4;
 
-/// Where a piece lies: in a panel, and in the activations of a tile. Moved on by pointers, for steps are short.
+/// Location of a piece in a panel and in the activations of a tile. Advanced by pointers, since steps are
+/// short.
 pub(super) struct PieceAt {
-    /// Its first line in the panel, or in the first of several.
+    /// Its first line in the panel, or in the first of several panels.
     lines: *const u8,
-    /// That line's number among all of the matrix.
+    /// Index of that line in the whole matrix.
     line: usize,
     panel_bytes: usize,
     x: *const i8,
@@ -35,7 +36,8 @@ pub(super) struct PieceAt {
 
 impl PieceAt {
     /// # Safety
-    /// R rows from `row` are a tile, arranged for D; the piece is the layout's `index`-th, and the panel is there.
+    /// R rows from `row` are a tile, packed for D; the piece is the layout's `index`-th, and the panel
+    /// exists.
     #[inline(always)]
     pub(super) unsafe fn new<D: Dots, const R: usize>(
         product: &PackedMatMul<'_>,
@@ -45,7 +47,7 @@ impl PieceAt {
         let (weights, layout) = (product.weights, &product.weights.layout);
         let line = panel * weights.panel_lines() + piece.start / k_per_line(layout.format());
         let bytes = bytes_per_number(layout.format(), D::WORDS);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             Self {
                 lines: weights.lines.as_ptr().add(line).cast(),
@@ -57,7 +59,7 @@ impl PieceAt {
         }
     }
 
-    /// Moves on behind a piece of int4 of this length.
+    /// Advances past an int4 piece of this length.
     #[inline(always)]
     pub(super) fn pass<const R: usize>(&mut self, len: usize) {
         self.lines = self.lines.wrapping_add(len / HALVES * size_of::<Line>());
@@ -66,11 +68,11 @@ impl PieceAt {
         self.corrections = self.corrections.wrapping_add(R);
     }
 
-    /// Sums of a piece of int8, whose numbers are in M panels. The first of the U chains begins with what takes the weights'
-    /// shift back, where they need it, the others with zero.
+    /// Sums of an int8 piece whose numbers are in M panels. The first of the U chains starts from the
+    /// correction for the weights' shift, if D needs it, the others from zero.
     ///
     /// # Safety
-    /// D's instructions are there; the tile has R rows, the piece has this length and is in M panels.
+    /// The CPU supports D's instructions; the tile has R rows, the piece has this length and is in M panels.
     #[inline(always)]
     pub(super) unsafe fn dot_bytes<D: Dots, F: Fetch, const R: usize, const M: usize, const U: usize>(
         &self,
@@ -79,7 +81,7 @@ impl PieceAt {
     ) -> [[D; R]; M] {
         let (mut quads, mut line, mut lines, mut x) = (len / QUAD, self.line, self.lines, self.x);
         let quad_bytes = WORD * D::WORDS * R;
-        // SAFETY: the caller's promise; `len` is a multiple of four, and no step passes it.
+        // SAFETY: guaranteed by the caller; `len` is a multiple of four, and no step goes past it.
         unsafe {
             if const { D::PAIRS && R > 1 && M == 1 } {
                 return [self.dot_bytes_by_pairs::<D, F, R>(quads, fetch); M];
@@ -92,7 +94,7 @@ impl PieceAt {
             }
             let mut sums = [first; M];
             if const { D::ROLLED && F::NEAR } {
-                // Hidden from the compiler, which would unroll the loop if it knew the number.
+                // Hidden from the compiler, which would unroll the loop if it knew the count.
                 let turn = std::hint::black_box(ROLLED);
                 while quads > 0 {
                     fetch.fetch::<D::Lanes, ROLLED>(line);
@@ -125,7 +127,8 @@ impl PieceAt {
                 lines = lines.add(size_of::<Line>());
                 x = x.add(quad_bytes);
             }
-            // Not `map` of an array: what drops its rest on a panic is a call that is only inlined by link-time optimisation.
+            // Not `map` of an array: its drop on panic is a call that is only inlined by link-time
+            // optimisation.
             let mut joined = [first[0]; M];
             for m in 0..M {
                 joined[m] = join(sums[m]);
@@ -134,10 +137,11 @@ impl PieceAt {
         }
     }
 
-    /// The same of so many lines in one panel, two rows and two lines at a time. An odd row or line is left to itself.
+    /// Sums of `quads` int8 lines in one panel, two rows and two lines at a time. An odd row or line is
+    /// processed alone.
     ///
     /// # Safety
-    /// As for `dot_bytes`; D takes int8 as signed and has pairs.
+    /// As for `dot_bytes`; D takes int8 as signed and supports pairs.
     #[inline(always)]
     unsafe fn dot_bytes_by_pairs<D: Dots, F: Fetch, const R: usize>(
         &self,
@@ -151,7 +155,7 @@ impl PieceAt {
             )
         };
         let (mut lines, mut x) = (self.lines, self.x);
-        // SAFETY: the caller's promise; no step passes the piece.
+        // SAFETY: guaranteed by the caller; no step goes past the piece.
         unsafe {
             let mut sums = [D::splat(0); R];
             for pair in 0..quads / 2 {
@@ -181,10 +185,10 @@ impl PieceAt {
         }
     }
 
-    /// Adds to chain `u` of each row.
+    /// Adds the products of one line to chain `u` of each row.
     ///
     /// # Safety
-    /// As for `dot_bytes`; the line is one of the piece's, and `x` is what it meets.
+    /// As for `dot_bytes`; the line is one of the piece's, and `x` points to its activations.
     #[inline(always)]
     unsafe fn add_quad<D: Dots, const R: usize, const M: usize, const U: usize>(
         &self,
@@ -192,7 +196,7 @@ impl PieceAt {
         u: usize,
         (line, x): (*const u8, *const i8),
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             in_order::<D>();
             for word in 0..D::WORDS {
@@ -209,17 +213,17 @@ impl PieceAt {
         }
     }
 
-    /// Sums of a piece of int4.
+    /// Sums of an int4 piece.
     ///
     /// # Safety
-    /// D's instructions are there; the tile has R rows, and the piece has this length.
+    /// The CPU supports D's instructions; the tile has R rows, and the piece has this length.
     #[inline(always)]
     pub(super) unsafe fn dot_halves<D: Dots, const R: usize, const U: usize>(
         &self,
         len: usize,
         fetch: &mut impl Fetch,
     ) -> [D; R] {
-        // SAFETY: the caller's promise; `len` is a multiple of eight, and a group's at most.
+        // SAFETY: guaranteed by the caller; `len` is a multiple of eight, and at most a group.
         unsafe {
             let mut sums = [[D::begin_group(0); R]; U];
             for r in 0..R {
@@ -227,7 +231,7 @@ impl PieceAt {
             }
             fetch.fetch::<D::Lanes, { GROUP / HALVES }>(self.line);
             if len == GROUP {
-                // The usual length, known to the compiler.
+                // The usual length, as a compile-time constant.
                 for index in 0..GROUP / HALVES {
                     self.add_halves::<D, R, U>(&mut sums, index);
                 }
@@ -248,14 +252,14 @@ impl PieceAt {
     }
 
     /// # Safety
-    /// As for `dot_halves`; the piece has at least that number of lines.
+    /// As for `dot_halves`; the piece has more than `index` lines.
     #[inline(always)]
     unsafe fn add_halves<D: Dots, const R: usize, const U: usize>(
         &self,
         sums: &mut [[D::GroupSums; R]; U],
         index: usize,
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let line = self.lines.add(index * size_of::<Line>());
             let x = self.x.add(HALVES * R * index);
@@ -270,7 +274,7 @@ impl PieceAt {
     }
 }
 
-/// What is loaded behind it is not loaded before it, where registers are few.
+/// If registers are scarce, keeps loads after this point from being moved before it.
 #[inline(always)]
 fn in_order<D: Dots>() {
     if D::IN_ORDER {
@@ -278,16 +282,16 @@ fn in_order<D: Dots>() {
     }
 }
 
-/// Adds the chains.
+/// Adds up the chains.
 ///
 /// # Safety
-/// D's instructions are there.
+/// The CPU supports D's instructions.
 #[inline(always)]
 unsafe fn join<D: Dots, const R: usize, const U: usize>(sums: [[D; R]; U]) -> [D; R] {
     let mut joined = sums[0];
     for u in 1..U {
         for r in 0..R {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             joined[r] = unsafe { joined[r].add(sums[u][r]) };
         }
     }

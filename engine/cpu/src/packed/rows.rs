@@ -1,5 +1,5 @@
-//! Activations to int8, symmetric, each row by itself and in it each K-slice (docs/contract.md C1), in the
-//! padded order of the weights they will meet: tiles of a few rows, in a tile the rows' numbers side by side for each four k.
+//! Quantizes activations to int8, symmetric, per row and K-slice (docs/contract.md C1), in the padded order
+//! of the weights: tiles of a few rows, with the rows' numbers interleaved in quads along K.
 
 use super::layout::{GROUP, KLayout};
 use super::pack::int8_scale;
@@ -10,13 +10,13 @@ use crate::matrix::QuantizedFormat;
 use crate::threads::{Shared, Threads};
 use crate::tiles::Tiles;
 
-/// Adding it rounds a small f32 to an integer, ties to even, and leaves that in the low bits.
+/// Adding it rounds a small f32 to an integer, ties to even, and leaves that integer in the low bits.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// Numbers along K that stand side by side: what one lane of a dot product takes.
+/// Adjacent numbers along K: the operand of one lane of a dot product.
 pub(super) const QUAD: usize = 4;
 
-/// Bytes of a stored number for kernels that take a quad of int8 as that number of words; int4 always takes bytes.
+/// Bytes per stored number for kernels that take `words` words per int8 quad; int4 always takes one byte.
 pub(super) fn bytes_per_number(format: QuantizedFormat, words: usize) -> usize {
     match format {
         QuantizedFormat::Int8 => words,
@@ -24,13 +24,14 @@ pub(super) fn bytes_per_number(format: QuantizedFormat, words: usize) -> usize {
     }
 }
 
-/// Rows of quantized activations; kept, so that its memory is.
+/// Rows of quantized activations; reused, so that memory is.
 #[derive(Debug, Default)]
 pub(crate) struct QuantizedRows {
-    /// `[tile][padded k / 4][row of the tile][4]`; or, widened to 16 bits in two bytes each, `[tile][padded k / 4][2][row of
-    /// the tile][2]`, the first and third number of a quad before the second and fourth.
+    /// `[tile][padded k / 4][row of the tile][4]`. Widened to 16 bits, two bytes per number: `[tile][padded k
+    /// / 4][2][row of the tile][2]`, with the first and third number of a quad before the second and fourth.
     pub(super) values: Vec<i8>,
-    /// `[tile][piece][row of the tile]`: what the shift of the weights adds to the sum over the piece, negated.
+    /// `[tile][piece][row of the tile]`: the amount that the weights' shift adds to the sum over the piece,
+    /// negated.
     pub(super) corrections: Vec<i32>,
     /// `[tile][slice][row of the tile]`.
     pub(super) scales: Vec<f32>,
@@ -38,7 +39,7 @@ pub(crate) struct QuantizedRows {
 }
 
 impl QuantizedRows {
-    /// Replaces what it holds by `x` `[rows, k]`, as `weights` wants it.
+    /// Replaces the content by `x` `[rows, k]`, in the format that `weights` needs.
     pub(crate) fn fill(&mut self, weights: &PackedMatrix, x: &[f32], (isa, threads): (Isa, &Threads)) {
         let layout = &weights.layout;
         let (k, padded) = (layout.k(), layout.padded());
@@ -56,7 +57,7 @@ impl QuantizedRows {
         threads.for_ranges(tiles.len(), 1, 4 * x.len(), |range| {
             for tile in range {
                 let rows = tiles.rows(tile);
-                // SAFETY: each tile is quantized once, and its parts are its own.
+                // SAFETY: each tile is quantized once, and its parts belong to no other tile.
                 let (values, corrections, scales) = unsafe {
                     (
                         values.slice_mut(rows.start * padded * bytes..rows.end * padded * bytes),
@@ -74,7 +75,7 @@ impl QuantizedRows {
     }
 }
 
-/// One tile whose numbers are stored in that number of bytes.
+/// Kernel that quantizes one tile, with `BYTES` bytes per number.
 struct QuantizeTile<'a, const BYTES: usize> {
     x: &'a [f32],
     layout: &'a KLayout,
@@ -104,7 +105,7 @@ impl<const BYTES: usize> Kernel for QuantizeTile<'_, BYTES> {
                     let bytes = piece.start * rows * BYTES..(piece.start + piece.len) * rows * BYTES;
                     let part = &mut self.values[bytes];
                     let x = &x[piece.k.clone()];
-                    // SAFETY: V's instructions are there by this function's contract.
+                    // SAFETY: this function's contract guarantees V's instructions.
                     let sum = unsafe { quantize::<V, BYTES>(x, inverse, (part, rows, r)) };
                     self.corrections[index * rows + r] = sum.wrapping_mul(shift).wrapping_neg();
                 }
@@ -113,21 +114,21 @@ impl<const BYTES: usize> Kernel for QuantizeTile<'_, BYTES> {
     }
 }
 
-/// Steps that are gathered before they are dealt out: a group of int4.
+/// Steps that are collected before they are interleaved: a group of int4.
 const GATHERED: usize = GROUP;
 
-/// Steps of a piece, four by four, where row `r` of a tile of `rows` has them; returns their sum. What pads the piece becomes
-/// zero. No step is past 127: the scale was made of the largest.
+/// Writes the steps of a piece, in quads, to the places of row `r` in a tile of `rows`. Returns their sum.
+/// Padding becomes zero. No step exceeds 127, since the scale comes from the largest number.
 ///
 /// # Safety
-/// V's instructions are there.
+/// The CPU supports V's instructions.
 #[inline(always)]
 unsafe fn quantize<V: Lanes, const BYTES: usize>(
     x: &[f32],
     inverse: f32,
     (steps, rows, r): (&mut [i8], usize, usize),
 ) -> i32 {
-    // SAFETY: the caller's promise; no access passes the numbers or what is gathered of them.
+    // SAFETY: guaranteed by the caller; no access goes past the numbers or the collected steps.
     let sums = unsafe {
         let (inverse, rounder, back) = (V::splat(inverse), V::splat(ROUNDER), V::splat(-ROUNDER));
         let mut sums = V::splat(0.0);
@@ -137,7 +138,8 @@ unsafe fn quantize<V: Lanes, const BYTES: usize>(
                 let (from, left) = (x.as_ptr().add(start), x.len() - start);
                 let numbers: V = if left < LANES { f32::load_part(from, left) } else { V::load(from) };
                 let rounded = numbers.mul(inverse).add(rounder);
-                // The low byte is the step, and what is left without the rounder its value, of which sums are exact.
+                // The low byte is the step. Without the rounder the vector holds its value, and sums of those
+                // are exact.
                 rounded.store_low_bytes(gathered.as_mut_ptr().cast::<u8>().add(start));
                 sums = sums.add(rounded.add(back));
             }
@@ -156,7 +158,7 @@ unsafe fn quantize<V: Lanes, const BYTES: usize>(
     sums as i32
 }
 
-/// A quad in 16 bits: the first and third number, then the second and fourth.
+/// Widens a quad to 16 bits: the first and third number, then the second and fourth.
 #[inline(always)]
 fn widened(quad: [i8; QUAD]) -> [[i8; QUAD]; 2] {
     let [a, b, c, d] = quad.map(i16::from);

@@ -7,24 +7,24 @@ use super::{DotKernel, Dots};
 use crate::dispatch::{run_avx_vnni, run_avx2_dots, run_narrow_vnni, run_vnni};
 use crate::x86::{Avx2, Avx512};
 
-/// One 512-bit register; four products are added to a sum by one instruction, without saturation.
+/// One 512-bit register. One instruction adds four products to an accumulator, without saturation.
 #[derive(Clone, Copy)]
 pub(crate) struct VnniDots(__m512i);
 
-/// Two 256-bit registers, sums 0..8 and 8..16, and the instruction of [`VnniDots`] on them: AVX-VNNI, or with `EVEX` its
-/// encoding by AVX-512, by which machines without the first judge this code.
+/// Two 256-bit registers, accumulators 0..8 and 8..16, with the instruction of [`VnniDots`]: AVX-VNNI, or
+/// with `EVEX` its AVX-512 encoding, which tests this code on machines without AVX-VNNI.
 #[derive(Clone, Copy)]
 pub(crate) struct NarrowVnniDots<const EVEX: bool>(__m256i, __m256i);
 
-/// Two 256-bit registers: sums 0..8 and 8..16.
+/// Two 256-bit registers: accumulators 0..8 and 8..16.
 ///
-/// Products of int8 are made in 16 bits and added in pairs to 32 (`vpmaddwd`): of bytes, `vpmaddubsw` would saturate
-/// (255 * 127 * 2 is past an i16). Of half bytes it does not, and sixteen products of a group fit (15 * 127 * 16 = 30,480), so
-/// a group is summed in 16 bits and widened once.
+/// int8 products are computed in 16 bits and added in pairs to 32 (`vpmaddwd`), because `vpmaddubsw` on bytes
+/// would saturate (255 * 127 * 2 exceeds an i16). On half bytes it does not, and sixteen products of a group
+/// fit (15 * 127 * 16 = 30,480), so a group is summed in 16 bits and widened once.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2Dots(__m256i, __m256i);
 
-/// Bytes in a 256-bit register.
+/// Bytes per 256-bit register.
 const HALF_LINE: usize = 32;
 
 impl Dots for VnniDots {
@@ -45,7 +45,7 @@ impl Dots for VnniDots {
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self {
-        // SAFETY: the trait's contract: AVX-512F is there.
+        // SAFETY: the trait's contract: the CPU supports AVX-512F.
         Self(unsafe { _mm512_set1_epi32(x) })
     }
 
@@ -63,7 +63,7 @@ impl Dots for VnniDots {
 
     #[inline(always)]
     unsafe fn dot(self, whole: __m512i, x: *const i8) -> Self {
-        // SAFETY: the trait's contract: AVX-512 VNNI is there, and four i8 at x.
+        // SAFETY: the trait's contract: the CPU supports AVX-512 VNNI, and four i8 at x.
         unsafe {
             let x = _mm512_set1_epi32(x.cast::<i32>().read_unaligned());
             Self(_mm512_dpbusd_epi32(self.0, whole, x))
@@ -121,7 +121,7 @@ impl<const EVEX: bool> Dots for NarrowVnniDots<EVEX> {
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self {
-        // SAFETY: the trait's contract: AVX2 is there.
+        // SAFETY: the trait's contract: the CPU supports AVX2.
         unsafe { Self(_mm256_set1_epi32(x), _mm256_set1_epi32(x)) }
     }
 
@@ -139,7 +139,7 @@ impl<const EVEX: bool> Dots for NarrowVnniDots<EVEX> {
 
     #[inline(always)]
     unsafe fn dot(self, whole: Self::Whole, x: *const i8) -> Self {
-        // SAFETY: the trait's contract: the instruction is there in this encoding, and four i8 at x.
+        // SAFETY: the trait's contract: the CPU supports the instruction in this encoding, and four i8 at x.
         unsafe {
             let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
             if EVEX {
@@ -189,7 +189,7 @@ impl Dots for Avx2Dots {
     type Lanes = Avx2;
     type Halves = (__m256i, __m256i);
     type Whole = (__m256i, __m256i);
-    /// Pairs of 16-bit sums, which make one together.
+    /// Pairs of 16-bit sums, each pair one accumulator.
     type GroupSums = (__m256i, __m256i);
 
     #[inline(always)]
@@ -200,7 +200,7 @@ impl Dots for Avx2Dots {
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self {
-        // SAFETY: the trait's contract: AVX2 is there.
+        // SAFETY: the trait's contract: the CPU supports AVX2.
         unsafe { Self(_mm256_set1_epi32(x), _mm256_set1_epi32(x)) }
     }
 
@@ -210,7 +210,7 @@ impl Dots for Avx2Dots {
         unsafe { Self(_mm256_add_epi32(self.0, other.0), _mm256_add_epi32(self.1, other.1)) }
     }
 
-    /// Widened to 16 bits: bytes of even index meet the first word, those of odd index the second.
+    /// Widens to 16 bits: bytes of even index for the first word, those of odd index for the second.
     #[inline(always)]
     unsafe fn whole(line: *const u8, word: usize) -> Self::Whole {
         // SAFETY: the trait's contract: 64 bytes at `line`.
@@ -276,32 +276,32 @@ impl Dots for Avx2Dots {
     }
 }
 
-/// A sum that the compiler takes as it is. It would add the products of several lines to each other first, for a shorter chain, and
-/// put what that takes beyond sixteen registers down to memory.
+/// Makes a sum opaque to the compiler. Otherwise it would first add the products of several lines to each
+/// other, for a shorter chain, and spill what exceeds sixteen registers to memory.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn as_grouped(sum: __m256i) -> __m256i {
     let mut sum = sum;
-    // SAFETY: there is no instruction in it.
+    // SAFETY: it contains no instruction.
     unsafe { asm!("/* {0} */", inout(ymm_reg) sum, options(pure, nomem, nostack, preserves_flags)) };
     sum
 }
 
 /// # Safety
-/// The CPU has AVX2, and 64 bytes are at `line`.
+/// The CPU supports AVX2, and 64 bytes are readable at `line`.
 #[inline(always)]
 unsafe fn load_line(line: *const u8) -> (__m256i, __m256i) {
-    // SAFETY: the caller's promise; the loads need no alignment.
+    // SAFETY: guaranteed by the caller; the loads need no alignment.
     unsafe { (_mm256_loadu_si256(line.cast()), _mm256_loadu_si256(line.add(HALF_LINE).cast())) }
 }
 
-/// The low half of each byte, or the high half.
+/// Loads the low half of each byte, or the high half.
 ///
 /// # Safety
-/// The CPU has AVX2, and 64 bytes are at `line`.
+/// The CPU supports AVX2, and 64 bytes are readable at `line`.
 #[inline(always)]
 unsafe fn load_half(line: *const u8, high: bool) -> (__m256i, __m256i) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let (mut bytes, mask) = (load_line(line), _mm256_set1_epi8(0x0f));
         if high {

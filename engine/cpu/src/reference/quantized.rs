@@ -1,6 +1,5 @@
-//! The naive twin of int8 and int4: quantizes weights and activations and multiplies them as
-//! docs/contract.md C1 says, one number after the other. It shares nothing with the kernels but the K-slices
-//! and their tree.
+//! The naive twin of int8 and int4: quantizes weights and activations and multiplies them as docs/contract.md
+//! C1 says, one number after the other. It shares only the K-slices and their tree with the kernels.
 
 use std::ops::Range;
 
@@ -9,9 +8,9 @@ use half::bf16;
 use crate::k_slices::{KSlices, NUM_SLICES, tree};
 use crate::matrix::QuantizedFormat;
 
-/// Numbers along K that share a scale in int4.
+/// Numbers along K per int4 scale.
 const GROUP: usize = 32;
-/// What is smaller counts as zero.
+/// Smaller numbers count as zero.
 const SMALLEST: f32 = 1e-30;
 
 /// `[columns, k]`, quantized.
@@ -69,7 +68,7 @@ impl QuantizedWeights {
         out
     }
 
-    /// One column over one slice, in the activations' steps.
+    /// Sum of one column over one slice, in the activations' steps.
     fn slice_sum(&self, column: usize, slice: Range<usize>, x: &[i32]) -> f32 {
         let weights = &self.steps[column * self.k..(column + 1) * self.k];
         let exact = |range: Range<usize>| {
@@ -90,7 +89,7 @@ impl QuantizedWeights {
     }
 }
 
-/// Symmetric: the largest number becomes 127.
+/// Quantizes symmetrically: the largest number becomes 127.
 fn int8(numbers: &[f32]) -> (Vec<i32>, f32) {
     if numbers.iter().any(|x| !x.is_finite()) {
         return (vec![0; numbers.len()], f32::NAN);
@@ -103,7 +102,7 @@ fn int8(numbers: &[f32]) -> (Vec<i32>, f32) {
     (numbers.iter().map(step).collect(), largest / 127.0)
 }
 
-/// The number farthest from zero (the first such) becomes -8, with a scale in bf16.
+/// Quantizes so that the number farthest from zero (the first one if several) becomes -8, with a bf16 scale.
 fn int4(group: &[f32]) -> (Vec<i32>, f32) {
     if group.iter().any(|x| !x.is_finite()) {
         return (vec![0; group.len()], f32::NAN);

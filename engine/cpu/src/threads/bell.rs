@@ -1,32 +1,32 @@
-//! How a thread waits for another: it looks as long as it has patience, then sleeps until the bell is rung.
-//! Nothing here may be lost: whoever sleeps has looked once more after saying so, and whoever rings looks for sleepers
-//! after what they wait for has happened.
+//! Lets a thread wait for another: it spins as long as [`Patience`] allows, then sleeps until the bell is
+//! rung. No wake-up is lost: a sleeper checks its condition again after it has registered, and a ringer looks
+//! for sleepers after it has made the condition true.
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use super::patience::Patience;
 
-/// Wakes those who wait for something that is told by atomics.
+/// Wakes threads that wait for a condition on atomics.
 #[derive(Debug, Default)]
 pub(super) struct Bell {
     sleepers: AtomicUsize,
-    /// Held from a sleeper's last look until it sleeps, so that no ring falls between.
+    /// Held from a sleeper's last check until it sleeps, so that no ring falls in between.
     lock: Mutex<()>,
     rung: Condvar,
 }
 
 impl Bell {
-    /// Returns once `ready` says so; what makes it so must be followed by [`Bell::ring`].
+    /// Returns once `ready` is true; code that makes it true must then call [`Bell::ring`].
     pub(super) fn wait_until(&self, patience: &Patience, ready: impl Fn() -> bool) {
         if !patience.look(&ready) {
             self.sleep_until(ready);
         }
     }
 
-    /// Wakes all sleepers, of which there mostly are none.
+    /// Wakes all sleepers; usually there are none.
     pub(super) fn ring(&self) {
-        // Either this load sees the sleeper, or the sleeper's last look sees what has happened.
+        // Either this load sees the sleeper, or the sleeper's last check sees the changed condition.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));

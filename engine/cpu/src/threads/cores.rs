@@ -1,14 +1,15 @@
-//! Which cores a thread may run on, and keeping it on one. Done only where a caller asks for it: a thread that may move goes on
-//! where a sleeping peer leaves a core free, a pinned one waits (docs/adr/0019-own-thread-pool.md).
+//! Queries the cores that a thread may run on, and pins a thread to one. Pinning is only done on request: a
+//! thread that may move continues on a core that a sleeping peer leaves free, a pinned one waits
+//! (docs/adr/0019-own-thread-pool.md).
 
 use crate::KernelError;
 
-/// Cores that the calling thread may run on, in the system's order.
+/// Returns the cores that the calling thread may run on, in the system's order.
 pub fn allowed_cores() -> Result<Vec<usize>, KernelError> {
     system::allowed().map_err(|error| refused(0, "which cores this thread may run on", error))
 }
 
-/// Keeps the calling thread, and those that it starts from now on, on one core.
+/// Pins the calling thread, and threads that it starts later, to one core.
 pub(super) fn stay_on(core: usize) -> Result<(), KernelError> {
     system::stay_on(core).map_err(|error| refused(core, "to keep a thread on this core", error))
 }
@@ -25,7 +26,7 @@ mod system {
     use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
     use nix::unistd::Pid;
 
-    /// What system calls take for the calling thread.
+    /// The pid that means the calling thread in these system calls.
     fn this_thread() -> Pid {
         Pid::from_raw(0)
     }

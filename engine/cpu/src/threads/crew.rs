@@ -1,9 +1,10 @@
-//! Threads that live as long as an engine and do the pieces of one section after another. The thread that brings a section
-//! works on it like the others; it waits for pieces that were begun, never for a thread that has not come: one that the
-//! system has put aside is missed only where it holds a piece.
+//! A thread pool that lives as long as an engine and runs the pieces of one section after another. The thread
+//! that submits a section (the leader) works on it too. It waits for pieces that were started, never for
+//! threads that have not arrived: a thread that the system has descheduled only delays the section if it
+//! holds a piece.
 //!
-//! A section's closure may be touched between taking a piece and giving it back as done, and at no other time: that is
-//! what keeps the borrow alive, and all the unsafe code here rests on it.
+//! A section's closure may be accessed only between taking a piece and counting it as done. That keeps the
+//! borrow alive, and all the unsafe code here relies on it.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -15,26 +16,26 @@ use std::thread::JoinHandle;
 use super::bell::Bell;
 use super::patience::Patience;
 
-/// What all threads of a crew see.
+/// State shared by all threads of a crew.
 #[derive(Default)]
 struct Board {
-    /// Written by the one who leads, while no piece is out.
+    /// Written by the leader, while no piece is in progress.
     section: UnsafeCell<Option<Section>>,
-    /// Pieces that nobody has taken; what is taken next is the section's last but so many.
+    /// Number of pieces not yet taken. The next piece to take is `pieces - left`.
     left: OwnLine<AtomicUsize>,
-    /// Pieces that are not done.
+    /// Number of pieces not yet done.
     unfinished: OwnLine<AtomicUsize>,
-    /// Rung when pieces are there to be taken, or the crew ends.
+    /// Rung when there are pieces to take, or when the crew ends.
     work: Bell,
     /// Rung when the last piece is done.
     done: Bell,
     patience: Patience,
-    /// What the first piece that panicked said.
+    /// Payload of the first panic of a piece.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     ended: AtomicBool,
 }
 
-/// What is written by all threads, apart from what they only read.
+/// A value that all threads write, on separate cache lines from read-only data.
 #[derive(Default)]
 #[repr(align(128))]
 struct OwnLine<T>(T);
@@ -45,23 +46,24 @@ struct Section {
     pieces: usize,
 }
 
-// SAFETY: `section` is written only by the holder of `Crew::leading` while `unfinished` is 0, and read only between
-// taking a piece and counting it as done, when `unfinished` is above 0; what it points to is Sync.
+// SAFETY: `section` is written only by the holder of `Crew::leading` while `unfinished` is 0, and read only
+// between taking a piece and counting it as done, when `unfinished` is above 0; the closure that it points to
+// is Sync.
 unsafe impl Sync for Board {}
-// SAFETY: as above; nothing in it belongs to one thread.
+// SAFETY: as above; nothing in it is tied to one thread.
 unsafe impl Send for Board {}
 
-/// The threads beside the one that leads. They end when this is dropped.
+/// The pool's threads, without the leader. They end when this is dropped.
 #[derive(Default)]
 pub(super) struct Crew {
     board: Arc<Board>,
-    /// Held by whoever has brought a section.
+    /// Held by the leader of the current section.
     leading: Mutex<()>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Crew {
-    /// Starts one more thread; an error where the system gives none.
+    /// Starts one more thread; an error if the system refuses.
     pub(super) fn hire(&mut self) -> std::io::Result<()> {
         let board = Arc::clone(&self.board);
         let named = std::thread::Builder::new().name(format!("engine-{}", self.len()));
@@ -69,13 +71,14 @@ impl Crew {
         Ok(())
     }
 
-    /// Threads that work on a section, whoever leads included.
+    /// Number of threads that work on a section, the leader included.
     pub(super) fn len(&self) -> usize {
         self.threads.len() + 1
     }
 
-    /// Runs pieces 0..`pieces` on whatever threads come, and returns when all are done. A panic of any of them goes on
-    /// here. Called from a piece, or while another thread leads, it runs them one after the other.
+    /// Runs pieces 0..`pieces` on the threads that are available, and returns when all are done. A panic of a
+    /// piece is resumed here. If called from a piece, or while another thread leads, it runs the pieces in
+    /// order on the calling thread.
     pub(super) fn run(&self, pieces: usize, run: &(dyn Fn(usize) + Sync)) {
         let _leading = match self.leading.try_lock() {
             Ok(leading) => leading,
@@ -98,32 +101,34 @@ impl Drop for Crew {
         self.board.ended.store(true, Ordering::Release);
         self.board.work.ring();
         for thread in self.threads.drain(..) {
-            // Its pieces' panics were caught, so that it has none of its own.
+            // Panics of pieces were caught, so the thread itself has not panicked.
             drop(thread.join());
         }
     }
 }
 
 impl Board {
-    /// Shows a section to all. The caller leads, and waits until it is done before `run` ends.
+    /// Publishes a section to all threads. The caller leads, and waits until the section is done before `run`
+    /// ends.
     fn begin(&self, pieces: usize, run: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: only the lifetime is dropped; `Crew::run` keeps `run` borrowed until every piece is done.
+        // SAFETY: this only drops the lifetime; `Crew::run` keeps `run` borrowed until every piece is done.
         let run =
             unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(run) };
-        // SAFETY: the caller leads and no piece is out, so nobody else looks at the section.
+        // SAFETY: the caller leads and no piece is in progress, so no other thread reads the section.
         unsafe { *self.section.get() = Some(Section { run, pieces }) };
         self.unfinished.0.store(pieces, Ordering::Relaxed);
         self.left.0.store(pieces, Ordering::Release);
         self.work.ring();
     }
 
-    /// Takes a piece and does it; false where none was left.
+    /// Takes a piece and runs it; returns false if none was left.
     fn take_piece(&self) -> bool {
         let less_one = |left: usize| left.checked_sub(1);
         let Ok(left) = self.left.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, less_one) else {
             return false;
         };
-        // SAFETY: a piece is out until it is counted below, so that the section stands still and its closure lives.
+        // SAFETY: the piece counts as unfinished until the decrement below, so the section does not change
+        // and its closure lives.
         let (run, piece) = unsafe {
             let section = (*self.section.get()).as_ref().expect("pieces are there only while a section is");
             (&*section.run, section.pieces - left)
@@ -131,14 +136,14 @@ impl Board {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(piece))) {
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
         }
-        // From here on the closure may be gone.
+        // From here on the closure may be dropped.
         if self.unfinished.0.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.done.ring();
         }
         true
     }
 
-    /// A thread of the crew, until it ends.
+    /// Loop of a crew thread, until the crew ends.
     fn serve(&self) {
         loop {
             while self.take_piece() {}

@@ -1,10 +1,12 @@
-//! How long a thread looks before it sleeps: as long as a sleep would cost, or not at all while others want the cores.
+//! Decides how long a thread spins before it sleeps: as long as a sleep would cost, or not at all while other
+//! processes need the cores.
 //!
-//! Whoever looks as long as falling asleep and waking up take loses at most twice what the best choice would have
-//! (Karlin, Li, Manasse, Owicki 1991). That holds where nobody else wants the core. Where somebody does, the thread that is
-//! waited for is often one that was put aside, for milliseconds, and it runs again the sooner its waiting peers leave their
-//! cores to it: then a thread that waits sleeps at once. Which of the two it is the system says: how long a thread stood ready
-//! and another had its core. How often that happened says nothing, for the system's own chores do it a hundred times a second.
+//! A thread that spins for as long as falling asleep and waking up take loses at most twice the cost of the
+//! best choice (Karlin, Li, Manasse, Owicki 1991). That holds if no other thread needs the core. If one does,
+//! the thread that is waited for has often been descheduled, for milliseconds, and runs again sooner if its
+//! waiting peers give up their cores: then a waiting thread sleeps at once. The system shows which case it
+//! is: how long a thread was runnable while another had its core. The number of such events is useless, since
+//! the system's own housekeeping causes a hundred of them per second.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -12,22 +14,22 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a sleep costs, the ringing of the bell included: 32 us were measured (docs/adr/0019-own-thread-pool.md).
+/// Cost of a sleep, ringing the bell included: 32 us were measured (docs/adr/0019-own-thread-pool.md).
 const CALM: Duration = Duration::from_micros(50);
 
-/// A thread asks the system at most so often, which takes about a microsecond.
+/// Minimum time between queries of a thread to the system; one takes about a microsecond.
 const ASK_EVERY: Duration = Duration::from_millis(8);
 
-/// Others want the cores where a thread has lost so many hundredths of its time to them.
+/// The cores count as crowded if a thread lost at least this share of its time to others.
 const CROWD_PERCENT: u64 = 10;
 
-/// How long a crowd is believed in after the last sign of it.
+/// How long a crowd is assumed after the last sign of it.
 const HOLD: Duration = Duration::from_millis(50);
 
-/// Pauses between two looks at the clock, which costs about as much as one of them.
+/// Spin iterations per read of the clock, which costs about as much as one of them.
 const PAUSES: u32 = 16;
 
-/// What threads that wait for each other know of the others on their cores.
+/// State shared by threads that wait for each other: whether others need their cores.
 #[derive(Debug)]
 pub struct Patience {
     born: Instant,
@@ -42,7 +44,7 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// Looks until `ready` says so or patience is at its end; whether it did.
+    /// Spins until `ready` is true or patience runs out. Returns whether it was ready.
     pub fn look(&self, ready: impl Fn() -> bool) -> bool {
         let mut begin = None;
         loop {
@@ -60,7 +62,7 @@ impl Patience {
         }
     }
 
-    /// How long to look, at this moment.
+    /// How long to spin at this moment.
     fn at(&self, now: Instant) -> Duration {
         let lost = LOST.with_borrow_mut(|lost| lost.percent_since_asked(now));
         let now = now.saturating_duration_since(self.born).as_nanos() as u64;
@@ -75,9 +77,10 @@ thread_local! {
     static LOST: RefCell<LostTime> = RefCell::new(LostTime::of_this_thread());
 }
 
-/// How long this thread has stood ready while another had its core.
+/// Time that this thread was runnable while another had its core.
 struct LostTime {
-    /// Linux: nanoseconds on a core, nanoseconds ready without one, and how often. `None` where the system does not say.
+    /// Linux: nanoseconds on a core, nanoseconds runnable without one, and number of time slices. `None` if
+    /// the system does not provide it.
     schedstat: Option<File>,
     asked: Instant,
     total_ns: u64,
@@ -91,7 +94,8 @@ impl LostTime {
         this
     }
 
-    /// Hundredths of the time since the last answer; nothing where that was a moment ago, or the system does not say.
+    /// Percentage of lost time since the last query; `None` if that was a moment ago, or if the system does
+    /// not provide it.
     fn percent_since_asked(&mut self, now: Instant) -> Option<u64> {
         let since = now.saturating_duration_since(self.asked);
         if since < ASK_EVERY {
@@ -122,14 +126,14 @@ mod tests {
         let after = |ms| patience.born + Duration::from_millis(ms);
         let schedstat = Some(file.try_clone().unwrap());
         LOST.set(LostTime { schedstat, asked: patience.born, total_ns: 0 });
-        // On a core 16 ms and ready 4 ms; the first look is too early to ask.
+        // 16 ms on a core and 4 ms runnable; the first call is too early to query.
         file.write_all(b"16000000 4000000 7\n").unwrap();
         assert_eq!(patience.at(after(7)), CALM);
         assert_eq!(patience.at(after(20)), Duration::ZERO);
         // Nothing was lost since.
         assert_eq!(patience.at(after(69)), Duration::ZERO);
         assert_eq!(patience.at(after(70)), CALM);
-        // A tenth of 10 ms is a crowd, less is none.
+        // A tenth of 10 ms is a crowd, less is not.
         let mut lost = LostTime { schedstat: Some(file), asked: after(0), total_ns: 3_000_001 };
         assert_eq!(lost.percent_since_asked(after(10)), Some(9));
     }

@@ -1,5 +1,5 @@
-//! The crew hammered on: every piece once, whoever sleeps is woken, a panic comes out, nothing hangs. The test run's own
-//! time limit is what finds a ring that was lost.
+//! Stress tests of the crew: every piece runs once, sleepers are woken, a panic is passed on, nothing hangs.
+//! The test run's time limit detects a lost wake-up.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::*;
 
-/// Threads that are more than the cores of most machines that run this, so that some are put aside.
+/// More threads than most machines that run this have cores, so that some are descheduled.
 const THREADS: usize = 5;
 
 #[test]
@@ -17,7 +17,7 @@ fn every_piece_is_done_once_and_before_the_section_ends() {
     for section in 0..4_000 {
         let pieces = [1, 2, 3, 7, 16, 97][section % 6];
         crew.run(pieces, &|piece| {
-            // Now and then a piece is long, and those who wait fall asleep.
+            // Now and then a piece is long, and waiting threads fall asleep.
             if (section + piece) % 500 == 3 {
                 std::thread::sleep(Duration::from_micros(300));
             }
@@ -31,7 +31,7 @@ fn every_piece_is_done_once_and_before_the_section_ends() {
                 "piece {piece} of {pieces}, section {section}"
             );
         }
-        // And now and then nothing comes for a while.
+        // And now and then there is no work for a while.
         if section % 400 == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -94,7 +94,7 @@ fn results_are_in_order_and_ranges_have_no_gap() {
             let shared = Shared::new(&mut seen);
             threads.for_ranges(items, grain, 1 << 30, |range| {
                 assert!(range.start % grain == 0 && (range.end % grain == 0 || range.end == items));
-                // SAFETY: what is asked below is that ranges are disjoint; here none writes twice at once.
+                // SAFETY: the test checks that ranges are disjoint; no two threads write here at once.
                 unsafe { shared.slice_mut(range) }.iter_mut().for_each(|seen| *seen += 1);
             });
             assert!(seen.iter().all(|&seen| seen == 1), "{items} by {grain}");
@@ -105,14 +105,14 @@ fn results_are_in_order_and_ranges_have_no_gap() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_pinned_thread_has_one_core_and_no_other_has_it() {
-    // In a thread of its own, for it stays where it is put.
+    // In a separate thread, since it stays pinned.
     let cores = allowed_cores().unwrap();
     let count = cores.len().min(3);
     let found = std::thread::scope(|scope| {
         let pinned = scope.spawn(|| {
             let mut threads = Threads::eager(count).unwrap();
             threads.pin(&cores).unwrap();
-            // Every thread takes one piece: none goes on before all have come.
+            // Every thread takes one piece: none continues before all have arrived.
             let all_are_here = std::sync::Barrier::new(count);
             threads.map(&vec![(); count], |()| {
                 all_are_here.wait();
