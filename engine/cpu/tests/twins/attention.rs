@@ -1,4 +1,5 @@
-//! Attention over a paged cache against its twin: several sequences, grouped queries, windows, both formats of KV.
+//! Attention over a paged KV cache compared with its naive twin: several sequences, grouped queries, windows,
+//! both KV formats.
 
 use std::ops::Range;
 
@@ -10,7 +11,7 @@ use proptest::prelude::*;
 
 use super::{bits, config, every_cpu, numbers, rounded};
 
-/// A sequence that is attended to: `held` positions were there before the pass adds `new`.
+/// A sequence with `held` positions before the pass, which adds `new`.
 #[derive(Debug, Clone)]
 struct Text {
     held: usize,
@@ -21,11 +22,11 @@ fn text() -> impl Strategy<Value = Text> {
     (0..70usize, 1..23usize).prop_map(|(held, new)| Text { held, new })
 }
 
-/// Block tables over a shuffled pool, so that no two sequences lie where they would in order.
+/// Block tables over a shuffled pool, so that no sequence has its blocks in order.
 fn block_tables(texts: &[Text]) -> Vec<Vec<u32>> {
     let needed: Vec<usize> = texts.iter().map(|t| (t.held + t.new).div_ceil(BLOCK_SIZE)).collect();
     let total: usize = needed.iter().sum();
-    // 7 is odd and total may be its multiple: step by a number that shares no factor.
+    // Step by a number that has no common factor with `total`.
     let step = (total / 2 + 1..).find(|step| gcd(*step, total) == 1).unwrap();
     let mut blocks = (0..total).map(|i| (i * step % total) as u32);
     needed.iter().map(|&n| blocks.by_ref().take(n).collect()).collect()
@@ -35,7 +36,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Rows of texts, of each those from a position on, as a pass.
+/// Rows of texts, each from some position on, as a pass.
 #[derive(Default)]
 struct Pass<'a> {
     positions: Vec<u32>,
@@ -67,7 +68,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// A cache in which every number that was not written is a NaN: reading one would show.
+/// A cache in which every number that was not written is a NaN, so that reading one shows in the result.
 fn poisoned_cache(shape: KvShape, num_blocks: usize, bf: bool) -> KvCache {
     let mut kv = KvCache::new(shape, if bf { MatrixFormat::Bf16 } else { MatrixFormat::F32 });
     kv.grow_to(num_blocks as u32).unwrap();

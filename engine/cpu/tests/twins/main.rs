@@ -1,5 +1,5 @@
-//! Every kernel against its naive twin with `==`, on every instruction set of this machine, over odd shapes. Products and
-//! what works on rows are here, `attention` has a file of its own.
+//! Compares every kernel with its naive twin by `==`, on every instruction set of this machine, over odd
+//! shapes. Attention is in the module `attention`, everything else here.
 #![expect(clippy::unwrap_used, reason = "the lint sees tests, but not what tests call")]
 
 mod attention;
@@ -14,7 +14,7 @@ use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-/// Plain numbers of about unit size, with some exact zeros and both signs of them.
+/// Numbers of about unit size, with some exact zeros of both signs.
 fn numbers(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -46,9 +46,9 @@ fn factors(numbers: &[f32]) -> Vec<f32> {
     numbers.iter().map(|&x| reference::bf16_factor(x)).collect()
 }
 
-/// Numbers whose exponents spread as far as a product with bf16 weights takes them: many below 2^-56, where they count
-/// as zeros, many just above, some so large that their sums only just fit; every other one is often the one before it with
-/// the other sign, so that sums cancel.
+/// Numbers with the full spread of exponents of a product with bf16 weights: many below 2^-56, which count as
+/// zeros, many just above, some so large that their sums barely fit. Often an odd element is the negative of
+/// the one before it, so that sums cancel.
 fn extremes(len: usize, seed: u64) -> Vec<f32> {
     let mut found: Vec<f32> = Vec::new();
     for (i, unit) in numbers(len, seed).into_iter().enumerate() {
@@ -60,7 +60,7 @@ fn extremes(len: usize, seed: u64) -> Vec<f32> {
     found
 }
 
-/// All instruction sets of this machine, and several threads.
+/// One CPU per instruction set of this machine, and one with several threads.
 fn every_cpu() -> impl Iterator<Item = Cpu> {
     Cpu::every_isa().unwrap().into_iter().chain([Cpu::eager(3).unwrap()])
 }
@@ -69,17 +69,17 @@ fn config() -> ProptestConfig {
     ProptestConfig { cases: 200, rng_seed: RngSeed::Fixed(7), ..ProptestConfig::default() }
 }
 
-/// A product with one matrix for each width.
+/// A product with one matrix per width.
 #[derive(Debug, Clone)]
 struct Product {
     rows: usize,
     k: usize,
     widths: Vec<usize>,
-    /// K-slices of so many columns a unit, or one slice.
+    /// K-slices with units of this many columns, or a single slice.
     unit: Option<usize>,
     bf: bool,
     bias: bool,
-    /// Where the numbers come from.
+    /// Generator of the numbers.
     numbers: fn(usize, u64) -> Vec<f32>,
 }
 
@@ -123,7 +123,7 @@ fn check_linear(product: &Product) {
     }
 }
 
-/// A row looked up in panels is the row that was packed.
+/// Checks that a row looked up in panels equals the row that was packed.
 fn check_rows(stored: &Table, packed: &Arc<FloatMatrix>) {
     let ids: Vec<u32> = (0..packed.width() as u32).collect();
     let rows = |table: &Table| {
@@ -134,7 +134,7 @@ fn check_rows(stored: &Table, packed: &Arc<FloatMatrix>) {
     assert_eq!(rows(&Table::Panels(Arc::clone(packed))), rows(stored));
 }
 
-/// Shapes of several windows of K, of windows widened beforehand, and of several blocks of rows.
+/// Shapes with several windows of K, with windows widened beforehand, and with several blocks of rows.
 #[test]
 fn a_linear_of_many_rows_is_its_twin() {
     for (rows, k, unit, bf) in [
@@ -149,8 +149,8 @@ fn a_linear_of_many_rows_is_its_twin() {
     }
 }
 
-/// The smallest sum of products with bf16 weights is the smallest number that is not denormal, so that instructions which
-/// take denormal ones for zeros agree; a factor that would allow a smaller one counts as zero.
+/// The smallest sum of products with bf16 weights is the smallest normal number, so that instructions which
+/// treat denormal numbers as zeros agree. A factor that would allow a smaller one counts as zero.
 #[test]
 fn no_product_with_bf16_weights_is_denormal() {
     let unit = 2.0f32.powi(-63);
@@ -175,7 +175,8 @@ fn no_product_with_bf16_weights_is_denormal() {
     }
 }
 
-/// The same product in integers: `extremes` are numbers of very different size, and rows of zeros.
+/// Checks an integer product of that shape. With `extremes`, numbers are of very different size, and some
+/// rows are zero.
 fn check_quantized(product: &Product, format: QuantizedFormat, extremes: bool) {
     let Product { rows, k, ref widths, unit, bias, .. } = *product;
     let slices = unit.map_or_else(|| KSlices::whole(k), |unit| KSlices::eighths(k, unit));
@@ -190,7 +191,7 @@ fn check_quantized(product: &Product, format: QuantizedFormat, extremes: bool) {
     check_packed(format, &slices, (&x, &weights), bias);
 }
 
-/// Rows of activations times rows of weights, as long as the slices.
+/// Checks rows of activations times rows of weights, both as long as the slices.
 fn check_packed(
     format: QuantizedFormat,
     slices: &KSlices,
@@ -215,11 +216,11 @@ fn check_packed(
     }
 }
 
-/// A group's sums where all products are as large as they can be, of one sign or the other: those of 16 bits still fit.
+/// Sums of a group where all products have the largest magnitude and either sign: 16 bits still suffice.
 #[test]
 fn the_largest_sums_of_a_group_of_int4_fit() {
     let (k, width) = (96, 20);
-    // The number farthest from zero becomes step -8, the others 7 or, in odd rows, -8 too.
+    // The number farthest from zero becomes step -8, the others 7 or, in odd rows, also -8.
     let weight = |i: usize| if i.is_multiple_of(32) || i / k % 2 == 1 { -8.0 } else { 7.0 };
     let weights: Vec<f32> = (0..width * k).map(weight).collect();
     for rows in 1..14 {
@@ -231,7 +232,7 @@ fn the_largest_sums_of_a_group_of_int4_fit() {
     }
 }
 
-/// The largest sums that int8 can make still fit.
+/// The largest possible int8 sums still fit.
 #[test]
 fn the_longest_sum_of_int8_fits() {
     let k = 131_072;
@@ -246,7 +247,7 @@ fn the_longest_sum_of_int8_fits() {
     for cpu in Cpu::every_isa().unwrap() {
         let mut out = [0.0; 2];
         cpu.linear(&linear, &mut vec![1.0; k], &mut out);
-        // Steps of 127 on both sides, and the scales take them back up to rounding.
+        // Steps are 127 on both sides; the scales restore the original size up to rounding.
         assert!((out[0] - k as f32).abs() < 0.1 && out[0] == -out[1], "{cpu:?}: {out:?}");
     }
     let longer = pack(&KSlices::whole(k + 1), k + 1).unwrap_err().to_string();
