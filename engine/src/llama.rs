@@ -216,7 +216,7 @@ impl<B: Backend> Layer<B> {
         scratch: &mut Scratch<B>,
     ) -> Result<(), EngineError> {
         let Device { backend, collective, kv } = device;
-        backend.attention(kv, self.attention, (pass, &rows.qkv), &mut scratch.attended); // [rows, layout.q_width()]
+        backend.attention(kv, self.attention, (pass, &rows.qkv), &mut scratch.attended); // [rows, q width]
         backend.mark(Stage::Attention);
         backend.linear(&self.o, &mut scratch.attended, &mut scratch.delta); // [rows, hidden], partial sum
         backend.mark(Stage::Products);

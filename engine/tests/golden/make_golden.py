@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the golden checkpoints beside this file: tiny random models of every family and rope variant, as transformers saves
-them, and what transformers computes with them in f32 on the CPU.
+"""Creates the golden checkpoints in this directory: tiny random models of every family and rope variant, as transformers
+saves them, and the f32 results of transformers on the CPU.
 
     python3 -m venv /tmp/golden && /tmp/golden/bin/pip install torch transformers safetensors
     /tmp/golden/bin/python engine/tests/golden/make_golden.py
@@ -23,7 +23,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 HERE = Path(__file__).resolve().parent
 DEMO = HERE.parents[2] / "models" / "demo"
 PROMPT_LEN, GREEDY_LEN, ROW_STEP = 104, 12, 5
-# Greedy tokens are compared with ==, so no step may be a near tie; neither may two logits of the tests' tolerance.
+# Minimum gap between the two largest logits of a greedy step. Tokens are compared by ==, so no step may be a near tie, which
+# includes logits within the tests' tolerance.
 MIN_MARGIN = 2e-2
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -81,7 +82,7 @@ CASES = {
 
 
 def random_weights(model, generator):
-    """Large enough that attention is far from uniform and every tensor shows in the logits."""
+    """Large enough that attention is far from uniform and every tensor affects the logits."""
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("norm.weight"):
@@ -107,7 +108,7 @@ def logits_of(model, ids):
 
 
 def greedy(model, prompt, count):
-    """The continuation, or None where a step was a near tie."""
+    """Returns the continuation, or None if a step was a near tie."""
     ids = list(prompt)
     for _ in range(count):
         top = torch.topk(logits_of(model, ids)[-1], 2)
@@ -118,7 +119,7 @@ def greedy(model, prompt, count):
 
 
 def write_checkpoint(directory, config, dtype, sharded, seed):
-    """config.json by hand, so that the old spelling is what lies there; tensors as transformers saves them."""
+    """Writes config.json directly, to keep the old spelling; transformers saves the tensors."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n")
@@ -140,7 +141,7 @@ def write_expected(directory, model, prompt, continuation, row_step, last_rows=3
 
 
 def assert_scaling_matters(directory, config, prompt):
-    """A golden file that a forgotten rope scaling or window would also pass is worth nothing."""
+    """Checks that the case would fail if rope scaling or the window were ignored."""
     plain = {k: v for k, v in config.items() if k not in ("rope_scaling", "use_sliding_window")}
     if plain.get("rope_parameters"):
         plain["rope_parameters"] = dict(rope_type="default", rope_theta=plain["rope_parameters"]["rope_theta"])

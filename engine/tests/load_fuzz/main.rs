@@ -1,7 +1,7 @@
-//! Checkpoints out of which somebody bit something: mutated safetensors headers, indices and configurations are loaded or
-//! refused, never a panic, and never more memory than a few times the files. What loads must also run.
+//! Corrupted checkpoints: mutated safetensors headers, indices and configurations are loaded or refused,
+//! without a panic and with a bounded amount of memory. A checkpoint that loads must also run.
 //!
-//! `PROPTEST_CASES=20000 cargo nextest run -p outrider-engine --test load_fuzz` looks longer.
+//! `PROPTEST_CASES=20000 cargo nextest run -p outrider-engine --test load_fuzz` runs more cases.
 #![expect(clippy::unwrap_used, reason = "the lint sees tests, but not what tests call")]
 
 mod memory;
@@ -14,14 +14,14 @@ use mutation::{Mutation, mutate};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-/// More than this nobody needs to read files of 100 kB, mutated ones included.
+/// More than enough memory to read files of 100 kB, mutated ones included.
 const MOST_BYTES: usize = 16 << 20;
 
 fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
 }
 
-/// A copy with one file changed.
+/// A copy of a golden checkpoint with one file changed.
 fn damaged(case: &str, file: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> TempDir {
     let dir = TempDir::new().unwrap();
     for entry in std::fs::read_dir(golden(case)).unwrap() {
@@ -33,7 +33,7 @@ fn damaged(case: &str, file: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> T
     dir
 }
 
-/// Loads and, where that works, runs a few rows; the message of an error must be one short line.
+/// Loads a checkpoint and, if that works, runs a few rows. An error's message must be one short line.
 fn load_and_run(dir: &Path, weights: WeightFormat) -> Result<(), TestCaseError> {
     let before = memory::begin();
     let options = LoadOptions {
@@ -63,7 +63,7 @@ fn load_and_run(dir: &Path, weights: WeightFormat) -> Result<(), TestCaseError> 
     Ok(())
 }
 
-/// Changes the JSON header of a safetensors file and, unless the mutation is about it, keeps its length true.
+/// Mutates the JSON header of a safetensors file. Writes the header's true length unless `length` is given.
 fn mutate_header(file: &[u8], mutations: &[Mutation], length: Option<u64>) -> Vec<u8> {
     let len = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let header = mutate(file[8..8 + len].to_vec(), mutations);

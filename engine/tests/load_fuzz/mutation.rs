@@ -1,23 +1,23 @@
-//! How a text of numbers, names and brackets is bitten.
+//! Mutations of a text of numbers, names and brackets.
 
 use proptest::prelude::*;
 
-/// One bite. Places are parts of the text's length, so that they fit what other bites left.
+/// One mutation. Places are fractions of the text's length, so that they stay valid after other mutations.
 #[derive(Debug, Clone)]
 pub(crate) enum Mutation {
-    /// Another byte.
+    /// Replaces a byte.
     Byte(u16, u8),
-    /// Something between.
+    /// Inserts a text.
     Insert(u16, String),
-    /// Something less, so many bytes.
+    /// Removes this many bytes.
     Remove(u16, u8),
-    /// Another number for the one that follows a place.
+    /// Replaces the first number at or after a place.
     Number(u16, &'static str),
-    /// The end is missing.
+    /// Cuts off the end.
     Cut(u16),
 }
 
-/// Numbers at which arithmetic on sizes goes wrong.
+/// Numbers that break arithmetic on sizes.
 const NUMBERS: [&str; 20] = [
     "0",
     "1",
@@ -41,7 +41,7 @@ const NUMBERS: [&str; 20] = [
     "1e999",
 ];
 
-/// Pieces of which such files consist, and some of which they do not.
+/// Fragments that occur in such files, and some that do not.
 const PIECES: [&str; 14] = [
     "{",
     "}",
@@ -96,7 +96,7 @@ pub(crate) fn mutate(mut text: Vec<u8>, mutations: &[Mutation]) -> Vec<u8> {
     text
 }
 
-/// Replaces the run of digits at or behind `at`.
+/// Replaces the first run of digits at or after `at`.
 fn replace_number(text: &mut Vec<u8>, at: usize, number: &str) {
     let Some(start) = (at..text.len()).find(|&i| text[i].is_ascii_digit()) else { return };
     let len = text[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();

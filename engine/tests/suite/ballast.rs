@@ -1,5 +1,5 @@
-//! A model with ballast gives the logits of the model without it, number for number: every family, every weight format, one rank and
-//! several, the bundled pair.
+//! A model with ballast gives exactly the logits of the model without it: every family, every weight format,
+//! one rank and several, the bundled pair.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ fn options(model_dir: &Path, weights: WeightFormat, tensor_parallel: usize) -> L
     }
 }
 
-/// Logits of a prompt, and of ids that follow it one by one.
+/// Logits of a prompt, and of the ids that follow it one by one.
 fn logits(engine: &mut Engine) -> Vec<Vec<f32>> {
     let vocab = engine.info().vocab_size;
     let ids: Vec<TokenId> = (0..24).map(|i| (i * 29 + 3) % vocab).collect();
@@ -59,7 +59,7 @@ fn check(model: &Path, parameters: u64, ranks: usize) {
 #[test]
 fn every_family_draws_from_the_same_logits() {
     for case in golden_cases() {
-        // A wider feed-forward alone, and more layers with it.
+        // A wider feed-forward only, and more layers too.
         for parameters in [1, 400_000] {
             check(&golden_dir().join(&case), parameters, 1);
         }

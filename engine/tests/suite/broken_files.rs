@@ -1,5 +1,5 @@
-//! Checkpoints that are missing, cut short, contradictory or noise: one line that names file, field or
-//! tensor; never a panic, never memory by what a file claims.
+//! Checkpoints that are missing, truncated, contradictory or noise: the error is one line that names the
+//! file, field or tensor. Never a panic, never memory allocated by what a file claims.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use engine::{Engine, EngineError, LoadOptions, Oracle, WeightFormat};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A copy of a golden checkpoint that may be damaged.
+/// A copy of a golden checkpoint for tests to damage.
 struct Copy(TempDir);
 
 impl Copy {
@@ -43,7 +43,7 @@ impl Copy {
         self
     }
 
-    /// The message, which must be one line and hold all the words.
+    /// Checks the error message, which must be one line and contain all the words.
     fn assert_refused(&self, words: &[&str]) {
         let message = self.load().unwrap_err().to_string();
         let missing: Vec<_> = words.iter().filter(|word| !message.contains(**word)).collect();
@@ -54,7 +54,7 @@ impl Copy {
     }
 }
 
-/// Writes a safetensors file of tensors that are all zero.
+/// Writes a safetensors file of all-zero tensors.
 fn write_zeros(path: &Path, tensors: &[(&str, &str, Vec<usize>, usize)]) {
     let mut header = serde_json::Map::new();
     let mut end = 0;
@@ -121,7 +121,7 @@ fn missing_fields_are_named() {
     }
 }
 
-/// A golden case, a field of its config.json, what it is set to, and what the message must say of it.
+/// A golden case, a field of its config.json, its new value, and the words that the message must contain.
 type Row = [&'static str; 4];
 
 #[rustfmt::skip]
@@ -182,7 +182,7 @@ fn tensors_that_contradict_the_configuration_are_named() {
 
 #[test]
 fn tensors_that_are_not_where_they_should_be_are_named() {
-    // A tensor that the index names, but its file does not hold.
+    // A tensor that the index lists, but its file does not hold.
     let copy = Copy::of("mistral_window");
     let index = "model.safetensors.index.json";
     copy.change_json(index, |index| {
@@ -208,14 +208,14 @@ fn tensors_that_cannot_be_read_are_named() {
     let embedding = |dtype, bytes| ("model.embed_tokens.weight", dtype, vec![112, 32], bytes);
     write_zeros(&copy.path("model.safetensors"), &[embedding("I8", 112 * 32)]);
     copy.assert_refused(&["`model.embed_tokens.weight`", "I8", "BF16"]);
-    // A shape that overflows when multiplied, and one that the file does not hold.
+    // A shape that overflows when multiplied, and one that is larger than the file.
     for (shape, bytes) in [(vec![usize::MAX, 32], 64), (vec![1 << 40, 1 << 20], 64), (vec![112, 32], 112)] {
         write_zeros(&copy.path("model.safetensors"), &[("model.embed_tokens.weight", "F32", shape, bytes)]);
         copy.assert_refused(&["model.safetensors", "not a safetensors file"]);
     }
 }
 
-/// A header that claims gigabytes in a file of bytes.
+/// A header that claims gigabytes in a small file.
 #[test]
 fn claimed_sizes_are_not_believed() {
     let copy = Copy::of("llama_tied");
@@ -228,7 +228,7 @@ fn claimed_sizes_are_not_believed() {
     assert!(peak_memory_bytes() < 1 << 30, "address space {} bytes", peak_memory_bytes());
 }
 
-/// Noise in every file: whatever loads must also run, whatever does not must say so.
+/// Noise in every file: a checkpoint that loads must also run, any other must return an error.
 #[test]
 fn noise_never_panics() {
     for (case, files) in [
@@ -238,7 +238,7 @@ fn noise_never_panics() {
         let copy = Copy::of(case);
         for file in files {
             let original = std::fs::read(copy.path(file)).unwrap();
-            // Of a safetensors file, only the header can be misread; the rest are numbers.
+            // Only the header of a safetensors file can be misread; the rest are numbers.
             let end = original.len().min(2500);
             let mut loaded = 0;
             for seed in 0..300 {
@@ -276,14 +276,14 @@ fn noise_never_panics() {
     assert!(peak_memory_bytes() < 1 << 30, "address space {} bytes", peak_memory_bytes());
 }
 
-/// The most address space that this process ever had: it shows an allocation that was never touched, too.
+/// Peak address space of this process, which includes allocations that were never touched.
 fn peak_memory_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmPeak:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// What was loaded is served, whatever becomes of its files: nothing is read later, and nothing is mapped.
+/// A loaded model works whatever happens to its files: nothing is read later, and nothing is mapped.
 #[test]
 fn files_that_are_cut_short_while_they_are_served() {
     let copy = Copy::of("mistral_window");

@@ -1,6 +1,6 @@
-//! A row's logits depend on its sequence alone (docs/contract.md C): whatever else is in the batch, however
-//! the text is cut into forwards, whatever was rolled back, wherever its KV lies, the bits are those of the
-//! oracle, which has no cache, no batch and no threads. Everything is compared with `==`.
+//! A row's logits depend only on its sequence (docs/contract.md C). Independent of the rest of the batch, the
+//! split of the text into forwards, rollbacks and the location of its KV, the bits are those of the oracle,
+//! which has no cache, no batch and no threads. Everything is compared by `==`.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use engine::{Engine, Oracle, SequenceRows, SlotId, TokenId, WeightFormat};
 const FORMATS: [WeightFormat; 4] =
     [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4];
 
-/// A text and what the oracle says of each of its positions.
+/// A text and the oracle's logits at each of its positions.
 struct Judged {
     ids: Vec<TokenId>,
     logits: Vec<Vec<f32>>,
@@ -38,7 +38,7 @@ fn assert_same(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
     }
 }
 
-/// Feeds a text cut into pieces of the given sizes, over and over.
+/// Feeds a text in pieces of the given sizes, repeated cyclically.
 fn fed_in_pieces(engine: &mut Engine, ids: &[TokenId], sizes: &[usize]) -> Vec<Vec<f32>> {
     let slot = engine.open();
     let mut sizes = sizes.iter().cycle();
@@ -77,13 +77,14 @@ fn the_oracle_says_the_same_of_a_prefix() {
     }
 }
 
-/// A sequence under way.
+/// A sequence in progress.
 struct Running<'a> {
     text: &'a Judged,
     slot: SlotId,
 }
 
-/// Drives sequences through random batches: any subset, any number of rows, cuts, restarts in between.
+/// Runs sequences through random batches: any subset, any number of rows, with truncations and restarts in
+/// between.
 fn drive(engine: &mut Engine, texts: &[Judged], seed: u64, rounds: usize) {
     let mut random = Random::new(seed);
     let mut below = |n: usize| random.below(n);
@@ -146,7 +147,7 @@ fn whatever_else_is_in_the_batch() {
     }
 }
 
-/// The bundled target is large enough for work to be shared between threads.
+/// The bundled target is large enough for work to be split between threads.
 #[test]
 fn whatever_the_number_of_threads() {
     for (role, format) in [
@@ -166,7 +167,7 @@ fn whatever_the_number_of_threads() {
     }
 }
 
-/// A header of odd length puts every number at an odd address: nothing can be used where it is mapped.
+/// A header of odd length puts every number at an odd address, so that no number could be used in place.
 #[test]
 fn wherever_the_numbers_lie_in_the_file() {
     for (case, format) in [("llama_tied", WeightFormat::F32), ("mistral_full", WeightFormat::Bf16)] {
@@ -184,7 +185,7 @@ fn wherever_the_numbers_lie_in_the_file() {
     }
 }
 
-/// More rows than one pass takes.
+/// More rows than one pass holds.
 #[test]
 fn a_call_of_many_passes() {
     let dir = demo_dir("draft");
@@ -204,8 +205,8 @@ fn fingerprint(logits: &[Vec<f32>]) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Equal `numerics_id` promises equal bits, on other machines and in later versions too. Where a change of these
-/// numbers is wanted, raise `KERNEL_CLASS` in `cpu` or `CONTRACT_VERSION` in `numerics_id` with it.
+/// Equal `numerics_id` promises equal bits, also on other machines and in later versions. To change these
+/// numbers deliberately, raise `KERNEL_CLASS` in `cpu` or `CONTRACT_VERSION` in `numerics_id` too.
 #[test]
 fn the_bits_of_this_kernel_class() {
     let bits_of = |case: &str, format| {

@@ -1,5 +1,5 @@
-//! FP8 checkpoints: the engine's logits are those of the numbers that the file stands for, written out as f32; what is missing or
-//! of no known shape is refused by its name.
+//! FP8 checkpoints: the engine's logits equal those of a checkpoint with the dequantized numbers in f32.
+//! Missing scales and scales of unknown shape are refused by name.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
 use crate::quantized::{compare, tasks};
 use crate::support::{demo_dir, feed, golden_dir, load};
 
-/// What shares a scale.
+/// The numbers that share a scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Shared {
     Tensor,
@@ -20,7 +20,7 @@ enum Shared {
     Block,
 }
 
-/// A matrix as it is stored, and the numbers that it stands for.
+/// A matrix as it is stored, and its dequantized numbers.
 struct Quantized {
     bytes: Vec<u8>,
     scales: Vec<bf16>,
@@ -73,7 +73,7 @@ fn quantize(numbers: &[f32], [rows, columns]: [usize; 2], shared: Shared) -> Qua
 /// Names, formats, shapes and bytes of a file's tensors.
 type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
 
-/// Writes a checkpoint whose projections are FP8, and one of the numbers that they stand for.
+/// Writes a checkpoint with FP8 projections, and one with the dequantized numbers.
 fn write_both(from: &Path, shared: Shared, fp8_dir: &Path, plain_dir: &Path) {
     let file = std::fs::read(from.join("model.safetensors")).unwrap();
     let (mut fp8, mut plain): (Tensors, Tensors) = (Vec::new(), Vec::new());
@@ -125,7 +125,7 @@ fn logits(engine: &mut Engine) -> Vec<Vec<f32>> {
 #[test]
 fn fp8_checkpoints_give_the_bits_of_the_numbers_they_stand_for() {
     let golden = |name| golden_dir().join(name);
-    // The last has several blocks along both sides.
+    // The last model has several blocks along both sides.
     for (model, shared) in [
         (golden("llama_tied"), Shared::Tensor),
         (golden("llama_tied"), Shared::Row),
@@ -156,7 +156,7 @@ fn fp8_checkpoints_give_the_bits_of_the_numbers_they_stand_for() {
             };
             logits(&mut Engine::load(&options).unwrap())
         };
-        // Three heads are not shared out.
+        // Three heads cannot be split over two ranks.
         if !model.ends_with("llama_wide_heads") {
             assert!(ranks(fp8.path()) == ranks(plain.path()), "{model:?}, {shared:?}, two ranks");
         }
@@ -214,8 +214,8 @@ fn what_is_wrong_with_scales_is_said_by_name() {
     assert!(norm.contains("model.norm.weight") && norm.contains("F8_E4M3"), "{norm}");
 }
 
-/// What eight-bit floats cost the bundled pair: how often each model's greedy choice stays, and how often the draft's is the
-/// target's. Run with `--no-capture` for the table.
+/// The cost of eight-bit floats for the bundled pair: how often each model's greedy choice stays the same,
+/// and how often the draft's choice is the target's. Run with `--no-capture` for the table.
 #[test]
 fn fp8_says_nearly_what_bf16_says() {
     let mut tasks = tasks();

@@ -1,5 +1,5 @@
-//! Logits and greedy tokens against transformers, for every family and rope variant and for the bundled pair
-//! (`golden/make_golden.py` made the files).
+//! Logits and greedy tokens compared with transformers, for every family and rope variant and for the bundled
+//! pair (`golden/make_golden.py` created the files).
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::support::{argmax, demo_dir, feed, golden_cases, golden_dir, load};
 use engine::{Engine, TokenId, WeightFormat};
 use safetensors::SafeTensors;
 
-/// What transformers said of a prompt.
+/// The results of transformers for a prompt.
 struct Expected {
     prompt: Vec<TokenId>,
     greedy: Vec<TokenId>,
@@ -37,7 +37,7 @@ impl Expected {
         }
     }
 
-    /// The largest difference and a sentence about it.
+    /// The largest difference, and a sentence about it.
     fn worst(&self, engine: &mut Engine) -> (f32, String) {
         let ids = [self.prompt.as_slice(), &self.greedy].concat();
         let slot = engine.open();

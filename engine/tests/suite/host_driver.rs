@@ -1,6 +1,6 @@
-//! The backend as a server runs it, driver calls included, over a driver that is the host (`engine::cuda::host_driver`):
-//! sections of the check that waits for a GPU, at small sizes. The driver is as late as the real one may be, so that a
-//! wait that is missing shows as wrong numbers.
+//! The backend as a server runs it, driver calls included, with a driver that runs on the host
+//! (`engine::cuda::host_driver`): sections of `gpu_check` at small sizes. The driver completes calls as late
+//! as the real one may, so that a missing wait shows as wrong numbers.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ fn target(kernels: &Path) -> Target {
     Target { ordinal: 0, kernels: Some(kernels.to_owned()), pair: (draft.clone(), draft), peer, is_dry: true }
 }
 
-/// Runs sections and returns what they said.
+/// Runs sections and returns the lines that they reported.
 fn run(sections: &[Section], kernels: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     let mut say = |line: &str| lines.push(line.to_owned());
@@ -60,7 +60,7 @@ fn timings_run() {
     }
 }
 
-/// Its times mean nothing here, so that nothing is judged; every kind of step runs and is named.
+/// Times are meaningless here, so nothing is judged; every kind of step runs and is named.
 #[test]
 fn shares_of_the_roofline_run() {
     let Some(driver) = HostDriver::for_test("host_driver::shares_of_the_roofline_run") else { return };

@@ -1,4 +1,4 @@
-//! What does not fit is refused by name, and a refused batch leaves no trace.
+//! Input that does not fit is refused by name, and a refused batch changes nothing.
 
 use crate::support::{feed, golden_dir, load};
 use engine::{Engine, EngineError, LoadOptions, SequenceRows, SlotId, TokenId, WeightFormat};
@@ -39,7 +39,7 @@ fn a_batch_that_does_not_fit_changes_nothing() {
     assert_eq!(engine.blocks_needed(a, 16), 1);
     assert_eq!(engine.blocks_needed(b, 33), 3);
 
-    // Each would fit alone.
+    // Each sequence would fit alone.
     let error = engine.forward(&[rows(a, 16), rows(b, 20)]).unwrap_err();
     assert!(matches!(error, EngineError::OutOfKv { needed: 3, free: 2 }), "{error}");
     assert_eq!((engine.len(a), engine.free_blocks(), engine.stats()), before);
@@ -98,7 +98,7 @@ fn options_out_of_range_are_named() {
 
 #[test]
 fn kv_memory_is_taken_as_it_is_used() {
-    // A terabyte that no test machine has: a ceiling costs nothing.
+    // A terabyte, which no test machine has: the limit itself costs nothing.
     let engine = Engine::load(&LoadOptions { kv_memory_bytes: 1 << 40, ..options() }).unwrap();
     assert_eq!(engine.info().kv_blocks, (1 << 40) / BLOCK_BYTES);
 }
@@ -133,7 +133,7 @@ fn facts_about_the_model() {
     assert_eq!((tied.model_id.as_str(), tied.vocab_size, tied.kv_block_size), ("llama_tied", 112, 16));
     // 112*32 embedding, 2 layers of (32*32*2 + 16*32*2 attention, 72*32*3 ffn, 2*32 norms), 32 final norm.
     assert_eq!(tied.num_parameters, 112 * 32 + 2 * (32 * 32 * 2 + 16 * 32 * 2 + 72 * 32 * 3 + 64) + 32);
-    // Bits depend on the format, not on the threads; what is stored as f32 is f32 as stored.
+    // Bits depend on the format, not on the threads; "as stored" of f32 is f32.
     assert_ne!(tied.numerics_id, info("llama_tied", WeightFormat::Bf16).numerics_id);
     assert_eq!(tied.numerics_id, info("llama_tied", WeightFormat::AsStored).numerics_id);
     let threads = load(&golden_dir().join("llama_tied"), WeightFormat::F32, 2).info().numerics_id.clone();

@@ -1,5 +1,5 @@
-//! The engine's tests from outside, on checkpoints in files. One binary: linking five would take longer than
-//! running them.
+//! The engine's tests of the public interface, on checkpoint files. One binary: linking several would take
+//! longer than running them.
 #![expect(clippy::unwrap_used, reason = "the lint sees tests, but not what tests call")]
 
 mod ballast;

@@ -1,11 +1,11 @@
-//! KV that another sequence has computed is as good as one's own: logits are equal with `==`, whether a prefix was found,
-//! waited for, left behind, copied or thrown out.
+//! KV that another sequence computed gives the same results as recomputing it: logits are equal by `==`,
+//! whether a prefix was found, waited for, left, copied or evicted.
 
 use engine::{Engine, LoadOptions, SequenceRows, Shared, SlotId, TokenId, WeightFormat};
 
 use crate::support::{Random, demo_dir, feed, golden_dir, load};
 
-/// Feeds a text that may be shared, and returns the logits of its last row.
+/// Feeds a text that may share its prefix, and returns the logits of its last row.
 fn fed(engine: &mut Engine, slot: SlotId, key: u64, ids: &[TokenId]) -> Vec<f32> {
     let found = engine.share(slot, key, ids);
     assert!(!found.wait);
@@ -51,7 +51,7 @@ fn two_that_share_and_part() {
     let (a, b) = (engine.open(), engine.open());
     fed(engine, a, 1, &start);
     fed(engine, b, 1, &start);
-    // Both go on from inside their first blocks, which are one: each must have its own from there.
+    // Both continue inside their first blocks, which are shared: from there each needs a private copy.
     let tails = [text(30, 50, vocab), text(30, 90, vocab)];
     for cut in [20, 37] {
         for (slot, tail) in [(a, &tails[0]), (b, &tails[1])] {
@@ -89,7 +89,7 @@ fn whatever_is_thrown_out_meanwhile() {
             engine.close(slot);
         }
         if open.is_empty() || random.below(2) == 0 {
-            // Texts that begin alike.
+            // Texts with common prefixes.
             let mut ids = text(1 + random.below(60), 5, 112);
             let at = random.below(ids.len());
             ids[at..].iter_mut().for_each(|id| *id = (*id + random.below(2) as u32) % 112);

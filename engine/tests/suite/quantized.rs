@@ -1,6 +1,6 @@
-//! What quantization costs the bundled pair, against bf16, along the texts of each task type: how often the
-//! greedy choice stays the same, and how far logits move. Run with `--no-capture` for the table. The bounds are
-//! loose; a kernel that computes something else is far outside.
+//! The cost of quantization for the bundled pair, compared with bf16 along the texts of each task type: how
+//! often the greedy choice stays the same, and how far logits move. Run with `--no-capture` for the table.
+//! The bounds are loose; a kernel that computes something else is far outside.
 
 use std::path::Path;
 
@@ -9,12 +9,12 @@ use tokenizers::Tokenizer;
 
 use crate::support::{argmax, demo_dir, feed, golden_dir, load};
 
-/// Texts of each task.
+/// Number of texts per task.
 const TEXTS: usize = 2;
-/// Positions of each text that are compared.
+/// Number of positions to compare per text.
 const POSITIONS: usize = 128;
 
-/// A task type and the ids of some of its prompts, each with its answer.
+/// A task type and the ids of some of its prompts, each with its completion.
 pub(crate) struct Task {
     pub(crate) name: String,
     pub(crate) texts: Vec<Vec<TokenId>>,
@@ -46,9 +46,9 @@ pub(crate) fn tasks() -> Vec<Task> {
 pub(crate) struct Distance {
     positions: usize,
     agreed: usize,
-    /// Of logits, squared.
+    /// Sum of squared logit errors.
     error: f64,
-    /// Of the reference's logits around their mean, squared.
+    /// Sum of squared distances of the reference's logits from their mean.
     spread: f64,
 }
 
@@ -63,12 +63,12 @@ impl Distance {
         }
     }
 
-    /// How often the greedy choice is the same.
+    /// Fraction of positions with the same greedy choice.
     pub(crate) fn agreement(self) -> f64 {
         self.agreed as f64 / self.positions as f64
     }
 
-    /// Error of a logit, in parts of how far logits lie from their mean.
+    /// Error of a logit relative to the spread of logits around their mean.
     pub(crate) fn relative_error(self) -> f64 {
         (self.error / self.spread).sqrt()
     }
@@ -81,14 +81,14 @@ fn logits(engine: &mut Engine, ids: &[TokenId]) -> Vec<Vec<f32>> {
     logits
 }
 
-/// A model of the pair in a format against itself in bf16.
+/// Compares a model of the pair in a format with itself in bf16.
 fn compare_formats(role: &str, format: WeightFormat, tasks: &[Task]) -> Distance {
     let dir = demo_dir(role);
     let (mut exact, mut quantized) = (load(&dir, WeightFormat::Bf16, 1), load(&dir, format, 1));
     compare(&format!("{role:<7} {format:?}"), (&mut quantized, &mut exact), tasks)
 }
 
-/// Prints a line for each task and returns the sum over all.
+/// Prints a line per task and returns the sum over all tasks.
 #[expect(clippy::print_stdout, reason = "the table is what a person runs this test for")]
 pub(crate) fn compare(
     label: &str,
@@ -136,7 +136,7 @@ fn quantized_weights_say_nearly_what_bf16_says() {
     }
 }
 
-/// Random models need a configuration and a seed, nothing else; every format holds the same one.
+/// A random model depends only on a configuration and a seed; every format holds the same one.
 #[test]
 fn a_random_model_is_its_seed() {
     let random = |weights, seed, threads| {

@@ -1,4 +1,5 @@
-//! What the engine's tests share: the golden cases and the bundled pair, and a greedy text.
+//! Helpers shared by the engine's tests: the golden cases, the bundled pair, loading, feeding and greedy
+//! choice.
 
 use std::path::{Path, PathBuf};
 
@@ -18,17 +19,17 @@ pub(crate) fn golden_cases() -> Vec<String> {
     cases
 }
 
-/// Where the golden files lie.
+/// Directory of the golden files.
 pub(crate) fn golden_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
-/// A model of the bundled pair.
+/// Directory of a model of the bundled pair.
 pub(crate) fn demo_dir(role: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo").join(role)
 }
 
-/// Loads with room for a few thousand tokens.
+/// Loads a model with KV memory for a few thousand tokens.
 pub(crate) fn load(model_dir: &Path, weights: WeightFormat, threads: usize) -> Engine {
     let model_dir = model_dir.to_owned();
     Engine::load(&LoadOptions {
@@ -42,7 +43,7 @@ pub(crate) fn load(model_dir: &Path, weights: WeightFormat, threads: usize) -> E
     .unwrap()
 }
 
-/// Feeds ids to a sequence and returns the logits of the last `num_logits`.
+/// Feeds ids to a sequence and returns the logits of the last `num_logits` rows.
 pub(crate) fn feed(
     engine: &mut Engine,
     slot: SlotId,
@@ -53,16 +54,16 @@ pub(crate) fn feed(
     (0..logits.rows()).map(|i| logits.row(i).to_vec()).collect()
 }
 
-/// The lowest id among the largest logits.
+/// The lowest id among those with the largest logit.
 pub(crate) fn argmax(logits: &[f32]) -> TokenId {
     (0..logits.len()).reduce(|best, i| if logits[i] > logits[best] { i } else { best }).unwrap() as TokenId
 }
 
-/// Repeatable choices (splitmix64).
+/// Repeatable random choices (splitmix64).
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Equal seeds, equal choices.
+    /// Equal seeds give equal choices.
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -1,5 +1,5 @@
-//! How many ranks share a model changes no bit of it: every family, every weight format, key-value heads that are
-//! shared out and such that are replicated, blocks that do not divide evenly.
+//! The number of tensor parallel ranks changes no bit: every family, every weight format, key-value heads
+//! that are split and ones that are replicated, blocks that do not divide evenly.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::support::{feed, golden_dir};
 const FORMATS: [WeightFormat; 4] =
     [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4];
 
-/// A golden case's configuration, with heads enough for eight ranks.
+/// A golden case's configuration, with enough heads for eight ranks.
 fn config_of(case: &str, dir: &TempDir, changes: &Value) -> PathBuf {
     let text = std::fs::read(golden_dir().join(case).join("config.json")).unwrap();
     let mut config: Value = serde_json::from_slice(&text).unwrap();
@@ -39,7 +39,7 @@ fn load(config: &Path, weights: WeightFormat, ranks: usize) -> Result<Engine, En
     Engine::random(&options, 3)
 }
 
-/// Bits of the logits of two sequences that grow side by side, one of them cut back in between.
+/// Bits of the logits of two sequences that grow in the same batches, one of them truncated in between.
 fn bits(engine: &mut Engine) -> Vec<u32> {
     let ids: Vec<TokenId> = (0..70).map(|i| i * 29 % 131).collect();
     let (a, b) = (engine.open(), engine.open());

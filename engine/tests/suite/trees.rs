@@ -1,5 +1,6 @@
-//! A row of a token tree gives the bits that a chain of its ancestors gives (docs/contract.md C3), and the path that stays leaves the KV
-//! that a chain would have left: whatever the tree, wherever in a block it begins, whatever else is in the batch. With `==`.
+//! A row of a token tree gives the bits of a chain of its ancestors (docs/contract.md C3), and keeping a path
+//! leaves the KV that a chain would have left: for any tree, any position of its start in a block, any other
+//! rows in the batch. Compared by `==`.
 
 use engine::{Engine, LoadOptions, SequenceRows, SlotId, TokenId, TreeRows, WeightFormat};
 
@@ -14,7 +15,7 @@ struct Tree {
 }
 
 impl Tree {
-    /// Any shape, level by level.
+    /// A random shape, built level by level.
     fn random(random: &mut Random, (most, vocab): (usize, usize)) -> Self {
         let mut tree = Self { ids: Vec::new(), parents: Vec::new() };
         let mut level = vec![0];
@@ -46,7 +47,7 @@ impl Tree {
     }
 }
 
-/// What a sequence of its own says behind these ids.
+/// Logits of a separate sequence after these ids.
 fn alone(engine: &mut Engine, ids: &[TokenId]) -> Vec<f32> {
     let slot = engine.open();
     let logits = feed(engine, slot, ids, 1).remove(0);
@@ -54,7 +55,8 @@ fn alone(engine: &mut Engine, ids: &[TokenId]) -> Vec<f32> {
     logits
 }
 
-/// Runs `context` and a tree behind it, with another sequence in the batch; the logits behind the context and behind each row.
+/// Runs `context` and a tree after it, with another sequence in the batch. Returns the logits after the
+/// context and after each row.
 fn run(engine: &mut Engine, slot: SlotId, context: &[TokenId], tree: &Tree) -> Vec<Vec<f32>> {
     let other = engine.open();
     let token_ids = [context, &tree.ids].concat();
@@ -68,7 +70,7 @@ fn run(engine: &mut Engine, slot: SlotId, context: &[TokenId], tree: &Tree) -> V
     (0..logits.rows()).map(|row| logits.row(row).to_vec()).collect()
 }
 
-/// The same in several calls, each with so many further rows of the tree.
+/// Like [`run`] in several calls, each of which adds `calls[i]` rows of the tree.
 fn run_in_parts(
     engine: &mut Engine,
     (slot, context): (SlotId, &[TokenId]),
@@ -91,7 +93,8 @@ fn run_in_parts(
     found
 }
 
-/// The same tree as a draft may run it: in each call some of the rows that stand behind earlier ones, in order of depth. And the rows of each call.
+/// Reorders the tree as a draft may run it: each call adds some rows whose parents earlier calls ran, in
+/// order of depth. Also returns the number of rows of each call.
 fn in_parts(random: &mut Random, tree: &Tree) -> (Tree, Vec<usize>) {
     let (mut order, mut calls): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
     while order.len() < tree.ids.len() {
@@ -116,7 +119,8 @@ fn in_parts(random: &mut Random, tree: &Tree) -> (Tree, Vec<usize>) {
     (Tree { ids, parents }, calls)
 }
 
-/// A text with a tree behind it at `start`: every row is checked, then one path is kept and the text goes on, twice.
+/// Checks a text with a tree after it at `start`: checks every row, keeps one path and continues the text,
+/// four times.
 fn check(engine: &mut Engine, random: &mut Random, start: usize, what: &str) {
     let vocab = engine.info().vocab_size as usize;
     let mut text: Vec<TokenId> = (0..start).map(|_| random.below(vocab) as TokenId).collect();
@@ -151,7 +155,7 @@ fn check(engine: &mut Engine, random: &mut Random, start: usize, what: &str) {
     }
     let held = engine.len(slot) as usize;
     assert_eq!(feed(engine, slot, &text[held..], 1).remove(0), alone(engine, &text), "{what}: the end");
-    // What was published of it is as good as computed.
+    // Its published blocks give the same results as computing them.
     let second = engine.open();
     let held = engine.share(second, 3, &text).len as usize;
     assert!(held >= (start.saturating_sub(1)) / 16 * 16, "{what}: {held} of {} are shared", text.len());
@@ -193,7 +197,7 @@ fn whatever_the_threads_and_ranks() {
     }
 }
 
-/// The checks above can fail: other ancestors, and another path's KV, show in the bits.
+/// Shows that the checks above can fail: other ancestors, and another path's KV, change the bits.
 #[test]
 fn other_ancestors_and_another_path_give_other_bits() {
     let engine = &mut load(&golden_dir().join("qwen3_norms"), WeightFormat::Bf16, 1);
@@ -208,7 +212,7 @@ fn other_ancestors_and_another_path_give_other_bits() {
     assert_eq!(a[..3], b[..3], "what no other row decides");
     assert_ne!(a[3], b[3], "30 behind 10 is not 30 behind 20");
     assert_ne!(a[3], rows(engine, &[0, 1, 2, 3])[3], "nor is it 30 behind both");
-    // Nor is it, where 10 and 20 were stored by an earlier call.
+    // Nor if 10 and 20 were stored by an earlier call.
     let mut later = |parents: &[u32]| {
         engine.truncate(slot, 0);
         let tree = Tree { ids: vec![10, 20, 30, 40], parents: parents.to_vec() };
