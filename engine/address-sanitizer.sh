@@ -1,4 +1,4 @@
 #!/bin/sh
-# rustc for `make sanitize`: cargo calls it for the workspace's own crates, which are instrumented; what they depend on is
-# not. The switch is not stable, hence the variable, which is set here alone so that cargo builds nothing else anew.
+# rustc wrapper for `make sanitize`: cargo calls it for the workspace's crates only, so dependencies are not instrumented.
+# The option is unstable, hence RUSTC_BOOTSTRAP, which is set only here so that cargo rebuilds nothing else.
 RUSTC_BOOTSTRAP=1 exec "$@" -Zsanitizer=address

@@ -1,9 +1,10 @@
-//! What a forward keeps of its speed where cores are wanted by others: `cargo run -p outrider-engine --example crowd --
-//! CONFIG.json [FORMAT] [THREADS] [ROWS] [ROUNDS]`. Random weights of the configuration's shape; forwards of ROWS rows behind 128
-//! tokens. In turns of a slice each: an engine of one thread alone, one of THREADS alone, beside a thread that keeps a core
-//! busy, and beside a second engine of as many. A ratio is that of two slices of one round, for a shared machine is fast
-//! one moment and slow the next; the median over rounds is printed, with the least and the largest. `fair` is the share of
-//! cores that the system owes an engine whose threads count as much as anybody's, over what it has alone.
+//! Measures how much of its speed a forward keeps when other threads want the cores: `cargo run -p
+//! outrider-engine --example crowd -- CONFIG.json [FORMAT] [THREADS] [ROWS] [ROUNDS]`. Uses random weights of
+//! the configuration's shape and forwards of ROWS rows after 128 tokens. One slice each in turn: an engine
+//! with one thread alone, one with THREADS alone, with a thread that keeps a core busy, and with a second
+//! engine of THREADS. A ratio compares two slices of the same round, since a shared machine varies in speed;
+//! prints the median over rounds with the minimum and the maximum. `fair` is the share of the cores that the
+//! system owes an engine whose threads have equal priority, relative to what it has alone.
 #![expect(clippy::print_stdout, reason = "the table is the program's output")]
 
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ use engine::{Engine, EngineError, LoadOptions, SequenceRows, SlotId, TokenId, We
 
 const CONTEXT: usize = 128;
 const SLICE: Duration = Duration::from_millis(600);
-/// Of a slice, until caches and the system's scheduler have got used to who runs.
+/// Start of a slice that is not measured, for caches and the system's scheduler to settle.
 const WARM_UP: Duration = Duration::from_millis(100);
 
 fn main() -> ExitCode {
@@ -47,7 +48,7 @@ struct Setup {
     rows: usize,
 }
 
-/// An engine with a sequence, and what it runs again and again.
+/// An engine with a sequence, and the ids that it runs repeatedly.
 struct Subject {
     engine: Engine,
     slot: SlotId,
@@ -74,7 +75,7 @@ impl Subject {
         Ok(Self { engine, slot, ids })
     }
 
-    /// Forwards a second over one slice.
+    /// Forwards per second over one slice.
     fn slice(&mut self) -> Result<f64, EngineError> {
         let warm = Instant::now();
         while warm.elapsed() < WARM_UP {
@@ -100,7 +101,7 @@ fn run(setup: &Setup, rounds: usize, cores: usize) -> Result<(), EngineError> {
     let (threads, rows) = (setup.threads, setup.rows);
     let mut one = Subject::load(setup, 1)?;
     let mut many = [Subject::load(setup, threads)?, Subject::load(setup, threads)?];
-    // Of each round: one thread alone, many alone, beside a busy core, beside another engine, that one.
+    // Per round: one thread alone, many alone, with a busy core, with another engine, the other engine.
     let mut seen: Vec<[f64; 5]> = Vec::new();
     for _ in 0..rounds {
         let (single, alone) = (one.slice()?, many[0].slice()?);
@@ -125,7 +126,7 @@ fn run(setup: &Setup, rounds: usize, cores: usize) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Runs something while a thread of this process does nothing but turn.
+/// Calls `run` while a thread of this process spins.
 fn beside_busy_core<T>(run: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -150,7 +151,7 @@ fn both(pair: &mut [Subject; 2]) -> Result<[f64; 2], EngineError> {
     })
 }
 
-/// Forwards a second, the ratio to `base`, and how that compares with a fair share.
+/// Prints forwards per second, the ratio to column `base`, and how that compares with a fair share.
 fn line(name: &str, seen: &[[f64; 5]], column: usize, base: usize, fair: Option<f64>) {
     let speed = median(seen.iter().map(|round| round[column]).collect());
     let mut ratios: Vec<f64> = seen.iter().map(|round| round[column] / round[base]).collect();

@@ -1,13 +1,16 @@
-//! `make gpu-check`: on a machine with a GPU, whether all is right and what things take (`engine::cuda::gpu_check`). Without a
-//! GPU it says so in one line and fails.
+//! `make gpu-check`: on a machine with a GPU, checks correctness and measures times
+//! (`engine::cuda::gpu_check`). Without a GPU it prints one line and fails.
 //!
 //!     gpu_check [--device N] [--kernels DIR] [--models DIR] [--peer FILE] [--minutes M] [--out FILE] [--dry] [SECTION ..]
 //!
-//! N is the driver's number [0]; `--kernels` a folder of compiled kernels [compiled here, which needs NVRTC]; `--models` holds
-//! `draft` and `target` [models/demo]; FILE is gpu-peer.py [deploy/gpu-peer.py]; after M minutes no section is begun, and the one under way is stopped [9]; the
-//! report is appended to FILE besides, as it comes; `--dry` takes sizes for a host that plays the device, with the draft for both models.
+//! N is the driver's device number [0]. `--kernels` is a folder of compiled kernels [compiled here, which
+//! needs NVRTC]. `--models` holds `draft` and `target` [models/demo]. `--peer` is the path of gpu-peer.py
+//! [deploy/gpu-peer.py]. After M minutes no section is started, and the current one is stopped [9]. `--out`
+//! appends the report to FILE as well, line by line. `--dry` uses sizes for a host that emulates the device,
+//! with the draft in place of both models.
 //!
-//! Each section is a process of its own, so that one which crashes, hangs, or ruins its device takes no other with it.
+//! Each section runs in a separate process, so that one which crashes, hangs, or breaks its device does not
+//! affect the others.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -18,10 +21,10 @@ use std::time::{Duration, Instant};
 
 use engine::cuda::gpu_check::{Report, Section, Target};
 
-/// Lines of a section that wait to be written.
+/// Lines of a section's output that may be queued.
 const WAITING_LINES: usize = 64;
 const SECOND: Duration = Duration::from_secs(1);
-/// How a section that runs here, not as a process, is asked for.
+/// Option that runs sections in this process.
 const INSIDE: &str = "--inside";
 
 struct Options {
@@ -97,7 +100,7 @@ fn names() -> String {
     format!("expected some of {}", names.join(", "))
 }
 
-/// Runs one section here. Lines go out as they come.
+/// Runs sections in this process. Lines are printed as they come.
 #[expect(clippy::print_stdout, reason = "whoever began this process reads them")]
 fn inside(options: &Options) -> Result<(), String> {
     let mut say = |line: &str| println!("{line}");
@@ -111,7 +114,7 @@ fn inside(options: &Options) -> Result<(), String> {
     }
 }
 
-/// Runs every section as a process, and keeps the report.
+/// Runs every section as a process and writes the report.
 fn outside(options: &Options, args: &[String]) -> Result<(), String> {
     let began = Instant::now();
     let mut paper = Paper::begin(options, args)?;
@@ -142,7 +145,7 @@ fn outside(options: &Options, args: &[String]) -> Result<(), String> {
     if failed.is_empty() { Ok(()) } else { Err(verdict) }
 }
 
-/// A section as a process, for so long at most: what was wrong, if anything was.
+/// Runs a section as a process, for at most `left`. Returns what went wrong, if anything did.
 fn run_section(
     options: &Options,
     section: Section,
@@ -192,7 +195,7 @@ fn ended(child: &mut Child) -> Result<Option<String>, String> {
     Ok((!status.success()).then(|| status.to_string()))
 }
 
-/// The report: on the terminal and, where one is named, in a file that is whole after every line.
+/// The report: on the terminal and, if a file is named, in that file, which is complete after every line.
 struct Paper(Option<File>);
 
 impl Paper {
@@ -205,7 +208,7 @@ impl Paper {
             paper.line("A dry run: sizes are small, and times are the host's and of no meaning.")?;
         }
         paper.line(&format!("command: gpu_check {}", args.join(" ")))?;
-        // What the machine says of itself, where it says it.
+        // The driver's version, if the machine reports it.
         let version = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
         version.lines().take(1).try_for_each(|line| paper.line(line))?;
         Ok(paper)

@@ -1,10 +1,11 @@
-//! `make kernels-check`: compiles every CUDA kernel for every architecture that is served, prints registers and
-//! spills, and fails where one is over its budget. Needs NVRTC (deploy/nvrtc.sh fetches it) and no GPU.
+//! `make kernels-check`: compiles every CUDA kernel for every supported architecture, prints registers and
+//! spills, and fails if one is over its budget. Needs NVRTC (deploy/nvrtc.sh fetches it) and no GPU.
 //!
 //!     kernels_check [--write DIR | --host-driver]
 //!
-//! DIR gets the machine code, for machines without NVRTC (`--cuda-kernels DIR`). `--host-driver` checks nothing: it builds a
-//! libcuda.so that runs kernels on the host, for dry runs, and prints its folder.
+//! `--write` stores the machine code in DIR, for machines without NVRTC (`--cuda-kernels DIR`).
+//! `--host-driver` checks nothing: it builds a libcuda.so that runs kernels on the host, for dry runs, and
+//! prints its folder.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
-//! What loading a checkpoint costs: `cargo run -p outrider-engine --example load -- DIR [auto|f32|bf16|int8|int4]
-//! [threads]`. Prints seconds, bytes of weights held, the largest resident memory of the process (Linux: `VmHWM`), and
-//! how many times the weights that is. Run it twice: the first run reads the disk.
+//! Measures the cost of loading a checkpoint: `cargo run -p outrider-engine --example load -- DIR
+//! [auto|f32|bf16|int8|int4] [threads]`. Prints seconds, bytes of weights held, the peak resident memory of
+//! the process (Linux: `VmHWM`), and its ratio to the weights. Run it twice: the first run reads the disk.
 #![expect(clippy::print_stdout, reason = "the line is the program's output")]
 
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The largest resident memory so far; 0 where the system does not say.
+/// Peak resident memory so far in bytes; 0 if the system does not report it.
 fn peak_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with("VmHWM:"));

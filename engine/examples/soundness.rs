@@ -1,6 +1,6 @@
-//! Takes every path of the engine that is unsafe inside, on small models, and judges it by the oracle with `==`: the
-//! program to run under a sanitizer, which sees reads and writes outside of what is owned (`make sanitize` is about the unit and kernel
-//! tests).
+//! Runs every code path of the engine that contains unsafe code, on small models, and compares the results
+//! with the oracle by `==`. Meant to run under a sanitizer, which detects out-of-bounds reads and writes
+//! (`make sanitize` covers the unit and kernel tests).
 //!
 //!     RUSTC_WORKSPACE_WRAPPER=$PWD/engine/address-sanitizer.sh CARGO_TARGET_DIR=target/sanitize \
 //!         cargo run -p outrider-engine --example soundness -- engine/tests/golden
@@ -14,7 +14,7 @@ use engine::{Engine, EngineError, LoadOptions, Oracle, SequenceRows, TokenId, We
 const FORMATS: [WeightFormat; 4] =
     [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4];
 
-/// Rows of the forwards that a text is cut into.
+/// Rows of the forwards that a text is split into.
 const CUTS: [&[usize]; 4] = [&[61], &[1], &[2, 5, 1, 16, 3], &[7, 12]];
 
 fn main() -> ExitCode {
@@ -62,7 +62,7 @@ fn run(golden: &Path) -> Result<usize, EngineError> {
     Ok(wrong)
 }
 
-/// Rows that differ from the oracle's, and all rows.
+/// Number of rows that differ from the oracle's, and number of all rows.
 fn check(
     case: &Path,
     weights: WeightFormat,
@@ -84,7 +84,7 @@ fn check(
     let vocab_size = engine.info().vocab_size;
     let (mut wrong, mut rows) = (0, 0);
     for (salt, cut) in CUTS.iter().enumerate() {
-        // Two texts that begin alike, side by side; the second finds what the first has computed.
+        // Two texts with a common prefix in two sequences; the second reuses what the first has computed.
         let text = |tail: u32| -> Vec<TokenId> {
             (0..61).map(|i| (i * 29 + salt as u32 + if i < 40 { 0 } else { tail }) % vocab_size).collect()
         };

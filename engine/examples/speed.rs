@@ -1,9 +1,11 @@
-//! How fast a model decodes, verifies and prefills here: `cargo run --release -p outrider-engine --example speed --
-//! DIR|random:CONFIG.json [threads] [formats] [rows] [context]`, as in `.. random:config.json 1 int8,int4 1,8,16`. Each line is
-//! the best of several forwards behind a context of 64 tokens: time, and CPU time of the thread where the system tells it,
-//! which other processes disturb less. GMAC/s counts every weight once a row, GB/s every weight's bytes once a forward, and
-//! attention is its share of the time of all forwards. The first line has what one core can multiply and add in f32.
-//! `OUTRIDER_ISA=avx2` chooses a lower instruction set; two builds are compared by running them in turns.
+//! Measures how fast a model decodes, verifies and prefills on this machine: `cargo run --release -p
+//! outrider-engine --example speed -- DIR|random:CONFIG.json [threads] [formats] [rows] [context]`, for
+//! example `.. random:config.json 1 int8,int4 1,8,16`. Each line is the best of several forwards after a
+//! context of 64 tokens: wall time, and CPU time of the thread if the system reports it, which other
+//! processes disturb less. GMAC/s counts every weight once per row, GB/s every weight's bytes once per
+//! forward, and attention is its share of the time of all forwards. The first line has the f32 multiply-adds
+//! of one core. `OUTRIDER_ISA=avx2` selects a lower instruction set; to compare two builds, run them
+//! alternately.
 #![expect(clippy::print_stdout, reason = "the table is the program's output")]
 
 use std::path::PathBuf;
@@ -16,9 +18,9 @@ const CONTEXT: &str = "64";
 const FORMATS: &str = "f32,bf16,int8,int4";
 const ROWS: &str = "1,2,4,5,8,16,64,512";
 const TIME_PER_LINE: Duration = Duration::from_millis(400);
-/// A context is fed in pieces of so many rows.
+/// Rows per forward while a context is fed.
 const FEED_ROWS: usize = 512;
-/// Of random weights.
+/// Seed of random weights.
 const SEED: u64 = 1;
 
 type Error = Box<dyn std::error::Error>;
@@ -85,16 +87,17 @@ fn table(
     Ok(())
 }
 
-/// Of several forwards, in seconds.
+/// Best of several forwards, in seconds.
 struct Best {
     wall: f64,
-    /// CPU time of the thread that gives the orders, which computes too.
+    /// CPU time of the calling thread, which computes too.
     cpu: f64,
-    /// Share of all forwards' time.
+    /// Attention's share of all forwards' time.
     attention: f64,
 }
 
-/// Times forwards of so many rows; few rows all want logits, as in verification, many only the last.
+/// Times forwards of `rows` rows. Up to 16 rows all need logits, as in verification; of more rows only the
+/// last does.
 fn best(engine: &mut Engine, rows: usize, context: usize) -> Result<Best, Error> {
     let vocab = engine.info().vocab_size;
     let ids: Vec<TokenId> = (0..(context + rows) as u32).map(|i| (i * 37 + 11) % vocab).collect();
@@ -118,10 +121,10 @@ fn best(engine: &mut Engine, rows: usize, context: usize) -> Result<Best, Error>
     Ok(best)
 }
 
-/// CPU time of this thread where the system tells it, else time.
+/// CPU time of this thread if the system reports it, else elapsed time.
 fn cpu_seconds(start: Instant) -> f64 {
     let elapsed = start.elapsed().as_secs_f64();
-    // The system counts up to the last time that the thread gave way.
+    // The system's count is updated when the thread yields.
     std::thread::yield_now();
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let nanoseconds: Option<f64> = text.split_whitespace().next().and_then(|ns| ns.parse().ok());

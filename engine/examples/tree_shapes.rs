@@ -1,11 +1,12 @@
-//! Tokens of each verification by the shape of its draft: a pair of models writes texts with chains and with trees of candidates, and
-//! every text is compared with the one that the target writes alone. What a proposal takes is told in
-//! time of its thread on a core, which other programs' load disturbs least.
+//! Measures tokens per verification by the shape of the draft: a pair of models writes texts with chains and
+//! with token trees, and every text is compared with the one that the target writes alone. The cost of a
+//! proposal is the CPU time of its thread, which the load of other programs disturbs least.
 //!
 //!     cargo run -p outrider-engine --example tree_shapes -- models/demo 3 64 chain:4:4,leaves:3:4,branches:4:4
 //!
-//! A directory with `target`, `draft` and `prompts`, prompts of each task type (`3+7`: seven behind the first three), tokens of a text at
-//! most, KIND:POSITIONS:TOKENS of the drafts, with `:ROWS` the most rows of one of the draft's forwards. Every temperature is run: 0, 0.7 and 1.
+//! Arguments: a directory with `target`, `draft` and `prompts`; the number of prompts per task type (`3+7`:
+//! seven after the first three); the maximum tokens of a text; KIND:POSITIONS:TOKENS of the drafts,
+//! optionally with `:ROWS`, the maximum rows of one of the draft's forwards. Runs temperatures 0, 0.7 and 1.
 #![expect(clippy::print_stdout, reason = "the table is the program's output")]
 
 use std::error::Error;
@@ -20,29 +21,29 @@ use speculation::tree::{Candidates, TreeGrowth, with_leaves};
 use speculation::{Draft, SamplingParams, SequenceSpec};
 
 const TEMPERATURES: [f32; 3] = [0.0, 0.7, 1.0];
-/// As a draft worker's.
+/// The same as a draft worker's.
 const MAX_CANDIDATES: usize = 8;
 
-/// By what `speculation::tree` divides margins where the draft's surprise is a nat.
+/// Divisor of margins in `speculation::tree` when the draft's surprise is one nat.
 const DEVIATION_AT_ONE_NAT: f64 = 0.95;
 
-/// How often the bundled target draws the draft's candidate of each rank where all before were accepted, at the temperatures: of 11,698 positions
-/// of the texts behind the prompts 3+7.
+/// How often the bundled target draws the draft's candidate of each rank if all before it were accepted, per
+/// temperature: over 11,698 positions of the texts of prompts 3+7.
 const DRAWN_BY_RANK: [[f64; MAX_CANDIDATES]; 3] = [
     [0.653, 0.104, 0.052, 0.036, 0.021, 0.013, 0.011, 0.012],
     [0.618, 0.121, 0.056, 0.034, 0.023, 0.016, 0.013, 0.009],
     [0.553, 0.154, 0.070, 0.042, 0.026, 0.019, 0.016, 0.010],
 ];
 
-/// Which draft is made.
+/// Kind of draft.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
     Chain,
-    /// A chain with its next best tokens.
+    /// A chain with leaves: the next best tokens at each position.
     Leaves,
-    /// Several rows a forward, as a draft worker runs them.
+    /// Several rows per forward, as a draft worker runs them.
     Branches,
-    /// The same by ranks alone: each step's tree is the same one, the best for all of them.
+    /// Like `Branches` but by ranks only: each step has the same tree, the best one on average.
     Static,
 }
 
@@ -52,7 +53,7 @@ struct Shape {
     kind: Kind,
     depth: usize,
     tokens: usize,
-    /// Of a forward, where they are not a draft worker's.
+    /// Maximum rows per forward, if different from a draft worker's.
     rows: Option<usize>,
 }
 
@@ -103,7 +104,7 @@ fn main() -> Result<ExitCode, Failure> {
     Ok(if all_exact { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Over the verifications of some texts.
+/// Sums over the verifications of some texts.
 #[derive(Debug, Default)]
 struct Counts {
     steps: usize,
@@ -156,14 +157,15 @@ fn shape(text: &str) -> Result<Shape, Failure> {
     Ok(Shape { kind, depth: depth.parse()?, tokens: tokens.parse()?, rows })
 }
 
-/// How long this thread was on a core, as Linux tells.
+/// CPU time of this thread, as Linux reports it.
 fn cpu_time() -> Result<Duration, Failure> {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat")?;
     let nanos = told.split_whitespace().next().ok_or("the system tells no thread's time")?;
     Ok(Duration::from_nanos(nanos.parse()?))
 }
 
-/// The first prompts of each task type, or those behind them, framed as the bundled pair was trained.
+/// The first prompts of each task type, or those after them, in the format that the bundled pair was trained
+/// on.
 fn prompts(dir: &Path, which: &str) -> Result<Vec<Vec<TokenId>>, Failure> {
     let (before, of_each) = which.split_once('+').unwrap_or(("0", which));
     let (before, of_each): (usize, usize) = (before.parse()?, of_each.parse()?);
@@ -191,10 +193,10 @@ struct Pair {
     draft: Engine,
 }
 
-/// The draft's side of a text.
+/// State of the draft for a text.
 struct Drafting {
     slot: SlotId,
-    /// Ids that it ran and holds.
+    /// Ids whose KV it holds.
     ran: Vec<TokenId>,
     counts: Counts,
 }
@@ -229,7 +231,7 @@ impl Pair {
             drafting.ran.truncate(same.min(ids.len() - 1));
             self.draft.truncate(drafting.slot, drafting.ran.len() as u32);
             let shape = Shape { depth: shape.depth.min(room), tokens: shape.tokens.min(room), ..shape };
-            // The prompt is no proposal's.
+            // The time to feed the prompt is not part of a proposal.
             if drafting.ran.is_empty() {
                 self.feed(&mut drafting, &ids[..ids.len() - 1])?;
             }
@@ -251,7 +253,7 @@ impl Pair {
         }
     }
 
-    /// Runs what a draft holds before its first proposal.
+    /// Feeds ids to the draft before its first proposal.
     fn feed(&mut self, drafting: &mut Drafting, ids: &[TokenId]) -> Result<(), Failure> {
         if !ids.is_empty() {
             self.draft.forward(&[SequenceRows { slot: drafting.slot, token_ids: ids, num_logits: 0 }])?;
@@ -260,7 +262,7 @@ impl Pair {
         Ok(())
     }
 
-    /// A chain with leaves, if there is room for any.
+    /// Proposes a chain, with leaves if `tokens` allows any.
     fn propose(
         &mut self,
         drafting: &mut Drafting,
@@ -291,7 +293,7 @@ impl Pair {
         Ok(with_leaves(&positions, tokens))
     }
 
-    /// A tree with branches, as `draft-worker/src/propose.rs` grows it.
+    /// Proposes a tree with branches, as `draft-worker/src/propose.rs` grows it.
     fn grow(
         &mut self,
         drafting: &mut Drafting,
@@ -335,7 +337,7 @@ impl Pair {
         Ok(draft)
     }
 
-    /// Appends what the target draws; whether the text is over.
+    /// Appends the tokens that the target draws. Returns whether the text is finished.
     fn verify(
         &mut self,
         slot: SlotId,
@@ -364,12 +366,13 @@ impl Pair {
     }
 }
 
-/// The same candidates with margins by which their chances are what their ranks have on average.
+/// Replaces the margins so that the candidates' chances are the average of their ranks.
 fn by_rank(candidates: Candidates, spec: &SequenceSpec) -> Candidates {
     let temperature = TEMPERATURES.iter().position(|&t| t == spec.sampling.temperature).unwrap_or(0);
     let rates = DRAWN_BY_RANK[temperature];
     let margin = |rate: f64| ((rates[0] / rate).cbrt() - 1.0) * DEVIATION_AT_ONE_NAT;
     let margins = rates.iter().take(candidates.token_ids.len()).map(|&rate| margin(rate)).collect();
-    // 0.05 and 0.1 for each nat are the weight of all others, 0.1 of 0.6.
+    // With a surprise of 1, draws that are no candidate weigh 0.05 + 0.1: about their rate of 0.1 divided by
+    // the first candidate's 0.6.
     Candidates { margins, surprise: 1.0, ..candidates }
 }
