@@ -15,7 +15,7 @@ use crate::{EngineError, Logits, SequenceRows, TokenId};
 /// and all of `then`; each earlier row knows one id of `then` less.
 #[derive(Debug, Clone, Copy)]
 pub struct DrawRequest<'a> {
-    /// The sequence's sampling parameters; [`crate::Engine::draws`] says whether it can be drawn.
+    /// The sequence's spec; [`crate::Engine::draws`] says whether it can be drawn.
     pub spec: &'a SequenceSpec,
     /// Ids of the sequence that every row knows.
     pub before: &'a [TokenId],

@@ -1,5 +1,5 @@
-//! Loads a model's ranks onto a device: assigns shards and connects the collective. Only this file chooses a
-//! backend.
+//! Loads a model's ranks onto a device: assigns shards and connects the collective. `load_on_cpu` is the
+//! entry point for the CPU, `cuda::load_on_gpus` for GPUs; both end in `load_ranks`.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -141,7 +141,8 @@ pub(super) fn reads_side_by_side() -> bool {
     READING.side_by_side
 }
 
-/// Whether one row of vectors as wide as a line, or two rows of bf16 pairs, read faster without any prefetch.
+/// Whether one row of vectors as wide as a line, or two rows of bf16 pairs, read faster without window
+/// prefetch.
 pub(super) fn reads_row_unaided() -> bool {
     READING.row_unaided
 }
