@@ -8,12 +8,9 @@ use std::sync::Arc;
 
 use speculation::acceptance::{Guess, guess, guess_several, takes_trees};
 use speculation::logits::DrawError;
-use speculation::tree::{TreeGrowth, with_leaves};
+use speculation::tree::{Candidates, MAX_CANDIDATES, TreeGrowth, with_leaves};
 use speculation::{AcceptanceMode, Draft, Proposal, ReplyBody, SequenceSpec, Work};
 use worker::{Decide, Decision, Rows, Task};
-
-/// Maximum tokens per position of a proposal. The target rarely draws lower-ranked ones.
-const MAX_CANDIDATES: usize = 8;
 
 /// Proposes drafts; see [`speculation::acceptance::guess`].
 #[derive(Debug)]
@@ -26,18 +23,16 @@ pub struct Propose {
 impl Decide for Propose {
     /// `rows`: one row, after the context or after the last guess.
     fn decide(&mut self, task: &mut Task, rows: Rows<'_>) -> Result<Decision, DrawError> {
-        let rows = match self.rows_of_branches(task, rows) {
-            Ok(logits) => return grow(task, logits),
-            Err(rows) => rows,
-        };
+        if self.grows_tree(task, &rows) {
+            return grow(task, rows);
+        }
         // The guess that led to this row is cached now.
         if let Some(&last) = task.guesses.token_ids.last() {
             task.cached.append(&[last]);
         }
         let spec = shared_spec(task);
-        let (num_draft_tokens, num_tree_tokens) = asked(task);
-        if num_draft_tokens > 0 {
-            let wants_several = self.keeps_candidates || num_tree_tokens > num_draft_tokens;
+        if asked(task).0 > 0 {
+            let wants_several = self.wants_candidates(task);
             let guessed = guess_next(task, &spec, wants_several, rows)?;
             task.guesses.token_ids.push(guessed.token_id);
             if spec.acceptance == AcceptanceMode::Rejection {
@@ -47,6 +42,12 @@ impl Decide for Propose {
         Ok(proposal(task, &spec).unwrap_or(Decision::Continue))
     }
 
+    fn wants_candidates(&self, task: &Task) -> bool {
+        let (num_draft_tokens, num_tree_tokens) = asked(task);
+        let is_tree = self.keeps_candidates || num_tree_tokens > num_draft_tokens;
+        num_draft_tokens > 0 && is_tree && takes_trees(task.spec())
+    }
+
     fn resume(&mut self, task: &mut Task) -> Option<Decision> {
         let spec = shared_spec(task);
         if task.context_left().is_empty() { proposal(task, &spec) } else { None }
@@ -54,27 +55,23 @@ impl Decide for Propose {
 }
 
 impl Propose {
-    /// Returns the logits and the row width if the task's tree has branches; otherwise returns `rows`.
-    fn rows_of_branches<'a>(&self, task: &Task, rows: Rows<'a>) -> Result<(&'a mut [f32], usize), Rows<'a>> {
-        let (num_draft_tokens, num_tree_tokens) = asked(task);
+    /// Whether the task proposes a tree with branches: its tree has begun to grow, or these are its first rows and
+    /// there is room for all rows of the tree.
+    fn grows_tree(&self, task: &Task, rows: &Rows<'_>) -> bool {
+        let tree_room = match rows {
+            Rows::Logits { tree_room, .. } => *tree_room,
+            Rows::Drawn { tree_room, candidates, .. } if !candidates.is_empty() => *tree_room,
+            Rows::Drawn { .. } => 0,
+        };
+        let (num_draft_tokens, _) = asked(task);
         let is_first = task.guesses.token_ids.is_empty() && !self.keeps_candidates;
-        let is_tree = 0 < num_draft_tokens && num_draft_tokens < num_tree_tokens && takes_trees(task.spec());
-        match rows {
-            Rows::Logits { values, vocab_size, .. } if task.tree.is_some() => Ok((values, vocab_size)),
-            Rows::Logits { values, vocab_size, tree_room, .. }
-                if is_first
-                    && is_tree
-                    && TreeGrowth::most_rows(num_draft_tokens as usize) <= tree_room as usize =>
-            {
-                Ok((values, vocab_size))
-            }
-            rows => Err(rows),
-        }
+        let has_room = || TreeGrowth::most_rows(num_draft_tokens as usize) <= tree_room as usize;
+        task.tree.is_some() || (is_first && self.wants_candidates(task) && tree_room > 0 && has_room())
     }
 }
 
-/// Grows the task's tree from its output rows; returns the proposal once the tree is complete.
-fn grow(task: &mut Task, (values, vocab_size): (&mut [f32], usize)) -> Result<Decision, DrawError> {
+/// Adds the candidates of these rows to the task's tree. Returns the proposal once the tree is complete.
+fn grow(task: &mut Task, mut rows: Rows<'_>) -> Result<Decision, DrawError> {
     let spec = shared_spec(task);
     let start = task.step.start();
     let (num_draft_tokens, num_tree_tokens) = asked(task);
@@ -84,10 +81,9 @@ fn grow(task: &mut Task, (values, vocab_size): (&mut [f32], usize)) -> Result<De
         None => TreeGrowth::new(num_positions as usize, num_tree_tokens as usize),
     };
     let mut found = Vec::new();
-    for (path, row) in tree.next_paths().iter().zip(values.chunks_exact_mut(vocab_size)) {
+    for (row, path) in tree.next_paths().iter().enumerate() {
         task.cached.append(path);
-        let position = task.cached.len();
-        let several = guess_several(&spec, task.cached.counts_mut(), (position, MAX_CANDIDATES), row);
+        let several = candidates(task, &spec, (&mut rows, row));
         task.cached.cut(start);
         found.push(several?);
     }
@@ -103,6 +99,25 @@ fn grow(task: &mut Task, (values, vocab_size): (&mut [f32], usize)) -> Result<De
     task.tree = Some(tree);
     let body = ReplyBody::Proposal(Proposal { start, draft });
     Ok(Decision::Done { body, keep: task.cached.len() })
+}
+
+/// Best tokens of a row, given the ids that the task holds.
+fn candidates(
+    task: &mut Task,
+    spec: &SequenceSpec,
+    (rows, row): (&mut Rows<'_>, usize),
+) -> Result<Candidates, DrawError> {
+    let position = task.cached.len();
+    match rows {
+        Rows::Logits { values, vocab_size, .. } => {
+            let logits = &mut values[row * *vocab_size..(row + 1) * *vocab_size];
+            guess_several(spec, task.cached.counts_mut(), (position, MAX_CANDIDATES), logits)
+        }
+        Rows::Drawn { drawn, candidates, .. } => {
+            drawn[row].token(position)?;
+            Ok(candidates[row].clone())
+        }
+    }
 }
 
 /// Clones the spec's `Arc`, so that the task can be modified while it is read.
@@ -125,20 +140,19 @@ fn guess_next(
     task: &mut Task,
     spec: &SequenceSpec,
     wants_several: bool,
-    rows: Rows<'_>,
+    mut rows: Rows<'_>,
 ) -> Result<Guess, DrawError> {
+    if wants_several {
+        let several = candidates(task, spec, (&mut rows, 0))?;
+        let token_id = several.token_ids[0];
+        task.candidates.push(several);
+        return Ok(Guess { token_id, q: Vec::new() });
+    }
     let position = task.cached.len();
-    let counts = task.cached.counts_mut();
     match rows {
-        Rows::Logits { values, .. } if wants_several && takes_trees(spec) => {
-            let several = guess_several(spec, counts, (position, MAX_CANDIDATES), values)?;
-            let token_id = several.token_ids[0];
-            task.candidates.push(several);
-            Ok(Guess { token_id, q: Vec::new() })
-        }
         Rows::Logits { values, masks, .. } => {
             masks.iter().take(1).for_each(|mask| mask.apply(values));
-            guess(spec, counts, position, values)
+            guess(spec, task.cached.counts_mut(), position, values)
         }
         Rows::Drawn { drawn, .. } => Ok(Guess { token_id: drawn[0].token(position)?, q: Vec::new() }),
     }

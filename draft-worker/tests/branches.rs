@@ -10,12 +10,14 @@ use std::time::Instant;
 use clap::Parser;
 use draft_worker::config::{Flags, RawDraft};
 use draft_worker::propose::Propose;
+use engine::cuda::GpuOptions;
+use engine::cuda::host_driver::HostDriver;
 use engine::{Engine, LoadOptions, SequenceRows, WeightFormat};
 use speculation::acceptance::guess_several;
 use speculation::cached_sequence::{Admission, CachedSequence};
 use speculation::logits::TokenCounts;
 use speculation::prefix::Prefix;
-use speculation::tree::TreeGrowth;
+use speculation::tree::{Candidates, MAX_CANDIDATES, TreeGrowth, with_leaves};
 use speculation::{Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
 use worker::Task;
 use worker::method::Method;
@@ -24,6 +26,7 @@ use worker::table::{RouterId, SequenceKey};
 use worker::task::Slot;
 
 const STOP: TokenId = 0;
+const VOCAB: u32 = 4_096;
 
 fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft")
@@ -39,16 +42,29 @@ fn method(more: &[&str]) -> ModelMethod<Propose> {
     worker::serve::load(&config.worker, Role::Draft, propose).expect("the bundled draft loads").method
 }
 
-fn engine() -> Engine {
-    let options = LoadOptions {
+fn options(weights: WeightFormat) -> LoadOptions {
+    LoadOptions {
         model_dir: model(),
-        weights: WeightFormat::AsStored,
+        weights,
         threads: 1,
         tensor_parallel: 1,
         kv_memory_bytes: 16 << 20,
         max_model_len: None,
-    };
-    Engine::load(&options).expect("the bundled draft loads")
+    }
+}
+
+fn engine() -> Engine {
+    Engine::load(&options(WeightFormat::AsStored)).expect("the bundled draft loads")
+}
+
+/// The same model on an emulated GPU.
+fn engine_on_device(driver: &HostDriver) -> Engine {
+    let gpus = GpuOptions { kernels: Some(driver.kernels.clone()), ..GpuOptions::on(&[0]) };
+    Engine::load_on_cuda(&options(WeightFormat::Bf16), &gpus).expect("the bundled draft loads")
+}
+
+fn method_on_device(driver: &HostDriver, keeps_candidates: bool) -> ModelMethod<Propose> {
+    ModelMethod::new(engine_on_device(driver), Role::Draft, VOCAB, 512, Propose { keeps_candidates })
 }
 
 /// Pseudo-random numbers below `n`.
@@ -61,7 +77,19 @@ impl Random {
     }
 }
 
-/// The tree that follows `ids`, with every row computed in a separate sequence.
+/// Best tokens behind `ids`, computed in a separate sequence.
+fn candidates(engine: &mut Engine, spec: &SequenceSpec, ids: &[TokenId]) -> Candidates {
+    let slot = engine.open();
+    let mut logits =
+        engine.forward(&[SequenceRows { slot, token_ids: ids, num_logits: 1 }]).expect("there is room");
+    engine.close(slot);
+    let mut counts = TokenCounts::new(spec.prompt_len);
+    ids.iter().for_each(|&id| counts.push(id));
+    let at = (ids.len() as u32, MAX_CANDIDATES);
+    guess_several(spec, &counts, at, logits.rows_mut(0..1)).expect("numbers")
+}
+
+/// Expected tree behind `ids`: each row is computed in a separate sequence.
 fn expected(
     engine: &mut Engine,
     spec: &SequenceSpec,
@@ -74,18 +102,9 @@ fn expected(
         if paths.is_empty() {
             return tree.draft();
         }
-        let mut found = Vec::new();
-        for path in &paths {
-            let context = [ids, path].concat();
-            let slot = engine.open();
-            let rows = [SequenceRows { slot, token_ids: &context, num_logits: 1 }];
-            let mut logits = engine.forward(&rows).expect("there is room");
-            engine.close(slot);
-            let mut counts = TokenCounts::new(spec.prompt_len);
-            context.iter().for_each(|&id| counts.push(id));
-            let at = (context.len() as u32, 8);
-            found.push(guess_several(spec, &counts, at, logits.rows_mut(0..1)).expect("numbers"));
-        }
+        let context = |path: &Vec<TokenId>| [ids, path].concat();
+        let found: Vec<Candidates> =
+            paths.iter().map(context).map(|ids| candidates(engine, spec, &ids)).collect();
         tree.observe(&found, |id| spec.stop_token_ids.contains(&id));
     }
 }
@@ -179,7 +198,37 @@ fn run(method: &mut ModelMethod<Propose>, tasks: Vec<Task>) -> Vec<(Task, Draft)
 
 #[test]
 fn every_tree_is_made_of_the_bits_of_chains() {
-    let (mut method, mut engine) = (method(&[]), engine());
+    let (with_branches, beside_the_chain) = check_trees(method(&[]), engine(), 24);
+    assert!(with_branches > 40, "{with_branches} of 96 trees have branches");
+    assert!(beside_the_chain < 90);
+}
+
+#[test]
+fn a_device_lists_the_candidates_of_the_same_trees() {
+    let name = "a_device_lists_the_candidates_of_the_same_trees";
+    let Some(driver) = HostDriver::for_test(name) else { return };
+    let (with_branches, _) = check_trees(method_on_device(&driver, false), engine_on_device(&driver), 5);
+    assert!(with_branches > 6, "{with_branches} of 20 trees have branches");
+
+    // A worker that drafts ahead proposes a chain with leaves from the same candidates.
+    let (mut method, mut engine) = (method_on_device(&driver, true), engine_on_device(&driver));
+    let mut sequence = Sequence::new(&mut method, 2, SamplingParams::default());
+    let task = sequence.task(&mut method, (4, 12));
+    let (task, draft) = run(&mut method, vec![task]).remove(0);
+    let mut ids = sequence.ids.clone();
+    let listed: Vec<Candidates> = (0..4)
+        .map(|_| {
+            let several = candidates(&mut engine, &sequence.spec, &ids);
+            ids.push(several.token_ids[0]);
+            several
+        })
+        .collect();
+    assert_eq!((&task.candidates, draft), (&listed, with_leaves(&listed, 12)));
+}
+
+/// Compares the trees of several sequences over `rounds` rounds with the expected ones. Returns how many have
+/// branches, and in how many rounds the committed path left the first path.
+fn check_trees(mut method: ModelMethod<Propose>, mut engine: Engine, rounds: u32) -> (usize, usize) {
     let mut random = Random(3);
     let plain = SamplingParams::default();
     let mut sequences: Vec<Sequence> = [
@@ -193,7 +242,7 @@ fn every_tree_is_made_of_the_bits_of_chains() {
     .map(|(sampling, seed)| Sequence::new(&mut method, seed, sampling))
     .collect();
     let (mut with_branches, mut beside_the_chain) = (0, 0);
-    for round in 0..24 {
+    for round in 0..rounds {
         let shapes: Vec<(u32, u32)> = (0..sequences.len())
             .map(|_| {
                 let positions = 1 + random.below(7) as u32;
@@ -221,10 +270,9 @@ fn every_tree_is_made_of_the_bits_of_chains() {
             beside_the_chain += usize::from(sequence.held == before);
         }
     }
-    assert!(with_branches > 40, "{with_branches} of 96 trees have branches");
-    assert!(beside_the_chain < 90);
     sequences.iter().for_each(|sequence| method.close(sequence.slot));
     assert_eq!(method.stats().kv_blocks_used, 0);
+    (with_branches, beside_the_chain)
 }
 
 /// Checks that the test above can fail: KV of a different path changes the proposal.

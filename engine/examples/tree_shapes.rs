@@ -17,12 +17,10 @@ use std::time::Duration;
 use engine::{Engine, LoadOptions, SequenceRows, SlotId, TokenId, TreeRows, WeightFormat};
 use speculation::acceptance::{guess_several, verify};
 use speculation::logits::TokenCounts;
-use speculation::tree::{Candidates, TreeGrowth, with_leaves};
+use speculation::tree::{Candidates, MAX_CANDIDATES, TreeGrowth, with_leaves};
 use speculation::{Draft, SamplingParams, SequenceSpec};
 
 const TEMPERATURES: [f32; 3] = [0.0, 0.7, 1.0];
-/// The same as a draft worker's.
-const MAX_CANDIDATES: usize = 8;
 
 /// Divisor of margins in `speculation::tree` when the draft's surprise is one nat.
 const DEVIATION_AT_ONE_NAT: f64 = 0.95;

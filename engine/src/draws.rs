@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use speculation::acceptance::{RowDraw, is_drawn_apart};
+use speculation::tree::Candidates;
 use speculation::{SequenceSpec, TokenLogprobs};
 
 use crate::cuda::{DrawRow, FilterRow, LogitEdit, ScoreRow, edits_of};
@@ -30,6 +31,20 @@ pub struct DrawRequest<'a> {
     pub logprobs: Option<u32>,
     /// Set if rows predict ids of the prompt: these are scored, not drawn.
     pub prompt: Option<PromptRows>,
+    /// Number of rows, counted from the last one, whose best
+    /// [`MAX_CANDIDATES`](speculation::tree::MAX_CANDIDATES) tokens are listed beside the draw.
+    pub candidate_rows: usize,
+}
+
+/// Number of answers to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NumAnswers {
+    /// Rows that are drawn.
+    pub drawn: usize,
+    /// Rows that are scored. Rows of the prompt come first.
+    pub scored: usize,
+    /// Rows whose candidates are listed.
+    pub candidates: usize,
 }
 
 /// Request for rows whose next id is part of the prompt.
@@ -43,14 +58,36 @@ pub struct PromptRows {
 }
 
 impl DrawRequest<'_> {
-    /// Of the last `num_rows` rows of the request, returns how many are drawn and how many are scored. Rows
-    /// of the prompt come first.
-    pub fn answers(&self, num_rows: usize) -> (usize, usize) {
+    /// Number of answers if the request's last `num_rows` rows run.
+    pub fn answers(&self, num_rows: usize) -> NumAnswers {
         let first = self.before.len() + self.then.len() + 1 - num_rows;
         let left = (self.spec.prompt_len as usize).saturating_sub(first);
         let of_prompt = self.prompt.map_or(0, |_| left.min(num_rows));
         let drawn = num_rows - of_prompt;
-        (drawn, of_prompt + self.logprobs.map_or(0, |_| drawn))
+        let scored = of_prompt + self.logprobs.map_or(0, |_| drawn);
+        NumAnswers { drawn, scored, candidates: self.candidate_rows }
+    }
+}
+
+/// Answers to requests, in batch order.
+#[derive(Debug, Clone, Copy)]
+pub struct Answers<'a> {
+    /// One for each row that is drawn.
+    pub drawn: &'a [RowDraw],
+    /// One for each row that is scored.
+    pub scores: &'a [TokenLogprobs],
+    /// One for each row with candidates; empty if nothing can be drawn from the row.
+    pub candidates: &'a [Candidates],
+}
+
+impl<'a> Answers<'a> {
+    /// Removes and returns the answers to the next request.
+    pub fn take(&mut self, count: NumAnswers) -> Answers<'a> {
+        let (drawn, scores, candidates);
+        (drawn, self.drawn) = self.drawn.split_at(count.drawn);
+        (scores, self.scores) = self.scores.split_at(count.scored);
+        (candidates, self.candidates) = self.candidates.split_at(count.candidates);
+        Answers { drawn, scores, candidates }
     }
 }
 
@@ -64,6 +101,16 @@ pub struct Outcome {
     /// Log probabilities of drawn tokens and of prompt ids ([`speculation::logits::score`]), in batch order,
     /// one entry per row that requests them. Meaningless for a row where nothing could be drawn.
     pub scores: Vec<TokenLogprobs>,
+    /// Best tokens of the rows that request them, in batch order; empty if nothing can be drawn from the row.
+    pub candidates: Vec<Candidates>,
+}
+
+impl Outcome {
+    /// Splits into the logits and the answers to all requests.
+    pub fn split(&mut self) -> (&mut Logits, Answers<'_>) {
+        let Self { logits, drawn, scores, candidates } = self;
+        (logits, Answers { drawn, scores, candidates })
+    }
 }
 
 /// Result of a rank: an [`Outcome`] with flat logits.
@@ -72,6 +119,14 @@ pub(crate) struct Outputs {
     pub(crate) logits: Vec<f32>,
     pub(crate) drawn: Vec<RowDraw>,
     pub(crate) scores: Vec<TokenLogprobs>,
+    pub(crate) candidates: Vec<Candidates>,
+}
+
+/// A drawn row whose best tokens are listed.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct CandidateRow {
+    pub(crate) draw: DrawRow,
+    pub(crate) spec: Arc<SequenceSpec>,
 }
 
 /// A row's filters and the sequence that they belong to: for the device, and for the host if the device
@@ -94,6 +149,8 @@ pub(crate) struct DrawPlan {
     pub(crate) filters: Vec<Filter>,
     /// Rows whose log probabilities are reported.
     pub(crate) scores: Vec<ScoreRow>,
+    /// Rows whose best tokens are listed.
+    pub(crate) candidates: Vec<CandidateRow>,
     /// Number of valid entries of a row.
     pub(crate) vocab: usize,
 }
@@ -125,11 +182,14 @@ impl DrawPlan {
         (request, parents): (&DrawRequest<'_>, &[u32]),
         vocab_size: u32,
     ) -> Result<(), EngineError> {
-        let DrawRequest { spec, before, then, vocab_size: vocab, logprobs, prompt } = *request;
+        let DrawRequest { spec, before, then, vocab_size: vocab, logprobs, prompt, candidate_rows } =
+            *request;
         let same_vocab = self.is_empty() || self.vocab == vocab as usize;
         // Prompt ids cannot form a tree.
         let is_shaped = parents.is_empty() || (parents.len() <= then.len() && prompt.is_none());
-        let can = is_drawn_apart(spec) && num_rows <= then.len() + 1 && is_shaped;
+        let num_drawn = request.answers(num_rows.min(then.len() + 1)).drawn;
+        let can =
+            is_drawn_apart(spec) && num_rows <= then.len() + 1 && is_shaped && candidate_rows <= num_drawn;
         if !can || !same_vocab || vocab == 0 || vocab > vocab_size {
             let reason =
                 format!("{num_rows} rows behind {} ids cannot be drawn from {vocab} entries", then.len());
@@ -139,8 +199,8 @@ impl DrawPlan {
         let mut ids = before.to_vec();
         let known = then.len() + 1 - num_rows.min(then.len() + 1);
         ids.extend_from_slice(&then[..known]);
-        let shared = FilterRow::new(0, &spec.sampling).map(|filter| (filter, Arc::new(spec.clone())));
-        let (num_drawn, _) = request.answers(num_rows);
+        let filter = FilterRow::new(0, &spec.sampling);
+        let shared = (filter.is_some() || candidate_rows > 0).then(|| Arc::new(spec.clone()));
         for i in 0..num_rows {
             let row = (first + i) as u32;
             if !parents.is_empty() {
@@ -153,11 +213,15 @@ impl DrawPlan {
                 ids.extend(given);
                 continue;
             }
-            if let Some((filter, spec)) = &shared {
+            let draw = DrawRow::new(row, spec, ids.len() as u32);
+            if let (Some(filter), Some(spec)) = (&filter, &shared) {
                 let (row, position) = (filter.of_row(row), ids.len() as u32);
                 self.filters.push(Filter { row, spec: Arc::clone(spec), position });
             }
-            self.rows.push(DrawRow::new(row, spec, ids.len() as u32));
+            if let Some(spec) = shared.as_ref().filter(|_| i >= num_rows - candidate_rows) {
+                self.candidates.push(CandidateRow { draw, spec: Arc::clone(spec) });
+            }
+            self.rows.push(draw);
             self.scores.extend(logprobs.map(|top_n| ScoreRow { row, top_n, given: None }));
             self.edits.extend(edits_of(row, spec, &ids, self.vocab)?);
             ids.extend(then.get(known + i).filter(|_| parents.is_empty()));
@@ -173,6 +237,7 @@ impl DrawPlan {
         let edits = self.edits.iter().filter(|edit| is_in(edit.row));
         let filters = self.filters.iter().filter(|filter| is_in(filter.row.row)).cloned();
         let scores = self.scores.iter().filter(|score| is_in(score.row));
+        let candidates = self.candidates.iter().filter(|candidate| is_in(candidate.draw.row)).cloned();
         Self {
             rows: rows.map(|draw| draw.of_row(draw.row - first)).collect(),
             edits: edits.map(|edit| LogitEdit { row: edit.row - first, ..*edit }).collect(),
@@ -180,6 +245,9 @@ impl DrawPlan {
                 .map(|filter| Filter { row: filter.row.of_row(filter.row.row - first), ..filter })
                 .collect(),
             scores: scores.map(|score| ScoreRow { row: score.row - first, ..*score }).collect(),
+            candidates: candidates
+                .map(|CandidateRow { draw, spec }| CandidateRow { draw: draw.of_row(draw.row - first), spec })
+                .collect(),
             vocab: self.vocab,
         }
     }
@@ -191,8 +259,12 @@ impl DrawPlan {
 
     /// For each row to score, the index of its draw; `None` if its token is given.
     pub(crate) fn draws_of_scores(&self) -> Vec<Option<u32>> {
-        let draw_of = |row| self.rows.iter().position(|draw| draw.row == row).map(|place| place as u32);
-        self.scores.iter().map(|score| draw_of(score.row)).collect()
+        self.scores.iter().map(|score| self.draw_of(score.row)).collect()
+    }
+
+    /// Index of a row's draw.
+    pub(crate) fn draw_of(&self, row: u32) -> Option<u32> {
+        self.rows.iter().position(|draw| draw.row == row).map(|place| place as u32)
     }
 
     /// Ranges within the first `num_rows` rows that are neither drawn nor scored with a given token.
@@ -244,6 +316,7 @@ mod tests {
             vocab_size: 10,
             logprobs: spec.logprobs,
             prompt: None,
+            candidate_rows: 0,
         };
         DrawPlan::new(&batch, (&drawn.map(|drawn| drawn.then_some(request)), &[]), 12)
     }
@@ -290,15 +363,51 @@ mod tests {
     }
 
     #[test]
+    fn candidates_are_those_of_the_last_rows_that_are_drawn() {
+        let spec = SequenceSpec { prompt_len: 4, ..SequenceSpec::default() };
+        let ids = [1, 2, 3, 4];
+        let rows = SequenceRows { slot: SlotId(0), token_ids: &ids, num_logits: 3 };
+        let plan = |candidate_rows, prompt| {
+            let (before, then) = (&ids[..2], &ids[2..]);
+            let request = DrawRequest {
+                spec: &spec,
+                before,
+                then,
+                vocab_size: 10,
+                logprobs: None,
+                prompt,
+                candidate_rows,
+            };
+            DrawPlan::new(&[rows], (&[Some(request)], &[]), 12)
+        };
+        let listed = |plan: &DrawPlan| plan.candidates.iter().map(|row| row.draw.row).collect::<Vec<_>>();
+        let two = plan(2, None).unwrap();
+        assert_eq!((listed(&two), listed(&two.part(2..3))), (vec![1, 2], vec![0]));
+        assert!(plan(0, None).unwrap().candidates.is_empty());
+        let prompt = Some(PromptRows { top_n: 0, next: None });
+        assert_eq!(listed(&plan(1, prompt).unwrap()), [2]);
+        assert!(plan(2, prompt).is_err(), "rows of the prompt are not drawn");
+    }
+
+    #[test]
     fn rows_of_the_prompt_are_scored_and_not_drawn() {
         let check = |prompt_len, next, num_logits, logprobs: Option<u32>| {
             let spec = SequenceSpec { prompt_len, ..SequenceSpec::default() };
             let prompt = Some(PromptRows { top_n: 3, next });
             let (before, then) = (&[1, 2][..], &[3, 4, 5][..]);
-            let request = DrawRequest { spec: &spec, before, then, vocab_size: 10, logprobs, prompt };
+            let request = DrawRequest {
+                spec: &spec,
+                before,
+                then,
+                vocab_size: 10,
+                logprobs,
+                prompt,
+                candidate_rows: 0,
+            };
             let rows = SequenceRows { slot: SlotId(0), token_ids: &[2, 3, 4, 5], num_logits };
             let plan = DrawPlan::new(&[rows], (&[Some(request)], &[]), 12).unwrap();
-            assert_eq!(request.answers(num_logits), (plan.rows.len(), plan.scores.len()));
+            let NumAnswers { drawn, scored, .. } = request.answers(num_logits);
+            assert_eq!((drawn, scored), (plan.rows.len(), plan.scores.len()));
             assert!(plan.other_rows(num_logits).is_empty() && !plan.is_empty());
             let draws: Vec<(u32, u32)> = plan.rows.iter().map(|draw| (draw.row, draw.position)).collect();
             (plan.scores.iter().map(|score| score.given).collect::<Vec<_>>(), draws)
@@ -334,6 +443,7 @@ mod tests {
             vocab_size: 100,
             logprobs: None,
             prompt: None,
+            candidate_rows: 0,
         };
         let plan = DrawPlan::new(&[rows], (&[Some(request)], &[&parents]), 100).unwrap();
         let places: Vec<(u32, u32)> = plan.rows.iter().map(|draw| (draw.row, draw.position)).collect();

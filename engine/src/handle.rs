@@ -13,7 +13,7 @@ use speculation::SequenceSpec;
 use speculation::acceptance::is_drawn_apart;
 
 use crate::block_manager::{BlockManager, Shared};
-use crate::draws::{DrawPlan, DrawRequest, Outcome};
+use crate::draws::{DrawPlan, DrawRequest, Outcome, Outputs};
 use crate::forward_batch::{ReservedRows, TreePart};
 use crate::options::{EngineInfo, EngineStats, SequenceRows, SlotId, TreeRows};
 use crate::rank::Runner;
@@ -173,11 +173,11 @@ impl Engine {
         let with_trees = batch.iter().zip(&trees);
         let reserved: Vec<ReservedRows<'_>> =
             with_trees.map(|(rows, tree)| reserved(&self.blocks, rows, *tree)).collect();
-        let outputs = self.runner.forward(&reserved, &plan)?;
-        let logits = Logits::new(outputs.logits, self.info.vocab_size as usize);
+        let Outputs { logits, drawn, scores, candidates } = self.runner.forward(&reserved, &plan)?;
+        let logits = Logits::new(logits, self.info.vocab_size as usize);
         batch.iter().for_each(|rows| self.blocks.publish(rows.slot));
         self.count(batch);
-        Ok(Outcome { logits, drawn: outputs.drawn, scores: outputs.scores })
+        Ok(Outcome { logits, drawn, scores, candidates })
     }
 
     /// Checks everything in a batch except KV capacity.

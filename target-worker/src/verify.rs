@@ -23,7 +23,7 @@ impl Decide for Verify {
                 let rows = (values, vocab_size);
                 verify_masked(&spec, task.cached.counts_mut(), start, draft, rows, masks)?
             }
-            Rows::Drawn { drawn, scores } => verify_drawn(&spec, start, draft, (drawn, scores))?,
+            Rows::Drawn { drawn, scores, .. } => verify_drawn(&spec, start, draft, (drawn, scores))?,
         };
         let accepted = verdict.num_accepted as usize;
         task.cached.append(&verdict.token_ids[..accepted]);

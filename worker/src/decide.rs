@@ -3,6 +3,7 @@
 
 use speculation::acceptance::RowDraw;
 use speculation::logits::{DrawError, TokenMask};
+use speculation::tree::Candidates;
 use speculation::{ReplyBody, TokenLogprobs};
 
 use crate::Task;
@@ -43,6 +44,10 @@ pub enum Rows<'a> {
         /// Log probabilities of the drawn tokens, one entry per row, if the sequence requests them and the
         /// role reports them.
         scores: &'a [TokenLogprobs],
+        /// Best tokens of each row, if the role requests them ([`Decide::wants_candidates`]).
+        candidates: &'a [Candidates],
+        /// As in [`Rows::Logits`].
+        tree_room: u32,
     },
 }
 
@@ -51,6 +56,11 @@ pub trait Decide: Send + 'static {
     /// Decides from a task's rows. Ids after the context whose KV stays are appended to the task's cached
     /// sequence.
     fn decide(&mut self, task: &mut Task, rows: Rows<'_>) -> Result<Decision, DrawError>;
+
+    /// Whether a device that draws should list the best tokens of the rows from which this task is decided.
+    fn wants_candidates(&self, _task: &Task) -> bool {
+        false
+    }
 
     /// Decides on a task whose rows were computed ahead of its step; `None` if it needs more rows.
     fn resume(&mut self, _task: &mut Task) -> Option<Decision> {

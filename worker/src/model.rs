@@ -9,7 +9,7 @@ mod portion;
 
 use std::collections::{HashMap, VecDeque};
 
-use engine::{DrawRequest, Engine, Outcome, SequenceRows, SlotId, TreeRows};
+use engine::{DrawRequest, Engine, NumAnswers, SequenceRows, SlotId, TreeRows};
 use scheduling::batch::{ROUND_CONTEXT, RowLimits, StepRows, form};
 use speculation::cached_sequence::Limits;
 use speculation::tree::MAX_TREE_TOKENS;
@@ -218,7 +218,7 @@ impl<D: Decide> Method for ModelMethod<D> {
         let answers = |(request, portion): (&Option<DrawRequest<'_>>, &Portion)| {
             request.map(|request| request.answers(portion.num_logits))
         };
-        let drawn_apart: Vec<Option<(usize, usize)>> = requests.iter().zip(&plan).map(answers).collect();
+        let num_answers: Vec<Option<NumAnswers>> = requests.iter().zip(&plan).map(answers).collect();
         let trees: Vec<TreeRows<'_>> = plan
             .iter()
             .enumerate()
@@ -229,7 +229,7 @@ impl<D: Decide> Method for ModelMethod<D> {
             })
             .collect();
         let ran = self.engine.forward_with_trees(&batch, &requests, &trees);
-        let Outcome { mut logits, drawn, scores } = match ran {
+        let mut outcome = match ran {
             Ok(outcome) => outcome,
             // The device is unusable: panic to end the device thread, which marks the process as failed.
             Err(error) if error.is_fatal() => panic!("{error}"),
@@ -241,17 +241,16 @@ impl<D: Decide> Method for ModelMethod<D> {
         };
         self.counts.sequences += plan.len() as u64;
         let mut bodies = Vec::new();
-        let (mut row, mut draw, mut score) = (0, 0, 0);
-        for (portion, drawn_apart) in plan.iter().zip(drawn_apart) {
+        let (logits, mut answers) = outcome.split();
+        let mut row = 0;
+        for (portion, num_answers) in plan.iter().zip(num_answers) {
             let task = &mut tasks[portion.task];
-            let body = if let Some((num_drawn, num_scored)) = drawn_apart {
-                let (rows, scores) = (&drawn[draw..draw + num_drawn], &scores[score..score + num_scored]);
-                (draw, score) = (draw + num_drawn, score + num_scored);
-                self.absorb_drawn(task, portion, (rows, scores))
+            let body = if let Some(num_answers) = num_answers {
+                self.absorb_drawn(task, portion, answers.take(num_answers))
             } else {
                 let rows = row..row + portion.num_logits;
                 row = rows.end;
-                self.absorb(task, portion, &mut logits, rows)
+                self.absorb(task, portion, logits, rows)
             };
             if let Some(body) = body {
                 bodies.push((portion.task, body));

@@ -28,8 +28,8 @@ use super::CudaError;
 use super::executor::{Executor, Tensor};
 use super::kv_room::{PASS_LIMITS, kv_bytes, workspace_bytes};
 use super::ops::{
-    DrawBuffers, Embedding, GemmBf16, GemmInt8, Held, QuantizeRows, ScoreBuffers, WriteKv, copy_tokens,
-    finish_sum, norm_heads, room, swiglu, take_rows, to_bf16,
+    CandidateBuffers, DrawBuffers, Embedding, GemmBf16, GemmInt8, Held, QuantizeRows, ScoreBuffers, WriteKv,
+    copy_tokens, finish_sum, norm_heads, room, swiglu, take_rows, to_bf16,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend};
@@ -86,6 +86,7 @@ struct State<E: Executor> {
     inputs: Inputs<E::Memory>,
     drawing: DrawBuffers<E::Memory>,
     scoring: ScoreBuffers<E::Memory>,
+    listing: CandidateBuffers<E::Memory>,
     /// Inputs of a product, rounded to bf16.
     rounded: Option<Tensor<E::Memory, bf16>>,
     /// Inputs of a product, quantized.
@@ -157,6 +158,7 @@ impl<E: Executor> Gpu<E> {
             inputs: Inputs::default(),
             drawing: DrawBuffers::default(),
             scoring: ScoreBuffers::default(),
+            listing: CandidateBuffers::default(),
             rounded: None,
             steps: None,
             scales: None,

@@ -3,6 +3,7 @@
 
 mod attention;
 mod blocks;
+mod candidates;
 mod draw;
 mod filters;
 mod gemm;
@@ -23,6 +24,7 @@ pub(crate) use attention::{Attention, Own, TilingViews, check_head_dim};
 pub(crate) use blocks::Variant;
 #[cfg(test)]
 pub(crate) use blocks::model_of_product;
+pub(crate) use candidates::{CandidateBuffers, candidates, find_candidates, keep_edited};
 pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, draw, drawn};
 pub(crate) use filters::{FilterRow, candidate_bytes, keep, undecided};
 pub(crate) use gemm::{GRAIN as BF16_GRAIN, GemmBf16, borders, check_borders};

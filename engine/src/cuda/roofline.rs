@@ -452,7 +452,15 @@ fn a_filtered_row_is_read_at_most_six_times() {
         let spec = speculation::SequenceSpec { sampling, ..Default::default() };
         let slot = engine.open();
         let (before, then, vocab_size) = (&[1][..], &[2, 3][..], VOCAB);
-        let request = DrawRequest { spec: &spec, before, then, vocab_size, logprobs: None, prompt: None };
+        let request = DrawRequest {
+            spec: &spec,
+            before,
+            then,
+            vocab_size,
+            logprobs: None,
+            prompt: None,
+            candidate_rows: 0,
+        };
         let rows = SequenceRows { slot, token_ids: &[1, 2, 3], num_logits: 3 };
         let earlier = driver.counts();
         engine.forward_and_draw(&[rows], &[Some(request)]).unwrap();
@@ -481,7 +489,8 @@ fn what_a_step_asks_of_the_driver() {
             let ids: Vec<u32> = (0..rows as u32).collect();
             let (before, then) = ids.split_at(1);
             let (vocab_size, logprobs, prompt) = (300, None, None);
-            let request = DrawRequest { spec: &spec, before, then, vocab_size, logprobs, prompt };
+            let request =
+                DrawRequest { spec: &spec, before, then, vocab_size, logprobs, prompt, candidate_rows: 0 };
             let batch = [SequenceRows { slot, token_ids: &ids, num_logits: rows }];
             let earlier = driver.counts();
             engine.forward_and_draw(&batch, &[Some(request)]).unwrap();

@@ -213,7 +213,12 @@ source!(
     DRAW,
     "draw.cu",
     [PARTS],
-    [kernel("draw_parts", 256, 80).loading_together(4), kernel("draw_join", 32, 64)]
+    [
+        kernel("draw_parts", 256, 80).loading_together(4),
+        kernel("draw_join", 32, 64),
+        kernel("candidate_parts", 256, 80).loading_together(4),
+        kernel("candidate_join", 32, 64)
+    ]
 );
 source!(SCORE, "score.cu", [kernel("score", 256, 48)]);
 source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32", 256, 32)]);

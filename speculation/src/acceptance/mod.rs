@@ -198,13 +198,18 @@ pub fn guess_several(
     logits: &mut [f32],
 ) -> Result<Candidates, DrawError> {
     process(logits, spec, counts, position);
+    several_processed(spec, (position, num_candidates), logits)
+}
+
+/// [`guess_several`] for a row that [`process`] has edited.
+pub fn several_processed(
+    spec: &SequenceSpec,
+    (position, num_candidates): (u32, usize),
+    logits: &[f32],
+) -> Result<Candidates, DrawError> {
     let best = leaders::leaders(&Place::new(spec, position, logits), num_candidates)?;
-    // Scores are logits divided by the temperature; greedy ones are not divided.
-    let scale = if spec.sampling.is_greedy() { 1.0 } else { f64::from(spec.sampling.temperature) };
-    let (best_id, first) = best[0];
-    let (token_ids, margins) = best.into_iter().map(|(id, score)| (id, (first - score) * scale)).unzip();
-    let surprise = -f64::from(Normalizer::of(logits).logprob(logits[best_id as usize]));
-    Ok(Candidates { token_ids, margins, surprise })
+    let surprise = -Normalizer::of(logits).logprob(logits[best[0].0 as usize]);
+    Ok(Candidates::from_scores(&spec.sampling, &best, surprise))
 }
 
 /// Whether a draft for this sequence may be a tree: in coupled mode, where a committed token is the target's

@@ -91,6 +91,11 @@ impl TreeGrowth {
         self.rows[self.num_run..].iter().map(|&node| self.nodes[node].token_id).collect()
     }
 
+    /// Ids of all rows behind the context; those of the next forward pass come last.
+    pub fn row_ids(&self) -> Vec<TokenId> {
+        self.rows[1..].iter().map(|&node| self.nodes[node].token_id).collect()
+    }
+
     /// Number of rows after the context that have run.
     pub fn num_stored(&self) -> usize {
         self.num_run.saturating_sub(1)

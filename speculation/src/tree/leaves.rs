@@ -6,7 +6,7 @@
 //! best. The target adds the same noise to its own logits, so the order can only change because the two
 //! models' logits differ. Measured in logits, that difference is the same at every temperature.
 
-use crate::{Draft, TokenId};
+use crate::{Draft, SamplingParams, TokenId};
 
 /// Scale, in logits, of the margin at which a lower-scored token still overtakes: about the difference
 /// between the bundled pair's logits, plus an increase per nat of the draft's surprise. Pairs that differ
@@ -26,8 +26,8 @@ const NOBODY_PER_NAT: f64 = 0.1;
 /// Surprise is capped here; larger values add no information.
 const MAX_SURPRISE: f64 = 6.0;
 
-/// The best tokens of one position by logit plus noise.
-#[derive(Debug, Clone, PartialEq)]
+/// Best tokens of one position by logit plus noise.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Candidates {
     /// The ids, best first; the first is the chain's token.
     pub token_ids: Vec<TokenId>,
@@ -39,6 +39,15 @@ pub struct Candidates {
 }
 
 impl Candidates {
+    /// From ids and their scores, best first. A score is the logit divided by the temperature plus noise, or the
+    /// logit if the sequence is greedy.
+    pub fn from_scores(sampling: &SamplingParams, best: &[(TokenId, f64)], surprise: f32) -> Self {
+        let scale = if sampling.is_greedy() { 1.0 } else { f64::from(sampling.temperature) };
+        let first = best.first().map_or(0.0, |best| best.1);
+        let (token_ids, margins) = best.iter().map(|&(id, score)| (id, (first - score) * scale)).unzip();
+        Self { token_ids, margins, surprise: f64::from(surprise) }
+    }
+
     /// Probability that the target draws each candidate. Fitted to the bundled pair
     /// (docs/measurements/acceptance.md).
     pub(super) fn chances(&self) -> impl Iterator<Item = f64> {

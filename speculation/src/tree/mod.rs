@@ -17,6 +17,9 @@ use crate::{Draft, TokenId};
 /// Maximum ids of a tree.
 pub const MAX_TREE_TOKENS: usize = 64;
 
+/// Maximum number of candidates of one position. The target seldom draws a token that ranks lower.
+pub const MAX_CANDIDATES: usize = 8;
+
 /// Outcome of a verification for its draft: how far the path of first children was accepted, and which other
 /// child the target drew where it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
-use engine::{EngineError, Logits};
+use engine::{Answers, EngineError, Logits};
 use speculation::acceptance::{RowDraw, guess};
 use speculation::logits::score;
-use speculation::{ReplyBody, Role, TokenLogprobs, Work};
+use speculation::{ReplyBody, Role, Work};
 
 use super::ModelMethod;
 use super::portion::Portion;
@@ -19,8 +19,9 @@ impl<D: Decide> ModelMethod<D> {
         &mut self,
         task: &mut Task,
         portion: &Portion,
-        (drawn, scores): (&[RowDraw], &[TokenLogprobs]),
+        answers: Answers<'_>,
     ) -> Option<ReplyBody> {
+        let Answers { drawn, scores, candidates } = answers;
         let done = task.context_done..task.context_done + portion.num_context;
         task.context_done = done.end;
         if task.is_scoring() {
@@ -46,7 +47,9 @@ impl<D: Decide> ModelMethod<D> {
         let num_decided = task.num_decided();
         let drawn = &drawn[drawn.len() - num_decided..];
         let told = task.spec().logprobs.map_or(0, |_| num_decided.min(scores.len()));
-        self.settle(task, Rows::Drawn { drawn, scores: &scores[scores.len() - told..] })
+        let scores = &scores[scores.len() - told..];
+        let tree_room = self.tree_room(task);
+        self.settle(task, Rows::Drawn { drawn, scores, candidates, tree_room })
     }
 
     /// Processes a task's logits; `None` while the task needs another forward.

@@ -6,6 +6,7 @@ use scheduling::batch::Share;
 use speculation::{Role, TokenId, Work};
 
 use super::ModelMethod;
+use crate::decide::Decide;
 use crate::task::Task;
 
 /// The part of one task in a forward.
@@ -23,13 +24,15 @@ pub(super) struct Portion {
     pub(super) num_stored: usize,
     /// Parents of all rows of the tree.
     pub(super) parents: Vec<u32>,
+    /// Ids of all rows of the token tree that a draft is growing.
+    pub(super) tree_ids: Vec<TokenId>,
 }
 
 /// Returns the ids of `task` that run next and the number of logits rows that they need.
 pub(super) fn portion(task: &Task, share: &Share, role: Role) -> Portion {
     let (num_context, ends_context) = (share.context as usize, share.ends_context);
     let mut token_ids = task.context_left()[..num_context].to_vec();
-    let (mut num_logits, mut num_stored, mut parents) = (0, 0, Vec::new());
+    let (mut num_logits, mut num_stored, mut parents, mut tree_ids) = (0, 0, Vec::new(), Vec::new());
     if ends_context && task.step.work != Work::Feed {
         // A draft in progress has no context left: its last guess is the row.
         token_ids.extend(task.guesses.token_ids.last().filter(|_| num_context == 0));
@@ -37,24 +40,33 @@ pub(super) fn portion(task: &Task, share: &Share, role: Role) -> Portion {
         parents.extend_from_slice(task.parents());
         num_logits = task.num_decided();
         if let Some(tree) = &task.tree {
-            token_ids = tree.next_ids();
+            (token_ids, tree_ids) = (tree.next_ids(), tree.row_ids());
             (num_stored, parents) = (tree.num_stored(), tree.row_parents());
         }
     }
     if task.is_scoring() || (role == Role::Draft && task.is_comparable()) {
         num_logits = token_ids.len();
     }
-    Portion { task: share.index, num_context, ends_context, token_ids, num_logits, num_stored, parents }
+    Portion {
+        task: share.index,
+        num_context,
+        ends_context,
+        token_ids,
+        num_logits,
+        num_stored,
+        parents,
+        tree_ids,
+    }
 }
 
-impl<D> ModelMethod<D> {
+impl<D: Decide> ModelMethod<D> {
     /// Whether this portion's context is compared with what this draft worker would have drawn.
     pub(super) fn compares(&self, task: &Task, portion: &Portion) -> bool {
         self.role == Role::Draft && task.is_comparable() && portion.num_context > 0
     }
 
     /// Returns a draw request if draws are all that the task needs from its rows.
-    pub(super) fn draw_request<'a>(&self, task: &'a Task, portion: &Portion) -> Option<DrawRequest<'a>> {
+    pub(super) fn draw_request<'a>(&self, task: &'a Task, portion: &'a Portion) -> Option<DrawRequest<'a>> {
         let compares = self.compares(task, portion);
         let decides = portion.ends_context && task.step.work != Work::Feed;
         let scores = task.is_scoring() && portion.num_context > 0;
@@ -69,6 +81,8 @@ impl<D> ModelMethod<D> {
             // Every context row is drawn or scored, each after one more id.
             let first = task.step.base_len as usize + task.context_done;
             task.cached.ids()[..first + portion.num_context].split_at(first + 1)
+        } else if !portion.tree_ids.is_empty() {
+            (task.cached.ids(), &portion.tree_ids[..])
         } else {
             let last_guess = task.guesses.token_ids.last().filter(|_| portion.num_context == 0);
             (task.cached.ids(), last_guess.map_or(task.drafted(), std::slice::from_ref))
@@ -78,6 +92,15 @@ impl<D> ModelMethod<D> {
         let next = task.step.append_ids.get(task.context_done + portion.num_context).copied();
         let top_n = task.spec().prompt_logprobs.filter(|_| scores);
         let prompt = top_n.map(|top_n| PromptRows { top_n, next });
-        Some(DrawRequest { spec: task.spec(), before, then, vocab_size: self.vocab_size, logprobs, prompt })
+        let wants_candidates = decides && self.decide.wants_candidates(task);
+        Some(DrawRequest {
+            spec: task.spec(),
+            before,
+            then,
+            vocab_size: self.vocab_size,
+            logprobs,
+            prompt,
+            candidate_rows: if wants_candidates { task.num_decided() } else { 0 },
+        })
     }
 }

@@ -1,15 +1,17 @@
-//! What a pass's rows come to where some are drawn: ids, probabilities where they are asked for, and logits for the rest. Everything is
-//! launched before anything is read, so that the device is waited for once.
+//! What a pass's rows come to where some are drawn: ids, probabilities and candidates where they are asked for, and logits for the rest.
+//! Everything is launched before anything is read, so that the device is waited for once.
 
-use speculation::acceptance::{RowDraw, draw_processed};
+use speculation::acceptance::{RowDraw, draw_processed, several_processed};
+use speculation::tree::{Candidates, MAX_CANDIDATES};
 
 use super::State;
 use crate::EngineError;
-use crate::cuda::ScoreRow;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    Drawn, FilterRow, draw as launch_draw, drawn, edit_logits, keep, keep_raw, score, scores, undecided,
+    DrawRow, Drawn, FilterRow, candidates, draw as launch_draw, drawn, edit_logits, find_candidates, keep,
+    keep_edited, keep_raw, score, scores, undecided,
 };
+use crate::cuda::{CudaError, ScoreRow};
 use crate::draws::{DrawPlan, Filter, Outputs};
 
 /// `logits` `[num_rows, width]` are changed in place.
@@ -19,22 +21,18 @@ pub(super) fn draw<E: Executor>(
     (num_rows, width): (usize, usize),
     (plan, outputs): (&DrawPlan, &mut Outputs),
 ) -> Result<(), EngineError> {
-    let State { executor, drawing, scoring, .. } = state;
-    let (vocab, wanted) = (plan.vocab, plan.scores.as_slice());
     let filters: Vec<FilterRow> = plan.filters.iter().map(|filter| filter.row).collect();
-    keep_raw(executor, scoring, logits, (wanted, width))?;
-    edit_logits(executor, drawing, logits, &plan.edits, width)?;
-    keep(executor, drawing, logits, &filters, (vocab, width))?;
-    launch_draw(executor, drawing, logits, &plan.rows, (vocab, width))?;
-    let draws = plan.draws_of_scores();
-    score(executor, (scoring, drawing), (wanted, &draws), (vocab, width))?;
+    let listed: Vec<DrawRow> = plan.candidates.iter().map(|candidate| candidate.draw).collect();
+    launch(state, logits, (plan, &filters, &listed), width)?;
 
+    let State { executor, drawing, scoring, listing, .. } = state;
+    let vocab = plan.vocab;
     let undecided = undecided(executor, drawing, &filters)?;
-    let first = outputs.drawn.len();
+    let mut drawn_rows = Vec::new();
     for (row, drawn) in plan.rows.iter().zip(drawn(executor, drawing, &plan.rows)?) {
         let is_left = undecided.contains(&row.row);
         let filter = plan.filters.iter().find(|filter| is_left && filter.row.row == row.row);
-        outputs.drawn.push(match filter {
+        drawn_rows.push(match filter {
             // The row was edited and is otherwise as it was.
             Some(Filter { spec, position, .. }) => {
                 let start = row.row as usize * width;
@@ -43,16 +41,46 @@ pub(super) fn draw<E: Executor>(
             None => row_draw(drawn),
         });
     }
-    let redrawn = |(&draw, score): (&Option<u32>, &ScoreRow)| match outputs.drawn[first + draw? as usize] {
+    let redrawn = |(&draw, score): (&Option<u32>, &ScoreRow)| match drawn_rows[draw? as usize] {
         RowDraw::Token(id) => undecided.contains(&score.row).then_some(id),
         _ => None,
     };
-    let redrawn: Vec<Option<u32>> = draws.iter().zip(wanted).map(redrawn).collect();
-    outputs.scores.extend(scores(executor, scoring, (wanted, &redrawn), (vocab, width))?);
+    let redrawn: Vec<Option<u32>> = plan.draws_of_scores().iter().zip(&plan.scores).map(redrawn).collect();
+    outputs.scores.extend(scores(executor, scoring, (&plan.scores, &redrawn), (vocab, width))?);
+    outputs.drawn.extend(drawn_rows);
+    for (candidate, found) in plan.candidates.iter().zip(candidates(executor, listing, &listed, vocab)?) {
+        let DrawRow { row, position, .. } = candidate.draw;
+        outputs.candidates.push(if undecided.contains(&row) {
+            let start = row as usize * width;
+            let logits = logits.read(executor, start..start + vocab)?;
+            several_processed(&candidate.spec, (position, MAX_CANDIDATES), &logits).unwrap_or_default()
+        } else {
+            Candidates::from_scores(&candidate.spec.sampling, &found.best, found.surprise)
+        });
+    }
     for rows in plan.other_rows(num_rows) {
         outputs.logits.extend(logits.read(executor, rows.start * width..rows.end * width)?);
     }
     Ok(())
+}
+
+/// Launches all that is asked of the rows.
+fn launch<E: Executor>(
+    state: &mut State<E>,
+    logits: &mut Tensor<E::Memory, f32>,
+    (plan, filters, listed): (&DrawPlan, &[FilterRow], &[DrawRow]),
+    width: usize,
+) -> Result<(), CudaError> {
+    let State { executor, drawing, scoring, listing, .. } = state;
+    let sizes = (plan.vocab, width);
+    keep_raw(executor, scoring, logits, (&plan.scores, width))?;
+    edit_logits(executor, drawing, logits, &plan.edits, width)?;
+    keep_edited(executor, listing, logits, (listed, width))?;
+    keep(executor, drawing, logits, filters, sizes)?;
+    launch_draw(executor, drawing, logits, &plan.rows, sizes)?;
+    score(executor, (scoring, drawing), (&plan.scores, &plan.draws_of_scores()), sizes)?;
+    let draws: Vec<Option<u32>> = listed.iter().map(|draw| plan.draw_of(draw.row)).collect();
+    find_candidates(executor, (listing, drawing), logits, (listed, &draws), sizes)
 }
 
 fn row_draw(drawn: Drawn) -> RowDraw {

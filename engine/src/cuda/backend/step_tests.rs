@@ -124,6 +124,7 @@ fn drawn_rows_are_what_the_host_draws_from_the_same_logits() {
             vocab_size: VOCAB,
             logprobs: spec.logprobs,
             prompt: None,
+            candidate_rows: 0,
         })
     };
     let requests: Vec<_> = sequences.iter().zip(&before).map(request).collect();
@@ -180,8 +181,15 @@ fn the_cpu_draws_nothing_and_says_so() {
     let spec = SequenceSpec::default();
     assert!(!cpu.draws(&spec));
     let slot = cpu.open();
-    let request =
-        DrawRequest { spec: &spec, before: &[1], then: &[], vocab_size: 5, logprobs: None, prompt: None };
+    let request = DrawRequest {
+        spec: &spec,
+        before: &[1],
+        then: &[],
+        vocab_size: 5,
+        logprobs: None,
+        prompt: None,
+        candidate_rows: 0,
+    };
     let rows = SequenceRows { slot, token_ids: &[1], num_logits: 1 };
     assert!(cpu.forward_and_draw(&[rows], &[Some(request)]).is_err());
     assert_eq!(cpu.len(slot), 0, "refused before anything was appended");
@@ -211,6 +219,7 @@ fn a_step_like_one_before_it_allocates_nothing() {
                 vocab_size: VOCAB,
                 logprobs: Some(3),
                 prompt: None,
+                candidate_rows: 0,
             };
             let batch = [rows(a, &ids[ids.len() - 1..], 1), rows(b, &prompt[..3], 3)];
             engine.forward_and_draw(&batch, &[Some(request), None]).unwrap();

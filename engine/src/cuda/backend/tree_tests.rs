@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use speculation::acceptance::{RowDraw, draw_rows};
+use speculation::acceptance::{RowDraw, draw_rows, guess_several};
 use speculation::logits::{TokenCounts, score};
+use speculation::tree::{Candidates, MAX_CANDIDATES};
 use speculation::{SamplingParams, SequenceSpec, TokenLogprobs};
 
 use crate::collective::Meeting;
@@ -237,6 +238,7 @@ fn rows_of_trees_are_drawn_as_the_host_draws_them() {
             vocab_size,
             logprobs: spec.logprobs,
             prompt: None,
+            candidate_rows: 1 + tree.ids.len(),
         };
         let trees = [TreeRows { sequence: 0, num_stored: 0, parents: &tree.parents }];
         let outcome = drawing.forward_with_trees(&[rows], &[Some(request)], &trees).unwrap();
@@ -254,6 +256,16 @@ fn rows_of_trees_are_drawn_as_the_host_draws_them() {
         let expected: Vec<RowDraw> =
             std::iter::once(None).chain((0..tree.ids.len()).map(Some)).map(host).collect();
         assert_eq!(outcome.drawn, expected, "seed {}", spec.seed);
+        let several = |row: Option<usize>| {
+            let ids = [&text[..], &row.map_or_else(Vec::new, |row| tree.ids_to(row))].concat();
+            let mut counts = TokenCounts::new(spec.prompt_len);
+            ids.iter().for_each(|&id| counts.push(id));
+            let mut values = logits[row.map_or(0, |row| 1 + row)].clone();
+            guess_several(&spec, &counts, (ids.len() as u32, MAX_CANDIDATES), &mut values).unwrap()
+        };
+        let candidates: Vec<Candidates> =
+            std::iter::once(None).chain((0..tree.ids.len()).map(Some)).map(several).collect();
+        assert_eq!(outcome.candidates, candidates, "seed {}", spec.seed);
         let Some(top_n) = spec.logprobs else { continue };
         let tell = |(row, drawn): (&Vec<f32>, &RowDraw)| score(row, drawn.token(0).unwrap(), top_n);
         let expected: Vec<TokenLogprobs> = logits.iter().zip(&expected).map(tell).collect();

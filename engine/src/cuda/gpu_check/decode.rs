@@ -224,6 +224,7 @@ impl Timed {
                 vocab_size,
                 logprobs: None,
                 prompt: None,
+                candidate_rows: 0,
             })
         };
         let requests: Vec<Option<DrawRequest<'_>>> = held.iter().map(request).collect();

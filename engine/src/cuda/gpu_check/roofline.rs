@@ -177,8 +177,15 @@ impl Steps {
         let rows = |&slot: &SlotId| SequenceRows { slot, token_ids: &ids, num_logits: drawn };
         let batch: Vec<SequenceRows<'_>> = slots.iter().map(rows).collect();
         let then = &ids[..drawn - 1];
-        let request =
-            DrawRequest { spec: &spec, before: &before, then, vocab_size, logprobs: None, prompt: None };
+        let request = DrawRequest {
+            spec: &spec,
+            before: &before,
+            then,
+            vocab_size,
+            logprobs: None,
+            prompt: None,
+            candidate_rows: 0,
+        };
         let requests = vec![Some(request); sequences];
         let start = Instant::now();
         self.engine.forward_and_draw(&batch, &requests)?;

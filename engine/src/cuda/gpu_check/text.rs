@@ -184,6 +184,7 @@ impl<'a> Sequence<'a> {
                 vocab_size: self.vocab,
                 logprobs: None,
                 prompt: None,
+                candidate_rows: 0,
             };
             self.engine.forward_and_draw(&[rows], &[Some(request)])?.drawn
         };
@@ -215,6 +216,7 @@ impl<'a> Sequence<'a> {
                 vocab_size: self.vocab,
                 logprobs: None,
                 prompt: None,
+                candidate_rows: 0,
             };
             let tree = TreeRows { sequence: 0, num_stored: 0, parents: &draft.parents };
             let drawn = self.engine.forward_with_trees(&[rows], &[Some(request)], &[tree])?.drawn;

@@ -157,3 +157,78 @@ extern "C" __global__ void __launch_bounds__(32)
   }
   drawn[blockIdx.x] = result;
 }
+
+// Tokens of a row that are listed: speculation::tree::MAX_CANDIDATES.
+constexpr u32 CANDIDATES = 8;
+
+// A token with its score; NOBODY where there are no more.
+struct Candidate {
+  double score;
+  u32 token_id, unused;
+};
+
+// Whether a token ranks below another one: scores descend, ids ascend among equals.
+__device__ __forceinline__ bool is_below(const Best& other, double score, u32 token_id) {
+  return score < other.score || (score == other.score && token_id > other.token_id);
+}
+
+// The best tokens of each part of a row that can be drawn, by logit / T + noise, or by logit where T < 1e-5.
+// logits [*, stride] f32, of whose rows the first `vocab` numbers count; draws [num_draws] -> parts [num_draws, num_parts, CANDIDATES].
+// Twin: speculation::acceptance::guess_several, equal ids and scores. Grid (num_draws, num_parts), 256 threads.
+extern "C" __global__ void __launch_bounds__(256)
+    candidate_parts(const float* logits, const DrawRow* draws, Candidate* parts, u32 vocab, u32 stride) {
+  __shared__ uint4 chunks[PART_CHUNKS];
+  __shared__ Best shared[8];
+  const DrawRow row = draws[blockIdx.x];
+  const float* z = logits + (u64)row.row * stride;
+  const Part part(z, blockIdx.y, vocab);
+  load_part(z, part, chunks);
+  const float* numbers = (const float*)chunks + part.late;
+  const u32 size = part.end - part.begin;
+  const bool is_greedy = row.temperature < GREEDY_BELOW;
+  const double temperature = (double)row.temperature;
+
+  // A thread's pairs of neighbours, which share a block of noise.
+  constexpr u32 PAIRS = PART / THREADS / 2;
+  double scores[2 * PAIRS];
+#pragma unroll
+  for (u32 j = 0; j < PAIRS; ++j) {
+    const u32 i = 2 * (threadIdx.x + THREADS * j);
+    u64 m[2] = {0, 0};
+    if (!is_greedy) noise_bits(row, (part.begin + i) / 2, m);
+#pragma unroll
+    for (u32 k = 0; k < 2; ++k) {
+      const double logit = i + k < size ? (double)numbers[i + k] : (double)NEG_INF;
+      scores[2 * j + k] = is_greedy ? logit : logit / temperature + gumbel(m[k]);
+    }
+  }
+  Best last = {(double)POS_INF, 0};
+  Candidate* out = parts + ((u64)blockIdx.x * gridDim.y + blockIdx.y) * CANDIDATES;
+  for (u32 rank = 0; rank < CANDIDATES; ++rank) {
+    Best best = {(double)NEG_INF, NOBODY};
+#pragma unroll
+    for (u32 j = 0; j < 2 * PAIRS; ++j) {
+      const u32 token_id = part.begin + 2 * (threadIdx.x + THREADS * (j / 2)) + j % 2;
+      // A masked token's score is -infinity: it is never listed.
+      if (scores[j] > (double)NEG_INF && is_below(last, scores[j], token_id)) offer(best, scores[j], token_id);
+    }
+    last = best_of_block(best, shared);
+    if (threadIdx.x == 0) out[rank] = {last.score, last.token_id, 0};
+  }
+}
+
+// Joins the parts of each row, in any order. parts [num_draws, num_parts, CANDIDATES] -> found [num_draws, CANDIDATES].
+// Grid (num_draws), one warp.
+extern "C" __global__ void __launch_bounds__(32) candidate_join(const Candidate* parts, Candidate* found, u32 num_parts) {
+  Best last = {(double)POS_INF, 0};
+  const Candidate* of_row = parts + (u64)blockIdx.x * num_parts * CANDIDATES;
+  for (u32 rank = 0; rank < CANDIDATES; ++rank) {
+    Best best = {(double)NEG_INF, NOBODY};
+    for (u32 i = threadIdx.x; i < num_parts * CANDIDATES; i += WARP) {
+      const Candidate one = of_row[i];
+      if (one.token_id != NOBODY && is_below(last, one.score, one.token_id)) offer(best, one.score, one.token_id);
+    }
+    last = best_of_warp(best);
+    if (threadIdx.x == 0) found[blockIdx.x * CANDIDATES + rank] = {last.score, last.token_id, 0};
+  }
+}

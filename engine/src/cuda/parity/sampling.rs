@@ -1,9 +1,10 @@
 //! The logit pipeline and the coupled draw against `speculation`: equal bits and equal ids, and the contract's known
 //! answers.
 
-use speculation::acceptance::verify;
+use speculation::acceptance::{several_processed, verify};
 use speculation::logits::{DrawError, TokenCounts, process};
 use speculation::noise::{Noise, Purpose};
+use speculation::tree::{Candidates, MAX_CANDIDATES};
 use speculation::{Draft, SamplingParams, SequenceSpec};
 
 use super::{Numbers, Parity, Scale, compare, compare_equal};
@@ -11,8 +12,8 @@ use crate::TokenId;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    DrawBuffers, DrawRow, Drawn, FilterRow, draw, drawn, edit_logits, edits_of, keep,
-    undecided as left_to_host,
+    CandidateBuffers, DrawBuffers, DrawRow, Drawn, FilterRow, candidates, draw, drawn, edit_logits, edits_of,
+    find_candidates, keep, keep_edited, undecided as left_to_host,
 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -21,6 +22,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     for vocab in scale.pick(vec![1, 2, 33, 1000], vec![1, 4096, 128_256, 151_936]) {
         for temperature in [0.0, 0.3, 1.0, 50.0] {
             parities.push(draws(e, (vocab, scale.pick(4, 64)), temperature)?);
+            parities.push(several(e, (vocab, scale.pick(6, 16)), temperature)?);
         }
     }
     parities.push(bad_rows(e)?);
@@ -202,6 +204,53 @@ fn draws<E: Executor>(
     let logits = Tensor::of(e, &logits, "logits")?;
     let found = draw_now(e, &logits, &draws, (vocab, stride))?;
     Ok(compare_equal(format!("draw from {vocab} at T = {temperature}"), &found, &expected))
+}
+
+/// Candidates of rows like a model's, of rows with ties, and of rows of which only every third token or only one is allowed: ids, scores and
+/// the surprise.
+fn several<E: Executor>(
+    e: &mut E,
+    (vocab, rows): (usize, usize),
+    temperature: f32,
+) -> Result<Parity, CudaError> {
+    // Rows are longer than the vocabulary, and what stands past it would win.
+    let stride = vocab + 3;
+    let sampling = SamplingParams { temperature, ..SamplingParams::default() };
+    let (mut logits, mut draws, mut expected) = (Vec::new(), Vec::new(), Vec::new());
+    for row in 0..rows as u32 {
+        let (seed, sampling) = (u64::from(row) * 0x1234_5678_9abc_def1, sampling.clone());
+        let spec =
+            SequenceSpec { seed, choice: row % 3, sampling, max_len: u32::MAX, ..SequenceSpec::default() };
+        let mut numbers = model_row(vocab, row);
+        let is_masked: fn(usize) -> bool = match row % 4 {
+            1 => |i| i % 3 != 0,
+            2 => |i| i != 0,
+            _ => |_| false,
+        };
+        numbers
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, x)| *x = if is_masked(i) { f32::NEG_INFINITY } else { *x });
+        if row % 4 == 3 {
+            numbers.iter_mut().for_each(|x| *x = x.round());
+        }
+        draws.push(DrawRow::new(row, &spec, 1000 + row));
+        expected.push(
+            several_processed(&spec, (1000 + row, MAX_CANDIDATES), &numbers).expect("a number is there"),
+        );
+        logits.extend(numbers);
+        logits.extend([1e30; 3]);
+    }
+    let logits = Tensor::of(e, &logits, "logits")?;
+    let (mut drawing, mut listing) = (DrawBuffers::default(), CandidateBuffers::default());
+    let places: Vec<Option<u32>> = (0..rows as u32).map(Some).collect();
+    draw(e, &mut drawing, &logits, &draws, (vocab, stride))?;
+    keep_edited(e, &mut listing, &logits, (&draws, stride))?;
+    find_candidates(e, (&mut listing, &drawing), &logits, (&draws, &places), (vocab, stride))?;
+    let found = candidates(e, &listing, &draws, vocab)?;
+    let found: Vec<Candidates> =
+        found.iter().map(|found| Candidates::from_scores(&sampling, &found.best, found.surprise)).collect();
+    Ok(compare_equal(format!("candidates of {vocab} at T = {temperature}"), &found, &expected))
 }
 
 fn bad_rows<E: Executor>(e: &mut E) -> Result<Parity, CudaError> {

@@ -1,0 +1,124 @@
+//! The best few tokens of a row by the coupled draw's scores, for the children of a token tree; only ids and scores come back.
+
+use speculation::tree::MAX_CANDIDATES;
+use speculation::{TokenId, TokenLogprobs};
+
+use super::draw::{DrawRow, num_parts};
+use super::{DrawBuffers, Held, ScoreBuffers, ScoreRow, keep_raw, score, scores};
+use crate::cuda::CudaError;
+use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
+use crate::cuda::sources::DRAW;
+
+/// A token with its score, as `draw.cu` writes it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+struct Candidate {
+    score: f64,
+    token_id: u32,
+    unused: u32,
+}
+
+/// In place of an id where a row has no more tokens that may be drawn.
+const NO_TOKEN: u32 = u32::MAX;
+
+/// What a row came to.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Found {
+    /// Ids and scores, best first; none where nothing may be drawn.
+    pub(crate) best: Vec<(TokenId, f64)>,
+    /// `-ln` of the probability of the first at temperature 1, before filters.
+    pub(crate) surprise: f32,
+}
+
+/// Kept between steps.
+#[derive(Debug)]
+pub(crate) struct CandidateBuffers<M> {
+    draws: Held<M, DrawRow>,
+    parts: Held<M, Candidate>,
+    found: Held<M, Candidate>,
+    scoring: ScoreBuffers<M>,
+}
+
+impl<M> Default for CandidateBuffers<M> {
+    fn default() -> Self {
+        Self {
+            draws: Held::default(),
+            parts: Held::default(),
+            found: Held::default(),
+            scoring: ScoreBuffers::default(),
+        }
+    }
+}
+
+/// Copies the rows of `draws` before filters mask tokens in them: a surprise is a matter of the whole row.
+pub(crate) fn keep_edited<E: Executor>(
+    executor: &mut E,
+    buffers: &mut CandidateBuffers<E::Memory>,
+    logits: &Tensor<E::Memory, f32>,
+    (draws, stride): (&[DrawRow], usize),
+) -> Result<(), CudaError> {
+    keep_raw(executor, &mut buffers.scoring, logits, (&first_scores(draws), stride))
+}
+
+/// Finds the best tokens of rows of `logits` `[*, stride]`, of which the first `vocab` numbers count, by the scores of their `draws`;
+/// [`keep_edited`] had the same rows, and row i's draw is number `places[i]` of the last ones. [`candidates`] reads what was found.
+pub(crate) fn find_candidates<E: Executor>(
+    executor: &mut E,
+    (buffers, drawing): (&mut CandidateBuffers<E::Memory>, &DrawBuffers<E::Memory>),
+    logits: &Tensor<E::Memory, f32>,
+    (draws, places): (&[DrawRow], &[Option<u32>]),
+    (vocab, stride): (usize, usize),
+) -> Result<(), CudaError>
+where
+    E::Memory: DeviceMemory,
+{
+    let [kernel, join] = [2, 3].map(|index| DRAW.kernel(index));
+    if draws.is_empty() {
+        return Ok(());
+    }
+    score(executor, (&mut buffers.scoring, drawing), (&first_scores(draws), places), (vocab, stride))?;
+    let num_parts = num_parts(kernel.name, (vocab, stride))?;
+    let last = draws.iter().map(|draw| draw.row as usize).max().unwrap_or(0);
+    let rows = logits.len() / stride;
+    check(kernel.name, ("a row with candidates", last), last < rows, format!("below {rows}"))?;
+    let listed = draws.len() * MAX_CANDIDATES;
+    let rows = buffers.draws.fill(executor, draws, "rows with candidates")?;
+    let parts = buffers.parts.make_room(executor, listed * num_parts, "candidates of parts of rows")?;
+    let found = buffers.found.make_room(executor, listed, "candidates")?;
+    let num_draws = draws.len() as u32;
+    let params = Params::default().read(logits).read(rows).write(parts).u32(vocab).u32(stride);
+    // SAFETY: the kernel's parameters; every row is there by the checks.
+    unsafe { executor.launch(kernel, [num_draws, num_parts as u32, 1], &mut { params }) }?;
+    let params = Params::default().read(parts).write(found).u32(num_parts);
+    // SAFETY: the kernel's parameters; the parts are those of the launch before.
+    unsafe { executor.launch(join, [num_draws, 1, 1], &mut { params }) }
+}
+
+/// Waits for the last [`find_candidates`], which had these draws, and reads what it found, in their order.
+pub(crate) fn candidates<E: Executor>(
+    executor: &mut E,
+    buffers: &CandidateBuffers<E::Memory>,
+    draws: &[DrawRow],
+    vocab: usize,
+) -> Result<Vec<Found>, CudaError>
+where
+    E::Memory: DeviceMemory,
+{
+    if draws.is_empty() {
+        return Ok(Vec::new());
+    }
+    let found = buffers.found.tensor().read(executor, 0..draws.len() * MAX_CANDIDATES)?;
+    // No token is scored again by the host: the stride is not looked at.
+    let scores = scores(executor, &buffers.scoring, (&first_scores(draws), &[]), (vocab, vocab))?;
+    let of_row = |(row, score): (&[Candidate], TokenLogprobs)| {
+        let listed = row.iter().take_while(|candidate| candidate.token_id != NO_TOKEN);
+        let best = listed.map(|candidate| (candidate.token_id, candidate.score)).collect();
+        Found { best, surprise: -score.logprob }
+    };
+    Ok(found.chunks_exact(MAX_CANDIDATES).zip(scores).map(of_row).collect())
+}
+
+/// The probability of each row's drawn token, which is its first candidate.
+fn first_scores(draws: &[DrawRow]) -> Vec<ScoreRow> {
+    draws.iter().map(|draw| ScoreRow { row: draw.row, top_n: 0, given: None }).collect()
+}
