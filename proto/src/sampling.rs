@@ -10,8 +10,8 @@ pub const MAX_LOGIT_BIAS: usize = 4_096;
 /// Maximum number of top log probabilities per position.
 pub const MAX_LOGPROBS: u32 = 64;
 
-/// Maximum number of stop token ids of one sequence.
-pub const MAX_STOP_TOKEN_IDS: usize = 64;
+/// Maximum number of stop token ids of one sequence: those of its request and the model's end-of-sequence ids.
+pub const MAX_STOP_TOKEN_IDS: usize = 256;
 
 /// Converts to the wire; every field is set.
 pub fn sampling_to_wire(sampling: &SamplingParams) -> v1::SamplingParams {

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 
+use proto::sampling::MAX_STOP_TOKEN_IDS;
 use sha2::{Digest as _, Sha256};
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::MAX_TREE_TOKENS;
@@ -200,6 +201,12 @@ impl SentRequest {
             if !token_ids.contains(&id) {
                 token_ids.push(id);
             }
+        }
+        if token_ids.len() > MAX_STOP_TOKEN_IDS {
+            let (len, max) = (token_ids.len(), MAX_STOP_TOKEN_IDS);
+            let message =
+                format!("stop_token_ids has {len} ids with the model's own, at most {max} are allowed");
+            return Err(RouterError::invalid("stop_token_ids", message));
         }
         let shown = output.special_tokens().into_iter().filter_map(|token| entry.text.token_id(token));
         let shown_token_ids = shown.collect();

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use proto::sampling::{MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS};
+
 /// Maximum size of a request body, over HTTP and gRPC.
 pub const BODY_BYTES_MAX: usize = 2 << 20;
 /// Number of bytes of an oversized body that are read and discarded, so that the client can read the
@@ -37,3 +39,7 @@ pub const COMPLETION_TOKENS_DEFAULT: u32 = 16;
 pub const TOOLS_MAX: usize = 128;
 /// Maximum number of calls in an answer that must consist of calls.
 pub const TOOL_CALLS_MAX: usize = 16;
+
+// A worker refuses a sequence that exceeds the wire's limits; the model's own stop ids come on top of the request's.
+const _: () = assert!(STOP_TOKEN_IDS_MAX < MAX_STOP_TOKEN_IDS);
+const _: () = assert!(LOGIT_BIAS_MAX <= MAX_LOGIT_BIAS && TOP_LOGPROBS_MAX <= MAX_LOGPROBS as i64);
