@@ -80,14 +80,21 @@ impl Rope {
     }
 }
 
+/// Queries, keys and values of one layer.
+#[derive(Clone, Copy)]
+pub struct Projections<'a> {
+    /// `[positions, query heads x dim]`
+    pub q: &'a Array2<f32>,
+    /// `[positions, KV heads x dim]`
+    pub k: &'a Array2<f32>,
+    /// `[positions, KV heads x dim]`
+    pub v: &'a Array2<f32>,
+}
+
 /// Returns the attention output of every row over itself and the rows before it, and the probabilities of
 /// each query head, which the backward pass needs.
-pub fn attend(
-    heads: Heads,
-    q: &Array2<f32>,
-    k: &Array2<f32>,
-    v: &Array2<f32>,
-) -> (Array2<f32>, Vec<Array2<f32>>) {
+pub fn attend(heads: Heads, of: Projections<'_>) -> (Array2<f32>, Vec<Array2<f32>>) {
+    let Projections { q, k, v } = of;
     let mut mixed = Array2::zeros(q.raw_dim());
     let mut all = Vec::with_capacity(heads.queries);
     for head in 0..heads.queries {
@@ -113,10 +120,11 @@ pub struct AttentionGradients {
 /// Gradients of [`attend`], given the gradient of its output.
 pub fn attend_backward(
     heads: Heads,
-    (q, k, v): (&Array2<f32>, &Array2<f32>, &Array2<f32>),
+    of: Projections<'_>,
     probabilities: &[Array2<f32>],
     d_mixed: &Array2<f32>,
 ) -> AttentionGradients {
+    let Projections { q, k, v } = of;
     let zeros = |of: &Array2<f32>| Array2::zeros(of.raw_dim());
     let mut d = AttentionGradients { q: zeros(q), k: zeros(k), v: zeros(v) };
     for (head, p) in probabilities.iter().enumerate() {

@@ -10,7 +10,7 @@ use ndarray::{Array1, Array2, ArrayView1, Axis, Slice, concatenate};
 use serde::Deserialize;
 
 use crate::adamw::Gradients;
-use crate::attention::{AttentionGradients, Heads, Rope, attend, attend_backward};
+use crate::attention::{AttentionGradients, Heads, Projections, Rope, attend, attend_backward};
 use crate::error::DistillError;
 use crate::ops::{gated, gated_backward, linear, linear_backward, rms_norm, rms_norm_backward};
 use crate::weights::Weights;
@@ -187,7 +187,7 @@ impl DraftModel {
         let (mut k, k_scales) = self.head_norm(&raw_k, &name(layer, "self_attn.k_norm"));
         rope.turn(&mut q);
         rope.turn(&mut k);
-        let (mixed, probabilities) = attend(self.heads, &q, &k, &v);
+        let (mixed, probabilities) = attend(self.heads, Projections { q: &q, k: &k, v: &v });
         let middle = &input + &project(&mixed, "self_attn.o_proj");
         let (middle_normed, middle_scales) = norm(&middle, "post_attention_layernorm");
         let gate = project(&middle_normed, "mlp.gate_proj");
@@ -274,8 +274,9 @@ impl DraftModel {
             d_output + back.norm("post_attention_layernorm", &pass.middle, &pass.middle_scales, &d_normed);
 
         let d_mixed = back.linear("self_attn.o_proj", &pass.mixed, &d_middle);
+        let projections = Projections { q: &pass.q, k: &pass.k, v: &pass.v };
         let AttentionGradients { mut q, mut k, v } =
-            attend_backward(self.heads, (&pass.q, &pass.k, &pass.v), &pass.probabilities, &d_mixed);
+            attend_backward(self.heads, projections, &pass.probabilities, &d_mixed);
         rope.turn_back(&mut q);
         rope.turn_back(&mut k);
         if let Some([q_scales, k_scales]) = &pass.head_scales {

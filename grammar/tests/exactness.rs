@@ -5,7 +5,7 @@
 
 use grammar::{Compiler, Grammar, GrammarKind, Matcher, Vocabulary};
 use serde_json::{Value, json};
-use speculation::acceptance::{guess, verify_masked};
+use speculation::acceptance::{RawRows, guess, verify_masked};
 use speculation::logits::TokenCounts;
 use speculation::noise::{Noise, Purpose};
 use speculation::{AcceptanceMode, Draft, FinishReason, SamplingParams, SequenceSpec, TokenId};
@@ -67,10 +67,10 @@ impl Pair<'_> {
             let masks = self.target.masks(&output, &draft.token_ids, &self.spec.stop_token_ids).unwrap();
             let row = |i: usize| logits(&[&output, &draft.token_ids[..i]].concat(), vocab_size, false);
             let mut rows: Vec<f32> = (0..=draft.token_ids.len()).flat_map(row).collect();
-            let rows = (rows.as_mut_slice(), vocab_size);
+            let rows = RawRows { logits: &mut rows, vocab_size, masks: &masks };
             let mut counts = TokenCounts::new(0);
             let start = output.len() as u32;
-            let verdict = verify_masked(&self.spec, &mut counts, start, &draft, rows, &masks).unwrap();
+            let verdict = verify_masked(&self.spec, &mut counts, start, &draft, rows).unwrap();
             self.accepted += verdict.num_accepted;
             output.extend(verdict.token_ids);
             if let Some(finish) = verdict.finish {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use engine::{Engine, LoadOptions, WeightFormat};
-use outrider_cli::check_pair::local::{Decoded, LocalModel, LocalPair, Verdict};
+use outrider_cli::check_pair::local::{Decoded, LocalModel, LocalPair, Rounds, Verdict};
 use outrider_cli::check_pair::measure::{Question, Setting, Settings, settings, spec};
 use outrider_cli::check_pair::texts::CheckpointText;
 use outrider_cli::cluster::Cluster;
@@ -163,7 +163,8 @@ fn decode_as(
 ) -> anyhow::Result<Usage> {
     let late = if is_long_question(question) { served.plain_rounds() as u32 } else { 0 };
     let mut decode = |late| {
-        let decoded = pair.decode_fed_late(spec(question, setting, how), &question.prompt_ids, (K, late))?;
+        let rounds = Rounds { num_draft_tokens: K, plain_rounds: late };
+        let decoded = pair.decode_fed_late(spec(question, setting, how), &question.prompt_ids, rounds)?;
         anyhow::Ok(Usage::of(&decoded))
     };
     let here = decode(late)?;

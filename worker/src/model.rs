@@ -229,7 +229,7 @@ impl<D: Decide> Method for ModelMethod<D> {
             })
             .collect();
         let ran = self.engine.forward_with_trees(&batch, &requests, &trees);
-        let mut outcome = match ran {
+        let outcome = match ran {
             Ok(outcome) => outcome,
             // The device is unusable: panic to end the device thread, which marks the process as failed.
             Err(error) if error.is_fatal() => panic!("{error}"),
@@ -240,22 +240,7 @@ impl<D: Decide> Method for ModelMethod<D> {
             Err(error) => return Ok(refuse(self, tasks, indices(&plan), &error)),
         };
         self.counts.sequences += plan.len() as u64;
-        let mut bodies = Vec::new();
-        let (logits, mut answers) = outcome.split();
-        let mut row = 0;
-        for (portion, num_answers) in plan.iter().zip(num_answers) {
-            let task = &mut tasks[portion.task];
-            let body = if let Some(num_answers) = num_answers {
-                self.absorb_drawn(task, portion, answers.take(num_answers))
-            } else {
-                let rows = row..row + portion.num_logits;
-                row = rows.end;
-                self.absorb(task, portion, logits, rows)
-            };
-            if let Some(body) = body {
-                bodies.push((portion.task, body));
-            }
-        }
+        let mut bodies = self.absorb_all(tasks, plan.iter().zip(num_answers), outcome);
         // Removing a task shifts later indices, so remove from the back and return the replies in order of
         // age.
         bodies.sort_by_key(|(task, _)| *task);

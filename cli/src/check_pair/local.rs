@@ -99,6 +99,15 @@ impl LocalModel {
     }
 }
 
+/// The rounds of one sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct Rounds {
+    /// Tokens that are drafted in each.
+    pub num_draft_tokens: u32,
+    /// Rounds of the target before the draft worker is done with the prompt: those are plain ones.
+    pub plain_rounds: u32,
+}
+
 impl LocalPair<'_> {
     /// The longest sequence that both models accept.
     pub fn window(&self) -> u32 {
@@ -112,7 +121,7 @@ impl LocalPair<'_> {
         prompt: &[TokenId],
         k: u32,
     ) -> Result<Decoded, CheckPairError> {
-        self.decode_fed_late(spec, prompt, (k, 0))
+        self.decode_fed_late(spec, prompt, Rounds { num_draft_tokens: k, plain_rounds: 0 })
     }
 
     /// Like [`Self::decode`], but the draft worker finishes the prompt's prefill only after `plain_rounds`
@@ -122,13 +131,13 @@ impl LocalPair<'_> {
         &mut self,
         spec: SequenceSpec,
         prompt: &[TokenId],
-        (k, plain_rounds): (u32, u32),
+        rounds: Rounds,
     ) -> Result<Decoded, CheckPairError> {
         let spec = Arc::new(spec);
         let limits = Limits { vocab_size: self.target.vocab_size, target_deadline: NEVER_LATE };
         let mut sequence = Sequence::new(SequenceId(0), Arc::clone(&spec), prompt, limits);
         let slots = (self.target.engine.open(), self.draft.engine.open());
-        let decoded = self.drive(&mut sequence, &spec, slots, (k, plain_rounds));
+        let decoded = self.drive(&mut sequence, &spec, slots, rounds);
         self.target.engine.close(slots.0);
         self.draft.engine.close(slots.1);
         let verdicts = decoded?;
@@ -140,8 +149,9 @@ impl LocalPair<'_> {
         sequence: &mut Sequence,
         spec: &SequenceSpec,
         (target, draft): (SlotId, SlotId),
-        (k, plain_rounds): (u32, u32),
+        rounds: Rounds,
     ) -> Result<Vec<Verdict>, CheckPairError> {
+        let Rounds { num_draft_tokens, plain_rounds } = rounds;
         let mut verdicts: Vec<Verdict> = Vec::new();
         // The draft worker's `Fed` reply, held back until `plain_rounds` rounds are done.
         let mut unheard: Option<Event> = None;
@@ -151,7 +161,7 @@ impl LocalPair<'_> {
         while let Some(action) = actions.pop_front() {
             let event = match action {
                 Action::Ready => {
-                    Event::BeginRound { num_draft_tokens: k, num_tree_tokens: 0, draft_wait: NEVER_LATE }
+                    Event::BeginRound { num_draft_tokens, num_tree_tokens: 0, draft_wait: NEVER_LATE }
                 }
                 Action::Send(Role::Target, step) => {
                     let body = self.target.judge(target, spec, &step)?;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use speculation::{AcceptanceMode, TokenId};
 
 use super::error::CheckPairError;
-use super::local::{LocalModel, LocalPair};
+use super::local::LocalPair;
 use super::measure::{Counts, Measured, Question, Setting, Settings, measure, settings, spec};
 use super::report::ALL;
 use super::texts::CheckpointText;
@@ -94,14 +94,18 @@ pub fn run(args: &CheckPairArgs) -> Result<QuantizationReport, CheckPairError> {
     let texts = greedy_texts(&mut pair, (&questions, &how), step)?;
 
     let mut fidelity = Vec::new();
-    let mut acceptance = vec![column((Who::Neither, Weights::Bf16), (&mut target, &mut draft), asked, step)?];
+    let pair = LocalPair { target: &mut target, draft: &mut draft };
+    let mut acceptance = vec![column((Who::Neither, Weights::Bf16), pair, asked, step)?];
     for weights in QUANTIZED {
         let (mut small_target, mut small_draft) = (target_in(weights)?, draft_in(weights)?);
         fidelity.push(compare(("target", weights), (&mut target, &mut small_target), &texts)?);
         fidelity.push(compare(("draft", weights), (&mut draft, &mut small_draft), &texts)?);
-        acceptance.push(column((Who::Draft, weights), (&mut target, &mut small_draft), asked, step)?);
-        acceptance.push(column((Who::Target, weights), (&mut small_target, &mut draft), asked, step)?);
-        acceptance.push(column((Who::Both, weights), (&mut small_target, &mut small_draft), asked, step)?);
+        let pair = LocalPair { target: &mut target, draft: &mut small_draft };
+        acceptance.push(column((Who::Draft, weights), pair, asked, step)?);
+        let pair = LocalPair { target: &mut small_target, draft: &mut draft };
+        acceptance.push(column((Who::Target, weights), pair, asked, step)?);
+        let pair = LocalPair { target: &mut small_target, draft: &mut small_draft };
+        acceptance.push(column((Who::Both, weights), pair, asked, step)?);
     }
     bar.finish_and_clear();
     let (num_draft_tokens, num_prompts) = (args.draft_tokens, args.num_prompts);
@@ -127,11 +131,11 @@ fn greedy_texts(
 
 fn column(
     (who, weights): (Who, Weights),
-    (target, draft): (&mut LocalModel, &mut LocalModel),
+    mut pair: LocalPair<'_>,
     (questions, settings, how): Asked<'_>,
     on_sequence: impl Fn(),
 ) -> Result<AcceptanceColumn, CheckPairError> {
-    let measured = measure(&mut LocalPair { target, draft }, questions, (settings, how), on_sequence)?;
+    let measured = measure(&mut pair, questions, (settings, how), on_sequence)?;
     Ok(AcceptanceColumn { who, weights: weights.as_str(), cells: cells(&measured) })
 }
 

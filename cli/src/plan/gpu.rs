@@ -36,29 +36,29 @@ pub struct Gpu {
 /// | RTX 5090 | <https://www.spheron.network/blog/nvidia-rtx-5090-specs/>: memory and bandwidth. **Its arithmetic has no source here** |
 /// | RTX 3090 | **no source here**: from memory of NVIDIA's GA102 white paper |
 pub const GPUS: [Gpu; 13] = [
-    gpu("B200-180", 180.0, 8_000.0, (2_250.0, 4_500.0), 900.0),
-    gpu("H200-141", 141.0, 4_800.0, (989.0, 1_979.0), 450.0),
-    gpu("H100-80", 80.0, 3_350.0, (989.0, 1_979.0), 450.0),
-    gpu("H100-PCIE-80", 80.0, 2_000.0, (756.0, 1_513.0), 64.0),
-    gpu("A100-80", 80.0, 2_039.0, (312.0, 624.0), 300.0),
-    gpu("A100-40", 40.0, 1_555.0, (312.0, 624.0), 300.0),
-    gpu("L40S-48", 48.0, 864.0, (362.0, 733.0), 32.0),
-    gpu("L4-24", 24.0, 300.0, (121.0, 242.0), 32.0),
-    gpu("A10-24", 24.0, 600.0, (125.0, 250.0), 32.0),
-    gpu("T4-16", 16.0, 320.0, (65.0, 130.0), 16.0),
-    gpu("RTX5090-32", 32.0, 1_792.0, (209.5, 838.0), 64.0),
-    gpu("RTX4090-24", 24.0, 1_008.0, (165.2, 660.6), 32.0),
-    gpu("RTX3090-24", 24.0, 936.0, (71.0, 284.0), 32.0),
+    gpu("B200-180", 180.0, 8_000.0, 900.0).computing(2_250.0, 4_500.0),
+    gpu("H200-141", 141.0, 4_800.0, 450.0).computing(989.0, 1_979.0),
+    gpu("H100-80", 80.0, 3_350.0, 450.0).computing(989.0, 1_979.0),
+    gpu("H100-PCIE-80", 80.0, 2_000.0, 64.0).computing(756.0, 1_513.0),
+    gpu("A100-80", 80.0, 2_039.0, 300.0).computing(312.0, 624.0),
+    gpu("A100-40", 40.0, 1_555.0, 300.0).computing(312.0, 624.0),
+    gpu("L40S-48", 48.0, 864.0, 32.0).computing(362.0, 733.0),
+    gpu("L4-24", 24.0, 300.0, 32.0).computing(121.0, 242.0),
+    gpu("A10-24", 24.0, 600.0, 32.0).computing(125.0, 250.0),
+    gpu("T4-16", 16.0, 320.0, 16.0).computing(65.0, 130.0),
+    gpu("RTX5090-32", 32.0, 1_792.0, 64.0).computing(209.5, 838.0),
+    gpu("RTX4090-24", 24.0, 1_008.0, 32.0).computing(165.2, 660.6),
+    gpu("RTX3090-24", 24.0, 936.0, 32.0).computing(71.0, 284.0),
 ];
 
-const fn gpu(
-    name: &'static str,
-    memory_gb: f64,
-    bandwidth_gb_s: f64,
-    (bf16_tflops, int8_tops): (f64, f64),
-    link_gb_s: f64,
-) -> Gpu {
-    Gpu { name, memory_gb, bandwidth_gb_s, bf16_tflops, int8_tops, link_gb_s }
+const fn gpu(name: &'static str, memory_gb: f64, bandwidth_gb_s: f64, link_gb_s: f64) -> Gpu {
+    Gpu { name, memory_gb, bandwidth_gb_s, bf16_tflops: 0.0, int8_tops: 0.0, link_gb_s }
+}
+
+impl Gpu {
+    const fn computing(self, bf16_tflops: f64, int8_tops: f64) -> Self {
+        Self { bf16_tflops, int8_tops, ..self }
+    }
 }
 
 /// A number of equal GPUs.

@@ -125,20 +125,30 @@ pub fn verify(
     logits: &mut [f32],
     vocab_size: usize,
 ) -> Result<Verdict, DrawError> {
-    verify_masked(spec, counts, start, draft, (logits, vocab_size), &[])
+    verify_masked(spec, counts, start, draft, RawRows { logits, vocab_size, masks: &[] })
 }
 
-/// [`verify`] for a sequence with a grammar, with one mask per row. There may be fewer masks than rows if no
-/// later row can be reached: after a drafted id that a mask forbids, or one that ends the sequence.
-#[expect(clippy::too_many_arguments, reason = "the step's facts, its rows, and their masks")]
+/// The logits of one verification, as in [`verify`], and the tokens that may be drawn from them.
+#[derive(Debug)]
+pub struct RawRows<'a> {
+    /// Row-major; changed in place.
+    pub logits: &'a mut [f32],
+    /// Length of a row.
+    pub vocab_size: usize,
+    /// One mask per row; unread unless the sequence has a grammar. There may be fewer masks than rows if no later
+    /// row can be reached: after a drafted id that a mask forbids, or one that ends the sequence.
+    pub masks: &'a [TokenMask],
+}
+
+/// [`verify`] for a sequence with a grammar.
 pub fn verify_masked(
     spec: &SequenceSpec,
     counts: &mut TokenCounts,
     start: u32,
     draft: &Draft,
-    (logits, vocab_size): (&mut [f32], usize),
-    masks: &[TokenMask],
+    rows: RawRows<'_>,
 ) -> Result<Verdict, DrawError> {
+    let RawRows { logits, vocab_size, masks } = rows;
     check_draft(spec, start, draft)?;
     let expected = (draft.token_ids.len() + 1) * vocab_size;
     if logits.len() != expected || vocab_size == 0 {

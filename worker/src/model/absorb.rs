@@ -1,9 +1,10 @@
 //! Processes the output rows of a forward: context progress, scores, agreement, and finally the role's
 //! decision.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
-use engine::{Answers, EngineError, Logits};
+use engine::{Answers, EngineError, Logits, NumAnswers, Outcome};
 use speculation::acceptance::{RowDraw, guess};
 use speculation::logits::score;
 use speculation::{ReplyBody, Role, Work};
@@ -14,8 +15,33 @@ use crate::decide::{Decide, Decision, Rows};
 use crate::task::Task;
 
 impl<D: Decide> ModelMethod<D> {
+    /// Processes the output of a forward, portion by portion, with the number of answers where rows were drawn on
+    /// the device. Returns the finished tasks and their replies.
+    pub(super) fn absorb_all<'a>(
+        &mut self,
+        tasks: &mut VecDeque<Task>,
+        portions: impl Iterator<Item = (&'a Portion, Option<NumAnswers>)>,
+        mut outcome: Outcome,
+    ) -> Vec<(usize, ReplyBody)> {
+        let (logits, mut answers) = outcome.split();
+        let mut bodies = Vec::new();
+        let mut row = 0;
+        for (portion, num_answers) in portions {
+            let task = &mut tasks[portion.task];
+            let body = if let Some(num_answers) = num_answers {
+                self.absorb_drawn(task, portion, answers.take(num_answers))
+            } else {
+                let rows = row..row + portion.num_logits;
+                row = rows.end;
+                self.absorb(task, portion, logits, rows)
+            };
+            bodies.extend(body.map(|body| (portion.task, body)));
+        }
+        bodies
+    }
+
     /// Processes the draws of a task's rows; `None` while the task needs another forward.
-    pub(super) fn absorb_drawn(
+    fn absorb_drawn(
         &mut self,
         task: &mut Task,
         portion: &Portion,
@@ -53,7 +79,7 @@ impl<D: Decide> ModelMethod<D> {
     }
 
     /// Processes a task's logits; `None` while the task needs another forward.
-    pub(super) fn absorb(
+    fn absorb(
         &mut self,
         task: &mut Task,
         portion: &Portion,
