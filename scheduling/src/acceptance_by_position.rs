@@ -11,8 +11,7 @@ use std::ops::Range;
 
 use speculation::step::MAX_DRAFT_TOKENS;
 
-/// Drafts in the newest piece of the window, at least; a part of a lane's sequences where these are many.
-const PIECE_DRAFTS: u32 = 4;
+/// Pieces of the window that a lane round is cut into, where its drafts fill more than one.
 const PIECES_PER_LANE_ROUND: u32 = 4;
 
 /// So many pieces of one size; of one more, the two oldest become one of twice the size. So moments are compared the more closely, the
@@ -22,34 +21,24 @@ const PIECES_PER_SIZE: usize = 4;
 /// The window is no longer than a piece doubled so many times: what is older is forgotten in any case.
 const DOUBLINGS: u32 = 6;
 
-/// Standard deviations between newer and older drafts that are taken for a change of the text. Some 20 moments are compared after each
-/// piece: by chance alone this is passed once in thousands of pieces.
-const CHANGE_DEVIATIONS: f64 = 3.5;
-
 /// Judged positions that both sides of a comparison need.
 const COMPARED_MIN: f64 = 8.0;
 
-/// Judged drafts that the prior, or the position before, is worth.
-const PRIOR_WEIGHT: f64 = 4.0;
-
-/// How soon drafts are believed, and older ones are not any more: the constants above.
+/// How soon drafts are believed, and older ones are not any more.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AcceptanceRules {
     /// Judged drafts that the prior, or the position before, is worth.
     pub prior_weight: f64,
-    /// Standard deviations that are taken for a change of the text.
+    /// Standard deviations between newer and older drafts that are taken for a change of the text. Some 20 moments are compared after each
+    /// piece: by chance alone this is passed once in thousands of pieces.
     pub change_deviations: f64,
-    /// Drafts in the newest piece of the window, at least.
+    /// Drafts in the newest piece of the window, at least; a part of a lane's sequences where these are many.
     pub piece_drafts: f64,
 }
 
 impl Default for AcceptanceRules {
     fn default() -> Self {
-        Self {
-            prior_weight: PRIOR_WEIGHT,
-            change_deviations: CHANGE_DEVIATIONS,
-            piece_drafts: f64::from(PIECE_DRAFTS),
-        }
+        Self { prior_weight: 4.0, change_deviations: 3.5, piece_drafts: 4.0 }
     }
 }
 

@@ -16,9 +16,6 @@ use speculation::{Step, Work};
 use crate::batch::{Group, GroupRules, Groups, LaneRows, ROUND_CONTEXT, ReadyGroup, ReturnTimes, StepRows};
 use crate::cost::{Forward, StepTimes, WorkerCost};
 
-/// No forward has more rows.
-const FORWARD_ROWS_MAX: u32 = 1 << 16;
-
 /// A shorter delay costs more than it brings: no thread wakes up sooner.
 const MIN_DELAY: Duration = Duration::from_micros(50);
 
@@ -162,11 +159,14 @@ impl<K: Ord + Copy> BatchFormer<K> {
             rounds.fold((0, 0), |(rows, sequences), (step, _)| (rows + step.rows.rows(), sequences + 1));
         let context = mean_context(ready);
         let with = |prompts: u32| {
-            let (rows, sequences) = (f64::from(rows + prompts), f64::from(sequences + 1));
+            let (rows, sequences) = (f64::from(rows) + f64::from(prompts), f64::from(sequences + 1));
             self.cost.forward_micros(Forward { rows, sequences, context })
         };
         let at_most = PROMPT_STRETCH * with(u32::from(rows == 0));
-        let (mut fits, mut too_many) = (self.efficient_rows, FORWARD_ROWS_MAX);
+        let (mut fits, mut too_many) = (self.efficient_rows, u32::MAX);
+        if with(too_many) <= at_most {
+            return u32::MAX;
+        }
         while fits + 1 < too_many {
             let middle = fits.midpoint(too_many);
             if with(middle) <= at_most { fits = middle } else { too_many = middle }

@@ -19,13 +19,13 @@ pub const MIN_WAIT: Duration = Duration::from_millis(20);
 /// See [`MIN_WAIT`].
 pub const MAX_WAIT: Duration = Duration::from_secs(2);
 
-/// Before a worker has answered anything its predicted time is taken this many times, and no less than [`FIRST_WAIT_MIN`].
-const FIRST_MARGIN: f64 = 4.0;
+/// Before a worker has answered anything it is waited for no less than this.
 const FIRST_WAIT_MIN: Duration = Duration::from_millis(250);
 
-/// Weights of a new reply in the mean and in the mean deviation, and how many deviations a deadline allows (the paper's).
+/// Weight of a new reply in the mean, and half of that in the mean deviation (the paper's).
 const MEAN_GAIN: f64 = 1.0 / 8.0;
-const DEVIATION_GAIN: f64 = 1.0 / 4.0;
+
+/// How many deviations a deadline allows (the paper's); before a worker has answered anything, how many times its predicted time.
 const DEVIATIONS: f64 = 4.0;
 
 /// A deadline is at least this many times the predicted arrival, however even replies were.
@@ -106,7 +106,7 @@ impl DraftHealth {
     /// How long to wait for a proposal that is predicted to take so long.
     pub fn deadline(&self, predicted: Duration) -> Duration {
         let wait = match self.reply {
-            None => predicted.mul_f64(FIRST_MARGIN).max(FIRST_WAIT_MIN),
+            None => predicted.mul_f64(DEVIATIONS).max(FIRST_WAIT_MIN),
             Some(ReplyFactor { mean, deviation }) => {
                 predicted.mul_f64((mean + DEVIATIONS * deviation).max(LEAST_MARGIN * mean))
             }
@@ -137,7 +137,7 @@ impl DraftHealth {
             None => ReplyFactor { mean: factor, deviation: factor / 2.0 },
             Some(ReplyFactor { mean, deviation }) => ReplyFactor {
                 mean: mean + MEAN_GAIN * (factor - mean),
-                deviation: deviation + DEVIATION_GAIN * ((factor - mean).abs() - deviation),
+                deviation: deviation + 2.0 * MEAN_GAIN * ((factor - mean).abs() - deviation),
             },
         });
     }

@@ -28,12 +28,14 @@ use std::time::Duration;
 pub use explanation::{Change, Explanation, Outlook, Why};
 pub use joint::{Joint, OthersJointly};
 pub use load::{LaneView, Load, Pace};
+pub(crate) use lookup::LENGTHS;
 pub use lookup::LookupLength;
 use price::{Price, Prices};
 use residual_filter::ResidualFilter;
 pub use residual_filter::ResidualRules;
-pub use rules::{PRIOR_ACCEPTANCE, PROBE_SPACING, Rules};
-use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, RASH_BESIDE_OTHERS, SUPPLY_MEMORY, SUPPLY_MEMORY_MAX};
+pub use rules::Rules;
+pub(crate) use rules::WORTHWHILE;
+use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, RASH_BESIDE_OTHERS, SUPPLY_MEMORY};
 
 use crate::acceptance_by_position::AcceptanceByPosition;
 use crate::cost::{WorkerCost, micros};
@@ -330,7 +332,7 @@ impl DraftLength {
         {
             self.supply = AcceptanceByPosition::new(PRIOR_SUPPLY);
             self.asked = self.lane_rounds;
-            self.supply_memory = (2 * self.supply_memory).min(SUPPLY_MEMORY_MAX);
+            self.supply_memory = self.supply_memory.saturating_mul(2);
         }
     }
 

@@ -30,7 +30,7 @@ impl LookupSource {
 
     /// Before anything is known: the chance that a source is right behind a match of each class. Cautious: less than the edit set of
     /// docs/measurements/acceptance.md gives, for not every text repeats itself, and not every prediction is right.
-    fn prior(self) -> [f64; CLASSES] {
+    fn prior(self) -> ByClass {
         match self {
             Self::Prediction => [0.3, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95],
             Self::Suffix => [0.0, 0.0, 0.3, 0.35, 0.4, 0.5, 0.6, 0.75, 0.85, 0.9],
@@ -39,8 +39,10 @@ impl LookupSource {
 }
 
 /// Match lengths that are told apart, by the first of each class.
-const FIRST_OF_CLASS: [u32; CLASSES] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 32];
-const CLASSES: usize = 10;
+const FIRST_OF_CLASS: [u32; 10] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 32];
+
+/// A number for each class.
+type ByClass = [f64; FIRST_OF_CLASS.len()];
 
 /// Judged tokens that the prior is worth to a lane, and the lane's rates to a sequence.
 const PRIOR_WEIGHT: f64 = 8.0;
@@ -55,14 +57,14 @@ const SEQUENCE_MEMORY: f64 = 32.0;
 pub struct LookupRates {
     memory: f64,
     /// By class, decayed.
-    judged: [f64; CLASSES],
-    right: [f64; CLASSES],
+    judged: ByClass,
+    right: ByClass,
 }
 
 impl LookupRates {
     /// Of a lane.
     pub fn of_lane() -> Self {
-        Self { memory: LANE_MEMORY, judged: [0.0; CLASSES], right: [0.0; CLASSES] }
+        Self { memory: LANE_MEMORY, judged: ByClass::default(), right: ByClass::default() }
     }
 
     /// Of a sequence.

@@ -5,11 +5,8 @@ use std::collections::VecDeque;
 /// Outputs that are remembered.
 const REMEMBERED: usize = 128;
 
-/// Outputs that it takes to be believed.
-const NEEDED: usize = 10;
-
-/// The part of outputs that are no longer than what is counted on.
-const QUANTILE: f64 = 0.9;
+/// One in so many outputs may be longer than what is counted on; it takes as many to be believed.
+const ONE_IN: usize = 10;
 
 /// The latest outputs of one lane.
 #[derive(Debug, Clone, Default)]
@@ -26,14 +23,15 @@ impl OutputLengths {
         self.latest.push_back(tokens);
     }
 
-    /// Nine in ten are no longer; nothing before [`NEEDED`] ended.
+    /// Nine in ten are no longer; nothing before [`ONE_IN`] ended.
     pub fn p90(&self) -> Option<u32> {
-        if self.latest.len() < NEEDED {
+        let num_longer = self.latest.len().div_ceil(ONE_IN);
+        if self.latest.len() < ONE_IN {
             return None;
         }
         let mut sorted: Vec<u32> = self.latest.iter().copied().collect();
         sorted.sort_unstable();
-        sorted.get((sorted.len() as f64 * QUANTILE) as usize).copied()
+        sorted.get(sorted.len() - num_longer).copied()
     }
 }
 
@@ -44,7 +42,7 @@ mod tests {
     #[test]
     fn nine_in_ten_of_the_latest_are_no_longer() {
         let mut lengths = OutputLengths::default();
-        (1..NEEDED as u32).for_each(|tokens| lengths.observe(tokens));
+        (1..ONE_IN as u32).for_each(|tokens| lengths.observe(tokens));
         assert_eq!(lengths.p90(), None);
         (0..100).for_each(|tokens| lengths.observe(tokens));
         (0..1_000).for_each(|i| lengths.observe(i % 100));

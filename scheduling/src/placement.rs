@@ -29,7 +29,8 @@ pub struct Place<K> {
 }
 
 /// Ids whose prefill costs about as many rows as one more sequence brings: what a worker may carry more for a prefix that it holds is counted
-/// in them. Shorter prefixes only choose among equals.
+/// in them, and marks stand so far apart, or by an eighth of the prefix where that is more: a conversation is told from others that begin alike
+/// once an eighth of it is its own. Shorter prefixes only choose among equals.
 const IDS_OF_A_SEQUENCE: u32 = 128;
 
 /// Sequences more than others that a worker may carry for a prefix, however long.
@@ -53,16 +54,12 @@ pub fn choose<K: Ord + Copy>(places: &[Place<K>]) -> Option<K> {
 /// The shortest prefix that is remembered.
 const FIRST_MARK: usize = 32;
 
-/// Marks stand so far apart, or by an eighth of the prefix where that is more: a conversation is told from others that begin alike once an
-/// eighth of it is its own.
-const MARK_DISTANCE: usize = 128;
-
 /// Prefixes that are remembered of one worker: some 750 conversations of 4,096 ids.
 const MARKS_KEPT: usize = 16_384;
 
 /// Lengths of prefixes that are remembered, ascending.
 fn mark_lengths() -> impl Iterator<Item = usize> {
-    let next = |len: &usize| len.checked_add((len / 8).max(MARK_DISTANCE.min(*len)));
+    let next = |len: &usize| len.checked_add((len / 8).max((IDS_OF_A_SEQUENCE as usize).min(*len)));
     std::iter::successors(Some(FIRST_MARK), next)
 }
 

@@ -26,9 +26,9 @@ const SILENT_GAPS: u32 = 3;
 /// A gap counts for less with each frame, by this factor.
 const GAP_DECAY: f64 = 0.99;
 
-/// A target that did not profile itself, and has sent fewer frames than [`SETTLED_FRAMES`], is still loading kernels and
-/// memory.
-const FIRST_SILENCE: Duration = Duration::from_secs(2);
+/// A target may be busy for so long with what this router does not know of: another one's prompts, or, where it did not profile itself and
+/// has sent fewer frames than [`SETTLED_FRAMES`], the loading of kernels and memory.
+pub(crate) const UNKNOWN_WORK: Duration = Duration::from_secs(2);
 const SETTLED_FRAMES: u32 = 16;
 
 /// Failures in a row that open the breaker.
@@ -150,7 +150,7 @@ impl TargetHealth {
     }
 
     fn patience(&self, expected: ExpectedSteps) -> Duration {
-        let first = if self.frames < SETTLED_FRAMES { FIRST_SILENCE } else { MIN_SILENCE };
+        let first = if self.frames < SETTLED_FRAMES { UNKNOWN_WORK } else { MIN_SILENCE };
         let steps = expected.one_row.saturating_mul(SILENT_STEPS);
         let workload = expected.workload.saturating_mul(SILENT_WORKLOADS);
         first.max(steps).max(workload).max(self.longest_gap.saturating_mul(SILENT_GAPS))

@@ -7,6 +7,7 @@
 //! positions get how many is the draft worker's to say, who sees the margins; the choice is only how many there are. A draft worker that
 //! makes branches of some of them has ids accepted behind a sibling, too: how many is learned, and a leaf is worth as much more.
 
+use crate::draft_length::{LENGTHS, WORTHWHILE};
 use speculation::tree::Judged;
 
 /// Ranks that are told apart; the first sibling of a chain's token is rank 1.
@@ -21,14 +22,8 @@ const PRIOR_FALL: f64 = 0.55;
 const PRIOR_WEIGHT: f64 = 8.0;
 const MEMORY: f64 = 256.0;
 
-/// Numbers of leaves that are compared; between them there is little to choose.
-const SIZES: [u32; 9] = [1, 2, 3, 4, 6, 8, 12, 16, MAX_LEAVES];
-
 /// The most leaves that a lane gives its drafts.
 pub const MAX_LEAVES: u32 = 24;
-
-/// A tree has to promise so much more than a chain.
-const GAIN_MIN: f64 = 1.02;
 
 /// How often the target draws a sibling of the token at which it left the chain, by rank.
 #[derive(Debug, Clone)]
@@ -123,11 +118,11 @@ pub fn tree_size(
 ) -> TreeSize {
     let chain = TreeSize { num_leaves: 0, expected_tokens: tokens };
     let Some(chain_us) = round_us(0) else { return chain };
-    let mut most = GAIN_MIN * tokens / chain_us.max(1.0);
+    let mut most = (1.0 + WORTHWHILE) * tokens / chain_us.max(1.0);
     let (mut best, mut with) = (chain, chain);
     for worth in worth.into_iter().take(MAX_LEAVES as usize) {
         with = TreeSize { num_leaves: with.num_leaves + 1, expected_tokens: with.expected_tokens + worth };
-        if !SIZES.contains(&with.num_leaves) {
+        if !LENGTHS.contains(&with.num_leaves) {
             continue;
         }
         let Some(us) = round_us(with.num_leaves) else { continue };

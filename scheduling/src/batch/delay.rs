@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::COMPARED;
 use crate::cost::micros;
 
 /// EWMA weight of the latest gap between a reply and the sequence's next step.
@@ -16,9 +17,6 @@ const GAP_WEIGHT: f64 = 0.75;
 
 /// A sequence that is overdue by more than this share of a forward is not waited for.
 const OVERDUE_SHARE: f64 = 0.25;
-
-/// How many different numbers of sequences to wait for are compared.
-const CANDIDATES: usize = 8;
 
 /// The ready sequences of the next forward's group ([`super::groups`]).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -206,7 +204,7 @@ fn best_wait_us(ready: ReadyGroup, expected: &[Expected], step_us: impl Fn(u32) 
             without.iter().map(|expected| (ends - expected.in_us.max(0.0)).max(0.0) + next).sum();
         f64::from(ready.sequences) * ends + of_with + of_without
     };
-    let candidates = (1..=CANDIDATES).map(|part| (total * part).div_ceil(CANDIDATES));
+    let candidates = (1..=COMPARED as usize).map(|part| (total * part).div_ceil(COMPARED as usize));
     let (best, lost) = candidates
         .map(|joined| (joined, lost_us(joined)))
         .min_by(|a, b| a.1.total_cmp(&b.1))

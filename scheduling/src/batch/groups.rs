@@ -8,20 +8,10 @@
 //!
 //! The choice of k prices its rounds by the same function ([`crate::draft_length`]).
 
-use super::{Drafting, ReadyGroup, StepRows};
+use super::{COMPARED, Drafting, ReadyGroup, StepRows};
 
 /// More groups than this gain little.
 pub const GROUPS_MAX: u32 = 4;
-
-/// Another number of groups must shorten a round by this share.
-const REGROUP_MARGIN: f64 = 0.03;
-
-/// Rounds for which complete groups are assumed to stay as they are: they bound what completing them may
-/// cost.
-const REGROUP_ROUNDS: f64 = 16.0;
-
-/// Group sizes below the wanted one that are compared.
-const SMALLER: u32 = 8;
 
 /// The shortest possible round with this many groups: one group's own steps in sequence, or the forwards of
 /// all groups.
@@ -49,14 +39,14 @@ fn best_by(
     if round(best) < (1.0 - rules.regroup_margin) * round(now) { best } else { now }
 }
 
-/// When a target regroups, and whom it groups: the constants above.
+/// When a target regroups, and whom it groups.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupRules {
     /// Groups at most.
     pub groups_max: u32,
     /// The share by which another number of groups must shorten a round.
     pub regroup_margin: f64,
-    /// Rounds for which complete groups are assumed to stay as they are.
+    /// Rounds for which complete groups are assumed to stay as they are: they bound what completing them may cost.
     pub regroup_rounds: f64,
     /// Whether steps of the oldest step's lane go before older ones of other lanes.
     pub by_lane: bool,
@@ -64,12 +54,7 @@ pub struct GroupRules {
 
 impl Default for GroupRules {
     fn default() -> Self {
-        Self {
-            groups_max: GROUPS_MAX,
-            regroup_margin: REGROUP_MARGIN,
-            regroup_rounds: REGROUP_ROUNDS,
-            by_lane: true,
-        }
+        Self { groups_max: GROUPS_MAX, regroup_margin: 0.03, regroup_rounds: 16.0, by_lane: true }
     }
 }
 
@@ -147,7 +132,7 @@ impl Groups {
             let forwards_us = f64::from(full) * forward_of(size) + forward_of(rest);
             forwards_us.max(drafting.away_us + forward_of(size))
         };
-        let smallest = (1..=SMALLER).map(|part| (most * part).div_ceil(SMALLER)).find(|&size| {
+        let smallest = (1..=COMPARED).map(|part| (most * part).div_ceil(COMPARED)).find(|&size| {
             is_never_idle && size > 0 && in_groups_of(size) <= (1.0 + self.rules.regroup_margin) * round_us
         });
         let smallest = smallest.unwrap_or(most);

@@ -12,6 +12,9 @@ use speculation::{Step, Work};
 pub use delay::{Drafting, Expected, ReadyGroup, ReturnTimes};
 pub use groups::{Group, GroupRules, Groups, LaneRows, Size};
 
+/// How many different numbers of sequences are compared: to wait for, or in a group.
+const COMPARED: u32 = 8;
+
 /// Share of a forward's rows reserved for prompts while decodes are also waiting, and of those of prompts
 /// reserved for long ones.
 pub const PREFILL_SHARE: f64 = 0.25;

@@ -1,17 +1,11 @@
 //! How far a lookup draft is verified ([`crate::lookup_rates`]): as far as promises the most tokens per second, by the price of its rows
 //! alone, and not at all where that is less than the round that the sequence would take otherwise.
 
-use super::{DraftLength, Load};
+use super::{DraftLength, Load, WORTHWHILE};
 use crate::cost::{Forward, WorkerCost};
 
-/// Lengths that are compared.
-const LENGTHS: [u32; 10] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
-
-/// A lookup draft has to promise so much more than the round without it.
-const GAIN_MIN: f64 = 1.02;
-
-/// A lookup draft may make a round of other lanes longer by this part at most.
-const OTHERS_DELAY_MAX: f64 = 0.02;
+/// Lengths that are compared, and numbers of leaves: between them there is little to choose.
+pub(crate) const LENGTHS: [u32; 10] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
 
 /// How far a lookup draft is verified.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -46,7 +40,7 @@ impl DraftLength {
             .filter(fits)
             .map(|k| (pace(k), k))
             .max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-        let (pace, num_draft_tokens) = best.filter(|(pace, _)| *pace > rival * GAIN_MIN)?;
+        let (pace, num_draft_tokens) = best.filter(|(pace, _)| *pace > rival * (1.0 + WORTHWHILE))?;
         Some(LookupLength { num_draft_tokens, tokens_per_second: pace * 1e6 })
     }
 
@@ -61,7 +55,7 @@ impl DraftLength {
             target.forward_micros(Forward { rows, sequences, context: load.context })
         };
         let plain_us = forward_us(0);
-        (forward_us(k) - plain_us) / load.others.round_us.max(plain_us) <= OTHERS_DELAY_MAX
+        (forward_us(k) - plain_us) / load.others.round_us.max(plain_us) <= WORTHWHILE
     }
 }
 

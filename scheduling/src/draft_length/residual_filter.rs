@@ -7,53 +7,36 @@
 //! What is left belongs to a k (stairs, knees, rounds that run into the forwards of other lanes); neighbours share most of it, and it
 //! lasts. So a measurement at one k corrects the others as far as it should.
 
-/// Standard deviation of what all k have in common, before anything was measured.
-const COMMON: f64 = 0.2;
-
-/// Of what is a k's own: as much as what is common, for drafted rounds run into the forwards of other lanes and plain ones go in step with them.
-const OWN: f64 = 0.2;
-
-/// How much of what is its own a k shares with its neighbour. Plain rounds do not run into each other as drafted ones do: they share nothing.
-const NEIGHBOUR: f64 = 0.8;
-
-/// Of the mean time of a lane round: forwards are noisy.
-const LANE_ROUND_NOISE: f64 = 0.04;
-
-/// How far what is common moves in a lane round.
-const COMMON_DRIFT: f64 = 0.005;
-
-/// Lane rounds after which a residual has gone back to the prior by the factor e.
-const OWN_MEMORY: f64 = 2_048.0;
-
 /// No round takes a smaller part of its price than this.
 const LEAST_FACTOR: f64 = 0.1;
 
-/// The constants above, as plain data.
+/// How sure prices are, as parts of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResidualRules {
-    /// Prior deviation of what all k have in common.
+    /// Standard deviation of what all k have in common, before anything was measured.
     pub common: f64,
-    /// Prior deviation of what is a k's own.
+    /// Of what is a k's own: as much as what is common, for drafted rounds run into the forwards of other lanes and plain ones go in step with
+    /// them.
     pub own: f64,
-    /// How much of that a k shares with its neighbour.
+    /// How much of what is its own a k shares with its neighbour. Plain rounds do not run into each other as drafted ones do: they share nothing.
     pub neighbour: f64,
-    /// Noise of a lane round.
+    /// Standard deviation of the mean time of a lane round: forwards are noisy.
     pub lane_round_noise: f64,
     /// How far what is common moves in a lane round.
     pub common_drift: f64,
-    /// Lane rounds for which what is a k's own lasts.
+    /// Lane rounds after which a residual has gone back to the prior by the factor e.
     pub own_memory: f64,
 }
 
 impl Default for ResidualRules {
     fn default() -> Self {
         Self {
-            common: COMMON,
-            own: OWN,
-            neighbour: NEIGHBOUR,
-            lane_round_noise: LANE_ROUND_NOISE,
-            common_drift: COMMON_DRIFT,
-            own_memory: OWN_MEMORY,
+            common: 0.2,
+            own: 0.2,
+            neighbour: 0.8,
+            lane_round_noise: 0.04,
+            common_drift: 0.005,
+            own_memory: 2_048.0,
         }
     }
 }

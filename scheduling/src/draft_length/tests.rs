@@ -240,7 +240,11 @@ fn probes_keep_to_their_share_and_few_changes_are_kept() {
         run.round(&mut world);
     }
     let explanation = run.lane.explain();
-    assert!(explanation.probes * PROBE_SPACING <= explanation.lane_rounds, "{}", explanation.probes);
+    assert!(
+        explanation.probes * Rules::default().probe_spacing <= explanation.lane_rounds,
+        "{}",
+        explanation.probes
+    );
     assert_eq!(explanation.outlook.len(), 11);
     assert!(explanation.changes.len() <= CHANGES_KEPT && !explanation.changes.is_empty());
 }

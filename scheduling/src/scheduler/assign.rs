@@ -14,12 +14,10 @@ use super::events::{Command, Report, WorkerKey};
 use super::lanes::Lanes;
 use super::state::{QueueKey, SchedulerState, WaitKind};
 use super::targets::MAX_TARGETS_LOST;
+use super::timers::LATER;
 use super::workers::Wanted;
 use crate::fair_queue::Ticket;
 use crate::rollout::Preference;
-
-/// A sequence that waited its time is looked at again after this, while no target could serve it.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Scheduler {
     /// Assigns targets to waiting sequences while there is capacity.
@@ -135,7 +133,7 @@ impl SchedulerState {
             return Some(self.now.saturating_sub(active.submitted_at));
         }
         // It waits for a target to appear, for which there is another limit.
-        active.expires_at = Some(self.now + LOOK_AGAIN);
+        active.expires_at = Some(self.now + LATER);
         None
     }
 

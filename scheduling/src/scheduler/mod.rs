@@ -51,7 +51,7 @@ use self::policy::PolicyConfig;
 pub use self::report::{SchedulerReport, WorkerReport};
 use self::shadows::Trial;
 use self::state::SchedulerState;
-use self::timers::POSTPONE_WITHIN;
+use self::timers::LATER;
 use crate::agreement::Agreement;
 use crate::draft_length::Rules;
 use crate::placement::PrefixMarks;
@@ -292,7 +292,7 @@ impl Scheduler {
 
     /// Moves entries whose sequences' deadlines are later by now, so that nobody is woken for a deadline that was met.
     fn postpone_timers(&mut self) {
-        let soon = self.state.now + POSTPONE_WITHIN;
+        let soon = self.state.now + LATER;
         while let Some((at, id)) = self.state.timers.first().filter(|(at, _)| *at < soon) {
             let Some(active) = self.sequences.get_mut(&id) else { return };
             if active.deadline().is_some_and(|deadline| deadline <= at) {

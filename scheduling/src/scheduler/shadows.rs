@@ -13,12 +13,9 @@ use super::active::ActiveSequence;
 use super::assign::wanted;
 use super::events::{Command, Report, ShadowScored, WorkerKey};
 use super::state::SchedulerState;
-use super::workers::Reservation;
+use super::workers::{MAX_ENTRIES, Reservation};
 use crate::draft_score::{DraftScore, Pair, PairSums, PairedReport, PairedScore, ServedDraft};
 use crate::rollout::is_chosen;
-
-/// Pairs of draft and task type that are scored. Further ones are counted in metrics alone.
-const MAX_SCORES: usize = 256;
 
 /// What one sequence contributes to trials.
 #[derive(Debug, Default)]
@@ -96,7 +93,7 @@ impl Shadows {
 
     fn score(&mut self, draft: &Arc<str>, task_type: &str) -> Option<&mut Score> {
         let key = (Arc::clone(draft), task_type.to_owned());
-        let has_room = self.scores.len() < MAX_SCORES;
+        let has_room = self.scores.len() < MAX_ENTRIES;
         match self.scores.entry(key) {
             std::collections::btree_map::Entry::Vacant(_) if !has_room => None,
             entry => Some(entry.or_default()),

@@ -11,6 +11,7 @@ use super::active::ActiveSequence;
 use super::assign::wanted;
 use super::events::{Command, Failure, Report, WorkerKey};
 use super::state::SchedulerState;
+use crate::target_health::UNKNOWN_WORK;
 
 /// A sequence that so many targets in a row were lost with, before they committed anything, is a suspect: it shares no
 /// target with another suspect. A neighbour of the one that kills its targets commits something next, and is cleared.
@@ -19,11 +20,8 @@ pub(super) const SUSPECT_AFTER: u32 = 2;
 /// After so many it is failed. The last of them it ran on without another suspect.
 pub(super) const MAX_TARGETS_LOST: u32 = 4;
 
-/// A step is sent again after so many times what it should take at most, or [`MIN_TARGET_DEADLINE`].
+/// A step is sent again after so many times what it should take at most, or [`UNKNOWN_WORK`].
 const DEADLINE_WORKLOADS: u32 = 20;
-
-/// A target may be busy with another router's prompts, of which this one knows nothing.
-const MIN_TARGET_DEADLINE: Duration = Duration::from_secs(2);
 
 impl Scheduler {
     /// Looks for targets that have fallen silent, and moves their sequences.
@@ -165,6 +163,6 @@ impl SchedulerState {
             return most;
         };
         let workload = worker.expected_steps().workload.saturating_mul(DEADLINE_WORKLOADS);
-        workload.max(MIN_TARGET_DEADLINE).min(most)
+        workload.max(UNKNOWN_WORK).min(most)
     }
 }

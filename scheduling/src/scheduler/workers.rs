@@ -26,12 +26,14 @@ use crate::tree_size::MAX_LEAVES;
 /// Ids of sequences whose first step is under way at one target; more wait. A mass failover becomes a queue.
 pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
 
-/// A worker that says more is not believed.
-const MAX_PROFILED_POINTS: usize = 1_024;
-const MAX_KV_BLOCKS: u64 = 1 << 40;
+/// Ids of a sequence where none is known: for the room of an idle target, and for steps of two drafts that are compared.
+const USUAL_LEN: u32 = 1_024;
 
-/// Addresses that are remembered: those of crashes, and those that are drained.
-const MAX_ADDRESSES: usize = 1_024;
+/// Entries of a table that others fill: points of a profile, addresses of crashes and of drained workers, scores of drafts by task type.
+pub(super) const MAX_ENTRIES: usize = 1_024;
+
+/// A worker that says more is not believed.
+const MAX_KV: u64 = u32::MAX as u64;
 
 /// One worker.
 #[derive(Debug)]
@@ -202,7 +204,7 @@ impl Workers {
         self.changed.remove(&key);
         self.unlisted.remove(&key);
         if info.role == Role::Target && target_health.owes() {
-            if self.crashes.len() >= MAX_ADDRESSES && !self.crashes.contains_key(&info.address) {
+            if self.crashes.len() >= MAX_ENTRIES && !self.crashes.contains_key(&info.address) {
                 self.crashes.pop_first();
             }
             *self.crashes.entry(info.address.clone()).or_default() += 1;
@@ -330,7 +332,7 @@ impl Workers {
     /// The worker limits how many blocks may be reserved there.
     pub(super) fn set_credit(&mut self, key: WorkerKey, blocks: u64) {
         if let Some(worker) = self.workers.get_mut(&key) {
-            worker.credit = blocks.min(MAX_KV_BLOCKS);
+            worker.credit = blocks.min(MAX_KV);
             self.changed.insert(key);
         }
     }
@@ -423,17 +425,17 @@ impl Worker {
 fn believable(info: WorkerInfo) -> WorkerInfo {
     let longest = MAX_REPORTED_STEP.as_micros() as u64;
     let mut step_times = info.step_times;
-    step_times.truncate(MAX_PROFILED_POINTS);
+    step_times.truncate(MAX_ENTRIES);
     step_times.retain(|point| point.rows > 0);
     for point in &mut step_times {
         point.rows = point.rows.min(MAX_PREFILL_IDS);
-        point.kv_tokens = point.kv_tokens.min(u64::from(u32::MAX));
+        point.kv_tokens = point.kv_tokens.min(MAX_KV);
         point.micros = point.micros.min(longest);
     }
     WorkerInfo {
         step_times,
-        kv_blocks: info.kv_blocks.min(MAX_KV_BLOCKS),
-        credit_blocks: info.credit_blocks.map(|blocks| blocks.min(MAX_KV_BLOCKS)),
+        kv_blocks: info.kv_blocks.min(MAX_KV),
+        credit_blocks: info.credit_blocks.map(|blocks| blocks.min(MAX_KV)),
         ..info
     }
 }

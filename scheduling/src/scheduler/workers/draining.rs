@@ -1,7 +1,7 @@
 //! Workers that get nothing new because an operator says so: drained by their address, or taken off the list.
 
 use super::super::events::{Drain, WorkerKey};
-use super::{MAX_ADDRESSES, Workers};
+use super::{MAX_ENTRIES, Workers};
 
 impl Workers {
     /// Takes an operator's word on an address. Returns the workers there whose state changed.
@@ -9,7 +9,7 @@ impl Workers {
         let Drain { address, is_draining, .. } = drain;
         if !is_draining {
             self.drained.remove(address);
-        } else if self.drained.len() < MAX_ADDRESSES {
+        } else if self.drained.len() < MAX_ENTRIES {
             self.drained.insert(address.clone());
         }
         let there = self.workers.values_mut().filter(|worker| worker.info.address == *address);

@@ -4,11 +4,8 @@ use speculation::Role;
 
 use super::super::events::Report;
 use super::super::lanes::Lanes;
-use super::{Worker, Workers};
+use super::{USUAL_LEN, Worker, Workers};
 use crate::headroom::{MeanRound, Places, headroom};
-
-/// Ids of a sequence where none is known yet.
-const FIRST_LEN: u32 = 1_024;
 
 impl Workers {
     /// The headroom of each target whose block counts changed since these were last reported.
@@ -39,7 +36,7 @@ impl Worker {
     /// Sequences that its KV has room for, as long as those are that it has, or will be.
     fn places(&self) -> u32 {
         let each = match self.load {
-            0 => self.blocks_of((self.round.context as u32).max(FIRST_LEN)),
+            0 => self.blocks_of((self.round.context as u32).max(USUAL_LEN)),
             load => self.reserved / u64::from(load),
         };
         if self.info.kv_blocks == 0 {

@@ -2,16 +2,13 @@
 
 use speculation::{Role, SequenceId};
 
-use super::{Reservation, Wanted, Worker, Workers};
+use super::{Reservation, USUAL_LEN, Wanted, Worker, Workers};
 use crate::rollout::{Preference, Rollout, is_scored, preference};
 use crate::scheduler::events::WorkerKey;
 use crate::scheduler::pairing;
 
 /// Sequences that one worker shadows for this router. It bounds the rows of its forward passes that earn nothing.
 pub(in crate::scheduler) const MAX_SHADOWS: u32 = 8;
-
-/// A context for which the steps of two drafts are compared.
-const USUAL_CONTEXT: f64 = 512.0;
 
 /// What a step costs at least, microseconds: its messages. A draft without a model would otherwise be infinitely faster than any other.
 const LEAST_STEP_MICROS: f64 = 100.0;
@@ -101,7 +98,7 @@ impl Workers {
                 let is_other = !worker.info.is_shadow && worker.info.model_id != candidate;
                 if is_candidate { worker.info.model_id == candidate } else { is_other }
             });
-            of_draft.map(|worker| worker.cost.step_micros(1.0, USUAL_CONTEXT)).reduce(f64::min)
+            of_draft.map(|worker| worker.cost.step_micros(1.0, f64::from(USUAL_LEN))).reduce(f64::min)
         };
         Some((step(true)? + LEAST_STEP_MICROS) / (step(false)? + LEAST_STEP_MICROS))
     }
