@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     let (Some(config), Some(format), (Some(threads), Some(rows), Some(rounds))) =
         (args.first(), format, numbers)
     else {
-        println!("usage: crowd CONFIG.json [bf16|int8|int4|f32] [THREADS] [ROWS] [ROUNDS]");
+        println!("usage: crowd CONFIG.json [bf16|fp8|int8|int4|f32] [THREADS] [ROWS] [ROUNDS]");
         return ExitCode::from(64);
     };
     let setup = Setup { config: PathBuf::from(config), format, threads, rows };

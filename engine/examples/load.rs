@@ -1,5 +1,5 @@
 //! Measures the cost of loading a checkpoint: `cargo run -p outrider-engine --example load -- DIR
-//! [auto|f32|bf16|int8|int4] [threads]`. Prints seconds, bytes of weights held, the peak resident memory of
+//! [auto|f32|bf16|fp8|int8|int4] [threads]`. Prints seconds, bytes of weights held, the peak resident memory of
 //! the process (Linux: `VmHWM`), and its ratio to the weights. Run it twice: the first run reads the disk.
 #![expect(clippy::print_stdout, reason = "the line is the program's output")]
 
@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     let format = WeightFormat::named(args.get(1).map_or("auto", String::as_str));
     let threads = args.get(2).map_or(Some(1), |threads| threads.parse().ok());
     let (Some(dir), Some(weights), Some(threads)) = (args.first(), format, threads) else {
-        println!("usage: load DIR [auto|f32|bf16|int8|int4] [threads]");
+        println!("usage: load DIR [auto|f32|bf16|fp8|int8|int4] [threads]");
         return ExitCode::from(64);
     };
     let options = LoadOptions {

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 
 use engine::{Engine, EngineError, LoadOptions, Oracle, SequenceRows, TokenId, WeightFormat};
 
-const FORMATS: [WeightFormat; 4] =
-    [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4];
+const FORMATS: [WeightFormat; 5] =
+    [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8, WeightFormat::Int4];
 
 /// Rows of the forwards that a text is split into.
 const CUTS: [&[usize]; 4] = [&[61], &[1], &[2, 5, 1, 16, 3], &[7, 12]];

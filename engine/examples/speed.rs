@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use engine::{Engine, LoadOptions, SequenceRows, TokenId, WeightFormat};
 
 const CONTEXT: &str = "64";
-const FORMATS: &str = "f32,bf16,int8,int4";
+const FORMATS: &str = "f32,bf16,fp8,int8,int4";
 const ROWS: &str = "1,2,4,5,8,16,64,512";
 const TIME_PER_LINE: Duration = Duration::from_millis(400);
 /// Rows per forward while a context is fed.

@@ -18,6 +18,7 @@
 //! Only the sign of a zero may differ, which `==` ignores. The engine does not skip zeros: it stores, reads
 //! and multiplies all weights, and keeps keys and values of all layers.
 
+mod fp8;
 mod parameter_count;
 
 use std::ops::Range;
@@ -29,7 +30,7 @@ pub use parameter_count::ParameterCount;
 use crate::EngineError;
 use crate::model_config::{MAX_LAYERS, MAX_WIDTH, ModelConfig};
 use crate::shard::DOWN_UNIT;
-use crate::weights::{RandomTensors, TensorPart, TensorSource};
+use crate::weights::{Fp8Rows, RandomTensors, TensorPart, TensorSource};
 
 /// A multiple of this many columns gives all K-slices of down_proj the same number of whole blocks.
 const WIDTH_UNIT: usize = NUM_SLICES * DOWN_UNIT;
@@ -263,6 +264,29 @@ impl TensorSource for BallastTensors<'_> {
                 Ok(())
             }
         }
+    }
+
+    fn read_fp8(
+        &self,
+        part: &TensorPart,
+        rows: Range<usize>,
+        mut out: Fp8Rows<'_>,
+    ) -> Result<(), EngineError> {
+        let in_tensor = part.rows.start + rows.start..part.rows.start + rows.end;
+        match self.content(&part.name) {
+            Content::Original => self.original.read_fp8(part, rows, out),
+            Content::MoreRows { random } => self.read_more_fp8_rows(part, in_tensor, out, random),
+            Content::MoreColumns => self.read_more_fp8_columns(part, in_tensor, out),
+            Content::Random => self.random.read_fp8(part, rows, out),
+            Content::Zeros => {
+                out.fill_with_zeros();
+                Ok(())
+            }
+        }
+    }
+
+    fn stores_fp8(&self, name: &str) -> bool {
+        self.original.stores_fp8(name)
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {

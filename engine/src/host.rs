@@ -15,7 +15,7 @@ use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend};
 use crate::forward_batch::ForwardBatch;
 use crate::rope::Rope;
-use crate::weights::{LinearFormat, LinearTensors, Stacked, TensorPart, TensorSource};
+use crate::weights::{LinearFormat, LinearTensors, Stacked, TensorPart, TensorSource, WidenedRows};
 pub(crate) use rows::HostRows;
 
 /// A linear layer, and the steps left to do after the ranks' partial sums are added.
@@ -89,16 +89,24 @@ impl Backend for Cpu {
         let rows = Stacked::new(source, vec![part.clone()])?;
         let slices = KSlices::whole(part.columns.len());
         let packed = Arc::new(FloatMatrix::pack(format, &rows, &slices, self.threads())?);
-        let linear = Linear { weights: LinearWeights::Floats(Arc::clone(&packed)), bias: None };
+        let linear = Linear { weights: LinearWeights::Floats(Arc::clone(&packed)), scales: None, bias: None };
         Ok((Table::Panels(packed), HostLinear { linear, scales_after: None, bias_after: None }))
     }
 
     fn load_linear(&self, tensors: &LinearTensors<'_>) -> Result<HostLinear, EngineError> {
-        let (mut bias, mut bias_after, mut scales_after) = (tensors.bias.clone(), None, None);
+        let (mut bias, mut bias_after) = (tensors.bias.clone(), None);
+        let (mut scales, mut scales_after) = (None, None);
         let weights = match tensors.format {
             LinearFormat::Float(format) => {
                 let (rows, slices) = (tensors.rows()?, tensors.slices.moved_to_zero());
                 LinearWeights::Floats(Arc::new(FloatMatrix::pack(format, &rows, &slices, self.threads())?))
+            }
+            // As the bf16 numbers that they are: exact, and no memory is saved.
+            LinearFormat::Fp8 => {
+                let (rows, slices) = (WidenedRows::new(tensors.rows()?), tensors.slices.moved_to_zero());
+                let packed = FloatMatrix::pack(MatrixFormat::Bf16, &rows, &slices, self.threads())?;
+                scales = Some(rows.into_scales());
+                LinearWeights::Floats(Arc::new(packed))
             }
             LinearFormat::Quantized(format) => {
                 // Scales are those of whole rows, so splitting K over ranks does not change a weight.
@@ -113,8 +121,9 @@ impl Backend for Cpu {
         };
         if tensors.partial {
             bias_after = bias.take();
+            scales_after = scales_after.or_else(|| scales.take());
         }
-        Ok(HostLinear { linear: Linear { weights, bias }, scales_after, bias_after })
+        Ok(HostLinear { linear: Linear { weights, scales, bias }, scales_after, bias_after })
     }
 
     fn linear_bytes(&self, linear: &HostLinear) -> u64 {

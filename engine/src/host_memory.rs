@@ -24,19 +24,25 @@ fn fits(needed: u64, free: Option<u64>) -> Result<(), EngineError> {
 /// Lower bound of the bytes that the weights take in memory.
 fn weight_bytes(config: &ModelConfig, formats: Formats) -> u64 {
     let shape = ModelShape::of(config);
-    let projections = shape.layer_projections().into_iter().chain([shape.vocabulary_projection()]);
+    let of_layers = shape.layer_projections().map(|projection| (projection, formats.linear));
+    let projections = of_layers.into_iter().chain([(shape.vocabulary_projection(), formats.vocabulary())]);
     let linear: u64 = projections
-        .map(|projection| match formats.linear {
+        .map(|(projection, format)| match format {
+            // Held as bf16 here (see `host`).
+            LinearFormat::Fp8 => {
+                projection.weights() * MatrixFormat::Bf16.size() as u64
+                    + projection.channel_scales() * size_of::<f32>() as u64
+            }
             LinearFormat::Float(format) => projection.weights() * format.size() as u64,
             LinearFormat::Quantized(QuantizedFormat::Int8) => {
-                projection.weights() + projection.int8_scales() * size_of::<f32>() as u64
+                projection.weights() + projection.channel_scales() * size_of::<f32>() as u64
             }
             LinearFormat::Quantized(QuantizedFormat::Int4) => {
                 projection.weights() / 2 + projection.int4_scales() * MatrixFormat::Bf16.size() as u64
             }
         })
         .sum();
-    let is_table_too = shape.tied && formats.linear == LinearFormat::Float(formats.embedding);
+    let is_table_too = shape.tied && formats.ties();
     let table = if is_table_too { 0 } else { shape.embedding() * formats.embedding.size() as u64 };
     linear + table + shape.vectors() * size_of::<f32>() as u64
 }
@@ -87,6 +93,9 @@ mod tests {
         let vectors = 2 * config.norm_numbers();
         assert_eq!(bytes(WeightFormat::F32), 4 * parameters);
         assert_eq!(bytes(WeightFormat::Bf16), 2 * parameters + vectors);
+        let scales: u64 =
+            ModelShape::of(&config).layer_projections().iter().map(|p| p.channel_scales()).sum();
+        assert_eq!(bytes(WeightFormat::Fp8), bytes(WeightFormat::Bf16) + 4 * scales);
         let (int8, int4) = (bytes(WeightFormat::Int8), bytes(WeightFormat::Int4));
         assert!(int4 < int8 && int8 < 2 * parameters, "{int4} {int8} {parameters}");
     }

@@ -51,8 +51,8 @@ impl Projection {
         self.width * self.k * self.count
     }
 
-    /// Number of scales in int8: one per output.
-    pub fn int8_scales(&self) -> u64 {
+    /// Number of scales in fp8 and int8: one per output.
+    pub fn channel_scales(&self) -> u64 {
         self.width * self.count
     }
 

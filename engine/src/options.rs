@@ -14,6 +14,10 @@ pub enum WeightFormat {
     F32,
     /// bf16 weights, GEMM inputs rounded to bf16, bf16 KV.
     Bf16,
+    /// Projections as eight-bit floats (E4M3) with a scale per output channel: as stored in an FP8 checkpoint,
+    /// quantized on loading from other checkpoints. Products as in bf16, then multiplied by the scale; bf16 KV.
+    /// The input embedding table and the vocabulary projection are bf16.
+    Fp8,
     /// Projections quantized to int8 per output channel, their inputs to int8; bf16 KV. The input embedding
     /// table stays as stored.
     Int8,
@@ -23,12 +27,13 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
-    /// Returns the format with that user-facing name: `auto`, `f32`, `bf16`, `int8` or `int4`.
+    /// Returns the format with that user-facing name: `auto`, `f32`, `bf16`, `fp8`, `int8` or `int4`.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "auto" => Some(Self::AsStored),
             "f32" => Some(Self::F32),
             "bf16" => Some(Self::Bf16),
+            "fp8" => Some(Self::Fp8),
             "int8" => Some(Self::Int8),
             "int4" => Some(Self::Int4),
             _ => None,

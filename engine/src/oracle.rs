@@ -12,7 +12,7 @@ use half::bf16;
 use layer::OracleLayer;
 
 use crate::model_config::ModelConfig;
-use crate::weights::{Checkpoint, Formats, LinearFormat};
+use crate::weights::{Checkpoint, Formats, Fp8Rows, LinearFormat, TensorPart, TensorSource};
 use crate::{EngineError, TokenId, WeightFormat};
 
 /// A deliberately naive evaluator of one checkpoint.
@@ -38,8 +38,10 @@ struct Tensors {
 #[derive(Debug)]
 enum OracleMatrix {
     /// f32 numbers rounded to the format, `[columns, k]`.
-    Floats(Vec<f32>),
+    Floats(Vec<f32>, MatrixFormat),
     Quantized(QuantizedWeights),
+    /// Eight-bit floats without their scales, `[columns, k]`, and those.
+    Scaled(Vec<f32>, Vec<f32>),
 }
 
 impl Oracle {
@@ -57,8 +59,11 @@ impl Oracle {
             .map(|i| OracleLayer::load(&tensors, i))
             .collect::<Result<Vec<_>, _>>()?;
         let final_norm = tensors.checkpoint.numbers("model.norm.weight", &[hidden])?;
-        let lm_head = if tensors.config.tie_word_embeddings { EMBEDDING } else { "lm_head.weight" };
-        let lm_head = tensors.matrix(lm_head, vocab, hidden)?;
+        let tied = tensors.config.tie_word_embeddings;
+        let lm_head = if tied { EMBEDDING } else { "lm_head.weight" };
+        let is_fp8 = !tied && tensors.checkpoint.stores_fp8(lm_head);
+        let format = if is_fp8 { formats.linear } else { formats.vocabulary() };
+        let lm_head = tensors.matrix(format, lm_head, [vocab, hidden])?;
         Ok(Oracle { tensors, embedding, layers, final_norm, lm_head })
     }
 
@@ -85,7 +90,7 @@ impl Oracle {
 
     fn project(&self, row: &[f32]) -> Vec<f32> {
         let x = reference::rms_norm(row, &self.final_norm, self.tensors.config.rms_norm_eps);
-        self.lm_head.multiply(x, self.tensors.formats, &KSlices::whole(row.len()), None)
+        self.lm_head.multiply(x, &KSlices::whole(row.len()), None)
     }
 }
 
@@ -97,14 +102,38 @@ impl std::fmt::Debug for Oracle {
 
 impl Tensors {
     /// Loads the weights of a projection, `[columns, k]`.
-    fn matrix(&self, name: &str, columns: usize, k: usize) -> Result<OracleMatrix, EngineError> {
+    fn matrix(
+        &self,
+        format: LinearFormat,
+        name: &str,
+        [columns, k]: [usize; 2],
+    ) -> Result<OracleMatrix, EngineError> {
+        if format == LinearFormat::Fp8 {
+            return self.fp8(name, [columns, k]);
+        }
         let numbers = self.checkpoint.numbers(name, &[columns, k])?;
-        Ok(match self.formats.linear {
-            LinearFormat::Float(format) => OracleMatrix::Floats(factors(numbers, format)),
+        Ok(match format {
+            LinearFormat::Float(format) => OracleMatrix::Floats(factors(numbers, format), format),
+            LinearFormat::Fp8 => unreachable!("it was above"),
             LinearFormat::Quantized(format) => {
                 OracleMatrix::Quantized(QuantizedWeights::new(format, &numbers, k))
             }
         })
+    }
+
+    /// Loads an FP8 matrix: codes and scales as stored, or rows quantized one by one.
+    fn fp8(&self, name: &str, [columns, k]: [usize; 2]) -> Result<OracleMatrix, EngineError> {
+        if self.checkpoint.stores_fp8(name) {
+            let (mut codes, mut scales) = (vec![0; columns * k], vec![0.0; columns]);
+            let part = TensorPart::whole(name.to_owned(), [columns, k]);
+            let out = Fp8Rows { codes: &mut codes, scales: &mut scales };
+            self.checkpoint.read_fp8(&part, 0..columns, out)?;
+            let values = codes.into_iter().map(reference::fp8_value).collect();
+            return Ok(OracleMatrix::Scaled(values, scales));
+        }
+        let numbers = self.checkpoint.numbers(name, &[columns, k])?;
+        let (rows, scales): (Vec<Vec<f32>>, _) = numbers.chunks_exact(k).map(reference::fp8_row).unzip();
+        Ok(OracleMatrix::Scaled(rows.concat(), scales))
     }
 
     /// Rounds keys and values to the KV format.
@@ -116,15 +145,16 @@ impl Tensors {
 impl OracleMatrix {
     /// `x` `[rows, k]` times `[columns, k]`, with the input rounded or quantized as the weights' format
     /// requires.
-    fn multiply(&self, x: Vec<f32>, formats: Formats, slices: &KSlices, bias: Option<&[f32]>) -> Vec<f32> {
+    fn multiply(&self, x: Vec<f32>, slices: &KSlices, bias: Option<&[f32]>) -> Vec<f32> {
         let k = slices.ranges().last().map_or(0, |slice| slice.end);
         match self {
-            Self::Floats(weights) => {
-                let x = match formats.linear {
-                    LinearFormat::Float(format) => factors(x, format),
-                    LinearFormat::Quantized(_) => x,
-                };
-                reference::Linear { x: &x, weights, k, slices, bias }.compute()
+            Self::Floats(weights, format) => {
+                let x = factors(x, *format);
+                reference::Linear { x: &x, weights, k, slices, scales: None, bias }.compute()
+            }
+            Self::Scaled(weights, scales) => {
+                let (x, scales) = (factors(x, MatrixFormat::Bf16), Some(scales.as_slice()));
+                reference::Linear { x: &x, weights, k, slices, scales, bias }.compute()
             }
             Self::Quantized(weights) => weights.multiply(&x, slices, bias),
         }

@@ -6,6 +6,7 @@ mod checkpoint;
 mod digest;
 mod format;
 mod fp8;
+mod fp8_rows;
 mod random;
 mod source;
 
@@ -17,6 +18,8 @@ use half::bf16;
 pub(crate) use checkpoint::Checkpoint;
 use checkpoint::{StoredDtype, StoredTensor};
 pub(crate) use format::{Formats, LinearFormat};
+use fp8::Granularity;
+pub(crate) use fp8_rows::{Fp8Rows, WidenedRows};
 pub(crate) use random::RandomTensors;
 pub(crate) use source::{LinearTensors, RowSeeds, Stacked, TensorPart, TensorSource};
 
@@ -77,6 +80,21 @@ impl TensorSource for Checkpoint {
                 None => read_converted(&tensor, part, rows, out),
             },
         }
+    }
+
+    fn read_fp8(&self, part: &TensorPart, rows: Range<usize>, out: Fp8Rows<'_>) -> Result<(), EngineError> {
+        let tensor = self.tensor(&part.name, &part.shape)?;
+        match &tensor.scales {
+            Some(scales) if scales.granularity == Granularity::Block => {
+                Err(EngineError::BlockScales { tensor: part.name.clone() })
+            }
+            Some(scales) => fp8_rows::read(&tensor, scales, part, rows, out),
+            None => fp8_rows::quantize(self, part, rows, out),
+        }
+    }
+
+    fn stores_fp8(&self, name: &str) -> bool {
+        self.is_fp8(name)
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {

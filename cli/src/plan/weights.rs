@@ -104,7 +104,7 @@ impl Weights {
         let all = projections.iter().chain([&vocabulary]);
         let scales_gb = match format {
             Format::F32 | Format::Bf16 => 0.0,
-            Format::Int8 => all.map(|p| p.int8_scales()).sum::<u64>() as f64 * INT8_SCALE_BYTES / GB,
+            Format::Int8 => all.map(|p| p.channel_scales()).sum::<u64>() as f64 * INT8_SCALE_BYTES / GB,
             Format::Int4 => all.map(|p| p.int4_scales()).sum::<u64>() as f64 * INT4_SCALE_BYTES / GB,
         };
         let multiplied_gb = shape.multiplied() as f64 * format.bytes() / GB;

@@ -238,7 +238,7 @@ impl Cpu {
             x.len() == rows * k && out.len() == rows * width,
             "a linear's input and output disagree on rows"
         );
-        let (out, bias) = (&Shared::new(out), linear.bias.as_deref());
+        let (out, scales, bias) = (&Shared::new(out), linear.scales.as_deref(), linear.bias.as_deref());
         let work = rows * k * width;
         let mut activations = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
         let with = (self.isa, &self.threads);
@@ -247,7 +247,7 @@ impl Cpu {
                 activations.floats.fill(weights, x, with);
                 let x = &activations.floats;
                 self.threads.for_ranges(width, COLUMN_GRAIN, work, |columns| {
-                    self.isa.run_floats(FloatMatMul { x, weights, bias, columns, out });
+                    self.isa.run_floats(FloatMatMul { x, weights, scales, bias, columns, out });
                 });
             }
             LinearWeights::Packed(weights) => {

@@ -19,6 +19,8 @@ pub enum LinearWeights {
 pub struct Linear {
     /// `[width, k]`.
     pub weights: LinearWeights,
+    /// `[width]`: what finished sums of floats are multiplied with, before the bias. Packed weights have scales of their own.
+    pub scales: Option<Vec<f32>>,
     /// `[width]`.
     pub bias: Option<Vec<f32>>,
 }
@@ -46,6 +48,7 @@ impl Linear {
             LinearWeights::Floats(matrix) => matrix.bytes(),
             LinearWeights::Packed(matrix) => matrix.bytes(),
         };
-        weights + self.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()) as u64)
+        let vectors = [&self.scales, &self.bias].into_iter().flatten();
+        weights + vectors.map(|vector| size_of_val(vector.as_slice()) as u64).sum::<u64>()
     }
 }

@@ -2,10 +2,12 @@
 //! compare the kernels with them by `==`, and the engine's oracle is built from them. They share only
 //! definitions with the kernels: the fold by halves, the K-slices, the exponential.
 
+mod fp8;
 mod quantized;
 
 use std::ops::Range;
 
+pub use fp8::{fp8_row, fp8_value};
 use half::bf16;
 pub use quantized::QuantizedWeights;
 
@@ -59,7 +61,7 @@ pub fn bf16_factor(x: f32) -> f32 {
     if rounded.abs() < 2.0f32.powi(-56) { 0.0f32.copysign(rounded) } else { rounded }
 }
 
-/// `x` `[rows, k]` times `weights` `[columns, k]` (+ bias) -> `[rows, columns]`.
+/// `x` `[rows, k]` times `weights` `[columns, k]` (times the column's scale) (+ bias) -> `[rows, columns]`.
 pub struct Linear<'a> {
     /// `[rows, k]`.
     pub x: &'a [f32],
@@ -69,6 +71,8 @@ pub struct Linear<'a> {
     pub k: usize,
     /// K-slices of the sums.
     pub slices: &'a KSlices,
+    /// `[columns]`.
+    pub scales: Option<&'a [f32]>,
     /// `[columns]`.
     pub bias: Option<&'a [f32]>,
 }
@@ -90,7 +94,8 @@ impl Kernel for Linear<'_> {
         for x in self.x.chunks_exact(self.k) {
             for (column, weights) in self.weights.chunks_exact(self.k).enumerate() {
                 let sum = sliced_chain(weights, x, self.slices.ranges());
-                out.push(self.bias.map_or(sum, |bias| sum + bias[column]));
+                let scaled = self.scales.map_or(sum, |scales| sum * scales[column]);
+                out.push(self.bias.map_or(scaled, |bias| scaled + bias[column]));
             }
         }
         out

@@ -28,7 +28,7 @@ use super::CudaError;
 use super::executor::{Executor, Tensor};
 use super::kv_room::{PASS_LIMITS, kv_bytes, workspace_bytes};
 use super::ops::{
-    CandidateBuffers, DrawBuffers, Embedding, GemmBf16, GemmInt8, Held, QuantizeRows, ScoreBuffers, WriteKv,
+    CandidateBuffers, DrawBuffers, Embedding, GemmBf16, GemmFp8, GemmInt8, Held, QuantizeRows, ScoreBuffers, WriteKv,
     copy_tokens, finish_sum, norm_heads, room, swiglu, take_rows, to_bf16,
 };
 use crate::EngineError;
@@ -234,6 +234,15 @@ impl<E: Executor> State<E> {
                     (true, bias) => finish_sum(executor, out, (None, bias), (rows, n)),
                 }
             }
+            GpuWeights::Fp8 { codes: weights, channel_scales, layout: (borders, layout) } => {
+                let x_rounded = room(&mut self.rounded, executor, x_len, "rounded activations")?;
+                if !is_rounded {
+                    to_bf16(executor, x, x_rounded, x_len)?;
+                }
+                let (channel_scales, layout) = (channel_scales.as_ref(), (borders, layout));
+                GemmFp8 { x: x_rounded, weights, channel_scales, bias, layout, out }
+                    .launch(executor, (rows, n, k))
+            }
             GpuWeights::Int8 { steps: weights, channel_scales, slice_borders } => {
                 let slices = slice_borders.len() - 1;
                 let steps = room(&mut self.steps, executor, x_len, "quantized activations")?;
@@ -279,7 +288,7 @@ where
 
     fn load_linear(&self, tensors: &LinearTensors<'_>) -> Result<Self::Linear, EngineError> {
         let linear = load::linear(&mut self.lock().executor, tensors)?;
-        self.lock().reads_bf16 |= matches!(linear.weights, GpuWeights::Bf16(_));
+        self.lock().reads_bf16 |= matches!(linear.weights, GpuWeights::Bf16(_) | GpuWeights::Fp8 { .. });
         Ok(linear)
     }
 

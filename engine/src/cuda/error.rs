@@ -80,7 +80,7 @@ pub enum CudaError {
         expected: String,
     },
     /// Weights are wanted in a format that no kernel reads.
-    #[error("{format} weights have no cuda kernels: pass --weights bf16 or int8 (bf16 and int8 have)")]
+    #[error("{format} weights have no cuda kernels: pass --weights bf16, fp8 or int8 (these have)")]
     NoSuchFormat {
         /// The format.
         format: &'static str,

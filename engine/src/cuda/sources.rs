@@ -96,6 +96,12 @@ impl Kernel {
             ..self
         }
     }
+
+    /// The same where the copies stand in the loop around the one with the products.
+    const fn copying_around(self, shared_bytes: u32) -> Self {
+        let main_loop = Some(Wanted { loads_first: 0, loads: 0, copies: 0, converts: false });
+        Self { shared_bytes, main_loop, ..self }
+    }
 }
 
 /// Bytes of the stages of a product whose warps share 128 channels and these rows: `STAGES` of tiled.cuh, of
@@ -103,6 +109,12 @@ impl Kernel {
 const fn stage_bytes(rows: u32) -> u32 {
     let stages = if rows > 64 { 3 } else { 4 };
     stages * 2 * 64 * (128 + rows)
+}
+
+/// The same of `Widened` in fp8.cu: a step of weights in a byte, and two steps of rows.
+const fn fp8_stage_bytes(rows: u32) -> u32 {
+    let stages = if rows > 64 { 3 } else { 4 };
+    stages * 64 * (128 + 2 * rows)
 }
 
 macro_rules! source {
@@ -166,6 +178,20 @@ source!(
     ]
 );
 source!(
+    FP8,
+    "fp8.cu",
+    [PRODUCTS, TILED],
+    [
+        kernel("gemm_fp8_8", 256, 80).loading(8, 8),
+        kernel("gemm_fp8_8_narrow", 256, 80).loading(10, 12),
+        kernel("gemm_fp8_32", 256, 128).loading(14, 20),
+        kernel("gemm_fp8_32_narrow", 256, 128).loading(14, 18),
+        kernel("gemm_fp8_tiled_64", 256, 200).copying(fp8_stage_bytes(64), false),
+        kernel("gemm_fp8_tiled_80", 256, 240).copying(fp8_stage_bytes(80), false),
+        kernel("gemm_fp8_tiled_128", 256, 255).copying_around(fp8_stage_bytes(128)),
+    ]
+);
+source!(
     GEMM_TILED,
     "gemm_tiled.cu",
     [PRODUCTS, TILED],
@@ -225,7 +251,7 @@ source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32
 source!(PROBE, "probe.cu", [kernel("read_words", 256, 48), kernel("multiply_only", 256, 64)]);
 
 /// All of them.
-pub(crate) fn all() -> [&'static Source; 17] {
+pub(crate) fn all() -> [&'static Source; 18] {
     [
         &EMBEDDING,
         &ROWS,
@@ -234,6 +260,7 @@ pub(crate) fn all() -> [&'static Source; 17] {
         &SWIGLU,
         &GEMM_BF16,
         &INT8,
+        &FP8,
         &GEMM_TILED,
         &ATTENTION,
         &TREES,
@@ -255,7 +282,15 @@ mod tests {
     #[test]
     fn every_entry_point_is_listed_once_and_every_listed_one_is_written() {
         for source in all() {
-            let calls = ["ATTENTION(", "GEMM_BF16(", "GEMM_INT8(", "GEMM_BF16_TILED(", "GEMM_INT8_TILED("];
+            let calls = [
+                "ATTENTION(",
+                "GEMM_BF16(",
+                "GEMM_INT8(",
+                "GEMM_BF16_TILED(",
+                "GEMM_INT8_TILED(",
+                "GEMM_FP8(",
+                "GEMM_FP8_TILED(",
+            ];
             let begins = |line: &str| calls.iter().any(|call| line.starts_with(call));
             let calls: Vec<&str> = source.text.lines().filter(|line| begins(line)).collect();
             for kernel in source.kernels {

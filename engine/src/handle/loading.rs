@@ -16,7 +16,7 @@ use crate::model_config::fields::read_file;
 use crate::model_config::{CONFIG_FILE, ModelConfig};
 use crate::numerics_id::NumericsParts;
 use crate::options::{EngineInfo, EngineStats, LoadOptions};
-use crate::weights::{Checkpoint, Formats, LinearFormat, RandomTensors, TensorSource};
+use crate::weights::{Checkpoint, Formats, RandomTensors, TensorSource};
 
 impl Engine {
     /// Loads a checkpoint into memory, converted or quantized if the wanted format differs from the stored
@@ -134,9 +134,7 @@ impl Engine {
             kernel_class,
             device_class,
         };
-        let is_last_projection = config.tie_word_embeddings
-            && formats.linear == LinearFormat::Float(formats.embedding)
-            && options.tensor_parallel == 1;
+        let is_last_projection = config.tie_word_embeddings && formats.ties() && options.tensor_parallel == 1;
         let table_bytes = match is_last_projection {
             true => 0,
             false => (config.vocab_size * config.hidden_size * formats.embedding.size()) as u64,

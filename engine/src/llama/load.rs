@@ -141,23 +141,36 @@ impl<B: Backend> Loader<'_, B> {
     /// Whether table and vocabulary projection are one matrix: tied, not split and in a float format.
     /// Otherwise a tied table is stored twice: as stored for lookup, and as a projection.
     fn ties_one_matrix(&self) -> bool {
-        let floats = matches!(self.formats.linear, LinearFormat::Float(_));
-        floats && self.config.tie_word_embeddings && !self.shard.is_part()
+        self.formats.ties() && self.config.tie_word_embeddings && !self.shard.is_part()
     }
 
     fn lm_head(&self) -> Result<B::Linear, EngineError> {
         let (config, shard) = (self.config, self.shard);
         let tensor = if config.tie_word_embeddings { EMBEDDING } else { LM_HEAD };
         let module = tensor.trim_end_matches(".weight").to_owned();
-        self.linear(Projections {
-            outputs: vec![(module, config.vocab_size, shard.vocabulary(config))],
-            bias: None,
-            slices: KSlices::whole(config.hidden_size),
-            k: config.hidden_size,
-        })
+        let (linear, tied) = (self.formats.linear, config.tie_word_embeddings);
+        let as_stored = linear == LinearFormat::Fp8 && !tied && self.source.stores_fp8(tensor);
+        let format = if as_stored { linear } else { self.formats.vocabulary() };
+        self.linear_as(
+            format,
+            Projections {
+                outputs: vec![(module, config.vocab_size, shard.vocabulary(config))],
+                bias: None,
+                slices: KSlices::whole(config.hidden_size),
+                k: config.hidden_size,
+            },
+        )
     }
 
     fn linear(&self, projections: Projections<'_>) -> Result<B::Linear, EngineError> {
+        self.linear_as(self.formats.linear, projections)
+    }
+
+    fn linear_as(
+        &self,
+        format: LinearFormat,
+        projections: Projections<'_>,
+    ) -> Result<B::Linear, EngineError> {
         let Projections { outputs, bias, slices, k } = projections;
         let columns = slices.start()..slices.end();
         let mut biases = Vec::new();
@@ -175,7 +188,7 @@ impl<B: Backend> Loader<'_, B> {
         };
         self.backend.load_linear(&LinearTensors {
             source: self.source,
-            format: self.formats.linear,
+            format,
             parts: outputs.into_iter().map(part).collect(),
             bias: bias.map(|_| biases),
             partial: columns.len() < k,

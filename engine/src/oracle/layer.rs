@@ -83,11 +83,11 @@ impl OracleLayer {
         let config = &tensors.config;
         let normed = norm_rows(hidden, &self.input_norm, config);
         let attended = self.attend(tensors, &normed);
-        let hidden = add(hidden, &self.o.apply(tensors, &attended));
+        let hidden = add(hidden, &self.o.apply(&attended));
 
         let normed = norm_rows(&hidden, &self.post_attention_norm, config);
-        let (gate, up) = (self.gate.apply(tensors, &normed), self.up.apply(tensors, &normed));
-        add(&hidden, &self.down.apply(tensors, &reference::silu_mul(&gate, &up)))
+        let (gate, up) = (self.gate.apply(&normed), self.up.apply(&normed));
+        add(&hidden, &self.down.apply(&reference::silu_mul(&gate, &up)))
     }
 
     fn attend(&self, tensors: &Tensors, normed: &[f32]) -> Vec<f32> {
@@ -96,11 +96,9 @@ impl OracleLayer {
             Some((q, k)) => (Some(q.as_slice()), Some(k.as_slice())),
             None => (None, None),
         };
-        let queries =
-            positioned(split(self.q.apply(tensors, normed), config.num_heads, config), q_norm, config);
-        let keys =
-            positioned(split(self.k.apply(tensors, normed), config.num_kv_heads, config), k_norm, config);
-        let values = split(self.v.apply(tensors, normed), config.num_kv_heads, config);
+        let queries = positioned(split(self.q.apply(normed), config.num_heads, config), q_norm, config);
+        let keys = positioned(split(self.k.apply(normed), config.num_kv_heads, config), k_norm, config);
+        let values = split(self.v.apply(normed), config.num_kv_heads, config);
         // Attention reads keys and values in the format in which they are stored.
         let stored = |heads: Heads| -> Heads {
             heads.into_iter().map(|head| head.into_iter().map(|x| tensors.stored(x)).collect()).collect()
@@ -125,7 +123,7 @@ impl Projection {
     fn load(tensors: &Tensors, layer: usize, shape: Shape<'_>) -> Result<Self, EngineError> {
         let name = |part: &str| format!("model.layers.{layer}.{}.{part}", shape.module);
         let k = shape.slices.ranges().last().map_or(0, |slice| slice.end);
-        let weights = tensors.matrix(&name("weight"), shape.columns, k)?;
+        let weights = tensors.matrix(tensors.formats.linear, &name("weight"), [shape.columns, k])?;
         let bias = match shape.bias {
             true => Some(tensors.checkpoint.numbers(&name("bias"), &[shape.columns])?),
             false => None,
@@ -133,8 +131,8 @@ impl Projection {
         Ok(Self { weights, bias, slices: shape.slices })
     }
 
-    fn apply(&self, tensors: &Tensors, x: &[f32]) -> Vec<f32> {
-        self.weights.multiply(x.to_vec(), tensors.formats, &self.slices, self.bias.as_deref())
+    fn apply(&self, x: &[f32]) -> Vec<f32> {
+        self.weights.multiply(x.to_vec(), &self.slices, self.bias.as_deref())
     }
 }
 

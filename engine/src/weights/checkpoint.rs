@@ -176,6 +176,11 @@ impl Checkpoint {
         Ok(StoredScales { numbers, granularity })
     }
 
+    /// Whether there is a tensor of this name, stored as FP8.
+    pub(super) fn is_fp8(&self, name: &str) -> bool {
+        self.locate(name).is_ok_and(|(_, location)| location.dtype == Dtype::F8_E4M3)
+    }
+
     /// Whether every tensor of the checkpoint is stored as bf16.
     pub(super) fn all_bf16(&self) -> bool {
         self.shards.iter().flat_map(|shard| shard.tensors.values()).all(|t| t.dtype == Dtype::BF16)

@@ -10,6 +10,8 @@ use crate::WeightFormat;
 pub(crate) enum LinearFormat {
     Float(MatrixFormat),
     Quantized(QuantizedFormat),
+    /// Eight-bit floats (E4M3) with a scale for each output channel, multiplied as the bf16 numbers that they are.
+    Fp8,
 }
 
 /// The formats of a loaded model.
@@ -17,7 +19,7 @@ pub(crate) enum LinearFormat {
 pub(crate) struct Formats {
     /// The input embedding table: never quantized, since only single rows of it are read.
     pub(crate) embedding: MatrixFormat,
-    /// All projections, the vocabulary projection included.
+    /// All projections; for the vocabulary projection see [`Formats::vocabulary`].
     pub(crate) linear: LinearFormat,
 }
 
@@ -30,16 +32,31 @@ impl Formats {
             WeightFormat::AsStored => float(stored),
             WeightFormat::F32 => float(MatrixFormat::F32),
             WeightFormat::Bf16 => float(MatrixFormat::Bf16),
+            WeightFormat::Fp8 => Self { embedding: MatrixFormat::Bf16, linear: LinearFormat::Fp8 },
             WeightFormat::Int8 => quantized(QuantizedFormat::Int8),
             WeightFormat::Int4 => quantized(QuantizedFormat::Int4),
         }
+    }
+
+    /// Format of the vocabulary projection: bf16 with FP8 weights, because FP8 checkpoints do not quantize it. A
+    /// checkpoint may store it as FP8 although the embedding table is not; it is held as bf16 all the same.
+    pub(crate) fn vocabulary(self) -> LinearFormat {
+        match self.linear {
+            LinearFormat::Fp8 => LinearFormat::Float(self.embedding),
+            other => other,
+        }
+    }
+
+    /// Whether a tied embedding table and vocabulary projection are one matrix.
+    pub(crate) fn ties(self) -> bool {
+        self.vocabulary() == LinearFormat::Float(self.embedding)
     }
 
     /// Format of keys and values: f32 only with f32 weights.
     pub(crate) fn kv(self) -> MatrixFormat {
         match self.linear {
             LinearFormat::Float(format) => format,
-            LinearFormat::Quantized(_) => MatrixFormat::Bf16,
+            LinearFormat::Quantized(_) | LinearFormat::Fp8 => MatrixFormat::Bf16,
         }
     }
 
@@ -48,6 +65,7 @@ impl Formats {
         match self.linear {
             LinearFormat::Float(MatrixFormat::F32) => "f32",
             LinearFormat::Float(MatrixFormat::Bf16) => "bf16",
+            LinearFormat::Fp8 => "fp8",
             LinearFormat::Quantized(QuantizedFormat::Int8) => "int8",
             LinearFormat::Quantized(QuantizedFormat::Int4) => "int4",
         }

@@ -1,7 +1,7 @@
 //! FP8 checkpoints: matrices of eight-bit floats (E4M3: one sign bit, four exponent bits, three fraction
 //! bits, no infinities) with separate scales, as llm-compressor (compressed-tensors) and DeepSeek write them.
-//! They are dequantized on reading: float times scale, rounded to f32 once (exact if the scales are bf16).
-//! Activations are not quantized.
+//! This module dequantizes on reading: float times scale, rounded to f32 once (exact if the scales are bf16).
+//! `fp8_rows` reads the codes as they are. Activations are not quantized.
 
 use std::ops::Range;
 
@@ -51,7 +51,7 @@ pub(super) struct StoredScales<'a> {
 
 impl StoredScales<'_> {
     /// Reads the scales of `rows` of a matrix with `columns` columns.
-    fn read(&self, rows: Range<usize>, columns: usize) -> Result<Scales, EngineError> {
+    pub(super) fn read(&self, rows: Range<usize>, columns: usize) -> Result<Scales, EngineError> {
         let (wanted, in_row) = match self.granularity {
             Granularity::Tensor => (0..1, 1),
             Granularity::Row => (rows.clone(), 1),
@@ -66,7 +66,7 @@ impl StoredScales<'_> {
 }
 
 /// Scales of some rows.
-struct Scales {
+pub(super) struct Scales {
     numbers: Vec<f32>,
     granularity: Granularity,
     /// Row, or row of blocks, of the first scale.
@@ -75,7 +75,7 @@ struct Scales {
 }
 
 impl Scales {
-    fn of(&self, row: usize, column: usize) -> f32 {
+    pub(super) fn of(&self, row: usize, column: usize) -> f32 {
         match self.granularity {
             Granularity::Tensor => self.numbers[0],
             Granularity::Row => self.numbers[row - self.first],

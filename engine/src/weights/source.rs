@@ -7,7 +7,7 @@ use std::ops::Range;
 use cpu_kernels::{KSlices, KernelError, NumbersMut, RowBlocks};
 
 use crate::EngineError;
-use crate::weights::LinearFormat;
+use crate::weights::{Fp8Rows, LinearFormat, fp8_rows};
 
 /// A part of a stored matrix: all of it, or what one rank holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +44,17 @@ pub(crate) trait TensorSource: Sync {
 
     /// Fills `out` with the part's columns of consecutive rows. `rows` counts from the part's first row.
     fn read(&self, part: &TensorPart, rows: Range<usize>, out: NumbersMut<'_>) -> Result<(), EngineError>;
+
+    /// Fills `out` with the same rows as FP8: as stored, or quantized by row if they are stored in another format.
+    /// Fails if they are stored with block scales.
+    fn read_fp8(&self, part: &TensorPart, rows: Range<usize>, out: Fp8Rows<'_>) -> Result<(), EngineError> {
+        fp8_rows::quantize(self, part, rows, out)
+    }
+
+    /// Whether a matrix of this name is stored as FP8.
+    fn stores_fp8(&self, _name: &str) -> bool {
+        false
+    }
 
     /// Generator states of those rows, if the numbers are generated and not read.
     fn seeds(&self, _part: &TensorPart, _rows: Range<usize>) -> Option<RowSeeds> {
@@ -125,6 +136,18 @@ impl<'a> Stacked<'a> {
         for (part, rows) in self.pieces(rows) {
             let end = filled + rows.len() * columns;
             self.source.read(part, rows, out.part(filled..end))?;
+            filled = end;
+        }
+        Ok(())
+    }
+
+    /// Fills `out` with rows as FP8.
+    pub(crate) fn read_fp8(&self, rows: Range<usize>, mut out: Fp8Rows<'_>) -> Result<(), EngineError> {
+        let (columns, mut filled) = (self.columns(), 0);
+        assert_eq!(out.codes.len(), rows.len() * columns, "rows are read to a place of their size");
+        for (part, rows) in self.pieces(rows) {
+            let end = filled + rows.len();
+            self.source.read_fp8(part, rows, out.part(filled..end, columns))?;
             filled = end;
         }
         Ok(())

@@ -7,8 +7,14 @@ use engine::{Engine, LoadOptions, TokenId, WeightFormat};
 
 use crate::support::{demo_dir, feed, golden_cases, golden_dir};
 
-const FORMATS: [WeightFormat; 5] =
-    [WeightFormat::AsStored, WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4];
+const FORMATS: [WeightFormat; 6] = [
+    WeightFormat::AsStored,
+    WeightFormat::F32,
+    WeightFormat::Bf16,
+    WeightFormat::Fp8,
+    WeightFormat::Int8,
+    WeightFormat::Int4,
+];
 
 fn options(model_dir: &Path, weights: WeightFormat, tensor_parallel: usize) -> LoadOptions {
     LoadOptions {

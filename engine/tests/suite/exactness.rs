@@ -7,8 +7,8 @@ use std::path::Path;
 use crate::support::{Random, demo_dir, feed, golden_cases, golden_dir, load};
 use engine::{Engine, Oracle, SequenceRows, SlotId, TokenId, WeightFormat};
 
-const FORMATS: [WeightFormat; 4] =
-    [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4];
+const FORMATS: [WeightFormat; 5] =
+    [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8, WeightFormat::Int4];
 
 /// A text and the oracle's logits at each of its positions.
 struct Judged {

@@ -1,5 +1,6 @@
-//! FP8 checkpoints: the engine's logits equal those of a checkpoint with the dequantized numbers in f32.
-//! Missing scales and scales of unknown shape are refused by name.
+//! FP8 checkpoints: the engine's logits equal those of a checkpoint with the dequantized numbers in f32. Held as
+//! FP8, they equal the oracle's, on any number of ranks and with ballast. Missing scales and scales of unknown
+//! shape are refused by name.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,7 +10,7 @@ use engine::{Engine, LoadOptions, Oracle, WeightFormat};
 use half::bf16;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
 
-use crate::quantized::{compare, tasks};
+use crate::quantized::{Task, compare, tasks};
 use crate::support::{demo_dir, feed, golden_dir, load};
 
 /// The numbers that share a scale.
@@ -75,11 +76,21 @@ type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
 
 /// Writes a checkpoint with FP8 projections, and one with the dequantized numbers.
 fn write_both(from: &Path, shared: Shared, fp8_dir: &Path, plain_dir: &Path) {
+    write_both_of(from, shared, (fp8_dir, plain_dir), |name| name.ends_with("_proj.weight"));
+}
+
+/// The same of the matrices that are chosen.
+fn write_both_of(
+    from: &Path,
+    shared: Shared,
+    (fp8_dir, plain_dir): (&Path, &Path),
+    is_chosen: impl Fn(&str) -> bool,
+) {
     let file = std::fs::read(from.join("model.safetensors")).unwrap();
     let (mut fp8, mut plain): (Tensors, Tensors) = (Vec::new(), Vec::new());
     for (name, view) in SafeTensors::deserialize(&file).unwrap().tensors() {
         let whole = (name.clone(), view.dtype(), view.shape().to_vec(), view.data().to_vec());
-        if !name.ends_with("_proj.weight") {
+        if !is_chosen(&name) {
             fp8.push(whole.clone());
             plain.push(whole);
             continue;
@@ -113,9 +124,39 @@ fn write(dir: &Path, tensors: &Tensors) {
     serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
 }
 
+fn tensors_of(dir: &Path) -> Tensors {
+    let file = std::fs::read(dir.join("model.safetensors")).unwrap();
+    let copy = |(name, view): (String, TensorView<'_>)| {
+        (name, view.dtype(), view.shape().to_vec(), view.data().to_vec())
+    };
+    SafeTensors::deserialize(&file).unwrap().tensors().into_iter().map(copy).collect()
+}
+
+fn options(dir: &Path, weights: WeightFormat, tensor_parallel: usize) -> LoadOptions {
+    LoadOptions {
+        model_dir: dir.to_owned(),
+        weights,
+        threads: 2,
+        tensor_parallel,
+        kv_memory_bytes: 64 << 20,
+        max_model_len: None,
+    }
+}
+
+fn ids() -> Vec<u32> {
+    (0..40).map(|i| 4 + i * 7 % 90).collect()
+}
+
+/// The largest difference, as a part of the largest logit.
+fn distance(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
+    let pairs = found.iter().flatten().zip(expected.iter().flatten());
+    let largest = |numbers: &mut dyn Iterator<Item = f32>| numbers.fold(0.0f32, |max, x| max.max(x.abs()));
+    largest(&mut pairs.map(|(a, b)| a - b)) / largest(&mut expected.iter().flatten().copied())
+}
+
 fn logits(engine: &mut Engine) -> Vec<Vec<f32>> {
     let slot = engine.open();
-    let ids: Vec<u32> = (0..40).map(|i| 4 + i * 7 % 90).collect();
+    let ids = ids();
     let mut all = feed(engine, slot, &ids[..33], 33);
     all.extend(feed(engine, slot, &ids[33..], 7));
     engine.close(slot);
@@ -142,20 +183,7 @@ fn fp8_checkpoints_give_the_bits_of_the_numbers_they_stand_for() {
                 "{model:?}, {shared:?}, {weights:?}"
             );
         }
-        let ranks = |dir: &Path| {
-            let model_dir = dir.to_owned();
-            let weights = WeightFormat::AsStored;
-            let kv_memory_bytes = 64 << 20;
-            let options = LoadOptions {
-                model_dir,
-                weights,
-                threads: 2,
-                tensor_parallel: 2,
-                kv_memory_bytes,
-                max_model_len: None,
-            };
-            logits(&mut Engine::load(&options).unwrap())
-        };
+        let ranks = |dir: &Path| logits(&mut Engine::load(&options(dir, WeightFormat::AsStored, 2)).unwrap());
         // Three heads cannot be split over two ranks.
         if !model.ends_with("llama_wide_heads") {
             assert!(ranks(fp8.path()) == ranks(plain.path()), "{model:?}, {shared:?}, two ranks");
@@ -173,29 +201,80 @@ fn fp8_checkpoints_give_the_bits_of_the_numbers_they_stand_for() {
     }
 }
 
+/// Held as FP8: `==` to the oracle, which multiplies scales with sums; on one rank and two, with ballast, and whatever company rows have.
+#[test]
+fn codes_are_held_as_they_are_stored() {
+    for (model, shared, lm_head) in [
+        (golden_dir().join("llama_tied"), Shared::Tensor, false),
+        (golden_dir().join("llama_tied"), Shared::Row, false),
+        (golden_dir().join("mistral_full"), Shared::Row, true),
+        (demo_dir("draft"), Shared::Row, false),
+    ] {
+        let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        write_both_of(&model, shared, (fp8.path(), plain.path()), |name| {
+            name.ends_with("_proj.weight") || lm_head && name == "lm_head.weight"
+        });
+        let found = logits(&mut load(fp8.path(), WeightFormat::Fp8, 2));
+        let judge = Oracle::load(fp8.path(), WeightFormat::Fp8).unwrap();
+        let judged = judge.logits_at_every_position(&ids());
+        assert!(found == judged, "{model:?}, {shared:?}");
+        for ranks in [1, 2] {
+            let engine = Engine::load(&options(fp8.path(), WeightFormat::Fp8, ranks));
+            assert!(logits(&mut engine.unwrap()) == judged, "{model:?}, {shared:?}, {ranks} ranks");
+            let heavy =
+                Engine::load_with_ballast(&options(fp8.path(), WeightFormat::Fp8, ranks), 300_000, None);
+            assert!(logits(&mut heavy.unwrap()) == judged, "{model:?}, {shared:?}, {ranks} ranks, ballast");
+        }
+        // Near the numbers that they stand for, of which bf16 would round each.
+        let whole = logits(&mut load(plain.path(), WeightFormat::F32, 1));
+        assert!(found != whole && distance(&found, &whole) < 0.03, "{}", distance(&found, &whole));
+        let id = |weights| load(fp8.path(), weights, 1).info().numerics_id.clone();
+        assert_ne!(id(WeightFormat::Fp8), id(WeightFormat::Bf16), "a class of its own");
+    }
+}
+
+#[test]
+fn what_cannot_be_held_as_it_is_stored_is_said() {
+    let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_both(&demo_dir("draft"), Shared::Block, fp8.path(), plain.path());
+    let error =
+        |ranks| Engine::load(&options(fp8.path(), WeightFormat::Fp8, ranks)).err().unwrap().to_string();
+    for said in ["model.layers.0.mlp.gate_proj.weight", "128 x 128", "`weights` bf16"] {
+        assert!(error(1).contains(said), "{}", error(1));
+    }
+    assert!(Oracle::load(fp8.path(), WeightFormat::Fp8).is_err());
+}
+
+/// A code that is no number shows in what its row touches, on every rank.
+#[test]
+fn a_code_that_is_no_number_is_seen() {
+    let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_both(&golden_dir().join("llama_tied"), Shared::Row, fp8.path(), plain.path());
+    let mut tensors = tensors_of(fp8.path());
+    let down = tensors.iter_mut().find(|(name, ..)| name == "model.layers.0.mlp.down_proj.weight").unwrap();
+    down.3[1] = 0xff;
+    write(fp8.path(), &tensors);
+    for ranks in [1, 2] {
+        let mut engine = Engine::load(&options(fp8.path(), WeightFormat::Fp8, ranks)).unwrap();
+        let found = logits(&mut engine);
+        assert!(found.iter().flatten().all(|logit| logit.is_nan()), "{ranks} ranks");
+    }
+}
+
 #[test]
 fn what_is_wrong_with_scales_is_said_by_name() {
     const MATRIX: &str = "model.layers.0.self_attn.q_proj.weight";
     let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let refusal = |change: &dyn Fn(&mut Tensors)| {
         write_both(&golden_dir().join("llama_tied"), Shared::Row, fp8.path(), plain.path());
-        let file = std::fs::read(fp8.path().join("model.safetensors")).unwrap();
-        let copy = |(name, view): (String, TensorView<'_>)| {
-            (name, view.dtype(), view.shape().to_vec(), view.data().to_vec())
-        };
-        let mut tensors: Tensors =
-            SafeTensors::deserialize(&file).unwrap().tensors().into_iter().map(copy).collect();
+        let mut tensors = tensors_of(fp8.path());
         change(&mut tensors);
         write(fp8.path(), &tensors);
-        let options = LoadOptions {
-            model_dir: fp8.path().to_owned(),
-            weights: WeightFormat::AsStored,
-            threads: 1,
-            tensor_parallel: 1,
-            kv_memory_bytes: 1 << 20,
-            max_model_len: None,
-        };
-        Engine::load(&options).err().map(|error| error.to_string()).unwrap_or_default()
+        let [numbers, held] = [WeightFormat::AsStored, WeightFormat::Fp8].map(|weights| {
+            Engine::load(&options(fp8.path(), weights, 1)).err().map(|error| error.to_string())
+        });
+        assert_eq!(numbers, held, "whatever they are held as");
+        numbers.unwrap_or_default()
     };
     let scales = format!("{MATRIX}_scale");
     let missing = refusal(&|tensors| tensors.retain(|(name, ..)| *name != scales));
@@ -214,28 +293,34 @@ fn what_is_wrong_with_scales_is_said_by_name() {
     assert!(norm.contains("model.norm.weight") && norm.contains("F8_E4M3"), "{norm}");
 }
 
-/// The cost of eight-bit floats for the bundled pair: how often each model's greedy choice stays the same,
-/// and how often the draft's choice is the target's. Run with `--no-capture` for the table.
+/// The cost of eight-bit floats for the bundled pair, held as bf16 and as stored: how often each model's greedy
+/// choice stays the same, and how often the draft's choice is the target's. Run with `--no-capture` for the table.
 #[test]
 fn fp8_says_nearly_what_bf16_says() {
     let mut tasks = tasks();
     tasks.iter_mut().for_each(|task| task.texts.truncate(1));
+    for weights in [WeightFormat::Bf16, WeightFormat::Fp8] {
+        pair_in_fp8(&tasks, weights);
+    }
+}
+
+fn pair_in_fp8(tasks: &[Task], weights: WeightFormat) {
     let folders = [(); 2].map(|()| (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()));
     let mut engines = Vec::new();
     for (role, (fp8, plain)) in ["draft", "target"].into_iter().zip(&folders) {
         write_both(&demo_dir(role), Shared::Row, fp8.path(), plain.path());
         let (mut rounded, mut whole) =
-            (load(fp8.path(), WeightFormat::Bf16, 1), load(&demo_dir(role), WeightFormat::Bf16, 1));
-        let all = compare(&format!("{role:<7} fp8"), (&mut rounded, &mut whole), &tasks);
+            (load(fp8.path(), weights, 1), load(&demo_dir(role), WeightFormat::Bf16, 1));
+        let all = compare(&format!("{role:<7} fp8 held as {weights:?}"), (&mut rounded, &mut whole), tasks);
         assert!(all.agreement() > 0.85, "{role}: {}", all.agreement());
         assert!((1e-3..0.15).contains(&all.relative_error()), "{role}: {}", all.relative_error());
         engines.push((rounded, whole));
     }
     let [(draft_fp8, draft), (target_fp8, target)] = &mut engines[..] else { panic!("two models") };
-    let accepted = compare("draft bf16, target bf16", (draft, target), &tasks).agreement();
+    let accepted = compare("draft bf16, target bf16", (draft, target), tasks).agreement();
     for (label, found) in [
-        ("draft fp8,  target bf16", compare("draft fp8,  target bf16", (draft_fp8, target), &tasks)),
-        ("draft fp8,  target fp8 ", compare("draft fp8,  target fp8 ", (draft_fp8, target_fp8), &tasks)),
+        ("draft fp8,  target bf16", compare("draft fp8,  target bf16", (draft_fp8, target), tasks)),
+        ("draft fp8,  target fp8 ", compare("draft fp8,  target fp8 ", (draft_fp8, target_fp8), tasks)),
     ] {
         assert!((found.agreement() - accepted).abs() < 0.05, "{label}: {} of {accepted}", found.agreement());
     }

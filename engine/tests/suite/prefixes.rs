@@ -18,7 +18,9 @@ fn text(len: usize, salt: u32, vocab: u32) -> Vec<TokenId> {
 
 #[test]
 fn with_and_without_a_cached_prefix() {
-    for format in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4] {
+    for format in
+        [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8, WeightFormat::Int4]
+    {
         for case in ["mistral_window", "qwen3_norms"] {
             let dir = golden_dir().join(case);
             let ids = text(75, 3, 112);

@@ -125,7 +125,7 @@ fn quantized_weights_say_nearly_what_bf16_says() {
     let tasks = tasks();
     assert!(tasks.len() >= 10, "prompts are missing");
     for (format, least_agreement, most_error) in
-        [(WeightFormat::Int8, 0.90, 0.05), (WeightFormat::Int4, 0.60, 0.30)]
+        [(WeightFormat::Fp8, 0.90, 0.06), (WeightFormat::Int8, 0.90, 0.05), (WeightFormat::Int4, 0.60, 0.30)]
     {
         for role in ["target", "draft"] {
             let all = compare_formats(role, format, &tasks);
@@ -164,6 +164,7 @@ fn a_random_model_is_its_seed() {
     let ids = [
         id(WeightFormat::F32, 5),
         id(WeightFormat::Bf16, 5),
+        id(WeightFormat::Fp8, 5),
         id(WeightFormat::Int8, 5),
         id(WeightFormat::Int4, 5),
         id(WeightFormat::Int8, 6),

@@ -9,8 +9,8 @@ use tempfile::TempDir;
 
 use crate::support::{feed, golden_dir};
 
-const FORMATS: [WeightFormat; 4] =
-    [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4];
+const FORMATS: [WeightFormat; 5] =
+    [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8, WeightFormat::Int4];
 
 /// A golden case's configuration, with enough heads for eight ranks.
 fn config_of(case: &str, dir: &TempDir, changes: &Value) -> PathBuf {

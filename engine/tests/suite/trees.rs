@@ -6,8 +6,8 @@ use engine::{Engine, LoadOptions, SequenceRows, SlotId, TokenId, TreeRows, Weigh
 
 use crate::support::{Random, demo_dir, feed, golden_dir, load};
 
-const FORMATS: [WeightFormat; 4] =
-    [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4];
+const FORMATS: [WeightFormat; 5] =
+    [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8, WeightFormat::Int4];
 
 struct Tree {
     ids: Vec<TokenId>,

@@ -26,6 +26,8 @@ const PANELS_BY_1: usize = 4;
 pub(crate) struct FloatMatMul<'a> {
     pub(crate) x: &'a TiledRows,
     pub(crate) weights: &'a FloatMatrix,
+    /// `[width]`: the sums are multiplied by the scales before the bias is added.
+    pub(crate) scales: Option<&'a [f32]>,
     /// `[width]`, if there is a bias.
     pub(crate) bias: Option<&'a [f32]>,
     /// Whole panels, except at the matrix's end. No other thread writes these columns meanwhile.
@@ -223,9 +225,13 @@ impl FloatMatMul<'_> {
             // are left.
             unsafe {
                 if columns == LANES {
-                    let biased = match self.bias {
-                        Some(bias) => sums.add(V::load(bias[first..].as_ptr())),
+                    let scaled = match self.scales {
+                        Some(scales) => sums.mul(V::load(scales[first..].as_ptr())),
                         None => *sums,
+                    };
+                    let biased = match self.bias {
+                        Some(bias) => scaled.add(V::load(bias[first..].as_ptr())),
+                        None => scaled,
                     };
                     biased.store(self.out.slice_mut(start..start + LANES).as_mut_ptr());
                 } else if columns > 0 {
@@ -233,7 +239,8 @@ impl FloatMatMul<'_> {
                     sums.store(numbers.as_mut_ptr());
                     let out = self.out.slice_mut(start..start + columns);
                     for (c, (out, number)) in out.iter_mut().zip(numbers).enumerate() {
-                        *out = self.bias.map_or(number, |bias| number + bias[first + c]);
+                        let scaled = self.scales.map_or(number, |scales| number * scales[first + c]);
+                        *out = self.bias.map_or(scaled, |bias| scaled + bias[first + c]);
                     }
                 }
             }

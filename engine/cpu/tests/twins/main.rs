@@ -79,19 +79,29 @@ struct Product {
     unit: Option<usize>,
     bf: bool,
     bias: bool,
+    scaled: bool,
     /// Generator of the numbers.
     numbers: fn(usize, u64) -> Vec<f32>,
 }
 
 fn product() -> impl Strategy<Value = Product> {
     let shape = (1..40usize, 1..120usize, prop::collection::vec(1..50usize, 1..4));
-    (shape, prop::option::of(1..40usize), any::<(bool, bool)>()).prop_map(
-        |((rows, k, widths), unit, (bf, bias))| Product { rows, k, widths, unit, bf, bias, numbers },
+    (shape, prop::option::of(1..40usize), any::<(bool, bool, bool)>()).prop_map(
+        |((rows, k, widths), unit, (bf, bias, scaled))| Product {
+            rows,
+            k,
+            widths,
+            unit,
+            bf,
+            bias,
+            scaled,
+            numbers,
+        },
     )
 }
 
 fn check_linear(product: &Product) {
-    let Product { rows, k, ref widths, unit, bf, bias, numbers } = *product;
+    let Product { rows, k, ref widths, unit, bf, bias, scaled, numbers } = *product;
     let slices = unit.map_or_else(|| KSlices::whole(k), |unit| KSlices::eighths(k, unit));
     let x = numbers(rows * k, 1);
     let weights: Vec<Vec<f32>> =
@@ -110,12 +120,20 @@ fn check_linear(product: &Product) {
     if bf {
         check_rows(&Table::Rows(Matrix::new(MatrixData::from(factors(&all)), [width, k])), &packed);
     }
-    let linear = Linear { weights: LinearWeights::Floats(packed), bias: bias.clone() };
+    let scales = scaled.then(|| numbers(width, 98));
+    let linear =
+        Linear { weights: LinearWeights::Floats(packed), scales: scales.clone(), bias: bias.clone() };
 
     let (x_in, weights_in) = if bf { (factors(&x), factors(&all)) } else { (x.clone(), all) };
-    let expected =
-        reference::Linear { x: &x_in, weights: &weights_in, k, slices: &slices, bias: bias.as_deref() }
-            .compute();
+    let twin = reference::Linear {
+        x: &x_in,
+        weights: &weights_in,
+        k,
+        slices: &slices,
+        scales: scales.as_deref(),
+        bias: bias.as_deref(),
+    };
+    let expected = twin.compute();
     for cpu in every_cpu() {
         let mut out = vec![f32::NAN; rows * width];
         cpu.linear(&linear, &mut x.clone(), &mut out);
@@ -145,7 +163,16 @@ fn a_linear_of_many_rows_is_its_twin() {
         (38, 1_700, Some(300), false),
         (100, 4_001, None, true),
     ] {
-        check_linear(&Product { rows, k, widths: vec![33, 5], unit, bf, bias: true, numbers });
+        check_linear(&Product {
+            rows,
+            k,
+            widths: vec![33, 5],
+            unit,
+            bf,
+            bias: true,
+            scaled: rows % 2 == 0,
+            numbers,
+        });
     }
 }
 
@@ -167,7 +194,7 @@ fn no_product_with_bf16_weights_is_denormal() {
     let matrix = Matrix::new(MatrixData::from(weights), [rows.len(), x.len()]);
     let (slices, threads) = (KSlices::whole(x.len()), Threads::new(1).unwrap());
     let packed = FloatMatrix::pack(MatrixFormat::Bf16, &matrix, &slices, &threads).unwrap();
-    let linear = Linear { weights: LinearWeights::Floats(Arc::new(packed)), bias: None };
+    let linear = Linear { weights: LinearWeights::Floats(Arc::new(packed)), scales: None, bias: None };
     for cpu in every_cpu() {
         let mut out = vec![f32::NAN; rows.len()];
         cpu.linear(&linear, &mut x.to_vec(), &mut out);
@@ -204,7 +231,7 @@ fn check_packed(
     let packed = PackedMatrix::pack(format, slices, &matrix, &Threads::new(1).unwrap()).unwrap();
     let twin = reference::QuantizedWeights::new(format, weights, k);
     let expected = twin.multiply(x, slices, bias.as_deref());
-    let linear = Linear { weights: LinearWeights::Packed(packed), bias };
+    let linear = Linear { weights: LinearWeights::Packed(packed), scales: None, bias };
     for cpu in every_cpu() {
         let mut out = vec![f32::NAN; rows * width];
         cpu.linear(&linear, &mut x.to_vec(), &mut out);
@@ -243,7 +270,7 @@ fn the_longest_sum_of_int8_fits() {
         PackedMatrix::pack(QuantizedFormat::Int8, slices, &matrix, &threads)
     };
     let packed = pack(&slices, k).unwrap();
-    let linear = Linear { weights: LinearWeights::Packed(packed), bias: None };
+    let linear = Linear { weights: LinearWeights::Packed(packed), scales: None, bias: None };
     for cpu in Cpu::every_isa().unwrap() {
         let mut out = [0.0; 2];
         cpu.linear(&linear, &mut vec![1.0; k], &mut out);
@@ -315,7 +342,7 @@ fn a_number_that_is_not_one_stays_in_its_row() {
     let slices = KSlices::whole(k);
     let (matrix, threads) = (Matrix::new(data, [20, k]), Threads::new(1).unwrap());
     let packed = FloatMatrix::pack(MatrixFormat::F32, &matrix, &slices, &threads).unwrap();
-    let linear = Linear { weights: LinearWeights::Floats(Arc::new(packed)), bias: None };
+    let linear = Linear { weights: LinearWeights::Floats(Arc::new(packed)), scales: None, bias: None };
     for cpu in Cpu::every_isa().unwrap() {
         let mut out = vec![0.0; 60];
         cpu.linear(&linear, &mut x.clone(), &mut out);
@@ -339,7 +366,7 @@ fn a_number_that_is_not_one_is_seen_through_quantization() {
         weights[7 * k + 40] = bad;
         let matrix = Matrix::new(MatrixData::from(weights), [20, k]);
         let packed = PackedMatrix::pack(format, &slices, &matrix, &Threads::new(1).unwrap()).unwrap();
-        let linear = Linear { weights: LinearWeights::Packed(packed), bias: None };
+        let linear = Linear { weights: LinearWeights::Packed(packed), scales: None, bias: None };
         for cpu in Cpu::every_isa().unwrap() {
             let mut out = vec![0.0; 60];
             cpu.linear(&linear, &mut x.clone(), &mut out);

@@ -8,8 +8,8 @@ use half::bf16;
 
 use crate::EngineError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{random_bf16, random_f32};
-use crate::weights::Stacked;
+use crate::cuda::ops::{Fp8Layout, random_bf16, random_f32};
+use crate::weights::{Fp8Rows, Stacked};
 
 /// Bytes that are read before they are copied: of two such places one is filled while the other is emptied.
 const CHUNK_BYTES: usize = 8 << 20;
@@ -57,6 +57,30 @@ pub(super) fn feed_f32<E: Executor>(
         }
     }
     Ok(())
+}
+
+/// Puts all rows where they stay, a byte each number, and returns their scales.
+pub(super) fn feed_fp8<E: Executor>(
+    executor: &mut E,
+    rows: &Stacked<'_>,
+    layout: &Fp8Layout,
+    out: &mut Tensor<E::Memory, u8>,
+) -> Result<Vec<f32>, EngineError> {
+    let (columns, row_bytes) = (rows.columns(), layout.row_bytes());
+    let mut scales = vec![0.0; rows.rows()];
+    let mut codes = Vec::new();
+    for range in chunks(0..rows.rows(), rows_of_chunk(row_bytes)) {
+        codes.resize(range.len() * columns, 0);
+        let (at, len) = (range.start * row_bytes, range.len() * row_bytes);
+        out.write_by(executor, (at, len), &mut |bytes: &mut [u8]| {
+            let place = Fp8Rows { codes: &mut codes, scales: &mut scales[range.clone()] };
+            rows.read_fp8(range.clone(), place)?;
+            let pairs = codes.chunks_exact(columns).zip(bytes.chunks_exact_mut(row_bytes));
+            pairs.for_each(|(codes, bytes)| layout.place(codes, bytes));
+            Ok(())
+        })?;
+    }
+    Ok(scales)
 }
 
 fn rows_of_chunk(row_bytes: usize) -> usize {

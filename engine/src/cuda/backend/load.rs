@@ -1,4 +1,4 @@
-//! Weights as they lie on the device: bf16 as they are, int8 quantized there, row by row.
+//! Weights as they lie on the device: bf16 as they are, FP8 a byte each, int8 quantized there, row by row.
 
 use std::sync::Arc;
 
@@ -6,11 +6,13 @@ use cpu_kernels::{KSlices, MatrixFormat, QuantizedFormat};
 use half::bf16;
 
 use super::Borders;
-use super::feed::{feed_bf16, feed_f32};
+use super::feed::{feed_bf16, feed_f32, feed_fp8};
 use crate::EngineError;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
-use crate::cuda::ops::{BF16_GRAIN, INT8_GRAIN, QuantizeRows, borders, check_borders, check_head_dim};
+use crate::cuda::ops::{
+    BF16_GRAIN, Fp8Layout, INT8_GRAIN, QuantizeRows, borders, check_borders, check_head_dim,
+};
 use crate::model_config::ModelConfig;
 use crate::weights::{Formats, LinearFormat, LinearTensors, Stacked, TensorPart, TensorSource};
 
@@ -40,6 +42,14 @@ impl<M> Clone for GpuTable<M> {
 pub(super) enum GpuWeights<M> {
     /// `[n, k]`.
     Bf16(Arc<Tensor<M, bf16>>),
+    Fp8 {
+        /// `[n, row bytes]`.
+        codes: Tensor<M, u8>,
+        /// `[n]`, where they are not applied after a sum of ranks.
+        channel_scales: Option<Tensor<M, f32>>,
+        /// How a row lies, and its borders on the device.
+        layout: (Tensor<M, u32>, Fp8Layout),
+    },
     Int8 {
         /// `[n, k]`.
         steps: Tensor<M, i8>,
@@ -77,6 +87,7 @@ impl<M> GpuLinear<M> {
     pub(super) fn bytes(&self) -> u64 {
         let (numbers, vectors) = match &self.weights {
             GpuWeights::Bf16(_) => (2 * self.n * self.k, 0),
+            GpuWeights::Fp8 { layout, .. } => (layout.1.row_bytes() * self.n, 4 * self.n),
             GpuWeights::Int8 { .. } => (self.n * self.k, 4 * self.n),
         };
         let bias = self.bias.as_ref().or(self.bias_after.as_ref()).map_or(0, |_| 4 * self.n);
@@ -115,6 +126,17 @@ pub(super) fn linear<E: Executor>(
             let mut weights = Tensor::zeros(executor, n * k, "weights")?;
             feed_bf16(executor, &tensors.rows()?, &mut weights)?;
             (GpuWeights::Bf16(Arc::new(weights)), None, borders)
+        }
+        LinearFormat::Fp8 => {
+            let borders = upload_borders(executor, &slices, BF16_GRAIN)?;
+            let layout = Fp8Layout::new(&borders.1);
+            let mut codes = Tensor::zeros(executor, n * layout.row_bytes(), "weights")?;
+            let scales = feed_fp8(executor, &tensors.rows()?, &layout, &mut codes)?;
+            let scales = Tensor::of(executor, &scales, "scales of weights")?;
+            let (channel_scales, after) =
+                if tensors.partial { (None, Some(scales)) } else { (Some(scales), None) };
+            let layout = (Tensor::of(executor, layout.borders(), "borders of slices")?, layout);
+            (GpuWeights::Fp8 { codes, channel_scales, layout }, after, borders)
         }
         LinearFormat::Quantized(QuantizedFormat::Int8) => {
             let borders = upload_borders(executor, &slices, INT8_GRAIN)?;

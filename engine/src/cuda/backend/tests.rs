@@ -47,12 +47,13 @@ fn check(model: &str, weights: WeightFormat, tolerance: f32) {
 #[test]
 fn the_bundled_draft_gives_the_cpus_logits() {
     check("../models/demo/draft", WeightFormat::Bf16, 1e-2);
+    check("../models/demo/draft", WeightFormat::Fp8, 1e-2);
     check("../models/demo/draft", WeightFormat::Int8, 2e-2);
 }
 
 #[test]
 fn ballast_changes_no_number() {
-    for weights in [WeightFormat::Bf16, WeightFormat::Int8] {
+    for weights in [WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8] {
         let options = options("../models/demo/draft", weights);
         let heavy = Engine::load_with_ballast_by(&options, 500_000, |source, model| {
             on_emulator(&options, source, model)
@@ -75,8 +76,8 @@ fn with_heads(model: &str, changes: &[(&str, u64)]) -> tempfile::TempDir {
     dir
 }
 
-fn random_pair(dir: &tempfile::TempDir) -> (Engine, Engine) {
-    let mut options = options("", WeightFormat::Bf16);
+fn random_pair(dir: &tempfile::TempDir, weights: WeightFormat) -> (Engine, Engine) {
+    let mut options = options("", weights);
     options.model_dir = dir.path().join("config.json");
     let cpu = Engine::random(&options, 5).unwrap();
     let gpu = Engine::random_by(&options, 5, |source, model| on_emulator(&options, source, model));
@@ -93,7 +94,7 @@ fn every_family_gives_the_cpus_logits() {
         ("qwen3_norms", &[("head_dim", 16)]),
         ("qwen3_window_types", &[("head_dim", 32)]),
     ] {
-        let (mut cpu, mut gpu) = random_pair(&with_heads(model, changes));
+        let (mut cpu, mut gpu) = random_pair(&with_heads(model, changes), WeightFormat::Bf16);
         let distance = distance(&run(&mut gpu).unwrap(), &run(&mut cpu).unwrap());
         println!("{model}: {distance:e}");
         assert!(distance <= 1e-2, "{model}: {distance} of the largest logit apart");
@@ -102,10 +103,14 @@ fn every_family_gives_the_cpus_logits() {
 
 #[test]
 fn a_rows_logits_do_not_depend_on_how_it_is_batched() {
+    [WeightFormat::Bf16, WeightFormat::Fp8].into_iter().for_each(batched_in_parts);
+}
+
+fn batched_in_parts(weights: WeightFormat) {
     let dir = with_heads("qwen3_norms", &[("head_dim", 16)]);
     let ids: Vec<u32> = (0..40).map(|i| 2 + i * 5 % 60).collect();
     let logits_of = |cuts: &[usize]| {
-        let mut engine = random_pair(&dir).1;
+        let mut engine = random_pair(&dir, weights).1;
         let slot = engine.open();
         let mut all = Vec::new();
         let mut first = 0;
@@ -118,7 +123,7 @@ fn a_rows_logits_do_not_depend_on_how_it_is_batched() {
         all
     };
     let whole = logits_of(&[40]);
-    assert!(whole == logits_of(&[1, 2, 17, 33, 34, 40]), "cut otherwise, the bits differ");
+    assert!(whole == logits_of(&[1, 2, 17, 33, 34, 40]), "{weights:?}: cut otherwise, the bits differ");
 }
 
 /// 700 rows are one pass, where they were two of at most 512.
@@ -128,7 +133,7 @@ fn a_long_pass_gives_the_bits_of_short_ones() {
     let ids: Vec<u32> = (0..700).map(|i| 2 + i * 5 % 60).collect();
     assert!((513..=PASS_LIMITS.rows).contains(&ids.len()));
     let last_logits = |pieces: &[&[u32]]| {
-        let mut engine = random_pair(&dir).1;
+        let mut engine = random_pair(&dir, WeightFormat::Bf16).1;
         let slot = engine.open();
         let mut last = Vec::new();
         for &token_ids in pieces {
@@ -154,6 +159,6 @@ fn formats_without_kernels_are_refused() {
         let options = options("../models/demo/draft", weights);
         let engine = Engine::load_by(&options, |source, model| on_emulator(&options, source, model));
         let error = engine.unwrap_err().to_string();
-        assert!(error.contains(name) && error.contains("bf16 and int8"), "{error}");
+        assert!(error.contains(name) && error.contains("bf16, fp8 or int8"), "{error}");
     }
 }

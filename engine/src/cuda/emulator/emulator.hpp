@@ -52,6 +52,9 @@
 struct Dim3 {
   uint32_t x, y, z;
 };
+struct uint2 {
+  uint32_t x, y;
+};
 struct uint4 {
   uint32_t x, y, z, w;
 };

@@ -13,9 +13,11 @@ const INT8_TOLERANCE: f32 = 2e-2;
 /// Logits of the pair, bf16 and int8, against the CPU engine's.
 pub(super) fn logits(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
     for model in target.models() {
-        for (weights, tolerance) in
-            [(WeightFormat::Bf16, BF16_TOLERANCE), (WeightFormat::Int8, INT8_TOLERANCE)]
-        {
+        for (weights, tolerance) in [
+            (WeightFormat::Bf16, BF16_TOLERANCE),
+            (WeightFormat::Fp8, BF16_TOLERANCE),
+            (WeightFormat::Int8, INT8_TOLERANCE),
+        ] {
             let options = options(model.clone(), weights);
             let expected = run(&mut Engine::load(&options)?)?;
             let found = run(&mut Engine::load_on_cuda(&options, &target.gpus())?)?;

@@ -8,7 +8,9 @@ use half::bf16;
 use super::{Report, Target};
 use crate::EngineError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, borders, multiply_only, read_words};
+use crate::cuda::ops::{
+    BF16_GRAIN, Fp8Layout, GemmBf16, GemmFp8, GemmInt8, INT8_GRAIN, borders, multiply_only, read_words,
+};
 use crate::cuda::{CudaDevice, CudaError};
 
 /// Launches before timing, timed runs, and launches in each; one of each on a host, whose times are of no meaning.
@@ -37,6 +39,7 @@ pub(super) fn products(target: &Target, report: &mut Report<'_>) -> Result<(), E
             }
             for (kernel, us, bytes) in [
                 ("gemm_bf16", time_bf16(&mut device, (rows, n, k), target.is_dry)?, n * k * 2),
+                ("gemm_fp8", time_fp8(&mut device, (rows, n, k), target.is_dry)?, n * k),
                 ("gemm_int8", time_int8(&mut device, (rows, n, k), target.is_dry)?, n * k),
             ] {
                 let rate = bytes as f64 / us / 1e3;
@@ -82,6 +85,28 @@ fn time_bf16(
     best_of(device, is_dry, |device| {
         let (weights, borders) = (&weights, (&on_device, on_host.as_slice()));
         GemmBf16 { x: &x, weights, bias: None, borders, out: &mut out }.launch(device, (rows, n, k))
+    })
+}
+
+fn time_fp8(
+    device: &mut CudaDevice,
+    (rows, n, k): (usize, usize, usize),
+    is_dry: bool,
+) -> Result<f64, CudaError> {
+    let layout = Fp8Layout::new(&borders(&KSlices::eighths(k, 32), BF16_GRAIN));
+    // However a row is laid out, its bytes are numbers.
+    let number = |i: usize| (i.wrapping_mul(40_503) >> 7) as u8;
+    let codes: Vec<u8> = (0..n * layout.row_bytes()).map(number).collect();
+    let weights = Tensor::of(device, &codes, "weights")?;
+    let x: Vec<bf16> = (0..rows * k).map(weight_like).collect();
+    let x = Tensor::of(device, &x, "activations")?;
+    let scales = Tensor::of(device, &vec![0.01f32; n], "scales")?;
+    let on_device = Tensor::of(device, layout.borders(), "borders")?;
+    let mut out = Tensor::zeros(device, rows * n, "products")?;
+    best_of(device, is_dry, |device| {
+        let (weights, channel_scales, layout) = (&weights, Some(&scales), (&on_device, &layout));
+        GemmFp8 { x: &x, weights, channel_scales, bias: None, layout, out: &mut out }
+            .launch(device, (rows, n, k))
     })
 }
 

@@ -23,7 +23,7 @@ pub(super) fn ranks(target: &Target, report: &mut Report<'_>) -> Result<(), Engi
         Ok(nccl) => report.say(format!("nccl is version {}", nccl.version)),
         Err(error) => report.not_run("nccl with 1 rank", error),
     }
-    for weights in [WeightFormat::Bf16, WeightFormat::Int8] {
+    for weights in [WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8] {
         let options = options(target.pair.1.clone(), weights);
         let expected = run(&mut Engine::load_on_cuda(&options, &target.gpus())?)?;
         let mut judge = |case: &str, engine: Result<Engine, EngineError>| -> Result<(), EngineError> {

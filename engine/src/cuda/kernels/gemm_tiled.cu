@@ -3,15 +3,6 @@
 // / 128)), 8 warps; row blocks of the same channels are neighbours. Dynamic shared memory: all stages. Twins:
 // gemm_bf16_8 and gemm_int8_8, equal bits.
 
-// Calls `write(sum, row, column)` for each element of the block.
-template <int NT, typename Write>
-__device__ __forceinline__ void write_tiled(const Sums<float, NT>& sums, Sizes sizes, Write write) {
-  for_each<NT>([&](int m, int t, int i) {
-    const u32 column = tiled_column(m, i), row = tiled_row<NT>(t, i);
-    if (column < sizes.n && row < sizes.rows) write(sums.of[m][t][i], row, column);
-  });
-}
-
 template <int NT>
 __device__ __forceinline__ void gemm_bf16_tiled(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out, Sizes sizes) {
   Sums<float, NT> acc = {};
@@ -25,34 +16,12 @@ __device__ __forceinline__ void gemm_bf16_tiled(const bf16* x, const bf16* weigh
   });
 }
 
-// The same where registers hold two levels of the tree besides the sums under way: the third, which is written once and read
-// once, waits in `out`, each element where its thread will put the result.
+// The same with a level of the tree in `out`.
 template <int NT>
 __device__ __forceinline__ void gemm_bf16_parked(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out, Sizes sizes) {
-  Sums<float, NT> acc = {}, level[2];
-  run_tiled<bf16>(acc, x, weights, borders, sizes, [&](u32 slice) {
-    if (!(slice & 1)) {
-      level[0] = acc;
-    } else if (!(slice & 2)) {
-      for_each<NT>([&](int m, int t, int i) { level[1].of[m][t][i] = level[0].of[m][t][i] + acc.of[m][t][i]; });
-    } else {
-      // Not known before the loop over K: registers would hold where every element goes all the while.
-      const u32 n = opaque(sizes.n), rows = opaque(sizes.rows);
-      const u32 first_column = opaque(tiled_column(0, 0)), first_row = opaque(tiled_row<NT>(0, 0));
-      for_each<NT>([&](int m, int t, int i) {
-        const u32 column = first_column + 16 * m + i / 2 * 8, row = first_row + 8 * t + i % 2;
-        if (column >= n || row >= rows) return;
-        float* to = out + (u64)row * n + column;
-        float sum = level[1].of[m][t][i] + (level[0].of[m][t][i] + acc.of[m][t][i]);
-        if (slice == 7) {
-          sum = *to + sum;
-          if (bias) sum = sum + bias[column];
-        }
-        *to = sum;
-      });
-    }
-    acc = {};
-  });
+  Sums<float, NT> acc = {};
+  sum_parked(acc, Plain<bf16, NT>(x, weights, sizes), borders, out, sizes,
+             [&](float sum, u32 column) { return bias ? sum + bias[column] : sum; });
 }
 
 // One scale for all of a row: the slices are one exact sum.

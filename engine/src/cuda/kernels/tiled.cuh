@@ -11,7 +11,6 @@
 constexpr u32 TILE_CHANNELS = 128;
 template <int NT>
 constexpr u32 STAGES = NT > 4 ? 3 : 4;
-constexpr u32 STEPS_OF_STAGE = 2;
 constexpr u32 CHUNKS_OF_ROW = 4;
 
 template <int NT>
@@ -101,26 +100,20 @@ __device__ __forceinline__ u32 tiled_row(int t, int i) {
   return blockIdx.x * Tile<NT>::ROWS + threadIdx.x / (4 * WARP) * 8 * NT + 8 * t + threadIdx.x % 4 * 2 + i % 2;
 }
 
-// What a thread copies of each step: 16 bytes at each of these offsets behind the block's weights, then
-// behind its rows.
+// What a thread copies of the rows of each step: 16 bytes at each of these offsets behind the block's first row.
 template <typename T, int NT>
-struct Copies {
+struct RowCopies {
   static constexpr u32 HELD = 16 / sizeof(T);
-  static constexpr u32 OF_WEIGHTS = TILE_CHANNELS * CHUNKS_OF_ROW / 256;
   static constexpr u32 OF_ROWS = (Tile<NT>::ROWS * CHUNKS_OF_ROW + 255) / 256;
-  const T* weights;
   const T* x;
-  u32 column, w_offset[OF_WEIGHTS], x_offset[OF_ROWS];
+  u32 column, x_offset[OF_ROWS];
 
-  // Rows and channels past the last are copies of it that nobody stores.
-  __device__ __forceinline__ Copies(const T* all_x, const T* all_weights, Sizes sizes) {
-    const u32 first_channel = blockIdx.y * TILE_CHANNELS, first_row = blockIdx.x * Tile<NT>::ROWS;
-    weights = all_weights + (u64)first_channel * sizes.k;
+  // Rows past the last are copies of it that nobody stores.
+  __device__ __forceinline__ RowCopies(const T* all_x, Sizes sizes) {
+    const u32 first_row = blockIdx.x * Tile<NT>::ROWS;
     x = all_x + (u64)first_row * sizes.k;
     column = threadIdx.x % CHUNKS_OF_ROW * HELD;
     const u32 row = threadIdx.x / CHUNKS_OF_ROW;
-#pragma unroll
-    for (u32 c = 0; c < OF_WEIGHTS; ++c) w_offset[c] = min(64 * c + row, sizes.n - 1 - first_channel) * sizes.k;
 #pragma unroll
     for (u32 c = 0; c < OF_ROWS; ++c) x_offset[c] = min(64 * c + row, sizes.rows - 1 - first_row) * sizes.k;
   }
@@ -130,14 +123,48 @@ struct Copies {
     const bool inside = at + column < end;
     const u32 from = inside ? at + column : at;
 #pragma unroll
-    for (u32 c = 0; c < OF_WEIGHTS; ++c) cp_async_16(to + 256 * c + threadIdx.x, weights + from + w_offset[c], inside);
-    to += 256 * OF_WEIGHTS;
-#pragma unroll
     for (u32 c = 0; c < OF_ROWS; ++c) {
       const u32 chunk = 256 * c + threadIdx.x;
       if (chunk < Tile<NT>::ROWS * CHUNKS_OF_ROW) cp_async_16(to + chunk, x + from + x_offset[c], inside);
     }
   }
+};
+
+template <typename A, int NT>
+__device__ __forceinline__ void multiply_step(Sums<A, NT>& acc, const uint4* step);
+
+// Operands of one type, a step of each beside the other in shared memory.
+template <typename T, int NT>
+struct Plain {
+  static constexpr u32 STEP_OF_K = 4 * (16 / sizeof(T)), STEPS_OF_STAGE = 2, NUM_BORDERS = 9;
+  static constexpr u32 CHUNKS = Tile<NT>::CHUNKS;
+  static constexpr u32 OF_WEIGHTS = TILE_CHANNELS * CHUNKS_OF_ROW / 256;
+  const T* weights;
+  u32 w_offset[OF_WEIGHTS];
+  RowCopies<T, NT> rows;
+
+  // Channels past the last are copies of it that nobody stores.
+  __device__ __forceinline__ Plain(const T* x, const T* all_weights, Sizes sizes) : rows(x, sizes) {
+    const u32 first_channel = blockIdx.y * TILE_CHANNELS;
+    weights = all_weights + (u64)first_channel * sizes.k;
+    const u32 row = threadIdx.x / CHUNKS_OF_ROW;
+#pragma unroll
+    for (u32 c = 0; c < OF_WEIGHTS; ++c) w_offset[c] = min(64 * c + row, sizes.n - 1 - first_channel) * sizes.k;
+  }
+
+  // Starts the copies of the step of a slice that begins at `at`.
+  __device__ __forceinline__ void start(uint4* to, u32 slice, u32 at, const u32* cuts) const {
+    const u32 end = cuts[slice + 1];
+    const bool inside = at + rows.column < end;
+    const u32 from = inside ? at + rows.column : at;
+#pragma unroll
+    for (u32 c = 0; c < OF_WEIGHTS; ++c) cp_async_16(to + 256 * c + threadIdx.x, weights + from + w_offset[c], inside);
+    rows.start(to + 256 * OF_WEIGHTS, at, end);
+  }
+
+  // Multiplies the step that lies at `staged`.
+  template <typename A>
+  static __device__ __forceinline__ void multiply_staged(Sums<A, NT>& acc, const uint4* staged) { multiply_step(acc, staged); }
 };
 
 // Multiplies one step.
@@ -160,24 +187,22 @@ __device__ __forceinline__ void multiply_step(Sums<A, NT>& acc, const uint4* ste
   }
 }
 
-// Runs over all of K and calls `finish(slice, acc)` behind each of the eight slices, whose sums `acc` then
-// holds; what it leaves in `acc` is where the next slice begins.
-template <typename T, typename A, int NT, typename Finish>
-__device__ __forceinline__ void run_tiled(Sums<A, NT>& acc, const T* x, const T* weights, const u32* borders, Sizes sizes,
-                                          Finish finish) {
-  constexpr u32 STEP = 4 * (16 / sizeof(T));
+// Runs over all of K and calls `finish(slice)` behind each of the eight slices, whose sums `acc` then holds; what it leaves in
+// `acc` is where the next slice begins. Operands say how a step of K is copied to shared memory and multiplied: see Plain.
+template <typename Operands, typename A, int NT, typename Finish>
+__device__ __forceinline__ void run_stages(Sums<A, NT>& acc, const Operands operands, const u32* borders, Finish finish) {
+  constexpr u32 STEP = Operands::STEP_OF_K, STEPS_OF_STAGE = Operands::STEPS_OF_STAGE;
   DYNAMIC_SHARED(stages);
-  __shared__ u32 cuts[9];
-  if (threadIdx.x < 9) cuts[threadIdx.x] = borders[threadIdx.x];
+  __shared__ u32 cuts[Operands::NUM_BORDERS];
+  if (threadIdx.x < Operands::NUM_BORDERS) cuts[threadIdx.x] = borders[threadIdx.x];
   __syncthreads();
-  const Copies<T, NT> copies(x, weights, sizes);
   Steps ahead, here;
   ahead.begin(cuts);
   here.begin(cuts);
   u32 to = 0, from = 0;
   auto copy_stage = [&] {
     for (u32 step = 0; step < STEPS_OF_STAGE && ahead.slice < 8; ++step) {
-      copies.start(stages + (to * STEPS_OF_STAGE + step) * Tile<NT>::CHUNKS, ahead.at, cuts[ahead.slice + 1]);
+      operands.start(stages + (to * STEPS_OF_STAGE + step) * Operands::CHUNKS, ahead.slice, ahead.at, cuts);
       ahead.next(STEP);
     }
     cp_async_commit();
@@ -196,11 +221,54 @@ __device__ __forceinline__ void run_tiled(Sums<A, NT>& acc, const T* x, const T*
         __syncthreads();
         copy_stage();
       }
-      multiply_step(acc, stages + (from * STEPS_OF_STAGE + step) * Tile<NT>::CHUNKS);
+      operands.multiply_staged(acc, stages + (from * STEPS_OF_STAGE + step) * Operands::CHUNKS);
       here.next(STEP);
       step = step + 1 == STEPS_OF_STAGE ? 0 : step + 1;
       if (step == 0) from = from + 1 == STAGES<NT> ? 0 : from + 1;
     } while (here.slice == done);
   }
   cp_async_wait<0>();
+}
+
+// The same with operands of one type.
+template <typename T, typename A, int NT, typename Finish>
+__device__ __forceinline__ void run_tiled(Sums<A, NT>& acc, const T* x, const T* weights, const u32* borders, Sizes sizes,
+                                          Finish finish) {
+  run_stages(acc, Plain<T, NT>(x, weights, sizes), borders, finish);
+}
+
+// Calls `write(sum, row, column)` for each element of the block.
+template <int NT, typename Write>
+__device__ __forceinline__ void write_tiled(const Sums<float, NT>& sums, Sizes sizes, Write write) {
+  for_each<NT>([&](int m, int t, int i) {
+    const u32 column = tiled_column(m, i), row = tiled_row<NT>(t, i);
+    if (column < sizes.n && row < sizes.rows) write(sums.of[m][t][i], row, column);
+  });
+}
+
+// The whole product where registers hold two levels of the tree besides the sums under way: the third, which is written once and
+// read once, waits in `out`, each element where its thread will put `finish(sum, column)`.
+template <typename Operands, int NT, typename Finish>
+__device__ __forceinline__ void sum_parked(Sums<float, NT>& acc, const Operands operands, const u32* borders, float* out,
+                                           Sizes sizes, Finish finish) {
+  Sums<float, NT> level[2];
+  run_stages(acc, operands, borders, [&](u32 slice) {
+    if (!(slice & 1)) {
+      level[0] = acc;
+    } else if (!(slice & 2)) {
+      for_each<NT>([&](int m, int t, int i) { level[1].of[m][t][i] = level[0].of[m][t][i] + acc.of[m][t][i]; });
+    } else {
+      // Not known before the loop over K: registers would hold where every element goes all the while.
+      const u32 n = opaque(sizes.n), rows = opaque(sizes.rows);
+      const u32 first_column = opaque(tiled_column(0, 0)), first_row = opaque(tiled_row<NT>(0, 0));
+      for_each<NT>([&](int m, int t, int i) {
+        const u32 column = first_column + 16 * m + i / 2 * 8, row = first_row + 8 * t + i % 2;
+        if (column >= n || row >= rows) return;
+        float* to = out + (u64)row * n + column;
+        float sum = level[1].of[m][t][i] + (level[0].of[m][t][i] + acc.of[m][t][i]);
+        *to = slice == 7 ? finish(*to + sum, column) : sum;
+      });
+    }
+    acc = {};
+  });
 }

@@ -1,6 +1,7 @@
 //! The two products, over row counts that fill tiles and that do not, and the order of K that must not depend on them.
 
 mod all_kernels;
+mod fp8;
 
 #[cfg(test)]
 pub(super) use all_kernels::kernels_agree;
@@ -24,6 +25,11 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
         parities.push(gemm_bf16(e, (rows, n), &KSlices::whole(whole))?);
         parities.extend(gemm_int8(e, (rows, n), &KSlices::eighths(k, 32))?);
         parities.extend(gemm_int8(e, (rows, n), &KSlices::whole(whole))?);
+    }
+    let (n, k) = scale.pick((20, 352), (256, 14_336));
+    for rows in [1, 9, 33] {
+        parities.push(fp8::gemm_fp8(e, (rows, n), &KSlices::eighths(k, 32))?);
+        parities.push(fp8::gemm_fp8(e, (rows, n), &KSlices::whole(whole))?);
     }
     parities.extend(part_of_columns(e, scale.pick((5, 96), (64, 8192)))?);
     // Slices of whole heads, half of them empty.
@@ -68,7 +74,7 @@ pub(super) fn gemm_bf16<E: Executor>(
     let chosen: Vec<f32> = columns.iter().flat_map(|&c| widened(&weights[c * k..(c + 1) * k])).collect();
     let chosen_bias: Vec<f32> = columns.iter().map(|&c| bias[c]).collect();
     let (x, bias) = (widened(&x), Some(chosen_bias.as_slice()));
-    let expected = reference::Linear { x: &x, weights: &chosen, k, slices, bias }.compute();
+    let expected = reference::Linear { x: &x, weights: &chosen, k, slices, scales: None, bias }.compute();
     let found: Vec<f32> =
         (0..rows).flat_map(|row| columns.iter().map(move |&c| row * n + c)).map(|i| found[i]).collect();
     let cut = if slices.ranges().len() == 1 { "whole" } else { "in 8 slices" };

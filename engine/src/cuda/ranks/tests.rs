@@ -76,6 +76,7 @@ fn check(kv_heads: u64, tied: bool, weights: WeightFormat, degrees: &[usize]) {
 #[test]
 fn ranks_change_no_bit() {
     check(4, true, WeightFormat::Bf16, &[1, 2, 8]);
+    check(2, false, WeightFormat::Fp8, &[2, 4]);
     check(2, false, WeightFormat::Int8, &[2, 4]);
 }
 

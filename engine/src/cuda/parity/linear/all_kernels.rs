@@ -1,21 +1,25 @@
 //! Every kernel of a product against the one for few rows: equal bits, whatever a block holds. bf16 kernels
-//! have no other judge of their bits, for the twin on the host adds in another order.
+//! have no other judge of their bits, for the twin on the host adds in another order. FP8 kernels are judged by the bf16 one, on the
+//! numbers that their weights are.
 
 use cpu_kernels::KSlices;
 use half::bf16;
 
 use super::super::{Numbers, Parity, Scale, compare_equal};
+use super::fp8::{by_fp8, judge_of_fp8};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, Variant, borders};
 
 /// The judge: blocks of 8 rows, warps of 16 channels.
-const JUDGE: Variant = Variant::Few { rows: 8, channels: 16 };
+pub(super) const JUDGE: Variant = Variant::Few { rows: 8, channels: 16 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let (rows, n) = scale.pick((300, 20), (300, 4096));
     let (whole, cut) = scale.pick((72, 352), (4096, 14_336));
     let mut parities = kernels_agree(e, (rows, n), &KSlices::whole(whole), 16)?;
+    // Slices of several iterations of every kernel's main loop, and what is left of one.
+    parities.extend(kernels_agree(e, (9, scale.pick(20, n)), &KSlices::whole(scale.pick(2120, 8232)), 18)?);
     // All slices, and the parts of ranks.
     let slices = KSlices::eighths(cut, 32);
     parities.extend(kernels_agree(e, (scale.pick(9, 70), scale.pick(140, n)), &slices, 16)?);
@@ -38,18 +42,23 @@ pub(crate) fn kernels_agree<E: Executor>(
     let few = |rows| [16, 8, 4, 2].map(|channels| Variant::Few { rows, channels });
     let tiled = [64, 80, 128].map(|rows| Variant::Tiled { rows });
     let variants: Vec<Variant> = few(8).into_iter().chain(few(32)).chain(tiled).collect();
-    let mut products: Vec<(&str, Box<Multiply<'_, E>>)> =
-        vec![("bf16", Box::new(by_bf16(e, shape, slices, seed)?))];
+    let mut products: Vec<(&str, Box<Multiply<'_, E>>)> = vec![
+        ("bf16", Box::new(by_bf16(e, shape, slices, seed)?)),
+        ("fp8", Box::new(by_fp8(e, shape, slices, seed)?)),
+    ];
     if slices.ranges().iter().all(|slice| slice.end % INT8_GRAIN == 0) {
         products.push(("int8", Box::new(by_int8(e, shape, slices, seed)?)));
     }
     let mut parities = Vec::new();
     for (format, multiply) in &products {
-        let expected = multiply(e, JUDGE)?;
+        let expected = match *format {
+            "fp8" => judge_of_fp8(e, shape, slices, seed)?,
+            _ => multiply(e, JUDGE)?,
+        };
         for &variant in &variants {
             let is_written = match variant {
-                Variant::Tiled { rows: 80 } => *format == "bf16" || slices.ranges().len() == 1,
-                Variant::Tiled { rows: 128 } => *format == "bf16",
+                Variant::Tiled { rows: 80 } => *format != "int8" || slices.ranges().len() == 1,
+                Variant::Tiled { rows: 128 } => *format != "int8",
                 Variant::Tiled { .. } | Variant::Few { .. } => true,
             };
             if is_written {
@@ -119,7 +128,7 @@ fn by_int8<E: Executor>(
     })
 }
 
-fn bits<E: Executor>(e: &mut E, out: &Tensor<E::Memory, f32>) -> Result<Vec<u32>, CudaError> {
+pub(super) fn bits<E: Executor>(e: &mut E, out: &Tensor<E::Memory, f32>) -> Result<Vec<u32>, CudaError> {
     Ok(out.read(e, 0..out.len())?.iter().map(|x| x.to_bits()).collect())
 }
 
@@ -142,5 +151,15 @@ mod tests {
         assert_eq!(read(Variant::Few { rows: 32, channels: 16 }), 5 * 16 * (16 + 32) * k * 2);
         assert_eq!(read(Variant::Tiled { rows: 80 }), 2 * 2 * (128 + 80) * k * 2);
         assert_eq!(read(Variant::Tiled { rows: 128 }), 2 * 2 * (128 + 128) * k * 2);
+        // A byte for each number of FP8 weights; K is whole blocks here.
+        let k = 512;
+        let multiply = by_fp8(&mut e, (rows, n), &KSlices::whole(k), 1).unwrap();
+        let mut read = |variant| {
+            let before = e.global_bytes();
+            multiply(&mut e, variant).unwrap();
+            (e.global_bytes() - before) as usize
+        };
+        assert_eq!(read(Variant::Few { rows: 32, channels: 16 }), 5 * 16 * (16 + 2 * 32) * k);
+        assert_eq!(read(Variant::Tiled { rows: 80 }), 2 * 2 * (128 + 2 * 80) * k);
     }
 }

@@ -1,0 +1,226 @@
+// Activations in bf16 times eight-bit floats (E4M3), as docs/contract.md C1 has it: a weight is the bf16 number that equals it, sums are
+// those of gemm_bf16.cu and gemm_tiled.cu, the finished sum is multiplied with the channel's scale.
+//   x [rows, k] bf16, weights [n, row bytes], channel_scales [n] f32 or null (a rank's part of a sum: they come later), bias [n] f32 or
+//   null, borders [18] -> out [rows, n] f32
+// k a multiple of 8. Twins: gemm_bf16_8 on the widened weights, then the scale: equal bits.
+//
+// borders: nine of K as gemm_bf16's, then nine of a row of weights in bytes. A slice of a row is whole blocks of 64 numbers, the last one
+// padded with zeros. A lane reads 16 bytes of a block: its eight numbers of one step of K and its eight of the next, so that operands meet
+// in the instructions in which gemm_bf16's meet. Four numbers are a word, whose bits lie so that few instructions make bf16 of
+// them (`ops/fp8.rs` puts them there). Of half h of a word:
+//   bit 15: sign of number h; bits 4 to 10: its exponent and fraction
+//   bit 11: sign of number 2 + h; bits 12 to 14 and 0 to 3: its exponent and fraction, the upper three and the lower four
+
+// Numbers 0 and 1 of a word, and 2 and 3. With their exponent bits in place they lack a factor of 2^120, which bf16 multiplies exactly, for
+// the smallest too: those are denormal before.
+__device__ __forceinline__ u32 first_two(u32 word) { return times_2_120(word & 0x87f087f0u); }
+__device__ __forceinline__ u32 last_two(u32 word) {
+  return times_2_120((word << 4 & 0x80f080f0u) | (word >> 4 & 0x07000700u));
+}
+
+// A lane's eight numbers of a step, as it would read them in bf16.
+__device__ __forceinline__ uint4 widen(u32 low, u32 high) {
+  return make_uint4(first_two(low), last_two(low), first_two(high), last_two(high));
+}
+
+constexpr u32 BLOCK = 64;
+constexpr u32 STEPS_OF_BLOCK = 2;
+constexpr u32 STEP = BLOCK / STEPS_OF_BLOCK;
+constexpr u32 BORDERS = 9;
+
+// The scale and the bias of a channel.
+__device__ __forceinline__ float finished(float sum, const float* channel_scales, const float* bias, u32 column) {
+  if (channel_scales) sum = sum * channel_scales[column];
+  return bias ? sum + bias[column] : sum;
+}
+
+// sum_tiles of products.cuh with weights that are widened in registers: an iteration takes as many numbers of K.
+template <int TILES, int HALVES>
+__device__ __forceinline__ void sum_widened(float (&sums)[8][TILES][WARP][4], const bf16* x, const unsigned char* weights,
+                                            const u32* borders, Sizes sizes, Cut cut) {
+  constexpr int DEPTH = HALVES == 2 || TILES > 1 ? 2 : 4;
+  constexpr int STEPS = DEPTH * STEPS_OF_BLOCK;
+  const u32 g = threadIdx.x % WARP / 4;
+  const u32 lane = threadIdx.x % 4;
+  const u32 part = threadIdx.x / WARP;
+  const u32 first_column = (blockIdx.y * cut.groups() + (part >> cut.log_slices)) * cut.channels;
+  const u32 first_row = blockIdx.x * 8 * TILES;
+  const u32 row_bytes = borders[2 * BORDERS - 1];
+  const uint4 zeros = make_uint4(0, 0, 0, 0);
+  // Lanes past the last column or row read it again and store nothing.
+  const u32 last = min(cut.channels, sizes.n - min(first_column, sizes.n - 1)) - 1;
+  const unsigned char* base = weights + (u64)min(first_column, sizes.n - 1) * row_bytes;
+  const u32 low = min(g, last) * row_bytes + 16 * lane;
+  const u32 high = min(g + 8, last) * row_bytes + 16 * lane;
+  const bf16* x_base = x + (u64)first_row * sizes.k;
+  const u32 offset = 8 * lane;
+  u32 in[TILES];
+#pragma unroll
+  for (int tile = 0; tile < TILES; ++tile) in[tile] = min(8 * tile + g, sizes.rows - first_row - 1) * sizes.k + offset;
+  float acc[TILES][4] = {};
+  const u32 slice = cut.first + (part & (cut.slices() - 1));
+  const u32 end = borders[slice + 1];
+  u32 at = borders[slice];
+  base += borders[BORDERS + slice];
+  for (; at + BLOCK * DEPTH <= end; at += BLOCK * DEPTH, base += BLOCK * DEPTH) {
+    const bf16* x_at = x_base + at;
+    uint4 w_low[DEPTH], w_high[DEPTH], rows[STEPS][TILES];
+#pragma unroll
+    for (int block = 0; block < DEPTH; ++block) {
+      w_low[block] = load_16(base + low + BLOCK * block);
+      w_high[block] = HALVES == 2 ? load_16(base + high + BLOCK * block) : zeros;
+    }
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile) rows[step][tile] = load_16(x_at + in[tile] + STEP * step);
+    }
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+      const uint4 l = w_low[step / 2], h = w_high[step / 2];
+      const uint4 of_low = step % 2 ? widen(l.z, l.w) : widen(l.x, l.y);
+      const uint4 of_high = HALVES == 1 ? zeros : step % 2 ? widen(h.z, h.w) : widen(h.x, h.y);
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile) multiply(acc[tile], of_low, of_high, rows[step][tile]);
+    }
+  }
+  for (; at < end; at += BLOCK, base += BLOCK) {
+    const uint4 l = load_16(base + low);
+    const uint4 h = HALVES == 2 ? load_16(base + high) : zeros;
+#pragma unroll
+    for (int step = 0; step < STEPS_OF_BLOCK; ++step) {
+      const uint4 of_low = step ? widen(l.z, l.w) : widen(l.x, l.y);
+      const uint4 of_high = HALVES == 1 ? zeros : step ? widen(h.z, h.w) : widen(h.x, h.y);
+      // A lane's 16 bytes are inside, or none of them is.
+      const u32 here = at + STEP * step;
+      const bool inside = here + offset < end;
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile) {
+        multiply(acc[tile], of_low, of_high, inside ? load_16(x_base + in[tile] + here) : zeros);
+      }
+    }
+  }
+#pragma unroll
+  for (int tile = 0; tile < TILES; ++tile) {
+    for (int i = 0; i < 4; ++i) sums[part][tile][threadIdx.x % WARP][i] = acc[tile][i];
+  }
+  __syncthreads();
+}
+
+// Grid as gemm_bf16's.
+template <int TILES, int HALVES>
+__device__ __forceinline__ void gemm_fp8(const bf16* x, const unsigned char* weights, const float* channel_scales, const float* bias,
+                                         const u32* borders, float* out, Sizes sizes, Cut cut) {
+  __shared__ float sums[8][TILES][WARP][4];
+  sum_widened<TILES, HALVES>(sums, x, weights, borders, sizes, cut);
+  for (u32 item = threadIdx.x; item < cut.groups() * TILES * WARP * 4; item += blockDim.x) {
+    const Place at = place_of<TILES>(item, sizes, cut);
+    if (!at.is_out) continue;
+    float parts[8];
+    for (u32 s = 0; s < 8; ++s) {
+      const u32 of_group = s - cut.first;
+      parts[s] = of_group < cut.slices() ? sums[(at.group << cut.log_slices) + of_group][at.tile][at.lane][at.i] : 0.0f;
+    }
+    out[(u64)at.row * sizes.n + at.column] = finished(tree(parts), channel_scales, bias, at.column);
+  }
+}
+
+#define GEMM_FP8(NAME, TILES, HALVES, BLOCKS)                                                                                \
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                                  \
+      NAME(const bf16* x, const unsigned char* weights, const float* channel_scales, const float* bias, const u32* borders,  \
+           float* out, u32 rows, u32 n, u32 k, u32 first, u32 log_slices, u32 channels) {                                    \
+    gemm_fp8<TILES, HALVES>(x, weights, channel_scales, bias, borders, out, {rows, n, k}, {first, log_slices, channels});    \
+  }
+
+GEMM_FP8(gemm_fp8_8, 1, 2, 3)
+GEMM_FP8(gemm_fp8_8_narrow, 1, 1, 3)
+GEMM_FP8(gemm_fp8_32, 4, 2, 2)
+GEMM_FP8(gemm_fp8_32_narrow, 4, 1, 2)
+
+// What a block stages in shared memory (see Plain in tiled.cuh): 64 bytes of each channel, and two steps of rows.
+template <int NT>
+struct Widened {
+  static constexpr u32 STEP_OF_K = BLOCK, STEPS_OF_STAGE = 1, NUM_BORDERS = 2 * BORDERS;
+  static constexpr u32 CHUNKS = (TILE_CHANNELS + STEPS_OF_BLOCK * Tile<NT>::ROWS) * CHUNKS_OF_ROW;
+  static constexpr u32 OF_WEIGHTS = TILE_CHANNELS * CHUNKS_OF_ROW / 256;
+  const unsigned char* weights;
+  u32 w_offset[OF_WEIGHTS];
+  RowCopies<bf16, NT> rows;
+
+  // Channels past the last are copies of it that nobody stores.
+  __device__ __forceinline__ Widened(const bf16* x, const unsigned char* all_weights, const u32* borders, Sizes sizes)
+      : rows(x, sizes) {
+    const u32 first_channel = blockIdx.y * TILE_CHANNELS, row_bytes = borders[2 * BORDERS - 1];
+    weights = all_weights + (u64)first_channel * row_bytes + threadIdx.x % CHUNKS_OF_ROW * 16;
+    const u32 row = threadIdx.x / CHUNKS_OF_ROW;
+#pragma unroll
+    for (u32 c = 0; c < OF_WEIGHTS; ++c) w_offset[c] = min(64 * c + row, sizes.n - 1 - first_channel) * row_bytes;
+  }
+
+  __device__ __forceinline__ void start(uint4* to, u32 slice, u32 at, const u32* cuts) const {
+    const unsigned char* from = weights + cuts[BORDERS + slice] + (at - cuts[slice]);
+#pragma unroll
+    for (u32 c = 0; c < OF_WEIGHTS; ++c) cp_async_16(to + 256 * c + threadIdx.x, from + w_offset[c], true);
+    to += 256 * OF_WEIGHTS;
+#pragma unroll
+    for (u32 step = 0; step < STEPS_OF_BLOCK; ++step) {
+      rows.start(to + step * Tile<NT>::ROWS * CHUNKS_OF_ROW, at + STEP * step, cuts[slice + 1]);
+    }
+  }
+
+  static __device__ __forceinline__ void multiply_staged(Sums<float, NT>& acc, const uint4* staged) {
+    const u32 warp = threadIdx.x / WARP;
+    const uint2* w = (const uint2*)(staged + warp % 4 * 32 * CHUNKS_OF_ROW + threadIdx.x % WARP);
+    const uint4* x = staged + (TILE_CHANNELS + warp / 4 * 8 * NT) * CHUNKS_OF_ROW + threadIdx.x % WARP;
+// One step at a time: the loads of the next would take registers that 128 rows do not leave.
+#pragma unroll (NT > 5 ? 1 : STEPS_OF_BLOCK)
+    for (u32 step = 0; step < STEPS_OF_BLOCK; ++step) {
+      uint4 low[2], high[2];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const uint2 l = w[2 * (2 * m) * 8 * CHUNKS_OF_ROW + step], h = w[2 * (2 * m + 1) * 8 * CHUNKS_OF_ROW + step];
+        low[m] = widen(l.x, l.y);
+        high[m] = widen(h.x, h.y);
+      }
+#pragma unroll
+      for (int t = 0; t < NT; ++t) {
+        const uint4 of_rows = x[(step * Tile<NT>::ROWS + t * 8) * CHUNKS_OF_ROW];
+#pragma unroll
+        for (int m = 0; m < 2; ++m) multiply(acc.of[m][t], low[m], high[m], of_rows);
+      }
+    }
+  }
+};
+
+template <int NT>
+__device__ __forceinline__ void gemm_fp8_tiled(const bf16* x, const unsigned char* weights, const float* channel_scales,
+                                               const float* bias, const u32* borders, float* out, Sizes sizes) {
+  Sums<float, NT> acc = {};
+  Tree<NT> tree;
+  run_stages(acc, Widened<NT>(x, weights, borders, sizes), borders, [&](u32 slice) {
+    tree.add(slice, acc);
+    acc = {};
+  });
+  write_tiled(tree.level[2], sizes, [&](float sum, u32 row, u32 column) {
+    out[(u64)row * sizes.n + column] = finished(sum, channel_scales, bias, column);
+  });
+}
+
+template <int NT>
+__device__ __forceinline__ void gemm_fp8_parked(const bf16* x, const unsigned char* weights, const float* channel_scales,
+                                                const float* bias, const u32* borders, float* out, Sizes sizes) {
+  Sums<float, NT> acc = {};
+  sum_parked(acc, Widened<NT>(x, weights, borders, sizes), borders, out, sizes,
+             [&](float sum, u32 column) { return finished(sum, channel_scales, bias, column); });
+}
+
+#define GEMM_FP8_TILED(NAME, NT, GEMM)                                                                                       \
+  extern "C" __global__ void __launch_bounds__(256, 1)                                                                       \
+      NAME(const bf16* x, const unsigned char* weights, const float* channel_scales, const float* bias, const u32* borders,  \
+           float* out, u32 rows, u32 n, u32 k) {                                                                             \
+    GEMM<NT>(x, weights, channel_scales, bias, borders, out, {rows, n, k});                                                  \
+  }
+
+GEMM_FP8_TILED(gemm_fp8_tiled_64, 4, gemm_fp8_tiled)
+GEMM_FP8_TILED(gemm_fp8_tiled_80, 5, gemm_fp8_tiled)
+GEMM_FP8_TILED(gemm_fp8_tiled_128, 8, gemm_fp8_parked)

@@ -1,0 +1,106 @@
+//! FP8 products: by their kernels, by the bf16 kernel on the numbers that the weights are, and by the twin on the host.
+
+use cpu_kernels::{KSlices, reference};
+use half::bf16;
+
+use super::super::{Numbers, Parity, compare, widened};
+use super::all_kernels::{JUDGE, bits};
+use crate::cuda::CudaError;
+use crate::cuda::executor::{Executor, Tensor};
+use crate::cuda::ops::{BF16_GRAIN, Fp8Layout, GemmBf16, GemmFp8, Variant, borders};
+
+/// A product's numbers.
+struct Product {
+    x: Vec<bf16>,
+    /// Every one but those that are no numbers.
+    codes: Vec<u8>,
+    /// None where they come after a sum of ranks.
+    scales: Option<Vec<f32>>,
+    bias: Vec<f32>,
+}
+
+impl Product {
+    fn new((rows, n): (usize, usize), k: usize, seed: u64) -> Self {
+        let mut numbers = Numbers(seed);
+        let x = numbers.bf16s(rows * k, 1.0);
+        let code = |bits: u64| if bits & 0x7f == 0x7f { 0x80 } else { bits as u8 };
+        let codes = (0..n * k).map(|_| code(numbers.bits() >> 56)).collect();
+        let scales = seed.is_multiple_of(2).then(|| numbers.vec(n, 0.01));
+        Self { x, codes, scales, bias: numbers.vec(n, 1.0) }
+    }
+
+    fn weights(&self) -> Vec<bf16> {
+        self.codes.iter().map(|&code| bf16::from_f32(reference::fp8_value(code))).collect()
+    }
+}
+
+/// The bits of an FP8 product by a kernel.
+pub(super) fn by_fp8<E: Executor>(
+    e: &mut E,
+    (rows, n): (usize, usize),
+    slices: &KSlices,
+    seed: u64,
+) -> Result<impl Fn(&mut E, Variant) -> Result<Vec<u32>, CudaError> + use<E>, CudaError> {
+    let k = slices.end();
+    let product = Product::new((rows, n), k, seed);
+    let layout = Fp8Layout::new(&borders(slices, BF16_GRAIN));
+    let borders = Tensor::of(e, layout.borders(), "borders")?;
+    let x = Tensor::of(e, &product.x, "x")?;
+    let mut rows_of_weights = vec![0; n * layout.row_bytes()];
+    let places = rows_of_weights.chunks_exact_mut(layout.row_bytes());
+    product.codes.chunks_exact(k).zip(places).for_each(|(codes, out)| layout.place(codes, out));
+    let weights = Tensor::of(e, &rows_of_weights, "weights")?;
+    let scales = product.scales.map(|scales| Tensor::of(e, &scales, "scales")).transpose()?;
+    let bias = Tensor::of(e, &product.bias, "bias")?;
+    Ok(move |e: &mut E, variant| {
+        let mut out = Tensor::of(e, &vec![f32::NAN; rows * n], "out")?;
+        let gemm = GemmFp8 {
+            x: &x,
+            weights: &weights,
+            channel_scales: scales.as_ref(),
+            bias: Some(&bias),
+            layout: (&borders, &layout),
+            out: &mut out,
+        };
+        gemm.launch_as(e, (rows, n, k), Some(variant))?;
+        bits(e, &out)
+    })
+}
+
+/// The same by the bf16 kernel, on widened weights: its sums, times the scale, and the bias.
+pub(super) fn judge_of_fp8<E: Executor>(
+    e: &mut E,
+    (rows, n): (usize, usize),
+    slices: &KSlices,
+    seed: u64,
+) -> Result<Vec<u32>, CudaError> {
+    let k = slices.end();
+    let product = Product::new((rows, n), k, seed);
+    let on_host = borders(slices, BF16_GRAIN);
+    let (x, weights) = (Tensor::of(e, &product.x, "x")?, Tensor::of(e, &product.weights(), "weights")?);
+    let (borders, mut out) = (Tensor::of(e, &on_host, "borders")?, Tensor::zeros(e, rows * n, "out")?);
+    GemmBf16 { x: &x, weights: &weights, bias: None, borders: (&borders, &on_host), out: &mut out }
+        .launch_as(e, (rows, n, k), Some(JUDGE))?;
+    let finish = |(i, sum): (usize, f32)| {
+        let scaled = product.scales.as_ref().map_or(sum, |scales| sum * scales[i % n]);
+        (scaled + product.bias[i % n]).to_bits()
+    };
+    Ok(out.read(e, 0..rows * n)?.into_iter().enumerate().map(finish).collect())
+}
+
+/// The kernel that serves so many rows against the twin, which adds in another order.
+pub(super) fn gemm_fp8<E: Executor>(
+    e: &mut E,
+    (rows, n): (usize, usize),
+    slices: &KSlices,
+) -> Result<Parity, CudaError> {
+    const SEED: u64 = 14;
+    let (k, product) = (slices.end(), Product::new((rows, n), slices.end(), SEED));
+    let variant = Variant::Few { rows: if rows > 8 { 32 } else { 8 }, channels: 16 };
+    let found = by_fp8(e, (rows, n), slices, SEED)?(e, variant)?;
+    let found: Vec<f32> = found.into_iter().map(f32::from_bits).collect();
+    let (x, weights) = (widened(&product.x), widened(&product.weights()));
+    let (scales, bias) = (product.scales.as_deref(), Some(product.bias.as_slice()));
+    let expected = reference::Linear { x: &x, weights: &weights, k, slices, scales, bias }.compute();
+    Ok(compare(format!("gemm_fp8 {rows} x {n} x {k}"), 1e-5, &found, &expected))
+}

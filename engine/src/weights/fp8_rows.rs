@@ -1,0 +1,220 @@
+//! Rows of matrices held as FP8 (E4M3) with a scale for each: as they are stored, or quantized by row where they are stored as
+//! something else (docs/contract.md C1). A scale stays apart from its row: products multiply it with the finished sum.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use cpu_kernels::{KernelError, NumbersMut, RowBlocks};
+
+use super::checkpoint::StoredTensor;
+use super::fp8::{StoredScales, widen};
+use super::{CHUNK_BYTES, Stacked, TensorPart, TensorSource};
+use crate::EngineError;
+
+/// The largest number: an exponent of 8 and a fraction of 6 eighths. A fraction of 7 would be a NaN.
+const LARGEST: f32 = 448.0;
+const LARGEST_CODE: u8 = 0x7e;
+/// A row whose largest number is smaller counts as zero.
+const SMALLEST: f32 = 1e-30;
+
+/// Where rows are read to. A row that holds what is no finite number gets zeros and a NaN as its scale, which every result then shows.
+#[derive(Debug)]
+pub(crate) struct Fp8Rows<'a> {
+    /// `[rows, columns]`.
+    pub(crate) codes: &'a mut [u8],
+    /// `[rows]`: those of whole rows, whatever columns are wanted.
+    pub(crate) scales: &'a mut [f32],
+}
+
+impl Fp8Rows<'_> {
+    /// Puts the wanted columns of row `row` in their place.
+    fn put(&mut self, row: usize, codes: &[u8], scale: f32) {
+        let out = &mut self.codes[row * codes.len()..][..codes.len()];
+        let bad = !scale.is_finite();
+        if bad {
+            out.fill(0)
+        } else {
+            out.copy_from_slice(codes)
+        }
+        self.scales[row] = if bad { f32::NAN } else { scale };
+    }
+
+    /// Makes every number +0.
+    pub(crate) fn fill_with_zeros(&mut self) {
+        self.codes.fill(0);
+        self.scales.fill(0.0);
+    }
+
+    /// Some of the rows, of so many columns.
+    pub(crate) fn part(&mut self, rows: Range<usize>, columns: usize) -> Fp8Rows<'_> {
+        let codes = &mut self.codes[rows.start * columns..rows.end * columns];
+        Fp8Rows { codes, scales: &mut self.scales[rows] }
+    }
+}
+
+/// Rows that are stored as FP8, with a scale for each or one for all; see [`TensorSource::read_fp8`].
+pub(super) fn read(
+    tensor: &StoredTensor<'_>,
+    scales: &StoredScales<'_>,
+    part: &TensorPart,
+    rows: Range<usize>,
+    mut out: Fp8Rows<'_>,
+) -> Result<(), EngineError> {
+    let scales = scales.read(part.rows.start + rows.start..part.rows.start + rows.end, part.shape[1])?;
+    let whole = whole_rows(part);
+    let row_bytes = tensor.row_bytes(&whole);
+    let mut bytes = Vec::new();
+    for chunk in chunks(rows.clone(), row_bytes) {
+        bytes.resize(chunk.len() * row_bytes, 0);
+        tensor.read(tensor.offset(&whole, chunk.start), &mut bytes)?;
+        for (row, codes) in chunk.zip(bytes.chunks_exact(row_bytes.max(1))) {
+            let scale = scales.of(part.rows.start + row, 0);
+            // Of whole rows, so that ranks that share a row agree.
+            let scale = if codes.iter().any(|code| code & 0x7f == 0x7f) { f32::NAN } else { scale };
+            out.put(row - rows.start, &codes[part.columns.clone()], scale);
+        }
+    }
+    Ok(())
+}
+
+/// Rows that are not stored as FP8, quantized: the largest number of a whole row becomes 448.
+pub(super) fn quantize(
+    source: &(impl TensorSource + ?Sized),
+    part: &TensorPart,
+    rows: Range<usize>,
+    mut out: Fp8Rows<'_>,
+) -> Result<(), EngineError> {
+    let (whole, width) = (whole_rows(part), part.shape[1]);
+    let mut numbers = Vec::new();
+    for chunk in chunks(rows.clone(), width * size_of::<f32>()) {
+        numbers.resize(chunk.len() * width, 0.0);
+        source.read(&whole, chunk.clone(), NumbersMut::F32(&mut numbers))?;
+        for (row, numbers) in chunk.zip(numbers.chunks_exact(width.max(1))) {
+            let (codes, scale) = quantized(numbers);
+            out.put(row - rows.start, &codes[part.columns.clone()], scale);
+        }
+    }
+    Ok(())
+}
+
+fn whole_rows(part: &TensorPart) -> TensorPart {
+    TensorPart { columns: 0..part.shape[1], ..part.clone() }
+}
+
+/// Rows that are read at a time.
+fn chunks(rows: Range<usize>, row_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    let at_once = (CHUNK_BYTES / row_bytes.max(1)).max(1);
+    rows.clone().step_by(at_once).map(move |first| first..rows.end.min(first + at_once))
+}
+
+/// A row's codes and its scale.
+fn quantized(row: &[f32]) -> (Vec<u8>, f32) {
+    let largest = row.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+    if row.iter().any(|x| !x.is_finite()) {
+        return (vec![0; row.len()], f32::NAN);
+    }
+    if largest < SMALLEST {
+        return (vec![0; row.len()], 0.0);
+    }
+    let in_units = LARGEST / largest;
+    (row.iter().map(|x| narrow(x * in_units)).collect(), largest / LARGEST)
+}
+
+/// The nearest eight-bit float, of two as near the one whose fraction is even; what is larger than all is the largest.
+#[inline]
+fn narrow(x: f32) -> u8 {
+    let (sign, size) = ((x.to_bits() >> 24) as u8 & 0x80, x.abs());
+    // Below the smallest exponent steps are 2^-9; eight of them are the first number above.
+    if size < 1.0 / 64.0 {
+        return sign | (size * 512.0).round_ties_even() as u8;
+    }
+    let bits = size.to_bits();
+    let rounded = (bits + 0x7ffff + (bits >> 20 & 1)) >> 20;
+    // Exponents of f32 are 120 larger.
+    sign | (rounded - (120 << 3)).min(u32::from(LARGEST_CODE)) as u8
+}
+
+/// Rows as a packer of bf16 takes them: each number without its scale, which bf16 holds exactly. Keeps the scales.
+pub(crate) struct WidenedRows<'a> {
+    rows: Stacked<'a>,
+    /// `[rows]`; threads that read rows write those of their own.
+    scales: Mutex<Vec<f32>>,
+}
+
+impl<'a> WidenedRows<'a> {
+    pub(crate) fn new(rows: Stacked<'a>) -> Self {
+        let scales = Mutex::new(vec![0.0; rows.rows()]);
+        Self { rows, scales }
+    }
+
+    /// The scales of the rows that were read.
+    pub(crate) fn into_scales(self) -> Vec<f32> {
+        self.scales.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RowBlocks for WidenedRows<'_> {
+    fn rows(&self) -> usize {
+        self.rows.rows()
+    }
+
+    fn columns(&self) -> usize {
+        self.rows.columns()
+    }
+
+    fn read(&self, rows: Range<usize>, mut out: NumbersMut<'_>) -> Result<(), KernelError> {
+        let (mut codes, mut scales) = (vec![0; out.len()], vec![0.0; rows.len()]);
+        self.rows
+            .read_fp8(rows.clone(), Fp8Rows { codes: &mut codes, scales: &mut scales })
+            .map_err(|error| KernelError::Rows(error.into()))?;
+        out.put(0, codes.iter().map(|&code| widen(code)));
+        self.scales.lock().unwrap_or_else(PoisonError::into_inner)[rows].copy_from_slice(&scales);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+
+    #[test]
+    fn bf16_holds_every_number_and_every_number_comes_back() {
+        for code in (0..=255u8).filter(|code| code & 0x7f != 0x7f) {
+            assert_eq!(bf16::from_f32(widen(code)).to_f32().to_bits(), widen(code).to_bits(), "{code:#04x}");
+            assert_eq!(narrow(widen(code)), code, "{code:#04x}");
+        }
+    }
+
+    /// The twin looks at all numbers there are.
+    #[test]
+    fn numbers_between_two_become_the_nearer_one() {
+        let nearest = |x: f32| {
+            let far = |code: &u8| (f64::from(widen(*code)) - f64::from(x.abs())).abs();
+            let best = (0..=LARGEST_CODE).map(|code| far(&code)).fold(f64::INFINITY, f64::min);
+            let mut found = (0..=LARGEST_CODE).filter(|code| far(code) == best);
+            let first = found.next().unwrap();
+            let even = found.next().filter(|_| first % 2 == 1).unwrap_or(first);
+            even | if x.is_sign_negative() { 0x80 } else { 0 }
+        };
+        for code in 0..LARGEST_CODE {
+            let (below, above) = (widen(code), widen(code + 1));
+            for part in [0.0, 0.25, 0.499, 0.5, 0.501, 0.75] {
+                let x = below + (above - below) * part;
+                assert_eq!([narrow(x), narrow(-x)], [nearest(x), nearest(-x)], "{x}");
+            }
+        }
+        assert_eq!([narrow(449.0), narrow(-1e9), narrow(1e-20)], [0x7e, 0xfe, 0]);
+    }
+
+    #[test]
+    fn a_row_is_scaled_by_its_largest_number() {
+        let (codes, scale) = quantized(&[0.5, -1.75, 0.0, 1.0]);
+        assert_eq!((codes[1], scale), (0xfe, 1.75 / 448.0));
+        assert_eq!(codes.iter().map(|&code| widen(code) * scale).collect::<Vec<_>>(), [0.5, -1.75, 0.0, 1.0]);
+        assert_eq!(quantized(&[1e-31, 0.0]), (vec![0, 0], 0.0));
+        let (codes, scale) = quantized(&[1.0, f32::INFINITY]);
+        assert!(codes == [0, 0] && scale.is_nan());
+    }
+}
