@@ -129,6 +129,23 @@ fn a_plan_counts_what_the_engine_loads() {
     }
 }
 
+/// What FP8 takes beside int8: layers in the same bytes, the last projection in bf16 and without scales.
+#[test]
+fn fp8_spares_the_last_projection() {
+    let directory = tempfile::tempdir().unwrap();
+    let target = published(directory.path(), "llama-3.1-8b");
+    let plan = |weights| document(&["--target", &target, "--gpus", "1xH100-80", "--weights", weights]);
+    let (fp8, int8) = (plan("fp8"), plan("int8"));
+    let vocabulary = 128_256.0;
+    let more = vocabulary * 4096.0 - 4.0 * vocabulary;
+    let bytes = |plan: &Value, name: &str| number(&plan["target"][name]) * 1e9;
+    for name in ["read_gb", "resident_gb"] {
+        let found = bytes(&fp8, name) - bytes(&int8, name);
+        assert!((found / more - 1.0).abs() < 1e-6, "{name}: {found} bytes more, expected {more}");
+    }
+    assert!(number(&fp8["target"]["weights_gb"]) == number(&int8["target"]["weights_gb"]));
+}
+
 #[test]
 fn published_sums_for_70b_and_8b_on_two_80_gb_gpus() {
     let directory = tempfile::tempdir().unwrap();

@@ -207,8 +207,8 @@ fn every_tree_is_made_of_the_bits_of_chains() {
 fn a_device_lists_the_candidates_of_the_same_trees() {
     let name = "a_device_lists_the_candidates_of_the_same_trees";
     let Some(driver) = HostDriver::for_test(name) else { return };
-    let (with_branches, _) = check_trees(method_on_device(&driver, false), engine_on_device(&driver), 5);
-    assert!(with_branches > 6, "{with_branches} of 20 trees have branches");
+    let (with_branches, _) = check_trees(method_on_device(&driver, false), engine_on_device(&driver), 3);
+    assert!(with_branches > 3, "{with_branches} of 12 trees have branches");
 
     // A worker that drafts ahead proposes a chain with leaves from the same candidates.
     let (mut method, mut engine) = (method_on_device(&driver, true), engine_on_device(&driver));

@@ -1,6 +1,6 @@
 //! The target's part of a step: verifies the drafted ids and draws the next token.
 
-use speculation::acceptance::{verify_drawn, verify_masked};
+use speculation::acceptance::{RawRows, verify_drawn, verify_masked};
 use speculation::logits::DrawError;
 use speculation::{ReplyBody, TokenSpan, Work};
 use worker::{Decide, Decision, Rows, Task};
@@ -20,8 +20,8 @@ impl Decide for Verify {
         let spec = task.cached.spec().cloned().expect("an admitted step has a spec");
         let verdict = match rows {
             Rows::Logits { values, vocab_size, masks, .. } => {
-                let rows = (values, vocab_size);
-                verify_masked(&spec, task.cached.counts_mut(), start, draft, rows, masks)?
+                let rows = RawRows { logits: values, vocab_size, masks };
+                verify_masked(&spec, task.cached.counts_mut(), start, draft, rows)?
             }
             Rows::Drawn { drawn, scores, .. } => verify_drawn(&spec, start, draft, (drawn, scores))?,
         };

@@ -47,7 +47,8 @@ pub struct WorkerFlags {
     /// bit-identical [default: the fastest, or OUTRIDER_ISA]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
-    /// Weight format: auto (as stored), f32, bf16, or int8 or int4, quantized while loading
+    /// Weight format: auto (as stored), f32, bf16, fp8 (as stored in an FP8 checkpoint), or int8 or int4, quantized
+    /// while loading
     #[arg(long, value_name = "FORMAT")]
     pub weights: Option<String>,
     /// Number of tensor-parallel ranks: 1, 2, 4 or 8; on the CPU each rank is a thread with a share of
@@ -354,7 +355,7 @@ impl RawWorker {
         let device = faults.parse::<ComputeDevice>("device", &self.device);
         let weights = WeightFormat::named(&self.weights);
         faults.check("weights", weights.is_some(), || {
-            format!("`{}` is unknown, expected auto, f32, bf16, int8 or int4", self.weights)
+            format!("`{}` is unknown, expected auto, f32, bf16, fp8, int8 or int4", self.weights)
         });
         let synthetic = self.synthetic(faults);
         let kv_memory = match &self.kv_memory {

@@ -105,6 +105,8 @@ pub enum Weights {
     F32,
     /// 16-bit floats
     Bf16,
+    /// 8-bit floats by output channel, as an FP8 checkpoint stores them
+    Fp8,
     /// 8-bit integers by output channel
     Int8,
     /// 4-bit integers in groups of 32
@@ -118,6 +120,7 @@ impl Weights {
             Self::Auto => WeightFormat::AsStored,
             Self::F32 => WeightFormat::F32,
             Self::Bf16 => WeightFormat::Bf16,
+            Self::Fp8 => WeightFormat::Fp8,
             Self::Int8 => WeightFormat::Int8,
             Self::Int4 => WeightFormat::Int4,
         }
@@ -129,6 +132,7 @@ impl Weights {
             Self::Auto => "auto",
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+            Self::Fp8 => "fp8",
             Self::Int8 => "int8",
             Self::Int4 => "int4",
         }

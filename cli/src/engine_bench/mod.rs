@@ -59,7 +59,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "DIR|random:CONFIG.json")]
     pub model: String,
 
-    /// Weight formats: auto, f32, bf16, int8 or int4; several are measured in turns
+    /// Weight formats: auto, f32, bf16, fp8, int8 or int4; several are measured in turns
     #[arg(long, value_name = "FORMAT,..", default_value = "auto")]
     pub weights: String,
 
@@ -180,7 +180,7 @@ fn formats(list: &str) -> Result<Vec<(String, WeightFormat)>, BenchError> {
     let usage = |name: &str| BenchError::Usage {
         flag: "--weights",
         value: format!("`{name}`"),
-        expected: "auto, f32, bf16, int8, int4, or several of them with commas".to_owned(),
+        expected: "auto, f32, bf16, fp8, int8, int4, or several of them with commas".to_owned(),
     };
     list.split(',')
         .map(|name| Ok((name.to_owned(), WeightFormat::named(name).ok_or_else(|| usage(name))?)))

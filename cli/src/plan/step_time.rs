@@ -134,7 +134,8 @@ impl Roofline {
         let bytes_per_us = ranks * self.gpu.bandwidth_gb_s * 1e3 * self.assumed.bandwidth_share;
         let kv_bytes = forward.sequences * forward.context * self.kv_bytes_per_token;
         let tera = match self.format {
-            Format::F32 | Format::Bf16 => self.gpu.bf16_tflops,
+            // FP8 weights are multiplied as bf16.
+            Format::F32 | Format::Bf16 | Format::Fp8 => self.gpu.bf16_tflops,
             Format::Int8 | Format::Int4 => self.gpu.int8_tops,
         };
         // Keys and values are floats in every weight format.

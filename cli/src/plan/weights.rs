@@ -5,7 +5,7 @@
 //! server is counted separately: scales, and what the engine does not quantize (input embeddings, norms,
 //! biases).
 
-use engine::ModelShape;
+use engine::{ModelShape, Projection};
 use serde::Serialize;
 
 /// Weight formats.
@@ -15,6 +15,8 @@ pub enum Format {
     F32,
     /// 16-bit floats.
     Bf16,
+    /// 8-bit floats, with an f32 scale per output channel; the vocabulary projection is 16-bit.
+    Fp8,
     /// 8-bit integers, with an f32 scale per output channel.
     Int8,
     /// 4-bit integers, with a bf16 scale per group of 32.
@@ -27,6 +29,7 @@ impl Format {
         match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+            Self::Fp8 => "fp8",
             Self::Int8 => "int8",
             Self::Int4 => "int4",
         }
@@ -37,12 +40,21 @@ impl Format {
         match self {
             Self::F32 => 4.0,
             Self::Bf16 => 2.0,
-            Self::Int8 => 1.0,
+            Self::Fp8 | Self::Int8 => 1.0,
             Self::Int4 => 0.5,
         }
     }
 
-    fn is_quantized(self) -> bool {
+    /// What the last projection is held as.
+    fn of_vocabulary(self) -> Self {
+        match self {
+            Self::Fp8 => Self::Bf16,
+            other => other,
+        }
+    }
+
+    /// Whether that is a copy of the table of input embeddings where both are one in the checkpoint.
+    fn copies_table(self) -> bool {
         matches!(self, Self::Int8 | Self::Int4)
     }
 }
@@ -72,7 +84,7 @@ impl KvFormat {
 const GB: f64 = 1e9;
 /// The engine keeps norms, biases and channel scales in f32, and group scales in bf16.
 const VECTOR_BYTES: f64 = 4.0;
-const INT8_SCALE_BYTES: f64 = 4.0;
+const CHANNEL_SCALE_BYTES: f64 = 4.0;
 const INT4_SCALE_BYTES: f64 = 2.0;
 /// Input embeddings are never quantized.
 const STORED_BYTES: f64 = 2.0;
@@ -102,18 +114,21 @@ impl Weights {
         let vocabulary = shape.vocabulary_projection();
         let projections = shape.layer_projections();
         let all = projections.iter().chain([&vocabulary]);
+        let channels = |p: &Projection| p.channel_scales() as f64 * CHANNEL_SCALE_BYTES / GB;
         let scales_gb = match format {
             Format::F32 | Format::Bf16 => 0.0,
-            Format::Int8 => all.map(|p| p.channel_scales()).sum::<u64>() as f64 * INT8_SCALE_BYTES / GB,
+            Format::Fp8 => projections.iter().map(channels).sum(),
+            Format::Int8 => all.map(channels).sum(),
             Format::Int4 => all.map(|p| p.int4_scales()).sum::<u64>() as f64 * INT4_SCALE_BYTES / GB,
         };
-        let multiplied_gb = shape.multiplied() as f64 * format.bytes() / GB;
+        let of_layers = projections.iter().map(Projection::weights).sum::<u64>() as f64 * format.bytes();
+        let multiplied_gb = (of_layers + vocabulary.weights() as f64 * format.of_vocabulary().bytes()) / GB;
         let vectors_gb = shape.vectors() as f64 * VECTOR_BYTES / GB;
         // A tied table is also the output projection; when quantized, both exist separately.
-        let table_gb = match (format.is_quantized(), shape.tied) {
-            (true, _) => shape.embedding() as f64 * STORED_BYTES / GB,
-            (false, true) => 0.0,
-            (false, false) => shape.embedding() as f64 * format.bytes() / GB,
+        let table_gb = match format {
+            _ if shape.tied && !format.copies_table() => 0.0,
+            Format::Fp8 | Format::Int8 | Format::Int4 => shape.embedding() as f64 * STORED_BYTES / GB,
+            Format::F32 | Format::Bf16 => shape.embedding() as f64 * format.bytes() / GB,
         };
         let read_gb = multiplied_gb + vectors_gb + scales_gb;
         let resident_gb = read_gb + table_gb;

@@ -28,8 +28,8 @@ use super::CudaError;
 use super::executor::{Executor, Tensor};
 use super::kv_room::{PASS_LIMITS, kv_bytes, workspace_bytes};
 use super::ops::{
-    CandidateBuffers, DrawBuffers, Embedding, GemmBf16, GemmFp8, GemmInt8, Held, QuantizeRows, ScoreBuffers, WriteKv,
-    copy_tokens, finish_sum, norm_heads, room, swiglu, take_rows, to_bf16,
+    CandidateBuffers, DrawBuffers, Embedding, GemmBf16, GemmFp8, GemmInt8, Held, QuantizeRows, ScoreBuffers,
+    WriteKv, copy_tokens, finish_sum, norm_heads, room, swiglu, take_rows, to_bf16,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend};
