@@ -87,8 +87,8 @@ pub enum EngineError {
     },
     /// An FP8 matrix with scales for blocks cannot be held as stored: they do not come behind a whole sum.
     #[error(
-        "tensor `{tensor}` is FP8 with a scale for each block of 128 x 128, and `weights` fp8 wants one for each output channel or for \
-         all: take `weights` bf16"
+        "tensor `{tensor}` is FP8 with a scale for each block of 128 x 128, and `weights` fp8 wants one for each output channel or \
+         for all: take `weights` bf16"
     )]
     BlockScales {
         /// Its name.

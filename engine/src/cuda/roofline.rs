@@ -8,6 +8,8 @@
 //! operations at the rate of the instructions it uses, and the chain of loads that one warp waits for, times
 //! how often all multiprocessors are filled.
 
+mod fp8;
+
 use cpu_kernels::{HeadLayout, KSlices, Segment};
 
 use super::GpuOptions;

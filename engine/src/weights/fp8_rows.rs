@@ -17,7 +17,8 @@ const LARGEST_CODE: u8 = 0x7e;
 /// A row whose largest number is smaller counts as zero.
 const SMALLEST: f32 = 1e-30;
 
-/// Where rows are read to. A row that holds what is no finite number gets zeros and a NaN as its scale, which every result then shows.
+/// Where rows are read to. A row that holds what is no finite number gets zeros and a NaN as its scale, which every result then
+/// shows.
 #[derive(Debug)]
 pub(crate) struct Fp8Rows<'a> {
     /// `[rows, columns]`.

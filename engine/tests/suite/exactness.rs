@@ -218,6 +218,7 @@ fn the_bits_of_this_kernel_class() {
         bits_of("llama_rope_yarn_new", WeightFormat::F32),
         bits_of("mistral_window", WeightFormat::Bf16),
         bits_of("qwen3_norms", WeightFormat::Bf16),
+        bits_of("mistral_window", WeightFormat::Fp8),
         bits_of("qwen3_norms", WeightFormat::Int8),
         bits_of("mistral_window", WeightFormat::Int4),
     ];
@@ -225,6 +226,7 @@ fn the_bits_of_this_kernel_class() {
         "llama_rope_yarn_new 0xce2bbcedddc40c96",
         "mistral_window 0x5c5aa72ad832c2c7",
         "qwen3_norms 0x65166a9ad5914695",
+        "mistral_window 0x97038d1b0e9b9d7c",
         "qwen3_norms 0x7dd408fe2777594a",
         "mistral_window 0x105733e477c8fe03",
     ];

@@ -1,18 +1,18 @@
-// Activations in bf16 times eight-bit floats (E4M3), as docs/contract.md C1 has it: a weight is the bf16 number that equals it, sums are
-// those of gemm_bf16.cu and gemm_tiled.cu, the finished sum is multiplied with the channel's scale.
-//   x [rows, k] bf16, weights [n, row bytes], channel_scales [n] f32 or null (a rank's part of a sum: they come later), bias [n] f32 or
-//   null, borders [18] -> out [rows, n] f32
+// Activations in bf16 times eight-bit floats (E4M3), as docs/contract.md C1 has it: a weight is the bf16 number that equals it,
+// sums are those of gemm_bf16.cu and gemm_tiled.cu, the finished sum is multiplied with the channel's scale.
+//   x [rows, k] bf16, weights [n, row bytes], channel_scales [n] f32 or null (a rank's part of a sum: they come later), bias [n]
+//   f32 or null, borders [18] -> out [rows, n] f32
 // k a multiple of 8. Twins: gemm_bf16_8 on the widened weights, then the scale: equal bits.
 //
-// borders: nine of K as gemm_bf16's, then nine of a row of weights in bytes. A slice of a row is whole blocks of 64 numbers, the last one
-// padded with zeros. A lane reads 16 bytes of a block: its eight numbers of one step of K and its eight of the next, so that operands meet
-// in the instructions in which gemm_bf16's meet. Four numbers are a word, whose bits lie so that few instructions make bf16 of
-// them (`ops/fp8.rs` puts them there). Of half h of a word:
+// borders: nine of K as gemm_bf16's, then nine of a row of weights in bytes. A slice of a row is whole blocks of 64 numbers,
+// the last one padded with zeros. A lane reads 16 bytes of a block: its eight numbers of one step of K and its eight of the
+// next, so that operands meet in the instructions in which gemm_bf16's meet. Four numbers are a word, whose bits lie so that
+// few instructions make bf16 of them (`ops/fp8.rs` puts them there). Of half h of a word:
 //   bit 15: sign of number h; bits 4 to 10: its exponent and fraction
 //   bit 11: sign of number 2 + h; bits 12 to 14 and 0 to 3: its exponent and fraction, the upper three and the lower four
 
-// Numbers 0 and 1 of a word, and 2 and 3. With their exponent bits in place they lack a factor of 2^120, which bf16 multiplies exactly, for
-// the smallest too: those are denormal before.
+// Numbers 0 and 1 of a word, and 2 and 3. With their exponent bits in place they lack a factor of 2^120, which bf16 multiplies
+// exactly, for the smallest too: those are denormal before.
 __device__ __forceinline__ u32 first_two(u32 word) { return times_2_120(word & 0x87f087f0u); }
 __device__ __forceinline__ u32 last_two(u32 word) {
   return times_2_120((word << 4 & 0x80f080f0u) | (word >> 4 & 0x07000700u));
@@ -27,12 +27,6 @@ constexpr u32 BLOCK = 64;
 constexpr u32 STEPS_OF_BLOCK = 2;
 constexpr u32 STEP = BLOCK / STEPS_OF_BLOCK;
 constexpr u32 BORDERS = 9;
-
-// The scale and the bias of a channel.
-__device__ __forceinline__ float finished(float sum, const float* channel_scales, const float* bias, u32 column) {
-  if (channel_scales) sum = sum * channel_scales[column];
-  return bias ? sum + bias[column] : sum;
-}
 
 // sum_tiles of products.cuh with weights that are widened in registers: an iteration takes as many numbers of K.
 template <int TILES, int HALVES>
@@ -109,8 +103,8 @@ __device__ __forceinline__ void sum_widened(float (&sums)[8][TILES][WARP][4], co
 
 // Grid as gemm_bf16's.
 template <int TILES, int HALVES>
-__device__ __forceinline__ void gemm_fp8(const bf16* x, const unsigned char* weights, const float* channel_scales, const float* bias,
-                                         const u32* borders, float* out, Sizes sizes, Cut cut) {
+__device__ __forceinline__ void gemm_fp8(const bf16* x, const unsigned char* weights, const float* channel_scales,
+                                         const float* bias, const u32* borders, float* out, Sizes sizes, Cut cut) {
   __shared__ float sums[8][TILES][WARP][4];
   sum_widened<TILES, HALVES>(sums, x, weights, borders, sizes, cut);
   for (u32 item = threadIdx.x; item < cut.groups() * TILES * WARP * 4; item += blockDim.x) {

@@ -64,8 +64,7 @@ __device__ __forceinline__ void gemm_int8_tiled(const signed char* x, const floa
     sliced_int8(sums, x, weights, x_scales, borders, sizes);
   }
   write_tiled(sums, sizes, [&](float sum, u32 row, u32 column) {
-    if (channel_scales) sum = sum * channel_scales[column];
-    out[(u64)row * sizes.n + column] = bias ? sum + bias[column] : sum;
+    out[(u64)row * sizes.n + column] = finished(sum, channel_scales, bias, column);
   });
 }
 

@@ -55,12 +55,6 @@ __device__ __forceinline__ float scaled(i32 sum, const float* x_scales, u32 row,
   return (float)sum * x_scales[row * 8 + slice];
 }
 
-// The scale and the bias of a channel.
-__device__ __forceinline__ float finished(float sum, const float* channel_scales, const float* bias, u32 column) {
-  if (channel_scales) sum = sum * channel_scales[column];
-  return bias ? sum + bias[column] : sum;
-}
-
 // Grid as gemm_bf16's. Slices of the whole that this rank does not own count for +0.
 template <int TILES, int HALVES>
 __device__ __forceinline__ void gemm_int8(const signed char* x, const float* x_scales, const signed char* weights,

@@ -68,8 +68,8 @@ __device__ __forceinline__ u32 narrow_two(float x0, float x1) {
   return both;
 }
 
-// Two bf16, each times 2^120: exact, denormal numbers too, where nothing overflows. A product alone is not an instruction of every
-// device: -0 is added, which changes no number.
+// Two bf16, each times 2^120: exact, denormal numbers too, where nothing overflows. A product alone is not an instruction of
+// every device: -0 is added, which changes no number.
 __device__ __forceinline__ u32 times_2_120(u32 both) {
   u32 result;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(both), "r"(0x7b807b80u), "r"(0x80008000u));

@@ -1,4 +1,4 @@
-// Products on tensor cores: what bf16 and int8 share. It is put between the prelude and the file by
+// Products on tensor cores: what bf16, fp8 and int8 share. It is put between the prelude and the file by
 // `sources.rs`.
 //
 // The weights are the 16-row operand, so up to 8 activation rows cost what one does. A lane reads 16 bytes in
@@ -57,6 +57,12 @@ __device__ __forceinline__ Place place_of(u32 item, Sizes sizes, Cut cut) {
   at.row = (blockIdx.x * TILES + at.tile) * 8 + at.lane % 4 * 2 + at.i % 2;
   at.is_out = channel < cut.channels && at.column < sizes.n && at.row < sizes.rows;
   return at;
+}
+
+// The scale and the bias of a channel.
+__device__ __forceinline__ float finished(float sum, const float* channel_scales, const float* bias, u32 column) {
+  if (channel_scales) sum = sum * channel_scales[column];
+  return bias ? sum + bias[column] : sum;
 }
 
 // Sums of all warps of a block, x from row blockIdx.x * 8 * TILES, weights from channel blockIdx.y * groups *

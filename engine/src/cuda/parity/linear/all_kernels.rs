@@ -1,6 +1,6 @@
-//! Every kernel of a product against the one for few rows: equal bits, whatever a block holds. bf16 kernels
-//! have no other judge of their bits, for the twin on the host adds in another order. FP8 kernels are judged by the bf16 one, on the
-//! numbers that their weights are.
+//! Every kernel of a product against the one for few rows: equal bits, whatever a block holds. bf16 kernels have no other judge
+//! of their bits, for the twin on the host adds in another order. FP8 kernels are judged by the bf16 one, on the numbers that
+//! their weights are.
 
 use cpu_kernels::KSlices;
 use half::bf16;
