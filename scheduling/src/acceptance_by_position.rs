@@ -18,9 +18,6 @@ const PIECES_PER_LANE_ROUND: u32 = 4;
 /// fresher they are.
 const PIECES_PER_SIZE: usize = 4;
 
-/// The window is no longer than a piece doubled so many times: what is older is forgotten in any case.
-const DOUBLINGS: u32 = 6;
-
 /// Judged positions that both sides of a comparison need.
 const COMPARED_MIN: f64 = 8.0;
 
@@ -138,17 +135,13 @@ impl AcceptanceByPosition {
     }
 
     fn join_old_pieces(&mut self) {
-        for size in 0..=DOUBLINGS {
+        for size in 0.. {
             let of_size = |piece: &&Piece| piece.size == size;
             if self.pieces.iter().filter(of_size).count() <= PIECES_PER_SIZE {
-                continue;
+                break;
             }
             let oldest = self.pieces.iter().rposition(|piece| piece.size == size).expect("there are some");
             let old = self.pieces.remove(oldest).expect("it was found there");
-            if size == DOUBLINGS {
-                self.sum_up();
-                continue;
-            }
             let into = &mut self.pieces[oldest - 1];
             into.counts.merge(&old.counts, (1.0, self.depth));
             into.size += 1;
