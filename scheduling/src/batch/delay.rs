@@ -12,9 +12,6 @@ use std::time::Duration;
 use super::COMPARED;
 use crate::cost::micros;
 
-/// EWMA weight of the latest gap between a reply and the sequence's next step.
-const GAP_WEIGHT: f64 = 0.75;
-
 /// A sequence that is overdue by more than this share of a forward is not waited for.
 const OVERDUE_SHARE: f64 = 0.25;
 
@@ -63,8 +60,8 @@ pub struct ReturnTimes<K> {
 
 #[derive(Debug, Clone, Copy)]
 struct ReturnTime {
-    /// Microseconds from a reply to the next step, smoothed.
-    usual_us: Option<f64>,
+    /// Microseconds from its last reply but one, if it was answered, to its last step.
+    away_us: Option<f64>,
     /// When it was answered, while it is away.
     answered_at: Option<Duration>,
     /// When its last step came, and microseconds from the one before to that.
@@ -82,15 +79,13 @@ impl<K> Default for ReturnTimes<K> {
 impl<K: Ord> ReturnTimes<K> {
     /// A step of the sequence came, with so many rows.
     pub fn arrived(&mut self, key: K, now: Duration, rows: u32) {
-        let first = ReturnTime { usual_us: None, answered_at: None, arrived_at: now, round_us: 0.0, rows };
+        let first = ReturnTime { away_us: None, answered_at: None, arrived_at: now, round_us: 0.0, rows };
         let known = self.sequences.entry(key).or_insert(first);
         known.rows = rows;
         known.round_us = micros(now.saturating_sub(known.arrived_at));
         known.arrived_at = now;
         if let Some(answered_at) = known.answered_at.take() {
-            let away = micros(now.saturating_sub(answered_at));
-            let usual = known.usual_us.unwrap_or(away);
-            known.usual_us = Some(usual + GAP_WEIGHT * (away - usual));
+            known.away_us = Some(micros(now.saturating_sub(answered_at)));
         }
     }
 
@@ -115,10 +110,10 @@ impl<K: Ord> ReturnTimes<K> {
     pub fn drafting(&self) -> Drafting {
         let mut found = Drafting::default();
         for known in self.sequences.values().filter(|known| known.rows > 1) {
-            let Some(usual_us) = known.usual_us else { continue };
+            let Some(away_us) = known.away_us else { continue };
             found.sequences += 1;
             found.rows += known.rows;
-            found.away_us += usual_us;
+            found.away_us += away_us;
             found.round_us += known.round_us;
         }
         found.away_us /= f64::from(found.sequences.max(1));
@@ -130,7 +125,7 @@ impl<K: Ord> ReturnTimes<K> {
     pub fn expected(&self, now: Duration, horizon_us: f64) -> Vec<Expected> {
         let expected = |known: &ReturnTime| {
             let away = micros(now.saturating_sub(known.answered_at?));
-            Some(Expected { in_us: known.usual_us? - away, rows: known.rows })
+            Some(Expected { in_us: known.away_us? - away, rows: known.rows })
         };
         let near =
             |expected: &Expected| expected.in_us < horizon_us && expected.in_us > -OVERDUE_SHARE * horizon_us;
