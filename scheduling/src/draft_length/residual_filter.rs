@@ -3,7 +3,7 @@
 //! of logarithms is too small, the more so the fewer forwards a round waits for.
 //! It knows no k that is chosen and chooses none.
 //!
-//! What delays rounds at the present k, prompts above all, delays every other k too: that component is common to all and drifts.
+//! What delays rounds at the present k, prompts above all, delays every other k too: that component is common to all.
 //! What is left belongs to a k (stairs, knees, rounds that run into the forwards of other lanes); neighbours share most of it, and it
 //! lasts. So a measurement at one k corrects the others as far as it should.
 
@@ -22,22 +22,13 @@ pub struct ResidualRules {
     pub neighbour: f64,
     /// Standard deviation of the mean time of a lane round: forwards are noisy.
     pub lane_round_noise: f64,
-    /// How far what is common moves in a lane round.
-    pub common_drift: f64,
     /// Lane rounds after which a residual has gone back to the prior by the factor e.
-    pub own_memory: f64,
+    pub memory: f64,
 }
 
 impl Default for ResidualRules {
     fn default() -> Self {
-        Self {
-            common: 0.2,
-            own: 0.2,
-            neighbour: 0.8,
-            lane_round_noise: 0.04,
-            common_drift: 0.005,
-            own_memory: 2_048.0,
-        }
+        Self { common: 0.2, own: 0.2, neighbour: 0.8, lane_round_noise: 0.04, memory: 2_048.0 }
     }
 }
 
@@ -69,12 +60,11 @@ impl ResidualFilter {
 
     /// A lane round went by.
     pub(super) fn age(&mut self) {
-        let ResidualRules { own_memory, common_drift, .. } = self.rules;
-        let keep = (-1.0 / own_memory).exp();
+        let keep = (-1.0 / self.rules.memory).exp();
         self.mean.iter_mut().for_each(|mean| *mean *= keep);
         for (row, prior) in self.covariance.iter_mut().zip(&self.prior) {
             for (at, prior) in row.iter_mut().zip(prior) {
-                *at = keep * keep * *at + (1.0 - keep * keep) * prior + common_drift * common_drift;
+                *at = keep * keep * *at + (1.0 - keep * keep) * prior;
             }
         }
     }

@@ -44,7 +44,6 @@ fn mechanisms() -> Vec<Mechanism> {
         by("change detection", |e| e.rules.acceptance.change_deviations = f64::MAX),
         by("residuals of a k's own", |e| e.rules.residuals.own = 1e-6),
         by("residuals shared by neighbours", |e| e.rules.residuals.neighbour = 0.0),
-        by("drift of residuals", |e| e.rules.residuals.common_drift = 0.0),
         by("groups in prices", |e| e.rules.groups_max = 1),
         by("groups at workers", |e| e.groups.groups_max = 1),
         by("groups", |e| (e.rules.groups_max, e.groups.groups_max) = (1, 1)),
