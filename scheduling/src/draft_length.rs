@@ -422,8 +422,7 @@ impl DraftLength {
 
     /// Whether the last move was not measured yet.
     fn is_rash(&self) -> bool {
-        let until_measured = self.rules.settling_lane_rounds + self.rules.measuring_lane_rounds;
-        self.since_change().is_some_and(|since| since < until_measured)
+        self.since_change().is_some_and(|since| since < 2 * self.rules.settling_lane_rounds)
     }
 
     /// The k of a probe, if one is due and paid for.

@@ -32,10 +32,8 @@ pub struct Rules {
     /// What it must be worth as long as the last one was not measured.
     pub rash_hysteresis: f64,
     /// After a move so many lane rounds are not measured: sequences that began before it are in the way of the others, and after one to k = 0
-    /// those that drafted have to join those that did not.
+    /// those that drafted have to join those that did not. After that it is measured for as many before the next one.
     pub settling_lane_rounds: u64,
-    /// After that a move is measured for so many lane rounds before the next one.
-    pub measuring_lane_rounds: u64,
     /// By what part a lane may make the rounds of others that share its target longer, against drafting nothing: they did not choose its k.
     pub others_delay_max: f64,
     /// The share of a lane's time that probes may cost, by their predicted loss.
@@ -56,8 +54,7 @@ impl Default for Rules {
             prior_acceptance: 0.6,
             hysteresis: WORTHWHILE,
             rash_hysteresis: 0.1,
-            settling_lane_rounds: 3,
-            measuring_lane_rounds: 4,
+            settling_lane_rounds: 4,
             others_delay_max: 0.0,
             probe_share: 0.015,
             probe_spacing: 12,

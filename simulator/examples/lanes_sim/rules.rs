@@ -23,7 +23,6 @@ pub(crate) const RULES: &[Rule] = rules![
     "hysteresis": rules.hysteresis as f64,
     "rash_hysteresis": rules.rash_hysteresis as f64,
     "settling_lane_rounds": rules.settling_lane_rounds as u64,
-    "measuring_lane_rounds": rules.measuring_lane_rounds as u64,
     "others_delay_max": rules.others_delay_max as f64,
     "probe_share": rules.probe_share as f64,
     "probe_spacing": rules.probe_spacing as u64,
