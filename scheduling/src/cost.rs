@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::drafted_ahead::DraftedAhead;
 use crate::prompt_time::PromptTime;
-use residuals::Residuals;
+use residuals::{ROWS_CLASSES, Residuals, rows_class};
 pub use step_times::{Forward, PROFILED_ROWS, StepTimePoint, StepTimes};
 
 /// The wire before anything was sent.
@@ -20,13 +20,6 @@ const WIRE_FIRST_REPLIES: usize = 5;
 /// Replies that the estimate of the wire remembers later.
 const WIRE_MEMORY: f64 = 512.0;
 
-/// Classes of rows per doubling by which forwards larger than any profiled one are remembered.
-const SEEN_CLASSES_PER_DOUBLING: f64 = 4.0;
-const SEEN_CLASSES: usize = 60;
-
-/// By this factor more rows than were profiled a forward says how steep the table goes on.
-const FAR_BEYOND: f64 = 1.4;
-
 /// Forwards that each of these classes remembers.
 const SEEN_MEMORY: f64 = 16.0;
 
@@ -36,7 +29,7 @@ pub struct WorkerCost {
     times: StepTimes,
     residuals: Residuals,
     /// Forwards of more rows than were profiled, by class: there the table ends, and a factor would only bend a guess.
-    seen: Vec<Seen>,
+    seen: [Seen; ROWS_CLASSES],
     wire_micros: f64,
     wire_replies: f64,
     first_wires: [f64; WIRE_FIRST_REPLIES],
@@ -60,7 +53,7 @@ impl WorkerCost {
         Self {
             times,
             residuals: Residuals::new(),
-            seen: vec![Seen::default(); SEEN_CLASSES],
+            seen: [Seen::default(); ROWS_CLASSES],
             wire_micros: FIRST_WIRE_MICROS,
             wire_replies: 0.0,
             first_wires: [0.0; WIRE_FIRST_REPLIES],
@@ -84,8 +77,7 @@ impl WorkerCost {
         if rows <= self.times.max_rows() {
             return self.residuals.observe(rows, took, predicted);
         }
-        let seen = &mut self.seen
-            [((rows.log2() * SEEN_CLASSES_PER_DOUBLING).round() as usize).min(SEEN_CLASSES - 1)];
+        let seen = &mut self.seen[rows_class(rows)];
         seen.weight = (seen.weight + 1.0).min(SEEN_MEMORY);
         seen.rows += (rows - seen.rows) / seen.weight;
         seen.micros += (took - self.times.kv_micros(forward) - seen.micros) / seen.weight;
@@ -134,8 +126,8 @@ impl WorkerCost {
             }
         }
         if rows >= high.0 {
-            // Forwards of nearly as many rows differ by chance: only one that is well beyond the table says how steep it goes on.
-            let slope = if high.0 >= FAR_BEYOND * max_rows {
+            // Forwards of nearly as many rows differ by chance: only one that is of a class beyond the table says how steep it goes on.
+            let slope = if rows_class(high.0) > rows_class(max_rows) {
                 (high.1 - end.1) / (high.0 - end.0)
             } else {
                 self.times.last_slope()

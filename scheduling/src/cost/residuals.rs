@@ -4,7 +4,7 @@
 const ROWS_REACH: f64 = 0.7;
 
 /// Powers of two that rows are told apart by.
-const ROWS_CLASSES: usize = 14;
+pub(super) const ROWS_CLASSES: usize = 14;
 
 /// By what factor measurements differ from predictions, by class of rows. What was measured in one class counts in its neighbours too,
 /// the less the further off.
@@ -62,6 +62,7 @@ impl Residuals {
     }
 }
 
-fn rows_class(rows: f64) -> usize {
+/// The class of so many rows.
+pub(super) fn rows_class(rows: f64) -> usize {
     (rows.max(1.0).log2().round() as usize).min(ROWS_CLASSES - 1)
 }
