@@ -7,6 +7,7 @@ mod step_times;
 use std::time::Duration;
 
 use crate::drafted_ahead::DraftedAhead;
+use crate::memory::{LASTING_MEMORY, MEMORY};
 use crate::prompt_time::PromptTime;
 use residuals::{ROWS_CLASSES, Residuals, rows_class};
 pub use step_times::{Forward, PROFILED_ROWS, StepTimePoint, StepTimes};
@@ -16,12 +17,6 @@ const FIRST_WIRE_MICROS: f64 = 300.0;
 
 /// The median of so many first replies is the wire: the first of them already says more than a guess, and one that met a prompt says nothing.
 const WIRE_FIRST_REPLIES: usize = 5;
-
-/// Replies that the estimate of the wire remembers later.
-const WIRE_MEMORY: f64 = 512.0;
-
-/// Forwards that each of these classes remembers.
-const SEEN_MEMORY: f64 = 16.0;
 
 /// What one worker costs.
 #[derive(Debug, Clone)]
@@ -78,7 +73,7 @@ impl WorkerCost {
             return self.residuals.observe(rows, took, predicted);
         }
         let seen = &mut self.seen[rows_class(rows)];
-        seen.weight = (seen.weight + 1.0).min(SEEN_MEMORY);
+        seen.weight = (seen.weight + 1.0).min(MEMORY);
         seen.rows += (rows - seen.rows) / seen.weight;
         seen.micros += (took - self.times.kv_micros(forward) - seen.micros) / seen.weight;
     }
@@ -87,7 +82,7 @@ impl WorkerCost {
     pub fn observe_wire(&mut self, waited: Duration, worked: Duration) {
         let wire = micros(waited) - micros(worked);
         let before = self.wire_replies as usize;
-        self.wire_replies = (self.wire_replies + 1.0).min(WIRE_MEMORY);
+        self.wire_replies = (self.wire_replies + 1.0).min(LASTING_MEMORY);
         if before < WIRE_FIRST_REPLIES {
             self.first_wires[before] = wire;
             let mut sorted = self.first_wires[..=before].to_vec();

@@ -39,12 +39,12 @@ use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, RASH_BESIDE_OTHERS, SUPPLY_MEMORY};
 
 use crate::acceptance_by_position::AcceptanceByPosition;
 use crate::cost::{WorkerCost, micros};
+use crate::memory::MEMORY;
 use crate::tree_size::{Leaf, SiblingRates, TreeSize, tree_size};
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::Judged;
 
-/// Rounds that the measured speed remembers, and changes that are kept to explain.
-const SPEED_MEMORY: f64 = 32.0;
+/// Changes that are kept to explain.
 const CHANGES_KEPT: usize = 16;
 
 /// The part by which the number of sequences in a forward may differ from that in the one before.
@@ -233,7 +233,7 @@ impl DraftLength {
                 (&mut self.speed.tokens, tokens),
                 (&mut self.speed.micros, micros),
             ] {
-                *sum = *sum * (1.0 - 1.0 / SPEED_MEMORY) + new;
+                *sum = *sum * (1.0 - 1.0 / MEMORY) + new;
             }
         }
         let is_telling = (settled || self.probe == Some(k)) && k <= self.max_k;

@@ -1,8 +1,7 @@
 //! How much of a proposal is there when it is asked for, because its draft worker guessed ahead while the proposal before it was verified.
 //! Those guesses cost a round no wait.
 
-/// Weight of a proposal in the share of its positions.
-const GAIN: f64 = 1.0 / 32.0;
+use crate::memory::MEMORY;
 
 /// By position, the share of proposals whose guess there had been made before. Pure.
 #[derive(Debug, Clone, Default)]
@@ -16,11 +15,11 @@ impl DraftedAhead {
         for position in 0..asked {
             let was_there = f64::from(u8::from(position < num_ahead));
             match self.shares.get_mut(position as usize) {
-                Some(share) => *share += GAIN * (was_there - *share),
+                Some(share) => *share += (was_there - *share) / MEMORY,
                 // As often as the position before it, as far as is known.
                 None => {
                     let before = self.shares.last().copied().unwrap_or(0.0);
-                    self.shares.push(before + GAIN * (was_there - before));
+                    self.shares.push(before + (was_there - before) / MEMORY);
                 }
             }
         }

@@ -26,6 +26,7 @@ pub mod drafted_ahead;
 pub mod fair_queue;
 pub mod headroom;
 pub mod lookup_rates;
+mod memory;
 pub mod output_length;
 pub mod placement;
 pub mod pool_size;

@@ -3,6 +3,7 @@
 //! A source says of every committed token what it had expected, whoever drafted it and whether anybody did. So a source that would be
 //! wrong is given up without a rejected draft, one that would be right is used again, and neither has to be tried. It reads no clock.
 
+use crate::memory::{LASTING_MEMORY, PRIOR_WEIGHT};
 use serde::Serialize;
 use speculation::lookup::Expected;
 
@@ -44,12 +45,8 @@ const FIRST_OF_CLASS: [u32; 10] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 32];
 /// A number for each class.
 type ByClass = [f64; FIRST_OF_CLASS.len()];
 
-/// Judged tokens that the prior is worth to a lane, and the lane's rates to a sequence.
-const PRIOR_WEIGHT: f64 = 8.0;
+/// Judged tokens that the lane's rates are worth to a sequence, and that it remembers of each class.
 const LANE_WEIGHT: f64 = 4.0;
-
-/// Judged tokens that a lane and a sequence remember of each class.
-const LANE_MEMORY: f64 = 256.0;
 const SEQUENCE_MEMORY: f64 = 32.0;
 
 /// What one source expected of a lane's tokens, or of one sequence's.
@@ -64,7 +61,7 @@ pub struct LookupRates {
 impl LookupRates {
     /// Of a lane.
     pub fn of_lane() -> Self {
-        Self { memory: LANE_MEMORY, judged: ByClass::default(), right: ByClass::default() }
+        Self { memory: LASTING_MEMORY, judged: ByClass::default(), right: ByClass::default() }
     }
 
     /// Of a sequence.

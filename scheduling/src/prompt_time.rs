@@ -1,8 +1,7 @@
 //! What prompts add to a target's forwards. A round waits for the forwards of its target, and those that hold rows of prompts take longer
 //! than the step times of its own rows tell.
 
-/// Forwards that the means remember.
-const PROMPT_MEMORY: f64 = 64.0;
+use crate::memory::MEMORY;
 
 /// Of one worker, as decayed means over its forwards.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -15,8 +14,8 @@ impl PromptTime {
     /// Prompts added so many microseconds to a forward; `None`: it held none.
     pub fn observe(&mut self, added_us: Option<f64>) {
         let (share, added_us) = added_us.map_or((0.0, 0.0), |added_us| (1.0, added_us.max(0.0)));
-        self.share += (share - self.share) / PROMPT_MEMORY;
-        self.added_us += (added_us - self.added_us) / PROMPT_MEMORY;
+        self.share += (share - self.share) / MEMORY;
+        self.added_us += (added_us - self.added_us) / MEMORY;
     }
 
     /// The share of forwards that hold prompts.

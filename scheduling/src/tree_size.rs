@@ -8,6 +8,7 @@
 //! makes branches of some of them has ids accepted behind a sibling, too: how many is learned, and a leaf is worth as much more.
 
 use crate::draft_length::{LENGTHS, WORTHWHILE};
+use crate::memory::{LASTING_MEMORY, PRIOR_WEIGHT};
 use speculation::tree::Judged;
 
 /// Ranks that are told apart; the first sibling of a chain's token is rank 1.
@@ -17,10 +18,6 @@ const MAX_RANK: usize = 7;
 /// token, and by what it falls from rank to rank.
 const PRIOR_RATE: f64 = 0.3;
 const PRIOR_FALL: f64 = 0.55;
-
-/// Judged positions that the prior is worth, and that are remembered.
-const PRIOR_WEIGHT: f64 = 8.0;
-const MEMORY: f64 = 256.0;
 
 /// The most leaves that a lane gives its drafts.
 pub const MAX_LEAVES: u32 = 24;
@@ -49,12 +46,12 @@ impl SiblingRates {
         let siblings = (missed.num_children as usize).saturating_sub(1).min(MAX_RANK);
         for rank in 0..siblings {
             let was_drawn = missed.rank == Some(rank as u32 + 1);
-            self.offered[rank] += 1.0 - self.offered[rank] / MEMORY;
-            self.drawn[rank] += f64::from(u8::from(was_drawn)) - self.drawn[rank] / MEMORY;
+            self.offered[rank] += 1.0 - self.offered[rank] / LASTING_MEMORY;
+            self.drawn[rank] += f64::from(u8::from(was_drawn)) - self.drawn[rank] / LASTING_MEMORY;
         }
         if missed.rank.is_some_and(|rank| rank > 0) {
-            self.taken += 1.0 - self.taken / MEMORY;
-            self.accepted += f64::from(missed.num_accepted) - self.accepted / MEMORY;
+            self.taken += 1.0 - self.taken / LASTING_MEMORY;
+            self.accepted += f64::from(missed.num_accepted) - self.accepted / LASTING_MEMORY;
         }
     }
 

@@ -1,5 +1,7 @@
 //! What a worker's forwards take beyond what its profile says.
 
+use crate::memory::MEMORY;
+
 /// What was measured at twice the rows is worth this much: a machine that is slow is slow at any number of rows.
 const ROWS_REACH: f64 = 0.7;
 
@@ -20,9 +22,6 @@ struct Residual {
     log: f64,
     weight: f64,
 }
-
-/// Measurements that a residual remembers.
-const RESIDUAL_MEMORY: f64 = 48.0;
 
 /// Measurements that a profiled table is worth: it was measured on this very worker, but at another time.
 const TABLE_TRUST: f64 = 0.5;
@@ -45,7 +44,7 @@ impl Residuals {
         if !log.is_finite() {
             return;
         }
-        entry.weight = (entry.weight + 1.0).min(RESIDUAL_MEMORY);
+        entry.weight = (entry.weight + 1.0).min(MEMORY);
         entry.log += (log - entry.log).clamp(-MAX_LOG_STEP, MAX_LOG_STEP) * (1.0 / entry.weight);
     }
 

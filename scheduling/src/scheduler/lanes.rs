@@ -17,14 +17,12 @@ use crate::draft_length::{
 };
 use crate::headroom::MeanRound;
 use crate::lookup_rates::{LookupRates, LookupSource};
+use crate::memory::MEMORY;
 use crate::output_length::OutputLengths;
 
 /// Lanes that are told apart. Beyond it, requests of a new task type share the lane without one: clients choose task
 /// types.
 pub const MAX_LANES: usize = 256;
-
-/// Rounds over which a lane's mean context length is averaged.
-const CONTEXT_MEMORY_ROUNDS: f64 = 64.0;
 
 /// The lanes that stand for the mix of a model when its pools are sized: those with the most sequences.
 const MIXED_LANES: usize = 4;
@@ -352,7 +350,7 @@ impl Lanes {
         lane.draft_length.observe_verdict(judged.num_positions, judged.num_first);
         lane.draft_length.observe_siblings(judged);
         let before = if lane.context_len > 0.0 { lane.context_len } else { f64::from(len) };
-        lane.context_len = before + (f64::from(len) - before) / CONTEXT_MEMORY_ROUNDS;
+        lane.context_len = before + (f64::from(len) - before) / MEMORY;
     }
 
     /// A round that was nothing but drafting and verifying.
