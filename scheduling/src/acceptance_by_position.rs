@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use crate::memory::PRIOR_WEIGHT;
 use speculation::step::MAX_DRAFT_TOKENS;
 
 /// Pieces of the window that a lane round is cut into, where its drafts fill more than one.
@@ -35,7 +36,7 @@ pub struct AcceptanceRules {
 
 impl Default for AcceptanceRules {
     fn default() -> Self {
-        Self { prior_weight: 4.0, change_deviations: 3.5, piece_drafts: 4.0 }
+        Self { prior_weight: PRIOR_WEIGHT, change_deviations: 3.5, piece_drafts: 4.0 }
     }
 }
 

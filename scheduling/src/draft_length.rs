@@ -34,7 +34,7 @@ use price::{Price, Prices};
 use residual_filter::ResidualFilter;
 pub use residual_filter::ResidualRules;
 pub use rules::Rules;
-pub(crate) use rules::WORTHWHILE;
+use rules::WORTHWHILE;
 use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, RASH_BESIDE_OTHERS, SUPPLY_MEMORY};
 
 use crate::acceptance_by_position::AcceptanceByPosition;

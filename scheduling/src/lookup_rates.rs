@@ -45,8 +45,10 @@ const FIRST_OF_CLASS: [u32; 10] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 32];
 /// A number for each class.
 type ByClass = [f64; FIRST_OF_CLASS.len()];
 
-/// Judged tokens that the lane's rates are worth to a sequence, and that it remembers of each class.
-const LANE_WEIGHT: f64 = 4.0;
+/// Judged tokens that the prior is worth to a lane, whose rates are worth [`PRIOR_WEIGHT`] to a sequence.
+const LANE_PRIOR_WEIGHT: f64 = 8.0;
+
+/// Judged tokens that a sequence remembers of each class.
 const SEQUENCE_MEMORY: f64 = 32.0;
 
 /// What one source expected of a lane's tokens, or of one sequence's.
@@ -97,8 +99,8 @@ pub fn chances(
     let mut reached = 1.0;
     let chance = |position: usize| {
         let class = class_of(match_len.saturating_add(position as u32));
-        let of_lane = lane.rate(class, (prior[class], PRIOR_WEIGHT));
-        reached *= sequence.rate(class, (of_lane, LANE_WEIGHT));
+        let of_lane = lane.rate(class, (prior[class], LANE_PRIOR_WEIGHT));
+        reached *= sequence.rate(class, (of_lane, PRIOR_WEIGHT));
         reached
     };
     (0..num_tokens).map(chance).collect()

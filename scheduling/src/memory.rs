@@ -6,5 +6,5 @@ pub(crate) const MEMORY: f64 = 64.0;
 /// Judged tokens or replies: of what lasts, as a kind of text and a wire do.
 pub(crate) const LASTING_MEMORY: f64 = 256.0;
 
-/// Judged tokens that a prior is worth.
-pub(crate) const PRIOR_WEIGHT: f64 = 8.0;
+/// Judged tokens that is worth what is believed before any of them.
+pub(crate) const PRIOR_WEIGHT: f64 = 4.0;

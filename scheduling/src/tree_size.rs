@@ -7,7 +7,7 @@
 //! positions get how many is the draft worker's to say, who sees the margins; the choice is only how many there are. A draft worker that
 //! makes branches of some of them has ids accepted behind a sibling, too: how many is learned, and a leaf is worth as much more.
 
-use crate::draft_length::{LENGTHS, WORTHWHILE};
+use crate::draft_length::LENGTHS;
 use crate::memory::{LASTING_MEMORY, PRIOR_WEIGHT};
 use speculation::tree::Judged;
 
@@ -15,9 +15,8 @@ use speculation::tree::Judged;
 const MAX_RANK: usize = 7;
 
 /// Before anything is known: of the positions where the bundled pair's chain is left, the share where the target draws the next best
-/// token, and by what it falls from rank to rank.
+/// token; where not, as often the one after it, and so on.
 const PRIOR_RATE: f64 = 0.3;
-const PRIOR_FALL: f64 = 0.55;
 
 /// The most leaves that a lane gives its drafts.
 pub const MAX_LEAVES: u32 = 24;
@@ -69,7 +68,7 @@ impl SiblingRates {
             // All of them together are no more than certain.
             let rate = rate.min(left);
             left -= rate;
-            prior = rate * PRIOR_FALL;
+            prior = rate * (1.0 - PRIOR_RATE);
             rate
         })
     }
@@ -115,7 +114,7 @@ pub fn tree_size(
 ) -> TreeSize {
     let chain = TreeSize { num_leaves: 0, expected_tokens: tokens };
     let Some(chain_us) = round_us(0) else { return chain };
-    let mut most = (1.0 + WORTHWHILE) * tokens / chain_us.max(1.0);
+    let mut most = tokens / chain_us.max(1.0);
     let (mut best, mut with) = (chain, chain);
     for worth in worth.into_iter().take(MAX_LEAVES as usize) {
         with = TreeSize { num_leaves: with.num_leaves + 1, expected_tokens: with.expected_tokens + worth };
@@ -156,7 +155,7 @@ mod tests {
             size(1.93, &leaves, |leaves| Some(1_000.0 + row_us * f64::from(leaves)))
         };
         assert_eq!(leaves(0.0), 24);
-        assert!((4..16).contains(&leaves(5.0)), "{}", leaves(5.0));
+        assert!((4..24).contains(&leaves(5.0)), "{}", leaves(5.0));
         assert!((1..4).contains(&leaves(40.0)), "{}", leaves(40.0));
         assert_eq!(leaves(200.0), 0);
     }

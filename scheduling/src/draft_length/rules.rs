@@ -13,8 +13,8 @@ pub(super) const PRIOR_SUPPLY: f64 = 0.98;
 pub(super) const SUPPLY_MEMORY: u64 = 16;
 
 /// What is faster by a smaller part than this is not worth a change: of k, where for a lane round or two sequences of the old k and of the new
-/// one are in each other's way, of a chain to a tree, of a round to a lookup draft. Nor does a lane mind to wait so much longer for one.
-pub(crate) const WORTHWHILE: f64 = 0.02;
+/// one are in each other's way, of a round to a lookup draft. Nor does a lane mind to wait so much longer for one.
+pub(super) const WORTHWHILE: f64 = 0.02;
 
 /// A move whose last one was not measured must be worth so many times as much where others share the target: each move costs them, too.
 pub(super) const RASH_BESIDE_OTHERS: f64 = 2.0;
