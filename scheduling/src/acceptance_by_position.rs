@@ -19,9 +19,6 @@ const PIECES_PER_LANE_ROUND: u32 = 4;
 /// fresher they are.
 const PIECES_PER_SIZE: usize = 4;
 
-/// Judged positions that both sides of a comparison need.
-const COMPARED_MIN: f64 = 8.0;
-
 /// How soon drafts are believed, and older ones are not any more.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AcceptanceRules {
@@ -167,7 +164,7 @@ impl Counts {
     /// By how many standard deviations these drafts went better or worse, over all `depth` positions, than the others of `total`, which are
     /// older.
     fn deviations_within(&self, total: &Self, depth: usize) -> f64 {
-        let (mut surplus, mut variance, mut judged, mut judged_before) = (0.0, 0.0, 0.0, 0.0);
+        let (mut surplus, mut variance) = (0.0, 0.0);
         for i in 0..depth {
             let (new, old) = (self.judged[i], total.judged[i] - self.judged[i]);
             if new <= 0.0 || old <= 0.0 {
@@ -178,10 +175,6 @@ impl Counts {
             let both = (self.accepted[i] + accepted_before) / (new + old);
             surplus += self.accepted[i] - rate * new;
             variance += both * (1.0 - both) * new * (1.0 + new / old);
-            (judged, judged_before) = (judged + new, judged_before + old);
-        }
-        if judged < COMPARED_MIN || judged_before < COMPARED_MIN {
-            return 0.0;
         }
         // One draft more or less that went well is no change: where rates are near 0 or 1 that alone would be several deviations.
         surplus.abs() / (variance + 1.0).sqrt()
