@@ -23,9 +23,6 @@ struct Residual {
     weight: f64,
 }
 
-/// Measurements that a profiled table is worth: it was measured on this very worker, but at another time.
-const TABLE_TRUST: f64 = 0.5;
-
 /// One measurement moves what is believed as if it were no further off than this: a stall, or a prompt in the same forward,
 /// says little of other rounds. Where steps really changed by more, the next ones say so again.
 const MAX_LOG_STEP: f64 = 0.7;
@@ -51,13 +48,13 @@ impl Residuals {
     /// The factor at so many rows.
     pub(super) fn factor(&self, rows: f64) -> f64 {
         let class = rows_class(rows);
-        let (mut sum, mut weights) = (0.0, TABLE_TRUST);
+        let (mut sum, mut weights) = (0.0, 0.0);
         for (i, entry) in self.entries.iter().enumerate() {
             let weight = entry.weight * self.reach[i.abs_diff(class)];
             sum += weight * entry.log;
             weights += weight;
         }
-        (sum / weights).exp()
+        if weights > 0.0 { (sum / weights).exp() } else { 1.0 }
     }
 }
 
