@@ -35,7 +35,7 @@ use residual_filter::ResidualFilter;
 pub use residual_filter::ResidualRules;
 pub use rules::Rules;
 use rules::WORTHWHILE;
-use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, RASH_BESIDE_OTHERS, SUPPLY_MEMORY};
+use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, SUPPLY_MEMORY};
 
 use crate::acceptance_by_position::AcceptanceByPosition;
 use crate::cost::{WorkerCost, micros};
@@ -386,9 +386,7 @@ impl DraftLength {
     fn step_towards_best(&mut self) -> bool {
         let here = self.outlook[self.k as usize];
         let must_leave = self.delays_others(&here);
-        let is_beside_others = self.load.is_some_and(|load| load.other_sequences > 0);
-        let rash = self.rules.rash_hysteresis * if is_beside_others { RASH_BESIDE_OTHERS } else { 1.0 };
-        let margin = if self.is_rash() { rash } else { self.rules.hysteresis };
+        let margin = if self.is_rash() { self.rules.rash_hysteresis } else { self.rules.hysteresis };
         let best = self.outlook.iter().filter(|at| at.k != self.k && !self.delays_others(at)).map(|at| {
             let gain = (at.tokens_per_second / here.tokens_per_second).ln();
             // To draft less costs nobody anything: no other lane's rounds become longer by it.

@@ -16,9 +16,6 @@ pub(super) const SUPPLY_MEMORY: u64 = 16;
 /// one are in each other's way, of a round to a lookup draft. Nor does a lane mind to wait so much longer for one.
 pub(super) const WORTHWHILE: f64 = 0.02;
 
-/// A move whose last one was not measured must be worth so many times as much where others share the target: each move costs them, too.
-pub(super) const RASH_BESIDE_OTHERS: f64 = 2.0;
-
 /// What was not spent on probes is kept up to so many rounds.
 pub(super) const PROBE_CREDIT_MAX: f64 = 4.0;
 
