@@ -39,7 +39,7 @@ def production(text):
 
 
 def is_test_file(name):
-    return bool(re.search(r"(^|/)(tests?|examples|benches)(/|\.rs|_)|_tests\.rs$", name))
+    return bool(re.search(r"(^|/)(tests?|examples|benches)(/|\.rs|_)|_tests\.rs$|/testdata\.rs$", name))
 
 
 def import_cycles(files):
@@ -95,6 +95,16 @@ def functions(text):
         yield lines, count, has_tuple
 
 
+def constants(text):
+    return len(re.findall(r"^\s*(?:pub(?:\([\w :]+\))? )?const [A-Z]\w*\s*:", text, re.M))
+
+
+def defaults(text):
+    """Numbers that stand as the default of a struct of rules."""
+    blocks = re.findall(r"^impl Default for \w*Rules \{(.*?)^\}", text, re.M | re.S)
+    return sum(len(re.findall(r"\w+: [\d_.]+", block)) for block in blocks)
+
+
 def count(root):
     files = list(sources(root))
     code = [(name, without_comments(production(text))) for name, text in files if not is_test_file(name)]
@@ -110,7 +120,8 @@ def count(root):
     rows = {
         "modules of the router in import cycles": len(cycles),
         "files that a request passes, as ARCHITECTURE.md names them": files_of_a_request(root),
-        "constants of lanes, batching and health": sum(len(re.findall(r"^\s*(?:pub(?:\([\w ]+\))? )?const [A-Z]\w*\s*:", text, re.M)) for text in rules),
+        "constants of lanes, batching and health": sum(map(constants, rules)),
+        "numbers of theirs that stand as defaults of rules": sum(map(defaults, rules)),
         "public items whose name appears once": sum(1 for word in public if words[word] == 1),
         f"functions over {LONG_FUNCTION} lines": sum(1 for long, *_ in every if long > LONG_FUNCTION),
         f"functions past {PARAMETERS_MAX} parameters by tuples": sum(1 for _, many, packed in every if packed and many > PARAMETERS_MAX),

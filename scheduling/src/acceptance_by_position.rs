@@ -24,8 +24,8 @@ const PIECES_PER_SIZE: usize = 4;
 pub struct AcceptanceRules {
     /// Judged drafts that the prior, or the position before, is worth.
     pub prior_weight: f64,
-    /// Standard deviations between newer and older drafts that are taken for a change of the text. Some 20 moments are compared after each
-    /// piece: by chance alone this is passed once in thousands of pieces.
+    /// Standard deviations between newer and older drafts that are taken for a change of the text. Some 20 moments are compared
+    /// after each piece: by chance alone this is passed once in thousands of pieces.
     pub change_deviations: f64,
     /// Drafts in the newest piece of the window, at least; a part of a lane's sequences where these are many.
     pub piece_drafts: f64,

@@ -121,7 +121,8 @@ impl WorkerCost {
             }
         }
         if rows >= high.0 {
-            // Forwards of nearly as many rows differ by chance: only one that is of a class beyond the table says how steep it goes on.
+            // Forwards of nearly as many rows differ by chance: only one that is of a class beyond the table says how steep it
+            // goes on.
             let slope = if rows_class(high.0) > rows_class(max_rows) {
                 (high.1 - end.1) / (high.0 - end.0)
             } else {

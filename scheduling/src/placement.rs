@@ -28,9 +28,9 @@ pub struct Place<K> {
     pub shared_prefix: u32,
 }
 
-/// Ids whose prefill costs about as many rows as one more sequence brings: what a worker may carry more for a prefix that it holds is counted
-/// in them, and marks stand so far apart, or by an eighth of the prefix where that is more: a conversation is told from others that begin alike
-/// once an eighth of it is its own. Shorter prefixes only choose among equals.
+/// Ids whose prefill costs about as many rows as one more sequence brings: what a worker may carry more for a prefix that it
+/// holds is counted in them, and marks stand so far apart, or by an eighth of the prefix where that is more: a conversation is
+/// told from others that begin alike once an eighth of it is its own. Shorter prefixes only choose among equals.
 const IDS_OF_A_SEQUENCE: u32 = 128;
 
 /// Sequences more than others that a worker may carry for a prefix, however long.

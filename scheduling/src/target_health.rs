@@ -26,8 +26,8 @@ const SILENT_GAPS: u32 = 3;
 /// A gap counts for less with each frame, by this factor.
 const GAP_DECAY: f64 = 0.99;
 
-/// A target may be busy for so long with what this router does not know of: another one's prompts, or, where it did not profile itself and
-/// has sent fewer frames than [`SETTLED_FRAMES`], the loading of kernels and memory.
+/// A target may be busy for so long with what this router does not know of: another one's prompts, or, where it did not profile
+/// itself and has sent fewer frames than [`SETTLED_FRAMES`], the loading of kernels and memory.
 pub(crate) const UNKNOWN_WORK: Duration = Duration::from_secs(2);
 const SETTLED_FRAMES: u32 = 16;
 

@@ -15,10 +15,11 @@ const LEAST_FACTOR: f64 = 0.1;
 pub struct ResidualRules {
     /// Standard deviation of what all k have in common, before anything was measured.
     pub common: f64,
-    /// Of what is a k's own: as much as what is common, for drafted rounds run into the forwards of other lanes and plain ones go in step with
-    /// them.
+    /// Of what is a k's own: as much as what is common, for drafted rounds run into the forwards of other lanes and plain ones go
+    /// in step with them.
     pub own: f64,
-    /// How much of what is its own a k shares with its neighbour. Plain rounds do not run into each other as drafted ones do: they share nothing.
+    /// How much of what is its own a k shares with its neighbour. Plain rounds do not run into each other as drafted ones do:
+    /// they share nothing.
     pub neighbour: f64,
     /// Standard deviation of the mean time of a lane round: forwards are noisy.
     pub lane_round_noise: f64,

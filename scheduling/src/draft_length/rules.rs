@@ -12,8 +12,8 @@ pub(super) const PRIOR_SUPPLY: f64 = 0.98;
 /// proves right again after twice as many.
 pub(super) const SUPPLY_MEMORY: u64 = 16;
 
-/// What is faster by a smaller part than this is not worth a change: of k, where for a lane round or two sequences of the old k and of the new
-/// one are in each other's way, of a round to a lookup draft. Nor does a lane mind to wait so much longer for one.
+/// What is faster by a smaller part than this is not worth a change: of k, where for a lane round or two sequences of the old k
+/// and of the new one are in each other's way, of a round to a lookup draft. Nor does a lane mind to wait so much longer for one.
 pub(super) const WORTHWHILE: f64 = 0.02;
 
 /// What was not spent on probes is kept up to so many rounds.
@@ -28,8 +28,9 @@ pub struct Rules {
     pub hysteresis: f64,
     /// What it must be worth as long as the last one was not measured.
     pub rash_hysteresis: f64,
-    /// After a move so many lane rounds are not measured: sequences that began before it are in the way of the others, and after one to k = 0
-    /// those that drafted have to join those that did not. After that it is measured for as many before the next one.
+    /// After a move so many lane rounds are not measured: sequences that began before it are in the way of the others, and after
+    /// one to k = 0 those that drafted have to join those that did not. After that it is measured for as many before the next
+    /// one.
     pub settling_lane_rounds: u64,
     /// By what part a lane may make the rounds of others that share its target longer, against drafting nothing: they did not choose its k.
     pub others_delay_max: f64,

@@ -10,8 +10,8 @@ use speculation::SequenceId;
 
 use super::active::ActiveSequence;
 
-/// What is due later than this from now is not looked at yet: an entry is not moved, and a sequence whose time is over while no target could
-/// serve it is looked at again then.
+/// What is due later than this from now is not looked at yet: an entry is not moved, and a sequence whose time is over while no
+/// target could serve it is looked at again then.
 pub(super) const LATER: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]

@@ -29,7 +29,8 @@ pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
 /// Ids of a sequence where none is known: for the room of an idle target, and for steps of two drafts that are compared.
 const USUAL_LEN: u32 = 1_024;
 
-/// Entries of a table that others fill: points of a profile, addresses of crashes and of drained workers, scores of drafts by task type.
+/// Entries of a table that others fill: points of a profile, addresses of crashes and of drained workers, scores of drafts by
+/// task type.
 pub(super) const MAX_ENTRIES: usize = 1_024;
 
 /// A worker that says more is not believed.
