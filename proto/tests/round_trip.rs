@@ -170,7 +170,7 @@ fn broken_bounds_are_named() {
     };
     assert!(spec(&|s| s.priority = 256).starts_with("priority: 256"));
     assert!(spec(&|s| s.acceptance = 9).starts_with("acceptance: unknown"));
-    assert!(spec(&|s| s.stop_token_ids = vec![0; 65]).starts_with("stop_token_ids: 65"));
+    assert!(spec(&|s| s.stop_token_ids = vec![0; 257]).starts_with("stop_token_ids: 257"));
     assert!(spec(&|s| s.logprobs = Some(65)).starts_with("logprobs: at most 64"));
     let sampling = |change: &dyn Fn(&mut v1::SamplingParams)| {
         let mut wire = v1::SamplingParams::default();
