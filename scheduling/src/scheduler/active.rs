@@ -1,4 +1,4 @@
-//! One sequence under way, with everything that the scheduler keeps beside its state machine.
+//! An active sequence: its state machine and what the scheduler tracks beside it.
 
 use std::time::Duration;
 
@@ -23,111 +23,111 @@ pub(super) struct ActiveSequence {
     pub(super) sequence: Sequence,
     pub(super) lane: Joined,
     pub(super) speculation: SpeculationRequest,
-    /// Whose it is.
+    /// Hash of the client's API key.
     pub(super) api_key: u64,
     pub(super) target: Option<Reservation>,
     pub(super) draft: Option<Reservation>,
     pub(super) failures: TargetFailures,
-    /// Its prompt's prefixes, by which a target is chosen.
+    /// Prefixes of the prompt, used to choose a target.
     pub(super) marks: PrefixMarks,
-    /// The numerics class of its text so far, once it had a target.
+    /// Numerics class of the text so far; absent before the first target.
     pub(super) numerics_id: Option<String>,
     pub(super) round: Round,
     /// Draft position that the next reported agreement bit refers to.
     pub(super) agreement: Agreement,
-    /// What its drafts are looked up in.
+    /// Sources of lookup drafts.
     pub(super) lookups: Lookups,
-    /// The lookup draft of the round that begins.
+    /// Lookup draft of the round that is about to begin.
     pub(super) looked_up: Option<LookupDraft>,
-    /// The proposal that its draft worker owes.
+    /// Outstanding request to the draft worker.
     pub(super) asked: Option<Asked>,
     pub(super) submitted_at: Duration,
-    /// When it began to wait for a target, while it has none.
+    /// When the current wait for a target began.
     pub(super) waiting_since: Duration,
-    /// When its wait ends if no target serves its model.
+    /// When the wait ends if no target serves the model.
     pub(super) give_up_at: Duration,
-    /// When its wait for its first target ends, if it may be turned away.
+    /// When the wait for the first target ends, if the request may expire.
     pub(super) expires_at: Option<Duration>,
-    /// Sequences in the target's latest forward with it, and in that of its latest round that was nothing but drafting and verifying.
+    /// Number of sequences in the latest target forward, and in that of the latest round without prompt rows.
     pub(super) forward_sequences: [u32; 2],
-    /// Whether it lost its last target, and did not only give way there.
+    /// Whether it lost its last target other than by preemption.
     pub(super) is_replay: bool,
-    /// While it is being preempted.
+    /// Set while a preemption is processed.
     pub(super) gives_way: bool,
-    /// Its entry among the timers.
+    /// Time of its timer entry.
     pub(super) timer: Option<Duration>,
     pub(super) disabled_reason: Option<&'static str>,
-    /// Prompt tokens that its target had from other sequences.
+    /// Prompt tokens that the target had cached from other sequences.
     pub(super) cached: CachedPrompt,
-    /// Draft workers on trial, as far as this sequence is evidence.
+    /// State of shadow drafts for this sequence.
     pub(super) trial: Trial,
 }
 
-/// What went wrong with the targets of one sequence.
+/// Failures of one sequence's targets.
 #[derive(Debug, Default)]
 pub(super) struct TargetFailures {
-    /// Targets in a row that were lost, or left, before they committed anything.
+    /// Consecutive targets that were lost or left before they committed anything.
     pub(super) in_a_row: u32,
-    /// The target that it left last: another one is preferred.
+    /// Target that it left last; other targets are preferred.
     pub(super) left: Option<WorkerKey>,
-    /// Targets that refused it: they are not asked again.
+    /// Targets that refused it; they are not tried again.
     pub(super) refused_by: Vec<WorkerKey>,
-    /// The last reason.
+    /// Reason of the last failure.
     pub(super) reason: Option<TargetFault>,
 }
 
 impl TargetFailures {
-    /// Whether the sequence may be what its targets died of.
+    /// Whether the sequence itself may cause its targets to fail.
     pub(super) fn is_suspect(&self) -> bool {
         self.in_a_row >= SUSPECT_AFTER
     }
 }
 
-/// Where a round stands before its verification is answered.
+/// Phase of a round before its verification is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum RoundPhase {
-    /// It leaves at once, or has left.
+    /// Its first step is sent at once, or was sent.
     #[default]
     Begun,
-    /// A decode step that waits to share a forward pass ([`crate::decode_delay`]).
+    /// A decode step that is delayed to share a forward pass ([`crate::decode_delay`]).
     Delayed,
-    /// A decode step that its target has not answered.
+    /// A decode step in flight to the target.
     DecodeInFlight,
 }
 
-/// The round under way.
+/// The current round.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Round {
     pub(super) begun_at: Duration,
     pub(super) phase: RoundPhase,
-    /// Draft length chosen for it.
+    /// Draft length chosen for the round.
     pub(super) chosen: u32,
-    /// How long that proposal was expected to take as the round began, until it is asked for.
+    /// Predicted time of the proposal when the round began; taken when the proposal is requested.
     pub(super) predicted: Option<Duration>,
-    /// Tokens of a tree at most.
+    /// Maximum number of tree tokens.
     pub(super) num_tree_tokens: u32,
-    /// Whether prompt rows are in it: its time then says nothing of drafting and verifying.
+    /// Whether it includes prompt rows. Its time then tells nothing about drafting and verifying.
     pub(super) has_prompt: bool,
-    /// Where its draft was looked up, if it was.
+    /// Source of its lookup draft, if it has one.
     pub(super) source: Option<LookupSource>,
-    /// Whether a silent draft worker is asked in it, without waiting for the proposal.
+    /// Whether it also sends a request to an unresponsive draft worker, without waiting for the proposal.
     pub(super) is_probing: bool,
-    /// Tokens that a draft worker was asked for, to be waited for.
+    /// Number of tokens requested from a draft worker whose proposal the round waits for.
     pub(super) asked: u32,
-    /// Whether that proposal missed its deadline.
+    /// Whether the proposal missed its deadline.
     pub(super) is_late: bool,
-    /// When verification was first asked for.
+    /// When verification was first requested.
     pub(super) verify_at: Option<Duration>,
 }
 
-/// A request to a draft worker that is not answered yet.
+/// An outstanding request to a draft worker.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
-    /// The step's number.
+    /// Step sequence number.
     pub(super) step: u64,
     pub(super) at: Duration,
     pub(super) num_draft_tokens: u32,
-    /// How long the answer was expected to take.
+    /// Predicted time to the answer.
     pub(super) predicted: Duration,
 }
 
@@ -154,7 +154,7 @@ impl ActiveSequence {
             rounds: counters.rounds,
             draft_tokens: counters.draft_tokens,
             accepted_tokens: counters.accepted_tokens,
-            // Of a prompt at least the last token is computed.
+            // The last prompt token at least is always computed.
             cached_tokens: self.cached.tokens().min(self.sequence.spec().prompt_len.saturating_sub(1).into()),
             accepted_prediction_tokens: appeared,
             rejected_prediction_tokens: not_yet,
@@ -167,20 +167,20 @@ impl ActiveSequence {
         CommittedRound { id: self.id, lane: self.lane.id, commit, source, usage: self.usage() }
     }
 
-    /// Its target says how much of the prompt it had cached, of a step that was sent again since, too. Only the target that writes the first
-    /// token counts.
+    /// Records how much of the prompt the target had cached, also for a step that was sent again since. Only
+    /// the target that generates the first token counts.
     pub(super) fn on_cached(&mut self, reply: &Reply) {
         if self.output_len() == 0 {
             self.cached.answered(reply);
         }
     }
 
-    /// Ids that it holds.
+    /// Number of ids: prompt and output.
     pub(super) fn len(&self) -> u32 {
         self.sequence.ids().len() as u32
     }
 
-    /// Ids that it generated.
+    /// Number of generated ids.
     pub(super) fn output_len(&self) -> u32 {
         self.len() - self.sequence.spec().prompt_len
     }
@@ -195,17 +195,17 @@ impl ActiveSequence {
         !self.sequence.spec().traceparent.is_empty()
     }
 
-    /// When the sequence has to be looked at if nothing else happens to it.
+    /// Time at which the sequence must be checked if nothing else happens to it.
     pub(super) fn deadline(&self) -> Option<Duration> {
         let waits_until = || self.expires_at.map_or(self.give_up_at, |at| at.min(self.give_up_at));
         self.sequence.next_deadline().or_else(|| self.target.is_none().then(waits_until))
     }
 
-    /// Whether a draft worker is of use to it.
+    /// Whether it can use a draft worker.
     pub(super) fn wants_draft(&self) -> bool {
         !self.speculation.refuses_drafts() && self.sequence.draft_refusal().is_none()
     }
 }
 
-/// Events that an action of a sequence leads to, for the same sequence.
+/// Further events for the same sequence that result from its actions.
 pub(super) type FollowUps = std::collections::VecDeque<Event>;

@@ -1,7 +1,8 @@
-//! Which workers a sequence has. Sequences without a target wait in one fair queue per model ([`crate::fair_queue`]) until a
-//! target has capacity: KV blocks within its credit, and few enough prefills under way. Those that lost their target wait in a
-//! queue of their own, served first and within a budget ([`crate::replay_budget`]), so that a mass failover is worked off in
-//! order and new sequences have turns meanwhile.
+//! Assignment of workers to sequences. Sequences without a target wait in one fair queue per model
+//! ([`crate::fair_queue`]) until a target has capacity: KV blocks within its credit, and few enough prefills
+//! in progress. Sequences that lost their target wait in a separate queue. It is served first and within a
+//! budget ([`crate::replay_budget`]), so that a mass failover is processed in order and new sequences still
+//! get turns.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use crate::fair_queue::Ticket;
 use crate::rollout::Preference;
 
 impl Scheduler {
-    /// Assigns targets to waiting sequences while there is capacity.
+    /// Assigns targets to waiting sequences while targets have capacity.
     pub(super) fn assign_targets(&mut self) {
         if !std::mem::take(&mut self.state.capacity_changed) {
             return;
@@ -29,7 +30,8 @@ impl Scheduler {
         let queues: Vec<QueueKey> = self.state.waiting.keys().cloned().collect();
         let mut held_up = None;
         for key in &queues {
-            // A replay for which no target has capacity holds up new sequences, so that long ones are not starved.
+            // A replay that finds no capacity blocks new sequences of its model; otherwise long replays would
+            // starve.
             if key.kind == WaitKind::Ordinary && held_up == Some(&key.model) {
                 continue;
             }
@@ -41,12 +43,12 @@ impl Scheduler {
         self.state.report_waiting();
     }
 
-    /// Serves a queue until it is empty, or its head gets nothing: nobody overtakes the head, which would starve long
-    /// sequences. Returns what the head got.
+    /// Serves a queue until it is empty or its head gets nothing. No sequence overtakes the head, which would
+    /// starve long sequences. Returns the outcome for the head where serving stopped.
     fn serve_queue(&mut self, key: &QueueKey) -> Option<Taken> {
         loop {
             let id = self.state.waiting.get(key).and_then(|queue| queue.peek(self.state.now)).copied()?;
-            // The sequence may have ended, or got its target by an earlier entry.
+            // The sequence may have ended, or got its target through an earlier entry.
             let active = self.sequences.get_mut(&id).filter(|active| active.target.is_none());
             let taken = active.map(|active| self.state.take_target_within_budget(active));
             if matches!(taken, Some(Taken::NoCapacity | Taken::OverBudget)) {
@@ -56,7 +58,7 @@ impl Scheduler {
         }
     }
 
-    /// The head of a queue has had its turn.
+    /// Records the turn of a queue's head.
     fn served(&mut self, key: &QueueKey, id: SequenceId, taken: Option<Taken>) {
         let now = self.state.now;
         if let Some(queue) = self.state.waiting.get_mut(key) {
@@ -70,8 +72,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives a sequence that is about to begin a round the draft worker it should cached_len: one if there is one, and another
-    /// one in place of one that has been silent for long.
+    /// Assigns a draft worker to a sequence that is about to begin a round: one if it has none, and another
+    /// one if its own has been unresponsive for long.
     pub(super) fn assign_draft(&mut self, id: SequenceId) {
         let Some(active) = self.sequences.get_mut(&id) else { return };
         let event = match active.worker(Role::Draft) {
@@ -84,23 +86,24 @@ impl Scheduler {
     }
 }
 
-/// What a sequence at the head of its queue got.
+/// Outcome of a turn at the head of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Taken {
-    /// A target.
+    /// It got a target.
     Target,
-    /// A place in the queue: every target that may serve it is full.
+    /// It stays in the queue: every eligible target is full.
     NoCapacity,
-    /// A place in the queue: enough was replayed lately.
+    /// It stays in the queue: the replay budget is used up.
     OverBudget,
-    /// An end: every target that is there has refused it, before the client got anything.
+    /// It fails: every connected target refused it before the client received anything.
     Refused,
-    /// Nothing yet: targets are there, and none of them serves it. One with a longer window, or a sound one, may join.
+    /// It leaves the queue: targets are connected, but none can serve it. One with a longer context window,
+    /// or a healthy one, may join.
     Unserved,
 }
 
 impl SchedulerState {
-    /// Puts a sequence into the queue for a target.
+    /// Starts a sequence's wait for a target.
     pub(super) fn wait_for_target(&mut self, active: &mut ActiveSequence) {
         active.waiting_since = self.now;
         active.give_up_at = self.now + self.config.target_wait;
@@ -108,7 +111,7 @@ impl SchedulerState {
         self.enqueue(active);
     }
 
-    /// Puts a sequence that waits for a target into its queue.
+    /// Adds a waiting sequence to its queue.
     pub(super) fn enqueue(&mut self, active: &ActiveSequence) {
         let ticket = Ticket {
             priority: active.sequence.spec().priority,
@@ -126,19 +129,20 @@ impl SchedulerState {
         self.capacity_changed = true;
     }
 
-    /// How long a sequence waited that may not wait any longer: it never had a target, and those that serve it are full.
+    /// Returns how long an expired sequence waited: its wait limit passed before it had a target, and the
+    /// targets that could serve it are full.
     pub(super) fn expired(&self, active: &mut ActiveSequence) -> Option<Duration> {
         active.expires_at.filter(|at| *at <= self.now)?;
         if self.workers.could_serve(&wanted(self.now, &self.lanes, active, None)) {
             return Some(self.now.saturating_sub(active.submitted_at));
         }
-        // It waits for a target to appear, for which there is another limit.
+        // It waits for a target to appear, which has a separate limit.
         active.expires_at = Some(self.now + LATER);
         None
     }
 
-    /// A sequence that has begun may wait for capacity without limit, and any for a target that serves it to appear for
-    /// `target_wait`.
+    /// Returns whether a sequence may keep waiting. A started sequence may wait for capacity without limit,
+    /// and any sequence up to `target_wait` for a target that can serve it.
     pub(super) fn may_keep_waiting(&self, active: &mut ActiveSequence) -> bool {
         if self.workers.could_serve(&wanted(self.now, &self.lanes, active, None)) {
             active.give_up_at = self.now + self.config.target_wait;
@@ -146,7 +150,7 @@ impl SchedulerState {
         self.now < active.give_up_at
     }
 
-    /// The sequence lost its worker of this role.
+    /// Handles the loss of a sequence's worker of this role.
     pub(super) fn reassign(&mut self, active: &mut ActiveSequence, role: Role, follow_ups: &mut FollowUps) {
         if role == Role::Target {
             self.decode_answered(active);
@@ -240,7 +244,8 @@ impl SchedulerState {
         active.draft.is_some()
     }
 
-    /// Whether the draft worker has been silent for so long that another one, which answers, is worth a prefill.
+    /// Returns whether the draft worker has been unresponsive for so long that a prefill at a responsive one
+    /// pays off.
     fn has_better_draft(&self, active: &ActiveSequence, key: WorkerKey) -> bool {
         if !self.workers.get(key).is_some_and(|worker| worker.health.is_given_up(self.now)) {
             return false;
@@ -250,14 +255,15 @@ impl SchedulerState {
         best.and_then(|key| self.workers.get(key)).is_some_and(|worker| !worker.health.is_out())
     }
 
-    /// Whether the draft that a rollout means for the sequence has a worker that answers and has capacity.
+    /// Returns whether the draft that a rollout prefers for the sequence has a responsive worker with
+    /// capacity.
     pub(super) fn has_preferred_draft(&self, active: &ActiveSequence) -> bool {
         let Some(target) = active.worker(Role::Target) else { return false };
         let best = self.workers.best_draft(&wanted(self.now, &self.lanes, active, None), target);
         best.is_some_and(|key| self.workers.preference_at(key, active.id) == Some(Preference::First))
     }
 
-    /// The sequence's first step at its workers is done, and it may have outgrown its reservations.
+    /// Grows the reservations of a sequence whose step was answered, if it has outgrown them.
     pub(super) fn grow_reservations(&mut self, active: &mut ActiveSequence) {
         let len = active.len();
         let shadow = active.trial.reservation_mut();

@@ -1,28 +1,30 @@
-//! How much of one sequence's prompt its target had from other sequences: what clients read as `cached_tokens`.
+//! Counts how much of a sequence's prompt its target had cached from other sequences: `cached_tokens` of the
+//! API.
 //!
-//! A worker says with each reply what it had of the step's context, and cannot tell who computed it. So every part of a prompt is counted
-//! once at each target, when it was sent there first: a step that is sent again, or a sequence that comes back, finds its own work.
+//! A worker reports with each reply how much of the step's context it had cached, and does not know which
+//! sequence computed it. So each part of a prompt is counted once per target, when it is first sent there. A
+//! step that is sent again, or a sequence that returns to a target, would find its own KV.
 
 use speculation::{Reply, ReplyBody};
 
 use super::events::WorkerKey;
 
-/// See the module's page.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub(super) struct CachedPrompt {
-    /// Every target that it was given to, and how much that had.
+    /// Targets that the sequence was assigned to, with the cached tokens of each.
     targets: Vec<(WorkerKey, u64)>,
-    /// The one that it is at, an index into `targets`.
+    /// Index of the current target in `targets`.
     current: usize,
-    /// Where the part of the prompt ends that has been counted at the current target.
+    /// End of the prompt part that has been counted at the current target.
     counted_to: u32,
 }
 
 impl CachedPrompt {
-    /// It is given to a target.
+    /// Records an assignment to a target.
     pub(super) fn assigned(&mut self, target: WorkerKey) {
         let known = self.targets.iter().position(|(key, _)| *key == target);
-        // Who comes back finds what it has left there.
+        // A sequence that returns finds its own KV there.
         self.counted_to = if known.is_some() { u32::MAX } else { 0 };
         self.current = known.unwrap_or(self.targets.len());
         if known.is_none() {
@@ -30,7 +32,7 @@ impl CachedPrompt {
         }
     }
 
-    /// The current target answers a step: the latest one, or one that was sent again since.
+    /// Records an answer of the current target, to the latest step or to one that was sent again since.
     pub(super) fn answered(&mut self, reply: &Reply) {
         let end = match &reply.body {
             ReplyBody::Fed { cached_len, .. } => *cached_len,
@@ -44,7 +46,7 @@ impl CachedPrompt {
         *tokens += u64::from(reply.num_cached);
     }
 
-    /// What the current target had.
+    /// Tokens that the current target had cached.
     pub(super) fn tokens(&self) -> u64 {
         self.targets.get(self.current).map_or(0, |(_, tokens)| *tokens)
     }
@@ -90,7 +92,7 @@ mod tests {
         cached.answered(&span(448, 400));
         cached.answered(&span(448, 432));
         assert_eq!(cached.tokens(), 400);
-        // The first one never ran: what was lost says nothing.
+        // The first step never ran, so the lost answer counts nothing.
         cached.assigned(B);
         cached.answered(&reply(ReplyBody::NeedContext { cached_len: 0, has_spec: false }, 0));
         cached.answered(&span(448, 416));

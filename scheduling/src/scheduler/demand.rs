@@ -1,5 +1,5 @@
-//! What the pools of each model are asked for, and how many workers that takes: [`crate::pool_size`] over what workers measured. For metrics;
-//! nothing is decided by it here.
+//! Demand on the worker pools of each model, and how many workers it takes: [`crate::pool_size`] on measured
+//! values. For metrics only; no decision here depends on it.
 
 use std::collections::BTreeSet;
 
@@ -12,23 +12,23 @@ use super::workers::Worker;
 use crate::cost::WorkerCost;
 use crate::pool_size::{Demand, Supply, Wanted, wanted};
 
-/// The pools of one model, as this scheduler needs them.
+/// Demand on the pools of one model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PoolDemand {
-    /// Which model.
+    /// The model.
     pub model: String,
-    /// Sequences under way or waiting.
+    /// Active sequences, including waiting ones.
     pub sequences: u32,
-    /// Targets that serve it now.
+    /// Targets that serve the model now.
     pub target_workers: u32,
-    /// Target workers that are wanted, with their fraction.
+    /// Number of target workers wanted, as a fraction.
     pub wanted_target_workers: f64,
-    /// Draft workers that are wanted.
+    /// Number of draft workers wanted.
     pub wanted_draft_workers: f64,
 }
 
 impl SchedulerState {
-    /// The demand for every model that has targets or ever had sequences.
+    /// Demand of each model that has targets or ever had sequences.
     pub(super) fn demands(&self) -> Vec<PoolDemand> {
         let served = self.workers.values().filter(|worker| worker.info.role == Role::Target);
         let served = served.map(|worker| worker.info.model_id.as_str());
@@ -42,7 +42,7 @@ impl SchedulerState {
         let sequences = self.lanes.sequences_of(model);
         let wanted = match targets.first() {
             Some(first) => self.wanted(model, (sequences, &targets), first),
-            // Nothing is known of targets that are not there; the first one will tell.
+            // Nothing is known about the speed without a target, so ask for one.
             None => Wanted { targets: f64::from(sequences.min(1)), drafts: 0.0 },
         };
         PoolDemand {
@@ -58,7 +58,7 @@ impl SchedulerState {
         let count = targets.len() as f64;
         let running: u32 = targets.iter().map(|target| target.load).sum();
         let reserved: u64 = targets.iter().map(|target| target.blocks().1).sum();
-        // Those that wait will need what those that run need.
+        // Assume that waiting sequences need as many blocks as running ones.
         let each = reserved as f64 / f64::from(running.max(1));
         let waiting = f64::from(sequences.saturating_sub(running));
         let demand = Demand { sequences: f64::from(sequences), kv_blocks: reserved as f64 + waiting * each };
@@ -69,7 +69,7 @@ impl SchedulerState {
             tpot_us: self.config.tpot_objective.map(crate::cost::micros),
         };
         let Some(draft) = self.draft_cost(first) else {
-            // A draft worker that nobody has seen is worth a try, and tells its cost.
+            // The cost of a draft worker is unknown until one connects, so ask for one.
             let may_draft = self.lanes.policy().max_draft_tokens > 0;
             let alone = |sequences: f64, _: f64| {
                 self.lanes.promise(model, (sequences, 0.0), (&first.cost, &first.cost))
@@ -83,7 +83,8 @@ impl SchedulerState {
         wanted(demand, supply, &speed)
     }
 
-    /// What a draft worker for this target costs: one that is connected, or the last one that was.
+    /// Cost of a draft worker that fits this target: a connected one, or else the last one that was
+    /// connected.
     fn draft_cost(&self, target: &Worker) -> Option<&WorkerCost> {
         let mut drafts = self.workers.serving_drafts();
         let fits = |worker: &&Worker| pairing::check(&worker.info, &target.info).is_ok();

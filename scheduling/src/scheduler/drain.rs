@@ -1,5 +1,6 @@
-//! Workers that get nothing new: one that is about to stop, one that an operator drains, one that was taken off the list. What
-//! runs at a target may finish there; a draft worker is left at once.
+//! Draining workers: ones that are about to stop, that an operator drains, or that were removed from the list
+//! of workers. They get no new sequences. Sequences at a target may finish there; a draft worker is left at
+//! once.
 
 use speculation::sequence::Event as SequenceEvent;
 use speculation::{Role, SequenceId};
@@ -8,7 +9,7 @@ use super::Scheduler;
 use super::events::{Command, Drain, Report, WorkerKey};
 
 impl Scheduler {
-    /// A worker says that it is about to stop.
+    /// A worker announced that it is about to stop.
     pub(super) fn drains_itself(&mut self, key: WorkerKey) {
         let Some(worker) = self.state.workers.get_mut(key) else { return };
         if !std::mem::replace(&mut worker.draining.by_itself, true) {
@@ -16,7 +17,7 @@ impl Scheduler {
         }
     }
 
-    /// An operator drains the workers at an address, or undoes that.
+    /// Drains the workers at an address, or undoes that, by order of an operator.
     pub(super) fn drain_address(&mut self, drain: &Drain) {
         let changed = self.state.workers.drain(drain);
         for &key in &changed {
@@ -33,7 +34,7 @@ impl Scheduler {
         }
     }
 
-    /// An operator took the worker off the list, or put it back.
+    /// Records that an operator removed the worker from the list of workers, or put it back.
     pub(super) fn set_listed(&mut self, key: WorkerKey, is_listed: bool) {
         if self.state.workers.set_listed(key, is_listed) {
             match is_listed {

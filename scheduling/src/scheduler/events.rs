@@ -1,4 +1,4 @@
-//! What a driver tells the scheduler, and what the scheduler has it do. Plain data.
+//! Events that a driver passes to the scheduler, and commands that the scheduler returns. Plain data.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,106 +14,110 @@ use crate::cost::StepTimePoint;
 use crate::lookup_rates::LookupSource;
 use crate::rollout::{RolloutOrder, Stage};
 
-/// Names one connection to one worker. A worker that reconnects has a new key.
+/// Identifies one connection to one worker. A worker that reconnects has a new key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerKey(pub u64);
 
-/// What happened. The driver passes in everything that has arrived, then [`Event::Dispatch`].
+/// An input of the scheduler. The driver passes in everything that has arrived, then [`Event::Dispatch`].
 #[derive(Debug, Clone)]
 pub enum Event {
     /// A new sequence. It waits for a target of its model for [`super::SchedulerConfig::target_wait`].
     Submit(Box<NewSequence>),
-    /// The client left, or has all it wants.
+    /// The client disconnected, or has all it wants.
     Cancel(SequenceId),
     /// A worker connected.
     WorkerUp(WorkerKey, Box<WorkerInfo>),
-    /// A worker is gone, with everything it held.
+    /// A worker disconnected, and its state is lost.
     WorkerDown(WorkerKey),
-    /// A worker answered.
+    /// A worker sent a frame.
     Frame(WorkerKey, Frame),
     /// An operator drains the workers at an address, or undoes that.
     Drain(Drain),
-    /// Whether an operator lists the worker still: one that is listed no more drains, and then its connection ends.
+    /// Whether the worker is still listed by the operator. One that is not listed drains, and then its
+    /// connection ends.
     Listed(WorkerKey, bool),
-    /// An operator rolls a draft out, or takes it back.
+    /// An operator starts, promotes or ends the rollout of a draft.
     Rollout(RolloutOrder),
-    /// The time that [`super::Scheduler::next_wakeup`] named has come.
+    /// The time returned by [`super::Scheduler::next_wakeup`] was reached.
     Timer,
     /// Everything that arrived was passed in: assign workers and begin rounds.
     Dispatch,
 }
 
-/// An operator's word on the workers at one address, those that connect later included.
+/// An operator's order to drain the workers at one address, including workers that connect later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drain {
-    /// As in reports.
+    /// The address, as in reports.
     pub address: String,
-    /// They get nothing new; false: they do again.
+    /// Whether they get no new sequences; false undoes that.
     pub is_draining: bool,
-    /// Sequences at a target move to another one of the same numerics class, if there is one, instead of finishing there.
+    /// Whether sequences at a target move to another target of the same numerics class, if there is one,
+    /// instead of finishing there.
     pub moves_sequences: bool,
 }
 
 /// A sequence to schedule.
 #[derive(Debug, Clone)]
 pub struct NewSequence {
-    /// Chosen by the driver, never used before.
+    /// Chosen by the driver, unique.
     pub id: SequenceId,
-    /// The lane it asks for.
+    /// Requested lane.
     pub lane: LaneKey,
     /// Sampling, seed and limits; `spec.lane` is set by the scheduler.
     pub spec: SequenceSpec,
-    /// Size of the model's vocabulary: a target that returns other ids is not believed.
+    /// Size of the model's vocabulary; a target's ids at or above it are rejected.
     pub vocab_size: u32,
     /// The prompt, not empty.
     pub prompt_ids: Arc<[TokenId]>,
-    /// What the client asked of speculation.
+    /// The client's settings for speculation.
     pub speculation: SpeculationRequest,
-    /// What the client predicts of the output.
+    /// The output that the client predicts.
     pub prediction: Option<Arc<PredictedText>>,
-    /// Whose it is: API keys take turns. Not the isolation key, of which a client may have many by `cache_salt`.
+    /// Hash of the API key; API keys are served in turn. Differs from the isolation key, of which a client
+    /// may have many by `cache_salt`.
     pub api_key: u64,
-    /// Whether it fails where it waits too long for its first target, instead of waiting on: its client has got nothing yet.
+    /// Whether it fails after waiting too long for its first target instead of waiting on. Possible because
+    /// its client has received nothing yet.
     pub may_expire: bool,
 }
 
-/// What a worker says of itself when it connects.
+/// What a worker reports about itself when it connects.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerInfo {
-    /// Its pool.
+    /// The worker's role.
     pub role: Role,
-    /// Where it is; for logs and reports.
+    /// Address, for logs and reports.
     pub address: String,
-    /// The model that it serves or drafts with.
+    /// Model that it serves or drafts with.
     pub model_id: String,
-    /// Names the class of targets whose results are equal bit for bit.
+    /// Numerics class: targets of one class compute results that are equal bit for bit.
     pub numerics_id: String,
     /// Hash of the token list; empty for a draft worker that needs no tokenizer.
     pub tokenizer_fingerprint: String,
-    /// How the worker draws.
+    /// Sampling scheme of the worker.
     pub sampling_scheme: String,
-    /// Task types that the worker is meant for; empty: all.
+    /// Task types that the worker is intended for; empty: all.
     pub task_types: Vec<String>,
-    /// Ids at and above this do not exist.
+    /// Size of the vocabulary: all ids are below it.
     pub vocab_size: u32,
-    /// Prompt and output together; 0: not limited.
+    /// Maximum length of prompt and output together; 0: not limited.
     pub max_model_len: u32,
-    /// KV blocks in all; 0: the worker keeps no KV.
+    /// Total KV blocks; 0: the worker keeps no KV.
     pub kv_blocks: u64,
     /// Tokens in one block.
     pub kv_block_size: u32,
-    /// KV blocks that this router may reserve, if the worker said so.
+    /// KV blocks that this router may reserve, if the worker reported a limit.
     pub credit_blocks: Option<u64>,
     /// Profiled step times; empty: not profiled.
     pub step_times: Vec<StepTimePoint>,
-    /// Ids of a token tree that a target verifies; 0: chains only.
+    /// Maximum tokens of a tree that the target verifies; 0: chains only.
     pub max_tree_tokens: u32,
-    /// Whether a draft worker is on trial: it is scored, and no target sees what it proposes.
+    /// Whether the draft worker is on trial: its proposals are scored and are sent to no target.
     pub is_shadow: bool,
 }
 
 impl WorkerInfo {
-    /// A worker of one role that says nothing else of itself.
+    /// Creates the info of a worker that reports only its role and model.
     pub fn of(role: Role, model_id: &str) -> Self {
         Self {
             role,
@@ -135,31 +139,31 @@ impl WorkerInfo {
     }
 }
 
-/// One frame of a worker.
+/// One frame from a worker.
 #[derive(Debug, Clone, Default)]
 pub struct Frame {
-    /// The forward pass that the replies come from.
+    /// Forward pass that produced the replies.
     pub timing: StepTiming,
-    /// A new limit on the KV blocks that this router may reserve.
+    /// New limit on the KV blocks that this router may reserve.
     pub credit_blocks: Option<u64>,
     /// Answers to steps.
     pub replies: Vec<Reply>,
-    /// Sequences that the worker dropped to free KV, with the assignment that this ends.
+    /// Sequences that the worker dropped to free KV, each with the epoch of the assignment that this ends.
     pub preempted: Vec<(SequenceId, u32)>,
-    /// The worker is about to stop: it gets no new sequences.
+    /// Whether the worker is about to stop; it gets no new sequences.
     pub is_draining: bool,
 }
 
-/// One forward pass of a worker.
+/// Timing of one forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StepTiming {
-    /// Rows in it.
+    /// Number of rows.
     pub rows: u32,
-    /// Of these, rows of prompts.
+    /// Rows of these that belong to prompts.
     pub prefill_rows: u32,
-    /// Sequences in it.
+    /// Number of sequences.
     pub sequences: u32,
-    /// KV tokens read.
+    /// Number of KV tokens read.
     pub kv_tokens: u64,
     /// Mean time from a step's arrival to its first forward pass.
     pub queue: Duration,
@@ -167,26 +171,26 @@ pub struct StepTiming {
     pub compute: Duration,
 }
 
-/// What the driver is to do, in order.
+/// An output of the scheduler; the driver executes commands in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Command {
     /// Send a step to a worker.
     Send(WorkerKey, Step),
-    /// Tell a worker to forget an assignment of a sequence.
+    /// Tell a worker to drop one assignment (epoch) of a sequence.
     Close(WorkerKey, SequenceId, u32),
-    /// The sequence has its first target.
+    /// The sequence got its first target.
     Assigned(SequenceId),
-    /// Nothing runs at a worker that is listed no more: its connection is to end.
+    /// Close the connection of a worker that is no longer listed and has no sequences.
     Disconnect(WorkerKey),
-    /// A round of a traced sequence begins with this many tokens to draft.
+    /// A round of a traced sequence begins; the number is its draft length.
     RoundBegun(SequenceId, u32),
     /// Tokens for the client.
     Commit(CommittedRound),
-    /// Scored prompt ids for the client, in order and each once.
+    /// Scored prompt ids for the client, in order and without repeats.
     PromptLogprobs(SequenceId, PromptLogprobs),
-    /// The sequence is complete. The scheduler has forgotten it.
+    /// The sequence is complete, and the scheduler dropped it.
     Finish(SequenceId, FinishReason, SpeculationUsage),
-    /// The sequence failed. The scheduler has forgotten it.
+    /// The sequence failed, and the scheduler dropped it.
     Fail(SequenceId, Failure),
     /// For metrics and logs.
     Report(Report),
@@ -195,15 +199,15 @@ pub enum Command {
 /// One verified span of one sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommittedRound {
-    /// Which sequence.
+    /// The sequence.
     pub id: SequenceId,
     /// Its lane.
     pub lane: LaneId,
-    /// The tokens.
+    /// The committed tokens.
     pub commit: Commit,
-    /// Where the draft was looked up, if it was.
+    /// Source of the lookup draft, if there was one.
     pub source: Option<LookupSource>,
-    /// Totals up to and with this span.
+    /// Totals including this span.
     pub usage: SpeculationUsage,
 }
 
@@ -214,16 +218,16 @@ pub enum Failure {
     Refused(String),
     /// No target serves its model.
     Unavailable(String),
-    /// Target after target failed while it ran there.
+    /// Too many targets in a row failed while it ran there.
     Quarantined(String),
-    /// Targets were full for so long.
+    /// All targets were full; the duration is the time it waited.
     Expired(Duration),
 }
 
 /// Running totals of one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpeculationUsage {
-    /// Verify steps that committed something, decode steps among them.
+    /// Verify steps that committed something, including decode steps.
     pub rounds: u64,
     /// Drafted tokens that were verified.
     pub draft_tokens: u64,
@@ -231,16 +235,17 @@ pub struct SpeculationUsage {
     pub accepted_tokens: u64,
     /// Prompt tokens whose KV the target had from other sequences.
     pub cached_tokens: u64,
-    /// Tokens of the client's prediction that appeared in the output, and those that did not so far: whoever drafted them.
+    /// Tokens of the client's prediction that have appeared in the output, regardless of which source drafted
+    /// them.
     pub accepted_prediction_tokens: u32,
-    /// See `accepted_prediction_tokens`.
+    /// Tokens of the client's prediction that have not appeared in the output so far.
     pub rejected_prediction_tokens: u32,
-    /// Why nothing was drafted at some time, in one snake_case word; the last reason wins.
+    /// Reason in snake_case why nothing was drafted at some time; the last reason wins.
     pub disabled_reason: Option<&'static str>,
 }
 
 impl SpeculationUsage {
-    /// Tokens per verify step: one, and the accepted ones. `None` before the first step.
+    /// Tokens per verify step: 1 + accepted. `None` before the first step.
     pub fn acceptance_length(&self) -> Option<f64> {
         (self.rounds > 0).then(|| 1.0 + self.accepted_tokens as f64 / self.rounds as f64)
     }
@@ -251,65 +256,65 @@ impl SpeculationUsage {
 pub enum Report {
     /// A lane was opened.
     LaneOpened(LaneId, Arc<LaneKey>),
-    /// A lane's draft length.
+    /// A lane's new draft length.
     DraftLength(LaneId, u32),
     /// A reply or draft was ignored.
     Ignored(Ignored),
-    /// A draft worker does not answer: rounds go on without it.
+    /// A draft worker does not answer; rounds continue without it.
     DraftWorkerSilent {
-        /// Which worker.
+        /// The worker.
         worker: WorkerKey,
-        /// How long the oldest unanswered request waits.
+        /// Age of the oldest unanswered request.
         waited: Duration,
     },
-    /// A silent draft worker answers again.
+    /// An unresponsive draft worker answers again.
     DraftWorkerAnswers(WorkerKey),
-    /// A target owes answers and says nothing: its sequences move where another target serves them.
+    /// A target does not answer; its sequences move to other targets that can serve them.
     TargetSilent {
-        /// Which worker.
+        /// The worker.
         worker: WorkerKey,
-        /// How long nothing came.
+        /// Time since its last answer.
         waited: Duration,
-        /// How many sequences moved at once.
+        /// Number of sequences that moved at once.
         moved: usize,
     },
-    /// Sequences move away from a target that is silent, or that an operator drains.
+    /// Sequences move away from a target that does not answer or that an operator drains.
     Moved {
-        /// Which worker.
+        /// The worker.
         from: WorkerKey,
-        /// How many sequences.
+        /// Number of sequences.
         sequences: usize,
     },
-    /// A worker gets nothing new, for it is about to stop or an operator says so, with so many sequences there.
+    /// A worker gets no new sequences: it is about to stop, or an operator drains it.
     WorkerDraining {
-        /// Which worker.
+        /// The worker.
         worker: WorkerKey,
         /// Sequences assigned to it.
         sequences: u32,
     },
     /// A worker that an operator drained gets new sequences again.
     WorkerUndrained(WorkerKey),
-    /// A silent target answers again.
+    /// An unresponsive target answers again.
     TargetAnswers(WorkerKey),
     /// A sequence failed at a target.
     TargetFailed {
-        /// Which worker.
+        /// The worker.
         worker: WorkerKey,
-        /// What happened.
+        /// The fault.
         fault: TargetFault,
         /// Whether its circuit breaker opened: it gets one sequence now and then until one succeeds.
         is_opened: bool,
     },
     /// A lost worker's sequences are replayed at other workers.
     Replayed {
-        /// What the lost worker was.
+        /// Role of the lost worker.
         role: Role,
-        /// Where it was.
+        /// Its address.
         address: String,
-        /// How many sequences.
+        /// Number of sequences.
         sequences: usize,
     },
-    /// A sequence moved to a target of another numerics class: its text may differ from here on.
+    /// A sequence moved to a target of another numerics class; its further text may differ.
     NumericsChanged(SequenceId),
     /// A sequence was assigned a target.
     TargetAssigned {
@@ -318,53 +323,54 @@ pub enum Report {
         /// How long it waited.
         waited: Duration,
     },
-    /// How many sequences wait for a target with capacity.
+    /// Number of sequences that wait for a target with capacity.
     WaitingForTarget(usize),
     /// A worker's KV blocks.
     Blocks {
-        /// Which worker.
+        /// The worker.
         worker: WorkerKey,
-        /// How many this router may reserve.
+        /// Blocks that this router may reserve.
         credit: u64,
-        /// How many it has reserved.
+        /// Blocks that this router has reserved.
         reserved: u64,
     },
-    /// A proposal of a shadow draft was compared with what was committed.
+    /// A shadow draft's proposal was compared with the committed tokens.
     ShadowScored(ShadowScored),
-    /// A shadow draft was given up for one sequence, by a reason in one snake_case word.
+    /// A shadow draft was dropped for one sequence.
     ShadowDropped {
         /// Its draft.
         draft: Arc<str>,
-        /// Why.
+        /// The reason in snake_case.
         reason: &'static str,
     },
-    /// A candidate took over, or was taken back.
+    /// A rollout ended: its candidate was promoted or rolled back.
     RolloutEnded {
         /// Its draft.
         draft: String,
-        /// What it is now.
+        /// Its new stage.
         stage: Stage,
         /// Sequences that moved to other draft workers.
         moved: usize,
     },
-    /// What a target could commit beyond what it does.
+    /// Throughput that a target could add to its present one.
     Headroom {
-        /// Which worker.
+        /// The worker.
         worker: WorkerKey,
-        /// Rounded down.
+        /// Tokens per second, rounded down.
         tokens_per_second: u64,
     },
 }
 
-/// One proposal of a shadow draft, with the draft that served at the same place.
+/// Score of one proposal of a shadow draft, with that of the serving draft at the same position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShadowScored {
     /// The shadow's draft.
     pub draft: Arc<str>,
     /// The sequence's lane.
     pub lane: Arc<LaneKey>,
-    /// The shadow's positions that were judged, and accepted.
+    /// Positions of the shadow that were judged, and how many of them were accepted.
     pub shadow: (u32, u32),
-    /// Those of the draft that served, cut to the same length; absent where none guessed at the same place.
+    /// The same for the serving draft, cut to the same length; absent if it proposed nothing at this
+    /// position.
     pub serving: Option<(u32, u32)>,
 }

@@ -1,4 +1,4 @@
-//! What replies teach: how long forward passes, wires and rounds take, and which guesses were right.
+//! Learning from replies: times of forward passes, network and rounds, and acceptance of drafts.
 
 use speculation::sequence::Commit;
 use speculation::tree::Judged;
@@ -11,7 +11,8 @@ use crate::cost::{Forward, micros};
 use crate::draft_length::RoundTimes;
 
 impl SchedulerState {
-    /// A worker reports one forward pass. One with prompt rows tells what these add to the others.
+    /// Learns from one forward pass of a worker. One with prompt rows shows how much time these add for the
+    /// other rows.
     pub(super) fn on_timing(&mut self, key: WorkerKey, timing: &StepTiming) {
         let round_rows = timing.rows.saturating_sub(timing.prefill_rows);
         let is_telling = round_rows > 0 && timing.sequences > 0;
@@ -26,7 +27,7 @@ impl SchedulerState {
         }
     }
 
-    /// A reply came: its delay, and which part of it was the wire.
+    /// Learns the round-trip time of a reply, and the network's part of it.
     pub(super) fn on_reply_time(&mut self, active: &mut ActiveSequence, reply: &Answer<'_>) {
         let now = self.now;
         let &Answer { role, worker: key, reply, timing } = reply;
@@ -45,7 +46,7 @@ impl SchedulerState {
                 worker.health.answered(now);
                 let Some(asked) = active.asked.take_if(|asked| is_proposal_of(reply, asked)) else { return };
                 worker.cost.drafted_ahead.observe(reply.num_ahead, asked.num_draft_tokens);
-                // What was guessed ahead says nothing of how long a proposal takes.
+                // Tokens drafted ahead would make the proposal look too fast.
                 if reply.num_ahead == 0 {
                     worker.health.observe(now.saturating_sub(asked.at), asked.predicted);
                 }
@@ -61,7 +62,7 @@ impl SchedulerState {
         worker.cost.observe_wire(now.saturating_sub(asked_at), worked);
     }
 
-    /// A draft worker reports which of the committed tokens that it was fed it would have drawn.
+    /// Learns which of the committed tokens a draft worker would have drawn.
     pub(super) fn on_agreement(&mut self, active: &mut ActiveSequence, role: Role, reply: &Reply) {
         if role == Role::Draft && active.sequence.awaits(role, reply) {
             for (positions, accepted) in active.agreement.told(&reply.agreed) {
@@ -70,7 +71,7 @@ impl SchedulerState {
         }
     }
 
-    /// A draft worker is asked for a proposal.
+    /// Records a proposal request to a draft worker.
     pub(super) fn on_proposal_asked(
         &mut self,
         active: &mut ActiveSequence,
@@ -87,7 +88,7 @@ impl SchedulerState {
         }
     }
 
-    /// Verification is asked for, with `supplied` drafted tokens.
+    /// Records that verification was requested, with `supplied` drafted tokens.
     pub(super) fn on_verify_asked(&mut self, active: &mut ActiveSequence, supplied: u32) {
         if active.round.verify_at.is_some() {
             return;
@@ -98,7 +99,7 @@ impl SchedulerState {
         }
     }
 
-    /// A proposal's deadline passed.
+    /// Records that a proposal missed its deadline.
     pub(super) fn on_late_draft(&mut self, active: &ActiveSequence) {
         let (now, asked_at) = (self.now, active.asked.map(|asked| asked.at));
         let Some(asked_at) = asked_at else { return };
@@ -111,13 +112,14 @@ impl SchedulerState {
         }
     }
 
-    /// A round is over. Its time counts where it was what it was chosen to be: no prompt, and the chosen draft length.
+    /// Learns from a completed round. Its time counts only if the round had no prompt and the chosen draft
+    /// length.
     pub(super) fn on_round(&mut self, active: &mut ActiveSequence, commit: &Commit) {
         let now = self.now;
         let (lane, round) = (active.lane.id, active.round);
-        // Of what was looked up the lane's draft worker has to answer for nothing.
+        // A lookup draft tells nothing about the lane's draft worker.
         let told = if round.source.is_some() { Judged::default() } else { commit.judged };
-        // Acceptance by position is that of chains: of a tree, of its first children.
+        // Acceptance by position is that of a chain; in a tree, that of the first children.
         let (judged, accepted) = (told.num_positions, told.num_first);
         self.lanes.on_verified(lane, &told, active.len());
         active.agreement.judged(judged, accepted);
@@ -141,7 +143,7 @@ impl SchedulerState {
     }
 }
 
-/// A reply with where it came from and the forward pass that it came with.
+/// A reply with its worker and forward pass.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Answer<'a> {
     pub(super) role: Role,

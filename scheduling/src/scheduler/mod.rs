@@ -1,14 +1,17 @@
-//! The scheduler of a router: which worker serves which sequence, how far each round drafts, when steps leave, and what
-//! replies teach. `on_event(now, event) -> commands`, with no clock, socket, task or randomness inside; the router and
-//! the simulator drive the same code.
+//! The router's scheduler. It decides which worker serves which sequence, how many tokens each round drafts
+//! and when steps are sent, and it learns from the replies. The interface is `on_event(now, event) ->
+//! commands`, with no clock, socket, task or randomness inside. The router and the simulator run the same
+//! code.
 //!
-//! A driver passes in everything that has arrived, then [`Event::Dispatch`], and carries out the commands in order. It
-//! wakes up again at [`Scheduler::next_wakeup`] and says [`Event::Timer`].
+//! A driver passes in everything that has arrived, then [`Event::Dispatch`], and executes the commands in
+//! order. It wakes up again at [`Scheduler::next_wakeup`] and passes in [`Event::Timer`].
 //!
-//! A sequence waits for a target in a fair queue (`assign.rs`) until one has capacity (`workers.rs`). Then it takes
-//! rounds: its draft worker and draft length are chosen, or a draft is looked up (`lookup.rs`), and the round begins (`rounds.rs`, `lanes.rs`);
-//! its state machine, `speculation::sequence`, says what to send; replies are measured (`feedback.rs`) and passed back to it. Draft workers on
-//! trial are scored beside that (`shadows.rs`) and take over by orders and evidence (`rollouts.rs`).
+//! A sequence waits for a target in a fair queue (`assign.rs`) until a target has capacity (`workers.rs`).
+//! Then it runs rounds. For each round the scheduler chooses a draft worker and a draft length, or a lookup
+//! draft (`lookup.rs`), and begins the round (`rounds.rs`, `lanes.rs`). The sequence's state machine,
+//! `speculation::sequence`, decides which steps to send. Replies are measured (`feedback.rs`) and passed to
+//! that state machine. Draft workers on trial are scored in parallel (`shadows.rs`) and are promoted by an
+//! operator or by the evidence (`rollouts.rs`).
 
 mod active;
 mod assign;
@@ -56,46 +59,48 @@ use crate::agreement::Agreement;
 use crate::draft_length::Rules;
 use crate::placement::PrefixMarks;
 
-/// No forward pass takes longer: a worker that reports more is not believed.
+/// Upper bound on the step times that workers report; larger values are clamped.
 const MAX_REPORTED_STEP: Duration = Duration::from_secs(600);
 
-/// What an operator sets.
+/// Settings of the operator.
 #[derive(Debug, Clone)]
 pub struct SchedulerConfig {
-    /// Draft lengths, and what lanes may do.
+    /// Draft lengths and the policies of lanes.
     pub policy: PolicyConfig,
-    /// How long a target may take for one step before the step is sent again.
+    /// Deadline for one step of a target, after which the step is sent again.
     pub target_deadline: Duration,
-    /// How long a sequence waits for a target of its model to appear.
+    /// Longest wait of a sequence for a target of its model to appear.
     pub target_wait: Duration,
-    /// How long a new sequence waits for its first target while all of them are full.
+    /// Longest wait of a new sequence for its first target while all targets are full.
     pub queue_wait: Duration,
-    /// Ids of sequences that lost their target to be replayed a second, for each target of the model; 0: not limited.
+    /// Ids per second that may be replayed for sequences that lost their target, per target of the model; 0:
+    /// not limited.
     pub replay_ids_per_second: u32,
-    /// Longest time per output token that the number of targets should keep; without one it follows KV alone. Only reported ([`demand`]).
+    /// Longest time per output token that the number of targets should keep; without it the number follows KV
+    /// use alone. Only reported ([`demand`]).
     pub tpot_objective: Option<Duration>,
-    /// Share of the sequences that shadow drafts are scored on, 0 to 1.
+    /// Share of sequences on which shadow drafts are scored, 0 to 1.
     pub shadow_share: f64,
-    /// Constants of the choice of draft length.
+    /// Constants for choosing the draft length.
     pub rules: Rules,
 }
 
-/// See the module's page.
+/// The scheduler; see the module documentation.
 #[derive(Debug)]
 pub struct Scheduler {
-    /// Looked up several times for every token. Ids are the driver's own, so nobody can make them collide.
+    /// Read several times per token. The driver chooses the ids, so clients cannot cause hash collisions.
     sequences: FxHashMap<SequenceId, ActiveSequence>,
     state: SchedulerState,
 }
 
 impl Scheduler {
-    /// A scheduler without workers and sequences.
+    /// Creates a scheduler without workers or sequences.
     pub fn new(config: SchedulerConfig) -> Self {
         Self { sequences: FxHashMap::default(), state: SchedulerState::new(config) }
     }
 
-    /// Handles one event at `now`, the time since an origin of the driver's choice; the commands are to be carried out
-    /// in order.
+    /// Handles one event at `now`, the time since an origin that the driver chooses. The driver must execute
+    /// the commands in order.
     pub fn on_event(&mut self, now: Duration, event: Event) -> std::vec::Drain<'_, Command> {
         self.state.now = now;
         match event {
@@ -126,7 +131,7 @@ impl Scheduler {
         self.state.commands.drain(..)
     }
 
-    /// When to say [`Event::Timer`] at the latest, if nothing else happens.
+    /// Returns the latest time for [`Event::Timer`] if nothing else happens before.
     pub fn next_wakeup(&mut self) -> Option<Duration> {
         self.postpone_timers();
         let timer = self.state.timers.first().map(|(at, _)| at);
@@ -134,17 +139,17 @@ impl Scheduler {
         timer.into_iter().chain(others.into_iter().flatten()).min()
     }
 
-    /// Whether a worker of this role is connected.
+    /// Returns whether a worker of this role is connected.
     pub fn has_worker(&self, role: Role) -> bool {
         self.state.workers.has(role)
     }
 
-    /// Sequences under way, waiting ones included.
+    /// Number of active sequences, including waiting ones.
     pub fn num_sequences(&self) -> usize {
         self.sequences.len()
     }
 
-    /// What lanes and workers do now, and why.
+    /// Reports the state of lanes and workers and the reasons for their choices.
     pub fn report(&self) -> SchedulerReport {
         self.state.report()
     }
@@ -217,14 +222,14 @@ impl Scheduler {
         self.drop_shadows_at(key);
         let mut orphans: Vec<SequenceId> =
             self.sequences.values().filter(|at| at.worker(role) == Some(key)).map(|at| at.id).collect();
-        // In the order in which they came, not in that of the table.
+        // In order of arrival, not in hash map order.
         orphans.sort_unstable();
         if !orphans.is_empty() {
             let report = Report::Replayed { role, address: info.address, sequences: orphans.len() };
             self.state.commands.push(Command::Report(report));
         }
         for id in orphans {
-            // It may be what the target died of.
+            // The sequence may have caused the target's failure.
             if let Some(active) = self.sequences.get_mut(&id)
                 && active.target.as_ref().is_some_and(|target| target.key == key && target.is_owed())
             {
@@ -290,7 +295,7 @@ impl Scheduler {
         }
     }
 
-    /// Moves entries whose sequences' deadlines are later by now, so that nobody is woken for a deadline that was met.
+    /// Moves timers whose sequences now have a later deadline, so that a met deadline causes no wakeup.
     fn postpone_timers(&mut self) {
         let soon = self.state.now + LATER;
         while let Some((at, id)) = self.state.timers.first().filter(|(at, _)| *at < soon) {
@@ -319,7 +324,7 @@ impl Scheduler {
         }
     }
 
-    /// Passes one event to a sequence and does what follows from it.
+    /// Passes one event to a sequence and executes the resulting actions.
     fn drive(&mut self, id: SequenceId, event: SequenceEvent) {
         let Some(active) = self.sequences.get_mut(&id) else { return };
         self.state.drive(active, event);
