@@ -23,7 +23,7 @@ pub(super) struct ActiveSequence {
     pub(super) sequence: Sequence,
     pub(super) lane: Joined,
     pub(super) speculation: SpeculationRequest,
-    /// Hash of the client's API key.
+    /// Key for fair queueing: the API key, or one derived from a gateway's fairness id.
     pub(super) api_key: u64,
     pub(super) target: Option<Reservation>,
     pub(super) draft: Option<Reservation>,

@@ -73,8 +73,8 @@ pub struct NewSequence {
     pub speculation: SpeculationRequest,
     /// The output that the client predicts.
     pub prediction: Option<Arc<PredictedText>>,
-    /// Hash of the API key; API keys are served in turn. Differs from the isolation key, of which a client
-    /// may have many by `cache_salt`.
+    /// Key for fair queueing: the API key, or one derived from a gateway's fairness id. Differs from the
+    /// isolation key, of which a client may have many by `cache_salt`.
     pub api_key: u64,
     /// Whether it fails after waiting too long for its first target instead of waiting on. Possible because
     /// its client has received nothing yet.

@@ -1,5 +1,5 @@
-//! Lanes: requests that look alike to a draft (same model, task type and temperature band), which share a policy and
-//! one choice of draft length. Holds no sequence.
+//! Lanes: groups of requests with similar drafts (same model, task type and temperature band) that share a
+//! policy and one choice of draft length. Holds no sequences.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,29 +20,29 @@ use crate::lookup_rates::{LookupRates, LookupSource};
 use crate::memory::MEMORY;
 use crate::output_length::OutputLengths;
 
-/// Lanes that are told apart. Beyond it, requests of a new task type share the lane without one: clients choose task
-/// types.
+/// Maximum number of distinct lanes. Clients choose task types, so beyond this limit requests of new task
+/// types share the lane with an empty task type.
 pub const MAX_LANES: usize = 256;
 
-/// The lanes that stand for the mix of a model when its pools are sized: those with the most sequences.
+/// Number of lanes, those with the most sequences, that represent a model's mix when its pools are sized.
 const MIXED_LANES: usize = 4;
 
-/// Names a lane: its index in the order in which lanes were opened. Lanes are never closed.
+/// Identifies a lane: its index in the order in which lanes were opened. Lanes are never closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(pub u32);
 
-/// What separates lanes.
+/// Key that separates lanes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneKey {
-    /// Which model.
+    /// The model.
     pub model: String,
-    /// What kind of text; empty beyond [`MAX_LANES`].
+    /// Kind of text; empty beyond [`MAX_LANES`].
     pub task_type: String,
-    /// How random the draw is.
+    /// Temperature band.
     pub temperature: TemperatureBand,
 }
 
-/// Acceptance falls with temperature, in these steps.
+/// Temperature ranges that separate lanes, because acceptance falls with temperature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TemperatureBand {
     /// Argmax.
@@ -56,7 +56,7 @@ pub enum TemperatureBand {
 }
 
 impl TemperatureBand {
-    /// The word used in metrics and explanations.
+    /// Name used in metrics and explanations.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Greedy => "greedy",
@@ -66,7 +66,7 @@ impl TemperatureBand {
         }
     }
 
-    /// The band of a request.
+    /// Returns the band of a request.
     pub fn of(sampling: &SamplingParams) -> Self {
         match sampling.temperature {
             _ if sampling.is_greedy() => Self::Greedy,
@@ -77,78 +77,79 @@ impl TemperatureBand {
     }
 }
 
-/// One lane, as `/debug/lanes` shows it.
+/// One lane in the report of `/debug/lanes`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LaneExplanation {
-    /// Which model.
+    /// The model.
     pub model: String,
-    /// What kind of text; empty beyond [`MAX_LANES`].
+    /// Kind of text; empty beyond [`MAX_LANES`].
     pub task_type: String,
-    /// How random the draw is.
+    /// Temperature band.
     pub temperature: &'static str,
-    /// Sequences in it now.
+    /// Current number of sequences.
     pub sequences: u32,
-    /// Of these, those at a target, and not waiting for one.
+    /// Sequences of these that have a target, and are not waiting for one.
     pub running: u32,
-    /// The operator's policy for it.
+    /// The operator's policy for the lane.
     pub policy: LanePolicy,
-    /// Why the operator's policy kept its latest round from drafting.
+    /// Why the operator's policy prevented the latest round from drafting.
     pub held_back: Option<&'static str>,
-    /// 90th percentile of its output lengths; absent before a few outputs ended.
+    /// 90th percentile of output lengths; absent until a few outputs ended.
     pub output_p90: Option<u32>,
-    /// What its lookup sources expected of its tokens.
+    /// Evidence about the lane's lookup sources.
     pub lookup: Vec<LookupExplanation>,
-    /// What its draft length rests on.
+    /// Reasons for its draft length.
     #[serde(flatten)]
     pub choice: Explanation,
 }
 
-/// What a lookup source expected of a lane's latest committed tokens, whether it drafted them or not.
+/// How often a lookup source predicted a lane's latest committed tokens correctly, whether it drafted them or
+/// not.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LookupExplanation {
-    /// Which source.
+    /// The source.
     pub source: LookupSource,
-    /// Tokens of which it expected something, decayed.
+    /// Decayed number of tokens for which it had a prediction.
     pub expected: f64,
-    /// How many of them it was right about.
+    /// How many of these predictions were correct.
     pub right: f64,
 }
 
-/// The workers of one sequence, as the choice of its draft length needs them.
+/// A sequence's workers, as needed to choose its draft length.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WorkersOfLane<'a> {
     pub(super) target: &'a WorkerCost,
     pub(super) draft: &'a WorkerCost,
-    /// Targets that serve the model.
+    /// Number of targets that serve the model.
     pub(super) num_targets: u32,
     /// This scheduler's sequences at the target.
     pub(super) target_sequences: u32,
     /// This scheduler's sequences at the draft worker.
     pub(super) draft_sequences: u32,
-    /// Ids of a token tree that the target verifies.
+    /// Maximum tokens of a tree that the target verifies.
     pub(super) max_tree_tokens: u32,
 }
 
-/// The draft length of one round.
+/// Draft length chosen for one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Chosen {
     pub(super) num_draft_tokens: u32,
-    /// Tokens of a tree at most; a chain where that is not above `num_draft_tokens`.
+    /// Maximum tokens of a tree; the draft is a chain unless this exceeds `num_draft_tokens`.
     pub(super) num_tree_tokens: u32,
     /// Why the operator's policy set it to 0, if it did.
     pub(super) held_back: Option<&'static str>,
-    /// The lane's draft length, if this round is not a probe of another one.
+    /// The lane's draft length; absent if this round is a probe of another one.
     pub(super) lane_draft_length: Option<u32>,
 }
 
 impl Chosen {
-    /// What a request or the operator fixed.
+    /// A draft length fixed by a request or the operator.
     pub(super) fn fixed(k: u32) -> Self {
         Self { num_draft_tokens: k, num_tree_tokens: 0, held_back: None, lane_draft_length: Some(k) }
     }
 }
 
-/// The lengths of a sequence, in ids.
+/// Lengths of a sequence, in ids.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SequenceLengths {
     pub(super) now: u32,
@@ -162,7 +163,7 @@ pub(super) struct Lanes {
     policy: PolicyConfig,
     rules: Rules,
     ids: BTreeMap<LaneKey, LaneId>,
-    /// By id.
+    /// Indexed by lane id.
     lanes: Vec<Lane>,
 }
 
@@ -171,12 +172,12 @@ struct Lane {
     key: Arc<LaneKey>,
     policy: LanePolicy,
     draft_length: DraftLength,
-    /// By source.
+    /// Indexed by source.
     lookup_rates: [LookupRates; LookupSource::ALL.len()],
     outputs: OutputLengths,
-    /// Its sequences, those that wait for a target included.
+    /// Number of sequences, including those that wait for a target.
     sequences: u32,
-    /// Of these, those at a target.
+    /// Sequences of these that have a target.
     running: u32,
     /// Mean length of the lane's sequences.
     context_len: f64,
@@ -184,12 +185,12 @@ struct Lane {
     held_back: Option<&'static str>,
 }
 
-/// A sequence's lane.
+/// The lane that a sequence joined.
 #[derive(Debug, Clone)]
 pub(super) struct Joined {
     pub(super) id: LaneId,
     pub(super) key: Arc<LaneKey>,
-    /// Whether the sequence opened it.
+    /// Whether the sequence opened the lane.
     pub(super) is_new: bool,
 }
 
@@ -202,7 +203,7 @@ impl Lanes {
         &self.policy
     }
 
-    /// Adds a sequence to the lane of `key`.
+    /// Adds a sequence to the lane of `key`, and opens that lane if it is new.
     pub(super) fn join(&mut self, mut key: LaneKey) -> Joined {
         if self.lanes.len() >= MAX_LANES && !self.ids.contains_key(&key) {
             key.task_type = String::new();
@@ -234,19 +235,19 @@ impl Lanes {
         id
     }
 
-    /// Removes a sequence. What the lane learned stays.
+    /// Removes a sequence. The lane keeps what it learned.
     pub(super) fn leave(&mut self, id: LaneId) {
         let lane = self.lane_mut(id);
         lane.sequences = lane.sequences.saturating_sub(1);
     }
 
-    /// One of the lane's sequences got a target, or has none any more.
+    /// Records that one of the lane's sequences got a target or lost it.
     pub(super) fn set_running(&mut self, id: LaneId, is_running: bool) {
         let lane = self.lane_mut(id);
         lane.running = if is_running { lane.running + 1 } else { lane.running.saturating_sub(1) };
     }
 
-    /// The draft length of the round that a sequence of the lane begins.
+    /// Chooses the draft length of the next round of one of the lane's sequences.
     pub(super) fn choose(&mut self, id: LaneId, workers: &WorkersOfLane<'_>) -> Chosen {
         let choice = match self.lane_mut(id).draft_length.choose_as_decided() {
             Some(choice) => choice,
@@ -260,7 +261,7 @@ impl Lanes {
         let lane = self.lane_mut(id);
         let policy = &lane.policy;
         let is_crowded = policy.max_batch_for_speculation.is_some_and(|most| workers.target_sequences > most);
-        // Probes go on: without them nobody would learn that acceptance has risen.
+        // Probes continue; otherwise a rise in acceptance would go unnoticed.
         let is_poor = !choice.is_probe
             && lane.draft_length.acceptance_rate().is_some_and(|rate| rate < policy.min_acceptance);
         lane.held_back = match () {
@@ -273,14 +274,14 @@ impl Lanes {
             lane.k = num_draft_tokens;
         }
         let lane_draft_length = (!choice.is_probe).then_some(num_draft_tokens);
-        // A probe is there to learn of its k, and of nothing else.
+        // A probe measures its k alone, so it drafts no tree.
         let leaves =
             if choice.is_probe || num_draft_tokens == 0 { 0 } else { lane.draft_length.num_leaves() };
         let num_tree_tokens = (num_draft_tokens + leaves).min(workers.max_tree_tokens);
         Chosen { num_draft_tokens, num_tree_tokens, held_back: lane.held_back, lane_draft_length }
     }
 
-    /// What shares the workers with a lane: the lanes of its model.
+    /// Load that a lane shares its workers with: the lanes of its model.
     fn load(&self, id: LaneId, (num_targets, draft_sequences): (u32, u32)) -> Load {
         let own = &self.lanes[id.0 as usize];
         let same_model = |(_, lane): &(usize, &Lane)| lane.key.model == own.key.model;
@@ -309,7 +310,7 @@ impl Lanes {
         Load::of(&views, own, (num_targets.max(1), draft_sequences))
     }
 
-    /// A lookup source had expected something of a token that one of the lane's sequences committed.
+    /// Records the outcome of a lookup source's prediction for a committed token.
     pub(super) fn on_expected(&mut self, id: LaneId, source: LookupSource, expected: Expected) {
         self.lane_mut(id).lookup_rates[source as usize].observe(expected);
     }
@@ -318,7 +319,8 @@ impl Lanes {
         &self.lanes[id.0 as usize].lookup_rates[source as usize]
     }
 
-    /// How far a lookup draft of one of the lane's sequences pays; see `DraftLength::choose_lookup`. `target` is its target, one of so many.
+    /// Chooses how many tokens of a lookup draft are worth verifying; see `DraftLength::choose_lookup`.
+    /// `target` is the cost of the sequence's target and the number of targets that serve the model.
     pub(super) fn choose_lookup(
         &self,
         id: LaneId,
@@ -334,17 +336,17 @@ impl Lanes {
         lane.draft_length.choose_lookup(reached, (&load, target), asks_worker)
     }
 
-    /// A draft worker was asked for `asked` tokens and proposed `supplied` in time.
+    /// Records that a draft worker was asked for `asked` tokens and proposed `supplied` in time.
     pub(super) fn on_proposal(&mut self, id: LaneId, asked: u32, supplied: u32) {
         self.lane_mut(id).draft_length.observe_proposal(asked, supplied);
     }
 
-    /// A draft worker reports which committed tokens it would have drawn; see `DraftLength::observe_agreement`.
+    /// Records which committed tokens a draft worker would have drawn; see `DraftLength::observe_agreement`.
     pub(super) fn on_agreement(&mut self, id: LaneId, positions: Range<u32>, accepted: u32) {
         self.lane_mut(id).draft_length.observe_agreement(positions, accepted);
     }
 
-    /// One of the lane's sequences, now `len` ids long, was verified.
+    /// Records the verification of one of the lane's sequences, whose length is now `len` ids.
     pub(super) fn on_verified(&mut self, id: LaneId, judged: &Judged, len: u32) {
         let lane = self.lane_mut(id);
         lane.draft_length.observe_verdict(judged.num_positions, judged.num_first);
@@ -353,17 +355,17 @@ impl Lanes {
         lane.context_len = before + (f64::from(len) - before) / MEMORY;
     }
 
-    /// A round that was nothing but drafting and verifying.
+    /// Records the times of a round without prompt rows.
     pub(super) fn on_round(&mut self, id: LaneId, round: &RoundTimes, workers: &WorkersOfLane<'_>) {
         self.lane_mut(id).draft_length.observe_round(round, workers.target, workers.draft);
     }
 
-    /// An output of the lane is complete.
+    /// Records the length of a complete output.
     pub(super) fn on_output(&mut self, id: LaneId, tokens: u32) {
         self.lane_mut(id).outputs.observe(tokens);
     }
 
-    /// How long a sequence of the lane is expected to become, drafted ids included.
+    /// Expected final length of a sequence of the lane, including drafted ids.
     pub(super) fn expected_len(&self, id: LaneId, lengths: SequenceLengths) -> u32 {
         let lane = &self.lanes[id.0 as usize];
         let SequenceLengths { now, prompt, max } = lengths;
@@ -371,18 +373,18 @@ impl Lanes {
         usual.max(now) + lane.policy.max_k
     }
 
-    /// The models of all lanes.
+    /// Models of all lanes; may repeat.
     pub(super) fn models(&self) -> impl Iterator<Item = &str> {
         self.ids.keys().map(|key| key.model.as_str())
     }
 
-    /// Sequences of a model, waiting ones included.
+    /// Number of sequences of a model, including waiting ones.
     pub(super) fn sequences_of(&self, model: &str) -> u32 {
         self.of_model(model).map(|lane| lane.sequences).sum()
     }
 
-    /// Tokens a second that one target would commit for a number of sequences and draft workers, by the mix of the busiest lanes; see
-    /// [`DraftLength::promise`].
+    /// Predicts the tokens per second that one target would commit under a load of sequences and draft
+    /// workers, for the mix of the busiest lanes; see [`DraftLength::promise`].
     pub(super) fn promise(
         &self,
         model: &str,
@@ -404,7 +406,7 @@ impl Lanes {
         self.lanes.iter().filter(move |lane| lane.key.model == model)
     }
 
-    /// What a round of the lane was lately; nothing before its first one.
+    /// Mean round of the lane; `None` before its first round.
     pub(super) fn mean_round(&self, id: LaneId) -> Option<MeanRound> {
         let lane = self.lanes.get(id.0 as usize)?;
         let Pace { tokens_per_second, round_us } = lane.draft_length.pace(1);
@@ -416,7 +418,7 @@ impl Lanes {
         })
     }
 
-    /// The lane's share of the queue for targets.
+    /// Weight of the lane in the queue for targets.
     pub(super) fn weight(&self, id: LaneId) -> f64 {
         self.lanes[id.0 as usize].policy.weight
     }

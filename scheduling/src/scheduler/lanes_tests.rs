@@ -1,4 +1,4 @@
-//! Tests of lanes: what each learns, what policy and limits do to it.
+//! Tests of lanes: learning, policies and limits.
 
 use super::*;
 use crate::cost::{StepTimePoint, StepTimes};
@@ -38,7 +38,7 @@ fn workers<'a>(target: &'a WorkerCost, draft: &'a WorkerCost) -> WorkersOfLane<'
     }
 }
 
-/// 200 rounds whose numbers of accepted tokens repeat `accepted`.
+/// Runs 200 rounds that accept the tokens of `accepted` in a cycle.
 fn run(lanes: &mut Lanes, lane: LaneId, workers: &WorkersOfLane<'_>, accepted: &[u32]) -> Vec<Chosen> {
     let round = |i: usize| {
         let chosen = lanes.choose(lane, workers);

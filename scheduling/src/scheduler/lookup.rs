@@ -1,5 +1,6 @@
-//! Lookup drafts of one sequence: its sources follow what it commits, and a round whose lookup draft promises more tokens per second than
-//! the round that was chosen verifies that one, and asks no draft worker. Sources outlive workers: they know ids alone.
+//! Lookup drafts. A sequence's sources follow what it commits. If a lookup draft promises more tokens per
+//! second than the round that was chosen, the round verifies the lookup draft and asks no draft worker.
+//! Sources depend on token ids only, so they survive the loss of workers.
 
 use std::sync::Arc;
 
@@ -15,25 +16,25 @@ use crate::lookup_rates::{LookupRates, LookupSource, chances};
 #[derive(Debug)]
 pub(super) struct Lookups {
     prediction: Option<PredictionCursor>,
-    /// Made with the first output: until then nothing is looked up.
+    /// Built at the first output; nothing is looked up before.
     suffix: Option<SuffixIndex>,
-    /// By source.
+    /// Indexed by source.
     rates: [LookupRates; LookupSource::ALL.len()],
 }
 
-/// A draft for one round.
+/// A lookup draft for one round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LookupDraft {
     pub(super) source: LookupSource,
     pub(super) token_ids: Vec<TokenId>,
 }
 
-/// The round that a sequence would take without a lookup draft.
+/// The alternative to a lookup draft: the round that was chosen.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rival {
-    /// Whether a draft worker is asked for the lane's k.
+    /// Whether it asks a draft worker for the lane's k.
     pub(super) asks_worker: bool,
-    /// How long a draft may be.
+    /// Maximum length of a draft.
     pub(super) max_tokens: u32,
 }
 
@@ -44,12 +45,12 @@ impl Lookups {
         Self { prediction, suffix: None, rates }
     }
 
-    /// How many tokens of the prediction appeared in the output, and how many did not so far.
+    /// Number of predicted tokens that appeared in the output, and number of those that have not yet.
     pub(super) fn num_predicted(&self) -> (u32, u32) {
         self.prediction.as_ref().map_or((0, 0), PredictionCursor::num_appeared)
     }
 
-    /// Reads what was committed, and tells what each source had expected.
+    /// Advances the sources over the committed ids and reports what each had predicted for them.
     fn follow(&mut self, ids: &[TokenId], mut tell: impl FnMut(LookupSource, Expected)) {
         let Self { prediction, suffix, rates } = self;
         let mut hear = |source: LookupSource, expected: Expected| {
@@ -73,7 +74,7 @@ impl Lookups {
 }
 
 impl SchedulerState {
-    /// A sequence committed something.
+    /// Updates the lookup sources after a commit.
     pub(super) fn follow_lookups(&mut self, active: &mut ActiveSequence) {
         let ids = active.sequence.ids();
         if active.lookups.suffix.is_none() && self.looks_up_suffixes(active) {
@@ -89,7 +90,7 @@ impl SchedulerState {
         policy.suffix_drafts && pinned() != Some(0)
     }
 
-    /// The lookup draft that promises more than the round without it, if there is one.
+    /// Returns the lookup draft that promises most, if one promises more than the round without it.
     pub(super) fn choose_lookup(&self, active: &ActiveSequence, rival: Rival) -> Option<LookupDraft> {
         let target = self.workers.get(active.worker(Role::Target)?)?;
         let (lane, ids) = (active.lane.id, active.sequence.ids());

@@ -1,4 +1,5 @@
-//! Lookup drafts end to end in the scheduler: workers that know what the target would draw answer every step.
+//! Tests of lookup drafts through the whole scheduler. The workers know the target's text and answer every
+//! step.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,15 +29,15 @@ struct World {
     truth: Vec<TokenId>,
     num_sequences: u64,
     committed: Vec<TokenId>,
-    /// What the draft worker proposes is right.
+    /// Whether the draft worker's proposals are correct.
     draft_is_right: bool,
     roles: BTreeMap<WorkerKey, Role>,
-    /// Verify steps, and the drafts of those that had one.
+    /// Number of verify steps, and the drafts of those that had one.
     num_verified: u32,
     drafts: Vec<Draft>,
     num_proposals: u32,
     usage: Option<SpeculationUsage>,
-    /// With so many ids committed the target is lost, and another one joins.
+    /// Number of committed ids after which the target is lost and another one joins.
     loses_target_at: Option<usize>,
 }
 
@@ -121,7 +122,7 @@ impl World {
             api_key: 0,
             may_expire: false,
         })));
-        // Everything that the target would draw was committed, whatever was drafted.
+        // All ids that the target draws were committed, independent of the drafts.
         assert_eq!(self.committed, self.truth[asked.prompt.len()..]);
         self
     }
@@ -131,7 +132,7 @@ impl World {
         self.event(Event::WorkerUp(WorkerKey(key), Box::new(info(role))));
     }
 
-    /// Passes an event in and answers whatever is asked then, until nothing is.
+    /// Passes an event in and answers all steps until none is outstanding.
     fn event(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
@@ -192,7 +193,7 @@ impl World {
 }
 
 fn info(role: Role) -> WorkerInfo {
-    // A row more costs the target 3% of a step.
+    // Each further row costs the target 3% of a one-row step.
     let times = if role == Role::Target { [(1, 10_000), (64, 28_900)] } else { [(1, 2_000), (64, 2_000)] };
     WorkerInfo {
         vocab_size: VOCAB_SIZE,
@@ -208,7 +209,7 @@ fn text(from: TokenId, len: u32) -> Vec<TokenId> {
     (from..from + len).collect()
 }
 
-/// `file` with one id replaced, two ids inserted and three left out.
+/// `file` with one id replaced, two ids inserted and three removed.
 fn edited(file: &[TokenId]) -> Vec<TokenId> {
     [&file[..40], &[4_001], &file[41..90], &[4_002, 4_003], &file[90..130], &file[133..]].concat()
 }
@@ -227,7 +228,7 @@ fn a_predicted_text_is_verified_in_long_drafts_and_no_worker_is_asked() {
         assert!(world.num_verified < 40, "{} rounds", world.num_verified);
         assert!(world.num_proposals < 10, "{} proposals", world.num_proposals);
         let usage = world.usage.unwrap();
-        // One id was replaced and three were left out: 196 of 200 appear.
+        // One id was replaced and three were removed: 196 of 200 appear.
         assert_eq!((usage.accepted_prediction_tokens, usage.rejected_prediction_tokens), (196, 4));
         assert_eq!(usage.rounds, u64::from(world.num_verified));
     }
@@ -248,7 +249,7 @@ fn a_text_that_repeats_the_prompt_is_looked_up_there_where_the_operator_says_so(
 
 #[test]
 fn a_source_that_is_wrong_is_given_up_by_its_sequence_and_its_lane() {
-    // Behind each 7 8 stands another id.
+    // Each 7 8 is followed by a different id.
     let output: Vec<TokenId> = (0..200).flat_map(|i| [7, 8, 1_000 + i]).collect();
     let asked = Asked { suffix_drafts: true, ..Asked::of(&[1, 2], &output) };
     let drafted = |world: &World| world.drafts.iter().map(|draft| draft.token_ids.len()).sum::<usize>();

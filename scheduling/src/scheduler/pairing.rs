@@ -1,14 +1,14 @@
-//! Which draft worker may serve which target, and why not where the answer is no.
+//! Compatibility of draft workers with targets, and the reason for each mismatch.
 
 use super::events::WorkerInfo;
 
 /// Why a draft worker and a target worker cannot be paired.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PairFault {
-    /// They number tokens differently.
+    /// Their tokenizers differ.
     #[error("their tokenizers differ")]
     Tokenizer,
-    /// They draw with different noise.
+    /// Their sampling schemes differ: they draw with different noise.
     #[error("the draft draws by `{draft}`, the target by `{target}`")]
     SamplingScheme {
         /// The draft's scheme.
@@ -18,7 +18,8 @@ pub enum PairFault {
     },
 }
 
-/// Whether `draft` may draft for `target`. A draft worker without a tokenizer works on ids and fits any target.
+/// Checks that `draft` may draft for `target`. A draft worker without a tokenizer works on ids and fits any
+/// target.
 pub fn check(draft: &WorkerInfo, target: &WorkerInfo) -> Result<(), PairFault> {
     if draft.sampling_scheme != target.sampling_scheme {
         return Err(PairFault::SamplingScheme {

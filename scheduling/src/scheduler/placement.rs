@@ -1,4 +1,4 @@
-//! Which workers may serve a sequence, and in which order of preference. [`crate::placement`] chooses among equals.
+//! Which workers may serve a sequence, ranked by preference. [`crate::placement`] chooses within a rank.
 
 use speculation::Role;
 
@@ -7,28 +7,28 @@ use super::pairing;
 use crate::placement::{Place, choose};
 use crate::rollout::Preference;
 
-/// One worker, as far as a choice needs it.
+/// One worker, as needed for a placement.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Candidate<'a> {
     pub(super) key: WorkerKey,
     pub(super) info: &'a WorkerInfo,
     /// Sequences assigned to it.
     pub(super) load: u32,
-    /// Of these, the lane's own.
+    /// Sequences of these in the lane.
     pub(super) lane_load: u32,
-    /// How many ids of the prompt it was sent before.
+    /// Number of prompt ids that it received before.
     pub(super) shared_prefix: u32,
-    /// A draft worker that does not answer, or a target without capacity.
+    /// Whether a draft worker does not answer, or a target has no capacity.
     pub(super) is_unfit: bool,
-    /// A target that is silent or fails: chosen only where no other one serves.
+    /// Whether a target is silent or failing; it is chosen only if no other target serves.
     pub(super) is_out: bool,
-    /// What a step of one row takes there, microseconds.
+    /// Time of a one-row step there, microseconds.
     pub(super) step_micros: f64,
-    /// How a draft worker may serve the sequence while a draft is rolled out; `None`: not at all.
+    /// Preference of a draft worker for the sequence during a rollout; `None`: it may not serve it.
     pub(super) preference: Option<Preference>,
 }
 
-/// Targets count as equally fast up to this factor: what steps take is measured on busy machines.
+/// Step times within this factor of the fastest target's count as equal: they are measured on busy machines.
 const EQUALLY_FAST: f64 = 1.5;
 
 impl Candidate<'_> {
@@ -42,9 +42,10 @@ impl Candidate<'_> {
     }
 }
 
-/// The target for a sequence of `model`. Where it had a target before, `numerics_id` names that one's numerics class:
-/// a target of the same class continues the same text. `avoid`, and a target that is out, are chosen only if no other
-/// target is there, a target without capacity never. A slower target gets fewer sequences, in proportion.
+/// Chooses the target for a sequence of `model`. `numerics_id` is the numerics class of its earlier target,
+/// if it had one; only a target of the same class continues with the same text. `avoid` and targets that are
+/// out are chosen only if there is no other target. A target without capacity is never chosen. A slower
+/// target gets fewer sequences, in proportion.
 pub(super) fn choose_target<'a>(
     workers: impl Iterator<Item = Candidate<'a>>,
     model: &str,
@@ -63,13 +64,14 @@ pub(super) fn choose_target<'a>(
             (worker.is_unfit, Place { load: load_beside(&worker, fastest), ..worker.place(rank) })
         })
         .collect();
-    // The same class is worth waiting for: another one is chosen only if no target of the class serves the model.
+    // Wait for the same class: another class is chosen only if no target of this class serves the model.
     let best_class = places.iter().map(|(_, place)| place.rank / 4).min()?;
     let fit = places.into_iter().filter(|(is_unfit, place)| !is_unfit && place.rank / 4 == best_class);
     choose(&fit.map(|(_, place)| place).collect::<Vec<_>>())
 }
 
-/// Sequences that would make the fastest target as slow as one more makes this one, less that one.
+/// Load of a worker in terms of the fastest target: the number of sequences there at which one more is as
+/// slow as one more here.
 fn load_beside(worker: &Candidate<'_>, fastest: f64) -> u32 {
     let slowness = worker.step_micros / fastest;
     if slowness.is_finite() && slowness > EQUALLY_FAST {
@@ -79,8 +81,9 @@ fn load_beside(worker: &Candidate<'_>, fastest: f64) -> u32 {
     }
 }
 
-/// The draft worker for a sequence on `target`: one that fits it, rather one that answers, then rather one of the draft that a rollout
-/// means for the sequence, then rather another than `avoid`, then rather one meant for `task_type` than one meant for all.
+/// Chooses the draft worker for a sequence on `target`, among those that fit. Preferred in this order:
+/// workers that answer, workers of the draft that a rollout prefers for the sequence, workers other than
+/// `avoid`, and workers meant for `task_type` over those meant for all.
 pub(super) fn choose_draft<'a>(
     workers: impl Iterator<Item = Candidate<'a>>,
     target: &WorkerInfo,

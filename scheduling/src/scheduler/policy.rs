@@ -1,5 +1,5 @@
-//! What an operator sets for lanes and a client for its request. Where neither fixes a draft length, the lane chooses:
-//! [`crate::draft_length`].
+//! Policies that an operator sets for lanes, and settings of a request. If neither fixes a draft length, the
+//! lane chooses it: [`crate::draft_length`].
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -8,30 +8,31 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use speculation::AcceptanceMode;
 
-/// What a client asked of speculation. Nothing here can change the text in `coupled` mode.
+/// A client's settings for speculation. In `coupled` mode none of them changes the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpeculationRequest {
     /// `Some(false)` turns drafting off; `None` leaves it to the lane.
     pub enabled: Option<bool>,
     /// A fixed draft length; `None` leaves it to the lane.
     pub num_draft_tokens: Option<u32>,
-    /// How many tokens a draft may have as a tree, siblings included; a chain where that is not above the draft length.
+    /// Maximum tokens of a tree, including siblings; the draft is a chain unless this exceeds the draft
+    /// length.
     pub num_tree_tokens: Option<u32>,
-    /// How drafts are judged; `None` leaves it to the lane.
+    /// Acceptance mode; `None` leaves it to the lane.
     pub acceptance: Option<AcceptanceMode>,
 }
 
 impl SpeculationRequest {
-    /// Whether the client wants no drafts.
+    /// Whether the client disabled drafting.
     pub fn refuses_drafts(&self) -> bool {
         self.enabled == Some(false) || self.num_draft_tokens == Some(0)
     }
 }
 
-/// The draft length where a request names none.
+/// Draft length of requests that set none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DraftTokens {
-    /// Each lane chooses by what it measures.
+    /// Each lane chooses by its measurements.
     Auto,
     /// Always this many.
     Fixed(u32),
@@ -60,7 +61,7 @@ impl Serialize for DraftTokens {
 }
 
 impl<'de> Deserialize<'de> for DraftTokens {
-    /// A number, or a word as on the command line.
+    /// Accepts a number, or a string as on the command line.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged, expecting = "expected `auto` or a number of tokens")]
@@ -78,15 +79,15 @@ impl<'de> Deserialize<'de> for DraftTokens {
 /// The policy of one task type.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct LanePolicy {
-    /// Upper limit on the draft length, also where a request names one.
+    /// Upper limit on the draft length, including lengths that a request sets.
     pub max_k: u32,
-    /// The lane does not draft while a smaller share of first guesses is accepted; 0: no such limit.
+    /// Minimum share of first tokens accepted; below it the lane does not draft. 0: no minimum.
     pub min_acceptance: f64,
-    /// The lane does not draft while its target has more sequences than this.
+    /// Maximum number of sequences at a lane's target; above it the lane does not draft.
     pub max_batch_for_speculation: Option<u32>,
-    /// Share of the queue for targets, relative to other lanes.
+    /// Weight in the queue for targets, relative to other lanes.
     pub weight: f64,
-    /// How drafts are judged where a request does not say.
+    /// Acceptance mode of requests that set none.
     #[serde(serialize_with = "by_name")]
     pub acceptance: AcceptanceMode,
 }
@@ -95,24 +96,24 @@ fn by_name<S: Serializer>(mode: &AcceptanceMode, serializer: S) -> Result<S::Ok,
     serializer.serialize_str(mode.as_str())
 }
 
-/// What an operator sets.
+/// Policy settings of the operator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyConfig {
-    /// The draft length where a request names none.
+    /// Draft length of requests that set none.
     pub draft_tokens: DraftTokens,
-    /// Upper limit on the draft length, also where a request names one.
+    /// Upper limit on the draft length, including lengths that a request sets.
     pub max_draft_tokens: u32,
-    /// Tokens of a draft that is a tree, where a request does not say; 0: chains only. Where a draft length is fixed and this is not,
-    /// drafts are chains.
+    /// Maximum tokens of a tree for requests that set none; 0: chains only. If a draft length is fixed and
+    /// this is not, drafts are chains.
     pub tree_tokens: DraftTokens,
-    /// Whether drafts are looked up in the sequences themselves. A text that a client predicts is looked up in any case.
+    /// Whether drafts are looked up in the sequences themselves. Text that a client predicts is always used.
     pub suffix_drafts: bool,
-    /// By task type.
+    /// Policies by task type.
     pub lanes: BTreeMap<String, LanePolicy>,
 }
 
 impl PolicyConfig {
-    /// The policy of a task type: its own, or the default.
+    /// Returns the policy of a task type, or the default.
     pub fn lane(&self, task_type: &str) -> LanePolicy {
         self.lanes.get(task_type).copied().unwrap_or(LanePolicy {
             max_k: self.max_draft_tokens,
@@ -123,7 +124,7 @@ impl PolicyConfig {
         })
     }
 
-    /// Tokens of a tree where the request or the operator fixes them; `None` leaves it to the lane.
+    /// Tree size fixed by the request or the operator; `None` leaves it to the lane.
     pub fn pinned_tree_tokens(&self, request: &SpeculationRequest) -> Option<u32> {
         let fixed = match self.tree_tokens {
             DraftTokens::Auto => None,
@@ -132,7 +133,7 @@ impl PolicyConfig {
         request.num_tree_tokens.or(fixed)
     }
 
-    /// The draft length where the request or the operator fixes it; `None` leaves it to the lane.
+    /// Draft length fixed by the request or the operator; `None` leaves it to the lane.
     pub fn pinned_draft_tokens(&self, task_type: &str, request: &SpeculationRequest) -> Option<u32> {
         if request.enabled == Some(false) {
             return Some(0);

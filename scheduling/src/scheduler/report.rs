@@ -1,4 +1,4 @@
-//! What the scheduler does now, and why: for `/debug/lanes` and the simulator's outcome.
+//! Report of the scheduler's state and the reasons for it, for `/debug/lanes` and the simulator's outcome.
 
 use std::collections::BTreeMap;
 
@@ -19,56 +19,56 @@ use crate::waits::WaitReport;
 /// Lanes, workers and queues.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct SchedulerReport {
-    /// What the choice of draft length rests on, lane by lane.
+    /// Each lane with the reasons for its draft length.
     pub lanes: Vec<LaneExplanation>,
     /// The connected workers.
     pub workers: Vec<WorkerReport>,
-    /// What the pools are asked for, by model.
+    /// Demand on worker pools, by model.
     pub pools: Vec<PoolDemand>,
-    /// Sequences that wait for a target with capacity.
+    /// Number of sequences that wait for a target with capacity.
     pub waiting_for_target: usize,
-    /// Of these, sequences that lost their target and are replayed.
+    /// Sequences of these that lost their target and are replayed.
     pub replays_waiting: usize,
-    /// Addresses that an operator drains, of workers that are not connected too.
+    /// Addresses that an operator drains, including those without a connected worker.
     pub drained: Vec<String>,
-    /// How long sequences waited for a target, by priority; those that lost theirs included.
+    /// Waiting times for a target by priority, including those of sequences that lost theirs.
     pub target_waits: Vec<WaitReport>,
-    /// Draft workers on trial, and what they are worth.
+    /// Draft workers on trial, with their scores.
     pub shadows: ShadowsReport,
-    /// The draft that is rolled out, if one is.
+    /// The current rollout, if there is one.
     pub rollout: Option<RolloutReport>,
 }
 
 /// One worker.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WorkerReport {
-    /// Its pool.
+    /// Its role.
     pub role: Role,
-    /// Where it is.
+    /// Its address.
     pub address: String,
-    /// What it serves.
+    /// Model that it serves.
     pub model: String,
-    /// What it is meant for; empty: everything.
+    /// Task types that it is meant for; empty: all.
     pub task_types: Vec<String>,
     /// Sequences assigned to it.
     pub sequences: u32,
-    /// Of these, sequences that it only shadows (draft workers).
+    /// Sequences of these that it only shadows (draft workers).
     pub shadowed: u32,
-    /// Whether it is a shadow draft, or the candidate of a rollout, and not a draft that serves.
+    /// Whether it is a shadow draft or the candidate of a rollout, and not a serving draft.
     pub is_on_trial: bool,
-    /// Why it gets no new sequences, if it gets none: `stopping`, `operator` or `unlisted`.
+    /// Why it gets no new sequences, if it drains: `stopping`, `operator` or `unlisted`.
     pub draining: Option<&'static str>,
     /// KV blocks that may be reserved there.
     pub credit_blocks: u64,
-    /// KV blocks that are reserved there.
+    /// KV blocks reserved there.
     pub reserved_blocks: u64,
-    /// Round trip without queue and step, microseconds.
+    /// Round-trip time without queue and step, microseconds.
     pub wire_us: f64,
-    /// By position, the share of its proposals whose guess there had been made before it was asked for (draft workers).
+    /// By position, share of its proposals whose token there was drafted ahead (draft workers).
     pub drafted_ahead: Option<Vec<f64>>,
-    /// Whether it answers (draft workers).
+    /// Responsiveness (draft workers).
     pub health: Option<HealthReport>,
-    /// Whether it is to be relied on (targets).
+    /// Health of a target.
     pub target_health: Option<TargetHealthReport>,
 }
 

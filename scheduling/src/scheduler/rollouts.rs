@@ -1,5 +1,6 @@
-//! Rollouts: an operator's orders and what evidence leads to. Sequences move between draft workers as they do when one drains: the old one is
-//! left at once, the next round asks the new one, and the text is the target's own.
+//! Rollouts: orders of an operator, and decisions from evidence. Sequences change draft workers as they do
+//! when one drains: the old worker is left at once, and the next round asks the new one. The text does not
+//! change, because the target draws it.
 
 use speculation::sequence::Event as SequenceEvent;
 use speculation::{Role, SequenceId};
@@ -11,7 +12,7 @@ use super::state::SchedulerState;
 use crate::rollout::{Preference, Rollout, RolloutOrder, RolloutReport, Stage};
 
 impl Scheduler {
-    /// An operator's order.
+    /// Executes an operator's order.
     pub(super) fn order_rollout(&mut self, order: RolloutOrder) {
         let rollout = self.state.workers.rollout_mut();
         match order {
@@ -28,7 +29,7 @@ impl Scheduler {
         self.move_to_preferred();
     }
 
-    /// Looks whether evidence ends the rollout.
+    /// Ends the rollout if the evidence suffices.
     pub(super) fn settle_rollout(&mut self) {
         let SchedulerState { workers, shadows, .. } = &mut self.state;
         if !shadows.take_news() {
@@ -44,7 +45,7 @@ impl Scheduler {
         }
     }
 
-    /// A draft worker joined: it may be on trial, or be of the draft that was promoted.
+    /// Handles a new draft worker: it may be on trial, or run the promoted draft.
     pub(super) fn draft_worker_joined(&mut self) {
         if self.state.workers.rollout().is_some_and(|rollout| rollout.stage() == Stage::Promoted) {
             self.move_to_preferred();
@@ -63,8 +64,9 @@ impl Scheduler {
         self.state.commands.push(Command::Report(Report::RolloutEnded { draft, stage, moved }));
     }
 
-    /// Has sequences leave draft workers that may serve them no more, or only stand in for the promoted draft, and shadows those that are on
-    /// trial no more. Returns how many sequences moved.
+    /// Removes sequences from draft workers that may no longer serve them or that only substitute for the
+    /// promoted draft, and drops shadows at workers that are no longer on trial. Returns the number of
+    /// sequences that moved.
     fn move_to_preferred(&mut self) -> usize {
         let is_promoted =
             self.state.workers.rollout().is_some_and(|rollout| rollout.stage() == Stage::Promoted);

@@ -1,7 +1,8 @@
-//! How rounds begin. The draft length is chosen; drafted rounds leave at once, decode steps together with others of the
-//! same target where sharing its next forward pass pays ([`crate::decode_delay`]). Whether a round asks its draft worker, and
-//! how long it waits for the proposal, follows from that worker's health ([`crate::draft_health`]). A lookup draft takes the round's place where it
-//! promises more; its round is a decode step of more rows.
+//! Beginning of rounds. The draft length is chosen first. Rounds with a draft leave at once. Decode steps
+//! leave together with other decode steps of the same target if sharing its next forward pass pays
+//! ([`crate::decode_delay`]). The health of the draft worker decides whether a round asks it and how long it
+//! waits for the proposal ([`crate::draft_health`]). A lookup draft replaces the choice if it promises more;
+//! such a round is a decode step with more rows.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,19 +19,20 @@ use super::state::SchedulerState;
 use crate::decode_delay::{joining_pays, longest_wait};
 use crate::draft_health::{Access, PROBE_TOKENS, predicted_proposal};
 
-/// The deadline of target steps is computed anew after so many rounds: it is rough, and its cost would show in each.
+/// Rounds between two computations of the target's step deadline. It is a rough bound, not worth computing in
+/// every round.
 const ROUNDS_PER_DEADLINE: u64 = 64;
 
 /// How a round begins.
 struct Opening {
     num_draft_tokens: u32,
-    /// Tokens of a tree at most; a chain where that is not above `num_draft_tokens`.
+    /// Maximum tokens of a tree; the draft is a chain unless this exceeds `num_draft_tokens`.
     num_tree_tokens: u32,
-    /// Ask the silent draft worker without waiting for it.
+    /// Ask the unresponsive draft worker without waiting for the proposal.
     is_probing: bool,
-    /// It is there to learn: nothing may take its place.
+    /// The round is a probe of another draft length and must not be replaced by a lookup draft.
     is_probe: bool,
-    /// Why nothing is drafted, if nothing is.
+    /// Why nothing is drafted.
     disabled_reason: Option<&'static str>,
 }
 
@@ -71,7 +73,7 @@ impl Scheduler {
         }
     }
 
-    /// Decode steps leave target by target, all or none.
+    /// Begins delayed decode steps, for each target all of them or none.
     fn begin_decode_rounds(&mut self) {
         let now = self.state.now;
         self.state.delayed_until = None;
@@ -93,7 +95,7 @@ impl Scheduler {
         }
     }
 
-    /// Until when these decode steps wait for the ones that their target runs, if that pays.
+    /// Returns until when these decode steps wait for those that run at their target, if the delay pays.
     fn delay_until(&self, target: Option<WorkerKey>, ids: &[SequenceId]) -> Option<Duration> {
         let worker = self.state.workers.get(target?)?;
         let sequences = || ids.iter().filter_map(|id| self.sequences.get(id));
@@ -109,7 +111,7 @@ impl Scheduler {
     fn begin_decode_round(&mut self, id: SequenceId) {
         let Some(active) = self.sequences.get_mut(&id) else { return };
         active.round.phase = RoundPhase::Begun;
-        // Without a target nothing is in flight; the sequence is ready again once it has one.
+        // Without a target nothing is in flight; the sequence becomes ready again once it has one.
         if let Some(worker) = active.worker(Role::Target).and_then(|key| self.state.workers.get_mut(key)) {
             worker.decodes_in_flight += 1;
             active.round.phase = RoundPhase::DecodeInFlight;
@@ -167,8 +169,9 @@ impl SchedulerState {
         }
     }
 
-    /// A lookup draft in the place of what was chosen, where it promises more. A draft length that the request or the operator fixed is the
-    /// draft worker's: a lookup draft, no longer than that, only stands in for it.
+    /// Returns a lookup draft if it promises more than the round that was chosen. A draft length fixed by the
+    /// request or the operator applies to the draft worker; there, a lookup draft of at most that length is
+    /// used only in its absence.
     fn look_up(
         &self,
         active: &ActiveSequence,
@@ -187,7 +190,7 @@ impl SchedulerState {
         self.choose_lookup(active, Rival { asks_worker, max_tokens })
     }
 
-    /// `pinned` is the draft length that the request or the operator fixed.
+    /// `pinned` is the draft length fixed by the request or the operator.
     fn choose_opening(&mut self, active: &ActiveSequence, pinned: Option<u32>) -> Opening {
         match pinned {
             _ if active.speculation.refuses_drafts() => return Opening::decode("request"),
@@ -237,20 +240,20 @@ impl SchedulerState {
         Some(chosen)
     }
 
-    /// How long a round of the sequence may wait for tokens that are predicted to take so long.
+    /// How long a round waits for a proposal that is predicted to take `predicted`.
     fn draft_wait(&self, active: &ActiveSequence, predicted: Duration) -> Duration {
         let worker = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
         worker.map_or(Duration::ZERO, |worker| worker.health.deadline(predicted))
     }
 
-    /// How long its draft worker is expected to take for `k` tokens.
+    /// Predicted time of the sequence's draft worker for `k` tokens.
     pub(super) fn predicted_proposal(&self, active: &ActiveSequence, k: u32) -> Duration {
         let worker = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
         let context_len = f64::from(active.len());
         worker.map_or(Duration::ZERO, |worker| predicted_proposal(k, worker.load, context_len, &worker.cost))
     }
 
-    /// The sequence's decode step, if one is in flight, is over at its target.
+    /// Records that the sequence's decode step, if one is in flight, is done at its target.
     pub(super) fn decode_answered(&mut self, active: &mut ActiveSequence) {
         if active.round.phase != RoundPhase::DecodeInFlight {
             return;

@@ -1,5 +1,6 @@
-//! Shadow drafts: a share of the sequences is also opened at a draft worker on trial, whose proposals are compared with what targets commit and
-//! go to nobody. A sequence never waits for its shadow; a shadow that is late, refuses, or is asked to make room is dropped.
+//! Shadow drafts. A share of sequences is also opened at a draft worker on trial. Its proposals are compared
+//! with the tokens that targets commit, and are sent to no target. A sequence never waits for its shadow. A
+//! shadow that is late, refuses, or is preempted is dropped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,29 +18,29 @@ use super::workers::{MAX_ENTRIES, Reservation};
 use crate::draft_score::{DraftScore, Pair, PairSums, PairedReport, PairedScore, ServedDraft};
 use crate::rollout::is_chosen;
 
-/// What one sequence contributes to trials.
+/// A sequence's contribution to trials.
 #[derive(Debug, Default)]
 pub(super) struct Trial {
     session: Option<Box<Session>>,
-    /// Its shadow was dropped: it gets no other one.
+    /// Whether its shadow was dropped; it gets no other one.
     is_over: bool,
-    /// Positions of its serving draft that were judged, and accepted.
+    /// Positions of its serving draft that were judged, and how many were accepted.
     served: (u64, u64),
 }
 
-/// A sequence at one shadow draft.
+/// A sequence at one shadow draft worker.
 #[derive(Debug)]
 struct Session {
     shadow: Shadow,
     reservation: Reservation,
     draft: Arc<str>,
-    /// The serving draft at the place where the shadow guessed last.
+    /// The serving draft at the position of the shadow's latest proposal.
     serving: Option<ServedDraft>,
     sums: PairSums,
 }
 
 impl Trial {
-    /// Its serving draft was judged.
+    /// Records the verification of a serving draft.
     pub(super) fn served(&mut self, judged: u32, accepted: u32) {
         self.served.0 += u64::from(judged);
         self.served.1 += u64::from(accepted);
@@ -49,7 +50,7 @@ impl Trial {
         self.session.as_mut().map(|session| &mut session.reservation)
     }
 
-    /// Where it is shadowed.
+    /// The worker that shadows the sequence.
     pub(super) fn shadowed_at(&self) -> Option<WorkerKey> {
         self.session.as_ref().map(|session| session.reservation.key)
     }
@@ -58,14 +59,14 @@ impl Trial {
 /// All trials of a scheduler.
 #[derive(Debug, Default)]
 pub(super) struct Shadows {
-    /// Whether there is a draft worker on trial: read for every commit.
+    /// Whether a draft worker is on trial; read for every commit.
     is_on: bool,
     /// By draft and task type.
     scores: BTreeMap<(Arc<str>, String), Score>,
-    /// By draft: sequences that ended.
+    /// By draft, for sequences that ended.
     paired: BTreeMap<Arc<str>, PairedScore>,
     dropped: BTreeMap<&'static str, u64>,
-    /// Whether a rollout has to look at its evidence again.
+    /// Whether there is new evidence for a rollout.
     has_news: bool,
 }
 
@@ -80,12 +81,12 @@ impl Shadows {
         self.paired.get(draft).copied().unwrap_or_default()
     }
 
-    /// Whether there is new evidence since the last call.
+    /// Returns whether there is new evidence since the last call.
     pub(super) fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.has_news)
     }
 
-    /// Another draft serves: what was compared before says nothing of it.
+    /// Discards all scores; another draft serves now, so earlier comparisons are void.
     pub(super) fn forget_scores(&mut self) {
         self.scores.clear();
         self.paired.clear();
@@ -101,47 +102,47 @@ impl Shadows {
     }
 }
 
-/// Draft workers on trial, for people.
+/// Report on draft workers on trial.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ShadowsReport {
-    /// Share of the sequences that are shadowed, as far as there is capacity.
+    /// Share of sequences that are shadowed, capacity permitting.
     pub share: f64,
-    /// Shadows that were dropped, by reason.
+    /// Number of dropped shadows, by reason.
     pub dropped: BTreeMap<&'static str, u64>,
-    /// What the drafts are worth.
+    /// Scores by draft.
     pub drafts: Vec<ShadowReport>,
 }
 
-/// One shadow draft beside the drafts that serve.
+/// One shadow draft compared with the serving drafts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ShadowReport {
     /// The shadow's model id.
     pub draft: String,
-    /// What a step of one row takes at its fastest worker, microseconds; absent where none is connected.
+    /// Time of a one-row step at its fastest worker, microseconds; absent if none is connected.
     pub step_us: Option<f64>,
-    /// Both drafts at the same places, over sequences that ended.
+    /// Both drafts at the same positions, over sequences that ended.
     pub paired: PairedReport,
-    /// By task type, those under way included.
+    /// By task type, including active sequences.
     pub task_types: Vec<TaskTypeReport>,
 }
 
-/// The same for one task type.
+/// Scores for one task type.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TaskTypeReport {
-    /// Which.
+    /// The task type.
     pub task_type: String,
-    /// All proposals of the shadow that were compared.
+    /// All compared proposals of the shadow.
     pub shadow: DraftScore,
-    /// Accepted tokens of each of them.
+    /// Mean accepted tokens per proposal.
     pub shadow_accepted: Option<f64>,
-    /// The drafts that served at the same places, cut to the same length.
+    /// Serving drafts at the same positions, cut to the same length.
     pub serving: DraftScore,
-    /// Accepted tokens of each of them.
+    /// Mean accepted tokens per proposal.
     pub serving_accepted: Option<f64>,
 }
 
 impl Scheduler {
-    /// A shadow draft answered.
+    /// Handles the reply of a shadow draft.
     pub(super) fn shadow_replied(&mut self, key: WorkerKey, id: SequenceId, reply: Reply) {
         let Some(active) = self.sequences.get_mut(&id).filter(|at| at.trial.shadowed_at() == Some(key))
         else {
@@ -154,14 +155,14 @@ impl Scheduler {
         }
     }
 
-    /// A shadow draft dropped a sequence to make room.
+    /// Handles a preemption by a shadow draft's worker.
     pub(super) fn shadow_preempted(&mut self, key: WorkerKey, id: SequenceId) {
         if let Some(active) = self.sequences.get_mut(&id).filter(|at| at.trial.shadowed_at() == Some(key)) {
             self.state.drop_shadow(active, "preempted");
         }
     }
 
-    /// A worker is gone, or gets nothing more.
+    /// Drops the shadows at a worker that disconnected or drains.
     pub(super) fn drop_shadows_at(&mut self, key: WorkerKey) {
         self.drop_shadows("worker_left", |at| at == key);
     }
@@ -177,14 +178,14 @@ impl Scheduler {
         self.count_trials();
     }
 
-    /// Draft workers came, went, or changed their part.
+    /// Updates whether any draft worker is on trial.
     pub(super) fn count_trials(&mut self) {
         self.state.shadows.is_on = self.state.workers.drafts_on_trial().next().is_some();
     }
 }
 
 impl SchedulerState {
-    /// The sequence committed something: its shadow's proposal is compared, and the next one asked for.
+    /// After a commit, compares the shadow's proposal and requests the next one.
     pub(super) fn follow_shadow(&mut self, active: &mut ActiveSequence, commit: &Commit) {
         if !self.shadows.is_on {
             return;
@@ -222,7 +223,7 @@ impl SchedulerState {
         active.trial.session = Some(Box::new(Session { shadow, reservation, draft, serving: None, sums }));
     }
 
-    /// Compares what can be compared, and sends what is due.
+    /// Scores the shadow's pending proposal if possible, and sends its next step if one is due.
     fn advance_shadow(&mut self, active: &mut ActiveSequence) {
         let Some(session) = &mut active.trial.session else { return };
         if session.shadow.is_late(self.now) {
@@ -271,7 +272,7 @@ impl SchedulerState {
         }
     }
 
-    /// Ends the sequence's shadow, if it has one; what was compared counts.
+    /// Closes the sequence's shadow, if it has one, and keeps its scores.
     fn close_shadow(&mut self, active: &mut ActiveSequence) -> Option<Arc<str>> {
         let Session { shadow, reservation, draft, sums, .. } = *active.trial.session.take()?;
         let (name, assignment) = shadow.name();
@@ -286,13 +287,13 @@ impl SchedulerState {
         Some(draft)
     }
 
-    /// The sequence is over.
+    /// Ends the trial of a sequence that ended.
     pub(super) fn end_trial(&mut self, active: &mut ActiveSequence) {
         self.close_shadow(active);
         self.end_service(active);
     }
 
-    /// The sequence leaves its draft worker: what that did for it counts.
+    /// Credits the serving draft with its results for a sequence that leaves it.
     pub(super) fn end_service(&mut self, active: &mut ActiveSequence) {
         let (judged, accepted) = std::mem::take(&mut active.trial.served);
         let draft = active.worker(Role::Draft).and_then(|key| self.workers.get(key));

@@ -1,4 +1,5 @@
-//! Everything of the scheduler but the sequences themselves, so that one sequence can be changed together with it.
+//! State of the scheduler except for the sequences, so that a sequence and this state can be borrowed mutably
+//! together.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -17,53 +18,56 @@ use crate::fair_queue::FairQueue;
 use crate::replay_budget::ReplayBudget;
 use crate::waits::Waits;
 
-/// Who waits for a target together.
+/// Key of a queue for targets.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct QueueKey {
     pub(super) model: String,
     pub(super) kind: WaitKind,
 }
 
-/// Why a sequence waits. Queues of a model are served in this order.
+/// Why a sequence waits. The queues of a model are served in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum WaitKind {
-    /// It lost its target and is replayed, within the budget ([`crate::replay_budget`]). Its client reads already.
+    /// It lost its target and is replayed within the budget ([`crate::replay_budget`]). Its client may have
+    /// received text.
     Replay,
     /// It is new, or was preempted.
     Ordinary,
-    /// It is replayed too, and is a suspect: it has to find a target without another one, which must hold up nobody else.
+    /// A replay that is a suspect. It needs a target without another suspect, so it waits in a separate queue
+    /// and delays no other sequence.
     Suspect,
 }
 
 #[derive(Debug)]
 pub(super) struct SchedulerState {
     pub(super) config: SchedulerConfig,
-    /// The time of the event that is handled.
+    /// Time of the current event.
     pub(super) now: Duration,
     pub(super) workers: Workers,
     pub(super) lanes: Lanes,
     pub(super) timers: Timers,
     /// Sequences that may begin a round.
     pub(super) ready: VecDeque<SequenceId>,
-    /// Decode steps that wait to share a forward pass, and until when.
+    /// Decode steps that wait to share a forward pass, and the end of their wait.
     pub(super) delayed: Vec<SequenceId>,
     pub(super) delayed_until: Option<Duration>,
-    /// Sequences that wait for a target. An entry may be stale when its turn comes.
+    /// Sequences that wait for a target. Entries may be stale.
     pub(super) waiting: BTreeMap<QueueKey, FairQueue<u64, LaneId, SequenceId>>,
-    /// What was replayed lately, by model.
+    /// Recent replays, by model.
     pub(super) replays: BTreeMap<String, ReplayBudget>,
-    /// When the next sequence may be replayed, where one waits for that.
+    /// When the budget allows the next replay, if one waits for that.
     pub(super) replay_at: Option<Duration>,
-    /// Sequences that none of their model's targets serves: they wait for another target to join, in nobody's way.
+    /// Sequences that no target of their model can serve. They wait outside the queues for another target to
+    /// join.
     pub(super) unserved: Vec<SequenceId>,
-    /// How long sequences waited for their targets.
+    /// Waiting times for targets.
     pub(super) target_waits: Waits,
     pub(super) shadows: Shadows,
     /// Whether a sequence joined a queue or capacity was freed since the queues were last served.
     pub(super) capacity_changed: bool,
-    /// What the driver is to do.
+    /// Commands for the driver.
     pub(super) commands: Vec<Command>,
-    /// Memory for what a sequence wants done; empty between two events.
+    /// Reused buffer for the actions of a sequence; empty between events.
     actions: Vec<Action>,
 }
 
@@ -90,7 +94,7 @@ impl SchedulerState {
         }
     }
 
-    /// Passes one event to a sequence and does what follows from it.
+    /// Passes one event to a sequence and executes the resulting actions.
     pub(super) fn drive(&mut self, active: &mut ActiveSequence, event: Event) {
         let mut follow_ups = FollowUps::new();
         self.step(active, event, &mut follow_ups);
@@ -175,7 +179,7 @@ impl SchedulerState {
         self.commands.push(Command::Fail(active.id, failure));
     }
 
-    /// The sequence is over: its capacity is free.
+    /// Frees the capacity of a sequence that ended.
     pub(super) fn release(&mut self, mut active: ActiveSequence) {
         self.decode_answered(&mut active);
         self.end_trial(&mut active);

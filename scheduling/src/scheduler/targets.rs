@@ -1,5 +1,6 @@
-//! Targets that fail: sequences move away from one that is silent, refusals are tried elsewhere, and a sequence that one
-//! target after the other is lost with is quarantined. [`crate::target_health`] judges each target.
+//! Failing targets. Sequences move away from a silent target, refused sequences are tried at other targets,
+//! and a sequence that loses several targets in a row is quarantined. [`crate::target_health`] judges each
+//! target.
 
 use std::time::Duration;
 
@@ -13,18 +14,19 @@ use super::events::{Command, Failure, Report, WorkerKey};
 use super::state::SchedulerState;
 use crate::target_health::UNKNOWN_WORK;
 
-/// A sequence that so many targets in a row were lost with, before they committed anything, is a suspect: it shares no
-/// target with another suspect. A neighbour of the one that kills its targets commits something next, and is cleared.
+/// Consecutive targets lost before they committed anything after which a sequence is a suspect: it shares no
+/// target with another suspect. A healthy sequence that ran beside the faulty one commits next time and is
+/// cleared.
 pub(super) const SUSPECT_AFTER: u32 = 2;
 
-/// After so many it is failed. The last of them it ran on without another suspect.
+/// Number of such losses after which the sequence fails. It had the last target without another suspect.
 pub(super) const MAX_TARGETS_LOST: u32 = 4;
 
-/// A step is sent again after so many times what it should take at most, or [`UNKNOWN_WORK`].
+/// A step is sent again after this multiple of its expected maximum time, and not before [`UNKNOWN_WORK`].
 const DEADLINE_WORKLOADS: u32 = 20;
 
 impl Scheduler {
-    /// Looks for targets that have fallen silent, and moves their sequences.
+    /// Finds targets that have become silent, and moves their sequences.
     pub(super) fn check_targets(&mut self) {
         let now = self.state.now;
         for worker in self.state.workers.fallen_silent(now) {
@@ -37,7 +39,7 @@ impl Scheduler {
         }
     }
 
-    /// A frame of a target came.
+    /// Handles the arrival of a target's frame.
     pub(super) fn heard_from(&mut self, key: WorkerKey) {
         let now = self.state.now;
         if self.state.workers.get_mut(key).is_some_and(|worker| worker.target_health.heard(now)) {
@@ -47,7 +49,7 @@ impl Scheduler {
         }
     }
 
-    /// A target joined, or answers again: sequences of silent ones may have somewhere to go.
+    /// Moves sequences of silent targets after a target joined or recovered.
     pub(super) fn move_from_silent_targets(&mut self) {
         let now = self.state.now;
         let is_silent = |worker: &&super::workers::Worker| worker.target_health.silent_for(now).is_some();
@@ -56,7 +58,7 @@ impl Scheduler {
         silent.into_iter().for_each(|key| self.move_from(key));
     }
 
-    /// Moves what another target of the same numerics class could run.
+    /// Moves the sequences that another target of the same numerics class could run.
     pub(super) fn move_from(&mut self, key: WorkerKey) {
         let moving = self.movable(key);
         if !moving.is_empty() {
@@ -66,7 +68,8 @@ impl Scheduler {
         self.leave_target(moving);
     }
 
-    /// The sequences at a target that another one could run, in the order in which they came, not in that of the table.
+    /// Returns the sequences at a target that another target could run, in order of arrival (not in hash map
+    /// order).
     fn movable(&self, key: WorkerKey) -> Vec<SequenceId> {
         let may_move = |active: &&ActiveSequence| {
             active.worker(Role::Target) == Some(key)
@@ -87,7 +90,7 @@ impl Scheduler {
         }
     }
 
-    /// A worker joined: it may serve what no target did.
+    /// Queues unserved sequences again; a worker that joined may serve them.
     pub(super) fn requeue_unserved(&mut self) {
         for id in std::mem::take(&mut self.state.unserved) {
             if let Some(active) = self.sequences.get(&id).filter(|active| active.target.is_none()) {
@@ -96,7 +99,7 @@ impl Scheduler {
         }
     }
 
-    /// The sequence has no target, and waits for none any more.
+    /// Fails a sequence that has no target and may not wait any longer.
     pub(super) fn fail_unserved(&mut self, id: SequenceId) {
         let Some(active) = self.sequences.get(&id) else { return };
         self.state.fail(active, self.state.unserved_failure(active));
@@ -105,7 +108,7 @@ impl Scheduler {
 }
 
 impl SchedulerState {
-    /// The sequence leaves its target: [`TargetFault`] says why.
+    /// Records why a sequence leaves its target.
     pub(super) fn on_target_fault(&mut self, active: &mut ActiveSequence, fault: TargetFault) {
         let Some(key) = active.worker(Role::Target) else { return };
         let failures = &mut active.failures;
@@ -119,7 +122,7 @@ impl SchedulerState {
         self.commands.push(Command::Report(Report::TargetFailed { worker: key, fault, is_opened }));
     }
 
-    /// The target committed tokens of the sequence.
+    /// Records that the target committed tokens of the sequence.
     pub(super) fn on_target_success(&mut self, active: &mut ActiveSequence) {
         active.failures.in_a_row = 0;
         if let Some(target) = &mut active.target {
@@ -143,7 +146,7 @@ impl SchedulerState {
         }
     }
 
-    /// Too many targets in a row were lost with the sequence.
+    /// Fails a sequence that lost too many targets in a row.
     pub(super) fn quarantine(&mut self, active: &ActiveSequence) {
         let last = active
             .failures
@@ -156,7 +159,7 @@ impl SchedulerState {
         self.fail(active, Failure::Quarantined(reason));
     }
 
-    /// How long the sequence's target may take for one step.
+    /// Deadline of one step at the sequence's target.
     pub(super) fn target_deadline(&self, active: &ActiveSequence) -> Duration {
         let most = self.config.target_deadline;
         let Some(worker) = active.worker(Role::Target).and_then(|key| self.workers.get(key)) else {

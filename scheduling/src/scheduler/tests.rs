@@ -1,4 +1,5 @@
-//! Scenarios: events in, commands out. The files in `testdata/scheduler/` describe the verbs where they first use them.
+//! Scenario tests: events in, commands out. The files in `testdata/scheduler/` explain each verb at its first
+//! use.
 
 use std::collections::BTreeMap;
 
@@ -16,18 +17,18 @@ use crate::draft_score::PairedReport;
 use crate::rollout::{RolloutOrder, RolloutRules, RolloutSettings};
 use crate::testdata::{Line, run_folder};
 
-/// Of every model.
+/// Vocabulary size of every model.
 const VOCAB_SIZE: u32 = 1_000;
 
-/// A scheduler, and what workers would know of the steps that they were sent.
+/// A scheduler, and the steps that its workers received.
 struct World {
     scheduler: Scheduler,
     now: Duration,
     workers: BTreeMap<String, WorkerKey>,
     sequences: BTreeMap<String, SequenceId>,
-    /// The latest step that each worker was sent for each sequence.
+    /// The latest step for each sequence at each worker.
     steps: BTreeMap<(SequenceId, WorkerKey), Step>,
-    /// The ones before these.
+    /// The step before the latest.
     steps_before: BTreeMap<(SequenceId, WorkerKey), Step>,
 }
 
@@ -101,7 +102,8 @@ impl World {
         }
     }
 
-    /// `target NAME blocks=N us=(1,1000,64,2000) ..`: a worker connects; `us` lists rows and step times. `draft NAME shadow`: on trial.
+    /// `target NAME blocks=N us=(1,1000,64,2000) ..` connects a worker; `us` lists rows and step times.
+    /// `draft NAME shadow` connects a draft worker on trial.
     fn connect(&mut self, line: &Line) -> String {
         let role = if line.verb == "target" { Role::Target } else { Role::Draft };
         let key = WorkerKey(self.workers.len() as u64 + 1);
@@ -124,7 +126,8 @@ impl World {
         self.event(Event::WorkerUp(key, Box::new(info)))
     }
 
-    /// `rollout MODEL share=X drafts=N sequences=N slowdown=X`: an operator begins one; `rollout promote` and `rollout end`.
+    /// `rollout MODEL share=X drafts=N sequences=N slowdown=X` begins a rollout; see also `rollout promote`
+    /// and `rollout end`.
     fn rollout(&mut self, line: &Line) -> String {
         let order = match line.words[0].as_str() {
             "promote" => RolloutOrder::Promote,
@@ -144,7 +147,7 @@ impl World {
         self.event(Event::Rollout(order))
     }
 
-    /// `score`: what drafts on trial are worth, and how far the rollout is.
+    /// `score` prints the scores of drafts on trial and the state of the rollout.
     fn score(&self) -> String {
         let report = self.scheduler.report();
         let line = |draft: &ShadowReport| {
@@ -160,7 +163,7 @@ impl World {
         report.shadows.drafts.iter().map(line).chain(dropped).chain(rollout).collect::<Vec<_>>().join("\n")
     }
 
-    /// `pools`: how many workers each model wants.
+    /// `pools` prints the number of workers that each model wants.
     fn pools(&self) -> String {
         let line = |pool: PoolDemand| {
             let PoolDemand { model, sequences, wanted_target_workers: targets, wanted_draft_workers, .. } =
@@ -170,7 +173,7 @@ impl World {
         self.scheduler.report().pools.into_iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
-    /// `lanes`: whom the draft length of each lane is chosen for.
+    /// `lanes` prints the sequences of each lane and how many of them run.
     fn lanes(&self) -> String {
         let line = |lane: LaneExplanation| {
             format!("{}: {} of {} sequences run", lane.task_type, lane.running, lane.sequences)
@@ -178,7 +181,8 @@ impl World {
         self.scheduler.report().lanes.into_iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
-    /// `drain NAME by operator` and `drain NAME undone`: an operator's word; `moving` moves what runs there.
+    /// `drain NAME by operator` and `drain NAME undone` are orders of an operator; with `moving`, sequences
+    /// move away.
     fn drain(&mut self, line: &Line) -> String {
         let says = |word: &str| line.words.iter().any(|said| said == word);
         self.event(Event::Drain(Drain {
@@ -188,11 +192,12 @@ impl World {
         }))
     }
 
-    /// `submit NAME prompt=N max=N k=N task=T priority=N key=N`: a sequence of N prompt ids; `k` pins the draft length.
+    /// `submit NAME prompt=N max=N k=N task=T priority=N key=N` submits a sequence of N prompt ids; `k` pins
+    /// the draft length.
     fn submit(&mut self, line: &Line) -> String {
         let id = SequenceId(self.sequences.len() as u64 / 2 + 1);
         self.sequences.insert(line.words[0].clone(), id);
-        // Its shadow, by the name and a prime.
+        // Its shadow: the name with an apostrophe.
         self.sequences.insert(format!("{}'", line.words[0]), SequenceId(id.0 | 1 << 63));
         let prompt_len: u32 = line.get("prompt").unwrap_or(4);
         let spec = SequenceSpec {
@@ -227,17 +232,18 @@ impl World {
         self.event(Event::Submit(Box::new(new)))
     }
 
-    /// `reply SEQUENCE WORKER what`: the worker answers the latest step it was sent for the sequence (`late`: the one before): `propose=N` ids (right
-    /// ones, or `right=N` of them), `accept=N` of the drafted ids and one id of its own, `fed`, `need=N` (it holds N ids), `proposal` (which no
-    /// target may send), or `refused`. `us` is the
-    /// duration of the forward pass, `cached` what it had of the context.
+    /// `reply SEQUENCE WORKER what` answers the latest step of the sequence at the worker (with `late`: the
+    /// step before). `what` is `propose=N` (N correct ids, or `right=N` of them), `accept=N` (N drafted ids
+    /// and one more), `fed`, `need=N` (N ids are cached), `proposal` (which no target may send), or
+    /// `refused`. `took` is the duration of the forward pass, `cached` the part of the context that was
+    /// cached.
     fn reply(&mut self, line: &Line) -> String {
         let (id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
         let sent =
             if line.words.iter().any(|word| word == "late") { &self.steps_before } else { &self.steps };
         let step = sent[&(id, worker)].clone();
         let start = step.start();
-        // Committed and drafted ids are their positions, so that every guess can be right.
+        // Token ids equal their positions, so that every draft can be correct.
         let ids = |count: u32| (start..start + count).collect::<Vec<u32>>();
         let body = if let Some(count) = line.get("propose") {
             let right = line.get("right").unwrap_or(count) as usize;
@@ -304,7 +310,7 @@ impl World {
                 let (name, sequence) = (self.name_of(worker), self.name_of_sequence(id));
                 format!("close {name}: {sequence} assignment {assignment}")
             }
-            // Followed by the first step.
+            // Always followed by the first step.
             Command::Assigned(_) => String::new(),
             Command::Disconnect(worker) => format!("disconnect {}", self.name_of(worker)),
             Command::RoundBegun(id, k) => format!("round {} k={k}", self.name_of_sequence(id)),
@@ -327,7 +333,7 @@ impl World {
         }
     }
 
-    /// Gauges are left out: they would be in every case.
+    /// Omits gauges, which would be in every case.
     fn print_report(&self, report: &Report) -> String {
         match report {
             Report::LaneOpened(..)

@@ -1,7 +1,8 @@
-//! The earliest deadline of each sequence, as data: the driver asks when to wake up and says when it did.
+//! Timer entries: at most one deadline per sequence, as data. The driver asks when to wake up and reports
+//! each wakeup.
 //!
-//! Most deadlines are met and replaced by later ones, so an entry that is earlier than its sequence's deadline is left
-//! alone until it is about to fire; only then it is moved.
+//! Most deadlines are met and replaced by later ones. An entry that is earlier than its sequence's deadline
+//! is therefore moved only when it is about to fire.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,8 +11,8 @@ use speculation::SequenceId;
 
 use super::active::ActiveSequence;
 
-/// What is due later than this from now is not looked at yet: an entry is not moved, and a sequence whose time is over while no
-/// target could serve it is looked at again then.
+/// Timer entries due later than this are not moved yet. Also the interval at which an expired sequence is
+/// checked again while no target can serve it.
 pub(super) const LATER: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -20,7 +21,7 @@ pub(super) struct Timers {
 }
 
 impl Timers {
-    /// The first entry.
+    /// Returns the earliest entry.
     pub(super) fn first(&self) -> Option<(Duration, SequenceId)> {
         self.entries.first().copied()
     }
@@ -32,7 +33,7 @@ impl Timers {
         Some(first.1)
     }
 
-    /// Has the sequence looked at by its deadline. An earlier entry stays.
+    /// Sets an entry no later than the sequence's deadline; keeps an earlier entry.
     pub(super) fn arm(&mut self, active: &mut ActiveSequence) {
         let Some(at) = active.deadline() else { return };
         if active.timer.is_some_and(|set| set <= at) {
@@ -51,7 +52,7 @@ impl Timers {
         }
     }
 
-    /// Replaces the sequence's entry by its deadline.
+    /// Sets the sequence's entry to its deadline.
     pub(super) fn rearm(&mut self, active: &mut ActiveSequence) {
         self.disarm(active);
         self.arm(active);

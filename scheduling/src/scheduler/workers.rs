@@ -1,5 +1,5 @@
-//! The connected workers: what they said of themselves, which sequences are assigned to them, what capacity is reserved
-//! there, and what their steps cost.
+//! The connected workers: what they reported about themselves, the sequences assigned to them, the capacity
+//! reserved there, and the cost of their steps.
 
 mod draining;
 mod headroom;
@@ -23,17 +23,19 @@ use crate::rollout::{Rollout, preference};
 use crate::target_health::{FAILURES_TO_OPEN, TargetHealth};
 use crate::tree_size::MAX_LEAVES;
 
-/// Ids of sequences whose first step is under way at one target; more wait. A mass failover becomes a queue.
+/// Maximum ids of sequences whose first step is in flight at one target; further sequences wait. After a mass
+/// failover they form a queue.
 pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
 
-/// Ids of a sequence where none is known: for the room of an idle target, and for steps of two drafts that are compared.
+/// Assumed length of a sequence, in ids: for the capacity of an idle target, and for comparing the step times
+/// of two drafts.
 const USUAL_LEN: u32 = 1_024;
 
-/// Entries of a table that others fill: points of a profile, addresses of crashes and of drained workers, scores of drafts by
-/// task type.
+/// Maximum entries of tables filled from outside: points of a profile, addresses of crashes and of drained
+/// workers, scores of drafts by task type.
 pub(super) const MAX_ENTRIES: usize = 1_024;
 
-/// A worker that says more is not believed.
+/// Maximum KV size that a worker may report; larger values are clamped.
 const MAX_KV: u64 = u32::MAX as u64;
 
 /// One worker.
@@ -44,40 +46,40 @@ pub(super) struct Worker {
     /// Sequences assigned to it.
     pub(super) load: u32,
     lane_loads: BTreeMap<LaneId, u32>,
-    /// KV blocks that may be reserved there, and that are.
+    /// KV blocks that may be reserved there, and blocks reserved.
     credit: u64,
     reserved: u64,
-    /// Ids of sequences whose first step there is under way.
+    /// Ids of sequences whose first step there is in flight.
     prefilling: u32,
     prefixes: PrefixMemory,
-    /// How long its proposals are waited for (draft workers).
+    /// Responsiveness (draft workers).
     pub(super) health: DraftHealth,
-    /// Why it gets no new sequences, if it gets none.
+    /// Reasons for which it drains, if any.
     pub(super) draining: Draining,
-    /// Whether it is to be relied on (targets).
+    /// Health of a target.
     pub(super) target_health: TargetHealth,
-    /// When to look whether it has fallen silent; none while it owes nothing (targets).
+    /// When to check whether it is silent; absent while no answer is outstanding (targets).
     check_at: Option<Duration>,
-    /// Suspects assigned to it (targets); see [`Wanted::is_suspect`].
+    /// Number of suspects assigned to it (targets); see [`Wanted::is_suspect`].
     suspects: u32,
-    /// What its steps take.
+    /// Cost of its steps.
     pub(super) cost: WorkerCost,
-    /// What the rounds there were when it last ran some (targets).
+    /// Mean round there when it last had sequences (targets).
     round: MeanRound,
-    /// Decode steps without draft or prompt that the target has not answered.
+    /// Decode steps without draft or prompt that are in flight at the target.
     pub(super) decodes_in_flight: u32,
-    /// Sequences that it shadows (draft workers); they count as assigned, too.
+    /// Sequences that it shadows (draft workers); included in its load.
     shadows: u32,
 }
 
-/// Who wants a worker to get no new sequences.
+/// Reasons for which a worker gets no new sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Draining {
     /// It is about to stop.
     pub(super) by_itself: bool,
     /// An operator drains it.
     pub(super) by_operator: bool,
-    /// An operator took it off the list.
+    /// An operator removed it from the list of workers.
     pub(super) is_unlisted: bool,
 }
 
@@ -86,7 +88,7 @@ impl Draining {
         self.why().is_some()
     }
 
-    /// In one word.
+    /// Returns the reason in one word.
     pub(super) fn why(self) -> Option<&'static str> {
         match () {
             () if self.by_itself => Some("stopping"),
@@ -97,45 +99,45 @@ impl Draining {
     }
 }
 
-/// A sequence that wants a worker.
+/// A sequence that needs a worker.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted<'a> {
     pub(super) id: SequenceId,
     pub(super) model: &'a str,
     pub(super) task_type: &'a str,
     pub(super) lane: LaneId,
-    /// Ids that it is expected to have at most.
+    /// Expected final length, in ids.
     pub(super) expected_len: u32,
-    /// Ids that it has now.
+    /// Present length, in ids.
     pub(super) len: u32,
     pub(super) marks: &'a PrefixMarks,
-    /// Ids that it may have at most.
+    /// Maximum length, in ids.
     pub(super) max_len: u32,
     /// The worker that it just lost.
     pub(super) avoid: Option<WorkerKey>,
     /// Targets that refused it.
     pub(super) refused_by: &'a [WorkerKey],
-    /// Whether targets were lost while they ran it: it runs beside no other such sequence, so that the one that kills
-    /// its targets is found.
+    /// Whether several targets were lost while they ran it. It does not share a target with another suspect,
+    /// so that the sequence that causes the failures is identified.
     pub(super) is_suspect: bool,
     pub(super) now: Duration,
 }
 
-/// Capacity reserved for a sequence at a worker. Returned by [`Workers::release`], or lost with the worker.
+/// Capacity reserved for a sequence at a worker. Freed by [`Workers::release`], or lost with the worker.
 #[derive(Debug)]
 pub(super) struct Reservation {
     pub(super) key: WorkerKey,
     lane: LaneId,
     blocks: u64,
-    /// Ids of its first step, while that is under way.
+    /// Length of the sequence in ids while its first step there is in flight.
     prefilling: u32,
     is_suspect: bool,
-    /// Whether the target owes it an answer.
+    /// Whether an answer of the target is outstanding.
     is_owed: bool,
 }
 
 impl Reservation {
-    /// Whether the target owes the sequence an answer.
+    /// Whether an answer of the target is outstanding.
     pub(super) fn is_owed(&self) -> bool {
         self.is_owed
     }
@@ -145,21 +147,21 @@ impl Reservation {
 #[derive(Debug, Default)]
 pub(super) struct Workers {
     workers: BTreeMap<WorkerKey, Worker>,
-    /// The targets of each model; read in every round.
+    /// Targets of each model; read in every round.
     targets: BTreeMap<String, BTreeSet<WorkerKey>>,
-    /// Connections in a row, by a target's address, that ended while it owed answers.
+    /// By address, consecutive connections to a target that ended while answers were outstanding.
     crashes: BTreeMap<String, u32>,
     /// Addresses that an operator drains.
     drained: BTreeSet<String>,
-    /// Workers that are listed no more, and whose connections are to end.
+    /// Workers that are no longer listed and whose connections must end.
     unlisted: BTreeSet<WorkerKey>,
-    /// When the first target is to be looked at; may be early.
+    /// Time of the first check of a target; may be early.
     next_check: Option<Duration>,
     /// Workers whose block counts changed since they were last reported.
     changed: BTreeSet<WorkerKey>,
-    /// The draft worker that left last, so that a pool that was emptied is not forgotten.
+    /// The draft worker that left last, kept for its cost when the pool is empty.
     last_draft: Option<(WorkerInfo, WorkerCost)>,
-    /// Which draft is being rolled out.
+    /// The current rollout.
     rollout: Option<Rollout>,
 }
 
@@ -235,17 +237,17 @@ impl Workers {
         self.workers.get(&key).map(|worker| worker.info.role)
     }
 
-    /// The draft worker that left last, and what it cost.
+    /// The draft worker that left last, with its cost.
     pub(super) fn last_draft(&self) -> Option<&(WorkerInfo, WorkerCost)> {
         self.last_draft.as_ref()
     }
 
-    /// Whether a target serves a model.
+    /// Whether any target serves a model.
     pub(super) fn is_served(&self, model: &str) -> bool {
         self.targets.contains_key(model)
     }
 
-    /// How many targets serve a model.
+    /// Number of targets that serve a model.
     pub(super) fn num_targets(&self, model: &str) -> u32 {
         self.targets.get(model).map_or(0, |targets| targets.len() as u32)
     }
@@ -254,7 +256,7 @@ impl Workers {
         self.workers.values().any(|worker| worker.info.role == role)
     }
 
-    /// The workers of a sequence of `model`; `None` where it lacks one.
+    /// Returns the workers of a sequence of `model`; `None` if it lacks one.
     pub(super) fn of_lane(
         &self,
         model: &str,
@@ -272,7 +274,7 @@ impl Workers {
         })
     }
 
-    /// Reserves capacity at the best target that has it.
+    /// Reserves capacity at the best target that has enough.
     pub(super) fn reserve_target(
         &mut self,
         wanted: &Wanted<'_>,
@@ -317,7 +319,8 @@ impl Workers {
         self.changed.insert(key);
     }
 
-    /// The sequence has `len` ids now, and its first step is done. True where that frees capacity for others.
+    /// Updates a reservation: the sequence has `len` ids, and its first step is done. Returns whether this
+    /// freed prefill capacity.
     pub(super) fn grow(&mut self, reservation: &mut Reservation, len: u32) -> bool {
         let Some(worker) = self.workers.get_mut(&reservation.key) else { return false };
         let blocks = worker.blocks_of(len);
@@ -330,7 +333,7 @@ impl Workers {
         std::mem::take(&mut reservation.prefilling) > 0
     }
 
-    /// The worker limits how many blocks may be reserved there.
+    /// Sets how many blocks may be reserved at a worker.
     pub(super) fn set_credit(&mut self, key: WorkerKey, blocks: u64) {
         if let Some(worker) = self.workers.get_mut(&key) {
             worker.credit = blocks.min(MAX_KV);
@@ -338,7 +341,7 @@ impl Workers {
         }
     }
 
-    /// The block counts that changed since the last call.
+    /// Returns the block counts that changed since the last call.
     pub(super) fn take_changed_blocks(&mut self) -> impl Iterator<Item = Report> {
         let changed = std::mem::take(&mut self.changed).into_iter();
         changed.filter_map(|key| {
@@ -405,14 +408,15 @@ impl Worker {
         (self.credit, self.reserved)
     }
 
-    /// KV blocks of a sequence of `len` ids, with room for the leaves of a tree, which lie there until it is judged.
+    /// KV blocks of a sequence of `len` ids, including space for the leaves of a tree, which occupy KV until
+    /// they are judged.
     fn blocks_of(&self, len: u32) -> u64 {
         let len = len.saturating_add(self.info.max_tree_tokens.min(MAX_LEAVES));
         u64::from(len).div_ceil(u64::from(self.info.kv_block_size.max(1)))
     }
 
-    /// Whether the credit covers `blocks` more (contract part A). One sequence always may run, and a worker without KV
-    /// has nothing to count.
+    /// Whether the credit covers `blocks` more (contract part A). One sequence may always run, and a worker
+    /// without KV has no limit.
     fn has_blocks(&self, blocks: u64) -> bool {
         self.info.kv_blocks == 0 || self.load == 0 || self.reserved + blocks <= self.credit
     }
@@ -422,7 +426,7 @@ impl Worker {
     }
 }
 
-/// What a worker says of itself, with numbers that no arithmetic overflows on.
+/// Clamps what a worker reported, so that no arithmetic on it overflows.
 fn believable(info: WorkerInfo) -> WorkerInfo {
     let longest = MAX_REPORTED_STEP.as_micros() as u64;
     let mut step_times = info.step_times;
@@ -441,8 +445,8 @@ fn believable(info: WorkerInfo) -> WorkerInfo {
     }
 }
 
-/// What a worker profiled. A draft worker that profiled nothing drafts without a model, which costs next to nothing; a
-/// target cannot be free.
+/// Step times that a worker profiled. A draft worker without a profile drafts without a model, at almost no
+/// cost; for a target without a profile, times are assumed.
 fn step_times(info: &WorkerInfo) -> StepTimes {
     if info.step_times.is_empty() && info.role == Role::Target {
         return StepTimes::assumed();

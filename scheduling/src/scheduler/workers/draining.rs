@@ -1,10 +1,10 @@
-//! Workers that get nothing new because an operator says so: drained by their address, or taken off the list.
+//! Draining by order of an operator: by address, or by removal from the list of workers.
 
 use super::super::events::{Drain, WorkerKey};
 use super::{MAX_ENTRIES, Workers};
 
 impl Workers {
-    /// Takes an operator's word on an address. Returns the workers there whose state changed.
+    /// Executes an operator's drain order for an address. Returns the workers there whose state changed.
     pub(in crate::scheduler) fn drain(&mut self, drain: &Drain) -> Vec<WorkerKey> {
         let Drain { address, is_draining, .. } = drain;
         if !is_draining {
@@ -27,7 +27,7 @@ impl Workers {
         self.drained.iter()
     }
 
-    /// Whether an operator lists the worker. True where that is news.
+    /// Records whether the operator lists the worker. Returns whether that changed.
     pub(in crate::scheduler) fn set_listed(&mut self, key: WorkerKey, is_listed: bool) -> bool {
         let Some(worker) = self.workers.get_mut(&key) else { return false };
         match is_listed {
@@ -37,7 +37,7 @@ impl Workers {
         std::mem::replace(&mut worker.draining.is_unlisted, !is_listed) == is_listed
     }
 
-    /// Workers that are listed no more and run nothing, each once.
+    /// Returns workers that are no longer listed and have no sequences, each once.
     pub(in crate::scheduler) fn take_deserted(&mut self) -> Vec<WorkerKey> {
         if self.unlisted.is_empty() {
             return Vec::new();

@@ -1,4 +1,5 @@
-//! What the targets could commit beyond what they do ([`crate::headroom`]), reported when their sequences change.
+//! Headroom of targets: throughput beyond the present one ([`crate::headroom`]), reported when their
+//! sequences change.
 
 use speculation::Role;
 
@@ -8,7 +9,7 @@ use super::{USUAL_LEN, Worker, Workers};
 use crate::headroom::{MeanRound, Places, headroom};
 
 impl Workers {
-    /// The headroom of each target whose block counts changed since these were last reported.
+    /// Headroom of each target whose block counts changed since they were last reported.
     pub(in crate::scheduler) fn headrooms(&mut self, lanes: &Lanes) -> Vec<Report> {
         let Self { workers, changed, .. } = self;
         let of = |key| {
@@ -20,7 +21,7 @@ impl Workers {
 }
 
 impl Worker {
-    /// In whole tokens a second. While it runs nothing its rounds are taken to be as they were last.
+    /// Headroom in whole tokens per second. An idle target keeps the mean round it had last.
     fn headroom(&mut self, lanes: &Lanes) -> u64 {
         if self.draining.is_on() {
             return 0;
@@ -33,7 +34,7 @@ impl Worker {
         headroom(&self.cost, self.round, Places { taken: self.load, most: self.places() }) as u64
     }
 
-    /// Sequences that its KV has room for, as long as those are that it has, or will be.
+    /// Number of sequences that fit in its KV, at the mean size reserved for its present ones.
     fn places(&self) -> u32 {
         let each = match self.load {
             0 => self.blocks_of((self.round.context as u32).max(USUAL_LEN)),
@@ -46,7 +47,7 @@ impl Worker {
     }
 }
 
-/// The mean over sequences; `None` where there are none.
+/// Weighted mean over sequences; `None` if there are none.
 fn mean(rounds: impl Iterator<Item = (MeanRound, u32)>) -> Option<MeanRound> {
     let none = MeanRound { tokens: 0.0, rows: 0.0, micros: 0.0, context: 0.0 };
     let (sum, count) = rounds.fold((none, 0.0), |(sum, count), (round, load)| {

@@ -1,5 +1,5 @@
-//! The health of targets as the workers' table knows it: who owes an answer, who has fallen silent, and where a sequence
-//! could go instead. [`crate::target_health`] judges each target; `targets.rs` acts on the verdicts.
+//! Bookkeeping for the health of targets: outstanding answers, silent targets, and alternatives for a
+//! sequence. [`crate::target_health`] judges each target; `targets.rs` acts on the verdicts.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use super::{Reservation, Wanted, Worker, Workers};
 use crate::cost::Forward;
 use crate::target_health::{ExpectedSteps, MIN_SILENCE};
 
-/// Rows that a sequence brings to a step at most, for what a target may have to run.
+/// Assumed maximum rows per sequence in a step, used to bound a target's work.
 const MAX_ROWS_OF_A_SEQUENCE: f64 = 8.0;
 
 impl Workers {
-    /// A step is sent to the sequence's target.
+    /// Records that a step is sent to the sequence's target.
     pub(in crate::scheduler) fn asked(&mut self, reservation: &mut Reservation, now: Duration) {
         let Some(worker) = self.workers.get_mut(&reservation.key) else { return };
         if !std::mem::replace(&mut reservation.is_owed, true) {
@@ -25,7 +25,7 @@ impl Workers {
         }
     }
 
-    /// The sequence's target answered.
+    /// Records that the sequence's target answered.
     pub(in crate::scheduler) fn answered(&mut self, reservation: &mut Reservation) {
         if std::mem::take(&mut reservation.is_owed)
             && let Some(worker) = self.workers.get_mut(&reservation.key)
@@ -34,7 +34,7 @@ impl Workers {
         }
     }
 
-    /// The sequence got tokens from its target.
+    /// Records that the target committed tokens of the sequence.
     pub(in crate::scheduler) fn succeeded(&mut self, reservation: &mut Reservation) {
         let Some(worker) = self.workers.get_mut(&reservation.key) else { return };
         worker.target_health.succeeded();
@@ -44,12 +44,12 @@ impl Workers {
         worker.suspects -= u32::from(std::mem::take(&mut reservation.is_suspect));
     }
 
-    /// When to call [`Self::fallen_silent`] at the latest.
+    /// Latest time for the next call of [`Self::fallen_silent`].
     pub(in crate::scheduler) fn next_check(&self) -> Option<Duration> {
         self.next_check
     }
 
-    /// The targets that have fallen silent since the last call.
+    /// Returns the targets that became silent since the last call.
     pub(in crate::scheduler) fn fallen_silent(&mut self, now: Duration) -> Vec<WorkerKey> {
         if self.next_check.is_none_or(|next| now < next) {
             return Vec::new();
@@ -69,12 +69,12 @@ impl Workers {
         silent
     }
 
-    /// Whether a target that could serve the sequence exists, with capacity or not.
+    /// Whether any target could serve the sequence, regardless of capacity.
     pub(in crate::scheduler) fn could_serve(&self, wanted: &Wanted<'_>) -> bool {
         self.candidates(wanted).any(|candidate| candidate.serves(wanted.model))
     }
 
-    /// Whether a target that could serve the sequence, of the same numerics class as `from`, is to be relied on.
+    /// Whether a healthy target of the same numerics class as `from` could serve the sequence.
     pub(in crate::scheduler) fn could_move(&self, wanted: &Wanted<'_>, from: WorkerKey) -> bool {
         let Some(from) = self.get(from) else { return false };
         self.candidates(wanted).any(|candidate| {
@@ -87,7 +87,7 @@ impl Workers {
 }
 
 impl Worker {
-    /// What the target's steps take, for how long it may be silent.
+    /// Expected step times of the target, which bound how long it may be silent.
     pub(in crate::scheduler) fn expected_steps(&self) -> ExpectedSteps {
         let micros = |micros: f64| Duration::from_micros(micros as u64);
         let rows = f64::from(self.load) * MAX_ROWS_OF_A_SEQUENCE + f64::from(self.prefilling);

@@ -1,9 +1,9 @@
-//! What workers are chosen for, and what their numbers do.
+//! Tests of workers: capacity, limits on reported numbers, crash loops and prefills.
 
 use super::*;
 use crate::cost::StepTimePoint;
 
-/// A target of 10 blocks of 16 ids.
+/// A target with 10 blocks of 16 ids.
 fn target() -> WorkerInfo {
     WorkerInfo { kv_blocks: 10, kv_block_size: 16, vocab_size: 9, ..WorkerInfo::of(Role::Target, "m") }
 }

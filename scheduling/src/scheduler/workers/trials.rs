@@ -1,4 +1,4 @@
-//! Draft workers on trial: which of them shadow a sequence, and which draft is being rolled out.
+//! Draft workers on trial: selection of shadows, and the current rollout.
 
 use speculation::{Role, SequenceId};
 
@@ -7,14 +7,16 @@ use crate::rollout::{Preference, Rollout, is_scored, preference};
 use crate::scheduler::events::WorkerKey;
 use crate::scheduler::pairing;
 
-/// Sequences that one worker shadows for this router. It bounds the rows of its forward passes that earn nothing.
+/// Maximum sequences that one worker shadows for this router. Bounds the rows of its forward passes that
+/// produce no output.
 pub(in crate::scheduler) const MAX_SHADOWS: u32 = 8;
 
-/// What a step costs at least, microseconds: its messages. A draft without a model would otherwise be infinitely faster than any other.
+/// Minimum cost of a step, microseconds: that of its messages. Without it, a draft without a model would be
+/// infinitely faster than any other.
 const LEAST_STEP_MICROS: f64 = 100.0;
 
 impl Workers {
-    /// Which draft is being rolled out.
+    /// The current rollout.
     pub(in crate::scheduler) fn rollout(&self) -> Option<&Rollout> {
         self.rollout.as_ref()
     }
@@ -28,7 +30,7 @@ impl Workers {
         is_scored(self.rollout(), &worker.info.model_id, worker.info.is_shadow)
     }
 
-    /// How this draft worker may serve a sequence.
+    /// Preference of this draft worker for a sequence.
     pub(in crate::scheduler) fn preference_at(&self, key: WorkerKey, id: SequenceId) -> Option<Preference> {
         let info = &self.get(key)?.info;
         preference(self.rollout(), (&info.model_id, info.is_shadow), id)
@@ -46,12 +48,13 @@ impl Workers {
         self.values().filter(|worker| worker.info.role == Role::Draft && self.is_on_trial(worker))
     }
 
-    /// Sequences that the worker shadows.
+    /// Number of sequences that the worker shadows.
     pub(in crate::scheduler) fn shadowed_at(&self, key: WorkerKey) -> u32 {
         self.get(key).map_or(0, |worker| worker.shadows)
     }
 
-    /// Reserves capacity for shadowing a sequence that runs on `target` and that `serving` drafts for.
+    /// Reserves capacity to shadow a sequence that runs on `target` and has the serving draft worker
+    /// `serving`.
     pub(in crate::scheduler) fn reserve_shadow(
         &mut self,
         wanted: &Wanted<'_>,
@@ -81,7 +84,7 @@ impl Workers {
         Some(reservation)
     }
 
-    /// The counterpart of [`Workers::reserve_shadow`].
+    /// Releases a reservation of [`Workers::reserve_shadow`].
     pub(in crate::scheduler) fn release_shadow(&mut self, reservation: Reservation) {
         if let Some(worker) = self.get_mut(reservation.key) {
             worker.shadows = worker.shadows.saturating_sub(1);
@@ -89,7 +92,7 @@ impl Workers {
         self.release(reservation);
     }
 
-    /// How many times as long a step of the candidate takes as one of the fastest other draft, where both are connected.
+    /// Step time of the candidate divided by that of the fastest other draft, if both are connected.
     pub(in crate::scheduler) fn slowdown(&self) -> Option<f64> {
         let candidate = self.rollout()?.draft();
         let step = |is_candidate: bool| {
