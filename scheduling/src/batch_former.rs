@@ -1,9 +1,9 @@
-//! The batch former: which of a worker's ready steps run in the next forward, and when it starts.
+//! The batch former: decides which of a worker's ready steps run in the next forward, and when it starts.
 //!
-//! A worker's device thread and the simulator's worker drive it alike: they report what arrives, what is
-//! answered and what forwards take, and ask for one decision whenever no forward runs. It holds every rule of
-//! [`mod@crate::batch`] that needs memory: predicted forward times, return times, groups and the delay so far.
-//! It knows no ids, no KV and no clock; `now` is any clock that never goes back.
+//! A worker's device thread and the simulator's worker use it in the same way. They report arrivals, answers
+//! and forward times, and request one decision whenever no forward runs. It holds the rules of
+//! [`mod@crate::batch`] that need state: predicted forward times, return times, groups and the current delay.
+//! It knows no ids, no KV and no clock; `now` is any monotonic clock.
 
 #[cfg(test)]
 mod tests;
@@ -16,15 +16,14 @@ use speculation::{Step, Work};
 use crate::batch::{Group, GroupRules, Groups, LaneRows, ROUND_CONTEXT, ReadyGroup, ReturnTimes, StepRows};
 use crate::cost::{Forward, StepTimes, WorkerCost};
 
-/// A shorter delay costs more than it brings: no thread wakes up sooner.
+/// Shortest delay; a thread cannot wake up sooner.
 const MIN_DELAY: Duration = Duration::from_micros(50);
 
-/// While other sequences are served, a forward with prompts takes at most this many times what it takes without
-/// them, or as many of their rows as [`LEAST_SHARE_OF_SPEED`] asks for.
+/// While other sequences are served, a forward with prompts takes at most this multiple of its time without
+/// them, or as many prompt rows as [`LEAST_SHARE_OF_SPEED`] requires.
 const PROMPT_STRETCH: f64 = 4.0;
 
-/// However short that makes a forward, it is so long that its rows are computed at this share of the speed of a full
-/// one.
+/// Minimum size of a forward with prompts, as the share of a full forward's speed per row that it must reach.
 const LEAST_SHARE_OF_SPEED: f64 = 0.87;
 
 /// A step that could run now.
@@ -34,16 +33,16 @@ pub struct ReadyStep<K> {
     pub key: K,
     /// The sequence's lane.
     pub lane: u32,
-    /// Rows still to be run.
+    /// Rows that are still to run.
     pub rows: StepRows,
-    /// Tokens that the sequence holds, the step's context included.
+    /// Tokens that the sequence holds, including the step's context.
     pub context_len: u32,
-    /// Whether a target verifies or decodes; not so where a step only feeds or drafts.
+    /// Whether a target verifies or decodes; false if a step only feeds or drafts.
     pub is_verify: bool,
 }
 
 impl<K> ReadyStep<K> {
-    /// An admitted step with the rows that it still wants; `cached` has its context already.
+    /// Creates it from an admitted step with its remaining rows; `cached` includes the step's context.
     pub fn new(key: K, step: &Step, cached: &CachedSequence, rows: StepRows) -> Self {
         Self {
             key,
@@ -55,38 +54,38 @@ impl<K> ReadyStep<K> {
     }
 }
 
-/// What to do now.
+/// The decision for the next forward.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// Ask again when something arrives, or after this time.
+    /// Decide again when a step arrives, or after this time.
     Wait(Duration),
     /// Run a forward.
     Run(Turn),
 }
 
-/// Who takes part in a forward.
+/// Steps that take part in a forward.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turn {
-    /// One entry a ready step.
+    /// One entry per ready step.
     pub members: Vec<bool>,
-    /// Context ids of prompts and replays at most.
+    /// Maximum context ids of prompts and replays.
     pub prompt_rows: u32,
 }
 
-/// A forward that is done.
+/// A completed forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RanForward {
-    /// Rows in it.
+    /// Number of rows.
     pub rows: u32,
-    /// Of these, rows of prompts.
+    /// Rows of these that belong to prompts.
     pub prefill_rows: u32,
-    /// Sequences in it.
+    /// Number of sequences.
     pub sequences: u32,
     /// KV tokens read, each sequence counted once.
     pub kv_tokens: u64,
 }
 
-/// See the module's page. `K` names a sequence.
+/// The batch former; see the module documentation. `K` identifies a sequence.
 #[derive(Debug, Clone)]
 pub struct BatchFormer<K> {
     cost: WorkerCost,
@@ -99,7 +98,8 @@ pub struct BatchFormer<K> {
 }
 
 impl<K: Ord + Copy> BatchFormer<K> {
-    /// A batch former for a worker with these profiled step times; without any, no forward is ever delayed.
+    /// Creates a batch former for a worker with these profiled step times; without any, no forward is ever
+    /// delayed.
     pub fn new(times: StepTimes, rules: GroupRules) -> Self {
         Self {
             efficient_rows: times.rows_of_speed(LEAST_SHARE_OF_SPEED),
@@ -110,24 +110,24 @@ impl<K: Ord + Copy> BatchFormer<K> {
         }
     }
 
-    /// A step of a sequence arrived at `at`, with all of its rows. It may be reported later than that, after
-    /// a forward.
+    /// Records that a step of a sequence arrived at `at`, with all of its rows. May be called later, after a
+    /// forward.
     pub fn arrived(&mut self, at: Duration, key: K, rows: StepRows) {
-        // A longer context is a prompt's and says nothing about the next round.
+        // A longer context belongs to a prompt and tells nothing about the next round.
         self.return_times.arrived(key, at, rows.context.min(ROUND_CONTEXT) + rows.tail);
     }
 
-    /// A step of the sequence was answered.
+    /// Records that a step of the sequence was answered.
     pub fn answered(&mut self, now: Duration, key: &K) {
         self.return_times.answered(key, now);
     }
 
-    /// The sequence will not come back.
+    /// Removes a sequence that will not return.
     pub fn forget(&mut self, key: &K) {
         self.return_times.forget(key);
     }
 
-    /// A forward is done.
+    /// Records a completed forward.
     pub fn ran(&mut self, forward: RanForward, took: Duration) {
         self.delayed_since = None;
         let RanForward { rows, prefill_rows, sequences, kv_tokens } = forward;
@@ -136,7 +136,7 @@ impl<K: Ord + Copy> BatchFormer<K> {
         }
     }
 
-    /// What to do with the steps that are `ready`, oldest first.
+    /// Decides about the steps that are `ready`, oldest first.
     pub fn next(&mut self, now: Duration, ready: &[ReadyStep<K>]) -> Decision {
         let group = self.group(ready);
         if let Some(delay) = self.delay(now, group.ready(&lane_rows(ready)), mean_context(ready)) {
@@ -146,8 +146,8 @@ impl<K: Ord + Copy> BatchFormer<K> {
         Decision::Run(Turn { prompt_rows: self.prompt_rows(ready, &group.members), members: group.members })
     }
 
-    /// How many rows of prompts a forward of these steps has at most. Whoever decodes waits for all of them, and so
-    /// do prompts that came first for those that came later.
+    /// Maximum number of prompt rows in a forward of these steps. All decode steps wait for these rows, and
+    /// so do earlier prompts for later ones.
     fn prompt_rows(&self, ready: &[ReadyStep<K>], members: &[bool]) -> u32 {
         let is_alone = self.return_times.num_sequences() <= 1;
         if is_alone || ready.iter().all(|step| step.rows.is_round()) {
@@ -174,7 +174,7 @@ impl<K: Ord + Copy> BatchFormer<K> {
         fits
     }
 
-    /// The group of the next forward: at a target a part of the drafting sequences, elsewhere all steps.
+    /// Group of the next forward: at a target a part of the drafting sequences, otherwise all steps.
     fn group(&mut self, ready: &[ReadyStep<K>]) -> Group {
         if !ready.iter().any(|step| step.is_verify) {
             return Group::all(ready.len());
@@ -184,7 +184,7 @@ impl<K: Ord + Copy> BatchFormer<K> {
         Group::form(self.groups.size(self.return_times.drafting(), forward_us), &lane_rows(ready))
     }
 
-    /// How long to delay the forward of a group; `None`: it starts now.
+    /// Delay of a group's forward; `None`: it starts now.
     fn delay(&self, now: Duration, group: ReadyGroup, context: f64) -> Option<Duration> {
         let delayed = self.delayed_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
         let rows_each = f64::from(group.rows) / f64::from(group.sequences.max(1));
@@ -196,12 +196,12 @@ impl<K: Ord + Copy> BatchFormer<K> {
     }
 }
 
-/// Rows and lane of every ready step.
+/// Rows and lane of each ready step.
 fn lane_rows<K>(ready: &[ReadyStep<K>]) -> Vec<LaneRows> {
     ready.iter().map(|step| LaneRows { lane: step.lane, rows: step.rows }).collect()
 }
 
-/// Tokens that the sequence of a step holds, on average.
+/// Mean number of tokens that the steps' sequences hold.
 fn mean_context<K>(steps: &[ReadyStep<K>]) -> f64 {
     let (mut held, mut sequences) = (0_u64, 0_u32);
     for step in steps {

@@ -1,8 +1,9 @@
-//! A mean over observations that come in clusters, with its standard error: drafts of one sequence resemble each other, so a thousand drafts of
-//! ten sequences say less than a thousand of a thousand. The estimator is the ratio of two sums over clusters, and its error the linearised one
-//! (Cochran, "Sampling Techniques", 3rd ed., 1977, section 6.3). Running sums only: memory does not grow.
+//! A mean over clustered observations, with its standard error. Drafts of one sequence resemble each other,
+//! so a thousand drafts of ten sequences tell less than a thousand drafts of a thousand sequences. The
+//! estimator is the ratio of two sums over clusters, with the linearised error (Cochran, "Sampling
+//! Techniques", 3rd ed., 1977, section 6.3). Stores running sums only, so memory does not grow.
 
-/// See the module's page.
+/// A mean over clusters; see the module documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ClusterMean {
     clusters: u64,
@@ -14,7 +15,7 @@ pub struct ClusterMean {
 }
 
 impl ClusterMean {
-    /// One cluster of `n` observations that add up to `x`. Empty ones say nothing.
+    /// Records one cluster of `n` observations with the sum `x`. Empty clusters are ignored.
     pub fn observe(&mut self, n: f64, x: f64) {
         if n <= 0.0 {
             return;
@@ -27,22 +28,22 @@ impl ClusterMean {
         self.xx += x * x;
     }
 
-    /// How many clusters.
+    /// Number of clusters.
     pub fn clusters(&self) -> u64 {
         self.clusters
     }
 
-    /// How many observations.
+    /// Number of observations.
     pub fn observations(&self) -> u64 {
         self.n as u64
     }
 
-    /// The mean of all observations.
+    /// Mean of all observations.
     pub fn mean(&self) -> Option<f64> {
         (self.n > 0.0).then(|| self.x / self.n)
     }
 
-    /// Its standard error; it takes two clusters.
+    /// Standard error of the mean; requires two clusters.
     pub fn error(&self) -> Option<f64> {
         let (mean, clusters) = (self.mean()?, self.clusters as f64);
         let squares = (self.xx - 2.0 * mean * self.xn + mean * mean * self.nn).max(0.0);
@@ -64,7 +65,7 @@ mod tests {
     fn with_clusters_of_one_it_is_the_error_of_an_ordinary_mean() {
         let mean = of(&[(1.0, 1.0), (1.0, 2.0), (1.0, 3.0), (1.0, 6.0), (0.0, 9.0)]);
         assert_eq!((mean.clusters(), mean.observations(), mean.mean()), (4, 4, Some(3.0)));
-        // Deviations -2, -1, 0, 3: a variance of 14 / 3, over 4.
+        // Deviations -2, -1, 0, 3: a variance of 14 / 3, divided by 4.
         assert!((mean.error().unwrap() - (14.0_f64 / 3.0 / 4.0).sqrt()).abs() < 1e-12);
     }
 

@@ -1,39 +1,40 @@
-//! Whose turn it is among those that wait for the same thing: priority classes, aging so that nothing starves, and fair turns between API keys
-//! and between each key's lanes. Pure: time is passed in.
+//! A fair queue: priority classes, aging against starvation, and fair turns between API keys and between the
+//! lanes of a key. Pure: time is passed in.
 //!
-//! A lower class goes first; who waited for [`AGING`] is taken for one class lower, so whatever its priority a sequence is in the first class
-//! after 255 times that. Within a class keys take turns by start-time fair queuing (Goyal, Vin, Cheng, SIGCOMM 1996): the key that was served the
-//! least is next, and one that had nothing waiting gains no credit by that. Within a key its lanes take turns in the same way, by weight. So
-//! neither many requests nor many lanes, which clients choose by task type, buy a key more turns. Within a lane and a class: first come, first
-//! served.
+//! A lower class goes first. After each [`AGING`] of waiting an item counts as one class lower, so any item
+//! reaches the first class after at most 255 times that. Within a class, keys take turns by start-time fair
+//! queuing (Goyal, Vin, Cheng, SIGCOMM 1996): the key with the least service is next, and an idle key gains
+//! no credit. Within a key, its lanes take turns in the same way, by weight. So neither many requests nor
+//! many lanes, which clients choose by task type, give a key more turns. Within a lane and a class the order
+//! is first come, first served.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Waiting so long is worth one class of priority.
+/// Waiting time that equals one class of priority.
 pub const AGING: Duration = Duration::from_secs(1);
 
-/// What is waited with.
+/// Scheduling data of a queued item.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ticket {
     /// Lower goes first.
     pub priority: u8,
     /// The lane's share of its key's turns, relative to the key's other lanes; above 0.
     pub weight: f64,
-    /// How much of what is waited for one turn takes; above 0.
+    /// Cost of one turn, in units of the resource; above 0.
     pub cost: f64,
-    /// Since when it waits.
+    /// When its wait began.
     pub since: Duration,
 }
 
-/// A queue of items of several keys, each with several lanes.
+/// A queue of items from several keys, each with several lanes.
 #[derive(Debug, Clone)]
 pub struct FairQueue<K, L, T> {
     keys: Shares<K, Shares<L, Lane<T>>>,
     len: usize,
 }
 
-/// Those that share turns, and what the one served last had been served.
+/// Shares of a resource, and the virtual time: the service of the latest served share at its turn.
 #[derive(Debug, Clone)]
 struct Shares<N, Q> {
     shares: BTreeMap<N, Share<Q>>,
@@ -42,7 +43,7 @@ struct Shares<N, Q> {
 
 #[derive(Debug, Clone)]
 struct Share<Q> {
-    /// What it was served, for its weight.
+    /// Service received, divided by the weight.
     served: f64,
     queue: Q,
 }
@@ -51,7 +52,7 @@ struct Share<Q> {
 #[derive(Debug, Clone)]
 struct Lane<T>(BTreeMap<u8, VecDeque<(Ticket, T)>>);
 
-/// Something to wait in.
+/// A queue that can be empty.
 trait Queue {
     fn is_empty(&self) -> bool;
 }
@@ -81,7 +82,7 @@ impl<N, Q> Default for Shares<N, Q> {
 }
 
 impl<N: Ord + Clone, Q: Queue + Default> Shares<N, Q> {
-    /// The queue of `name`, which is about to get an item.
+    /// Returns the queue of `name`, which is about to get an item.
     fn join(&mut self, name: N) -> &mut Q {
         let served = self.served;
         self.shares.retain(|_, share| !share.queue.is_empty() || share.served > served);
@@ -92,7 +93,7 @@ impl<N: Ord + Clone, Q: Queue + Default> Shares<N, Q> {
         &mut share.queue
     }
 
-    /// `name` had a turn of this cost, for its weight.
+    /// Charges `name` for a turn; `cost` is already divided by the weight, if there is one.
     fn charge(&mut self, name: &N, cost: f64) {
         if let Some(share) = self.shares.get_mut(name) {
             self.served = self.served.max(share.served);
@@ -108,17 +109,17 @@ impl<K, L, T> Default for FairQueue<K, L, T> {
 }
 
 impl<K: Ord + Clone, L: Ord + Clone, T> FairQueue<K, L, T> {
-    /// How many wait.
+    /// Number of queued items.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nobody waits.
+    /// Whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// For each priority, how many wait, and since when the first of them does.
+    /// Number of queued items by priority, and when the first of them began to wait.
     pub fn waiting(&self) -> BTreeMap<u8, (usize, Duration)> {
         let mut waiting: BTreeMap<u8, (usize, Duration)> = BTreeMap::new();
         let lanes = self.keys.shares.values().flat_map(|key| key.queue.shares.values());
@@ -131,23 +132,24 @@ impl<K: Ord + Clone, L: Ord + Clone, T> FairQueue<K, L, T> {
         waiting
     }
 
-    /// One more waits.
+    /// Adds an item.
     pub fn push(&mut self, key: K, lane: L, ticket: Ticket, item: T) {
         let class = self.keys.join(key).join(lane).0.entry(ticket.priority).or_default();
-        // Who comes back after a loss has waited before.
+        // An item that returns after a loss keeps its earlier start of waiting.
         let at = class.partition_point(|(waiting, _)| waiting.since <= ticket.since);
         class.insert(at, (ticket, item));
         self.len += 1;
     }
 
-    /// Whose turn it is.
+    /// Returns the next item.
     pub fn peek(&self, now: Duration) -> Option<&T> {
         let (key, lane, priority) = self.next(now)?;
         let lane = self.keys.shares.get(&key)?.queue.shares.get(&lane)?;
         lane.queue.0.get(&priority)?.front().map(|(_, item)| item)
     }
 
-    /// Takes who is next out of the queue. `is_served` is false where it had no use for its turn: neither its key nor its lane is charged for it.
+    /// Removes the next item. `is_served` is false if it could not use its turn; its key and lane are then
+    /// not charged.
     pub fn pop(&mut self, now: Duration, is_served: bool) -> Option<T> {
         let (key, lane, priority) = self.next(now)?;
         let lanes = &mut self.keys.shares.get_mut(&key)?.queue;
@@ -165,7 +167,7 @@ impl<K: Ord + Clone, L: Ord + Clone, T> FairQueue<K, L, T> {
         Some(item)
     }
 
-    /// Takes out whoever of `key` came last, in the least urgent class: it has no turn.
+    /// Removes the newest item of `key` in the least urgent class, without a turn.
     pub fn pop_newest(&mut self, key: &K) -> Option<T> {
         let lanes = &mut self.keys.shares.get_mut(key)?.queue.shares;
         let last = |share: &Share<Lane<T>>| {
@@ -183,7 +185,7 @@ impl<K: Ord + Clone, L: Ord + Clone, T> FairQueue<K, L, T> {
     }
 
     fn next(&self, now: Duration) -> Option<(K, L, u8)> {
-        /// Class after aging, the key's share so far, the lane's, and when it came.
+        /// Class after aging, the key's service so far, the lane's, and when its wait began.
         type Rank = (u64, f64, f64, Duration);
         let mut best: Option<(Rank, (&K, &L, u8))> = None;
         for (key, lanes) in &self.keys.shares {

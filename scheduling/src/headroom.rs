@@ -1,47 +1,49 @@
-//! How many more tokens a second a target could commit than it does: pure. It rests on the target's step times and on what rounds commit, so that
-//! a target whose drafts are accepted has more of it than one whose drafts are not.
+//! Headroom: throughput that a target could add to its present one. Pure. It follows from the target's step
+//! times and the tokens that rounds commit, so a target whose drafts are accepted has more headroom than one
+//! whose drafts are rejected.
 
 use crate::cost::{Forward, WorkerCost};
 
-/// What a round is at a target, in the mean over its sequences.
+/// Mean round of a target's sequences.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeanRound {
-    /// Tokens that it commits.
+    /// Tokens committed per round.
     pub tokens: f64,
-    /// Rows that it verifies: the drafted ones and the target's own.
+    /// Rows verified: the drafted tokens and the target's own.
     pub rows: f64,
-    /// How long it takes, in microseconds; 0 where none was seen.
+    /// Duration in microseconds; 0 before the first round.
     pub micros: f64,
-    /// Ids that a sequence has.
+    /// Ids per sequence.
     pub context: f64,
 }
 
 impl Default for MeanRound {
-    /// One token by one row, as without drafts.
+    /// One token from one row, as without drafts.
     fn default() -> Self {
         Self { tokens: 1.0, rows: 1.0, micros: 0.0, context: 0.0 }
     }
 }
 
-/// Sequences at a target.
+/// Capacity of a target, in sequences.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Places {
-    /// There now.
+    /// Sequences there now.
     pub taken: u32,
-    /// That its KV has room for, as far as is known.
+    /// Sequences that fit in its KV, as far as is known.
     pub most: u32,
 }
 
-/// The largest number of sequences that is tried: past it nobody expects a gain.
+/// Largest number of sequences that is evaluated; no gain is expected beyond it.
 const SEQUENCES_MAX: u32 = 1 << 12;
 
-/// Tokens a second that more sequences would add at this target; 0 where it is full, or no more are committed by more.
+/// Tokens per second that more sequences would add at this target; 0 if it is full or more sequences add
+/// none.
 pub fn headroom(target: &WorkerCost, round: MeanRound, places: Places) -> f64 {
     let verify = |sequences: u32| {
         let sequences = f64::from(sequences);
         target.forward_micros(Forward { rows: sequences * round.rows, sequences, context: round.context })
     };
-    // Drafting and the wire take as long beside more sequences.
+    // Assume that times for drafting and the network do not depend on the number of sequences.
     let beside = (round.micros - verify(places.taken.max(1))).max(0.0);
     let speed = |sequences: u32| {
         let micros = beside + verify(sequences);
@@ -59,7 +61,7 @@ mod tests {
     use super::*;
     use crate::cost::{StepTimePoint, StepTimes};
 
-    /// Flat up to 16 rows, then as steep as its rows.
+    /// Constant up to 16 rows, then proportional to the rows.
     fn target() -> WorkerCost {
         let points = [(1, 10_000), (16, 10_000), (64, 40_000), (128, 80_000)];
         let points = points.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros });

@@ -1,14 +1,14 @@
-//! The rules that decide when and where work runs: which worker serves a sequence, how far a round drafts, what shares a
-//! forward. They are pure, as those of `speculation` are, and cannot change a token: every one of them may be wrong and
-//! the text stays the target's own.
+//! Rules that decide when and where work runs: which worker serves a sequence, how many tokens a round
+//! drafts, which steps share a forward. Like the rules of `speculation` they are pure. They cannot change a
+//! token: if any of them is wrong, the text is still the target's.
 //!
-//! Reading order: how far to draft ([`agreement`], [`acceptance_by_position`], [`lookup_rates`], [`cost`], [`drafted_ahead`],
-//! [`draft_length`]), when decode steps leave
-//! the router ([`decode_delay`]), how long to wait for a draft worker ([`draft_health`]), whether to rely on a target
-//! ([`target_health`]). Who goes where and when, before all that: [`placement`], [`fair_queue`], [`replay_budget`], [`output_length`]; what goes
-//! through a worker together: [`mod@batch`], [`batch_former`]. What targets could do beyond what they do, for gateways: [`headroom`]; how many
-//! workers all that takes: [`pool_size`]. How a new draft is tried beside the one that serves ([`draft_score`], [`cluster_mean`], [`rollout`]). What a pool of workers is like comes from a file
-//! ([`profile`]).
+//! Reading order: draft length ([`agreement`], [`acceptance_by_position`], [`lookup_rates`], [`cost`],
+//! [`drafted_ahead`], [`draft_length`]); when decode steps leave the router ([`decode_delay`]); how long to
+//! wait for a draft worker ([`draft_health`]); health of targets ([`target_health`]). Before all that,
+//! admission and placement: [`placement`], [`fair_queue`], [`replay_budget`], [`output_length`]. Batches of a
+//! worker: [`mod@batch`], [`batch_former`]. Spare throughput of targets, for gateways: [`headroom`]; number
+//! of workers needed: [`pool_size`]. Trial of a new draft beside the serving one: [`draft_score`],
+//! [`cluster_mean`], [`rollout`]. Description of a pool of workers in a file: [`profile`].
 
 #![forbid(unsafe_code)]
 

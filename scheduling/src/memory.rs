@@ -1,10 +1,10 @@
-//! How much of what was seen is remembered, where newer things count as much as older ones and all fade alike.
+//! Memories of exponentially decayed means, in observations.
 
-/// Rounds, forwards or proposals: of what changes with the load.
+/// In rounds, forwards or proposals: for values that change with the load.
 pub(crate) const MEMORY: f64 = 64.0;
 
-/// Judged tokens or replies: of what lasts, as a kind of text and a wire do.
+/// In judged tokens or replies: for lasting values, such as the kind of text or the network delay.
 pub(crate) const LASTING_MEMORY: f64 = 256.0;
 
-/// Judged tokens that is worth what is believed before any of them.
+/// Weight of prior beliefs, in judged tokens.
 pub(crate) const PRIOR_WEIGHT: f64 = 4.0;

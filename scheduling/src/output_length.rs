@@ -1,21 +1,22 @@
-//! How long outputs of a lane get: what admission counts on where a request's `max_tokens` is far above what such requests use. Pure.
+//! Distribution of a lane's output lengths. Admission uses it when a request's `max_tokens` is far above the
+//! usual length. Pure.
 
 use std::collections::VecDeque;
 
-/// Outputs that are remembered.
+/// Number of outputs that are remembered.
 const REMEMBERED: usize = 128;
 
-/// One in so many outputs may be longer than what is counted on; it takes as many to be believed.
+/// One in this many outputs may exceed the percentile; also the minimum number of observations.
 const ONE_IN: usize = 10;
 
-/// The latest outputs of one lane.
+/// The latest output lengths of one lane.
 #[derive(Debug, Clone, Default)]
 pub struct OutputLengths {
     latest: VecDeque<u32>,
 }
 
 impl OutputLengths {
-    /// An output ended by itself or at its limit after so many tokens. Those that were cancelled say nothing.
+    /// Records the length of an output that ended by itself or at its limit. Cancelled outputs tell nothing.
     pub fn observe(&mut self, tokens: u32) {
         if self.latest.len() == REMEMBERED {
             self.latest.pop_front();
@@ -23,7 +24,7 @@ impl OutputLengths {
         self.latest.push_back(tokens);
     }
 
-    /// Nine in ten are no longer; nothing before [`ONE_IN`] ended.
+    /// 90th percentile; `None` before [`ONE_IN`] outputs ended.
     pub fn p90(&self) -> Option<u32> {
         let num_longer = self.latest.len().div_ceil(ONE_IN);
         if self.latest.len() < ONE_IN {

@@ -1,42 +1,45 @@
-//! Which of several workers a sequence goes to: pure. Who may serve it at all (model, bits, tokenizer, room) is the caller's to say.
+//! Choice among several workers for a sequence. Pure. The caller filters out workers that may not serve it
+//! (model, numerics class, tokenizer, capacity).
 //!
-//! A sequence goes where a good part of its prefix is held, for that saves a prefill: so the turns of a conversation stay at one target. Then a
-//! lane's sequences stay together, so that batches are homogeneous where that is free; then the least loaded is chosen. Affinities only choose
-//! among workers whose load is about the least ("bounded loads", Mirrokni, Thorup and Zadimoghaddam, SODA 2018), and a prefix is worth some
-//! sequences more: no affinity makes one worker the slow one.
+//! A sequence goes where a large part of its prefix is cached, because that saves a prefill; so the turns of
+//! a conversation stay at one target. Next, a lane's sequences stay together, which makes batches homogeneous
+//! at no cost. Then the least loaded worker is chosen. Affinities only choose among workers with nearly the
+//! least load ("bounded loads", Mirrokni, Thorup and Zadimoghaddam, SODA 2018), and a prefix is worth a few
+//! more sequences: no affinity overloads a worker.
 
 use std::collections::{HashSet, VecDeque};
 
 use speculation::TokenId;
 use speculation::prefix::Prefix;
 
-/// A worker may carry so much more than the least loaded one, as a part of its load, and still be chosen.
+/// Fraction by which a worker's load may exceed the least load and the worker still be chosen.
 const SLACK: f64 = 1.0 / 8.0;
 
 /// One worker that may serve the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place<K> {
-    /// Names it.
+    /// Identifies the worker.
     pub key: K,
-    /// Hard preference, lowest first: a higher one is taken only where no lower one is there.
+    /// Strict preference, lowest first: a higher rank is chosen only if no lower one exists.
     pub rank: u8,
-    /// Sequences there.
+    /// Number of sequences there.
     pub load: u32,
-    /// Of these, the lane's own.
+    /// Sequences of these in the lane.
     pub lane_load: u32,
-    /// How many ids of the sequence's prefix it was sent before.
+    /// Number of ids of the sequence's prefix that it received before.
     pub shared_prefix: u32,
 }
 
-/// Ids whose prefill costs about as many rows as one more sequence brings: what a worker may carry more for a prefix that it
-/// holds is counted in them, and marks stand so far apart, or by an eighth of the prefix where that is more: a conversation is
-/// told from others that begin alike once an eighth of it is its own. Shorter prefixes only choose among equals.
+/// Ids whose prefill costs about as many rows as one more sequence adds. Unit of the extra load that a worker
+/// may carry for a cached prefix, and the minimum distance of prefix marks; longer prefixes have a mark at
+/// each further eighth of their length. So a conversation is distinguished from others with the same
+/// beginning once it differs in an eighth of its length. Shorter prefixes only break ties.
 const IDS_OF_A_SEQUENCE: u32 = 128;
 
-/// Sequences more than others that a worker may carry for a prefix, however long.
+/// Maximum number of extra sequences that a worker may carry for a prefix of any length.
 const EXTRA_MAX: u32 = 8;
 
-/// The place for one more sequence.
+/// Chooses the worker for one more sequence.
 pub fn choose<K: Ord + Copy>(places: &[Place<K>]) -> Option<K> {
     let rank = places.iter().map(|place| place.rank).min()?;
     let best = || places.iter().filter(|place| place.rank == rank);
@@ -51,24 +54,25 @@ pub fn choose<K: Ord + Copy>(places: &[Place<K>]) -> Option<K> {
     best().filter(may_serve).max_by_key(better).map(|place| place.key)
 }
 
-/// The shortest prefix that is remembered.
+/// Length of the shortest prefix that is remembered.
 const FIRST_MARK: usize = 32;
 
-/// Prefixes that are remembered of one worker: some 750 conversations of 4,096 ids.
+/// Prefixes remembered per worker: about 750 conversations of 4,096 ids.
 const MARKS_KEPT: usize = 16_384;
 
-/// Lengths of prefixes that are remembered, ascending.
+/// Lengths of remembered prefixes, ascending.
 fn mark_lengths() -> impl Iterator<Item = usize> {
     let next = |len: &usize| len.checked_add((len / 8).max((IDS_OF_A_SEQUENCE as usize).min(*len)));
     std::iter::successors(Some(FIRST_MARK), next)
 }
 
-/// Names the prefixes of one prompt: the hash at each mark, mixed with the isolation key, under which alone they are shared.
+/// Identifies the prefixes of a prompt: the hash at each mark, mixed with the isolation key. Prefixes are
+/// shared only under the same isolation key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PrefixMarks(Vec<u64>);
 
 impl PrefixMarks {
-    /// Those of `prompt`.
+    /// Computes the marks of `prompt`.
     pub fn of(prompt: &[TokenId], isolation_key: u64) -> Self {
         let prefix = Prefix::new(prompt);
         let lengths = mark_lengths().take_while(|len| *len <= prompt.len());
@@ -77,7 +81,7 @@ impl PrefixMarks {
     }
 }
 
-/// The prefixes that one worker was sent lately. What it still holds is its own business: this only guesses.
+/// Prefixes that one worker received recently. An estimate: the worker decides what it keeps cached.
 #[derive(Debug, Clone, Default)]
 pub struct PrefixMemory {
     seen: HashSet<u64>,
@@ -85,7 +89,7 @@ pub struct PrefixMemory {
 }
 
 impl PrefixMemory {
-    /// The worker is sent a prompt.
+    /// Records that the worker receives a prompt.
     pub fn remember(&mut self, marks: &PrefixMarks) {
         for mark in &marks.0 {
             if self.seen.insert(*mark) {
@@ -99,9 +103,9 @@ impl PrefixMemory {
         }
     }
 
-    /// How many leading ids of the prompt it was sent before, as far as marks tell.
+    /// Number of leading ids of the prompt that the worker received before, rounded down to a mark.
     pub fn shared(&self, marks: &PrefixMarks) -> u32 {
-        // Of a prefix whose beginning was forgotten the rest may still be held.
+        // A longer prefix may still be cached after the mark of its beginning was evicted.
         let last = marks.0.iter().rposition(|mark| self.seen.contains(mark));
         last.and_then(|last| mark_lengths().nth(last)).map_or(0, |len| len as u32)
     }
@@ -170,7 +174,8 @@ mod tests {
         assert_eq!((memory.shared(&PrefixMarks::of(&prompt, 1)), memory.seen.len()), (0, MARKS_KEPT));
     }
 
-    /// The turns of eight conversations that begin alike, on two workers; one ends wherever the dice say, and its next turn begins later.
+    /// Turns of eight conversations with the same beginning, on two workers. Turns end in random order, and
+    /// the next turn of a conversation begins later.
     #[test]
     fn turns_of_a_conversation_stay_where_it_is() {
         const TURNS: usize = 400;

@@ -1,52 +1,54 @@
-//! How many workers of each pool the traffic wants: the one rule behind the ratio that `outrider plan` prints, the gauges that autoscalers
-//! follow, and the simulated day of `outrider plan --day`.
+//! Number of workers per pool that the load requires. One rule for the ratio that `outrider plan` prints, the
+//! gauges that autoscalers read, and the simulated day of `outrider plan --day`.
 //!
-//! Callers bring the speed of a target as a function: the planner computes it from data sheets, the scheduler from what its workers
-//! measured. Pure, and without memory: how fast pools may follow is the autoscaler's to say.
+//! Callers pass the speed of a target as a function: the planner computes it from data sheets, the scheduler
+//! from measurements of its workers. Pure and stateless: the autoscaler decides how fast pools follow.
 
-/// Draft workers are enough where more of them would not make a target faster by more than the missing part.
+/// Share of the speed with unlimited draft workers at which their number is sufficient.
 pub const ENOUGH: f64 = 0.95;
 
-/// The part of the targets' KV that may be reserved before more of them are wanted.
+/// Share of the targets' KV that may be reserved before more targets are wanted.
 pub const KV_SHARE: f64 = 0.8;
 
-/// The part of the longest time per token that targets are sized for: drafts that are only [`ENOUGH`], and traffic that grows while a worker
-/// starts, take the rest.
+/// Share of the TPOT objective that targets are sized for. The rest covers drafts that are only [`ENOUGH`],
+/// and load that grows while a worker starts.
 pub const TPOT_SHARE: f64 = 0.85;
 
-/// What is asked of the pools.
+/// Demand on the pools.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Demand {
-    /// Sequences under way, and those that wait for a target.
+    /// Active sequences and sequences that wait for a target.
     pub sequences: f64,
     /// KV blocks that all of them need.
     pub kv_blocks: f64,
 }
 
-/// What there is, and what is to be kept.
+/// Present pools and the objective.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Supply {
-    /// Targets that share the sequences now, and draft workers.
+    /// Targets that share the sequences now.
     pub targets: f64,
-    /// See `targets`.
+    /// Draft workers now.
     pub drafts: f64,
-    /// KV blocks of one target; 0 where nobody counts them.
+    /// KV blocks of one target; 0 if not counted.
     pub kv_blocks_each: f64,
-    /// Longest time per output token that is wanted, microseconds; without one, targets follow KV alone.
+    /// Wanted maximum time per output token, microseconds; without it, the number of targets follows KV
+    /// alone.
     pub tpot_us: Option<f64>,
 }
 
-/// How many workers are wanted.
+/// Number of workers wanted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Wanted {
-    /// Target workers, with their fraction: what several routers want can be added up before it is rounded up.
+    /// Target workers, as a fraction: the sum over several routers is rounded up.
     pub targets: f64,
     /// Draft workers.
     pub drafts: f64,
 }
 
-/// `speed(sequences, drafts)`: tokens a second that one target commits for that number of sequences and draft workers (a fraction where
-/// several targets share one; 0: none). At the best k.
+/// Computes the wanted number of workers. `speed(sequences, drafts)` is the tokens per second that one target
+/// commits at the best k for that number of sequences and draft workers (a fraction if several targets share
+/// one; 0: none).
 pub fn wanted(demand: Demand, supply: Supply, speed: &dyn Fn(f64, f64) -> f64) -> Wanted {
     if demand.sequences <= 0.0 {
         return Wanted { targets: 0.0, drafts: 0.0 };
@@ -58,23 +60,24 @@ pub fn wanted(demand: Demand, supply: Supply, speed: &dyn Fn(f64, f64) -> f64) -
     let by_speed = supply.tpot_us.and_then(|tpot_us| {
         let kept = |sequences: f64| sequences * 1e6 <= TPOT_SHARE * tpot_us * speed(sequences, sequences);
         let most = most_sequences(demand.sequences, kept)?;
-        // Fewer targets are slower and therefore have more sequences to serve: what they serve now counts, too, or a pool would shrink as soon as
-        // it has grown.
+        // With fewer targets each is slower and holds sequences longer, so their number grows. The current
+        // throughput therefore counts too, or a pool would shrink as soon as it has grown.
         let sharing = supply.targets.max(1.0);
         let served = sharing * speed((demand.sequences / sharing).max(1.0), supply.drafts / sharing);
         Some((demand.sequences / most).max(served / speed(most, most)))
     });
-    // Whoever asks is served by one target at least; one that is full of KV is worth less than the next whole one.
+    // One sequence or more needs at least one target.
     let targets = by_kv.max(by_speed.unwrap_or(0.0)).max(1.0_f64.min(demand.sequences));
-    // Where targets are on their way, drafts are sized for the load with them: sequences that pile up meanwhile would make drafts look useless.
+    // Size drafts for the targets that are about to start: the sequences that accumulate before would make
+    // drafts look useless.
     let sharing = supply.targets.max(targets.ceil()).max(1.0);
     let each = (demand.sequences / sharing).max(1.0);
     let drafts = wanted_drafts(demand.sequences.ceil() as u64, |drafts| speed(each, drafts / sharing));
     Wanted { targets, drafts: drafts.unwrap_or(0) as f64 }
 }
 
-/// The fewest draft workers, at most `most`, that give [`ENOUGH`] of the speed that `most` would give; nothing where none at all gives that,
-/// too: drafting does not pay. More drafts are taken never to be slower.
+/// Smallest number of draft workers, at most `most`, that gives [`ENOUGH`] of the speed of `most`; `None` if
+/// zero gives that too, because drafting does not pay then. Assumes that more drafts are never slower.
 pub fn wanted_drafts(most: u64, speed: impl Fn(f64) -> f64) -> Option<u64> {
     let enough = ENOUGH * speed(most as f64);
     let is_enough = |drafts: u64| speed(drafts as f64) >= enough;
@@ -93,7 +96,8 @@ pub fn wanted_drafts(most: u64, speed: impl Fn(f64) -> f64) -> Option<u64> {
     Some(high)
 }
 
-/// The most sequences at one target, at most `all`, for which `kept` holds; nothing where it does not hold for one: more targets would not help.
+/// Largest number of sequences at one target, at most `all`, for which `kept` holds; `None` if it does not
+/// hold for one, since more targets would not help.
 fn most_sequences(all: f64, kept: impl Fn(f64) -> bool) -> Option<f64> {
     if !kept(1.0) {
         return None;
@@ -110,8 +114,9 @@ fn most_sequences(all: f64, kept: impl Fn(f64) -> bool) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// A target that takes 10 ms and 0.1 ms a sequence for a step. A draft makes three tokens of one, and takes 2 ms and 0.5 ms for each
-    /// sequence of a draft worker; without drafts a step is a token.
+    /// Speed of a target whose step takes 10 ms and 0.1 ms per sequence. A draft yields three tokens per
+    /// step, and takes 2 ms and 0.5 ms per sequence of a draft worker. Without drafts a step yields one
+    /// token.
     fn speed(sequences: f64, drafts: f64) -> f64 {
         let step_us = 10_000.0 + 100.0 * sequences;
         let plain = sequences * 1e6 / step_us;
@@ -145,31 +150,33 @@ mod tests {
 
     #[test]
     fn targets_follow_the_time_per_token_that_is_wanted() {
-        // With a draft worker for each: (12,500 + 100 n) / 3 us a token, so 8.5 of 10 ms are kept with 130 sequences.
+        // With a draft worker for each: (12,500 + 100 n) / 3 us per token, so 130 sequences meet 8.5 of 10
+        // ms.
         let with = |tpot_us| Supply { tpot_us: Some(tpot_us), ..SUPPLY };
         assert_eq!(wanted(demand(130.0, 0.0), with(10_000.0), &speed).targets, 1.0);
         assert_eq!(wanted(demand(520.0, 0.0), with(10_000.0), &speed).targets, 4.0);
-        // 400 sequences at four targets with drafts are as much work as 520 at fewer: 4 targets stay, though 400 alone would want 3.1.
+        // 400 sequences at four targets with drafts are as much work as 520 at fewer targets: 4 targets stay,
+        // though 400 sequences alone would want 3.1.
         let four = Supply { targets: 4.0, drafts: 400.0, ..with(10_000.0) };
         let stays = wanted(demand(400.0, 0.0), four, &speed).targets;
         assert!(
             (stays - 4.0 * speed(100.0, 100.0) / speed(130.0, 130.0)).abs() < 1e-9 && stays > 3.4,
             "{stays}"
         );
-        // The stricter of the two decides.
+        // The stricter limit decides.
         assert_eq!(wanted(demand(520.0, 4_000.0), with(10_000.0), &speed).targets, 5.0);
-        // No number of targets decodes faster than one sequence alone: then KV decides.
+        // No number of targets decodes faster than one sequence alone, so KV decides.
         assert_eq!(wanted(demand(100.0, 1_600.0), with(1_000.0), &speed).targets, 2.0);
     }
 
     #[test]
     fn drafts_are_enough_where_more_add_little_and_none_where_they_do_not_pay() {
-        // One alone: one draft worker. 100 at one target: steps of 20 ms beside 50 ms / drafts.
+        // One sequence needs one draft worker. 100 at one target: steps of 20 ms beside 50 ms / drafts.
         assert_eq!(wanted(demand(1.0, 0.0), SUPPLY, &speed).drafts, 1.0);
         let drafts = wanted(demand(100.0, 0.0), SUPPLY, &speed).drafts;
         let reaches = |drafts: f64| speed(100.0, drafts) >= ENOUGH * speed(100.0, 100.0);
         assert!(reaches(drafts) && !reaches(drafts - 1.0), "{drafts}");
-        // Four targets share the same number of sequences: each draft worker is shared by them as well.
+        // Four targets share the same sequences, so each draft worker is shared by four targets as well.
         let shared = wanted(demand(100.0, 0.0), Supply { targets: 4.0, ..SUPPLY }, &speed).drafts;
         assert!(shared > drafts && shared <= 100.0, "{shared} of 4 targets, {drafts} of one");
         let useless = |sequences: f64, _: f64| sequences;

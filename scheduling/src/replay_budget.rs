@@ -1,33 +1,34 @@
-//! How many ids may be replayed a second. Pure: time is passed in. The scheduler keeps one [`ReplayBudget`] for each model.
+//! Rate limit on replayed ids. Pure: time is passed in. The scheduler keeps one [`ReplayBudget`] per model.
 //!
-//! A sequence that lost its target is run again from its ids. Where many targets are lost at once, or one after the other,
-//! those prompts would fill every target that is left, and what runs there would stand still. So replays take turns with
-//! new sequences out of a token bucket: it holds a second's worth, refills steadily, and may be overdrawn by one sequence, so that
-//! a long one is never refused. Replays over the budget wait; they are not failed.
+//! A sequence that lost its target is run again from its ids. If many targets are lost at once or in
+//! succession, these prompts would fill all remaining targets and stall the sequences there. So replays share
+//! the targets with new sequences through a token bucket. It holds the ids of one second, refills steadily,
+//! and may be overdrawn by one sequence, so that a long sequence is never refused. Replays over the budget
+//! wait; they do not fail.
 
 use std::time::Duration;
 
-/// A token bucket of ids. See the module's page.
+/// A token bucket of ids. See the module documentation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReplayBudget {
     /// Ids that were replayed and are not refilled yet.
     used: f64,
-    /// When that was so.
+    /// Time at which `used` was computed.
     at: Duration,
 }
 
 impl ReplayBudget {
-    /// When the next sequence may be replayed, at `ids_per_second`: `now` or later.
+    /// Returns when the next sequence may be replayed at `ids_per_second`: `now` or later.
     pub fn next_at(&self, now: Duration, ids_per_second: f64) -> Duration {
         let excess = self.used_at(now, ids_per_second) - ids_per_second;
         if excess < 0.0 || ids_per_second <= 0.0 {
             return now;
         }
-        // To the next microsecond, for it must not be looked at too early for ever.
+        // Round up to the next microsecond; otherwise a wakeup could be too early again and again.
         now + Duration::from_micros((excess / ids_per_second * 1e6) as u64 + 1)
     }
 
-    /// A sequence of so many ids is replayed.
+    /// Records the replay of a sequence with this number of ids.
     pub fn take(&mut self, now: Duration, ids: u32, ids_per_second: f64) {
         self.used = self.used_at(now, ids_per_second) + f64::from(ids);
         self.at = now;
@@ -74,7 +75,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Over any time no more than that time's worth, one second's more and one sequence's more are replayed.
+        /// In any period the replayed ids are at most those of the period, of one more second and of one more
+        /// sequence.
         #[test]
         fn the_rate_is_kept(lens in proptest::collection::vec(1_u32..3_000, 1..200)) {
             let (mut budget, mut now, mut sum) = (ReplayBudget::default(), ms(0), 0.0);

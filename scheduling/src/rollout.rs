@@ -1,8 +1,10 @@
-//! The rollout of a draft: which draft may propose for which sequence while a candidate is tried, and when evidence is enough to give it
-//! everything or to take it back. Pure; a rollout changes speed and no token.
+//! The rollout of a draft: which draft may propose for which sequence while a candidate is tested, and when
+//! the evidence suffices to promote the candidate or roll it back. Pure. A rollout affects speed and no
+//! tokens.
 //!
-//! Evidence is looked at when there is enough of it, then whenever there is twice as much: each look may err by chance, so looks are few. A bound of
-//! [`DEVIATIONS`] standard errors errs once in 740 looks on one side.
+//! Evidence is evaluated when enough has accumulated, and again at each doubling. Evaluations are few because
+//! each may err by chance: a bound of [`DEVIATIONS`] standard errors errs once in 740 evaluations on one
+//! side.
 
 use serde::Serialize;
 use speculation::SequenceId;
@@ -10,33 +12,33 @@ use speculation::SequenceId;
 use crate::cluster_mean::ClusterMean;
 use crate::draft_score::{PairedReport, PairedScore};
 
-/// Standard errors that a difference has to exceed.
+/// Number of standard errors that a difference must exceed.
 pub const DEVIATIONS: f64 = 3.0;
 
-/// What an operator asks for.
+/// Settings of a rollout.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RolloutSettings {
-    /// The candidate: the model id of its draft workers.
+    /// Model id of the candidate's draft workers.
     pub draft: String,
-    /// Share of new sequences that it drafts for, 0 to 1; 0: it is scored as a shadow draft alone.
+    /// Share of new sequences that the candidate drafts for, 0 to 1; 0: it is only scored as a shadow draft.
     pub share: f64,
-    /// Whether evidence promotes it and takes it back, or an operator does.
+    /// Whether evidence promotes it and rolls it back; otherwise an operator does.
     pub decides: bool,
-    /// What evidence has to show.
+    /// Required evidence.
     #[serde(flatten)]
     pub rules: RolloutRules,
 }
 
-/// When evidence is enough.
+/// Thresholds for sufficient evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct RolloutRules {
-    /// Drafts of both at the same places, before anything is decided.
+    /// Minimum drafts of both at the same positions before any decision.
     pub min_drafts: u64,
-    /// Sequences that these have to come from.
+    /// Minimum number of sequences that these come from.
     pub min_sequences: u64,
-    /// By what part of the serving draft's accepted tokens the candidate has to be better, surely.
+    /// Relative gain in accepted tokens that the candidate must show with certainty.
     pub margin: f64,
-    /// How many times as long the candidate's step may take.
+    /// Maximum ratio of the candidate's step time to that of the other draft.
     pub max_slowdown: f64,
 }
 
@@ -47,7 +49,7 @@ impl Default for RolloutRules {
 }
 
 impl RolloutSettings {
-    /// What is wrong with it, if something is.
+    /// Returns the fault of the settings, if there is one.
     pub fn fault(&self) -> Option<String> {
         let RolloutRules { margin, max_slowdown, .. } = self.rules;
         match () {
@@ -66,18 +68,18 @@ impl RolloutSettings {
     }
 }
 
-/// An operator's word.
+/// An operator's order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RolloutOrder {
-    /// A rollout begins, in place of another one.
+    /// Begins a rollout, and replaces another one.
     Begin(RolloutSettings),
-    /// The candidate of the rollout drafts for every sequence from now on.
+    /// The candidate drafts for every sequence from now on.
     Promote,
-    /// The rollout is over and forgotten: every draft worker is again what it was started as.
+    /// Ends the rollout: every draft worker returns to the role with which it was started.
     End,
 }
 
-/// How far a rollout is.
+/// Stage of a rollout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
@@ -89,72 +91,72 @@ pub enum Stage {
     RolledBack,
 }
 
-/// What evidence says.
+/// Result of an evaluation of the evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// There is too little of it, or it shows no sure difference.
+    /// The evidence is insufficient or shows no certain difference.
     Undecided,
     /// The candidate is better by the margin.
     Better,
-    /// It is better, and its steps take too long to be sure that this pays.
+    /// It is better, but its steps take too long to be certain that it pays.
     BetterAndSlower,
     /// It is worse.
     Worse,
 }
 
-/// How a draft worker may serve a sequence.
+/// Rank of a draft worker for a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Preference {
-    /// It is meant for it.
+    /// The sequence is meant for its draft.
     First,
-    /// Another draft is meant for it, and this one stands in.
+    /// The sequence is meant for another draft, and this one substitutes.
     Second,
 }
 
-/// A rollout under way, or one that has ended and still holds.
+/// An active rollout, or one that has ended and still applies.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rollout {
     settings: RolloutSettings,
     stage: Stage,
     verdict: Verdict,
-    /// Drafts at which each kind of evidence is looked at next.
+    /// Numbers of drafts at which each kind of evidence is evaluated next.
     next_looks: [u64; 2],
     /// Judged and accepted positions of the sequences that each draft served.
     arms: Arms,
-    /// The pairs that it was ended on: later ones compare with another serving draft.
+    /// Pairs at the time it ended; later pairs compare with another serving draft.
     ended_on: Option<PairedReport>,
 }
 
-/// Acceptance of the two arms of a canary: accepted of judged positions, by sequence.
+/// Acceptance in the two arms of a canary: accepted of judged positions, by sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Arms {
     candidate: ClusterMean,
     others: ClusterMean,
 }
 
-/// A rollout, for people.
+/// Report on a rollout.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RolloutReport {
-    /// What was asked for.
+    /// Its settings.
     #[serde(flatten)]
     pub settings: RolloutSettings,
-    /// How far it is.
+    /// Its stage.
     pub stage: Stage,
-    /// What the evidence said when it was last looked at.
+    /// Result of the latest evaluation.
     pub verdict: Verdict,
-    /// Both drafts at the same places; of a rollout that evidence ended, what it was ended on.
+    /// Both drafts at the same positions; if evidence ended the rollout, the pairs at that time.
     pub paired: PairedReport,
-    /// Acceptance of the drafts that the candidate made for its share; absent before the first.
+    /// Acceptance of the candidate's drafts for its share; absent before the first.
     pub candidate_acceptance: Option<f64>,
-    /// That of the other drafts meanwhile.
+    /// Acceptance of the other drafts in the same period.
     pub other_acceptance: Option<f64>,
-    /// How many times as long the candidate's step takes, where both are known.
+    /// Ratio of the candidate's step time to that of the other draft, if both are known.
     pub slowdown: Option<f64>,
 }
 
 impl Rollout {
-    /// A rollout that begins.
+    /// Begins a rollout.
     pub fn new(settings: RolloutSettings) -> Self {
         let next_looks = [settings.rules.min_drafts.max(1); 2];
         let (stage, verdict) = (Stage::Canary, Verdict::Undecided);
@@ -166,17 +168,17 @@ impl Rollout {
         &self.settings.draft
     }
 
-    /// How far it is.
+    /// Its stage.
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// An operator, or evidence, ends it.
+    /// Ends it, by order of an operator or by the evidence.
     pub fn end(&mut self, stage: Stage) {
         self.stage = stage;
     }
 
-    /// A sequence ended that this draft served: of its drafted positions so many were judged, and accepted.
+    /// Records the judged and accepted positions of a sequence that this draft served.
     pub fn on_served(&mut self, draft: &str, judged: u64, accepted: u64) {
         if self.stage == Stage::Canary {
             let arm = if draft == self.draft() { &mut self.arms.candidate } else { &mut self.arms.others };
@@ -184,7 +186,7 @@ impl Rollout {
         }
     }
 
-    /// Looks at the evidence, if it is time to. Returns what becomes of the rollout, if that changes.
+    /// Evaluates the evidence if that is due. Returns the new stage if it changes.
     pub fn look(&mut self, paired: &PairedScore, slowdown: Option<f64>) -> Option<Stage> {
         if self.stage != Stage::Canary {
             return None;
@@ -234,7 +236,7 @@ impl Rollout {
         enough && difference + DEVIATIONS * error < 0.0
     }
 
-    /// For people.
+    /// Creates the report.
     pub fn report(&self, paired: PairedReport, slowdown: Option<f64>) -> RolloutReport {
         RolloutReport {
             settings: self.settings.clone(),
@@ -254,7 +256,7 @@ impl Arms {
     }
 }
 
-/// Whether it is time for a look; the next one is at twice as much.
+/// Whether an evaluation is due; the next one follows at twice the number.
 fn is_due(next: &mut u64, drafts: u64) -> bool {
     let is_due = drafts >= *next;
     if is_due {
@@ -263,7 +265,8 @@ fn is_due(next: &mut u64, drafts: u64) -> bool {
     is_due
 }
 
-/// How a draft worker that drafts by `draft` may serve a sequence; `None`: not at all. `is_shadow`: the worker was started as a shadow draft.
+/// Preference of a draft worker with model `draft` for a sequence; `None`: it may not serve it. `is_shadow`:
+/// the worker was started as a shadow draft.
 pub fn preference(
     rollout: Option<&Rollout>,
     (draft, is_shadow): (&str, bool),
@@ -292,10 +295,11 @@ pub fn is_scored(rollout: Option<&Rollout>, draft: &str, is_shadow: bool) -> boo
     }
 }
 
-/// Whether a sequence belongs to a share of all. A larger share holds the smaller one of the same purpose; shares of different purposes are independent.
+/// Whether a sequence belongs to a share of all sequences. A larger share contains the smaller one of the
+/// same purpose; shares of different purposes are independent.
 pub fn is_chosen(sequence: SequenceId, share: f64, purpose: &str) -> bool {
     let salt = purpose.bytes().fold(0, |salt: u64, byte| salt.wrapping_mul(31).wrapping_add(byte.into()));
-    // The finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): ids that follow each other are spread evenly.
+    // Finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): spreads consecutive ids evenly.
     let mut bits = sequence.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ salt.wrapping_mul(0xD1B5_4A32_D192_ED03);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -1,19 +1,19 @@
 //! Runs scenario files: prose, events in, decisions out.
 //!
-//! A file below `scheduling/testdata/` is a list of cases. A case is one or more lines of input, a line
-//! `----`, and the output that is expected, up to an empty line. Lines that begin with `#` are prose and may
-//! stand between cases. All cases of a file share one state, so a file reads as one story:
+//! A file in `scheduling/testdata/` is a list of cases. A case consists of one or more lines of input, a line
+//! `----`, and the expected output up to an empty line. Lines that begin with `#` are prose and may stand between
+//! cases. All cases of a file share one state:
 //!
 //! ```text
-//! # The first sequence is answered and comes back 5 ms later.
+//! # The first sequence is answered and returns 5 ms later.
 //! arrived a at=0ms rows=1
 //! next at=0ms
 //! ----
 //! run a
 //! ```
 //!
-//! A line of input is a verb, then words and `key=value` pairs; `key=(a,b)` is a list. A test that fails
-//! prints what it got for each case that differs. `UPDATE=1 cargo test` writes what it got into the files
+//! A line of input is a verb, followed by words and `key=value` pairs; `key=(a,b)` is a list. A failing test prints
+//! the actual output of each case that differs. `UPDATE=1 cargo test` writes the actual output into the files
 //! instead.
 
 use std::fmt::{Debug, Display};
@@ -51,24 +51,24 @@ impl Line {
         Self { verb, words, pairs, place }
     }
 
-    /// The value of a key, if the line has it.
+    /// Value of a key, if the line has it.
     pub(crate) fn get<T: FromStr<Err: Debug>>(&self, key: &str) -> Option<T> {
         self.value(key).map(|value| self.convert(key, value))
     }
 
-    /// The value of a key that the line must have.
+    /// Value of a required key.
     pub(crate) fn need<T: FromStr<Err: Debug>>(&self, key: &str) -> T {
         self.get(key).unwrap_or_else(|| panic!("{}: `{}` needs {key}=..", self.place, self.verb))
     }
 
-    /// The values of `key=(a,b)`; none where the line does not have the key.
+    /// Values of `key=(a,b)`; empty if the line lacks the key.
     pub(crate) fn list<T: FromStr<Err: Debug>>(&self, key: &str) -> Vec<T> {
         let Some(value) = self.value(key) else { return Vec::new() };
         let inner = value.trim_start_matches('(').trim_end_matches(')');
         inner.split(',').filter(|item| !item.is_empty()).map(|item| self.convert(key, item.trim())).collect()
     }
 
-    /// The value of a key as a duration: `250us`, `1.5ms`, `2s`.
+    /// Value of a key as a duration: `250us`, `1.5ms`, `2s`.
     pub(crate) fn duration(&self, key: &str) -> Option<Duration> {
         let value = self.value(key)?;
         let unit_at = value.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(value.len());
@@ -82,7 +82,7 @@ impl Line {
         Some(Duration::from_micros(micros as u64))
     }
 
-    /// Fails the test: the scenario's runner does not know this line's verb.
+    /// Fails the test: the verb of this line is unknown.
     pub(crate) fn unknown(&self) -> ! {
         panic!("{}: unknown verb `{}`", self.place, self.verb)
     }
@@ -112,8 +112,8 @@ fn split(text: &str) -> Vec<String> {
     tokens
 }
 
-/// Runs every `.txt` file of a folder below `scheduling/testdata/`. Each file starts with `new()`; `step`
-/// handles one line of input and returns what it prints, perhaps nothing, perhaps several lines.
+/// Runs every `.txt` file of a folder in `scheduling/testdata/`. Each file starts with `new()`. `step`
+/// handles one line of input and returns its output, which may have any number of lines.
 pub(crate) fn run_folder<S>(folder: &str, new: impl Fn() -> S, step: impl Fn(&mut S, &Line) -> String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(folder);
     let entries = fs::read_dir(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -137,7 +137,7 @@ pub(crate) fn run_folder<S>(folder: &str, new: impl Fn() -> S, step: impl Fn(&mu
 }
 
 struct Ran {
-    /// The file with actual output in place of the expected one.
+    /// The file with the actual output in place of the expected one.
     text: String,
     failures: Vec<String>,
 }

@@ -1,12 +1,12 @@
-//! [`Waits`]: how long those of each priority had to wait for their turn, for `/debug/lanes`. It decides nothing; whose turn it is,
-//! `scheduling::fair_queue` says.
+//! [`Waits`]: waiting times by priority, for `/debug/lanes`. Only reported; `scheduling::fair_queue` decides
+//! the order.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// What was waited for one thing so far.
+/// Statistics of waiting times by priority.
 #[derive(Debug, Default)]
 pub struct Waits {
     classes: BTreeMap<u8, Served>,
@@ -19,25 +19,25 @@ struct Served {
     worst: Duration,
 }
 
-/// One priority, as `/debug/lanes` shows it.
+/// Waiting times of one priority, as in `/debug/lanes`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct WaitReport {
     /// Lower is more urgent.
     pub priority: u8,
-    /// How many wait now.
+    /// Number that wait now.
     pub waiting: usize,
-    /// How long the first of them has waited.
+    /// Waiting time of the first of them.
     pub oldest_ms: u64,
-    /// How many had their turn, since the router started.
+    /// Number served since the router started.
     pub served: u64,
-    /// How long these waited.
+    /// Mean waiting time of those served.
     pub mean_ms: f64,
-    /// How long the one of them waited that waited longest.
+    /// Longest waiting time of those served.
     pub worst_ms: u64,
 }
 
 impl Waits {
-    /// One of `priority` had its turn after so long.
+    /// Records the waiting time of one that was served.
     pub fn observe(&mut self, priority: u8, waited: Duration) {
         let class = self.classes.entry(priority).or_default();
         class.count += 1;
@@ -45,7 +45,7 @@ impl Waits {
         class.worst = class.worst.max(waited);
     }
 
-    /// By priority; `waiting` says how many wait now, and since when the first of them does.
+    /// Reports by priority; `waiting` is the number that wait now and when the first of them began to wait.
     pub fn report(&self, waiting: &BTreeMap<u8, (usize, Duration)>, now: Duration) -> Vec<WaitReport> {
         let mut priorities: Vec<u8> = self.classes.keys().chain(waiting.keys()).copied().collect();
         priorities.sort_unstable();

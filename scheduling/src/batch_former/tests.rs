@@ -15,7 +15,7 @@ fn flat() -> BatchFormer<char> {
     BatchFormer::new(times(&[(1, 10_000), (64, 10_000)]), GroupRules::default())
 }
 
-/// A forward without prompts.
+/// Running a forward without a limit on prompt rows.
 fn run(members: &[bool]) -> Decision {
     Decision::Run(Turn { members: members.to_vec(), prompt_rows: u32::MAX })
 }
@@ -25,7 +25,7 @@ fn step(key: char, rows: (u32, u32)) -> ReadyStep<char> {
     ReadyStep { key, lane: 0, rows, context_len: 100, is_verify: true }
 }
 
-/// `keys` are away for 5 ms after their reply at 10 ms.
+/// Each of `keys` takes 5 ms to return after an answer, and was answered last at 10 ms.
 fn away(former: &mut BatchFormer<char>, keys: &str) {
     let rows = StepRows { context: 1, tail: 0 };
     for key in keys.chars() {
@@ -110,7 +110,7 @@ fn scenarios() {
 /// - `ran rows=8 sequences=2 kv=200 took=10ms`
 /// - `next at=1ms ready=(a:1+3, b@2:1+0)`: prints the decision; `@` is the lane
 ///
-/// With the word `draft` the ready steps are those of a draft worker.
+/// With the word `draft` the ready steps belong to a draft worker.
 fn run_line(former: &mut BatchFormer<char>, line: &Line) -> Option<String> {
     let at = line.duration("at").unwrap_or_default();
     let keys = || line.words.iter().filter_map(|word| word.chars().next());
@@ -154,7 +154,7 @@ fn run_line(former: &mut BatchFormer<char>, line: &Line) -> Option<String> {
     None
 }
 
-/// `a@2:1+3`: sequence, lane, rows; the lane may be left out.
+/// `a@2:1+3`: sequence, lane, rows; the lane is optional.
 fn ready_step(entry: &str) -> ReadyStep<char> {
     let (name, rows_text) = entry.split_once(':').expect("an entry of ready has rows");
     let (key, lane) = name.split_once('@').unwrap_or((name, "0"));

@@ -1,4 +1,4 @@
-//! Turns by class, key and lane.
+//! Tests of turns by class, key and lane.
 
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ fn drain(turns: &mut Turns, now_ms: u64) -> Vec<u32> {
     std::iter::from_fn(|| turns.pop(Duration::from_millis(now_ms), true)).collect()
 }
 
-/// How many of the next turns each item of 0, 1 and 2 gets.
+/// Numbers of turns that the items 0, 1 and 2 get among the next `count`.
 fn shares(turns: &mut Turns, now_ms: u64, count: usize) -> [usize; 3] {
     let mut shares = [0; 3];
     for _ in 0..count {
@@ -56,7 +56,7 @@ fn lanes_of_a_key_share_turns_by_weight_and_idling_earns_nothing() {
     }
     let [_, light, _] = shares(&mut turns, 300, 90);
     assert!((29..=31).contains(&light), "{light} of 90");
-    // A lane that comes back shares from now on: it does not catch up.
+    // A lane that returns shares from now on and does not catch up.
     for i in 0..300 {
         turns.push(0, "late", ticket(0, 1.0, 300 + i), 2);
     }
@@ -69,14 +69,14 @@ fn a_key_with_many_requests_many_lanes_or_a_heavy_lane_gets_no_more_turns() {
     let lanes = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let mut turns = Turns::default();
     for i in 0..400 {
-        // Many requests, long before the others came; many lanes; a lane of a high weight.
+        // Many requests, long before the others arrive; many lanes; a lane with a high weight.
         turns.push(7, "a", ticket(0, 1.0, 0), 0);
         turns.push(8, lanes[i % lanes.len()], ticket(0, 1.0, 500), 1);
         turns.push(9, "heavy", ticket(0, 50.0, 500), 2);
     }
     let shares_of = shares(&mut turns, 600, 300);
     assert!(shares_of.iter().all(|count| (99..=101).contains(count)), "{shares_of:?}");
-    // One that comes back has the next turn but for one, however many wait; it does not catch up either.
+    // A key that returns gets one of the next turns, regardless of the queue's length, and does not catch up.
     turns.push(10, "a", ticket(0, 1.0, 600), 2);
     let next: Vec<u32> = (0..4).filter_map(|_| turns.pop(Duration::from_millis(600), true)).collect();
     assert!(next.contains(&2), "{next:?}");
@@ -96,7 +96,7 @@ fn a_turn_without_use_costs_its_lane_nothing() {
 }
 
 proptest! {
-    /// Against whatever keeps arriving in lower classes, of its own key or of others, everybody has a turn in bounded time.
+    /// Every item gets a turn in bounded time, whatever arrives in lower classes of its own key or of others.
     #[test]
     fn nobody_starves(priority in 0u8..=255, rivals in 1u64..4, keys in 1u64..4, weight in 0.1f64..10.0) {
         let mut turns = Turns::default();
@@ -111,7 +111,7 @@ proptest! {
                 break;
             }
         }
-        // The class is 0 after `priority` seconds; from then on its key and its lane have their shares.
+        // The class is 0 after `priority` seconds; from then on its key and its lane get their shares.
         prop_assert!(waited.is_some_and(|waited| waited <= u64::from(priority) + 40), "{waited:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What evidence decides, and whom a candidate serves.
+//! Tests of decisions from evidence, and of the sequences that a candidate serves.
 
 use super::*;
 use crate::draft_score::{Pair, PairSums};
@@ -8,7 +8,8 @@ fn settings(share: f64) -> RolloutSettings {
     RolloutSettings { draft: "new".to_owned(), share, decides: true, rules }
 }
 
-/// `sequences` of 20 pairs each. The serving draft has 2 tokens of each draft accepted; `gains` are what the shadow has more, in turns.
+/// Scores `sequences` of 20 pairs each. The serving draft has 2 accepted tokens per draft; `gains` are the
+/// shadow's additional tokens, in a cycle.
 fn pairs(sequences: u64, gains: &[i64]) -> PairedScore {
     let mut score = PairedScore::default();
     for i in 0..sequences {
@@ -42,7 +43,7 @@ fn a_better_draft_is_promoted_and_a_worse_one_taken_back() {
 
 #[test]
 fn a_gain_below_the_margin_promotes_nothing() {
-    // One token in forty drafts more, always: a sure gain of 1.25% of 2.
+    // One more token in every forty drafts: a certain gain of 1.25% of 2.
     let mut score = PairedScore::default();
     for _ in 0..100 {
         let mut sums = PairSums { pairs: 40, shadow: 81, serving: 80 };
@@ -110,7 +111,8 @@ fn each_stage_says_who_serves_whom() {
         rollout.end(stage);
         rollout
     };
-    // The worker; then with no rollout, as a canary inside and outside of the share, promoted, rolled back.
+    // The worker; then its preferences without a rollout, in a canary inside and outside of the share,
+    // promoted, rolled back.
     for (worker, expected) in [
         (("old", false), [Some(First), Some(Second), Some(First), Some(Second), Some(First)]),
         (("new", false), [Some(First), Some(First), None, Some(First), None]),
