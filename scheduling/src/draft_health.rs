@@ -1,54 +1,59 @@
-//! How long a round waits for one draft worker, and whether it asks that worker at all. Pure: times come in. The router keeps one
-//! [`DraftHealth`] for each draft worker it is connected to, and shares it between all sequences that draft there.
+//! Health of a draft worker: how long a round waits for it, and whether a round asks it at all. Pure: times
+//! are passed in. The router keeps one [`DraftHealth`] per connected draft worker, shared by all sequences
+//! that draft there.
 //!
-//! A deadline is the predicted arrival and a margin. The prediction is the worker's cost for so many tokens; replies, late ones too, tell by
-//! what factor they differ from it and by how much that factor scatters, smoothed as a transport protocol smooths round trips (Jacobson,
-//! "Congestion Avoidance and Control", SIGCOMM 1988): mean + 4 mean deviations.
+//! A deadline is the predicted arrival plus a margin. The prediction is the worker's cost for the number of
+//! tokens. The ratio of actual to predicted time is measured on all replies, late ones included, and smoothed
+//! as a transport protocol smooths round-trip times (Jacobson, "Congestion Avoidance and Control", SIGCOMM
+//! 1988): mean + 4 mean deviations.
 //!
-//! A missed deadline alone says little: the row goes on without a draft, and the late proposal may still be of use. A worker from which *nothing* came
-//! since it was asked is out: no round waits for it until it has answered something. It is asked now and then all the same, by a proposal that
-//! nobody waits for. So a stalled worker costs a sequence one deadline at most, whenever the sequence arrives.
+//! A missed deadline alone tells little: the round continues without a draft, and the late proposal may still
+//! be useful. A worker that has sent *nothing* since the request is out: no round waits for it until it has
+//! answered something. It still gets occasional probes, which are proposal requests that no round waits for.
+//! So a stalled worker costs a sequence at most one deadline, at whatever time the sequence arrives.
 
 use std::time::Duration;
 
 use crate::cost::WorkerCost;
 
-/// Deadlines stay between these. Below the first, what an operating system does now and then looks like a stall, and waiting longer for a worker that is gone
-/// costs each sequence that much once.
+/// Limits of deadlines. Below the minimum, ordinary delays by the operating system look like a stall. The
+/// maximum bounds what each sequence loses once at an unresponsive worker.
 pub const MIN_WAIT: Duration = Duration::from_millis(20);
 /// See [`MIN_WAIT`].
 pub const MAX_WAIT: Duration = Duration::from_secs(2);
 
-/// Before a worker has answered anything it is waited for no less than this.
+/// Minimum deadline before the worker's first answer.
 const FIRST_WAIT_MIN: Duration = Duration::from_millis(250);
 
-/// Weight of a new reply in the mean, and half of that in the mean deviation (the paper's).
+/// Weight of a new reply in the mean (as in the paper); its weight in the mean deviation is twice that.
 const MEAN_GAIN: f64 = 1.0 / 8.0;
 
-/// How many deviations a deadline allows (the paper's); before a worker has answered anything, how many times its predicted time.
+/// Deviations in a deadline (the paper's); before the worker's first answer, the multiple of the predicted
+/// time.
 const DEVIATIONS: f64 = 4.0;
 
-/// A deadline is at least this many times the predicted arrival, however even replies were.
+/// Minimum ratio of a deadline to the mean predicted arrival, even if replies do not vary.
 const LEAST_MARGIN: f64 = 1.5;
 
-/// A worker that is out is asked after its deadline again, then after twice that, and so on up to this.
+/// Maximum interval between probes. A worker that is out is probed after its deadline, then after twice that,
+/// and so on.
 pub const MAX_PROBE_WAIT: Duration = Duration::from_secs(5);
 
-/// What a probe asks for: what follows the plain token that the round commits meanwhile may still be of use.
+/// Draft length of a probe. The tokens after the one that the round commits meanwhile may still be useful.
 pub const PROBE_TOKENS: u32 = 2;
 
-/// What a round may do with its draft worker.
+/// How a round may use its draft worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Ask it, and wait no longer than this.
     Wait(Duration),
-    /// It is out, and due to be asked again: ask it for [`PROBE_TOKENS`] and do not wait.
+    /// It is out, and a probe is due: ask it for [`PROBE_TOKENS`] and do not wait.
     Probe,
-    /// It is out: go on without it.
+    /// It is out: continue without it.
     Leave,
 }
 
-/// One draft worker. See the module's page.
+/// Health of one draft worker. See the module documentation.
 #[derive(Debug, Clone, Default)]
 pub struct DraftHealth {
     reply: Option<ReplyFactor>,
@@ -58,7 +63,7 @@ pub struct DraftHealth {
     outages: u64,
 }
 
-/// By what factor replies took longer than predicted.
+/// Ratio of actual to predicted reply times.
 #[derive(Debug, Clone, Copy)]
 struct ReplyFactor {
     mean: f64,
@@ -74,27 +79,28 @@ struct Outage {
     probe_wait: Duration,
 }
 
-/// What is believed of a draft worker, for people.
+/// Report on a draft worker's health.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct HealthReport {
-    /// Nothing came since it was asked, and no round waits for it.
+    /// Whether it has sent nothing since a request, and no round waits for it.
     pub is_out: bool,
-    /// For how long it has been out, milliseconds.
+    /// Time since it went out, milliseconds.
     pub out_ms: u64,
-    /// Deadlines that passed without their proposal.
+    /// Number of deadlines that were missed.
     pub missed_deadlines: u64,
-    /// How often it was put out.
+    /// Number of times it went out.
     pub outages: u64,
 }
 
-/// How long `k` tokens for one of `sequences` that share the worker take, by its table and wire: a forward a token.
+/// Predicted time of `k` tokens at a worker shared by `sequences`, by its step times and network delay: one
+/// forward per token.
 pub fn predicted_proposal(k: u32, sequences: u32, context: f64, draft: &WorkerCost) -> Duration {
     let step = draft.step_micros(f64::from(sequences.max(1)), context);
     Duration::from_secs_f64((draft.wire_micros() + f64::from(k) * step) / 1e6)
 }
 
 impl DraftHealth {
-    /// What a round may do that would ask for a proposal predicted to take so long.
+    /// How a round may use the worker for a proposal with this predicted time.
     pub fn access(&self, now: Duration, predicted: Duration) -> Access {
         match &self.outage {
             None => Access::Wait(self.deadline(predicted)),
@@ -103,7 +109,7 @@ impl DraftHealth {
         }
     }
 
-    /// How long to wait for a proposal that is predicted to take so long.
+    /// Deadline for a proposal with this predicted time.
     pub fn deadline(&self, predicted: Duration) -> Duration {
         let wait = match self.reply {
             None => predicted.mul_f64(DEVIATIONS).max(FIRST_WAIT_MIN),
@@ -114,7 +120,7 @@ impl DraftHealth {
         wait.clamp(MIN_WAIT, MAX_WAIT)
     }
 
-    /// A probe was sent: the next one waits twice as long.
+    /// Records a probe, and doubles the interval to the next one.
     pub fn probed(&mut self, now: Duration) {
         if let Some(outage) = &mut self.outage {
             outage.probe_wait = (outage.probe_wait * 2).min(MAX_PROBE_WAIT);
@@ -122,15 +128,15 @@ impl DraftHealth {
         }
     }
 
-    /// The worker answered a step of ours: it is in again, if it was out.
+    /// Records an answer; the worker is no longer out.
     pub fn answered(&mut self, now: Duration) {
         self.answered_at = Some(now);
         self.outage = None;
     }
 
-    /// A proposal came after `took`, in time or late, where it was predicted to take `predicted`.
+    /// Records that a proposal took `took`, in time or late, where `predicted` was expected.
     pub fn observe(&mut self, took: Duration, predicted: Duration) {
-        // Nothing is learned of a stalled worker's speed from how long it was stalled.
+        // The duration of a stall tells nothing about the worker's speed.
         let took = took.min(MAX_WAIT).as_secs_f64();
         let factor = took / predicted.as_secs_f64().max(1e-6);
         self.reply = Some(match self.reply {
@@ -142,7 +148,8 @@ impl DraftHealth {
         });
     }
 
-    /// The deadline of a proposal that was asked for at `asked_at` passed. True where that puts the worker out.
+    /// Records a missed deadline of a proposal requested at `asked_at`. Returns whether that marks the worker
+    /// as out.
     pub fn missed(&mut self, asked_at: Duration, now: Duration) -> bool {
         self.missed += 1;
         let is_silent = self.answered_at.is_none_or(|answered_at| answered_at < asked_at);
@@ -155,18 +162,18 @@ impl DraftHealth {
         true
     }
 
-    /// Whether no round waits for it.
+    /// Whether the worker is out: no round waits for it.
     pub fn is_out(&self) -> bool {
         self.outage.is_some()
     }
 
-    /// Whether it has been out for long enough that its sequences are better off at another worker: as long again as the deadline
-    /// that it missed. What is only late comes within that time.
+    /// Whether it has been out for so long that its sequences should move to another worker: as long again as
+    /// the deadline that it missed. A worker that is only late answers within that time.
     pub fn is_given_up(&self, now: Duration) -> bool {
         self.outage.as_ref().is_some_and(|outage| now >= outage.since + outage.wait)
     }
 
-    /// What is believed of it.
+    /// Creates the report.
     pub fn report(&self, now: Duration) -> HealthReport {
         let out = self.outage.map(|outage| now.saturating_sub(outage.since));
         HealthReport {
@@ -188,7 +195,7 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// A worker whose proposals took so many milliseconds where 10 were predicted.
+    /// A worker whose proposals took these milliseconds where 10 were predicted.
     fn answering(took: &[u64]) -> DraftHealth {
         let mut health = DraftHealth::default();
         for (i, took) in took.iter().enumerate() {

@@ -1,61 +1,64 @@
-//! Whether a target worker answers, and whether sequences succeed there. Pure: times come in. The scheduler keeps one
-//! [`TargetHealth`] for each target.
+//! Health of a target worker: whether it answers, and whether sequences succeed there. Pure: times are passed
+//! in. The scheduler keeps one [`TargetHealth`] per target.
 //!
-//! Two independent signs. **Silence**: the target owes an answer and nothing at all came from it for longer than its
-//! own steps can explain. A stopped process or a broken wire looks like this long before a transport notices.
-//! **Failures in a row**, with no success in between: refusals, malformed replies, steps that stay unanswered. After
-//! [`FAILURES_TO_OPEN`] of them the circuit breaker opens: the target gets sequences only where no other one serves them,
-//! until a probe, one sequence after a back-off, succeeds (M. Nygard, "Release It!", chapter 5).
+//! Two independent signs of failure. **Silence**: an answer is outstanding and no frame has arrived for
+//! longer than the target's step times can explain. A stopped process or a broken network looks like this
+//! long before a transport reports it. **Consecutive failures** without a success in between: refusals,
+//! malformed replies, unanswered steps. After [`FAILURES_TO_OPEN`] of them the circuit breaker opens: the
+//! target gets sequences only if no other target serves them, until a probe succeeds, which is one sequence
+//! after a back-off (M. Nygard, "Release It!", chapter 5).
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Silence is never suspected earlier: an operating system holds a healthy process up for as long now and then.
+/// Minimum silence before a target counts as silent: an operating system can delay a healthy process for this
+/// long.
 pub const MIN_SILENCE: Duration = Duration::from_millis(100);
 
-/// Nor before so many steps of one row could have run.
+/// Minimum silence in one-row steps.
 const SILENT_STEPS: u32 = 40;
 
-/// Nor before everything that the target has to run could have run so many times.
+/// Minimum silence as a multiple of the time of the target's whole workload.
 const SILENT_WORKLOADS: u32 = 4;
 
-/// Nor before so many times the longest gap between two of its frames lately.
+/// Minimum silence as a multiple of the longest recent gap between two frames.
 const SILENT_GAPS: u32 = 3;
 
-/// A gap counts for less with each frame, by this factor.
+/// Factor by which the longest gap decays with each frame.
 const GAP_DECAY: f64 = 0.99;
 
-/// A target may be busy for so long with what this router does not know of: another one's prompts, or, where it did not profile
-/// itself and has sent fewer frames than [`SETTLED_FRAMES`], the loading of kernels and memory.
+/// How long a target may be busy with work unknown to this router: prompts from another router, or, for a
+/// target without a profile that has sent fewer frames than [`SETTLED_FRAMES`], loading of kernels and
+/// memory.
 pub(crate) const UNKNOWN_WORK: Duration = Duration::from_secs(2);
 const SETTLED_FRAMES: u32 = 16;
 
-/// Failures in a row that open the breaker.
+/// Consecutive failures that open the breaker.
 pub const FAILURES_TO_OPEN: u32 = 3;
 
-/// How long an open breaker waits for its first probe, and the most that it ever waits.
+/// Back-off of an open breaker before its first probe, and the maximum.
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// What a target's steps take by its cost model.
+/// A target's step times by its cost model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExpectedSteps {
-    /// One step of one row.
+    /// A step of one row.
     pub one_row: Duration,
-    /// All that the target has to run now.
+    /// All work that the target has now.
     pub workload: Duration,
 }
 
-/// One target. See the module's page.
+/// Health of one target. See the module documentation.
 #[derive(Debug, Clone, Default)]
 pub struct TargetHealth {
-    /// Sequences that wait for an answer.
+    /// Number of outstanding answers.
     owed: u32,
-    /// The last frame, or the first question after a time without any.
+    /// Time of the last frame, or of the first request after a time without outstanding answers.
     heard_at: Duration,
     frames: u32,
-    /// The longest gap between frames while an answer was owed; it fades.
+    /// Longest gap between frames while an answer was outstanding; decays.
     longest_gap: Duration,
     silent_since: Option<Duration>,
     failures: u32,
@@ -70,22 +73,23 @@ struct Breaker {
     backoff: Duration,
 }
 
-/// What is believed of a target, for people.
+/// Report on a target's health.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct TargetHealthReport {
-    /// It owes an answer and says nothing.
+    /// Whether an answer is outstanding and no frame arrives.
     pub is_silent: bool,
-    /// Its circuit breaker is open.
+    /// Whether its circuit breaker is open.
     pub is_open: bool,
     /// Failures since the last success.
     pub failures: u32,
-    /// How often it fell silent or its breaker opened.
+    /// Number of times it became silent or its breaker opened.
     pub outages: u64,
 }
 
 impl TargetHealth {
-    /// A target that just joined, after so many connections in a row that ended while it owed answers. One that profiled
-    /// itself has run every kind of step already.
+    /// Creates the health of a target that just joined. `crashes` is the number of consecutive connections to
+    /// it that ended while answers were outstanding. A target with a profile has already run every kind of
+    /// step.
     pub fn joined(now: Duration, crashes: u32, is_profiled: bool) -> Self {
         let frames = if is_profiled { SETTLED_FRAMES } else { 0 };
         let mut health = Self { frames, ..Self::default() };
@@ -95,12 +99,12 @@ impl TargetHealth {
         health
     }
 
-    /// Whether it owes an answer.
+    /// Whether an answer is outstanding.
     pub fn owes(&self) -> bool {
         self.owed > 0
     }
 
-    /// A sequence waits for an answer.
+    /// Records a request.
     pub fn asked(&mut self, now: Duration) {
         if self.owed == 0 {
             self.heard_at = now;
@@ -108,12 +112,12 @@ impl TargetHealth {
         self.owed += 1;
     }
 
-    /// A sequence waits no more: it was answered, or left.
+    /// Records that a request was answered or abandoned.
     pub fn settled(&mut self) {
         self.owed = self.owed.saturating_sub(1);
     }
 
-    /// A frame came. True where it ends a silence.
+    /// Records a frame. Returns whether it ends a silence.
     pub fn heard(&mut self, now: Duration) -> bool {
         self.frames = self.frames.saturating_add(1);
         let was_silent = self.silent_since.take().is_some();
@@ -125,13 +129,14 @@ impl TargetHealth {
         was_silent
     }
 
-    /// When the target counts as silent if no frame comes. `None` where nothing is owed, or it is silent already.
+    /// When the target counts as silent if no frame arrives. `None` if no answer is outstanding or it is
+    /// silent already.
     pub fn silent_at(&self, expected: ExpectedSteps) -> Option<Duration> {
         (self.owed > 0 && self.silent_since.is_none()).then(|| self.heard_at + self.patience(expected))
     }
 
-    /// Looks at the clock. True where the target has just fallen silent. A scheduler that itself was held up first gives
-    /// the frames that wait in its sockets time to be read.
+    /// Checks the time, and returns whether the target has just become silent. If the scheduler was delayed
+    /// itself, frames that wait in its sockets first get time to be read.
     pub fn falls_silent(&mut self, now: Duration, expected: ExpectedSteps) -> bool {
         let Some(due) = self.silent_at(expected).filter(|due| now >= *due) else { return false };
         let lateness = now - due;
@@ -144,7 +149,7 @@ impl TargetHealth {
         true
     }
 
-    /// How long it has been silent.
+    /// How long it has been silent; `None` if it is not.
     pub fn silent_for(&self, now: Duration) -> Option<Duration> {
         self.silent_since.map(|_| now.saturating_sub(self.heard_at))
     }
@@ -156,13 +161,13 @@ impl TargetHealth {
         first.max(steps).max(workload).max(self.longest_gap.saturating_mul(SILENT_GAPS))
     }
 
-    /// A sequence got tokens there.
+    /// Records that a sequence got tokens there.
     pub fn succeeded(&mut self) {
         self.failures = 0;
         self.breaker = None;
     }
 
-    /// A sequence failed there. True where that opens the breaker.
+    /// Records that a sequence failed there. Returns whether that opens the breaker.
     pub fn failed(&mut self, now: Duration) -> bool {
         self.failures = self.failures.saturating_add(1);
         if self.failures < FAILURES_TO_OPEN || self.breaker.is_some() {
@@ -173,7 +178,7 @@ impl TargetHealth {
         true
     }
 
-    /// A sequence was assigned to it. Where its breaker is open that was a probe, and the next one waits twice as long.
+    /// Records an assigned sequence. If the breaker is open it is a probe, and the back-off doubles.
     pub fn assigned(&mut self, now: Duration) {
         if let Some(breaker) = &mut self.breaker {
             breaker.backoff = (breaker.backoff * 2).min(MAX_BACKOFF);
@@ -181,12 +186,12 @@ impl TargetHealth {
         }
     }
 
-    /// Whether another target is to be preferred.
+    /// Whether other targets must be preferred.
     pub fn is_out(&self, now: Duration) -> bool {
         self.silent_since.is_some() || self.breaker.is_some_and(|breaker| now < breaker.probe_at)
     }
 
-    /// What is believed of it.
+    /// Creates the report.
     pub fn report(&self) -> TargetHealthReport {
         TargetHealthReport {
             is_silent: self.silent_since.is_some(),
@@ -208,7 +213,7 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// A target that owes one answer and sent a frame each millisecond until 1 s.
+    /// A target with one outstanding answer that sent a frame every millisecond until 1 s.
     fn steady() -> TargetHealth {
         let mut health = TargetHealth::default();
         health.asked(ms(0));

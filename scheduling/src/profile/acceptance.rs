@@ -1,11 +1,11 @@
-//! How often guesses are right: by position in the draft, by task type, and by time, so that a change of the
-//! text can be played.
+//! Acceptance probabilities by position in the draft, by task type, and by time, so that a change of the text
+//! can be simulated.
 
 use super::raw::RawAcceptance;
 use super::{ProfileError, at_least_zero, fraction};
 use speculation::spec::lane_number;
 
-/// The schedule of a profile.
+/// Acceptance schedule of a profile.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Acceptance {
     /// By time, ascending within a task type.
@@ -15,33 +15,34 @@ pub struct Acceptance {
 #[derive(Debug, Clone, PartialEq)]
 struct Entry {
     task_type: String,
-    /// [`lane_number`] of the task type: how workers know it.
+    /// [`lane_number`] of the task type, as workers know it.
     lane: u32,
     from_s: f64,
-    /// Never empty; the last one goes on.
+    /// Never empty; the last rate applies to all later positions.
     by_position: Vec<f64>,
 }
 
 impl Acceptance {
-    /// Every guess is right at this rate.
+    /// Creates a schedule with one rate for all drafted tokens.
     pub fn constant(rate: f64) -> Self {
         Self { entries: vec![Entry::new(String::new(), 0.0, vec![rate])] }
     }
 
-    /// One rate for all until each of these seconds: `[(0.0, 0.8), (10.0, 0.3)]`; the first begins at 0.
+    /// Creates a schedule with one rate from each of these seconds on: `[(0.0, 0.8), (10.0, 0.3)]`; the first
+    /// begins at 0.
     pub fn steps(steps: &[(f64, f64)]) -> Self {
         let entry = |&(from_s, rate): &(f64, f64)| Entry::new(String::new(), from_s, vec![rate]);
         Self { entries: steps.iter().map(entry).collect() }
     }
 
-    /// One rate for each task type.
+    /// Creates a schedule with one rate per task type.
     pub fn by_task(rates: &[(&str, f64)]) -> Self {
         let entry = |&(task, rate): &(&str, f64)| Entry::new(task.to_owned(), 0.0, vec![rate]);
         Self { entries: rates.iter().map(entry).collect() }
     }
 
-    /// The chance that a guess is right where all guesses before it in the draft were; `lane` is the task
-    /// type's [`lane_number`], `seconds` count from the start.
+    /// Probability that a drafted token is accepted if all earlier tokens of the draft were. `lane` is the
+    /// task type's [`lane_number`]; `seconds` count from the start.
     pub fn rate(&self, lane: u32, position: usize, seconds: f64) -> f64 {
         let of =
             |lane: u32| self.entries.iter().rev().find(|entry| entry.lane == lane && entry.from_s <= seconds);
@@ -49,7 +50,7 @@ impl Acceptance {
         entry.by_position[position.min(entry.by_position.len() - 1)]
     }
 
-    /// Task types that have rates of their own.
+    /// Task types with separate rates.
     pub fn task_types(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().map(|entry| entry.task_type.as_str()).filter(|task| !task.is_empty())
     }

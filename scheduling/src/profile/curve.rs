@@ -1,33 +1,33 @@
-//! What a forward takes: a table by rows with its stairs and its knee, a term for the KV that is read, a rate
-//! for prompt rows.
+//! Time of a forward: a table by rows with steps (stairs) and a knee, a term for the KV that is read, and a
+//! rate for prompt rows.
 
 use super::raw::RawStep;
 use super::{PROFILED_CONTEXTS, ProfileError, at_least_zero, between};
 use crate::batch::ROUND_CONTEXT;
 use crate::cost::{PROFILED_ROWS, StepTimePoint, StepTimes};
 
-/// What is in one forward.
+/// Contents of one forward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ForwardRows {
-    /// Rows that are decoded, drafted or verified: k + 1 of a verification, one of a plain step.
+    /// Rows that are decoded, drafted or verified: k + 1 of a verify step, one of a decode step.
     pub rows: u32,
     /// Rows of prompts.
     pub prefill_rows: u32,
-    /// KV tokens that the forward's sequences hold, each sequence counted once.
+    /// KV tokens held by the forward's sequences, each sequence counted once.
     pub kv_tokens: u64,
-    /// The same, each sequence counted once a row.
+    /// The same, each sequence counted once per row.
     pub row_kv_tokens: u64,
 }
 
 impl ForwardRows {
-    /// `sequences` with as many rows each, all over a context of the same length.
+    /// Creates a forward of `sequences` with equal numbers of rows and equal context lengths.
     pub fn even(sequences: u32, rows_each: u32, context: u32) -> Self {
         let (rows, kv_tokens) = (sequences * rows_each, u64::from(sequences) * u64::from(context));
         Self { rows, prefill_rows: 0, kv_tokens, row_kv_tokens: kv_tokens * u64::from(rows_each) }
     }
 
-    /// One more sequence in the forward: `context` ids of its context, `tail` rows behind them; `holds` KV
-    /// tokens after it.
+    /// Adds a sequence with `context` context ids and `tail` rows after them; `holds` is its number of KV
+    /// tokens afterwards.
     pub fn add(&mut self, (context, tail): (u32, u32), holds: u32) {
         if context > ROUND_CONTEXT {
             self.prefill_rows += context;
@@ -52,9 +52,8 @@ pub struct StepCurve {
 }
 
 impl StepCurve {
-    /// Microseconds of a forward, without noise.
-    ///
-    /// `table(rows padded to the stair) + KV + prefill_rows / rate`, and never less than one row takes.
+    /// Microseconds of a forward, without noise: `table(rows padded to the stair) + KV + prefill_rows /
+    /// rate`, where rows and prompt take at least the time of one row.
     pub fn micros(&self, forward: ForwardRows) -> f64 {
         let rows = if forward.rows == 0 { 0.0 } else { self.by_rows(forward.rows) };
         let prompt = f64::from(forward.prefill_rows) * self.prefill_us_per_row;
@@ -63,12 +62,13 @@ impl StepCurve {
         (rows + prompt).max(self.by_rows(1)) + kv
     }
 
-    /// Microseconds of a prompt row.
+    /// Microseconds per prompt row.
     pub fn prefill_us_per_row(&self) -> f64 {
         self.prefill_us_per_row
     }
 
-    /// What a worker of this curve measures of itself at its start: so many rows of one sequence.
+    /// The step times that a worker with this curve profiles at its start, with different numbers of rows of
+    /// one sequence.
     pub fn profiled(&self) -> Vec<StepTimePoint> {
         let point = |context: u32, rows: u32| StepTimePoint {
             rows,
@@ -81,12 +81,12 @@ impl StepCurve {
             .collect()
     }
 
-    /// The same as a router takes it.
+    /// The same in the router's form.
     pub fn profiled_times(&self) -> StepTimes {
         StepTimes::new(&self.profiled())
     }
 
-    /// The table: between two points the line through them, past the last one the last line goes on.
+    /// Looks up the table: linear between two points, and along the last line after the last point.
     fn by_rows(&self, rows: u32) -> f64 {
         let padded = f64::from(rows.next_multiple_of(self.stair_rows));
         let above = self.points.iter().position(|point| point.0 >= padded).unwrap_or(self.points.len());

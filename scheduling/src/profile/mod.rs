@@ -1,13 +1,12 @@
-//! A pool of workers as a file describes it: what forwards take, how often drafts are right, how far apart
-//! the processes are.
+//! Description of a pool of workers in a file: forward times, acceptance of drafts, and network delay.
 //!
 //! The simulator, the `synthetic` engine of the workers and `outrider plan` read it. The router and its
-//! controller never do: they see what workers tell, and must find out the rest. Pure: the text of a file
-//! comes in.
+//! controller never read it; they must learn everything from what workers report. Pure: the text of a file is
+//! passed in.
 //!
-//! Reading order: this page checks a file ([`raw`] is its shape), [`curve`] says what a forward takes,
-//! [`acceptance`] how often a draft is right, [`text`] which tokens a synthetic model draws, [`synthetic`]
-//! what it answers.
+//! Reading order: this module checks a file ([`raw`] is its format), [`curve`] has the times of forwards,
+//! [`acceptance`] the acceptance of drafts, [`text`] the tokens that a synthetic model draws, and
+//! [`synthetic`] its answers.
 
 pub mod acceptance;
 pub mod curve;
@@ -22,32 +21,32 @@ use speculation::step::MAX_DRAFT_TOKENS;
 pub use acceptance::Acceptance;
 pub use curve::{ForwardRows, StepCurve};
 
-/// Vocabularies larger than this are a slip of the finger.
+/// Upper limit on the vocabulary size; larger values are taken for typing errors.
 const VOCAB_SIZE_MAX: u32 = 1 << 20;
 
-/// A generated vocabulary has the tokens that a model never draws, and as many that it does.
+/// Lower limit on the vocabulary size: the reserved tokens, which a model never draws, and as many others.
 const VOCAB_SIZE_MIN: u32 = 2 * text::RESERVED_IDS;
 
-/// More workers than this in one pool is a slip of the finger.
+/// Upper limit on the workers of a pool; larger values are taken for typing errors.
 const WORKERS_MAX: u32 = 4_096;
 
-/// Tokens that the one sequence holds with which a worker profiles its step times: a short context, and one
-/// long enough to tell what reading the KV costs. A worker that cannot fill the long one within its time
-/// budget takes what it reached.
+/// Context lengths, in tokens of one sequence, at which a worker profiles its step times: a short context,
+/// and one long enough to show the cost of reading KV. A worker that cannot fill the long context within its
+/// time budget uses the length that it reached.
 pub const PROFILED_CONTEXTS: [u32; 2] = [16, 2_048];
 
 /// Why a profile cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
-    /// Not TOML, or not the fields that a profile has.
+    /// Not TOML, or not the fields of a profile.
     #[error("the profile cannot be read: {0}")]
     Toml(String),
-    /// A value makes no sense.
+    /// A value is invalid.
     #[error("{field} {fault}")]
     Value {
-        /// Where it stands.
+        /// The field.
         field: String,
-        /// What is wrong with it, and what is expected.
+        /// The fault, and the expected value.
         fault: String,
     },
 }
@@ -61,56 +60,55 @@ impl ProfileError {
 /// A checked profile.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
-    /// What it describes, in a line.
+    /// Description in one line.
     pub name: String,
-    /// Ids that the synthetic model draws from.
+    /// Number of ids that the synthetic model draws from.
     pub vocab_size: u32,
-    /// Longest sequence, prompt and output.
+    /// Maximum length of a sequence, prompt and output.
     pub max_model_len: u32,
-    /// Microseconds that a message takes from a router to a worker, or back.
+    /// One-way delay of a message between router and worker, microseconds.
     pub wire_us: f64,
-    /// Forwards take up to this part more or less than their curve says, evenly spread.
+    /// Maximum relative deviation of a forward's time from its curve, evenly distributed.
     pub noise: f64,
-    /// Those that check drafts.
+    /// The target workers.
     pub target: Pool,
-    /// Those that guess.
+    /// The draft workers.
     pub draft: Pool,
-    /// How often guesses are right.
+    /// Acceptance of drafts.
     pub acceptance: Acceptance,
 }
 
-/// Equal workers of one role.
+/// Workers of one role, all equal.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pool {
-    /// The hardware, in words.
+    /// Description of the hardware.
     pub device: String,
-    /// How many workers.
+    /// Number of workers.
     pub workers: u32,
-    /// Most rows in one forward.
+    /// Maximum rows in one forward.
     pub max_batch_rows: u32,
-    /// KV blocks of one worker.
+    /// KV blocks per worker.
     pub kv_blocks: u64,
-    /// Tokens in a block.
+    /// Tokens per block.
     pub kv_block_size: u32,
-    /// What a forward takes.
+    /// Forward times.
     pub curve: StepCurve,
 }
 
 impl Profile {
-    /// Reads and checks the text of a file; the first fault is named with its field.
+    /// Parses and checks the text of a file; an error names the field of the first fault.
     pub fn parse(text: &str) -> Result<Self, ProfileError> {
         let raw: raw::RawProfile =
             toml::from_str(text).map_err(|error| ProfileError::Toml(error.to_string().trim().to_owned()))?;
         raw.check()
     }
 
-    /// `micros` of a curve as one forward takes it; `chance` lies in 0..1.
+    /// Applies noise to `micros` of a curve; `chance` lies in 0..1.
     pub fn with_noise(&self, micros: f64, chance: f64) -> f64 {
         micros * (1.0 + self.noise * (2.0 * chance - 1.0))
     }
 
-    /// The same pools where every guess is right at `rate`, whatever its position and task type: the axis of
-    /// a map.
+    /// The same pools with a constant acceptance `rate` for all positions and task types: the axis of a map.
     pub fn with_acceptance(&self, rate: f64) -> Self {
         Self { acceptance: Acceptance::constant(rate.clamp(0.0, 1.0)), ..self.clone() }
     }
@@ -138,7 +136,7 @@ impl raw::RawProfile {
 impl raw::RawPool {
     fn check(self, role: &str) -> Result<Pool, ProfileError> {
         between(&format!("{role}.workers"), self.workers, (1, WORKERS_MAX))?;
-        // A verification is never split: one of the longest drafts has to fit.
+        // A verify step is never split, so one with the longest draft must fit.
         between(
             &format!("{role}.max_batch_rows"),
             self.max_batch_rows,

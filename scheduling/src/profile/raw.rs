@@ -1,5 +1,5 @@
-//! The shape of a profile's file, before anything in it was checked. A field that it does not know is a
-//! fault, for a misspelt one would be left out silently.
+//! Format of a profile's file before any check. Unknown fields are errors, since a misspelt field would
+//! otherwise be ignored silently.
 
 use serde::Deserialize;
 
@@ -41,13 +41,13 @@ pub(super) struct RawStep {
     /// Rows are rounded up to a multiple of this.
     #[serde(default = "one")]
     pub(super) stair_rows: u32,
-    /// For each KV token that the forward's sequences hold.
+    /// Per KV token held by the forward's sequences.
     #[serde(default)]
     pub(super) kv_us_per_token: f64,
-    /// For each KV token that a row attends to.
+    /// Per KV token that a row attends to.
     #[serde(default)]
     pub(super) kv_us_per_row_token: f64,
-    /// Prompt rows.
+    /// Speed of prompt rows.
     pub(super) prefill_tokens_per_second: f64,
 }
 
@@ -55,10 +55,10 @@ pub(super) struct RawStep {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawAcceptance {
-    /// Empty: every task type without an entry of its own.
+    /// Empty: every task type without a separate entry.
     #[serde(default)]
     pub(super) task_type: String,
-    /// From when on it holds.
+    /// Second from which the entry applies.
     #[serde(default)]
     pub(super) from_s: f64,
     pub(super) by_position: Vec<f64>,

@@ -1,8 +1,8 @@
-//! A synthetic model: what a worker that only keeps a profile's time answers. Pure; the workers' synthetic
-//! engine and the simulator share it.
+//! A synthetic model: the answers of a worker that only simulates a profile's timing. Pure; shared by the
+//! workers' synthetic engine and the simulator.
 //!
-//! A target's draw and a draft's guess are functions of seed, position and the time since the start, by which
-//! a profile may change how often guesses are right ([`super::acceptance`]).
+//! A target's token and a draft's token are functions of seed, position and the time since the start. The
+//! time matters because a profile may change the acceptance over time ([`super::acceptance`]).
 
 use std::sync::Arc;
 
@@ -16,30 +16,30 @@ use super::text::SyntheticText;
 use super::{Pool, Profile};
 use crate::batch::Share;
 
-/// The model of one role.
+/// The synthetic model of one role.
 #[derive(Debug, Clone)]
 pub struct SyntheticModel {
     profile: Arc<Profile>,
     role: Role,
 }
 
-/// A step under way, as the model changes it.
+/// State of a step in progress, updated by the model.
 #[derive(Debug)]
 pub struct StepUnderWay<'a> {
     /// The step.
     pub step: &'a Step,
-    /// What is held of its sequence.
+    /// The cached part of its sequence.
     pub cached: &'a mut CachedSequence,
-    /// Context ids that have run.
+    /// Number of context ids that have run.
     pub context_done: &'a mut usize,
-    /// Guesses made so far.
+    /// Tokens drafted so far.
     pub guesses: &'a mut Draft,
-    /// Which of the context's ids the model would have drawn.
+    /// For each context id except the first, whether the model would have drawn it.
     pub agreed: &'a mut Vec<bool>,
 }
 
 impl SyntheticModel {
-    /// The model that workers of a role run.
+    /// Creates the model for the workers of a role.
     pub fn new(profile: Arc<Profile>, role: Role) -> Self {
         Self { profile, role }
     }
@@ -54,7 +54,7 @@ impl SyntheticModel {
         self.role
     }
 
-    /// The workers of its role.
+    /// The pool of its role.
     pub fn pool(&self) -> &Pool {
         match self.role {
             Role::Draft => &self.profile.draft,
@@ -62,8 +62,8 @@ impl SyntheticModel {
         }
     }
 
-    /// A share of the step has run, `seconds` after the start: the answer, or `None` while the step needs
-    /// another forward. With an answer, exactly the ids of the cached sequence are of further use.
+    /// Processes a share of the step that ran, `seconds` after the start. Returns the answer, or `None` if
+    /// the step needs another forward. After an answer only the ids of the cached sequence are still needed.
     pub fn advance(&self, at: &mut StepUnderWay<'_>, share: &Share, seconds: f64) -> Option<ReplyBody> {
         *at.context_done += share.context as usize;
         if !share.ends_context {
@@ -71,7 +71,7 @@ impl SyntheticModel {
         }
         let spec = Arc::clone(at.cached.spec().expect("an admitted step has a spec"));
         let say = Sayings { model: self, spec: &spec, seconds };
-        // The first forward that ends the context has no guess before it.
+        // In the first forward that ends the context nothing has been drafted yet.
         if self.role == Role::Draft && at.guesses.token_ids.is_empty() && at.step.is_comparable(&spec) {
             *at.agreed = say.agreed(at.step);
         }
@@ -90,19 +90,19 @@ impl SyntheticModel {
         }
     }
 
-    /// The answer to a step of which enough was computed before it came.
+    /// Answers a step whose tokens were computed before it arrived.
     pub fn resume(&self, at: &mut StepUnderWay<'_>, seconds: f64) -> Option<ReplyBody> {
         let spec = Arc::clone(at.cached.spec().expect("an admitted step has a spec"));
         Sayings { model: self, spec: &spec, seconds }.proposal(at)
     }
 
-    /// What the model would put at each position of a chain, the chain's token first.
+    /// The model's candidates for each position of a chain, the chain's token first.
     pub fn candidates(&self, spec: &SequenceSpec, start: u32, chain: &[TokenId]) -> Vec<Candidates> {
         Sayings { model: self, spec, seconds: 0.0 }.candidates(start, chain)
     }
 }
 
-/// What the model says of one sequence at one time.
+/// The model's outputs for one sequence at one time.
 struct Sayings<'a> {
     model: &'a SyntheticModel,
     spec: &'a SequenceSpec,
@@ -115,12 +115,12 @@ impl Sayings<'_> {
         SyntheticText { seed, choice, vocab_size: self.model.profile.vocab_size }
     }
 
-    /// The chance that a guess is right where `in_a_row` guesses before it were.
+    /// Acceptance probability of a token after `in_a_row` accepted ones.
     fn rate(&self, in_a_row: usize) -> f64 {
         self.model.profile.acceptance.rate(self.spec.lane, in_a_row, self.seconds)
     }
 
-    /// Which ids of the context but the first the model would have guessed.
+    /// For each context id except the first, whether the model would have drafted it.
     fn agreed(&self, step: &Step) -> Vec<bool> {
         let text = self.text();
         let mut in_a_row = 0;
@@ -132,7 +132,7 @@ impl Sayings<'_> {
         (step.base_len..).zip(&step.append_ids).skip(1).map(agrees).collect()
     }
 
-    /// As [`speculation::acceptance`] verifies, with tokens from the profile's text.
+    /// Verifies as [`speculation::acceptance`] does, with tokens from the profile's text.
     fn verify(&self, start: u32, draft: &Draft) -> TokenSpan {
         let text = self.text();
         let mut span = TokenSpan { start, ..TokenSpan::default() };
@@ -149,7 +149,7 @@ impl Sayings<'_> {
         span
     }
 
-    /// What a draft worker's model would put at each position of a chain, the chain's token first.
+    /// A draft model's candidates for each position of a chain, the chain's token first.
     fn candidates(&self, start: u32, chain: &[TokenId]) -> Vec<Candidates> {
         let text = self.text();
         let candidates = |(position, &first): (u32, &TokenId)| {
@@ -161,7 +161,7 @@ impl Sayings<'_> {
         (start..).zip(chain).map(candidates).collect()
     }
 
-    /// Adds a guess, as a draft worker's model does.
+    /// Adds a drafted token, as a draft worker's model does.
     fn guess_next(&self, (start, k): (u32, u32), guesses: &mut Vec<TokenId>) {
         if k > 0 {
             let rate = self.rate(guesses.len());
@@ -169,7 +169,7 @@ impl Sayings<'_> {
         }
     }
 
-    /// The proposal, once it is complete.
+    /// Returns the proposal if it is complete.
     fn proposal(&self, at: &StepUnderWay<'_>) -> Option<ReplyBody> {
         let Work::Propose { num_draft_tokens, num_tree_tokens } = at.step.work else { return None };
         let (start, guesses) = (at.step.start(), &at.guesses.token_ids);

@@ -1,4 +1,4 @@
-//! A profile from its file to its numbers, its faults, and the files that are shipped.
+//! Tests of parsing and checking a profile, of its numbers, and of the profiles that are shipped.
 
 use super::text::{RESERVED_IDS, SyntheticText};
 use super::*;

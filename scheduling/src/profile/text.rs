@@ -1,31 +1,31 @@
-//! Which tokens a synthetic model draws: a function of seed, choice and position alone.
+//! Tokens that a synthetic model draws: a function of seed, choice and position only.
 //!
-//! The ids before a position play no part, on purpose: what stands at a position can then be told without
-//! anything that led there, so that a test compares a whole served text with `==`, and a token that was
-//! committed at a wrong position shows. What a model's text does depend on, its prefix, is what workers check
-//! by hash before they draw at all.
+//! On purpose, the ids before a position do not matter. The token at a position is then known without its
+//! context, so a test can compare a whole served text with `==`, and a token committed at a wrong position is
+//! detected. A real model depends on the prefix; that part is covered by the workers, which check the prefix
+//! by hash before they draw.
 
 use speculation::TokenId;
 
-/// The first ids of a generated vocabulary end texts and frame conversations.
+/// The first ids of a generated vocabulary: end of text, and roles of a conversation.
 pub const SPECIAL_TOKENS: [&str; 4] = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"];
 
-/// The special tokens and the 256 single bytes that any prompt can be spelt with: a synthetic model draws
-/// none of them, so that what it says is made of whole words and no text ends but by its length.
+/// Number of special tokens plus the 256 single bytes, with which any prompt can be spelt. A synthetic model
+/// draws none of them, so its text consists of whole words and ends only by its length.
 pub const RESERVED_IDS: u32 = SPECIAL_TOKENS.len() as u32 + 256;
 
-/// What the draws of one sequence are keyed by.
+/// Key of the draws of one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SyntheticText {
     /// The request's seed.
     pub seed: u64,
     /// Index among the n choices of one prompt.
     pub choice: u32,
-    /// Ids of the profile.
+    /// Vocabulary size of the profile.
     pub vocab_size: u32,
 }
 
-/// What a hash is for: hashes for one purpose say nothing of those for another.
+/// Purpose of a hash; hashes for different purposes are independent.
 #[derive(Clone, Copy)]
 enum Purpose {
     Token = 1,
@@ -33,31 +33,33 @@ enum Purpose {
     Sibling = 3,
 }
 
-/// Of the positions where a first guess is wrong, the share where each of the next best is right: as the bundled pair's at T = 1, about.
+/// Share of positions with a wrong first token at which each of the next candidates is right; about as for
+/// the bundled pair at T = 1.
 const SIBLING_RATES: [f64; 3] = [0.3, 0.15, 0.08];
 
 impl SyntheticText {
-    /// The id that the target draws at `position`.
+    /// The token that the target draws at `position`.
     pub fn token(&self, position: u32) -> TokenId {
         let drawable = u64::from(self.vocab_size - RESERVED_IDS);
         RESERVED_IDS + (self.hash(position, Purpose::Token) % drawable) as TokenId
     }
 
-    /// The id that a draft guesses at `position`, right with the chance `rate`.
+    /// The token that a draft proposes at `position`; correct with probability `rate`.
     pub fn guess(&self, position: u32, rate: f64) -> TokenId {
         let token = self.token(position);
         if unit(self.hash(position, Purpose::Guess)) < rate {
             return token;
         }
-        // The next one, around the end: whatever else it is, it is wrong.
+        // The next id, with wraparound; always wrong.
         if token + 1 < self.vocab_size { token + 1 } else { RESERVED_IDS }
     }
 
-    /// The next best guesses at `position`: where the first one is wrong, one of them may be right, the better the likelier.
+    /// The next candidates at `position`. If the first token is wrong, one of them may be right, earlier ones
+    /// more often.
     pub fn siblings(&self, position: u32, first: TokenId) -> [TokenId; SIBLING_RATES.len()] {
         let token = self.token(position);
         let drawable = self.vocab_size - RESERVED_IDS;
-        // Wrong ones, each another, around the end.
+        // Distinct wrong ids, with wraparound.
         let wrong = |rank: usize| RESERVED_IDS + (token - RESERVED_IDS + 2 + rank as u32) % drawable;
         let chance = unit(self.hash(position, Purpose::Sibling));
         let mut below = 0.0;
@@ -83,7 +85,7 @@ pub fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A chance in [0, 1) of a hash.
+/// Maps a hash to a number in [0, 1).
 pub fn unit(hash: u64) -> f64 {
     (hash >> 11) as f64 / (1_u64 << 53) as f64
 }
