@@ -1,4 +1,4 @@
-//! The clients: requests that come, and what each of them got.
+//! The clients: their requests and results.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use speculation::{SequenceId, SequenceSpec, TokenId};
 
 use crate::{Chance, Kind, Outcome, Setup, Traffic};
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) id: SequenceId,
@@ -20,7 +20,7 @@ pub(super) struct Request {
     pub(super) prompt_ids: Arc<[TokenId]>,
 }
 
-/// One request under way.
+/// One request in progress.
 #[derive(Debug)]
 struct Client {
     kind: usize,
@@ -30,18 +30,18 @@ struct Client {
     output: u32,
 }
 
-/// All clients of a run, and what they got.
+/// All clients of a run and their results.
 pub(super) struct Clients<'a> {
     setup: &'a Setup<'a>,
-    /// Of the requests alone, so that every way of serving gets the same ones.
+    /// Random source for requests only, so that every way of serving gets the same requests.
     chance: Chance,
     under_way: BTreeMap<SequenceId, Client>,
     num_sent: u64,
-    /// Clients of closed traffic that have had no token yet.
+    /// Clients of closed traffic without a token so far.
     not_started: u32,
     /// When the run's time began.
     began_at: Option<Duration>,
-    /// Tokens drafted and rounds, by kind, over the whole run.
+    /// Drafted tokens and rounds, by kind, over the whole run.
     drafted: Vec<(u64, u64)>,
     pub(super) outcome: Outcome,
 }
@@ -70,7 +70,7 @@ impl<'a> Clients<'a> {
         self.began_at.map_or(Duration::ZERO, |began_at| now - began_at)
     }
 
-    /// When the part of the run begins that counts, once that is known.
+    /// Start of the measured part of the run, if known.
     pub(super) fn counts_from(&self) -> Option<Duration> {
         Some(self.began_at? + self.setup.warm_up)
     }
@@ -93,14 +93,14 @@ impl<'a> Clients<'a> {
         (0..sequences).map(first).collect()
     }
 
-    /// How long until the next request of open traffic.
+    /// Time until the next request of open traffic.
     pub(super) fn next_arrival(&mut self) -> Option<Duration> {
         let Traffic::Open { per_second, .. } = self.setup.traffic else { return None };
         let wait = -(1.0 - self.chance.next()).ln() / per_second;
         Some(Duration::from_secs_f64(wait))
     }
 
-    /// A request of open traffic; nothing where there are too many already.
+    /// Creates a request of open traffic; `None` if too many are in progress.
     pub(super) fn arrive(&mut self, now: Duration) -> Option<Request> {
         let Traffic::Open { sequences_max, .. } = self.setup.traffic else { return None };
         if self.num_under_way() >= sequences_max {
@@ -112,7 +112,7 @@ impl<'a> Clients<'a> {
         Some(self.request(now, kind))
     }
 
-    /// What a client hears; its next request, if it sends one.
+    /// Processes a command for a client. Returns its next request, if it sends one.
     pub(super) fn hear(&mut self, now: Duration, command: Command) -> Option<Request> {
         match command {
             Command::Commit(round) => {
@@ -131,7 +131,7 @@ impl<'a> Clients<'a> {
         }
     }
 
-    /// Tokens drafted a round of a kind, on average over the whole run.
+    /// Mean drafted tokens per round of a kind, over the whole run.
     pub(super) fn mean_k(&self, task_type: &str) -> f64 {
         let of_kind = |kind: &Kind| kind.task_type == task_type;
         let index = self.setup.kinds().iter().position(of_kind).unwrap_or_default();
@@ -191,7 +191,7 @@ impl<'a> Clients<'a> {
         Request { id, task_type: task_type.clone(), spec, prompt_ids: prompt_ids.into() }
     }
 
-    /// The kind at a point of the shares laid side by side.
+    /// The kind at point `at` of the cumulative shares.
     fn kind_of(&self, at: f64) -> usize {
         let kinds = self.setup.kinds();
         let total: f64 = kinds.iter().map(|kind| kind.share).sum();

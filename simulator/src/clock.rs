@@ -1,4 +1,4 @@
-//! The virtual clock: what happens next; at one moment, in the order in which it was said.
+//! The virtual clock: an event queue. Simultaneous events run in the order in which they were added.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -8,32 +8,32 @@ use scheduling::scheduler::WorkerKey;
 use scheduling::scheduler::events::Frame;
 use speculation::{SequenceId, Step};
 
-/// Something that happens.
+/// An event of the simulation.
 #[derive(Debug)]
 pub(super) enum Happening {
-    /// A request comes.
+    /// A request arrives.
     Arrival,
-    /// A frame of the router reaches a worker.
+    /// A frame from the router reaches a worker.
     ToWorker(WorkerKey, RouterFrame),
-    /// A worker's forward is done.
+    /// A worker's forward is complete.
     ForwardDone(WorkerKey),
-    /// The delay of a worker's forward is over.
+    /// The delay of a worker's forward has ended.
     DelayOver(WorkerKey),
-    /// A frame of a worker reaches the router.
+    /// A frame from a worker reaches the router.
     ToRouter(WorkerKey, Frame),
-    /// The scheduler asked to be woken.
+    /// The scheduler's requested wakeup is due.
     Wakeup,
 }
 
-/// What a router sends to one worker at one time.
+/// A frame from the router to one worker.
 #[derive(Debug, Default)]
 pub(super) struct RouterFrame {
     pub(super) steps: Vec<Step>,
-    /// Sequences to forget, with the assignment that is over.
+    /// Sequences to drop, each with the epoch of the assignment that ended.
     pub(super) closes: Vec<(SequenceId, u32)>,
 }
 
-/// The clock and its queue.
+/// The clock and its event queue.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     pub(super) now: Duration,
@@ -53,7 +53,7 @@ impl Clock {
         self.at(self.now + wait, happening);
     }
 
-    /// Moves to the next moment at which something happens, and takes all that happens then, in order.
+    /// Moves to the time of the next event, and takes all events of that time, in order.
     pub(super) fn advance(&mut self) -> Option<Vec<Happening>> {
         let Reverse((at, _)) = *self.queue.peek()?;
         self.now = at;

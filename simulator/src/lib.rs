@@ -1,16 +1,16 @@
-//! Pools of a [`Profile`](scheduling::profile::Profile) on a virtual clock, around the very code that routers
-//! and workers run.
+//! Simulates the pools of a [`Profile`](scheduling::profile::Profile) on a virtual clock, with the code that
+//! routers and workers run.
 //!
-//! Real: the scheduler of the router with the state machine of every sequence in it
-//! ([`scheduling::scheduler`]), and at each worker the cache state of its sequences, the batch former and the
-//! split of rows into forwards ([`scheduling::batch_former`], [`mod@scheduling::batch`]). Played: the clock,
-//! the wires, forwards that take their curve's time with noise, a model whose tokens and guesses are
-//! functions of seed and position ([`scheduling::profile::synthetic`]), requests that come and go. There is
-//! no rule of scheduling in this crate. What is left out: lost workers and messages, limits of KV, the time
-//! that the processes themselves take.
+//! Real: the router's scheduler with the state machine of every sequence ([`scheduling::scheduler`]), and at
+//! each worker the cache state of its sequences, the batch former and the split of rows into forwards
+//! ([`scheduling::batch_former`], [`mod@scheduling::batch`]). Simulated: the clock, the network, forwards
+//! that take their curve's time with noise, a model whose tokens and drafts are functions of seed and
+//! position ([`scheduling::profile::synthetic`]), and the requests. This crate contains no scheduling rules.
+//! Left out: loss of workers and messages, limits of KV, and the processing time of the processes themselves.
 //!
-//! [`router`] and [`worker`] are the two ends, [`clients`] asks and counts, [`plain`] is a server without any
-//! of this to compare with, [`outcome`] what came out, [`record`] what went through the scheduler.
+//! [`router`] and [`worker`] are the two ends, [`clients`] sends requests and counts, [`plain`] is a server
+//! without any of this for comparison, [`outcome`] has the results, and [`record`] the events and commands of
+//! the scheduler.
 
 #![forbid(unsafe_code)]
 
@@ -41,19 +41,19 @@ use scheduling::scheduler::{Event, WorkerKey};
 use speculation::Role;
 use worker::{Next, Worker, WorkerSetup};
 
-/// Runs it to its end.
+/// Runs a simulation to its end.
 pub fn run(setup: &Setup<'_>) -> Outcome {
     run_with(setup, &Experiment::default())
 }
 
-/// The same by other rules than those of routers and workers.
+/// Runs a simulation with other rules than those of routers and workers.
 pub fn run_with(setup: &Setup<'_>, experiment: &Experiment) -> Outcome {
     let mut simulation = Simulation::new(setup, experiment, false);
     simulation.play();
     simulation.finish()
 }
 
-/// The same with everything that went into the scheduler and came out of it.
+/// Runs a simulation and records the scheduler's events and commands.
 pub fn run_recorded(setup: &Setup<'_>) -> (Outcome, Recording) {
     let mut simulation = Simulation::new(setup, &Experiment::default(), true);
     simulation.play();
@@ -64,14 +64,14 @@ pub fn run_recorded(setup: &Setup<'_>) -> (Outcome, Recording) {
 struct Simulation<'a> {
     setup: &'a Setup<'a>,
     clock: Clock,
-    /// Of the forwards' noise.
+    /// Random source for the noise of forwards.
     chance: Chance,
     router: Router,
-    /// Whether the router heard something since its last dispatch, and when it is woken.
+    /// Whether the router received events since its last dispatch; below, the time of its next wakeup.
     is_dispatch_due: bool,
     wakeup_at: Option<Duration>,
     workers: BTreeMap<WorkerKey, (Role, Worker)>,
-    /// Workers at which something happened.
+    /// Workers with new events.
     touched: BTreeSet<WorkerKey>,
     clients: Clients<'a>,
     experiment: Experiment,
@@ -108,7 +108,7 @@ impl<'a> Simulation<'a> {
                 break;
             }
             happenings.into_iter().for_each(|happening| self.handle(happening));
-            // Whatever happens at one moment is heard before anything follows from it.
+            // Process all events of one time before their consequences.
             self.dispatch();
             self.start_workers();
         }
@@ -166,7 +166,7 @@ impl<'a> Simulation<'a> {
         self.tell_router(submission);
     }
 
-    /// Passes an event to the scheduler, and what it says to clients on to them.
+    /// Passes an event to the scheduler, and its commands to the clients.
     fn tell_router(&mut self, event: Event) {
         let now = self.clock.now;
         self.is_dispatch_due = true;
@@ -177,7 +177,7 @@ impl<'a> Simulation<'a> {
         next.into_iter().for_each(|request| self.submit(request));
     }
 
-    /// Has the scheduler begin what may begin, sends its frames and sets its timer.
+    /// Dispatches the scheduler, sends its frames and sets its timer.
     fn dispatch(&mut self) {
         if !std::mem::take(&mut self.is_dispatch_due) {
             return;
@@ -200,7 +200,7 @@ impl<'a> Simulation<'a> {
         Duration::from_secs_f64(self.setup.profile.wire_us / 1e6)
     }
 
-    /// Starts what may start at the workers at which something happened.
+    /// Starts forwards at the workers with new events.
     fn start_workers(&mut self) {
         let (now, wire) = (self.clock.now, self.wire());
         for key in std::mem::take(&mut self.touched) {
@@ -252,14 +252,14 @@ impl<'a> Simulation<'a> {
     }
 }
 
-/// A keyed sequence of chances.
+/// A keyed sequence of pseudorandom numbers.
 #[derive(Debug, Clone)]
 pub(crate) struct Chance {
     state: u64,
 }
 
 impl Chance {
-    /// The next one, in 0..1.
+    /// The next number, in 0..1.
     pub(crate) fn next(&mut self) -> f64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         unit(mix(self.state))

@@ -1,4 +1,4 @@
-//! What came out of a run.
+//! Results of a run.
 
 use std::time::Duration;
 
@@ -6,50 +6,50 @@ use super::Kind;
 use scheduling::draft_length::Explanation;
 use speculation::Role;
 
-/// What came out of a run, after its warm-up.
+/// Results of a run, after its warm-up.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// Virtual time that counted.
+    /// Measured virtual time.
     pub seconds: f64,
     /// By kind, in the order of the traffic.
     pub kinds: Vec<KindOutcome>,
-    /// The lanes' controllers at the end.
+    /// Controllers of the lanes at the end.
     pub lanes: Vec<LaneOutcome>,
-    /// Requests that found the house full.
+    /// Requests rejected because the system was full.
     pub turned_away: u64,
-    /// Sequences under way at the end.
+    /// Active sequences at the end.
     pub sequences_at_end: u32,
     target_busy: Duration,
     draft_busy: Duration,
-    /// Forwards of all targets.
+    /// Number of forwards of all targets.
     pub target_forwards: u64,
 }
 
-/// What one kind of request got.
+/// Results of one kind of request.
 #[derive(Debug, Clone)]
 pub struct KindOutcome {
-    /// Its task type.
+    /// The task type.
     pub task_type: String,
-    /// Tokens committed.
+    /// Number of committed tokens.
     pub tokens: u64,
-    /// Verifications.
+    /// Number of verify steps.
     pub rounds: u64,
-    /// Of each request that ended: milliseconds an output token after the first.
+    /// Milliseconds per output token after the first, for each request that ended.
     pub tpot_ms: Vec<f64>,
-    /// Of each request that ended: milliseconds to the first token.
+    /// Milliseconds to the first token, for each request that ended.
     pub ttft_ms: Vec<f64>,
-    /// The longest time that a sequence went without a token.
+    /// Longest time between two commits of a sequence.
     pub worst_wait: Duration,
 }
 
 /// One lane at the end of a run.
 #[derive(Debug, Clone)]
 pub struct LaneOutcome {
-    /// Its task type.
+    /// The task type.
     pub name: String,
-    /// Tokens drafted a round, on average over the whole run.
+    /// Mean drafted tokens per round over the whole run.
     pub mean_k: f64,
-    /// What its controller says of itself.
+    /// Explanation by its controller.
     pub explanation: Explanation,
 }
 
@@ -75,12 +75,12 @@ impl Outcome {
         }
     }
 
-    /// Committed tokens a second, of all kinds.
+    /// Committed tokens per second, of all kinds.
     pub fn tokens_per_second(&self) -> f64 {
         self.kinds.iter().map(|kind| kind.tokens).sum::<u64>() as f64 / self.seconds
     }
 
-    /// The share of their time that workers of a role spent in forwards, summed over them.
+    /// Share of the time that workers of a role spent in forwards, summed over workers.
     pub fn busy(&self, role: Role) -> f64 {
         let busy = if role == Role::Target { self.target_busy } else { self.draft_busy };
         busy.as_secs_f64() / self.seconds
@@ -119,7 +119,7 @@ impl Outcome {
     }
 }
 
-/// The value below which the part `at` of `values` lies; 0 where there are none.
+/// The `at` quantile of `values`; 0 if there are none.
 pub fn percentile(values: &[f64], at: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

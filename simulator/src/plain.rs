@@ -1,14 +1,14 @@
-//! A server without lanes, drafts, controllers or late formation, to compare with: one loop, every sequence
-//! in every forward.
+//! A server without lanes, drafts, controllers or delayed batches, for comparison: one loop with every
+//! sequence in every forward.
 //!
-//! It shares nothing with the rest but the profile, so that no fault can be on both sides of a comparison.
+//! It shares only the profile with the rest, so that no fault can affect both sides of a comparison.
 
 use super::Chance;
 use scheduling::profile::text::mix;
 use scheduling::profile::{ForwardRows, Profile};
 
-/// Committed tokens a second of `sequences` that never end, over so many forwards at one target of the
-/// profile; each sequence holds `context` tokens at first, and one more after each forward.
+/// Committed tokens per second of `sequences` endless sequences over this number of forwards at one target of
+/// the profile. Each sequence holds `context` tokens at first, and one more after each forward.
 pub fn tokens_per_second(
     profile: &Profile,
     (sequences, context): (u32, u32),
@@ -18,7 +18,7 @@ pub fn tokens_per_second(
     let mut chance = Chance { state: mix(seed) };
     let mut micros = 0.0;
     for before in 0..forwards {
-        // More than fit one forward take several, one behind the other.
+        // Sequences that exceed one forward run in several consecutive forwards.
         let mut left = sequences;
         while left > 0 {
             let rows = left.min(profile.target.max_batch_rows);

@@ -1,14 +1,14 @@
-//! What went into the scheduler during a run, and what came out: the log by which a test shows that another
-//! driver of the same events gets the same commands.
+//! Records the scheduler's events and commands during a run. With it a test shows that another driver of the
+//! same events gets the same commands.
 
 use std::time::Duration;
 
 use scheduling::scheduler::{Command, Event, Scheduler, SchedulerConfig};
 
-/// The scheduler's side of a run.
+/// The scheduler's events and commands in a run.
 #[derive(Debug, Clone)]
 pub struct Recording {
-    /// With what it was made.
+    /// The scheduler's configuration.
     pub config: SchedulerConfig,
     /// Its events, in order.
     pub entries: Vec<Entry>,
@@ -19,18 +19,18 @@ pub struct Recording {
 pub struct Entry {
     /// When it was passed in.
     pub at: Duration,
-    /// What happened.
+    /// The event.
     pub event: Event,
-    /// What the scheduler commanded.
+    /// The scheduler's commands.
     pub commands: Vec<Command>,
 }
 
 impl Recording {
-    /// The commands of a fresh scheduler that is passed the same events at the same times.
+    /// Returns the commands of a new scheduler for the same events at the same times.
     pub fn replay(&self) -> Vec<Vec<Command>> {
         let mut scheduler = Scheduler::new(self.config.clone());
         let step = |entry: &Entry| {
-            // A driver asks after each dispatch; the answer moves entries of the timers.
+            // A driver calls this after each dispatch, and it moves timer entries.
             let commands = scheduler.on_event(entry.at, entry.event.clone()).collect();
             if matches!(entry.event, Event::Dispatch) {
                 scheduler.next_wakeup();

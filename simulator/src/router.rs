@@ -1,5 +1,4 @@
-//! The router's end: drives the real scheduler as the router's own driver does, with frames in place of
-//! sockets.
+//! The router: drives the real scheduler as the router's own driver does, with frames in place of sockets.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,14 +15,13 @@ use crate::clock::RouterFrame;
 use crate::record::{Entry, Recording};
 use crate::{Experiment, Policy, Setup};
 
-/// How long a target may take for a step, and a model may be without targets: longer than anything here
-/// takes.
+/// Deadline of a target's step, and longest time without targets of a model: longer than any run.
 const PATIENCE: Duration = Duration::from_secs(3_600);
 
 /// The model that all workers serve.
 const MODEL: &str = "simulated";
 
-/// See the module's page.
+/// The router; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Router {
     policy: Policy,
@@ -34,8 +32,7 @@ pub(super) struct Router {
 }
 
 impl Router {
-    /// A router without workers; where it is recorded, what goes in and comes out of its scheduler is written
-    /// down.
+    /// Creates a router without workers, which records its scheduler's events and commands if `is_recorded`.
     pub(super) fn new(setup: &Setup, experiment: &Experiment, is_recorded: bool) -> Self {
         let policy = setup.policy;
         let (draft_tokens, max_draft_tokens) = match policy {
@@ -72,7 +69,7 @@ impl Router {
         self.recording.take()
     }
 
-    /// Passes an event in and puts steps and closes into outboxes; what clients are to hear comes back.
+    /// Passes an event in and adds steps and closes to the outboxes. Returns the commands for clients.
     pub(super) fn on_event(&mut self, now: Duration, event: Event) -> Vec<Command> {
         let Self { scheduler, outboxes, recording, .. } = self;
         let mut entry =
@@ -97,7 +94,7 @@ impl Router {
         for_clients
     }
 
-    /// The frames that leave now.
+    /// Takes the frames that are sent now.
     pub(super) fn take_frames(&mut self) -> BTreeMap<WorkerKey, RouterFrame> {
         std::mem::take(&mut self.outboxes)
     }
@@ -110,10 +107,10 @@ impl Router {
         self.scheduler.report()
     }
 
-    /// A request as the router's front end hands it over.
+    /// Converts a request to a submission, as the router's front end does.
     pub(super) fn submission(&self, request: Request) -> Event {
         let Request { id, task_type, spec, prompt_ids } = request;
-        // A client that wants no drafts says so.
+        // A client that wants no drafts says so in its request.
         let enabled = (self.policy == Policy::Fixed(0)).then_some(false);
         let temperature = TemperatureBand::of(&spec.sampling);
         Event::Submit(Box::new(NewSequence {
@@ -130,7 +127,7 @@ impl Router {
     }
 }
 
-/// What a worker of a profile says of itself when it connects. Its KV is not limited.
+/// Info that a worker of the profile reports when it connects. Its KV is not limited.
 pub(super) fn worker_info(profile: &Profile, role: Role, experiment: &Experiment) -> WorkerInfo {
     let pool: &Pool = if role == Role::Target { &profile.target } else { &profile.draft };
     WorkerInfo {

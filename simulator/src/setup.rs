@@ -1,4 +1,4 @@
-//! What a run plays, and by which rules. Plain data.
+//! Setup of a run and its rules. Plain data.
 
 use std::time::Duration;
 
@@ -9,20 +9,20 @@ use scheduling::profile::{Pool, Profile};
 use speculation::Role;
 use speculation::tree::MAX_TREE_TOKENS;
 
-/// What one run plays.
+/// Setup of one run.
 #[derive(Debug, Clone)]
 pub struct Setup<'a> {
-    /// The pools.
+    /// The simulated pools.
     pub profile: &'a Profile,
-    /// The requests.
+    /// The simulated requests.
     pub traffic: Traffic,
-    /// How far rounds draft.
+    /// Policy for the draft length.
     pub policy: Policy,
-    /// Keys every chance.
+    /// Seed of all pseudorandom numbers.
     pub seed: u64,
-    /// When the run ends, in virtual time.
+    /// Virtual time at which the run ends.
     pub duration: Duration,
-    /// What happens before counts for nothing but what the controllers learn from it.
+    /// Initial time that is not measured; controllers learn from it.
     pub warm_up: Duration,
 }
 
@@ -37,76 +37,77 @@ impl Setup<'_> {
 /// One kind of request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kind {
-    /// Its task type: the lane, and the profile's acceptance.
+    /// Task type: determines the lane, and the profile's acceptance.
     pub task_type: String,
-    /// Its share of the traffic.
+    /// Share of the traffic.
     pub share: f64,
-    /// Prompt tokens.
+    /// Number of prompt tokens.
     pub prompt_tokens: u32,
-    /// Output tokens on average, spread evenly from half to one and a half of it; [`ENDLESS`]: the output
-    /// never ends.
+    /// Mean number of output tokens, evenly distributed from half to one and a half of it; [`ENDLESS`]: the
+    /// output never ends.
     pub output_tokens: u32,
 }
 
 /// Output tokens of a sequence that never ends.
 pub const ENDLESS: u32 = 1 << 30;
 
-/// Who asks, and when.
+/// Arrival process of requests.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Traffic {
-    /// As many clients, each of which sends its next request as soon as the last one is complete. The
-    /// prompts' KV is in the prefix caches. The run's time begins when every client has its first token.
+    /// A fixed number of clients, each of which sends its next request as soon as the last one is complete.
+    /// The KV of prompts is in the prefix caches. The run's time begins when every client has its first
+    /// token.
     Closed {
-        /// How many at once.
+        /// Number of clients.
         sequences: u32,
-        /// What they are.
+        /// Kinds of their requests.
         kinds: Vec<Kind>,
     },
-    /// Requests that come at random, as many a second on average (Poisson).
+    /// Random arrivals with a fixed mean rate (Poisson).
     Open {
-        /// Requests a second.
+        /// Mean requests per second.
         per_second: f64,
-        /// What they are.
+        /// Kinds of the requests.
         kinds: Vec<Kind>,
-        /// Past so many under way, a request is turned away.
+        /// Maximum number of active requests; further ones are rejected.
         sequences_max: u32,
     },
 }
 
-/// How far rounds draft.
+/// Policy for the draft length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// Always so far.
+    /// Always this length.
     Fixed(u32),
-    /// Each lane chooses, up to so far.
+    /// Each lane chooses.
     Lanes {
-        /// k at most.
+        /// Maximum k.
         max_k: u32,
     },
 }
 
-/// What is asked of the rules themselves: how much hangs on each of them.
+/// Variations of the rules, to measure the effect of each.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experiment {
-    /// What lanes go by.
+    /// Rules of lanes.
     pub rules: Rules,
-    /// What targets go by.
+    /// Rules of groups at targets.
     pub groups: GroupRules,
-    /// Whether draft workers say of the tokens that they are fed whether they would have drawn them.
+    /// Whether draft workers report agreement with fed tokens.
     pub tells_agreement: bool,
     /// Whether targets verify token trees.
     pub takes_trees: bool,
-    /// The step times that targets and drafts tell of themselves, over those that they have.
+    /// Ratio of reported to true step times, for targets and drafts.
     pub told_over_true: (f64, f64),
 }
 
 impl Experiment {
-    /// Ids of a token tree that workers of a role verify.
+    /// Maximum tokens of a tree that workers of a role verify.
     pub(crate) fn max_tree_tokens(&self, role: Role) -> u32 {
         if self.takes_trees && role == Role::Target { MAX_TREE_TOKENS as u32 } else { 0 }
     }
 
-    /// What a worker of this pool tells of its step times.
+    /// Step times that a worker of this pool reports.
     pub(crate) fn told_step_times(&self, pool: &Pool, role: Role) -> Vec<StepTimePoint> {
         let (target, draft) = self.told_over_true;
         let factor = if role == Role::Target { target } else { draft };

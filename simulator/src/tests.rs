@@ -1,4 +1,4 @@
-//! The simulator against what can be worked out by hand, and against the server that has none of this.
+//! Compares the simulator with results computed by hand, and with the plain server.
 
 use super::*;
 use scheduling::profile::Profile;
@@ -71,7 +71,7 @@ fn lanes_use_trees_where_rows_are_free_and_chains_where_they_are_not() {
 #[test]
 fn one_sequence_takes_the_time_of_its_steps() {
     let profile = Profile::parse(PROFILE).unwrap();
-    // Plain: 9 ms and 1 ms of wire a token.
+    // Plain: 9 ms and 1 ms of network delay per token.
     let plain = closed(&profile, 1, Policy::Fixed(0)).tokens_per_second();
     assert!((plain - 100.0).abs() < 1.0, "{plain}");
     // k = 2: 1 + 0.8 + 0.64 tokens in 9 + 1 + 2 * 1 + 1 ms.
@@ -121,7 +121,7 @@ fn requests_come_are_served_and_go() {
     assert!(outcome.sequences_at_end < 20, "{}", outcome.sequences_at_end);
     for kind in &outcome.kinds {
         let (ttft, tpot) = (&kind.ttft_ms, &kind.tpot_ms);
-        // A prompt of 100 takes 5 ms beside others' 9, and a wire there and back.
+        // A prompt of 100 takes 5 ms beside 9 ms for other sequences, plus the network round trip.
         assert!(ttft.iter().all(|ms| (9.9..80.0).contains(ms)), "{ttft:?}");
         assert!(tpot.iter().all(|ms| (1.0..30.0).contains(ms)), "{tpot:?}");
         assert!(kind.worst_wait < Duration::from_millis(100), "{:?}", kind.worst_wait);
@@ -138,7 +138,8 @@ fn sequences_that_draft_alike_stay_together() {
     }
 }
 
-/// A second scheduler that hears the same at the same times commands the same: it depends on nothing else.
+/// A second scheduler with the same events at the same times returns the same commands, so it depends on
+/// nothing else.
 #[test]
 fn a_recorded_run_is_replayed_command_by_command() {
     let profile = Profile::parse(PROFILE).unwrap();

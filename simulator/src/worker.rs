@@ -1,9 +1,8 @@
-//! One worker: what a device thread does between two forwards, with a synthetic model in place of one that
-//! computes.
+//! A worker: the work of a device thread between two forwards, with a synthetic model in place of a real one.
 //!
-//! Steps are admitted by the real cache state ([`CachedSequence`]), the real batch former decides who runs and when,
-//! and the model answers with real replies. As at the device thread, what arrives during a forward is looked
-//! at when that is done.
+//! The real cache state admits steps ([`CachedSequence`]), the real batch former forms batches and decides
+//! when they run, and the model answers with real replies. As at the device thread, steps that arrive during
+//! a forward are processed when it is done.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -21,38 +20,38 @@ use speculation::{Draft, Reply, ReplyBody, Role, SequenceId, Step};
 use crate::Experiment;
 use crate::clock::RouterFrame;
 
-/// How a worker of a run is made.
+/// Settings of a worker in a run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WorkerSetup {
-    /// Whether the KV of every prompt is there already.
+    /// Whether the KV of every prompt is cached from the start.
     pub(super) has_prompts: bool,
-    /// By which rules it works, and what it tells of itself.
+    /// Rules of the worker, and what it reports about itself.
     pub(super) experiment: Experiment,
 }
 
-/// What a worker does next.
+/// Next action of a worker.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Next {
-    /// Nothing, until something arrives.
+    /// Nothing until something arrives.
     Idle,
-    /// It delays its forward for so long at most.
+    /// It delays its forward, at most for this time.
     Wait(Duration),
-    /// A forward of so many microseconds, without noise.
+    /// It runs a forward of this many microseconds, without noise.
     Run(f64),
 }
 
 /// One sequence at this worker.
 #[derive(Debug, Default)]
 struct Held {
-    /// With the task while a step runs.
+    /// Absent while a step runs; the task holds it then.
     cached: Option<CachedSequence>,
-    /// Steps that wait for the one that runs, with their time of arrival.
+    /// Steps that wait for the running one, with their times of arrival.
     waiting: VecDeque<(Step, Duration)>,
-    /// Tokens whose KV is there.
+    /// Number of tokens with KV.
     kv_tokens: u32,
 }
 
-/// A step under way.
+/// A step in progress.
 #[derive(Debug)]
 struct Task {
     step: Step,
@@ -60,7 +59,7 @@ struct Task {
     context_done: usize,
     guesses: Draft,
     agreed: Vec<bool>,
-    /// How long it waited to be admitted.
+    /// Time that it waited for admission.
     queued: Duration,
 }
 
@@ -72,7 +71,7 @@ struct Forward {
     prefill_before: u32,
 }
 
-/// See the module's page.
+/// The worker; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Worker {
     model: SyntheticModel,
@@ -85,7 +84,7 @@ pub(super) struct Worker {
     waiting: VecDeque<SequenceId>,
     tasks: Vec<Task>,
     forward: Option<Forward>,
-    /// What is said beside forwards.
+    /// Replies that do not come from a forward.
     outbox: Vec<Reply>,
 }
 
@@ -117,7 +116,8 @@ impl Worker {
         self.inbox.push((frame, now));
     }
 
-    /// What it does next; a forward begins unless one runs, nothing is ready, or the batch former delays it.
+    /// Returns the next action. Begins a forward unless one runs, nothing is ready, or the batch former
+    /// delays it.
     pub(super) fn next(&mut self, now: Duration) -> Next {
         if self.forward.is_some() {
             return Next::Idle;
@@ -172,7 +172,7 @@ impl Worker {
             let Some(id) = self.waiting.pop_front() else { return };
             let Some(held) = self.held.get_mut(&id) else { continue };
             let Some(mut cached) = held.cached.take() else {
-                // It is admitted when the step that runs is done.
+                // It is admitted when the running step is done.
                 self.waiting.push_back(id);
                 continue;
             };
@@ -185,7 +185,7 @@ impl Worker {
                     held.kv_tokens = step.base_len.min(held.kv_tokens);
                     let mut task = Task::new(step, cached, now - received);
                     if self.setup.has_prompts && task.step.base_len == 0 {
-                        // All but the row whose logits are needed is found in the prefix cache.
+                        // Everything except the row whose logits are needed comes from the prefix cache.
                         task.context_done = task.step.append_ids.len().saturating_sub(1);
                         held.kv_tokens = task.context_done as u32;
                     }
@@ -222,8 +222,8 @@ impl Worker {
         self.model.pool().curve.micros(forward)
     }
 
-    /// The forward is done, `seconds` after the start of the run: what the router is told of it, and how long
-    /// it took.
+    /// Completes the forward, `seconds` after the start of the run. Returns the frame for the router and the
+    /// duration of the forward.
     pub(super) fn forward_done(&mut self, now: Duration, seconds: f64) -> (Frame, Duration) {
         let forward = self.forward.take().expect("a forward that ends has begun");
         let mut answers: BTreeMap<usize, ReplyBody> = BTreeMap::new();
@@ -248,7 +248,7 @@ impl Worker {
         (Frame { timing, replies, ..Frame::default() }, took)
     }
 
-    /// Answers what is complete; the mean time that it waited to be admitted.
+    /// Answers the complete steps. Returns the replies and their mean time until admission.
     fn finish(&mut self, now: Duration, mut answers: BTreeMap<usize, ReplyBody>) -> (Vec<Reply>, Duration) {
         let mut replies = std::mem::take(&mut self.outbox);
         let (mut queue, num_answers) = (Duration::ZERO, answers.len().max(1) as u32);
@@ -273,14 +273,14 @@ impl Worker {
         (replies, queue / num_answers)
     }
 
-    /// What is to be said although no forward runs.
+    /// Takes replies that are due although no forward runs.
     pub(super) fn take_outbox(&mut self) -> Option<Frame> {
         let replies = std::mem::take(&mut self.outbox);
         (!replies.is_empty()).then(|| Frame { replies, ..Frame::default() })
     }
 }
 
-/// As the wire carries it.
+/// Rounds down to whole microseconds, as frames do.
 fn whole_micros(duration: Duration) -> Duration {
     Duration::from_micros(duration.as_micros() as u64)
 }

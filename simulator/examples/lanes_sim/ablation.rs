@@ -1,5 +1,6 @@
-//! What each mechanism of the choice of k and of batching is worth: each of them left out, at points that could need it. Step tables that
-//! are wrong, prompts among the decode steps, lanes with different knees, sudden changes of the text, lanes that live for three requests.
+//! Ablation: the value of each mechanism of choosing k and of batching. Each is left out at points that could
+//! need it: wrong step tables, prompts among the decode steps, lanes with different knees, sudden changes of
+//! the text, and lanes that live for three requests.
 
 use std::time::Duration;
 
@@ -9,24 +10,24 @@ use simulator::{ENDLESS, Experiment, Kind, Outcome, Policy, Setup, Traffic, run_
 use crate::map::CONTEXT;
 use crate::{MAX_K, say};
 
-/// Runs of each point, and of a short or busy one.
+/// Number of runs per point, and per short or busy point.
 const SEEDS: u64 = 6;
 const MORE_SEEDS: u64 = 24;
 
-/// Task types that come by turns, each to a lane of its own.
+/// Task types that requests take in turn, each with its own lane.
 const TASKS: u32 = 11;
 
-/// A mechanism is kept where leaving it out costs this part of the tokens at some point.
+/// Loss of speed at some point from which a mechanism counts as worthwhile.
 const WORTH: f64 = 0.01;
 
-/// The step times that targets and drafts tell, over those that they have.
+/// Ratio of reported to true step times, for targets and drafts.
 const TABLES: [(&str, (f64, f64)); 3] = [
     ("", (1.0, 1.0)),
     ("target told 0.7, draft 1.3", (0.7, 1.3)),
     ("target told 1.3, draft 0.7", (1.3, 0.7)),
 ];
 
-/// One way of leaving something out.
+/// A mechanism that can be left out.
 struct Mechanism {
     name: &'static str,
     leave_out: fn(&mut Experiment),
@@ -52,21 +53,21 @@ fn mechanisms() -> Vec<Mechanism> {
     ]
 }
 
-/// One point: what is played, and for how long.
+/// One point: the simulated load and its duration.
 struct Point {
     name: String,
     profile: Profile,
     traffic: Traffic,
     duration: Duration,
     told_over_true: (f64, f64),
-    /// Whether draft workers tell of the tokens that they are fed.
+    /// Whether draft workers report agreement with fed tokens.
     tells_agreement: bool,
-    /// Runs: a short one tells little by itself.
+    /// Number of runs; a single short one tells little.
     seeds: u64,
 }
 
 impl Point {
-    /// The logarithm of the score, run by run.
+    /// Logarithm of the score, for each run.
     fn scores(&self, left_out: &[&Mechanism], first_seed: u64) -> Vec<f64> {
         let mut experiment = Experiment {
             told_over_true: self.told_over_true,
@@ -88,7 +89,7 @@ impl Point {
         (first_seed..first_seed + self.seeds).map(score).collect()
     }
 
-    /// What counts: tokens a second, or where requests come by themselves how soon the next token comes.
+    /// The score: tokens per second, or for open traffic the inverse of the mean time per output token.
     fn score(&self, outcome: &Outcome) -> f64 {
         match self.traffic {
             Traffic::Closed { .. } => outcome.tokens_per_second(),
@@ -105,7 +106,7 @@ fn kind(task: &str, share: f64, (prompt_tokens, output_tokens): (u32, u32)) -> K
 }
 
 impl Point {
-    /// Sequences of one lane that never end, for so many decode rounds.
+    /// Creates a point with endless sequences of one lane, for this number of decode rounds.
     fn of_one_lane(name: String, profile: Profile, (sequences, rounds): (u32, f64)) -> Self {
         let traffic = Traffic::Closed { sequences, kinds: vec![kind("", 1.0, (CONTEXT, ENDLESS))] };
         let duration = lasting(&profile, sequences, rounds);
@@ -121,20 +122,20 @@ impl Point {
     }
 }
 
-/// The time of so many decode rounds of as many sequences.
+/// Duration of this number of decode rounds.
 fn lasting(profile: &Profile, sequences: u32, rounds: f64) -> Duration {
     let forward = profile.target.curve.micros(ForwardRows::even(sequences, 1, CONTEXT));
     Duration::from_secs_f64((forward + 2.0 * profile.wire_us) * rounds / 1e6)
 }
 
-/// A text whose acceptance changes twice, after so many decode rounds each.
+/// A profile whose acceptance changes twice, after this number of decode rounds each.
 fn changing(profile: &Profile, rates: [f64; 3], (sequences, rounds): (u32, f64)) -> Profile {
     let part = lasting(profile, sequences, rounds).as_secs_f64();
     let steps: Vec<(f64, f64)> = (0..).zip(rates).map(|(at, rate)| (f64::from(at) * part, rate)).collect();
     Profile { acceptance: Acceptance::steps(&steps), ..profile.clone() }
 }
 
-/// One lane: tables that are right and wrong, fresh lanes, sudden changes, more rows than were profiled.
+/// Points with one lane: right and wrong tables, fresh lanes, sudden changes, more rows than were profiled.
 fn one_lane(profile: &Profile) -> Vec<Point> {
     let mut points = Vec::new();
     for (told, told_over_true) in TABLES {
@@ -179,7 +180,7 @@ fn one_lane(profile: &Profile) -> Vec<Point> {
     points
 }
 
-/// Two lanes with different knees, without and with prompts among their steps.
+/// Points with two lanes with different knees, with and without prompts.
 fn two_lanes(profile: &Profile) -> Vec<Point> {
     let rates = [("easy", 0.85), ("hard", 0.4)];
     let profile = Profile { acceptance: Acceptance::by_task(&rates), ..profile.clone() };
@@ -205,7 +206,8 @@ fn two_lanes(profile: &Profile) -> Vec<Point> {
     points
 }
 
-/// Prints for each mechanism, or each `MECHANISM+MECHANISM` of `picked`, what is left of the speed without it, at its worst points.
+/// Prints for each mechanism, or each `MECHANISM+MECHANISM` of `picked`, the remaining speed without it at
+/// its worst points.
 pub(crate) fn draw(profiles: &[Profile], picked: &[String]) {
     say("\n# Ablation: speed without a mechanism over speed with it, standard errors over seeds");
     let all = mechanisms();
@@ -231,7 +233,7 @@ pub(crate) fn draw(profiles: &[Profile], picked: &[String]) {
     }
 }
 
-/// Prints the mean of all points, how many are worse or better, and the three worst.
+/// Prints the mean of all points, the numbers of worse and better points, and the three worst points.
 fn tell<'a>(
     name: &str,
     points: impl Iterator<Item = &'a str>,
@@ -254,7 +256,7 @@ fn tell<'a>(
     }
 }
 
-/// The ratio of two mean scores, and its standard error; seed by seed where these are the same.
+/// Ratio of two mean scores with its standard error; paired by seed if the seeds are the same.
 fn ratio_of(without: &[f64], with: &[f64]) -> (f64, f64) {
     let differences: Vec<f64> = without.iter().zip(with).map(|(without, with)| without - with).collect();
     let count = differences.len() as f64;

@@ -1,5 +1,5 @@
-//! One point of the map, explained: for every k what it reaches when it is fixed, what the lane priced and
-//! what it believed; and what the lane's own choice came to, move by move.
+//! Explains one point of the map: for every k, the speed with that k fixed, the lane's price and its
+//! prediction; and for the lane's own choice, the result and every move.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use speculation::Role;
 
 use crate::{MAX_K, SEEDS, one_kind, say};
 
-/// Prints the point of so many sequences at an acceptance.
+/// Prints the point with this number of sequences and this acceptance.
 pub(crate) fn draw(profile: &Profile, experiment: &Experiment, (sequences, acceptance): (u32, f64)) {
     let profile = profile.with_acceptance(acceptance);
     let play = |policy, seed| {
@@ -52,7 +52,7 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment, (sequences, accep
     (1..).zip(&own).for_each(|(seed, run)| tell_own(run, seed, best));
 }
 
-/// Prints what the lane's own choice came to in one run.
+/// Prints the result of the lane's own choice in one run.
 fn tell_own(run: &Outcome, seed: u64, best: f64) {
     let (lane, chosen) = (&run.lanes[0], &run.lanes[0].explanation);
     say(&format!(

@@ -1,5 +1,5 @@
-//! Homogeneous against mixed: two kinds of request from idle to saturation, four ways to serve them. And the
-//! overlap of drafting and verifying against the best that any split of the sequences could reach.
+//! Homogeneous and mixed batches: two kinds of request, from idle to saturation, served in four ways. Also
+//! the overlap of drafting and verifying, compared with the best possible split of the sequences.
 
 use std::time::Duration;
 
@@ -13,17 +13,18 @@ use crate::{MAX_K, SEEDS, one_kind, say};
 /// Task type, share of the requests, acceptance.
 type Mix = [(&'static str, f64, f64); 2];
 
-/// One that is worth drafting for beside one that is not, and two that are.
+/// One kind that is worth drafting for beside one that is not, and two that are.
 const MIXES: [Mix; 2] =
     [[("easy", 0.6, 0.82), ("hard", 0.4, 0.38)], [("easy", 0.6, 0.95), ("medium", 0.4, 0.7)]];
 
-/// Loads as parts of what plain decoding serves at most.
+/// Loads as shares of the maximum throughput of plain decoding.
 const LOADS: [f64; 5] = [0.05, 0.25, 0.5, 0.75, 0.9];
 
-/// A tail moves with the noise of every forward: what chance alone does to it takes this many runs to see.
+/// Number of runs. Tail latency varies with the noise of every forward, so chance effects need this many
+/// runs.
 const TAIL_SEEDS: u64 = 20;
 
-/// Arrivals of nearly the same moments, after which every forward meets other noise.
+/// Factor on arrival times that changes the noise of every forward and almost nothing else.
 const ALMOST: f64 = 1.0001;
 
 const PROMPT: u32 = 256;
@@ -39,7 +40,7 @@ fn kinds(mix: &Mix) -> Vec<Kind> {
     .to_vec()
 }
 
-/// What is played on which pools, by which rules.
+/// The simulated profile, request mix and rules.
 #[derive(Clone, Copy)]
 struct Played<'a> {
     profile: &'a Profile,
@@ -59,7 +60,7 @@ fn serve(played: Played<'_>, per_second: f64, policy: Policy, (seconds, seed): (
     run_with(&setup, played.experiment)
 }
 
-/// Prints P50 and P99 of the time an output token for both kinds, at each load, served in each way.
+/// Prints P50 and P99 of the time per output token for both kinds, at each load and with each way of serving.
 pub(crate) fn mixed(profile: &Profile, experiment: &Experiment, quick: bool) {
     MIXES.iter().for_each(|mix| mixed_kinds(Played { profile, mix, experiment }, quick));
 }
@@ -107,7 +108,7 @@ fn mixed_kinds(played: Played<'_>, quick: bool) {
             ));
         }
         let runs = if quick { SEEDS } else { TAIL_SEEDS };
-        // By kind: those of lanes, and those of k = 0 again.
+        // By kind: results with lanes, and with a second run of k = 0.
         let mut tails = mix.map(|_| (Vec::new(), Vec::new()));
         for seed in 1..=runs {
             let p99 = |per_second, served| {
@@ -133,7 +134,7 @@ fn mixed_kinds(played: Played<'_>, quick: bool) {
     }
 }
 
-/// Mean, its standard error, least and most.
+/// Mean, its standard error, minimum and maximum.
 fn spread(ratios: &[f64]) -> String {
     let count = ratios.len() as f64;
     let mean = ratios.iter().sum::<f64>() / count;
@@ -144,10 +145,10 @@ fn spread(ratios: &[f64]) -> String {
     format!("{mean:.3} +- {:.3} ({least:.2} to {most:.2})", (variance / count).sqrt())
 }
 
-/// Requests a second at which the target runs all the time at k = 0.
+/// Requests per second that saturate the target at k = 0.
 fn busiest(profile: &Profile) -> f64 {
     let forward = |sequences: u32| ForwardRows::even(sequences, 1, PROMPT + OUTPUT / 2);
-    // Where doubling the sequences hardly serves more tokens.
+    // The point where doubling the sequences hardly increases the throughput.
     let per_second = |sequences: u32| {
         f64::from(sequences) * 1e6 / (profile.target.curve.micros(forward(sequences)) + 2.0 * profile.wire_us)
     };
@@ -156,7 +157,7 @@ fn busiest(profile: &Profile) -> f64 {
     1e6 / (f64::from(OUTPUT) * 1e6 / tokens + prompt_us)
 }
 
-/// The global k with the lowest median over both kinds.
+/// The k with the lowest median over both kinds if it applies to all.
 fn best_fixed(played: Played<'_>, per_second: f64, seconds: u64) -> u32 {
     let median = |k: u32| {
         let outcome = serve(played, per_second, Policy::Fixed(k), (seconds / 2, 1));
@@ -166,7 +167,8 @@ fn best_fixed(played: Played<'_>, per_second: f64, seconds: u64) -> u32 {
     (0..=MAX_K).map(|k| (median(k), k)).min_by(|a, b| a.0.total_cmp(&b.0)).map_or(0, |best| best.1)
 }
 
-/// Prints how close lanes come to the best split of the sequences into groups that draft and verify in turns.
+/// Prints how close lanes come to the best split of the sequences into groups that alternate between drafting
+/// and verifying.
 pub(crate) fn overlap(profile: &Profile, experiment: &Experiment) {
     const CONTEXT: u32 = 512;
     say(&format!("\n# Overlap of drafting and verifying: {}", profile.name));
@@ -198,9 +200,9 @@ pub(crate) fn overlap(profile: &Profile, experiment: &Experiment) {
     }
 }
 
-/// Tokens a second of the best schedule, its k and its number of groups. A round of a group takes at least
-/// its draft, its verification and its wires, and the target and each draft worker must get through all
-/// groups meanwhile.
+/// Tokens per second of the best schedule, its k and its number of groups. A group's round takes at least its
+/// draft, its verify step and the network delays; in that time the target and each draft worker must process
+/// all groups.
 fn best_schedule(profile: &Profile, acceptance: f64, (sequences, context): (u32, u32)) -> (f64, u32, u32) {
     let mut best = (0.0, 0, 1);
     for k in 0..=MAX_K {
@@ -212,7 +214,7 @@ fn best_schedule(profile: &Profile, acceptance: f64, (sequences, context): (u32,
             let draft = f64::from(k) * profile.draft.curve.micros(ForwardRows::even(at_draft, 1, context));
             let wire = if k == 0 { 2.0 } else { 4.0 } * profile.wire_us;
             let used_drafts = profile.draft.workers.min(group);
-            // Groups smaller than the pool of drafts do not get in each other's way there.
+            // Groups smaller than the pool of draft workers do not compete there.
             let at_drafts = draft * f64::from((groups * used_drafts).div_ceil(profile.draft.workers));
             let round = (verify + draft + wire).max(f64::from(groups) * verify).max(at_drafts);
             let speed = f64::from(sequences) * tokens * 1e6 / round;

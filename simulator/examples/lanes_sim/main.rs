@@ -1,13 +1,13 @@
-//! What the choice of k is worth, on a virtual clock: see `simulator` for what is played and what is left
-//! out. All numbers are simulated.
+//! Measures the choice of k on a virtual clock. The documentation of `simulator` lists what is simulated and what is
+//! left out. All numbers are simulated.
 //!
 //!     cargo run -p outrider-simulator --example lanes_sim -- \
 //!         [quick] [map|step|trees|types|mixed|overlap|scale|ablation ..] [--svg FILE] [--cell SEQUENCES,ACCEPTANCE ..]
 //!         [--rule NAME=VALUE ..] [--without MECHANISM+MECHANISM ..] [PROFILE.toml ..]
 //!
-//! Without a profile: all that are shipped (the map, the step, the ablation, which has to
-//! be asked for) or the first one (the rest). Profiles that nothing is tuned on are in `held_out/`.
-//! Ends with the smallest ratios of the maps.
+//! Default profiles: all shipped ones for the map, the step and the ablation (which runs only on request), the first one
+//! for the rest. Profiles in `held_out/` are not used for tuning.
+//! The last line has the smallest ratios of the maps.
 
 mod ablation;
 mod cell;
@@ -25,28 +25,28 @@ use std::path::PathBuf;
 use scheduling::profile::Profile;
 use simulator::{ENDLESS, Experiment, Kind};
 
-/// k at most, as the router's default.
+/// Maximum k, the router's default.
 const MAX_K: u32 = 10;
 
-/// Each number is the mean over so many seeds.
+/// Number of seeds that each result is averaged over.
 const SEEDS: u64 = 5;
 
-/// The shipped profiles, the ones of the promise first.
+/// The shipped profiles; those with published goals first.
 const SHIPPED: [&str; 3] = ["70b-8xh100-l4.toml", "8b-h100.toml", "cpu-pair.toml"];
 
-/// What the command line asks for.
+/// Command line arguments.
 #[derive(Debug, Default)]
 struct Wanted {
     quick: bool,
-    /// Points of the map to explain: sequences, acceptance.
+    /// Points of the map to explain: sequences and acceptance.
     cells: Vec<(u32, f64)>,
     parts: Vec<String>,
-    /// Where the picture of the maps goes.
+    /// Output file for the picture of the maps.
     svg: Option<PathBuf>,
     profiles: Vec<PathBuf>,
-    /// What the ablation leaves out; nothing: each mechanism by itself.
+    /// Mechanisms that the ablation leaves out; empty: each one separately.
     without: Vec<String>,
-    /// By what rules.
+    /// The rules.
     experiment: Experiment,
 }
 
@@ -60,7 +60,7 @@ impl Wanted {
                 "map" | "step" | "trees" | "types" | "mixed" | "overlap" | "scale" | "ablation" => {
                     wanted.parts.push(word)
                 }
-                // A picture is one of maps: of nothing else unless it is asked for.
+                // The picture needs maps, and nothing else unless that is requested.
                 "--svg" => {
                     wanted.svg = words.next().map(PathBuf::from);
                     wanted.parts.push("map".to_owned());
@@ -99,13 +99,13 @@ impl Wanted {
     }
 }
 
-/// A point of the map.
+/// Parses a point of the map.
 fn point_of(word: &str) -> Option<(u32, f64)> {
     let (sequences, acceptance) = word.split_once(',')?;
     Some((sequences.parse().ok()?, acceptance.parse().ok()?))
 }
 
-/// Sequences of one kind that never end.
+/// Endless sequences of one kind.
 fn one_kind(context: u32) -> Vec<Kind> {
     vec![Kind { task_type: String::new(), share: 1.0, prompt_tokens: context, output_tokens: ENDLESS }]
 }

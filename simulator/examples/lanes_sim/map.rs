@@ -1,5 +1,5 @@
-//! The map: acceptance by number of sequences; a lane's own choice of k against every fixed one and against
-//! none.
+//! The map: acceptance by number of sequences. Compares a lane's own choice of k with every fixed k and with
+//! no speculation.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::{MAX_K, SEEDS, one_kind, say};
 const ACCEPTANCE: [f64; 6] = [0.2, 0.35, 0.5, 0.65, 0.8, 0.95];
 const SEQUENCES: [u32; 6] = [1, 4, 16, 64, 256, 512];
 
-/// Tokens that a sequence holds at first.
+/// Initial length of a sequence, in tokens.
 pub(crate) const CONTEXT: u32 = 512;
 
-/// Plain rounds that fit a run; a cold start is part of them.
+/// Decode rounds per run, including a cold start.
 const ROUNDS: u32 = 600;
 
-/// The smallest ratios seen.
+/// The smallest ratios so far.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Worst {
     pub(crate) vs_best: f64,
@@ -36,7 +36,7 @@ impl Worst {
     }
 }
 
-/// One point of the map, as it is drawn.
+/// One point of the map, as drawn.
 pub(crate) struct Point {
     pub(crate) sequences: u32,
     pub(crate) acceptance: f64,
@@ -51,20 +51,20 @@ struct Cell {
     best: f64,
     off: f64,
     best_k: u32,
-    /// At the end of the last run.
+    /// k at the end of the last run.
     k: u32,
-    /// Changes of k in the second half of a run, on average.
+    /// Mean number of changes of k in the second half of a run.
     changes: f64,
 }
 
-/// How long a run lasts: as many rounds as are wanted, however slow they are.
+/// Duration of a run: the time of the wanted number of decode rounds.
 pub(crate) fn duration(profile: &Profile, sequences: u32) -> Duration {
     let forward = scheduling::profile::ForwardRows::even(sequences, 1, CONTEXT);
     let micros = profile.target.curve.micros(forward) + 2.0 * profile.wire_us;
     Duration::from_secs_f64(micros * f64::from(rounds(sequences)) / 1e6)
 }
 
-/// Decode rounds that fit a run. Many sequences tell as much in fewer rounds.
+/// Decode rounds per run. With many sequences fewer rounds suffice.
 pub(crate) fn rounds(sequences: u32) -> u32 {
     if sequences > 64 { ROUNDS / 2 } else { ROUNDS }
 }
@@ -98,7 +98,7 @@ fn cell(profile: &Profile, experiment: &Experiment, sequences: u32) -> Cell {
     Cell { adaptive, best, off, best_k, k, changes }
 }
 
-/// Prints the map of a profile; its smallest ratios, and its points by acceptance.
+/// Prints the map of a profile. Returns its smallest ratios, and its points by acceptance.
 pub(crate) fn draw(profile: &Profile, experiment: &Experiment, quick: bool) -> (Worst, Vec<Vec<Point>>) {
     let sequences: &[u32] = if quick { &[1, 16, 256] } else { &SEQUENCES };
     say(&format!(

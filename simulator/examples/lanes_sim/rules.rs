@@ -1,8 +1,8 @@
-//! The numbers of the rules by their names, so that they can be set (`--rule NAME=VALUE`).
+//! Names of the numeric rules, for `--rule NAME=VALUE`.
 
 use simulator::Experiment;
 
-/// A number of the rules.
+/// One numeric rule.
 pub(crate) struct Rule {
     pub(crate) name: &'static str,
     set: fn(&mut Experiment, f64),
@@ -17,7 +17,7 @@ macro_rules! rules {
     };
 }
 
-/// All that can be set.
+/// All rules that can be set.
 pub(crate) const RULES: &[Rule] = rules![
     "prior_acceptance": rules.prior_acceptance as f64,
     "hysteresis": rules.hysteresis as f64,
@@ -46,7 +46,7 @@ impl Rule {
     }
 }
 
-/// Sets what `NAME=VALUE` says.
+/// Sets the rule of `NAME=VALUE`.
 pub(crate) fn set(experiment: &mut Experiment, word: &str) -> Result<(), String> {
     let names = || RULES.iter().map(|rule| rule.name).collect::<Vec<_>>().join(", ");
     let fault = || format!("--rule wants NAME=VALUE, not {word}; tells_agreement=0, or one of {}", names());

@@ -1,5 +1,5 @@
-//! Scale: one router, 16 targets, 64 draft workers, about a thousand sequences of two kinds for five virtual
-//! minutes.
+//! Scale: one router, 16 targets, 64 draft workers, and about a thousand sequences of two kinds for five
+//! virtual minutes.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const TARGETS: u32 = 16;
 const DRAFTS: u32 = 64;
 const SEQUENCES: u32 = 1_024;
 
-/// Prints what each kind got.
+/// Prints the results of each kind.
 pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
     let mut profile =
         Profile { acceptance: Acceptance::by_task(&[("easy", 0.82), ("hard", 0.38)]), ..profile.clone() };
@@ -25,7 +25,7 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
         output_tokens: 192,
     };
     say(&format!("\n# Scale: {TARGETS} targets and {DRAFTS} draft workers of {}", profile.name));
-    // More requests than are let in: the house is full all the time.
+    // More requests than are admitted, so that the system is always full.
     let setup = |minutes: u64| Setup {
         profile: &profile,
         traffic: Traffic::Open {
@@ -38,7 +38,7 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
         duration: Duration::from_secs(60 * minutes),
         warm_up: Duration::from_secs(10),
     };
-    // What ended is forgotten, but for the times of each request that are asked for below.
+    // Memory must not grow with finished requests, except for the times per request that are reported below.
     let held: Vec<String> = [1, 3]
         .map(|minutes| {
             run_with(&setup(minutes), experiment);
@@ -72,7 +72,7 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
     }
 }
 
-/// As the kernel counts; 0 where it does not say.
+/// Peak memory as reported by the kernel; 0 if it is not available.
 fn peak_memory_mb() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -1,4 +1,4 @@
-//! A step of acceptance, down and up again: how many rounds until a lane is within 5% of the best fixed k.
+//! A step of acceptance, down and up again: number of rounds until a lane is within 5% of the best fixed k.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use crate::{MAX_K, SEEDS, one_kind, say};
 const CONTEXT: u32 = 512;
 const RATES: [f64; 3] = [0.8, 0.3, 0.8];
 
-/// Rounds that are believed to need no look-back: after so many the speed must be there.
+/// Rounds after which a lane must have reached its speed.
 const ROUNDS_ALLOWED: f64 = 20.0;
 
-/// Plain rounds of each of the three stretches.
+/// Decode rounds per stretch.
 const ROUNDS: f64 = 300.0;
 
-/// Prints how fast the lane is in each stretch, its first rounds and the rest apart.
+/// Prints the lane's speed in each stretch after its first rounds.
 pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
     say(&format!(
         "\nAcceptance {RATES:?}, {ROUNDS} plain rounds each: own choice / best fixed k after the first {ROUNDS_ALLOWED} rounds of each stretch"
@@ -27,8 +27,7 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
         let at = |stretch: usize| stretch as f64 * ROUNDS * round_s;
         let steps: Vec<(f64, f64)> = RATES.iter().enumerate().map(|(i, rate)| (at(i), *rate)).collect();
         let stepped = Profile { acceptance: Acceptance::steps(&steps), ..profile.clone() };
-        // Rounds that draft are longer than plain ones: 20 of them are taken to last up to three times as
-        // long.
+        // Rounds with a draft are longer than decode rounds; assume up to three times as long.
         let settled = |stretch: usize| at(stretch) + 3.0 * ROUNDS_ALLOWED * round_s;
         let tokens = |policy, until: f64| -> f64 {
             let setup = |seed| Setup {

@@ -1,5 +1,5 @@
-//! The maps as one picture, a file of its own: a square for each point, its colour and number the ratio to
-//! the best fixed k, below it the ratio to off.
+//! Picture of the maps in one SVG file: a square per point, with the ratio to the best fixed k as colour and
+//! number, and the ratio to no speculation below.
 
 use crate::map::Point;
 
@@ -7,7 +7,7 @@ const CELL: (usize, usize) = (86, 44);
 const LEFT: usize = 70;
 const TITLE: usize = 54;
 
-/// The picture of maps, each with its title and rows of points from the lowest acceptance to the highest.
+/// Draws the maps, each with its title and rows of points from the lowest acceptance to the highest.
 pub(crate) fn picture(maps: &[(String, Vec<Vec<Point>>)]) -> String {
     let columns = maps.iter().flat_map(|(_, rows)| rows).map(Vec::len).max().unwrap_or(0);
     let height = |rows: &[Vec<Point>]| TITLE + rows.len() * CELL.1 + 16;
@@ -43,7 +43,7 @@ pub(crate) fn picture(maps: &[(String, Vec<Vec<Point>>)]) -> String {
 }
 
 fn square((x, y): (usize, usize), point: &Point) -> String {
-    // From red at 0.9 over yellow to green at 1.
+    // From red at 0.9 through yellow to green at 1.
     let hue = 120.0 * ((point.vs_best - 0.9) / 0.1).clamp(0.0, 1.0);
     let middle = x + CELL.0 / 2;
     format!(

@@ -1,4 +1,4 @@
-//! Token trees: a lane that may use them against one that may not, and against no speculation, by the number of sequences.
+//! Token trees: compares a lane with trees, a lane without, and no speculation, by the number of sequences.
 
 use scheduling::profile::Profile;
 use simulator::{Experiment, Policy, Setup, Traffic, plain, run_with};
@@ -6,12 +6,13 @@ use simulator::{Experiment, Policy, Setup, Traffic, plain, run_with};
 use crate::map::{CONTEXT, duration, rounds};
 use crate::{MAX_K, SEEDS, one_kind, say};
 
-/// How often the draft's best token is the target's: two kinds of text, and a trained pair at temperature 1.
+/// Probability that the draft's best token is the target's: two kinds of text, and a trained pair at
+/// temperature 1.
 const KINDS: [(&str, f64); 3] = [("chat-like", 0.4), ("chat-like, trained pair", 0.556), ("code-like", 0.8)];
 
 const SEQUENCES: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
 
-/// Prints tokens a second of each user and of each GPU.
+/// Prints tokens per second per user and per GPU.
 pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
     let gpus = f64::from(gpus_of(&profile.target.device) * profile.target.workers);
     say(&format!(
@@ -49,7 +50,7 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
     }
 }
 
-/// How many GPUs a worker has, by the name of its device: `8 x H100 SXM`; one where it says nothing.
+/// Number of GPUs of a worker, from the name of its device: `8 x H100 SXM`; one if the name has no number.
 fn gpus_of(device: &str) -> u32 {
     device.split_once(" x ").and_then(|(count, _)| count.trim().parse().ok()).unwrap_or(1)
 }

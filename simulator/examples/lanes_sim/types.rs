@@ -1,4 +1,5 @@
-//! A few sequences of many task types on one target: lanes of one sequence each, none of which is alone. Against every fixed k.
+//! A few sequences of many task types on one target: lanes of one sequence each that share the target.
+//! Compared with every fixed k.
 
 use std::time::Duration;
 
@@ -8,10 +9,10 @@ use simulator::{Experiment, Kind, Outcome, Policy, Setup, Traffic, run_with};
 
 use crate::{SEEDS, say};
 
-/// Task types, about as far apart in acceptance as those of the bundled pair.
+/// Number of task types; their acceptance differs about as much as with the bundled pair.
 const TYPES: u32 = 11;
 
-/// Acceptance of the first and the last of them.
+/// Acceptance of the first and the last task type.
 const ACCEPTANCES: [(f64, f64); 2] = [(0.42, 0.74), (0.54, 0.86)];
 
 const SEQUENCES: [u32; 6] = [1, 2, 3, 4, 8, 16];
@@ -22,10 +23,10 @@ const PROMPT: u32 = 128;
 const OUTPUT: u32 = 64;
 const SECONDS: u64 = 60;
 
-/// Tokens a second, and P99 of the milliseconds a token of a request.
+/// Tokens per second, and P99 of the milliseconds per token of a request.
 type Figures = (f64, f64);
 
-/// Prints own choice against each fixed k.
+/// Prints the own choice compared with each fixed k.
 pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
     for (least, most) in ACCEPTANCES {
         say(&format!(
