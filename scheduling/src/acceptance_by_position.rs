@@ -1,10 +1,12 @@
-//! How far drafts survive: for each position, the chance that it is accepted given that all before it were. First link of the
-//! choice of k (acceptance by position, [`crate::cost`], [`crate::draft_length`]). It must never count what was not judged: a draft of k says nothing of
-//! position k, and a span that ended early nothing of what stood behind its end.
+//! Acceptance by position: for each position, the probability that it is accepted given that all earlier ones
+//! were. First part of the choice of k (acceptance by position, [`crate::cost`], [`crate::draft_length`]).
+//! Positions that were not judged must never count (they are censored): a draft of k tells nothing about
+//! position k, and a span that ended early tells nothing about positions after its end.
 //!
-//! All drafts since the text last changed are believed alike: the more, the less chance is in them. Whether it changed is asked again and again, by
-//! comparing what is newer than each of many moments with what is older; where chance would hardly make such a difference, what is older
-//! is dropped (adaptive windowing: Bifet, Gavaldà 2007, with a test over all positions together).
+//! All drafts since the latest change of the text count equally: the more drafts, the smaller the random
+//! error. To detect a change, the drafts after each of many points in time are compared with the drafts
+//! before it. If chance hardly explains the difference, the older drafts are dropped (adaptive windowing:
+//! Bifet, Gavaldà 2007, with one test over all positions).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,22 +14,24 @@ use std::ops::Range;
 use crate::memory::PRIOR_WEIGHT;
 use speculation::step::MAX_DRAFT_TOKENS;
 
-/// Pieces of the window that a lane round is cut into, where its drafts fill more than one.
+/// Window pieces per lane round, if its drafts fill more than one.
 const PIECES_PER_LANE_ROUND: u32 = 4;
 
-/// So many pieces of one size; of one more, the two oldest become one of twice the size. So moments are compared the more closely, the
-/// fresher they are.
+/// Maximum pieces of one size; when one more is added, the two oldest merge into one of twice the size. So
+/// recent points in time are compared at a finer resolution.
 const PIECES_PER_SIZE: usize = 4;
 
-/// How soon drafts are believed, and older ones are not any more.
+/// Parameters of learning and of change detection.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AcceptanceRules {
-    /// Judged drafts that the prior, or the position before, is worth.
+    /// Weight of the prior, or of the rate at the previous position, in judged drafts.
     pub prior_weight: f64,
-    /// Standard deviations between newer and older drafts that are taken for a change of the text. Some 20 moments are compared
-    /// after each piece: by chance alone this is passed once in thousands of pieces.
+    /// Difference between newer and older drafts, in standard deviations, that counts as a change of the
+    /// text. About 20 points are compared after each piece; chance alone exceeds the threshold once in
+    /// thousands of pieces.
     pub change_deviations: f64,
-    /// Drafts in the newest piece of the window, at least; a part of a lane's sequences where these are many.
+    /// Minimum number of drafts in the newest piece of the window; lanes with many sequences use a share of
+    /// these instead.
     pub piece_drafts: f64,
 }
 
@@ -41,19 +45,19 @@ impl Default for AcceptanceRules {
 #[derive(Debug, Clone)]
 pub struct AcceptanceByPosition {
     rules: AcceptanceRules,
-    /// The rate at position 0 before anything was judged.
+    /// The rate at position 0 before any evidence.
     prior: f64,
-    /// From new to old; the first is not full.
+    /// From new to old; the first is incomplete.
     pieces: VecDeque<Piece>,
-    /// All of them together.
+    /// Sum of all pieces.
     total: Counts,
-    /// No draft was longer: nothing was counted from here on.
+    /// Length of the longest draft; there are no counts from this position on.
     depth: usize,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Piece {
-    /// Pieces of one size have one number, twice the size the next.
+    /// Pieces of the same size have the same number; the next number means twice the size.
     size: u32,
     drafts: u32,
     counts: Counts,
@@ -66,19 +70,20 @@ struct Counts {
 }
 
 impl AcceptanceByPosition {
-    /// Nothing judged yet: every position is believed to be accepted at the rate `prior`.
+    /// Creates an estimate without evidence: `prior` at every position.
     pub fn new(prior: f64) -> Self {
         Self::with_rules(prior, AcceptanceRules::default())
     }
 
-    /// The same by other rules.
+    /// Creates an estimate with other rules.
     pub fn with_rules(prior: f64, rules: AcceptanceRules) -> Self {
         let pieces = VecDeque::from([Piece::default()]);
         Self { rules, prior, pieces, total: Counts::default(), depth: 0 }
     }
 
-    /// A draft of which `positions` were judged, as far as they were accepted: those below `accepted` were, that at `accepted` was not,
-    /// those behind it were not reached. `sequences` share the lane. Positions that do not begin at 0 belong to a draft that was told of before.
+    /// Records one verified draft: positions below `accepted` were accepted, position `accepted` was
+    /// rejected, later ones are unknown (censored). `positions` are those that were drafted; a range that
+    /// does not begin at 0 continues an earlier draft. `sequences` is the number of sequences of the lane.
     pub fn observe(&mut self, positions: Range<u32>, accepted: u32, sequences: u32) {
         self.depth = self.depth.max(positions.end as usize).min(MAX_DRAFT_TOKENS);
         let newest = &mut self.pieces[0];
@@ -93,13 +98,13 @@ impl AcceptanceByPosition {
         }
     }
 
-    /// The chance of each of the first `depth` positions to be accepted, given that those before it were. Positions
-    /// that were never judged go on at the rate of the last one that was.
+    /// For each of the first `depth` positions, the probability of acceptance given that earlier ones were
+    /// accepted. Positions without evidence continue with the last rate.
     pub fn rates(&self, depth: u32) -> Vec<f64> {
         self.total.rates((self.prior, self.rules.prior_weight), depth)
     }
 
-    /// The chance of each of the first `depth` positions to be reached and accepted.
+    /// For each of the first `depth` positions, the probability that it is reached and accepted.
     pub fn cumulative(&self, depth: u32) -> Vec<f64> {
         let mut reached = 1.0;
         self.rates(depth)
@@ -111,12 +116,12 @@ impl AcceptanceByPosition {
             .collect()
     }
 
-    /// Judged positions that the estimate rests on.
+    /// Number of judged positions in the estimate.
     pub fn evidence(&self) -> f64 {
         self.total.judged.iter().sum()
     }
 
-    /// Drops what came before the text changed, if it did.
+    /// Drops the drafts before a change of the text, if one is detected.
     fn drop_what_is_over(&mut self) {
         let (mut newer, mut changed) = (Counts::default(), None);
         for (at, piece) in self.pieces.iter().enumerate() {
@@ -161,8 +166,8 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// By how many standard deviations these drafts went better or worse, over all `depth` positions, than the others of `total`, which are
-    /// older.
+    /// Difference in acceptance between these drafts and the older ones in `total`, over all `depth`
+    /// positions, in standard deviations.
     fn deviations_within(&self, total: &Self, depth: usize) -> f64 {
         let (mut surplus, mut variance) = (0.0, 0.0);
         for i in 0..depth {
@@ -176,11 +181,11 @@ impl Counts {
             surplus += self.accepted[i] - rate * new;
             variance += both * (1.0 - both) * new * (1.0 + new / old);
         }
-        // One draft more or less that went well is no change: where rates are near 0 or 1 that alone would be several deviations.
+        // The + 1 allows for a single draft: at rates near 0 or 1 it alone would be several deviations.
         surplus.abs() / (variance + 1.0).sqrt()
     }
 
-    /// Adds or, by `sign`, takes away what was counted at the first `depth` positions.
+    /// Adds the counts of the first `depth` positions, or subtracts them by `sign`.
     fn merge(&mut self, other: &Self, (sign, depth): (f64, usize)) {
         for i in 0..depth {
             self.judged[i] += sign * other.judged[i];
@@ -189,7 +194,7 @@ impl Counts {
     }
 
     fn add(&mut self, positions: Range<u32>, accepted: u32) {
-        // The first position that was not accepted is judged, those behind it are not.
+        // The first rejected position is judged; positions after it are not.
         let reached = positions.end.min(accepted + 1).min(MAX_DRAFT_TOKENS as u32);
         for position in positions.start..reached {
             self.judged[position as usize] += 1.0;
@@ -214,7 +219,8 @@ mod tests {
 
     use super::*;
 
-    /// Drafts of `k` whose every position is accepted at `rate`, by a fixed sequence of chances.
+    /// Observes drafts of length `k` with acceptance `rate` at every position, from a fixed pseudorandom
+    /// sequence.
     fn feed(acceptance: &mut AcceptanceByPosition, (k, rate, drafts): (u32, f64, u32), sequences: u32) {
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
         for _ in 0..drafts {

@@ -1,23 +1,27 @@
-//! Evidence that costs a target nothing: a draft worker that is fed committed tokens says of each whether it would have drawn it itself.
+//! Evidence at no cost for the target: a draft worker that is fed committed tokens reports for each whether
+//! it would have drawn it itself.
 //!
-//! Noise is shared (contract B), so that is exact: a draft begun before the first of them would have had its guesses accepted as far as it
-//! agrees, and no further. Which position of a draft a token stands for follows from what came before it: the first after a
-//! disagreement, or after a draft that was rejected, is the first of a draft; the one after a draft that was accepted whole, the next.
+//! Noise is shared (contract B), so this evidence is exact: a draft that began before the first of these
+//! tokens would have been accepted up to the first disagreement. The position of a token in such a draft
+//! follows from the tokens before it. The first token after a disagreement, or after a draft with a
+//! rejection, is the first of a draft. The token after a fully accepted draft is at the next position of that
+//! draft.
 
 use std::ops::Range;
 
 use speculation::step::MAX_DRAFT_TOKENS;
 
-/// Where the next committed token of one sequence stands in the draft that it is evidence of.
+/// Position of a sequence's next committed token in the draft for which it is evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Agreement {
     position: u32,
-    /// Of the first id of the next context nobody will tell: what would have been drawn behind a context that was fed earlier is forgotten.
+    /// Whether the next context's first id lacks evidence. The worker cannot compare it, because the logits
+    /// before it were discarded.
     has_gap: bool,
 }
 
 impl Agreement {
-    /// A verification judged `judged` drafted tokens and accepted the first `accepted`.
+    /// Records a verification that judged `judged` drafted tokens and accepted the first `accepted`.
     pub fn judged(&mut self, judged: u32, accepted: u32) {
         if judged > 0 {
             let position = if accepted >= judged { judged % MAX_DRAFT_TOKENS as u32 } else { 0 };
@@ -25,8 +29,8 @@ impl Agreement {
         }
     }
 
-    /// A draft worker was sent committed tokens, and told of the last of them, oldest first, whether it would have drawn them: the positions that
-    /// were judged by each, and as far as which they were accepted.
+    /// Converts a report about the latest committed tokens that a draft worker was fed, oldest first. Returns
+    /// for each the judged position, and the number of accepted positions up to it.
     pub fn told(&mut self, agreed: &[bool]) -> Vec<(Range<u32>, u32)> {
         if std::mem::replace(&mut self.has_gap, true) {
             self.position = 0;
@@ -34,7 +38,7 @@ impl Agreement {
         agreed.iter().map(|agreed| self.next(*agreed)).collect()
     }
 
-    /// The same of the next committed token.
+    /// The same for the next committed token.
     pub fn next(&mut self, agreed: bool) -> (Range<u32>, u32) {
         let at = self.position;
         self.position = if agreed { (at + 1) % MAX_DRAFT_TOKENS as u32 } else { 0 };

@@ -1,15 +1,17 @@
-//! Late batch formation for plain decode steps: whether steps that could leave now wait for those that the target runs, so that all
-//! share the next forward. Driven by the router and by the simulator; it holds nothing and reads no clock.
+//! Delayed batching of plain decode steps: whether steps that could leave now wait for the steps that the
+//! target runs, so that all share the next forward. Used by the router and by the simulator; stateless and
+//! without a clock.
 //!
-//! A target takes whatever waits into its next forward. Two groups of sequences that once ran apart stay apart: one waits while the
-//! other runs, and where a forward costs the same for half the rows, both get half the speed. Joined, they stay together.
+//! A target takes all waiting steps into its next forward. Two groups of sequences that have run separately
+//! stay separate: one waits while the other runs. If a forward costs the same for half the rows, both run at
+//! half the speed. Once joined, they stay together.
 
 use std::time::Duration;
 
 use crate::cost::WorkerCost;
 
-/// Whether `ready` sequences, each with one row, gain by joining the `in_flight` ones after these are answered: one larger forward
-/// and a wire against two forwards in turns.
+/// Whether `ready` sequences, with one row each, gain by waiting for the `in_flight` ones to be answered: one
+/// larger forward and a network round trip compared with two alternating forwards.
 pub fn joining_pays(ready: u32, in_flight: u32, context: f64, target: &WorkerCost) -> bool {
     if ready == 0 || in_flight == 0 {
         return false;
@@ -18,7 +20,8 @@ pub fn joining_pays(ready: u32, in_flight: u32, context: f64, target: &WorkerCos
     target.wire_micros() + step(ready + in_flight) < step(ready) + step(in_flight)
 }
 
-/// How long a step may wait for `in_flight` ones to be answered; past it something is wrong there, and it leaves.
+/// Maximum wait for `in_flight` steps to be answered; a longer delay means a problem at the target, and the
+/// step leaves.
 pub fn longest_wait(in_flight: u32, context: f64, target: &WorkerCost) -> Duration {
     let micros = target.wire_micros() + target.step_micros(f64::from(in_flight), context);
     Duration::from_secs_f64(2.0 * micros / 1e6)

@@ -1,5 +1,5 @@
-//! What a shadow draft is worth beside the draft that serves: acceptance by position, and both drafts' accepted tokens where both guessed at the
-//! same place of the same sequence, as far as both were asked to.
+//! Score of a shadow draft compared with the serving draft: acceptance by position, and the accepted tokens
+//! of both drafts at the same positions of the same sequences, cut to the length that both were asked for.
 
 use serde::Serialize;
 use speculation::sequence::{SHADOW_TOKENS, Scored};
@@ -9,53 +9,53 @@ use crate::cluster_mean::ClusterMean;
 /// Verified drafts, by position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct DraftScore {
-    /// Drafts.
+    /// Number of drafts.
     pub drafts: u64,
-    /// By position, drafts that were judged there.
+    /// By position, number of drafts judged there.
     pub judged: [u64; SHADOW_TOKENS as usize],
-    /// Of these, drafts whose guess there was committed.
+    /// By position, number of drafts accepted there.
     pub accepted: [u64; SHADOW_TOKENS as usize],
 }
 
 impl DraftScore {
-    /// A draft that was judged at so many positions and accepted at the first of them.
+    /// Records a draft with `judged` positions, of which the first `accepted` were accepted.
     pub fn observe(&mut self, judged: u32, accepted: u32) {
         self.drafts += 1;
         self.judged.iter_mut().take(judged as usize).for_each(|count| *count += 1);
         self.accepted.iter_mut().take(accepted as usize).for_each(|count| *count += 1);
     }
 
-    /// Accepted tokens a draft.
+    /// Mean accepted tokens per draft.
     pub fn mean_accepted(&self) -> Option<f64> {
         (self.drafts > 0).then(|| self.accepted.iter().sum::<u64>() as f64 / self.drafts as f64)
     }
 }
 
-/// A round of the draft that serves, for the comparison with the shadow's proposal at the same place.
+/// A round of the serving draft, to compare with the shadow's proposal at the same position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServedDraft {
-    /// Where its first guess stood.
+    /// Position of its first token.
     pub start: u32,
-    /// Tokens that it was asked for.
+    /// Number of tokens requested.
     pub asked: u32,
-    /// Positions of it that were judged.
+    /// Number of judged positions.
     pub judged: u32,
-    /// Leading guesses that were committed.
+    /// Number of leading tokens that were committed.
     pub accepted: u32,
 }
 
-/// The two drafts of one place, cut to the same length.
+/// Both drafts at one position, cut to the same length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair {
     /// Accepted tokens of the shadow draft.
     pub shadow: u32,
-    /// Accepted tokens of the draft that serves.
+    /// Accepted tokens of the serving draft.
     pub serving: u32,
 }
 
 impl Pair {
-    /// Both drafts, where they guessed at the same place. The length is fixed by what was asked for, never by what was accepted: that would
-    /// favour the draft that was cut less.
+    /// Creates a pair if both drafts start at the same position. The length follows from the requested
+    /// lengths, never from acceptance, which would favour the draft that was cut less.
     pub fn of(scored: &Scored, served: &ServedDraft) -> Option<Self> {
         let length = scored.asked.min(served.asked);
         let is_pair = scored.start == served.start && length > 0;
@@ -63,19 +63,19 @@ impl Pair {
     }
 }
 
-/// The pairs of one sequence, one cluster of a [`PairedScore`].
+/// Pairs of one sequence: one cluster of a [`PairedScore`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PairSums {
-    /// Pairs.
+    /// Number of pairs.
     pub pairs: u64,
     /// Accepted tokens of the shadow draft.
     pub shadow: u64,
-    /// Accepted tokens of the draft that serves.
+    /// Accepted tokens of the serving draft.
     pub serving: u64,
 }
 
 impl PairSums {
-    /// One pair more.
+    /// Adds a pair.
     pub fn add(&mut self, pair: Pair) {
         self.pairs += 1;
         self.shadow += u64::from(pair.shadow);
@@ -83,7 +83,7 @@ impl PairSums {
     }
 }
 
-/// The pairs of many sequences.
+/// Pairs of many sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PairedScore {
     difference: ClusterMean,
@@ -91,24 +91,24 @@ pub struct PairedScore {
 }
 
 impl PairedScore {
-    /// A sequence ended.
+    /// Adds a sequence that ended.
     pub fn add(&mut self, sums: &PairSums) {
         let pairs = sums.pairs as f64;
         self.difference.observe(pairs, sums.shadow as f64 - sums.serving as f64);
         self.serving.observe(pairs, sums.serving as f64);
     }
 
-    /// By how many accepted tokens a draft the shadow is better.
+    /// The shadow's advantage in accepted tokens per draft.
     pub fn difference(&self) -> &ClusterMean {
         &self.difference
     }
 
-    /// Accepted tokens a draft of the draft that serves.
+    /// Accepted tokens per draft of the serving draft.
     pub fn serving(&self) -> &ClusterMean {
         &self.serving
     }
 
-    /// For people.
+    /// Creates the report.
     pub fn report(&self) -> PairedReport {
         let mean = |mean: &ClusterMean| mean.mean().unwrap_or(0.0);
         PairedReport {
@@ -122,20 +122,20 @@ impl PairedScore {
     }
 }
 
-/// Both drafts at the same places. Only sequences that ended are in it.
+/// Both drafts at the same positions, over sequences that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct PairedReport {
-    /// Places where both guessed.
+    /// Number of positions with both drafts.
     pub drafts: u64,
-    /// Sequences that they are from.
+    /// Number of sequences with such positions.
     pub sequences: u64,
-    /// Accepted tokens a draft of the shadow draft.
+    /// Accepted tokens per draft of the shadow draft.
     pub shadow_accepted: f64,
-    /// Accepted tokens a draft of the draft that serves.
+    /// Accepted tokens per draft of the serving draft.
     pub serving_accepted: f64,
-    /// The first less the second.
+    /// `shadow_accepted` minus `serving_accepted`.
     pub difference: f64,
-    /// Of the difference, over sequences; absent with fewer than two.
+    /// Standard error of the difference over sequences; absent with fewer than two sequences.
     pub standard_error: Option<f64>,
 }
 

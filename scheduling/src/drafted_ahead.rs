@@ -1,22 +1,22 @@
-//! How much of a proposal is there when it is asked for, because its draft worker guessed ahead while the proposal before it was verified.
-//! Those guesses cost a round no wait.
+//! Draft-ahead: how much of a proposal already exists when it is requested, because the draft worker drafted
+//! it while the previous proposal was verified. A round does not wait for these tokens.
 
 use crate::memory::MEMORY;
 
-/// By position, the share of proposals whose guess there had been made before. Pure.
+/// By position, the share of proposals whose token there was drafted ahead. Pure.
 #[derive(Debug, Clone, Default)]
 pub struct DraftedAhead {
     shares: Vec<f64>,
 }
 
 impl DraftedAhead {
-    /// A proposal of `asked` positions came, the first `num_ahead` of which had been guessed before.
+    /// Records a proposal of `asked` positions, the first `num_ahead` of which were drafted ahead.
     pub fn observe(&mut self, num_ahead: u32, asked: u32) {
         for position in 0..asked {
             let was_there = f64::from(u8::from(position < num_ahead));
             match self.shares.get_mut(position as usize) {
                 Some(share) => *share += (was_there - *share) / MEMORY,
-                // As often as the position before it, as far as is known.
+                // Start from the share at the previous position.
                 None => {
                     let before = self.shares.last().copied().unwrap_or(0.0);
                     self.shares.push(before + (was_there - before) / MEMORY);
@@ -25,13 +25,13 @@ impl DraftedAhead {
         }
     }
 
-    /// By position; none for those that were never asked for.
+    /// Share by position; absent for positions that were never requested.
     pub fn shares(&self) -> &[f64] {
         &self.shares
     }
 
-    /// Forward passes that a proposal of `k` tokens is waited for, on average. Of positions that were never asked for as much
-    /// is expected as of the last one that was.
+    /// Mean number of forward passes that a round waits for with a proposal of `k` tokens. Positions that
+    /// were never requested use the share of the last one that was.
     pub fn forwards(&self, k: u32) -> f64 {
         let Some(&last) = self.shares.last() else { return f64::from(k) };
         let share = |position: u32| self.shares.get(position as usize).copied().unwrap_or(last);
@@ -55,7 +55,7 @@ mod tests {
     fn positions_are_told_apart_and_the_rest_is_taken_to_be_like_the_last() {
         let mut ahead = DraftedAhead::default();
         (0..400).for_each(|round| ahead.observe(if round % 2 == 0 { 2 } else { 0 }, 3));
-        // Two of three are there in half of all proposals.
+        // Two of three are drafted ahead in half of the proposals.
         assert!((ahead.forwards(1) - 0.5).abs() < 0.02, "{}", ahead.forwards(1));
         assert!((ahead.forwards(3) - 2.0).abs() < 0.04, "{}", ahead.forwards(3));
         assert!((ahead.forwards(8) - 7.0).abs() < 0.04, "{}", ahead.forwards(8));

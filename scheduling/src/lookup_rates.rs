@@ -1,27 +1,29 @@
-//! How often what a lookup source expects is right ([`speculation::lookup`]), by match length: what its drafts are worth before they are tried.
+//! Accuracy of lookup sources by match length ([`speculation::lookup`]): the expected value of their drafts
+//! before they are tried.
 //!
-//! A source says of every committed token what it had expected, whoever drafted it and whether anybody did. So a source that would be
-//! wrong is given up without a rejected draft, one that would be right is used again, and neither has to be tried. It reads no clock.
+//! A source predicts every committed token, and its accuracy is recorded whether or not the token was
+//! drafted. So an inaccurate source is given up without a rejected draft, and an accurate one is used again
+//! without a trial. Reads no clock.
 
 use crate::memory::{LASTING_MEMORY, PRIOR_WEIGHT};
 use serde::Serialize;
 use speculation::lookup::Expected;
 
-/// Where a lookup draft comes from.
+/// Source of a lookup draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LookupSource {
-    /// The text that the client predicts.
+    /// Text that the client predicts.
     Prediction,
     /// The sequence itself.
     Suffix,
 }
 
 impl LookupSource {
-    /// All of them.
+    /// All sources.
     pub const ALL: [Self; 2] = [Self::Prediction, Self::Suffix];
 
-    /// The word used in metrics and explanations.
+    /// Name used in metrics and explanations.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Prediction => "prediction",
@@ -29,8 +31,9 @@ impl LookupSource {
         }
     }
 
-    /// Before anything is known: the chance that a source is right behind a match of each class. Cautious: less than the edit set of
-    /// docs/measurements/acceptance.md gives, for not every text repeats itself, and not every prediction is right.
+    /// Prior probability, by class of match length, that the source is right. Lower than measured on the edit
+    /// set in docs/measurements/acceptance.md, because not every text repeats itself and not every prediction
+    /// is right.
     fn prior(self) -> ByClass {
         match self {
             Self::Prediction => [0.3, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95],
@@ -39,19 +42,20 @@ impl LookupSource {
     }
 }
 
-/// Match lengths that are told apart, by the first of each class.
+/// Classes of match lengths, by the first length of each class.
 const FIRST_OF_CLASS: [u32; 10] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 32];
 
-/// A number for each class.
+/// A number per class.
 type ByClass = [f64; FIRST_OF_CLASS.len()];
 
-/// Judged tokens that the prior is worth to a lane, whose rates are worth [`PRIOR_WEIGHT`] to a sequence.
+/// Weight of the prior for a lane, in judged tokens. A lane's rates have the weight [`PRIOR_WEIGHT`] for a
+/// sequence.
 const LANE_PRIOR_WEIGHT: f64 = 8.0;
 
-/// Judged tokens that a sequence remembers of each class.
+/// Memory of a sequence, in judged tokens per class.
 const SEQUENCE_MEMORY: f64 = 32.0;
 
-/// What one source expected of a lane's tokens, or of one sequence's.
+/// Accuracy of one source for a lane or a sequence.
 #[derive(Debug, Clone)]
 pub struct LookupRates {
     memory: f64,
@@ -61,24 +65,24 @@ pub struct LookupRates {
 }
 
 impl LookupRates {
-    /// Of a lane.
+    /// Creates the rates of a lane.
     pub fn of_lane() -> Self {
         Self { memory: LASTING_MEMORY, judged: ByClass::default(), right: ByClass::default() }
     }
 
-    /// Of a sequence.
+    /// Creates the rates of a sequence.
     pub fn of_sequence() -> Self {
         Self { memory: SEQUENCE_MEMORY, ..Self::of_lane() }
     }
 
-    /// A token was committed.
+    /// Records the prediction for a committed token.
     pub fn observe(&mut self, expected: Expected) {
         let class = class_of(expected.match_len);
         self.judged[class] += 1.0 - self.judged[class] / self.memory;
         self.right[class] += f64::from(u8::from(expected.is_right)) - self.right[class] / self.memory;
     }
 
-    /// Tokens that the rates rest on, and how many of them were right, decayed.
+    /// Decayed number of judged tokens, and of those that were right.
     pub fn evidence(&self) -> (f64, f64) {
         (self.judged.iter().sum(), self.right.iter().sum())
     }
@@ -88,8 +92,8 @@ impl LookupRates {
     }
 }
 
-/// The chance of each of the next `num_tokens` that a source expects behind a match of `match_len` to be right with all before it. The
-/// match grows with each that is.
+/// For each of the next `num_tokens` predicted tokens after a match of `match_len`, the probability that it
+/// and all before it are right. The match grows with each right token.
 pub fn chances(
     source: LookupSource,
     (lane, sequence): (&LookupRates, &LookupRates),

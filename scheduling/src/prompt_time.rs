@@ -1,9 +1,9 @@
-//! What prompts add to a target's forwards. A round waits for the forwards of its target, and those that hold rows of prompts take longer
-//! than the step times of its own rows tell.
+//! Time that prompts add to a target's forwards. A round waits for its target's forwards, and those with
+//! prompt rows take longer than the step times of the other rows.
 
 use crate::memory::MEMORY;
 
-/// Of one worker, as decayed means over its forwards.
+/// Prompt times of one worker: decayed means over its forwards.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PromptTime {
     share: f64,
@@ -11,24 +11,24 @@ pub struct PromptTime {
 }
 
 impl PromptTime {
-    /// Prompts added so many microseconds to a forward; `None`: it held none.
+    /// Records the microseconds that prompts added to a forward; `None`: it had no prompts.
     pub fn observe(&mut self, added_us: Option<f64>) {
         let (share, added_us) = added_us.map_or((0.0, 0.0), |added_us| (1.0, added_us.max(0.0)));
         self.share += (share - self.share) / MEMORY;
         self.added_us += (added_us - self.added_us) / MEMORY;
     }
 
-    /// The share of forwards that hold prompts.
+    /// Share of forwards with prompts.
     pub fn share(&self) -> f64 {
         self.share
     }
 
-    /// Microseconds that prompts add to a forward: mean over all forwards.
+    /// Mean microseconds that prompts add to a forward, over all forwards.
     pub fn added_us(&self) -> f64 {
         self.added_us
     }
 
-    /// Microseconds that they add to a forward that holds some.
+    /// Mean microseconds that prompts add to a forward with prompts.
     pub fn added_where_present_us(&self) -> f64 {
         if self.share > 0.0 { self.added_us / self.share } else { 0.0 }
     }

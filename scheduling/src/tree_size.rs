@@ -1,33 +1,36 @@
-//! How many siblings a chain's tokens get as leaves ([`speculation::tree`]): as many as promise more tokens per second than the chain
-//! alone. It reads no clock and draws no randomness.
+//! Number of siblings that a chain's tokens get as leaves ([`speculation::tree`]): the number that promises
+//! the most tokens per second. Without a clock or randomness.
 //!
-//! A leaf costs the target a row and the draft worker nothing. It is worth one token where the chain came as far as its parent, the
-//! target did not draw the chain's next token, and drew the leaf instead. The first two are acceptance by position; the third is learned
-//! here, by rank: each verification tells of the position where it left the chain which sibling the target drew there, if any. Which
-//! positions get how many is the draft worker's to say, who sees the margins; the choice is only how many there are. A draft worker that
-//! makes branches of some of them has ids accepted behind a sibling, too: how many is learned, and a leaf is worth as much more.
+//! A leaf costs the target one row and the draft worker nothing. It is worth one token if the chain is
+//! accepted up to its parent, the target does not draw the chain's next token, and draws the leaf instead.
+//! The first two probabilities are acceptance by position. The third is learned here by rank: each
+//! verification shows, at the position where it left the chain, which sibling the target drew there, if any.
+//! The draft worker distributes the leaves over positions, because it has the margins; only their number is
+//! chosen here. If the draft worker turns some of them into branches, tokens after a sibling can be accepted
+//! too. Their mean number is learned, and multiplies the worth of a leaf.
 
 use crate::draft_length::LENGTHS;
 use crate::memory::{LASTING_MEMORY, PRIOR_WEIGHT};
 use speculation::tree::Judged;
 
-/// Ranks that are told apart; the first sibling of a chain's token is rank 1.
+/// Number of distinct ranks; the first sibling of a chain's token has rank 1.
 const MAX_RANK: usize = 7;
 
-/// Before anything is known: of the positions where the bundled pair's chain is left, the share where the target draws the next best
-/// token; where not, as often the one after it, and so on.
+/// Prior probability, from the bundled pair, that the target draws the next best token where it left the
+/// chain; the same share of the remaining cases for each further rank.
 const PRIOR_RATE: f64 = 0.3;
 
-/// The most leaves that a lane gives its drafts.
+/// Maximum number of leaves per draft.
 pub const MAX_LEAVES: u32 = 24;
 
-/// How often the target draws a sibling of the token at which it left the chain, by rank.
+/// Probability that the target draws a sibling of the token at which it left the chain, by rank.
 #[derive(Debug, Clone)]
 pub struct SiblingRates {
-    /// Decayed: positions at which there was a sibling of that rank, and those at which it was drawn.
+    /// Decayed: number of positions with a sibling of that rank, and number of those where it was drawn.
     offered: [f64; MAX_RANK],
     drawn: [f64; MAX_RANK],
-    /// Siblings that were drawn, and ids accepted from there on: more than one each where trees have branches.
+    /// Siblings that were drawn, and tokens accepted from there on: more than one each if trees have
+    /// branches.
     taken: f64,
     accepted: f64,
 }
@@ -39,7 +42,7 @@ impl Default for SiblingRates {
 }
 
 impl SiblingRates {
-    /// A verification that left its draft's path of first children, if it did.
+    /// Records a verification; only one that left its draft's path of first children is evidence.
     pub fn observe(&mut self, judged: &Judged) {
         let Some(missed) = judged.missed else { return };
         let siblings = (missed.num_children as usize).saturating_sub(1).min(MAX_RANK);
@@ -54,18 +57,18 @@ impl SiblingRates {
         }
     }
 
-    /// Ids that are accepted where a sibling is drawn, itself included.
+    /// Mean number of accepted tokens where a sibling is drawn, including itself.
     fn accepted_each(&self) -> f64 {
         (self.accepted + PRIOR_WEIGHT) / (self.taken + PRIOR_WEIGHT)
     }
 
-    /// The chance of each sibling, best first, to be drawn where the chain is left.
+    /// Probability of each sibling, best first, to be drawn where the chain is left.
     pub fn rates(&self) -> [f64; MAX_RANK] {
         let mut prior = PRIOR_RATE;
         let mut left = 1.0_f64;
         std::array::from_fn(|rank| {
             let rate = (self.drawn[rank] + PRIOR_WEIGHT * prior) / (self.offered[rank] + PRIOR_WEIGHT);
-            // All of them together are no more than certain.
+            // Probabilities add up to at most 1.
             let rate = rate.min(left);
             left -= rate;
             prior = rate * (1.0 - PRIOR_RATE);
@@ -73,7 +76,8 @@ impl SiblingRates {
         })
     }
 
-    /// The leaves that a chain may get, the best first. `reached[i]` is the chance that the chain is accepted as far as its token i.
+    /// The leaves that a chain may get, best first. `reached[i]` is the probability that the chain is
+    /// accepted up to token i.
     pub fn leaves(&self, reached: &[f64]) -> Vec<Leaf> {
         let (rates, each) = (self.rates(), self.accepted_each());
         let before = std::iter::once(1.0).chain(reached.iter().copied());
@@ -92,21 +96,22 @@ impl SiblingRates {
 pub struct Leaf {
     /// Index of the chain's token.
     pub position: u32,
-    /// The tokens that a round commits more with it.
+    /// Expected additional tokens per round.
     pub worth: f64,
 }
 
-/// Leaves, and what a round is expected to commit with them.
+/// Number of leaves, and the expected tokens of a round with them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TreeSize {
     /// 0: a chain is as good.
     pub num_leaves: u32,
-    /// The chain's tokens included.
+    /// Including the chain's tokens.
     pub expected_tokens: f64,
 }
 
-/// How many of a chain's best leaves, worth `worth` each, promise the most tokens per time. The chain's round commits `tokens`;
-/// `round_us(leaves)` is what a round with that many takes, or nothing where there may not be that many.
+/// Chooses the number of a chain's best leaves, worth `worth` each, with the most tokens per time. The
+/// chain's round commits `tokens`. `round_us(leaves)` is the time of a round with that many leaves, or `None`
+/// if they are not allowed.
 pub fn tree_size(
     tokens: f64,
     worth: impl IntoIterator<Item = f64>,

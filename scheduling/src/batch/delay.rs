@@ -1,10 +1,9 @@
-//! Whether a forward that could start now is delayed for sequences that are about to come back.
+//! Whether a forward that could start now is delayed for sequences that are about to return.
 //!
-//! A worker takes whatever is ready into its next forward. Sequences that miss one run apart from then on,
-//! each part waiting for the other's forward; where half the rows cost as much as all of them, everybody runs
-//! at half the speed. So a worker records how long each sequence is away between two steps, and delays a
-//! forward where the time that all sequences lose by the delay is less than the time they lose by missing
-//! each other.
+//! A worker takes all ready steps into its next forward. Sequences that miss one run separately from then on,
+//! each group waiting for the other's forward; where half the rows cost as much as all of them, all run at
+//! half the speed. So a worker records the time between each sequence's reply and its next step. It delays a
+//! forward if all sequences together lose less time by the delay than by missing each other.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,41 +17,41 @@ const OVERDUE_SHARE: f64 = 0.25;
 /// The ready sequences of the next forward's group ([`super::groups`]).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ReadyGroup {
-    /// How many.
+    /// Number of sequences.
     pub sequences: u32,
-    /// Rows that they bring.
+    /// Number of their rows.
     pub rows: u32,
     /// How many more drafting sequences may join the group.
     pub capacity: u32,
-    /// How many of these are needed to complete the group.
+    /// How many more are needed to complete the group.
     pub missing: u32,
-    /// For how long waiting for them pays, in microseconds.
+    /// How long waiting for them pays, in microseconds.
     pub patience_us: f64,
 }
 
 /// The sequences whose rounds draft, ready or away.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Drafting {
-    /// How many.
+    /// Number of sequences.
     pub sequences: u32,
-    /// Rows that they bring together.
+    /// Total number of their rows.
     pub rows: u32,
-    /// Mean time that one of them is away, in microseconds.
+    /// Mean time away (from a reply to the next step), in microseconds.
     pub away_us: f64,
     /// Mean time from one step to the next, in microseconds.
     pub round_us: f64,
 }
 
-/// A sequence that is expected back.
+/// A sequence that is expected to return.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Expected {
-    /// Microseconds from now; negative where it is overdue.
+    /// Microseconds from now; negative if it is overdue.
     pub in_us: f64,
-    /// Rows that it will bring.
+    /// Number of rows of its next step.
     pub rows: u32,
 }
 
-/// When a worker's sequences come back after a reply. `K` names a sequence.
+/// Times at which a worker's sequences return after a reply. `K` identifies a sequence.
 #[derive(Debug, Clone)]
 pub struct ReturnTimes<K> {
     sequences: BTreeMap<K, ReturnTime>,
@@ -60,11 +59,11 @@ pub struct ReturnTimes<K> {
 
 #[derive(Debug, Clone, Copy)]
 struct ReturnTime {
-    /// Microseconds from its last reply but one, if it was answered, to its last step.
+    /// Microseconds from the previous reply to the latest step, if there was a reply.
     away_us: Option<f64>,
     /// When it was answered, while it is away.
     answered_at: Option<Duration>,
-    /// When its last step came, and microseconds from the one before to that.
+    /// When its latest step arrived; `round_us` is the time since the step before.
     arrived_at: Duration,
     round_us: f64,
     rows: u32,
@@ -77,7 +76,7 @@ impl<K> Default for ReturnTimes<K> {
 }
 
 impl<K: Ord> ReturnTimes<K> {
-    /// A step of the sequence came, with so many rows.
+    /// Records the arrival of a step with this number of rows.
     pub fn arrived(&mut self, key: K, now: Duration, rows: u32) {
         let first = ReturnTime { away_us: None, answered_at: None, arrived_at: now, round_us: 0.0, rows };
         let known = self.sequences.entry(key).or_insert(first);
@@ -89,24 +88,24 @@ impl<K: Ord> ReturnTimes<K> {
         }
     }
 
-    /// The sequence was answered.
+    /// Records that the sequence was answered.
     pub fn answered(&mut self, key: &K, now: Duration) {
         if let Some(known) = self.sequences.get_mut(key) {
             known.answered_at = Some(now);
         }
     }
 
-    /// The sequence does not come back.
+    /// Removes a sequence that will not return.
     pub fn forget(&mut self, key: &K) {
         self.sequences.remove(key);
     }
 
-    /// How many sequences are known.
+    /// Number of known sequences.
     pub fn num_sequences(&self) -> usize {
         self.sequences.len()
     }
 
-    /// The sequences whose last step carried a draft.
+    /// The sequences whose latest step had a draft.
     pub fn drafting(&self) -> Drafting {
         let mut found = Drafting::default();
         for known in self.sequences.values().filter(|known| known.rows > 1) {
@@ -134,8 +133,8 @@ impl<K: Ord> ReturnTimes<K> {
         list
     }
 
-    /// For how long to delay the forward of `ready`; `None`: it starts now. `delayed` is the delay so far,
-    /// `step_us` predicts a forward of so many rows.
+    /// Delay of the forward of `ready`; `None`: it starts now. `delayed` is the delay so far; `step_us`
+    /// predicts a forward of that many rows.
     pub fn delay(
         &self,
         now: Duration,
@@ -148,8 +147,8 @@ impl<K: Ord> ReturnTimes<K> {
         if let Some(wait_us) = self.completing_us(now, (ready, delayed)) {
             return Some(Duration::from_secs_f64(wait_us / 1e6));
         }
-        // A sequence that comes later than a forward takes loses nothing by missing it. No delay exceeds the
-        // forward's own time.
+        // A sequence that returns later than a forward takes loses nothing by missing it. No delay exceeds
+        // the forward's own time.
         let alone_us = step_us(ready.rows);
         let left_us = alone_us.max(ready.patience_us) - micros(delayed);
         if left_us <= 0.0 {
@@ -163,12 +162,12 @@ impl<K: Ord> ReturnTimes<K> {
             fits
         });
         let wait_us = best_wait_us(ready, &expected, step_us)?;
-        // An overdue sequence is given a share of the time left.
+        // Give an overdue sequence a share of the time left.
         let wait_us = if wait_us > 0.0 { wait_us } else { OVERDUE_SHARE * left_us };
         Some(Duration::from_secs_f64(wait_us / 1e6))
     }
 
-    /// How long until the group of `ready` is complete, if that pays.
+    /// Time until the group of `ready` is complete, if waiting pays.
     fn completing_us(&self, now: Duration, (ready, delayed): (ReadyGroup, Duration)) -> Option<f64> {
         let left_us = ready.patience_us - micros(delayed);
         if ready.missing == 0 || left_us <= 0.0 {
@@ -180,15 +179,15 @@ impl<K: Ord> ReturnTimes<K> {
     }
 }
 
-/// The delay after which all sequences together are answered soonest; `expected` is in order of return.
-/// `None`: no delay.
+/// The delay that minimises the total time to answer all sequences; `expected` is in order of return. `None`:
+/// no delay.
 fn best_wait_us(ready: ReadyGroup, expected: &[Expected], step_us: impl Fn(u32) -> f64) -> Option<f64> {
     let total = expected.len();
     if total == 0 {
         return None;
     }
     let rows_of = |part: &[Expected]| part.iter().map(|expected| expected.rows).sum::<u32>();
-    // Time that all sequences lose together if the first `joined` are waited for.
+    // Total time lost by all sequences if the first `joined` are waited for.
     let lost_us = |joined: usize| {
         let (with, without) = expected.split_at(joined);
         let starts = with.last().map_or(0.0, |last| last.in_us.max(0.0));

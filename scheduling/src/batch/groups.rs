@@ -1,16 +1,17 @@
-//! In how many groups a target verifies the sequences that draft: while one group drafts, another is
+//! Number of groups in which a target verifies drafting sequences: while one group drafts, another is
 //! verified.
 //!
-//! Sequences that were verified together come back together, so groups are stable once they exist. Whether
-//! more groups are faster depends on what the target knows by itself: how long sequences are away between two
-//! steps, and what its forwards take. Each forward then takes one group's share of the drafting sequences,
-//! the oldest first and those of its lane before others: rows of one lane come back together, for they draft equally far.
+//! Sequences that were verified together return together, so groups are stable once they exist. Whether more
+//! groups are faster follows from values that the target measures: how long sequences are away between two
+//! steps, and its forward times. Each forward then takes one group's share of the drafting sequences, the
+//! oldest first and those of its lane before others. Rows of one lane return together because they have the
+//! same draft length.
 //!
-//! The choice of k prices its rounds by the same function ([`crate::draft_length`]).
+//! The choice of k prices its rounds with the same function ([`crate::draft_length`]).
 
 use super::{COMPARED, Drafting, ReadyGroup, StepRows};
 
-/// More groups than this gain little.
+/// Maximum number of groups; more gain little.
 pub const GROUPS_MAX: u32 = 4;
 
 /// The shortest possible round with this many groups: one group's own steps in sequence, or the forwards of
@@ -19,9 +20,9 @@ pub fn round_us(groups: u32, away_us: f64, forward_us: f64) -> f64 {
     (away_us + forward_us).max(f64::from(groups) * forward_us)
 }
 
-/// The number of groups, 1 to [`GROUPS_MAX`], with the shortest round; `now` stays unless another one is
-/// clearly better. `away_us` is how long a sequence is away, `forward_us(groups)` predicts the forward of one
-/// of so many groups.
+/// The number of groups, 1 to [`GROUPS_MAX`], with the shortest round; `now` stays unless another number is
+/// clearly better. `away_us` is how long a sequence is away; `forward_us(groups)` predicts the forward of one
+/// of that many groups.
 pub fn best_groups(now: u32, most: u32, away_us: f64, forward_us: impl Fn(u32) -> f64) -> u32 {
     best_by(&GroupRules::default(), (now, most), away_us, forward_us)
 }
@@ -39,14 +40,14 @@ fn best_by(
     if round(best) < (1.0 - rules.regroup_margin) * round(now) { best } else { now }
 }
 
-/// When a target regroups, and whom it groups.
+/// Rules of forming groups.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupRules {
-    /// Groups at most.
+    /// Maximum number of groups.
     pub groups_max: u32,
-    /// The share by which another number of groups must shorten a round.
+    /// Minimum relative gain in round time for another number of groups.
     pub regroup_margin: f64,
-    /// Rounds for which complete groups are assumed to stay as they are: they bound what completing them may cost.
+    /// Rounds for which complete groups are assumed to last; bounds the cost of completing them.
     pub regroup_rounds: f64,
     /// Whether steps of the oldest step's lane go before older ones of other lanes.
     pub by_lane: bool,
@@ -58,12 +59,12 @@ impl Default for GroupRules {
     }
 }
 
-/// What a group is formed of: one ready step.
+/// One ready step, as needed to form a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneRows {
-    /// The lane of its sequence.
+    /// Lane of the sequence.
     pub lane: u32,
-    /// Its rows.
+    /// Rows of the step.
     pub rows: StepRows,
 }
 
@@ -74,14 +75,14 @@ pub struct Groups {
     rules: GroupRules,
 }
 
-/// How many drafting sequences make a group.
+/// Number of drafting sequences in a group.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Size {
-    /// At most.
+    /// Maximum.
     pub most: u32,
-    /// With fewer the group is not complete.
+    /// Minimum of a complete group.
     pub least: u32,
-    /// For how long waiting for its completion pays, in microseconds.
+    /// How long waiting for completion pays, in microseconds.
     pub patience_us: f64,
     /// See [`GroupRules::by_lane`].
     pub by_lane: bool,
@@ -90,7 +91,7 @@ pub struct Size {
 /// Which ready steps belong to the next forward.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Group {
-    /// One entry a ready step.
+    /// One entry per ready step.
     pub members: Vec<bool>,
     /// See [`ReadyGroup::capacity`].
     pub capacity: u32,
@@ -107,12 +108,12 @@ impl Default for Groups {
 }
 
 impl Groups {
-    /// One group at first.
+    /// Starts with one group.
     pub fn with_rules(rules: GroupRules) -> Self {
         Self { now: 1, rules }
     }
 
-    /// How many drafting sequences share a forward; `forward_us(rows, sequences)` predicts one.
+    /// Number of drafting sequences that share a forward; `forward_us(rows, sequences)` predicts one.
     pub fn size(&mut self, drafting: Drafting, forward_us: impl Fn(f64, f64) -> f64) -> Size {
         let part = |count: u32, groups: u32| f64::from(count) / f64::from(groups);
         let of_groups = |groups| forward_us(part(drafting.rows, groups), part(drafting.sequences, groups));
@@ -120,8 +121,8 @@ impl Groups {
         let most = drafting.sequences.div_ceil(self.now);
         let rest = drafting.sequences.saturating_sub(most * (self.now - 1));
         let round_us = round_us(self.now, drafting.away_us, of_groups(self.now));
-        // A target that is never idle gains nothing by completing a group where smaller groups, the rest in
-        // one of its own, take hardly longer.
+        // A target that is never idle gains nothing by completing a group if smaller groups, with the rest in
+        // a separate one, take hardly longer.
         let is_never_idle = f64::from(self.now) * of_groups(self.now) >= round_us;
         let forward_of = |size: u32| match size {
             0 => 0.0,
@@ -144,8 +145,8 @@ impl Groups {
         }
     }
 
-    /// Groups of fewer sequences than this would be more groups than wanted, all of them too small. Beyond
-    /// [`GROUPS_MAX`] that costs nothing worth waiting for.
+    /// Minimum size of a group: smaller ones would make more groups than wanted, all of them too small.
+    /// Beyond [`GROUPS_MAX`] that costs nothing worth waiting for.
     fn least(self, most: u32) -> u32 {
         let (now, next) = (f64::from(self.now), f64::from(self.now + 1));
         if self.now == GROUPS_MAX { 0 } else { (f64::from(most) * (now / next + 1.0) / 2.0).ceil() as u32 }
@@ -153,8 +154,9 @@ impl Groups {
 }
 
 impl Group {
-    /// Ready steps with drafts up to the group's size, the oldest first and its lane before others, and all steps without. A decode step
-    /// waits for no draft, because it would pay for a choice that is not its own; a prompt does not wait until a group is complete.
+    /// Forms a group of ready steps with drafts up to the group's size (the oldest first, and its lane before
+    /// others) and of all steps without. A decode step does not wait for drafts, because it would pay for
+    /// another lane's choice. A prompt does not wait for a group to be complete.
     pub fn form(size: Size, ready: &[LaneRows]) -> Self {
         let has_draft = |step: &LaneRows| step.rows.tail > 0;
         let first_lane = ready.iter().find(|step| has_draft(step)).map(|step| step.lane);
@@ -175,12 +177,12 @@ impl Group {
         }
     }
 
-    /// All of so many ready steps.
+    /// A group of all ready steps.
     pub fn all(ready: usize) -> Self {
         Self { members: vec![true; ready], capacity: u32::MAX, missing: 0, patience_us: 0.0 }
     }
 
-    /// Its members among the `ready` steps it was formed of.
+    /// The group's members among the `ready` steps it was formed of.
     pub fn ready(&self, ready: &[LaneRows]) -> ReadyGroup {
         let members = || ready.iter().zip(&self.members).filter(|(_, is_member)| **is_member);
         ReadyGroup {
@@ -254,7 +256,7 @@ mod tests {
             Groups::default().size(drafting, forward_us)
         };
         let flat = |_, _| 12_000.0;
-        // All together: 18 ms a round. In two halves by turns it takes 24, and to wait once pays for itself.
+        // All together: 18 ms per round. In two alternating halves it takes 24, and one wait pays off.
         assert_eq!(
             size(24_000.0, flat),
             Size { most: u32::MAX, least: 12, patience_us: 18_000.0, by_lane: true }

@@ -1,8 +1,8 @@
-//! Which rows share a worker's next forward: how rows are split ([`form`]), in how many groups drafting
-//! sequences are verified ([`groups`]), when a forward is delayed for more sequences ([`delay`]).
-//! [`crate::batch_former`] combines these rules for workers and simulator.
+//! Which rows share a worker's next forward: the split of rows ([`form`]), the number of groups of drafting
+//! sequences ([`groups`]), and the delay of a forward for more sequences ([`delay`]). [`crate::batch_former`]
+//! combines these rules for workers and simulator.
 //!
-//! Decisions only: sequences, rows and predicted times come in. Nothing here knows KV, ids or a clock.
+//! Decisions only: sequences, rows and predicted times are passed in. No KV, ids or clock.
 
 pub mod delay;
 pub mod groups;
@@ -12,24 +12,24 @@ use speculation::{Step, Work};
 pub use delay::{Drafting, Expected, ReadyGroup, ReturnTimes};
 pub use groups::{Group, GroupRules, Groups, LaneRows, Size};
 
-/// How many different numbers of sequences are compared: to wait for, or in a group.
+/// How many different numbers of sequences are compared, to wait for or in a group.
 const COMPARED: u32 = 8;
 
-/// Share of a forward's rows reserved for prompts while decodes are also waiting, and of those of prompts
-/// reserved for long ones.
+/// Share of a forward's rows reserved for prefill while decodes are also waiting, and share of the prefill
+/// rows reserved for long prompts.
 pub const PREFILL_SHARE: f64 = 0.25;
 
-/// The most context ids that a step of a round appends: a draft worker gets two after full acceptance. A
-/// longer context is a prompt's, or a replay's.
+/// Maximum context ids in a step of a round: a draft worker gets two after full acceptance. A longer context
+/// belongs to a prompt or a replay.
 pub const ROUND_CONTEXT: u32 = 2;
 
-/// Rows of one step that are still to be run.
+/// Remaining rows of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepRows {
-    /// Context ids that were not run yet.
+    /// Context ids that have not run yet.
     pub context: u32,
-    /// Rows behind the context in the same forward, never split: drafted ids, or the latest guess of a draft
-    /// that goes on.
+    /// Rows after the context in the same forward, never split: drafted ids, or the latest token of an
+    /// unfinished draft.
     pub tail: u32,
 }
 
@@ -38,27 +38,27 @@ pub struct StepRows {
 pub struct Share {
     /// Index of the step.
     pub index: usize,
-    /// Context ids in it.
+    /// Number of context ids.
     pub context: u32,
-    /// Whether the context ends here, so that the tail is in it, too.
+    /// Whether it includes the end of the context, and therefore the tail.
     pub ends_context: bool,
 }
 
 impl StepRows {
-    /// Rows of a step of which `context_done` context ids have run; `num_guessed` counts the guesses that a
-    /// draft worker has made.
+    /// Remaining rows of a step after `context_done` context ids; `num_guessed` is the number of tokens that
+    /// a draft worker has drafted so far.
     pub fn left(step: &Step, context_done: usize, num_guessed: usize) -> Self {
         let context = step.append_ids.len().saturating_sub(context_done) as u32;
         let drafted = match &step.work {
             Work::Verify { draft } => draft.token_ids.len() as u32,
             Work::Feed | Work::Propose { .. } => 0,
         };
-        // A draft that goes on runs its latest guess.
+        // An unfinished draft runs its latest token.
         let goes_on = context == 0 && num_guessed > 0;
         Self { context, tail: drafted + u32::from(goes_on) }
     }
 
-    /// All of them.
+    /// Total number of rows.
     pub fn rows(&self) -> u32 {
         self.context + self.tail
     }
@@ -75,32 +75,32 @@ impl StepRows {
 }
 
 impl Share {
-    /// Rows that it takes.
+    /// Number of its rows.
     pub fn rows(&self, step: &StepRows) -> u32 {
         self.context + if self.ends_context { step.tail } else { 0 }
     }
 }
 
-/// How many rows a forward may have.
+/// Row limits of a forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowLimits {
-    /// Of all kinds together.
+    /// All rows.
     pub all: u32,
     /// Context ids of prompts and replays.
     pub prompts: u32,
 }
 
-/// Context ids of prompts and replays among `steps`.
+/// Number of context ids of prompts and replays among `steps`.
 pub fn prefill_rows(steps: impl Iterator<Item = StepRows>) -> u32 {
     steps.filter(|step| !step.is_round()).map(|step| step.context).sum()
 }
 
-/// The shares of the next forward, in order, with at most `limits` rows except for the last tail, which is
-/// never split.
+/// Returns the shares of the next forward, in order. Their rows are within `limits` except for the last tail,
+/// which is never split.
 ///
-/// Steps of a round come first, then short prompts, then long ones, each kind oldest first. While a later kind
-/// waits, [`PREFILL_SHARE`] of the rows are kept for it. `fits(index, rows)` reserves KV for so many more rows,
-/// or answers that there is none.
+/// Steps of a round come first, then short prompts, then long ones, each kind oldest first. While a later
+/// kind waits, [`PREFILL_SHARE`] of the rows are reserved for it. `fits(index, rows)` reserves KV for that
+/// many more rows, or returns false if there is none.
 pub fn form(ready: &[StepRows], limits: RowLimits, mut fits: impl FnMut(usize, u32) -> bool) -> Vec<Share> {
     let (rounds, prompts): (Vec<usize>, Vec<usize>) = (0..ready.len()).partition(|&i| ready[i].is_round());
     let (short, long): (Vec<usize>, Vec<usize>) =
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_prompt_is_run_in_portions_beside_what_draws_soon() {
-        // A quarter of 64 rows is the prompt's, whoever came first; the rest goes to the others.
+        // A quarter of 64 rows is reserved for the prompt, regardless of order; the rest is for the others.
         assert_eq!(formed(&[(500, 0), (1, 4)], 64), [(1, 1, true), (0, 59, false)]);
         let many: Vec<(u32, u32)> = std::iter::repeat_n((1, 7), 8).chain([(500, 0)]).collect();
         let shares = formed(&many, 64);
@@ -173,7 +173,7 @@ mod tests {
         let limits = RowLimits { all: 64, prompts: 12 };
         let steps = [(10, 0), (1, 4), (9, 3), (2, 0)];
         assert_eq!(formed_within(&steps, limits), [(1, 1, true), (3, 2, true), (0, 10, true), (2, 2, false)]);
-        // A quarter of 12 rows is the long prompt's.
+        // A quarter of 12 rows is reserved for the long prompt.
         let steps = [(500, 0), (10, 0), (9, 0), (1, 4)];
         assert_eq!(formed_within(&steps, limits), [(3, 1, true), (1, 9, false), (0, 3, false)]);
     }
