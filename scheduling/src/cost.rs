@@ -1,5 +1,6 @@
-//! What a step costs: the step times that a worker profiled at its start, corrected by what its steps took since, and the wire to it.
-//! Second link of the choice of k ([`crate::acceptance_by_position`], cost, [`crate::draft_length`]). It reads no clock: durations come in.
+//! Cost of a step: the step times that a worker profiled at its start, corrected by measured times, and the
+//! network delay. Second part of the choice of k ([`crate::acceptance_by_position`], cost,
+//! [`crate::draft_length`]). Reads no clock: durations are passed in.
 
 mod residuals;
 mod step_times;
@@ -12,38 +13,40 @@ use crate::prompt_time::PromptTime;
 use residuals::{ROWS_CLASSES, Residuals, rows_class};
 pub use step_times::{Forward, PROFILED_ROWS, StepTimePoint, StepTimes};
 
-/// The wire before anything was sent.
+/// Assumed network round trip before any measurement.
 const FIRST_WIRE_MICROS: f64 = 300.0;
 
-/// The median of so many first replies is the wire: the first of them already says more than a guess, and one that met a prompt says nothing.
+/// Number of first replies whose median is the network round trip. One measurement is already better than the
+/// assumed value, and a reply that waited for a prompt does not distort the median.
 const WIRE_FIRST_REPLIES: usize = 5;
 
-/// What one worker costs.
+/// Cost model of one worker.
 #[derive(Debug, Clone)]
 pub struct WorkerCost {
     times: StepTimes,
     residuals: Residuals,
-    /// Forwards of more rows than were profiled, by class: there the table ends, and a factor would only bend a guess.
+    /// Forwards with more rows than were profiled, by class. The table ends there, so a correction factor
+    /// would only scale an extrapolation.
     seen: [Seen; ROWS_CLASSES],
     wire_micros: f64,
     wire_replies: f64,
     first_wires: [f64; WIRE_FIRST_REPLIES],
-    /// What prompts add to its forwards.
+    /// Time that prompts add to its forwards.
     pub prompts: PromptTime,
-    /// At draft workers: which of a proposal's guesses are not waited for.
+    /// Tokens drafted ahead, for which rounds do not wait (draft workers).
     pub drafted_ahead: DraftedAhead,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     rows: f64,
-    /// Without its KV.
+    /// Without the time for KV.
     micros: f64,
     weight: f64,
 }
 
 impl WorkerCost {
-    /// A worker of which only its table is known.
+    /// Creates the cost of a worker from its table alone.
     pub fn new(times: StepTimes) -> Self {
         Self {
             times,
@@ -57,12 +60,12 @@ impl WorkerCost {
         }
     }
 
-    /// A forward of `rows` of as many sequences, each over `context` tokens, took this long.
+    /// Records the time of a forward of `rows` sequences with one row each, over `context` tokens each.
     pub fn observe_step(&mut self, rows: u32, context: f64, took: Duration) {
         self.observe_forward(Forward::plain(f64::from(rows), context), took);
     }
 
-    /// A forward took this long.
+    /// Records the time of a forward.
     pub fn observe_forward(&mut self, forward: Forward, took: Duration) {
         let (rows, took) = (forward.rows, micros(took));
         let predicted = self.times.micros(forward);
@@ -78,7 +81,8 @@ impl WorkerCost {
         seen.micros += (took - self.times.kv_micros(forward) - seen.micros) / seen.weight;
     }
 
-    /// A reply was `waited` for, and the worker was busy with it, its queue included, for `worked`: the rest was the wire.
+    /// Records a reply that took `waited`, of which the worker was busy or had it in its queue for `worked`;
+    /// the rest is network time.
     pub fn observe_wire(&mut self, waited: Duration, worked: Duration) {
         let wire = micros(waited) - micros(worked);
         let before = self.wire_replies as usize;
@@ -90,25 +94,27 @@ impl WorkerCost {
             self.wire_micros = sorted[before / 2].max(0.0);
             return;
         }
-        // A frame tells the mean queue of its replies, so that one says too much and another too little, which may be less than nothing: both
-        // count, and neither for more than the wire itself. A worker that was busy with a prompt is not a longer wire.
+        // A frame reports the mean queue time of its replies, so single values are too high or too low, even
+        // negative. All count, but each is limited by the present estimate. A worker that was busy with a
+        // prompt must not look like a slower network.
         let reach = self.wire_micros + FIRST_WIRE_MICROS;
         let error = (wire - self.wire_micros).clamp(-reach, reach);
         self.wire_micros = (self.wire_micros + error / self.wire_replies).max(0.0);
     }
 
-    /// Microseconds of a forward of `rows` of as many sequences, each over `context` tokens, as this worker is now.
+    /// Predicted microseconds of a forward of `rows` sequences with one row each, over `context` tokens each.
     pub fn step_micros(&self, rows: f64, context: f64) -> f64 {
         self.forward_micros(Forward::plain(rows, context))
     }
 
-    /// Microseconds of a forward, as this worker is now.
+    /// Predicted microseconds of a forward.
     pub fn forward_micros(&self, forward: Forward) -> f64 {
         let (rows, max_rows) = (forward.rows, self.times.max_rows());
         if rows <= max_rows || self.seen.iter().all(|seen| seen.weight == 0.0) {
             return self.times.micros(forward) * self.residuals.factor(rows.min(max_rows));
         }
-        // Through the end of the table and what was seen beyond it; the last slope goes on.
+        // Interpolate through the end of the table and the observations beyond it, and continue the last
+        // slope.
         let last = Forward { rows: max_rows, sequences: forward.sequences * max_rows / rows, ..forward };
         let end_micros = self.times.micros(last) * self.residuals.factor(max_rows);
         let end = (max_rows, end_micros - self.times.kv_micros(last));
@@ -121,8 +127,8 @@ impl WorkerCost {
             }
         }
         if rows >= high.0 {
-            // Forwards of nearly as many rows differ by chance: only one that is of a class beyond the table says how steep it
-            // goes on.
+            // Forwards with nearly the same rows differ by chance, so the slope needs an observation of a
+            // class beyond the table.
             let slope = if rows_class(high.0) > rows_class(max_rows) {
                 (high.1 - end.1) / (high.0 - end.0)
             } else {
@@ -130,18 +136,18 @@ impl WorkerCost {
             };
             return high.1 + slope * (rows - high.0) + kv;
         }
-        // In the gap no forward costs less a row than a larger one does. That is the hopeful side, on purpose: what
-        // looks too good is tried and seen, what looks too bad never is.
+        // Between observations assume the cost per row of the next larger forward. Optimistic on purpose: an
+        // optimistic estimate gets tested, a pessimistic one never does.
         low.1.max(high.1 * rows / high.0) + kv
     }
 
-    /// Microseconds there and back.
+    /// Network round trip in microseconds.
     pub fn wire_micros(&self) -> f64 {
         self.wire_micros
     }
 }
 
-/// Microseconds, with their fraction.
+/// Microseconds, with fraction.
 pub fn micros(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }

@@ -1,14 +1,17 @@
-//! How far a lane drafts: the k in 0..=max that promises the most committed tokens per second at the present load. Last link of the
-//! choice of k ([`crate::acceptance_by_position`], [`crate::cost`], this). The router's lanes and the simulator drive this same code;
-//! it reads no clock and draws no randomness.
+//! Draft length of a lane: the k in 0..=max with the highest expected throughput (committed tokens per
+//! second) at the present load. Last part of the choice of k ([`crate::acceptance_by_position`],
+//! [`crate::cost`], this module). The router's lanes and the simulator use the same code. Without a clock or
+//! randomness.
 //!
-//! For each k: the tokens that a round is expected to commit (acceptance by position), over the time that it is expected to take: its price by the workers'
-//! tables (`price.rs`: the wait for the draft, its queue and wire included, and the verification, with all rows that share the target's
-//! forward, in groups by turns where that pays) times what rounds took beyond such prices (`residual_filter.rs`).
+//! The throughput of each k is the expected number of committed tokens per round (from acceptance by
+//! position), divided by the expected time of a round. That time is a price from the workers' tables
+//! (`price.rs`) times a measured correction (`residual_filter.rs`). The price includes the wait for the draft
+//! with its queue and network delay, and the verify step with all rows that share the target's forward, in
+//! alternating groups if that pays.
 //!
-//! k = 0 is a choice like the others. How far drafts would be accepted is known there, too, where a draft worker says which of the
-//! committed tokens fed to it it would have drawn itself. Only where nobody tells anything of acceptance, a lane at k = 0 takes one drafting
-//! round now and then: a probe, paid for out of a fixed share of the lane's time.
+//! k = 0 is a choice like the others. Acceptance is known there too if the draft worker reports which of the
+//! committed tokens fed to it it would have drawn. Only without any such evidence, a lane at k = 0 runs an
+//! occasional round with a draft: a probe, paid for from a fixed share of the lane's time.
 
 mod explanation;
 mod joint;
@@ -44,50 +47,52 @@ use crate::tree_size::{Leaf, SiblingRates, TreeSize, tree_size};
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::Judged;
 
-/// Changes that are kept to explain.
+/// Number of recent changes kept for explanations.
 const CHANGES_KEPT: usize = 16;
 
-/// The part by which the number of sequences in a forward may differ from that in the one before.
+/// Maximum relative difference between the numbers of sequences in a round's forward and in the one before.
 const STEADY: f64 = 0.25;
 
-/// Judged positions that it takes to say what a lane's acceptance rate is.
+/// Judged positions needed before the lane's acceptance rate counts as known.
 const ACCEPTANCE_EVIDENCE: f64 = 32.0;
 
-/// The k of one round.
+/// Draft length of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Choice {
-    /// How many tokens to have drafted.
+    /// Number of tokens to draft.
     pub num_draft_tokens: u32,
-    /// Whether this round is there to learn.
+    /// Whether this round is a probe.
     pub is_probe: bool,
 }
 
-/// What a round took, as its sequence saw it.
+/// Measured times of a round of one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundTimes {
-    /// How many tokens the draft worker was asked for; 0: it was not asked.
+    /// Number of tokens that the draft worker was asked for; 0: it was not asked.
     pub num_draft_tokens: u32,
-    /// From asking until verification began.
+    /// Time from the request until verification began.
     pub draft_wait: Duration,
-    /// From then until the span came.
+    /// Time from then until the span arrived.
     pub verify: Duration,
-    /// Tokens that it committed.
+    /// Number of committed tokens.
     pub committed: u32,
-    /// Rows that siblings took in its verification.
+    /// Number of sibling rows in its verify step.
     pub num_leaves: u32,
-    /// Sequences in the forward that verified it, and in that of the sequence's round before; 0: there was none.
+    /// Number of sequences in the forward that verified it, and in that of the sequence's round before; 0:
+    /// there was none.
     pub forward_sequences: [u32; 2],
 }
 
 impl RoundTimes {
-    /// Whether the round was verified among as many sequences as the one before. Where not, groups were joining or parting: it took what that takes.
+    /// Whether the round's forward had about as many sequences as that of the round before. If not, groups
+    /// were joining or splitting, which takes time that does not belong to this k.
     fn is_steady(&self) -> bool {
         let [now, before] = self.forward_sequences.map(f64::from);
         (now - before).abs() <= STEADY * before
     }
 }
 
-/// The controller of one lane.
+/// Controller of one lane's draft length.
 #[derive(Debug, Clone)]
 pub struct DraftLength {
     rules: Rules,
@@ -96,25 +101,26 @@ pub struct DraftLength {
     acceptance: AcceptanceByPosition,
     supply: AcceptanceByPosition,
     siblings: SiblingRates,
-    /// The lane round in which drafts were last asked for, and for how many after it their being late is remembered.
+    /// Lane round of the latest draft request, and the number of lane rounds after it for which poor supply
+    /// is remembered.
     asked: u64,
     supply_memory: u64,
-    /// What rounds take beyond their price.
+    /// Ratio of measured to priced round times.
     residuals: ResidualFilter,
     /// By k.
     gathered: Vec<Gathered>,
     outlook: Vec<Outlook>,
-    /// What it would do if all lanes of its target drafted.
+    /// The lane's choice if all lanes of its target drafted.
     joint: Joint,
     load: Option<Load>,
-    /// The k of this lane round, where it is a probe.
+    /// The k of this lane round if it is a probe.
     probe: Option<u32>,
     probe_credit: f64,
     probes: u64,
-    /// The lane round in which something was last heard of acceptance.
+    /// Lane round of the latest evidence about acceptance.
     heard: u64,
     lane_rounds: u64,
-    /// Sequences that still begin in this lane round.
+    /// Number of sequences that still begin a round in this lane round.
     left_in_round: u32,
     changes: VecDeque<Change>,
     why: Why,
@@ -129,7 +135,7 @@ struct Speed {
     micros: f64,
 }
 
-/// What the rounds of one lane round took beyond their price, at one k.
+/// Excess of round times over the price in one lane round, for one k.
 #[derive(Debug, Clone, Copy, Default)]
 struct Gathered {
     rounds: f64,
@@ -137,12 +143,12 @@ struct Gathered {
 }
 
 impl DraftLength {
-    /// A fresh lane; its first round moves off k = 0 already, if the prior says so.
+    /// Creates the controller of a new lane. Its first round already leaves k = 0 if the prior favours that.
     pub fn new(max_k: u32) -> Self {
         Self::with_rules(max_k, Rules::default())
     }
 
-    /// A fresh lane that goes by other rules.
+    /// Creates the controller of a new lane with other rules.
     pub fn with_rules(max_k: u32, rules: Rules) -> Self {
         let max_k = max_k.min(MAX_DRAFT_TOKENS as u32);
         Self {
@@ -160,7 +166,7 @@ impl DraftLength {
             joint: Joint::default(),
             load: None,
             probe: None,
-            // A fresh lane knows nothing: it may ask soon.
+            // A new lane has no evidence, so it may probe soon.
             probe_credit: PROBE_CREDIT_MAX / 4.0,
             probes: 0,
             heard: 0,
@@ -172,7 +178,8 @@ impl DraftLength {
         }
     }
 
-    /// k for the round that one of the lane's sequences begins. Decides anew whenever each of them had its turn.
+    /// Chooses k for the next round of one of the lane's sequences. Decides anew after each of them began a
+    /// round.
     pub fn choose(&mut self, load: Load, target: &WorkerCost, draft: &WorkerCost) -> Choice {
         if self.left_in_round == 0 {
             self.left_in_round = load.lane_sequences.max(1);
@@ -182,18 +189,19 @@ impl DraftLength {
         self.choose_as_decided().expect("a lane round has at least one sequence")
     }
 
-    /// k for another sequence of the lane round under way; nothing where all had their turn, and [`Self::choose`] is to decide.
+    /// Returns k for another sequence in the current lane round; `None` if all sequences had their turn and
+    /// [`Self::choose`] must decide.
     pub fn choose_as_decided(&mut self) -> Option<Choice> {
         self.left_in_round = self.left_in_round.checked_sub(1)?;
         Some(Choice { num_draft_tokens: self.probe.unwrap_or(self.k), is_probe: self.probe.is_some() })
     }
 
-    /// A draft worker was asked for `asked` tokens and proposed `supplied` in time.
+    /// Records that a draft worker was asked for `asked` tokens and proposed `supplied` in time.
     pub fn observe_proposal(&mut self, asked: u32, supplied: u32) {
         self.supply.observe(0..asked, supplied.min(asked), self.sequences());
     }
 
-    /// A verification judged `judged` drafted tokens and accepted the first `accepted`.
+    /// Records that a verification judged `judged` drafted tokens and accepted the first `accepted`.
     pub fn observe_verdict(&mut self, judged: u32, accepted: u32) {
         if judged > 0 {
             self.heard = self.lane_rounds;
@@ -201,18 +209,18 @@ impl DraftLength {
         }
     }
 
-    /// What a verification of a tree tells of its siblings, too.
+    /// Records the siblings in a verified tree.
     pub fn observe_siblings(&mut self, judged: &Judged) {
         self.siblings.observe(judged);
     }
 
-    /// How many siblings the lane's drafts get as leaves.
+    /// Number of siblings that the lane's drafts get as leaves.
     pub fn num_leaves(&self) -> u32 {
         self.outlook.get(self.k as usize).map_or(0, |at| at.num_leaves)
     }
 
-    /// A draft worker was fed committed tokens, and says of those in `positions`, counted from where its draft would have begun, that it
-    /// would have drawn them itself as far as `accepted`.
+    /// Records that a draft worker would have drawn the fed tokens in `positions` up to `accepted` itself.
+    /// Positions count from where its draft would have begun.
     pub fn observe_agreement(&mut self, positions: Range<u32>, accepted: u32) {
         if !positions.is_empty() {
             self.heard = self.lane_rounds;
@@ -220,7 +228,7 @@ impl DraftLength {
         }
     }
 
-    /// A round is over. Only for rounds that were nothing but drafting and verifying; `target` and `draft` are their workers.
+    /// Records the times of a round without prompt rows; `target` and `draft` are its workers.
     pub fn observe_round(&mut self, round: &RoundTimes, target: &WorkerCost, draft: &WorkerCost) {
         let k = round.num_draft_tokens;
         let (draft_wait, verify) = (micros(round.draft_wait), micros(round.verify));
@@ -253,7 +261,7 @@ impl DraftLength {
         }
     }
 
-    /// How fast `sequences` of the lane were at the present k; nothing before its first round.
+    /// Pace of `sequences` sequences of the lane at the present k; zero before its first round.
     pub fn pace(&self, sequences: u32) -> Pace {
         let Speed { rounds, tokens, micros } = self.speed;
         if micros <= 0.0 {
@@ -262,13 +270,13 @@ impl DraftLength {
         Pace { tokens_per_second: f64::from(sequences) * tokens * 1e6 / micros, round_us: micros / rounds }
     }
 
-    /// The chance that a first guess is accepted; nothing before there is evidence of it.
+    /// Acceptance rate of the first drafted token; `None` without enough evidence.
     pub fn acceptance_rate(&self) -> Option<f64> {
         let is_known = self.acceptance.evidence() >= ACCEPTANCE_EVIDENCE;
         self.acceptance.rates(1).first().copied().filter(|_| is_known)
     }
 
-    /// Everything that the next choice rests on.
+    /// Returns everything that the next choice is based on.
     pub fn explain(&self) -> Explanation {
         Explanation {
             k: self.k,
@@ -292,7 +300,7 @@ impl DraftLength {
         }
     }
 
-    /// Lane rounds since k moved.
+    /// Number of lane rounds since k changed.
     fn since_change(&self) -> Option<u64> {
         self.changes.back().map(|change| self.lane_rounds - change.lane_round)
     }
@@ -320,7 +328,8 @@ impl DraftLength {
         }
     }
 
-    /// Drafts that were late, as they are where many prompts come at once, are no reason to draft nothing for ever.
+    /// Resets poor supply after a time at k = 0. Drafts may have been late only because many prompts arrived
+    /// at once.
     fn age_supply(&mut self) {
         if self.k > 0 {
             self.asked = self.lane_rounds;
@@ -336,7 +345,7 @@ impl DraftLength {
         }
     }
 
-    /// What each k promises.
+    /// Computes the outlook of each k.
     fn look_ahead(&self, load: &Load, target: &WorkerCost, draft: &WorkerCost) -> Vec<Outlook> {
         let accepted_by_position = self.acceptance.cumulative(self.max_k);
         let supply = self.supply.cumulative(self.max_k);
@@ -368,7 +377,8 @@ impl DraftLength {
                 others_delay: price.forwards.mean_us(factor / self.residuals.factor(0)),
             });
         }
-        // Other lanes' rounds wait for this lane's rows. Those that have just moved do not know what theirs take: more than a forward.
+        // Rounds of other lanes wait for this lane's rows. The round time of lanes that have just moved is
+        // unknown; assume at least one forward.
         let plain_us = outlook[0].others_delay;
         let others_round_us = load.others.round_us.max(plain_us);
         for at in &mut outlook {
@@ -382,14 +392,14 @@ impl DraftLength {
         Prices { load, groups_max: self.rules.groups_max, target, draft }
     }
 
-    /// Moves k towards the one that it is worth the most to be at.
+    /// Changes k to the best value if that is worth it. Returns whether k changed.
     fn step_towards_best(&mut self) -> bool {
         let here = self.outlook[self.k as usize];
         let must_leave = self.delays_others(&here);
         let margin = if self.is_rash() { self.rules.rash_hysteresis } else { self.rules.hysteresis };
         let best = self.outlook.iter().filter(|at| at.k != self.k && !self.delays_others(at)).map(|at| {
             let gain = (at.tokens_per_second / here.tokens_per_second).ln();
-            // To draft less costs nobody anything: no other lane's rounds become longer by it.
+            // A smaller k needs no margin, because it does not delay other lanes.
             let margin = if at.k < self.k && !self.is_rash() { 0.0 } else { margin };
             (gain - margin, gain, at.k)
         });
@@ -413,23 +423,23 @@ impl DraftLength {
         true
     }
 
-    /// Whether others would wait for its rows longer than they may be made to.
+    /// Whether this k delays other lanes more than is allowed.
     fn delays_others(&self, at: &Outlook) -> bool {
         at.others_delay > self.rules.others_delay_max
     }
 
-    /// Whether the last move was not measured yet.
+    /// Whether the last change has not been measured yet.
     fn is_rash(&self) -> bool {
         self.since_change().is_some_and(|since| since < 2 * self.rules.settling_lane_rounds)
     }
 
-    /// The k of a probe, if one is due and paid for.
+    /// Returns the k of a probe if one is due and paid for.
     fn due_probe(&mut self) -> Option<u32> {
         self.probe_credit = (self.probe_credit + self.rules.probe_share).min(PROBE_CREDIT_MAX);
         if self.lane_rounds - self.heard < self.rules.probe_spacing || self.max_k == 0 {
             return None;
         }
-        // Above 0 nothing is heard of drafts that were chosen: whoever asks holds them back, and lets probes through.
+        // At k > 0 without evidence, the operator's policy holds back all drafts except probes.
         let probe = self.k.max(1);
         let (here, there) = (&self.outlook[self.k as usize], &self.outlook[probe as usize]);
         let slower = (there.draft_wait_us + there.verify_us) / (here.draft_wait_us + here.verify_us);
@@ -444,7 +454,8 @@ impl DraftLength {
     }
 }
 
-/// How many of `leaves` pay beside a chain of `k` tokens, given the tokens that its round commits and its rows. Other lanes wait for no leaf.
+/// Number of `leaves` that pay beside a chain of `k` tokens, given the tokens and rows of the chain's round.
+/// Leaves must not delay other lanes.
 fn size_of_tree(prices: &Prices<'_>, (k, tokens, rows_each): (u32, f64, f64), leaves: &[Leaf]) -> TreeSize {
     let chain = prices.round(k, rows_each);
     let forward_us = |price: &Price| price.forwards.mean_us(1.0);
@@ -456,7 +467,8 @@ fn size_of_tree(prices: &Prices<'_>, (k, tokens, rows_each): (u32, f64, f64), le
     })
 }
 
-/// Rows of a verification: those of a chain as far as it is proposed, `chain_rows` on average. A tree has all ids that it was asked for.
+/// Rows in a verify step: on average `chain_rows` for a chain, which may be proposed only in part. A tree has
+/// all tokens that were requested.
 fn rows_of((k, chain_rows): (u32, f64), num_leaves: u32) -> f64 {
     if num_leaves == 0 { chain_rows } else { f64::from(1 + k + num_leaves) }
 }

@@ -1,19 +1,19 @@
-//! What a worker's forwards take beyond what its profile says.
+//! Corrections of a worker's profiled forward times by measured ones.
 
 use crate::memory::MEMORY;
 
-/// What was measured at twice the rows is worth this much: a machine that is slow is slow at any number of rows.
+/// Weight of a measurement at twice the rows: a machine that is slow is slow at any number of rows.
 const ROWS_REACH: f64 = 0.7;
 
-/// Powers of two that rows are told apart by.
+/// Number of row classes (powers of two).
 pub(super) const ROWS_CLASSES: usize = 14;
 
-/// By what factor measurements differ from predictions, by class of rows. What was measured in one class counts in its neighbours too,
-/// the less the further off.
+/// Ratios of measured to predicted times, by class of rows. A measurement in one class also counts in other
+/// classes, with less weight at a larger distance.
 #[derive(Debug, Clone)]
 pub(super) struct Residuals {
     entries: [Residual; ROWS_CLASSES],
-    /// Weight of a measurement, by its distance in classes.
+    /// Weight of a measurement, by distance in classes.
     reach: [f64; ROWS_CLASSES],
 }
 
@@ -23,18 +23,19 @@ struct Residual {
     weight: f64,
 }
 
-/// One measurement moves what is believed as if it were no further off than this: a stall, or a prompt in the same forward,
-/// says little of other rounds. Where steps really changed by more, the next ones say so again.
+/// Maximum deviation of one measurement, as the logarithm of the ratio: a stall, or a prompt in the same
+/// forward, tells little about other rounds. If step times really changed by more, the next measurements show
+/// it again.
 const MAX_LOG_STEP: f64 = 0.7;
 
 impl Residuals {
-    /// Nothing measured: every factor is 1.
+    /// Creates corrections without measurements: every factor is 1.
     pub(super) fn new() -> Self {
         let reach = std::array::from_fn(|distance| ROWS_REACH.powi(distance as i32));
         Self { entries: [Residual::default(); ROWS_CLASSES], reach }
     }
 
-    /// At so many rows `measured` was seen where `predicted` was expected.
+    /// Records a measured and a predicted time for this number of rows.
     pub(super) fn observe(&mut self, rows: f64, measured: f64, predicted: f64) {
         let entry = &mut self.entries[rows_class(rows)];
         let log = (measured / predicted).ln();
@@ -45,7 +46,7 @@ impl Residuals {
         entry.log += (log - entry.log).clamp(-MAX_LOG_STEP, MAX_LOG_STEP) * (1.0 / entry.weight);
     }
 
-    /// The factor at so many rows.
+    /// Correction factor at this number of rows.
     pub(super) fn factor(&self, rows: f64) -> f64 {
         let class = rows_class(rows);
         let (mut sum, mut weights) = (0.0, 0.0);
@@ -58,7 +59,7 @@ impl Residuals {
     }
 }
 
-/// The class of so many rows.
+/// Class of this number of rows.
 pub(super) fn rows_class(rows: f64) -> usize {
     (rows.max(1.0).log2().round() as usize).min(ROWS_CLASSES - 1)
 }

@@ -1,36 +1,37 @@
-//! What a forward takes by a worker's profile. Tables have stairs and knees, and are only forced to be monotone; between points they are
-//! interpolated, past the last one the slope goes on. KV is paid for beside it: some workers read a sequence's KV once for all of its
-//! rows (GPUs), some once a row (CPUs), and how a profile grows with its context tells which.
+//! Forward times from a worker's profile. Tables have steps (stairs) and knees and are only forced to be
+//! monotone. They are interpolated between points, and continue with the last slope after the last one. The
+//! cost of KV is separate: some workers read a sequence's KV once for all of its rows (GPUs), some once per
+//! row (CPUs). How the profiled times grow with context shows which.
 
-/// One profiled forward: so many rows, all of one sequence that holds so many KV tokens.
+/// One profiled forward: a number of rows, all of one sequence with this number of KV tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct StepTimePoint {
-    /// Rows in the forward.
+    /// Number of rows in the forward.
     pub rows: u32,
-    /// KV tokens that the sequence held.
+    /// Number of KV tokens of the sequence.
     pub kv_tokens: u64,
-    /// How long it took.
+    /// Measured time.
     pub micros: u64,
 }
 
-/// What a forward is to the cost of it.
+/// The properties of a forward that determine its cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Forward {
-    /// Its rows.
+    /// Number of rows.
     pub rows: f64,
-    /// Sequences that bring them.
+    /// Number of sequences.
     pub sequences: f64,
-    /// KV tokens that each of these holds.
+    /// KV tokens per sequence.
     pub context: f64,
 }
 
 impl Forward {
-    /// One row each.
+    /// A forward with one row per sequence.
     pub fn plain(sequences: f64, context: f64) -> Self {
         Self { rows: sequences, sequences, context }
     }
 
-    /// A forward that ran: its KV tokens, each sequence counted once, divide among its sequences.
+    /// A forward that ran; its KV tokens, each sequence counted once, are divided among its sequences.
     pub fn measured(rows: u32, sequences: u32, kv_tokens: u64) -> Self {
         let context = kv_tokens as f64 / f64::from(sequences.max(1));
         Self { rows: rows.into(), sequences: sequences.into(), context }
@@ -40,9 +41,10 @@ impl Forward {
 /// Step times by rows and KV.
 #[derive(Debug, Clone, Default)]
 pub struct StepTimes {
-    /// At the shortest profiled context; nothing where there is no profile.
+    /// Times at the shortest profiled context; absent without a profile.
     curve: Option<Curve>,
-    /// Microseconds for each KV token of a sequence, whatever its rows, and for each one that a row attends to.
+    /// Microseconds per KV token of a sequence, regardless of its rows, and per KV token that a row attends
+    /// to.
     kv: KvCost,
 }
 
@@ -59,15 +61,16 @@ struct Curve {
     points: Vec<(f64, f64)>,
 }
 
-/// Rows at which workers profile themselves; a worker for which the larger ones take too long leaves them out.
+/// Row counts at which workers profile themselves; a worker leaves out those that take too long.
 pub const PROFILED_ROWS: [u32; 13] = [1, 2, 4, 8, 12, 16, 32, 64, 128, 192, 256, 384, 512];
 
-/// A target that did not profile itself: flat at first, then as steep as its rows. Only the shape matters, for what
-/// steps take corrects it.
+/// Assumed times of a target without a profile: flat at first, then proportional to the rows. Only the shape
+/// matters, because measured times correct it.
 const ASSUMED: [(u32, u64); 3] = [(1, 10_000), (16, 12_000), (64, 30_000)];
 
 impl StepTimes {
-    /// From measured points, in any order; those of one `kv_tokens` are one curve. No points: steps are nearly free.
+    /// Builds step times from measured points, in any order; points with the same `kv_tokens` form one curve.
+    /// Without points, steps are nearly free.
     pub fn new(points: &[StepTimePoint]) -> Self {
         let mut sorted = points.to_vec();
         sorted.sort_by_key(|point| (point.kv_tokens, point.rows));
@@ -89,17 +92,18 @@ impl StepTimes {
         Self { curve: curves.into_iter().next(), kv }
     }
 
-    /// For a target that did not profile itself.
+    /// Assumed step times of a target without a profile.
     pub fn assumed() -> Self {
         Self::new(&ASSUMED.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros }))
     }
 
-    /// The most rows that were profiled.
+    /// Largest number of rows that was profiled.
     pub(super) fn max_rows(&self) -> f64 {
         self.curve.as_ref().map_or(0.0, |curve| curve.points[curve.points.len() - 1].0)
     }
 
-    /// The least rows of a forward that computes at `share` of the rows a second of the largest that was profiled.
+    /// Smallest number of rows at which a forward reaches `share` of the rows per second of the largest
+    /// profiled one.
     pub fn rows_of_speed(&self, share: f64) -> u32 {
         let Some(curve) = &self.curve else { return 1 };
         let speed = |rows: f64| rows / curve.micros(rows);
@@ -113,18 +117,18 @@ impl StepTimes {
     pub fn micros(&self, forward: Forward) -> f64 {
         let Some(curve) = &self.curve else { return 0.0 };
         let micros = curve.micros(forward.rows);
-        // Never less than half of what was seen: the KV part is a fit.
+        // At least half of the measured time, because the KV part is a fit.
         (micros + self.kv_micros(forward)).max(micros / 2.0)
     }
 
-    /// Microseconds a row where the table ends.
+    /// Microseconds per row at the end of the table.
     pub(super) fn last_slope(&self) -> f64 {
         self.curve
             .as_ref()
             .map_or(0.0, |curve| curve.micros(self.max_rows() + 1.0) - curve.micros(self.max_rows()))
     }
 
-    /// What of it is KV, beyond that of the profiled forward of as many rows.
+    /// KV time of a forward, minus that in the profiled forward with the same rows.
     pub(super) fn kv_micros(&self, forward: Forward) -> f64 {
         let Some(curve) = &self.curve else { return 0.0 };
         let Forward { rows, sequences, context } = forward;
@@ -134,7 +138,8 @@ impl StepTimes {
 }
 
 impl KvCost {
-    /// The line `per_sequence + rows * per_row` through what a KV token more cost at each number of rows, by least squares.
+    /// Fits the line `per_sequence + rows * per_row` to the measured cost of a KV token at each number of
+    /// rows, by least squares.
     fn between(short: &Curve, long: &Curve) -> Self {
         let span = long.context - short.context;
         let slopes: Vec<(f64, f64)> = long
@@ -168,13 +173,13 @@ impl Curve {
         }
         match points.iter().position(|point| point.0 >= rows) {
             Some(at) => between(points[at - 1], points[at], rows),
-            // One step of a stair says little: the slope over the last two segments goes on.
+            // Use the slope over the last two segments; a single step of the stairs would distort it.
             None => between(points[points.len().saturating_sub(3)], last, rows).max(last.1),
         }
     }
 }
 
-/// The line through two points, at `x`.
+/// Value at `x` of the line through two points.
 fn between(a: (f64, f64), b: (f64, f64), x: f64) -> f64 {
     if b.0 <= a.0 { b.1 } else { b.1 + (b.1 - a.1) * (x - b.0) / (b.0 - a.0) }
 }
@@ -215,7 +220,8 @@ mod tests {
 
     #[test]
     fn a_profile_tells_whether_kv_is_read_once_a_sequence_or_once_a_row() {
-        // 0.5 us a KV token: of a sequence on the one, of each row on the other. Rows cost 10 us beside.
+        // 0.5 us per KV token: once per sequence on the GPU, once per row on the CPU. Rows also cost 10 us
+        // each.
         let profile = |micros: fn(u32, u64) -> u64| {
             let points = [16, 256].map(|kv| [1, 2, 8, 64].map(|rows| point(rows, kv, micros(rows, kv))));
             StepTimes::new(points.as_flattened())

@@ -1,92 +1,93 @@
-//! What a lane's choice of k rests on, as plain data for people and tests. It decides nothing.
+//! Explanation of a lane's choice of k, as plain data for operators and tests. It decides nothing.
 
 use serde::Serialize;
 
 use super::{Joint, Load};
 
-/// A lane's state of mind.
+/// State of a lane's controller.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Explanation {
-    /// The k chosen now.
+    /// The present k.
     pub k: u32,
-    /// The largest k that may be chosen.
+    /// Maximum k.
     pub max_k: u32,
-    /// Siblings that its drafts get as leaves, where the target takes trees.
+    /// Siblings that its drafts get as leaves, if the target verifies trees.
     pub leaves: u32,
-    /// By rank, the chance of a sibling to be drawn where the first was not.
+    /// By rank, the probability that a sibling is drawn where the first token was not.
     pub siblings: Vec<f64>,
-    /// Why this k.
+    /// Reason for this k.
     pub why: Why,
-    /// What shared the workers when the lane last decided; nothing before its first round.
+    /// Load at the lane's latest decision; absent before its first round.
     pub load: Option<Load>,
-    /// What the lane would do if all lanes that share its target drafted.
+    /// The lane's choice if all lanes that share its target drafted.
     pub joint: Joint,
-    /// By position, the chance to be accepted where all before were.
+    /// By position, the probability of acceptance given that all earlier positions were accepted.
     pub acceptance: Vec<f64>,
-    /// By position, the chance to be reached and accepted.
+    /// By position, the probability that it is reached and accepted.
     pub acceptance_by_position: Vec<f64>,
-    /// By position, the chance that the draft worker proposes that far in time.
+    /// By position, the probability that the draft worker proposes that far in time.
     pub supply: Vec<f64>,
-    /// Judged positions that acceptance rests on, decayed.
+    /// Number of judged positions in the acceptance estimate.
     pub judged: f64,
-    /// What each k promises.
+    /// Prediction for each k.
     pub outlook: Vec<Outlook>,
-    /// What rounds at this k committed lately, to compare with the outlook; 0 before the first.
+    /// Recently measured throughput at this k, to compare with the outlook; 0 before the first round.
     pub measured_tokens_per_second: f64,
-    /// Rounds of the whole lane so far.
+    /// Number of lane rounds so far.
     pub lane_rounds: u64,
-    /// Of these, probes.
+    /// Number of probes.
     pub probes: u64,
-    /// The latest moves of k, oldest first.
+    /// The latest changes of k, oldest first.
     pub changes: Vec<Change>,
 }
 
-/// Why a lane is at its k.
+/// Reason for a lane's k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Why {
-    /// It promises the most.
+    /// It has the highest predicted throughput.
     Best,
-    /// Another promises more, but not by enough.
+    /// Another k has a higher prediction, but not by the required margin.
     WithinHysteresis,
-    /// It has just been moved, and rounds are not yet what they will be.
+    /// It has just changed, and round times have not settled.
     Settling,
-    /// It has just moved towards the one that promises the most.
+    /// It has just changed to the k with the highest prediction.
     Moving,
 }
 
-/// What one k promises.
+/// Prediction for one k.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Outlook {
-    /// Which k.
+    /// The k.
     pub k: u32,
     /// Siblings that drafts of this k get as leaves.
     pub num_leaves: u32,
-    /// Tokens that a round is expected to commit, the target's own included.
+    /// Expected number of committed tokens per round, including the target's own.
     pub expected_tokens: f64,
-    /// The wait for the draft by table and wire alone.
+    /// Priced wait for the draft, from table and network delay.
     pub table_draft_us: f64,
-    /// The verification by table and wire alone.
+    /// Priced verify time, from table and network delay.
     pub table_verify_us: f64,
-    /// The wait for the draft, as rounds were lately.
+    /// Wait for the draft, corrected by measured rounds.
     pub draft_wait_us: f64,
-    /// The verification, as rounds were lately.
+    /// Verify time, corrected by measured rounds.
     pub verify_us: f64,
     /// Committed tokens of the whole lane.
     pub tokens_per_second: f64,
-    /// By which part the rounds of lanes that share the target are longer than if this lane drafted nothing; 0 where there are none.
+    /// Relative increase in the round time of lanes that share the target, compared with k = 0; 0 if there
+    /// are none.
     pub others_delay: f64,
 }
 
-/// One move of k.
+/// One change of k.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Change {
-    /// In which round of the lane.
+    /// Lane round of the change.
     pub lane_round: u64,
-    /// From this k.
+    /// Previous k.
     pub from: u32,
-    /// To this one.
+    /// New k.
     pub to: u32,
-    /// How much more it promised, as a part of what the lane had.
+    /// Logarithm of the ratio of the predicted throughputs.
     pub gain: f64,
 }

@@ -1,43 +1,44 @@
-//! What lanes that share a target would do together. Where every row costs time, as on CPUs, the first lane that drafts makes the others
-//! wait, which no lane may ([`super::DraftLength`]). All may still be faster if all draft: each lane works out how far it would draft then, and
-//! how fast it would be, and they do so where none is slower by it.
+//! Joint choice of lanes that share a target. Where every row costs time, as on CPUs, the first lane that
+//! drafts would delay the others, which is not allowed ([`super::DraftLength`]). All may still be faster if
+//! all draft. So each lane computes its draft length and speed for that case, and the lanes draft if none
+//! becomes slower.
 
 use super::{DraftLength, Load, Outlook};
 use crate::cost::WorkerCost;
 
-/// What a lane would do if all lanes that share its target drafted.
+/// A lane's choice if all lanes that share its target drafted.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Joint {
-    /// How far it would draft; 0: drafts are not worth enough to it.
+    /// Its draft length; 0: drafting is not worth enough.
     pub k: u32,
     /// Siblings that its drafts would have as leaves.
     pub num_leaves: u32,
-    /// Its speed then, over the best that it can do by itself.
+    /// Its speed then, divided by its best speed alone.
     pub gain: f64,
 }
 
 impl Joint {
-    /// Of a lane that may not draft: others are not to make it wait.
+    /// Value of a lane that may not draft; other lanes must not delay it.
     pub const HELD_BACK: Self = Self { k: 0, num_leaves: 0, gain: 0.0 };
 }
 
 impl Default for Joint {
-    /// Of a lane that has not begun.
+    /// Value of a lane before its first round.
     fn default() -> Self {
         Self { k: 0, num_leaves: 0, gain: 1.0 }
     }
 }
 
-/// What the lanes that share a target with one would do if all drafted.
+/// Choices of the other lanes at a target if all lanes drafted.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct OthersJointly {
-    /// Rows that they would bring to the target's forward.
+    /// Their rows in the target's forward.
     pub rows: u32,
-    /// Their sequences that would not draft.
+    /// Number of their sequences that would not draft.
     pub plain_sequences: u32,
-    /// Sequences at one draft worker, the lane's own included.
+    /// Sequences at one draft worker, including the lane's own.
     pub draft_sequences: u32,
-    /// The least gain of them all.
+    /// Smallest gain of all lanes.
     pub least_gain: f64,
 }
 
@@ -48,14 +49,14 @@ impl Default for OthersJointly {
 }
 
 impl OthersJointly {
-    /// Adds another lane of so many sequences.
+    /// Adds another lane with this number of sequences.
     pub(super) fn add(&mut self, sequences: u32, joint: Joint) {
         self.rows += sequences * (1 + joint.k + joint.num_leaves);
         self.plain_sequences += if joint.k == 0 { sequences } else { 0 };
         self.least_gain = self.least_gain.min(joint.gain);
     }
 
-    /// The share of one of so many targets.
+    /// Share of one of this many targets.
     pub(super) fn at_one_of(self, targets: u32, draft_sequences: u32) -> Self {
         let (rows, plain_sequences) = (self.rows / targets, self.plain_sequences / targets);
         Self { rows, plain_sequences, draft_sequences: draft_sequences.max(1), ..self }
@@ -63,13 +64,13 @@ impl OthersJointly {
 }
 
 impl Load {
-    /// The same load if the other lanes drafted as far as they would.
+    /// The same load if the other lanes drafted as in the joint choice.
     fn jointly(&self) -> Self {
         let OthersJointly { rows, plain_sequences, draft_sequences, .. } = self.joint;
         Self { other_rows: rows, other_plain_sequences: plain_sequences, draft_sequences, ..*self }
     }
 
-    /// The same, and those that would not drafted one token.
+    /// The same, with one drafted token for lanes that would not draft.
     fn all_drafting(&self) -> Self {
         let OthersJointly { rows, plain_sequences, .. } = self.joint;
         Self { other_rows: rows + plain_sequences, other_plain_sequences: 0, ..self.jointly() }
@@ -82,12 +83,12 @@ impl Load {
 }
 
 impl DraftLength {
-    /// What the lane would do if all lanes of its target drafted, as of its last lane round.
+    /// The lane's choice if all lanes of its target drafted, from its latest lane round.
     pub fn joint(&self) -> Joint {
         self.joint
     }
 
-    /// Works that out, and goes by it where no lane is slower by it than by itself.
+    /// Computes the joint choice, and applies it if no lane becomes slower than alone.
     pub(super) fn join_others(&mut self, load: &Load, workers: (&WorkerCost, &WorkerCost)) {
         if load.other_sequences == 0 {
             self.joint = Joint::default();
@@ -96,7 +97,8 @@ impl DraftLength {
         let plain = self.plain_speed(&load.plainly(), workers);
         let by_itself = self.outlook.iter().filter(|at| !self.delays_others(at));
         let by_itself = by_itself.map(|at| at.tokens_per_second).fold(plain, f64::max);
-        // Whether others would draft depends on whether this lane would: it is to say what it would do if they did.
+        // Whether other lanes would draft depends on this lane, so it reports its choice for the case that
+        // they do.
         let all_drafting = self.look_ahead(&load.all_drafting(), workers.0, workers.1);
         let k = self.best_for_all(&all_drafting, load, plain);
         let mut jointly = match load.joint.plain_sequences {
@@ -106,14 +108,15 @@ impl DraftLength {
         let at = jointly[k as usize];
         self.joint = Joint { k, num_leaves: at.num_leaves, gain: at.tokens_per_second / by_itself };
         if k > 0 && self.joint.gain.min(load.joint.least_gain) >= 1.0 {
-            // Up to that k the others agree to wait.
+            // The other lanes accept a delay up to that k.
             jointly[..=k as usize].iter_mut().for_each(|at| at.others_delay = 0.0);
             self.outlook = jointly;
         }
     }
 
-    /// The k at which the logarithms of all sequences' speeds add up to the most: the lane's sequences are faster by its drafts, those of others
-    /// wait for its rows. 0 where the lane's own are not faster by enough than `plain`.
+    /// The k that maximises the sum of the logarithms of all sequences' speeds: drafts make the lane's own
+    /// sequences faster, and their rows delay the others. 0 if the lane's own speed does not exceed `plain`
+    /// by enough.
     fn best_for_all(&self, outlook: &[Outlook], load: &Load, plain: f64) -> u32 {
         let others_each = f64::from(load.other_sequences) / f64::from(load.sequences.max(1));
         let worth = |at: &Outlook| at.tokens_per_second.ln() - others_each * at.others_delay.ln_1p();

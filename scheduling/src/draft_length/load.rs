@@ -1,60 +1,60 @@
-//! What shares the workers with a lane, as plain data. It decides nothing.
+//! Load on the workers of a lane, as plain data. It decides nothing.
 
 use super::joint::{Joint, OthersJointly};
 
-/// What shares the workers with a lane now.
+/// The lanes and sequences that share a lane's workers.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Load {
-    /// The lane's sequences at one target.
+    /// Number of the lane's sequences at one target.
     pub sequences: u32,
-    /// At all targets: in a lane round each of these has its turn.
+    /// Number at all targets; each of them begins one round per lane round.
     pub lane_sequences: u32,
-    /// Rows that other lanes bring to that target's forward, and sequences.
+    /// Rows of other lanes in that target's forward.
     pub other_rows: u32,
-    /// See `other_rows`.
+    /// Number of sequences of other lanes at that target.
     pub other_sequences: u32,
-    /// Those of them that do not draft: their steps follow each other without a pause.
+    /// Number of these that do not draft; their steps follow each other without a pause.
     pub other_plain_sequences: u32,
     /// Sequences of this lane, and of others that draft now, at one draft worker.
     pub draft_sequences: u32,
-    /// Tokens that a sequence holds, on average.
+    /// Mean number of tokens per sequence.
     pub context: f64,
     /// Whether drafts may be token trees.
     pub takes_trees: bool,
-    /// What the other lanes commit at that target, and how long their rounds take: rows that slow them down are not free.
+    /// Throughput of the other lanes at that target and their round time, to price rows that delay them.
     pub others: Pace,
-    /// What they would do if all lanes drafted.
+    /// Choices of the other lanes if all lanes drafted.
     pub joint: OthersJointly,
 }
 
-/// How fast rounds are.
+/// Speed of rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Default, serde::Serialize)]
 pub struct Pace {
-    /// Committed tokens.
+    /// Committed tokens per second.
     pub tokens_per_second: f64,
-    /// Mean time of a round.
+    /// Mean round time.
     pub round_us: f64,
 }
 
-/// A lane as those that share its workers see it.
+/// A lane as seen by lanes that share its workers.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LaneView {
-    /// Its sequences at all targets; not those that wait for one.
+    /// Number of its sequences at all targets, without waiting ones.
     pub sequences: u32,
-    /// How far its rounds draft.
+    /// Its draft length.
     pub k: u32,
     /// Siblings that its drafts have as leaves.
     pub num_leaves: u32,
-    /// Tokens that one of them holds, on average.
+    /// Mean number of tokens per sequence.
     pub context: f64,
-    /// How fast its rounds are ([`super::DraftLength::pace`]).
+    /// Its speed ([`super::DraftLength::pace`]).
     pub pace: Pace,
-    /// What it would do if all lanes drafted.
+    /// Its choice if all lanes drafted.
     pub joint: Joint,
 }
 
 impl Load {
-    /// The load of a lane of so many sequences that has a target and a draft worker to itself.
+    /// Load of a lane with this number of sequences that has a target and a draft worker to itself.
     pub fn alone(sequences: u32, context: f64) -> Self {
         Self {
             sequences,
@@ -70,8 +70,8 @@ impl Load {
         }
     }
 
-    /// The load of lane `own` among all `lanes` of one model, which `targets` share evenly; `draft_sequences` are those of all lanes at one
-    /// draft worker, whether they draft now or not.
+    /// Load of lane `own` among all `lanes` of one model, spread evenly over `targets`. `draft_sequences` is
+    /// the number of sequences of all lanes at one draft worker, whether they draft now or not.
     pub fn of(lanes: &[LaneView], own: usize, (targets, draft_sequences): (u32, u32)) -> Self {
         let (mut other_rows, mut sequences, mut plain, mut others) = (0, 0, 0, Pace::default());
         let mut drafting = lanes[own].sequences;

@@ -1,31 +1,33 @@
-//! How far a lookup draft is verified ([`crate::lookup_rates`]): as far as promises the most tokens per second, by the price of its rows
-//! alone, and not at all where that is less than the round that the sequence would take otherwise.
+//! Length of a lookup draft ([`crate::lookup_rates`]): the one with the highest throughput at the price of
+//! its rows. No lookup draft is used if the round that the sequence would run otherwise has a higher
+//! throughput.
 
 use super::{DraftLength, Load, WORTHWHILE};
 use crate::cost::{Forward, WorkerCost};
 
-/// Lengths that are compared, and numbers of leaves: between them there is little to choose.
+/// Lengths and numbers of leaves that are compared; values in between differ little.
 pub(crate) const LENGTHS: [u32; 10] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
 
-/// How far a lookup draft is verified.
+/// Number of tokens of a lookup draft to verify.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LookupLength {
-    /// How many of its tokens.
+    /// Number of tokens.
     pub num_draft_tokens: u32,
-    /// What its sequence commits in a second then.
+    /// Predicted throughput of its sequence.
     pub tokens_per_second: f64,
 }
 
 impl DraftLength {
-    /// The length of a lookup draft that pays, if one does. `reached[i]` is the chance that it is right as far as its token i; `asks_worker`:
-    /// without it the round asks a draft worker for the lane's k.
+    /// Chooses the length of a lookup draft; `None` if none pays. `reached[i]` is the probability that it is
+    /// right up to token i. `asks_worker`: without a lookup draft, the round would ask a draft worker for the
+    /// lane's k.
     pub fn choose_lookup(
         &self,
         reached: &[f64],
         (load, target): (&Load, &WorkerCost),
         asks_worker: bool,
     ) -> Option<LookupLength> {
-        // Nothing is asked of a draft worker: whose costs are given does not matter.
+        // No draft worker is asked, so its cost does not matter.
         let prices = self.prices(load, target, target);
         let round_us =
             |k: u32| (prices.round(0, 1.0 + f64::from(k)).verify_us * self.residuals.factor(0)).max(1.0);
@@ -44,7 +46,7 @@ impl DraftLength {
         Some(LookupLength { num_draft_tokens, tokens_per_second: pace * 1e6 })
     }
 
-    /// Whether `k` rows of one sequence make the rounds of lanes that share its target no longer than a lane may.
+    /// Whether `k` rows of one sequence delay lanes that share its target by no more than is allowed.
     fn leaves_others_alone(&self, k: u32, load: &Load, target: &WorkerCost) -> bool {
         if load.other_sequences == 0 {
             return true;
@@ -75,7 +77,7 @@ mod tests {
         WorkerCost::new(StepTimes::new(&points))
     }
 
-    /// Each token is right at `rate` where those before it were.
+    /// Each token is right with probability `rate` if all before it were.
     fn chances(rate: f64) -> Vec<f64> {
         (1..=32).map(|i| rate.powi(i)).collect()
     }
@@ -93,9 +95,9 @@ mod tests {
         assert!((8..=24).contains(&length(0.95, (300, 1))), "{}", length(0.95, (300, 1)));
         assert!((1..=3).contains(&length(0.5, (1_000, 1))), "{}", length(0.5, (1_000, 1)));
         assert_eq!(length(0.05, (1_000, 1)), 0, "it loses");
-        // Rows cost as much as steps: nothing pays that may be wrong.
+        // Each row costs as much as a step, so only certain tokens would pay.
         assert_eq!(length(0.95, (10_000, 1)), 0);
-        // Rows of all who share the forward.
+        // Rows of all sequences in the forward.
         assert!(length(0.7, (300, 16)) < length(0.7, (300, 1)));
         assert_eq!(DraftLength::new(8).choose_lookup(&[], (&Load::alone(1, 100.0), &target(0)), false), None);
     }

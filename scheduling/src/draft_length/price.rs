@@ -1,53 +1,56 @@
-//! What a round takes by tables and wires ([`crate::cost`]); what rounds took beyond this price is the caller's to learn (`residual_filter.rs`).
+//! Price of a round from tables and network delays ([`crate::cost`]). The caller learns the ratio of measured
+//! times to it (`residual_filter.rs`).
 
 use super::Load;
 use crate::batch::groups::round_us;
 use crate::cost::{Forward, WorkerCost};
 
-/// How often it is worked out how many groups a draft worker drafts for at once, and how long that takes.
+/// Iterations for the number of groups that a draft worker drafts for at once and the time that this takes.
 const PASSES: u32 = 3;
 
-/// The part of a draft step that a sequence waits for the one under way to end.
+/// Mean wait for the current draft step to end, as a share of a draft step.
 const BOUNDARY: f64 = 0.5;
 
-/// A draft that comes back by so much of a forward after one began has missed it; in between it may catch it, as forwards vary.
+/// A draft that returns later than this share of a forward after a forward began has missed it. Before that
+/// it may still catch it, because forward times vary.
 const MISSED: f64 = 0.2;
 
-/// The part of a forward, at most, that a drafted round waits for one of other lanes' drafted rounds to end: those that come back together share a
-/// forward.
+/// Maximum share of a forward that a drafted round waits for another lane's drafted round to end. Drafts that
+/// return together share a forward.
 const IN_THE_WAY: f64 = 0.5;
 
-/// What a round takes.
+/// Price of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Price {
-    /// Microseconds of its draft.
+    /// Microseconds for its draft.
     pub(super) draft_us: f64,
-    /// From there to its verdict.
+    /// Microseconds from there to the result of verification.
     pub(super) verify_us: f64,
-    /// Forwards of the target meanwhile: what rounds of other lanes wait for.
+    /// The target's forwards during the round, which rounds of other lanes wait for.
     pub(super) forwards: Forwards,
 }
 
 /// The target's forwards during a round of the lane.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Forwards {
-    /// How many there are.
+    /// Total number.
     pub(super) number: f64,
-    /// How many have rows of the lane.
+    /// Number with rows of the lane.
     pub(super) with_rows: f64,
-    /// Microseconds of one of these.
+    /// Microseconds of a forward with rows of the lane.
     pub(super) with_rows_us: f64,
-    /// Of one without.
+    /// Microseconds of a forward without.
     pub(super) without_us: f64,
 }
 
 impl Forwards {
-    /// All have rows of the lane.
+    /// All forwards have rows of the lane.
     fn each(us: f64) -> Self {
         Self { number: 1.0, with_rows: 1.0, with_rows_us: us, without_us: us }
     }
 
-    /// The mean forward, where rounds take so many times as long as they are priced: in a shorter one there are fewer forwards without its rows.
+    /// Mean forward time if rounds take `residual` times their price: a shorter round has fewer forwards
+    /// without its rows.
     pub(super) fn mean_us(&self, residual: f64) -> f64 {
         let number = (self.number * residual).max(self.with_rows);
         self.without_us + (self.with_rows_us - self.without_us) * self.with_rows / number
@@ -60,22 +63,23 @@ impl Price {
     }
 }
 
-/// What rounds are priced by.
+/// Inputs of the price.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Prices<'a> {
     pub(super) load: &'a Load,
-    /// The most groups of sequences that may alternate.
+    /// Maximum number of alternating groups of sequences.
     pub(super) groups_max: u32,
     pub(super) target: &'a WorkerCost,
     pub(super) draft: &'a WorkerCost,
 }
 
 impl Prices<'_> {
-    /// A round at `k`, where each sequence brings `rows_each` to its verification.
+    /// Price of a round at `k`, in which each sequence has `rows_each` rows in the verify step.
     ///
-    /// A lane's sequences go in groups by turns, one drafting while another is verified: in as many as the target finds best
-    /// (`crate::batch::groups`). What a round takes then is the longer of its own steps one after the other and of all groups'
-    /// verifications; draft workers put groups that are there at once into one forward.
+    /// A lane's sequences alternate in groups, one drafting while another is verified, in the number of
+    /// groups that the target finds best (`crate::batch::groups`). The round time is the maximum of its own
+    /// consecutive steps and of the verify steps of all groups. Draft workers run groups that are present at
+    /// the same time in one forward.
     pub(super) fn round(&self, k: u32, rows_each: f64) -> Price {
         if k == 0 {
             let forward_us = self.forward_us(f64::from(self.load.sequences.max(1)), rows_each);
@@ -87,7 +91,8 @@ impl Prices<'_> {
         rounds.min_by(|a, b| a.round_us().total_cmp(&b.round_us())).expect("there is one group at least")
     }
 
-    /// The same in as many groups as the lane goes in if a forward holds so many of its sequences. Beside other lanes that cannot be told.
+    /// Price of a round in the number of groups that results from this number of the lane's sequences per
+    /// forward. With other lanes at the target that number is unknown.
     pub(super) fn round_among(&self, forward_sequences: u32, k: u32, rows_each: f64) -> Price {
         if k == 0 || self.load.other_sequences > 0 {
             return self.round(k, rows_each);
@@ -96,7 +101,8 @@ impl Prices<'_> {
         self.in_groups((groups.round() as u32).clamp(1, self.groups_max), k, rows_each)
     }
 
-    /// A forward of so many of the lane's sequences. Other lanes' rows are in every forward: their rounds are not this lane's. So are prompts.
+    /// Time of a forward with this number of the lane's sequences. Every forward also has the rows of other
+    /// lanes, whose rounds are independent, and prompts.
     fn forward_us(&self, sequences: f64, rows_each: f64) -> f64 {
         let Load { other_rows, other_sequences, context, .. } = *self.load;
         let forward = Forward {
@@ -107,16 +113,17 @@ impl Prices<'_> {
         self.target.forward_micros(forward) + self.target.prompts.added_us()
     }
 
-    /// A round of a lane whose sequences are split into `num_groups` groups that alternate.
+    /// Price of a round of a lane whose sequences are split into `num_groups` alternating groups.
     fn in_groups(&self, num_groups: u32, k: u32, rows_each: f64) -> Price {
         let Self { load, draft, .. } = *self;
         let groups = f64::from(num_groups);
         let verify_us = self.forward_us(f64::from(load.sequences.max(1)) / groups, rows_each);
-        // A group is those that came back together: all sequences of a draft worker, or a part of them where there are more groups than workers.
+        // A group consists of sequences that returned together: all sequences of a draft worker, or a part of
+        // them if there are more groups than workers.
         let at_worker = f64::from(load.draft_sequences.max(1));
         let num_workers = (f64::from(load.sequences) / at_worker).max(1.0);
         let groups_at_worker = (groups / num_workers).max(1.0);
-        // Groups that are drafted for at once share their forwards, and begin where one ends.
+        // Groups that draft at the same time share forwards, and begin when one ends.
         let mut at_once = 1.0_f64;
         let mut found = Price::default();
         for _ in 0..PASSES {
@@ -131,8 +138,8 @@ impl Prices<'_> {
         found
     }
 
-    /// A whole round, given its draft, the verification of one group, and how far apart other lanes' drafts come back; and the target's forwards
-    /// meanwhile.
+    /// Time of a whole round, and the target's forwards during it. Inputs are the time of its draft, the
+    /// verify time of one group, and how far apart the drafts of other lanes return.
     fn at_target(&self, num_groups: u32, draft_us: f64, verify_us: f64, apart_us: f64) -> (f64, Forwards) {
         let wire_us = self.target.wire_micros();
         let away_us = draft_us + wire_us;
@@ -143,7 +150,8 @@ impl Prices<'_> {
             let in_the_way_us = apart_us.min(IN_THE_WAY * verify_us);
             return (round_us(num_groups, away_us + in_the_way_us, verify_us), Forwards::each(verify_us));
         }
-        // Others' plain steps follow each other without a pause: what was drafted waits for the next forward to begin.
+        // Plain steps of other lanes follow each other without a pause, so a draft waits for the next forward
+        // to begin.
         let plain_us = self.forward_us(0.0, 0.0);
         let groups = f64::from(num_groups);
         let forwards = (1.0 + self.forwards_missed(away_us, plain_us + wire_us)).max(groups);
@@ -155,13 +163,14 @@ impl Prices<'_> {
         )
     }
 
-    /// How many draft steps the drafts of other lanes differ from those at `k`, on average.
+    /// Mean difference, in draft steps, between the drafts of other lanes and those at `k`.
     fn others_apart(&self, k: u32) -> f64 {
         let rows_each = f64::from(self.load.other_rows) / f64::from(self.load.other_sequences.max(1));
         (rows_each - f64::from(k + 1)).abs()
     }
 
-    /// How many forwards begin while a draft is away, if one begins every `interval_us` on average. Those with prompts take longer.
+    /// Number of forwards that begin while a draft is away, if one begins every `interval_us` on average.
+    /// Forwards with prompts take longer.
     fn forwards_missed(&self, away_us: f64, interval_us: f64) -> f64 {
         let prompts = &self.target.prompts;
         let bare_us = interval_us - prompts.added_us();
@@ -171,7 +180,8 @@ impl Prices<'_> {
     }
 }
 
-/// How many forwards begin, one after the other, within the time of so many: a draft that is a little late may still catch the last.
+/// Number of consecutive forwards that begin within `time`, in forward times. A draft that is slightly late
+/// may still catch the last.
 fn forwards_begun(time: f64) -> f64 {
     time.floor() + (time.fract() / MISSED).min(1.0)
 }
@@ -183,7 +193,7 @@ mod tests {
     use super::*;
     use crate::cost::{StepTimePoint, StepTimes};
 
-    /// A worker whose forwards take so long whatever their rows, without a wire.
+    /// A worker whose forwards take the same time for any number of rows, without network delay.
     fn flat(micros: u64) -> WorkerCost {
         let points = [1, 4_096].map(|rows| StepTimePoint { rows, kv_tokens: 0, micros });
         let mut cost = WorkerCost::new(StepTimes::new(&points));
@@ -215,7 +225,8 @@ mod tests {
         let (load, target, draft) = (load(0, 0), flat(10_000), flat(4_000));
         let prices = Prices { load: &load, groups_max: 4, target: &target, draft: &draft };
         let round_us = |forward_sequences| prices.round_among(forward_sequences, 1, 2.0).round_us();
-        // One group of eight drafts for 4 ms; two wait for each other's forwards, and so do four or more.
+        // One group of eight drafts for 4 ms. Two groups wait for each other's forwards, and so do four or
+        // more.
         assert_eq!([8, 7, 4, 2, 1].map(round_us), [14_000.0, 14_000.0, 20_000.0, 40_000.0, 40_000.0]);
         assert_eq!(prices.round(1, 2.0).round_us(), 14_000.0);
         assert_eq!(prices.round_among(4, 0, 1.0), prices.round(0, 1.0), "plain rounds are one group");
@@ -225,7 +236,7 @@ mod tests {
     fn drafts_that_come_back_apart_from_those_of_others_are_in_their_way() {
         let beside = Load { other_rows: 24, ..load(8, 0) };
         let rounds = [1, 2, 3, 5].map(|k| round_us(&beside, &flat(10_000), k));
-        // 14, 18, 22 and 30 ms alone. Others have two tokens drafted, at 4 ms each; half a forward is 5 ms.
+        // 14, 18, 22 and 30 ms alone. Other lanes draft two tokens, at 4 ms each; half a forward is 5 ms.
         assert_eq!(rounds, [18_000.0, 18_000.0, 26_000.0, 35_000.0]);
     }
 

@@ -1,13 +1,15 @@
-//! What a lane would commit at another load than its own: the speed by which pools are sized ([`crate::pool_size`]). Decides no k.
+//! Throughput of a lane at a hypothetical load, used to size pools ([`crate::pool_size`]). Chooses no k.
 
 use super::{DraftLength, Load};
 use crate::cost::WorkerCost;
 
 impl DraftLength {
-    /// Tokens a second that so many sequences of this lane would commit, alone at one target for which `drafts` draft workers draft, at the best k.
+    /// Tokens per second that this number of sequences of the lane would commit at the best k, alone at one
+    /// target with `drafts` draft workers.
     ///
-    /// Drafts count as being in time, and rounds as being beyond their price by what plain ones were: drafts that are late, and rounds that
-    /// are long, where there are too few draft workers, must not be a reason to want fewer.
+    /// Assumes that drafts arrive in time, and corrects all prices by the residual of plain rounds. Late
+    /// drafts and long rounds due to too few draft workers must not reduce the wanted number of draft
+    /// workers.
     pub fn promise(
         &self,
         (sequences, drafts): (f64, f64),

@@ -1,29 +1,30 @@
-//! What rounds of each k take beyond their price, as a part of it: a Kalman filter over measured over priced time, less one, a vector by k.
-//! Means of times, not of their logarithms: speed is tokens over mean time, and where some rounds wait for a prompt and most do not, a mean
-//! of logarithms is too small, the more so the fewer forwards a round waits for.
-//! It knows no k that is chosen and chooses none.
+//! Excess of round times over their price, by k and as a share of the price: a Kalman filter over the vector
+//! (measured / priced - 1). It averages times, not their logarithms: speed is tokens over mean time. If some
+//! rounds wait for a prompt and most do not, a mean of logarithms is too small, and more so the fewer
+//! forwards a round waits for. It is independent of the chosen k.
 //!
-//! What delays rounds at the present k, prompts above all, delays every other k too: that component is common to all.
-//! What is left belongs to a k (stairs, knees, rounds that run into the forwards of other lanes); neighbours share most of it, and it
-//! lasts. So a measurement at one k corrects the others as far as it should.
+//! Delays at the present k, mainly by prompts, also affect every other k: this component is common to all.
+//! The rest is specific to each k (stairs, knees, rounds that wait for the forwards of other lanes).
+//! Neighbouring k share most of it, and it lasts. So a measurement at one k corrects the other k by the
+//! appropriate amount.
 
-/// No round takes a smaller part of its price than this.
+/// Smallest ratio of measured to priced time.
 const LEAST_FACTOR: f64 = 0.1;
 
-/// How sure prices are, as parts of them.
+/// Uncertainty of prices, relative to the price.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResidualRules {
-    /// Standard deviation of what all k have in common, before anything was measured.
+    /// Prior standard deviation of the component common to all k.
     pub common: f64,
-    /// Of what is a k's own: as much as what is common, for drafted rounds run into the forwards of other lanes and plain ones go
-    /// in step with them.
+    /// Prior standard deviation of the component of each k. As large as the common one, because drafted
+    /// rounds wait for forwards of other lanes, and plain rounds run in step with them.
     pub own: f64,
-    /// How much of what is its own a k shares with its neighbour. Plain rounds do not run into each other as drafted ones do:
-    /// they share nothing.
+    /// Correlation of this component between neighbouring k. k = 0 is independent of the others, because
+    /// plain rounds do not wait as drafted ones do.
     pub neighbour: f64,
-    /// Standard deviation of the mean time of a lane round: forwards are noisy.
+    /// Standard deviation of the mean time in a lane round; forwards are noisy.
     pub lane_round_noise: f64,
-    /// Lane rounds after which a residual has gone back to the prior by the factor e.
+    /// Lane rounds after which a residual has decayed towards the prior by the factor e.
     pub memory: f64,
 }
 
@@ -39,14 +40,14 @@ pub(super) struct ResidualFilter {
     rules: ResidualRules,
     /// By k.
     mean: Vec<f64>,
-    /// By k and k.
+    /// By pairs of k.
     covariance: Vec<Vec<f64>>,
-    /// What the covariance goes back to while nothing is measured.
+    /// The covariance without measurements.
     prior: Vec<Vec<f64>>,
 }
 
 impl ResidualFilter {
-    /// For k in 0..=max_k: every price is right, more or less.
+    /// Creates the filter for k in 0..=max_k from the prior: every price is approximately right.
     pub(super) fn new(max_k: u32, rules: ResidualRules) -> Self {
         let ResidualRules { common, own, neighbour, .. } = rules;
         let shared = |i: u32, j: u32| match (i, j) {
@@ -59,7 +60,7 @@ impl ResidualFilter {
         Self { rules, mean: vec![0.0; prior.len()], covariance: prior.clone(), prior }
     }
 
-    /// A lane round went by.
+    /// Ages the estimate by one lane round.
     pub(super) fn age(&mut self) {
         let keep = (-1.0 / self.rules.memory).exp();
         self.mean.iter_mut().for_each(|mean| *mean *= keep);
@@ -70,7 +71,8 @@ impl ResidualFilter {
         }
     }
 
-    /// Rounds at `k` took `excess` of their price beyond it; `part` of the lane's sequences said so.
+    /// Records that rounds at `k` exceeded their price by the share `excess`; `part` is the share of the
+    /// lane's sequences measured.
     pub(super) fn observe(&mut self, k: u32, excess: f64, part: f64) {
         let k = k as usize;
         if k >= self.mean.len() || !excess.is_finite() || part <= 0.0 {
@@ -79,7 +81,8 @@ impl ResidualFilter {
         let noise = self.rules.lane_round_noise.powi(2) / part.min(1.0);
         let column: Vec<f64> = self.covariance[k].clone();
         let spread = column[k] + noise;
-        // A stall says little of other rounds; where rounds really changed by more, the next ones say so again.
+        // A stall tells little about other rounds. If round times really changed by more, the next
+        // measurements show it again.
         let surprise = (excess - self.mean[k]).clamp(-3.0 * spread.sqrt(), 3.0 * spread.sqrt());
         for (i, gain) in column.iter().map(|shared| shared / spread).enumerate() {
             self.mean[i] += gain * surprise;
@@ -89,7 +92,7 @@ impl ResidualFilter {
         }
     }
 
-    /// By how many times rounds at `k` take longer than their price.
+    /// Ratio of round times at `k` to their price.
     pub(super) fn factor(&self, k: u32) -> f64 {
         (1.0 + self.mean[k as usize]).max(LEAST_FACTOR)
     }
@@ -115,7 +118,7 @@ mod tests {
             excess(10)
         );
         assert!(excess(5) > 0.4 && excess(5) > excess(10), "{} {}", excess(5), excess(10));
-        // Then it is as fast as priced again: all are.
+        // Then rounds are as fast as priced again, at every k.
         for _ in 0..50 {
             filter.age();
             filter.observe(4, 0.0, 1.0);
@@ -133,7 +136,7 @@ mod tests {
         assert!(filter.factor(2) > 1.4);
         (0..20_000).for_each(|_| filter.age());
         assert!(filter.factor(2) < 1.01);
-        // As sure of it as before: one lane round moves it as far as the first one did.
+        // The uncertainty is as before: one lane round changes the mean as far as the first one did.
         let mut fresh = ResidualFilter::new(4, ResidualRules::default());
         for filter in [&mut filter, &mut fresh] {
             filter.observe(2, 0.5, 1.0);

@@ -1,48 +1,50 @@
-//! The numbers of the choice of k, each with what it is for; together as plain data ([`Rules`]), so that a simulation can ask what each of them is
-//! worth. Routers take the defaults.
+//! Parameters of the choice of k, as plain data ([`Rules`]) so that a simulation can measure the effect of
+//! each. Routers use the defaults.
 
 use super::residual_filter::ResidualRules;
 use crate::acceptance_by_position::AcceptanceRules;
 use crate::batch::groups::GROUPS_MAX;
 
-/// A draft worker is believed to propose as much as it is asked for.
+/// Prior probability that a draft worker proposes as much as it is asked for.
 pub(super) const PRIOR_SUPPLY: f64 = 0.98;
 
-/// While k = 0 nobody hears whether drafts would come in time: a poor opinion of that is given up after so many lane rounds, and each time it
-/// proves right again after twice as many.
+/// Lane rounds at k = 0 after which an estimate of poor supply is reset, since nothing measures supply there.
+/// Doubles each time the estimate is confirmed.
 pub(super) const SUPPLY_MEMORY: u64 = 16;
 
-/// What is faster by a smaller part than this is not worth a change: of k, where for a lane round or two sequences of the old k
-/// and of the new one are in each other's way, of a round to a lookup draft. Nor does a lane mind to wait so much longer for one.
+/// Minimum relative gain of a change. It covers the cost of changing k, when sequences with the old and the
+/// new k wait for each other for one or two lane rounds, and that of replacing a round by a lookup draft.
+/// Also the maximum delay that a lookup draft may cause to another lane.
 pub(super) const WORTHWHILE: f64 = 0.02;
 
-/// What was not spent on probes is kept up to so many rounds.
+/// Maximum saved credit for probes, in rounds.
 pub(super) const PROBE_CREDIT_MAX: f64 = 4.0;
 
-/// What a lane goes by.
+/// Parameters of a lane's controller.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rules {
-    /// The acceptance rate that a fresh lane is believed to have.
+    /// Prior acceptance rate of a new lane.
     pub prior_acceptance: f64,
-    /// What a move must be worth, as a part of what the lane has.
+    /// Minimum relative gain of a change of k.
     pub hysteresis: f64,
-    /// What it must be worth as long as the last one was not measured.
+    /// Minimum relative gain until the last change has been measured.
     pub rash_hysteresis: f64,
-    /// After a move so many lane rounds are not measured: sequences that began before it are in the way of the others, and after
-    /// one to k = 0 those that drafted have to join those that did not. After that it is measured for as many before the next
-    /// one.
+    /// Lane rounds after a change that are not measured. Sequences that began before it delay the others, and
+    /// after a change to k = 0 those that drafted have to join those that did not. Then the same number of
+    /// lane rounds is measured before the next change.
     pub settling_lane_rounds: u64,
-    /// By what part a lane may make the rounds of others that share its target longer, against drafting nothing: they did not choose its k.
+    /// Maximum relative delay of other lanes that share the target, compared with k = 0; they did not choose
+    /// this lane's k.
     pub others_delay_max: f64,
-    /// The share of a lane's time that probes may cost, by their predicted loss.
+    /// Maximum share of a lane's time spent on probes, by predicted loss.
     pub probe_share: f64,
-    /// A lane of which nobody told for so many lane rounds how often its drafts would be right probes.
+    /// Lane rounds without evidence about acceptance after which a lane probes.
     pub probe_spacing: u64,
-    /// Groups by turns that a round is priced in, at most.
+    /// Maximum number of alternating groups in the price of a round.
     pub groups_max: u32,
-    /// Of what rounds take beyond their price.
+    /// Parameters of the residual filter.
     pub residuals: ResidualRules,
-    /// Of how far drafts survive.
+    /// Parameters of acceptance by position.
     pub acceptance: AcceptanceRules,
 }
 
