@@ -1,8 +1,8 @@
 //! Runs scenario files: prose, events in, decisions out.
 //!
 //! A file in `scheduling/testdata/` is a list of cases. A case consists of one or more lines of input, a line
-//! `----`, and the expected output up to an empty line. Lines that begin with `#` are prose and may stand between
-//! cases. All cases of a file share one state:
+//! `----`, and the expected output up to an empty line. Lines that begin with `#` are prose and may stand
+//! between cases. All cases of a file share one state:
 //!
 //! ```text
 //! # The first sequence is answered and returns 5 ms later.
@@ -12,9 +12,9 @@
 //! run a
 //! ```
 //!
-//! A line of input is a verb, followed by words and `key=value` pairs; `key=(a,b)` is a list. A failing test prints
-//! the actual output of each case that differs. `UPDATE=1 cargo test` writes the actual output into the files
-//! instead.
+//! A line of input is a verb, followed by words and `key=value` pairs; `key=(a,b)` is a list. A failing test
+//! prints the actual output of each case that differs. `UPDATE=1 cargo test` writes the actual output into
+//! the files instead.
 
 use std::fmt::{Debug, Display};
 use std::fs;

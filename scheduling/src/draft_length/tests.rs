@@ -1,10 +1,10 @@
-//! The controller in a world of even rounds, whose best fixed k is known in closed form.
+//! Tests of the controller in a model with even rounds, whose best fixed k is known in closed form.
 
 use super::*;
 use crate::agreement::Agreement;
 use crate::cost::{StepTimePoint, StepTimes};
 
-/// A pool whose sequences draft and verify in groups by turns, with 5% noise on every time.
+/// A pool whose sequences draft and verify in alternating groups, with 5% noise on every time.
 struct World {
     acceptance: f64,
     sequences: u32,
@@ -14,7 +14,7 @@ struct World {
     chance: Chance,
 }
 
-/// A fixed sequence of chances.
+/// A fixed pseudorandom sequence.
 struct Chance(u64);
 
 impl Chance {
@@ -25,7 +25,7 @@ impl Chance {
 }
 
 impl World {
-    /// What a round's draft takes, and the rest of it, in the best number of groups by turns.
+    /// Draft time of a round, and the rest of it, in the best number of alternating groups.
     fn round_micros(&self, k: u32) -> (f64, f64) {
         let in_groups = |groups: u32| {
             let (n, groups) = (f64::from(self.sequences) / f64::from(groups), f64::from(groups));
@@ -57,17 +57,17 @@ impl World {
     }
 }
 
-/// So many sequences that share their workers with nobody.
+/// Load of this number of sequences with exclusive workers.
 fn alone(sequences: u32) -> Load {
     Load::alone(sequences, 0.0)
 }
 
-/// A lane in a world, with what it knows of the workers.
+/// A lane in a world, with its estimates of the workers.
 struct Run {
     lane: DraftLength,
     target: WorkerCost,
     draft: WorkerCost,
-    /// Of each sequence; empty where draft workers tell nothing of what they are fed.
+    /// One per sequence; empty if draft workers do not report agreement.
     agreements: Vec<Agreement>,
 }
 
@@ -81,12 +81,13 @@ impl Run {
         }
     }
 
-    /// Draft workers say which of the committed tokens that they are fed they would have drawn.
+    /// A run in which draft workers report agreement with the tokens that they are fed.
     fn told(world: &World) -> Self {
         Self { agreements: vec![Agreement::default(); world.sequences as usize], ..Self::new(world) }
     }
 
-    /// One round of all sequences; tokens that a mean round at this k commits, and how long it took.
+    /// Runs one round of all sequences. Returns the mean number of committed tokens at this k, and the
+    /// duration.
     fn round(&mut self, world: &mut World) -> (f64, f64) {
         let n = world.sequences;
         let load = alone(n);
@@ -160,7 +161,8 @@ fn on_average_within_four_percent_of_the_best_fixed_k_and_never_worse_than_none(
     for shape in &SHAPES {
         for sequences in [1, 8, 64, 512] {
             for acceptance in [0.2, 0.4, 0.6, 0.8, 0.95] {
-                // A single run may stay at another k for long: by a hysteresis, or after chance was taken for a change of the text.
+                // A single run may stay at another k for long: by the hysteresis, or after a falsely detected
+                // change of the text.
                 let runs: Vec<(f64, f64)> = (0..5)
                     .map(|seed| {
                         let mut world = world(shape, acceptance, sequences);
@@ -227,7 +229,7 @@ fn k_shrinks_as_the_load_grows() {
         run.goodput(&mut world, 200);
         ks.push(run.lane.k);
     }
-    // Left of the knee neighbours are worth the same to half a percent.
+    // Left of the knee, neighbouring k differ by half a percent at most.
     assert!(ks.windows(2).all(|pair| pair[1] <= pair[0] + 1) && ks[0] > ks[2] && ks[2] >= ks[3], "{ks:?}");
 }
 
@@ -267,7 +269,7 @@ fn probes_that_take_longer_than_predicted_become_rare() {
         let mut run = Run::new(&world);
         for _ in 0..2_000 {
             run.round(&mut world);
-            // As if its draft worker had been busy with something else: told once more, for each sequence.
+            // As if the draft worker had been busy with other work: one more report per sequence.
             let Some(probe) = run.lane.probe.filter(|_| slower > 0.0) else { continue };
             let late = RoundTimes {
                 num_draft_tokens: probe,
@@ -289,7 +291,8 @@ fn probes_that_take_longer_than_predicted_become_rare() {
 fn rows_that_would_slow_other_lanes_down_are_not_free() {
     let world = world(&SHAPES[2], 0.9, 1);
     let mut ks = Vec::new();
-    // Rows that nobody waits for; others that have just moved, and do not know what their rounds take; others that do.
+    // Three cases: no other lane waits for the rows; other lanes have just moved and do not know their round
+    // time; other lanes know it.
     for (other_sequences, round_us) in [(0, 0.0), (16, 0.0), (16, 10_000.0)] {
         let mut run = Run::new(&world);
         let others = Pace { tokens_per_second: 1_600.0, round_us };
@@ -309,7 +312,8 @@ fn rows_that_would_slow_other_lanes_down_are_not_free() {
     assert!(ks[0] > ks[1] && ks[0] > ks[2], "{ks:?}");
 }
 
-/// Where lanes of one sequence each come to that share a target; how many of a draft's tokens are right, by lane.
+/// Draft lengths to which lanes of one sequence each converge on a shared target; `num_right` is the number
+/// of right tokens in a draft, by lane.
 fn beside_each_other<const N: usize>(num_right: [u32; N], micros_a_row: f64) -> [u32; N] {
     let (target, draft) = (World::cost(|rows| 20_000.0 + micros_a_row * rows), World::cost(|_| 300.0));
     let mut lanes = num_right.map(|_| DraftLength::new(8));
@@ -347,7 +351,8 @@ fn lanes_that_gain_together_draft_beside_each_other_though_rows_cost() {
 fn lanes_that_draft_together_mind_what_the_others_wait_for() {
     let alone = beside_each_other([2], 2_000.0)[0];
     assert_eq!(alone, 2);
-    // All right, each row costs a tenth of a forward: one lane goes as far as it can, six stop where the others' wait outweighs their gain.
+    // All tokens are right, and each row costs a tenth of a forward. One lane drafts the maximum; six stop
+    // where the delay of the others outweighs their gain.
     let (one, six) = (beside_each_other([8], 2_000.0), beside_each_other([8; 6], 2_000.0));
     assert_eq!(one, [8]);
     assert!(six.iter().all(|k| (1..8).contains(k)), "{six:?}");
@@ -369,7 +374,8 @@ fn a_draft_worker_that_seldom_proposes_is_not_taken_for_one_that_is_wrong() {
     assert!((explanation.supply[0] - 0.25).abs() < 0.1, "{:?}", explanation.supply);
 }
 
-/// A lane of eight whose drafts are late in the lane rounds that `is_late` says; how many of so many lane rounds drafted.
+/// A lane of eight whose drafts are late in the lane rounds of `is_late`. Returns the lane rounds that
+/// drafted.
 fn drafting_rounds(lane_rounds: u64, is_late: impl Fn(u64) -> bool) -> Vec<u64> {
     let world = World { sequences: 8, ..world(&SHAPES[0], 0.9, 1) };
     let mut run = Run::told(&world);
@@ -379,7 +385,7 @@ fn drafting_rounds(lane_rounds: u64, is_late: impl Fn(u64) -> bool) -> Vec<u64> 
         for _ in 0..8 {
             let k = run.lane.choose(load, &run.target, &run.draft).num_draft_tokens;
             if k == 0 {
-                // What is fed is answered, and tells of acceptance alone.
+                // Fed tokens are answered, and are evidence about acceptance only.
                 run.lane.observe_agreement(0..1, 1);
                 continue;
             }
@@ -409,7 +415,8 @@ fn drafts_that_are_late_for_ever_are_asked_for_ever_more_seldom() {
     assert!(drafting.len() < 60 && late_part < 20, "{drafting:?}");
 }
 
-/// How many times its price a lane of four sequences takes a plain round to be, after one lane round that took about twice as long.
+/// Correction factor of a plain round that a lane of four sequences learns from one lane round of about twice
+/// the price.
 fn learned(forward_sequences: [u32; 2], other_sequences: u32) -> f64 {
     let point = |rows| StepTimePoint { rows, kv_tokens: 0, micros: 10_000 };
     let worker = WorkerCost::new(StepTimes::new(&[1, 64].map(point)));

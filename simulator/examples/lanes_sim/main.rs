@@ -1,12 +1,12 @@
-//! Measures the choice of k on a virtual clock. The documentation of `simulator` lists what is simulated and what is
-//! left out. All numbers are simulated.
+//! Measures the choice of k on a virtual clock. The documentation of `simulator` lists what is simulated and
+//! what is left out. All numbers are simulated.
 //!
 //!     cargo run -p outrider-simulator --example lanes_sim -- \
 //!         [quick] [map|step|trees|types|mixed|overlap|scale|ablation ..] [--svg FILE] [--cell SEQUENCES,ACCEPTANCE ..]
 //!         [--rule NAME=VALUE ..] [--without MECHANISM+MECHANISM ..] [PROFILE.toml ..]
 //!
-//! Default profiles: all shipped ones for the map, the step and the ablation (which runs only on request), the first one
-//! for the rest. Profiles in `held_out/` are not used for tuning.
+//! Default profiles: the shipped ones. `mixed`, `overlap` and `scale` use only the first profile; the other
+//! parts use each of them. The ablation runs only on request. Profiles in `held_out/` are not used for tuning.
 //! The last line has the smallest ratios of the maps.
 
 mod ablation;
