@@ -52,8 +52,8 @@ impl Scheduler {
     /// Begins the rounds of all sequences that are ready.
     pub(super) fn begin_rounds(&mut self) {
         while let Some(id) = self.state.ready.pop_front() {
-            // Skip stale entries. Delayed: the target was lost during the delay, and the round begins at the new one.
-            // Not ready: the target was lost, and a new entry will follow.
+            // Skip stale entries. Delayed: the target was lost during the delay, and the round begins at the
+            // new one. Not ready: the target was lost, and a new entry will follow.
             let begins = |active: &ActiveSequence| {
                 active.sequence.is_ready() && active.round.phase != RoundPhase::Delayed
             };

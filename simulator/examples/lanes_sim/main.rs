@@ -6,7 +6,8 @@
 //!         [--rule NAME=VALUE ..] [--without MECHANISM+MECHANISM ..] [PROFILE.toml ..]
 //!
 //! Default profiles: the shipped ones. `mixed`, `overlap` and `scale` use only the first profile; the other
-//! parts use each of them. The ablation runs only on request. Profiles in `held_out/` are not used for tuning.
+//! parts use each of them. The ablation runs only on request. Profiles in `held_out/` are not used for
+//! tuning.
 //! The last line has the smallest ratios of the maps.
 
 mod ablation;
