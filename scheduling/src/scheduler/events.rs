@@ -256,7 +256,7 @@ impl SpeculationUsage {
 pub enum Report {
     /// A lane was opened.
     LaneOpened(LaneId, Arc<LaneKey>),
-    /// A lane's new draft length.
+    /// A lane's draft length.
     DraftLength(LaneId, u32),
     /// A reply or draft was ignored.
     Ignored(Ignored),
@@ -273,7 +273,7 @@ pub enum Report {
     TargetSilent {
         /// The worker.
         worker: WorkerKey,
-        /// Time since its last answer.
+        /// Time since its last frame, or since the first unanswered request if that is later.
         waited: Duration,
         /// Number of sequences that moved at once.
         moved: usize,

@@ -108,7 +108,7 @@ impl Scheduler {
 }
 
 impl SchedulerState {
-    /// Records why a sequence leaves its target.
+    /// Records why a sequence leaves its target: [`TargetFault`].
     pub(super) fn on_target_fault(&mut self, active: &mut ActiveSequence, fault: TargetFault) {
         let Some(key) = active.worker(Role::Target) else { return };
         let failures = &mut active.failures;
