@@ -1,8 +1,9 @@
-//! A GPU as a [`Backend`]: weights, KV and rows lie in device memory, and every operation is one of `ops` on
-//! them. Written over [`Executor`], so that tests run a whole model on the host with the kernels that a GPU runs.
+//! A GPU as a [`Backend`]: weights, KV cache and rows are in device memory, and every operation is one of
+//! `ops` on them. Generic over [`Executor`], so that tests can run a whole model on the host with the kernels
+//! that a GPU runs.
 //!
-//! Operations do not fail one by one: the first error is kept, what follows does nothing, and the forward that is
-//! read next ends with it. Nothing waits for the device but reading what was drawn, or logits.
+//! Operations do not return errors. The first error is stored, later operations do nothing, and the next read
+//! of results returns the error. Only reads of drawn tokens or of logits wait for the device.
 
 mod attend;
 mod drawing;
@@ -47,18 +48,18 @@ use pass::{GpuPass, Inputs, tiling_key};
 /// One device, used by one thread at a time.
 pub(crate) struct Gpu<E: Executor> {
     state: Arc<Mutex<State<E>>>,
-    /// Blocks that are taken with the first one of them.
+    /// Number of KV blocks to allocate; all of them are allocated on first use.
     kv_blocks: AtomicU32,
-    /// The part of the device's memory that may be held, where that decides on KV.
+    /// Share of the device's memory that may be used in total, if the KV cache is sized by it.
     memory_utilization: Option<f32>,
 }
 
-/// A device's state, for the collective of its rank.
+/// A device's state, shared with the collective of its rank.
 pub(crate) struct SharedState<E: Executor>(Arc<Mutex<State<E>>>);
 
 impl<E: Executor> SharedState<E> {
-    /// Runs something between two operations. Where an operation has failed that is the answer, at once: others must not
-    /// wait for what this rank cannot give.
+    /// Runs `between` two operations. Returns the error at once if an operation has failed: other ranks must
+    /// not wait for data that this rank cannot provide.
     pub(super) fn run<T>(
         &self,
         between: impl FnOnce(&mut E) -> Result<T, EngineError>,
@@ -72,17 +73,18 @@ impl<E: Executor> SharedState<E> {
     }
 }
 
-/// What operations need besides their operands.
+/// What operations use besides their operands.
 struct State<E: Executor> {
     executor: E,
     failed: Option<CudaError>,
-    /// What was asked for and may become a part of what is asked for next.
+    /// Operation that was requested but not launched yet, because it may be fused with the next one.
     delayed: Option<Delayed>,
-    /// Whether products read bf16, so that who writes their inputs rounds them too.
+    /// Whether products read bf16 inputs; if so, kernels that write f32 inputs also write them rounded to
+    /// bf16.
     reads_bf16: bool,
-    /// Whose numbers, and how many, the operation before has left in `rounded`.
+    /// Address and length of the f32 numbers whose rounded copy the previous operation left in `rounded`.
     rounded_of: Option<(u64, usize)>,
-    /// What kernels read of the pass under way.
+    /// The inputs of the current pass that kernels read.
     inputs: Inputs<E::Memory>,
     drawing: DrawBuffers<E::Memory>,
     scoring: ScoreBuffers<E::Memory>,
@@ -92,14 +94,14 @@ struct State<E: Executor> {
     /// Inputs of a product, quantized.
     steps: Option<Tensor<E::Memory, i8>>,
     scales: Option<Tensor<E::Memory, f32>>,
-    /// Attention's splits.
+    /// Partial results of attention's splits.
     partial: Option<Tensor<E::Memory, f32>>,
-    /// What rows of token trees attend to, and which tokens are copied.
+    /// KV blocks of rows of token trees, and the list of tokens to copy.
     own: Option<Tensor<E::Memory, bf16>>,
     copies: Held<E::Memory, u32>,
 }
 
-/// f32 numbers on the device; memory only ever grows.
+/// f32 numbers on the device. The allocation only grows.
 #[derive(Debug)]
 pub(crate) struct GpuRows<M> {
     tensor: Option<Tensor<M, f32>>,
@@ -113,17 +115,18 @@ impl<M> Default for GpuRows<M> {
 }
 
 impl<M> GpuRows<M> {
-    /// Where they lie, and how many there are. Rows that were never sized are a fault of the forward.
+    /// The tensor and the number of valid elements. Panics if the rows were never sized, which is a bug in
+    /// the forward.
     fn read(&self) -> (&Tensor<M, f32>, usize) {
         (self.tensor.as_ref().expect("a forward sizes rows before it uses them"), self.len)
     }
 
-    /// What holds them, and how many there are.
+    /// The tensor's slot and the number of valid elements.
     pub(super) fn slot(&mut self) -> (&mut Option<Tensor<M, f32>>, usize) {
         (&mut self.tensor, self.len)
     }
 
-    /// Says how many there are, once others were put into the slot.
+    /// Sets the number of elements, after another tensor was put into the slot.
     pub(super) fn set_len(&mut self, len: usize) {
         self.len = len;
     }
@@ -169,7 +172,7 @@ impl<E: Executor> Gpu<E> {
         Self { state: Arc::new(Mutex::new(state)), kv_blocks: AtomicU32::new(0), memory_utilization }
     }
 
-    /// The same state, for the collective of this rank.
+    /// Shares the state with the collective of this rank.
     pub(super) fn share_state(&self) -> SharedState<E> {
         SharedState(Arc::clone(&self.state))
     }
@@ -178,7 +181,7 @@ impl<E: Executor> Gpu<E> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs an operation unless one before it has failed.
+    /// Runs an operation, unless an earlier one has failed. Launches the delayed operation first.
     fn run(&self, operation: impl FnOnce(&mut State<E>) -> Result<(), CudaError>) {
         self.run_joined(|state| {
             state.settle()?;
@@ -186,7 +189,7 @@ impl<E: Executor> Gpu<E> {
         });
     }
 
-    /// Runs an operation that takes care of what is delayed.
+    /// Runs an operation that launches or fuses the delayed operation itself.
     fn run_joined(&self, operation: impl FnOnce(&mut State<E>) -> Result<(), CudaError>) {
         let mut state = self.lock();
         if state.failed.is_none()
@@ -197,7 +200,8 @@ impl<E: Executor> Gpu<E> {
         }
     }
 
-    /// The state, with everything launched that was asked for, unless something has failed.
+    /// Locks the state and launches the delayed operation. Returns the stored error if an operation has
+    /// failed.
     fn settled(&self) -> Result<MutexGuard<'_, State<E>>, EngineError> {
         let mut state = self.lock();
         if let Some(error) = state.failed.take() {
@@ -268,7 +272,7 @@ where
     type Kv = GpuKv<E::Memory>;
     type Pass<'a> = GpuPass<'a>;
 
-    /// Ranks are on devices of their own.
+    /// Each rank is on its own device.
     const SHARES_TABLES: bool = false;
 
     const PASS_LIMITS: PassLimits = PASS_LIMITS;
@@ -353,7 +357,8 @@ where
             let purpose = "kv blocks, lower kv_memory_bytes to what the device has";
             let State { executor, copies, .. } = &mut *self.lock();
             kv.blocks = Some(Tensor::zeros(executor, total as usize * block_len, purpose)?);
-            // Here, so that a path that stays never lacks memory: nobody would hear of it before another sequence's forward.
+            // Allocated here, so that keeping a tree's accepted path never runs out of memory: that error
+            // would only appear in the forward of another sequence.
             copies.make_room(executor, 2 * MAX_TREE_TOKENS, "copies of tokens")?;
         }
         Ok(())
@@ -378,7 +383,7 @@ where
     }
 
     fn resize(&self, rows: &mut Self::Rows, len: usize) {
-        // One number more than none, so that there always is a tensor.
+        // At least one number, so that a tensor always exists.
         self.run(|state| room(&mut rows.tensor, &mut state.executor, len.max(1), "rows of a pass").map(drop));
         rows.len = len;
     }
@@ -500,5 +505,5 @@ where
     }
 }
 
-/// What products with equal borders share.
+/// Borders, on the device and on the host, shared by products with equal borders.
 type Borders<M> = Arc<(Tensor<M, u32>, Vec<u32>)>;

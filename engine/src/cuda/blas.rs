@@ -1,9 +1,9 @@
-//! Products by cuBLASLt, for many rows where they need not be deterministic: the library chooses kernels by shape, so that a row's bits
-//! depend on how many others there are. What it chose is kept for each shape, and its workspace is taken once, so that a
-//! step asks and allocates nothing anew.
+//! Products by cuBLASLt, for batches of many rows that need not be deterministic: the library chooses kernels
+//! by shape, so a row's bits depend on the number of other rows. The algorithm found for a shape is cached
+//! and the workspace is allocated once, so that a step makes no new heuristic query and no allocation.
 //!
-//! The library counts columns first. Weights `[n, k]` row by row are to it a k x n matrix that is to be transposed, activations
-//! `[rows, k]` a k x rows one, and the product n x rows: `[rows, n]` row by row.
+//! The library is column-major. It sees row-major weights `[n, k]` as a k x n matrix to be transposed,
+//! activations `[rows, k]` as k x rows, and the product `[rows, n]` as n x rows.
 
 mod library;
 
@@ -21,15 +21,15 @@ use library::Heuristic;
 
 use super::CudaError;
 
-/// Bytes that the library may use while it multiplies: what its documentation recommends for Hopper.
+/// Workspace of the library in bytes: what its documentation recommends for Hopper.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
-/// `CUBLAS_OP_N` and `CUBLAS_OP_T` of cublas_api.h: an operand as it lies, and transposed.
+/// `CUBLAS_OP_N` and `CUBLAS_OP_T` of cublas_api.h: an operand as stored, and transposed.
 const AS_IT_LIES: u32 = 0;
 const TRANSPOSED: u32 = 1;
-/// What operands' addresses are multiples of, whoever allocates them.
+/// Minimum alignment of operands in bytes, for every allocator used here.
 const ALIGNMENT: u32 = 16;
 
-/// A product that lies where the device can read it: x `[rows, k]` times weights `[n, k]` -> out `[rows, n]`.
+/// A product of operands in device memory: x `[rows, k]` times weights `[n, k]` -> out `[rows, n]`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product {
     /// bf16.
@@ -47,20 +47,21 @@ pub(super) struct Blas {
     library: BlasLibrary,
     handle: cublasLtHandle_t,
     operations: Operations,
-    /// By shape; at most as many as rows of a pass times matrices of a model.
+    /// By shape. At most one per number of rows in a pass and matrix of a model.
     plans: HashMap<[usize; 3], Plan>,
 }
 
-// SAFETY: descriptors and handle are used by whoever holds the device, `&mut`, so by one thread at a time.
+// SAFETY: descriptors and handle are only used through `&mut` access to the device, so by one thread at a
+// time.
 unsafe impl Send for Blas {}
 
-/// What is the same for all products.
+/// Descriptors that all products share.
 struct Operations {
     operation: cublasLtMatmulDesc_t,
     preference: cublasLtMatmulPreference_t,
 }
 
-/// How one shape lies in memory.
+/// Memory layouts of one shape's operands.
 #[derive(Clone, Copy)]
 struct Layouts {
     weights: cublasLtMatrixLayout_t,
@@ -68,14 +69,14 @@ struct Layouts {
     out: cublasLtMatrixLayout_t,
 }
 
-/// How one shape is computed.
+/// Layouts and algorithm of one shape.
 struct Plan {
     layouts: Layouts,
     algorithm: [u64; 8],
 }
 
 impl Blas {
-    /// Loads the library and readies it for the device whose context the thread has.
+    /// Loads the library and creates a handle for the device of the thread's current context.
     pub(super) fn new() -> Result<Self, CudaError> {
         let library = BlasLibrary::load()?;
         let operations = Operations::new(&library, WORKSPACE_BYTES)?;
@@ -86,16 +87,16 @@ impl Blas {
         created.map(|()| blas)
     }
 
-    /// What was found, as people write it.
+    /// Version of the library that was found, for display.
     pub(super) fn version(&self) -> &str {
         &self.library.version
     }
 
-    /// Puts a product into the stream.
+    /// Enqueues a product on the stream.
     ///
     /// # Safety
-    /// The product's numbers lie on the stream's device until the stream is done, and so do [`WORKSPACE_BYTES`] at `workspace`, a
-    /// multiple of 256, which nothing else uses.
+    /// The product's operands stay allocated on the stream's device until the stream is done, and so do
+    /// [`WORKSPACE_BYTES`] at `workspace`, a multiple of 256, which nothing else uses.
     pub(super) unsafe fn multiply(
         &mut self,
         product: &Product,
@@ -110,8 +111,8 @@ impl Blas {
         let (one, zero) = (1.0f32, 0.0f32);
         let (one, zero) = ((&raw const one).cast(), (&raw const zero).cast());
         let at = |address: u64| address as *mut c_void;
-        // SAFETY: descriptors live as long as this; the addresses are the caller's contract. With a factor of nought the library does
-        // not read what `out` held.
+        // SAFETY: descriptors live as long as this; the addresses are the caller's contract. With a factor of
+        // zero the library does not read the previous content of `out`.
         let status = unsafe {
             (self.library.multiply)(
                 self.handle,
@@ -135,7 +136,7 @@ impl Blas {
         self.library.check("cublasLtMatmul", status)
     }
 
-    /// Asks the library how it would compute a shape.
+    /// Asks the library for an algorithm for a shape.
     fn plan(&self, shape: [usize; 3]) -> Result<Plan, CudaError> {
         let layouts = describe(&self.library, shape)?;
         let Layouts { weights, x, out } = layouts;
@@ -189,7 +190,8 @@ impl Drop for Blas {
 }
 
 impl Operations {
-    /// f32 sums of products of bf16 numbers, the first operand transposed, with so much workspace.
+    /// Descriptors for f32 sums of products of bf16 numbers, with the first operand transposed and a
+    /// workspace of `workspace_bytes`.
     fn new(blas: &BlasLibrary, workspace_bytes: usize) -> Result<Self, CudaError> {
         let float = cudaDataType::CUDA_R_32F;
         let sums = cublasComputeType_t::CUBLAS_COMPUTE_32F;
@@ -244,13 +246,13 @@ impl Operations {
     }
 }
 
-/// How a product of rows, n, k lies in memory.
+/// Describes the memory layouts of a product of rows, n, k.
 fn describe(blas: &BlasLibrary, [rows, n, k]: [usize; 3]) -> Result<Layouts, CudaError> {
     let (bf16, f32) = (cudaDataType::CUDA_R_16BF, cudaDataType::CUDA_R_32F);
     let mut made: Vec<cublasLtMatrixLayout_t> = Vec::new();
     for (format, height, width) in [(bf16, k, n), (bf16, k, rows), (f32, n, rows)] {
         let mut layout = std::ptr::null_mut();
-        // Columns follow one another without gaps.
+        // No gaps between columns.
         // SAFETY: writes one pointer.
         let status = unsafe {
             (blas.layout_create)(&raw mut layout, format, height as u64, width as u64, height as i64)
@@ -281,10 +283,11 @@ mod tests {
     use crate::cuda::executor::{Executor, Tensor};
     use crate::cuda::host_driver::HostDriver;
 
-    /// x `[3, 4]`, weights `[5, 4]`: rows and outputs that an operand lying the wrong way would mix up.
+    /// x `[3, 4]`, weights `[5, 4]`: all three sizes differ, so that a swapped operand layout gives a wrong
+    /// result.
     const SHAPE: [usize; 3] = [3, 5, 4];
 
-    /// What the library that is the host says of products, of which all but the first are wrong in one thing each.
+    /// The host's library rejects every call after the first: each differs from it in one wrong argument.
     #[test]
     fn what_is_wrong_with_a_call_shows_on_the_host() {
         let name = "cuda::blas::tests::what_is_wrong_with_a_call_shows_on_the_host";
@@ -300,7 +303,7 @@ mod tests {
         let workspace: Tensor<_, u8> = Tensor::zeros(&mut device, WORKSPACE_BYTES, "workspace").unwrap();
         let good = Product { x: x.address(), weights: weights.address(), out: out.address(), shape: SHAPE };
         let run = |blas: &mut Blas, product: &Product, workspace: u64| {
-            // SAFETY: the host's library looks at every address before it follows it.
+            // SAFETY: the host's library checks every address before it reads it.
             unsafe { blas.multiply(product, workspace, stream) }.map_err(|error| error.to_string())
         };
         let mut blas = Blas::new().unwrap();
@@ -315,19 +318,19 @@ mod tests {
             let said = said.unwrap_err();
             assert!(said.contains(&format!("cublasLtMatmul: status {status}: ")), "{said}");
         };
-        // Addresses that are not as they were promised, of operands and of the workspace; memory that ends too soon.
+        // Misaligned operands and workspace; memory that is too short.
         refused(run(&mut blas, &Product { x: good.x + 2, ..good }, workspace.address()), "7");
         refused(run(&mut blas, &Product { out: good.out + 4, ..good }, workspace.address()), "7");
         refused(run(&mut blas, &good, workspace.address() + 16), "7");
         refused(run(&mut blas, &Product { shape: [3, 500, 4], ..good }, workspace.address()), "7");
-        // A way that was found for another shape.
+        // An algorithm that was found for another shape.
         let other = blas.plan([4, 5, 4]).unwrap();
         blas.plans.get_mut(&SHAPE).unwrap().algorithm = other.algorithm;
         refused(run(&mut blas, &good, workspace.address()), "7");
         other.layouts.destroy(&blas.library);
     }
 
-    /// Attributes of other sizes, and shapes that do not fit one another.
+    /// Attributes of wrong sizes, and operands whose shapes do not match.
     #[test]
     fn what_is_described_wrongly_is_refused_on_the_host() {
         let name = "cuda::blas::tests::what_is_described_wrongly_is_refused_on_the_host";

@@ -1,7 +1,7 @@
-//! A GPU: what must be there before anything is asked of it, its context and stream, and the launches.
+//! A GPU: checks before its first use, its context and stream, and kernel launches.
 //!
-//! One thread opens it and keeps it: everything runs on one stream in the order of the calls, so that memory needs
-//! no events. Nothing here has a shape; `ops` does.
+//! One thread opens and uses it. Everything runs on one stream in the order of the calls, so that memory
+//! needs no events. This module knows no tensor shapes; `ops` does.
 
 #[cfg(test)]
 mod tests;
@@ -31,7 +31,7 @@ use super::toolkit::CudaVersion;
 use super::{CudaError, kernel_files, nvrtc};
 use crate::EngineError;
 
-/// Oldest architecture with the kernels' tensor-core shapes.
+/// Oldest architecture that has the tensor-core instructions used by the kernels.
 const OLDEST: (i32, i32) = (8, 0);
 
 /// An opened GPU with every kernel loaded.
@@ -42,45 +42,45 @@ pub struct CudaDevice {
     ordinal: usize,
     capability: (i32, i32),
     pool: MemoryPool,
-    /// Who knows of the other ranks, where there are any, and how long this one waits for them.
+    /// Watch over the other ranks and the timeout for them, if there are other ranks.
     watch: Watched,
     /// Launches that wait to be replayed or started, where this device replays graphs.
     recorder: Option<Recorder<Graph>>,
-    /// Taken with the first bytes that are written.
+    /// Allocated on the first write.
     staging: Option<Staging>,
     products: Option<LibraryProducts>,
 }
 
-/// Products that are a library's.
+/// Products that cuBLASLt computes.
 struct LibraryProducts {
     blas: Blas,
     workspace: CudaMemory,
-    /// From so many rows on.
+    /// Minimum number of rows of a product.
     from_rows: usize,
 }
 
-/// Memory that the device copies from, and how far it is.
+/// Pinned memory for copies to the device, and the progress of the copies.
 struct Staging {
     halves: Halves,
     pinned: [PinnedHostSlice<u8>; 2],
-    /// Behind the last copy out of each half, when it was left.
+    /// For each half: event recorded after the last copy out of it.
     copied: [CudaEvent; 2],
     stream: Arc<CudaStream>,
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // Memory is not given back while it is read.
+        // Pinned memory must not be freed while a copy reads it.
         if let Err(error) = self.stream.synchronize() {
             tracing::warn!(%error, "a device was left with copies under way");
         }
     }
 }
 
-/// Whom a device waits with, and for how long at most; none where it has no other ranks.
+/// Watch over other ranks and a timeout; none without other ranks.
 type Watched = Option<(Arc<dyn Watch>, Duration)>;
 
-/// Waits, where there are other ranks by asking now and then.
+/// Waits for the device. With other ranks it polls, so that a lost rank ends the wait.
 fn wait_until(
     watch: &Watched,
     is_done: impl FnMut() -> Result<bool, CudaError>,
@@ -92,28 +92,29 @@ fn wait_until(
     }
 }
 
-/// Launches that the driver knows.
+/// A graph that the driver holds.
 struct Graph(CudaGraph);
 
-// SAFETY: graphs are used by whoever holds the device, `&mut`, so by one thread at a time, which is what the driver asks for.
+// SAFETY: graphs are only used through `&mut` access to the device, so by one thread at a time, as the driver
+// requires.
 unsafe impl Send for Graph {}
 
-/// What a device says of itself.
+/// Properties that a device reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFacts {
     /// Its name.
     pub name: String,
     /// Its architecture, such as `sm_90`.
     pub arch: String,
-    /// The newest CUDA that its driver knows, such as `13.0`.
+    /// The newest CUDA version that its driver supports, such as `13.0`.
     pub driver: String,
-    /// Memory that nobody holds.
+    /// Free memory.
     pub free_bytes: u64,
-    /// All memory.
+    /// Total memory.
     pub total_bytes: u64,
 }
 
-/// Memory of a device. Freed in stream order, so what was launched before still finds it.
+/// Memory of a device. Freed in stream order, so that earlier launches can still use it.
 #[derive(Debug)]
 pub(crate) struct CudaMemory {
     slice: CudaSlice<u8>,
@@ -121,7 +122,8 @@ pub(crate) struct CudaMemory {
 }
 
 impl CudaDevice {
-    /// Opens a device with the compiled kernels of a folder, or compiles them for it. Says in one line what is missing.
+    /// Opens a device and loads compiled kernels from a folder, or compiles them. Errors name in one line
+    /// what is missing.
     pub fn open(ordinal: usize, kernels: Option<&Path>) -> Result<Self, CudaError> {
         let context = open_context(ordinal)?;
         let driver = driver_version()?;
@@ -134,7 +136,8 @@ impl CudaDevice {
             None => nvrtc::compile_all(&format!("sm_{major}{minor}"))?,
         };
         toolkit.check_driver(driver)?;
-        // SAFETY: everything is used on the one stream below, in the order of the calls: no two streams ever share memory.
+        // SAFETY: everything is used on the one stream below, in the order of the calls: no two streams ever
+        // share memory.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(refused("make a stream"))?;
         let mut functions = HashMap::new();
@@ -157,12 +160,12 @@ impl CudaDevice {
         Ok(Self { context, stream, functions, ordinal, capability, pool, watch, recorder, staging, products })
     }
 
-    /// How many devices the driver shows.
+    /// Number of devices that the driver reports.
     pub fn count() -> Result<usize, CudaError> {
         start_driver()
     }
 
-    /// What the device says of itself.
+    /// Name, architecture, driver version and memory of the device.
     pub fn facts(&self) -> Result<DeviceFacts, CudaError> {
         let (major, minor) = self.capability;
         let (free, total) = self.context.mem_get_info().map_err(refused("tell its memory"))?;
@@ -175,37 +178,40 @@ impl CudaDevice {
         })
     }
 
-    /// The driver's number.
+    /// The device's number in the driver.
     pub(super) fn ordinal(&self) -> usize {
         self.ordinal
     }
 
-    /// Its compute capability, major and minor.
+    /// Compute capability, major and minor.
     pub(super) fn capability(&self) -> (i32, i32) {
         self.capability
     }
 
-    /// The version of cuBLASLt, where that computes products of many rows.
+    /// Version of cuBLASLt, if it computes products of many rows.
     pub(super) fn library_version(&self) -> Option<&str> {
         self.products.as_ref().map(|products| products.blas.version())
     }
 
-    /// Lets another device read and write all memory of this one, as kernels and copies of NCCL do.
+    /// Gives another device read and write access to all memory of this one, as kernels and copies of NCCL
+    /// need.
     pub(super) fn share_memory_with(&self, ordinal: usize) -> Result<(), CudaError> {
         self.pool.share_with(ordinal)
     }
 
-    /// From now on kernels of this device wait for those of others: waiting for it ends where they are lost.
+    /// Makes waits watch the other ranks: a wait fails when a rank is lost, or after `patience`. Needed
+    /// because kernels of this device then wait for kernels of others.
     pub(super) fn watch_while_waiting(&mut self, watch: Arc<dyn Watch>, patience: Duration) {
         self.watch = Some((watch, patience));
     }
 
-    /// From now on launches are collected, and those that come again are replayed as one graph.
+    /// Collects launches from now on, and replays repeated ones as one graph.
     pub(super) fn replay_graphs(&mut self) {
         self.recorder = Some(Recorder::default());
     }
 
-    /// From now on bf16 products of so many rows and more are cuBLASLt's. Says in one line what is missing.
+    /// Has cuBLASLt compute bf16 products of at least `from_rows` rows from now on. Errors name in one line
+    /// what is missing.
     pub(super) fn multiply_by_library(&mut self, from_rows: usize) -> Result<(), CudaError> {
         self.context.bind_to_thread().map_err(refused("take the thread"))?;
         let blas = Blas::new()?;
@@ -227,25 +233,26 @@ impl CudaDevice {
             params.iter_mut().map(|param| std::ptr::from_mut(param).cast()).collect();
         let (grid, block) = ((launch.grid[0], launch.grid[1], launch.grid[2]), (launch.threads, 1, 1));
         let (function, stream) = (function.cu_function(), self.stream.cu_stream());
-        // SAFETY: the function and stream are of this context; the parameters are the kernel's by the contract of `launch`,
-        // their memory is still there by that of `flush`, and `pointers` outlives the call, which copies what they point to.
+        // SAFETY: the function and stream belong to this context; the parameters are the kernel's by the
+        // contract of `launch`, their memory is still allocated by that of `flush`, and `pointers` outlives
+        // the call, which copies what they point to.
         unsafe { result::launch_kernel(function, grid, block, launch.shared_bytes, stream, &mut pointers) }
             .map_err(refused(launch.kernel))
     }
 
-    /// Has the driver make a graph of launches; nothing runs yet.
+    /// Captures launches as a graph, without running them.
     fn capture(&self, launches: &[Launch]) -> Result<Graph, CudaError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.stream.begin_capture(mode).map_err(refused("begin a graph"))?;
         let launched = launches.iter().try_for_each(|launch| self.start(launch));
-        // Ended in any case: a stream that captures runs nothing.
+        // Ended even after an error: a stream that captures runs nothing.
         let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(refused("end a graph"));
         launched?;
         let reason = "it captured nothing".to_owned();
         graph?.map(Graph).ok_or(CudaError::Driver { action: "end a graph", reason })
     }
 
-    /// The stream, for libraries that launch on it; the device is the thread's then.
+    /// The stream, for libraries that launch on it. Makes the device's context current on this thread.
     pub(super) fn raw_stream(&mut self) -> Result<*mut c_void, CudaError> {
         self.flush()?;
         self.context.bind_to_thread().map_err(refused("take the thread"))?;
@@ -254,14 +261,15 @@ impl CudaDevice {
 
     fn new_staging(&self) -> Result<Staging, CudaError> {
         let failed = refused("take memory that it copies from");
-        // SAFETY: nothing is read from it before it was written; plain pages, for whoever fills them may read them too.
+        // SAFETY: nothing is read from it before it was written. Not write-combined, because `fill` may also
+        // read it.
         let pinned = || unsafe { self.context.alloc_pinned_with_flags::<u8>(HALF_BYTES, 0) }.map_err(&failed);
         let event = || self.context.new_event(None).map_err(&failed);
         let (halves, stream) = (Halves::new(HALF_BYTES), Arc::clone(&self.stream));
         Ok(Staging { halves, pinned: [pinned()?, pinned()?], copied: [event()?, event()?], stream })
     }
 
-    /// One piece, of at most [`HALF_BYTES`].
+    /// Writes one piece of at most [`HALF_BYTES`].
     fn stage(
         &mut self,
         memory: &mut CudaMemory,
@@ -288,13 +296,14 @@ impl CudaDevice {
         fill(&mut place[range.clone()])?;
         self.context.bind_to_thread().map_err(refused("take the thread"))?;
         let (to, stream) = (memory.address + at as u64, self.stream.cu_stream());
-        // SAFETY: the place is inside the memory by the assertion above. The bytes are copied from memory that stays until
-        // the stream is done, and is written again only behind the wait above, once the copy is.
+        // SAFETY: the destination is inside the memory by the assertion above. The source stays allocated
+        // until the stream is done, and is only overwritten after the wait above, when the copy has
+        // completed.
         let copied = unsafe { result::memcpy_htod_async(to, &place[range], stream) };
         Ok(copied.map_err(refused("copy to the device"))?)
     }
 
-    /// Whether everything that was launched is done.
+    /// Whether all launched work has completed.
     fn is_done(&self) -> Result<bool, CudaError> {
         // SAFETY: the stream lives as long as this device.
         match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) } {
@@ -310,7 +319,7 @@ impl std::fmt::Debug for CudaDevice {
     }
 }
 
-/// The libraries, then the driver, then the device: each missing in its own words.
+/// Checks for the driver's library, the driver and the device in this order, with a separate error for each.
 fn open_context(ordinal: usize) -> Result<Arc<CudaContext>, CudaError> {
     let count = start_driver()?;
     if ordinal >= count {
@@ -319,9 +328,9 @@ fn open_context(ordinal: usize) -> Result<Arc<CudaContext>, CudaError> {
     CudaContext::new(ordinal).map_err(refused("open the device"))
 }
 
-/// Loads and starts the driver, and counts its devices.
+/// Loads and initialises the driver, and returns its number of devices.
 fn start_driver() -> Result<usize, CudaError> {
-    // SAFETY: loads the driver's library, whose initialisers take no part in this process's invariants.
+    // SAFETY: loads the driver's library, whose initialisers do not affect this process's invariants.
     if !unsafe { sys::is_culib_present() } {
         let advice = "install the nvidia driver, or run with --device cpu";
         return Err(CudaError::LibraryMissing { library: "libcuda.so", advice });
@@ -331,7 +340,7 @@ fn start_driver() -> Result<usize, CudaError> {
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
-/// The newest CUDA that the driver knows.
+/// The newest CUDA version that the driver supports.
 fn driver_version() -> Result<CudaVersion, CudaError> {
     let mut version = 0;
     // SAFETY: writes one number.
@@ -391,7 +400,7 @@ impl Executor for CudaDevice {
         if bytes <= HALF_BYTES {
             return self.stage(memory, (at, bytes), fill);
         }
-        // A single row that is longer than what can be staged.
+        // A single row that is longer than a staging buffer.
         let mut aside = vec![0u128; bytes.div_ceil(16)];
         let aside = &mut bytemuck::cast_slice_mut(&mut aside)[..bytes];
         fill(aside)?;
@@ -402,7 +411,7 @@ impl Executor for CudaDevice {
         if bytes.is_empty() {
             return Ok(());
         }
-        // Before the copy, which would wait where nobody watches.
+        // Before the copy, whose own wait would not watch the other ranks.
         self.wait()?;
         let part = memory.slice.slice(at..at + bytes.len());
         self.stream.memcpy_dtoh(&part, bytes).map_err(refused("copy from the device"))?;
@@ -427,7 +436,7 @@ impl Executor for CudaDevice {
     }
 
     fn room(&mut self) -> Result<DeviceRoom, CudaError> {
-        // What was freed in stream order, on whichever stream, is given back when somebody waits.
+        // Memory freed in stream order, on any stream, only returns to the pool after a synchronization.
         self.wait()?;
         self.context.synchronize().map_err(refused("finish what others have freed"))?;
         self.pool.release_freed()?;
@@ -456,7 +465,8 @@ impl Executor for CudaDevice {
         assert!(range <= memory.slice.len(), "copies stay inside the memory");
         let address = |at: usize| memory.address + at as u64;
         self.context.bind_to_thread().map_err(refused("take the thread"))?;
-        // SAFETY: both parts lie inside the memory by the line above, and the stream is of its context.
+        // SAFETY: both ranges are inside the memory by the assertion above, and the stream belongs to its
+        // context.
         unsafe { result::memcpy_dtod_async(address(to), address(from), bytes, self.stream.cu_stream()) }
             .map_err(refused("copy on the device"))
     }
@@ -482,8 +492,9 @@ impl Executor for CudaDevice {
         }
         let stream = self.raw_stream()?;
         let LibraryProducts { blas, workspace, .. } = self.products.as_mut().expect("found above");
-        // SAFETY: the product's numbers are there by this function's contract; the workspace is this device's, taken by the driver,
-        // whose addresses are multiples of 256, and used by products alone, one after another in the stream.
+        // SAFETY: the product's operands are allocated by this function's contract. The workspace is this
+        // device's, allocated by the driver at a multiple of 256, and used only by products, one after
+        // another in the stream.
         unsafe { blas.multiply(product, workspace.address(), stream) }.map(|()| true)
     }
 }

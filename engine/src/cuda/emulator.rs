@@ -1,5 +1,5 @@
-//! The kernels on the host: their own sources, built by the system's C++ compiler and run thread by thread (see
-//! `emulator.hpp`), so that every test run executes them without a GPU. Slow; for shapes of tests.
+//! The kernels on the host: their own sources, compiled by the system's C++ compiler and run thread by thread
+//! (see `emulator.hpp`), so that every test run executes them without a GPU. Slow: meant for test shapes.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -27,39 +27,39 @@ pub(crate) struct Emulator {
     launches_left: Option<u32>,
     allocations: Arc<AtomicU32>,
     launches: Arc<AtomicU32>,
-    /// Graphs are the launches themselves here.
+    /// A graph is the list of its launches here.
     recorder: Option<Recorder<Vec<Launch>>>,
     replays: Arc<AtomicU32>,
     check: Check,
 }
 
-/// Blocks run on the calling thread, but the library's state is the process's: one launch at a time.
+/// Serialises launches: blocks run on the calling thread, but the library's state is global to the process.
 static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
-/// Memory that ends where touching ends the process.
+/// Memory followed by protected pages: an access past its end ends the process.
 pub(crate) struct HostMemory {
     address: *mut u8,
     bytes: usize,
     free: unsafe extern "C" fn(*mut c_void, usize),
 }
 
-// SAFETY: the memory belongs to its holder alone, as a Box's would.
+// SAFETY: the memory is owned exclusively, like a Box's.
 unsafe impl Send for HostMemory {}
-// SAFETY: shared, it only tells its address.
+// SAFETY: a shared reference only gives access to the address.
 unsafe impl Sync for HostMemory {}
 
 impl Emulator {
-    /// Builds the library, once for each state of the sources, and loads it.
+    /// Builds the library, once for each version of the sources, and loads it.
     pub(crate) fn build() -> Self {
         Self::of(&on_host::kernels(), Check::Nothing)
     }
 
-    /// The same, and a launch with a race is an error.
+    /// Like `build`, but a launch with a race returns an error.
     pub(crate) fn that_finds_races() -> Self {
         Self::of(&on_host::kernels(), Check::Races)
     }
 
-    /// A library of the kernels in `text`.
+    /// Builds and loads a library of the kernels in `text`.
     pub(super) fn of(text: &str, check: Check) -> Self {
         let file = on_host::build(text, "libkernels.so", check).unwrap();
         // SAFETY: the library is our own and its initialisers are those of its own containers.
@@ -68,32 +68,32 @@ impl Emulator {
         Self { library, launches_left: None, allocations, launches, recorder: None, replays, check }
     }
 
-    /// From now on threads and blocks run in this order, one of many.
+    /// Sets the order in which threads and blocks run from now on; each seed gives another order.
     pub(crate) fn order(&self, seed: u64) {
         let order: Symbol<'_, unsafe extern "C" fn(u64)> = self.symbol("emulator_order");
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // SAFETY: the signature that the shim declares; no kernel runs during the turn.
+        // SAFETY: the signature that the shim declares; no kernel runs while the lock is held.
         unsafe { order(seed) }
     }
 
     /// Bytes that products have read from global memory so far.
     pub(crate) fn global_bytes(&self) -> u64 {
         let read: Symbol<'_, unsafe extern "C" fn() -> u64> = self.symbol("emulator_global_bytes");
-        // SAFETY: takes nothing.
+        // SAFETY: takes no arguments.
         unsafe { read() }
     }
 
-    /// How often memory was taken so far.
+    /// Counter of allocations.
     pub(crate) fn allocations(&self) -> Arc<AtomicU32> {
         Arc::clone(&self.allocations)
     }
 
-    /// How many kernels were started so far.
+    /// Counter of kernel launches.
     pub(crate) fn launches(&self) -> Arc<AtomicU32> {
         Arc::clone(&self.launches)
     }
 
-    /// Collects launches from now on and replays those that come again; how often it did so.
+    /// Collects launches from now on and replays repeated ones. Returns the counter of replays.
     pub(crate) fn replay_graphs(&mut self) -> Arc<AtomicU32> {
         self.recorder = Some(Recorder::default());
         Arc::clone(&self.replays)
@@ -117,13 +117,13 @@ impl Emulator {
         let [x, y, z] = launch.grid;
         let shape = [x, y, z, launch.threads, launch.shared_bytes];
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // SAFETY: the parameters are the kernel's by the contract of `launch`, and its memory is still there by that of
-        // `flush`.
+        // SAFETY: the parameters are the kernel's by the contract of `launch`, and its memory is still
+        // allocated by that of `flush`.
         unsafe { run(*entry, shape.as_ptr(), pointers.as_mut_ptr()) }
         self.check_races(launch.kernel)
     }
 
-    /// An error where the launch that has just run had a race.
+    /// Returns an error if the latest launch had a race.
     fn check_races(&self, kernel: &'static str) -> Result<(), CudaError> {
         if self.check == Check::Nothing {
             return Ok(());
@@ -131,7 +131,7 @@ impl Emulator {
         let take: Symbol<'_, unsafe extern "C" fn(*mut u8, usize) -> bool> =
             self.symbol("emulator_take_race");
         let mut said = [0u8; 256];
-        // SAFETY: at most so many bytes are written.
+        // SAFETY: at most `said.len()` bytes are written.
         if !unsafe { take(said.as_mut_ptr(), said.len()) } {
             return Ok(());
         }
@@ -139,7 +139,7 @@ impl Emulator {
         Err(CudaError::Driver { action: kernel, reason })
     }
 
-    /// From now on so many launches, and then none.
+    /// Lets `launches` more launches succeed; the following ones fail.
     pub(crate) fn fail_after(&mut self, launches: u32) {
         self.launches_left = Some(launches);
     }
@@ -158,7 +158,7 @@ impl DeviceMemory for HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated by the same library with these bytes, and dropped once.
+        // SAFETY: allocated by the same library with this size, and dropped once.
         unsafe { (self.free)(self.address.cast(), self.bytes) }
     }
 }
@@ -171,7 +171,7 @@ impl Executor for Emulator {
         let bytes = bytes.max(16);
         let alloc: Symbol<'_, unsafe extern "C" fn(usize) -> *mut c_void> = self.symbol("emulator_alloc");
         let free: Symbol<'_, unsafe extern "C" fn(*mut c_void, usize)> = self.symbol("emulator_free");
-        // SAFETY: takes any size.
+        // SAFETY: accepts any size.
         let address = unsafe { alloc(bytes) };
         assert!(!address.is_null(), "the host has memory for a test");
         Ok(HostMemory { address: address.cast(), bytes, free: *free })
@@ -180,7 +180,7 @@ impl Executor for Emulator {
     fn write(&mut self, memory: &mut HostMemory, at: usize, bytes: &[u8]) -> Result<(), CudaError> {
         self.flush()?;
         assert!(at + bytes.len() <= memory.bytes);
-        // SAFETY: inside the allocation by the line above; nothing else refers to it now.
+        // SAFETY: inside the allocation by the assertion above; nothing else refers to it now.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.address.add(at), bytes.len()) }
         Ok(())
     }
@@ -191,7 +191,7 @@ impl Executor for Emulator {
         (at, bytes): (usize, usize),
         fill: Fill<'_>,
     ) -> Result<(), EngineError> {
-        // Rubbish, so that what is not filled shows; and aligned as the other one's.
+        // A nonzero pattern, so that bytes left unfilled are noticed. Aligned to 16 bytes, as on a device.
         let mut words = vec![u128::MAX / 3; bytes.div_ceil(16)];
         let staged = &mut bytemuck::cast_slice_mut(&mut words)[..bytes];
         fill(staged)?;
@@ -239,7 +239,7 @@ impl Executor for Emulator {
     ) -> Result<(), CudaError> {
         self.flush()?;
         assert!(from.max(to) + bytes <= memory.bytes);
-        // SAFETY: both inside the allocation by the line above.
+        // SAFETY: both inside the allocation by the assertion above.
         unsafe { std::ptr::copy(memory.address.add(from), memory.address.add(to), bytes) }
         Ok(())
     }

@@ -1,52 +1,52 @@
-//! What can go wrong with a GPU, as an operator tells it apart: nothing there to run on, a kernel that does not
-//! compile, a launch that contradicts itself, a driver that says no.
+//! Errors of the CUDA backend, separated as an operator needs them: missing library or device, kernel that
+//! does not compile, invalid launch, driver error.
 
-/// Why the CUDA backend refused.
+/// Error of the CUDA backend.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
-    /// A library of the driver or of CUDA is not on this machine.
+    /// A library of the driver or of CUDA was not found.
     #[error("{library} was not found: {advice}")]
     LibraryMissing {
-        /// Its file.
+        /// File name of the library.
         library: &'static str,
         /// What to install.
         advice: &'static str,
     },
-    /// The driver is there and knows no such device.
+    /// The driver works, but has no such device.
     #[error("there is no cuda:{ordinal}: the driver shows {count} devices")]
     NoSuchDevice {
-        /// The device that was asked for.
+        /// The requested device.
         ordinal: usize,
-        /// How many there are.
+        /// Number of devices.
         count: usize,
     },
-    /// The device is older than what the kernels are written for.
+    /// The device is older than the kernels support.
     #[error("cuda:{ordinal} is of compute capability {major}.{minor}, the kernels need 8.0 or above")]
     TooOld {
-        /// The device that was asked for.
+        /// The requested device.
         ordinal: usize,
-        /// Its capability.
+        /// Major compute capability.
         major: i32,
-        /// Its capability.
+        /// Minor compute capability.
         minor: i32,
     },
-    /// The driver does not load what this version of CUDA makes.
+    /// The driver cannot load kernels that this version of CUDA compiled.
     #[error(
         "the driver is for cuda {driver} and does not load kernels made by cuda {toolkit}: install a driver for cuda {toolkit} or newer \
          (branch 580 for cuda 13), or kernels made by the driver's own cuda"
     )]
     DriverTooOld {
-        /// The newest CUDA that the driver knows.
+        /// The newest CUDA version that the driver supports.
         driver: String,
-        /// The CUDA that made the kernels.
+        /// The CUDA version that compiled the kernels.
         toolkit: String,
     },
-    /// The driver refused.
+    /// A driver call failed.
     #[error("the cuda driver refused to {action}: {reason}")]
     Driver {
-        /// What was asked of it.
+        /// What was requested.
         action: &'static str,
-        /// What it said.
+        /// The driver's error.
         reason: String,
     },
     /// A kernel did not compile.
@@ -56,65 +56,65 @@ pub enum CudaError {
         file: &'static str,
         /// What for.
         arch: String,
-        /// What the compiler said.
+        /// The compiler's log.
         log: String,
     },
-    /// Compiled kernels that cannot be used, or not be written.
+    /// Compiled kernels that cannot be used or written.
     #[error("kernels in {dir}: {reason}")]
     BadKernelFiles {
         /// Their folder.
         dir: String,
-        /// What is wrong with it.
+        /// What is wrong.
         reason: String,
     },
-    /// A launch contradicts the kernel's contract: nothing was launched.
+    /// A launch violates the kernel's contract; nothing was launched.
     #[error("{kernel}: {what} is {found}, expected {expected}")]
     BadLaunch {
         /// The kernel.
         kernel: &'static str,
-        /// The number that is wrong.
+        /// Name of the wrong number.
         what: &'static str,
         /// Its value.
         found: usize,
-        /// What the kernel takes.
+        /// Values that the kernel accepts.
         expected: String,
     },
-    /// Weights are wanted in a format that no kernel reads.
+    /// Weights were requested in a format that no kernel reads.
     #[error("{format} weights have no cuda kernels: pass --weights bf16, fp8 or int8 (these have)")]
     NoSuchFormat {
         /// The format.
         format: &'static str,
     },
-    /// cuBLASLt refused, or lacks something.
+    /// A cuBLASLt call failed, or a function is missing.
     #[error("cublaslt failed at {action}: {reason}")]
     Blas {
         /// The function.
         action: &'static str,
-        /// What it said.
+        /// The library's error.
         reason: String,
     },
-    /// NCCL refused, or lacks something.
+    /// An NCCL call failed, or a function is missing.
     #[error("nccl failed at {action}: {reason}")]
     Nccl {
         /// The function.
         action: &'static str,
-        /// What it said.
+        /// The library's error.
         reason: String,
     },
-    /// A rank waited for others that do not come: its model is of no use any more.
+    /// A rank waited in vain for other ranks: the model cannot be used any more.
     #[error("ranks lost each other: {reason}")]
     RanksApart {
-        /// What was seen.
+        /// What was observed.
         reason: String,
     },
-    /// The device has not the memory.
+    /// The device does not have enough memory.
     #[error("out of device memory: {bytes} bytes for {purpose}, {free} free")]
     OutOfMemory {
-        /// How much was asked for.
+        /// Requested bytes.
         bytes: u64,
-        /// What for.
+        /// Purpose of the memory.
         purpose: &'static str,
-        /// How much there was.
+        /// Free bytes.
         free: u64,
     },
 }

@@ -1,5 +1,5 @@
-//! What runs kernels: a GPU, or the host in tests. Memory is bytes at an address that only kernels follow;
-//! [`Tensor`] gives it a type and a length, [`Params`] puts a launch's parameters in the order of the kernel.
+//! Runs kernels: a GPU, or the host in tests. Memory is bytes at an address that only kernels dereference.
+//! [`Tensor`] adds a type and a length; [`Params`] holds a launch's parameters in the kernel's order.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -12,25 +12,26 @@ use crate::EngineError;
 
 /// Memory that kernels work on.
 pub(crate) trait DeviceMemory {
-    /// Where it begins, as kernels see it; aligned to 16 bytes.
+    /// Address of the first byte, as kernels see it; aligned to 16 bytes.
     fn address(&self) -> u64;
 }
 
-/// Writes bytes that go to a device.
+/// Fills a buffer whose bytes are copied to a device.
 pub(crate) type Fill<'a> = &'a mut dyn FnMut(&mut [u8]) -> Result<(), EngineError>;
 
 /// Runs kernels one after another, in the order of the calls.
 pub(crate) trait Executor {
-    /// Its memory; freed when dropped.
+    /// Device memory; freed when dropped.
     type Memory: DeviceMemory;
 
-    /// Zeroed memory.
+    /// Allocates zeroed memory.
     fn alloc(&mut self, bytes: usize, purpose: &'static str) -> Result<Self::Memory, CudaError>;
 
-    /// Host to device, from byte `at` on.
+    /// Copies `bytes` from host to device, to byte `at` and following.
     fn write(&mut self, memory: &mut Self::Memory, at: usize, bytes: &[u8]) -> Result<(), CudaError>;
 
-    /// Host to device, `bytes` from byte `at` on, as `fill` writes them: all of them, once. Goes on while they are copied.
+    /// Copies `bytes` bytes from host to device, to byte `at` and following. `fill` writes all of them, once.
+    /// May return before the copy has completed.
     fn write_by(
         &mut self,
         memory: &mut Self::Memory,
@@ -38,19 +39,19 @@ pub(crate) trait Executor {
         fill: Fill<'_>,
     ) -> Result<(), EngineError>;
 
-    /// Device to host, from byte `at` on; waits for what was launched before.
+    /// Copies from device to host, from byte `at` on. Waits for earlier launches.
     fn read(&mut self, memory: &Self::Memory, at: usize, bytes: &mut [u8]) -> Result<(), CudaError>;
 
-    /// Starts what was launched and only collected so far: before memory that it uses goes away.
+    /// Starts launches that were only collected so far. Must be called before memory that they use is freed.
     fn flush(&mut self) -> Result<(), CudaError>;
 
-    /// How much memory there is.
+    /// Free and total memory.
     fn room(&mut self) -> Result<DeviceRoom, CudaError>;
 
-    /// Waits until everything that was launched is done.
+    /// Waits until all launched work has completed.
     fn wait(&mut self) -> Result<(), CudaError>;
 
-    /// Copies bytes inside one memory, from where to where; the two do not overlap.
+    /// Copies `bytes` bytes inside one allocation, between the offsets `from_to`. The ranges do not overlap.
     fn copy_within(
         &mut self,
         memory: &mut Self::Memory,
@@ -61,8 +62,8 @@ pub(crate) trait Executor {
     /// Starts a kernel.
     ///
     /// # Safety
-    /// `params` are the kernel's own, in order, and every address that it follows from them over this grid lies
-    /// in memory that outlives the launch. `ops` is the only caller; it checks each kernel's shapes first.
+    /// `params` are the kernel's own, in order, and every address that the kernel dereferences over this grid
+    /// is in memory that outlives the launch. `ops` is the only caller; it checks each kernel's shapes first.
     unsafe fn launch(
         &mut self,
         kernel: &'static Kernel,
@@ -70,11 +71,12 @@ pub(crate) trait Executor {
         params: &mut Params,
     ) -> Result<(), CudaError>;
 
-    /// Has a product computed by a library, in an order of sums of its own, where this executor has one and takes it for so many
-    /// rows; says whether it did.
+    /// Computes a product with a library, which sums in an order of its own choice, if this executor has a
+    /// library and uses it for this number of rows. Returns whether it did.
     ///
     /// # Safety
-    /// All numbers of the product lie in memory that outlives it. `ops` is the only caller; it checks their shapes first.
+    /// All operands of the product are in memory that outlives it. `ops` is the only caller; it checks their
+    /// shapes first.
     unsafe fn multiply(&mut self, product: &Product) -> Result<bool, CudaError> {
         let _ = product;
         Ok(false)
@@ -90,7 +92,7 @@ pub(crate) struct Tensor<M, T> {
 }
 
 impl<M: DeviceMemory, T: bytemuck::Pod> Tensor<M, T> {
-    /// `len` zeros.
+    /// Allocates `len` zeros.
     pub(crate) fn zeros<E>(executor: &mut E, len: usize, purpose: &'static str) -> Result<Self, CudaError>
     where
         E: Executor<Memory = M>,
@@ -99,7 +101,7 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Tensor<M, T> {
         Ok(Self { memory, len, element: PhantomData })
     }
 
-    /// A copy of `numbers`.
+    /// Allocates a copy of `numbers`.
     pub(crate) fn of<E>(executor: &mut E, numbers: &[T], purpose: &'static str) -> Result<Self, CudaError>
     where
         E: Executor<Memory = M>,
@@ -109,7 +111,7 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Tensor<M, T> {
         Ok(tensor)
     }
 
-    /// Overwrites elements from `at` on, which must all exist.
+    /// Overwrites elements from `at` on, all of which must exist.
     pub(crate) fn write<E>(&mut self, executor: &mut E, at: usize, numbers: &[T]) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
@@ -118,7 +120,7 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Tensor<M, T> {
         executor.write(&mut self.memory, at * size_of::<T>(), bytemuck::cast_slice(numbers))
     }
 
-    /// Overwrites `len` elements from `at` on, which must all exist, with those that `fill` writes.
+    /// Overwrites `len` elements from `at` on, all of which must exist, with those that `fill` writes.
     pub(crate) fn write_by<E>(
         &mut self,
         executor: &mut E,
@@ -135,7 +137,7 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Tensor<M, T> {
         })
     }
 
-    /// Copies `len` elements, from where to where; the two do not overlap and all exist.
+    /// Copies `len` elements between two offsets. The ranges must exist and not overlap.
     pub(crate) fn copy_within<E>(
         &mut self,
         executor: &mut E,
@@ -150,7 +152,7 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Tensor<M, T> {
         executor.copy_within(&mut self.memory, (from * size, to * size), len * size)
     }
 
-    /// The elements of `range`.
+    /// Reads the elements of `range`.
     pub(crate) fn read<E>(&self, executor: &mut E, range: Range<usize>) -> Result<Vec<T>, CudaError>
     where
         E: Executor<Memory = M>,
@@ -162,29 +164,29 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Tensor<M, T> {
         Ok(numbers)
     }
 
-    /// Where it begins, as kernels see it.
+    /// Address of the first element, as kernels see it.
     pub(crate) fn address(&self) -> u64 {
         self.memory.address()
     }
 
-    /// Where element `at` lies, which must exist or be the one past the last.
+    /// Address of element `at`, which must exist or be one past the last.
     pub(crate) fn address_of(&self, at: usize) -> u64 {
         assert!(at <= self.len, "addresses stay inside the tensor");
         self.address() + (at * size_of::<T>()) as u64
     }
 
-    /// Elements.
+    /// Number of elements.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// All of them.
+    /// View of all elements.
     pub(crate) fn view(&self) -> View<'_, T> {
         View { address: self.address(), len: self.len, of: PhantomData }
     }
 }
 
-/// Elements in device memory that somebody else holds.
+/// Borrowed elements in device memory.
 #[derive(Debug)]
 pub(crate) struct View<'a, T> {
     address: u64,
@@ -201,14 +203,14 @@ impl<T> Clone for View<'_, T> {
 impl<T> Copy for View<'_, T> {}
 
 impl<T> View<'_, T> {
-    /// Elements.
+    /// Number of elements.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 }
 
 impl<M: DeviceMemory> Tensor<M, u32> {
-    /// Words of `range`, as elements that take whole words.
+    /// View of the words of `range` as elements of type `T`. The range must be a whole number of elements.
     pub(crate) fn view_as<T: bytemuck::Pod>(&self, range: Range<usize>) -> View<'_, T> {
         let len = range.len() * size_of::<u32>() / size_of::<T>();
         assert!(
@@ -219,83 +221,84 @@ impl<M: DeviceMemory> Tensor<M, u32> {
     }
 }
 
-/// A launch's parameters: each in eight bytes, of which the kernel takes the first as many as it needs.
+/// Parameters of a launch. Each takes eight bytes, of which the kernel reads the first ones, according to the
+/// parameter's size.
 #[derive(Debug, Default)]
 pub(crate) struct Params(Vec<u64>);
 
 impl Params {
-    /// What the kernel only reads.
+    /// Adds a tensor that the kernel only reads.
     pub(crate) fn read<M: DeviceMemory, T>(mut self, tensor: &Tensor<M, T>) -> Self {
         self.0.push(tensor.memory.address());
         self
     }
 
-    /// The same of a view.
+    /// Adds a view.
     pub(crate) fn view<T>(mut self, view: View<'_, T>) -> Self {
         self.0.push(view.address);
         self
     }
 
-    /// A view from element `at` on.
+    /// Adds a view, from element `at` on.
     pub(crate) fn view_from<T>(mut self, view: View<'_, T>, at: usize) -> Self {
         self.0.push(view.address + (at * size_of::<T>()) as u64);
         self
     }
 
-    /// The same from element `at` on.
+    /// Adds a tensor that the kernel only reads, from element `at` on.
     pub(crate) fn read_from<M: DeviceMemory, T>(mut self, tensor: &Tensor<M, T>, at: usize) -> Self {
         self.0.push(tensor.memory.address() + (at * size_of::<T>()) as u64);
         self
     }
 
-    /// What the kernel reads where it is there.
+    /// Adds an optional tensor that the kernel only reads; null if absent.
     pub(crate) fn read_if<M: DeviceMemory, T>(mut self, tensor: Option<&Tensor<M, T>>) -> Self {
         self.0.push(tensor.map_or(0, |tensor| tensor.memory.address()));
         self
     }
 
-    /// What the kernel writes.
+    /// Adds a tensor that the kernel writes.
     pub(crate) fn write<M: DeviceMemory, T>(self, tensor: &mut Tensor<M, T>) -> Self {
         self.write_from(tensor, 0)
     }
 
-    /// What the kernel writes where it is there.
+    /// Adds an optional tensor that the kernel writes; null if absent.
     pub(crate) fn write_if<M: DeviceMemory, T>(mut self, tensor: Option<&mut Tensor<M, T>>) -> Self {
         self.0.push(tensor.map_or(0, |tensor| tensor.memory.address()));
         self
     }
 
-    /// The same from element `at` on.
+    /// Adds a tensor that the kernel writes, from element `at` on.
     pub(crate) fn write_from<M: DeviceMemory, T>(mut self, tensor: &mut Tensor<M, T>, at: usize) -> Self {
         self.0.push(tensor.memory.address() + (at * size_of::<T>()) as u64);
         self
     }
 
-    /// A size or index that was checked to fit.
+    /// Adds a size or index. The caller has checked that it fits.
     pub(crate) fn u32(mut self, x: usize) -> Self {
         self.0.push(u64::from(u32::try_from(x).expect("sizes of a launch are checked before it")));
         self
     }
 
-    /// 64 bits.
+    /// Adds a 64-bit integer.
     pub(crate) fn u64(mut self, x: u64) -> Self {
         self.0.push(x);
         self
     }
 
-    /// A number.
+    /// Adds a float.
     pub(crate) fn f32(mut self, x: f32) -> Self {
         self.0.push(u64::from(x.to_bits()));
         self
     }
 
-    /// The parameters, as many as were given.
+    /// The parameters in order.
     pub(crate) fn values(&self) -> &[u64] {
         &self.0
     }
 }
 
-/// Refuses a launch whose number `what` is not as it must be.
+/// Returns `BadLaunch` for the number `what` unless `is_good`.
 pub(crate) fn check(
     kernel: &'static str,
     (what, found): (&'static str, usize),
@@ -308,7 +311,7 @@ pub(crate) fn check(
     Err(CudaError::BadLaunch { kernel, what, found, expected: expected.into() })
 }
 
-/// Refuses a launch whose tensor `what` holds fewer elements than the kernel touches.
+/// Returns `BadLaunch` if the tensor `what` has fewer elements than the kernel accesses.
 pub(crate) fn check_len(
     kernel: &'static str,
     what: &'static str,

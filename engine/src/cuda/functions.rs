@@ -1,10 +1,12 @@
-//! Tables of functions of libraries that are loaded where they are wanted and not linked. All of a table are found at once, so that a library that
-//! lacks one is refused at the start and not in the middle of a step.
+//! Tables of functions from libraries that are loaded at run time instead of linked. All functions of a table
+//! are resolved at once, so that a library that lacks one is refused at startup rather than in the middle of
+//! a step.
 
 use libloading::{Error, Library};
 
-/// Declares the table `$table` of a library's functions under the names that the library gives them, and how it is filled; a function that is not there is
-/// a `CudaError::$error`. Who writes a table vouches for its signatures.
+/// Declares the table `$table` of a library's functions by their names in the library, and the function that
+/// resolves them. A missing function is a `CudaError::$error`. The author of a table is responsible for its
+/// signatures.
 macro_rules! function_table {
     (
         $(#[$about:meta])* $table:ident, $error:ident,
@@ -14,9 +16,9 @@ macro_rules! function_table {
         #[derive(Debug)]
         pub(crate) struct $table {
             $(pub(super) $field: unsafe extern "C" fn($($arg),*) -> $result,)+
-            /// What was found, as people write it.
+            /// Version that was found, for display.
             pub(crate) version: String,
-            /// Keeps the functions where they are.
+            /// Keeps the library loaded.
             _library: Library,
         }
 
@@ -42,7 +44,7 @@ macro_rules! function_table {
 pub(super) use function_table;
 
 /// # Safety
-/// `T` is the type of the function of that name.
+/// `T` must be the type of the function with this name.
 pub(super) unsafe fn function<T: Copy>(library: &Library, name: &'static str) -> Result<T, Error> {
     // SAFETY: this function's own contract.
     unsafe { library.get::<T>(name.as_bytes()) }.map(|symbol| *symbol)
