@@ -120,6 +120,12 @@ fn read_as_stored(
         .try_for_each(|(row, out)| tensor.read(tensor.offset(part, row), out))
 }
 
+/// Splits rows into runs that are read at a time.
+fn chunks_of_rows(rows: Range<usize>, row_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    let at_once = (CHUNK_BYTES / row_bytes.max(1)).max(1);
+    rows.clone().step_by(at_once).map(move |first| first..rows.end.min(first + at_once))
+}
+
 /// Reads numbers and converts them. Every stored format widens to f32 exactly.
 fn read_converted(
     tensor: &StoredTensor<'_>,
@@ -135,15 +141,13 @@ fn read_converted(
     if wanted_bytes == 0 {
         return Ok(());
     }
-    let rows_at_once = (CHUNK_BYTES / row_bytes).max(1);
     let mut bytes = Vec::new();
-    for first in rows.clone().step_by(rows_at_once) {
-        let count = rows_at_once.min(rows.end - first);
-        bytes.resize((count - 1) * row_bytes + wanted_bytes, 0);
-        tensor.read(tensor.offset(part, first), &mut bytes)?;
-        for (row, bytes) in bytes.chunks(row_bytes).enumerate() {
+    for chunk in chunks_of_rows(rows.clone(), row_bytes) {
+        bytes.resize((chunk.len() - 1) * row_bytes + wanted_bytes, 0);
+        tensor.read(tensor.offset(part, chunk.start), &mut bytes)?;
+        for (row, bytes) in chunk.zip(bytes.chunks(row_bytes)) {
             let bytes = &bytes[..wanted_bytes];
-            let at = (first - rows.start + row) * columns;
+            let at = (row - rows.start) * columns;
             let pairs = || bytes.as_chunks::<2>().0.iter();
             match tensor.dtype {
                 StoredDtype::F32 => {

@@ -96,7 +96,7 @@ struct State<E: Executor> {
     scales: Option<Tensor<E::Memory, f32>>,
     /// Partial results of attention's splits.
     partial: Option<Tensor<E::Memory, f32>>,
-    /// KV blocks of rows of token trees, and the list of tokens to copy.
+    /// One layer's keys and values that single rows of token trees attend to, and the list of tokens to copy.
     own: Option<Tensor<E::Memory, bf16>>,
     copies: Held<E::Memory, u32>,
 }

@@ -44,7 +44,7 @@ pub struct CudaDevice {
     pool: MemoryPool,
     /// Watch over the other ranks and the timeout for them, if there are other ranks.
     watch: Watched,
-    /// Launches that wait to be replayed or started, where this device replays graphs.
+    /// Launches to be replayed or started later, if this device replays graphs.
     recorder: Option<Recorder<Graph>>,
     /// Allocated on the first write.
     staging: Option<Staging>,

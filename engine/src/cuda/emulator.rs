@@ -23,7 +23,7 @@ type Run = unsafe extern "C" fn(*const c_void, *const u32, *mut *mut c_void);
 /// A library of all kernels.
 pub(crate) struct Emulator {
     library: Library,
-    /// Launches until one fails.
+    /// Number of launches that succeed before one fails.
     launches_left: Option<u32>,
     allocations: Arc<AtomicU32>,
     launches: Arc<AtomicU32>,
@@ -36,7 +36,7 @@ pub(crate) struct Emulator {
 /// Serialises launches: blocks run on the calling thread, but the library's state is global to the process.
 static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
-/// Memory followed by protected pages: an access past its end ends the process.
+/// Memory followed by a protected page: an access past its end (rounded up to 16 bytes) ends the process.
 pub(crate) struct HostMemory {
     address: *mut u8,
     bytes: usize,
@@ -68,7 +68,7 @@ impl Emulator {
         Self { library, launches_left: None, allocations, launches, recorder: None, replays, check }
     }
 
-    /// Sets the order in which threads and blocks run from now on; each seed gives another order.
+    /// Sets the order in which threads and blocks run from now on, chosen by `seed`.
     pub(crate) fn order(&self, seed: u64) {
         let order: Symbol<'_, unsafe extern "C" fn(u64)> = self.symbol("emulator_order");
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -54,7 +54,7 @@ pub enum CudaError {
     Compile {
         /// The kernel's file.
         file: &'static str,
-        /// What for.
+        /// Architecture that it was compiled for.
         arch: String,
         /// The compiler's log.
         log: String,

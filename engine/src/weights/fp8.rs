@@ -8,15 +8,13 @@ use std::ops::Range;
 use cpu_kernels::NumbersMut;
 
 use super::checkpoint::StoredTensor;
-use super::{TensorPart, to_f32};
+use super::{TensorPart, chunks_of_rows, to_f32};
 use crate::EngineError;
 
 /// Suffixes of a scale tensor's name, after the matrix's name.
 pub(super) const SCALE_NAMES: [&str; 2] = ["_scale", "_scale_inv"];
 /// Rows and columns of a block with one scale.
 const BLOCK: usize = 128;
-/// Bytes to read at a time.
-const CHUNK_BYTES: usize = super::CHUNK_BYTES;
 
 /// The numbers that share a scale. All scales are factors, whatever their tensor's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,17 +97,14 @@ pub(super) fn read(
     let first_row = part.rows.start;
     let scales = scales.read(first_row + rows.start..first_row + rows.end, part.shape[1])?;
     let row_bytes = tensor.row_bytes(part);
-    let rows_at_once = (CHUNK_BYTES / row_bytes).max(1);
     let mut bytes = Vec::new();
-    for first in rows.clone().step_by(rows_at_once) {
-        let count = rows_at_once.min(rows.end - first);
-        bytes.resize((count - 1) * row_bytes + columns, 0);
-        tensor.read(tensor.offset(part, first), &mut bytes)?;
-        for (i, bytes) in bytes.chunks(row_bytes).enumerate() {
-            let row = first_row + first + i;
-            let number =
-                |(column, &byte): (usize, &u8)| widen(byte) * scales.of(row, part.columns.start + column);
-            out.put((first - rows.start + i) * columns, bytes[..columns].iter().enumerate().map(number));
+    for chunk in chunks_of_rows(rows.clone(), row_bytes) {
+        bytes.resize((chunk.len() - 1) * row_bytes + columns, 0);
+        tensor.read(tensor.offset(part, chunk.start), &mut bytes)?;
+        for (row, bytes) in chunk.zip(bytes.chunks(row_bytes)) {
+            let scale = |column| scales.of(first_row + row, part.columns.start + column);
+            let number = |(column, &byte): (usize, &u8)| widen(byte) * scale(column);
+            out.put((row - rows.start) * columns, bytes[..columns].iter().enumerate().map(number));
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use cpu_kernels::{KernelError, NumbersMut, RowBlocks};
 
 use super::checkpoint::StoredTensor;
 use super::fp8::{StoredScales, widen};
-use super::{CHUNK_BYTES, Stacked, TensorPart, TensorSource};
+use super::{Stacked, TensorPart, TensorSource, chunks_of_rows};
 use crate::EngineError;
 
 /// The largest number: an exponent of 8 and a fraction of 6 eighths. A fraction of 7 would be a NaN.
@@ -46,7 +46,7 @@ impl Fp8Rows<'_> {
         self.scales.fill(0.0);
     }
 
-    /// Some of the rows, of so many columns.
+    /// The part for `rows`, with `columns` numbers per row.
     pub(crate) fn part(&mut self, rows: Range<usize>, columns: usize) -> Fp8Rows<'_> {
         let codes = &mut self.codes[rows.start * columns..rows.end * columns];
         Fp8Rows { codes, scales: &mut self.scales[rows] }
@@ -65,7 +65,7 @@ pub(super) fn read(
     let whole = whole_rows(part);
     let row_bytes = tensor.row_bytes(&whole);
     let mut bytes = Vec::new();
-    for chunk in chunks(rows.clone(), row_bytes) {
+    for chunk in chunks_of_rows(rows.clone(), row_bytes) {
         bytes.resize(chunk.len() * row_bytes, 0);
         tensor.read(tensor.offset(&whole, chunk.start), &mut bytes)?;
         for (row, codes) in chunk.zip(bytes.chunks_exact(row_bytes.max(1))) {
@@ -87,7 +87,7 @@ pub(super) fn quantize(
 ) -> Result<(), EngineError> {
     let (whole, width) = (whole_rows(part), part.shape[1]);
     let mut numbers = Vec::new();
-    for chunk in chunks(rows.clone(), width * size_of::<f32>()) {
+    for chunk in chunks_of_rows(rows.clone(), width * size_of::<f32>()) {
         numbers.resize(chunk.len() * width, 0.0);
         source.read(&whole, chunk.clone(), NumbersMut::F32(&mut numbers))?;
         for (row, numbers) in chunk.zip(numbers.chunks_exact(width.max(1))) {
@@ -100,12 +100,6 @@ pub(super) fn quantize(
 
 fn whole_rows(part: &TensorPart) -> TensorPart {
     TensorPart { columns: 0..part.shape[1], ..part.clone() }
-}
-
-/// Rows that are read at a time.
-fn chunks(rows: Range<usize>, row_bytes: usize) -> impl Iterator<Item = Range<usize>> {
-    let at_once = (CHUNK_BYTES / row_bytes.max(1)).max(1);
-    rows.clone().step_by(at_once).map(move |first| first..rows.end.min(first + at_once))
 }
 
 /// A row's codes and its scale.

@@ -23,7 +23,8 @@ pub(super) fn draw<E: Executor>(
 ) -> Result<(), EngineError> {
     let filters: Vec<FilterRow> = plan.filters.iter().map(|filter| filter.row).collect();
     let listed: Vec<DrawRow> = plan.candidates.iter().map(|candidate| candidate.draw).collect();
-    launch(state, logits, (plan, &filters, &listed), width)?;
+    let draws = plan.draws_of_scores();
+    launch(state, logits, (plan, &filters), (&listed, &draws), width)?;
 
     let State { executor, drawing, scoring, listing, .. } = state;
     let vocab = plan.vocab;
@@ -45,7 +46,7 @@ pub(super) fn draw<E: Executor>(
         RowDraw::Token(id) => undecided.contains(&score.row).then_some(id),
         _ => None,
     };
-    let redrawn: Vec<Option<u32>> = plan.draws_of_scores().iter().zip(&plan.scores).map(redrawn).collect();
+    let redrawn: Vec<Option<u32>> = draws.iter().zip(&plan.scores).map(redrawn).collect();
     outputs.scores.extend(scores(executor, scoring, (&plan.scores, &redrawn), (vocab, width))?);
     outputs.drawn.extend(drawn_rows);
     for (candidate, found) in plan.candidates.iter().zip(candidates(executor, listing, &listed, vocab)?) {
@@ -68,7 +69,8 @@ pub(super) fn draw<E: Executor>(
 fn launch<E: Executor>(
     state: &mut State<E>,
     logits: &mut Tensor<E::Memory, f32>,
-    (plan, filters, listed): (&DrawPlan, &[FilterRow], &[DrawRow]),
+    (plan, filters): (&DrawPlan, &[FilterRow]),
+    (listed, draws): (&[DrawRow], &[Option<u32>]),
     width: usize,
 ) -> Result<(), CudaError> {
     let State { executor, drawing, scoring, listing, .. } = state;
@@ -78,9 +80,9 @@ fn launch<E: Executor>(
     keep_edited(executor, listing, logits, (listed, width))?;
     keep(executor, drawing, logits, filters, sizes)?;
     launch_draw(executor, drawing, logits, &plan.rows, sizes)?;
-    score(executor, (scoring, drawing), (&plan.scores, &plan.draws_of_scores()), sizes)?;
-    let draws: Vec<Option<u32>> = listed.iter().map(|draw| plan.draw_of(draw.row)).collect();
-    find_candidates(executor, (listing, drawing), logits, (listed, &draws), sizes)
+    score(executor, (scoring, drawing), (&plan.scores, draws), sizes)?;
+    let places: Vec<Option<u32>> = listed.iter().map(|draw| plan.draw_of(draw.row)).collect();
+    find_candidates(executor, (listing, drawing), logits, (listed, &places), sizes)
 }
 
 fn row_draw(drawn: Drawn) -> RowDraw {

@@ -111,10 +111,7 @@ __device__ __forceinline__ void gemm_fp8(const bf16* x, const unsigned char* wei
     const Place at = place_of<TILES>(item, sizes, cut);
     if (!at.is_out) continue;
     float parts[8];
-    for (u32 s = 0; s < 8; ++s) {
-      const u32 of_group = s - cut.first;
-      parts[s] = of_group < cut.slices() ? sums[(at.group << cut.log_slices) + of_group][at.tile][at.lane][at.i] : 0.0f;
-    }
+    gather_slices(parts, sums, at, cut);
     out[(u64)at.row * sizes.n + at.column] = finished(tree(parts), channel_scales, bias, at.column);
   }
 }

@@ -66,10 +66,7 @@ __device__ __forceinline__ void gemm_int8(const signed char* x, const float* x_s
     const Place at = place_of<TILES>(item, sizes, cut);
     if (!at.is_out) continue;
     i32 exact[8];
-    for (u32 s = 0; s < 8; ++s) {
-      const u32 of_group = s - cut.first;
-      exact[s] = of_group < cut.slices() ? sums[(at.group << cut.log_slices) + of_group][at.tile][at.lane][at.i] : 0;
-    }
+    gather_slices(exact, sums, at, cut);
     float sum;
     if (scales_of_row == 1) {
       for (u32 s = 1; s < 8; ++s) exact[0] += exact[s];

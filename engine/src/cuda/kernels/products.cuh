@@ -59,6 +59,15 @@ __device__ __forceinline__ Place place_of(u32 item, Sizes sizes, Cut cut) {
   return at;
 }
 
+// A place's sum of each K-slice; zeros for the slices that hold no numbers of this launch.
+template <typename A, int TILES>
+__device__ __forceinline__ void gather_slices(A (&parts)[8], const A (&sums)[8][TILES][WARP][4], const Place& at, Cut cut) {
+  for (u32 s = 0; s < 8; ++s) {
+    const u32 of_group = s - cut.first;
+    parts[s] = of_group < cut.slices() ? sums[(at.group << cut.log_slices) + of_group][at.tile][at.lane][at.i] : A(0);
+  }
+}
+
 // The scale and the bias of a channel.
 __device__ __forceinline__ float finished(float sum, const float* channel_scales, const float* bias, u32 column) {
   if (channel_scales) sum = sum * channel_scales[column];

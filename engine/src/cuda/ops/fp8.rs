@@ -4,7 +4,7 @@ use cpu_kernels::NUM_SLICES;
 use half::bf16;
 
 use super::blocks::{TILE_ROWS, Variant};
-use super::gemm::{Chosen, Family, GRAIN, check_borders};
+use super::gemm::{Chosen, Family, GRAIN, check_borders, check_product};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::FP8;
@@ -144,11 +144,10 @@ impl<M: DeviceMemory> GemmFp8<'_, M> {
         let kernel = chosen.kernel;
         check_borders(kernel.name, layout.of_k(), (k, GRAIN))?;
         check_len(kernel.name, "x", self.x.len(), rows * k)?;
-        check_len(kernel.name, "weights", self.weights.len(), n * layout.row_bytes())?;
         check_len(kernel.name, "channel_scales", self.channel_scales.map_or(n, Tensor::len), n)?;
-        check_len(kernel.name, "bias", self.bias.map_or(n, Tensor::len), n)?;
+        let operands = (self.weights, self.bias);
+        check_product(kernel.name, (rows, n, layout.row_bytes()), operands, borders, self.out)?;
         check(kernel.name, ("borders", borders.len()), borders.len() >= 2 * BORDERS, "eighteen")?;
-        check_len(kernel.name, "out", self.out.len(), rows * n)?;
         let params = Params::default().read(self.x).read(self.weights).read_if(self.channel_scales);
         let params = params.read_if(self.bias).read(borders).write(self.out);
         let params = chosen.params(params.u32(rows).u32(n).u32(k));

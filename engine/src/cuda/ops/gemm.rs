@@ -53,7 +53,7 @@ pub(crate) fn check_borders(
     check(kernel, ("borders", borders.len()), is_good, format!("nine, from 0 to {k}, multiples of {grain}"))
 }
 
-/// What every product holds its operands to: weights `[n, k]`, borders, bias `[n]`, `out` `[rows, n]`.
+/// Checks the operands that all products share: weights `[n, k]` (of fp8 `[n, row bytes]`), borders, bias `[n]`, `out` `[rows, n]`.
 pub(super) fn check_product<T: bytemuck::Pod, M: DeviceMemory>(
     kernel: &'static str,
     (rows, n, k): (usize, usize, usize),

@@ -88,7 +88,7 @@ pub(super) fn judge_of_fp8<E: Executor>(
     Ok(out.read(e, 0..rows * n)?.into_iter().enumerate().map(finish).collect())
 }
 
-/// The kernel that serves so many rows against the twin, which adds in another order.
+/// Compares the kernel that is chosen for `rows` rows with the twin, which adds in another order.
 pub(super) fn gemm_fp8<E: Executor>(
     e: &mut E,
     (rows, n): (usize, usize),
