@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::steps::{DEALT, Pairs, PanelNumbers};
-use super::{FloatMatrix, STEP, Slice};
+use super::{FloatMatrix, STEP};
 use crate::dispatch::{Isa, Kernel};
 use crate::lanes::Lanes;
 use crate::matrix::MatrixFormat;
@@ -28,28 +28,37 @@ impl TiledRows {
     /// Replaces the content by `x` `[rows, k]`, in the format that `weights` needs.
     pub(crate) fn fill(&mut self, weights: &FloatMatrix, x: &[f32], (isa, threads): (Isa, &Threads)) {
         let pairs = weights.format == MatrixFormat::Bf16 && isa.multiplies_pairs();
-        let (k, words) = (weights.k, weights.steps() * if pairs { Pairs::WORDS } else { STEP });
+        let words_per_step = if pairs { Pairs::WORDS } else { STEP };
+        let (k, words) = (weights.k, weights.steps() * words_per_step);
         let rows = x.len() / k;
+        let slices = &weights.slices;
         self.tiles = Tiles::new(rows, isa.tile_rows());
         self.words.resize(rows * words, 0);
         let shared = Shared::new(&mut self.words);
         let tiles = self.tiles;
-        threads.for_ranges(tiles.len(), 1, 2 * x.len(), |range| {
-            for tile in range {
-                let rows = tiles.rows(tile);
-                // SAFETY: every tile is filled once.
-                let out = unsafe { shared.slice_mut(rows.start * words..rows.end * words) };
-                isa.run_floats(Fill { weights, x: &x[rows.start * k..rows.end * k], out });
+        // By slices, so that the threads share the work of a single tile, too.
+        threads.for_ranges(tiles.len() * slices.len(), 1, 2 * x.len(), |range| {
+            for item in range {
+                let (rows, slice) = (tiles.rows(item / slices.len()), &slices[item % slices.len()]);
+                let start = |step: usize| rows.start * words + step * words_per_step * rows.len();
+                // SAFETY: every slice of every tile is filled once.
+                let out = unsafe { shared.slice_mut(start(slice.steps.start)..start(slice.steps.end)) };
+                let x = &x[rows.start * k..rows.end * k];
+                isa.run_floats(Fill { format: weights.format, x, k, columns: slice.k.clone(), out });
             }
         });
     }
 }
 
-/// Kernel that packs one tile.
+/// Kernel that packs one slice of a tile.
 struct Fill<'a> {
-    weights: &'a FloatMatrix,
+    format: MatrixFormat,
     /// `[rows of the tile, k]`.
     x: &'a [f32],
+    k: usize,
+    /// Columns of the slice.
+    columns: Range<usize>,
+    /// `[step of the slice][word of the step][row of the tile]`.
     out: &'a mut [u32],
 }
 
@@ -59,7 +68,7 @@ impl Kernel for Fill<'_> {
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
         const { assert!(V::TILE_ROWS <= MOST_ROWS, "a tile has more rows than are dealt out") };
-        match self.weights.format {
+        match self.format {
             MatrixFormat::F32 => self.fill::<f32>(),
             MatrixFormat::Bf16 if V::MULTIPLIES_PAIRS => self.fill::<Pairs>(),
             MatrixFormat::Bf16 => self.fill::<bf16>(),
@@ -72,24 +81,20 @@ impl Fill<'_> {
     /// the L1 cache.
     #[inline(always)]
     fn fill<W: PanelNumbers>(self) {
-        let k = self.weights.k;
-        let rows = self.x.len() / k;
+        let rows = self.x.len() / self.k;
         let dealt = DEALT / STEP * W::WORDS;
         let mut words = [[0; DEALT]; MOST_ROWS];
-        for Slice { k: columns, steps: Range { start, end } } in &self.weights.slices {
-            let part = &mut self.out[start * W::WORDS * rows..end * W::WORDS * rows];
-            for (block, out) in part.chunks_mut(dealt * rows).enumerate() {
-                for (words, row) in words.iter_mut().zip(self.x.chunks_exact(k)) {
-                    let row = &row[columns.clone()][block * DEALT..];
-                    let row = &row[..row.len().min(DEALT)];
-                    // The padding of a slice of odd length is a zero.
-                    let mut numbers = [0.0; DEALT];
-                    numbers[..row.len()].copy_from_slice(row);
-                    *words = W::words(&numbers);
-                }
-                for (word, out) in out.chunks_exact_mut(rows).enumerate() {
-                    out.iter_mut().zip(&words).for_each(|(out, words)| *out = words[word]);
-                }
+        for (block, out) in self.out.chunks_mut(dealt * rows).enumerate() {
+            for (words, row) in words.iter_mut().zip(self.x.chunks_exact(self.k)) {
+                let row = &row[self.columns.clone()][block * DEALT..];
+                let row = &row[..row.len().min(DEALT)];
+                // The padding of a slice of odd length is a zero.
+                let mut numbers = [0.0; DEALT];
+                numbers[..row.len()].copy_from_slice(row);
+                *words = W::words(&numbers);
+            }
+            for (row, words) in words[..rows].iter().enumerate() {
+                out[row..].iter_mut().step_by(rows).zip(words).for_each(|(out, &word)| *out = word);
             }
         }
     }

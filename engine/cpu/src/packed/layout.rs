@@ -84,6 +84,12 @@ impl KLayout {
     pub(super) fn slices(&self) -> &[Range<usize>] {
         &self.slices
     }
+
+    /// The columns of these pieces in a padded row.
+    pub(super) fn padded_range(&self, pieces: &Range<usize>) -> Range<usize> {
+        let border = |piece: usize| self.pieces.get(piece).map_or(self.padded, |piece| piece.start);
+        border(pieces.start)..border(pieces.end)
+    }
 }
 
 #[cfg(test)]

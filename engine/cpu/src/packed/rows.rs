@@ -1,6 +1,8 @@
 //! Quantizes activations to int8, symmetric, per row and K-slice (docs/contract.md C1), in the padded order
 //! of the weights: tiles of a few rows, with the rows' numbers interleaved in quads along K.
 
+use std::ops::Range;
+
 use super::layout::{GROUP, KLayout};
 use super::pack::int8_scale;
 use super::{PackedMatrix, shift};
@@ -54,37 +56,48 @@ impl QuantizedRows {
         let values = Shared::new(&mut self.values);
         let corrections = Shared::new(&mut self.corrections);
         let scales = Shared::new(&mut self.scales);
-        threads.for_ranges(tiles.len(), 1, 4 * x.len(), |range| {
-            for tile in range {
-                let rows = tiles.rows(tile);
-                // SAFETY: each tile is quantized once, and its parts belong to no other tile.
+        // By slices, so that the threads share the work of a single tile, too.
+        threads.for_ranges(tiles.len() * slices, 1, 4 * x.len(), |range| {
+            for item in range {
+                let (rows, slice) = (tiles.rows(item / slices), item % slices);
+                let slice_pieces = layout.slices()[slice].clone();
+                let columns = layout.padded_range(&slice_pieces);
+                // The place of a part of each row in a buffer with `width` entries per row.
+                let place = |width: usize, part: Range<usize>| {
+                    let start = rows.start * width;
+                    start + part.start * rows.len()..start + part.end * rows.len()
+                };
+                // SAFETY: each slice of each tile is quantized once, and its parts belong to no other.
                 let (values, corrections, scales) = unsafe {
                     (
-                        values.slice_mut(rows.start * padded * bytes..rows.end * padded * bytes),
-                        corrections.slice_mut(rows.start * pieces..rows.end * pieces),
-                        scales.slice_mut(rows.start * slices..rows.end * slices),
+                        values.slice_mut(place(padded * bytes, columns.start * bytes..columns.end * bytes)),
+                        corrections.slice_mut(place(pieces, slice_pieces)),
+                        scales.slice_mut(place(slices, slice..slice + 1)),
                     )
                 };
                 let x = &x[rows.start * k..rows.end * k];
                 match bytes {
-                    1 => isa.run(QuantizeTile::<1> { x, layout, values, corrections, scales }),
-                    _ => isa.run(QuantizeTile::<2> { x, layout, values, corrections, scales }),
+                    1 => isa.run(QuantizeSlice::<1> { x, layout, slice, values, corrections, scales }),
+                    _ => isa.run(QuantizeSlice::<2> { x, layout, slice, values, corrections, scales }),
                 }
             }
         });
     }
 }
 
-/// Kernel that quantizes one tile, with `BYTES` bytes per number.
-struct QuantizeTile<'a, const BYTES: usize> {
+/// Kernel that quantizes one slice of a tile, with `BYTES` bytes per number.
+struct QuantizeSlice<'a, const BYTES: usize> {
+    /// `[rows of the tile, k]`.
     x: &'a [f32],
     layout: &'a KLayout,
+    slice: usize,
     values: &'a mut [i8],
     corrections: &'a mut [i32],
+    /// `[row of the tile]`.
     scales: &'a mut [f32],
 }
 
-impl<const BYTES: usize> Kernel for QuantizeTile<'_, BYTES> {
+impl<const BYTES: usize> Kernel for QuantizeSlice<'_, BYTES> {
     type Output = ();
 
     #[inline(always)]
@@ -92,23 +105,19 @@ impl<const BYTES: usize> Kernel for QuantizeTile<'_, BYTES> {
         let shift = shift(self.layout.format());
         let k = self.layout.k();
         let rows = self.x.len() / k;
+        let pieces = &self.layout.pieces()[self.layout.slices()[self.slice].clone()];
+        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return self.scales.fill(0.0) };
         for (r, x) in self.x.chunks_exact(k).enumerate() {
-            for (slice, range) in self.layout.slices().iter().enumerate() {
-                let pieces = &self.layout.pieces()[range.clone()];
-                let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
-                    self.scales[slice * rows + r] = 0.0;
-                    continue;
-                };
-                let (scale, inverse) = int8_scale(&x[first.k.start..last.k.end]);
-                self.scales[slice * rows + r] = scale;
-                for (index, piece) in range.clone().zip(pieces) {
-                    let bytes = piece.start * rows * BYTES..(piece.start + piece.len) * rows * BYTES;
-                    let part = &mut self.values[bytes];
-                    let x = &x[piece.k.clone()];
-                    // SAFETY: this function's contract guarantees V's instructions.
-                    let sum = unsafe { quantize::<V, BYTES>(x, inverse, (part, rows, r)) };
-                    self.corrections[index * rows + r] = sum.wrapping_mul(shift).wrapping_neg();
-                }
+            let (scale, inverse) = int8_scale(&x[first.k.start..last.k.end]);
+            self.scales[r] = scale;
+            for (index, piece) in pieces.iter().enumerate() {
+                let start = piece.start - first.start;
+                let bytes = start * rows * BYTES..(start + piece.len) * rows * BYTES;
+                let part = &mut self.values[bytes];
+                let x = &x[piece.k.clone()];
+                // SAFETY: this function's contract guarantees V's instructions.
+                let sum = unsafe { quantize::<V, BYTES>(x, inverse, (part, rows, r)) };
+                self.corrections[index * rows + r] = sum.wrapping_mul(shift).wrapping_neg();
             }
         }
     }
