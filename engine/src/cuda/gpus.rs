@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::device::CudaDevice;
 use super::numerics::Numerics;
-use super::ranks::{Exchange, NcclLibrary, Ranks, connect, load_on};
+use super::ranks::{Exchange, NcclLibrary, Ranks, SumPhases, connect, load_on};
 use crate::EngineError;
 use crate::collective::Meeting;
 use crate::load::{Loaded, WATCHDOG};
@@ -74,7 +74,8 @@ pub(crate) fn load_on_gpus(
     };
     let members = devices.into_iter().zip(ends).collect();
     let memory_utilization = gpus.memory_utilization;
-    load_on(Ranks { members, meeting, memory_utilization, numerics }, options, source, model)
+    let phases = SumPhases::BY_SIZE;
+    load_on(Ranks { members, meeting, memory_utilization, numerics, phases }, options, source, model)
 }
 
 /// What decides the bits of a model on these devices.

@@ -1,6 +1,7 @@
 //! How much of a GPU's memory its KV may take, once the weights lie there. Pure arithmetic.
 
 use super::ops::{candidate_bytes, own_bytes, partial_bytes};
+use super::ranks::SumPhases;
 use crate::EngineError;
 use crate::forward_batch::PassLimits;
 use crate::model_config::ModelConfig;
@@ -56,8 +57,9 @@ fn bytes_of_passes(limits: PassLimits, config: &ModelConfig, shard: Shard, max_l
     let in_logit_row = hidden + layout.row_width() + vocab;
     let widest = hidden.max(intermediate).max(layout.q_width());
     let partial = partial_bytes(rows, layout, max_len as usize);
-    let parts = if shard.is_part() { (shard.ranks + 1) * hidden } else { 0 };
-    let floats = rows * (in_row + parts) + logit_rows * in_logit_row;
+    let sums =
+        if shard.is_part() { SumPhases::BY_SIZE.workspace_len((rows, hidden), shard.ranks) } else { 0 };
+    let floats = rows * in_row + sums + logit_rows * in_logit_row;
     // Rounded to bf16, or quantized with eight scales a row: two bytes a number cover both.
     let own = own_bytes(rows, layout);
     (4 * floats + partial + own + 2 * rows * widest + candidate_bytes(config.vocab_size)) as u64
@@ -116,5 +118,11 @@ mod tests {
         }
         let part = workspace_bytes(&config, Shard::all(4, &config).unwrap()[1], 2048);
         assert!(part > 512 * 4 * 3 * 128_256, "the first rank joins whole rows");
+        let eighth = Shard::all(8, &config).unwrap()[1];
+        let mebibytes = workspace_bytes(&config, eighth, 2048) >> 20;
+        println!(
+            "workspace of a rank of eight: {mebibytes} MiB; sums from parts of all ranks took {} MiB more",
+            (2048 * 4096 * 4 * (7 * 8 - 1) / 8) >> 20
+        );
     }
 }

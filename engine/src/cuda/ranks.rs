@@ -2,13 +2,15 @@
 //! partitioning and everything else of a rank is the CPU ranks' own code.
 //!
 //! A sum over ranks is the rest of the contract's tree (docs/contract.md C2): every rank reads all parts and adds them up in
-//! the same order, so that ranks change no bit. How the parts come to lie where a rank can read them is an [`Exchange`]:
+//! the same order, so that ranks change no bit. Of a large sum each rank adds up only its share and the shares are
+//! gathered (`shares`), which moves fewer bytes. How the parts come to lie where a rank can read them is an [`Exchange`]:
 //! `nccl` between GPUs, `on_device` where all ranks see one memory. Neither ever adds anything itself.
 
 mod communicator;
 mod library;
 mod nccl;
 mod on_device;
+mod shares;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -18,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) use library::NcclLibrary;
 pub(crate) use nccl::connect;
 pub(crate) use on_device::on_device;
+pub(crate) use shares::SumPhases;
 pub(crate) use watch::{Watch, wait_watched};
 
 use super::CudaError;
@@ -32,12 +35,14 @@ use crate::model_config::ModelConfig;
 use crate::options::LoadOptions;
 use crate::weights::{Formats, TensorSource};
 
-/// Who reads the parts of an exchange.
+/// Which ranks read the parts of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Readers {
-    /// Every rank.
+    /// Every rank reads all parts.
     All,
-    /// The first rank alone.
+    /// Every rank reads its own share of each part: rank r of R the r-th of R equal pieces.
+    Shares,
+    /// Only the first rank reads the parts.
     First,
 }
 
@@ -46,8 +51,10 @@ pub(crate) type Read<'a, E> = &'a mut dyn FnMut(&mut E, &[u64]) -> Result<(), Cu
 
 /// How one rank gets at the parts of the others.
 pub(crate) trait Exchange<E: Executor>: Send + Sync {
-    /// Gives `lens[rank]` numbers of `part` to the readers, and calls `read` where this rank is one. Addresses hold until
-    /// `read` and what it launched are done. Every rank calls this in the same order with the same `lens`.
+    /// Makes `lens[rank]` numbers of `part` readable, and calls `read` with the address of each rank's part if this rank
+    /// reads; for [`Readers::Shares`] with the address of its share of each part, whose lengths are then equal and divisible
+    /// by the number of ranks. Addresses hold until `read` and what it launched are done. Every rank calls this in the same
+    /// order with the same `lens`.
     fn with_parts(
         &self,
         executor: &mut E,
@@ -63,19 +70,26 @@ pub(crate) struct GpuRank<E: Executor> {
     exchange: Box<dyn Exchange<E>>,
     rank: usize,
     ranks: usize,
+    phases: SumPhases,
     scratch: Mutex<Scratch<E>>,
 }
 
 /// Where results are made while others still read the rows that they come from; then the two change places.
 struct Scratch<E: Executor> {
     sums: Option<Tensor<E::Memory, f32>>,
+    share: Option<Tensor<E::Memory, f32>>,
     joined: Option<Tensor<E::Memory, f32>>,
 }
 
 impl<E: Executor> GpuRank<E> {
-    fn new(state: SharedState<E>, exchange: Box<dyn Exchange<E>>, (rank, ranks): (usize, usize)) -> Self {
-        let scratch = Mutex::new(Scratch { sums: None, joined: None });
-        Self { state, exchange, rank, ranks, scratch }
+    fn new(
+        state: SharedState<E>,
+        exchange: Box<dyn Exchange<E>>,
+        (rank, ranks): (usize, usize),
+        phases: SumPhases,
+    ) -> Self {
+        let scratch = Mutex::new(Scratch { sums: None, share: None, joined: None });
+        Self { state, exchange, rank, ranks, phases, scratch }
     }
 }
 
@@ -88,13 +102,38 @@ where
         self.state.run(|executor| {
             let (slot, len) = rows.slot();
             let part = slot.as_ref().expect("a forward sizes rows before it uses them");
-            let sums = room(&mut scratch.sums, executor, len, "sums over ranks")?;
+            let Scratch { sums: sums_slot, share: share_slot, .. } = &mut *scratch;
+            let sums = room(sums_slot, executor, len, "sums over ranks")?;
             let lens = vec![len; self.ranks];
-            self.exchange.with_parts(executor, part, (&lens, Readers::All), &mut |executor, parts| {
-                // SAFETY: the exchange's contract: `len` numbers behind each address until the launch is done.
-                unsafe { sum_ranks(executor, parts, sums, len) }
-            })?;
-            std::mem::swap(slot, &mut scratch.sums);
+            if self.phases.adds_shares(len, self.ranks) {
+                let share = len / self.ranks;
+                let share_sums = room(share_slot, executor, share, "sums of a share")?;
+                self.exchange.with_parts(
+                    executor,
+                    part,
+                    (&lens, Readers::Shares),
+                    &mut |executor, parts| {
+                        // SAFETY: the exchange's contract: `share` numbers at each address until the launch is done.
+                        unsafe { sum_ranks(executor, parts, share_sums, share) }
+                    },
+                )?;
+                let lens = vec![share; self.ranks];
+                self.exchange.with_parts(
+                    executor,
+                    share_sums,
+                    (&lens, Readers::All),
+                    &mut |executor, parts| {
+                        // SAFETY: as above.
+                        unsafe { side_by_side(executor, parts, sums, (1, len)) }
+                    },
+                )?;
+            } else {
+                self.exchange.with_parts(executor, part, (&lens, Readers::All), &mut |executor, parts| {
+                    // SAFETY: the exchange's contract: `len` numbers at each address until the launch is done.
+                    unsafe { sum_ranks(executor, parts, sums, len) }
+                })?;
+            }
+            std::mem::swap(slot, sums_slot);
             Ok(())
         })
     }
@@ -142,6 +181,8 @@ pub(crate) struct Ranks<E: Executor> {
     pub(crate) memory_utilization: Option<f32>,
     /// What decides the bits of these devices.
     pub(crate) numerics: Numerics,
+    /// How sums over ranks are formed.
+    pub(crate) phases: SumPhases,
 }
 
 #[cfg(test)]
@@ -150,7 +191,8 @@ impl<E: Executor> Ranks<E> {
     pub(crate) fn alone(executor: E) -> Self {
         let meeting = Arc::new(Meeting::new(1, std::time::Duration::from_secs(100)));
         let numerics = Numerics::emulated();
-        Self { members: vec![(executor, None)], meeting, memory_utilization: None, numerics }
+        let phases = SumPhases::BY_SIZE;
+        Self { members: vec![(executor, None)], meeting, memory_utilization: None, numerics, phases }
     }
 }
 
@@ -165,13 +207,13 @@ where
     E: Executor<Memory: Send + Sync> + Send + 'static,
 {
     super::backend::check_model(&model.0, model.1)?;
-    let Ranks { members, meeting, memory_utilization, numerics } = ranks;
+    let Ranks { members, meeting, memory_utilization, numerics, phases } = ranks;
     let ranks = members.len();
     let with_collective = |(rank, (executor, exchange)): (usize, Member<E>)| {
         let gpu = Gpu::new(executor, memory_utilization);
         let end: Box<dyn Collective<GpuRows<E::Memory>>> = match exchange {
             None => Box::new(Alone),
-            Some(exchange) => Box::new(GpuRank::new(gpu.share_state(), exchange, (rank, ranks))),
+            Some(exchange) => Box::new(GpuRank::new(gpu.share_state(), exchange, (rank, ranks), phases)),
         };
         (gpu, end)
     };

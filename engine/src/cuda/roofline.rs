@@ -17,6 +17,7 @@ use super::gpu_check::step_work::{H100, StepWork};
 use super::host_driver::HostDriver;
 use super::kv_room::PASS_LIMITS;
 use super::ops::{Limits, OwnBlocks, Tiling, Variant, count_attention, model_of_product};
+use super::ranks::SumPhases;
 use crate::forward_batch::PassLimits;
 use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, WeightFormat};
 
@@ -290,13 +291,28 @@ fn pass_time(code: Code, model: &Model, step: Step) -> f64 {
     let layer: f64 =
         matrices(model, step.ranks).iter().map(|matrix| product(code, step.rows(), matrix)).sum();
     let (rest, launches) = rest(code, model, step);
-    let part = (step.rows() * model.hidden * 4) as f64;
-    let collectives =
-        if step.ranks > 1 { 2.0 * (COLLECTIVE + (step.ranks - 1) as f64 * part / LINK) } else { 0.0 };
-    let layer = layer + attention(code, model, step) + rest + launches * GAP + collectives;
+    let layer = layer
+        + attention(code, model, step)
+        + rest
+        + launches * GAP
+        + 2.0 * sum_over_ranks(code, model, step);
     // Uploads and reading back are as they were.
     let copies = 0.05e-3;
     model.layers as f64 * layer + copies
+}
+
+/// Seconds of one sum over ranks, of which a layer has two.
+fn sum_over_ranks(code: Code, model: &Model, step: Step) -> f64 {
+    let (len, ranks) = (step.rows() * model.hidden, step.ranks as f64);
+    let part = (len * size_of::<f32>()) as f64;
+    if step.ranks == 1 {
+        0.0
+    } else if code == Code::Now && SumPhases::BY_SIZE.adds_shares(len, step.ranks) {
+        // The launch between the collectives, and the copy that puts the shares side by side.
+        2.0 * COLLECTIVE + 2.0 * (ranks - 1.0) / ranks * part / LINK + 2.0 * GAP + 2.0 * part / CACHE
+    } else {
+        COLLECTIVE + (ranks - 1.0) * part / LINK
+    }
 }
 
 /// Seconds of drawing from whole rows: before, a block took a row; now parts of rows are read once and joined.
@@ -368,7 +384,7 @@ fn passes_of_more_rows_give_little() {
                 "{} on {ranks} behind {context}: passes of 512 rows {small:.1} ms, of 2,048 {large:.1} ms",
                 model.name
             );
-            assert!(large < small && small < 1.1 * large, "{small} and {large}");
+            assert!(large < small && small < 1.25 * large, "{small} and {large}");
         }
     }
 }

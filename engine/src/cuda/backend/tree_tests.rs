@@ -14,7 +14,7 @@ use speculation::{SamplingParams, SequenceSpec, TokenLogprobs};
 use crate::collective::Meeting;
 use crate::cuda::emulator::Emulator;
 use crate::cuda::numerics::Numerics;
-use crate::cuda::ranks::{Exchange, Ranks, load_on, on_device};
+use crate::cuda::ranks::{Exchange, Ranks, SumPhases, load_on, on_device};
 use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, SlotId, TokenId, TreeRows, WeightFormat};
 
 /// Ids of a tree, and whose children they are.
@@ -76,7 +76,8 @@ fn two_ranks() -> Ranks<Emulator> {
     let meeting = Arc::new(Meeting::new(2, Duration::from_secs(100)));
     let member = |end| (Emulator::build(), Some(Box::new(end) as Box<dyn Exchange<Emulator>>));
     let members = on_device(2, &meeting).into_iter().map(member).collect();
-    Ranks { members, meeting, memory_utilization: None, numerics: Numerics::emulated() }
+    let (numerics, phases) = (Numerics::emulated(), SumPhases::BY_SIZE);
+    Ranks { members, meeting, memory_utilization: None, numerics, phases }
 }
 
 fn text(len: usize) -> Vec<TokenId> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Report, Target};
 use crate::collective::Meeting;
 use crate::cuda::numerics::Numerics;
-use crate::cuda::ranks::{Exchange, NcclLibrary, Ranks, connect, load_on, on_device};
+use crate::cuda::ranks::{Exchange, NcclLibrary, Ranks, SumPhases, connect, load_on, on_device};
 use crate::cuda::whole_model::{options, run};
 use crate::cuda::{CudaDevice, GpuOptions};
 use crate::{Engine, EngineError, LoadOptions, WeightFormat};
@@ -31,13 +31,22 @@ pub(super) fn ranks(target: &Target, report: &mut Report<'_>) -> Result<(), Engi
             report.judge(is_good, format!("{weights:?}, {case}: logits == one rank's"));
             Ok(())
         };
-        judge("2 shards on one device", on_one_device(&options, target))?;
+        judge("2 shards on one device", on_one_device(&options, target, (2, SumPhases::BY_SIZE)))?;
+        // Two phases need more than two ranks.
+        judge(
+            "4 shards on one device, two phases",
+            on_one_device(&options, target, (4, SumPhases::ALWAYS_TWO)),
+        )?;
         if library.is_ok() {
-            judge("nccl with 1 rank", by_nccl(&options, target))?;
+            judge("nccl with 1 rank", by_nccl(&options, target, &[target.ordinal]))?;
         }
         for count in [2, 4, 8].into_iter().filter(|count| *count <= gpus) {
-            let all = GpuOptions { ordinals: (0..count).collect(), ..target.gpus() };
+            let ordinals: Vec<usize> = (0..count).collect();
+            let all = GpuOptions { ordinals: ordinals.clone(), ..target.gpus() };
             judge(&format!("nccl with {count} gpus"), Engine::load_on_cuda(&options, &all))?;
+            if count > 2 {
+                judge(&format!("nccl with {count} gpus, two phases"), by_nccl(&options, target, &ordinals))?;
+            }
         }
     }
     if gpus < 2 {
@@ -50,24 +59,32 @@ fn load(options: &LoadOptions, ranks: Ranks<CudaDevice>) -> Result<Engine, Engin
     Engine::load_by(options, |source, model| load_on(ranks, options, source, model))
 }
 
-fn on_one_device(options: &LoadOptions, target: &Target) -> Result<Engine, EngineError> {
-    let meeting = Arc::new(Meeting::new(2, PATIENCE));
+fn on_one_device(
+    options: &LoadOptions,
+    target: &Target,
+    (count, phases): (usize, SumPhases),
+) -> Result<Engine, EngineError> {
+    let meeting = Arc::new(Meeting::new(count, PATIENCE));
     let (mut members, mut capabilities) = (Vec::new(), Vec::new());
-    for end in on_device(2, &meeting) {
+    for end in on_device(count, &meeting) {
         let device = target.open()?;
         capabilities.push(device.capability());
         members.push((device, Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>)));
     }
     let numerics = Numerics::of_devices(&capabilities, None);
-    load(options, Ranks { members, meeting, memory_utilization: None, numerics })
+    load(options, Ranks { members, meeting, memory_utilization: None, numerics, phases })
 }
 
-fn by_nccl(options: &LoadOptions, target: &Target) -> Result<Engine, EngineError> {
-    let meeting = Arc::new(Meeting::new(1, PATIENCE));
-    let mut devices = vec![target.open()?];
+/// A rank on each of these GPUs; sums take two phases where they can.
+fn by_nccl(options: &LoadOptions, target: &Target, ordinals: &[usize]) -> Result<Engine, EngineError> {
+    let meeting = Arc::new(Meeting::new(ordinals.len(), PATIENCE));
+    let open = |&ordinal| CudaDevice::open(ordinal, target.kernels.as_deref());
+    let mut devices = ordinals.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let ends = connect(&mut devices, &Arc::new(NcclLibrary::load()?), &meeting)?;
-    let numerics = Numerics::of_devices(&[devices[0].capability()], None);
+    let capabilities: Vec<(i32, i32)> = devices.iter().map(CudaDevice::capability).collect();
+    let numerics = Numerics::of_devices(&capabilities, None);
     let boxed = |end| Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>);
     let members = devices.into_iter().zip(ends.into_iter().map(boxed)).collect();
-    load(options, Ranks { members, meeting, memory_utilization: None, numerics })
+    let phases = SumPhases::ALWAYS_TWO;
+    load(options, Ranks { members, meeting, memory_utilization: None, numerics, phases })
 }

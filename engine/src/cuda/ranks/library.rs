@@ -24,6 +24,9 @@ type DataMut = *mut c_void;
 type Stream = *mut c_void;
 type Results = c_int;
 
+/// The other rank, the address of the numbers here, and their count.
+pub(super) type Message = (usize, u64, usize);
+
 function_table! {
     /// See the head of this file. All ranks of a process share one. Signatures are those of nccl.h, 2.23 and
     /// later.
@@ -129,27 +132,33 @@ impl NcclLibrary {
         self.check("ncclSend", result)
     }
 
-    /// Receives numbers of several ranks at once: from which, where to, how many.
+    /// Sends to and receives from several ranks at once.
     ///
     /// # Safety
     /// As [`NcclLibrary::all_gather`].
-    pub(super) unsafe fn receive_all(
+    pub(super) unsafe fn exchange(
         &self,
-        parts: &[(usize, u64, usize)],
+        (sent, received): (&[Message], &[Message]),
         comm: ncclComm_t,
         stream: *mut c_void,
     ) -> Result<(), CudaError> {
+        let (number, float) =
+            (|rank| c_int::try_from(rank).expect("ranks are few"), ncclDataType_t::ncclFloat32);
         // SAFETY: takes nothing; the group ends below on every path.
         self.check("ncclGroupStart", unsafe { (self.group_start)() })?;
-        let received = parts.iter().try_for_each(|&(rank, to, count)| {
-            let (rank, float) = (c_int::try_from(rank).expect("ranks are few"), ncclDataType_t::ncclFloat32);
+        let sent = sent.iter().try_for_each(|&(rank, from, count)| {
             // SAFETY: this function's contract.
-            let result = unsafe { (self.receive)(to as DataMut, count, float, rank, comm, stream) };
+            let result = unsafe { (self.send)(from as Data, count, float, number(rank), comm, stream) };
+            self.check("ncclSend", result)
+        });
+        let received = received.iter().try_for_each(|&(rank, to, count)| {
+            // SAFETY: this function's contract.
+            let result = unsafe { (self.receive)(to as DataMut, count, float, number(rank), comm, stream) };
             self.check("ncclRecv", result)
         });
         // SAFETY: ends the group above.
         let ended = self.check("ncclGroupEnd", unsafe { (self.group_end)() });
-        received.and(ended)
+        sent.and(received).and(ended)
     }
 
     fn check(&self, action: &'static str, result: c_int) -> Result<(), CudaError> {

@@ -1,14 +1,15 @@
 //! Ranks on GPUs of one node: NCCL moves the parts, in stream order, and a kernel adds them up. `ncclAllReduce` is not used: it
 //! adds in an order of its own, which depends on the number of ranks and on the size (docs/adr/0027).
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::communicator::Communicator;
-use super::library::NcclLibrary;
+use super::library::{Message, NcclLibrary};
 use super::{Exchange, Read, Readers};
 use crate::EngineError;
 use crate::collective::Meeting;
+use crate::cuda::CudaError;
 use crate::cuda::device::{CudaDevice, CudaMemory};
 use crate::cuda::executor::Tensor;
 use crate::cuda::ops::room;
@@ -17,6 +18,7 @@ use crate::cuda::ops::room;
 #[derive(Debug)]
 pub(crate) struct NcclExchange {
     rank: usize,
+    ranks: usize,
     communicator: Arc<Communicator>,
     meeting: Arc<Meeting>,
     /// Parts of other ranks, where they arrive.
@@ -35,6 +37,7 @@ pub(crate) fn connect(
     }
     let ordinals: Vec<c_int> = devices.iter().map(|device| device.ordinal() as c_int).collect();
     let comms = library.init_all(&ordinals)?;
+    let ranks = devices.len();
     let mut ends = Vec::new();
     for ((rank, comm), device) in comms.into_iter().enumerate().zip(devices) {
         // SAFETY: just made, and given to this holder alone.
@@ -43,6 +46,7 @@ pub(crate) fn connect(
         device.watch_while_waiting(Arc::clone(&communicator) as _, meeting.watchdog());
         ends.push(NcclExchange {
             rank,
+            ranks,
             communicator,
             meeting: Arc::clone(meeting),
             arrived: Mutex::default(),
@@ -71,21 +75,54 @@ impl Exchange<CudaDevice> for NcclExchange {
             return Ok(());
         }
         let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
-        let arrived = room(&mut arrived, device, lens.iter().sum(), "parts of other ranks")?;
+        let len = if readers == Readers::Shares { lens[0] } else { lens.iter().sum() };
+        let arrived = room(&mut arrived, device, len, "parts of other ranks")?;
         let starts = lens.iter().scan(0, |next, len| Some(std::mem::replace(next, *next + len)));
         let mut parts: Vec<u64> = starts.map(|start| arrived.address_of(start)).collect();
-        if readers == Readers::All {
-            // SAFETY: `arrived` has room for all parts, which are equally long; both are freed in stream order.
-            self.communicator.with(|library, comm| unsafe {
-                library.all_gather((part.address(), arrived.address()), lens[0], comm, stream)
-            })?;
-        } else {
-            let others: Vec<(usize, u64, usize)> =
-                (1..lens.len()).map(|rank| (rank, parts[rank], lens[rank])).collect();
-            // SAFETY: as above, each part in its own place.
-            self.communicator.with(|library, comm| unsafe { library.receive_all(&others, comm, stream) })?;
-            parts[0] = part.address();
+        match readers {
+            Readers::All => {
+                // SAFETY: `arrived` has room for all parts, which are equally long; both are freed in stream order.
+                self.communicator.with(|library, comm| unsafe {
+                    library.all_gather((part.address(), arrived.address()), lens[0], comm, stream)
+                })?;
+            }
+            Readers::Shares => parts = self.exchange_shares(part, arrived, lens[0], stream)?,
+            Readers::First => {
+                let others: Vec<Message> =
+                    (1..lens.len()).map(|rank| (rank, parts[rank], lens[rank])).collect();
+                self.exchange((&[], &others), stream)?;
+                parts[0] = part.address();
+            }
         }
         Ok(read(device, &parts)?)
+    }
+}
+
+impl NcclExchange {
+    /// Sends every rank its share of `part`, `len` numbers long, and receives this rank's share of the other parts in
+    /// `arrived`. Returns the address of this rank's share of each part.
+    fn exchange_shares(
+        &self,
+        part: &Tensor<CudaMemory, f32>,
+        arrived: &Tensor<CudaMemory, f32>,
+        len: usize,
+        stream: *mut c_void,
+    ) -> Result<Vec<u64>, EngineError> {
+        let ranks = self.ranks;
+        let share = len / ranks;
+        let others = (0..ranks).filter(|&rank| rank != self.rank);
+        let sent: Vec<Message> =
+            others.clone().map(|rank| (rank, part.address_of(rank * share), share)).collect();
+        let received: Vec<Message> =
+            others.map(|rank| (rank, arrived.address_of(rank * share), share)).collect();
+        self.exchange((&sent, &received), stream)?;
+        let mut shares: Vec<u64> = (0..ranks).map(|rank| arrived.address_of(rank * share)).collect();
+        shares[self.rank] = part.address_of(self.rank * share);
+        Ok(shares)
+    }
+
+    fn exchange(&self, messages: (&[Message], &[Message]), stream: *mut c_void) -> Result<(), CudaError> {
+        // SAFETY: the messages are disjoint parts of tensors of this device, which are freed in stream order.
+        self.communicator.with(|library, comm| unsafe { library.exchange(messages, comm, stream) })
     }
 }

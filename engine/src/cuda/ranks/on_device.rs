@@ -63,12 +63,16 @@ impl<E: Executor> Exchange<E> for OnDevice {
         executor.wait()?;
         let shown = Shown::new(&of_rank[self.rank], part.address());
         meeting.wait(self.rank)?;
-        if readers == Readers::All || self.rank == 0 {
+        if readers != Readers::First || self.rank == 0 {
             let held: Vec<RwLockReadGuard<'_, Option<u64>>> =
                 of_rank.iter().map(|place| place.read().unwrap_or_else(PoisonError::into_inner)).collect();
             let parts: Option<Vec<u64>> = held.iter().map(|place| **place).collect();
             // A part is taken back early only by a rank that gave up.
-            let Some(parts) = parts else { return meeting.wait(self.rank) };
+            let Some(mut parts) = parts else { return meeting.wait(self.rank) };
+            if readers == Readers::Shares {
+                let start = self.rank * (lens[0] / parts.len()) * size_of::<f32>();
+                parts.iter_mut().for_each(|part| *part += start as u64);
+            }
             read(executor, &parts)?;
             executor.wait()?;
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cpu_kernels::NumbersMut;
 
-use super::{Exchange, Ranks, load_on, on_device};
+use super::{Exchange, Ranks, SumPhases, load_on, on_device};
 use crate::collective::Meeting;
 use crate::cuda::emulator::Emulator;
 use crate::cuda::numerics::Numerics;
@@ -57,7 +57,8 @@ fn ranks(count: usize) -> Ranks<Emulator> {
     let meeting = Arc::new(Meeting::new(count, Duration::from_secs(100)));
     let member = |end| (Emulator::build(), Some(Box::new(end) as Box<dyn Exchange<Emulator>>));
     let members = on_device(count, &meeting).into_iter().map(member).collect();
-    Ranks { members, meeting, memory_utilization: None, numerics: Numerics::emulated() }
+    let (numerics, phases) = (Numerics::emulated(), SumPhases::BY_SIZE);
+    Ranks { members, meeting, memory_utilization: None, numerics, phases }
 }
 
 fn check(kv_heads: u64, tied: bool, weights: WeightFormat, degrees: &[usize]) {
@@ -66,10 +67,13 @@ fn check(kv_heads: u64, tied: bool, weights: WeightFormat, degrees: &[usize]) {
     let mut whole = engine(&options, Ranks::alone(Emulator::build()));
     let expected = run(&mut whole).unwrap();
     for &count in degrees {
-        let mut engine = engine(&options, ranks(count));
-        assert_eq!(engine.info().numerics_id, whole.info().numerics_id);
-        let found = run(&mut engine).unwrap();
-        assert!(found == expected, "{count} ranks, {kv_heads} kv heads, {weights:?}: the bits differ");
+        // These rows are too short for two phases by size.
+        for phases in [SumPhases::BY_SIZE, SumPhases::ALWAYS_TWO] {
+            let mut engine = engine(&options, Ranks { phases, ..ranks(count) });
+            assert_eq!(engine.info().numerics_id, whole.info().numerics_id);
+            let found = run(&mut engine).unwrap();
+            assert!(found == expected, "{count} ranks, {kv_heads} kv heads, {weights:?}: the bits differ");
+        }
     }
 }
 
