@@ -30,7 +30,7 @@ impl MemoryPool {
         let mut pool = std::ptr::null_mut();
         // SAFETY: writes one pointer.
         let said = unsafe { sys::cuDeviceGetDefaultMemPool(&raw mut pool, device) };
-        said.result().map_err(refused("name its memory pool"))?;
+        said.result().map_err(refused("return its memory pool"))?;
         Ok(Self { pool, device })
     }
 
@@ -57,7 +57,7 @@ impl MemoryPool {
         let mut connected = 0;
         // SAFETY: writes one number.
         let said = unsafe { sys::cuDeviceCanAccessPeer(&raw mut connected, other, self.device) };
-        said.result().map_err(refused("tell which devices are connected"))?;
+        said.result().map_err(refused("report which devices are connected"))?;
         if connected == 0 {
             tracing::warn!(from = ordinal, to = self.device, "these gpus cannot read each other's memory");
             return Ok(());

@@ -69,7 +69,7 @@ pub(super) fn version() -> Result<CudaVersion, CudaError> {
     // SAFETY: writes two numbers.
     let said = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
     said.result()
-        .map_err(|error| CudaError::Driver { action: "tell nvrtc's version", reason: error.to_string() })?;
+        .map_err(|error| CudaError::Driver { action: "report nvrtc's version", reason: error.to_string() })?;
     Ok(CudaVersion { major, minor })
 }
 

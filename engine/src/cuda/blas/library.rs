@@ -141,7 +141,7 @@ mod tests {
         // SAFETY: the C library, which is loaded in every process.
         let library = unsafe { Library::new("libc.so.6") }.unwrap();
         let error = BlasLibrary::resolve(library).unwrap_err().to_string();
-        assert!(error.starts_with("cublaslt failed at cublasLtGetVersion: it is not there: "), "{error}");
+        assert!(error.starts_with("cublaslt failed at cublasLtGetVersion: function not found: "), "{error}");
     }
 
     #[test]

@@ -179,7 +179,7 @@ pub(super) fn peer(target: &Target, report: &mut Report<'_>) -> Result<(), Engin
         Err(error) => report.not_run(case, format!("python3: {error}")),
         Ok(output) if !output.status.success() => {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            report.not_run(case, said.lines().last().unwrap_or("it said nothing"));
+            report.not_run(case, said.lines().last().unwrap_or("no output"));
         }
         Ok(output) => String::from_utf8_lossy(&output.stdout).lines().for_each(|line| report.say(line)),
     }

@@ -233,6 +233,6 @@ mod tests {
         // SAFETY: the C library, which is loaded in every process.
         let library = unsafe { Library::new("libc.so.6") }.unwrap();
         let error = NcclLibrary::resolve(library).unwrap_err().to_string();
-        assert!(error.starts_with("nccl failed at ncclGetVersion: it is not there: "), "{error}");
+        assert!(error.starts_with("nccl failed at ncclGetVersion: function not found: "), "{error}");
     }
 }
