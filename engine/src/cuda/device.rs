@@ -219,7 +219,7 @@ impl CudaDevice {
         tracing::info!(
             version = blas.version(),
             from_rows,
-            "bf16 products are cublaslt's: bits depend on company"
+            "cublaslt computes bf16 products: a row's bits depend on the other rows of its batch"
         );
         self.products = Some(LibraryProducts { blas, workspace, from_rows });
         Ok(())

@@ -28,7 +28,7 @@ macro_rules! function_table {
             pub(super) const FUNCTIONS: &[&str] = &[$($name),+];
 
             fn resolve(library: Library) -> Result<Self, CudaError> {
-                let missing = |action, error| CudaError::$error { action, reason: format!("it is not there: {error}") };
+                let missing = |action, error| CudaError::$error { action, reason: format!("function not found: {error}") };
                 Ok(Self {
                     // SAFETY: the library declares a function of this signature under this name, as the table says where it stands.
                     $($field: unsafe { $crate::cuda::functions::function(&library, $name) }

@@ -1,8 +1,10 @@
-//! What `gpu_check` runs on a machine with a GPU, section by section: is it right (every kernel against its naive twin, whole
-//! models against the CPU engine, ranks and graphs against themselves, drafted text against undrafted), and what does it
-//! take. Sections stand alone, so that each can be a process of its own: after an illegal address a process has no device.
+//! The sections of `gpu_check`, which runs on a machine with a GPU. They check correctness (every kernel
+//! against its naive twin, whole models against the CPU engine, ranks and graphs against a single rank
+//! without graphs, drafted text against undrafted text) and measure times. Sections are independent, so that
+//! each can run in a separate process: after an illegal address a process can no longer use the device.
 //!
-//! A dry run is the same code at sizes that the host's driver (`host_driver`) can run. Its times are of no meaning.
+//! A dry run executes the same code at sizes that the host driver (`host_driver`) can run. Its times mean
+//! nothing.
 
 mod decode;
 mod library;
@@ -20,18 +22,18 @@ use super::parity::{Scale, run_all};
 use super::{CudaDevice, CudaError, GpuOptions};
 use crate::EngineError;
 
-/// What is checked, and with what.
+/// What to check.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// The driver's number of the device.
+    /// Device number as the driver counts it.
     pub ordinal: usize,
-    /// A folder of compiled kernels; `None` compiles them with NVRTC.
+    /// Folder of compiled kernels. `None`: NVRTC compiles them.
     pub kernels: Option<PathBuf>,
-    /// A checkpoint of a draft, and one of its target.
+    /// Checkpoints of a draft and its target.
     pub pair: (PathBuf, PathBuf),
-    /// The script that runs the same pair by transformers.
+    /// The script that runs the same pair with transformers.
     pub peer: PathBuf,
-    /// Whether a host plays the device: small sizes.
+    /// Whether this is a dry run on the host driver, with small sizes.
     pub is_dry: bool,
 }
 
@@ -48,27 +50,27 @@ impl Target {
         if self.is_dry { Scale::Small } else { Scale::Large }
     }
 
-    /// The pair's checkpoints, each once.
+    /// The pair's checkpoints, without duplicates.
     fn models(&self) -> Vec<&PathBuf> {
         let (draft, target) = &self.pair;
         if draft == target { vec![draft] } else { vec![draft, target] }
     }
 }
 
-/// Where lines go, and how many cases were found wrong.
+/// Output lines, and the number of failed cases.
 pub struct Report<'a> {
     say: &'a mut dyn FnMut(&str),
-    /// Cases that differ from what they must be, and steps that are slower than they must be.
+    /// Cases with wrong results, and steps that are too slow.
     pub failed: usize,
 }
 
 impl<'a> Report<'a> {
-    /// Nothing was found yet.
+    /// A report without failures.
     pub fn new(say: &'a mut dyn FnMut(&str)) -> Self {
         Self { say, failed: 0 }
     }
 
-    /// A line that is no verdict.
+    /// Prints a line that is not a verdict.
     fn say(&mut self, line: impl AsRef<str>) {
         (self.say)(line.as_ref());
     }
@@ -79,7 +81,7 @@ impl<'a> Report<'a> {
         (self.say)(&format!("{verdict:<8}{case}"));
     }
 
-    /// Whether a step is as fast as it must be.
+    /// Reports whether a step is fast enough.
     fn reach(&mut self, is_good: bool, case: impl std::fmt::Display) {
         self.failed += usize::from(!is_good);
         let verdict = if is_good { "ok" } else { "SLOW" };
@@ -97,41 +99,42 @@ impl std::fmt::Debug for Report<'_> {
     }
 }
 
-/// A part of the check, in the order in which they are worth the time of a machine that is lent for minutes.
+/// A section of the check, ordered by how much its result is worth on a machine that is available for
+/// minutes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Section {
-    /// The device, its driver, its memory and how fast that is read.
+    /// The device, its driver and memory, and its memory bandwidth.
     Device,
     /// Every kernel against its twin.
     Kernels,
-    /// Logits of whole models against the CPU engine's.
+    /// Logits of whole models against the CPU engine.
     Models,
-    /// Rows alone against rows in company, and drafted text against undrafted: `==`.
+    /// Rows alone against rows in a batch, and drafted text against undrafted text: `==`.
     Text,
-    /// Replayed steps against launched ones: `==`.
+    /// Replayed steps against launched steps: `==`.
     Graphs,
     /// Several ranks against one: `==`.
     Ranks,
-    /// What weight products take.
+    /// Times of weight products.
     Products,
-    /// Products by cuBLASLt against our own.
+    /// Products by cuBLASLt against the kernels of this crate.
     Library,
-    /// Drafted text against undrafted, end to end: `==`, and how much faster.
+    /// Drafted text against undrafted text, end to end: `==`, and the speedup.
     Speculation,
-    /// The same pair by transformers.
+    /// The same pair with transformers.
     Peer,
-    /// Steps of a Llama 3 8B by their share of the roofline: pass or fail.
+    /// Steps of Llama 3 8B relative to their roofline: pass or fail.
     Roofline,
-    /// What steps of a Llama 3 8B take, bf16.
+    /// Times of steps of Llama 3 8B, bf16.
     Decode8bBf16,
-    /// The same, int8.
+    /// Times of steps of Llama 3 8B, int8.
     Decode8bInt8,
-    /// What steps of a Llama 3 70B take, int8.
+    /// Times of steps of Llama 3 70B, int8.
     Decode70bInt8,
 }
 
 impl Section {
-    /// All of them, in order.
+    /// All sections, in order.
     pub const ALL: [Self; 14] = [
         Self::Device,
         Self::Kernels,
@@ -149,7 +152,7 @@ impl Section {
         Self::Decode70bInt8,
     ];
 
-    /// As it is named on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
@@ -169,7 +172,7 @@ impl Section {
         }
     }
 
-    /// Seconds that it is expected to take on an H100, estimated; together they fill the nine minutes of a run.
+    /// Estimated seconds on an H100. All sections together fill the nine minutes of a run.
     pub fn budget_seconds(self) -> u64 {
         match self {
             Self::Device | Self::Graphs => 10,
@@ -183,12 +186,12 @@ impl Section {
         }
     }
 
-    /// The section of this name.
+    /// The section with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|section| section.name() == name)
     }
 
-    /// Runs it. An error is the section's end; what was said before stands.
+    /// Runs the section. An error ends it; lines printed before the error remain valid.
     pub fn run(self, target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
         match self {
             Self::Device => device(target, report),

@@ -1,5 +1,5 @@
-//! The GPUs of this machine that a model is loaded onto: one by itself, or several connected by NCCL, a rank and a thread
-//! for each.
+//! Loads a model onto the GPUs of this machine: onto one GPU, or onto several that NCCL connects, with one
+//! rank and one thread per GPU.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,35 +15,37 @@ use crate::options::LoadOptions;
 use crate::shard::Shard;
 use crate::weights::{Formats, TensorSource};
 
-/// Which GPUs a model is loaded onto, and how they are used.
+/// The GPUs that a model is loaded onto, and how they are used.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuOptions {
-    /// The driver's numbers; a rank on each.
+    /// Device numbers as the driver counts them; one rank per device.
     pub ordinals: Vec<usize>,
-    /// KV takes what weights and a forward's workspace leave of this part of each GPU's memory, above 0 and at most 1; `None`
-    /// takes `LoadOptions::kv_memory_bytes` in all.
+    /// Share of each GPU's memory that may be used in total, above 0 and at most 1. The KV cache gets what
+    /// weights and a forward's workspace leave of it. `None`: the KV cache has `LoadOptions::kv_memory_bytes`
+    /// over all GPUs.
     pub memory_utilization: Option<f32>,
-    /// Whether launches that come again are replayed as CUDA graphs.
+    /// Whether repeated kernel launches are replayed as CUDA graphs.
     pub graphs: bool,
-    /// Rows from which on bf16 products are cuBLASLt's; `None` leaves them all to the kernels here, which are deterministic.
+    /// Minimum number of rows of bf16 products that cuBLASLt computes. `None`: this crate's deterministic
+    /// kernels compute all products.
     pub library_rows: Option<usize>,
-    /// A folder of compiled kernels, as `kernels_check --write` makes it; `None` compiles them with NVRTC.
+    /// Folder of compiled kernels, as `kernels_check --write` makes it. `None`: NVRTC compiles them.
     pub kernels: Option<PathBuf>,
 }
 
 impl GpuOptions {
-    /// From so many rows on cuBLASLt is worth its different bits, where these are allowed: prefill, large verify batches. A guess,
-    /// until `gpu_check library` has run on a GPU.
+    /// Default for `library_rows` if results need not be deterministic: prefill and large verify batches. An
+    /// estimate until `gpu_check library` has run on a GPU.
     pub const LIBRARY_ROWS: usize = 64;
 
-    /// These GPUs, with a given size of KV, deterministic and without graphs.
+    /// These GPUs with a fixed size of the KV cache, deterministic products and no graphs.
     pub fn on(ordinals: &[usize]) -> Self {
         let (memory_utilization, library_rows, kernels) = (None, None, None);
         Self { ordinals: ordinals.to_vec(), memory_utilization, graphs: false, library_rows, kernels }
     }
 }
 
-/// Loads a model onto these devices.
+/// Loads a model onto GPUs.
 pub(crate) fn load_on_gpus(
     options: &LoadOptions,
     source: &dyn TensorSource,
@@ -53,7 +55,7 @@ pub(crate) fn load_on_gpus(
     let ordinals = gpus.ordinals.as_slice();
     check_ranks(options, &model.0, ordinals)?;
     let meeting = Arc::new(Meeting::new(ordinals.len(), WATCHDOG));
-    // What is missing is told before minutes of compiling and loading.
+    // Load NCCL first: a missing library is reported before minutes of compiling and loading.
     let library = (ordinals.len() > 1).then(NcclLibrary::load).transpose()?;
     let open = |&ordinal| CudaDevice::open(ordinal, gpus.kernels.as_deref());
     let mut devices = ordinals.iter().map(open).collect::<Result<Vec<_>, _>>()?;
@@ -78,13 +80,13 @@ pub(crate) fn load_on_gpus(
     load_on(Ranks { members, meeting, memory_utilization, numerics, phases }, options, source, model)
 }
 
-/// What decides the bits of a model on these devices.
+/// The kernel and device class that determine the bits of results.
 fn numerics_of(devices: &[CudaDevice]) -> Numerics {
     let capabilities: Vec<(i32, i32)> = devices.iter().map(CudaDevice::capability).collect();
     Numerics::of_devices(&capabilities, devices[0].library_version())
 }
 
-/// Whether a model can be split over these devices: as many as ranks, each once.
+/// Checks that a model can be split over these devices: one rank per device, each device once.
 fn check_ranks(options: &LoadOptions, config: &ModelConfig, ordinals: &[usize]) -> Result<(), EngineError> {
     let refuse = |value: usize, reason: String| {
         Err(EngineError::BadOption { option: "tensor_parallel", value: value as u64, reason })

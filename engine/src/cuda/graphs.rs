@@ -1,24 +1,26 @@
-//! Launches that wait: a device that replays graphs collects what it is told to launch and, before anything else is asked of
-//! it, looks whether exactly these launches, grids and parameters included, ran before. Then they are one replay.
+//! Decides which kernel launches are replayed as CUDA graphs. A device that replays graphs collects launches.
+//! Before any other operation it compares the collected list, grids and parameters included, with the lists
+//! that ran before. A list that ran once is captured the second time and replayed from then on.
 //!
-//! So a replay is right by construction: nothing is replayed but what would have been launched. Steps repeat because their
-//! memory is kept (`ops/held.rs`) and sizes are the same: as many rows, splits and tiles. Whether launches are costly enough
-//! to be worth it is for a GPU to say.
+//! Replay is correct by construction: only launches equal to the collected ones are replayed. Steps repeat
+//! because their buffers are kept (`ops/held.rs`) and sizes are often equal: the same numbers of rows, splits
+//! and tiles. Whether replay saves time has to be measured on a GPU.
 
 use std::collections::HashMap;
 
 use super::sources::Kernel;
 
-/// Graphs that are kept; when there are more all are dropped, and steps that still come are made anew.
+/// Maximum number of known launch lists. When it is reached, all lists and graphs are dropped and captured
+/// again on demand.
 const KEPT: usize = 128;
 
-/// One launch.
+/// A kernel launch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Launch {
-    /// Kernels have unique names.
+    /// Name of the kernel; names are unique.
     pub(crate) kernel: &'static str,
     pub(crate) threads: u32,
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory of a block, in bytes.
     pub(crate) shared_bytes: u32,
     pub(crate) grid: [u32; 3],
     pub(crate) params: Vec<u64>,
@@ -31,24 +33,24 @@ impl Launch {
     }
 }
 
-/// What is to be done with the launches that were collected.
+/// How to run the collected launches.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// There are none.
+    /// No launches were collected.
     Nothing,
-    /// Launch them one by one: they are new.
+    /// Launch them one by one: this list is new.
     Each(Vec<Launch>),
-    /// They come for the second time: make a graph of them, run it, and hand it to [`Recorder::keep`].
+    /// Second occurrence: capture a graph, run it, and pass it to [`Recorder::keep`].
     Capture(Vec<Launch>),
-    /// Replay the graph of this number.
+    /// Replay the graph with this number.
     Replay(usize),
 }
 
-/// Collects launches and knows the graphs `G` of those that ran before.
+/// Collects launches, and holds the graphs `G` of lists that ran before.
 #[derive(Debug)]
 pub(crate) struct Recorder<G> {
     pending: Vec<Launch>,
-    /// None for what came once.
+    /// Number of the graph; `None` for lists that ran once.
     known: HashMap<Vec<Launch>, Option<usize>>,
     graphs: Vec<G>,
 }
@@ -60,12 +62,12 @@ impl<G> Default for Recorder<G> {
 }
 
 impl<G> Recorder<G> {
-    /// Collects a launch.
+    /// Adds a launch to the list.
     pub(crate) fn push(&mut self, launch: Launch) {
         self.pending.push(launch);
     }
 
-    /// Takes what was collected.
+    /// Takes the collected launches and says how to run them.
     pub(crate) fn next(&mut self) -> Next {
         if self.pending.is_empty() {
             return Next::Nothing;
@@ -88,13 +90,13 @@ impl<G> Recorder<G> {
         }
     }
 
-    /// Keeps the graph of these launches.
+    /// Stores the graph of these launches.
     pub(crate) fn keep(&mut self, launches: Vec<Launch>, graph: G) {
         self.known.insert(launches, Some(self.graphs.len()));
         self.graphs.push(graph);
     }
 
-    /// A graph that [`Next::Replay`] named.
+    /// The graph of a [`Next::Replay`].
     pub(crate) fn graph(&self, number: usize) -> &G {
         &self.graphs[number]
     }
@@ -108,7 +110,7 @@ mod tests {
         Launch { kernel, threads: 32, shared_bytes: 0, grid: [x, 1, 1], params: vec![param] }
     }
 
-    /// What happens to a list of launches: `e`ach, `c`apture, or the number of the graph that is replayed.
+    /// How a list of launches is run: `e`ach, `c`apture, or the name of the replayed graph.
     fn step(recorder: &mut Recorder<String>, launches: &[Launch]) -> String {
         launches.iter().for_each(|launch| recorder.push(launch.clone()));
         match recorder.next() {
@@ -130,7 +132,7 @@ mod tests {
         let both = [a.clone(), b.clone()];
         let found: Vec<String> = (0..4).map(|_| step(&mut recorder, &both)).collect();
         assert_eq!(found, ["e", "c", "ab", "ab"]);
-        // Another grid, another parameter, another order, a part: each is new.
+        // Another grid, parameter or order, and a part of the list, each count as new.
         for other in [
             vec![launch("a", 2, 7), b.clone()],
             vec![launch("a", 1, 9), b.clone()],

@@ -1,9 +1,9 @@
-//! A CUDA driver that is the host: a libcuda.so whose kernels are run by the emulator (`emulator/driver.hpp`), and which is a
-//! cuBLASLt too (`emulator/cublaslt.hpp`). With it in
-//! reach of the loader, `--device cuda:0` works without a GPU, hundreds of thousands of times slower than with one: for dry
-//! runs of `gpu-check` and for tests of workers, which then execute every line that a GPU would have executed.
+//! A CUDA driver for the host: a libcuda.so that runs kernels in the emulator (`emulator/driver.hpp`) and
+//! also provides cuBLASLt (`emulator/cublaslt.hpp`). If the loader finds it, `--device cuda:0` works without
+//! a GPU, several hundred thousand times slower. Used for dry runs of `gpu-check` and for tests of workers,
+//! which then execute every line that runs with a GPU.
 //!
-//! It is built on demand, into a folder outside the tree, and found by `LD_LIBRARY_PATH` alone.
+//! It is built on demand into a folder outside the source tree, and is found only through `LD_LIBRARY_PATH`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,42 +17,42 @@ use super::toolkit::CudaVersion;
 
 const DRIVER: &str = include_str!("emulator/driver.hpp");
 const BLAS: &str = include_str!("emulator/cublaslt.hpp");
-/// Another name of the driver's file, for the loader to find cuBLASLt in it.
+/// Second name of the driver's file, under which the loader finds cuBLASLt.
 const BLAS_NAME: &str = "libcublasLt.so.13";
-/// Set for the second run of a test, which has the driver.
+/// Environment variable that is set for the second run of a test, in which the driver is loaded.
 const SECOND_RUN: &str = "OUTRIDER_HOST_DRIVER";
 
-/// Where the driver was built.
+/// Paths of the built driver.
 #[derive(Debug, Clone)]
 pub struct HostDriver {
-    /// For `LD_LIBRARY_PATH`.
+    /// Folder to add to `LD_LIBRARY_PATH`.
     pub libraries: PathBuf,
-    /// Files that stand for compiled kernels, for [`crate::cuda::GpuOptions::kernels`]. Its kernels are in the driver itself.
+    /// Placeholder files for [`crate::cuda::GpuOptions::kernels`]; the kernels themselves are in the driver.
     pub kernels: PathBuf,
 }
 
-/// What was asked of the driver since the process began. A replayed graph counts its launches once, when it
-/// was captured.
+/// Operations that the driver has executed since the process began. A replayed graph counts its launches
+/// once, when it is captured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DriverCounts {
-    /// Kernels.
+    /// Kernel launches.
     pub launches: u64,
-    /// Copies to the device, and their bytes.
+    /// Copies to the device.
     pub copies_in: u64,
-    /// See `copies_in`.
+    /// Bytes of those copies.
     pub bytes_in: u64,
-    /// Copies from the device, and their bytes.
+    /// Copies from the device.
     pub copies_out: u64,
-    /// See `copies_out`.
+    /// Bytes of those copies.
     pub bytes_out: u64,
     /// Allocations of device memory.
     pub allocations: u64,
-    /// Bytes of global memory that kernels have read, where they count them: products, attention, filters and draws.
+    /// Bytes of global memory read by kernels that count them: products, attention, filters and draws.
     pub bytes_read: u64,
 }
 
 impl DriverCounts {
-    /// What was asked since an earlier count.
+    /// Operations since an earlier count.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self {
@@ -68,13 +68,13 @@ impl DriverCounts {
 }
 
 impl HostDriver {
-    /// What was asked of the driver so far, in a process that has loaded it.
+    /// Operations so far. The process must have loaded the driver.
     pub fn counts(&self) -> DriverCounts {
         let mut counts = [0u64; 7];
-        // SAFETY: the file that `build` made, which this process has loaded as its driver.
+        // SAFETY: `build` made this file, and this process has loaded it as its driver.
         let library =
             unsafe { Library::new(self.libraries.join("libcuda.so")) }.expect("the driver was built");
-        // SAFETY: the signature that driver.hpp declares; seven numbers are written.
+        // SAFETY: the signature is the one that driver.hpp declares; seven numbers are written.
         unsafe {
             let count: Symbol<'_, unsafe extern "C" fn(*mut u64)> =
                 library.get(b"outrider_counts").expect("the host's driver counts");
@@ -84,7 +84,7 @@ impl HostDriver {
         DriverCounts { launches, copies_in, bytes_in, copies_out, bytes_out, allocations, bytes_read }
     }
 
-    /// Builds it with the system's C++ compiler, unless that was done before.
+    /// Builds the driver with the system's C++ compiler, unless it exists already.
     pub fn build() -> Result<Self, String> {
         let table: String = sources::all()
             .iter()
@@ -103,7 +103,7 @@ impl HostDriver {
         let libraries = library.parent().map(Path::to_owned).ok_or("a library lies in a folder")?;
         let blas = libraries.join(BLAS_NAME);
         if !blas.exists() {
-            // Several processes may do it at once, to the same end.
+            // Another process may have made the same link.
             let made = std::os::unix::fs::symlink("libcuda.so", &blas);
             made.or_else(|error| if blas.exists() { Ok(()) } else { Err(error) })
                 .map_err(|error| format!("{}: {error}", blas.display()))?;
@@ -120,17 +120,15 @@ impl HostDriver {
         Ok(Self { libraries, kernels })
     }
 
-    /// For a test, named as the harness does: runs it again, as a process of its own that finds the driver, for the loader
-    /// looks for libraries in a new place only as a process begins. Returns the driver in that second run, and nothing in the
-    /// first, once the second went well.
-    ///
-    /// Panics where it did not.
+    /// For a test with this name in the test harness: runs the test again in a process that has the driver,
+    /// since the loader reads `LD_LIBRARY_PATH` only when a process starts. Returns the driver in that second
+    /// run. Returns `None` in the first run after the second one has passed, and panics if it has failed.
     pub fn for_test(name: &str) -> Option<Self> {
         Self::for_test_with(name, &[])
     }
 
-    /// The same with variables in that process's environment: `OUTRIDER_HOST_DEVICES` devices, and a driver
-    /// of `OUTRIDER_HOST_DRIVER_VERSION`.
+    /// As [`HostDriver::for_test`], with environment variables for the second run: `OUTRIDER_HOST_DEVICES` is
+    /// the number of devices, `OUTRIDER_HOST_DRIVER_VERSION` the driver's version.
     pub fn for_test_with(name: &str, variables: &[(&str, &str)]) -> Option<Self> {
         let driver = Self::build().expect("the host's driver builds");
         if std::env::var_os(SECOND_RUN).is_some() {

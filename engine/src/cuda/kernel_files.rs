@@ -1,6 +1,6 @@
-//! Compiled kernels as files, so that a machine with a GPU needs no NVRTC: `kernels_check --write DIR` makes them,
-//! `--cuda-kernels DIR` reads them. `DIR/sm_90/attention.cubin` and so on, beside a digest of the sources they were made of:
-//! a binary takes no kernels but its own.
+//! Compiled kernels as files, so that a machine with a GPU needs no NVRTC. `kernels_check --write DIR` writes
+//! them, `--cuda-kernels DIR` reads them: `DIR/sm_90/attention.cubin` and so on, with a digest of the
+//! sources. A binary only accepts kernels compiled from its own sources.
 
 use std::path::Path;
 
@@ -10,15 +10,16 @@ use super::sources::{self, Source};
 use super::toolkit::CudaVersion;
 use super::{CudaError, nvrtc};
 
-/// The digest's file. Its second line says which CUDA made the machine code.
+/// Name of the digest's file. Its second line is the version of CUDA that compiled the kernels.
 pub(super) const DIGEST_FILE: &str = "sources.sha256";
-/// What stands for machine code where the driver is the host.
+/// Placeholder for machine code if the driver is the host driver.
 pub(super) const HOST_KERNELS: &[u8] = b"host kernels\0";
 
-/// The machine code of every file.
+/// Machine code of every source file.
 pub(super) type MachineCode = Vec<(&'static Source, Vec<u8>)>;
 
-/// Machine code of every file for a device of this capability, and the toolkit that made it.
+/// Reads the machine code of every file for a device of this compute capability, and the version of the
+/// toolkit that compiled it.
 pub(super) fn read(dir: &Path, (major, minor): (i32, i32)) -> Result<(MachineCode, CudaVersion), CudaError> {
     let refuse = |reason: String| CudaError::BadKernelFiles { dir: dir.display().to_string(), reason };
     let found = std::fs::read_to_string(dir.join(DIGEST_FILE))
@@ -29,7 +30,7 @@ pub(super) fn read(dir: &Path, (major, minor): (i32, i32)) -> Result<(MachineCod
     }
     let toolkit = lines.next().and_then(|line| line.parse().ok());
     let toolkit = toolkit.ok_or_else(|| refuse(format!("{DIGEST_FILE} does not name the toolkit")))?;
-    // Machine code runs on devices of its own major version and of no lesser minor one.
+    // A cubin runs on devices of the same major and the same or a higher minor compute capability.
     let arch =
         (0..=minor).rev().map(|minor| format!("sm_{major}{minor}")).find(|arch| dir.join(arch).is_dir());
     let arch = arch.ok_or_else(|| refuse(format!("nothing for a device of capability {major}.{minor}")))?;
@@ -42,7 +43,7 @@ pub(super) fn read(dir: &Path, (major, minor): (i32, i32)) -> Result<(MachineCod
     Ok((code, toolkit))
 }
 
-/// Writes one file's machine code for an architecture such as `sm_90`.
+/// Writes the machine code of one file for an architecture such as `sm_90`.
 pub(super) fn write(dir: &Path, arch: &str, source: &Source, code: &[u8]) -> Result<(), CudaError> {
     let folder = dir.join(arch);
     let written = std::fs::create_dir_all(&folder)
@@ -50,8 +51,8 @@ pub(super) fn write(dir: &Path, arch: &str, source: &Source, code: &[u8]) -> Res
     written.map_err(|error| refused_by_disk(dir, &error))
 }
 
-/// Says which sources a folder's files are of, and which toolkit made them: last, so that half a folder is
-/// none.
+/// Writes the digest of the sources and the toolkit's version. Called last: an incomplete folder has no
+/// digest and is refused.
 pub(super) fn write_digest(dir: &Path, toolkit: CudaVersion) -> Result<(), CudaError> {
     let text = format!("{}\n{toolkit}\n", digest());
     std::fs::write(dir.join(DIGEST_FILE), text).map_err(|error| refused_by_disk(dir, &error))
@@ -61,7 +62,7 @@ fn refused_by_disk(dir: &Path, error: &std::io::Error) -> CudaError {
     CudaError::BadKernelFiles { dir: dir.display().to_string(), reason: error.to_string() }
 }
 
-/// Of everything that the machine code depends on but the compiler's version.
+/// Digest of the compiler options and all sources. Does not cover the compiler's version.
 fn digest() -> String {
     let mut hasher = Sha256::new();
     nvrtc::OPTIONS.iter().for_each(|option| hasher.update(option.as_bytes()));

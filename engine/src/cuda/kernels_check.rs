@@ -1,6 +1,6 @@
-//! Compiles every kernel for every architecture that is served and holds it to its budget: what `make
-//! kernels-check` prints. Registers and spills come from the assembler's log, the order of loads and products
-//! from the machine code. Needs NVRTC, CUDA's disassembler and no GPU.
+//! Compiles every kernel for every supported architecture and checks it against its limits: the output of
+//! `make kernels-check`. Registers and register spills come from the assembler's log, the order of loads and
+//! products from the machine code. Needs NVRTC and CUDA's disassembler, but no GPU.
 
 use std::path::Path;
 
@@ -9,35 +9,35 @@ use super::sass::{self, Disassembled};
 use super::sources::{Kernel, Source};
 use super::{CudaError, kernel_files, nvrtc, sources};
 
-/// What runs on a multiprocessor of an architecture at most.
+/// Limits of one multiprocessor of an architecture.
 struct Architecture {
     name: &'static str,
     threads: u32,
     shared_bytes: u32,
 }
 
-/// A100, L4 and RTX 40, H100 and H200.
+/// A100; L4 and RTX 40; H100 and H200.
 const ARCHITECTURES: [Architecture; 3] = [
     Architecture { name: "sm_80", threads: 2048, shared_bytes: 164 << 10 },
     Architecture { name: "sm_89", threads: 1536, shared_bytes: 100 << 10 },
     Architecture { name: "sm_90", threads: 2048, shared_bytes: 228 << 10 },
 ];
-/// Registers of a multiprocessor; a warp takes them in units of 256, and a block 1 KiB of shared memory for
-/// the system.
+/// Registers of a multiprocessor (allocated per warp in units of 256), and shared memory that the system
+/// takes from every block.
 const REGISTERS: u32 = 65_536;
 const SYSTEM_SHARED_BYTES: u32 = 1 << 10;
 
-/// What was found.
+/// Result of the check.
 #[derive(Debug)]
 pub struct KernelsReport {
-    /// A table, a line for each kernel and architecture.
+    /// Table with one line per kernel and architecture.
     pub table: String,
-    /// Kernels over their budget, or that are listed and were not found; empty is good.
+    /// Kernels that exceed their limits, and listed kernels that were not found. Empty if all is well.
     pub faults: Vec<String>,
 }
 
-/// Compiles everything, and writes the machine code into a folder where one is named. Errors where NVRTC is missing, a file
-/// does not compile or cannot be written.
+/// Compiles all kernels, and writes the machine code to a folder if one is given. Fails if NVRTC is missing,
+/// or if a file does not compile or cannot be written.
 pub fn kernels_check(write_to: Option<&Path>) -> Result<KernelsReport, CudaError> {
     nvrtc::check_present()?;
     let mut report = KernelsReport { table: heading(), faults: Vec::new() };
@@ -115,7 +115,8 @@ fn line(kernel: &Kernel, arch: &Architecture, usage: &Usage, code: Option<&Disas
     )
 }
 
-/// Warps that a multiprocessor holds at a time: as many blocks as registers, threads and shared memory allow.
+/// Occupancy: warps resident on a multiprocessor, limited by registers, threads and shared memory of whole
+/// blocks.
 fn resident_warps(kernel: &Kernel, arch: &Architecture, usage: &Usage) -> u32 {
     let warps = kernel.threads / 32;
     let by_registers = REGISTERS / (warps * (usage.registers * 32).next_multiple_of(256));
@@ -124,7 +125,7 @@ fn resident_warps(kernel: &Kernel, arch: &Architecture, usage: &Usage) -> u32 {
     by_registers.min(by_threads).min(by_shared).min(32) * warps
 }
 
-/// What is wrong with a kernel, as the end of a sentence that begins with its name.
+/// Faults of a kernel, each as the rest of a sentence that begins with the kernel's name.
 fn faults(kernel: &Kernel, usage: &Usage, code: Option<&Disassembled>) -> Vec<String> {
     let mut faults = Vec::new();
     let mut check = |is_good: bool, fault: String| {
@@ -170,8 +171,7 @@ mod tests {
     use super::super::sources::GEMM_BF16;
     use super::*;
 
-    /// What a compiler made that had moved loads behind products, narrowed one and divided: each is a fault
-    /// by its name.
+    /// Machine code with loads moved behind products, a narrowed load and a division. Each fault is named.
     #[test]
     fn a_main_loop_that_is_not_as_it_must_be_is_a_fault() {
         let kernel = GEMM_BF16.kernel(0);

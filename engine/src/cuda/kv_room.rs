@@ -1,4 +1,4 @@
-//! How much of a GPU's memory its KV may take, once the weights lie there. Pure arithmetic.
+//! Size of the KV cache on a GPU, after its weights are loaded. Pure arithmetic.
 
 use super::ops::{candidate_bytes, own_bytes, partial_bytes};
 use super::ranks::SumPhases;
@@ -7,22 +7,22 @@ use crate::forward_batch::PassLimits;
 use crate::model_config::ModelConfig;
 use crate::shard::Shard;
 
-/// What one pass holds. Rows take a few hundred kilobytes each, a row with logits of a Llama 3 a megabyte: so a prompt's rows are
-/// multiplied together, and logits stay at what 512 rows took.
+/// Limits of one pass. A row takes a few hundred kilobytes, a row with logits of Llama 3 a megabyte. So a
+/// prompt's rows are multiplied together, and rows with logits stay limited as in passes of 512 rows.
 pub(crate) const PASS_LIMITS: PassLimits = PassLimits { rows: 2048, ..PassLimits::DEFAULT };
 
-/// What the driver, its modules and the allocator's granularity may take besides.
+/// Memory for the driver, its modules and the allocator's granularity.
 const SLACK_BYTES: u64 = 256 << 20;
 
-/// A device's memory.
+/// Memory of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DeviceRoom {
     pub(crate) free_bytes: u64,
     pub(crate) total_bytes: u64,
 }
 
-/// Bytes for KV on a device of which a part of `utilization` may be held in all, by whomever: what is left of that part
-/// after all that is held now, the workspace and some slack.
+/// Bytes for the KV cache on a device of which a share of `utilization` may be used in total, other processes
+/// included: that share less all memory in use now, the workspace and some slack.
 pub(crate) fn kv_bytes(room: DeviceRoom, workspace: u64, utilization: f32) -> Result<u64, EngineError> {
     let DeviceRoom { free_bytes, total_bytes } = room;
     let hundredths = (utilization * 100.0) as u64;
@@ -42,8 +42,9 @@ pub(crate) fn kv_bytes(room: DeviceRoom, workspace: u64, utilization: f32) -> Re
     })
 }
 
-/// Bytes that the largest pass needs beside weights and KV, at most: rows of a pass, products' rounded inputs, attention's
-/// splits over sequences of up to `max_len`, own blocks of rows of token trees, parts of other ranks, candidates of filters.
+/// Upper bound of the bytes that the largest pass needs besides weights and KV cache: its rows, rounded
+/// inputs of products, attention's splits for sequences of up to `max_len`, KV blocks gathered for rows of
+/// token trees, partial sums of other ranks, and candidates of filters.
 pub(crate) fn workspace_bytes(config: &ModelConfig, shard: Shard, max_len: u32) -> u64 {
     bytes_of_passes(PASS_LIMITS, config, shard, max_len)
 }
@@ -51,7 +52,7 @@ pub(crate) fn workspace_bytes(config: &ModelConfig, shard: Shard, max_len: u32) 
 fn bytes_of_passes(limits: PassLimits, config: &ModelConfig, shard: Shard, max_len: u32) -> u64 {
     let (PassLimits { rows, logit_rows }, layout) = (limits, shard.layout(config));
     let (hidden, intermediate) = (config.hidden_size, shard.intermediate(config).len());
-    // Logits, and where probabilities are asked for the same again as they were; of ranks also the parts.
+    // Logits, a copy of the raw logits for logprobs, and with several ranks also the parts of all ranks.
     let vocab = if shard.ranks == 1 { 2 * config.vocab_size } else { 3 * config.vocab_size };
     let in_row = 3 * hidden + layout.row_width() + layout.q_width() + 3 * intermediate;
     let in_logit_row = hidden + layout.row_width() + vocab;
@@ -60,7 +61,8 @@ fn bytes_of_passes(limits: PassLimits, config: &ModelConfig, shard: Shard, max_l
     let sums =
         if shard.is_part() { SumPhases::BY_SIZE.workspace_len((rows, hidden), shard.ranks) } else { 0 };
     let floats = rows * in_row + sums + logit_rows * in_logit_row;
-    // Rounded to bf16, or quantized with eight scales a row: two bytes a number cover both.
+    // Inputs of products are rounded to bf16, or int8 with eight scales a row: two bytes per number cover
+    // both.
     let own = own_bytes(rows, layout);
     (4 * floats + partial + own + 2 * rows * widest + candidate_bytes(config.vocab_size)) as u64
 }
@@ -76,7 +78,7 @@ mod tests {
         let room = DeviceRoom { free_bytes: 60 * GIB, total_bytes: 80 * GIB };
         assert_eq!(kv_bytes(room, 2 * GIB, 1.0).unwrap(), 58 * GIB - SLACK_BYTES);
         assert_eq!(kv_bytes(room, 2 * GIB, 0.5).unwrap(), 18 * GIB - SLACK_BYTES);
-        // What others hold counts as held.
+        // Memory of other processes counts as used.
         let shared = DeviceRoom { free_bytes: 30 * GIB, ..room };
         assert_eq!(kv_bytes(shared, 0, 0.75).unwrap(), 10 * GIB - SLACK_BYTES);
     }
@@ -99,17 +101,17 @@ mod tests {
         (config.hidden_size, config.intermediate_size, config.vocab_size) = (4096, 14_336, 128_256);
         (config.num_heads, config.num_kv_heads, config.head_dim) = (32, 8, 128);
         let whole = Shard::all(1, &config).unwrap()[0];
-        // Counted by hand for 2,048 rows: 3 hidden, 6144 + 4096 of heads, 3 x 14336; of 512 with logits hidden, 6144 of heads, twice 128256
-        // of the vocabulary; splits fill what is kept of them.
+        // Counted by hand. 2,048 rows: 3 x hidden, 6144 + 4096 for heads, 3 x 14336. 512 rows with logits:
+        // hidden, 6144 for heads, 2 x 128256 for the vocabulary. The splits of attention reach their limit.
         let floats = 2048 * (3 * 4096 + 6144 + 4096 + 3 * 14_336) + 512 * (4096 + 6144 + 2 * 128_256);
-        // Of 64 rows in 32 parts 1,024 candidates of 8 bytes.
+        // Filters: 64 rows x 32 parts x 1,024 candidates of 8 bytes.
         let candidates = 64 * 32 * 1024 * 8;
-        // Of rows of trees 64 MiB of blocks.
+        // Rows of token trees: 64 MiB of gathered blocks.
         let counted = 4 * floats + (512 << 20) + (64 << 20) + 2048 * 2 * 14_336 + candidates;
         assert_eq!(workspace_bytes(&config, whole, 2048), counted);
         let longer = workspace_bytes(&config, whole, 131_072);
         assert_eq!(longer, counted, "splits of a long context take turns");
-        // What passes of 512 rows took.
+        // Compared with passes of 512 rows.
         for (max_len, most_more) in [(2048, 860 << 20), (131_072, 460 << 20)] {
             let [now, before] = [PASS_LIMITS, PassLimits::DEFAULT]
                 .map(|limits| bytes_of_passes(limits, &config, whole, max_len));

@@ -1,6 +1,6 @@
-//! The driver's pool that a device's memory comes from: who else may touch that memory, and when freed memory
-//! goes back to the system. `cuCtxEnablePeerAccess` does not cover memory of pools (CUDA programming guide,
-//! stream-ordered allocation).
+//! The driver's memory pool of a device: which other devices may access it, and when freed memory returns to
+//! the system. `cuCtxEnablePeerAccess` does not cover memory of pools (CUDA programming guide, stream-ordered
+//! allocation).
 
 use cudarc::driver::result;
 use cudarc::driver::sys::{
@@ -30,12 +30,12 @@ impl MemoryPool {
         let mut pool = std::ptr::null_mut();
         // SAFETY: writes one pointer.
         let said = unsafe { sys::cuDeviceGetDefaultMemPool(&raw mut pool, device) };
-        said.result().map_err(refused("name its memory pool"))?;
+        said.result().map_err(refused("return its memory pool"))?;
         Ok(Self { pool, device })
     }
 
-    /// Freed memory stays in the pool for the next allocation. By default the pool returns all of it whenever
-    /// the device is idle, and every allocation after that asks the system again.
+    /// Keeps freed memory in the pool for the next allocation. By default the pool returns all of it whenever
+    /// the device is idle, and the next allocation requests it from the system again.
     pub(super) fn keep_freed(&self) -> Result<(), CudaError> {
         let mut threshold = u64::MAX;
         let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
@@ -44,20 +44,20 @@ impl MemoryPool {
         said.result().map_err(refused("keep freed memory"))
     }
 
-    /// Returns all freed memory to the system, so that free memory can be counted.
+    /// Returns all freed memory to the system, so that it counts as free.
     pub(super) fn release_freed(&self) -> Result<(), CudaError> {
         // SAFETY: the pool is the device's own.
         unsafe { sys::cuMemPoolTrimTo(self.pool, 0) }.result().map_err(refused("release freed memory"))
     }
 
-    /// Lets another device read and write all memory of this pool, present and future, where the two are
+    /// Lets another device read and write all present and future memory of this pool, if the two devices are
     /// connected.
     pub(super) fn share_with(&self, ordinal: usize) -> Result<(), CudaError> {
         let other = handle_of(ordinal)?;
         let mut connected = 0;
         // SAFETY: writes one number.
         let said = unsafe { sys::cuDeviceCanAccessPeer(&raw mut connected, other, self.device) };
-        said.result().map_err(refused("tell which devices are connected"))?;
+        said.result().map_err(refused("report which devices are connected"))?;
         if connected == 0 {
             tracing::warn!(from = ordinal, to = self.device, "these gpus cannot read each other's memory");
             return Ok(());
@@ -83,8 +83,7 @@ mod tests {
     use crate::cuda::executor::{Executor, Tensor};
     use crate::cuda::host_driver::HostDriver;
 
-    /// The host's driver refuses what a real one faults on: a device that touches another one's pool without
-    /// access.
+    /// The host driver refuses what would fault on a GPU: access to another device's pool without permission.
     #[test]
     fn another_device_touches_a_pool_that_is_shared_with_it() {
         let name = "cuda::memory_pool::tests::another_device_touches_a_pool_that_is_shared_with_it";
@@ -97,7 +96,7 @@ mod tests {
         other.wait().unwrap();
         let mut push = || {
             let stream = other.raw_stream().unwrap().cast();
-            // SAFETY: the host's driver looks at both addresses before it follows them; both hold 16 bytes.
+            // SAFETY: the host driver checks both addresses before it uses them; both have 16 bytes.
             let copied = unsafe { result::memcpy_dtod_async(to.address(), from.address(), 16, stream) };
             other.wait().unwrap();
             copied.map_err(|error| error.0)

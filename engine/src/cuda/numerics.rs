@@ -1,18 +1,18 @@
-//! The two names that stand for GPUs in `numerics_id` (docs/contract.md C4): the class of kernels and the
-//! class of devices. Equal names promise equal bits. Tensor cores of different compute capabilities round
-//! their inner sums differently, and so do versions of a library that chooses its kernels by shape, so each
-//! of them is part of a name. Pure.
+//! The two names of GPUs in `numerics_id` (docs/contract.md C4): the class of kernels and the class of
+//! devices. Equal names promise equal bits. Tensor cores of different compute capabilities round their inner
+//! sums differently, and so do versions of a library that selects kernels by shape, so both are part of a
+//! name. Pure.
 
-/// The class of kernels whose bits are equal. Change it with the arithmetic.
+/// Class of kernels with equal bits. Change it whenever the arithmetic changes.
 const KERNEL_CLASS: &str = "cuda-mma-2";
-/// The same where cuBLASLt computes products of many rows: a row's bits then depend on the other rows of the
-/// batch.
+/// Class of kernels if cuBLASLt computes products of many rows: a row's bits then depend on the other rows of
+/// the batch.
 const LIBRARY_CLASS: &str = "cuda-cublaslt-1";
-/// The devices of tests, which are the host.
+/// Device class of tests, which run on the host.
 #[cfg(test)]
 const EMULATED: &str = "cuda-emulated";
 
-/// What decides the bits of a model besides its files and formats.
+/// What determines the bits of a model's results besides its files and formats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Numerics {
     kernel_class: String,
@@ -20,13 +20,13 @@ pub(crate) struct Numerics {
 }
 
 impl Numerics {
-    /// Of GPUs of these compute capabilities, in order of rank. `library` is the version of cuBLASLt where
-    /// that computes products.
+    /// For GPUs of these compute capabilities, in order of rank. `library`: version of cuBLASLt if it
+    /// computes products.
     pub(crate) fn of_devices(capabilities: &[(i32, i32)], library: Option<&str>) -> Self {
         let kernel_class = library
             .map_or_else(|| KERNEL_CLASS.to_owned(), |version| format!("{LIBRARY_CLASS} of {version}"));
-        // Ranks of one capability have the bits of a single device; of several capabilities the order decides
-        // who sums what.
+        // Ranks of one capability have the bits of a single device. With several capabilities the order of
+        // the ranks decides which device computes which sums.
         let mut names: Vec<String> =
             capabilities.iter().map(|(major, minor)| format!("sm_{major}{minor}")).collect();
         if names.iter().all(|name| *name == names[0]) {
@@ -35,14 +35,14 @@ impl Numerics {
         Self { kernel_class, device_class: format!("cuda-{}", names.join("-")) }
     }
 
-    /// Of kernels that the host emulates.
+    /// For kernels that the host emulates.
     #[cfg(test)]
     pub(crate) fn emulated() -> Self {
         Self { kernel_class: KERNEL_CLASS.to_owned(), device_class: EMULATED.to_owned() }
     }
 
-    /// The two names as a loaded model keeps them. They are never freed: a process loads a model or two and
-    /// keeps it until it ends.
+    /// The two names as a loaded model keeps them. They are leaked: a process loads one or two models and
+    /// keeps them until it exits.
     pub(crate) fn names(self) -> (&'static str, &'static str) {
         (self.kernel_class.leak(), self.device_class.leak())
     }

@@ -1,5 +1,5 @@
-//! Compiles kernels with NVRTC, straight to machine code of one architecture, and reads from the assembler's log
-//! what each takes. No GPU is needed for any of it.
+//! Compiles kernels with NVRTC to machine code of one architecture, and reads each kernel's resource usage
+//! from the assembler's log. Needs no GPU.
 
 use std::ffi::{CString, c_char};
 use std::sync::{Mutex, PoisonError};
@@ -12,34 +12,34 @@ use super::kernel_files::MachineCode;
 use super::sources::{self, Source};
 use super::toolkit::CudaVersion;
 
-/// What every file is compiled with. Without contraction: a product and a sum are two roundings, as in the twins.
+/// Compiler options of every file. No contraction to FMA: a product and a sum round twice, as in the twins.
 pub(super) const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "--ptxas-options=-v"];
 
 /// Machine code of one file.
 #[derive(Debug)]
 pub(crate) struct Compiled {
-    /// A cubin, as the driver loads it.
+    /// The cubin, as the driver loads it.
     pub(crate) cubin: Vec<u8>,
-    /// What each entry point takes.
+    /// Resource usage of each entry point.
     pub(crate) usage: Vec<Usage>,
 }
 
-/// What the assembler says of an entry point.
+/// Resource usage of an entry point, as the assembler reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Usage {
-    /// Its name.
+    /// Name of the kernel.
     pub(crate) kernel: String,
-    /// Registers of a thread.
+    /// Registers per thread.
     pub(crate) registers: u32,
-    /// Bytes that did not fit into registers, stored and loaded.
+    /// Register spills: bytes stored plus bytes loaded.
     pub(crate) spill_bytes: u32,
-    /// Local memory of a thread.
+    /// Local memory (stack) per thread, in bytes.
     pub(crate) stack_bytes: u32,
-    /// Static shared memory of a block.
+    /// Static shared memory of a block, in bytes.
     pub(crate) shared_bytes: u32,
 }
 
-/// Whether NVRTC can be loaded at all; without this, calling it would panic.
+/// Checks that NVRTC can be loaded; calling it without the library would panic.
 pub(crate) fn check_present() -> Result<(), CudaError> {
     // SAFETY: loads a library of CUDA's, whose initialisers take no part in this process's invariants.
     let present = unsafe { sys::is_culib_present() };
@@ -47,8 +47,8 @@ pub(crate) fn check_present() -> Result<(), CudaError> {
     if present { Ok(()) } else { Err(CudaError::LibraryMissing { library: "libnvrtc.so", advice }) }
 }
 
-/// Machine code of every file for an architecture such as `sm_90`, and the toolkit that made it. Compiled
-/// once for each architecture: ranks on equal devices share it.
+/// Machine code of every file for an architecture such as `sm_90`, and the version of the toolkit that
+/// compiled it. The result of the last architecture is cached, so that ranks on equal devices share it.
 pub(super) fn compile_all(arch: &str) -> Result<(MachineCode, CudaVersion), CudaError> {
     static COMPILED: Mutex<Option<(String, MachineCode)>> = Mutex::new(None);
     check_present()?;
@@ -63,17 +63,17 @@ pub(super) fn compile_all(arch: &str) -> Result<(MachineCode, CudaVersion), Cuda
     Ok((code, toolkit))
 }
 
-/// The version of the library. [`check_present`] was called.
+/// Version of the library. Call [`check_present`] first.
 pub(super) fn version() -> Result<CudaVersion, CudaError> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: writes two numbers.
     let said = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
     said.result()
-        .map_err(|error| CudaError::Driver { action: "tell nvrtc's version", reason: error.to_string() })?;
+        .map_err(|error| CudaError::Driver { action: "report nvrtc's version", reason: error.to_string() })?;
     Ok(CudaVersion { major, minor })
 }
 
-/// Compiles a file for an architecture such as `sm_90`. [`check_present`] was called.
+/// Compiles a file for an architecture such as `sm_90`. Call [`check_present`] first.
 pub(crate) fn compile(source: &Source, arch: &str) -> Result<Compiled, CudaError> {
     let failed = |log: String| CudaError::Compile { file: source.file, arch: arch.to_owned(), log };
     let text = CString::new(source.text()).map_err(|_| failed("the source holds a zero byte".to_owned()))?;
@@ -97,10 +97,10 @@ pub(crate) fn compile(source: &Source, arch: &str) -> Result<Compiled, CudaError
 
 fn cubin(program: sys::nvrtcProgram) -> Result<Vec<u8>, String> {
     let mut size = 0;
-    // SAFETY: the program lives in the caller, and was compiled.
+    // SAFETY: the caller owns the program, which was compiled.
     unsafe { sys::nvrtcGetCUBINSize(program, &raw mut size) }.result().map_err(|error| error.to_string())?;
     let mut cubin = vec![0u8; size];
-    // SAFETY: as above; the buffer is as large as the library says.
+    // SAFETY: as above; the buffer has the size that the library returned.
     unsafe { sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast()) }
         .result()
         .map_err(|error| error.to_string())?;
@@ -112,7 +112,7 @@ fn text_of(log: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Reads what `ptxas -v` prints.
+/// Parses the output of `ptxas -v`.
 fn usage_in(log: &str) -> Vec<Usage> {
     let mut all: Vec<Usage> = Vec::new();
     for line in log.lines() {

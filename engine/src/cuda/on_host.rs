@@ -1,5 +1,5 @@
-//! The kernels for the host: their own sources behind a shim (`emulator/emulator.hpp`), built by the system's C++
-//! compiler. For checks where there is no GPU; no server ever loads what is built here.
+//! Builds the kernels for the host: the same sources with a shim (`emulator/emulator.hpp`), compiled by the
+//! system's C++ compiler. For checks without a GPU; a server never loads these libraries.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,24 +10,25 @@ use sha2::{Digest, Sha256};
 use super::sources;
 
 const SHIM: &str = include_str!("emulator/emulator.hpp");
-/// What finds races, where that is asked for.
+/// Code that detects data races, if that is requested.
 const RACES: &str = include_str!("emulator/races.hpp");
 
-/// What a library of kernels does besides running them.
+/// Checks that a library of kernels makes while it runs them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Check {
-    /// Nothing.
+    /// No checks.
     Nothing,
-    /// It notes who reads and writes every byte, several times slower.
+    /// Records all reads and writes of every byte to find data races; several times slower.
     Races,
 }
 
-/// The shim by itself.
+/// Source text of the shim.
 pub(super) fn shim() -> String {
     format!("{}\n", SHIM.replace("#include \"races.hpp\"", RACES))
 }
 
-/// The shim, all sources (each in a namespace, for helpers share names) and an entry `run_NAME` for each kernel.
+/// The shim, all sources (each in a namespace, since names of helpers repeat) and an entry `run_NAME` for
+/// each kernel.
 pub(super) fn kernels() -> String {
     let mut text = shim();
     let mut entries = String::new();
@@ -44,13 +45,13 @@ pub(super) fn kernels() -> String {
     text + &entries
 }
 
-/// Builds a library named `file` in a folder of its own, once for each `text` and check.
+/// Builds a library with file name `file` in a separate folder, once for each `text` and check.
 pub(super) fn build(text: &str, file: &str, check: Check) -> Result<PathBuf, String> {
     let digest = Sha256::new().chain_update(text).chain_update([u8::from(check == Check::Races)]).finalize();
     let id: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let dir = std::env::temp_dir().join("outrider-kernels").join(id);
     let library = dir.join(file);
-    // Threads of one process take turns; processes have names of their own.
+    // One thread of this process builds at a time; other processes use other file names.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     if library.exists() {
@@ -66,18 +67,19 @@ pub(super) fn build(text: &str, file: &str, check: Check) -> Result<PathBuf, Str
         "-O2",
         "-c",
         "-fPIC",
-        // A product and a sum are two roundings, as in the twins.
+        // A product and a sum round twice, as in the twins.
         "-ffp-contract=off",
         "-fno-strict-aliasing",
         "-w",
     ];
-    // The calls that the sanitizer puts into kernels are answered by the shim: its own library is not linked.
+    // The shim implements the calls that the sanitizer adds to kernels; the sanitizer's own library is not
+    // linked.
     let races: &[&str] = if check == Check::Races { &["-fsanitize=thread", "-DCHECK_RACES"] } else { &[] };
     run_compiler(Command::new("c++").args(flags).args(races).arg("-o").args([&object, &source]))?;
     run_compiler(Command::new("c++").arg("-shared").arg("-o").args([&built, &object]))?;
     std::fs::remove_file(&source).map_err(failed)?;
     std::fs::remove_file(&object).map_err(failed)?;
-    // Several processes may build at once; the last rename wins, and all are equal.
+    // Several processes may build at the same time; the last rename wins, and all files are equal.
     std::fs::rename(&built, &library).map_err(failed)?;
     Ok(library)
 }

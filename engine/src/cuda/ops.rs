@@ -1,5 +1,5 @@
-//! The kernels as checked calls: each file is one operation with its shapes; what could make a kernel touch
-//! memory that is not there is refused before the launch. Nothing else launches.
+//! Checked kernel calls: each file is one operation and its shapes. A call that could make a kernel access
+//! memory out of bounds returns an error before the launch. No other module launches kernels.
 
 mod attention;
 mod blocks;
@@ -45,5 +45,5 @@ pub(crate) use tiling::count_attention;
 pub(crate) use tiling::{Limits, Tiling, Turn, partial_bytes};
 pub(crate) use trees::{GatherBlocks, copy_tokens};
 
-/// Grids count blocks in 16 bits along y and z.
+/// Largest size of a grid along y and z.
 const MAX_GRID_YZ: usize = 65_535;

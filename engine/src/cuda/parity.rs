@@ -1,5 +1,6 @@
-//! Every kernel against its naive twin: the same cases run on the emulator in each test run and on a GPU by
-//! `make gpu-check`. A case says whether bits must be equal or how far numbers may lie apart, and reports the worst.
+//! Compares every kernel with its naive twin. The same cases run on the emulator in each test run, and on a
+//! GPU with `make gpu-check`. A case requires equal bits or has a tolerance, and reports the largest
+//! difference.
 
 mod attention;
 mod elementwise;
@@ -16,7 +17,7 @@ use half::bf16;
 use super::CudaError;
 use super::executor::Executor;
 
-/// How large a case is: for a host that runs threads one after another, or for a GPU.
+/// Size of a case: for a host that runs threads one after another, or for a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scale {
     /// A few blocks.
@@ -34,18 +35,18 @@ impl Scale {
     }
 }
 
-/// What a comparison came to.
+/// Result of a comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Parity {
     /// Operation and shape.
     pub(crate) case: String,
     /// Numbers compared.
     pub(crate) numbers: usize,
-    /// Largest difference, as a part of the largest number of the twin's.
+    /// Largest difference, relative to the largest number of the twin.
     pub(crate) worst: f64,
-    /// How large it may be; 0 asks for equal bits.
+    /// Largest allowed difference; 0 requires equal bits.
     pub(crate) tolerance: f64,
-    /// The first number that is out, and both values.
+    /// First number that exceeds the tolerance, with both values.
     pub(crate) out: Option<String>,
 }
 
@@ -65,7 +66,7 @@ impl std::fmt::Display for Parity {
     }
 }
 
-/// Compares numbers; a tolerance of 0 compares bits.
+/// Compares numbers; a tolerance of 0 requires equal bits.
 fn compare(case: impl Into<String>, tolerance: f64, found: &[f32], expected: &[f32]) -> Parity {
     let mut parity = Parity {
         case: case.into(),
@@ -91,7 +92,7 @@ fn compare(case: impl Into<String>, tolerance: f64, found: &[f32], expected: &[f
     parity
 }
 
-/// The same for anything that is equal or not.
+/// Compares values of any type for equality.
 fn compare_equal<T: PartialEq + std::fmt::Debug>(
     case: impl Into<String>,
     found: &[T],
@@ -107,7 +108,7 @@ fn compare_equal<T: PartialEq + std::fmt::Debug>(
     }
 }
 
-/// Reproducible numbers for cases.
+/// Reproducible pseudo-random numbers for cases.
 #[derive(Debug)]
 struct Numbers(u64);
 
@@ -128,7 +129,7 @@ impl Numbers {
         (0..len).map(|_| self.f32(size)).collect()
     }
 
-    /// The same, each of them a bf16.
+    /// Numbers as [`Numbers::vec`], rounded to bf16.
     fn bf16s(&mut self, len: usize, size: f32) -> Vec<bf16> {
         (0..len).map(|_| bf16::from_f32(self.f32(size))).collect()
     }
@@ -172,7 +173,7 @@ mod tests {
         }
     }
 
-    /// The same cases where a race is an error.
+    /// The same cases on an emulator that reports data races as errors.
     macro_rules! without_races {
         ($($name:ident: $cases:path),+ $(,)?) => {
             $(#[test]
@@ -217,7 +218,7 @@ mod tests {
         check(sampling::cases);
     }
 
-    /// Thirty-seven and two passes before rows were taken in parts.
+    /// There were 37 and 2 passes before rows were split into parts.
     #[test]
     fn a_row_is_read_three_times_to_be_filtered_and_drawn_from() {
         let [filter, draw] = sampling::passes(&mut Emulator::build(), 40_960).unwrap();

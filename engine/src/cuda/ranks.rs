@@ -1,10 +1,11 @@
-//! A model on several ranks, each with an executor of its own: the [`Collective`] over rows that lie on devices. The
-//! partitioning and everything else of a rank is the CPU ranks' own code.
+//! A model on several ranks, each with its executor: the [`Collective`] for rows in device memory. The
+//! partitioning and the rest of a rank are the same code as for CPU ranks.
 //!
-//! A sum over ranks is the rest of the contract's tree (docs/contract.md C2): every rank reads all parts and adds them up in
-//! the same order, so that ranks change no bit. Of a large sum each rank adds up only its share and the shares are
-//! gathered (`shares`), which moves fewer bytes. How the parts come to lie where a rank can read them is an [`Exchange`]:
-//! `nccl` between GPUs, `on_device` where all ranks see one memory. Neither ever adds anything itself.
+//! An all-reduce computes the upper levels of the contract's summation tree (docs/contract.md C2): every rank
+//! reads the partial sums of all ranks and adds them in the same order, so the result does not depend on the
+//! number of ranks. Of a large sum each rank adds only its share, and the shares are gathered (`shares`),
+//! which sends fewer bytes. An [`Exchange`] puts the parts where a rank can read them: `nccl` between GPUs,
+//! `on_device` if all ranks share one memory. An exchange never adds numbers.
 
 mod communicator;
 mod library;
@@ -46,15 +47,16 @@ pub(crate) enum Readers {
     First,
 }
 
-/// Launches what reads the parts, by the address of each rank's.
+/// Launches the kernel that reads the parts, given the address of each rank's part.
 pub(crate) type Read<'a, E> = &'a mut dyn FnMut(&mut E, &[u64]) -> Result<(), CudaError>;
 
-/// How one rank gets at the parts of the others.
+/// Gives a rank access to the parts of the other ranks.
 pub(crate) trait Exchange<E: Executor>: Send + Sync {
-    /// Makes `lens[rank]` numbers of `part` readable, and calls `read` with the address of each rank's part if this rank
-    /// reads; for [`Readers::Shares`] with the address of its share of each part, whose lengths are then equal and divisible
-    /// by the number of ranks. Addresses hold until `read` and what it launched are done. Every rank calls this in the same
-    /// order with the same `lens`.
+    /// Makes `lens[rank]` numbers of `part` available to the readers, and calls `read` with the address of
+    /// each rank's part if this rank is a reader. For [`Readers::Shares`] all parts have one length,
+    /// divisible by the number of ranks, and the addresses are those of this rank's share. Addresses are
+    /// valid until `read` and the kernels it launched are done. All ranks make these calls in the same order
+    /// and with the same `lens`.
     fn with_parts(
         &self,
         executor: &mut E,
@@ -64,7 +66,7 @@ pub(crate) trait Exchange<E: Executor>: Send + Sync {
     ) -> Result<(), EngineError>;
 }
 
-/// One rank's end.
+/// The collective of one rank.
 pub(crate) struct GpuRank<E: Executor> {
     state: SharedState<E>,
     exchange: Box<dyn Exchange<E>>,
@@ -74,7 +76,8 @@ pub(crate) struct GpuRank<E: Executor> {
     scratch: Mutex<Scratch<E>>,
 }
 
-/// Where results are made while others still read the rows that they come from; then the two change places.
+/// Buffers for results while other ranks still read the rows they are computed from; afterwards the buffers
+/// are swapped.
 struct Scratch<E: Executor> {
     sums: Option<Tensor<E::Memory, f32>>,
     share: Option<Tensor<E::Memory, f32>>,
@@ -113,7 +116,8 @@ where
                     part,
                     (&lens, Readers::Shares),
                     &mut |executor, parts| {
-                        // SAFETY: the exchange's contract: `share` numbers at each address until the launch is done.
+                        // SAFETY: by the exchange's contract each address has `share` numbers until the
+                        // launch is done.
                         unsafe { sum_ranks(executor, parts, share_sums, share) }
                     },
                 )?;
@@ -129,7 +133,8 @@ where
                 )?;
             } else {
                 self.exchange.with_parts(executor, part, (&lens, Readers::All), &mut |executor, parts| {
-                    // SAFETY: the exchange's contract: `len` numbers at each address until the launch is done.
+                    // SAFETY: by the exchange's contract each address has `len` numbers until the launch is
+                    // done.
                     unsafe { sum_ranks(executor, parts, sums, len) }
                 })?;
             }
@@ -155,7 +160,8 @@ where
             }
             self.exchange.with_parts(executor, part, (&lens, Readers::First), &mut |executor, parts| {
                 let joined = scratch.as_mut().expect("only the first rank reads, and it has made room");
-                // SAFETY: the exchange's contract: each rank's rows behind its address until the launch is done.
+                // SAFETY: by the exchange's contract each address has the rank's rows until the launch is
+                // done.
                 unsafe { side_by_side(executor, parts, joined, (count, width)) }
             })?;
             if is_reader {
@@ -168,18 +174,18 @@ where
     }
 }
 
-/// An executor and how it reaches the others; none where it is alone.
+/// An executor and its exchange with the other ranks; `None` for a single rank.
 pub(crate) type Member<E> = (E, Option<Box<dyn Exchange<E>>>);
 
-/// All ranks of a model to be.
+/// The ranks of a model that is to be loaded.
 pub(crate) struct Ranks<E: Executor> {
     /// In order of rank.
     pub(crate) members: Vec<Member<E>>,
-    /// Where they hear of one that is lost.
+    /// Barrier of the ranks, which also reports a lost rank.
     pub(crate) meeting: Arc<Meeting>,
-    /// The part of each device's memory that may be held, where that decides on KV.
+    /// Share of each device's memory that may be used in total, if the KV cache is sized by it.
     pub(crate) memory_utilization: Option<f32>,
-    /// What decides the bits of these devices.
+    /// Kernel and device class, which determine the bits of results.
     pub(crate) numerics: Numerics,
     /// How sums over ranks are formed.
     pub(crate) phases: SumPhases,
@@ -187,7 +193,7 @@ pub(crate) struct Ranks<E: Executor> {
 
 #[cfg(test)]
 impl<E: Executor> Ranks<E> {
-    /// One rank without others.
+    /// A single rank.
     pub(crate) fn alone(executor: E) -> Self {
         let meeting = Arc::new(Meeting::new(1, std::time::Duration::from_secs(100)));
         let numerics = Numerics::emulated();
@@ -196,7 +202,7 @@ impl<E: Executor> Ranks<E> {
     }
 }
 
-/// Loads a model onto what runs kernels, a rank each; refuses what has no kernels.
+/// Loads a model onto one executor per rank. Returns an error if there are no kernels for the model.
 pub(crate) fn load_on<E>(
     ranks: Ranks<E>,
     options: &LoadOptions,

@@ -1,12 +1,11 @@
-//! A model of what a step takes on an H100, for docs/design/gpu.md: `cargo nextest run -p outrider-engine
-//! --lib cuda::roofline
-//! --no-capture` prints its table. Blocks, bytes and launches are those of the code; rates, latencies and the time of one piece of
-//! work are assumptions, named below. **Nothing here was measured on a GPU**: expect 30 % either way, and
-//! more where kernels overlap.
+//! Model of step times on an H100, for docs/design/gpu.md. `cargo nextest run -p outrider-engine --lib
+//! cuda::roofline --no-capture` prints its table. Blocks, bytes and launches are those of the code. Rates,
+//! latencies and the time per unit of work are assumptions, named below. **Nothing here was measured on a
+//! GPU**: expect an error of 30 % in either direction, and more for kernels that overlap.
 //!
-//! A kernel takes the longest of: its bytes at the memory's rate, its bytes at the cache's rate, its
-//! operations at the rate of the instructions it uses, and the chain of loads that one warp waits for, times
-//! how often all multiprocessors are filled.
+//! A kernel takes the longest of: its bytes divided by memory bandwidth, its bytes divided by cache
+//! bandwidth, its operations divided by the rate of the instructions it uses, and the chain of dependent
+//! loads of one warp times the number of waves.
 
 mod fp8;
 
@@ -21,31 +20,33 @@ use super::ranks::SumPhases;
 use crate::forward_batch::PassLimits;
 use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, WeightFormat};
 
-/// Bytes and operations in a second (assumptions): memory as far as it is reached, cache, `mma.sync` with
-/// shared operands.
+/// Rates per second (assumptions): achieved memory bandwidth in bytes, cache bandwidth in bytes, operations
+/// of `mma.sync` with operands in shared memory.
 const MEMORY: f64 = 3.0e12;
 const CACHE: f64 = 5.5e12;
 const SHARED_TILES: f64 = 3.6e14;
-/// Seconds (assumptions): a load from memory under way with others, one from the cache, from one launch to
-/// the next, a collective of eight ranks before its first byte; bytes in a second between two GPUs.
+/// Latencies in seconds (assumptions): a load from memory while others are in flight, a load from the cache,
+/// the gap between two launches, a collective of eight ranks before its first byte. `LINK`: bytes per second
+/// between two GPUs.
 const TRIP: f64 = 0.6e-6;
 const CACHE_TRIP: f64 = 0.2e-6;
 const GAP: f64 = 0.8e-6;
 const COLLECTIVE: f64 = 12e-6;
 const LINK: f64 = 3.0e11;
-/// Operations in double precision in a second, and those of a token that is drawn (assumptions).
+/// Double-precision operations per second, and operations per token of a draw (assumptions).
 const DOUBLES: f64 = 1.4e13;
 const DOUBLES_OF_TOKEN: f64 = 40.0;
 const MULTIPROCESSORS: f64 = 132.0;
-/// Instructions a second that each of a multiprocessor's four schedulers issues, at most (an assumption: the clock).
+/// Instructions per second of each of a multiprocessor's four schedulers, at most (an assumption: the clock
+/// rate).
 const CLOCK: f64 = 1.755e9;
-/// Of attention over heads of 128, from the machine code for sm_90 (`make kernels-check`): instructions of a warp for 16 keys,
-/// and blocks that a multiprocessor holds, of one warp and of four.
+/// Attention with heads of 128, from the machine code for sm_90 (`make kernels-check`): instructions of a
+/// warp per 16 keys, and resident blocks per multiprocessor, for blocks of one warp and of four warps.
 const KEYS_INSTRUCTIONS: f64 = 801.0;
 const RESIDENT: f64 = 9.0;
 const RESIDENT_WIDE: f64 = 2.0;
 
-/// The code as it was reviewed, or as it is.
+/// The earlier version of the kernels, or the current one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Code {
     Before,
@@ -68,8 +69,8 @@ const MODELS: [Model; 2] = [
 const VOCAB: usize = 128_256;
 const HEAD_DIM: usize = 128;
 
-/// Sequences of so many rows behind so many tokens, on so many ranks; every row of a short sequence is drawn,
-/// of a prompt the last.
+/// Shape of a step: `sequences` with `rows_of_each` rows after `context` tokens, on `ranks` ranks. All rows
+/// of short sequences are drawn, and the last row of each prompt.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     ranks: usize,
@@ -88,7 +89,7 @@ impl Step {
     }
 }
 
-/// Matrices of a rank: n, K-slices.
+/// Weight matrices of a rank: n and K-slices.
 fn matrices(model: &Model, ranks: usize) -> [(usize, KSlices); 4] {
     let owned = |k: usize, unit: usize| KSlices::eighths(k, unit).owned(0..8 / ranks).moved_to_zero();
     [
@@ -99,7 +100,7 @@ fn matrices(model: &Model, ranks: usize) -> [(usize, KSlices); 4] {
     ]
 }
 
-/// Seconds of a bf16 product.
+/// Seconds of a bf16 GEMM.
 fn product(code: Code, rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
     let k = slices.end();
     let weights = (2 * n * k) as f64;
@@ -108,8 +109,8 @@ fn product(code: Code, rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
     let count = (blocks.grid[0] * blocks.grid[1]) as f64;
     let passes = blocks.grid[0] as f64;
     let inputs = (2 * rows * k) as f64;
-    // Weights that leave the cache before the next rows want them come again; they stay where row blocks are
-    // neighbours.
+    // Earlier, large weights left the cache before the next row block read them, and were read again. Now row
+    // blocks of the same weights are neighbours in the grid.
     let again = if code == Code::Before && weights > 25e6 { passes } else { 1.0 };
     let memory = (weights * again + inputs) / MEMORY;
     let out = (4 * rows * n) as f64 / CACHE;
@@ -117,22 +118,22 @@ fn product(code: Code, rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
         let waves = (count / MULTIPROCESSORS).ceil() * MULTIPROCESSORS;
         let operations = waves * 2.0 * (128 * height * k) as f64 / SHARED_TILES;
         let cache = count * (2 * (128 + height) * k) as f64 / CACHE;
-        // A level of the contract's tree waits in the outputs: written and read once more.
+        // One level of the contract's summation tree is kept in the outputs: written and read once more.
         let out = if height == 128 { 3.0 * out } else { out };
         return memory.max(operations).max(cache) + out + TRIP;
     }
     let Variant::Few { rows: height, channels } = blocks.variant else {
         unreachable!("the other one was above")
     };
-    // Bytes of weights that a warp takes in an iteration, and how long that takes it: what the machine code
-    // showed.
+    // Steps of 32 numbers of K that a warp takes in an iteration, and the time of an iteration, from the
+    // machine code.
     let (steps, trips) = match (code, height) {
         (Code::Before, 8) => (4, 4.0 * TRIP),
         (Code::Before, _) => (4, 4.0 * TRIP + 16.0 * CACHE_TRIP),
         (Code::Now, 8) if channels < 16 => (8, TRIP + 0.1e-6),
         (Code::Now, _) => (4, TRIP + 0.1e-6),
     };
-    // Before, a warp for each of eight slices, of which a rank had numbers for some.
+    // Earlier, one warp per slice of eight; a rank owns only some of the slices.
     let slices_used = slices.ranges().iter().filter(|slice| !slice.is_empty()).count().max(1);
     let (active, of_warp) = if slices_used == 1 && slices.ranges().len() == 1 {
         (8, k / 8)
@@ -154,19 +155,20 @@ fn product(code: Code, rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
     memory.max(cache).max(chain) + out + TRIP
 }
 
-/// One launch's attention, by its blocks.
+/// The blocks of one attention launch.
 struct AttentionBlocks {
-    /// Launched, and 16 keys that they take in all; how many a multiprocessor holds.
+    /// Number of blocks, number of 16-key units that all of them process, and resident blocks per
+    /// multiprocessor.
     blocks: f64,
     key_blocks: f64,
     resident: f64,
-    /// Seconds before a block's first keys, and of each 16 of them.
+    /// Seconds before a block's first keys, and seconds per 16 keys.
     prologue: f64,
     of_block: f64,
 }
 
 impl AttentionBlocks {
-    /// Seconds of the chains of a block's warps, times how often all multiprocessors are filled.
+    /// Seconds of a block's dependent chain, times the number of waves.
     fn chain(&self) -> f64 {
         if self.blocks == 0.0 {
             return 0.0;
@@ -176,7 +178,7 @@ impl AttentionBlocks {
     }
 }
 
-/// Seconds of attention and of the merge of its splits.
+/// Seconds of attention and of merging its splits.
 fn attention(code: Code, model: &Model, step: Step) -> f64 {
     let (kv_heads, group) = ((model.kv_heads / step.ranks).max(1), model.heads / model.kv_heads);
     let len = step.context + step.rows_of_each;
@@ -186,7 +188,7 @@ fn attention(code: Code, model: &Model, step: Step) -> f64 {
     let (sums, partial) = match code {
         Code::Before => {
             let queries = step.rows_of_each * group;
-            // Prompts see half of themselves on average.
+            // A row of a prompt attends to half of the prompt on average.
             let seen = (step.context + step.rows_of_each.div_ceil(2)) as f64;
             let blocks = (step.sequences * queries.div_ceil(16) * kv_heads) as f64 * (seen / 128.0).ceil();
             let key_blocks = blocks * (seen / 16.0).min(8.0).ceil();
@@ -199,7 +201,8 @@ fn attention(code: Code, model: &Model, step: Step) -> f64 {
         }
         Code::Now => attention_now((group * kv_heads, kv_heads), step),
     };
-    // Of few splits one warp takes a row's, of many eight do; blocks that a multiprocessor holds.
+    // The merge uses one warp per row for few splits and eight for many. Second value: resident blocks per
+    // multiprocessor.
     let (of_splits, resident) = match code {
         Code::Before => (0.55e-6 * splits as f64, 32.0),
         Code::Now if splits <= 8 => (2.0 * TRIP, 18.0),
@@ -209,7 +212,8 @@ fn attention(code: Code, model: &Model, step: Step) -> f64 {
     sums.max((kv + partial) / MEMORY) + merge.max(partial / MEMORY)
 }
 
-/// Seconds of the sums, memory aside, and bytes of what splits come to; all of it counted on what is launched.
+/// Seconds of the attention kernels without memory traffic, and bytes of partial results, both counted on the
+/// launched blocks.
 fn attention_now((num_heads, num_kv_heads): (usize, usize), step: Step) -> (f64, f64) {
     let layout = HeadLayout { num_heads, num_kv_heads, head_dim: HEAD_DIM };
     let segment = |i: usize| Segment {
@@ -237,18 +241,18 @@ fn attention_now((num_heads, num_kv_heads): (usize, usize), step: Step) -> (f64,
         .sum();
     let warp_blocks = counted.warp_blocks as f64;
     let issue = warp_blocks * KEYS_INSTRUCTIONS / (MULTIPROCESSORS * 4.0 * CLOCK);
-    // Scores and values, queries and probabilities in two halves each.
+    // Scores and values, with queries and probabilities in two halves each.
     let operations = warp_blocks * (2 * 2 * 2 * 16 * 16 * HEAD_DIM) as f64 / SHARED_TILES;
     let cache = counted.bytes_read as f64 / CACHE;
     let launches = (2 * (tiling.turns.len() - 1)) as f64 * GAP;
     (chain.max(issue).max(operations).max(cache) + launches, counted.partial_bytes as f64)
 }
 
-/// Seconds of what a layer does besides, and its launches.
+/// Seconds of the other kernels of a layer, and the number of a layer's launches.
 fn rest(code: Code, model: &Model, step: Step) -> (f64, f64) {
     let (rows, hidden) = (step.rows() as f64, model.hidden as f64);
     let (q, inner) = ((model.heads * HEAD_DIM / step.ranks) as f64, (model.intermediate / step.ranks) as f64);
-    // Bytes that go through the cache: sums, norms, roundings, turns, SwiGLU.
+    // Bytes through the cache: sums, norms, rounding, rotary embedding, SwiGLU.
     let (bytes, floor, launches) = match code {
         Code::Before => (
             rows * (24.0 * hidden
@@ -266,7 +270,7 @@ fn rest(code: Code, model: &Model, step: Step) -> (f64, f64) {
     (floor.max(bytes / CACHE), launches)
 }
 
-/// Seconds of a step in passes of so many rows, of which a prompt's last has the row that is drawn.
+/// Seconds of a step in passes of `rows` rows. The last pass of a prompt has the drawn row.
 fn time_in_passes(code: Code, model: &Model, step: Step, rows: usize) -> f64 {
     let of_pass = rows / step.sequences;
     let firsts = (0..step.rows_of_each).step_by(of_pass);
@@ -280,13 +284,13 @@ fn time_in_passes(code: Code, model: &Model, step: Step, rows: usize) -> f64 {
     passes + product(code, step.drawn(), &vocabulary) + drawing(code, step)
 }
 
-/// Seconds of a step as it is served.
+/// Seconds of a step with the pass limits of the server.
 fn time(code: Code, model: &Model, step: Step) -> f64 {
     let limits = if code == Code::Before { PassLimits::DEFAULT } else { PASS_LIMITS };
     time_in_passes(code, model, step, limits.rows)
 }
 
-/// Seconds of one pass, but for its logits.
+/// Seconds of one pass without its logits.
 fn pass_time(code: Code, model: &Model, step: Step) -> f64 {
     let layer: f64 =
         matrices(model, step.ranks).iter().map(|matrix| product(code, step.rows(), matrix)).sum();
@@ -315,7 +319,8 @@ fn sum_over_ranks(code: Code, model: &Model, step: Step) -> f64 {
     }
 }
 
-/// Seconds of drawing from whole rows: before, a block took a row; now parts of rows are read once and joined.
+/// Seconds of drawing from whole rows: before, a block took a row; now parts of rows are read once and
+/// joined.
 fn drawing(code: Code, step: Step) -> f64 {
     let tokens = (step.drawn() * VOCAB) as f64;
     match code {
@@ -326,7 +331,8 @@ fn drawing(code: Code, step: Step) -> f64 {
     }
 }
 
-/// Seconds at the data sheet's figures: weights and KV read once, or all operations.
+/// Seconds at the rates of the data sheet: weights and KV cache read once, or all operations, whichever is
+/// longer.
 fn ideal(model: &Model, step: Step) -> f64 {
     let of_layer: f64 = matrices(model, step.ranks).iter().map(|(n, slices)| (n * slices.end()) as f64).sum();
     let numbers = of_layer * model.layers as f64;
@@ -372,7 +378,7 @@ fn the_table_of_the_document() {
     }
 }
 
-/// What larger passes give, for the document.
+/// Effect of larger passes, for the document.
 #[test]
 fn passes_of_more_rows_give_little() {
     for (model, ranks) in [(&MODELS[0], 1), (&MODELS[0], 8), (&MODELS[1], 1), (&MODELS[1], 8)] {
@@ -389,8 +395,8 @@ fn passes_of_more_rows_give_little() {
     }
 }
 
-/// Where the model puts the time of a step of 32 x 5 rows and of one row, for the document: seconds of all layers by kind of work,
-/// the logits and the draw.
+/// Modelled time of a step of 32 x 5 rows and of one row, for the document: seconds of all layers by kind of
+/// work, the logits and the draw.
 #[test]
 fn where_the_time_of_a_step_goes() {
     for (sequences, rows_of_each, context) in [(1, 1, 128), (32, 5, 128), (32, 5, 8192)] {
@@ -416,7 +422,8 @@ fn where_the_time_of_a_step_goes() {
     }
 }
 
-/// The prompt of the table at 32k: what blocks read of keys and values, where each 16 queries read all of them before.
+/// Keys and values read for the table's prompt at 32k, compared with the earlier kernel, in which every 16
+/// queries read all of them.
 #[test]
 fn a_long_prompt_reads_its_keys_a_quarter_as_often() {
     let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: HEAD_DIM };
@@ -431,7 +438,7 @@ fn a_long_prompt_reads_its_keys_a_quarter_as_often() {
     assert!(now.bytes_read * 7 < before.bytes_read * 2, "{now:?}, {before:?}");
 }
 
-/// A Llama of two layers and so many tokens over the host's driver.
+/// A Llama of two layers on the host driver. `vocab` replaces the size of its vocabulary.
 fn two_layers(driver: &HostDriver, vocab: Option<u32>) -> Engine {
     let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/gpu_check/shapes/tiny.json");
     let mut config: serde_json::Value =
@@ -453,8 +460,8 @@ fn two_layers(driver: &HostDriver, vocab: Option<u32>) -> Engine {
     Engine::random_on_cuda(&options, 7, &gpus).unwrap()
 }
 
-/// How often a step reads a row of 20,480 logits that top-k and top-p filter: what it reads beyond a step that draws without filters, and
-/// once for that draw.
+/// How often a step reads a row of 20,480 logits that top-k and top-p filter: the reads in excess of a step
+/// that draws without filters, plus one for that draw.
 #[test]
 fn a_filtered_row_is_read_at_most_six_times() {
     let Some(driver) = HostDriver::for_test("cuda::roofline::a_filtered_row_is_read_at_most_six_times")
@@ -464,7 +471,7 @@ fn a_filtered_row_is_read_at_most_six_times() {
     const VOCAB: u32 = 20_480;
     let mut engine = two_layers(&driver, Some(VOCAB));
     let mut bytes_read = |top_p: f32| {
-        // So few are kept that the device decides every row.
+        // A small k: the device decides every row itself.
         let top_k = if top_p < 1.0 { 40 } else { 0 };
         let sampling = speculation::SamplingParams { top_p, top_k, ..Default::default() };
         let spec = speculation::SequenceSpec { sampling, ..Default::default() };
@@ -492,8 +499,8 @@ fn a_filtered_row_is_read_at_most_six_times() {
     assert!((3.0..6.0).contains(&passes), "{passes}");
 }
 
-/// What a step asks of the driver, of a Llama of two layers: one row, and five, which are drawn where they
-/// are.
+/// Driver operations of a step of a two-layer Llama: with one row, and with five rows that are drawn on the
+/// device.
 #[test]
 fn what_a_step_asks_of_the_driver() {
     let Some(driver) = HostDriver::for_test("cuda::roofline::what_a_step_asks_of_the_driver") else {

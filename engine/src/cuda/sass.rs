@@ -1,40 +1,41 @@
-//! Reads machine code as CUDA's disassembler prints it: which loads a kernel's main loop issues before its
-//! first product, how wide they are, and what should not be in it. `make kernels-check` holds kernels to it:
-//! the compiler may move loads behind the products that they were to be ahead of, and neither results nor
-//! register counts show that.
+//! Parses machine code as CUDA's disassembler prints it: which loads a kernel's main loop issues before its
+//! first product, how wide they are, and instructions that should not be in it. `make kernels-check` checks
+//! kernels with it, since the compiler may move loads behind the products that they should precede, which
+//! neither results nor register counts show.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use super::CudaError;
 
-/// What a kernel's machine code is made of.
+/// Counts of instructions in a kernel's machine code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Census {
-    /// Loads of 16 bytes from global memory, and narrower ones.
+    /// Loads of 16 bytes from global memory, and narrower loads.
     pub(super) loads_128: u32,
     pub(super) loads_narrow: u32,
     /// Copies of 16 bytes from global to shared memory.
     pub(super) copies_128: u32,
-    /// Products on tensor cores.
+    /// Tensor core products.
     pub(super) products: u32,
-    /// Loads and stores of local memory.
+    /// Loads and stores of local memory (register spills).
     pub(super) local: u32,
-    /// The most loads of 16 bytes from global memory with no store to shared memory, barrier or branch between.
+    /// Longest run of 16-byte loads from global memory without a store to shared memory, barrier or branch in
+    /// between.
     pub(super) loads_together: u32,
 }
 
-/// The innermost loop with the most products.
+/// The innermost loop that contains the most products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct MainLoop {
     pub(super) all: Census,
     /// Loads of 16 bytes before the first product.
     pub(super) loads_first: u32,
-    /// All of it.
+    /// Number of instructions.
     pub(super) instructions: u32,
     /// Loads of 16 bytes from shared memory.
     pub(super) shared_128: u32,
-    /// Conversions of integers to floats: divisions by numbers that the compiler does not know.
+    /// Conversions of integers to floats: a sign of divisions by numbers unknown to the compiler.
     pub(super) conversions: u32,
 }
 
@@ -43,11 +44,11 @@ pub(super) struct MainLoop {
 pub(super) struct Disassembled {
     pub(super) kernel: String,
     pub(super) all: Census,
-    /// None where no loop multiplies.
+    /// `None` if no loop contains products.
     pub(super) main_loop: Option<MainLoop>,
 }
 
-/// Disassembles a cubin. The program stands beside NVRTC's library as in a toolkit (`bin` beside `lib` or
+/// Disassembles a cubin. The disassembler is next to NVRTC's library as in a toolkit (`bin` beside `lib` or
 /// `lib64`), or on the path.
 pub(super) fn disassemble(cubin: &[u8]) -> Result<Vec<Disassembled>, CudaError> {
     let refuse = |reason: String| CudaError::Driver { action: "be disassembled", reason };
@@ -70,13 +71,13 @@ fn program() -> PathBuf {
     beside.find(|program| program.is_file()).unwrap_or_else(|| "nvdisasm".into())
 }
 
-/// One instruction, or a place that branches name.
+/// An instruction, or the label of a branch target.
 enum Line<'a> {
     Label(&'a str),
     Instruction { name: &'a str, branch_to: Option<&'a str> },
 }
 
-/// Reads the disassembler's text.
+/// Parses the disassembler's output.
 fn read(text: &str) -> Vec<Disassembled> {
     let mut kernels: Vec<(String, Vec<Line<'_>>)> = Vec::new();
     for line in text.lines() {
@@ -139,7 +140,7 @@ fn census(lines: &[Line<'_>]) -> Census {
     }
 }
 
-/// Loads whose numbers are wanted only once all are issued.
+/// Longest run of 16-byte loads that are all issued before the first result is used.
 fn loads_together(lines: &[Line<'_>]) -> u32 {
     let (mut run, mut longest) = (0, 0);
     for line in lines {
@@ -156,7 +157,8 @@ fn loads_together(lines: &[Line<'_>]) -> u32 {
     longest
 }
 
-/// A loop is what lies between a branch and the place before it that it goes to.
+/// The loop with the most products. A loop is the code between a branch and an earlier label that it jumps
+/// to.
 fn main_loop(lines: &[Line<'_>]) -> Option<MainLoop> {
     let place = |label: &str| lines.iter().position(|line| matches!(line, Line::Label(at) if *at == label));
     let mut best: Option<&[Line<'_>]> = None;
@@ -165,7 +167,7 @@ fn main_loop(lines: &[Line<'_>]) -> Option<MainLoop> {
         let Some(begin) = place(label).filter(|&begin| begin < end) else { continue };
         let body = &lines[begin..end];
         let products = count(body, is_product);
-        // Of loops around one another the inner one, which is shorter.
+        // Of nested loops take the inner one, which is shorter.
         let better = best.is_none_or(|best| {
             let before = count(best, is_product);
             products > before || (products == before && body.len() < best.len())

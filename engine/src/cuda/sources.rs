@@ -1,50 +1,50 @@
-//! The kernels there are: files, entry points, block sizes, and the registers each may take. A new kernel is a
-//! file in `kernels/` and a line here; `make kernels-check` compiles what is listed and holds it to its budget.
+//! The list of kernels: files, entry points, block sizes and register limits. A new kernel is a file in
+//! `kernels/` and a line here. `make kernels-check` compiles all of them and checks their limits.
 
-/// What stands before every file.
+/// Text in front of every file.
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
-/// What stands between that and files of products.
+/// Text between the prelude and files with matrix products.
 const PRODUCTS: &str = include_str!("kernels/products.cuh");
 const TILED: &str = include_str!("kernels/tiled.cuh");
-/// The same for files that take rows of logits in parts.
+/// Text between the prelude and files that split rows of logits into parts.
 const PARTS: &str = include_str!("kernels/parts.cuh");
 
-/// One entry point.
+/// An entry point.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Kernel {
-    /// Its name in the file.
+    /// Name in the file.
     pub(crate) name: &'static str,
-    /// Threads in a block; each kernel is written for one size.
+    /// Threads per block; each kernel is written for one block size.
     pub(crate) threads: u32,
-    /// Most registers a thread may take on any architecture: more would lower how many blocks run at a time.
+    /// Limit of registers per thread on every architecture; more registers would lower occupancy.
     pub(crate) max_registers: u32,
-    /// Dynamic shared memory of a block, on top of what the kernel declares.
+    /// Dynamic shared memory of a block in bytes, in addition to what the kernel declares.
     pub(crate) shared_bytes: u32,
-    /// What its machine code is held to, where that was looked into.
+    /// Requirements of the machine code of its main loop, if that is checked.
     pub(crate) main_loop: Option<Wanted>,
-    /// Loads of 16 bytes from global memory that are under way together, at least.
+    /// Minimum number of 16-byte loads from global memory that are in flight together.
     pub(crate) loads_together: u32,
 }
 
-/// How the innermost loop with the most products must look in machine code.
+/// Requirements of the machine code of the innermost loop with the most products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// Loads of 16 bytes from global memory that are issued before the first product, at least, and how many
-    /// there are.
+    /// Minimum number of 16-byte loads from global memory before the first product, and number of all such
+    /// loads.
     pub(crate) loads_first: u32,
     pub(crate) loads: u32,
-    /// Asynchronous copies of 16 bytes, at least.
+    /// Minimum number of asynchronous copies of 16 bytes.
     pub(crate) copies: u32,
-    /// Whether it may load scales and convert integers to floats: sums that are scaled slice by slice.
+    /// Whether it may load scales and convert integers to floats, as kernels with a scale per slice do.
     pub(crate) converts: bool,
 }
 
 /// A file of kernels.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// Its name, for messages.
+    /// Name for messages.
     pub(crate) file: &'static str,
-    /// What stands between the prelude and the text.
+    /// Text between the prelude and the file.
     before: &'static [&'static str],
     text: &'static str,
     /// Its entry points.
@@ -52,22 +52,22 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// What the compiler gets.
+    /// The text that is compiled.
     pub(crate) fn text(&self) -> String {
         format!("{PRELUDE}\n{}\n#line 1 \"{}\"\n{}", self.before.join("\n"), self.file, self.text)
     }
 
-    /// Whether the machine code of any of its kernels is looked into.
+    /// Whether the machine code of any of its kernels is checked.
     pub(crate) fn is_looked_into(&self) -> bool {
         self.kernels.iter().any(|kernel| kernel.main_loop.is_some() || kernel.loads_together > 0)
     }
 
-    /// The name of its machine code's file.
+    /// File name of its machine code.
     pub(crate) fn machine_code_file(&self) -> String {
         self.file.replace(".cu", ".cubin")
     }
 
-    /// An entry point of this file. Panics where it is not listed: names are written in `ops` alone.
+    /// An entry point of this file. Panics if it is not listed; only `ops` calls this.
     pub(crate) const fn kernel(&'static self, index: usize) -> &'static Kernel {
         &self.kernels[index]
     }
@@ -78,17 +78,17 @@ const fn kernel(name: &'static str, threads: u32, max_registers: u32) -> Kernel 
 }
 
 impl Kernel {
-    /// With loads in its main loop, of which so many must come first.
+    /// Requires `loads` loads in the main loop, `loads_first` of them before the first product.
     const fn loading(self, loads_first: u32, loads: u32) -> Self {
         Self { main_loop: Some(Wanted { loads_first, loads, copies: 0, converts: false }), ..self }
     }
 
-    /// With so many loads that nothing waits for in between.
+    /// Requires `loads_together` loads that are in flight together.
     const fn loading_together(self, loads_together: u32) -> Self {
         Self { loads_together, ..self }
     }
 
-    /// With stages of shared memory in so many bytes, which asynchronous copies fill.
+    /// Sets the size of the shared-memory stages, which asynchronous copies in the main loop fill.
     const fn copying(self, shared_bytes: u32, converts: bool) -> Self {
         Self {
             shared_bytes,
@@ -97,21 +97,21 @@ impl Kernel {
         }
     }
 
-    /// The same where the copies stand in the loop around the one with the products.
+    /// As `copying`, with the copies in the loop around the main loop.
     const fn copying_around(self, shared_bytes: u32) -> Self {
         let main_loop = Some(Wanted { loads_first: 0, loads: 0, copies: 0, converts: false });
         Self { shared_bytes, main_loop, ..self }
     }
 }
 
-/// Bytes of the stages of a product whose warps share 128 channels and these rows: `STAGES` of tiled.cuh, of
-/// two steps of 64 bytes.
+/// Bytes of the stages of a product whose warps share 128 channels and `rows` rows: `STAGES` of tiled.cuh,
+/// each of two steps of 64 bytes.
 const fn stage_bytes(rows: u32) -> u32 {
     let stages = if rows > 64 { 3 } else { 4 };
     stages * 2 * 64 * (128 + rows)
 }
 
-/// The same of `Widened` in fp8.cu: a step of weights in a byte, and two steps of rows.
+/// Bytes of the stages of `Widened` in fp8.cu: one step of weights with a byte each, and two steps of rows.
 const fn fp8_stage_bytes(rows: u32) -> u32 {
     let stages = if rows > 64 { 3 } else { 4 };
     stages * 64 * (128 + 2 * rows)
@@ -250,7 +250,7 @@ source!(SCORE, "score.cu", [kernel("score", 256, 48)]);
 source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32", 256, 32)]);
 source!(PROBE, "probe.cu", [kernel("read_words", 256, 48), kernel("multiply_only", 256, 64)]);
 
-/// All of them.
+/// All source files.
 pub(crate) fn all() -> [&'static Source; 18] {
     [
         &EMBEDDING,
@@ -299,10 +299,10 @@ mod tests {
                     source.text.contains(&format!("{}(", kernel.name)) || calls.iter().any(is_called);
                 assert!(written, "{} is not in {}", kernel.name, source.file);
                 assert_eq!(kernel.threads % 32, 0, "{}: whole warps", kernel.name);
-                // Of an L4, and with what the kernel declares and the system takes besides.
+                // Limit of an L4; 2048 bytes are for what the kernel declares and the system takes.
                 assert!(kernel.shared_bytes + 2048 <= 100 << 10, "{}: {}", kernel.name, kernel.shared_bytes);
             }
-            // A macro that writes kernels has one occurrence of its own.
+            // A macro that defines kernels contains one more match.
             let macros =
                 source.text.lines().filter(|line| line.strip_prefix("#define ").is_some_and(begins)).count();
             let written = source.text.matches("extern \"C\" __global__").count() - macros + calls.len();

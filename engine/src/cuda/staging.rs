@@ -1,30 +1,30 @@
-//! Memory that a device copies from while the host goes on: two halves, of which one is filled while what lies in the other is
-//! on its way. A pass's inputs, and weights as they are read, go through it; so the next are prepared while the last are under
-//! way, and the host waits only where it is a whole half ahead.
+//! Pinned memory in two halves for copies to a device: the host fills one half while the device copies from
+//! the other. Inputs of a pass and weights that are being read go through it, so the next piece is prepared
+//! while the last one is copied. The host only waits if it is a whole half ahead.
 //!
-//! [`Halves`] decides, pure: a half is entered anew only after a wait for the last copy out of it, so that nothing is
-//! overwritten that is still to be read. `device.rs` does what it says.
+//! [`Halves`] decides, without side effects: a half is entered again only after a wait for the last copy out
+//! of it, so no bytes are overwritten before they are copied. `device.rs` executes the decisions.
 
 use std::ops::Range;
 
-/// Bytes of a half. The most that can be staged at a time.
+/// Size of a half in bytes, and maximum size of one staged piece.
 pub(crate) const HALF_BYTES: usize = 16 << 20;
-/// Places begin at multiples of this: whatever is copied is aligned.
+/// Alignment of the places in bytes, enough for every type that is copied.
 const ALIGN: usize = 256;
 
-/// Where the next bytes are put.
+/// Where to put the next bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// 0 or 1.
+    /// Which half: 0 or 1.
     pub(crate) half: usize,
-    /// Inside that half.
+    /// Byte range in that half.
     pub(crate) range: Range<usize>,
-    /// Whether the other half was just left, and this one entered: mark the other's last copy, then wait for the mark that this
-    /// one was left with, then write.
+    /// Whether this place is the first one after a change to this half. Then: record an event after the other
+    /// half's last copy, wait for the event that was recorded when this half was left, and write.
     pub(crate) is_entered: bool,
 }
 
-/// Which places are taken.
+/// Allocates places in the two halves.
 #[derive(Debug)]
 pub(crate) struct Halves {
     size: usize,
@@ -38,7 +38,7 @@ impl Halves {
         Self { size, half: 0, used: 0 }
     }
 
-    /// A place for `bytes`, at most the size of a half.
+    /// A place for `bytes`, which must not exceed the size of a half.
     pub(crate) fn take(&mut self, bytes: usize) -> Place {
         assert!(bytes <= self.size, "what is staged at a time fits into a half");
         let is_entered = self.used + bytes > self.size;
@@ -57,11 +57,11 @@ mod tests {
 
     use super::*;
 
-    /// A device that copies as late as it may: a copy counts as under way until a wait for a mark behind it.
+    /// A device that copies as late as possible: a copy is in progress until a wait for an event after it.
     #[derive(Default)]
     struct Late {
         under_way: Vec<(usize, Range<usize>)>,
-        /// Of each half: copies before the mark that it was left with.
+        /// For each half: copies before the event that was recorded when the half was left.
         marked: [Vec<(usize, Range<usize>)>; 2],
     }
 
@@ -93,7 +93,7 @@ mod tests {
                 entered += usize::from(place.is_entered);
                 late.stage(&place)?;
             }
-            // A half is used up before it is left: no wait without need.
+            // A half is filled before it is left, so there are no needless waits.
             prop_assert!(entered <= lens.iter().map(|len| len + ALIGN).sum::<usize>() * 2 / 5000);
         }
     }

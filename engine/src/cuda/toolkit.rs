@@ -1,4 +1,4 @@
-//! Versions of CUDA, and whether a driver loads machine code that one of them made. Pure.
+//! Versions of CUDA, and whether a driver loads machine code compiled by one of them. Pure.
 
 use super::CudaError;
 
@@ -10,15 +10,14 @@ pub(super) struct CudaVersion {
 }
 
 impl CudaVersion {
-    /// From the number that `cuDriverGetVersion` gives: 1000 times the major version and 10 times the minor
-    /// one.
+    /// From the number that `cuDriverGetVersion` returns: 1000 x major + 10 x minor.
     pub(super) fn of_driver(version: i32) -> Self {
         Self { major: version / 1000, minor: version % 1000 / 10 }
     }
 
-    /// Refuses a driver that does not load machine code of this version. Within a major version every driver
-    /// loads all machine code (CUDA's minor version compatibility); code of a newer major version is refused
-    /// by the driver without a reason.
+    /// Returns an error if a driver does not load machine code of this version. Within a major version every
+    /// driver loads all machine code (CUDA's minor version compatibility). The driver refuses code of a newer
+    /// major version without giving a reason.
     pub(super) fn check_driver(self, driver: Self) -> Result<(), CudaError> {
         if self.major <= driver.major {
             return Ok(());

@@ -1,14 +1,14 @@
-//! Whole models on a GPU against the CPU engine: the same few steps on both, and how far their logits lie apart.
+//! Runs the same few steps of a whole model on a GPU and on the CPU engine, and compares their logits.
 
 use std::path::PathBuf;
 
 use crate::{Engine, EngineError, LoadOptions, SequenceRows, SlotId, WeightFormat};
 
-/// KV for the short runs here.
+/// Size of the KV cache for these short runs.
 const KV_MEMORY_BYTES: u64 = 32 << 20;
 
-/// Two sequences: a prompt over several blocks beside a short one, a verify step beside a decode step, a prefill, a
-/// rollback. Returns every row of logits.
+/// Two sequences: a prompt of several blocks with a short one in the same batch, a verify step with a decode
+/// step, a prefill, a rollback. Returns every row of logits.
 pub(super) fn run(engine: &mut Engine) -> Result<Vec<Vec<f32>>, EngineError> {
     let prompt: Vec<u32> = (0..37).map(|i| 3 + i * 7 % 50).collect();
     let (a, b) = (engine.open(), engine.open());
@@ -34,7 +34,8 @@ pub(super) fn run(engine: &mut Engine) -> Result<Vec<Vec<f32>>, EngineError> {
     Ok(all)
 }
 
-/// Largest difference of two runs, as a part of the largest logit; infinite where either is not a number.
+/// Largest difference of two runs, relative to the largest logit. Infinite if a difference is NaN or the
+/// numbers of rows differ.
 pub(super) fn distance(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
     let largest = expected.iter().flatten().fold(0.0f32, |max, x| max.max(x.abs()));
     let pairs = found.iter().flatten().zip(expected.iter().flatten());

@@ -1,4 +1,5 @@
-//! A layer's attention: rows of token trees have blocks of their own put together first, in memory that layers share.
+//! Attention of one layer. KV blocks for rows of token trees are gathered first, into memory that all layers
+//! share.
 
 use super::pass::tiling_key;
 use super::{GpuKv, GpuRows, State};
@@ -8,7 +9,7 @@ use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{Attention, Own, room};
 
 impl<E: Executor> State<E> {
-    /// The queries of `qkv`, of so many rows, over the KV blocks of their sequences.
+    /// Attention of the `rows` rows of queries in `qkv` over the KV blocks of their sequences.
     pub(super) fn attend(
         &mut self,
         kv: &GpuKv<E::Memory>,

@@ -1,5 +1,6 @@
-//! What a pass's rows come to where some are drawn: ids, probabilities and candidates where they are asked for, and logits for the rest.
-//! Everything is launched before anything is read, so that the device is waited for once.
+//! Results of a pass in which some rows are drawn: ids, logprobs and candidates as requested, and logits of
+//! the other rows. All kernels are launched before the first result is read, so the host waits for the device
+//! once.
 
 use speculation::acceptance::{RowDraw, draw_processed, several_processed};
 use speculation::tree::{Candidates, MAX_CANDIDATES};
@@ -14,7 +15,7 @@ use crate::cuda::ops::{
 use crate::cuda::{CudaError, ScoreRow};
 use crate::draws::{DrawPlan, Filter, Outputs};
 
-/// `logits` `[num_rows, width]` are changed in place.
+/// Draws rows as planned and reads all results. `logits` `[num_rows, width]` are changed in place.
 pub(super) fn draw<E: Executor>(
     state: &mut State<E>,
     logits: &mut Tensor<E::Memory, f32>,
@@ -34,7 +35,7 @@ pub(super) fn draw<E: Executor>(
         let is_left = undecided.contains(&row.row);
         let filter = plan.filters.iter().find(|filter| is_left && filter.row.row == row.row);
         drawn_rows.push(match filter {
-            // The row was edited and is otherwise as it was.
+            // The device has edited the row's logits but not filtered them.
             Some(Filter { spec, position, .. }) => {
                 let start = row.row as usize * width;
                 draw_processed(spec, *position, &logits.read(executor, start..start + vocab)?)
@@ -65,7 +66,7 @@ pub(super) fn draw<E: Executor>(
     Ok(())
 }
 
-/// Launches all that is asked of the rows.
+/// Launches all kernels of the plan.
 fn launch<E: Executor>(
     state: &mut State<E>,
     logits: &mut Tensor<E::Memory, f32>,

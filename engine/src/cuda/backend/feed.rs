@@ -1,5 +1,5 @@
-//! Rows of matrices to the device: read into memory that it copies from while the next are read, or made there where they are
-//! made at all.
+//! Copies rows of weight matrices to the device: the host reads the next rows while the device copies the
+//! last ones. Random weights are generated on the device.
 
 use std::ops::Range;
 
@@ -11,12 +11,13 @@ use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{Fp8Layout, random_bf16, random_f32};
 use crate::weights::{Fp8Rows, Stacked};
 
-/// Bytes that are read before they are copied: of two such places one is filled while the other is emptied.
+/// Bytes that are read before they are copied. There are two such buffers: one is filled while the other is
+/// copied.
 const CHUNK_BYTES: usize = 8 << 20;
-/// Rows whose seeds go to the device at a time.
+/// Number of rows whose seeds are sent to the device at a time.
 const SEEDED_ROWS: usize = 1 << 16;
 
-/// Puts all rows where they stay.
+/// Writes all rows to `out` as bf16.
 pub(super) fn feed_bf16<E: Executor>(
     executor: &mut E,
     rows: &Stacked<'_>,
@@ -37,7 +38,7 @@ pub(super) fn feed_bf16<E: Executor>(
     Ok(())
 }
 
-/// Puts some rows at the beginning of `out`, widened.
+/// Writes the rows `wanted` to the beginning of `out`, widened to f32.
 pub(super) fn feed_f32<E: Executor>(
     executor: &mut E,
     rows: &Stacked<'_>,
@@ -59,7 +60,7 @@ pub(super) fn feed_f32<E: Executor>(
     Ok(())
 }
 
-/// Puts all rows where they stay, a byte each number, and returns their scales.
+/// Writes all rows to `out`, one byte per number, and returns the scales of the rows.
 pub(super) fn feed_fp8<E: Executor>(
     executor: &mut E,
     rows: &Stacked<'_>,
@@ -87,7 +88,7 @@ fn rows_of_chunk(row_bytes: usize) -> usize {
     (CHUNK_BYTES / row_bytes.max(1)).max(1)
 }
 
-/// `range` in pieces of at most `len`.
+/// Splits `range` into pieces of at most `len`.
 fn chunks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
     range.clone().step_by(len).map(move |first| first..range.end.min(first + len))
 }

@@ -1,10 +1,10 @@
-//! Operations that become one launch with the operation behind them. A forward asks for one operation after
-//! the other; a sum that is normed next, and heads that are turned before they are stored, wait for what is
-//! asked for next, and whoever writes the input of a product leaves it rounded besides. Nothing is computed
-//! otherwise: each joined kernel has the bits of its parts.
+//! Fuses an operation with the next one into one launch. A forward requests operations one by one. An
+//! addition that may be followed by a norm, and a rotation of heads that may be followed by a KV write, are
+//! delayed until the next request. A kernel that writes the input of a product also writes it rounded to
+//! bf16. Fused kernels give the same bits as the separate ones.
 //!
-//! What is delayed names memory by its address. It is launched before anything but the operation that it
-//! joins, memory that is freed or that other ranks read included: every way to the device goes through
+//! A delayed operation refers to memory by address. It is launched before any operation other than the one it
+//! is fused with, including frees and reads by other ranks: all access to the device goes through
 //! [`State::settle`].
 
 use cpu_kernels::HeadLayout;
@@ -14,23 +14,23 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor, check_len};
 use crate::cuda::ops::{RmsNorm, add_at, room, rotate_at};
 
-/// An operation that waits.
+/// An operation that was requested and not launched yet.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Delayed {
-    /// `sum += x`, so many numbers.
+    /// `sum += x`, of `len` numbers.
     Add { sum: u64, x: u64, len: usize },
-    /// Queries and keys of so many rows at `qkv` are turned by the pass's angles.
+    /// Rotary embedding of the queries and keys of `rows` rows at `qkv`, by the pass's angles.
     Turn { qkv: u64, rows: usize, layout: HeadLayout },
 }
 
 impl<E: Executor> State<E> {
-    /// Launches what is delayed. What the operation before left rounded is forgotten: the one behind may
-    /// write it.
+    /// Launches the delayed operation, if there is one. Marks the rounded copy as invalid, because the next
+    /// operation may overwrite it.
     pub(super) fn settle(&mut self) -> Result<(), CudaError> {
         self.rounded_of = None;
         match self.delayed.take() {
             None => Ok(()),
-            // SAFETY: both were there, with so many numbers, when the operation was asked for, and nothing
+            // SAFETY: both were allocated with `len` numbers when the operation was requested, and no memory
             // was freed since.
             Some(Delayed::Add { sum, x, len }) => unsafe { add_at(&mut self.executor, sum, x, len) },
             Some(Delayed::Turn { qkv, rows, layout }) => {
@@ -63,8 +63,8 @@ impl<E: Executor> State<E> {
         Ok(())
     }
 
-    /// Whether these heads wait to be turned: they do not any more. Anything else that is delayed is
-    /// launched.
+    /// Returns whether the rotation of these heads was delayed, and removes it: the caller fuses it. Launches
+    /// any other delayed operation.
     pub(super) fn take_turn(
         &mut self,
         heads: &Tensor<E::Memory, f32>,
@@ -75,7 +75,7 @@ impl<E: Executor> State<E> {
         self.settle().map(|()| is_turn)
     }
 
-    /// A norm, with the sum before it where that waits.
+    /// A norm, fused with the delayed addition to its input if there is one.
     pub(super) fn rms_norm(
         &mut self,
         norm: &GpuNorm<E::Memory>,
@@ -94,13 +94,13 @@ impl<E: Executor> State<E> {
         let (address, rows) = (out.address(), len / norm.weight.len());
         let rounded = self.rounded.as_mut().filter(|_| self.reads_bf16);
         let launch = RmsNorm { x, weight: &norm.weight, eps: norm.eps, out, rounded };
-        // SAFETY: `add` had `x` to write and was delayed until now, with as many numbers of `delta`.
+        // SAFETY: `add` had mutable access to `x` and was delayed until now, and `delta` has as many numbers.
         unsafe { launch.launch_after_adding(&mut self.executor, rows, delta) }?;
         self.note_rounded(address, len);
         Ok(())
     }
 
-    /// Room for so many rounded numbers, where products read them.
+    /// Ensures that the buffer of rounded inputs has `len` elements, if products read bf16.
     pub(super) fn make_rounded(&mut self, len: usize) -> Result<(), CudaError> {
         if self.reads_bf16 {
             room(&mut self.rounded, &mut self.executor, len, "rounded activations")?;
@@ -108,7 +108,7 @@ impl<E: Executor> State<E> {
         Ok(())
     }
 
-    /// The numbers of these rows lie in `rounded` until the next operation.
+    /// Records that `rounded` holds the rounded copy of these rows until the next operation.
     pub(super) fn note_rounded(&mut self, address: u64, len: usize) {
         self.rounded_of = self.reads_bf16.then_some((address, len));
     }

@@ -1,4 +1,5 @@
-//! Weights as they lie on the device: bf16 as they are, FP8 a byte each, int8 quantized there, row by row.
+//! Weights on the device: bf16 as in the checkpoint, FP8 with a byte per weight, int8 quantized on the device
+//! row by row.
 
 use std::sync::Arc;
 
@@ -16,17 +17,17 @@ use crate::cuda::ops::{
 use crate::model_config::ModelConfig;
 use crate::weights::{Formats, LinearFormat, LinearTensors, Stacked, TensorPart, TensorSource};
 
-/// Rows that are quantized at a time, in bytes of f32.
+/// Bytes of f32 of the rows that are quantized at a time.
 const CHUNK_BYTES: usize = 64 << 20;
 
-/// The table that token ids are looked up in.
+/// The embedding table.
 #[derive(Debug)]
 pub(crate) struct GpuTable<M> {
     /// `[rows, columns]`.
     pub(super) numbers: Arc<Tensor<M, bf16>>,
     pub(super) columns: usize,
     rows: usize,
-    /// For where it is a projection too.
+    /// Used if the table is also the vocabulary projection.
     borders: Borders<M>,
 }
 
@@ -37,7 +38,7 @@ impl<M> Clone for GpuTable<M> {
     }
 }
 
-/// What inputs are multiplied with.
+/// Weights of a product.
 #[derive(Debug)]
 pub(super) enum GpuWeights<M> {
     /// `[n, k]`.
@@ -45,27 +46,27 @@ pub(super) enum GpuWeights<M> {
     Fp8 {
         /// `[n, row bytes]`.
         codes: Tensor<M, u8>,
-        /// `[n]`, where they are not applied after a sum of ranks.
+        /// `[n]`. `None` if the scales are applied after an all-reduce.
         channel_scales: Option<Tensor<M, f32>>,
-        /// How a row lies, and its borders on the device.
+        /// Borders of a row on the device, and the layout of a row.
         layout: (Tensor<M, u32>, Fp8Layout),
     },
     Int8 {
         /// `[n, k]`.
         steps: Tensor<M, i8>,
-        /// `[n]`, where they are not applied after a sum of ranks.
+        /// `[n]`. `None` if the scales are applied after an all-reduce.
         channel_scales: Option<Tensor<M, f32>>,
-        /// Parts of an input row that have a scale each.
+        /// Borders of the slices of an input row; each slice has its own scale.
         slice_borders: Tensor<M, u32>,
     },
 }
 
-/// Matrices that share their input.
+/// Matrices that share their input, stacked.
 #[derive(Debug)]
 pub(crate) struct GpuLinear<M> {
     pub(super) weights: GpuWeights<M>,
     pub(super) bias: Option<Tensor<M, f32>>,
-    /// `[n]` each, for a rank's part of a sum.
+    /// `[n]` each, applied after the all-reduce of partial sums.
     pub(super) scales_after: Option<Tensor<M, f32>>,
     pub(super) bias_after: Option<Tensor<M, f32>>,
     pub(super) borders: Borders<M>,
@@ -83,7 +84,7 @@ impl<M: DeviceMemory> GpuTable<M> {
 }
 
 impl<M> GpuLinear<M> {
-    /// Bytes that a product reads, without the activations.
+    /// Bytes of weights, scales and bias that a product reads.
     pub(super) fn bytes(&self) -> u64 {
         let (numbers, vectors) = match &self.weights {
             GpuWeights::Bf16(_) => (2 * self.n * self.k, 0),
@@ -95,7 +96,7 @@ impl<M> GpuLinear<M> {
     }
 }
 
-/// Uploads a table.
+/// Uploads an embedding table.
 pub(super) fn table<E: Executor>(
     executor: &mut E,
     source: &dyn TensorSource,
@@ -112,7 +113,7 @@ pub(super) fn table<E: Executor>(
     Ok(GpuTable { numbers: Arc::new(numbers), columns, rows, borders })
 }
 
-/// Uploads or quantizes matrices that share their input.
+/// Uploads matrices that share their input; quantizes them on the device if the format is int8.
 pub(super) fn linear<E: Executor>(
     executor: &mut E,
     tensors: &LinearTensors<'_>,
@@ -166,10 +167,10 @@ fn upload_borders<E: Executor>(
     Ok(Arc::new((on_device, on_host)))
 }
 
-/// Steps `[n, k]` and scales `[n]`.
+/// Int8 weights `[n, k]` and scales `[n]`.
 type Quantized<M> = (Tensor<M, i8>, Tensor<M, f32>);
 
-/// Whole rows to int8 on the device, of which the columns of this rank's slices stay.
+/// Quantizes whole rows to int8 on the device and keeps the columns of this rank's slices.
 fn quantize<E: Executor>(
     executor: &mut E,
     tensors: &LinearTensors<'_>,
@@ -189,17 +190,17 @@ fn quantize<E: Executor>(
         QuantizeRows { x, borders, steps: &mut steps, scales: &mut scales, to_row: from, columns }
             .launch(executor, count, whole_k)?;
     }
-    // The floats go away, and what uses them may only be collected so far.
+    // The floats are freed here, but launches that use them may still be collected and not enqueued.
     executor.flush()?;
     Ok((steps, scales))
 }
 
-/// Formats that have no kernels.
+/// The error for formats without kernels.
 fn unsupported(format: &'static str) -> EngineError {
     CudaError::NoSuchFormat { format }.into()
 }
 
-/// Whether there are kernels for a model's heads and formats.
+/// Returns an error if there are no kernels for a model's head size or formats.
 pub(in crate::cuda) fn check_model(config: &ModelConfig, formats: Formats) -> Result<(), EngineError> {
     check_head_dim(config.head_dim)?;
     match (formats.embedding, formats.linear) {

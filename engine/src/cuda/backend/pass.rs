@@ -1,4 +1,5 @@
-//! One pass's ids, positions, slots, angles, tiles and block tables: one copy for all layers, into memory that passes share.
+//! Inputs of one pass: ids, positions, slots, angles, tiles and block tables. One copy serves all layers, and
+//! the memory is reused by the next pass.
 
 use std::ops::Range;
 
@@ -10,16 +11,16 @@ use crate::cuda::ops::{Held, Limits, OwnBlocks, Tiling, TilingViews, Turn};
 use crate::forward_batch::ForwardBatch;
 use crate::rope::Rope;
 
-/// What kernels read of the pass under way, one behind the other in one memory, so that it goes up in one copy.
+/// Inputs that kernels read in the current pass, in one allocation, so that one copy uploads them.
 #[derive(Debug)]
 pub(super) struct Inputs<M> {
     words: Held<M, u32>,
     places: Places,
-    /// For each key that the model's layers have: one group and few windows.
+    /// One per key that the model's layers have: usually one group size and few windows.
     tilings: Vec<Placed>,
 }
 
-/// Where each of them lies, in words.
+/// Where each input is, in words.
 #[derive(Debug, Clone, Default)]
 struct Places {
     /// `[rows]`.
@@ -31,27 +32,27 @@ struct Places {
     /// `[rows, head_dim / 2]`.
     cos: Range<usize>,
     sin: Range<usize>,
-    /// Rows that want logits.
+    /// Rows whose logits are requested.
     logit_rows: Range<usize>,
-    /// Block tables of all segments, one behind the other, then those of rows of trees.
+    /// Block tables of all segments, followed by those of rows of trees.
     tables: Range<usize>,
-    /// What blocks of rows of trees are put together from.
+    /// Blocks to copy from when blocks for rows of trees are gathered.
     sources: Range<usize>,
 }
 
-/// The tiling for one group size and window.
+/// Tiling for one key.
 #[derive(Debug)]
 struct Placed {
     key: TilingKey,
     turns: Vec<Turn>,
-    /// Tiles, their work, the tiles of queries.
+    /// Tiles, their work list, and the tiles of queries.
     places: [Range<usize>; 3],
 }
 
-/// Heads that share a KV head, the window, and what turns and blocks are cut to.
+/// Number of heads that share a KV head, window, and limits of turns and blocks.
 pub(super) type TilingKey = (usize, Option<u32>, Limits);
 
-/// The key of a layer's attention.
+/// Key of a layer's attention.
 pub(super) fn tiling_key(layout: HeadLayout, window: Option<u32>) -> TilingKey {
     (layout.num_heads / layout.num_kv_heads, window, Limits::of(layout))
 }
@@ -62,7 +63,7 @@ impl<M> Default for Inputs<M> {
     }
 }
 
-/// Words that are put one behind the other, each piece at a border of 16 bytes.
+/// Arrays in sequence, each aligned to 16 bytes.
 #[derive(Debug, Default)]
 struct Packed(Vec<u32>);
 
@@ -74,7 +75,8 @@ impl Packed {
         start..self.0.len()
     }
 
-    /// What stays of its size with the pass's comes first, so that places are the same at the next one.
+    /// Arrays whose size depends only on the size of the pass come first, so that their offsets stay the same
+    /// in the next pass.
     fn put_tiling(&mut self, tiling: &Tiling) -> [Range<usize>; 3] {
         let tile_of = self.put(&tiling.tile_of);
         let tiles = self.put(&tiling.tiles);
@@ -82,7 +84,7 @@ impl Packed {
     }
 }
 
-/// A pass on its way through the layers.
+/// A pass, as the layers use it.
 #[derive(Debug)]
 pub(crate) struct GpuPass<'a> {
     pub(super) batch: &'a ForwardBatch<'a>,
@@ -99,7 +101,7 @@ impl<'a> GpuPass<'a> {
 }
 
 impl<M: DeviceMemory> Inputs<M> {
-    /// Uploads a pass; `rope` turns its positions into angles.
+    /// Uploads the inputs of a pass; `rope` converts positions to angles.
     pub(super) fn upload<E: Executor<Memory = M>>(
         &mut self,
         executor: &mut E,
@@ -137,7 +139,7 @@ impl<M: DeviceMemory> Inputs<M> {
             placed.places = packed.put_tiling(&tiling);
             placed.turns = tiling.turns;
         }
-        // Tables grow with every block, and what stands behind them would move.
+        // Last, because tables grow with every block and would move the arrays after them.
         places.tables = packed.put(&tables);
         places.sources = packed.put(&own.sources);
         self.places = places;
@@ -145,14 +147,14 @@ impl<M: DeviceMemory> Inputs<M> {
         Ok(())
     }
 
-    /// Has a tiling for this key made of every pass from now on.
+    /// Adds a key: every later pass gets a tiling for it.
     pub(super) fn expect(&mut self, key: TilingKey) {
         if self.tilings.iter().all(|placed| placed.key != key) {
             self.tilings.push(Placed { key, turns: Vec::new(), places: [0..0, 0..0, 0..0] });
         }
     }
 
-    /// The pass's tiling for a key that was expected.
+    /// The current pass's tiling for a key that was added with [`Inputs::expect`].
     pub(super) fn tiling(&self, key: TilingKey) -> TilingViews<'_> {
         let placed = self.tilings.iter().find(|placed| placed.key == key);
         let Placed { turns, places: [tiles, work, tile_of], .. } =
@@ -178,7 +180,7 @@ impl<M: DeviceMemory> Inputs<M> {
         self.words.tensor().view_as(self.places.slots.clone())
     }
 
-    /// Cosines and sines of each row.
+    /// Cosines and sines of all rows.
     pub(super) fn angles(&self) -> (View<'_, f32>, View<'_, f32>) {
         let words = self.words.tensor();
         (words.view_as(self.places.cos.clone()), words.view_as(self.places.sin.clone()))
@@ -197,7 +199,7 @@ impl<M: DeviceMemory> Inputs<M> {
     }
 }
 
-/// Where each segment's block table begins.
+/// Offset of each segment's block table.
 fn table_starts(batch: &ForwardBatch<'_>) -> Vec<u32> {
     let starts = batch
         .segments

@@ -1,5 +1,5 @@
-//! A step on the emulator: what it draws is what the host draws from the same logits, and once a step as large has run it
-//! allocates nothing.
+//! Steps on the emulator: the device draws what the host draws from the same logits, and a step allocates
+//! nothing after an equally large step has run.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::cuda::emulator::Emulator;
 use crate::cuda::ranks::{Ranks, load_on};
 use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, SlotId, TokenId, WeightFormat};
 
-/// Entries of the vocabulary that may be drawn; the model has more.
+/// Ids below this may be drawn; the model's vocabulary is larger.
 const VOCAB: u32 = 100;
 
-/// An engine of random weights, and how often it took memory.
+/// An engine with random weights, and the counter of its allocations.
 fn engine(emulator: Emulator) -> (Engine, Arc<AtomicU32>) {
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen3_norms/config.json");
     let text = std::fs::read_to_string(config).unwrap().replace("\"head_dim\": 12", "\"head_dim\": 16");
@@ -48,7 +48,7 @@ fn spec(seed: u64, sampling: SamplingParams) -> SequenceSpec {
     }
 }
 
-/// The rows of one sequence: ids that it holds, then a context id and drafted ones.
+/// Rows of one sequence: ids in its KV cache, then a context id and drafted ids.
 struct Sequence {
     spec: Option<SequenceSpec>,
     prompt: Vec<TokenId>,
@@ -61,7 +61,7 @@ impl Sequence {
         [&self.prompt[..], &[self.context], &self.drafted].concat()
     }
 
-    /// All ids that stand before the first drawn one.
+    /// All ids before the first drawn one.
     fn before(&self) -> Vec<TokenId> {
         [&self.prompt[..], &[self.context]].concat()
     }
@@ -211,7 +211,7 @@ fn a_step_like_one_before_it_allocates_nothing() {
         engine.forward(&[rows(a, &prompt, 1), rows(b, &prompt[..20], 1)]).unwrap();
         for step in 0..6 {
             ids.push(step);
-            // Decode beside a verify step with rows that are read, and one whose rows are drawn.
+            // A decode step that is drawn, with a verify step whose logits are read.
             let request = DrawRequest {
                 spec: &spec,
                 before: &ids,
@@ -241,7 +241,7 @@ fn replayed_steps_give_the_bits_of_launched_ones() {
     let logits_of = |engine: &mut Engine| -> Vec<Vec<f32>> {
         let slot = engine.open();
         let mut ends = vec![40];
-        // Single rows, then verify steps of three that are cut back: equal sizes, other positions.
+        // Single rows, then verify steps of three rows that are cut back: equal sizes at other positions.
         ends.extend(41..47);
         let mut all = Vec::new();
         let mut from = 0;
@@ -267,8 +267,8 @@ fn replayed_steps_give_the_bits_of_launched_ones() {
     assert!(replays.load(Ordering::Relaxed) > 2 * first, "what ran before is replayed sooner");
 }
 
-/// Two sequences that grow past one split and past several blocks: their steps are alike but for tables and, now and then, for a
-/// split more.
+/// Two sequences that grow past one split and several blocks: their steps differ only in block tables and
+/// sometimes in the number of splits.
 #[test]
 fn steps_of_sequences_that_grow_are_mostly_replayed() {
     const STEPS: u32 = 48;
@@ -287,8 +287,9 @@ fn steps_of_sequences_that_grow_are_mostly_replayed() {
     assert!(replayed * 4 >= STEPS * 3, "{replayed} of {STEPS}");
 }
 
-/// Launches of a step of one row, of models that differ by a layer. Apart a layer takes 17: two sums, two norms, four roundings, four
-/// products, turn, KV write, attention and its merge, SwiGLU.
+/// Launches of a step of one row, measured as the difference of models that differ by a layer. Without fusion
+/// a layer takes 17: two sums, two norms, four roundings, four products, rotation, KV write, attention and
+/// its merge, SwiGLU.
 #[test]
 fn a_layer_takes_ten_launches() {
     let launches = |layers: u32| {

@@ -1,5 +1,5 @@
-//! Whole models on the emulator against the CPU engine: the forward, loading, paged KV and formats as a GPU runs
-//! them.
+//! Whole models on the emulator compared with the CPU engine: the forward, loading, paged KV and formats as
+//! on a GPU.
 
 use std::path::{Path, PathBuf};
 
@@ -64,7 +64,7 @@ fn ballast_changes_no_number() {
     }
 }
 
-/// A tiny golden configuration with heads that have a kernel.
+/// A tiny golden configuration, changed to head sizes that have a kernel.
 fn with_heads(model: &str, changes: &[(&str, u64)]) -> tempfile::TempDir {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{model}/config.json"));
     let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -126,7 +126,7 @@ fn batched_in_parts(weights: WeightFormat) {
     assert!(whole == logits_of(&[1, 2, 17, 33, 34, 40]), "{weights:?}: cut otherwise, the bits differ");
 }
 
-/// 700 rows are one pass, where they were two of at most 512.
+/// 700 rows fit into one pass; the default limit of 512 would need two.
 #[test]
 fn a_long_pass_gives_the_bits_of_short_ones() {
     let dir = with_heads("qwen3_norms", &[("head_dim", 16), ("max_position_embeddings", 1024)]);

@@ -1,5 +1,6 @@
-//! Token trees on whole models over the emulator: a row of a tree has the bits of a chain of its ancestors, the path that stays leaves
-//! the KV of a chain, and what is drawn from a row is what the host draws from the same logits behind the same ids.
+//! Token trees on whole models on the emulator: a row of a tree has the bits of a chain of its ancestors, the
+//! kept path leaves the KV of a chain, and a draw from a row equals the host's draw from the same logits
+//! after the same ids.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::cuda::numerics::Numerics;
 use crate::cuda::ranks::{Exchange, Ranks, SumPhases, load_on, on_device};
 use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, SlotId, TokenId, TreeRows, WeightFormat};
 
-/// Ids of a tree, and whose children they are.
+/// Ids of a tree, and the parent of each.
 struct Tree {
     ids: Vec<TokenId>,
     parents: Vec<u32>,
@@ -28,7 +29,7 @@ impl Tree {
         Self { ids: ids.to_vec(), parents: parents.to_vec() }
     }
 
-    /// Rows from the tree's first position to `row`.
+    /// Rows of the path from the tree's first position to `row`.
     fn path(&self, row: usize) -> Vec<usize> {
         let parent = |&row: &usize| (self.parents[row] as usize).checked_sub(1);
         let mut path: Vec<usize> = std::iter::successors(Some(row), parent).collect();
@@ -41,12 +42,12 @@ impl Tree {
     }
 }
 
-/// Deep and broad enough to leave the block, and the split, in which it begins.
+/// Deep and broad enough to reach past the block and the split in which it begins.
 fn tree() -> Tree {
     Tree::new(&[7, 9, 11, 13, 7, 15, 17, 19, 21, 23], &[0, 0, 1, 1, 2, 3, 6, 7, 8, 8])
 }
 
-/// Random weights by a golden configuration.
+/// An engine with random weights for a golden configuration.
 fn engine(model: &str, changes: &[(&str, u64)], ranks: Ranks<Emulator>) -> Engine {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{model}/config.json"));
     let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -84,7 +85,8 @@ fn text(len: usize) -> Vec<TokenId> {
     (0..len as u32).map(|i| 2 + i * i * 5 % 59).collect()
 }
 
-/// The logits behind `held` and each row of a tree behind it; what the slot holds of the text stays held.
+/// Logits after `held` and after each row of a tree that follows it. Keeps the part of `held` that the slot
+/// already has.
 fn rows_of_tree(engine: &mut Engine, slot: SlotId, held: &[TokenId], tree: &Tree) -> Vec<Vec<f32>> {
     let other = engine.open();
     let token_ids = [&held[engine.len(slot) as usize..], &tree.ids].concat();
@@ -98,7 +100,7 @@ fn rows_of_tree(engine: &mut Engine, slot: SlotId, held: &[TokenId], tree: &Tree
     (0..logits.rows()).map(|row| logits.row(row).to_vec()).collect()
 }
 
-/// The logits behind `held` and each of these chains behind it, all in one forward of forks.
+/// Logits after `held` and after each of these chains that follow it, in one forward of forks.
 fn rows_of_chains(
     engine: &mut Engine,
     slot: SlotId,
@@ -117,7 +119,7 @@ fn rows_of_chains(
     (0..logits.rows()).map(|row| logits.row(row).to_vec()).collect()
 }
 
-/// A tree behind `start` ids, then behind the path that was kept of it, and so on.
+/// Checks a tree after `start` ids, then after the kept path of that tree, and so on.
 fn check(engine: &mut Engine, start: usize, what: &str) {
     let mut text = text(start);
     let slot = engine.open();
@@ -171,7 +173,7 @@ fn ranks_and_graphs_change_no_bit_of_a_tree() {
     assert!(replays.load(Ordering::Relaxed) > before, "nothing was replayed");
 }
 
-/// The checks above can fail: other ancestors, and another path's KV, show in the bits.
+/// Shows that the checks above can fail: other ancestors and the KV of another path change the bits.
 #[test]
 fn other_ancestors_and_another_path_give_other_bits() {
     let engine = &mut engine(NORMS.0, NORMS.1, alone());
@@ -195,7 +197,7 @@ fn other_ancestors_and_another_path_give_other_bits() {
     assert!(kept == alone.row(0) && other_leaf != alone.row(0) && other_root != alone.row(0));
 }
 
-/// What rows of a tree ask for: penalties and bias, filters, probabilities.
+/// Sampling options of rows of a tree: penalties and bias, filters, logprobs.
 fn specs() -> [SequenceSpec; 3] {
     let plain = SamplingParams::default();
     let penalized = SamplingParams {

@@ -1,5 +1,5 @@
-//! cuBLASLt's library, loaded where products may be its own: the few functions that are used, each looked up by name at once, so that a
-//! missing one is an error here and not in the middle of a forward.
+//! The cuBLASLt library, loaded only if it may compute products. All functions in use are resolved when it is
+//! loaded, so that a missing function is an error at startup, not in a forward.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -12,9 +12,9 @@ use libloading::Library;
 use crate::cuda::CudaError;
 use crate::cuda::functions::function_table;
 
-/// Names that the library goes by: that of the run-time package, then that of the one for developers.
+/// File names of the library: the runtime package's, then the developer package's.
 const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
-/// Oldest release that is taken, as `cublasLtGetVersion` counts: 12.0.
+/// Oldest supported release, as `cublasLtGetVersion` counts: 12.0.
 const OLDEST: usize = 120_000;
 
 type Status = c_int;
@@ -24,11 +24,11 @@ type Layout = cublasLtMatrixLayout_t;
 type Preference = cublasLtMatmulPreference_t;
 type Stream = *mut c_void;
 
-/// What the library says of a way to compute a product: `cublasLtMatmulHeuristicResult_t`, with a status that may be any number.
+/// An algorithm for a product: `cublasLtMatmulHeuristicResult_t`, but with a status that may be any number.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Heuristic {
-    /// The way itself, which only the library reads.
+    /// The algorithm itself, opaque to callers of the library.
     pub(super) algorithm: [u64; 8],
     pub(super) workspace_bytes: usize,
     pub(super) status: Status,
@@ -37,7 +37,7 @@ pub(super) struct Heuristic {
 }
 
 function_table! {
-    /// See the head of this file. Signatures are those of cublasLt.h, 12.0 and later.
+    /// See the module documentation. Signatures are those of cublasLt.h, 12.0 and later.
     BlasLibrary, Blas,
     get_version = "cublasLtGetVersion": fn() -> usize,
     get_status_string = "cublasLtGetStatusString": fn(Status) -> *const c_char,
@@ -63,15 +63,15 @@ function_table! {
 }
 
 impl BlasLibrary {
-    /// Loads it, or says what to install.
+    /// Loads the library. The error says what to install.
     pub(crate) fn load() -> Result<Self, CudaError> {
-        // SAFETY: loads a library of CUDA's, whose initialisers take no part in this process's invariants.
+        // SAFETY: loads a CUDA library, whose initialisers do not affect invariants of this process.
         let found = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok());
         let advice = "products that need not be deterministic are cuBLASLt's: install CUDA 12 or 13 (or pip's nvidia-cublas) and name \
                       its lib folder in LD_LIBRARY_PATH";
         let library = found.ok_or(CudaError::LibraryMissing { library: NAMES[0], advice })?;
         let mut blas = Self::resolve(library)?;
-        // SAFETY: takes nothing.
+        // SAFETY: takes no arguments.
         let version = unsafe { (blas.get_version)() };
         blas.version = format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
         if version < OLDEST {
@@ -85,7 +85,7 @@ impl BlasLibrary {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: returns a text that stays, or null.
+        // SAFETY: returns a static string or null.
         let text = unsafe { (self.get_status_string)(status) };
         let said = match text.is_null() {
             true => String::new(),
@@ -103,8 +103,9 @@ mod tests {
     use super::super::{Operations, describe};
     use super::*;
 
-    /// With the library on the path (deploy/cublas.sh) and no GPU: everything that is used is there, every attribute that is set
-    /// is taken, and what cannot work says so. Without it: one error that says what to install.
+    /// With the library on the path (deploy/cublas.sh) and no GPU: all functions are present, all attributes
+    /// are accepted, and an impossible call returns an error. Without the library: one error that says what
+    /// to install.
     #[test]
     fn the_library_is_whole_or_its_absence_is_one_line() {
         let blas = match BlasLibrary::load() {
@@ -124,7 +125,7 @@ mod tests {
         println!("its descriptors take every attribute");
         layouts.destroy(&blas);
         operations.destroy(&blas);
-        // SAFETY: asks the driver's library whether it is there.
+        // SAFETY: checks whether the driver's library is present.
         if unsafe { cudarc::driver::sys::is_culib_present() } {
             return;
         }
@@ -137,10 +138,10 @@ mod tests {
 
     #[test]
     fn a_library_without_a_function_is_refused_by_its_name() {
-        // SAFETY: the C library, which is loaded anyway.
+        // SAFETY: the C library, which is loaded in every process.
         let library = unsafe { Library::new("libc.so.6") }.unwrap();
         let error = BlasLibrary::resolve(library).unwrap_err().to_string();
-        assert!(error.starts_with("cublaslt failed at cublasLtGetVersion: it is not there: "), "{error}");
+        assert!(error.starts_with("cublaslt failed at cublasLtGetVersion: function not found: "), "{error}");
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! Staged copies over a driver that is the host.
+//! Staged copies with the host driver.
 
 use super::*;
 use crate::cuda::host_driver::HostDriver;
 
-/// The driver of the host copies as late as it may, so that a piece that is staged over one under way is lost.
+/// The host driver copies as late as possible, so a piece staged over one that is still being copied would be
+/// lost.
 #[test]
 fn what_is_staged_arrives_whole() {
     let Some(driver) = HostDriver::for_test("cuda::device::tests::what_is_staged_arrives_whole") else {

@@ -1,5 +1,6 @@
-//! What steps of large models take, with random weights made on the device: decode at several numbers of sequences against
-//! the rate at which memory is read, verify rows against one row, prefill. Every step draws, as serving does.
+//! Times of steps of large models, with random weights generated on the device: decode of several numbers of
+//! sequences against memory bandwidth, verify rows against one row, and prefill. Every step draws, as in
+//! serving.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -13,7 +14,7 @@ use crate::cuda::blas::BlasLibrary;
 use crate::cuda::whole_model::options;
 use crate::{DrawRequest, Engine, EngineError, SequenceRows, SlotId, WeightFormat};
 
-/// A model's shape by its config.json, and a format.
+/// A model's shape (its config.json) and weight format.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     name: &'static str,
@@ -23,7 +24,7 @@ pub(super) struct Shape {
 
 pub(super) const LLAMA_8B: &str = include_str!("shapes/llama-3-8b.json");
 const LLAMA_70B: &str = include_str!("shapes/llama-3-70b.json");
-/// A draft for those.
+/// A draft for the models above.
 pub(super) const LLAMA_1B: &str = include_str!("shapes/llama-3.2-1b.json");
 /// For dry runs.
 pub(super) const TINY: &str = include_str!("shapes/tiny.json");
@@ -35,21 +36,21 @@ pub(super) const LLAMA_8B_INT8: Shape =
 pub(super) const LLAMA_70B_INT8: Shape =
     Shape { name: "llama 3 70B", config: LLAMA_70B, weights: WeightFormat::Int8 };
 
-/// Ids that each sequence holds before decoding is timed.
+/// Number of ids in each sequence before decode steps are timed.
 const PROMPT_LEN: usize = 64;
-/// Verify rows of one sequence that are held against one row.
+/// Numbers of verify rows of one sequence that are compared with one row.
 const VERIFY_ROWS: [usize; 4] = [2, 4, 5, 8];
 
 /// A model whose steps are timed.
 struct Timed {
     engine: Engine,
     spec: SequenceSpec,
-    /// Timed steps.
+    /// Number of timed steps.
     steps: u32,
     prefill_rows: usize,
 }
 
-/// See the head of this file.
+/// See the module documentation.
 pub(super) fn decode(target: &Target, shape: Shape, report: &mut Report<'_>) -> Result<(), EngineError> {
     let memory = read_bandwidth(&mut target.open()?, target.is_dry)?;
     let (name, config) = if target.is_dry { ("tiny", TINY) } else { (shape.name, shape.config) };
@@ -76,14 +77,14 @@ pub(super) fn decode(target: &Target, shape: Shape, report: &mut Report<'_>) -> 
     std::fs::remove_file(&file).map_err(|source| EngineError::Io { path: file, source })
 }
 
-/// How steps are run.
+/// A way to run steps.
 struct Mode {
     by: &'static str,
     graphs: bool,
     library_rows: Option<usize>,
 }
 
-/// Deterministic ones, and one by cuBLASLt where that is there and has anything to multiply.
+/// The deterministic modes, and cuBLASLt if the library is present and the weights are bf16.
 fn modes(target: &Target, weights: WeightFormat) -> Vec<Mode> {
     let mut modes = vec![
         Mode { by: "launches", graphs: false, library_rows: None },
@@ -96,7 +97,7 @@ fn modes(target: &Target, weights: WeightFormat) -> Vec<Mode> {
     modes
 }
 
-/// What deterministic products cost, step by step: our own launches against the library's.
+/// Reports the cost of deterministic products for each step: this crate's kernels against cuBLASLt.
 fn tell_cost(found: &[(Mode, Vec<(String, f64)>)], report: &mut Report<'_>) {
     let own = found.iter().find(|(mode, _)| mode.library_rows.is_none() && !mode.graphs);
     let library = found.iter().find(|(mode, _)| mode.library_rows.is_some());
@@ -107,7 +108,7 @@ fn tell_cost(found: &[(Mode, Vec<(String, f64)>)], report: &mut Report<'_>) {
     }
 }
 
-/// Puts a model's shape where an engine finds it.
+/// Writes a config.json to a temporary file.
 pub(super) fn write_config(config: &str, name: &str) -> Result<PathBuf, EngineError> {
     let file = format!("outrider-gpu-check-{}-{name}.json", std::process::id());
     let path = std::env::temp_dir().join(file);
@@ -166,7 +167,7 @@ impl Timed {
         for _ in 0..3 {
             let start = Instant::now();
             self.engine.forward(&rows)?;
-            // Reading a drawn row waits for the device; the prompt alone would not.
+            // Reading a drawn row waits for the device; the prompt alone does not.
             self.step(&[slot], 1)?;
             best = best.min(start.elapsed().as_secs_f64());
             self.engine.truncate(slot, 0);
@@ -184,7 +185,7 @@ impl Timed {
         Ok(best)
     }
 
-    /// Sequences that hold a prompt.
+    /// Opens sequences that hold a prompt.
     fn fill(&mut self, count: usize) -> Result<Vec<SlotId>, EngineError> {
         let slots: Vec<SlotId> = (0..count).map(|_| self.engine.open()).collect();
         let prompt: Vec<TokenId> = (0..PROMPT_LEN as u32).collect();
@@ -194,9 +195,9 @@ impl Timed {
         Ok(slots)
     }
 
-    /// Seconds of a step of so many rows of each sequence, all of which are drawn.
+    /// Seconds of a step of `rows` rows of each sequence, all of which are drawn.
     fn time(&mut self, slots: &[SlotId], rows: usize) -> Result<f64, EngineError> {
-        // What comes for the second time is captured, what comes for the third is replayed.
+        // With graphs, the second occurrence is captured and the third is replayed.
         for _ in 0..3 {
             self.step(slots, rows)?;
         }
@@ -207,7 +208,7 @@ impl Timed {
         Ok(start.elapsed().as_secs_f64() / f64::from(self.steps))
     }
 
-    /// One step; what it appends to the sequences is cut off again.
+    /// Runs one step, and removes the rows it appended to the sequences.
     fn step(&mut self, slots: &[SlotId], rows: usize) -> Result<(), EngineError> {
         let ids: Vec<TokenId> = vec![7; rows];
         let held: Vec<u32> = slots.iter().map(|&slot| self.engine.len(slot)).collect();

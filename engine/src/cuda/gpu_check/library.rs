@@ -1,5 +1,6 @@
-//! cuBLASLt's bf16 products against our own, which are deterministic: how many numbers differ and how far, whether whole models
-//! stay near the CPU engine's logits, and which takes less time at how many rows.
+//! bf16 products of cuBLASLt against the deterministic kernels of this crate: how many numbers differ and by
+//! how much, whether whole models stay near the CPU engine's logits, and which is faster at which number of
+//! rows.
 
 use cpu_kernels::KSlices;
 use half::bf16;
@@ -14,13 +15,14 @@ use crate::cuda::{CudaDevice, CudaError, GpuOptions};
 use crate::{Engine, EngineError, WeightFormat};
 
 const ROWS: [usize; 7] = [16, 32, 64, 128, 512, 1024, 2048];
-/// Outputs and inputs of an 8B model's layers.
+/// Outputs and inputs of the layers of an 8B model.
 const SHAPES: [(usize, usize); 3] = [(4096, 4096), (28_672, 4096), (4096, 14_336)];
 const DRY: ([usize; 2], [(usize, usize); 2]) = ([3, 40], [(36, 64), (20, 96)]);
-/// How far a product may lie from our own, as a part of the largest: two orders of f32 sums over thousands of products.
+/// Largest allowed difference from this crate's product, relative to the largest number: two orders of f32
+/// sums over thousands of products.
 const TOLERANCE: f32 = 1e-4;
 
-/// See the head of this file.
+/// See the module documentation.
 pub(super) fn library(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
     let mut device = target.open()?;
     if let Err(error) = device.multiply_by_library(1) {
@@ -30,7 +32,7 @@ pub(super) fn library(target: &Target, report: &mut Report<'_>) -> Result<(), En
     for model in target.models() {
         let options = options(model.clone(), WeightFormat::Bf16);
         let expected = run(&mut Engine::load(&options)?)?;
-        // Beside graphs the second time is captured, and the third replayed.
+        // With graphs, the second occurrence is captured and the third is replayed.
         for (graphs, times) in [(false, 1), (true, 3)] {
             let gpus = GpuOptions { library_rows: Some(2), graphs, ..target.gpus() };
             let mut engine = Engine::load_on_cuda(&options, &gpus)?;
@@ -73,13 +75,13 @@ pub(super) fn library(target: &Target, report: &mut Report<'_>) -> Result<(), En
     Ok(())
 }
 
-/// What two ways of computing a product took and how far apart they are.
+/// Times of both implementations of a product, and how much they differ.
 struct Both {
     own_us: f64,
     library_us: f64,
-    /// Numbers that are not the same bits.
+    /// Number of results whose bits differ.
     differ: usize,
-    /// As a part of the largest number.
+    /// Largest difference, relative to the largest number.
     worst: f32,
 }
 

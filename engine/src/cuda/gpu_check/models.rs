@@ -1,16 +1,17 @@
-//! Whole models on the device: near the CPU engine's logits, and equal to themselves when steps are replayed.
+//! Whole models on the device: close to the CPU engine's logits, and equal to themselves when steps are
+//! replayed.
 
 use super::{Report, Target};
 use crate::cuda::GpuOptions;
 use crate::cuda::whole_model::{distance, options, run};
 use crate::{Engine, EngineError, WeightFormat};
 
-/// How far logits on a GPU may lie from the CPU engine's, as a part of the largest.
+/// Largest allowed difference of logits on a GPU from the CPU engine's, relative to the largest logit.
 pub(super) const BF16_TOLERANCE: f32 = 1e-2;
-/// The same where activations are quantized: the attention's last bits decide on steps.
+/// The same with quantized activations: the last bits of attention decide how its outputs are quantized.
 const INT8_TOLERANCE: f32 = 2e-2;
 
-/// Logits of the pair, bf16 and int8, against the CPU engine's.
+/// Compares logits of the pair, bf16 and int8, with those of the CPU engine.
 pub(super) fn logits(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
     for model in target.models() {
         for (weights, tolerance) in [
@@ -32,7 +33,8 @@ pub(super) fn logits(target: &Target, report: &mut Report<'_>) -> Result<(), Eng
     Ok(())
 }
 
-/// The draft's logits with graphs, several times over, so that steps are replayed, against those without: equal bits.
+/// Compares the draft's logits with graphs, run several times so that steps are replayed, with those without
+/// graphs: equal bits.
 pub(super) fn graphs(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
     let options = options(target.pair.0.clone(), WeightFormat::Bf16);
     let launched = target.gpus();

@@ -1,4 +1,4 @@
-//! What weight products take, against the rate at which the device's memory is read.
+//! Times of weight products against the device's memory bandwidth.
 
 use std::time::Instant;
 
@@ -13,18 +13,19 @@ use crate::cuda::ops::{
 };
 use crate::cuda::{CudaDevice, CudaError};
 
-/// Launches before timing, timed runs, and launches in each; one of each on a host, whose times are of no meaning.
+/// Launches before timing, timed runs, and launches per run. One of each in a dry run, whose times mean
+/// nothing.
 const REPEATS: [u32; 3] = [5, 3, 20];
-/// Rows: one, the widest that costs one, a verify batch, prefill.
+/// Numbers of rows: one, the most that cost as much as one, a verify batch, prefill.
 const ROWS: [usize; 4] = [1, 8, 64, 512];
-/// Much more than any cache holds.
+/// Much larger than any cache.
 const READ_BYTES: usize = 4 << 30;
-/// Blocks of the kernel that reads: several for each multiprocessor of the largest device.
+/// Blocks of the kernel that reads: several per multiprocessor of the largest device.
 const READ_BLOCKS: usize = 8 * 160;
-/// Rounds of the kernel that only multiplies: some milliseconds.
+/// Rounds of the kernel that only multiplies; they take some milliseconds.
 const MULTIPLY_ROUNDS: usize = 10_000;
 
-/// Times the weight products of 8B to 70B layers against the bytes of their weights.
+/// Times the weight products of 8B to 70B layers relative to the bytes of their weights.
 pub(super) fn products(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
     let mut device = target.open()?;
     let memory = read_bandwidth(&mut device, target.is_dry)?;
@@ -51,7 +52,7 @@ pub(super) fn products(target: &Target, report: &mut Report<'_>) -> Result<(), E
     Ok(())
 }
 
-/// GB/s at which a kernel that does nothing else reads memory.
+/// GB/s of a kernel that only reads memory.
 pub(super) fn read_bandwidth(device: &mut CudaDevice, is_dry: bool) -> Result<f64, CudaError> {
     let (bytes, blocks) = if is_dry { (1 << 20, 2) } else { (READ_BYTES, READ_BLOCKS) };
     let words: Tensor<_, u32> = Tensor::zeros(device, bytes / 4, "memory to be read")?;
@@ -60,7 +61,8 @@ pub(super) fn read_bandwidth(device: &mut CudaDevice, is_dry: bool) -> Result<f6
     Ok(bytes as f64 / us / 1e3)
 }
 
-/// TFLOP/s of a kernel that only multiplies, bf16 on the tensor cores by the instruction that all kernels here use.
+/// TFLOP/s of a kernel that only multiplies: bf16 on tensor cores, with the instruction that all kernels here
+/// use.
 pub(super) fn multiply_peak(device: &mut CudaDevice, is_dry: bool) -> Result<f64, CudaError> {
     let (blocks, rounds) = if is_dry { (2, 3) } else { (READ_BLOCKS, MULTIPLY_ROUNDS) };
     let mut sums = Tensor::zeros(device, blocks, "sums of products")?;
@@ -94,7 +96,7 @@ fn time_fp8(
     is_dry: bool,
 ) -> Result<f64, CudaError> {
     let layout = Fp8Layout::new(&borders(&KSlices::eighths(k, 32), BF16_GRAIN));
-    // However a row is laid out, its bytes are numbers.
+    // Any bytes are valid weights in every layout.
     let number = |i: usize| (i.wrapping_mul(40_503) >> 7) as u8;
     let codes: Vec<u8> = (0..n * layout.row_bytes()).map(number).collect();
     let weights = Tensor::of(device, &codes, "weights")?;
@@ -131,12 +133,12 @@ fn time_int8(
     })
 }
 
-/// Numbers that differ: zeros would cost less power and flatter the clock.
+/// Varied numbers: zeros would take less power and raise the clock rate.
 pub(super) fn weight_like(i: usize) -> bf16 {
     bf16::from_bits(0x3f00 | ((i.wrapping_mul(40_503) >> 7) as u16 & 0x80ff))
 }
 
-/// Best mean of some timed runs, microseconds a launch.
+/// Best mean of several timed runs, in microseconds per launch.
 pub(super) fn best_of(
     device: &mut CudaDevice,
     is_dry: bool,

@@ -1,4 +1,5 @@
-//! A model over several ranks on the GPUs that there are, against the same model on one: equal logits, bit for bit.
+//! A model on several ranks with the available GPUs, against the same model on one rank: equal logits, bit
+//! for bit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +12,11 @@ use crate::cuda::whole_model::{options, run};
 use crate::cuda::{CudaDevice, GpuOptions};
 use crate::{Engine, EngineError, LoadOptions, WeightFormat};
 
-/// How long ranks of these short runs may be apart.
+/// Timeout for other ranks in these short runs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Two shards on the one device, one rank connected by NCCL, and as many ranks as there are further GPUs. What cannot be run
-/// here is a line that says so.
+/// Two shards on one device, one rank with NCCL, and 2, 4 and 8 ranks if there are as many GPUs. Reports what
+/// cannot run on this machine.
 pub(super) fn ranks(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
     let gpus = CudaDevice::count()?;
     let library = NcclLibrary::load();

@@ -1,9 +1,10 @@
-//! Steps of a Llama 3 8B, bf16, by their share of the roofline: contexts of 128, 8k and 32k; one row, and 8 and 32 sequences of five
-//! verify rows; a step that top-p filters; a prompt of 2,048 rows. A step passes if its median time is at most its aim times the
-//! ideal of `cuda::roofline`, the model behind docs/design/gpu.md.
+//! Steps of Llama 3 8B, bf16, relative to their roofline: contexts of 128, 8k and 32k; one row, and 8 and 32
+//! sequences of five verify rows; a step with top-p; a prompt of 2,048 rows. A step passes if its median time
+//! is at most its aim times the ideal of `cuda::roofline`, the model for docs/design/gpu.md.
 //!
-//! The budget, by that model: contexts grow in place, so that 460,000 tokens of prompts are run, 50 s; the steps themselves take 5 s,
-//! random weights and kernels 40 s. [`Section::budget_seconds`](super::Section::budget_seconds) allows 120 s.
+//! Time budget, by that model: contexts are extended in place, so 460,000 tokens of prompts take 50 s. The
+//! steps take 5 s, random weights and kernels 40 s.
+//! [`Section::budget_seconds`](super::Section::budget_seconds) allows 120 s.
 
 use std::time::Instant;
 
@@ -16,23 +17,23 @@ use crate::cuda::GpuOptions;
 use crate::cuda::whole_model::options;
 use crate::{DrawRequest, Engine, EngineError, SequenceRows, SlotId, WeightFormat};
 
-/// Largest acceptable time as a multiple of the ideal: of verify and decode steps, and of a prompt.
+/// Largest acceptable time as a multiple of the ideal, for verify and decode steps, and for a prompt.
 const STEP_AIM: f64 = 1.3;
 const PROMPT_AIM: f64 = 1.6;
-/// Rows of a forward that fills a context.
+/// Rows of a forward that extends a context.
 const FILL_ROWS: usize = 2048;
-/// Verify rows of a sequence.
+/// Verify rows per sequence.
 const VERIFY_ROWS: usize = 5;
 
-/// The sizes of one run.
+/// Sizes of one run.
 struct Sizes {
     contexts: [usize; 3],
     /// Sequences of the verify steps, ascending.
     sequences: [usize; 2],
     prompt_rows: usize,
-    /// Longest sequence; attention's workspace grows with it.
+    /// Maximum sequence length; attention's workspace grows with it.
     max_len: u32,
-    /// Timed repetitions of a step.
+    /// Number of timed repetitions of a step.
     repetitions: usize,
 }
 
@@ -50,14 +51,14 @@ const DRY: Sizes =
 struct Case {
     name: String,
     shape: StepShape,
-    /// Rows of each sequence that are drawn: all, or the last.
+    /// Number of drawn rows of each sequence: all of them, or the last.
     drawn_of_each: usize,
     top_p: f32,
     aim: f64,
 }
 
 impl Case {
-    /// Decode and verify steps draw every row.
+    /// A decode or verify step, which draws every row.
     fn step(shape: StepShape, top_p: f32) -> Self {
         let StepShape { sequences, rows_of_each, context } = shape;
         let filter = if top_p < 1.0 { ", top-p" } else { "" };
@@ -71,7 +72,7 @@ impl Case {
         Self { name, shape, drawn_of_each: 1, top_p: 1.0, aim: PROMPT_AIM }
     }
 
-    /// Every case of a context.
+    /// All cases with this context.
     fn of_context(sizes: &Sizes, context: usize) -> Vec<Self> {
         let verify =
             |sequences, top_p| Self::step(StepShape { sequences, rows_of_each: VERIFY_ROWS, context }, top_p);
@@ -90,13 +91,13 @@ impl Case {
     }
 }
 
-/// See the head of this file.
+/// See the module documentation.
 pub(super) fn roofline(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
     let name = target.open()?.facts()?.name;
     let (text, sizes) = if target.is_dry { (TINY, DRY) } else { (LLAMA_8B, FULL) };
     let mut config: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
     let model = ModelSize::of(&config);
-    // Random weights do not depend on positions.
+    // Random weights do not depend on positions, so a longer limit is valid.
     config["max_position_embeddings"] = sizes.max_len.into();
     let file = write_config(&config.to_string(), "roofline")?;
     let gpus = GpuOptions { memory_utilization: Some(0.9), ..target.gpus() };
@@ -110,26 +111,28 @@ pub(super) fn roofline(target: &Target, report: &mut Report<'_>) -> Result<(), E
     std::fs::remove_file(&file).map_err(|source| EngineError::Io { path: file, source })
 }
 
-/// An engine whose steps are timed.
+/// The engine whose steps are timed.
 struct Steps {
     engine: Engine,
     model: ModelSize,
-    /// Of a device whose data sheet is known.
+    /// Rates of the device, if its data sheet is known.
     rates: Option<Rates>,
     repetitions: usize,
-    /// Sequences that cases share; their contexts only grow.
+    /// Sequences that all cases share; their contexts only grow.
     slots: Vec<SlotId>,
 }
 
 impl Steps {
-    /// Whether KV holds this many sequences with the longest rows of a case behind `context`.
+    /// Whether the KV cache has room for this many sequences of `context` tokens and the longest rows of a
+    /// case.
     fn fits(&self, sequences: usize, context: usize, prompt_rows: usize) -> bool {
         let info = self.engine.info();
         let blocks = (context + prompt_rows).div_ceil(info.kv_block_size as usize) * sequences;
         blocks as u64 <= info.kv_blocks
     }
 
-    /// Runs every case of a context that fits. Sequences that do not fit at this length are closed first.
+    /// Runs every case with this context that fits. Sequences that do not fit at this length are closed
+    /// first.
     fn context(&mut self, sizes: &Sizes, context: usize, report: &mut Report<'_>) -> Result<(), EngineError> {
         while !self.slots.is_empty() && !self.fits(self.slots.len(), context, sizes.prompt_rows) {
             self.slots.pop().into_iter().for_each(|slot| self.engine.close(slot));
@@ -164,7 +167,7 @@ impl Steps {
         Ok(())
     }
 
-    /// Seconds of one call; the rows it appended are removed again.
+    /// Seconds of one call. Removes the rows that it appended.
     fn run(&mut self, case: &Case) -> Result<f64, EngineError> {
         let StepShape { sequences, rows_of_each, context } = case.shape;
         let drawn = case.drawn_of_each;
@@ -195,7 +198,7 @@ impl Steps {
     }
 
     fn judge(&mut self, case: &Case, report: &mut Report<'_>) -> Result<(), EngineError> {
-        // The first call allocates.
+        // The first call allocates memory.
         self.run(case)?;
         let mut seconds: Vec<f64> = Vec::with_capacity(self.repetitions);
         for _ in 0..self.repetitions {

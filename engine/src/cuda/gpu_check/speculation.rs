@@ -1,8 +1,9 @@
-//! What speculation is worth end to end: text by the target alone, and by draft and target in turns, with the draft on the same
-//! GPU and with it on the host's CPU. Ids are held against the target's own with `==` every time.
+//! End-to-end speedup of speculation: text by the target alone, and by draft and target in turns, with the
+//! draft on the same GPU and on the host's CPU. Ids are compared with the target's own with `==` every time.
 //!
-//! The bundled pair accepts what it accepts. Models of real sizes have random weights here, and no draft of random weights is ever
-//! right: its guesses are made at their full cost, and then a given share of them is made right.
+//! The bundled pair runs with its own acceptance rate. Models of real sizes have random weights here, and
+//! drafts with random weights are never accepted: their guesses are computed at full cost, and then a given
+//! share of them is replaced by the right ids.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,7 +18,7 @@ use super::{Report, Target};
 use crate::cuda::whole_model::options;
 use crate::{Engine, EngineError, WeightFormat};
 
-/// Ids of the prompt, ids drawn behind it, drafted ids a round.
+/// Ids of the prompt, ids drawn after it, and drafted ids per round.
 #[derive(Debug, Clone, Copy)]
 struct Sizes {
     prompt: usize,
@@ -28,16 +29,16 @@ struct Sizes {
 const PAIR: Sizes = Sizes { prompt: 100, drawn: 200, drafted: 4 };
 const LARGE: Sizes = Sizes { prompt: 64, drawn: 96, drafted: 4 };
 const DRY: Sizes = Sizes { prompt: 6, drawn: 7, drafted: 2 };
-/// Shares of guesses that are made right, where none is by itself.
+/// Shares of guesses that are replaced by the right ids, for drafts with random weights.
 const SHARES: [f64; 3] = [0.6, 0.8, 0.9];
 
-/// See the head of this file.
+/// See the module documentation.
 pub(super) fn speculation(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
     bundled(target, report)?;
     large(target, report)
 }
 
-/// The bundled pair, whose guesses are right as often as they are.
+/// The bundled pair, with its own acceptance rate.
 fn bundled(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
     let options = |dir: &PathBuf| options(dir.clone(), WeightFormat::Bf16);
     let mut judge = Engine::load_on_cuda(&options(&target.pair.1), &target.gpus())?;
@@ -50,7 +51,7 @@ fn bundled(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> 
     text.judge((&mut on_host, &mut judge), (name, "on the host"), None, report)
 }
 
-/// Models of real sizes, whose guesses are made right.
+/// Models of real sizes, with a given share of right guesses.
 fn large(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
     let (sizes, shapes, shares) = match target.is_dry {
         true => (DRY, (TINY, TINY), &SHARES[1..2]),
@@ -79,9 +80,9 @@ fn large(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
 struct Text {
     spec: SequenceSpec,
     sizes: Sizes,
-    /// The prompt and what follows.
+    /// The prompt and the ids after it.
     ids: Vec<TokenId>,
-    /// For each id but the first, with which the prompt's KV is made.
+    /// Mean over all ids but the first, whose step also prefills the prompt.
     ms_an_id: f64,
 }
 
@@ -103,7 +104,8 @@ impl Text {
         Ok(Self { spec, sizes, ids, ms_an_id })
     }
 
-    /// The same text with a draft; where a share is given, so many of its guesses are made right and the others wrong.
+    /// Generates the same text with a draft. If a share is given, that share of the guesses is replaced by
+    /// the right ids and the others by wrong ones.
     fn judge(
         &self,
         (draft, judge): (&mut Engine, &mut Engine),
@@ -154,7 +156,7 @@ impl Text {
         Ok(())
     }
 
-    /// A guess of the id at `position`: right with this probability, and independent of all others.
+    /// A guess of the id at `position`: right with this probability, independent of all others.
     fn made_right(&self, position: usize, share: f64) -> TokenId {
         let right = self.ids.get(position).copied().unwrap_or(0);
         let is_right = Noise { seed: 9, choice: 0 }.uniform(position as u32, 0, Purpose::Accept) < share;
@@ -162,7 +164,7 @@ impl Text {
     }
 }
 
-/// What transformers takes for the bundled pair, where it is installed: the script's own lines.
+/// Runs the bundled pair with transformers, if it is installed, and prints the script's own lines.
 pub(super) fn peer(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
     let sizes = if target.is_dry { DRY } else { PAIR };
     let (case, number) = ("transformers with assistant_model", |number: usize| number.to_string());
@@ -177,7 +179,7 @@ pub(super) fn peer(target: &Target, report: &mut Report<'_>) -> Result<(), Engin
         Err(error) => report.not_run(case, format!("python3: {error}")),
         Ok(output) if !output.status.success() => {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            report.not_run(case, said.lines().last().unwrap_or("it said nothing"));
+            report.not_run(case, said.lines().last().unwrap_or("no output"));
         }
         Ok(output) => String::from_utf8_lossy(&output.stdout).lines().for_each(|line| report.say(line)),
     }

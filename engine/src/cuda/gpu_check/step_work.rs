@@ -1,7 +1,7 @@
-//! What a step has to read and to multiply at least, and the time that takes at a data sheet's rates: the ideal that both the model
-//! of `cuda::roofline` and `gpu-check` hold steps against.
+//! The minimum that a step reads and multiplies, and the time of that at the rates of a data sheet: the ideal
+//! that both `cuda::roofline` and `gpu-check` compare steps with.
 
-/// Bytes and bf16 operations in a second, by a data sheet.
+/// Bytes and bf16 operations per second, from a data sheet.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Rates {
     bytes: f64,
@@ -12,8 +12,8 @@ pub(crate) struct Rates {
 pub(crate) const H100: Rates = Rates { bytes: 3.35e12, operations: 9.89e14 };
 const H200: Rates = Rates { bytes: 4.8e12, operations: 9.89e14 };
 
-/// The rates of a device by the name that its driver gives; `None` where its data sheet is not listed. PCIe and NVL variants of
-/// the H100 are slower or faster and have other names.
+/// Rates of a device by the name that its driver reports; `None` if its data sheet is not listed. The PCIe
+/// and NVL variants of the H100 have other rates and other names.
 pub(super) fn rates_of(name: &str) -> Option<Rates> {
     [("H100 80GB HBM3", H100), ("H200", H200)]
         .into_iter()
@@ -21,7 +21,7 @@ pub(super) fn rates_of(name: &str) -> Option<Rates> {
         .map(|(_, rates)| rates)
 }
 
-/// Sequences of equally many rows behind equally long contexts.
+/// Shape of a step: sequences with equal numbers of rows after equally long contexts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepShape {
     pub(crate) sequences: usize,
@@ -29,23 +29,23 @@ pub(crate) struct StepShape {
     pub(crate) context: usize,
 }
 
-/// A step's least work.
+/// Minimum work of a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepWork {
-    /// Weights of all layers, and of the projection to the vocabulary.
+    /// Weights of all layers, and of the vocabulary projection.
     pub(crate) layer_weights: f64,
     pub(crate) vocabulary_weights: f64,
-    /// Rows, and those of them that are drawn.
+    /// Number of rows, and number of drawn rows.
     pub(crate) rows: usize,
     pub(crate) drawn: usize,
-    /// Keys and values of all layers.
+    /// Bytes of keys and values of all layers.
     pub(crate) kv_bytes: f64,
-    /// Operations for scores and values.
+    /// Operations of attention: scores and values.
     pub(crate) attention_operations: f64,
 }
 
 impl StepWork {
-    /// Seconds: bf16 weights and KV are read once, or all is multiplied, whichever is longer.
+    /// Seconds: bf16 weights and KV read once, or all multiplications, whichever takes longer.
     pub(crate) fn ideal(&self, rates: Rates) -> f64 {
         let products = self.layer_weights * self.rows as f64 + self.vocabulary_weights * self.drawn as f64;
         let bytes = 2.0 * (self.layer_weights + self.vocabulary_weights) + self.kv_bytes;
@@ -54,7 +54,7 @@ impl StepWork {
     }
 }
 
-/// The numbers of a config.json that a step's work follows from.
+/// The numbers of a config.json that determine a step's work.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ModelSize {
     layers: f64,
@@ -80,14 +80,14 @@ impl ModelSize {
     pub(super) fn work(&self, shape: StepShape, drawn: usize) -> StepWork {
         let rows = shape.sequences * shape.rows_of_each;
         let len = (shape.context + shape.rows_of_each) as f64;
-        // Rows see half of their own step on average.
+        // On average a row attends to half of the rows of its own step.
         let seen = (shape.context + shape.rows_of_each.div_ceil(2)) as f64;
         StepWork {
             layer_weights: self.layer_weights,
             vocabulary_weights: self.vocabulary_weights,
             rows,
             drawn,
-            // Keys and values of two bytes each.
+            // Keys and values have two bytes per number.
             kv_bytes: shape.sequences as f64 * len * self.kv_width * 4.0 * self.layers,
             attention_operations: 4.0 * rows as f64 * seen * self.query_width * self.layers,
         }
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(rates_of("the host (emulated, no GPU)"), None);
     }
 
-    /// 8B: 15 GB of weights, and 131,072 bytes of KV for a token.
+    /// 8B: 15 GB of weights, and 131,072 bytes of KV per token.
     #[test]
     fn an_ideal_step_reads_weights_and_kv_once() {
         let model = ModelSize::of(&serde_json::from_str(LLAMA_8B).unwrap());

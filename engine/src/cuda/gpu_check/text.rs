@@ -1,5 +1,6 @@
-//! Text on the device, id by id: rows do not depend on their company, what the device draws is what the host draws from the
-//! same logits, and a draft on the same device, or a tree of guesses, changes nothing but the number of steps.
+//! Compares text on the device id by id: rows do not depend on the other rows of a batch, the device draws
+//! what the host draws from the same logits, and a draft on the same device, or a tree of guesses, changes
+//! only the number of steps.
 
 use speculation::acceptance::{draw_rows, verify_drawn};
 use speculation::logits::TokenCounts;
@@ -9,14 +10,14 @@ use super::{Report, Target};
 use crate::cuda::whole_model::options;
 use crate::{DrawRequest, Engine, EngineError, SequenceRows, SlotId, TreeRows, WeightFormat};
 
-/// Ids of the prompt, ids drawn behind it, drafted ids a round.
+/// Ids of the prompt, ids drawn after it, and drafted ids per round.
 struct Sizes {
     prompt: usize,
     drawn: usize,
     drafted: usize,
 }
 
-/// See the head of this file.
+/// See the module documentation.
 pub(super) fn text(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
     let sizes = if target.is_dry {
         Sizes { prompt: 6, drawn: 6, drafted: 3 }
@@ -40,7 +41,7 @@ pub(super) fn text(target: &Target, report: &mut Report<'_>) -> Result<(), Engin
             ("T = 1, top-p 0.9", SamplingParams { top_p: 0.9, ..plain.clone() }),
             ("T = 1, top-k 40, min-p 0.02", SamplingParams { top_k: 40, min_p: 0.02, ..plain.clone() }),
         ] {
-            // A host takes its time.
+            // The host driver is slow.
             if target.is_dry && weights == WeightFormat::Int8 && !sampling.is_greedy() {
                 continue;
             }
@@ -57,7 +58,8 @@ pub(super) fn text(target: &Target, report: &mut Report<'_>) -> Result<(), Engin
     Ok(())
 }
 
-/// One sequence four times: drawn on the device, drawn on the host, drafted, and behind trees of guesses.
+/// One sequence four times: drawn on the device, drawn on the host, drafted, and verified in trees of
+/// guesses.
 fn one_text(
     (draft, target): &mut (Engine, Engine),
     spec: &SequenceSpec,
@@ -110,13 +112,14 @@ fn one_text(
     Ok(())
 }
 
-/// The ids that are right, each behind the one before it, at every position beside two that are not: one has a child.
+/// A tree of the right ids, each a child of the previous one, with two wrong ids beside each of them; one
+/// wrong id has a child.
 fn tree_around(right: &[TokenId], vocab: u32) -> Draft {
     let mut draft = Draft::default();
     let (mut parent, mut wrong) = (0, 0);
     for &id in right {
         let others = [(wrong, id), (parent, (id + 1) % vocab), (parent, id), (parent, (id + 2) % vocab)];
-        // Behind the prompt there is nothing wrong yet.
+        // At the first position there is no wrong parent yet.
         let others = &others[usize::from(draft.token_ids.is_empty())..];
         let first = draft.token_ids.len() as u32 + 1;
         draft.parents.extend(others.iter().map(|(parent, _)| parent));
@@ -127,12 +130,12 @@ fn tree_around(right: &[TokenId], vocab: u32) -> Draft {
     draft
 }
 
-/// Ids that are as good as any.
+/// Arbitrary prompt ids.
 pub(super) fn prompt_of(len: usize, vocab: u32) -> Vec<TokenId> {
     (0..len as u32).map(|i| (i * i * 31 + i * 7 + 11) % vocab).collect()
 }
 
-/// The prompt and what follows it.
+/// The prompt and the ids drawn after it without a draft.
 fn undrafted(
     sequence: &mut Sequence<'_>,
     prompt: &[TokenId],
@@ -146,13 +149,13 @@ fn undrafted(
     Ok(ids)
 }
 
-/// A sequence on an engine, which is closed when this is dropped.
+/// A sequence on an engine; dropping it closes the slot.
 pub(super) struct Sequence<'a> {
     engine: &'a mut Engine,
     slot: SlotId,
     spec: &'a SequenceSpec,
     vocab: u32,
-    /// Whether logits are read and drawn from here.
+    /// Whether logits are read and the host draws.
     on_host: bool,
 }
 
@@ -162,7 +165,7 @@ impl<'a> Sequence<'a> {
         Self { engine, slot, spec, vocab, on_host }
     }
 
-    /// What is drawn behind `ids`, and behind each of `drafted`; the engine holds some of the first.
+    /// Ids drawn after `ids` and after each id of `drafted`. Part of `ids` may already be in the KV cache.
     pub(super) fn draw(&mut self, ids: &[TokenId], drafted: &[TokenId]) -> Result<Vec<TokenId>, EngineError> {
         let held = self.engine.len(self.slot) as usize;
         let token_ids = [&ids[held..], drafted].concat();
@@ -193,8 +196,8 @@ impl<'a> Sequence<'a> {
         ids.collect::<Result<_, _>>().map_err(|error| EngineError::BadBatch(error.to_string()))
     }
 
-    /// What is committed behind the first `from` ids of `text` where these are drafted, so many positions a round, in trees; and the
-    /// rounds that it took.
+    /// Verifies `text` after its first `from` ids in trees of `depth` positions per round. Returns the
+    /// committed ids and the number of rounds.
     fn follow_in_trees(
         &mut self,
         text: &[TokenId],
@@ -232,7 +235,7 @@ impl<'a> Sequence<'a> {
         Ok((ids, rounds))
     }
 
-    /// Forgets what lies at and past `len`.
+    /// Removes positions at and after `len`.
     pub(super) fn cut(&mut self, len: u32) {
         self.engine.truncate(self.slot, len);
     }
@@ -244,7 +247,8 @@ impl Drop for Sequence<'_> {
     }
 }
 
-/// Logits of a sequence's rows, all at once and cut in other ways, beside another sequence and alone: equal bits.
+/// Logits of a sequence's rows: in one forward, split in other ways, and in a batch with another sequence.
+/// The bits must be equal.
 fn company(engine: &mut Engine, name: &str, report: &mut Report<'_>) -> Result<(), EngineError> {
     let vocab = engine.info().vocab_size;
     let ids: Vec<TokenId> = (0..40).map(|i| (2 + i * 5) % vocab).collect();

@@ -1,4 +1,4 @@
-//! One rank's communicator: it ends when its rank does, or when another rank is lost, whichever comes first.
+//! NCCL communicator of one rank. It is aborted when the rank is dropped or when another rank is lost.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,11 +9,11 @@ use super::watch::Watch;
 use crate::collective::Meeting;
 use crate::cuda::CudaError;
 
-/// See the head of this file.
+/// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Communicator {
     pub(super) library: Arc<NcclLibrary>,
-    /// None once it was aborted.
+    /// `None` after an abort.
     comm: Mutex<Option<Pointer>>,
     meeting: Arc<Meeting>,
 }
@@ -21,17 +21,17 @@ pub(crate) struct Communicator {
 #[derive(Debug, Clone, Copy)]
 struct Pointer(ncclComm_t);
 
-// SAFETY: NCCL takes a communicator from any thread, one at a time; the mutex around it sees to that.
+// SAFETY: NCCL allows calls from any thread, one at a time; the mutex around it ensures that.
 unsafe impl Send for Pointer {}
 
 impl Communicator {
     /// # Safety
-    /// `comm` came from this library's `init_all` and has no other holder.
+    /// `comm` came from this library's `init_all` and is used nowhere else.
     pub(super) unsafe fn new(library: Arc<NcclLibrary>, comm: ncclComm_t, meeting: Arc<Meeting>) -> Self {
         Self { library, comm: Mutex::new(Some(Pointer(comm))), meeting }
     }
 
-    /// Uses it, unless it was aborted.
+    /// Calls a function with the communicator, unless it was aborted.
     pub(super) fn with(
         &self,
         use_it: impl FnOnce(&NcclLibrary, ncclComm_t) -> Result<(), CudaError>,
@@ -50,7 +50,7 @@ impl Communicator {
 
 impl Watch for Communicator {
     fn fault(&self) -> Option<String> {
-        // SAFETY: `with` hands out a communicator that was not aborted, and holds its lock meanwhile.
+        // SAFETY: `with` passes a communicator that was not aborted, and holds its lock during the call.
         let asked = self.with(|library, comm| unsafe { library.fault(comm) });
         let told = || self.meeting.check().err().map(|error| error.to_string());
         asked.err().map(|error| error.to_string()).or_else(told)
@@ -58,14 +58,14 @@ impl Watch for Communicator {
 
     fn abort(&self) {
         if let Some(Pointer(comm)) = self.lock().take() {
-            // SAFETY: taken out, so that nobody uses it after this.
+            // SAFETY: it was taken out of the mutex, so it is not used after this.
             unsafe { self.library.abort(comm) }
         }
     }
 }
 
 impl Drop for Communicator {
-    /// Aborted rather than destroyed: destroying waits for the other ranks, who may be gone.
+    /// Aborts instead of destroying, because destroying waits for other ranks, which may be lost.
     fn drop(&mut self) {
         self.abort();
     }

@@ -1,5 +1,5 @@
-//! NCCL's library, loaded when several GPUs are asked for: the few functions that are used, each looked up by name at once, so
-//! that a missing one is an error here and not in the middle of a forward (docs/adr/0027).
+//! The NCCL library, loaded if several GPUs are requested. All functions in use are resolved when it is
+//! loaded, so that a missing function is an error at startup, not in a forward (docs/adr/0027).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -9,13 +9,13 @@ use libloading::Library;
 use crate::cuda::CudaError;
 use crate::cuda::functions::function_table;
 
-/// Names that the library goes by: that of the run-time package, then that of the one for developers.
+/// File names of the library: the runtime package's, then the developer package's.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
-/// Results that are no faults: success, and under way.
+/// Results that are not errors: success, and in progress.
 const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 7;
-/// Oldest release that is taken, as `ncclGetVersion` counts: 2.23.4. Between ranks of one process, older ones
-/// write straight into the receiver's buffer without registering it, which faults where the buffer is of a
+/// Oldest supported release, as `ncclGetVersion` counts: 2.23.4. Between ranks of one process, older releases
+/// write directly into the receiver's buffer without registering it, which faults if the buffer is from a
 /// stream-ordered pool (docs/adr/0027).
 const OLDEST: c_int = 22_304;
 
@@ -28,8 +28,8 @@ type Results = c_int;
 pub(super) type Message = (usize, u64, usize);
 
 function_table! {
-    /// See the head of this file. All ranks of a process share one. Signatures are those of nccl.h, 2.23 and
-    /// later.
+    /// See the module documentation. All ranks of a process share one. Signatures are those of nccl.h, 2.23
+    /// and later.
     NcclLibrary, Nccl,
     get_version = "ncclGetVersion": fn(*mut c_int) -> Results,
     get_error_string = "ncclGetErrorString": fn(c_int) -> *const c_char,
@@ -45,16 +45,16 @@ function_table! {
 }
 
 impl NcclLibrary {
-    /// Loads it, or says what to install.
+    /// Loads the library. The error says what to install.
     pub(crate) fn load() -> Result<Self, CudaError> {
-        // SAFETY: loads a library of CUDA's, whose initialisers take no part in this process's invariants.
+        // SAFETY: loads a CUDA library, whose initialisers do not affect invariants of this process.
         let found = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok());
         let advice = "several gpus need NCCL 2: install libnccl2 (or pip's nvidia-nccl-cu13) and name its lib folder in \
                       LD_LIBRARY_PATH";
         Self::checked(found.ok_or(CudaError::LibraryMissing { library: NAMES[0], advice })?)
     }
 
-    /// The functions of a library that is new enough.
+    /// Resolves the functions of a library and checks its version.
     fn checked(library: Library) -> Result<Self, CudaError> {
         let mut nccl = Self::resolve(library)?;
         let mut version = 0;
@@ -68,7 +68,7 @@ impl NcclLibrary {
         Ok(nccl)
     }
 
-    /// One communicator for each device, in order; together they are all ranks.
+    /// Makes one communicator per device, in order; together they are all ranks.
     pub(super) fn init_all(&self, ordinals: &[c_int]) -> Result<Vec<ncclComm_t>, CudaError> {
         let mut comms = vec![std::ptr::null_mut(); ordinals.len()];
         let count = c_int::try_from(ordinals.len()).expect("ranks are few");
@@ -77,16 +77,16 @@ impl NcclLibrary {
         self.check("ncclCommInitAll", result).map(|()| comms)
     }
 
-    /// Ends a communicator and what its device waits for.
+    /// Destroys a communicator and ends the kernels of its device that wait for other ranks.
     ///
     /// # Safety
     /// `comm` came from [`NcclLibrary::init_all`] and is not used after this.
     pub(super) unsafe fn abort(&self, comm: ncclComm_t) {
-        // SAFETY: this function's contract. What it returns changes nothing: the communicator is gone.
+        // SAFETY: this function's contract. The result is ignored: the communicator is destroyed either way.
         let _result = unsafe { (self.comm_abort)(comm) };
     }
 
-    /// What went wrong since, on this rank or on one that it talks to.
+    /// Returns an error if the communicator has failed on this rank or on a connected one.
     ///
     /// # Safety
     /// `comm` came from [`NcclLibrary::init_all`] and was not aborted.
@@ -98,11 +98,11 @@ impl NcclLibrary {
         self.check("a collective", result)
     }
 
-    /// Puts `count` numbers of every rank one behind the other at `to`, in stream order.
+    /// Concatenates `count` numbers of every rank at `to`, in stream order.
     ///
     /// # Safety
-    /// `comm` as above, on the stream's device; `from` holds `count` numbers of f32 and `to` as many for every rank, until the
-    /// stream is done.
+    /// `comm` as above, on the stream's device. Until the stream is done, `from` has `count` f32 numbers, and
+    /// `to` has room for `count` numbers of every rank.
     pub(super) unsafe fn all_gather(
         &self,
         (from, to): (u64, u64),
@@ -132,7 +132,7 @@ impl NcclLibrary {
         self.check("ncclSend", result)
     }
 
-    /// Sends to and receives from several ranks at once.
+    /// Sends to and receives from several ranks in one group.
     ///
     /// # Safety
     /// As [`NcclLibrary::all_gather`].
@@ -144,7 +144,7 @@ impl NcclLibrary {
     ) -> Result<(), CudaError> {
         let (number, float) =
             (|rank| c_int::try_from(rank).expect("ranks are few"), ncclDataType_t::ncclFloat32);
-        // SAFETY: takes nothing; the group ends below on every path.
+        // SAFETY: takes no arguments; the group ends below on every path.
         self.check("ncclGroupStart", unsafe { (self.group_start)() })?;
         let sent = sent.iter().try_for_each(|&(rank, from, count)| {
             // SAFETY: this function's contract.
@@ -165,7 +165,8 @@ impl NcclLibrary {
         if matches!(result, SUCCESS | IN_PROGRESS) {
             return Ok(());
         }
-        // SAFETY: both return texts that stay, or null; a null communicator asks for the process's last error.
+        // SAFETY: both return static strings or null; a null communicator asks for the last error of the
+        // process.
         let (kind, last) = unsafe {
             (text((self.get_error_string)(result)), text((self.get_last_error)(std::ptr::null_mut())))
         };
@@ -175,7 +176,7 @@ impl NcclLibrary {
 }
 
 /// # Safety
-/// `text` is null or ends with a zero byte and stays while it is copied.
+/// `text` is null, or ends with a zero byte and is valid during the call.
 unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
@@ -190,8 +191,8 @@ mod tests {
     use super::*;
     use crate::cuda::on_host;
 
-    /// With NCCL's library on the path (deploy/nccl.sh) and no GPU: everything that is used is there, and what cannot work
-    /// says so. Without the library: one error that says what to install.
+    /// With the NCCL library on the path (deploy/nccl.sh) and no GPU: all functions are present, and an
+    /// impossible call returns an error. Without the library: one error that says what to install.
     #[test]
     fn the_library_is_whole_or_its_absence_is_one_line() {
         let nccl = match NcclLibrary::load() {
@@ -205,7 +206,7 @@ mod tests {
         };
         println!("nccl {}: {} functions are there", nccl.version, NcclLibrary::FUNCTIONS.len());
         assert!(nccl.version.starts_with("2."), "{}", nccl.version);
-        // SAFETY: asks the driver's library whether it is there.
+        // SAFETY: checks whether the driver's library is present.
         if unsafe { cudarc::driver::sys::is_culib_present() } {
             return;
         }
@@ -238,9 +239,9 @@ mod tests {
 
     #[test]
     fn a_library_without_a_function_is_refused_by_its_name() {
-        // SAFETY: the C library, which is loaded anyway.
+        // SAFETY: the C library, which is loaded in every process.
         let library = unsafe { Library::new("libc.so.6") }.unwrap();
         let error = NcclLibrary::resolve(library).unwrap_err().to_string();
-        assert!(error.starts_with("nccl failed at ncclGetVersion: it is not there: "), "{error}");
+        assert!(error.starts_with("nccl failed at ncclGetVersion: function not found: "), "{error}");
     }
 }

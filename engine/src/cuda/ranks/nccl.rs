@@ -1,5 +1,5 @@
-//! Ranks on GPUs of one node: NCCL moves the parts, in stream order, and a kernel adds them up. `ncclAllReduce` is not used: it
-//! adds in an order of its own, which depends on the number of ranks and on the size (docs/adr/0027).
+//! Ranks on GPUs of one node: NCCL moves the parts in stream order, and a kernel adds them. `ncclAllReduce`
+//! is not used: the order in which it adds depends on the number of ranks and on the size (docs/adr/0027).
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,18 +14,18 @@ use crate::cuda::device::{CudaDevice, CudaMemory};
 use crate::cuda::executor::Tensor;
 use crate::cuda::ops::room;
 
-/// One rank's end.
+/// The exchange of one rank.
 #[derive(Debug)]
 pub(crate) struct NcclExchange {
     rank: usize,
     ranks: usize,
     communicator: Arc<Communicator>,
     meeting: Arc<Meeting>,
-    /// Parts of other ranks, where they arrive.
+    /// Receive buffer for parts of other ranks.
     arrived: Mutex<Option<Tensor<CudaMemory, f32>>>,
 }
 
-/// Connects devices, a rank each, and has each of them watch the others while it waits.
+/// Connects devices, one rank each. Waits of each device then watch the other ranks.
 pub(crate) fn connect(
     devices: &mut [CudaDevice],
     library: &Arc<NcclLibrary>,
@@ -40,7 +40,7 @@ pub(crate) fn connect(
     let ranks = devices.len();
     let mut ends = Vec::new();
     for ((rank, comm), device) in comms.into_iter().enumerate().zip(devices) {
-        // SAFETY: just made, and given to this holder alone.
+        // SAFETY: just created, and not shared.
         let communicator = unsafe { Communicator::new(Arc::clone(library), comm, Arc::clone(meeting)) };
         let communicator = Arc::new(communicator);
         device.watch_while_waiting(Arc::clone(&communicator) as _, meeting.watchdog());
@@ -68,7 +68,7 @@ impl Exchange<CudaDevice> for NcclExchange {
         assert!(lens[self.rank] <= part.len(), "a part holds what it gives away");
         let stream = device.raw_stream()?;
         if readers == Readers::First && self.rank > 0 {
-            // SAFETY: the part's numbers are there by the line above, and freed in stream order.
+            // SAFETY: the check above ensures that the part has enough numbers; it is freed in stream order.
             self.communicator.with(|library, comm| unsafe {
                 library.send_to_first((part.address(), lens[self.rank]), comm, stream)
             })?;
@@ -81,7 +81,8 @@ impl Exchange<CudaDevice> for NcclExchange {
         let mut parts: Vec<u64> = starts.map(|start| arrived.address_of(start)).collect();
         match readers {
             Readers::All => {
-                // SAFETY: `arrived` has room for all parts, which are equally long; both are freed in stream order.
+                // SAFETY: `arrived` has room for all parts, which have equal lengths; both are freed in
+                // stream order.
                 self.communicator.with(|library, comm| unsafe {
                     library.all_gather((part.address(), arrived.address()), lens[0], comm, stream)
                 })?;
@@ -99,7 +100,8 @@ impl Exchange<CudaDevice> for NcclExchange {
 }
 
 impl NcclExchange {
-    /// Sends every rank its share of `part`, `len` numbers long, and receives this rank's share of the other parts in
+    /// Sends every rank its share of `part`, `len` numbers long, and receives this rank's share of the other
+    /// parts in
     /// `arrived`. Returns the address of this rank's share of each part.
     fn exchange_shares(
         &self,

@@ -1,6 +1,6 @@
-//! Ranks that see one memory: threads of this process on one GPU, or on the host in tests. Each tells the others where its
-//! part lies, and kernels read it there; nothing is copied. For checking a split without a second GPU: every exchange waits
-//! for the device.
+//! Ranks that share one memory: threads of this process on one GPU, or on the host in tests. Each rank
+//! publishes the address of its part, and kernels read it there without a copy. For testing sharded models
+//! without a second GPU: every exchange waits for the device.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -9,29 +9,29 @@ use crate::EngineError;
 use crate::collective::Meeting;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
 
-/// Where each rank's part lies. A rank that reads holds the lock for reading until the device is done; a rank that takes its
-/// part back holds it for writing, and so waits for them.
+/// Address of each rank's part. A rank that reads holds the read locks until its device is done. A rank that
+/// withdraws its part takes the write lock, and so waits for the readers.
 #[derive(Debug)]
 struct Places {
     meeting: Arc<Meeting>,
     of_rank: Vec<RwLock<Option<u64>>>,
 }
 
-/// One rank's end.
+/// The exchange of one rank.
 #[derive(Debug)]
 pub(crate) struct OnDevice {
     rank: usize,
     places: Arc<Places>,
 }
 
-/// The ends of `ranks` ranks that meet at `meeting`.
+/// Makes the exchanges of `ranks` ranks, which synchronise at `meeting`.
 pub(crate) fn on_device(ranks: usize, meeting: &Arc<Meeting>) -> Vec<OnDevice> {
     let of_rank = (0..ranks).map(|_| RwLock::default()).collect();
     let places = Arc::new(Places { meeting: Arc::clone(meeting), of_rank });
     (0..ranks).map(|rank| OnDevice { rank, places: Arc::clone(&places) }).collect()
 }
 
-/// A part that others may read until this is dropped, however the exchange ends.
+/// Publishes a part's address until it is dropped, also on errors.
 struct Shown<'a>(&'a RwLock<Option<u64>>);
 
 impl<'a> Shown<'a> {

@@ -1,10 +1,11 @@
-//! Decides how a sum over ranks is formed. In one phase every rank gets all parts and adds them up, which sends R - 1
-//! parts to each of R ranks. In two phases a rank gets its share of every part (reduce-scatter), adds these up, and the
-//! ranks gather each other's sums (all-gather), which sends 2 (R - 1) / R parts to each but waits for a second collective.
-//! An element is added in the same order either way, so the bits are equal.
+//! Decides how a sum over ranks is formed. In one phase every rank gets all parts and adds them up, which
+//! sends R - 1 parts to each of R ranks. In two phases a rank gets its share of every part (reduce-scatter),
+//! adds these up, and the ranks gather each other's sums (all-gather), which sends 2 (R - 1) / R parts to
+//! each but waits for a second collective. An element is added in the same order either way, so the bits are
+//! equal.
 
-/// Bytes that one GPU receives from others in the time that a collective takes before its first byte: 12 us at 300 GB/s
-/// over NVLink, an assumption (docs/design/gpu.md).
+/// Bytes that one GPU receives from others in the time that a collective takes before its first byte: 12 us
+/// at 300 GB/s over NVLink, an assumption (docs/design/gpu.md).
 const LATENCY_BYTES: f64 = 3.6e6;
 
 /// When sums over ranks are formed in two phases.
@@ -21,14 +22,14 @@ impl SumPhases {
     /// Wherever the numbers can be divided, for checks.
     pub(crate) const ALWAYS_TWO: Self = Self { latency_bytes: 0.0 };
 
-    /// Whether a sum of `len` numbers of f32 over `ranks` ranks takes two phases. Two ranks send as many bytes either
-    /// way.
+    /// Whether a sum of `len` numbers of f32 over `ranks` ranks takes two phases. Two ranks send as many
+    /// bytes either way.
     pub(crate) fn adds_shares(self, len: usize, ranks: usize) -> bool {
         len.is_multiple_of(ranks) && ranks > 2 && len as f64 > self.max_one_phase_len(ranks)
     }
 
-    /// Number of f32 that sums of up to `rows` rows of `width` need besides the parts: the sums, the parts of other
-    /// ranks, and the sums of a share.
+    /// Number of f32 that sums of up to `rows` rows of `width` need besides the parts: the sums, the parts of
+    /// other ranks, and the sums of a share.
     pub(crate) fn workspace_len(self, (rows, width): (usize, usize), ranks: usize) -> usize {
         let len = rows * width;
         if !width.is_multiple_of(ranks) || !self.adds_shares(len, ranks) {

@@ -1,5 +1,5 @@
-//! Models on several emulated devices: every number of ranks gives the bits of one, through the ranks' own threads, and a rank
-//! that fails takes the others down.
+//! Models on several emulated devices: any number of ranks gives the bits of one rank, with the real threads
+//! of the ranks, and a failed rank ends the others.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use crate::cuda::whole_model::run;
 use crate::weights::{TensorPart, TensorSource};
 use crate::{Engine, EngineError, LoadOptions, WeightFormat};
 
-/// A config.json in a directory of its own, eight query heads wide.
+/// A config.json in a temporary directory, with eight query heads.
 fn config(kv_heads: u64, tied: bool) -> tempfile::TempDir {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen3_norms/config.json");
     let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -30,7 +30,7 @@ fn config(kv_heads: u64, tied: bool) -> tempfile::TempDir {
     ] {
         config[field] = value.into();
     }
-    // Not a multiple of the ranks: their parts of the vocabulary are not equally wide.
+    // Not a multiple of the number of ranks: their parts of the vocabulary have different widths.
     config["vocab_size"] = 111.into();
     config["tie_word_embeddings"] = tied.into();
     let dir = tempfile::tempdir().unwrap();
@@ -91,7 +91,8 @@ fn kv_is_shared_out_over_ranks() {
     let info = engine(&options, ranks(2)).info().clone();
     assert_eq!(info.kv_blocks, (1 << 20) / (16 * info.kv_bytes_per_token));
 
-    // By what the devices have: 900 of 1024 MiB are free, 256 are slack, and a forward of this model needs little.
+    // Sized by device memory: 900 of 1024 MiB are free, 256 are slack, and a forward of this model needs
+    // little.
     let engine = engine(&options, Ranks { memory_utilization: Some(0.75), ..ranks(2) });
     let on_rank = 16 * info.kv_bytes_per_token / 2;
     let most = (768 - 124 - 256) * (1 << 20) / on_rank;
@@ -104,7 +105,7 @@ fn a_rank_whose_kernels_fail_takes_the_model_down_by_name() {
     let dir = config(4, true);
     let options = options(&dir, WeightFormat::Bf16);
     let mut ranks = ranks(2);
-    // Enough launches to load and begin, not to end a forward.
+    // Enough launches for loading and for part of a forward.
     ranks.members[1].0.fail_after(20);
     let mut engine = engine(&options, ranks);
     let error = run(&mut engine).unwrap_err();
@@ -114,7 +115,7 @@ fn a_rank_whose_kernels_fail_takes_the_model_down_by_name() {
     assert_eq!(run(&mut engine).unwrap_err().to_string(), said, "lost for good");
 }
 
-/// Tensors whose first reader waits for a second one.
+/// A tensor source whose first reader waits for a second one.
 struct ReadTogether<'a> {
     source: &'a dyn TensorSource,
     readers: Mutex<HashSet<ThreadId>>,
@@ -142,7 +143,8 @@ impl TensorSource for ReadTogether<'_> {
     }
 }
 
-/// Made on the host and read by both at a time, the weights are those that devices make by themselves.
+/// Weights that the host generates and both ranks read at the same time equal those that the devices
+/// generate.
 #[test]
 fn ranks_read_side_by_side() {
     let dir = config(4, true);

@@ -1,24 +1,25 @@
-//! Waiting for a device whose kernels wait for other devices: a rank that is lost or hangs must end the wait, not prolong it.
+//! Waits for a device whose kernels wait for other devices. A lost or hanging rank must end the wait.
 
 use std::time::{Duration, Instant};
 
 use crate::cuda::CudaError;
 
-/// Looks before a wait sleeps between them: most waits are for work that is nearly done.
+/// Polls before the wait sleeps between polls: most waits are for work that is nearly done.
 const EAGER_LOOKS: u32 = 2_000;
-/// Between two looks after that.
+/// Sleep between two polls after that.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// Who knows of the other ranks.
+/// Observes the other ranks.
 pub(crate) trait Watch: Send + Sync {
-    /// What is wrong with them, if anything is.
+    /// Describes the fault of another rank, if there is one.
     fn fault(&self) -> Option<String>;
 
-    /// Ends what this rank's device waits for, for good.
+    /// Permanently aborts what this rank's device waits for.
     fn abort(&self);
 }
 
-/// Waits until the device is done, at most for `patience`. A fault or a timeout aborts, and is the error.
+/// Waits until the device is done, at most for `patience`. A fault or a timeout aborts the communicator and
+/// is returned as the error.
 pub(crate) fn wait_watched(
     mut is_done: impl FnMut() -> Result<bool, CudaError>,
     watch: &dyn Watch,

@@ -1,15 +1,16 @@
-//! The same model of a step whose layers are held as FP8: weights are a byte each, inputs and products are bf16's, and widening takes
-//! instructions. Nothing here was measured on a GPU.
+//! The model for steps with FP8 layers: weights are a byte each, inputs and products are those of bf16, and
+//! widening takes instructions. Nothing here was measured on a GPU.
 
 use cpu_kernels::KSlices;
 
 use super::*;
 
-/// Instructions of a warp for 64 numbers of K in tiles of 64, 80 and 128 rows: the main loops for sm_90 (`make kernels-check`), of the
-/// last two steps and what the loop around them has in tiles of 80.
+/// Instructions of a warp per 64 numbers of K, for tiles of 64, 80 and 128 rows, from the main loops for
+/// sm_90 (`make kernels-check`). For 128 rows: two steps of 107 instructions, plus the 180 of the surrounding
+/// loop as counted for tiles of 80 rows.
 const TILE_INSTRUCTIONS: [(usize, f64); 3] = [(64, 265.0), (80, 301.0), (128, 2.0 * 107.0 + 180.0)];
 
-/// Seconds of a product with FP8 weights, as [`super::product`] of bf16.
+/// Seconds of a product with FP8 weights, as [`super::product`] for bf16.
 fn fp8_product(rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
     let k = slices.end();
     let blocks = model_of_product((rows, *n), slices, None);
@@ -29,7 +30,8 @@ fn fp8_product(rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
             memory.max(operations).max(cache).max(issue) + out + TRIP
         }
         Variant::Few { rows: height, channels } => {
-            // Numbers of K in an iteration of the main loop, and blocks that a multiprocessor holds.
+            // Steps of 32 numbers of K per iteration of the main loop, and resident blocks per
+            // multiprocessor.
             let steps = if height == 8 && channels < 16 { 8 } else { 4 };
             let resident = match (height, channels) {
                 (8, 16) => 4.0,
@@ -46,7 +48,7 @@ fn fp8_product(rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
     }
 }
 
-/// Seconds of the products of all layers, in bf16 and in FP8.
+/// Seconds of the products of all layers with bf16 and with FP8 weights.
 fn of_layers(model: &Model, rows: usize) -> [f64; 2] {
     let all = matrices(model, 1);
     let bf16: f64 = all.iter().map(|matrix| product(Code::Now, rows, matrix)).sum();
@@ -54,7 +56,8 @@ fn of_layers(model: &Model, rows: usize) -> [f64; 2] {
     [bf16, fp8].map(|seconds| model.layers as f64 * seconds)
 }
 
-/// Steps of 8B and 70B on one GPU, for the document: one row gains nearly what bytes say, many rows little.
+/// Steps of 8B and 70B on one GPU, for the document: one row gains nearly as much as bytes decrease, many
+/// rows gain little.
 #[test]
 fn fp8_weights_shorten_steps_that_wait_for_weights() {
     println!(
