@@ -12,9 +12,14 @@ use speculation::{
     Draft, FinishReason, Proposal, ReplyBody, Role, SequenceSpec, Step, TokenId, TokenSpan, Work,
 };
 
-use super::text::SyntheticText;
+use super::text::{NUM_SIBLINGS, SyntheticText};
 use super::{Pool, Profile};
 use crate::batch::Share;
+
+/// Surprise of every token, and the margins of the candidates: those from which [`speculation::tree`] predicts
+/// the rates of the bundled pair at T = 1, by rank.
+const SURPRISE: f64 = 0.5;
+const MARGINS: [f64; 1 + NUM_SIBLINGS] = [0.0, 0.465, 0.868, 1.191, 1.55, 1.817, 1.976, 2.459];
 
 /// The synthetic model of one role.
 #[derive(Debug, Clone)]
@@ -154,9 +159,8 @@ impl Sayings<'_> {
         let text = self.text();
         let candidates = |(position, &first): (u32, &TokenId)| {
             let mut token_ids = vec![first];
-            token_ids.extend(text.siblings(position, first).into_iter().filter(|&id| id != first));
-            let margins = (0..token_ids.len()).map(|rank| rank as f64).collect();
-            Candidates { token_ids, margins, surprise: 0.5 }
+            token_ids.extend(text.siblings(position, first));
+            Candidates { token_ids, margins: MARGINS.to_vec(), surprise: SURPRISE }
         };
         (start..).zip(chain).map(candidates).collect()
     }
