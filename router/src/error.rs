@@ -378,7 +378,7 @@ mod tests {
             RouterError::SlowClient,
             RouterError::Refused { reason: "logits hold a NaN".into() },
             RouterError::Quarantined {
-                reason: "this request was lost with 4 target workers in a row".into(),
+                reason: "4 target workers in a row failed while they ran this request".into(),
             },
         ] {
             let text = error.to_string();

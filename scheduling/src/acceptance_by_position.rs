@@ -143,8 +143,12 @@ impl AcceptanceByPosition {
             if self.pieces.iter().filter(of_size).count() <= PIECES_PER_SIZE {
                 break;
             }
-            let oldest = self.pieces.iter().rposition(|piece| piece.size == size).expect("there are some");
-            let old = self.pieces.remove(oldest).expect("it was found there");
+            let oldest = self
+                .pieces
+                .iter()
+                .rposition(|piece| piece.size == size)
+                .expect("more pieces of this size exist than are kept");
+            let old = self.pieces.remove(oldest).expect("rposition found this index");
             let into = &mut self.pieces[oldest - 1];
             into.counts.merge(&old.counts, (1.0, self.depth));
             into.size += 1;

@@ -56,8 +56,8 @@ mod tests {
         let told = agreement.told(&[true, true, false, false]);
         assert_eq!(told, [(0..1, 1), (1..2, 2), (2..3, 2), (0..1, 0)]);
         agreement.judged(3, 3);
-        assert_eq!(agreement.told(&[true]), [(3..4, 4)], "the token behind a draft that was accepted whole");
-        assert_eq!(agreement.told(&[true]), [(0..1, 1)], "one between them was not told of");
+        assert_eq!(agreement.told(&[true]), [(3..4, 4)], "the token after a fully accepted draft");
+        assert_eq!(agreement.told(&[true]), [(0..1, 1)], "a token in between was not reported");
         agreement.judged(3, 1);
         assert_eq!(agreement.told(&[false]), [(0..1, 0)]);
         agreement.judged(0, 0);

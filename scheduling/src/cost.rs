@@ -181,7 +181,7 @@ mod tests {
             cost.wire_micros().round()
         };
         assert_eq!(told(&[10_000]), 10_000.0);
-        assert_eq!(told(&[250_000, 10_000]), 10_000.0, "the second one met a prompt");
+        assert_eq!(told(&[250_000, 10_000]), 10_000.0, "the 250 ms reply waited for a prompt");
         assert_eq!(told(&[10_100, 10_200]), 10_100.0);
         assert!(told(&[10_100; 50]) < 10_101.0);
         assert!(told(&[250_000]) < 10_500.0);
@@ -193,10 +193,10 @@ mod tests {
         assert_eq!(cost.step_micros(512.0, 0.0), 20_000.0);
         cost.observe_step(512, 0.0, Duration::from_micros(40_000));
         assert!((cost.step_micros(512.0, 0.0) - 40_000.0).abs() < 1.0);
-        assert!(cost.step_micros(1_024.0, 0.0) > 60_000.0, "the slope goes on");
+        assert!(cost.step_micros(1_024.0, 0.0) > 60_000.0, "the slope continues");
         cost.observe_step(1_024, 0.0, Duration::from_micros(80_000));
         assert!((cost.step_micros(768.0, 0.0) - 60_000.0).abs() < 1.0);
-        assert!((cost.step_micros(256.0, 0.0) - 20_000.0).abs() < 1.0, "the hopeful side of the gap");
-        assert_eq!(cost.step_micros(8.0, 0.0), 20_000.0, "the table stands where it was profiled");
+        assert!((cost.step_micros(256.0, 0.0) - 20_000.0).abs() < 1.0, "optimistic between observations");
+        assert_eq!(cost.step_micros(8.0, 0.0), 20_000.0, "the table holds at profiled rows");
     }
 }

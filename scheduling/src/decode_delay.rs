@@ -46,7 +46,7 @@ mod tests {
         let (flat, steep) = (target([20_000, 20_000]), target([100, 6_400]));
         assert!(joining_pays(8, 8, 0.0, &flat));
         assert!(joining_pays(1, 63, 0.0, &flat));
-        assert!(!joining_pays(8, 8, 0.0, &steep), "the wire would be waited for, and nothing won");
+        assert!(!joining_pays(8, 8, 0.0, &steep), "the delay adds a network round trip and saves nothing");
         assert!(!joining_pays(8, 0, 0.0, &flat) && !joining_pays(0, 8, 0.0, &flat));
         assert!(longest_wait(8, 0.0, &flat) > Duration::from_millis(40));
     }

@@ -210,9 +210,9 @@ mod tests {
         assert_eq!(DraftHealth::default().deadline(ms(1)), FIRST_WAIT_MIN);
         assert_eq!(DraftHealth::default().deadline(ms(100)), ms(400));
         let (even, uneven) = (answering(&[40; 50]), answering(&[30, 50].repeat(25)));
-        assert_eq!(even.deadline(ms(10)).as_millis(), 60, "half more than the mean");
+        assert_eq!(even.deadline(ms(10)).as_millis(), 60, "1.5 times the mean");
         assert!(uneven.deadline(ms(10)) > ms(70), "{:?}", uneven.deadline(ms(10)));
-        assert!(even.deadline(ms(100)) > ms(590), "a longer draft gets a longer wait");
+        assert!(even.deadline(ms(100)) > ms(590), "a longer draft has a longer deadline");
         assert_eq!(even.deadline(ms(60_000)), MAX_WAIT);
         assert_eq!(even.deadline(Duration::ZERO), MIN_WAIT);
     }
@@ -221,7 +221,7 @@ mod tests {
     fn a_late_proposal_lengthens_the_next_deadline() {
         let mut health = answering(&[40; 50]);
         let before = health.deadline(ms(10));
-        assert!(!health.missed(ms(4_000), ms(4_060)), "it answered another sequence since");
+        assert!(!health.missed(ms(4_000), ms(4_060)), "it has answered another sequence since");
         health.observe(ms(200), ms(10));
         assert!(health.deadline(ms(10)) > 2 * before);
     }
@@ -230,7 +230,7 @@ mod tests {
     fn a_silent_worker_is_out_after_one_deadline_until_it_answers() {
         let mut health = answering(&[40; 50]);
         assert!(health.missed(ms(10_000), ms(10_060)));
-        assert!(!health.missed(ms(10_010), ms(10_070)), "put out once, not by each row that waited");
+        assert!(!health.missed(ms(10_010), ms(10_070)), "marked as out once, not once per waiting round");
         let access = |health: &DraftHealth, at| health.access(ms(at), ms(10));
         assert_eq!(access(&health, 10_100), Access::Leave);
         assert!(!health.is_given_up(ms(10_110)) && health.is_given_up(ms(10_130)));

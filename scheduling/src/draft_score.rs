@@ -160,7 +160,11 @@ mod tests {
         let served = ServedDraft { start: 9, asked: 2, judged: 2, accepted: 1 };
         assert_eq!(Pair::of(&scored, &served), Some(Pair { shadow: 2, serving: 1 }));
         assert_eq!(Pair::of(&scored, &ServedDraft { start: 8, ..served }), None);
-        assert_eq!(Pair::of(&scored, &ServedDraft { asked: 0, ..served }), None, "it guessed nothing");
+        assert_eq!(
+            Pair::of(&scored, &ServedDraft { asked: 0, ..served }),
+            None,
+            "the serving draft proposed nothing"
+        );
         let longer = ServedDraft { asked: 8, accepted: 7, ..served };
         assert_eq!(Pair::of(&scored, &longer), Some(Pair { shadow: 4, serving: 4 }));
     }

@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(at(plain, 0, 16), 1_600.0);
         assert_eq!(at(plain, 4, 16), 1_200.0);
         assert_eq!((at(plain, 16, 16), at(plain, 20, 16)), (0.0, 0.0));
-        assert!(at(plain, 16, 64) < 1.0, "more rows take as much longer");
+        assert!(at(plain, 16, 64) < 1.0, "time is proportional to rows here, so more sequences add nothing");
         assert!(at(plain, 0, 1_000) > at(plain, 8, 1_000));
     }
 
@@ -86,9 +86,9 @@ mod tests {
     fn accepted_drafts_are_headroom_and_drafts_that_are_not_accepted_are_none() {
         let drafted = |tokens| MeanRound { tokens, rows: 4.0, ..MeanRound::default() };
         assert!(at(drafted(3.0), 2, 64) > at(drafted(1.2), 2, 64));
-        assert!(at(drafted(1.2), 0, 64) < at(MeanRound::default(), 0, 64), "rows for nothing");
+        assert!(at(drafted(1.2), 0, 64) < at(MeanRound::default(), 0, 64), "rejected drafts cost rows");
         let slow = MeanRound { micros: 30_000.0, ..drafted(3.0) };
-        assert!(at(slow, 0, 64) < at(drafted(3.0), 0, 64), "whoever waits for drafts has less");
+        assert!(at(slow, 0, 64) < at(drafted(3.0), 0, 64), "time spent on drafting reduces the headroom");
     }
 
     #[test]

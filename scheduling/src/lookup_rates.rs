@@ -147,7 +147,10 @@ mod tests {
         assert!(first_chance(&bad_lane, &fresh, 8) < 0.05);
         let good = fed((8, true, 12), LookupRates::of_sequence());
         assert!(first_chance(&bad_lane, &good, 8) > 0.7);
-        assert!(first_chance(&bad_lane, &fresh, 16) > 0.8, "of other match lengths that says nothing");
+        assert!(
+            first_chance(&bad_lane, &fresh, 16) > 0.8,
+            "evidence of one match length does not apply to others"
+        );
     }
 
     #[test]

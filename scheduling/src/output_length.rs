@@ -50,6 +50,6 @@ mod tests {
         let p90 = lengths.p90().unwrap();
         assert!((85..=95).contains(&p90), "{p90}");
         (0..200).for_each(|_| lengths.observe(7));
-        assert_eq!(lengths.p90(), Some(7), "what was before is forgotten");
+        assert_eq!(lengths.p90(), Some(7), "only the latest outputs count");
     }
 }

@@ -124,17 +124,21 @@ mod tests {
     #[test]
     fn long_prefixes_win_then_lanes_then_short_prefixes_then_the_least_loaded() {
         for (places, expected, why) in [
-            (vec![place(0, 8, 0, 0), place(1, 9, 2, 0)], 1, "its lane is there"),
-            (vec![place(0, 8, 3, 64), place(1, 9, 3, 96)], 1, "its prefix is there"),
-            (vec![place(0, 8, 5, 0), place(1, 9, 3, 96)], 0, "a short prefix is worth less than the lane"),
-            (vec![place(0, 8, 5, 0), place(1, 9, 3, 256)], 1, "a long one is worth more"),
-            (vec![place(0, 1, 1, 0), place(1, 4, 0, 256)], 1, "and two sequences more"),
-            (vec![place(0, 1, 1, 0), place(1, 5, 0, 256)], 0, "but not three"),
-            (vec![place(0, 0, 0, 0), place(1, 10, 9, 1 << 20)], 0, "nor any number"),
+            (vec![place(0, 8, 0, 0), place(1, 9, 2, 0)], 1, "more sequences of its lane run there"),
+            (vec![place(0, 8, 3, 64), place(1, 9, 3, 96)], 1, "its prefix is cached there"),
+            (vec![place(0, 8, 5, 0), place(1, 9, 3, 96)], 0, "a short prefix counts less than the lane"),
+            (vec![place(0, 8, 5, 0), place(1, 9, 3, 256)], 1, "a long prefix counts more"),
+            (vec![place(0, 1, 1, 0), place(1, 4, 0, 256)], 1, "a long prefix allows two extra sequences"),
+            (vec![place(0, 1, 1, 0), place(1, 5, 0, 256)], 0, "but not three extra sequences"),
+            (
+                vec![place(0, 0, 0, 0), place(1, 10, 9, 1 << 20)],
+                0,
+                "no prefix allows an unlimited extra load",
+            ),
             (vec![place(0, 9, 3, 0), place(1, 8, 3, 0)], 1, "less loaded"),
-            (vec![place(0, 8, 0, 0), place(1, 10, 9, 99)], 0, "an affinity must not overload"),
-            (vec![place(0, 80, 0, 0), place(1, 90, 9, 0)], 1, "an eighth more is about the same"),
-            (vec![place(0, 3, 0, 0), place(1, 3, 0, 0)], 0, "the first of equals"),
+            (vec![place(0, 8, 0, 0), place(1, 10, 9, 99)], 0, "affinity must not overload a worker"),
+            (vec![place(0, 80, 0, 0), place(1, 90, 9, 0)], 1, "an eighth more load counts as equal"),
+            (vec![place(0, 3, 0, 0), place(1, 3, 0, 0)], 0, "the first of equal workers"),
         ] {
             assert_eq!(choose(&places), Some(expected), "{why}");
         }
@@ -165,7 +169,11 @@ mod tests {
         assert_eq!(memory.shared(&PrefixMarks::of(&other, 1)), 64);
         let longer: Vec<TokenId> = (0..2_000).map(|id| id % 1_000 + 300 * (id / 1_800)).collect();
         memory.remember(&PrefixMarks::of(&longer[..1_500], 1));
-        assert_eq!(memory.shared(&PrefixMarks::of(&longer, 1)), 1_458, "to an eighth");
+        assert_eq!(
+            memory.shared(&PrefixMarks::of(&longer, 1)),
+            1_458,
+            "rounded down to a mark, at most an eighth less"
+        );
         assert_eq!(memory.shared(&PrefixMarks::of(&prompt[..31], 1)), 0);
         assert_eq!(memory.shared(&PrefixMarks::of(&prompt, 2)), 0, "another isolation key");
         for i in 0..MARKS_KEPT as u32 {

@@ -41,7 +41,7 @@ mod tests {
     #[test]
     fn a_quarter_of_the_forwards_hold_a_prompt_that_takes_eight_milliseconds() {
         let mut prompts = PromptTime::default();
-        assert_eq!(prompts.added_where_present_us(), 0.0, "none was seen");
+        assert_eq!(prompts.added_where_present_us(), 0.0, "no prompt was observed");
         for forward in 0..4_000 {
             prompts.observe((forward % 4 == 0).then_some(8_000.0));
         }

@@ -59,7 +59,7 @@ mod tests {
         }
         let next = budget.next_at(ms(0), RATE);
         assert!(next > ms(0) && next < ms(1), "the bucket is empty, not overdrawn: {next:?}");
-        assert_eq!(budget.next_at(next, RATE), next, "whoever comes then is served");
+        assert_eq!(budget.next_at(next, RATE), next, "the next replay may start then");
         budget.take(ms(1), 100, RATE);
         assert!((ms(100)..=ms(101)).contains(&budget.next_at(ms(1), RATE)));
         assert_eq!(budget.next_at(ms(500), RATE), ms(500));

@@ -53,7 +53,7 @@ impl RolloutSettings {
     pub fn fault(&self) -> Option<String> {
         let RolloutRules { margin, max_slowdown, .. } = self.rules;
         match () {
-            () if self.draft.is_empty() => Some("draft must name the candidate's model".to_owned()),
+            () if self.draft.is_empty() => Some("draft must be the model id of the candidate".to_owned()),
             () if !(0.0..=1.0).contains(&self.share) => {
                 Some(format!("share must be between 0 and 1, not {}", self.share))
             }

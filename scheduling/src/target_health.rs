@@ -229,10 +229,10 @@ mod tests {
         assert_eq!(health.silent_at(STEP), Some(ms(1_100)));
         assert!(!health.falls_silent(ms(1_099), STEP) && !health.is_out(ms(1_099)));
         assert!(health.falls_silent(ms(1_100), STEP) && health.is_out(ms(1_100)));
-        assert!(!health.falls_silent(ms(1_200), STEP), "it fell silent once");
+        assert!(!health.falls_silent(ms(1_200), STEP), "a silence is reported once");
         assert_eq!(health.silent_for(ms(1_300)), Some(ms(300)));
         assert!(health.heard(ms(5_000)) && !health.is_out(ms(5_000)));
-        assert_eq!(health.silent_at(STEP), Some(ms(5_100)), "the silence is no gap of its own");
+        assert_eq!(health.silent_at(STEP), Some(ms(5_100)), "a silence does not count as a gap");
     }
 
     #[test]
@@ -243,25 +243,25 @@ mod tests {
         };
         let mut health = steady();
         assert_eq!(silent_after(&health, 10, 20), Some(ms(400)), "40 steps");
-        assert_eq!(silent_after(&health, 1, 800), Some(ms(3_200)), "4 times a long prompt");
+        assert_eq!(silent_after(&health, 1, 800), Some(ms(3_200)), "4 times the workload");
         assert!(!health.heard(ms(1_400)));
         assert_eq!(silent_after(&health, 1, 2), Some(ms(400 + 1_200)), "3 times a gap of 400 ms");
         (1_401..=2_000).for_each(|millis| assert!(!health.heard(ms(millis))));
-        assert_eq!(silent_after(&health, 1, 2), Some(ms(1_100)), "which is forgotten");
+        assert_eq!(silent_after(&health, 1, 2), Some(ms(1_100)), "the gap has decayed");
         health.settled();
-        assert_eq!(silent_after(&health, 1, 2), None, "nothing is owed");
+        assert_eq!(silent_after(&health, 1, 2), None, "no answer is outstanding");
         let mut fresh = TargetHealth::default();
         fresh.asked(ms(1_000));
-        assert_eq!(silent_after(&fresh, 1, 2), Some(ms(2_000)), "a new target loads its kernels");
+        assert_eq!(silent_after(&fresh, 1, 2), Some(ms(2_000)), "a new target may be loading kernels");
         let mut profiled = TargetHealth::joined(ms(0), 0, true);
         profiled.asked(ms(1_000));
-        assert_eq!(silent_after(&profiled, 1, 2), Some(ms(100)), "one that profiled itself has them");
+        assert_eq!(silent_after(&profiled, 1, 2), Some(ms(100)), "a profiled target has loaded them");
     }
 
     #[test]
     fn a_scheduler_that_was_held_up_suspects_nobody_at_once() {
         let mut health = steady();
-        assert!(!health.falls_silent(ms(3_000), STEP), "due at 1100: frames may wait to be read");
+        assert!(!health.falls_silent(ms(3_000), STEP), "due at 1100 ms, but frames may wait to be read");
         assert!(!health.falls_silent(ms(3_049), STEP));
         assert!(health.falls_silent(ms(3_050), STEP));
     }
@@ -271,11 +271,14 @@ mod tests {
         let mut health = TargetHealth::default();
         assert!(!health.failed(ms(0)) && !health.failed(ms(0)));
         health.succeeded();
-        assert!(!health.failed(ms(0)) && !health.failed(ms(0)), "a success in between");
+        assert!(!health.failed(ms(0)) && !health.failed(ms(0)), "a success resets the count");
         assert!(health.failed(ms(100)) && health.is_out(ms(100)));
-        assert!(!health.is_out(ms(1_100)), "half open: one sequence may try");
+        assert!(!health.is_out(ms(1_100)), "half open: one sequence probes it");
         health.assigned(ms(1_100));
-        assert!(health.is_out(ms(3_099)) && !health.is_out(ms(3_100)), "the next one two seconds later");
+        assert!(
+            health.is_out(ms(3_099)) && !health.is_out(ms(3_100)),
+            "the next probe follows two seconds later"
+        );
         assert!(TargetHealth::joined(ms(0), 3, false).is_out(ms(999)), "a crash loop");
         assert!(!TargetHealth::joined(ms(0), 2, true).is_out(ms(0)));
         health.succeeded();

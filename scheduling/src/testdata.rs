@@ -58,7 +58,7 @@ impl Line {
 
     /// Value of a required key.
     pub(crate) fn need<T: FromStr<Err: Debug>>(&self, key: &str) -> T {
-        self.get(key).unwrap_or_else(|| panic!("{}: `{}` needs {key}=..", self.place, self.verb))
+        self.get(key).unwrap_or_else(|| panic!("{}: `{}` requires {key}=..", self.place, self.verb))
     }
 
     /// Values of `key=(a,b)`; empty if the line lacks the key.
@@ -133,7 +133,7 @@ pub(crate) fn run_folder<S>(folder: &str, new: impl Fn() -> S, step: impl Fn(&mu
             failures.extend(ran.failures);
         }
     }
-    assert!(failures.is_empty(), "{}\nUPDATE=1 writes what was got into the files", failures.join("\n"));
+    assert!(failures.is_empty(), "{}\nUPDATE=1 writes the actual output into the files", failures.join("\n"));
 }
 
 struct Ran {

@@ -170,7 +170,11 @@ mod tests {
         let leaves = SiblingRates::default().leaves(&[0.5, 0.25, 0.12]);
         let round_us = |leaves: u32| Some(if leaves <= 4 { 1_000.0 } else { 1_500.0 });
         assert_eq!(size(1.8, &leaves, round_us), 4);
-        assert_eq!(size(1.8, &leaves, |leaves| (leaves <= 3).then_some(1_000.0)), 3, "more are not allowed");
+        assert_eq!(
+            size(1.8, &leaves, |leaves| (leaves <= 3).then_some(1_000.0)),
+            3,
+            "more leaves are not allowed"
+        );
         let size = tree_size(1.8, [0.2, 0.1], |_| Some(1_000.0));
         assert!(size.num_leaves == 2 && (size.expected_tokens - 2.1).abs() < 1e-9, "{size:?}");
     }

@@ -57,7 +57,7 @@ pub fn run_with(setup: &Setup<'_>, experiment: &Experiment) -> Outcome {
 pub fn run_recorded(setup: &Setup<'_>) -> (Outcome, Recording) {
     let mut simulation = Simulation::new(setup, &Experiment::default(), true);
     simulation.play();
-    let recording = simulation.router.take_recording().expect("it was asked for");
+    let recording = simulation.router.take_recording().expect("the simulation was created with recording");
     (simulation.finish(), recording)
 }
 

@@ -60,11 +60,11 @@ fn lanes_use_trees_where_rows_are_free_and_chains_where_they_are_not() {
     let (free, dear) = ("[[1, 9000], [64, 9000], [128, 18000]]", "[[1, 9000], [2, 18000], [128, 1152000]]");
     for sequences in [1, 4] {
         let gain = pace(free, sequences, true) / pace(free, sequences, false);
-        assert!(gain > 1.1, "{sequences} sequences, free rows: {gain}");
+        assert!(gain > 1.1, "{sequences} sequences, rows cost nothing: {gain}");
     }
     for sequences in [1, 4] {
         let gain = pace(dear, sequences, true) / pace(dear, sequences, false);
-        assert!((0.98..1.02).contains(&gain), "{sequences} sequences, each row a step: {gain}");
+        assert!((0.98..1.02).contains(&gain), "{sequences} sequences, each row costs a step: {gain}");
     }
 }
 

@@ -212,7 +212,8 @@ impl Worker {
         let shares = form(&rows, limits, |index, _| turn.members[index]);
         let mut forward = ForwardRows::default();
         for share in &shares {
-            let held = self.held.get_mut(&ready[share.index].key).expect("a task's sequence is held");
+            let held =
+                self.held.get_mut(&ready[share.index].key).expect("the sequence of a running step is known");
             let tail = share.rows(&rows[share.index]) - share.context;
             held.kv_tokens += share.context + tail;
             forward.add((share.context, tail), held.kv_tokens);
@@ -225,7 +226,7 @@ impl Worker {
     /// Completes the forward, `seconds` after the start of the run. Returns the frame for the router and the
     /// duration of the forward.
     pub(super) fn forward_done(&mut self, now: Duration, seconds: f64) -> (Frame, Duration) {
-        let forward = self.forward.take().expect("a forward that ends has begun");
+        let forward = self.forward.take().expect("a completed forward was started");
         let mut answers: BTreeMap<usize, ReplyBody> = BTreeMap::new();
         for share in &forward.shares {
             let body = self.model.advance(&mut self.tasks[share.index].under_way(), share, seconds);
@@ -263,7 +264,7 @@ impl Worker {
             let Task { step, cached, agreed, queued, .. } = task;
             queue += queued;
             let id = step.sequence_id;
-            let held = self.held.get_mut(&id).expect("a task's sequence is held");
+            let held = self.held.get_mut(&id).expect("the sequence of a running step is known");
             held.kv_tokens = cached.len();
             held.cached = Some(cached);
             self.former.answered(now, &id);

@@ -41,7 +41,7 @@ async fn bad_orders_are_refused_with_what_is_wrong() {
     let router = TestRouter::start();
     for (body, told) in [
         (r#"{"draft": "new", "share": 2}"#, "share must be between 0 and 1, not 2"),
-        (r#"{"draft": ""}"#, "draft must name the candidate's model"),
+        (r#"{"draft": ""}"#, "draft must be the model id of the candidate"),
         (r#"{"share": 0.5}"#, "missing field `draft`"),
         (r#"{"draft": "new", "shares": 0.5}"#, "shares is not a field that this endpoint knows"),
         ("{", "not valid JSON"),

@@ -202,7 +202,7 @@ fn best_wait_us(ready: ReadyGroup, expected: &[Expected], step_us: impl Fn(u32) 
     let (best, lost) = candidates
         .map(|joined| (joined, lost_us(joined)))
         .min_by(|a, b| a.1.total_cmp(&b.1))
-        .expect("there is at least one candidate");
+        .expect("at least one candidate exists");
     (lost < lost_us(0)).then(|| expected[best - 1].in_us.max(0.0))
 }
 
@@ -244,14 +244,14 @@ mod tests {
     fn a_flat_forward_waits_for_those_that_are_about_to_come() {
         let times = return_times(10 * MS);
         let delay = |now, ready| times.delay(now, ready, flat).map(|wait| wait.as_micros());
-        assert_eq!(delay(15 * MS, ready(6)), Some(1_000), "the other two come a millisecond later");
+        assert_eq!(delay(15 * MS, ready(6)), Some(1_000), "the other two return 1 ms later");
         assert_eq!(delay(11 * MS, ready(1)), Some(5_000));
-        assert_eq!(delay(11 * MS, ready(0)), None, "nobody is there");
-        assert_eq!(delay(11 * MS, ready(40)), None, "forty would wait for eight");
-        assert_eq!(delay(30 * MS, ready(6)), None, "sequences that late do not come");
+        assert_eq!(delay(11 * MS, ready(0)), None, "no sequence is ready");
+        assert_eq!(delay(11 * MS, ready(40)), None, "40 sequences do not wait for 8");
+        assert_eq!(delay(30 * MS, ready(6)), None, "long overdue sequences are not waited for");
         let delayed =
             (ReadyGroup { sequences: 6, rows: 6, capacity: u32::MAX, ..ReadyGroup::default() }, 10 * MS);
-        assert_eq!(delay(15 * MS, delayed), None, "the delay is as long as the forward");
+        assert_eq!(delay(15 * MS, delayed), None, "the delay already equals the forward's time");
     }
 
     #[test]
@@ -263,10 +263,10 @@ mod tests {
             let ready = ReadyGroup { sequences: 4, rows: 12, capacity: u32::MAX, missing, patience_us };
             times.delay(21 * MS, (ready, Duration::ZERO), steep).map(|wait| wait.as_millis())
         };
-        assert_eq!(delay(0, 0.0), None, "by itself none of these is worth waiting for");
+        assert_eq!(delay(0, 0.0), None, "no single sequence is worth the delay");
         assert_eq!(delay(3, 10_000.0), Some(4));
-        assert_eq!(delay(3, 2_000.0), None, "it would take longer than it pays");
-        assert_eq!(delay(5, 10_000.0), None, "so many are not away");
+        assert_eq!(delay(3, 2_000.0), None, "the wait would exceed the limit");
+        assert_eq!(delay(5, 10_000.0), None, "fewer sequences are away than are missing");
     }
 
     #[test]

@@ -204,10 +204,10 @@ mod tests {
         let steep = |groups: u32| 12_000.0 / f64::from(groups);
         assert_eq!(best_groups(1, 64, 6_000.0, steep), 2, "one drafts while the other is verified");
         assert_eq!(best_groups(1, 64, 24_000.0, steep), 4);
-        assert_eq!(best_groups(1, 64, 100.0, steep), 1, "plain rounds are hardly away");
-        assert_eq!(best_groups(1, 1, 6_000.0, steep), 1, "a sequence is not split");
-        assert_eq!(best_groups(1, 64, 6_000.0, |_| 12_000.0), 1, "half the rows cost as much");
-        assert_eq!(best_groups(3, 64, 6_000.0, |_| 12_000.0), 1, "and what groups there are join");
+        assert_eq!(best_groups(1, 64, 100.0, steep), 1, "plain rounds return almost at once");
+        assert_eq!(best_groups(1, 1, 6_000.0, steep), 1, "one sequence is one group");
+        assert_eq!(best_groups(1, 64, 6_000.0, |_| 12_000.0), 1, "half the rows take as long as all of them");
+        assert_eq!(best_groups(3, 64, 6_000.0, |_| 12_000.0), 1, "existing groups merge");
         let nearly = |groups: u32| 6_100.0 / f64::from(groups) + 3_000.0;
         assert_eq!((best_groups(1, 64, 3_000.0, nearly), best_groups(2, 64, 3_000.0, nearly)), (1, 2));
     }
@@ -222,11 +222,11 @@ mod tests {
         assert_eq!(group.ready(&waiting), ready);
         let drafted = [waiting[0], waiting[2]];
         let group = Group::form(size(5), &drafted);
-        assert_eq!((group.capacity, group.missing), (3, 2), "drafts wait for drafts");
+        assert_eq!((group.capacity, group.missing), (3, 2), "drafting steps wait for drafting steps");
         let group = Group::form(size(5), &waiting);
-        assert_eq!((group.capacity, group.missing), (0, 0), "a plain round waits for none");
+        assert_eq!((group.capacity, group.missing), (0, 0), "a plain step does not wait");
         let prompt = [waiting[0], in_lane(0, (100, 0))];
-        assert_eq!(Group::form(size(5), &prompt).missing, 0, "nor does a prompt until a group is complete");
+        assert_eq!(Group::form(size(5), &prompt).missing, 0, "a prompt does not wait for a complete group");
     }
 
     #[test]
@@ -235,12 +235,12 @@ mod tests {
             .map(|(lane, rows)| in_lane(lane, rows));
         let members =
             |most, by_lane| Group::form(Size { most, least: 0, patience_us: 0.0, by_lane }, &waiting).members;
-        assert_eq!(members(2, true), [true, false, true, false, true], "decode steps are always in");
+        assert_eq!(members(2, true), [true, false, true, false, true], "decode steps are always members");
         assert_eq!(members(2, false), [true, true, false, false, true]);
         assert_eq!(
             members(3, true),
             [true, true, true, false, true],
-            "what is left goes to the oldest of others"
+            "the remaining place goes to the oldest step of another lane"
         );
         assert_eq!(members(u32::MAX, true), [true; 5]);
     }
@@ -261,10 +261,10 @@ mod tests {
             size(24_000.0, flat),
             Size { most: u32::MAX, least: 12, patience_us: 18_000.0, by_lane: true }
         );
-        assert_eq!(size(18_000.0, flat).patience_us, 0.0, "they are together");
+        assert_eq!(size(18_000.0, flat).patience_us, 0.0, "all sequences already share one forward");
         let with_a_floor = |rows: f64, _| (187.5 * rows).max(4_000.0);
         assert_eq!(size(12_000.0, with_a_floor), Size { most: 8, least: 7, patience_us: 0.0, by_lane: true });
         let least = size(15_000.0, |rows, _| 187.5 * rows).least;
-        assert_eq!(least, 1, "where each row costs its own time a smaller group is as good");
+        assert_eq!(least, 1, "if time is proportional to rows, a smaller group is as good");
     }
 }

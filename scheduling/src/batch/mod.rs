@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(formed(&[(500, 0), (1, 4)], 64), [(1, 1, true), (0, 59, false)]);
         let many: Vec<(u32, u32)> = std::iter::repeat_n((1, 7), 8).chain([(500, 0)]).collect();
         let shares = formed(&many, 64);
-        assert_eq!(shares.len(), 7, "six verifications of eight rows and the prompt");
+        assert_eq!(shares.len(), 7, "six verify steps of eight rows, and the prompt");
         assert_eq!(shares[6], (8, 16, false));
     }
 

@@ -44,7 +44,7 @@ fn the_delay_is_counted_from_the_first_wait_and_ends_with_a_forward() {
     former.arrived(11 * MS, 'a', ready[0].rows);
     assert_eq!(former.next(11 * MS, &ready), Decision::Wait(4 * MS));
     assert_eq!(former.next(12 * MS, &ready), Decision::Wait(3 * MS));
-    assert_eq!(former.next(22 * MS, &ready), run(&[true]), "b did not come");
+    assert_eq!(former.next(22 * MS, &ready), run(&[true]), "b did not return");
     assert_eq!(former.delayed_since, Some(11 * MS));
     former.ran(RanForward { rows: 1, sequences: 1, ..RanForward::default() }, 10 * MS);
     assert_eq!(former.delayed_since, None);
@@ -156,10 +156,10 @@ fn run_line(former: &mut BatchFormer<char>, line: &Line) -> Option<String> {
 
 /// `a@2:1+3`: sequence, lane, rows; the lane is optional.
 fn ready_step(entry: &str) -> ReadyStep<char> {
-    let (name, rows_text) = entry.split_once(':').expect("an entry of ready has rows");
+    let (name, rows_text) = entry.split_once(':').expect("each entry of ready has rows");
     let (key, lane) = name.split_once('@').unwrap_or((name, "0"));
     ReadyStep {
-        key: key.chars().next().expect("a sequence has a name"),
+        key: key.chars().next().expect("each entry of ready has a name"),
         lane: lane.parse().unwrap(),
         rows: rows(rows_text),
         context_len: 100,
@@ -174,5 +174,5 @@ fn rows(text: &str) -> StepRows {
 
 fn pair<A: std::str::FromStr, B: std::str::FromStr>(text: &str, separator: char) -> (A, B) {
     let parts = text.split_once(separator).and_then(|(a, b)| a.parse().ok().zip(b.parse().ok()));
-    parts.unwrap_or_else(|| panic!("{text} is not two numbers with {separator} between them"))
+    parts.unwrap_or_else(|| panic!("{text} must be two numbers separated by {separator}"))
 }

@@ -214,7 +214,7 @@ mod tests {
     fn few_rows_are_as_fast_as_many_where_each_costs_its_own_time() {
         let of = |points: &[StepTimePoint]| StepTimes::new(points).rows_of_speed(0.87);
         assert_eq!(of(&[point(1, 0, 100), point(64, 0, 6_400)]), 1);
-        assert_eq!(of(&[point(1, 0, 1_000), point(64, 0, 1_000)]), 56, "87% of 64 rows in the same time");
+        assert_eq!(of(&[point(1, 0, 1_000), point(64, 0, 1_000)]), 56, "87% of 64 rows take the same time");
         assert_eq!(of(&[]), 1);
     }
 

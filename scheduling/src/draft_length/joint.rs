@@ -120,7 +120,8 @@ impl DraftLength {
     fn best_for_all(&self, outlook: &[Outlook], load: &Load, plain: f64) -> u32 {
         let others_each = f64::from(load.other_sequences) / f64::from(load.sequences.max(1));
         let worth = |at: &Outlook| at.tokens_per_second.ln() - others_each * at.others_delay.ln_1p();
-        let best = outlook.iter().max_by(|a, b| worth(a).total_cmp(&worth(b))).expect("there is k = 0");
+        let best =
+            outlook.iter().max_by(|a, b| worth(a).total_cmp(&worth(b))).expect("the outlook contains k = 0");
         let margin = if self.joint.k > 0 { 0.0 } else { self.rules.rash_hysteresis };
         if best.tokens_per_second > (1.0 + margin) * plain { best.k } else { 0 }
     }

@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(length(0.95, (0, 1)), 32, "rows are free");
         assert!((8..=24).contains(&length(0.95, (300, 1))), "{}", length(0.95, (300, 1)));
         assert!((1..=3).contains(&length(0.5, (1_000, 1))), "{}", length(0.5, (1_000, 1)));
-        assert_eq!(length(0.05, (1_000, 1)), 0, "it loses");
+        assert_eq!(length(0.05, (1_000, 1)), 0, "no length pays");
         // Each row costs as much as a step, so only certain tokens would pay.
         assert_eq!(length(0.95, (10_000, 1)), 0);
         // Rows of all sequences in the forward.
@@ -118,7 +118,7 @@ mod tests {
         let chosen =
             |reached: &[f64], asks| lane.choose_lookup(reached, (&Load::alone(1, 100.0), &target), asks);
         assert!(chosen(&poor, false).is_some());
-        assert_eq!(chosen(&poor, true), None, "the worker's drafts promise more");
+        assert_eq!(chosen(&poor, true), None, "the draft worker's round has a higher prediction");
         assert!(chosen(&chances(0.98), true).is_some());
     }
 

@@ -88,7 +88,7 @@ impl Prices<'_> {
         }
         let most = self.groups_max.min(self.load.sequences.max(1));
         let rounds = (1..=most).map(|groups| self.in_groups(groups, k, rows_each));
-        rounds.min_by(|a, b| a.round_us().total_cmp(&b.round_us())).expect("there is one group at least")
+        rounds.min_by(|a, b| a.round_us().total_cmp(&b.round_us())).expect("at least one group exists")
     }
 
     /// Price of a round in the number of groups that results from this number of the lane's sequences per
@@ -229,7 +229,7 @@ mod tests {
         // more.
         assert_eq!([8, 7, 4, 2, 1].map(round_us), [14_000.0, 14_000.0, 20_000.0, 40_000.0, 40_000.0]);
         assert_eq!(prices.round(1, 2.0).round_us(), 14_000.0);
-        assert_eq!(prices.round_among(4, 0, 1.0), prices.round(0, 1.0), "plain rounds are one group");
+        assert_eq!(prices.round_among(4, 0, 1.0), prices.round(0, 1.0), "plain rounds run in one group");
     }
 
     #[test]
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn a_draft_much_shorter_than_a_forward_misses_little_of_one() {
         let rounds = [200_000, 10_000].map(|micros| round_us(&load(8, 8), &flat(micros), 1).round());
-        assert_eq!(rounds, [220_000.0, 20_000.0], "a fiftieth of a forward is a tenth of missing it");
+        assert_eq!(rounds, [220_000.0, 20_000.0], "a draft of 1/50 forward misses 1/10 of one");
     }
 
     #[test]

@@ -113,7 +113,7 @@ mod tests {
         assert!((excess(4) - 0.5).abs() < 0.03, "{}", excess(4));
         assert!(
             excess(0) > 0.2 && excess(10) > excess(0),
-            "half of it is common: {} {}",
+            "half of the excess is common to all k: {} {}",
             excess(0),
             excess(10)
         );

@@ -177,8 +177,8 @@ fn on_average_within_four_percent_of_the_best_fixed_k_and_never_worse_than_none(
                 let (of_best, of_none) = (mean(|run| run.0), mean(|run| run.1));
                 let place =
                     format!("{} at acceptance {acceptance}, {sequences} sequences: {runs:?}", shape.0);
-                assert!(of_best >= 0.96, "{of_best:.3} of the best: {place}");
-                assert!(of_none >= 0.97, "{of_none:.3} of none: {place}");
+                assert!(of_best >= 0.96, "{of_best:.3} of the best fixed k: {place}");
+                assert!(of_none >= 0.97, "{of_none:.3} of k = 0: {place}");
             }
         }
     }
@@ -284,7 +284,7 @@ fn probes_that_take_longer_than_predicted_become_rare() {
         run.lane.explain().probes
     };
     let (in_time, late) = (probes(0.0), probes(20.0));
-    assert!(late > 0 && 3 * late < in_time, "{late} late ones, {in_time} in time");
+    assert!(late > 0 && 3 * late < in_time, "{late} late, {in_time} in time");
 }
 
 #[test]
@@ -341,7 +341,11 @@ fn beside_each_other<const N: usize>(num_right: [u32; N], micros_a_row: f64) -> 
 #[test]
 fn lanes_that_gain_together_draft_beside_each_other_though_rows_cost() {
     assert_eq!(beside_each_other([0, 0], 2_000.0), [0, 0]);
-    assert_eq!(beside_each_other([8, 0], 2_000.0), [0, 0], "the second would wait for the first one's rows");
+    assert_eq!(
+        beside_each_other([8, 0], 2_000.0),
+        [0, 0],
+        "the second lane would wait for the rows of the first"
+    );
     let ks = beside_each_other([8, 8], 2_000.0);
     assert!(ks.iter().all(|k| *k >= 2), "{ks:?}");
     assert_eq!(beside_each_other([8, 8], 100_000.0), [0, 0], "rows cost more than drafts gain");
@@ -404,7 +408,7 @@ fn drafting_rounds(lane_rounds: u64, is_late: impl Fn(u64) -> bool) -> Vec<u64> 
 fn drafts_that_were_late_once_are_asked_for_again() {
     let drafting = drafting_rounds(100, |lane_round| lane_round < 20);
     let stopped = (0..100).find(|lane_round| !drafting.contains(lane_round));
-    assert!(stopped.is_some_and(|at| at < 20), "it never stopped: {drafting:?}");
+    assert!(stopped.is_some_and(|at| at < 20), "the lane never stopped drafting: {drafting:?}");
     assert!((60..100).all(|lane_round| drafting.contains(&lane_round)), "{drafting:?}");
 }
 

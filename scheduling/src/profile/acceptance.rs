@@ -57,7 +57,7 @@ impl Acceptance {
 
     pub(super) fn check(raw: Vec<RawAcceptance>) -> Result<Self, ProfileError> {
         if !raw.iter().any(|entry| entry.task_type.is_empty() && entry.from_s == 0.0) {
-            let fault = "lacks an entry without task_type and with from_s = 0: it holds where no other does";
+            let fault = "lacks the default: an entry without task_type and with from_s = 0";
             return Err(ProfileError::value("acceptance", fault));
         }
         let mut entries: Vec<Entry> = Vec::with_capacity(raw.len());
@@ -65,14 +65,17 @@ impl Acceptance {
             let field = |name: &str| format!("acceptance[{i}].{name}");
             at_least_zero(&field("from_s"), entry.from_s)?;
             if entry.by_position.is_empty() {
-                return Err(ProfileError::value(field("by_position"), "is empty, expected a rate at least"));
+                return Err(ProfileError::value(
+                    field("by_position"),
+                    "is empty, expected at least one rate",
+                ));
             }
             for (position, rate) in entry.by_position.iter().enumerate() {
                 fraction(&field(&format!("by_position[{position}]")), *rate)?;
             }
             let before = entries.iter().rev().find(|before| before.task_type == entry.task_type);
             if before.is_some_and(|before| before.from_s >= entry.from_s) {
-                let fault = "must be later than that of the entry before it with the same task_type";
+                let fault = "must be later than in the previous entry of the same task_type";
                 return Err(ProfileError::value(field("from_s"), fault));
             }
             entries.push(Entry::new(entry.task_type, entry.from_s, entry.by_position));

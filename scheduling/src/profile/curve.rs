@@ -106,11 +106,11 @@ impl StepCurve {
         for (i, (rows, micros)) in raw.micros_by_rows.iter().enumerate() {
             let named = format!("{table}[{i}]");
             if *rows == 0 || !micros.is_finite() || *micros <= 0.0 {
-                let fault = format!("is [{rows}, {micros}], expected at least one row that takes some time");
+                let fault = format!("is [{rows}, {micros}], expected at least one row and a time above 0");
                 return Err(ProfileError::value(named, fault));
             }
             if i > 0 && (raw.micros_by_rows[i - 1].0 >= *rows || raw.micros_by_rows[i - 1].1 > *micros) {
-                let fault = "must have more rows than the point before it, and not take less time";
+                let fault = "must have more rows than the previous point, and at least its time";
                 return Err(ProfileError::value(named, fault));
             }
         }

@@ -175,5 +175,5 @@ fn at_least_zero(field: &str, value: f64) -> Result<(), ProfileError> {
     if value.is_finite() && value >= 0.0 {
         return Ok(());
     }
-    Err(ProfileError::value(field, format!("is {value}, expected a number that is not negative")))
+    Err(ProfileError::value(field, format!("is {value}, expected 0 or more")))
 }

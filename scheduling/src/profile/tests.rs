@@ -105,7 +105,7 @@ fn faults_are_named_with_field_and_limit() {
     check("workers = 2", "workers = 0", &["draft.workers is 0"]);
     check("max_batch_rows = 512", "max_batch_rows = 8", &["target.max_batch_rows is 8", "33"]);
     check("kv_blocks = 100", "kv_blocks = 0", &["target.kv_blocks is 0"]);
-    check("[64, 1000]", "[64, 999]", &["target.step.micros_by_rows[1]", "not take less"]);
+    check("[64, 1000]", "[64, 999]", &["target.step.micros_by_rows[1]", "at least its time"]);
     check("[64, 1000]", "[1, 1000]", &["target.step.micros_by_rows[1]", "more rows"]);
     check("[[1, 100]]", "[]", &["draft.step.micros_by_rows is empty"]);
     check("stair_rows = 8", "stair_rows = 0", &["target.step.stair_rows is 0"]);

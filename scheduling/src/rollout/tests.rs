@@ -37,7 +37,11 @@ fn a_better_draft_is_promoted_and_a_worse_one_taken_back() {
         assert_eq!(rollout.look(&pairs(sequences, gains), slowdown), ends, "{label}");
         let report = rollout.report(PairedReport::default(), slowdown);
         assert_eq!((report.verdict, report.stage), (verdict, ends.unwrap_or(Stage::Canary)), "{label}");
-        assert_eq!(report.paired.drafts > 0, ends.is_some(), "what ended it is kept");
+        assert_eq!(
+            report.paired.drafts > 0,
+            ends.is_some(),
+            "the report keeps the pairs that ended the rollout"
+        );
     }
 }
 
@@ -69,9 +73,9 @@ fn without_a_share_or_by_an_operators_word_evidence_only_speaks() {
 fn evidence_is_looked_at_when_it_has_doubled() {
     let mut rollout = Rollout::new(settings(0.5));
     assert_eq!(rollout.look(&pairs(22, &[1, -1]), None), None);
-    assert_eq!(rollout.look(&pairs(43, &[1]), None), None, "860 drafts: not twice 440");
+    assert_eq!(rollout.look(&pairs(43, &[1]), None), None, "860 drafts are fewer than twice 440");
     assert_eq!(rollout.look(&pairs(44, &[1]), None), Some(Stage::Promoted));
-    assert_eq!(rollout.look(&pairs(400, &[-1]), None), None, "it has ended");
+    assert_eq!(rollout.look(&pairs(400, &[-1]), None), None, "the rollout has ended");
 }
 
 #[test]
@@ -101,7 +105,7 @@ fn each_stage_says_who_serves_whom() {
         (0..1_000).map(SequenceId).all(|id| is_chosen(id, 1.0, "canary") && !is_chosen(id, 0.0, "canary"))
     );
     let larger = |id: &SequenceId| is_chosen(*id, 0.4, "canary");
-    assert!(in_share.iter().all(larger), "a larger share holds the smaller one");
+    assert!(in_share.iter().all(larger), "a larger share contains the smaller one");
     let others = in_share.iter().filter(|id| is_chosen(**id, 0.3, "shadow")).count();
     assert!((40..150).contains(&others), "{others} of {}: purposes are independent", in_share.len());
 
@@ -147,7 +151,7 @@ fn settings_say_what_is_wrong() {
     for (fault, expected) in [
         (
             RolloutSettings { draft: String::new(), ..fine.clone() }.fault(),
-            "draft must name the candidate's model",
+            "draft must be the model id of the candidate",
         ),
         (settings(1.5).fault(), "share must be between 0 and 1, not 1.5"),
         (settings(f64::NAN).fault(), "share must be between 0 and 1, not NaN"),

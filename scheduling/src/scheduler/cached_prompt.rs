@@ -106,7 +106,7 @@ mod tests {
         cached.answered(&fed(8_192, 96));
         cached.assigned(B);
         cached.answered(&fed(8_192, 32));
-        assert_eq!(cached.tokens(), 32, "what it found there");
+        assert_eq!(cached.tokens(), 32, "tokens cached at the second target");
         cached.assigned(A);
         cached.answered(&fed(8_192, 8_192));
         cached.answered(&span(9_000, 800));

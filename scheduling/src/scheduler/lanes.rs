@@ -306,7 +306,7 @@ impl Lanes {
                 (index, view)
             })
             .unzip();
-        let own = ids.binary_search(&(id.0 as usize)).expect("a lane is of its own model");
+        let own = ids.binary_search(&(id.0 as usize)).expect("the lane is among the lanes of its model");
         Load::of(&views, own, (num_targets.max(1), draft_sequences))
     }
 

@@ -77,7 +77,7 @@ fn those_that_wait_for_a_target_share_no_forward() {
         lanes.choose(lane, &workers(&target, &draft));
     }
     let explained = lanes.explain();
-    let loads = explained.iter().map(|lane| lane.choice.load.expect("it has chosen"));
+    let loads = explained.iter().map(|lane| lane.choice.load.expect("the lane has chosen a draft length"));
     let seen: Vec<_> =
         loads.map(|load| (load.sequences, load.lane_sequences, load.other_sequences)).collect();
     assert_eq!(seen, [(1, 1, 2), (2, 2, 0)], "chat, then code");
@@ -113,11 +113,11 @@ fn reservations_follow_the_output_lengths_of_the_lane() {
     let lane = lanes.join(key("code")).id;
     let expected =
         |lanes: &Lanes, now, max| lanes.expected_len(lane, SequenceLengths { now, prompt: 10, max });
-    assert_eq!(expected(&lanes, 10, 1_000), 1_008, "nothing known: all it may have");
+    assert_eq!(expected(&lanes, 10, 1_000), 1_008, "no output has ended, so the maximum is reserved");
     (0..50).for_each(|_| lanes.on_output(lane, 30));
     assert_eq!(expected(&lanes, 10, 1_000), 48);
-    assert_eq!(expected(&lanes, 70, 1_000), 78, "it has more already");
-    assert_eq!(expected(&lanes, 10, 20), 28, "it may have no more");
+    assert_eq!(expected(&lanes, 70, 1_000), 78, "it is already longer than expected");
+    assert_eq!(expected(&lanes, 10, 20), 28, "its maximum is shorter than expected");
 }
 
 #[test]

@@ -9,7 +9,7 @@ pub enum PairFault {
     #[error("their tokenizers differ")]
     Tokenizer,
     /// Their sampling schemes differ: they draw with different noise.
-    #[error("the draft draws by `{draft}`, the target by `{target}`")]
+    #[error("their sampling schemes differ: `{draft}` at the draft, `{target}` at the target")]
     SamplingScheme {
         /// The draft's scheme.
         draft: String,
@@ -55,6 +55,6 @@ mod tests {
         assert_eq!(check(&worker("", "s1"), &target), Ok(()), "an n-gram draft has no tokenizer");
         assert_eq!(check(&worker("bb", "s1"), &target), Err(PairFault::Tokenizer));
         let fault = check(&worker("aa", "s2"), &target).unwrap_err();
-        assert_eq!(fault.to_string(), "the draft draws by `s2`, the target by `s1`");
+        assert_eq!(fault.to_string(), "their sampling schemes differ: `s2` at the draft, `s1` at the target");
     }
 }

@@ -149,9 +149,13 @@ mod tests {
         assert_eq!(choose(None, None, &[]), Some(1));
         assert_eq!(choose(Some("a"), None, &[]), Some(0));
         assert_eq!(choose(Some("a"), Some(0), &[]), Some(2));
-        assert_eq!(choose(Some("b"), Some(1), &[]), Some(1), "the class before another worker");
-        assert_eq!(choose(Some("a"), None, &[0]), Some(2), "one without capacity is not chosen");
-        assert_eq!(choose(Some("a"), None, &[0, 2]), None, "the class is waited for");
+        assert_eq!(
+            choose(Some("b"), Some(1), &[]),
+            Some(1),
+            "the numerics class comes before avoiding a worker"
+        );
+        assert_eq!(choose(Some("a"), None, &[0]), Some(2), "a target without capacity is not chosen");
+        assert_eq!(choose(Some("a"), None, &[0, 2]), None, "the sequence waits for its numerics class");
         assert_eq!(choose_target(candidates(&workers, &loads, &[]), "none", None, None), None);
     }
 
@@ -167,7 +171,11 @@ mod tests {
             let candidates: Vec<_> = candidates.collect();
             choose_target(candidates.into_iter(), "m", Some("a"), Some(WorkerKey(1))).map(|key| key.0)
         };
-        assert_eq!(choose([9, 0], Some(0), [1.0, 1.0]), Some(1), "rather the one that was just lost");
+        assert_eq!(
+            choose([9, 0], Some(0), [1.0, 1.0]),
+            Some(1),
+            "the target that was just left comes before one that is out"
+        );
         assert_eq!(choose([9, 9], None, [1.0, 1.0]), Some(0));
         let choose = |loads: [u32; 2]| {
             let candidates = candidates(&workers, &loads, &[]);
@@ -180,7 +188,7 @@ mod tests {
                 .collect();
             choose_target(speeds.into_iter(), "m", None, None).map(|key| key.0)
         };
-        assert_eq!(choose([7, 0]), Some(0), "ten times as slow");
+        assert_eq!(choose([7, 0]), Some(0), "a target ten times as slow gets fewer sequences");
         assert_eq!(choose([12, 0]), Some(1));
     }
 
@@ -195,6 +203,10 @@ mod tests {
         assert_eq!(choose("sql", &[]), Some(2));
         assert_eq!(choose("math", &[]), Some(0));
         assert_eq!(choose("sql", &[1, 2]), Some(0));
-        assert_eq!(choose("math", &[0]), Some(0), "one that is out may come back: better than none");
+        assert_eq!(
+            choose("math", &[0]),
+            Some(0),
+            "a draft worker that is out is better than none: it may recover"
+        );
     }
 }

@@ -44,9 +44,10 @@ impl FromStr for DraftTokens {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "auto" => Ok(Self::Auto),
-            number => {
-                number.parse().map(Self::Fixed).map_err(|_| format!("`{text}` is neither auto nor a number"))
-            }
+            number => number
+                .parse()
+                .map(Self::Fixed)
+                .map_err(|_| format!("expected `auto` or a number of tokens, not `{text}`")),
         }
     }
 }

@@ -140,7 +140,7 @@ impl SchedulerState {
             _ => {
                 let max_len = active.sequence.spec().max_len;
                 Failure::Unavailable(format!(
-                    "no target worker of model `{model}` has a window of {max_len} tokens"
+                    "no target worker of model `{model}` has a context window of {max_len} tokens"
                 ))
             }
         }
@@ -154,7 +154,7 @@ impl SchedulerState {
             .as_ref()
             .map_or("the target worker was lost".to_owned(), ToString::to_string);
         let reason = format!(
-            "this request was lost with {MAX_TARGETS_LOST} target workers in a row: the last time {last}"
+            "{MAX_TARGETS_LOST} target workers in a row failed while they ran this request; last failure: {last}"
         );
         self.fail(active, Failure::Quarantined(reason));
     }

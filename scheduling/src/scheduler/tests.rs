@@ -68,7 +68,7 @@ impl World {
 
     fn line(&mut self, line: &Line) -> String {
         if let Some(at) = line.duration("at") {
-            assert!(at >= self.now, "time does not go back");
+            assert!(at >= self.now, "time must not go back");
             self.now = at;
         }
         match line.verb.as_str() {
@@ -354,7 +354,7 @@ impl World {
                 format!("{} drains with {sequences} sequences", self.name_of(*worker))
             }
             Report::Moved { from, sequences } => format!("{sequences} move from {}", self.name_of(*from)),
-            Report::WorkerUndrained(worker) => format!("{} drains no more", self.name_of(*worker)),
+            Report::WorkerUndrained(worker) => format!("{} gets new sequences again", self.name_of(*worker)),
             Report::TargetAnswers(worker) => format!("{} answers again", self.name_of(*worker)),
             Report::TargetFailed { worker, fault, is_opened } => {
                 let opened = if *is_opened { "; its breaker opens" } else { "" };

@@ -23,8 +23,8 @@ const WORTH: f64 = 0.01;
 /// Ratio of reported to true step times, for targets and drafts.
 const TABLES: [(&str, (f64, f64)); 3] = [
     ("", (1.0, 1.0)),
-    ("target told 0.7, draft 1.3", (0.7, 1.3)),
-    ("target told 1.3, draft 0.7", (1.3, 0.7)),
+    ("reported times: target 0.7, draft 1.3 of the true ones", (0.7, 1.3)),
+    ("reported times: target 1.3, draft 0.7 of the true ones", (1.3, 0.7)),
 ];
 
 /// A mechanism that can be left out.
@@ -41,9 +41,9 @@ fn mechanisms() -> Vec<Mechanism> {
         by("rash hysteresis", |e| e.rules.rash_hysteresis = e.rules.hysteresis),
         by("hysteresis", |e| (e.rules.rash_hysteresis, e.rules.hysteresis) = (0.0, 0.0)),
         by("settling", |e| e.rules.settling_lane_rounds = 0),
-        by("others' delay", |e| e.rules.others_delay_max = f64::MAX),
+        by("limit on the delay of other lanes", |e| e.rules.others_delay_max = f64::MAX),
         by("change detection", |e| e.rules.acceptance.change_deviations = f64::MAX),
-        by("residuals of a k's own", |e| e.rules.residuals.own = 1e-6),
+        by("residuals per k", |e| e.rules.residuals.own = 1e-6),
         by("residuals shared by neighbours", |e| e.rules.residuals.neighbour = 0.0),
         by("groups in prices", |e| e.rules.groups_max = 1),
         by("groups at workers", |e| e.groups.groups_max = 1),
@@ -153,8 +153,9 @@ fn one_lane(profile: &Profile) -> Vec<Point> {
     }
     for (told, told_over_true) in TABLES {
         for (sequences, rate) in [(1, 0.3), (4, 0.3), (4, 0.8), (16, 0.5)] {
-            let name =
-                format!("{TASKS} fresh lanes, {sequences} sequences in all at {rate}, outputs of 64 {told}");
+            let name = format!(
+                "{TASKS} fresh lanes, {sequences} sequences in total at {rate}, outputs of 64 {told}"
+            );
             let point = Point::of_one_lane(name, profile.with_acceptance(rate), (sequences, 600.0));
             let kinds = (0..TASKS).map(|task| kind(&task.to_string(), 1.0 / f64::from(TASKS), (CONTEXT, 64)));
             let traffic = Traffic::Closed { sequences, kinds: kinds.collect() };
@@ -167,7 +168,7 @@ fn one_lane(profile: &Profile) -> Vec<Point> {
         points.push(Point::of_one_lane(name, profile, (sequences, 600.0)));
     }
     for sequences in [4, 32] {
-        let name = format!("{sequences} at 0.05, 0.85, 0.05, nothing told of fed tokens");
+        let name = format!("{sequences} at 0.05, 0.85, 0.05, no agreement of fed tokens reported");
         let profile = changing(profile, [0.05, 0.85, 0.05], (sequences, 300.0));
         let point = Point::of_one_lane(name, profile, (sequences, 900.0));
         points.push(Point { tells_agreement: false, ..point });
@@ -186,7 +187,7 @@ fn two_lanes(profile: &Profile) -> Vec<Point> {
     let profile = Profile { acceptance: Acceptance::by_task(&rates), ..profile.clone() };
     let mut points = Vec::new();
     for sequences in [8, 32, 128] {
-        let name = format!("two lanes, {sequences} in all");
+        let name = format!("two lanes, {sequences} sequences in total");
         let kinds = vec![kind("easy", 0.5, (CONTEXT, 256)), kind("hard", 0.5, (CONTEXT, 256))];
         let point = Point::of_one_lane(name, profile.clone(), (sequences, 400.0));
         points.push(Point { traffic: Traffic::Closed { sequences, kinds }, seeds: 2 * SEEDS, ..point });
@@ -209,7 +210,7 @@ fn two_lanes(profile: &Profile) -> Vec<Point> {
 /// Prints for each mechanism, or each `MECHANISM+MECHANISM` of `picked`, the remaining speed without it at
 /// its worst points.
 pub(crate) fn draw(profiles: &[Profile], picked: &[String]) {
-    say("\n# Ablation: speed without a mechanism over speed with it, standard errors over seeds");
+    say("\n# Ablation: speed without a mechanism / speed with it, standard errors over seeds");
     let all = mechanisms();
     let picked: Vec<String> = match picked {
         [] => all.iter().map(|mechanism| mechanism.name.to_owned()).collect(),
@@ -247,7 +248,7 @@ fn tell<'a>(
     let sure = || ratios.iter().filter(|((ratio, error), _)| is_sure(*ratio, *error));
     let worse = sure().filter(|((ratio, _), _)| *ratio < 1.0).count();
     say(&format!(
-        "without {name}: mean {:.3}, worse by 1% at {worse}, better at {}",
+        "without {name}: mean {:.3}, worse by at least 1% at {worse} points, better at {}",
         mean.exp(),
         sure().count() - worse
     ));

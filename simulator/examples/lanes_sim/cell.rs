@@ -36,8 +36,8 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment, (sequences, accep
         let forwards: u64 = runs.iter().map(|run| run.target_forwards).sum();
         let rounds: u64 = runs.iter().map(|run| run.kinds[0].rounds).sum();
         say(&format!(
-            "  k {:>2}: fixed {reached:>7.0} tokens/s ({:.3} of the best), {:>5.1} sequences a forward, target busy {:.2}; \
-             priced {:>7.0} + {:>7.0} us: {:.3} of that, believed {:>7.0} tokens/s: {:.3}",
+            "  k {:>2}: fixed {reached:>7.0} tokens/s ({:.3} of the best), {:>5.1} sequences per forward, target busy {:.2}; \
+             priced {:>7.0} + {:>7.0} us: {:.3} of that, predicted {:>7.0} tokens/s: {:.3}",
             at.k,
             reached / best,
             rounds as f64 / forwards.max(1) as f64,
@@ -65,7 +65,7 @@ fn tell_own(run: &Outcome, seed: u64, best: f64) {
     let rounds: u64 = run.kinds[0].rounds;
     let rates: Vec<String> = chosen.acceptance.iter().map(|rate| format!("{rate:.2}")).collect();
     say(&format!(
-        "  {:.1} sequences a forward, {} probes, believed acceptance {} of {:.0} judged",
+        "  {:.1} sequences per forward, {} probes, estimated acceptance {} from {:.0} judged",
         rounds as f64 / run.target_forwards.max(1) as f64,
         chosen.probes,
         rates.join(" "),
@@ -80,7 +80,7 @@ fn tell_own(run: &Outcome, seed: u64, best: f64) {
             format!("{}: {:.0} us x {:.2}, {:.0}/s", at.k, priced, believed / priced, at.tokens_per_second)
         })
         .collect();
-    say(&format!("  believed at the end: {}", outlook.join(", ")));
+    say(&format!("  predictions at the end: {}", outlook.join(", ")));
     let moves: Vec<String> = chosen
         .changes
         .iter()

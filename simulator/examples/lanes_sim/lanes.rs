@@ -71,10 +71,10 @@ fn mixed_kinds(played: Played<'_>, quick: bool) {
     let profile = Profile { acceptance: Acceptance::by_task(&rates), ..profile.clone() };
     let most = busiest(&profile);
     let played = Played { profile: &profile, ..played };
-    say(&format!("\n# Homogeneous against mixed: {}", profile.name));
+    say(&format!("\n# Mixed requests: {}", profile.name));
     say(&format!(
-        "{mix:?} (task type, share, acceptance), prompts of {PROMPT}, outputs of {OUTPUT} on average; saturated at {most:.1} requests/s with k = 0.\n\
-         Milliseconds an output token, P50/P99, of each kind of request; tokens/s in all."
+        "{mix:?} (task type, share, acceptance), prompts of {PROMPT}, outputs of {OUTPUT} on average; the target is saturated at {most:.1} requests/s with k = 0.\n\
+         Milliseconds per output token, P50/P99, of each kind of request; total tokens/s."
     ));
     let seconds = if quick { 40 } else { 120 };
     let mut mixed_groups = *experiment;
@@ -87,7 +87,7 @@ fn mixed_kinds(played: Played<'_>, quick: bool) {
         for (name, policy, experiment) in [
             ("lanes, groups of one lane".to_owned(), lanes, experiment),
             ("lanes, mixed groups".to_owned(), lanes, &mixed_groups),
-            (format!("one k for all, best is {k_all}"), Policy::Fixed(k_all), &mixed_groups),
+            (format!("one k for all, best: {k_all}"), Policy::Fixed(k_all), &mixed_groups),
             ("k = 0".to_owned(), Policy::Fixed(0), experiment),
         ] {
             let outcome = serve(Played { experiment, ..played }, per_second, policy, (seconds, 1));
@@ -126,7 +126,7 @@ fn mixed_kinds(played: Played<'_>, quick: bool) {
         }
         for ((kind, ..), (with_lanes, by_chance)) in mix.iter().zip(&tails) {
             say(&format!(
-                "  P99 of the {kind} ones over that of k = 0, {runs} seeds: lanes {}; k = 0 itself, all arrivals shifted by a ten-thousandth, {}",
+                "  P99 of {kind} requests / P99 with k = 0, {runs} seeds: lanes {}; k = 0 again, arrivals shifted by 0.01%, {}",
                 spread(with_lanes),
                 spread(by_chance)
             ));
@@ -173,7 +173,7 @@ pub(crate) fn overlap(profile: &Profile, experiment: &Experiment) {
     const CONTEXT: u32 = 512;
     say(&format!("\n# Overlap of drafting and verifying: {}", profile.name));
     say(
-        "own choice / best schedule: any k, any number of equal groups in turns, no noise, no chance in the rounds",
+        "own choice / best schedule: any k, any number of equal alternating groups, no noise, mean acceptance in every round",
     );
     for acceptance in [0.5, 0.8, 0.95] {
         let profile = profile.with_acceptance(acceptance);

@@ -68,7 +68,7 @@ impl Wanted {
                 }
                 "--cell" => {
                     let point = words.next().and_then(|point| point_of(&point));
-                    wanted.cells.push(point.ok_or("--cell wants SEQUENCES,ACCEPTANCE, as 64,0.8")?);
+                    wanted.cells.push(point.ok_or("--cell requires SEQUENCES,ACCEPTANCE, such as 64,0.8")?);
                     wanted.parts.push("cell".to_owned());
                 }
                 "--without" => wanted.without.push(words.next().unwrap_or_default()),
@@ -111,7 +111,7 @@ fn one_kind(context: u32) -> Vec<Kind> {
     vec![Kind { task_type: String::new(), share: 1.0, prompt_tokens: context, output_tokens: ENDLESS }]
 }
 
-#[expect(clippy::print_stdout, reason = "what it found is what this program is for")]
+#[expect(clippy::print_stdout, reason = "results go to standard output")]
 fn say(line: &str) {
     println!("{line}");
 }
@@ -120,7 +120,7 @@ fn main() -> Result<(), String> {
     let wanted = Wanted::parse()?;
     let profiles = wanted.load()?;
     let experiment = &wanted.experiment;
-    say("Simulated, nothing here was measured.");
+    say("All numbers are simulated; nothing was measured.");
     let mut worst = map::Worst::default();
     let mut maps = Vec::new();
     for profile in &profiles {

@@ -102,7 +102,7 @@ fn cell(profile: &Profile, experiment: &Experiment, sequences: u32) -> Cell {
 pub(crate) fn draw(profile: &Profile, experiment: &Experiment, quick: bool) -> (Worst, Vec<Vec<Point>>) {
     let sequences: &[u32] = if quick { &[1, 16, 256] } else { &SEQUENCES };
     say(&format!(
-        "\nEach point: own choice / best fixed k of 0..={MAX_K}, own choice / off, best fixed k, k at the end, (changes of k in the second half)"
+        "\nEach point: own choice / best fixed k of 0..={MAX_K}, own choice / no speculation, best fixed k, k at the end, (changes of k in the second half)"
     ));
     let heads: Vec<String> = sequences.iter().map(|n| format!("{:>25}", format!("{n} sequences"))).collect();
     say(&format!("acceptance {}", heads.join(" ")));
@@ -125,7 +125,7 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment, quick: bool) -> (
         rows.push(points);
         picture.push(format!("{acceptance:>10} {signs}"));
     }
-    say("\nAgainst the best fixed k: # at least 0.97, + at least 0.94, . below");
+    say("\nOwn choice / best fixed k: # at least 0.97, + at least 0.94, . below");
     picture.iter().for_each(|line| say(line));
     (worst, rows)
 }

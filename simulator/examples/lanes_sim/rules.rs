@@ -49,7 +49,12 @@ impl Rule {
 /// Sets the rule of `NAME=VALUE`.
 pub(crate) fn set(experiment: &mut Experiment, word: &str) -> Result<(), String> {
     let names = || RULES.iter().map(|rule| rule.name).collect::<Vec<_>>().join(", ");
-    let fault = || format!("--rule wants NAME=VALUE, not {word}; tells_agreement=0, or one of {}", names());
+    let fault = || {
+        format!(
+            "--rule requires NAME=VALUE, not {word}; NAME is tells_agreement (VALUE 0 or 1) or one of {}",
+            names()
+        )
+    };
     let (name, value) = word.split_once('=').ok_or_else(fault)?;
     let value: f64 = value.parse().map_err(|_| fault())?;
     if name == "tells_agreement" {

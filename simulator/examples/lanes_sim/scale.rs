@@ -52,14 +52,14 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
         peak_memory_mb()
     ));
     say(&format!(
-        "{} sequences at the end, {:.0} tokens/s, {} requests turned away",
+        "{} sequences at the end, {:.0} tokens/s, {} requests rejected",
         outcome.sequences_at_end,
         outcome.tokens_per_second(),
         outcome.turned_away
     ));
     for (kind, lane) in outcome.kinds.iter().zip(&outcome.lanes) {
         say(&format!(
-            "{}: {} ended, {:.2}/{:.2} ms a token (P50/P99), {:.0}/{:.0} ms to the first, longest wait for a token {:.0} ms, mean k {:.1}",
+            "{}: {} ended, TPOT {:.2}/{:.2} ms (P50/P99), TTFT {:.0}/{:.0} ms, longest wait for a token {:.0} ms, mean k {:.1}",
             kind.task_type,
             kind.ttft_ms.len(),
             percentile(&kind.tpot_ms, 0.5),

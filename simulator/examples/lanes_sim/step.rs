@@ -19,7 +19,7 @@ const ROUNDS: f64 = 300.0;
 /// Prints the lane's speed in each stretch after its first rounds.
 pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
     say(&format!(
-        "\nAcceptance {RATES:?}, {ROUNDS} plain rounds each: own choice / best fixed k after the first {ROUNDS_ALLOWED} rounds of each stretch"
+        "\nAcceptance {RATES:?}, {ROUNDS} plain rounds each: own choice / best fixed k, after the first {ROUNDS_ALLOWED} rounds of each stretch"
     ));
     for sequences in [1, 4, 16, 64] {
         let forward = scheduling::profile::ForwardRows::even(sequences, 1, CONTEXT);

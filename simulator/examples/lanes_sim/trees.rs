@@ -16,7 +16,7 @@ const SEQUENCES: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
 pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
     let gpus = f64::from(gpus_of(&profile.target.device) * profile.target.workers);
     say(&format!(
-        "\nTokens/s of each user: none, chains, trees; trees over chains; tokens/s of each of {gpus} target GPUs: none, chains, trees"
+        "\nTokens/s per user: no drafts, chains, trees; trees / chains; tokens/s per target GPU ({gpus} GPUs): no drafts, chains, trees"
     ));
     for (kind, acceptance) in KINDS {
         let profile = profile.with_acceptance(acceptance);

@@ -43,7 +43,7 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
             let fixed: Vec<Figures> = (0..=MAX_K).map(|k| figures(Policy::Fixed(k))).collect();
             let own = figures(Policy::Lanes { max_k: MAX_K });
             let (best_k, best) =
-                (0..).zip(&fixed).max_by(|a, b| a.1.0.total_cmp(&b.1.0)).expect("there is k = 0");
+                (0..).zip(&fixed).max_by(|a, b| a.1.0.total_cmp(&b.1.0)).expect("k = 0 is among them");
             say(&format!(
                 "{sequences:>4} sequences: {:.2} {:.2}, P99 {:.2}; best k = {best_k}, {:.2} of k = 0, P99 {:.2}",
                 own.0 / best.0,

@@ -42,7 +42,7 @@ fn capacity_is_reserved_within_the_credit_and_returned() {
     workers.set_credit(WorkerKey(1), 20);
     assert!(reserve(&mut workers, 160).is_some(), "3 + 7 + 10 blocks of 20");
     assert!(workers.grow(&mut second, 64), "the first step is done");
-    assert!(!workers.grow(&mut second, 65), "and done once");
+    assert!(!workers.grow(&mut second, 65), "prefill capacity is freed once");
     assert_eq!(reserved(&workers), 22, "a sequence that outgrows its reservation gets more");
     workers.release(second);
     workers.release(first);
@@ -89,7 +89,7 @@ fn a_target_in_a_crash_loop_is_out_when_it_joins_until_a_sequence_succeeds() {
         workers.leave(key);
     }
     workers.join(Duration::ZERO, WorkerKey(9), target());
-    assert!(!is_out(&workers, WorkerKey(9)), "what succeeded is no loop");
+    assert!(!is_out(&workers, WorkerKey(9)), "a success ends the crash loop");
 }
 
 #[test]
