@@ -24,7 +24,7 @@ use outrider_cli::load::answer::Answer;
 use outrider_cli::load::prompts::Content;
 use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
 use scheduling::profile::{ForwardRows, Profile};
-use simulator::{Kind, Outcome, Policy, Setup, Traffic, run};
+use simulator::{Policy, RequestKind, RunOutcome, Setup, Traffic, run};
 
 /// A point of the map.
 struct Point {
@@ -147,9 +147,13 @@ impl Point {
     }
 
     fn simulate(&self, profile: &Profile, prompt_tokens: u32) -> Found {
-        let kind =
-            Kind { task_type: String::new(), share: 1.0, prompt_tokens, output_tokens: ENDLESS_TOKENS };
-        let outcome = |seed: u64| -> Outcome {
+        let kind = RequestKind {
+            task_type: String::new(),
+            share: 1.0,
+            prompt_tokens,
+            output_tokens: ENDLESS_TOKENS,
+        };
+        let outcome = |seed: u64| -> RunOutcome {
             run(&Setup {
                 profile,
                 traffic: Traffic::Open {
@@ -163,10 +167,10 @@ impl Point {
                 warm_up: Duration::from_secs_f64(self.warm_up),
             })
         };
-        let outcomes: Vec<Outcome> = (1..=SEEDS).map(outcome).collect();
-        let mean = |of: &dyn Fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / SEEDS as f64;
+        let outcomes: Vec<RunOutcome> = (1..=SEEDS).map(outcome).collect();
+        let mean = |of: &dyn Fn(&RunOutcome) -> f64| outcomes.iter().map(of).sum::<f64>() / SEEDS as f64;
         Found {
-            tokens_per_second: mean(&Outcome::tokens_per_second),
+            tokens_per_second: mean(&RunOutcome::tokens_per_second),
             mean_k: mean(&|outcome| outcome.lanes[0].mean_k),
         }
     }

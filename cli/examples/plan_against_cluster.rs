@@ -29,7 +29,7 @@ use outrider_cli::cluster::usage::{Look, process_cpu};
 use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER};
 use outrider_cli::load::{Client, Endpoint, FigureOptions, Figures, Prompt, Schedule, Settings};
 use outrider_cli::plan::round::{Drafting, Rounds};
-use scheduling::cost::{Forward, StepTimePoint, StepTimes};
+use scheduling::cost::{ForwardShape, StepTimePoint, StepTimes};
 
 /// Concurrent sequences and k. The first point gives the time between processes.
 const POINTS: [(usize, u32); 10] =
@@ -93,7 +93,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let mut wire_us = None;
         for at in POINTS {
             let found = measure(&cluster, &client, &mut local, at).await?;
-            let alone_us = found.target.micros(Forward::plain(1.0, found.context));
+            let alone_us = found.target.micros(ForwardShape::plain(1.0, found.context));
             let wire_us = *wire_us.get_or_insert((found.tpot_us - alone_us).max(0.0));
             lines.push(Line::of(&found, at, (wire_us, taken[usize::from(at.1 > 0)])));
         }
@@ -190,7 +190,7 @@ fn cores() -> Result<f64, Box<dyn Error>> {
 /// CPU time per sequence and round beyond the forwards, divided by the number of cores, microseconds.
 fn beyond_forwards_us(found: &Found, (sequences, k): (usize, u32)) -> Result<f64, Box<dyn Error>> {
     let (sequences, rows) = (sequences as f64, (sequences as f64) * f64::from(k + 1));
-    let forward = |rows| Forward { rows, sequences, context: found.context };
+    let forward = |rows| ForwardShape { rows, sequences, context: found.context };
     let forwards = found.target.micros(forward(rows)) + f64::from(k) * found.draft.micros(forward(sequences));
     Ok((found.cpu_us - forwards / sequences).max(0.0) / cores()?)
 }
@@ -223,7 +223,7 @@ impl Line {
 
 #[expect(clippy::print_stdout, reason = "the table is this program's output")]
 fn print_pass(costs: &Costs, (wire_us, plain_us, drafted_us): (f64, f64, f64)) {
-    let of_one = |points: &[StepTimePoint]| StepTimes::new(points).micros(Forward::plain(1.0, 64.0));
+    let of_one = |points: &[StepTimePoint]| StepTimes::new(points).micros(ForwardShape::plain(1.0, 64.0));
     println!(
         "step of one row: target {:.0} us, draft {:.0} us; between router and worker, there and back: {wire_us:.0} us; beyond forwards, a \
          sequence's round: {plain_us:.0} us, with drafts {drafted_us:.0} us",

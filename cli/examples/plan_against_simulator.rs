@@ -12,7 +12,7 @@ use std::time::Duration;
 use outrider_cli::plan::profiled;
 use scheduling::profile::Profile;
 use scheduling::profile::text::{mix, unit};
-use simulator::{ENDLESS, Kind, Policy, Setup, Traffic, run};
+use simulator::{ENDLESS, Policy, RequestKind, Setup, Traffic, run};
 
 /// Ids in a sequence.
 const CONTEXT: u32 = 512;
@@ -106,7 +106,8 @@ fn both((name, sequences, k, acceptance): Point) -> Result<(f64, f64), Box<dyn E
     let known = profile.target.curve.profiled_times();
     let planned = profiled::rounds((&profile, &known), &rates, CONTEXT).at(f64::from(sequences), k);
     let round_s = planned.tpot_ms / 1e3 * planned.expected_tokens;
-    let kind = Kind { task_type: String::new(), share: 1.0, prompt_tokens: CONTEXT, output_tokens: ENDLESS };
+    let kind =
+        RequestKind { task_type: String::new(), share: 1.0, prompt_tokens: CONTEXT, output_tokens: ENDLESS };
     let simulated = |seed| {
         run(&Setup {
             profile: &profile,

@@ -59,7 +59,7 @@ fn engine() -> Engine {
 
 /// The same model on an emulated GPU.
 fn engine_on_device(driver: &HostDriver) -> Engine {
-    let gpus = GpuOptions { kernels: Some(driver.kernels.clone()), ..GpuOptions::on(&[0]) };
+    let gpus = GpuOptions { kernels: Some(driver.kernels.clone()), ..GpuOptions::for_devices(&[0]) };
     Engine::load_on_cuda(&options(WeightFormat::Bf16), &gpus).expect("the bundled draft loads")
 }
 

@@ -19,7 +19,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-use engine::cuda::gpu_check::{Report, Section, Target};
+use engine::cuda::gpu_check::{CheckTarget, Report, Section};
 
 /// Lines of a section's output that may be queued.
 const WAITING_LINES: usize = 64;
@@ -28,7 +28,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const INSIDE: &str = "--inside";
 
 struct Options {
-    target: Target,
+    target: CheckTarget,
     sections: Vec<Section>,
     time: Duration,
     out: Option<PathBuf>,
@@ -58,7 +58,7 @@ impl Options {
     fn parse(args: &[String]) -> Result<Self, String> {
         let models = PathBuf::from("models/demo");
         let (pair, peer) = ((models.clone(), models), PathBuf::from("deploy/gpu-peer.py"));
-        let target = Target { ordinal: 0, kernels: None, pair, peer, is_dry: false };
+        let target = CheckTarget { ordinal: 0, kernels: None, pair, peer, is_dry: false };
         let time = 9 * 60 * SECOND;
         let mut options = Self { target, sections: Vec::new(), time, out: None, inside: false };
         let mut args = args.iter();
@@ -152,7 +152,7 @@ fn run_section(
     left: Duration,
     paper: &mut Paper,
 ) -> Result<Option<String>, String> {
-    let Target { ordinal, kernels, pair, peer, is_dry } = &options.target;
+    let CheckTarget { ordinal, kernels, pair, peer, is_dry } = &options.target;
     let this = std::env::current_exe().map_err(says)?;
     let models = pair.0.parent().unwrap_or(&pair.0);
     let mut command = Command::new(this);

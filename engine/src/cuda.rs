@@ -22,7 +22,7 @@ mod graphs;
 pub mod host_driver;
 mod kernel_files;
 pub mod kernels_check;
-mod kv_room;
+mod kv_budget;
 mod memory_pool;
 mod numerics;
 mod nvrtc;
@@ -38,7 +38,7 @@ mod staging;
 mod toolkit;
 mod whole_model;
 
-pub use device::{CudaDevice, DeviceFacts};
+pub use device::{CudaDevice, DeviceProperties};
 pub use error::CudaError;
 pub use gpus::GpuOptions;
 pub(crate) use gpus::load_on_gpus;

@@ -164,8 +164,8 @@ pub enum EngineError {
 impl EngineError {
     /// Whether the engine is unusable and the process must be restarted.
     pub fn is_fatal(&self) -> bool {
-        use crate::cuda::CudaError::{Driver, Nccl, RanksApart};
-        matches!(self, Self::RankLost { .. } | Self::Cuda(Driver { .. } | Nccl { .. } | RanksApart { .. }))
+        use crate::cuda::CudaError::{Driver, Nccl, RankFailure};
+        matches!(self, Self::RankLost { .. } | Self::Cuda(Driver { .. } | Nccl { .. } | RankFailure { .. }))
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::error::RouterError;
-use scheduling::waits::{WaitReport, Waits};
+use scheduling::wait_stats::{WaitReport, WaitStats};
 
 /// Maximum time that a request waits for admission.
 pub const ADMISSION_WAIT_MAX: Duration = Duration::from_secs(30);
@@ -75,7 +75,7 @@ struct State {
     next_number: u64,
     /// Requests that were evicted in favor of another key and have not been polled since.
     turned_away: BTreeSet<u64>,
-    waits: Waits,
+    waits: WaitStats,
 }
 
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl Admission {
             num_waiting_of: BTreeMap::new(),
             next_number: 0,
             turned_away: BTreeSet::new(),
-            waits: Waits::default(),
+            waits: WaitStats::default(),
         };
         let gate = Gate { opened: Instant::now(), state: Mutex::new(state) };
         Self { limits, wait_max: ADMISSION_WAIT_MAX, gate: Arc::new(gate) }

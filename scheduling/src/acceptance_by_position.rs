@@ -11,15 +11,15 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::memory::PRIOR_WEIGHT;
+use crate::smoothing::PRIOR_WEIGHT;
 use speculation::step::MAX_DRAFT_TOKENS;
 
-/// Window pieces per lane round, if its drafts fill more than one.
-const PIECES_PER_LANE_ROUND: u32 = 4;
+/// Window buckets per lane round, if its drafts fill more than one.
+const BUCKETS_PER_LANE_ROUND: u32 = 4;
 
-/// Maximum pieces of one size; when one more is added, the two oldest merge into one of twice the size. So
+/// Maximum buckets of one size; when one more is added, the two oldest merge into one of twice the size. So
 /// recent points in time are compared at a finer resolution.
-const PIECES_PER_SIZE: usize = 4;
+const BUCKETS_PER_SIZE: usize = 4;
 
 /// Parameters of learning and of change detection.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,17 +27,17 @@ pub struct AcceptanceRules {
     /// Weight of the prior, or of the rate at the previous position, in judged drafts.
     pub prior_weight: f64,
     /// Difference between newer and older drafts, in standard deviations, that counts as a change of the
-    /// text. About 20 points are compared after each piece; chance alone exceeds the threshold once in
-    /// thousands of pieces.
+    /// text. About 20 points are compared after each bucket; chance alone exceeds the threshold once in
+    /// thousands of buckets.
     pub change_deviations: f64,
-    /// Minimum number of drafts in the newest piece of the window; lanes with many sequences use a share of
+    /// Minimum number of drafts in the newest bucket of the window; lanes with many sequences use a share of
     /// these instead.
-    pub piece_drafts: f64,
+    pub bucket_drafts: f64,
 }
 
 impl Default for AcceptanceRules {
     fn default() -> Self {
-        Self { prior_weight: PRIOR_WEIGHT, change_deviations: 3.5, piece_drafts: 4.0 }
+        Self { prior_weight: PRIOR_WEIGHT, change_deviations: 3.5, bucket_drafts: 4.0 }
     }
 }
 
@@ -48,15 +48,15 @@ pub struct AcceptanceByPosition {
     /// The rate at position 0 before any evidence.
     prior: f64,
     /// From new to old; the first is incomplete.
-    pieces: VecDeque<Piece>,
-    /// Sum of all pieces.
+    buckets: VecDeque<Bucket>,
+    /// Sum of all buckets.
     total: Counts,
     /// Length of the longest draft; there are no counts from this position on.
     depth: usize,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Piece {
+struct Bucket {
     /// Pieces of the same size have the same number; the next number means twice the size.
     size: u32,
     drafts: u32,
@@ -77,8 +77,8 @@ impl AcceptanceByPosition {
 
     /// Creates an estimate with other rules.
     pub fn with_rules(prior: f64, rules: AcceptanceRules) -> Self {
-        let pieces = VecDeque::from([Piece::default()]);
-        Self { rules, prior, pieces, total: Counts::default(), depth: 0 }
+        let buckets = VecDeque::from([Bucket::default()]);
+        Self { rules, prior, buckets, total: Counts::default(), depth: 0 }
     }
 
     /// Records one verified draft: positions below `accepted` were accepted, position `accepted` was
@@ -86,15 +86,15 @@ impl AcceptanceByPosition {
     /// does not begin at 0 continues an earlier draft. `sequences` is the number of sequences of the lane.
     pub fn observe(&mut self, positions: Range<u32>, accepted: u32, sequences: u32) {
         self.depth = self.depth.max(positions.end as usize).min(MAX_DRAFT_TOKENS);
-        let newest = &mut self.pieces[0];
+        let newest = &mut self.buckets[0];
         newest.drafts += u32::from(positions.start == 0);
         newest.counts.add(positions.clone(), accepted);
         self.total.add(positions, accepted);
-        let piece_drafts = self.rules.piece_drafts as u32;
-        if newest.drafts >= piece_drafts.max(sequences / PIECES_PER_LANE_ROUND) {
-            self.drop_what_is_over();
-            self.pieces.push_front(Piece::default());
-            self.join_old_pieces();
+        let bucket_drafts = self.rules.bucket_drafts as u32;
+        if newest.drafts >= bucket_drafts.max(sequences / BUCKETS_PER_LANE_ROUND) {
+            self.drop_outdated();
+            self.buckets.push_front(Bucket::default());
+            self.merge_old_buckets();
         }
     }
 
@@ -122,43 +122,43 @@ impl AcceptanceByPosition {
     }
 
     /// Drops the drafts before a change of the text, if one is detected.
-    fn drop_what_is_over(&mut self) {
+    fn drop_outdated(&mut self) {
         let (mut newer, mut changed) = (Counts::default(), None);
-        for (at, piece) in self.pieces.iter().enumerate() {
-            newer.merge(&piece.counts, (1.0, self.depth));
+        for (at, bucket) in self.buckets.iter().enumerate() {
+            newer.merge(&bucket.counts, (1.0, self.depth));
             let deviations = newer.deviations_within(&self.total, self.depth);
             if deviations > changed.map_or(self.rules.change_deviations, |(most, _)| most) {
                 changed = Some((deviations, at + 1));
             }
         }
         if let Some((_, kept)) = changed {
-            self.pieces.truncate(kept);
-            self.sum_up();
+            self.buckets.truncate(kept);
+            self.recompute_total();
         }
     }
 
-    fn join_old_pieces(&mut self) {
+    fn merge_old_buckets(&mut self) {
         for size in 0.. {
-            let of_size = |piece: &&Piece| piece.size == size;
-            if self.pieces.iter().filter(of_size).count() <= PIECES_PER_SIZE {
+            let of_size = |bucket: &&Bucket| bucket.size == size;
+            if self.buckets.iter().filter(of_size).count() <= BUCKETS_PER_SIZE {
                 break;
             }
             let oldest = self
-                .pieces
+                .buckets
                 .iter()
-                .rposition(|piece| piece.size == size)
-                .expect("more pieces of this size exist than are kept");
-            let old = self.pieces.remove(oldest).expect("rposition found this index");
-            let into = &mut self.pieces[oldest - 1];
+                .rposition(|bucket| bucket.size == size)
+                .expect("more buckets of this size exist than are kept");
+            let old = self.buckets.remove(oldest).expect("rposition found this index");
+            let into = &mut self.buckets[oldest - 1];
             into.counts.merge(&old.counts, (1.0, self.depth));
             into.size += 1;
         }
     }
 
-    fn sum_up(&mut self) {
+    fn recompute_total(&mut self) {
         self.total = Counts::default();
-        for piece in &self.pieces {
-            self.total.merge(&piece.counts, (1.0, self.depth));
+        for bucket in &self.buckets {
+            self.total.merge(&bucket.counts, (1.0, self.depth));
         }
     }
 }

@@ -22,7 +22,7 @@ pub struct Agreement {
 
 impl Agreement {
     /// Records a verification that judged `judged` drafted tokens and accepted the first `accepted`.
-    pub fn judged(&mut self, judged: u32, accepted: u32) {
+    pub fn on_verified(&mut self, judged: u32, accepted: u32) {
         if judged > 0 {
             let position = if accepted >= judged { judged % MAX_DRAFT_TOKENS as u32 } else { 0 };
             *self = Self { position, has_gap: false };
@@ -31,15 +31,15 @@ impl Agreement {
 
     /// Converts a report about the latest committed tokens that a draft worker was fed, oldest first. Returns
     /// for each the judged position, and the number of accepted positions up to it.
-    pub fn told(&mut self, agreed: &[bool]) -> Vec<(Range<u32>, u32)> {
+    pub fn observe_reported(&mut self, agreed: &[bool]) -> Vec<(Range<u32>, u32)> {
         if std::mem::replace(&mut self.has_gap, true) {
             self.position = 0;
         }
-        agreed.iter().map(|agreed| self.next(*agreed)).collect()
+        agreed.iter().map(|agreed| self.advance(*agreed)).collect()
     }
 
     /// The same for the next committed token.
-    pub fn next(&mut self, agreed: bool) -> (Range<u32>, u32) {
+    pub fn advance(&mut self, agreed: bool) -> (Range<u32>, u32) {
         let at = self.position;
         self.position = if agreed { (at + 1) % MAX_DRAFT_TOKENS as u32 } else { 0 };
         (at..at + 1, at + u32::from(agreed))
@@ -53,14 +53,20 @@ mod tests {
     #[test]
     fn tokens_are_told_to_the_positions_that_a_draft_would_have_had() {
         let mut agreement = Agreement::default();
-        let told = agreement.told(&[true, true, false, false]);
+        let told = agreement.observe_reported(&[true, true, false, false]);
         assert_eq!(told, [(0..1, 1), (1..2, 2), (2..3, 2), (0..1, 0)]);
-        agreement.judged(3, 3);
-        assert_eq!(agreement.told(&[true]), [(3..4, 4)], "the token after a fully accepted draft");
-        assert_eq!(agreement.told(&[true]), [(0..1, 1)], "a token in between was not reported");
-        agreement.judged(3, 1);
-        assert_eq!(agreement.told(&[false]), [(0..1, 0)]);
-        agreement.judged(0, 0);
-        assert!(agreement.told(&[true; 64]).iter().all(|(at, _)| at.end <= MAX_DRAFT_TOKENS as u32));
+        agreement.on_verified(3, 3);
+        assert_eq!(
+            agreement.observe_reported(&[true]),
+            [(3..4, 4)],
+            "the token after a fully accepted draft"
+        );
+        assert_eq!(agreement.observe_reported(&[true]), [(0..1, 1)], "a token in between was not reported");
+        agreement.on_verified(3, 1);
+        assert_eq!(agreement.observe_reported(&[false]), [(0..1, 0)]);
+        agreement.on_verified(0, 0);
+        assert!(
+            agreement.observe_reported(&[true; 64]).iter().all(|(at, _)| at.end <= MAX_DRAFT_TOKENS as u32)
+        );
     }
 }

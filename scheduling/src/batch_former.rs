@@ -13,18 +13,20 @@ use std::time::Duration;
 use speculation::cached_sequence::CachedSequence;
 use speculation::{Step, Work};
 
-use crate::batch::{Group, GroupRules, Groups, LaneRows, ROUND_CONTEXT, ReadyGroup, ReturnTimes, StepRows};
-use crate::cost::{Forward, StepTimes, WorkerCost};
+use crate::batch::{
+    Group, GroupRules, Groups, LaneRows, MAX_ROUND_CONTEXT, ReadyGroup, ReturnTimes, StepRows,
+};
+use crate::cost::{ForwardShape, StepTimes, WorkerCost};
 
 /// Shortest delay; a thread cannot wake up sooner.
 const MIN_DELAY: Duration = Duration::from_micros(50);
 
 /// While other sequences are served, a forward with prompts takes at most this multiple of its time without
-/// them, or as many prompt rows as [`LEAST_SHARE_OF_SPEED`] requires.
+/// them, or as many prompt rows as [`MIN_SPEED_SHARE`] requires.
 const PROMPT_STRETCH: f64 = 4.0;
 
 /// Minimum size of a forward with prompts, as the share of a full forward's speed per row that it must reach.
-const LEAST_SHARE_OF_SPEED: f64 = 0.87;
+const MIN_SPEED_SHARE: f64 = 0.87;
 
 /// A step that could run now.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -60,12 +62,12 @@ pub enum Decision {
     /// Decide again when a step arrives, or after this time.
     Wait(Duration),
     /// Run a forward.
-    Run(Turn),
+    Run(Batch),
 }
 
 /// Steps that take part in a forward.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Turn {
+pub struct Batch {
     /// One entry per ready step.
     pub members: Vec<bool>,
     /// Maximum context ids of prompts and replays.
@@ -74,7 +76,7 @@ pub struct Turn {
 
 /// A completed forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RanForward {
+pub struct CompletedForward {
     /// Number of rows.
     pub rows: u32,
     /// Rows of these that belong to prompts.
@@ -91,7 +93,7 @@ pub struct BatchFormer<K> {
     cost: WorkerCost,
     return_times: ReturnTimes<K>,
     groups: Groups,
-    /// See [`LEAST_SHARE_OF_SPEED`].
+    /// See [`MIN_SPEED_SHARE`].
     efficient_rows: u32,
     /// When the delay of the next forward began.
     delayed_since: Option<Duration>,
@@ -102,7 +104,7 @@ impl<K: Ord + Copy> BatchFormer<K> {
     /// delayed.
     pub fn new(times: StepTimes, rules: GroupRules) -> Self {
         Self {
-            efficient_rows: times.rows_of_speed(LEAST_SHARE_OF_SPEED),
+            efficient_rows: times.rows_at_speed(MIN_SPEED_SHARE),
             cost: WorkerCost::new(times),
             return_times: ReturnTimes::default(),
             groups: Groups::with_rules(rules),
@@ -114,7 +116,7 @@ impl<K: Ord + Copy> BatchFormer<K> {
     /// forward.
     pub fn arrived(&mut self, at: Duration, key: K, rows: StepRows) {
         // A longer context belongs to a prompt and tells nothing about the next round.
-        self.return_times.arrived(key, at, rows.context.min(ROUND_CONTEXT) + rows.tail);
+        self.return_times.arrived(key, at, rows.context.min(MAX_ROUND_CONTEXT) + rows.tail);
     }
 
     /// Records that a step of the sequence was answered.
@@ -128,22 +130,22 @@ impl<K: Ord + Copy> BatchFormer<K> {
     }
 
     /// Records a completed forward.
-    pub fn ran(&mut self, forward: RanForward, took: Duration) {
+    pub fn forward_done(&mut self, forward: CompletedForward, took: Duration) {
         self.delayed_since = None;
-        let RanForward { rows, prefill_rows, sequences, kv_tokens } = forward;
+        let CompletedForward { rows, prefill_rows, sequences, kv_tokens } = forward;
         if prefill_rows == 0 {
-            self.cost.observe_forward(Forward::measured(rows, sequences, kv_tokens), took);
+            self.cost.observe_forward(ForwardShape::measured(rows, sequences, kv_tokens), took);
         }
     }
 
     /// Decides about the steps that are `ready`, oldest first.
-    pub fn next(&mut self, now: Duration, ready: &[ReadyStep<K>]) -> Decision {
+    pub fn decide(&mut self, now: Duration, ready: &[ReadyStep<K>]) -> Decision {
         let group = self.group(ready);
         if let Some(delay) = self.delay(now, group.ready(&lane_rows(ready)), mean_context(ready)) {
             self.delayed_since.get_or_insert(now);
             return Decision::Wait(delay.max(MIN_DELAY));
         }
-        Decision::Run(Turn { prompt_rows: self.prompt_rows(ready, &group.members), members: group.members })
+        Decision::Run(Batch { prompt_rows: self.prompt_rows(ready, &group.members), members: group.members })
     }
 
     /// Maximum number of prompt rows in a forward of these steps. All decode steps wait for these rows, and
@@ -160,7 +162,7 @@ impl<K: Ord + Copy> BatchFormer<K> {
         let context = mean_context(ready);
         let with = |prompts: u32| {
             let (rows, sequences) = (f64::from(rows) + f64::from(prompts), f64::from(sequences + 1));
-            self.cost.forward_micros(Forward { rows, sequences, context })
+            self.cost.forward_us(ForwardShape { rows, sequences, context })
         };
         let at_most = PROMPT_STRETCH * with(u32::from(rows == 0));
         let (mut fits, mut too_many) = (self.efficient_rows, u32::MAX);
@@ -180,7 +182,7 @@ impl<K: Ord + Copy> BatchFormer<K> {
             return Group::all(ready.len());
         }
         let context = mean_context(ready);
-        let forward_us = |rows, sequences| self.cost.forward_micros(Forward { rows, sequences, context });
+        let forward_us = |rows, sequences| self.cost.forward_us(ForwardShape { rows, sequences, context });
         Group::form(self.groups.size(self.return_times.drafting(), forward_us), &lane_rows(ready))
     }
 
@@ -190,7 +192,7 @@ impl<K: Ord + Copy> BatchFormer<K> {
         let rows_each = f64::from(group.rows) / f64::from(group.sequences.max(1));
         let step_us = |rows: u32| {
             let rows = f64::from(rows);
-            self.cost.forward_micros(Forward { rows, sequences: rows / rows_each.max(1.0), context })
+            self.cost.forward_us(ForwardShape { rows, sequences: rows / rows_each.max(1.0), context })
         };
         self.return_times.delay(now, (group, delayed), step_us)
     }

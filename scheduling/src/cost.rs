@@ -8,13 +8,13 @@ mod step_times;
 use std::time::Duration;
 
 use crate::drafted_ahead::DraftedAhead;
-use crate::memory::{LASTING_MEMORY, MEMORY};
 use crate::prompt_time::PromptTime;
+use crate::smoothing::{EWMA_WINDOW, LONG_EWMA_WINDOW};
 use residuals::{ROWS_CLASSES, Residuals, rows_class};
-pub use step_times::{Forward, PROFILED_ROWS, StepTimePoint, StepTimes};
+pub use step_times::{ForwardShape, PROFILED_ROWS, StepTimePoint, StepTimes};
 
 /// Assumed network round trip before any measurement.
-const FIRST_WIRE_MICROS: f64 = 300.0;
+const FIRST_WIRE_US: f64 = 300.0;
 
 /// Number of first replies whose median is the network round trip. One measurement is already better than the
 /// assumed value, and a reply that waited for a prompt does not distort the median.
@@ -27,8 +27,8 @@ pub struct WorkerCost {
     residuals: Residuals,
     /// Forwards with more rows than were profiled, by class. The table ends there, so a correction factor
     /// would only scale an extrapolation.
-    seen: [Seen; ROWS_CLASSES],
-    wire_micros: f64,
+    observed: [ObservedForwards; ROWS_CLASSES],
+    wire_us: f64,
     wire_replies: f64,
     first_wires: [f64; WIRE_FIRST_REPLIES],
     /// Time that prompts add to its forwards.
@@ -38,7 +38,7 @@ pub struct WorkerCost {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Seen {
+struct ObservedForwards {
     rows: f64,
     /// Without the time for KV.
     micros: f64,
@@ -51,8 +51,8 @@ impl WorkerCost {
         Self {
             times,
             residuals: Residuals::new(),
-            seen: [Seen::default(); ROWS_CLASSES],
-            wire_micros: FIRST_WIRE_MICROS,
+            observed: [ObservedForwards::default(); ROWS_CLASSES],
+            wire_us: FIRST_WIRE_US,
             wire_replies: 0.0,
             first_wires: [0.0; WIRE_FIRST_REPLIES],
             prompts: PromptTime::default(),
@@ -62,11 +62,11 @@ impl WorkerCost {
 
     /// Records the time of a forward of `rows` sequences with one row each, over `context` tokens each.
     pub fn observe_step(&mut self, rows: u32, context: f64, took: Duration) {
-        self.observe_forward(Forward::plain(f64::from(rows), context), took);
+        self.observe_forward(ForwardShape::plain(f64::from(rows), context), took);
     }
 
     /// Records the time of a forward.
-    pub fn observe_forward(&mut self, forward: Forward, took: Duration) {
+    pub fn observe_forward(&mut self, forward: ForwardShape, took: Duration) {
         let (rows, took) = (forward.rows, micros(took));
         let predicted = self.times.micros(forward);
         if rows < 1.0 || predicted <= 0.0 {
@@ -75,10 +75,10 @@ impl WorkerCost {
         if rows <= self.times.max_rows() {
             return self.residuals.observe(rows, took, predicted);
         }
-        let seen = &mut self.seen[rows_class(rows)];
-        seen.weight = (seen.weight + 1.0).min(MEMORY);
-        seen.rows += (rows - seen.rows) / seen.weight;
-        seen.micros += (took - self.times.kv_micros(forward) - seen.micros) / seen.weight;
+        let observed = &mut self.observed[rows_class(rows)];
+        observed.weight = (observed.weight + 1.0).min(EWMA_WINDOW);
+        observed.rows += (rows - observed.rows) / observed.weight;
+        observed.micros += (took - self.times.kv_us(forward) - observed.micros) / observed.weight;
     }
 
     /// Records a reply that took `waited`, of which the worker was busy or had it in its queue for `worked`;
@@ -86,43 +86,43 @@ impl WorkerCost {
     pub fn observe_wire(&mut self, waited: Duration, worked: Duration) {
         let wire = micros(waited) - micros(worked);
         let before = self.wire_replies as usize;
-        self.wire_replies = (self.wire_replies + 1.0).min(LASTING_MEMORY);
+        self.wire_replies = (self.wire_replies + 1.0).min(LONG_EWMA_WINDOW);
         if before < WIRE_FIRST_REPLIES {
             self.first_wires[before] = wire;
             let mut sorted = self.first_wires[..=before].to_vec();
             sorted.sort_by(f64::total_cmp);
-            self.wire_micros = sorted[before / 2].max(0.0);
+            self.wire_us = sorted[before / 2].max(0.0);
             return;
         }
         // A frame reports the mean queue time of its replies, so single values are too high or too low, even
         // negative. All count, but each is limited by the present estimate. A worker that was busy with a
         // prompt must not look like a slower network.
-        let reach = self.wire_micros + FIRST_WIRE_MICROS;
-        let error = (wire - self.wire_micros).clamp(-reach, reach);
-        self.wire_micros = (self.wire_micros + error / self.wire_replies).max(0.0);
+        let reach = self.wire_us + FIRST_WIRE_US;
+        let error = (wire - self.wire_us).clamp(-reach, reach);
+        self.wire_us = (self.wire_us + error / self.wire_replies).max(0.0);
     }
 
     /// Predicted microseconds of a forward of `rows` sequences with one row each, over `context` tokens each.
-    pub fn step_micros(&self, rows: f64, context: f64) -> f64 {
-        self.forward_micros(Forward::plain(rows, context))
+    pub fn step_us(&self, rows: f64, context: f64) -> f64 {
+        self.forward_us(ForwardShape::plain(rows, context))
     }
 
     /// Predicted microseconds of a forward.
-    pub fn forward_micros(&self, forward: Forward) -> f64 {
+    pub fn forward_us(&self, forward: ForwardShape) -> f64 {
         let (rows, max_rows) = (forward.rows, self.times.max_rows());
-        if rows <= max_rows || self.seen.iter().all(|seen| seen.weight == 0.0) {
+        if rows <= max_rows || self.observed.iter().all(|observed| observed.weight == 0.0) {
             return self.times.micros(forward) * self.residuals.factor(rows.min(max_rows));
         }
         // Interpolate through the end of the table and the observations beyond it, and continue the last
         // slope.
-        let last = Forward { rows: max_rows, sequences: forward.sequences * max_rows / rows, ..forward };
+        let last = ForwardShape { rows: max_rows, sequences: forward.sequences * max_rows / rows, ..forward };
         let end_micros = self.times.micros(last) * self.residuals.factor(max_rows);
-        let end = (max_rows, end_micros - self.times.kv_micros(last));
-        let kv = self.times.kv_micros(forward);
+        let end = (max_rows, end_micros - self.times.kv_us(last));
+        let kv = self.times.kv_us(forward);
         let (mut low, mut high) = (end, end);
-        for seen in self.seen.iter().filter(|seen| seen.weight > 0.0) {
-            (low, high) = (high, (seen.rows, seen.micros.max(high.1)));
-            if seen.rows >= rows {
+        for observed in self.observed.iter().filter(|observed| observed.weight > 0.0) {
+            (low, high) = (high, (observed.rows, observed.micros.max(high.1)));
+            if observed.rows >= rows {
                 break;
             }
         }
@@ -142,8 +142,8 @@ impl WorkerCost {
     }
 
     /// Network round trip in microseconds.
-    pub fn wire_micros(&self) -> f64 {
-        self.wire_micros
+    pub fn wire_us(&self) -> f64 {
+        self.wire_us
     }
 }
 
@@ -163,12 +163,12 @@ mod tests {
     #[test]
     fn a_slow_machine_is_believed_slow_at_other_rows_too() {
         let mut cost = WorkerCost::new(StepTimes::assumed());
-        let before = cost.step_micros(64.0, 0.0);
+        let before = cost.step_us(64.0, 0.0);
         for _ in 0..30 {
             cost.observe_step(8, 0.0, Duration::from_micros(22_000));
         }
-        assert!((cost.step_micros(8.0, 0.0) - 22_000.0).abs() < 1_500.0, "{}", cost.step_micros(8.0, 0.0));
-        assert!(cost.step_micros(64.0, 0.0) > 1.5 * before);
+        assert!((cost.step_us(8.0, 0.0) - 22_000.0).abs() < 1_500.0, "{}", cost.step_us(8.0, 0.0));
+        assert!(cost.step_us(64.0, 0.0) > 1.5 * before);
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
             for wire_us in wires_us {
                 cost.observe_wire(Duration::from_micros(wire_us + 7_000), Duration::from_micros(7_000));
             }
-            cost.wire_micros().round()
+            cost.wire_us().round()
         };
         assert_eq!(told(&[10_000]), 10_000.0);
         assert_eq!(told(&[250_000, 10_000]), 10_000.0, "the 250 ms reply waited for a prompt");
@@ -190,13 +190,13 @@ mod tests {
     #[test]
     fn a_knee_that_no_profile_reached_is_learned_from_what_was_seen() {
         let mut cost = WorkerCost::new(StepTimes::new(&[point(1, 0, 20_000), point(64, 0, 20_000)]));
-        assert_eq!(cost.step_micros(512.0, 0.0), 20_000.0);
+        assert_eq!(cost.step_us(512.0, 0.0), 20_000.0);
         cost.observe_step(512, 0.0, Duration::from_micros(40_000));
-        assert!((cost.step_micros(512.0, 0.0) - 40_000.0).abs() < 1.0);
-        assert!(cost.step_micros(1_024.0, 0.0) > 60_000.0, "the slope continues");
+        assert!((cost.step_us(512.0, 0.0) - 40_000.0).abs() < 1.0);
+        assert!(cost.step_us(1_024.0, 0.0) > 60_000.0, "the slope continues");
         cost.observe_step(1_024, 0.0, Duration::from_micros(80_000));
-        assert!((cost.step_micros(768.0, 0.0) - 60_000.0).abs() < 1.0);
-        assert!((cost.step_micros(256.0, 0.0) - 20_000.0).abs() < 1.0, "optimistic between observations");
-        assert_eq!(cost.step_micros(8.0, 0.0), 20_000.0, "the table holds at profiled rows");
+        assert!((cost.step_us(768.0, 0.0) - 60_000.0).abs() < 1.0);
+        assert!((cost.step_us(256.0, 0.0) - 20_000.0).abs() < 1.0, "optimistic between observations");
+        assert_eq!(cost.step_us(8.0, 0.0), 20_000.0, "the table holds at profiled rows");
     }
 }

@@ -12,18 +12,18 @@ use crate::cost::WorkerCost;
 
 /// Whether `ready` sequences, with one row each, gain by waiting for the `in_flight` ones to be answered: one
 /// larger forward and a network round trip compared with two alternating forwards.
-pub fn joining_pays(ready: u32, in_flight: u32, context: f64, target: &WorkerCost) -> bool {
+pub fn delay_pays(ready: u32, in_flight: u32, context: f64, target: &WorkerCost) -> bool {
     if ready == 0 || in_flight == 0 {
         return false;
     }
-    let step = |rows: u32| target.step_micros(f64::from(rows), context);
-    target.wire_micros() + step(ready + in_flight) < step(ready) + step(in_flight)
+    let step = |rows: u32| target.step_us(f64::from(rows), context);
+    target.wire_us() + step(ready + in_flight) < step(ready) + step(in_flight)
 }
 
 /// Maximum wait for `in_flight` steps to be answered; a longer delay means a problem at the target, and the
 /// step leaves.
-pub fn longest_wait(in_flight: u32, context: f64, target: &WorkerCost) -> Duration {
-    let micros = target.wire_micros() + target.step_micros(f64::from(in_flight), context);
+pub fn max_delay(in_flight: u32, context: f64, target: &WorkerCost) -> Duration {
+    let micros = target.wire_us() + target.step_us(f64::from(in_flight), context);
     Duration::from_secs_f64(2.0 * micros / 1e6)
 }
 
@@ -44,10 +44,10 @@ mod tests {
     #[test]
     fn joining_pays_where_rows_are_cheap_and_not_where_each_costs_alike() {
         let (flat, steep) = (target([20_000, 20_000]), target([100, 6_400]));
-        assert!(joining_pays(8, 8, 0.0, &flat));
-        assert!(joining_pays(1, 63, 0.0, &flat));
-        assert!(!joining_pays(8, 8, 0.0, &steep), "the delay adds a network round trip and saves nothing");
-        assert!(!joining_pays(8, 0, 0.0, &flat) && !joining_pays(0, 8, 0.0, &flat));
-        assert!(longest_wait(8, 0.0, &flat) > Duration::from_millis(40));
+        assert!(delay_pays(8, 8, 0.0, &flat));
+        assert!(delay_pays(1, 63, 0.0, &flat));
+        assert!(!delay_pays(8, 8, 0.0, &steep), "the delay adds a network round trip and saves nothing");
+        assert!(!delay_pays(8, 0, 0.0, &flat) && !delay_pays(0, 8, 0.0, &flat));
+        assert!(max_delay(8, 0.0, &flat) > Duration::from_millis(40));
     }
 }

@@ -33,7 +33,7 @@ const MEAN_GAIN: f64 = 1.0 / 8.0;
 const DEVIATIONS: f64 = 4.0;
 
 /// Minimum ratio of a deadline to the mean predicted arrival, even if replies do not vary.
-const LEAST_MARGIN: f64 = 1.5;
+const MIN_MARGIN: f64 = 1.5;
 
 /// Maximum interval between probes. A worker that is out is probed after its deadline, then after twice that,
 /// and so on.
@@ -50,13 +50,13 @@ pub enum Access {
     /// It is out, and a probe is due: ask it for [`PROBE_TOKENS`] and do not wait.
     Probe,
     /// It is out: continue without it.
-    Leave,
+    Skip,
 }
 
 /// Health of one draft worker. See the module documentation.
 #[derive(Debug, Clone, Default)]
 pub struct DraftHealth {
-    reply: Option<ReplyFactor>,
+    reply: Option<ReplyTimeRatio>,
     answered_at: Option<Duration>,
     outage: Option<Outage>,
     missed: u64,
@@ -65,7 +65,7 @@ pub struct DraftHealth {
 
 /// Ratio of actual to predicted reply times.
 #[derive(Debug, Clone, Copy)]
-struct ReplyFactor {
+struct ReplyTimeRatio {
     mean: f64,
     deviation: f64,
 }
@@ -81,7 +81,7 @@ struct Outage {
 
 /// Report on a draft worker's health.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub struct HealthReport {
+pub struct DraftHealthReport {
     /// Whether it has sent nothing since a request, and no round waits for it.
     pub is_out: bool,
     /// Time since it went out, milliseconds.
@@ -95,8 +95,8 @@ pub struct HealthReport {
 /// Predicted time of `k` tokens at a worker shared by `sequences`, by its step times and network delay: one
 /// forward per token.
 pub fn predicted_proposal(k: u32, sequences: u32, context: f64, draft: &WorkerCost) -> Duration {
-    let step = draft.step_micros(f64::from(sequences.max(1)), context);
-    Duration::from_secs_f64((draft.wire_micros() + f64::from(k) * step) / 1e6)
+    let step = draft.step_us(f64::from(sequences.max(1)), context);
+    Duration::from_secs_f64((draft.wire_us() + f64::from(k) * step) / 1e6)
 }
 
 impl DraftHealth {
@@ -105,7 +105,7 @@ impl DraftHealth {
         match &self.outage {
             None => Access::Wait(self.deadline(predicted)),
             Some(outage) if now >= outage.probe_at => Access::Probe,
-            Some(_) => Access::Leave,
+            Some(_) => Access::Skip,
         }
     }
 
@@ -113,8 +113,8 @@ impl DraftHealth {
     pub fn deadline(&self, predicted: Duration) -> Duration {
         let wait = match self.reply {
             None => predicted.mul_f64(DEVIATIONS).max(FIRST_WAIT_MIN),
-            Some(ReplyFactor { mean, deviation }) => {
-                predicted.mul_f64((mean + DEVIATIONS * deviation).max(LEAST_MARGIN * mean))
+            Some(ReplyTimeRatio { mean, deviation }) => {
+                predicted.mul_f64((mean + DEVIATIONS * deviation).max(MIN_MARGIN * mean))
             }
         };
         wait.clamp(MIN_WAIT, MAX_WAIT)
@@ -140,23 +140,23 @@ impl DraftHealth {
         let took = took.min(MAX_WAIT).as_secs_f64();
         let factor = took / predicted.as_secs_f64().max(1e-6);
         self.reply = Some(match self.reply {
-            None => ReplyFactor { mean: factor, deviation: factor / 2.0 },
-            Some(ReplyFactor { mean, deviation }) => ReplyFactor {
+            None => ReplyTimeRatio { mean: factor, deviation: factor / 2.0 },
+            Some(ReplyTimeRatio { mean, deviation }) => ReplyTimeRatio {
                 mean: mean + MEAN_GAIN * (factor - mean),
                 deviation: deviation + 2.0 * MEAN_GAIN * ((factor - mean).abs() - deviation),
             },
         });
     }
 
-    /// Records a missed deadline of a proposal requested at `asked_at`. Returns whether that marks the worker
-    /// as out.
-    pub fn missed(&mut self, asked_at: Duration, now: Duration) -> bool {
+    /// Records a missed deadline of a proposal requested at `requested_at`. Returns whether that marks
+    /// the worker as out.
+    pub fn deadline_missed(&mut self, requested_at: Duration, now: Duration) -> bool {
         self.missed += 1;
-        let is_silent = self.answered_at.is_none_or(|answered_at| answered_at < asked_at);
+        let is_silent = self.answered_at.is_none_or(|answered_at| answered_at < requested_at);
         if !is_silent || self.outage.is_some() {
             return false;
         }
-        let wait = now.saturating_sub(asked_at).max(MIN_WAIT);
+        let wait = now.saturating_sub(requested_at).max(MIN_WAIT);
         self.outage = Some(Outage { since: now, wait, probe_at: now + wait, probe_wait: wait });
         self.outages += 1;
         true
@@ -169,14 +169,14 @@ impl DraftHealth {
 
     /// Whether it has been out for so long that its sequences should move to another worker: as long again as
     /// the deadline that it missed. A worker that is only late answers within that time.
-    pub fn is_given_up(&self, now: Duration) -> bool {
+    pub fn should_reassign(&self, now: Duration) -> bool {
         self.outage.as_ref().is_some_and(|outage| now >= outage.since + outage.wait)
     }
 
     /// Creates the report.
-    pub fn report(&self, now: Duration) -> HealthReport {
+    pub fn report(&self, now: Duration) -> DraftHealthReport {
         let out = self.outage.map(|outage| now.saturating_sub(outage.since));
-        HealthReport {
+        DraftHealthReport {
             is_out: out.is_some(),
             out_ms: out.unwrap_or_default().as_millis() as u64,
             missed_deadlines: self.missed,
@@ -221,7 +221,7 @@ mod tests {
     fn a_late_proposal_lengthens_the_next_deadline() {
         let mut health = answering(&[40; 50]);
         let before = health.deadline(ms(10));
-        assert!(!health.missed(ms(4_000), ms(4_060)), "it has answered another sequence since");
+        assert!(!health.deadline_missed(ms(4_000), ms(4_060)), "it has answered another sequence since");
         health.observe(ms(200), ms(10));
         assert!(health.deadline(ms(10)) > 2 * before);
     }
@@ -229,28 +229,31 @@ mod tests {
     #[test]
     fn a_silent_worker_is_out_after_one_deadline_until_it_answers() {
         let mut health = answering(&[40; 50]);
-        assert!(health.missed(ms(10_000), ms(10_060)));
-        assert!(!health.missed(ms(10_010), ms(10_070)), "marked as out once, not once per waiting round");
+        assert!(health.deadline_missed(ms(10_000), ms(10_060)));
+        assert!(
+            !health.deadline_missed(ms(10_010), ms(10_070)),
+            "marked as out once, not once per waiting round"
+        );
         let access = |health: &DraftHealth, at| health.access(ms(at), ms(10));
-        assert_eq!(access(&health, 10_100), Access::Leave);
-        assert!(!health.is_given_up(ms(10_110)) && health.is_given_up(ms(10_130)));
+        assert_eq!(access(&health, 10_100), Access::Skip);
+        assert!(!health.should_reassign(ms(10_110)) && health.should_reassign(ms(10_130)));
         assert_eq!(access(&health, 10_120), Access::Probe);
         health.probed(ms(10_120));
-        assert_eq!(access(&health, 10_239), Access::Leave);
+        assert_eq!(access(&health, 10_239), Access::Skip);
         assert_eq!(access(&health, 10_240), Access::Probe);
         assert_eq!(
             health.report(ms(10_160)),
-            HealthReport { is_out: true, out_ms: 100, missed_deadlines: 2, outages: 1 }
+            DraftHealthReport { is_out: true, out_ms: 100, missed_deadlines: 2, outages: 1 }
         );
         health.answered(ms(20_000));
         assert!(matches!(access(&health, 20_000), Access::Wait(_)));
-        assert!(!health.is_given_up(ms(30_000)));
+        assert!(!health.should_reassign(ms(30_000)));
     }
 
     #[test]
     fn probes_grow_rarer_but_never_end() {
         let mut health = DraftHealth::default();
-        health.missed(ms(0), ms(250));
+        health.deadline_missed(ms(0), ms(250));
         let (mut now, mut probes) = (ms(250), 0);
         while now < ms(60_000) {
             now += ms(10);
@@ -273,11 +276,11 @@ mod tests {
                 match health.access(now, ms(k)) {
                     Access::Wait(wait) => {
                         waits += 1;
-                        health.missed(now, now + wait);
+                        health.deadline_missed(now, now + wait);
                         now += wait;
                     }
                     Access::Probe => health.probed(now),
-                    Access::Leave => {}
+                    Access::Skip => {}
                 }
                 now += ms(7);
             }

@@ -18,31 +18,31 @@ mod joint;
 mod load;
 mod lookup;
 mod price;
-mod promise;
 mod residual_filter;
 mod rules;
 #[cfg(test)]
 mod tests;
+mod throughput;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-pub use explanation::{Change, Explanation, Outlook, Why};
-pub use joint::{Joint, OthersJointly};
+pub use explanation::{Change, ChoiceReason, Explanation, Outlook};
+pub use joint::{JointChoice, JointLoad};
 pub use load::{LaneView, Load, Pace};
-pub(crate) use lookup::LENGTHS;
+pub(crate) use lookup::COMPARED_LENGTHS;
 pub use lookup::LookupLength;
-use price::{Price, Prices};
+use price::{Price, RoundPricer};
 use residual_filter::ResidualFilter;
 pub use residual_filter::ResidualRules;
+use rules::MIN_GAIN;
 pub use rules::Rules;
-use rules::WORTHWHILE;
 use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, SUPPLY_MEMORY};
 
 use crate::acceptance_by_position::AcceptanceByPosition;
 use crate::cost::{WorkerCost, micros};
-use crate::memory::MEMORY;
+use crate::smoothing::EWMA_WINDOW;
 use crate::tree_size::{Leaf, SiblingRates, TreeSize, tree_size};
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::Judged;
@@ -51,7 +51,7 @@ use speculation::tree::Judged;
 const CHANGES_KEPT: usize = 16;
 
 /// Maximum relative difference between the numbers of sequences in a round's forward and in the one before.
-const STEADY: f64 = 0.25;
+const STEADY_TOLERANCE: f64 = 0.25;
 
 /// Judged positions needed before the lane's acceptance rate counts as known.
 const ACCEPTANCE_EVIDENCE: f64 = 32.0;
@@ -88,7 +88,7 @@ impl RoundTimes {
     /// were joining or splitting, which takes time that does not belong to this k.
     fn is_steady(&self) -> bool {
         let [now, before] = self.forward_sequences.map(f64::from);
-        (now - before).abs() <= STEADY * before
+        (now - before).abs() <= STEADY_TOLERANCE * before
     }
 }
 
@@ -103,27 +103,27 @@ pub struct DraftLength {
     siblings: SiblingRates,
     /// Lane round of the latest draft request, and the number of lane rounds after it for which poor supply
     /// is remembered.
-    asked: u64,
+    last_draft_request: u64,
     supply_memory: u64,
     /// Ratio of measured to priced round times.
     residuals: ResidualFilter,
     /// By k.
-    gathered: Vec<Gathered>,
+    excess_by_k: Vec<ExcessSum>,
     outlook: Vec<Outlook>,
     /// The lane's choice if all lanes of its target drafted.
-    joint: Joint,
+    joint: JointChoice,
     load: Option<Load>,
     /// The k of this lane round if it is a probe.
     probe: Option<u32>,
     probe_credit: f64,
     probes: u64,
     /// Lane round of the latest evidence about acceptance.
-    heard: u64,
+    last_evidence_at: u64,
     lane_rounds: u64,
     /// Number of sequences that still begin a round in this lane round.
-    left_in_round: u32,
+    sequences_left: u32,
     changes: VecDeque<Change>,
-    why: Why,
+    why: ChoiceReason,
     speed: Speed,
 }
 
@@ -137,7 +137,7 @@ struct Speed {
 
 /// Excess of round times over the price in one lane round, for one k.
 #[derive(Debug, Clone, Copy, Default)]
-struct Gathered {
+struct ExcessSum {
     rounds: f64,
     excess: f64,
 }
@@ -158,22 +158,22 @@ impl DraftLength {
             acceptance: AcceptanceByPosition::with_rules(rules.prior_acceptance, rules.acceptance),
             supply: AcceptanceByPosition::new(PRIOR_SUPPLY),
             siblings: SiblingRates::default(),
-            asked: 0,
+            last_draft_request: 0,
             supply_memory: SUPPLY_MEMORY,
             residuals: ResidualFilter::new(max_k, rules.residuals),
-            gathered: vec![Gathered::default(); max_k as usize + 1],
+            excess_by_k: vec![ExcessSum::default(); max_k as usize + 1],
             outlook: Vec::new(),
-            joint: Joint::default(),
+            joint: JointChoice::default(),
             load: None,
             probe: None,
             // A new lane has no evidence, so it may probe soon.
             probe_credit: PROBE_CREDIT_MAX / 4.0,
             probes: 0,
-            heard: 0,
+            last_evidence_at: 0,
             lane_rounds: 0,
-            left_in_round: 0,
+            sequences_left: 0,
             changes: VecDeque::new(),
-            why: Why::Best,
+            why: ChoiceReason::Best,
             speed: Speed::default(),
         }
     }
@@ -181,18 +181,18 @@ impl DraftLength {
     /// Chooses k for the next round of one of the lane's sequences. Decides anew after each of them began a
     /// round.
     pub fn choose(&mut self, load: Load, target: &WorkerCost, draft: &WorkerCost) -> Choice {
-        if self.left_in_round == 0 {
-            self.left_in_round = load.lane_sequences.max(1);
+        if self.sequences_left == 0 {
+            self.sequences_left = load.lane_sequences.max(1);
             self.load = Some(load);
             self.begin_lane_round(&load, (target, draft));
         }
-        self.choose_as_decided().expect("a lane round has at least one sequence")
+        self.next_in_lane_round().expect("a lane round has at least one sequence")
     }
 
     /// Returns k for another sequence in the current lane round; `None` if all sequences had their turn and
     /// [`Self::choose`] must decide.
-    pub fn choose_as_decided(&mut self) -> Option<Choice> {
-        self.left_in_round = self.left_in_round.checked_sub(1)?;
+    pub fn next_in_lane_round(&mut self) -> Option<Choice> {
+        self.sequences_left = self.sequences_left.checked_sub(1)?;
         Some(Choice { num_draft_tokens: self.probe.unwrap_or(self.k), is_probe: self.probe.is_some() })
     }
 
@@ -202,9 +202,9 @@ impl DraftLength {
     }
 
     /// Records that a verification judged `judged` drafted tokens and accepted the first `accepted`.
-    pub fn observe_verdict(&mut self, judged: u32, accepted: u32) {
+    pub fn observe_verification(&mut self, judged: u32, accepted: u32) {
         if judged > 0 {
-            self.heard = self.lane_rounds;
+            self.last_evidence_at = self.lane_rounds;
             self.acceptance.observe(0..judged, accepted.min(judged), self.sequences());
         }
     }
@@ -223,7 +223,7 @@ impl DraftLength {
     /// Positions count from where its draft would have begun.
     pub fn observe_agreement(&mut self, positions: Range<u32>, accepted: u32) {
         if !positions.is_empty() {
-            self.heard = self.lane_rounds;
+            self.last_evidence_at = self.lane_rounds;
             self.acceptance.observe(positions, accepted, self.sequences());
         }
     }
@@ -232,32 +232,32 @@ impl DraftLength {
     pub fn observe_round(&mut self, round: &RoundTimes, target: &WorkerCost, draft: &WorkerCost) {
         let k = round.num_draft_tokens;
         let (draft_wait, verify) = (micros(round.draft_wait), micros(round.verify));
-        let settled =
+        let is_settled =
             k == self.k && self.since_change().is_none_or(|since| since >= self.rules.settling_lane_rounds);
-        if settled {
+        if is_settled {
             let (tokens, micros) = (f64::from(round.committed), draft_wait + verify);
             for (sum, new) in [
                 (&mut self.speed.rounds, 1.0),
                 (&mut self.speed.tokens, tokens),
                 (&mut self.speed.micros, micros),
             ] {
-                *sum = *sum * (1.0 - 1.0 / MEMORY) + new;
+                *sum = *sum * (1.0 - 1.0 / EWMA_WINDOW) + new;
             }
         }
-        let is_telling = (settled || self.probe == Some(k)) && k <= self.max_k;
-        let Some(load) = self.load.filter(|_| is_telling) else { return };
+        let is_informative = (is_settled || self.probe == Some(k)) && k <= self.max_k;
+        let Some(load) = self.load.filter(|_| is_informative) else { return };
         if load.other_sequences == 0 && !round.is_steady() {
             return;
         }
         let chain_rows = 1.0 + self.supply.cumulative(k).iter().sum::<f64>();
         let rows_each = chain_rows + f64::from(round.num_leaves);
-        let among = round.forward_sequences[0];
-        let price = self.prices(&load, target, draft).round_among(among, k, rows_each);
+        let group_size = round.forward_sequences[0];
+        let price = self.prices(&load, target, draft).round_by_group_size(group_size, k, rows_each);
         let excess = (draft_wait + verify) / price.round_us() - 1.0;
         if excess.is_finite() {
-            let gathered = &mut self.gathered[k as usize];
-            gathered.rounds += 1.0;
-            gathered.excess += excess;
+            let sum = &mut self.excess_by_k[k as usize];
+            sum.rounds += 1.0;
+            sum.excess += excess;
         }
     }
 
@@ -313,40 +313,40 @@ impl DraftLength {
         self.lane_rounds += 1;
         self.probe = None;
         self.residuals.age();
-        for (k, gathered) in (0..).zip(&mut self.gathered) {
-            let Gathered { rounds, excess } = std::mem::take(gathered);
+        for (k, sum) in (0..).zip(&mut self.excess_by_k) {
+            let ExcessSum { rounds, excess } = std::mem::take(sum);
             if rounds > 0.0 {
                 let part = rounds / f64::from(load.lane_sequences.max(1));
                 self.residuals.observe(k, excess / rounds, part);
             }
         }
-        self.age_supply();
-        self.outlook = self.look_ahead(load, target, draft);
-        self.join_others(load, (target, draft));
-        if !self.step_towards_best() {
+        self.expire_poor_supply();
+        self.outlook = self.compute_outlook(load, target, draft);
+        self.apply_joint_choice(load, (target, draft));
+        if !self.update_k() {
             self.probe = self.due_probe();
         }
     }
 
     /// Resets poor supply after a time at k = 0. Drafts may have been late only because many prompts arrived
     /// at once.
-    fn age_supply(&mut self) {
+    fn expire_poor_supply(&mut self) {
         if self.k > 0 {
-            self.asked = self.lane_rounds;
+            self.last_draft_request = self.lane_rounds;
             if self.since_change().is_some_and(|since| since >= SUPPLY_MEMORY) {
                 self.supply_memory = SUPPLY_MEMORY;
             }
-        } else if self.lane_rounds - self.asked >= self.supply_memory
+        } else if self.lane_rounds - self.last_draft_request >= self.supply_memory
             && self.supply.rates(1)[0] < PRIOR_SUPPLY
         {
             self.supply = AcceptanceByPosition::new(PRIOR_SUPPLY);
-            self.asked = self.lane_rounds;
+            self.last_draft_request = self.lane_rounds;
             self.supply_memory = self.supply_memory.saturating_mul(2);
         }
     }
 
     /// Computes the outlook of each k.
-    fn look_ahead(&self, load: &Load, target: &WorkerCost, draft: &WorkerCost) -> Vec<Outlook> {
+    fn compute_outlook(&self, load: &Load, target: &WorkerCost, draft: &WorkerCost) -> Vec<Outlook> {
         let accepted_by_position = self.acceptance.cumulative(self.max_k);
         let supply = self.supply.cumulative(self.max_k);
         let sequences = f64::from(load.sequences.max(1));
@@ -388,33 +388,34 @@ impl DraftLength {
         outlook
     }
 
-    fn prices<'a>(&self, load: &'a Load, target: &'a WorkerCost, draft: &'a WorkerCost) -> Prices<'a> {
-        Prices { load, groups_max: self.rules.groups_max, target, draft }
+    fn prices<'a>(&self, load: &'a Load, target: &'a WorkerCost, draft: &'a WorkerCost) -> RoundPricer<'a> {
+        RoundPricer { load, groups_max: self.rules.groups_max, target, draft }
     }
 
     /// Changes k to the best value if that is worth it. Returns whether k changed.
-    fn step_towards_best(&mut self) -> bool {
+    fn update_k(&mut self) -> bool {
         let here = self.outlook[self.k as usize];
         let must_leave = self.delays_others(&here);
-        let margin = if self.is_rash() { self.rules.rash_hysteresis } else { self.rules.hysteresis };
+        let margin =
+            if self.is_unconfirmed() { self.rules.unconfirmed_hysteresis } else { self.rules.hysteresis };
         let best = self.outlook.iter().filter(|at| at.k != self.k && !self.delays_others(at)).map(|at| {
             let gain = (at.tokens_per_second / here.tokens_per_second).ln();
             // A smaller k needs no margin, because it does not delay other lanes.
-            let margin = if at.k < self.k && !self.is_rash() { 0.0 } else { margin };
+            let margin = if at.k < self.k && !self.is_unconfirmed() { 0.0 } else { margin };
             (gain - margin, gain, at.k)
         });
         let Some((surplus, gain, best)) = best.max_by(|a, b| a.0.total_cmp(&b.0)) else { return false };
         if !must_leave && surplus <= 0.0 {
             self.why = match () {
-                () if gain <= 0.0 => Why::Best,
-                () if self.is_rash() => Why::Settling,
-                () => Why::WithinHysteresis,
+                () if gain <= 0.0 => ChoiceReason::Best,
+                () if self.is_unconfirmed() => ChoiceReason::Settling,
+                () => ChoiceReason::WithinHysteresis,
             };
             return false;
         }
         let from = self.k;
         self.k = best;
-        self.why = Why::Moving;
+        self.why = ChoiceReason::Moving;
         self.speed = Speed::default();
         self.changes.push_back(Change { lane_round: self.lane_rounds, from, to: best, gain });
         if self.changes.len() > CHANGES_KEPT {
@@ -429,14 +430,14 @@ impl DraftLength {
     }
 
     /// Whether the last change has not been measured yet.
-    fn is_rash(&self) -> bool {
+    fn is_unconfirmed(&self) -> bool {
         self.since_change().is_some_and(|since| since < 2 * self.rules.settling_lane_rounds)
     }
 
     /// Returns the k of a probe if one is due and paid for.
     fn due_probe(&mut self) -> Option<u32> {
         self.probe_credit = (self.probe_credit + self.rules.probe_share).min(PROBE_CREDIT_MAX);
-        if self.lane_rounds - self.heard < self.rules.probe_spacing || self.max_k == 0 {
+        if self.lane_rounds - self.last_evidence_at < self.rules.probe_spacing || self.max_k == 0 {
             return None;
         }
         // At k > 0 without evidence, the operator's policy holds back all drafts except probes.
@@ -449,14 +450,18 @@ impl DraftLength {
         }
         self.probe_credit -= loss;
         self.probes += 1;
-        self.heard = self.lane_rounds;
+        self.last_evidence_at = self.lane_rounds;
         Some(probe)
     }
 }
 
 /// Number of `leaves` that pay beside a chain of `k` tokens, given the tokens and rows of the chain's round.
 /// Leaves must not delay other lanes.
-fn size_of_tree(prices: &Prices<'_>, (k, tokens, rows_each): (u32, f64, f64), leaves: &[Leaf]) -> TreeSize {
+fn size_of_tree(
+    prices: &RoundPricer<'_>,
+    (k, tokens, rows_each): (u32, f64, f64),
+    leaves: &[Leaf],
+) -> TreeSize {
     let chain = prices.round(k, rows_each);
     let forward_us = |price: &Price| price.forwards.mean_us(1.0);
     let worth = leaves.iter().filter(|leaf| leaf.position < k).map(|leaf| leaf.worth);

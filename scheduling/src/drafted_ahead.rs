@@ -1,7 +1,7 @@
 //! Draft-ahead: how much of a proposal already exists when it is requested, because the draft worker drafted
 //! it while the previous proposal was verified. A round does not wait for these tokens.
 
-use crate::memory::MEMORY;
+use crate::smoothing::EWMA_WINDOW;
 
 /// By position, the share of proposals whose token there was drafted ahead. Pure.
 #[derive(Debug, Clone, Default)]
@@ -15,11 +15,11 @@ impl DraftedAhead {
         for position in 0..asked {
             let was_there = f64::from(u8::from(position < num_ahead));
             match self.shares.get_mut(position as usize) {
-                Some(share) => *share += (was_there - *share) / MEMORY,
+                Some(share) => *share += (was_there - *share) / EWMA_WINDOW,
                 // Start from the share at the previous position.
                 None => {
                     let before = self.shares.last().copied().unwrap_or(0.0);
-                    self.shares.push(before + (was_there - before) / MEMORY);
+                    self.shares.push(before + (was_there - before) / EWMA_WINDOW);
                 }
             }
         }

@@ -2,7 +2,7 @@
 //! times and the tokens that rounds commit, so a target whose drafts are accepted has more headroom than one
 //! whose drafts are rejected.
 
-use crate::cost::{Forward, WorkerCost};
+use crate::cost::{ForwardShape, WorkerCost};
 
 /// Mean round of a target's sequences.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,11 +26,11 @@ impl Default for MeanRound {
 
 /// Capacity of a target, in sequences.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Places {
+pub struct SequenceSlots {
     /// Sequences there now.
-    pub taken: u32,
+    pub used: u32,
     /// Sequences that fit in its KV, as far as is known.
-    pub most: u32,
+    pub max: u32,
 }
 
 /// Largest number of sequences that is evaluated; no gain is expected beyond it.
@@ -38,21 +38,21 @@ const SEQUENCES_MAX: u32 = 1 << 12;
 
 /// Tokens per second that more sequences would add at this target; 0 if it is full or more sequences add
 /// none.
-pub fn headroom(target: &WorkerCost, round: MeanRound, places: Places) -> f64 {
+pub fn headroom(target: &WorkerCost, round: MeanRound, slots: SequenceSlots) -> f64 {
     let verify = |sequences: u32| {
         let sequences = f64::from(sequences);
-        target.forward_micros(Forward { rows: sequences * round.rows, sequences, context: round.context })
+        target.forward_us(ForwardShape { rows: sequences * round.rows, sequences, context: round.context })
     };
     // Assume that times for drafting and the network do not depend on the number of sequences.
-    let beside = (round.micros - verify(places.taken.max(1))).max(0.0);
+    let beside = (round.micros - verify(slots.used.max(1))).max(0.0);
     let speed = |sequences: u32| {
         let micros = beside + verify(sequences);
         if sequences > 0 && micros > 0.0 { f64::from(sequences) * round.tokens * 1e6 / micros } else { 0.0 }
     };
-    let now = speed(places.taken);
-    let most = places.most.min(SEQUENCES_MAX);
-    let more = std::iter::successors(Some(places.taken + 1), |sequences| sequences.checked_mul(2));
-    let tried = more.take_while(|sequences| *sequences < most).chain((most > places.taken).then_some(most));
+    let now = speed(slots.used);
+    let most = slots.max.min(SEQUENCES_MAX);
+    let more = std::iter::successors(Some(slots.used + 1), |sequences| sequences.checked_mul(2));
+    let tried = more.take_while(|sequences| *sequences < most).chain((most > slots.used).then_some(most));
     tried.map(speed).fold(now, f64::max) - now
 }
 
@@ -69,7 +69,7 @@ mod tests {
     }
 
     fn at(round: MeanRound, taken: u32, most: u32) -> f64 {
-        headroom(&target(), round, Places { taken, most })
+        headroom(&target(), round, SequenceSlots { used: taken, max: most })
     }
 
     #[test]
@@ -94,6 +94,6 @@ mod tests {
     #[test]
     fn a_target_of_which_nothing_is_known_is_no_infinity() {
         let unknown = WorkerCost::new(StepTimes::new(&[]));
-        assert_eq!(headroom(&unknown, MeanRound::default(), Places { taken: 0, most: u32::MAX }), 0.0);
+        assert_eq!(headroom(&unknown, MeanRound::default(), SequenceSlots { used: 0, max: u32::MAX }), 0.0);
     }
 }

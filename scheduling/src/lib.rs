@@ -26,7 +26,6 @@ pub mod drafted_ahead;
 pub mod fair_queue;
 pub mod headroom;
 pub mod lookup_rates;
-mod memory;
 pub mod output_length;
 pub mod placement;
 pub mod pool_size;
@@ -35,8 +34,9 @@ pub mod prompt_time;
 pub mod replay_budget;
 pub mod rollout;
 pub mod scheduler;
+mod smoothing;
 pub mod target_health;
 #[cfg(test)]
 mod testdata;
 pub mod tree_size;
-pub mod waits;
+pub mod wait_stats;

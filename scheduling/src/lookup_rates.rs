@@ -5,7 +5,7 @@
 //! drafted. So an inaccurate source is given up without a rejected draft, and an accurate one is used again
 //! without a trial. Reads no clock.
 
-use crate::memory::{LASTING_MEMORY, PRIOR_WEIGHT};
+use crate::smoothing::{LONG_EWMA_WINDOW, PRIOR_WEIGHT};
 use serde::Serialize;
 use speculation::lookup::Expected;
 
@@ -53,12 +53,12 @@ type ByClass = [f64; FIRST_OF_CLASS.len()];
 const LANE_PRIOR_WEIGHT: f64 = 8.0;
 
 /// Memory of a sequence, in judged tokens per class.
-const SEQUENCE_MEMORY: f64 = 32.0;
+const SEQUENCE_EWMA_WINDOW: f64 = 32.0;
 
 /// Accuracy of one source for a lane or a sequence.
 #[derive(Debug, Clone)]
 pub struct LookupRates {
-    memory: f64,
+    window: f64,
     /// By class, decayed.
     judged: ByClass,
     right: ByClass,
@@ -67,19 +67,19 @@ pub struct LookupRates {
 impl LookupRates {
     /// Creates the rates of a lane.
     pub fn of_lane() -> Self {
-        Self { memory: LASTING_MEMORY, judged: ByClass::default(), right: ByClass::default() }
+        Self { window: LONG_EWMA_WINDOW, judged: ByClass::default(), right: ByClass::default() }
     }
 
     /// Creates the rates of a sequence.
     pub fn of_sequence() -> Self {
-        Self { memory: SEQUENCE_MEMORY, ..Self::of_lane() }
+        Self { window: SEQUENCE_EWMA_WINDOW, ..Self::of_lane() }
     }
 
     /// Records the prediction for a committed token.
     pub fn observe(&mut self, expected: Expected) {
         let class = class_of(expected.match_len);
-        self.judged[class] += 1.0 - self.judged[class] / self.memory;
-        self.right[class] += f64::from(u8::from(expected.is_right)) - self.right[class] / self.memory;
+        self.judged[class] += 1.0 - self.judged[class] / self.window;
+        self.right[class] += f64::from(u8::from(expected.is_right)) - self.right[class] / self.window;
     }
 
     /// Decayed number of judged tokens, and of those that were right.
@@ -94,7 +94,7 @@ impl LookupRates {
 
 /// For each of the next `num_tokens` predicted tokens after a match of `match_len`, the probability that it
 /// and all before it are right. The match grows with each right token.
-pub fn chances(
+pub fn reach_probabilities(
     source: LookupSource,
     (lane, sequence): (&LookupRates, &LookupRates),
     (match_len, num_tokens): (u32, usize),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     fn first_chance(lane: &LookupRates, sequence: &LookupRates, match_len: u32) -> f64 {
-        chances(LookupSource::Suffix, (lane, sequence), (match_len, 1))[0]
+        reach_probabilities(LookupSource::Suffix, (lane, sequence), (match_len, 1))[0]
     }
 
     #[test]
@@ -156,10 +156,10 @@ mod tests {
     #[test]
     fn the_chance_of_a_draft_falls_with_each_position_and_its_match_grows() {
         let (lane, fresh) = (LookupRates::of_lane(), LookupRates::of_sequence());
-        let reached = chances(LookupSource::Suffix, (&lane, &fresh), (2, 12));
+        let reached = reach_probabilities(LookupSource::Suffix, (&lane, &fresh), (2, 12));
         assert!(reached.windows(2).all(|pair| pair[1] < pair[0]));
         let ratios: Vec<f64> = reached.windows(2).map(|pair| pair[1] / pair[0]).collect();
         assert!(ratios.windows(2).all(|pair| pair[1] >= pair[0] - 1e-9), "{ratios:?}");
-        assert_eq!(chances(LookupSource::Suffix, (&lane, &fresh), (0, 2)), [0.0, 0.0]);
+        assert_eq!(reach_probabilities(LookupSource::Suffix, (&lane, &fresh), (0, 2)), [0.0, 0.0]);
     }
 }

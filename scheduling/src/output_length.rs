@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 /// Number of outputs that are remembered.
-const REMEMBERED: usize = 128;
+const MAX_OUTPUTS: usize = 128;
 
 /// One in this many outputs may exceed the percentile; also the minimum number of observations.
 const ONE_IN: usize = 10;
@@ -18,7 +18,7 @@ pub struct OutputLengths {
 impl OutputLengths {
     /// Records the length of an output that ended by itself or at its limit. Cancelled outputs tell nothing.
     pub fn observe(&mut self, tokens: u32) {
-        if self.latest.len() == REMEMBERED {
+        if self.latest.len() == MAX_OUTPUTS {
             self.latest.pop_front();
         }
         self.latest.push_back(tokens);

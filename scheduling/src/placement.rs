@@ -13,11 +13,11 @@ use speculation::TokenId;
 use speculation::prefix::Prefix;
 
 /// Fraction by which a worker's load may exceed the least load and the worker still be chosen.
-const SLACK: f64 = 1.0 / 8.0;
+const LOAD_SLACK: f64 = 1.0 / 8.0;
 
 /// One worker that may serve the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place<K> {
+pub struct RankedWorker<K> {
     /// Identifies the worker.
     pub key: K,
     /// Strict preference, lowest first: a higher rank is chosen only if no lower one exists.
@@ -34,35 +34,35 @@ pub struct Place<K> {
 /// may carry for a cached prefix, and the minimum distance of prefix marks; longer prefixes have a mark at
 /// each further eighth of their length. So a conversation is distinguished from others with the same
 /// beginning once it differs in an eighth of its length. Shorter prefixes only break ties.
-const IDS_OF_A_SEQUENCE: u32 = 128;
+const IDS_PER_SEQUENCE: u32 = 128;
 
 /// Maximum number of extra sequences that a worker may carry for a prefix of any length.
-const EXTRA_MAX: u32 = 8;
+const MAX_EXTRA_LOAD: u32 = 8;
 
 /// Chooses the worker for one more sequence.
-pub fn choose<K: Ord + Copy>(places: &[Place<K>]) -> Option<K> {
-    let rank = places.iter().map(|place| place.rank).min()?;
-    let best = || places.iter().filter(|place| place.rank == rank);
-    let least = best().map(|place| place.load).min()?;
-    let most = least + ((f64::from(least) * SLACK) as u32).max(1);
-    let saved = |place: &Place<K>| place.shared_prefix / IDS_OF_A_SEQUENCE;
-    let better = |place: &&Place<K>| {
-        let least_loaded = (std::cmp::Reverse(place.load), std::cmp::Reverse(place.key));
-        (saved(place), place.lane_load, place.shared_prefix, least_loaded)
+pub fn choose<K: Ord + Copy>(workers: &[RankedWorker<K>]) -> Option<K> {
+    let rank = workers.iter().map(|worker| worker.rank).min()?;
+    let best = || workers.iter().filter(|worker| worker.rank == rank);
+    let least = best().map(|worker| worker.load).min()?;
+    let most = least + ((f64::from(least) * LOAD_SLACK) as u32).max(1);
+    let saved = |worker: &RankedWorker<K>| worker.shared_prefix / IDS_PER_SEQUENCE;
+    let better = |worker: &&RankedWorker<K>| {
+        let least_loaded = (std::cmp::Reverse(worker.load), std::cmp::Reverse(worker.key));
+        (saved(worker), worker.lane_load, worker.shared_prefix, least_loaded)
     };
-    let may_serve = |place: &&Place<K>| place.load <= most + saved(place).min(EXTRA_MAX);
-    best().filter(may_serve).max_by_key(better).map(|place| place.key)
+    let may_serve = |worker: &&RankedWorker<K>| worker.load <= most + saved(worker).min(MAX_EXTRA_LOAD);
+    best().filter(may_serve).max_by_key(better).map(|worker| worker.key)
 }
 
 /// Length of the shortest prefix that is remembered.
 const FIRST_MARK: usize = 32;
 
 /// Prefixes remembered per worker: about 750 conversations of 4,096 ids.
-const MARKS_KEPT: usize = 16_384;
+const MAX_MARKS: usize = 16_384;
 
 /// Lengths of remembered prefixes, ascending.
 fn mark_lengths() -> impl Iterator<Item = usize> {
-    let next = |len: &usize| len.checked_add((len / 8).max((IDS_OF_A_SEQUENCE as usize).min(*len)));
+    let next = |len: &usize| len.checked_add((len / 8).max((IDS_PER_SEQUENCE as usize).min(*len)));
     std::iter::successors(Some(FIRST_MARK), next)
 }
 
@@ -83,12 +83,12 @@ impl PrefixMarks {
 
 /// Prefixes that one worker received recently. An estimate: the worker decides what it keeps cached.
 #[derive(Debug, Clone, Default)]
-pub struct PrefixMemory {
+pub struct RecentPrefixes {
     seen: HashSet<u64>,
     oldest: VecDeque<u64>,
 }
 
-impl PrefixMemory {
+impl RecentPrefixes {
     /// Records that the worker receives a prompt.
     pub fn remember(&mut self, marks: &PrefixMarks) {
         for mark in &marks.0 {
@@ -96,7 +96,7 @@ impl PrefixMemory {
                 self.oldest.push_back(*mark);
             }
         }
-        while self.oldest.len() > MARKS_KEPT {
+        while self.oldest.len() > MAX_MARKS {
             if let Some(mark) = self.oldest.pop_front() {
                 self.seen.remove(&mark);
             }
@@ -117,32 +117,32 @@ mod tests {
 
     use super::*;
 
-    fn place(key: u32, load: u32, lane_load: u32, shared_prefix: u32) -> Place<u32> {
-        Place { key, rank: 0, load, lane_load, shared_prefix }
+    fn ranked(key: u32, load: u32, lane_load: u32, shared_prefix: u32) -> RankedWorker<u32> {
+        RankedWorker { key, rank: 0, load, lane_load, shared_prefix }
     }
 
     #[test]
     fn long_prefixes_win_then_lanes_then_short_prefixes_then_the_least_loaded() {
-        for (places, expected, why) in [
-            (vec![place(0, 8, 0, 0), place(1, 9, 2, 0)], 1, "more sequences of its lane run there"),
-            (vec![place(0, 8, 3, 64), place(1, 9, 3, 96)], 1, "its prefix is cached there"),
-            (vec![place(0, 8, 5, 0), place(1, 9, 3, 96)], 0, "a short prefix counts less than the lane"),
-            (vec![place(0, 8, 5, 0), place(1, 9, 3, 256)], 1, "a long prefix counts more"),
-            (vec![place(0, 1, 1, 0), place(1, 4, 0, 256)], 1, "a long prefix allows two extra sequences"),
-            (vec![place(0, 1, 1, 0), place(1, 5, 0, 256)], 0, "but not three extra sequences"),
+        for (workers, expected, why) in [
+            (vec![ranked(0, 8, 0, 0), ranked(1, 9, 2, 0)], 1, "more sequences of its lane run there"),
+            (vec![ranked(0, 8, 3, 64), ranked(1, 9, 3, 96)], 1, "its prefix is cached there"),
+            (vec![ranked(0, 8, 5, 0), ranked(1, 9, 3, 96)], 0, "a short prefix counts less than the lane"),
+            (vec![ranked(0, 8, 5, 0), ranked(1, 9, 3, 256)], 1, "a long prefix counts more"),
+            (vec![ranked(0, 1, 1, 0), ranked(1, 4, 0, 256)], 1, "a long prefix allows two extra sequences"),
+            (vec![ranked(0, 1, 1, 0), ranked(1, 5, 0, 256)], 0, "but not three extra sequences"),
             (
-                vec![place(0, 0, 0, 0), place(1, 10, 9, 1 << 20)],
+                vec![ranked(0, 0, 0, 0), ranked(1, 10, 9, 1 << 20)],
                 0,
                 "no prefix allows an unlimited extra load",
             ),
-            (vec![place(0, 9, 3, 0), place(1, 8, 3, 0)], 1, "less loaded"),
-            (vec![place(0, 8, 0, 0), place(1, 10, 9, 99)], 0, "affinity must not overload a worker"),
-            (vec![place(0, 80, 0, 0), place(1, 90, 9, 0)], 1, "an eighth more load counts as equal"),
-            (vec![place(0, 3, 0, 0), place(1, 3, 0, 0)], 0, "the first of equal workers"),
+            (vec![ranked(0, 9, 3, 0), ranked(1, 8, 3, 0)], 1, "less loaded"),
+            (vec![ranked(0, 8, 0, 0), ranked(1, 10, 9, 99)], 0, "affinity must not overload a worker"),
+            (vec![ranked(0, 80, 0, 0), ranked(1, 90, 9, 0)], 1, "an eighth more load counts as equal"),
+            (vec![ranked(0, 3, 0, 0), ranked(1, 3, 0, 0)], 0, "the first of equal workers"),
         ] {
-            assert_eq!(choose(&places), Some(expected), "{why}");
+            assert_eq!(choose(&workers), Some(expected), "{why}");
         }
-        let outranked = [Place { rank: 1, ..place(0, 0, 9, 0) }, place(1, 50, 0, 0)];
+        let outranked = [RankedWorker { rank: 1, ..ranked(0, 0, 9, 0) }, ranked(1, 50, 0, 0)];
         assert_eq!(choose(&outranked), Some(1));
         assert_eq!(choose::<u32>(&[]), None);
     }
@@ -152,8 +152,8 @@ mod tests {
         let mut lanes = [[0_u32; 2]; 2];
         for i in 0..64 {
             let lane = i % 2;
-            let places = [0, 1].map(|w| place(w as u32, lanes[0][w] + lanes[1][w], lanes[lane][w], 0));
-            lanes[lane][choose(&places).unwrap() as usize] += 1;
+            let workers = [0, 1].map(|w| ranked(w as u32, lanes[0][w] + lanes[1][w], lanes[lane][w], 0));
+            lanes[lane][choose(&workers).unwrap() as usize] += 1;
         }
         assert_eq!(lanes, [[32, 0], [0, 32]]);
     }
@@ -163,7 +163,7 @@ mod tests {
         let prompt: Vec<TokenId> = (0..300).collect();
         let mut other = prompt.clone();
         other[100] = 7;
-        let mut memory = PrefixMemory::default();
+        let mut memory = RecentPrefixes::default();
         memory.remember(&PrefixMarks::of(&prompt, 1));
         assert_eq!(memory.shared(&PrefixMarks::of(&prompt, 1)), 256);
         assert_eq!(memory.shared(&PrefixMarks::of(&other, 1)), 64);
@@ -176,10 +176,10 @@ mod tests {
         );
         assert_eq!(memory.shared(&PrefixMarks::of(&prompt[..31], 1)), 0);
         assert_eq!(memory.shared(&PrefixMarks::of(&prompt, 2)), 0, "another isolation key");
-        for i in 0..MARKS_KEPT as u32 {
+        for i in 0..MAX_MARKS as u32 {
             memory.remember(&PrefixMarks::of(&[i + 10_000; FIRST_MARK], 1));
         }
-        assert_eq!((memory.shared(&PrefixMarks::of(&prompt, 1)), memory.seen.len()), (0, MARKS_KEPT));
+        assert_eq!((memory.shared(&PrefixMarks::of(&prompt, 1)), memory.seen.len()), (0, MAX_MARKS));
     }
 
     /// Turns of eight conversations with the same beginning, on two workers. Turns end in random order, and
@@ -192,7 +192,7 @@ mod tests {
             dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (dice >> 33) % sides
         };
-        let mut memories = [PrefixMemory::default(), PrefixMemory::default()];
+        let mut memories = [RecentPrefixes::default(), RecentPrefixes::default()];
         let mut running: [Option<usize>; 8] = [None; 8];
         let mut homes: [Option<usize>; 8] = [None; 8];
         let mut lengths = [320_usize; 8];
@@ -207,11 +207,11 @@ mod tests {
             lengths[conversation] = (lengths[conversation] + 64) % 4_000 + 64;
             let marks = PrefixMarks::of(&prompt, 1);
             let load = |worker| running.iter().filter(|at| **at == Some(worker)).count() as u32;
-            let places = [0, 1].map(|worker| Place {
+            let workers = [0, 1].map(|worker| RankedWorker {
                 shared_prefix: memories[worker].shared(&marks),
-                ..place(worker as u32, load(worker), load(worker), 0)
+                ..ranked(worker as u32, load(worker), load(worker), 0)
             });
-            let chosen = choose(&places).unwrap() as usize;
+            let chosen = choose(&workers).unwrap() as usize;
             memories[chosen].remember(&marks);
             running[conversation] = Some(chosen);
             stayed += usize::from(homes[conversation].replace(chosen).is_none_or(|home| home == chosen));
@@ -227,11 +227,11 @@ mod tests {
     proptest! {
         #[test]
         fn no_choice_overloads(loads in proptest::collection::vec((0u32..200, 0u32..200, 0u32..4_096), 1..20)) {
-            let places: Vec<_> =
-                loads.iter().enumerate().map(|(i, (load, lane, shared))| place(i as u32, *load, *lane, *shared)).collect();
-            let chosen = choose(&places).unwrap() as usize;
+            let workers: Vec<_> =
+                loads.iter().enumerate().map(|(i, (load, lane, shared))| ranked(i as u32, *load, *lane, *shared)).collect();
+            let chosen = choose(&workers).unwrap() as usize;
             let least = loads.iter().map(|(load, ..)| *load).min().unwrap();
-            prop_assert!(loads[chosen].0 <= least + (least / 8).max(1) + EXTRA_MAX.min(loads[chosen].2 / IDS_OF_A_SEQUENCE));
+            prop_assert!(loads[chosen].0 <= least + (least / 8).max(1) + MAX_EXTRA_LOAD.min(loads[chosen].2 / IDS_PER_SEQUENCE));
         }
     }
 }

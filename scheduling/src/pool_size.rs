@@ -5,13 +5,13 @@
 //! from measurements of its workers. Pure and stateless: the autoscaler decides how fast pools follow.
 
 /// Share of the speed with unlimited draft workers at which their number is sufficient.
-pub const ENOUGH: f64 = 0.95;
+pub const ENOUGH_SPEED: f64 = 0.95;
 
 /// Share of the targets' KV that may be reserved before more targets are wanted.
-pub const KV_SHARE: f64 = 0.8;
+pub const MAX_KV_SHARE: f64 = 0.8;
 
-/// Share of the TPOT objective that targets are sized for. The rest covers drafts that are only [`ENOUGH`],
-/// and load that grows while a worker starts.
+/// Share of the TPOT objective that targets are sized for. The rest covers drafts that are only
+/// [`ENOUGH_SPEED`], and load that grows while a worker starts.
 pub const TPOT_SHARE: f64 = 0.85;
 
 /// Demand on the pools.
@@ -25,7 +25,7 @@ pub struct Demand {
 
 /// Present pools and the objective.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Supply {
+pub struct CurrentPools {
     /// Targets that share the sequences now.
     pub targets: f64,
     /// Draft workers now.
@@ -39,7 +39,7 @@ pub struct Supply {
 
 /// Number of workers wanted.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Wanted {
+pub struct DesiredWorkers {
     /// Target workers, as a fraction: the sum over several routers is rounded up.
     pub targets: f64,
     /// Draft workers.
@@ -49,17 +49,22 @@ pub struct Wanted {
 /// Computes the wanted number of workers. `speed(sequences, drafts)` is the tokens per second that one target
 /// commits at the best k for that number of sequences and draft workers (a fraction if several targets share
 /// one; 0: none).
-pub fn wanted(demand: Demand, supply: Supply, speed: &dyn Fn(f64, f64) -> f64) -> Wanted {
+pub fn desired_workers(
+    demand: Demand,
+    supply: CurrentPools,
+    speed: &dyn Fn(f64, f64) -> f64,
+) -> DesiredWorkers {
     if demand.sequences <= 0.0 {
-        return Wanted { targets: 0.0, drafts: 0.0 };
+        return DesiredWorkers { targets: 0.0, drafts: 0.0 };
     }
     let by_kv = match supply.kv_blocks_each {
-        blocks if blocks > 0.0 => demand.kv_blocks / (KV_SHARE * blocks),
+        blocks if blocks > 0.0 => demand.kv_blocks / (MAX_KV_SHARE * blocks),
         _ => 0.0,
     };
     let by_speed = supply.tpot_us.and_then(|tpot_us| {
-        let kept = |sequences: f64| sequences * 1e6 <= TPOT_SHARE * tpot_us * speed(sequences, sequences);
-        let most = most_sequences(demand.sequences, kept)?;
+        let meets_objective =
+            |sequences: f64| sequences * 1e6 <= TPOT_SHARE * tpot_us * speed(sequences, sequences);
+        let most = max_sequences(demand.sequences, meets_objective)?;
         // With fewer targets each is slower and holds sequences longer, so their number grows. The current
         // throughput therefore counts too, or a pool would shrink as soon as it has grown.
         let sharing = supply.targets.max(1.0);
@@ -72,14 +77,15 @@ pub fn wanted(demand: Demand, supply: Supply, speed: &dyn Fn(f64, f64) -> f64) -
     // drafts look useless.
     let sharing = supply.targets.max(targets.ceil()).max(1.0);
     let each = (demand.sequences / sharing).max(1.0);
-    let drafts = wanted_drafts(demand.sequences.ceil() as u64, |drafts| speed(each, drafts / sharing));
-    Wanted { targets, drafts: drafts.unwrap_or(0) as f64 }
+    let drafts = desired_drafts(demand.sequences.ceil() as u64, |drafts| speed(each, drafts / sharing));
+    DesiredWorkers { targets, drafts: drafts.unwrap_or(0) as f64 }
 }
 
-/// Smallest number of draft workers, at most `most`, that gives [`ENOUGH`] of the speed of `most`; `None` if
-/// zero gives that too, because drafting does not pay then. Assumes that more drafts are never slower.
-pub fn wanted_drafts(most: u64, speed: impl Fn(f64) -> f64) -> Option<u64> {
-    let enough = ENOUGH * speed(most as f64);
+/// Smallest number of draft workers, at most `most`, that gives [`ENOUGH_SPEED`] of the speed of
+/// `most`; `None` if zero gives that too, because drafting does not pay then. Assumes that more drafts are
+/// never slower.
+pub fn desired_drafts(most: u64, speed: impl Fn(f64) -> f64) -> Option<u64> {
+    let enough = ENOUGH_SPEED * speed(most as f64);
     let is_enough = |drafts: u64| speed(drafts as f64) >= enough;
     if most == 0 || is_enough(0) {
         return None;
@@ -96,16 +102,16 @@ pub fn wanted_drafts(most: u64, speed: impl Fn(f64) -> f64) -> Option<u64> {
     Some(high)
 }
 
-/// Largest number of sequences at one target, at most `all`, for which `kept` holds; `None` if it does not
-/// hold for one, since more targets would not help.
-fn most_sequences(all: f64, kept: impl Fn(f64) -> bool) -> Option<f64> {
-    if !kept(1.0) {
+/// Largest number of sequences at one target, at most `all`, for which `meets_objective` holds; `None` if it
+/// does not hold for one, since more targets would not help.
+fn max_sequences(all: f64, meets_objective: impl Fn(f64) -> bool) -> Option<f64> {
+    if !meets_objective(1.0) {
         return None;
     }
     let (mut low, mut high) = (1, all.ceil() as u64 + 1);
     while high - low > 1 {
         let middle = u64::midpoint(low, high);
-        if kept(middle as f64) { low = middle } else { high = middle }
+        if meets_objective(middle as f64) { low = middle } else { high = middle }
     }
     Some(low as f64)
 }
@@ -131,64 +137,70 @@ mod tests {
         Demand { sequences, kv_blocks }
     }
 
-    const SUPPLY: Supply = Supply { targets: 1.0, drafts: 0.0, kv_blocks_each: 1_000.0, tpot_us: None };
+    const SUPPLY: CurrentPools =
+        CurrentPools { targets: 1.0, drafts: 0.0, kv_blocks_each: 1_000.0, tpot_us: None };
 
     #[test]
     fn nobody_asks_and_nothing_is_wanted() {
-        let none = Wanted { targets: 0.0, drafts: 0.0 };
-        assert_eq!(wanted(demand(0.0, 0.0), SUPPLY, &speed), none);
+        let none = DesiredWorkers { targets: 0.0, drafts: 0.0 };
+        assert_eq!(desired_workers(demand(0.0, 0.0), SUPPLY, &speed), none);
     }
 
     #[test]
     fn targets_follow_the_kv_that_is_needed() {
         for (blocks, expected) in [(10.0, 1.0), (800.0, 1.0), (1_600.0, 2.0), (2_000.0, 2.5)] {
-            assert_eq!(wanted(demand(20.0, blocks), SUPPLY, &speed).targets, expected, "{blocks} blocks");
+            assert_eq!(
+                desired_workers(demand(20.0, blocks), SUPPLY, &speed).targets,
+                expected,
+                "{blocks} blocks"
+            );
         }
-        let uncounted = Supply { kv_blocks_each: 0.0, ..SUPPLY };
-        assert_eq!(wanted(demand(20.0, 1e9), uncounted, &speed).targets, 1.0);
+        let uncounted = CurrentPools { kv_blocks_each: 0.0, ..SUPPLY };
+        assert_eq!(desired_workers(demand(20.0, 1e9), uncounted, &speed).targets, 1.0);
     }
 
     #[test]
     fn targets_follow_the_time_per_token_that_is_wanted() {
         // With a draft worker for each: (12,500 + 100 n) / 3 us per token, so 130 sequences meet 8.5 of 10
         // ms.
-        let with = |tpot_us| Supply { tpot_us: Some(tpot_us), ..SUPPLY };
-        assert_eq!(wanted(demand(130.0, 0.0), with(10_000.0), &speed).targets, 1.0);
-        assert_eq!(wanted(demand(520.0, 0.0), with(10_000.0), &speed).targets, 4.0);
+        let with = |tpot_us| CurrentPools { tpot_us: Some(tpot_us), ..SUPPLY };
+        assert_eq!(desired_workers(demand(130.0, 0.0), with(10_000.0), &speed).targets, 1.0);
+        assert_eq!(desired_workers(demand(520.0, 0.0), with(10_000.0), &speed).targets, 4.0);
         // 400 sequences at four targets with drafts are as much work as 520 at fewer targets: 4 targets stay,
         // though 400 sequences alone would want 3.1.
-        let four = Supply { targets: 4.0, drafts: 400.0, ..with(10_000.0) };
-        let stays = wanted(demand(400.0, 0.0), four, &speed).targets;
+        let four = CurrentPools { targets: 4.0, drafts: 400.0, ..with(10_000.0) };
+        let stays = desired_workers(demand(400.0, 0.0), four, &speed).targets;
         assert!(
             (stays - 4.0 * speed(100.0, 100.0) / speed(130.0, 130.0)).abs() < 1e-9 && stays > 3.4,
             "{stays}"
         );
         // The stricter limit decides.
-        assert_eq!(wanted(demand(520.0, 4_000.0), with(10_000.0), &speed).targets, 5.0);
+        assert_eq!(desired_workers(demand(520.0, 4_000.0), with(10_000.0), &speed).targets, 5.0);
         // No number of targets decodes faster than one sequence alone, so KV decides.
-        assert_eq!(wanted(demand(100.0, 1_600.0), with(1_000.0), &speed).targets, 2.0);
+        assert_eq!(desired_workers(demand(100.0, 1_600.0), with(1_000.0), &speed).targets, 2.0);
     }
 
     #[test]
     fn drafts_are_enough_where_more_add_little_and_none_where_they_do_not_pay() {
         // One sequence needs one draft worker. 100 at one target: steps of 20 ms beside 50 ms / drafts.
-        assert_eq!(wanted(demand(1.0, 0.0), SUPPLY, &speed).drafts, 1.0);
-        let drafts = wanted(demand(100.0, 0.0), SUPPLY, &speed).drafts;
-        let reaches = |drafts: f64| speed(100.0, drafts) >= ENOUGH * speed(100.0, 100.0);
+        assert_eq!(desired_workers(demand(1.0, 0.0), SUPPLY, &speed).drafts, 1.0);
+        let drafts = desired_workers(demand(100.0, 0.0), SUPPLY, &speed).drafts;
+        let reaches = |drafts: f64| speed(100.0, drafts) >= ENOUGH_SPEED * speed(100.0, 100.0);
         assert!(reaches(drafts) && !reaches(drafts - 1.0), "{drafts}");
         // Four targets share the same sequences, so each draft worker is shared by four targets as well.
-        let shared = wanted(demand(100.0, 0.0), Supply { targets: 4.0, ..SUPPLY }, &speed).drafts;
+        let shared =
+            desired_workers(demand(100.0, 0.0), CurrentPools { targets: 4.0, ..SUPPLY }, &speed).drafts;
         assert!(shared > drafts && shared <= 100.0, "{shared} of 4 targets, {drafts} of one");
         let useless = |sequences: f64, _: f64| sequences;
-        assert_eq!(wanted(demand(100.0, 0.0), SUPPLY, &useless).drafts, 0.0);
+        assert_eq!(desired_workers(demand(100.0, 0.0), SUPPLY, &useless).drafts, 0.0);
     }
 
     #[test]
     fn the_fewest_are_found_whatever_their_number() {
         for fewest in 1..=40_u32 {
             let speed = |drafts: f64| if drafts >= f64::from(fewest) { 1.0 } else { 0.5 };
-            assert_eq!(wanted_drafts(40, speed), Some(fewest.into()));
+            assert_eq!(desired_drafts(40, speed), Some(fewest.into()));
         }
-        assert_eq!(wanted_drafts(0, |_| 1.0), None);
+        assert_eq!(desired_drafts(0, |_| 1.0), None);
     }
 }

@@ -1,7 +1,7 @@
 //! Time that prompts add to a target's forwards. A round waits for its target's forwards, and those with
 //! prompt rows take longer than the step times of the other rows.
 
-use crate::memory::MEMORY;
+use crate::smoothing::EWMA_WINDOW;
 
 /// Prompt times of one worker: decayed means over its forwards.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -14,8 +14,8 @@ impl PromptTime {
     /// Records the microseconds that prompts added to a forward; `None`: it had no prompts.
     pub fn observe(&mut self, added_us: Option<f64>) {
         let (share, added_us) = added_us.map_or((0.0, 0.0), |added_us| (1.0, added_us.max(0.0)));
-        self.share += (share - self.share) / MEMORY;
-        self.added_us += (added_us - self.added_us) / MEMORY;
+        self.share += (share - self.share) / EWMA_WINDOW;
+        self.added_us += (added_us - self.added_us) / EWMA_WINDOW;
     }
 
     /// Share of forwards with prompts.

@@ -3,7 +3,7 @@
 //! tokens.
 //!
 //! Evidence is evaluated when enough has accumulated, and again at each doubling. Evaluations are few because
-//! each may err by chance: a bound of [`DEVIATIONS`] standard errors errs once in 740 evaluations on one
+//! each may err by chance: a bound of [`NUM_ERRORS`] standard errors errs once in 740 evaluations on one
 //! side.
 
 use serde::Serialize;
@@ -13,7 +13,7 @@ use crate::cluster_mean::ClusterMean;
 use crate::draft_score::{PairedReport, PairedScore};
 
 /// Number of standard errors that a difference must exceed.
-pub const DEVIATIONS: f64 = 3.0;
+pub const NUM_ERRORS: f64 = 3.0;
 
 /// Settings of a rollout.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -82,7 +82,7 @@ pub enum RolloutOrder {
 /// Stage of a rollout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stage {
+pub enum RolloutStage {
     /// The candidate drafts for its share.
     Canary,
     /// It drafts for every sequence that it has capacity for.
@@ -94,7 +94,7 @@ pub enum Stage {
 /// Result of an evaluation of the evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum RolloutVerdict {
     /// The evidence is insufficient or shows no certain difference.
     Undecided,
     /// The candidate is better by the margin.
@@ -109,23 +109,23 @@ pub enum Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Preference {
     /// The sequence is meant for its draft.
-    First,
+    Primary,
     /// The sequence is meant for another draft, and this one substitutes.
-    Second,
+    Fallback,
 }
 
 /// An active rollout, or one that has ended and still applies.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rollout {
     settings: RolloutSettings,
-    stage: Stage,
-    verdict: Verdict,
+    stage: RolloutStage,
+    verdict: RolloutVerdict,
     /// Numbers of drafts at which each kind of evidence is evaluated next.
-    next_looks: [u64; 2],
+    next_evaluations: [u64; 2],
     /// Judged and accepted positions of the sequences that each draft served.
     arms: Arms,
     /// Pairs at the time it ended; later pairs compare with another serving draft.
-    ended_on: Option<PairedReport>,
+    final_pairs: Option<PairedReport>,
 }
 
 /// Acceptance in the two arms of a canary: accepted of judged positions, by sequence.
@@ -142,9 +142,9 @@ pub struct RolloutReport {
     #[serde(flatten)]
     pub settings: RolloutSettings,
     /// Its stage.
-    pub stage: Stage,
+    pub stage: RolloutStage,
     /// Result of the latest evaluation.
-    pub verdict: Verdict,
+    pub verdict: RolloutVerdict,
     /// Both drafts at the same positions; if evidence ended the rollout, the pairs at that time.
     pub paired: PairedReport,
     /// Acceptance of the candidate's drafts for its share; absent before the first.
@@ -158,9 +158,9 @@ pub struct RolloutReport {
 impl Rollout {
     /// Begins a rollout.
     pub fn new(settings: RolloutSettings) -> Self {
-        let next_looks = [settings.rules.min_drafts.max(1); 2];
-        let (stage, verdict) = (Stage::Canary, Verdict::Undecided);
-        Self { settings, stage, verdict, next_looks, arms: Arms::default(), ended_on: None }
+        let next_evaluations = [settings.rules.min_drafts.max(1); 2];
+        let (stage, verdict) = (RolloutStage::Canary, RolloutVerdict::Undecided);
+        Self { settings, stage, verdict, next_evaluations, arms: Arms::default(), final_pairs: None }
     }
 
     /// The candidate's model id.
@@ -169,71 +169,73 @@ impl Rollout {
     }
 
     /// Its stage.
-    pub fn stage(&self) -> Stage {
+    pub fn stage(&self) -> RolloutStage {
         self.stage
     }
 
     /// Ends it, by order of an operator or by the evidence.
-    pub fn end(&mut self, stage: Stage) {
+    pub fn end(&mut self, stage: RolloutStage) {
         self.stage = stage;
     }
 
     /// Records the judged and accepted positions of a sequence that this draft served.
     pub fn on_served(&mut self, draft: &str, judged: u64, accepted: u64) {
-        if self.stage == Stage::Canary {
+        if self.stage == RolloutStage::Canary {
             let arm = if draft == self.draft() { &mut self.arms.candidate } else { &mut self.arms.others };
             arm.observe(judged as f64, accepted as f64);
         }
     }
 
     /// Evaluates the evidence if that is due. Returns the new stage if it changes.
-    pub fn look(&mut self, paired: &PairedScore, slowdown: Option<f64>) -> Option<Stage> {
-        if self.stage != Stage::Canary {
+    pub fn evaluate(&mut self, paired: &PairedScore, slowdown: Option<f64>) -> Option<RolloutStage> {
+        if self.stage != RolloutStage::Canary {
             return None;
         }
-        let mut seen = None;
-        if is_due(&mut self.next_looks[0], paired.difference().observations()) {
-            seen = Some(self.of_pairs(paired, slowdown));
+        let mut verdict = None;
+        if is_due(&mut self.next_evaluations[0], paired.difference().observations()) {
+            verdict = Some(self.verdict_of_pairs(paired, slowdown));
         }
-        if is_due(&mut self.next_looks[1], self.arms.smaller()) && self.is_worse_where_it_serves() {
-            seen = Some(Verdict::Worse);
+        if is_due(&mut self.next_evaluations[1], self.arms.min_observations()) && self.is_worse_in_canary() {
+            verdict = Some(RolloutVerdict::Worse);
         }
-        self.verdict = seen?;
+        self.verdict = verdict?;
         let ends = match self.verdict {
-            Verdict::Better => Stage::Promoted,
-            Verdict::Worse => Stage::RolledBack,
-            Verdict::Undecided | Verdict::BetterAndSlower => return None,
+            RolloutVerdict::Better => RolloutStage::Promoted,
+            RolloutVerdict::Worse => RolloutStage::RolledBack,
+            RolloutVerdict::Undecided | RolloutVerdict::BetterAndSlower => return None,
         };
         // Without a share it is only scored.
         (self.settings.decides && self.settings.share > 0.0).then(|| {
             self.stage = ends;
-            self.ended_on = Some(paired.report());
+            self.final_pairs = Some(paired.report());
             ends
         })
     }
 
-    fn of_pairs(&self, paired: &PairedScore, slowdown: Option<f64>) -> Verdict {
+    fn verdict_of_pairs(&self, paired: &PairedScore, slowdown: Option<f64>) -> RolloutVerdict {
         let rules = &self.settings.rules;
         let bounds = (paired.difference().mean(), paired.difference().error(), paired.serving().mean());
-        let (Some(mean), Some(error), Some(serving)) = bounds else { return Verdict::Undecided };
-        let margin = DEVIATIONS * error;
+        let (Some(mean), Some(error), Some(serving)) = bounds else { return RolloutVerdict::Undecided };
+        let margin = NUM_ERRORS * error;
         match () {
-            () if paired.difference().clusters() < rules.min_sequences => Verdict::Undecided,
-            () if mean + margin < 0.0 => Verdict::Worse,
-            () if mean - margin <= rules.margin * serving => Verdict::Undecided,
-            () if slowdown.is_some_and(|slowdown| slowdown > rules.max_slowdown) => Verdict::BetterAndSlower,
-            () => Verdict::Better,
+            () if paired.difference().clusters() < rules.min_sequences => RolloutVerdict::Undecided,
+            () if mean + margin < 0.0 => RolloutVerdict::Worse,
+            () if mean - margin <= rules.margin * serving => RolloutVerdict::Undecided,
+            () if slowdown.is_some_and(|slowdown| slowdown > rules.max_slowdown) => {
+                RolloutVerdict::BetterAndSlower
+            }
+            () => RolloutVerdict::Better,
         }
     }
 
-    fn is_worse_where_it_serves(&self) -> bool {
+    fn is_worse_in_canary(&self) -> bool {
         let Arms { candidate, others } = &self.arms;
         let enough = candidate.clusters().min(others.clusters()) >= self.settings.rules.min_sequences;
         let Some(difference) = candidate.mean().zip(others.mean()).map(|(a, b)| a - b) else { return false };
         let Some(error) = candidate.error().zip(others.error()).map(|(a, b)| a.hypot(b)) else {
             return false;
         };
-        enough && difference + DEVIATIONS * error < 0.0
+        enough && difference + NUM_ERRORS * error < 0.0
     }
 
     /// Creates the report.
@@ -242,7 +244,7 @@ impl Rollout {
             settings: self.settings.clone(),
             stage: self.stage,
             verdict: self.verdict,
-            paired: self.ended_on.unwrap_or(paired),
+            paired: self.final_pairs.unwrap_or(paired),
             candidate_acceptance: self.arms.candidate.mean(),
             other_acceptance: self.arms.others.mean(),
             slowdown,
@@ -251,7 +253,7 @@ impl Rollout {
 }
 
 impl Arms {
-    fn smaller(&self) -> u64 {
+    fn min_observations(&self) -> u64 {
         self.candidate.observations().min(self.others.observations())
     }
 }
@@ -272,32 +274,32 @@ pub fn preference(
     (draft, is_shadow): (&str, bool),
     sequence: SequenceId,
 ) -> Option<Preference> {
-    let Some(rollout) = rollout else { return (!is_shadow).then_some(Preference::First) };
+    let Some(rollout) = rollout else { return (!is_shadow).then_some(Preference::Primary) };
     let is_meant_for_candidate = match rollout.stage {
-        Stage::Canary => is_chosen(sequence, rollout.settings.share, "canary"),
-        Stage::Promoted => true,
-        Stage::RolledBack => false,
+        RolloutStage::Canary => is_sampled(sequence, rollout.settings.share, "canary"),
+        RolloutStage::Promoted => true,
+        RolloutStage::RolledBack => false,
     };
     match (draft == rollout.draft(), is_meant_for_candidate) {
-        (true, true) => Some(Preference::First),
+        (true, true) => Some(Preference::Primary),
         (true, false) => None,
         (false, _) if is_shadow => None,
-        (false, true) => Some(Preference::Second),
-        (false, false) => Some(Preference::First),
+        (false, true) => Some(Preference::Fallback),
+        (false, false) => Some(Preference::Primary),
     }
 }
 
 /// Whether a draft worker is scored as a shadow draft for sequences that it does not serve.
 pub fn is_scored(rollout: Option<&Rollout>, draft: &str, is_shadow: bool) -> bool {
     match rollout.filter(|rollout| rollout.draft() == draft) {
-        Some(rollout) => rollout.stage != Stage::Promoted,
+        Some(rollout) => rollout.stage != RolloutStage::Promoted,
         None => is_shadow,
     }
 }
 
 /// Whether a sequence belongs to a share of all sequences. A larger share contains the smaller one of the
 /// same purpose; shares of different purposes are independent.
-pub fn is_chosen(sequence: SequenceId, share: f64, purpose: &str) -> bool {
+pub fn is_sampled(sequence: SequenceId, share: f64, purpose: &str) -> bool {
     let salt = purpose.bytes().fold(0, |salt: u64, byte| salt.wrapping_mul(31).wrapping_add(byte.into()));
     // Finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): spreads consecutive ids evenly.
     let mut bits = sequence.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ salt.wrapping_mul(0xD1B5_4A32_D192_ED03);

@@ -29,10 +29,10 @@ const SILENT_GAPS: u32 = 3;
 const GAP_DECAY: f64 = 0.99;
 
 /// How long a target may be busy with work unknown to this router: prompts from another router, or, for a
-/// target without a profile that has sent fewer frames than [`SETTLED_FRAMES`], loading of kernels and
+/// target without a profile that has sent fewer frames than [`WARM_FRAMES`], loading of kernels and
 /// memory.
 pub(crate) const UNKNOWN_WORK: Duration = Duration::from_secs(2);
-const SETTLED_FRAMES: u32 = 16;
+const WARM_FRAMES: u32 = 16;
 
 /// Consecutive failures that open the breaker.
 pub const FAILURES_TO_OPEN: u32 = 3;
@@ -54,9 +54,9 @@ pub struct ExpectedSteps {
 #[derive(Debug, Clone, Default)]
 pub struct TargetHealth {
     /// Number of outstanding answers.
-    owed: u32,
+    num_outstanding: u32,
     /// Time of the last frame, or of the first request after a time without outstanding answers.
-    heard_at: Duration,
+    last_activity_at: Duration,
     frames: u32,
     /// Longest gap between frames while an answer was outstanding; decays.
     longest_gap: Duration,
@@ -90,8 +90,8 @@ impl TargetHealth {
     /// Creates the health of a target that just joined. `crashes` is the number of consecutive connections to
     /// it that ended while answers were outstanding. A target with a profile has already run every kind of
     /// step.
-    pub fn joined(now: Duration, crashes: u32, is_profiled: bool) -> Self {
-        let frames = if is_profiled { SETTLED_FRAMES } else { 0 };
+    pub fn new(now: Duration, crashes: u32, is_profiled: bool) -> Self {
+        let frames = if is_profiled { WARM_FRAMES } else { 0 };
         let mut health = Self { frames, ..Self::default() };
         (0..crashes).for_each(|_| {
             health.failed(now);
@@ -100,48 +100,49 @@ impl TargetHealth {
     }
 
     /// Whether an answer is outstanding.
-    pub fn owes(&self) -> bool {
-        self.owed > 0
+    pub fn has_outstanding(&self) -> bool {
+        self.num_outstanding > 0
     }
 
     /// Records a request.
-    pub fn asked(&mut self, now: Duration) {
-        if self.owed == 0 {
-            self.heard_at = now;
+    pub fn request_sent(&mut self, now: Duration) {
+        if self.num_outstanding == 0 {
+            self.last_activity_at = now;
         }
-        self.owed += 1;
+        self.num_outstanding += 1;
     }
 
     /// Records that a request was answered or abandoned.
-    pub fn settled(&mut self) {
-        self.owed = self.owed.saturating_sub(1);
+    pub fn request_done(&mut self) {
+        self.num_outstanding = self.num_outstanding.saturating_sub(1);
     }
 
     /// Records a frame. Returns whether it ends a silence.
-    pub fn heard(&mut self, now: Duration) -> bool {
+    pub fn frame_received(&mut self, now: Duration) -> bool {
         self.frames = self.frames.saturating_add(1);
         let was_silent = self.silent_since.take().is_some();
-        if self.owed > 0 && !was_silent {
-            let gap = now.saturating_sub(self.heard_at);
+        if self.num_outstanding > 0 && !was_silent {
+            let gap = now.saturating_sub(self.last_activity_at);
             self.longest_gap = gap.max(self.longest_gap.mul_f64(GAP_DECAY));
         }
-        self.heard_at = now;
+        self.last_activity_at = now;
         was_silent
     }
 
     /// When the target counts as silent if no frame arrives. `None` if no answer is outstanding or it is
     /// silent already.
     pub fn silent_at(&self, expected: ExpectedSteps) -> Option<Duration> {
-        (self.owed > 0 && self.silent_since.is_none()).then(|| self.heard_at + self.patience(expected))
+        (self.num_outstanding > 0 && self.silent_since.is_none())
+            .then(|| self.last_activity_at + self.silence_timeout(expected))
     }
 
     /// Checks the time, and returns whether the target has just become silent. If the scheduler was delayed
     /// itself, frames that wait in its sockets first get time to be read.
-    pub fn falls_silent(&mut self, now: Duration, expected: ExpectedSteps) -> bool {
+    pub fn check_silence(&mut self, now: Duration, expected: ExpectedSteps) -> bool {
         let Some(due) = self.silent_at(expected).filter(|due| now >= *due) else { return false };
         let lateness = now - due;
         if lateness >= MIN_SILENCE / 2 {
-            self.heard_at += lateness + MIN_SILENCE / 2;
+            self.last_activity_at += lateness + MIN_SILENCE / 2;
             return false;
         }
         self.silent_since = Some(now);
@@ -151,11 +152,11 @@ impl TargetHealth {
 
     /// How long it has been silent; `None` if it is not.
     pub fn silent_for(&self, now: Duration) -> Option<Duration> {
-        self.silent_since.map(|_| now.saturating_sub(self.heard_at))
+        self.silent_since.map(|_| now.saturating_sub(self.last_activity_at))
     }
 
-    fn patience(&self, expected: ExpectedSteps) -> Duration {
-        let first = if self.frames < SETTLED_FRAMES { UNKNOWN_WORK } else { MIN_SILENCE };
+    fn silence_timeout(&self, expected: ExpectedSteps) -> Duration {
+        let first = if self.frames < WARM_FRAMES { UNKNOWN_WORK } else { MIN_SILENCE };
         let steps = expected.one_row.saturating_mul(SILENT_STEPS);
         let workload = expected.workload.saturating_mul(SILENT_WORKLOADS);
         first.max(steps).max(workload).max(self.longest_gap.saturating_mul(SILENT_GAPS))
@@ -187,7 +188,7 @@ impl TargetHealth {
     }
 
     /// Whether other targets must be preferred.
-    pub fn is_out(&self, now: Duration) -> bool {
+    pub fn is_unhealthy(&self, now: Duration) -> bool {
         self.silent_since.is_some() || self.breaker.is_some_and(|breaker| now < breaker.probe_at)
     }
 
@@ -216,9 +217,9 @@ mod tests {
     /// A target with one outstanding answer that sent a frame every millisecond until 1 s.
     fn steady() -> TargetHealth {
         let mut health = TargetHealth::default();
-        health.asked(ms(0));
+        health.request_sent(ms(0));
         for millis in 1..=1_000 {
-            assert!(!health.heard(ms(millis)));
+            assert!(!health.frame_received(ms(millis)));
         }
         health
     }
@@ -227,11 +228,11 @@ mod tests {
     fn a_target_that_says_nothing_for_a_hundred_milliseconds_is_silent_until_it_speaks() {
         let mut health = steady();
         assert_eq!(health.silent_at(STEP), Some(ms(1_100)));
-        assert!(!health.falls_silent(ms(1_099), STEP) && !health.is_out(ms(1_099)));
-        assert!(health.falls_silent(ms(1_100), STEP) && health.is_out(ms(1_100)));
-        assert!(!health.falls_silent(ms(1_200), STEP), "a silence is reported once");
+        assert!(!health.check_silence(ms(1_099), STEP) && !health.is_unhealthy(ms(1_099)));
+        assert!(health.check_silence(ms(1_100), STEP) && health.is_unhealthy(ms(1_100)));
+        assert!(!health.check_silence(ms(1_200), STEP), "a silence is reported once");
         assert_eq!(health.silent_for(ms(1_300)), Some(ms(300)));
-        assert!(health.heard(ms(5_000)) && !health.is_out(ms(5_000)));
+        assert!(health.frame_received(ms(5_000)) && !health.is_unhealthy(ms(5_000)));
         assert_eq!(health.silent_at(STEP), Some(ms(5_100)), "a silence does not count as a gap");
     }
 
@@ -244,26 +245,26 @@ mod tests {
         let mut health = steady();
         assert_eq!(silent_after(&health, 10, 20), Some(ms(400)), "40 steps");
         assert_eq!(silent_after(&health, 1, 800), Some(ms(3_200)), "4 times the workload");
-        assert!(!health.heard(ms(1_400)));
+        assert!(!health.frame_received(ms(1_400)));
         assert_eq!(silent_after(&health, 1, 2), Some(ms(400 + 1_200)), "3 times a gap of 400 ms");
-        (1_401..=2_000).for_each(|millis| assert!(!health.heard(ms(millis))));
+        (1_401..=2_000).for_each(|millis| assert!(!health.frame_received(ms(millis))));
         assert_eq!(silent_after(&health, 1, 2), Some(ms(1_100)), "the gap has decayed");
-        health.settled();
+        health.request_done();
         assert_eq!(silent_after(&health, 1, 2), None, "no answer is outstanding");
         let mut fresh = TargetHealth::default();
-        fresh.asked(ms(1_000));
+        fresh.request_sent(ms(1_000));
         assert_eq!(silent_after(&fresh, 1, 2), Some(ms(2_000)), "a new target may be loading kernels");
-        let mut profiled = TargetHealth::joined(ms(0), 0, true);
-        profiled.asked(ms(1_000));
+        let mut profiled = TargetHealth::new(ms(0), 0, true);
+        profiled.request_sent(ms(1_000));
         assert_eq!(silent_after(&profiled, 1, 2), Some(ms(100)), "a profiled target has loaded them");
     }
 
     #[test]
     fn a_scheduler_that_was_held_up_suspects_nobody_at_once() {
         let mut health = steady();
-        assert!(!health.falls_silent(ms(3_000), STEP), "due at 1100 ms, but frames may wait to be read");
-        assert!(!health.falls_silent(ms(3_049), STEP));
-        assert!(health.falls_silent(ms(3_050), STEP));
+        assert!(!health.check_silence(ms(3_000), STEP), "due at 1100 ms, but frames may wait to be read");
+        assert!(!health.check_silence(ms(3_049), STEP));
+        assert!(health.check_silence(ms(3_050), STEP));
     }
 
     #[test]
@@ -272,18 +273,18 @@ mod tests {
         assert!(!health.failed(ms(0)) && !health.failed(ms(0)));
         health.succeeded();
         assert!(!health.failed(ms(0)) && !health.failed(ms(0)), "a success resets the count");
-        assert!(health.failed(ms(100)) && health.is_out(ms(100)));
-        assert!(!health.is_out(ms(1_100)), "half open: one sequence probes it");
+        assert!(health.failed(ms(100)) && health.is_unhealthy(ms(100)));
+        assert!(!health.is_unhealthy(ms(1_100)), "half open: one sequence probes it");
         health.assigned(ms(1_100));
         assert!(
-            health.is_out(ms(3_099)) && !health.is_out(ms(3_100)),
+            health.is_unhealthy(ms(3_099)) && !health.is_unhealthy(ms(3_100)),
             "the next probe follows two seconds later"
         );
-        assert!(TargetHealth::joined(ms(0), 3, false).is_out(ms(999)), "a crash loop");
-        assert!(!TargetHealth::joined(ms(0), 2, true).is_out(ms(0)));
+        assert!(TargetHealth::new(ms(0), 3, false).is_unhealthy(ms(999)), "a crash loop");
+        assert!(!TargetHealth::new(ms(0), 2, true).is_unhealthy(ms(0)));
         health.succeeded();
         health.assigned(ms(3_100));
-        assert!(!health.is_out(ms(3_100)));
+        assert!(!health.is_unhealthy(ms(3_100)));
         assert_eq!(health.report().outages, 1);
     }
 }

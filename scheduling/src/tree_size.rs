@@ -9,8 +9,8 @@
 //! chosen here. If the draft worker turns some of them into branches, tokens after a sibling can be accepted
 //! too. Their mean number is learned, and multiplies the worth of a leaf.
 
-use crate::draft_length::LENGTHS;
-use crate::memory::{LASTING_MEMORY, PRIOR_WEIGHT};
+use crate::draft_length::COMPARED_LENGTHS;
+use crate::smoothing::{LONG_EWMA_WINDOW, PRIOR_WEIGHT};
 use speculation::tree::Judged;
 
 /// Number of distinct ranks; the first sibling of a chain's token has rank 1.
@@ -48,12 +48,12 @@ impl SiblingRates {
         let siblings = (missed.num_children as usize).saturating_sub(1).min(MAX_RANK);
         for rank in 0..siblings {
             let was_drawn = missed.rank == Some(rank as u32 + 1);
-            self.offered[rank] += 1.0 - self.offered[rank] / LASTING_MEMORY;
-            self.drawn[rank] += f64::from(u8::from(was_drawn)) - self.drawn[rank] / LASTING_MEMORY;
+            self.offered[rank] += 1.0 - self.offered[rank] / LONG_EWMA_WINDOW;
+            self.drawn[rank] += f64::from(u8::from(was_drawn)) - self.drawn[rank] / LONG_EWMA_WINDOW;
         }
         if missed.rank.is_some_and(|rank| rank > 0) {
-            self.taken += 1.0 - self.taken / LASTING_MEMORY;
-            self.accepted += f64::from(missed.num_accepted) - self.accepted / LASTING_MEMORY;
+            self.taken += 1.0 - self.taken / LONG_EWMA_WINDOW;
+            self.accepted += f64::from(missed.num_accepted) - self.accepted / LONG_EWMA_WINDOW;
         }
     }
 
@@ -123,7 +123,7 @@ pub fn tree_size(
     let (mut best, mut with) = (chain, chain);
     for worth in worth.into_iter().take(MAX_LEAVES as usize) {
         with = TreeSize { num_leaves: with.num_leaves + 1, expected_tokens: with.expected_tokens + worth };
-        if !LENGTHS.contains(&with.num_leaves) {
+        if !COMPARED_LENGTHS.contains(&with.num_leaves) {
             continue;
         }
         let Some(us) = round_us(with.num_leaves) else { continue };

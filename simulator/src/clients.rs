@@ -9,7 +9,7 @@ use scheduling::scheduler::Command;
 use scheduling::scheduler::events::CommittedRound;
 use speculation::{SequenceId, SequenceSpec, TokenId};
 
-use crate::{Chance, Kind, Outcome, Setup, Traffic};
+use crate::{RequestKind, Rng, RunOutcome, Setup, Traffic};
 
 /// A request of a client.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Request {
 #[derive(Debug)]
 struct Client {
     kind: usize,
-    came_at: Duration,
+    arrived_at: Duration,
     first_token_at: Option<Duration>,
     last_token_at: Duration,
     output: u32,
@@ -34,34 +34,34 @@ struct Client {
 pub(super) struct Clients<'a> {
     setup: &'a Setup<'a>,
     /// Random source for requests only, so that every way of serving gets the same requests.
-    chance: Chance,
-    under_way: BTreeMap<SequenceId, Client>,
+    rng: Rng,
+    in_progress: BTreeMap<SequenceId, Client>,
     num_sent: u64,
     /// Clients of closed traffic without a token so far.
-    not_started: u32,
+    num_without_token: u32,
     /// When the run's time began.
     began_at: Option<Duration>,
     /// Drafted tokens and rounds, by kind, over the whole run.
     drafted: Vec<(u64, u64)>,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: RunOutcome,
 }
 
 impl<'a> Clients<'a> {
     pub(super) fn new(setup: &'a Setup<'a>) -> Self {
         let kinds = setup.kinds();
-        let (not_started, began_at) = match setup.traffic {
+        let (num_without_token, began_at) = match setup.traffic {
             Traffic::Closed { sequences, .. } => (sequences, None),
             Traffic::Open { .. } => (0, Some(Duration::ZERO)),
         };
         Self {
             setup,
-            chance: Chance { state: mix(!setup.seed) },
-            under_way: BTreeMap::new(),
+            rng: Rng { state: mix(!setup.seed) },
+            in_progress: BTreeMap::new(),
             num_sent: 0,
-            not_started,
+            num_without_token,
             began_at,
             drafted: vec![(0, 0); kinds.len()],
-            outcome: Outcome::new(kinds),
+            outcome: RunOutcome::new(kinds),
         }
     }
 
@@ -79,8 +79,8 @@ impl<'a> Clients<'a> {
         self.elapsed(now) >= self.setup.duration
     }
 
-    pub(super) fn num_under_way(&self) -> u32 {
-        self.under_way.len() as u32
+    pub(super) fn num_in_progress(&self) -> u32 {
+        self.in_progress.len() as u32
     }
 
     /// The first requests of closed traffic.
@@ -96,24 +96,24 @@ impl<'a> Clients<'a> {
     /// Time until the next request of open traffic.
     pub(super) fn next_arrival(&mut self) -> Option<Duration> {
         let Traffic::Open { per_second, .. } = self.setup.traffic else { return None };
-        let wait = -(1.0 - self.chance.next()).ln() / per_second;
+        let wait = -(1.0 - self.rng.next()).ln() / per_second;
         Some(Duration::from_secs_f64(wait))
     }
 
     /// Creates a request of open traffic; `None` if too many are in progress.
     pub(super) fn arrive(&mut self, now: Duration) -> Option<Request> {
         let Traffic::Open { sequences_max, .. } = self.setup.traffic else { return None };
-        if self.num_under_way() >= sequences_max {
-            self.outcome.turned_away += 1;
+        if self.num_in_progress() >= sequences_max {
+            self.outcome.num_rejected += 1;
             return None;
         }
-        let at = self.chance.next();
+        let at = self.rng.next();
         let kind = self.kind_of(at);
         Some(self.request(now, kind))
     }
 
     /// Processes a command for a client. Returns its next request, if it sends one.
-    pub(super) fn hear(&mut self, now: Duration, command: Command) -> Option<Request> {
+    pub(super) fn on_command(&mut self, now: Duration, command: Command) -> Option<Request> {
         match command {
             Command::Commit(round) => {
                 self.committed(now, &round);
@@ -133,7 +133,7 @@ impl<'a> Clients<'a> {
 
     /// Mean drafted tokens per round of a kind, over the whole run.
     pub(super) fn mean_k(&self, task_type: &str) -> f64 {
-        let of_kind = |kind: &Kind| kind.task_type == task_type;
+        let of_kind = |kind: &RequestKind| kind.task_type == task_type;
         let index = self.setup.kinds().iter().position(of_kind).unwrap_or_default();
         let (drafted, rounds) = self.drafted[index];
         drafted as f64 / rounds.max(1) as f64
@@ -141,7 +141,7 @@ impl<'a> Clients<'a> {
 
     fn committed(&mut self, now: Duration, round: &CommittedRound) {
         let counts = self.counts_from().is_some_and(|from| now >= from);
-        let Some(client) = self.under_way.get_mut(&round.id) else { return };
+        let Some(client) = self.in_progress.get_mut(&round.id) else { return };
         let num_tokens = round.commit.token_ids.len() as u32;
         client.output += num_tokens;
         if counts {
@@ -152,17 +152,18 @@ impl<'a> Clients<'a> {
         client.first_token_at.get_or_insert(now);
         let (drafted, rounds) = &mut self.drafted[client.kind];
         (*drafted, *rounds) = (*drafted + u64::from(round.commit.num_draft_tokens), *rounds + 1);
-        if is_first && self.not_started > 0 {
-            self.not_started -= 1;
-            self.began_at = (self.not_started == 0).then_some(now);
+        if is_first && self.num_without_token > 0 {
+            self.num_without_token -= 1;
+            self.began_at = (self.num_without_token == 0).then_some(now);
         }
     }
 
     fn finished(&mut self, now: Duration, id: SequenceId) -> Option<Request> {
-        let Client { kind, came_at, first_token_at, output, .. } = self.under_way.remove(&id)?;
-        if let Some(first) = first_token_at.filter(|_| self.counts_from().is_some_and(|from| came_at >= from))
+        let Client { kind, arrived_at, first_token_at, output, .. } = self.in_progress.remove(&id)?;
+        if let Some(first) =
+            first_token_at.filter(|_| self.counts_from().is_some_and(|from| arrived_at >= from))
         {
-            self.outcome.finished(kind, (came_at, first, now), output);
+            self.outcome.finished(kind, (arrived_at, first, now), output);
         }
         match self.setup.traffic {
             Traffic::Open { .. } => None,
@@ -171,14 +172,14 @@ impl<'a> Clients<'a> {
     }
 
     fn request(&mut self, now: Duration, kind: usize) -> Request {
-        let Kind { task_type, prompt_tokens, output_tokens, .. } = &self.setup.kinds()[kind];
-        let spread = 0.5 + self.chance.next();
+        let RequestKind { task_type, prompt_tokens, output_tokens, .. } = &self.setup.kinds()[kind];
+        let spread = 0.5 + self.rng.next();
         let output = ((f64::from(*output_tokens) * spread) as u32).max(1);
         let prompt_len = (*prompt_tokens).max(1);
         self.num_sent += 1;
         let id = SequenceId(self.num_sent);
-        let client = Client { kind, came_at: now, first_token_at: None, last_token_at: now, output: 0 };
-        self.under_way.insert(id, client);
+        let client = Client { kind, arrived_at: now, first_token_at: None, last_token_at: now, output: 0 };
+        self.in_progress.insert(id, client);
         let seed = mix(self.setup.seed ^ (self.num_sent << 32));
         let text = SyntheticText { seed, choice: 0, vocab_size: self.setup.profile.vocab_size };
         let prompt_ids: Vec<TokenId> = (0..prompt_len).map(|position| text.token(position)).collect();

@@ -10,7 +10,7 @@ use speculation::{SequenceId, Step};
 
 /// An event of the simulation.
 #[derive(Debug)]
-pub(super) enum Happening {
+pub(super) enum SimEvent {
     /// A request arrives.
     Arrival,
     /// A frame from the router reaches a worker.
@@ -38,32 +38,32 @@ pub(super) struct RouterFrame {
 pub(super) struct Clock {
     pub(super) now: Duration,
     queue: BinaryHeap<Reverse<(Duration, u64)>>,
-    happenings: BTreeMap<u64, Happening>,
-    num_said: u64,
+    events: BTreeMap<u64, SimEvent>,
+    num_scheduled: u64,
 }
 
 impl Clock {
-    pub(super) fn at(&mut self, at: Duration, happening: Happening) {
-        self.num_said += 1;
-        self.queue.push(Reverse((at, self.num_said)));
-        self.happenings.insert(self.num_said, happening);
+    pub(super) fn schedule_at(&mut self, at: Duration, event: SimEvent) {
+        self.num_scheduled += 1;
+        self.queue.push(Reverse((at, self.num_scheduled)));
+        self.events.insert(self.num_scheduled, event);
     }
 
-    pub(super) fn after(&mut self, wait: Duration, happening: Happening) {
-        self.at(self.now + wait, happening);
+    pub(super) fn schedule_after(&mut self, wait: Duration, event: SimEvent) {
+        self.schedule_at(self.now + wait, event);
     }
 
     /// Moves to the time of the next event, and takes all events of that time, in order.
-    pub(super) fn advance(&mut self) -> Option<Vec<Happening>> {
+    pub(super) fn advance(&mut self) -> Option<Vec<SimEvent>> {
         let Reverse((at, _)) = *self.queue.peek()?;
         self.now = at;
-        let mut happening = Vec::new();
-        while let Some(Reverse((_, said))) =
+        let mut events = Vec::new();
+        while let Some(Reverse((_, number))) =
             self.queue.peek().copied().filter(|Reverse((next, _))| *next == at)
         {
             self.queue.pop();
-            happening.extend(self.happenings.remove(&said));
+            events.extend(self.events.remove(&number));
         }
-        Some(happening)
+        Some(events)
     }
 }

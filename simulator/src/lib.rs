@@ -29,32 +29,32 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use outcome::{KindOutcome, LaneOutcome, Outcome};
+pub use outcome::{KindOutcome, LaneOutcome, RunOutcome};
 pub use record::Recording;
-pub use setup::{ENDLESS, Experiment, Kind, Policy, Setup, Traffic};
+pub use setup::{ENDLESS, Experiment, Policy, RequestKind, Setup, Traffic};
 
 use clients::{Clients, Request};
-use clock::{Clock, Happening};
+use clock::{Clock, SimEvent};
 use router::{Router, worker_info};
 use scheduling::profile::text::{mix, unit};
 use scheduling::scheduler::{Event, WorkerKey};
 use speculation::Role;
-use worker::{Next, Worker, WorkerSetup};
+use worker::{NextAction, Worker, WorkerSetup};
 
 /// Runs a simulation to its end.
-pub fn run(setup: &Setup<'_>) -> Outcome {
+pub fn run(setup: &Setup<'_>) -> RunOutcome {
     run_with(setup, &Experiment::default())
 }
 
 /// Runs a simulation with other rules than those of routers and workers.
-pub fn run_with(setup: &Setup<'_>, experiment: &Experiment) -> Outcome {
+pub fn run_with(setup: &Setup<'_>, experiment: &Experiment) -> RunOutcome {
     let mut simulation = Simulation::new(setup, experiment, false);
     simulation.play();
     simulation.finish()
 }
 
 /// Runs a simulation and records the scheduler's events and commands.
-pub fn run_recorded(setup: &Setup<'_>) -> (Outcome, Recording) {
+pub fn run_recorded(setup: &Setup<'_>) -> (RunOutcome, Recording) {
     let mut simulation = Simulation::new(setup, &Experiment::default(), true);
     simulation.play();
     let recording = simulation.router.take_recording().expect("the simulation was created with recording");
@@ -65,7 +65,7 @@ struct Simulation<'a> {
     setup: &'a Setup<'a>,
     clock: Clock,
     /// Random source for the noise of forwards.
-    chance: Chance,
+    rng: Rng,
     router: Router,
     /// Whether the router received events since its last dispatch; below, the time of its next wakeup.
     is_dispatch_due: bool,
@@ -81,7 +81,7 @@ impl<'a> Simulation<'a> {
     fn new(setup: &'a Setup<'a>, experiment: &Experiment, is_recorded: bool) -> Self {
         let profile = Arc::new(setup.profile.clone());
         let worker_setup = WorkerSetup {
-            has_prompts: matches!(setup.traffic, Traffic::Closed { .. }),
+            has_cached_prompts: matches!(setup.traffic, Traffic::Closed { .. }),
             experiment: *experiment,
         };
         let roles = std::iter::repeat_n(Role::Target, profile.target.workers as usize)
@@ -90,7 +90,7 @@ impl<'a> Simulation<'a> {
         Self {
             setup,
             clock: Clock::default(),
-            chance: Chance { state: mix(setup.seed) },
+            rng: Rng { state: mix(setup.seed) },
             router: Router::new(setup, experiment, is_recorded),
             is_dispatch_due: false,
             wakeup_at: None,
@@ -103,11 +103,11 @@ impl<'a> Simulation<'a> {
 
     fn play(&mut self) {
         self.begin();
-        while let Some(happenings) = self.clock.advance() {
+        while let Some(events) = self.clock.advance() {
             if self.clients.is_over(self.clock.now) {
                 break;
             }
-            happenings.into_iter().for_each(|happening| self.handle(happening));
+            events.into_iter().for_each(|event| self.handle(event));
             // Process all events of one time before their consequences.
             self.dispatch();
             self.start_workers();
@@ -119,7 +119,7 @@ impl<'a> Simulation<'a> {
             self.workers.iter().map(|(key, (role, _))| (*key, *role)).collect();
         for (key, role) in roles {
             let info = worker_info(self.setup.profile, role, &self.experiment);
-            self.tell_router(Event::WorkerUp(key, Box::new(info)));
+            self.send_event(Event::WorkerUp(key, Box::new(info)));
         }
         for request in self.clients.first_requests() {
             self.submit(request);
@@ -128,51 +128,51 @@ impl<'a> Simulation<'a> {
         self.dispatch();
     }
 
-    fn handle(&mut self, happening: Happening) {
+    fn handle(&mut self, event: SimEvent) {
         let now = self.clock.now;
-        match happening {
-            Happening::Arrival => {
+        match event {
+            SimEvent::Arrival => {
                 self.schedule_arrival();
                 if let Some(request) = self.clients.arrive(now) {
                     self.submit(request);
                 }
             }
-            Happening::ToWorker(key, frame) => {
+            SimEvent::ToWorker(key, frame) => {
                 self.touched.insert(key);
                 if let Some((_, worker)) = self.workers.get_mut(&key) {
                     worker.arrive(now, frame);
                 }
             }
-            Happening::ForwardDone(key) => self.forward_done(key),
-            Happening::DelayOver(key) => {
+            SimEvent::ForwardDone(key) => self.forward_done(key),
+            SimEvent::DelayOver(key) => {
                 self.touched.insert(key);
             }
-            Happening::ToRouter(key, frame) => self.tell_router(Event::Frame(key, frame)),
-            Happening::Wakeup => {
+            SimEvent::ToRouter(key, frame) => self.send_event(Event::Frame(key, frame)),
+            SimEvent::Wakeup => {
                 self.wakeup_at = None;
-                self.tell_router(Event::Timer);
+                self.send_event(Event::Timer);
             }
         }
     }
 
     fn schedule_arrival(&mut self) {
         if let Some(wait) = self.clients.next_arrival() {
-            self.clock.after(wait, Happening::Arrival);
+            self.clock.schedule_after(wait, SimEvent::Arrival);
         }
     }
 
     fn submit(&mut self, request: Request) {
         let submission = self.router.submission(request);
-        self.tell_router(submission);
+        self.send_event(submission);
     }
 
     /// Passes an event to the scheduler, and its commands to the clients.
-    fn tell_router(&mut self, event: Event) {
+    fn send_event(&mut self, event: Event) {
         let now = self.clock.now;
         self.is_dispatch_due = true;
         let mut next: Vec<Request> = Vec::new();
         for command in self.router.on_event(now, event) {
-            next.extend(self.clients.hear(now, command));
+            next.extend(self.clients.on_command(now, command));
         }
         next.into_iter().for_each(|request| self.submit(request));
     }
@@ -182,17 +182,17 @@ impl<'a> Simulation<'a> {
         if !std::mem::take(&mut self.is_dispatch_due) {
             return;
         }
-        self.tell_router(Event::Dispatch);
+        self.send_event(Event::Dispatch);
         self.is_dispatch_due = false;
         let wire = self.wire();
         for (key, frame) in self.router.take_frames() {
-            self.clock.after(wire, Happening::ToWorker(key, frame));
+            self.clock.schedule_after(wire, SimEvent::ToWorker(key, frame));
         }
         if let Some(at) = self.router.next_wakeup().map(|at| at.max(self.clock.now))
             && self.wakeup_at.is_none_or(|set| at < set)
         {
             self.wakeup_at = Some(at);
-            self.clock.at(at, Happening::Wakeup);
+            self.clock.schedule_at(at, SimEvent::Wakeup);
         }
     }
 
@@ -205,17 +205,17 @@ impl<'a> Simulation<'a> {
         let (now, wire) = (self.clock.now, self.wire());
         for key in std::mem::take(&mut self.touched) {
             let Some((_, worker)) = self.workers.get_mut(&key) else { continue };
-            match worker.next(now) {
-                Next::Idle => {
+            match worker.next_action(now) {
+                NextAction::Idle => {
                     if let Some(frame) = worker.take_outbox() {
-                        self.clock.after(wire, Happening::ToRouter(key, frame));
+                        self.clock.schedule_after(wire, SimEvent::ToRouter(key, frame));
                     }
                 }
-                Next::Wait(delay) => self.clock.after(delay, Happening::DelayOver(key)),
-                Next::Run(micros) => {
-                    let took = self.setup.profile.with_noise(micros, self.chance.next());
+                NextAction::Wait(delay) => self.clock.schedule_after(delay, SimEvent::DelayOver(key)),
+                NextAction::Run(micros) => {
+                    let took = self.setup.profile.with_noise(micros, self.rng.next());
                     let took = Duration::from_secs_f64(took / 1e6);
-                    self.clock.after(took, Happening::ForwardDone(key));
+                    self.clock.schedule_after(took, SimEvent::ForwardDone(key));
                 }
             }
         }
@@ -230,12 +230,12 @@ impl<'a> Simulation<'a> {
             self.clients.outcome.forward(*role, took, from, now);
         }
         if !frame.replies.is_empty() {
-            self.clock.after(wire, Happening::ToRouter(key, frame));
+            self.clock.schedule_after(wire, SimEvent::ToRouter(key, frame));
         }
         self.touched.insert(key);
     }
 
-    fn finish(mut self) -> Outcome {
+    fn finish(mut self) -> RunOutcome {
         let lane = |lane: scheduling::scheduler::lanes::LaneExplanation| LaneOutcome {
             mean_k: self.clients.mean_k(&lane.task_type),
             name: lane.task_type,
@@ -247,18 +247,18 @@ impl<'a> Simulation<'a> {
         let outcome = &mut self.clients.outcome;
         outcome.seconds = (self.setup.duration - self.setup.warm_up).as_secs_f64();
         outcome.lanes = lanes;
-        self.clients.outcome.sequences_at_end = self.clients.num_under_way();
+        self.clients.outcome.sequences_at_end = self.clients.num_in_progress();
         self.clients.outcome
     }
 }
 
 /// A keyed sequence of pseudorandom numbers.
 #[derive(Debug, Clone)]
-pub(crate) struct Chance {
+pub(crate) struct Rng {
     state: u64,
 }
 
-impl Chance {
+impl Rng {
     /// The next number, in 0..1.
     pub(crate) fn next(&mut self) -> f64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);

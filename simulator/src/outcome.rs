@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::Kind;
+use super::RequestKind;
 use scheduling::draft_length::Explanation;
 use speculation::Role;
 
 /// Results of a run, after its warm-up.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct RunOutcome {
     /// Measured virtual time.
     pub seconds: f64,
     /// By kind, in the order of the traffic.
@@ -16,7 +16,7 @@ pub struct Outcome {
     /// Controllers of the lanes at the end.
     pub lanes: Vec<LaneOutcome>,
     /// Requests rejected because the system was full.
-    pub turned_away: u64,
+    pub num_rejected: u64,
     /// Active sequences at the end.
     pub sequences_at_end: u32,
     target_busy: Duration,
@@ -53,9 +53,9 @@ pub struct LaneOutcome {
     pub explanation: Explanation,
 }
 
-impl Outcome {
-    pub(super) fn new(kinds: &[Kind]) -> Self {
-        let kind = |kind: &Kind| KindOutcome {
+impl RunOutcome {
+    pub(super) fn new(kinds: &[RequestKind]) -> Self {
+        let kind = |kind: &RequestKind| KindOutcome {
             task_type: kind.task_type.clone(),
             tokens: 0,
             rounds: 0,
@@ -67,7 +67,7 @@ impl Outcome {
             seconds: 0.0,
             kinds: kinds.iter().map(kind).collect(),
             lanes: Vec::new(),
-            turned_away: 0,
+            num_rejected: 0,
             sequences_at_end: 0,
             target_busy: Duration::ZERO,
             draft_busy: Duration::ZERO,

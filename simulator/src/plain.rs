@@ -3,7 +3,7 @@
 //!
 //! It shares only the profile with the rest, so that no fault can affect both sides of a comparison.
 
-use super::Chance;
+use super::Rng;
 use scheduling::profile::text::mix;
 use scheduling::profile::{ForwardRows, Profile};
 
@@ -15,7 +15,7 @@ pub fn tokens_per_second(
     forwards: u32,
     seed: u64,
 ) -> f64 {
-    let mut chance = Chance { state: mix(seed) };
+    let mut rng = Rng { state: mix(seed) };
     let mut micros = 0.0;
     for before in 0..forwards {
         // Sequences that exceed one forward run in several consecutive forwards.
@@ -23,7 +23,7 @@ pub fn tokens_per_second(
         while left > 0 {
             let rows = left.min(profile.target.max_batch_rows);
             let forward = ForwardRows::even(rows, 1, context + before);
-            micros += profile.with_noise(profile.target.curve.micros(forward), chance.next());
+            micros += profile.with_noise(profile.target.curve.micros(forward), rng.next());
             left -= rows;
         }
         micros += 2.0 * profile.wire_us;

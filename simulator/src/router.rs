@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use scheduling::profile::{Pool, Profile};
+use scheduling::profile::{PoolProfile, Profile};
 use scheduling::scheduler::events::{NewSequence, WorkerInfo};
 use scheduling::scheduler::lanes::{LaneKey, TemperatureBand};
 use scheduling::scheduler::policy::{DraftTokens, PolicyConfig, SpeculationRequest};
@@ -16,7 +16,7 @@ use crate::record::{Entry, Recording};
 use crate::{Experiment, Policy, Setup};
 
 /// Deadline of a target's step, and longest time without targets of a model: longer than any run.
-const PATIENCE: Duration = Duration::from_secs(3_600);
+const NO_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 /// The model that all workers serve.
 const MODEL: &str = "simulated";
@@ -47,9 +47,9 @@ impl Router {
                 suffix_drafts: false,
                 lanes: BTreeMap::new(),
             },
-            target_deadline: PATIENCE,
-            target_wait: PATIENCE,
-            queue_wait: PATIENCE,
+            target_deadline: NO_TIMEOUT,
+            target_wait: NO_TIMEOUT,
+            queue_wait: NO_TIMEOUT,
             replay_ids_per_second: 0,
             tpot_objective: None,
             shadow_share: 0.0,
@@ -129,10 +129,10 @@ impl Router {
 
 /// Info that a worker of the profile reports when it connects. Its KV is not limited.
 pub(super) fn worker_info(profile: &Profile, role: Role, experiment: &Experiment) -> WorkerInfo {
-    let pool: &Pool = if role == Role::Target { &profile.target } else { &profile.draft };
+    let pool: &PoolProfile = if role == Role::Target { &profile.target } else { &profile.draft };
     WorkerInfo {
         vocab_size: profile.vocab_size,
-        step_times: experiment.told_step_times(pool, role),
+        step_times: experiment.reported_step_times(pool, role),
         max_tree_tokens: experiment.max_tree_tokens(role),
         ..WorkerInfo::of(role, MODEL)
     }

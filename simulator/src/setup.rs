@@ -5,7 +5,7 @@ use std::time::Duration;
 use scheduling::batch::GroupRules;
 use scheduling::cost::StepTimePoint;
 use scheduling::draft_length::Rules;
-use scheduling::profile::{Pool, Profile};
+use scheduling::profile::{PoolProfile, Profile};
 use speculation::Role;
 use speculation::tree::MAX_TREE_TOKENS;
 
@@ -27,7 +27,7 @@ pub struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    pub(crate) fn kinds(&self) -> &[Kind] {
+    pub(crate) fn kinds(&self) -> &[RequestKind] {
         match &self.traffic {
             Traffic::Closed { kinds, .. } | Traffic::Open { kinds, .. } => kinds,
         }
@@ -36,7 +36,7 @@ impl Setup<'_> {
 
 /// One kind of request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Kind {
+pub struct RequestKind {
     /// Task type: determines the lane, and the profile's acceptance.
     pub task_type: String,
     /// Share of the traffic.
@@ -61,14 +61,14 @@ pub enum Traffic {
         /// Number of clients.
         sequences: u32,
         /// Kinds of their requests.
-        kinds: Vec<Kind>,
+        kinds: Vec<RequestKind>,
     },
     /// Random arrivals with a fixed mean rate (Poisson).
     Open {
         /// Mean requests per second.
         per_second: f64,
         /// Kinds of the requests.
-        kinds: Vec<Kind>,
+        kinds: Vec<RequestKind>,
         /// Maximum number of active requests; further ones are rejected.
         sequences_max: u32,
     },
@@ -94,11 +94,11 @@ pub struct Experiment {
     /// Rules of groups at targets.
     pub groups: GroupRules,
     /// Whether draft workers report agreement with fed tokens.
-    pub tells_agreement: bool,
+    pub reports_agreement: bool,
     /// Whether targets verify token trees.
     pub takes_trees: bool,
     /// Ratio of reported to true step times, for targets and drafts.
-    pub told_over_true: (f64, f64),
+    pub reported_over_true: (f64, f64),
 }
 
 impl Experiment {
@@ -108,12 +108,12 @@ impl Experiment {
     }
 
     /// Step times that a worker of this pool reports.
-    pub(crate) fn told_step_times(&self, pool: &Pool, role: Role) -> Vec<StepTimePoint> {
-        let (target, draft) = self.told_over_true;
+    pub(crate) fn reported_step_times(&self, pool: &PoolProfile, role: Role) -> Vec<StepTimePoint> {
+        let (target, draft) = self.reported_over_true;
         let factor = if role == Role::Target { target } else { draft };
-        let told =
+        let reported =
             |point: StepTimePoint| StepTimePoint { micros: (point.micros as f64 * factor) as u64, ..point };
-        pool.curve.profiled().into_iter().map(told).collect()
+        pool.curve.profiled().into_iter().map(reported).collect()
     }
 }
 
@@ -122,9 +122,9 @@ impl Default for Experiment {
         Self {
             rules: Rules::default(),
             groups: GroupRules::default(),
-            tells_agreement: true,
+            reports_agreement: true,
             takes_trees: false,
-            told_over_true: (1.0, 1.0),
+            reported_over_true: (1.0, 1.0),
         }
     }
 }

@@ -29,18 +29,21 @@ prefill_tokens_per_second = 200000
 by_position = [0.8]
 "#;
 
-fn kind(task_type: &str, share: f64) -> Kind {
-    Kind { task_type: task_type.to_owned(), share, prompt_tokens: 100, output_tokens: 64 }
+fn kind(task_type: &str, share: f64) -> RequestKind {
+    RequestKind { task_type: task_type.to_owned(), share, prompt_tokens: 100, output_tokens: 64 }
 }
 
-fn closed(profile: &Profile, sequences: u32, policy: Policy) -> Outcome {
+fn closed(profile: &Profile, sequences: u32, policy: Policy) -> RunOutcome {
     closed_with(profile, (sequences, policy), &Experiment::default())
 }
 
-fn closed_with(profile: &Profile, (sequences, policy): (u32, Policy), experiment: &Experiment) -> Outcome {
+fn closed_with(profile: &Profile, (sequences, policy): (u32, Policy), experiment: &Experiment) -> RunOutcome {
     let setup = Setup {
         profile,
-        traffic: Traffic::Closed { sequences, kinds: vec![Kind { output_tokens: ENDLESS, ..kind("", 1.0) }] },
+        traffic: Traffic::Closed {
+            sequences,
+            kinds: vec![RequestKind { output_tokens: ENDLESS, ..kind("", 1.0) }],
+        },
         policy,
         seed: 1,
         duration: Duration::from_secs(20),
@@ -116,7 +119,7 @@ fn requests_come_are_served_and_go() {
     });
     let finished: Vec<usize> = outcome.kinds.iter().map(|kind| kind.tpot_ms.len()).collect();
     let total = finished.iter().sum::<usize>();
-    assert!((200..300).contains(&total) && outcome.turned_away == 0, "{finished:?}");
+    assert!((200..300).contains(&total) && outcome.num_rejected == 0, "{finished:?}");
     assert!((1.2..1.9).contains(&(finished[0] as f64 / finished[1] as f64)), "{finished:?}");
     assert!(outcome.sequences_at_end < 20, "{}", outcome.sequences_at_end);
     for kind in &outcome.kinds {

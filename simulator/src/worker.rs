@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use scheduling::batch::{RowLimits, Share, StepRows, form, prefill_rows};
-use scheduling::batch_former::{BatchFormer, Decision, RanForward, ReadyStep, Turn};
+use scheduling::batch::{RowLimits, StepChunk, StepRows, form_batch, prefill_rows};
+use scheduling::batch_former::{Batch, BatchFormer, CompletedForward, Decision, ReadyStep};
 use scheduling::cost::StepTimes;
-use scheduling::profile::synthetic::{StepUnderWay, SyntheticModel};
+use scheduling::profile::synthetic::{StepInProgress, SyntheticModel};
 use scheduling::profile::{ForwardRows, Profile};
 use scheduling::scheduler::events::{Frame, StepTiming};
 use speculation::cached_sequence::{Admission, CachedSequence, Limits};
@@ -24,14 +24,14 @@ use crate::clock::RouterFrame;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WorkerSetup {
     /// Whether the KV of every prompt is cached from the start.
-    pub(super) has_prompts: bool,
+    pub(super) has_cached_prompts: bool,
     /// Rules of the worker, and what it reports about itself.
     pub(super) experiment: Experiment,
 }
 
 /// Next action of a worker.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Next {
+pub(super) enum NextAction {
     /// Nothing until something arrives.
     Idle,
     /// It delays its forward, at most for this time.
@@ -42,7 +42,7 @@ pub(super) enum Next {
 
 /// One sequence at this worker.
 #[derive(Debug, Default)]
-struct Held {
+struct WorkerSequence {
     /// Absent while a step runs; the task holds it then.
     cached: Option<CachedSequence>,
     /// Steps that wait for the running one, with their times of arrival.
@@ -53,19 +53,19 @@ struct Held {
 
 /// A step in progress.
 #[derive(Debug)]
-struct Task {
+struct RunningStep {
     step: Step,
     cached: CachedSequence,
     context_done: usize,
-    guesses: Draft,
+    drafted: Draft,
     agreed: Vec<bool>,
     /// Time that it waited for admission.
     queued: Duration,
 }
 
 #[derive(Debug)]
-struct Forward {
-    shares: Vec<Share>,
+struct RunningForward {
+    chunks: Vec<StepChunk>,
     rows: ForwardRows,
     began_at: Duration,
     prefill_before: u32,
@@ -77,13 +77,13 @@ pub(super) struct Worker {
     model: SyntheticModel,
     setup: WorkerSetup,
     limits: Limits,
-    former: BatchFormer<SequenceId>,
+    batch_former: BatchFormer<SequenceId>,
     inbox: Vec<(RouterFrame, Duration)>,
-    held: BTreeMap<SequenceId, Held>,
+    sequences: BTreeMap<SequenceId, WorkerSequence>,
     /// Sequences with waiting steps, oldest first.
     waiting: VecDeque<SequenceId>,
-    tasks: Vec<Task>,
-    forward: Option<Forward>,
+    tasks: Vec<RunningStep>,
+    forward: Option<RunningForward>,
     /// Replies that do not come from a forward.
     outbox: Vec<Reply>,
 }
@@ -91,9 +91,9 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn new(profile: &Arc<Profile>, role: Role, setup: WorkerSetup) -> Self {
         let model = SyntheticModel::new(Arc::clone(profile), role);
-        let times = setup.experiment.told_step_times(model.pool(), role);
+        let times = setup.experiment.reported_step_times(model.pool(), role);
         Self {
-            former: BatchFormer::new(StepTimes::new(&times), setup.experiment.groups),
+            batch_former: BatchFormer::new(StepTimes::new(&times), setup.experiment.groups),
             limits: Limits {
                 role,
                 vocab_size: profile.vocab_size,
@@ -104,7 +104,7 @@ impl Worker {
             model,
             setup,
             inbox: Vec::new(),
-            held: BTreeMap::new(),
+            sequences: BTreeMap::new(),
             waiting: VecDeque::new(),
             tasks: Vec::new(),
             forward: None,
@@ -118,19 +118,19 @@ impl Worker {
 
     /// Returns the next action. Begins a forward unless one runs, nothing is ready, or the batch former
     /// delays it.
-    pub(super) fn next(&mut self, now: Duration) -> Next {
+    pub(super) fn next_action(&mut self, now: Duration) -> NextAction {
         if self.forward.is_some() {
-            return Next::Idle;
+            return NextAction::Idle;
         }
         self.read_inbox();
         self.admit_waiting(now);
         if self.tasks.is_empty() {
-            return Next::Idle;
+            return NextAction::Idle;
         }
-        let ready: Vec<ReadyStep<SequenceId>> = self.tasks.iter().map(Task::ready_step).collect();
-        match self.former.next(now, &ready) {
-            Decision::Wait(delay) => Next::Wait(delay),
-            Decision::Run(turn) => Next::Run(self.begin_forward(now, &ready, &turn)),
+        let ready: Vec<ReadyStep<SequenceId>> = self.tasks.iter().map(RunningStep::ready_step).collect();
+        match self.batch_former.decide(now, &ready) {
+            Decision::Wait(delay) => NextAction::Wait(delay),
+            Decision::Run(batch) => NextAction::Run(self.begin_forward(now, &ready, &batch)),
         }
     }
 
@@ -138,12 +138,12 @@ impl Worker {
         for (frame, received) in std::mem::take(&mut self.inbox) {
             for step in frame.steps {
                 let id = step.sequence_id;
-                let held = self
-                    .held
-                    .entry(id)
-                    .or_insert_with(|| Held { cached: Some(CachedSequence::default()), ..Held::default() });
-                self.former.arrived(received, id, StepRows::left(&step, 0, 0));
-                held.waiting.push_back((step, received));
+                let sequence = self.sequences.entry(id).or_insert_with(|| WorkerSequence {
+                    cached: Some(CachedSequence::default()),
+                    ..WorkerSequence::default()
+                });
+                self.batch_former.arrived(received, id, StepRows::remaining(&step, 0, 0));
+                sequence.waiting.push_back((step, received));
                 self.waiting.push_back(id);
             }
             for (id, epoch) in frame.closes {
@@ -153,41 +153,41 @@ impl Worker {
     }
 
     fn close(&mut self, id: SequenceId, epoch: u32) {
-        let Some(held) = self.held.get_mut(&id) else { return };
-        held.waiting.retain(|(step, _)| step.epoch > epoch);
-        if held.cached.is_none() {
-            let is_over = |task: &Task| task.step.sequence_id == id && task.step.epoch <= epoch;
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        sequence.waiting.retain(|(step, _)| step.epoch > epoch);
+        if sequence.cached.is_none() {
+            let is_over = |task: &RunningStep| task.step.sequence_id == id && task.step.epoch <= epoch;
             let Some(index) = self.tasks.iter().position(is_over) else { return };
-            held.cached = Some(self.tasks.remove(index).cached);
+            sequence.cached = Some(self.tasks.remove(index).cached);
         }
-        let is_over = held.cached.as_ref().is_some_and(|cached| cached.epoch() <= epoch);
-        if is_over && held.waiting.is_empty() {
-            self.held.remove(&id);
-            self.former.forget(&id);
+        let is_over = sequence.cached.as_ref().is_some_and(|cached| cached.epoch() <= epoch);
+        if is_over && sequence.waiting.is_empty() {
+            self.sequences.remove(&id);
+            self.batch_former.forget(&id);
         }
     }
 
     fn admit_waiting(&mut self, now: Duration) {
         for _ in 0..self.waiting.len() {
             let Some(id) = self.waiting.pop_front() else { return };
-            let Some(held) = self.held.get_mut(&id) else { continue };
-            let Some(mut cached) = held.cached.take() else {
+            let Some(sequence) = self.sequences.get_mut(&id) else { continue };
+            let Some(mut cached) = sequence.cached.take() else {
                 // It is admitted when the running step is done.
                 self.waiting.push_back(id);
                 continue;
             };
-            let Some((step, received)) = held.waiting.pop_front() else {
-                held.cached = Some(cached);
+            let Some((step, received)) = sequence.waiting.pop_front() else {
+                sequence.cached = Some(cached);
                 continue;
             };
             let body = match cached.admit(&step, &self.limits) {
                 Admission::Run => {
-                    held.kv_tokens = step.base_len.min(held.kv_tokens);
-                    let mut task = Task::new(step, cached, now - received);
-                    if self.setup.has_prompts && task.step.base_len == 0 {
+                    sequence.kv_tokens = step.base_len.min(sequence.kv_tokens);
+                    let mut task = RunningStep::new(step, cached, now - received);
+                    if self.setup.has_cached_prompts && task.step.base_len == 0 {
                         // Everything except the row whose logits are needed comes from the prefix cache.
                         task.context_done = task.step.append_ids.len().saturating_sub(1);
-                        held.kv_tokens = task.context_done as u32;
+                        sequence.kv_tokens = task.context_done as u32;
                     }
                     self.tasks.push(task);
                     continue;
@@ -198,28 +198,30 @@ impl Worker {
                 }
                 Admission::Refused(reason) => Some(ReplyBody::Refused { reason }),
             };
-            held.cached = Some(cached);
+            sequence.cached = Some(cached);
             if let Some(body) = body {
-                self.former.answered(now, &id);
+                self.batch_former.answered(now, &id);
                 self.outbox.push(Reply::to(&step, body));
             }
         }
     }
 
-    fn begin_forward(&mut self, now: Duration, ready: &[ReadyStep<SequenceId>], turn: &Turn) -> f64 {
+    fn begin_forward(&mut self, now: Duration, ready: &[ReadyStep<SequenceId>], batch: &Batch) -> f64 {
         let rows: Vec<StepRows> = ready.iter().map(|step| step.rows).collect();
-        let limits = RowLimits { all: self.model.pool().max_batch_rows, prompts: turn.prompt_rows };
-        let shares = form(&rows, limits, |index, _| turn.members[index]);
+        let limits = RowLimits { all: self.model.pool().max_batch_rows, prompts: batch.prompt_rows };
+        let chunks = form_batch(&rows, limits, |index, _| batch.members[index]);
         let mut forward = ForwardRows::default();
-        for share in &shares {
-            let held =
-                self.held.get_mut(&ready[share.index].key).expect("the sequence of a running step is known");
-            let tail = share.rows(&rows[share.index]) - share.context;
-            held.kv_tokens += share.context + tail;
-            forward.add((share.context, tail), held.kv_tokens);
+        for chunk in &chunks {
+            let sequence = self
+                .sequences
+                .get_mut(&ready[chunk.index].key)
+                .expect("the sequence of a running step is known");
+            let tail = chunk.rows(&rows[chunk.index]) - chunk.context;
+            sequence.kv_tokens += chunk.context + tail;
+            forward.add((chunk.context, tail), sequence.kv_tokens);
         }
         let prefill_before = prefill_rows(rows.into_iter());
-        self.forward = Some(Forward { shares, rows: forward, began_at: now, prefill_before });
+        self.forward = Some(RunningForward { chunks, rows: forward, began_at: now, prefill_before });
         self.model.pool().curve.micros(forward)
     }
 
@@ -228,22 +230,22 @@ impl Worker {
     pub(super) fn forward_done(&mut self, now: Duration, seconds: f64) -> (Frame, Duration) {
         let forward = self.forward.take().expect("a completed forward was started");
         let mut answers: BTreeMap<usize, ReplyBody> = BTreeMap::new();
-        for share in &forward.shares {
-            let body = self.model.advance(&mut self.tasks[share.index].under_way(), share, seconds);
-            answers.extend(body.map(|body| (share.index, body)));
+        for chunk in &forward.chunks {
+            let body = self.model.advance(&mut self.tasks[chunk.index].in_progress(), chunk, seconds);
+            answers.extend(body.map(|body| (chunk.index, body)));
         }
         let took = now - forward.began_at;
-        let prefill_after = prefill_rows(self.tasks.iter().map(Task::rows_left));
+        let prefill_after = prefill_rows(self.tasks.iter().map(RunningStep::rows_left));
         let rows = forward.rows.rows + forward.rows.prefill_rows;
-        let ran = RanForward {
+        let ran = CompletedForward {
             rows,
             prefill_rows: forward.prefill_before.saturating_sub(prefill_after).min(rows),
-            sequences: forward.shares.len() as u32,
+            sequences: forward.chunks.len() as u32,
             kv_tokens: forward.rows.kv_tokens,
         };
-        self.former.ran(ran, took);
+        self.batch_former.forward_done(ran, took);
         let (replies, queue) = self.finish(now, answers);
-        let RanForward { rows, prefill_rows, sequences, kv_tokens } = ran;
+        let CompletedForward { rows, prefill_rows, sequences, kv_tokens } = ran;
         let (queue, compute) = (whole_micros(queue), whole_micros(took));
         let timing = StepTiming { rows, prefill_rows, sequences, kv_tokens, queue, compute };
         (Frame { timing, replies, ..Frame::default() }, took)
@@ -261,14 +263,14 @@ impl Worker {
                 self.tasks.push(task);
                 continue;
             };
-            let Task { step, cached, agreed, queued, .. } = task;
+            let RunningStep { step, cached, agreed, queued, .. } = task;
             queue += queued;
             let id = step.sequence_id;
-            let held = self.held.get_mut(&id).expect("the sequence of a running step is known");
-            held.kv_tokens = cached.len();
-            held.cached = Some(cached);
-            self.former.answered(now, &id);
-            let agreed = if self.setup.experiment.tells_agreement { agreed } else { Vec::new() };
+            let sequence = self.sequences.get_mut(&id).expect("the sequence of a running step is known");
+            sequence.kv_tokens = cached.len();
+            sequence.cached = Some(cached);
+            self.batch_former.answered(now, &id);
+            let agreed = if self.setup.experiment.reports_agreement { agreed } else { Vec::new() };
             replies.push(Reply { agreed, ..Reply::to(&step, body) });
         }
         (replies, queue / num_answers)
@@ -286,23 +288,23 @@ fn whole_micros(duration: Duration) -> Duration {
     Duration::from_micros(duration.as_micros() as u64)
 }
 
-impl Task {
+impl RunningStep {
     fn new(step: Step, cached: CachedSequence, queued: Duration) -> Self {
-        Self { step, cached, context_done: 0, guesses: Draft::default(), agreed: Vec::new(), queued }
+        Self { step, cached, context_done: 0, drafted: Draft::default(), agreed: Vec::new(), queued }
     }
 
-    fn under_way(&mut self) -> StepUnderWay<'_> {
-        StepUnderWay {
+    fn in_progress(&mut self) -> StepInProgress<'_> {
+        StepInProgress {
             step: &self.step,
             cached: &mut self.cached,
             context_done: &mut self.context_done,
-            guesses: &mut self.guesses,
+            drafted: &mut self.drafted,
             agreed: &mut self.agreed,
         }
     }
 
     fn rows_left(&self) -> StepRows {
-        StepRows::left(&self.step, self.context_done, self.guesses.token_ids.len())
+        StepRows::remaining(&self.step, self.context_done, self.drafted.token_ids.len())
     }
 
     fn ready_step(&self) -> ReadyStep<SequenceId> {

@@ -34,7 +34,7 @@ fn method(kernels: Option<&Path>, max_batch_rows: usize) -> ModelMethod<Verify> 
     let engine = match kernels {
         None => Engine::load(&options),
         Some(dir) => {
-            let gpus = GpuOptions { kernels: Some(dir.to_owned()), ..GpuOptions::on(&[0]) };
+            let gpus = GpuOptions { kernels: Some(dir.to_owned()), ..GpuOptions::for_devices(&[0]) };
             Engine::load_on_cuda(&options, &gpus)
         }
     };

@@ -38,7 +38,7 @@ fn engine(kernels: &Path) -> Engine {
         kv_memory_bytes: 4 << 20,
         max_model_len: None,
     };
-    let gpus = GpuOptions { kernels: Some(kernels.to_owned()), ..GpuOptions::on(&[0]) };
+    let gpus = GpuOptions { kernels: Some(kernels.to_owned()), ..GpuOptions::for_devices(&[0]) };
     Engine::load_on_cuda(&options, &gpus).expect("the bundled draft loads")
 }
 

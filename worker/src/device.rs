@@ -20,7 +20,7 @@ use proto::v1;
 use scheduling::batch::GroupRules;
 use scheduling::batch::StepRows;
 use scheduling::batch_former::{BatchFormer, Decision};
-use scheduling::cost::{Forward, StepTimePoint, StepTimes};
+use scheduling::cost::{ForwardShape, StepTimePoint, StepTimes};
 use service::shutdown::{Hold, Lifetime};
 use speculation::cached_sequence::{Admission, Limits};
 use speculation::{Reply, ReplyBody, SequenceId, Step, Work};
@@ -201,8 +201,8 @@ impl<M: Method> Device<M> {
                         let message = reactor.next_within(&mut mailbox, wait);
                         message.into_iter().for_each(|message| self.receive(message));
                     }
-                    Decision::Run(turn) => {
-                        let timing = reactor.during(self.forward_size(), || self.forward(&turn));
+                    Decision::Run(batch) => {
+                        let timing = reactor.during(self.forward_size(), || self.forward(&batch));
                         reactor.exchange(|| self.flush(&timing));
                         self.observe();
                     }
@@ -287,7 +287,7 @@ impl<M: Method> Device<M> {
         // The arrival time, not the time of reading: a step that arrived during a forward would otherwise
         // seem to have arrived at its end.
         let arrived_at = received.saturating_duration_since(self.began);
-        self.former.arrived(arrived_at, key, StepRows::left(&sent.step, 0, 0));
+        self.former.arrived(arrived_at, key, StepRows::remaining(&sent.step, 0, 0));
         held.waiting.push_back((sent, received));
         self.waiting.push_back(key);
     }
@@ -437,7 +437,7 @@ const AHEAD_COST: f64 = 1.25;
 
 /// Largest number of rows up to `most` that costs little more than one row; 0 if there is none.
 fn cheap_rows(most: usize, times: &StepTimes) -> usize {
-    let micros = |rows: usize| times.micros(Forward::plain(rows as f64, 0.0));
+    let micros = |rows: usize| times.micros(ForwardShape::plain(rows as f64, 0.0));
     (1..=most).rev().find(|&rows| micros(rows) <= AHEAD_COST * micros(1)).unwrap_or(0)
 }
 

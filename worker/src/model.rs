@@ -10,7 +10,7 @@ mod portion;
 use std::collections::{HashMap, VecDeque};
 
 use engine::{DrawRequest, Engine, NumAnswers, SequenceRows, SlotId, TreeRows};
-use scheduling::batch::{ROUND_CONTEXT, RowLimits, StepRows, form};
+use scheduling::batch::{MAX_ROUND_CONTEXT, RowLimits, StepRows, form_batch};
 use speculation::cached_sequence::Limits;
 use speculation::tree::MAX_TREE_TOKENS;
 use speculation::{ReplyBody, Role, Work};
@@ -78,7 +78,7 @@ impl<D: Decide> ModelMethod<D> {
     fn find_prefixes(&mut self, tasks: &mut VecDeque<Task>) {
         for task in tasks.iter_mut().filter(|task| task.prefix != PrefixLookup::Done) {
             let context = task.step.append_ids.len();
-            if task.is_scoring() || (task.step.base_len > 0 && context <= ROUND_CONTEXT as usize) {
+            if task.is_scoring() || (task.step.base_len > 0 && context <= MAX_ROUND_CONTEXT as usize) {
                 // A score needs its row computed, and the context of a round is shorter than a block.
                 task.prefix = PrefixLookup::Done;
                 continue;
@@ -111,7 +111,7 @@ impl<D: Decide> ModelMethod<D> {
         let ready: Vec<StepRows> = tasks.iter().map(Task::rows_left).collect();
         let mut blocks_left = self.engine.free_blocks();
         let limits = RowLimits { all: self.max_batch_rows as u32, prompts: prompt_rows };
-        let shares = form(&ready, limits, |index, rows| {
+        let shares = form_batch(&ready, limits, |index, rows| {
             let blocks = self.engine.blocks_needed(self.slots[&tasks[index].slot], rows);
             let fits =
                 blocks <= blocks_left && tasks[index].prefix == PrefixLookup::Done && has_grammar[index];

@@ -155,7 +155,7 @@ impl Task {
         if let Some(tree) = &self.tree {
             return StepRows { context: 0, tail: tree.num_next() as u32 };
         }
-        StepRows::left(&self.step, self.context_done, self.guesses.token_ids.len())
+        StepRows::remaining(&self.step, self.context_done, self.guesses.token_ids.len())
     }
 
     /// The same as input of the batch former.

@@ -58,7 +58,7 @@ pub fn advise(verdicts: &[Verdict], costs: &Costs, situation: Situation) -> Opti
     let Situation { placement, sequences, context, wire } = situation;
     let mut lane = DraftLength::new(MAX_K);
     for verdict in verdicts.iter().filter(|verdict| verdict.drafted > 0) {
-        lane.observe_verdict(verdict.drafted, verdict.accepted);
+        lane.observe_verification(verdict.drafted, verdict.accepted);
         // A short proposal is not the worker's fault: the sequence or the text ended.
         lane.observe_proposal(verdict.drafted, verdict.drafted);
     }

@@ -10,7 +10,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 
-use scheduling::pool_size::{Demand, Supply, wanted};
+use scheduling::pool_size::{CurrentPools, Demand, desired_workers};
 
 use super::round::{Drafting, Rounds};
 use super::step_time::{Forward, StepCost};
@@ -226,13 +226,13 @@ pub fn play(
         sequences = (sequences + arrive - speed / traffic.output_tokens).max(0.0);
         if now.is_multiple_of(autoscaler.look_every) {
             let demand = Demand { sequences, kv_blocks: sequences };
-            let supply = Supply {
+            let supply = CurrentPools {
                 targets: serving,
                 drafts: f64::from(drafts.ready),
                 kv_blocks_each: pools.concurrency,
                 tpot_us: Some(pools.tpot_ms * 1e3),
             };
-            let wish = wanted(demand, supply, &|sequences, drafts| pools.speed(sequences, drafts));
+            let wish = desired_workers(demand, supply, &|sequences, drafts| pools.speed(sequences, drafts));
             targets.look(now, wish.targets, autoscaler);
             drafts.look(now, wish.drafts, autoscaler);
         }

@@ -1,7 +1,7 @@
 //! Finds which resource runs out first: for each, the number of sequences at one target at which it does.
 //! Pure.
 
-use scheduling::pool_size::wanted_drafts;
+use scheduling::pool_size::desired_drafts;
 
 use super::round::{Drafting, Rounds};
 use super::step_time::{Forward, Roofline};
@@ -98,7 +98,7 @@ pub fn longest_wire_ms(rounds: &Rounds<'_>, sequences: f64) -> Option<f64> {
 /// pools ([`scheduling::pool_size`]); `None` if drafting never pays.
 pub fn wanted_draft_workers(rounds: &Rounds<'_>, sequences: f64) -> Option<u64> {
     let Drafting::Apart { draft, wire_us, .. } = rounds.drafting else { return None };
-    wanted_drafts(sequences.ceil() as u64, |workers| {
+    desired_drafts(sequences.ceil() as u64, |workers| {
         if workers == 0.0 {
             return rounds.at(sequences, 0).tokens_per_second;
         }

@@ -49,7 +49,7 @@ pub fn as_profiled(cost: &dyn StepCost) -> StepTimes {
 impl StepCost for StepTimes {
     fn micros(&self, forward: Forward) -> f64 {
         let Forward { sequences, rows_each, context } = forward;
-        StepTimes::micros(self, cost::Forward { rows: sequences * rows_each, sequences, context })
+        StepTimes::micros(self, cost::ForwardShape { rows: sequences * rows_each, sequences, context })
     }
 }
 

@@ -12,7 +12,7 @@ mod rows;
 use std::collections::{HashMap, VecDeque};
 
 use engine::{Engine, SequenceRows, SlotId};
-use scheduling::batch::ROUND_CONTEXT;
+use scheduling::batch::MAX_ROUND_CONTEXT;
 use speculation::cached_sequence::Limits;
 use speculation::{Proposal, ReplyBody, Role, TokenId, Work};
 use text::translation::{TranslatedSequence, Translation};
@@ -117,7 +117,7 @@ impl TranslatedMethod {
     /// Looks up new tasks' draft ids in the prefix cache and shares the KV found there.
     fn find_prefixes(&mut self, tasks: &mut VecDeque<Task>) {
         for task in tasks.iter_mut().filter(|task| task.prefix != PrefixLookup::Done) {
-            if task.step.base_len > 0 && task.step.append_ids.len() <= ROUND_CONTEXT as usize {
+            if task.step.base_len > 0 && task.step.append_ids.len() <= MAX_ROUND_CONTEXT as usize {
                 task.prefix = PrefixLookup::Done;
                 continue;
             }

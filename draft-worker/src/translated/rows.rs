@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use scheduling::batch::{RowLimits, StepRows, form};
+use scheduling::batch::{RowLimits, StepRows, form_batch};
 use speculation::{TokenId, Work};
 use worker::task::{PrefixLookup, Task};
 
@@ -38,7 +38,7 @@ impl TranslatedMethod {
         let ready: Vec<StepRows> = tasks.iter().map(|task| self.step_rows(task)).collect();
         let mut blocks_left = self.engine.free_blocks();
         let limits = RowLimits { all: self.max_batch_rows as u32, prompts: prompt_rows };
-        let shares = form(&ready, limits, |index, rows| {
+        let shares = form_batch(&ready, limits, |index, rows| {
             let slot = self.sequences[&tasks[index].slot].slot;
             let blocks = self.engine.blocks_needed(slot, rows);
             let fits =

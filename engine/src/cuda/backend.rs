@@ -7,7 +7,6 @@
 
 mod attend;
 mod drawing;
-mod feed;
 mod fusion;
 mod load;
 mod pass;
@@ -17,6 +16,7 @@ mod step_tests;
 mod tests;
 #[cfg(test)]
 mod tree_tests;
+mod upload;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,7 +27,7 @@ use speculation::tree::MAX_TREE_TOKENS;
 
 use super::CudaError;
 use super::executor::{Executor, Tensor};
-use super::kv_room::{PASS_LIMITS, kv_bytes, workspace_bytes};
+use super::kv_budget::{PASS_LIMITS, kv_bytes, workspace_bytes};
 use super::ops::{
     CandidateBuffers, DrawBuffers, Embedding, GemmBf16, GemmFp8, GemmInt8, Held, QuantizeRows, ScoreBuffers,
     WriteKv, copy_tokens, finish_sum, norm_heads, room, swiglu, take_rows, to_bf16,
@@ -40,7 +40,7 @@ use crate::model_config::ModelConfig;
 use crate::rope::Rope;
 use crate::shard::Shard;
 use crate::weights::{LinearTensors, TensorPart, TensorSource};
-use fusion::Delayed;
+use fusion::DelayedOp;
 pub(super) use load::check_model;
 use load::{GpuLinear, GpuTable, GpuWeights};
 use pass::{GpuPass, Inputs, tiling_key};
@@ -68,7 +68,7 @@ impl<E: Executor> SharedState<E> {
         if let Some(error) = &state.failed {
             return Err(error.clone().into());
         }
-        state.settle()?;
+        state.flush_delayed()?;
         between(&mut state.executor)
     }
 }
@@ -78,12 +78,12 @@ struct State<E: Executor> {
     executor: E,
     failed: Option<CudaError>,
     /// Operation that was requested but not launched yet, because it may be fused with the next one.
-    delayed: Option<Delayed>,
+    delayed: Option<DelayedOp>,
     /// Whether products read bf16 inputs; if so, kernels that write f32 inputs also write them rounded to
     /// bf16.
     reads_bf16: bool,
     /// Address and length of the f32 numbers whose rounded copy the previous operation left in `rounded`.
-    rounded_of: Option<(u64, usize)>,
+    rounded_source: Option<(u64, usize)>,
     /// The inputs of the current pass that kernels read.
     inputs: Inputs<E::Memory>,
     drawing: DrawBuffers<E::Memory>,
@@ -157,7 +157,7 @@ impl<E: Executor> Gpu<E> {
             failed: None,
             delayed: None,
             reads_bf16: false,
-            rounded_of: None,
+            rounded_source: None,
             inputs: Inputs::default(),
             drawing: DrawBuffers::default(),
             scoring: ScoreBuffers::default(),
@@ -184,7 +184,7 @@ impl<E: Executor> Gpu<E> {
     /// Runs an operation, unless an earlier one has failed. Launches the delayed operation first.
     fn run(&self, operation: impl FnOnce(&mut State<E>) -> Result<(), CudaError>) {
         self.run_joined(|state| {
-            state.settle()?;
+            state.flush_delayed()?;
             operation(state)
         });
     }
@@ -207,7 +207,7 @@ impl<E: Executor> Gpu<E> {
         if let Some(error) = state.failed.take() {
             return Err(error.into());
         }
-        state.settle()?;
+        state.flush_delayed()?;
         Ok(state)
     }
 }
@@ -221,8 +221,8 @@ impl<E: Executor> State<E> {
     ) -> Result<(), CudaError> {
         let GpuLinear { n, k, .. } = *linear;
         let (rows, bias) = (x_len / k, linear.bias.as_ref());
-        let is_rounded = self.rounded_of.take() == Some((x.address(), x_len));
-        self.settle()?;
+        let is_rounded = self.rounded_source.take() == Some((x.address(), x_len));
+        self.flush_delayed()?;
         let borders = (&linear.borders.0, linear.borders.1.as_slice());
         let executor = &mut self.executor;
         match &linear.weights {
@@ -329,15 +329,15 @@ where
     ) -> Result<Option<u64>, EngineError> {
         let layout = shard.layout(config);
         for window in &config.windows {
-            self.lock().inputs.expect(tiling_key(layout, *window));
+            self.lock().inputs.add_tiling_key(tiling_key(layout, *window));
         }
         let Some(utilization) = self.memory_utilization else { return Ok(None) };
-        let room = self.lock().executor.room()?;
-        let bytes = kv_bytes(room, workspace_bytes(config, shard, max_len), utilization)?;
+        let memory = self.lock().executor.memory_info()?;
+        let bytes = kv_bytes(memory, workspace_bytes(config, shard, max_len), utilization)?;
         tracing::info!(
             bytes,
-            free = room.free_bytes,
-            total = room.total_bytes,
+            free = memory.free_bytes,
+            total = memory.total_bytes,
             rank = shard.rank,
             "kv memory"
         );
@@ -441,7 +441,7 @@ where
     }
 
     fn rotate(&self, layout: HeadLayout, pass: &Self::Pass<'_>, qkv: &mut Self::Rows) {
-        self.run(|state| state.delay_turn(qkv.write().0, (pass.rows(), layout)));
+        self.run(|state| state.delay_rotate(qkv.write().0, (pass.rows(), layout)));
     }
 
     fn linear(&self, linear: &Self::Linear, x: &mut Self::Rows, out: &mut Self::Rows) {
@@ -463,7 +463,7 @@ where
         let layer = (at.layer, kv.shape.num_layers);
         let kv = kv.blocks.as_mut().expect("a batch's blocks are there before its forward");
         self.run_joined(|state| {
-            let turn = state.take_turn(qkv.read().0, pass.rows())?;
+            let turn = state.take_delayed_rotate(qkv.read().0, pass.rows())?;
             let State { executor, inputs, .. } = state;
             let (qkv, slots) = (qkv.read().0, inputs.slots());
             let write = WriteKv { qkv, slots, kv, layout: at.layout, layer };
@@ -489,10 +489,10 @@ where
     fn silu_mul(&self, gate_up: &Self::Rows, width: usize, out: &mut Self::Rows) {
         self.run(|state| {
             let (out, len) = out.write();
-            state.make_rounded(len)?;
+            state.ensure_rounded(len)?;
             let rounded = state.rounded.as_mut().filter(|_| state.reads_bf16);
             swiglu(&mut state.executor, gate_up.read().0, out, rounded, (len / width, width))?;
-            state.note_rounded(out.address(), len);
+            state.set_rounded_source(out.address(), len);
             Ok(())
         });
     }

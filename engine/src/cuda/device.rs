@@ -21,12 +21,12 @@ use cudarc::nvrtc::Ptx;
 
 use super::blas::{Blas, Product, WORKSPACE_BYTES};
 use super::executor::{DeviceMemory, Executor, Fill, Params};
-use super::graphs::{Launch, Next, Recorder};
-use super::kv_room::DeviceRoom;
+use super::graphs::{Launch, LaunchAction, LaunchRecorder};
+use super::kv_budget::MemoryInfo;
 use super::memory_pool::MemoryPool;
 use super::ranks::{Watch, wait_watched};
 use super::sources::Kernel;
-use super::staging::{HALF_BYTES, Halves, Place};
+use super::staging::{HALF_BYTES, Place, StagingHalves};
 use super::toolkit::CudaVersion;
 use super::{CudaError, kernel_files, nvrtc};
 use crate::EngineError;
@@ -45,7 +45,7 @@ pub struct CudaDevice {
     /// Watch over the other ranks and the timeout for them, if there are other ranks.
     watch: Watched,
     /// Launches to be replayed or started later, if this device replays graphs.
-    recorder: Option<Recorder<Graph>>,
+    recorder: Option<LaunchRecorder<Graph>>,
     /// Allocated on the first write.
     staging: Option<Staging>,
     products: Option<LibraryProducts>,
@@ -61,7 +61,7 @@ struct LibraryProducts {
 
 /// Pinned memory for copies to the device, and the progress of the copies.
 struct Staging {
-    halves: Halves,
+    halves: StagingHalves,
     pinned: [PinnedHostSlice<u8>; 2],
     /// For each half: event recorded after the last copy out of it.
     copied: [CudaEvent; 2],
@@ -101,7 +101,7 @@ unsafe impl Send for Graph {}
 
 /// Properties that a device reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceFacts {
+pub struct DeviceProperties {
     /// Its name.
     pub name: String,
     /// Its architecture, such as `sm_90`.
@@ -166,10 +166,10 @@ impl CudaDevice {
     }
 
     /// Name, architecture, driver version and memory of the device.
-    pub fn facts(&self) -> Result<DeviceFacts, CudaError> {
+    pub fn properties(&self) -> Result<DeviceProperties, CudaError> {
         let (major, minor) = self.capability;
         let (free, total) = self.context.mem_get_info().map_err(refused("tell its memory"))?;
-        Ok(DeviceFacts {
+        Ok(DeviceProperties {
             name: self.context.name().map_err(refused("tell its name"))?,
             arch: format!("sm_{major}{minor}"),
             driver: driver_version()?.to_string(),
@@ -201,18 +201,18 @@ impl CudaDevice {
 
     /// Makes waits watch the other ranks: a wait fails when a rank is lost, or after `patience`. Needed
     /// because kernels of this device then wait for kernels of others.
-    pub(super) fn watch_while_waiting(&mut self, watch: Arc<dyn Watch>, patience: Duration) {
+    pub(super) fn set_rank_watch(&mut self, watch: Arc<dyn Watch>, patience: Duration) {
         self.watch = Some((watch, patience));
     }
 
     /// Collects launches from now on, and replays repeated ones as one graph.
-    pub(super) fn replay_graphs(&mut self) {
-        self.recorder = Some(Recorder::default());
+    pub(super) fn enable_graphs(&mut self) {
+        self.recorder = Some(LaunchRecorder::default());
     }
 
     /// Has cuBLASLt compute bf16 products of at least `from_rows` rows from now on. Errors name in one line
     /// what is missing.
-    pub(super) fn multiply_by_library(&mut self, from_rows: usize) -> Result<(), CudaError> {
+    pub(super) fn use_cublaslt(&mut self, from_rows: usize) -> Result<(), CudaError> {
         self.context.bind_to_thread().map_err(refused("take the thread"))?;
         let blas = Blas::new()?;
         let workspace = self.alloc(WORKSPACE_BYTES, "the workspace of cublaslt")?;
@@ -265,7 +265,7 @@ impl CudaDevice {
         // read it.
         let pinned = || unsafe { self.context.alloc_pinned_with_flags::<u8>(HALF_BYTES, 0) }.map_err(&failed);
         let event = || self.context.new_event(None).map_err(&failed);
-        let (halves, stream) = (Halves::new(HALF_BYTES), Arc::clone(&self.stream));
+        let (halves, stream) = (StagingHalves::new(HALF_BYTES), Arc::clone(&self.stream));
         Ok(Staging { halves, pinned: [pinned()?, pinned()?], copied: [event()?, event()?], stream })
     }
 
@@ -282,8 +282,8 @@ impl CudaDevice {
             self.staging = Some(self.new_staging()?);
         }
         let staging = self.staging.as_mut().expect("made above");
-        let Place { half, range, is_entered } = staging.halves.take(bytes);
-        if is_entered {
+        let Place { half, range, switches_half } = staging.halves.take(bytes);
+        if switches_half {
             staging.copied[1 - half].record(&self.stream).map_err(refused("mark a copy"))?;
             let copied = &staging.copied[half];
             wait_until(
@@ -422,26 +422,26 @@ impl Executor for CudaDevice {
         let Some(mut recorder) = self.recorder.take() else { return Ok(()) };
         let replay = |graph: &Graph| graph.0.launch().map_err(refused("replay a graph"));
         let done = match recorder.next() {
-            Next::Nothing => Ok(()),
-            Next::Each(launches) => launches.iter().try_for_each(|launch| self.start(launch)),
-            Next::Capture(launches) => self.capture(&launches).and_then(|graph| {
+            LaunchAction::Empty => Ok(()),
+            LaunchAction::LaunchEach(launches) => launches.iter().try_for_each(|launch| self.start(launch)),
+            LaunchAction::Capture(launches) => self.capture(&launches).and_then(|graph| {
                 replay(&graph)?;
-                recorder.keep(launches, graph);
+                recorder.insert_graph(launches, graph);
                 Ok(())
             }),
-            Next::Replay(graph) => replay(recorder.graph(graph)),
+            LaunchAction::Replay(graph) => replay(recorder.graph(graph)),
         };
         self.recorder = Some(recorder);
         done
     }
 
-    fn room(&mut self) -> Result<DeviceRoom, CudaError> {
+    fn memory_info(&mut self) -> Result<MemoryInfo, CudaError> {
         // Memory freed in stream order, on any stream, only returns to the pool after a synchronization.
         self.wait()?;
         self.context.synchronize().map_err(refused("finish what others have freed"))?;
         self.pool.release_freed()?;
-        let DeviceFacts { free_bytes, total_bytes, .. } = self.facts()?;
-        Ok(DeviceRoom { free_bytes, total_bytes })
+        let DeviceProperties { free_bytes, total_bytes, .. } = self.properties()?;
+        Ok(MemoryInfo { free_bytes, total_bytes })
     }
 
     fn wait(&mut self) -> Result<(), CudaError> {

@@ -9,8 +9,8 @@ use libloading::{Library, Symbol};
 
 use super::CudaError;
 use super::executor::{DeviceMemory, Executor, Fill, Params};
-use super::graphs::{Launch, Next, Recorder};
-use super::kv_room::DeviceRoom;
+use super::graphs::{Launch, LaunchAction, LaunchRecorder};
+use super::kv_budget::MemoryInfo;
 use super::on_host::{self, Check};
 use super::sources::Kernel;
 use crate::EngineError;
@@ -28,7 +28,7 @@ pub(crate) struct Emulator {
     allocations: Arc<AtomicU32>,
     launches: Arc<AtomicU32>,
     /// A graph is the list of its launches here.
-    recorder: Option<Recorder<Vec<Launch>>>,
+    recorder: Option<LaunchRecorder<Vec<Launch>>>,
     replays: Arc<AtomicU32>,
     check: Check,
 }
@@ -94,8 +94,8 @@ impl Emulator {
     }
 
     /// Collects launches from now on and replays repeated ones. Returns the counter of replays.
-    pub(crate) fn replay_graphs(&mut self) -> Arc<AtomicU32> {
-        self.recorder = Some(Recorder::default());
+    pub(crate) fn enable_graphs(&mut self) -> Arc<AtomicU32> {
+        self.recorder = Some(LaunchRecorder::default());
         Arc::clone(&self.replays)
     }
 
@@ -209,13 +209,13 @@ impl Executor for Emulator {
     fn flush(&mut self) -> Result<(), CudaError> {
         let Some(recorder) = &mut self.recorder else { return Ok(()) };
         let launches = match recorder.next() {
-            Next::Nothing => return Ok(()),
-            Next::Each(launches) => launches,
-            Next::Capture(launches) => {
-                recorder.keep(launches.clone(), launches.clone());
+            LaunchAction::Empty => return Ok(()),
+            LaunchAction::LaunchEach(launches) => launches,
+            LaunchAction::Capture(launches) => {
+                recorder.insert_graph(launches.clone(), launches.clone());
                 launches
             }
-            Next::Replay(graph) => {
+            LaunchAction::Replay(graph) => {
                 self.replays.fetch_add(1, Ordering::Relaxed);
                 recorder.graph(graph).clone()
             }
@@ -223,8 +223,8 @@ impl Executor for Emulator {
         launches.iter().try_for_each(|launch| self.start(launch))
     }
 
-    fn room(&mut self) -> Result<DeviceRoom, CudaError> {
-        Ok(DeviceRoom { free_bytes: 900 << 20, total_bytes: 1 << 30 })
+    fn memory_info(&mut self) -> Result<MemoryInfo, CudaError> {
+        Ok(MemoryInfo { free_bytes: 900 << 20, total_bytes: 1 << 30 })
     }
 
     fn wait(&mut self) -> Result<(), CudaError> {

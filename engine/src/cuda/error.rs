@@ -81,7 +81,7 @@ pub enum CudaError {
     },
     /// Weights were requested in a format that no kernel reads.
     #[error("{format} weights have no cuda kernels: pass --weights bf16, fp8 or int8 (these have)")]
-    NoSuchFormat {
+    UnsupportedFormat {
         /// The format.
         format: &'static str,
     },
@@ -103,7 +103,7 @@ pub enum CudaError {
     },
     /// A rank waited in vain for other ranks: the model cannot be used any more.
     #[error("ranks lost each other: {reason}")]
-    RanksApart {
+    RankFailure {
         /// What was observed.
         reason: String,
     },

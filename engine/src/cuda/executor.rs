@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::CudaError;
 use super::blas::Product;
-use super::kv_room::DeviceRoom;
+use super::kv_budget::MemoryInfo;
 use super::sources::Kernel;
 use crate::EngineError;
 
@@ -46,7 +46,7 @@ pub(crate) trait Executor {
     fn flush(&mut self) -> Result<(), CudaError>;
 
     /// Free and total memory.
-    fn room(&mut self) -> Result<DeviceRoom, CudaError>;
+    fn memory_info(&mut self) -> Result<MemoryInfo, CudaError>;
 
     /// Waits until all launched work has completed.
     fn wait(&mut self) -> Result<(), CudaError>;

@@ -24,7 +24,7 @@ use crate::EngineError;
 
 /// What to check.
 #[derive(Debug, Clone)]
-pub struct Target {
+pub struct CheckTarget {
     /// Device number as the driver counts it.
     pub ordinal: usize,
     /// Folder of compiled kernels. `None`: NVRTC compiles them.
@@ -37,13 +37,13 @@ pub struct Target {
     pub is_dry: bool,
 }
 
-impl Target {
+impl CheckTarget {
     fn open(&self) -> Result<CudaDevice, CudaError> {
         CudaDevice::open(self.ordinal, self.kernels.as_deref())
     }
 
     fn gpus(&self) -> GpuOptions {
-        GpuOptions { kernels: self.kernels.clone(), ..GpuOptions::on(&[self.ordinal]) }
+        GpuOptions { kernels: self.kernels.clone(), ..GpuOptions::for_devices(&[self.ordinal]) }
     }
 
     fn scale(&self) -> Scale {
@@ -75,20 +75,20 @@ impl<'a> Report<'a> {
         (self.say)(line.as_ref());
     }
 
-    fn judge(&mut self, is_good: bool, case: impl std::fmt::Display) {
+    fn check(&mut self, is_good: bool, case: impl std::fmt::Display) {
         self.failed += usize::from(!is_good);
         let verdict = if is_good { "ok" } else { "DIFFERS" };
         (self.say)(&format!("{verdict:<8}{case}"));
     }
 
     /// Reports whether a step is fast enough.
-    fn reach(&mut self, is_good: bool, case: impl std::fmt::Display) {
+    fn check_speed(&mut self, is_good: bool, case: impl std::fmt::Display) {
         self.failed += usize::from(!is_good);
         let verdict = if is_good { "ok" } else { "SLOW" };
         (self.say)(&format!("{verdict:<8}{case}"));
     }
 
-    fn not_run(&mut self, case: &str, why: impl std::fmt::Display) {
+    fn skipped(&mut self, case: &str, why: impl std::fmt::Display) {
         (self.say)(&format!("NOT RUN {case}: {why}"));
     }
 }
@@ -192,7 +192,7 @@ impl Section {
     }
 
     /// Runs the section. An error ends it; lines printed before the error remain valid.
-    pub fn run(self, target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+    pub fn run(self, target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
         match self {
             Self::Device => device(target, report),
             Self::Kernels => kernels(target, report),
@@ -212,9 +212,9 @@ impl Section {
     }
 }
 
-fn device(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+fn device(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     let mut device = target.open()?;
-    let facts = device.facts()?;
+    let facts = device.properties()?;
     let (free, total) = (facts.free_bytes, facts.total_bytes);
     report.say(format!("cuda:{} is {}, {}", target.ordinal, facts.name, facts.arch));
     report.say(format!("{free} of {total} bytes are free"));
@@ -231,7 +231,7 @@ fn device(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
     Ok(())
 }
 
-fn kernels(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+fn kernels(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     for parity in run_all(&mut target.open()?, target.scale())? {
         report.failed += usize::from(!parity.is_good());
         report.say(parity.to_string());
@@ -261,11 +261,11 @@ mod tests {
         let mut lines = Vec::new();
         let mut say = |line: &str| lines.push(line.to_owned());
         let mut report = Report::new(&mut say);
-        report.judge(true, "this");
-        report.judge(false, "that");
-        report.not_run("the other", "no reason");
-        report.reach(true, "a step");
-        report.reach(false, "another");
+        report.check(true, "this");
+        report.check(false, "that");
+        report.skipped("the other", "no reason");
+        report.check_speed(true, "a step");
+        report.check_speed(false, "another");
         assert_eq!(report.failed, 2);
         let expected = [
             "ok      this",

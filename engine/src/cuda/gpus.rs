@@ -28,20 +28,20 @@ pub struct GpuOptions {
     pub graphs: bool,
     /// Minimum number of rows of bf16 products that cuBLASLt computes. `None`: this crate's deterministic
     /// kernels compute all products.
-    pub library_rows: Option<usize>,
+    pub cublaslt_min_rows: Option<usize>,
     /// Folder of compiled kernels, as `kernels_check --write` makes it. `None`: NVRTC compiles them.
     pub kernels: Option<PathBuf>,
 }
 
 impl GpuOptions {
-    /// Default for `library_rows` if results need not be deterministic: prefill and large verify batches. An
-    /// estimate until `gpu_check library` has run on a GPU.
-    pub const LIBRARY_ROWS: usize = 64;
+    /// Default for `cublaslt_min_rows` if results need not be deterministic: prefill and large verify
+    /// batches. An estimate until `gpu_check library` has run on a GPU.
+    pub const CUBLASLT_MIN_ROWS: usize = 64;
 
     /// These GPUs with a fixed size of the KV cache, deterministic products and no graphs.
-    pub fn on(ordinals: &[usize]) -> Self {
-        let (memory_utilization, library_rows, kernels) = (None, None, None);
-        Self { ordinals: ordinals.to_vec(), memory_utilization, graphs: false, library_rows, kernels }
+    pub fn for_devices(ordinals: &[usize]) -> Self {
+        let (memory_utilization, cublaslt_min_rows, kernels) = (None, None, None);
+        Self { ordinals: ordinals.to_vec(), memory_utilization, graphs: false, cublaslt_min_rows, kernels }
     }
 }
 
@@ -60,10 +60,10 @@ pub(crate) fn load_on_gpus(
     let open = |&ordinal| CudaDevice::open(ordinal, gpus.kernels.as_deref());
     let mut devices = ordinals.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     if gpus.graphs {
-        devices.iter_mut().for_each(CudaDevice::replay_graphs);
+        devices.iter_mut().for_each(CudaDevice::enable_graphs);
     }
-    if let Some(rows) = gpus.library_rows {
-        devices.iter_mut().try_for_each(|device| device.multiply_by_library(rows))?;
+    if let Some(rows) = gpus.cublaslt_min_rows {
+        devices.iter_mut().try_for_each(|device| device.use_cublaslt(rows))?;
     }
     let numerics = numerics_of(&devices);
     let ends: Vec<Option<Box<dyn Exchange<CudaDevice>>>> = match library {

@@ -12,7 +12,7 @@ use super::sources::Kernel;
 
 /// Maximum number of known launch lists. When it is reached, all lists and graphs are dropped and captured
 /// again on demand.
-const KEPT: usize = 128;
+const MAX_LAUNCH_LISTS: usize = 128;
 
 /// A kernel launch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -35,12 +35,12 @@ impl Launch {
 
 /// How to run the collected launches.
 #[derive(Debug)]
-pub(crate) enum Next {
+pub(crate) enum LaunchAction {
     /// No launches were collected.
-    Nothing,
+    Empty,
     /// Launch them one by one: this list is new.
-    Each(Vec<Launch>),
-    /// Second occurrence: capture a graph, run it, and pass it to [`Recorder::keep`].
+    LaunchEach(Vec<Launch>),
+    /// Second occurrence: capture a graph, run it, and pass it to [`LaunchRecorder::insert_graph`].
     Capture(Vec<Launch>),
     /// Replay the graph with this number.
     Replay(usize),
@@ -48,55 +48,55 @@ pub(crate) enum Next {
 
 /// Collects launches, and holds the graphs `G` of lists that ran before.
 #[derive(Debug)]
-pub(crate) struct Recorder<G> {
+pub(crate) struct LaunchRecorder<G> {
     pending: Vec<Launch>,
     /// Number of the graph; `None` for lists that ran once.
     known: HashMap<Vec<Launch>, Option<usize>>,
     graphs: Vec<G>,
 }
 
-impl<G> Default for Recorder<G> {
+impl<G> Default for LaunchRecorder<G> {
     fn default() -> Self {
         Self { pending: Vec::new(), known: HashMap::new(), graphs: Vec::new() }
     }
 }
 
-impl<G> Recorder<G> {
+impl<G> LaunchRecorder<G> {
     /// Adds a launch to the list.
     pub(crate) fn push(&mut self, launch: Launch) {
         self.pending.push(launch);
     }
 
     /// Takes the collected launches and says how to run them.
-    pub(crate) fn next(&mut self) -> Next {
+    pub(crate) fn next(&mut self) -> LaunchAction {
         if self.pending.is_empty() {
-            return Next::Nothing;
+            return LaunchAction::Empty;
         }
         match self.known.get(&self.pending) {
             Some(Some(graph)) => {
                 self.pending.clear();
-                Next::Replay(*graph)
+                LaunchAction::Replay(*graph)
             }
-            Some(None) => Next::Capture(std::mem::take(&mut self.pending)),
+            Some(None) => LaunchAction::Capture(std::mem::take(&mut self.pending)),
             None => {
-                if self.known.len() == KEPT {
+                if self.known.len() == MAX_LAUNCH_LISTS {
                     self.known.clear();
                     self.graphs.clear();
                 }
                 let launches = std::mem::take(&mut self.pending);
                 self.known.insert(launches.clone(), None);
-                Next::Each(launches)
+                LaunchAction::LaunchEach(launches)
             }
         }
     }
 
     /// Stores the graph of these launches.
-    pub(crate) fn keep(&mut self, launches: Vec<Launch>, graph: G) {
+    pub(crate) fn insert_graph(&mut self, launches: Vec<Launch>, graph: G) {
         self.known.insert(launches, Some(self.graphs.len()));
         self.graphs.push(graph);
     }
 
-    /// The graph of a [`Next::Replay`].
+    /// The graph of a [`LaunchAction::Replay`].
     pub(crate) fn graph(&self, number: usize) -> &G {
         &self.graphs[number]
     }
@@ -111,23 +111,23 @@ mod tests {
     }
 
     /// How a list of launches is run: `e`ach, `c`apture, or the name of the replayed graph.
-    fn step(recorder: &mut Recorder<String>, launches: &[Launch]) -> String {
+    fn step(recorder: &mut LaunchRecorder<String>, launches: &[Launch]) -> String {
         launches.iter().for_each(|launch| recorder.push(launch.clone()));
         match recorder.next() {
-            Next::Nothing => "-".to_owned(),
-            Next::Each(_) => "e".to_owned(),
-            Next::Capture(launches) => {
+            LaunchAction::Empty => "-".to_owned(),
+            LaunchAction::LaunchEach(_) => "e".to_owned(),
+            LaunchAction::Capture(launches) => {
                 let graph = launches.iter().map(|launch| launch.kernel).collect();
-                recorder.keep(launches, graph);
+                recorder.insert_graph(launches, graph);
                 "c".to_owned()
             }
-            Next::Replay(number) => recorder.graph(number).clone(),
+            LaunchAction::Replay(number) => recorder.graph(number).clone(),
         }
     }
 
     #[test]
     fn only_equal_launches_are_replayed() {
-        let mut recorder = Recorder::default();
+        let mut recorder = LaunchRecorder::default();
         let (a, b) = (launch("a", 1, 7), launch("b", 2, 8));
         let both = [a.clone(), b.clone()];
         let found: Vec<String> = (0..4).map(|_| step(&mut recorder, &both)).collect();
@@ -147,12 +147,12 @@ mod tests {
 
     #[test]
     fn there_are_never_more_than_are_kept() {
-        let mut recorder = Recorder::default();
-        for i in 0..3 * KEPT as u64 {
+        let mut recorder = LaunchRecorder::default();
+        for i in 0..3 * MAX_LAUNCH_LISTS as u64 {
             for _ in 0..3 {
                 step(&mut recorder, &[launch("a", 1, i)]);
             }
-            assert!(recorder.known.len() <= KEPT && recorder.graphs.len() <= KEPT);
+            assert!(recorder.known.len() <= MAX_LAUNCH_LISTS && recorder.graphs.len() <= MAX_LAUNCH_LISTS);
         }
     }
 }

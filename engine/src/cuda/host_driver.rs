@@ -38,13 +38,13 @@ pub struct DriverCounts {
     /// Kernel launches.
     pub launches: u64,
     /// Copies to the device.
-    pub copies_in: u64,
+    pub copies_to_device: u64,
     /// Bytes of those copies.
-    pub bytes_in: u64,
+    pub bytes_to_device: u64,
     /// Copies from the device.
-    pub copies_out: u64,
+    pub copies_from_device: u64,
     /// Bytes of those copies.
-    pub bytes_out: u64,
+    pub bytes_from_device: u64,
     /// Allocations of device memory.
     pub allocations: u64,
     /// Bytes of global memory read by kernels that count them: products, attention, filters and draws.
@@ -57,10 +57,10 @@ impl DriverCounts {
     pub fn since(self, earlier: Self) -> Self {
         Self {
             launches: self.launches - earlier.launches,
-            copies_in: self.copies_in - earlier.copies_in,
-            bytes_in: self.bytes_in - earlier.bytes_in,
-            copies_out: self.copies_out - earlier.copies_out,
-            bytes_out: self.bytes_out - earlier.bytes_out,
+            copies_to_device: self.copies_to_device - earlier.copies_to_device,
+            bytes_to_device: self.bytes_to_device - earlier.bytes_to_device,
+            copies_from_device: self.copies_from_device - earlier.copies_from_device,
+            bytes_from_device: self.bytes_from_device - earlier.bytes_from_device,
             allocations: self.allocations - earlier.allocations,
             bytes_read: self.bytes_read - earlier.bytes_read,
         }
@@ -80,8 +80,24 @@ impl HostDriver {
                 library.get(b"outrider_counts").expect("the host's driver counts");
             count(counts.as_mut_ptr());
         }
-        let [launches, copies_in, bytes_in, copies_out, bytes_out, allocations, bytes_read] = counts;
-        DriverCounts { launches, copies_in, bytes_in, copies_out, bytes_out, allocations, bytes_read }
+        let [
+            launches,
+            copies_to_device,
+            bytes_to_device,
+            copies_from_device,
+            bytes_from_device,
+            allocations,
+            bytes_read,
+        ] = counts;
+        DriverCounts {
+            launches,
+            copies_to_device,
+            bytes_to_device,
+            copies_from_device,
+            bytes_from_device,
+            allocations,
+            bytes_read,
+        }
     }
 
     /// Builds the driver with the system's C++ compiler, unless it exists already.

@@ -52,7 +52,7 @@ pub fn kernels_check(write_to: Option<&Path>) -> Result<KernelsReport, CudaError
             bytes += compiled.cubin.len();
             write_to.map_or(Ok(()), |dir| kernel_files::write(dir, arch.name, source, &compiled.cubin))?;
             let machine_code =
-                if source.is_looked_into() { sass::disassemble(&compiled.cubin)? } else { Vec::new() };
+                if source.has_code_checks() { sass::disassemble(&compiled.cubin)? } else { Vec::new() };
             report.judge(source, arch, (&compiled.usage, &machine_code));
         }
     }
@@ -98,14 +98,14 @@ fn line(kernel: &Kernel, arch: &Architecture, usage: &Usage, code: Option<&Disas
         resident_warps(kernel, arch, usage),
     );
     let Some(main_loop) = code.and_then(|code| code.main_loop) else {
-        let together = code.map_or(0, |code| code.all.loads_together);
+        let together = code.map_or(0, |code| code.all.loads_in_flight);
         return left
             + &if together > 0 { format!("   loads together: {together}\n") } else { "\n".to_owned() };
     };
     let all = main_loop.all;
     format!(
         "{left}   {}/{}, {}, {}, {}, {}, {}\n",
-        main_loop.loads_first,
+        main_loop.loads_before_product,
         all.loads_128,
         all.loads_narrow,
         all.copies_128,
@@ -136,8 +136,8 @@ fn faults(kernel: &Kernel, usage: &Usage, code: Option<&Disassembled>) -> Vec<St
     let (registers, budget) = (usage.registers, kernel.max_registers);
     check(registers <= budget, format!("takes {registers} registers, its budget is {budget}"));
     check(usage.spill_bytes == 0, format!("spills {} bytes", usage.spill_bytes));
-    let together = code.map_or(0, |code| code.all.loads_together);
-    let least = kernel.loads_together;
+    let together = code.map_or(0, |code| code.all.loads_in_flight);
+    let least = kernel.loads_in_flight;
     check(together >= least, format!("has {together} loads under way together, expected {least}"));
     let Some(wanted) = kernel.main_loop else { return faults };
     let Some(found) = code.and_then(|code| code.main_loop) else {
@@ -145,8 +145,8 @@ fn faults(kernel: &Kernel, usage: &Usage, code: Option<&Disassembled>) -> Vec<St
         return faults;
     };
     check(usage.stack_bytes == 0, format!("takes {} bytes of local memory", usage.stack_bytes));
-    let (first, loads) = (found.loads_first, found.all.loads_128);
-    let (least, of) = (wanted.loads_first, wanted.loads);
+    let (first, loads) = (found.loads_before_product, found.all.loads_128);
+    let (least, of) = (wanted.loads_before_product, wanted.loads);
     check(
         first >= least && loads == of,
         format!("issues {first} of {loads} loads first, expected {least} of {of}"),
@@ -157,9 +157,9 @@ fn faults(kernel: &Kernel, usage: &Usage, code: Option<&Disassembled>) -> Vec<St
         format!("has {copies} asynchronous copies of 16 bytes, expected {}", wanted.copies),
     );
     let narrow = found.all.loads_narrow;
-    check(narrow == 0 || wanted.converts, format!("has {narrow} narrow loads in its main loop"));
+    check(narrow == 0 || wanted.allows_conversions, format!("has {narrow} narrow loads in its main loop"));
     check(found.all.local == 0, format!("has {} accesses of local memory in its main loop", found.all.local));
-    let allowed = if wanted.converts { u32::MAX } else { 0 };
+    let allowed = if wanted.allows_conversions { u32::MAX } else { 0 };
     let conversions = found.conversions;
     check(conversions <= allowed, format!("converts {conversions} integers to floats in its main loop"));
     faults
@@ -167,7 +167,7 @@ fn faults(kernel: &Kernel, usage: &Usage, code: Option<&Disassembled>) -> Vec<St
 
 #[cfg(test)]
 mod tests {
-    use super::super::sass::{Census, MainLoop};
+    use super::super::sass::{InstructionCounts, MainLoop};
     use super::super::sources::GEMM_BF16;
     use super::*;
 
@@ -177,23 +177,26 @@ mod tests {
         let kernel = GEMM_BF16.kernel(0);
         let usage =
             Usage { kernel: kernel.name.to_owned(), registers: 72, shared_bytes: 4096, ..Usage::default() };
-        let all = Census { loads_128: 12, products: 8, ..Census::default() };
-        let good = MainLoop { all, loads_first: 12, ..MainLoop::default() };
+        let all = InstructionCounts { loads_128: 12, products: 8, ..InstructionCounts::default() };
+        let good = MainLoop { all, loads_before_product: 12, ..MainLoop::default() };
         let code = |main_loop| Disassembled { kernel: kernel.name.to_owned(), all, main_loop };
         let said = |usage: &Usage, main_loop| faults(kernel, usage, Some(&code(main_loop)));
         assert_eq!(said(&usage, Some(good)), [""; 0]);
         for (main_loop, fault) in [
-            (MainLoop { loads_first: 5, ..good }, "issues 5 of 12 loads first, expected 10 of 12"),
+            (MainLoop { loads_before_product: 5, ..good }, "issues 5 of 12 loads first, expected 10 of 12"),
             (MainLoop { conversions: 1, ..good }, "converts 1 integers"),
-            (MainLoop { all: Census { loads_narrow: 2, ..all }, ..good }, "has 2 narrow loads"),
-            (MainLoop { all: Census { local: 3, ..all }, ..good }, "has 3 accesses of local memory"),
+            (MainLoop { all: InstructionCounts { loads_narrow: 2, ..all }, ..good }, "has 2 narrow loads"),
+            (
+                MainLoop { all: InstructionCounts { local: 3, ..all }, ..good },
+                "has 3 accesses of local memory",
+            ),
         ] {
             let found = said(&usage, Some(main_loop));
             assert!(found.len() == 1 && found[0].contains(fault), "{fault}: {found:?}");
         }
         let parts = crate::cuda::sources::DRAW.kernel(0);
-        let code_of_parts = |loads_together| Disassembled {
-            all: Census { loads_together, ..all },
+        let code_of_parts = |loads_in_flight| Disassembled {
+            all: InstructionCounts { loads_in_flight, ..all },
             ..Disassembled::default()
         };
         let usage_of_parts = Usage { registers: 40, ..usage.clone() };

@@ -175,12 +175,12 @@ where
 }
 
 /// An executor and its exchange with the other ranks; `None` for a single rank.
-pub(crate) type Member<E> = (E, Option<Box<dyn Exchange<E>>>);
+pub(crate) type RankMember<E> = (E, Option<Box<dyn Exchange<E>>>);
 
 /// The ranks of a model that is to be loaded.
 pub(crate) struct Ranks<E: Executor> {
     /// In order of rank.
-    pub(crate) members: Vec<Member<E>>,
+    pub(crate) members: Vec<RankMember<E>>,
     /// Barrier of the ranks, which also reports a lost rank.
     pub(crate) meeting: Arc<Meeting>,
     /// Share of each device's memory that may be used in total, if the KV cache is sized by it.
@@ -215,7 +215,7 @@ where
     super::backend::check_model(&model.0, model.1)?;
     let Ranks { members, meeting, memory_utilization, numerics, phases } = ranks;
     let ranks = members.len();
-    let with_collective = |(rank, (executor, exchange)): (usize, Member<E>)| {
+    let with_collective = |(rank, (executor, exchange)): (usize, RankMember<E>)| {
         let gpu = Gpu::new(executor, memory_utilization);
         let end: Box<dyn Collective<GpuRows<E::Memory>>> = match exchange {
             None => Box::new(Alone),

@@ -14,7 +14,7 @@ use cpu_kernels::{HeadLayout, KSlices, Segment};
 use super::GpuOptions;
 use super::gpu_check::step_work::{H100, StepWork};
 use super::host_driver::HostDriver;
-use super::kv_room::PASS_LIMITS;
+use super::kv_budget::PASS_LIMITS;
 use super::ops::{Limits, OwnBlocks, Tiling, Variant, count_attention, model_of_product};
 use super::ranks::SumPhases;
 use crate::forward_batch::PassLimits;
@@ -22,29 +22,29 @@ use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, WeightFormat};
 
 /// Rates per second (assumptions): achieved memory bandwidth in bytes, cache bandwidth in bytes, operations
 /// of `mma.sync` with operands in shared memory.
-const MEMORY: f64 = 3.0e12;
-const CACHE: f64 = 5.5e12;
-const SHARED_TILES: f64 = 3.6e14;
+const MEMORY_BANDWIDTH: f64 = 3.0e12;
+const CACHE_BANDWIDTH: f64 = 5.5e12;
+const MMA_RATE: f64 = 3.6e14;
 /// Latencies in seconds (assumptions): a load from memory while others are in flight, a load from the cache,
-/// the gap between two launches, a collective of eight ranks before its first byte. `LINK`: bytes per second
-/// between two GPUs.
-const TRIP: f64 = 0.6e-6;
-const CACHE_TRIP: f64 = 0.2e-6;
-const GAP: f64 = 0.8e-6;
-const COLLECTIVE: f64 = 12e-6;
-const LINK: f64 = 3.0e11;
+/// the gap between two launches, a collective of eight ranks before its first byte. `LINK_BANDWIDTH`: bytes
+/// per second between two GPUs.
+const MEMORY_LATENCY: f64 = 0.6e-6;
+const CACHE_LATENCY: f64 = 0.2e-6;
+const LAUNCH_GAP: f64 = 0.8e-6;
+const COLLECTIVE_LATENCY: f64 = 12e-6;
+const LINK_BANDWIDTH: f64 = 3.0e11;
 /// Double-precision operations per second, and operations per token of a draw (assumptions).
-const DOUBLES: f64 = 1.4e13;
-const DOUBLES_OF_TOKEN: f64 = 40.0;
+const FP64_RATE: f64 = 1.4e13;
+const FP64_PER_TOKEN: f64 = 40.0;
 const MULTIPROCESSORS: f64 = 132.0;
 /// Instructions per second of each of a multiprocessor's four schedulers, at most (an assumption: the clock
 /// rate).
 const CLOCK: f64 = 1.755e9;
 /// Attention with heads of 128, from the machine code for sm_90 (`make kernels-check`): instructions of a
 /// warp per 16 keys, and resident blocks per multiprocessor, for blocks of one warp and of four warps.
-const KEYS_INSTRUCTIONS: f64 = 801.0;
-const RESIDENT: f64 = 9.0;
-const RESIDENT_WIDE: f64 = 2.0;
+const INSTRUCTIONS_PER_16_KEYS: f64 = 801.0;
+const RESIDENT_BLOCKS: f64 = 9.0;
+const RESIDENT_WIDE_BLOCKS: f64 = 2.0;
 
 /// The earlier version of the kernels, or the current one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,15 +112,15 @@ fn product(code: Code, rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
     // Earlier, large weights left the cache before the next row block read them, and were read again. Now row
     // blocks of the same weights are neighbours in the grid.
     let again = if code == Code::Before && weights > 25e6 { passes } else { 1.0 };
-    let memory = (weights * again + inputs) / MEMORY;
-    let out = (4 * rows * n) as f64 / CACHE;
+    let memory = (weights * again + inputs) / MEMORY_BANDWIDTH;
+    let out = (4 * rows * n) as f64 / CACHE_BANDWIDTH;
     if let Variant::Tiled { rows: height } = blocks.variant {
         let waves = (count / MULTIPROCESSORS).ceil() * MULTIPROCESSORS;
-        let operations = waves * 2.0 * (128 * height * k) as f64 / SHARED_TILES;
-        let cache = count * (2 * (128 + height) * k) as f64 / CACHE;
+        let operations = waves * 2.0 * (128 * height * k) as f64 / MMA_RATE;
+        let cache = count * (2 * (128 + height) * k) as f64 / CACHE_BANDWIDTH;
         // One level of the contract's summation tree is kept in the outputs: written and read once more.
         let out = if height == 128 { 3.0 * out } else { out };
-        return memory.max(operations).max(cache) + out + TRIP;
+        return memory.max(operations).max(cache) + out + MEMORY_LATENCY;
     }
     let Variant::Few { rows: height, channels } = blocks.variant else {
         unreachable!("the other one was above")
@@ -128,10 +128,10 @@ fn product(code: Code, rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
     // Steps of 32 numbers of K that a warp takes in an iteration, and the time of an iteration, from the
     // machine code.
     let (steps, trips) = match (code, height) {
-        (Code::Before, 8) => (4, 4.0 * TRIP),
-        (Code::Before, _) => (4, 4.0 * TRIP + 16.0 * CACHE_TRIP),
-        (Code::Now, 8) if channels < 16 => (8, TRIP + 0.1e-6),
-        (Code::Now, _) => (4, TRIP + 0.1e-6),
+        (Code::Before, 8) => (4, 4.0 * MEMORY_LATENCY),
+        (Code::Before, _) => (4, 4.0 * MEMORY_LATENCY + 16.0 * CACHE_LATENCY),
+        (Code::Now, 8) if channels < 16 => (8, MEMORY_LATENCY + 0.1e-6),
+        (Code::Now, _) => (4, MEMORY_LATENCY + 0.1e-6),
     };
     // Earlier, one warp per slice of eight; a rank owns only some of the slices.
     let slices_used = slices.ranges().iter().filter(|slice| !slice.is_empty()).count().max(1);
@@ -151,8 +151,8 @@ fn product(code: Code, rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
     };
     let waves = (count / (MULTIPROCESSORS * resident)).ceil();
     let chain = waves * (of_warp as f64 / (32 * steps) as f64).ceil() * trips;
-    let cache = count * active * (2 * (channels + height) * of_warp) as f64 / CACHE;
-    memory.max(cache).max(chain) + out + TRIP
+    let cache = count * active * (2 * (channels + height) * of_warp) as f64 / CACHE_BANDWIDTH;
+    memory.max(cache).max(chain) + out + MEMORY_LATENCY
 }
 
 /// The blocks of one attention launch.
@@ -195,7 +195,7 @@ fn attention(code: Code, model: &Model, step: Step) -> f64 {
             let prologue = if queries.min(16) > 4 { 19e-6 } else { 8e-6 };
             let work = AttentionBlocks { blocks, key_blocks, resident: 15.0, prologue, of_block: 2.9e-6 };
             (
-                work.chain().max(key_blocks * 16.0 * (4 * HEAD_DIM) as f64 / CACHE),
+                work.chain().max(key_blocks * 16.0 * (4 * HEAD_DIM) as f64 / CACHE_BANDWIDTH),
                 rows_of_splits * splits as f64 * 130.0 * 4.0,
             )
         }
@@ -205,11 +205,11 @@ fn attention(code: Code, model: &Model, step: Step) -> f64 {
     // multiprocessor.
     let (of_splits, resident) = match code {
         Code::Before => (0.55e-6 * splits as f64, 32.0),
-        Code::Now if splits <= 8 => (2.0 * TRIP, 18.0),
-        Code::Now => (TRIP + 0.7e-6 * splits.div_ceil(32) as f64, 6.0),
+        Code::Now if splits <= 8 => (2.0 * MEMORY_LATENCY, 18.0),
+        Code::Now => (MEMORY_LATENCY + 0.7e-6 * splits.div_ceil(32) as f64, 6.0),
     };
     let merge = 2e-6 + of_splits * (rows_of_splits / (MULTIPROCESSORS * resident)).ceil();
-    sums.max((kv + partial) / MEMORY) + merge.max(partial / MEMORY)
+    sums.max((kv + partial) / MEMORY_BANDWIDTH) + merge.max(partial / MEMORY_BANDWIDTH)
 }
 
 /// Seconds of the attention kernels without memory traffic, and bytes of partial results, both counted on the
@@ -231,7 +231,7 @@ fn attention_now((num_heads, num_kv_heads): (usize, usize), step: Step) -> (f64,
         Limits::of(layout),
     );
     let counted = count_attention(&tiling, layout);
-    let chain: f64 = [RESIDENT, RESIDENT_WIDE]
+    let chain: f64 = [RESIDENT_BLOCKS, RESIDENT_WIDE_BLOCKS]
         .into_iter()
         .zip(counted.blocks.into_iter().zip(counted.key_blocks))
         .map(|(resident, (blocks, key_blocks))| {
@@ -240,11 +240,11 @@ fn attention_now((num_heads, num_kv_heads): (usize, usize), step: Step) -> (f64,
         })
         .sum();
     let warp_blocks = counted.warp_blocks as f64;
-    let issue = warp_blocks * KEYS_INSTRUCTIONS / (MULTIPROCESSORS * 4.0 * CLOCK);
+    let issue = warp_blocks * INSTRUCTIONS_PER_16_KEYS / (MULTIPROCESSORS * 4.0 * CLOCK);
     // Scores and values, with queries and probabilities in two halves each.
-    let operations = warp_blocks * (2 * 2 * 2 * 16 * 16 * HEAD_DIM) as f64 / SHARED_TILES;
-    let cache = counted.bytes_read as f64 / CACHE;
-    let launches = (2 * (tiling.turns.len() - 1)) as f64 * GAP;
+    let operations = warp_blocks * (2 * 2 * 2 * 16 * 16 * HEAD_DIM) as f64 / MMA_RATE;
+    let cache = counted.bytes_read as f64 / CACHE_BANDWIDTH;
+    let launches = (2 * (tiling.turns.len() - 1)) as f64 * LAUNCH_GAP;
     (chain.max(issue).max(operations).max(cache) + launches, counted.partial_bytes as f64)
 }
 
@@ -267,7 +267,7 @@ fn rest(code: Code, model: &Model, step: Step) -> (f64, f64) {
         Code::Now => (rows * (2.0 * 22.0 * hidden + 10.0 * q + 14.0 * inner), 2.0 * 4.0 + 2.0 * 2.0, 10.0),
     };
     let floor: f64 = floor * 1e-6 * if model.hidden > 4096 { 1.4 } else { 1.0 };
-    (floor.max(bytes / CACHE), launches)
+    (floor.max(bytes / CACHE_BANDWIDTH), launches)
 }
 
 /// Seconds of a step in passes of `rows` rows. The last pass of a prompt has the drawn row.
@@ -298,7 +298,7 @@ fn pass_time(code: Code, model: &Model, step: Step) -> f64 {
     let layer = layer
         + attention(code, model, step)
         + rest
-        + launches * GAP
+        + launches * LAUNCH_GAP
         + 2.0 * sum_over_ranks(code, model, step);
     // Uploads and reading back are as they were.
     let copies = 0.05e-3;
@@ -313,9 +313,12 @@ fn sum_over_ranks(code: Code, model: &Model, step: Step) -> f64 {
         0.0
     } else if code == Code::Now && SumPhases::BY_SIZE.adds_shares(len, step.ranks) {
         // The launch between the collectives, and the copy that puts the shares side by side.
-        2.0 * COLLECTIVE + 2.0 * (ranks - 1.0) / ranks * part / LINK + 2.0 * GAP + 2.0 * part / CACHE
+        2.0 * COLLECTIVE_LATENCY
+            + 2.0 * (ranks - 1.0) / ranks * part / LINK_BANDWIDTH
+            + 2.0 * LAUNCH_GAP
+            + 2.0 * part / CACHE_BANDWIDTH
     } else {
-        COLLECTIVE + (ranks - 1.0) * part / LINK
+        COLLECTIVE_LATENCY + (ranks - 1.0) * part / LINK_BANDWIDTH
     }
 }
 
@@ -326,7 +329,9 @@ fn drawing(code: Code, step: Step) -> f64 {
     match code {
         Code::Before => 0.3e-3,
         Code::Now => {
-            2.0 * (GAP + TRIP) + 2e-6 + (4.0 * tokens / MEMORY).max(DOUBLES_OF_TOKEN * tokens / DOUBLES)
+            2.0 * (LAUNCH_GAP + MEMORY_LATENCY)
+                + 2e-6
+                + (4.0 * tokens / MEMORY_BANDWIDTH).max(FP64_PER_TOKEN * tokens / FP64_RATE)
         }
     }
 }
@@ -405,8 +410,8 @@ fn where_the_time_of_a_step_goes() {
             let layers = 1e3 * model.layers as f64;
             let products = matrices(model, 1).map(|matrix| layers * product(Code::Now, step.rows(), &matrix));
             let (rest, launches) = rest(Code::Now, model, step);
-            let [attention, rest, gaps] =
-                [attention(Code::Now, model, step), rest, launches * GAP].map(|seconds| layers * seconds);
+            let [attention, rest, gaps] = [attention(Code::Now, model, step), rest, launches * LAUNCH_GAP]
+                .map(|seconds| layers * seconds);
             let logits = 1e3 * product(Code::Now, step.drawn(), &(VOCAB, KSlices::whole(model.hidden)));
             let draw = 1e3 * drawing(Code::Now, step);
             let (all, ideal) = (1e3 * time(Code::Now, model, step), 1e3 * ideal(model, step));
@@ -456,7 +461,7 @@ fn two_layers(driver: &HostDriver, vocab: Option<u32>) -> Engine {
         kv_memory_bytes: 1 << 20,
         max_model_len: None,
     };
-    let gpus = GpuOptions { kernels: Some(driver.kernels.clone()), ..GpuOptions::on(&[0]) };
+    let gpus = GpuOptions { kernels: Some(driver.kernels.clone()), ..GpuOptions::for_devices(&[0]) };
     Engine::random_on_cuda(&options, 7, &gpus).unwrap()
 }
 
@@ -522,7 +527,7 @@ fn what_a_step_asks_of_the_driver() {
             let counts = driver.counts().since(earlier);
             println!("{rows} rows, step {step}: {counts:?}");
             assert!(step == 0 || counts.allocations == 0, "{counts:?}");
-            assert!(counts.bytes_out <= 16 * rows as u64, "{counts:?}");
+            assert!(counts.bytes_from_device <= 16 * rows as u64, "{counts:?}");
         }
         engine.close(slot);
     }

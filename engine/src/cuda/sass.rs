@@ -10,7 +10,7 @@ use super::CudaError;
 
 /// Counts of instructions in a kernel's machine code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Census {
+pub(super) struct InstructionCounts {
     /// Loads of 16 bytes from global memory, and narrower loads.
     pub(super) loads_128: u32,
     pub(super) loads_narrow: u32,
@@ -22,15 +22,15 @@ pub(super) struct Census {
     pub(super) local: u32,
     /// Longest run of 16-byte loads from global memory without a store to shared memory, barrier or branch in
     /// between.
-    pub(super) loads_together: u32,
+    pub(super) loads_in_flight: u32,
 }
 
 /// The innermost loop that contains the most products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct MainLoop {
-    pub(super) all: Census,
+    pub(super) all: InstructionCounts,
     /// Loads of 16 bytes before the first product.
-    pub(super) loads_first: u32,
+    pub(super) loads_before_product: u32,
     /// Number of instructions.
     pub(super) instructions: u32,
     /// Loads of 16 bytes from shared memory.
@@ -43,7 +43,7 @@ pub(super) struct MainLoop {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Disassembled {
     pub(super) kernel: String,
-    pub(super) all: Census,
+    pub(super) all: InstructionCounts,
     /// `None` if no loop contains products.
     pub(super) main_loop: Option<MainLoop>,
 }
@@ -128,20 +128,20 @@ fn count<'a>(lines: &'a [Line<'a>], is: impl Fn(&str) -> bool) -> u32 {
     names(lines).filter(|name| is(name)).count() as u32
 }
 
-fn census(lines: &[Line<'_>]) -> Census {
+fn census(lines: &[Line<'_>]) -> InstructionCounts {
     let loads_128 = count(lines, |name| has(name, "LDG", "128"));
-    Census {
+    InstructionCounts {
         loads_128,
         loads_narrow: count(lines, |name| has(name, "LDG", "")) - loads_128,
         copies_128: count(lines, |name| has(name, "LDGSTS", "128")),
         products: count(lines, is_product),
         local: count(lines, |name| has(name, "LDL", "") || has(name, "STL", "")),
-        loads_together: loads_together(lines),
+        loads_in_flight: loads_in_flight(lines),
     }
 }
 
 /// Longest run of 16-byte loads that are all issued before the first result is used.
-fn loads_together(lines: &[Line<'_>]) -> u32 {
+fn loads_in_flight(lines: &[Line<'_>]) -> u32 {
     let (mut run, mut longest) = (0, 0);
     for line in lines {
         match line {
@@ -180,7 +180,7 @@ fn main_loop(lines: &[Line<'_>]) -> Option<MainLoop> {
         let first = names(body).take_while(|name| !is_product(name));
         MainLoop {
             all: census(body),
-            loads_first: first.filter(|name| has(name, "LDG", "128")).count() as u32,
+            loads_before_product: first.filter(|name| has(name, "LDG", "128")).count() as u32,
             instructions: count(body, |_| true),
             shared_128: count(body, |name| has(name, "LDS", "128")),
             conversions: count(body, |name| has(name, "I2F", "") || has(name, "I2FP", "")),
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn loads_that_wait_for_one_another_are_told_from_those_that_do_not() {
-        let counted: Vec<u32> = read(PARTS).iter().map(|kernel| kernel.all.loads_together).collect();
+        let counted: Vec<u32> = read(PARTS).iter().map(|kernel| kernel.all.loads_in_flight).collect();
         assert_eq!(counted, [1, 2]);
     }
 
@@ -239,11 +239,20 @@ mod tests {
     fn loads_before_the_first_product_of_the_main_loop_are_counted() {
         let [product, copy] = &read(TEXT)[..] else { panic!("two kernels") };
         assert_eq!(product.kernel, "product");
-        let all =
-            Census { loads_128: 3, loads_narrow: 1, copies_128: 0, products: 2, local: 1, loads_together: 3 };
+        let all = InstructionCounts {
+            loads_128: 3,
+            loads_narrow: 1,
+            copies_128: 0,
+            products: 2,
+            local: 1,
+            loads_in_flight: 3,
+        };
         assert_eq!(product.all, all);
         let main_loop = product.main_loop.unwrap();
-        assert_eq!((main_loop.loads_first, main_loop.all.loads_128, main_loop.conversions), (2, 3, 1));
+        assert_eq!(
+            (main_loop.loads_before_product, main_loop.all.loads_128, main_loop.conversions),
+            (2, 3, 1)
+        );
         assert_eq!((main_loop.all.local, main_loop.instructions), (0, 6));
         assert_eq!((copy.all.copies_128, copy.all.loads_narrow, copy.main_loop), (1, 0, None));
     }

@@ -21,22 +21,22 @@ pub(crate) struct Kernel {
     /// Dynamic shared memory of a block in bytes, in addition to what the kernel declares.
     pub(crate) shared_bytes: u32,
     /// Requirements of the machine code of its main loop, if that is checked.
-    pub(crate) main_loop: Option<Wanted>,
+    pub(crate) main_loop: Option<LoopRequirements>,
     /// Minimum number of 16-byte loads from global memory that are in flight together.
-    pub(crate) loads_together: u32,
+    pub(crate) loads_in_flight: u32,
 }
 
 /// Requirements of the machine code of the innermost loop with the most products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct LoopRequirements {
     /// Minimum number of 16-byte loads from global memory before the first product, and number of all such
     /// loads.
-    pub(crate) loads_first: u32,
+    pub(crate) loads_before_product: u32,
     pub(crate) loads: u32,
     /// Minimum number of asynchronous copies of 16 bytes.
     pub(crate) copies: u32,
     /// Whether it may load scales and convert integers to floats, as kernels with a scale per slice do.
-    pub(crate) converts: bool,
+    pub(crate) allows_conversions: bool,
 }
 
 /// A file of kernels.
@@ -58,8 +58,8 @@ impl Source {
     }
 
     /// Whether the machine code of any of its kernels is checked.
-    pub(crate) fn is_looked_into(&self) -> bool {
-        self.kernels.iter().any(|kernel| kernel.main_loop.is_some() || kernel.loads_together > 0)
+    pub(crate) fn has_code_checks(&self) -> bool {
+        self.kernels.iter().any(|kernel| kernel.main_loop.is_some() || kernel.loads_in_flight > 0)
     }
 
     /// File name of its machine code.
@@ -74,32 +74,50 @@ impl Source {
 }
 
 const fn kernel(name: &'static str, threads: u32, max_registers: u32) -> Kernel {
-    Kernel { name, threads, max_registers, shared_bytes: 0, main_loop: None, loads_together: 0 }
+    Kernel { name, threads, max_registers, shared_bytes: 0, main_loop: None, loads_in_flight: 0 }
 }
 
 impl Kernel {
-    /// Requires `loads` loads in the main loop, `loads_first` of them before the first product.
-    const fn loading(self, loads_first: u32, loads: u32) -> Self {
-        Self { main_loop: Some(Wanted { loads_first, loads, copies: 0, converts: false }), ..self }
-    }
-
-    /// Requires `loads_together` loads that are in flight together.
-    const fn loading_together(self, loads_together: u32) -> Self {
-        Self { loads_together, ..self }
-    }
-
-    /// Sets the size of the shared-memory stages, which asynchronous copies in the main loop fill.
-    const fn copying(self, shared_bytes: u32, converts: bool) -> Self {
+    /// Requires `loads` loads in the main loop, `loads_before_product` of them before the first product.
+    const fn with_loads(self, loads_before_product: u32, loads: u32) -> Self {
         Self {
-            shared_bytes,
-            main_loop: Some(Wanted { loads_first: 0, loads: 0, copies: 2, converts }),
+            main_loop: Some(LoopRequirements {
+                loads_before_product,
+                loads,
+                copies: 0,
+                allows_conversions: false,
+            }),
             ..self
         }
     }
 
-    /// As `copying`, with the copies in the loop around the main loop.
-    const fn copying_around(self, shared_bytes: u32) -> Self {
-        let main_loop = Some(Wanted { loads_first: 0, loads: 0, copies: 0, converts: false });
+    /// Requires `loads_in_flight` loads that are in flight together.
+    const fn with_loads_in_flight(self, loads_in_flight: u32) -> Self {
+        Self { loads_in_flight, ..self }
+    }
+
+    /// Sets the size of the shared-memory stages, which asynchronous copies in the main loop fill.
+    const fn with_copies(self, shared_bytes: u32, allows_conversions: bool) -> Self {
+        Self {
+            shared_bytes,
+            main_loop: Some(LoopRequirements {
+                loads_before_product: 0,
+                loads: 0,
+                copies: 2,
+                allows_conversions,
+            }),
+            ..self
+        }
+    }
+
+    /// As `with_copies`, with the copies in the loop around the main loop.
+    const fn with_outer_copies(self, shared_bytes: u32) -> Self {
+        let main_loop = Some(LoopRequirements {
+            loads_before_product: 0,
+            loads: 0,
+            copies: 0,
+            allows_conversions: false,
+        });
         Self { shared_bytes, main_loop, ..self }
     }
 }
@@ -159,10 +177,10 @@ source!(
     "gemm_bf16.cu",
     [PRODUCTS],
     [
-        kernel("gemm_bf16_8", 256, 80).loading(10, 12),
-        kernel("gemm_bf16_8_narrow", 256, 80).loading(12, 16),
-        kernel("gemm_bf16_32", 256, 128).loading(16, 24),
-        kernel("gemm_bf16_32_narrow", 256, 128).loading(16, 20),
+        kernel("gemm_bf16_8", 256, 80).with_loads(10, 12),
+        kernel("gemm_bf16_8_narrow", 256, 80).with_loads(12, 16),
+        kernel("gemm_bf16_32", 256, 128).with_loads(16, 24),
+        kernel("gemm_bf16_32_narrow", 256, 128).with_loads(16, 20),
     ]
 );
 source!(
@@ -171,10 +189,10 @@ source!(
     [PRODUCTS],
     [
         kernel("quantize_rows", 128, 32),
-        kernel("gemm_int8_8", 256, 80).loading(10, 12),
-        kernel("gemm_int8_8_narrow", 256, 80).loading(12, 16),
-        kernel("gemm_int8_32", 256, 128).loading(16, 24),
-        kernel("gemm_int8_32_narrow", 256, 128).loading(16, 20),
+        kernel("gemm_int8_8", 256, 80).with_loads(10, 12),
+        kernel("gemm_int8_8_narrow", 256, 80).with_loads(12, 16),
+        kernel("gemm_int8_32", 256, 128).with_loads(16, 24),
+        kernel("gemm_int8_32_narrow", 256, 128).with_loads(16, 20),
     ]
 );
 source!(
@@ -182,13 +200,13 @@ source!(
     "fp8.cu",
     [PRODUCTS, TILED],
     [
-        kernel("gemm_fp8_8", 256, 80).loading(8, 8),
-        kernel("gemm_fp8_8_narrow", 256, 80).loading(10, 12),
-        kernel("gemm_fp8_32", 256, 128).loading(14, 20),
-        kernel("gemm_fp8_32_narrow", 256, 128).loading(14, 18),
-        kernel("gemm_fp8_tiled_64", 256, 200).copying(fp8_stage_bytes(64), false),
-        kernel("gemm_fp8_tiled_80", 256, 240).copying(fp8_stage_bytes(80), false),
-        kernel("gemm_fp8_tiled_128", 256, 255).copying_around(fp8_stage_bytes(128)),
+        kernel("gemm_fp8_8", 256, 80).with_loads(8, 8),
+        kernel("gemm_fp8_8_narrow", 256, 80).with_loads(10, 12),
+        kernel("gemm_fp8_32", 256, 128).with_loads(14, 20),
+        kernel("gemm_fp8_32_narrow", 256, 128).with_loads(14, 18),
+        kernel("gemm_fp8_tiled_64", 256, 200).with_copies(fp8_stage_bytes(64), false),
+        kernel("gemm_fp8_tiled_80", 256, 240).with_copies(fp8_stage_bytes(80), false),
+        kernel("gemm_fp8_tiled_128", 256, 255).with_outer_copies(fp8_stage_bytes(128)),
     ]
 );
 source!(
@@ -196,28 +214,28 @@ source!(
     "gemm_tiled.cu",
     [PRODUCTS, TILED],
     [
-        kernel("gemm_bf16_tiled_64", 256, 200).copying(stage_bytes(64), false),
-        kernel("gemm_bf16_tiled_80", 256, 240).copying(stage_bytes(80), false),
-        kernel("gemm_bf16_tiled_128", 256, 248).copying(stage_bytes(128), false),
-        kernel("gemm_int8_tiled_64", 256, 128).copying(stage_bytes(64), true),
-        kernel("gemm_int8_tiled_80", 256, 128).copying(stage_bytes(80), true),
-        kernel("gemm_int8_sliced_64", 256, 224).copying(stage_bytes(64), true),
+        kernel("gemm_bf16_tiled_64", 256, 200).with_copies(stage_bytes(64), false),
+        kernel("gemm_bf16_tiled_80", 256, 240).with_copies(stage_bytes(80), false),
+        kernel("gemm_bf16_tiled_128", 256, 248).with_copies(stage_bytes(128), false),
+        kernel("gemm_int8_tiled_64", 256, 128).with_copies(stage_bytes(64), true),
+        kernel("gemm_int8_tiled_80", 256, 128).with_copies(stage_bytes(80), true),
+        kernel("gemm_int8_sliced_64", 256, 224).with_copies(stage_bytes(64), true),
     ]
 );
 source!(
     ATTENTION,
     "attention.cu",
     [
-        kernel("attention_16", 32, 80).copying(0, false),
-        kernel("attention_32", 32, 112).copying(0, false),
-        kernel("attention_64", 32, 128).copying(0, false),
-        kernel("attention_96", 32, 168).copying(0, false),
-        kernel("attention_128", 32, 208).copying(0, false),
-        kernel("attention_wide_16", 128, 80).copying(0, false),
-        kernel("attention_wide_32", 128, 96).copying(0, false),
-        kernel("attention_wide_64", 128, 128).copying(0, false),
-        kernel("attention_wide_96", 128, 168).copying(0, false),
-        kernel("attention_wide_128", 128, 208).copying(0, false),
+        kernel("attention_16", 32, 80).with_copies(0, false),
+        kernel("attention_32", 32, 112).with_copies(0, false),
+        kernel("attention_64", 32, 128).with_copies(0, false),
+        kernel("attention_96", 32, 168).with_copies(0, false),
+        kernel("attention_128", 32, 208).with_copies(0, false),
+        kernel("attention_wide_16", 128, 80).with_copies(0, false),
+        kernel("attention_wide_32", 128, 96).with_copies(0, false),
+        kernel("attention_wide_64", 128, 128).with_copies(0, false),
+        kernel("attention_wide_96", 128, 168).with_copies(0, false),
+        kernel("attention_wide_128", 128, 208).with_copies(0, false),
         kernel("attention_merge", 32, 112),
         kernel("attention_merge_long", 256, 64),
     ]
@@ -229,9 +247,9 @@ source!(
     "filters.cu",
     [PARTS],
     [
-        kernel("keep_parts", 256, 80).loading_together(4),
+        kernel("keep_parts", 256, 80).with_loads_in_flight(4),
         kernel("keep_join", 256, 64),
-        kernel("keep_mask", 256, 48).loading_together(4),
+        kernel("keep_mask", 256, 48).with_loads_in_flight(4),
     ]
 );
 source!(RANKS, "ranks.cu", [kernel("sum_ranks", 256, 40), kernel("side_by_side", 256, 40)]);
@@ -240,9 +258,9 @@ source!(
     "draw.cu",
     [PARTS],
     [
-        kernel("draw_parts", 256, 80).loading_together(4),
+        kernel("draw_parts", 256, 80).with_loads_in_flight(4),
         kernel("draw_join", 32, 64),
-        kernel("candidate_parts", 256, 80).loading_together(4),
+        kernel("candidate_parts", 256, 80).with_loads_in_flight(4),
         kernel("candidate_join", 32, 64)
     ]
 );

@@ -2,8 +2,8 @@
 //! the other. Inputs of a pass and weights that are being read go through it, so the next piece is prepared
 //! while the last one is copied. The host only waits if it is a whole half ahead.
 //!
-//! [`Halves`] decides, without side effects: a half is entered again only after a wait for the last copy out
-//! of it, so no bytes are overwritten before they are copied. `device.rs` executes the decisions.
+//! [`StagingHalves`] decides, without side effects: a half is entered again only after a wait for the last
+//! copy out of it, so no bytes are overwritten before they are copied. `device.rs` executes the decisions.
 
 use std::ops::Range;
 
@@ -21,18 +21,18 @@ pub(crate) struct Place {
     pub(crate) range: Range<usize>,
     /// Whether this place is the first one after a change to this half. Then: record an event after the other
     /// half's last copy, wait for the event that was recorded when this half was left, and write.
-    pub(crate) is_entered: bool,
+    pub(crate) switches_half: bool,
 }
 
 /// Allocates places in the two halves.
 #[derive(Debug)]
-pub(crate) struct Halves {
+pub(crate) struct StagingHalves {
     size: usize,
     half: usize,
     used: usize,
 }
 
-impl Halves {
+impl StagingHalves {
     /// Two free halves of `size` bytes.
     pub(crate) fn new(size: usize) -> Self {
         Self { size, half: 0, used: 0 }
@@ -41,13 +41,13 @@ impl Halves {
     /// A place for `bytes`, which must not exceed the size of a half.
     pub(crate) fn take(&mut self, bytes: usize) -> Place {
         assert!(bytes <= self.size, "what is staged at a time fits into a half");
-        let is_entered = self.used + bytes > self.size;
-        if is_entered {
+        let switches_half = self.used + bytes > self.size;
+        if switches_half {
             (self.half, self.used) = (1 - self.half, 0);
         }
         let range = self.used..self.used + bytes;
         self.used = range.end.next_multiple_of(ALIGN);
-        Place { half: self.half, range, is_entered }
+        Place { half: self.half, range, switches_half }
     }
 }
 
@@ -67,7 +67,7 @@ mod tests {
 
     impl Late {
         fn stage(&mut self, place: &Place) -> Result<(), TestCaseError> {
-            if place.is_entered {
+            if place.switches_half {
                 self.marked[1 - place.half] = self.under_way.clone();
                 let done = std::mem::take(&mut self.marked[place.half]);
                 self.under_way.retain(|copy| !done.contains(copy));
@@ -84,13 +84,13 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_is_written_that_is_still_read(lens in prop::collection::vec(1usize..5000, 1..200)) {
-            let (mut halves, mut late) = (Halves::new(5000), Late::default());
+            let (mut halves, mut late) = (StagingHalves::new(5000), Late::default());
             let mut entered = 0;
             for &len in &lens {
                 let place = halves.take(len);
                 prop_assert_eq!(place.range.len(), len);
                 prop_assert!(place.range.end <= 5000 && place.range.start % ALIGN == 0);
-                entered += usize::from(place.is_entered);
+                entered += usize::from(place.switches_half);
                 late.stage(&place)?;
             }
             // A half is filled before it is left, so there are no needless waits.

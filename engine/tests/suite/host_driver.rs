@@ -4,14 +4,20 @@
 
 use std::path::Path;
 
-use engine::cuda::gpu_check::{Report, Section, Target};
+use engine::cuda::gpu_check::{CheckTarget, Report, Section};
 use engine::cuda::host_driver::HostDriver;
 use engine::cuda::{CudaDevice, CudaError};
 
-fn target(kernels: &Path) -> Target {
+fn target(kernels: &Path) -> CheckTarget {
     let draft = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
     let peer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/gpu-peer.py");
-    Target { ordinal: 0, kernels: Some(kernels.to_owned()), pair: (draft.clone(), draft), peer, is_dry: true }
+    CheckTarget {
+        ordinal: 0,
+        kernels: Some(kernels.to_owned()),
+        pair: (draft.clone(), draft),
+        peer,
+        is_dry: true,
+    }
 }
 
 /// Runs sections and returns the lines that they reported.

@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse as _, Json, Response};
 use http::{HeaderMap, HeaderValue, header};
 use scheduling::scheduler::SchedulerReport;
-use scheduling::waits::WaitReport;
+use scheduling::wait_stats::WaitReport;
 use serde::Serialize;
 
 use crate::pipeline::AppState;

@@ -3,7 +3,7 @@
 //! same cores.
 
 use rustc_hash::FxHashMap;
-use scheduling::scheduler::events::{CommittedRound, Failure, SpeculationUsage};
+use scheduling::scheduler::events::{CommittedRound, SequenceFailure, SpeculationUsage};
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, SequenceId};
 
@@ -111,15 +111,15 @@ impl Clients {
         self.pending.push((client.sink, GenerationEvent::Finished { choice, reason, usage }));
     }
 
-    pub(super) fn fail(&mut self, id: SequenceId, failure: Failure) {
+    pub(super) fn fail(&mut self, id: SequenceId, failure: SequenceFailure) {
         let Some(client) = self.leave(id) else { return };
         let error = match failure {
-            Failure::Refused(reason) => RouterError::Refused { reason },
-            Failure::Quarantined(reason) => RouterError::Quarantined { reason },
-            Failure::Expired(_) => {
+            SequenceFailure::Refused(reason) => RouterError::Refused { reason },
+            SequenceFailure::Quarantined(reason) => RouterError::Quarantined { reason },
+            SequenceFailure::Expired(_) => {
                 RouterError::Overloaded { what: "the queue for target workers (the wait for one timed out)" }
             }
-            Failure::Unavailable(reason) => RouterError::Unavailable { reason },
+            SequenceFailure::Unavailable(reason) => RouterError::Unavailable { reason },
         };
         self.pending.push((client.sink, GenerationEvent::Failed(error)));
     }

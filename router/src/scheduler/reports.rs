@@ -74,10 +74,10 @@ impl Reports {
             }
             Report::WorkerDraining { .. }
             | Report::WorkerUndrained(_)
-            | Report::Moved { .. }
-            | Report::TargetAnswers(_)
+            | Report::SequencesMoved { .. }
+            | Report::TargetRecovered(_)
             | Report::RolloutEnded { .. }
-            | Report::DraftWorkerAnswers(_) => self.log(&report),
+            | Report::DraftWorkerRecovered(_) => self.log(&report),
             Report::ShadowScored(scored) => self.shadows.scored(&scored),
             Report::ShadowDropped { draft, reason } => self.shadows.dropped(&draft, reason),
             Report::TargetFailed { worker, fault, is_opened } => {
@@ -91,7 +91,7 @@ impl Reports {
                     );
                 }
             }
-            Report::Replayed { role, address, sequences } => {
+            Report::SequencesReplayed { role, address, sequences } => {
                 tracing::warn!(role = role.as_str(), address, sequences, "worker lost: replaying");
             }
             Report::NumericsChanged(id) => tracing::warn!(
@@ -122,7 +122,7 @@ impl Reports {
                     "worker drains: it gets no new sequences"
                 );
             }
-            Report::Moved { from, sequences } => {
+            Report::SequencesMoved { from, sequences } => {
                 tracing::info!(
                     address = self.address_of(*from),
                     sequences,
@@ -136,10 +136,10 @@ impl Reports {
             Report::WorkerUndrained(worker) => {
                 tracing::info!(address = self.address_of(*worker), "worker drains no more");
             }
-            Report::TargetAnswers(worker) => {
+            Report::TargetRecovered(worker) => {
                 tracing::info!(address = self.address_of(*worker), "target worker answers again");
             }
-            Report::DraftWorkerAnswers(worker) => {
+            Report::DraftWorkerRecovered(worker) => {
                 tracing::info!(address = self.address_of(*worker), "draft worker answers again");
             }
             _ => {}

@@ -253,8 +253,8 @@ async fn explain_pairs(peer: Peer, others: Vec<Peer>) {
         let (draft, target) = if peer.info.role == Role::Draft { (&peer, &other) } else { (&other, &peer) };
         if let Err(fault) = pairing::check(&draft.info, &target.info) {
             let detail = match fault {
-                pairing::PairFault::Tokenizer => differing_token(draft, target).await,
-                pairing::PairFault::SamplingScheme { .. } => String::new(),
+                pairing::PairingError::Tokenizer => differing_token(draft, target).await,
+                pairing::PairingError::SamplingScheme { .. } => String::new(),
             };
             tracing::warn!(
                 draft = draft.info.address,

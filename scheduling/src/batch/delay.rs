@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::COMPARED;
+use super::NUM_COMPARED;
 use crate::cost::micros;
 
 /// A sequence that is overdue by more than this share of a forward is not waited for.
@@ -26,12 +26,12 @@ pub struct ReadyGroup {
     /// How many more are needed to complete the group.
     pub missing: u32,
     /// How long waiting for them pays, in microseconds.
-    pub patience_us: f64,
+    pub max_wait_us: f64,
 }
 
 /// The sequences whose rounds draft, ready or away.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Drafting {
+pub struct DraftingSequences {
     /// Number of sequences.
     pub sequences: u32,
     /// Total number of their rows.
@@ -44,9 +44,9 @@ pub struct Drafting {
 
 /// A sequence that is expected to return.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Expected {
+pub struct ExpectedReturn {
     /// Microseconds from now; negative if it is overdue.
-    pub in_us: f64,
+    pub due_us: f64,
     /// Number of rows of its next step.
     pub rows: u32,
 }
@@ -106,8 +106,8 @@ impl<K: Ord> ReturnTimes<K> {
     }
 
     /// The sequences whose latest step had a draft.
-    pub fn drafting(&self) -> Drafting {
-        let mut found = Drafting::default();
+    pub fn drafting(&self) -> DraftingSequences {
+        let mut found = DraftingSequences::default();
         for known in self.sequences.values().filter(|known| known.rows > 1) {
             let Some(away_us) = known.away_us else { continue };
             found.sequences += 1;
@@ -121,15 +121,17 @@ impl<K: Ord> ReturnTimes<K> {
     }
 
     /// Sequences that are away and expected back within `horizon_us`, soonest first.
-    pub fn expected(&self, now: Duration, horizon_us: f64) -> Vec<Expected> {
+    pub fn expected(&self, now: Duration, horizon_us: f64) -> Vec<ExpectedReturn> {
         let expected = |known: &ReturnTime| {
             let away = micros(now.saturating_sub(known.answered_at?));
-            Some(Expected { in_us: known.away_us? - away, rows: known.rows })
+            Some(ExpectedReturn { due_us: known.away_us? - away, rows: known.rows })
         };
-        let near =
-            |expected: &Expected| expected.in_us < horizon_us && expected.in_us > -OVERDUE_SHARE * horizon_us;
-        let mut list: Vec<Expected> = self.sequences.values().filter_map(expected).filter(near).collect();
-        list.sort_by(|a, b| a.in_us.total_cmp(&b.in_us));
+        let near = |expected: &ExpectedReturn| {
+            expected.due_us < horizon_us && expected.due_us > -OVERDUE_SHARE * horizon_us
+        };
+        let mut list: Vec<ExpectedReturn> =
+            self.sequences.values().filter_map(expected).filter(near).collect();
+        list.sort_by(|a, b| a.due_us.total_cmp(&b.due_us));
         list
     }
 
@@ -144,13 +146,13 @@ impl<K: Ord> ReturnTimes<K> {
         if ready.sequences == 0 {
             return None;
         }
-        if let Some(wait_us) = self.completing_us(now, (ready, delayed)) {
+        if let Some(wait_us) = self.completion_wait_us(now, (ready, delayed)) {
             return Some(Duration::from_secs_f64(wait_us / 1e6));
         }
         // A sequence that returns later than a forward takes loses nothing by missing it. No delay exceeds
         // the forward's own time.
         let alone_us = step_us(ready.rows);
-        let left_us = alone_us.max(ready.patience_us) - micros(delayed);
+        let left_us = alone_us.max(ready.max_wait_us) - micros(delayed);
         if left_us <= 0.0 {
             return None;
         }
@@ -168,42 +170,42 @@ impl<K: Ord> ReturnTimes<K> {
     }
 
     /// Time until the group of `ready` is complete, if waiting pays.
-    fn completing_us(&self, now: Duration, (ready, delayed): (ReadyGroup, Duration)) -> Option<f64> {
-        let left_us = ready.patience_us - micros(delayed);
+    fn completion_wait_us(&self, now: Duration, (ready, delayed): (ReadyGroup, Duration)) -> Option<f64> {
+        let left_us = ready.max_wait_us - micros(delayed);
         if ready.missing == 0 || left_us <= 0.0 {
             return None;
         }
         let drafting = self.expected(now, left_us).into_iter().filter(|expected| expected.rows > 1);
-        let last = drafting.map(|expected| expected.in_us).nth(ready.missing as usize - 1)?;
+        let last = drafting.map(|expected| expected.due_us).nth(ready.missing as usize - 1)?;
         Some(if last > 0.0 { last } else { OVERDUE_SHARE * left_us })
     }
 }
 
 /// The delay that minimises the total time to answer all sequences; `expected` is in order of return. `None`:
 /// no delay.
-fn best_wait_us(ready: ReadyGroup, expected: &[Expected], step_us: impl Fn(u32) -> f64) -> Option<f64> {
+fn best_wait_us(ready: ReadyGroup, expected: &[ExpectedReturn], step_us: impl Fn(u32) -> f64) -> Option<f64> {
     let total = expected.len();
     if total == 0 {
         return None;
     }
-    let rows_of = |part: &[Expected]| part.iter().map(|expected| expected.rows).sum::<u32>();
+    let rows_of = |part: &[ExpectedReturn]| part.iter().map(|expected| expected.rows).sum::<u32>();
     // Total time lost by all sequences if the first `joined` are waited for.
     let lost_us = |joined: usize| {
         let (with, without) = expected.split_at(joined);
-        let starts = with.last().map_or(0.0, |last| last.in_us.max(0.0));
+        let starts = with.last().map_or(0.0, |last| last.due_us.max(0.0));
         let ends = starts + step_us(ready.rows + rows_of(with));
         let next = if without.is_empty() { 0.0 } else { step_us(rows_of(without)) };
-        let of_with: f64 = with.iter().map(|expected| ends - expected.in_us.max(0.0)).sum();
+        let of_with: f64 = with.iter().map(|expected| ends - expected.due_us.max(0.0)).sum();
         let of_without: f64 =
-            without.iter().map(|expected| (ends - expected.in_us.max(0.0)).max(0.0) + next).sum();
+            without.iter().map(|expected| (ends - expected.due_us.max(0.0)).max(0.0) + next).sum();
         f64::from(ready.sequences) * ends + of_with + of_without
     };
-    let candidates = (1..=COMPARED as usize).map(|part| (total * part).div_ceil(COMPARED as usize));
+    let candidates = (1..=NUM_COMPARED as usize).map(|part| (total * part).div_ceil(NUM_COMPARED as usize));
     let (best, lost) = candidates
         .map(|joined| (joined, lost_us(joined)))
         .min_by(|a, b| a.1.total_cmp(&b.1))
         .expect("at least one candidate exists");
-    (lost < lost_us(0)).then(|| expected[best - 1].in_us.max(0.0))
+    (lost < lost_us(0)).then(|| expected[best - 1].due_us.max(0.0))
 }
 
 #[cfg(test)]
@@ -259,8 +261,8 @@ mod tests {
         let mut times = return_times(10 * MS);
         (0..8).for_each(|key| times.arrived(key, 15 * MS, 3));
         (0..4).for_each(|key| times.answered(&key, 20 * MS));
-        let delay = |missing, patience_us| {
-            let ready = ReadyGroup { sequences: 4, rows: 12, capacity: u32::MAX, missing, patience_us };
+        let delay = |missing, max_wait_us| {
+            let ready = ReadyGroup { sequences: 4, rows: 12, capacity: u32::MAX, missing, max_wait_us };
             times.delay(21 * MS, (ready, Duration::ZERO), steep).map(|wait| wait.as_millis())
         };
         assert_eq!(delay(0, 0.0), None, "no single sequence is worth the delay");

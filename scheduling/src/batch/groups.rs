@@ -9,7 +9,7 @@
 //!
 //! The choice of k prices its rounds with the same function ([`crate::draft_length`]).
 
-use super::{COMPARED, Drafting, ReadyGroup, StepRows};
+use super::{DraftingSequences, NUM_COMPARED, ReadyGroup, StepRows};
 
 /// Maximum number of groups; more gain little.
 pub const GROUPS_MAX: u32 = 4;
@@ -77,13 +77,13 @@ pub struct Groups {
 
 /// Number of drafting sequences in a group.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Size {
+pub struct GroupSize {
     /// Maximum.
-    pub most: u32,
+    pub max: u32,
     /// Minimum of a complete group.
-    pub least: u32,
+    pub min_complete: u32,
     /// How long waiting for completion pays, in microseconds.
-    pub patience_us: f64,
+    pub max_wait_us: f64,
     /// See [`GroupRules::by_lane`].
     pub by_lane: bool,
 }
@@ -97,8 +97,8 @@ pub struct Group {
     pub capacity: u32,
     /// See [`ReadyGroup::missing`].
     pub missing: u32,
-    /// See [`ReadyGroup::patience_us`].
-    pub patience_us: f64,
+    /// See [`ReadyGroup::max_wait_us`].
+    pub max_wait_us: f64,
 }
 
 impl Default for Groups {
@@ -114,7 +114,7 @@ impl Groups {
     }
 
     /// Number of drafting sequences that share a forward; `forward_us(rows, sequences)` predicts one.
-    pub fn size(&mut self, drafting: Drafting, forward_us: impl Fn(f64, f64) -> f64) -> Size {
+    pub fn size(&mut self, drafting: DraftingSequences, forward_us: impl Fn(f64, f64) -> f64) -> GroupSize {
         let part = |count: u32, groups: u32| f64::from(count) / f64::from(groups);
         let of_groups = |groups| forward_us(part(drafting.rows, groups), part(drafting.sequences, groups));
         self.now = best_by(&self.rules, (self.now, drafting.sequences), drafting.away_us, of_groups);
@@ -133,21 +133,21 @@ impl Groups {
             let forwards_us = f64::from(full) * forward_of(size) + forward_of(rest);
             forwards_us.max(drafting.away_us + forward_of(size))
         };
-        let smallest = (1..=COMPARED).map(|part| (most * part).div_ceil(COMPARED)).find(|&size| {
+        let smallest = (1..=NUM_COMPARED).map(|part| (most * part).div_ceil(NUM_COMPARED)).find(|&size| {
             is_never_idle && size > 0 && in_groups_of(size) <= (1.0 + self.rules.regroup_margin) * round_us
         });
         let smallest = smallest.unwrap_or(most);
-        Size {
-            most: if self.now == 1 { u32::MAX } else { most },
-            least: rest.min(self.least(most)).min(smallest),
-            patience_us: (self.rules.regroup_rounds * (drafting.round_us - round_us)).clamp(0.0, round_us),
+        GroupSize {
+            max: if self.now == 1 { u32::MAX } else { most },
+            min_complete: rest.min(self.min_group_size(most)).min(smallest),
+            max_wait_us: (self.rules.regroup_rounds * (drafting.round_us - round_us)).clamp(0.0, round_us),
             by_lane: self.rules.by_lane,
         }
     }
 
     /// Minimum size of a group: smaller ones would make more groups than wanted, all of them too small.
     /// Beyond [`GROUPS_MAX`] that costs nothing worth waiting for.
-    fn least(self, most: u32) -> u32 {
+    fn min_group_size(self, most: u32) -> u32 {
         let (now, next) = (f64::from(self.now), f64::from(self.now + 1));
         if self.now == GROUPS_MAX { 0 } else { (f64::from(most) * (now / next + 1.0) / 2.0).ceil() as u32 }
     }
@@ -157,13 +157,13 @@ impl Group {
     /// Forms a group of ready steps with drafts up to the group's size (the oldest first, and its lane before
     /// others) and of all steps without. A decode step does not wait for drafts, because it would pay for
     /// another lane's choice. A prompt does not wait for a group to be complete.
-    pub fn form(size: Size, ready: &[LaneRows]) -> Self {
+    pub fn form(size: GroupSize, ready: &[LaneRows]) -> Self {
         let has_draft = |step: &LaneRows| step.rows.tail > 0;
         let first_lane = ready.iter().find(|step| has_draft(step)).map(|step| step.lane);
         let goes_later = |step: &LaneRows| size.by_lane && Some(step.lane) != first_lane;
         let mut drafting: Vec<usize> = (0..ready.len()).filter(|&index| has_draft(&ready[index])).collect();
         drafting.sort_by_key(|&index| goes_later(&ready[index]));
-        drafting.truncate(size.most as usize);
+        drafting.truncate(size.max as usize);
 
         let mut members: Vec<bool> = ready.iter().map(|step| !has_draft(step)).collect();
         drafting.iter().for_each(|&index| members[index] = true);
@@ -171,15 +171,15 @@ impl Group {
         let is_decode = |step: &LaneRows| !has_draft(step) && step.rows.is_round();
         Self {
             members,
-            capacity: if ready.iter().any(is_decode) { 0 } else { size.most - taken },
-            missing: if ready.iter().all(has_draft) { size.least.saturating_sub(taken) } else { 0 },
-            patience_us: size.patience_us,
+            capacity: if ready.iter().any(is_decode) { 0 } else { size.max - taken },
+            missing: if ready.iter().all(has_draft) { size.min_complete.saturating_sub(taken) } else { 0 },
+            max_wait_us: size.max_wait_us,
         }
     }
 
     /// A group of all ready steps.
     pub fn all(ready: usize) -> Self {
-        Self { members: vec![true; ready], capacity: u32::MAX, missing: 0, patience_us: 0.0 }
+        Self { members: vec![true; ready], capacity: u32::MAX, missing: 0, max_wait_us: 0.0 }
     }
 
     /// The group's members among the `ready` steps it was formed of.
@@ -190,7 +190,7 @@ impl Group {
             rows: members().map(|(step, _)| step.rows.rows()).sum(),
             capacity: self.capacity,
             missing: self.missing,
-            patience_us: self.patience_us,
+            max_wait_us: self.max_wait_us,
         }
     }
 }
@@ -215,10 +215,10 @@ mod tests {
     #[test]
     fn a_group_is_the_oldest_that_draft_and_all_that_do_not() {
         let waiting = [(1, 3), (1, 0), (1, 3), (1, 3)].map(|rows| in_lane(0, rows));
-        let size = |most| Size { most, least: 4, patience_us: 1.0, by_lane: true };
+        let size = |most| GroupSize { max: most, min_complete: 4, max_wait_us: 1.0, by_lane: true };
         let group = Group::form(size(2), &waiting);
         assert_eq!(group.members, [true, true, true, false]);
-        let ready = ReadyGroup { sequences: 3, rows: 9, capacity: 0, missing: 0, patience_us: 1.0 };
+        let ready = ReadyGroup { sequences: 3, rows: 9, capacity: 0, missing: 0, max_wait_us: 1.0 };
         assert_eq!(group.ready(&waiting), ready);
         let drafted = [waiting[0], waiting[2]];
         let group = Group::form(size(5), &drafted);
@@ -233,8 +233,9 @@ mod tests {
     fn a_group_is_filled_from_the_lane_of_its_oldest_step_first() {
         let waiting = [(1, (1, 3)), (2, (1, 5)), (1, (1, 3)), (2, (1, 5)), (2, (1, 0))]
             .map(|(lane, rows)| in_lane(lane, rows));
-        let members =
-            |most, by_lane| Group::form(Size { most, least: 0, patience_us: 0.0, by_lane }, &waiting).members;
+        let members = |most, by_lane| {
+            Group::form(GroupSize { max: most, min_complete: 0, max_wait_us: 0.0, by_lane }, &waiting).members
+        };
         assert_eq!(members(2, true), [true, false, true, false, true], "decode steps are always members");
         assert_eq!(members(2, false), [true, true, false, false, true]);
         assert_eq!(
@@ -252,19 +253,22 @@ mod tests {
     #[test]
     fn what_runs_in_smaller_groups_than_it_should_waits_for_as_long_as_that_pays() {
         let size = |round_us, forward_us: fn(f64, f64) -> f64| {
-            let drafting = Drafting { sequences: 16, rows: 64, away_us: 6_000.0, round_us };
+            let drafting = DraftingSequences { sequences: 16, rows: 64, away_us: 6_000.0, round_us };
             Groups::default().size(drafting, forward_us)
         };
         let flat = |_, _| 12_000.0;
         // All together: 18 ms per round. In two alternating halves it takes 24, and one wait pays off.
         assert_eq!(
             size(24_000.0, flat),
-            Size { most: u32::MAX, least: 12, patience_us: 18_000.0, by_lane: true }
+            GroupSize { max: u32::MAX, min_complete: 12, max_wait_us: 18_000.0, by_lane: true }
         );
-        assert_eq!(size(18_000.0, flat).patience_us, 0.0, "all sequences already share one forward");
+        assert_eq!(size(18_000.0, flat).max_wait_us, 0.0, "all sequences already share one forward");
         let with_a_floor = |rows: f64, _| (187.5 * rows).max(4_000.0);
-        assert_eq!(size(12_000.0, with_a_floor), Size { most: 8, least: 7, patience_us: 0.0, by_lane: true });
-        let least = size(15_000.0, |rows, _| 187.5 * rows).least;
+        assert_eq!(
+            size(12_000.0, with_a_floor),
+            GroupSize { max: 8, min_complete: 7, max_wait_us: 0.0, by_lane: true }
+        );
+        let least = size(15_000.0, |rows, _| 187.5 * rows).min_complete;
         assert_eq!(least, 1, "if time is proportional to rows, a smaller group is as good");
     }
 }

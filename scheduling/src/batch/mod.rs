@@ -1,6 +1,6 @@
-//! Which rows share a worker's next forward: the split of rows ([`form`]), the number of groups of drafting
-//! sequences ([`groups`]), and the delay of a forward for more sequences ([`delay`]). [`crate::batch_former`]
-//! combines these rules for workers and simulator.
+//! Which rows share a worker's next forward: the split of rows ([`form_batch`]), the number of groups of
+//! drafting sequences ([`groups`]), and the delay of a forward for more sequences ([`delay`]).
+//! [`crate::batch_former`] combines these rules for workers and simulator.
 //!
 //! Decisions only: sequences, rows and predicted times are passed in. No KV, ids or clock.
 
@@ -9,11 +9,11 @@ pub mod groups;
 
 use speculation::{Step, Work};
 
-pub use delay::{Drafting, Expected, ReadyGroup, ReturnTimes};
-pub use groups::{Group, GroupRules, Groups, LaneRows, Size};
+pub use delay::{DraftingSequences, ExpectedReturn, ReadyGroup, ReturnTimes};
+pub use groups::{Group, GroupRules, GroupSize, Groups, LaneRows};
 
 /// How many different numbers of sequences are compared, to wait for or in a group.
-const COMPARED: u32 = 8;
+const NUM_COMPARED: u32 = 8;
 
 /// Share of a forward's rows reserved for prefill while decodes are also waiting, and share of the prefill
 /// rows reserved for long prompts.
@@ -21,7 +21,7 @@ pub const PREFILL_SHARE: f64 = 0.25;
 
 /// Maximum context ids in a step of a round: a draft worker gets two after full acceptance. A longer context
 /// belongs to a prompt or a replay.
-pub const ROUND_CONTEXT: u32 = 2;
+pub const MAX_ROUND_CONTEXT: u32 = 2;
 
 /// Remaining rows of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct StepRows {
 
 /// A step's part of one forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
+pub struct StepChunk {
     /// Index of the step.
     pub index: usize,
     /// Number of context ids.
@@ -45,16 +45,16 @@ pub struct Share {
 }
 
 impl StepRows {
-    /// Remaining rows of a step after `context_done` context ids; `num_guessed` is the number of tokens that
+    /// Remaining rows of a step after `context_done` context ids; `num_drafted` is the number of tokens that
     /// a draft worker has drafted so far.
-    pub fn left(step: &Step, context_done: usize, num_guessed: usize) -> Self {
+    pub fn remaining(step: &Step, context_done: usize, num_drafted: usize) -> Self {
         let context = step.append_ids.len().saturating_sub(context_done) as u32;
         let drafted = match &step.work {
             Work::Verify { draft } => draft.token_ids.len() as u32,
             Work::Feed | Work::Propose { .. } => 0,
         };
         // An unfinished draft runs its latest token.
-        let goes_on = context == 0 && num_guessed > 0;
+        let goes_on = context == 0 && num_drafted > 0;
         Self { context, tail: drafted + u32::from(goes_on) }
     }
 
@@ -65,7 +65,7 @@ impl StepRows {
 
     /// Whether the context is no longer than a round's.
     pub fn is_round(&self) -> bool {
-        self.context <= ROUND_CONTEXT
+        self.context <= MAX_ROUND_CONTEXT
     }
 
     /// Whether the context is so long that it would crowd out other prompts.
@@ -74,7 +74,7 @@ impl StepRows {
     }
 }
 
-impl Share {
+impl StepChunk {
     /// Number of its rows.
     pub fn rows(&self, step: &StepRows) -> u32 {
         self.context + if self.ends_context { step.tail } else { 0 }
@@ -95,18 +95,22 @@ pub fn prefill_rows(steps: impl Iterator<Item = StepRows>) -> u32 {
     steps.filter(|step| !step.is_round()).map(|step| step.context).sum()
 }
 
-/// Returns the shares of the next forward, in order. Their rows are within `limits` except for the last tail,
+/// Returns the chunks of the next forward, in order. Their rows are within `limits` except for the last tail,
 /// which is never split.
 ///
 /// Steps of a round come first, then short prompts, then long ones, each kind oldest first. While a later
 /// kind waits, [`PREFILL_SHARE`] of the rows are reserved for it. `fits(index, rows)` reserves KV for that
 /// many more rows, or returns false if there is none.
-pub fn form(ready: &[StepRows], limits: RowLimits, mut fits: impl FnMut(usize, u32) -> bool) -> Vec<Share> {
+pub fn form_batch(
+    ready: &[StepRows],
+    limits: RowLimits,
+    mut fits: impl FnMut(usize, u32) -> bool,
+) -> Vec<StepChunk> {
     let (rounds, prompts): (Vec<usize>, Vec<usize>) = (0..ready.len()).partition(|&i| ready[i].is_round());
     let (short, long): (Vec<usize>, Vec<usize>) =
         prompts.into_iter().partition(|&i| !ready[i].is_long(limits.all));
     let kept = |rows: u32, later: bool| if later { (PREFILL_SHARE * f64::from(rows)) as u32 } else { 0 };
-    let mut shares = Vec::new();
+    let mut chunks = Vec::new();
     let mut left = limits;
     let kinds = [
         (&rounds, kept(limits.all.min(limits.prompts), !short.is_empty() || !long.is_empty()), 0),
@@ -124,16 +128,16 @@ pub fn form(ready: &[StepRows], limits: RowLimits, mut fits: impl FnMut(usize, u
                 continue;
             }
             let context = step.context.min(budget);
-            let share = Share { index, context, ends_context: context == step.context };
-            let rows = share.rows(step);
+            let chunk = StepChunk { index, context, ends_context: context == step.context };
+            let rows = chunk.rows(step);
             if rows > 0 && fits(index, rows) {
                 left.all = left.all.saturating_sub(rows);
                 left.prompts -= if step.is_round() { 0 } else { context };
-                shares.push(share);
+                chunks.push(chunk);
             }
         }
     }
-    shares
+    chunks
 }
 
 #[cfg(test)]
@@ -149,8 +153,8 @@ mod tests {
     }
 
     fn formed_within(list: &[(u32, u32)], limits: RowLimits) -> Vec<(usize, u32, bool)> {
-        let shares = form(&ready(list), limits, |_, _| true);
-        shares.iter().map(|share| (share.index, share.context, share.ends_context)).collect()
+        let chunks = form_batch(&ready(list), limits, |_, _| true);
+        chunks.iter().map(|chunk| (chunk.index, chunk.context, chunk.ends_context)).collect()
     }
 
     #[test]
@@ -163,9 +167,9 @@ mod tests {
         // A quarter of 64 rows is reserved for the prompt, regardless of order; the rest is for the others.
         assert_eq!(formed(&[(500, 0), (1, 4)], 64), [(1, 1, true), (0, 59, false)]);
         let many: Vec<(u32, u32)> = std::iter::repeat_n((1, 7), 8).chain([(500, 0)]).collect();
-        let shares = formed(&many, 64);
-        assert_eq!(shares.len(), 7, "six verify steps of eight rows, and the prompt");
-        assert_eq!(shares[6], (8, 16, false));
+        let chunks = formed(&many, 64);
+        assert_eq!(chunks.len(), 7, "six verify steps of eight rows, and the prompt");
+        assert_eq!(chunks[6], (8, 16, false));
     }
 
     #[test]
@@ -182,8 +186,8 @@ mod tests {
     fn a_tail_is_never_split_and_a_sequence_without_room_is_passed_over() {
         assert_eq!(formed(&[(1, 40)], 33), [(0, 1, true)]);
         let limits = RowLimits { all: 64, prompts: 64 };
-        let shares = form(&ready(&[(1, 0), (1, 8), (1, 0)]), limits, |index, _| index != 1);
-        assert_eq!(shares.iter().map(|share| share.index).collect::<Vec<_>>(), [0, 2]);
-        assert!(form(&ready(&[(0, 0)]), limits, |_, _| true).is_empty());
+        let chunks = form_batch(&ready(&[(1, 0), (1, 8), (1, 0)]), limits, |index, _| index != 1);
+        assert_eq!(chunks.iter().map(|chunk| chunk.index).collect::<Vec<_>>(), [0, 2]);
+        assert!(form_batch(&ready(&[(0, 0)]), limits, |_, _| true).is_empty());
     }
 }

@@ -17,7 +17,7 @@ fn flat() -> BatchFormer<char> {
 
 /// Running a forward without a limit on prompt rows.
 fn run(members: &[bool]) -> Decision {
-    Decision::Run(Turn { members: members.to_vec(), prompt_rows: u32::MAX })
+    Decision::Run(Batch { members: members.to_vec(), prompt_rows: u32::MAX })
 }
 
 fn step(key: char, rows: (u32, u32)) -> ReadyStep<char> {
@@ -42,11 +42,11 @@ fn the_delay_is_counted_from_the_first_wait_and_ends_with_a_forward() {
     away(&mut former, "ab");
     let ready = [step('a', (1, 0))];
     former.arrived(11 * MS, 'a', ready[0].rows);
-    assert_eq!(former.next(11 * MS, &ready), Decision::Wait(4 * MS));
-    assert_eq!(former.next(12 * MS, &ready), Decision::Wait(3 * MS));
-    assert_eq!(former.next(22 * MS, &ready), run(&[true]), "b did not return");
+    assert_eq!(former.decide(11 * MS, &ready), Decision::Wait(4 * MS));
+    assert_eq!(former.decide(12 * MS, &ready), Decision::Wait(3 * MS));
+    assert_eq!(former.decide(22 * MS, &ready), run(&[true]), "b did not return");
     assert_eq!(former.delayed_since, Some(11 * MS));
-    former.ran(RanForward { rows: 1, sequences: 1, ..RanForward::default() }, 10 * MS);
+    former.forward_done(CompletedForward { rows: 1, sequences: 1, ..CompletedForward::default() }, 10 * MS);
     assert_eq!(former.delayed_since, None);
 }
 
@@ -55,7 +55,7 @@ fn a_delay_is_never_shorter_than_a_thread_needs_to_wake_up() {
     let mut former = flat();
     away(&mut former, "ab");
     let at = 15 * MS - Duration::from_micros(1);
-    assert_eq!(former.next(at, &[step('a', (1, 0))]), Decision::Wait(MIN_DELAY));
+    assert_eq!(former.decide(at, &[step('a', (1, 0))]), Decision::Wait(MIN_DELAY));
 }
 
 #[test]
@@ -63,33 +63,33 @@ fn a_forgotten_sequence_is_not_waited_for() {
     let mut former = flat();
     away(&mut former, "ab");
     former.forget(&'b');
-    assert_eq!(former.next(14 * MS, &[step('c', (1, 0))]), Decision::Wait(MS), "a is away");
+    assert_eq!(former.decide(14 * MS, &[step('c', (1, 0))]), Decision::Wait(MS), "a is away");
     former.forget(&'a');
-    assert_eq!(former.next(14 * MS, &[step('c', (1, 0))]), run(&[true]));
+    assert_eq!(former.decide(14 * MS, &[step('c', (1, 0))]), run(&[true]));
 }
 
 #[test]
 fn without_profiled_times_nothing_is_delayed() {
     let mut former = BatchFormer::new(StepTimes::new(&[]), GroupRules::default());
     away(&mut former, "ab");
-    assert_eq!(former.next(14 * MS, &[step('a', (1, 0))]), run(&[true]));
-    assert_eq!(former.next(14 * MS, &[]), run(&[]));
+    assert_eq!(former.decide(14 * MS, &[step('a', (1, 0))]), run(&[true]));
+    assert_eq!(former.decide(14 * MS, &[]), run(&[]));
 }
 
 #[test]
 fn forwards_with_prompts_teach_nothing() {
     let mut former = flat();
-    let before = former.cost.step_micros(8.0, 0.0);
-    let forward = RanForward { rows: 8, prefill_rows: 8, sequences: 1, kv_tokens: 8 };
-    former.ran(forward, 50 * MS);
-    assert_eq!(former.cost.step_micros(8.0, 0.0), before);
-    former.ran(RanForward { prefill_rows: 0, ..forward }, 50 * MS);
-    assert!(former.cost.step_micros(8.0, 0.0) > before);
+    let before = former.cost.step_us(8.0, 0.0);
+    let forward = CompletedForward { rows: 8, prefill_rows: 8, sequences: 1, kv_tokens: 8 };
+    former.forward_done(forward, 50 * MS);
+    assert_eq!(former.cost.step_us(8.0, 0.0), before);
+    former.forward_done(CompletedForward { prefill_rows: 0, ..forward }, 50 * MS);
+    assert!(former.cost.step_us(8.0, 0.0) > before);
 }
 
 #[test]
 fn the_mean_context_divides_by_sequences_and_not_by_answers() {
-    let forward = Forward::measured(12, 3, 600);
+    let forward = ForwardShape::measured(12, 3, 600);
     assert_eq!((forward.rows, forward.sequences, forward.context), (12.0, 3.0, 200.0));
     assert_eq!(
         mean_context(&[step('a', (1, 0)), ReadyStep { context_len: 300, ..step('b', (1, 0)) }]),
@@ -124,22 +124,22 @@ fn run_line(former: &mut BatchFormer<char>, line: &Line) -> Option<String> {
         "answered" => keys().for_each(|key| former.answered(at, &key)),
         "forget" => keys().for_each(|key| former.forget(&key)),
         "ran" => {
-            let forward = RanForward {
+            let forward = CompletedForward {
                 rows: line.need("rows"),
                 prefill_rows: line.get("prefill").unwrap_or_default(),
                 sequences: line.need("sequences"),
                 kv_tokens: line.get("kv").unwrap_or_default(),
             };
-            former.ran(forward, line.duration("took")?);
+            former.forward_done(forward, line.duration("took")?);
         }
         "next" => {
             let is_verify = !line.words.iter().any(|word| word == "draft");
             let entries: Vec<String> = line.list("ready");
             let ready: Vec<ReadyStep<char>> =
                 entries.iter().map(|entry| ReadyStep { is_verify, ..ready_step(entry) }).collect();
-            return Some(match former.next(at, &ready) {
+            return Some(match former.decide(at, &ready) {
                 Decision::Wait(delay) => format!("wait {:.2}ms", delay.as_secs_f64() * 1e3),
-                Decision::Run(Turn { members, prompt_rows }) => {
+                Decision::Run(Batch { members, prompt_rows }) => {
                     let ran = ready.iter().zip(members).filter(|(_, is_member)| *is_member);
                     let text = ran.fold("run".to_owned(), |text, (step, _)| format!("{text} {}", step.key));
                     match prompt_rows {

@@ -1,6 +1,6 @@
 //! Corrections of a worker's profiled forward times by measured ones.
 
-use crate::memory::MEMORY;
+use crate::smoothing::EWMA_WINDOW;
 
 /// Weight of a measurement at twice the rows: a machine that is slow is slow at any number of rows.
 const ROWS_REACH: f64 = 0.7;
@@ -42,7 +42,7 @@ impl Residuals {
         if !log.is_finite() {
             return;
         }
-        entry.weight = (entry.weight + 1.0).min(MEMORY);
+        entry.weight = (entry.weight + 1.0).min(EWMA_WINDOW);
         entry.log += (log - entry.log).clamp(-MAX_LOG_STEP, MAX_LOG_STEP) * (1.0 / entry.weight);
     }
 

@@ -16,7 +16,7 @@ pub struct StepTimePoint {
 
 /// The properties of a forward that determine its cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Forward {
+pub struct ForwardShape {
     /// Number of rows.
     pub rows: f64,
     /// Number of sequences.
@@ -25,7 +25,7 @@ pub struct Forward {
     pub context: f64,
 }
 
-impl Forward {
+impl ForwardShape {
     /// A forward with one row per sequence.
     pub fn plain(sequences: f64, context: f64) -> Self {
         Self { rows: sequences, sequences, context }
@@ -104,7 +104,7 @@ impl StepTimes {
 
     /// Smallest number of rows at which a forward reaches `share` of the rows per second of the largest
     /// profiled one.
-    pub fn rows_of_speed(&self, share: f64) -> u32 {
+    pub fn rows_at_speed(&self, share: f64) -> u32 {
         let Some(curve) = &self.curve else { return 1 };
         let speed = |rows: f64| rows / curve.micros(rows);
         let wanted = share * speed(self.max_rows());
@@ -114,11 +114,11 @@ impl StepTimes {
     }
 
     /// Microseconds of a forward.
-    pub fn micros(&self, forward: Forward) -> f64 {
+    pub fn micros(&self, forward: ForwardShape) -> f64 {
         let Some(curve) = &self.curve else { return 0.0 };
         let micros = curve.micros(forward.rows);
         // At least half of the measured time, because the KV part is a fit.
-        (micros + self.kv_micros(forward)).max(micros / 2.0)
+        (micros + self.kv_us(forward)).max(micros / 2.0)
     }
 
     /// Microseconds per row at the end of the table.
@@ -129,9 +129,9 @@ impl StepTimes {
     }
 
     /// KV time of a forward, minus that in the profiled forward with the same rows.
-    pub(super) fn kv_micros(&self, forward: Forward) -> f64 {
+    pub(super) fn kv_us(&self, forward: ForwardShape) -> f64 {
         let Some(curve) = &self.curve else { return 0.0 };
-        let Forward { rows, sequences, context } = forward;
+        let ForwardShape { rows, sequences, context } = forward;
         let profiled = curve.context * (self.kv.per_sequence + self.kv.per_row * rows);
         context * (self.kv.per_sequence * sequences + self.kv.per_row * rows) - profiled
     }
@@ -204,15 +204,15 @@ mod tests {
             (12.0, 250.0),
             (31.0, 500.0), // 300 + 15 rows at (300 - 100) / 15 a row
         ] {
-            let got = times.micros(Forward::plain(rows, 0.0));
+            let got = times.micros(ForwardShape::plain(rows, 0.0));
             assert!((got - micros).abs() < 1e-9, "{rows}: {got}");
         }
-        assert_eq!(StepTimes::new(&[]).micros(Forward::plain(9.0, 9.0)), 0.0);
+        assert_eq!(StepTimes::new(&[]).micros(ForwardShape::plain(9.0, 9.0)), 0.0);
     }
 
     #[test]
     fn few_rows_are_as_fast_as_many_where_each_costs_its_own_time() {
-        let of = |points: &[StepTimePoint]| StepTimes::new(points).rows_of_speed(0.87);
+        let of = |points: &[StepTimePoint]| StepTimes::new(points).rows_at_speed(0.87);
         assert_eq!(of(&[point(1, 0, 100), point(64, 0, 6_400)]), 1);
         assert_eq!(of(&[point(1, 0, 1_000), point(64, 0, 1_000)]), 56, "87% of 64 rows take the same time");
         assert_eq!(of(&[]), 1);
@@ -229,7 +229,7 @@ mod tests {
         let gpu = profile(|rows, kv| 1_000 + 10 * u64::from(rows) + kv / 2);
         let cpu = profile(|rows, kv| 1_000 + 10 * u64::from(rows) + u64::from(rows) * kv / 2);
         // 8 sequences of 400 tokens with 5 rows each.
-        let forward = Forward { rows: 40.0, sequences: 8.0, context: 400.0 };
+        let forward = ForwardShape { rows: 40.0, sequences: 8.0, context: 400.0 };
         let (on_gpu, on_cpu) = (gpu.micros(forward), cpu.micros(forward));
         assert!((on_gpu - (1_400.0 + 8.0 * 200.0)).abs() < 5.0, "{on_gpu}");
         assert!((on_cpu - (1_400.0 + 40.0 * 200.0)).abs() < 5.0, "{on_cpu}");
@@ -245,9 +245,9 @@ mod tests {
             let times = StepTimes::new(&points);
             let longest = points.iter().map(|point| point.kv_tokens as f64).fold(0.0, f64::max);
             let context = f64::min(context, longest);
-            let at = times.micros(Forward::plain(rows, context));
-            prop_assert!(at > 0.0 && times.micros(Forward::plain(rows + more_rows, context)) + 1e-6 >= at);
-            prop_assert!(times.micros(Forward::plain(rows, context + more_context)) >= 0.0);
+            let at = times.micros(ForwardShape::plain(rows, context));
+            prop_assert!(at > 0.0 && times.micros(ForwardShape::plain(rows + more_rows, context)) + 1e-6 >= at);
+            prop_assert!(times.micros(ForwardShape::plain(rows, context + more_context)) >= 0.0);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Joint, Load};
+use super::{JointChoice, Load};
 
 /// State of a lane's controller.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -16,11 +16,11 @@ pub struct Explanation {
     /// By rank, the probability that a sibling is drawn where the first token was not.
     pub siblings: Vec<f64>,
     /// Reason for this k.
-    pub why: Why,
+    pub why: ChoiceReason,
     /// Load at the lane's latest decision; absent before its first round.
     pub load: Option<Load>,
     /// The lane's choice if all lanes that share its target drafted.
-    pub joint: Joint,
+    pub joint: JointChoice,
     /// By position, the probability of acceptance given that all earlier positions were accepted.
     pub acceptance: Vec<f64>,
     /// By position, the probability that it is reached and accepted.
@@ -44,7 +44,7 @@ pub struct Explanation {
 /// Reason for a lane's k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Why {
+pub enum ChoiceReason {
     /// It has the highest predicted throughput.
     Best,
     /// Another k has a higher prediction, but not by the required margin.

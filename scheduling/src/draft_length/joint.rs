@@ -8,7 +8,7 @@ use crate::cost::WorkerCost;
 
 /// A lane's choice if all lanes that share its target drafted.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub struct Joint {
+pub struct JointChoice {
     /// Its draft length; 0: drafting is not worth enough.
     pub k: u32,
     /// Siblings that its drafts would have as leaves.
@@ -17,12 +17,12 @@ pub struct Joint {
     pub gain: f64,
 }
 
-impl Joint {
+impl JointChoice {
     /// Value of a lane that may not draft; other lanes must not delay it.
     pub const HELD_BACK: Self = Self { k: 0, num_leaves: 0, gain: 0.0 };
 }
 
-impl Default for Joint {
+impl Default for JointChoice {
     /// Value of a lane before its first round.
     fn default() -> Self {
         Self { k: 0, num_leaves: 0, gain: 1.0 }
@@ -31,7 +31,7 @@ impl Default for Joint {
 
 /// Choices of the other lanes at a target if all lanes drafted.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub struct OthersJointly {
+pub struct JointLoad {
     /// Their rows in the target's forward.
     pub rows: u32,
     /// Number of their sequences that would not draft.
@@ -42,22 +42,22 @@ pub struct OthersJointly {
     pub least_gain: f64,
 }
 
-impl Default for OthersJointly {
+impl Default for JointLoad {
     fn default() -> Self {
         Self { rows: 0, plain_sequences: 0, draft_sequences: 1, least_gain: 1.0 }
     }
 }
 
-impl OthersJointly {
+impl JointLoad {
     /// Adds another lane with this number of sequences.
-    pub(super) fn add(&mut self, sequences: u32, joint: Joint) {
+    pub(super) fn add(&mut self, sequences: u32, joint: JointChoice) {
         self.rows += sequences * (1 + joint.k + joint.num_leaves);
         self.plain_sequences += if joint.k == 0 { sequences } else { 0 };
         self.least_gain = self.least_gain.min(joint.gain);
     }
 
     /// Share of one of this many targets.
-    pub(super) fn at_one_of(self, targets: u32, draft_sequences: u32) -> Self {
+    pub(super) fn per_target(self, targets: u32, draft_sequences: u32) -> Self {
         let (rows, plain_sequences) = (self.rows / targets, self.plain_sequences / targets);
         Self { rows, plain_sequences, draft_sequences: draft_sequences.max(1), ..self }
     }
@@ -65,48 +65,48 @@ impl OthersJointly {
 
 impl Load {
     /// The same load if the other lanes drafted as in the joint choice.
-    fn jointly(&self) -> Self {
-        let OthersJointly { rows, plain_sequences, draft_sequences, .. } = self.joint;
+    fn with_joint_choices(&self) -> Self {
+        let JointLoad { rows, plain_sequences, draft_sequences, .. } = self.joint;
         Self { other_rows: rows, other_plain_sequences: plain_sequences, draft_sequences, ..*self }
     }
 
     /// The same, with one drafted token for lanes that would not draft.
     fn all_drafting(&self) -> Self {
-        let OthersJointly { rows, plain_sequences, .. } = self.joint;
-        Self { other_rows: rows + plain_sequences, other_plain_sequences: 0, ..self.jointly() }
+        let JointLoad { rows, plain_sequences, .. } = self.joint;
+        Self { other_rows: rows + plain_sequences, other_plain_sequences: 0, ..self.with_joint_choices() }
     }
 
     /// The same load if no other lane drafted.
-    fn plainly(&self) -> Self {
+    fn without_drafts(&self) -> Self {
         Self { other_rows: self.other_sequences, other_plain_sequences: self.other_sequences, ..*self }
     }
 }
 
 impl DraftLength {
     /// The lane's choice if all lanes of its target drafted, from its latest lane round.
-    pub fn joint(&self) -> Joint {
+    pub fn joint(&self) -> JointChoice {
         self.joint
     }
 
     /// Computes the joint choice, and applies it if no lane becomes slower than alone.
-    pub(super) fn join_others(&mut self, load: &Load, workers: (&WorkerCost, &WorkerCost)) {
+    pub(super) fn apply_joint_choice(&mut self, load: &Load, workers: (&WorkerCost, &WorkerCost)) {
         if load.other_sequences == 0 {
-            self.joint = Joint::default();
+            self.joint = JointChoice::default();
             return;
         }
-        let plain = self.plain_speed(&load.plainly(), workers);
-        let by_itself = self.outlook.iter().filter(|at| !self.delays_others(at));
-        let by_itself = by_itself.map(|at| at.tokens_per_second).fold(plain, f64::max);
+        let plain = self.plain_speed(&load.without_drafts(), workers);
+        let alone = self.outlook.iter().filter(|at| !self.delays_others(at));
+        let alone = alone.map(|at| at.tokens_per_second).fold(plain, f64::max);
         // Whether other lanes would draft depends on this lane, so it reports its choice for the case that
         // they do.
-        let all_drafting = self.look_ahead(&load.all_drafting(), workers.0, workers.1);
+        let all_drafting = self.compute_outlook(&load.all_drafting(), workers.0, workers.1);
         let k = self.best_for_all(&all_drafting, load, plain);
         let mut jointly = match load.joint.plain_sequences {
             0 => all_drafting,
-            _ => self.look_ahead(&load.jointly(), workers.0, workers.1),
+            _ => self.compute_outlook(&load.with_joint_choices(), workers.0, workers.1),
         };
         let at = jointly[k as usize];
-        self.joint = Joint { k, num_leaves: at.num_leaves, gain: at.tokens_per_second / by_itself };
+        self.joint = JointChoice { k, num_leaves: at.num_leaves, gain: at.tokens_per_second / alone };
         if k > 0 && self.joint.gain.min(load.joint.least_gain) >= 1.0 {
             // The other lanes accept a delay up to that k.
             jointly[..=k as usize].iter_mut().for_each(|at| at.others_delay = 0.0);
@@ -122,7 +122,7 @@ impl DraftLength {
         let worth = |at: &Outlook| at.tokens_per_second.ln() - others_each * at.others_delay.ln_1p();
         let best =
             outlook.iter().max_by(|a, b| worth(a).total_cmp(&worth(b))).expect("the outlook contains k = 0");
-        let margin = if self.joint.k > 0 { 0.0 } else { self.rules.rash_hysteresis };
+        let margin = if self.joint.k > 0 { 0.0 } else { self.rules.unconfirmed_hysteresis };
         if best.tokens_per_second > (1.0 + margin) * plain { best.k } else { 0 }
     }
 

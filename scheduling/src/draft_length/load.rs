@@ -1,6 +1,6 @@
 //! Load on the workers of a lane, as plain data. It decides nothing.
 
-use super::joint::{Joint, OthersJointly};
+use super::joint::{JointChoice, JointLoad};
 
 /// The lanes and sequences that share a lane's workers.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
@@ -24,7 +24,7 @@ pub struct Load {
     /// Throughput of the other lanes at that target and their round time, to price rows that delay them.
     pub others: Pace,
     /// Choices of the other lanes if all lanes drafted.
-    pub joint: OthersJointly,
+    pub joint: JointLoad,
 }
 
 /// Speed of rounds.
@@ -50,7 +50,7 @@ pub struct LaneView {
     /// Its speed ([`super::DraftLength::pace`]).
     pub pace: Pace,
     /// Its choice if all lanes drafted.
-    pub joint: Joint,
+    pub joint: JointChoice,
 }
 
 impl Load {
@@ -66,7 +66,7 @@ impl Load {
             context,
             takes_trees: false,
             others: Pace::default(),
-            joint: OthersJointly::default(),
+            joint: JointLoad::default(),
         }
     }
 
@@ -75,7 +75,7 @@ impl Load {
     pub fn of(lanes: &[LaneView], own: usize, (targets, draft_sequences): (u32, u32)) -> Self {
         let (mut other_rows, mut sequences, mut plain, mut others) = (0, 0, 0, Pace::default());
         let mut drafting = lanes[own].sequences;
-        let mut joint = OthersJointly::default();
+        let mut joint = JointLoad::default();
         for (_, lane) in lanes.iter().enumerate().filter(|(i, lane)| *i != own && lane.sequences > 0) {
             other_rows += lane.sequences * (1 + lane.k + lane.num_leaves);
             sequences += lane.sequences;
@@ -97,7 +97,7 @@ impl Load {
             context: lanes[own].context,
             takes_trees: false,
             others,
-            joint: joint.at_one_of(targets, draft_sequences),
+            joint: joint.per_target(targets, draft_sequences),
         }
     }
 }

@@ -2,11 +2,11 @@
 //! its rows. No lookup draft is used if the round that the sequence would run otherwise has a higher
 //! throughput.
 
-use super::{DraftLength, Load, WORTHWHILE};
-use crate::cost::{Forward, WorkerCost};
+use super::{DraftLength, Load, MIN_GAIN};
+use crate::cost::{ForwardShape, WorkerCost};
 
 /// Lengths and numbers of leaves that are compared; values in between differ little.
-pub(crate) const LENGTHS: [u32; 10] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
+pub(crate) const COMPARED_LENGTHS: [u32; 10] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
 
 /// Number of tokens of a lookup draft to verify.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -33,31 +33,31 @@ impl DraftLength {
             |k: u32| (prices.round(0, 1.0 + f64::from(k)).verify_us * self.residuals.factor(0)).max(1.0);
         let plain = 1.0 / round_us(0);
         let drafted = self.outlook.get(self.k as usize).filter(|at| asks_worker && at.k > 0);
-        let rival = drafted
+        let baseline = drafted
             .map_or(plain, |at| plain.max(at.expected_tokens / (at.draft_wait_us + at.verify_us).max(1.0)));
         let pace = |k: u32| (1.0 + reached[..k as usize].iter().sum::<f64>()) / round_us(k);
-        let fits = |k: &u32| *k as usize <= reached.len() && self.leaves_others_alone(*k, load, target);
-        let best = LENGTHS
+        let fits = |k: &u32| *k as usize <= reached.len() && self.spares_other_lanes(*k, load, target);
+        let best = COMPARED_LENGTHS
             .into_iter()
             .filter(fits)
             .map(|k| (pace(k), k))
             .max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-        let (pace, num_draft_tokens) = best.filter(|(pace, _)| *pace > rival * (1.0 + WORTHWHILE))?;
+        let (pace, num_draft_tokens) = best.filter(|(pace, _)| *pace > baseline * (1.0 + MIN_GAIN))?;
         Some(LookupLength { num_draft_tokens, tokens_per_second: pace * 1e6 })
     }
 
     /// Whether `k` rows of one sequence delay lanes that share its target by no more than is allowed.
-    fn leaves_others_alone(&self, k: u32, load: &Load, target: &WorkerCost) -> bool {
+    fn spares_other_lanes(&self, k: u32, load: &Load, target: &WorkerCost) -> bool {
         if load.other_sequences == 0 {
             return true;
         }
         let sequences = f64::from(load.sequences + load.other_sequences);
         let forward_us = |k: u32| {
             let rows = f64::from(load.sequences + load.other_rows + k);
-            target.forward_micros(Forward { rows, sequences, context: load.context })
+            target.forward_us(ForwardShape { rows, sequences, context: load.context })
         };
         let plain_us = forward_us(0);
-        (forward_us(k) - plain_us) / load.others.round_us.max(plain_us) <= WORTHWHILE
+        (forward_us(k) - plain_us) / load.others.round_us.max(plain_us) <= MIN_GAIN
     }
 }
 
@@ -112,7 +112,7 @@ mod tests {
         for _ in 0..200 {
             lane.choose(Load::alone(1, 100.0), &target, &draft);
             lane.observe_proposal(8, 8);
-            lane.observe_verdict(8, 6);
+            lane.observe_verification(8, 6);
         }
         let poor = chances(0.6);
         let chosen =

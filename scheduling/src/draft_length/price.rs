@@ -3,21 +3,21 @@
 
 use super::Load;
 use crate::batch::groups::round_us;
-use crate::cost::{Forward, WorkerCost};
+use crate::cost::{ForwardShape, WorkerCost};
 
 /// Iterations for the number of groups that a draft worker drafts for at once and the time that this takes.
-const PASSES: u32 = 3;
+const ITERATIONS: u32 = 3;
 
 /// Mean wait for the current draft step to end, as a share of a draft step.
-const BOUNDARY: f64 = 0.5;
+const STEP_BOUNDARY_WAIT: f64 = 0.5;
 
 /// A draft that returns later than this share of a forward after a forward began has missed it. Before that
 /// it may still catch it, because forward times vary.
-const MISSED: f64 = 0.2;
+const MISSED_SHARE: f64 = 0.2;
 
 /// Maximum share of a forward that a drafted round waits for another lane's drafted round to end. Drafts that
 /// return together share a forward.
-const IN_THE_WAY: f64 = 0.5;
+const MAX_BLOCKED_SHARE: f64 = 0.5;
 
 /// Price of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -65,7 +65,7 @@ impl Price {
 
 /// Inputs of the price.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Prices<'a> {
+pub(super) struct RoundPricer<'a> {
     pub(super) load: &'a Load,
     /// Maximum number of alternating groups of sequences.
     pub(super) groups_max: u32,
@@ -73,7 +73,7 @@ pub(super) struct Prices<'a> {
     pub(super) draft: &'a WorkerCost,
 }
 
-impl Prices<'_> {
+impl RoundPricer<'_> {
     /// Price of a round at `k`, in which each sequence has `rows_each` rows in the verify step.
     ///
     /// A lane's sequences alternate in groups, one drafting while another is verified, in the number of
@@ -83,7 +83,7 @@ impl Prices<'_> {
     pub(super) fn round(&self, k: u32, rows_each: f64) -> Price {
         if k == 0 {
             let forward_us = self.forward_us(f64::from(self.load.sequences.max(1)), rows_each);
-            let verify_us = round_us(1, self.target.wire_micros(), forward_us);
+            let verify_us = round_us(1, self.target.wire_us(), forward_us);
             return Price { draft_us: 0.0, verify_us, forwards: Forwards::each(forward_us) };
         }
         let most = self.groups_max.min(self.load.sequences.max(1));
@@ -93,7 +93,7 @@ impl Prices<'_> {
 
     /// Price of a round in the number of groups that results from this number of the lane's sequences per
     /// forward. With other lanes at the target that number is unknown.
-    pub(super) fn round_among(&self, forward_sequences: u32, k: u32, rows_each: f64) -> Price {
+    pub(super) fn round_by_group_size(&self, forward_sequences: u32, k: u32, rows_each: f64) -> Price {
         if k == 0 || self.load.other_sequences > 0 {
             return self.round(k, rows_each);
         }
@@ -105,12 +105,12 @@ impl Prices<'_> {
     /// lanes, whose rounds are independent, and prompts.
     fn forward_us(&self, sequences: f64, rows_each: f64) -> f64 {
         let Load { other_rows, other_sequences, context, .. } = *self.load;
-        let forward = Forward {
+        let forward = ForwardShape {
             rows: sequences * rows_each + f64::from(other_rows),
             sequences: sequences + f64::from(other_sequences),
             context,
         };
-        self.target.forward_micros(forward) + self.target.prompts.added_us()
+        self.target.forward_us(forward) + self.target.prompts.added_us()
     }
 
     /// Price of a round of a lane whose sequences are split into `num_groups` alternating groups.
@@ -124,15 +124,17 @@ impl Prices<'_> {
         let num_workers = (f64::from(load.sequences) / at_worker).max(1.0);
         let groups_at_worker = (groups / num_workers).max(1.0);
         // Groups that draft at the same time share forwards, and begin when one ends.
-        let mut at_once = 1.0_f64;
+        let mut concurrent_groups = 1.0_f64;
         let mut found = Price::default();
-        for _ in 0..PASSES {
-            let step = draft.step_micros((at_worker * at_once / groups_at_worker).max(1.0), load.context);
-            let steps = draft.drafted_ahead.forwards(k) + BOUNDARY * (at_once - 1.0).min(1.0);
-            let draft_us = draft.wire_micros() + steps * step;
+        for _ in 0..ITERATIONS {
+            let step =
+                draft.step_us((at_worker * concurrent_groups / groups_at_worker).max(1.0), load.context);
+            let steps =
+                draft.drafted_ahead.forwards(k) + STEP_BOUNDARY_WAIT * (concurrent_groups - 1.0).min(1.0);
+            let draft_us = draft.wire_us() + steps * step;
             let (round_us, forwards) =
-                self.at_target(num_groups, draft_us, verify_us, step * self.others_apart(k));
-            at_once = (groups_at_worker * steps * step / round_us).clamp(1.0, groups_at_worker);
+                self.at_target(num_groups, draft_us, verify_us, step * self.draft_offset_steps(k));
+            concurrent_groups = (groups_at_worker * steps * step / round_us).clamp(1.0, groups_at_worker);
             found = Price { draft_us, verify_us: round_us - draft_us, forwards };
         }
         found
@@ -140,15 +142,15 @@ impl Prices<'_> {
 
     /// Time of a whole round, and the target's forwards during it. Inputs are the time of its draft, the
     /// verify time of one group, and how far apart the drafts of other lanes return.
-    fn at_target(&self, num_groups: u32, draft_us: f64, verify_us: f64, apart_us: f64) -> (f64, Forwards) {
-        let wire_us = self.target.wire_micros();
+    fn at_target(&self, num_groups: u32, draft_us: f64, verify_us: f64, offset_us: f64) -> (f64, Forwards) {
+        let wire_us = self.target.wire_us();
         let away_us = draft_us + wire_us;
         if self.load.other_sequences == 0 {
             return (round_us(num_groups, away_us, verify_us), Forwards::each(verify_us));
         }
         if self.load.other_plain_sequences == 0 {
-            let in_the_way_us = apart_us.min(IN_THE_WAY * verify_us);
-            return (round_us(num_groups, away_us + in_the_way_us, verify_us), Forwards::each(verify_us));
+            let blocked_us = offset_us.min(MAX_BLOCKED_SHARE * verify_us);
+            return (round_us(num_groups, away_us + blocked_us, verify_us), Forwards::each(verify_us));
         }
         // Plain steps of other lanes follow each other without a pause, so a draft waits for the next forward
         // to begin.
@@ -164,7 +166,7 @@ impl Prices<'_> {
     }
 
     /// Mean difference, in draft steps, between the drafts of other lanes and those at `k`.
-    fn others_apart(&self, k: u32) -> f64 {
+    fn draft_offset_steps(&self, k: u32) -> f64 {
         let rows_each = f64::from(self.load.other_rows) / f64::from(self.load.other_sequences.max(1));
         (rows_each - f64::from(k + 1)).abs()
     }
@@ -183,7 +185,7 @@ impl Prices<'_> {
 /// Number of consecutive forwards that begin within `time`, in forward times. A draft that is slightly late
 /// may still catch the last.
 fn forwards_begun(time: f64) -> f64 {
-    time.floor() + (time.fract() / MISSED).min(1.0)
+    time.floor() + (time.fract() / MISSED_SHARE).min(1.0)
 }
 
 #[cfg(test)]
@@ -207,7 +209,7 @@ mod tests {
     }
 
     fn round_us(load: &Load, target: &WorkerCost, k: u32) -> f64 {
-        Prices { load, groups_max: 4, target, draft: &flat(4_000) }.round(k, f64::from(k + 1)).round_us()
+        RoundPricer { load, groups_max: 4, target, draft: &flat(4_000) }.round(k, f64::from(k + 1)).round_us()
     }
 
     #[test]
@@ -223,13 +225,17 @@ mod tests {
     #[test]
     fn a_round_is_priced_in_the_groups_that_it_went_in() {
         let (load, target, draft) = (load(0, 0), flat(10_000), flat(4_000));
-        let prices = Prices { load: &load, groups_max: 4, target: &target, draft: &draft };
-        let round_us = |forward_sequences| prices.round_among(forward_sequences, 1, 2.0).round_us();
+        let prices = RoundPricer { load: &load, groups_max: 4, target: &target, draft: &draft };
+        let round_us = |forward_sequences| prices.round_by_group_size(forward_sequences, 1, 2.0).round_us();
         // One group of eight drafts for 4 ms. Two groups wait for each other's forwards, and so do four or
         // more.
         assert_eq!([8, 7, 4, 2, 1].map(round_us), [14_000.0, 14_000.0, 20_000.0, 40_000.0, 40_000.0]);
         assert_eq!(prices.round(1, 2.0).round_us(), 14_000.0);
-        assert_eq!(prices.round_among(4, 0, 1.0), prices.round(0, 1.0), "plain rounds run in one group");
+        assert_eq!(
+            prices.round_by_group_size(4, 0, 1.0),
+            prices.round(0, 1.0),
+            "plain rounds run in one group"
+        );
     }
 
     #[test]

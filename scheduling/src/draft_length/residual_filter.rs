@@ -9,7 +9,7 @@
 //! appropriate amount.
 
 /// Smallest ratio of measured to priced time.
-const LEAST_FACTOR: f64 = 0.1;
+const MIN_FACTOR: f64 = 0.1;
 
 /// Uncertainty of prices, relative to the price.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -94,7 +94,7 @@ impl ResidualFilter {
 
     /// Ratio of round times at `k` to their price.
     pub(super) fn factor(&self, k: u32) -> f64 {
-        (1.0 + self.mean[k as usize]).max(LEAST_FACTOR)
+        (1.0 + self.mean[k as usize]).max(MIN_FACTOR)
     }
 }
 

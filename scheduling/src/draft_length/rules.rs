@@ -15,7 +15,7 @@ pub(super) const SUPPLY_MEMORY: u64 = 16;
 /// Minimum relative gain of a change. It covers the cost of changing k, when sequences with the old and the
 /// new k wait for each other for one or two lane rounds, and that of replacing a round by a lookup draft.
 /// Also the maximum delay that a lookup draft may cause to another lane.
-pub(super) const WORTHWHILE: f64 = 0.02;
+pub(super) const MIN_GAIN: f64 = 0.02;
 
 /// Maximum saved credit for probes, in rounds.
 pub(super) const PROBE_CREDIT_MAX: f64 = 4.0;
@@ -28,7 +28,7 @@ pub struct Rules {
     /// Minimum relative gain of a change of k.
     pub hysteresis: f64,
     /// Minimum relative gain until the last change has been measured.
-    pub rash_hysteresis: f64,
+    pub unconfirmed_hysteresis: f64,
     /// Lane rounds after a change that are not measured. Sequences that began before it delay the others, and
     /// after a change to k = 0 those that drafted have to join those that did not. Then the same number of
     /// lane rounds is measured before the next change.
@@ -52,8 +52,8 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             prior_acceptance: 0.6,
-            hysteresis: WORTHWHILE,
-            rash_hysteresis: 0.1,
+            hysteresis: MIN_GAIN,
+            unconfirmed_hysteresis: 0.1,
             settling_lane_rounds: 4,
             others_delay_max: 0.0,
             probe_share: 0.015,

@@ -119,11 +119,11 @@ impl Run {
             if k > 0 {
                 self.lane.observe_proposal(k, k);
             }
-            self.lane.observe_verdict(k, accepted);
+            self.lane.observe_verification(k, accepted);
             self.lane.observe_round(&round, &self.target, &self.draft);
         }
         for agreement in self.agreements.iter_mut().filter(|_| k == 0) {
-            let (positions, accepted) = agreement.next(world.chance.next() < world.acceptance);
+            let (positions, accepted) = agreement.advance(world.chance.next() < world.acceptance);
             self.lane.observe_agreement(positions, accepted);
         }
         let tokens = world.goodput(k) * world.round_micros(k).0 + world.goodput(k) * world.round_micros(k).1;
@@ -305,7 +305,7 @@ fn rows_that_would_slow_other_lanes_down_are_not_free() {
         };
         for _ in 0..100 {
             let k = run.lane.choose(load, &run.target, &run.draft).num_draft_tokens;
-            run.lane.observe_verdict(k, k);
+            run.lane.observe_verification(k, k);
         }
         ks.push(run.lane.k);
     }
@@ -332,7 +332,7 @@ fn beside_each_other<const N: usize>(num_right: [u32; N], micros_a_row: f64) -> 
             let k = lanes[own].choose(load, &target, &draft).num_draft_tokens;
             let right = num_right[own];
             lanes[own].observe_agreement(k..k + 1, u32::from(k < right));
-            lanes[own].observe_verdict(k, k.min(right));
+            lanes[own].observe_verification(k, k.min(right));
         }
     }
     lanes.map(|lane| lane.k)
@@ -371,7 +371,7 @@ fn a_draft_worker_that_seldom_proposes_is_not_taken_for_one_that_is_wrong() {
         run.lane.choose(load, &run.target, &run.draft);
         let supplied = if round % 4 == 0 { 3 } else { 0 };
         run.lane.observe_proposal(3, supplied);
-        run.lane.observe_verdict(supplied, supplied);
+        run.lane.observe_verification(supplied, supplied);
     }
     let explanation = run.lane.explain();
     assert!(explanation.acceptance[0] > 0.9, "{:?}", explanation.acceptance);
@@ -395,7 +395,7 @@ fn drafting_rounds(lane_rounds: u64, is_late: impl Fn(u64) -> bool) -> Vec<u64> 
             }
             let supplied = if is_late(lane_round) { 0 } else { k };
             run.lane.observe_proposal(k, supplied);
-            run.lane.observe_verdict(supplied, supplied);
+            run.lane.observe_verification(supplied, supplied);
         }
         if run.lane.explain().k > 0 {
             drafting.push(lane_round);

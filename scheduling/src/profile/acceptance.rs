@@ -2,7 +2,7 @@
 //! can be simulated.
 
 use super::raw::RawAcceptance;
-use super::{ProfileError, at_least_zero, fraction};
+use super::{ProfileError, fraction, non_negative};
 use speculation::spec::lane_number;
 
 /// Acceptance schedule of a profile.
@@ -63,7 +63,7 @@ impl Acceptance {
         let mut entries: Vec<Entry> = Vec::with_capacity(raw.len());
         for (i, entry) in raw.into_iter().enumerate() {
             let field = |name: &str| format!("acceptance[{i}].{name}");
-            at_least_zero(&field("from_s"), entry.from_s)?;
+            non_negative(&field("from_s"), entry.from_s)?;
             if entry.by_position.is_empty() {
                 return Err(ProfileError::value(
                     field("by_position"),

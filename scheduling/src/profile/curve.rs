@@ -2,8 +2,8 @@
 //! rate for prompt rows.
 
 use super::raw::RawStep;
-use super::{PROFILED_CONTEXTS, ProfileError, at_least_zero, between};
-use crate::batch::ROUND_CONTEXT;
+use super::{PROFILED_CONTEXTS, ProfileError, between, non_negative};
+use crate::batch::MAX_ROUND_CONTEXT;
 use crate::cost::{PROFILED_ROWS, StepTimePoint, StepTimes};
 
 /// Contents of one forward.
@@ -29,7 +29,7 @@ impl ForwardRows {
     /// Adds a sequence with `context` context ids and `tail` rows after them; `holds` is its number of KV
     /// tokens afterwards.
     pub fn add(&mut self, (context, tail): (u32, u32), holds: u32) {
-        if context > ROUND_CONTEXT {
+        if context > MAX_ROUND_CONTEXT {
             self.prefill_rows += context;
         } else {
             self.rows += context;
@@ -115,8 +115,8 @@ impl StepCurve {
             }
         }
         between(&format!("{role}.step.stair_rows"), raw.stair_rows, (1, 4_096))?;
-        at_least_zero(&format!("{role}.step.kv_us_per_token"), raw.kv_us_per_token)?;
-        at_least_zero(&format!("{role}.step.kv_us_per_row_token"), raw.kv_us_per_row_token)?;
+        non_negative(&format!("{role}.step.kv_us_per_token"), raw.kv_us_per_token)?;
+        non_negative(&format!("{role}.step.kv_us_per_row_token"), raw.kv_us_per_row_token)?;
         if !raw.prefill_tokens_per_second.is_finite() || raw.prefill_tokens_per_second <= 0.0 {
             let fault = format!("is {}, expected more than 0", raw.prefill_tokens_per_second);
             return Err(ProfileError::value(format!("{role}.step.prefill_tokens_per_second"), fault));

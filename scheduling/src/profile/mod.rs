@@ -71,16 +71,16 @@ pub struct Profile {
     /// Maximum relative deviation of a forward's time from its curve, evenly distributed.
     pub noise: f64,
     /// The target workers.
-    pub target: Pool,
+    pub target: PoolProfile,
     /// The draft workers.
-    pub draft: Pool,
+    pub draft: PoolProfile,
     /// Acceptance of drafts.
     pub acceptance: Acceptance,
 }
 
 /// Workers of one role, all equal.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Pool {
+pub struct PoolProfile {
     /// Description of the hardware.
     pub device: String,
     /// Number of workers.
@@ -119,7 +119,7 @@ impl raw::RawProfile {
         between("vocab_size", self.vocab_size, (VOCAB_SIZE_MIN, VOCAB_SIZE_MAX))?;
         between("max_model_len", self.max_model_len, (1, u32::MAX))?;
         fraction("noise", self.noise)?;
-        at_least_zero("wire_us", self.wire_us)?;
+        non_negative("wire_us", self.wire_us)?;
         Ok(Profile {
             name: self.name,
             vocab_size: self.vocab_size,
@@ -134,7 +134,7 @@ impl raw::RawProfile {
 }
 
 impl raw::RawPool {
-    fn check(self, role: &str) -> Result<Pool, ProfileError> {
+    fn check(self, role: &str) -> Result<PoolProfile, ProfileError> {
         between(&format!("{role}.workers"), self.workers, (1, WORKERS_MAX))?;
         // A verify step is never split, so one with the longest draft must fit.
         between(
@@ -146,7 +146,7 @@ impl raw::RawPool {
         if self.kv_blocks == 0 {
             return Err(ProfileError::value(format!("{role}.kv_blocks"), "is 0, expected at least 1"));
         }
-        Ok(Pool {
+        Ok(PoolProfile {
             device: self.device,
             workers: self.workers,
             max_batch_rows: self.max_batch_rows,
@@ -171,7 +171,7 @@ fn fraction(field: &str, value: f64) -> Result<(), ProfileError> {
     Err(ProfileError::value(field, format!("is {value}, expected 0 to 1")))
 }
 
-fn at_least_zero(field: &str, value: f64) -> Result<(), ProfileError> {
+fn non_negative(field: &str, value: f64) -> Result<(), ProfileError> {
     if value.is_finite() && value >= 0.0 {
         return Ok(());
     }

@@ -13,11 +13,11 @@ use speculation::{
 };
 
 use super::text::{NUM_SIBLINGS, SyntheticText};
-use super::{Pool, Profile};
-use crate::batch::Share;
+use super::{PoolProfile, Profile};
+use crate::batch::StepChunk;
 
-/// Surprise of every token, and the margins of the candidates: those from which [`speculation::tree`] predicts
-/// the rates of the bundled pair at T = 1, by rank.
+/// Surprise of every token, and the margins of the candidates: those from which [`speculation::tree`]
+/// predicts the rates of the bundled pair at T = 1, by rank.
 const SURPRISE: f64 = 0.5;
 const MARGINS: [f64; 1 + NUM_SIBLINGS] = [0.0, 0.465, 0.868, 1.191, 1.55, 1.817, 1.976, 2.459];
 
@@ -30,7 +30,7 @@ pub struct SyntheticModel {
 
 /// State of a step in progress, updated by the model.
 #[derive(Debug)]
-pub struct StepUnderWay<'a> {
+pub struct StepInProgress<'a> {
     /// The step.
     pub step: &'a Step,
     /// The cached part of its sequence.
@@ -38,7 +38,7 @@ pub struct StepUnderWay<'a> {
     /// Number of context ids that have run.
     pub context_done: &'a mut usize,
     /// Tokens drafted so far.
-    pub guesses: &'a mut Draft,
+    pub drafted: &'a mut Draft,
     /// For each context id except the first, whether the model would have drawn it.
     pub agreed: &'a mut Vec<bool>,
 }
@@ -60,7 +60,7 @@ impl SyntheticModel {
     }
 
     /// The pool of its role.
-    pub fn pool(&self) -> &Pool {
+    pub fn pool(&self) -> &PoolProfile {
         match self.role {
             Role::Draft => &self.profile.draft,
             Role::Target => &self.profile.target,
@@ -69,52 +69,52 @@ impl SyntheticModel {
 
     /// Processes a share of the step that ran, `seconds` after the start. Returns the answer, or `None` if
     /// the step needs another forward. After an answer only the ids of the cached sequence are still needed.
-    pub fn advance(&self, at: &mut StepUnderWay<'_>, share: &Share, seconds: f64) -> Option<ReplyBody> {
-        *at.context_done += share.context as usize;
-        if !share.ends_context {
+    pub fn advance(&self, at: &mut StepInProgress<'_>, chunk: &StepChunk, seconds: f64) -> Option<ReplyBody> {
+        *at.context_done += chunk.context as usize;
+        if !chunk.ends_context {
             return None;
         }
         let spec = Arc::clone(at.cached.spec().expect("an admitted step has a spec"));
-        let say = Sayings { model: self, spec: &spec, seconds };
+        let outputs = SequenceOutputs { model: self, spec: &spec, seconds };
         // In the first forward that ends the context nothing has been drafted yet.
-        if self.role == Role::Draft && at.guesses.token_ids.is_empty() && at.step.is_comparable(&spec) {
-            *at.agreed = say.agreed(at.step);
+        if self.role == Role::Draft && at.drafted.token_ids.is_empty() && at.step.is_comparable(&spec) {
+            *at.agreed = outputs.agreed(at.step);
         }
         match &at.step.work {
             Work::Feed => Some(ReplyBody::Fed { cached_len: at.step.start(), prompt_logprobs: None }),
             Work::Verify { draft } => {
-                let span = say.verify(at.step.start(), draft);
+                let span = outputs.verify(at.step.start(), draft);
                 at.cached.append(&span.token_ids[..span.num_accepted as usize]);
                 Some(ReplyBody::Span(span))
             }
             Work::Propose { num_draft_tokens, .. } => {
-                at.cached.append(at.guesses.token_ids.last().map_or(&[], std::slice::from_ref));
-                say.guess_next((at.step.start(), *num_draft_tokens), &mut at.guesses.token_ids);
-                say.proposal(at)
+                at.cached.append(at.drafted.token_ids.last().map_or(&[], std::slice::from_ref));
+                outputs.draft_next((at.step.start(), *num_draft_tokens), &mut at.drafted.token_ids);
+                outputs.proposal(at)
             }
         }
     }
 
     /// Answers a step whose tokens were computed before it arrived.
-    pub fn resume(&self, at: &mut StepUnderWay<'_>, seconds: f64) -> Option<ReplyBody> {
+    pub fn resume(&self, at: &mut StepInProgress<'_>, seconds: f64) -> Option<ReplyBody> {
         let spec = Arc::clone(at.cached.spec().expect("an admitted step has a spec"));
-        Sayings { model: self, spec: &spec, seconds }.proposal(at)
+        SequenceOutputs { model: self, spec: &spec, seconds }.proposal(at)
     }
 
     /// The model's candidates for each position of a chain, the chain's token first.
     pub fn candidates(&self, spec: &SequenceSpec, start: u32, chain: &[TokenId]) -> Vec<Candidates> {
-        Sayings { model: self, spec, seconds: 0.0 }.candidates(start, chain)
+        SequenceOutputs { model: self, spec, seconds: 0.0 }.candidates(start, chain)
     }
 }
 
 /// The model's outputs for one sequence at one time.
-struct Sayings<'a> {
+struct SequenceOutputs<'a> {
     model: &'a SyntheticModel,
     spec: &'a SequenceSpec,
     seconds: f64,
 }
 
-impl Sayings<'_> {
+impl SequenceOutputs<'_> {
     fn text(&self) -> SyntheticText {
         let SequenceSpec { seed, choice, .. } = *self.spec;
         SyntheticText { seed, choice, vocab_size: self.model.profile.vocab_size }
@@ -130,7 +130,7 @@ impl Sayings<'_> {
         let text = self.text();
         let mut in_a_row = 0;
         let agrees = |(position, id): (u32, &TokenId)| {
-            let agrees = text.guess(position, self.rate(in_a_row)) == *id;
+            let agrees = text.draft_token(position, self.rate(in_a_row)) == *id;
             in_a_row = if agrees { in_a_row + 1 } else { 0 };
             agrees
         };
@@ -166,25 +166,25 @@ impl Sayings<'_> {
     }
 
     /// Adds a drafted token, as a draft worker's model does.
-    fn guess_next(&self, (start, k): (u32, u32), guesses: &mut Vec<TokenId>) {
+    fn draft_next(&self, (start, k): (u32, u32), drafted: &mut Vec<TokenId>) {
         if k > 0 {
-            let rate = self.rate(guesses.len());
-            guesses.push(self.text().guess(start + guesses.len() as u32, rate));
+            let rate = self.rate(drafted.len());
+            drafted.push(self.text().draft_token(start + drafted.len() as u32, rate));
         }
     }
 
     /// Returns the proposal if it is complete.
-    fn proposal(&self, at: &StepUnderWay<'_>) -> Option<ReplyBody> {
+    fn proposal(&self, at: &StepInProgress<'_>) -> Option<ReplyBody> {
         let Work::Propose { num_draft_tokens, num_tree_tokens } = at.step.work else { return None };
-        let (start, guesses) = (at.step.start(), &at.guesses.token_ids);
-        let num_guessed = guesses.len() as u32;
-        let stopped = guesses.last().is_some_and(|id| self.spec.stop_token_ids.contains(id));
-        if num_guessed < num_draft_tokens && !stopped && start + num_guessed < self.spec.max_len {
+        let (start, drafted) = (at.step.start(), &at.drafted.token_ids);
+        let num_drafted = drafted.len() as u32;
+        let stopped = drafted.last().is_some_and(|id| self.spec.stop_token_ids.contains(id));
+        if num_drafted < num_draft_tokens && !stopped && start + num_drafted < self.spec.max_len {
             return None;
         }
         let draft = match num_tree_tokens > num_draft_tokens {
-            true => with_leaves(&self.candidates(start, guesses), num_tree_tokens as usize),
-            false => at.guesses.clone(),
+            true => with_leaves(&self.candidates(start, drafted), num_tree_tokens as usize),
+            false => at.drafted.clone(),
         };
         Some(ReplyBody::Proposal(Proposal { start, draft }))
     }

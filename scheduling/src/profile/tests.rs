@@ -113,7 +113,11 @@ fn faults_are_named_with_field_and_limit() {
     check("[0.8, 0.5]", "[1.5]", &["acceptance[0].by_position[0] is 1.5"]);
     check("[0.8, 0.5]", "[]", &["acceptance[0].by_position is empty"]);
     check("from_s = 10", "from_s = 0", &["acceptance[1].from_s", "later"]);
-    check("by_position = [0.8, 0.5]", "from_s = 1\nby_position = [0.8]", &["acceptance lacks an entry"]);
+    check(
+        "by_position = [0.8, 0.5]",
+        "from_s = 1\nby_position = [0.8]",
+        &["acceptance lacks the default: an entry"],
+    );
 }
 
 #[test]
@@ -127,9 +131,10 @@ fn a_text_is_a_function_of_seed_choice_and_position() {
     assert!(differs(SyntheticText { seed: 8, ..text }) > 1_900);
     assert!(differs(SyntheticText { choice: 1, ..text }) > 1_900);
     for rate in [0.0, 0.3, 0.8, 1.0] {
-        let right = (0..2_000).filter(|&position| text.guess(position, rate) == text.token(position)).count();
+        let right =
+            (0..2_000).filter(|&position| text.draft_token(position, rate) == text.token(position)).count();
         assert!((right as f64 / 2_000.0 - rate).abs() < 0.04, "{rate}: {right} of 2000");
-        assert!((0..2_000).all(|position| (RESERVED_IDS..1_024).contains(&text.guess(position, rate))));
+        assert!((0..2_000).all(|position| (RESERVED_IDS..1_024).contains(&text.draft_token(position, rate))));
     }
 }
 

@@ -49,7 +49,7 @@ impl SyntheticText {
     }
 
     /// The token that a draft proposes at `position`; correct with probability `rate`.
-    pub fn guess(&self, position: u32, rate: f64) -> TokenId {
+    pub fn draft_token(&self, position: u32, rate: f64) -> TokenId {
         let token = self.token(position);
         if unit(self.hash(position, Purpose::Guess)) < rate {
             return token;

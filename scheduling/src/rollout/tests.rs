@@ -24,19 +24,23 @@ fn pairs(sequences: u64, gains: &[i64]) -> PairedScore {
 #[test]
 fn a_better_draft_is_promoted_and_a_worse_one_taken_back() {
     for (sequences, gains, slowdown, verdict, ends) in [
-        (40, &[1, 0, 1][..], None, Verdict::Better, Some(Stage::Promoted)),
-        (40, &[1, 0, 1][..], Some(1.2), Verdict::Better, Some(Stage::Promoted)),
-        (40, &[1, 0, 1][..], Some(1.3), Verdict::BetterAndSlower, None),
-        (40, &[-1, 0, -1][..], None, Verdict::Worse, Some(Stage::RolledBack)),
-        (40, &[1, -1][..], None, Verdict::Undecided, None),
-        (40, &[0][..], None, Verdict::Undecided, None),
-        (19, &[1, 0, 1][..], None, Verdict::Undecided, None),
+        (40, &[1, 0, 1][..], None, RolloutVerdict::Better, Some(RolloutStage::Promoted)),
+        (40, &[1, 0, 1][..], Some(1.2), RolloutVerdict::Better, Some(RolloutStage::Promoted)),
+        (40, &[1, 0, 1][..], Some(1.3), RolloutVerdict::BetterAndSlower, None),
+        (40, &[-1, 0, -1][..], None, RolloutVerdict::Worse, Some(RolloutStage::RolledBack)),
+        (40, &[1, -1][..], None, RolloutVerdict::Undecided, None),
+        (40, &[0][..], None, RolloutVerdict::Undecided, None),
+        (19, &[1, 0, 1][..], None, RolloutVerdict::Undecided, None),
     ] {
         let mut rollout = Rollout::new(settings(0.5));
         let label = format!("{sequences} sequences that gain {gains:?}, slowdown {slowdown:?}");
-        assert_eq!(rollout.look(&pairs(sequences, gains), slowdown), ends, "{label}");
+        assert_eq!(rollout.evaluate(&pairs(sequences, gains), slowdown), ends, "{label}");
         let report = rollout.report(PairedReport::default(), slowdown);
-        assert_eq!((report.verdict, report.stage), (verdict, ends.unwrap_or(Stage::Canary)), "{label}");
+        assert_eq!(
+            (report.verdict, report.stage),
+            (verdict, ends.unwrap_or(RolloutStage::Canary)),
+            "{label}"
+        );
         assert_eq!(
             report.paired.drafts > 0,
             ends.is_some(),
@@ -54,28 +58,28 @@ fn a_gain_below_the_margin_promotes_nothing() {
         sums.add(Pair { shadow: 2, serving: 2 });
         score.add(&sums);
     }
-    assert_eq!(Rollout::new(settings(0.5)).look(&score, None), None);
+    assert_eq!(Rollout::new(settings(0.5)).evaluate(&score, None), None);
     let mut lenient = settings(0.5);
     lenient.rules.margin = 0.01;
-    assert_eq!(Rollout::new(lenient).look(&score, None), Some(Stage::Promoted));
+    assert_eq!(Rollout::new(lenient).evaluate(&score, None), Some(RolloutStage::Promoted));
 }
 
 #[test]
 fn without_a_share_or_by_an_operators_word_evidence_only_speaks() {
     for settings in [settings(0.0), RolloutSettings { decides: false, ..settings(0.5) }] {
         let mut rollout = Rollout::new(settings);
-        assert_eq!(rollout.look(&pairs(40, &[1]), None), None);
-        assert_eq!((rollout.verdict, rollout.stage()), (Verdict::Better, Stage::Canary));
+        assert_eq!(rollout.evaluate(&pairs(40, &[1]), None), None);
+        assert_eq!((rollout.verdict, rollout.stage()), (RolloutVerdict::Better, RolloutStage::Canary));
     }
 }
 
 #[test]
 fn evidence_is_looked_at_when_it_has_doubled() {
     let mut rollout = Rollout::new(settings(0.5));
-    assert_eq!(rollout.look(&pairs(22, &[1, -1]), None), None);
-    assert_eq!(rollout.look(&pairs(43, &[1]), None), None, "860 drafts are fewer than twice 440");
-    assert_eq!(rollout.look(&pairs(44, &[1]), None), Some(Stage::Promoted));
-    assert_eq!(rollout.look(&pairs(400, &[-1]), None), None, "the rollout has ended");
+    assert_eq!(rollout.evaluate(&pairs(22, &[1, -1]), None), None);
+    assert_eq!(rollout.evaluate(&pairs(43, &[1]), None), None, "860 drafts are fewer than twice 440");
+    assert_eq!(rollout.evaluate(&pairs(44, &[1]), None), Some(RolloutStage::Promoted));
+    assert_eq!(rollout.evaluate(&pairs(400, &[-1]), None), None, "the rollout has ended");
 }
 
 #[test]
@@ -85,31 +89,31 @@ fn a_candidate_that_serves_badly_is_taken_back_whatever_shadows_say() {
     };
     let mut rollout = Rollout::new(settings(0.5));
     serve("old", &mut rollout, 12);
-    assert_eq!(rollout.look(&PairedScore::default(), None), None);
+    assert_eq!(rollout.evaluate(&PairedScore::default(), None), None);
     serve("new", &mut rollout, 8);
-    assert_eq!(rollout.look(&pairs(40, &[1]), None), Some(Stage::RolledBack));
+    assert_eq!(rollout.evaluate(&pairs(40, &[1]), None), Some(RolloutStage::RolledBack));
     let report = rollout.report(PairedReport::default(), None);
     assert_eq!((report.candidate_acceptance, report.other_acceptance), (Some(0.425), Some(0.625)));
     let mut rollout = Rollout::new(settings(0.5));
     serve("old", &mut rollout, 12);
     serve("new", &mut rollout, 12);
-    assert_eq!(rollout.look(&PairedScore::default(), None), None);
+    assert_eq!(rollout.evaluate(&PairedScore::default(), None), None);
 }
 
 #[test]
 fn each_stage_says_who_serves_whom() {
     let (in_share, outside) =
-        (0..1_000).map(SequenceId).partition::<Vec<_>, _>(|id| is_chosen(*id, 0.3, "canary"));
+        (0..1_000).map(SequenceId).partition::<Vec<_>, _>(|id| is_sampled(*id, 0.3, "canary"));
     assert!((250..350).contains(&in_share.len()), "{} of 1000", in_share.len());
     assert!(
-        (0..1_000).map(SequenceId).all(|id| is_chosen(id, 1.0, "canary") && !is_chosen(id, 0.0, "canary"))
+        (0..1_000).map(SequenceId).all(|id| is_sampled(id, 1.0, "canary") && !is_sampled(id, 0.0, "canary"))
     );
-    let larger = |id: &SequenceId| is_chosen(*id, 0.4, "canary");
+    let larger = |id: &SequenceId| is_sampled(*id, 0.4, "canary");
     assert!(in_share.iter().all(larger), "a larger share contains the smaller one");
-    let others = in_share.iter().filter(|id| is_chosen(**id, 0.3, "shadow")).count();
+    let others = in_share.iter().filter(|id| is_sampled(**id, 0.3, "shadow")).count();
     assert!((40..150).contains(&others), "{others} of {}: purposes are independent", in_share.len());
 
-    use Preference::{First, Second};
+    use Preference::{Fallback, Primary};
     let rollout = |stage| {
         let mut rollout = Rollout::new(settings(0.3));
         rollout.end(stage);
@@ -118,12 +122,13 @@ fn each_stage_says_who_serves_whom() {
     // The worker; then its preferences without a rollout, in a canary inside and outside of the share,
     // promoted, rolled back.
     for (worker, expected) in [
-        (("old", false), [Some(First), Some(Second), Some(First), Some(Second), Some(First)]),
-        (("new", false), [Some(First), Some(First), None, Some(First), None]),
-        (("new", true), [None, Some(First), None, Some(First), None]),
+        (("old", false), [Some(Primary), Some(Fallback), Some(Primary), Some(Fallback), Some(Primary)]),
+        (("new", false), [Some(Primary), Some(Primary), None, Some(Primary), None]),
+        (("new", true), [None, Some(Primary), None, Some(Primary), None]),
         (("other", true), [None; 5]),
     ] {
-        let [canary, promoted, back] = [Stage::Canary, Stage::Promoted, Stage::RolledBack].map(rollout);
+        let [canary, promoted, back] =
+            [RolloutStage::Canary, RolloutStage::Promoted, RolloutStage::RolledBack].map(rollout);
         let preferences = [
             preference(None, worker, outside[0]),
             preference(Some(&canary), worker, in_share[0]),

@@ -7,7 +7,7 @@ use speculation::{Reply, Role, SequenceId};
 
 use super::cached_prompt::CachedPrompt;
 use super::events::{CommittedRound, SpeculationUsage, WorkerKey};
-use super::lanes::{Joined, SequenceLengths};
+use super::lanes::{LaneRef, SequenceLengths};
 use super::lookup::{LookupDraft, Lookups};
 use super::policy::SpeculationRequest;
 use super::shadows::Trial;
@@ -21,7 +21,7 @@ use crate::placement::PrefixMarks;
 pub(super) struct ActiveSequence {
     pub(super) id: SequenceId,
     pub(super) sequence: Sequence,
-    pub(super) lane: Joined,
+    pub(super) lane: LaneRef,
     pub(super) speculation: SpeculationRequest,
     /// Key for fair queueing: the API key, or one derived from a gateway's fairness id.
     pub(super) api_key: u64,
@@ -38,14 +38,14 @@ pub(super) struct ActiveSequence {
     /// Sources of lookup drafts.
     pub(super) lookups: Lookups,
     /// Lookup draft of the round that is about to begin.
-    pub(super) looked_up: Option<LookupDraft>,
+    pub(super) lookup_draft: Option<LookupDraft>,
     /// Outstanding request to the draft worker.
-    pub(super) asked: Option<Asked>,
+    pub(super) pending_proposal: Option<PendingProposal>,
     pub(super) submitted_at: Duration,
     /// When the current wait for a target began.
     pub(super) waiting_since: Duration,
     /// When the wait ends if no target serves the model.
-    pub(super) give_up_at: Duration,
+    pub(super) no_target_deadline: Duration,
     /// When the wait for the first target ends, if the request may expire.
     pub(super) expires_at: Option<Duration>,
     /// Number of sequences in the latest target forward, and in that of the latest round without prompt rows.
@@ -53,7 +53,7 @@ pub(super) struct ActiveSequence {
     /// Whether it lost its last target other than by preemption.
     pub(super) is_replay: bool,
     /// Set while a preemption is processed.
-    pub(super) gives_way: bool,
+    pub(super) is_preempted: bool,
     /// Time of its timer entry.
     pub(super) timer: Option<Duration>,
     pub(super) disabled_reason: Option<&'static str>,
@@ -67,7 +67,7 @@ pub(super) struct ActiveSequence {
 #[derive(Debug, Default)]
 pub(super) struct TargetFailures {
     /// Consecutive targets that were lost or left before they committed anything.
-    pub(super) in_a_row: u32,
+    pub(super) consecutive: u32,
     /// Target that it left last; other targets are preferred.
     pub(super) left: Option<WorkerKey>,
     /// Targets that refused it; they are not tried again.
@@ -79,7 +79,7 @@ pub(super) struct TargetFailures {
 impl TargetFailures {
     /// Whether the sequence itself may cause its targets to fail.
     pub(super) fn is_suspect(&self) -> bool {
-        self.in_a_row >= SUSPECT_AFTER
+        self.consecutive >= SUSPECT_AFTER
     }
 }
 
@@ -111,9 +111,9 @@ pub(super) struct Round {
     /// Source of its lookup draft, if it has one.
     pub(super) source: Option<LookupSource>,
     /// Whether it also sends a request to an unresponsive draft worker, without waiting for the proposal.
-    pub(super) is_probing: bool,
+    pub(super) is_health_probe: bool,
     /// Number of tokens requested from a draft worker whose proposal the round waits for.
-    pub(super) asked: u32,
+    pub(super) num_requested: u32,
     /// Whether the proposal missed its deadline.
     pub(super) is_late: bool,
     /// When verification was first requested.
@@ -122,7 +122,7 @@ pub(super) struct Round {
 
 /// An outstanding request to a draft worker.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked {
+pub(super) struct PendingProposal {
     /// Step sequence number.
     pub(super) step: u64,
     pub(super) at: Duration,
@@ -197,13 +197,14 @@ impl ActiveSequence {
 
     /// Time at which the sequence must be checked if nothing else happens to it.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        let waits_until = || self.expires_at.map_or(self.give_up_at, |at| at.min(self.give_up_at));
+        let waits_until =
+            || self.expires_at.map_or(self.no_target_deadline, |at| at.min(self.no_target_deadline));
         self.sequence.next_deadline().or_else(|| self.target.is_none().then(waits_until))
     }
 
     /// Whether it can use a draft worker.
-    pub(super) fn wants_draft(&self) -> bool {
-        !self.speculation.refuses_drafts() && self.sequence.draft_refusal().is_none()
+    pub(super) fn can_use_draft(&self) -> bool {
+        !self.speculation.disables_drafting() && self.sequence.draft_refusal().is_none()
     }
 }
 

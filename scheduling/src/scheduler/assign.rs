@@ -15,8 +15,8 @@ use super::events::{Command, Report, WorkerKey};
 use super::lanes::Lanes;
 use super::state::{QueueKey, SchedulerState, WaitKind};
 use super::targets::MAX_TARGETS_LOST;
-use super::timers::LATER;
-use super::workers::Wanted;
+use super::timers::TIMER_SLACK;
+use super::workers::PlacementRequest;
 use crate::fair_queue::Ticket;
 use crate::rollout::Preference;
 
@@ -28,15 +28,15 @@ impl Scheduler {
         }
         self.state.replay_at = None;
         let queues: Vec<QueueKey> = self.state.waiting.keys().cloned().collect();
-        let mut held_up = None;
+        let mut blocked_model = None;
         for key in &queues {
             // A replay that finds no capacity blocks new sequences of its model; otherwise long replays would
             // starve.
-            if key.kind == WaitKind::Ordinary && held_up == Some(&key.model) {
+            if key.kind == WaitKind::Ordinary && blocked_model == Some(&key.model) {
                 continue;
             }
-            if self.serve_queue(key) == Some(Taken::NoCapacity) && key.kind == WaitKind::Replay {
-                held_up = Some(&key.model);
+            if self.serve_queue(key) == Some(AssignOutcome::NoCapacity) && key.kind == WaitKind::Replay {
+                blocked_model = Some(&key.model);
             }
         }
         self.state.waiting.retain(|_, queue| !queue.is_empty());
@@ -45,30 +45,30 @@ impl Scheduler {
 
     /// Serves a queue until it is empty or its head gets nothing. No sequence overtakes the head, which would
     /// starve long sequences. Returns the outcome for the head where serving stopped.
-    fn serve_queue(&mut self, key: &QueueKey) -> Option<Taken> {
+    fn serve_queue(&mut self, key: &QueueKey) -> Option<AssignOutcome> {
         loop {
             let id = self.state.waiting.get(key).and_then(|queue| queue.peek(self.state.now)).copied()?;
             // The sequence may have ended, or got its target through an earlier entry.
             let active = self.sequences.get_mut(&id).filter(|active| active.target.is_none());
-            let taken = active.map(|active| self.state.take_target_within_budget(active));
-            if matches!(taken, Some(Taken::NoCapacity | Taken::OverBudget)) {
-                return taken;
+            let outcome = active.map(|active| self.state.try_assign_target_within_budget(active));
+            if matches!(outcome, Some(AssignOutcome::NoCapacity | AssignOutcome::OverBudget)) {
+                return outcome;
             }
-            self.served(key, id, taken);
+            self.finish_turn(key, id, outcome);
         }
     }
 
     /// Records the turn of a queue's head.
-    fn served(&mut self, key: &QueueKey, id: SequenceId, taken: Option<Taken>) {
+    fn finish_turn(&mut self, key: &QueueKey, id: SequenceId, outcome: Option<AssignOutcome>) {
         let now = self.state.now;
         if let Some(queue) = self.state.waiting.get_mut(key) {
-            queue.pop(now, taken == Some(Taken::Target));
+            queue.pop(now, outcome == Some(AssignOutcome::Assigned));
         }
-        match taken {
-            Some(Taken::Target) => self.drive(id, Event::Assigned(Role::Target)),
-            Some(Taken::Refused) => self.fail_unserved(id),
-            Some(Taken::Unserved) => self.state.unserved.push(id),
-            Some(Taken::NoCapacity | Taken::OverBudget) | None => {}
+        match outcome {
+            Some(AssignOutcome::Assigned) => self.drive(id, Event::Assigned(Role::Target)),
+            Some(AssignOutcome::Refused) => self.fail_unserved(id),
+            Some(AssignOutcome::Unserved) => self.state.unserved.push(id),
+            Some(AssignOutcome::NoCapacity | AssignOutcome::OverBudget) | None => {}
         }
     }
 
@@ -77,7 +77,7 @@ impl Scheduler {
     pub(super) fn assign_draft(&mut self, id: SequenceId) {
         let Some(active) = self.sequences.get_mut(&id) else { return };
         let event = match active.worker(Role::Draft) {
-            None => self.state.take_draft(active, None).then_some(Event::Assigned(Role::Draft)),
+            None => self.state.try_assign_draft(active, None).then_some(Event::Assigned(Role::Draft)),
             Some(key) => self.state.has_better_draft(active, key).then_some(Event::GiveUp(Role::Draft)),
         };
         if let Some(event) = event {
@@ -88,9 +88,9 @@ impl Scheduler {
 
 /// Outcome of a turn at the head of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Taken {
+enum AssignOutcome {
     /// It got a target.
-    Target,
+    Assigned,
     /// It stays in the queue: every eligible target is full.
     NoCapacity,
     /// It stays in the queue: the replay budget is used up.
@@ -106,7 +106,7 @@ impl SchedulerState {
     /// Starts a sequence's wait for a target.
     pub(super) fn wait_for_target(&mut self, active: &mut ActiveSequence) {
         active.waiting_since = self.now;
-        active.give_up_at = self.now + self.config.target_wait;
+        active.no_target_deadline = self.now + self.config.target_wait;
         self.timers.arm(active);
         self.enqueue(active);
     }
@@ -133,21 +133,21 @@ impl SchedulerState {
     /// targets that could serve it are full.
     pub(super) fn expired(&self, active: &mut ActiveSequence) -> Option<Duration> {
         active.expires_at.filter(|at| *at <= self.now)?;
-        if self.workers.could_serve(&wanted(self.now, &self.lanes, active, None)) {
+        if self.workers.could_serve(&placement_request(self.now, &self.lanes, active, None)) {
             return Some(self.now.saturating_sub(active.submitted_at));
         }
         // It waits for a target to appear, which has a separate limit.
-        active.expires_at = Some(self.now + LATER);
+        active.expires_at = Some(self.now + TIMER_SLACK);
         None
     }
 
     /// Returns whether a sequence may keep waiting. A started sequence may wait for capacity without limit,
     /// and any sequence up to `target_wait` for a target that can serve it.
     pub(super) fn may_keep_waiting(&self, active: &mut ActiveSequence) -> bool {
-        if self.workers.could_serve(&wanted(self.now, &self.lanes, active, None)) {
-            active.give_up_at = self.now + self.config.target_wait;
+        if self.workers.could_serve(&placement_request(self.now, &self.lanes, active, None)) {
+            active.no_target_deadline = self.now + self.config.target_wait;
         }
-        self.now < active.give_up_at
+        self.now < active.no_target_deadline
     }
 
     /// Handles the loss of a sequence's worker of this role.
@@ -159,7 +159,7 @@ impl SchedulerState {
             }
         }
         if role == Role::Draft {
-            self.end_service(active);
+            self.credit_serving_draft(active);
         }
         let lost = active.reservation_mut(role).take().map(|reservation| {
             let key = reservation.key;
@@ -167,50 +167,50 @@ impl SchedulerState {
             key
         });
         match role {
-            Role::Target if active.failures.in_a_row >= MAX_TARGETS_LOST => {
+            Role::Target if active.failures.consecutive >= MAX_TARGETS_LOST => {
                 self.quarantine(active);
                 follow_ups.push_back(Event::Cancel);
             }
             Role::Target => {
                 active.failures.left = lost;
-                active.is_replay = !active.gives_way;
+                active.is_replay = !active.is_preempted;
                 self.wait_for_target(active);
             }
             Role::Draft => {
-                active.asked = None;
-                if self.take_draft(active, lost) {
+                active.pending_proposal = None;
+                if self.try_assign_draft(active, lost) {
                     follow_ups.push_back(Event::Assigned(Role::Draft));
                 }
             }
         }
     }
 
-    fn take_target_within_budget(&mut self, active: &mut ActiveSequence) -> Taken {
+    fn try_assign_target_within_budget(&mut self, active: &mut ActiveSequence) -> AssignOutcome {
         if !active.is_replay {
-            return self.take_target(active);
+            return self.try_assign_target(active);
         }
         let model = active.lane.key.model.clone();
         let rate = f64::from(self.config.replay_ids_per_second) * f64::from(self.workers.num_targets(&model));
         let next = self.replays.get(&model).map_or(self.now, |budget| budget.next_at(self.now, rate));
         if next > self.now {
             self.replay_at = Some(self.replay_at.map_or(next, |at| at.min(next)));
-            return Taken::OverBudget;
+            return AssignOutcome::OverBudget;
         }
-        let taken = self.take_target(active);
-        if taken == Taken::Target && rate > 0.0 {
+        let outcome = self.try_assign_target(active);
+        if outcome == AssignOutcome::Assigned && rate > 0.0 {
             self.replays.entry(model).or_default().take(self.now, active.len(), rate);
         }
-        taken
+        outcome
     }
 
-    fn take_target(&mut self, active: &mut ActiveSequence) -> Taken {
+    fn try_assign_target(&mut self, active: &mut ActiveSequence) -> AssignOutcome {
         let Self { workers, lanes, now, .. } = self;
-        let wanted = wanted(*now, lanes, active, active.failures.left);
-        let Some(reservation) = workers.reserve_target(&wanted, active.numerics_id.as_deref()) else {
-            return match workers.could_serve(&wanted) || !workers.is_served(wanted.model) {
-                true => Taken::NoCapacity,
-                false if active.output_len() == 0 && !wanted.refused_by.is_empty() => Taken::Refused,
-                false => Taken::Unserved,
+        let request = placement_request(*now, lanes, active, active.failures.left);
+        let Some(reservation) = workers.reserve_target(&request, active.numerics_id.as_deref()) else {
+            return match workers.could_serve(&request) || !workers.is_served(request.model) {
+                true => AssignOutcome::NoCapacity,
+                false if active.output_len() == 0 && !request.refused_by.is_empty() => AssignOutcome::Refused,
+                false => AssignOutcome::Unserved,
             };
         };
         let numerics_id = workers.get(reservation.key).map(|worker| worker.info.numerics_id.clone());
@@ -232,26 +232,27 @@ impl SchedulerState {
             (active.sequence.spec().priority, self.now.saturating_sub(active.waiting_since));
         self.target_waits.observe(priority, waited);
         self.commands.push(Command::Report(Report::TargetAssigned { priority, waited }));
-        Taken::Target
+        AssignOutcome::Assigned
     }
 
-    fn take_draft(&mut self, active: &mut ActiveSequence, avoid: Option<WorkerKey>) -> bool {
-        let Some(target) = active.worker(Role::Target).filter(|_| active.wants_draft()) else {
+    fn try_assign_draft(&mut self, active: &mut ActiveSequence, avoid: Option<WorkerKey>) -> bool {
+        let Some(target) = active.worker(Role::Target).filter(|_| active.can_use_draft()) else {
             return false;
         };
-        let wanted = wanted(self.now, &self.lanes, active, avoid);
-        active.draft = self.workers.reserve_draft(&wanted, target);
+        let request = placement_request(self.now, &self.lanes, active, avoid);
+        active.draft = self.workers.reserve_draft(&request, target);
         active.draft.is_some()
     }
 
     /// Returns whether the draft worker has been unresponsive for so long that a prefill at a responsive one
     /// pays off.
     fn has_better_draft(&self, active: &ActiveSequence, key: WorkerKey) -> bool {
-        if !self.workers.get(key).is_some_and(|worker| worker.health.is_given_up(self.now)) {
+        if !self.workers.get(key).is_some_and(|worker| worker.health.should_reassign(self.now)) {
             return false;
         }
         let Some(target) = active.worker(Role::Target) else { return false };
-        let best = self.workers.best_draft(&wanted(self.now, &self.lanes, active, Some(key)), target);
+        let best =
+            self.workers.best_draft(&placement_request(self.now, &self.lanes, active, Some(key)), target);
         best.and_then(|key| self.workers.get(key)).is_some_and(|worker| !worker.health.is_out())
     }
 
@@ -259,8 +260,8 @@ impl SchedulerState {
     /// capacity.
     pub(super) fn has_preferred_draft(&self, active: &ActiveSequence) -> bool {
         let Some(target) = active.worker(Role::Target) else { return false };
-        let best = self.workers.best_draft(&wanted(self.now, &self.lanes, active, None), target);
-        best.is_some_and(|key| self.workers.preference_at(key, active.id) == Some(Preference::First))
+        let best = self.workers.best_draft(&placement_request(self.now, &self.lanes, active, None), target);
+        best.is_some_and(|key| self.workers.preference_at(key, active.id) == Some(Preference::Primary))
     }
 
     /// Grows the reservations of a sequence whose step was answered, if it has outgrown them.
@@ -268,18 +269,18 @@ impl SchedulerState {
         let len = active.len();
         let shadow = active.trial.reservation_mut();
         for reservation in active.target.iter_mut().chain(&mut active.draft).chain(shadow) {
-            self.capacity_changed |= self.workers.grow(reservation, len);
+            self.capacity_changed |= self.workers.grow_reservation(reservation, len);
         }
     }
 }
 
-pub(super) fn wanted<'a>(
+pub(super) fn placement_request<'a>(
     now: Duration,
     lanes: &Lanes,
     active: &'a ActiveSequence,
     avoid: Option<WorkerKey>,
-) -> Wanted<'a> {
-    Wanted {
+) -> PlacementRequest<'a> {
+    PlacementRequest {
         id: active.id,
         model: &active.lane.key.model,
         task_type: &active.lane.key.task_type,

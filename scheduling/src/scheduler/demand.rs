@@ -10,7 +10,7 @@ use super::pairing;
 use super::state::SchedulerState;
 use super::workers::Worker;
 use crate::cost::WorkerCost;
-use crate::pool_size::{Demand, Supply, Wanted, wanted};
+use crate::pool_size::{CurrentPools, Demand, DesiredWorkers, desired_workers};
 
 /// Demand on the pools of one model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -40,21 +40,26 @@ impl SchedulerState {
         let is_target = |worker: &&Worker| worker.info.role == Role::Target && worker.info.model_id == model;
         let targets: Vec<&Worker> = self.workers.values().filter(is_target).collect();
         let sequences = self.lanes.sequences_of(model);
-        let wanted = match targets.first() {
-            Some(first) => self.wanted(model, (sequences, &targets), first),
+        let desired = match targets.first() {
+            Some(first) => self.desired_workers(model, (sequences, &targets), first),
             // Nothing is known about the speed without a target, so ask for one.
-            None => Wanted { targets: f64::from(sequences.min(1)), drafts: 0.0 },
+            None => DesiredWorkers { targets: f64::from(sequences.min(1)), drafts: 0.0 },
         };
         PoolDemand {
             model: model.to_owned(),
             sequences,
             target_workers: targets.len() as u32,
-            wanted_target_workers: wanted.targets,
-            wanted_draft_workers: wanted.drafts,
+            wanted_target_workers: desired.targets,
+            wanted_draft_workers: desired.drafts,
         }
     }
 
-    fn wanted(&self, model: &str, (sequences, targets): (u32, &[&Worker]), first: &Worker) -> Wanted {
+    fn desired_workers(
+        &self,
+        model: &str,
+        (sequences, targets): (u32, &[&Worker]),
+        first: &Worker,
+    ) -> DesiredWorkers {
         let count = targets.len() as f64;
         let running: u32 = targets.iter().map(|target| target.load).sum();
         let reserved: u64 = targets.iter().map(|target| target.blocks().1).sum();
@@ -62,7 +67,7 @@ impl SchedulerState {
         let each = reserved as f64 / f64::from(running.max(1));
         let waiting = f64::from(sequences.saturating_sub(running));
         let demand = Demand { sequences: f64::from(sequences), kv_blocks: reserved as f64 + waiting * each };
-        let supply = Supply {
+        let supply = CurrentPools {
             targets: count,
             drafts: self.workers.serving_drafts().count() as f64,
             kv_blocks_each: targets.iter().map(|target| target.info.kv_blocks as f64).sum::<f64>() / count,
@@ -72,15 +77,15 @@ impl SchedulerState {
             // The cost of a draft worker is unknown until one connects, so ask for one.
             let may_draft = self.lanes.policy().max_draft_tokens > 0;
             let alone = |sequences: f64, _: f64| {
-                self.lanes.promise(model, (sequences, 0.0), (&first.cost, &first.cost))
+                self.lanes.predict_throughput(model, (sequences, 0.0), (&first.cost, &first.cost))
             };
             let drafts = if may_draft { f64::from(sequences.min(1)) } else { 0.0 };
-            return Wanted { drafts, ..wanted(demand, supply, &alone) };
+            return DesiredWorkers { drafts, ..desired_workers(demand, supply, &alone) };
         };
         let speed = |sequences: f64, drafts: f64| {
-            self.lanes.promise(model, (sequences, drafts), (&first.cost, draft))
+            self.lanes.predict_throughput(model, (sequences, drafts), (&first.cost, draft))
         };
-        wanted(demand, supply, &speed)
+        desired_workers(demand, supply, &speed)
     }
 
     /// Cost of a draft worker that fits this target: a connected one, or else the last one that was

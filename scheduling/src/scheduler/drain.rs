@@ -10,10 +10,10 @@ use super::events::{Command, Drain, Report, WorkerKey};
 
 impl Scheduler {
     /// A worker announced that it is about to stop.
-    pub(super) fn drains_itself(&mut self, key: WorkerKey) {
+    pub(super) fn on_worker_draining(&mut self, key: WorkerKey) {
         let Some(worker) = self.state.workers.get_mut(key) else { return };
-        if !std::mem::replace(&mut worker.draining.by_itself, true) {
-            self.give_nothing_new(key);
+        if !std::mem::replace(&mut worker.draining.by_worker, true) {
+            self.start_draining(key);
         }
     }
 
@@ -22,15 +22,15 @@ impl Scheduler {
         let changed = self.state.workers.drain(drain);
         for &key in &changed {
             match drain.is_draining {
-                true => self.give_nothing_new(key),
-                false => self.give_again(key),
+                true => self.start_draining(key),
+                false => self.resume_assignments(key),
             }
         }
         if drain.is_draining && drain.moves_sequences {
             let there = |worker: &&super::workers::Worker| worker.info.address == drain.address;
             let keys: Vec<WorkerKey> =
                 self.state.workers.values().filter(there).map(|worker| worker.key).collect();
-            keys.into_iter().for_each(|key| self.move_from(key));
+            keys.into_iter().for_each(|key| self.move_sequences_from(key));
         }
     }
 
@@ -38,13 +38,13 @@ impl Scheduler {
     pub(super) fn set_listed(&mut self, key: WorkerKey, is_listed: bool) {
         if self.state.workers.set_listed(key, is_listed) {
             match is_listed {
-                true => self.give_again(key),
-                false => self.give_nothing_new(key),
+                true => self.resume_assignments(key),
+                false => self.start_draining(key),
             }
         }
     }
 
-    fn give_nothing_new(&mut self, key: WorkerKey) {
+    fn start_draining(&mut self, key: WorkerKey) {
         let Some(worker) = self.state.workers.get(key) else { return };
         let report = Report::WorkerDraining { worker: key, sequences: worker.load };
         self.state.commands.push(Command::Report(report));
@@ -57,8 +57,8 @@ impl Scheduler {
         self.drop_shadows_at(key);
     }
 
-    fn give_again(&mut self, key: WorkerKey) {
-        if self.state.workers.get(key).is_some_and(|worker| !worker.draining.is_on()) {
+    fn resume_assignments(&mut self, key: WorkerKey) {
+        if self.state.workers.get(key).is_some_and(|worker| !worker.draining.is_active()) {
             self.state.commands.push(Command::Report(Report::WorkerUndrained(key)));
             self.state.capacity_changed = true;
             self.requeue_unserved();

@@ -12,7 +12,7 @@ use super::lanes::{LaneId, LaneKey};
 use super::policy::SpeculationRequest;
 use crate::cost::StepTimePoint;
 use crate::lookup_rates::LookupSource;
-use crate::rollout::{RolloutOrder, Stage};
+use crate::rollout::{RolloutOrder, RolloutStage};
 
 /// Identifies one connection to one worker. A worker that reconnects has a new key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -191,7 +191,7 @@ pub enum Command {
     /// The sequence is complete, and the scheduler dropped it.
     Finish(SequenceId, FinishReason, SpeculationUsage),
     /// The sequence failed, and the scheduler dropped it.
-    Fail(SequenceId, Failure),
+    Fail(SequenceId, SequenceFailure),
     /// For metrics and logs.
     Report(Report),
 }
@@ -213,7 +213,7 @@ pub struct CommittedRound {
 
 /// Why a sequence failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Failure {
+pub enum SequenceFailure {
     /// Every target refused it.
     Refused(String),
     /// No target serves its model.
@@ -268,7 +268,7 @@ pub enum Report {
         waited: Duration,
     },
     /// An unresponsive draft worker answers again.
-    DraftWorkerAnswers(WorkerKey),
+    DraftWorkerRecovered(WorkerKey),
     /// A target does not answer; its sequences move to other targets that can serve them.
     TargetSilent {
         /// The worker.
@@ -279,7 +279,7 @@ pub enum Report {
         moved: usize,
     },
     /// Sequences move away from a target that does not answer or that an operator drains.
-    Moved {
+    SequencesMoved {
         /// The worker.
         from: WorkerKey,
         /// Number of sequences.
@@ -295,7 +295,7 @@ pub enum Report {
     /// A worker that an operator drained gets new sequences again.
     WorkerUndrained(WorkerKey),
     /// An unresponsive target answers again.
-    TargetAnswers(WorkerKey),
+    TargetRecovered(WorkerKey),
     /// A sequence failed at a target.
     TargetFailed {
         /// The worker.
@@ -306,7 +306,7 @@ pub enum Report {
         is_opened: bool,
     },
     /// A lost worker's sequences are replayed at other workers.
-    Replayed {
+    SequencesReplayed {
         /// Role of the lost worker.
         role: Role,
         /// Its address.
@@ -348,7 +348,7 @@ pub enum Report {
         /// Its draft.
         draft: String,
         /// Its new stage.
-        stage: Stage,
+        stage: RolloutStage,
         /// Sequences that moved to other draft workers.
         moved: usize,
     },

@@ -4,10 +4,10 @@ use speculation::sequence::Commit;
 use speculation::tree::Judged;
 use speculation::{Reply, ReplyBody, Role};
 
-use super::active::{ActiveSequence, Asked};
+use super::active::{ActiveSequence, PendingProposal};
 use super::events::{Command, Report, StepTiming, WorkerKey};
 use super::state::SchedulerState;
-use crate::cost::{Forward, micros};
+use crate::cost::{ForwardShape, micros};
 use crate::draft_length::RoundTimes;
 
 impl SchedulerState {
@@ -15,14 +15,14 @@ impl SchedulerState {
     /// other rows.
     pub(super) fn on_timing(&mut self, key: WorkerKey, timing: &StepTiming) {
         let round_rows = timing.rows.saturating_sub(timing.prefill_rows);
-        let is_telling = round_rows > 0 && timing.sequences > 0;
-        let Some(worker) = self.workers.get_mut(key).filter(|_| is_telling) else { return };
-        let forward = Forward::measured(round_rows, timing.sequences, timing.kv_tokens);
+        let is_informative = round_rows > 0 && timing.sequences > 0;
+        let Some(worker) = self.workers.get_mut(key).filter(|_| is_informative) else { return };
+        let forward = ForwardShape::measured(round_rows, timing.sequences, timing.kv_tokens);
         if timing.prefill_rows == 0 {
             worker.cost.observe_forward(forward, timing.compute);
             worker.cost.prompts.observe(None);
         } else {
-            let added_us = micros(timing.compute) - worker.cost.forward_micros(forward);
+            let added_us = micros(timing.compute) - worker.cost.forward_us(forward);
             worker.cost.prompts.observe(Some(added_us));
         }
     }
@@ -38,41 +38,44 @@ impl SchedulerState {
             active.forward_sequences[0] = timing.sequences;
         }
         let round = active.round;
-        let (asked_at, forwards) = match role {
+        let (requested_at, forwards) = match role {
             Role::Draft => {
                 if worker.health.is_out() {
-                    self.commands.push(Command::Report(Report::DraftWorkerAnswers(key)));
+                    self.commands.push(Command::Report(Report::DraftWorkerRecovered(key)));
                 }
                 worker.health.answered(now);
-                let Some(asked) = active.asked.take_if(|asked| is_proposal_of(reply, asked)) else { return };
-                worker.cost.drafted_ahead.observe(reply.num_ahead, asked.num_draft_tokens);
+                let Some(pending) = active.pending_proposal.take_if(|pending| is_proposal_of(reply, pending))
+                else {
+                    return;
+                };
+                worker.cost.drafted_ahead.observe(reply.num_ahead, pending.num_draft_tokens);
                 // Tokens drafted ahead would make the proposal look too fast.
                 if reply.num_ahead == 0 {
-                    worker.health.observe(now.saturating_sub(asked.at), asked.predicted);
+                    worker.health.observe(now.saturating_sub(pending.at), pending.predicted);
                 }
                 if !active.sequence.is_drafting() {
                     return;
                 }
-                (asked.at, asked.num_draft_tokens.saturating_sub(reply.num_ahead))
+                (pending.at, pending.num_draft_tokens.saturating_sub(reply.num_ahead))
             }
             Role::Target if !round.has_prompt => (round.verify_at.unwrap_or(now), 1),
             Role::Target => return,
         };
         let worked = timing.queue.saturating_add(timing.compute.saturating_mul(forwards));
-        worker.cost.observe_wire(now.saturating_sub(asked_at), worked);
+        worker.cost.observe_wire(now.saturating_sub(requested_at), worked);
     }
 
     /// Learns which of the committed tokens a draft worker would have drawn.
     pub(super) fn on_agreement(&mut self, active: &mut ActiveSequence, role: Role, reply: &Reply) {
         if role == Role::Draft && active.sequence.awaits(role, reply) {
-            for (positions, accepted) in active.agreement.told(&reply.agreed) {
+            for (positions, accepted) in active.agreement.observe_reported(&reply.agreed) {
                 self.lanes.on_agreement(active.lane.id, positions, accepted);
             }
         }
     }
 
     /// Records a proposal request to a draft worker.
-    pub(super) fn on_proposal_asked(
+    pub(super) fn on_proposal_requested(
         &mut self,
         active: &mut ActiveSequence,
         step: u64,
@@ -82,32 +85,32 @@ impl SchedulerState {
             Some(predicted) if num_draft_tokens == active.round.chosen => predicted,
             _ => self.predicted_proposal(active, num_draft_tokens),
         };
-        active.asked = Some(Asked { step, at: self.now, num_draft_tokens, predicted });
-        if !active.round.is_probing {
-            active.round.asked = num_draft_tokens;
+        active.pending_proposal = Some(PendingProposal { step, at: self.now, num_draft_tokens, predicted });
+        if !active.round.is_health_probe {
+            active.round.num_requested = num_draft_tokens;
         }
     }
 
     /// Records that verification was requested, with `supplied` drafted tokens.
-    pub(super) fn on_verify_asked(&mut self, active: &mut ActiveSequence, supplied: u32) {
+    pub(super) fn on_verify_requested(&mut self, active: &mut ActiveSequence, supplied: u32) {
         if active.round.verify_at.is_some() {
             return;
         }
         active.round.verify_at = Some(self.now);
-        if active.round.asked > 0 {
-            self.lanes.on_proposal(active.lane.id, active.round.asked, supplied);
+        if active.round.num_requested > 0 {
+            self.lanes.on_proposal(active.lane.id, active.round.num_requested, supplied);
         }
     }
 
     /// Records that a proposal missed its deadline.
     pub(super) fn on_late_draft(&mut self, active: &ActiveSequence) {
-        let (now, asked_at) = (self.now, active.asked.map(|asked| asked.at));
-        let Some(asked_at) = asked_at else { return };
+        let (now, requested_at) = (self.now, active.pending_proposal.map(|pending| pending.at));
+        let Some(requested_at) = requested_at else { return };
         let Some(worker) = active.worker(Role::Draft).and_then(|key| self.workers.get_mut(key)) else {
             return;
         };
-        if worker.health.missed(asked_at, now) {
-            let report = Report::DraftWorkerSilent { worker: worker.key, waited: now - asked_at };
+        if worker.health.deadline_missed(requested_at, now) {
+            let report = Report::DraftWorkerSilent { worker: worker.key, waited: now - requested_at };
             self.commands.push(Command::Report(report));
         }
     }
@@ -118,20 +121,20 @@ impl SchedulerState {
         let now = self.now;
         let (lane, round) = (active.lane.id, active.round);
         // A lookup draft tells nothing about the lane's draft worker.
-        let told = if round.source.is_some() { Judged::default() } else { commit.judged };
+        let evidence = if round.source.is_some() { Judged::default() } else { commit.judged };
         // Acceptance by position is that of a chain; in a tree, that of the first children.
-        let (judged, accepted) = (told.num_positions, told.num_first);
-        self.lanes.on_verified(lane, &told, active.len());
-        active.agreement.judged(judged, accepted);
+        let (judged, accepted) = (evidence.num_positions, evidence.num_first);
+        self.lanes.on_verified(lane, &evidence, active.len());
+        active.agreement.on_verified(judged, accepted);
         active.trial.served(judged, accepted);
         let Some(verify_at) = round.verify_at else { return };
-        if round.has_prompt || round.asked != round.chosen || round.source.is_some() {
+        if round.has_prompt || round.num_requested != round.chosen || round.source.is_some() {
             return;
         }
         let (target, draft) = (active.worker(Role::Target), active.worker(Role::Draft));
-        let Some(workers) = self.workers.of_lane(&active.lane.key.model, target, draft) else { return };
+        let Some(workers) = self.workers.lane_workers(&active.lane.key.model, target, draft) else { return };
         let times = RoundTimes {
-            num_draft_tokens: round.asked,
+            num_draft_tokens: round.num_requested,
             draft_wait: verify_at.saturating_sub(round.begun_at),
             verify: now.saturating_sub(verify_at),
             committed: commit.token_ids.len() as u32,
@@ -152,6 +155,6 @@ pub(super) struct Answer<'a> {
     pub(super) timing: &'a StepTiming,
 }
 
-fn is_proposal_of(reply: &Reply, asked: &Asked) -> bool {
-    reply.step_seq == asked.step && matches!(reply.body, ReplyBody::Proposal(_))
+fn is_proposal_of(reply: &Reply, pending: &PendingProposal) -> bool {
+    reply.step_seq == pending.step && matches!(reply.body, ReplyBody::Proposal(_))
 }

@@ -13,12 +13,12 @@ use speculation::tree::Judged;
 use super::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use crate::cost::WorkerCost;
 use crate::draft_length::{
-    DraftLength, Explanation, Joint, LaneView, Load, LookupLength, Pace, RoundTimes, Rules,
+    DraftLength, Explanation, JointChoice, LaneView, Load, LookupLength, Pace, RoundTimes, Rules,
 };
 use crate::headroom::MeanRound;
 use crate::lookup_rates::{LookupRates, LookupSource};
-use crate::memory::MEMORY;
 use crate::output_length::OutputLengths;
+use crate::smoothing::EWMA_WINDOW;
 
 /// Maximum number of distinct lanes. Clients choose task types, so beyond this limit requests of new task
 /// types share the lane with an empty task type.
@@ -117,7 +117,7 @@ pub struct LookupExplanation {
 
 /// A sequence's workers, as needed to choose its draft length.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct WorkersOfLane<'a> {
+pub(super) struct LaneWorkers<'a> {
     pub(super) target: &'a WorkerCost,
     pub(super) draft: &'a WorkerCost,
     /// Number of targets that serve the model.
@@ -132,7 +132,7 @@ pub(super) struct WorkersOfLane<'a> {
 
 /// Draft length chosen for one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Chosen {
+pub(super) struct LaneChoice {
     pub(super) num_draft_tokens: u32,
     /// Maximum tokens of a tree; the draft is a chain unless this exceeds `num_draft_tokens`.
     pub(super) num_tree_tokens: u32,
@@ -142,7 +142,7 @@ pub(super) struct Chosen {
     pub(super) lane_draft_length: Option<u32>,
 }
 
-impl Chosen {
+impl LaneChoice {
     /// A draft length fixed by a request or the operator.
     pub(super) fn fixed(k: u32) -> Self {
         Self { num_draft_tokens: k, num_tree_tokens: 0, held_back: None, lane_draft_length: Some(k) }
@@ -187,7 +187,7 @@ struct Lane {
 
 /// The lane that a sequence joined.
 #[derive(Debug, Clone)]
-pub(super) struct Joined {
+pub(super) struct LaneRef {
     pub(super) id: LaneId,
     pub(super) key: Arc<LaneKey>,
     /// Whether the sequence opened the lane.
@@ -204,7 +204,7 @@ impl Lanes {
     }
 
     /// Adds a sequence to the lane of `key`, and opens that lane if it is new.
-    pub(super) fn join(&mut self, mut key: LaneKey) -> Joined {
+    pub(super) fn join(&mut self, mut key: LaneKey) -> LaneRef {
         if self.lanes.len() >= MAX_LANES && !self.ids.contains_key(&key) {
             key.task_type = String::new();
         }
@@ -212,7 +212,7 @@ impl Lanes {
         let id = known.unwrap_or_else(|| self.open(key));
         let lane = self.lane_mut(id);
         lane.sequences += 1;
-        Joined { id, key: Arc::clone(&lane.key), is_new: known.is_none() }
+        LaneRef { id, key: Arc::clone(&lane.key), is_new: known.is_none() }
     }
 
     fn open(&mut self, key: LaneKey) -> LaneId {
@@ -248,8 +248,8 @@ impl Lanes {
     }
 
     /// Chooses the draft length of the next round of one of the lane's sequences.
-    pub(super) fn choose(&mut self, id: LaneId, workers: &WorkersOfLane<'_>) -> Chosen {
-        let choice = match self.lane_mut(id).draft_length.choose_as_decided() {
+    pub(super) fn choose(&mut self, id: LaneId, workers: &LaneWorkers<'_>) -> LaneChoice {
+        let choice = match self.lane_mut(id).draft_length.next_in_lane_round() {
             Some(choice) => choice,
             None => {
                 let takes_trees = workers.max_tree_tokens > 0 && self.policy.tree_tokens == DraftTokens::Auto;
@@ -278,7 +278,7 @@ impl Lanes {
         let leaves =
             if choice.is_probe || num_draft_tokens == 0 { 0 } else { lane.draft_length.num_leaves() };
         let num_tree_tokens = (num_draft_tokens + leaves).min(workers.max_tree_tokens);
-        Chosen { num_draft_tokens, num_tree_tokens, held_back: lane.held_back, lane_draft_length }
+        LaneChoice { num_draft_tokens, num_tree_tokens, held_back: lane.held_back, lane_draft_length }
     }
 
     /// Load that a lane shares its workers with: the lanes of its model.
@@ -293,7 +293,7 @@ impl Lanes {
             .map(|(index, lane)| {
                 let pace = lane.draft_length.pace(lane.running);
                 let is_free = lane.held_back.is_none();
-                let joint = if is_free { lane.draft_length.joint() } else { Joint::HELD_BACK };
+                let joint = if is_free { lane.draft_length.joint() } else { JointChoice::HELD_BACK };
                 let num_leaves = if lane.k > 0 { lane.draft_length.num_leaves() } else { 0 };
                 let view = LaneView {
                     sequences: lane.running,
@@ -349,14 +349,14 @@ impl Lanes {
     /// Records the verification of one of the lane's sequences, whose length is now `len` ids.
     pub(super) fn on_verified(&mut self, id: LaneId, judged: &Judged, len: u32) {
         let lane = self.lane_mut(id);
-        lane.draft_length.observe_verdict(judged.num_positions, judged.num_first);
+        lane.draft_length.observe_verification(judged.num_positions, judged.num_first);
         lane.draft_length.observe_siblings(judged);
         let before = if lane.context_len > 0.0 { lane.context_len } else { f64::from(len) };
-        lane.context_len = before + (f64::from(len) - before) / MEMORY;
+        lane.context_len = before + (f64::from(len) - before) / EWMA_WINDOW;
     }
 
     /// Records the times of a round without prompt rows.
-    pub(super) fn on_round(&mut self, id: LaneId, round: &RoundTimes, workers: &WorkersOfLane<'_>) {
+    pub(super) fn on_round(&mut self, id: LaneId, round: &RoundTimes, workers: &LaneWorkers<'_>) {
         self.lane_mut(id).draft_length.observe_round(round, workers.target, workers.draft);
     }
 
@@ -384,8 +384,8 @@ impl Lanes {
     }
 
     /// Predicts the tokens per second that one target would commit under a load of sequences and draft
-    /// workers, for the mix of the busiest lanes; see [`DraftLength::promise`].
-    pub(super) fn promise(
+    /// workers, for the mix of the busiest lanes; see [`DraftLength::predict_throughput`].
+    pub(super) fn predict_throughput(
         &self,
         model: &str,
         load: (f64, f64),
@@ -396,8 +396,8 @@ impl Lanes {
         lanes.truncate(MIXED_LANES);
         let all: u32 = lanes.iter().map(|lane| lane.sequences).sum();
         let of_lane = |lane: &&Lane| {
-            let promise = lane.draft_length.promise(load, lane.context_len, (target, draft));
-            f64::from(lane.sequences) / f64::from(all) * promise
+            let throughput = lane.draft_length.predict_throughput(load, lane.context_len, (target, draft));
+            f64::from(lane.sequences) / f64::from(all) * throughput
         };
         lanes.iter().map(of_lane).sum()
     }

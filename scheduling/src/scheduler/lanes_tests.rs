@@ -27,19 +27,12 @@ fn lanes(policy: PolicyConfig) -> Lanes {
     Lanes::new(policy, Rules::default())
 }
 
-fn workers<'a>(target: &'a WorkerCost, draft: &'a WorkerCost) -> WorkersOfLane<'a> {
-    WorkersOfLane {
-        target,
-        draft,
-        num_targets: 1,
-        target_sequences: 2,
-        draft_sequences: 2,
-        max_tree_tokens: 0,
-    }
+fn workers<'a>(target: &'a WorkerCost, draft: &'a WorkerCost) -> LaneWorkers<'a> {
+    LaneWorkers { target, draft, num_targets: 1, target_sequences: 2, draft_sequences: 2, max_tree_tokens: 0 }
 }
 
 /// Runs 200 rounds that accept the tokens of `accepted` in a cycle.
-fn run(lanes: &mut Lanes, lane: LaneId, workers: &WorkersOfLane<'_>, accepted: &[u32]) -> Vec<Chosen> {
+fn run(lanes: &mut Lanes, lane: LaneId, workers: &LaneWorkers<'_>, accepted: &[u32]) -> Vec<LaneChoice> {
     let round = |i: usize| {
         let chosen = lanes.choose(lane, workers);
         let (k, accepted) = (chosen.num_draft_tokens, accepted[i % accepted.len()]);

@@ -10,7 +10,7 @@ use speculation::{Role, TokenId};
 
 use super::active::ActiveSequence;
 use super::state::SchedulerState;
-use crate::lookup_rates::{LookupRates, LookupSource, chances};
+use crate::lookup_rates::{LookupRates, LookupSource, reach_probabilities};
 
 /// The lookup sources of one sequence.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(super) struct LookupDraft {
 
 /// The alternative to a lookup draft: the round that was chosen.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rival {
+pub(super) struct BaselineRound {
     /// Whether it asks a draft worker for the lane's k.
     pub(super) asks_worker: bool,
     /// Maximum length of a draft.
@@ -51,17 +51,17 @@ impl Lookups {
     }
 
     /// Advances the sources over the committed ids and reports what each had predicted for them.
-    fn follow(&mut self, ids: &[TokenId], mut tell: impl FnMut(LookupSource, Expected)) {
+    fn follow(&mut self, ids: &[TokenId], mut report: impl FnMut(LookupSource, Expected)) {
         let Self { prediction, suffix, rates } = self;
-        let mut hear = |source: LookupSource, expected: Expected| {
+        let mut record = |source: LookupSource, expected: Expected| {
             rates[source as usize].observe(expected);
-            tell(source, expected);
+            report(source, expected);
         };
         if let Some(prediction) = prediction {
-            prediction.follow(ids, |expected| hear(LookupSource::Prediction, expected));
+            prediction.follow(ids, |expected| record(LookupSource::Prediction, expected));
         }
         if let Some(suffix) = suffix {
-            suffix.follow(ids, |expected| hear(LookupSource::Suffix, expected));
+            suffix.follow(ids, |expected| record(LookupSource::Suffix, expected));
         }
     }
 
@@ -77,31 +77,35 @@ impl SchedulerState {
     /// Updates the lookup sources after a commit.
     pub(super) fn follow_lookups(&mut self, active: &mut ActiveSequence) {
         let ids = active.sequence.ids();
-        if active.lookups.suffix.is_none() && self.looks_up_suffixes(active) {
+        if active.lookups.suffix.is_none() && self.uses_suffix_drafts(active) {
             active.lookups.suffix = Some(SuffixIndex::new(ids));
         }
         let (lane, lanes) = (active.lane.id, &mut self.lanes);
         active.lookups.follow(ids, |source, expected| lanes.on_expected(lane, source, expected));
     }
 
-    fn looks_up_suffixes(&self, active: &ActiveSequence) -> bool {
+    fn uses_suffix_drafts(&self, active: &ActiveSequence) -> bool {
         let policy = self.lanes.policy();
         let pinned = || policy.pinned_draft_tokens(&active.lane.key.task_type, &active.speculation);
         policy.suffix_drafts && pinned() != Some(0)
     }
 
     /// Returns the lookup draft that promises most, if one promises more than the round without it.
-    pub(super) fn choose_lookup(&self, active: &ActiveSequence, rival: Rival) -> Option<LookupDraft> {
+    pub(super) fn choose_lookup(
+        &self,
+        active: &ActiveSequence,
+        baseline: BaselineRound,
+    ) -> Option<LookupDraft> {
         let target = self.workers.get(active.worker(Role::Target)?)?;
         let (lane, ids) = (active.lane.id, active.sequence.ids());
         let num_targets = self.workers.num_targets(&active.lane.key.model);
-        let max_tokens = (rival.max_tokens as usize).min(MAX_DRAFT_TOKENS);
+        let max_tokens = (baseline.max_tokens as usize).min(MAX_DRAFT_TOKENS);
         let drafts = LookupSource::ALL.into_iter().filter_map(|source| {
             let mut found = active.lookups.find(source, ids, max_tokens)?;
             let rates = (self.lanes.lookup_rates(lane, source), &active.lookups.rates[source as usize]);
-            let reached = chances(source, rates, (found.match_len, found.token_ids.len()));
+            let reached = reach_probabilities(source, rates, (found.match_len, found.token_ids.len()));
             let target = (&target.cost, num_targets);
-            let length = self.lanes.choose_lookup(lane, &reached, target, rival.asks_worker)?;
+            let length = self.lanes.choose_lookup(lane, &reached, target, baseline.asks_worker)?;
             found.token_ids.truncate(length.num_draft_tokens as usize);
             Some((length.tokens_per_second, LookupDraft { source, token_ids: found.token_ids }))
         });

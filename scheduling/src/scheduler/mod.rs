@@ -47,14 +47,14 @@ use speculation::{Role, SequenceId, SequenceSpec};
 use self::active::{ActiveSequence, Round, TargetFailures};
 use self::cached_prompt::CachedPrompt;
 pub use self::events::{Command, Event, WorkerKey};
-use self::events::{Failure, Frame, NewSequence, Report};
+use self::events::{Frame, NewSequence, Report, SequenceFailure};
 use self::feedback::Answer;
 use self::lookup::Lookups;
 use self::policy::PolicyConfig;
 pub use self::report::{SchedulerReport, WorkerReport};
 use self::shadows::Trial;
 use self::state::SchedulerState;
-use self::timers::LATER;
+use self::timers::TIMER_SLACK;
 use crate::agreement::Agreement;
 use crate::draft_length::Rules;
 use crate::placement::PrefixMarks;
@@ -120,7 +120,7 @@ impl Scheduler {
             Event::Frame(key, frame) => self.frame(key, frame),
             Event::Drain(drain) => self.drain_address(&drain),
             Event::Listed(key, is_listed) => self.set_listed(key, is_listed),
-            Event::Rollout(order) => self.order_rollout(order),
+            Event::Rollout(order) => self.on_rollout_order(order),
             Event::Timer => {
                 self.state.capacity_changed |= self.state.replay_at.is_some_and(|at| at <= now);
                 self.check_targets();
@@ -155,13 +155,13 @@ impl Scheduler {
     }
 
     fn dispatch(&mut self) {
-        self.settle_rollout();
+        self.evaluate_rollout();
         self.assign_targets();
         self.begin_rounds();
         let SchedulerState { workers, lanes, commands, .. } = &mut self.state;
         commands.extend(workers.headrooms(lanes).into_iter().map(Command::Report));
         commands.extend(workers.take_changed_blocks().map(Command::Report));
-        commands.extend(workers.take_deserted().into_iter().map(Command::Disconnect));
+        commands.extend(workers.take_idle_unlisted().into_iter().map(Command::Disconnect));
     }
 
     fn submit(&mut self, new: NewSequence) {
@@ -198,15 +198,15 @@ impl Scheduler {
             round: Round::default(),
             agreement: Agreement::default(),
             lookups: Lookups::new(prediction, prompt_ids.len() as u32),
-            looked_up: None,
-            asked: None,
+            lookup_draft: None,
+            pending_proposal: None,
             submitted_at: now,
             waiting_since: now,
-            give_up_at: now,
+            no_target_deadline: now,
             expires_at: may_expire.then(|| now + self.state.config.queue_wait),
             forward_sequences: [0; 2],
             is_replay: false,
-            gives_way: false,
+            is_preempted: false,
             timer: None,
             disabled_reason: None,
             cached: CachedPrompt::default(),
@@ -225,15 +225,15 @@ impl Scheduler {
         // In order of arrival, not in hash map order.
         orphans.sort_unstable();
         if !orphans.is_empty() {
-            let report = Report::Replayed { role, address: info.address, sequences: orphans.len() };
+            let report = Report::SequencesReplayed { role, address: info.address, sequences: orphans.len() };
             self.state.commands.push(Command::Report(report));
         }
         for id in orphans {
             // The sequence may have caused the target's failure.
             if let Some(active) = self.sequences.get_mut(&id)
-                && active.target.as_ref().is_some_and(|target| target.key == key && target.is_owed())
+                && active.target.as_ref().is_some_and(|target| target.key == key && target.awaits_reply())
             {
-                active.failures.in_a_row += 1;
+                active.failures.consecutive += 1;
             }
             self.drive(id, SequenceEvent::Lost(role));
         }
@@ -250,7 +250,7 @@ impl Scheduler {
         }
         self.state.on_timing(key, &timing);
         if role == Role::Target {
-            self.heard_from(key);
+            self.on_target_frame(key);
         }
         for reply in replies {
             let id = reply.sequence_id;
@@ -284,20 +284,20 @@ impl Scheduler {
             }
             let there = self.sequences.get_mut(&id).filter(|active| active.worker(role) == Some(key));
             let Some(active) = there else { continue };
-            active.gives_way = true;
+            active.is_preempted = true;
             self.drive(id, SequenceEvent::Preempted(role, assignment));
             if let Some(active) = self.sequences.get_mut(&id) {
-                active.gives_way = false;
+                active.is_preempted = false;
             }
         }
         if is_draining {
-            self.drains_itself(key);
+            self.on_worker_draining(key);
         }
     }
 
     /// Moves timers whose sequences now have a later deadline, so that a met deadline causes no wakeup.
     fn postpone_timers(&mut self) {
-        let soon = self.state.now + LATER;
+        let soon = self.state.now + TIMER_SLACK;
         while let Some((at, id)) = self.state.timers.first().filter(|(at, _)| *at < soon) {
             let Some(active) = self.sequences.get_mut(&id) else { return };
             if active.deadline().is_some_and(|deadline| deadline <= at) {
@@ -314,7 +314,7 @@ impl Scheduler {
             if active.target.is_some() {
                 self.drive(id, SequenceEvent::Tick);
             } else if let Some(waited) = self.state.expired(active) {
-                self.state.fail(active, Failure::Expired(waited));
+                self.state.fail(active, SequenceFailure::Expired(waited));
                 self.drive(id, SequenceEvent::Cancel);
             } else if self.state.may_keep_waiting(active) {
                 self.state.timers.arm(active);

@@ -4,7 +4,7 @@ use super::events::WorkerInfo;
 
 /// Why a draft worker and a target worker cannot be paired.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PairFault {
+pub enum PairingError {
     /// Their tokenizers differ.
     #[error("their tokenizers differ")]
     Tokenizer,
@@ -20,16 +20,16 @@ pub enum PairFault {
 
 /// Checks that `draft` may draft for `target`. A draft worker without a tokenizer works on ids and fits any
 /// target.
-pub fn check(draft: &WorkerInfo, target: &WorkerInfo) -> Result<(), PairFault> {
+pub fn check(draft: &WorkerInfo, target: &WorkerInfo) -> Result<(), PairingError> {
     if draft.sampling_scheme != target.sampling_scheme {
-        return Err(PairFault::SamplingScheme {
+        return Err(PairingError::SamplingScheme {
             draft: draft.sampling_scheme.clone(),
             target: target.sampling_scheme.clone(),
         });
     }
     if !draft.tokenizer_fingerprint.is_empty() && draft.tokenizer_fingerprint != target.tokenizer_fingerprint
     {
-        return Err(PairFault::Tokenizer);
+        return Err(PairingError::Tokenizer);
     }
     Ok(())
 }
@@ -53,7 +53,7 @@ mod tests {
         let target = worker("aa", "s1");
         assert_eq!(check(&worker("aa", "s1"), &target), Ok(()));
         assert_eq!(check(&worker("", "s1"), &target), Ok(()), "an n-gram draft has no tokenizer");
-        assert_eq!(check(&worker("bb", "s1"), &target), Err(PairFault::Tokenizer));
+        assert_eq!(check(&worker("bb", "s1"), &target), Err(PairingError::Tokenizer));
         let fault = check(&worker("aa", "s2"), &target).unwrap_err();
         assert_eq!(fault.to_string(), "their sampling schemes differ: `s2` at the draft, `s1` at the target");
     }

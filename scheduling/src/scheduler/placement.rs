@@ -4,7 +4,7 @@ use speculation::Role;
 
 use super::events::{WorkerInfo, WorkerKey};
 use super::pairing;
-use crate::placement::{Place, choose};
+use crate::placement::{RankedWorker, choose};
 use crate::rollout::Preference;
 
 /// One worker, as needed for a placement.
@@ -19,26 +19,26 @@ pub(super) struct Candidate<'a> {
     /// Number of prompt ids that it received before.
     pub(super) shared_prefix: u32,
     /// Whether a draft worker does not answer, or a target has no capacity.
-    pub(super) is_unfit: bool,
+    pub(super) is_unavailable: bool,
     /// Whether a target is silent or failing; it is chosen only if no other target serves.
-    pub(super) is_out: bool,
+    pub(super) is_unhealthy: bool,
     /// Time of a one-row step there, microseconds.
-    pub(super) step_micros: f64,
+    pub(super) step_us: f64,
     /// Preference of a draft worker for the sequence during a rollout; `None`: it may not serve it.
     pub(super) preference: Option<Preference>,
 }
 
 /// Step times within this factor of the fastest target's count as equal: they are measured on busy machines.
-const EQUALLY_FAST: f64 = 1.5;
+const EQUAL_SPEED_FACTOR: f64 = 1.5;
 
 impl Candidate<'_> {
     pub(super) fn serves(&self, model: &str) -> bool {
         self.info.role == Role::Target && self.info.model_id == model
     }
 
-    fn place(&self, rank: u8) -> Place<WorkerKey> {
+    fn ranked(&self, rank: u8) -> RankedWorker<WorkerKey> {
         let Self { key, load, lane_load, shared_prefix, .. } = *self;
-        Place { key, rank, load, lane_load, shared_prefix }
+        RankedWorker { key, rank, load, lane_load, shared_prefix }
     }
 }
 
@@ -54,27 +54,32 @@ pub(super) fn choose_target<'a>(
 ) -> Option<WorkerKey> {
     let serving = workers.filter(|worker| worker.serves(model));
     let serving: Vec<_> = serving.collect();
-    let fastest = serving.iter().map(|worker| worker.step_micros).fold(f64::INFINITY, f64::min);
-    let places: Vec<_> = serving
+    let fastest = serving.iter().map(|worker| worker.step_us).fold(f64::INFINITY, f64::min);
+    let ranked_workers: Vec<_> = serving
         .into_iter()
         .map(|worker| {
             let other_class = numerics_id.is_some_and(|numerics_id| worker.info.numerics_id != numerics_id);
             let is_avoided = Some(worker.key) == avoid;
-            let rank = 4 * u8::from(other_class) + 2 * u8::from(worker.is_out) + u8::from(is_avoided);
-            (worker.is_unfit, Place { load: load_beside(&worker, fastest), ..worker.place(rank) })
+            let rank = 4 * u8::from(other_class) + 2 * u8::from(worker.is_unhealthy) + u8::from(is_avoided);
+            (
+                worker.is_unavailable,
+                RankedWorker { load: relative_load(&worker, fastest), ..worker.ranked(rank) },
+            )
         })
         .collect();
     // Wait for the same class: another class is chosen only if no target of this class serves the model.
-    let best_class = places.iter().map(|(_, place)| place.rank / 4).min()?;
-    let fit = places.into_iter().filter(|(is_unfit, place)| !is_unfit && place.rank / 4 == best_class);
-    choose(&fit.map(|(_, place)| place).collect::<Vec<_>>())
+    let best_class = ranked_workers.iter().map(|(_, ranked)| ranked.rank / 4).min()?;
+    let fit = ranked_workers
+        .into_iter()
+        .filter(|(is_unavailable, ranked)| !is_unavailable && ranked.rank / 4 == best_class);
+    choose(&fit.map(|(_, ranked)| ranked).collect::<Vec<_>>())
 }
 
 /// Load of a worker in terms of the fastest target: the number of sequences there at which one more is as
 /// slow as one more here.
-fn load_beside(worker: &Candidate<'_>, fastest: f64) -> u32 {
-    let slowness = worker.step_micros / fastest;
-    if slowness.is_finite() && slowness > EQUALLY_FAST {
+fn relative_load(worker: &Candidate<'_>, fastest: f64) -> u32 {
+    let slowness = worker.step_us / fastest;
+    if slowness.is_finite() && slowness > EQUAL_SPEED_FACTOR {
         (f64::from(worker.load + 1) * slowness) as u32 - 1
     } else {
         worker.load
@@ -90,20 +95,21 @@ pub(super) fn choose_draft<'a>(
     task_type: &str,
     avoid: Option<WorkerKey>,
 ) -> Option<WorkerKey> {
-    let places: Vec<_> = workers
+    let ranked_workers: Vec<_> = workers
         .filter(|worker| worker.info.role == Role::Draft && pairing::check(worker.info, target).is_ok())
         .filter(|worker| {
             worker.info.task_types.is_empty() || worker.info.task_types.iter().any(|t| t == task_type)
         })
         .filter_map(|worker| {
-            let stands_in = worker.preference? == Preference::Second;
+            let is_fallback = worker.preference? == Preference::Fallback;
             let is_general = worker.info.task_types.is_empty();
             let is_avoided = Some(worker.key) == avoid;
-            let rank = 8 * u8::from(worker.is_unfit) + 4 * u8::from(stands_in) + 2 * u8::from(is_avoided);
-            Some(worker.place(rank + u8::from(is_general)))
+            let rank =
+                8 * u8::from(worker.is_unavailable) + 4 * u8::from(is_fallback) + 2 * u8::from(is_avoided);
+            Some(worker.ranked(rank + u8::from(is_general)))
         })
         .collect();
-    choose(&places)
+    choose(&ranked_workers)
 }
 
 #[cfg(test)]
@@ -129,10 +135,10 @@ mod tests {
             load: *load,
             lane_load: 0,
             shared_prefix: 0,
-            is_unfit: unfit.contains(&(i as u64)),
-            is_out: false,
-            step_micros: 1_000.0,
-            preference: Some(Preference::First),
+            is_unavailable: unfit.contains(&(i as u64)),
+            is_unhealthy: false,
+            step_us: 1_000.0,
+            preference: Some(Preference::Primary),
         })
     }
 
@@ -162,10 +168,10 @@ mod tests {
     #[test]
     fn a_target_that_is_out_comes_last_and_a_slow_one_gets_its_part() {
         let workers = [0, 1].map(|_| worker(Role::Target, "m", "a", &[]));
-        let choose = |loads: [u32; 2], out: Option<u64>, step_micros: [f64; 2]| {
+        let choose = |loads: [u32; 2], out: Option<u64>, step_us: [f64; 2]| {
             let candidates = candidates(&workers, &loads, &[]).map(|candidate| Candidate {
-                is_out: out == Some(candidate.key.0),
-                step_micros: step_micros[candidate.key.0 as usize],
+                is_unhealthy: out == Some(candidate.key.0),
+                step_us: step_us[candidate.key.0 as usize],
                 ..candidate
             });
             let candidates: Vec<_> = candidates.collect();
@@ -181,10 +187,7 @@ mod tests {
             let candidates = candidates(&workers, &loads, &[]);
             let slow = |candidate: Candidate<'_>| candidate.key.0 == 1;
             let speeds: Vec<_> = candidates
-                .map(|candidate| Candidate {
-                    step_micros: if slow(candidate) { 10.0 } else { 1.0 },
-                    ..candidate
-                })
+                .map(|candidate| Candidate { step_us: if slow(candidate) { 10.0 } else { 1.0 }, ..candidate })
                 .collect();
             choose_target(speeds.into_iter(), "m", None, None).map(|key| key.0)
         };

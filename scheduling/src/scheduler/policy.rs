@@ -24,7 +24,7 @@ pub struct SpeculationRequest {
 
 impl SpeculationRequest {
     /// Whether the client disabled drafting.
-    pub fn refuses_drafts(&self) -> bool {
+    pub fn disables_drafting(&self) -> bool {
         self.enabled == Some(false) || self.num_draft_tokens == Some(0)
     }
 }

@@ -10,11 +10,11 @@ use super::lanes::LaneExplanation;
 use super::shadows::ShadowsReport;
 use super::state::{SchedulerState, WaitKind};
 use super::workers::Worker;
-use crate::draft_health::HealthReport;
+use crate::draft_health::DraftHealthReport;
 use crate::fair_queue::FairQueue;
 use crate::rollout::RolloutReport;
 use crate::target_health::TargetHealthReport;
-use crate::waits::WaitReport;
+use crate::wait_stats::WaitReport;
 
 /// Lanes, workers and queues.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -67,7 +67,7 @@ pub struct WorkerReport {
     /// By position, share of its proposals whose token there was drafted ahead (draft workers).
     pub drafted_ahead: Option<Vec<f64>>,
     /// Responsiveness (draft workers).
-    pub health: Option<HealthReport>,
+    pub health: Option<DraftHealthReport>,
     /// Health of a target.
     pub target_health: Option<TargetHealthReport>,
 }
@@ -105,10 +105,10 @@ impl SchedulerState {
             sequences: worker.load,
             shadowed: self.workers.shadowed_at(worker.key),
             is_on_trial: is_draft && self.workers.is_on_trial(worker),
-            draining: worker.draining.why(),
+            draining: worker.draining.reason(),
             credit_blocks,
             reserved_blocks,
-            wire_us: worker.cost.wire_micros(),
+            wire_us: worker.cost.wire_us(),
             drafted_ahead: is_draft.then(|| worker.cost.drafted_ahead.shares().to_vec()),
             health: is_draft.then(|| worker.health.report(self.now)),
             target_health: (!is_draft).then(|| worker.target_health.report()),

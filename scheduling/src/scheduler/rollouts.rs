@@ -9,18 +9,20 @@ use super::Scheduler;
 use super::active::ActiveSequence;
 use super::events::{Command, Report};
 use super::state::SchedulerState;
-use crate::rollout::{Preference, Rollout, RolloutOrder, RolloutReport, Stage};
+use crate::rollout::{Preference, Rollout, RolloutOrder, RolloutReport, RolloutStage};
 
 impl Scheduler {
     /// Executes an operator's order.
-    pub(super) fn order_rollout(&mut self, order: RolloutOrder) {
+    pub(super) fn on_rollout_order(&mut self, order: RolloutOrder) {
         let rollout = self.state.workers.rollout_mut();
         match order {
             RolloutOrder::Begin(settings) => *rollout = Some(Rollout::new(settings)),
             RolloutOrder::Promote => {
-                if let Some(rollout) = rollout.as_mut().filter(|rollout| rollout.stage() != Stage::Promoted) {
-                    rollout.end(Stage::Promoted);
-                    return self.rollout_ended(Stage::Promoted);
+                if let Some(rollout) =
+                    rollout.as_mut().filter(|rollout| rollout.stage() != RolloutStage::Promoted)
+                {
+                    rollout.end(RolloutStage::Promoted);
+                    return self.rollout_ended(RolloutStage::Promoted);
                 }
             }
             RolloutOrder::End => *rollout = None,
@@ -30,16 +32,17 @@ impl Scheduler {
     }
 
     /// Ends the rollout if the evidence suffices.
-    pub(super) fn settle_rollout(&mut self) {
+    pub(super) fn evaluate_rollout(&mut self) {
         let SchedulerState { workers, shadows, .. } = &mut self.state;
-        if !shadows.take_news() {
+        if !shadows.take_new_evidence() {
             return;
         }
-        let Some(rollout) = workers.rollout().filter(|rollout| rollout.stage() == Stage::Canary) else {
+        let Some(rollout) = workers.rollout().filter(|rollout| rollout.stage() == RolloutStage::Canary)
+        else {
             return;
         };
         let (paired, slowdown) = (shadows.paired(rollout.draft()), workers.slowdown());
-        let ended = workers.rollout_mut().as_mut().and_then(|rollout| rollout.look(&paired, slowdown));
+        let ended = workers.rollout_mut().as_mut().and_then(|rollout| rollout.evaluate(&paired, slowdown));
         if let Some(stage) = ended {
             self.rollout_ended(stage);
         }
@@ -47,18 +50,18 @@ impl Scheduler {
 
     /// Handles a new draft worker: it may be on trial, or run the promoted draft.
     pub(super) fn draft_worker_joined(&mut self) {
-        if self.state.workers.rollout().is_some_and(|rollout| rollout.stage() == Stage::Promoted) {
+        if self.state.workers.rollout().is_some_and(|rollout| rollout.stage() == RolloutStage::Promoted) {
             self.move_to_preferred();
         } else {
-            self.count_trials();
+            self.update_has_trials();
         }
     }
 
-    fn rollout_ended(&mut self, stage: Stage) {
+    fn rollout_ended(&mut self, stage: RolloutStage) {
         let moved = self.move_to_preferred();
         let Some(rollout) = self.state.workers.rollout() else { return };
         let draft = rollout.draft().to_owned();
-        if stage == Stage::Promoted {
+        if stage == RolloutStage::Promoted {
             self.state.shadows.forget_scores();
         }
         self.state.commands.push(Command::Report(Report::RolloutEnded { draft, stage, moved }));
@@ -69,13 +72,13 @@ impl Scheduler {
     /// sequences that moved.
     fn move_to_preferred(&mut self) -> usize {
         let is_promoted =
-            self.state.workers.rollout().is_some_and(|rollout| rollout.stage() == Stage::Promoted);
+            self.state.workers.rollout().is_some_and(|rollout| rollout.stage() == RolloutStage::Promoted);
         let leaves = |active: &&ActiveSequence| {
             let preference =
                 active.worker(Role::Draft).map(|key| self.state.workers.preference_at(key, active.id));
             match preference {
-                None | Some(Some(Preference::First)) => false,
-                Some(Some(Preference::Second)) => is_promoted && self.state.has_preferred_draft(active),
+                None | Some(Some(Preference::Primary)) => false,
+                Some(Some(Preference::Fallback)) => is_promoted && self.state.has_preferred_draft(active),
                 Some(None) => true,
             }
         };

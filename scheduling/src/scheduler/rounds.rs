@@ -13,10 +13,10 @@ use speculation::{Role, SequenceId};
 use super::Scheduler;
 use super::active::{ActiveSequence, Round, RoundPhase};
 use super::events::{Command, Report, WorkerKey};
-use super::lanes::Chosen;
-use super::lookup::{LookupDraft, Rival};
+use super::lanes::LaneChoice;
+use super::lookup::{BaselineRound, LookupDraft};
 use super::state::SchedulerState;
-use crate::decode_delay::{joining_pays, longest_wait};
+use crate::decode_delay::{delay_pays, max_delay};
 use crate::draft_health::{Access, PROBE_TOKENS, predicted_proposal};
 
 /// Rounds between two computations of the target's step deadline. It is a rough bound, not worth computing in
@@ -24,24 +24,24 @@ use crate::draft_health::{Access, PROBE_TOKENS, predicted_proposal};
 const ROUNDS_PER_DEADLINE: u64 = 64;
 
 /// How a round begins.
-struct Opening {
+struct RoundPlan {
     num_draft_tokens: u32,
     /// Maximum tokens of a tree; the draft is a chain unless this exceeds `num_draft_tokens`.
     num_tree_tokens: u32,
     /// Ask the unresponsive draft worker without waiting for the proposal.
-    is_probing: bool,
+    is_health_probe: bool,
     /// The round is a probe of another draft length and must not be replaced by a lookup draft.
     is_probe: bool,
     /// Why nothing is drafted.
     disabled_reason: Option<&'static str>,
 }
 
-impl Opening {
+impl RoundPlan {
     fn decode(reason: &'static str) -> Self {
         Self {
             num_draft_tokens: 0,
             num_tree_tokens: 0,
-            is_probing: false,
+            is_health_probe: false,
             is_probe: false,
             disabled_reason: Some(reason),
         }
@@ -62,7 +62,7 @@ impl Scheduler {
             }
             self.assign_draft(id);
             let Some(active) = self.sequences.get_mut(&id) else { continue };
-            self.state.open_round(active);
+            self.state.prepare_round(active);
             match active.round.phase {
                 RoundPhase::Delayed => self.state.delayed.push(id),
                 RoundPhase::Begun | RoundPhase::DecodeInFlight => self.begin_round(id),
@@ -101,11 +101,11 @@ impl Scheduler {
         let sequences = || ids.iter().filter_map(|id| self.sequences.get(id));
         let context_len = sequences().map(|active| f64::from(active.len())).sum::<f64>() / ids.len() as f64;
         let in_flight = worker.decodes_in_flight;
-        if !joining_pays(ids.len() as u32, in_flight, context_len, &worker.cost) {
+        if !delay_pays(ids.len() as u32, in_flight, context_len, &worker.cost) {
             return None;
         }
         let since = sequences().map(|active| active.round.begun_at).min()?;
-        Some(since + longest_wait(in_flight, context_len, &worker.cost))
+        Some(since + max_delay(in_flight, context_len, &worker.cost))
     }
 
     fn begin_decode_round(&mut self, id: SequenceId) {
@@ -121,12 +121,12 @@ impl Scheduler {
 
     fn begin_round(&mut self, id: SequenceId) {
         let Some(active) = self.sequences.get_mut(&id) else { return };
-        if let Some(LookupDraft { token_ids, .. }) = active.looked_up.take() {
+        if let Some(LookupDraft { token_ids, .. }) = active.lookup_draft.take() {
             return self.drive(id, Event::BeginWith(token_ids));
         }
         let num_tree_tokens = active.round.num_tree_tokens;
         let (num_draft_tokens, draft_wait) = match active.round {
-            Round { is_probing: true, .. } => (PROBE_TOKENS, Duration::ZERO),
+            Round { is_health_probe: true, .. } => (PROBE_TOKENS, Duration::ZERO),
             Round { chosen: k, .. } => {
                 let predicted = self.state.predicted_proposal(active, k);
                 active.round.predicted = Some(predicted);
@@ -139,83 +139,79 @@ impl Scheduler {
 
 impl SchedulerState {
     /// Chooses how the next round of a sequence begins.
-    fn open_round(&mut self, active: &mut ActiveSequence) {
+    fn prepare_round(&mut self, active: &mut ActiveSequence) {
         let pinned = self.lanes.policy().pinned_draft_tokens(&active.lane.key.task_type, &active.speculation);
-        let mut opening = self.choose_opening(active, pinned);
+        let mut plan = self.plan_round(active, pinned);
         let has_prompt = active.sequence.counters().rounds == 0;
-        active.looked_up = if has_prompt { None } else { self.look_up(active, &opening, pinned) };
-        if active.looked_up.is_some() {
-            opening = Opening { disabled_reason: None, ..Opening::decode("") };
+        active.lookup_draft = if has_prompt { None } else { self.look_up(active, &plan, pinned) };
+        if active.lookup_draft.is_some() {
+            plan = RoundPlan { disabled_reason: None, ..RoundPlan::decode("") };
         }
-        let Opening { num_draft_tokens: k, num_tree_tokens, is_probing, disabled_reason, .. } = opening;
+        let RoundPlan { num_draft_tokens: k, num_tree_tokens, is_health_probe, disabled_reason, .. } = plan;
         active.disabled_reason = disabled_reason;
         let phase = if k == 0 && !has_prompt { RoundPhase::Delayed } else { RoundPhase::Begun };
         active.round = Round {
             begun_at: self.now,
             phase,
             chosen: k,
-            source: active.looked_up.as_ref().map(|draft| draft.source),
+            source: active.lookup_draft.as_ref().map(|draft| draft.source),
             num_tree_tokens,
             has_prompt,
-            is_probing,
+            is_health_probe,
             ..Round::default()
         };
         if active.sequence.counters().rounds.is_multiple_of(ROUNDS_PER_DEADLINE) {
             active.sequence.set_target_deadline(self.target_deadline(active));
         }
         if active.is_traced() {
-            let looked_up = active.looked_up.as_ref().map_or(0, |draft| draft.token_ids.len() as u32);
-            self.commands.push(Command::RoundBegun(active.id, k + looked_up));
+            let num_looked_up = active.lookup_draft.as_ref().map_or(0, |draft| draft.token_ids.len() as u32);
+            self.commands.push(Command::RoundBegun(active.id, k + num_looked_up));
         }
     }
 
     /// Returns a lookup draft if it promises more than the round that was chosen. A draft length fixed by the
     /// request or the operator applies to the draft worker; there, a lookup draft of at most that length is
     /// used only in its absence.
-    fn look_up(
-        &self,
-        active: &ActiveSequence,
-        opening: &Opening,
-        pinned: Option<u32>,
-    ) -> Option<LookupDraft> {
-        let asks_worker = opening.num_draft_tokens > 0;
+    fn look_up(&self, active: &ActiveSequence, plan: &RoundPlan, pinned: Option<u32>) -> Option<LookupDraft> {
+        let asks_worker = plan.num_draft_tokens > 0;
         let is_fixed = pinned.is_some() && asks_worker;
-        let is_barred = opening.disabled_reason == Some("lane_max_batch") || pinned == Some(0);
-        if is_fixed || is_barred || opening.is_probing || opening.is_probe {
+        let is_barred = plan.disabled_reason == Some("lane_max_batch") || pinned == Some(0);
+        if is_fixed || is_barred || plan.is_health_probe || plan.is_probe {
             return None;
         }
         let policy = self.lanes.policy();
         let lane = policy.lane(&active.lane.key.task_type);
         let max_tokens = pinned.unwrap_or(lane.max_k.min(policy.max_draft_tokens));
-        self.choose_lookup(active, Rival { asks_worker, max_tokens })
+        self.choose_lookup(active, BaselineRound { asks_worker, max_tokens })
     }
 
     /// `pinned` is the draft length fixed by the request or the operator.
-    fn choose_opening(&mut self, active: &ActiveSequence, pinned: Option<u32>) -> Opening {
+    fn plan_round(&mut self, active: &ActiveSequence, pinned: Option<u32>) -> RoundPlan {
         match pinned {
-            _ if active.speculation.refuses_drafts() => return Opening::decode("request"),
-            Some(0) => return Opening::decode("policy"),
-            _ if active.sequence.draft_refusal().is_some() => return Opening::decode("draft_refused"),
+            _ if active.speculation.disables_drafting() => return RoundPlan::decode("request"),
+            Some(0) => return RoundPlan::decode("policy"),
+            _ if active.sequence.draft_refusal().is_some() => return RoundPlan::decode("draft_refused"),
             _ => {}
         }
         let (target, draft) = (active.worker(Role::Target), active.worker(Role::Draft));
         let Some(draft_worker) = draft.and_then(|key| self.workers.get_mut(key)) else {
-            return Opening::decode("no_draft_worker");
+            return RoundPlan::decode("no_draft_worker");
         };
         match draft_worker.health.access(self.now, Duration::ZERO) {
             Access::Wait(_) => {}
             Access::Probe if active.sequence.may_ask_draft(self.now) => {
                 draft_worker.health.probed(self.now);
-                return Opening { is_probing: true, ..Opening::decode("draft_silent") };
+                return RoundPlan { is_health_probe: true, ..RoundPlan::decode("draft_silent") };
             }
-            Access::Probe | Access::Leave => return Opening::decode("draft_silent"),
+            Access::Probe | Access::Skip => return RoundPlan::decode("draft_silent"),
         }
         let chosen = match pinned {
-            Some(k) => Some(Chosen::fixed(k)),
+            Some(k) => Some(LaneChoice::fixed(k)),
             None => self.choose_draft_length(active, target, draft),
         };
-        let Some(Chosen { num_draft_tokens: k, num_tree_tokens: lane_tree, held_back, .. }) = chosen else {
-            return Opening::decode("does_not_pay");
+        let Some(LaneChoice { num_draft_tokens: k, num_tree_tokens: lane_tree, held_back, .. }) = chosen
+        else {
+            return RoundPlan::decode("does_not_pay");
         };
         let is_probe = chosen.is_some_and(|chosen| chosen.lane_draft_length.is_none());
         let disabled_reason = (k == 0).then_some(held_back.unwrap_or("does_not_pay"));
@@ -223,7 +219,7 @@ impl SchedulerState {
             target.and_then(|key| self.workers.get(key)).map_or(0, |target| target.info.max_tree_tokens);
         let pinned_tree = self.lanes.policy().pinned_tree_tokens(&active.speculation);
         let num_tree_tokens = pinned_tree.unwrap_or(lane_tree).min(takes);
-        Opening { num_draft_tokens: k, num_tree_tokens, is_probing: false, is_probe, disabled_reason }
+        RoundPlan { num_draft_tokens: k, num_tree_tokens, is_health_probe: false, is_probe, disabled_reason }
     }
 
     fn choose_draft_length(
@@ -231,8 +227,8 @@ impl SchedulerState {
         active: &ActiveSequence,
         target: Option<WorkerKey>,
         draft: Option<WorkerKey>,
-    ) -> Option<Chosen> {
-        let workers = self.workers.of_lane(&active.lane.key.model, target, draft)?;
+    ) -> Option<LaneChoice> {
+        let workers = self.workers.lane_workers(&active.lane.key.model, target, draft)?;
         let chosen = self.lanes.choose(active.lane.id, &workers);
         if let Some(k) = chosen.lane_draft_length {
             self.commands.push(Command::Report(Report::DraftLength(active.lane.id, k)));

@@ -11,17 +11,17 @@ use speculation::{Reply, Role, SequenceId};
 
 use super::Scheduler;
 use super::active::ActiveSequence;
-use super::assign::wanted;
+use super::assign::placement_request;
 use super::events::{Command, Report, ShadowScored, WorkerKey};
 use super::state::SchedulerState;
 use super::workers::{MAX_ENTRIES, Reservation};
 use crate::draft_score::{DraftScore, Pair, PairSums, PairedReport, PairedScore, ServedDraft};
-use crate::rollout::is_chosen;
+use crate::rollout::is_sampled;
 
 /// A sequence's contribution to trials.
 #[derive(Debug, Default)]
 pub(super) struct Trial {
-    session: Option<Box<Session>>,
+    session: Option<Box<ShadowSession>>,
     /// Whether its shadow was dropped; it gets no other one.
     is_over: bool,
     /// Positions of its serving draft that were judged, and how many were accepted.
@@ -30,7 +30,7 @@ pub(super) struct Trial {
 
 /// A sequence at one shadow draft worker.
 #[derive(Debug)]
-struct Session {
+struct ShadowSession {
     shadow: Shadow,
     reservation: Reservation,
     draft: Arc<str>,
@@ -60,14 +60,14 @@ impl Trial {
 #[derive(Debug, Default)]
 pub(super) struct Shadows {
     /// Whether a draft worker is on trial; read for every commit.
-    is_on: bool,
+    has_trials: bool,
     /// By draft and task type.
     scores: BTreeMap<(Arc<str>, String), Score>,
     /// By draft, for sequences that ended.
     paired: BTreeMap<Arc<str>, PairedScore>,
     dropped: BTreeMap<&'static str, u64>,
     /// Whether there is new evidence for a rollout.
-    has_news: bool,
+    has_new_evidence: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -82,8 +82,8 @@ impl Shadows {
     }
 
     /// Returns whether there is new evidence since the last call.
-    pub(super) fn take_news(&mut self) -> bool {
-        std::mem::take(&mut self.has_news)
+    pub(super) fn take_new_evidence(&mut self) -> bool {
+        std::mem::take(&mut self.has_new_evidence)
     }
 
     /// Discards all scores; another draft serves now, so earlier comparisons are void.
@@ -94,9 +94,9 @@ impl Shadows {
 
     fn score(&mut self, draft: &Arc<str>, task_type: &str) -> Option<&mut Score> {
         let key = (Arc::clone(draft), task_type.to_owned());
-        let has_room = self.scores.len() < MAX_ENTRIES;
+        let has_capacity = self.scores.len() < MAX_ENTRIES;
         match self.scores.entry(key) {
-            std::collections::btree_map::Entry::Vacant(_) if !has_room => None,
+            std::collections::btree_map::Entry::Vacant(_) if !has_capacity => None,
             entry => Some(entry.or_default()),
         }
     }
@@ -168,36 +168,36 @@ impl Scheduler {
     }
 
     pub(super) fn drop_shadows(&mut self, reason: &'static str, is_meant: impl Fn(WorkerKey) -> bool) {
-        if self.state.shadows.is_on {
+        if self.state.shadows.has_trials {
             for active in self.sequences.values_mut() {
                 if active.trial.shadowed_at().is_some_and(&is_meant) {
                     self.state.drop_shadow(active, reason);
                 }
             }
         }
-        self.count_trials();
+        self.update_has_trials();
     }
 
     /// Updates whether any draft worker is on trial.
-    pub(super) fn count_trials(&mut self) {
-        self.state.shadows.is_on = self.state.workers.drafts_on_trial().next().is_some();
+    pub(super) fn update_has_trials(&mut self) {
+        self.state.shadows.has_trials = self.state.workers.drafts_on_trial().next().is_some();
     }
 }
 
 impl SchedulerState {
     /// After a commit, compares the shadow's proposal and requests the next one.
     pub(super) fn follow_shadow(&mut self, active: &mut ActiveSequence, commit: &Commit) {
-        if !self.shadows.is_on {
+        if !self.shadows.has_trials {
             return;
         }
         match &mut active.trial.session {
             None if !active.sequence.is_done() => self.open_shadow(active),
             Some(session) if session.shadow.start() == Some(commit.start) => {
                 let round = active.round;
-                let is_told = round.asked > 0 && !round.is_late && round.source.is_none();
-                session.serving = is_told.then_some(ServedDraft {
+                let has_serving_draft = round.num_requested > 0 && !round.is_late && round.source.is_none();
+                session.serving = has_serving_draft.then_some(ServedDraft {
                     start: commit.start,
-                    asked: round.asked,
+                    asked: round.num_requested,
                     judged: commit.judged.num_positions,
                     accepted: commit.judged.num_first,
                 });
@@ -210,17 +210,18 @@ impl SchedulerState {
     fn open_shadow(&mut self, active: &mut ActiveSequence) {
         let spec = active.sequence.spec();
         let is_meant = !active.trial.is_over
-            && is_chosen(active.id, self.config.shadow_share, "shadow")
+            && is_sampled(active.id, self.config.shadow_share, "shadow")
             && Shadow::can_score(spec)
-            && !active.speculation.refuses_drafts();
+            && !active.speculation.disables_drafting();
         let Some(target) = active.worker(Role::Target).filter(|_| is_meant) else { return };
         let serving = active.worker(Role::Draft);
-        let wanted = wanted(self.now, &self.lanes, active, None);
-        let Some(reservation) = self.workers.reserve_shadow(&wanted, target, serving) else { return };
+        let request = placement_request(self.now, &self.lanes, active, None);
+        let Some(reservation) = self.workers.reserve_shadow(&request, target, serving) else { return };
         let Some(worker) = self.workers.get(reservation.key) else { return };
         let draft = worker.info.model_id.as_str().into();
         let (shadow, sums) = (Shadow::new(&active.sequence), PairSums::default());
-        active.trial.session = Some(Box::new(Session { shadow, reservation, draft, serving: None, sums }));
+        active.trial.session =
+            Some(Box::new(ShadowSession { shadow, reservation, draft, serving: None, sums }));
     }
 
     /// Scores the shadow's pending proposal if possible, and sends its next step if one is due.
@@ -274,7 +275,7 @@ impl SchedulerState {
 
     /// Closes the sequence's shadow, if it has one, and keeps its scores.
     fn close_shadow(&mut self, active: &mut ActiveSequence) -> Option<Arc<str>> {
-        let Session { shadow, reservation, draft, sums, .. } = *active.trial.session.take()?;
+        let ShadowSession { shadow, reservation, draft, sums, .. } = *active.trial.session.take()?;
         let (name, assignment) = shadow.name();
         if self.workers.get(reservation.key).is_some() {
             self.commands.push(Command::Close(reservation.key, name, assignment));
@@ -282,7 +283,7 @@ impl SchedulerState {
         self.workers.release_shadow(reservation);
         if sums.pairs > 0 {
             self.shadows.paired.entry(Arc::clone(&draft)).or_default().add(&sums);
-            self.shadows.has_news = true;
+            self.shadows.has_new_evidence = true;
         }
         Some(draft)
     }
@@ -290,17 +291,17 @@ impl SchedulerState {
     /// Ends the trial of a sequence that ended.
     pub(super) fn end_trial(&mut self, active: &mut ActiveSequence) {
         self.close_shadow(active);
-        self.end_service(active);
+        self.credit_serving_draft(active);
     }
 
     /// Credits the serving draft with its results for a sequence that leaves it.
-    pub(super) fn end_service(&mut self, active: &mut ActiveSequence) {
+    pub(super) fn credit_serving_draft(&mut self, active: &mut ActiveSequence) {
         let (judged, accepted) = std::mem::take(&mut active.trial.served);
         let draft = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
         let Some(draft) = draft.map(|worker| worker.info.model_id.clone()) else { return };
         if let Some(rollout) = self.workers.rollout_mut() {
             rollout.on_served(&draft, judged, accepted);
-            self.shadows.has_news = true;
+            self.shadows.has_new_evidence = true;
         }
     }
 
@@ -321,7 +322,7 @@ impl SchedulerState {
         let step_us = |draft: &str| {
             let workers = self.workers.values().filter(|worker| worker.info.role == Role::Draft);
             let of_draft = workers.filter(|worker| worker.info.model_id == draft);
-            of_draft.map(|worker| worker.cost.step_micros(1.0, 0.0)).reduce(f64::min)
+            of_draft.map(|worker| worker.cost.step_us(1.0, 0.0)).reduce(f64::min)
         };
         let report = |(draft, task_types): (&str, _)| ShadowReport {
             draft: draft.to_owned(),

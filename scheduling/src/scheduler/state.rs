@@ -9,14 +9,14 @@ use speculation::{FinishReason, Role, SequenceId, Step, Work};
 
 use super::SchedulerConfig;
 use super::active::{ActiveSequence, FollowUps};
-use super::events::{Command, Failure, Report, WorkerKey};
+use super::events::{Command, Report, SequenceFailure, WorkerKey};
 use super::lanes::{LaneId, Lanes};
 use super::shadows::Shadows;
 use super::timers::Timers;
 use super::workers::Workers;
 use crate::fair_queue::FairQueue;
 use crate::replay_budget::ReplayBudget;
-use crate::waits::Waits;
+use crate::wait_stats::WaitStats;
 
 /// Key of a queue for targets.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,7 +61,7 @@ pub(super) struct SchedulerState {
     /// join.
     pub(super) unserved: Vec<SequenceId>,
     /// Waiting times for targets.
-    pub(super) target_waits: Waits,
+    pub(super) target_waits: WaitStats,
     pub(super) shadows: Shadows,
     /// Whether a sequence joined a queue or capacity was freed since the queues were last served.
     pub(super) capacity_changed: bool,
@@ -86,7 +86,7 @@ impl SchedulerState {
             replays: BTreeMap::new(),
             replay_at: None,
             unserved: Vec::new(),
-            target_waits: Waits::default(),
+            target_waits: WaitStats::default(),
             shadows: Shadows::default(),
             capacity_changed: false,
             commands: Vec::new(),
@@ -97,25 +97,25 @@ impl SchedulerState {
     /// Passes one event to a sequence and executes the resulting actions.
     pub(super) fn drive(&mut self, active: &mut ActiveSequence, event: Event) {
         let mut follow_ups = FollowUps::new();
-        self.step(active, event, &mut follow_ups);
+        self.step_sequence(active, event, &mut follow_ups);
         while let Some(event) = follow_ups.pop_front() {
-            self.step(active, event, &mut follow_ups);
+            self.step_sequence(active, event, &mut follow_ups);
         }
         if !active.sequence.is_done() {
             self.timers.arm(active);
         }
     }
 
-    fn step(&mut self, active: &mut ActiveSequence, event: Event, follow_ups: &mut FollowUps) {
+    fn step_sequence(&mut self, active: &mut ActiveSequence, event: Event, follow_ups: &mut FollowUps) {
         let mut actions = std::mem::take(&mut self.actions);
         active.sequence.step_into(self.now, event, &mut actions);
         for action in actions.drain(..) {
-            self.act(active, action, follow_ups);
+            self.apply_action(active, action, follow_ups);
         }
         self.actions = actions;
     }
 
-    fn act(&mut self, active: &mut ActiveSequence, action: Action, follow_ups: &mut FollowUps) {
+    fn apply_action(&mut self, active: &mut ActiveSequence, action: Action, follow_ups: &mut FollowUps) {
         match action {
             Action::Send(role, step) => self.send(active, role, step),
             Action::Close(role, assignment) => {
@@ -152,14 +152,14 @@ impl SchedulerState {
     fn send(&mut self, active: &mut ActiveSequence, role: Role, step: Step) {
         match &step.work {
             Work::Propose { num_draft_tokens, .. } => {
-                self.on_proposal_asked(active, step.step_seq, *num_draft_tokens);
+                self.on_proposal_requested(active, step.step_seq, *num_draft_tokens);
             }
-            Work::Verify { draft } => self.on_verify_asked(active, draft.depth()),
+            Work::Verify { draft } => self.on_verify_requested(active, draft.depth()),
             Work::Feed => {}
         }
         if let Some(key) = self.connected(active, role) {
             if let Some(target) = active.target.as_mut().filter(|_| role == Role::Target) {
-                self.workers.asked(target, self.now);
+                self.workers.request_sent(target, self.now);
             }
             self.commands.push(Command::Send(key, step));
         }
@@ -175,7 +175,7 @@ impl SchedulerState {
         self.commands.push(Command::Finish(active.id, reason, active.usage()));
     }
 
-    pub(super) fn fail(&mut self, active: &ActiveSequence, failure: Failure) {
+    pub(super) fn fail(&mut self, active: &ActiveSequence, failure: SequenceFailure) {
         self.commands.push(Command::Fail(active.id, failure));
     }
 

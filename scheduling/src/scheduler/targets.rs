@@ -9,8 +9,8 @@ use speculation::{Role, SequenceId};
 
 use super::Scheduler;
 use super::active::ActiveSequence;
-use super::assign::wanted;
-use super::events::{Command, Failure, Report, WorkerKey};
+use super::assign::placement_request;
+use super::events::{Command, Report, SequenceFailure, WorkerKey};
 use super::state::SchedulerState;
 use crate::target_health::UNKNOWN_WORK;
 
@@ -29,8 +29,8 @@ impl Scheduler {
     /// Finds targets that have become silent, and moves their sequences.
     pub(super) fn check_targets(&mut self) {
         let now = self.state.now;
-        for worker in self.state.workers.fallen_silent(now) {
-            let moving = self.movable(worker);
+        for worker in self.state.workers.newly_silent(now) {
+            let moving = self.movable_sequences(worker);
             let health = self.state.workers.get(worker).map(|worker| &worker.target_health);
             let waited = health.and_then(|health| health.silent_for(now)).unwrap_or_default();
             let report = Report::TargetSilent { worker, waited, moved: moving.len() };
@@ -40,10 +40,10 @@ impl Scheduler {
     }
 
     /// Handles the arrival of a target's frame.
-    pub(super) fn heard_from(&mut self, key: WorkerKey) {
+    pub(super) fn on_target_frame(&mut self, key: WorkerKey) {
         let now = self.state.now;
-        if self.state.workers.get_mut(key).is_some_and(|worker| worker.target_health.heard(now)) {
-            self.state.commands.push(Command::Report(Report::TargetAnswers(key)));
+        if self.state.workers.get_mut(key).is_some_and(|worker| worker.target_health.frame_received(now)) {
+            self.state.commands.push(Command::Report(Report::TargetRecovered(key)));
             self.state.capacity_changed = true;
             self.move_from_silent_targets();
         }
@@ -55,14 +55,14 @@ impl Scheduler {
         let is_silent = |worker: &&super::workers::Worker| worker.target_health.silent_for(now).is_some();
         let silent: Vec<WorkerKey> =
             self.state.workers.values().filter(is_silent).map(|worker| worker.key).collect();
-        silent.into_iter().for_each(|key| self.move_from(key));
+        silent.into_iter().for_each(|key| self.move_sequences_from(key));
     }
 
     /// Moves the sequences that another target of the same numerics class could run.
-    pub(super) fn move_from(&mut self, key: WorkerKey) {
-        let moving = self.movable(key);
+    pub(super) fn move_sequences_from(&mut self, key: WorkerKey) {
+        let moving = self.movable_sequences(key);
         if !moving.is_empty() {
-            let report = Report::Moved { from: key, sequences: moving.len() };
+            let report = Report::SequencesMoved { from: key, sequences: moving.len() };
             self.state.commands.push(Command::Report(report));
         }
         self.leave_target(moving);
@@ -70,13 +70,13 @@ impl Scheduler {
 
     /// Returns the sequences at a target that another target could run, in order of arrival (not in hash map
     /// order).
-    fn movable(&self, key: WorkerKey) -> Vec<SequenceId> {
+    fn movable_sequences(&self, key: WorkerKey) -> Vec<SequenceId> {
         let may_move = |active: &&ActiveSequence| {
             active.worker(Role::Target) == Some(key)
                 && self
                     .state
                     .workers
-                    .could_move(&wanted(self.state.now, &self.state.lanes, active, None), key)
+                    .could_move(&placement_request(self.state.now, &self.state.lanes, active, None), key)
         };
         let mut moving: Vec<SequenceId> =
             self.sequences.values().filter(may_move).map(|active| active.id).collect();
@@ -114,7 +114,7 @@ impl SchedulerState {
         let failures = &mut active.failures;
         match &fault {
             TargetFault::Refused(_) => failures.refused_by.push(key),
-            TargetFault::BrokeContract | TargetFault::Unanswered => failures.in_a_row += 1,
+            TargetFault::BrokeContract | TargetFault::Unanswered => failures.consecutive += 1,
         }
         failures.reason = Some(fault.clone());
         let now = self.now;
@@ -124,22 +124,22 @@ impl SchedulerState {
 
     /// Records that the target committed tokens of the sequence.
     pub(super) fn on_target_success(&mut self, active: &mut ActiveSequence) {
-        active.failures.in_a_row = 0;
+        active.failures.consecutive = 0;
         if let Some(target) = &mut active.target {
             self.workers.succeeded(target);
         }
     }
 
-    fn unserved_failure(&self, active: &ActiveSequence) -> Failure {
+    fn unserved_failure(&self, active: &ActiveSequence) -> SequenceFailure {
         let model = &active.lane.key.model;
         if !self.workers.is_served(model) {
-            return Failure::Unavailable(format!("no target worker is ready for model `{model}`"));
+            return SequenceFailure::Unavailable(format!("no target worker is ready for model `{model}`"));
         }
         match &active.failures.reason {
-            Some(TargetFault::Refused(reason)) => Failure::Refused(reason.clone()),
+            Some(TargetFault::Refused(reason)) => SequenceFailure::Refused(reason.clone()),
             _ => {
                 let max_len = active.sequence.spec().max_len;
-                Failure::Unavailable(format!(
+                SequenceFailure::Unavailable(format!(
                     "no target worker of model `{model}` has a context window of {max_len} tokens"
                 ))
             }
@@ -156,7 +156,7 @@ impl SchedulerState {
         let reason = format!(
             "{MAX_TARGETS_LOST} target workers in a row failed while they ran this request; last failure: {last}"
         );
-        self.fail(active, Failure::Quarantined(reason));
+        self.fail(active, SequenceFailure::Quarantined(reason));
     }
 
     /// Deadline of one step at the sequence's target.

@@ -346,21 +346,25 @@ impl World {
             Report::TargetAssigned { waited, .. } => format!("assigned after {} us", waited.as_micros()),
             Report::Ignored(why) => format!("ignored {why:?}"),
             Report::DraftWorkerSilent { worker, .. } => format!("{} is silent", self.name_of(*worker)),
-            Report::DraftWorkerAnswers(worker) => format!("{} answers again", self.name_of(*worker)),
+            Report::DraftWorkerRecovered(worker) => format!("{} answers again", self.name_of(*worker)),
             Report::TargetSilent { worker, waited, moved } => {
                 format!("{} is silent for {} us: {moved} move", self.name_of(*worker), waited.as_micros())
             }
             Report::WorkerDraining { worker, sequences } => {
                 format!("{} drains with {sequences} sequences", self.name_of(*worker))
             }
-            Report::Moved { from, sequences } => format!("{sequences} move from {}", self.name_of(*from)),
+            Report::SequencesMoved { from, sequences } => {
+                format!("{sequences} move from {}", self.name_of(*from))
+            }
             Report::WorkerUndrained(worker) => format!("{} gets new sequences again", self.name_of(*worker)),
-            Report::TargetAnswers(worker) => format!("{} answers again", self.name_of(*worker)),
+            Report::TargetRecovered(worker) => format!("{} answers again", self.name_of(*worker)),
             Report::TargetFailed { worker, fault, is_opened } => {
                 let opened = if *is_opened { "; its breaker opens" } else { "" };
                 format!("{}: {fault}{opened}", self.name_of(*worker))
             }
-            Report::Replayed { address, sequences, .. } => format!("lost {address}: {sequences} replayed"),
+            Report::SequencesReplayed { address, sequences, .. } => {
+                format!("lost {address}: {sequences} replayed")
+            }
             Report::ShadowScored(scored) => {
                 format!("scored {}: {:?} serving {:?}", scored.draft, scored.shadow, scored.serving)
             }

@@ -13,7 +13,7 @@ use super::active::ActiveSequence;
 
 /// Timer entries due later than this are not moved yet. Also the interval at which an expired sequence is
 /// checked again while no target can serve it.
-pub(super) const LATER: Duration = Duration::from_secs(1);
+pub(super) const TIMER_SLACK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Timers {

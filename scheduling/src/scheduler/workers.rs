@@ -13,12 +13,12 @@ use speculation::{Role, SequenceId};
 
 use super::MAX_REPORTED_STEP;
 use super::events::{Report, WorkerInfo, WorkerKey};
-use super::lanes::{LaneId, WorkersOfLane};
+use super::lanes::{LaneId, LaneWorkers};
 use super::placement::{Candidate, choose_draft, choose_target};
 use crate::cost::{StepTimes, WorkerCost};
 use crate::draft_health::DraftHealth;
 use crate::headroom::MeanRound;
-use crate::placement::{PrefixMarks, PrefixMemory};
+use crate::placement::{PrefixMarks, RecentPrefixes};
 use crate::rollout::{Rollout, preference};
 use crate::target_health::{FAILURES_TO_OPEN, TargetHealth};
 use crate::tree_size::MAX_LEAVES;
@@ -29,7 +29,7 @@ pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
 
 /// Assumed length of a sequence, in ids: for the capacity of an idle target, and for comparing the step times
 /// of two drafts.
-const USUAL_LEN: u32 = 1_024;
+const TYPICAL_LEN: u32 = 1_024;
 
 /// Maximum entries of tables filled from outside: points of a profile, addresses of crashes and of drained
 /// workers, scores of drafts by task type.
@@ -51,7 +51,7 @@ pub(super) struct Worker {
     reserved: u64,
     /// Ids of sequences whose first step there is in flight.
     prefilling: u32,
-    prefixes: PrefixMemory,
+    prefixes: RecentPrefixes,
     /// Responsiveness (draft workers).
     pub(super) health: DraftHealth,
     /// Reasons for which it drains, if any.
@@ -60,7 +60,7 @@ pub(super) struct Worker {
     pub(super) target_health: TargetHealth,
     /// When to check whether it is silent; absent while no answer is outstanding (targets).
     check_at: Option<Duration>,
-    /// Number of suspects assigned to it (targets); see [`Wanted::is_suspect`].
+    /// Number of suspects assigned to it (targets); see [`PlacementRequest::is_suspect`].
     suspects: u32,
     /// Cost of its steps.
     pub(super) cost: WorkerCost,
@@ -76,7 +76,7 @@ pub(super) struct Worker {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Draining {
     /// It is about to stop.
-    pub(super) by_itself: bool,
+    pub(super) by_worker: bool,
     /// An operator drains it.
     pub(super) by_operator: bool,
     /// An operator removed it from the list of workers.
@@ -84,14 +84,14 @@ pub(super) struct Draining {
 }
 
 impl Draining {
-    pub(super) fn is_on(self) -> bool {
-        self.why().is_some()
+    pub(super) fn is_active(self) -> bool {
+        self.reason().is_some()
     }
 
     /// Returns the reason in one word.
-    pub(super) fn why(self) -> Option<&'static str> {
+    pub(super) fn reason(self) -> Option<&'static str> {
         match () {
-            () if self.by_itself => Some("stopping"),
+            () if self.by_worker => Some("stopping"),
             () if self.is_unlisted => Some("unlisted"),
             () if self.by_operator => Some("operator"),
             () => None,
@@ -101,7 +101,7 @@ impl Draining {
 
 /// A sequence that needs a worker.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted<'a> {
+pub(super) struct PlacementRequest<'a> {
     pub(super) id: SequenceId,
     pub(super) model: &'a str,
     pub(super) task_type: &'a str,
@@ -133,13 +133,13 @@ pub(super) struct Reservation {
     prefilling: u32,
     is_suspect: bool,
     /// Whether an answer of the target is outstanding.
-    is_owed: bool,
+    awaits_reply: bool,
 }
 
 impl Reservation {
     /// Whether an answer of the target is outstanding.
-    pub(super) fn is_owed(&self) -> bool {
-        self.is_owed
+    pub(super) fn awaits_reply(&self) -> bool {
+        self.awaits_reply
     }
 }
 
@@ -167,7 +167,7 @@ pub(super) struct Workers {
 
 impl Workers {
     pub(super) fn join(&mut self, now: Duration, key: WorkerKey, info: WorkerInfo) {
-        let info = believable(info);
+        let info = clamp_reported(info);
         let crashes = self.crashes.get(&info.address).copied().unwrap_or(0);
         if info.role == Role::Target {
             self.targets.entry(info.model_id.clone()).or_default().insert(key);
@@ -179,14 +179,10 @@ impl Workers {
             credit: info.credit_blocks.unwrap_or(info.kv_blocks),
             reserved: 0,
             prefilling: 0,
-            prefixes: PrefixMemory::default(),
+            prefixes: RecentPrefixes::default(),
             health: DraftHealth::default(),
             draining: Draining { by_operator: self.drained.contains(&info.address), ..Draining::default() },
-            target_health: TargetHealth::joined(
-                now,
-                crashes.min(FAILURES_TO_OPEN),
-                !info.step_times.is_empty(),
-            ),
+            target_health: TargetHealth::new(now, crashes.min(FAILURES_TO_OPEN), !info.step_times.is_empty()),
             check_at: None,
             suspects: 0,
             cost: WorkerCost::new(step_times(&info)),
@@ -206,7 +202,7 @@ impl Workers {
         }
         self.changed.remove(&key);
         self.unlisted.remove(&key);
-        if info.role == Role::Target && target_health.owes() {
+        if info.role == Role::Target && target_health.has_outstanding() {
             if self.crashes.len() >= MAX_ENTRIES && !self.crashes.contains_key(&info.address) {
                 self.crashes.pop_first();
             }
@@ -257,14 +253,14 @@ impl Workers {
     }
 
     /// Returns the workers of a sequence of `model`; `None` if it lacks one.
-    pub(super) fn of_lane(
+    pub(super) fn lane_workers(
         &self,
         model: &str,
         target: Option<WorkerKey>,
         draft: Option<WorkerKey>,
-    ) -> Option<WorkersOfLane<'_>> {
+    ) -> Option<LaneWorkers<'_>> {
         let (target, draft) = (self.get(target?)?, self.get(draft?)?);
-        Some(WorkersOfLane {
+        Some(LaneWorkers {
             target: &target.cost,
             draft: &draft.cost,
             num_targets: self.num_targets(model),
@@ -277,34 +273,38 @@ impl Workers {
     /// Reserves capacity at the best target that has enough.
     pub(super) fn reserve_target(
         &mut self,
-        wanted: &Wanted<'_>,
+        request: &PlacementRequest<'_>,
         numerics_id: Option<&str>,
     ) -> Option<Reservation> {
-        let chosen = choose_target(self.candidates(wanted), wanted.model, numerics_id, wanted.avoid);
-        self.reserve(chosen?, wanted)
+        let chosen = choose_target(self.candidates(request), request.model, numerics_id, request.avoid);
+        self.reserve(chosen?, request)
     }
 
     /// Reserves capacity at the best draft worker for a sequence on `target`.
-    pub(super) fn reserve_draft(&mut self, wanted: &Wanted<'_>, target: WorkerKey) -> Option<Reservation> {
-        let chosen = self.best_draft(wanted, target);
-        self.reserve(chosen?, wanted)
+    pub(super) fn reserve_draft(
+        &mut self,
+        request: &PlacementRequest<'_>,
+        target: WorkerKey,
+    ) -> Option<Reservation> {
+        let chosen = self.best_draft(request, target);
+        self.reserve(chosen?, request)
     }
 
     /// The draft worker that a sequence on `target` would be assigned.
-    pub(super) fn best_draft(&self, wanted: &Wanted<'_>, target: WorkerKey) -> Option<WorkerKey> {
+    pub(super) fn best_draft(&self, request: &PlacementRequest<'_>, target: WorkerKey) -> Option<WorkerKey> {
         let target = &self.get(target)?.info;
-        let with_capacity = self.candidates(wanted).filter(|candidate| {
+        let with_capacity = self.candidates(request).filter(|candidate| {
             let worker = self.get(candidate.key);
-            worker.is_some_and(|worker| worker.has_blocks(worker.blocks_of(wanted.expected_len)))
+            worker.is_some_and(|worker| worker.has_blocks(worker.blocks_of(request.expected_len)))
         });
-        choose_draft(with_capacity, target, wanted.task_type, wanted.avoid)
+        choose_draft(with_capacity, target, request.task_type, request.avoid)
     }
 
     pub(super) fn release(&mut self, reservation: Reservation) {
-        let Reservation { key, lane, blocks, prefilling, is_suspect, is_owed } = reservation;
+        let Reservation { key, lane, blocks, prefilling, is_suspect, awaits_reply } = reservation;
         let Some(worker) = self.workers.get_mut(&key) else { return };
-        if is_owed {
-            worker.target_health.settled();
+        if awaits_reply {
+            worker.target_health.request_done();
         }
         worker.suspects = worker.suspects.saturating_sub(u32::from(is_suspect));
         worker.load = worker.load.saturating_sub(1);
@@ -321,7 +321,7 @@ impl Workers {
 
     /// Updates a reservation: the sequence has `len` ids, and its first step is done. Returns whether this
     /// freed prefill capacity.
-    pub(super) fn grow(&mut self, reservation: &mut Reservation, len: u32) -> bool {
+    pub(super) fn grow_reservation(&mut self, reservation: &mut Reservation, len: u32) -> bool {
         let Some(worker) = self.workers.get_mut(&reservation.key) else { return false };
         let blocks = worker.blocks_of(len);
         if blocks > reservation.blocks {
@@ -350,36 +350,36 @@ impl Workers {
         })
     }
 
-    fn reserve(&mut self, key: WorkerKey, wanted: &Wanted<'_>) -> Option<Reservation> {
+    fn reserve(&mut self, key: WorkerKey, request: &PlacementRequest<'_>) -> Option<Reservation> {
         let worker = self.workers.get_mut(&key)?;
-        let blocks = worker.blocks_of(wanted.expected_len);
+        let blocks = worker.blocks_of(request.expected_len);
         let reservation = Reservation {
             key,
-            lane: wanted.lane,
+            lane: request.lane,
             blocks,
-            prefilling: wanted.len,
-            is_suspect: wanted.is_suspect,
-            is_owed: false,
+            prefilling: request.len,
+            is_suspect: request.is_suspect,
+            awaits_reply: false,
         };
-        worker.target_health.assigned(wanted.now);
-        worker.suspects += u32::from(wanted.is_suspect);
+        worker.target_health.assigned(request.now);
+        worker.suspects += u32::from(request.is_suspect);
         worker.load += 1;
-        *worker.lane_loads.entry(wanted.lane).or_default() += 1;
+        *worker.lane_loads.entry(request.lane).or_default() += 1;
         worker.reserved += blocks;
-        worker.prefilling += wanted.len;
-        worker.prefixes.remember(wanted.marks);
+        worker.prefilling += request.len;
+        worker.prefixes.remember(request.marks);
         self.changed.insert(key);
         Some(reservation)
     }
 
-    fn candidates(&self, wanted: &Wanted<'_>) -> impl Iterator<Item = Candidate<'_>> {
-        let Wanted { id, lane, expected_len, len, marks, is_suspect, now, .. } = *wanted;
+    fn candidates(&self, request: &PlacementRequest<'_>) -> impl Iterator<Item = Candidate<'_>> {
+        let PlacementRequest { id, lane, expected_len, len, marks, is_suspect, now, .. } = *request;
         let rollout = self.rollout.as_ref();
         let may_serve = |worker: &&Worker| {
             let window = worker.info.max_model_len;
             let serves =
-                (window == 0 || wanted.max_len <= window) && !wanted.refused_by.contains(&worker.key);
-            !worker.draining.is_on() && (worker.info.role == Role::Draft || serves)
+                (window == 0 || request.max_len <= window) && !request.refused_by.contains(&worker.key);
+            !worker.draining.is_active() && (worker.info.role == Role::Draft || serves)
         };
         self.workers.values().filter(may_serve).map(move |worker| Candidate {
             key: worker.key,
@@ -387,7 +387,7 @@ impl Workers {
             load: worker.load,
             lane_load: worker.lane_loads.get(&lane).copied().unwrap_or(0),
             shared_prefix: worker.prefixes.shared(marks),
-            is_unfit: match worker.info.role {
+            is_unavailable: match worker.info.role {
                 Role::Target => {
                     !worker.has_blocks(worker.blocks_of(expected_len))
                         || !worker.may_prefill(len)
@@ -395,8 +395,8 @@ impl Workers {
                 }
                 Role::Draft => worker.health.is_out(),
             },
-            is_out: worker.target_health.is_out(now),
-            step_micros: worker.cost.step_micros(1.0, 0.0),
+            is_unhealthy: worker.target_health.is_unhealthy(now),
+            step_us: worker.cost.step_us(1.0, 0.0),
             preference: preference(rollout, (&worker.info.model_id, worker.info.is_shadow), id),
         })
     }
@@ -427,7 +427,7 @@ impl Worker {
 }
 
 /// Clamps what a worker reported, so that no arithmetic on it overflows.
-fn believable(info: WorkerInfo) -> WorkerInfo {
+fn clamp_reported(info: WorkerInfo) -> WorkerInfo {
     let longest = MAX_REPORTED_STEP.as_micros() as u64;
     let mut step_times = info.step_times;
     step_times.truncate(MAX_ENTRIES);

@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use scheduling::profile::{Acceptance, ForwardRows, Profile};
-use simulator::{ENDLESS, Experiment, Kind, Outcome, Policy, Setup, Traffic, run_with};
+use simulator::{ENDLESS, Experiment, Policy, RequestKind, RunOutcome, Setup, Traffic, run_with};
 
 use crate::map::CONTEXT;
-use crate::{MAX_K, say};
+use crate::{MAX_K, print_line};
 
 /// Number of runs per point, and per short or busy point.
 const SEEDS: u64 = 6;
@@ -37,9 +37,9 @@ fn mechanisms() -> Vec<Mechanism> {
     let by = |name, leave_out| Mechanism { name, leave_out };
     vec![
         by("probes", |e| e.rules.probe_share = 0.0),
-        by("agreement of fed tokens", |e| e.tells_agreement = false),
-        by("rash hysteresis", |e| e.rules.rash_hysteresis = e.rules.hysteresis),
-        by("hysteresis", |e| (e.rules.rash_hysteresis, e.rules.hysteresis) = (0.0, 0.0)),
+        by("agreement of fed tokens", |e| e.reports_agreement = false),
+        by("unconfirmed hysteresis", |e| e.rules.unconfirmed_hysteresis = e.rules.hysteresis),
+        by("hysteresis", |e| (e.rules.unconfirmed_hysteresis, e.rules.hysteresis) = (0.0, 0.0)),
         by("settling", |e| e.rules.settling_lane_rounds = 0),
         by("limit on the delay of other lanes", |e| e.rules.others_delay_max = f64::MAX),
         by("change detection", |e| e.rules.acceptance.change_deviations = f64::MAX),
@@ -59,9 +59,9 @@ struct Point {
     profile: Profile,
     traffic: Traffic,
     duration: Duration,
-    told_over_true: (f64, f64),
+    reported_over_true: (f64, f64),
     /// Whether draft workers report agreement with fed tokens.
-    tells_agreement: bool,
+    reports_agreement: bool,
     /// Number of runs; a single short one tells little.
     seeds: u64,
 }
@@ -70,8 +70,8 @@ impl Point {
     /// Logarithm of the score, for each run.
     fn scores(&self, left_out: &[&Mechanism], first_seed: u64) -> Vec<f64> {
         let mut experiment = Experiment {
-            told_over_true: self.told_over_true,
-            tells_agreement: self.tells_agreement,
+            reported_over_true: self.reported_over_true,
+            reports_agreement: self.reports_agreement,
             ..Experiment::default()
         };
         left_out.iter().for_each(|mechanism| (mechanism.leave_out)(&mut experiment));
@@ -90,7 +90,7 @@ impl Point {
     }
 
     /// The score: tokens per second, or for open traffic the inverse of the mean time per output token.
-    fn score(&self, outcome: &Outcome) -> f64 {
+    fn score(&self, outcome: &RunOutcome) -> f64 {
         match self.traffic {
             Traffic::Closed { .. } => outcome.tokens_per_second(),
             Traffic::Open { .. } => {
@@ -101,36 +101,36 @@ impl Point {
     }
 }
 
-fn kind(task: &str, share: f64, (prompt_tokens, output_tokens): (u32, u32)) -> Kind {
-    Kind { task_type: task.to_owned(), share, prompt_tokens, output_tokens }
+fn kind(task: &str, share: f64, (prompt_tokens, output_tokens): (u32, u32)) -> RequestKind {
+    RequestKind { task_type: task.to_owned(), share, prompt_tokens, output_tokens }
 }
 
 impl Point {
     /// Creates a point with endless sequences of one lane, for this number of decode rounds.
     fn of_one_lane(name: String, profile: Profile, (sequences, rounds): (u32, f64)) -> Self {
         let traffic = Traffic::Closed { sequences, kinds: vec![kind("", 1.0, (CONTEXT, ENDLESS))] };
-        let duration = lasting(&profile, sequences, rounds);
+        let duration = duration_of(&profile, sequences, rounds);
         Self {
             name,
             profile,
             traffic,
             duration,
-            told_over_true: (1.0, 1.0),
-            tells_agreement: true,
+            reported_over_true: (1.0, 1.0),
+            reports_agreement: true,
             seeds: SEEDS,
         }
     }
 }
 
 /// Duration of this number of decode rounds.
-fn lasting(profile: &Profile, sequences: u32, rounds: f64) -> Duration {
+fn duration_of(profile: &Profile, sequences: u32, rounds: f64) -> Duration {
     let forward = profile.target.curve.micros(ForwardRows::even(sequences, 1, CONTEXT));
     Duration::from_secs_f64((forward + 2.0 * profile.wire_us) * rounds / 1e6)
 }
 
 /// A profile whose acceptance changes twice, after this number of decode rounds each.
 fn changing(profile: &Profile, rates: [f64; 3], (sequences, rounds): (u32, f64)) -> Profile {
-    let part = lasting(profile, sequences, rounds).as_secs_f64();
+    let part = duration_of(profile, sequences, rounds).as_secs_f64();
     let steps: Vec<(f64, f64)> = (0..).zip(rates).map(|(at, rate)| (f64::from(at) * part, rate)).collect();
     Profile { acceptance: Acceptance::steps(&steps), ..profile.clone() }
 }
@@ -138,11 +138,11 @@ fn changing(profile: &Profile, rates: [f64; 3], (sequences, rounds): (u32, f64))
 /// Points with one lane: right and wrong tables, fresh lanes, sudden changes, more rows than were profiled.
 fn one_lane(profile: &Profile) -> Vec<Point> {
     let mut points = Vec::new();
-    for (told, told_over_true) in TABLES {
+    for (told, reported_over_true) in TABLES {
         for (sequences, rate) in [(1, 0.8), (4, 0.5), (16, 0.65), (64, 0.8)] {
             let name = format!("{sequences} at {rate} {told}");
             let point = Point::of_one_lane(name, profile.with_acceptance(rate), (sequences, 200.0));
-            points.push(Point { told_over_true, ..point });
+            points.push(Point { reported_over_true, ..point });
         }
     }
     for (sequences, rate) in [(1, 0.3), (1, 0.8), (2, 0.6), (8, 0.8)] {
@@ -151,7 +151,7 @@ fn one_lane(profile: &Profile) -> Vec<Point> {
         let traffic = Traffic::Closed { sequences, kinds: vec![kind("", 1.0, (CONTEXT, 64))] };
         points.push(Point { traffic, seeds: MORE_SEEDS, ..point });
     }
-    for (told, told_over_true) in TABLES {
+    for (told, reported_over_true) in TABLES {
         for (sequences, rate) in [(1, 0.3), (4, 0.3), (4, 0.8), (16, 0.5)] {
             let name = format!(
                 "{TASKS} fresh lanes, {sequences} sequences in total at {rate}, outputs of 64 {told}"
@@ -159,7 +159,7 @@ fn one_lane(profile: &Profile) -> Vec<Point> {
             let point = Point::of_one_lane(name, profile.with_acceptance(rate), (sequences, 600.0));
             let kinds = (0..TASKS).map(|task| kind(&task.to_string(), 1.0 / f64::from(TASKS), (CONTEXT, 64)));
             let traffic = Traffic::Closed { sequences, kinds: kinds.collect() };
-            points.push(Point { traffic, told_over_true, seeds: MORE_SEEDS, ..point });
+            points.push(Point { traffic, reported_over_true, seeds: MORE_SEEDS, ..point });
         }
     }
     for sequences in [1, 4, 16] {
@@ -171,7 +171,7 @@ fn one_lane(profile: &Profile) -> Vec<Point> {
         let name = format!("{sequences} at 0.05, 0.85, 0.05, no agreement of fed tokens reported");
         let profile = changing(profile, [0.05, 0.85, 0.05], (sequences, 300.0));
         let point = Point::of_one_lane(name, profile, (sequences, 900.0));
-        points.push(Point { tells_agreement: false, ..point });
+        points.push(Point { reports_agreement: false, ..point });
     }
     for rate in [0.65, 0.9] {
         let name = format!("512 at {rate}");
@@ -192,7 +192,7 @@ fn two_lanes(profile: &Profile) -> Vec<Point> {
         let point = Point::of_one_lane(name, profile.clone(), (sequences, 400.0));
         points.push(Point { traffic: Traffic::Closed { sequences, kinds }, seeds: 2 * SEEDS, ..point });
     }
-    let tokens = 64.0 / lasting(&profile, 64, 1.0).as_secs_f64();
+    let tokens = 64.0 / duration_of(&profile, 64, 1.0).as_secs_f64();
     let prompt_s = 256.0 * profile.target.curve.prefill_us_per_row() / 1e6;
     for load in [0.3, 0.7] {
         let traffic = Traffic::Open {
@@ -209,8 +209,8 @@ fn two_lanes(profile: &Profile) -> Vec<Point> {
 
 /// Prints for each mechanism, or each `MECHANISM+MECHANISM` of `picked`, the remaining speed without it at
 /// its worst points.
-pub(crate) fn draw(profiles: &[Profile], picked: &[String]) {
-    say("\n# Ablation: speed without a mechanism / speed with it, standard errors over seeds");
+pub(crate) fn print(profiles: &[Profile], picked: &[String]) {
+    print_line("\n# Ablation: speed without a mechanism / speed with it, standard errors over seeds");
     let all = mechanisms();
     let picked: Vec<String> = match picked {
         [] => all.iter().map(|mechanism| mechanism.name.to_owned()).collect(),
@@ -230,12 +230,12 @@ pub(crate) fn draw(profiles: &[Profile], picked: &[String]) {
         let first_seed = if parts.is_empty() { 1001 } else { 1 };
         let without: Vec<Vec<f64>> =
             points.iter().map(|(_, point)| point.scores(&parts, first_seed)).collect();
-        tell(&name, points.iter().map(|(name, _)| name.as_str()), without.iter().zip(&with));
+        print_ratios(&name, points.iter().map(|(name, _)| name.as_str()), without.iter().zip(&with));
     }
 }
 
 /// Prints the mean of all points, the numbers of worse and better points, and the three worst points.
-fn tell<'a>(
+fn print_ratios<'a>(
     name: &str,
     points: impl Iterator<Item = &'a str>,
     scores: impl Iterator<Item = (&'a Vec<f64>, &'a Vec<f64>)>,
@@ -247,13 +247,13 @@ fn tell<'a>(
     let is_sure = |ratio: f64, error: f64| (ratio - 1.0).abs() > WORTH.max(2.0 * error);
     let sure = || ratios.iter().filter(|((ratio, error), _)| is_sure(*ratio, *error));
     let worse = sure().filter(|((ratio, _), _)| *ratio < 1.0).count();
-    say(&format!(
+    print_line(&format!(
         "without {name}: mean {:.3}, worse by at least 1% at {worse} points, better at {}",
         mean.exp(),
         sure().count() - worse
     ));
     for ((ratio, error), point) in ratios.iter().take(3).chain(ratios.last()) {
-        say(&format!("    {ratio:.3} +- {error:.3}  {point}"));
+        print_line(&format!("    {ratio:.3} +- {error:.3}  {point}"));
     }
 }
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use scheduling::profile::{Acceptance, ForwardRows, Profile};
 use simulator::outcome::percentile;
-use simulator::{Experiment, Kind, Outcome, Policy, Setup, Traffic, run_with};
+use simulator::{Experiment, Policy, RequestKind, RunOutcome, Setup, Traffic, run_with};
 use speculation::Role;
 
-use crate::{MAX_K, SEEDS, one_kind, say};
+use crate::{MAX_K, SEEDS, one_kind, print_line};
 
 /// Task type, share of the requests, acceptance.
 type Mix = [(&'static str, f64, f64); 2];
@@ -25,13 +25,13 @@ const LOADS: [f64; 5] = [0.05, 0.25, 0.5, 0.75, 0.9];
 const TAIL_SEEDS: u64 = 20;
 
 /// Factor on arrival times that changes the noise of every forward and almost nothing else.
-const ALMOST: f64 = 1.0001;
+const TIME_SHIFT: f64 = 1.0001;
 
 const PROMPT: u32 = 256;
 const OUTPUT: u32 = 192;
 
-fn kinds(mix: &Mix) -> Vec<Kind> {
-    mix.map(|(task, share, _)| Kind {
+fn kinds(mix: &Mix) -> Vec<RequestKind> {
+    mix.map(|(task, share, _)| RequestKind {
         task_type: task.to_owned(),
         share,
         prompt_tokens: PROMPT,
@@ -42,37 +42,37 @@ fn kinds(mix: &Mix) -> Vec<Kind> {
 
 /// The simulated profile, request mix and rules.
 #[derive(Clone, Copy)]
-struct Played<'a> {
+struct Scenario<'a> {
     profile: &'a Profile,
     mix: &'a Mix,
     experiment: &'a Experiment,
 }
 
-fn serve(played: Played<'_>, per_second: f64, policy: Policy, (seconds, seed): (u64, u64)) -> Outcome {
+fn serve(scenario: Scenario<'_>, per_second: f64, policy: Policy, (seconds, seed): (u64, u64)) -> RunOutcome {
     let setup = Setup {
-        profile: played.profile,
-        traffic: Traffic::Open { per_second, kinds: kinds(played.mix), sequences_max: 2_048 },
+        profile: scenario.profile,
+        traffic: Traffic::Open { per_second, kinds: kinds(scenario.mix), sequences_max: 2_048 },
         policy,
         seed,
         duration: Duration::from_secs(seconds),
         warm_up: Duration::from_secs(seconds / 4),
     };
-    run_with(&setup, played.experiment)
+    run_with(&setup, scenario.experiment)
 }
 
 /// Prints P50 and P99 of the time per output token for both kinds, at each load and with each way of serving.
 pub(crate) fn mixed(profile: &Profile, experiment: &Experiment, quick: bool) {
-    MIXES.iter().for_each(|mix| mixed_kinds(Played { profile, mix, experiment }, quick));
+    MIXES.iter().for_each(|mix| mixed_kinds(Scenario { profile, mix, experiment }, quick));
 }
 
-fn mixed_kinds(played: Played<'_>, quick: bool) {
-    let Played { profile, mix, experiment } = played;
+fn mixed_kinds(scenario: Scenario<'_>, quick: bool) {
+    let Scenario { profile, mix, experiment } = scenario;
     let rates: Vec<(&str, f64)> = mix.iter().map(|(task, _, rate)| (*task, *rate)).collect();
     let profile = Profile { acceptance: Acceptance::by_task(&rates), ..profile.clone() };
-    let most = busiest(&profile);
-    let played = Played { profile: &profile, ..played };
-    say(&format!("\n# Mixed requests: {}", profile.name));
-    say(&format!(
+    let most = saturation_rate(&profile);
+    let scenario = Scenario { profile: &profile, ..scenario };
+    print_line(&format!("\n# Mixed requests: {}", profile.name));
+    print_line(&format!(
         "{mix:?} (task type, share, acceptance), prompts of {PROMPT}, outputs of {OUTPUT} on average; the target is saturated at {most:.1} requests/s with k = 0.\n\
          Milliseconds per output token, P50/P99, of each kind of request; total tokens/s."
     ));
@@ -81,8 +81,8 @@ fn mixed_kinds(played: Played<'_>, quick: bool) {
     mixed_groups.groups.by_lane = false;
     for load in LOADS {
         let per_second = load * most;
-        say(&format!("load {load:.2}, {per_second:.1} requests/s"));
-        let k_all = best_fixed(played, per_second, seconds);
+        print_line(&format!("load {load:.2}, {per_second:.1} requests/s"));
+        let k_all = best_fixed(scenario, per_second, seconds);
         let lanes = Policy::Lanes { max_k: MAX_K };
         for (name, policy, experiment) in [
             ("lanes, groups of one lane".to_owned(), lanes, experiment),
@@ -90,7 +90,7 @@ fn mixed_kinds(played: Played<'_>, quick: bool) {
             (format!("one k for all, best: {k_all}"), Policy::Fixed(k_all), &mixed_groups),
             ("k = 0".to_owned(), Policy::Fixed(0), experiment),
         ] {
-            let outcome = serve(Played { experiment, ..played }, per_second, policy, (seconds, 1));
+            let outcome = serve(Scenario { experiment, ..scenario }, per_second, policy, (seconds, 1));
             let cells: Vec<String> = outcome
                 .kinds
                 .iter()
@@ -100,7 +100,7 @@ fn mixed_kinds(played: Played<'_>, quick: bool) {
                 })
                 .collect();
             let ks: Vec<String> = outcome.lanes.iter().map(|lane| format!("{:.1}", lane.mean_k)).collect();
-            say(&format!(
+            print_line(&format!(
                 "  {name:<26} {}  {:>7.0} tokens/s  mean k {}",
                 cells.join("  "),
                 outcome.tokens_per_second(),
@@ -112,20 +112,20 @@ fn mixed_kinds(played: Played<'_>, quick: bool) {
         let mut tails = mix.map(|_| (Vec::new(), Vec::new()));
         for seed in 1..=runs {
             let p99 = |per_second, served| {
-                let outcome = serve(played, per_second, served, (seconds, seed));
+                let outcome = serve(scenario, per_second, served, (seconds, seed));
                 [0, 1].map(|kind| percentile(&outcome.kinds[kind].tpot_ms, 0.99))
             };
             let plain = Policy::Fixed(0);
             let bar = p99(per_second, plain);
             let ours = p99(per_second, lanes);
-            let plain_again = p99(per_second * ALMOST, plain);
+            let plain_again = p99(per_second * TIME_SHIFT, plain);
             for (kind, (with_lanes, by_chance)) in tails.iter_mut().enumerate() {
                 with_lanes.push(ours[kind] / bar[kind]);
                 by_chance.push(plain_again[kind] / bar[kind]);
             }
         }
         for ((kind, ..), (with_lanes, by_chance)) in mix.iter().zip(&tails) {
-            say(&format!(
+            print_line(&format!(
                 "  P99 of {kind} requests / P99 with k = 0, {runs} seeds: lanes {}; k = 0 again, arrivals shifted by 0.01%, {}",
                 spread(with_lanes),
                 spread(by_chance)
@@ -146,7 +146,7 @@ fn spread(ratios: &[f64]) -> String {
 }
 
 /// Requests per second that saturate the target at k = 0.
-fn busiest(profile: &Profile) -> f64 {
+fn saturation_rate(profile: &Profile) -> f64 {
     let forward = |sequences: u32| ForwardRows::even(sequences, 1, PROMPT + OUTPUT / 2);
     // The point where doubling the sequences hardly increases the throughput.
     let per_second = |sequences: u32| {
@@ -158,9 +158,9 @@ fn busiest(profile: &Profile) -> f64 {
 }
 
 /// The k with the lowest median over both kinds if it applies to all.
-fn best_fixed(played: Played<'_>, per_second: f64, seconds: u64) -> u32 {
+fn best_fixed(scenario: Scenario<'_>, per_second: f64, seconds: u64) -> u32 {
     let median = |k: u32| {
-        let outcome = serve(played, per_second, Policy::Fixed(k), (seconds / 2, 1));
+        let outcome = serve(scenario, per_second, Policy::Fixed(k), (seconds / 2, 1));
         let all: Vec<f64> = outcome.kinds.iter().flat_map(|kind| kind.tpot_ms.clone()).collect();
         if all.is_empty() { f64::MAX } else { percentile(&all, 0.5) }
     };
@@ -171,8 +171,8 @@ fn best_fixed(played: Played<'_>, per_second: f64, seconds: u64) -> u32 {
 /// and verifying.
 pub(crate) fn overlap(profile: &Profile, experiment: &Experiment) {
     const CONTEXT: u32 = 512;
-    say(&format!("\n# Overlap of drafting and verifying: {}", profile.name));
-    say(
+    print_line(&format!("\n# Overlap of drafting and verifying: {}", profile.name));
+    print_line(
         "own choice / best schedule: any k, any number of equal alternating groups, no noise, mean acceptance in every round",
     );
     for acceptance in [0.5, 0.8, 0.95] {
@@ -196,7 +196,7 @@ pub(crate) fn overlap(profile: &Profile, experiment: &Experiment) {
                 outcome.busy(Role::Target),
             ));
         }
-        say(&format!("acceptance {acceptance}: {}", cells.join(", ")));
+        print_line(&format!("acceptance {acceptance}: {}", cells.join(", ")));
     }
 }
 

@@ -24,7 +24,7 @@ mod types;
 use std::path::PathBuf;
 
 use scheduling::profile::Profile;
-use simulator::{ENDLESS, Experiment, Kind};
+use simulator::{ENDLESS, Experiment, RequestKind};
 
 /// Maximum k, the router's default.
 const MAX_K: u32 = 10;
@@ -37,7 +37,7 @@ const SHIPPED: [&str; 3] = ["70b-8xh100-l4.toml", "8b-h100.toml", "cpu-pair.toml
 
 /// Command line arguments.
 #[derive(Debug, Default)]
-struct Wanted {
+struct Args {
     quick: bool,
     /// Points of the map to explain: sequences and acceptance.
     cells: Vec<(u32, f64)>,
@@ -51,32 +51,32 @@ struct Wanted {
     experiment: Experiment,
 }
 
-impl Wanted {
+impl Args {
     fn parse() -> Result<Self, String> {
-        let mut wanted = Self::default();
+        let mut args = Self::default();
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             match word.as_str() {
-                "quick" => wanted.quick = true,
+                "quick" => args.quick = true,
                 "map" | "step" | "trees" | "types" | "mixed" | "overlap" | "scale" | "ablation" => {
-                    wanted.parts.push(word)
+                    args.parts.push(word)
                 }
                 // The picture needs maps, and nothing else unless that is requested.
                 "--svg" => {
-                    wanted.svg = words.next().map(PathBuf::from);
-                    wanted.parts.push("map".to_owned());
+                    args.svg = words.next().map(PathBuf::from);
+                    args.parts.push("map".to_owned());
                 }
                 "--cell" => {
                     let point = words.next().and_then(|point| point_of(&point));
-                    wanted.cells.push(point.ok_or("--cell requires SEQUENCES,ACCEPTANCE, such as 64,0.8")?);
-                    wanted.parts.push("cell".to_owned());
+                    args.cells.push(point.ok_or("--cell requires SEQUENCES,ACCEPTANCE, such as 64,0.8")?);
+                    args.parts.push("cell".to_owned());
                 }
-                "--without" => wanted.without.push(words.next().unwrap_or_default()),
-                "--rule" => rules::set(&mut wanted.experiment, &words.next().unwrap_or_default())?,
-                _ => wanted.profiles.push(word.into()),
+                "--without" => args.without.push(words.next().unwrap_or_default()),
+                "--rule" => rules::set(&mut args.experiment, &words.next().unwrap_or_default())?,
+                _ => args.profiles.push(word.into()),
             }
         }
-        Ok(wanted)
+        Ok(args)
     }
 
     fn has(&self, part: &str) -> bool {
@@ -107,58 +107,58 @@ fn point_of(word: &str) -> Option<(u32, f64)> {
 }
 
 /// Endless sequences of one kind.
-fn one_kind(context: u32) -> Vec<Kind> {
-    vec![Kind { task_type: String::new(), share: 1.0, prompt_tokens: context, output_tokens: ENDLESS }]
+fn one_kind(context: u32) -> Vec<RequestKind> {
+    vec![RequestKind { task_type: String::new(), share: 1.0, prompt_tokens: context, output_tokens: ENDLESS }]
 }
 
 #[expect(clippy::print_stdout, reason = "results go to standard output")]
-fn say(line: &str) {
+fn print_line(line: &str) {
     println!("{line}");
 }
 
 fn main() -> Result<(), String> {
-    let wanted = Wanted::parse()?;
-    let profiles = wanted.load()?;
-    let experiment = &wanted.experiment;
-    say("All numbers are simulated; nothing was measured.");
+    let args = Args::parse()?;
+    let profiles = args.load()?;
+    let experiment = &args.experiment;
+    print_line("All numbers are simulated; nothing was measured.");
     let mut worst = map::Worst::default();
     let mut maps = Vec::new();
     for profile in &profiles {
-        say(&format!("\n# {}", profile.name));
-        wanted.cells.iter().for_each(|point| cell::draw(profile, experiment, *point));
-        if wanted.has("map") {
-            let (of_map, points) = map::draw(profile, experiment, wanted.quick);
+        print_line(&format!("\n# {}", profile.name));
+        args.cells.iter().for_each(|point| cell::print(profile, experiment, *point));
+        if args.has("map") {
+            let (of_map, points) = map::print(profile, experiment, args.quick);
             worst = worst.and(of_map);
             maps.push((profile.name.clone(), points));
         }
-        if wanted.has("step") {
-            step::draw(profile, experiment);
+        if args.has("step") {
+            step::print(profile, experiment);
         }
-        if wanted.has("trees") {
-            trees::draw(profile, experiment);
+        if args.has("trees") {
+            trees::print(profile, experiment);
         }
-        if wanted.has("types") {
-            types::draw(profile, experiment);
+        if args.has("types") {
+            types::print(profile, experiment);
         }
     }
-    if let Some(file) = &wanted.svg {
+    if let Some(file) = &args.svg {
         std::fs::write(file, svg::picture(&maps)).map_err(|error| format!("{}: {error}", file.display()))?;
     }
-    if wanted.parts.iter().any(|part| part == "ablation") {
-        ablation::draw(&profiles, &wanted.without);
+    if args.parts.iter().any(|part| part == "ablation") {
+        ablation::print(&profiles, &args.without);
     }
     let first = &profiles[0];
-    if wanted.has("mixed") {
-        lanes::mixed(first, experiment, wanted.quick);
+    if args.has("mixed") {
+        lanes::mixed(first, experiment, args.quick);
     }
-    if wanted.has("overlap") {
+    if args.has("overlap") {
         lanes::overlap(first, experiment);
     }
-    if wanted.has("scale") {
-        scale::draw(first, experiment);
+    if args.has("scale") {
+        scale::print(first, experiment);
     }
-    if wanted.has("map") {
-        say(&format!("\nmin_ratio_vs_best={:.2} min_ratio_vs_off={:.2}", worst.vs_best, worst.vs_off));
+    if args.has("map") {
+        print_line(&format!("\nmin_ratio_vs_best={:.2} min_ratio_vs_off={:.2}", worst.vs_best, worst.vs_off));
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use scheduling::profile::Profile;
 use simulator::{Experiment, Policy, Setup, Traffic, plain, run_with};
 
-use crate::{MAX_K, SEEDS, one_kind, say};
+use crate::{MAX_K, SEEDS, one_kind, print_line};
 
 const ACCEPTANCE: [f64; 6] = [0.2, 0.35, 0.5, 0.65, 0.8, 0.95];
 const SEQUENCES: [u32; 6] = [1, 4, 16, 64, 256, 512];
@@ -99,13 +99,13 @@ fn cell(profile: &Profile, experiment: &Experiment, sequences: u32) -> Cell {
 }
 
 /// Prints the map of a profile. Returns its smallest ratios, and its points by acceptance.
-pub(crate) fn draw(profile: &Profile, experiment: &Experiment, quick: bool) -> (Worst, Vec<Vec<Point>>) {
+pub(crate) fn print(profile: &Profile, experiment: &Experiment, quick: bool) -> (Worst, Vec<Vec<Point>>) {
     let sequences: &[u32] = if quick { &[1, 16, 256] } else { &SEQUENCES };
-    say(&format!(
+    print_line(&format!(
         "\nEach point: own choice / best fixed k of 0..={MAX_K}, own choice / no speculation, best fixed k, k at the end, (changes of k in the second half)"
     ));
     let heads: Vec<String> = sequences.iter().map(|n| format!("{:>25}", format!("{n} sequences"))).collect();
-    say(&format!("acceptance {}", heads.join(" ")));
+    print_line(&format!("acceptance {}", heads.join(" ")));
     let mut worst = Worst::default();
     let (mut picture, mut rows) = (Vec::new(), Vec::new());
     for acceptance in ACCEPTANCE {
@@ -121,12 +121,12 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment, quick: bool) -> (
             points.push(Point { sequences, acceptance, vs_best, vs_off, best_k: cell.best_k });
             signs.push_str(&format!("{:>4}", sign(vs_best)));
         }
-        say(&format!("{acceptance:>10} {}", texts.join(" ")));
+        print_line(&format!("{acceptance:>10} {}", texts.join(" ")));
         rows.push(points);
         picture.push(format!("{acceptance:>10} {signs}"));
     }
-    say("\nOwn choice / best fixed k: # at least 0.97, + at least 0.94, . below");
-    picture.iter().for_each(|line| say(line));
+    print_line("\nOwn choice / best fixed k: # at least 0.97, + at least 0.94, . below");
+    picture.iter().for_each(|line| print_line(line));
     (worst, rows)
 }
 

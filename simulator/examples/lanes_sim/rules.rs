@@ -21,7 +21,7 @@ macro_rules! rules {
 pub(crate) const RULES: &[Rule] = rules![
     "prior_acceptance": rules.prior_acceptance as f64,
     "hysteresis": rules.hysteresis as f64,
-    "rash_hysteresis": rules.rash_hysteresis as f64,
+    "unconfirmed_hysteresis": rules.unconfirmed_hysteresis as f64,
     "settling_lane_rounds": rules.settling_lane_rounds as u64,
     "others_delay_max": rules.others_delay_max as f64,
     "probe_share": rules.probe_share as f64,
@@ -34,7 +34,7 @@ pub(crate) const RULES: &[Rule] = rules![
     "residual_memory": rules.residuals.memory as f64,
     "prior_weight": rules.acceptance.prior_weight as f64,
     "change_deviations": rules.acceptance.change_deviations as f64,
-    "piece_drafts": rules.acceptance.piece_drafts as f64,
+    "bucket_drafts": rules.acceptance.bucket_drafts as f64,
     "groups_max": groups.groups_max as u32,
     "regroup_margin": groups.regroup_margin as f64,
     "regroup_rounds": groups.regroup_rounds as f64,
@@ -51,14 +51,14 @@ pub(crate) fn set(experiment: &mut Experiment, word: &str) -> Result<(), String>
     let names = || RULES.iter().map(|rule| rule.name).collect::<Vec<_>>().join(", ");
     let fault = || {
         format!(
-            "--rule requires NAME=VALUE, not {word}; NAME is tells_agreement (VALUE 0 or 1) or one of {}",
+            "--rule requires NAME=VALUE, not {word}; NAME is reports_agreement (VALUE 0 or 1) or one of {}",
             names()
         )
     };
     let (name, value) = word.split_once('=').ok_or_else(fault)?;
     let value: f64 = value.parse().map_err(|_| fault())?;
-    if name == "tells_agreement" {
-        experiment.tells_agreement = value != 0.0;
+    if name == "reports_agreement" {
+        experiment.reports_agreement = value != 0.0;
         return Ok(());
     }
     let rule = RULES.iter().find(|rule| rule.name == name).ok_or_else(fault)?;

@@ -5,26 +5,26 @@ use std::time::Duration;
 
 use scheduling::profile::{Acceptance, Profile};
 use simulator::outcome::percentile;
-use simulator::{Experiment, Kind, Policy, Setup, Traffic, run_with};
+use simulator::{Experiment, Policy, RequestKind, Setup, Traffic, run_with};
 
-use crate::{MAX_K, say};
+use crate::{MAX_K, print_line};
 
 const TARGETS: u32 = 16;
 const DRAFTS: u32 = 64;
 const SEQUENCES: u32 = 1_024;
 
 /// Prints the results of each kind.
-pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
+pub(crate) fn print(profile: &Profile, experiment: &Experiment) {
     let mut profile =
         Profile { acceptance: Acceptance::by_task(&[("easy", 0.82), ("hard", 0.38)]), ..profile.clone() };
     (profile.target.workers, profile.draft.workers) = (TARGETS, DRAFTS);
-    let kind = |task: &str, share| Kind {
+    let kind = |task: &str, share| RequestKind {
         task_type: task.to_owned(),
         share,
         prompt_tokens: 256,
         output_tokens: 192,
     };
-    say(&format!("\n# Scale: {TARGETS} targets and {DRAFTS} draft workers of {}", profile.name));
+    print_line(&format!("\n# Scale: {TARGETS} targets and {DRAFTS} draft workers of {}", profile.name));
     // More requests than are admitted, so that the system is always full.
     let setup = |minutes: u64| Setup {
         profile: &profile,
@@ -46,19 +46,19 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
         })
         .to_vec();
     let outcome = run_with(&setup(5), experiment);
-    say(&format!(
+    print_line(&format!(
         "Peak memory of this program: {}, {:.1} MB after 5 minutes",
         held.join(", "),
         peak_memory_mb()
     ));
-    say(&format!(
+    print_line(&format!(
         "{} sequences at the end, {:.0} tokens/s, {} requests rejected",
         outcome.sequences_at_end,
         outcome.tokens_per_second(),
-        outcome.turned_away
+        outcome.num_rejected
     ));
     for (kind, lane) in outcome.kinds.iter().zip(&outcome.lanes) {
-        say(&format!(
+        print_line(&format!(
             "{}: {} ended, TPOT {:.2}/{:.2} ms (P50/P99), TTFT {:.0}/{:.0} ms, longest wait for a token {:.0} ms, mean k {:.1}",
             kind.task_type,
             kind.ttft_ms.len(),

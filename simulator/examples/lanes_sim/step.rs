@@ -5,7 +5,7 @@ use std::time::Duration;
 use scheduling::profile::{Acceptance, Profile};
 use simulator::{Experiment, Policy, Setup, Traffic, run_with};
 
-use crate::{MAX_K, SEEDS, one_kind, say};
+use crate::{MAX_K, SEEDS, one_kind, print_line};
 
 const CONTEXT: u32 = 512;
 const RATES: [f64; 3] = [0.8, 0.3, 0.8];
@@ -17,8 +17,8 @@ const ROUNDS_ALLOWED: f64 = 20.0;
 const ROUNDS: f64 = 300.0;
 
 /// Prints the lane's speed in each stretch after its first rounds.
-pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
-    say(&format!(
+pub(crate) fn print(profile: &Profile, experiment: &Experiment) {
+    print_line(&format!(
         "\nAcceptance {RATES:?}, {ROUNDS} plain rounds each: own choice / best fixed k, after the first {ROUNDS_ALLOWED} rounds of each stretch"
     ));
     for sequences in [1, 4, 16, 64] {
@@ -50,6 +50,6 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
             let best = (0..=MAX_K).map(|k| speed(Policy::Fixed(k))).fold(0.0, f64::max);
             cells.push(format!("{:.2}", speed(Policy::Lanes { max_k: MAX_K }) / best));
         }
-        say(&format!("{sequences:>4} sequences: {}", cells.join(" ")));
+        print_line(&format!("{sequences:>4} sequences: {}", cells.join(" ")));
     }
 }

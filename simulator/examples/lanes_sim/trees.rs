@@ -4,7 +4,7 @@ use scheduling::profile::Profile;
 use simulator::{Experiment, Policy, Setup, Traffic, plain, run_with};
 
 use crate::map::{CONTEXT, duration, rounds};
-use crate::{MAX_K, SEEDS, one_kind, say};
+use crate::{MAX_K, SEEDS, one_kind, print_line};
 
 /// Probability that the draft's best token is the target's: two kinds of text, and a trained pair at
 /// temperature 1.
@@ -13,14 +13,14 @@ const KINDS: [(&str, f64); 3] = [("chat-like", 0.4), ("chat-like, trained pair",
 const SEQUENCES: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
 
 /// Prints tokens per second per user and per GPU.
-pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
+pub(crate) fn print(profile: &Profile, experiment: &Experiment) {
     let gpus = f64::from(gpus_of(&profile.target.device) * profile.target.workers);
-    say(&format!(
+    print_line(&format!(
         "\nTokens/s per user: no drafts, chains, trees; trees / chains; tokens/s per target GPU ({gpus} GPUs): no drafts, chains, trees"
     ));
     for (kind, acceptance) in KINDS {
         let profile = profile.with_acceptance(acceptance);
-        say(&format!("{kind}, {acceptance}"));
+        print_line(&format!("{kind}, {acceptance}"));
         for sequences in SEQUENCES {
             let mean = |of: &dyn Fn(u64) -> f64| (1..=SEEDS).map(of).sum::<f64>() / SEEDS as f64;
             let lanes = |takes_trees| {
@@ -40,7 +40,7 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
             });
             let (chains, trees) = (lanes(false), lanes(true));
             let each = |over: f64| [none, chains, trees].map(|all| format!("{:>7.1}", all / over)).concat();
-            say(&format!(
+            print_line(&format!(
                 "{sequences:>4} sequences:{}  {:.2}  |{}",
                 each(sequences.into()),
                 trees / chains,

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use scheduling::profile::{Acceptance, Profile};
 use simulator::outcome::percentile;
-use simulator::{Experiment, Kind, Outcome, Policy, Setup, Traffic, run_with};
+use simulator::{Experiment, Policy, RequestKind, RunOutcome, Setup, Traffic, run_with};
 
-use crate::{SEEDS, say};
+use crate::{SEEDS, print_line};
 
 /// Number of task types; their acceptance differs about as much as with the bundled pair.
 const TYPES: u32 = 11;
@@ -27,9 +27,9 @@ const SECONDS: u64 = 60;
 type Figures = (f64, f64);
 
 /// Prints the own choice compared with each fixed k.
-pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
+pub(crate) fn print(profile: &Profile, experiment: &Experiment) {
     for (least, most) in ACCEPTANCES {
-        say(&format!(
+        print_line(&format!(
             "\n{TYPES} task types with acceptance {least} to {most}, outputs of {OUTPUT}: own over best fixed k and over k = 0 \
              (tokens/s), P99 of the time a token over k = 0's"
         ));
@@ -44,7 +44,7 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
             let own = figures(Policy::Lanes { max_k: MAX_K });
             let (best_k, best) =
                 (0..).zip(&fixed).max_by(|a, b| a.1.0.total_cmp(&b.1.0)).expect("k = 0 is among them");
-            say(&format!(
+            print_line(&format!(
                 "{sequences:>4} sequences: {:.2} {:.2}, P99 {:.2}; best k = {best_k}, {:.2} of k = 0, P99 {:.2}",
                 own.0 / best.0,
                 own.0 / fixed[0].0,
@@ -57,8 +57,8 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
 }
 
 fn play(profile: &Profile, experiment: &Experiment, (sequences, policy): (u32, Policy)) -> Figures {
-    let kinds: Vec<Kind> = (0..TYPES)
-        .map(|i| Kind {
+    let kinds: Vec<RequestKind> = (0..TYPES)
+        .map(|i| RequestKind {
             task_type: format!("type {i}"),
             share: 1.0 / f64::from(TYPES),
             prompt_tokens: PROMPT,
@@ -76,11 +76,11 @@ fn play(profile: &Profile, experiment: &Experiment, (sequences, policy): (u32, P
         };
         run_with(&setup, experiment)
     };
-    let runs: Vec<Outcome> = (1..=SEEDS).map(run).collect();
-    let p99 = |run: &Outcome| {
+    let runs: Vec<RunOutcome> = (1..=SEEDS).map(run).collect();
+    let p99 = |run: &RunOutcome| {
         let all: Vec<f64> = run.kinds.iter().flat_map(|kind| kind.tpot_ms.iter().copied()).collect();
         percentile(&all, 0.99)
     };
-    let mean = |of: &dyn Fn(&Outcome) -> f64| runs.iter().map(of).sum::<f64>() / runs.len() as f64;
-    (mean(&Outcome::tokens_per_second), mean(&p99))
+    let mean = |of: &dyn Fn(&RunOutcome) -> f64| runs.iter().map(of).sum::<f64>() / runs.len() as f64;
+    (mean(&RunOutcome::tokens_per_second), mean(&p99))
 }

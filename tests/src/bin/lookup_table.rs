@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
 use clap::Parser;
-use scheduling::lookup_rates::{LookupRates, LookupSource, chances};
+use scheduling::lookup_rates::{LookupRates, LookupSource, reach_probabilities};
 use serde::Deserialize;
 use speculation::TokenId;
 use speculation::lookup::{Expected, Found, PredictedText, PredictionCursor, SuffixIndex};
@@ -211,7 +211,7 @@ impl<'a> Replay<'a> {
                     LookupSource::Suffix => suffix.find(&ids[..len], self.k),
                 }?;
                 let rates = (&self.lane[*source as usize], &own[*source as usize]);
-                let reached = chances(*source, rates, (found.match_len, found.token_ids.len()));
+                let reached = reach_probabilities(*source, rates, (found.match_len, found.token_ids.len()));
                 Some((reached.iter().sum::<f64>(), found))
             };
             let best = self.sources.iter().filter_map(found).max_by(|a, b| a.0.total_cmp(&b.0));

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use proto::v1;
 use scheduling::batch::prefill_rows;
-use scheduling::batch_former::{Decision, RanForward, ReadyStep, Turn};
+use scheduling::batch_former::{Batch, CompletedForward, Decision, ReadyStep};
 use speculation::ReplyBody;
 
 use crate::Task;
@@ -19,7 +19,7 @@ impl<M: Method> Device<M> {
     /// Returns which running tasks take part in the next forward, or how long to delay it.
     pub(super) fn next_forward(&mut self) -> Decision {
         let ready: Vec<ReadyStep<SequenceKey>> = self.running.iter().map(Task::ready_step).collect();
-        self.former.next(self.began.elapsed(), &ready)
+        self.former.decide(self.began.elapsed(), &ready)
     }
 
     /// Rows and sequences waiting for the next forward.
@@ -28,19 +28,19 @@ impl<M: Method> Device<M> {
         ForwardSize { rows, sequences: self.running.len() }
     }
 
-    /// Runs one forward over the tasks in `turn` and puts the replies into the outboxes. Does nothing if no
+    /// Runs one forward over the tasks in `batch` and puts the replies into the outboxes. Does nothing if no
     /// task takes part.
-    pub(super) fn forward(&mut self, turn: &Turn) -> v1::StepTiming {
+    pub(super) fn forward(&mut self, batch: &Batch) -> v1::StepTiming {
         let began = Instant::now();
         let before = self.method.stats();
         let mut timing = v1::StepTiming::default();
-        let mut others = self.take_others(&turn.members);
+        let mut others = self.take_others(&batch.members);
         if self.running.is_empty() {
             self.running = others;
             return timing;
         }
         let prefill = prefill_left(&self.running);
-        let advanced = self.method.advance(&mut self.running, turn.prompt_rows);
+        let advanced = self.method.advance(&mut self.running, batch.prompt_rows);
         let prefill_now_left = prefill_left(&self.running);
         // Keep tasks in order of age. If tasks left out of this forward always came first, a step that found
         // no free rows could starve.
@@ -58,7 +58,7 @@ impl<M: Method> Device<M> {
                 timing.queue_us = mean_queue_us(&finished);
                 self.metrics.forward(took);
                 self.ahead.ran(took);
-                self.former.ran(ran_forward(&timing), took);
+                self.former.forward_done(completed_forward(&timing), took);
                 for (task, body) in finished {
                     self.finish(task, body);
                 }
@@ -91,8 +91,8 @@ impl<M: Method> Device<M> {
     }
 }
 
-fn ran_forward(timing: &v1::StepTiming) -> RanForward {
-    RanForward {
+fn completed_forward(timing: &v1::StepTiming) -> CompletedForward {
+    CompletedForward {
         rows: timing.rows,
         prefill_rows: timing.prefill_rows,
         sequences: timing.sequences,

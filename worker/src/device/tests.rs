@@ -128,8 +128,8 @@ impl Bench {
         self.device.receive(frame);
         while !self.device.waiting.is_empty() || !self.device.running.is_empty() {
             self.device.admit_waiting();
-            let Decision::Run(turn) = self.device.next_forward() else { continue };
-            let timing = self.device.forward(&turn);
+            let Decision::Run(batch) = self.device.next_forward() else { continue };
+            let timing = self.device.forward(&batch);
             self.device.flush(&timing);
         }
     }
@@ -372,8 +372,8 @@ fn a_step_counts_as_back_when_it_came_and_not_when_it_is_read() {
     };
     bench.device.receive(frame(vec![second], Instant::now() + away));
     bench.device.admit_waiting();
-    let Decision::Run(turn) = bench.device.next_forward() else { panic!("nobody else is away") };
-    bench.device.forward(&turn);
+    let Decision::Run(batch) = bench.device.next_forward() else { panic!("nobody else is away") };
+    bench.device.forward(&batch);
     let other = SentStep { step: bench.step(2, 1, &[], &[7]), span_id: 0 };
     bench.device.receive(frame(vec![other], Instant::now()));
     bench.device.admit_waiting();

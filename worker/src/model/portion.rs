@@ -2,7 +2,7 @@
 //! instead.
 
 use engine::{DrawRequest, PromptRows};
-use scheduling::batch::Share;
+use scheduling::batch::StepChunk;
 use speculation::{Role, TokenId, Work};
 
 use super::ModelMethod;
@@ -29,7 +29,7 @@ pub(super) struct Portion {
 }
 
 /// Returns the ids of `task` that run next and the number of logits rows that they need.
-pub(super) fn portion(task: &Task, share: &Share, role: Role) -> Portion {
+pub(super) fn portion(task: &Task, share: &StepChunk, role: Role) -> Portion {
     let (num_context, ends_context) = (share.context as usize, share.ends_context);
     let mut token_ids = task.context_left()[..num_context].to_vec();
     let (mut num_logits, mut num_stored, mut parents, mut tree_ids) = (0, 0, Vec::new(), Vec::new());

@@ -8,8 +8,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use scheduling::batch::{RowLimits, Share, StepRows, form};
-use scheduling::profile::synthetic::{StepUnderWay, SyntheticModel};
+use scheduling::batch::{RowLimits, StepChunk, StepRows, form_batch};
+use scheduling::profile::synthetic::{StepInProgress, SyntheticModel};
 use scheduling::profile::text::{mix, unit};
 use scheduling::profile::{ForwardRows, Profile};
 use speculation::cached_sequence::Limits;
@@ -58,11 +58,11 @@ impl SyntheticMethod {
         self.slots.values().map(|tokens| self.blocks(*tokens)).sum()
     }
 
-    fn plan(&self, tasks: &VecDeque<Task>, prompt_rows: u32) -> Vec<Share> {
+    fn plan(&self, tasks: &VecDeque<Task>, prompt_rows: u32) -> Vec<StepChunk> {
         let ready: Vec<StepRows> = tasks.iter().map(Task::rows_left).collect();
         let mut blocks_left = self.model.pool().kv_blocks.saturating_sub(self.blocks_used());
         let limits = RowLimits { all: self.model.pool().max_batch_rows, prompts: prompt_rows };
-        form(&ready, limits, |index, rows| {
+        form_batch(&ready, limits, |index, rows| {
             let held = self.slots[&tasks[index].slot];
             let blocks = self.blocks(held + rows) - self.blocks(held);
             let fits = blocks <= blocks_left;
@@ -72,7 +72,7 @@ impl SyntheticMethod {
     }
 
     /// Adds the rows to the KV accounting and sleeps for their time.
-    fn forward(&mut self, tasks: &VecDeque<Task>, shares: &[Share]) {
+    fn forward(&mut self, tasks: &VecDeque<Task>, shares: &[StepChunk]) {
         let mut forward = ForwardRows::default();
         let mut rows = 0;
         for share in shares {
@@ -103,9 +103,9 @@ impl SyntheticMethod {
     }
 
     /// Processes a task's share; `None` while the task needs another forward.
-    fn absorb(&mut self, task: &mut Task, share: &Share) -> Option<ReplyBody> {
+    fn absorb(&mut self, task: &mut Task, share: &StepChunk) -> Option<ReplyBody> {
         let seconds = self.seconds();
-        let body = self.model.advance(&mut under_way(task), share, seconds)?;
+        let body = self.model.advance(&mut in_progress(task), share, seconds)?;
         self.truncate(task.slot, task.cached.len());
         self.keep_candidates(task);
         Some(body)
@@ -123,12 +123,12 @@ impl SyntheticMethod {
     }
 }
 
-fn under_way(task: &mut Task) -> StepUnderWay<'_> {
-    StepUnderWay {
+fn in_progress(task: &mut Task) -> StepInProgress<'_> {
+    StepInProgress {
         step: &task.step,
         cached: &mut task.cached,
         context_done: &mut task.context_done,
-        guesses: &mut task.guesses,
+        drafted: &mut task.guesses,
         agreed: &mut task.agreed,
     }
 }
@@ -164,7 +164,7 @@ impl Method for SyntheticMethod {
             return None;
         }
         let seconds = self.seconds();
-        let body = self.model.resume(&mut under_way(task), seconds)?;
+        let body = self.model.resume(&mut in_progress(task), seconds)?;
         self.truncate(task.slot, task.cached.len());
         self.keep_candidates(task);
         Some(body)

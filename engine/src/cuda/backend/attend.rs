@@ -19,7 +19,7 @@ impl<E: Executor> State<E> {
     ) -> Result<(), CudaError> {
         let (layer, out_len) = ((layer, kv.shape.num_layers), out.len);
         let kv = kv.blocks.as_ref().expect("a batch's blocks are there before its forward");
-        self.make_rounded(out_len)?;
+        self.ensure_rounded(out_len)?;
         let Self { executor, partial, own, inputs, rounded, reads_bf16, .. } = self;
         let tiling = inputs.tiling(tiling_key(layout, window));
         let partial = room(partial, executor, tiling.partial_len(layout), "partial sums of attention")?;
@@ -35,7 +35,7 @@ impl<E: Executor> State<E> {
         let (address, rounded) = (out.address(), rounded.as_mut().filter(|_| *reads_bf16));
         Attention { qkv, positions, kv, own, tables, tiling, partial, layout, layer, window, out, rounded }
             .launch(executor, rows)?;
-        self.note_rounded(address, out_len);
+        self.set_rounded_source(address, out_len);
         Ok(())
     }
 }

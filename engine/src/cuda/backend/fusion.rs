@@ -5,7 +5,7 @@
 //!
 //! A delayed operation refers to memory by address. It is launched before any operation other than the one it
 //! is fused with, including frees and reads by other ranks: all access to the device goes through
-//! [`State::settle`].
+//! [`State::flush_delayed`].
 
 use cpu_kernels::HeadLayout;
 
@@ -16,24 +16,24 @@ use crate::cuda::ops::{RmsNorm, add_at, room, rotate_at};
 
 /// An operation that was requested and not launched yet.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Delayed {
+pub(super) enum DelayedOp {
     /// `sum += x`, of `len` numbers.
     Add { sum: u64, x: u64, len: usize },
     /// Rotary embedding of the queries and keys of `rows` rows at `qkv`, by the pass's angles.
-    Turn { qkv: u64, rows: usize, layout: HeadLayout },
+    Rotate { qkv: u64, rows: usize, layout: HeadLayout },
 }
 
 impl<E: Executor> State<E> {
     /// Launches the delayed operation, if there is one. Marks the rounded copy as invalid, because the next
     /// operation may overwrite it.
-    pub(super) fn settle(&mut self) -> Result<(), CudaError> {
-        self.rounded_of = None;
+    pub(super) fn flush_delayed(&mut self) -> Result<(), CudaError> {
+        self.rounded_source = None;
         match self.delayed.take() {
             None => Ok(()),
             // SAFETY: both were allocated with `len` numbers when the operation was requested, and no memory
             // was freed since.
-            Some(Delayed::Add { sum, x, len }) => unsafe { add_at(&mut self.executor, sum, x, len) },
-            Some(Delayed::Turn { qkv, rows, layout }) => {
+            Some(DelayedOp::Add { sum, x, len }) => unsafe { add_at(&mut self.executor, sum, x, len) },
+            Some(DelayedOp::Rotate { qkv, rows, layout }) => {
                 let angles = self.inputs.angles();
                 // SAFETY: as above; the angles are this pass's.
                 unsafe { rotate_at(&mut self.executor, qkv, angles, (rows, layout)) }
@@ -49,30 +49,30 @@ impl<E: Executor> State<E> {
     ) -> Result<(), CudaError> {
         check_len("add", "sum", sum.len(), len)?;
         check_len("add", "x", x.len(), len)?;
-        self.delayed = Some(Delayed::Add { sum: sum.address(), x: x.address(), len });
+        self.delayed = Some(DelayedOp::Add { sum: sum.address(), x: x.address(), len });
         Ok(())
     }
 
-    pub(super) fn delay_turn(
+    pub(super) fn delay_rotate(
         &mut self,
         qkv: &mut Tensor<E::Memory, f32>,
         (rows, layout): (usize, HeadLayout),
     ) -> Result<(), CudaError> {
         check_len("rotate", "qkv", qkv.len(), rows * layout.row_width())?;
-        self.delayed = Some(Delayed::Turn { qkv: qkv.address(), rows, layout });
+        self.delayed = Some(DelayedOp::Rotate { qkv: qkv.address(), rows, layout });
         Ok(())
     }
 
     /// Returns whether the rotation of these heads was delayed, and removes it: the caller fuses it. Launches
     /// any other delayed operation.
-    pub(super) fn take_turn(
+    pub(super) fn take_delayed_rotate(
         &mut self,
         heads: &Tensor<E::Memory, f32>,
         num_rows: usize,
     ) -> Result<bool, CudaError> {
-        let is_these = |delayed: &Delayed| matches!(delayed, Delayed::Turn { qkv, rows, .. } if *qkv == heads.address() && *rows == num_rows);
-        let is_turn = self.delayed.take_if(|delayed| is_these(delayed)).is_some();
-        self.settle().map(|()| is_turn)
+        let is_these = |delayed: &DelayedOp| matches!(delayed, DelayedOp::Rotate { qkv, rows, .. } if *qkv == heads.address() && *rows == num_rows);
+        let was_delayed = self.delayed.take_if(|delayed| is_these(delayed)).is_some();
+        self.flush_delayed().map(|()| was_delayed)
     }
 
     /// A norm, fused with the delayed addition to its input if there is one.
@@ -83,25 +83,25 @@ impl<E: Executor> State<E> {
         out: &mut Tensor<E::Memory, f32>,
     ) -> Result<(), CudaError> {
         let delta = match self.delayed {
-            Some(Delayed::Add { sum, x: delta, len: added }) if sum == x.address() && added == len => {
+            Some(DelayedOp::Add { sum, x: delta, len: added }) if sum == x.address() && added == len => {
                 self.delayed = None;
                 delta
             }
             _ => 0,
         };
-        self.settle()?;
-        self.make_rounded(len)?;
+        self.flush_delayed()?;
+        self.ensure_rounded(len)?;
         let (address, rows) = (out.address(), len / norm.weight.len());
         let rounded = self.rounded.as_mut().filter(|_| self.reads_bf16);
         let launch = RmsNorm { x, weight: &norm.weight, eps: norm.eps, out, rounded };
         // SAFETY: `add` had mutable access to `x` and was delayed until now, and `delta` has as many numbers.
         unsafe { launch.launch_after_adding(&mut self.executor, rows, delta) }?;
-        self.note_rounded(address, len);
+        self.set_rounded_source(address, len);
         Ok(())
     }
 
     /// Ensures that the buffer of rounded inputs has `len` elements, if products read bf16.
-    pub(super) fn make_rounded(&mut self, len: usize) -> Result<(), CudaError> {
+    pub(super) fn ensure_rounded(&mut self, len: usize) -> Result<(), CudaError> {
         if self.reads_bf16 {
             room(&mut self.rounded, &mut self.executor, len, "rounded activations")?;
         }
@@ -109,7 +109,7 @@ impl<E: Executor> State<E> {
     }
 
     /// Records that `rounded` holds the rounded copy of these rows until the next operation.
-    pub(super) fn note_rounded(&mut self, address: u64, len: usize) {
-        self.rounded_of = self.reads_bf16.then_some((address, len));
+    pub(super) fn set_rounded_source(&mut self, address: u64, len: usize) {
+        self.rounded_source = self.reads_bf16.then_some((address, len));
     }
 }

@@ -7,7 +7,7 @@ use cpu_kernels::{KSlices, MatrixFormat, QuantizedFormat};
 use half::bf16;
 
 use super::Borders;
-use super::feed::{feed_bf16, feed_f32, feed_fp8};
+use super::upload::{upload_bf16, upload_f32, upload_fp8};
 use crate::EngineError;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
@@ -108,7 +108,7 @@ pub(super) fn table<E: Executor>(
     let stacked = Stacked::new(source, vec![part.clone()])?;
     let (rows, columns) = (stacked.rows(), stacked.columns());
     let mut numbers = Tensor::zeros(executor, rows * columns, "the table of embeddings")?;
-    feed_bf16(executor, &stacked, &mut numbers)?;
+    upload_bf16(executor, &stacked, &mut numbers)?;
     let borders = upload_borders(executor, &KSlices::whole(columns), BF16_GRAIN)?;
     Ok(GpuTable { numbers: Arc::new(numbers), columns, rows, borders })
 }
@@ -125,14 +125,14 @@ pub(super) fn linear<E: Executor>(
         LinearFormat::Float(MatrixFormat::Bf16) => {
             let borders = upload_borders(executor, &slices, BF16_GRAIN)?;
             let mut weights = Tensor::zeros(executor, n * k, "weights")?;
-            feed_bf16(executor, &tensors.rows()?, &mut weights)?;
+            upload_bf16(executor, &tensors.rows()?, &mut weights)?;
             (GpuWeights::Bf16(Arc::new(weights)), None, borders)
         }
         LinearFormat::Fp8 => {
             let borders = upload_borders(executor, &slices, BF16_GRAIN)?;
             let layout = Fp8Layout::new(&borders.1);
             let mut codes = Tensor::zeros(executor, n * layout.row_bytes(), "weights")?;
-            let scales = feed_fp8(executor, &tensors.rows()?, &layout, &mut codes)?;
+            let scales = upload_fp8(executor, &tensors.rows()?, &layout, &mut codes)?;
             let scales = Tensor::of(executor, &scales, "scales of weights")?;
             let (channel_scales, after) =
                 if tensors.partial { (None, Some(scales)) } else { (Some(scales), None) };
@@ -185,7 +185,7 @@ fn quantize<E: Executor>(
     let mut floats = Tensor::zeros(executor, chunk_rows * whole_k, "rows to quantize")?;
     for from in (0..n).step_by(chunk_rows) {
         let count = chunk_rows.min(n - from);
-        feed_f32(executor, &rows, from..from + count, &mut floats)?;
+        upload_f32(executor, &rows, from..from + count, &mut floats)?;
         let (x, borders, columns) = (&floats, &whole_row, first..first + k);
         QuantizeRows { x, borders, steps: &mut steps, scales: &mut scales, to_row: from, columns }
             .launch(executor, count, whole_k)?;
@@ -197,7 +197,7 @@ fn quantize<E: Executor>(
 
 /// The error for formats without kernels.
 fn unsupported(format: &'static str) -> EngineError {
-    CudaError::NoSuchFormat { format }.into()
+    CudaError::UnsupportedFormat { format }.into()
 }
 
 /// Returns an error if there are no kernels for a model's head size or formats.

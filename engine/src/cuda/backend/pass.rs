@@ -15,14 +15,14 @@ use crate::rope::Rope;
 #[derive(Debug)]
 pub(super) struct Inputs<M> {
     words: Held<M, u32>,
-    places: Places,
+    places: InputOffsets,
     /// One per key that the model's layers have: usually one group size and few windows.
-    tilings: Vec<Placed>,
+    tilings: Vec<PlacedTiling>,
 }
 
 /// Where each input is, in words.
 #[derive(Debug, Clone, Default)]
-struct Places {
+struct InputOffsets {
     /// `[rows]`.
     token_ids: Range<usize>,
     /// `[rows]`.
@@ -42,7 +42,7 @@ struct Places {
 
 /// Tiling for one key.
 #[derive(Debug)]
-struct Placed {
+struct PlacedTiling {
     key: TilingKey,
     turns: Vec<Turn>,
     /// Tiles, their work list, and the tiles of queries.
@@ -59,15 +59,15 @@ pub(super) fn tiling_key(layout: HeadLayout, window: Option<u32>) -> TilingKey {
 
 impl<M> Default for Inputs<M> {
     fn default() -> Self {
-        Self { words: Held::default(), places: Places::default(), tilings: Vec::new() }
+        Self { words: Held::default(), places: InputOffsets::default(), tilings: Vec::new() }
     }
 }
 
 /// Arrays in sequence, each aligned to 16 bytes.
 #[derive(Debug, Default)]
-struct Packed(Vec<u32>);
+struct PackedWords(Vec<u32>);
 
-impl Packed {
+impl PackedWords {
     fn put<T: bytemuck::Pod>(&mut self, elements: &[T]) -> Range<usize> {
         self.0.resize(self.0.len().next_multiple_of(4), 0);
         let start = self.0.len();
@@ -123,15 +123,15 @@ impl<M: DeviceMemory> Inputs<M> {
             batch.segments.iter().flat_map(|segment| segment.block_table).copied().collect();
         let starts = table_starts(batch);
         let own = OwnBlocks::new(&batch.segments, &mut tables);
-        let mut packed = Packed::default();
-        let mut places = Places {
+        let mut packed = PackedWords::default();
+        let mut places = InputOffsets {
             token_ids: packed.put(&batch.token_ids),
             positions: packed.put(&batch.positions),
             slots: packed.put(&slots),
             cos: packed.put(&cos),
             sin: packed.put(&sin),
             logit_rows: packed.put(&logit_rows),
-            ..Places::default()
+            ..InputOffsets::default()
         };
         for placed in &mut self.tilings {
             let (group, window, limits) = placed.key;
@@ -148,16 +148,16 @@ impl<M: DeviceMemory> Inputs<M> {
     }
 
     /// Adds a key: every later pass gets a tiling for it.
-    pub(super) fn expect(&mut self, key: TilingKey) {
+    pub(super) fn add_tiling_key(&mut self, key: TilingKey) {
         if self.tilings.iter().all(|placed| placed.key != key) {
-            self.tilings.push(Placed { key, turns: Vec::new(), places: [0..0, 0..0, 0..0] });
+            self.tilings.push(PlacedTiling { key, turns: Vec::new(), places: [0..0, 0..0, 0..0] });
         }
     }
 
-    /// The current pass's tiling for a key that was added with [`Inputs::expect`].
+    /// The current pass's tiling for a key that was added with [`Inputs::add_tiling_key`].
     pub(super) fn tiling(&self, key: TilingKey) -> TilingViews<'_> {
         let placed = self.tilings.iter().find(|placed| placed.key == key);
-        let Placed { turns, places: [tiles, work, tile_of], .. } =
+        let PlacedTiling { turns, places: [tiles, work, tile_of], .. } =
             placed.expect("a model's groups and windows are told as it is loaded");
         let words = self.words.tensor();
         TilingViews {

@@ -235,7 +235,7 @@ fn a_step_like_one_before_it_allocates_nothing() {
 #[test]
 fn replayed_steps_give_the_bits_of_launched_ones() {
     let mut emulator = Emulator::build();
-    let replays = emulator.replay_graphs();
+    let replays = emulator.enable_graphs();
     let (mut replaying, mut launching) = (engine(emulator).0, engine(Emulator::build()).0);
     let ids: Vec<TokenId> = (1..60).collect();
     let logits_of = |engine: &mut Engine| -> Vec<Vec<f32>> {
@@ -273,7 +273,7 @@ fn replayed_steps_give_the_bits_of_launched_ones() {
 fn steps_of_sequences_that_grow_are_mostly_replayed() {
     const STEPS: u32 = 48;
     let mut emulator = Emulator::build();
-    let replays = emulator.replay_graphs();
+    let replays = emulator.enable_graphs();
     let mut engine = engine(emulator).0;
     let prompt: Vec<TokenId> = (0..116).map(|i| i % 100).collect();
     let (a, b) = (engine.open(), engine.open());

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::cuda::emulator::Emulator;
-use crate::cuda::kv_room::PASS_LIMITS;
+use crate::cuda::kv_budget::PASS_LIMITS;
 use crate::cuda::ranks::{Ranks, load_on};
 use crate::cuda::whole_model::{distance, run};
 use crate::load::Loaded;

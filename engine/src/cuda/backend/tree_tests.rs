@@ -164,7 +164,7 @@ fn rows_of_trees_have_the_bits_of_chains() {
 fn ranks_and_graphs_change_no_bit_of_a_tree() {
     check(&mut engine(NORMS.0, NORMS.1, two_ranks()), 14, "two ranks");
     let mut emulator = Emulator::build();
-    let replays = emulator.replay_graphs();
+    let replays = emulator.enable_graphs();
     let engine = &mut engine(NORMS.0, NORMS.1, Ranks::alone(emulator));
     check(engine, 14, "launched");
     check(engine, 14, "captured");

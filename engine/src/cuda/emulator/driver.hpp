@@ -72,7 +72,7 @@ static std::set<Stream*>& streams = *new std::set<Stream*>;
 static std::map<uintptr_t, size_t>&device_memory = *new std::map<uintptr_t, size_t>, &pinned_memory = *new std::map<uintptr_t, size_t>;
 static size_t held_bytes = 0;
 // What was asked of the driver so far, in the order of `DriverCounts` of host_driver.rs; what kernels read stands behind it.
-static struct { uint64_t launches, copies_in, bytes_in, copies_out, bytes_out, allocations; } counted;
+static struct { uint64_t launches, copies_to_device, bytes_to_device, copies_from_device, bytes_from_device, allocations; } counted;
 static thread_local int* current = nullptr;
 // The contexts of devices; each holds the device's number.
 constexpr int MAX_DEVICES = 8;
@@ -254,8 +254,8 @@ int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, Stream* stre
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Stream* stream) {
   OUTRIDER_TURN;
   if (!on_device(to, bytes)) return INVALID_VALUE;
-  ++counted.copies_in;
-  counted.bytes_in += bytes;
+  ++counted.copies_to_device;
+  counted.bytes_to_device += bytes;
   if (is_pinned(from, bytes)) {
     put(*stream, [=] { std::memcpy((void*)to, from, bytes); });
     return SUCCESS;
@@ -270,8 +270,8 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Stream* st
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, Stream* stream) {
   OUTRIDER_NO_CAPTURE(stream);
   if (!on_device(from, bytes)) return INVALID_VALUE;
-  ++counted.copies_out;
-  counted.bytes_out += bytes;
+  ++counted.copies_from_device;
+  counted.bytes_from_device += bytes;
   put(*stream, [=] { std::memcpy(to, (const void*)from, bytes); });
   // To memory that may be paged out the call returns once the copy is there.
   if (!is_pinned(to, bytes)) run(*stream);

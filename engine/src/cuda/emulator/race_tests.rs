@@ -1,5 +1,5 @@
-//! What the emulator shows of kernels that depend on the order of threads or blocks: planted faults are found, their
-//! repaired twins are not.
+//! What the emulator shows of kernels that depend on the order of threads or blocks: planted faults are
+//! found, their repaired twins are not.
 
 use super::super::executor::{Executor, Params, Tensor};
 use super::super::on_host::{self, Check};
@@ -89,7 +89,7 @@ macro_rules! kernels {
                 max_registers: 32,
                 shared_bytes: 0,
                 main_loop: None,
-                loads_together: 0,
+                loads_in_flight: 0,
             };
         )+
 

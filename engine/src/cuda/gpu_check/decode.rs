@@ -8,7 +8,7 @@ use std::time::Instant;
 use speculation::{SequenceSpec, TokenId};
 
 use super::products::{multiply_peak, read_bandwidth};
-use super::{Report, Target};
+use super::{CheckTarget, Report};
 use crate::cuda::GpuOptions;
 use crate::cuda::blas::BlasLibrary;
 use crate::cuda::whole_model::options;
@@ -51,7 +51,7 @@ struct Timed {
 }
 
 /// See the module documentation.
-pub(super) fn decode(target: &Target, shape: Shape, report: &mut Report<'_>) -> Result<(), EngineError> {
+pub(super) fn decode(target: &CheckTarget, shape: Shape, report: &mut Report<'_>) -> Result<(), EngineError> {
     let memory = read_bandwidth(&mut target.open()?, target.is_dry)?;
     let (name, config) = if target.is_dry { ("tiny", TINY) } else { (shape.name, shape.config) };
     let peak = multiply_peak(&mut target.open()?, target.is_dry)?;
@@ -59,8 +59,8 @@ pub(super) fn decode(target: &Target, shape: Shape, report: &mut Report<'_>) -> 
     report.say(format!("{name}, {:?}, random weights; memory is read at {memory:.0} GB/s", shape.weights));
     let mut found = Vec::new();
     for mode in modes(target, shape.weights) {
-        let Mode { by, graphs, library_rows } = mode;
-        let gpus = GpuOptions { memory_utilization: Some(0.9), graphs, library_rows, ..target.gpus() };
+        let Mode { by, graphs, cublaslt_min_rows } = mode;
+        let gpus = GpuOptions { memory_utilization: Some(0.9), graphs, cublaslt_min_rows, ..target.gpus() };
         let began = Instant::now();
         let engine = Engine::random_on_cuda(&options(file.clone(), shape.weights), 1, &gpus);
         let took = began.elapsed().as_secs_f64();
@@ -73,7 +73,7 @@ pub(super) fn decode(target: &Target, shape: Shape, report: &mut Report<'_>) -> 
         seconds.push(("prefill".to_owned(), timed.prefill(by, peak, report)?));
         found.push((mode, seconds));
     }
-    tell_cost(&found, report);
+    report_deterministic_cost(&found, report);
     std::fs::remove_file(&file).map_err(|source| EngineError::Io { path: file, source })
 }
 
@@ -81,26 +81,26 @@ pub(super) fn decode(target: &Target, shape: Shape, report: &mut Report<'_>) -> 
 struct Mode {
     by: &'static str,
     graphs: bool,
-    library_rows: Option<usize>,
+    cublaslt_min_rows: Option<usize>,
 }
 
 /// The deterministic modes, and cuBLASLt if the library is present and the weights are bf16.
-fn modes(target: &Target, weights: WeightFormat) -> Vec<Mode> {
+fn modes(target: &CheckTarget, weights: WeightFormat) -> Vec<Mode> {
     let mut modes = vec![
-        Mode { by: "launches", graphs: false, library_rows: None },
-        Mode { by: "graphs", graphs: true, library_rows: None },
+        Mode { by: "launches", graphs: false, cublaslt_min_rows: None },
+        Mode { by: "graphs", graphs: true, cublaslt_min_rows: None },
     ];
     if weights == WeightFormat::Bf16 && BlasLibrary::load().is_ok() {
-        let from = if target.is_dry { 2 } else { GpuOptions::LIBRARY_ROWS };
-        modes.push(Mode { by: "cublaslt", graphs: false, library_rows: Some(from) });
+        let from = if target.is_dry { 2 } else { GpuOptions::CUBLASLT_MIN_ROWS };
+        modes.push(Mode { by: "cublaslt", graphs: false, cublaslt_min_rows: Some(from) });
     }
     modes
 }
 
 /// Reports the cost of deterministic products for each step: this crate's kernels against cuBLASLt.
-fn tell_cost(found: &[(Mode, Vec<(String, f64)>)], report: &mut Report<'_>) {
-    let own = found.iter().find(|(mode, _)| mode.library_rows.is_none() && !mode.graphs);
-    let library = found.iter().find(|(mode, _)| mode.library_rows.is_some());
+fn report_deterministic_cost(found: &[(Mode, Vec<(String, f64)>)], report: &mut Report<'_>) {
+    let own = found.iter().find(|(mode, _)| mode.cublaslt_min_rows.is_none() && !mode.graphs);
+    let library = found.iter().find(|(mode, _)| mode.cublaslt_min_rows.is_some());
     let (Some((_, own)), Some((_, library))) = (own, library) else { return };
     for ((step, own), (_, library)) in own.iter().zip(library) {
         report

@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::models::BF16_TOLERANCE;
 use super::products::{best_of, weight_like};
-use super::{Report, Target};
+use super::{CheckTarget, Report};
 use crate::cuda::executor::Tensor;
 use crate::cuda::ops::{BF16_GRAIN, GemmBf16, borders};
 use crate::cuda::whole_model::{distance, options, run};
@@ -23,10 +23,10 @@ const DRY: ([usize; 2], [(usize, usize); 2]) = ([3, 40], [(36, 64), (20, 96)]);
 const TOLERANCE: f32 = 1e-4;
 
 /// See the module documentation.
-pub(super) fn library(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+pub(super) fn library(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     let mut device = target.open()?;
-    if let Err(error) = device.multiply_by_library(1) {
-        report.not_run("cublaslt", error);
+    if let Err(error) = device.use_cublaslt(1) {
+        report.skipped("cublaslt", error);
         return Ok(());
     }
     for model in target.models() {
@@ -34,7 +34,7 @@ pub(super) fn library(target: &Target, report: &mut Report<'_>) -> Result<(), En
         let expected = run(&mut Engine::load(&options)?)?;
         // With graphs, the second occurrence is captured and the third is replayed.
         for (graphs, times) in [(false, 1), (true, 3)] {
-            let gpus = GpuOptions { library_rows: Some(2), graphs, ..target.gpus() };
+            let gpus = GpuOptions { cublaslt_min_rows: Some(2), graphs, ..target.gpus() };
             let mut engine = Engine::load_on_cuda(&options, &gpus)?;
             let mut worst = 0.0f32;
             for _ in 0..times {
@@ -42,22 +42,22 @@ pub(super) fn library(target: &Target, report: &mut Report<'_>) -> Result<(), En
             }
             let beside = if graphs { " beside graphs" } else { "" };
             let case = format!("logits of {}, products from 2 rows on by cublaslt{beside}", model.display());
-            report.judge(
+            report.check(
                 worst <= BF16_TOLERANCE,
                 format!("{case}, against the cpu's: {worst:.1e} of the largest apart, allowed {BF16_TOLERANCE:.0e}"),
             );
         }
     }
     let (all_rows, shapes) = if target.is_dry { (&DRY.0[..], &DRY.1[..]) } else { (&ROWS[..], &SHAPES[..]) };
-    let chosen_from = GpuOptions::LIBRARY_ROWS;
+    let chosen_from = GpuOptions::CUBLASLT_MIN_ROWS;
     report.say(format!("--cuda-deterministic false chooses cublaslt from {chosen_from} rows on"));
     for &(n, k) in shapes {
         for &rows in all_rows {
-            let both = Both::run(&mut device, [rows, n, k], target.is_dry)?;
+            let both = ProductComparison::run(&mut device, [rows, n, k], target.is_dry)?;
             let work = 2.0 * (rows * n * k) as f64;
             let chosen = if rows < chosen_from { "own" } else { "cublaslt" };
             let faster = if both.own_us <= both.library_us { "own" } else { "cublaslt" };
-            report.judge(
+            report.check(
                 both.worst <= TOLERANCE,
                 format!(
                     "{rows} x {n} x {k}: own {:.1} us, cublaslt {:.1} us ({:.1} TFLOP/s); chosen {chosen}, faster {faster}; {} of \
@@ -76,7 +76,7 @@ pub(super) fn library(target: &Target, report: &mut Report<'_>) -> Result<(), En
 }
 
 /// Times of both implementations of a product, and how much they differ.
-struct Both {
+struct ProductComparison {
     own_us: f64,
     library_us: f64,
     /// Number of results whose bits differ.
@@ -85,7 +85,7 @@ struct Both {
     worst: f32,
 }
 
-impl Both {
+impl ProductComparison {
     fn run(device: &mut CudaDevice, [rows, n, k]: [usize; 3], is_dry: bool) -> Result<Self, CudaError> {
         let numbers = |len: usize| -> Vec<bf16> { (0..len).map(weight_like).collect() };
         let weights = Tensor::of(device, &numbers(n * k), "weights")?;

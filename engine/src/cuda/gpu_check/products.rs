@@ -5,7 +5,7 @@ use std::time::Instant;
 use cpu_kernels::KSlices;
 use half::bf16;
 
-use super::{Report, Target};
+use super::{CheckTarget, Report};
 use crate::EngineError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
@@ -26,7 +26,7 @@ const READ_BLOCKS: usize = 8 * 160;
 const MULTIPLY_ROUNDS: usize = 10_000;
 
 /// Times the weight products of 8B to 70B layers relative to the bytes of their weights.
-pub(super) fn products(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+pub(super) fn products(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     let mut device = target.open()?;
     let memory = read_bandwidth(&mut device, target.is_dry)?;
     report.say(format!("memory is read at {memory:.0} GB/s; rates below are of the weights' bytes"));

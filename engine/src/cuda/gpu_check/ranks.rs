@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Report, Target};
+use super::{CheckTarget, Report};
 use crate::collective::Meeting;
 use crate::cuda::numerics::Numerics;
 use crate::cuda::ranks::{Exchange, NcclLibrary, Ranks, SumPhases, connect, load_on, on_device};
@@ -17,19 +17,19 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Two shards on one device, one rank with NCCL, and 2, 4 and 8 ranks if there are as many GPUs. Reports what
 /// cannot run on this machine.
-pub(super) fn ranks(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+pub(super) fn ranks(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     let gpus = CudaDevice::count()?;
     let library = NcclLibrary::load();
     match &library {
         Ok(nccl) => report.say(format!("nccl is version {}", nccl.version)),
-        Err(error) => report.not_run("nccl with 1 rank", error),
+        Err(error) => report.skipped("nccl with 1 rank", error),
     }
     for weights in [WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8] {
         let options = options(target.pair.1.clone(), weights);
         let expected = run(&mut Engine::load_on_cuda(&options, &target.gpus())?)?;
         let mut judge = |case: &str, engine: Result<Engine, EngineError>| -> Result<(), EngineError> {
             let is_good = run(&mut engine?)? == expected;
-            report.judge(is_good, format!("{weights:?}, {case}: logits == one rank's"));
+            report.check(is_good, format!("{weights:?}, {case}: logits == one rank's"));
             Ok(())
         };
         judge("2 shards on one device", on_one_device(&options, target, (2, SumPhases::BY_SIZE)))?;
@@ -51,7 +51,7 @@ pub(super) fn ranks(target: &Target, report: &mut Report<'_>) -> Result<(), Engi
         }
     }
     if gpus < 2 {
-        report.not_run("nccl with 2 or more gpus", format!("the driver shows {gpus}"));
+        report.skipped("nccl with 2 or more gpus", format!("the driver shows {gpus}"));
     }
     Ok(())
 }
@@ -62,7 +62,7 @@ fn load(options: &LoadOptions, ranks: Ranks<CudaDevice>) -> Result<Engine, Engin
 
 fn on_one_device(
     options: &LoadOptions,
-    target: &Target,
+    target: &CheckTarget,
     (count, phases): (usize, SumPhases),
 ) -> Result<Engine, EngineError> {
     let meeting = Arc::new(Meeting::new(count, PATIENCE));
@@ -77,7 +77,7 @@ fn on_one_device(
 }
 
 /// A rank on each of these GPUs; sums take two phases where they can.
-fn by_nccl(options: &LoadOptions, target: &Target, ordinals: &[usize]) -> Result<Engine, EngineError> {
+fn by_nccl(options: &LoadOptions, target: &CheckTarget, ordinals: &[usize]) -> Result<Engine, EngineError> {
     let meeting = Arc::new(Meeting::new(ordinals.len(), PATIENCE));
     let open = |&ordinal| CudaDevice::open(ordinal, target.kernels.as_deref());
     let mut devices = ordinals.iter().map(open).collect::<Result<Vec<_>, _>>()?;

@@ -12,7 +12,7 @@ use speculation::{SamplingParams, SequenceSpec, TokenId};
 
 use super::decode::{LLAMA_8B, TINY, write_config};
 use super::step_work::{H100, ModelSize, Rates, StepShape, rates_of};
-use super::{Report, Target};
+use super::{CheckTarget, Report};
 use crate::cuda::GpuOptions;
 use crate::cuda::whole_model::options;
 use crate::{DrawRequest, Engine, EngineError, SequenceRows, SlotId, WeightFormat};
@@ -92,8 +92,8 @@ impl Case {
 }
 
 /// See the module documentation.
-pub(super) fn roofline(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
-    let name = target.open()?.facts()?.name;
+pub(super) fn roofline(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
+    let name = target.open()?.properties()?.name;
     let (text, sizes) = if target.is_dry { (TINY, DRY) } else { (LLAMA_8B, FULL) };
     let mut config: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
     let model = ModelSize::of(&config);
@@ -140,9 +140,9 @@ impl Steps {
         for case in Case::of_context(sizes, context) {
             if self.fits(case.shape.sequences, context, sizes.prompt_rows) {
                 self.fill(case.shape)?;
-                self.judge(&case, report)?;
+                self.time_case(&case, report)?;
             } else {
-                report.not_run(&case.name, "kv has no room for it");
+                report.skipped(&case.name, "kv has no room for it");
             }
         }
         Ok(())
@@ -197,7 +197,7 @@ impl Steps {
         Ok(seconds)
     }
 
-    fn judge(&mut self, case: &Case, report: &mut Report<'_>) -> Result<(), EngineError> {
+    fn time_case(&mut self, case: &Case, report: &mut Report<'_>) -> Result<(), EngineError> {
         // The first call allocates memory.
         self.run(case)?;
         let mut seconds: Vec<f64> = Vec::with_capacity(self.repetitions);
@@ -210,7 +210,7 @@ impl Steps {
         let ideal = work.ideal(self.rates.unwrap_or(H100));
         let line = share_line(&case.name, median, ideal, case.aim);
         match self.rates {
-            Some(_) => report.reach(median <= case.aim * ideal, line),
+            Some(_) => report.check_speed(median <= case.aim * ideal, line),
             None => report.say(format!("UNJUDGED {line}")),
         }
         Ok(())

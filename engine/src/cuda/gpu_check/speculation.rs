@@ -14,7 +14,7 @@ use speculation::{SamplingParams, SequenceSpec, TokenId};
 
 use super::decode::{LLAMA_1B, LLAMA_8B, TINY, write_config};
 use super::text::{Sequence, prompt_of};
-use super::{Report, Target};
+use super::{CheckTarget, Report};
 use crate::cuda::whole_model::options;
 use crate::{Engine, EngineError, WeightFormat};
 
@@ -30,43 +30,45 @@ const PAIR: Sizes = Sizes { prompt: 100, drawn: 200, drafted: 4 };
 const LARGE: Sizes = Sizes { prompt: 64, drawn: 96, drafted: 4 };
 const DRY: Sizes = Sizes { prompt: 6, drawn: 7, drafted: 2 };
 /// Shares of guesses that are replaced by the right ids, for drafts with random weights.
-const SHARES: [f64; 3] = [0.6, 0.8, 0.9];
+const ACCEPTANCE_RATES: [f64; 3] = [0.6, 0.8, 0.9];
 
 /// See the module documentation.
-pub(super) fn speculation(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+pub(super) fn speculation(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     bundled(target, report)?;
     large(target, report)
 }
 
 /// The bundled pair, with its own acceptance rate.
-fn bundled(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+fn bundled(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     let options = |dir: &PathBuf| options(dir.clone(), WeightFormat::Bf16);
-    let mut judge = Engine::load_on_cuda(&options(&target.pair.1), &target.gpus())?;
+    let mut target_engine = Engine::load_on_cuda(&options(&target.pair.1), &target.gpus())?;
     let name = "the bundled pair, bf16";
-    let text = Text::alone(&mut judge, if target.is_dry { DRY } else { PAIR })?;
-    report.say(format!("{name}: {:.3} ms an id by the target alone", text.ms_an_id));
+    let text = Text::alone(&mut target_engine, if target.is_dry { DRY } else { PAIR })?;
+    report.say(format!("{name}: {:.3} ms an id by the target alone", text.ms_per_token));
     let mut on_gpu = Engine::load_on_cuda(&options(&target.pair.0), &target.gpus())?;
-    text.judge((&mut on_gpu, &mut judge), (name, "on the gpu"), None, report)?;
+    text.compare_drafted((&mut on_gpu, &mut target_engine), (name, "on the gpu"), None, report)?;
     let mut on_host = Engine::load(&options(&target.pair.0))?;
-    text.judge((&mut on_host, &mut judge), (name, "on the host"), None, report)
+    text.compare_drafted((&mut on_host, &mut target_engine), (name, "on the host"), None, report)
 }
 
 /// Models of real sizes, with a given share of right guesses.
-fn large(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+fn large(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     let (sizes, shapes, shares) = match target.is_dry {
-        true => (DRY, (TINY, TINY), &SHARES[1..2]),
-        false => (LARGE, (LLAMA_8B, LLAMA_1B), &SHARES[..]),
+        true => (DRY, (TINY, TINY), &ACCEPTANCE_RATES[1..2]),
+        false => (LARGE, (LLAMA_8B, LLAMA_1B), &ACCEPTANCE_RATES[..]),
     };
     let files = (write_config(shapes.0, "target")?, write_config(shapes.1, "draft")?);
     let on_gpu = |file: &PathBuf| {
         Engine::random_on_cuda(&options(file.clone(), WeightFormat::Bf16), 1, &target.gpus())
     };
-    let mut judge = on_gpu(&files.0)?;
+    let mut target_engine = on_gpu(&files.0)?;
     let name = if target.is_dry { "tiny shapes" } else { "8B and 1B, random bf16" };
-    let text = Text::alone(&mut judge, sizes)?;
-    report.say(format!("{name}: {:.3} ms an id by the target alone", text.ms_an_id));
+    let text = Text::alone(&mut target_engine, sizes)?;
+    report.say(format!("{name}: {:.3} ms an id by the target alone", text.ms_per_token));
     let mut judged = |draft: &mut Engine, place| {
-        let mut of_share = |&share| text.judge((&mut *draft, &mut judge), (name, place), Some(share), report);
+        let mut of_share = |&share| {
+            text.compare_drafted((&mut *draft, &mut target_engine), (name, place), Some(share), report)
+        };
         shares.iter().try_for_each(&mut of_share)
     };
     judged(&mut on_gpu(&files.1)?, "on the gpu")?;
@@ -83,42 +85,42 @@ struct Text {
     /// The prompt and the ids after it.
     ids: Vec<TokenId>,
     /// Mean over all ids but the first, whose step also prefills the prompt.
-    ms_an_id: f64,
+    ms_per_token: f64,
 }
 
 impl Text {
-    fn alone(judge: &mut Engine, sizes: Sizes) -> Result<Self, EngineError> {
+    fn alone(target_engine: &mut Engine, sizes: Sizes) -> Result<Self, EngineError> {
         let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
         let (prompt_len, max_len) = (sizes.prompt as u32, u32::MAX);
         let spec = SequenceSpec { prompt_len, sampling, max_len, ..SequenceSpec::default() };
-        let vocab = judge.info().vocab_size;
+        let vocab = target_engine.info().vocab_size;
         let mut ids = prompt_of(sizes.prompt, vocab);
-        let mut sequence = Sequence::open(judge, &spec, vocab);
+        let mut sequence = Sequence::open(target_engine, &spec, vocab);
         ids.push(sequence.draw(&ids, &[])?[0]);
         let start = Instant::now();
         for _ in 1..sizes.drawn {
             ids.push(sequence.draw(&ids, &[])?[0]);
         }
-        let ms_an_id = start.elapsed().as_secs_f64() * 1e3 / (sizes.drawn - 1) as f64;
+        let ms_per_token = start.elapsed().as_secs_f64() * 1e3 / (sizes.drawn - 1) as f64;
         drop(sequence);
-        Ok(Self { spec, sizes, ids, ms_an_id })
+        Ok(Self { spec, sizes, ids, ms_per_token })
     }
 
     /// Generates the same text with a draft. If a share is given, that share of the guesses is replaced by
     /// the right ids and the others by wrong ones.
-    fn judge(
+    fn compare_drafted(
         &self,
-        (draft, judge): (&mut Engine, &mut Engine),
+        (draft, target_engine): (&mut Engine, &mut Engine),
         (name, place): (&str, &str),
         share: Option<f64>,
         report: &mut Report<'_>,
     ) -> Result<(), EngineError> {
         let Self { spec, sizes, .. } = self;
-        let vocab = judge.info().vocab_size;
+        let vocab = target_engine.info().vocab_size;
         let mut ids = self.ids[..=sizes.prompt].to_vec();
-        let mut guessing = Sequence::open(draft, spec, vocab);
-        let mut judging = Sequence::open(judge, spec, vocab);
-        for sequence in [&mut guessing, &mut judging] {
+        let mut draft_sequence = Sequence::open(draft, spec, vocab);
+        let mut target_sequence = Sequence::open(target_engine, spec, vocab);
+        for sequence in [&mut draft_sequence, &mut target_sequence] {
             sequence.draw(&ids, &[])?;
             sequence.cut(sizes.prompt as u32);
         }
@@ -128,36 +130,36 @@ impl Text {
             let first = ids.len();
             let mut guesses = ids.clone();
             for _ in 0..sizes.drafted {
-                let guess = guessing.draw(&guesses, &[])?[0];
-                guesses.push(share.map_or(guess, |share| self.made_right(guesses.len(), share)));
+                let guess = draft_sequence.draw(&guesses, &[])?[0];
+                guesses.push(share.map_or(guess, |share| self.guess_at_rate(guesses.len(), share)));
             }
-            let drawn = judging.draw(&ids, &guesses[first..])?;
+            let drawn = target_sequence.draw(&ids, &guesses[first..])?;
             let right =
                 drawn.iter().zip(&guesses[first..]).take_while(|(drawn, guess)| drawn == guess).count();
             ids.extend_from_slice(&drawn[..=right]);
             (rounds, accepted) = (rounds + 1, accepted + right);
-            guessing.cut((first + right) as u32);
-            judging.cut((first + right) as u32);
+            draft_sequence.cut((first + right) as u32);
+            target_sequence.cut((first + right) as u32);
         }
         let made = ids.len() - self.ids[..=sizes.prompt].len();
-        let ms_an_id = start.elapsed().as_secs_f64() * 1e3 / made as f64;
+        let ms_per_token = start.elapsed().as_secs_f64() * 1e3 / made as f64;
         ids.truncate(self.ids.len());
         let found = accepted as f64 / (rounds * sizes.drafted) as f64;
         let share = share.map_or(String::new(), |share| format!(", {share:.1} of the guesses made right"));
-        report.judge(
+        report.check(
             ids == self.ids,
             format!(
-                "{name}, draft {place}{share}: ids == the target's own; {} a round, {found:.2} accepted, {ms_an_id:.3} ms an id, \
+                "{name}, draft {place}{share}: ids == the target's own; {} a round, {found:.2} accepted, {ms_per_token:.3} ms an id, \
                  {:.2} times as fast",
                 sizes.drafted,
-                self.ms_an_id / ms_an_id
+                self.ms_per_token / ms_per_token
             ),
         );
         Ok(())
     }
 
     /// A guess of the id at `position`: right with this probability, independent of all others.
-    fn made_right(&self, position: usize, share: f64) -> TokenId {
+    fn guess_at_rate(&self, position: usize, share: f64) -> TokenId {
         let right = self.ids.get(position).copied().unwrap_or(0);
         let is_right = Noise { seed: 9, choice: 0 }.uniform(position as u32, 0, Purpose::Accept) < share;
         if is_right { right } else { u32::from(right == 0) }
@@ -165,7 +167,7 @@ impl Text {
 }
 
 /// Runs the bundled pair with transformers, if it is installed, and prints the script's own lines.
-pub(super) fn peer(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+pub(super) fn peer(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     let sizes = if target.is_dry { DRY } else { PAIR };
     let (case, number) = ("transformers with assistant_model", |number: usize| number.to_string());
     let command = Command::new("python3")
@@ -176,10 +178,10 @@ pub(super) fn peer(target: &Target, report: &mut Report<'_>) -> Result<(), Engin
         .arg(if target.is_dry { "cpu".to_owned() } else { format!("cuda:{}", target.ordinal) })
         .output();
     match command {
-        Err(error) => report.not_run(case, format!("python3: {error}")),
+        Err(error) => report.skipped(case, format!("python3: {error}")),
         Ok(output) if !output.status.success() => {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            report.not_run(case, said.lines().last().unwrap_or("no output"));
+            report.skipped(case, said.lines().last().unwrap_or("no output"));
         }
         Ok(output) => String::from_utf8_lossy(&output.stdout).lines().for_each(|line| report.say(line)),
     }

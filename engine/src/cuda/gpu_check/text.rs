@@ -6,7 +6,7 @@ use speculation::acceptance::{draw_rows, verify_drawn};
 use speculation::logits::TokenCounts;
 use speculation::{Draft, SamplingParams, SequenceSpec, TokenId};
 
-use super::{Report, Target};
+use super::{CheckTarget, Report};
 use crate::cuda::whole_model::options;
 use crate::{DrawRequest, Engine, EngineError, SequenceRows, SlotId, TreeRows, WeightFormat};
 
@@ -18,7 +18,7 @@ struct Sizes {
 }
 
 /// See the module documentation.
-pub(super) fn text(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+pub(super) fn text(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     let sizes = if target.is_dry {
         Sizes { prompt: 6, drawn: 6, drafted: 3 }
     } else {
@@ -29,7 +29,7 @@ pub(super) fn text(target: &Target, report: &mut Report<'_>) -> Result<(), Engin
     };
     for weights in [WeightFormat::Bf16, WeightFormat::Int8] {
         let mut engines = (load(&target.pair.0, weights)?, load(&target.pair.1, weights)?);
-        company(&mut engines.1, &format!("{weights:?}"), report)?;
+        check_batching(&mut engines.1, &format!("{weights:?}"), report)?;
         let plain = SamplingParams::default();
         for (name, sampling) in [
             ("greedy", SamplingParams { temperature: 0.0, ..plain.clone() }),
@@ -70,45 +70,45 @@ fn one_text(
     let prompt = prompt_of(sizes.prompt, vocab);
     let drawn_where = if target.draws(spec) { "drawn on the device" } else { "read and drawn on the host" };
 
-    let plain = undrafted(&mut Sequence::open(target, spec, vocab), &prompt, sizes.drawn)?;
+    let plain = generate_undrafted(&mut Sequence::open(target, spec, vocab), &prompt, sizes.drawn)?;
     let mut by_host = Sequence::open(target, spec, vocab);
     by_host.on_host = true;
-    let on_host = undrafted(&mut by_host, &prompt, sizes.drawn)?;
+    let on_host = generate_undrafted(&mut by_host, &prompt, sizes.drawn)?;
     drop(by_host);
-    report.judge(plain == on_host, format!("{name}: {drawn_where} == drawn on the host"));
+    report.check(plain == on_host, format!("{name}: {drawn_where} == drawn on the host"));
 
     let mut ids = prompt.clone();
     let (mut rounds, mut accepted) = (0, 0);
-    let mut guessing = Sequence::open(draft, spec, vocab);
-    let mut judging = Sequence::open(target, spec, vocab);
+    let mut draft_sequence = Sequence::open(draft, spec, vocab);
+    let mut target_sequence = Sequence::open(target, spec, vocab);
     while ids.len() < plain.len() {
         let start = ids.len();
         let mut guesses = ids.clone();
         for _ in 0..sizes.drafted {
-            let guess = guessing.draw(&guesses, &[])?[0];
+            let guess = draft_sequence.draw(&guesses, &[])?[0];
             guesses.push(guess);
         }
-        let drawn = judging.draw(&ids, &guesses[start..])?;
+        let drawn = target_sequence.draw(&ids, &guesses[start..])?;
         let right = drawn.iter().zip(&guesses[start..]).take_while(|(drawn, guess)| drawn == guess).count();
         ids.extend_from_slice(&drawn[..=right]);
         (rounds, accepted) = (rounds + 1, accepted + right);
-        guessing.cut((start + right) as u32);
-        judging.cut((start + right) as u32);
+        draft_sequence.cut((start + right) as u32);
+        target_sequence.cut((start + right) as u32);
     }
     ids.truncate(plain.len());
     let share = accepted as f64 / f64::from(rounds * sizes.drafted as u32);
-    report.judge(
+    report.check(
         ids == plain,
         format!(
             "{name}: {} drafted ids == undrafted ones, {rounds} rounds, {share:.2} of the guesses accepted",
             sizes.drawn
         ),
     );
-    drop((guessing, judging));
+    drop((draft_sequence, target_sequence));
     let mut sequence = Sequence::open(target, spec, vocab);
-    let (ids, rounds) = sequence.follow_in_trees(&plain, prompt.len(), sizes.drafted)?;
+    let (ids, rounds) = sequence.verify_in_trees(&plain, prompt.len(), sizes.drafted)?;
     let is_good = ids == plain && rounds < sizes.drawn;
-    report.judge(is_good, format!("{name}: ids judged in trees == undrafted ones, {rounds} rounds"));
+    report.check(is_good, format!("{name}: ids judged in trees == undrafted ones, {rounds} rounds"));
     Ok(())
 }
 
@@ -136,7 +136,7 @@ pub(super) fn prompt_of(len: usize, vocab: u32) -> Vec<TokenId> {
 }
 
 /// The prompt and the ids drawn after it without a draft.
-fn undrafted(
+fn generate_undrafted(
     sequence: &mut Sequence<'_>,
     prompt: &[TokenId],
     num_drawn: usize,
@@ -198,7 +198,7 @@ impl<'a> Sequence<'a> {
 
     /// Verifies `text` after its first `from` ids in trees of `depth` positions per round. Returns the
     /// committed ids and the number of rounds.
-    fn follow_in_trees(
+    fn verify_in_trees(
         &mut self,
         text: &[TokenId],
         from: usize,
@@ -249,7 +249,7 @@ impl Drop for Sequence<'_> {
 
 /// Logits of a sequence's rows: in one forward, split in other ways, and in a batch with another sequence.
 /// The bits must be equal.
-fn company(engine: &mut Engine, name: &str, report: &mut Report<'_>) -> Result<(), EngineError> {
+fn check_batching(engine: &mut Engine, name: &str, report: &mut Report<'_>) -> Result<(), EngineError> {
     let vocab = engine.info().vocab_size;
     let ids: Vec<TokenId> = (0..40).map(|i| (2 + i * 5) % vocab).collect();
     let mut logits_of = |cuts: &[usize], beside: usize| -> Result<Vec<f32>, EngineError> {
@@ -272,7 +272,7 @@ fn company(engine: &mut Engine, name: &str, report: &mut Report<'_>) -> Result<(
     for (cuts, beside) in [(&[1, 2, 17, 33, 34, 40][..], 0), (&[8, 16, 24, 32, 40], 3), (&[40], 30)] {
         let is_good = logits_of(cuts, beside)? == whole;
         report
-            .judge(is_good, format!("{name}: 40 rows cut at {cuts:?} beside {beside} others == all at once"));
+            .check(is_good, format!("{name}: 40 rows cut at {cuts:?} beside {beside} others == all at once"));
     }
     Ok(())
 }

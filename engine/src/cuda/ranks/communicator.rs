@@ -38,7 +38,7 @@ impl Communicator {
     ) -> Result<(), CudaError> {
         let comm = self.lock();
         let Some(Pointer(comm)) = *comm else {
-            return Err(CudaError::RanksApart { reason: "the communicator was aborted".to_owned() });
+            return Err(CudaError::RankFailure { reason: "the communicator was aborted".to_owned() });
         };
         use_it(&self.library, comm)
     }

@@ -22,7 +22,7 @@ pub(crate) struct NcclExchange {
     communicator: Arc<Communicator>,
     meeting: Arc<Meeting>,
     /// Receive buffer for parts of other ranks.
-    arrived: Mutex<Option<Tensor<CudaMemory, f32>>>,
+    receive_buffer: Mutex<Option<Tensor<CudaMemory, f32>>>,
 }
 
 /// Connects devices, one rank each. Waits of each device then watch the other ranks.
@@ -43,13 +43,13 @@ pub(crate) fn connect(
         // SAFETY: just created, and not shared.
         let communicator = unsafe { Communicator::new(Arc::clone(library), comm, Arc::clone(meeting)) };
         let communicator = Arc::new(communicator);
-        device.watch_while_waiting(Arc::clone(&communicator) as _, meeting.watchdog());
+        device.set_rank_watch(Arc::clone(&communicator) as _, meeting.watchdog());
         ends.push(NcclExchange {
             rank,
             ranks,
             communicator,
             meeting: Arc::clone(meeting),
-            arrived: Mutex::default(),
+            receive_buffer: Mutex::default(),
         });
     }
     Ok(ends)
@@ -74,20 +74,20 @@ impl Exchange<CudaDevice> for NcclExchange {
             })?;
             return Ok(());
         }
-        let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut receive_buffer = self.receive_buffer.lock().unwrap_or_else(PoisonError::into_inner);
         let len = if readers == Readers::Shares { lens[0] } else { lens.iter().sum() };
-        let arrived = room(&mut arrived, device, len, "parts of other ranks")?;
+        let receive_buffer = room(&mut receive_buffer, device, len, "parts of other ranks")?;
         let starts = lens.iter().scan(0, |next, len| Some(std::mem::replace(next, *next + len)));
-        let mut parts: Vec<u64> = starts.map(|start| arrived.address_of(start)).collect();
+        let mut parts: Vec<u64> = starts.map(|start| receive_buffer.address_of(start)).collect();
         match readers {
             Readers::All => {
-                // SAFETY: `arrived` has room for all parts, which have equal lengths; both are freed in
-                // stream order.
+                // SAFETY: `receive_buffer` has room for all parts, which have equal lengths; both are freed
+                // in stream order.
                 self.communicator.with(|library, comm| unsafe {
-                    library.all_gather((part.address(), arrived.address()), lens[0], comm, stream)
+                    library.all_gather((part.address(), receive_buffer.address()), lens[0], comm, stream)
                 })?;
             }
-            Readers::Shares => parts = self.exchange_shares(part, arrived, lens[0], stream)?,
+            Readers::Shares => parts = self.exchange_shares(part, receive_buffer, lens[0], stream)?,
             Readers::First => {
                 let others: Vec<Message> =
                     (1..lens.len()).map(|rank| (rank, parts[rank], lens[rank])).collect();
@@ -102,11 +102,11 @@ impl Exchange<CudaDevice> for NcclExchange {
 impl NcclExchange {
     /// Sends every rank its share of `part`, `len` numbers long, and receives this rank's share of the other
     /// parts in
-    /// `arrived`. Returns the address of this rank's share of each part.
+    /// `receive_buffer`. Returns the address of this rank's share of each part.
     fn exchange_shares(
         &self,
         part: &Tensor<CudaMemory, f32>,
-        arrived: &Tensor<CudaMemory, f32>,
+        receive_buffer: &Tensor<CudaMemory, f32>,
         len: usize,
         stream: *mut c_void,
     ) -> Result<Vec<u64>, EngineError> {
@@ -116,9 +116,9 @@ impl NcclExchange {
         let sent: Vec<Message> =
             others.clone().map(|rank| (rank, part.address_of(rank * share), share)).collect();
         let received: Vec<Message> =
-            others.map(|rank| (rank, arrived.address_of(rank * share), share)).collect();
+            others.map(|rank| (rank, receive_buffer.address_of(rank * share), share)).collect();
         self.exchange((&sent, &received), stream)?;
-        let mut shares: Vec<u64> = (0..ranks).map(|rank| arrived.address_of(rank * share)).collect();
+        let mut shares: Vec<u64> = (0..ranks).map(|rank| receive_buffer.address_of(rank * share)).collect();
         shares[self.rank] = part.address_of(self.rank * share);
         Ok(shares)
     }

@@ -12,42 +12,42 @@ use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
 /// Address of each rank's part. A rank that reads holds the read locks until its device is done. A rank that
 /// withdraws its part takes the write lock, and so waits for the readers.
 #[derive(Debug)]
-struct Places {
+struct PartAddresses {
     meeting: Arc<Meeting>,
     of_rank: Vec<RwLock<Option<u64>>>,
 }
 
 /// The exchange of one rank.
 #[derive(Debug)]
-pub(crate) struct OnDevice {
+pub(crate) struct SharedMemoryExchange {
     rank: usize,
-    places: Arc<Places>,
+    places: Arc<PartAddresses>,
 }
 
 /// Makes the exchanges of `ranks` ranks, which synchronise at `meeting`.
-pub(crate) fn on_device(ranks: usize, meeting: &Arc<Meeting>) -> Vec<OnDevice> {
+pub(crate) fn on_device(ranks: usize, meeting: &Arc<Meeting>) -> Vec<SharedMemoryExchange> {
     let of_rank = (0..ranks).map(|_| RwLock::default()).collect();
-    let places = Arc::new(Places { meeting: Arc::clone(meeting), of_rank });
-    (0..ranks).map(|rank| OnDevice { rank, places: Arc::clone(&places) }).collect()
+    let places = Arc::new(PartAddresses { meeting: Arc::clone(meeting), of_rank });
+    (0..ranks).map(|rank| SharedMemoryExchange { rank, places: Arc::clone(&places) }).collect()
 }
 
 /// Publishes a part's address until it is dropped, also on errors.
-struct Shown<'a>(&'a RwLock<Option<u64>>);
+struct PublishedPart<'a>(&'a RwLock<Option<u64>>);
 
-impl<'a> Shown<'a> {
+impl<'a> PublishedPart<'a> {
     fn new(place: &'a RwLock<Option<u64>>, address: u64) -> Self {
         *place.write().unwrap_or_else(PoisonError::into_inner) = Some(address);
         Self(place)
     }
 }
 
-impl Drop for Shown<'_> {
+impl Drop for PublishedPart<'_> {
     fn drop(&mut self) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
-impl<E: Executor> Exchange<E> for OnDevice {
+impl<E: Executor> Exchange<E> for SharedMemoryExchange {
     fn with_parts(
         &self,
         executor: &mut E,
@@ -58,10 +58,10 @@ impl<E: Executor> Exchange<E> for OnDevice {
     where
         E::Memory: DeviceMemory,
     {
-        let Places { meeting, of_rank } = self.places.as_ref();
+        let PartAddresses { meeting, of_rank } = self.places.as_ref();
         assert!(lens[self.rank] <= part.len(), "a part holds what it gives away");
         executor.wait()?;
-        let shown = Shown::new(&of_rank[self.rank], part.address());
+        let shown = PublishedPart::new(&of_rank[self.rank], part.address());
         meeting.wait(self.rank)?;
         if readers != Readers::First || self.rank == 0 {
             let held: Vec<RwLockReadGuard<'_, Option<u64>>> =

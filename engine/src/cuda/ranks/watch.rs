@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use crate::cuda::CudaError;
 
 /// Polls before the wait sleeps between polls: most waits are for work that is nearly done.
-const EAGER_LOOKS: u32 = 2_000;
+const SPIN_POLLS: u32 = 2_000;
 /// Sleep between two polls after that.
-const PAUSE: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Observes the other ranks.
 pub(crate) trait Watch: Send + Sync {
@@ -26,11 +26,11 @@ pub(crate) fn wait_watched(
     patience: Duration,
 ) -> Result<(), CudaError> {
     let began = Instant::now();
-    for look in 0u32.. {
+    for poll in 0u32.. {
         if is_done()? {
             return Ok(());
         }
-        if look < EAGER_LOOKS {
+        if poll < SPIN_POLLS {
             std::thread::yield_now();
             continue;
         }
@@ -38,9 +38,9 @@ pub(crate) fn wait_watched(
         let fault = watch.fault().or_else(|| (began.elapsed() > patience).then(late));
         if let Some(reason) = fault {
             watch.abort();
-            return Err(CudaError::RanksApart { reason });
+            return Err(CudaError::RankFailure { reason });
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
     unreachable!("a wait ends by its patience before its looks are counted out")
 }
@@ -60,8 +60,8 @@ mod tests {
 
     impl Watch for Fake {
         fn fault(&self) -> Option<String> {
-            let look = self.looks.fetch_add(1, Ordering::Relaxed);
-            (Some(look) == self.fault_at).then(|| "rank 1 is gone".to_owned())
+            let poll = self.looks.fetch_add(1, Ordering::Relaxed);
+            (Some(poll) == self.fault_at).then(|| "rank 1 is gone".to_owned())
         }
 
         fn abort(&self) {
@@ -82,11 +82,11 @@ mod tests {
     fn a_wait_ends_by_the_device_a_fault_or_its_patience() {
         let long = Duration::from_secs(100);
         assert_eq!(wait(&Fake::default(), Some(0), long), (Ok(()), 0));
-        assert_eq!(wait(&Fake::default(), Some(EAGER_LOOKS + 9), long), (Ok(()), 0));
+        assert_eq!(wait(&Fake::default(), Some(SPIN_POLLS + 9), long), (Ok(()), 0));
 
         let reason = "rank 1 is gone".to_owned();
         let fake = Fake { fault_at: Some(3), ..Fake::default() };
-        assert_eq!(wait(&fake, None, long), (Err(CudaError::RanksApart { reason }), 1), "aborted once");
+        assert_eq!(wait(&fake, None, long), (Err(CudaError::RankFailure { reason }), 1), "aborted once");
 
         let (result, aborts) = wait(&Fake::default(), None, Duration::from_millis(5));
         assert!(result.unwrap_err().to_string().contains("not done within 5ms"));

@@ -15,19 +15,19 @@ fn fp8_product(rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
     let k = slices.end();
     let blocks = model_of_product((rows, *n), slices, None);
     let count = (blocks.grid[0] * blocks.grid[1]) as f64;
-    let memory = (n * k + 2 * rows * k) as f64 / MEMORY;
-    let out = (4 * rows * n) as f64 / CACHE;
+    let memory = (n * k + 2 * rows * k) as f64 / MEMORY_BANDWIDTH;
+    let out = (4 * rows * n) as f64 / CACHE_BANDWIDTH;
     match blocks.variant {
         Variant::Tiled { rows: height } => {
             let waves = (count / MULTIPROCESSORS).ceil() * MULTIPROCESSORS;
-            let operations = waves * 2.0 * (128 * height * k) as f64 / SHARED_TILES;
-            let cache = count * ((128 + 2 * height) * k) as f64 / CACHE;
+            let operations = waves * 2.0 * (128 * height * k) as f64 / MMA_RATE;
+            let cache = count * ((128 + 2 * height) * k) as f64 / CACHE_BANDWIDTH;
             let of_tile = TILE_INSTRUCTIONS.iter().find(|(rows, _)| *rows == height);
             let (_, instructions) = of_tile.expect("every tile has its instructions");
             // Eight warps on four schedulers.
             let issue = waves * 2.0 * instructions * k as f64 / 64.0 / (MULTIPROCESSORS * CLOCK);
             let out = if height == 128 { 3.0 * out } else { out };
-            memory.max(operations).max(cache).max(issue) + out + TRIP
+            memory.max(operations).max(cache).max(issue) + out + MEMORY_LATENCY
         }
         Variant::Few { rows: height, channels } => {
             // Steps of 32 numbers of K per iteration of the main loop, and resident blocks per
@@ -41,9 +41,9 @@ fn fp8_product(rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
             let used = slices.ranges().iter().filter(|slice| !slice.is_empty()).count().max(1);
             let of_warp = if slices.ranges().len() == 1 { k / 8 } else { k / used };
             let waves = (count / (MULTIPROCESSORS * resident)).ceil();
-            let chain = waves * (of_warp as f64 / (32 * steps) as f64).ceil() * (TRIP + 0.1e-6);
-            let cache = count * 8.0 * ((channels + 2 * height) * of_warp) as f64 / CACHE;
-            memory.max(cache).max(chain) + out + TRIP
+            let chain = waves * (of_warp as f64 / (32 * steps) as f64).ceil() * (MEMORY_LATENCY + 0.1e-6);
+            let cache = count * 8.0 * ((channels + 2 * height) * of_warp) as f64 / CACHE_BANDWIDTH;
+            memory.max(cache).max(chain) + out + MEMORY_LATENCY
         }
     }
 }

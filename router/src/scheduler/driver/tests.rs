@@ -6,7 +6,7 @@ use futures::FutureExt as _;
 use proto::convert::{reply_to_wire, step_from_wire};
 use scheduling::profile::Profile;
 use service::metrics::Metrics;
-use simulator::{ENDLESS, Kind, Policy, Recording, Setup, Traffic, run_recorded};
+use simulator::{ENDLESS, Policy, Recording, RequestKind, Setup, Traffic, run_recorded};
 use speculation::{FinishReason, Step};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -170,7 +170,7 @@ fn frame_to_wire(frame: &Frame) -> v1::WorkerFrame {
 fn the_driver_sends_what_the_simulators_scheduler_commands() {
     let profile = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/profiles/8b-h100.toml");
     let profile = Profile::parse(&std::fs::read_to_string(profile).unwrap()).unwrap();
-    let kind = |task_type: &str, output_tokens| Kind {
+    let kind = |task_type: &str, output_tokens| RequestKind {
         task_type: task_type.to_owned(),
         share: 0.5,
         prompt_tokens: 200,

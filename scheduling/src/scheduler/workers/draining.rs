@@ -38,15 +38,15 @@ impl Workers {
     }
 
     /// Returns workers that are no longer listed and have no sequences, each once.
-    pub(in crate::scheduler) fn take_deserted(&mut self) -> Vec<WorkerKey> {
+    pub(in crate::scheduler) fn take_idle_unlisted(&mut self) -> Vec<WorkerKey> {
         if self.unlisted.is_empty() {
             return Vec::new();
         }
         let is_idle = |key: &WorkerKey| self.workers.get(key).is_none_or(|worker| worker.load == 0);
-        let deserted: Vec<WorkerKey> = self.unlisted.iter().copied().filter(is_idle).collect();
-        deserted.iter().for_each(|key| {
+        let idle: Vec<WorkerKey> = self.unlisted.iter().copied().filter(is_idle).collect();
+        idle.iter().for_each(|key| {
             self.unlisted.remove(key);
         });
-        deserted
+        idle
     }
 }

@@ -5,8 +5,8 @@ use speculation::Role;
 
 use super::super::events::Report;
 use super::super::lanes::Lanes;
-use super::{USUAL_LEN, Worker, Workers};
-use crate::headroom::{MeanRound, Places, headroom};
+use super::{TYPICAL_LEN, Worker, Workers};
+use crate::headroom::{MeanRound, SequenceSlots, headroom};
 
 impl Workers {
     /// Headroom of each target whose block counts changed since they were last reported.
@@ -23,7 +23,7 @@ impl Workers {
 impl Worker {
     /// Headroom in whole tokens per second. An idle target keeps the mean round it had last.
     fn headroom(&mut self, lanes: &Lanes) -> u64 {
-        if self.draining.is_on() {
+        if self.draining.is_active() {
             return 0;
         }
         if self.load > 0 {
@@ -31,13 +31,13 @@ impl Worker {
                 self.lane_loads.iter().filter_map(|(lane, load)| Some((lanes.mean_round(*lane)?, *load)));
             self.round = mean(rounds).unwrap_or(self.round);
         }
-        headroom(&self.cost, self.round, Places { taken: self.load, most: self.places() }) as u64
+        headroom(&self.cost, self.round, SequenceSlots { used: self.load, max: self.max_sequences() }) as u64
     }
 
     /// Number of sequences that fit in its KV, at the mean size reserved for its present ones.
-    fn places(&self) -> u32 {
+    fn max_sequences(&self) -> u32 {
         let each = match self.load {
-            0 => self.blocks_of((self.round.context as u32).max(USUAL_LEN)),
+            0 => self.blocks_of((self.round.context as u32).max(TYPICAL_LEN)),
             load => self.reserved / u64::from(load),
         };
         if self.info.kv_blocks == 0 {

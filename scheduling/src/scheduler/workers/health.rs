@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use super::super::events::WorkerKey;
-use super::{Reservation, Wanted, Worker, Workers};
-use crate::cost::Forward;
+use super::{PlacementRequest, Reservation, Worker, Workers};
+use crate::cost::ForwardShape;
 use crate::target_health::{ExpectedSteps, MIN_SILENCE};
 
 /// Assumed maximum rows per sequence in a step, used to bound a target's work.
@@ -13,10 +13,10 @@ const MAX_ROWS_OF_A_SEQUENCE: f64 = 8.0;
 
 impl Workers {
     /// Records that a step is sent to the sequence's target.
-    pub(in crate::scheduler) fn asked(&mut self, reservation: &mut Reservation, now: Duration) {
+    pub(in crate::scheduler) fn request_sent(&mut self, reservation: &mut Reservation, now: Duration) {
         let Some(worker) = self.workers.get_mut(&reservation.key) else { return };
-        if !std::mem::replace(&mut reservation.is_owed, true) {
-            worker.target_health.asked(now);
+        if !std::mem::replace(&mut reservation.awaits_reply, true) {
+            worker.target_health.request_sent(now);
         }
         if worker.check_at.is_none() {
             let check_at = now + MIN_SILENCE;
@@ -27,10 +27,10 @@ impl Workers {
 
     /// Records that the sequence's target answered.
     pub(in crate::scheduler) fn answered(&mut self, reservation: &mut Reservation) {
-        if std::mem::take(&mut reservation.is_owed)
+        if std::mem::take(&mut reservation.awaits_reply)
             && let Some(worker) = self.workers.get_mut(&reservation.key)
         {
-            worker.target_health.settled();
+            worker.target_health.request_done();
         }
     }
 
@@ -44,13 +44,13 @@ impl Workers {
         worker.suspects -= u32::from(std::mem::take(&mut reservation.is_suspect));
     }
 
-    /// Latest time for the next call of [`Self::fallen_silent`].
+    /// Latest time for the next call of [`Self::newly_silent`].
     pub(in crate::scheduler) fn next_check(&self) -> Option<Duration> {
         self.next_check
     }
 
     /// Returns the targets that became silent since the last call.
-    pub(in crate::scheduler) fn fallen_silent(&mut self, now: Duration) -> Vec<WorkerKey> {
+    pub(in crate::scheduler) fn newly_silent(&mut self, now: Duration) -> Vec<WorkerKey> {
         if self.next_check.is_none_or(|next| now < next) {
             return Vec::new();
         }
@@ -60,7 +60,7 @@ impl Workers {
                 continue;
             }
             let expected = worker.expected_steps();
-            if worker.target_health.falls_silent(now, expected) {
+            if worker.target_health.check_silence(now, expected) {
                 silent.push(worker.key);
             }
             worker.check_at = worker.target_health.silent_at(expected);
@@ -70,18 +70,18 @@ impl Workers {
     }
 
     /// Whether any target could serve the sequence, regardless of capacity.
-    pub(in crate::scheduler) fn could_serve(&self, wanted: &Wanted<'_>) -> bool {
-        self.candidates(wanted).any(|candidate| candidate.serves(wanted.model))
+    pub(in crate::scheduler) fn could_serve(&self, request: &PlacementRequest<'_>) -> bool {
+        self.candidates(request).any(|candidate| candidate.serves(request.model))
     }
 
     /// Whether a healthy target of the same numerics class as `from` could serve the sequence.
-    pub(in crate::scheduler) fn could_move(&self, wanted: &Wanted<'_>, from: WorkerKey) -> bool {
+    pub(in crate::scheduler) fn could_move(&self, request: &PlacementRequest<'_>, from: WorkerKey) -> bool {
         let Some(from) = self.get(from) else { return false };
-        self.candidates(wanted).any(|candidate| {
+        self.candidates(request).any(|candidate| {
             candidate.key != from.key
-                && candidate.serves(wanted.model)
+                && candidate.serves(request.model)
                 && candidate.info.numerics_id == from.info.numerics_id
-                && !candidate.is_out
+                && !candidate.is_unhealthy
         })
     }
 }
@@ -91,10 +91,10 @@ impl Worker {
     pub(in crate::scheduler) fn expected_steps(&self) -> ExpectedSteps {
         let micros = |micros: f64| Duration::from_micros(micros as u64);
         let rows = f64::from(self.load) * MAX_ROWS_OF_A_SEQUENCE + f64::from(self.prefilling);
-        let workload = Forward { rows, sequences: f64::from(self.load.max(1)), context: 0.0 };
+        let workload = ForwardShape { rows, sequences: f64::from(self.load.max(1)), context: 0.0 };
         ExpectedSteps {
-            one_row: micros(self.cost.step_micros(1.0, 0.0)),
-            workload: micros(self.cost.forward_micros(workload)),
+            one_row: micros(self.cost.step_us(1.0, 0.0)),
+            workload: micros(self.cost.forward_us(workload)),
         }
     }
 }

@@ -14,8 +14,8 @@ fn with_target() -> Workers {
     workers
 }
 
-fn wanted(expected_len: u32, len: u32, marks: &PrefixMarks) -> Wanted<'_> {
-    Wanted {
+fn placement_request(expected_len: u32, len: u32, marks: &PrefixMarks) -> PlacementRequest<'_> {
+    PlacementRequest {
         id: SequenceId(1),
         model: "m",
         task_type: "",
@@ -34,15 +34,16 @@ fn wanted(expected_len: u32, len: u32, marks: &PrefixMarks) -> Wanted<'_> {
 #[test]
 fn capacity_is_reserved_within_the_credit_and_returned() {
     let (mut workers, marks) = (with_target(), PrefixMarks::default());
-    let reserve = |workers: &mut Workers, ids| workers.reserve_target(&wanted(ids, 10, &marks), None);
+    let reserve =
+        |workers: &mut Workers, ids| workers.reserve_target(&placement_request(ids, 10, &marks), None);
     let reserved = |workers: &Workers| workers.get(WorkerKey(1)).unwrap().reserved;
     let first = reserve(&mut workers, 100).unwrap();
     assert!(reserve(&mut workers, 100).is_none(), "7 + 7 blocks of 10");
     let mut second = reserve(&mut workers, 48).unwrap();
     workers.set_credit(WorkerKey(1), 20);
     assert!(reserve(&mut workers, 160).is_some(), "3 + 7 + 10 blocks of 20");
-    assert!(workers.grow(&mut second, 64), "the first step is done");
-    assert!(!workers.grow(&mut second, 65), "prefill capacity is freed once");
+    assert!(workers.grow_reservation(&mut second, 64), "the first step is done");
+    assert!(!workers.grow_reservation(&mut second, 65), "prefill capacity is freed once");
     assert_eq!(reserved(&workers), 22, "a sequence that outgrows its reservation gets more");
     workers.release(second);
     workers.release(first);
@@ -63,26 +64,29 @@ fn absurd_numbers_of_a_worker_overflow_nothing() {
     workers.join(Duration::ZERO, WorkerKey(1), info);
     workers.set_credit(WorkerKey(1), u64::MAX);
     for _ in 0..3 {
-        assert!(workers.reserve_target(&wanted(u32::MAX, MAX_PREFILL_IDS / 3, &marks), None).is_some());
+        assert!(
+            workers.reserve_target(&placement_request(u32::MAX, MAX_PREFILL_IDS / 3, &marks), None).is_some()
+        );
     }
     let expected = workers.get(WorkerKey(1)).unwrap().expected_steps();
     let mut health = TargetHealth::default();
-    health.asked(Duration::ZERO);
+    health.request_sent(Duration::ZERO);
     assert!(health.silent_at(expected).is_some(), "{expected:?}");
-    let long = workers.get(WorkerKey(1)).unwrap().cost.step_micros(512.0, f64::from(u32::MAX));
+    let long = workers.get(WorkerKey(1)).unwrap().cost.step_us(512.0, f64::from(u32::MAX));
     assert!(Duration::from_secs_f64(long / 1e6) < Duration::MAX / 1_000);
 }
 
 #[test]
 fn a_target_in_a_crash_loop_is_out_when_it_joins_until_a_sequence_succeeds() {
     let (mut workers, marks) = (Workers::default(), PrefixMarks::default());
-    let is_out = |workers: &Workers, key| workers.get(key).unwrap().target_health.is_out(Duration::ZERO);
+    let is_out =
+        |workers: &Workers, key| workers.get(key).unwrap().target_health.is_unhealthy(Duration::ZERO);
     for crash in 1..=4 {
         let key = WorkerKey(crash);
         workers.join(Duration::ZERO, key, target());
         assert_eq!(is_out(&workers, key), crash == 4, "{crash}");
-        let mut reservation = workers.reserve_target(&wanted(10, 10, &marks), None).unwrap();
-        workers.asked(&mut reservation, Duration::ZERO);
+        let mut reservation = workers.reserve_target(&placement_request(10, 10, &marks), None).unwrap();
+        workers.request_sent(&mut reservation, Duration::ZERO);
         if crash == 4 {
             workers.succeeded(&mut reservation);
         }
@@ -95,18 +99,18 @@ fn a_target_in_a_crash_loop_is_out_when_it_joins_until_a_sequence_succeeds() {
 #[test]
 fn one_sequence_may_always_run_however_long() {
     let (mut workers, marks) = (with_target(), PrefixMarks::default());
-    assert!(workers.reserve_target(&wanted(10_000, MAX_PREFILL_IDS + 1, &marks), None).is_some());
-    assert!(workers.reserve_target(&wanted(1, 1, &marks), None).is_none());
+    assert!(workers.reserve_target(&placement_request(10_000, MAX_PREFILL_IDS + 1, &marks), None).is_some());
+    assert!(workers.reserve_target(&placement_request(1, 1, &marks), None).is_none());
 }
 
 #[test]
 fn prefills_under_way_at_a_target_are_bounded() {
     let (mut workers, marks) = (with_target(), PrefixMarks::default());
     workers.set_credit(WorkerKey(1), 1 << 40);
-    let want = wanted(1, MAX_PREFILL_IDS / 2, &marks);
+    let request = placement_request(1, MAX_PREFILL_IDS / 2, &marks);
     let mut under_way: Vec<Reservation> =
-        std::iter::from_fn(|| workers.reserve_target(&want, None)).collect();
+        std::iter::from_fn(|| workers.reserve_target(&request, None)).collect();
     assert_eq!(under_way.len(), 2);
-    assert!(workers.grow(&mut under_way[0], 1));
-    assert!(workers.reserve_target(&want, None).is_some());
+    assert!(workers.grow_reservation(&mut under_way[0], 1));
+    assert!(workers.reserve_target(&request, None).is_some());
 }

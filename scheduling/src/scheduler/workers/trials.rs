@@ -2,7 +2,7 @@
 
 use speculation::{Role, SequenceId};
 
-use super::{Reservation, USUAL_LEN, Wanted, Worker, Workers};
+use super::{PlacementRequest, Reservation, TYPICAL_LEN, Worker, Workers};
 use crate::rollout::{Preference, Rollout, is_scored, preference};
 use crate::scheduler::events::WorkerKey;
 use crate::scheduler::pairing;
@@ -13,7 +13,7 @@ pub(in crate::scheduler) const MAX_SHADOWS: u32 = 8;
 
 /// Minimum cost of a step, microseconds: that of its messages. Without it, a draft without a model would be
 /// infinitely faster than any other.
-const LEAST_STEP_MICROS: f64 = 100.0;
+const MIN_STEP_US: f64 = 100.0;
 
 impl Workers {
     /// The current rollout.
@@ -57,7 +57,7 @@ impl Workers {
     /// `serving`.
     pub(in crate::scheduler) fn reserve_shadow(
         &mut self,
-        wanted: &Wanted<'_>,
+        request: &PlacementRequest<'_>,
         target: WorkerKey,
         serving: Option<WorkerKey>,
     ) -> Option<Reservation> {
@@ -69,15 +69,15 @@ impl Workers {
             let window = info.max_model_len;
             serving != Some(info.model_id.as_str())
                 && worker.shadows < MAX_SHADOWS
-                && !worker.draining.is_on()
+                && !worker.draining.is_active()
                 && !worker.health.is_out()
-                && (window == 0 || wanted.max_len <= window)
-                && (tasks.is_empty() || tasks.iter().any(|task_type| task_type == wanted.task_type))
-                && worker.has_blocks(worker.blocks_of(wanted.expected_len))
+                && (window == 0 || request.max_len <= window)
+                && (tasks.is_empty() || tasks.iter().any(|task_type| task_type == request.task_type))
+                && worker.has_blocks(worker.blocks_of(request.expected_len))
                 && pairing::check(info, target).is_ok()
         };
         let key = self.drafts_on_trial().filter(fits).min_by_key(|worker| (worker.shadows, worker.key))?.key;
-        let reservation = self.reserve(key, wanted)?;
+        let reservation = self.reserve(key, request)?;
         if let Some(worker) = self.get_mut(key) {
             worker.shadows += 1;
         }
@@ -101,8 +101,8 @@ impl Workers {
                 let is_other = !worker.info.is_shadow && worker.info.model_id != candidate;
                 if is_candidate { worker.info.model_id == candidate } else { is_other }
             });
-            of_draft.map(|worker| worker.cost.step_micros(1.0, f64::from(USUAL_LEN))).reduce(f64::min)
+            of_draft.map(|worker| worker.cost.step_us(1.0, f64::from(TYPICAL_LEN))).reduce(f64::min)
         };
-        Some((step(true)? + LEAST_STEP_MICROS) / (step(false)? + LEAST_STEP_MICROS))
+        Some((step(true)? + MIN_STEP_US) / (step(false)? + MIN_STEP_US))
     }
 }

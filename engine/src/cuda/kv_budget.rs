@@ -16,15 +16,15 @@ const SLACK_BYTES: u64 = 256 << 20;
 
 /// Memory of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DeviceRoom {
+pub(crate) struct MemoryInfo {
     pub(crate) free_bytes: u64,
     pub(crate) total_bytes: u64,
 }
 
 /// Bytes for the KV cache on a device of which a share of `utilization` may be used in total, other processes
 /// included: that share less all memory in use now, the workspace and some slack.
-pub(crate) fn kv_bytes(room: DeviceRoom, workspace: u64, utilization: f32) -> Result<u64, EngineError> {
-    let DeviceRoom { free_bytes, total_bytes } = room;
+pub(crate) fn kv_bytes(memory: MemoryInfo, workspace: u64, utilization: f32) -> Result<u64, EngineError> {
+    let MemoryInfo { free_bytes, total_bytes } = memory;
     let hundredths = (utilization * 100.0) as u64;
     if !(utilization > 0.0 && utilization <= 1.0) {
         let reason = "expected more than 0 and at most 1".to_owned();
@@ -75,24 +75,24 @@ mod tests {
 
     #[test]
     fn kv_gets_what_weights_and_workspace_leave_of_the_part() {
-        let room = DeviceRoom { free_bytes: 60 * GIB, total_bytes: 80 * GIB };
-        assert_eq!(kv_bytes(room, 2 * GIB, 1.0).unwrap(), 58 * GIB - SLACK_BYTES);
-        assert_eq!(kv_bytes(room, 2 * GIB, 0.5).unwrap(), 18 * GIB - SLACK_BYTES);
+        let memory = MemoryInfo { free_bytes: 60 * GIB, total_bytes: 80 * GIB };
+        assert_eq!(kv_bytes(memory, 2 * GIB, 1.0).unwrap(), 58 * GIB - SLACK_BYTES);
+        assert_eq!(kv_bytes(memory, 2 * GIB, 0.5).unwrap(), 18 * GIB - SLACK_BYTES);
         // Memory of other processes counts as used.
-        let shared = DeviceRoom { free_bytes: 30 * GIB, ..room };
+        let shared = MemoryInfo { free_bytes: 30 * GIB, ..memory };
         assert_eq!(kv_bytes(shared, 0, 0.75).unwrap(), 10 * GIB - SLACK_BYTES);
     }
 
     #[test]
     fn a_part_that_leaves_nothing_is_refused_with_the_numbers() {
-        let room = DeviceRoom { free_bytes: 60 * GIB, total_bytes: 80 * GIB };
+        let memory = MemoryInfo { free_bytes: 60 * GIB, total_bytes: 80 * GIB };
         for (utilization, says) in
             [(0.25, "leave none for kv: 21474836480 are held"), (0.0, "more than 0"), (1.5, "at most 1")]
         {
-            let error = kv_bytes(room, GIB, utilization).unwrap_err().to_string();
+            let error = kv_bytes(memory, GIB, utilization).unwrap_err().to_string();
             assert!(error.contains("gpu_memory_utilization") && error.contains(says), "{error}");
         }
-        assert!(kv_bytes(room, GIB, f32::NAN).is_err());
+        assert!(kv_bytes(memory, GIB, f32::NAN).is_err());
     }
 
     #[test]

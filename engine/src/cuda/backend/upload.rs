@@ -18,7 +18,7 @@ const CHUNK_BYTES: usize = 8 << 20;
 const SEEDED_ROWS: usize = 1 << 16;
 
 /// Writes all rows to `out` as bf16.
-pub(super) fn feed_bf16<E: Executor>(
+pub(super) fn upload_bf16<E: Executor>(
     executor: &mut E,
     rows: &Stacked<'_>,
     out: &mut Tensor<E::Memory, bf16>,
@@ -39,7 +39,7 @@ pub(super) fn feed_bf16<E: Executor>(
 }
 
 /// Writes the rows `wanted` to the beginning of `out`, widened to f32.
-pub(super) fn feed_f32<E: Executor>(
+pub(super) fn upload_f32<E: Executor>(
     executor: &mut E,
     rows: &Stacked<'_>,
     wanted: Range<usize>,
@@ -61,7 +61,7 @@ pub(super) fn feed_f32<E: Executor>(
 }
 
 /// Writes all rows to `out`, one byte per number, and returns the scales of the rows.
-pub(super) fn feed_fp8<E: Executor>(
+pub(super) fn upload_fp8<E: Executor>(
     executor: &mut E,
     rows: &Stacked<'_>,
     layout: &Fp8Layout,

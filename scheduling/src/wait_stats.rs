@@ -1,5 +1,5 @@
-//! [`Waits`]: waiting times by priority, for `/debug/lanes`. Only reported; `scheduling::fair_queue` decides
-//! the order.
+//! [`WaitStats`]: waiting times by priority, for `/debug/lanes`. Only reported; `scheduling::fair_queue`
+//! decides the order.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 /// Statistics of waiting times by priority.
 #[derive(Debug, Default)]
-pub struct Waits {
+pub struct WaitStats {
     classes: BTreeMap<u8, Served>,
 }
 
@@ -36,7 +36,7 @@ pub struct WaitReport {
     pub worst_ms: u64,
 }
 
-impl Waits {
+impl WaitStats {
     /// Records the waiting time of one that was served.
     pub fn observe(&mut self, priority: u8, waited: Duration) {
         let class = self.classes.entry(priority).or_default();
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn those_that_had_their_turn_and_those_that_wait_are_told_apart_by_priority() {
-        let mut waits = Waits::default();
+        let mut waits = WaitStats::default();
         for (priority, ms) in [(0, 10), (5, 400), (0, 30)] {
             waits.observe(priority, Duration::from_millis(ms));
         }

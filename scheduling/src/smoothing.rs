@@ -1,10 +1,10 @@
 //! Memories of exponentially decayed means, in observations.
 
 /// In rounds, forwards or proposals: for values that change with the load.
-pub(crate) const MEMORY: f64 = 64.0;
+pub(crate) const EWMA_WINDOW: f64 = 64.0;
 
 /// In judged tokens or replies: for lasting values, such as the kind of text or the network delay.
-pub(crate) const LASTING_MEMORY: f64 = 256.0;
+pub(crate) const LONG_EWMA_WINDOW: f64 = 256.0;
 
 /// Weight of prior beliefs, in judged tokens.
 pub(crate) const PRIOR_WEIGHT: f64 = 4.0;

@@ -10,7 +10,7 @@ impl DraftLength {
     /// Assumes that drafts arrive in time, and corrects all prices by the residual of plain rounds. Late
     /// drafts and long rounds due to too few draft workers must not reduce the wanted number of draft
     /// workers.
-    pub fn promise(
+    pub fn predict_throughput(
         &self,
         (sequences, drafts): (f64, f64),
         context: f64,
