@@ -378,7 +378,7 @@ mod tests {
             RouterError::SlowClient,
             RouterError::Refused { reason: "logits hold a NaN".into() },
             RouterError::Quarantined {
-                reason: "4 target workers in a row failed while they ran this request".into(),
+                reason: "this request ran at 4 target workers in a row that failed".into(),
             },
         ] {
             let text = error.to_string();

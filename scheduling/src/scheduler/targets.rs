@@ -154,7 +154,7 @@ impl SchedulerState {
             .as_ref()
             .map_or("the target worker was lost".to_owned(), ToString::to_string);
         let reason = format!(
-            "{MAX_TARGETS_LOST} target workers in a row failed while they ran this request; last failure: {last}"
+            "this request ran at {MAX_TARGETS_LOST} target workers in a row that failed; last failure: {last}"
         );
         self.fail(active, SequenceFailure::Quarantined(reason));
     }
