@@ -8,14 +8,14 @@ use service::config::{Faults, RawConfig};
 use worker::config::{DefaultPorts, RawWorker, WorkerConfig, WorkerFlags};
 
 const EXAMPLES: &str = "\
-Its tokenizer must be the target's: routers compare fingerprints, and say which token differs. A draft with another tokenizer takes the
-target's with --target-tokenizer, and then speaks the target's ids.
+The tokenizer must equal the target's: routers compare fingerprints and report the first token that differs. For a draft with another
+tokenizer, pass the target's with --target-tokenizer; the draft worker then translates to the target's ids.
 
 Examples:
   outrider-draft-worker --model models/qwen3-0.6b --weights int8 --discovery etcd://10.0.0.5:2379/outrider \\
       --listen 0.0.0.0:8120 --advertise http://10.0.0.21:8120
   outrider-draft-worker --model models/qwen3-0.6b --target-tokenizer models/llama-3.1-70b --discovery static:workers.toml
-  outrider-draft-worker --method ngram --task-types code,sql --discovery static:workers.toml    no model: guesses out of the text itself";
+  outrider-draft-worker --method ngram --task-types code,sql --discovery static:workers.toml    no model: drafts from the text itself";
 
 /// Serves drafts: guesses the next tokens of sequences that a target worker then checks.
 ///
@@ -115,10 +115,10 @@ impl RawConfig for RawDraft {
             }
             "ngram" => {
                 faults.check("engine", self.worker.needs_model(), || {
-                    "method ngram has no engine: take method model with a synthetic one".to_owned()
+                    "method ngram has no engine: use method model with a synthetic engine".to_owned()
                 });
                 faults.check("model", self.worker.model().is_none(), || {
-                    "method ngram takes no model".to_owned()
+                    "method ngram runs no model: remove --model".to_owned()
                 });
                 Some(DraftMethod::Ngram)
             }
@@ -132,13 +132,13 @@ impl RawConfig for RawDraft {
         });
         let takes_tokenizer = method == Some(DraftMethod::Model) && self.worker.needs_model();
         faults.check("target_tokenizer", self.target_tokenizer.is_none() || takes_tokenizer, || {
-            "only a draft that runs a model takes it: n-grams and synthetic drafts work on any target's ids".to_owned()
+            "applies only to a draft that runs a model: n-gram and synthetic drafts work with any target's ids".to_owned()
         });
         let worker = self.worker.validate(DefaultPorts { listen: 8120, admin: 8121 }, faults);
         let (task_types, draft_ahead, is_shadow) = (self.task_types, self.draft_ahead, self.shadow);
         let is_model = method == Some(DraftMethod::Model);
         faults.check("ballast", is_model || worker.as_ref().is_none_or(|worker| worker.ballast == 0), || {
-            "method ngram has no weights: leave it out".to_owned()
+            "method ngram has no weights: remove --ballast".to_owned()
         });
         let (method, target_tokenizer) = (method?, self.target_tokenizer);
         Some(DraftConfig { method, target_tokenizer, task_types, draft_ahead, is_shadow, worker: worker? })

@@ -130,7 +130,7 @@ fn asked(task: &Task) -> (u32, u32) {
     match task.step.work {
         Work::Propose { num_draft_tokens, num_tree_tokens } => (num_draft_tokens, num_tree_tokens),
         Work::Feed | Work::Verify { .. } => {
-            unreachable!("the cached refuses other drawing steps at a draft worker")
+            unreachable!("admission refuses verify steps at a draft worker")
         }
     }
 }

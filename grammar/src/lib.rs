@@ -34,10 +34,10 @@ pub enum GrammarError {
     #[error("{0}")]
     Compile(String),
     /// The bytes of the tokenizer's tokens are not known.
-    #[error("tokenizer.json: {0}: grammars need a byte-level or byte-fallback tokenizer")]
+    #[error("tokenizer.json: {0}: grammars require a byte-level or byte-fallback tokenizer")]
     Tokenizer(String),
     /// The output so far does not match, or matching exceeds the limits.
-    #[error("the grammar cannot go on behind {position} output tokens: {reason}")]
+    #[error("the grammar cannot continue after {position} output tokens: {reason}")]
     Match {
         /// Number of output tokens before the error.
         position: usize,

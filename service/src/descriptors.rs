@@ -15,11 +15,11 @@ pub fn raise_limit() -> usize {
     match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((soft, hard)) if soft < hard => {
             if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
-                tracing::warn!(%error, soft, hard, "cannot raise the limit of open files");
+                tracing::warn!(%error, soft, hard, "cannot raise the limit on open files: fewer connections are possible");
             }
         }
         Ok(_) => {}
-        Err(error) => tracing::warn!(%error, "cannot read the limit of open files"),
+        Err(error) => tracing::warn!(%error, "cannot read the limit on open files"),
     }
     limit()
 }

@@ -134,7 +134,7 @@ impl RawProcess {
         let tls = ClientFiles { name: "discovery", ca, cert, key }.validate(faults);
         let uri: DiscoveryUri = faults.parse("discovery", &self.discovery)?;
         faults.check("discovery_ca", ca.is_none() || matches!(uri, DiscoveryUri::Etcd { .. }), || {
-            format!("is for etcd, and --discovery is `{uri}`")
+            format!("applies only to etcd, but --discovery is `{uri}`")
         });
         let user = self.etcd_user(&uri, faults);
         Some(Source { uri, tls, user })
@@ -144,14 +144,14 @@ impl RawProcess {
         let (name, password) = (self.discovery_user.as_ref(), self.discovery_password.as_ref());
         let is_etcd = matches!(uri, DiscoveryUri::Etcd { .. });
         faults.check("discovery_user", name.is_none() || is_etcd, || {
-            format!("is for etcd, and --discovery is `{uri}`")
+            format!("applies only to etcd, but --discovery is `{uri}`")
         });
         faults.check("discovery_user", name.is_none() || password.is_some(), || {
             "needs its password: set OUTRIDER_DISCOVERY_PASSWORD, or discovery_password in the file"
                 .to_owned()
         });
         faults.check("discovery_password", password.is_none() || name.is_some(), || {
-            "needs --discovery-user NAME beside it".to_owned()
+            "needs --discovery-user NAME as well".to_owned()
         });
         Some(EtcdUser { name: name?.clone(), password: password?.clone() })
     }
@@ -205,7 +205,7 @@ where
         // A signal to stop during the start aborts it.
         () = told_to_stop(config.exit_on_stdin_close) => {
             tracing::info!(lame_duck = ?config.lame_duck, "stopping: requests in flight may finish");
-            health.set_draining("the process was told to stop");
+            health.set_draining("the process is stopping");
             lifetime.leave();
             tokio::time::sleep(config.lame_duck).await;
             ExitCode::SUCCESS
@@ -213,7 +213,7 @@ where
         // When the role fails, the reason is the last line of the log.
         code = up_and_running(start(lifetime.clone(), health.clone()), &health) => code,
     };
-    health.set_draining("the process was told to stop");
+    health.set_draining("the process is stopping");
     lifetime.drain(config.grace).await;
     lifetime.shut_down(STOP_GRACE).await;
     code
@@ -227,8 +227,8 @@ async fn up_and_running(start: impl Future<Output = anyhow::Result<()>>, health:
     let mut state = health.subscribe();
     let failed = state.wait_for(|state| matches!(state, crate::health::State::Failed(_))).await;
     match failed {
-        Ok(state) => tracing::error!(reason = state.reason(), "giving up"),
-        Err(_) => tracing::error!("nobody reports health anymore"),
+        Ok(state) => tracing::error!(reason = state.reason(), "the process failed and stops"),
+        Err(_) => tracing::error!("the health state was dropped: stopping"),
     }
     ExitCode::FAILURE
 }
@@ -249,12 +249,12 @@ pub async fn stdin_closed() {
     let reader = move || {
         // The input is ignored; only its end matters.
         if let Err(error) = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()) {
-            tracing::warn!(%error, "stdin cannot be read, which counts as closed");
+            tracing::warn!(%error, "cannot read stdin: treating it as closed");
         }
         drop(closed);
     };
     if let Err(error) = std::thread::Builder::new().name("stdin".to_owned()).spawn(reader) {
-        tracing::error!(%error, "cannot watch stdin, which counts as closed");
+        tracing::error!(%error, "cannot watch stdin: treating it as closed");
     }
     let Err(_) = seen.await;
 }
@@ -294,7 +294,7 @@ mod tests {
         for (uri, name, password, expected) in [
             (etcd, Some("workers"), None, "OUTRIDER_DISCOVERY_PASSWORD"),
             (etcd, None, Some("sesame"), "--discovery-user"),
-            ("memory", Some("workers"), Some("sesame"), "is for etcd"),
+            ("memory", Some("workers"), Some("sesame"), "applies only to etcd"),
         ] {
             let error = user(uri, name, password).unwrap_err();
             assert!(error.contains(expected) && !error.contains("sesame"), "{error}");

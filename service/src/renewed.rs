@@ -56,10 +56,10 @@ impl<T: Clone> Renewed<T> {
             match (self.make)() {
                 Ok(value) => {
                     made.value = value;
-                    tracing::info!(files = files.join(", "), "renewed certificates are used from now on");
+                    tracing::info!(files = files.join(", "), "loaded the changed certificates");
                 }
                 Err(error) => {
-                    tracing::error!(%error, "renewed certificates cannot be used, the last ones stay");
+                    tracing::error!(%error, "cannot use the changed certificates: the previous ones stay in use");
                 }
             }
         }

@@ -172,7 +172,7 @@ fn check(step: &Step, limits: &Limits) -> Result<(), String> {
             }
             if *num_tree_tokens as usize > MAX_TREE_TOKENS {
                 return Err(format!(
-                    "a tree of {num_tree_tokens} ids is asked for, at most {MAX_TREE_TOKENS}"
+                    "a tree of {num_tree_tokens} ids is requested, at most {MAX_TREE_TOKENS} are allowed"
                 ));
             }
             &[]

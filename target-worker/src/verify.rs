@@ -15,7 +15,7 @@ impl Decide for Verify {
     fn decide(&mut self, task: &mut Task, rows: Rows<'_>) -> Result<Decision, DrawError> {
         let start = task.step.start();
         let Work::Verify { draft } = &task.step.work else {
-            unreachable!("the cached refuses other drawing steps at a target")
+            unreachable!("admission refuses propose steps at a target worker")
         };
         let spec = task.cached.spec().cloned().expect("an admitted step has a spec");
         let verdict = match rows {

@@ -270,7 +270,7 @@ async fn keys_that_are_deleted_come_back_and_no_connection_is_cut() -> anyhow::R
     let during = http.ask(COMPLETIONS, &request(48)).await?;
     ensure!(during["usage"]["speculation"]["accepted_tokens"].as_u64() > Some(0), "{during}");
     for worker in ["target-0", "draft-0"] {
-        logs.line_with(worker, &["the worker's key was gone from etcd and was put again"]).await?;
+        logs.line_with(worker, &["the worker's key was missing in etcd: wrote it again"]).await?;
     }
     wait_until_listed(&etcd, 2).await?;
     wait_until_registered(&cluster, &["target-0", "draft-0"], true).await?;

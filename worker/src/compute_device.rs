@@ -24,7 +24,7 @@ impl FromStr for ComputeDevice {
         let ordinals: Result<Vec<usize>, _> = list.split(',').map(str::parse).collect();
         ordinals
             .map(Self::Cuda)
-            .map_err(|_| format!("`{text}` is no device, expected cpu, cuda:0 or cuda:0,1,.."))
+            .map_err(|_| format!("`{text}` is not a device, expected cpu, cuda:0 or cuda:0,1,.."))
     }
 }
 

@@ -301,7 +301,9 @@ impl RawWorker {
             faults.add("engine", format_args!("`{}` is unknown, {expected}", self.engine));
             return None;
         };
-        faults.check("model", self.model.is_none(), || "a synthetic engine takes no model".to_owned());
+        faults.check("model", self.model.is_none(), || {
+            "a synthetic engine runs no model: remove --model".to_owned()
+        });
         let in_range = (1.0 / TIME_SCALE_MAX..=TIME_SCALE_MAX).contains(&self.time_scale);
         faults.check("time_scale", in_range, || {
             format!("{} is not between {} and {TIME_SCALE_MAX}", self.time_scale, 1.0 / TIME_SCALE_MAX)
@@ -325,7 +327,7 @@ impl RawWorker {
                 format!("{part} is not above 0 and at most 1")
             });
             faults.check("gpu_memory_utilization", on_gpu && !sized, || {
-                "it decides on KV where --device is a gpu and no --kv-memory is given".to_owned()
+                "has no effect here: it sizes the KV cache only on a GPU and without --kv-memory".to_owned()
             });
         }
         (on_gpu && !sized).then_some(given.unwrap_or(DEFAULT_GPU_MEMORY_UTILIZATION))
@@ -334,7 +336,10 @@ impl RawWorker {
     fn check_isa(&self, faults: &mut Faults) {
         let available = engine::instruction_sets();
         if let Some(isa) = self.isa.as_deref().filter(|isa| !available.contains(isa)) {
-            faults.add("isa", format_args!("`{isa}` is not one that this CPU has: {}", available.join(", ")));
+            faults.add(
+                "isa",
+                format_args!("`{isa}` is not supported by this CPU, which has: {}", available.join(", ")),
+            );
         }
     }
 
@@ -344,8 +349,8 @@ impl RawWorker {
         let is_closed = self.tls.is_mutual() || listen.ip().is_loopback();
         faults.check("listen", is_closed || self.insecure, || {
             format!(
-                "{listen} is open to others: ask routers for certificates (--tls-cert, --tls-key, --tls-client-ca), \
-                 listen on 127.0.0.1, or say --insecure where only routers can reach it"
+                "{listen} is reachable from other machines: require client certificates of routers (--tls-cert, --tls-key, --tls-client-ca), \
+                 listen on 127.0.0.1, or pass --insecure if only routers can reach it"
             )
         });
     }
@@ -367,7 +372,7 @@ impl RawWorker {
         let threads = self.threads.unwrap_or(cores);
         self.check_ranges(threads, faults);
         faults.check("pin", !self.pin || matches!(device, None | Some(ComputeDevice::Cpu)), || {
-            "is about the CPU's threads, and --device is another".to_owned()
+            "pins CPU threads, but --device is not cpu: remove one of them".to_owned()
         });
         self.check_isa(faults);
         let tls = self.tls.validate(faults);
@@ -375,13 +380,13 @@ impl RawWorker {
             let scheme = scheme(tls.as_ref());
             faults.check("advertise", url.starts_with(&format!("{scheme}://")), || {
                 format!(
-                    "`{url}` is not {scheme}://HOST:PORT, and without --tls-cert it is http, with it https"
+                    "`{url}` is not {scheme}://HOST:PORT; the scheme is https with --tls-cert and http without it"
                 )
             });
         }
         let ballast = faults.parse::<ParameterCount>("ballast", &self.ballast);
         faults.check("ballast", self.needs_model() || ballast.is_none_or(|ballast| ballast.0 == 0), || {
-            "a synthetic engine has no weights: leave it out".to_owned()
+            "a synthetic engine has no weights: remove --ballast".to_owned()
         });
         let process = self.process.validate(faults);
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));

@@ -275,7 +275,7 @@ impl<M: Method> Device<M> {
         }
         if self.table.len() >= MAX_SEQUENCES && self.table.get_mut(&key).is_none() {
             self.metrics.count(StepOutcome::Refused);
-            let reason = format!("this worker holds {MAX_SEQUENCES} sequences, the most that it keeps");
+            let reason = format!("this worker already has {MAX_SEQUENCES} open sequences, its maximum");
             return self.answer(key.router, &Reply::to(&sent.step, ReplyBody::Refused { reason }));
         }
         let method = &mut self.method;
@@ -343,7 +343,7 @@ impl<M: Method> Device<M> {
     ) -> Option<u64> {
         cut_to_window(&mut step, self.limits.max_model_len);
         let held = self.table.get_mut(&key).expect("the caller found it");
-        let mut cached = held.cached.take().expect("the caller saw it idle");
+        let mut cached = held.cached.take().expect("the caller checked that it is idle");
         let slot = held.slot;
         let (outcome, body) = match cached.admit(&step, &self.limits) {
             Admission::Run => {

@@ -32,8 +32,8 @@ pub fn refuse(
     failed: Vec<usize>,
     error: &EngineError,
 ) -> Vec<(Task, ReplyBody)> {
-    tracing::error!(%error, "a forward failed");
-    let reason = format!("the forward failed: {error}");
+    tracing::error!(%error, "the forward pass of one sequence failed: the step is refused");
+    let reason = format!("the forward pass failed: {error}");
     take_tasks(tasks, failed)
         .into_iter()
         .map(|mut task| {

@@ -160,7 +160,7 @@ impl Grammars {
         }
         let no_mask = |reason| DrawError::NoMask { position: task.step.start(), reason };
         let Some(held) = self.sequences.get_mut(&task.slot) else {
-            return Err(no_mask("its grammar is not known".to_owned()));
+            return Err(no_mask("the sequence's grammar is unknown".to_owned()));
         };
         let began = Instant::now();
         match std::mem::replace(&mut held.progress, Progress::lost()) {
@@ -180,7 +180,7 @@ impl Grammars {
             }
             other => {
                 held.progress = other;
-                Err(no_mask("no mask was asked for".to_owned()))
+                Err(no_mask("no mask was requested".to_owned()))
             }
         }
     }
@@ -197,7 +197,7 @@ impl Grammars {
     }
 }
 
-const LOST: &str = "the thread that handles grammars failed on this one";
+const LOST: &str = "the grammar thread panicked on this grammar";
 
 impl Progress {
     fn of(compiled: Result<Matcher, GrammarError>) -> Self {

@@ -101,7 +101,7 @@ impl Worker for WorkerService {
                 () = lifetime.cancelled() => {}
                 // The router opened a newer stream, which carries all replies now; end this one so that the
                 // router notices.
-                _ = &mut replaced => tracing::info!(router = router.0, "a newer stream of this router replaces an older one"),
+                _ = &mut replaced => tracing::info!(router = router.0, "the router opened a newer stream: this older one is closed"),
                 () = inner.read_frames(frames, (router, stream), &replies) => {}
             }
             inner.metrics.streams.dec();
@@ -122,7 +122,9 @@ impl Worker for WorkerService {
     ) -> Result<Response<Self::FetchAssetStream>, Status> {
         let name = request.into_inner().name;
         let bytes = self.inner.assets.as_ref().and_then(|assets| assets.get(&name)).ok_or_else(|| {
-            Status::not_found(format!("this worker has no asset `{name}`; its hello lists those it has"))
+            Status::not_found(format!(
+                "this worker has no asset `{name}`; its hello lists the available ones"
+            ))
         })?;
         let chunks = (0..bytes.len())
             .step_by(ASSET_CHUNK_BYTES)
@@ -145,7 +147,7 @@ impl Inner {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return,
                 Err(status) => {
-                    tracing::info!(router = router.0, %status, "a router's stream broke");
+                    tracing::info!(router = router.0, %status, "the stream of a router failed: its sequences are closed");
                     return;
                 }
             };
@@ -202,7 +204,7 @@ async fn read_hello(frames: &mut Streaming<v1::RouterFrame>) -> Result<RouterId,
     let theirs = hello.protocol_version_min..=hello.protocol_version_max;
     let version = common_version(&PROTOCOL_VERSIONS, &theirs).ok_or_else(|| {
         Status::failed_precondition(format!(
-            "the router speaks protocol versions {theirs:?}, this worker {PROTOCOL_VERSIONS:?}: upgrade the older one"
+            "the router supports protocol versions {theirs:?}, this worker {PROTOCOL_VERSIONS:?}: upgrade the older one"
         ))
     })?;
     tracing::debug!(router = hello.router_id, version, "a router connected");

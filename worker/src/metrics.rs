@@ -9,72 +9,70 @@ use service::metrics::{Counter, CounterName, Family, Gauge, GaugeName, Histogram
 use crate::ahead::AheadStats;
 use crate::method::MethodStats;
 
-const STEPS: CounterName = CounterName::new("outrider_worker_steps_total", "Steps by what became of them");
+const STEPS: CounterName = CounterName::new("outrider_worker_steps_total", "Steps received, by outcome");
 const FORWARDS: CounterName =
     CounterName::new("outrider_worker_forwards_total", "Forward passes of the model");
 const FORWARD_SECONDS: HistogramName = HistogramName::new(
     "outrider_worker_forward_seconds",
-    "What forward passes took, as told to routers",
+    "Duration of forward passes, as reported to routers",
     &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0],
 );
 const ROWS: CounterName = CounterName::new("outrider_worker_rows_total", "Rows computed in forward passes");
 const KV_BLOCKS_USED: GaugeName =
-    GaugeName::new("outrider_worker_kv_blocks_used", "KV blocks that open sequences hold");
-const KV_BLOCKS: GaugeName = GaugeName::new("outrider_worker_kv_blocks", "KV blocks there are");
+    GaugeName::new("outrider_worker_kv_blocks_used", "KV blocks in use by open sequences");
+const KV_BLOCKS: GaugeName = GaugeName::new("outrider_worker_kv_blocks", "Total KV blocks");
 const KV_BLOCKS_CACHED: GaugeName = GaugeName::new(
     "outrider_worker_kv_blocks_cached",
-    "KV blocks that no sequence holds, kept for equal prefixes",
+    "KV blocks that no sequence uses, cached for prefix reuse",
 );
-const KV_EVICTIONS: CounterName = CounterName::new(
-    "outrider_worker_kv_evictions_total",
-    "Kept KV blocks that were reused for something else",
-);
+const KV_EVICTIONS: CounterName =
+    CounterName::new("outrider_worker_kv_evictions_total", "Cached KV blocks that were evicted");
 const PREFIX_QUERIES: CounterName = CounterName::new(
     "outrider_worker_prefix_query_tokens_total",
-    "Context tokens that were looked for among computed prefixes",
+    "Context tokens looked up in the prefix cache",
 );
 const PREFIX_HITS: CounterName = CounterName::new(
     "outrider_worker_prefix_hit_tokens_total",
-    "Context tokens whose KV was found among computed prefixes",
+    "Context tokens whose KV was found in the prefix cache",
 );
 const GRAMMAR_ROWS: CounterName =
-    CounterName::new("outrider_worker_grammar_rows_total", "Rows that a grammar's mask was made for");
+    CounterName::new("outrider_worker_grammar_rows_total", "Rows that grammar masks were computed for");
 const GRAMMAR_MASK_US: CounterName = CounterName::new(
     "outrider_worker_grammar_mask_microseconds_total",
-    "Time that making masks took, beside forward passes",
+    "Time spent computing grammar masks, in parallel with forward passes",
 );
 const GRAMMAR_WAIT_US: CounterName = CounterName::new(
     "outrider_worker_grammar_wait_microseconds_total",
-    "Time that masks were not done when the forward pass was",
+    "Time that finished forward passes waited for grammar masks",
 );
-const PREEMPTIONS: CounterName = CounterName::new(
-    "outrider_worker_preemptions_total",
-    "Sequences that were stopped for want of KV blocks",
-);
-const SEQUENCES: GaugeName = GaugeName::new("outrider_worker_sequences", "Sequences that are held");
+const PREEMPTIONS: CounterName =
+    CounterName::new("outrider_worker_preemptions_total", "Sequences preempted because KV blocks ran out");
+const SEQUENCES: GaugeName = GaugeName::new("outrider_worker_sequences", "Open sequences");
 const AHEAD_STEPS: CounterName = CounterName::new(
     "outrider_worker_draft_ahead_steps_total",
-    "Proposals that were asked for while something was drafted ahead, by result: hit, miss (another outcome), too_early (nothing was guessed yet)",
+    "Requests for a proposal that was drafted ahead, by result: hit, miss (the verification had another outcome), too_early (no token was drafted yet)",
 );
 const AHEAD_GUESSES: CounterName = CounterName::new(
     "outrider_worker_draft_ahead_guesses_total",
-    "Guesses of proposals that were there when they were asked for: as many forward passes less to wait for",
+    "Draft tokens that were ready when their proposal was requested; each saves a forward pass",
 );
 const AHEAD_ROWS: CounterName = CounterName::new(
     "outrider_worker_draft_ahead_rows_total",
-    "Rows computed in forward passes that drafted ahead",
+    "Rows computed in forward passes for drafting ahead",
 );
 const REGISTERED: GaugeName = GaugeName::new(
     "outrider_worker_registered",
-    "1 while discovery lists this worker, as far as it could last make sure; 0 while it registers",
+    "1 if discovery listed this worker at the last check, 0 while it is registering",
 );
 const BALLAST: GaugeName = GaugeName::new(
     "outrider_worker_ballast_parameters",
-    "Parameters that were added to the model and change no token (--ballast): 0 but in demonstrations",
+    "Parameters added to the model that change no token (--ballast); 0 except in demonstrations",
 );
-const STREAMS: GaugeName = GaugeName::new("outrider_worker_streams", "Routers that are connected");
-const MALFORMED: CounterName =
-    CounterName::new("outrider_worker_malformed_steps_total", "Steps that broke a bound of the wire");
+const STREAMS: GaugeName = GaugeName::new("outrider_worker_streams", "Connected routers");
+const MALFORMED: CounterName = CounterName::new(
+    "outrider_worker_malformed_steps_total",
+    "Steps that violate a limit of the wire protocol",
+);
 const QUEUE_SECONDS: HistogramName = HistogramName::new(
     "outrider_worker_queue_seconds",
     "Time from a step's arrival to its admission",

@@ -144,7 +144,7 @@ impl<D: Decide> Method for ModelMethod<D> {
         if let Some(cores) = &self.cores
             && let Err(error) = self.engine.pin_threads(cores)
         {
-            tracing::warn!(%error, "computing threads are not pinned");
+            tracing::warn!(%error, "cannot pin the compute threads: they run unpinned");
         }
     }
 
@@ -234,7 +234,7 @@ impl<D: Decide> Method for ModelMethod<D> {
             // The device is unusable: panic to end the device thread, which marks the process as failed.
             Err(error) if error.is_fatal() => panic!("{error}"),
             Err(error) if plan.len() > 1 => {
-                tracing::warn!(%error, "a forward failed: its sequences are run one by one");
+                tracing::warn!(%error, "a forward pass failed: running its sequences one by one to find the cause");
                 return Ok(advance_one_by_one(self, tasks, indices(&plan)));
             }
             Err(error) => return Ok(refuse(self, tasks, indices(&plan), &error)),

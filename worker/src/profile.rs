@@ -52,10 +52,12 @@ fn profile_within(engine: &mut Engine, budget: Duration) -> Vec<StepTimePoint> {
         engine.close(slot);
         match measured {
             Ok(curve) => points.extend(curve),
-            Err(error) => tracing::warn!(context, %error, "step times of this context could not be profiled"),
+            Err(error) => {
+                tracing::warn!(context, %error, "cannot measure step times at this context length: routers get none for it")
+            }
         }
     }
-    tracing::info!(points = points.len(), took = ?began.elapsed(), "step times profiled");
+    tracing::info!(points = points.len(), took = ?began.elapsed(), "measured step times");
     points
 }
 

@@ -118,7 +118,7 @@ fn cores_for(engine: &Engine) -> anyhow::Result<Vec<usize>> {
     let (cores, threads) = (engine::allowed_cores()?, engine.num_threads());
     anyhow::ensure!(
         threads <= cores.len(),
-        "pin: {threads} threads want a core each, this process may run on {}: lower --threads, or do not pin",
+        "pin: {threads} threads need a core each, but this process may only use {}: lower --threads or set --pin false",
         cores.len()
     );
     Ok(cores)
@@ -164,7 +164,7 @@ fn load_engine(config: &WorkerConfig, role: Role) -> anyhow::Result<(Engine, Ass
     let info = engine.info();
     anyhow::ensure!(
         assets.token_list().num_ids() <= info.vocab_size,
-        "{}: its ids need {} embeddings, the model has {}: use the tokenizer that the model was trained with",
+        "{}: the tokenizer needs {} embeddings, the model has {}: use the tokenizer that the model was trained with",
         tokenizer.display(),
         assets.token_list().num_ids(),
         info.vocab_size
@@ -222,7 +222,7 @@ pub async fn start<M: Method>(
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
         .build_v1()
-        .context("the descriptors of our own protos are broken")?;
+        .context("the bundled proto descriptors are invalid")?;
     let services = Routes::new(health.grpc_service(&["outrider.v1.Worker"], lifetime).await)
         .add_service(reflection)
         .add_service(WorkerServer::new(worker_service).max_decoding_message_size(4 * proto::MAX_FRAME_BYTES));

@@ -43,7 +43,7 @@ pub fn load(
         shared_tokens = coverage.shared,
         target_share = format!("{:.3}", coverage.target_share()),
         target_fingerprint = target.token_list().fingerprint(),
-        "this draft speaks the target's ids: tokens are mapped by their bytes"
+        "the draft uses another tokenizer: tokens are translated to the target's ids by their bytes"
     );
     facts.vocab_size = target.token_list().num_ids();
     facts.eos_token_ids = target_ends;

@@ -169,7 +169,7 @@ impl TranslatedMethod {
             // The device is unusable: panic to end the device thread, which marks the process as failed.
             Err(error) if error.is_fatal() => panic!("{error}"),
             Err(error) if plan.len() > 1 => {
-                tracing::warn!(%error, "a forward failed: its sequences are run one by one");
+                tracing::warn!(%error, "a forward pass failed: running its sequences one by one to find the cause");
                 return advance_one_by_one(self, tasks, indices(plan));
             }
             Err(error) => return refuse(self, tasks, indices(plan), &error),
@@ -206,7 +206,7 @@ impl Method for TranslatedMethod {
         if let Some(cores) = &self.cores
             && let Err(error) = self.engine.pin_threads(cores)
         {
-            tracing::warn!(%error, "computing threads are not pinned");
+            tracing::warn!(%error, "cannot pin the compute threads: they run unpinned");
         }
     }
 
@@ -248,7 +248,7 @@ impl Method for TranslatedMethod {
     }
 
     fn truncate(&mut self, slot: Slot, len: u32) {
-        let held = self.sequences.get_mut(&slot).expect("only open slots are cut");
+        let held = self.sequences.get_mut(&slot).expect("only open slots are truncated");
         held.text.truncate(len as usize);
         self.engine.truncate(held.slot, held.text.draft_ids().len() as u32);
     }

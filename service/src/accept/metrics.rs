@@ -4,10 +4,10 @@ use prometheus_client::encoding::EncodeLabelSet;
 
 use crate::metrics::{Counter, CounterName, Family, Gauge, GaugeName, Metrics};
 
-const OPEN: GaugeName = GaugeName::new("outrider_connections", "Connections that are open at a listener");
+const OPEN: GaugeName = GaugeName::new("outrider_connections", "Open connections, by listener");
 const CLOSED: CounterName = CounterName::new(
     "outrider_connections_closed_total",
-    "Connections that ended or were turned away at a listener, by reason",
+    "Connections closed or refused, by listener and reason",
 );
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

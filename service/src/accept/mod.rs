@@ -92,7 +92,7 @@ impl Listener {
                     Ok(place) => self.spawn_connection(name, (connection, place), &serving),
                     Err(full) => {
                         self.connections.metrics.closed(name, full.as_str());
-                        tracing::warn!(listener = name, limit = full.as_str(), %peer, "too many connections: one was turned away");
+                        tracing::warn!(listener = name, limit = full.as_str(), %peer, "too many connections: refused a new one, raise the limit if this is expected load");
                     }
                 },
                 // The peer disconnected before the accept.

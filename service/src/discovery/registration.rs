@@ -8,7 +8,7 @@ use super::Load;
 
 /// Keeps a worker announced. Dropping it removes the worker from the list soon; [`leave`](Self::leave) waits
 /// until that is done.
-#[must_use = "dropping the registration takes the worker off the list"]
+#[must_use = "dropping the registration removes the worker from the list"]
 pub struct Registration {
     kept_by: Keeper,
     listed: watch::Receiver<bool>,

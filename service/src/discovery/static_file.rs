@@ -78,14 +78,14 @@ async fn follow(mut file: RereadFile, members: &watch::Sender<Members>) {
         let path = file.path().display();
         match edited.as_deref().map(parse) {
             Ok(Ok(list)) => {
-                tracing::info!(%path, workers = list.len(), "the list of workers was read again");
+                tracing::info!(%path, workers = list.len(), "reloaded the list of workers");
                 publish(members, list);
             }
             Ok(Err(TomlFault { line, message })) => {
-                tracing::error!(%path, line, message, "broken list of workers, the last one stays");
+                tracing::error!(%path, line, message, "invalid list of workers: the previous list stays in use");
             }
             Err(error) => {
-                tracing::error!(%path, error, "unreadable list of workers, the last one stays");
+                tracing::error!(%path, error, "cannot read the list of workers: the previous list stays in use");
             }
         }
     }
@@ -114,7 +114,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, Member>, TomlFault> {
         }
         let id = member.id.clone();
         if members.insert(id.clone(), member).is_some() {
-            return Err(at(start, format!("worker `{id}` stands here a second time; give it another id")));
+            return Err(at(start, format!("worker `{id}` is listed twice; give it another id")));
         }
     }
     Ok(members)
@@ -242,7 +242,7 @@ id = 'target-2'
             (GOOD.replace("'target'", "'verifier'"), 6, "role `verifier` is neither"),
             (GOOD.replace("http://127.0.0.1:2", "127.0.0.1:2"), 7, "not of the form http://HOST:PORT"),
             (GOOD.replace("'target-2'", "''"), 5, "id is empty"),
-            (GOOD.replace("'target-2'", "'http://127.0.0.1:1'"), 5, "a second time"),
+            (GOOD.replace("'target-2'", "'http://127.0.0.1:1'"), 5, "is listed twice"),
             (GOOD.replace("id =", "name ="), 8, "unknown field `name`"),
             (GOOD.replace("role = 'draft'\n", ""), 1, "missing field `role`"),
             (GOOD.replace("role = 'draft'", "role = 7"), 2, "invalid type"),

@@ -47,7 +47,7 @@ fn parse(text: &str) -> Result<DiscoveryUri, String> {
         };
     }
     let Some(etcd) = text.strip_prefix("etcd://") else {
-        return Err("this source of members is not known".to_owned());
+        return Err("unknown source of workers".to_owned());
     };
     let (hosts, prefix) = etcd.split_once('/').unwrap_or((etcd, ""));
     let prefix = prefix.trim_matches('/').to_owned();
@@ -64,7 +64,7 @@ fn parse(text: &str) -> Result<DiscoveryUri, String> {
         return Err(format!("endpoint `{endpoint}` is not HOST:PORT"));
     }
     if prefix.is_empty() {
-        return Err("no prefix is named, and clusters that share an etcd would mix".to_owned());
+        return Err("the prefix is missing: it separates clusters that share an etcd".to_owned());
     }
     if prefix.contains(|character: char| character.is_whitespace() || matches!(character, '?' | '#')) {
         return Err(format!("prefix `{prefix}` holds a space, `?` or `#`"));

@@ -22,7 +22,7 @@ pub(super) struct Holders(BTreeMap<&'static str, usize>);
 
 /// Holds a gate open until dropped.
 #[derive(Debug)]
-#[must_use = "a hold that is dropped at once holds nothing"]
+#[must_use = "a guard that is dropped at once does not keep the gate open"]
 pub struct Hold {
     name: &'static str,
     gate: Gate,

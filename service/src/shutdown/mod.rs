@@ -168,7 +168,7 @@ impl Lifetime {
             return Outcome::Clean;
         }
         let held_by = self.inner.work.holders();
-        tracing::warn!(%held_by, ?grace, "work was still in flight at the end of the drain");
+        tracing::warn!(%held_by, ?grace, "the drain timed out: requests or streams are still in flight");
         Outcome::HeldOpen
     }
 
@@ -187,7 +187,7 @@ impl Lifetime {
             return Outcome::Clean;
         }
         let (work, tasks) = (self.inner.work.holders(), self.inner.tasks.holders());
-        tracing::warn!(%work, %tasks, ?grace, "still running after the grace period, left behind");
+        tracing::warn!(%work, %tasks, ?grace, "the shutdown timed out: these tasks are left running until the process exits");
         Outcome::HeldOpen
     }
 }

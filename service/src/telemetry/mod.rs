@@ -146,7 +146,7 @@ impl TelemetryGuard {
     /// guard; await it at the very end of `main`.
     pub async fn shut_down(self) {
         if tokio::task::spawn_blocking(move || drop(self)).await.is_err() {
-            tracing::warn!("flushing the last spans panicked");
+            tracing::warn!("flushing the last spans panicked: they may be lost");
         }
     }
 }
@@ -155,7 +155,7 @@ impl Drop for TelemetryGuard {
     fn drop(&mut self) {
         let flushed = self.traces.take().map_or(Ok(()), |traces| traces.shutdown_with_timeout(FLUSH_TIMEOUT));
         if let Err(error) = flushed {
-            tracing::warn!(%error, "the last spans did not reach the collector");
+            tracing::warn!(%error, "cannot send the last spans to the collector: they are lost");
         }
         self.log.flush();
     }

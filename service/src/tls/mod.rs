@@ -113,10 +113,10 @@ impl RawServerTls {
     pub fn validate(&self, faults: &mut Faults) -> Option<ServerTls> {
         let with_cert = |file: &Option<PathBuf>| file.is_none() || self.tls_cert.is_some();
         for (field, file) in [("tls_key", &self.tls_key), ("tls_client_ca", &self.tls_client_ca)] {
-            faults.check(field, with_cert(file), || "needs --tls-cert FILE beside it".to_owned());
+            faults.check(field, with_cert(file), || "needs --tls-cert FILE as well".to_owned());
         }
         let has_ca = self.tls_client_name.is_none() || self.tls_client_ca.is_some();
-        faults.check("tls_client_name", has_ca, || "needs --tls-client-ca FILE beside it".to_owned());
+        faults.check("tls_client_name", has_ca, || "needs --tls-client-ca FILE as well".to_owned());
         let cert = self.tls_cert.as_deref()?;
         let Some(key) = self.tls_key.as_deref() else {
             faults.add("tls_key", "is missing: --tls-cert FILE needs its key, --tls-key FILE");
@@ -277,10 +277,10 @@ impl ClientFiles<'_> {
     pub fn validate(&self, faults: &mut Faults) -> Option<ClientTls> {
         let (field, name) = (format!("{}_cert", self.name), self.name);
         faults.check(&field, self.cert.is_some() == self.key.is_some(), || {
-            format!("--{name}-cert FILE and --{name}-key FILE need each other")
+            format!("--{name}-cert FILE and --{name}-key FILE must be given together")
         });
         faults.check(&field, self.cert.is_none() || self.ca.is_some(), || {
-            format!("needs --{name}-ca FILE beside it")
+            format!("needs --{name}-ca FILE as well")
         });
         let tls = ClientTls::read(self.ca?, self.cert.zip(self.key));
         tls.map_err(|error| faults.add(&format!("{name}_ca"), error)).ok()

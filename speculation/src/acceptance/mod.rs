@@ -116,7 +116,7 @@ struct Judgement {
 /// to that token. Rows are modified in place. `counts` describes the ids before `start` (unread unless the
 /// sequence has penalties) and is unchanged on return. The walk begins at row 0 and continues at the accepted
 /// child. The span ends with the first draw that matches no child, with a stop token, or at `max_len`.
-#[expect(clippy::too_many_arguments, reason = "the step's four facts, and its logits with their shape")]
+#[expect(clippy::too_many_arguments, reason = "four values of the step, and the logits with their shape")]
 pub fn verify(
     spec: &SequenceSpec,
     counts: &mut TokenCounts,
@@ -162,7 +162,7 @@ pub fn verify_masked(
         let logits = &mut logits[row * vocab_size..(row + 1) * vocab_size];
         let raw = spec.logprobs.map(|top_n| (logits.to_vec(), top_n));
         if spec.grammar.is_some() {
-            let reason = || "a row was reached that no mask was made for".to_owned();
+            let reason = || "no mask was computed for a row that was reached".to_owned();
             let mask = masks.get(row).ok_or_else(|| DrawError::NoMask { position, reason: reason() })?;
             mask.apply(logits);
         }
@@ -235,7 +235,7 @@ pub fn takes_trees(spec: &SequenceSpec) -> bool {
 pub fn check_draft(spec: &SequenceSpec, start: u32, draft: &Draft) -> Result<(), DrawError> {
     let bad = |reason| DrawError::BadDraft { position: start, reason };
     if draft.is_tree() && !takes_trees(spec) {
-        return Err(bad("only coupled mode without a grammar takes a tree: send a chain".to_owned()));
+        return Err(bad("token trees need coupled mode and no grammar: send a chain".to_owned()));
     }
     draft.check_shape().map_err(bad)?;
     match mode_in_force(spec) {

@@ -87,7 +87,7 @@ pub(super) fn check_draft(start: u32, draft: &Draft) -> Result<(), DrawError> {
 
 fn fault_of(token_id: TokenId, q: &[(TokenId, f32)]) -> Option<String> {
     if q.len() > MAX_SHIPPED_TOKENS {
-        return Some(format!("q lists {} tokens, at most {MAX_SHIPPED_TOKENS} may be shipped", q.len()));
+        return Some(format!("q lists {} tokens, at most {MAX_SHIPPED_TOKENS} are allowed", q.len()));
     }
     if let Some((id, weight)) = q.iter().find(|(_, weight)| !weight.is_finite() || *weight < 0.0) {
         return Some(format!("q gives token {id} the weight {weight}, weights are finite and not negative"));

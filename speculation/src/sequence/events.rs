@@ -94,7 +94,7 @@ impl fmt::Display for TargetFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(reason) => write!(f, "the target worker refused the sequence: {reason}"),
-            Self::BrokeContract => f.write_str("the target worker's reply breaks the contract"),
+            Self::BrokeContract => f.write_str("the target worker's reply violates the protocol"),
             Self::Unanswered => f.write_str("the target worker does not answer"),
         }
     }

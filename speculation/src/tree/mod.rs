@@ -96,13 +96,19 @@ impl Draft {
         }
         let len = self.token_ids.len();
         if self.parents.len() != len {
-            return Err(format!("{} parents for {len} drafted ids, one an id is needed", self.parents.len()));
+            return Err(format!(
+                "{} parents for {len} drafted ids: send one parent per id",
+                self.parents.len()
+            ));
         }
         if len > MAX_TREE_TOKENS {
             return Err(format!("{len} ids in a tree, at most {MAX_TREE_TOKENS}"));
         }
         if let Some(i) = (0..len).find(|&i| self.parent(i) > i) {
-            return Err(format!("drafted id {i} stands behind row {}, which comes after it", self.parent(i)));
+            return Err(format!(
+                "the parent of drafted id {i} is row {}, which comes after it",
+                self.parent(i)
+            ));
         }
         if let Some(i) = self.depths().windows(2).position(|pair| pair[1] < pair[0]) {
             return Err(format!(
@@ -112,7 +118,7 @@ impl Draft {
         }
         let is_first = |&i: &usize| self.child(self.parent(i), self.token_ids[i]) == Some(i + 1);
         match (0..len).find(|i| !is_first(i)) {
-            Some(i) => Err(format!("id {} stands twice behind row {}", self.token_ids[i], self.parent(i))),
+            Some(i) => Err(format!("id {} occurs twice below row {}", self.token_ids[i], self.parent(i))),
             None => Ok(()),
         }
     }
@@ -292,10 +298,10 @@ mod tests {
     fn other_shapes_are_refused_by_name() {
         for (ids, parents, words) in [
             (&[5, 6][..], &[0][..], "1 parents for 2"),
-            (&[5, 6], &[0, 2], "behind row 2"),
+            (&[5, 6], &[0, 2], "is row 2"),
             (&[5], &[u32::MAX], "comes after it"),
             (&[5, 6, 7], &[0, 1, 0], "order of depth"),
-            (&[5, 5], &[0, 0], "twice behind row 0"),
+            (&[5, 5], &[0, 0], "twice below row 0"),
             (&[1; 65], &[0; 65], "at most 64"),
         ] {
             let reason = tree(ids, parents).check_shape().unwrap_err();

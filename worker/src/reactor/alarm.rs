@@ -25,7 +25,7 @@ impl Alarm {
     /// Creates an unset timer on the current runtime.
     #[expect(
         deprecated,
-        reason = "its successor is unsafe, for what closes its descriptor while registered; a timer does not"
+        reason = "the replacement is unsafe because a type could close its descriptor while registered; a TimerFd does not"
     )]
     pub(super) fn new() -> io::Result<Self> {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;

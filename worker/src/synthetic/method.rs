@@ -188,7 +188,7 @@ impl Method for SyntheticMethod {
         if let Some(index) = tasks.iter().position(|task| asks_too_much(task.spec())) {
             let task = tasks.remove(index).expect("it was found there");
             let reason =
-                "the synthetic engine has no probabilities: ask for no logprobs and for coupled acceptance";
+                "the synthetic engine has no probabilities: request no logprobs, and coupled acceptance";
             return Ok(vec![(task, ReplyBody::Refused { reason: reason.to_owned() })]);
         }
         let shares = self.plan(tasks, prompt_rows);

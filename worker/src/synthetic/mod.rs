@@ -67,7 +67,7 @@ pub fn load(
         role = role.as_str(),
         device = pool.device,
         time_scale = synthetic.time_scale,
-        "synthetic: keeps the time of a profile, computes nothing"
+        "synthetic engine: simulates the step times of a profile and computes nothing"
     );
     let assets = vocabulary::assets(profile.vocab_size)?;
     let method = SyntheticMethod::new(Arc::clone(profile), role, (max_model_len, synthetic.time_scale));

@@ -21,7 +21,7 @@ impl Backoff {
     /// Records a success.
     pub(super) fn succeeded(&mut self) {
         if self.failures > 0 {
-            tracing::info!(activity = self.activity, attempts = self.failures, "etcd works again");
+            tracing::info!(activity = self.activity, attempts = self.failures, "etcd is reachable again");
         }
         self.failures = 0;
     }
@@ -29,7 +29,7 @@ impl Backoff {
     /// Records a failure and waits. Cancel safety: safe.
     pub(super) async fn failed(&mut self, fault: &Fault) {
         if self.failures == 0 {
-            tracing::warn!(activity = self.activity, %fault, "etcd failed, trying again until it works");
+            tracing::warn!(activity = self.activity, %fault, "etcd request failed: retrying until it succeeds");
         } else {
             tracing::debug!(activity = self.activity, %fault, attempts = self.failures, "etcd still fails");
         }

@@ -114,6 +114,10 @@ impl Cluster {
             None => Ok(member),
         });
         let key = String::from_utf8_lossy(pair.key());
-        checked.map_err(|fault| tracing::warn!(%key, fault, "an etcd key that is no worker is left out")).ok()
+        checked
+            .map_err(
+                |fault| tracing::warn!(%key, fault, "ignoring an etcd key that does not describe a worker"),
+            )
+            .ok()
     }
 }

@@ -91,10 +91,7 @@ async fn hold_lease(
         // often it is deleted.
         let has_news = worker.load.has_changed().unwrap_or(false);
         if key.put_where_gone(&mut client, worker.member_now()).await? {
-            tracing::warn!(
-                worker = worker.member.id,
-                "the worker's key was gone from etcd and was put again"
-            );
+            tracing::warn!(worker = worker.member.id, "the worker's key was missing in etcd: wrote it again");
         } else if has_news {
             key.put(&mut client, &worker.member).await?;
         }
@@ -141,7 +138,7 @@ impl Granted {
     async fn revoke(self) {
         let Some((mut client, lease)) = self.0 else { return };
         if let Err(fault) = within_timeout(client.lease_revoke(lease)).await {
-            tracing::warn!(%fault, ttl = ?LEASE_TTL, "could not leave etcd's list, the lease will run out");
+            tracing::warn!(%fault, ttl = ?LEASE_TTL, "cannot remove the worker from etcd: its entry expires with the lease");
         }
     }
 }

@@ -58,9 +58,9 @@ enum Fault {
     Call(#[from] etcd_client::Error),
     #[error("no answer within {CALL_TIMEOUT:?}")]
     Timeout,
-    #[error("no member of etcd is named")]
+    #[error("no etcd endpoint is configured")]
     NoMember,
-    #[error("the lease ran out")]
+    #[error("the lease expired")]
     LeaseLost,
     #[error("the watch was cancelled: {0}")]
     WatchCancelled(String),
