@@ -16,13 +16,13 @@ use service::discovery::{self, Discovery};
 use service::health::Health;
 use service::shutdown::Lifetime;
 use speculation::Role;
+use worker::executor::StepExecutor;
 use worker::facts::WorkerFacts;
-use worker::method::Method;
-use worker::serve::{Addresses, Loaded, load, start};
+use worker::serve::{Addresses, LoadedWorker, load, start};
 
 use config::{DraftConfig, DraftMethod};
 
-/// Loads what the method needs and serves it; everything that it starts runs under `lifetime`.
+/// Loads what the draft method needs and serves it; everything that it starts runs under `lifetime`.
 pub async fn serve(config: DraftConfig, lifetime: Lifetime, health: Health) -> anyhow::Result<Addresses> {
     let discovery = discovery::open(&config.worker.process.discovery, &lifetime).await?;
     serve_with(config, discovery.as_ref(), lifetime, health).await
@@ -44,14 +44,14 @@ pub async fn serve_with(
     match config.method {
         DraftMethod::Model => {
             let worker = config.worker.clone();
-            let decide = propose::Propose { keeps_candidates: config.draft_ahead > 0 };
+            let role_logic = propose::Propose { keeps_candidates: config.draft_ahead > 0 };
             match config.target_tokenizer.clone() {
                 None => {
-                    let loading = tokio::task::spawn_blocking(move || load(&worker, Role::Draft, decide));
+                    let loading = tokio::task::spawn_blocking(move || load(&worker, Role::Draft, role_logic));
                     start_model(loading.await??, config, (discovery, &lifetime, &health)).await
                 }
                 Some(tokenizer) => {
-                    let load = move || translated::load(&worker, &tokenizer, decide);
+                    let load = move || translated::load(&worker, &tokenizer, role_logic);
                     let loading = tokio::task::spawn_blocking(load);
                     start_model(loading.await??, config, (discovery, &lifetime, &health)).await
                 }
@@ -61,8 +61,8 @@ pub async fn serve_with(
     }
 }
 
-async fn start_model<M: Method>(
-    mut loaded: Loaded<M>,
+async fn start_model<M: StepExecutor>(
+    mut loaded: LoadedWorker<M>,
     config: DraftConfig,
     (discovery, lifetime, health): (&dyn Discovery, &Lifetime, &Health),
 ) -> anyhow::Result<Addresses> {
@@ -72,7 +72,7 @@ async fn start_model<M: Method>(
 }
 
 /// A worker without a model accepts any ids, any length and any tokenizer.
-fn ngram(config: &DraftConfig) -> Loaded<ngram::Ngram> {
+fn ngram(config: &DraftConfig) -> LoadedWorker<ngram::NgramExecutor> {
     let facts = WorkerFacts {
         worker_id: rand::random(),
         role: Role::Draft,
@@ -89,8 +89,8 @@ fn ngram(config: &DraftConfig) -> Loaded<ngram::Ngram> {
         ballast_parameters: 0,
         step_times: Vec::new(),
     };
-    Loaded {
-        method: ngram::Ngram::default(),
+    LoadedWorker {
+        executor: ngram::NgramExecutor::default(),
         facts,
         assets: None,
         draft_ahead: 0,

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use draft_worker::config::{Flags, RawDraft};
 use service::config::{self, ENV_PREFIX};
-use worker::device::DEVICE_THREADS;
+use worker::step_loop::DEVICE_THREADS;
 
 fn main() -> ExitCode {
     let flags = match config::parse_flags::<RawDraft, Flags>() {

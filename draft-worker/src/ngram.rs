@@ -2,21 +2,21 @@
 
 use std::collections::VecDeque;
 
-use speculation::cached_sequence::Limits;
+use speculation::cached_sequence::WorkerLimits;
 use speculation::{AcceptanceMode, Draft, Proposal, ReplyBody, Role, Work};
 use worker::Task;
-use worker::method::{Method, MethodStats, NeedRoom};
+use worker::executor::{ExecutorStats, OutOfKvBlocks, StepExecutor};
 use worker::task::Slot;
 
-/// The n-gram method; keeps ids only. See [`speculation::ngram::propose`].
+/// The n-gram executor; keeps ids only. See [`speculation::ngram::propose`].
 #[derive(Debug, Default)]
-pub struct Ngram {
+pub struct NgramExecutor {
     next_slot: u64,
 }
 
-impl Method for Ngram {
-    fn limits(&self) -> Limits {
-        Limits {
+impl StepExecutor for NgramExecutor {
+    fn limits(&self) -> WorkerLimits {
+        WorkerLimits {
             role: Role::Draft,
             vocab_size: u32::MAX,
             max_model_len: u32::MAX,
@@ -38,7 +38,7 @@ impl Method for Ngram {
         &mut self,
         tasks: &mut VecDeque<Task>,
         _prompt_rows: u32,
-    ) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+    ) -> Result<Vec<(Task, ReplyBody)>, OutOfKvBlocks> {
         Ok(tasks.drain(..).map(answer).collect())
     }
 
@@ -46,8 +46,8 @@ impl Method for Ngram {
         0
     }
 
-    fn stats(&self) -> MethodStats {
-        MethodStats::default()
+    fn stats(&self) -> ExecutorStats {
+        ExecutorStats::default()
     }
 }
 
@@ -58,7 +58,7 @@ fn answer(mut task: Task) -> (Task, ReplyBody) {
     };
     let token_ids = speculation::ngram::propose(task.cached.ids(), num_draft_tokens as usize);
     let q = match task.spec().acceptance {
-        AcceptanceMode::Rejection => speculation::ngram::certain(&token_ids),
+        AcceptanceMode::Rejection => speculation::ngram::point_distributions(&token_ids),
         AcceptanceMode::Coupled | AcceptanceMode::Typical => Vec::new(),
     };
     // As with a model, all guesses but the last are cached.

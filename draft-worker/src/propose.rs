@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
-use speculation::acceptance::{Guess, guess, guess_several, takes_trees};
+use speculation::acceptance::{Guess, guess, guess_candidates, supports_trees};
 use speculation::logits::DrawError;
 use speculation::tree::{Candidates, MAX_CANDIDATES, TreeGrowth, with_leaves};
 use speculation::{AcceptanceMode, Draft, Proposal, ReplyBody, SequenceSpec, Work};
-use worker::{Decide, Decision, Rows, Task};
+use worker::{OutputRows, RoleLogic, StepProgress, Task};
 
 /// Proposes drafts; see [`speculation::acceptance::guess`].
 #[derive(Debug)]
@@ -20,9 +20,9 @@ pub struct Propose {
     pub keeps_candidates: bool,
 }
 
-impl Decide for Propose {
+impl RoleLogic for Propose {
     /// `rows`: one row, after the context or after the last guess.
-    fn decide(&mut self, task: &mut Task, rows: Rows<'_>) -> Result<Decision, DrawError> {
+    fn process_rows(&mut self, task: &mut Task, rows: OutputRows<'_>) -> Result<StepProgress, DrawError> {
         if self.grows_tree(task, &rows) {
             return grow(task, rows);
         }
@@ -39,39 +39,41 @@ impl Decide for Propose {
                 task.guesses.q.push(guessed.q);
             }
         }
-        Ok(proposal(task, &spec).unwrap_or(Decision::Continue))
+        Ok(proposal(task, &spec).unwrap_or(StepProgress::Continue))
     }
 
     fn wants_candidates(&self, task: &Task) -> bool {
         let (num_draft_tokens, num_tree_tokens) = asked(task);
         let is_tree = self.keeps_candidates || num_tree_tokens > num_draft_tokens;
-        num_draft_tokens > 0 && is_tree && takes_trees(task.spec())
+        num_draft_tokens > 0 && is_tree && supports_trees(task.spec())
     }
 
-    fn resume(&mut self, task: &mut Task) -> Option<Decision> {
+    fn resume(&mut self, task: &mut Task) -> Option<StepProgress> {
         let spec = shared_spec(task);
-        if task.context_left().is_empty() { proposal(task, &spec) } else { None }
+        if task.remaining_context().is_empty() { proposal(task, &spec) } else { None }
     }
 }
 
 impl Propose {
-    /// Whether the task proposes a tree with branches: its tree has begun to grow, or these are its first rows and
-    /// there is room for all rows of the tree.
-    fn grows_tree(&self, task: &Task, rows: &Rows<'_>) -> bool {
-        let tree_room = match rows {
-            Rows::Logits { tree_room, .. } => *tree_room,
-            Rows::Drawn { tree_room, candidates, .. } if !candidates.is_empty() => *tree_room,
-            Rows::Drawn { .. } => 0,
+    /// Whether the task proposes a tree with branches: its tree has begun to grow, or these are its first
+    /// rows and there is room for all rows of the tree.
+    fn grows_tree(&self, task: &Task, rows: &OutputRows<'_>) -> bool {
+        let max_tree_rows = match rows {
+            OutputRows::Logits { max_tree_rows, .. } => *max_tree_rows,
+            OutputRows::DeviceDraws { max_tree_rows, candidates, .. } if !candidates.is_empty() => {
+                *max_tree_rows
+            }
+            OutputRows::DeviceDraws { .. } => 0,
         };
         let (num_draft_tokens, _) = asked(task);
         let is_first = task.guesses.token_ids.is_empty() && !self.keeps_candidates;
-        let has_room = || TreeGrowth::most_rows(num_draft_tokens as usize) <= tree_room as usize;
-        task.tree.is_some() || (is_first && self.wants_candidates(task) && tree_room > 0 && has_room())
+        let has_room = || TreeGrowth::max_rows(num_draft_tokens as usize) <= max_tree_rows as usize;
+        task.tree.is_some() || (is_first && self.wants_candidates(task) && max_tree_rows > 0 && has_room())
     }
 }
 
 /// Adds the candidates of these rows to the task's tree. Returns the proposal once the tree is complete.
-fn grow(task: &mut Task, mut rows: Rows<'_>) -> Result<Decision, DrawError> {
+fn grow(task: &mut Task, mut rows: OutputRows<'_>) -> Result<StepProgress, DrawError> {
     let spec = shared_spec(task);
     let start = task.step.start();
     let (num_draft_tokens, num_tree_tokens) = asked(task);
@@ -84,13 +86,13 @@ fn grow(task: &mut Task, mut rows: Rows<'_>) -> Result<Decision, DrawError> {
     for (row, path) in tree.next_paths().iter().enumerate() {
         task.cached.append(path);
         let several = candidates(task, &spec, (&mut rows, row));
-        task.cached.cut(start);
+        task.cached.truncate(start);
         found.push(several?);
     }
-    tree.observe(&found, |id| spec.stop_token_ids.contains(&id));
+    tree.add_candidates(&found, |id| spec.stop_token_ids.contains(&id));
     if tree.num_next() > 0 {
         task.tree = Some(tree);
-        return Ok(Decision::Continue);
+        return Ok(StepProgress::Continue);
     }
     let draft = tree.draft();
     // As with a chain, all first children but the last are cached.
@@ -98,22 +100,22 @@ fn grow(task: &mut Task, mut rows: Rows<'_>) -> Result<Decision, DrawError> {
     task.cached.append(&path[..path.len().saturating_sub(1)]);
     task.tree = Some(tree);
     let body = ReplyBody::Proposal(Proposal { start, draft });
-    Ok(Decision::Done { body, keep: task.cached.len() })
+    Ok(StepProgress::Done { body, keep: task.cached.len() })
 }
 
 /// Best tokens of a row, given the ids that the task holds.
 fn candidates(
     task: &mut Task,
     spec: &SequenceSpec,
-    (rows, row): (&mut Rows<'_>, usize),
+    (rows, row): (&mut OutputRows<'_>, usize),
 ) -> Result<Candidates, DrawError> {
     let position = task.cached.len();
     match rows {
-        Rows::Logits { values, vocab_size, .. } => {
+        OutputRows::Logits { values, vocab_size, .. } => {
             let logits = &mut values[row * *vocab_size..(row + 1) * *vocab_size];
-            guess_several(spec, task.cached.counts_mut(), (position, MAX_CANDIDATES), logits)
+            guess_candidates(spec, task.cached.counts_mut(), (position, MAX_CANDIDATES), logits)
         }
-        Rows::Drawn { drawn, candidates, .. } => {
+        OutputRows::DeviceDraws { drawn, candidates, .. } => {
             drawn[row].token(position)?;
             Ok(candidates[row].clone())
         }
@@ -140,7 +142,7 @@ fn guess_next(
     task: &mut Task,
     spec: &SequenceSpec,
     wants_several: bool,
-    mut rows: Rows<'_>,
+    mut rows: OutputRows<'_>,
 ) -> Result<Guess, DrawError> {
     if wants_several {
         let several = candidates(task, spec, (&mut rows, 0))?;
@@ -150,16 +152,18 @@ fn guess_next(
     }
     let position = task.cached.len();
     match rows {
-        Rows::Logits { values, masks, .. } => {
+        OutputRows::Logits { values, masks, .. } => {
             masks.iter().take(1).for_each(|mask| mask.apply(values));
             guess(spec, task.cached.counts_mut(), position, values)
         }
-        Rows::Drawn { drawn, .. } => Ok(Guess { token_id: drawn[0].token(position)?, q: Vec::new() }),
+        OutputRows::DeviceDraws { drawn, .. } => {
+            Ok(Guess { token_id: drawn[0].token(position)?, q: Vec::new() })
+        }
     }
 }
 
 /// Returns the proposal once it is complete.
-fn proposal(task: &Task, spec: &SequenceSpec) -> Option<Decision> {
+fn proposal(task: &Task, spec: &SequenceSpec) -> Option<StepProgress> {
     let start = task.step.start();
     let (num_draft_tokens, num_tree_tokens) = asked(task);
     let chain = &task.guesses;
@@ -176,5 +180,5 @@ fn proposal(task: &Task, spec: &SequenceSpec) -> Option<Decision> {
         false => chain.clone(),
     };
     let body = ReplyBody::Proposal(Proposal { start, draft });
-    Some(Decision::Done { body, keep: task.cached.len() })
+    Some(StepProgress::Done { body, keep: task.cached.len() })
 }

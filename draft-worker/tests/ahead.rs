@@ -15,14 +15,14 @@ use speculation::cached_sequence::Admission;
 use speculation::prefix::Prefix;
 use speculation::{Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
 use worker::Task;
-use worker::ahead::Ahead;
-use worker::method::Method;
-use worker::model::ModelMethod;
-use worker::table::{RouterId, SequenceKey, Table};
+use worker::ahead::DraftAhead;
+use worker::executor::StepExecutor;
+use worker::model::ModelExecutor;
+use worker::table::{RouterId, SequenceKey, SequenceTable};
 
 const KEY: SequenceKey = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
 
-fn method(more: &[&str]) -> ModelMethod<Propose> {
+fn executor(more: &[&str]) -> ModelExecutor<Propose> {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
     let flags = ["outrider-draft-worker", "--model", &model.to_string_lossy(), "--profile-steps", "false"];
     let flags = Flags::parse_from(flags.iter().chain(more));
@@ -30,45 +30,49 @@ fn method(more: &[&str]) -> ModelMethod<Propose> {
         service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice");
     // In both workers trees have leaves only, as in every worker that drafts ahead.
     let propose = Propose { keeps_candidates: true };
-    worker::serve::load(&config.worker, Role::Draft, propose).expect("the bundled draft loads").method
+    worker::serve::load(&config.worker, Role::Draft, propose).expect("the bundled draft loads").executor
 }
 
 /// A draft worker without its device thread.
 struct Worker {
-    method: ModelMethod<Propose>,
-    ahead: Ahead,
-    table: Table,
+    executor: ModelExecutor<Propose>,
+    ahead: DraftAhead,
+    table: SequenceTable,
 }
 
 impl Worker {
     fn new(more: &[&str], max_branches: usize) -> Self {
-        Self { method: method(more), ahead: Ahead::new(max_branches), table: Table::default() }
+        Self {
+            executor: executor(more),
+            ahead: DraftAhead::new(max_branches),
+            table: SequenceTable::default(),
+        }
     }
 
     /// Runs a step; returns its proposal and how many of its guesses were made ahead.
     fn propose(&mut self, step: Step) -> (Draft, u32) {
-        let method = &mut self.method;
-        let held = self.table.entry(KEY, || method.open());
+        let executor = &mut self.executor;
+        let held = self.table.entry(KEY, || executor.open());
         let (slot, mut cached) = (held.slot, held.cached.take().expect("no step runs"));
-        assert_eq!(cached.admit(&step, &self.method.limits()), Admission::Run);
-        let found = self.ahead.take(&mut self.method, (&KEY, &step, &cached), Instant::now());
+        assert_eq!(cached.admit(&step, &self.executor.limits()), Admission::Run);
+        let found = self.ahead.take(&mut self.executor, (&KEY, &step, &cached), Instant::now());
         let base_len = step.base_len;
         let mut task = Task::new(KEY, slot, step, cached, Instant::now());
         let mut answer = None;
         match found {
             Some(found) => {
-                task = task.begun_by(found);
-                self.method.close(slot);
-                answer = self.method.resume(&mut task);
+                task = task.resumed_from(found);
+                self.executor.close(slot);
+                answer = self.executor.resume(&mut task);
             }
-            None => self.method.truncate(slot, base_len),
+            None => self.executor.truncate(slot, base_len),
         }
         let num_ahead = task.num_ahead;
         let (mut task, body) = match answer {
             Some(body) => (task, body),
             None => self.run(task),
         };
-        self.ahead.answered(&mut task, &body, 1);
+        self.ahead.on_reply(&mut task, &body, 1);
         let held = self.table.get_mut(&KEY).expect("held");
         (held.slot, held.cached) = (task.slot, Some(task.cached));
         let ReplyBody::Proposal(proposal) = body else { panic!("{body:?}") };
@@ -78,7 +82,7 @@ impl Worker {
     fn run(&mut self, task: Task) -> (Task, ReplyBody) {
         let mut tasks = VecDeque::from([task]);
         loop {
-            if let Some(done) = self.method.advance(&mut tasks, u32::MAX).expect("there is room").pop() {
+            if let Some(done) = self.executor.advance(&mut tasks, u32::MAX).expect("there is room").pop() {
                 return done;
             }
         }
@@ -87,17 +91,17 @@ impl Worker {
     /// Runs up to `forwards` forward passes of branches.
     fn idle(&mut self, forwards: usize) {
         for _ in 0..forwards {
-            if self.ahead.rows().is_some() {
-                self.ahead.forward(&mut self.method, &mut self.table);
+            if self.ahead.next_rows().is_some() {
+                self.ahead.forward(&mut self.executor, &mut self.table);
             }
         }
     }
 
     fn close(mut self) {
         let held = self.table.remove(&KEY).expect("held");
-        self.ahead.forget(&mut self.method, &KEY);
-        self.method.close(held.slot);
-        assert_eq!(self.method.stats().kv_blocks_used, 0, "what was computed ahead is freed");
+        self.ahead.drop_sequence(&mut self.executor, &KEY);
+        self.executor.close(held.slot);
+        assert_eq!(self.executor.stats().kv_blocks_used, 0, "what was computed ahead is freed");
     }
 }
 

@@ -13,15 +13,15 @@ use draft_worker::propose::Propose;
 use engine::cuda::GpuOptions;
 use engine::cuda::host_driver::HostDriver;
 use engine::{Engine, LoadOptions, SequenceRows, WeightFormat};
-use speculation::acceptance::guess_several;
+use speculation::acceptance::guess_candidates;
 use speculation::cached_sequence::{Admission, CachedSequence};
 use speculation::logits::TokenCounts;
 use speculation::prefix::Prefix;
 use speculation::tree::{Candidates, MAX_CANDIDATES, TreeGrowth, with_leaves};
 use speculation::{Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
 use worker::Task;
-use worker::method::Method;
-use worker::model::ModelMethod;
+use worker::executor::StepExecutor;
+use worker::model::ModelExecutor;
 use worker::table::{RouterId, SequenceKey};
 use worker::task::Slot;
 
@@ -32,14 +32,14 @@ fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft")
 }
 
-fn method(more: &[&str]) -> ModelMethod<Propose> {
+fn executor(more: &[&str]) -> ModelExecutor<Propose> {
     let model = model();
     let flags = ["outrider-draft-worker", "--model", &model.to_string_lossy(), "--profile-steps", "false"];
     let flags = Flags::parse_from(flags.iter().chain(more));
     let config =
         service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice");
     let propose = Propose { keeps_candidates: false };
-    worker::serve::load(&config.worker, Role::Draft, propose).expect("the bundled draft loads").method
+    worker::serve::load(&config.worker, Role::Draft, propose).expect("the bundled draft loads").executor
 }
 
 fn options(weights: WeightFormat) -> LoadOptions {
@@ -63,8 +63,8 @@ fn engine_on_device(driver: &HostDriver) -> Engine {
     Engine::load_on_cuda(&options(WeightFormat::Bf16), &gpus).expect("the bundled draft loads")
 }
 
-fn method_on_device(driver: &HostDriver, keeps_candidates: bool) -> ModelMethod<Propose> {
-    ModelMethod::new(engine_on_device(driver), Role::Draft, VOCAB, 512, Propose { keeps_candidates })
+fn executor_on_device(driver: &HostDriver, keeps_candidates: bool) -> ModelExecutor<Propose> {
+    ModelExecutor::new(engine_on_device(driver), Role::Draft, VOCAB, 512, Propose { keeps_candidates })
 }
 
 /// Pseudo-random numbers below `n`.
@@ -86,7 +86,7 @@ fn candidates(engine: &mut Engine, spec: &SequenceSpec, ids: &[TokenId]) -> Cand
     let mut counts = TokenCounts::new(spec.prompt_len);
     ids.iter().for_each(|&id| counts.push(id));
     let at = (ids.len() as u32, MAX_CANDIDATES);
-    guess_several(spec, &counts, at, logits.rows_mut(0..1)).expect("numbers")
+    guess_candidates(spec, &counts, at, logits.rows_mut(0..1)).expect("numbers")
 }
 
 /// Expected tree behind `ids`: each row is computed in a separate sequence.
@@ -105,7 +105,7 @@ fn expected(
         let context = |path: &Vec<TokenId>| [ids, path].concat();
         let found: Vec<Candidates> =
             paths.iter().map(context).map(|ids| candidates(engine, spec, &ids)).collect();
-        tree.observe(&found, |id| spec.stop_token_ids.contains(&id));
+        tree.add_candidates(&found, |id| spec.stop_token_ids.contains(&id));
     }
 }
 
@@ -121,7 +121,7 @@ struct Sequence {
 }
 
 impl Sequence {
-    fn new(method: &mut ModelMethod<Propose>, seed: u64, sampling: SamplingParams) -> Self {
+    fn new(executor: &mut ModelExecutor<Propose>, seed: u64, sampling: SamplingParams) -> Self {
         let ids: Vec<TokenId> = (0..5 + seed as TokenId * 7).map(|i| 11 + i * 245 % 2_000).collect();
         let prompt_len = ids.len() as u32;
         let spec = SequenceSpec {
@@ -132,14 +132,14 @@ impl Sequence {
             stop_token_ids: vec![STOP],
             ..SequenceSpec::default()
         };
-        let (slot, cached) = (method.open(), CachedSequence::default());
+        let (slot, cached) = (executor.open(), CachedSequence::default());
         Self { spec: Arc::new(spec), ids, held: 0, step_seq: 0, slot, cached }
     }
 
     /// Creates the admitted task of a step that requests a tree.
     fn task(
         &mut self,
-        method: &mut ModelMethod<Propose>,
+        executor: &mut ModelExecutor<Propose>,
         (num_draft_tokens, num_tree_tokens): (u32, u32),
     ) -> Task {
         self.step_seq += 1;
@@ -154,8 +154,8 @@ impl Sequence {
             work: Work::Propose { num_draft_tokens, num_tree_tokens },
         };
         let mut cached = std::mem::take(&mut self.cached);
-        assert_eq!(cached.admit(&step, &method.limits()), Admission::Run);
-        method.truncate(self.slot, step.base_len);
+        assert_eq!(cached.admit(&step, &executor.limits()), Admission::Run);
+        executor.truncate(self.slot, step.base_len);
         let key = SequenceKey { router: RouterId(1), sequence: step.sequence_id };
         Task::new(key, self.slot, step, cached, Instant::now())
     }
@@ -182,11 +182,11 @@ impl Sequence {
 }
 
 /// Runs tasks in shared forwards until all are answered; returns their drafts.
-fn run(method: &mut ModelMethod<Propose>, tasks: Vec<Task>) -> Vec<(Task, Draft)> {
+fn run(executor: &mut ModelExecutor<Propose>, tasks: Vec<Task>) -> Vec<(Task, Draft)> {
     let mut tasks = VecDeque::from(tasks);
     let mut done = Vec::new();
     while !tasks.is_empty() {
-        for (task, body) in method.advance(&mut tasks, u32::MAX).expect("there is room") {
+        for (task, body) in executor.advance(&mut tasks, u32::MAX).expect("there is room") {
             let ReplyBody::Proposal(proposal) = body else { panic!("{body:?}") };
             assert_eq!(proposal.start, task.step.start());
             done.push((task, proposal.draft));
@@ -198,7 +198,7 @@ fn run(method: &mut ModelMethod<Propose>, tasks: Vec<Task>) -> Vec<(Task, Draft)
 
 #[test]
 fn every_tree_is_made_of_the_bits_of_chains() {
-    let (with_branches, beside_the_chain) = check_trees(method(&[]), engine(), 24);
+    let (with_branches, beside_the_chain) = check_trees(executor(&[]), engine(), 24);
     assert!(with_branches > 40, "{with_branches} of 96 trees have branches");
     assert!(beside_the_chain < 90);
 }
@@ -207,14 +207,14 @@ fn every_tree_is_made_of_the_bits_of_chains() {
 fn a_device_lists_the_candidates_of_the_same_trees() {
     let name = "a_device_lists_the_candidates_of_the_same_trees";
     let Some(driver) = HostDriver::for_test(name) else { return };
-    let (with_branches, _) = check_trees(method_on_device(&driver, false), engine_on_device(&driver), 3);
+    let (with_branches, _) = check_trees(executor_on_device(&driver, false), engine_on_device(&driver), 3);
     assert!(with_branches > 3, "{with_branches} of 12 trees have branches");
 
     // A worker that drafts ahead proposes a chain with leaves from the same candidates.
-    let (mut method, mut engine) = (method_on_device(&driver, true), engine_on_device(&driver));
-    let mut sequence = Sequence::new(&mut method, 2, SamplingParams::default());
-    let task = sequence.task(&mut method, (4, 12));
-    let (task, draft) = run(&mut method, vec![task]).remove(0);
+    let (mut executor, mut engine) = (executor_on_device(&driver, true), engine_on_device(&driver));
+    let mut sequence = Sequence::new(&mut executor, 2, SamplingParams::default());
+    let task = sequence.task(&mut executor, (4, 12));
+    let (task, draft) = run(&mut executor, vec![task]).remove(0);
     let mut ids = sequence.ids.clone();
     let listed: Vec<Candidates> = (0..4)
         .map(|_| {
@@ -228,7 +228,7 @@ fn a_device_lists_the_candidates_of_the_same_trees() {
 
 /// Compares the trees of several sequences over `rounds` rounds with the expected ones. Returns how many have
 /// branches, and in how many rounds the committed path left the first path.
-fn check_trees(mut method: ModelMethod<Propose>, mut engine: Engine, rounds: u32) -> (usize, usize) {
+fn check_trees(mut executor: ModelExecutor<Propose>, mut engine: Engine, rounds: u32) -> (usize, usize) {
     let mut random = Random(3);
     let plain = SamplingParams::default();
     let mut sequences: Vec<Sequence> = [
@@ -239,7 +239,7 @@ fn check_trees(mut method: ModelMethod<Propose>, mut engine: Engine, rounds: u32
     ]
     .into_iter()
     .zip(1..)
-    .map(|(sampling, seed)| Sequence::new(&mut method, seed, sampling))
+    .map(|(sampling, seed)| Sequence::new(&mut executor, seed, sampling))
     .collect();
     let (mut with_branches, mut beside_the_chain) = (0, 0);
     for round in 0..rounds {
@@ -249,9 +249,10 @@ fn check_trees(mut method: ModelMethod<Propose>, mut engine: Engine, rounds: u32
                 (positions, positions + 1 + random.below(20) as u32)
             })
             .collect();
-        let tasks = sequences.iter_mut().zip(&shapes).map(|(s, &shape)| s.task(&mut method, shape)).collect();
+        let tasks =
+            sequences.iter_mut().zip(&shapes).map(|(s, &shape)| s.task(&mut executor, shape)).collect();
         for ((sequence, (task, draft)), shape) in
-            sequences.iter_mut().zip(run(&mut method, tasks)).zip(shapes)
+            sequences.iter_mut().zip(run(&mut executor, tasks)).zip(shapes)
         {
             let what = format!("round {round}, sequence {}, {shape:?}", sequence.spec.seed);
             let expected = expected(&mut engine, &sequence.spec, &sequence.ids, shape);
@@ -260,7 +261,7 @@ fn check_trees(mut method: ModelMethod<Propose>, mut engine: Engine, rounds: u32
             let first = draft.first_path();
             let held = [&sequence.ids[..], &first[..first.len() - 1]].concat();
             assert_eq!(task.cached.ids(), held, "{what}");
-            assert_eq!(method.blocks_held(task.slot), (held.len() as u64).div_ceil(16), "{what}");
+            assert_eq!(executor.blocks_held(task.slot), (held.len() as u64).div_ceil(16), "{what}");
             sequence.cached = task.cached;
             let is_beside =
                 |i: &usize| draft.parent(*i) > 0 && !first.contains(&draft.token_ids[draft.parent(*i) - 1]);
@@ -270,30 +271,30 @@ fn check_trees(mut method: ModelMethod<Propose>, mut engine: Engine, rounds: u32
             beside_the_chain += usize::from(sequence.held == before);
         }
     }
-    sequences.iter().for_each(|sequence| method.close(sequence.slot));
-    assert_eq!(method.stats().kv_blocks_used, 0);
+    sequences.iter().for_each(|sequence| executor.close(sequence.slot));
+    assert_eq!(executor.stats().kv_blocks_used, 0);
     (with_branches, beside_the_chain)
 }
 
 /// Checks that the test above can fail: KV of a different path changes the proposal.
 #[test]
 fn the_kv_of_another_path_is_noticed() {
-    let (mut method, mut engine) = (method(&[]), engine());
+    let (mut executor, mut engine) = (executor(&[]), engine());
     let noticed = |seed: u64| {
-        let mut sequence = Sequence::new(&mut method, seed, SamplingParams::default());
+        let mut sequence = Sequence::new(&mut executor, seed, SamplingParams::default());
         let prompt = sequence.ids.clone();
-        let task = sequence.task(&mut method, (4, 12));
-        let (task, draft) = run(&mut method, vec![task]).remove(0);
+        let task = sequence.task(&mut executor, (4, 12));
+        let (task, draft) = run(&mut executor, vec![task]).remove(0);
         let (first, other) = (draft.first_path(), draft.token_ids[1]);
         sequence.cached = task.cached;
         sequence.ids.extend([if first[0] == other { draft.token_ids[0] } else { other }, 500]);
         // Pretend that the other id's row had been moved to the first one's position.
-        sequence.cached.cut(prompt.len() as u32);
+        sequence.cached.truncate(prompt.len() as u32);
         sequence.cached.append(&sequence.ids[prompt.len()..][..1]);
         sequence.held = prompt.len() + 1;
-        let task = sequence.task(&mut method, (4, 12));
-        let (_, found) = run(&mut method, vec![task]).remove(0);
-        method.close(sequence.slot);
+        let task = sequence.task(&mut executor, (4, 12));
+        let (_, found) = run(&mut executor, vec![task]).remove(0);
+        executor.close(sequence.slot);
         found != expected(&mut engine, &sequence.spec, &sequence.ids, (4, 12))
     };
     let num_noticed = (1..9).map(noticed).filter(|noticed| *noticed).count();
@@ -304,13 +305,13 @@ fn the_kv_of_another_path_is_noticed() {
 #[test]
 fn without_room_for_branches_there_are_leaves() {
     for more in [["--max-model-len", "32"], ["--kv-memory", "64KiB"]] {
-        let mut method = method(&more);
-        let mut sequence = Sequence::new(&mut method, 2, SamplingParams::default());
-        let window = method.limits().max_model_len.min(method.stats().kv_blocks_total as u32 * 16);
+        let mut executor = executor(&more);
+        let mut sequence = Sequence::new(&mut executor, 2, SamplingParams::default());
+        let window = executor.limits().max_model_len.min(executor.stats().kv_blocks_total as u32 * 16);
         let filler = (sequence.ids.len() as TokenId..window - 6).map(|i| 20 + i);
         sequence.ids.extend(filler);
-        let task = sequence.task(&mut method, (6, 20));
-        let (task, draft) = run(&mut method, vec![task]).remove(0);
+        let task = sequence.task(&mut executor, (6, 20));
+        let (task, draft) = run(&mut executor, vec![task]).remove(0);
         let first = draft.first_path();
         let is_leaf = |i: usize| {
             let parent = draft.parent(i);
@@ -324,24 +325,24 @@ fn without_room_for_branches_there_are_leaves() {
 /// A stop token ends its branch, and the sequence's end ends every branch.
 #[test]
 fn nothing_follows_the_end() {
-    let mut method = method(&[]);
+    let mut executor = executor(&[]);
     let mut engine = engine();
     for room in 1..6 {
         let mut sequence =
-            Sequence::new(&mut method, 5, SamplingParams { temperature: 1.8, ..SamplingParams::default() });
+            Sequence::new(&mut executor, 5, SamplingParams { temperature: 1.8, ..SamplingParams::default() });
         let max_len = sequence.ids.len() as u32 + room;
         sequence.spec = Arc::new(SequenceSpec {
             max_len,
             stop_token_ids: (0..2_000).collect(),
             ..(*sequence.spec).clone()
         });
-        let task = sequence.task(&mut method, (8, 24));
-        let (_, draft) = run(&mut method, vec![task]).remove(0);
+        let task = sequence.task(&mut executor, (8, 24));
+        let (_, draft) = run(&mut executor, vec![task]).remove(0);
         assert_eq!(draft, expected(&mut engine, &sequence.spec, &sequence.ids, (room.min(8), 24)));
         assert!(draft.depth() <= room, "{draft:?}");
         let is_over = |i: usize| sequence.spec.stop_token_ids.contains(&draft.token_ids[i]);
         let inner = (0..draft.token_ids.len()).filter_map(|i| draft.parent(i).checked_sub(1));
         assert!(inner.into_iter().all(|i| !is_over(i)), "{draft:?}");
-        method.close(sequence.slot);
+        executor.close(sequence.slot);
     }
 }

@@ -16,7 +16,7 @@ use speculation::prefix::Prefix;
 use speculation::{ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
 use text::{Framing, ModelText};
 use worker::Task;
-use worker::method::Method;
+use worker::executor::StepExecutor;
 use worker::table::{RouterId, SequenceKey};
 use worker::task::Slot;
 
@@ -56,34 +56,34 @@ fn shorter_tokens() -> Vec<u8> {
     json.to_string().into_bytes()
 }
 
-/// One sequence at one method.
+/// One sequence at one executor.
 struct Sequence<M> {
-    method: M,
+    executor: M,
     slot: Slot,
     cached: CachedSequence,
 }
 
-impl<M: Method> Sequence<M> {
-    fn new(mut method: M) -> Self {
-        let slot = method.open();
-        Self { method, slot, cached: CachedSequence::default() }
+impl<M: StepExecutor> Sequence<M> {
+    fn new(mut executor: M) -> Self {
+        let slot = executor.open();
+        Self { executor, slot, cached: CachedSequence::default() }
     }
 
     /// Closes the sequence and opens a new one.
     fn begin_anew(&mut self) {
-        self.method.close(self.slot);
-        (self.slot, self.cached) = (self.method.open(), CachedSequence::default());
+        self.executor.close(self.slot);
+        (self.slot, self.cached) = (self.executor.open(), CachedSequence::default());
     }
 
     /// Runs a step; returns the reply and its agreement bits.
     fn run(&mut self, step: &Step) -> (ReplyBody, Vec<bool>) {
         let key = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
         let mut cached = std::mem::take(&mut self.cached);
-        assert_eq!(cached.admit(step, &self.method.limits()), Admission::Run);
-        self.method.truncate(self.slot, step.base_len);
+        assert_eq!(cached.admit(step, &self.executor.limits()), Admission::Run);
+        self.executor.truncate(self.slot, step.base_len);
         let mut tasks = VecDeque::from([Task::new(key, self.slot, step.clone(), cached, Instant::now())]);
         let (task, body) = loop {
-            if let Some(done) = self.method.advance(&mut tasks, u32::MAX).expect("there is room").pop() {
+            if let Some(done) = self.executor.advance(&mut tasks, u32::MAX).expect("there is room").pop() {
                 break done;
             }
         };
@@ -105,7 +105,8 @@ fn between_equal_tokenizers_translation_changes_no_bit() {
             draft_worker::translated::load(&config.worker, tokenizer, decide()).expect("so it does");
         assert_eq!(native.facts.vocab_size, translated.facts.vocab_size);
         assert_eq!(native.facts.eos_token_ids, translated.facts.eos_token_ids);
-        let (mut native, mut translated) = (Sequence::new(native.method), Sequence::new(translated.method));
+        let (mut native, mut translated) =
+            (Sequence::new(native.executor), Sequence::new(translated.executor));
 
         let mut ids = ids(&bundled, PROMPT);
         let sampling = SamplingParams { temperature, top_p: 0.95, ..SamplingParams::default() };
@@ -183,7 +184,7 @@ fn what_is_tokenized_again_is_computed_again() {
     std::fs::write(&file, &tokenizer).expect("a file can be written");
     let decide = Propose { keeps_candidates: false };
     let loaded = draft_worker::translated::load(&config(&file, &[]).worker, &file, decide).expect("it loads");
-    let mut sequence = Sequence::new(loaded.method);
+    let mut sequence = Sequence::new(loaded.executor);
     let ids = ids(&tokenizer, TEXT);
     let sampling = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
     let spec = |isolation_key| {
@@ -205,9 +206,9 @@ fn what_is_tokenized_again_is_computed_again() {
         let [whole, parts] = [0, 1].map(|part| spec(2 * cut as u64 + part));
         let mut run = |steps: &[Step]| {
             sequence.begin_anew();
-            let rows = sequence.method.stats().rows;
+            let rows = sequence.executor.stats().rows;
             let answers: Vec<ReplyBody> = steps.iter().map(|step| sequence.run(step).0).collect();
-            (answers, sequence.method.stats().rows - rows)
+            (answers, sequence.executor.stats().rows - rows)
         };
         let end = cut + 12;
         let (whole, rows_of_whole) = run(&[step((1, &whole), (&ids, 0, end), propose.clone())]);
@@ -236,7 +237,7 @@ fn past_the_drafts_window_proposals_are_empty() {
     let loaded = draft_worker::translated::load(&config(&file, &window).worker, &file, decide);
     let loaded = loaded.expect("it loads");
     assert_eq!(loaded.facts.vocab_size, 4_097);
-    let mut sequence = Sequence::new(loaded.method);
+    let mut sequence = Sequence::new(loaded.executor);
     let ids: Vec<TokenId> = [300, 4_096].into_iter().cycle().take(40).collect();
     let spec = Arc::new(SequenceSpec { prompt_len: 1, max_len: 64, ..SequenceSpec::default() });
     let mut len_of = |ids: &[TokenId], step_seq, (base, end): (usize, usize), work| match sequence

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use engine::{Engine, LoadOptions, SequenceRows, SlotId, TokenId, TreeRows, WeightFormat};
-use speculation::acceptance::{guess_several, verify};
+use speculation::acceptance::{guess_candidates, verify};
 use speculation::logits::TokenCounts;
 use speculation::tree::{Candidates, MAX_CANDIDATES, TreeGrowth, with_leaves};
 use speculation::{Draft, SamplingParams, SequenceSpec};
@@ -280,7 +280,7 @@ impl Pair {
             drafting.ran.clone_from(&context);
             let most = MAX_CANDIDATES.min(1 + tokens.saturating_sub(depth));
             let at = (context.len() as u32, most);
-            let candidates = guess_several(spec, &counts, at, logits.rows_mut(0..1))?;
+            let candidates = guess_candidates(spec, &counts, at, logits.rows_mut(0..1))?;
             let first = candidates.token_ids[0];
             context.push(first);
             positions.push(candidates);
@@ -302,7 +302,7 @@ impl Pair {
         let (slot, start) = (drafting.slot, ids.len() as u32);
         let mut tree = TreeGrowth::new(depth, tokens);
         if let Some(rows) = rows {
-            tree = tree.in_rows_of(rows);
+            tree = tree.with_max_rows(rows);
         }
         let mut token_ids = ids[drafting.ran.len()..].to_vec();
         loop {
@@ -318,10 +318,10 @@ impl Pair {
             for (i, path) in paths.iter().enumerate() {
                 let at = (start + path.len() as u32, MAX_CANDIDATES);
                 let counts = TokenCounts::default();
-                let candidates = guess_several(spec, &counts, at, logits.rows_mut(i..i + 1))?;
+                let candidates = guess_candidates(spec, &counts, at, logits.rows_mut(i..i + 1))?;
                 found.push(if kind == Kind::Static { by_rank(candidates, spec) } else { candidates });
             }
-            tree.observe(&found, |id| spec.stop_token_ids.contains(&id));
+            tree.add_candidates(&found, |id| spec.stop_token_ids.contains(&id));
             if tree.num_next() == 0 {
                 break;
             }
@@ -330,7 +330,7 @@ impl Pair {
         let draft = tree.draft();
         let first = draft.first_path();
         let kept = &first[..first.len() - 1];
-        self.draft.keep_path(slot, start, (&tree.rows_along(kept), kept))?;
+        self.draft.keep_path(slot, start, (&tree.rows_on_path(kept), kept))?;
         drafting.ran = [ids, kept].concat();
         Ok(draft)
     }
@@ -354,7 +354,7 @@ impl Pair {
         let verdict = verify(spec, &mut counts, start, draft, logits.rows_mut(rows), vocab_size)?;
         let accepted = &verdict.token_ids[..verdict.num_accepted as usize];
         if draft.is_tree() {
-            let path: Vec<usize> = draft.rows_along(accepted).into_iter().map(|row| row - 1).collect();
+            let path: Vec<usize> = draft.rows_on_path(accepted).into_iter().map(|row| row - 1).collect();
             self.target.keep_path(slot, start, (&path, accepted))?;
         } else {
             self.target.truncate(slot, start + verdict.num_accepted);

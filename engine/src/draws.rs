@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use speculation::acceptance::{RowDraw, is_drawn_apart};
+use speculation::acceptance::{DrawResult, has_independent_rows};
 use speculation::tree::Candidates;
 use speculation::{SequenceSpec, TokenLogprobs};
 
@@ -73,7 +73,7 @@ impl DrawRequest<'_> {
 #[derive(Debug, Clone, Copy)]
 pub struct Answers<'a> {
     /// One for each row that is drawn.
-    pub drawn: &'a [RowDraw],
+    pub drawn: &'a [DrawResult],
     /// One for each row that is scored.
     pub scores: &'a [TokenLogprobs],
     /// One for each row with candidates; empty if nothing can be drawn from the row.
@@ -97,7 +97,7 @@ pub struct Outcome {
     /// Logits of the sequences without a request, in batch order.
     pub logits: Logits,
     /// Draws of the other sequences, in batch order.
-    pub drawn: Vec<RowDraw>,
+    pub drawn: Vec<DrawResult>,
     /// Log probabilities of drawn tokens and of prompt ids ([`speculation::logits::score`]), in batch order,
     /// one entry per row that requests them. Meaningless for a row where nothing could be drawn.
     pub scores: Vec<TokenLogprobs>,
@@ -117,7 +117,7 @@ impl Outcome {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Outputs {
     pub(crate) logits: Vec<f32>,
-    pub(crate) drawn: Vec<RowDraw>,
+    pub(crate) drawn: Vec<DrawResult>,
     pub(crate) scores: Vec<TokenLogprobs>,
     pub(crate) candidates: Vec<Candidates>,
 }
@@ -188,8 +188,10 @@ impl DrawPlan {
         // Prompt ids cannot form a tree.
         let is_shaped = parents.is_empty() || (parents.len() <= then.len() && prompt.is_none());
         let num_drawn = request.answers(num_rows.min(then.len() + 1)).drawn;
-        let can =
-            is_drawn_apart(spec) && num_rows <= then.len() + 1 && is_shaped && candidate_rows <= num_drawn;
+        let can = has_independent_rows(spec)
+            && num_rows <= then.len() + 1
+            && is_shaped
+            && candidate_rows <= num_drawn;
         if !can || !same_vocab || vocab == 0 || vocab > vocab_size {
             let reason =
                 format!("{num_rows} rows behind {} ids cannot be drawn from {vocab} entries", then.len());

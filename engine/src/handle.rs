@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 
 use cpu_kernels::{BLOCK_SIZE, KvSlot, StageTimes, TokenCopy};
 use speculation::SequenceSpec;
-use speculation::acceptance::is_drawn_apart;
+use speculation::acceptance::has_independent_rows;
 
 use crate::block_manager::{BlockManager, Shared};
 use crate::draws::{DrawPlan, DrawRequest, Outcome, Outputs};
@@ -134,11 +134,11 @@ impl Engine {
 
     /// Whether the device can sample rows of such a sequence itself.
     pub fn draws(&self, spec: &SequenceSpec) -> bool {
-        self.draws && is_drawn_apart(spec)
+        self.draws && has_independent_rows(spec)
     }
 
     /// Whether this engine can run rows of token trees.
-    pub fn takes_trees(&self) -> bool {
+    pub fn supports_trees(&self) -> bool {
         self.trees
     }
 
@@ -153,8 +153,8 @@ impl Engine {
     }
 
     /// Like [`Engine::forward_and_draw`], where the last ids of some sequences are token trees: at most one
-    /// per sequence, and only if the engine [`Engine::takes_trees`]. Afterwards call [`Engine::keep_path`] or
-    /// truncate the sequence; until then calls may only add rows to the tree.
+    /// per sequence, and only if the engine [`Engine::supports_trees`]. Afterwards call [`Engine::keep_path`]
+    /// or truncate the sequence; until then calls may only add rows to the tree.
     pub fn forward_with_trees(
         &mut self,
         batch: &[SequenceRows<'_>],

@@ -16,30 +16,30 @@ use crate::compiler::one_line;
 /// One grammar and the state of one sequence in it.
 pub struct Matcher {
     /// The parser at the start of the text; never advanced.
-    fresh: Arc<Parser>,
+    initial: Arc<Parser>,
     parser: Parser,
     /// The ids that `parser` has read.
-    read: Vec<TokenId>,
+    consumed: Vec<TokenId>,
     num_tokens: usize,
 }
 
 impl std::fmt::Debug for Matcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Matcher").field("read", &self.read.len()).finish_non_exhaustive()
+        f.debug_struct("Matcher").field("consumed", &self.consumed.len()).finish_non_exhaustive()
     }
 }
 
 impl Matcher {
     pub(crate) fn new(parser: Parser, num_tokens: usize) -> Self {
-        Self { parser: parser.deep_clone(), fresh: Arc::new(parser), read: Vec::new(), num_tokens }
+        Self { parser: parser.deep_clone(), initial: Arc::new(parser), consumed: Vec::new(), num_tokens }
     }
 
     /// A matcher at the start of the text, for another sequence, without shared mutable state.
     pub fn fork(&self) -> Self {
         Self {
-            fresh: Arc::clone(&self.fresh),
-            parser: self.fresh.deep_clone(),
-            read: Vec::new(),
+            initial: Arc::clone(&self.initial),
+            parser: self.initial.deep_clone(),
+            consumed: Vec::new(),
             num_tokens: self.num_tokens,
         }
     }
@@ -52,12 +52,12 @@ impl Matcher {
         drafted: &[TokenId],
         stop_token_ids: &[TokenId],
     ) -> Result<Vec<TokenMask>, GrammarError> {
-        self.move_to(output)?;
+        self.rewind_and_consume(output)?;
         let mut masks = vec![self.mask(stop_token_ids)?];
         for &id in drafted {
             let goes_on = masks.last().is_some_and(|mask| mask.allows(id)) && !stop_token_ids.contains(&id);
             // An error after a drafted id is caused by the draft: the masks end there.
-            if !goes_on || self.read_on(&[id]).is_err() {
+            if !goes_on || self.consume(&[id]).is_err() {
                 break;
             }
             let Ok(mask) = self.mask(stop_token_ids) else { break };
@@ -67,25 +67,25 @@ impl Matcher {
     }
 
     /// Moves the parser to `output`.
-    fn move_to(&mut self, output: &[TokenId]) -> Result<(), GrammarError> {
-        let shared = self.read.iter().zip(output).take_while(|(read, id)| read == id).count();
-        if self.parser.rollback(self.read.len() - shared).is_ok() {
-            self.read.truncate(shared);
+    fn rewind_and_consume(&mut self, output: &[TokenId]) -> Result<(), GrammarError> {
+        let shared = self.consumed.iter().zip(output).take_while(|(read, id)| read == id).count();
+        if self.parser.rollback(self.consumed.len() - shared).is_ok() {
+            self.consumed.truncate(shared);
         } else {
-            self.start_again();
+            self.reset();
         }
-        let unread = output[self.read.len()..].to_vec();
-        self.read_on(&unread)
+        let unread = output[self.consumed.len()..].to_vec();
+        self.consume(&unread)
     }
 
-    fn read_on(&mut self, ids: &[TokenId]) -> Result<(), GrammarError> {
+    fn consume(&mut self, ids: &[TokenId]) -> Result<(), GrammarError> {
         for &id in ids {
             if let Err(error) = self.parser.consume_token(id) {
                 let error = self.fault(&error.to_string());
-                self.start_again();
+                self.reset();
                 return Err(error);
             }
-            self.read.push(id);
+            self.consumed.push(id);
         }
         Ok(())
     }
@@ -97,7 +97,7 @@ impl Matcher {
             Ok(allowed) => allowed,
             Err(error) => {
                 let error = self.fault(&error.to_string());
-                self.start_again();
+                self.reset();
                 return Err(error);
             }
         };
@@ -109,12 +109,12 @@ impl Matcher {
     }
 
     fn fault(&self, reason: &str) -> GrammarError {
-        GrammarError::Match { position: self.read.len(), reason: one_line(reason) }
+        GrammarError::Match { position: self.consumed.len(), reason: one_line(reason) }
     }
 
-    fn start_again(&mut self) {
-        self.parser = self.fresh.deep_clone();
-        self.read.clear();
+    fn reset(&mut self) {
+        self.parser = self.initial.deep_clone();
+        self.consumed.clear();
     }
 }
 

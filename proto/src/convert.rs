@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use speculation::step::{COMPARED_MAX, DraftDistribution, PromptLogprobs};
+use speculation::step::{DraftDistribution, MAX_COMPARED_IDS, PromptLogprobs};
 use speculation::{
     Draft, Proposal, Reply, ReplyBody, Role, SequenceId, Step, TokenLogprobs, TokenSpan, Work,
 };
@@ -124,10 +124,10 @@ pub fn reply_from_wire(wire: v1::Reply) -> Result<Reply, WireError> {
         Body::Span(span) => ReplyBody::Span(span_from_wire(span)?),
     };
     let sequence_id = SequenceId(wire.sequence_id);
-    if wire.num_compared as usize > COMPARED_MAX {
+    if wire.num_compared as usize > MAX_COMPARED_IDS {
         return Err(WireError::new(
             "num_compared",
-            format!("is {}, at most {COMPARED_MAX} fit", wire.num_compared),
+            format!("is {}, at most {MAX_COMPARED_IDS} fit", wire.num_compared),
         ));
     }
     let agreed = (0..wire.num_compared).map(|i| wire.agreed >> i & 1 == 1).collect();

@@ -14,7 +14,7 @@ use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::lanes::LaneKey;
 use service::metrics::TracedHistogramFamily;
 use service::metrics::{Counter, EncodeLabelSet, Family, Gauge, HistogramFamily, Metrics, RateGauge};
-use speculation::sequence::Ignored;
+use speculation::sequence::Anomaly;
 use speculation::{FinishReason, Role};
 
 use self::handles::Verifications;
@@ -30,12 +30,12 @@ use crate::error::RouterError;
 const PRIORITY_RANGES: [(u8, &str); 4] = [(0, "0"), (7, "1-7"), (63, "8-63"), (u8::MAX, "64-255")];
 
 /// All reasons for dropping part of a round.
-const IGNORED_REASONS: [Ignored; 5] = [
-    Ignored::StaleReply,
-    Ignored::UnusableProposal,
-    Ignored::MalformedReply,
-    Ignored::LateDraft,
-    Ignored::TargetResend,
+const ANOMALIES: [Anomaly; 5] = [
+    Anomaly::StaleReply,
+    Anomaly::UnusableProposal,
+    Anomaly::MalformedReply,
+    Anomaly::LateDraft,
+    Anomaly::TargetResend,
 ];
 
 /// vLLM numbers its engines; clients see the router as a single one.
@@ -94,13 +94,13 @@ struct ReasonLabels {
 }
 
 impl ReasonLabels {
-    fn of(why: Ignored) -> Self {
+    fn of(why: Anomaly) -> Self {
         let reason = match why {
-            Ignored::StaleReply => "stale_reply",
-            Ignored::UnusableProposal => "unusable_proposal",
-            Ignored::MalformedReply => "malformed_reply",
-            Ignored::LateDraft => "late_draft",
-            Ignored::TargetResend => "target_resend",
+            Anomaly::StaleReply => "stale_reply",
+            Anomaly::UnusableProposal => "unusable_proposal",
+            Anomaly::MalformedReply => "malformed_reply",
+            Anomaly::LateDraft => "late_draft",
+            Anomaly::TargetResend => "target_resend",
         };
         Self { reason }
     }
@@ -291,7 +291,7 @@ impl RouterMetrics {
         metrics.gauge_family(&LORA_REQUESTS).get_or_create(&NO_LORA).set(since);
         // A rate misses the first increment of a new series, so create the series that alerts use at the
         // start.
-        for why in IGNORED_REASONS {
+        for why in ANOMALIES {
             drop(families.ignored.get_or_create(&ReasonLabels::of(why)));
         }
         Self { families: Arc::new(families) }
@@ -322,7 +322,7 @@ impl RouterMetrics {
     }
 
     /// Counts a part of a round that was dropped or given up.
-    pub fn ignored(&self, why: Ignored) {
+    pub fn count_anomaly(&self, why: Anomaly) {
         self.families.ignored.get_or_create(&ReasonLabels::of(why)).inc();
     }
 

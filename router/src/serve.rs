@@ -8,7 +8,7 @@ use service::accept::{Connections, Listener};
 use service::discovery::{self, Discovery};
 use service::health::{Health, serve_admin};
 use service::metrics::Metrics;
-use service::reread::LOOK_EVERY;
+use service::polled_file::POLL_INTERVAL;
 use service::shutdown::Lifetime;
 use service::tls::ServerTls;
 use tokio::net::TcpListener;
@@ -69,7 +69,7 @@ pub async fn serve_with(
     health: Health,
 ) -> anyhow::Result<Addresses> {
     let auth = match &config.api_keys {
-        Some(path) => Auth::follow_file(path.clone(), LOOK_EVERY, &lifetime)?,
+        Some(path) => Auth::follow_file(path.clone(), POLL_INTERVAL, &lifetime)?,
         None => Auth::default(),
     };
     let sockets = Sockets::bind(&config).await?;

@@ -258,6 +258,6 @@ mod tests {
         let lifetime = Lifetime::new();
         drop(TokenizePool::start(2, &lifetime, Gauge::default()).unwrap());
         let outcome = lifetime.shut_down(std::time::Duration::from_secs(5)).await;
-        assert_eq!(outcome, service::shutdown::Outcome::Clean);
+        assert_eq!(outcome, service::shutdown::ShutdownOutcome::Clean);
     }
 }

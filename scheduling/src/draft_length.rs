@@ -45,7 +45,7 @@ use crate::cost::{WorkerCost, micros};
 use crate::smoothing::EWMA_WINDOW;
 use crate::tree_size::{Leaf, SiblingRates, TreeSize, tree_size};
 use speculation::step::MAX_DRAFT_TOKENS;
-use speculation::tree::Judged;
+use speculation::tree::DraftOutcome;
 
 /// Number of recent changes kept for explanations.
 const CHANGES_KEPT: usize = 16;
@@ -210,7 +210,7 @@ impl DraftLength {
     }
 
     /// Records the siblings in a verified tree.
-    pub fn observe_siblings(&mut self, judged: &Judged) {
+    pub fn observe_siblings(&mut self, judged: &DraftOutcome) {
         self.siblings.observe(judged);
     }
 
@@ -351,7 +351,8 @@ impl DraftLength {
         let supply = self.supply.cumulative(self.max_k);
         let sequences = f64::from(load.sequences.max(1));
         let prices = self.prices(load, target, draft);
-        let leaves = if load.takes_trees { self.siblings.leaves(&accepted_by_position) } else { Vec::new() };
+        let leaves =
+            if load.supports_trees { self.siblings.leaves(&accepted_by_position) } else { Vec::new() };
         let (mut chain_tokens, mut rows_each) = (1.0, 1.0);
         let mut outlook = Vec::with_capacity(self.max_k as usize + 1);
         for k in 0..=self.max_k {

@@ -2,7 +2,7 @@
 //! of both drafts at the same positions of the same sequences, cut to the length that both were asked for.
 
 use serde::Serialize;
-use speculation::sequence::{SHADOW_TOKENS, Scored};
+use speculation::sequence::{SHADOW_TOKENS, ShadowScore};
 
 use crate::cluster_mean::ClusterMean;
 
@@ -56,7 +56,7 @@ pub struct Pair {
 impl Pair {
     /// Creates a pair if both drafts start at the same position. The length follows from the requested
     /// lengths, never from acceptance, which would favour the draft that was cut less.
-    pub fn of(scored: &Scored, served: &ServedDraft) -> Option<Self> {
+    pub fn of(scored: &ShadowScore, served: &ServedDraft) -> Option<Self> {
         let length = scored.asked.min(served.asked);
         let is_pair = scored.start == served.start && length > 0;
         is_pair.then(|| Self { shadow: scored.accepted.min(length), serving: served.accepted.min(length) })
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_pair_stands_at_one_place_and_is_cut_by_what_was_asked_for() {
-        let scored = Scored { start: 9, asked: 4, judged: 4, accepted: 4 };
+        let scored = ShadowScore { start: 9, asked: 4, judged: 4, accepted: 4 };
         let served = ServedDraft { start: 9, asked: 2, judged: 2, accepted: 1 };
         assert_eq!(Pair::of(&scored, &served), Some(Pair { shadow: 2, serving: 1 }));
         assert_eq!(Pair::of(&scored, &ServedDraft { start: 8, ..served }), None);

@@ -7,7 +7,7 @@
 
 use crate::smoothing::{LONG_EWMA_WINDOW, PRIOR_WEIGHT};
 use serde::Serialize;
-use speculation::lookup::Expected;
+use speculation::lookup::CheckedPrediction;
 
 /// Source of a lookup draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -76,10 +76,10 @@ impl LookupRates {
     }
 
     /// Records the prediction for a committed token.
-    pub fn observe(&mut self, expected: Expected) {
+    pub fn observe(&mut self, expected: CheckedPrediction) {
         let class = class_of(expected.match_len);
         self.judged[class] += 1.0 - self.judged[class] / self.window;
-        self.right[class] += f64::from(u8::from(expected.is_right)) - self.right[class] / self.window;
+        self.right[class] += f64::from(u8::from(expected.is_correct)) - self.right[class] / self.window;
     }
 
     /// Decayed number of judged tokens, and of those that were right.
@@ -118,9 +118,9 @@ fn class_of(match_len: u32) -> usize {
 mod tests {
     use super::*;
 
-    fn fed((match_len, is_right, times): (u32, bool, u32), mut rates: LookupRates) -> LookupRates {
+    fn fed((match_len, is_correct, times): (u32, bool, u32), mut rates: LookupRates) -> LookupRates {
         for _ in 0..times {
-            rates.observe(Expected { match_len, is_right });
+            rates.observe(CheckedPrediction { match_len, is_correct });
         }
         rates
     }

@@ -11,7 +11,7 @@
 
 use crate::draft_length::COMPARED_LENGTHS;
 use crate::smoothing::{LONG_EWMA_WINDOW, PRIOR_WEIGHT};
-use speculation::tree::Judged;
+use speculation::tree::DraftOutcome;
 
 /// Number of distinct ranks; the first sibling of a chain's token has rank 1.
 const MAX_RANK: usize = 7;
@@ -43,17 +43,17 @@ impl Default for SiblingRates {
 
 impl SiblingRates {
     /// Records a verification; only one that left its draft's path of first children is evidence.
-    pub fn observe(&mut self, judged: &Judged) {
-        let Some(missed) = judged.missed else { return };
-        let siblings = (missed.num_children as usize).saturating_sub(1).min(MAX_RANK);
+    pub fn observe(&mut self, judged: &DraftOutcome) {
+        let Some(mismatch) = judged.mismatch else { return };
+        let siblings = (mismatch.num_children as usize).saturating_sub(1).min(MAX_RANK);
         for rank in 0..siblings {
-            let was_drawn = missed.rank == Some(rank as u32 + 1);
+            let was_drawn = mismatch.rank == Some(rank as u32 + 1);
             self.offered[rank] += 1.0 - self.offered[rank] / LONG_EWMA_WINDOW;
             self.drawn[rank] += f64::from(u8::from(was_drawn)) - self.drawn[rank] / LONG_EWMA_WINDOW;
         }
-        if missed.rank.is_some_and(|rank| rank > 0) {
+        if mismatch.rank.is_some_and(|rank| rank > 0) {
             self.taken += 1.0 - self.taken / LONG_EWMA_WINDOW;
-            self.accepted += f64::from(missed.num_accepted) - self.accepted / LONG_EWMA_WINDOW;
+            self.accepted += f64::from(mismatch.num_accepted) - self.accepted / LONG_EWMA_WINDOW;
         }
     }
 
@@ -137,15 +137,15 @@ pub fn tree_size(
 
 #[cfg(test)]
 mod tests {
-    use speculation::tree::Missed;
+    use speculation::tree::Mismatch;
 
     use super::*;
 
-    fn left_at(num_children: u32, rank: Option<u32>) -> Judged {
-        Judged {
+    fn left_at(num_children: u32, rank: Option<u32>) -> DraftOutcome {
+        DraftOutcome {
             num_positions: 4,
             num_first: 1,
-            missed: Some(Missed { num_children, rank, num_accepted: u32::from(rank.is_some()) }),
+            mismatch: Some(Mismatch { num_children, rank, num_accepted: u32::from(rank.is_some()) }),
         }
     }
 
@@ -197,8 +197,8 @@ mod tests {
     fn siblings_with_more_behind_them_are_worth_more() {
         let worth = |num_accepted: u32| {
             let mut rates = SiblingRates::default();
-            let missed = Missed { num_children: 3, rank: Some(1), num_accepted };
-            let judged = Judged { num_positions: 4, num_first: 0, missed: Some(missed) };
+            let mismatch = Mismatch { num_children: 3, rank: Some(1), num_accepted };
+            let judged = DraftOutcome { num_positions: 4, num_first: 0, mismatch: Some(mismatch) };
             (0..100).for_each(|_| rates.observe(&judged));
             rates.leaves(&[0.5])[0].worth
         };
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn chains_and_whole_acceptance_say_nothing_of_siblings() {
         let mut rates = SiblingRates::default();
-        rates.observe(&Judged { num_positions: 4, num_first: 4, missed: None });
+        rates.observe(&DraftOutcome { num_positions: 4, num_first: 4, mismatch: None });
         rates.observe(&left_at(1, None));
         assert_eq!(rates.rates(), SiblingRates::default().rates());
         let sum: f64 = rates.rates().iter().sum();

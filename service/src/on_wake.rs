@@ -13,26 +13,26 @@ use futures::task::AtomicWaker;
 pub struct OnWake<F> {
     /// `None` once it was ready.
     future: Option<Pin<Box<F>>>,
-    alarm: Arc<Alarm>,
-    /// The alarm as a waker for the future.
+    flag: Arc<WakeFlag>,
+    /// The flag as a waker for the future.
     waker: Waker,
 }
 
 #[derive(Debug)]
-struct Alarm {
+struct WakeFlag {
     /// Whether the future is to be polled.
-    rang: AtomicBool,
+    is_woken: AtomicBool,
     /// The surrounding task.
     task: AtomicWaker,
 }
 
-impl Wake for Alarm {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.rang.store(true, Ordering::Release);
+        self.is_woken.store(true, Ordering::Release);
         self.task.wake();
     }
 }
@@ -40,9 +40,9 @@ impl Wake for Alarm {
 impl<F: Future> OnWake<F> {
     /// Wraps a future that was not polled yet.
     pub fn new(future: F) -> Self {
-        let alarm = Arc::new(Alarm { rang: AtomicBool::new(true), task: AtomicWaker::new() });
-        let waker = Waker::from(Arc::clone(&alarm));
-        Self { future: Some(Box::pin(future)), alarm, waker }
+        let flag = Arc::new(WakeFlag { is_woken: AtomicBool::new(true), task: AtomicWaker::new() });
+        let waker = Waker::from(Arc::clone(&flag));
+        Self { future: Some(Box::pin(future)), flag, waker }
     }
 }
 
@@ -51,13 +51,13 @@ impl<F: Future> Future for OnWake<F> {
 
     /// Stays pending after it was ready.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        let Self { future, alarm, waker } = &mut *self;
+        let Self { future, flag, waker } = &mut *self;
         // Register first: a wake-up after the check below then wakes this task.
-        alarm.task.register(context.waker());
-        if !alarm.rang.load(Ordering::Acquire) {
+        flag.task.register(context.waker());
+        if !flag.is_woken.load(Ordering::Acquire) {
             return Poll::Pending;
         }
-        alarm.rang.swap(false, Ordering::AcqRel);
+        flag.is_woken.swap(false, Ordering::AcqRel);
         let Some(pinned) = future else { return Poll::Pending };
         let polled = pinned.as_mut().poll(&mut Context::from_waker(waker));
         if polled.is_ready() {

@@ -203,7 +203,7 @@ where
     let code = tokio::select! {
         biased;
         // A signal to stop during the start aborts it.
-        () = told_to_stop(config.exit_on_stdin_close) => {
+        () = stop_requested(config.exit_on_stdin_close) => {
             tracing::info!(lame_duck = ?config.lame_duck, "stopping: requests in flight may finish");
             health.set_draining("the process is stopping");
             lifetime.leave();
@@ -211,7 +211,7 @@ where
             ExitCode::SUCCESS
         }
         // When the role fails, the reason is the last line of the log.
-        code = up_and_running(start(lifetime.clone(), health.clone()), &health) => code,
+        code = start_and_report(start(lifetime.clone(), health.clone()), &health) => code,
     };
     health.set_draining("the process is stopping");
     lifetime.drain(config.grace).await;
@@ -220,7 +220,7 @@ where
 }
 
 /// Resolves only if the start fails or the role declares itself failed.
-async fn up_and_running(start: impl Future<Output = anyhow::Result<()>>, health: &Health) -> ExitCode {
+async fn start_and_report(start: impl Future<Output = anyhow::Result<()>>, health: &Health) -> ExitCode {
     if let Err(error) = start.await {
         return fail(&error);
     }
@@ -233,7 +233,7 @@ async fn up_and_running(start: impl Future<Output = anyhow::Result<()>>, health:
     ExitCode::FAILURE
 }
 
-async fn told_to_stop(on_stdin_close: bool) {
+async fn stop_requested(on_stdin_close: bool) {
     tokio::select! {
         biased;
         // SIGINT and SIGTERM.

@@ -96,7 +96,7 @@ pub struct Experiment {
     /// Whether draft workers report agreement with fed tokens.
     pub reports_agreement: bool,
     /// Whether targets verify token trees.
-    pub takes_trees: bool,
+    pub supports_trees: bool,
     /// Ratio of reported to true step times, for targets and drafts.
     pub reported_over_true: (f64, f64),
 }
@@ -104,7 +104,7 @@ pub struct Experiment {
 impl Experiment {
     /// Maximum tokens of a tree that workers of a role verify.
     pub(crate) fn max_tree_tokens(&self, role: Role) -> u32 {
-        if self.takes_trees && role == Role::Target { MAX_TREE_TOKENS as u32 } else { 0 }
+        if self.supports_trees && role == Role::Target { MAX_TREE_TOKENS as u32 } else { 0 }
     }
 
     /// Step times that a worker of this pool reports.
@@ -123,7 +123,7 @@ impl Default for Experiment {
             rules: Rules::default(),
             groups: GroupRules::default(),
             reports_agreement: true,
-            takes_trees: false,
+            supports_trees: false,
             reported_over_true: (1.0, 1.0),
         }
     }

@@ -54,10 +54,10 @@ fn closed_with(profile: &Profile, (sequences, policy): (u32, Policy), experiment
 
 #[test]
 fn lanes_use_trees_where_rows_are_free_and_chains_where_they_are_not() {
-    let pace = |rows: &str, sequences, takes_trees| {
+    let pace = |rows: &str, sequences, supports_trees| {
         let text = PROFILE.replace("[0.8]", "[0.5]").replace("[[1, 9000], [64, 9000], [128, 18000]]", rows);
         let profile = Profile::parse(&text).unwrap();
-        let experiment = Experiment { takes_trees, ..Experiment::default() };
+        let experiment = Experiment { supports_trees, ..Experiment::default() };
         closed_with(&profile, (sequences, Policy::Lanes { max_k: 8 }), &experiment).tokens_per_second()
     };
     let (free, dear) = ("[[1, 9000], [64, 9000], [128, 18000]]", "[[1, 9000], [2, 18000], [128, 1152000]]");

@@ -14,7 +14,7 @@ use scheduling::cost::StepTimes;
 use scheduling::profile::synthetic::{StepInProgress, SyntheticModel};
 use scheduling::profile::{ForwardRows, Profile};
 use scheduling::scheduler::events::{Frame, StepTiming};
-use speculation::cached_sequence::{Admission, CachedSequence, Limits};
+use speculation::cached_sequence::{Admission, CachedSequence, WorkerLimits};
 use speculation::{Draft, Reply, ReplyBody, Role, SequenceId, Step};
 
 use crate::Experiment;
@@ -76,7 +76,7 @@ struct RunningForward {
 pub(super) struct Worker {
     model: SyntheticModel,
     setup: WorkerSetup,
-    limits: Limits,
+    limits: WorkerLimits,
     batch_former: BatchFormer<SequenceId>,
     inbox: Vec<(RouterFrame, Duration)>,
     sequences: BTreeMap<SequenceId, WorkerSequence>,
@@ -94,7 +94,7 @@ impl Worker {
         let times = setup.experiment.reported_step_times(model.pool(), role);
         Self {
             batch_former: BatchFormer::new(StepTimes::new(&times), setup.experiment.groups),
-            limits: Limits {
+            limits: WorkerLimits {
                 role,
                 vocab_size: profile.vocab_size,
                 max_model_len: u32::MAX,

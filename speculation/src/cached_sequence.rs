@@ -14,7 +14,7 @@ use crate::{Draft, Role, SequenceSpec, TokenId};
 
 /// Capabilities of a worker; steps beyond them are refused.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct WorkerLimits {
     /// Role of the worker.
     pub role: Role,
     /// Ids at or above this are invalid.
@@ -88,7 +88,7 @@ impl CachedSequence {
     }
 
     /// Checks a step and, if it may run, cuts and appends.
-    pub fn admit(&mut self, step: &Step, limits: &Limits) -> Admission {
+    pub fn admit(&mut self, step: &Step, limits: &WorkerLimits) -> Admission {
         if step.epoch < self.epoch {
             return Admission::Stale;
         }
@@ -120,13 +120,13 @@ impl CachedSequence {
         } else if !has_spec {
             return Admission::NeedContext { cached_len: self.len(), has_spec };
         }
-        self.cut(step.base_len);
+        self.truncate(step.base_len);
         self.append(&step.append_ids);
         Admission::Run
     }
 
     /// Drops everything from `len` on; the worker must cut its KV as well.
-    pub fn cut(&mut self, len: u32) {
+    pub fn truncate(&mut self, len: u32) {
         if self.counts_penalties() {
             for &id in self.prefix.ids().iter().skip(len as usize).rev() {
                 self.counts.pop(id);
@@ -150,7 +150,7 @@ impl CachedSequence {
     }
 }
 
-fn check(step: &Step, limits: &Limits) -> Result<(), String> {
+fn check(step: &Step, limits: &WorkerLimits) -> Result<(), String> {
     if step.append_ids.len() > MAX_CONTEXT_IDS {
         return Err(format!(
             "context has {} ids, at most {MAX_CONTEXT_IDS} fit one step",
@@ -198,7 +198,7 @@ fn check(step: &Step, limits: &Limits) -> Result<(), String> {
     Ok(())
 }
 
-fn check_shape(draft: &Draft, limits: &Limits) -> Result<(), String> {
+fn check_shape(draft: &Draft, limits: &WorkerLimits) -> Result<(), String> {
     let (len, most) = (draft.token_ids.len(), limits.max_tree_tokens);
     if draft.is_tree() && len > most as usize {
         return Err(format!("a tree of {len} ids, at most {most} (0: this worker verifies chains only)"));
@@ -210,7 +210,7 @@ fn check_shape(draft: &Draft, limits: &Limits) -> Result<(), String> {
     }
 }
 
-fn check_draw(step: &Step, limits: &Limits, role: Role) -> Result<(), String> {
+fn check_draw(step: &Step, limits: &WorkerLimits, role: Role) -> Result<(), String> {
     if limits.role != role {
         return Err(format!(
             "this is a {} worker, the step is for a {} worker",
@@ -229,8 +229,13 @@ mod tests {
     use super::*;
     use crate::SequenceId;
 
-    const LIMITS: Limits =
-        Limits { role: Role::Draft, vocab_size: 100, max_model_len: 64, max_tree_tokens: 0, grammars: false };
+    const LIMITS: WorkerLimits = WorkerLimits {
+        role: Role::Draft,
+        vocab_size: 100,
+        max_model_len: 64,
+        max_tree_tokens: 0,
+        grammars: false,
+    };
 
     fn step(epoch: u32, step_seq: u64, base: &[TokenId], append_ids: &[TokenId]) -> Step {
         Step {
@@ -284,14 +289,14 @@ mod tests {
             let mut step = step(1, 1, &[], &[1]);
             let token_ids = (10..).take(parents.len()).collect();
             step.work = Work::Verify { draft: Draft { token_ids, parents: parents.to_vec(), q: vec![] } };
-            let limits = Limits { role: Role::Target, max_tree_tokens, ..LIMITS };
+            let limits = WorkerLimits { role: Role::Target, max_tree_tokens, ..LIMITS };
             CachedSequence::default().admit(&step, &limits)
         };
         assert_eq!(judged(&[0, 0, 1], 3), Admission::Run);
         for (parents, most, words) in [
             (&[0, 0, 1][..], 2, "a tree of 3 ids"),
             (&[0, 0], 0, "chains only"),
-            (&[0, 2], 9, "behind row 2"),
+            (&[0, 2], 9, "is row 2, which comes after it"),
         ] {
             let Admission::Refused(reason) = judged(parents, most) else { panic!("{parents:?} was taken") };
             assert!(reason.contains(words), "{reason} lacks {words}");

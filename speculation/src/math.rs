@@ -49,7 +49,7 @@ const LN_2_LOW: f64 = f64::from_bits(0x3e1f_473d_e6af_278f);
 /// Natural logarithm. `ln(0) = -inf`, negative numbers and NaN give NaN.
 pub fn ln(x: f64) -> f64 {
     if !(f64::MIN_POSITIVE..f64::INFINITY).contains(&x) {
-        return ln_of_an_unusual_number(x);
+        return ln_special(x);
     }
     ln_normal(x, 0.0)
 }
@@ -77,7 +77,7 @@ fn ln_normal(x: f64, exponent: f64) -> f64 {
     e * LN_2_HIGH - ((half - (s * (half + r) + e * LN_2_LOW)) - f)
 }
 
-fn ln_of_an_unusual_number(x: f64) -> f64 {
+fn ln_special(x: f64) -> f64 {
     if x == 0.0 {
         f64::NEG_INFINITY
     } else if x == f64::INFINITY {

@@ -31,7 +31,7 @@ pub fn propose(ids: &[TokenId], max_tokens: usize) -> Vec<TokenId> {
 
 /// Distributions for rejection mode for ids that were looked up, not drawn: each assigns all weight to its
 /// token.
-pub fn certain(token_ids: &[TokenId]) -> Vec<DraftDistribution> {
+pub fn point_distributions(token_ids: &[TokenId]) -> Vec<DraftDistribution> {
     token_ids.iter().map(|&id| vec![(id, 1.0)]).collect()
 }
 

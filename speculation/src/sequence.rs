@@ -20,7 +20,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acceptance::takes_trees;
+use crate::acceptance::supports_trees;
 use crate::prefix::Prefix;
 use crate::step::{
     Draft, FinishReason, MAX_CONTEXT_IDS, MAX_DRAFT_TOKENS, PromptLogprobs, Proposal, Reply, ReplyBody, Step,
@@ -28,9 +28,9 @@ use crate::step::{
 };
 use crate::tree::MAX_TREE_TOKENS;
 use crate::{AcceptanceMode, Role, SequenceId, SequenceSpec, TokenId};
-pub use events::{Action, Commit, Counters, Event, Ignored, TargetFault};
-use link::{Asked, InFlight, Link};
-pub use shadow::{SHADOW_TOKENS, Scored, Shadow, ShadowFault};
+pub use events::{Action, Anomaly, Commit, Counters, Event, TargetFault};
+use link::{InFlight, ProposalRequest, WorkerLink};
+pub use shadow::{SHADOW_TOKENS, Shadow, ShadowFault, ShadowScore};
 
 /// A worker that lags by more ids is fed before it is asked to draw.
 pub const FEED_LAG: u32 = 64;
@@ -46,7 +46,7 @@ const MAX_RESENDS: u32 = 2;
 
 /// Settings that the driver fixes for every sequence.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct SequenceConfig {
     /// Ids at and above this are invalid; a proposal is cut before the first such id.
     pub vocab_size: u32,
     /// Timeout of a target step, after which it is sent again.
@@ -72,16 +72,16 @@ enum Phase {
 pub struct Sequence {
     id: SequenceId,
     spec: Arc<SequenceSpec>,
-    limits: Limits,
+    config: SequenceConfig,
     committed: Prefix,
     phase: Phase,
     step_seq: u64,
-    target: Link,
-    draft: Link,
+    target: WorkerLink,
+    draft: WorkerLink,
     /// The draft of the current round, kept for resends.
     verifying: Draft,
     /// A proposal that arrived after its deadline and may still be useful.
-    late: Option<Proposal>,
+    late_proposal: Option<Proposal>,
     /// The last proposal received, used or not: it determines how much of the draft worker's KV is valid.
     last_proposal: Option<(u32, Vec<TokenId>)>,
     /// When a silent draft worker may be asked again, and the wait, which doubles each time.
@@ -96,18 +96,18 @@ pub struct Sequence {
 
 impl Sequence {
     /// Creates a sequence with its prompt and no target.
-    pub fn new(id: SequenceId, spec: Arc<SequenceSpec>, prompt: &[TokenId], limits: Limits) -> Self {
+    pub fn new(id: SequenceId, spec: Arc<SequenceSpec>, prompt: &[TokenId], config: SequenceConfig) -> Self {
         Self {
             id,
             spec,
-            limits,
+            config,
             committed: Prefix::new(prompt),
             phase: Phase::Unassigned,
             step_seq: 0,
-            target: Link::default(),
-            draft: Link::default(),
+            target: WorkerLink::default(),
+            draft: WorkerLink::default(),
             verifying: Draft::default(),
-            late: None,
+            late_proposal: None,
             last_proposal: None,
             draft_retry_at: Duration::ZERO,
             draft_retry_wait: Duration::ZERO,
@@ -155,7 +155,7 @@ impl Sequence {
 
     /// Sets the timeout of the target's next steps, after which a step is sent again.
     pub fn set_target_deadline(&mut self, deadline: Duration) {
-        self.limits.target_deadline = deadline;
+        self.config.target_deadline = deadline;
     }
 
     /// Whether a target worker is assigned.
@@ -169,7 +169,7 @@ impl Sequence {
     }
 
     /// Whether the draft worker may receive a step: none is in flight, or its retry wait has passed.
-    pub fn may_ask_draft(&self, now: Duration) -> bool {
+    pub fn can_request_proposal(&self, now: Duration) -> bool {
         self.draft.assigned && (self.draft.in_flight.is_none() || now >= self.draft_retry_at)
     }
 
@@ -204,31 +204,31 @@ impl Sequence {
     fn handle(&mut self, now: Duration, event: Event) {
         if self.phase != Phase::Done {
             match event {
-                Event::Assigned(role) => self.assigned(now, role),
-                Event::Lost(role) => self.lost(now, role),
-                Event::GiveUp(role) if self.link(role).assigned => self.drop_worker(now, role),
-                Event::GiveUp(_) => {}
+                Event::Assigned(role) => self.on_assigned(now, role),
+                Event::Lost(role) => self.on_lost(now, role),
+                Event::Reassign(role) if self.link(role).assigned => self.drop_worker(now, role),
+                Event::Reassign(_) => {}
                 Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait } => {
-                    self.begin_round(now, Asked { num_draft_tokens, num_tree_tokens }, draft_wait);
+                    self.begin_round(now, ProposalRequest { num_draft_tokens, num_tree_tokens }, draft_wait);
                 }
-                Event::BeginWith(token_ids) => self.begin_with(now, token_ids),
-                Event::Reply(role, reply) => self.reply(now, role, reply),
+                Event::BeginLookupRound(token_ids) => self.begin_lookup_round(now, token_ids),
+                Event::Reply(role, reply) => self.on_reply(now, role, reply),
                 Event::Preempted(role, epoch) => {
                     if epoch == self.link(role).epoch && self.link(role).assigned {
-                        self.lost(now, role);
+                        self.on_lost(now, role);
                     }
                 }
-                Event::Tick => self.tick(now),
+                Event::Tick => self.on_tick(now),
                 Event::Cancel => self.finish(None),
             }
         }
     }
 
-    fn assigned(&mut self, now: Duration, role: Role) {
+    fn on_assigned(&mut self, now: Duration, role: Role) {
         self.link_mut(role).assign();
         match role {
             Role::Draft => {
-                self.late = None;
+                self.late_proposal = None;
                 self.last_proposal = None;
                 self.draft_retry_at = Duration::ZERO;
                 self.draft_retry_wait = Duration::ZERO;
@@ -238,11 +238,11 @@ impl Sequence {
         }
     }
 
-    fn lost(&mut self, now: Duration, role: Role) {
+    fn on_lost(&mut self, now: Duration, role: Role) {
         self.link_mut(role).release();
         match role {
             Role::Draft => {
-                self.late = None;
+                self.late_proposal = None;
                 self.last_proposal = None;
                 if matches!(self.phase, Phase::Drafting { .. }) {
                     self.verify(now, Draft::default());
@@ -262,75 +262,76 @@ impl Sequence {
             self.phase = Phase::Ready;
             self.actions.push(Action::Ready);
         } else if self.wants_prompt_logprobs() {
-            self.send_to_target(now, self.limits.target_deadline, 0);
+            self.send_to_target(now, self.config.target_deadline, 0);
         } else {
             self.finish(Some(FinishReason::Length));
         }
     }
 
-    fn begin_round(&mut self, now: Duration, wanted: Asked, draft_wait: Duration) {
+    fn begin_round(&mut self, now: Duration, desired: ProposalRequest, draft_wait: Duration) {
         if self.phase != Phase::Ready {
             return;
         }
         // Every id of a tree takes a position in the target's KV until it is verified.
         let room = self.spec.max_len.saturating_sub(self.committed.len() + 1);
-        let k = wanted.num_draft_tokens.min(room).min(MAX_DRAFT_TOKENS as u32);
-        let most = if takes_trees(&self.spec) { room.min(MAX_TREE_TOKENS as u32) } else { 0 };
-        let asked = Asked { num_draft_tokens: k, num_tree_tokens: wanted.num_tree_tokens.min(most) };
-        if let Some(rest) = self.take_late_rest(asked) {
+        let k = desired.num_draft_tokens.min(room).min(MAX_DRAFT_TOKENS as u32);
+        let most = if supports_trees(&self.spec) { room.min(MAX_TREE_TOKENS as u32) } else { 0 };
+        let request =
+            ProposalRequest { num_draft_tokens: k, num_tree_tokens: desired.num_tree_tokens.min(most) };
+        if let Some(rest) = self.take_late_remainder(request) {
             return self.verify(now, rest);
         }
-        let can_ask = self.draft.assigned && self.draft_is_free(now);
-        let draft_lag = self.committed.len() - self.draft_have();
+        let can_ask = self.draft.assigned && self.try_free_draft(now);
+        let draft_lag = self.committed.len() - self.draft_cached_len();
         let prefilling = self.committed.len() - self.target.cached_len > FEED_LAG;
         if can_ask && k > 0 && !prefilling && draft_lag <= FEED_LAG {
-            self.ask_draft(now, asked, draft_wait);
+            self.request_proposal(now, request, draft_wait);
             if draft_wait.is_zero() {
-                self.draft_unwaited(now);
+                self.on_unawaited_request(now);
                 return self.verify(now, Draft::default());
             }
             self.phase = Phase::Drafting { until: now + draft_wait };
             return;
         }
         let worth_feeding =
-            if wanted.num_draft_tokens > 0 { k > 0 && draft_lag > 1 } else { draft_lag >= IDLE_FEED_LAG };
+            if desired.num_draft_tokens > 0 { k > 0 && draft_lag > 1 } else { draft_lag >= IDLE_FEED_LAG };
         if can_ask && worth_feeding {
             self.feed_draft(now, draft_wait);
         }
         self.verify(now, Draft::default());
     }
 
-    fn reply(&mut self, now: Duration, role: Role, reply: Reply) {
+    fn on_reply(&mut self, now: Duration, role: Role, reply: Reply) {
         let link = self.link_mut(role);
         if !link.answers(&reply) {
-            return self.ignore(Ignored::StaleReply);
+            return self.report_anomaly(Anomaly::StaleReply);
         }
-        let Some(step) = link.in_flight.take() else { return self.ignore(Ignored::StaleReply) };
+        let Some(step) = link.in_flight.take() else { return self.report_anomaly(Anomaly::StaleReply) };
         if !matches!(reply.body, ReplyBody::NeedContext { .. }) {
             link.misses = 0;
         }
         let is_target = role == Role::Target;
         match reply.body {
-            ReplyBody::Span(span) if is_target => self.span(now, span),
-            ReplyBody::Proposal(proposal) if !is_target => self.proposal(now, &step, proposal),
+            ReplyBody::Span(span) if is_target => self.on_span(now, span),
+            ReplyBody::Proposal(proposal) if !is_target => self.on_proposal(now, &step, proposal),
             ReplyBody::Fed { prompt_logprobs, .. } if is_target && self.is_feed(&step) => {
-                self.target_fed(now, &step, prompt_logprobs)
+                self.on_target_fed(now, &step, prompt_logprobs)
             }
-            ReplyBody::Fed { .. } if !is_target && step.asked.is_none() => self.draft_fed(now, &step),
+            ReplyBody::Fed { .. } if !is_target && step.requested.is_none() => self.on_draft_fed(now, &step),
             ReplyBody::NeedContext { cached_len, has_spec } => {
-                self.need_context(now, role, &step, (cached_len, has_spec));
+                self.on_need_context(now, role, &step, (cached_len, has_spec));
             }
-            ReplyBody::Refused { reason } => self.refused(now, role, &reason),
+            ReplyBody::Refused { reason } => self.on_refused(now, role, &reason),
             // Includes `fed` in reply to a request for a span or proposal: asking again could loop forever.
             ReplyBody::Proposal(_) | ReplyBody::Span(_) | ReplyBody::Fed { .. } => {
-                self.broke_contract(now, role);
+                self.on_protocol_violation(now, role);
             }
         }
     }
 
     /// Resends from the worker's cached length; the second time in a row from the start; the third time drops
     /// the worker.
-    fn need_context(
+    fn on_need_context(
         &mut self,
         now: Duration,
         role: Role,
@@ -342,7 +343,7 @@ impl Sequence {
         link.misses += 1;
         if link.misses >= MAX_MISSES {
             return match role {
-                Role::Target => self.leave_target(now, TargetFault::BrokeContract),
+                Role::Target => self.drop_target(now, TargetFault::ProtocolViolation),
                 Role::Draft => self.drop_worker(now, role),
             };
         }
@@ -355,10 +356,10 @@ impl Sequence {
         }
     }
 
-    fn refused(&mut self, now: Duration, role: Role, reason: &str) {
+    fn on_refused(&mut self, now: Duration, role: Role, reason: &str) {
         match role {
             Role::Target if !self.verifying.token_ids.is_empty() => self.verify(now, Draft::default()),
-            Role::Target => self.leave_target(now, TargetFault::Refused(reason.to_owned())),
+            Role::Target => self.drop_target(now, TargetFault::Refused(reason.to_owned())),
             Role::Draft => {
                 self.actions.push(Action::Close(role, self.draft.epoch));
                 self.draft.release();
@@ -370,22 +371,22 @@ impl Sequence {
         }
     }
 
-    fn broke_contract(&mut self, now: Duration, role: Role) {
-        self.ignore(Ignored::MalformedReply);
+    fn on_protocol_violation(&mut self, now: Duration, role: Role) {
+        self.report_anomaly(Anomaly::MalformedReply);
         match role {
-            Role::Target => self.leave_target(now, TargetFault::BrokeContract),
+            Role::Target => self.drop_target(now, TargetFault::ProtocolViolation),
             Role::Draft => self.drop_worker(now, role),
         }
     }
 
-    fn leave_target(&mut self, now: Duration, fault: TargetFault) {
+    fn drop_target(&mut self, now: Duration, fault: TargetFault) {
         self.actions.push(Action::TargetFault(fault));
         self.drop_worker(now, Role::Target);
     }
 
     fn drop_worker(&mut self, now: Duration, role: Role) {
         self.actions.push(Action::Close(role, self.link(role).epoch));
-        self.lost(now, role);
+        self.on_lost(now, role);
     }
 
     fn make_step(&mut self, role: Role, base: u32, start: u32, work: Work) -> Step {
@@ -407,11 +408,11 @@ impl Sequence {
         }
     }
 
-    fn tick(&mut self, now: Duration) {
+    fn on_tick(&mut self, now: Duration) {
         match &self.phase {
             Phase::Drafting { until } if now >= *until => {
-                self.ignore(Ignored::LateDraft);
-                self.draft_missed(now);
+                self.report_anomaly(Anomaly::LateDraft);
+                self.on_draft_timeout(now);
                 self.verify(now, Draft::default());
             }
             Phase::Target => self.resend_overdue(now),
@@ -431,18 +432,18 @@ impl Sequence {
         }
     }
 
-    fn ignore(&mut self, why: Ignored) {
-        self.actions.push(Action::Ignored(why));
+    fn report_anomaly(&mut self, why: Anomaly) {
+        self.actions.push(Action::Anomaly(why));
     }
 
-    fn link(&self, role: Role) -> &Link {
+    fn link(&self, role: Role) -> &WorkerLink {
         match role {
             Role::Draft => &self.draft,
             Role::Target => &self.target,
         }
     }
 
-    fn link_mut(&mut self, role: Role) -> &mut Link {
+    fn link_mut(&mut self, role: Role) -> &mut WorkerLink {
         match role {
             Role::Draft => &mut self.draft,
             Role::Target => &mut self.target,

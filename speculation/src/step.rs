@@ -80,7 +80,7 @@ impl Step {
     /// committed tokens that follow another id of the step, in a sequence whose draws do not depend on
     /// earlier drawn ids: no penalties, no grammar.
     pub fn is_comparable(&self, spec: &SequenceSpec) -> bool {
-        (2..=COMPARED_MAX).contains(&self.append_ids.len())
+        (2..=MAX_COMPARED_IDS).contains(&self.append_ids.len())
             && self.base_len + 1 >= spec.prompt_len
             && spec.acceptance == AcceptanceMode::Coupled
             && !spec.sampling.has_penalties()
@@ -154,7 +154,7 @@ pub struct Reply {
     /// The result.
     pub body: ReplyBody,
     /// From a draft worker: for the last ids of the step's context, oldest first, whether it would have drawn
-    /// them itself. At most [`COMPARED_MAX`] entries, and fewer than the context has; may be empty.
+    /// them itself. At most [`MAX_COMPARED_IDS`] entries, and fewer than the context has; may be empty.
     pub agreed: Vec<bool>,
     /// Number of context ids whose KV came from the prefix cache.
     pub num_cached: u32,
@@ -172,7 +172,7 @@ impl Reply {
 }
 
 /// Maximum number of context ids for which a reply reports agreement.
-pub const COMPARED_MAX: usize = 64;
+pub const MAX_COMPARED_IDS: usize = 64;
 
 /// The result of a step; see [`Reply`].
 #[derive(Debug, Clone, PartialEq)]

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use service::config::{self, ENV_PREFIX};
 use target_worker::config::{Flags, RawTarget};
-use worker::device::DEVICE_THREADS;
+use worker::step_loop::DEVICE_THREADS;
 
 fn main() -> ExitCode {
     let flags = match config::parse_flags::<RawTarget, Flags>() {

@@ -16,13 +16,13 @@ use speculation::{
 };
 use target_worker::verify::Verify;
 use worker::Task;
-use worker::method::Method;
-use worker::model::ModelMethod;
+use worker::executor::StepExecutor;
+use worker::model::ModelExecutor;
 use worker::table::{RouterId, SequenceKey};
 
 const PROMPT: [TokenId; 6] = [11, 245, 803, 17, 300, 64];
 
-fn method(kernels: Option<&Path>, max_batch_rows: usize) -> ModelMethod<Verify> {
+fn executor(kernels: Option<&Path>, max_batch_rows: usize) -> ModelExecutor<Verify> {
     let options = LoadOptions {
         model_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft"),
         weights: WeightFormat::Bf16,
@@ -38,7 +38,7 @@ fn method(kernels: Option<&Path>, max_batch_rows: usize) -> ModelMethod<Verify> 
             Engine::load_on_cuda(&options, &gpus)
         }
     };
-    ModelMethod::new(engine.expect("the bundled draft loads"), Role::Target, 4_096, max_batch_rows, Verify)
+    ModelExecutor::new(engine.expect("the bundled draft loads"), Role::Target, 4_096, max_batch_rows, Verify)
 }
 
 /// The sequences of one forward by their settings: (number of top tokens, temperature, whether the prompt is
@@ -76,22 +76,22 @@ fn step(number: usize, drafted: &[TokenId]) -> Step {
 }
 
 /// Spans that the sequences commit in their first round with these drafts, all in one forward.
-fn spans(method: &mut ModelMethod<Verify>, drafts: &[Vec<TokenId>; 5]) -> Vec<TokenSpan> {
-    let limits = method.limits();
+fn spans(executor: &mut ModelExecutor<Verify>, drafts: &[Vec<TokenId>; 5]) -> Vec<TokenSpan> {
+    let limits = executor.limits();
     let task = |(number, drafted): (usize, &Vec<TokenId>)| {
         let (step, mut cached) = (step(number, drafted), CachedSequence::default());
         assert_eq!(cached.admit(&step, &limits), Admission::Run);
         let key = SequenceKey { router: RouterId(1), sequence: step.sequence_id };
-        Task::new(key, method.open(), step, cached, Instant::now())
+        Task::new(key, executor.open(), step, cached, Instant::now())
     };
     let mut queue: VecDeque<Task> = drafts.iter().enumerate().map(task).collect();
     let mut done = Vec::new();
     while !queue.is_empty() {
-        done.extend(method.advance(&mut queue, u32::MAX).expect("there is room"));
+        done.extend(executor.advance(&mut queue, u32::MAX).expect("there is room"));
     }
     done.sort_by_key(|(task, _)| task.key.sequence);
     let span = |(task, body): (Task, ReplyBody)| {
-        method.close(task.slot);
+        executor.close(task.slot);
         let ReplyBody::Span(span) = body else { panic!("{body:?}") };
         span
     };
@@ -114,13 +114,13 @@ fn check_near(found: &[TokenLogprobs], expected: &[TokenLogprobs], top_n: usize)
 fn a_device_tells_probabilities_beside_sequences_that_want_none() {
     let name = "a_device_tells_probabilities_beside_sequences_that_want_none";
     let Some(driver) = HostDriver::for_test(name) else { return };
-    let mut on_cpu = method(None, 512);
+    let mut on_cpu = executor(None, 512);
     let first = spans(&mut on_cpu, &Default::default());
     // Drafts with a correct first id and a second id that is mostly wrong.
     let drafts: [Vec<TokenId>; 5] = std::array::from_fn(|i| vec![first[i].token_ids[0], 7]);
     // In the second case prompts are split over several forwards.
     for (drafts, rows) in [(Default::default(), 512), (Default::default(), 4), (drafts, 512)] {
-        let mut on_device = method(Some(&driver.kernels), rows);
+        let mut on_device = executor(Some(&driver.kernels), rows);
         let (expected, found) = (spans(&mut on_cpu, &drafts), spans(&mut on_device, &drafts));
         for (number, (expected, found)) in expected.iter().zip(&found).enumerate() {
             let (logprobs, _, scores_prompt) = ASKED[number];

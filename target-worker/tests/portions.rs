@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use engine::{Engine, LoadOptions, WeightFormat};
-use speculation::cached_sequence::{Admission, CachedSequence, Limits};
+use speculation::cached_sequence::{Admission, CachedSequence, WorkerLimits};
 use speculation::{Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
 use target_worker::verify::Verify;
-use worker::method::Method;
-use worker::model::ModelMethod;
+use worker::executor::StepExecutor;
+use worker::model::ModelExecutor;
 use worker::table::{RouterId, SequenceKey};
 use worker::{Task, task::Slot};
 
-fn method(max_batch_rows: usize) -> ModelMethod<Verify> {
+fn executor(max_batch_rows: usize) -> ModelExecutor<Verify> {
     let engine = Engine::load(&LoadOptions {
         model_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target"),
         weights: WeightFormat::AsStored,
@@ -24,7 +24,7 @@ fn method(max_batch_rows: usize) -> ModelMethod<Verify> {
         max_model_len: None,
     })
     .expect("the bundled target loads");
-    ModelMethod::new(engine, Role::Target, 4_096, max_batch_rows, Verify)
+    ModelExecutor::new(engine, Role::Target, 4_096, max_batch_rows, Verify)
 }
 
 fn prompt(len: u32, salt: u32) -> Vec<TokenId> {
@@ -53,7 +53,7 @@ fn task(slot: Slot, sequence: u64, prompt: &[TokenId], draft: &[TokenId]) -> Tas
         work: Work::Verify { draft: Draft::chain(draft.to_vec()) },
     };
     let mut cached = CachedSequence::default();
-    let limits = Limits {
+    let limits = WorkerLimits {
         role: Role::Target,
         vocab_size: 4_096,
         max_model_len: 2_048,
@@ -67,23 +67,23 @@ fn task(slot: Slot, sequence: u64, prompt: &[TokenId], draft: &[TokenId]) -> Tas
 
 /// Runs the tasks until all are answered; returns them by sequence id.
 fn run(
-    method: &mut ModelMethod<Verify>,
+    executor: &mut ModelExecutor<Verify>,
     tasks: Vec<(u64, Vec<TokenId>, Vec<TokenId>)>,
 ) -> Vec<(Task, ReplyBody)> {
-    run_within(method, u32::MAX, tasks)
+    run_within(executor, u32::MAX, tasks)
 }
 
 /// Like `run`, with at most `prompt_rows` rows of prompts per forward.
 fn run_within(
-    method: &mut ModelMethod<Verify>,
+    executor: &mut ModelExecutor<Verify>,
     prompt_rows: u32,
     tasks: Vec<(u64, Vec<TokenId>, Vec<TokenId>)>,
 ) -> Vec<(Task, ReplyBody)> {
     let mut queue: VecDeque<Task> =
-        tasks.iter().map(|(id, prompt, draft)| task(method.open(), *id, prompt, draft)).collect();
+        tasks.iter().map(|(id, prompt, draft)| task(executor.open(), *id, prompt, draft)).collect();
     let mut done = Vec::new();
     while !queue.is_empty() {
-        done.extend(method.advance(&mut queue, prompt_rows).expect("the KV pool is ample"));
+        done.extend(executor.advance(&mut queue, prompt_rows).expect("the KV pool is ample"));
     }
     done.sort_by_key(|(task, _)| task.key.sequence);
     done
@@ -91,7 +91,7 @@ fn run_within(
 
 #[test]
 fn answers_do_not_depend_on_how_rows_are_cut() {
-    let whole = &mut method(512);
+    let whole = &mut executor(512);
     let ids = prompt(90, 1);
     let (_, alone) = run(whole, vec![(1, ids.clone(), vec![])]).remove(0);
     let ReplyBody::Span(first) = &alone else { panic!("{alone:?}") };
@@ -104,16 +104,16 @@ fn answers_do_not_depend_on_how_rows_are_cut() {
     assert_eq!((scores.start, scores.entries.len()), (1, 89), "every prompt id but the first is scored");
 
     for (max_batch_rows, prompt_rows) in [(1, u32::MAX), (7, u32::MAX), (64, u32::MAX), (64, 5)] {
-        let method = &mut method(max_batch_rows);
+        let executor = &mut executor(max_batch_rows);
         let others = (10..14).map(|id| (id, prompt(30 + id as u32 * 9, id as u32), vec![3, 4]));
         let tasks = std::iter::once((2, ids.clone(), draft.clone())).chain(others).collect();
-        let done = run_within(method, prompt_rows, tasks);
+        let done = run_within(executor, prompt_rows, tasks);
         assert_eq!(done[0].1, expected, "at most {max_batch_rows} rows a forward, {prompt_rows} of prompts");
         assert_eq!(done[0].0.cached.len(), 90 + span.num_accepted, "what is held is what was accepted");
         for (task, _) in done {
-            method.close(task.slot);
+            executor.close(task.slot);
         }
-        assert_eq!(method.stats().kv_blocks_used, 0);
+        assert_eq!(executor.stats().kv_blocks_used, 0);
     }
 }
 
@@ -126,8 +126,8 @@ fn answers_do_not_depend_on_what_others_have_computed() {
         task.step.spec = Some(Arc::new(spec));
         task.step
     };
-    let run = |method: &mut ModelMethod<Verify>, steps: &[Step]| -> Vec<ReplyBody> {
-        let limits = Limits {
+    let run = |executor: &mut ModelExecutor<Verify>, steps: &[Step]| -> Vec<ReplyBody> {
+        let limits = WorkerLimits {
             role: Role::Target,
             vocab_size: 4_096,
             max_model_len: 2_048,
@@ -140,12 +140,12 @@ fn answers_do_not_depend_on_what_others_have_computed() {
                 let mut cached = CachedSequence::default();
                 assert_eq!(cached.admit(step, &limits), Admission::Run);
                 let key = SequenceKey { router: RouterId(1), sequence: step.sequence_id };
-                Task::new(key, method.open(), step.clone(), cached, Instant::now())
+                Task::new(key, executor.open(), step.clone(), cached, Instant::now())
             })
             .collect();
         let mut done = Vec::new();
         while !queue.is_empty() {
-            done.extend(method.advance(&mut queue, u32::MAX).expect("the KV pool is ample"));
+            done.extend(executor.advance(&mut queue, u32::MAX).expect("the KV pool is ample"));
         }
         done.sort_by_key(|(task, _)| task.key.sequence);
         done.into_iter().map(|(_, body)| body).collect()
@@ -156,9 +156,9 @@ fn answers_do_not_depend_on_what_others_have_computed() {
     other[150] += 1;
     let steps = [plain(1, &long, 7), plain(2, &long, 7), plain(3, &other, 7), plain(4, &long, 8)];
     let expected: Vec<ReplyBody> =
-        steps.iter().flat_map(|step| run(&mut method(512), std::slice::from_ref(step))).collect();
+        steps.iter().flat_map(|step| run(&mut executor(512), std::slice::from_ref(step))).collect();
 
-    let shared = &mut method(512);
+    let shared = &mut executor(512);
     assert_eq!(run(shared, &steps), expected);
     // The first and the fourth run in full, the second runs its last 8 ids, the third runs from the first
     // different block.
@@ -171,18 +171,18 @@ fn answers_do_not_depend_on_what_others_have_computed() {
 /// A task that cannot run is refused; tasks in the same forward get the same replies as alone.
 #[test]
 fn a_task_that_fails_its_forward_fails_alone() {
-    let method = &mut method(512);
+    let executor = &mut executor(512);
     let (first, third) = ((1, prompt(40, 1), vec![]), (3, prompt(50, 3), vec![5]));
     let expected: Vec<ReplyBody> =
-        run(method, vec![first.clone(), third.clone()]).into_iter().map(|(_, body)| body).collect();
+        run(executor, vec![first.clone(), third.clone()]).into_iter().map(|(_, body)| body).collect();
     let [first, broken, third] = [first, (2, prompt(30, 2), vec![]), third]
-        .map(|(id, prompt, draft)| task(method.open(), id, &prompt, &draft));
+        .map(|(id, prompt, draft)| task(executor.open(), id, &prompt, &draft));
     let mut broken = broken;
     broken.step.append_ids[20] = u32::MAX;
     let mut queue = VecDeque::from([first, broken, third]);
     let mut done = Vec::new();
     while !queue.is_empty() {
-        done.extend(method.advance(&mut queue, u32::MAX).expect("the KV pool is ample"));
+        done.extend(executor.advance(&mut queue, u32::MAX).expect("the KV pool is ample"));
     }
     let bodies: Vec<ReplyBody> = done.into_iter().map(|(_, body)| body).collect();
     let [first, ReplyBody::Refused { reason }, third] = &bodies[..] else { panic!("{bodies:?}") };

@@ -17,8 +17,8 @@ use speculation::{
     TokenSpan, Work,
 };
 use target_worker::verify::Verify;
-use worker::method::Method;
-use worker::model::{ModelMethod, max_tree_tokens};
+use worker::executor::StepExecutor;
+use worker::model::{ModelExecutor, max_tree_tokens};
 use worker::table::{RouterId, SequenceKey};
 use worker::{Task, task::Slot};
 
@@ -92,10 +92,10 @@ struct Running {
 
 /// Runs all sequences to their ends, with one step of each in every forward. `draft` returns the draft for a
 /// sequence and its length.
-fn run(method: &mut ModelMethod<Verify>, draft: impl Fn(usize, usize) -> Draft) -> Vec<Running> {
+fn run(executor: &mut ModelExecutor<Verify>, draft: impl Fn(usize, usize) -> Draft) -> Vec<Running> {
     let specs: Vec<Arc<SequenceSpec>> = specs().into_iter().map(Arc::new).collect();
     let begin = |_: &Arc<SequenceSpec>| Running {
-        slot: method.open(),
+        slot: executor.open(),
         cached: CachedSequence::default(),
         ids: PROMPT.to_vec(),
         logprobs: Vec::new(),
@@ -121,18 +121,18 @@ fn run(method: &mut ModelMethod<Verify>, draft: impl Fn(usize, usize) -> Draft) 
                 work: Work::Verify { draft: draft(number, sequence.ids.len()) },
             };
             let mut cached = std::mem::take(&mut sequence.cached);
-            assert_eq!(cached.admit(&step, &method.limits()), Admission::Run);
+            assert_eq!(cached.admit(&step, &executor.limits()), Admission::Run);
             let key = SequenceKey { router: RouterId(1), sequence: step.sequence_id };
             queue.push_back(Task::new(key, sequence.slot, step, cached, Instant::now()));
         }
         while !queue.is_empty() {
-            for (task, body) in method.advance(&mut queue, u32::MAX).expect("there is room") {
+            for (task, body) in executor.advance(&mut queue, u32::MAX).expect("there is room") {
                 let ReplyBody::Span(span) = body else { panic!("{body:?}") };
                 running[task.key.sequence.0 as usize].take(task, span);
             }
         }
     }
-    running.iter().for_each(|sequence| method.close(sequence.slot));
+    running.iter().for_each(|sequence| executor.close(sequence.slot));
     running
 }
 
@@ -153,10 +153,10 @@ fn trees_change_no_id_of_a_target_on_a_device() {
     let Some(driver) = HostDriver::for_test("trees_change_no_id_of_a_target_on_a_device") else { return };
     let engine = engine(&driver.kernels);
     assert_eq!(max_tree_tokens(&engine, Role::Target), 64);
-    let mut method = ModelMethod::new(engine, Role::Target, VOCAB, 512, Verify);
-    assert_eq!(method.limits().max_tree_tokens, 64);
-    let plain = run(&mut method, |_, _| Draft::default());
-    let drafted = run(&mut method, |number, len| {
+    let mut executor = ModelExecutor::new(engine, Role::Target, VOCAB, 512, Verify);
+    assert_eq!(executor.limits().max_tree_tokens, 64);
+    let plain = run(&mut executor, |_, _| Draft::default());
+    let drafted = run(&mut executor, |number, len| {
         let text = &plain[number].ids;
         // A draft leaves space for the draw after it.
         tree(&text[len..text.len().min(len + DEPTH).max(len + 1) - usize::from(text.len() <= len + DEPTH)])

@@ -13,7 +13,7 @@ use router::config::{RawRouter, RouterConfig};
 use service::config::{Faults, RawConfig as _};
 use service::discovery::{self, DRAFT, Discovery, DiscoveryUri, Member, TARGET};
 use service::health::Health;
-use service::shutdown::{Lifetime, Outcome};
+use service::shutdown::{Lifetime, ShutdownOutcome};
 use service::tls::ServerTls;
 use worker::config::{DefaultPorts, RawWorker, SyntheticConfig, WorkerConfig};
 
@@ -207,7 +207,7 @@ impl Cluster {
     /// Stops everything; fails if something does not stop in time.
     pub async fn stop(self) -> anyhow::Result<()> {
         anyhow::ensure!(
-            self.lifetime.shut_down(STOP_GRACE).await == Outcome::Clean,
+            self.lifetime.shut_down(STOP_GRACE).await == ShutdownOutcome::Clean,
             "the cluster did not stop"
         );
         Ok(())
@@ -271,7 +271,7 @@ impl RunningWorker {
     /// Stops the worker while the router is connected to it.
     pub async fn stop(self) {
         // Even a worker that does not stop in time no longer serves.
-        let _: Outcome = self.lifetime.shut_down(STOP_GRACE).await;
+        let _: ShutdownOutcome = self.lifetime.shut_down(STOP_GRACE).await;
     }
 
     async fn wait_connected(&self) -> anyhow::Result<()> {

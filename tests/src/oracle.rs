@@ -7,7 +7,7 @@
 use anyhow::ensure;
 use engine::{Oracle, WeightFormat};
 use proto::sampling::logprobs_to_wire;
-use speculation::logits::{TokenCounts, keep, process, score};
+use speculation::logits::{TokenCounts, apply_filters, process, score};
 use speculation::noise::{Noise, Purpose};
 use speculation::{SequenceSpec, TokenId, TokenLogprobs};
 
@@ -103,7 +103,7 @@ impl Judge {
         process(row, spec, &counts, position);
         let noise = Noise { seed: spec.seed, choice: spec.choice };
         let mut best = (TokenId::MAX, f64::NEG_INFINITY);
-        for (id, x) in keep(row, &spec.sampling, position)?.tokens {
+        for (id, x) in apply_filters(row, &spec.sampling, position)?.tokens {
             let noise =
                 if spec.sampling.is_greedy() { 0.0 } else { noise.gumbel(position, id, Purpose::Draw) };
             // Ids ascend: among equal values the lowest id wins.

@@ -6,15 +6,15 @@
 
 mod bytes_bound;
 mod chat_template;
-mod shield;
+mod escaper;
 pub mod translation;
 mod vocabulary;
 
 use std::fmt;
 
+use escaper::SpecialTokenEscaper;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use shield::Shield;
 use speculation::TokenId;
 use tokenizers::Tokenizer;
 
@@ -182,9 +182,9 @@ impl ModelText {
         messages: &[ConversationMessage],
         extra: &Map<String, Value>,
     ) -> Result<RenderedChat, TextError> {
-        let shield = Shield::new(&self.special, messages, extra);
-        let rendered = template.render(&shield.messages(messages), &shield.object(extra))?;
-        let parts: Vec<String> = shield.parts(&rendered).map(str::to_owned).collect();
+        let escaper = SpecialTokenEscaper::new(&self.special, messages, extra);
+        let rendered = template.render(&escaper.messages(messages), &escaper.object(extra))?;
+        let parts: Vec<String> = escaper.parts(&rendered).map(str::to_owned).collect();
         Ok(RenderedChat { text: parts.concat(), parts })
     }
 

@@ -2,11 +2,11 @@
 //! blocks and sends the credits.
 
 /// A grant is sent only if it changed by at least 1/64 of the pool.
-const TOLD_PART: u64 = 64;
+const MIN_CHANGE_DIVISOR: u64 = 64;
 
 /// The worker's KV blocks and the number of routers that share them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pool {
+pub struct KvPool {
     /// Total KV blocks.
     pub total: u64,
     /// Blocks held by no sequence, cached prefixes included.
@@ -15,7 +15,7 @@ pub struct Pool {
     pub routers: u64,
 }
 
-impl Pool {
+impl KvPool {
     /// Blocks that every router is guaranteed. A router that holds more is evicted or preempted first.
     pub fn share(self) -> u64 {
         self.total / self.routers
@@ -28,8 +28,10 @@ impl Pool {
     }
 
     /// Whether `grant` differs enough from the last value sent.
-    pub fn is_worth_telling(self, told: Option<u64>, grant: u64) -> bool {
-        told.is_none_or(|told| told.abs_diff(grant) >= (self.total / TOLD_PART).max(1))
+    pub fn should_send(self, last_credits: Option<u64>, grant: u64) -> bool {
+        last_credits.is_none_or(|last_credits| {
+            last_credits.abs_diff(grant) >= (self.total / MIN_CHANGE_DIVISOR).max(1)
+        })
     }
 }
 
@@ -39,7 +41,7 @@ mod tests {
 
     #[test]
     fn grants_follow_the_pool() {
-        let pool = |free, routers| Pool { total: 128, free, routers };
+        let pool = |free, routers| KvPool { total: 128, free, routers };
         // One router: all blocks, whatever is held, and more than all if blocks are shared.
         assert_eq!((pool(128, 1).grant(0), pool(28, 1).grant(100), pool(100, 1).grant(90)), (128, 128, 190));
         // Two routers, one holding most: it may borrow what the other does not use, and the other never gets
@@ -51,11 +53,11 @@ mod tests {
 
     #[test]
     fn small_changes_are_not_told() {
-        let pool = Pool { total: 6_400, free: 0, routers: 1 };
-        assert!(pool.is_worth_telling(None, 0));
-        assert!(!pool.is_worth_telling(Some(1_000), 1_099));
-        assert!(pool.is_worth_telling(Some(1_000), 1_100) && pool.is_worth_telling(Some(1_000), 900));
-        let small = Pool { total: 10, ..pool };
-        assert!(small.is_worth_telling(Some(5), 6) && !small.is_worth_telling(Some(5), 5));
+        let pool = KvPool { total: 6_400, free: 0, routers: 1 };
+        assert!(pool.should_send(None, 0));
+        assert!(!pool.should_send(Some(1_000), 1_099));
+        assert!(pool.should_send(Some(1_000), 1_100) && pool.should_send(Some(1_000), 900));
+        let small = KvPool { total: 10, ..pool };
+        assert!(small.should_send(Some(5), 6) && !small.should_send(Some(5), 5));
     }
 }

@@ -1,16 +1,16 @@
-//! Handles the tasks of a failed forward. Shared by the methods that run a model.
+//! Handles the tasks of a failed forward. Shared by the executors that run a model.
 
 use std::collections::VecDeque;
 
 use engine::EngineError;
 use speculation::ReplyBody;
 
-use crate::method::Method;
+use crate::executor::StepExecutor;
 use crate::task::{Task, take_tasks};
 
 /// Runs each task in `failed` in a separate forward, because it is not known which one caused the failure.
 pub fn advance_one_by_one(
-    method: &mut impl Method,
+    executor: &mut impl StepExecutor,
     tasks: &mut VecDeque<Task>,
     failed: Vec<usize>,
 ) -> Vec<(Task, ReplyBody)> {
@@ -18,7 +18,7 @@ pub fn advance_one_by_one(
     for task in take_tasks(tasks, failed) {
         let mut alone = VecDeque::from([task]);
         // If KV blocks are missing, the task waits as before.
-        finished.extend(method.advance(&mut alone, u32::MAX).unwrap_or_default());
+        finished.extend(executor.advance(&mut alone, u32::MAX).unwrap_or_default());
         tasks.extend(alone);
     }
     tasks.make_contiguous().sort_by_key(|task| task.started);
@@ -27,7 +27,7 @@ pub fn advance_one_by_one(
 
 /// Refuses the task in `failed` after its forward failed alone, and drops what it held.
 pub fn refuse(
-    method: &mut impl Method,
+    executor: &mut impl StepExecutor,
     tasks: &mut VecDeque<Task>,
     failed: Vec<usize>,
     error: &EngineError,
@@ -37,8 +37,8 @@ pub fn refuse(
     take_tasks(tasks, failed)
         .into_iter()
         .map(|mut task| {
-            task.cached.cut(0);
-            method.truncate(task.slot, 0);
+            task.cached.truncate(0);
+            executor.truncate(task.slot, 0);
             (task, ReplyBody::Refused { reason: reason.clone() })
         })
         .collect()

@@ -39,22 +39,22 @@ pub struct GrammarStats {
 pub struct Grammars {
     compiles: Sender<CompileJob>,
     masks: Sender<MaskJob>,
-    sequences: HashMap<Slot, Held>,
+    sequences: HashMap<Slot, SequenceGrammar>,
     stats: GrammarStats,
 }
 
 /// The grammar of one sequence.
 #[derive(Debug)]
-struct Held {
+struct SequenceGrammar {
     document: String,
-    progress: Progress,
+    state: GrammarState,
 }
 
 #[derive(Debug)]
-enum Progress {
+enum GrammarState {
     Compiling(Receiver<Result<Matcher, GrammarError>>),
     Ready(Box<Matcher>),
-    Masking(Receiver<Masked>),
+    Masking(Receiver<MaskResult>),
     Failed(String),
 }
 
@@ -69,11 +69,11 @@ struct MaskJob {
     spec: Arc<SequenceSpec>,
     output: Vec<TokenId>,
     drafted: Vec<TokenId>,
-    reply: Sender<Masked>,
+    reply: Sender<MaskResult>,
 }
 
 #[derive(Debug)]
-struct Masked {
+struct MaskResult {
     matcher: Matcher,
     masks: Result<Vec<TokenMask>, GrammarError>,
     took: Duration,
@@ -100,15 +100,15 @@ impl Grammars {
     /// compiling a new grammar.
     pub fn is_ready(&mut self, task: &Task) -> bool {
         let Some(document) = &task.spec().grammar else { return true };
-        if self.sequences.get(&task.slot).is_none_or(|held| held.document != *document) {
-            let progress = self.compile(document.clone());
-            self.sequences.insert(task.slot, Held { document: document.clone(), progress });
+        if self.sequences.get(&task.slot).is_none_or(|sequence| sequence.document != *document) {
+            let state = self.compile(document.clone());
+            self.sequences.insert(task.slot, SequenceGrammar { document: document.clone(), state });
         }
-        let held = self.sequences.get_mut(&task.slot).expect("it was put there above");
-        if let Progress::Compiling(reply) = &held.progress {
+        let sequence = self.sequences.get_mut(&task.slot).expect("it was put there above");
+        if let GrammarState::Compiling(reply) = &sequence.state {
             match reply.try_recv() {
-                Ok(compiled) => held.progress = Progress::of(compiled),
-                Err(TryRecvError::Disconnected) => held.progress = Progress::lost(),
+                Ok(compiled) => sequence.state = GrammarState::of(compiled),
+                Err(TryRecvError::Disconnected) => sequence.state = GrammarState::lost(),
                 Err(TryRecvError::Empty) => return false,
             }
         }
@@ -119,9 +119,9 @@ impl Grammars {
     /// Compile time is limited.
     pub fn wait(&mut self, tasks: &VecDeque<Task>) -> bool {
         for task in tasks {
-            let Some(held) = self.sequences.get_mut(&task.slot) else { continue };
-            if let Progress::Compiling(reply) = &held.progress {
-                held.progress = reply.recv().map_or_else(|_| Progress::lost(), Progress::of);
+            let Some(sequence) = self.sequences.get_mut(&task.slot) else { continue };
+            if let GrammarState::Compiling(reply) = &sequence.state {
+                sequence.state = reply.recv().map_or_else(|_| GrammarState::lost(), GrammarState::of);
                 return true;
             }
         }
@@ -130,18 +130,18 @@ impl Grammars {
 
     /// Starts computing the masks of a step's rows: after the output so far including `guess`, and after each
     /// drafted id.
-    pub fn begin(&mut self, task: &Task, guess: Option<TokenId>) {
-        let Some(held) = self.sequences.get_mut(&task.slot) else { return };
+    pub fn request_masks(&mut self, task: &Task, guess: Option<TokenId>) {
+        let Some(sequence) = self.sequences.get_mut(&task.slot) else { return };
         let Some(spec) = task.cached.spec().filter(|spec| spec.grammar.is_some()) else { return };
-        let progress = std::mem::replace(&mut held.progress, Progress::lost());
-        let matcher = match progress {
-            Progress::Ready(matcher) => *matcher,
+        let state = std::mem::replace(&mut sequence.state, GrammarState::lost());
+        let matcher = match state {
+            GrammarState::Ready(matcher) => *matcher,
             // Left over from a forward that failed.
-            Progress::Masking(reply) => match reply.recv() {
+            GrammarState::Masking(reply) => match reply.recv() {
                 Ok(masked) => masked.matcher,
                 Err(_) => return,
             },
-            other => return held.progress = other,
+            other => return sequence.state = other,
         };
         let ids = task.cached.ids();
         let mut output = ids.get(spec.prompt_len as usize..).unwrap_or_default().to_vec();
@@ -149,37 +149,37 @@ impl Grammars {
         let (reply, masked) = channel();
         let (spec, drafted) = (Arc::clone(spec), task.drafted().to_vec());
         let job = MaskJob { matcher, spec, output, drafted, reply };
-        held.progress =
-            if self.masks.send(job).is_ok() { Progress::Masking(masked) } else { Progress::lost() };
+        sequence.state =
+            if self.masks.send(job).is_ok() { GrammarState::Masking(masked) } else { GrammarState::lost() };
     }
 
-    /// Returns the masks requested by [`Self::begin`]; empty if the sequence has no grammar.
-    pub fn take(&mut self, task: &Task) -> Result<Vec<TokenMask>, DrawError> {
+    /// Returns the masks requested by [`Self::request_masks`]; empty if the sequence has no grammar.
+    pub fn take_masks(&mut self, task: &Task) -> Result<Vec<TokenMask>, DrawError> {
         if task.spec().grammar.is_none() {
             return Ok(Vec::new());
         }
         let no_mask = |reason| DrawError::NoMask { position: task.step.start(), reason };
-        let Some(held) = self.sequences.get_mut(&task.slot) else {
+        let Some(sequence) = self.sequences.get_mut(&task.slot) else {
             return Err(no_mask("the sequence's grammar is unknown".to_owned()));
         };
         let began = Instant::now();
-        match std::mem::replace(&mut held.progress, Progress::lost()) {
-            Progress::Masking(reply) => {
-                let Ok(Masked { matcher, masks, took }) = reply.recv() else {
-                    return Err(no_mask(LOST.to_owned()));
+        match std::mem::replace(&mut sequence.state, GrammarState::lost()) {
+            GrammarState::Masking(reply) => {
+                let Ok(MaskResult { matcher, masks, took }) = reply.recv() else {
+                    return Err(no_mask(THREAD_FAILED.to_owned()));
                 };
-                held.progress = Progress::Ready(Box::new(matcher));
+                sequence.state = GrammarState::Ready(Box::new(matcher));
                 self.stats.wait_us += began.elapsed().as_micros() as u64;
                 self.stats.mask_us += took.as_micros() as u64;
                 self.stats.rows += masks.as_ref().map_or(0, Vec::len) as u64;
                 masks.map_err(|error| no_mask(error.to_string()))
             }
-            Progress::Failed(reason) => {
-                held.progress = Progress::Failed(reason.clone());
+            GrammarState::Failed(reason) => {
+                sequence.state = GrammarState::Failed(reason.clone());
                 Err(no_mask(reason))
             }
             other => {
-                held.progress = other;
+                sequence.state = other;
                 Err(no_mask("no mask was requested".to_owned()))
             }
         }
@@ -190,16 +190,16 @@ impl Grammars {
         self.sequences.remove(&slot);
     }
 
-    fn compile(&self, document: String) -> Progress {
+    fn compile(&self, document: String) -> GrammarState {
         let (reply, compiled) = channel();
         let is_sent = self.compiles.send(CompileJob { document, reply }).is_ok();
-        if is_sent { Progress::Compiling(compiled) } else { Progress::lost() }
+        if is_sent { GrammarState::Compiling(compiled) } else { GrammarState::lost() }
     }
 }
 
-const LOST: &str = "the grammar thread panicked on this grammar";
+const THREAD_FAILED: &str = "the grammar thread panicked on this grammar";
 
-impl Progress {
+impl GrammarState {
     fn of(compiled: Result<Matcher, GrammarError>) -> Self {
         match compiled {
             Ok(matcher) => Self::Ready(Box::new(matcher)),
@@ -208,7 +208,7 @@ impl Progress {
     }
 
     fn lost() -> Self {
-        Self::Failed(LOST.to_owned())
+        Self::Failed(THREAD_FAILED.to_owned())
     }
 }
 
@@ -251,7 +251,7 @@ fn mask_all(jobs: &Receiver<MaskJob>) {
         let masked = catch_unwind(AssertUnwindSafe(|| {
             let began = Instant::now();
             let masks = matcher.masks(&output, &drafted, &spec.stop_token_ids);
-            Masked { matcher, masks, took: began.elapsed() }
+            MaskResult { matcher, masks, took: began.elapsed() }
         }));
         if let Ok(masked) = masked {
             drop(reply.send(masked));

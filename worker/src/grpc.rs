@@ -21,9 +21,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::assets::Assets;
-use crate::device::{Mailbox, Message, REPLY_FRAMES, SentStep, StreamId};
 use crate::facts::WorkerFacts;
 use crate::metrics::WorkerMetrics;
+use crate::step_loop::{Mailbox, Message, REPLY_FRAMES, SentStep, StreamId};
 use crate::table::RouterId;
 
 /// Timeout for a router's hello.
@@ -151,7 +151,7 @@ impl Inner {
                     return;
                 }
             };
-            let received = self.mailbox.lateness.arrival();
+            let received = self.mailbox.read_delay.arrival();
             let (steps, refused) = self.read_steps(frame.steps);
             if !refused.is_empty() {
                 self.metrics.malformed.inc_by(refused.len() as u64);

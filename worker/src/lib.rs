@@ -1,6 +1,6 @@
 //! Common part of draft and target workers: a gRPC service that routers connect to, a table of cached
 //! sequences, and one thread that owns the model. Draft and target workers differ only in what they do with
-//! the logits after a step's context, which they implement in [`decide::Decide`].
+//! the logits after a step's context, which they implement in [`role_logic::RoleLogic`].
 //!
 //! Reading order, following a step: [`grpc`] reads it from the stream, [`device`] admits it against the
 //! [`table`] and schedules it into the next forward, [`model`] runs that forward, and the service sends the
@@ -18,24 +18,24 @@ pub mod assets;
 pub mod compute_device;
 pub mod config;
 pub mod credits;
-pub mod decide;
-pub mod device;
+pub mod executor;
 pub mod facts;
 pub mod failed_forward;
 pub mod grammars;
 pub mod grpc;
 pub mod memory;
-pub mod method;
 pub mod metrics;
 pub mod model;
 pub mod profile;
 pub mod reactor;
 mod registration;
+pub mod role_logic;
 pub mod serve;
+pub mod step_loop;
 pub mod synthetic;
 pub mod table;
 pub mod task;
 
-pub use decide::{Decide, Decision, Rows};
-pub use method::Method;
+pub use executor::StepExecutor;
+pub use role_logic::{OutputRows, RoleLogic, StepProgress};
 pub use task::Task;

@@ -7,7 +7,7 @@ use service::discovery::Load;
 use service::metrics::{Counter, CounterName, Family, Gauge, GaugeName, Histogram, HistogramName, Metrics};
 
 use crate::ahead::AheadStats;
-use crate::method::MethodStats;
+use crate::executor::ExecutorStats;
 
 const STEPS: CounterName = CounterName::new("outrider_worker_steps_total", "Steps received, by outcome");
 const FORWARDS: CounterName =
@@ -145,7 +145,7 @@ pub struct WorkerMetrics {
     pub streams: Gauge,
     /// Malformed steps.
     pub malformed: Counter,
-    counted: Arc<std::sync::Mutex<MethodStats>>,
+    counted: Arc<std::sync::Mutex<ExecutorStats>>,
     counted_ahead: Arc<std::sync::Mutex<AheadStats>>,
 }
 
@@ -217,8 +217,8 @@ impl WorkerMetrics {
         *counted = stats;
     }
 
-    /// Adds the method's counts since the last call and sets the gauges.
-    pub fn observe(&self, stats: MethodStats, num_sequences: usize) {
+    /// Adds the executor's counts since the last call and sets the gauges.
+    pub fn observe(&self, stats: ExecutorStats, num_sequences: usize) {
         let mut counted = self.counted.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.forwards.inc_by(stats.forwards - counted.forwards);
         self.rows.inc_by(stats.rows - counted.rows);

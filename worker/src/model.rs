@@ -1,65 +1,65 @@
-//! The method of workers that run a model: the rows of all running tasks share each forward, up to a row
+//! The executor of workers that run a model: the rows of all running tasks share each forward, up to a row
 //! budget (`scheduling::batch`).
 //!
-//! A context runs in portions (chunked prefill), so that a long prompt does not delay other tasks. The role
-//! decides ([`Decide`]) once the logits of the context's last row are available.
+//! A context runs in chunks (chunked prefill), so that a long prompt does not delay other tasks. The role
+//! decides ([`RoleLogic`]) once the logits of the context's last row are available.
 
-mod absorb;
-mod portion;
+mod batch_entry;
+mod outputs;
 
 use std::collections::{HashMap, VecDeque};
 
 use engine::{DrawRequest, Engine, NumAnswers, SequenceRows, SlotId, TreeRows};
 use scheduling::batch::{MAX_ROUND_CONTEXT, RowLimits, StepRows, form_batch};
-use speculation::cached_sequence::Limits;
+use speculation::cached_sequence::WorkerLimits;
 use speculation::tree::MAX_TREE_TOKENS;
 use speculation::{ReplyBody, Role, Work};
 
-use self::portion::{Portion, portion};
-use crate::decide::Decide;
+use self::batch_entry::{BatchEntry, batch_entry};
+use crate::executor::{ExecutorCounters, ExecutorStats, OutOfKvBlocks, StepExecutor};
 use crate::failed_forward::{advance_one_by_one, refuse};
 use crate::grammars::{GrammarStats, Grammars};
-use crate::method::{Method, MethodStats, NeedRoom, WorkCounts};
+use crate::role_logic::RoleLogic;
 use crate::task::{PrefixLookup, Slot, Task, take_tasks};
 
 /// Runs steps on an [`Engine`].
 #[derive(Debug)]
-pub struct ModelMethod<D> {
+pub struct ModelExecutor<D> {
     engine: Engine,
     role: Role,
     /// Number of ids that the tokenizer knows; logits of the model beyond it are padding and are never drawn.
     vocab_size: u32,
     max_batch_rows: usize,
-    decide: D,
+    role_logic: D,
     /// `None`: sequences with a grammar are refused.
     grammars: Option<Grammars>,
     /// Cores that compute threads are pinned to; `None`: not pinned.
     cores: Option<Vec<usize>>,
     slots: HashMap<Slot, SlotId>,
     next_slot: u64,
-    counts: WorkCounts,
+    counts: ExecutorCounters,
 }
 
 /// Maximum ids of a token tree that a worker of this role verifies on this engine; 0: chains only.
 pub fn max_tree_tokens(engine: &Engine, role: Role) -> u32 {
-    if role == Role::Target && engine.takes_trees() { MAX_TREE_TOKENS as u32 } else { 0 }
+    if role == Role::Target && engine.supports_trees() { MAX_TREE_TOKENS as u32 } else { 0 }
 }
 
-impl<D: Decide> ModelMethod<D> {
-    /// `max_batch_rows` bounds the rows of one forward, except that one task's last portion is never split.
-    pub fn new(engine: Engine, role: Role, vocab_size: u32, max_batch_rows: usize, decide: D) -> Self {
+impl<D: RoleLogic> ModelExecutor<D> {
+    /// `max_batch_rows` bounds the rows of one forward, except that one task's last chunk is never split.
+    pub fn new(engine: Engine, role: Role, vocab_size: u32, max_batch_rows: usize, role_logic: D) -> Self {
         let vocab_size = vocab_size.min(engine.info().vocab_size);
         Self {
             engine,
             role,
             vocab_size,
             max_batch_rows,
-            decide,
+            role_logic,
             grammars: None,
             cores: None,
             slots: HashMap::new(),
             next_slot: 0,
-            counts: WorkCounts::default(),
+            counts: ExecutorCounters::default(),
         }
     }
 
@@ -75,7 +75,7 @@ impl<D: Decide> ModelMethod<D> {
     }
 
     /// Looks up new tasks' contexts in the prefix cache and shares the KV found there.
-    fn find_prefixes(&mut self, tasks: &mut VecDeque<Task>) {
+    fn look_up_prefixes(&mut self, tasks: &mut VecDeque<Task>) {
         for task in tasks.iter_mut().filter(|task| task.prefix != PrefixLookup::Done) {
             let context = task.step.append_ids.len();
             if task.is_scoring() || (task.step.base_len > 0 && context <= MAX_ROUND_CONTEXT as usize) {
@@ -103,9 +103,9 @@ impl<D: Decide> ModelMethod<D> {
         }
     }
 
-    /// Plans the portions of the next forward: `scheduling::batch` chooses the tasks, the engine checks that
+    /// Plans the entries of the next forward: `scheduling::batch` chooses the tasks, the engine checks that
     /// their KV fits.
-    fn plan(&mut self, tasks: &VecDeque<Task>, prompt_rows: u32) -> Vec<Portion> {
+    fn plan(&mut self, tasks: &VecDeque<Task>, prompt_rows: u32) -> Vec<BatchEntry> {
         let is_ready = |task| self.grammars.as_mut().is_none_or(|grammars| grammars.is_ready(task));
         let has_grammar: Vec<bool> = tasks.iter().map(is_ready).collect();
         let ready: Vec<StepRows> = tasks.iter().map(Task::rows_left).collect();
@@ -118,28 +118,28 @@ impl<D: Decide> ModelMethod<D> {
             blocks_left -= if fits { blocks } else { 0 };
             fits
         });
-        shares.iter().map(|share| portion(&tasks[share.index], share, self.role)).collect()
+        shares.iter().map(|share| batch_entry(&tasks[share.index], share, self.role)).collect()
     }
 
-    /// Requests the masks of all portions that are decided on after the next forward.
-    fn begin_masks(&mut self, tasks: &VecDeque<Task>, plan: &[Portion]) {
+    /// Requests the masks of all entries that are decided on after the next forward.
+    fn request_masks(&mut self, tasks: &VecDeque<Task>, plan: &[BatchEntry]) {
         let Some(grammars) = &mut self.grammars else { return };
-        for portion in plan {
-            let task = &tasks[portion.task];
-            if portion.ends_context && task.step.work != Work::Feed {
+        for entry in plan {
+            let task = &tasks[entry.task];
+            if entry.ends_context && task.step.work != Work::Feed {
                 let guess = task.guesses.token_ids.last().copied();
-                grammars.begin(task, guess.filter(|_| portion.num_context == 0));
+                grammars.request_masks(task, guess.filter(|_| entry.num_context == 0));
             }
         }
     }
 }
 
-/// Task indices of these portions.
-fn indices(plan: &[Portion]) -> Vec<usize> {
-    plan.iter().map(|portion| portion.task).collect()
+/// Task indices of these entries.
+fn indices(plan: &[BatchEntry]) -> Vec<usize> {
+    plan.iter().map(|entry| entry.task).collect()
 }
 
-impl<D: Decide> Method for ModelMethod<D> {
+impl<D: RoleLogic> StepExecutor for ModelExecutor<D> {
     fn begin(&mut self) {
         if let Some(cores) = &self.cores
             && let Err(error) = self.engine.pin_threads(cores)
@@ -148,8 +148,8 @@ impl<D: Decide> Method for ModelMethod<D> {
         }
     }
 
-    fn limits(&self) -> Limits {
-        Limits {
+    fn limits(&self) -> WorkerLimits {
+        WorkerLimits {
             role: self.role,
             vocab_size: self.vocab_size,
             max_model_len: self.engine.info().max_model_len,
@@ -174,8 +174,8 @@ impl<D: Decide> Method for ModelMethod<D> {
     }
 
     fn resume(&mut self, task: &mut Task) -> Option<ReplyBody> {
-        let decision = self.decide.resume(task)?;
-        self.conclude(task, decision)
+        let decision = self.role_logic.resume(task)?;
+        self.apply_progress(task, decision)
     }
 
     fn close(&mut self, slot: Slot) {
@@ -195,36 +195,36 @@ impl<D: Decide> Method for ModelMethod<D> {
         &mut self,
         tasks: &mut VecDeque<Task>,
         prompt_rows: u32,
-    ) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
-        self.find_prefixes(tasks);
+    ) -> Result<Vec<(Task, ReplyBody)>, OutOfKvBlocks> {
+        self.look_up_prefixes(tasks);
         let mut plan = self.plan(tasks, prompt_rows);
         if plan.is_empty() && self.grammars.as_mut().is_some_and(|grammars| grammars.wait(tasks)) {
             plan = self.plan(tasks, prompt_rows);
         }
         if plan.is_empty() {
-            return Err(NeedRoom);
+            return Err(OutOfKvBlocks);
         }
-        self.begin_masks(tasks, &plan);
+        self.request_masks(tasks, &plan);
         let batch: Vec<SequenceRows<'_>> = plan
             .iter()
-            .map(|portion| SequenceRows {
-                slot: self.slots[&tasks[portion.task].slot],
-                token_ids: &portion.token_ids,
-                num_logits: portion.num_logits,
+            .map(|entry| SequenceRows {
+                slot: self.slots[&tasks[entry.task].slot],
+                token_ids: &entry.token_ids,
+                num_logits: entry.num_logits,
             })
             .collect();
         let requests: Vec<Option<DrawRequest<'_>>> =
-            plan.iter().map(|portion| self.draw_request(&tasks[portion.task], portion)).collect();
-        let answers = |(request, portion): (&Option<DrawRequest<'_>>, &Portion)| {
-            request.map(|request| request.answers(portion.num_logits))
+            plan.iter().map(|entry| self.draw_request(&tasks[entry.task], entry)).collect();
+        let answers = |(request, entry): (&Option<DrawRequest<'_>>, &BatchEntry)| {
+            request.map(|request| request.answers(entry.num_logits))
         };
         let num_answers: Vec<Option<NumAnswers>> = requests.iter().zip(&plan).map(answers).collect();
         let trees: Vec<TreeRows<'_>> = plan
             .iter()
             .enumerate()
-            .filter(|(_, portion)| !portion.parents.is_empty())
-            .map(|(sequence, portion)| {
-                let Portion { num_stored, parents, .. } = portion;
+            .filter(|(_, entry)| !entry.parents.is_empty())
+            .map(|(sequence, entry)| {
+                let BatchEntry { num_stored, parents, .. } = entry;
                 TreeRows { sequence, num_stored: *num_stored, parents }
             })
             .collect();
@@ -240,7 +240,7 @@ impl<D: Decide> Method for ModelMethod<D> {
             Err(error) => return Ok(refuse(self, tasks, indices(&plan), &error)),
         };
         self.counts.sequences += plan.len() as u64;
-        let mut bodies = self.absorb_all(tasks, plan.iter().zip(num_answers), outcome);
+        let mut bodies = self.process_outputs(tasks, plan.iter().zip(num_answers), outcome);
         // Removing a task shifts later indices, so remove from the back and return the replies in order of
         // age.
         bodies.sort_by_key(|(task, _)| *task);
@@ -252,8 +252,8 @@ impl<D: Decide> Method for ModelMethod<D> {
         self.slots.get(&slot).map_or(0, |slot| self.engine.blocks_held(*slot))
     }
 
-    fn stats(&self) -> MethodStats {
+    fn stats(&self) -> ExecutorStats {
         let grammars = self.grammars.as_ref().map_or_else(GrammarStats::default, Grammars::stats);
-        MethodStats::of_engine(&self.engine, self.counts, grammars)
+        ExecutorStats::of_engine(&self.engine, self.counts, grammars)
     }
 }

@@ -1,12 +1,12 @@
 //! The runtime of a worker's gRPC service, driven either by the device thread or by a separate I/O thread
-//! (the stand-in).
+//! (the I/O thread).
 //!
 //! If the device thread reads and writes frames itself, a step saves two thread wake-ups in each direction,
 //! but no I/O happens while a forward runs. So the device thread drives the runtime only between short
-//! forwards of few sequences. During all other forwards the stand-in reads, writes and answers keep-alives
-//! (docs/adr/0033). The stand-in must never access the model, and handles no messages.
+//! forwards of few sequences. During all other forwards the I/O thread reads, writes and answers keep-alives
+//! (docs/adr/0033). The I/O thread must never access the model, and handles no messages.
 
-mod alarm;
+mod timer;
 
 use std::convert::Infallible;
 use std::io;
@@ -21,16 +21,16 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::yield_now;
 
-use self::alarm::Alarm;
-use crate::device::Message;
+use self::timer::SubMillisTimer;
+use crate::step_loop::Message;
 
 /// Longest forward during which no thread drives I/O, provided that forwards of as many rows are known to be
 /// this short. About fifty times the time saved.
-const SHORT_FORWARD: Duration = Duration::from_millis(4);
+const MAX_SHORT_FORWARD: Duration = Duration::from_millis(4);
 
 /// For more sequences, reading and writing frames takes longer than waking a thread, so the I/O overlaps the
 /// next forward.
-const FEW_SEQUENCES: usize = 64;
+const MAX_INLINE_IO_SEQUENCES: usize = 64;
 
 /// Pending work of a forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,34 +44,41 @@ pub struct ForwardSize {
 /// The runtime and its driver; see the module documentation.
 #[derive(Debug)]
 pub struct Reactor {
-    alarm: Alarm,
+    timer: SubMillisTimer,
     runtime: Arc<Runtime>,
-    /// Makes the stand-in drive the runtime until the sender of the channel's message is dropped.
-    stand_in: SyncSender<oneshot::Receiver<Infallible>>,
-    /// Set while the stand-in drives; dropping it stops the stand-in.
-    relief: Option<oneshot::Sender<Infallible>>,
+    /// Makes the I/O thread drive the runtime until the sender of the channel's message is dropped.
+    io_thread: SyncSender<oneshot::Receiver<Infallible>>,
+    /// Set while the I/O thread drives; dropping it stops the I/O thread.
+    stop_io_thread: Option<oneshot::Sender<Infallible>>,
     short: ShortForwards,
-    lateness: Lateness,
+    read_delay: ReadDelay,
 }
 
 impl Reactor {
-    /// Creates the runtime, not driven yet, and its stand-in thread, which ends with the `Reactor`.
+    /// Creates the runtime, not driven yet, and its I/O thread, which ends with the `Reactor`.
     pub fn start(lifetime: &Lifetime) -> io::Result<Self> {
         let runtime = Arc::new(Builder::new_current_thread().enable_all().build()?);
-        let alarm = {
+        let timer = {
             let _in_runtime = runtime.enter();
-            Alarm::new()?
+            SubMillisTimer::new()?
         };
-        let (stand_in, asked) = sync_channel(1);
+        let (io_thread, requests) = sync_channel(1);
         let (hold, driven) = (lifetime.thread("grpc"), Arc::clone(&runtime));
         std::thread::Builder::new().name("grpc".to_owned()).spawn(move || {
             let _hold = hold;
-            for relieved in asked {
-                let Err(_) = driven.block_on(relieved);
+            for stopped in requests {
+                let Err(_) = driven.block_on(stopped);
             }
         })?;
-        let lateness = Lateness::default();
-        Ok(Self { alarm, runtime, stand_in, relief: None, short: ShortForwards::default(), lateness })
+        let read_delay = ReadDelay::default();
+        Ok(Self {
+            timer,
+            runtime,
+            io_thread,
+            stop_io_thread: None,
+            short: ShortForwards::default(),
+            read_delay,
+        })
     }
 
     /// Handle to spawn tasks on the runtime.
@@ -80,53 +87,58 @@ impl Reactor {
     }
 
     /// Estimates when a frame that is read now arrived.
-    pub fn lateness(&self) -> Lateness {
-        self.lateness.clone()
+    pub fn read_delay(&self) -> ReadDelay {
+        self.read_delay.clone()
     }
 
     /// Waits for the next message; `None` once all senders are dropped.
-    pub fn next(&self, mailbox: &mut mpsc::Receiver<Message>) -> Option<Message> {
+    pub fn recv(&self, mailbox: &mut mpsc::Receiver<Message>) -> Option<Message> {
         self.runtime.block_on(mailbox.recv())
     }
 
     /// Waits up to `wait` for the next message.
-    pub fn next_within(&self, mailbox: &mut mpsc::Receiver<Message>, wait: Duration) -> Option<Message> {
+    pub fn recv_timeout(&self, mailbox: &mut mpsc::Receiver<Message>, wait: Duration) -> Option<Message> {
         let message = self.runtime.block_on(async {
             tokio::select! {
                 biased;
-                // A closed mailbox is detected by `next`.
+                // A closed mailbox is detected by `recv`.
                 message = mailbox.recv() => message,
-                () = self.alarm.rings_after(wait) => None,
+                () = self.timer.sleep(wait) => None,
             }
         });
-        self.alarm.silence();
+        self.timer.disarm();
         message
     }
 
-    /// Runs a forward, with the stand-in driving I/O unless the forward is expected to be short. `forward`
+    /// Runs a forward, with the I/O thread driving I/O unless the forward is expected to be short. `forward`
     /// returns its timing.
-    pub fn during(&mut self, size: ForwardSize, forward: impl FnOnce() -> v1::StepTiming) -> v1::StepTiming {
-        if self.short.covers(size) {
-            self.relief = None;
-        } else if self.relief.is_none() {
-            let (relief, relieved) = oneshot::channel();
-            // If the channel is full, the stand-in is still finishing its last drive; this forward runs
+    pub fn run_forward(
+        &mut self,
+        size: ForwardSize,
+        forward: impl FnOnce() -> v1::StepTiming,
+    ) -> v1::StepTiming {
+        if self.short.includes(size) {
+            self.stop_io_thread = None;
+        } else if self.stop_io_thread.is_none() {
+            let (stop_io_thread, stopped) = oneshot::channel();
+            // If the channel is full, the I/O thread is still finishing its last drive; this forward runs
             // without it.
-            self.relief = self.stand_in.try_send(relieved).is_ok().then_some(relief);
+            self.stop_io_thread = self.io_thread.try_send(stopped).is_ok().then_some(stop_io_thread);
         }
         let began = Instant::now();
         let timing = forward();
         let took = began.elapsed();
-        self.short.learn(timing.rows, took);
-        if self.relief.is_none() {
-            self.lateness.set(took / 2);
+        self.short.record(timing.rows, took);
+        if self.stop_io_thread.is_none() {
+            self.read_delay.set(took / 2);
         }
         timing
     }
 
-    /// Calls `write` to queue frames; unless the stand-in drives, also performs the pending writes and reads.
-    pub fn exchange(&mut self, write: impl FnOnce()) {
-        if self.relief.is_some() {
+    /// Calls `write` to queue frames; unless the I/O thread drives, also performs the pending writes and
+    /// reads.
+    pub fn write_and_read(&mut self, write: impl FnOnce()) {
+        if self.stop_io_thread.is_some() {
             return write();
         }
         self.runtime.block_on(async {
@@ -135,7 +147,7 @@ impl Reactor {
             yield_now().await;
             yield_now().await;
         });
-        self.lateness.set(Duration::ZERO);
+        self.read_delay.set(Duration::ZERO);
     }
 }
 
@@ -147,14 +159,14 @@ struct ShortForwards {
 }
 
 impl ShortForwards {
-    fn covers(&self, size: ForwardSize) -> bool {
-        size.rows <= self.rows && size.sequences <= FEW_SEQUENCES
+    fn includes(&self, size: ForwardSize) -> bool {
+        size.rows <= self.rows && size.sequences <= MAX_INLINE_IO_SEQUENCES
     }
 
     /// Records the duration of a forward of `rows` rows; 0 rows are ignored.
-    fn learn(&mut self, rows: u32, took: Duration) {
+    fn record(&mut self, rows: u32, took: Duration) {
         if rows > 0 {
-            self.rows = if took <= SHORT_FORWARD { self.rows.max(rows) } else { self.rows.min(rows - 1) };
+            self.rows = if took <= MAX_SHORT_FORWARD { self.rows.max(rows) } else { self.rows.min(rows - 1) };
         }
     }
 }
@@ -163,9 +175,9 @@ impl ShortForwards {
 /// I/O counts as having arrived in the middle of that time. This keeps the mean queue time of steps correct,
 /// which routers subtract to get the network time.
 #[derive(Debug, Clone, Default)]
-pub struct Lateness(Arc<AtomicU64>);
+pub struct ReadDelay(Arc<AtomicU64>);
 
-impl Lateness {
+impl ReadDelay {
     /// Estimates when a frame that is read now arrived.
     pub fn arrival(&self) -> Instant {
         let now = Instant::now();
@@ -184,15 +196,18 @@ mod tests {
     #[test]
     fn a_forward_is_short_where_one_as_large_was() {
         let mut short = ShortForwards::default();
-        let is_short = |short: &ShortForwards, rows, sequences| short.covers(ForwardSize { rows, sequences });
+        let is_short =
+            |short: &ShortForwards, rows, sequences| short.includes(ForwardSize { rows, sequences });
         assert!(!is_short(&short, 1, 1), "nothing is known");
-        short.learn(8, SHORT_FORWARD);
+        short.record(8, MAX_SHORT_FORWARD);
         assert!(is_short(&short, 8, 8) && !is_short(&short, 9, 1), "more rows than were seen");
-        assert!(is_short(&short, 1, FEW_SEQUENCES) && !is_short(&short, 1, FEW_SEQUENCES + 1));
-        short.learn(0, Duration::ZERO);
-        short.learn(512, 2 * SHORT_FORWARD);
+        assert!(
+            is_short(&short, 1, MAX_INLINE_IO_SEQUENCES) && !is_short(&short, 1, MAX_INLINE_IO_SEQUENCES + 1)
+        );
+        short.record(0, Duration::ZERO);
+        short.record(512, 2 * MAX_SHORT_FORWARD);
         assert!(is_short(&short, 8, 1), "a longer one of more rows says nothing of fewer");
-        short.learn(4, 2 * SHORT_FORWARD);
+        short.record(4, 2 * MAX_SHORT_FORWARD);
         assert!(is_short(&short, 3, 1) && !is_short(&short, 4, 1));
     }
 
@@ -215,29 +230,29 @@ mod tests {
         let (send, passed) = relay(&reactor, &lifetime);
         let (rows, one) = (4, ForwardSize { rows: 4, sequences: 1 });
         let ran = v1::StepTiming { rows, ..v1::StepTiming::default() };
-        reactor.during(one, || {
+        reactor.run_forward(one, || {
             send.try_send(1).unwrap();
-            assert_eq!(passed.recv_timeout(Duration::from_secs(10)), Ok(1), "the stand-in drives");
+            assert_eq!(passed.recv_timeout(Duration::from_secs(10)), Ok(1), "the I/O thread drives");
             ran
         });
-        reactor.short.learn(rows, SHORT_FORWARD);
-        reactor.during(one, || {
+        reactor.short.record(rows, MAX_SHORT_FORWARD);
+        reactor.run_forward(one, || {
             send.try_send(2).unwrap();
             ran
         });
-        // A stand-in that was just relieved may still be finishing; then a later exchange drives.
+        // An I/O thread that was just stopped may still be finishing; then a later exchange drives.
         let (begun, mut second) = (Instant::now(), passed.try_recv());
         while second.is_err() && begun.elapsed() < Duration::from_secs(10) {
-            reactor.exchange(|| ());
+            reactor.write_and_read(|| ());
             second = passed.try_recv();
         }
         assert_eq!(second, Ok(2), "this thread drove it");
         let (messages, mut mailbox) = mpsc::channel(1);
-        assert!(reactor.next_within(&mut mailbox, Duration::from_micros(200)).is_none(), "the alarm rang");
+        assert!(reactor.recv_timeout(&mut mailbox, Duration::from_micros(200)).is_none(), "the alarm rang");
         let router = crate::table::RouterId(1);
-        messages.try_send(Message::Closed { router, stream: crate::device::StreamId(1) }).unwrap();
-        assert!(reactor.next_within(&mut mailbox, Duration::from_secs(3_600)).is_some());
+        messages.try_send(Message::Closed { router, stream: crate::step_loop::StreamId(1) }).unwrap();
+        assert!(reactor.recv_timeout(&mut mailbox, Duration::from_secs(3_600)).is_some());
         drop(messages);
-        assert!(reactor.next(&mut mailbox).is_none());
+        assert!(reactor.recv(&mut mailbox).is_none());
     }
 }

@@ -14,7 +14,7 @@ use crate::facts::WorkerFacts;
 use crate::metrics::WorkerMetrics;
 
 /// Interval between load reports.
-const TELL_LOAD_EVERY: Duration = Duration::from_secs(2);
+const LOAD_REPORT_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Registers the worker until it drains, and shows in the metrics whether discovery lists it.
 pub(crate) async fn register(
@@ -31,8 +31,8 @@ pub(crate) async fn register(
             // The worker drains.
             () = draining => {}
             // These two never end.
-            () = show(listed, &metrics.registered) => {}
-            () = tell_load(&registration, &metrics) => {}
+            () = export_listed(listed, &metrics.registered) => {}
+            () = report_load(&registration, &metrics) => {}
         }
         registration.leave().await;
         metrics.registered.set(0);
@@ -40,16 +40,16 @@ pub(crate) async fn register(
     Ok(())
 }
 
-async fn tell_load(registration: &Registration, metrics: &WorkerMetrics) {
-    let mut turn = tokio::time::interval(TELL_LOAD_EVERY);
+async fn report_load(registration: &Registration, metrics: &WorkerMetrics) {
+    let mut turn = tokio::time::interval(LOAD_REPORT_INTERVAL);
     loop {
         turn.tick().await;
-        registration.tell_load(metrics.load());
+        registration.report_load(metrics.load());
     }
 }
 
 /// Copies each change of `listed` to the gauge.
-async fn show(mut listed: watch::Receiver<bool>, registered: &Gauge) {
+async fn export_listed(mut listed: watch::Receiver<bool>, registered: &Gauge) {
     loop {
         registered.set(i64::from(*listed.borrow_and_update()));
         if listed.changed().await.is_err() {

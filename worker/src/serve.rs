@@ -21,24 +21,24 @@ use tonic::service::Routes;
 use crate::assets::Assets;
 use crate::compute_device::ComputeDevice;
 use crate::config::WorkerConfig;
-use crate::decide::Decide;
-use crate::device::{Device, MAILBOX_FRAMES, Mailbox, Message};
+use crate::executor::StepExecutor;
 use crate::facts::WorkerFacts;
 use crate::grammars::Grammars;
 use crate::grpc::WorkerService;
-use crate::method::Method;
 use crate::metrics::WorkerMetrics;
-use crate::model::{ModelMethod, max_tree_tokens};
+use crate::model::{ModelExecutor, max_tree_tokens};
 use crate::profile::profile;
 use crate::reactor::Reactor;
 use crate::registration;
+use crate::role_logic::RoleLogic;
+use crate::step_loop::{MAILBOX_FRAMES, Mailbox, Message, StepLoop};
 use crate::synthetic::wire::delayed;
 
 /// A loaded worker, before any port is bound.
 #[derive(Debug)]
-pub struct Loaded<M> {
+pub struct LoadedWorker<M> {
     /// Computes the replies.
-    pub method: M,
+    pub executor: M,
     /// Facts for the handshake.
     pub facts: WorkerFacts,
     /// Text files of the model, if there is a model.
@@ -70,17 +70,17 @@ pub struct LoadedModel {
     pub cores: Option<Vec<usize>>,
 }
 
-/// Loads the configured checkpoint for a role with the logic `decide`.
-pub fn load<D: Decide>(
+/// Loads the configured checkpoint for a role with the logic `role_logic`.
+pub fn load<D: RoleLogic>(
     config: &WorkerConfig,
     role: Role,
-    decide: D,
-) -> anyhow::Result<Loaded<ModelMethod<D>>> {
+    role_logic: D,
+) -> anyhow::Result<LoadedWorker<ModelExecutor<D>>> {
     let LoadedModel { engine, assets, facts, cores } = load_model(config, role)?;
-    let method = ModelMethod::new(engine, role, facts.vocab_size, config.max_batch_rows, decide)
+    let executor = ModelExecutor::new(engine, role, facts.vocab_size, config.max_batch_rows, role_logic)
         .with_grammars(grammars(&assets)?)
         .pinned_to(cores);
-    Ok(Loaded { method, facts, assets: Some(assets), draft_ahead: 0, round_trip: Duration::ZERO })
+    Ok(LoadedWorker { executor, facts, assets: Some(assets), draft_ahead: 0, round_trip: Duration::ZERO })
 }
 
 /// Loads the configured checkpoint.
@@ -183,8 +183,8 @@ fn load_engine(config: &WorkerConfig, role: Role) -> anyhow::Result<(Engine, Ass
 }
 
 /// Starts a loaded worker and registers it; everything it starts runs under `lifetime`.
-pub async fn start<M: Method>(
-    loaded: Loaded<M>,
+pub async fn start<M: StepExecutor>(
+    loaded: LoadedWorker<M>,
     config: &WorkerConfig,
     discovery: &dyn Discovery,
     lifetime: &Lifetime,
@@ -193,7 +193,7 @@ pub async fn start<M: Method>(
     let metrics = Metrics::new();
     let worker_metrics = WorkerMetrics::new(&metrics);
     let connections = Connections::new(config.listener, &metrics);
-    let Loaded { method, facts, assets, draft_ahead, round_trip } = loaded;
+    let LoadedWorker { executor, facts, assets, draft_ahead, round_trip } = loaded;
     worker_metrics.ballast_parameters.set(i64::try_from(facts.ballast_parameters).unwrap_or(i64::MAX));
     let listener = bind(config.listen).await?;
     let admin = bind(config.admin).await?;
@@ -203,19 +203,19 @@ pub async fn start<M: Method>(
     let runtime = reactor.handle();
     let (messages, inbox) = mpsc::channel(MAILBOX_FRAMES);
     let inbox = if round_trip.is_zero() { inbox } else { delayed(inbox, round_trip, lifetime)? };
-    let mailbox = Mailbox { messages, lateness: reactor.lateness() };
-    let device = Device::new(method, &facts.step_times, worker_metrics.clone())
+    let mailbox = Mailbox { messages, read_delay: reactor.read_delay() };
+    let step_loop = StepLoop::new(executor, &facts.step_times, worker_metrics.clone())
         .drafting_ahead(draft_ahead, &facts.step_times);
-    let (hold, failed, device_lifetime) = (lifetime.thread("device"), health.clone(), lifetime.clone());
+    let (hold, failed, loop_lifetime) = (lifetime.thread("device"), health.clone(), lifetime.clone());
     std::thread::Builder::new().name("device".to_owned()).spawn(move || {
         let _hold = hold;
-        let run = std::panic::AssertUnwindSafe(|| device.run(inbox, reactor, &device_lifetime));
+        let run = std::panic::AssertUnwindSafe(|| step_loop.run(inbox, reactor, &loop_lifetime));
         if std::panic::catch_unwind(run).is_err() {
             failed.set_failed("the device thread panicked");
         }
     })?;
 
-    tell_of_drain(mailbox.messages.clone(), lifetime);
+    announce_drain(mailbox.messages.clone(), lifetime);
     let member = registration::member(&facts, assets.as_ref(), config, addresses.listen);
     let registered = worker_metrics.clone();
     let worker_service = WorkerService::new(facts, assets, mailbox, worker_metrics, lifetime.clone());
@@ -241,7 +241,7 @@ pub async fn start<M: Method>(
 }
 
 /// Notifies the device thread when the worker drains.
-fn tell_of_drain(messages: mpsc::Sender<Message>, lifetime: &Lifetime) {
+fn announce_drain(messages: mpsc::Sender<Message>, lifetime: &Lifetime) {
     let (draining, cancelled) = (lifetime.draining(), lifetime.cancelled());
     lifetime.spawn("drain", async move {
         draining.await;

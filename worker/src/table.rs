@@ -6,7 +6,7 @@ use std::time::Instant;
 use speculation::SequenceId;
 use speculation::cached_sequence::CachedSequence;
 
-use crate::device::SentStep;
+use crate::step_loop::SentStep;
 use crate::task::Slot;
 
 /// Identifies a router process; a restarted router has a new id.
@@ -24,7 +24,7 @@ pub struct SequenceKey {
 
 /// One sequence at this worker.
 #[derive(Debug)]
-pub struct Held {
+pub struct TableEntry {
     /// Its KV.
     pub slot: Slot,
     /// The cached sequence; `None` while a step runs, because the task owns it.
@@ -37,87 +37,90 @@ pub struct Held {
 
 /// Maximum number of preempted sequences to remember. A late step of a forgotten one is answered with
 /// `need_context` instead of being dropped; its router ignores that reply.
-const MOST_OVER: usize = 4_096;
+const MAX_PREEMPTED: usize = 4_096;
 
 /// All sequences at this worker.
 #[derive(Debug, Default)]
-pub struct Table {
-    held: HashMap<SequenceKey, Held>,
+pub struct SequenceTable {
+    entries: HashMap<SequenceKey, TableEntry>,
     uses: u64,
-    /// Preempted epochs of the last [`MOST_OVER`] sequences.
-    over: HashMap<SequenceKey, u32>,
+    /// Preempted epochs of the last [`MAX_PREEMPTED`] sequences.
+    preempted: HashMap<SequenceKey, u32>,
     /// Oldest first.
-    over_order: VecDeque<SequenceKey>,
+    preempted_order: VecDeque<SequenceKey>,
 }
 
-impl Table {
+impl SequenceTable {
     /// Returns the sequence; opens it with `open` if it is new.
-    pub fn entry(&mut self, key: SequenceKey, open: impl FnOnce() -> Slot) -> &mut Held {
+    pub fn entry(&mut self, key: SequenceKey, open: impl FnOnce() -> Slot) -> &mut TableEntry {
         self.uses += 1;
-        let held = self.held.entry(key).or_insert_with(|| Held {
+        let entry = self.entries.entry(key).or_insert_with(|| TableEntry {
             slot: open(),
             cached: Some(CachedSequence::default()),
             waiting: VecDeque::new(),
             last_used: 0,
         });
-        held.last_used = self.uses;
-        held
+        entry.last_used = self.uses;
+        entry
     }
 
     /// Returns the sequence, if it is cached.
-    pub fn get_mut(&mut self, key: &SequenceKey) -> Option<&mut Held> {
-        self.held.get_mut(key)
+    pub fn get_mut(&mut self, key: &SequenceKey) -> Option<&mut TableEntry> {
+        self.entries.get_mut(key)
     }
 
     /// Removes and returns the sequence.
-    pub fn remove(&mut self, key: &SequenceKey) -> Option<Held> {
-        self.held.remove(key)
+    pub fn remove(&mut self, key: &SequenceKey) -> Option<TableEntry> {
+        self.entries.remove(key)
     }
 
     /// Keys of a router's sequences.
     pub fn keys_of(&self, router: RouterId) -> Vec<SequenceKey> {
-        self.held.keys().filter(|key| key.router == router).copied().collect()
+        self.entries.keys().filter(|key| key.router == router).copied().collect()
     }
 
     /// Slots of all sequences.
     pub fn slots(&self) -> impl Iterator<Item = (SequenceKey, Slot)> {
-        self.held.iter().map(|(key, held)| (*key, held.slot))
+        self.entries.iter().map(|(key, entry)| (*key, entry.slot))
     }
 
     /// Returns the least recently used idle sequence with cached ids. Sequences of routers for which
     /// `is_first` is true come before all others.
-    pub fn least_recently_used_idle(&mut self, is_first: impl Fn(RouterId) -> bool) -> Option<&mut Held> {
-        self.held
+    pub fn least_recently_used_idle(
+        &mut self,
+        is_first: impl Fn(RouterId) -> bool,
+    ) -> Option<&mut TableEntry> {
+        self.entries
             .iter_mut()
-            .filter(|(_, held)| held.cached.as_ref().is_some_and(|cached| !cached.is_empty()))
-            .min_by_key(|(key, held)| (!is_first(key.router), held.last_used))
-            .map(|(_, held)| held)
+            .filter(|(_, entry)| entry.cached.as_ref().is_some_and(|cached| !cached.is_empty()))
+            .min_by_key(|(key, entry)| (!is_first(key.router), entry.last_used))
+            .map(|(_, entry)| entry)
     }
 
     /// Records that an epoch was preempted.
-    pub fn remember_over(&mut self, key: SequenceKey, epoch: u32) {
-        if self.over.insert(key, epoch).is_none() {
-            self.over_order.push_back(key);
+    pub fn record_preempted(&mut self, key: SequenceKey, epoch: u32) {
+        if self.preempted.insert(key, epoch).is_none() {
+            self.preempted_order.push_back(key);
         }
-        if self.over_order.len() > MOST_OVER
-            && let Some(oldest) = self.over_order.pop_front()
+        if self.preempted_order.len() > MAX_PREEMPTED
+            && let Some(oldest) = self.preempted_order.pop_front()
         {
-            self.over.remove(&oldest);
+            self.preempted.remove(&oldest);
         }
     }
 
     /// Whether this epoch or a later one was preempted.
-    pub fn is_over(&self, key: &SequenceKey, epoch: u32) -> bool {
-        self.over.get(key).is_some_and(|over| epoch <= *over)
+    pub fn is_preempted(&self, key: &SequenceKey, epoch: u32) -> bool {
+        self.preempted.get(key).is_some_and(|preempted| epoch <= *preempted)
     }
 
     /// Number of sequences.
     pub fn len(&self) -> usize {
-        self.held.len()
+        self.entries.len()
     }
 
     /// Whether there are no sequences.
     pub fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.entries.is_empty()
     }
 }

@@ -10,10 +10,10 @@ use speculation::step::PromptLogprobs;
 use speculation::tree::{Candidates, TreeGrowth};
 use speculation::{Draft, Reply, ReplyBody, SequenceSpec, Step, TokenId, TokenLogprobs, Work};
 
-use crate::ahead::Found;
+use crate::ahead::PrecomputedDraft;
 use crate::table::SequenceKey;
 
-/// Identifies the KV of one sequence at a [`crate::Method`].
+/// Identifies the KV of one sequence at a [`crate::StepExecutor`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot(pub u64);
 
@@ -97,7 +97,7 @@ impl Task {
     }
 
     /// Applies the work computed ahead of the step.
-    pub fn begun_by(mut self, found: Found) -> Self {
+    pub fn resumed_from(mut self, found: PrecomputedDraft) -> Self {
         if self.is_comparable() {
             self.agreed = found.agreed;
         }
@@ -106,7 +106,7 @@ impl Task {
             Work::Feed | Work::Verify { .. } => 0,
         };
         // There may be more guesses than the step requests.
-        let Found { mut guesses, mut candidates, .. } = found;
+        let PrecomputedDraft { mut guesses, mut candidates, .. } = found;
         guesses.truncate(asked as usize);
         candidates.truncate(asked as usize);
         self.num_ahead = guesses.len() as u32;
@@ -125,7 +125,7 @@ impl Task {
     }
 
     /// Context ids that still have to run.
-    pub fn context_left(&self) -> &[TokenId] {
+    pub fn remaining_context(&self) -> &[TokenId] {
         &self.step.append_ids[self.context_done..]
     }
 
@@ -146,7 +146,7 @@ impl Task {
     }
 
     /// Number of rows that the role decides on after the forward that ends the context, or after a later one.
-    pub fn num_decided(&self) -> usize {
+    pub fn num_output_rows(&self) -> usize {
         self.tree.as_ref().map_or(1 + self.drafted().len(), TreeGrowth::num_next)
     }
 
@@ -174,7 +174,7 @@ impl Task {
     }
 
     /// Takes the scores for the reply.
-    pub fn take_scores(&mut self) -> Option<PromptLogprobs> {
+    pub fn take_prompt_scores(&mut self) -> Option<PromptLogprobs> {
         let start = self.step.base_len + 1;
         self.spec().prompt_logprobs?;
         Some(PromptLogprobs { start, entries: std::mem::take(&mut self.scores) })

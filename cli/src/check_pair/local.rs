@@ -9,7 +9,7 @@ use std::time::Duration;
 use engine::{Engine, EngineInfo, Logits, SequenceRows, SlotId};
 use speculation::acceptance::{guess, verify};
 use speculation::logits::TokenCounts;
-use speculation::sequence::{Action, Event, Limits, Sequence};
+use speculation::sequence::{Action, Event, Sequence, SequenceConfig};
 use speculation::{
     AcceptanceMode, Draft, Proposal, Reply, ReplyBody, Role, SequenceId, SequenceSpec, Step, TokenId,
     TokenSpan, Work,
@@ -134,7 +134,7 @@ impl LocalPair<'_> {
         rounds: Rounds,
     ) -> Result<Decoded, CheckPairError> {
         let spec = Arc::new(spec);
-        let limits = Limits { vocab_size: self.target.vocab_size, target_deadline: NEVER_LATE };
+        let limits = SequenceConfig { vocab_size: self.target.vocab_size, target_deadline: NEVER_LATE };
         let mut sequence = Sequence::new(SequenceId(0), Arc::clone(&spec), prompt, limits);
         let slots = (self.target.engine.open(), self.draft.engine.open());
         let decoded = self.drive(&mut sequence, &spec, slots, rounds);
@@ -186,7 +186,7 @@ impl LocalPair<'_> {
                     }
                 }
                 Action::TargetFault(fault) => return Err(CheckPairError::Sequence(fault.to_string())),
-                Action::Ignored(why) => return Err(CheckPairError::Sequence(format!("{why:?}"))),
+                Action::Anomaly(why) => return Err(CheckPairError::Sequence(format!("{why:?}"))),
                 Action::Finished(_) | Action::Assign(_) | Action::Close(..) | Action::PromptLogprobs(_) => {
                     continue;
                 }

@@ -10,10 +10,10 @@ use text::asset::TOKENIZER;
 use text::translation::{TokenizerFile, Translation};
 use worker::assets::Assets;
 use worker::config::WorkerConfig;
-use worker::method::WorkCounts;
-use worker::serve::{Loaded, LoadedModel, grammars, load_model};
+use worker::executor::ExecutorCounters;
+use worker::serve::{LoadedModel, LoadedWorker, grammars, load_model};
 
-use super::TranslatedMethod;
+use super::TranslatedExecutor;
 use crate::propose::Propose;
 
 /// Files that may contain the target's EOS ids; the first one that does wins.
@@ -25,8 +25,8 @@ const END_FILES: [&str; 2] = ["generation_config.json", "config.json"];
 pub fn load(
     config: &WorkerConfig,
     target_tokenizer: &Path,
-    decide: Propose,
-) -> anyhow::Result<Loaded<TranslatedMethod>> {
+    role_logic: Propose,
+) -> anyhow::Result<LoadedWorker<TranslatedExecutor>> {
     let target = read_target(target_tokenizer).context("target_tokenizer")?;
     let LoadedModel { engine, assets: draft, mut facts, cores } = load_model(config, Role::Draft)?;
     let target_ends = end_token_ids(&target)?;
@@ -47,19 +47,19 @@ pub fn load(
     );
     facts.vocab_size = target.token_list().num_ids();
     facts.eos_token_ids = target_ends;
-    let method = TranslatedMethod {
+    let executor = TranslatedExecutor {
         row: vec![f32::NEG_INFINITY; translation.num_target_ids()],
         engine,
         translation,
-        decide,
+        role_logic,
         grammars: grammars(&target)?,
         max_batch_rows: config.max_batch_rows,
         cores,
         sequences: HashMap::new(),
         next_slot: 0,
-        counts: WorkCounts::default(),
+        counts: ExecutorCounters::default(),
     };
-    Ok(Loaded { method, facts, assets: Some(target), draft_ahead: 0, round_trip: Duration::ZERO })
+    Ok(LoadedWorker { executor, facts, assets: Some(target), draft_ahead: 0, round_trip: Duration::ZERO })
 }
 
 fn read_target(path: &Path) -> anyhow::Result<Assets> {

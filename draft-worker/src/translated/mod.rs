@@ -1,78 +1,78 @@
-//! The method of a draft whose tokenizer differs from the target's. The wire, the sequence table and all
+//! The executor of a draft whose tokenizer differs from the target's. The wire, the sequence table and all
 //! decisions use the target's ids; the engine runs the draft's own ids ([`text::translation`]).
 //!
 //! Guesses follow the same rule as without translation ([`crate::propose`]), on a row of the target's
 //! vocabulary size that holds the draft's logits at the target's ids. So noise, penalties, filters, masks,
 //! trees and rejection mode work as for any draft. The one difference: guesses are never drawn on a device.
 
-mod absorb;
+mod batch_entry;
 mod load;
-mod rows;
+mod outputs;
 
 use std::collections::{HashMap, VecDeque};
 
 use engine::{Engine, SequenceRows, SlotId};
 use scheduling::batch::MAX_ROUND_CONTEXT;
-use speculation::cached_sequence::Limits;
+use speculation::cached_sequence::WorkerLimits;
 use speculation::{Proposal, ReplyBody, Role, TokenId, Work};
 use text::translation::{TranslatedSequence, Translation};
-use worker::Decide as _;
+use worker::RoleLogic as _;
+use worker::executor::{ExecutorCounters, ExecutorStats, OutOfKvBlocks, StepExecutor};
 use worker::failed_forward::{advance_one_by_one, refuse};
 use worker::grammars::Grammars;
-use worker::method::{Method, MethodStats, NeedRoom, WorkCounts};
 use worker::task::{PrefixLookup, Slot, Task, take_tasks};
 
-use self::rows::Portion;
+use self::batch_entry::BatchEntry;
 use crate::propose::Propose;
 
 pub use load::load;
 
 /// Runs steps in the target's ids on an engine with different ids.
 #[derive(Debug)]
-pub struct TranslatedMethod {
+pub struct TranslatedExecutor {
     engine: Engine,
     /// Boxed because tokenizers are large.
     translation: Box<Translation>,
-    decide: Propose,
+    role_logic: Propose,
     grammars: Grammars,
     max_batch_rows: usize,
     /// Cores that compute threads are pinned to; `None`: not pinned.
     cores: Option<Vec<usize>>,
-    sequences: HashMap<Slot, Held>,
+    sequences: HashMap<Slot, DraftSequence>,
     next_slot: u64,
     /// One row of logits, in the target's ids.
     row: Vec<f32>,
-    counts: WorkCounts,
+    counts: ExecutorCounters,
 }
 
 /// One cached sequence. The engine holds the KV of a prefix of its draft ids.
 #[derive(Debug)]
-struct Held {
+struct DraftSequence {
     slot: SlotId,
     text: TranslatedSequence,
 }
 
-impl TranslatedMethod {
+impl TranslatedExecutor {
     /// Updates the sequence of `task` to the task's ids including its latest guess, and drops the KV of all
     /// draft ids that changed.
     fn align(&mut self, task: &Task) {
-        let held = self.sequences.get_mut(&task.slot).expect("tasks run on open slots");
+        let sequence = self.sequences.get_mut(&task.slot).expect("tasks run on open slots");
         let guess = task.guesses.token_ids.last().copied();
-        let wanted: Vec<TokenId> = task.cached.ids().iter().copied().chain(guess).collect();
-        let is_same = |(held, wanted): &(&TokenId, &TokenId)| held == wanted;
-        let same = held.text.target_ids().iter().zip(&wanted).take_while(is_same).count();
-        held.text.truncate(same);
-        let kept = match &wanted[same..] {
-            [] => held.text.draft_ids().len(),
-            new => held.text.extend(&self.translation, new),
+        let target_ids: Vec<TokenId> = task.cached.ids().iter().copied().chain(guess).collect();
+        let is_same = |(cached, target_ids): &(&TokenId, &TokenId)| cached == target_ids;
+        let same = sequence.text.target_ids().iter().zip(&target_ids).take_while(is_same).count();
+        sequence.text.truncate(same);
+        let kept = match &target_ids[same..] {
+            [] => sequence.text.draft_ids().len(),
+            new => sequence.text.extend(&self.translation, new),
         };
-        self.engine.truncate(held.slot, kept as u32);
+        self.engine.truncate(sequence.slot, kept as u32);
     }
 
     /// Draft ids of `task` without KV.
     fn pending(&self, task: &Task) -> &[TokenId] {
-        let held = &self.sequences[&task.slot];
-        &held.text.draft_ids()[self.engine.len(held.slot) as usize..]
+        let sequence = &self.sequences[&task.slot];
+        &sequence.text.draft_ids()[self.engine.len(sequence.slot) as usize..]
     }
 
     /// Aligns every task and answers those that need no forward.
@@ -91,18 +91,18 @@ impl TranslatedMethod {
     /// Answers a task that needs no row, whose draft ids exceed the draft's window, or whose draft ids do not
     /// end where the text ends.
     fn answer_without_rows(&mut self, task: &mut Task) -> Option<ReplyBody> {
-        let held = &self.sequences[&task.slot];
-        let has_room = held.text.draft_ids().len() <= self.engine.info().max_model_len as usize;
+        let sequence = &self.sequences[&task.slot];
+        let has_room = sequence.text.draft_ids().len() <= self.engine.info().max_model_len as usize;
         let is_run = self.pending(task).is_empty();
         let start = task.step.start();
         let body = match task.step.work {
-            Work::Propose { .. } if !has_room || !held.text.is_covered() => {
+            Work::Propose { .. } if !has_room || !sequence.text.is_covered() => {
                 ReplyBody::Proposal(Proposal { start, draft: task.guesses.clone() })
             }
             Work::Propose { .. } => {
                 if is_run {
                     // The last id must run again, because only its row predicts the next id.
-                    self.engine.truncate(held.slot, self.engine.len(held.slot) - 1);
+                    self.engine.truncate(sequence.slot, self.engine.len(sequence.slot) - 1);
                 }
                 return None;
             }
@@ -115,22 +115,22 @@ impl TranslatedMethod {
     }
 
     /// Looks up new tasks' draft ids in the prefix cache and shares the KV found there.
-    fn find_prefixes(&mut self, tasks: &mut VecDeque<Task>) {
+    fn look_up_prefixes(&mut self, tasks: &mut VecDeque<Task>) {
         for task in tasks.iter_mut().filter(|task| task.prefix != PrefixLookup::Done) {
             if task.step.base_len > 0 && task.step.append_ids.len() <= MAX_ROUND_CONTEXT as usize {
                 task.prefix = PrefixLookup::Done;
                 continue;
             }
-            let held = &self.sequences[&task.slot];
-            let ids = held.text.draft_ids();
-            let len = self.engine.len(held.slot);
+            let sequence = &self.sequences[&task.slot];
+            let ids = sequence.text.draft_ids();
+            let len = self.engine.len(sequence.slot);
             if task.prefix == PrefixLookup::Wanted {
                 self.counts.prefix_query_tokens += ids.len() as u64 - u64::from(len);
             }
             let key = task.cached.spec().map_or(0, |spec| spec.isolation_key);
-            let found = self.engine.share(held.slot, key, ids);
+            let found = self.engine.share(sequence.slot, key, ids);
             self.counts.prefix_hit_tokens += u64::from(found.len - len);
-            let covered = held.text.num_covered(found.len as usize) as u32;
+            let covered = sequence.text.num_covered(found.len as usize) as u32;
             task.num_cached = covered.saturating_sub(task.step.base_len);
             task.prefix = if found.wait { PrefixLookup::Waiting } else { PrefixLookup::Done };
         }
@@ -143,25 +143,25 @@ impl TranslatedMethod {
         }
     }
 
-    /// Requests the masks of all portions that are decided on after the next forward.
-    fn begin_masks(&mut self, tasks: &VecDeque<Task>, plan: &[Portion]) {
-        for portion in plan.iter().filter(|portion| portion.decides) {
-            let task = &tasks[portion.task];
-            self.grammars.begin(task, task.guesses.token_ids.last().copied());
+    /// Requests the masks of all entries that are decided on after the next forward.
+    fn request_masks(&mut self, tasks: &VecDeque<Task>, plan: &[BatchEntry]) {
+        for entry in plan.iter().filter(|entry| entry.decides) {
+            let task = &tasks[entry.task];
+            self.grammars.request_masks(task, task.guesses.token_ids.last().copied());
         }
     }
 
     /// Runs one forward of `plan` and returns the finished tasks with their replies.
-    fn run(&mut self, tasks: &mut VecDeque<Task>, plan: &[Portion]) -> Vec<(Task, ReplyBody)> {
-        let sequence_rows = |portion: &Portion| self.sequences[&tasks[portion.task].slot].slot;
+    fn run(&mut self, tasks: &mut VecDeque<Task>, plan: &[BatchEntry]) -> Vec<(Task, ReplyBody)> {
+        let sequence_rows = |entry: &BatchEntry| self.sequences[&tasks[entry.task].slot].slot;
         let slots: Vec<SlotId> = plan.iter().map(sequence_rows).collect();
         let batch: Vec<SequenceRows<'_>> = plan
             .iter()
             .zip(&slots)
-            .map(|(portion, &slot)| SequenceRows {
+            .map(|(entry, &slot)| SequenceRows {
                 slot,
-                token_ids: &portion.draft_ids,
-                num_logits: portion.num_logits(),
+                token_ids: &entry.draft_ids,
+                num_logits: entry.num_logits(),
             })
             .collect();
         let logits = match self.engine.forward(&batch) {
@@ -176,11 +176,11 @@ impl TranslatedMethod {
         };
         self.counts.sequences += plan.len() as u64;
         let (mut finished, mut bodies, mut row) = (Vec::new(), Vec::new(), 0);
-        for portion in plan {
+        for entry in plan {
             let first_row = row;
-            row += portion.num_logits();
-            if let Some(body) = self.absorb(&mut tasks[portion.task], portion, (&logits, first_row)) {
-                finished.push((portion.task, body));
+            row += entry.num_logits();
+            if let Some(body) = self.process_logits(&mut tasks[entry.task], entry, (&logits, first_row)) {
+                finished.push((entry.task, body));
             }
         }
         // Replies are returned in order of age.
@@ -196,12 +196,12 @@ impl TranslatedMethod {
     }
 }
 
-/// Task indices of these portions.
-fn indices(plan: &[Portion]) -> Vec<usize> {
-    plan.iter().map(|portion| portion.task).collect()
+/// Task indices of these entries.
+fn indices(plan: &[BatchEntry]) -> Vec<usize> {
+    plan.iter().map(|entry| entry.task).collect()
 }
 
-impl Method for TranslatedMethod {
+impl StepExecutor for TranslatedExecutor {
     fn begin(&mut self) {
         if let Some(cores) = &self.cores
             && let Err(error) = self.engine.pin_threads(cores)
@@ -211,8 +211,8 @@ impl Method for TranslatedMethod {
     }
 
     /// In the target's ids and positions.
-    fn limits(&self) -> Limits {
-        Limits {
+    fn limits(&self) -> WorkerLimits {
+        WorkerLimits {
             role: Role::Draft,
             vocab_size: self.translation.num_target_ids() as u32,
             max_model_len: self.engine.info().max_model_len,
@@ -222,70 +222,71 @@ impl Method for TranslatedMethod {
     }
 
     fn open(&mut self) -> Slot {
-        let held = Held { slot: self.engine.open(), text: TranslatedSequence::default() };
-        self.insert(held)
+        let sequence = DraftSequence { slot: self.engine.open(), text: TranslatedSequence::default() };
+        self.insert(sequence)
     }
 
     fn fork(&mut self, slot: Slot, len: u32) -> Option<Slot> {
-        let held = self.sequences.get(&slot).filter(|held| held.text.target_ids().len() >= len as usize)?;
-        let mut text = held.text.clone();
+        let sequence =
+            self.sequences.get(&slot).filter(|sequence| sequence.text.target_ids().len() >= len as usize)?;
+        let mut text = sequence.text.clone();
         text.truncate(len as usize);
-        let kv_len = self.engine.len(held.slot).min(text.draft_ids().len() as u32);
-        let slot = self.engine.fork(held.slot, kv_len)?;
-        Some(self.insert(Held { slot, text }))
+        let kv_len = self.engine.len(sequence.slot).min(text.draft_ids().len() as u32);
+        let slot = self.engine.fork(sequence.slot, kv_len)?;
+        Some(self.insert(DraftSequence { slot, text }))
     }
 
     fn resume(&mut self, task: &mut Task) -> Option<ReplyBody> {
-        let decision = self.decide.resume(task)?;
-        self.conclude(task, decision)
+        let decision = self.role_logic.resume(task)?;
+        self.apply_progress(task, decision)
     }
 
     fn close(&mut self, slot: Slot) {
         self.grammars.close(slot);
-        if let Some(held) = self.sequences.remove(&slot) {
-            self.engine.close(held.slot);
+        if let Some(sequence) = self.sequences.remove(&slot) {
+            self.engine.close(sequence.slot);
         }
     }
 
     fn truncate(&mut self, slot: Slot, len: u32) {
-        let held = self.sequences.get_mut(&slot).expect("only open slots are truncated");
-        held.text.truncate(len as usize);
-        self.engine.truncate(held.slot, held.text.draft_ids().len() as u32);
+        let sequence = self.sequences.get_mut(&slot).expect("only open slots are truncated");
+        sequence.text.truncate(len as usize);
+        self.engine.truncate(sequence.slot, sequence.text.draft_ids().len() as u32);
     }
 
     fn advance(
         &mut self,
         tasks: &mut VecDeque<Task>,
         prompt_rows: u32,
-    ) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+    ) -> Result<Vec<(Task, ReplyBody)>, OutOfKvBlocks> {
         let mut finished = self.answer_at_once(tasks);
-        self.find_prefixes(tasks);
+        self.look_up_prefixes(tasks);
         let mut plan = self.plan(tasks, prompt_rows);
         if plan.is_empty() && finished.is_empty() && self.grammars.wait(tasks) {
             plan = self.plan(tasks, prompt_rows);
         }
         if plan.is_empty() {
-            return if finished.is_empty() { Err(NeedRoom) } else { Ok(finished) };
+            return if finished.is_empty() { Err(OutOfKvBlocks) } else { Ok(finished) };
         }
-        self.begin_masks(tasks, &plan);
+        self.request_masks(tasks, &plan);
         finished.extend(self.run(tasks, &plan));
         Ok(finished)
     }
 
     fn blocks_held(&self, slot: Slot) -> u64 {
-        self.sequences.get(&slot).map_or(0, |held| self.engine.blocks_held(held.slot))
+        self.sequences.get(&slot).map_or(0, |sequence| self.engine.blocks_held(sequence.slot))
     }
 
-    fn stats(&self) -> MethodStats {
-        MethodStats::of_engine(&self.engine, self.counts, self.grammars.stats())
+    fn stats(&self) -> ExecutorStats {
+        ExecutorStats::of_engine(&self.engine, self.counts, self.grammars.stats())
     }
 }
 
-impl TranslatedMethod {
-    fn insert(&mut self, held: Held) -> Slot {
+impl TranslatedExecutor {
+    fn insert(&mut self, sequence: DraftSequence) -> Slot {
         let slot = Slot(self.next_slot);
         self.next_slot += 1;
-        self.sequences.insert(slot, held);
+        self.sequences.insert(slot, sequence);
         slot
     }
 }

@@ -59,7 +59,7 @@ async fn metrics(
         let path = uri.path().to_owned();
         return Err(RouterError::RouteNotFound { method: method.to_string(), path });
     }
-    let exposition = Exposition::asked_for(&headers);
+    let exposition = Exposition::from_accept_header(&headers);
     let page = state.metrics_page.encode(exposition);
     Ok(([(header::CONTENT_TYPE, exposition.content_type())], page).into_response())
 }

@@ -201,7 +201,7 @@ mod tests {
         check.begin();
         assert!(matches!(check.state(), PairState::Running));
         let outcome = lifetime.shut_down(Duration::from_secs(10)).await;
-        assert_eq!(outcome, service::shutdown::Outcome::Clean);
+        assert_eq!(outcome, service::shutdown::ShutdownOutcome::Clean);
         assert!(matches!(check.state(), PairState::Failed { .. }), "{:?}", check.state());
 
         let none = PairCheck::new(Vec::new(), Lifetime::new());

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use service::reread::RereadFile;
+use service::polled_file::PolledFile;
 use service::shutdown::Lifetime;
 use subtle::ConstantTimeEq as _;
 use tokio::sync::watch;
@@ -66,12 +66,12 @@ impl Auth {
     /// last good keys stay. Keys that remain in the file keep their usage.
     pub fn follow_file(
         path: PathBuf,
-        look_every: Duration,
+        poll_interval: Duration,
         lifetime: &Lifetime,
     ) -> Result<Self, ApiKeysError> {
         let (text, first) = read(&path)?;
         let (sender, keys) = watch::channel(first);
-        let file = RereadFile::new(path, &text, look_every);
+        let file = PolledFile::new(path, &text, poll_interval);
         let cancelled = lifetime.cancelled();
         lifetime.spawn("api-keys", async move {
             tokio::select! {
@@ -161,9 +161,9 @@ fn read(path: &Path) -> Result<(String, Vec<ApiKey>), ApiKeysError> {
 }
 
 /// Applies every edit of the file; never returns.
-async fn follow(mut file: RereadFile, keys: &watch::Sender<Vec<ApiKey>>) {
+async fn follow(mut file: PolledFile, keys: &watch::Sender<Vec<ApiKey>>) {
     loop {
-        let edited = file.edited().await;
+        let edited = file.next_edit().await;
         let next = next_keys(edited, file.path(), &keys.borrow());
         if let Some(next) = next {
             keys.send_replace(next);

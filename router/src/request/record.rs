@@ -2,7 +2,7 @@
 //! It travels inside the response: dropping it at any point returns the admission permit and counts how the
 //! request ended. Code that answers a request with an error reports it with [`RequestRecord::failed`].
 
-use service::shutdown::Hold;
+use service::shutdown::GateGuard;
 use speculation::FinishReason;
 use tokio::time::Instant;
 use tracing::Span;
@@ -37,7 +37,7 @@ struct Held {
     /// Share of the router's limit on sequences.
     permit: Option<Permit>,
     /// Work that a drain waits for.
-    work: Option<Hold>,
+    work: Option<GateGuard>,
     /// The key's concurrent request; tokens are charged to it.
     of_key: Option<RunningRequest>,
 }
@@ -90,7 +90,7 @@ impl RequestRecord {
     }
 
     /// Stores the admission permit and records the queue time.
-    pub fn admitted(&mut self, permit: Permit, work: Hold) {
+    pub fn admitted(&mut self, permit: Permit, work: GateGuard) {
         self.held.permit = Some(permit);
         self.held.work = Some(work);
         self.measure(|model, record| model.queue_time(record.arrived.elapsed().as_secs_f64()));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use service::shutdown::Outcome;
+use service::shutdown::ShutdownOutcome;
 use text::asset;
 
 use super::*;
@@ -46,7 +46,7 @@ async fn a_line_holds_text_and_ids_and_the_thread_ends_with_the_last_handle() {
     log.offer(first.clone());
     log.offer(choice(&text, "Hello\nyou"));
     drop(log);
-    assert_eq!(lifetime.shut_down(Duration::from_secs(20)).await, Outcome::Clean);
+    assert_eq!(lifetime.shut_down(Duration::from_secs(20)).await, ShutdownOutcome::Clean);
     let lines: Vec<Value> = std::fs::read_to_string(&path)
         .unwrap()
         .lines()

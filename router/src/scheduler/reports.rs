@@ -56,7 +56,7 @@ impl Reports {
                     metrics.k(k);
                 }
             }
-            Report::Ignored(why) => self.metrics.ignored(why),
+            Report::Anomaly(why) => self.metrics.count_anomaly(why),
             Report::DraftWorkerSilent { worker, waited } => {
                 self.metrics.draft_outage();
                 let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);

@@ -362,7 +362,7 @@ async fn the_end_of_the_grace_period_cuts_streams_with_a_reason() {
     let (events, ()) = tokio::join!(router.events(COMPLETIONS, &streaming), async {
         eventually("submission", || router.state.admission.available() < 1_024).await;
         let outcome = router.state.lifetime.drain(std::time::Duration::from_millis(20)).await;
-        assert_eq!(outcome, service::shutdown::Outcome::HeldOpen, "a drain waits for streams");
+        assert_eq!(outcome, service::shutdown::ShutdownOutcome::TimedOut, "a drain waits for streams");
         router.state.lifetime.shut_down(std::time::Duration::from_secs(5)).await;
     });
     assert_eq!(chunks(&events).last().unwrap()["error"]["code"], "draining");

@@ -228,7 +228,7 @@ fn say(
     let mut cursor = generation.prediction.clone().map(|text| PredictionCursor::new(text, 0));
     for (span_idx, span) in ids.chunks(span_len).enumerate() {
         if let Some(cursor) = &mut cursor {
-            cursor.follow(&ids[..span_idx * span_len + span.len()], |_| {});
+            cursor.read_committed(&ids[..span_idx * span_len + span.len()], |_| {});
             let (appeared, not_yet) = cursor.num_appeared();
             usage.accepted_prediction_tokens = appeared;
             usage.rejected_prediction_tokens = not_yet;

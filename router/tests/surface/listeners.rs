@@ -183,5 +183,5 @@ async fn a_draining_router_tells_its_clients_at_once_and_finishes_their_streams(
     assert_eq!(status_of(&late), Some(StatusCode::SERVICE_UNAVAILABLE));
     assert!(!drained.is_finished(), "it waits for the stream");
     drop(stream);
-    assert_eq!(drained.await.unwrap(), service::shutdown::Outcome::Clean);
+    assert_eq!(drained.await.unwrap(), service::shutdown::ShutdownOutcome::Clean);
 }

@@ -7,7 +7,7 @@ use axum::body::Body;
 use http::Request;
 use router::request::Auth;
 use serde_json::{Value, json};
-use service::shutdown::Outcome;
+use service::shutdown::ShutdownOutcome;
 
 use crate::client::{MODEL, TestRouter};
 
@@ -33,7 +33,7 @@ async fn ask(router: &TestRouter, path: &str, key: Option<&str>, body: &Value) {
 async fn logged(router: TestRouter, path: &Path) -> Vec<Value> {
     let lifetime = router.state.lifetime.clone();
     drop(router);
-    assert_eq!(lifetime.shut_down(Duration::from_secs(20)).await, Outcome::Clean);
+    assert_eq!(lifetime.shut_down(Duration::from_secs(20)).await, ShutdownOutcome::Clean);
     let text = std::fs::read_to_string(path).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

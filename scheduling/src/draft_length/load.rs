@@ -20,7 +20,7 @@ pub struct Load {
     /// Mean number of tokens per sequence.
     pub context: f64,
     /// Whether drafts may be token trees.
-    pub takes_trees: bool,
+    pub supports_trees: bool,
     /// Throughput of the other lanes at that target and their round time, to price rows that delay them.
     pub others: Pace,
     /// Choices of the other lanes if all lanes drafted.
@@ -64,7 +64,7 @@ impl Load {
             other_plain_sequences: 0,
             draft_sequences: sequences,
             context,
-            takes_trees: false,
+            supports_trees: false,
             others: Pace::default(),
             joint: JointLoad::default(),
         }
@@ -95,7 +95,7 @@ impl Load {
             other_plain_sequences: plain / targets,
             draft_sequences: (at_draft.ceil() as u32).max(1),
             context: lanes[own].context,
-            takes_trees: false,
+            supports_trees: false,
             others,
             joint: joint.per_target(targets, draft_sequences),
         }

@@ -78,7 +78,7 @@ impl Scheduler {
         let Some(active) = self.sequences.get_mut(&id) else { return };
         let event = match active.worker(Role::Draft) {
             None => self.state.try_assign_draft(active, None).then_some(Event::Assigned(Role::Draft)),
-            Some(key) => self.state.has_better_draft(active, key).then_some(Event::GiveUp(Role::Draft)),
+            Some(key) => self.state.has_better_draft(active, key).then_some(Event::Reassign(Role::Draft)),
         };
         if let Some(event) = event {
             self.drive(id, event);

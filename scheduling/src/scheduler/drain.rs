@@ -52,7 +52,7 @@ impl Scheduler {
         let mut leaving: Vec<SequenceId> = drafting.map(|active| active.id).collect();
         leaving.sort_unstable();
         for id in leaving {
-            self.drive(id, SequenceEvent::GiveUp(Role::Draft));
+            self.drive(id, SequenceEvent::Reassign(Role::Draft));
         }
         self.drop_shadows_at(key);
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use speculation::lookup::PredictedText;
-use speculation::sequence::{Commit, Ignored, TargetFault};
+use speculation::sequence::{Anomaly, Commit, TargetFault};
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, Reply, Role, SequenceId, SequenceSpec, Step, TokenId};
 
@@ -259,7 +259,7 @@ pub enum Report {
     /// A lane's draft length.
     DraftLength(LaneId, u32),
     /// A reply or draft was ignored.
-    Ignored(Ignored),
+    Anomaly(Anomaly),
     /// A draft worker does not answer; rounds continue without it.
     DraftWorkerSilent {
         /// The worker.

@@ -1,7 +1,7 @@
 //! Learning from replies: times of forward passes, network and rounds, and acceptance of drafts.
 
 use speculation::sequence::Commit;
-use speculation::tree::Judged;
+use speculation::tree::DraftOutcome;
 use speculation::{Reply, ReplyBody, Role};
 
 use super::active::{ActiveSequence, PendingProposal};
@@ -121,7 +121,7 @@ impl SchedulerState {
         let now = self.now;
         let (lane, round) = (active.lane.id, active.round);
         // A lookup draft tells nothing about the lane's draft worker.
-        let evidence = if round.source.is_some() { Judged::default() } else { commit.judged };
+        let evidence = if round.source.is_some() { DraftOutcome::default() } else { commit.draft_outcome };
         // Acceptance by position is that of a chain; in a tree, that of the first children.
         let (judged, accepted) = (evidence.num_positions, evidence.num_first);
         self.lanes.on_verified(lane, &evidence, active.len());

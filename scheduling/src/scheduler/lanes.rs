@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use speculation::SamplingParams;
-use speculation::lookup::Expected;
-use speculation::tree::Judged;
+use speculation::lookup::CheckedPrediction;
+use speculation::tree::DraftOutcome;
 
 use super::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use crate::cost::WorkerCost;
@@ -252,9 +252,10 @@ impl Lanes {
         let choice = match self.lane_mut(id).draft_length.next_in_lane_round() {
             Some(choice) => choice,
             None => {
-                let takes_trees = workers.max_tree_tokens > 0 && self.policy.tree_tokens == DraftTokens::Auto;
+                let supports_trees =
+                    workers.max_tree_tokens > 0 && self.policy.tree_tokens == DraftTokens::Auto;
                 let load = self.load(id, (workers.num_targets, workers.draft_sequences));
-                let load = Load { takes_trees, ..load };
+                let load = Load { supports_trees, ..load };
                 self.lane_mut(id).draft_length.choose(load, workers.target, workers.draft)
             }
         };
@@ -311,7 +312,7 @@ impl Lanes {
     }
 
     /// Records the outcome of a lookup source's prediction for a committed token.
-    pub(super) fn on_expected(&mut self, id: LaneId, source: LookupSource, expected: Expected) {
+    pub(super) fn on_expected(&mut self, id: LaneId, source: LookupSource, expected: CheckedPrediction) {
         self.lane_mut(id).lookup_rates[source as usize].observe(expected);
     }
 
@@ -347,7 +348,7 @@ impl Lanes {
     }
 
     /// Records the verification of one of the lane's sequences, whose length is now `len` ids.
-    pub(super) fn on_verified(&mut self, id: LaneId, judged: &Judged, len: u32) {
+    pub(super) fn on_verified(&mut self, id: LaneId, judged: &DraftOutcome, len: u32) {
         let lane = self.lane_mut(id);
         lane.draft_length.observe_verification(judged.num_positions, judged.num_first);
         lane.draft_length.observe_siblings(judged);

@@ -36,7 +36,7 @@ fn run(lanes: &mut Lanes, lane: LaneId, workers: &LaneWorkers<'_>, accepted: &[u
     let round = |i: usize| {
         let chosen = lanes.choose(lane, workers);
         let (k, accepted) = (chosen.num_draft_tokens, accepted[i % accepted.len()]);
-        let judged = Judged { num_positions: k, num_first: accepted.min(k), missed: None };
+        let judged = DraftOutcome { num_positions: k, num_first: accepted.min(k), mismatch: None };
         lanes.on_verified(lane, &judged, 100);
         chosen
     };

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use speculation::lookup::{Expected, Found, PredictedText, PredictionCursor, SuffixIndex};
+use speculation::lookup::{CheckedPrediction, LookupMatch, PredictedText, PredictionCursor, SuffixIndex};
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::{Role, TokenId};
 
@@ -51,21 +51,21 @@ impl Lookups {
     }
 
     /// Advances the sources over the committed ids and reports what each had predicted for them.
-    fn follow(&mut self, ids: &[TokenId], mut report: impl FnMut(LookupSource, Expected)) {
+    fn read_committed(&mut self, ids: &[TokenId], mut report: impl FnMut(LookupSource, CheckedPrediction)) {
         let Self { prediction, suffix, rates } = self;
-        let mut record = |source: LookupSource, expected: Expected| {
+        let mut record = |source: LookupSource, expected: CheckedPrediction| {
             rates[source as usize].observe(expected);
             report(source, expected);
         };
         if let Some(prediction) = prediction {
-            prediction.follow(ids, |expected| record(LookupSource::Prediction, expected));
+            prediction.read_committed(ids, |expected| record(LookupSource::Prediction, expected));
         }
         if let Some(suffix) = suffix {
-            suffix.follow(ids, |expected| record(LookupSource::Suffix, expected));
+            suffix.read_committed(ids, |expected| record(LookupSource::Suffix, expected));
         }
     }
 
-    fn find(&self, source: LookupSource, ids: &[TokenId], max_tokens: usize) -> Option<Found> {
+    fn find(&self, source: LookupSource, ids: &[TokenId], max_tokens: usize) -> Option<LookupMatch> {
         match source {
             LookupSource::Prediction => self.prediction.as_ref()?.find(max_tokens),
             LookupSource::Suffix => self.suffix.as_ref()?.find(ids, max_tokens),
@@ -81,7 +81,7 @@ impl SchedulerState {
             active.lookups.suffix = Some(SuffixIndex::new(ids));
         }
         let (lane, lanes) = (active.lane.id, &mut self.lanes);
-        active.lookups.follow(ids, |source, expected| lanes.on_expected(lane, source, expected));
+        active.lookups.read_committed(ids, |source, expected| lanes.on_expected(lane, source, expected));
     }
 
     fn uses_suffix_drafts(&self, active: &ActiveSequence) -> bool {

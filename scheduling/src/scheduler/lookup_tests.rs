@@ -310,7 +310,7 @@ fn in_rejection_mode_a_looked_up_id_is_certain_of_itself() {
     let world = run(&asked, false);
     assert!(!world.drafts.is_empty());
     for draft in &world.drafts {
-        assert_eq!(draft.q, speculation::ngram::certain(&draft.token_ids));
+        assert_eq!(draft.q, speculation::ngram::point_distributions(&draft.token_ids));
     }
 }
 

@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
-use speculation::sequence::{Event as SequenceEvent, Limits, Sequence, Shadow};
+use speculation::sequence::{Event as SequenceEvent, Sequence, SequenceConfig, Shadow};
 use speculation::spec::lane_number;
 use speculation::{Role, SequenceId, SequenceSpec};
 
@@ -176,7 +176,7 @@ impl Scheduler {
             api_key,
             may_expire,
         } = new;
-        let limits = Limits { vocab_size, target_deadline: self.state.config.target_deadline };
+        let limits = SequenceConfig { vocab_size, target_deadline: self.state.config.target_deadline };
         let lane = self.state.lanes.join(lane);
         if lane.is_new {
             let opened = Report::LaneOpened(lane.id, Arc::clone(&lane.key));

@@ -85,7 +85,7 @@ impl Scheduler {
         let mut leaving: Vec<SequenceId> = self.sequences.values().filter(leaves).map(|at| at.id).collect();
         leaving.sort_unstable();
         for id in &leaving {
-            self.drive(*id, SequenceEvent::GiveUp(Role::Draft));
+            self.drive(*id, SequenceEvent::Reassign(Role::Draft));
         }
         let on_trial: Vec<_> = self.state.workers.drafts_on_trial().map(|worker| worker.key).collect();
         self.drop_shadows("rollout_ended", |key| !on_trial.contains(&key));

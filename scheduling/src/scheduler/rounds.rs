@@ -122,7 +122,7 @@ impl Scheduler {
     fn begin_round(&mut self, id: SequenceId) {
         let Some(active) = self.sequences.get_mut(&id) else { return };
         if let Some(LookupDraft { token_ids, .. }) = active.lookup_draft.take() {
-            return self.drive(id, Event::BeginWith(token_ids));
+            return self.drive(id, Event::BeginLookupRound(token_ids));
         }
         let num_tree_tokens = active.round.num_tree_tokens;
         let (num_draft_tokens, draft_wait) = match active.round {
@@ -199,7 +199,7 @@ impl SchedulerState {
         };
         match draft_worker.health.access(self.now, Duration::ZERO) {
             Access::Wait(_) => {}
-            Access::Probe if active.sequence.may_ask_draft(self.now) => {
+            Access::Probe if active.sequence.can_request_proposal(self.now) => {
                 draft_worker.health.probed(self.now);
                 return RoundPlan { is_health_probe: true, ..RoundPlan::decode("draft_silent") };
             }

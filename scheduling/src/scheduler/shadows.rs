@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
-use speculation::sequence::{Commit, SHADOW_TOKENS, Scored, Shadow, ShadowFault};
+use speculation::sequence::{Commit, SHADOW_TOKENS, Shadow, ShadowFault, ShadowScore};
 use speculation::{Reply, Role, SequenceId};
 
 use super::Scheduler;
@@ -198,8 +198,8 @@ impl SchedulerState {
                 session.serving = has_serving_draft.then_some(ServedDraft {
                     start: commit.start,
                     asked: round.num_requested,
-                    judged: commit.judged.num_positions,
-                    accepted: commit.judged.num_first,
+                    judged: commit.draft_outcome.num_positions,
+                    accepted: commit.draft_outcome.num_first,
                 });
             }
             _ => {}
@@ -227,8 +227,8 @@ impl SchedulerState {
     /// Scores the shadow's pending proposal if possible, and sends its next step if one is due.
     fn advance_shadow(&mut self, active: &mut ActiveSequence) {
         let Some(session) = &mut active.trial.session else { return };
-        if session.shadow.is_late(self.now) {
-            return self.drop_shadow(active, reason(ShadowFault::Late));
+        if session.shadow.is_overdue(self.now) {
+            return self.drop_shadow(active, reason(ShadowFault::Timeout));
         }
         if let Some(scored) = session.shadow.score(active.sequence.ids()) {
             let serving = session.serving.take();
@@ -253,7 +253,7 @@ impl SchedulerState {
         &mut self,
         active: &ActiveSequence,
         draft: Arc<str>,
-        (scored, serving): (Scored, Option<(u32, u32)>),
+        (scored, serving): (ShadowScore, Option<(u32, u32)>),
     ) {
         let lane = Arc::clone(&active.lane.key);
         if let Some(score) = self.shadows.score(&draft, &lane.task_type) {
@@ -276,7 +276,7 @@ impl SchedulerState {
     /// Closes the sequence's shadow, if it has one, and keeps its scores.
     fn close_shadow(&mut self, active: &mut ActiveSequence) -> Option<Arc<str>> {
         let ShadowSession { shadow, reservation, draft, sums, .. } = *active.trial.session.take()?;
-        let (name, assignment) = shadow.name();
+        let (name, assignment) = shadow.key();
         if self.workers.get(reservation.key).is_some() {
             self.commands.push(Command::Close(reservation.key, name, assignment));
         }
@@ -340,8 +340,8 @@ impl SchedulerState {
 
 fn reason(fault: ShadowFault) -> &'static str {
     match fault {
-        ShadowFault::Late => "late",
+        ShadowFault::Timeout => "late",
         ShadowFault::Refused => "refused",
-        ShadowFault::BrokeContract => "broke_contract",
+        ShadowFault::ProtocolViolation => "broke_contract",
     }
 }

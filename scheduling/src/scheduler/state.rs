@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use speculation::sequence::{Action, Event, Ignored};
+use speculation::sequence::{Action, Anomaly, Event};
 use speculation::{FinishReason, Role, SequenceId, Step, Work};
 
 use super::SchedulerConfig;
@@ -139,9 +139,9 @@ impl SchedulerState {
             }
             Action::Finished(reason) => self.finished(active, reason),
             Action::TargetFault(fault) => self.on_target_fault(active, fault),
-            Action::Ignored(why) => {
-                self.commands.push(Command::Report(Report::Ignored(why)));
-                if why == Ignored::LateDraft {
+            Action::Anomaly(why) => {
+                self.commands.push(Command::Report(Report::Anomaly(why)));
+                if why == Anomaly::LateDraft {
                     active.round.is_late = true;
                     self.on_late_draft(active);
                 }

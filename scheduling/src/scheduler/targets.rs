@@ -86,7 +86,7 @@ impl Scheduler {
 
     fn leave_target(&mut self, moving: Vec<SequenceId>) {
         for id in moving {
-            self.drive(id, Event::GiveUp(Role::Target));
+            self.drive(id, Event::Reassign(Role::Target));
         }
     }
 
@@ -114,7 +114,7 @@ impl SchedulerState {
         let failures = &mut active.failures;
         match &fault {
             TargetFault::Refused(_) => failures.refused_by.push(key),
-            TargetFault::BrokeContract | TargetFault::Unanswered => failures.consecutive += 1,
+            TargetFault::ProtocolViolation | TargetFault::Unanswered => failures.consecutive += 1,
         }
         failures.reason = Some(fault.clone());
         let now = self.now;

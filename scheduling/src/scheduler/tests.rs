@@ -344,7 +344,7 @@ impl World {
             Report::WaitingForTarget(count) => format!("{count} wait for a target"),
             Report::TargetAssigned { waited, .. } if waited.is_zero() => String::new(),
             Report::TargetAssigned { waited, .. } => format!("assigned after {} us", waited.as_micros()),
-            Report::Ignored(why) => format!("ignored {why:?}"),
+            Report::Anomaly(why) => format!("ignored {why:?}"),
             Report::DraftWorkerSilent { worker, .. } => format!("{} is silent", self.name_of(*worker)),
             Report::DraftWorkerRecovered(worker) => format!("{} answers again", self.name_of(*worker)),
             Report::TargetSilent { worker, waited, moved } => {

@@ -52,7 +52,7 @@ pub(super) enum Protocol {
 
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum CloseReason {
     /// Closed by the peer, protocol error, or closed after the last response.
     Finished,
     /// No request head arrived in time.
@@ -65,7 +65,7 @@ pub(super) enum Ending {
     Stopped,
 }
 
-impl Ending {
+impl CloseReason {
     /// Name in metrics.
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -80,7 +80,7 @@ impl Ending {
 
 /// What a listener's connections share.
 #[derive(Clone)]
-pub(super) struct Serving {
+pub(super) struct ConnectionSetup {
     pub(super) protocol: Protocol,
     pub(super) app: axum::Router,
     pub(super) timeouts: Timeouts,
@@ -88,34 +88,34 @@ pub(super) struct Serving {
 }
 
 /// Serves a connection until it ends.
-pub(super) async fn serve<I>(io: I, serving: Serving) -> Ending
+pub(super) async fn serve<I>(io: I, setup: ConnectionSetup) -> CloseReason
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let state = Arc::new(ConnectionState::new());
-    let timeouts = serving.timeouts;
+    let timeouts = setup.timeouts;
     let io = TokioIo::new(WriteTimeout::new(io, timeouts.write, Arc::clone(&state.written)));
-    let (app, of_requests) = (TowerToHyperService::new(serving.app.clone()), Arc::clone(&state));
-    let lifetime = serving.lifetime.clone();
+    let (app, of_requests) = (TowerToHyperService::new(setup.app.clone()), Arc::clone(&state));
+    let lifetime = setup.lifetime.clone();
     let service = service_fn(move |request| {
         let state = Arc::clone(&of_requests);
         answer(app.clone(), state, lifetime.clone(), timeouts.body, request)
     });
-    let builder = builder(serving.protocol, timeouts);
+    let builder = builder(setup.protocol, timeouts);
     let mut connection = Box::pin(builder.serve_connection(io, service));
-    let mut watch = Watch::new(state, timeouts);
+    let mut monitor = ConnectionMonitor::new(state, timeouts);
     loop {
-        let event = OnWake::new(watch.next_event(serving.lifetime.clone()));
+        let event = OnWake::new(monitor.next_event(setup.lifetime.clone()));
         tokio::select! {
             biased;
             // First: data read or sent by the peer counts before any timeout is checked.
-            ended = connection.as_mut() => return watch.ending_of(ended),
-            event = event => watch.note(event),
+            ended = connection.as_mut() => return monitor.close_reason(ended),
+            event = event => monitor.on_event(event),
         }
-        match watch.look(Instant::now()) {
-            Verdict::GoOn => {}
-            Verdict::Close => connection.as_mut().graceful_shutdown(),
-            Verdict::End(ending) => return ending,
+        match monitor.check(Instant::now()) {
+            ConnectionAction::Continue => {}
+            ConnectionAction::Close => connection.as_mut().graceful_shutdown(),
+            ConnectionAction::End(reason) => return reason,
         }
     }
 }
@@ -160,7 +160,7 @@ async fn answer(
 #[derive(Debug, Clone, Copy)]
 enum Event {
     /// The requests changed, a response is to be cut, or a timeout may have expired.
-    Look,
+    Check,
     Leaving,
     Draining,
     Cancelled,
@@ -168,15 +168,15 @@ enum Event {
 
 /// What to do with a connection.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
-    GoOn,
+enum ConnectionAction {
+    Continue,
     /// Accept no further requests and end after those in flight.
     Close,
-    End(Ending),
+    End(CloseReason),
 }
 
 /// Timeouts and shutdown state of a connection.
-struct Watch {
+struct ConnectionMonitor {
     state: Arc<ConnectionState>,
     timeouts: Timeouts,
     opened: Instant,
@@ -188,10 +188,10 @@ struct Watch {
     /// The connection was told to close.
     closing: bool,
     /// When the connection ends regardless of requests in flight, and why.
-    end_at: Option<(Instant, Ending)>,
+    end_at: Option<(Instant, CloseReason)>,
 }
 
-impl Watch {
+impl ConnectionMonitor {
     fn new(state: Arc<ConnectionState>, timeouts: Timeouts) -> Self {
         let opened = Instant::now();
         Self {
@@ -211,33 +211,33 @@ impl Watch {
     fn next_event(&self, lifetime: Lifetime) -> impl Future<Output = Event> + use<> {
         let wake = Arc::clone(&self.state.wake);
         let (leaving, draining, stopped) = (self.leaving, self.draining, self.stopped);
-        let look_at = self.next_look(Instant::now());
+        let check_at = self.next_check(Instant::now());
         async move {
             tokio::select! {
                 biased;
-                () = wake.notified() => Event::Look,
+                () = wake.notified() => Event::Check,
                 () = lifetime.leaving(), if !leaving => Event::Leaving,
                 () = lifetime.draining(), if !draining => Event::Draining,
                 () = lifetime.cancelled(), if !stopped => Event::Cancelled,
-                () = sleep_until(look_at) => Event::Look,
+                () = sleep_until(check_at) => Event::Check,
             }
         }
     }
 
-    fn note(&mut self, event: Event) {
+    fn on_event(&mut self, event: Event) {
         match event {
-            Event::Look => {}
+            Event::Check => {}
             Event::Leaving => self.leaving = true,
             Event::Draining => self.draining = true,
             Event::Cancelled => {
                 self.stopped = true;
-                self.end_at = Some((Instant::now() + CLOSE_GRACE, Ending::Stopped));
+                self.end_at = Some((Instant::now() + CLOSE_GRACE, CloseReason::Stopped));
             }
         }
     }
 
     /// Latest time of the next check.
-    fn next_look(&self, now: Instant) -> Instant {
+    fn next_check(&self, now: Instant) -> Instant {
         if let Some((at, _)) = self.end_at {
             return at;
         }
@@ -252,19 +252,19 @@ impl Watch {
         since.max(self.delivering.1)
     }
 
-    fn look(&mut self, now: Instant) -> Verdict {
-        if let Some((at, ending)) = self.end_at
+    fn check(&mut self, now: Instant) -> ConnectionAction {
+        if let Some((at, reason)) = self.end_at
             && at <= now
         {
-            return Verdict::End(ending);
+            return ConnectionAction::End(reason);
         }
         let unread = now.checked_sub(self.timeouts.write).unwrap_or(self.opened);
         if self.state.cut_unread(unread) && self.state.is_http1() {
-            return Verdict::End(Ending::WriteTimeout);
+            return ConnectionAction::End(CloseReason::WriteTimeout);
         }
         match self.state.traffic() {
             Traffic { any_begun: false, .. } if now >= self.opened + self.timeouts.header => {
-                return Verdict::End(Ending::HeaderTimeout);
+                return ConnectionAction::End(CloseReason::HeaderTimeout);
             }
             Traffic { any_begun: true, idle_since: Some(since) }
                 if self.end_at.is_none()
@@ -272,21 +272,25 @@ impl Watch {
                     && !self.is_delivering(now) =>
             {
                 if self.state.is_http1() {
-                    return Verdict::End(Ending::IdleTimeout);
+                    return ConnectionAction::End(CloseReason::IdleTimeout);
                 }
-                self.end_at = Some((now + CLOSE_GRACE, Ending::IdleTimeout));
+                self.end_at = Some((now + CLOSE_GRACE, CloseReason::IdleTimeout));
                 return self.close();
             }
             _ => {}
         }
         // Before the first request has been answered, the peer is not told to close.
         let may_close = self.state.traffic().any_begun || self.stopped;
-        let told_to = self.draining || self.stopped || (self.leaving && !self.state.is_http1());
-        if may_close && told_to { self.close() } else { Verdict::GoOn }
+        let must_close = self.draining || self.stopped || (self.leaving && !self.state.is_http1());
+        if may_close && must_close { self.close() } else { ConnectionAction::Continue }
     }
 
-    fn close(&mut self) -> Verdict {
-        if std::mem::replace(&mut self.closing, true) { Verdict::GoOn } else { Verdict::Close }
+    fn close(&mut self) -> ConnectionAction {
+        if std::mem::replace(&mut self.closing, true) {
+            ConnectionAction::Continue
+        } else {
+            ConnectionAction::Close
+        }
     }
 
     /// Whether the last response of an idle connection is still being delivered.
@@ -297,20 +301,20 @@ impl Watch {
         delivers
     }
 
-    fn ending_of(&self, ended: Result<(), Box<dyn Error + Send + Sync>>) -> Ending {
+    fn close_reason(&self, ended: Result<(), Box<dyn Error + Send + Sync>>) -> CloseReason {
         let Err(error) = ended else {
-            return self.end_at.map_or(Ending::Finished, |(_, ending)| ending);
+            return self.end_at.map_or(CloseReason::Finished, |(_, reason)| reason);
         };
         let mut source: Option<&(dyn Error + 'static)> = Some(error.as_ref());
         while let Some(cause) = source {
             let timed_out = |io: &std::io::Error| io.kind() == std::io::ErrorKind::TimedOut;
             if cause.downcast_ref::<std::io::Error>().is_some_and(timed_out) {
-                return Ending::WriteTimeout;
+                return CloseReason::WriteTimeout;
             }
             source = cause.source();
         }
         tracing::debug!(%error, "a connection broke");
-        Ending::Finished
+        CloseReason::Finished
     }
 }
 
@@ -335,8 +339,8 @@ mod tests {
         }
     }
 
-    fn watch() -> Watch {
-        Watch::new(Arc::new(ConnectionState::new()), timeouts())
+    fn monitor() -> ConnectionMonitor {
+        ConnectionMonitor::new(Arc::new(ConnectionState::new()), timeouts())
     }
 
     fn after(seconds: u64) -> Instant {
@@ -356,40 +360,41 @@ mod tests {
 
     #[test]
     fn a_request_head_is_waited_for_once() {
-        let mut watch = watch();
-        assert_eq!(watch.look(after(9)), Verdict::GoOn);
-        assert_eq!(watch.look(after(10)), Verdict::End(Ending::HeaderTimeout));
-        let (_slot, body) = watch.state.begin(Version::HTTP_11);
-        assert_eq!(watch.look(after(3_600)), Verdict::GoOn, "an answer may take its time");
+        let mut monitor = monitor();
+        assert_eq!(monitor.check(after(9)), ConnectionAction::Continue);
+        assert_eq!(monitor.check(after(10)), ConnectionAction::End(CloseReason::HeaderTimeout));
+        let (_slot, body) = monitor.state.begin(Version::HTTP_11);
+        assert_eq!(monitor.check(after(3_600)), ConnectionAction::Continue, "an answer may take its time");
         drop(body);
-        assert_eq!(watch.look(after(119)), Verdict::GoOn);
-        assert_eq!(watch.look(after(121)), Verdict::End(Ending::IdleTimeout));
+        assert_eq!(monitor.check(after(119)), ConnectionAction::Continue);
+        assert_eq!(monitor.check(after(121)), ConnectionAction::End(CloseReason::IdleTimeout));
     }
 
     #[test]
     fn an_answer_that_is_read_or_has_nothing_to_say_is_not_cut() {
-        let mut watch = watch();
-        let (slot, mut body) = watch.state.begin(Version::HTTP_11);
+        let mut monitor = monitor();
+        let (slot, mut body) = monitor.state.begin(Version::HTTP_11);
         body.fill(talking());
         assert!(poll(&mut body));
-        assert_eq!(watch.look(after(29)), Verdict::GoOn);
+        assert_eq!(monitor.check(after(29)), ConnectionAction::Continue);
         assert!(!poll(&mut body), "it was read, and waits for text");
-        assert_eq!(watch.look(after(3_600)), Verdict::GoOn);
+        assert_eq!(monitor.check(after(3_600)), ConnectionAction::Continue);
         assert!(!slot.is_cut());
     }
 
     #[test]
     fn an_unread_answer_takes_a_connection_of_http1_along_and_of_http2_only_itself() {
-        for (version, expected) in
-            [(Version::HTTP_11, Verdict::End(Ending::WriteTimeout)), (Version::HTTP_2, Verdict::GoOn)]
-        {
-            let mut watch = watch();
-            let (slot, mut body) = watch.state.begin(version);
+        for (version, expected) in [
+            (Version::HTTP_11, ConnectionAction::End(CloseReason::WriteTimeout)),
+            (Version::HTTP_2, ConnectionAction::Continue),
+        ] {
+            let mut monitor = monitor();
+            let (slot, mut body) = monitor.state.begin(version);
             body.fill(talking());
-            let (read_slot, mut read) = watch.state.begin(version);
+            let (read_slot, mut read) = monitor.state.begin(version);
             read.fill(talking());
             assert!(poll(&mut body) && poll(&mut read) && !poll(&mut read));
-            assert_eq!(watch.look(after(31)), expected);
+            assert_eq!(monitor.check(after(31)), expected);
             assert!(slot.is_cut() && !read_slot.is_cut());
             assert!(poll(&mut body), "an error, should it be asked for more");
         }
@@ -397,34 +402,36 @@ mod tests {
 
     #[test]
     fn a_last_answer_that_is_still_written_is_waited_for() {
-        let mut watch = watch();
-        drop(watch.state.begin(Version::HTTP_2));
-        watch.state.written.fetch_add(DELIVERING_BYTES, Ordering::Relaxed);
-        assert_eq!(watch.look(after(121)), Verdict::GoOn);
-        assert_eq!(watch.look(after(240)), Verdict::GoOn);
-        watch.state.written.fetch_add(17, Ordering::Relaxed);
-        assert_eq!(watch.look(after(242)), Verdict::Close, "a ping is no answer");
-        assert_eq!(watch.look(after(246)), Verdict::End(Ending::IdleTimeout));
+        let mut monitor = monitor();
+        drop(monitor.state.begin(Version::HTTP_2));
+        monitor.state.written.fetch_add(DELIVERING_BYTES, Ordering::Relaxed);
+        assert_eq!(monitor.check(after(121)), ConnectionAction::Continue);
+        assert_eq!(monitor.check(after(240)), ConnectionAction::Continue);
+        monitor.state.written.fetch_add(17, Ordering::Relaxed);
+        assert_eq!(monitor.check(after(242)), ConnectionAction::Close, "a ping is no answer");
+        assert_eq!(monitor.check(after(246)), ConnectionAction::End(CloseReason::IdleTimeout));
     }
 
     #[test]
     fn who_has_not_asked_yet_is_answered_before_it_is_told_to_go() {
-        let mut watch = watch();
-        watch.leaving = true;
-        watch.draining = true;
-        assert_eq!(watch.look(after(0)), Verdict::GoOn);
-        let _request = watch.state.begin(Version::HTTP_11);
-        assert_eq!(watch.look(after(0)), Verdict::Close);
-        assert_eq!(watch.look(after(0)), Verdict::GoOn, "it is told once");
+        let mut monitor = monitor();
+        monitor.leaving = true;
+        monitor.draining = true;
+        assert_eq!(monitor.check(after(0)), ConnectionAction::Continue);
+        let _request = monitor.state.begin(Version::HTTP_11);
+        assert_eq!(monitor.check(after(0)), ConnectionAction::Close);
+        assert_eq!(monitor.check(after(0)), ConnectionAction::Continue, "it is told once");
     }
 
     #[test]
     fn http1_connections_stay_in_the_lame_duck_period() {
-        for (version, expected) in [(Version::HTTP_11, Verdict::GoOn), (Version::HTTP_2, Verdict::Close)] {
-            let mut watch = watch();
-            drop(watch.state.begin(version));
-            watch.leaving = true;
-            assert_eq!(watch.look(after(0)), expected);
+        for (version, expected) in
+            [(Version::HTTP_11, ConnectionAction::Continue), (Version::HTTP_2, ConnectionAction::Close)]
+        {
+            let mut monitor = monitor();
+            drop(monitor.state.begin(version));
+            monitor.leaving = true;
+            assert_eq!(monitor.check(after(0)), expected);
         }
     }
 }

@@ -24,12 +24,12 @@ struct Open {
 
 /// The limit that refused a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Full {
+pub(super) enum LimitReached {
     Process,
     Peer,
 }
 
-impl Full {
+impl LimitReached {
     /// Name in metrics.
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -55,19 +55,19 @@ impl Connections {
     }
 
     /// Reserves a place for a connection from this address.
-    pub(super) fn admit(&self, address: IpAddr) -> Result<Place, Full> {
+    pub(super) fn admit(&self, address: IpAddr) -> Result<ConnectionPermit, LimitReached> {
         let peer = peer_of(address);
         let mut open = self.open();
         if open.total >= self.config.max_connections {
-            return Err(Full::Process);
+            return Err(LimitReached::Process);
         }
         let of_peer = open.by_peer.entry(peer).or_default();
         if *of_peer >= self.config.max_connections_per_address {
-            return Err(Full::Peer);
+            return Err(LimitReached::Peer);
         }
         *of_peer += 1;
         open.total += 1;
-        Ok(Place { peer, connections: self.clone() })
+        Ok(ConnectionPermit { peer, connections: self.clone() })
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
@@ -78,12 +78,12 @@ impl Connections {
 
 /// A connection's place; released on drop.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ConnectionPermit {
     peer: IpAddr,
     connections: Connections,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let mut open = self.connections.open();
         open.total -= 1;
@@ -119,9 +119,9 @@ mod tests {
 
         let first = admit("10.0.0.1").unwrap();
         let _mapped = admit("::ffff:10.0.0.1").unwrap();
-        assert_eq!(admit("10.0.0.1").unwrap_err(), Full::Peer);
+        assert_eq!(admit("10.0.0.1").unwrap_err(), LimitReached::Peer);
         let third = admit("10.0.0.2").unwrap();
-        assert_eq!(admit("10.0.0.3").unwrap_err(), Full::Process);
+        assert_eq!(admit("10.0.0.3").unwrap_err(), LimitReached::Process);
         drop(first);
         let again = admit("10.0.0.1").unwrap();
         drop((third, again));

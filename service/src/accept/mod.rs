@@ -8,9 +8,9 @@ mod connection;
 mod limits;
 mod metrics;
 mod request_body;
+mod reserve_descriptor;
 mod response;
 mod socket;
-mod spare;
 mod state;
 mod write_timeout;
 
@@ -28,8 +28,8 @@ pub use self::config::{ListenerConfig, ListenerFlags, RawListener, Timeouts};
 pub use self::limits::Connections;
 pub use self::response::ResponseHandle;
 
-use self::connection::{Ending, Protocol, Serving, serve};
-use self::spare::Spare;
+use self::connection::{CloseReason, ConnectionSetup, Protocol, serve};
+use self::reserve_descriptor::ReserveDescriptor;
 use crate::shutdown::Lifetime;
 use crate::tls::ServerTls;
 
@@ -42,19 +42,19 @@ pub struct Listener {
     socket: TcpListener,
     tls: Option<ServerTls>,
     connections: Connections,
-    spare: Option<Spare>,
+    reserve: Option<ReserveDescriptor>,
 }
 
 impl Listener {
     /// Creates a listener, plain or with TLS, whose connections count towards `connections`.
     pub fn new(socket: TcpListener, tls: Option<ServerTls>, connections: &Connections) -> Self {
-        Self { socket, tls, connections: connections.clone(), spare: None }
+        Self { socket, tls, connections: connections.clone(), reserve: None }
     }
 
     /// Reserves a descriptor, so that one connection at a time is accepted even when the process has none
     /// left.
-    pub fn with_spare_descriptor(self) -> Self {
-        Self { spare: Some(Spare::take()), ..self }
+    pub fn with_reserve_descriptor(self) -> Self {
+        Self { reserve: Some(ReserveDescriptor::acquire()), ..self }
     }
 
     /// Serves HTTP/1 and HTTP/2 until the lifetime is cancelled, in a task called `name`.
@@ -74,12 +74,12 @@ impl Listener {
         lifetime: &Lifetime,
     ) -> JoinHandle<()> {
         let timeouts = self.connections.timeouts();
-        let serving = Serving { protocol, app, timeouts, lifetime: lifetime.clone() };
-        lifetime.spawn(name, self.accept_all(name, serving))
+        let setup = ConnectionSetup { protocol, app, timeouts, lifetime: lifetime.clone() };
+        lifetime.spawn(name, self.accept_all(name, setup))
     }
 
-    async fn accept_all(self, name: &'static str, serving: Serving) {
-        let cancelled = serving.lifetime.cancelled();
+    async fn accept_all(self, name: &'static str, setup: ConnectionSetup) {
+        let cancelled = setup.lifetime.cancelled();
         tokio::pin!(cancelled);
         loop {
             let accepted = tokio::select! {
@@ -89,7 +89,7 @@ impl Listener {
             };
             match accepted {
                 Ok((connection, peer)) => match self.connections.admit(peer.ip()) {
-                    Ok(place) => self.spawn_connection(name, (connection, place), &serving),
+                    Ok(permit) => self.spawn_connection(name, (connection, permit), &setup),
                     Err(full) => {
                         self.connections.metrics.closed(name, full.as_str());
                         tracing::warn!(listener = name, limit = full.as_str(), %peer, "too many connections: refused a new one, raise the limit if this is expected load");
@@ -101,7 +101,7 @@ impl Listener {
                     self.connections.metrics.closed(name, "accept_error");
                     tracing::error!(listener = name, %error, "cannot accept a connection");
                     // Most likely out of file descriptors: retrying at once would busy-loop.
-                    if !self.spare.as_ref().is_some_and(Spare::give_up) {
+                    if !self.reserve.as_ref().is_some_and(ReserveDescriptor::release) {
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 }
@@ -112,41 +112,41 @@ impl Listener {
     fn spawn_connection(
         &self,
         name: &'static str,
-        (connection, place): (TcpStream, limits::Place),
-        serving: &Serving,
+        (connection, permit): (TcpStream, limits::ConnectionPermit),
+        setup: &ConnectionSetup,
     ) {
-        let (metrics, tls, serving) = (self.connections.metrics.clone(), self.tls.clone(), serving.clone());
-        let spare = self.spare.clone();
-        let lifetime = serving.lifetime.clone();
+        let (metrics, tls, setup) = (self.connections.metrics.clone(), self.tls.clone(), setup.clone());
+        let reserve = self.reserve.clone();
+        let lifetime = setup.lifetime.clone();
         lifetime.spawn("connection", async move {
-            let (_place, _open) = (place, metrics.opened(name));
-            socket::prepare(&connection, serving.timeouts.write);
+            let (_permit, _open) = (permit, metrics.opened(name));
+            socket::prepare(&connection, setup.timeouts.write);
             let reason = match tls {
-                None => serve(connection, serving).await.as_str(),
-                Some(tls) => serve_tls(connection, &tls, serving).await,
+                None => serve(connection, setup).await.as_str(),
+                Some(tls) => serve_tls(connection, &tls, setup).await,
             };
             metrics.closed(name, reason);
-            if let Some(spare) = spare {
-                spare.renew();
+            if let Some(reserve) = reserve {
+                reserve.reacquire();
             }
         });
     }
 }
 
 /// Performs the TLS handshake, then serves the connection; returns why it ended.
-async fn serve_tls(connection: TcpStream, tls: &ServerTls, serving: Serving) -> &'static str {
+async fn serve_tls(connection: TcpStream, tls: &ServerTls, setup: ConnectionSetup) -> &'static str {
     let shaken = tokio::select! {
         biased;
-        () = serving.lifetime.cancelled() => return Ending::Stopped.as_str(),
-        shaken = tokio::time::timeout(serving.timeouts.header, tls.acceptor().accept(connection)) => shaken,
+        () = setup.lifetime.cancelled() => return CloseReason::Stopped.as_str(),
+        shaken = tokio::time::timeout(setup.timeouts.header, tls.acceptor().accept(connection)) => shaken,
     };
     match shaken {
-        Ok(Ok(connection)) => serve(connection, serving).await.as_str(),
+        Ok(Ok(connection)) => serve(connection, setup).await.as_str(),
         Ok(Err(error)) => {
             tracing::debug!(%error, "no TLS connection came about");
             "tls"
         }
-        Err(_) => Ending::HeaderTimeout.as_str(),
+        Err(_) => CloseReason::HeaderTimeout.as_str(),
     }
 }
 

@@ -11,19 +11,19 @@ use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 
-use super::response::Slot;
+use super::response::ResponseSlot;
 
 /// The body as read by a handler.
 pub(super) struct RequestBody {
     body: Incoming,
-    answer: Arc<Slot>,
+    answer: Arc<ResponseSlot>,
     timeout: Duration,
     /// Started when the handler first waits for data.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl RequestBody {
-    pub(super) fn new(body: Incoming, answer: Arc<Slot>, timeout: Duration) -> Self {
+    pub(super) fn new(body: Incoming, answer: Arc<ResponseSlot>, timeout: Duration) -> Self {
         Self { body, answer, timeout, timer: None }
     }
 }

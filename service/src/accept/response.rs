@@ -16,7 +16,7 @@ use super::state::InFlight;
 /// Handle to a response for its handler, stored in the request's extensions. Clones are handles to the same
 /// response.
 #[derive(Clone, Debug)]
-pub struct ResponseHandle(pub(super) Arc<Slot>);
+pub struct ResponseHandle(pub(super) Arc<ResponseSlot>);
 
 impl ResponseHandle {
     /// Ends the response even though its client does not read: the body is dropped soon, and an HTTP/1
@@ -34,7 +34,7 @@ impl ResponseHandle {
 
 /// Holds a response's body.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct ResponseSlot {
     content: Mutex<Content>,
     is_started: AtomicBool,
     is_cut: AtomicBool,
@@ -50,7 +50,7 @@ struct Content {
     unread_since: Option<Instant>,
 }
 
-impl Slot {
+impl ResponseSlot {
     /// Creates the slot of a response that does not exist yet.
     pub(super) fn new(wake: Arc<Notify>) -> Self {
         let content = Content { body: None, in_flight: None, unread_since: None };
@@ -100,11 +100,11 @@ impl Slot {
 
 /// The body as read by the connection.
 #[derive(Debug)]
-pub(super) struct ResponseBody(Arc<Slot>);
+pub(super) struct ResponseBody(Arc<ResponseSlot>);
 
 impl ResponseBody {
     /// Creates the body of a new request; dropping it ends the request.
-    pub(super) fn begin(slot: Arc<Slot>, in_flight: InFlight) -> Self {
+    pub(super) fn begin(slot: Arc<ResponseSlot>, in_flight: InFlight) -> Self {
         slot.content().in_flight = Some(in_flight);
         Self(slot)
     }

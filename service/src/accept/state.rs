@@ -9,7 +9,7 @@ use http::Version;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::response::{ResponseBody, Slot};
+use super::response::{ResponseBody, ResponseSlot};
 
 /// The requests of one connection, shared by its task and the requests' tasks.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct ConnectionState {
 #[derive(Debug)]
 struct Requests {
     num_begun: u64,
-    in_flight: HashMap<u64, Arc<Slot>>,
+    in_flight: HashMap<u64, Arc<ResponseSlot>>,
     /// Time since when no request is in flight.
     idle_since: Instant,
 }
@@ -51,9 +51,9 @@ impl ConnectionState {
     }
 
     /// Registers a request whose head has arrived.
-    pub(super) fn begin(self: &Arc<Self>, version: Version) -> (Arc<Slot>, ResponseBody) {
+    pub(super) fn begin(self: &Arc<Self>, version: Version) -> (Arc<ResponseSlot>, ResponseBody) {
         self.is_http1.store(version < Version::HTTP_2, Ordering::Relaxed);
-        let slot = Arc::new(Slot::new(Arc::clone(&self.wake)));
+        let slot = Arc::new(ResponseSlot::new(Arc::clone(&self.wake)));
         let (id, was_idle) = {
             let mut requests = self.requests();
             requests.num_begun += 1;
@@ -80,7 +80,7 @@ impl ConnectionState {
 
     /// Drops the bodies that are to be cut, and those not read since `then`; returns whether there was one.
     pub(super) fn cut_unread(&self, then: Instant) -> bool {
-        let slots: Vec<Arc<Slot>> = self.requests().in_flight.values().cloned().collect();
+        let slots: Vec<Arc<ResponseSlot>> = self.requests().in_flight.values().cloned().collect();
         let unread = slots.iter().filter(|slot| slot.is_cut() || slot.is_unread_since(then));
         unread.map(|slot| slot.release()).count() > 0
     }

@@ -79,13 +79,17 @@ impl Server {
 
     /// Serves one end of a small pipe; returns the task and the other end. Timeouts not set by `change` do
     /// not expire.
-    fn connect(&self, change: impl FnOnce(&mut Timeouts)) -> (JoinHandle<Ending>, DuplexStream) {
+    fn connect(&self, change: impl FnOnce(&mut Timeouts)) -> (JoinHandle<CloseReason>, DuplexStream) {
         let (here, there) = duplex(1 << 10);
         let long = Duration::from_secs(3_600);
         let mut timeouts = Timeouts { header: long, body: long, idle: long, write: long, keep_alive: long };
         change(&mut timeouts);
-        let serving =
-            Serving { protocol: Protocol::Http, app: self.app(), timeouts, lifetime: self.lifetime.clone() };
+        let serving = ConnectionSetup {
+            protocol: Protocol::Http,
+            app: self.app(),
+            timeouts,
+            lifetime: self.lifetime.clone(),
+        };
         (self.lifetime.spawn("connection", serve(here, serving)), there)
     }
 
@@ -112,7 +116,7 @@ async fn who_sends_no_whole_head_is_dropped_when_the_header_timeout_is_over() {
         let server = Server::new();
         let (ended, mut peer) = server.connect(|timeouts| timeouts.header = SHORT);
         peer.write_all(beginning).await.unwrap();
-        assert_eq!(ended.await.unwrap(), Ending::HeaderTimeout, "{beginning:?}");
+        assert_eq!(ended.await.unwrap(), CloseReason::HeaderTimeout, "{beginning:?}");
     }
 }
 
@@ -127,7 +131,7 @@ async fn a_header_now_and_then_does_not_help() {
         }
     };
     let (ended, ()) = tokio::join!(ended, drip);
-    assert_eq!(ended.unwrap(), Ending::HeaderTimeout);
+    assert_eq!(ended.unwrap(), CloseReason::HeaderTimeout);
 }
 
 #[tokio::test]
@@ -138,7 +142,7 @@ async fn a_connection_without_requests_ends_when_the_idle_timeout_is_over() {
     read_until(&mut peer, "served").await;
     // An incomplete head is not a request.
     drop(peer.write_all(b"GET / HTTP/1.1\r\n").await);
-    assert_eq!(ended.await.unwrap(), Ending::IdleTimeout);
+    assert_eq!(ended.await.unwrap(), CloseReason::IdleTimeout);
 }
 
 #[tokio::test]
@@ -155,7 +159,7 @@ async fn a_client_that_does_not_read_loses_connection_and_what_its_answer_holds(
     let server = Server::new();
     let (ended, mut peer) = server.connect(|timeouts| timeouts.write = SHORT);
     peer.write_all(b"GET /endless HTTP/1.1\r\nhost: here\r\n\r\n").await.unwrap();
-    assert_eq!(ended.await.unwrap(), Ending::WriteTimeout);
+    assert_eq!(ended.await.unwrap(), CloseReason::WriteTimeout);
     assert!(!server.is_held());
 }
 
@@ -167,7 +171,7 @@ async fn an_answer_is_cut_from_outside_though_nothing_comes() {
     read_until(&mut peer, "first").await;
     assert!(server.is_held());
     server.handle.lock().unwrap().as_ref().unwrap().cut();
-    assert_eq!(ended.await.unwrap(), Ending::WriteTimeout);
+    assert_eq!(ended.await.unwrap(), CloseReason::WriteTimeout);
     assert!(!server.is_held());
 }
 
@@ -185,18 +189,21 @@ async fn a_process_that_leaves_serves_on_and_says_so_and_one_that_drains_closes(
     server.lifetime.leave();
     new.write_all(HEAD).await.unwrap();
     assert!(read_until(&mut new, "served").await.contains("connection: close"));
-    assert_eq!(new_ended.await.unwrap(), Ending::Finished);
+    assert_eq!(new_ended.await.unwrap(), CloseReason::Finished);
     assert!(!idle_ended.is_finished(), "the next request on it is told");
 
     server.lifetime.drain(Duration::ZERO).await;
-    assert_eq!(idle_ended.await.unwrap(), Ending::Finished);
+    assert_eq!(idle_ended.await.unwrap(), CloseReason::Finished);
     let (late_ended, mut late) = server.connect(|_| ());
     late.write_all(HEAD).await.unwrap();
     assert!(read_until(&mut late, "served").await.contains("connection: close"));
-    assert_eq!(late_ended.await.unwrap(), Ending::Finished);
+    assert_eq!(late_ended.await.unwrap(), CloseReason::Finished);
     assert!(!busy_ended.is_finished(), "its answer may end");
     let (outcome, busy_ended) = tokio::join!(server.lifetime.shut_down(Duration::from_secs(20)), busy_ended);
-    assert_eq!((outcome, busy_ended.unwrap()), (crate::shutdown::Outcome::Clean, Ending::Stopped));
+    assert_eq!(
+        (outcome, busy_ended.unwrap()),
+        (crate::shutdown::ShutdownOutcome::Clean, CloseReason::Stopped)
+    );
 }
 
 /// Frame types received by an HTTP/2 peer until the end of the connection.
@@ -241,7 +248,7 @@ async fn an_http2_client_hears_at_once_that_the_process_leaves() {
     }
     server.lifetime.leave();
     assert!(http2_frames(&mut peer).await.contains(&GOAWAY));
-    assert_eq!(ended.await.unwrap(), Ending::Finished);
+    assert_eq!(ended.await.unwrap(), CloseReason::Finished);
 }
 
 #[tokio::test]
@@ -254,7 +261,7 @@ async fn an_http2_client_without_a_window_loses_its_answer_and_then_the_connecti
     peer.write_all(&[HTTP2_PREFACE, &http2_get("/endless")].concat()).await.unwrap();
     // The peer reads every frame but grants no further window.
     let (_frames, ended) = tokio::join!(http2_frames(&mut peer), ended);
-    assert_eq!(ended.unwrap(), Ending::IdleTimeout);
+    assert_eq!(ended.unwrap(), CloseReason::IdleTimeout);
     assert!(!server.is_held());
 }
 

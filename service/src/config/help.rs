@@ -13,7 +13,7 @@ pub(super) fn with_defaults<R: RawConfig>(command: Command) -> Command {
 }
 
 fn with_default(arg: Arg, defaults: &Value) -> Arg {
-    let default = defaults.get(arg.get_id().as_str()).and_then(said);
+    let default = defaults.get(arg.get_id().as_str()).and_then(display_value);
     match (default, arg.get_help().map(ToString::to_string)) {
         (Some(default), Some(help)) if arg.get_action().takes_values() => {
             arg.help(format!("{help} [default: {default}]"))
@@ -23,7 +23,7 @@ fn with_default(arg: Arg, defaults: &Value) -> Arg {
 }
 
 /// Formats a value as for a flag; `None` for values that have no such form.
-pub(super) fn said(value: &Value) -> Option<String> {
+pub(super) fn display_value(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
         Value::Bool(_) | Value::Number(_) => Some(value.to_string()),

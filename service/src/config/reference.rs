@@ -45,7 +45,7 @@ fn row(flag: &Arg, defaults: &Value) -> String {
     let value = flag.get_value_names().filter(|_| flag.get_action().takes_values());
     let value = value.map(|names| format!(" {}", names.join(" "))).unwrap_or_default();
     let key = if defaults.get(name).is_some() { format!("`{name}`") } else { String::new() };
-    let default = defaults.get(name).and_then(help::said).filter(|said| !said.is_empty());
+    let default = defaults.get(name).and_then(help::display_value).filter(|said| !said.is_empty());
     let default = default.map(|said| format!("`{said}`")).unwrap_or_default();
     let help = flag.get_long_help().or_else(|| flag.get_help()).map(ToString::to_string).unwrap_or_default();
     let cells = [format!("`--{}{value}`", name.replace('_', "-")), key, default, help];
@@ -60,7 +60,7 @@ fn without_flag(flags: &[&Arg], defaults: &Value) -> String {
         .into_iter()
         .flatten()
         .filter(|(key, _)| !named.contains(key.as_str()))
-        .map(|(key, default)| match help::said(default) {
+        .map(|(key, default)| match help::display_value(default) {
             Some(said) => format!("`{key}` (`{said}`)"),
             None => format!("`{key}`"),
         })

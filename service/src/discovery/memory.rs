@@ -48,7 +48,7 @@ impl Discovery for Memory {
         let id = member.id.clone();
         self.shared.change(|present| drop(present.insert(id.clone(), (ticket, member))));
         let shared = Arc::clone(&self.shared);
-        Ok(Registration::withdrawn_by(move || {
+        Ok(Registration::with_withdrawal(move || {
             shared.change(|present| {
                 if present.get(&id).is_some_and(|(newest, _)| *newest == ticket) {
                     present.remove(&id);

@@ -24,7 +24,7 @@ pub use member::{DRAFT, Load, Member, TARGET};
 pub use registration::Registration;
 pub use uri::{BadUri, DiscoveryUri};
 
-use crate::reread::LOOK_EVERY;
+use crate::polled_file::POLL_INTERVAL;
 use crate::secret::Secret;
 use crate::shutdown::Lifetime;
 use crate::tls::ClientTls;
@@ -120,11 +120,11 @@ pub async fn open(source: &Source, lifetime: &Lifetime) -> Result<Arc<dyn Discov
     match &source.uri {
         DiscoveryUri::Memory => Ok(Arc::new(memory::Memory::new())),
         DiscoveryUri::Static(path) => {
-            let list = static_file::StaticFile::open(path.clone(), LOOK_EVERY, lifetime).await?;
+            let list = static_file::StaticFile::open(path.clone(), POLL_INTERVAL, lifetime).await?;
             Ok(Arc::new(list))
         }
         DiscoveryUri::Etcd { endpoints, prefix } => {
-            let cluster = etcd::Cluster::new(endpoints.clone(), prefix)
+            let cluster = etcd::EtcdCluster::new(endpoints.clone(), prefix)
                 .with_tls(source.tls.clone())
                 .with_user(source.user.clone());
             Ok(Arc::new(etcd::Etcd::new(cluster, lifetime)))

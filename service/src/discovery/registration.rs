@@ -10,14 +10,14 @@ use super::Load;
 /// until that is done.
 #[must_use = "dropping the registration removes the worker from the list"]
 pub struct Registration {
-    kept_by: Keeper,
+    owner: RegistrationOwner,
     listed: watch::Receiver<bool>,
     load: watch::Sender<Load>,
 }
 
-enum Keeper {
+enum RegistrationOwner {
     /// The list is maintained by others.
-    Nobody,
+    External,
     /// Runs on drop.
     Drop(#[expect(dead_code, reason = "held for its drop")] OnDrop),
     /// A task that withdraws the worker when the token is cancelled.
@@ -27,22 +27,22 @@ enum Keeper {
 struct OnDrop(Option<Box<dyn FnOnce() + Send + Sync>>);
 
 impl Registration {
-    pub(super) fn kept_by_nobody() -> Self {
-        Self { kept_by: Keeper::Nobody, listed: always(), load: watch::Sender::default() }
+    pub(super) fn external() -> Self {
+        Self { owner: RegistrationOwner::External, listed: always(), load: watch::Sender::default() }
     }
 
-    pub(super) fn withdrawn_by(withdraw: impl FnOnce() + Send + Sync + 'static) -> Self {
-        let kept_by = Keeper::Drop(OnDrop(Some(Box::new(withdraw))));
-        Self { kept_by, listed: always(), load: watch::Sender::default() }
+    pub(super) fn with_withdrawal(withdraw: impl FnOnce() + Send + Sync + 'static) -> Self {
+        let owner = RegistrationOwner::Drop(OnDrop(Some(Box::new(withdraw))));
+        Self { owner, listed: always(), load: watch::Sender::default() }
     }
 
-    pub(super) fn kept_by_task(
+    pub(super) fn with_task(
         stop: CancellationToken,
         task: JoinHandle<()>,
         listed: watch::Receiver<bool>,
         load: watch::Sender<Load>,
     ) -> Self {
-        Self { kept_by: Keeper::Task { stop: stop.drop_guard(), task }, listed, load }
+        Self { owner: RegistrationOwner::Task { stop: stop.drop_guard(), task }, listed, load }
     }
 
     /// Whether the list contained the worker when last checked, and its changes. Always true for lists in
@@ -52,7 +52,7 @@ impl Registration {
     }
 
     /// Reports the worker's load. It is written to etcd with the lease's next renewal, and to no other list.
-    pub fn tell_load(&self, load: Load) {
+    pub fn report_load(&self, load: Load) {
         self.load.send_if_modified(|told| {
             let is_news = *told != load;
             *told = load;
@@ -62,9 +62,9 @@ impl Registration {
 
     /// Removes the worker from the list and waits until that is done, or has failed and is left to the lease.
     pub async fn leave(self) {
-        match self.kept_by {
-            Keeper::Nobody | Keeper::Drop(_) => {}
-            Keeper::Task { stop, task } => {
+        match self.owner {
+            RegistrationOwner::External | RegistrationOwner::Drop(_) => {}
+            RegistrationOwner::Task { stop, task } => {
                 drop(stop);
                 // A panic of the task was already logged.
                 drop(task.await);

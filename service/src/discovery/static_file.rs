@@ -7,10 +7,10 @@
 //! id = "draft-7"                      # optional; default: the address
 //! ```
 //!
-//! The file is reread when it changes ([`crate::reread`]). A broken edit is logged once, with its line, and
-//! the last good list stays. Workers never write the file, so registering does nothing. Removing an entry is
-//! an operator's decision: routers give that worker no new work, and end their connection to it once nothing
-//! runs there.
+//! The file is reread when it changes ([`crate::polled_file`]). A broken edit is logged once, with its line,
+//! and the last good list stays. Workers never write the file, so registering does nothing. Removing an entry
+//! is an operator's decision: routers give that worker no new work, and end their connection to it once
+//! nothing runs there.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use toml::Spanned;
 
 use super::member::{address_fault, role_fault};
 use super::{Discovery, DiscoveryError, Load, Member, Members, Registration, Unlisted, publish};
-use crate::reread::RereadFile;
+use crate::polled_file::PolledFile;
 use crate::shutdown::Lifetime;
 use crate::toml_file::{self, TomlFault};
 
@@ -59,7 +59,7 @@ impl StaticFile {
         let first = parse(&text).map_err(|fault| DiscoveryError::List { path: path.clone(), fault })?;
         let (sender, members) = watch::channel(Members::new(first));
         let cancelled = lifetime.cancelled();
-        let file = RereadFile::new(path, &text, poll_every);
+        let file = PolledFile::new(path, &text, poll_every);
         lifetime.spawn("static-discovery", async move {
             tokio::select! {
                 biased;
@@ -72,9 +72,9 @@ impl StaticFile {
 }
 
 /// Publishes each edit; never returns.
-async fn follow(mut file: RereadFile, members: &watch::Sender<Members>) {
+async fn follow(mut file: PolledFile, members: &watch::Sender<Members>) {
     loop {
-        let edited = file.edited().await;
+        let edited = file.next_edit().await;
         let path = file.path().display();
         match edited.as_deref().map(parse) {
             Ok(Ok(list)) => {
@@ -124,7 +124,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, Member>, TomlFault> {
 impl Discovery for StaticFile {
     async fn register(&self, member: Member) -> Result<Registration, DiscoveryError> {
         member.check()?;
-        Ok(Registration::kept_by_nobody())
+        Ok(Registration::external())
     }
 
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError> {
@@ -140,7 +140,7 @@ impl Discovery for StaticFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reread::LOOK_EVERY;
+    use crate::polled_file::POLL_INTERVAL;
 
     const GOOD: &str = "\
 [[worker]]
@@ -260,10 +260,10 @@ id = 'target-2'
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("workers.toml");
         let lifetime = Lifetime::new();
-        let missing = StaticFile::open(path.clone(), LOOK_EVERY, &lifetime).await;
+        let missing = StaticFile::open(path.clone(), POLL_INTERVAL, &lifetime).await;
         assert!(matches!(missing, Err(DiscoveryError::Read { .. })));
         std::fs::write(&path, "worker = 3\n").unwrap();
-        let error = StaticFile::open(path, LOOK_EVERY, &lifetime).await.err().unwrap();
+        let error = StaticFile::open(path, POLL_INTERVAL, &lifetime).await.err().unwrap();
         assert!(error.to_string().contains("workers.toml, line 1: "), "{error}");
     }
 }

@@ -115,12 +115,12 @@ mod tests {
     #[test]
     fn bad_uris_say_what_is_wrong_and_what_to_give() {
         let rows = [
-            ("", "is not known"),
-            ("Memory", "is not known"),
-            ("memory:", "is not known"),
-            ("consul://h:1/p", "is not known"),
-            ("workers.toml", "is not known"),
-            ("etcd:h:1/p", "is not known"),
+            ("", "unknown source of workers"),
+            ("Memory", "unknown source of workers"),
+            ("memory:", "unknown source of workers"),
+            ("consul://h:1/p", "unknown source of workers"),
+            ("workers.toml", "unknown source of workers"),
+            ("etcd:h:1/p", "unknown source of workers"),
             ("static:", "no file"),
             ("etcd://", "endpoint ``"),
             ("etcd:///p", "endpoint ``"),

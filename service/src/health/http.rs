@@ -54,7 +54,7 @@ pub fn serve_admin(
     lifetime: &Lifetime,
 ) -> JoinHandle<()> {
     Listener::new(socket, None, &connections.for_admin())
-        .with_spare_descriptor()
+        .with_reserve_descriptor()
         .serve_http("admin", routes, lifetime)
 }
 
@@ -73,7 +73,7 @@ async fn ready(Shared(health): Shared<Health>) -> Response {
 }
 
 async fn scrape(Shared(metrics): Shared<Metrics>, headers: HeaderMap) -> Response {
-    let exposition = Exposition::asked_for(&headers);
+    let exposition = Exposition::from_accept_header(&headers);
     ([(header::CONTENT_TYPE, exposition.content_type())], metrics.encode(exposition)).into_response()
 }
 
@@ -89,7 +89,7 @@ mod tests {
     use crate::accept::RawListener;
     use crate::config::Faults;
     use crate::metrics::GaugeName;
-    use crate::shutdown::Outcome;
+    use crate::shutdown::ShutdownOutcome;
 
     const ROWS: GaugeName = GaugeName::new("outrider_rows", "Rows of the last step");
 
@@ -146,11 +146,11 @@ mod tests {
     #[tokio::test]
     async fn metrics_are_served_while_draining_and_the_server_ends_with_the_lifetime() {
         let admin = Admin::start().await;
-        assert_eq!(admin.lifetime.drain(Duration::ZERO).await, Outcome::Clean);
+        assert_eq!(admin.lifetime.drain(Duration::ZERO).await, ShutdownOutcome::Clean);
         let response = reqwest::get(format!("{}/metrics", admin.base)).await.unwrap();
         assert_eq!(response.headers()["content-type"], "text/plain; version=0.0.4; charset=utf-8");
         assert!(response.text().await.unwrap().contains("\noutrider_rows 7\n"));
-        assert_eq!(admin.lifetime.shut_down(Duration::from_secs(20)).await, Outcome::Clean);
+        assert_eq!(admin.lifetime.shut_down(Duration::from_secs(20)).await, ShutdownOutcome::Clean);
         assert!(reqwest::get(format!("{}/metrics", admin.base)).await.is_err());
     }
 }

@@ -20,7 +20,7 @@ pub enum Exposition {
 impl Exposition {
     /// Returns the format that the scraper requests: OpenMetrics if its `Accept` names it, else the older
     /// one.
-    pub fn asked_for(headers: &HeaderMap) -> Self {
+    pub fn from_accept_header(headers: &HeaderMap) -> Self {
         let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
         let mut types = accepted.flat_map(|value| value.split(','));
         let open_metrics =
@@ -45,7 +45,7 @@ impl Exposition {
         .expect("writing into a string cannot fail");
         match self {
             Self::OpenMetrics => page,
-            Self::Prometheus => in_older_words(&page),
+            Self::Prometheus => to_prometheus_text(&page),
         }
     }
 }
@@ -55,7 +55,7 @@ const EXEMPLAR: &str = " # {trace_id=";
 
 /// Adds `_total` to counters' names in `# HELP` and `# TYPE` lines, as in their samples, and removes
 /// exemplars.
-fn in_older_words(page: &str) -> String {
+fn to_prometheus_text(page: &str) -> String {
     let mut rewritten = String::with_capacity(page.len());
     let mut lines = page.lines().peekable();
     while let Some(line) = lines.next() {
@@ -165,7 +165,7 @@ vllm:time_to_first_token_seconds_bucket{le=\"+Inf\",task_type=\"co\\\"de\"} 1
             if let Some(accept) = accept {
                 headers.insert(http::header::ACCEPT, accept.parse().unwrap());
             }
-            assert_eq!(Exposition::asked_for(&headers), expected, "{accept:?}");
+            assert_eq!(Exposition::from_accept_header(&headers), expected, "{accept:?}");
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Holders(BTreeMap<&'static str, usize>);
 /// Holds a gate open until dropped.
 #[derive(Debug)]
 #[must_use = "a guard that is dropped at once does not keep the gate open"]
-pub struct Hold {
+pub struct GateGuard {
     name: &'static str,
     gate: Gate,
 }
@@ -33,11 +33,11 @@ impl Gate {
         Self { parent: Some(Box::new(self.clone())), ..Self::default() }
     }
 
-    pub(super) fn enter(&self, name: &'static str) -> Hold {
+    pub(super) fn enter(&self, name: &'static str) -> GateGuard {
         for gate in self.and_ancestors() {
             gate.inside.send_modify(|holders| *holders.0.entry(name).or_default() += 1);
         }
-        Hold { name, gate: self.clone() }
+        GateGuard { name, gate: self.clone() }
     }
 
     pub(super) fn holders(&self) -> Holders {
@@ -55,7 +55,7 @@ impl Gate {
     }
 }
 
-impl Drop for Hold {
+impl Drop for GateGuard {
     fn drop(&mut self) {
         for gate in self.gate.and_ancestors() {
             gate.inside.send_modify(|holders| holders.leave(self.name));

@@ -27,7 +27,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use gate::Gate;
-pub use gate::Hold;
+pub use gate::GateGuard;
 pub use signal::termination_signal;
 
 /// Token and gate of the tasks of a process, or of a part of it.
@@ -41,11 +41,11 @@ pub struct Lifetime {
 
 /// Result of waiting for the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ShutdownOutcome {
     /// All holders ended in time.
     Clean,
     /// The grace period expired; the remaining holders were logged.
-    HeldOpen,
+    TimedOut,
 }
 
 #[derive(Debug, Default)]
@@ -108,13 +108,13 @@ impl Lifetime {
     }
 
     /// Holds the gate open for a dedicated thread; move the hold into the thread.
-    pub fn thread(&self, name: &'static str) -> Hold {
+    pub fn thread(&self, name: &'static str) -> GateGuard {
         self.inner.tasks.enter(name)
     }
 
     /// Marks a piece of client work (a request, a stream) as in flight until the hold is dropped; a drain
     /// waits for it. Keep the hold inside the response body, so that streaming counts as work.
-    pub fn work(&self, name: &'static str) -> Hold {
+    pub fn work(&self, name: &'static str) -> GateGuard {
         self.inner.work.enter(name)
     }
 
@@ -161,21 +161,21 @@ impl Lifetime {
     }
 
     /// Second phase: intake stops at once, and work in flight gets up to `grace` to finish.
-    pub async fn drain(&self, grace: Duration) -> Outcome {
+    pub async fn drain(&self, grace: Duration) -> ShutdownOutcome {
         self.leave();
         self.inner.draining.cancel();
         if tokio::time::timeout(grace, self.inner.work.emptied()).await.is_ok() {
-            return Outcome::Clean;
+            return ShutdownOutcome::Clean;
         }
         let held_by = self.inner.work.holders();
         tracing::warn!(%held_by, ?grace, "the drain timed out: requests or streams are still in flight");
-        Outcome::HeldOpen
+        ShutdownOutcome::TimedOut
     }
 
     /// Third phase: cancels everything and waits up to `grace` until all holders have ended.
     ///
     /// Must not be awaited by a task that runs under this lifetime: it would wait for itself.
-    pub async fn shut_down(&self, grace: Duration) -> Outcome {
+    pub async fn shut_down(&self, grace: Duration) -> ShutdownOutcome {
         self.leave();
         self.inner.draining.cancel();
         self.inner.cancelled.cancel();
@@ -184,11 +184,11 @@ impl Lifetime {
             self.inner.tasks.emptied().await;
         };
         if tokio::time::timeout(grace, let_go).await.is_ok() {
-            return Outcome::Clean;
+            return ShutdownOutcome::Clean;
         }
         let (work, tasks) = (self.inner.work.holders(), self.inner.tasks.holders());
         tracing::warn!(%work, %tasks, ?grace, "the shutdown timed out: these tasks are left running until the process exits");
-        Outcome::HeldOpen
+        ShutdownOutcome::TimedOut
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Lifetime, Outcome, termination_signal};
+use super::{Lifetime, ShutdownOutcome, termination_signal};
 
 /// A grace period that a passing test never uses up.
 const AMPLE: Duration = Duration::from_secs(60);
@@ -12,7 +12,7 @@ async fn shut_down_waits_for_tasks_that_watch_the_token() {
     let lifetime = Lifetime::new();
     let task = lifetime.spawn("watcher", lifetime.cancelled());
     assert!(!lifetime.is_cancelled());
-    assert_eq!(lifetime.shut_down(AMPLE).await, Outcome::Clean);
+    assert_eq!(lifetime.shut_down(AMPLE).await, ShutdownOutcome::Clean);
     assert!(lifetime.is_cancelled() && lifetime.is_draining());
     assert!(task.is_finished());
 }
@@ -25,11 +25,11 @@ async fn what_outlives_the_grace_period_is_named() {
         lifetime.spawn("stuck", std::future::pending()),
     ];
     let _thread = lifetime.thread("engine");
-    assert_eq!(lifetime.shut_down(Duration::ZERO).await, Outcome::HeldOpen);
+    assert_eq!(lifetime.shut_down(Duration::ZERO).await, ShutdownOutcome::TimedOut);
     assert_eq!(lifetime.inner.tasks.holders().to_string(), "engine x1, stuck x2");
     stuck.iter().for_each(tokio::task::JoinHandle::abort);
     drop(_thread);
-    assert_eq!(lifetime.shut_down(AMPLE).await, Outcome::Clean, "an aborted task lets go as well");
+    assert_eq!(lifetime.shut_down(AMPLE).await, ShutdownOutcome::Clean, "an aborted task lets go as well");
 }
 
 #[tokio::test]
@@ -37,11 +37,15 @@ async fn drain_stops_intake_and_waits_for_work_but_cancels_nothing() {
     let lifetime = Lifetime::new();
     let _background = lifetime.spawn("background", lifetime.cancelled());
     let work = lifetime.work("stream");
-    assert_eq!(lifetime.drain(Duration::ZERO).await, Outcome::HeldOpen);
+    assert_eq!(lifetime.drain(Duration::ZERO).await, ShutdownOutcome::TimedOut);
     assert!(lifetime.is_draining() && !lifetime.is_cancelled());
     drop(work);
-    assert_eq!(lifetime.drain(AMPLE).await, Outcome::Clean, "background tasks do not hold a drain open");
-    assert_eq!(lifetime.shut_down(AMPLE).await, Outcome::Clean);
+    assert_eq!(
+        lifetime.drain(AMPLE).await,
+        ShutdownOutcome::Clean,
+        "background tasks do not hold a drain open"
+    );
+    assert_eq!(lifetime.shut_down(AMPLE).await, ShutdownOutcome::Clean);
 }
 
 #[tokio::test]
@@ -51,11 +55,11 @@ async fn a_child_ends_alone_and_a_parent_ends_and_awaits_its_children() {
     let _first_task = first.spawn("first", first.cancelled());
     let second_task = second.spawn("second", second.cancelled());
 
-    assert_eq!(first.shut_down(AMPLE).await, Outcome::Clean);
+    assert_eq!(first.shut_down(AMPLE).await, ShutdownOutcome::Clean);
     assert!(!parent.is_cancelled() && !second.is_cancelled());
     assert_eq!(parent.inner.tasks.holders().to_string(), "second x1");
 
-    assert_eq!(parent.shut_down(AMPLE).await, Outcome::Clean);
+    assert_eq!(parent.shut_down(AMPLE).await, ShutdownOutcome::Clean);
     assert!(second.is_cancelled() && second_task.is_finished());
 }
 
@@ -65,7 +69,7 @@ async fn a_panic_opens_the_gate_and_reaches_the_handle() {
     let panicking = lifetime.spawn("panicking", async { panic!("on purpose, by a test") });
     let error = panicking.await.expect_err("the panic reaches whoever awaits the task");
     assert!(error.is_panic());
-    assert_eq!(lifetime.shut_down(AMPLE).await, Outcome::Clean);
+    assert_eq!(lifetime.shut_down(AMPLE).await, ShutdownOutcome::Clean);
 }
 
 #[tokio::test]

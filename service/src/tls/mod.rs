@@ -25,7 +25,7 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use self::client_names::ClientNames;
 use crate::config::Faults;
-use crate::renewed::Renewed;
+use crate::reloaded_files::ReloadedFiles;
 
 /// ALPN protocols: gRPC and HTTP choose among them.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
@@ -158,8 +158,8 @@ impl ServerTls {
         };
         let paths = vec![cert.to_owned(), key.to_owned()];
         let (cert, key) = (cert.to_owned(), key.to_owned());
-        let shown = Renewed::new(paths, move || certified_key(&Pem::read(&cert)?, &Pem::read(&key)?))?;
-        let mut config = builder.with_cert_resolver(Arc::new(ShownCertificate(shown)));
+        let shown = ReloadedFiles::new(paths, move || certified_key(&Pem::read(&cert)?, &Pem::read(&key)?))?;
+        let mut config = builder.with_cert_resolver(Arc::new(CurrentCertificate(shown)));
         config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
         Ok(Self(Arc::new(config)))
     }
@@ -185,17 +185,17 @@ impl Clients<'_> {
 
 /// Presents the same certificate for every server name.
 #[derive(Debug)]
-struct ShownCertificate(Renewed<Arc<CertifiedKey>>);
+struct CurrentCertificate(ReloadedFiles<Arc<CertifiedKey>>);
 
-impl ResolvesServerCert for ShownCertificate {
+impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.now())
+        Some(self.0.current())
     }
 }
 
 /// Trusted authority, and optional client certificate, for `https://` addresses.
 #[derive(Debug, Clone)]
-pub struct ClientTls(Arc<Renewed<ClientTlsConfig>>);
+pub struct ClientTls(Arc<ReloadedFiles<ClientTlsConfig>>);
 
 impl ClientTls {
     /// Reads the authority for the servers' certificates, and a client certificate with its key, if servers
@@ -205,13 +205,13 @@ impl ClientTls {
         let identity = identity.map(|(cert, key)| (cert.to_owned(), key.to_owned()));
         let mut paths = vec![ca.clone()];
         paths.extend(identity.iter().flat_map(|(cert, key)| [cert.clone(), key.clone()]));
-        let config = Renewed::new(paths, move || client_config(&ca, identity.as_ref()))?;
+        let config = ReloadedFiles::new(paths, move || client_config(&ca, identity.as_ref()))?;
         Ok(Self(Arc::new(config)))
     }
 
     /// Settings for `tonic::transport::Endpoint::tls_config`, from the files' current content.
     pub fn config(&self) -> ClientTlsConfig {
-        self.0.now()
+        self.0.current()
     }
 }
 
@@ -418,13 +418,13 @@ pub(crate) mod tests {
             let (cert, key) = (cert.clone(), key.clone());
             move || certified_key(&Pem::read(&cert)?, &Pem::read(&key)?)
         };
-        let shown = Renewed::new(vec![cert.clone(), key.clone()], make).unwrap().looking_always();
-        let first = shown.now();
+        let shown = ReloadedFiles::new(vec![cert.clone(), key.clone()], make).unwrap().checking_always();
+        let first = shown.current();
         // Written one after the other, as some tools do: a certificate without its key is not used.
         std::fs::copy(others.path("cert.pem"), &cert).unwrap();
-        assert_eq!(shown.now().cert, first.cert);
+        assert_eq!(shown.current().cert, first.cert);
         std::fs::copy(others.path("key.pem"), &key).unwrap();
-        let second = shown.now();
+        let second = shown.current();
         assert_ne!(second.cert, first.cert);
         assert_eq!(second.cert, Pem::read(&others.path("cert.pem")).unwrap().certificates().unwrap());
     }

@@ -23,8 +23,8 @@ pub(crate) fn print(profile: &Profile, experiment: &Experiment) {
         print_line(&format!("{kind}, {acceptance}"));
         for sequences in SEQUENCES {
             let mean = |of: &dyn Fn(u64) -> f64| (1..=SEEDS).map(of).sum::<f64>() / SEEDS as f64;
-            let lanes = |takes_trees| {
-                let experiment = Experiment { takes_trees, ..*experiment };
+            let lanes = |supports_trees| {
+                let experiment = Experiment { supports_trees, ..*experiment };
                 let setup = |seed| Setup {
                     profile: &profile,
                     traffic: Traffic::Closed { sequences, kinds: one_kind(CONTEXT) },

@@ -3,9 +3,9 @@
 
 use crate::{Draft, TokenId};
 
-use super::Judgement;
+use super::CommittedToken;
 
 /// `drawn` is the target's draw from `row`.
-pub(super) fn judge(draft: &Draft, row: usize, drawn: TokenId) -> Judgement {
-    Judgement { token_id: drawn, next: draft.child(row, drawn) }
+pub(super) fn choose_token(draft: &Draft, row: usize, drawn: TokenId) -> CommittedToken {
+    CommittedToken { token_id: drawn, next: draft.child(row, drawn) }
 }

@@ -7,24 +7,24 @@
 //! token is the reference in the tests below. The scan must always pick the same token as the plain loop.
 
 use crate::TokenId;
-use crate::logits::{DrawError, check_row, highest, keep};
+use crate::logits::{DrawError, apply_filters, check_row, highest};
 use crate::noise::{BLOCK, GUMBEL_MAX, Noise, Purpose, gumbel_bound, gumbel_from_bits, high_word};
 
-use super::Place;
+use super::DrawInput;
 
 /// The draw of contract B4 from a processed row. The target commits it; the draft, with its own logits,
 /// guesses it.
-pub(super) fn ordinary(place: &Place<'_>) -> Result<TokenId, DrawError> {
-    let Place { noise, position, sampling, logits } = *place;
+pub(super) fn draw_token(input: &DrawInput<'_>) -> Result<TokenId, DrawError> {
+    let DrawInput { noise, position, sampling, logits } = *input;
     if sampling.is_greedy() {
         return check_row(logits, position);
     }
     if sampling.has_filters() {
-        let kept = keep(logits, sampling, position)?;
+        let kept = apply_filters(logits, sampling, position)?;
         return Ok(from_tokens(noise, position, Purpose::Draw, kept.tokens.iter().copied()));
     }
     let likeliest = check_row(logits, position)?;
-    Ok(from_row(place, likeliest))
+    Ok(from_row(input, likeliest))
 }
 
 /// The best token so far.
@@ -42,9 +42,9 @@ impl Best {
 
     /// Not inlined: few tokens get here, and the scan's loop stays short.
     #[inline(never)]
-    fn offer_token(&mut self, place: &Place<'_>, token_id: TokenId) {
-        let x = f64::from(place.logits[token_id as usize]) / f64::from(place.sampling.temperature);
-        self.offer(token_id, x + place.noise.gumbel(place.position, token_id, Purpose::Draw));
+    fn offer_token(&mut self, input: &DrawInput<'_>, token_id: TokenId) {
+        let x = f64::from(input.logits[token_id as usize]) / f64::from(input.sampling.temperature);
+        self.offer(token_id, x + input.noise.gumbel(input.position, token_id, Purpose::Draw));
     }
 }
 
@@ -70,8 +70,8 @@ pub(super) fn from_tokens(
 }
 
 /// Argmax of `logit / temperature + noise` over a whole row that has passed [`check_row`].
-fn from_row(place: &Place<'_>, likeliest: TokenId) -> TokenId {
-    pulp::Arch::new().dispatch(Scan { place, likeliest })
+fn from_row(input: &DrawInput<'_>, likeliest: TokenId) -> TokenId {
+    pulp::Arch::new().dispatch(Scan { input, likeliest })
 }
 
 /// The scan of a row.
@@ -82,7 +82,7 @@ fn from_row(place: &Place<'_>, likeliest: TokenId) -> TokenId {
 /// g. Rounded addition is monotone too, so the score is at most `fl(x + g)`. A score strictly below the best
 /// can neither win nor tie.
 struct Scan<'a> {
-    place: &'a Place<'a>,
+    input: &'a DrawInput<'a>,
     likeliest: TokenId,
 }
 
@@ -95,11 +95,11 @@ impl pulp::NullaryFnOnce for Scan<'_> {
 
     #[inline(always)]
     fn call(self) -> TokenId {
-        let Place { noise, position, sampling, logits } = *self.place;
+        let DrawInput { noise, position, sampling, logits } = *self.input;
         let temperature = f64::from(sampling.temperature);
         // Starting with the likeliest token gives a score that most others cannot reach.
         let mut best = Best { token_id: self.likeliest, score: f64::NEG_INFINITY };
-        best.offer_token(self.place, self.likeliest);
+        best.offer_token(self.input, self.likeliest);
         for (block, row) in logits.chunks(BLOCK).enumerate() {
             let x_max = f64::from(highest(row)) / temperature;
             if x_max + GUMBEL_MAX < best.score {
@@ -114,7 +114,7 @@ impl pulp::NullaryFnOnce for Scan<'_> {
                 let bound = gumbel_bound(words[i % 2][i / 2]);
                 // The first test avoids the division for most tokens.
                 if x_max + bound >= best.score && f64::from(logit) / temperature + bound >= best.score {
-                    best.offer_token(self.place, first + i as TokenId);
+                    best.offer_token(self.input, first + i as TokenId);
                 }
             }
         }
@@ -141,11 +141,11 @@ mod tests {
     use crate::SamplingParams;
 
     /// The rule as defined: score everything, keep the first best.
-    fn naive(place: &Place<'_>) -> TokenId {
-        let temperature = f64::from(place.sampling.temperature);
+    fn naive(input: &DrawInput<'_>) -> TokenId {
+        let temperature = f64::from(input.sampling.temperature);
         let mut best = (0, f64::NEG_INFINITY);
-        for (token_id, &logit) in (0..).zip(place.logits) {
-            let gumbel = place.noise.gumbel(place.position, token_id, Purpose::Draw);
+        for (token_id, &logit) in (0..).zip(input.logits) {
+            let gumbel = input.noise.gumbel(input.position, token_id, Purpose::Draw);
             let score = f64::from(logit) / temperature + gumbel;
             if score > best.1 {
                 best = (token_id, score);
@@ -158,9 +158,9 @@ mod tests {
         let sampling = SamplingParams { temperature, ..SamplingParams::default() };
         for seed in seeds {
             let noise = Noise { seed, choice: 0 };
-            let place = Place { noise, position: 3, sampling: &sampling, logits };
-            let expected = naive(&place);
-            assert_eq!(ordinary(&place), Ok(expected), "seed {seed}, temperature {temperature}");
+            let input = DrawInput { noise, position: 3, sampling: &sampling, logits };
+            let expected = naive(&input);
+            assert_eq!(draw_token(&input), Ok(expected), "seed {seed}, temperature {temperature}");
             // The list version, in reverse order to show that order does not matter.
             let x_of = |&logit: &f32| f64::from(logit) / f64::from(temperature);
             let tokens = (0..).zip(logits.iter().map(x_of)).collect::<Vec<_>>().into_iter().rev();
@@ -201,8 +201,8 @@ mod tests {
     }
 
     /// Results of the scan with each vector register width of this host, and as plain code.
-    fn on_every_width(place: &Place<'_>, likeliest: TokenId) -> Vec<TokenId> {
-        let scan = || Scan { place, likeliest };
+    fn on_every_width(input: &DrawInput<'_>, likeliest: TokenId) -> Vec<TokenId> {
+        let scan = || Scan { input, likeliest };
         let mut drawn = vec![scan().call(), pulp::Arch::new().dispatch(scan())];
         #[cfg(target_arch = "x86_64")]
         {
@@ -236,18 +236,18 @@ mod tests {
             (seed, choice, position) in any::<(u64, u32, u32)>(),
         ) {
             let sampling = SamplingParams { temperature, ..SamplingParams::default() };
-            let place = Place { noise: Noise { seed, choice }, position, sampling: &sampling, logits: &row };
+            let input = DrawInput { noise: Noise { seed, choice }, position, sampling: &sampling, logits: &row };
             if row.iter().all(|&logit| logit == f32::NEG_INFINITY) {
-                prop_assert_eq!(ordinary(&place), Err(DrawError::NothingAllowed { position }));
+                prop_assert_eq!(draw_token(&input), Err(DrawError::NothingAllowed { position }));
                 return Ok(());
             }
-            let expected = naive(&place);
-            prop_assert_eq!(ordinary(&place), Ok(expected));
+            let expected = naive(&input);
+            prop_assert_eq!(draw_token(&input), Ok(expected));
             let likeliest = check_row(&row, position).unwrap();
             // Compared with `position`: the first of equals wins, regardless of the sign of a zero.
             let max = row.iter().fold(f32::NEG_INFINITY, |max, &logit| if logit > max { logit } else { max });
             prop_assert_eq!(Some(likeliest as usize), row.iter().position(|&logit| logit == max));
-            for drawn in on_every_width(&place, likeliest) {
+            for drawn in on_every_width(&input, likeliest) {
                 prop_assert_eq!(drawn, expected);
             }
         }
@@ -263,9 +263,9 @@ mod tests {
             let at = at.index(row.len());
             row[at] = bad;
             let sampling = SamplingParams { temperature, ..SamplingParams::default() };
-            let place = Place { noise: Noise { seed: 1, choice: 0 }, position: 5, sampling: &sampling, logits: &row };
+            let input = DrawInput { noise: Noise { seed: 1, choice: 0 }, position: 5, sampling: &sampling, logits: &row };
             let refusal = DrawError::NotANumber { position: 5, token_id: at as TokenId };
-            prop_assert_eq!(ordinary(&place), Err(refusal));
+            prop_assert_eq!(draw_token(&input), Err(refusal));
         }
     }
 }

@@ -45,14 +45,14 @@
 //! A drafted token is also accepted when `P(d) > min(0.09, 0.3 exp(-H(P)))`, H being the entropy. Lossy: the
 //! committed tokens no longer follow P. (Cai et al., "Medusa", arXiv 2401.10774.)
 
+mod best_tokens;
 mod coupled;
+mod device_draws;
 mod draw;
-mod drawn;
-mod leaders;
 mod rejection;
 mod typical;
 
-pub use drawn::{RowDraw, draw_processed, draw_rows, is_drawn_apart, verify_drawn};
+pub use device_draws::{DrawResult, draw_processed, draw_rows, has_independent_rows, verify_draws};
 
 use crate::logits::{DrawError, Normalizer, TokenCounts, TokenMask, process, score};
 use crate::noise::Noise;
@@ -61,11 +61,11 @@ use crate::tree::Candidates;
 use crate::{AcceptanceMode, Draft, FinishReason, SamplingParams, SequenceSpec, TokenId, TokenLogprobs};
 
 /// Number of most likely tokens that a draft keeps and sends in rejection mode.
-pub const MAX_SHIPPED_TOKENS: usize = 64;
+pub const MAX_Q_TOKENS: usize = 64;
 
 /// The result of verifying one draft: the fields of a [`crate::TokenSpan`] that follow from logits.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Verdict {
+pub struct Verification {
     /// Number of leading ids that were drafted.
     pub num_accepted: u32,
     /// The accepted ids, then the target's draw unless the sequence finished on an accepted id.
@@ -87,7 +87,7 @@ pub struct Guess {
 
 /// The position, noise and row of a draw; the row went through [`process`].
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct DrawInput<'a> {
     noise: Noise,
     position: u32,
     sampling: &'a SamplingParams,
@@ -103,7 +103,7 @@ struct Drafted<'a> {
 
 /// The token committed at one position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Judgement {
+struct CommittedToken {
     token_id: TokenId,
     /// The next row to verify, if `token_id` is a drafted token: the row of that token.
     next: Option<usize>,
@@ -124,7 +124,7 @@ pub fn verify(
     draft: &Draft,
     logits: &mut [f32],
     vocab_size: usize,
-) -> Result<Verdict, DrawError> {
+) -> Result<Verification, DrawError> {
     verify_masked(spec, counts, start, draft, RawRows { logits, vocab_size, masks: &[] })
 }
 
@@ -135,8 +135,8 @@ pub struct RawRows<'a> {
     pub logits: &'a mut [f32],
     /// Length of a row.
     pub vocab_size: usize,
-    /// One mask per row; unread unless the sequence has a grammar. There may be fewer masks than rows if no later
-    /// row can be reached: after a drafted id that a mask forbids, or one that ends the sequence.
+    /// One mask per row; unread unless the sequence has a grammar. There may be fewer masks than rows if no
+    /// later row can be reached: after a drafted id that a mask forbids, or one that ends the sequence.
     pub masks: &'a [TokenMask],
 }
 
@@ -147,18 +147,18 @@ pub fn verify_masked(
     start: u32,
     draft: &Draft,
     rows: RawRows<'_>,
-) -> Result<Verdict, DrawError> {
+) -> Result<Verification, DrawError> {
     let RawRows { logits, vocab_size, masks } = rows;
     check_draft(spec, start, draft)?;
     let expected = (draft.token_ids.len() + 1) * vocab_size;
     if logits.len() != expected || vocab_size == 0 {
         return Err(DrawError::WrongShape { position: start, expected, got: logits.len() });
     }
-    let mut ahead = CountsAhead { counts, pushed: Vec::new() };
-    let mut verdict = Verdict::default();
+    let mut speculative = SpeculativeCounts { counts, pushed: Vec::new() };
+    let mut verification = Verification::default();
     let mut next = Some(0);
     while let Some(row) = next {
-        let position = start + verdict.num_accepted;
+        let position = start + verification.num_accepted;
         let logits = &mut logits[row * vocab_size..(row + 1) * vocab_size];
         let raw = spec.logprobs.map(|top_n| (logits.to_vec(), top_n));
         if spec.grammar.is_some() {
@@ -166,17 +166,17 @@ pub fn verify_masked(
             let mask = masks.get(row).ok_or_else(|| DrawError::NoMask { position, reason: reason() })?;
             mask.apply(logits);
         }
-        process(logits, spec, ahead.counts, position);
-        let judgement = judge(spec, &Place::new(spec, position, logits), (draft, row))?;
+        process(logits, spec, speculative.counts, position);
+        let committed = choose_token(spec, &DrawInput::new(spec, position, logits), (draft, row))?;
         if let Some((raw, top_n)) = raw {
-            verdict.logprobs.push(score(&raw, judgement.token_id, top_n));
+            verification.logprobs.push(score(&raw, committed.token_id, top_n));
         }
-        next = verdict.commit(judgement, finish_reason(spec, position, judgement.token_id));
+        next = verification.commit(committed, finish_reason(spec, position, committed.token_id));
         if next.is_some() && spec.sampling.has_penalties() {
-            ahead.push(judgement.token_id);
+            speculative.push(committed.token_id);
         }
     }
-    Ok(verdict)
+    Ok(verification)
 }
 
 /// Guesses the token at `position` from the draft's own raw row, which is modified in place. `counts`
@@ -189,43 +189,43 @@ pub fn guess(
     logits: &mut [f32],
 ) -> Result<Guess, DrawError> {
     process(logits, spec, counts, position);
-    let place = Place::new(spec, position, logits);
-    match mode_in_force(spec) {
+    let input = DrawInput::new(spec, position, logits);
+    match effective_mode(spec) {
         // The token that a typical target recovers is the coupled draw, so guessing it is best in both modes.
         AcceptanceMode::Coupled | AcceptanceMode::Typical => {
-            Ok(Guess { token_id: draw::ordinary(&place)?, q: Vec::new() })
+            Ok(Guess { token_id: draw::draw_token(&input)?, q: Vec::new() })
         }
-        AcceptanceMode::Rejection => rejection::guess(&place),
+        AcceptanceMode::Rejection => rejection::guess(&input),
     }
 }
 
 /// Returns the guess of [`guess`] and the next best tokens by the same scores, at most `num_candidates` in
-/// all: children of one row of a tree. For sequences that [`takes_trees`].
-pub fn guess_several(
+/// all: children of one row of a tree. For sequences that [`supports_trees`].
+pub fn guess_candidates(
     spec: &SequenceSpec,
     counts: &TokenCounts,
     (position, num_candidates): (u32, usize),
     logits: &mut [f32],
 ) -> Result<Candidates, DrawError> {
     process(logits, spec, counts, position);
-    several_processed(spec, (position, num_candidates), logits)
+    candidates_from_processed(spec, (position, num_candidates), logits)
 }
 
-/// [`guess_several`] for a row that [`process`] has edited.
-pub fn several_processed(
+/// [`guess_candidates`] for a row that [`process`] has edited.
+pub fn candidates_from_processed(
     spec: &SequenceSpec,
     (position, num_candidates): (u32, usize),
     logits: &[f32],
 ) -> Result<Candidates, DrawError> {
-    let best = leaders::leaders(&Place::new(spec, position, logits), num_candidates)?;
+    let best = best_tokens::best_tokens(&DrawInput::new(spec, position, logits), num_candidates)?;
     let surprise = -Normalizer::of(logits).logprob(logits[best[0].0 as usize]);
     Ok(Candidates::from_scores(&spec.sampling, &best, surprise))
 }
 
 /// Whether a draft for this sequence may be a tree: in coupled mode, where a committed token is the target's
 /// own draw regardless of the draft. With a grammar it may not, because masks are computed for chains.
-pub fn takes_trees(spec: &SequenceSpec) -> bool {
-    mode_in_force(spec) == AcceptanceMode::Coupled && spec.grammar.is_none()
+pub fn supports_trees(spec: &SequenceSpec) -> bool {
+    effective_mode(spec) == AcceptanceMode::Coupled && spec.grammar.is_none()
 }
 
 /// Checks whether a target can verify this draft. [`verify`] calls it first; a server may call it before the
@@ -234,38 +234,38 @@ pub fn takes_trees(spec: &SequenceSpec) -> bool {
 /// Outside rejection mode every chain is valid and q is ignored; trees are valid only in coupled mode.
 pub fn check_draft(spec: &SequenceSpec, start: u32, draft: &Draft) -> Result<(), DrawError> {
     let bad = |reason| DrawError::BadDraft { position: start, reason };
-    if draft.is_tree() && !takes_trees(spec) {
+    if draft.is_tree() && !supports_trees(spec) {
         return Err(bad("token trees need coupled mode and no grammar: send a chain".to_owned()));
     }
     draft.check_shape().map_err(bad)?;
-    match mode_in_force(spec) {
+    match effective_mode(spec) {
         AcceptanceMode::Coupled | AcceptanceMode::Typical => Ok(()),
         AcceptanceMode::Rejection => rejection::check_draft(start, draft),
     }
 }
 
 /// A greedy sequence has nothing to sample: all modes equal coupled mode (contract B5).
-fn mode_in_force(spec: &SequenceSpec) -> AcceptanceMode {
+fn effective_mode(spec: &SequenceSpec) -> AcceptanceMode {
     if spec.sampling.is_greedy() { AcceptanceMode::Coupled } else { spec.acceptance }
 }
 
 /// Decides the token that the target commits at the position that `row` predicts.
-fn judge(
+fn choose_token(
     spec: &SequenceSpec,
-    place: &Place<'_>,
+    input: &DrawInput<'_>,
     (draft, row): (&Draft, usize),
-) -> Result<Judgement, DrawError> {
-    let mode = mode_in_force(spec);
+) -> Result<CommittedToken, DrawError> {
+    let mode = effective_mode(spec);
     let drafted = drafted_at(draft, row).filter(|_| mode != AcceptanceMode::Coupled);
     let Some(drafted) = drafted else {
         // Coupled mode, the bonus position, or an ordinary decode step.
-        return Ok(coupled::judge(draft, row, draw::ordinary(place)?));
+        return Ok(coupled::choose_token(draft, row, draw::draw_token(input)?));
     };
     let (token_id, accepted) = match mode {
-        AcceptanceMode::Rejection => rejection::judge(place, drafted)?,
-        AcceptanceMode::Coupled | AcceptanceMode::Typical => typical::judge(place, drafted.token_id)?,
+        AcceptanceMode::Rejection => rejection::choose_token(input, drafted)?,
+        AcceptanceMode::Coupled | AcceptanceMode::Typical => typical::choose_token(input, drafted.token_id)?,
     };
-    Ok(Judgement { token_id, next: accepted.then_some(row + 1) })
+    Ok(CommittedToken { token_id, next: accepted.then_some(row + 1) })
 }
 
 /// The drafted token after a row of a chain.
@@ -285,17 +285,17 @@ fn finish_reason(spec: &SequenceSpec, position: u32, token_id: TokenId) -> Optio
     }
 }
 
-impl Verdict {
+impl Verification {
     /// Commits a token; returns the next row to verify, if there is one.
-    fn commit(&mut self, judgement: Judgement, finish: Option<FinishReason>) -> Option<usize> {
-        self.token_ids.push(judgement.token_id);
-        self.num_accepted += u32::from(judgement.next.is_some());
+    fn commit(&mut self, committed: CommittedToken, finish: Option<FinishReason>) -> Option<usize> {
+        self.token_ids.push(committed.token_id);
+        self.num_accepted += u32::from(committed.next.is_some());
         self.finish = finish;
-        judgement.next.filter(|_| finish.is_none())
+        committed.next.filter(|_| finish.is_none())
     }
 }
 
-impl<'a> Place<'a> {
+impl<'a> DrawInput<'a> {
     fn new(spec: &'a SequenceSpec, position: u32, logits: &'a [f32]) -> Self {
         let noise = Noise { seed: spec.seed, choice: spec.choice };
         Self { noise, position, sampling: &spec.sampling, logits }
@@ -303,19 +303,19 @@ impl<'a> Place<'a> {
 }
 
 /// Counts with accepted ids pushed on top; dropping it pops them, on errors too.
-struct CountsAhead<'a> {
+struct SpeculativeCounts<'a> {
     counts: &'a mut TokenCounts,
     pushed: Vec<TokenId>,
 }
 
-impl CountsAhead<'_> {
+impl SpeculativeCounts<'_> {
     fn push(&mut self, id: TokenId) {
         self.counts.push(id);
         self.pushed.push(id);
     }
 }
 
-impl Drop for CountsAhead<'_> {
+impl Drop for SpeculativeCounts<'_> {
     fn drop(&mut self) {
         for &id in self.pushed.iter().rev() {
             self.counts.pop(id);

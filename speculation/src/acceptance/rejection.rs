@@ -7,21 +7,21 @@
 
 use std::collections::BTreeMap;
 
-use crate::logits::{DrawError, by_likelihood, keep};
+use crate::logits::{DrawError, apply_filters, by_likelihood};
 use crate::math::{exp, ln};
 use crate::noise::Purpose;
 use crate::step::DraftDistribution;
 use crate::{Draft, TokenId};
 
-use super::{Drafted, Guess, MAX_SHIPPED_TOKENS, Place, draw};
+use super::{Drafted, DrawInput, Guess, MAX_Q_TOKENS, draw};
 
 /// The draft's side: takes its top tokens with weights rounded as they are sent, and draws from exactly
 /// those.
-pub(super) fn guess(place: &Place<'_>) -> Result<Guess, DrawError> {
-    let mut tokens = keep(place.logits, place.sampling, place.position)?.tokens;
-    if tokens.len() > MAX_SHIPPED_TOKENS {
-        tokens.select_nth_unstable_by(MAX_SHIPPED_TOKENS - 1, by_likelihood);
-        tokens.truncate(MAX_SHIPPED_TOKENS);
+pub(super) fn guess(input: &DrawInput<'_>) -> Result<Guess, DrawError> {
+    let mut tokens = apply_filters(input.logits, input.sampling, input.position)?.tokens;
+    if tokens.len() > MAX_Q_TOKENS {
+        tokens.select_nth_unstable_by(MAX_Q_TOKENS - 1, by_likelihood);
+        tokens.truncate(MAX_Q_TOKENS);
     }
     tokens.sort_unstable_by(by_likelihood);
     let max = tokens[0].1;
@@ -29,39 +29,42 @@ pub(super) fn guess(place: &Place<'_>) -> Result<Guess, DrawError> {
     // A weight that rounds to 0 can neither be drawn nor be sent as drawable.
     q.retain(|&(_, weight)| weight > 0.0);
     let log_weights = q.iter().map(|&(id, weight)| (id, ln(f64::from(weight))));
-    let token_id = draw::from_tokens(place.noise, place.position, Purpose::Draft, log_weights);
+    let token_id = draw::from_tokens(input.noise, input.position, Purpose::Draft, log_weights);
     Ok(Guess { token_id, q })
 }
 
 /// The target's side: accepts with probability `min(1, P/q)`, otherwise draws from the excess of P over q.
 /// Returns the committed token and whether it is the drafted one, accepted.
-pub(super) fn judge(place: &Place<'_>, drafted: Drafted<'_>) -> Result<(TokenId, bool), DrawError> {
-    let probabilities = keep(place.logits, place.sampling, place.position)?.probabilities();
-    let q = normalised(drafted.q);
+pub(super) fn choose_token(
+    input: &DrawInput<'_>,
+    drafted: Drafted<'_>,
+) -> Result<(TokenId, bool), DrawError> {
+    let probabilities = apply_filters(input.logits, input.sampling, input.position)?.probabilities();
+    let q = normalized(drafted.q);
     let p_of_drafted = match probabilities.binary_search_by_key(&drafted.token_id, |&(id, _)| id) {
         Ok(idx) => probabilities[idx].1,
         Err(_) => 0.0,
     };
     let q_of_drafted = q.get(&drafted.token_id).copied().unwrap_or(0.0);
-    let uniform = place.noise.uniform(place.position, 0, Purpose::Accept);
+    let uniform = input.noise.uniform(input.position, 0, Purpose::Accept);
     if uniform * q_of_drafted < p_of_drafted {
         return Ok((drafted.token_id, true));
     }
-    Ok((recovered(place, &probabilities, &q), false))
+    Ok((recovered(input, &probabilities, &q), false))
 }
 
 /// Draws from `max(P - q, 0)`, or from P if that is positive nowhere.
-fn recovered(place: &Place<'_>, probabilities: &[(TokenId, f64)], q: &BTreeMap<TokenId, f64>) -> TokenId {
+fn recovered(input: &DrawInput<'_>, probabilities: &[(TokenId, f64)], q: &BTreeMap<TokenId, f64>) -> TokenId {
     let excess = |&(id, p): &(TokenId, f64)| (id, p - q.get(&id).copied().unwrap_or(0.0));
     let residual: Vec<(TokenId, f64)> = probabilities.iter().map(excess).filter(|&(_, r)| r > 0.0).collect();
     let weights = if residual.is_empty() { probabilities } else { &residual };
     let log_weights =
         weights.iter().filter(|&&(_, weight)| weight > 0.0).map(|&(id, weight)| (id, ln(weight)));
-    draw::from_tokens(place.noise, place.position, Purpose::Residual, log_weights)
+    draw::from_tokens(input.noise, input.position, Purpose::Residual, log_weights)
 }
 
 /// The received weights divided by their sum, which is taken in the order received.
-fn normalised(q: &[(TokenId, f32)]) -> BTreeMap<TokenId, f64> {
+fn normalized(q: &[(TokenId, f32)]) -> BTreeMap<TokenId, f64> {
     let sum: f64 = q.iter().map(|&(_, weight)| f64::from(weight)).sum();
     q.iter().map(|&(id, weight)| (id, f64::from(weight) / sum)).collect()
 }
@@ -70,7 +73,7 @@ fn normalised(q: &[(TokenId, f32)]) -> BTreeMap<TokenId, f64> {
 pub(super) fn check_draft(start: u32, draft: &Draft) -> Result<(), DrawError> {
     for (i, &token_id) in draft.token_ids.iter().enumerate() {
         let fault = match draft.q.get(i) {
-            Some(q) => fault_of(token_id, q),
+            Some(q) => invalid_weight(token_id, q),
             None => Some("rejection mode needs the distribution that each token was drawn from".to_owned()),
         };
         if let Some(reason) = fault {
@@ -85,9 +88,9 @@ pub(super) fn check_draft(start: u32, draft: &Draft) -> Result<(), DrawError> {
     Ok(())
 }
 
-fn fault_of(token_id: TokenId, q: &[(TokenId, f32)]) -> Option<String> {
-    if q.len() > MAX_SHIPPED_TOKENS {
-        return Some(format!("q lists {} tokens, at most {MAX_SHIPPED_TOKENS} are allowed", q.len()));
+fn invalid_weight(token_id: TokenId, q: &[(TokenId, f32)]) -> Option<String> {
+    if q.len() > MAX_Q_TOKENS {
+        return Some(format!("q lists {} tokens, at most {MAX_Q_TOKENS} are allowed", q.len()));
     }
     if let Some((id, weight)) = q.iter().find(|(_, weight)| !weight.is_finite() || *weight < 0.0) {
         return Some(format!("q gives token {id} the weight {weight}, weights are finite and not negative"));

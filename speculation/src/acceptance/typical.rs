@@ -1,11 +1,11 @@
 //! Typical acceptance (contract B6), the lossy mode: tokens that are likely enough for the target pass.
 
 use crate::TokenId;
-use crate::logits::{DrawError, keep};
+use crate::logits::{DrawError, apply_filters};
 use crate::math::{exp, ln};
 use crate::noise::Purpose;
 
-use super::{Place, draw};
+use super::{DrawInput, draw};
 
 /// Tokens above this probability pass for any entropy.
 const THRESHOLD: f64 = 0.09;
@@ -13,9 +13,9 @@ const THRESHOLD: f64 = 0.09;
 const ALPHA: f64 = 0.3;
 
 /// Returns the committed token and whether it is the drafted one.
-pub(super) fn judge(place: &Place<'_>, drafted: TokenId) -> Result<(TokenId, bool), DrawError> {
-    let kept = keep(place.logits, place.sampling, place.position)?;
-    let own = draw::from_tokens(place.noise, place.position, Purpose::Draw, kept.tokens.iter().copied());
+pub(super) fn choose_token(input: &DrawInput<'_>, drafted: TokenId) -> Result<(TokenId, bool), DrawError> {
+    let kept = apply_filters(input.logits, input.sampling, input.position)?;
+    let own = draw::from_tokens(input.noise, input.position, Purpose::Draw, kept.tokens.iter().copied());
     if own == drafted || is_typical(&kept.probabilities(), drafted) {
         return Ok((drafted, true));
     }

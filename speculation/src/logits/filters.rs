@@ -1,7 +1,7 @@
 //! Temperature, min-p, top-k and top-p (contract B2): which tokens of a processed row may be drawn.
 //!
 //! Each filter is defined on all tokens in one order, likeliest first and lowest id first among equals. Only
-//! the needed beginning of that order is sorted (`likeliest` finds it). The naive version that sorts
+//! the needed beginning of that order is sorted (`block_max` finds it). The naive version that sorts
 //! everything is the reference, in tests/sampling/naive.rs.
 
 use std::cmp::Ordering;
@@ -10,17 +10,17 @@ use crate::math::{exp, ln};
 use crate::{SamplingParams, TokenId};
 
 use super::DrawError;
-use super::likeliest::Blocks;
+use super::block_max::Blocks;
 
 /// The tokens that passed the filters.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Kept {
+pub struct FilteredTokens {
     /// (id, logit divided by temperature), by ascending id; never empty. A greedy sequence's logit is not
     /// divided.
     pub tokens: Vec<(TokenId, f64)>,
 }
 
-impl Kept {
+impl FilteredTokens {
     /// (id, probability) by ascending id: `exp(x - max x)` over its sum in that order.
     pub fn probabilities(&self) -> Vec<(TokenId, f64)> {
         let max = largest(&self.tokens);
@@ -37,10 +37,14 @@ impl Kept {
 /// Applies temperature, then min-p, top-k and top-p, to a row that went through [`super::process`].
 ///
 /// A greedy sequence keeps only its argmax. `position` is used in errors only.
-pub fn keep(logits: &[f32], sampling: &SamplingParams, position: u32) -> Result<Kept, DrawError> {
+pub fn apply_filters(
+    logits: &[f32],
+    sampling: &SamplingParams,
+    position: u32,
+) -> Result<FilteredTokens, DrawError> {
     let likeliest = check_row(logits, position)?;
     if sampling.is_greedy() {
-        return Ok(Kept { tokens: vec![(likeliest, f64::from(logits[likeliest as usize]))] });
+        return Ok(FilteredTokens { tokens: vec![(likeliest, f64::from(logits[likeliest as usize]))] });
     }
 
     let temperature = f64::from(sampling.temperature);
@@ -49,7 +53,7 @@ pub fn keep(logits: &[f32], sampling: &SamplingParams, position: u32) -> Result<
     let top_k = sampling.top_k as usize;
     let only_top_p = top_k == 0 && sampling.min_p <= 0.0 && sampling.top_p < 1.0;
     if only_top_p && let Some(tokens) = nucleus(&blocks, max, f64::from(sampling.top_p)) {
-        return Ok(Kept { tokens });
+        return Ok(FilteredTokens { tokens });
     }
     let mut tokens = blocks.at_least(blocks.floor_of(top_k).unwrap_or(f32::NEG_INFINITY));
     if sampling.min_p > 0.0 {
@@ -66,7 +70,7 @@ pub fn keep(logits: &[f32], sampling: &SamplingParams, position: u32) -> Result<
         tokens.truncate(kept);
     }
     tokens.sort_unstable_by_key(|&(id, _)| id);
-    Ok(Kept { tokens })
+    Ok(FilteredTokens { tokens })
 }
 
 /// Numbers of tokens in which to look for a nucleus before sorting everything.

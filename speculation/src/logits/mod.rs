@@ -6,16 +6,16 @@
 //! [`crate::acceptance`] draws. [`mod@score`] reports log probabilities of the raw row. Code in this module
 //! must not depend on noise, drafts or other rows.
 
+mod block_max;
 mod counts;
 mod error;
 mod filters;
-mod likeliest;
 mod mask;
 mod score;
 
 pub use counts::TokenCounts;
 pub use error::DrawError;
-pub use filters::{Kept, keep};
+pub use filters::{FilteredTokens, apply_filters};
 pub(crate) use filters::{by_likelihood, check_row, highest};
 pub use mask::TokenMask;
 pub use score::{Normalizer, score};
@@ -32,18 +32,18 @@ pub fn process(logits: &mut [f32], spec: &SequenceSpec, counts: &TokenCounts, po
     let sampling = &spec.sampling;
     if position.saturating_sub(spec.prompt_len) < sampling.min_tokens {
         for &id in &spec.stop_token_ids {
-            change(logits, id, |_| f32::NEG_INFINITY);
+            edit_logit(logits, id, |_| f32::NEG_INFINITY);
         }
     }
     for &(id, bias) in &sampling.logit_bias {
-        change(logits, id, |logit| logit + bias);
+        edit_logit(logits, id, |logit| logit + bias);
     }
     if !sampling.has_penalties() {
         return;
     }
     debug_assert_eq!(counts.len(), position, "penalties need counts of all ids before the position");
     for (id, occurrences) in counts.iter() {
-        change(logits, id, |logit| {
+        edit_logit(logits, id, |logit| {
             let repetition = sampling.repetition_penalty;
             let logit = if logit > 0.0 { logit / repetition } else { logit * repetition };
             let logit = logit - sampling.frequency_penalty * occurrences.in_output as f32;
@@ -52,7 +52,7 @@ pub fn process(logits: &mut [f32], spec: &SequenceSpec, counts: &TokenCounts, po
     }
 }
 
-fn change(logits: &mut [f32], id: TokenId, to: impl FnOnce(f32) -> f32) {
+fn edit_logit(logits: &mut [f32], id: TokenId, to: impl FnOnce(f32) -> f32) {
     if let Some(logit) = logits.get_mut(id as usize) {
         *logit = to(*logit);
     }

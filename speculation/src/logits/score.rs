@@ -38,7 +38,7 @@ impl Normalizer {
                 *lane += exp(f64::from(logit) - max);
             }
         }
-        let sum: f64 = lanes.as_chunks::<GROUP>().0.iter().map(by_halves).sum();
+        let sum: f64 = lanes.as_chunks::<GROUP>().0.iter().map(pairwise_sum).sum();
         Self { max, log_sum: ln(sum) }
     }
 
@@ -53,7 +53,7 @@ impl Normalizer {
     }
 }
 
-fn by_halves(lanes: &[f64; GROUP]) -> f64 {
+fn pairwise_sum(lanes: &[f64; GROUP]) -> f64 {
     let mut lanes = *lanes;
     let mut half = GROUP / 2;
     while half > 0 {
@@ -74,14 +74,14 @@ pub fn score(raw_logits: &[f32], token: TokenId, top_n: u32) -> TokenLogprobs {
     if !normalizer.is_usable() {
         return TokenLogprobs { logprob: f32::NAN, top: Vec::new() };
     }
-    let top = likeliest(raw_logits, top_n as usize).into_iter();
+    let top = top_tokens(raw_logits, top_n as usize).into_iter();
     let top = top.map(|(id, _)| (id, normalizer.logprob(raw_logits[id as usize]))).collect();
     let logprob =
         raw_logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| normalizer.logprob(logit));
     TokenLogprobs { logprob, top }
 }
 
-fn likeliest(logits: &[f32], top_n: usize) -> Vec<(TokenId, f64)> {
+fn top_tokens(logits: &[f32], top_n: usize) -> Vec<(TokenId, f64)> {
     let top_n = top_n.min(logits.len());
     if top_n == 0 {
         return Vec::new();

@@ -15,24 +15,24 @@ pub use suffix::SuffixIndex;
 use crate::TokenId;
 
 /// Maximum match length of a search. A match that is followed from there on may become longer.
-pub const LONGEST_SEARCHED: usize = 64;
+pub const MAX_MATCH_LEN: usize = 64;
 
 /// Maximum number of places examined by a search.
-const PLACES_MAX: usize = 64;
+const MAX_SEARCHED_POSITIONS: usize = 64;
 
 /// The prediction of a source for one committed id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Expected {
+pub struct CheckedPrediction {
     /// Match length: number of preceding ids that equal those before the place copied from; 0 for a guess
     /// without a match.
     pub match_len: u32,
     /// Whether the prediction equals the committed id.
-    pub is_right: bool,
+    pub is_correct: bool,
 }
 
 /// Ids that a source predicts next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct LookupMatch {
     /// The predicted ids, at least one.
     pub token_ids: Vec<TokenId>,
     /// Match length: how many of the last committed ids stand before the place copied from.
@@ -41,13 +41,13 @@ pub struct Found {
 
 /// The read position of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct Match {
     /// Index of the id predicted next.
     next: usize,
     match_len: u32,
 }
 
-/// Number of equal ids at the end of `a` and `b`, up to [`LONGEST_SEARCHED`].
+/// Number of equal ids at the end of `a` and `b`, up to [`MAX_MATCH_LEN`].
 fn common_suffix(a: &[TokenId], b: &[TokenId]) -> usize {
-    a.iter().rev().zip(b.iter().rev()).take(LONGEST_SEARCHED).take_while(|(a, b)| a == b).count()
+    a.iter().rev().zip(b.iter().rev()).take(MAX_MATCH_LEN).take_while(|(a, b)| a == b).count()
 }

@@ -9,13 +9,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Expected, Found, PLACES_MAX, Place, common_suffix};
+use super::{CheckedPrediction, LookupMatch, MAX_SEARCHED_POSITIONS, Match, common_suffix};
 use crate::TokenId;
 
 /// Distance within which a single id counts as a match, from the position where the text was left. On the
 /// edit set of docs/measurements/acceptance.md such a match is correct in 9 of 10 cases, and finds the
 /// position one id earlier.
-const NEAR: usize = 8;
+const NEARBY_IDS: usize = 8;
 
 /// A predicted text with an index of its bigrams.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,15 +41,15 @@ impl PredictedText {
 
     /// Finds the position after the last id of `output`, by that id alone, just after the position where the
     /// text was left.
-    fn search_near(&self, output: &[TokenId], left_at: usize) -> Option<Place> {
-        let near = &self.ids[left_at..self.ids.len().min(left_at + NEAR)];
+    fn search_near(&self, output: &[TokenId], left_at: usize) -> Option<Match> {
+        let near = &self.ids[left_at..self.ids.len().min(left_at + NEARBY_IDS)];
         let behind = near.iter().position(|id| Some(id) == output.last())?;
-        Some(Place { next: left_at + behind + 1, match_len: 1 })
+        Some(Match { next: left_at + behind + 1, match_len: 1 })
     }
 
     /// Finds the position after the longest match of the last ids of `output`, at least two ids long. Among
     /// equally long ones takes the nearest to `expected`, preferring later positions.
-    fn search(&self, output: &[TokenId], expected: usize) -> Option<Place> {
+    fn search(&self, output: &[TokenId], expected: usize) -> Option<Match> {
         let [.., a, b] = output else { return None };
         let key = [*a, *b];
         let first = self.pairs.partition_point(|(pair, _)| *pair < key);
@@ -59,8 +59,8 @@ impl PredictedText {
         let (before, behind) = places.split_at(behind);
         let distance = |place: usize| (place.abs_diff(expected), usize::from(place < expected));
         let (mut before, mut behind) = (before.iter().rev().peekable(), behind.iter().peekable());
-        let mut longest: Option<Place> = None;
-        for _ in 0..PLACES_MAX {
+        let mut longest: Option<Match> = None;
+        for _ in 0..MAX_SEARCHED_POSITIONS {
             let is_behind = match (before.peek(), behind.peek()) {
                 (None, None) => break,
                 (Some((_, left)), Some((_, right))) => distance(*right as usize) < distance(*left as usize),
@@ -71,7 +71,7 @@ impl PredictedText {
             let next = place as usize;
             let match_len = common_suffix(&self.ids[..next], output) as u32;
             if longest.is_none_or(|longest| match_len > longest.match_len) {
-                longest = Some(Place { next, match_len });
+                longest = Some(Match { next, match_len });
             }
         }
         longest
@@ -86,7 +86,7 @@ pub struct PredictionCursor {
     prompt_len: usize,
     /// Number of ids read so far.
     len: usize,
-    at: Option<Place>,
+    at: Option<Match>,
     /// Where the text would have continued if it had been followed; at most its length.
     left_at: usize,
     /// Which ids of the text have appeared in the output; their number is `num_appeared`.
@@ -98,7 +98,7 @@ impl PredictionCursor {
     /// Creates a cursor at the first id of `text`; the output begins after a prompt of `prompt_len` ids.
     pub fn new(text: Arc<PredictedText>, prompt_len: usize) -> Self {
         let appeared = vec![false; text.ids.len()];
-        let at = (!text.ids.is_empty()).then_some(Place { next: 0, match_len: 0 });
+        let at = (!text.ids.is_empty()).then_some(Match { next: 0, match_len: 0 });
         Self { text, prompt_len, len: prompt_len, at, left_at: 0, appeared, num_appeared: 0 }
     }
 
@@ -107,37 +107,37 @@ impl PredictionCursor {
         (self.num_appeared, self.text.ids.len() as u32 - self.num_appeared)
     }
 
-    /// Reads the ids added since the last call and calls `tell` with the prediction for each.
-    pub fn follow(&mut self, ids: &[TokenId], mut tell: impl FnMut(Expected)) {
+    /// Reads the ids added since the last call and calls `on_prediction` with the prediction for each.
+    pub fn read_committed(&mut self, ids: &[TokenId], mut on_prediction: impl FnMut(CheckedPrediction)) {
         while self.len < ids.len() {
             let id = ids[self.len];
             self.len += 1;
             let output = &ids[self.prompt_len..self.len];
-            let Some(Place { next, match_len }) = self.at else {
+            let Some(Match { next, match_len }) = self.at else {
                 self.relocate(output);
                 continue;
             };
-            let is_right = self.text.ids[next] == id;
-            tell(Expected { match_len, is_right });
-            if is_right {
-                self.appears(next..next + 1);
-                self.go_to(Place { next: next + 1, match_len: match_len.saturating_add(1) });
+            let is_correct = self.text.ids[next] == id;
+            on_prediction(CheckedPrediction { match_len, is_correct });
+            if is_correct {
+                self.mark_appeared(next..next + 1);
+                self.set_position(Match { next: next + 1, match_len: match_len.saturating_add(1) });
                 continue;
             }
             // A mere assumption (`match_len` 0) was made one id after the position where the text was left.
             self.left_at = if match_len == 0 { next.saturating_sub(1) } else { next };
             // Without any match so far, a replaced id is not a plausible explanation.
             if !self.relocate(output) && match_len > 0 {
-                self.go_to(Place { next: next + 1, match_len: 0 });
+                self.set_position(Match { next: next + 1, match_len: 0 });
             }
         }
     }
 
     /// At most `max_tokens` ids that follow in the text.
-    pub fn find(&self, max_tokens: usize) -> Option<Found> {
-        let Place { next, match_len } = self.at.filter(|_| max_tokens > 0)?;
+    pub fn find(&self, max_tokens: usize) -> Option<LookupMatch> {
+        let Match { next, match_len } = self.at.filter(|_| max_tokens > 0)?;
         let token_ids = self.text.ids[next..].iter().copied().take(max_tokens).collect();
-        Some(Found { token_ids, match_len })
+        Some(LookupMatch { token_ids, match_len })
     }
 
     /// Searches the text for the last ids of the output; returns whether they were found.
@@ -146,18 +146,18 @@ impl PredictionCursor {
         let text = Arc::clone(&self.text);
         let found = text.search(output, self.left_at);
         let Some(found) = found.or_else(|| text.search_near(output, self.left_at)) else { return false };
-        self.appears(found.next - found.match_len as usize..found.next);
-        self.go_to(found);
+        self.mark_appeared(found.next - found.match_len as usize..found.next);
+        self.set_position(found);
         true
     }
 
     /// Moves to a position, which may be the end of the text.
-    fn go_to(&mut self, place: Place) {
+    fn set_position(&mut self, place: Match) {
         self.left_at = place.next;
         self.at = Some(place).filter(|place| place.next < self.text.ids.len());
     }
 
-    fn appears(&mut self, places: Range<usize>) {
+    fn mark_appeared(&mut self, places: Range<usize>) {
         for appeared in &mut self.appeared[places] {
             self.num_appeared += u32::from(!std::mem::replace(appeared, true));
         }
@@ -169,23 +169,23 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::lookup::LONGEST_SEARCHED;
+    use crate::lookup::MAX_MATCH_LEN;
 
     /// Runs a cursor over an output; returns its predictions and the cursor.
-    fn run(text: &[TokenId], output: &[TokenId]) -> (Vec<Expected>, PredictionCursor) {
+    fn run(text: &[TokenId], output: &[TokenId]) -> (Vec<CheckedPrediction>, PredictionCursor) {
         let prompt: [TokenId; 3] = [901, 902, 903];
         let ids = [&prompt[..], output].concat();
         let mut cursor = PredictionCursor::new(Arc::new(PredictedText::new(text.to_vec())), prompt.len());
         let mut told = Vec::new();
         for len in prompt.len()..=ids.len() {
-            cursor.follow(&ids[..len], |expected| told.push(expected));
+            cursor.read_committed(&ids[..len], |expected| told.push(expected));
         }
         (told, cursor)
     }
 
     /// The naive twin, which compares every position of the text. Returns its predictions, the read position
     /// and the ids that appeared.
-    fn naive(text: &[TokenId], output: &[TokenId]) -> (Vec<Expected>, Option<Place>, Vec<bool>) {
+    fn naive(text: &[TokenId], output: &[TokenId]) -> (Vec<CheckedPrediction>, Option<Match>, Vec<bool>) {
         let (mut told, mut appeared) = (Vec::new(), vec![false; text.len()]);
         let (mut at, mut left_at) = ((0, 0), 0);
         let mut reads = true;
@@ -193,10 +193,10 @@ mod tests {
             let so_far = &output[..end];
             let (next, match_len) = at;
             if reads && next < text.len() {
-                let is_right = text[next] == so_far[end - 1];
-                told.push(Expected { match_len, is_right });
+                let is_correct = text[next] == so_far[end - 1];
+                told.push(CheckedPrediction { match_len, is_correct });
                 left_at = if match_len == 0 { next.saturating_sub(1) } else { next };
-                if is_right {
+                if is_correct {
                     appeared[next] = true;
                     at = (next + 1, match_len + 1);
                     left_at = next + 1;
@@ -205,12 +205,12 @@ mod tests {
             }
             let was_followed = reads && next < text.len() && match_len > 0;
             let len_at = |place: usize| {
-                let most = place.min(end).min(LONGEST_SEARCHED);
+                let most = place.min(end).min(MAX_MATCH_LEN);
                 (0..most).take_while(|i| text[place - 1 - i] == so_far[end - 1 - i]).count()
             };
             let mut places: Vec<usize> = (2..=text.len()).filter(|place| len_at(*place) >= 2).collect();
             places.sort_by_key(|place| (place.abs_diff(left_at), *place < left_at));
-            places.truncate(PLACES_MAX);
+            places.truncate(MAX_SEARCHED_POSITIONS);
             let longest = places.iter().map(|place| len_at(*place)).max();
             match places.into_iter().find(|place| Some(len_at(*place)) == longest) {
                 Some(place) => {
@@ -218,7 +218,8 @@ mod tests {
                     (reads, left_at) = (true, place);
                     appeared[place - len_at(place)..place].fill(true);
                 }
-                None => match (left_at..text.len().min(left_at + NEAR)).find(|i| text[*i] == so_far[end - 1])
+                None => match (left_at..text.len().min(left_at + NEARBY_IDS))
+                    .find(|i| text[*i] == so_far[end - 1])
                 {
                     Some(near) => {
                         at = (near + 1, 1);
@@ -233,16 +234,16 @@ mod tests {
                 },
             }
         }
-        let place = Place { next: at.0, match_len: at.1 };
+        let place = Match { next: at.0, match_len: at.1 };
         (told, Some(place).filter(|place| reads && place.next < text.len()), appeared)
     }
 
-    fn right(match_len: u32) -> Expected {
-        Expected { match_len, is_right: true }
+    fn right(match_len: u32) -> CheckedPrediction {
+        CheckedPrediction { match_len, is_correct: true }
     }
 
-    fn wrong(match_len: u32) -> Expected {
-        Expected { match_len, is_right: false }
+    fn wrong(match_len: u32) -> CheckedPrediction {
+        CheckedPrediction { match_len, is_correct: false }
     }
 
     #[test]
@@ -252,7 +253,7 @@ mod tests {
         assert_eq!(told, (0..20).map(right).collect::<Vec<_>>());
         assert_eq!((cursor.find(4), cursor.num_appeared()), (None, (20, 0)));
         let (_, cursor) = run(&text, &text[..5]);
-        assert_eq!(cursor.find(3), Some(Found { token_ids: vec![5, 6, 7], match_len: 5 }));
+        assert_eq!(cursor.find(3), Some(LookupMatch { token_ids: vec![5, 6, 7], match_len: 5 }));
         assert_eq!(cursor.find(99).unwrap().token_ids.len(), 15);
         assert_eq!((cursor.find(0), cursor.num_appeared()), (None, (5, 15)));
         assert_eq!(run(&[], &[1, 2]).1.num_appeared(), (0, 0));

@@ -5,7 +5,7 @@
 //! at most one id per new id. The chain is searched only when the sequence diverges, within fixed limits. So
 //! an id costs amortised O(1) time and 8 bytes.
 
-use super::{Expected, Found, PLACES_MAX, Place, common_suffix};
+use super::{CheckedPrediction, LookupMatch, MAX_SEARCHED_POSITIONS, Match, common_suffix};
 use crate::TokenId;
 
 /// Maximum number of places kept; the newest ones are.
@@ -15,7 +15,7 @@ const WINDOW: usize = 1 << 15;
 const SMALLEST_TABLE: usize = 64;
 
 /// Maximum links followed by a search: bigrams with the same hash share a chain.
-const LINKS_MAX: usize = 4 * PLACES_MAX;
+const MAX_CHAIN_LINKS: usize = 4 * MAX_SEARCHED_POSITIONS;
 
 /// An index of a sequence's bigrams; see the module documentation. Every call takes the whole sequence as
 /// `ids`.
@@ -30,7 +30,7 @@ pub struct SuffixIndex {
     /// By place, modulo the table size: the previous place on its chain. Same length as `heads`, a power of
     /// two.
     earlier: Vec<u32>,
-    follows: Option<Place>,
+    current: Option<Match>,
 }
 
 impl SuffixIndex {
@@ -40,7 +40,7 @@ impl SuffixIndex {
     }
 
     fn with_window(ids: &[TokenId], window: usize) -> Self {
-        let mut index = Self { window, len: 0, heads: Vec::new(), earlier: Vec::new(), follows: None };
+        let mut index = Self { window, len: 0, heads: Vec::new(), earlier: Vec::new(), current: None };
         let but_last = &ids[..ids.len().saturating_sub(1)];
         index.rebuild(but_last, ids.len().next_power_of_two().clamp(SMALLEST_TABLE, window));
         if !ids.is_empty() {
@@ -49,11 +49,11 @@ impl SuffixIndex {
         index
     }
 
-    /// Reads the ids added since the last call and calls `tell` with the prediction for each.
-    pub fn follow(&mut self, ids: &[TokenId], mut tell: impl FnMut(Expected)) {
+    /// Reads the ids added since the last call and calls `on_prediction` with the prediction for each.
+    pub fn read_committed(&mut self, ids: &[TokenId], mut on_prediction: impl FnMut(CheckedPrediction)) {
         while self.len < ids.len() {
-            if let Some(Place { next, match_len }) = self.follows {
-                tell(Expected { match_len, is_right: ids[next] == ids[self.len] });
+            if let Some(Match { next, match_len }) = self.current {
+                on_prediction(CheckedPrediction { match_len, is_correct: ids[next] == ids[self.len] });
             }
             self.read(ids);
         }
@@ -61,18 +61,18 @@ impl SuffixIndex {
 
     /// At most `max_tokens` ids that followed the longest match of the last ids, which has at least two. A
     /// copy that reaches the end of the sequence repeats itself.
-    pub fn find(&self, ids: &[TokenId], max_tokens: usize) -> Option<Found> {
-        let Place { next, match_len } = self.follows.filter(|_| max_tokens > 0)?;
+    pub fn find(&self, ids: &[TokenId], max_tokens: usize) -> Option<LookupMatch> {
+        let Match { next, match_len } = self.current.filter(|_| max_tokens > 0)?;
         let token_ids = ids[next..self.len].iter().copied().cycle().take(max_tokens).collect();
-        Some(Found { token_ids, match_len })
+        Some(LookupMatch { token_ids, match_len })
     }
 
     /// Reads the next id.
     fn read(&mut self, ids: &[TokenId]) {
         let at = self.len;
-        self.follows = match self.follows {
-            Some(Place { next, match_len }) if ids[next] == ids[at] => {
-                Some(Place { next: next + 1, match_len: match_len.saturating_add(1) })
+        self.current = match self.current {
+            Some(Match { next, match_len }) if ids[next] == ids[at] => {
+                Some(Match { next: next + 1, match_len: match_len.saturating_add(1) })
             }
             _ => self.search(&ids[..=at]),
         };
@@ -80,19 +80,19 @@ impl SuffixIndex {
     }
 
     /// Finds the place after the longest match of the last ids, the newest among equally long ones.
-    fn search(&self, ids: &[TokenId]) -> Option<Place> {
+    fn search(&self, ids: &[TokenId]) -> Option<Match> {
         let [.., a, b] = ids else { return None };
-        let mut found: Option<Place> = None;
+        let mut found: Option<Match> = None;
         let (mut at, mut num_places) = (self.heads[self.slot(*a, *b)] as usize, 0);
-        for _ in 0..LINKS_MAX {
-            if at == 0 || at + self.heads.len() <= ids.len() || num_places == PLACES_MAX {
+        for _ in 0..MAX_CHAIN_LINKS {
+            if at == 0 || at + self.heads.len() <= ids.len() || num_places == MAX_SEARCHED_POSITIONS {
                 break;
             }
             if ids[at - 2] == *a && ids[at - 1] == *b {
                 num_places += 1;
                 let match_len = common_suffix(&ids[..at], ids) as u32;
                 if found.is_none_or(|longest| match_len > longest.match_len) {
-                    found = Some(Place { next: at, match_len });
+                    found = Some(Match { next: at, match_len });
                 }
             }
             at = self.earlier[at % self.earlier.len()] as usize;
@@ -138,63 +138,63 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::lookup::LONGEST_SEARCHED;
+    use crate::lookup::MAX_MATCH_LEN;
 
     /// The naive twin: the same rule, comparing every earlier place, newest first.
     struct Naive {
         window: usize,
-        follows: Option<Place>,
+        current: Option<Match>,
     }
 
     impl Naive {
         fn read(&mut self, ids: &[TokenId]) {
             let (last, before) = ids.split_last().unwrap();
-            self.follows = match self.follows {
-                Some(Place { next, match_len }) if before[next] == *last => {
-                    Some(Place { next: next + 1, match_len: match_len + 1 })
+            self.current = match self.current {
+                Some(Match { next, match_len }) if before[next] == *last => {
+                    Some(Match { next: next + 1, match_len: match_len + 1 })
                 }
                 _ => self.longest(ids),
             };
         }
 
-        fn longest(&self, ids: &[TokenId]) -> Option<Place> {
+        fn longest(&self, ids: &[TokenId]) -> Option<Match> {
             let len_at = |place: usize| {
-                (0..place.min(LONGEST_SEARCHED))
+                (0..place.min(MAX_MATCH_LEN))
                     .take_while(|i| ids[place - 1 - i] == ids[ids.len() - 1 - i])
                     .count()
             };
             let newest_first = (2..ids.len()).rev().filter(|place| place + self.window > ids.len());
             let matches = newest_first.map(|place| (place, len_at(place))).filter(|(_, len)| *len >= 2);
-            let considered: Vec<_> = matches.take(PLACES_MAX).collect();
+            let considered: Vec<_> = matches.take(MAX_SEARCHED_POSITIONS).collect();
             let longest = considered.iter().map(|(_, len)| *len).max()?;
             let (next, match_len) = considered.into_iter().find(|(_, len)| *len == longest)?;
-            Some(Place { next, match_len: match_len as u32 })
+            Some(Match { next, match_len: match_len as u32 })
         }
 
-        fn find(&self, ids: &[TokenId], max_tokens: usize) -> Option<Found> {
-            let Place { next, match_len } = self.follows?;
+        fn find(&self, ids: &[TokenId], max_tokens: usize) -> Option<LookupMatch> {
+            let Match { next, match_len } = self.current?;
             let mut copied = ids.to_vec();
             for i in 0..max_tokens {
                 copied.push(copied[next + i]);
             }
-            Some(Found { token_ids: copied.split_off(ids.len()), match_len })
+            Some(LookupMatch { token_ids: copied.split_off(ids.len()), match_len })
         }
     }
 
     fn check((ids, prompt_len): (&[TokenId], usize), window: usize) {
         let mut index = SuffixIndex::with_window(&ids[..prompt_len], window);
-        let mut naive = Naive { window, follows: None };
+        let mut naive = Naive { window, current: None };
         // No place is followed within a prompt.
-        naive.follows = naive.longest(&ids[..prompt_len]);
+        naive.current = naive.longest(&ids[..prompt_len]);
         for len in prompt_len..=ids.len() {
             let so_far = &ids[..len];
             if len > prompt_len {
-                let expected = naive.find(&so_far[..len - 1], 1).map(|found| Expected {
+                let expected = naive.find(&so_far[..len - 1], 1).map(|found| CheckedPrediction {
                     match_len: found.match_len,
-                    is_right: found.token_ids[0] == so_far[len - 1],
+                    is_correct: found.token_ids[0] == so_far[len - 1],
                 });
                 let mut told = None;
-                index.follow(so_far, |expected| told = Some(expected));
+                index.read_committed(so_far, |expected| told = Some(expected));
                 assert_eq!(told, expected, "{so_far:?}");
                 naive.read(so_far);
             }
@@ -227,9 +227,10 @@ mod tests {
         let mut told = Vec::new();
         for &id in &file[100..250] {
             ids.push(id);
-            index.follow(&ids, |expected| told.push(expected));
+            index.read_committed(&ids, |expected| told.push(expected));
         }
-        let right: Vec<_> = (2..150).map(|match_len| Expected { match_len, is_right: true }).collect();
+        let right: Vec<_> =
+            (2..150).map(|match_len| CheckedPrediction { match_len, is_correct: true }).collect();
         assert_eq!(told, right);
         assert_eq!(index.find(&ids, 3).unwrap().token_ids, [250, 251, 252]);
     }
@@ -238,16 +239,16 @@ mod tests {
     fn tables_grow_with_the_sequence_up_to_the_window() {
         let ids: Vec<TokenId> = (0..3 * WINDOW as TokenId).collect();
         let mut index = SuffixIndex::new(&ids[..10]);
-        index.follow(&ids, |expected| panic!("nothing repeats: {expected:?}"));
+        index.read_committed(&ids, |expected| panic!("nothing repeats: {expected:?}"));
         assert_eq!((index.heads.len(), index.earlier.len()), (WINDOW, WINDOW));
         let back_to = |place: usize| [&ids[..], &ids[place - 2..place]].concat();
         for (place, is_kept) in [(2 * WINDOW + 10, true), (2 * WINDOW - 10, false)] {
             let ids = back_to(place);
             let (mut index, mut whole) = (index.clone(), SuffixIndex::new(&ids));
-            index.follow(&ids, |_| {});
+            index.read_committed(&ids, |_| {});
             assert_eq!(index.find(&ids, 1).is_some(), is_kept, "{place}");
             assert_eq!(whole.find(&ids, 1), index.find(&ids, 1));
-            whole.follow(&ids, |_| panic!("everything was read"));
+            whole.read_committed(&ids, |_| panic!("everything was read"));
         }
     }
 

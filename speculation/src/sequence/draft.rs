@@ -13,14 +13,14 @@ const MAX_RETRY_WAIT: Duration = Duration::from_secs(5);
 const MAX_Q_ENTRIES: usize = 64;
 
 impl Sequence {
-    pub(super) fn ask_draft(&mut self, now: Duration, asked: Asked, wait: Duration) {
+    pub(super) fn request_proposal(&mut self, now: Duration, request: ProposalRequest, wait: Duration) {
         let len = self.committed.len();
-        let base = self.draft_have().min(len - 1);
-        self.send_to_draft(now, (base, len), Some(asked), wait);
+        let base = self.draft_cached_len().min(len - 1);
+        self.send_to_draft(now, (base, len), Some(request), wait);
     }
 
     pub(super) fn feed_draft(&mut self, now: Duration, wait: Duration) {
-        let base = self.draft_have();
+        let base = self.draft_cached_len();
         let start = self.committed.len().min(base + MAX_CONTEXT_IDS as u32);
         let wait = wait.max(FEED_WAIT);
         self.send_to_draft(now, (base, start), None, wait);
@@ -31,26 +31,32 @@ impl Sequence {
         &mut self,
         now: Duration,
         (base, start): (u32, u32),
-        asked: Option<Asked>,
+        requested: Option<ProposalRequest>,
         wait: Duration,
     ) {
-        let work = match asked {
+        let work = match requested {
             None => Work::Feed,
-            Some(Asked { num_draft_tokens, num_tree_tokens }) => {
+            Some(ProposalRequest { num_draft_tokens, num_tree_tokens }) => {
                 Work::Propose { num_draft_tokens, num_tree_tokens }
             }
         };
         let step = self.make_step(Role::Draft, base, start, work);
         self.draft.cached_len = base;
         self.last_proposal = None;
-        self.draft.in_flight =
-            Some(InFlight { step_seq: step.step_seq, start, asked, deadline: now + wait, wait, resends: 0 });
+        self.draft.in_flight = Some(InFlight {
+            step_seq: step.step_seq,
+            start,
+            requested,
+            deadline: now + wait,
+            wait,
+            resends: 0,
+        });
         self.actions.push(Action::Send(Role::Draft, step));
     }
 
     /// Number of ids whose KV is valid at the draft worker. Of the path of first children, k' ids long, it
     /// caches the first k' - 1.
-    pub(super) fn draft_have(&self) -> u32 {
+    pub(super) fn draft_cached_len(&self) -> u32 {
         let Some((start, proposed)) = &self.last_proposal else { return self.draft.cached_len };
         let since = &self.committed.ids()[*start as usize..];
         let leading = proposed.iter().zip(since).take_while(|(a, b)| a == b).count();
@@ -58,7 +64,7 @@ impl Sequence {
     }
 
     /// Whether the draft worker may receive a step: it answered the last one, or its retry wait has passed.
-    pub(super) fn draft_is_free(&mut self, now: Duration) -> bool {
+    pub(super) fn try_free_draft(&mut self, now: Duration) -> bool {
         let Some(step) = &self.draft.in_flight else { return true };
         if now < self.draft_retry_at {
             return false;
@@ -72,18 +78,18 @@ impl Sequence {
 
     /// Called after a request whose proposal the round does not wait for. It may take as long as a feed
     /// before the worker is asked again.
-    pub(super) fn draft_unwaited(&mut self, now: Duration) {
+    pub(super) fn on_unawaited_request(&mut self, now: Duration) {
         self.draft_retry_at = now + FEED_WAIT.max(self.draft_retry_wait);
     }
 
     /// Called when a proposal missed its deadline.
-    pub(super) fn draft_missed(&mut self, now: Duration) {
+    pub(super) fn on_draft_timeout(&mut self, now: Duration) {
         let Some(step) = &self.draft.in_flight else { return };
         self.draft_retry_wait = (step.wait * 2).max(self.draft_retry_wait).min(MAX_RETRY_WAIT);
         self.draft_retry_at = now + self.draft_retry_wait;
     }
 
-    pub(super) fn draft_fed(&mut self, now: Duration, step: &InFlight) {
+    pub(super) fn on_draft_fed(&mut self, now: Duration, step: &InFlight) {
         self.draft.cached_len = step.start;
         self.draft_retry_wait = Duration::ZERO;
         if self.committed.len() - step.start > FEED_LAG {
@@ -91,10 +97,10 @@ impl Sequence {
         }
     }
 
-    pub(super) fn proposal(&mut self, now: Duration, step: &InFlight, proposal: Proposal) {
+    pub(super) fn on_proposal(&mut self, now: Duration, step: &InFlight, proposal: Proposal) {
         self.draft_retry_wait = Duration::ZERO;
         self.draft.cached_len = step.start;
-        let proposal = match self.sound_proposal(step, proposal) {
+        let proposal = match self.validated_proposal(step, proposal) {
             Some(proposal) => {
                 self.last_proposal = Some((proposal.start, proposal.draft.first_path()));
                 proposal
@@ -104,19 +110,19 @@ impl Sequence {
         if matches!(self.phase, Phase::Drafting { .. }) {
             self.verify(now, proposal.draft);
         } else if self.spec.acceptance == AcceptanceMode::Rejection {
-            self.ignore(Ignored::UnusableProposal);
+            self.report_anomaly(Anomaly::UnusableProposal);
         } else {
-            self.late = Some(proposal);
+            self.late_proposal = Some(proposal);
         }
     }
 
     /// Reduces a proposal to what may be sent to a target; `None` if it violates the contract as a whole.
-    fn sound_proposal(&mut self, step: &InFlight, mut proposal: Proposal) -> Option<Proposal> {
-        let Asked { num_draft_tokens: k, num_tree_tokens } =
-            step.asked.unwrap_or(Asked { num_draft_tokens: 0, num_tree_tokens: 0 });
+    fn validated_proposal(&mut self, step: &InFlight, mut proposal: Proposal) -> Option<Proposal> {
+        let ProposalRequest { num_draft_tokens: k, num_tree_tokens } =
+            step.requested.unwrap_or(ProposalRequest { num_draft_tokens: 0, num_tree_tokens: 0 });
         let draft = &mut proposal.draft;
-        let vocab_size = self.limits.vocab_size;
-        let q_is_sound = match self.spec.acceptance {
+        let vocab_size = self.config.vocab_size;
+        let is_q_valid = match self.spec.acceptance {
             AcceptanceMode::Rejection => {
                 // Dropping single ids because of their value would bias the text, so it is all or nothing.
                 draft.q.len() == draft.token_ids.len()
@@ -132,33 +138,36 @@ impl Sequence {
             }
         };
         let is_bounded = draft.token_ids.len() <= k.max(num_tree_tokens) as usize && draft.depth() <= k;
-        let shape_is_sound =
-            is_bounded && (!draft.is_tree() || takes_trees(&self.spec)) && draft.check_shape().is_ok();
-        if proposal.start != step.start || !shape_is_sound || !q_is_sound {
-            self.ignore(Ignored::MalformedReply);
+        let is_shape_valid =
+            is_bounded && (!draft.is_tree() || supports_trees(&self.spec)) && draft.check_shape().is_ok();
+        if proposal.start != step.start || !is_shape_valid || !is_q_valid {
+            self.report_anomaly(Anomaly::MalformedReply);
             return None;
         }
         if let Some(first_bad) = draft.token_ids.iter().position(|id| *id >= vocab_size) {
-            draft.cut(k, first_bad);
-            self.ignore(Ignored::MalformedReply);
+            draft.truncate(k, first_bad);
+            self.report_anomaly(Anomaly::MalformedReply);
         }
         Some(proposal)
     }
 
     /// Returns the part of a late proposal that still applies to the next ids.
-    pub(super) fn take_late_rest(&mut self, asked: Asked) -> Option<Draft> {
-        let proposal = self.late.take()?;
+    pub(super) fn take_late_remainder(&mut self, request: ProposalRequest) -> Option<Draft> {
+        let proposal = self.late_proposal.take()?;
         let since = &self.committed.ids()[proposal.start as usize..];
-        match proposal.draft.behind(since) {
-            Some(mut rest) if !rest.token_ids.is_empty() && asked.num_draft_tokens > 0 => {
-                if asked.num_tree_tokens <= asked.num_draft_tokens {
+        match proposal.draft.after_path(since) {
+            Some(mut rest) if !rest.token_ids.is_empty() && request.num_draft_tokens > 0 => {
+                if request.num_tree_tokens <= request.num_draft_tokens {
                     rest = Draft::chain(rest.first_path());
                 }
-                rest.cut(asked.num_draft_tokens, asked.num_draft_tokens.max(asked.num_tree_tokens) as usize);
+                rest.truncate(
+                    request.num_draft_tokens,
+                    request.num_draft_tokens.max(request.num_tree_tokens) as usize,
+                );
                 Some(rest)
             }
             _ => {
-                self.ignore(Ignored::UnusableProposal);
+                self.report_anomaly(Anomaly::UnusableProposal);
                 None
             }
         }
@@ -168,9 +177,9 @@ impl Sequence {
     pub(super) fn draft_needs_context(&mut self, now: Duration, step: &InFlight) {
         let Phase::Drafting { until } = self.phase else { return };
         let wait = until.saturating_sub(now);
-        match step.asked {
-            Some(asked) if self.committed.len() - self.draft.cached_len <= FEED_LAG => {
-                self.ask_draft(now, asked, wait)
+        match step.requested {
+            Some(request) if self.committed.len() - self.draft.cached_len <= FEED_LAG => {
+                self.request_proposal(now, request, wait)
             }
             _ => {
                 self.feed_draft(now, wait);

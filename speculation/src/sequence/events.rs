@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::step::{FinishReason, PromptLogprobs, Reply, Step, TokenLogprobs};
-use crate::tree::Judged;
+use crate::tree::DraftOutcome;
 use crate::{Role, TokenId};
 
 /// An input of a sequence.
@@ -15,7 +15,7 @@ pub enum Event {
     /// The worker was lost.
     Lost(Role),
     /// The worker still exists, but another one must be chosen.
-    GiveUp(Role),
+    Reassign(Role),
     /// Begins a round, after [`Action::Ready`].
     BeginRound {
         /// Number of tokens to draft; 0 is an ordinary decode step.
@@ -27,7 +27,7 @@ pub enum Event {
         draft_wait: Duration,
     },
     /// Begins a round with a lookup draft; no draft worker is asked.
-    BeginWith(Vec<TokenId>),
+    BeginLookupRound(Vec<TokenId>),
     /// A worker replied.
     Reply(Role, Reply),
     /// A worker preempted the sequence to free KV.
@@ -58,8 +58,8 @@ pub enum Action {
     /// The target cannot be relied on for this sequence; [`Action::Assign`] follows. If no other target is
     /// left, pass [`Event::Cancel`] and report the error to the client.
     TargetFault(TargetFault),
-    /// Something was ignored; for the metrics.
-    Ignored(Ignored),
+    /// An anomaly to count in the metrics.
+    Anomaly(Anomaly),
 }
 
 /// Ids committed by one verification.
@@ -74,7 +74,7 @@ pub struct Commit {
     /// How many leading ids were drafted.
     pub num_accepted: u32,
     /// The outcome for the draft, as feedback on its source.
-    pub judged: Judged,
+    pub draft_outcome: DraftOutcome,
     /// One entry per id, if requested.
     pub logprobs: Vec<TokenLogprobs>,
 }
@@ -85,7 +85,7 @@ pub enum TargetFault {
     /// It refused the sequence: window or memory too small, or invalid logits.
     Refused(String),
     /// Its reply violates the contract.
-    BrokeContract,
+    ProtocolViolation,
     /// It did not answer a step that was sent several times.
     Unanswered,
 }
@@ -94,15 +94,15 @@ impl fmt::Display for TargetFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(reason) => write!(f, "the target worker refused the sequence: {reason}"),
-            Self::BrokeContract => f.write_str("the target worker's reply violates the protocol"),
+            Self::ProtocolViolation => f.write_str("the target worker's reply violates the protocol"),
             Self::Unanswered => f.write_str("the target worker does not answer"),
         }
     }
 }
 
-/// Why an input was ignored.
+/// Something that should not happen often; counted in the metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Ignored {
+pub enum Anomaly {
     /// A reply to a step or epoch that is not the latest.
     StaleReply,
     /// A proposal that does not continue the committed ids.

@@ -6,7 +6,7 @@ use crate::step::Reply;
 
 /// A requested proposal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct ProposalRequest {
     /// k, the number of tokens.
     pub(super) num_draft_tokens: u32,
     /// Maximum ids of a tree; a chain if not above k.
@@ -20,7 +20,7 @@ pub(super) struct InFlight {
     /// Number of ids cached after it ran.
     pub(super) start: u32,
     /// The requested proposal, if this is a request to a draft worker.
-    pub(super) asked: Option<Asked>,
+    pub(super) requested: Option<ProposalRequest>,
     /// When the step is overdue.
     pub(super) deadline: Duration,
     /// The wait that led to `deadline`; it doubles for a resend.
@@ -30,7 +30,7 @@ pub(super) struct InFlight {
 
 /// One assignment of the sequence to a worker.
 #[derive(Debug, Default)]
-pub(super) struct Link {
+pub(super) struct WorkerLink {
     pub(super) assigned: bool,
     pub(super) epoch: u32,
     /// Length up to which the worker's KV is valid.
@@ -42,7 +42,7 @@ pub(super) struct Link {
     pub(super) in_flight: Option<InFlight>,
 }
 
-impl Link {
+impl WorkerLink {
     /// Assigns a new worker, which has nothing cached.
     pub(super) fn assign(&mut self) {
         *self = Self { assigned: true, epoch: self.epoch + 1, ..Self::default() };

@@ -1,25 +1,25 @@
 //! A round with a lookup draft ([`crate::lookup`]): it is verified at once, without asking a draft worker.
 
 use super::*;
-use crate::ngram::certain;
+use crate::ngram::point_distributions;
 
 impl Sequence {
     /// Begins a round with these drafted ids, cut at the first invalid id and to the remaining length.
-    pub(super) fn begin_with(&mut self, now: Duration, mut token_ids: Vec<TokenId>) {
+    pub(super) fn begin_lookup_round(&mut self, now: Duration, mut token_ids: Vec<TokenId>) {
         if self.phase != Phase::Ready {
             return;
         }
         let room = self.spec.max_len.saturating_sub(self.committed.len() + 1) as usize;
-        let exist = token_ids.iter().position(|id| *id >= self.limits.vocab_size).unwrap_or(token_ids.len());
+        let exist = token_ids.iter().position(|id| *id >= self.config.vocab_size).unwrap_or(token_ids.len());
         token_ids.truncate(exist.min(room).min(MAX_DRAFT_TOKENS));
         // Keep the draft worker up to date, as in rounds without a draft: it is asked again once no lookup
         // draft is found.
-        let is_behind = self.committed.len() - self.draft_have() >= IDLE_FEED_LAG;
-        if self.draft.assigned && is_behind && self.draft_is_free(now) {
+        let is_behind = self.committed.len() - self.draft_cached_len() >= IDLE_FEED_LAG;
+        if self.draft.assigned && is_behind && self.try_free_draft(now) {
             self.feed_draft(now, Duration::ZERO);
         }
         let q = match self.spec.acceptance {
-            AcceptanceMode::Rejection => certain(&token_ids),
+            AcceptanceMode::Rejection => point_distributions(&token_ids),
             AcceptanceMode::Coupled | AcceptanceMode::Typical => Vec::new(),
         };
         self.verify(now, Draft { q, ..Draft::chain(token_ids) });

@@ -105,7 +105,7 @@ impl World {
 
     /// The worker's side, which follows the cached sequence.
     fn serve(&mut self, role: Role, step: Step) {
-        let limits = cached_sequence::Limits {
+        let limits = cached_sequence::WorkerLimits {
             role,
             vocab_size: VOCAB,
             max_model_len: 4_096,
@@ -177,7 +177,7 @@ impl World {
     /// Runs one sequence to its end; returns its ids and counters.
     fn play(&mut self, prompt: &[TokenId], max_len: u32, k: u32) -> (Vec<TokenId>, Counters) {
         let spec = SequenceSpec { prompt_len: prompt.len() as u32, max_len, ..SequenceSpec::default() };
-        let limits = Limits { vocab_size: VOCAB, target_deadline: Duration::from_millis(100) };
+        let limits = SequenceConfig { vocab_size: VOCAB, target_deadline: Duration::from_millis(100) };
         let mut sequence = Sequence::new(SequenceId(1), Arc::new(spec), prompt, limits);
         let mut events = VecDeque::from([Event::Assigned(Role::Draft), Event::Assigned(Role::Target)]);
         for _ in 0..200_000 {
@@ -212,7 +212,7 @@ impl World {
                     let wrong = !self.rng.chance(self.faults.skill);
                     drafted.push(model(&drafted) + u32::from(wrong));
                 }
-                events.push_back(Event::BeginWith(drafted.split_off(ids.len())));
+                events.push_back(Event::BeginLookupRound(drafted.split_off(ids.len())));
             }
             Action::Ready => {
                 let num_draft_tokens = (self.rng.next() % (u64::from(k) + 1)) as u32;
@@ -226,7 +226,7 @@ impl World {
             | Action::PromptLogprobs(_)
             | Action::Finished(_)
             | Action::TargetFault(_)
-            | Action::Ignored(_) => {}
+            | Action::Anomaly(_) => {}
         }
     }
 

@@ -12,7 +12,7 @@ use super::*;
 pub const SHADOW_TOKENS: u32 = 4;
 
 /// Timeout after which a shadow draft is dropped for the sequence.
-const PATIENCE: Duration = Duration::from_secs(5);
+const SHADOW_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bit that marks the ids of shadow sequences, so that one worker may hold both a sequence and its shadow.
 const SHADOW_BIT: u64 = 1 << 63;
@@ -23,14 +23,14 @@ pub struct Shadow {
     id: SequenceId,
     spec: Arc<SequenceSpec>,
     step_seq: u64,
-    link: Link,
-    proposal: Option<Proposed>,
+    link: WorkerLink,
+    proposal: Option<UncheckedProposal>,
     /// Position of the latest request: one per position, even if an empty proposal returns early.
-    asked_at: Option<u32>,
+    last_requested_at: Option<u32>,
 }
 
 #[derive(Debug)]
-struct Proposed {
+struct UncheckedProposal {
     start: u32,
     asked: u32,
     token_ids: Vec<TokenId>,
@@ -38,7 +38,7 @@ struct Proposed {
 
 /// Comparison of one shadow proposal with the committed ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scored {
+pub struct ShadowScore {
     /// Position of its first guess.
     pub start: u32,
     /// Number of requested tokens.
@@ -53,17 +53,17 @@ pub struct Scored {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShadowFault {
     /// The worker did not answer in time.
-    Late,
+    Timeout,
     /// The worker refused the sequence.
     Refused,
     /// The worker's reply violates the contract, or it repeatedly lost the sequence.
-    BrokeContract,
+    ProtocolViolation,
 }
 
 impl Shadow {
     /// Creates the shadow of `sequence` at a worker that has nothing cached.
     pub fn new(sequence: &Sequence) -> Self {
-        let mut link = Link::default();
+        let mut link = WorkerLink::default();
         link.assign();
         let spec = SequenceSpec {
             // Lowest priority, so that it yields to all served sequences; no spans in the request's trace.
@@ -74,7 +74,7 @@ impl Shadow {
             ..(**sequence.spec()).clone()
         };
         let id = SequenceId(sequence.id.0 | SHADOW_BIT);
-        Self { id, spec: Arc::new(spec), step_seq: 0, link, proposal: None, asked_at: None }
+        Self { id, spec: Arc::new(spec), step_seq: 0, link, proposal: None, last_requested_at: None }
     }
 
     /// The sequence of this shadow id; `None` for ids of ordinary sequences.
@@ -89,7 +89,7 @@ impl Shadow {
     }
 
     /// The id and epoch at the worker, for closing it there.
-    pub fn name(&self) -> (SequenceId, u32) {
+    pub fn key(&self) -> (SequenceId, u32) {
         (self.id, self.link.epoch)
     }
 
@@ -101,19 +101,20 @@ impl Shadow {
         let committed = &sequence.committed;
         let (have, len) = (self.link.cached_len, committed.len());
         let k = SHADOW_TOKENS.min(self.spec.max_len.saturating_sub(len + 1));
-        if k == 0 || self.asked_at == Some(len) {
+        if k == 0 || self.last_requested_at == Some(len) {
             return None;
         }
         let is_behind = len - have > FEED_LAG;
         let (base, start) =
             if is_behind { (have, len.min(have + MAX_CONTEXT_IDS as u32)) } else { (have.min(len - 1), len) };
-        self.asked_at = (!is_behind).then_some(len);
-        let asked = (!is_behind).then_some(Asked { num_draft_tokens: k, num_tree_tokens: 0 });
+        self.last_requested_at = (!is_behind).then_some(len);
+        let requested = (!is_behind).then_some(ProposalRequest { num_draft_tokens: k, num_tree_tokens: 0 });
         self.step_seq += 1;
         let step_seq = self.step_seq;
-        let deadline = now + PATIENCE;
+        let deadline = now + SHADOW_TIMEOUT;
         self.link.cached_len = base;
-        self.link.in_flight = Some(InFlight { step_seq, start, asked, deadline, wait: PATIENCE, resends: 0 });
+        self.link.in_flight =
+            Some(InFlight { step_seq, start, requested, deadline, wait: SHADOW_TIMEOUT, resends: 0 });
         Some(Step {
             sequence_id: self.id,
             epoch: self.link.epoch,
@@ -131,7 +132,8 @@ impl Shadow {
 
     /// Position of the requested proposal, or of the one waiting to be compared.
     pub fn start(&self) -> Option<u32> {
-        let asked = self.link.in_flight.as_ref().filter(|step| step.asked.is_some()).map(|step| step.start);
+        let asked =
+            self.link.in_flight.as_ref().filter(|step| step.requested.is_some()).map(|step| step.start);
         asked.or(self.proposal.as_ref().map(|proposal| proposal.start))
     }
 
@@ -141,37 +143,37 @@ impl Shadow {
             return Ok(());
         }
         let Some(step) = self.link.in_flight.take() else { return Ok(()) };
-        match (reply.body, step.asked) {
+        match (reply.body, step.requested) {
             (ReplyBody::NeedContext { cached_len, has_spec }, _) => {
                 self.link.misses += 1;
                 let is_first = self.link.misses == 1;
-                self.asked_at = None;
+                self.last_requested_at = None;
                 self.link.cached_len = if is_first { cached_len.min(step.start) } else { 0 };
                 self.link.spec_sent = is_first && has_spec;
-                if self.link.misses >= MAX_MISSES { Err(ShadowFault::BrokeContract) } else { Ok(()) }
+                if self.link.misses >= MAX_MISSES { Err(ShadowFault::ProtocolViolation) } else { Ok(()) }
             }
             (ReplyBody::Fed { .. }, None) => {
                 (self.link.misses, self.link.cached_len) = (0, step.start);
                 Ok(())
             }
-            (ReplyBody::Proposal(proposal), Some(Asked { num_draft_tokens, .. }))
+            (ReplyBody::Proposal(proposal), Some(ProposalRequest { num_draft_tokens, .. }))
                 if proposal.start == step.start
                     && !proposal.draft.is_tree()
                     && proposal.draft.token_ids.len() <= num_draft_tokens as usize =>
             {
                 (self.link.misses, self.link.cached_len) = (0, step.start);
                 let (start, token_ids) = (proposal.start, proposal.draft.token_ids);
-                self.proposal = Some(Proposed { start, asked: num_draft_tokens, token_ids });
+                self.proposal = Some(UncheckedProposal { start, asked: num_draft_tokens, token_ids });
                 Ok(())
             }
             (ReplyBody::Refused { .. }, _) => Err(ShadowFault::Refused),
-            _ => Err(ShadowFault::BrokeContract),
+            _ => Err(ShadowFault::ProtocolViolation),
         }
     }
 
     /// Compares the proposal with the ids committed since; `None` while they do not decide it.
-    pub fn score(&mut self, ids: &[TokenId]) -> Option<Scored> {
-        let Proposed { start, asked, token_ids } = self.proposal.as_ref()?;
+    pub fn score(&mut self, ids: &[TokenId]) -> Option<ShadowScore> {
+        let UncheckedProposal { start, asked, token_ids } = self.proposal.as_ref()?;
         let (start, asked, proposed) = (*start, *asked, token_ids.len());
         let since = ids.get(start as usize..)?;
         let accepted = token_ids.iter().zip(since).take_while(|(a, b)| a == b).count();
@@ -182,11 +184,11 @@ impl Shadow {
         self.link.cached_len = start + accepted.min(proposed.saturating_sub(1)) as u32;
         self.proposal = None;
         let judged = proposed.min(accepted + 1) as u32;
-        Some(Scored { start, asked, judged, accepted: accepted as u32 })
+        Some(ShadowScore { start, asked, judged, accepted: accepted as u32 })
     }
 
     /// Whether a reply is overdue.
-    pub fn is_late(&self, now: Duration) -> bool {
+    pub fn is_overdue(&self, now: Duration) -> bool {
         self.link.in_flight.as_ref().is_some_and(|step| step.deadline <= now)
     }
 }
@@ -195,7 +197,8 @@ impl Shadow {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { vocab_size: 1_000, target_deadline: Duration::from_secs(1) };
+    const LIMITS: SequenceConfig =
+        SequenceConfig { vocab_size: 1_000, target_deadline: Duration::from_secs(1) };
 
     fn sequence(prompt_len: u32) -> Sequence {
         let prompt: Vec<TokenId> = (0..prompt_len).collect();
@@ -248,7 +251,7 @@ mod tests {
         let step = shadow.next_step(Duration::ZERO, &sequence).unwrap();
         shadow.on_reply(proposes(&step, &[])).unwrap();
         let scored = shadow.score(sequence.ids()).unwrap();
-        assert_eq!(scored, Scored { start: 3, asked: SHADOW_TOKENS, judged: 0, accepted: 0 });
+        assert_eq!(scored, ShadowScore { start: 3, asked: SHADOW_TOKENS, judged: 0, accepted: 0 });
         assert!(shadow.next_step(Duration::ZERO, &sequence).is_none(), "nothing was committed since");
     }
 
@@ -280,12 +283,12 @@ mod tests {
         };
         assert_eq!(forgets(&mut shadow, 4), (0, Ok(())));
         assert_eq!(forgets(&mut shadow, 9), (4, Ok(())));
-        assert_eq!(forgets(&mut shadow, 0), (0, Err(ShadowFault::BrokeContract)));
+        assert_eq!(forgets(&mut shadow, 0), (0, Err(ShadowFault::ProtocolViolation)));
 
         for (answer, fault) in [
-            (proposes as fn(&Step, &[TokenId]) -> Reply, ShadowFault::BrokeContract),
+            (proposes as fn(&Step, &[TokenId]) -> Reply, ShadowFault::ProtocolViolation),
             (|step, _| Reply::to(step, ReplyBody::Refused { reason: "no".to_owned() }), ShadowFault::Refused),
-            (|step, _| fed(step), ShadowFault::BrokeContract),
+            (|step, _| fed(step), ShadowFault::ProtocolViolation),
         ] {
             let mut shadow = Shadow::new(&sequence);
             let step = shadow.next_step(Duration::ZERO, &sequence).unwrap();
@@ -305,17 +308,17 @@ mod tests {
         let step = shadow.next_step(Duration::ZERO, &sequence).unwrap();
         assert_eq!(Shadow::sequence_of(step.sequence_id), Some(SequenceId(7)));
         assert_eq!(Shadow::sequence_of(SequenceId(7)), None);
-        assert!(!shadow.is_late(PATIENCE / 2) && shadow.is_late(PATIENCE));
+        assert!(!shadow.is_overdue(SHADOW_TIMEOUT / 2) && shadow.is_overdue(SHADOW_TIMEOUT));
         shadow.on_reply(proposes(&step, &[])).unwrap();
         shadow.score(sequence.ids()).unwrap();
         sequence.committed.extend(&[5; 97]);
-        let step = shadow.next_step(PATIENCE, &sequence).unwrap();
+        let step = shadow.next_step(SHADOW_TIMEOUT, &sequence).unwrap();
         shadow.on_reply(fed(&step)).unwrap();
-        let step = shadow.next_step(PATIENCE, &sequence).unwrap();
+        let step = shadow.next_step(SHADOW_TIMEOUT, &sequence).unwrap();
         assert_eq!(step.work, Work::Propose { num_draft_tokens: 2, num_tree_tokens: 0 }, "117 of 120 ids");
         shadow.on_reply(proposes(&step, &[])).unwrap();
         shadow.score(sequence.ids()).unwrap();
         sequence.committed.extend(&[5; 2]);
-        assert!(shadow.next_step(PATIENCE, &sequence).is_none());
+        assert!(shadow.next_step(SHADOW_TIMEOUT, &sequence).is_none());
     }
 }

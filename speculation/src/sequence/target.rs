@@ -6,7 +6,7 @@ impl Sequence {
     /// Requests the round's verification, after feeding what the target lacks.
     pub(super) fn verify(&mut self, now: Duration, draft: Draft) {
         self.verifying = draft;
-        self.send_to_target(now, self.limits.target_deadline, 0);
+        self.send_to_target(now, self.config.target_deadline, 0);
     }
 
     /// Sends the next feed or verification step to the target.
@@ -25,7 +25,7 @@ impl Sequence {
         self.target.in_flight = Some(InFlight {
             step_seq: step.step_seq,
             start,
-            asked: None,
+            requested: None,
             deadline: now + wait,
             wait,
             resends,
@@ -43,7 +43,7 @@ impl Sequence {
         self.is_scoring_only() || step.start < self.committed.len()
     }
 
-    pub(super) fn target_fed(
+    pub(super) fn on_target_fed(
         &mut self,
         now: Duration,
         step: &InFlight,
@@ -57,23 +57,23 @@ impl Sequence {
         // The id after a scored chunk is scored by the chunk's last row, so that row must run again with the
         // following ids.
         self.target.cached_len = if scoring { step.start - 1 } else { step.start };
-        self.send_to_target(now, self.limits.target_deadline, 0);
+        self.send_to_target(now, self.config.target_deadline, 0);
     }
 
-    pub(super) fn span(&mut self, now: Duration, span: TokenSpan) {
-        if !self.span_is_sound(&span) {
-            return self.broke_contract(now, Role::Target);
+    pub(super) fn on_span(&mut self, now: Duration, span: TokenSpan) {
+        if !self.is_valid_span(&span) {
+            return self.on_protocol_violation(now, Role::Target);
         }
         let finish = span.finish;
         let len = span.token_ids.len() as u32;
         let mut drafted = std::mem::take(&mut self.verifying);
         if finish.is_some() {
             // Drafted ids after the end of the sequence were not verified.
-            drafted.cut(len, drafted.token_ids.len());
+            drafted.truncate(len, drafted.token_ids.len());
         }
         let num_draft_tokens = drafted.token_ids.len() as u32;
         let (accepted, drawn) = span.token_ids.split_at(span.num_accepted as usize);
-        let judged = drafted.judged(accepted, drawn.first().copied());
+        let draft_outcome = drafted.outcome(accepted, drawn.first().copied());
         self.score_prompt(span.prompt_logprobs);
         self.target.cached_len = span.start + span.num_accepted;
         self.committed.extend(&span.token_ids);
@@ -85,7 +85,7 @@ impl Sequence {
             token_ids: span.token_ids,
             num_draft_tokens,
             num_accepted: span.num_accepted,
-            judged,
+            draft_outcome,
             logprobs: span.logprobs,
         }));
         let at_limit = (self.committed.len() >= self.spec.max_len).then_some(FinishReason::Length);
@@ -100,24 +100,24 @@ impl Sequence {
 
     /// Checks a span: it starts at the end of the sequence, accepts only what was drafted, and is within all
     /// limits.
-    fn span_is_sound(&self, span: &TokenSpan) -> bool {
+    fn is_valid_span(&self, span: &TokenSpan) -> bool {
         let accepted = span.num_accepted as usize;
         let drafted = &self.verifying;
         let len = span.token_ids.len();
         span.start == self.committed.len()
             && accepted <= len
             && (len == accepted + 1 || (len == accepted && len > 0 && span.finish.is_some()))
-            && drafted.leads_along(&span.token_ids[..accepted])
-            && span.token_ids.iter().all(|id| *id < self.limits.vocab_size)
+            && drafted.contains_path(&span.token_ids[..accepted])
+            && span.token_ids.iter().all(|id| *id < self.config.vocab_size)
             && self.committed.len() + len as u32 <= self.spec.max_len
             && (span.logprobs.len() == if self.spec.logprobs.is_some() { len } else { 0 })
     }
 
     pub(super) fn resend_overdue(&mut self, now: Duration) {
         let Some(step) = self.target.in_flight.clone().filter(|step| now >= step.deadline) else { return };
-        self.ignore(Ignored::TargetResend);
+        self.report_anomaly(Anomaly::TargetResend);
         if step.resends >= MAX_RESENDS {
-            return self.leave_target(now, TargetFault::Unanswered);
+            return self.drop_target(now, TargetFault::Unanswered);
         }
         self.target.spec_sent = false;
         self.send_to_target(now, step.wait * 2, step.resends + 1);

@@ -9,7 +9,7 @@ const WAIT: Duration = Duration::from_millis(20);
 
 fn sequence(prompt: &[TokenId], max_len: u32) -> Sequence {
     let spec = SequenceSpec { prompt_len: prompt.len() as u32, max_len, ..SequenceSpec::default() };
-    let limits = Limits { vocab_size: 50_000, target_deadline: Duration::from_secs(30) };
+    let limits = SequenceConfig { vocab_size: 50_000, target_deadline: Duration::from_secs(30) };
     Sequence::new(SequenceId(7), Arc::new(spec), prompt, limits)
 }
 
@@ -156,7 +156,7 @@ fn an_answer_that_no_draft_worker_may_give_ends_the_wait_and_the_assignment() {
         let draft = sent(&begin(&mut sequence, 4), Role::Draft);
         let actions = answer(&mut sequence, Role::Draft, &draft, body(&draft));
         assert_eq!(sent(&actions, Role::Target).work, Work::Verify { draft: Draft::default() });
-        assert!(actions.contains(&Action::Ignored(Ignored::MalformedReply)), "{actions:?}");
+        assert!(actions.contains(&Action::Anomaly(Anomaly::MalformedReply)), "{actions:?}");
         assert!(actions.contains(&Action::Assign(Role::Draft)), "{actions:?}");
     }
 }
@@ -189,7 +189,7 @@ fn a_target_that_only_says_fed_to_a_verification_is_left() {
     let step = sent(&begin(&mut sequence, 0), Role::Target);
     let fed = ReplyBody::Fed { cached_len: 3, prompt_logprobs: None };
     let actions = answer(&mut sequence, Role::Target, &step, fed);
-    assert!(actions.contains(&Action::TargetFault(TargetFault::BrokeContract)), "{actions:?}");
+    assert!(actions.contains(&Action::TargetFault(TargetFault::ProtocolViolation)), "{actions:?}");
     assert!(actions.contains(&Action::Assign(Role::Target)), "{actions:?}");
 }
 
@@ -219,7 +219,7 @@ fn need_context_resends_then_resends_all_then_asks_for_another_worker() {
     }
     let need = ReplyBody::NeedContext { cached_len: 0, has_spec: false };
     let actions = answer(&mut sequence, Role::Target, &step, need);
-    let fault = Action::TargetFault(TargetFault::BrokeContract);
+    let fault = Action::TargetFault(TargetFault::ProtocolViolation);
     assert_eq!(actions, [fault, Action::Close(Role::Target, 1), Action::Assign(Role::Target)]);
 }
 
@@ -241,7 +241,7 @@ fn prompt_scores_come_once_and_in_order() {
     let mut sequence = {
         let spec =
             SequenceSpec { prompt_len: 4, max_len: 4, prompt_logprobs: Some(0), ..SequenceSpec::default() };
-        let limits = Limits { vocab_size: 100, target_deadline: Duration::from_secs(30) };
+        let limits = SequenceConfig { vocab_size: 100, target_deadline: Duration::from_secs(30) };
         Sequence::new(SequenceId(1), Arc::new(spec), &[1, 2, 3, 4], limits)
     };
     let actions = sequence.step(NOW, Event::Assigned(Role::Target));
@@ -281,9 +281,9 @@ fn a_proposal_that_nobody_waits_for_is_used_when_it_comes() {
     let (draft, target) = (sent(&actions, Role::Draft), sent(&actions, Role::Target));
     assert_eq!(draft.work, Work::Propose { num_draft_tokens: 2, num_tree_tokens: 0 });
     assert_eq!(target.work, Work::Verify { draft: Draft::default() }, "verification left at once");
-    assert!(!sequence.may_ask_draft(NOW));
+    assert!(!sequence.can_request_proposal(NOW));
     answer(&mut sequence, Role::Target, &target, span(&target, 0, &[11]));
-    assert!(!actions.contains(&Action::Ignored(Ignored::LateDraft)));
+    assert!(!actions.contains(&Action::Anomaly(Anomaly::LateDraft)));
     answer(&mut sequence, Role::Draft, &draft, proposal(&draft, &[11, 12]));
     let next = begin(&mut sequence, 4);
     let expected = Work::Verify { draft: Draft::chain(vec![12]) };
@@ -294,9 +294,9 @@ fn a_proposal_that_nobody_waits_for_is_used_when_it_comes() {
 fn a_draft_worker_that_is_given_up_is_closed_and_another_one_chosen() {
     let mut sequence = assigned(sequence(&[1, 2, 3], 100));
     let draft = sent(&begin(&mut sequence, 4), Role::Draft);
-    let actions = sequence.step(NOW, Event::GiveUp(Role::Draft));
+    let actions = sequence.step(NOW, Event::Reassign(Role::Draft));
     assert_eq!(actions[0], Action::Close(Role::Draft, draft.epoch));
     assert!(actions.contains(&Action::Assign(Role::Draft)));
     assert_eq!(sent(&actions, Role::Target).work, Work::Verify { draft: Draft::default() });
-    assert_eq!(sequence.step(NOW, Event::GiveUp(Role::Draft)), [], "nobody to give up");
+    assert_eq!(sequence.step(NOW, Event::Reassign(Role::Draft)), [], "nobody to give up");
 }

@@ -10,7 +10,7 @@
 //!
 //! The choice of rows, and so the proposal, never changes a committed token. Nothing here uses logits.
 
-use super::leaves::NOBODY;
+use super::leaves::OTHER_WEIGHT;
 use super::{Candidates, MAX_TREE_TOKENS};
 use crate::{Draft, TokenId};
 
@@ -66,12 +66,12 @@ impl TreeGrowth {
     }
 
     /// Limits the rows per forward.
-    pub fn in_rows_of(self, num_rows: usize) -> Self {
+    pub fn with_max_rows(self, num_rows: usize) -> Self {
         Self { num_rows, ..self }
     }
 
     /// Maximum total rows of all forwards after the context.
-    pub fn most_rows(num_positions: usize) -> usize {
+    pub fn max_rows(num_positions: usize) -> usize {
         num_positions.saturating_sub(1) * MAX_ROWS
     }
 
@@ -110,7 +110,7 @@ impl TreeGrowth {
 
     /// Adds the candidates after each row of the forward that ran, in order. Nothing follows an id for which
     /// `is_last` is true.
-    pub fn observe(&mut self, found: &[Candidates], is_last: impl Fn(TokenId) -> bool) {
+    pub fn add_candidates(&mut self, found: &[Candidates], is_last: impl Fn(TokenId) -> bool) {
         let ran: Vec<usize> = self.rows[self.num_run..].to_vec();
         for (&parent, candidates) in ran.iter().zip(found) {
             let Node { depth, chance, .. } = self.nodes[parent];
@@ -135,7 +135,7 @@ impl TreeGrowth {
         let may_add = |&node: &usize| {
             let Node { row, is_last, chance, .. } = self.nodes[node];
             // Upper bound of the probability of its best child.
-            row.is_none() && !is_last && chance / (1.0 + NOBODY) > floor
+            row.is_none() && !is_last && chance / (1.0 + OTHER_WEIGHT) > floor
         };
         let mut next: Vec<usize> = best.iter().copied().filter(may_add).take(self.num_rows).collect();
         next.sort_by_key(|&node| (self.nodes[node].depth, node));
@@ -165,13 +165,13 @@ impl TreeGrowth {
             draft.parents.push(rows[self.nodes[node].parent]);
             rows[node] = draft.token_ids.len() as u32;
         }
-        draft.forget_needless_parents();
+        draft.clear_chain_parents();
         draft
     }
 
     /// The rows after the context, numbered from 0, on the path `ids`: the rows whose KV equals that of a
     /// chain of these ids. All of `ids` must have run.
-    pub fn rows_along(&self, ids: &[TokenId]) -> Vec<usize> {
+    pub fn rows_on_path(&self, ids: &[TokenId]) -> Vec<usize> {
         let mut at = 0;
         let mut rows = Vec::new();
         for &id in ids {

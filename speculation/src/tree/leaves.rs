@@ -20,8 +20,8 @@ const POWER: i32 = 3;
 
 /// Weight of draws that match none of the candidates, for a certain draft and per nat of its surprise; the
 /// first candidate has weight 1.
-pub(super) const NOBODY: f64 = 0.05;
-const NOBODY_PER_NAT: f64 = 0.1;
+pub(super) const OTHER_WEIGHT: f64 = 0.05;
+const OTHER_WEIGHT_PER_NAT: f64 = 0.1;
 
 /// Surprise is capped here; larger values add no information.
 const MAX_SURPRISE: f64 = 6.0;
@@ -39,8 +39,8 @@ pub struct Candidates {
 }
 
 impl Candidates {
-    /// From ids and their scores, best first. A score is the logit divided by the temperature plus noise, or the
-    /// logit if the sequence is greedy.
+    /// From ids and their scores, best first. A score is the logit divided by the temperature plus noise, or
+    /// the logit if the sequence is greedy.
     pub fn from_scores(sampling: &SamplingParams, best: &[(TokenId, f64)], surprise: f32) -> Self {
         let scale = if sampling.is_greedy() { 1.0 } else { f64::from(sampling.temperature) };
         let first = best.first().map_or(0.0, |best| best.1);
@@ -53,16 +53,16 @@ impl Candidates {
     pub(super) fn chances(&self) -> impl Iterator<Item = f64> {
         let surprise = self.surprise.clamp(0.0, MAX_SURPRISE);
         let deviation = DEVIATION + DEVIATION_PER_NAT * surprise;
-        let nobody = NOBODY + NOBODY_PER_NAT * surprise;
+        let other = OTHER_WEIGHT + OTHER_WEIGHT_PER_NAT * surprise;
         let weight = move |margin: &f64| (1.0 + margin / deviation).powi(-POWER);
-        let sum: f64 = nobody + self.margins.iter().map(weight).sum::<f64>();
+        let sum: f64 = other + self.margins.iter().map(weight).sum::<f64>();
         self.margins.iter().map(move |margin| weight(margin) / sum)
     }
 }
 
 /// A token that the target may draw instead of the chain's.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rival {
+pub struct Alternative {
     /// Index of the chain's token.
     pub position: usize,
     /// Rank among the candidates there; above 0.
@@ -72,28 +72,28 @@ pub struct Rival {
 }
 
 /// The alternatives to the chain of first candidates, most likely first.
-pub fn rivals(positions: &[Candidates]) -> Vec<Rival> {
-    let mut rivals: Vec<Rival> = Vec::new();
+pub fn ranked_alternatives(positions: &[Candidates]) -> Vec<Alternative> {
+    let mut alternatives: Vec<Alternative> = Vec::new();
     let mut reached = 1.0;
     for (position, candidates) in positions.iter().enumerate() {
         let mut of_first = 1.0;
         for (rank, chance) in candidates.chances().enumerate() {
             match rank {
                 0 => of_first = chance,
-                _ => rivals.push(Rival { position, rank, chance: reached * chance }),
+                _ => alternatives.push(Alternative { position, rank, chance: reached * chance }),
             }
         }
         reached *= of_first;
     }
     // Among equals the earlier position first, then the better rank.
-    let place = |rival: &Rival| (rival.position, rival.rank);
-    rivals.sort_by(|a, b| b.chance.total_cmp(&a.chance).then(place(a).cmp(&place(b))));
-    rivals
+    let place = |alternative: &Alternative| (alternative.position, alternative.rank);
+    alternatives.sort_by(|a, b| b.chance.total_cmp(&a.chance).then(place(a).cmp(&place(b))));
+    alternatives
 }
 
 /// The chain of first candidates with the likeliest alternatives as leaves, `num_tokens` ids in all.
 pub fn with_leaves(positions: &[Candidates], num_tokens: usize) -> Draft {
-    let mut leaves = rivals(positions);
+    let mut leaves = ranked_alternatives(positions);
     leaves.truncate(num_tokens.saturating_sub(positions.len()));
     let mut draft = Draft::default();
     let mut parent = 0;
@@ -108,7 +108,7 @@ pub fn with_leaves(positions: &[Candidates], num_tokens: usize) -> Draft {
         draft.parents.resize(draft.token_ids.len(), parent);
         parent = row;
     }
-    draft.forget_needless_parents();
+    draft.clear_chain_parents();
     draft
 }
 

@@ -10,7 +10,7 @@ mod growth;
 mod leaves;
 
 pub use growth::TreeGrowth;
-pub use leaves::{Candidates, Rival, rivals, with_leaves};
+pub use leaves::{Alternative, Candidates, ranked_alternatives, with_leaves};
 
 use crate::{Draft, TokenId};
 
@@ -23,19 +23,19 @@ pub const MAX_CANDIDATES: usize = 8;
 /// Outcome of a verification for its draft: how far the path of first children was accepted, and which other
 /// child the target drew where it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Judged {
+pub struct DraftOutcome {
     /// Positions of the path of first children that were verified, or would have been if all before them had
     /// been accepted; none after the end of the sequence.
     pub num_positions: u32,
     /// Number of these that were accepted.
     pub num_first: u32,
     /// Where the path was left, if it was.
-    pub missed: Option<Missed>,
+    pub mismatch: Option<Mismatch>,
 }
 
 /// A position where the target's draw was not the first child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Missed {
+pub struct Mismatch {
     /// Number of children there, the first included.
     pub num_children: u32,
     /// Rank of the child that was drawn, if one was.
@@ -124,7 +124,7 @@ impl Draft {
     }
 
     /// The rows on the path `ids` from the root, as far as it exists.
-    pub fn rows_along(&self, ids: &[TokenId]) -> Vec<usize> {
+    pub fn rows_on_path(&self, ids: &[TokenId]) -> Vec<usize> {
         let mut row = 0;
         let mut rows = Vec::new();
         for &id in ids {
@@ -136,7 +136,7 @@ impl Draft {
     }
 
     /// Whether `ids` is a path from the root.
-    pub fn leads_along(&self, ids: &[TokenId]) -> bool {
+    pub fn contains_path(&self, ids: &[TokenId]) -> bool {
         ids.iter().try_fold(0, |row, &id| self.child(row, id)).is_some()
     }
 
@@ -155,7 +155,7 @@ impl Draft {
     }
 
     /// Keeps the first `len` ids, and of these only those up to `depth` positions.
-    pub fn cut(&mut self, depth: u32, len: usize) {
+    pub fn truncate(&mut self, depth: u32, len: usize) {
         let kept = match self.is_tree() {
             true => self.depths().iter().take(len).take_while(|&&at| at <= depth).count(),
             false => len.min(depth as usize),
@@ -163,13 +163,13 @@ impl Draft {
         self.token_ids.truncate(kept);
         self.parents.truncate(kept);
         self.q.truncate(kept);
-        self.forget_needless_parents();
+        self.clear_chain_parents();
     }
 
     /// The part of the draft after the path `ids`; `None` if that is not a path of it. Not for drafts with
     /// distributions.
-    pub fn behind(&self, ids: &[TokenId]) -> Option<Draft> {
-        let rows = self.rows_along(ids);
+    pub fn after_path(&self, ids: &[TokenId]) -> Option<Draft> {
+        let rows = self.rows_on_path(ids);
         if rows.len() < ids.len() {
             return None;
         }
@@ -184,12 +184,12 @@ impl Draft {
             left.parents.push(parent);
             moved[i + 1] = Some(left.token_ids.len() as u32);
         }
-        left.forget_needless_parents();
+        left.clear_chain_parents();
         Some(left)
     }
 
     /// Removes the parents of a chain, so that equal drafts compare equal.
-    pub(crate) fn forget_needless_parents(&mut self) {
+    pub(crate) fn clear_chain_parents(&mut self) {
         if (0..).zip(&self.parents).all(|(i, &parent)| parent == i) {
             self.parents.clear();
         }
@@ -197,7 +197,7 @@ impl Draft {
 
     /// The outcome of a verification of this draft that accepted `accepted`. `drawn` is the target's draw
     /// after them, if the sequence did not end before it.
-    pub fn judged(&self, accepted: &[TokenId], drawn: Option<TokenId>) -> Judged {
+    pub fn outcome(&self, accepted: &[TokenId], drawn: Option<TokenId>) -> DraftOutcome {
         let num_all = self.first_rows().count();
         let is_next = |(row, id): &(usize, &TokenId)| self.token_ids[row - 1] == **id;
         let (mut num_first, mut row) = (0, 0);
@@ -206,14 +206,14 @@ impl Draft {
         }
         let next = accepted.get(num_first).copied().or(drawn);
         let children = || (row..self.token_ids.len()).filter(|&i| self.parent(i) == row);
-        let missed = next.filter(|_| num_first < num_all).map(|id| Missed {
+        let mismatch = next.filter(|_| num_first < num_all).map(|id| Mismatch {
             num_children: children().count() as u32,
             rank: children().position(|i| self.token_ids[i] == id).map(|rank| rank as u32),
             num_accepted: (accepted.len() - num_first) as u32,
         });
-        let reached = num_first as u32 + u32::from(missed.is_some());
-        let num_positions = if missed.is_some() || drawn.is_some() { num_all as u32 } else { reached };
-        Judged { num_positions, num_first: num_first as u32, missed }
+        let reached = num_first as u32 + u32::from(mismatch.is_some());
+        let num_positions = if mismatch.is_some() || drawn.is_some() { num_all as u32 } else { reached };
+        DraftOutcome { num_positions, num_first: num_first as u32, mismatch }
     }
 }
 
@@ -236,8 +236,8 @@ mod tests {
         assert_eq!(tree.check_shape(), Ok(()));
         assert_eq!(tree.depths(), [1, 1, 2, 2, 2, 3]);
         assert_eq!((tree.depth(), tree.first_path()), (3, vec![5, 7, 9]));
-        assert_eq!(tree.rows_along(&[6, 7, 9]), [2, 5], "9 stands behind the other 7");
-        assert_eq!(tree.rows_along(&[5, 7, 9, 1]), [1, 3, 6]);
+        assert_eq!(tree.rows_on_path(&[6, 7, 9]), [2, 5], "9 stands behind the other 7");
+        assert_eq!(tree.rows_on_path(&[5, 7, 9, 1]), [1, 3, 6]);
     }
 
     #[test]
@@ -246,45 +246,45 @@ mod tests {
         let spelled_out = tree(&[5, 7, 9], &[0, 1, 2]);
         assert_eq!((chain.depth(), chain.depths()), (3, spelled_out.depths()));
         for ids in [&[5, 7, 9][..], &[5, 8], &[7]] {
-            assert_eq!(chain.rows_along(ids), spelled_out.rows_along(ids));
+            assert_eq!(chain.rows_on_path(ids), spelled_out.rows_on_path(ids));
         }
-        assert_eq!(spelled_out.behind(&[5]), Some(Draft::chain(vec![7, 9])));
+        assert_eq!(spelled_out.after_path(&[5]), Some(Draft::chain(vec![7, 9])));
     }
 
     #[test]
     fn what_is_left_behind_ids_is_a_tree_again() {
-        assert_eq!(example().behind(&[5]), Some(tree(&[7, 8, 9], &[0, 0, 1])));
-        assert_eq!(example().behind(&[6]), Some(Draft::chain(vec![7])));
-        assert_eq!(example().behind(&[]), Some(example()));
-        assert_eq!(example().behind(&[5, 8]), Some(Draft::default()));
-        assert_eq!(example().behind(&[7]), None);
+        assert_eq!(example().after_path(&[5]), Some(tree(&[7, 8, 9], &[0, 0, 1])));
+        assert_eq!(example().after_path(&[6]), Some(Draft::chain(vec![7])));
+        assert_eq!(example().after_path(&[]), Some(example()));
+        assert_eq!(example().after_path(&[5, 8]), Some(Draft::default()));
+        assert_eq!(example().after_path(&[7]), None);
     }
 
     #[test]
     fn a_verdict_tells_of_the_first_path_and_of_the_rank_where_it_was_left() {
-        let judged = |accepted: &[TokenId], drawn| example().judged(accepted, drawn);
-        let missed = |num_children, rank, num_accepted| Some(Missed { num_children, rank, num_accepted });
-        let told = |num_first, missed| Judged { num_positions: 3, num_first, missed };
+        let judged = |accepted: &[TokenId], drawn| example().outcome(accepted, drawn);
+        let mismatch = |num_children, rank, num_accepted| Some(Mismatch { num_children, rank, num_accepted });
+        let told = |num_first, mismatch| DraftOutcome { num_positions: 3, num_first, mismatch };
         assert_eq!(judged(&[5, 7, 9], Some(1)), told(3, None));
-        assert_eq!(judged(&[5, 8], Some(1)), told(1, missed(2, Some(1), 1)));
-        assert_eq!(judged(&[5], Some(1)), told(1, missed(2, None, 0)));
-        assert_eq!(judged(&[6, 7], Some(1)), told(0, missed(2, Some(1), 2)));
+        assert_eq!(judged(&[5, 8], Some(1)), told(1, mismatch(2, Some(1), 1)));
+        assert_eq!(judged(&[5], Some(1)), told(1, mismatch(2, None, 0)));
+        assert_eq!(judged(&[6, 7], Some(1)), told(0, mismatch(2, Some(1), 2)));
         assert_eq!(
             judged(&[5, 7], None),
-            Judged { num_positions: 2, num_first: 2, missed: None },
+            DraftOutcome { num_positions: 2, num_first: 2, mismatch: None },
             "it ended"
         );
         let chain = Draft::chain(vec![5, 7]);
-        let none = Judged { num_positions: 2, num_first: 1, missed: missed(1, None, 0) };
-        assert_eq!(chain.judged(&[5], Some(9)), none);
-        assert_eq!(Draft::default().judged(&[], Some(9)), Judged::default());
+        let none = DraftOutcome { num_positions: 2, num_first: 1, mismatch: mismatch(1, None, 0) };
+        assert_eq!(chain.outcome(&[5], Some(9)), none);
+        assert_eq!(Draft::default().outcome(&[], Some(9)), DraftOutcome::default());
     }
 
     #[test]
     fn cutting_leaves_a_tree() {
         let cut = |depth, len| {
             let mut tree = example();
-            tree.cut(depth, len);
+            tree.truncate(depth, len);
             assert_eq!(tree.check_shape(), Ok(()));
             tree
         };

@@ -69,19 +69,19 @@ fn generate(spec: &SequenceSpec, drafter: Drafter, k: usize, truth: &[TokenId]) 
         let mut rows = TARGET.rows(&ids, &draft.token_ids);
         let before = counts.clone();
         let start = ids.len() as u32;
-        let verdict = verify(spec, &mut counts, start, &draft, &mut rows, TARGET.vocab_size).unwrap();
+        let verification = verify(spec, &mut counts, start, &draft, &mut rows, TARGET.vocab_size).unwrap();
         assert_eq!(counts, before, "counts are restored");
-        let accepted = verdict.num_accepted as usize;
-        assert_eq!(verdict.token_ids[..accepted], draft.token_ids[..accepted]);
-        let drawn = verdict.token_ids.len() - accepted;
+        let accepted = verification.num_accepted as usize;
+        assert_eq!(verification.token_ids[..accepted], draft.token_ids[..accepted]);
+        let drawn = verification.token_ids.len() - accepted;
         assert!(
-            drawn == 1 || (drawn == 0 && verdict.finish.is_some()),
+            drawn == 1 || (drawn == 0 && verification.finish.is_some()),
             "one draw, or an end on an accepted id"
         );
-        verdict.token_ids.iter().for_each(|&id| counts.push(id));
-        ids.extend(verdict.token_ids);
-        logprobs.extend(verdict.logprobs);
-        if let Some(finish) = verdict.finish {
+        verification.token_ids.iter().for_each(|&id| counts.push(id));
+        ids.extend(verification.token_ids);
+        logprobs.extend(verification.logprobs);
+        if let Some(finish) = verification.finish {
             return Run { text: Text { ids, logprobs, finish }, num_steps };
         }
     }

@@ -1,6 +1,6 @@
 //! Single verifications: where a span ends, what is refused, and the thresholds of the probabilistic modes.
 
-use speculation::acceptance::{MAX_SHIPPED_TOKENS, Verdict, check_draft, guess, verify};
+use speculation::acceptance::{MAX_Q_TOKENS, Verification, check_draft, guess, verify};
 use speculation::logits::{DrawError, TokenCounts};
 use speculation::step::DraftDistribution;
 use speculation::{AcceptanceMode, Draft, FinishReason, SamplingParams, SequenceSpec, TokenId, ngram};
@@ -18,7 +18,7 @@ fn draft(token_ids: &[TokenId]) -> Draft {
     Draft::chain(token_ids.to_vec())
 }
 
-fn judge(spec: &SequenceSpec, draft: &Draft, rows: &[[f32; VOCAB_SIZE]]) -> Result<Verdict, DrawError> {
+fn judge(spec: &SequenceSpec, draft: &Draft, rows: &[[f32; VOCAB_SIZE]]) -> Result<Verification, DrawError> {
     verify(spec, &mut TokenCounts::new(0), 10, draft, &mut rows.concat(), VOCAB_SIZE)
 }
 
@@ -32,9 +32,12 @@ fn spec() -> SequenceSpec {
 fn spans_end_where_contract_a_says() {
     let rows = [certain(1), certain(2), certain(3)];
     let check = |spec: &SequenceSpec, drafted: &[TokenId], accepted: u32, ids: &[TokenId], finish| {
-        let verdict = judge(spec, &draft(drafted), &rows[..=drafted.len()]).unwrap();
-        assert_eq!((verdict.num_accepted, &verdict.token_ids[..], verdict.finish), (accepted, ids, finish));
-        assert!(verdict.logprobs.is_empty());
+        let verification = judge(spec, &draft(drafted), &rows[..=drafted.len()]).unwrap();
+        assert_eq!(
+            (verification.num_accepted, &verification.token_ids[..], verification.finish),
+            (accepted, ids, finish)
+        );
+        assert!(verification.logprobs.is_empty());
     };
     let stops_at = |id| SequenceSpec { stop_token_ids: vec![id], ..spec() };
     let ends_at = |max_len| SequenceSpec { max_len, ..spec() };
@@ -63,9 +66,9 @@ fn spans_end_where_contract_a_says() {
 fn scores_are_raw_and_one_for_each_id() {
     let mut spec = SequenceSpec { logprobs: Some(1), ..spec() };
     spec.sampling.logit_bias = vec![(2, 500.0)];
-    let verdict = judge(&spec, &draft(&[2]), &[certain(1), certain(1)]).unwrap();
-    assert_eq!(verdict.token_ids, [2, 2], "bias decides the draw");
-    for scored in &verdict.logprobs {
+    let verification = judge(&spec, &draft(&[2]), &[certain(1), certain(1)]).unwrap();
+    assert_eq!(verification.token_ids, [2, 2], "bias decides the draw");
+    for scored in &verification.logprobs {
         assert_eq!((scored.logprob, &scored.top[..]), (-200.0, &[(1, 0.0)][..]), "and not the score");
     }
 }
@@ -97,7 +100,7 @@ fn an_error_behind_accepted_ids_names_its_position_and_restores_the_counts() {
 #[test]
 fn rejection_mode_refuses_drafts_that_it_cannot_judge() {
     let spec = SequenceSpec { acceptance: AcceptanceMode::Rejection, ..spec() };
-    let long: DraftDistribution = (0..=MAX_SHIPPED_TOKENS as u32).map(|id| (id, 1.0)).collect();
+    let long: DraftDistribution = (0..=MAX_Q_TOKENS as u32).map(|id| (id, 1.0)).collect();
     let rows: [(&str, Vec<DraftDistribution>); 8] = [
         ("needs the distribution", vec![]),
         ("no weight in its own q", vec![vec![]]),
@@ -130,7 +133,7 @@ fn guesses_ship_what_they_were_drawn_from() {
     let spec = SequenceSpec { acceptance: AcceptanceMode::Rejection, ..spec() };
     let mut row: Vec<f32> = (0..200).map(|id| ((id * 7) % 40) as f32 / 4.0).collect();
     let drawn = guess(&spec, &TokenCounts::new(0), 10, &mut row).unwrap();
-    assert_eq!(drawn.q.len(), MAX_SHIPPED_TOKENS);
+    assert_eq!(drawn.q.len(), MAX_Q_TOKENS);
     assert_eq!(drawn.q[0].1, 1.0);
     assert!(
         drawn
@@ -153,9 +156,9 @@ fn guesses_ship_what_they_were_drawn_from() {
 #[test]
 fn looked_up_tokens_pass_rejection_mode_with_certain_distributions() {
     let spec = SequenceSpec { acceptance: AcceptanceMode::Rejection, ..spec() };
-    let drafted = Draft { q: ngram::certain(&[1, 0]), ..Draft::chain(vec![1, 0]) };
-    let verdict = judge(&spec, &drafted, &[certain(1), certain(2), certain(3)]).unwrap();
-    assert_eq!((verdict.num_accepted, &verdict.token_ids[..]), (1, &[1, 2][..]));
+    let drafted = Draft { q: ngram::point_distributions(&[1, 0]), ..Draft::chain(vec![1, 0]) };
+    let verification = judge(&spec, &drafted, &[certain(1), certain(2), certain(3)]).unwrap();
+    assert_eq!((verification.num_accepted, &verification.token_ids[..]), (1, &[1, 2][..]));
 }
 
 #[test]
@@ -163,9 +166,13 @@ fn a_token_outside_the_vocabulary_is_never_accepted() {
     for acceptance in [AcceptanceMode::Coupled, AcceptanceMode::Rejection, AcceptanceMode::Typical] {
         let spec = SequenceSpec { acceptance, ..spec() };
         for id in [VOCAB_SIZE as u32, u32::MAX] {
-            let drafted = Draft { q: ngram::certain(&[id]), ..Draft::chain(vec![id]) };
-            let verdict = judge(&spec, &drafted, &[certain(1), certain(2)]).unwrap();
-            assert_eq!((verdict.num_accepted, &verdict.token_ids[..]), (0, &[1][..]), "{acceptance:?}");
+            let drafted = Draft { q: ngram::point_distributions(&[id]), ..Draft::chain(vec![id]) };
+            let verification = judge(&spec, &drafted, &[certain(1), certain(2)]).unwrap();
+            assert_eq!(
+                (verification.num_accepted, &verification.token_ids[..]),
+                (0, &[1][..]),
+                "{acceptance:?}"
+            );
         }
     }
 }
@@ -197,10 +204,10 @@ fn check_typical(probabilities: &[f32], id: TokenId, expected: bool) {
         seen += 1;
         spec.acceptance = AcceptanceMode::Typical;
         let mut rows = [&row[..], &row[..]].concat();
-        let verdict = verify(&spec, &mut counts, 10, &draft(&[id]), &mut rows, row.len()).unwrap();
-        assert_eq!(verdict.num_accepted == 1, expected, "token {id}, seed {seed}");
+        let verification = verify(&spec, &mut counts, 10, &draft(&[id]), &mut rows, row.len()).unwrap();
+        assert_eq!(verification.num_accepted == 1, expected, "token {id}, seed {seed}");
         assert_eq!(
-            verdict.token_ids[0],
+            verification.token_ids[0],
             if expected { id } else { own },
             "the recovered token is the coupled draw"
         );

@@ -29,7 +29,7 @@ pub(crate) fn process(logits: &mut [f32], spec: &SequenceSpec, ids: &[TokenId]) 
 }
 
 /// B2 with one full sort.
-pub(crate) fn keep(logits: &[f32], sampling: &SamplingParams) -> Vec<(TokenId, f64)> {
+pub(crate) fn apply_filters(logits: &[f32], sampling: &SamplingParams) -> Vec<(TokenId, f64)> {
     let temperature = if sampling.is_greedy() { 1.0 } else { f64::from(sampling.temperature) };
     let x_of = |&logit: &f32| f64::from(logit) / temperature;
     let mut tokens: Vec<(TokenId, f64)> = (0..).zip(logits.iter().map(x_of)).collect();
@@ -66,7 +66,7 @@ pub(crate) fn draw(row: &[f32], spec: &SequenceSpec, ids: &[TokenId]) -> TokenId
     process(&mut logits, spec, ids);
     let noise = Noise { seed: spec.seed, choice: spec.choice };
     let mut best = (0, f64::NEG_INFINITY);
-    for (id, x) in keep(&logits, &spec.sampling) {
+    for (id, x) in apply_filters(&logits, &spec.sampling) {
         let score = x + noise.gumbel(ids.len() as u32, id, Purpose::Draw);
         if score > best.1 {
             best = (id, score);

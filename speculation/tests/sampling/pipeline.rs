@@ -1,13 +1,17 @@
 //! The logit pipeline against its naive twin, with `==`, and named edge cases of each filter.
 
 use proptest::prelude::*;
-use speculation::logits::{DrawError, TokenCounts, keep, process, score};
+use speculation::logits::{DrawError, TokenCounts, apply_filters, process, score};
 use speculation::{SamplingParams, SequenceSpec, TokenId};
 
 use crate::naive;
 
 fn check_keep(logits: &[f32], sampling: &SamplingParams) {
-    assert_eq!(keep(logits, sampling, 0).unwrap().tokens, naive::keep(logits, sampling), "{sampling:?}");
+    assert_eq!(
+        apply_filters(logits, sampling, 0).unwrap().tokens,
+        naive::apply_filters(logits, sampling),
+        "{sampling:?}"
+    );
 }
 
 // === Strategies ===
@@ -121,7 +125,7 @@ fn a_prefix_that_ends_exactly_on_top_p_is_found() {
     // All weights are 1 and every sum is exact, so the running sum and p times the total are exactly equal.
     for vocab_size in [2, 128, 1_000, 4_096] {
         let sampling = SamplingParams { top_p: 0.5, ..SamplingParams::default() };
-        let kept = keep(&vec![2.5; vocab_size], &sampling, 0).unwrap();
+        let kept = apply_filters(&vec![2.5; vocab_size], &sampling, 0).unwrap();
         let ids: Vec<TokenId> = kept.tokens.iter().map(|&(id, _)| id).collect();
         assert_eq!(ids, (0..vocab_size as u32 / 2).collect::<Vec<_>>());
     }
@@ -130,9 +134,9 @@ fn a_prefix_that_ends_exactly_on_top_p_is_found() {
 #[test]
 fn ties_at_the_kth_keep_the_lowest_ids() {
     let sampling = SamplingParams { top_k: 3, ..SamplingParams::default() };
-    let kept = keep(&[1.0, 2.0, 1.0, 2.0, 1.0, -0.0], &sampling, 0).unwrap();
+    let kept = apply_filters(&[1.0, 2.0, 1.0, 2.0, 1.0, -0.0], &sampling, 0).unwrap();
     assert_eq!(kept.tokens, [(0, 1.0), (1, 2.0), (3, 2.0)]);
-    let zeros = keep(&[-0.0, 0.0, -0.0], &SamplingParams { top_k: 2, ..sampling }, 0).unwrap();
+    let zeros = apply_filters(&[-0.0, 0.0, -0.0], &SamplingParams { top_k: 2, ..sampling }, 0).unwrap();
     assert_eq!(zeros.tokens, [(0, 0.0), (1, 0.0)], "-0 and 0 are equal");
 }
 
@@ -143,7 +147,7 @@ fn filters_apply_one_after_another() {
     let logits = [0.4_f32.ln(), 0.3_f32.ln(), 0.2_f32.ln(), 0.1_f32.ln()];
     let kept = |top_k, top_p, min_p| {
         let sampling = SamplingParams { top_k, top_p, min_p, ..SamplingParams::default() };
-        keep(&logits, &sampling, 0).unwrap().tokens.len()
+        apply_filters(&logits, &sampling, 0).unwrap().tokens.len()
     };
     assert_eq!((kept(0, 0.5, 0.0), kept(2, 0.5, 0.0)), (2, 1));
     assert_eq!(kept(0, 1.0, 0.6), 2);
@@ -155,7 +159,7 @@ fn filters_apply_one_after_another() {
 #[test]
 fn greedy_takes_the_lowest_of_the_likeliest_and_ignores_filters() {
     let sampling = SamplingParams { temperature: 9e-6, top_k: 3, min_p: 0.1, ..SamplingParams::default() };
-    let kept = keep(&[1.0, 7.0, -3.0, 7.0], &sampling, 0).unwrap();
+    let kept = apply_filters(&[1.0, 7.0, -3.0, 7.0], &sampling, 0).unwrap();
     assert_eq!(kept.tokens.iter().map(|&(id, _)| id).collect::<Vec<_>>(), [1]);
 }
 
@@ -164,7 +168,7 @@ fn rows_that_cannot_be_drawn_from_say_why() {
     let infinity = f32::INFINITY;
     for temperature in [0.0, 1.0] {
         let sampling = SamplingParams { temperature, ..SamplingParams::default() };
-        let error = |row: &[f32]| keep(row, &sampling, 9).unwrap_err();
+        let error = |row: &[f32]| apply_filters(row, &sampling, 9).unwrap_err();
         assert_eq!(error(&[-infinity; 4]), DrawError::NothingAllowed { position: 9 });
         assert_eq!(error(&[1.0, f32::NAN, 3.0]), DrawError::NotANumber { position: 9, token_id: 1 });
         assert_eq!(
@@ -176,7 +180,7 @@ fn rows_that_cannot_be_drawn_from_say_why() {
 
 #[test]
 fn probabilities_sum_to_one_in_id_order() {
-    let kept = keep(&[3.0, f32::NEG_INFINITY, 1.0, 2.0], &SamplingParams::default(), 0).unwrap();
+    let kept = apply_filters(&[3.0, f32::NEG_INFINITY, 1.0, 2.0], &SamplingParams::default(), 0).unwrap();
     let probabilities = kept.probabilities();
     let total: f64 = probabilities.iter().map(|&(_, p)| p).sum();
     assert!((total - 1.0).abs() < 1e-15);

@@ -2,7 +2,7 @@
 //! committed ids, their scores and the finish reason equal those of drawing one token at a time. Rows
 //! computed with wrong ancestors must be detected.
 
-use speculation::acceptance::{check_draft, guess_several, verify};
+use speculation::acceptance::{check_draft, guess_candidates, verify};
 use speculation::logits::TokenCounts;
 use speculation::noise::{Noise, Purpose};
 use speculation::tree::{Candidates, MAX_TREE_TOKENS, with_leaves};
@@ -45,7 +45,7 @@ impl Dice {
 fn candidates(spec: &SequenceSpec, context: &[TokenId], count: usize) -> Candidates {
     let mut counts = TokenCounts::new(spec.prompt_len);
     context.iter().for_each(|&id| counts.push(id));
-    guess_several(spec, &counts, (context.len() as u32, count), &mut DRAFT.row(context)).unwrap()
+    guess_candidates(spec, &counts, (context.len() as u32, count), &mut DRAFT.row(context)).unwrap()
 }
 
 fn propose(drafter: Drafter, spec: &SequenceSpec, ids: &[TokenId], truth: &[TokenId]) -> Draft {
@@ -144,15 +144,15 @@ fn generate(spec: &SequenceSpec, drafter: Drafter, truth: &[TokenId], fault: Fau
         let mut rows = rows(&ids, &draft, fault);
         let before = counts.clone();
         let start = ids.len() as u32;
-        let verdict = verify(spec, &mut counts, start, &draft, &mut rows, TARGET.vocab_size).unwrap();
+        let verification = verify(spec, &mut counts, start, &draft, &mut rows, TARGET.vocab_size).unwrap();
         assert_eq!(counts, before, "counts are restored");
-        let accepted = &verdict.token_ids[..verdict.num_accepted as usize];
-        assert_eq!(draft.rows_along(accepted).len(), accepted.len(), "accepted ids are a path");
-        num_accepted += verdict.num_accepted;
-        verdict.token_ids.iter().for_each(|&id| counts.push(id));
-        ids.extend(verdict.token_ids);
-        logprobs.extend(verdict.logprobs);
-        if let Some(finish) = verdict.finish {
+        let accepted = &verification.token_ids[..verification.num_accepted as usize];
+        assert_eq!(draft.rows_on_path(accepted).len(), accepted.len(), "accepted ids are a path");
+        num_accepted += verification.num_accepted;
+        verification.token_ids.iter().for_each(|&id| counts.push(id));
+        ids.extend(verification.token_ids);
+        logprobs.extend(verification.logprobs);
+        if let Some(finish) = verification.finish {
             return (Text { ids, logprobs, finish }, num_accepted);
         }
     }
@@ -211,5 +211,5 @@ fn only_sequences_whose_text_no_draft_can_change_take_trees() {
     }
     let broken = Draft { parents: vec![0, 7], ..tree };
     let refused = check_draft(&SequenceSpec::default(), 4, &broken).unwrap_err().to_string();
-    assert!(refused.contains("behind row 7"), "{refused}");
+    assert!(refused.contains("is row 7, which comes after it"), "{refused}");
 }

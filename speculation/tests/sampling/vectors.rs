@@ -48,8 +48,9 @@ fn frozen_draw_of_a_rare_token() {
     assert_eq!(noise.gumbel(position, 0, Purpose::Draw).to_bits(), 0x4033_55e8_0202_ec7b);
     let spec = SequenceSpec { seed: 1, max_len: u32::MAX, ..SequenceSpec::default() };
     let mut row = [-18.5, 0.0];
-    let verdict = verify(&spec, &mut TokenCounts::new(0), position, &Draft::default(), &mut row, 2).unwrap();
-    assert_eq!(verdict.token_ids, [0]);
+    let verification =
+        verify(&spec, &mut TokenCounts::new(0), position, &Draft::default(), &mut row, 2).unwrap();
+    assert_eq!(verification.token_ids, [0]);
 }
 
 const PROMPT: [TokenId; 3] = [1, 2, 3];
@@ -110,10 +111,10 @@ fn generate(spec: &SequenceSpec, num_draws: usize) -> Vec<TokenId> {
     for _ in 0..num_draws {
         let start = ids.len() as u32;
         let mut row = toy_logits(&ids);
-        let verdict = verify(spec, &mut counts, start, &Draft::default(), &mut row, VOCAB_SIZE).unwrap();
-        assert_eq!((verdict.num_accepted, verdict.token_ids.len()), (0, 1));
-        counts.push(verdict.token_ids[0]);
-        ids.push(verdict.token_ids[0]);
+        let verification = verify(spec, &mut counts, start, &Draft::default(), &mut row, VOCAB_SIZE).unwrap();
+        assert_eq!((verification.num_accepted, verification.token_ids.len()), (0, 1));
+        counts.push(verification.token_ids[0]);
+        ids.push(verification.token_ids[0]);
     }
     ids.split_off(PROMPT.len())
 }

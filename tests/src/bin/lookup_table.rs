@@ -13,7 +13,7 @@ use clap::Parser;
 use scheduling::lookup_rates::{LookupRates, LookupSource, reach_probabilities};
 use serde::Deserialize;
 use speculation::TokenId;
-use speculation::lookup::{Expected, Found, PredictedText, PredictionCursor, SuffixIndex};
+use speculation::lookup::{CheckedPrediction, LookupMatch, PredictedText, PredictionCursor, SuffixIndex};
 use tests::pair::{PairText, TASK_TYPES};
 
 /// Prints the number of tokens per verify step on edited texts, by lookup source
@@ -215,7 +215,7 @@ impl<'a> Replay<'a> {
                 Some((reached.iter().sum::<f64>(), found))
             };
             let best = self.sources.iter().filter_map(found).max_by(|a, b| a.0.total_cmp(&b.0));
-            let drafted = best.map(|(_, Found { token_ids, .. })| token_ids).unwrap_or_default();
+            let drafted = best.map(|(_, LookupMatch { token_ids, .. })| token_ids).unwrap_or_default();
             let rest = &ids[len..];
             let accepted = drafted.iter().zip(rest).take_while(|(a, b)| a == b).count();
             let committed = rest.len().min(accepted + 1);
@@ -224,12 +224,12 @@ impl<'a> Replay<'a> {
             self.counts.tokens += committed as u64;
             self.counts.drafted += drafted.len() as u64;
             self.counts.accepted += accepted as u64;
-            let mut learn = |source: LookupSource, expected: Expected| {
+            let mut learn = |source: LookupSource, expected: CheckedPrediction| {
                 own[source as usize].observe(expected);
                 self.lane[source as usize].observe(expected);
             };
-            prediction.follow(&ids[..len], |expected| learn(LookupSource::Prediction, expected));
-            suffix.follow(&ids[..len], |expected| learn(LookupSource::Suffix, expected));
+            prediction.read_committed(&ids[..len], |expected| learn(LookupSource::Prediction, expected));
+            suffix.read_committed(&ids[..len], |expected| learn(LookupSource::Suffix, expected));
         }
     }
 }

@@ -62,7 +62,7 @@ impl DraftText {
         let (mut ids, mut covered) = (Vec::new(), 0);
         for chunk in bytes.utf8_chunks() {
             if !chunk.valid().is_empty() {
-                ids.extend(self.natural(chunk.valid()));
+                ids.extend(self.tokenize(chunk.valid()));
                 covered += chunk.valid().len();
             }
             let (spelt, len) = self.spell(chunk.invalid());
@@ -76,7 +76,7 @@ impl DraftText {
     }
 
     /// Encodes with the tokenizer if the result has exactly the bytes of the text; otherwise spells it.
-    fn natural(&self, text: &str) -> Vec<TokenId> {
+    fn tokenize(&self, text: &str) -> Vec<TokenId> {
         let encode = |text: &str| {
             self.tokenizer
                 .encode_fast(text, false)
@@ -84,12 +84,12 @@ impl DraftText {
                 .unwrap_or_default()
         };
         let ids = encode(text);
-        if self.is_spelt_by(text.as_bytes(), &ids) {
+        if self.decodes_from(text.as_bytes(), &ids) {
             return ids;
         }
         let anchored = encode(&format!("{ANCHOR}{text}"));
         let beginnings =
-            (0..anchored.len()).find(|&first| self.is_spelt_by(text.as_bytes(), &anchored[first..]));
+            (0..anchored.len()).find(|&first| self.decodes_from(text.as_bytes(), &anchored[first..]));
         match beginnings {
             Some(first) => anchored[first..].to_vec(),
             None => self.spell(text.as_bytes()).0,
@@ -110,7 +110,7 @@ impl DraftText {
         (ids, at)
     }
 
-    fn is_spelt_by(&self, bytes: &[u8], ids: &[TokenId]) -> bool {
+    fn decodes_from(&self, bytes: &[u8], ids: &[TokenId]) -> bool {
         let mut rest = bytes;
         for &id in ids {
             let token = self.vocabulary.bytes(id);

@@ -2,25 +2,25 @@
 
 use std::time::Instant;
 
-use speculation::acceptance::takes_trees;
+use speculation::acceptance::supports_trees;
 use speculation::cached_sequence::CachedSequence;
-use speculation::tree::{Candidates, rivals};
+use speculation::tree::{Candidates, ranked_alternatives};
 use speculation::{Draft, Proposal, SequenceSpec, Step, TokenId, Work};
 
-use super::Found;
-use crate::method::Method;
+use super::PrecomputedDraft;
+use crate::executor::StepExecutor;
 use crate::table::SequenceKey;
 use crate::task::{PrefixLookup, Slot, Task};
 
 /// Number of a proposal's branches reserved for alternatives to the token after the whole chain: a quarter,
 /// at least two.
-fn behind_the_whole(max_branches: usize) -> usize {
+fn num_bonus_branches(max_branches: usize) -> usize {
     (max_branches / 4).max(2)
 }
 
 /// A proposal that was sent.
 #[derive(Debug)]
-pub(super) struct Proposed {
+pub(super) struct SentProposal {
     key: SequenceKey,
     /// The proposal's step without its context; each branch has its own context.
     step: Step,
@@ -42,22 +42,22 @@ pub(super) struct Branch {
 }
 
 /// An outcome to draft ahead of.
-struct Outcome {
+struct VerifyOutcome {
     /// Number of tokens before the last one.
     end: u32,
     /// The last token.
     token_id: TokenId,
     differs_at: Option<u32>,
     /// How many positions past the end of a proposal to guess.
-    further: u32,
+    extra_positions: u32,
 }
 
-impl Proposed {
+impl SentProposal {
     /// `None` if drafting ahead is not possible: the committed tokens are not the target's own draws, masks
     /// are needed, or nothing was proposed.
     pub(super) fn new(task: &mut Task, proposal: &Proposal) -> Option<Self> {
         let chain = std::mem::take(&mut task.guesses.token_ids);
-        if chain.is_empty() || !takes_trees(task.spec()) {
+        if chain.is_empty() || !supports_trees(task.spec()) {
             return None;
         }
         let candidates = std::mem::take(&mut task.candidates);
@@ -73,35 +73,38 @@ impl Proposed {
     }
 
     /// Returns branches for the likeliest outcomes: the whole chain first, then the best-ranked alternatives.
-    pub(super) fn branches<M: Method>(
+    pub(super) fn branches<M: StepExecutor>(
         &self,
-        method: &mut M,
+        executor: &mut M,
         (slot, cached): (Slot, &CachedSequence),
         max_branches: usize,
     ) -> Vec<Branch> {
         let Some(spec) = cached.spec() else { return Vec::new() };
         let behind = self.start + self.chain.len() as u32 - 1;
         let last = self.chain[self.chain.len() - 1];
-        let whole = Outcome { end: behind, token_id: last, differs_at: None, further: 1 };
-        let known =
-            if self.candidates.len() == self.chain.len() { rivals(&self.candidates) } else { Vec::new() };
-        let others = known.iter().map(|rival| {
-            let token_id = self.candidates[rival.position].token_ids[rival.rank];
-            let end = self.start + rival.position as u32;
-            let further = u32::from(self.was_sent(rival.position, token_id));
-            Outcome { end, token_id, differs_at: Some(end), further }
+        let whole = VerifyOutcome { end: behind, token_id: last, differs_at: None, extra_positions: 1 };
+        let known = if self.candidates.len() == self.chain.len() {
+            ranked_alternatives(&self.candidates)
+        } else {
+            Vec::new()
+        };
+        let others = known.iter().map(|alternative| {
+            let token_id = self.candidates[alternative.position].token_ids[alternative.rank];
+            let end = self.start + alternative.position as u32;
+            let extra_positions = u32::from(self.was_sent(alternative.position, token_id));
+            VerifyOutcome { end, token_id, differs_at: Some(end), extra_positions }
         });
         std::iter::once(whole)
-            .chain(others.take(max_branches.saturating_sub(1 + behind_the_whole(max_branches))))
-            .filter_map(|outcome| self.open(method, (slot, cached, spec), outcome))
+            .chain(others.take(max_branches.saturating_sub(1 + num_bonus_branches(max_branches))))
+            .filter_map(|outcome| self.open(executor, (slot, cached, spec), outcome))
             .collect()
     }
 
     /// Once the branch after the whole chain has its first guess, returns branches for the next best tokens
     /// at that position.
-    pub(super) fn branches_behind<M: Method>(
+    pub(super) fn bonus_branches<M: StepExecutor>(
         &self,
-        method: &mut M,
+        executor: &mut M,
         branches: &[Branch],
         max_branches: usize,
     ) -> Vec<Branch> {
@@ -116,13 +119,13 @@ impl Proposed {
             return Vec::new();
         }
         let Some(next_best) = task.candidates.first() else { return Vec::new() };
-        let num = behind_the_whole(max_branches).min(max_branches.saturating_sub(branches.len()));
+        let num = num_bonus_branches(max_branches).min(max_branches.saturating_sub(branches.len()));
         next_best.token_ids[1..]
             .iter()
             .take(num)
             .filter_map(|&token_id| {
-                let outcome = Outcome { end, token_id, differs_at: Some(end), further: 0 };
-                self.open(method, (task.slot, &task.cached, task.spec()), outcome)
+                let outcome = VerifyOutcome { end, token_id, differs_at: Some(end), extra_positions: 0 };
+                self.open(executor, (task.slot, &task.cached, task.spec()), outcome)
             })
             .collect()
     }
@@ -135,23 +138,23 @@ impl Proposed {
     }
 
     /// Creates the task of the step after an outcome. Returns `None` after a stop token, at the end of the
-    /// window, or if the method cannot fork.
-    fn open<M: Method>(
+    /// window, or if the executor cannot fork.
+    fn open<M: StepExecutor>(
         &self,
-        method: &mut M,
+        executor: &mut M,
         (slot, cached, spec): (Slot, &CachedSequence, &SequenceSpec),
-        outcome: Outcome,
+        outcome: VerifyOutcome,
     ) -> Option<Branch> {
         let Work::Propose { num_draft_tokens, num_tree_tokens } = self.step.work else { return None };
-        let Outcome { end, token_id, differs_at, further } = outcome;
-        let num_draft_tokens = num_draft_tokens + further;
-        let window = spec.max_len.min(method.limits().max_model_len);
+        let VerifyOutcome { end, token_id, differs_at, extra_positions } = outcome;
+        let num_draft_tokens = num_draft_tokens + extra_positions;
+        let window = spec.max_len.min(executor.limits().max_model_len);
         if spec.stop_token_ids.contains(&token_id) || end + 1 + num_draft_tokens >= window {
             return None;
         }
-        let slot = method.fork(slot, end)?;
+        let slot = executor.fork(slot, end)?;
         let mut cached = cached.clone();
-        cached.cut(end);
+        cached.truncate(end);
         cached.append(&[token_id]);
         let work = Work::Propose { num_draft_tokens, num_tree_tokens };
         let step = Step { base_len: end, append_ids: vec![token_id], work, ..self.step.clone() };
@@ -174,7 +177,7 @@ impl Branch {
         if self.is_finished { None } else { self.task.take() }
     }
 
-    pub(super) fn is_place_of(&self, task: &Task) -> bool {
+    pub(super) fn owns_task(&self, task: &Task) -> bool {
         self.task.is_none() && self.slot == task.slot
     }
 
@@ -184,7 +187,7 @@ impl Branch {
     }
 
     /// Marks the branch as finished after its task was dropped.
-    pub(super) fn give_up(&mut self) {
+    pub(super) fn mark_finished(&mut self) {
         self.is_finished = true;
     }
 
@@ -195,7 +198,7 @@ impl Branch {
 
     /// Returns how many of the branch's guesses were committed, if `committed` is this outcome followed by
     /// zero or more of its guesses.
-    pub(super) fn leads_to(&self, committed: &[TokenId]) -> Option<usize> {
+    pub(super) fn num_committed_guesses(&self, committed: &[TokenId]) -> Option<usize> {
         let task = self.task.as_ref().filter(|_| self.has_guesses())?;
         let guesses = &task.guesses.token_ids;
         let end = task.step.start() as usize;
@@ -206,11 +209,15 @@ impl Branch {
 }
 
 /// Converts a branch to the work that it saves `step`, once `consumed` of its guesses are committed.
-pub(super) fn found(task: Task, (consumed, differs_at): (usize, Option<u32>), step: &Step) -> Found {
+pub(super) fn found(
+    task: Task,
+    (consumed, differs_at): (usize, Option<u32>),
+    step: &Step,
+) -> PrecomputedDraft {
     let guesses = task.guesses.token_ids[consumed..].to_vec();
     let candidates = task.candidates.get(consumed..).unwrap_or_default().to_vec();
     // The last guess has not run yet; if it is committed, its row is still missing.
     let context_done = step.append_ids.len() - usize::from(guesses.is_empty());
     let agreed = (step.base_len + 1..step.start()).map(|position| Some(position) != differs_at).collect();
-    Found { slot: task.slot, guesses, candidates, context_done, agreed }
+    PrecomputedDraft { slot: task.slot, guesses, candidates, context_done, agreed }
 }

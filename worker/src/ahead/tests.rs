@@ -1,13 +1,13 @@
-//! Tests which outcomes are drafted ahead of and what is reused, with a method whose guesses follow from the
-//! ids before them.
+//! Tests which outcomes are drafted ahead of and what is reused, with an executor whose guesses follow from
+//! the ids before them.
 
 use std::sync::Arc;
 
-use speculation::cached_sequence::Limits;
+use speculation::cached_sequence::WorkerLimits;
 use speculation::{Draft, Proposal, Role, SequenceId, SequenceSpec};
 
 use super::*;
-use crate::method::{MethodStats, NeedRoom};
+use crate::executor::{ExecutorStats, OutOfKvBlocks};
 use crate::table::RouterId;
 
 const KEY: SequenceKey = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
@@ -29,9 +29,9 @@ fn candidates(at: u32) -> Candidates {
     }
 }
 
-impl Method for Counting {
-    fn limits(&self) -> Limits {
-        Limits {
+impl StepExecutor for Counting {
+    fn limits(&self) -> WorkerLimits {
+        WorkerLimits {
             role: Role::Draft,
             vocab_size: 10_000,
             max_model_len: 500,
@@ -66,9 +66,9 @@ impl Method for Counting {
         &mut self,
         tasks: &mut VecDeque<Task>,
         _prompt_rows: u32,
-    ) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+    ) -> Result<Vec<(Task, ReplyBody)>, OutOfKvBlocks> {
         if self.total == 0 {
-            return Err(NeedRoom);
+            return Err(OutOfKvBlocks);
         }
         let (mut finished, mut left) = (Vec::new(), VecDeque::new());
         for mut task in tasks.drain(..) {
@@ -100,15 +100,15 @@ impl Method for Counting {
         0
     }
 
-    fn stats(&self) -> MethodStats {
-        MethodStats { rows: self.rows, kv_blocks_total: self.total, ..MethodStats::default() }
+    fn stats(&self) -> ExecutorStats {
+        ExecutorStats { rows: self.rows, kv_blocks_total: self.total, ..ExecutorStats::default() }
     }
 }
 
 struct Bench {
-    method: Counting,
-    ahead: Ahead,
-    table: Table,
+    executor: Counting,
+    ahead: DraftAhead,
+    table: SequenceTable,
 }
 
 impl Bench {
@@ -119,48 +119,48 @@ impl Bench {
 
     /// The same at a worker that holds `num_sequences` sequences.
     fn beside(num_sequences: usize, max_branches: usize) -> Self {
-        let mut method = Counting { total: 100, ..Counting::default() };
-        let (mut ahead, mut table) = (Ahead::new(max_branches), Table::default());
-        let held = table.entry(KEY, || method.open());
+        let mut executor = Counting { total: 100, ..Counting::default() };
+        let (mut ahead, mut table) = (DraftAhead::new(max_branches), SequenceTable::default());
+        let held = table.entry(KEY, || executor.open());
         let step = step(0, &[1, 2, 3, 4], 3);
         let mut cached = held.cached.take().expect("a new one");
-        cached.admit(&step, &method.limits());
+        cached.admit(&step, &executor.limits());
         let mut tasks = VecDeque::from([Task::new(KEY, held.slot, step, cached, Instant::now())]);
         tasks[0].context_done = 3;
         let (mut task, body) = loop {
-            if let Some(done) = method.advance(&mut tasks, u32::MAX).expect("room").pop() {
+            if let Some(done) = executor.advance(&mut tasks, u32::MAX).expect("room").pop() {
                 break done;
             }
         };
-        ahead.answered(&mut task, &body, num_sequences);
+        ahead.on_reply(&mut task, &body, num_sequences);
         held.cached = Some(task.cached);
-        Self { method, ahead, table }
+        Self { executor, ahead, table }
     }
 
     fn idle(&mut self) -> u32 {
         let mut rows = 0;
-        while self.ahead.rows().is_some() {
-            rows += self.ahead.forward(&mut self.method, &mut self.table);
+        while self.ahead.next_rows().is_some() {
+            rows += self.ahead.forward(&mut self.executor, &mut self.table);
         }
         rows
     }
 
     /// Sends the next step, after these ids were committed.
-    fn asked(&mut self, base: u32, committed: &[TokenId]) -> Option<Found> {
+    fn asked(&mut self, base: u32, committed: &[TokenId]) -> Option<PrecomputedDraft> {
         let held = self.table.get_mut(&KEY).expect("held");
         let cached = held.cached.as_mut().expect("idle");
         let step = step(base, committed, 3);
-        cached.cut(base);
+        cached.truncate(base);
         cached.append(committed);
-        let found = self.ahead.take(&mut self.method, (&KEY, &step, cached), Instant::now());
+        let found = self.ahead.take(&mut self.executor, (&KEY, &step, cached), Instant::now());
         if let Some(found) = &found {
             assert_eq!(
-                self.method.slots[&found.slot] as usize + 1,
+                self.executor.slots[&found.slot] as usize + 1,
                 cached.len() as usize + found.guesses.len()
             );
-            self.method.close(found.slot);
+            self.executor.close(found.slot);
         }
-        assert_eq!(self.method.slots.len(), 1, "all branches but the found one are closed");
+        assert_eq!(self.executor.slots.len(), 1, "all branches but the found one are closed");
         found
     }
 }
@@ -227,11 +227,11 @@ fn another_outcome_is_a_miss_and_an_early_step_is_told_apart() {
 #[test]
 fn what_is_not_finished_is_of_use_as_far_as_it_goes() {
     let mut bench = Bench::proposed(7);
-    bench.ahead.forward(&mut bench.method, &mut bench.table);
+    bench.ahead.forward(&mut bench.executor, &mut bench.table);
     let found = bench.asked(4, &[41]).expect("its first guess was made");
     assert_eq!((found.guesses, found.context_done), (vec![50], 1));
     let mut bench = Bench::proposed(7);
-    bench.ahead.forward(&mut bench.method, &mut bench.table);
+    bench.ahead.forward(&mut bench.executor, &mut bench.table);
     // The committed guess has no row yet.
     let found = bench.asked(6, &[60, 70]).expect("it guessed 70");
     assert_eq!((found.guesses, found.context_done), (vec![], 1));
@@ -241,11 +241,11 @@ fn what_is_not_finished_is_of_use_as_far_as_it_goes() {
 fn rows_and_branches_are_bounded() {
     let mut bench = Bench::proposed(4);
     // The whole chain has four guesses to make; its alternatives three each, from the second forward on; one
-    // rival three.
+    // alternative three.
     assert_eq!(bench.idle(), 4 + 2 * 3 + 3);
-    assert_eq!(bench.method.slots.len(), 1 + 4);
-    bench.ahead.forget(&mut bench.method, &KEY);
-    assert_eq!(bench.method.slots.len(), 1);
+    assert_eq!(bench.executor.slots.len(), 1 + 4);
+    bench.ahead.drop_sequence(&mut bench.executor, &KEY);
+    assert_eq!(bench.executor.slots.len(), 1);
 }
 
 #[test]
@@ -259,13 +259,13 @@ fn sequences_that_share_forward_passes_are_left_together() {
 #[test]
 fn nothing_is_drafted_ahead_without_memory() {
     let mut bench = Bench::proposed(7);
-    bench.method.total = 0;
+    bench.executor.total = 0;
     assert_eq!(bench.idle(), 0);
     assert!(bench.asked(4, &[41]).is_none());
     let mut bench = Bench::proposed(7);
-    bench.ahead.forward(&mut bench.method, &mut bench.table);
-    assert!(bench.ahead.forget_all(&mut bench.method), "it gives way to steps");
-    assert_eq!(bench.method.slots.len(), 1);
+    bench.ahead.forward(&mut bench.executor, &mut bench.table);
+    assert!(bench.ahead.drop_all(&mut bench.executor), "it gives way to steps");
+    assert_eq!(bench.executor.slots.len(), 1);
     assert!(bench.asked(4, &[41]).is_none());
 }
 
@@ -275,9 +275,9 @@ fn a_step_of_another_epoch_finds_nothing() {
     bench.idle();
     let held = bench.table.get_mut(&KEY).expect("held");
     let mut cached = held.cached.take().expect("idle");
-    cached.cut(4);
+    cached.truncate(4);
     cached.append(&[41]);
     let step = Step { epoch: 2, ..step(4, &[41], 3) };
-    assert!(bench.ahead.take(&mut bench.method, (&KEY, &step, &cached), Instant::now()).is_none());
-    assert_eq!(bench.method.slots.len(), 1);
+    assert!(bench.ahead.take(&mut bench.executor, (&KEY, &step, &cached), Instant::now()).is_none());
+    assert_eq!(bench.executor.slots.len(), 1);
 }

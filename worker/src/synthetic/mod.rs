@@ -3,11 +3,11 @@
 //! sequences, or pools of GPUs, can be studied on a laptop. The router cannot tell the difference and reads
 //! no profile.
 //!
-//! [`method`] simulates the times and draws the tokens ([`scheduling::profile::text`]), [`vocabulary`]
+//! [`executor`] simulates the times and draws the tokens ([`scheduling::profile::text`]), [`vocabulary`]
 //! generates the tokenizer that routers fetch, [`wire`] simulates the network. Times obtained here are
 //! simulated and must never be called measured.
 
-pub mod method;
+pub mod executor;
 pub mod vocabulary;
 pub mod wire;
 
@@ -20,9 +20,9 @@ use speculation::Role;
 
 use crate::config::{SyntheticConfig, WorkerConfig};
 use crate::facts::WorkerFacts;
-use crate::serve::Loaded;
+use crate::serve::LoadedWorker;
 
-pub use method::SyntheticMethod;
+pub use executor::SyntheticExecutor;
 
 /// Id 0 of a generated vocabulary is the end-of-text token.
 const END_OF_TEXT: u32 = 0;
@@ -32,7 +32,7 @@ pub fn load(
     config: &WorkerConfig,
     synthetic: &SyntheticConfig,
     role: Role,
-) -> anyhow::Result<Loaded<SyntheticMethod>> {
+) -> anyhow::Result<LoadedWorker<SyntheticExecutor>> {
     let profile = &synthetic.profile;
     let pool = match role {
         Role::Draft => &profile.draft,
@@ -70,9 +70,9 @@ pub fn load(
         "synthetic engine: simulates the step times of a profile and computes nothing"
     );
     let assets = vocabulary::assets(profile.vocab_size)?;
-    let method = SyntheticMethod::new(Arc::clone(profile), role, (max_model_len, synthetic.time_scale));
+    let executor = SyntheticExecutor::new(Arc::clone(profile), role, (max_model_len, synthetic.time_scale));
     let round_trip = round_trip(profile, synthetic.time_scale);
-    Ok(Loaded { method, facts, assets: Some(assets), draft_ahead: 0, round_trip })
+    Ok(LoadedWorker { executor, facts, assets: Some(assets), draft_ahead: 0, round_trip })
 }
 
 /// Simulated round-trip time of messages.

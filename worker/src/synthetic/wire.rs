@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use service::shutdown::Lifetime;
 use tokio::sync::mpsc;
 
-use crate::device::{MAILBOX_FRAMES, Message};
+use crate::step_loop::{MAILBOX_FRAMES, Message};
 
 /// Returns a mailbox whose frames arrive `round_trip` late; the thread ends with the service.
 pub fn delayed(

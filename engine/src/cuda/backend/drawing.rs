@@ -2,7 +2,7 @@
 //! the other rows. All kernels are launched before the first result is read, so the host waits for the device
 //! once.
 
-use speculation::acceptance::{RowDraw, draw_processed, several_processed};
+use speculation::acceptance::{DrawResult, candidates_from_processed, draw_processed};
 use speculation::tree::{Candidates, MAX_CANDIDATES};
 
 use super::State;
@@ -44,7 +44,7 @@ pub(super) fn draw<E: Executor>(
         });
     }
     let redrawn = |(&draw, score): (&Option<u32>, &ScoreRow)| match drawn_rows[draw? as usize] {
-        RowDraw::Token(id) => undecided.contains(&score.row).then_some(id),
+        DrawResult::Token(id) => undecided.contains(&score.row).then_some(id),
         _ => None,
     };
     let redrawn: Vec<Option<u32>> = draws.iter().zip(&plan.scores).map(redrawn).collect();
@@ -55,7 +55,8 @@ pub(super) fn draw<E: Executor>(
         outputs.candidates.push(if undecided.contains(&row) {
             let start = row as usize * width;
             let logits = logits.read(executor, start..start + vocab)?;
-            several_processed(&candidate.spec, (position, MAX_CANDIDATES), &logits).unwrap_or_default()
+            candidates_from_processed(&candidate.spec, (position, MAX_CANDIDATES), &logits)
+                .unwrap_or_default()
         } else {
             Candidates::from_scores(&candidate.spec.sampling, &found.best, found.surprise)
         });
@@ -86,10 +87,10 @@ fn launch<E: Executor>(
     find_candidates(executor, (listing, drawing), logits, (listed, &places), sizes)
 }
 
-fn row_draw(drawn: Drawn) -> RowDraw {
+fn row_draw(drawn: Drawn) -> DrawResult {
     match drawn.status {
-        0 => RowDraw::Token(drawn.token_id),
-        1 => RowDraw::NotANumber(drawn.token_id),
-        _ => RowDraw::NothingAllowed,
+        0 => DrawResult::Token(drawn.token_id),
+        1 => DrawResult::NotANumber(drawn.token_id),
+        _ => DrawResult::NothingAllowed,
     }
 }

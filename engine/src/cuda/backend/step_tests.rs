@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use speculation::acceptance::{RowDraw, draw_rows};
+use speculation::acceptance::{DrawResult, draw_rows};
 use speculation::logits::{TokenCounts, score};
 use speculation::{SamplingParams, SequenceSpec, TokenLogprobs};
 
@@ -155,10 +155,10 @@ fn drawn_rows_are_what_the_host_draws_from_the_same_logits() {
         let start = s.before().len() as u32;
         let raw = values.to_vec();
         let expected = draw_rows(spec, &mut counts, (start, &s.drafted), values);
-        let found: Vec<RowDraw> = drawn.by_ref().take(rows.len()).copied().collect();
+        let found: Vec<DrawResult> = drawn.by_ref().take(rows.len()).copied().collect();
         assert_eq!(found, expected, "seed {}", spec.seed);
         let Some(top_n) = spec.logprobs else { continue };
-        let tell = |(row, drawn): (&[f32], &RowDraw)| score(row, drawn.token(0).unwrap(), top_n);
+        let tell = |(row, drawn): (&[f32], &DrawResult)| score(row, drawn.token(0).unwrap(), top_n);
         let expected: Vec<TokenLogprobs> = raw.chunks_exact(width).zip(&expected).map(tell).collect();
         let found: Vec<TokenLogprobs> = scores.by_ref().take(expected.len()).cloned().collect();
         assert_eq!(found, expected, "seed {}", spec.seed);

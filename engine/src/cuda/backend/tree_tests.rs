@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use speculation::acceptance::{RowDraw, draw_rows, guess_several};
+use speculation::acceptance::{DrawResult, draw_rows, guess_candidates};
 use speculation::logits::{TokenCounts, score};
 use speculation::tree::{Candidates, MAX_CANDIDATES};
 use speculation::{SamplingParams, SequenceSpec, TokenLogprobs};
@@ -155,7 +155,7 @@ fn rows_of_trees_have_the_bits_of_chains() {
     let biases = ("qwen2_window_layers", &[("num_attention_heads", 2), ("num_key_value_heads", 1)][..]);
     for ((model, changes), starts) in [(NORMS, &[1, 123][..]), (window, &[29]), (biases, &[16])] {
         let engine = &mut engine(model, changes, alone());
-        assert!(engine.takes_trees());
+        assert!(engine.supports_trees());
         starts.iter().for_each(|&start| check(engine, start, model));
     }
 }
@@ -256,7 +256,7 @@ fn rows_of_trees_are_drawn_as_the_host_draws_them() {
             text.iter().for_each(|&id| counts.push(id));
             *draw_rows(&spec, &mut counts, (text.len() as u32, &ids), &mut values).last().unwrap()
         };
-        let expected: Vec<RowDraw> =
+        let expected: Vec<DrawResult> =
             std::iter::once(None).chain((0..tree.ids.len()).map(Some)).map(host).collect();
         assert_eq!(outcome.drawn, expected, "seed {}", spec.seed);
         let several = |row: Option<usize>| {
@@ -264,13 +264,13 @@ fn rows_of_trees_are_drawn_as_the_host_draws_them() {
             let mut counts = TokenCounts::new(spec.prompt_len);
             ids.iter().for_each(|&id| counts.push(id));
             let mut values = logits[row.map_or(0, |row| 1 + row)].clone();
-            guess_several(&spec, &counts, (ids.len() as u32, MAX_CANDIDATES), &mut values).unwrap()
+            guess_candidates(&spec, &counts, (ids.len() as u32, MAX_CANDIDATES), &mut values).unwrap()
         };
         let candidates: Vec<Candidates> =
             std::iter::once(None).chain((0..tree.ids.len()).map(Some)).map(several).collect();
         assert_eq!(outcome.candidates, candidates, "seed {}", spec.seed);
         let Some(top_n) = spec.logprobs else { continue };
-        let tell = |(row, drawn): (&Vec<f32>, &RowDraw)| score(row, drawn.token(0).unwrap(), top_n);
+        let tell = |(row, drawn): (&Vec<f32>, &DrawResult)| score(row, drawn.token(0).unwrap(), top_n);
         let expected: Vec<TokenLogprobs> = logits.iter().zip(&expected).map(tell).collect();
         assert_eq!(outcome.scores, expected, "seed {}", spec.seed);
     }

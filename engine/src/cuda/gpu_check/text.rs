@@ -2,7 +2,7 @@
 //! what the host draws from the same logits, and a draft on the same device, or a tree of guesses, changes
 //! only the number of steps.
 
-use speculation::acceptance::{draw_rows, verify_drawn};
+use speculation::acceptance::{draw_rows, verify_draws};
 use speculation::logits::TokenCounts;
 use speculation::{Draft, SamplingParams, SequenceSpec, TokenId};
 
@@ -224,9 +224,9 @@ impl<'a> Sequence<'a> {
             let tree = TreeRows { sequence: 0, num_stored: 0, parents: &draft.parents };
             let drawn = self.engine.forward_with_trees(&[rows], &[Some(request)], &[tree])?.drawn;
             let bad = |error: speculation::logits::DrawError| EngineError::BadBatch(error.to_string());
-            let verdict = verify_drawn(self.spec, start as u32, &draft, (&drawn, &[])).map_err(bad)?;
+            let verdict = verify_draws(self.spec, start as u32, &draft, (&drawn, &[])).map_err(bad)?;
             let accepted = &verdict.token_ids[..verdict.num_accepted as usize];
-            let path: Vec<usize> = draft.rows_along(accepted).into_iter().map(|row| row - 1).collect();
+            let path: Vec<usize> = draft.rows_on_path(accepted).into_iter().map(|row| row - 1).collect();
             self.engine.keep_path(self.slot, start as u32, (&path, accepted))?;
             ids.extend(verdict.token_ids);
             rounds += 1;

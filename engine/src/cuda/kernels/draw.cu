@@ -174,7 +174,7 @@ __device__ __forceinline__ bool is_below(const Best& other, double score, u32 to
 
 // The best tokens of each part of a row that can be drawn, by logit / T + noise, or by logit where T < 1e-5.
 // logits [*, stride] f32, of whose rows the first `vocab` numbers count; draws [num_draws] -> parts [num_draws, num_parts, CANDIDATES].
-// Twin: speculation::acceptance::guess_several, equal ids and scores. Grid (num_draws, num_parts), 256 threads.
+// Twin: speculation::acceptance::guess_candidates, equal ids and scores. Grid (num_draws, num_parts), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     candidate_parts(const float* logits, const DrawRow* draws, Candidate* parts, u32 vocab, u32 stride) {
   __shared__ uint4 chunks[PART_CHUNKS];

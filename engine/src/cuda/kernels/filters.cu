@@ -4,7 +4,7 @@
 // to tell, is left as it is and said to be undecided: the host draws it. Each part of a row sorts its own candidates
 // (`keep_parts`), a block joins them and finds the last token that is kept (`keep_join`), parts mask what comes after it
 // (`keep_mask`): a row is read twice.
-// Twin: speculation::logits::keep, equal tokens.
+// Twin: speculation::logits::apply_filters, equal tokens.
 
 constexpr u32 CANDIDATES = 1024;
 

@@ -1,7 +1,7 @@
-//! The logit pipeline and the coupled draw against `speculation`: equal bits and equal ids, and the contract's known
-//! answers.
+//! The logit pipeline and the coupled draw against `speculation`: equal bits and equal ids, and the
+//! contract's known answers.
 
-use speculation::acceptance::{several_processed, verify};
+use speculation::acceptance::{candidates_from_processed, verify};
 use speculation::logits::{DrawError, TokenCounts, process};
 use speculation::noise::{Noise, Purpose};
 use speculation::tree::{Candidates, MAX_CANDIDATES};
@@ -57,8 +57,8 @@ fn draw_now<E: Executor>(
     drawn(e, &buffers, draws)
 }
 
-/// What a filter leaves of rows like a model's, rows that tie everywhere, and rows of which most is masked: the tokens that the host
-/// keeps, or the row as it was where it lies with the host.
+/// What a filter leaves of rows like a model's, rows that tie everywhere, and rows of which most is masked:
+/// the tokens that the host keeps, or the row as it was where it lies with the host.
 fn filters<E: Executor>(e: &mut E, (vocab, rows): (usize, usize)) -> Result<Vec<Parity>, CudaError> {
     let plain = SamplingParams::default();
     let mut parities = Vec::new();
@@ -114,8 +114,8 @@ pub(super) fn filter<E: Executor>(
     Ok(compare(case, 0.0, &found, &expected))
 }
 
-/// How often each number of two rows is read where top-p filters them, and where they are drawn from: candidates that parts hand on count as what
-/// they take.
+/// How often each number of two rows is read where top-p filters them, and where they are drawn from:
+/// candidates that parts hand on count as what they take.
 #[cfg(test)]
 pub(super) fn passes(e: &mut crate::cuda::emulator::Emulator, vocab: usize) -> Result<[f64; 2], CudaError> {
     let sampling = SamplingParams { top_p: 0.9, ..SamplingParams::default() };
@@ -134,7 +134,8 @@ pub(super) fn passes(e: &mut crate::cuda::emulator::Emulator, vocab: usize) -> R
 
 /// A row with what the host's filters bar masked.
 fn kept_of(logits: &[f32], sampling: &SamplingParams) -> Vec<f32> {
-    let kept = speculation::logits::keep(logits, sampling, 0).expect("a row with a number can be drawn from");
+    let kept = speculation::logits::apply_filters(logits, sampling, 0)
+        .expect("a row with a number can be drawn from");
     let mut masked = vec![f32::NEG_INFINITY; logits.len()];
     kept.tokens.iter().for_each(|&(id, _)| masked[id as usize] = logits[id as usize]);
     masked
@@ -206,8 +207,8 @@ fn draws<E: Executor>(
     Ok(compare_equal(format!("draw from {vocab} at T = {temperature}"), &found, &expected))
 }
 
-/// Candidates of rows like a model's, of rows with ties, and of rows of which only every third token or only one is allowed: ids, scores and
-/// the surprise.
+/// Candidates of rows like a model's, of rows with ties, and of rows of which only every third token or only
+/// one is allowed: ids, scores and the surprise.
 fn several<E: Executor>(
     e: &mut E,
     (vocab, rows): (usize, usize),
@@ -236,7 +237,8 @@ fn several<E: Executor>(
         }
         draws.push(DrawRow::new(row, &spec, 1000 + row));
         expected.push(
-            several_processed(&spec, (1000 + row, MAX_CANDIDATES), &numbers).expect("a number is there"),
+            candidates_from_processed(&spec, (1000 + row, MAX_CANDIDATES), &numbers)
+                .expect("a number is there"),
         );
         logits.extend(numbers);
         logits.extend([1e30; 3]);

@@ -12,10 +12,10 @@ use tokio::sync::watch;
 
 use super::super::publish;
 use super::backoff::Backoff;
-use super::{Cluster, Fault, Member, Members, within_timeout};
+use super::{EtcdCluster, Fault, Member, Members, within_timeout};
 
 /// Publishes the membership; never returns.
-pub(super) async fn keep_following(cluster: &Cluster, members: &watch::Sender<Members>) {
+pub(super) async fn keep_following(cluster: &EtcdCluster, members: &watch::Sender<Members>) {
     let mut backoff = Backoff::new("watching");
     loop {
         // Boxed because the client's futures are large.
@@ -25,7 +25,7 @@ pub(super) async fn keep_following(cluster: &Cluster, members: &watch::Sender<Me
 }
 
 async fn follow_once(
-    cluster: &Cluster,
+    cluster: &EtcdCluster,
     members: &watch::Sender<Members>,
     backoff: &mut Backoff,
 ) -> Result<Infallible, Fault> {
@@ -39,7 +39,7 @@ async fn follow_once(
 
 /// Applies each change to `present`, the known membership, and publishes it.
 pub(super) async fn follow_changes(
-    cluster: &Cluster,
+    cluster: &EtcdCluster,
     mut changes: WatchStream,
     mut present: BTreeMap<String, Member>,
     members: &watch::Sender<Members>,
@@ -64,7 +64,7 @@ fn reason(response: &WatchResponse) -> String {
     }
 }
 
-impl Cluster {
+impl EtcdCluster {
     /// Returns all members, and the revision of etcd's state they are from.
     pub(super) async fn read_all(
         &self,

@@ -7,14 +7,14 @@ use etcd_client::{Client, Compare, CompareOp, PutOptions, Txn, TxnOp};
 use tokio::sync::watch;
 
 use super::backoff::Backoff;
-use super::{CALL_TIMEOUT, Cluster, Fault, LEASE_TTL, Load, Member, RENEW_EVERY, within_timeout};
+use super::{CALL_TIMEOUT, EtcdCluster, Fault, LEASE_TTL, Load, Member, RENEW_EVERY, within_timeout};
 
 /// The last granted lease, kept here so that it can be revoked however its session ended.
 #[derive(Default)]
-struct Granted(Option<(Client, i64)>);
+struct GrantedLease(Option<(Client, i64)>);
 
 /// A worker to keep listed.
-pub(super) struct Registered {
+pub(super) struct RegisteredWorker {
     /// The member as listed, without its current load.
     pub(super) member: Member,
     /// Set to whether the worker is listed.
@@ -25,14 +25,14 @@ pub(super) struct Registered {
 
 /// Keeps a worker listed until `stopped` resolves, then removes it from the list.
 pub(super) async fn keep_registered(
-    cluster: &Cluster,
-    mut worker: Registered,
+    cluster: &EtcdCluster,
+    mut worker: RegisteredWorker,
     stopped: impl Future<Output = ()>,
 ) {
     tokio::pin!(stopped);
     let mut backoff = Backoff::new("registering");
     // Outlives its session: the key may still be listed under it while the next session cannot start.
-    let mut granted = Granted::default();
+    let mut granted = GrantedLease::default();
     loop {
         let session = async {
             let (client, lease) = begin_lease(cluster, &mut granted).await?;
@@ -59,7 +59,7 @@ pub(super) async fn keep_registered(
     granted.revoke().await;
 }
 
-async fn begin_lease(cluster: &Cluster, granted: &mut Granted) -> Result<(Client, i64), Fault> {
+async fn begin_lease(cluster: &EtcdCluster, granted: &mut GrantedLease) -> Result<(Client, i64), Fault> {
     let mut client = cluster.connect().await?;
     let ttl_seconds = i64::try_from(LEASE_TTL.as_secs()).expect("a lease of seconds");
     let lease = within_timeout(client.lease_grant(ttl_seconds, None)).await?.id();
@@ -71,10 +71,10 @@ async fn begin_lease(cluster: &Cluster, granted: &mut Granted) -> Result<(Client
 async fn hold_lease(
     key: &Key<'_>,
     mut client: Client,
-    worker: &mut Registered,
+    worker: &mut RegisteredWorker,
     backoff: &mut Backoff,
 ) -> Result<Infallible, Fault> {
-    key.put_where_gone(&mut client, worker.member_now()).await?;
+    key.put_if_missing(&mut client, worker.member_now()).await?;
     let (mut keeper, mut answers) = within_timeout(client.lease_keep_alive(key.lease)).await?;
     backoff.succeeded();
     tracing::info!(worker = worker.member.id, "registered in etcd");
@@ -90,7 +90,7 @@ async fn hold_lease(
         // A key can be deleted while its lease lives; it is then rewritten at the pace of renewals, however
         // often it is deleted.
         let has_news = worker.load.has_changed().unwrap_or(false);
-        if key.put_where_gone(&mut client, worker.member_now()).await? {
+        if key.put_if_missing(&mut client, worker.member_now()).await? {
             tracing::warn!(worker = worker.member.id, "the worker's key was missing in etcd: wrote it again");
         } else if has_news {
             key.put(&mut client, &worker.member).await?;
@@ -98,7 +98,7 @@ async fn hold_lease(
     }
 }
 
-impl Registered {
+impl RegisteredWorker {
     /// Returns the member with its current load.
     fn member_now(&mut self) -> &Member {
         self.member.load = *self.load.borrow_and_update();
@@ -108,14 +108,14 @@ impl Registered {
 
 /// The key of one worker under one lease.
 struct Key<'a> {
-    cluster: &'a Cluster,
+    cluster: &'a EtcdCluster,
     lease: i64,
 }
 
 impl Key<'_> {
     /// Writes the key unless it exists under this lease, so that routers only see real changes; returns
     /// whether it was written.
-    async fn put_where_gone(&self, client: &mut Client, member: &Member) -> Result<bool, Fault> {
+    async fn put_if_missing(&self, client: &mut Client, member: &Member) -> Result<bool, Fault> {
         let is_there = Compare::lease(self.cluster.key_of(member).as_str(), CompareOp::Equal, self.lease);
         let answer =
             within_timeout(client.txn(Txn::new().when([is_there]).or_else([self.to_put(member)]))).await?;
@@ -133,7 +133,7 @@ impl Key<'_> {
     }
 }
 
-impl Granted {
+impl GrantedLease {
     /// Revokes the lease, and with it the key. If that fails, the lease expires by itself.
     async fn revoke(self) {
         let Some((mut client, lease)) = self.0 else { return };

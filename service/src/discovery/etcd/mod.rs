@@ -41,7 +41,7 @@ const PING_EVERY: Duration = Duration::from_secs(6);
 
 /// The etcd cluster, and the prefix of our keys.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub(super) struct EtcdCluster {
     endpoints: Vec<String>,
     /// Number of connections started: each uses the next etcd member.
     connects: AtomicUsize,
@@ -70,14 +70,14 @@ enum Fault {
 
 /// A membership in etcd.
 pub(super) struct Etcd {
-    cluster: Arc<Cluster>,
+    cluster: Arc<EtcdCluster>,
     lifetime: Lifetime,
     /// Started by the first watch, because workers do not need it.
     members: Mutex<Option<watch::Receiver<Members>>>,
 }
 
 impl Etcd {
-    pub(super) fn new(cluster: Cluster, lifetime: &Lifetime) -> Self {
+    pub(super) fn new(cluster: EtcdCluster, lifetime: &Lifetime) -> Self {
         Self { cluster: Arc::new(cluster), lifetime: lifetime.clone(), members: Mutex::default() }
     }
 
@@ -114,12 +114,12 @@ impl Discovery for Etcd {
         };
         let (listed, seen) = watch::channel(false);
         let (load, told) = watch::channel(Load::default());
-        let worker = lease::Registered { member, listed, load: told };
+        let worker = lease::RegisteredWorker { member, listed, load: told };
         let task = self.lifetime.spawn("etcd-lease", async move {
             // Boxed because the client's futures are large.
             Box::pin(lease::keep_registered(&cluster, worker, stopped)).await;
         });
-        Ok(Registration::kept_by_task(stop, task, seen, load))
+        Ok(Registration::with_task(stop, task, seen, load))
     }
 
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError> {
@@ -133,7 +133,7 @@ impl Discovery for Etcd {
     }
 }
 
-impl Cluster {
+impl EtcdCluster {
     /// Creates a cluster of the members at `endpoints`, used in this order, beginning with a random one.
     pub(super) fn new(endpoints: Vec<String>, prefix: &str) -> Self {
         // The hasher's keys are random, so processes begin at different members.

@@ -44,7 +44,7 @@ impl MadeUp {
             }
             forwards.push(paths.len());
             let found: Vec<Candidates> = paths.iter().map(|path| self.behind(path)).collect();
-            tree.observe(&found, |id| id == STOP);
+            tree.add_candidates(&found, |id| id == STOP);
             check_rows(&tree);
         }
     }
@@ -116,7 +116,7 @@ proptest! {
         prop_assert!(draft.token_ids.len() <= num_tokens.min(MAX_TREE_TOKENS));
         prop_assert!(draft.depth() as usize <= num_positions && !draft.token_ids.is_empty());
         prop_assert!(forwards.len() < num_positions && forwards.iter().all(|&rows| rows <= MAX_ROWS));
-        prop_assert!(forwards.iter().sum::<usize>() <= TreeGrowth::most_rows(num_positions));
+        prop_assert!(forwards.iter().sum::<usize>() <= TreeGrowth::max_rows(num_positions));
         // Every row's children are its best candidates, best first.
         for row in 0..=draft.token_ids.len() {
             let children: Vec<TokenId> = (0..draft.token_ids.len())
@@ -128,7 +128,7 @@ proptest! {
         }
         // The ids that become part of the sequence's KV have run: the first path without its last id.
         let first = draft.first_path();
-        let kept = tree.rows_along(&first[..first.len() - 1]);
+        let kept = tree.rows_on_path(&first[..first.len() - 1]);
         prop_assert_eq!(kept.len(), first.len() - 1);
         let parents = tree.row_parents();
         for (i, &row) in kept.iter().enumerate() {
@@ -142,7 +142,7 @@ proptest! {
         made_up in made_up(),
         (num_positions, num_tokens) in (1_usize..5, 1_usize..20),
     ) {
-        let unbounded = TreeGrowth::new(num_positions, num_tokens).in_rows_of(usize::MAX);
+        let unbounded = TreeGrowth::new(num_positions, num_tokens).with_max_rows(usize::MAX);
         let (tree, _) = made_up.grow(unbounded);
         let mut chances: Vec<f64> = tree.best().iter().map(|&node| tree.nodes[node].chance).collect();
         chances.sort_by(|a, b| b.total_cmp(a));
@@ -169,5 +169,5 @@ fn without_other_candidates_it_is_the_chain() {
     let draft = tree.draft();
     assert!(!draft.is_tree());
     assert_eq!((draft.token_ids.len(), forwards), (5, vec![1, 1, 1, 1]));
-    assert_eq!(tree.rows_along(&draft.token_ids[..4]), [0, 1, 2, 3]);
+    assert_eq!(tree.rows_on_path(&draft.token_ids[..4]), [0, 1, 2, 3]);
 }

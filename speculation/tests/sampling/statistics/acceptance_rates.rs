@@ -43,13 +43,13 @@ fn rates(acceptance: AcceptanceMode, deviation: f64) -> Rates {
             ..Draft::chain(vec![guess.token_id])
         };
         let mut rows = [&row[..], &row[..]].concat();
-        let verdict = verify(&spec, &mut counts, position, &draft, &mut rows, VOCAB_SIZE).unwrap();
+        let verification = verify(&spec, &mut counts, position, &draft, &mut rows, VOCAB_SIZE).unwrap();
 
         let overlap: f64 = p.iter().zip(&q).map(|(p, q)| p.min(*q)).sum();
         let coupling_bound = overlap / (2.0 - overlap);
         let expected = if acceptance == AcceptanceMode::Rejection { overlap } else { agreement(&p, &q) };
         assert!(coupling_bound <= expected + 1e-12 && expected <= overlap + 1e-12);
-        rates.measured += f64::from(verdict.num_accepted);
+        rates.measured += f64::from(verification.num_accepted);
         rates.expected += expected;
         rates.coupling_bound += coupling_bound;
         rates.optimum += overlap;

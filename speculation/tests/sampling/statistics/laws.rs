@@ -61,7 +61,7 @@ pub(crate) fn probabilities(row: &[f32], spec: &SequenceSpec) -> Vec<f64> {
     let mut logits = row.to_vec();
     process(&mut logits, spec, &TokenCounts::default(), PROMPT.len() as u32);
     let mut law = vec![0.0; row.len()];
-    for (id, x) in naive::keep(&logits, &spec.sampling) {
+    for (id, x) in naive::apply_filters(&logits, &spec.sampling) {
         law[id as usize] = x.exp();
     }
     let total: f64 = law.iter().sum();

@@ -11,10 +11,10 @@ use tokio::sync::watch;
 
 use self::server::EtcdServer;
 use super::follow::follow_changes;
-use super::{Cluster, Fault, LEASE_TTL};
+use super::{EtcdCluster, Fault, LEASE_TTL};
 use crate::discovery::{Discovery, DiscoveryUri, EtcdUser, Load, Member, Members, Source, TARGET, open};
 use crate::secret::Secret;
-use crate::shutdown::{Lifetime, Outcome};
+use crate::shutdown::{Lifetime, ShutdownOutcome};
 use crate::tls::{ClientTls, tests::Files};
 
 /// Timeout of expected events; only a failing test waits this long.
@@ -157,7 +157,7 @@ async fn a_user_who_proves_it_is_answered_and_nobody_else() {
         assert!(!fault.contains("sesame"), "{fault}");
     }
     // Its password gives no access to others' keys.
-    let others = Cluster::new(server.endpoints(), "team/others").with_user(Some(user("sesame")));
+    let others = EtcdCluster::new(server.endpoints(), "team/others").with_user(Some(user("sesame")));
     assert!(Box::pin(async { others.read_all(&mut others.connect().await?).await }).await.is_err());
 }
 
@@ -168,10 +168,10 @@ async fn the_end_of_a_process_takes_its_workers_off_the_list() {
     let mut members = router.members().await;
     let _kept = worker_process.discovery.register(worker("a")).await.unwrap();
     see(&mut members, &["a"]).await;
-    assert_eq!(worker_process.lifetime.shut_down(AMPLE).await, Outcome::Clean);
+    assert_eq!(worker_process.lifetime.shut_down(AMPLE).await, ShutdownOutcome::Clean);
     assert!(server.client().await.get(key_of("a"), None).await.unwrap().kvs().is_empty());
     see(&mut members, &[]).await;
-    assert_eq!(router.lifetime.shut_down(AMPLE).await, Outcome::Clean, "the watch ends as well");
+    assert_eq!(router.lifetime.shut_down(AMPLE).await, ShutdownOutcome::Clean, "the watch ends as well");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -280,7 +280,7 @@ async fn what_a_worker_carries_is_listed_under_the_same_lease() {
     let lease = lease_of(&mut server.client().await, "one", None).await;
     for sequences in [3, 0] {
         let load = Load { sequences, kv_blocks_used: 7 };
-        one.tell_load(load);
+        one.report_load(load);
         let told = |members: &Members| members["one"] == Member { load, ..worker("one") };
         tokio::time::timeout(AMPLE, members.wait_for(told)).await.expect("the load arrives").unwrap();
     }

@@ -10,7 +10,7 @@ use etcd_client::{Client, ConnectOptions};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use super::super::Cluster;
+use super::super::EtcdCluster;
 use crate::tls::{ClientTls, tests::Files};
 
 /// Timeout for etcd to start; it needs well under a second on an idle machine.
@@ -82,8 +82,8 @@ impl EtcdServer {
     }
 
     /// Client configuration with these TLS settings.
-    pub(super) fn cluster(&self, tls: Option<ClientTls>) -> Cluster {
-        Cluster::new(self.endpoints(), "team/outrider").with_tls(tls)
+    pub(super) fn cluster(&self, tls: Option<ClientTls>) -> EtcdCluster {
+        EtcdCluster::new(self.endpoints(), "team/outrider").with_tls(tls)
     }
 
     pub(super) fn endpoints(&self) -> Vec<String> {

@@ -6,11 +6,11 @@ use scheduling::batch::{RowLimits, StepRows, form_batch};
 use speculation::{TokenId, Work};
 use worker::task::{PrefixLookup, Task};
 
-use super::TranslatedMethod;
+use super::TranslatedExecutor;
 
 /// The part of one task in a forward.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Portion {
+pub(super) struct BatchEntry {
     /// Index of the task in the queue.
     pub(super) task: usize,
     /// The draft ids that run as rows.
@@ -23,17 +23,17 @@ pub(super) struct Portion {
     pub(super) compares: bool,
 }
 
-impl Portion {
+impl BatchEntry {
     /// Number of last rows that need logits.
     pub(super) fn num_logits(&self) -> usize {
         if self.compares { self.draft_ids.len() } else { usize::from(self.decides) }
     }
 }
 
-impl TranslatedMethod {
-    /// Plans the portions of the next forward: `scheduling::batch` chooses the tasks, the engine checks that
+impl TranslatedExecutor {
+    /// Plans the entries of the next forward: `scheduling::batch` chooses the tasks, the engine checks that
     /// their KV fits. The tasks must be aligned.
-    pub(super) fn plan(&mut self, tasks: &VecDeque<Task>, prompt_rows: u32) -> Vec<Portion> {
+    pub(super) fn plan(&mut self, tasks: &VecDeque<Task>, prompt_rows: u32) -> Vec<BatchEntry> {
         let has_grammar: Vec<bool> = tasks.iter().map(|task| self.grammars.is_ready(task)).collect();
         let ready: Vec<StepRows> = tasks.iter().map(|task| self.step_rows(task)).collect();
         let mut blocks_left = self.engine.free_blocks();
@@ -46,12 +46,12 @@ impl TranslatedMethod {
             blocks_left -= if fits { blocks } else { 0 };
             fits
         });
-        let portion = |index: usize, rows: u32| {
+        let entry = |index: usize, rows: u32| {
             let (task, pending) = (&tasks[index], self.pending(&tasks[index]));
             let ends_context = rows as usize == pending.len();
             // Work drafted ahead already includes the comparison.
             let is_new = task.agreed.is_empty() && task.guesses.token_ids.is_empty();
-            Portion {
+            BatchEntry {
                 task: index,
                 draft_ids: pending[..rows as usize].to_vec(),
                 ends_context,
@@ -59,7 +59,7 @@ impl TranslatedMethod {
                 compares: ends_context && is_new && task.is_comparable(),
             }
         };
-        shares.iter().map(|share| portion(share.index, share.rows(&ready[share.index]))).collect()
+        shares.iter().map(|share| entry(share.index, share.rows(&ready[share.index]))).collect()
     }
 
     /// Rows that a task still needs. A step that is a round for other methods is a round here too and is

@@ -1,10 +1,10 @@
-//! How a worker computes its replies: with a model ([`crate::model::ModelMethod`]) or without one.
+//! How a worker computes its replies: with a model ([`crate::model::ModelExecutor`]) or without one.
 
 use std::collections::VecDeque;
 
 use engine::Engine;
 use speculation::ReplyBody;
-use speculation::cached_sequence::Limits;
+use speculation::cached_sequence::WorkerLimits;
 
 use crate::Task;
 use crate::grammars::GrammarStats;
@@ -12,11 +12,11 @@ use crate::task::Slot;
 
 /// No task could continue because KV blocks are exhausted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NeedRoom;
+pub struct OutOfKvBlocks;
 
 /// Work done since start, and current KV usage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct MethodStats {
+pub struct ExecutorStats {
     /// Number of forward passes.
     pub forwards: u64,
     /// Rows computed in them.
@@ -41,9 +41,9 @@ pub struct MethodStats {
     pub grammars: GrammarStats,
 }
 
-/// Counters that a method keeps in addition to its engine's, since start.
+/// Counters that an executor keeps in addition to its engine's, since start.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct WorkCounts {
+pub struct ExecutorCounters {
     /// Sum over all forwards of their number of sequences.
     pub sequences: u64,
     /// Context ids looked up in the prefix cache.
@@ -52,9 +52,9 @@ pub struct WorkCounts {
     pub prefix_hit_tokens: u64,
 }
 
-impl MethodStats {
-    /// Stats of a method that computes with an engine.
-    pub fn of_engine(engine: &Engine, counts: WorkCounts, grammars: GrammarStats) -> Self {
+impl ExecutorStats {
+    /// Stats of an executor that computes with an engine.
+    pub fn of_engine(engine: &Engine, counts: ExecutorCounters, grammars: GrammarStats) -> Self {
         let stats = engine.stats();
         Self {
             forwards: stats.forwards,
@@ -73,17 +73,17 @@ impl MethodStats {
 }
 
 /// Computes replies. Owned by the device thread, which blocks while a call runs.
-pub trait Method: Send + 'static {
+pub trait StepExecutor: Send + 'static {
     /// Called once on the device thread before any other call.
     fn begin(&mut self) {}
 
     /// Limits that steps are checked against.
-    fn limits(&self) -> Limits;
+    fn limits(&self) -> WorkerLimits;
 
     /// Opens a slot for the KV of a new sequence.
     fn open(&mut self) -> Slot;
 
-    /// Opens a slot that shares the first `len` tokens of `slot`; `None` if the method cannot fork, or if
+    /// Opens a slot that shares the first `len` tokens of `slot`; `None` if the executor cannot fork, or if
     /// `slot` holds fewer tokens.
     fn fork(&mut self, _slot: Slot, _len: u32) -> Option<Slot> {
         None
@@ -102,16 +102,16 @@ pub trait Method: Send + 'static {
 
     /// Runs one forward over as many tasks as fit, oldest first. Finished tasks leave the queue and are
     /// returned with their replies. At most `prompt_rows` context ids of prompts run. At least one task
-    /// progresses, otherwise [`NeedRoom`] is returned.
+    /// progresses, otherwise [`OutOfKvBlocks`] is returned.
     fn advance(
         &mut self,
         tasks: &mut VecDeque<Task>,
         prompt_rows: u32,
-    ) -> Result<Vec<(Task, ReplyBody)>, NeedRoom>;
+    ) -> Result<Vec<(Task, ReplyBody)>, OutOfKvBlocks>;
 
     /// KV blocks of a sequence, shared ones included; 0 without KV.
     fn blocks_held(&self, slot: Slot) -> u64;
 
     /// Stats for the metrics.
-    fn stats(&self) -> MethodStats;
+    fn stats(&self) -> ExecutorStats;
 }

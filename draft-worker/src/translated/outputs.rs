@@ -3,45 +3,45 @@
 use engine::Logits;
 use speculation::ReplyBody;
 use speculation::acceptance::guess;
-use worker::{Decide as _, Decision, Method as _, Rows, Task};
+use worker::{OutputRows, RoleLogic as _, StepExecutor as _, StepProgress, Task};
 
-use super::TranslatedMethod;
-use super::rows::Portion;
+use super::TranslatedExecutor;
+use super::batch_entry::BatchEntry;
 
-impl TranslatedMethod {
-    /// Processes a portion's rows, whose logits begin at `first_row`; `None` while the task needs another
+impl TranslatedExecutor {
+    /// Processes an entry's rows, whose logits begin at `first_row`; `None` while the task needs another
     /// forward.
-    pub(super) fn absorb(
+    pub(super) fn process_logits(
         &mut self,
         task: &mut Task,
-        portion: &Portion,
+        entry: &BatchEntry,
         (logits, first_row): (&Logits, usize),
     ) -> Option<ReplyBody> {
-        let held = &self.sequences[&task.slot];
-        let covered = held.text.num_covered(self.engine.len(held.slot) as usize);
+        let sequence = &self.sequences[&task.slot];
+        let covered = sequence.text.num_covered(self.engine.len(sequence.slot) as usize);
         let len = task.step.append_ids.len();
         // Context ids count as done once they are covered; the last id only with the context's last row.
         let done = covered.saturating_sub(task.step.base_len as usize).min(len.saturating_sub(1));
-        task.context_done = if portion.ends_context { len } else { done.max(task.context_done) };
-        if !portion.ends_context {
+        task.context_done = if entry.ends_context { len } else { done.max(task.context_done) };
+        if !entry.ends_context {
             return None;
         }
-        if portion.compares {
-            self.compare(task, portion, (logits, first_row));
+        if entry.compares {
+            self.compare(task, entry, (logits, first_row));
         }
-        if !portion.decides {
+        if !entry.decides {
             return Some(ReplyBody::Fed { cached_len: task.step.start(), prompt_logprobs: None });
         }
-        let masks = match self.grammars.take(task) {
+        let masks = match self.grammars.take_masks(task) {
             Ok(masks) => masks,
             Err(error) => return Some(self.refuse_draw(task, &error)),
         };
-        let draft_row = logits.row(first_row + portion.num_logits() - 1);
+        let draft_row = logits.row(first_row + entry.num_logits() - 1);
         self.translation.scatter(draft_row, &mut self.row);
         let vocab_size = self.row.len();
-        let rows = Rows::Logits { values: &mut self.row, vocab_size, masks: &masks, tree_room: 0 };
-        match self.decide.decide(task, rows) {
-            Ok(decision) => self.conclude(task, decision),
+        let rows = OutputRows::Logits { values: &mut self.row, vocab_size, masks: &masks, max_tree_rows: 0 };
+        match self.role_logic.process_rows(task, rows) {
+            Ok(decision) => self.apply_progress(task, decision),
             Err(error) => Some(self.refuse_draw(task, &error)),
         }
     }
@@ -49,13 +49,13 @@ impl TranslatedMethod {
     /// Records whether context ids are the ones that the worker would have drawn, for the last ids, whose
     /// predecessors' rows ran in this forward. If no draft token ends at a position, the worker would have
     /// drawn nothing there.
-    fn compare(&mut self, task: &mut Task, portion: &Portion, (logits, first_row): (&Logits, usize)) {
+    fn compare(&mut self, task: &mut Task, entry: &BatchEntry, (logits, first_row): (&Logits, usize)) {
         let Some(spec) = task.cached.spec().cloned() else { return };
-        let held = &self.sequences[&task.slot];
-        let num_run_before = self.engine.len(held.slot) as usize - portion.draft_ids.len();
+        let sequence = &self.sequences[&task.slot];
+        let num_run_before = self.engine.len(sequence.slot) as usize - entry.draft_ids.len();
         for (i, &next) in task.step.append_ids.iter().enumerate().skip(1) {
             let position = task.step.base_len + i as u32;
-            match held.text.draft_len_at(position as usize) {
+            match sequence.text.draft_len_at(position as usize) {
                 None => task.agreed.push(false),
                 Some(draft_len) if draft_len <= num_run_before => task.agreed.clear(),
                 Some(draft_len) => {
@@ -70,15 +70,15 @@ impl TranslatedMethod {
     }
 
     /// Carries out a decision; `None` while the task needs another forward.
-    pub(super) fn conclude(&mut self, task: &Task, decision: Decision) -> Option<ReplyBody> {
-        let Decision::Done { body, keep } = decision else { return None };
+    pub(super) fn apply_progress(&mut self, task: &Task, decision: StepProgress) -> Option<ReplyBody> {
+        let StepProgress::Done { body, keep } = decision else { return None };
         self.truncate(task.slot, keep);
         Some(body)
     }
 
     /// Refuses a step whose draw failed; its context stays cached.
     fn refuse_draw(&mut self, task: &mut Task, error: &dyn std::error::Error) -> ReplyBody {
-        task.cached.cut(task.step.start());
+        task.cached.truncate(task.step.start());
         self.truncate(task.slot, task.step.start());
         ReplyBody::Refused { reason: error.to_string() }
     }

@@ -7,7 +7,7 @@
 //! ([`crate::reactor`]).
 
 mod forward;
-mod room;
+mod kv_blocks;
 #[cfg(test)]
 mod tests;
 
@@ -21,16 +21,16 @@ use scheduling::batch::GroupRules;
 use scheduling::batch::StepRows;
 use scheduling::batch_former::{BatchFormer, Decision};
 use scheduling::cost::{ForwardShape, StepTimePoint, StepTimes};
-use service::shutdown::{Hold, Lifetime};
-use speculation::cached_sequence::{Admission, Limits};
+use service::shutdown::{GateGuard, Lifetime};
+use speculation::cached_sequence::{Admission, WorkerLimits};
 use speculation::{Reply, ReplyBody, SequenceId, Step, Work};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::ahead::Ahead;
-use crate::method::Method;
+use crate::ahead::DraftAhead;
+use crate::executor::StepExecutor;
 use crate::metrics::{StepOutcome, WorkerMetrics};
-use crate::reactor::{Lateness, Reactor};
-use crate::table::{RouterId, SequenceKey, Table};
+use crate::reactor::{Reactor, ReadDelay};
+use crate::table::{RouterId, SequenceKey, SequenceTable};
 use crate::task::Task;
 
 /// Worker threads outside the runtime: the device thread.
@@ -108,27 +108,27 @@ pub struct Mailbox {
     /// Holds at most [`MAILBOX_FRAMES`] messages.
     pub messages: mpsc::Sender<Message>,
     /// Estimates when a frame that is read now arrived.
-    pub lateness: Lateness,
+    pub read_delay: ReadDelay,
 }
 
 /// State of the device thread.
 #[derive(Debug)]
-pub struct Device<M> {
-    method: M,
-    limits: Limits,
-    table: Table,
+pub struct StepLoop<M> {
+    executor: M,
+    limits: WorkerLimits,
+    table: SequenceTable,
     routers: HashMap<RouterId, Router>,
     /// Sequences with queued steps, oldest first.
     waiting: VecDeque<SequenceKey>,
     running: VecDeque<Task>,
-    former: BatchFormer<SequenceKey>,
-    ahead: Ahead,
+    batch_former: BatchFormer<SequenceKey>,
+    ahead: DraftAhead,
     /// Start of the batch former's clock.
     began: Instant,
     metrics: WorkerMetrics,
     is_draining: bool,
     /// Held while there are sequences, so that a drain waits for them.
-    work: Option<Hold>,
+    work: Option<GateGuard>,
 }
 
 #[derive(Debug)]
@@ -140,24 +140,25 @@ struct Router {
     _newest: oneshot::Sender<Infallible>,
     outbox: v1::WorkerFrame,
     /// Credits that were sent last.
-    told: Option<u64>,
+    last_credits: Option<u64>,
     /// Whether this router was informed of the drain.
-    knows_of_drain: bool,
+    is_drain_sent: bool,
 }
 
-impl<M: Method> Device<M> {
-    /// Creates an empty device. `step_times` are the method's forward times, as far as they were profiled.
-    pub fn new(method: M, step_times: &[v1::StepTimePoint], metrics: WorkerMetrics) -> Self {
-        let limits = method.limits();
+impl<M: StepExecutor> StepLoop<M> {
+    /// Creates a loop without sequences. `step_times` are the executor's forward times, as far as they were
+    /// profiled.
+    pub fn new(executor: M, step_times: &[v1::StepTimePoint], metrics: WorkerMetrics) -> Self {
+        let limits = executor.limits();
         Self {
-            method,
+            executor,
             limits,
-            table: Table::default(),
+            table: SequenceTable::default(),
             routers: HashMap::new(),
             waiting: VecDeque::new(),
             running: VecDeque::new(),
-            former: BatchFormer::new(profiled(step_times), GroupRules::default()),
-            ahead: Ahead::new(0),
+            batch_former: BatchFormer::new(profiled(step_times), GroupRules::default()),
+            ahead: DraftAhead::new(0),
             began: Instant::now(),
             metrics,
             is_draining: false,
@@ -168,13 +169,13 @@ impl<M: Method> Device<M> {
     /// Enables drafting ahead with at most `max_branches` branches per proposal.
     pub fn drafting_ahead(self, max_branches: usize, step_times: &[v1::StepTimePoint]) -> Self {
         let times = profiled(step_times);
-        Self { ahead: Ahead::new(cheap_rows(max_branches, &times)), ..self }
+        Self { ahead: DraftAhead::new(max_cheap_rows(max_branches, &times)), ..self }
     }
 
     /// Runs until all senders of the mailbox are dropped. A drain of `lifetime` waits for the sequences.
     pub fn run(mut self, mut mailbox: mpsc::Receiver<Message>, mut reactor: Reactor, lifetime: &Lifetime) {
-        self.method.begin();
-        while let Some(message) = reactor.next(&mut mailbox) {
+        self.executor.begin();
+        while let Some(message) = reactor.recv(&mut mailbox) {
             self.receive(message);
             loop {
                 while let Ok(message) = mailbox.try_recv() {
@@ -184,26 +185,26 @@ impl<M: Method> Device<M> {
                     self.work = Some(lifetime.work("sequences"));
                 }
                 if self.waiting.is_empty() && self.running.is_empty() {
-                    let Some(rows) = self.ahead.rows() else { break };
+                    let Some(rows) = self.ahead.next_rows() else { break };
                     self.forward_ahead(&mut reactor, rows);
                     continue;
                 }
                 if let Some(queue_us) = self.admit_waiting() {
                     // Replies computed ahead do not wait for a forward.
                     let timing = v1::StepTiming { queue_us, ..v1::StepTiming::default() };
-                    reactor.exchange(|| self.flush(&timing));
+                    reactor.write_and_read(|| self.flush(&timing));
                 }
                 if self.running.is_empty() {
                     continue;
                 }
                 match self.next_forward() {
                     Decision::Wait(wait) => {
-                        let message = reactor.next_within(&mut mailbox, wait);
+                        let message = reactor.recv_timeout(&mut mailbox, wait);
                         message.into_iter().for_each(|message| self.receive(message));
                     }
                     Decision::Run(batch) => {
-                        let timing = reactor.during(self.forward_size(), || self.forward(&batch));
-                        reactor.exchange(|| self.flush(&timing));
+                        let timing = reactor.run_forward(self.forward_size(), || self.forward(&batch));
+                        reactor.write_and_read(|| self.flush(&timing));
                         self.observe();
                     }
                 }
@@ -217,7 +218,7 @@ impl<M: Method> Device<M> {
     }
 
     fn observe(&self) {
-        self.metrics.observe(self.method.stats(), self.table.len());
+        self.metrics.observe(self.executor.stats(), self.table.len());
         self.metrics.observe_ahead(self.ahead.stats());
     }
 
@@ -228,10 +229,16 @@ impl<M: Method> Device<M> {
                     // Two streams opened at once, and this message arrived after the newer one's.
                     return;
                 }
-                self.forget_sequences(router);
+                self.close_sequences_of(router);
                 let outbox = v1::WorkerFrame::default();
-                let newest =
-                    Router { stream, replies, _newest: newest, outbox, told: None, knows_of_drain: false };
+                let newest = Router {
+                    stream,
+                    replies,
+                    _newest: newest,
+                    outbox,
+                    last_credits: None,
+                    is_drain_sent: false,
+                };
                 self.routers.insert(router, newest);
                 // The new router changes the shares of all others.
                 self.flush(&v1::StepTiming::default());
@@ -257,20 +264,20 @@ impl<M: Method> Device<M> {
             Message::Closed { router, stream } => {
                 if self.routers.get(&router).is_some_and(|known| known.stream == stream) {
                     self.routers.remove(&router);
-                    self.forget_sequences(router);
+                    self.close_sequences_of(router);
                 }
             }
         }
     }
 
-    fn forget_sequences(&mut self, router: RouterId) {
+    fn close_sequences_of(&mut self, router: RouterId) {
         for key in self.table.keys_of(router) {
             self.close(key, u32::MAX);
         }
     }
 
     fn enqueue(&mut self, key: SequenceKey, sent: SentStep, received: Instant) {
-        if self.table.is_over(&key, sent.step.epoch) {
+        if self.table.is_preempted(&key, sent.step.epoch) {
             return self.metrics.count(StepOutcome::Stale);
         }
         if self.table.len() >= MAX_SEQUENCES && self.table.get_mut(&key).is_none() {
@@ -278,40 +285,40 @@ impl<M: Method> Device<M> {
             let reason = format!("this worker already has {MAX_SEQUENCES} open sequences, its maximum");
             return self.answer(key.router, &Reply::to(&sent.step, ReplyBody::Refused { reason }));
         }
-        let method = &mut self.method;
-        let held = self.table.entry(key, || method.open());
-        if held.waiting.len() >= WAITING_STEPS {
-            held.waiting.pop_front();
+        let executor = &mut self.executor;
+        let entry = self.table.entry(key, || executor.open());
+        if entry.waiting.len() >= WAITING_STEPS {
+            entry.waiting.pop_front();
             self.metrics.count(StepOutcome::Overrun);
         }
         // The arrival time, not the time of reading: a step that arrived during a forward would otherwise
         // seem to have arrived at its end.
         let arrived_at = received.saturating_duration_since(self.began);
-        self.former.arrived(arrived_at, key, StepRows::remaining(&sent.step, 0, 0));
-        held.waiting.push_back((sent, received));
+        self.batch_former.arrived(arrived_at, key, StepRows::remaining(&sent.step, 0, 0));
+        entry.waiting.push_back((sent, received));
         self.waiting.push_back(key);
     }
 
     /// Closes a sequence, even while its step runs, because the router ignores the reply. A close of an older
     /// epoch does not affect the current one.
     fn close(&mut self, key: SequenceKey, epoch: u32) {
-        let Some(held) = self.table.get_mut(&key) else { return };
-        held.waiting.retain(|(sent, _)| sent.step.epoch > epoch);
-        if held.cached.is_none() {
+        let Some(entry) = self.table.get_mut(&key) else { return };
+        entry.waiting.retain(|(sent, _)| sent.step.epoch > epoch);
+        if entry.cached.is_none() {
             let is_over = |task: &Task| task.key == key && task.step.epoch <= epoch;
             let running = self.running.iter().position(is_over);
             let Some(mut task) = running.and_then(|index| self.running.remove(index)) else { return };
-            task.cached.cut(0);
-            self.method.truncate(task.slot, 0);
-            held.cached = Some(task.cached);
+            task.cached.truncate(0);
+            self.executor.truncate(task.slot, 0);
+            entry.cached = Some(task.cached);
         }
-        let is_over = held.cached.as_ref().is_some_and(|cached| cached.epoch() <= epoch);
-        if is_over && held.waiting.is_empty() {
-            let slot = held.slot;
+        let is_over = entry.cached.as_ref().is_some_and(|cached| cached.epoch() <= epoch);
+        if is_over && entry.waiting.is_empty() {
+            let slot = entry.slot;
             self.table.remove(&key);
-            self.former.forget(&key);
-            self.ahead.forget(&mut self.method, &key);
-            self.method.close(slot);
+            self.batch_former.forget(&key);
+            self.ahead.drop_sequence(&mut self.executor, &key);
+            self.executor.close(slot);
         }
     }
 
@@ -321,13 +328,13 @@ impl<M: Method> Device<M> {
         let mut answered = None;
         for _ in 0..self.waiting.len() {
             let Some(key) = self.waiting.pop_front() else { break };
-            let Some(held) = self.table.get_mut(&key) else { continue };
-            if held.cached.is_none() {
+            let Some(entry) = self.table.get_mut(&key) else { continue };
+            if entry.cached.is_none() {
                 // It is admitted after the running step is done.
                 self.waiting.push_back(key);
                 continue;
             }
-            if let Some((sent, received)) = held.waiting.pop_front() {
+            if let Some((sent, received)) = entry.waiting.pop_front() {
                 answered = self.admit(key, sent, received).or(answered);
             }
         }
@@ -341,24 +348,24 @@ impl<M: Method> Device<M> {
         SentStep { mut step, span_id }: SentStep,
         received: Instant,
     ) -> Option<u64> {
-        cut_to_window(&mut step, self.limits.max_model_len);
-        let held = self.table.get_mut(&key).expect("the caller found it");
-        let mut cached = held.cached.take().expect("the caller checked that it is idle");
-        let slot = held.slot;
+        limit_to_window(&mut step, self.limits.max_model_len);
+        let entry = self.table.get_mut(&key).expect("the caller found it");
+        let mut cached = entry.cached.take().expect("the caller checked that it is idle");
+        let slot = entry.slot;
         let (outcome, body) = match cached.admit(&step, &self.limits) {
             Admission::Run => {
                 self.metrics.count(StepOutcome::Run);
-                let found = self.ahead.take(&mut self.method, (&key, &step, &cached), received);
+                let found = self.ahead.take(&mut self.executor, (&key, &step, &cached), received);
                 let task = Task::new(key, slot, step, cached, received).traced(span_id);
                 let Some(found) = found else {
-                    self.method.truncate(slot, task.step.base_len);
+                    self.executor.truncate(slot, task.step.base_len);
                     self.running.push_back(task);
                     return None;
                 };
-                held.slot = found.slot;
-                self.method.close(slot);
-                let mut task = task.begun_by(found);
-                let Some(body) = self.method.resume(&mut task) else {
+                entry.slot = found.slot;
+                self.executor.close(slot);
+                let mut task = task.resumed_from(found);
+                let Some(body) = self.executor.resume(&mut task) else {
                     self.running.push_back(task);
                     return None;
                 };
@@ -372,7 +379,7 @@ impl<M: Method> Device<M> {
             }
             Admission::Refused(reason) => (StepOutcome::Refused, Some(ReplyBody::Refused { reason })),
         };
-        held.cached = Some(cached);
+        entry.cached = Some(cached);
         self.metrics.count(outcome);
         if let Some(body) = body {
             self.answer(key.router, &Reply::to(&step, body));
@@ -381,22 +388,23 @@ impl<M: Method> Device<M> {
     }
 
     fn finish(&mut self, mut task: Task, body: ReplyBody) {
-        self.ahead.answered(&mut task, &body, self.table.len());
+        self.ahead.on_reply(&mut task, &body, self.table.len());
         let reply = task.reply(body);
         let (key, queue) = (task.key, task.started - task.received);
-        self.give_back(task);
+        self.return_to_table(task);
         self.metrics.queued(queue);
         self.answer(key.router, &reply);
     }
 
     /// Returns a task's cached sequence to the table.
-    fn give_back(&mut self, task: Task) {
-        let held = self.table.get_mut(&task.key).expect("a sequence stays in the table while its step runs");
-        held.cached = Some(task.cached);
+    fn return_to_table(&mut self, task: Task) {
+        let entry = self.table.get_mut(&task.key).expect("a sequence stays in the table while its step runs");
+        entry.cached = Some(task.cached);
     }
 
     fn answer(&mut self, router: RouterId, reply: &Reply) {
-        self.former.answered(self.began.elapsed(), &SequenceKey { router, sequence: reply.sequence_id });
+        self.batch_former
+            .answered(self.began.elapsed(), &SequenceKey { router, sequence: reply.sequence_id });
         if let Some(router) = self.routers.get_mut(&router) {
             router.outbox.replies.push(reply_to_wire(reply));
         }
@@ -406,7 +414,7 @@ impl<M: Method> Device<M> {
     fn flush(&mut self, timing: &v1::StepTiming) {
         self.grant_credits();
         for router in self.routers.values_mut() {
-            router.outbox.draining = self.is_draining && !router.knows_of_drain;
+            router.outbox.draining = self.is_draining && !router.is_drain_sent;
             if router.outbox == v1::WorkerFrame::default() {
                 continue;
             }
@@ -415,7 +423,7 @@ impl<M: Method> Device<M> {
             if router.replies.try_send(frame).is_err() {
                 self.metrics.count(StepOutcome::ReplyDropped);
             } else {
-                router.knows_of_drain = self.is_draining;
+                router.is_drain_sent = self.is_draining;
             }
         }
     }
@@ -433,17 +441,17 @@ fn profiled(points: &[v1::StepTimePoint]) -> StepTimes {
 
 /// Maximum cost of a forward of branches, relative to a forward of one row: steps that arrive meanwhile wait
 /// for its end.
-const AHEAD_COST: f64 = 1.25;
+const MAX_BRANCH_COST: f64 = 1.25;
 
 /// Largest number of rows up to `most` that costs little more than one row; 0 if there is none.
-fn cheap_rows(most: usize, times: &StepTimes) -> usize {
+fn max_cheap_rows(most: usize, times: &StepTimes) -> usize {
     let micros = |rows: usize| times.micros(ForwardShape::plain(rows as f64, 0.0));
-    (1..=most).rev().find(|&rows| micros(rows) <= AHEAD_COST * micros(1)).unwrap_or(0)
+    (1..=most).rev().find(|&rows| micros(rows) <= MAX_BRANCH_COST * micros(1)).unwrap_or(0)
 }
 
 /// Shortens a proposal that would exceed the worker's window. Every guess but the last runs as a row, so one
 /// row too many would fail the forward for all sequences in it.
-fn cut_to_window(step: &mut Step, max_model_len: u32) {
+fn limit_to_window(step: &mut Step, max_model_len: u32) {
     let start = u64::from(step.base_len) + step.append_ids.len() as u64;
     if let Work::Propose { num_draft_tokens, .. } = &mut step.work {
         let rows_left = u64::from(max_model_len).saturating_sub(start);

@@ -5,16 +5,16 @@ use engine::{DrawRequest, PromptRows};
 use scheduling::batch::StepChunk;
 use speculation::{Role, TokenId, Work};
 
-use super::ModelMethod;
-use crate::decide::Decide;
+use super::ModelExecutor;
+use crate::role_logic::RoleLogic;
 use crate::task::Task;
 
 /// The part of one task in a forward.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Portion {
+pub(super) struct BatchEntry {
     /// Index of the task in the queue.
     pub(super) task: usize,
-    /// Number of context ids in the portion.
+    /// Number of context ids in the entry.
     pub(super) num_context: usize,
     /// Whether the context ends here, so that the role decides after this forward.
     pub(super) ends_context: bool,
@@ -29,16 +29,16 @@ pub(super) struct Portion {
 }
 
 /// Returns the ids of `task` that run next and the number of logits rows that they need.
-pub(super) fn portion(task: &Task, share: &StepChunk, role: Role) -> Portion {
+pub(super) fn batch_entry(task: &Task, share: &StepChunk, role: Role) -> BatchEntry {
     let (num_context, ends_context) = (share.context as usize, share.ends_context);
-    let mut token_ids = task.context_left()[..num_context].to_vec();
+    let mut token_ids = task.remaining_context()[..num_context].to_vec();
     let (mut num_logits, mut num_stored, mut parents, mut tree_ids) = (0, 0, Vec::new(), Vec::new());
     if ends_context && task.step.work != Work::Feed {
         // A draft in progress has no context left: its last guess is the row.
         token_ids.extend(task.guesses.token_ids.last().filter(|_| num_context == 0));
         token_ids.extend_from_slice(task.drafted());
         parents.extend_from_slice(task.parents());
-        num_logits = task.num_decided();
+        num_logits = task.num_output_rows();
         if let Some(tree) = &task.tree {
             (token_ids, tree_ids) = (tree.next_ids(), tree.row_ids());
             (num_stored, parents) = (tree.num_stored(), tree.row_parents());
@@ -47,7 +47,7 @@ pub(super) fn portion(task: &Task, share: &StepChunk, role: Role) -> Portion {
     if task.is_scoring() || (role == Role::Draft && task.is_comparable()) {
         num_logits = token_ids.len();
     }
-    Portion {
+    BatchEntry {
         task: share.index,
         num_context,
         ends_context,
@@ -59,17 +59,17 @@ pub(super) fn portion(task: &Task, share: &StepChunk, role: Role) -> Portion {
     }
 }
 
-impl<D: Decide> ModelMethod<D> {
-    /// Whether this portion's context is compared with what this draft worker would have drawn.
-    pub(super) fn compares(&self, task: &Task, portion: &Portion) -> bool {
-        self.role == Role::Draft && task.is_comparable() && portion.num_context > 0
+impl<D: RoleLogic> ModelExecutor<D> {
+    /// Whether this entry's context is compared with what this draft worker would have drawn.
+    pub(super) fn compares(&self, task: &Task, entry: &BatchEntry) -> bool {
+        self.role == Role::Draft && task.is_comparable() && entry.num_context > 0
     }
 
     /// Returns a draw request if draws are all that the task needs from its rows.
-    pub(super) fn draw_request<'a>(&self, task: &'a Task, portion: &'a Portion) -> Option<DrawRequest<'a>> {
-        let compares = self.compares(task, portion);
-        let decides = portion.ends_context && task.step.work != Work::Feed;
-        let scores = task.is_scoring() && portion.num_context > 0;
+    pub(super) fn draw_request<'a>(&self, task: &'a Task, entry: &'a BatchEntry) -> Option<DrawRequest<'a>> {
+        let compares = self.compares(task, entry);
+        let decides = entry.ends_context && task.step.work != Work::Feed;
+        let scores = task.is_scoring() && entry.num_context > 0;
         // A request has one list of ids. It can hold both scored and decided rows only if no ids are drafted
         // and the decided row lies after the prompt.
         let is_behind = task.drafted().is_empty() && task.step.start() >= task.spec().prompt_len;
@@ -80,19 +80,19 @@ impl<D: Decide> ModelMethod<D> {
         let (before, then) = if compares || scores {
             // Every context row is drawn or scored, each after one more id.
             let first = task.step.base_len as usize + task.context_done;
-            task.cached.ids()[..first + portion.num_context].split_at(first + 1)
-        } else if !portion.tree_ids.is_empty() {
-            (task.cached.ids(), &portion.tree_ids[..])
+            task.cached.ids()[..first + entry.num_context].split_at(first + 1)
+        } else if !entry.tree_ids.is_empty() {
+            (task.cached.ids(), &entry.tree_ids[..])
         } else {
-            let last_guess = task.guesses.token_ids.last().filter(|_| portion.num_context == 0);
+            let last_guess = task.guesses.token_ids.last().filter(|_| entry.num_context == 0);
             (task.cached.ids(), last_guess.map_or(task.drafted(), std::slice::from_ref))
         };
         // A draft's log probabilities of its guesses are not used.
         let logprobs = task.spec().logprobs.filter(|_| decides && self.role == Role::Target);
-        let next = task.step.append_ids.get(task.context_done + portion.num_context).copied();
+        let next = task.step.append_ids.get(task.context_done + entry.num_context).copied();
         let top_n = task.spec().prompt_logprobs.filter(|_| scores);
         let prompt = top_n.map(|top_n| PromptRows { top_n, next });
-        let wants_candidates = decides && self.decide.wants_candidates(task);
+        let wants_candidates = decides && self.role_logic.wants_candidates(task);
         Some(DrawRequest {
             spec: task.spec(),
             before,
@@ -100,7 +100,7 @@ impl<D: Decide> ModelMethod<D> {
             vocab_size: self.vocab_size,
             logprobs,
             prompt,
-            candidate_rows: if wants_candidates { task.num_decided() } else { 0 },
+            candidate_rows: if wants_candidates { task.num_output_rows() } else { 0 },
         })
     }
 }

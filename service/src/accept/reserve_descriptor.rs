@@ -7,30 +7,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The reserve descriptor. Clones share it.
 #[derive(Debug, Clone)]
-pub(super) struct Spare(Arc<Mutex<Option<OwnedFd>>>);
+pub(super) struct ReserveDescriptor(Arc<Mutex<Option<OwnedFd>>>);
 
-impl Spare {
+impl ReserveDescriptor {
     /// Acquires a descriptor, if one is available.
-    pub(super) fn take() -> Self {
-        let spare = Self(Arc::default());
-        spare.renew();
-        spare
+    pub(super) fn acquire() -> Self {
+        let reserve = Self(Arc::default());
+        reserve.reacquire();
+        reserve
     }
 
     /// Releases the descriptor. Returns false if it is in use already.
-    pub(super) fn give_up(&self) -> bool {
-        self.kept().take().is_some()
+    pub(super) fn release(&self) -> bool {
+        self.descriptor().take().is_some()
     }
 
     /// Reacquires the descriptor, if it was released and one is available.
-    pub(super) fn renew(&self) {
-        let mut kept = self.kept();
-        if kept.is_none() {
-            *kept = stderr().as_fd().try_clone_to_owned().ok();
+    pub(super) fn reacquire(&self) {
+        let mut descriptor = self.descriptor();
+        if descriptor.is_none() {
+            *descriptor = stderr().as_fd().try_clone_to_owned().ok();
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Option<OwnedFd>> {
+    fn descriptor(&self) -> MutexGuard<'_, Option<OwnedFd>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,11 +5,11 @@
 use crate::logits::DrawError;
 use crate::{AcceptanceMode, Draft, SequenceSpec, TokenId, TokenLogprobs};
 
-use super::{CountsAhead, Verdict, coupled, draw, finish_reason, mode_in_force};
+use super::{SpeculativeCounts, Verification, coupled, draw, effective_mode, finish_reason};
 
 /// The result of a device's draw from one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RowDraw {
+pub enum DrawResult {
     /// The drawn id.
     Token(TokenId),
     /// No draw: the logit of this id is NaN or positive infinity.
@@ -18,7 +18,7 @@ pub enum RowDraw {
     NothingAllowed,
 }
 
-impl RowDraw {
+impl DrawResult {
     /// Returns the id, or the reason why there is none at `position`.
     pub fn token(self, position: u32) -> Result<TokenId, DrawError> {
         match self {
@@ -31,22 +31,23 @@ impl RowDraw {
 
 /// Whether every row of this sequence can be drawn from that row alone: coupled mode, no grammar, and no id
 /// with two biases. Log probabilities ([`SequenceSpec::logprobs`]), if requested, are needed in addition.
-pub fn is_drawn_apart(spec: &SequenceSpec) -> bool {
+pub fn has_independent_rows(spec: &SequenceSpec) -> bool {
     let mut biased: Vec<TokenId> = spec.sampling.logit_bias.iter().map(|&(id, _)| id).collect();
     biased.sort_unstable();
-    mode_in_force(spec) == AcceptanceMode::Coupled
+    effective_mode(spec) == AcceptanceMode::Coupled
         && spec.grammar.is_none()
         && biased.windows(2).all(|pair| pair[0] != pair[1])
 }
 
-/// [`super::verify`] for a sequence that [`is_drawn_apart`]. `drawn[i]` is the draw of row i, one per drafted
-/// id plus one; `scores[i]` is the [`crate::logits::score`] of that draw, if the spec requests scores.
-pub fn verify_drawn(
+/// [`super::verify`] for a sequence that [`has_independent_rows`]. `drawn[i]` is the draw of row i, one per
+/// drafted id plus one; `scores[i]` is the [`crate::logits::score`] of that draw, if the spec requests
+/// scores.
+pub fn verify_draws(
     spec: &SequenceSpec,
     start: u32,
     draft: &Draft,
-    (drawn, scores): (&[RowDraw], &[TokenLogprobs]),
-) -> Result<Verdict, DrawError> {
+    (drawn, scores): (&[DrawResult], &[TokenLogprobs]),
+) -> Result<Verification, DrawError> {
     let expected = draft.token_ids.len() + 1;
     if drawn.len() != expected {
         return Err(DrawError::WrongShape { position: start, expected, got: drawn.len() });
@@ -54,15 +55,15 @@ pub fn verify_drawn(
     if spec.logprobs.is_some() && scores.len() != expected {
         return Err(DrawError::WrongShape { position: start, expected, got: scores.len() });
     }
-    let mut verdict = Verdict::default();
+    let mut verification = Verification::default();
     let mut next = Some(0);
     while let Some(row) = next {
-        let position = start + verdict.num_accepted;
-        let judgement = coupled::judge(draft, row, drawn[row].token(position)?);
-        verdict.logprobs.extend(spec.logprobs.and_then(|_| scores.get(row)).cloned());
-        next = verdict.commit(judgement, finish_reason(spec, position, judgement.token_id));
+        let position = start + verification.num_accepted;
+        let committed = coupled::choose_token(draft, row, drawn[row].token(position)?);
+        verification.logprobs.extend(spec.logprobs.and_then(|_| scores.get(row)).cloned());
+        next = verification.commit(committed, finish_reason(spec, position, committed.token_id));
     }
-    Ok(verdict)
+    Ok(verification)
 }
 
 /// The draws that a device must produce, row by row, computed by the host's rule: the naive twin of a drawing
@@ -74,25 +75,25 @@ pub fn draw_rows(
     counts: &mut crate::logits::TokenCounts,
     (start, drafted): (u32, &[TokenId]),
     logits: &mut [f32],
-) -> Vec<RowDraw> {
+) -> Vec<DrawResult> {
     let vocab_size = logits.len() / (drafted.len() + 1);
-    let mut ahead = CountsAhead { counts, pushed: Vec::new() };
+    let mut speculative = SpeculativeCounts { counts, pushed: Vec::new() };
     let mut drawn = Vec::new();
     for (i, row) in logits.chunks_exact_mut(vocab_size).enumerate() {
         let position = start + i as u32;
-        crate::logits::process(row, spec, ahead.counts, position);
+        crate::logits::process(row, spec, speculative.counts, position);
         drawn.push(draw_processed(spec, position, row));
-        drafted.get(i).into_iter().for_each(|&id| ahead.push(id));
+        drafted.get(i).into_iter().for_each(|&id| speculative.push(id));
     }
     drawn
 }
 
 /// The draw at `position` from a row that went through [`crate::logits::process`], filters included.
-pub fn draw_processed(spec: &SequenceSpec, position: u32, logits: &[f32]) -> RowDraw {
-    match draw::ordinary(&super::Place::new(spec, position, logits)) {
-        Ok(token_id) => RowDraw::Token(token_id),
-        Err(DrawError::NotANumber { token_id, .. }) => RowDraw::NotANumber(token_id),
-        Err(_) => RowDraw::NothingAllowed,
+pub fn draw_processed(spec: &SequenceSpec, position: u32, logits: &[f32]) -> DrawResult {
+    match draw::draw_token(&super::DrawInput::new(spec, position, logits)) {
+        Ok(token_id) => DrawResult::Token(token_id),
+        Err(DrawError::NotANumber { token_id, .. }) => DrawResult::NotANumber(token_id),
+        Err(_) => DrawResult::NothingAllowed,
     }
 }
 
@@ -127,7 +128,7 @@ mod tests {
             let max_len = 7 + case as u32 % 5;
             let spec =
                 SequenceSpec { seed, prompt_len: 3, sampling, stop_token_ids, max_len, ..Default::default() };
-            assert!(is_drawn_apart(&spec));
+            assert!(has_independent_rows(&spec));
             let mut counts = TokenCounts::new(3);
             ids.iter().for_each(|&id| counts.push(id));
             let rows = logits(5, 100 + seed);
@@ -136,23 +137,23 @@ mod tests {
             for i in 0..4 {
                 let mut so_far = rows[..(i + 1) * VOCAB].to_vec();
                 let drawn = draw_rows(&spec, &mut counts, (5, &draft.token_ids), &mut so_far);
-                let RowDraw::Token(right) = drawn[i] else { panic!("rows of noise can be drawn from") };
+                let DrawResult::Token(right) = drawn[i] else { panic!("rows of noise can be drawn from") };
                 draft.token_ids.push(if i == case % 5 { (right + 1) % VOCAB as u32 } else { right });
             }
             let drawn = draw_rows(&spec, &mut counts, (5, &draft.token_ids), &mut rows.clone());
             let expected = verify(&spec, &mut counts, 5, &draft, &mut rows.clone(), VOCAB).unwrap();
-            assert_eq!(verify_drawn(&spec, 5, &draft, (&drawn, &[])), Ok(expected.clone()), "case {case}");
+            assert_eq!(verify_draws(&spec, 5, &draft, (&drawn, &[])), Ok(expected.clone()), "case {case}");
             accepted_counts.push(expected.num_accepted);
 
             // With log probabilities, which a device reports for every row.
             let spec = SequenceSpec { logprobs: Some(case as u32 % 4), ..spec };
             let of_row =
-                |(row, drawn): (&[f32], &RowDraw)| score(row, drawn.token(0).unwrap(), case as u32 % 4);
+                |(row, drawn): (&[f32], &DrawResult)| score(row, drawn.token(0).unwrap(), case as u32 % 4);
             let scores: Vec<TokenLogprobs> = rows.chunks_exact(VOCAB).zip(&drawn).map(of_row).collect();
             let expected = verify(&spec, &mut counts, 5, &draft, &mut rows.clone(), VOCAB).unwrap();
             assert_eq!(expected.logprobs.len(), expected.token_ids.len());
-            assert_eq!(verify_drawn(&spec, 5, &draft, (&drawn, &scores)), Ok(expected), "case {case}");
-            assert!(verify_drawn(&spec, 5, &draft, (&drawn, &scores[1..])).is_err(), "one is missing");
+            assert_eq!(verify_draws(&spec, 5, &draft, (&drawn, &scores)), Ok(expected), "case {case}");
+            assert!(verify_draws(&spec, 5, &draft, (&drawn, &scores[1..])).is_err(), "one is missing");
         }
         assert!((0..4).all(|n| accepted_counts.contains(&n)), "{accepted_counts:?}");
     }
@@ -161,13 +162,13 @@ mod tests {
     fn a_row_that_cannot_be_drawn_from_refuses_only_where_it_is_reached() {
         let spec = SequenceSpec { max_len: 100, ..Default::default() };
         let draft = Draft { token_ids: vec![4, 5], ..Draft::default() };
-        let drawn = [RowDraw::Token(4), RowDraw::NotANumber(9), RowDraw::NothingAllowed];
+        let drawn = [DrawResult::Token(4), DrawResult::NotANumber(9), DrawResult::NothingAllowed];
         let refused = DrawError::NotANumber { position: 11, token_id: 9 };
-        assert_eq!(verify_drawn(&spec, 10, &draft, (&drawn, &[])), Err(refused));
-        let unreached = [RowDraw::Token(3), drawn[1], drawn[2]];
-        assert_eq!(verify_drawn(&spec, 10, &draft, (&unreached, &[])).unwrap().token_ids, [3]);
+        assert_eq!(verify_draws(&spec, 10, &draft, (&drawn, &[])), Err(refused));
+        let unreached = [DrawResult::Token(3), drawn[1], drawn[2]];
+        assert_eq!(verify_draws(&spec, 10, &draft, (&unreached, &[])).unwrap().token_ids, [3]);
         assert!(matches!(
-            verify_drawn(&spec, 10, &draft, (&drawn[..2], &[])),
+            verify_draws(&spec, 10, &draft, (&drawn[..2], &[])),
             Err(DrawError::WrongShape { .. })
         ));
     }
@@ -178,8 +179,11 @@ mod tests {
         let plain = SamplingParams::default();
         let bias = |list| SamplingParams { logit_bias: list, ..plain.clone() };
         let filtered = SamplingParams { top_p: 0.9, top_k: 5, min_p: 0.1, ..plain.clone() };
-        assert!(is_drawn_apart(&with(bias(vec![(1, 1.0), (2, 1.0)]))) && is_drawn_apart(&with(filtered)));
-        assert!(is_drawn_apart(&SequenceSpec {
+        assert!(
+            has_independent_rows(&with(bias(vec![(1, 1.0), (2, 1.0)])))
+                && has_independent_rows(&with(filtered))
+        );
+        assert!(has_independent_rows(&SequenceSpec {
             logprobs: Some(3),
             prompt_logprobs: Some(0),
             ..Default::default()
@@ -190,7 +194,7 @@ mod tests {
             SequenceSpec { acceptance: AcceptanceMode::Rejection, ..Default::default() },
             SequenceSpec { grammar: Some(String::new()), ..Default::default() },
         ] {
-            assert!(!is_drawn_apart(&spec), "{spec:?}");
+            assert!(!has_independent_rows(&spec), "{spec:?}");
         }
     }
 }

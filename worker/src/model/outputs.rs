@@ -5,50 +5,50 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use engine::{Answers, EngineError, Logits, NumAnswers, Outcome};
-use speculation::acceptance::{RowDraw, guess};
+use speculation::acceptance::{DrawResult, guess};
 use speculation::logits::score;
 use speculation::{ReplyBody, Role, Work};
 
-use super::ModelMethod;
-use super::portion::Portion;
-use crate::decide::{Decide, Decision, Rows};
+use super::ModelExecutor;
+use super::batch_entry::BatchEntry;
+use crate::role_logic::{OutputRows, RoleLogic, StepProgress};
 use crate::task::Task;
 
-impl<D: Decide> ModelMethod<D> {
-    /// Processes the output of a forward, portion by portion, with the number of answers where rows were drawn on
+impl<D: RoleLogic> ModelExecutor<D> {
+    /// Processes the output of a forward, entry by entry, with the number of answers where rows were drawn on
     /// the device. Returns the finished tasks and their replies.
-    pub(super) fn absorb_all<'a>(
+    pub(super) fn process_outputs<'a>(
         &mut self,
         tasks: &mut VecDeque<Task>,
-        portions: impl Iterator<Item = (&'a Portion, Option<NumAnswers>)>,
+        entries: impl Iterator<Item = (&'a BatchEntry, Option<NumAnswers>)>,
         mut outcome: Outcome,
     ) -> Vec<(usize, ReplyBody)> {
         let (logits, mut answers) = outcome.split();
         let mut bodies = Vec::new();
         let mut row = 0;
-        for (portion, num_answers) in portions {
-            let task = &mut tasks[portion.task];
+        for (entry, num_answers) in entries {
+            let task = &mut tasks[entry.task];
             let body = if let Some(num_answers) = num_answers {
-                self.absorb_drawn(task, portion, answers.take(num_answers))
+                self.process_draws(task, entry, answers.take(num_answers))
             } else {
-                let rows = row..row + portion.num_logits;
+                let rows = row..row + entry.num_logits;
                 row = rows.end;
-                self.absorb(task, portion, logits, rows)
+                self.process_logits(task, entry, logits, rows)
             };
-            bodies.extend(body.map(|body| (portion.task, body)));
+            bodies.extend(body.map(|body| (entry.task, body)));
         }
         bodies
     }
 
     /// Processes the draws of a task's rows; `None` while the task needs another forward.
-    fn absorb_drawn(
+    fn process_draws(
         &mut self,
         task: &mut Task,
-        portion: &Portion,
+        entry: &BatchEntry,
         answers: Answers<'_>,
     ) -> Option<ReplyBody> {
         let Answers { drawn, scores, candidates } = answers;
-        let done = task.context_done..task.context_done + portion.num_context;
+        let done = task.context_done..task.context_done + entry.num_context;
         task.context_done = done.end;
         if task.is_scoring() {
             // The prompt's rows come first. The row of the context's last id is not scored here: its next id
@@ -58,48 +58,49 @@ impl<D: Decide> ModelMethod<D> {
             let num_known = known.min(done.end).saturating_sub(done.start);
             task.scores.extend_from_slice(&scores[..num_known]);
         }
-        if self.compares(task, portion) {
+        if self.compares(task, entry) {
             for (i, row) in done.zip(drawn) {
                 let next = task.step.append_ids.get(i + 1);
-                task.agreed.extend(next.map(|&next| *row == RowDraw::Token(next)));
+                task.agreed.extend(next.map(|&next| *row == DrawResult::Token(next)));
             }
         }
-        if !portion.ends_context {
+        if !entry.ends_context {
             return None;
         }
         if task.step.work == Work::Feed {
             return Some(fed(task));
         }
-        let num_decided = task.num_decided();
-        let drawn = &drawn[drawn.len() - num_decided..];
-        let told = task.spec().logprobs.map_or(0, |_| num_decided.min(scores.len()));
-        let scores = &scores[scores.len() - told..];
-        let tree_room = self.tree_room(task);
-        self.settle(task, Rows::Drawn { drawn, scores, candidates, tree_room })
+        let num_output_rows = task.num_output_rows();
+        let drawn = &drawn[drawn.len() - num_output_rows..];
+        let num_scores = task.spec().logprobs.map_or(0, |_| num_output_rows.min(scores.len()));
+        let scores = &scores[scores.len() - num_scores..];
+        let max_tree_rows = self.max_tree_rows(task);
+        self.run_role_logic(task, OutputRows::DeviceDraws { drawn, scores, candidates, max_tree_rows })
     }
 
     /// Processes a task's logits; `None` while the task needs another forward.
-    fn absorb(
+    fn process_logits(
         &mut self,
         task: &mut Task,
-        portion: &Portion,
+        entry: &BatchEntry,
         logits: &mut Logits,
         rows: Range<usize>,
     ) -> Option<ReplyBody> {
         let done_before = task.context_done;
-        task.context_done += portion.num_context;
+        task.context_done += entry.num_context;
         score_prompt(task, done_before..task.context_done, logits, (rows.start, self.vocab_size));
         if self.role == Role::Draft {
             compare(task, done_before..task.context_done, logits, (rows.start, self.vocab_size));
         }
-        if !portion.ends_context {
+        if !entry.ends_context {
             return None;
         }
         if task.step.work == Work::Feed {
             return Some(fed(task));
         }
-        let decided = rows.end - task.num_decided()..rows.end;
-        let masks = match self.grammars.as_mut().map_or(Ok(Vec::new()), |grammars| grammars.take(task)) {
+        let decided = rows.end - task.num_output_rows()..rows.end;
+        let masks = match self.grammars.as_mut().map_or(Ok(Vec::new()), |grammars| grammars.take_masks(task))
+        {
             Ok(masks) => masks,
             Err(error) => return Some(self.refuse_draw(task, &error)),
         };
@@ -108,13 +109,16 @@ impl<D: Decide> ModelMethod<D> {
         for row in decided.chunks_exact_mut(vocab_size) {
             row[self.vocab_size as usize..].fill(f32::NEG_INFINITY);
         }
-        let tree_room = self.tree_room(task);
-        self.settle(task, Rows::Logits { values: decided, vocab_size, masks: &masks, tree_room })
+        let max_tree_rows = self.max_tree_rows(task);
+        self.run_role_logic(
+            task,
+            OutputRows::Logits { values: decided, vocab_size, masks: &masks, max_tree_rows },
+        )
     }
 
     /// Number of tree rows that fit into the task's window and the free KV.
-    fn tree_room(&self, task: &Task) -> u32 {
-        if !self.engine.takes_trees() {
+    fn max_tree_rows(&self, task: &Task) -> u32 {
+        if !self.engine.supports_trees() {
             return 0;
         }
         let held = self.engine.len(self.slots[&task.slot]);
@@ -123,17 +127,17 @@ impl<D: Decide> ModelMethod<D> {
     }
 
     /// Lets the role decide on a task's rows; `None` while the task needs another forward.
-    fn settle(&mut self, task: &mut Task, rows: Rows<'_>) -> Option<ReplyBody> {
-        match self.decide.decide(task, rows) {
-            Ok(decision) => self.conclude(task, decision),
+    fn run_role_logic(&mut self, task: &mut Task, rows: OutputRows<'_>) -> Option<ReplyBody> {
+        match self.role_logic.process_rows(task, rows) {
+            Ok(decision) => self.apply_progress(task, decision),
             Err(error) => Some(self.refuse_draw(task, &error)),
         }
     }
 
     /// Carries out a decision; `None` while the task needs another forward.
-    pub(super) fn conclude(&mut self, task: &mut Task, decision: Decision) -> Option<ReplyBody> {
-        let Decision::Done { body, keep } = decision else { return None };
-        match self.keep(task, keep) {
+    pub(super) fn apply_progress(&mut self, task: &mut Task, decision: StepProgress) -> Option<ReplyBody> {
+        let StepProgress::Done { body, keep } = decision else { return None };
+        match self.truncate_kv(task, keep) {
             Ok(()) => Some(body),
             Err(error) if error.is_fatal() => panic!("{error}"),
             Err(error) => Some(self.refuse_draw(task, &error)),
@@ -141,17 +145,17 @@ impl<D: Decide> ModelMethod<D> {
     }
 
     /// Truncates the KV to the ids that stay; for a tree, to one path of it.
-    fn keep(&mut self, task: &Task, keep: u32) -> Result<(), EngineError> {
+    fn truncate_kv(&mut self, task: &Task, keep: u32) -> Result<(), EngineError> {
         let slot = self.slots[&task.slot];
         let start = task.step.start();
         let held = &task.cached.ids()[start as usize..];
         match (&task.step.work, &task.tree) {
             (Work::Verify { draft }, _) if draft.is_tree() => {
-                let path: Vec<usize> = draft.rows_along(held).into_iter().map(|row| row - 1).collect();
+                let path: Vec<usize> = draft.rows_on_path(held).into_iter().map(|row| row - 1).collect();
                 self.engine.keep_path(slot, start, (&path, held))
             }
             (Work::Propose { .. }, Some(tree)) => {
-                self.engine.keep_path(slot, start, (&tree.rows_along(held), held))
+                self.engine.keep_path(slot, start, (&tree.rows_on_path(held), held))
             }
             _ => {
                 self.engine.truncate(slot, keep);
@@ -162,7 +166,7 @@ impl<D: Decide> ModelMethod<D> {
 
     /// Refuses a step whose draw failed; its context stays cached.
     fn refuse_draw(&mut self, task: &mut Task, error: &dyn std::error::Error) -> ReplyBody {
-        task.cached.cut(task.step.start());
+        task.cached.truncate(task.step.start());
         self.engine.truncate(self.slots[&task.slot], task.step.start());
         ReplyBody::Refused { reason: error.to_string() }
     }
@@ -170,7 +174,7 @@ impl<D: Decide> ModelMethod<D> {
 
 /// The reply to a feed step whose whole context is computed.
 fn fed(task: &mut Task) -> ReplyBody {
-    let prompt_logprobs = task.take_scores();
+    let prompt_logprobs = task.take_prompt_scores();
     ReplyBody::Fed { cached_len: task.step.start(), prompt_logprobs }
 }
 

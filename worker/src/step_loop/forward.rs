@@ -10,16 +10,16 @@ use scheduling::batch_former::{Batch, CompletedForward, Decision, ReadyStep};
 use speculation::ReplyBody;
 
 use crate::Task;
-use crate::device::Device;
-use crate::method::{Method, NeedRoom};
+use crate::executor::{OutOfKvBlocks, StepExecutor};
 use crate::reactor::{ForwardSize, Reactor};
+use crate::step_loop::StepLoop;
 use crate::table::SequenceKey;
 
-impl<M: Method> Device<M> {
+impl<M: StepExecutor> StepLoop<M> {
     /// Returns which running tasks take part in the next forward, or how long to delay it.
     pub(super) fn next_forward(&mut self) -> Decision {
         let ready: Vec<ReadyStep<SequenceKey>> = self.running.iter().map(Task::ready_step).collect();
-        self.former.decide(self.began.elapsed(), &ready)
+        self.batch_former.decide(self.began.elapsed(), &ready)
     }
 
     /// Rows and sequences waiting for the next forward.
@@ -32,15 +32,15 @@ impl<M: Method> Device<M> {
     /// task takes part.
     pub(super) fn forward(&mut self, batch: &Batch) -> v1::StepTiming {
         let began = Instant::now();
-        let before = self.method.stats();
+        let before = self.executor.stats();
         let mut timing = v1::StepTiming::default();
-        let mut others = self.take_others(&batch.members);
+        let mut others = self.take_non_members(&batch.members);
         if self.running.is_empty() {
             self.running = others;
             return timing;
         }
         let prefill = prefill_left(&self.running);
-        let advanced = self.method.advance(&mut self.running, batch.prompt_rows);
+        let advanced = self.executor.advance(&mut self.running, batch.prompt_rows);
         let prefill_now_left = prefill_left(&self.running);
         // Keep tasks in order of age. If tasks left out of this forward always came first, a step that found
         // no free rows could starve.
@@ -48,7 +48,7 @@ impl<M: Method> Device<M> {
         self.running.make_contiguous().sort_by_key(|task| task.started);
         match advanced {
             Ok(finished) => {
-                let after = self.method.stats();
+                let after = self.executor.stats();
                 timing.rows = (after.rows - before.rows) as u32;
                 timing.prefill_rows = prefill.saturating_sub(prefill_now_left).min(timing.rows);
                 timing.kv_tokens = after.kv_tokens - before.kv_tokens;
@@ -57,15 +57,15 @@ impl<M: Method> Device<M> {
                 timing.compute_us = took.as_micros() as u64;
                 timing.queue_us = mean_queue_us(&finished);
                 self.metrics.forward(took);
-                self.ahead.ran(took);
-                self.former.forward_done(completed_forward(&timing), took);
+                self.ahead.record_forward(took);
+                self.batch_former.forward_done(completed_forward(&timing), took);
                 for (task, body) in finished {
                     self.finish(task, body);
                 }
             }
             // First drop what was drafted ahead.
-            Err(NeedRoom) if self.ahead.forget_all(&mut self.method) => {}
-            Err(NeedRoom) => self.make_room(),
+            Err(OutOfKvBlocks) if self.ahead.drop_all(&mut self.executor) => {}
+            Err(OutOfKvBlocks) => self.free_kv_blocks(),
         }
         timing
     }
@@ -74,15 +74,15 @@ impl<M: Method> Device<M> {
     /// routers.
     pub(super) fn forward_ahead(&mut self, reactor: &mut Reactor, rows: u32) {
         let size = ForwardSize { rows, sequences: 1 };
-        reactor.during(size, || {
-            let rows = self.ahead.forward(&mut self.method, &mut self.table);
+        reactor.run_forward(size, || {
+            let rows = self.ahead.forward(&mut self.executor, &mut self.table);
             v1::StepTiming { rows, ..v1::StepTiming::default() }
         });
-        reactor.exchange(|| ());
+        reactor.write_and_read(|| ());
     }
 
     /// Removes the tasks that are not part of the next forward from `running` and returns them.
-    fn take_others(&mut self, members: &[bool]) -> VecDeque<Task> {
+    fn take_non_members(&mut self, members: &[bool]) -> VecDeque<Task> {
         let (go, others): (Vec<_>, Vec<_>) =
             self.running.drain(..).zip(members).partition(|(_, is_member)| **is_member);
         let tasks = |part: Vec<(Task, &bool)>| part.into_iter().map(|(task, _)| task).collect();

@@ -10,18 +10,18 @@ use tokio::io::unix::AsyncFd;
 
 /// A one-shot timer.
 #[derive(Debug)]
-pub(super) struct Alarm(AsyncFd<Timer>);
+pub(super) struct SubMillisTimer(AsyncFd<OwnedTimerFd>);
 
 #[derive(Debug)]
-struct Timer(TimerFd);
+struct OwnedTimerFd(TimerFd);
 
-impl AsRawFd for Timer {
+impl AsRawFd for OwnedTimerFd {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()
     }
 }
 
-impl Alarm {
+impl SubMillisTimer {
     /// Creates an unset timer on the current runtime.
     #[expect(
         deprecated,
@@ -29,11 +29,11 @@ impl Alarm {
     )]
     pub(super) fn new() -> io::Result<Self> {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
-        Ok(Self(AsyncFd::new(Timer(TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?))?))
+        Ok(Self(AsyncFd::new(OwnedTimerFd(TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?))?))
     }
 
     /// Sets the timer and waits for it. Returns at once if it cannot be set or read.
-    pub(super) async fn rings_after(&self, wait: Duration) {
+    pub(super) async fn sleep(&self, wait: Duration) {
         // A duration of 0 would disarm the timer.
         let wait = TimeSpec::from_duration(wait.max(Duration::from_nanos(1)));
         let timer = &self.0.get_ref().0;
@@ -49,7 +49,7 @@ impl Alarm {
     }
 
     /// Disarms the timer if it did not expire.
-    pub(super) fn silence(&self) {
+    pub(super) fn disarm(&self) {
         // If disarming fails, a stale expiration is harmless.
         self.0.get_ref().0.unset().unwrap_or_default();
     }

@@ -12,25 +12,25 @@ use std::time::Duration;
 use tokio::time::{Interval, MissedTickBehavior};
 
 /// Polling interval of files.
-pub const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A file that is watched for edits.
 #[derive(Debug)]
-pub struct RereadFile {
+pub struct PolledFile {
     path: PathBuf,
     hasher: RandomState,
-    reads: Reads,
-    looks: Interval,
+    detector: EditDetector,
+    interval: Interval,
 }
 
-impl RereadFile {
+impl PolledFile {
     /// A file that was already read, with the content `first`.
-    pub fn new(path: PathBuf, first: &str, look_every: Duration) -> Self {
+    pub fn new(path: PathBuf, first: &str, poll_interval: Duration) -> Self {
         let hasher = RandomState::new();
-        let reads = Reads { taken: Ok(hasher.hash_one(first)), candidate: None };
-        let mut looks = tokio::time::interval(look_every);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { path, hasher, reads, looks }
+        let detector = EditDetector { accepted: Ok(hasher.hash_one(first)), candidate: None };
+        let mut interval = tokio::time::interval(poll_interval);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { path, hasher, detector, interval }
     }
 
     /// Path of the file.
@@ -41,12 +41,12 @@ impl RereadFile {
     /// Waits for the next stable edit; returns the content, or why the file cannot be read.
     ///
     /// Cancel safety: safe.
-    pub async fn edited(&mut self) -> Result<String, String> {
+    pub async fn next_edit(&mut self) -> Result<String, String> {
         loop {
-            self.looks.tick().await;
+            self.interval.tick().await;
             let now = tokio::fs::read_to_string(&self.path).await.map_err(|error| error.to_string());
             let seen = now.as_ref().map(|text| self.hasher.hash_one(text.as_str())).map_err(String::clone);
-            if self.reads.settle(seen) {
+            if self.detector.accept(seen) {
                 return now;
             }
         }
@@ -58,15 +58,15 @@ type Read = Result<u64, String>;
 
 /// Distinguishes stable edits from files that are still being written.
 #[derive(Debug)]
-struct Reads {
-    taken: Read,
+struct EditDetector {
+    accepted: Read,
     candidate: Option<Read>,
 }
 
-impl Reads {
+impl EditDetector {
     /// Whether to accept `now`: it differs from the last accepted read and was read twice in a row.
-    fn settle(&mut self, now: Read) -> bool {
-        if now == self.taken {
+    fn accept(&mut self, now: Read) -> bool {
+        if now == self.accepted {
             self.candidate = None;
             return false;
         }
@@ -75,7 +75,7 @@ impl Reads {
             return false;
         }
         self.candidate = None;
-        self.taken = now;
+        self.accepted = now;
         true
     }
 }
@@ -86,16 +86,16 @@ mod tests {
 
     #[test]
     fn an_edit_counts_once_it_stands_still() {
-        let mut reads = Reads { taken: Ok(1), candidate: None };
+        let mut detector = EditDetector { accepted: Ok(1), candidate: None };
         for half_written in [1, 2, 3, 4, 5] {
-            assert!(!reads.settle(Ok(half_written)));
+            assert!(!detector.accept(Ok(half_written)));
         }
-        assert!(reads.settle(Ok(5)));
-        assert!(!reads.settle(Ok(5)), "an edit is taken once");
+        assert!(detector.accept(Ok(5)));
+        assert!(!detector.accept(Ok(5)), "an edit is accepted once");
         let gone = || Err("no such file".to_owned());
-        assert_eq!((reads.settle(gone()), reads.settle(gone())), (false, true));
+        assert_eq!((detector.accept(gone()), detector.accept(gone())), (false, true));
         assert_eq!(
-            (reads.settle(Ok(5)), reads.settle(Ok(5))),
+            (detector.accept(Ok(5)), detector.accept(Ok(5))),
             (false, true),
             "a file that came back is read"
         );
@@ -106,13 +106,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         std::fs::write(&path, "one").unwrap();
-        let mut file = RereadFile::new(path.clone(), "one", Duration::from_millis(1));
+        let mut file = PolledFile::new(path.clone(), "one", Duration::from_millis(1));
         std::fs::write(&path, "two").unwrap();
-        assert_eq!(file.edited().await.as_deref(), Ok("two"));
+        assert_eq!(file.next_edit().await.as_deref(), Ok("two"));
         std::fs::write(&path, "two").unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert!(file.edited().await.unwrap_err().contains("No such file"));
+        assert!(file.next_edit().await.unwrap_err().contains("No such file"));
         std::fs::write(&path, "three").unwrap();
-        assert_eq!(file.edited().await.as_deref(), Ok("three"));
+        assert_eq!(file.next_edit().await.as_deref(), Ok("three"));
     }
 }

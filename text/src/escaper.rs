@@ -1,23 +1,23 @@
-//! [`Shield`]: prevents user text from becoming special tokens. Inserts a mark into every spelling of one
-//! before the chat template is rendered. The rendered text is split at the marks and tokenized in parts, so
-//! that no part contains the whole spelling.
+//! [`SpecialTokenEscaper`]: prevents user text from becoming special tokens. Inserts a mark into every
+//! spelling of one before the chat template is rendered. The rendered text is split at the marks and
+//! tokenized in parts, so that no part contains the whole spelling.
 
 use serde_json::{Map, Value};
 
 use super::ConversationMessage;
 
 /// Unicode noncharacters, which no text needs; one that does not occur is used as the mark.
-const MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
+const ESCAPE_MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
 /// The mark of one conversation.
 #[derive(Debug)]
-pub(super) struct Shield<'a> {
+pub(super) struct SpecialTokenEscaper<'a> {
     /// Spellings of the special tokens.
     special: &'a [String],
     mark: char,
 }
 
-impl<'a> Shield<'a> {
+impl<'a> SpecialTokenEscaper<'a> {
     /// Chooses a mark that does not occur in the conversation; the last one if all occur.
     pub(super) fn new(
         special: &'a [String],
@@ -25,8 +25,8 @@ impl<'a> Shield<'a> {
         extra: &Map<String, Value>,
     ) -> Self {
         let written = serde_json::to_string(&(messages, extra)).unwrap_or_default();
-        let mut marks = MARKS;
-        let mark = marks.find(|&mark| !written.contains(mark)).unwrap_or(*MARKS.end());
+        let mut marks = ESCAPE_MARKS;
+        let mark = marks.find(|&mark| !written.contains(mark)).unwrap_or(*ESCAPE_MARKS.end());
         Self { special, mark }
     }
 

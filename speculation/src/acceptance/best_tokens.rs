@@ -1,35 +1,35 @@
 //! The best few tokens by logit plus noise: the coupled draw and the runners-up, in the order in which a draw
 //! is decided (highest score first, lowest id first among equals). The first one always equals
-//! [`super::draw::ordinary`].
+//! [`super::draw::draw_token`].
 
 use crate::TokenId;
-use crate::logits::{DrawError, check_row, highest, keep};
+use crate::logits::{DrawError, apply_filters, check_row, highest};
 use crate::noise::{BLOCK, GUMBEL_MAX, Purpose, gumbel_bound, high_word};
 
-use super::Place;
+use super::DrawInput;
 
 /// Returns at most `count` tokens with their scores, best first, and at least one. The scores of a greedy
 /// sequence are its logits.
-pub(super) fn leaders(place: &Place<'_>, count: usize) -> Result<Vec<(TokenId, f64)>, DrawError> {
-    let Place { noise, position, sampling, logits } = *place;
+pub(super) fn best_tokens(input: &DrawInput<'_>, count: usize) -> Result<Vec<(TokenId, f64)>, DrawError> {
+    let DrawInput { noise, position, sampling, logits } = *input;
     let likeliest = check_row(logits, position)?;
-    let mut leaders = Leaders { count: count.max(1), list: Vec::with_capacity(count + 1) };
+    let mut best_tokens = BestTokens { count: count.max(1), list: Vec::with_capacity(count + 1) };
     if sampling.is_greedy() {
         for (block, row) in logits.chunks(BLOCK).enumerate() {
-            if f64::from(highest(row)) < leaders.floor() {
+            if f64::from(highest(row)) < best_tokens.floor() {
                 continue;
             }
             let ids = (block * BLOCK) as TokenId..;
-            ids.zip(row).for_each(|(id, &logit)| leaders.offer(id, f64::from(logit)));
+            ids.zip(row).for_each(|(id, &logit)| best_tokens.offer(id, f64::from(logit)));
         }
-        return Ok(leaders.list);
+        return Ok(best_tokens.list);
     }
     let gumbel = |id| noise.gumbel(position, id, Purpose::Draw);
     if sampling.has_filters() {
-        for (id, x) in keep(logits, sampling, position)?.tokens {
-            leaders.offer(id, x + gumbel(id));
+        for (id, x) in apply_filters(logits, sampling, position)?.tokens {
+            best_tokens.offer(id, x + gumbel(id));
         }
-        return Ok(leaders.list);
+        return Ok(best_tokens.list);
     }
     let temperature = f64::from(sampling.temperature);
     // As in the draw, skip blocks and tokens whose highest possible score is too low. Starting with the block
@@ -38,27 +38,27 @@ pub(super) fn leaders(place: &Place<'_>, count: usize) -> Result<Vec<(TokenId, f
     let others = (0..logits.len().div_ceil(BLOCK)).filter(|&block| block != first);
     for block in std::iter::once(first).chain(others) {
         let row = &logits[block * BLOCK..logits.len().min((block + 1) * BLOCK)];
-        if f64::from(highest(row)) / temperature + GUMBEL_MAX < leaders.floor() {
+        if f64::from(highest(row)) / temperature + GUMBEL_MAX < best_tokens.floor() {
             continue;
         }
         for (id, &logit) in ((block * BLOCK) as TokenId..).zip(row) {
             let x = f64::from(logit) / temperature;
             let bits = noise.bits(position, id, Purpose::Draw);
-            if x + gumbel_bound(high_word(bits)) >= leaders.floor() {
-                leaders.offer(id, x + gumbel(id));
+            if x + gumbel_bound(high_word(bits)) >= best_tokens.floor() {
+                best_tokens.offer(id, x + gumbel(id));
             }
         }
     }
-    Ok(leaders.list)
+    Ok(best_tokens.list)
 }
 
 /// The best tokens so far, best first.
-struct Leaders {
+struct BestTokens {
     count: usize,
     list: Vec<(TokenId, f64)>,
 }
 
-impl Leaders {
+impl BestTokens {
     /// Scores below this cannot enter the list.
     fn floor(&self) -> f64 {
         if self.list.len() < self.count { f64::NEG_INFINITY } else { self.list[self.count - 1].1 }
@@ -84,16 +84,16 @@ mod tests {
 
     use super::*;
     use crate::SamplingParams;
-    use crate::acceptance::draw::ordinary;
+    use crate::acceptance::draw::draw_token;
     use crate::noise::Noise;
 
     /// The rule as defined: score all kept tokens, sort, truncate.
-    fn naive(place: &Place<'_>, count: usize) -> Vec<(TokenId, f64)> {
-        let Place { noise, position, sampling, logits } = *place;
+    fn naive(input: &DrawInput<'_>, count: usize) -> Vec<(TokenId, f64)> {
+        let DrawInput { noise, position, sampling, logits } = *input;
         let mut scored: Vec<(TokenId, f64)> = if sampling.is_greedy() {
             (0..).zip(logits.iter().map(|&logit| f64::from(logit))).collect()
         } else {
-            let kept = keep(logits, sampling, position).unwrap().tokens;
+            let kept = apply_filters(logits, sampling, position).unwrap().tokens;
             kept.into_iter().map(|(id, x)| (id, x + noise.gumbel(position, id, Purpose::Draw))).collect()
         };
         scored.retain(|&(_, score)| score > f64::NEG_INFINITY);
@@ -120,14 +120,14 @@ mod tests {
             (seed, choice, position) in any::<(u64, u32, u32)>(),
         ) {
             let sampling = SamplingParams { temperature, top_k, ..SamplingParams::default() };
-            let place = Place { noise: Noise { seed, choice }, position, sampling: &sampling, logits: &row };
+            let input = DrawInput { noise: Noise { seed, choice }, position, sampling: &sampling, logits: &row };
             if row.iter().all(|&logit| logit == f32::NEG_INFINITY) {
-                prop_assert_eq!(leaders(&place, count), Err(DrawError::NothingAllowed { position }));
+                prop_assert_eq!(best_tokens(&input, count), Err(DrawError::NothingAllowed { position }));
                 return Ok(());
             }
-            let found = leaders(&place, count).unwrap();
-            prop_assert_eq!(&found, &naive(&place, count));
-            prop_assert_eq!(Ok(found[0].0), ordinary(&place), "the first is what is drawn");
+            let found = best_tokens(&input, count).unwrap();
+            prop_assert_eq!(&found, &naive(&input, count));
+            prop_assert_eq!(Ok(found[0].0), draw_token(&input), "the first is what is drawn");
         }
     }
 }

@@ -11,51 +11,58 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::reread::LOOK_EVERY;
+use crate::polled_file::POLL_INTERVAL;
 use crate::tls::TlsError;
 
 /// A value made from files.
-pub(crate) struct Renewed<T> {
+pub(crate) struct ReloadedFiles<T> {
     paths: Vec<PathBuf>,
     make: Box<dyn Fn() -> Result<T, TlsError> + Send + Sync>,
-    look_every: Duration,
+    poll_interval: Duration,
     hasher: RandomState,
-    made: Mutex<Made<T>>,
+    loaded: Mutex<Loaded<T>>,
 }
 
-struct Made<T> {
+struct Loaded<T> {
     value: T,
-    /// Hash of the files' contents when last tried; private keys are not kept for comparison.
-    tried: u64,
-    looked: Instant,
+    /// Hash of the files' contents when they were last read; private keys are not kept for comparison.
+    contents_hash: u64,
+    checked_at: Instant,
 }
 
-impl<T: Clone> Renewed<T> {
+impl<T: Clone> ReloadedFiles<T> {
     /// Makes the first value from the files at `paths`.
     pub(crate) fn new(
         paths: Vec<PathBuf>,
         make: impl Fn() -> Result<T, TlsError> + Send + Sync + 'static,
     ) -> Result<Self, TlsError> {
         let hasher = RandomState::new();
-        let made = Made { tried: contents(&paths, &hasher), value: make()?, looked: Instant::now() };
-        Ok(Self { paths, make: Box::new(make), look_every: LOOK_EVERY, hasher, made: Mutex::new(made) })
+        let loaded =
+            Loaded { contents_hash: contents(&paths, &hasher), value: make()?, checked_at: Instant::now() };
+        Ok(Self {
+            paths,
+            make: Box::new(make),
+            poll_interval: POLL_INTERVAL,
+            hasher,
+            loaded: Mutex::new(loaded),
+        })
     }
 
     /// Returns the current value.
-    pub(crate) fn now(&self) -> T {
+    pub(crate) fn current(&self) -> T {
         // A panic under the lock cannot have changed the value.
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if made.looked.elapsed() < self.look_every {
-            return made.value.clone();
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if loaded.checked_at.elapsed() < self.poll_interval {
+            return loaded.value.clone();
         }
-        made.looked = Instant::now();
+        loaded.checked_at = Instant::now();
         let contents = contents(&self.paths, &self.hasher);
-        if contents != made.tried {
-            made.tried = contents;
+        if contents != loaded.contents_hash {
+            loaded.contents_hash = contents;
             let files: Vec<String> = self.paths.iter().map(|path| path.display().to_string()).collect();
             match (self.make)() {
                 Ok(value) => {
-                    made.value = value;
+                    loaded.value = value;
                     tracing::info!(files = files.join(", "), "loaded the changed certificates");
                 }
                 Err(error) => {
@@ -63,13 +70,13 @@ impl<T: Clone> Renewed<T> {
                 }
             }
         }
-        made.value.clone()
+        loaded.value.clone()
     }
 
     /// Checks the files on every call.
     #[cfg(test)]
-    pub(crate) fn looking_always(mut self) -> Self {
-        self.look_every = Duration::ZERO;
+    pub(crate) fn checking_always(mut self) -> Self {
+        self.poll_interval = Duration::ZERO;
         self
     }
 }
@@ -80,9 +87,9 @@ fn contents(paths: &[PathBuf], hasher: &RandomState) -> u64 {
     hasher.hash_one(paths.iter().map(read).collect::<Vec<_>>())
 }
 
-impl<T> fmt::Debug for Renewed<T> {
+impl<T> fmt::Debug for ReloadedFiles<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Renewed").field("paths", &self.paths).finish_non_exhaustive()
+        f.debug_struct("ReloadedFiles").field("paths", &self.paths).finish_non_exhaustive()
     }
 }
 
@@ -103,15 +110,15 @@ mod tests {
             let broken = TlsError::Content { path: from.clone(), reason: "broken".into(), expected: "text" };
             if text.contains("broken") { Err(broken) } else { Ok(text) }
         };
-        let renewed = Renewed::new(vec![path.clone()], make).unwrap().looking_always();
-        assert_eq!(renewed.now(), "one");
+        let renewed = ReloadedFiles::new(vec![path.clone()], make).unwrap().checking_always();
+        assert_eq!(renewed.current(), "one");
         write("broken");
-        assert_eq!(renewed.now(), "one");
+        assert_eq!(renewed.current(), "one");
         write("two");
-        assert_eq!(renewed.now(), "two");
+        assert_eq!(renewed.current(), "two");
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(renewed.now(), "two");
+        assert_eq!(renewed.current(), "two");
         write("three");
-        assert_eq!(renewed.now(), "three");
+        assert_eq!(renewed.current(), "three");
     }
 }

@@ -1,4 +1,4 @@
-//! [`SyntheticMethod`]: forwards that only take time.
+//! [`SyntheticExecutor`]: forwards that only take time.
 //!
 //! Batches are formed by the same function as in a model's worker ([`mod@scheduling::batch`]), and KV blocks
 //! are counted, so that rollback, preemption and refusals happen as in a real worker. Replies come from
@@ -12,16 +12,16 @@ use scheduling::batch::{RowLimits, StepChunk, StepRows, form_batch};
 use scheduling::profile::synthetic::{StepInProgress, SyntheticModel};
 use scheduling::profile::text::{mix, unit};
 use scheduling::profile::{ForwardRows, Profile};
-use speculation::cached_sequence::Limits;
+use speculation::cached_sequence::WorkerLimits;
 use speculation::{AcceptanceMode, ReplyBody, Role, SequenceSpec};
 
 use crate::Task;
-use crate::method::{Method, MethodStats, NeedRoom};
+use crate::executor::{ExecutorStats, OutOfKvBlocks, StepExecutor};
 use crate::task::Slot;
 
-/// A method that simulates a profile; see the module documentation.
+/// An executor that simulates a profile; see the module documentation.
 #[derive(Debug)]
-pub struct SyntheticMethod {
+pub struct SyntheticExecutor {
     model: SyntheticModel,
     max_model_len: u32,
     /// Factor by which all times of the profile are multiplied.
@@ -32,11 +32,11 @@ pub struct SyntheticMethod {
     began: Instant,
     /// Time that sleeps exceeded their request so far; later sleeps are shortened by it.
     overslept: Duration,
-    stats: MethodStats,
+    stats: ExecutorStats,
 }
 
-impl SyntheticMethod {
-    /// Creates the method of a role's worker, with a maximum sequence length and a time scale.
+impl SyntheticExecutor {
+    /// Creates the executor of a role's worker, with a maximum sequence length and a time scale.
     pub fn new(profile: Arc<Profile>, role: Role, (max_model_len, time_scale): (u32, f64)) -> Self {
         Self {
             model: SyntheticModel::new(profile, role),
@@ -46,7 +46,7 @@ impl SyntheticMethod {
             next_slot: 0,
             began: Instant::now(),
             overslept: Duration::ZERO,
-            stats: MethodStats::default(),
+            stats: ExecutorStats::default(),
         }
     }
 
@@ -103,7 +103,7 @@ impl SyntheticMethod {
     }
 
     /// Processes a task's share; `None` while the task needs another forward.
-    fn absorb(&mut self, task: &mut Task, share: &StepChunk) -> Option<ReplyBody> {
+    fn process_chunk(&mut self, task: &mut Task, share: &StepChunk) -> Option<ReplyBody> {
         let seconds = self.seconds();
         let body = self.model.advance(&mut in_progress(task), share, seconds)?;
         self.truncate(task.slot, task.cached.len());
@@ -133,9 +133,9 @@ fn in_progress(task: &mut Task) -> StepInProgress<'_> {
     }
 }
 
-impl Method for SyntheticMethod {
-    fn limits(&self) -> Limits {
-        Limits {
+impl StepExecutor for SyntheticExecutor {
+    fn limits(&self) -> WorkerLimits {
+        WorkerLimits {
             role: self.model.role(),
             vocab_size: self.model.profile().vocab_size,
             max_model_len: self.max_model_len,
@@ -160,7 +160,7 @@ impl Method for SyntheticMethod {
     }
 
     fn resume(&mut self, task: &mut Task) -> Option<ReplyBody> {
-        if !task.context_left().is_empty() {
+        if !task.remaining_context().is_empty() {
             return None;
         }
         let seconds = self.seconds();
@@ -184,8 +184,8 @@ impl Method for SyntheticMethod {
         &mut self,
         tasks: &mut VecDeque<Task>,
         prompt_rows: u32,
-    ) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
-        if let Some(index) = tasks.iter().position(|task| asks_too_much(task.spec())) {
+    ) -> Result<Vec<(Task, ReplyBody)>, OutOfKvBlocks> {
+        if let Some(index) = tasks.iter().position(|task| needs_model(task.spec())) {
             let task = tasks.remove(index).expect("it was found there");
             let reason =
                 "the synthetic engine has no probabilities: request no logprobs, and coupled acceptance";
@@ -193,12 +193,12 @@ impl Method for SyntheticMethod {
         }
         let shares = self.plan(tasks, prompt_rows);
         if shares.is_empty() {
-            return Err(NeedRoom);
+            return Err(OutOfKvBlocks);
         }
         self.forward(tasks, &shares);
         let mut bodies: HashMap<usize, ReplyBody> = HashMap::new();
         for share in &shares {
-            if let Some(body) = self.absorb(&mut tasks[share.index], share) {
+            if let Some(body) = self.process_chunk(&mut tasks[share.index], share) {
                 bodies.insert(share.index, body);
             }
         }
@@ -217,14 +217,14 @@ impl Method for SyntheticMethod {
         self.slots.get(&slot).map_or(0, |tokens| self.blocks(*tokens))
     }
 
-    fn stats(&self) -> MethodStats {
+    fn stats(&self) -> ExecutorStats {
         let (kv_blocks_used, kv_blocks_total) = (self.blocks_used(), self.model.pool().kv_blocks);
-        MethodStats { kv_blocks_used, kv_blocks_total, ..self.stats }
+        ExecutorStats { kv_blocks_used, kv_blocks_total, ..self.stats }
     }
 }
 
 /// Whether a sequence requests something that requires a model.
-fn asks_too_much(spec: &SequenceSpec) -> bool {
+fn needs_model(spec: &SequenceSpec) -> bool {
     spec.logprobs.is_some()
         || spec.prompt_logprobs.is_some()
         || (spec.acceptance != AcceptanceMode::Coupled && !spec.sampling.is_greedy())

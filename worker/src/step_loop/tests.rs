@@ -1,5 +1,5 @@
-//! Tests of the device thread without a model: a method that counts blocks and answers at once shows what is
-//! kept, evicted, preempted and closed, and which router receives each reply.
+//! Tests of the device thread without a model: an executor that counts blocks and answers at once shows what
+//! is kept, evicted, preempted and closed, and which router receives each reply.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,19 +10,19 @@ use speculation::{Role, SequenceSpec, TokenId};
 use tokio::sync::oneshot::error::TryRecvError;
 
 use super::*;
-use crate::method::{MethodStats, NeedRoom};
+use crate::executor::{ExecutorStats, OutOfKvBlocks};
 use crate::task::Slot;
 
-/// A method with one block per token; a task needs its whole context at once.
+/// An executor with one block per token; a task needs its whole context at once.
 struct Blocks {
     total: usize,
     used: HashMap<Slot, u32>,
     next: u64,
 }
 
-impl Method for Blocks {
-    fn limits(&self) -> Limits {
-        Limits {
+impl StepExecutor for Blocks {
+    fn limits(&self) -> WorkerLimits {
+        WorkerLimits {
             role: Role::Target,
             vocab_size: 1_000,
             max_model_len: 1_000,
@@ -50,11 +50,11 @@ impl Method for Blocks {
         &mut self,
         tasks: &mut VecDeque<Task>,
         _prompt_rows: u32,
-    ) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+    ) -> Result<Vec<(Task, ReplyBody)>, OutOfKvBlocks> {
         let free = self.total - self.used.values().sum::<u32>() as usize;
         let first = tasks.front().expect("called with tasks").step.append_ids.len();
         if first > free {
-            return Err(NeedRoom);
+            return Err(OutOfKvBlocks);
         }
         let task = tasks.pop_front().expect("there is one");
         *self.used.get_mut(&task.slot).expect("open") = task.step.start();
@@ -66,21 +66,21 @@ impl Method for Blocks {
         self.used.get(&slot).map_or(0, |used| u64::from(*used))
     }
 
-    fn stats(&self) -> MethodStats {
+    fn stats(&self) -> ExecutorStats {
         let kv_blocks_used = self.used.values().map(|used| u64::from(*used)).sum();
-        MethodStats { kv_blocks_used, kv_blocks_total: self.total as u64, ..MethodStats::default() }
+        ExecutorStats { kv_blocks_used, kv_blocks_total: self.total as u64, ..ExecutorStats::default() }
     }
 }
 
 struct Bench {
-    device: Device<Blocks>,
+    step_loop: StepLoop<Blocks>,
     step_seq: u64,
 }
 
 impl Bench {
     fn new(total: usize) -> Self {
-        let method = Blocks { total, used: HashMap::new(), next: 0 };
-        Self { device: Device::new(method, &[], WorkerMetrics::new(&Metrics::new())), step_seq: 0 }
+        let executor = Blocks { total, used: HashMap::new(), next: 0 };
+        Self { step_loop: StepLoop::new(executor, &[], WorkerMetrics::new(&Metrics::new())), step_seq: 0 }
     }
 
     fn open(&mut self, router: u64, stream: u64) -> mpsc::Receiver<v1::WorkerFrame> {
@@ -96,7 +96,7 @@ impl Bench {
         let (replies, received) = mpsc::channel(64);
         let (newest, replaced) = oneshot::channel();
         let (router, stream) = (RouterId(router), StreamId(stream));
-        self.device.receive(Message::Opened { router, stream, replies, newest });
+        self.step_loop.receive(Message::Opened { router, stream, replies, newest });
         (received, replaced)
     }
 
@@ -116,7 +116,7 @@ impl Bench {
 
     /// Sends a frame on the router's newest stream.
     fn send(&mut self, router: u64, steps: Vec<Step>, closes: &[(u64, u32)]) {
-        let stream = self.device.routers.get(&RouterId(router)).map_or(0, |known| known.stream.0);
+        let stream = self.step_loop.routers.get(&RouterId(router)).map_or(0, |known| known.stream.0);
         self.send_by((router, stream), steps, closes);
     }
 
@@ -125,17 +125,17 @@ impl Bench {
         let steps = steps.into_iter().map(|step| SentStep { step, span_id: 0 }).collect();
         let (router, stream) = (RouterId(router), StreamId(stream));
         let frame = Message::Frame { router, stream, steps, closes, received: Instant::now() };
-        self.device.receive(frame);
-        while !self.device.waiting.is_empty() || !self.device.running.is_empty() {
-            self.device.admit_waiting();
-            let Decision::Run(batch) = self.device.next_forward() else { continue };
-            let timing = self.device.forward(&batch);
-            self.device.flush(&timing);
+        self.step_loop.receive(frame);
+        while !self.step_loop.waiting.is_empty() || !self.step_loop.running.is_empty() {
+            self.step_loop.admit_waiting();
+            let Decision::Run(batch) = self.step_loop.next_forward() else { continue };
+            let timing = self.step_loop.forward(&batch);
+            self.step_loop.flush(&timing);
         }
     }
 
     fn blocks_used(&self) -> u64 {
-        self.device.method.stats().kv_blocks_used
+        self.step_loop.executor.stats().kv_blocks_used
     }
 }
 
@@ -151,7 +151,7 @@ fn read(replies: &mut mpsc::Receiver<v1::WorkerFrame>) -> Vec<(u64, String)> {
                 Body::Fed(fed) => format!("fed {}", fed.cached_len),
                 Body::NeedContext(need) => format!("need {} {}", need.cached_len, need.has_spec),
                 Body::Refused(refused) => refused.reason,
-                Body::Proposal(_) | Body::Span(_) => unreachable!("the method only feeds"),
+                Body::Proposal(_) | Body::Span(_) => unreachable!("the executor only feeds"),
             };
             (reply.sequence_id, words)
         }));
@@ -222,11 +222,11 @@ fn closing_frees_and_a_close_of_an_older_generation_does_not() {
     bench.send(1, vec![step], &[(1, 1)]);
     assert_eq!(bench.blocks_used(), 3, "epoch 1 is over, 2 goes on");
     bench.send(1, vec![], &[(1, 2)]);
-    assert_eq!((bench.blocks_used(), bench.device.table.len()), (0, 0));
+    assert_eq!((bench.blocks_used(), bench.step_loop.table.len()), (0, 0));
     let step = bench.step(5, 1, &[], &[1]);
     bench.send(1, vec![step], &[(5, 1)]);
     assert_eq!(
-        (bench.blocks_used(), bench.device.table.len()),
+        (bench.blocks_used(), bench.step_loop.table.len()),
         (0, 0),
         "closed in the frame that brought the step"
     );
@@ -244,7 +244,7 @@ fn routers_do_not_see_each_other_and_a_newer_stream_begins_with_nothing() {
     assert_eq!((read(&mut one), read(&mut two)), (vec![said(1, "fed 2")], vec![said(1, "fed 1")]));
     let mut again = bench.open(1, 3);
     assert_eq!(bench.blocks_used(), 1, "the router runs nothing by its older stream any more");
-    bench.device.receive(Message::Closed { router: RouterId(1), stream: StreamId(1) });
+    bench.step_loop.receive(Message::Closed { router: RouterId(1), stream: StreamId(1) });
     let step = bench.step(1, 2, &[], &[1, 2, 3]);
     bench.send(1, vec![step], &[]);
     assert_eq!(
@@ -252,7 +252,7 @@ fn routers_do_not_see_each_other_and_a_newer_stream_begins_with_nothing() {
         [said(1, "fed 3")],
         "the end of the older stream says nothing of the newer one"
     );
-    bench.device.receive(Message::Closed { router: RouterId(1), stream: StreamId(3) });
+    bench.step_loop.receive(Message::Closed { router: RouterId(1), stream: StreamId(3) });
     assert_eq!(bench.blocks_used(), 1, "only the other router's sequence is left");
 }
 
@@ -270,7 +270,7 @@ fn a_replaced_stream_ends_and_neither_its_steps_nor_its_end_touch_the_newer_one(
     // Streams may open in a different order from the one in which the device thread receives the messages.
     let (_, mut overtaken) = bench.open_stream(1, 1);
     assert!(matches!(overtaken.try_recv(), Err(TryRecvError::Closed)));
-    bench.device.receive(Message::Closed { router: RouterId(1), stream: StreamId(1) });
+    bench.step_loop.receive(Message::Closed { router: RouterId(1), stream: StreamId(1) });
     assert!(matches!(new_replaced.try_recv(), Err(TryRecvError::Empty)));
     let step = bench.step(8, 1, &[3], &[4]);
     bench.send_by((1, 2), vec![step], &[]);
@@ -294,10 +294,10 @@ fn credits_follow_the_pool_and_are_shared_among_routers() {
     // 60 held, 40 free: the first router may borrow half of the rest, the second keeps its share.
     assert_eq!((credits(&mut one), credits(&mut two)), (Some(80), None));
     bench.send(1, vec![], &[(1, 1)]);
-    bench.device.flush(&v1::StepTiming::default());
+    bench.step_loop.flush(&v1::StepTiming::default());
     assert_eq!((credits(&mut one), credits(&mut two)), (Some(50), None));
-    bench.device.receive(Message::Closed { router: RouterId(2), stream: StreamId(2) });
-    bench.device.flush(&v1::StepTiming::default());
+    bench.step_loop.receive(Message::Closed { router: RouterId(2), stream: StreamId(2) });
+    bench.step_loop.flush(&v1::StepTiming::default());
     assert_eq!(credits(&mut one), Some(100));
 }
 
@@ -343,21 +343,21 @@ fn a_client_that_leaves_in_the_middle_of_a_step_frees_its_blocks() {
     let step = bench.step(1, 1, &[], &[1, 2, 3]);
     let (router, stream) = (RouterId(1), StreamId(1));
     let frame = |steps, closes| Message::Frame { router, stream, steps, closes, received: Instant::now() };
-    bench.device.receive(frame(vec![SentStep { step, span_id: 0 }], vec![]));
-    bench.device.admit_waiting();
-    assert_eq!(bench.device.running.len(), 1);
-    bench.device.receive(frame(vec![], vec![(SequenceId(1), 1)]));
-    assert_eq!((bench.device.running.len(), bench.device.table.len()), (0, 0));
+    bench.step_loop.receive(frame(vec![SentStep { step, span_id: 0 }], vec![]));
+    bench.step_loop.admit_waiting();
+    assert_eq!(bench.step_loop.running.len(), 1);
+    bench.step_loop.receive(frame(vec![], vec![(SequenceId(1), 1)]));
+    assert_eq!((bench.step_loop.running.len(), bench.step_loop.table.len()), (0, 0));
     assert_eq!((bench.blocks_used(), read(&mut replies)), (0, vec![]));
 }
 
 #[test]
 fn a_step_counts_as_back_when_it_came_and_not_when_it_is_read() {
-    let method = Blocks { total: 100, used: HashMap::new(), next: 0 };
+    let executor = Blocks { total: 100, used: HashMap::new(), next: 0 };
     // A forward takes 20 s for any number of rows.
     let times = [1, 64].map(|rows| v1::StepTimePoint { rows, kv_tokens: 0, micros: 20_000_000 });
-    let device = Device::new(method, &times, WorkerMetrics::new(&Metrics::new()));
-    let mut bench = Bench { device, step_seq: 0 };
+    let step_loop = StepLoop::new(executor, &times, WorkerMetrics::new(&Metrics::new()));
+    let mut bench = Bench { step_loop, step_seq: 0 };
     let _replies = bench.open(1, 1);
     let away = Duration::from_secs(4);
     let first = bench.step(1, 1, &[], &[5]);
@@ -370,14 +370,14 @@ fn a_step_counts_as_back_when_it_came_and_not_when_it_is_read() {
         closes: Vec::new(),
         received,
     };
-    bench.device.receive(frame(vec![second], Instant::now() + away));
-    bench.device.admit_waiting();
-    let Decision::Run(batch) = bench.device.next_forward() else { panic!("nobody else is away") };
-    bench.device.forward(&batch);
+    bench.step_loop.receive(frame(vec![second], Instant::now() + away));
+    bench.step_loop.admit_waiting();
+    let Decision::Run(batch) = bench.step_loop.next_forward() else { panic!("nobody else is away") };
+    bench.step_loop.forward(&batch);
     let other = SentStep { step: bench.step(2, 1, &[], &[7]), span_id: 0 };
-    bench.device.receive(frame(vec![other], Instant::now()));
-    bench.device.admit_waiting();
-    let Decision::Wait(delay) = bench.device.next_forward() else { panic!("the first sequence is away") };
+    bench.step_loop.receive(frame(vec![other], Instant::now()));
+    bench.step_loop.admit_waiting();
+    let Decision::Wait(delay) = bench.step_loop.next_forward() else { panic!("the first sequence is away") };
     // If the step counted as returning at once, it would be overdue, and the delay would be a quarter of the
     // forward's 20 s.
     let about = away - Duration::from_secs(1)..away + Duration::from_millis(500);
@@ -390,7 +390,7 @@ fn a_proposal_is_cut_where_the_workers_window_ends() {
     for (start, k, cut) in [(4, 4, 4), (7, 4, 4), (8, 4, 3), (9, 4, 2), (10, 4, 1), (11, 4, 1), (4, 0, 0)] {
         let mut step = Bench::new(1).step(1, 1, &[], &vec![5; start]);
         step.work = Work::Propose { num_draft_tokens: k, num_tree_tokens: 0 };
-        cut_to_window(&mut step, 10);
+        limit_to_window(&mut step, 10);
         assert_eq!(
             step.work,
             Work::Propose { num_draft_tokens: cut, num_tree_tokens: 0 },
@@ -398,7 +398,7 @@ fn a_proposal_is_cut_where_the_workers_window_ends() {
         );
     }
     let mut step = Bench::new(1).step(1, 1, &[], &[5; 20]);
-    cut_to_window(&mut step, 10);
+    limit_to_window(&mut step, 10);
     assert_eq!(step.work, Work::Feed);
 }
 
@@ -410,7 +410,7 @@ fn a_draining_worker_tells_each_router_once_and_serves_on() {
         std::iter::from_fn(|| replies.try_recv().ok()).filter(|frame| frame.draining).count()
     };
     assert_eq!(drained(&mut one), 0);
-    bench.device.receive(Message::Drain);
+    bench.step_loop.receive(Message::Drain);
     let mut two = bench.open(2, 2);
     let step = bench.step(1, 1, &[], &[1, 2]);
     bench.send(1, vec![step], &[]);
