@@ -116,7 +116,7 @@ const ROWS: [Row; 16] = [
     (|copy| copy.remove("tokenizer.json"), &["tokenizer.json", "missing"]),
     (|copy| copy.edit("tokenizer.json", |bytes| bytes.truncate(1_000)), &["tokenizer.json"]),
     (|copy| add_token(copy, 4_096), &["tokenizer.json", "needs 4097 embeddings", "has 4096"]),
-    (|copy| add_token(copy, 9_999), &["tokenizer.json", "need 10000 embeddings", "has 4096"]),
+    (|copy| add_token(copy, 9_999), &["tokenizer.json", "needs 10000 embeddings", "has 4096"]),
     (store_as_integers, &["tensor `", "model.safetensors", "I16", "BF16"]),
 ];
 

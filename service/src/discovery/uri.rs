@@ -131,9 +131,9 @@ mod tests {
             ("etcd://a:1,,b:1/p", "endpoint ``"),
             ("etcd://user:word@host:1/p", "give --discovery-user NAME"),
             ("etcd://http://host:1/p", "endpoint `http:`"),
-            ("etcd://host:1", "no prefix"),
-            ("etcd://host:1/", "no prefix"),
-            ("etcd://host:1///", "no prefix"),
+            ("etcd://host:1", "the prefix is missing"),
+            ("etcd://host:1/", "the prefix is missing"),
+            ("etcd://host:1///", "the prefix is missing"),
             ("etcd://host:1/a b", "prefix `a b`"),
             ("etcd://host:1/p?x=1", "prefix `p?x=1`"),
         ];
