@@ -309,7 +309,7 @@ int cuStreamSynchronize(Stream* stream) {
   return SUCCESS;
 }
 
-// Says once that work is under way, and does it.
+// Returns NOT_READY once if work is pending, and runs that work.
 int cuStreamQuery(Stream* stream) {
   OUTRIDER_NO_CAPTURE(stream);
   if (stream->work.empty()) return SUCCESS;
@@ -358,7 +358,7 @@ int cuEventSynchronize(Event* event) {
   return SUCCESS;
 }
 
-// Says once that work is under way, and does it.
+// Returns NOT_READY once if work is pending, and runs that work.
 int cuEventQuery(Event* event) {
   OUTRIDER_TURN;
   if (*event->done) return SUCCESS;
