@@ -1,8 +1,9 @@
-// cuBLASLt on the host, as far as the engine calls it, for the driver in `driver.hpp`, which lies in the same library. It takes
-// what the documentation of 13.0 says that the real one takes, and refuses the rest: attributes of other sizes, shapes that do
-// not fit one another, ways that were found for another shape, addresses that are not the device's or not aligned as was
-// promised. Products are summed one after the other in f64, late, when somebody waits for the stream; the workspace is overwritten
-// then, so that nobody keeps anything there.
+// The part of cuBLASLt that the engine calls, on the host, for the driver in `driver.hpp`, which is in the
+// same library. It accepts what the documentation of version 13.0 specifies and refuses everything else:
+// attributes of other sizes, shapes that do not match, algorithms that were found for another shape,
+// addresses that are not on the device or not aligned as declared. Products are summed in order in f64, and
+// only when the caller waits for the stream; the workspace is overwritten then, so that no caller can keep
+// data there.
 
 namespace blas {
 
@@ -12,7 +13,7 @@ enum Type { F32 = 0, BF16 = 14 };
 constexpr int COMPUTE_32F = 68;
 constexpr size_t NEEDED_BYTES = 1u << 20;
 
-// Column by column, `ld` numbers from one to the next.
+// Column-major layout with leading dimension `ld`.
 struct Layout {
   int type;
   uint64_t rows, cols;
@@ -31,7 +32,7 @@ struct Preference {
   uint32_t alignment[4] = {256, 256, 256, 256};
 };
 
-// What `heuristic` puts into the 64 bytes that only the library reads.
+// Content of the opaque 64-byte algorithm that the heuristic returns.
 struct Algorithm {
   uint64_t shape, workspace;
   uint32_t alignment[4];

@@ -1,16 +1,16 @@
-// Runs the kernels' own sources on the host: every thread of a block is a fiber, a barrier is where fibers wait for
-// one another, blocks run one after another, threads between barriers and blocks of a grid in random order. Slow and exact; it
-// proves indices, barriers, bounds and arithmetic,
-// not speed, and not how a tensor core rounds inside one instruction (here: products summed in f64, rounded once).
+// Runs the kernels' own sources on the host. Every thread of a block is a fiber; at a barrier a fiber waits
+// for the others. Blocks run one after another; threads between barriers, and blocks of a grid, run in random
+// order. Slow and exact: it tests indices, barriers, bounds and arithmetic, but neither speed nor the
+// rounding inside a tensor-core instruction (here products are summed in f64 and rounded once).
 //
-// Built with CHECK_RACES and -fsanitize=thread it also keeps, for every byte, which thread of which block read and wrote it since the last
-// barrier (races.hpp).
+// Built with CHECK_RACES and -fsanitize=thread it also records, for every byte, which thread of which block
+// read and wrote it since the last barrier (races.hpp).
 //
-// Asynchronous copies are as late as they may be: their bytes move when the thread waits for them, and are
-// rubbish before.
+// Asynchronous copies complete as late as possible: their bytes arrive when the thread waits for them, and
+// are garbage before.
 //
-// Built with -ffp-contract=off, as NVRTC gets --fmad=false. Allocations end at a page that may not be touched, so
-// that a read or write past the end stops the process. Must never be linked into a server.
+// Built with -ffp-contract=off, which corresponds to --fmad=false of NVRTC. Allocations end at a protected
+// page, so that a read or write past the end stops the process. Must never be linked into a server.
 #pragma once
 
 #include <algorithm>
@@ -28,12 +28,13 @@
 
 #define EMULATED 1
 #ifdef CHECK_RACES
-// Not a part of a kernel: its memory is its own.
+// Marks functions that are not part of a kernel: the sanitizer does not instrument their accesses.
 #define EMULATOR_ONLY __attribute__((no_sanitize("thread"), noinline))
 #else
 #define EMULATOR_ONLY
 #endif
-// Other code runs before it returns, so that callers must not assume which registers it leaves alone.
+// Marks functions that switch fibers: other code runs before they return, so callers must not assume that
+// they preserve registers.
 #if defined(__GNUC__) && !defined(__clang__)
 #define SWITCHES __attribute__((noipa))
 #else
@@ -46,7 +47,8 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-// Blocks run one after another, and all fibers on one thread.
+// A static variable can stand for shared memory, because blocks run one after another and all fibers on one
+// thread.
 #define __shared__ static
 
 struct Dim3 {
@@ -66,27 +68,28 @@ namespace emulator {
 constexpr uint32_t MAX_THREADS = 1024;
 constexpr size_t STACK_BYTES = 64 << 10;
 
-// Where a fiber goes on, or the scheduler: what GCC's and Clang's __builtin_setjmp keeps. That of the C library asks more of each jump.
+// Saved context of a fiber or of the scheduler: the buffer of GCC's and Clang's __builtin_setjmp. The C
+// library's setjmp checks more on each jump.
 using Place = void* [5];
 
-// Fibers that wait for each other; how many are expected changes as threads return.
+// Barrier among fibers; `expected` decreases as threads return.
 struct Barrier {
   uint32_t expected = 0, arrived = 0, generation = 0;
 };
 
 static Barrier block_barrier, warp_barriers[MAX_THREADS / 32];
 static Place scheduler, fibers[MAX_THREADS];
-// A fiber is made once in a process, and runs one thread of each block after another.
+// A fiber is created once per process, and runs one thread of each block after another.
 static bool made[MAX_THREADS], done[MAX_THREADS];
-// What a fiber waits for, and the generation of it that has to end first.
+// The barrier that a fiber waits for, and the generation that must end first.
 static Barrier* awaited[MAX_THREADS];
 static uint32_t awaited_generation[MAX_THREADS];
 static uint32_t current;
 static void (*body)(void**);
 static void** body_params;
 static uint64_t exchange[MAX_THREADS / 32][32];
-// Asynchronous copies of a thread, in order; `sizes` are those of its groups, the open one last. Like all
-// state here it is never destroyed: a process may end while a thread still runs a kernel.
+// Asynchronous copies of a thread, in order; `sizes` holds the sizes of its groups, the open group last. Like
+// all state here it is never destroyed: the process may exit while a thread still runs a kernel.
 struct Copy {
   void* to;
   const void* from;  // null: zeros
@@ -98,13 +101,14 @@ struct Copies {
   uint32_t first, under_way, first_group, groups;
 };
 static Copies copies[MAX_THREADS];
-// Shared memory whose size the launch names; it ends where touching ends the process.
+// Shared memory whose size is a launch parameter; it ends at a protected page.
 static char* dynamic_shared;
 // Bytes that kernels have read from global memory by load_16, load_8, load_4 and cp_async_16.
 static uint64_t global_bytes;
-// Of all fibers.
+// Stacks of all fibers.
 static char stacks[MAX_THREADS * STACK_BYTES];
-// What orders threads and blocks: the state of a SplitMix64 generator (Steele et al. 2014), so that near seeds give far orders.
+// State of the SplitMix64 generator (Steele et al. 2014) that orders threads and blocks: similar seeds give
+// unrelated orders.
 static uint64_t order = 1;
 
 EMULATOR_ONLY static uint32_t random_below(uint32_t end) {
@@ -118,13 +122,13 @@ EMULATOR_ONLY static uint32_t random_below(uint32_t end) {
 }  // namespace emulator
 #include "races.hpp"
 namespace emulator {
-// Allocated memory: where it begins, and its bytes.
+// Allocated memory: start addresses and sizes in bytes.
 static std::map<uintptr_t, size_t>& regions = *new std::map<uintptr_t, size_t>;
 static std::mutex regions_turn;
 EMULATOR_ONLY static bool is_stack(uintptr_t at) { return at >= (uintptr_t)stacks && at < (uintptr_t)stacks + sizeof(stacks); }
 EMULATOR_ONLY static bool is_common(uintptr_t page) {
   std::lock_guard<std::mutex> guard(regions_turn);
-  // Memory ends where a page does.
+  // An allocation ends at a page boundary.
   auto next = regions.upper_bound(page + 4095);
   if (next == regions.begin() || (char*)(--next)->first == dynamic_shared) return false;
   return page < next->first + next->second;
@@ -146,7 +150,7 @@ EMULATOR_ONLY static void note_block(uint32_t block) {
   races::is_running = true;
 }
 EMULATOR_ONLY static void note_end() { races::is_running = false; }
-// Writes of whoever copies for a thread.
+// Records a write that the emulator makes for a thread.
 EMULATOR_ONLY static void note_write(void* to, size_t bytes) { races::touch(to, bytes, true); }
 EMULATOR_ONLY static void note_read(const void* from, size_t bytes) { races::touch((void*)from, bytes, false); }
 #else
@@ -198,10 +202,10 @@ EMULATOR_ONLY static inline void finish_groups(uint32_t left) {
   }
 }
 
-// A function of its own, for a jump may not stand in the function that keeps a place.
+// A separate function, because a longjmp must not be in the function that called setjmp.
 EMULATOR_ONLY SWITCHES __attribute__((noreturn)) static void jump(Place& to) { __builtin_longjmp(to, 1); }
 
-// The scheduler goes on, and this fiber when it is resumed.
+// Switches to the scheduler; returns when this fiber is resumed.
 EMULATOR_ONLY SWITCHES static void yield() {
   if (!__builtin_setjmp(fibers[current])) jump(scheduler);
 }
@@ -227,11 +231,11 @@ EMULATOR_ONLY static inline void wait(Barrier& barrier) {
 EMULATOR_ONLY static inline uint32_t lane() { return current % 32; }
 EMULATOR_ONLY static inline uint32_t warp() { return current / 32; }
 
-// Runs on a fiber's own stack and never returns: each turn is one thread of one block.
+// Main function of a fiber, on the fiber's stack; never returns. Each iteration runs one thread of one block.
 EMULATOR_ONLY static void fiber_main() {
   for (;;) {
     body(body_params);
-    // Copies that nobody waited for never arrive.
+    // Copies that the thread did not wait for never arrive.
     Copies& mine = copies[current];
     mine.first = mine.under_way = mine.first_group = mine.groups = mine.sizes[0] = 0;
     done[current] = true;
@@ -243,7 +247,7 @@ EMULATOR_ONLY static void fiber_main() {
   }
 }
 
-// Runs a fiber until it waits for others or its thread has returned.
+// Runs a fiber until it waits at a barrier or its thread returns.
 EMULATOR_ONLY SWITCHES static void resume(uint32_t fiber) {
   current = fiber;
   threadIdx = {fiber, 0, 0};
@@ -254,7 +258,7 @@ EMULATOR_ONLY SWITCHES static void resume(uint32_t fiber) {
   static ucontext_t context;
   getcontext(&context);
   context.uc_stack.ss_sp = &stacks[current * STACK_BYTES];
-  // Tops of stacks that lie a power of two apart would share few lines of the cache.
+  // Stack tops a power of two apart would share few cache lines, so they are staggered.
   context.uc_stack.ss_size = STACK_BYTES - current % 128 * 192;
   context.uc_link = nullptr;
   makecontext(&context, fiber_main, 0);
@@ -277,9 +281,9 @@ EMULATOR_ONLY static void run_block(uint32_t threads) {
     turns[i] = i;
   }
   for (uint32_t left = threads; left > 0;) {
-    // Whoever waits for nobody runs before or after anyone else.
+    // Fibers that are not waiting run in random order.
     for (uint32_t i = threads - 1; i > 0; --i) {
-      // By hand: std::swap would count as a thread's own accesses.
+      // Not std::swap, whose accesses would count as the thread's.
       const uint32_t other = random_below(i + 1), kept = turns[i];
       turns[i] = turns[other];
       turns[other] = kept;
@@ -300,7 +304,7 @@ EMULATOR_ONLY static void run_block(uint32_t threads) {
   }
 }
 
-// The value of lane `from`.
+// Returns the value of lane `from`.
 template <typename T>
 EMULATOR_ONLY static inline T shuffle(T value, uint32_t from) {
   static_assert(sizeof(T) <= 8, "");
@@ -321,10 +325,11 @@ static inline double bf16_half(uint32_t word, uint32_t half) {
 
 static inline int32_t int8_quarter(uint32_t word, uint32_t quarter) { return (int8_t)(word >> (8 * quarter)); }
 
-// d[16 x 8] += a b over registers that each hold PER_REGISTER numbers along K; see prelude.cuh for who holds what.
+// d[16 x 8] += a b, with PER_REGISTER numbers along K in each register; see prelude.cuh for the fragment
+// layout.
 template <typename D, typename Sum, uint32_t PER_REGISTER, typename Get>
 EMULATOR_ONLY static inline void mma(D (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Get get) {
-  // The numbers of a warp's lanes, [register][number along K].
+  // Operands of a warp's lanes, [register][number along K].
   static Sum operand_a[MAX_THREADS / 32][32][4][PER_REGISTER], operand_b[MAX_THREADS / 32][32][2][PER_REGISTER];
   for (uint32_t e = 0; e < PER_REGISTER; ++e) {
     for (uint32_t i = 0; i < 4; ++i) operand_a[warp()][lane()][i][e] = (Sum)get(a[i], e);
@@ -364,7 +369,7 @@ static void unpack(void (*as_function)(Args...), void** params) {
   call<KERNEL>(as_function, params, std::index_sequence_for<Args...>{});
 }
 
-// A kernel as something that takes its parameters as cuLaunchKernel does: an array of pointers to them.
+// Wraps a kernel so that it takes its parameters as in cuLaunchKernel: an array of pointers to them.
 template <auto KERNEL>
 static void entry(void** params) {
   unpack<KERNEL>(KERNEL, params);
@@ -382,7 +387,7 @@ template <typename T>
 static inline T __shfl_xor_sync(uint32_t, T value, uint32_t with) {
   return emulator::shuffle(value, emulator::lane() ^ with);
 }
-// The lanes below `by` keep their own.
+// Lanes below `by` keep their own value.
 template <typename T>
 static inline T __shfl_up_sync(uint32_t, T value, uint32_t by) {
   return emulator::shuffle(value, emulator::lane() >= by ? emulator::lane() - by : emulator::lane());
@@ -436,7 +441,7 @@ static inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 extern "C" {
 
-// Memory whose end is the end of what may be touched.
+// Allocates memory that ends at a protected page.
 void* emulator_alloc(size_t bytes) {
   const size_t page = 4096;
   const size_t room = (bytes + 15) / 16 * 16;
@@ -455,14 +460,14 @@ void emulator_free(void* memory, size_t bytes) {
   emulator::note_region((uintptr_t)memory, 0);
 }
 
-// Bytes that kernels have read from global memory so far, where they count them.
+// Bytes that kernels have read from global memory so far, by the functions that count them.
 uint64_t emulator_global_bytes() { return emulator::global_bytes; }
 
-// From now on threads and blocks run in this order, one of many.
+// Sets the seed of the order in which threads and blocks run from now on.
 void emulator_order(uint64_t seed) { emulator::order = seed; }
 
-// Runs a kernel over its grid; `shape` is the grid, the threads of a block and its bytes of dynamic shared
-// memory.
+// Runs a kernel over its grid. `shape`: the grid, threads per block, and bytes of dynamic shared memory per
+// block.
 void emulator_launch(void (*kernel)(void**), const uint32_t* shape, void** params) {
   const uint32_t* grid = shape;
   const uint32_t threads = shape[3], shared_bytes = shape[4];
@@ -472,14 +477,14 @@ void emulator_launch(void (*kernel)(void**), const uint32_t* shape, void** param
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {threads, 1, 1};
   emulator::note_launch();
-  // Blocks in an order that steps over their number by something that has no divisor in common with it.
+  // Visits blocks with a random stride that is coprime to their number.
   const uint64_t blocks = (uint64_t)grid[0] * grid[1] * grid[2];
   uint64_t step = 1 + emulator::random_below(1u << 20);
   while (std::gcd(step, blocks) != 1) ++step;
   uint64_t next = emulator::random_below((uint32_t)std::min<uint64_t>(blocks, 1u << 30));
   for (uint64_t i = 0; i < blocks; ++i) {
     blockIdx = {(uint32_t)(next % grid[0]), (uint32_t)(next / grid[0] % grid[1]), (uint32_t)(next / grid[0] / grid[1])};
-    // Shared memory begins as rubbish in every block.
+    // Shared memory starts with garbage in every block.
     if (shared_bytes) std::memset(emulator::dynamic_shared, 0xa5, shared_bytes);
     emulator::note_block((uint32_t)next);
     emulator::run_block(threads);

@@ -1,5 +1,5 @@
-//! What the emulator shows of kernels that depend on the order of threads or blocks: planted faults are
-//! found, their repaired twins are not.
+//! Tests of the emulator with kernels that depend on the order of threads or blocks: it reports planted
+//! races, and does not report the corrected kernels.
 
 use super::super::executor::{Executor, Params, Tensor};
 use super::super::on_host::{self, Check};
@@ -112,7 +112,7 @@ kernels!(
     order_of_blocks
 );
 
-/// What a kernel of two blocks writes, or what is said against it.
+/// Runs a kernel of two blocks; returns its output, or the error.
 fn run(emulator: &mut Emulator, kernel: &'static Kernel) -> Result<Vec<u32>, String> {
     let mut out = Tensor::<_, u32>::zeros(emulator, 2 * 64, "out").unwrap();
     let params = Params::default().write(&mut out);
@@ -137,11 +137,11 @@ fn planted_races_are_found() {
         for order in 0..8 {
             emulator.order(order);
             let said = run(&mut emulator, kernel).expect_err(kernel.name);
-            // Which of two comes first is the order's.
+            // The order decides which of the two accesses comes first.
             let either = said.contains(says) || (said.contains(" beside a ") && says.contains(" beside a "));
             assert!(said.contains(kernel.name) && either, "{}: {said}", kernel.name);
         }
-        // A race is told once.
+        // A race is reported only once.
         assert!(run(&mut emulator, &with_barriers).is_ok(), "after {}", kernel.name);
     }
 }

@@ -1,7 +1,8 @@
-// Finds races of kernels that `emulator.hpp` runs. The compiler's thread sanitizer puts a call before every load and store of a
-// kernel; these are its calls. A byte that two threads of a block touch between the same two barriers, or two blocks of a
-// launch, is a race where one of them writes it: on a GPU the order is nobody's. Shuffles and tensor-core instructions order
-// nothing here, as on a GPU.
+// Finds data races in kernels that `emulator.hpp` runs. The compiler's thread sanitizer inserts a call before
+// every load and store of a kernel; this file implements these calls. It is a race if two threads of a block
+// access a byte between the same two barriers, or two blocks of a launch access it, and at least one access
+// is a write: on a GPU the order is undefined. Shuffles and tensor-core instructions do not order memory
+// accesses here, as on a GPU.
 #pragma once
 
 #include <unordered_map>
@@ -9,9 +10,9 @@
 namespace emulator {
 
 static bool is_stack(uintptr_t at);
-// Whether blocks have memory in common: that of the device is, shared memory is every block's anew.
+// Whether blocks share this memory: they share device memory; shared memory is separate for every block.
 static bool is_common(uintptr_t at);
-// How often memory was allocated or freed.
+// Number of allocations and frees so far.
 static uint64_t regions_changed = 1;
 
 namespace races {
@@ -19,30 +20,31 @@ namespace races {
 constexpr uint16_t SEVERAL = 0xffff;
 constexpr uintptr_t PAGE = 4096;
 
-// Who touched a byte last: the interval between barriers tells whether it counts for threads, the launch for blocks.
+// The latest access to a byte. The interval between barriers determines conflicts between threads, the launch
+// those between blocks.
 struct Touched {
   uint32_t interval = 0, launch = 0, block = 0;
   uint16_t thread = 0;
 };
 struct Byte {
   Touched read, written;
-  // Blocks of the launch that read it are more than one.
+  // Whether more than one block of the launch has read it.
   bool read_by_several = false;
 };
 struct Page {
   Byte bytes[PAGE];
   uintptr_t number = 0;
-  // Whether blocks have its memory in common, as of the `regions_at`-th change of what is allocated.
+  // Whether blocks share this page, as of allocation change number `regions_at`.
   uint64_t regions_at = 0;
   bool is_common = false;
 };
 
-// Never destroyed: a process may end while a thread still runs a kernel.
+// Never destroyed: the process may exit while a thread still runs a kernel.
 static std::unordered_map<uintptr_t, Page*>& pages = *new std::unordered_map<uintptr_t, Page*>;
 constexpr uintptr_t NEAR = 1024;
 static Page* near_pages[NEAR];
 static uint32_t interval = 1, launch = 0, block = 0;
-// Whether a kernel runs; its own calls come from nowhere else.
+// Whether a kernel is running; only then are accesses checked.
 static bool is_running = false;
 static char found[256];
 
@@ -79,7 +81,7 @@ EMULATOR_ONLY static bool meets(const Touched& other, bool common) {
 EMULATOR_ONLY static void touch(void* address, size_t bytes, bool writes) {
   const uintptr_t first = (uintptr_t)address;
   if (!is_running || is_stack(first)) return;
-  // What is called from here is instrumented too.
+  // Functions called from here are instrumented too.
   is_running = false;
   const Touched now = {interval, launch, block, (uint16_t)current};
   for (uintptr_t at = first; at < first + bytes; ++at) {
@@ -126,7 +128,7 @@ OUTRIDER_TOUCH(16)
 EMULATOR_ONLY void __tsan_read_range(void* at, size_t bytes) { emulator::races::touch(at, bytes, false); }
 EMULATOR_ONLY void __tsan_write_range(void* at, size_t bytes) { emulator::races::touch(at, bytes, true); }
 
-// Moves the first race that was found since the last call to `to`; says whether there was one.
+// Moves the description of the first race since the last call to `to`; returns whether there was one.
 EMULATOR_ONLY bool emulator_take_race(char* to, size_t bytes) {
   std::snprintf(to, bytes, "%s", emulator::races::found);
   emulator::races::found[0] = 0;

@@ -1,77 +1,81 @@
-// Attention over paged KV on tensor cores: decode, verify and prefill rows alike, so that a row's bits do not
-// depend on which of them it is (design I4).
-//   qkv [rows, row_width] f32: a row begins with its query heads, turned; positions [rows]
-//   kv [blocks][layers][kv_heads][K: 16 x head_dim | V: head_dim x 16] bf16; tables: block tables, one after another
+// Attention over paged KV on tensor cores. Decode, verify and prefill rows run the same code, so that a row's
+// bits do not depend on its kind (design I4).
+//   qkv [rows, row_width] f32: a row begins with its query heads, after rotary embedding; positions [rows]
+//   kv [blocks][layers][kv_heads][K: 16 x head_dim | V: head_dim x 16] bf16
+//   tables: all block tables, concatenated
 //   tiles [num_tiles]: up to 16 queries of one sequence that share a KV head; query q of a KV head is
 //   (row q / group, head kv_head * group + q % group)
 //
-// Keys are cut at fixed absolute positions into splits of 128. A warp sums a split for 16 queries as
-// FlashAttention-2 does (Dao 2023, arXiv 2307.08691): blocks of 16 keys in order, each joined by the running maximum.
-// `attention_merge` joins a row's splits: each is weighted by the row's highest score; splits i, i + 8, i + 16 .. are
-// added in order, and the eight sums by the contract's tree. So several warps may take them, and a row's bits depend on
-// its position alone. K and V are multiplied as stored; queries and
-// probabilities are split into two bf16 each (x = high + low, about 16 bits), so that both products are as good as
-// f32's to about 2^-16. A key block that a query may not see adds exactly nothing to it, so its tile mates do not
-// matter. Twin: cpu_kernels::reference::attention, to tolerance.
+// Keys are cut at fixed absolute positions into splits of 128. A warp processes a split for 16 queries as
+// FlashAttention-2 does (Dao 2023, arXiv 2307.08691): blocks of 16 keys in order, rescaled by the running
+// maximum. `attention_merge` combines a row's splits: each is weighted relative to the row's highest score;
+// splits i, i + 8, i + 16 .. are added in order, and the contract's tree adds the eight sums. So several
+// warps may share the splits, and a row's bits depend on its position alone. K and V are multiplied as
+// stored. Queries and probabilities are each split into two bf16 (x = high + low, about 16 bits), so that
+// both products match f32 products to about 2^-16. A key block outside a query's range adds exactly zero, so
+// the other queries of a tile do not affect it. Twin: cpu_kernels::reference::attention, to tolerance.
 //
-// The warps of a block share the keys and values that they stage: a tile of 64 queries reads them once where four tiles of 16
-// read them four times. A block takes a run of splits, so that queries are read once for all of them.
+// The warps of a block share the keys and values in shared memory: a tile of 64 queries loads them once, four
+// tiles of 16 would load them four times. A block processes a run of splits, so that it loads its queries
+// once.
 //
-// Rows of a token tree share all splits before the one in which the tree begins, in tiles as above. From there on each row has a tile
-// of its own, whose block table ends with blocks that `gather_blocks` (trees.cu) put together from its ancestors. So a warp meets the
-// keys that a chain would have, at their positions, and sums the same numbers in the same order. A mask over keys as they are stored
-// could not: ancestors would lie in other blocks and lanes, and sums would have another order. The price is that each row of a tree
-// reads up to seven blocks of 16 keys that its neighbours read too.
+// Rows of a token tree share all splits before the one in which the tree begins, in tiles as above. From
+// there on each row has its own tile, whose block table ends with blocks that `gather_blocks` (trees.cu)
+// assembled from the row's ancestors. So a warp reads the keys that a chain would have at each position, and
+// sums the same numbers in the same order. A mask over the stored keys could not do that: ancestors would be
+// in other blocks and lanes, and the order of the sums would differ. The cost: each row of a tree reads up to
+// seven blocks of 16 keys that its neighbours also read.
 
 #define SPLIT_KEYS 128
 #define SPLIT_BLOCKS 8u
-// Splits of a run at most, of a wide tile; any other has one.
+// Maximum number of splits in a run of a wide tile; other tiles have runs of one split.
 #define RUN 8
 
 // One tile of queries; written by `ops/attention.rs`.
 struct AttentionTile {
   u32 first_query;  // row * group + head in group
-  u32 num_queries;  // 1 to 16, or to 64 in tiles of the wide kernels
-  u32 table;        // where the sequence's block table begins
-  u32 first_key;    // smallest key that a query of the tile sees
-  u32 end_key;      // one past the largest
-  u32 first_part;   // where what its splits come to begins: a part for each query of each split
-  u32 part_stride;  // from a split's parts to the next one's: as many as the tile, or the one that it is a part of, has queries
+  u32 num_queries;  // 1 to 16, in the wide kernels 1 to 64
+  u32 table;        // offset of the sequence's block table
+  u32 first_key;    // smallest key that a query of the tile attends to
+  u32 end_key;      // one past the largest such key
+  u32 first_part;   // index of its first partial result; there is one per query and split
+  u32 part_stride;  // partial results per split: queries of the tile, or of the tile that contains it
 };
 
-// In a block table: a block of `own`, of all the pass's, where the others are of `kv`.
+// Flag in a block table: the block is in `own`, not in `kv`. Such blocks are numbered over the whole pass.
 #define OWN 0x80000000u
 
-// A run of a tile's splits; each split that a tile needs is in one, and `split` is NO_SPLIT where there is none: grids of
-// like sizes are made equal.
+// A run of splits of a tile; each split that a tile needs is in one run. `split` is NO_SPLIT in entries that
+// pad the grid to a common size.
 struct AttentionWork {
   u32 tile;
   u32 split, end_split;
 };
 #define NO_SPLIT 0xffffffffu
 
-// What split `split` comes to for query q of a tile and a KV head: HEAD_DIM values, the maximum, the sum.
+// Index of the partial result of split `split` for query q of a tile and a KV head: HEAD_DIM values, the
+// maximum, the sum.
 __device__ __forceinline__ u64 part_of(const AttentionTile& tile, u32 split, u32 q, u32 kv_heads, u32 kv_head) {
   const u32 part = tile.first_part + (split - tile.first_key / SPLIT_KEYS) * tile.part_stride + q;
   return (u64)part * kv_heads + kv_head;
 }
 
-// Two numbers as bf16, and what is missing from each of them to about 16 bits.
+// Splits two floats into bf16 high parts and bf16 remainders: together about 16 bits.
 __device__ __forceinline__ void halves(float x0, float x1, u32& high, u32& low) {
   high = narrow_two(x0, x1);
   low = narrow_two(x0 - __uint_as_float(high << 16), x1 - __uint_as_float(high & 0xffff0000u));
 }
 
-// A block of keys and values on its way through shared memory: 16 rows of keys, then HEAD_DIM rows of values
-// of 16 keys, as they lie in global memory but for the order of 16-byte chunks inside a row, which spreads
-// what lanes read together over all banks.
+// A block of keys and values in shared memory: 16 rows of keys, then HEAD_DIM rows of 16 values. The layout
+// is that of global memory except that the 16-byte chunks of a row are swizzled to avoid bank conflicts.
 template <int HEAD_DIM>
 struct Stage {
   static constexpr u32 KEY_CHUNKS = HEAD_DIM / 8;
   static constexpr u32 CHUNKS = 4 * HEAD_DIM;
   uint4 chunks[CHUNKS];
 
-  // Rows of keys begin at one bank, two or four, by HEAD_DIM; eight rows on the turn is the same.
+  // Swizzle of a row of keys. Rows begin at one, two or four different banks, depending on HEAD_DIM; the
+  // pattern repeats after eight rows.
   static __device__ __forceinline__ u32 turn_of_key(u32 row) {
     return HEAD_DIM % 64 == 0 ? row % 8 : HEAD_DIM % 32 == 0 ? row / 2 % 4 : row / 4 % 2;
   }
@@ -82,7 +86,7 @@ struct Stage {
     return 2 * HEAD_DIM + 2 * row + (chunk ^ row / 4 % 2);
   }
 
-  // Starts to copy a block; the block's threads share the work.
+  // Starts the copy of a block; the threads of the CUDA block share the work.
   template <u32 THREADS>
   __device__ __forceinline__ void copy(const bf16* block) {
     const uint4* from = (const uint4*)block + threadIdx.x;
@@ -90,7 +94,7 @@ struct Stage {
     for (u32 first = 0; first < CHUNKS / 2; first += THREADS) {
       const u32 i = first + threadIdx.x;
       if (CHUNKS / 2 % THREADS != 0 && i >= CHUNKS / 2) break;
-      // Whole turns on, the place is as far on.
+      // If THREADS is a multiple of the swizzle's period, places of later iterations differ by a constant.
       constexpr bool IS_WHOLE = THREADS % (8 * KEY_CHUNKS) == 0;
       const u32 of = IS_WHOLE ? threadIdx.x : i;
       const u32 place = place_of_key(of / KEY_CHUNKS, of % KEY_CHUNKS) + (IS_WHOLE ? first : 0);
@@ -100,7 +104,7 @@ struct Stage {
     }
   }
 
-  // Puts zeros in the place of values from the `left`-th key on; nothing else happens to the stage meanwhile.
+  // Zeroes the values from the `left`-th key on. Nothing else may access the stage meanwhile.
   template <u32 THREADS>
   __device__ __forceinline__ void clear_values(u32 left) {
     for (u32 i = threadIdx.x; i < 8 * HEAD_DIM; i += THREADS) {
@@ -123,17 +127,18 @@ struct Stage {
   }
 };
 
-// Blocks of keys under way, the one that is summed included.
+// Stages of key blocks: those in flight and the one in use.
 constexpr u32 RING = 3;
 
-// A warp's 16 queries in the lanes that multiply them, and the keys that this lane's two, rows g and g + 8, may see.
+// A warp's 16 queries as tensor-core fragments, and the key ranges of this lane's two queries, rows g and g +
+// 8.
 template <int HEAD_DIM>
 struct Queries {
   static constexpr int STEPS = HEAD_DIM / 16;
   u32 high[STEPS][4], low[STEPS][4];
   u32 see_first[2], see_end[2];
 
-  // `first` is the warp's first query of the tile.
+  // `first` is the index of the warp's first query in the tile.
   __device__ __forceinline__ Queries(const float* qkv, const u32* positions, const AttentionTile& tile, u32 first, u32 row_width,
                                      u32 group, u32 kv_head, u32 window) {
     const u32 g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
@@ -156,7 +161,7 @@ struct Queries {
   }
 };
 
-// What a warp's 16 queries have come to in a split.
+// Running result of a warp's 16 queries in a split.
 template <int HEAD_DIM>
 struct SplitOfWarp {
   float values[HEAD_DIM / 8][4];
@@ -174,7 +179,7 @@ struct SplitOfWarp {
     }
   }
 
-  // Scores [two times 8 keys] of the 16 keys from `first_key` on.
+  // Computes the scores [2 x 8 keys] of a block of 16 keys.
   static __device__ __forceinline__ void multiply(const Queries<HEAD_DIM>& queries, const Stage<HEAD_DIM>& stage,
                                                   float (&scores)[2][4]) {
 #pragma unroll
@@ -188,13 +193,14 @@ struct SplitOfWarp {
     }
   }
 
-  // Joins 16 keys.
+  // Adds a block of 16 keys.
   __device__ __forceinline__ void add(const Queries<HEAD_DIM>& queries, const Stage<HEAD_DIM>& stage, u32 first_key,
                                       float scale) {
     const u32 t = threadIdx.x % 4;
     float scores[2][4] = {};
     multiply(queries, stage, scores);
-    // The running maximum of each query: over this lane's four keys, then over the four lanes that share it.
+    // The running maximum of each query: over this lane's four keys, then over the four lanes that share the
+    // query.
     u32 high[4], low[4];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -221,7 +227,7 @@ struct SplitOfWarp {
           p[c] = score == NEG_INF ? 0.0f : exp_f32(score - largest);
           sum[r] = sum[r] + p[c];
         }
-        // Scores lie in the lanes as the next product wants its left operand.
+        // The lanes already hold the scores in the layout of the next product's left operand.
         halves(p[0], p[1], high[r + 2 * n], low[r + 2 * n]);
       }
 #pragma unroll
@@ -238,7 +244,8 @@ struct SplitOfWarp {
     }
   }
 
-  // Writes the parts of the queries that are there; `first_part` is that of the warp's first, `left` how many follow it.
+  // Writes the partial results of the queries that exist. `first_part` belongs to the warp's first query;
+  // `left` is the number of queries from it on.
   __device__ __forceinline__ void write(float* first_part, u32 left, u32 kv_heads) {
     const u32 g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -260,8 +267,8 @@ struct SplitOfWarp {
   }
 };
 
-// partial [parts][kv_heads][HEAD_DIM + 2] f32: values, maximum, sum.
-// own [blocks][kv_heads][K: 16 x HEAD_DIM | V: HEAD_DIM x 16] bf16: rows' own blocks of this layer, from the pass's `first_own` on.
+// partial [parts][kv_heads][HEAD_DIM + 2] f32: values, maximum, sum. own [blocks][kv_heads][K: 16 x HEAD_DIM
+// | V: HEAD_DIM x 16] bf16: blocks of single tree rows, of this layer, from block `first_own` of the pass on.
 // Grid (work, kv_heads), WARPS warps: tiles have up to 16 * WARPS queries.
 template <int HEAD_DIM, u32 WARPS>
 __device__ __forceinline__ void attend(const float* qkv, const u32* positions, const bf16* kv, const bf16* own,
@@ -271,7 +278,7 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
   __shared__ Stage<HEAD_DIM> ring[RING];
   __shared__ const bf16* blocks[(WARPS == 1 ? 1 : RUN) * SPLIT_BLOCKS];
   const AttentionWork run = work[blockIdx.x];
-  if (run.split == NO_SPLIT) return;  // the whole block
+  if (run.split == NO_SPLIT) return;  // all threads of the block return
   const AttentionTile tile = tiles[run.tile];
   const u32 begin = tile.first_key > run.split * SPLIT_KEYS ? tile.first_key : run.split * SPLIT_KEYS;
   const u32 end = min(tile.end_key, run.end_split * SPLIT_KEYS);
@@ -291,7 +298,7 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
   };
   for (u32 i = 0; i < RING - 1; ++i) copy_block(i);
   const u32 first_query = threadIdx.x / WARP * 16;
-  // A warp that has no queries copies for the others.
+  // A warp without queries only copies.
   const bool has_queries = WARPS == 1 || first_query < tile.num_queries;
   const Queries<HEAD_DIM> queries(qkv, positions, tile, first_query, row_width, group, kv_head, window);
   SplitOfWarp<HEAD_DIM> split;
@@ -301,13 +308,13 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
     const u32 stop = min(num_blocks, (index + 1) * SPLIT_BLOCKS - first_block);
     for (; i < stop; ++i) {
       const u32 first_key = (first_block + i) * 16;
-      // This block has arrived for all lanes, and they are done with the one before, which the next copy
+      // This block has arrived for all lanes, and all have finished the previous one, which the next copy
       // overwrites.
       cp_async_wait<RING - 2>();
       __syncthreads();
       copy_block(i + RING - 1);
       if (end - first_key < 16) {
-        // What stands past the sequence's end is another's: nought times it may be NaN.
+        // Slots past the sequence's end hold other data: zero times that may be NaN.
         ring[i % RING].template clear_values<WARPS * WARP>(end - first_key);
         __syncthreads();
       }
@@ -339,7 +346,7 @@ ATTENTION(attention_wide_64, 64, 4, 3)
 ATTENTION(attention_wide_96, 96, 4, 2)
 ATTENTION(attention_wide_128, 128, 4, 2)
 
-// What `attention_merge` writes of a query.
+// Output of `attention_merge` for one query.
 struct Merged {
   float* out;
   bf16* rounded;
@@ -349,13 +356,13 @@ struct Merged {
   }
 };
 
-// Sums that the contract's tree joins: splits go to them by turns.
+// Number of sums that the contract's tree adds; split i goes to sum i % SUMS.
 constexpr u32 SUMS = 8;
 constexpr u32 MAX_HEAD_DIM = 128;
-// Dimensions of a head that a lane takes.
+// Head dimensions per lane.
 constexpr u32 LANE_DIMS = MAX_HEAD_DIM / WARP;
 
-// What splits come to that go to the same sum, in order: AHEAD of them are read at a time.
+// Running sum of the splits that belong to one of the SUMS sums, in order.
 struct SplitSum {
   float sum;
   float values[LANE_DIMS];
@@ -370,10 +377,10 @@ struct SplitSum {
   }
 };
 
-// A query, where its splits lie, and its highest score.
+// A query, the location of its partial results, and its highest score.
 struct MergedQuery {
   AttentionTile tile;
-  u32 q, first, end;  // splits that its row needs
+  u32 q, first, end;  // range of the splits that its row needs
   const float* partial;
   u32 kv_head, kv_heads, width;
   float maximum;
@@ -408,9 +415,9 @@ struct MergedQuery {
   }
 };
 
-// Joins the splits of each query from `first_query` on.
-//   partial, tiles as above, tile_of [queries]: the tile of a query -> out [rows, heads * head_dim] f32, and rounded bf16 or
-//   null: out as a product reads it
+// Combines the splits of each query from `first_query` on.
+//   partial, tiles as above, tile_of [queries]: the tile of a query -> out [rows, heads * head_dim] f32, and
+//   rounded (bf16 or null): out as the input of a product
 // Grid (queries, kv_heads), one warp; head_dim at most 128.
 extern "C" __global__ void __launch_bounds__(32)
     attention_merge(const float* partial, const u32* positions, const AttentionTile* tiles, const u32* tile_of, float* out,
@@ -441,7 +448,7 @@ extern "C" __global__ void __launch_bounds__(32)
   }
 }
 
-// The same by eight warps, one for each sum: equal bits. Grid (queries, kv_heads), 256 threads.
+// The same with eight warps, one per sum: equal bits. Grid (queries, kv_heads), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     attention_merge_long(const float* partial, const u32* positions, const AttentionTile* tiles, const u32* tile_of,
                          float* out, bf16* rounded, u32 first_query, u32 group, u32 head_dim, u32 window) {

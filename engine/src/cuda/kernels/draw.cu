@@ -1,12 +1,12 @@
-// The coupled draw (docs/contract.md B2-B4): argmax over a row of logit / T + Gumbel noise, lowest id among equals;
-// the plain argmax where T < 1e-5. The noise is Philox-4x32-10 of (seed, position, token, choice), its logarithms
-// speculation::math's, operation by operation. Where there are filters `filters.cu` has masked what they bar.
-// A row's parts are drawn from apart and joined: the best of the parts' best is the best of all.
-// Twin: speculation::acceptance, equal ids.
+// The coupled draw (docs/contract.md B2-B4): argmax over a row of logit / T + Gumbel noise, lowest id among
+// equals; the plain argmax if T < 1e-5. The noise is Philox-4x32-10 of (seed, position, token, choice); its
+// logarithms are speculation::math's, operation by operation. `filters.cu` has already masked the tokens that
+// filters exclude. Each part of a row finds its best token; the best of the parts' results is the best of the
+// row. Twin: speculation::acceptance, equal ids.
 
 // No token.
 constexpr u32 NOBODY = 0xffffffffu;
-// Temperatures below this one draw the likeliest token.
+// Below this temperature the draw is the most likely token.
 constexpr float GREEDY_BELOW = 1e-5f;
 
 // One row's draw; written by `ops/draw.rs`.
@@ -16,7 +16,7 @@ struct DrawRow {
   u32 position;
   float temperature;
   u32 purpose;
-  u32 row;  // of the logits
+  u32 row;  // row of the logits
   u32 unused;
 };
 
@@ -47,7 +47,7 @@ __device__ __forceinline__ double gumbel_bound(u64 m) {
   return (double)fixed_point * (0.693147180559945309417232121458 / 1048576.0) + 1e-9;
 }
 
-// m of two neighbours, an even token id and the next.
+// Noise bits m of two neighbours: an even token id and the next one.
 __device__ __forceinline__ void noise_bits(const DrawRow& row, u32 pair, u64 (&m)[2]) {
   u32 words[4] = {row.position, pair, row.choice, row.purpose};
   philox(words, (u32)row.seed, (u32)(row.seed >> 32));
@@ -67,7 +67,7 @@ __device__ __forceinline__ void offer(Best& best, double score, u32 token_id) {
   }
 }
 
-// The warp's best; every lane gets it. Order does not matter: the rule has no ties.
+// Best of a warp; every lane gets it. The order does not matter: no two candidates compare equal.
 __device__ __forceinline__ Best best_of_warp(Best best) {
   for (int step = WARP / 2; step > 0; step /= 2) {
     const double score = __shfl_xor_sync(0xffffffffu, best.score, step);
@@ -77,7 +77,7 @@ __device__ __forceinline__ Best best_of_warp(Best best) {
   return best;
 }
 
-// The same of a block of 256.
+// Best of a block of 256; every thread gets it.
 __device__ __forceinline__ Best best_of_block(Best best, Best (&shared)[8]) {
   best = best_of_warp(best);
   __syncthreads();
@@ -87,14 +87,14 @@ __device__ __forceinline__ Best best_of_block(Best best, Best (&shared)[8]) {
   return best;
 }
 
-// What a part of a row came to.
+// Result of a part of a row.
 struct DrawPart {
-  double likeliest, best;  // a logit, or +infinity for a number that is none; a score
+  double likeliest, best;  // highest logit, +infinity if a logit is NaN or +infinity; best score
   u32 likeliest_id, best_id;
 };
 
-// logits [*, stride] f32, of whose rows the first `vocab` numbers count; draws [num_draws] -> parts [num_draws, num_parts].
-// Grid (num_draws, num_parts), 256 threads.
+// logits [*, stride] f32, of which the first `vocab` columns are used; draws [num_draws] -> parts [num_draws,
+// num_parts]. Grid (num_draws, num_parts), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     draw_parts(const float* logits, const DrawRow* draws, DrawPart* parts, u32 vocab, u32 stride) {
   __shared__ uint4 chunks[PART_CHUNKS];
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(256)
   load_part(z, part, chunks);
   const float* numbers = (const float*)chunks + part.late;
 
-  // The likeliest token, and the first that is no number: +infinity in score stands for it.
+  // The most likely token, or the first whose logit is NaN or +infinity: its score is +infinity.
   Best likeliest = {(double)NEG_INF, NOBODY};
   for (u32 i = threadIdx.x; i < part.end - part.begin; i += THREADS) {
     offer(likeliest, numbers[i] < POS_INF ? (double)numbers[i] : (double)POS_INF, part.begin + i);
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const bool is_usable = likeliest.score < (double)POS_INF && likeliest.score > (double)NEG_INF;
   if (is_usable && row.temperature >= GREEDY_BELOW) {
     const double temperature = (double)row.temperature;
-    // The likeliest token's score is one that most others cannot reach.
+    // Start from the most likely token's score: the bound excludes most other tokens without a logarithm.
     u64 m[2];
     noise_bits(row, likeliest.token_id / 2, m);
     best = {likeliest.score / temperature + gumbel(likeliest.token_id % 2 ? m[1] : m[0]), likeliest.token_id};
@@ -133,8 +133,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// Joins what the parts of each row came to, in any order. parts [num_draws, num_parts] -> drawn [num_draws].
-// Grid (num_draws), one warp.
+// Combines the parts of each row; the order does not matter. parts [num_draws, num_parts] -> drawn
+// [num_draws]. Grid (num_draws), one warp.
 extern "C" __global__ void __launch_bounds__(32)
     draw_join(const DrawPart* parts, const DrawRow* draws, Drawn* drawn, u32 num_parts) {
   Best likeliest = {(double)NEG_INF, NOBODY};
@@ -158,23 +158,24 @@ extern "C" __global__ void __launch_bounds__(32)
   drawn[blockIdx.x] = result;
 }
 
-// Tokens of a row that are listed: speculation::tree::MAX_CANDIDATES.
+// Number of candidates per row: speculation::tree::MAX_CANDIDATES.
 constexpr u32 CANDIDATES = 8;
 
-// A token with its score; NOBODY where there are no more.
+// A token with its score; NOBODY marks unused entries.
 struct Candidate {
   double score;
   u32 token_id, unused;
 };
 
-// Whether a token ranks below another one: scores descend, ids ascend among equals.
+// Whether a token ranks below `other`: scores descend, ids ascend among equals.
 __device__ __forceinline__ bool is_below(const Best& other, double score, u32 token_id) {
   return score < other.score || (score == other.score && token_id > other.token_id);
 }
 
-// The best tokens of each part of a row that can be drawn, by logit / T + noise, or by logit where T < 1e-5.
-// logits [*, stride] f32, of whose rows the first `vocab` numbers count; draws [num_draws] -> parts [num_draws, num_parts, CANDIDATES].
-// Twin: speculation::acceptance::guess_candidates, equal ids and scores. Grid (num_draws, num_parts), 256 threads.
+// Finds the best drawable tokens of each part of a row, by logit / T + noise, or by logit if T < 1e-5. logits
+// [*, stride] f32, of which the first `vocab` columns are used; draws [num_draws] -> parts [num_draws,
+// num_parts, CANDIDATES]. Twin: speculation::acceptance::guess_candidates, equal ids and scores. Grid
+// (num_draws, num_parts), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     candidate_parts(const float* logits, const DrawRow* draws, Candidate* parts, u32 vocab, u32 stride) {
   __shared__ uint4 chunks[PART_CHUNKS];
@@ -188,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const bool is_greedy = row.temperature < GREEDY_BELOW;
   const double temperature = (double)row.temperature;
 
-  // A thread's pairs of neighbours, which share a block of noise.
+  // A thread handles pairs of neighbouring tokens: one Philox block gives the noise of both.
   constexpr u32 PAIRS = PART / THREADS / 2;
   double scores[2 * PAIRS];
 #pragma unroll
@@ -217,8 +218,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// Joins the parts of each row, in any order. parts [num_draws, num_parts, CANDIDATES] -> found [num_draws, CANDIDATES].
-// Grid (num_draws), one warp.
+// Combines the parts of each row; the order does not matter. parts [num_draws, num_parts, CANDIDATES] ->
+// found [num_draws, CANDIDATES]. Grid (num_draws), one warp.
 extern "C" __global__ void __launch_bounds__(32) candidate_join(const Candidate* parts, Candidate* found, u32 num_parts) {
   Best last = {(double)POS_INF, 0};
   const Candidate* of_row = parts + (u64)blockIdx.x * num_parts * CANDIDATES;

@@ -1,6 +1,7 @@
-// Rows of the embedding table, widened.
+// Looks up rows of the embedding table and widens them to f32.
 //   table [vocab, hidden] bf16, token_ids [rows] -> out [rows, hidden] f32
-// Grid (rows), 256 threads. Ids are below vocab: the batch was checked. Twin: cpu `Backend::embed`, equal bits.
+// Grid (rows), 256 threads. Ids are below vocab: the batch was checked. Twin: cpu `Backend::embed`, equal
+// bits.
 extern "C" __global__ void __launch_bounds__(256)
     embedding(const bf16* table, const u32* token_ids, float* out, u32 hidden) {
   const u64 row = blockIdx.x;

@@ -1,58 +1,58 @@
-// Filters (docs/contract.md B2): min-p, top-k and top-p on rows that went through `edit_logits`. What they bar becomes
-// -infinity, so that draws see only what is kept. The kept tokens are the first of the order (likeliest first, lowest id first
-// among equals); of that order the first CANDIDATES are sorted, and a row whose border lies further on, or too near a rounding
-// to tell, is left as it is and said to be undecided: the host draws it. Each part of a row sorts its own candidates
-// (`keep_parts`), a block joins them and finds the last token that is kept (`keep_join`), parts mask what comes after it
-// (`keep_mask`): a row is read twice.
-// Twin: speculation::logits::apply_filters, equal tokens.
+// Filters (docs/contract.md B2): min-p, top-k and top-p on rows after `edit_logits`. Excluded tokens get the
+// logit -infinity, so that draws see only the kept ones. The kept tokens are a prefix of the order (most
+// likely first, lowest id first among equals), of which the first CANDIDATES are sorted. If the border of a
+// row lies beyond them, or is too close to a rounding error to decide, the row is left unchanged and reported
+// as undecided: the host draws it. Three kernels, which read a row twice: `keep_parts` sorts the candidates
+// of each part of a row, `keep_join` merges them in one block and finds the last kept token, `keep_mask`
+// masks the tokens after it. Twin: speculation::logits::apply_filters, equal tokens.
 
 constexpr u32 CANDIDATES = 1024;
 
 // One row's filters; written by `ops/filters.rs`.
 struct FilterRow {
-  u32 row;      // of the logits
-  u32 top_k;    // 0: none
-  float top_p;  // 1 and above: none
+  u32 row;      // row of the logits
+  u32 top_k;    // 0: no filter
+  float top_p;  // 1 and above: no filter
   float temperature;
-  double ln_min_p;  // -infinity: none
+  double ln_min_p;  // -infinity: no filter
 };
 
 __device__ __forceinline__ float number_of(u32 key) {
   return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
-// What a part says of itself besides its candidates.
+// Summary of a part besides its candidates.
 struct FilterPart {
-  double max, sum;  // highest logit / T of the part; of all its exp(logit / T - max), where top-p alone asks
-  u32 bad, allowed;  // numbers that are none; tokens that may be drawn
+  double max, sum;  // highest logit / T of the part; sum of exp(logit / T - max), if wants_sum
+  u32 bad, allowed;  // count of NaN or +infinity; tokens above -infinity
   u32 num;           // candidates
   u32 unused;
 };
 
-// How many tokens of the order can matter.
+// Number of candidates that a row needs.
 __device__ __forceinline__ u32 candidates_of(const FilterRow& filter) {
   return filter.top_k > 0 && filter.top_k <= CANDIDATES ? filter.top_k : CANDIDATES;
 }
 
-// Whether the sum over all tokens may be needed: nothing but top-p is asked for.
+// Whether the sum over all tokens may be needed: top-p is the only filter.
 __device__ __forceinline__ bool wants_sum(const FilterRow& filter) {
   return filter.top_p < 1.0f && filter.top_k == 0 && filter.ln_min_p == (double)NEG_INF;
 }
 
-// The power of two that a sort of so many takes.
+// Width of the bitonic sort for `num` ranks: a power of two.
 __device__ __forceinline__ u32 sort_width(u32 num) {
   u32 width = 2;
   while (width < num) width *= 2;
   return width;
 }
 
-// One step of sorting `width` ranks: those `apart` from one another change places where they must; blocks of `size` are
-// descending and ascending by turns.
+// One step of a bitonic sort of `width` ranks: compares and exchanges ranks whose indices differ by `apart`.
+// Blocks of `size` ranks are descending and ascending alternately.
 __device__ __forceinline__ void exchange(u64 (&ranks)[CANDIDATES], u32 width, u32 size, u32 apart) {
   __syncthreads();
   for (u32 i = threadIdx.x; i < width; i += THREADS) {
     const u32 other = i ^ apart;
-    // The lower of the two owns the pair: the other one may not even read it.
+    // Only the thread of the lower index may access the pair.
     if (other < i) continue;
     const u64 a = ranks[i], b = ranks[other];
     const bool descending = (i & size) == 0;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void exchange(u64 (&ranks)[CANDIDATES], u32 width, u3
   }
 }
 
-// Sorts the first `width`, greatest first.
+// Sorts the first `width` ranks in descending order.
 __device__ __forceinline__ void sort(u64 (&ranks)[CANDIDATES], u32 width) {
   for (u32 size = 2; size <= width; size *= 2) {
     for (u32 apart = size / 2; apart > 0; apart /= 2) exchange(ranks, width, size, apart);
@@ -71,15 +71,16 @@ __device__ __forceinline__ void sort(u64 (&ranks)[CANDIDATES], u32 width) {
   __syncthreads();
 }
 
-// Numbers of a part that a thread holds: those of i = its number + THREADS * j.
+// Numbers of a part per thread: thread t holds those at t + THREADS * j.
 constexpr u32 HELD = PART / THREADS;
 
-// The greatest key that at least `wanted` of a block's keys reach, by two bits a round. There are as many.
+// The greatest key that at least `wanted` of a block's keys reach, found two bits per round. The block has at
+// least `wanted` keys.
 __device__ __forceinline__ u32 border_of(const u32 (&keys)[HELD], u32 wanted, u64 (&counts)[8]) {
   u32 border = 0;
   for (int bit = 30; bit >= 0; bit -= 2) {
     const u32 step = 1u << bit;
-    // Three counts of at most PART, side by side.
+    // Three counts of at most PART, packed into one word.
     u64 reach = 0;
 #pragma unroll
     for (u32 j = 0; j < HELD; ++j) {
@@ -100,8 +101,9 @@ __device__ __forceinline__ u32 border_of(const u32 (&keys)[HELD], u32 wanted, u6
   return border;
 }
 
-// logits [*, stride] f32, of whose rows the first `vocab` numbers count; filters [rows] -> parts [rows, num_parts] and, of each
-// part, its first candidates in order: ranks [rows, num_parts, CANDIDATES]. Grid (rows, num_parts), 256 threads.
+// logits [*, stride] f32, of which the first `vocab` columns are used; filters [rows] -> parts [rows,
+// num_parts] and the first candidates of each part in order: ranks [rows, num_parts, CANDIDATES]. Grid (rows,
+// num_parts), 256 threads.
 extern "C" __global__ void __launch_bounds__(256, 3)
     keep_parts(const float* logits, const FilterRow* filters, FilterPart* parts, u64* ranks, u32 vocab, u32 stride) {
   __shared__ uint4 chunks[PART_CHUNKS];
@@ -121,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
 #pragma unroll
   for (u32 j = 0; j < HELD; ++j) {
     const u32 i = threadIdx.x + THREADS * j;
-    keys[j] = 0;  // below every number's
+    keys[j] = 0;  // below the key of every number
     if (i < len) {
       keys[j] = key_of(numbers[i]);
       bad += !(numbers[i] < POS_INF);
@@ -131,13 +133,13 @@ extern "C" __global__ void __launch_bounds__(256, 3)
   bad = block_sum(bad, warps);
   allowed = block_sum(allowed, warps);
 
-  // What is masked is never a candidate. Of equals at the border the lowest ids are: those before `cut`.
+  // Masked tokens are never candidates. Among equals at the border the lowest ids are: those before `cut`.
   const u32 wanted = candidates_of(filter);
   u32 border = key_of(NEG_INF);
   u32 cut = 0;
   if (allowed > wanted) {
     border = border_of(keys, wanted, counts);
-    // Two counts of at most PART, side by side.
+    // Two counts of at most PART, packed into one word.
     u32 reach = 0;
 #pragma unroll
     for (u32 j = 0; j < HELD; ++j) reach += (u32)(keys[j] > border) + ((u32)(keys[j] == border) << 16);
@@ -189,8 +191,8 @@ extern "C" __global__ void __launch_bounds__(256, 3)
   if (threadIdx.x == 0) parts[(u64)blockIdx.x * gridDim.y + blockIdx.y] = result;
 }
 
-// How many of `left` candidates stay whose weights stand in order: those before the sum of weights reaches its share of
-// `total`. Both sums are the definition's, one by one.
+// Number of kept candidates among the first `left`, in order of weight: those up to the one at which the
+// running sum reaches top_p of the total. Both sums are in the order of the definition, one term at a time.
 __device__ __forceinline__ u32 nucleus(const double (&weights)[CANDIDATES], u32 left, double top_p) {
   double total = 0.0, running = 0.0;
 #pragma unroll 8
@@ -203,8 +205,9 @@ __device__ __forceinline__ u32 nucleus(const double (&weights)[CANDIDATES], u32 
   return left;
 }
 
-// The same where the candidates are not all, and `total` is a sum in another order than the definition's: 0 where it is too near to
-// tell, or lies behind them.
+// The same if the candidates are not all tokens: `share` is top_p times the total, which was summed in
+// another order than the definition's. Returns 0 if the border is within `slack` of a rounding error or
+// beyond the candidates.
 __device__ __forceinline__ u32 nucleus_of(const double (&weights)[CANDIDATES], u32 num, double share, double slack) {
   double running = 0.0;
   for (u32 i = 0; i < num; ++i) {
@@ -215,9 +218,9 @@ __device__ __forceinline__ u32 nucleus_of(const double (&weights)[CANDIDATES], u
   return 0;
 }
 
-// parts and ranks as `keep_parts` leaves them -> last [rows]: the rank of the last token that is kept, 0 where nothing is
-// masked; undecided [rows]: 1 where the row is left to the host. Rows from which nothing can be drawn are left to the draw.
-// Grid (rows), 256 threads.
+// parts and ranks as written by `keep_parts` -> last [rows]: the rank of the last kept token, 0 if nothing is
+// masked; undecided [rows]: 1 if the host must draw the row. Rows without a valid draw are left to the draw
+// kernel. Grid (rows), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     keep_join(const FilterPart* parts, const u64* ranks, const FilterRow* filters, u64* last, u32* undecided, u32 vocab,
               u32 num_parts) {
@@ -235,8 +238,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
   if (bad || !allowed) return;
 
-  // Of two lists in order the greater of the i-th and the i-th from the end are the first of both, and rise and fall but
-  // once: the last round of a sort puts them in order.
+  // Merge of two sorted lists: the maxima of element i of one and element i from the end of the other are the
+  // greatest of both, and form a bitonic sequence. The last round of the sort puts them in order.
   const u32 wanted = candidates_of(filter);
   const u32 num = min(wanted, allowed);
   const u32 width = sort_width(num);
@@ -263,10 +266,10 @@ extern "C" __global__ void __launch_bounds__(256)
     weights[i] = exp_below_zero(x - max);
     reach += x >= floor || x == max;
   }
-  // They stand in order, so that those that reach the floor are the first.
+  // The weights are sorted, so those that reach the floor come first.
   const u32 left = block_sum(reach, counts);
   if (threadIdx.x != 0) return;
-  // Whether nobody is left behind the candidates.
+  // Whether no token beyond the candidates can be kept.
   const bool closed = left < num || num == allowed || num == filter.top_k;
   u32 kept = closed ? left : 0;
   if (filter.top_p < 1.0f && closed) {
@@ -284,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// Masks what stands behind the last token that is kept. Grid (rows, num_parts), 256 threads.
+// Masks all tokens after the last kept one. Grid (rows, num_parts), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     keep_mask(float* logits, const FilterRow* filters, const u64* last, u32 vocab, u32 stride) {
   __shared__ uint4 chunks[PART_CHUNKS];

@@ -1,24 +1,28 @@
-// Activations in bf16 times eight-bit floats (E4M3), as docs/contract.md C1 has it: a weight is the bf16 number that equals it,
-// sums are those of gemm_bf16.cu and gemm_tiled.cu, the finished sum is multiplied with the channel's scale.
-//   x [rows, k] bf16, weights [n, row bytes], channel_scales [n] f32 or null (a rank's part of a sum: they come later), bias [n]
-//   f32 or null, borders [18] -> out [rows, n] f32
+// GEMM of bf16 activations and FP8 (E4M3) weights (docs/contract.md C1): each weight is converted to the bf16
+// number that equals it, sums are those of gemm_bf16.cu and gemm_tiled.cu, and the channel's scale multiplies
+// the finished sum.
+//   x [rows, k] bf16, weights [n, row bytes], bias [n] f32 or null, borders [18] -> out [rows, n] f32
+//   channel_scales [n] f32, or null for a rank's partial sum, which is scaled later
 // k a multiple of 8. Twins: gemm_bf16_8 on the widened weights, then the scale: equal bits.
 //
-// borders: nine of K as gemm_bf16's, then nine of a row of weights in bytes. A slice of a row is whole blocks of 64 numbers,
-// the last one padded with zeros. A lane reads 16 bytes of a block: its eight numbers of one step of K and its eight of the
-// next, so that operands meet in the instructions in which gemm_bf16's meet. Four numbers are a word, whose bits lie so that
-// few instructions make bf16 of them (`ops/fp8.rs` puts them there). Of half h of a word:
+// borders: nine borders of K as in gemm_bf16, then nine byte offsets in a row of weights. A slice of a row is
+// a whole number of blocks of 64 weights, the last one padded with zeros. A lane reads 16 bytes of a block:
+// its eight weights of one step of K and its eight of the next, so that each instruction multiplies the same
+// operands as in gemm_bf16. Four weights form a word, whose bits are arranged so that few instructions
+// convert them to bf16 (`ops/fp8.rs` packs them). Half h of a word:
 //   bit 15: sign of number h; bits 4 to 10: its exponent and fraction
-//   bit 11: sign of number 2 + h; bits 12 to 14 and 0 to 3: its exponent and fraction, the upper three and the lower four
+//   bit 11: sign of number 2 + h; bits 12 to 14: upper three bits of its exponent and fraction
+//   bits 0 to 3: lower four bits of the exponent and fraction of number 2 + h
 
-// Numbers 0 and 1 of a word, and 2 and 3. With their exponent bits in place they lack a factor of 2^120, which bf16 multiplies
-// exactly, for the smallest too: those are denormal before.
+// Extract numbers 0 and 1 of a word, and numbers 2 and 3. With the exponent bits in place the values lack a
+// factor of 2^120. The bf16 multiplication by it is exact, also for the smallest numbers, which are denormal
+// before it.
 __device__ __forceinline__ u32 first_two(u32 word) { return times_2_120(word & 0x87f087f0u); }
 __device__ __forceinline__ u32 last_two(u32 word) {
   return times_2_120((word << 4 & 0x80f080f0u) | (word >> 4 & 0x07000700u));
 }
 
-// A lane's eight numbers of a step, as it would read them in bf16.
+// Converts a lane's eight weights of a step to the bf16 numbers that it would load.
 __device__ __forceinline__ uint4 widen(u32 low, u32 high) {
   return make_uint4(first_two(low), last_two(low), first_two(high), last_two(high));
 }
@@ -28,7 +32,8 @@ constexpr u32 STEPS_OF_BLOCK = 2;
 constexpr u32 STEP = BLOCK / STEPS_OF_BLOCK;
 constexpr u32 BORDERS = 9;
 
-// sum_tiles of products.cuh with weights that are widened in registers: an iteration takes as many numbers of K.
+// sum_tiles of products.cuh with weights that are widened in registers; an iteration covers the same number
+// of elements of K.
 template <int TILES, int HALVES>
 __device__ __forceinline__ void sum_widened(float (&sums)[8][TILES][WARP][4], const bf16* x, const unsigned char* weights,
                                             const u32* borders, Sizes sizes, Cut cut) {
@@ -41,7 +46,7 @@ __device__ __forceinline__ void sum_widened(float (&sums)[8][TILES][WARP][4], co
   const u32 first_row = blockIdx.x * 8 * TILES;
   const u32 row_bytes = borders[2 * BORDERS - 1];
   const uint4 zeros = make_uint4(0, 0, 0, 0);
-  // Lanes past the last column or row read it again and store nothing.
+  // Lanes past the last column or row load the last one again and store nothing.
   const u32 last = min(cut.channels, sizes.n - min(first_column, sizes.n - 1)) - 1;
   const unsigned char* base = weights + (u64)min(first_column, sizes.n - 1) * row_bytes;
   const u32 low = min(g, last) * row_bytes + 16 * lane;
@@ -85,7 +90,7 @@ __device__ __forceinline__ void sum_widened(float (&sums)[8][TILES][WARP][4], co
     for (int step = 0; step < STEPS_OF_BLOCK; ++step) {
       const uint4 of_low = step ? widen(l.z, l.w) : widen(l.x, l.y);
       const uint4 of_high = HALVES == 1 ? zeros : step ? widen(h.z, h.w) : widen(h.x, h.y);
-      // A lane's 16 bytes are inside, or none of them is.
+      // A lane's 16 bytes are either all inside the slice or all outside.
       const u32 here = at + STEP * step;
       const bool inside = here + offset < end;
 #pragma unroll
@@ -128,7 +133,8 @@ GEMM_FP8(gemm_fp8_8_narrow, 1, 1, 3)
 GEMM_FP8(gemm_fp8_32, 4, 2, 2)
 GEMM_FP8(gemm_fp8_32_narrow, 4, 1, 2)
 
-// What a block stages in shared memory (see Plain in tiled.cuh): 64 bytes of each channel, and two steps of rows.
+// Stages of a block in shared memory (see Plain in tiled.cuh): 64 bytes of each channel and two steps of
+// rows.
 template <int NT>
 struct Widened {
   static constexpr u32 STEP_OF_K = BLOCK, STEPS_OF_STAGE = 1, NUM_BORDERS = 2 * BORDERS;
@@ -138,7 +144,7 @@ struct Widened {
   u32 w_offset[OF_WEIGHTS];
   RowCopies<bf16, NT> rows;
 
-  // Channels past the last are copies of it that nobody stores.
+  // Channels past the last are copies of it; their results are not stored.
   __device__ __forceinline__ Widened(const bf16* x, const unsigned char* all_weights, const u32* borders, Sizes sizes)
       : rows(x, sizes) {
     const u32 first_channel = blockIdx.y * TILE_CHANNELS, row_bytes = borders[2 * BORDERS - 1];
@@ -163,7 +169,8 @@ struct Widened {
     const u32 warp = threadIdx.x / WARP;
     const uint2* w = (const uint2*)(staged + warp % 4 * 32 * CHUNKS_OF_ROW + threadIdx.x % WARP);
     const uint4* x = staged + (TILE_CHANNELS + warp / 4 * 8 * NT) * CHUNKS_OF_ROW + threadIdx.x % WARP;
-// One step at a time: the loads of the next would take registers that 128 rows do not leave.
+// Not unrolled for NT > 5: the loads of the next step would take registers that a tile of 128 rows does not
+// leave.
 #pragma unroll (NT > 5 ? 1 : STEPS_OF_BLOCK)
     for (u32 step = 0; step < STEPS_OF_BLOCK; ++step) {
       uint4 low[2], high[2];

@@ -1,11 +1,11 @@
-// Activations times weights: one tensor-core shape and one order of K at every row count, so that a row's
-// result depends on that row alone (docs/contract.md C1, design I4).
-//   x [rows, k] bf16, weights [n, k] bf16, bias [n] f32 or null, borders [9]: K-slices, ascending, multiples of 8
-//   -> out [rows, n] f32
+// GEMM of activations and weights: one tensor-core shape and one order of K at every row count, so that a
+// row's result depends on that row alone (docs/contract.md C1, design I4).
+//   x [rows, k] bf16, weights [n, k] bf16, bias [n] f32 or null -> out [rows, n] f32
+//   borders [9]: K-slices, ascending, multiples of 8
 // k a multiple of 8. Twin: cpu_kernels::reference::Linear, to tolerance (the order inside a slice differs).
 
 // Grid (ceil(rows / (8 * TILES)), ceil(n / (groups * channels))), 8 warps: see Cut. Row blocks of the same
-// channels are neighbours, so that they find the weights in the cache.
+// channels are neighbours in the grid, so that they find the weights in the cache.
 template <int TILES, int HALVES>
 __device__ __forceinline__ void gemm_bf16(const bf16* x, const bf16* weights, const float* bias,
                                           const u32* borders, float* out, Sizes sizes, Cut cut) {

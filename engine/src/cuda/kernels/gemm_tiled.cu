@@ -1,6 +1,6 @@
-// The products of gemm_bf16.cu and int8.cu for many rows: the same operands, the same order of K and so the
-// same bits, with operands that the warps of a block share (tiled.cuh). Grid (ceil(rows / (16 * NT)), ceil(n
-// / 128)), 8 warps; row blocks of the same channels are neighbours. Dynamic shared memory: all stages. Twins:
+// The products of gemm_bf16.cu and int8.cu for many rows: same operands and same order of K, so equal bits.
+// The warps of a block share operands (tiled.cuh). Grid (ceil(rows / (16 * NT)), ceil(n / 128)), 8 warps; row
+// blocks of the same channels are neighbours in the grid. Dynamic shared memory: all stages. Twins:
 // gemm_bf16_8 and gemm_int8_8, equal bits.
 
 template <int NT>
@@ -16,7 +16,7 @@ __device__ __forceinline__ void gemm_bf16_tiled(const bf16* x, const bf16* weigh
   });
 }
 
-// The same with a level of the tree in `out`.
+// The same with one level of the tree in `out` (sum_parked).
 template <int NT>
 __device__ __forceinline__ void gemm_bf16_parked(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out, Sizes sizes) {
   Sums<float, NT> acc = {};
@@ -24,7 +24,7 @@ __device__ __forceinline__ void gemm_bf16_parked(const bf16* x, const bf16* weig
              [&](float sum, u32 column) { return bias ? sum + bias[column] : sum; });
 }
 
-// One scale for all of a row: the slices are one exact sum.
+// One scale per row: the sum over all slices is exact.
 template <int NT>
 __device__ __forceinline__ void exact_int8(Sums<float, NT>& sums, const signed char* x, const signed char* weights,
                                            const float* x_scales, const u32* borders, Sizes sizes) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void exact_int8(Sums<float, NT>& sums, const signed c
   });
 }
 
-// A scale for each slice of a row.
+// One scale per row and slice.
 template <int NT>
 __device__ __forceinline__ void sliced_int8(Sums<float, NT>& sums, const signed char* x, const signed char* weights,
                                             const float* x_scales, const u32* borders, Sizes sizes) {

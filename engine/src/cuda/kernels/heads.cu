@@ -1,26 +1,26 @@
-// What is done to the heads of a row [q heads | k heads | v heads]: norm, rotary turn, the way into paged KV.
+// Operations on the heads of a row [q heads | k heads | v heads]: norm, rotary embedding, write to paged KV.
 //   qkv [rows, (heads + 2 kv_heads) * head_dim] f32; head_dim even, at most 256
-// Twins, equal bits: cpu `Backend::norm_heads`, `rotate`, `write_kv` (whose KV layout is another).
+// Twins, equal bits: cpu `Backend::norm_heads`, `rotate`, `write_kv` (which has another KV layout).
 
-// Normalises every query and key head by itself. q_norm, k_norm [head_dim]. Grid (rows, heads + kv_heads), one warp.
+// RMS norm of each query and key head. q_norm, k_norm [head_dim]. Grid (rows, heads + kv_heads), one warp.
 extern "C" __global__ void __launch_bounds__(32)
     norm_heads(float* qkv, const float* q_norm, const float* k_norm, u32 heads, u32 kv_heads, u32 head_dim,
                float q_eps, float k_eps) {
   const bool is_query = blockIdx.y < heads;
   const float* norm = is_query ? q_norm : k_norm;
   float* x = qkv + ((u64)blockIdx.x * (heads + 2 * kv_heads) + blockIdx.y) * head_dim;
-  // The CPU's order: element k into lane k mod 16, then by halves. Lanes 16.. repeat the work of 0..15.
+  // The CPU's order: lane k mod 16 adds element k, then a butterfly. Lanes 16.. repeat the work of 0..15.
   float sum = 0.0f;
   for (u32 i = threadIdx.x % 16; i < head_dim; i += 16) sum = fmaf(x[i], x[i], sum);
   for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
   const float scale = 1.0f / sqrtf(sum / (float)head_dim + (is_query ? q_eps : k_eps));
-  // Other lanes have read what this one writes: shuffles alone do not order memory.
+  // All lanes must have read x before this one overwrites it: shuffles do not order memory accesses.
   __syncthreads();
   for (u32 i = threadIdx.x; i < head_dim; i += WARP) x[i] = x[i] * scale * norm[i];
 }
 
-// Turns every query and key head: pairs (i, i + half) by the row's angles cos, sin [rows, head_dim / 2].
-// Grid (rows, heads + kv_heads), one warp.
+// Rotary embedding of every query and key head: rotates pairs (i, i + half) by the row's angles cos, sin
+// [rows, head_dim / 2]. Grid (rows, heads + kv_heads), one warp.
 extern "C" __global__ void __launch_bounds__(32)
     rotate(float* qkv, const float* cos, const float* sin, u32 heads, u32 kv_heads, u32 head_dim) {
   const u32 half = head_dim / 2;
@@ -34,10 +34,10 @@ extern "C" __global__ void __launch_bounds__(32)
   }
 }
 
-// Stores keys and values, rounded. slots [rows]: block * 16 + offset, all different
+// Writes keys and values, rounded to bf16. slots [rows]: block * 16 + offset, all different
 //   -> kv [blocks][layers][kv_heads][K: 16 x head_dim | V: head_dim x 16] bf16
-// Keys lie token by token and values dimension by dimension: each as attention's tensor-core operand wants it.
-// Grid (rows, kv_heads), one warp.
+// Keys are stored token by token and values dimension by dimension: the layouts of attention's tensor-core
+// operands. Grid (rows, kv_heads), one warp.
 extern "C" __global__ void __launch_bounds__(32)
     write_kv(const float* qkv, const u32* slots, bf16* kv, u32 heads, u32 kv_heads, u32 head_dim, u32 layer,
              u32 layers) {
@@ -54,8 +54,8 @@ extern "C" __global__ void __launch_bounds__(32)
   }
 }
 
-// `rotate` and `write_kv` at once: queries are turned where they lie, keys on their way into KV. Keys in qkv
-// stay as they were: nothing reads them there. Grid (rows, heads + kv_heads), one warp.
+// Fused `rotate` and `write_kv`: rotates queries in place and keys on their way into KV. Keys in qkv stay
+// unrotated: nothing reads them there. Grid (rows, heads + kv_heads), one warp.
 extern "C" __global__ void __launch_bounds__(32)
     turn_and_write(float* qkv, const float* cos, const float* sin, const u32* slots, bf16* kv, u32 heads, u32 kv_heads,
                    u32 head_dim, u32 layer, u32 layers) {

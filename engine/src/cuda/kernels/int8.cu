@@ -1,9 +1,10 @@
-// Quantized products (docs/contract.md C1): activations to int8 by row and K-slice, exact i32 sums, scales after.
-// Sums are exact and every float operation is the CPU's, so the bits are the CPU's at every row count.
-// Twin: cpu_kernels::reference::QuantizedWeights, equal bits.
+// Quantized products (docs/contract.md C1): activations are quantized to int8 per row and K-slice, sums are
+// exact in i32, scales are applied afterwards. Every float operation is the CPU's too, so the bits equal the
+// CPU's at every row count. Twin: cpu_kernels::reference::QuantizedWeights, equal bits.
 
-// x [rows, k] f32, borders [slices + 1] -> steps [rows, kept] int8 of columns first .. first + kept, scales [rows, slices]
-// f32 of all columns. Grid (rows, slices), 128 threads. A number that is not finite makes its scale NaN.
+// x [rows, k] f32, borders [slices + 1] -> steps [rows, kept] int8 of columns first .. first + kept, scales
+// [rows, slices] f32 of all columns. Grid (rows, slices), 128 threads. A number that is not finite makes its
+// scale NaN.
 extern "C" __global__ void __launch_bounds__(128)
     quantize_rows(const float* x, const u32* borders, signed char* steps, float* scales, u32 k, u32 first, u32 kept) {
   __shared__ float warp_largest[4];
@@ -35,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(128)
   const float steps_per_unit = 127.0f / largest;
   for (u32 i = begin + threadIdx.x; i < end; i += blockDim.x) {
     const float step = fminf(fmaxf(rintf(x[row * k + i] * steps_per_unit), -127.0f), 127.0f);
-    // Columns before the first wrap around.
+    // For columns before `first` the subtraction wraps around, so that the test below fails.
     const u32 at = i - first;
     if (at < kept) steps[row * kept + at] = counts ? (signed char)(i32)step : 0;
   }
@@ -45,17 +46,17 @@ extern "C" __global__ void __launch_bounds__(128)
   }
 }
 
-// x [rows, k] int8 with scales [rows, slices], weights [n, k] int8 with channel_scales [n] or null (a rank's part of
-// a sum: they come later), bias [n] or null, borders [9] multiples of 16 -> out [rows, n] f32.
-// slices 1: the 8 parts of K are one exact sum; 8: each has its scale.
-// k a multiple of 16, below 2^17.
+// x [rows, k] int8 with scales [rows, slices], weights [n, k] int8 with channel_scales [n] or null (for a
+// rank's partial sum, which is scaled later), bias [n] or null, borders [9] multiples of 16 -> out [rows, n]
+// f32. slices 1: the 8 parts of K are one exact sum; 8: each part has its own scale. k a multiple of 16,
+// below 2^17.
 
-// What a sum of a slice counts for: its scale is the row's, or the row's for this slice.
+// Applies the scale of the row and slice to an exact sum.
 __device__ __forceinline__ float scaled(i32 sum, const float* x_scales, u32 row, u32 slice) {
   return (float)sum * x_scales[row * 8 + slice];
 }
 
-// Grid as gemm_bf16's. Slices of the whole that this rank does not own count for +0.
+// Grid as gemm_bf16's. K-slices of other ranks contribute +0.
 template <int TILES, int HALVES>
 __device__ __forceinline__ void gemm_int8(const signed char* x, const float* x_scales, const signed char* weights,
                                           const float* channel_scales, const float* bias, const u32* borders,

@@ -1,14 +1,13 @@
-// Everything of docs/contract.md B1 that depends on the sequence, on rows of raw logits in place. Only the ids that
-// something happens to are listed, each at most once a row.
-// Twin: speculation::logits::process, equal bits.
+// The steps of docs/contract.md B1 that depend on the sequence, in place on rows of raw logits. Only ids that
+// change are listed, each at most once per row. Twin: speculation::logits::process, equal bits.
 
-// What happens to one logit of one row; written by `ops/logits.rs`.
+// Edit of one logit of one row; written by `ops/logits.rs`.
 struct LogitEdit {
   u32 row;
   u32 token_id;
-  u32 flags;       // 1: barred by min_tokens, 2: has a bias, 4: stands before the position
+  u32 flags;       // 1: excluded by min_tokens, 2: has a bias, 4: occurs before the position
   float bias;
-  u32 in_output;   // how often in the output
+  u32 in_output;   // occurrences in the output
   float repetition, frequency, presence;
 };
 

@@ -1,9 +1,9 @@
-// What every kernel stands on: number formats, the engine's own exp, sums over a warp, the two tensor-core
-// instructions, copies. It is put before each file by `sources.rs`, for NVRTC finds no include path.
+// Common definitions for all kernels: number formats, the engine's own exp, warp sums, the two tensor-core
+// instructions, copies. `sources.rs` puts this text before each file, because NVRTC has no include path.
 //
-// Compiled with --fmad=false: a product and a sum are two roundings unless fmaf says otherwise, as in the
-// twins. No fast-math. EMULATED is set where a C++ compiler builds the same files to run them on the host;
-// emulator.hpp then stands for the device's own functions.
+// Compiled with --fmad=false: a product and a sum are rounded separately unless the code calls fmaf, as in
+// the CPU twins. No fast-math. EMULATED is defined when a C++ compiler builds the same files for the host;
+// emulator.hpp then defines the device functions.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -11,7 +11,7 @@ typedef unsigned long long u64;
 typedef int i32;
 typedef long long i64;
 
-// A stored bfloat16; arithmetic is done on floats.
+// A bfloat16 in memory; arithmetic is done in f32.
 struct bf16 {
   u16 bits;
 };
@@ -21,9 +21,10 @@ struct bf16 {
 #define NEG_INF __int_as_float(0xff800000)
 #define POS_INF __int_as_float(0x7f800000)
 
-// d[16 x 8] += a[16 x 16] b[16 x 8], bf16 in, f32 sums. Lane l = 4 g + t holds of a: rows g and g + 8, columns
-// 2 t, 2 t + 1 and those + 8 (a[0] = row g, a[1] = row g + 8, a[2], a[3] the same 8 columns on); of b: rows 2 t,
-// 2 t + 1 (b[0]) and those + 8 (b[1]) of column g; of d: columns 2 t, 2 t + 1 of rows g (d[0], d[1]) and g + 8.
+// d[16 x 8] += a[16 x 16] b[16 x 8], bf16 inputs, f32 sums. Fragments of lane l = 4 g + t:
+//   a[0]: row g, columns 2 t and 2 t + 1; a[1]: row g + 8, same columns; a[2], a[3]: same rows, columns + 8
+//   b[0]: rows 2 t and 2 t + 1 of column g; b[1]: those rows + 8
+//   d[0], d[1]: columns 2 t and 2 t + 1 of row g; d[2], d[3]: of row g + 8
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -31,8 +32,8 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const u32 (&a)[4], const
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// d[16 x 8] += a[16 x 32] b[32 x 8], exact in i32. As above with four int8 in a register where two bf16 were:
-// columns 4 t .. 4 t + 3 and those + 16.
+// d[16 x 8] += a[16 x 32] b[32 x 8], exact in i32. Fragments as in mma_bf16, with four int8 per register
+// instead of two bf16: columns 4 t .. 4 t + 3, and those + 16.
 __device__ __forceinline__ void mma_int8(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -40,47 +41,47 @@ __device__ __forceinline__ void mma_int8(i32 (&d)[4], const u32 (&a)[4], const u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// 16 bytes of global memory, 8, and 4. The emulator counts them.
+// Loads 16 bytes from global memory; the functions below load 8 and 4. The emulator counts the bytes.
 __device__ __forceinline__ uint4 load_16(const void* from) { return *(const uint4*)from; }
 
 __device__ __forceinline__ u64 load_8(const u64* from) { return *from; }
 __device__ __forceinline__ float load_4(const float* from) { return *from; }
 
-// Starts to copy 16 bytes from global to shared memory, or to write 16 zeros where `inside` is false: nothing
-// is read then. The copies that a thread started since its last cp_async_commit are a group.
+// Starts an asynchronous copy of 16 bytes from global to shared memory. If `inside` is false it reads nothing
+// and writes 16 zero bytes. The copies that a thread has started since its last cp_async_commit form a group.
 __device__ __forceinline__ void cp_async_16(void* to, const void* from, bool inside) {
   const u32 shared = (u32)__cvta_generic_to_shared(to);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most LEFT of the thread's groups are under way. Other threads see the bytes behind a
+// Waits until at most LEFT of the thread's groups are in flight. Other threads see the bytes only after a
 // barrier.
 template <int LEFT>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-// Two floats rounded to bf16, nearest even; the first in the lower half.
+// Rounds two floats to bf16, nearest even; the first goes to the lower half.
 __device__ __forceinline__ u32 narrow_two(float x0, float x1) {
   u32 both;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(x1), "f"(x0));
   return both;
 }
 
-// Two bf16, each times 2^120: exact, denormal numbers too, where nothing overflows. A product alone is not an instruction of
-// every device: -0 is added, which changes no number.
+// Multiplies two bf16 by 2^120. The result is exact, for denormal numbers too, unless it overflows. Not every
+// device has a bf16 multiply instruction, so this is an fma that adds -0, which changes no number.
 __device__ __forceinline__ u32 times_2_120(u32 both) {
   u32 result;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(both), "r"(0x7b807b80u), "r"(0x80008000u));
   return result;
 }
 
-// The shared memory whose size the launch names.
+// Shared memory whose size is a parameter of the kernel launch.
 #define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
 #endif
 
-// The same number, of which the compiler knows nothing: what is made of it is not moved out of loops.
+// Returns x, hidden from the optimizer: the compiler does not hoist expressions of it out of loops.
 __device__ __forceinline__ u32 opaque(u32 x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -88,7 +89,7 @@ __device__ __forceinline__ u32 opaque(u32 x) {
 
 __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
-// Nearest even, as half::bf16::from_f32; a NaN stays one.
+// Rounds to nearest even, like half::bf16::from_f32; a NaN stays a NaN.
 __device__ __forceinline__ bf16 narrow(float x) {
   u32 bits = __float_as_uint(x);
   bf16 result;
@@ -107,14 +108,14 @@ __device__ __forceinline__ u32 times_2_120(u32 both) {
   return __float_as_uint(low) >> 16 | (__float_as_uint(high) & 0xffff0000u);
 }
 
-// A NaN stays one, of other bits than the device's.
+// A NaN stays a NaN, but with other bits than on the device.
 __device__ __forceinline__ u32 narrow_two(float x0, float x1) { return (u32)narrow(x0).bits | (u32)narrow(x1).bits << 16; }
 #endif
 
-// Two bf16 in the order that the tensor cores want: the lower index in the lower half.
+// Packs two bf16 as the tensor cores read them: the lower index in the lower half.
 __device__ __forceinline__ u32 pack(bf16 low, bf16 high) { return (u32)low.bits | (u32)high.bits << 16; }
 
-// e to the x: the engine's own, equal to the CPU kernels' exp bit for bit.
+// e^x: the engine's own version, equal to the CPU kernels' exp bit for bit.
 __device__ __forceinline__ float exp_f32(float x) {
   const float rounder = 12582912.0f;  // 1.5 * 2^23
   float shifted = fmaf(x, 1.44269504088896340736f, rounder);
@@ -132,20 +133,20 @@ __device__ __forceinline__ float exp_f32(float x) {
   return x > 88.0f ? POS_INF : value;
 }
 
-// The sum of a warp's 32 numbers, by halves; every lane gets it.
+// Sums a warp's 32 numbers as a butterfly (offsets 16, 8, 4, 2, 1); every lane gets the sum.
 __device__ __forceinline__ float warp_sum(float x) {
   for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
   return x;
 }
 
-// Joins the sums of eight slices as docs/contract.md C2 says.
+// Adds the sums of eight K-slices in the tree order of docs/contract.md C2.
 __device__ __forceinline__ float tree(const float (&s)[8]) {
   return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
 }
 
-// What is done with rows of logits.
+// Functions for rows of logits.
 
-// What came out of a row.
+// Result of drawing a token from a row.
 struct Drawn {
   u32 token_id;
   u32 status;  // 0: drawn; 1: token_id's logit is NaN or +infinity; 2: every logit is -infinity
@@ -177,7 +178,7 @@ __device__ __forceinline__ double ln(double x) {
   return e * ln_2_high - ((half - (s * (half + r) + e * ln_2_low)) - f);
 }
 
-// speculation::math::exp of a number that is not above 0.
+// speculation::math::exp for x <= 0.
 __device__ __forceinline__ double exp_below_zero(double x) {
   if (x < -745.1332191019412) return 0.0;
   const double rounder = 6755399441055744.0;
@@ -205,16 +206,17 @@ __device__ __forceinline__ double exp_below_zero(double x) {
   return (mantissa * first) * second;
 }
 
-// In the order of the numbers; -0 is 0.
+// Maps a float to an integer key in the same order; -0 counts as 0.
 __device__ __forceinline__ u32 key_of(float z) {
   const u32 bits = __float_as_uint(z + 0.0f);
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// Of two tokens the greater stands before the other.
+// Sort rank of a token: higher logits first, then lower ids. A greater rank comes first.
 __device__ __forceinline__ u64 rank_of(u32 key, u32 token_id) { return (u64)key << 32 | (u32)~token_id; }
 
-// The sum of the numbers of a block of 256; every thread gets it. Lanes of a warp are joined by halves, then warps in order.
+// Sums one number per thread of a block of 256; every thread gets the sum. Each warp adds as a butterfly,
+// then the warps' sums are added in order.
 template <typename T>
 __device__ __forceinline__ T block_sum(T x, T (&shared)[8]) {
   for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
@@ -226,7 +228,7 @@ __device__ __forceinline__ T block_sum(T x, T (&shared)[8]) {
   return sum;
 }
 
-// The sum of the numbers of the block's threads before this one.
+// Exclusive prefix sum over the threads of a block of 256.
 __device__ __forceinline__ u32 sum_before(u32 x, u32 (&shared)[8]) {
   u32 sum = x;
   for (u32 step = 1; step < WARP; step *= 2) {

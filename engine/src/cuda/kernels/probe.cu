@@ -1,8 +1,9 @@
-// What reading and what multiplying costs: kernels that do nothing else, for whoever compares a forward with them.
+// Kernels that only read memory or only multiply: their rates are the roofline that a forward is compared
+// with.
 
-// words [4 * num] -> sums [gridDim.x]: each block's words by exclusive or, so that none can be left out. Grid (any),
-// 256 threads; block b takes 16 bytes a thread from word 4 * 256 * b on, then those of gridDim.x blocks further.
-// Twin: the same on the host, equal bits.
+// words [4 * num] -> sums [gridDim.x]: the exclusive or of each block's words, so that the compiler cannot
+// drop a load. Any grid, 256 threads; block b reads 16 bytes per thread from word 4 * 256 * b on, with a
+// stride of gridDim.x blocks. Twin: the same on the host, equal bits.
 extern "C" __global__ void __launch_bounds__(256) read_words(const uint4* words, u32* sums, u64 num) {
   __shared__ u32 warp_sums[8];
   const u64 stride = (u64)gridDim.x * blockDim.x;
@@ -28,9 +29,10 @@ extern "C" __global__ void __launch_bounds__(256) read_words(const uint4* words,
   }
 }
 
-// sums [gridDim.x]: each block's products of ones, added up. Grid (any), 256 threads; each warp multiplies 16 x 16 by 16 x 8 eight
-// times a round, into sums of its own, so that none waits for another; sum i begins with i, so that a compiler sees eight.
-// Twin: 8 * 8 * 16 * 8 * 16 * rounds + 256 * 4 * (0 + 1 + .. + 7) for every block, exact while a sum of 16 * rounds is.
+// sums [gridDim.x]: the sum of each block's products of ones. Any grid, 256 threads. In each round a warp
+// multiplies 16 x 16 by 16 x 8 eight times, into independent accumulators, so that no product waits for
+// another. Accumulator i starts at i, so that the compiler cannot merge them. Twin: 8 * 8 * 16 * 8 * 16 *
+// rounds + 256 * 4 * (0 + 1 + .. + 7) for every block, exact while a sum of 16 * rounds is.
 extern "C" __global__ void __launch_bounds__(256) multiply_only(float* sums, u32 rounds) {
   __shared__ double warp_sums[8];
   const u32 ones = 0x3f803f80u;

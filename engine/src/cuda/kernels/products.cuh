@@ -1,19 +1,19 @@
-// Products on tensor cores: what bf16, fp8 and int8 share. It is put between the prelude and the file by
-// `sources.rs`.
+// Matrix products on tensor cores: the code that bf16, fp8 and int8 share. `sources.rs` puts this text
+// between the prelude and the file.
 //
-// The weights are the 16-row operand, so up to 8 activation rows cost what one does. A lane reads 16 bytes in
-// a row of each of its rows: a step of K is 64 bytes of a row, four lanes wide, and two instructions. Which
-// numbers meet in one instruction is a permutation of K that both operands share.
+// The weights are the 16-row operand, so up to 8 activation rows cost the same as one. A lane reads 16 bytes
+// of each of its rows: a step of K is 64 bytes of a row, four lanes wide, and takes two instructions. The
+// numbers of K are permuted among the instructions, in the same way for both operands.
 //
-// Every kernel here sums an output element in one order: K is cut at borders[0 .. 9] into eight slices, a
-// slice is a chain of steps from its border on, the last one padded with zeros, and the contract's tree joins
-// the slices (docs/contract.md C2). How many rows or channels a warp computes beside that element changes no
-// bit of it.
+// Every kernel sums an output element in the same order: K is cut at borders[0 .. 9] into eight slices, a
+// slice is a chain of steps from its start, the last step padded with zeros, and the tree of docs/contract.md
+// C2 adds the slices. The number of other rows or channels that a warp computes does not change a bit of the
+// element.
 
 __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_bf16(d, a, b); }
 __device__ __forceinline__ void mma(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_int8(d, a, b); }
 
-// One step: the first and the second half of each lane's 16 bytes.
+// One step: multiplies the first and then the second half of each lane's 16 bytes.
 template <typename A>
 __device__ __forceinline__ void multiply(A (&acc)[4], uint4 w_low, uint4 w_high, uint4 x) {
   const u32 first[4] = {w_low.x, w_high.x, w_low.y, w_high.y};
@@ -24,22 +24,22 @@ __device__ __forceinline__ void multiply(A (&acc)[4], uint4 w_low, uint4 w_high,
   mma(acc, second, x_second);
 }
 
-// The operands of a product, in numbers: x [rows, k], weights [n, k].
+// Sizes of a product in elements: x [rows, k], weights [n, k].
 struct Sizes {
   u32 rows, n, k;
 };
 
-// How the eight warps of a block share the work. Of the eight slices those from `first` on, `slices` of them
-// (1, 2, 4 or 8), hold numbers: warp w sums slice first + w % slices for the channels of group w / slices. A
-// group is of `channels` channels. `slices` comes as its logarithm: a division by a number that the compiler
-// does not know goes through floats.
+// How the eight warps of a block divide the work. Of the eight slices, only the `slices` (1, 2, 4 or 8)
+// slices from `first` on hold numbers. Warp w sums slice first + w % slices for channel group w / slices; a
+// group has `channels` channels. `slices` is passed as its logarithm, because the compiler would implement a
+// division by an unknown number with floats.
 struct Cut {
   u32 first, log_slices, channels;
   __device__ __forceinline__ u32 slices() const { return 1u << log_slices; }
   __device__ __forceinline__ u32 groups() const { return 8u >> log_slices; }
 };
 
-// Where a sum of a block belongs, items counted up to groups * TILES * WARP * 4.
+// Output position of an item of a block; items are numbered up to groups * TILES * WARP * 4.
 struct Place {
   u32 group, tile, lane, i, column, row;
   bool is_out;
@@ -59,7 +59,7 @@ __device__ __forceinline__ Place place_of(u32 item, Sizes sizes, Cut cut) {
   return at;
 }
 
-// A place's sum of each K-slice; zeros for the slices that hold no numbers of this launch.
+// Collects the sums of all K-slices of a place; slices without numbers in this launch give zero.
 template <typename A, int TILES>
 __device__ __forceinline__ void gather_slices(A (&parts)[8], const A (&sums)[8][TILES][WARP][4], const Place& at, Cut cut) {
   for (u32 s = 0; s < 8; ++s) {
@@ -68,17 +68,18 @@ __device__ __forceinline__ void gather_slices(A (&parts)[8], const A (&sums)[8][
   }
 }
 
-// The scale and the bias of a channel.
+// Epilogue: applies the scale and the bias of a channel.
 __device__ __forceinline__ float finished(float sum, const float* channel_scales, const float* bias, u32 column) {
   if (channel_scales) sum = sum * channel_scales[column];
   return bias ? sum + bias[column] : sum;
 }
 
-// Sums of all warps of a block, x from row blockIdx.x * 8 * TILES, weights from channel blockIdx.y * groups *
-// channels; they are there for all threads at the end. With 16 channels a group HALVES is 2, with 8 and less
-// 1: the upper half of the weights' operand is zero then, and twice as many steps are under way. Few rows are
-// bound by how fast weights come: all loads of an iteration are issued before the first product (`make
-// kernels-check` counts them in the machine code).
+// Computes the sums of all warps of a block: x from row blockIdx.x * 8 * TILES, weights from channel
+// blockIdx.y * groups * channels. Ends with a barrier, so that all threads see the sums. HALVES is 2 for
+// groups of 16 channels and 1 for groups of 8 or fewer: the upper half of the weights' operand is then zero,
+// and twice as many steps are in flight. Products of few rows are limited by the loads of weights, so all
+// loads of an iteration are issued before its first product (`make kernels-check` counts them in the machine
+// code).
 template <typename T, typename A, int TILES, int HALVES>
 __device__ __forceinline__ void sum_tiles(A (&sums)[8][TILES][WARP][4], const T* x, const T* weights, const u32* borders,
                                           Sizes sizes, Cut cut) {
@@ -91,8 +92,9 @@ __device__ __forceinline__ void sum_tiles(A (&sums)[8][TILES][WARP][4], const T*
   const u32 first_column = (blockIdx.y * cut.groups() + (part >> cut.log_slices)) * cut.channels;
   const u32 first_row = blockIdx.x * 8 * TILES;
   const uint4 zeros = make_uint4(0, 0, 0, 0);
-  // Lanes past the last column or row read it again and store nothing: loads without a branch are under way
-  // together. Offsets are of 32 bits behind a base of the block, which takes fewer registers than pointers.
+  // Lanes past the last column or row load the last one again and store nothing: loads without branches stay
+  // in flight together. Offsets are 32-bit, relative to a base per block, which takes fewer registers than
+  // pointers.
   const u32 last = min(cut.channels, sizes.n - min(first_column, sizes.n - 1)) - 1;
   const T* base = weights + (u64)min(first_column, sizes.n - 1) * sizes.k;
   const u32 low = min(g, last) * sizes.k + offset;
@@ -126,7 +128,7 @@ __device__ __forceinline__ void sum_tiles(A (&sums)[8][TILES][WARP][4], const T*
     }
   }
   for (; at < end; at += STEP) {
-    // A lane's 16 bytes are inside, or none of them is.
+    // A lane's 16 bytes are either all inside the slice or all outside.
     const bool inside = at + offset < end;
     const uint4 w_low = inside ? load_16(base + low + at) : zeros;
     const uint4 w_high = inside && HALVES == 2 ? load_16(base + high + at) : zeros;

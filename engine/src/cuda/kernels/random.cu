@@ -1,5 +1,5 @@
-// Weights out of a seed, as bf16 or widened to f32. Every number is a function of its row's state and its column.
-// Twin: weights::RandomTensors, equal bits.
+// Random weights from a seed, as bf16 or widened to f32. Every number is a function of its row's state and
+// its column. Twin: weights::RandomTensors, equal bits.
 
 // The finalizer of splitmix64.
 __device__ __forceinline__ u64 mix(u64 x) {
@@ -10,12 +10,12 @@ __device__ __forceinline__ u64 mix(u64 x) {
 }
 
 __device__ __forceinline__ bf16 random_number(u64 state, u32 column, float size) {
-  // 24 bits make a number in [-1, 1) exactly.
+  // 24 bits give an exact number in [-1, 1).
   const float unit = (float)(u32)(mix(state + column) >> 40) / 8388608.0f - 1.0f;
   return narrow(unit * size);
 }
 
-// states [rows] -> out [rows, columns], number i of a row that of column first + i. Grid (rows), 256 threads.
+// states [rows] -> out [rows, columns]; element i of a row is column first + i. Grid (rows), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     random_bf16(const u64* states, bf16* out, u32 first, u32 columns, float size) {
   const u64 state = states[blockIdx.x];

@@ -1,9 +1,9 @@
-// What ranks make of each other's parts: the rest of the contract's tree, and rows put side by side. Parts are read where
-// they lie, behind one pointer a rank; pointers past the last rank are null and are not followed.
-// Twins: collective::shared_memory, equal bits.
+// Combines the parts of tensor-parallel ranks: the rest of the contract's tree, and rows placed side by side.
+// Kernels read each part in place through one pointer per rank; pointers past the last rank are null and are
+// not dereferenced. Twins: collective::shared_memory, equal bits.
 
-// sum[i] = the tree of docs/contract.md C2 over parts [ranks][len] f32; ranks 1, 2, 4 or 8. Nothing is added for ranks that
-// are not there, not even zeros. Grid (ceil(len / 256)), 256 threads.
+// sum[i] = the tree of docs/contract.md C2 over parts [ranks][len] f32; ranks 1, 2, 4 or 8. Nothing is added
+// for absent ranks, not even zeros. Grid (ceil(len / 256)), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     sum_ranks(const float* p0, const float* p1, const float* p2, const float* p3, const float* p4, const float* p5,
               const float* p6, const float* p7, float* sum, u64 len, u32 ranks) {
@@ -16,8 +16,8 @@ extern "C" __global__ void __launch_bounds__(256)
   sum[i] = total;
 }
 
-// Part r [rows, first(r + 1) - first(r)] f32 with first(r) = floor(r * width / ranks) -> out [rows, width] f32.
-// Grid (ceil(width / 256), rows), 256 threads.
+// Concatenates the ranks' columns: part r [rows, first(r + 1) - first(r)] f32 with first(r) = floor(r * width
+// / ranks) -> out [rows, width] f32. Grid (ceil(width / 256), rows), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     side_by_side(const float* p0, const float* p1, const float* p2, const float* p3, const float* p4, const float* p5,
                  const float* p6, const float* p7, float* out, u32 width, u32 ranks) {

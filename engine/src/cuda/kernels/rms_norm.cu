@@ -1,12 +1,13 @@
-// Root mean square norm: out = x / sqrt(mean(x^2) + eps) * weight, and what comes before and behind it.
-//   x [rows, width] f32, delta [rows, width] f32 or null: x becomes x + delta first; weight [width] f32
-//   -> out [rows, width] f32, rounded [rows, width] bf16 or null: out as a product reads it
-// Grid (rows), 256 threads. Twin: cpu_kernels::reference::rms_norm, to tolerance: the sum of squares has an order of
-// its own (thread i takes i, i + 256, ..; then lanes by halves, then warps in order), the same at every row
-// count. The sum and the rounding are those of `add` and `to_bf16`, equal bits.
+// RMS norm: out = x / sqrt(mean(x^2) + eps) * weight, fused with a preceding add and a following rounding.
+//   x [rows, width] f32; delta [rows, width] f32 or null: added to x first, in place; weight [width] f32
+//   -> out [rows, width] f32, rounded [rows, width] bf16 or null: out as the input of a product
+// Grid (rows), 256 threads. Twin: cpu_kernels::reference::rms_norm, to tolerance: the sum of squares is added
+// in another order (thread i adds i, i + 256, ..; then a butterfly over each warp's lanes, then warps in
+// order), the same at every row count. The sum and the rounding equal those of `add` and `to_bf16` bit for
+// bit.
 extern "C" __global__ void __launch_bounds__(256)
     rms_norm(float* x, const float* delta, const float* weight, float* out, bf16* rounded, u32 width, float eps) {
-  // Loads of a thread that are under way together.
+  // Loads of a thread that are in flight together.
   constexpr u32 AHEAD = 8;
   __shared__ float warp_sums[8];
   const u64 first = (u64)blockIdx.x * width;
@@ -26,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (base + 256 * j < width) row[base + 256 * j] = numbers[j];
       }
     }
-    // Zeros behind the end change nothing.
+    // Zeros past the end change nothing.
 #pragma unroll
     for (u32 j = 0; j < AHEAD; ++j) sum = fmaf(numbers[j], numbers[j], sum);
   }

@@ -1,4 +1,4 @@
-// What is done to rows number by number. Twins, equal bits: cpu `Backend::add`, `take_logit_rows`, `finish_sum`,
+// Elementwise operations on rows. Twins, equal bits: cpu `Backend::add`, `take_logit_rows`, `finish_sum`,
 // half::bf16::from_f32.
 
 // sum[i] += x[i] for i < len. Grid (ceil(len / 256)), 256 threads.
@@ -7,7 +7,7 @@ extern "C" __global__ void __launch_bounds__(256) add(float* sum, const float* x
   if (i < len) sum[i] = sum[i] + x[i];
 }
 
-// Rounds what a product will read. Grid (ceil(len / 256)), 256 threads.
+// Rounds the input of a product to bf16. Grid (ceil(len / 256)), 256 threads.
 extern "C" __global__ void __launch_bounds__(256) to_bf16(const float* x, bf16* out, u64 len) {
   const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i < len) out[i] = narrow(x[i]);
@@ -19,8 +19,8 @@ extern "C" __global__ void __launch_bounds__(256) take_rows(const float* x, cons
   for (u32 i = threadIdx.x; i < width; i += blockDim.x) out[(u64)blockIdx.x * width + i] = x[from + i];
 }
 
-// What comes after the sum of all ranks: sum [rows, width] times scales [width] or null, plus bias [width] or null.
-// Grid (rows), 256 threads.
+// Epilogue of the sum over all ranks: sum [rows, width] times scales [width] or null, plus bias [width] or
+// null. Grid (rows), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     finish_sum(float* sum, const float* scales, const float* bias, u32 width) {
   float* row = sum + (u64)blockIdx.x * width;

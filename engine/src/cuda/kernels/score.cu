@@ -1,16 +1,17 @@
-// Log probabilities of raw rows, as clients are told: the row's highest logit, the logarithm of the sum of all exp(logit - it),
-// the logit of the token that was drawn, or is given, and the likeliest tokens with theirs. The sum has the twin's order (lane id % 256 in
-// order of id, lanes of a warp by halves, warps in order), so that what the host makes of these numbers has its bits.
-// Twin: speculation::logits::score, equal bits.
+// Log probabilities of raw rows, as reported to clients: the row's highest logit, the logarithm of the sum of
+// all exp(logit - highest), the logit of the drawn or given token, and the most likely tokens with their
+// logits. The sum has the twin's order (thread id % 256 adds ids in order, a butterfly over each warp's
+// lanes, warps in order), so that the host computes the same bits from these numbers. Twin:
+// speculation::logits::score, equal bits.
 
-// What is asked of one row; written by `ops/score.rs`.
+// Request for one row; written by `ops/score.rs`.
 struct ScoreRow {
-  u32 draw;   // whose token, among the draws; past all of them: `given`
+  u32 draw;   // index of the draw whose token is scored; 0xffffffff: `given`
   u32 top_n;  // at most `width`, and at most `vocab`
   u32 given;
 };
 
-// What is said of it.
+// Result for one row.
 struct Scored {
   double max;
   double log_sum;  // NaN where a logit is NaN or +infinity, or all are -infinity
@@ -23,7 +24,7 @@ struct Likely {
   float logit;
 };
 
-// The greatest of a block's ranks; every thread gets it.
+// Greatest rank of a block; every thread gets it.
 __device__ __forceinline__ u64 block_greatest(u64 x, u64 (&shared)[8]) {
   for (int step = WARP / 2; step > 0; step /= 2) {
     const u64 other = __shfl_xor_sync(0xffffffffu, x, step);
@@ -36,8 +37,8 @@ __device__ __forceinline__ u64 block_greatest(u64 x, u64 (&shared)[8]) {
   return x;
 }
 
-// raw [num, stride] f32, of whose rows the first `vocab` numbers count; rows [num], drawn [*] -> scored [num], top [num, width].
-// Grid (num), 256 threads.
+// raw [num, stride] f32, of which the first `vocab` columns are used; rows [num], drawn [*] -> scored [num],
+// top [num, width]. Grid (num), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     score(const float* raw, const ScoreRow* rows, const Drawn* drawn, Scored* scored, Likely* top, u32 vocab, u32 stride,
           u32 width) {
@@ -65,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(256)
     result.log_sum = ln(block_sum(sum, sums));
     const u32 token_id = row.draw == 0xffffffffu ? row.given : drawn[row.draw].token_id;
     result.logit = token_id < vocab ? z[token_id] : NEG_INF;
-    // One after the other: those that were found are greater than all that are left.
+    // Finds one token per pass: all found so far rank above all others.
     for (u32 i = 0; i < row.top_n; ++i) {
       if (i > 0) {
         u64 next = 0;

@@ -1,7 +1,8 @@
 // silu(gate) * up.
-//   gate_up [rows, 2 * width] f32 -> out [rows, width] f32, rounded [rows, width] bf16 or null: out as a product reads it
-// Grid (ceil(width / 1024), rows), 256 threads of four numbers each. Twin: cpu_kernels::reference::silu_mul, equal
-// bits.
+//   gate_up [rows, 2 * width] f32 -> out [rows, width] f32
+//   rounded [rows, width] bf16 or null: out as the input of a product
+// Grid (ceil(width / 1024), rows), 256 threads of four numbers each. Twin: cpu_kernels::reference::silu_mul,
+// equal bits.
 __device__ __forceinline__ float silu_mul(float gate, float up) { return gate / (1.0f + exp_f32(-gate)) * up; }
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -1,13 +1,14 @@
-// Products of many rows: a block computes 128 channels x 16 * NT rows, and its warps share what it reads. A
-// warp has 32 channels and half of the rows. Operands go to shared memory by asynchronous copies, all but one
-// of the stages ahead; a stage is two steps of K, and a step is the 64 bytes of K that a step of sum_tiles
-// is, so that every element is summed in the order of products.cuh.
+// Products of many rows: a block computes a tile of 128 channels x 16 * NT rows, and its warps share the
+// operands that it loads. A warp computes 32 channels and half of the rows. Asynchronous copies bring
+// operands to shared memory in a ring of stages, all but one of which are in flight. A stage is two steps of
+// K. A step is the 64 bytes of K that a step of sum_tiles is, so every element is summed in the order of
+// products.cuh.
 //
-// In shared memory a step is rows of 64 bytes, weights first. Eight lanes that read 16 bytes each, four to a
-// row of two neighbouring ones, read 128 bytes in a row: no two of them want the same bank.
+// In shared memory a step is rows of 64 bytes, weights first. Eight lanes that read 16 bytes each, four lanes
+// per row of two neighbouring rows, read 128 consecutive bytes, so there are no bank conflicts.
 //
-// The slices' sums go through the contract's tree while they come: a binary counter, of which three levels
-// are held besides.
+// The slices' sums are added in the contract's tree as they become available, like a binary counter that
+// holds up to three levels.
 constexpr u32 TILE_CHANNELS = 128;
 template <int NT>
 constexpr u32 STAGES = NT > 4 ? 3 : 4;
@@ -19,7 +20,7 @@ struct Tile {
   static constexpr u32 CHUNKS = (TILE_CHANNELS + ROWS) * CHUNKS_OF_ROW;
 };
 
-// The steps of all slices, one after the other.
+// Iterates over the steps of all slices in order.
 struct Steps {
   const u32* borders;
   u32 slice, at;
@@ -29,7 +30,7 @@ struct Steps {
     at = borders[0];
     skip();
   }
-  // To the next slice that has numbers left; 8 where there is none.
+  // Advances to the next slice with numbers left; 8 if there is none.
   __device__ __forceinline__ void skip() {
     while (slice < 8 && at >= borders[slice + 1]) {
       ++slice;
@@ -42,13 +43,13 @@ struct Steps {
   }
 };
 
-// Sums of a warp: two times 16 channels, NT times 8 rows.
+// Accumulators of a warp: two groups of 16 channels, NT groups of 8 rows.
 template <typename A, int NT>
 struct Sums {
   A of[2][NT][4];
 };
 
-// Calls `f(m, t, i)` for each of a lane's sums.
+// Calls `f(m, t, i)` for each of a lane's accumulators.
 template <int NT, typename F>
 __device__ __forceinline__ void for_each(F f) {
 #pragma unroll
@@ -61,7 +62,7 @@ __device__ __forceinline__ void for_each(F f) {
   }
 }
 
-// Three levels of the tree, and the whole sum in the highest of them once slice 7 is in it.
+// Three levels of the tree; after slice 7 the highest level holds the complete sum.
 template <int NT>
 struct Tree {
   Sums<float, NT> level[3];
@@ -91,7 +92,7 @@ struct Tree {
   }
 };
 
-// Where a warp's element belongs.
+// Output column and row of a warp's element.
 __device__ __forceinline__ u32 tiled_column(int m, int i) {
   return blockIdx.y * TILE_CHANNELS + threadIdx.x / WARP % 4 * 32 + 16 * m + threadIdx.x % WARP / 4 + (i / 2) * 8;
 }
@@ -100,7 +101,7 @@ __device__ __forceinline__ u32 tiled_row(int t, int i) {
   return blockIdx.x * Tile<NT>::ROWS + threadIdx.x / (4 * WARP) * 8 * NT + 8 * t + threadIdx.x % 4 * 2 + i % 2;
 }
 
-// What a thread copies of the rows of each step: 16 bytes at each of these offsets behind the block's first row.
+// The rows that a thread copies for each step: 16 bytes at each of these offsets from the block's first row.
 template <typename T, int NT>
 struct RowCopies {
   static constexpr u32 HELD = 16 / sizeof(T);
@@ -108,7 +109,7 @@ struct RowCopies {
   const T* x;
   u32 column, x_offset[OF_ROWS];
 
-  // Rows past the last are copies of it that nobody stores.
+  // Rows past the last are copies of it; their results are not stored.
   __device__ __forceinline__ RowCopies(const T* all_x, Sizes sizes) {
     const u32 first_row = blockIdx.x * Tile<NT>::ROWS;
     x = all_x + (u64)first_row * sizes.k;
@@ -118,7 +119,7 @@ struct RowCopies {
     for (u32 c = 0; c < OF_ROWS; ++c) x_offset[c] = min(64 * c + row, sizes.rows - 1 - first_row) * sizes.k;
   }
 
-  // Starts the copies of the step that begins at `at` of a slice that ends at `end`: zeros behind the end.
+  // Starts the copies of the step at `at` of a slice that ends at `end`; zeros after the end.
   __device__ __forceinline__ void start(uint4* to, u32 at, u32 end) const {
     const bool inside = at + column < end;
     const u32 from = inside ? at + column : at;
@@ -133,7 +134,7 @@ struct RowCopies {
 template <typename A, int NT>
 __device__ __forceinline__ void multiply_step(Sums<A, NT>& acc, const uint4* step);
 
-// Operands of one type, a step of each beside the other in shared memory.
+// Operands of one type: weights and rows of a step are adjacent in shared memory.
 template <typename T, int NT>
 struct Plain {
   static constexpr u32 STEP_OF_K = 4 * (16 / sizeof(T)), STEPS_OF_STAGE = 2, NUM_BORDERS = 9;
@@ -143,7 +144,7 @@ struct Plain {
   u32 w_offset[OF_WEIGHTS];
   RowCopies<T, NT> rows;
 
-  // Channels past the last are copies of it that nobody stores.
+  // Channels past the last are copies of it; their results are not stored.
   __device__ __forceinline__ Plain(const T* x, const T* all_weights, Sizes sizes) : rows(x, sizes) {
     const u32 first_channel = blockIdx.y * TILE_CHANNELS;
     weights = all_weights + (u64)first_channel * sizes.k;
@@ -152,7 +153,7 @@ struct Plain {
     for (u32 c = 0; c < OF_WEIGHTS; ++c) w_offset[c] = min(64 * c + row, sizes.n - 1 - first_channel) * sizes.k;
   }
 
-  // Starts the copies of the step of a slice that begins at `at`.
+  // Starts the copies of the step at `at` of a slice.
   __device__ __forceinline__ void start(uint4* to, u32 slice, u32 at, const u32* cuts) const {
     const u32 end = cuts[slice + 1];
     const bool inside = at + rows.column < end;
@@ -162,7 +163,7 @@ struct Plain {
     rows.start(to + 256 * OF_WEIGHTS, at, end);
   }
 
-  // Multiplies the step that lies at `staged`.
+  // Multiplies the step at `staged`.
   template <typename A>
   static __device__ __forceinline__ void multiply_staged(Sums<A, NT>& acc, const uint4* staged) { multiply_step(acc, staged); }
 };
@@ -187,8 +188,9 @@ __device__ __forceinline__ void multiply_step(Sums<A, NT>& acc, const uint4* ste
   }
 }
 
-// Runs over all of K and calls `finish(slice)` behind each of the eight slices, whose sums `acc` then holds; what it leaves in
-// `acc` is where the next slice begins. Operands say how a step of K is copied to shared memory and multiplied: see Plain.
+// Runs over all of K and calls `finish(slice)` after each of the eight slices, when `acc` holds the slice's
+// sums. The next slice continues from the values that `finish` leaves in `acc`. Operands define how a step of
+// K is copied to shared memory and multiplied: see Plain.
 template <typename Operands, typename A, int NT, typename Finish>
 __device__ __forceinline__ void run_stages(Sums<A, NT>& acc, const Operands operands, const u32* borders, Finish finish) {
   constexpr u32 STEP = Operands::STEP_OF_K, STEPS_OF_STAGE = Operands::STEPS_OF_STAGE;
@@ -215,8 +217,8 @@ __device__ __forceinline__ void run_stages(Sums<A, NT>& acc, const Operands oper
     if (here.slice == 8) break;
     do {
       if (step == 0) {
-        // This stage has arrived for all threads, and all of them are done with the one before, which the next
-        // copies overwrite.
+        // This stage has arrived for all threads, and all of them have finished the previous one, which the
+        // next copies overwrite.
         cp_async_wait<STAGES<NT> - 2>();
         __syncthreads();
         copy_stage();
@@ -230,14 +232,14 @@ __device__ __forceinline__ void run_stages(Sums<A, NT>& acc, const Operands oper
   cp_async_wait<0>();
 }
 
-// The same with operands of one type.
+// run_stages with operands of one type.
 template <typename T, typename A, int NT, typename Finish>
 __device__ __forceinline__ void run_tiled(Sums<A, NT>& acc, const T* x, const T* weights, const u32* borders, Sizes sizes,
                                           Finish finish) {
   run_stages(acc, Plain<T, NT>(x, weights, sizes), borders, finish);
 }
 
-// Calls `write(sum, row, column)` for each element of the block.
+// Calls `write(sum, row, column)` for each element of the block's tile.
 template <int NT, typename Write>
 __device__ __forceinline__ void write_tiled(const Sums<float, NT>& sums, Sizes sizes, Write write) {
   for_each<NT>([&](int m, int t, int i) {
@@ -246,8 +248,9 @@ __device__ __forceinline__ void write_tiled(const Sums<float, NT>& sums, Sizes s
   });
 }
 
-// The whole product where registers hold two levels of the tree besides the sums under way: the third, which is written once and
-// read once, waits in `out`, each element where its thread will put `finish(sum, column)`.
+// The whole product with only two levels of the tree in registers besides the accumulators. The third level,
+// which is written once and read once, is kept in `out`, at the place where the thread will store
+// `finish(sum, column)`.
 template <typename Operands, int NT, typename Finish>
 __device__ __forceinline__ void sum_parked(Sums<float, NT>& acc, const Operands operands, const u32* borders, float* out,
                                            Sizes sizes, Finish finish) {
@@ -258,7 +261,8 @@ __device__ __forceinline__ void sum_parked(Sums<float, NT>& acc, const Operands 
     } else if (!(slice & 2)) {
       for_each<NT>([&](int m, int t, int i) { level[1].of[m][t][i] = level[0].of[m][t][i] + acc.of[m][t][i]; });
     } else {
-      // Not known before the loop over K: registers would hold where every element goes all the while.
+      // Hidden from the optimizer, which would otherwise keep every element's address in registers during the
+      // loop over K.
       const u32 n = opaque(sizes.n), rows = opaque(sizes.rows);
       const u32 first_column = opaque(tiled_column(0, 0)), first_row = opaque(tiled_row<NT>(0, 0));
       for_each<NT>([&](int m, int t, int i) {

@@ -1,17 +1,18 @@
-// Keys and values of token trees. Rows of a tree are stored in the order in which they come, and a row attends, at each position from
-// the tree's start on, to its own ancestor there, wherever that is stored. What is done about it is copies, which are exact:
-// attention itself has no mask, no list of keys and no branch that depends on a tree.
+// Keys and values of token trees. Rows of a tree are stored in the order in which they arrive. At each
+// position from the tree's start on, a row attends to its own ancestor, wherever that is stored. These
+// kernels copy the ancestors into place; copies are exact, and attention needs no mask, no list of keys and
+// no branch that depends on a tree.
 //   kv [blocks][layers][kv_heads][K: 16 x head_dim | V: head_dim x 16] bf16; a slot is block * 16 + offset
 // Twins, equal bits: those of `parity/trees.rs`.
 
 #define NOWHERE 0xffffffffu
 
-// Where the keys of a layer's and head's block begin; its values follow them.
+// Offset of the keys of a block for a layer and head; its values follow them.
 __device__ __forceinline__ u64 keys_of(u64 block, u32 layer, u32 layers, u32 kv_head, u32 kv_heads, u32 head_dim) {
   return ((block * layers + layer) * kv_heads + kv_head) * (u64)(32 * head_dim);
 }
 
-// Puts blocks together: position i of block b comes from slot sources[16 b + i], and is zeros where that is NOWHERE.
+// Assembles blocks: position i of block b is a copy of slot sources[16 b + i], or zeros if that is NOWHERE.
 //   sources [blocks][16] -> own [blocks][kv_heads][K: 16 x head_dim | V: head_dim x 16]
 // Grid (blocks, kv_heads), 128 threads; head_dim a multiple of 8, at most 128.
 extern "C" __global__ void __launch_bounds__(128)
@@ -21,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(128)
   __syncthreads();
   const u32 kv_head = blockIdx.y, kv_heads = gridDim.y;
   bf16* keys = own + ((u64)blockIdx.x * kv_heads + kv_head) * (32 * head_dim);
-  // Keys lie token by token: as many chunks of 16 bytes.
+  // Keys are stored token by token: copied in chunks of 16 bytes.
   const u32 chunks = head_dim / 8;
   for (u32 i = threadIdx.x; i < 16 * chunks; i += 128) {
     const u32 slot = slots[i / chunks];
@@ -32,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(128)
     }
     ((uint4*)keys)[i] = chunk;
   }
-  // Values lie dimension by dimension: a thread has one, 16 numbers from as many places.
+  // Values are stored dimension by dimension: each thread handles one dimension and collects 16 numbers.
   if (threadIdx.x >= head_dim) return;
   u32 pairs[8];
 #pragma unroll
@@ -50,9 +51,9 @@ extern "C" __global__ void __launch_bounds__(128)
   values[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
 }
 
-// Copies what tokens left behind, one after the other: copies [num_copies][from slot, to slot]. A thread has a dimension of its own in
-// all of them, so that they follow one another without a barrier.
-// Grid (layers, kv_heads), 128 threads.
+// Copies the keys and values of tokens between slots, in order: copies [num_copies][from slot, to slot]. A
+// thread handles the same dimensions in all copies, so that no barrier is needed between them. Grid (layers,
+// kv_heads), 128 threads.
 extern "C" __global__ void __launch_bounds__(128) copy_tokens(bf16* kv, const u32* copies, u32 num_copies, u32 head_dim) {
   const u32 layers = gridDim.x, kv_heads = gridDim.y;
   for (u32 i = 0; i < num_copies; ++i) {

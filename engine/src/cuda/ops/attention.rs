@@ -1,4 +1,4 @@
-//! Attention over a pass's tiles: what it launches, and what it checks before.
+//! Attention over a pass's tiles: checks and launches.
 
 use std::ops::Range;
 
@@ -12,12 +12,12 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{ATTENTION, Kernel};
 
-/// Splits of a row that one warp joins; more are joined by eight warps, to the same bits.
+/// Maximum number of splits of a row that one warp merges. For more, eight warps merge them, with equal bits.
 const MERGED_BY_A_WARP: usize = 8;
-/// Head sizes that have a kernel, in its order.
+/// Head sizes with a kernel, in the order of the kernels.
 const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
 
-/// Where a pass's tiling lies on the device.
+/// A pass's tiling on the device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TilingViews<'a> {
     pub(crate) tiles: View<'a, Query>,
@@ -27,23 +27,23 @@ pub(crate) struct TilingViews<'a> {
 }
 
 impl TilingViews<'_> {
-    /// Numbers of what the splits of a turn come to.
+    /// Size of the partial results of the largest turn, in numbers.
     pub(crate) fn partial_len(&self, layout: HeadLayout) -> usize {
         self.turns.iter().map(|turn| turn.num_parts).max().unwrap_or(0) * part_len(layout)
     }
 
-    /// Numbers of the blocks that rows of trees have to themselves, of a turn; 0 where there is no tree.
+    /// Size of the own blocks of tree rows in the largest turn, in numbers; 0 without trees.
     pub(crate) fn own_len(&self, layout: HeadLayout) -> usize {
         self.turns.iter().map(|turn| turn.own.len()).max().unwrap_or(0) * own_block_len(layout)
     }
 }
 
-/// What rows of token trees attend to besides: put together for each turn and layer.
+/// Own blocks of the rows of token trees; assembled for each turn and layer.
 #[derive(Debug)]
 pub(crate) struct Own<'a, M> {
     /// `[own blocks of the pass][16]`.
     pub(crate) sources: View<'a, u32>,
-    /// `[own blocks][kv heads][K: 16 x head_dim | V: head_dim x 16]`, for the turn that has most.
+    /// `[own blocks][kv heads][K: 16 x head_dim | V: head_dim x 16]`, for the largest turn.
     pub(crate) blocks: &'a mut Tensor<M, bf16>,
 }
 
@@ -54,22 +54,22 @@ pub(crate) struct Attention<'a, M> {
     pub(crate) qkv: &'a Tensor<M, f32>,
     /// `[rows]`.
     pub(crate) positions: View<'a, u32>,
-    /// As `WriteKv` lays it out: `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
+    /// In the layout of `WriteKv`: `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
     pub(crate) kv: &'a Tensor<M, bf16>,
-    /// Where the pass has token trees.
+    /// Present if the pass has token trees.
     pub(crate) own: Option<Own<'a, M>>,
-    /// All block tables, one behind the other; each covers its tiles' keys with blocks inside `kv`, or with own ones.
+    /// All block tables, concatenated. Each covers its tiles' keys with blocks inside `kv` or own blocks.
     pub(crate) tables: View<'a, u32>,
     pub(crate) tiling: TilingViews<'a>,
-    /// `[parts][kv heads][head_dim + 2]`, for the turn that has most.
+    /// `[parts][kv heads][head_dim + 2]`, for the largest turn.
     pub(crate) partial: &'a mut Tensor<M, f32>,
     pub(crate) layout: HeadLayout,
-    /// This layer and how many there are.
+    /// Index of this layer, and the number of layers.
     pub(crate) layer: (usize, usize),
     pub(crate) window: Option<u32>,
     /// `[rows, layout.q_width()]`.
     pub(crate) out: &'a mut Tensor<M, f32>,
-    /// `[rows, layout.q_width()]`: `out` as a product reads it.
+    /// `[rows, layout.q_width()]`: `out` as the input of a product.
     pub(crate) rounded: Option<&'a mut Tensor<M, bf16>>,
 }
 
@@ -102,7 +102,7 @@ impl<M: DeviceMemory> Attention<'_, M> {
         turns.iter().try_for_each(|turn| self.launch_turn(executor, turn))
     }
 
-    /// The splits of a turn, what they need of trees, and what joins them. All was checked.
+    /// Launches a turn: own blocks of trees, splits, merge. `launch` has checked everything.
     fn launch_turn<E>(&mut self, executor: &mut E, turn: &Turn) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
@@ -118,7 +118,7 @@ impl<M: DeviceMemory> Attention<'_, M> {
         self.launch_merge(executor, turn)
     }
 
-    /// Splits of tiles of one size, and which of the pass's own blocks come first.
+    /// Launches the splits of the tiles of one width. The second item is the first own block of the turn.
     fn launch_work<E>(
         &mut self,
         executor: &mut E,
@@ -140,7 +140,8 @@ impl<M: DeviceMemory> Attention<'_, M> {
         let params = params.u32(first_own).u32(self.layout.row_width()).u32(group).u32(layer).u32(layers);
         let params = params.u32(window).f32(scale);
         let grid = [turn_work.len() as u32, num_kv_heads as u32, 1];
-        // SAFETY: the kernel's parameters; rows, tiles and parts are there by `launch`'s checks, blocks by the batch's.
+        // SAFETY: these are the kernel's parameters; `launch` has checked rows, tiles and partial results,
+        // the batch its blocks.
         unsafe { executor.launch(kernel_for(head_dim, is_wide)?, grid, &mut { params }) }
     }
 
@@ -157,17 +158,18 @@ impl<M: DeviceMemory> Attention<'_, M> {
         let params = params.write(self.out).write_if(self.rounded.as_deref_mut()).u32(turn.queries.start);
         let params = params.u32(group).u32(head_dim).u32(window);
         let grid = [turn.queries.len() as u32, num_kv_heads as u32, 1];
-        // SAFETY: the kernel's parameters; the tiles of these queries have a part for every split that a position needs.
+        // SAFETY: these are the kernel's parameters; the tiles of these queries have a partial result for
+        // every split that a position needs.
         unsafe { executor.launch(merge, grid, &mut { params }) }
     }
 }
 
-/// Whether there is a kernel for heads of this size.
+/// Returns an error if no kernel supports heads of this size.
 pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), CudaError> {
     kernel_for(head_dim, false).map(drop)
 }
 
-/// For tiles of 16 queries, or of 64.
+/// Returns the kernel for tiles of 16 or of 64 queries.
 fn kernel_for(head_dim: usize, is_wide: bool) -> Result<&'static Kernel, CudaError> {
     let index = HEAD_DIMS.iter().position(|&size| size == head_dim);
     let known = format!("one of {HEAD_DIMS:?}");

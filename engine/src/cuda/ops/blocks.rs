@@ -1,51 +1,52 @@
-//! How a product is cut into blocks: which kernel, which grid, and what each warp of a block does. Pure
-//! arithmetic on shapes; no choice made here changes a bit of the result, for every kernel sums an element in
-//! one order (`kernels/products.cuh`).
+//! Divides a product into blocks: which kernel, which grid, and the work of each warp of a block. Pure
+//! arithmetic on shapes. No choice made here changes a bit of the result, because every kernel sums an
+//! element in one order (`kernels/products.cuh`).
 
 use cpu_kernels::NUM_SLICES;
 
-/// Warps of a block.
+/// Warps per block.
 const WARPS: usize = 8;
-/// Streaming multiprocessors of an H100 SXM: fewer blocks leave some of them idle.
+/// Streaming multiprocessors of an H100 SXM; fewer blocks leave some of them idle.
 const MULTIPROCESSORS: usize = 132;
-/// Channels of a group of warps. Fewer than 16 leave a part of the tensor cores' operand empty, which costs
-/// nothing where few rows wait for weights, and makes more blocks.
+/// Channels per group of warps. Fewer than 16 leave a part of the tensor cores' operand empty, which costs
+/// nothing if few rows wait for weights, and gives more blocks.
 pub(super) const CHANNELS: [usize; 4] = [16, 8, 4, 2];
-/// Rows of a block of the kernels whose warps read for themselves.
+/// Rows per block of the kernels whose warps load their own operands.
 const FEW_ROWS: [usize; 2] = [8, 32];
-/// Rows and channels of a block of the kernels whose warps share what they read.
+/// Rows and channels per block of the kernels whose warps share operands.
 pub(super) const TILE_ROWS: [usize; 3] = [64, 80, 128];
 pub(super) const TILE_CHANNELS: usize = 128;
-/// Operations that tensor cores do while the cache gives a byte (modelled: 360 TFLOP/s, 5.5 TB/s).
+/// Arithmetic intensity at which the tensor cores and the L2 cache are balanced, in operations per byte
+/// (modelled: 360 TFLOP/s, 5.5 TB/s).
 const OPERATIONS_OF_BYTE: usize = 65;
-/// Fewer shared tiles than this take longer than small blocks, which have a fifth of the rate and all
-/// multiprocessors (modelled).
+/// Minimum number of shared tiles. Fewer take longer than small blocks, which reach a fifth of the rate but
+/// use all multiprocessors (modelled).
 const LEAST_TILES: usize = 32;
 
 /// The kernel of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Variant {
-    /// Each warp reads its own operands: blocks of 8 or 32 rows, groups of warps of 16, 8, 4 or 2 channels.
+    /// Each warp loads its own operands: blocks of 8 or 32 rows, groups of 16, 8, 4 or 2 channels.
     Few { rows: usize, channels: usize },
     /// The warps of a block share a tile of 128 channels and 64, 80 or 128 rows.
     Tiled { rows: usize },
 }
 
-/// A product as it is launched.
+/// Launch shape of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Blocks {
-    /// Blocks along rows, then along channels: neighbours share weights.
+    /// Blocks along rows, then along channels: neighbouring blocks share weights.
     pub(super) grid: [usize; 2],
-    /// Of [`Variant::Few`]: the first slice that holds numbers, how many do (as a logarithm), channels of a
-    /// group of warps.
+    /// For [`Variant::Few`]: the first slice that holds numbers, the number of such slices (as a logarithm),
+    /// channels per group of warps.
     pub(super) cut: [usize; 3],
 }
 
 impl Variant {
-    /// For `rows` x `n` outputs over slices that end at these borders; `tiles` are the heights of shared
-    /// tiles that there are.
+    /// Chooses the kernel for `rows` x `n` outputs over slices with these borders; `tiles` are the available
+    /// heights of shared tiles.
     pub(super) fn choose((rows, n): (usize, usize), borders: &[u32], tiles: &[usize]) -> Self {
-        // The longer of the operations of whole waves and of the bytes that blocks read, for each number of K.
+        // Cost per number of K: the maximum of the operations of whole waves and the bytes that blocks read.
         let cost = |height: &usize| {
             let blocks = rows.div_ceil(*height) * n.div_ceil(TILE_CHANNELS);
             let waves = blocks.div_ceil(MULTIPROCESSORS) * MULTIPROCESSORS;
@@ -65,7 +66,7 @@ impl Variant {
         };
         let narrowest = CHANNELS[CHANNELS.len() - 1];
         let filling = CHANNELS.into_iter().find(|&channels| fill(channels, MULTIPROCESSORS));
-        // A matrix that does not even fill half of them is read in no time, however it is cut.
+        // A matrix that does not fill half of them takes very little time in any variant.
         few(filling.unwrap_or(if fill(narrowest, MULTIPROCESSORS / 2) { narrowest } else { CHANNELS[0] }))
     }
 }
@@ -85,14 +86,14 @@ impl Blocks {
     }
 }
 
-/// How a bf16 product is cut, for models of its time: its kernel, and its blocks along rows and channels.
+/// Kernel and grid (blocks along rows and channels) of a bf16 product, for models of its time.
 #[cfg(test)]
 pub(crate) struct Cutting {
     pub(crate) variant: Variant,
     pub(crate) grid: [usize; 2],
 }
 
-/// See [`Cutting`]; by a kernel that is named, where one is.
+/// See [`Cutting`]. `forced` selects a kernel.
 #[cfg(test)]
 pub(crate) fn model_of_product(
     shape: (usize, usize),
@@ -104,8 +105,8 @@ pub(crate) fn model_of_product(
     Cutting { variant, grid: Blocks::new(variant, shape, &borders).grid }
 }
 
-/// The smallest aligned run of 1, 2, 4 or 8 slices outside of which every slice is empty: its first, and the
-/// logarithm of its length.
+/// Returns the smallest aligned run of 1, 2, 4 or 8 slices that contains all nonempty slices: its first
+/// slice, and the logarithm of its length.
 fn used_slices(borders: &[u32]) -> (usize, usize) {
     let is_used = |s: &usize| borders.get(*s) < borders.get(*s + 1);
     let first = (0..NUM_SLICES).find(is_used).unwrap_or(0);
@@ -140,7 +141,7 @@ mod tests {
         ]
     }
 
-    /// Warps of a block that have a slice with numbers and a channel.
+    /// Counts a block's warps that have a slice with numbers and a channel.
     fn active_warps(blocks: &Blocks, borders: &[u32]) -> usize {
         let [first, log_slices, _] = blocks.cut;
         let slices = first..first + (1 << log_slices);
@@ -166,7 +167,7 @@ mod tests {
                 }
             }
         }
-        // As it was before: a block had a warp for each of eight slices, whoever owned it.
+        // Formerly a block had a warp for each of the eight slices, including those of other ranks.
         let down = borders(&KSlices::eighths(28_672, 32).owned(0..1).moved_to_zero(), 8);
         assert_eq!((0..8).filter(|&s| down[s] < down[s + 1]).count(), 1);
     }
@@ -182,7 +183,7 @@ mod tests {
         check([0, 0, 0, 0, 8, 16, 24, 32], (4, 2));
         check([0, 0, 8, 16, 16, 16, 16, 16], (2, 1));
         check([0, 0, 0, 0, 0, 0, 0, 8], (7, 0));
-        // Two slices that are neighbours and no pair; every other one empty.
+        // Two neighbouring slices that are not an aligned pair; alternating empty slices.
         check([0, 8, 16, 16, 16, 16, 16, 16], (0, 2));
         check([0, 16, 16, 32, 32, 48, 48, 64], (0, 3));
         check([0; 8], (0, 3));
@@ -223,9 +224,8 @@ mod tests {
         }
     }
 
-    /// Bytes that blocks in this order take from memory, where a cache of `cached` bytes keeps what was read
-    /// last: each block reads the rows of its weights and of its inputs. And the bytes that they take from
-    /// the cache.
+    /// Bytes that blocks in this order load from memory, given an LRU cache of `cached` bytes (each block
+    /// reads the rows of its weights and of its inputs), and bytes that they load in total.
     fn bytes_moved(order: &[[usize; 2]], row_bytes: usize, cached: usize) -> [usize; 2] {
         let (mut memory, mut all, mut kept) = (0, 0, Vec::<((usize, usize), usize)>::new());
         for &[weights, inputs] in order {
@@ -246,8 +246,7 @@ mod tests {
         [memory, all]
     }
 
-    /// 32 sequences of 5 rows through the widest matrix of an 8B model. The cache is an H100's, of which half
-    /// is counted.
+    /// 32 sequences of 5 rows through the widest matrix of an 8B model. The cache is half of an H100's.
     #[test]
     fn weights_are_read_once_for_160_rows() {
         let (rows, n, k) = (160, 28_672, 4096);
@@ -261,7 +260,7 @@ mod tests {
         let by_rows = (0..blocks.grid[1])
             .flat_map(|c| (0..blocks.grid[0]).map(move |r| [name(c, TILE_CHANNELS), name(r, height)]));
         let after = bytes_moved(&by_rows.collect::<Vec<_>>(), row_bytes, cached);
-        // As it was: blocks of 16 channels and 32 rows, channels first.
+        // Formerly: blocks of 16 channels and 32 rows, channels first.
         let by_channels = (0..rows / 32).flat_map(|r| (0..n / 16).map(move |c| [name(c, 16), name(r, 32)]));
         let before = bytes_moved(&by_channels.collect::<Vec<_>>(), row_bytes, cached);
         let part = |bytes: usize| bytes as f64 / needed as f64;

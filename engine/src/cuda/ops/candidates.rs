@@ -1,4 +1,5 @@
-//! The best few tokens of a row by the coupled draw's scores, for the children of a token tree; only ids and scores come back.
+//! The best tokens of a row by the coupled draw's scores, for the children of a token tree. Only ids and
+//! scores are copied to the host.
 
 use speculation::tree::MAX_CANDIDATES;
 use speculation::{TokenId, TokenLogprobs};
@@ -9,7 +10,7 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
 use crate::cuda::sources::DRAW;
 
-/// A token with its score, as `draw.cu` writes it.
+/// A token with its score, in the layout of `draw.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 struct Candidate {
@@ -18,19 +19,19 @@ struct Candidate {
     unused: u32,
 }
 
-/// In place of an id where a row has no more tokens that may be drawn.
+/// Marks the end of a row's candidates.
 const NO_TOKEN: u32 = u32::MAX;
 
-/// What a row came to.
+/// Candidates of a row.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Found {
-    /// Ids and scores, best first; none where nothing may be drawn.
+    /// Ids and scores, best first; empty if no token may be drawn.
     pub(crate) best: Vec<(TokenId, f64)>,
-    /// `-ln` of the probability of the first at temperature 1, before filters.
+    /// `-ln` of the first candidate's probability at temperature 1, before filters.
     pub(crate) surprise: f32,
 }
 
-/// Kept between steps.
+/// Buffers that are reused between steps.
 #[derive(Debug)]
 pub(crate) struct CandidateBuffers<M> {
     draws: Held<M, DrawRow>,
@@ -50,7 +51,7 @@ impl<M> Default for CandidateBuffers<M> {
     }
 }
 
-/// Copies the rows of `draws` before filters mask tokens in them: a surprise is a matter of the whole row.
+/// Copies the rows of `draws` before filters mask tokens in them: the surprise depends on the whole row.
 pub(crate) fn keep_edited<E: Executor>(
     executor: &mut E,
     buffers: &mut CandidateBuffers<E::Memory>,
@@ -60,8 +61,9 @@ pub(crate) fn keep_edited<E: Executor>(
     keep_raw(executor, &mut buffers.scoring, logits, (&first_scores(draws), stride))
 }
 
-/// Finds the best tokens of rows of `logits` `[*, stride]`, of which the first `vocab` numbers count, by the scores of their `draws`;
-/// [`keep_edited`] had the same rows, and row i's draw is number `places[i]` of the last ones. [`candidates`] reads what was found.
+/// Finds the best tokens of rows of `logits` `[*, stride]`, of which the first `vocab` columns are used, by
+/// the scores of their `draws`. [`keep_edited`] must have been called with the same rows; row i's draw is
+/// number `places[i]` of the latest ones. [`candidates`] reads the result.
 pub(crate) fn find_candidates<E: Executor>(
     executor: &mut E,
     (buffers, drawing): (&mut CandidateBuffers<E::Memory>, &DrawBuffers<E::Memory>),
@@ -87,14 +89,14 @@ where
     let found = buffers.found.make_room(executor, listed, "candidates")?;
     let num_draws = draws.len() as u32;
     let params = Params::default().read(logits).read(rows).write(parts).u32(vocab).u32(stride);
-    // SAFETY: the kernel's parameters; every row is there by the checks.
+    // SAFETY: these are the kernel's parameters; the checks ensure that every row is in bounds.
     unsafe { executor.launch(kernel, [num_draws, num_parts as u32, 1], &mut { params }) }?;
     let params = Params::default().read(parts).write(found).u32(num_parts);
-    // SAFETY: the kernel's parameters; the parts are those of the launch before.
+    // SAFETY: these are the kernel's parameters; the parts are those of the previous launch.
     unsafe { executor.launch(join, [num_draws, 1, 1], &mut { params }) }
 }
 
-/// Waits for the last [`find_candidates`], which had these draws, and reads what it found, in their order.
+/// Waits for the latest [`find_candidates`], which had these draws, and returns its results in their order.
 pub(crate) fn candidates<E: Executor>(
     executor: &mut E,
     buffers: &CandidateBuffers<E::Memory>,
@@ -108,7 +110,7 @@ where
         return Ok(Vec::new());
     }
     let found = buffers.found.tensor().read(executor, 0..draws.len() * MAX_CANDIDATES)?;
-    // No token is scored again by the host: the stride is not looked at.
+    // The host scores no token again, so the stride is not used.
     let scores = scores(executor, &buffers.scoring, (&first_scores(draws), &[]), (vocab, vocab))?;
     let of_row = |(row, score): (&[Candidate], TokenLogprobs)| {
         let listed = row.iter().take_while(|candidate| candidate.token_id != NO_TOKEN);
@@ -118,7 +120,7 @@ where
     Ok(found.chunks_exact(MAX_CANDIDATES).zip(scores).map(of_row).collect())
 }
 
-/// The probability of each row's drawn token, which is its first candidate.
+/// Requests for the probability of each row's drawn token, which is its first candidate.
 fn first_scores(draws: &[DrawRow]) -> Vec<ScoreRow> {
     draws.iter().map(|draw| ScoreRow { row: draw.row, top_n: 0, given: None }).collect()
 }

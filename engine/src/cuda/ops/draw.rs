@@ -1,4 +1,4 @@
-//! The coupled draw on the device; only ids come back.
+//! The coupled draw on the device; only ids are copied to the host.
 
 use speculation::SequenceSpec;
 use speculation::noise::Purpose;
@@ -10,7 +10,7 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
 use crate::cuda::sources::DRAW;
 
-/// One row's draw, as `draw.cu` reads it.
+/// One row's draw, in the layout of `draw.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct DrawRow {
@@ -19,13 +19,13 @@ pub(crate) struct DrawRow {
     pub(crate) position: u32,
     pub(crate) temperature: f32,
     pub(crate) purpose: u32,
-    /// Of the logits.
+    /// Row of the logits.
     pub(crate) row: u32,
     unused: u32,
 }
 
 impl DrawRow {
-    /// The draw of a sequence's token at `position` from row `row`.
+    /// Creates the draw of a sequence's token at `position` from row `row`.
     pub(crate) fn new(row: u32, spec: &SequenceSpec, position: u32) -> Self {
         let (seed, choice, temperature) = (spec.seed, spec.choice, spec.sampling.temperature);
         Self { seed, choice, position, temperature, purpose: Purpose::Draw as u32, row, unused: 0 }
@@ -37,19 +37,19 @@ impl DrawRow {
     }
 }
 
-/// What came out of a row.
+/// Result of a row.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct Drawn {
     pub(crate) token_id: u32,
-    /// 0: drawn; 1: `token_id`'s logit is NaN or infinite; 2: nothing is allowed.
+    /// 0: drawn; 1: `token_id`'s logit is NaN or +infinity; 2: every logit is -infinity.
     pub(crate) status: u32,
 }
 
-/// Neighbours of a row that one block takes, as `parts.cuh` has it.
+/// Consecutive numbers of a row per block: `PART` of `parts.cuh`.
 pub(super) const PART: usize = 4096;
 
-/// Parts of a row, whose number is a grid's.
+/// Number of parts of a row, which is a grid size.
 pub(super) fn num_parts(kernel: &'static str, (vocab, stride): (usize, usize)) -> Result<usize, CudaError> {
     check(kernel, ("vocab", vocab), (1..=stride).contains(&vocab), format!("1 to {stride}"))?;
     let parts = vocab.div_ceil(PART);
@@ -57,7 +57,7 @@ pub(super) fn num_parts(kernel: &'static str, (vocab, stride): (usize, usize)) -
     Ok(parts)
 }
 
-/// What a part of a row came to, as `draw.cu` writes and reads it.
+/// Result of a part of a row, in the layout of `draw.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub(super) struct DrawPart {
@@ -67,7 +67,7 @@ pub(super) struct DrawPart {
     best_id: u32,
 }
 
-/// Where edits, filters and draws go to and come from, kept between steps.
+/// Inputs and outputs of edits, filters and draws; reused between steps.
 #[derive(Debug)]
 pub(crate) struct DrawBuffers<M> {
     pub(super) edits: Held<M, LogitEdit>,
@@ -92,13 +92,14 @@ impl<M> Default for DrawBuffers<M> {
 }
 
 impl<M> DrawBuffers<M> {
-    /// What the last [`draw`] drew, once it has run.
+    /// Results of the latest [`draw`], once it has run.
     pub(super) fn drawn(&self) -> &Held<M, Drawn> {
         &self.drawn
     }
 }
 
-/// Draws from rows of `logits` `[*, stride]`, of which the first `vocab` numbers count; [`drawn`] reads what.
+/// Draws from rows of `logits` `[*, stride]`, of which the first `vocab` columns are used; [`drawn`] reads
+/// the results.
 pub(crate) fn draw<E: Executor>(
     executor: &mut E,
     buffers: &mut DrawBuffers<E::Memory>,
@@ -122,14 +123,14 @@ where
     let drawn = buffers.drawn.make_room(executor, draws.len(), "drawn ids")?;
     let num_draws = draws.len() as u32;
     let params = Params::default().read(logits).read(rows).write(parts).u32(vocab).u32(stride);
-    // SAFETY: the kernel's parameters; every row is there by the checks.
+    // SAFETY: these are the kernel's parameters; the checks ensure that every row is in bounds.
     unsafe { executor.launch(kernel, [num_draws, num_parts as u32, 1], &mut { params }) }?;
     let params = Params::default().read(parts).read(rows).write(drawn).u32(num_parts);
-    // SAFETY: the kernel's parameters; parts and draws are those of the launch before.
+    // SAFETY: these are the kernel's parameters; parts and draws are those of the previous launch.
     unsafe { executor.launch(join, [num_draws, 1, 1], &mut { params }) }
 }
 
-/// Waits for the last [`draw`], which had as many draws, and reads what it drew.
+/// Waits for the latest [`draw`], which had the same number of draws, and returns its results.
 pub(crate) fn drawn<E: Executor>(
     executor: &mut E,
     buffers: &DrawBuffers<E::Memory>,

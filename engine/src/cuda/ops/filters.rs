@@ -1,4 +1,4 @@
-//! min-p, top-k and top-p where the logits are: what they bar is masked, so that a draw sees only what is kept.
+//! min-p, top-k and top-p on the device: excluded tokens are masked, so that a draw sees only the kept ones.
 
 use speculation::SamplingParams;
 
@@ -8,27 +8,27 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
 use crate::cuda::sources::FILTERS;
 
-/// One row's filters, as `filters.cu` reads them.
+/// One row's filters, in the layout of `filters.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct FilterRow {
-    /// Of the logits.
+    /// Row of the logits.
     pub(crate) row: u32,
     pub(crate) top_k: u32,
     pub(crate) top_p: f32,
     pub(crate) temperature: f32,
-    /// Negative infinity where there is no min_p.
+    /// Negative infinity without min_p.
     ln_min_p: f64,
 }
 
 impl FilterRow {
-    /// The filters of a sequence on row `row`; nothing where it has none, or is greedy.
+    /// Returns the filters of a sequence on row `row`, or `None` if it has none or is greedy.
     pub(crate) fn new(row: u32, sampling: &SamplingParams) -> Option<Self> {
         if sampling.is_greedy() || !sampling.has_filters() {
             return None;
         }
         let SamplingParams { top_k, top_p, temperature, min_p, .. } = *sampling;
-        // A min_p of 0 has a logarithm that nothing is below.
+        // A min_p of 0 has the logarithm -infinity, which excludes nothing.
         let ln_min_p = if min_p > 0.0 { speculation::math::ln(f64::from(min_p)) } else { f64::NEG_INFINITY };
         Some(Self { row, top_k, top_p, temperature, ln_min_p })
     }
@@ -39,17 +39,17 @@ impl FilterRow {
     }
 }
 
-/// Tokens of the order that a part's block, and the one that joins parts, look at: `CANDIDATES` of `filters.cu`.
+/// Maximum number of sorted candidates per part and per row: `CANDIDATES` of `filters.cu`.
 const CANDIDATES: usize = 1024;
-/// Rows that are filtered together; more take turns with the same memory.
+/// Rows filtered per batch; further batches reuse the same memory.
 const ROWS: usize = 64;
 
-/// Bytes of the parts' candidates of rows of `vocab` tokens.
+/// Size of the candidates of one batch of rows of `vocab` tokens, in bytes.
 pub(crate) fn candidate_bytes(vocab: usize) -> usize {
     ROWS * vocab.div_ceil(PART) * CANDIDATES * size_of::<u64>()
 }
 
-/// What a part of a row says of itself, as `filters.cu` writes and reads it.
+/// Summary of a part of a row, in the layout of `filters.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 struct FilterPart {
@@ -61,7 +61,7 @@ struct FilterPart {
     unused: u32,
 }
 
-/// What filters leave between their launches, and which rows they could not decide.
+/// Intermediate results of the filter kernels, and the rows that they could not decide.
 #[derive(Debug)]
 pub(super) struct FilterBuffers<M> {
     parts: Held<M, FilterPart>,
@@ -81,8 +81,8 @@ impl<M> Default for FilterBuffers<M> {
     }
 }
 
-/// Masks what `filters` bar in rows of `logits` `[*, stride]`, of which the first `vocab` numbers count; [`undecided`] reads where it
-/// could not.
+/// Masks the tokens that `filters` exclude in rows of `logits` `[*, stride]`, of which the first `vocab`
+/// columns are used; [`undecided`] returns the rows that it could not decide.
 pub(crate) fn keep<E: Executor>(
     executor: &mut E,
     buffers: &mut DrawBuffers<E::Memory>,
@@ -112,7 +112,8 @@ where
         let rows = (filters.len() - first).min(ROWS) as u32;
         let (by_part, by_row) = ([rows, num_parts as u32, 1], [rows, 1, 1]);
         let params = Params::default().read(logits).read_from(on_device, first).write(parts).write(ranks);
-        // SAFETY: the kernel's parameters; every row is there by the checks, and parts and candidates for as many rows.
+        // SAFETY: these are the kernel's parameters; the checks ensure that every row is in bounds, and parts
+        // and candidates have room for this number of rows.
         unsafe { executor.launch(find, by_part, &mut { params.u32(vocab).u32(stride) }) }?;
         let params = Params::default().read(parts).read(ranks).read_from(on_device, first);
         let params = params.write_from(last, first).write_from(undecided, first).u32(vocab).u32(num_parts);
@@ -125,7 +126,8 @@ where
     Ok(())
 }
 
-/// Waits for the last [`keep`], which had these filters, and reads which of the rows could not be decided and are as they were.
+/// Waits for the latest [`keep`], which had these filters, and returns the rows that it could not decide and
+/// left unchanged.
 pub(crate) fn undecided<E: Executor>(
     executor: &mut E,
     buffers: &DrawBuffers<E::Memory>,

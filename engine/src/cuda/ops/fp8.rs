@@ -1,4 +1,4 @@
-//! Products with eight-bit floats: weights as `kernels/fp8.cu` reads them, and checked launches. Sums are those of `gemm`.
+//! FP8 products: packing of weights for `kernels/fp8.cu`, and checked launches. Sums are those of `gemm`.
 
 use cpu_kernels::NUM_SLICES;
 use half::bf16;
@@ -9,14 +9,14 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::FP8;
 
-/// Numbers of a row that lie together: two steps of K. A slice is whole blocks.
+/// Weights per block of a row: two steps of K. A slice is a whole number of blocks.
 const BLOCK: usize = 64;
-/// Numbers that four lanes read of a step, and each of them.
+/// Weights per step, and per lane and step.
 const STEP: usize = 32;
 const OF_LANE: usize = 8;
-/// Numbers in a word.
+/// Weights per word.
 const OF_WORD: usize = 4;
-/// Borders of slices.
+/// Number of slice borders.
 const BORDERS: usize = NUM_SLICES + 1;
 
 const FAMILY: Family = Family {
@@ -24,7 +24,7 @@ const FAMILY: Family = Family {
     tiled: &[(TILE_ROWS[0], FP8.kernel(4)), (TILE_ROWS[1], FP8.kernel(5)), (TILE_ROWS[2], FP8.kernel(6))],
 };
 
-/// Where a number's bits lie in its half of a word, for the first two numbers of it and for the last two.
+/// Bits of each code in its half of a word, for the first two and for the last two numbers of the word.
 const FIRST: [u16; 256] = places(false);
 const LAST: [u16; 256] = places(true);
 
@@ -41,15 +41,15 @@ const fn places(is_last: bool) -> [u16; 256] {
     places
 }
 
-/// How a row of eight-bit floats lies on a device: slice by slice, each in whole blocks.
+/// Layout of a row of FP8 weights on a device: slice by slice, each in whole blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fp8Layout {
-    /// Of K, then of a row in bytes.
+    /// Borders of K, then byte offsets in a row.
     borders: Vec<u32>,
 }
 
 impl Fp8Layout {
-    /// For slices that end at these borders of K.
+    /// Creates the layout for slices with these borders of K.
     pub(crate) fn new(of_k: &[u32]) -> Self {
         let mut borders = of_k.to_vec();
         let mut at = 0;
@@ -61,22 +61,22 @@ impl Fp8Layout {
         Self { borders }
     }
 
-    /// What the kernels take.
+    /// All borders, as the kernels take them.
     pub(crate) fn borders(&self) -> &[u32] {
         &self.borders
     }
 
-    /// Those of K.
+    /// The borders of K.
     pub(crate) fn of_k(&self) -> &[u32] {
         &self.borders[..self.borders.len() / 2]
     }
 
-    /// Bytes of a row.
+    /// Size of a row in bytes.
     pub(crate) fn row_bytes(&self) -> usize {
         self.borders.last().map_or(0, |&end| end as usize)
     }
 
-    /// Lays out a row of `k` codes.
+    /// Packs a row of `k` codes.
     pub(crate) fn place(&self, codes: &[u8], out: &mut [u8]) {
         let (of_k, of_row) = self.borders.split_at(self.borders.len() / 2);
         let slices = of_k.windows(2).zip(of_row.windows(2));
@@ -90,12 +90,12 @@ impl Fp8Layout {
     }
 }
 
-/// Lays out a block; numbers that the last one of a slice lacks are zeros.
+/// Packs a block; missing numbers of a slice's last block become zeros.
 fn place_block(codes: &[u8], out: &mut [u8]) {
     let mut whole = [0; BLOCK];
     whole[..codes.len()].copy_from_slice(codes);
     for (word, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-        // A lane has two words of a step, then two of the next.
+        // A lane has two words of one step, then two of the next.
         let (lane, step, in_step) = (word / 4, word / 2 % 2, word % 2);
         let at = step * STEP + lane * OF_LANE + in_step * OF_WORD;
         let [a, b, c, d] = [0, 1, 2, 3].map(|i| usize::from(whole[at + i]));
@@ -104,18 +104,18 @@ fn place_block(codes: &[u8], out: &mut [u8]) {
     }
 }
 
-/// `x` times `weights`, each sum times its channel's scale.
+/// `x` times `weights`, each sum multiplied by its channel's scale.
 #[derive(Debug)]
 pub(crate) struct GemmFp8<'a, M> {
     /// `[rows, k]`.
     pub(crate) x: &'a Tensor<M, bf16>,
-    /// `[n, row bytes]`, as [`Fp8Layout::place`] leaves them.
+    /// `[n, row bytes]`, packed by [`Fp8Layout::place`].
     pub(crate) weights: &'a Tensor<M, u8>,
-    /// `[n]`; none for a rank's part of a sum, whose channels are scaled after it.
+    /// `[n]`; `None` for a rank's partial sum, which is scaled after the sum over ranks.
     pub(crate) channel_scales: Option<&'a Tensor<M, f32>>,
     /// `[n]`.
     pub(crate) bias: Option<&'a Tensor<M, f32>>,
-    /// [`Fp8Layout::borders`] on the device, and what they come from.
+    /// [`Fp8Layout::borders`] on the device, and the layout.
     pub(crate) layout: (&'a Tensor<M, u32>, &'a Fp8Layout),
     /// `[rows, n]`.
     pub(crate) out: &'a mut Tensor<M, f32>,
@@ -129,7 +129,7 @@ impl<M: DeviceMemory> GemmFp8<'_, M> {
         self.launch_as(executor, shape, None)
     }
 
-    /// The same by a kernel that is named, for tests.
+    /// Launches a given kernel, for tests.
     pub(crate) fn launch_as<E>(
         self,
         executor: &mut E,
@@ -151,7 +151,7 @@ impl<M: DeviceMemory> GemmFp8<'_, M> {
         let params = Params::default().read(self.x).read(self.weights).read_if(self.channel_scales);
         let params = params.read_if(self.bias).read(borders).write(self.out);
         let params = chosen.params(params.u32(rows).u32(n).u32(k));
-        // SAFETY: the kernel's parameters; every element is there by the checks.
+        // SAFETY: these are the kernel's parameters; the checks ensure that every element is in bounds.
         unsafe { executor.launch(kernel, chosen.grid, &mut { params }) }
     }
 }
@@ -160,7 +160,7 @@ impl<M: DeviceMemory> GemmFp8<'_, M> {
 mod tests {
     use super::*;
 
-    /// What the kernel makes of a word's half, before it multiplies.
+    /// Bits that the kernel extracts from a word, before it multiplies.
     fn widened(word: u32, number: usize) -> u32 {
         let both = match number {
             0 | 1 => word & 0x87f0_87f0,
@@ -192,7 +192,7 @@ mod tests {
         let codes: Vec<u8> = (0..208).map(|i| 1 + (i % 125) as u8).collect();
         let mut out = vec![0xff; 320];
         layout.place(&codes, &mut out);
-        // Of each word its first number; padded ones are zeros.
+        // The first number of each word; padding is zero.
         let first = |byte: usize| widened(u32::from_le_bytes([0, 1, 2, 3].map(|i| out[byte + i])), 0) >> 4;
         let code = |k: usize| u32::from(codes[k]);
         assert_eq!([first(0), first(4), first(8), first(16)], [code(0), code(4), 0, 0]);

@@ -1,4 +1,4 @@
-//! bf16 products in one tensor-core shape and one order of K, whatever the number of rows.
+//! bf16 products in one tensor-core shape and one order of K, at every row count.
 
 use cpu_kernels::{KSlices, NUM_SLICES};
 use half::bf16;
@@ -10,9 +10,10 @@ use crate::cuda::blas::Product;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::{GEMM_BF16, GEMM_TILED, Kernel};
 
-/// Numbers that a lane reads at a time: slices must not cut them.
+/// Numbers per load of a lane: slices must not cut them.
 pub(crate) const GRAIN: usize = 8;
-/// Rows of a launch: far more than a pass has, and offsets inside a block's operands stay below 2^32.
+/// Maximum number of rows per launch: far more than a pass has, and offsets inside a block's operands stay
+/// below 2^32.
 const MAX_ROWS: usize = 1 << 21;
 
 const FAMILY: Family = Family {
@@ -24,7 +25,8 @@ const FAMILY: Family = Family {
     ],
 };
 
-/// The borders of K that a kernel's eight warps sum by themselves: the contract's slices where it cuts.
+/// Returns the borders of K between the slices that a kernel's eight warps sum separately: the contract's
+/// slices, if it defines any.
 pub(crate) fn borders(slices: &KSlices, grain: usize) -> Vec<u32> {
     let ranges = slices.ranges();
     if ranges.len() == NUM_SLICES {
@@ -34,13 +36,13 @@ pub(crate) fn borders(slices: &KSlices, grain: usize) -> Vec<u32> {
     whole_borders(k, grain)
 }
 
-/// Eighths of K in whole grains, where the contract leaves the order to the kernel.
+/// Eighths of K in whole grains, for products whose order the contract leaves to the kernel.
 fn whole_borders(k: usize, grain: usize) -> Vec<u32> {
     let slices = KSlices::eighths(k, grain);
     std::iter::once(0).chain(slices.ranges().iter().map(|slice| slice.end as u32)).collect()
 }
 
-/// What is wrong with borders: not nine, not ascending from 0 to `k`, or not on whole grains.
+/// Returns an error unless there are nine borders, ascending from 0 to `k`, all multiples of `grain`.
 pub(crate) fn check_borders(
     kernel: &'static str,
     borders: &[u32],
@@ -53,7 +55,8 @@ pub(crate) fn check_borders(
     check(kernel, ("borders", borders.len()), is_good, format!("nine, from 0 to {k}, multiples of {grain}"))
 }
 
-/// Checks the operands that all products share: weights `[n, k]` (of fp8 `[n, row bytes]`), borders, bias `[n]`, `out` `[rows, n]`.
+/// Checks the operands that all products share: weights `[n, k]` (for FP8 `[n, row bytes]`), borders, bias
+/// `[n]`, `out` `[rows, n]`.
 pub(super) fn check_product<T: bytemuck::Pod, M: DeviceMemory>(
     kernel: &'static str,
     (rows, n, k): (usize, usize, usize),
@@ -67,14 +70,14 @@ pub(super) fn check_product<T: bytemuck::Pod, M: DeviceMemory>(
     check_len(kernel, "bias", bias.map_or(n, Tensor::len), n)
 }
 
-/// Kernels of one format: those of few rows (8 and 32, each with 16 channels a warp and with fewer), and
+/// Kernels of one format: those for few rows (8 and 32, each with 16 and with fewer channels per group), and
 /// those whose warps share tiles.
 pub(super) struct Family {
     pub(super) few: [[&'static Kernel; 2]; 2],
     pub(super) tiled: &'static [(usize, &'static Kernel)],
 }
 
-/// A kernel, its grid, and the parameters that say how its warps share the work.
+/// A kernel, its grid, and the parameters that divide the work among its warps.
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub(super) kernel: &'static Kernel,
@@ -83,8 +86,8 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    /// For so many rows and channels over slices that end at these borders; `forced` is for tests of one
-    /// kernel.
+    /// Chooses the kernel for this number of rows and channels over slices with these borders; `forced`
+    /// selects a kernel, for tests.
     pub(super) fn new(
         family: &Family,
         (rows, n): (usize, usize),
@@ -125,7 +128,7 @@ impl Chosen {
         self.cut.is_none()
     }
 
-    /// The parameters of the cut, where the kernel takes them.
+    /// Adds the parameters of the cut, if the kernel takes them.
     pub(super) fn params(&self, params: Params) -> Params {
         self.cut.iter().flatten().fold(params, |params, number| params.u32(*number))
     }
@@ -140,7 +143,7 @@ pub(crate) struct GemmBf16<'a, M> {
     pub(crate) weights: &'a Tensor<M, bf16>,
     /// `[n]`.
     pub(crate) bias: Option<&'a Tensor<M, f32>>,
-    /// On the device and, the same, on the host.
+    /// Borders on the device, and the same borders on the host.
     pub(crate) borders: (&'a Tensor<M, u32>, &'a [u32]),
     /// `[rows, n]`.
     pub(crate) out: &'a mut Tensor<M, f32>,
@@ -154,7 +157,7 @@ impl<M: DeviceMemory> GemmBf16<'_, M> {
         self.launch_as(executor, shape, None)
     }
 
-    /// The same by a kernel that is named, for tests.
+    /// Launches a given kernel, for tests.
     pub(crate) fn launch_as<E>(
         self,
         executor: &mut E,
@@ -173,12 +176,13 @@ impl<M: DeviceMemory> GemmBf16<'_, M> {
         let params =
             Params::default().read(self.x).read(self.weights).read_if(self.bias).read(self.borders.0);
         let params = chosen.params(params.write(self.out).u32(rows).u32(n).u32(k));
-        // SAFETY: the kernel's parameters; every element is there by the checks.
+        // SAFETY: these are the kernel's parameters; the checks ensure that every element is in bounds.
         unsafe { executor.launch(kernel, chosen.grid, &mut { params }) }
     }
 
-    /// The same by the executor's library, without the bias, where it has one and takes it for so many rows; says whether it did. The
-    /// order of sums is the library's.
+    /// Computes the product with the executor's library, without the bias. Returns whether it did: the
+    /// executor may have no library, or not use it for this number of rows. The order of sums is the
+    /// library's.
     pub(crate) fn by_library<E>(
         &mut self,
         executor: &mut E,
@@ -194,7 +198,7 @@ impl<M: DeviceMemory> GemmBf16<'_, M> {
         check_len(name, "weights", self.weights.len(), n * k)?;
         check_len(name, "out", self.out.len(), rows * n)?;
         let (x, weights, out) = (self.x.address(), self.weights.address(), self.out.address());
-        // SAFETY: every element is there by the checks.
+        // SAFETY: the checks ensure that every element is in bounds.
         unsafe { executor.multiply(&Product { x, weights, out, shape: [rows, n, k] }) }
     }
 }

@@ -1,4 +1,4 @@
-//! What works on the heads of a row. Shapes and twins stand in `heads.cu`.
+//! Operations on the heads of a row. Shapes and twins are documented in `heads.cu`.
 
 use cpu_kernels::HeadLayout;
 use half::bf16;
@@ -8,12 +8,13 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{HEADS, Kernel};
 
-/// Of queries and of keys.
+/// Norm weights of queries and of keys.
 type Norms<'a, M> = (&'a Tensor<M, f32>, &'a Tensor<M, f32>);
 /// Cosines and sines.
 type Angles<'a> = (View<'a, f32>, View<'a, f32>);
 
-/// Normalises the query and key heads of `qkv` `[rows, layout.row_width()]` by weights `[head_dim]`.
+/// Applies RMS norm to the query and key heads of `qkv` `[rows, layout.row_width()]`, with weights
+/// `[head_dim]`.
 pub(crate) fn norm_heads<E: Executor>(
     executor: &mut E,
     qkv: &mut Tensor<E::Memory, f32>,
@@ -30,11 +31,11 @@ pub(crate) fn norm_heads<E: Executor>(
     let params =
         params.u32(layout.num_heads).u32(layout.num_kv_heads).u32(layout.head_dim).f32(eps.0).f32(eps.1);
     let grid = [rows as u32, (layout.num_heads + layout.num_kv_heads) as u32, 1];
-    // SAFETY: the kernel's parameters; every head is there by the checks.
+    // SAFETY: these are the kernel's parameters; the checks ensure that every head is in bounds.
     unsafe { executor.launch(kernel, grid, &mut { params }) }
 }
 
-/// Turns them by the angles `[rows, head_dim / 2]` of each row.
+/// Applies rotary embedding to the query and key heads by the angles `[rows, head_dim / 2]` of each row.
 pub(crate) fn rotate<E: Executor>(
     executor: &mut E,
     qkv: &mut Tensor<E::Memory, f32>,
@@ -42,14 +43,14 @@ pub(crate) fn rotate<E: Executor>(
     (rows, layout): (usize, HeadLayout),
 ) -> Result<(), CudaError> {
     check_heads(HEADS.kernel(1), rows, layout, qkv.len())?;
-    // SAFETY: every head is there by the check.
+    // SAFETY: the check ensures that every head is in bounds.
     unsafe { rotate_at(executor, qkv.address(), angles, (rows, layout)) }
 }
 
-/// The same by address.
+/// [`rotate`] by address.
 ///
 /// # Safety
-/// `qkv` holds `rows` rows of the layout that outlive the launch, and nothing else writes them.
+/// `qkv` must hold `rows` rows of the layout that outlive the launch, and nothing else may write them.
 pub(crate) unsafe fn rotate_at<E: Executor>(
     executor: &mut E,
     qkv: u64,
@@ -63,11 +64,11 @@ pub(crate) unsafe fn rotate_at<E: Executor>(
     let params = Params::default().u64(qkv).view(angles.0).view(angles.1);
     let params = params.u32(layout.num_heads).u32(layout.num_kv_heads).u32(layout.head_dim);
     let grid = [rows as u32, (layout.num_heads + layout.num_kv_heads) as u32, 1];
-    // SAFETY: the kernel's parameters; every head is there by the checks.
+    // SAFETY: these are the kernel's parameters; the checks ensure that every head is in bounds.
     unsafe { executor.launch(kernel, grid, &mut { params }) }
 }
 
-/// Stores keys and values.
+/// Writes keys and values to paged KV.
 #[derive(Debug)]
 pub(crate) struct WriteKv<'a, M> {
     /// `[rows, layout.row_width()]`.
@@ -77,7 +78,7 @@ pub(crate) struct WriteKv<'a, M> {
     /// `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
     pub(crate) kv: &'a mut Tensor<M, bf16>,
     pub(crate) layout: HeadLayout,
-    /// This layer and how many there are.
+    /// Index of this layer, and the number of layers.
     pub(crate) layer: (usize, usize),
 }
 
@@ -90,16 +91,17 @@ impl<M: DeviceMemory> WriteKv<'_, M> {
         self.check(kernel, rows)?;
         let params = Params::default().read(self.qkv).view(self.slots).write(self.kv).u32(layout.num_heads);
         let params = params.u32(layout.num_kv_heads).u32(layout.head_dim).u32(layer).u32(layers);
-        // SAFETY: the kernel's parameters; rows are there by the checks, slots inside KV by the batch's.
+        // SAFETY: these are the kernel's parameters; the checks ensure that rows are in bounds, the batch
+        // that slots are inside KV.
         unsafe { executor.launch(kernel, [rows as u32, layout.num_kv_heads as u32, 1], &mut { params }) }
     }
 }
 
 impl<M: DeviceMemory> WriteKv<'_, M> {
-    /// [`rotate`] and the above at once; the keys in `qkv` stay as they were.
+    /// Fused [`rotate`] and write; the keys in `qkv` stay unrotated.
     ///
     /// # Safety
-    /// Whoever holds `qkv` expects that its queries are turned.
+    /// The owner of `qkv` must expect its queries to be rotated in place.
     pub(crate) unsafe fn launch_with_turn<E>(
         self,
         executor: &mut E,
@@ -118,7 +120,8 @@ impl<M: DeviceMemory> WriteKv<'_, M> {
         let params = Params::default().read(qkv).view(angles.0).view(angles.1).view(slots).write(kv);
         let params = params.u32(layout.num_heads).u32(layout.num_kv_heads).u32(layout.head_dim);
         let grid = [rows as u32, (layout.num_heads + layout.num_kv_heads) as u32, 1];
-        // SAFETY: the kernel's parameters; heads are there by the checks, slots inside KV by the batch's.
+        // SAFETY: these are the kernel's parameters; the checks ensure that heads are in bounds, the batch
+        // that slots are inside KV.
         unsafe { executor.launch(kernel, grid, &mut { params.u32(layer).u32(layers) }) }
     }
 

@@ -1,13 +1,14 @@
-//! Device memory that is kept between steps and filled anew in each, so that a step that is no larger than one before it
-//! allocates nothing.
+//! Device memory that is reused between steps: a step that is no larger than an earlier one allocates
+//! nothing.
 
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
 
-/// Buffers up to this size are taken in powers of two: what grows by a little with every token then seldom moves.
+/// Buffers up to this size are allocated in powers of two: buffers that grow slightly with every token are
+/// then seldom reallocated.
 const ROUNDED_BYTES: usize = 4 << 20;
 
-/// At least `len` elements in `slot`, whose content is of no matter.
+/// Ensures that `slot` holds at least `len` elements. Their content is unspecified.
 pub(crate) fn room<'a, E: Executor, T: bytemuck::Pod>(
     slot: &'a mut Option<Tensor<E::Memory, T>>,
     executor: &mut E,
@@ -15,7 +16,7 @@ pub(crate) fn room<'a, E: Executor, T: bytemuck::Pod>(
     purpose: &'static str,
 ) -> Result<&'a mut Tensor<E::Memory, T>, CudaError> {
     if slot.as_ref().is_none_or(|tensor| tensor.len() < len) {
-        // The old one goes first: both may not fit.
+        // The old buffer is freed first: both may not fit.
         executor.flush()?;
         *slot = None;
         *slot = Some(Tensor::zeros(executor, capacity(len, size_of::<T>()), purpose)?);
@@ -23,12 +24,12 @@ pub(crate) fn room<'a, E: Executor, T: bytemuck::Pod>(
     Ok(slot.as_mut().expect("filled above"))
 }
 
-/// Elements that are taken where `len` of `size` bytes are needed.
+/// Number of elements to allocate if `len` elements of `size` bytes are needed.
 fn capacity(len: usize, size: usize) -> usize {
     if len * size <= ROUNDED_BYTES { len.next_power_of_two() } else { len }
 }
 
-/// Elements of one step.
+/// Buffer of one step's elements.
 #[derive(Debug)]
 pub(crate) struct Held<M, T> {
     tensor: Option<Tensor<M, T>>,
@@ -42,7 +43,7 @@ impl<M, T> Default for Held<M, T> {
 }
 
 impl<M: DeviceMemory, T: bytemuck::Pod> Held<M, T> {
-    /// Uploads this step's.
+    /// Uploads this step's elements.
     pub(crate) fn fill<E>(
         &mut self,
         executor: &mut E,
@@ -56,7 +57,7 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Held<M, T> {
         Ok(self.tensor())
     }
 
-    /// Room for this step's, whose content is of no matter.
+    /// Ensures room for this step's elements. Their content is unspecified.
     pub(crate) fn make_room<E>(
         &mut self,
         executor: &mut E,
@@ -70,17 +71,17 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Held<M, T> {
         room(&mut self.tensor, executor, len, purpose)
     }
 
-    /// What holds this step's elements, and maybe more.
+    /// The buffer of this step's elements; it may be larger.
     pub(crate) fn tensor(&self) -> &Tensor<M, T> {
         self.tensor.as_ref().expect("a pass fills its inputs before it uses them")
     }
 
-    /// The same, where there was a step that had any.
+    /// The same, or `None` before the first use.
     pub(crate) fn held(&self) -> Option<&Tensor<M, T>> {
         self.tensor.as_ref()
     }
 
-    /// This step's elements.
+    /// Number of this step's elements.
     pub(crate) fn len(&self) -> usize {
         self.len
     }

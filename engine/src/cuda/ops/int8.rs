@@ -1,4 +1,4 @@
-//! int8 as docs/contract.md C1 has it: activations quantized by row and slice, exact sums.
+//! int8 products (docs/contract.md C1): activations quantized per row and slice, exact sums.
 
 use std::ops::Range;
 
@@ -11,17 +11,17 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::{GEMM_TILED, INT8, Kernel};
 
-/// Numbers that a lane reads at a time.
+/// Numbers per load of a lane.
 pub(crate) const GRAIN: usize = 16;
-/// Above this a sum of products could leave i32.
+/// From this K on, a sum of products could overflow i32.
 const MAX_K: usize = 1 << 17;
 
 const FEW: [[&Kernel; 2]; 2] = [[INT8.kernel(1), INT8.kernel(2)], [INT8.kernel(3), INT8.kernel(4)]];
-/// With one scale for a row, and with one for each of its slices.
+/// Kernels with one scale per row, and with one per row and slice.
 const EXACT: Family = Family { few: FEW, tiled: &[(64, GEMM_TILED.kernel(3)), (80, GEMM_TILED.kernel(4))] };
 const SLICED: Family = Family { few: FEW, tiled: &[(64, GEMM_TILED.kernel(5))] };
 
-/// Rows to int8, one scale for each slice of each.
+/// Quantizes rows to int8, with one scale per row and slice.
 #[derive(Debug)]
 pub(crate) struct QuantizeRows<'a, M> {
     /// `[rows, k]`.
@@ -33,7 +33,7 @@ pub(crate) struct QuantizeRows<'a, M> {
     /// `[rows, slices]`, from row `to_row` on.
     pub(crate) scales: &'a mut Tensor<M, f32>,
     pub(crate) to_row: usize,
-    /// Columns whose steps are kept; scales are of all.
+    /// Columns whose steps are stored; scales cover all columns.
     pub(crate) columns: Range<usize>,
 }
 
@@ -55,8 +55,8 @@ impl<M: DeviceMemory> QuantizeRows<'_, M> {
         let params = params.write_from(self.steps, self.to_row * kept);
         let params = params.write_from(self.scales, self.to_row * slices);
         let params = params.u32(k).u32(self.columns.start).u32(kept);
-        // SAFETY: the kernel's parameters; rows are there by the checks, borders end at k by `check_borders` of the
-        // product that they belong to.
+        // SAFETY: these are the kernel's parameters; the checks ensure that rows are in bounds, and
+        // `check_borders` of the product that uses the borders that they end at k.
         unsafe { executor.launch(kernel, [rows as u32, slices as u32, 1], &mut { params }) }
     }
 }
@@ -68,13 +68,13 @@ pub(crate) struct GemmInt8<'a, M> {
     pub(crate) x: (&'a Tensor<M, i8>, &'a Tensor<M, f32>),
     /// `[n, k]`.
     pub(crate) weights: &'a Tensor<M, i8>,
-    /// `[n]`; none for a rank's part of a sum, whose channels are scaled after it.
+    /// `[n]`; `None` for a rank's partial sum, which is scaled after the sum over ranks.
     pub(crate) channel_scales: Option<&'a Tensor<M, f32>>,
     /// `[n]`.
     pub(crate) bias: Option<&'a Tensor<M, f32>>,
-    /// Nine, on the device and, the same, on the host.
+    /// Nine borders on the device, and the same borders on the host.
     pub(crate) borders: (&'a Tensor<M, u32>, &'a [u32]),
-    /// Scales of a row: 1, or one for each part of K.
+    /// Scales per row: 1, or one for each slice of K.
     pub(crate) slices: usize,
     /// `[rows, n]`.
     pub(crate) out: &'a mut Tensor<M, f32>,
@@ -88,7 +88,7 @@ impl<M: DeviceMemory> GemmInt8<'_, M> {
         self.launch_as(executor, shape, None)
     }
 
-    /// The same by a kernel that is named, for tests.
+    /// Launches a given kernel, for tests.
     pub(crate) fn launch_as<E>(
         self,
         executor: &mut E,
@@ -114,9 +114,9 @@ impl<M: DeviceMemory> GemmInt8<'_, M> {
         let params =
             params.read_if(self.channel_scales).read_if(self.bias).read(self.borders.0).write(self.out);
         let params = chosen.params(params.u32(rows).u32(n).u32(k));
-        // Kernels of tiles are written for one number of scales each.
+        // Tiled kernels are compiled for a fixed number of scales.
         let params = if chosen.is_tiled() { params } else { params.u32(self.slices) };
-        // SAFETY: the kernel's parameters; every element is there by the checks.
+        // SAFETY: these are the kernel's parameters; the checks ensure that every element is in bounds.
         unsafe { executor.launch(kernel, chosen.grid, &mut { params }) }
     }
 }

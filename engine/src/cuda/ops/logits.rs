@@ -1,4 +1,4 @@
-//! Edits of raw logits, listed on the host (bias, penalties, barred stops) and applied where the logits are.
+//! Edits of raw logits (bias, penalties, excluded stop tokens): listed on the host, applied on the device.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
 use crate::cuda::sources::LOGITS;
 
-/// Barred by min_tokens.
+/// Excluded by min_tokens.
 const BARRED: u32 = 1;
 /// Has a bias.
 const BIASED: u32 = 2;
-/// Stands before the position.
+/// Occurs before the position.
 const SEEN: u32 = 4;
 
-/// What happens to one logit, as `logits.cu` reads it.
+/// Edit of one logit, in the layout of `logits.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct LogitEdit {
@@ -32,8 +32,8 @@ pub(crate) struct LogitEdit {
     pub(crate) presence: f32,
 }
 
-/// What `speculation::logits::process` does to the logits that follow `ids`, as edits of row `row`. Ids outside the
-/// vocabulary are left out.
+/// Returns the changes that `speculation::logits::process` makes to the logits after `ids`, as edits of row
+/// `row`. Ids outside the vocabulary are omitted.
 pub(crate) fn edits_of(
     row: u32,
     spec: &SequenceSpec,
@@ -59,7 +59,7 @@ pub(crate) fn edits_of(
     }
     for &(id, bias) in &sampling.logit_bias {
         let edit = edits.entry(id).or_insert_with(|| new(id));
-        // Two biases would be two roundings; an edit has one.
+        // Two biases would be rounded twice, but an edit has only one.
         check(
             "edit_logits",
             ("a biased token id", id as usize),
@@ -78,7 +78,8 @@ pub(crate) fn edits_of(
     Ok(edits.into_values().filter(|edit| (edit.token_id as usize) < vocab).collect())
 }
 
-/// Applies `edits` to `logits` `[rows, vocab]`. Each (row, id) may stand in them once: threads take them in any order.
+/// Applies `edits` to `logits` `[rows, vocab]`. Each (row, id) may occur once, because threads apply edits in
+/// any order.
 pub(crate) fn edit_logits<E: Executor>(
     executor: &mut E,
     buffers: &mut DrawBuffers<E::Memory>,
@@ -97,7 +98,8 @@ where
     let on_device = buffers.edits.fill(executor, edits, "logit edits")?;
     let params = Params::default().write(logits).read(on_device).u32(edits.len()).u32(vocab);
     let grid = [edits.len().div_ceil(kernel.threads as usize) as u32, 1, 1];
-    // SAFETY: the kernel's parameters; every place is inside by the check, and no two threads share one.
+    // SAFETY: these are the kernel's parameters; the check ensures that every edit is in bounds and that no
+    // two threads edit the same logit.
     unsafe { executor.launch(kernel, grid, &mut { params }) }
 }
 

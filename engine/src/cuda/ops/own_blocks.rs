@@ -1,6 +1,6 @@
-//! Blocks of keys and values that rows of token trees have to themselves: from the one in which the tree begins on, put together from
-//! the context's keys there and the row's ancestors', wherever these are stored. Pure index arithmetic: nothing of it is part of the
-//! numerics, for a row then meets the keys of a chain.
+//! Own blocks: keys and values that single rows of token trees attend to, from the block in which the tree
+//! begins on. They are assembled from the context's keys and the row's ancestors, wherever these are stored.
+//! Pure index arithmetic. It does not affect numerics: the row then attends to the same keys as in a chain.
 
 use std::ops::Range;
 
@@ -10,39 +10,40 @@ use speculation::tree::MAX_TREE_TOKENS;
 
 use super::tiling::{SPLIT_KEYS, WIDE_QUERIES};
 
-/// Blocks of a split.
+/// Blocks per split.
 const SPLIT_BLOCKS: usize = SPLIT_KEYS / BLOCK_SIZE;
-/// In a block table, as `attention.cu` has it: the block is one of these.
+/// Flag in a block table: the block is an own block (`OWN` of `attention.cu`).
 const OWN: u32 = 1 << 31;
-/// In place of a slot, as `trees.cu` has it: the row sees nothing there.
+/// Marks an empty slot (`NOWHERE` of `trees.cu`).
 const NOWHERE: u32 = u32::MAX;
 
-/// Bytes of them that are kept at a time: rows that have more take turns.
+/// Limit of own blocks in memory, in bytes; rows that need more are processed in several turns.
 const OWN_BYTES: usize = 64 << 20;
 
 /// A row of a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TreeRow {
     pub(super) position: u32,
-    /// The split in which the tree begins.
+    /// Split in which the tree begins.
     pub(super) split: usize,
-    /// Where the row's block table would begin, had it the blocks before that split too.
+    /// Offset at which the row's block table would begin if it included the blocks before that split.
     pub(super) table: u32,
-    /// Its blocks, of the pass's.
+    /// Its own blocks, numbered over the pass.
     pub(super) own: Range<u32>,
 }
 
-/// See the head of this file.
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct OwnBlocks {
-    /// `[blocks][16]`: slots (block * 16 + offset) of what each block is put together from.
+    /// `[blocks][16]`: source slots (block * 16 + offset) of each block.
     pub(crate) sources: Vec<u32>,
-    /// By row of the pass; empty where there is no tree.
+    /// By row of the pass; empty without trees.
     rows: Vec<Option<TreeRow>>,
 }
 
 impl OwnBlocks {
-    /// Those of a pass. `tables` are the block tables of all segments, one behind the other; those of rows go behind them.
+    /// Builds the own blocks of a pass. `tables` holds the concatenated block tables of all segments; those
+    /// of tree rows are appended.
     pub(crate) fn new(segments: &[Segment<'_>], tables: &mut Vec<u32>) -> Self {
         let mut own = Self::default();
         for segment in segments {
@@ -56,7 +57,7 @@ impl OwnBlocks {
         own
     }
 
-    /// The blocks of a row of a tree, and its block table from the tree's split on.
+    /// Adds the own blocks of a row of a tree, and its block table from the tree's split on.
     fn add(
         &mut self,
         block_table: &[u32],
@@ -82,35 +83,35 @@ impl OwnBlocks {
         let own = first_own..self.num_blocks() as u32;
 
         let split = start / SPLIT_KEYS;
-        // The sequence's whole table is among those before, so that this is not below 0.
+        // Not negative, because `tables` already contains the sequence's whole table.
         let table = (tables.len() - split * SPLIT_BLOCKS) as u32;
         tables.extend_from_slice(&block_table[split * SPLIT_BLOCKS..first_block]);
         tables.extend(own.clone().map(|block| OWN | block));
         TreeRow { position: position as u32, split, table, own }
     }
 
-    /// All blocks of the pass.
+    /// Number of own blocks of the pass.
     fn num_blocks(&self) -> usize {
         self.sources.len() / BLOCK_SIZE
     }
 
-    /// A row of the pass, where it is a tree's.
+    /// Returns a row of the pass if it belongs to a tree.
     pub(super) fn row(&self, row: usize) -> Option<&TreeRow> {
         self.rows.get(row).and_then(Option::as_ref)
     }
 }
 
-/// Numbers of a block: of one layer, all KV heads.
+/// Size of a block in numbers: one layer, all KV heads.
 pub(super) fn own_block_len(layout: HeadLayout) -> usize {
     2 * BLOCK_SIZE * layout.num_kv_heads * layout.head_dim
 }
 
-/// Blocks that are kept at a time.
+/// Maximum number of own blocks in memory.
 pub(super) fn most_own(layout: HeadLayout) -> usize {
     OWN_BYTES / (own_block_len(layout) * size_of::<bf16>())
 }
 
-/// Bytes of the blocks of so many rows of trees. A tile of a turn of its own has up to 64.
+/// Size of the own blocks of `rows` tree rows in bytes. It covers a turn of one tile of up to 64 queries.
 pub(crate) fn own_bytes(rows: usize, layout: HeadLayout) -> usize {
     let group = layout.num_heads / layout.num_kv_heads;
     let most_of_row = (BLOCK_SIZE - 1 + MAX_TREE_TOKENS).div_ceil(BLOCK_SIZE);
@@ -122,7 +123,8 @@ pub(crate) fn own_bytes(rows: usize, layout: HeadLayout) -> usize {
 mod tests {
     use super::*;
 
-    /// A tree behind 138 ids: its split begins at block 8, it at block 8, place 10. Rows 1 and 5 of the pass.
+    /// A tree after 138 ids: it begins in block 8 at offset 10; its split begins with block 8. Rows 1 to 7 of
+    /// the pass.
     #[test]
     fn rows_read_the_context_and_their_ancestors() {
         let block_table: Vec<u32> = (0..10).map(|block| 100 - block).collect();
@@ -142,12 +144,12 @@ mod tests {
         let table_of = |row: &TreeRow| tables[row.table as usize + 8..][..row.own.len()].to_vec();
         assert_eq!(table_of(first), [OWN]);
         assert_eq!(table_of(last), [OWN | 6, OWN | 7]);
-        // Row 2 of the tree stands behind row 0: of block 8, ten of the context, these two.
+        // Row 2 of the tree follows row 0: block 8 has ten ids of the context, then these two.
         let slot = |stored_at: usize| block_table[stored_at / 16] * 16 + (stored_at % 16) as u32;
         let mut expected: Vec<u32> = (128..138).map(slot).collect();
         expected.extend([slot(138), slot(140), NOWHERE, NOWHERE, NOWHERE, NOWHERE]);
         assert_eq!(own.sources[..16], expected);
-        // Row 8 stands behind 7, 6, 5, 4, 3, 1.
+        // Row 8 follows rows 7, 6, 5, 4, 3, 1.
         expected.truncate(10);
         expected.extend([139, 141, 142, 143, 144, 145].map(slot));
         expected.push(slot(146));

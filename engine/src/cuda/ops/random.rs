@@ -1,4 +1,4 @@
-//! Random weights where they stay.
+//! Generates random weights on the device.
 
 use half::bf16;
 
@@ -7,7 +7,7 @@ use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check
 use crate::cuda::sources::RANDOM;
 use crate::weights::RowSeeds;
 
-/// Makes rows of bf16 numbers, from row `to_row` of `out` on.
+/// Generates rows of bf16 numbers, from row `to_row` of `out` on.
 pub(crate) fn random_bf16<E: Executor>(
     executor: &mut E,
     seeds: &RowSeeds,
@@ -19,7 +19,7 @@ where
     launch(executor, 0, seeds, (out, to_row))
 }
 
-/// The same numbers, widened.
+/// Generates the same numbers, widened to f32.
 pub(crate) fn random_f32<E: Executor>(
     executor: &mut E,
     seeds: &RowSeeds,
@@ -50,7 +50,8 @@ where
     let states = Tensor::of(executor, &seeds.states, "seeds of rows")?;
     let params = Params::default().read(&states).write_from(out, to_row * columns);
     let params = params.u32(seeds.columns.start).u32(columns).f32(seeds.size);
-    // SAFETY: the kernel's parameters; rows are there by the checks, and states are freed in stream order, behind a flush.
+    // SAFETY: these are the kernel's parameters; the checks ensure that rows are in bounds, and `states` is
+    // freed in stream order, after a flush.
     unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }?;
     executor.flush()
 }

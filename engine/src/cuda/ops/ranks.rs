@@ -1,4 +1,4 @@
-//! Sums and joins of what the ranks of a model hold, read where each of them has it.
+//! Sums and concatenations of the ranks' partial results, read in place from each rank's memory.
 
 use cpu_kernels::NUM_SLICES;
 
@@ -7,11 +7,11 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::RANKS;
 
-/// The first `len` numbers of all parts, added up in the contract's tree -> `sum`.
+/// Adds the first `len` numbers of all parts in the contract's tree -> `sum`.
 ///
 /// # Safety
-/// Each of `parts` is the address of `len` numbers of f32 that the executor's device can read, and that nobody changes or
-/// frees before the launch is done.
+/// Each of `parts` must be the address of `len` f32 numbers that the executor's device can read, and that are
+/// neither changed nor freed before the launch has finished.
 pub(crate) unsafe fn sum_ranks<E: Executor>(
     executor: &mut E,
     parts: &[u64],
@@ -24,15 +24,16 @@ pub(crate) unsafe fn sum_ranks<E: Executor>(
     let blocks = len.div_ceil(kernel.threads as usize);
     check(kernel.name, ("numbers", len), len > 0 && blocks < 1 << 31, "1 to 2^31 blocks of them")?;
     let params = addresses(parts).write(sum).u64(len as u64).u32(parts.len());
-    // SAFETY: the kernel's parameters; the sum is there by the check, the parts by this function's contract.
+    // SAFETY: these are the kernel's parameters; the check ensures that `sum` is in bounds, this function's
+    // contract that the parts are.
     unsafe { executor.launch(kernel, [blocks as u32, 1, 1], &mut { params }) }
 }
 
-/// Parts `[rows, width of the rank]`, columns side by side -> `out` `[rows, width]`. A rank's columns are those from
-/// floor(rank * width / ranks) on.
+/// Concatenates the columns of parts `[rows, width of the rank]` -> `out` `[rows, width]`. A rank's columns
+/// begin at floor(rank * width / ranks).
 ///
 /// # Safety
-/// As [`sum_ranks`], for each part's numbers.
+/// As for [`sum_ranks`], for each part's numbers.
 pub(crate) unsafe fn side_by_side<E: Executor>(
     executor: &mut E,
     parts: &[u64],
@@ -46,7 +47,8 @@ pub(crate) unsafe fn side_by_side<E: Executor>(
     check_len(kernel.name, "out", out.len(), rows * width)?;
     let params = addresses(parts).write(out).u32(width).u32(parts.len());
     let grid = [width.div_ceil(kernel.threads as usize) as u32, rows as u32, 1];
-    // SAFETY: the kernel's parameters; `out` is there by the check, the parts by this function's contract.
+    // SAFETY: these are the kernel's parameters; the check ensures that `out` is in bounds, this function's
+    // contract that the parts are.
     unsafe { executor.launch(kernel, grid, &mut { params }) }
 }
 
@@ -56,7 +58,7 @@ fn check_ranks(kernel: &'static str, parts: &[u64]) -> Result<(), CudaError> {
     check(kernel, ("a rank without a part", missing.unwrap_or(0)), missing.is_none(), "one part a rank")
 }
 
-/// One pointer for each rank that there may be.
+/// One pointer for each possible rank.
 fn addresses(parts: &[u64]) -> Params {
     (0..NUM_SLICES).fold(Params::default(), |params, rank| params.u64(parts.get(rank).copied().unwrap_or(0)))
 }
@@ -72,7 +74,7 @@ mod tests {
         let numbers = Tensor::of(&mut e, &[1.0f32; 6], "parts").unwrap();
         let (at, mut out) = (numbers.address(), Tensor::zeros(&mut e, 4, "sums").unwrap());
         let mut check = |parts: &[u64], len, says: &str| {
-            // SAFETY: every address is of six numbers.
+            // SAFETY: every address points to six numbers.
             let error = unsafe { sum_ranks(&mut e, parts, &mut out, len) }.unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         };

@@ -1,4 +1,4 @@
-//! What works on each row or number by itself. Shapes and twins stand in the kernels' heads.
+//! Operations on single rows or numbers. Shapes and twins are documented in the kernel files.
 
 use half::bf16;
 
@@ -7,7 +7,8 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{EMBEDDING, Kernel, RMS_NORM, ROWS, SWIGLU};
 
-/// Rows of a table, widened. Ids must be below the table's rows: whoever built the batch checked them.
+/// Rows of the embedding table, widened to f32. Ids must be below the table's number of rows: the builder of
+/// the batch checks them.
 #[derive(Debug)]
 pub(crate) struct Embedding<'a, M> {
     /// `[vocab, hidden]`.
@@ -34,23 +35,23 @@ impl<M: DeviceMemory> Embedding<'_, M> {
             "whole rows",
         )?;
         let params = Params::default().read(self.table).view(self.token_ids).write(self.out).u32(hidden);
-        // SAFETY: the kernel's parameters; rows of `token_ids` and `out` are there by the checks, rows of the table
-        // by the caller's.
+        // SAFETY: these are the kernel's parameters; the checks ensure that rows of `token_ids` and `out` are
+        // in bounds, the caller that rows of the table are.
         unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }
     }
 }
 
-/// Root mean square norm of rows, and what comes before and behind it.
+/// RMS norm of rows, optionally fused with a preceding add and a following rounding.
 #[derive(Debug)]
 pub(crate) struct RmsNorm<'a, M> {
-    /// `[rows, width]`; it is written only where something is added first.
+    /// `[rows, width]`; written only by the variant that adds first.
     pub(crate) x: &'a Tensor<M, f32>,
     /// `[width]`.
     pub(crate) weight: &'a Tensor<M, f32>,
     pub(crate) eps: f32,
     /// `[rows, width]`.
     pub(crate) out: &'a mut Tensor<M, f32>,
-    /// `[rows, width]`: `out` as a product reads it.
+    /// `[rows, width]`: `out` as the input of a product.
     pub(crate) rounded: Option<&'a mut Tensor<M, bf16>>,
 }
 
@@ -63,11 +64,11 @@ impl<M: DeviceMemory> RmsNorm<'_, M> {
         unsafe { self.launch_after_adding(executor, rows, 0) }
     }
 
-    /// The same of `x + delta`, which `x` is then.
+    /// Adds `delta` to `x` in place, then normalizes it.
     ///
     /// # Safety
-    /// `delta` is 0, for nothing, or the address of `rows * width` numbers that outlive the launch, and
-    /// whoever holds `x` expects that it is written.
+    /// `delta` must be 0 (add nothing) or the address of `rows * width` numbers that outlive the launch, and
+    /// the owner of `x` must expect it to be written.
     pub(crate) unsafe fn launch_after_adding<E>(
         self,
         executor: &mut E,
@@ -85,12 +86,13 @@ impl<M: DeviceMemory> RmsNorm<'_, M> {
         check_len(kernel.name, "rounded", rounded_len, rows * width)?;
         let params = Params::default().read(self.x).u64(delta).read(self.weight).write(self.out);
         let params = params.write_if(self.rounded).u32(width).f32(self.eps);
-        // SAFETY: the kernel's parameters; every row is there by the checks and this function's contract.
+        // SAFETY: these are the kernel's parameters; the checks and this function's contract ensure that
+        // every row is in bounds.
         unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }
     }
 }
 
-/// `sum += x`, the first `len` numbers of both.
+/// `sum += x` for the first `len` numbers of both.
 pub(crate) fn add<E: Executor>(
     executor: &mut E,
     sum: &mut Tensor<E::Memory, f32>,
@@ -100,14 +102,14 @@ pub(crate) fn add<E: Executor>(
     let kernel = ROWS.kernel(0);
     check_len(kernel.name, "sum", sum.len(), len)?;
     check_len(kernel.name, "x", x.len(), len)?;
-    // SAFETY: every number is there by the checks.
+    // SAFETY: the checks ensure that every number is in bounds.
     unsafe { add_at(executor, sum.address(), x.address(), len) }
 }
 
-/// The same by addresses.
+/// [`add`] by addresses.
 ///
 /// # Safety
-/// Both hold `len` numbers that outlive the launch, and nothing else writes `sum`.
+/// Both must hold `len` numbers that outlive the launch, and nothing else may write `sum`.
 pub(crate) unsafe fn add_at<E: Executor>(
     executor: &mut E,
     sum: u64,
@@ -116,11 +118,11 @@ pub(crate) unsafe fn add_at<E: Executor>(
 ) -> Result<(), CudaError> {
     let kernel = ROWS.kernel(0);
     let params = Params::default().u64(sum).u64(x).u64(len as u64);
-    // SAFETY: the kernel's parameters, by this function's contract.
+    // SAFETY: these are the kernel's parameters, by this function's contract.
     unsafe { executor.launch(kernel, by_number(kernel, len)?, &mut { params }) }
 }
 
-/// The first `len` numbers, rounded.
+/// Rounds the first `len` numbers to bf16.
 pub(crate) fn to_bf16<E: Executor>(
     executor: &mut E,
     x: &Tensor<E::Memory, f32>,
@@ -131,11 +133,12 @@ pub(crate) fn to_bf16<E: Executor>(
     check_len(kernel.name, "x", x.len(), len)?;
     check_len(kernel.name, "out", out.len(), len)?;
     let params = Params::default().read(x).write(out).u64(len as u64);
-    // SAFETY: the kernel's parameters; every number is there by the checks.
+    // SAFETY: these are the kernel's parameters; the checks ensure that every number is in bounds.
     unsafe { executor.launch(kernel, by_number(kernel, len)?, &mut { params }) }
 }
 
-/// Rows of `x` `[*, width]` that `which` names -> `out`. Each must be there: whoever built the batch counted them.
+/// Copies the rows of `x` `[*, width]` that `which` lists -> `out`. The rows must exist: the builder of the
+/// batch counts them.
 pub(crate) fn take_rows<E: Executor>(
     executor: &mut E,
     (x, width): (&Tensor<E::Memory, f32>, usize),
@@ -146,14 +149,15 @@ pub(crate) fn take_rows<E: Executor>(
     check(kernel.name, ("rows", rows), rows > 0, "at least 1")?;
     check_len(kernel.name, "out", out.len(), rows * width)?;
     let params = Params::default().read(x).view(which).write(out).u32(width);
-    // SAFETY: the kernel's parameters; output rows are there by the check, input rows by the caller's.
+    // SAFETY: these are the kernel's parameters; the check ensures that output rows are in bounds, the caller
+    // that input rows are.
     unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }
 }
 
-/// `[width]`, where it is there.
+/// Optional numbers per channel, `[width]`.
 type PerChannel<'a, M> = Option<&'a Tensor<M, f32>>;
 
-/// Scales and biases of channels on `sum` `[rows, width]`, where they are there.
+/// Applies the scales and biases of channels, if given, to `sum` `[rows, width]`.
 pub(crate) fn finish_sum<E: Executor>(
     executor: &mut E,
     sum: &mut Tensor<E::Memory, f32>,
@@ -166,11 +170,11 @@ pub(crate) fn finish_sum<E: Executor>(
     check_len(kernel.name, "scales", scales.map_or(width, Tensor::len), width)?;
     check_len(kernel.name, "bias", bias.map_or(width, Tensor::len), width)?;
     let params = Params::default().write(sum).read_if(scales).read_if(bias).u32(width);
-    // SAFETY: the kernel's parameters; every number is there by the checks.
+    // SAFETY: these are the kernel's parameters; the checks ensure that every number is in bounds.
     unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }
 }
 
-/// `gate_up` `[rows, 2 * width]` -> `out` `[rows, width]`, and the same as a product reads it.
+/// `gate_up` `[rows, 2 * width]` -> `out` `[rows, width]`, and, if given, `out` as the input of a product.
 pub(crate) fn swiglu<E: Executor>(
     executor: &mut E,
     gate_up: &Tensor<E::Memory, f32>,
@@ -185,11 +189,11 @@ pub(crate) fn swiglu<E: Executor>(
     check_len(kernel.name, "rounded", rounded.as_ref().map_or(rows * width, |x| x.len()), rows * width)?;
     let params = Params::default().read(gate_up).write(out).write_if(rounded).u32(width);
     let grid = [width.div_ceil(4 * kernel.threads as usize) as u32, rows as u32, 1];
-    // SAFETY: the kernel's parameters; every row is there by the checks.
+    // SAFETY: these are the kernel's parameters; the checks ensure that every row is in bounds.
     unsafe { executor.launch(kernel, grid, &mut { params }) }
 }
 
-/// A grid with a thread for each number.
+/// Returns a grid with one thread per number.
 fn by_number(kernel: &'static Kernel, len: usize) -> Result<[u32; 3], CudaError> {
     let blocks = len.div_ceil(kernel.threads as usize);
     check(kernel.name, ("numbers", len), len > 0 && blocks < 1 << 31, "1 to 2^31 blocks of them")?;

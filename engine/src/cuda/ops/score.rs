@@ -1,5 +1,5 @@
-//! Log probabilities of drawn and of given tokens where the logits are: a few numbers a row come back, of which the host makes what it would
-//! have made of the row.
+//! Log probabilities of drawn and of given tokens on the device. A few numbers per row are copied to the
+//! host, which computes from them the same results as from the whole row.
 
 use speculation::TokenLogprobs;
 use speculation::logits::Normalizer;
@@ -9,21 +9,21 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::SCORE;
 
-/// A row whose drawn token is to be scored, or a given one.
+/// Request to score a row's drawn token, or a given one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ScoreRow {
-    /// Of the logits.
+    /// Row of the logits.
     pub(crate) row: u32,
-    /// How many of the likeliest tokens are wanted.
+    /// Number of most likely tokens to return.
     pub(crate) top_n: u32,
-    /// The token, where none is drawn from this row.
+    /// The token to score, if none is drawn from this row.
     pub(crate) given: Option<u32>,
 }
 
-/// In place of a draw where the token is given.
+/// Marks a row whose token is given.
 const NO_DRAW: u32 = u32::MAX;
 
-/// The same, as `score.cu` reads it.
+/// The request in the layout of `score.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 struct Asked {
@@ -32,7 +32,7 @@ struct Asked {
     given: u32,
 }
 
-/// What comes out of a row.
+/// Result of a row.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 struct Scored {
@@ -42,7 +42,7 @@ struct Scored {
     unused: u32,
 }
 
-/// One of the likeliest tokens.
+/// One of the most likely tokens.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 struct Likely {
@@ -50,10 +50,10 @@ struct Likely {
     logit: f32,
 }
 
-/// What scoring needs between a row's edits and its draw, and after it; kept between steps.
+/// Buffers for scoring between a row's edits and its draw, and after it; reused between steps.
 #[derive(Debug)]
 pub(crate) struct ScoreBuffers<M> {
-    /// Rows to score, as the model left them; the others' places are not taken.
+    /// Rows to score, as computed by the model.
     raw: Held<M, f32>,
     which: Held<M, u32>,
     asked: Held<M, Asked>,
@@ -73,7 +73,7 @@ impl<M> Default for ScoreBuffers<M> {
     }
 }
 
-/// Sets the rows that are scored later aside, before edits and filters change them.
+/// Copies the rows to score, before edits and filters change them.
 pub(crate) fn keep_raw<E: Executor>(
     executor: &mut E,
     buffers: &mut ScoreBuffers<E::Memory>,
@@ -92,8 +92,8 @@ pub(crate) fn keep_raw<E: Executor>(
     take_rows(executor, (logits, stride), which.view_as(0..rows.len()), raw)
 }
 
-/// Scores the rows that [`keep_raw`] has set aside; `draws[i]` is the place of row i's draw among the last ones, none where its token is
-/// given.
+/// Scores the rows that [`keep_raw`] has copied. `draws[i]` is the index of row i's draw among the latest
+/// ones, `None` if its token is given.
 pub(crate) fn score<E: Executor>(
     executor: &mut E,
     (buffers, drawing): (&mut ScoreBuffers<E::Memory>, &DrawBuffers<E::Memory>),
@@ -130,16 +130,18 @@ where
     let params =
         Params::default().read(raw.tensor()).read(asked).read_if(drawing.drawn().held()).write(scored);
     let params = params.write(top).u32(vocab).u32(stride).u32(width);
-    // SAFETY: the kernel's parameters; rows, draws and places of likeliest tokens are there by the checks.
+    // SAFETY: these are the kernel's parameters; the checks ensure that rows, draws and the room for the most
+    // likely tokens are in bounds.
     unsafe { executor.launch(kernel, [rows.len() as u32, 1, 1], &mut { params }) }
 }
 
-/// Places for the likeliest tokens of a row.
+/// Capacity for the most likely tokens of a row.
 fn width(rows: &[ScoreRow]) -> usize {
     rows.iter().map(|row| row.top_n as usize).max().unwrap_or(0)
 }
 
-/// What [`score`] found, in order of the rows. `redrawn[i]` is the token of row i where the host has drawn it itself.
+/// Returns the results of [`score`] in the order of the rows. `redrawn[i]` is the token of row i if the host
+/// has drawn it again.
 pub(crate) fn scores<E: Executor>(
     executor: &mut E,
     buffers: &ScoreBuffers<E::Memory>,

@@ -1,6 +1,7 @@
-//! How a pass's attention is cut: queries into tiles that share a KV head, keys into splits at fixed positions, tiles into turns.
-//! Of a token tree, queries share the splits before the one in which it begins; what lies behind is cut by row, for each has blocks
-//! of its own there ([`OwnBlocks`]). Pure index arithmetic; only the splits are part of the numerics.
+//! Divides a pass's attention: queries into tiles that share a KV head, keys into splits at fixed positions,
+//! tiles into turns. Queries of a token tree share the splits before the one in which the tree begins; later
+//! splits are divided by row, because each row has its own blocks there ([`OwnBlocks`]). Pure index
+//! arithmetic; only the splits affect numerics.
 
 use std::ops::Range;
 
@@ -10,18 +11,19 @@ use half::bf16;
 
 use super::own_blocks::{OwnBlocks, TreeRow, most_own};
 
-/// Keys that a warp sums by itself: part of the numerics, as `attention.cu` has it.
+/// Keys per split, which a warp sums by itself: part of the numerics (`attention.cu`).
 pub(super) const SPLIT_KEYS: usize = 128;
-/// Queries of a tile: of a warp, one dimension of the tensor cores' shape, and of the four that share keys and values.
+/// Queries per tile: of one warp, which is a dimension of the tensor cores' shape, and of four warps that
+/// share keys and values.
 const TILE_QUERIES: usize = 16;
 pub(super) const WIDE_QUERIES: usize = 64;
-/// Splits that a block of four warps takes at most, as `attention.cu` has it.
+/// Maximum number of splits per block of four warps: `RUN` of `attention.cu`.
 const RUN: usize = 8;
 
-/// Bytes of what splits come to that are kept at a time: queries whose splits take more are joined by turns.
+/// Limit of partial results in memory, in bytes; queries that need more are processed in several turns.
 const PARTIAL_BYTES: usize = 512 << 20;
 
-/// A tile, as `attention.cu` reads it.
+/// A tile, in the layout of `attention.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct Query {
@@ -30,9 +32,9 @@ pub(crate) struct Query {
     table: u32,
     first_key: u32,
     end_key: u32,
-    /// Of its turn: a part for each query of each split.
+    /// Index of its first partial result in its turn; there is one per query and split.
     first_part: u32,
-    /// From a split's parts to the next one's.
+    /// Number of partial results per split.
     part_stride: u32,
 }
 
@@ -50,18 +52,18 @@ impl Query {
     }
 }
 
-/// A tile of queries and, where they are of a token tree, what belongs to single rows of it: the tiles behind it.
+/// A tile of queries and, for a token tree, the tiles of its single rows.
 #[derive(Debug, Clone)]
 struct Shared {
-    /// Of all tiles: the shared one, then those of rows.
+    /// Range of all tiles: the shared one, then those of rows.
     tiles: Range<usize>,
-    /// Splits that are summed for all queries together.
+    /// Splits that all queries share.
     splits: Range<usize>,
-    /// Own blocks of its rows, of the pass's.
+    /// Own blocks of its rows, numbered over the pass.
     own: Range<usize>,
 }
 
-/// A run of a tile's splits, or none.
+/// A run of a tile's splits, or padding.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct Work {
@@ -70,22 +72,24 @@ pub(crate) struct Work {
     end_split: u32,
 }
 
-/// In place of a split where there is none.
+/// Marks a padding entry.
 const NO_SPLIT: u32 = u32::MAX;
 
-/// What a pass is cut to; no bit depends on it.
+/// Limits of a pass's turns and tiles; they do not affect numerics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Parts of a turn at most.
+    /// Maximum number of partial results per turn.
     pub(crate) most_parts: usize,
-    /// Own blocks of rows of trees in a turn at most.
+    /// Maximum number of own blocks of tree rows per turn.
     pub(crate) most_own: usize,
-    /// Blocks of a turn's wide tiles, for a KV head, before a block takes more than one split.
+    /// Minimum number of blocks of a turn's wide tiles, per KV head, if blocks process runs of several
+    /// splits.
     pub(crate) fewest_runs: usize,
 }
 
 impl Limits {
-    /// Those of a pass that is served: as many blocks as all multiprocessors of an H100 hold, four times.
+    /// Limits for serving: `fewest_runs` gives four times as many blocks as fit on all multiprocessors of an
+    /// H100.
     pub(crate) fn of(layout: HeadLayout) -> Self {
         let most_parts = PARTIAL_BYTES / size_of::<f32>() / part_len(layout);
         let fewest_runs = (4 * 2 * 132 / layout.num_kv_heads).max(1);
@@ -93,23 +97,23 @@ impl Limits {
     }
 }
 
-/// Tiles that share the memory of what their splits come to.
+/// Tiles that share the memory for partial results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Turn {
-    /// Of all work: of one warp each, and of four.
+    /// Ranges of all work items: for blocks of one warp and of four.
     pub(super) work: [Range<usize>; 2],
-    /// Of the pass's queries of a KV head.
+    /// Range of the pass's queries of a KV head.
     pub(super) queries: Range<usize>,
-    /// Parts for each KV head.
+    /// Number of partial results per KV head.
     pub(crate) num_parts: usize,
-    /// Blocks of the pass's that rows of trees have to themselves.
+    /// Range of the pass's own blocks.
     pub(crate) own: Range<usize>,
-    /// Of the tile that has most.
+    /// Maximum number of splits of a tile.
     pub(super) most_splits: usize,
 }
 
-/// A pass's queries for one group size and window: tiles, their splits and the turns they take. Every split that is needed is in
-/// one work item, and there are no more than a sixteenth besides.
+/// A pass's queries for one group size and window: tiles, their splits and their turns. Every required split
+/// is in exactly one work item; padding adds at most a sixteenth.
 #[derive(Debug, Default)]
 pub(crate) struct Tiling {
     pub(crate) tiles: Vec<Query>,
@@ -120,8 +124,8 @@ pub(crate) struct Tiling {
 }
 
 impl Tiling {
-    /// `table_starts` says where each segment's block table begins, and `own` where those of rows of trees do; a turn is within the
-    /// limits, or has one tile.
+    /// `table_starts` holds the offset of each segment's block table, `own` those of tree rows. A turn is
+    /// within the limits or consists of one tile.
     pub(crate) fn new(
         segments: &[Segment<'_>],
         (table_starts, own): (&[u32], &OwnBlocks),
@@ -146,7 +150,7 @@ impl Tiling {
         tiling
     }
 
-    /// The tiles of a segment. `table` says where its block table begins.
+    /// Adds the tiles of a segment; `table` is the offset of its block table.
     fn add_tiles(
         &mut self,
         segment: &Segment<'_>,
@@ -191,7 +195,7 @@ impl Tiling {
         all
     }
 
-    /// How many of these tiles, with those of their rows, are the next turn.
+    /// Number of these tiles, with those of their rows, that form the next turn.
     fn len_of_turn(&self, left: &[Shared], limits: Limits) -> usize {
         let (mut num_parts, mut num_own) = (0, 0);
         let fits = |shared: &&Shared| {
@@ -210,7 +214,7 @@ impl Tiling {
             let of_turn = num_parts;
             num_parts += self.tiles[shared.tiles.start].num_parts();
             for tile in &mut self.tiles[shared.tiles.clone()] {
-                // Those of a row lie among the shared tile's.
+                // The partial results of a row's tile are among the shared tile's.
                 let of_splits = (tile.splits().start - first_split) as u32 * tile.part_stride;
                 tile.first_part += of_turn as u32 + of_splits;
             }
@@ -220,14 +224,15 @@ impl Tiling {
         let first_of = |shared: Option<&Shared>| shared.map(|shared| self.tiles[shared.tiles.start]);
         let queries = first_of(turn.first()).map_or(0, |tile| tile.first_query as usize)
             ..first_of(turn.last()).map_or(0, |tile| end_of(&tile));
-        // Rows of trees have theirs in order, other rows none.
+        // Tree rows have their own blocks in order, other rows have none.
         let mut owning = turn.iter().map(|shared| shared.own.clone()).filter(|own| !own.is_empty());
         let first_own = owning.next().unwrap_or_default();
         let own = first_own.start..owning.next_back().unwrap_or(first_own).end;
         self.turns.push(Turn { work, queries, num_parts, own, most_splits });
     }
 
-    /// The work of those tiles that are wide, where they make `fewest_runs` or more, or of those that are not: where it stands.
+    /// Adds the work of the turn's wide tiles, in runs that leave at least `fewest_runs` blocks, or of its
+    /// other tiles if that is `None`. Returns the range of the added work.
     fn add_work(&mut self, turn: &[Shared], fewest_runs: Option<usize>) -> Range<usize> {
         let first_work = self.work.len();
         let mut tiles: Vec<(usize, Range<usize>)> = Vec::new();
@@ -239,7 +244,7 @@ impl Tiling {
         let splits: usize = tiles.iter().map(|(_, splits)| splits.len()).sum();
         let run = fewest_runs.map_or(1, |runs| (splits / runs).clamp(1, RUN));
         let ends = tiles.iter().map(|(_, splits)| splits.end);
-        // Tiles of a sequence read the same keys: they come together.
+        // Tiles of a sequence read the same keys, so they are placed together.
         for split in (0..ends.max().unwrap_or(0)).step_by(run) {
             let needs = |(tile, needed): &(usize, Range<usize>)| {
                 let (first, end) = (needed.start.max(split), needed.end.min(split + run));
@@ -255,7 +260,7 @@ impl Tiling {
     }
 }
 
-/// What a row of a tree does not share: from the tree's split on. Its parts lie among those of `tile`.
+/// Returns the tile of a tree row from the tree's split on. Its partial results are among those of `tile`.
 fn tile_of_row(tile: &Query, row: &TreeRow, (queries, first_key): (Range<usize>, u32)) -> Query {
     Query {
         first_query: queries.start as u32,
@@ -268,40 +273,41 @@ fn tile_of_row(tile: &Query, row: &TreeRow, (queries, first_key): (Range<usize>,
     }
 }
 
-/// The next of few sizes, by at most a sixteenth larger: grids of steps that are alike are equal, and a graph of one is a graph
-/// of the other.
+/// Rounds up to one of few sizes, by at most a sixteenth: similar steps then have equal grids and can replay
+/// the same graph.
 fn rounded_up(len: usize) -> usize {
     len.next_multiple_of((len.next_power_of_two() / 32).max(1))
 }
 
-/// Numbers that a query's split comes to, for all KV heads.
+/// Size of a partial result in numbers, for all KV heads.
 pub(super) fn part_len(layout: HeadLayout) -> usize {
     layout.num_kv_heads * (layout.head_dim + 2)
 }
 
-/// Bytes of what splits come to, of so many rows whose sequences are up to `max_len` long.
+/// Size of the partial results of `rows` rows of sequences of up to `max_len` tokens, in bytes.
 pub(crate) fn partial_bytes(rows: usize, layout: HeadLayout, max_len: usize) -> usize {
     let (group, splits) = (layout.num_heads / layout.num_kv_heads, max_len.div_ceil(SPLIT_KEYS));
     let bytes_of = |queries: usize| queries * splits * part_len(layout) * size_of::<f32>();
     bytes_of(rows * group).min(PARTIAL_BYTES.max(bytes_of(TILE_QUERIES)))
 }
 
-/// Queries of a tile of a segment, which has so many in all and splits: what keys and values are read once for. Wide tiles whose
-/// parts one turn would not hold would take memory that nobody counted.
+/// Queries per tile of a segment with `queries` queries and `splits` splits; they share each load of keys and
+/// values. A tile is not wide if its partial results exceed one turn: they would need memory that was not
+/// reserved.
 fn tile_len(queries: usize, splits: usize, most_parts: usize) -> usize {
     if queries > TILE_QUERIES && WIDE_QUERIES * splits <= most_parts { WIDE_QUERIES } else { TILE_QUERIES }
 }
 
-/// What a layer's attention is made of, for models of its time: all KV heads.
+/// Work of a layer's attention over all KV heads, for models of its time.
 #[cfg(test)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counted {
-    /// Blocks of one warp, and of four.
+    /// Number of blocks of one warp, and of four.
     pub(crate) blocks: [usize; 2],
-    /// 16 keys that a block takes, of those blocks; and 16 keys by 16 queries that a warp takes.
+    /// Number of blocks of 16 keys that those blocks read; and of 16 keys x 16 queries that warps process.
     pub(crate) key_blocks: [usize; 2],
     pub(crate) warp_blocks: usize,
-    /// Bytes of keys, values and queries that blocks read, and of what splits come to.
+    /// Bytes of keys, values and queries that blocks read, and of partial results.
     pub(crate) bytes_read: usize,
     pub(crate) partial_bytes: usize,
 }

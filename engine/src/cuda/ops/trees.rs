@@ -1,5 +1,5 @@
-//! What token trees need of KV: rows' own blocks, put together before attention reads them, and the path that stays, copied to
-//! where a chain's would lie.
+//! KV operations for token trees: assembles rows' own blocks before attention reads them, and copies the
+//! accepted path to the slots of a chain.
 
 use cpu_kernels::{BLOCK_SIZE, HeadLayout, KvShape, TokenCopy};
 use half::bf16;
@@ -9,22 +9,22 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::TREES;
 
-/// Blocks of rows of trees.
+/// Own blocks of tree rows.
 #[derive(Debug)]
 pub(crate) struct GatherBlocks<'a, M> {
     /// `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
     pub(crate) kv: &'a Tensor<M, bf16>,
-    /// `[own blocks][16]`: slots inside `kv`, or none.
+    /// `[own blocks][16]`: slots inside `kv`, or `NOWHERE`.
     pub(crate) sources: View<'a, u32>,
     /// `[own blocks][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
     pub(crate) own: &'a mut Tensor<M, bf16>,
     pub(crate) layout: HeadLayout,
-    /// This layer and how many there are.
+    /// Index of this layer, and the number of layers.
     pub(crate) layer: (usize, usize),
 }
 
 impl<M: DeviceMemory> GatherBlocks<'_, M> {
-    /// Puts the blocks of `which` together, the first of them at the beginning of `own`.
+    /// Assembles the blocks of `which`; the first of them goes to the beginning of `own`.
     pub(crate) fn launch<E>(self, executor: &mut E, which: std::ops::Range<usize>) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
@@ -43,12 +43,14 @@ impl<M: DeviceMemory> GatherBlocks<'_, M> {
             Params::default().read(self.kv).view_from(self.sources, which.start * BLOCK_SIZE).write(self.own);
         let params = params.u32(head_dim).u32(layer).u32(layers);
         let grid = [which.len() as u32, num_kv_heads as u32, 1];
-        // SAFETY: the kernel's parameters; blocks are there by the checks, slots inside KV by the batch's.
+        // SAFETY: these are the kernel's parameters; the checks ensure that blocks are in bounds, the batch
+        // that slots are inside KV.
         unsafe { executor.launch(kernel, grid, &mut { params }) }
     }
 }
 
-/// Copies what tokens left behind in all layers, one after the other. Slots must be inside `kv`: whoever names them has reserved them.
+/// Copies the keys and values of tokens in all layers, in order. Slots must be inside `kv`: the caller has
+/// reserved them.
 pub(crate) fn copy_tokens<E: Executor>(
     executor: &mut E,
     (kv, shape): (&mut Tensor<E::Memory, bf16>, KvShape),
@@ -67,11 +69,11 @@ pub(crate) fn copy_tokens<E: Executor>(
     let on_device = held.fill(executor, &slots, "copies of tokens")?;
     let params = Params::default().write(kv).read(on_device).u32(copies.len()).u32(shape.head_dim);
     let grid = [shape.num_layers as u32, shape.num_kv_heads as u32, 1];
-    // SAFETY: the kernel's parameters; blocks of KV are there by the check.
+    // SAFETY: these are the kernel's parameters; the check ensures that blocks of KV are in bounds.
     unsafe { executor.launch(kernel, grid, &mut { params }) }
 }
 
-/// Heads are copied in chunks of 16 bytes, and a thread has a dimension.
+/// Checks the head size: the kernel copies chunks of 16 bytes, with one thread per dimension.
 fn check_head_dim(kernel: &'static str, head_dim: usize) -> Result<(), CudaError> {
     let is_good = head_dim.is_multiple_of(8) && (8..=128).contains(&head_dim);
     check(kernel, ("head_dim", head_dim), is_good, "a multiple of 8, at most 128")

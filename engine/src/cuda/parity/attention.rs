@@ -1,5 +1,5 @@
-//! Attention over paged KV: decode, verify and prefill rows in one pass, block tables in no order, memory that is
-//! full of NaN wherever nothing was stored.
+//! Attention over paged KV: decode, verify and prefill rows in one pass, block tables in arbitrary order,
+//! unwritten memory filled with NaN.
 
 use cpu_kernels::{BLOCK_SIZE, HeadLayout, Segment, TreeSegment, reference};
 use half::bf16;
@@ -16,7 +16,7 @@ pub(super) struct Sequence {
     pub(super) table: Vec<u32>,
     /// Position of its first row in the pass, and its rows.
     pub(super) rows: (u32, usize),
-    /// Of its rows, where they are a token tree: keys and values are as they are stored then.
+    /// Parents of its rows if they are a token tree; keys and values are then in storage order.
     pub(super) parents: Vec<u32>,
 }
 
@@ -30,10 +30,10 @@ pub(super) struct Pass {
     pub(super) kv: Vec<bf16>,
 }
 
-/// One turn, and one split a block.
+/// One turn, and one split per block.
 pub(super) const NO_LIMITS: Limits =
     Limits { most_parts: usize::MAX, most_own: usize::MAX, fewest_runs: usize::MAX };
-/// This layer, and how many there are.
+/// Index of this layer, and the number of layers.
 const LAYER: (usize, usize) = (1, 2);
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -66,9 +66,9 @@ pub(super) fn attention<E: Executor>(
         window.unwrap_or(0)
     );
     let (found, expected) = pass.judge(&together);
-    // In parts of up to three rows they meet other tiles, other splits and other neighbours.
+    // In parts of up to three rows they get other tiles, splits and neighbours.
     let mut in_parts = Vec::new();
-    // Turns so small that no tile is wide, and larger ones.
+    // Turns too small for a wide tile, and larger ones.
     let in_turns = pass.run(e, &whole, Limits { most_parts: 40, ..NO_LIMITS })?;
     let in_wide_turns = pass.run(e, &whole, Limits { most_parts: 400, ..NO_LIMITS })?;
     let in_runs = pass.run(e, &whole, Limits { fewest_runs: 1, ..NO_LIMITS })?;
@@ -119,7 +119,7 @@ impl Pass {
             };
             let (keys, values) = (heads(), heads());
             let blocks = len.div_ceil(BLOCK_SIZE) as u32;
-            // Backwards, so that no block stands where its position says.
+            // In reverse, so that no block is at the index of its position.
             let table = (next_block..next_block + blocks).rev().collect();
             next_block += blocks;
             sequences.push(Sequence { keys, values, table, rows: (start, rows), parents: Vec::new() });
@@ -178,7 +178,7 @@ impl Pass {
             tables: tables.view(),
             tiling: views,
             rounded: None,
-            // Splits that no tile writes must not be read.
+            // NaN, because splits that no tile writes must not be read.
             partial: &mut Tensor::of(e, &vec![f32::NAN; views.partial_len(layout)], "partial sums")?,
             layout,
             layer: LAYER,
@@ -189,7 +189,7 @@ impl Pass {
         out.read(e, 0..rows * layout.q_width())
     }
 
-    /// What the kernel said and what the twin says, for up to 16 rows of each sequence and all their heads.
+    /// Outputs of the kernel and of the twin, for up to 16 rows of each sequence and all their heads.
     fn judge(&self, all: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let layout = self.layout;
         let group = layout.num_heads / layout.num_kv_heads;
@@ -217,7 +217,7 @@ impl Pass {
     }
 }
 
-/// `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`, NaN where no position stands.
+/// `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`, NaN in unused slots.
 pub(super) fn kv_memory(layout: HeadLayout, sequences: &[Sequence], blocks: usize) -> Vec<bf16> {
     let (head_dim, head_len) = (layout.head_dim, BLOCK_SIZE * layout.head_dim);
     let mut kv = vec![bf16::NAN; blocks * LAYER.1 * layout.num_kv_heads * 2 * head_len];
@@ -250,8 +250,8 @@ mod tests {
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// Bits of commit 9acca7f, where every tile had 16 queries and every block one warp and one split: tiles, warps and runs of
-    /// splits are no part of the numerics.
+    /// The digests are those of commit 9acca7f, where every tile had 16 queries, and every block one warp and
+    /// one split: tiles, warps and runs of splits do not affect numerics.
     #[test]
     fn attention_keeps_the_bits_of_small_tiles() {
         let cases = [
@@ -269,7 +269,8 @@ mod tests {
         }
     }
 
-    /// What blocks read is what the model of them says: keys and values once for 64 queries, and queries once for a run of splits.
+    /// Blocks read as many bytes as the model predicts: keys and values once per 64 queries, and queries once
+    /// per run of splits.
     #[test]
     fn blocks_read_keys_once_for_64_queries() {
         let layout = HeadLayout { num_heads: 8, num_kv_heads: 2, head_dim: 64 };

@@ -1,4 +1,4 @@
-//! What is done to rows, heads and numbers by themselves.
+//! Operations on single rows, heads and numbers.
 
 use cpu_kernels::{HeadLayout, reference};
 use half::bf16;
@@ -30,7 +30,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     Ok(parities)
 }
 
-/// What blocks make of the words that they read.
+/// Checks the results of blocks that only read memory.
 fn reading<E: Executor>(e: &mut E, (len, blocks): (usize, usize)) -> Result<Parity, CudaError> {
     let mut numbers = Numbers(12);
     let words: Vec<u32> = (0..len).map(|_| numbers.bits() as u32).collect();
@@ -42,11 +42,11 @@ fn reading<E: Executor>(e: &mut E, (len, blocks): (usize, usize)) -> Result<Pari
     Ok(compare_equal(format!("read_words, {len} in {blocks} blocks"), &sums.read(e, 0..blocks)?, &expected))
 }
 
-/// What blocks make of products of ones, as many as are said to have been made.
+/// Checks the results of blocks that only multiply ones, and the reported number of operations.
 fn multiplying<E: Executor>(e: &mut E, (blocks, rounds): (usize, usize)) -> Result<Parity, CudaError> {
     let mut sums = Tensor::zeros(e, blocks, "sums")?;
     let work = multiply_only(e, rounds, &mut sums)?;
-    // A product and a sum are two operations; each thread's sums begin with four times 0 to 7.
+    // A product and a sum count as two operations; each thread's accumulators begin with four times 0 to 7.
     let expected = vec![(work / 2 / blocks as u64 + 256 * 4 * 28) as f32; blocks];
     Ok(compare(format!("multiply_only, {rounds} rounds"), 0.0, &sums.read(e, 0..blocks)?, &expected))
 }
@@ -120,7 +120,7 @@ fn is_rounded(x: f32, rounded: bf16) -> bool {
     bf16::from_f32(x).to_bits() == rounded.to_bits()
 }
 
-/// A sum, its norm and the rounded norm by one launch and by three.
+/// A sum, its norm and the rounded norm, by one fused launch and by three launches.
 fn joined_norm<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Vec<Parity>, CudaError> {
     let (mut numbers, len) = (Numbers(21), rows * width);
     let (x, delta, eps) = (numbers.vec(len, 2.0), numbers.vec(len, 1.0), 1e-5);
@@ -135,7 +135,7 @@ fn joined_norm<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<
         (Tensor::of(e, &x, "x")?, Tensor::zeros(e, len, "out")?, Tensor::zeros(e, len, "rounded")?);
     let rounded = Some(&mut joined.2);
     let launch = RmsNorm { x: &joined.0, weight: &weight, eps, out: &mut joined.1, rounded };
-    // SAFETY: `delta` has as many numbers as `x`, which nobody else holds.
+    // SAFETY: `delta` has the length of `x`, which has no other user.
     unsafe { launch.launch_after_adding(e, rows, delta.address()) }?;
     let bits = |numbers: Vec<bf16>| numbers.into_iter().map(bf16::to_bits).collect::<Vec<_>>();
     Ok(vec![
@@ -154,10 +154,10 @@ fn joined_norm<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<
     ])
 }
 
-/// Rows of queries, keys and values, and what is done to their heads.
+/// Rows of queries, keys and values, and the inputs of the operations on heads.
 struct HeadRows {
     layout: HeadLayout,
-    /// Where each row's keys and values go: block times 16, plus the place in it.
+    /// Slot of each row's keys and values: block times 16, plus the offset in the block.
     slots: [u32; 3],
     layers: usize,
     layer: usize,
@@ -167,12 +167,12 @@ struct HeadRows {
     /// `[rows, head_dim / 2]` each.
     cos: Vec<f32>,
     sin: Vec<f32>,
-    /// Of queries and keys, `[head_dim]` each.
+    /// Norm weights of queries and keys, `[head_dim]` each.
     norms: [Vec<f32>; 2],
     eps: (f32, f32),
 }
 
-/// What the twins make of them.
+/// Results of the twins.
 struct ExpectedHeads {
     normed: Vec<f32>,
     turned: Vec<f32>,
@@ -190,7 +190,7 @@ impl HeadRows {
         Self { layout, slots, layers: 3, layer: 1, blocks: 4, qkv, cos, sin, norms, eps: (1e-6, 1e-5) }
     }
 
-    /// Numbers of all keys and values.
+    /// Size of all keys and values in numbers.
     fn kv_len(&self) -> usize {
         self.blocks * self.layers * self.layout.num_kv_heads * 2 * 16 * self.layout.head_dim
     }
@@ -245,7 +245,7 @@ fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, Cuda
     let joined = Tensor::of(e, &normed, "qkv")?;
     let mut joined_kv = Tensor::<_, bf16>::zeros(e, kv.len(), "kv")?;
     let write = WriteKv { qkv: &joined, slots: slots.view(), kv: &mut joined_kv, layout, layer };
-    // SAFETY: nobody else holds `joined`.
+    // SAFETY: `joined` has no other user.
     unsafe { write.launch_with_turn(e, (angles.0.view(), angles.1.view()), rows) }?;
     let (width, q_width) = (layout.row_width(), layout.q_width());
     let queries =
@@ -267,7 +267,7 @@ fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, Cuda
 
 fn silu<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Parity, CudaError> {
     let mut gate_up = Numbers(5).vec(rows * 2 * width, 6.0);
-    // Where exp ends on both sides.
+    // The limits of exp on both sides.
     gate_up[..4].copy_from_slice(&[-95.0, 95.0, -87.5, 0.0]);
     let on_device = Tensor::of(e, &gate_up, "gate_up")?;
     let mut out = Tensor::zeros(e, rows * width, "out")?;

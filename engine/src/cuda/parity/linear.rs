@@ -1,4 +1,5 @@
-//! The two products, over row counts that fill tiles and that do not, and the order of K that must not depend on them.
+//! The bf16, int8 and FP8 products, over row counts that do and do not fill tiles; the order of K must not
+//! depend on them.
 
 mod all_kernels;
 mod fp8;
@@ -69,7 +70,7 @@ pub(super) fn gemm_bf16<E: Executor>(
     let (x, weights, bias) = (numbers.bf16s(rows * k, 1.0), numbers.bf16s(n * k, 1.0), numbers.vec(n, 1.0));
     let on_device = (Tensor::of(e, &weights, "weights")?, Tensor::of(e, &bias, "bias")?);
     let found = multiply(e, &x, &on_device.0, slices, Some(&on_device.1))?;
-    // A twin of all columns takes minutes at a model's size: some of them judge.
+    // At a model's size a twin of all columns takes minutes, so only some columns are compared.
     let columns: Vec<usize> = (0..n).step_by((n / 64).max(1)).chain([n - 1]).collect();
     let chosen: Vec<f32> = columns.iter().flat_map(|&c| widened(&weights[c * k..(c + 1) * k])).collect();
     let chosen_bias: Vec<f32> = columns.iter().map(|&c| bias[c]).collect();
@@ -81,10 +82,10 @@ pub(super) fn gemm_bf16<E: Executor>(
     Ok(compare(format!("gemm_bf16 {rows} x {n} x {k} {cut}"), 1e-5, &found, &expected))
 }
 
-/// Steps `[rows, k]` and their scales `[rows, slices]`.
+/// int8 rows `[rows, k]` and their scales `[rows, slices]`.
 type Quantized<M> = (Tensor<M, i8>, Tensor<M, f32>);
 
-/// `x` `[rows, k]` in int8, with a scale for each slice between two borders.
+/// Quantizes `x` `[rows, k]` to int8, with a scale for each slice between two borders.
 fn quantized<E: Executor>(
     e: &mut E,
     x: &[f32],
@@ -109,7 +110,7 @@ pub(super) fn gemm_int8<E: Executor>(
     let k = slices.ranges().last().map_or(0, |slice| slice.end);
     let mut numbers = Numbers(6);
     let (mut x, weights, bias) = (numbers.vec(rows * k, 3.0), numbers.vec(n * k, 1.0), numbers.vec(n, 1.0));
-    // Rows that quantize to nothing, and to NaN.
+    // Rows that quantize to zeros, and to NaN.
     x[..k].fill(if rows > 8 { 1e-35 } else { 0.5 });
     if rows > 8 {
         x[k] = f32::NAN;
@@ -150,7 +151,7 @@ pub(super) fn gemm_int8<E: Executor>(
     )])
 }
 
-/// Steps of some columns only: those of all, and the same scales.
+/// Quantizes some columns only: equal steps and the same scales as for all columns.
 fn part_of_columns<E: Executor>(e: &mut E, (rows, k): (usize, usize)) -> Result<Vec<Parity>, CudaError> {
     let on_device = Tensor::of(e, &Numbers(13).vec(rows * k, 2.0), "x")?;
     let borders = Tensor::of(e, &[0, k as u32], "borders")?;
@@ -173,7 +174,7 @@ fn part_of_columns<E: Executor>(e: &mut E, (rows, k): (usize, usize)) -> Result<
     Ok(parities)
 }
 
-/// The rows of a large product, one by one: the same bits.
+/// The rows of a large product, computed one by one, have the same bits.
 fn rows_do_not_matter<E: Executor>(
     e: &mut E,
     (rows, n, k): (usize, usize, usize),

@@ -1,6 +1,6 @@
-//! Kernels against their twins over shapes drawn at random, on the emulator: block tables, split keys, tiles, K-slices and
-//! ranks' parts meet in ways that no list of cases has. Few in the gate; `PROPTEST_CASES=6400 cargo nextest run -p
-//! outrider-engine --lib properties` tries 200 of each.
+//! Compares kernels with their twins over random shapes, on the emulator: combinations of block tables,
+//! splits, tiles, K-slices and ranks' parts that no list of cases covers. A normal test run tries few;
+//! `PROPTEST_CASES=6400 cargo nextest run -p outrider-engine --lib properties` tries 200 of each.
 
 use cpu_kernels::{KSlices, tree};
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ use crate::cuda::emulator::Emulator;
 use crate::cuda::executor::Tensor;
 use crate::cuda::ops::{side_by_side, sum_ranks};
 
-/// The emulator takes its time: a part of what other properties get.
+/// Fewer cases than other properties get, because the emulator is slow.
 fn few() -> Config {
     let config = Config::default();
     Config { cases: (config.cases / 32).max(1), failure_persistence: None, ..config }
@@ -21,7 +21,8 @@ fn few() -> Config {
 proptest! {
     #![proptest_config(few())]
 
-    /// Decode, verify and prefill rows over block tables, with and without windows that begin inside a block or a split.
+    /// Decode, verify and prefill rows over block tables, with and without windows that begin inside a block
+    /// or a split.
     #[test]
     fn attention_over_any_block_tables(
         (kv_heads, group) in (1usize..4, 1usize..6),
@@ -38,7 +39,8 @@ proptest! {
         }
     }
 
-    /// Trees of any shape beside chains: wherever they begin, whatever share of heads, windows that begin inside a tree.
+    /// Trees of any shape beside chains: any start, any number of heads per KV head, windows that begin
+    /// inside a tree.
     #[test]
     fn rows_of_any_trees_are_chains(
         (kv_heads, group) in prop_oneof![4 => (1usize..3, 1usize..6), 1 => Just((1, 17))],
@@ -47,7 +49,7 @@ proptest! {
         shapes in prop::collection::vec((1u32..150, prop::collection::vec(any::<u32>(), 1..9)), 1..3),
         chain in prop::option::of((0u32..100, 1usize..4)),
     ) {
-        // Each id stands behind the last level or in it: in order of depth.
+        // Each id is on the last level or starts a new one: ids are in order of depth.
         let parents_of = |numbers: &Vec<u32>| {
             let (mut parents, mut level) = (Vec::new(), 0..1u32);
             for &number in numbers {
@@ -84,7 +86,7 @@ proptest! {
         }
     }
 
-    /// Every kernel of a product gives an element the same bits: any rows, any slices, parts of ranks.
+    /// Every kernel of a product computes the same bits for an element: any rows, any slices, parts of ranks.
     #[test]
     fn kernels_of_products_agree(
         (rows, n) in (prop_oneof![1usize..40, 60usize..90, 1usize..300], 1usize..150),
@@ -93,7 +95,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let all = KSlices::eighths(unit * units, unit);
-        // No ranks: a sum that nobody shares. Otherwise one of them, which has numbers.
+        // `ranks` 0: an unshared sum. Otherwise one of the ranks that have numbers.
         let owned = (0..ranks).map(|rank| all.owned(8 * rank / ranks..8 * (rank + 1) / ranks));
         let part = owned.filter(|part| part.start() < part.end()).nth(seed as usize % ranks.max(1));
         let slices = part.map_or(KSlices::whole(unit * units), |part| part.moved_to_zero());
@@ -102,7 +104,7 @@ proptest! {
         }
     }
 
-    /// Filters of any strength, on rows of any length around the candidates' number.
+    /// Filters of any strength, on rows whose length is close to the number of candidates.
     #[test]
     fn any_filters(
         vocab in prop_oneof![1usize..40, 200usize..300, 1000usize..1100, 2000usize..2600],
@@ -116,14 +118,14 @@ proptest! {
         prop_assert!(parity.is_good(), "{}: {:?}", parity, sampling);
     }
 
-    /// Probabilities of rows of any length, and any number of likeliest tokens.
+    /// Probabilities of rows of any length, and any number of most likely tokens.
     #[test]
     fn any_scores((vocab, rows) in (1usize..900, 1usize..8), top_n in 0u32..65) {
         let parity = scores::scored(&mut Emulator::build(), (vocab, rows), top_n).unwrap();
         prop_assert!(parity.is_good(), "{}", parity);
     }
 
-    /// What ranks add up is the contract's tree, and what they join stands where a whole row has it.
+    /// Sums over ranks follow the contract's tree, and concatenated parts equal the whole row.
     #[test]
     fn parts_of_any_ranks(
         ranks in prop::sample::select(vec![1usize, 2, 4, 8]),
@@ -136,7 +138,7 @@ proptest! {
         let on_device: Vec<_> = parts.iter().map(|part| Tensor::of(&mut e, part, "parts").unwrap()).collect();
         let addresses: Vec<u64> = on_device.iter().map(Tensor::address).collect();
         let mut sum = Tensor::zeros(&mut e, rows * width, "sum").unwrap();
-        // SAFETY: every part has that many numbers, and the emulator is done when the call is.
+        // SAFETY: every part has this length, and the emulator has finished when the call returns.
         unsafe { sum_ranks(&mut e, &addresses, &mut sum, rows * width) }.unwrap();
         let expected: Vec<f32> = (0..rows * width)
             .map(|i| {
@@ -158,7 +160,7 @@ proptest! {
             .collect();
         let addresses: Vec<u64> = cut.iter().map(Tensor::address).collect();
         let mut joined = Tensor::zeros(&mut e, rows * width, "rows").unwrap();
-        // SAFETY: as above, each part with its own width.
+        // SAFETY: as above; each part has its own width.
         unsafe { side_by_side(&mut e, &addresses, &mut joined, (rows, width)) }.unwrap();
         prop_assert_eq!(joined.read(&mut e, 0..rows * width).unwrap(), whole);
     }

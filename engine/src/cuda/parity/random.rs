@@ -1,4 +1,4 @@
-//! Random weights against the generator that makes them on the host: equal bits, for rows and columns in parts, too.
+//! Compares random weights with the generator on the host: equal bits, also for rows and columns in parts.
 
 use cpu_kernels::NumbersMut;
 use half::bf16;
@@ -29,7 +29,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
         read(NumbersMut::F32(&mut floats));
         read(NumbersMut::Bf16(&mut halves));
 
-        // A row is left free in front.
+        // One row is left unused in front.
         let before = stacked.columns();
         let mut out = Tensor::zeros(e, before + len, "out")?;
         random_f32(e, &seeds, (&mut out, 1))?;

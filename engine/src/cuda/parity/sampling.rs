@@ -1,4 +1,4 @@
-//! The logit pipeline and the coupled draw against `speculation`: equal bits and equal ids, and the
+//! Compares the logit pipeline and the coupled draw with `speculation`: equal bits and equal ids, and the
 //! contract's known answers.
 
 use speculation::acceptance::{candidates_from_processed, verify};
@@ -33,7 +33,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     Ok(parities)
 }
 
-/// Filters, and reads which rows are left to the host.
+/// Applies filters and returns the rows that are left to the host.
 fn keep_now<E: Executor>(
     e: &mut E,
     logits: &mut Tensor<E::Memory, f32>,
@@ -45,7 +45,7 @@ fn keep_now<E: Executor>(
     left_to_host(e, &buffers, filters)
 }
 
-/// Draws, and reads what was drawn.
+/// Draws and returns the results.
 fn draw_now<E: Executor>(
     e: &mut E,
     logits: &Tensor<E::Memory, f32>,
@@ -57,8 +57,8 @@ fn draw_now<E: Executor>(
     drawn(e, &buffers, draws)
 }
 
-/// What a filter leaves of rows like a model's, rows that tie everywhere, and rows of which most is masked:
-/// the tokens that the host keeps, or the row as it was where it lies with the host.
+/// Filters of rows like a model's, of rows with ties everywhere, and of mostly masked rows: the result must
+/// be the tokens that the host keeps, or the unchanged row if it is left to the host.
 fn filters<E: Executor>(e: &mut E, (vocab, rows): (usize, usize)) -> Result<Vec<Parity>, CudaError> {
     let plain = SamplingParams::default();
     let mut parities = Vec::new();
@@ -77,7 +77,7 @@ fn filters<E: Executor>(e: &mut E, (vocab, rows): (usize, usize)) -> Result<Vec<
     Ok(parities)
 }
 
-/// One kind of filter on such rows; nothing where it is none.
+/// One kind of filter on such rows; without a filter the rows must not change.
 pub(super) fn filter<E: Executor>(
     e: &mut E,
     (vocab, rows): (usize, usize),
@@ -104,7 +104,7 @@ pub(super) fn filter<E: Executor>(
     let mut found = on_device.read(e, 0..logits.len())?;
     let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     for row in &left {
-        // It must be as it was; and then it is the host's.
+        // A row that is left to the host must be unchanged; it then counts as correct.
         let range = *row as usize * stride..(*row as usize + 1) * stride;
         if bits(&found[range.clone()]) == bits(&logits[range.clone()]) {
             found[range.clone()].copy_from_slice(&expected[range]);
@@ -114,8 +114,8 @@ pub(super) fn filter<E: Executor>(
     Ok(compare(case, 0.0, &found, &expected))
 }
 
-/// How often each number of two rows is read where top-p filters them, and where they are drawn from:
-/// candidates that parts hand on count as what they take.
+/// Counts how often each number of two rows is read by top-p filters, and by the draw. Candidates passed on
+/// by parts count by their size.
 #[cfg(test)]
 pub(super) fn passes(e: &mut crate::cuda::emulator::Emulator, vocab: usize) -> Result<[f64; 2], CudaError> {
     let sampling = SamplingParams { top_p: 0.9, ..SamplingParams::default() };
@@ -132,7 +132,7 @@ pub(super) fn passes(e: &mut crate::cuda::emulator::Emulator, vocab: usize) -> R
     Ok(bytes.map(|bytes| bytes as f64 / (rows.len() * size_of::<f32>()) as f64))
 }
 
-/// A row with what the host's filters bar masked.
+/// A row with the tokens masked that the host's filters exclude.
 fn kept_of(logits: &[f32], sampling: &SamplingParams) -> Vec<f32> {
     let kept = speculation::logits::apply_filters(logits, sampling, 0)
         .expect("a row with a number can be drawn from");
@@ -141,7 +141,7 @@ fn kept_of(logits: &[f32], sampling: &SamplingParams) -> Vec<f32> {
     masked
 }
 
-/// Which rows are left to the host: those whose border lies behind the candidates, and no others.
+/// Exactly the rows whose border lies beyond the candidates are left to the host.
 fn undecided<E: Executor>(e: &mut E, vocab: usize) -> Result<Parity, CudaError> {
     let plain = SamplingParams::default();
     let flat = vec![0.25f32; vocab];
@@ -163,7 +163,7 @@ fn undecided<E: Executor>(e: &mut E, vocab: usize) -> Result<Parity, CudaError> 
     Ok(compare_equal("rows that the host decides", &left, &[0, 1, 2]))
 }
 
-/// What the host draws, in the kernel's words.
+/// The host's draw, in the kernel's format.
 fn twin(spec: &SequenceSpec, position: u32, mut logits: Vec<f32>) -> Drawn {
     let (vocab, mut counts) = (logits.len(), TokenCounts::new(spec.prompt_len));
     match verify(spec, &mut counts, position, &Draft::default(), &mut logits, vocab) {
@@ -173,7 +173,7 @@ fn twin(spec: &SequenceSpec, position: u32, mut logits: Vec<f32>) -> Drawn {
     }
 }
 
-/// Rows like a language model's: few tokens lead.
+/// Rows like a language model's: few tokens have high logits.
 pub(super) fn model_row(vocab: usize, row: u32) -> Vec<f32> {
     let source = Noise { seed: 99, choice: row };
     (0..vocab as u32).map(|id| (2.0 * source.gumbel(0, id, Purpose::Draft)) as f32).collect()
@@ -207,7 +207,7 @@ fn draws<E: Executor>(
     Ok(compare_equal(format!("draw from {vocab} at T = {temperature}"), &found, &expected))
 }
 
-/// Candidates of rows like a model's, of rows with ties, and of rows of which only every third token or only
+/// Candidates of rows like a model's, of rows with ties, and of rows in which only every third token or only
 /// one is allowed: ids, scores and the surprise.
 fn several<E: Executor>(
     e: &mut E,
@@ -267,7 +267,7 @@ fn bad_rows<E: Executor>(e: &mut E) -> Result<Parity, CudaError> {
     let logits = Tensor::of(e, &rows.concat(), "logits")?;
     let found = draw_now(e, &logits, &draws, (VOCAB, VOCAB))?;
     let expected: Vec<Drawn> = rows.into_iter().zip(0..).map(|(row, i)| twin(&spec, i, row)).collect();
-    // Where nothing is allowed no id is told.
+    // If no token is allowed, the id is unspecified.
     let without_id = |drawn: Drawn| if drawn.status == 2 { Drawn { token_id: 0, ..drawn } } else { drawn };
     let found: Vec<Drawn> = found.into_iter().map(without_id).collect();
     Ok(compare_equal("draw from rows that cannot be drawn from", &found, &expected))
@@ -312,7 +312,8 @@ fn edits<E: Executor>(e: &mut E, vocab: usize) -> Result<Parity, CudaError> {
     Ok(compare(format!("logit pipeline on {vocab}"), 0.0, &on_device.read(e, 0..logits.len())?, &expected))
 }
 
-/// The contract's frozen draws, as speculation's own tests generate them; cases with filters are the host's.
+/// The contract's frozen draws, as speculation's own tests generate them; cases with filters are drawn by the
+/// host.
 fn known_answers<E: Executor>(e: &mut E) -> Result<Vec<Parity>, CudaError> {
     const VOCAB: usize = 64;
     let answers = include_str!("../../../../speculation/tests/vectors/draws.txt");

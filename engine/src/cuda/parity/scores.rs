@@ -1,5 +1,5 @@
-//! Log probabilities against `speculation::logits::score`, equal bits: of rows like a model's, of rows that tie everywhere or are mostly
-//! masked, of rows that nothing can be said of, and of tokens that the host has drawn.
+//! Compares log probabilities with `speculation::logits::score`, equal bits: rows like a model's, rows with
+//! ties everywhere, mostly masked rows, rows without valid probabilities, and tokens that the host has drawn.
 
 use speculation::logits::score as twin;
 use speculation::{SequenceSpec, TokenLogprobs};
@@ -20,22 +20,23 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     Ok(parities)
 }
 
-/// A token's id, its probability's bits, and those of the likeliest.
+/// Bits of a token's log probability, and of the most likely tokens with their ids.
 type Bits = (u32, Vec<(u32, u32)>);
 
 fn bits(scored: &TokenLogprobs) -> Bits {
-    // A NaN says that nothing is known, whatever its bits.
+    // A NaN means unknown, whatever its bits.
     let of = |x: f32| if x.is_nan() { u32::MAX } else { x.to_bits() };
     (of(scored.logprob), scored.top.iter().map(|&(id, logprob)| (id, of(logprob))).collect())
 }
 
-/// Every second row is scored; of those one in three has a token that the host has drawn, and one a token that is given.
+/// Every second row is scored. One in three of those has a token that the host has drawn, one in three a
+/// given token.
 pub(super) fn scored<E: Executor>(
     e: &mut E,
     (vocab, rows): (usize, usize),
     top_n: u32,
 ) -> Result<Parity, CudaError> {
-    // Rows are longer than the vocabulary, and what stands past it would be likeliest.
+    // Rows are longer than the vocabulary; the numbers past it would be most likely.
     let stride = vocab + 3;
     let spec = SequenceSpec { seed: 77, max_len: u32::MAX, ..SequenceSpec::default() };
     let (mut logits, mut draws) = (Vec::new(), Vec::new());
@@ -65,7 +66,7 @@ pub(super) fn scored<E: Executor>(
     let mut on_device = Tensor::of(e, &logits, "logits")?;
     keep_raw(e, &mut scoring, &on_device, (&wanted, stride))?;
     draw(e, &mut drawing, &on_device, &draws, (vocab, stride))?;
-    // What happens to the rows from here on is of no matter.
+    // Later changes of the rows must not matter.
     on_device.write(e, 0, &vec![f32::NAN; logits.len()])?;
     score(e, (&mut scoring, &drawing), (&wanted, &places), (vocab, stride))?;
     let found = scores(e, &scoring, (&wanted, &redrawn), (vocab, stride))?;

@@ -1,5 +1,5 @@
-//! Attention of rows of token trees: the bits of chains of their ancestors, whatever else is in the pass and however it is cut; and
-//! copies of single tokens, as a host makes them.
+//! Attention of rows of token trees: equal to the bits of chains of their ancestors, whatever else is in the
+//! pass and however it is divided. Also copies of single tokens, compared with copies on the host.
 
 use cpu_kernels::{BLOCK_SIZE, HeadLayout, KvShape, KvSlot, TokenCopy};
 use half::bf16;
@@ -10,11 +10,12 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{Held, Limits, copy_tokens};
 
-/// Where rows begin, and their parents in a token tree; where these are none, so many rows of a chain.
+/// First position of rows, their parents in a token tree, and, if there are no parents, the number of rows of
+/// a chain.
 pub(super) type Rows<'a> = (u32, &'a [u32], usize);
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
-    // Seven deep over a split's border; two leaves a row; all behind one id.
+    // A tree of depth seven across a split's border; two leaves per row; siblings of one id.
     let (deep, leaves, wide) = (&[0, 0, 1, 1, 2, 3, 6, 7, 8, 9, 9][..], &[0, 0, 1, 1, 3][..], &[0, 0, 0][..]);
     let mut parities = Vec::new();
     for (heads, window, rows) in [
@@ -37,7 +38,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     Ok(parities)
 }
 
-/// Trees and chains in one pass, against every row as a chain of its own.
+/// Trees and chains in one pass, compared with every row as a separate chain.
 pub(super) fn trees<E: Executor>(
     e: &mut E,
     (num_heads, num_kv_heads, head_dim): (usize, usize, usize),
@@ -88,7 +89,7 @@ fn with_trees(layout: HeadLayout, window: Option<u32>, rows: &[Rows<'_>]) -> Pas
 }
 
 impl Pass {
-    /// Every row as the last one of a sequence of its own, whose keys and values stand in order.
+    /// Every row as the last row of a separate sequence, whose keys and values are stored in order.
     fn as_chains(&self) -> Self {
         let mut sequences = Vec::new();
         let mut next_block = 0;
@@ -114,7 +115,7 @@ impl Pass {
 }
 
 impl Sequence {
-    /// Where what a row sees is stored, in order of position.
+    /// Storage positions of the keys that a row attends to, in order of position.
     fn seen_by(&self, row: usize) -> Vec<usize> {
         let start = self.rows.0 as usize;
         let parent = |&row: &usize| match self.parents.get(row) {
@@ -127,7 +128,7 @@ impl Sequence {
     }
 }
 
-/// Copies that follow one another, some of them from where another went.
+/// Dependent copies: some of them copy from where an earlier one wrote.
 pub(super) fn copied<E: Executor>(
     e: &mut E,
     (num_layers, num_kv_heads, head_dim): (usize, usize, usize),
@@ -174,7 +175,7 @@ mod tests {
     use super::*;
     use crate::cuda::emulator::Emulator;
 
-    /// The cases above can fail: a row with another parent than it has, of many that see the same context.
+    /// The cases above can fail: a row gets another parent than its own, among many with the same context.
     #[test]
     fn another_parent_is_another_sum() {
         let (layout, parents) =

@@ -1,4 +1,4 @@
-//! Every query and split is in a tile, a piece of work and a turn, once; how large they are.
+//! Every query is in one tile, every split in one work item and one turn; sizes of tilings.
 
 use cpu_kernels::TreeSegment;
 use proptest::prelude::*;
@@ -8,7 +8,8 @@ use super::*;
 const NO_LIMITS: Limits = Limits { most_parts: usize::MAX, most_own: usize::MAX, fewest_runs: usize::MAX };
 
 proptest! {
-    /// Every split that a tile needs is one piece of work in its turn, with parts of its own; no turn is larger than it may be.
+    /// Every split that a tile needs is in one work item of its turn and has its own partial results; no turn
+    /// exceeds its limit.
     #[test]
     fn work_covers_every_split_once(
         lens in prop::collection::vec((1usize..40, 0u32..3000), 1..5),
@@ -67,7 +68,7 @@ proptest! {
         prop_assert_eq!(tile_of.len(), row * group);
     }
 
-    /// Tiles hold every query once, and their keys are exactly what their queries see.
+    /// Tiles hold every query once, and cover exactly the keys that their queries attend to.
     #[test]
     fn tiles_cover_the_queries_of_every_segment(
         lens in prop::collection::vec((1usize..40, 0u32..300), 1..5),
@@ -96,7 +97,8 @@ proptest! {
         prop_assert_eq!(next as usize, row * group);
     }
 
-    /// Of token trees beside chains: every split that a row sees is summed for it once, over its own blocks from the tree's split on.
+    /// Token trees beside chains: every split that a row attends to is summed for it once, over its own
+    /// blocks from the tree's split on.
     #[test]
     fn rows_of_trees_are_summed_once(
         trees in prop::collection::vec((1u32..600, prop::collection::vec(any::<bool>(), 1..64)), 1..4),
@@ -104,7 +106,7 @@ proptest! {
         window in prop::option::of(1u32..400),
         (most_parts, most_own) in (prop_oneof![1usize..2000, Just(usize::MAX)], 1usize..40),
     ) {
-        // An id stands behind the one before it, or beside it.
+        // An id is a child or a sibling of the one before it.
         let parents_of = |steps: &Vec<bool>| {
             let parent = |(parent, last): &mut (u32, u32), step: &bool| {
                 (*parent, *last) = (if *step { *last } else { *parent }, *last + 1);
@@ -138,7 +140,7 @@ proptest! {
                 for split in work.split..work.end_split {
                     let first = tile.first_part + (split - tile.first_key / 128) * tile.part_stride;
                     (first..first + tile.num_queries).for_each(|part| seen[part as usize] += 1);
-                    // What it reads of its table is a block, or one of the turn's own.
+                    // It reads only blocks of the sequence or own blocks of the turn.
                     for block in (split * 8).max(tile.first_key / 16)..(split * 8 + 8).min(tile.end_key.div_ceil(16)) {
                         let id = tables[(tile.table + block) as usize];
                         let is_own = id >> 31 == 1 && turn.own.contains(&((id & !(1 << 31)) as usize));
@@ -162,7 +164,8 @@ proptest! {
     }
 }
 
-/// Of 8B 512 rows at 131,072 positions: 8.7 GB where every split of every row had its place at once.
+/// 512 rows of an 8B model at 131,072 positions: 8.7 GB if the partial results of all splits were in memory
+/// at once.
 #[test]
 fn long_contexts_take_turns_in_half_a_gigabyte() {
     let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: 128 };
@@ -175,7 +178,7 @@ fn long_contexts_take_turns_in_half_a_gigabyte() {
     assert_eq!(partial_bytes(3, layout, 300), 12 * 3 * 8 * 130 * 4);
 }
 
-/// One long sequence among 63 short ones: before, every tile had a block for each split of the longest.
+/// One long sequence among 63 short ones: formerly every tile had a block for each split of the longest.
 #[test]
 fn short_sequences_launch_no_blocks_for_a_long_one() {
     let start = |i: usize| if i == 0 { 32_767 } else { 100 };
@@ -193,7 +196,8 @@ fn short_sequences_launch_no_blocks_for_a_long_one() {
     assert!(tiling.work.len() * 10 <= useful * 11, "{}", tiling.work.len());
 }
 
-/// Of 8B, twelve verify rows in a tree and in a chain: rows of the tree read their split each, and share what lies before.
+/// 8B model, twelve verify rows in a tree and in a chain: each row of the tree reads its own split, and they
+/// share the earlier ones.
 #[test]
 fn rows_of_a_tree_read_their_split_each() {
     let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: 128 };

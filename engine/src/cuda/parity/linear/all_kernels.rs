@@ -1,6 +1,6 @@
-//! Every kernel of a product against the one for few rows: equal bits, whatever a block holds. bf16 kernels have no other judge
-//! of their bits, for the twin on the host adds in another order. FP8 kernels are judged by the bf16 one, on the numbers that
-//! their weights are.
+//! Compares every kernel of a product with the kernel for few rows: equal bits for every tile size. No other
+//! reference checks the bits of bf16 kernels, because the twin on the host adds in another order. The
+//! reference of FP8 kernels is the bf16 kernel on the widened weights.
 
 use cpu_kernels::KSlices;
 use half::bf16;
@@ -11,16 +11,16 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, Variant, borders};
 
-/// The judge: blocks of 8 rows, warps of 16 channels.
+/// The reference kernel: blocks of 8 rows, groups of 16 channels.
 pub(super) const JUDGE: Variant = Variant::Few { rows: 8, channels: 16 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let (rows, n) = scale.pick((300, 20), (300, 4096));
     let (whole, cut) = scale.pick((72, 352), (4096, 14_336));
     let mut parities = kernels_agree(e, (rows, n), &KSlices::whole(whole), 16)?;
-    // Slices of several iterations of every kernel's main loop, and what is left of one.
+    // Slices with several iterations of every kernel's main loop and a remainder.
     parities.extend(kernels_agree(e, (9, scale.pick(20, n)), &KSlices::whole(scale.pick(2120, 8232)), 18)?);
-    // All slices, and the parts of ranks.
+    // All slices, and the slices of single ranks.
     let slices = KSlices::eighths(cut, 32);
     parities.extend(kernels_agree(e, (scale.pick(9, 70), scale.pick(140, n)), &slices, 16)?);
     for owned in [0..4, 6..8, 3..4] {
@@ -29,10 +29,10 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     Ok(parities)
 }
 
-/// The bits of one product by a kernel.
+/// Computes the bits of one product with a kernel.
 type Multiply<'a, E> = dyn Fn(&mut E, Variant) -> Result<Vec<u32>, CudaError> + 'a;
 
-/// Every kernel over one product, bf16 and int8; `seed` makes the numbers.
+/// Runs every kernel on one product, bf16 and int8; `seed` determines the numbers.
 pub(crate) fn kernels_agree<E: Executor>(
     e: &mut E,
     shape: (usize, usize),
@@ -71,7 +71,7 @@ pub(crate) fn kernels_agree<E: Executor>(
     Ok(parities)
 }
 
-/// The bits of a bf16 product by a kernel.
+/// Computes the bits of a bf16 product with a kernel.
 fn by_bf16<E: Executor>(
     e: &mut E,
     (rows, n): (usize, usize),
@@ -96,7 +96,7 @@ fn by_bf16<E: Executor>(
     })
 }
 
-/// The bits of an int8 product by a kernel.
+/// Computes the bits of an int8 product with a kernel.
 fn by_int8<E: Executor>(
     e: &mut E,
     (rows, n): (usize, usize),
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use crate::cuda::emulator::Emulator;
 
-    /// What blocks read is what the model of them says: rows of weights and of inputs, once for each block.
+    /// Blocks read as many bytes as the model predicts: rows of weights and of inputs, once per block.
     #[test]
     fn blocks_read_their_operands_once() {
         let (rows, n, k) = (160, 256, 256);
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(read(Variant::Few { rows: 32, channels: 16 }), 5 * 16 * (16 + 32) * k * 2);
         assert_eq!(read(Variant::Tiled { rows: 80 }), 2 * 2 * (128 + 80) * k * 2);
         assert_eq!(read(Variant::Tiled { rows: 128 }), 2 * 2 * (128 + 128) * k * 2);
-        // A byte for each number of FP8 weights; K is whole blocks here.
+        // FP8 weights take one byte each; K is a whole number of blocks here.
         let k = 512;
         let multiply = by_fp8(&mut e, (rows, n), &KSlices::whole(k), 1).unwrap();
         let mut read = |variant| {

@@ -1,4 +1,5 @@
-//! FP8 products: by their kernels, by the bf16 kernel on the numbers that the weights are, and by the twin on the host.
+//! FP8 products: compares their kernels with the bf16 kernel on widened weights, and with the twin on the
+//! host.
 
 use cpu_kernels::{KSlices, reference};
 use half::bf16;
@@ -9,12 +10,12 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{BF16_GRAIN, Fp8Layout, GemmBf16, GemmFp8, Variant, borders};
 
-/// A product's numbers.
+/// Operands of a product.
 struct Product {
     x: Vec<bf16>,
-    /// Every one but those that are no numbers.
+    /// All FP8 codes except NaN.
     codes: Vec<u8>,
-    /// None where they come after a sum of ranks.
+    /// `None` if they are applied after a sum over ranks.
     scales: Option<Vec<f32>>,
     bias: Vec<f32>,
 }
@@ -34,7 +35,7 @@ impl Product {
     }
 }
 
-/// The bits of an FP8 product by a kernel.
+/// Computes the bits of an FP8 product with a kernel.
 pub(super) fn by_fp8<E: Executor>(
     e: &mut E,
     (rows, n): (usize, usize),
@@ -67,7 +68,7 @@ pub(super) fn by_fp8<E: Executor>(
     })
 }
 
-/// The same by the bf16 kernel, on widened weights: its sums, times the scale, and the bias.
+/// Computes the same with the bf16 kernel on widened weights: its sums, times the scale, plus the bias.
 pub(super) fn judge_of_fp8<E: Executor>(
     e: &mut E,
     (rows, n): (usize, usize),
