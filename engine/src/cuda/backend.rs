@@ -29,8 +29,8 @@ use super::CudaError;
 use super::executor::{Executor, Tensor};
 use super::kv_budget::{PASS_LIMITS, kv_bytes, workspace_bytes};
 use super::ops::{
-    CandidateBuffers, DrawBuffers, Embedding, GemmBf16, GemmFp8, GemmInt8, Held, QuantizeRows, ScoreBuffers,
-    WriteKv, copy_tokens, finish_sum, norm_heads, room, swiglu, take_rows, to_bf16,
+    CandidateBuffers, DrawBuffers, Embedding, GemmBf16, GemmFp8, GemmInt8, QuantizeRows, ScoreBuffers,
+    StepBuffer, WriteKv, copy_tokens, ensure_capacity, finish_sum, norm_heads, swiglu, take_rows, to_bf16,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend};
@@ -98,7 +98,7 @@ struct State<E: Executor> {
     partial: Option<Tensor<E::Memory, f32>>,
     /// One layer's keys and values that single rows of token trees attend to, and the list of tokens to copy.
     own: Option<Tensor<E::Memory, bf16>>,
-    copies: Held<E::Memory, u32>,
+    copies: StepBuffer<E::Memory, u32>,
 }
 
 /// f32 numbers on the device. The allocation only grows.
@@ -167,7 +167,7 @@ impl<E: Executor> Gpu<E> {
             scales: None,
             partial: None,
             own: None,
-            copies: Held::default(),
+            copies: StepBuffer::default(),
         };
         Self { state: Arc::new(Mutex::new(state)), kv_blocks: AtomicU32::new(0), memory_utilization }
     }
@@ -227,19 +227,19 @@ impl<E: Executor> State<E> {
         let executor = &mut self.executor;
         match &linear.weights {
             GpuWeights::Bf16(weights) => {
-                let rounded = room(&mut self.rounded, executor, x_len, "rounded activations")?;
+                let rounded = ensure_capacity(&mut self.rounded, executor, x_len, "rounded activations")?;
                 if !is_rounded {
                     to_bf16(executor, x, rounded, x_len)?;
                 }
                 let mut gemm = GemmBf16 { x: rounded, weights, bias, borders, out };
-                match (gemm.by_library(executor, (rows, n, k))?, bias) {
+                match (gemm.launch_cublaslt(executor, (rows, n, k))?, bias) {
                     (false, _) => gemm.launch(executor, (rows, n, k)),
                     (true, None) => Ok(()),
                     (true, bias) => finish_sum(executor, out, (None, bias), (rows, n)),
                 }
             }
             GpuWeights::Fp8 { codes: weights, channel_scales, layout: (borders, layout) } => {
-                let x_rounded = room(&mut self.rounded, executor, x_len, "rounded activations")?;
+                let x_rounded = ensure_capacity(&mut self.rounded, executor, x_len, "rounded activations")?;
                 if !is_rounded {
                     to_bf16(executor, x, x_rounded, x_len)?;
                 }
@@ -249,8 +249,9 @@ impl<E: Executor> State<E> {
             }
             GpuWeights::Int8 { steps: weights, channel_scales, slice_borders } => {
                 let slices = slice_borders.len() - 1;
-                let steps = room(&mut self.steps, executor, x_len, "quantized activations")?;
-                let scales = room(&mut self.scales, executor, rows * slices, "scales of activations")?;
+                let steps = ensure_capacity(&mut self.steps, executor, x_len, "quantized activations")?;
+                let scales =
+                    ensure_capacity(&mut self.scales, executor, rows * slices, "scales of activations")?;
                 QuantizeRows { x, borders: slice_borders, steps, scales, to_row: 0, columns: 0..k }
                     .launch(executor, rows, k)?;
                 let channel_scales = channel_scales.as_ref();
@@ -359,7 +360,7 @@ where
             kv.blocks = Some(Tensor::zeros(executor, total as usize * block_len, purpose)?);
             // Allocated here, so that keeping a tree's accepted path never runs out of memory: that error
             // would only appear in the forward of another sequence.
-            copies.make_room(executor, 2 * MAX_TREE_TOKENS, "copies of tokens")?;
+            copies.resize(executor, 2 * MAX_TREE_TOKENS, "copies of tokens")?;
         }
         Ok(())
     }
@@ -384,7 +385,9 @@ where
 
     fn resize(&self, rows: &mut Self::Rows, len: usize) {
         // At least one number, so that a tensor always exists.
-        self.run(|state| room(&mut rows.tensor, &mut state.executor, len.max(1), "rows of a pass").map(drop));
+        self.run(|state| {
+            ensure_capacity(&mut rows.tensor, &mut state.executor, len.max(1), "rows of a pass").map(drop)
+        });
         rows.len = len;
     }
 
@@ -472,7 +475,7 @@ where
             }
             let angles = inputs.angles();
             // SAFETY: the queries are turned for `rotate`, which had qkv to write and was delayed until now.
-            unsafe { write.launch_with_turn(executor, angles, pass.rows()) }
+            unsafe { write.launch_with_rotate(executor, angles, pass.rows()) }
         });
     }
 

@@ -34,7 +34,7 @@ pub(crate) struct Emulator {
 }
 
 /// Serialises launches: blocks run on the calling thread, but the library's state is global to the process.
-static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+static LAUNCH_LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 /// Memory followed by a protected page: an access past its end (rounded up to 16 bytes) ends the process.
 pub(crate) struct HostMemory {
@@ -55,7 +55,7 @@ impl Emulator {
     }
 
     /// Like `build`, but a launch with a race returns an error.
-    pub(crate) fn that_finds_races() -> Self {
+    pub(crate) fn with_race_check() -> Self {
         Self::of(&on_host::kernels(), Check::Races)
     }
 
@@ -71,7 +71,7 @@ impl Emulator {
     /// Sets the order in which threads and blocks run from now on, chosen by `seed`.
     pub(crate) fn order(&self, seed: u64) {
         let order: Symbol<'_, unsafe extern "C" fn(u64)> = self.symbol("emulator_order");
-        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _guard = LAUNCH_LOCK.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // SAFETY: the signature that the shim declares; no kernel runs while the lock is held.
         unsafe { order(seed) }
     }
@@ -116,7 +116,7 @@ impl Emulator {
             params.iter_mut().map(|param| std::ptr::from_mut(param).cast()).collect();
         let [x, y, z] = launch.grid;
         let shape = [x, y, z, launch.threads, launch.shared_bytes];
-        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _guard = LAUNCH_LOCK.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // SAFETY: the parameters are the kernel's by the contract of `launch`, and its memory is still
         // allocated by that of `flush`.
         unsafe { run(*entry, shape.as_ptr(), pointers.as_mut_ptr()) }

@@ -3,8 +3,8 @@
 //! that ran before. A list that ran once is captured the second time and replayed from then on.
 //!
 //! Replay is correct by construction: only launches equal to the collected ones are replayed. Steps repeat
-//! because their buffers are kept (`ops/held.rs`) and sizes are often equal: the same numbers of rows, splits
-//! and tiles. Whether replay saves time has to be measured on a GPU.
+//! because their buffers are kept (`ops/step_buffer.rs`) and sizes are often equal: the same numbers of rows,
+//! splits and tiles. Whether replay saves time has to be measured on a GPU.
 
 use std::collections::HashMap;
 

@@ -9,7 +9,6 @@ mod filters;
 mod fp8;
 mod gemm;
 mod heads;
-mod held;
 mod int8;
 mod logits;
 mod own_blocks;
@@ -18,31 +17,32 @@ mod random;
 mod ranks;
 mod rows;
 mod score;
+mod step_buffer;
 mod tiling;
 mod trees;
 
-pub(crate) use attention::{Attention, Own, TilingViews, check_head_dim};
+pub(crate) use attention::{Attention, OwnBlockViews, TilingViews, check_head_dim};
 pub(crate) use blocks::Variant;
 #[cfg(test)]
-pub(crate) use blocks::model_of_product;
-pub(crate) use candidates::{CandidateBuffers, candidates, find_candidates, keep_edited};
+pub(crate) use blocks::product_launch;
+pub(crate) use candidates::{CandidateBuffers, candidates, copy_edited_rows, find_candidates};
 pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, draw, drawn};
-pub(crate) use filters::{FilterRow, candidate_bytes, keep, undecided};
+pub(crate) use filters::{FilterRow, apply_filters, candidate_bytes, undecided};
 pub(crate) use fp8::{Fp8Layout, GemmFp8};
 pub(crate) use gemm::{GRAIN as BF16_GRAIN, GemmBf16, borders, check_borders};
 pub(crate) use heads::{WriteKv, norm_heads, rotate, rotate_at};
-pub(crate) use held::{Held, room};
 pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, QuantizeRows};
 pub(crate) use logits::{LogitEdit, edit_logits, edits_of};
 pub(crate) use own_blocks::{OwnBlocks, own_bytes};
 pub(crate) use probe::{multiply_only, read_words};
 pub(crate) use random::{random_bf16, random_f32};
-pub(crate) use ranks::{side_by_side, sum_ranks};
+pub(crate) use ranks::{concat_ranks, sum_ranks};
 pub(crate) use rows::{Embedding, RmsNorm, add, add_at, finish_sum, swiglu, take_rows, to_bf16};
-pub(crate) use score::{ScoreBuffers, ScoreRow, keep_raw, score, scores};
+pub(crate) use score::{ScoreBuffers, ScoreRow, copy_raw_rows, score, scores};
+pub(crate) use step_buffer::{StepBuffer, ensure_capacity};
 #[cfg(test)]
 pub(crate) use tiling::count_attention;
-pub(crate) use tiling::{Limits, Tiling, Turn, partial_bytes};
+pub(crate) use tiling::{AttentionChunk, Limits, Tiling, partial_bytes};
 pub(crate) use trees::{GatherBlocks, copy_tokens};
 
 /// Largest size of a grid along y and z.

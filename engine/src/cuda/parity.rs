@@ -178,7 +178,7 @@ mod tests {
         ($($name:ident: $cases:path),+ $(,)?) => {
             $(#[test]
             fn $name() {
-                check_on(&mut Emulator::that_finds_races(), $cases);
+                check_on(&mut Emulator::with_race_check(), $cases);
             })+
         };
     }

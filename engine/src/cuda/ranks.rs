@@ -28,7 +28,7 @@ use super::CudaError;
 use super::backend::{Gpu, GpuRows, SharedState};
 use super::executor::{Executor, Tensor};
 use super::numerics::Numerics;
-use super::ops::{room, side_by_side, sum_ranks};
+use super::ops::{concat_ranks, ensure_capacity, sum_ranks};
 use crate::EngineError;
 use crate::collective::{Alone, Collective, Meeting};
 use crate::load::{Loaded, load_ranks};
@@ -106,11 +106,11 @@ where
             let (slot, len) = rows.slot();
             let part = slot.as_ref().expect("a forward sizes rows before it uses them");
             let Scratch { sums: sums_slot, share: share_slot, .. } = &mut *scratch;
-            let sums = room(sums_slot, executor, len, "sums over ranks")?;
+            let sums = ensure_capacity(sums_slot, executor, len, "sums over ranks")?;
             let lens = vec![len; self.ranks];
             if self.phases.adds_shares(len, self.ranks) {
                 let share = len / self.ranks;
-                let share_sums = room(share_slot, executor, share, "sums of a share")?;
+                let share_sums = ensure_capacity(share_slot, executor, share, "sums of a share")?;
                 self.exchange.with_parts(
                     executor,
                     part,
@@ -128,7 +128,7 @@ where
                     (&lens, Readers::All),
                     &mut |executor, parts| {
                         // SAFETY: as above.
-                        unsafe { side_by_side(executor, parts, sums, (1, len)) }
+                        unsafe { concat_ranks(executor, parts, sums, (1, len)) }
                     },
                 )?;
             } else {
@@ -156,13 +156,13 @@ where
             let lens: Vec<usize> = widths.iter().map(|width| count * width).collect();
             let (is_reader, scratch) = (self.rank == 0, &mut scratch.joined);
             if is_reader {
-                room(scratch, executor, count * width, "rows of all ranks")?;
+                ensure_capacity(scratch, executor, count * width, "rows of all ranks")?;
             }
             self.exchange.with_parts(executor, part, (&lens, Readers::First), &mut |executor, parts| {
                 let joined = scratch.as_mut().expect("only the first rank reads, and it has made room");
                 // SAFETY: by the exchange's contract each address has the rank's rows until the launch is
                 // done.
-                unsafe { side_by_side(executor, parts, joined, (count, width)) }
+                unsafe { concat_ranks(executor, parts, joined, (count, width)) }
             })?;
             if is_reader {
                 std::mem::swap(slot, scratch);

@@ -15,7 +15,7 @@ use super::GpuOptions;
 use super::gpu_check::step_work::{H100, StepWork};
 use super::host_driver::HostDriver;
 use super::kv_budget::PASS_LIMITS;
-use super::ops::{Limits, OwnBlocks, Tiling, Variant, count_attention, model_of_product};
+use super::ops::{Limits, OwnBlocks, Tiling, Variant, count_attention, product_launch};
 use super::ranks::SumPhases;
 use crate::forward_batch::PassLimits;
 use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, WeightFormat};
@@ -105,7 +105,7 @@ fn product(code: Code, rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
     let k = slices.end();
     let weights = (2 * n * k) as f64;
     let forced = Variant::Few { rows: if rows > 8 { 32 } else { 8 }, channels: 16 };
-    let blocks = model_of_product((rows, *n), slices, (code == Code::Before).then_some(forced));
+    let blocks = product_launch((rows, *n), slices, (code == Code::Before).then_some(forced));
     let count = (blocks.grid[0] * blocks.grid[1]) as f64;
     let passes = blocks.grid[0] as f64;
     let inputs = (2 * rows * k) as f64;
@@ -244,7 +244,7 @@ fn attention_now((num_heads, num_kv_heads): (usize, usize), step: Step) -> (f64,
     // Scores and values, with queries and probabilities in two halves each.
     let operations = warp_blocks * (2 * 2 * 2 * 16 * 16 * HEAD_DIM) as f64 / MMA_RATE;
     let cache = counted.bytes_read as f64 / CACHE_BANDWIDTH;
-    let launches = (2 * (tiling.turns.len() - 1)) as f64 * LAUNCH_GAP;
+    let launches = (2 * (tiling.chunks.len() - 1)) as f64 * LAUNCH_GAP;
     (chain.max(issue).max(operations).max(cache) + launches, counted.partial_bytes as f64)
 }
 
@@ -434,7 +434,7 @@ fn a_long_prompt_reads_its_keys_a_quarter_as_often() {
     let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: HEAD_DIM };
     let segment = Segment { rows: 0..2048, start: 32_768, block_table: &[], tree: None };
     let limits = Limits::of(layout);
-    let [now, before] = [limits, Limits { most_parts: 0, ..limits }].map(|limits| {
+    let [now, before] = [limits, Limits { max_parts: 0, ..limits }].map(|limits| {
         let own = OwnBlocks::default();
         count_attention(&Tiling::new(std::slice::from_ref(&segment), (&[0], &own), (4, None), limits), layout)
     });

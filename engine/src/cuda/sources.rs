@@ -129,7 +129,8 @@ const fn stage_bytes(rows: u32) -> u32 {
     stages * 2 * 64 * (128 + rows)
 }
 
-/// Bytes of the stages of `Widened` in fp8.cu: one step of weights with a byte each, and two steps of rows.
+/// Bytes of the stages of `WidenedOperands` in fp8.cu: one step of weights with a byte each, and two steps of
+/// rows.
 const fn fp8_stage_bytes(rows: u32) -> u32 {
     let stages = if rows > 64 { 3 } else { 4 };
     stages * 64 * (128 + 2 * rows)
@@ -168,7 +169,7 @@ source!(
         kernel("norm_heads", 32, 48),
         kernel("rotate", 32, 48),
         kernel("write_kv", 32, 48),
-        kernel("turn_and_write", 32, 48)
+        kernel("rotate_and_write_kv", 32, 48)
     ]
 );
 source!(SWIGLU, "swiglu.cu", [kernel("swiglu", 256, 32)]);
@@ -252,7 +253,7 @@ source!(
         kernel("keep_mask", 256, 48).with_loads_in_flight(4),
     ]
 );
-source!(RANKS, "ranks.cu", [kernel("sum_ranks", 256, 40), kernel("side_by_side", 256, 40)]);
+source!(RANKS, "ranks.cu", [kernel("sum_ranks", 256, 40), kernel("concat_ranks", 256, 40)]);
 source!(
     DRAW,
     "draw.cu",

@@ -6,7 +6,7 @@ use super::{GpuKv, GpuRows, State};
 use crate::backend::AttentionLayer;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{Attention, Own, room};
+use crate::cuda::ops::{Attention, OwnBlockViews, ensure_capacity};
 
 impl<E: Executor> State<E> {
     /// Attention of the `rows` rows of queries in `qkv` over the KV blocks of their sequences.
@@ -22,12 +22,13 @@ impl<E: Executor> State<E> {
         self.ensure_rounded(out_len)?;
         let Self { executor, partial, own, inputs, rounded, reads_bf16, .. } = self;
         let tiling = inputs.tiling(tiling_key(layout, window));
-        let partial = room(partial, executor, tiling.partial_len(layout), "partial sums of attention")?;
+        let partial =
+            ensure_capacity(partial, executor, tiling.partial_len(layout), "partial sums of attention")?;
         let own = match tiling.own_len(layout) {
             0 => None,
             len => {
-                let blocks = room(own, executor, len, "blocks of rows of token trees")?;
-                Some(Own { sources: inputs.sources(), blocks })
+                let blocks = ensure_capacity(own, executor, len, "blocks of rows of token trees")?;
+                Some(OwnBlockViews { sources: inputs.sources(), blocks })
             }
         };
         let (positions, tables) = (inputs.positions(), inputs.tables());

@@ -9,8 +9,8 @@ use super::State;
 use crate::EngineError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    DrawRow, Drawn, FilterRow, candidates, draw as launch_draw, drawn, edit_logits, find_candidates, keep,
-    keep_edited, keep_raw, score, scores, undecided,
+    DrawRow, Drawn, FilterRow, apply_filters, candidates, copy_edited_rows, copy_raw_rows,
+    draw as launch_draw, drawn, edit_logits, find_candidates, score, scores, undecided,
 };
 use crate::cuda::{CudaError, ScoreRow};
 use crate::draws::{DrawPlan, Filter, Outputs};
@@ -77,10 +77,10 @@ fn launch<E: Executor>(
 ) -> Result<(), CudaError> {
     let State { executor, drawing, scoring, listing, .. } = state;
     let sizes = (plan.vocab, width);
-    keep_raw(executor, scoring, logits, (&plan.scores, width))?;
+    copy_raw_rows(executor, scoring, logits, (&plan.scores, width))?;
     edit_logits(executor, drawing, logits, &plan.edits, width)?;
-    keep_edited(executor, listing, logits, (listed, width))?;
-    keep(executor, drawing, logits, filters, sizes)?;
+    copy_edited_rows(executor, listing, logits, (listed, width))?;
+    apply_filters(executor, drawing, logits, filters, sizes)?;
     launch_draw(executor, drawing, logits, &plan.rows, sizes)?;
     score(executor, (scoring, drawing), (&plan.scores, draws), sizes)?;
     let places: Vec<Option<u32>> = listed.iter().map(|draw| plan.draw_of(draw.row)).collect();

@@ -12,7 +12,7 @@ use cpu_kernels::HeadLayout;
 use super::{GpuNorm, State};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor, check_len};
-use crate::cuda::ops::{RmsNorm, add_at, room, rotate_at};
+use crate::cuda::ops::{RmsNorm, add_at, ensure_capacity, rotate_at};
 
 /// An operation that was requested and not launched yet.
 #[derive(Debug, Clone, Copy)]
@@ -95,7 +95,7 @@ impl<E: Executor> State<E> {
         let rounded = self.rounded.as_mut().filter(|_| self.reads_bf16);
         let launch = RmsNorm { x, weight: &norm.weight, eps: norm.eps, out, rounded };
         // SAFETY: `add` had mutable access to `x` and was delayed until now, and `delta` has as many numbers.
-        unsafe { launch.launch_after_adding(&mut self.executor, rows, delta) }?;
+        unsafe { launch.launch_with_add(&mut self.executor, rows, delta) }?;
         self.set_rounded_source(address, len);
         Ok(())
     }
@@ -103,7 +103,7 @@ impl<E: Executor> State<E> {
     /// Ensures that the buffer of rounded inputs has `len` elements, if products read bf16.
     pub(super) fn ensure_rounded(&mut self, len: usize) -> Result<(), CudaError> {
         if self.reads_bf16 {
-            room(&mut self.rounded, &mut self.executor, len, "rounded activations")?;
+            ensure_capacity(&mut self.rounded, &mut self.executor, len, "rounded activations")?;
         }
         Ok(())
     }

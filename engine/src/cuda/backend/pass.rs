@@ -7,14 +7,14 @@ use cpu_kernels::{BLOCK_SIZE, HeadLayout};
 
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, View};
-use crate::cuda::ops::{Held, Limits, OwnBlocks, Tiling, TilingViews, Turn};
+use crate::cuda::ops::{AttentionChunk, Limits, OwnBlocks, StepBuffer, Tiling, TilingViews};
 use crate::forward_batch::ForwardBatch;
 use crate::rope::Rope;
 
 /// Inputs that kernels read in the current pass, in one allocation, so that one copy uploads them.
 #[derive(Debug)]
 pub(super) struct Inputs<M> {
-    words: Held<M, u32>,
+    words: StepBuffer<M, u32>,
     places: InputOffsets,
     /// One per key that the model's layers have: usually one group size and few windows.
     tilings: Vec<PlacedTiling>,
@@ -44,12 +44,12 @@ struct InputOffsets {
 #[derive(Debug)]
 struct PlacedTiling {
     key: TilingKey,
-    turns: Vec<Turn>,
+    chunks: Vec<AttentionChunk>,
     /// Tiles, their work list, and the tiles of queries.
     places: [Range<usize>; 3],
 }
 
-/// Number of heads that share a KV head, window, and limits of turns and blocks.
+/// Number of heads that share a KV head, window, and limits of chunks and blocks.
 pub(super) type TilingKey = (usize, Option<u32>, Limits);
 
 /// Key of a layer's attention.
@@ -59,7 +59,7 @@ pub(super) fn tiling_key(layout: HeadLayout, window: Option<u32>) -> TilingKey {
 
 impl<M> Default for Inputs<M> {
     fn default() -> Self {
-        Self { words: Held::default(), places: InputOffsets::default(), tilings: Vec::new() }
+        Self { words: StepBuffer::default(), places: InputOffsets::default(), tilings: Vec::new() }
     }
 }
 
@@ -137,7 +137,7 @@ impl<M: DeviceMemory> Inputs<M> {
             let (group, window, limits) = placed.key;
             let tiling = Tiling::new(&batch.segments, (&starts, &own), (group, window), limits);
             placed.places = packed.put_tiling(&tiling);
-            placed.turns = tiling.turns;
+            placed.chunks = tiling.chunks;
         }
         // Last, because tables grow with every block and would move the arrays after them.
         places.tables = packed.put(&tables);
@@ -150,21 +150,21 @@ impl<M: DeviceMemory> Inputs<M> {
     /// Adds a key: every later pass gets a tiling for it.
     pub(super) fn add_tiling_key(&mut self, key: TilingKey) {
         if self.tilings.iter().all(|placed| placed.key != key) {
-            self.tilings.push(PlacedTiling { key, turns: Vec::new(), places: [0..0, 0..0, 0..0] });
+            self.tilings.push(PlacedTiling { key, chunks: Vec::new(), places: [0..0, 0..0, 0..0] });
         }
     }
 
     /// The current pass's tiling for a key that was added with [`Inputs::add_tiling_key`].
     pub(super) fn tiling(&self, key: TilingKey) -> TilingViews<'_> {
         let placed = self.tilings.iter().find(|placed| placed.key == key);
-        let PlacedTiling { turns, places: [tiles, work, tile_of], .. } =
+        let PlacedTiling { chunks, places: [tiles, work, tile_of], .. } =
             placed.expect("a model's groups and windows are told as it is loaded");
         let words = self.words.tensor();
         TilingViews {
             tiles: words.view_as(tiles.clone()),
             work: words.view_as(work.clone()),
             tile_of: words.view_as(tile_of.clone()),
-            turns,
+            chunks,
         }
     }
 

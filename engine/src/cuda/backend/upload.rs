@@ -77,7 +77,7 @@ pub(super) fn upload_fp8<E: Executor>(
             let place = Fp8Rows { codes: &mut codes, scales: &mut scales[range.clone()] };
             rows.read_fp8(range.clone(), place)?;
             let pairs = codes.chunks_exact(columns).zip(bytes.chunks_exact_mut(row_bytes));
-            pairs.for_each(|(codes, bytes)| layout.place(codes, bytes));
+            pairs.for_each(|(codes, bytes)| layout.pack(codes, bytes));
             Ok(())
         })?;
     }

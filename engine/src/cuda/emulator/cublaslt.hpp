@@ -78,7 +78,7 @@ static double number_at(const void* data, const Layout& l, uint64_t row, uint64_
   return value;
 }
 
-static bool lies_well(const void* at, size_t bytes, uint32_t alignment) {
+static bool is_valid_operand(const void* at, size_t bytes, uint32_t alignment) {
   return (uintptr_t)at % alignment == 0 && driver::on_device((uint64_t)(uintptr_t)at, bytes);
 }
 
@@ -181,12 +181,12 @@ int cublasLtMatmul(void* handle, blas::Operation* operation, const float* alpha,
   const blas::Layout la = *a_layout, lb = *b_layout, ld = *d_layout;
   if (algorithm->shape != blas::shape_of(o, la, lb, *c_layout, ld)) return blas::INVALID_VALUE;
   const uint32_t* alignment = algorithm->alignment;
-  const bool lie_well = blas::lies_well(a, la.bytes(), alignment[0]) && blas::lies_well(b, lb.bytes(), alignment[1]) &&
-                        blas::lies_well(d, ld.bytes(), alignment[2] > alignment[3] ? alignment[2] : alignment[3]);
+  const bool are_valid = blas::is_valid_operand(a, la.bytes(), alignment[0]) && blas::is_valid_operand(b, lb.bytes(), alignment[1]) &&
+                        blas::is_valid_operand(d, ld.bytes(), alignment[2] > alignment[3] ? alignment[2] : alignment[3]);
   const size_t needed = algorithm->workspace;
-  if (!lie_well || workspace_bytes < needed || !blas::lies_well(workspace, workspace_bytes, 256)) return blas::INVALID_VALUE;
+  if (!are_valid || workspace_bytes < needed || !blas::is_valid_operand(workspace, workspace_bytes, 256)) return blas::INVALID_VALUE;
   driver::put(*stream, [=] {
-    std::memset(workspace, driver::RUBBISH, needed);
+    std::memset(workspace, driver::GARBAGE, needed);
     const uint64_t inner = blas::width(la, o.transpose[0]);
     for (uint64_t column = 0; column < ld.cols; ++column) {
       for (uint64_t row = 0; row < ld.rows; ++row) {

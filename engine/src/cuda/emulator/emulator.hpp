@@ -70,7 +70,7 @@ constexpr size_t STACK_BYTES = 64 << 10;
 
 // Saved context of a fiber or of the scheduler: the buffer of GCC's and Clang's __builtin_setjmp. The C
 // library's setjmp checks more on each jump.
-using Place = void* [5];
+using SavedContext = void* [5];
 
 // Barrier among fibers; `expected` decreases as threads return.
 struct Barrier {
@@ -78,9 +78,9 @@ struct Barrier {
 };
 
 static Barrier block_barrier, warp_barriers[MAX_THREADS / 32];
-static Place scheduler, fibers[MAX_THREADS];
+static SavedContext scheduler, fibers[MAX_THREADS];
 // A fiber is created once per process, and runs one thread of each block after another.
-static bool made[MAX_THREADS], done[MAX_THREADS];
+static bool created[MAX_THREADS], done[MAX_THREADS];
 // The barrier that a fiber waits for, and the generation that must end first.
 static Barrier* awaited[MAX_THREADS];
 static uint32_t awaited_generation[MAX_THREADS];
@@ -126,7 +126,7 @@ namespace emulator {
 static std::map<uintptr_t, size_t>& regions = *new std::map<uintptr_t, size_t>;
 static std::mutex regions_turn;
 EMULATOR_ONLY static bool is_stack(uintptr_t at) { return at >= (uintptr_t)stacks && at < (uintptr_t)stacks + sizeof(stacks); }
-EMULATOR_ONLY static bool is_common(uintptr_t page) {
+EMULATOR_ONLY static bool is_device_memory(uintptr_t page) {
   std::lock_guard<std::mutex> guard(regions_turn);
   // An allocation ends at a page boundary.
   auto next = regions.upper_bound(page + 4095);
@@ -203,7 +203,7 @@ EMULATOR_ONLY static inline void finish_groups(uint32_t left) {
 }
 
 // A separate function, because a longjmp must not be in the function that called setjmp.
-EMULATOR_ONLY SWITCHES __attribute__((noreturn)) static void jump(Place& to) { __builtin_longjmp(to, 1); }
+EMULATOR_ONLY SWITCHES __attribute__((noreturn)) static void jump(SavedContext& to) { __builtin_longjmp(to, 1); }
 
 // Switches to the scheduler; returns when this fiber is resumed.
 EMULATOR_ONLY SWITCHES static void yield() {
@@ -253,8 +253,8 @@ EMULATOR_ONLY SWITCHES static void resume(uint32_t fiber) {
   threadIdx = {fiber, 0, 0};
   awaited[fiber] = nullptr;
   if (__builtin_setjmp(scheduler)) return;
-  if (made[current]) jump(fibers[current]);
-  made[current] = true;
+  if (created[current]) jump(fibers[current]);
+  created[current] = true;
   static ucontext_t context;
   getcontext(&context);
   context.uc_stack.ss_sp = &stacks[current * STACK_BYTES];

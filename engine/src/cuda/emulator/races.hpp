@@ -11,7 +11,7 @@ namespace emulator {
 
 static bool is_stack(uintptr_t at);
 // Whether blocks share this memory: they share device memory; shared memory is separate for every block.
-static bool is_common(uintptr_t at);
+static bool is_device_memory(uintptr_t at);
 // Number of allocations and frees so far.
 static uint64_t regions_changed = 1;
 
@@ -22,12 +22,12 @@ constexpr uintptr_t PAGE = 4096;
 
 // The latest access to a byte. The interval between barriers determines conflicts between threads, the launch
 // those between blocks.
-struct Touched {
+struct Access {
   uint32_t interval = 0, launch = 0, block = 0;
   uint16_t thread = 0;
 };
 struct Byte {
-  Touched read, written;
+  Access read, written;
   // Whether more than one block of the launch has read it.
   bool read_by_several = false;
 };
@@ -36,7 +36,7 @@ struct Page {
   uintptr_t number = 0;
   // Whether blocks share this page, as of allocation change number `regions_at`.
   uint64_t regions_at = 0;
-  bool is_common = false;
+  bool is_device_memory = false;
 };
 
 // Never destroyed: the process may exit while a thread still runs a kernel.
@@ -59,12 +59,12 @@ EMULATOR_ONLY static Page& page_of(uintptr_t at) {
   }
   if (near_page->regions_at != regions_changed) {
     near_page->regions_at = regions_changed;
-    near_page->is_common = is_common(number * PAGE);
+    near_page->is_device_memory = is_device_memory(number * PAGE);
   }
   return *near_page;
 }
 
-EMULATOR_ONLY static void report(const char* what, uintptr_t at, const Touched& other) {
+EMULATOR_ONLY static void report(const char* what, uintptr_t at, const Access& other) {
   if (found[0]) return;
   char by[32] = "several threads";
   if (other.thread != SEVERAL) std::snprintf(by, sizeof(by), "thread %u", other.thread);
@@ -72,7 +72,7 @@ EMULATOR_ONLY static void report(const char* what, uintptr_t at, const Touched& 
                 (unsigned long)at, current, block, by, other.block);
 }
 
-EMULATOR_ONLY static bool meets(const Touched& other, bool common) {
+EMULATOR_ONLY static bool conflicts(const Access& other, bool common) {
   if (other.launch != launch) return false;
   if (other.block != block) return common;
   return other.interval == interval && other.thread != current;
@@ -83,15 +83,15 @@ EMULATOR_ONLY static void touch(void* address, size_t bytes, bool writes) {
   if (!is_running || is_stack(first)) return;
   // Functions called from here are instrumented too.
   is_running = false;
-  const Touched now = {interval, launch, block, (uint16_t)current};
+  const Access now = {interval, launch, block, (uint16_t)current};
   for (uintptr_t at = first; at < first + bytes; ++at) {
     Page& page = page_of(at);
     Byte& byte = page.bytes[at % PAGE];
-    if (meets(byte.written, page.is_common)) report(writes ? "two writes" : "a read beside a write", at, byte.written);
+    if (conflicts(byte.written, page.is_device_memory)) report(writes ? "two writes" : "a read beside a write", at, byte.written);
     const bool same_launch = byte.read.launch == launch;
     if (writes) {
-      const bool by_blocks = page.is_common && same_launch && byte.read_by_several;
-      if (by_blocks || meets(byte.read, page.is_common)) report("a write beside a read", at, byte.read);
+      const bool by_blocks = page.is_device_memory && same_launch && byte.read_by_several;
+      if (by_blocks || conflicts(byte.read, page.is_device_memory)) report("a write beside a read", at, byte.read);
       byte.written = now;
       continue;
     }

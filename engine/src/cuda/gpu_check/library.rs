@@ -100,7 +100,7 @@ impl ProductComparison {
         })?;
         let library_us = best_of(device, is_dry, |device| {
             let mut product = GemmBf16 { x: &x, weights: &weights, bias: None, borders, out: &mut library };
-            product.by_library(device, shape).map(|done| assert!(done, "it takes every row"))
+            product.launch_cublaslt(device, shape).map(|done| assert!(done, "it takes every row"))
         })?;
         let (own, library) = (own.read(device, 0..rows * n)?, library.read(device, 0..rows * n)?);
         let differ = own.iter().zip(&library).filter(|(a, b)| a.to_bits() != b.to_bits()).count();

@@ -61,7 +61,7 @@ __device__ __forceinline__ u64 part_of(const AttentionTile& tile, u32 split, u32
 }
 
 // Splits two floats into bf16 high parts and bf16 remainders: together about 16 bits.
-__device__ __forceinline__ void halves(float x0, float x1, u32& high, u32& low) {
+__device__ __forceinline__ void split_bf16(float x0, float x1, u32& high, u32& low) {
   high = narrow_two(x0, x1);
   low = narrow_two(x0 - __uint_as_float(high << 16), x1 - __uint_as_float(high & 0xffff0000u));
 }
@@ -76,11 +76,11 @@ struct Stage {
 
   // Swizzle of a row of keys. Rows begin at one, two or four different banks, depending on HEAD_DIM; the
   // pattern repeats after eight rows.
-  static __device__ __forceinline__ u32 turn_of_key(u32 row) {
+  static __device__ __forceinline__ u32 key_swizzle(u32 row) {
     return HEAD_DIM % 64 == 0 ? row % 8 : HEAD_DIM % 32 == 0 ? row / 2 % 4 : row / 4 % 2;
   }
   static __device__ __forceinline__ u32 place_of_key(u32 row, u32 chunk) {
-    return row * KEY_CHUNKS + (chunk ^ turn_of_key(row));
+    return row * KEY_CHUNKS + (chunk ^ key_swizzle(row));
   }
   static __device__ __forceinline__ u32 place_of_value(u32 row, u32 chunk) {
     return 2 * HEAD_DIM + 2 * row + (chunk ^ row / 4 % 2);
@@ -118,7 +118,7 @@ struct Stage {
   __device__ __forceinline__ u32 key(u32 n, u32 chunk) const {
     const u32 g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     const u32* row = (const u32*)chunks + g * KEY_CHUNKS * 4 + t;
-    return row[(chunk % 8 ^ turn_of_key(g)) * 4 + chunk / 8 * 32 + n * 32 * KEY_CHUNKS];
+    return row[(chunk % 8 ^ key_swizzle(g)) * 4 + chunk / 8 * 32 + n * 32 * KEY_CHUNKS];
   }
   __device__ __forceinline__ u32 value(u32 n, u32 chunk) const {
     const u32 g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
@@ -145,17 +145,17 @@ struct Queries {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const u32 q = first + g + 8 * r;
-      const bool is_there = q < tile.num_queries;
-      const u32 query = tile.first_query + (is_there ? q : 0), row = query / group;
+      const bool exists = q < tile.num_queries;
+      const u32 query = tile.first_query + (exists ? q : 0), row = query / group;
       const float* from = qkv + (u64)row * row_width + (kv_head * group + query % group) * HEAD_DIM + 2 * t;
-      const u32 position = is_there ? positions[row] : 0;
-      see_end[r] = is_there ? position + 1 : 0;
+      const u32 position = exists ? positions[row] : 0;
+      see_end[r] = exists ? position + 1 : 0;
       see_first[r] = window != 0 && position + 1 > window ? position + 1 - window : 0;
 #pragma unroll
       for (int i = 0; i < 2 * STEPS; ++i) {
-        const u64 bits = is_there ? load_8((const u64*)(from + 8 * i)) : 0;
+        const u64 bits = exists ? load_8((const u64*)(from + 8 * i)) : 0;
         const int at = r + 2 * (i % 2);
-        halves(__uint_as_float((u32)bits), __uint_as_float((u32)(bits >> 32)), high[i / 2][at], low[i / 2][at]);
+        split_bf16(__uint_as_float((u32)bits), __uint_as_float((u32)(bits >> 32)), high[i / 2][at], low[i / 2][at]);
       }
     }
   }
@@ -228,7 +228,7 @@ struct SplitOfWarp {
           sum[r] = sum[r] + p[c];
         }
         // The lanes already hold the scores in the layout of the next product's left operand.
-        halves(p[0], p[1], high[r + 2 * n], low[r + 2 * n]);
+        split_bf16(p[0], p[1], high[r + 2 * n], low[r + 2 * n]);
       }
 #pragma unroll
       for (int n = 0; n < HEAD_DIM / 8; ++n) {
@@ -366,13 +366,13 @@ constexpr u32 LANE_DIMS = MAX_HEAD_DIM / WARP;
 struct SplitSum {
   float sum;
   float values[LANE_DIMS];
-  __device__ __forceinline__ void add(const float* part, float weight, float part_sum, u32 head_dim, bool is_there) {
-    const float kept = is_there ? weight : 0.0f;
-    sum = fmaf(is_there ? part_sum : 0.0f, kept, sum);
+  __device__ __forceinline__ void add(const float* part, float weight, float part_sum, u32 head_dim, bool exists) {
+    const float kept = exists ? weight : 0.0f;
+    sum = fmaf(exists ? part_sum : 0.0f, kept, sum);
 #pragma unroll
     for (u32 j = 0; j < LANE_DIMS; ++j) {
       const float x = part[min(threadIdx.x % WARP + WARP * j, head_dim - 1)];
-      values[j] = fmaf(is_there ? x : 0.0f, kept, values[j]);
+      values[j] = fmaf(exists ? x : 0.0f, kept, values[j]);
     }
   }
 };
@@ -429,8 +429,8 @@ extern "C" __global__ void __launch_bounds__(32)
 #pragma unroll
     for (u32 a = 0; a < SUMS; ++a) {
       const float* part = merged.part(split + a);
-      const bool is_there = split + a >= merged.first && split + a < merged.end;
-      sums[a].add(part, exp_f32(part[head_dim] - merged.maximum), part[head_dim + 1], head_dim, is_there);
+      const bool exists = split + a >= merged.first && split + a < merged.end;
+      sums[a].add(part, exp_f32(part[head_dim] - merged.maximum), part[head_dim + 1], head_dim, exists);
     }
   }
   float all[SUMS];
@@ -464,8 +464,8 @@ extern "C" __global__ void __launch_bounds__(256)
     for (u32 a = 0; a < AHEAD; ++a) {
       const u32 at = split + a * SUMS;
       const float* part = merged.part(at);
-      const bool is_there = at >= merged.first && at < merged.end;
-      mine.add(part, exp_f32(part[head_dim] - merged.maximum), part[head_dim + 1], head_dim, is_there);
+      const bool exists = at >= merged.first && at < merged.end;
+      mine.add(part, exp_f32(part[head_dim] - merged.maximum), part[head_dim + 1], head_dim, exists);
     }
   }
 #pragma unroll

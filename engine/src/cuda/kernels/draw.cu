@@ -5,7 +5,7 @@
 // row. Twin: speculation::acceptance, equal ids.
 
 // No token.
-constexpr u32 NOBODY = 0xffffffffu;
+constexpr u32 NO_TOKEN = 0xffffffffu;
 // Below this temperature the draw is the most likely token.
 constexpr float GREEDY_BELOW = 1e-5f;
 
@@ -89,8 +89,8 @@ __device__ __forceinline__ Best best_of_block(Best best, Best (&shared)[8]) {
 
 // Result of a part of a row.
 struct DrawPart {
-  double likeliest, best;  // highest logit, +infinity if a logit is NaN or +infinity; best score
-  u32 likeliest_id, best_id;
+  double most_likely, best;  // highest logit, +infinity if a logit is NaN or +infinity; best score
+  u32 most_likely_id, best_id;
 };
 
 // logits [*, stride] f32, of which the first `vocab` columns are used; draws [num_draws] -> parts [num_draws,
@@ -106,19 +106,19 @@ extern "C" __global__ void __launch_bounds__(256)
   const float* numbers = (const float*)chunks + part.late;
 
   // The most likely token, or the first whose logit is NaN or +infinity: its score is +infinity.
-  Best likeliest = {(double)NEG_INF, NOBODY};
+  Best most_likely = {(double)NEG_INF, NO_TOKEN};
   for (u32 i = threadIdx.x; i < part.end - part.begin; i += THREADS) {
-    offer(likeliest, numbers[i] < POS_INF ? (double)numbers[i] : (double)POS_INF, part.begin + i);
+    offer(most_likely, numbers[i] < POS_INF ? (double)numbers[i] : (double)POS_INF, part.begin + i);
   }
-  likeliest = best_of_block(likeliest, shared);
-  Best best = {(double)NEG_INF, NOBODY};
-  const bool is_usable = likeliest.score < (double)POS_INF && likeliest.score > (double)NEG_INF;
+  most_likely = best_of_block(most_likely, shared);
+  Best best = {(double)NEG_INF, NO_TOKEN};
+  const bool is_usable = most_likely.score < (double)POS_INF && most_likely.score > (double)NEG_INF;
   if (is_usable && row.temperature >= GREEDY_BELOW) {
     const double temperature = (double)row.temperature;
     // Start from the most likely token's score: the bound excludes most other tokens without a logarithm.
     u64 m[2];
-    noise_bits(row, likeliest.token_id / 2, m);
-    best = {likeliest.score / temperature + gumbel(likeliest.token_id % 2 ? m[1] : m[0]), likeliest.token_id};
+    noise_bits(row, most_likely.token_id / 2, m);
+    best = {most_likely.score / temperature + gumbel(most_likely.token_id % 2 ? m[1] : m[0]), most_likely.token_id};
     for (u32 i = 2 * threadIdx.x; i < part.end - part.begin; i += 2 * THREADS) {
       noise_bits(row, (part.begin + i) / 2, m);
       for (u32 j = 0; j < 2 && part.begin + i + j < part.end; ++j) {
@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(256)
     best = best_of_block(best, shared);
   }
   if (threadIdx.x == 0) {
-    parts[(u64)blockIdx.x * gridDim.y + blockIdx.y] = {likeliest.score, best.score, likeliest.token_id, best.token_id};
+    parts[(u64)blockIdx.x * gridDim.y + blockIdx.y] = {most_likely.score, best.score, most_likely.token_id, best.token_id};
   }
 }
 
@@ -137,20 +137,20 @@ extern "C" __global__ void __launch_bounds__(256)
 // [num_draws]. Grid (num_draws), one warp.
 extern "C" __global__ void __launch_bounds__(32)
     draw_join(const DrawPart* parts, const DrawRow* draws, Drawn* drawn, u32 num_parts) {
-  Best likeliest = {(double)NEG_INF, NOBODY};
-  Best best = likeliest;
+  Best most_likely = {(double)NEG_INF, NO_TOKEN};
+  Best best = most_likely;
   for (u32 i = threadIdx.x; i < num_parts; i += WARP) {
     const DrawPart part = parts[(u64)blockIdx.x * num_parts + i];
-    offer(likeliest, part.likeliest, part.likeliest_id);
+    offer(most_likely, part.most_likely, part.most_likely_id);
     offer(best, part.best, part.best_id);
   }
-  likeliest = best_of_warp(likeliest);
+  most_likely = best_of_warp(most_likely);
   best = best_of_warp(best);
   if (threadIdx.x != 0) return;
-  Drawn result = {likeliest.token_id, 0};
-  if (likeliest.score == (double)POS_INF) {
+  Drawn result = {most_likely.token_id, 0};
+  if (most_likely.score == (double)POS_INF) {
     result.status = 1;
-  } else if (likeliest.score == (double)NEG_INF) {
+  } else if (most_likely.score == (double)NEG_INF) {
     result.status = 2;
   } else if (draws[blockIdx.x].temperature >= GREEDY_BELOW) {
     result.token_id = best.token_id;
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(32)
 // Number of candidates per row: speculation::tree::MAX_CANDIDATES.
 constexpr u32 CANDIDATES = 8;
 
-// A token with its score; NOBODY marks unused entries.
+// A token with its score; NO_TOKEN marks unused entries.
 struct Candidate {
   double score;
   u32 token_id, unused;
@@ -206,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(256)
   Best last = {(double)POS_INF, 0};
   Candidate* out = parts + ((u64)blockIdx.x * gridDim.y + blockIdx.y) * CANDIDATES;
   for (u32 rank = 0; rank < CANDIDATES; ++rank) {
-    Best best = {(double)NEG_INF, NOBODY};
+    Best best = {(double)NEG_INF, NO_TOKEN};
 #pragma unroll
     for (u32 j = 0; j < 2 * PAIRS; ++j) {
       const u32 token_id = part.begin + 2 * (threadIdx.x + THREADS * (j / 2)) + j % 2;
@@ -224,10 +224,10 @@ extern "C" __global__ void __launch_bounds__(32) candidate_join(const Candidate*
   Best last = {(double)POS_INF, 0};
   const Candidate* of_row = parts + (u64)blockIdx.x * num_parts * CANDIDATES;
   for (u32 rank = 0; rank < CANDIDATES; ++rank) {
-    Best best = {(double)NEG_INF, NOBODY};
+    Best best = {(double)NEG_INF, NO_TOKEN};
     for (u32 i = threadIdx.x; i < num_parts * CANDIDATES; i += WARP) {
       const Candidate one = of_row[i];
-      if (one.token_id != NOBODY && is_below(last, one.score, one.token_id)) offer(best, one.score, one.token_id);
+      if (one.token_id != NO_TOKEN && is_below(last, one.score, one.token_id)) offer(best, one.score, one.token_id);
     }
     last = best_of_warp(best);
     if (threadIdx.x == 0) found[blockIdx.x * CANDIDATES + rank] = {last.score, last.token_id, 0};

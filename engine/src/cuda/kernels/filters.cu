@@ -23,7 +23,7 @@ __device__ __forceinline__ float number_of(u32 key) {
 
 // Summary of a part besides its candidates.
 struct FilterPart {
-  double max, sum;  // highest logit / T of the part; sum of exp(logit / T - max), if wants_sum
+  double max, sum;  // highest logit / T of the part; sum of exp(logit / T - max), if needs_sum
   u32 bad, allowed;  // count of NaN or +infinity; tokens above -infinity
   u32 num;           // candidates
   u32 unused;
@@ -35,7 +35,7 @@ __device__ __forceinline__ u32 candidates_of(const FilterRow& filter) {
 }
 
 // Whether the sum over all tokens may be needed: top-p is the only filter.
-__device__ __forceinline__ bool wants_sum(const FilterRow& filter) {
+__device__ __forceinline__ bool needs_sum(const FilterRow& filter) {
   return filter.top_p < 1.0f && filter.top_k == 0 && filter.ln_min_p == (double)NEG_INF;
 }
 
@@ -72,18 +72,18 @@ __device__ __forceinline__ void sort(u64 (&ranks)[CANDIDATES], u32 width) {
 }
 
 // Numbers of a part per thread: thread t holds those at t + THREADS * j.
-constexpr u32 HELD = PART / THREADS;
+constexpr u32 PER_THREAD = PART / THREADS;
 
 // The greatest key that at least `wanted` of a block's keys reach, found two bits per round. The block has at
 // least `wanted` keys.
-__device__ __forceinline__ u32 border_of(const u32 (&keys)[HELD], u32 wanted, u64 (&counts)[8]) {
+__device__ __forceinline__ u32 border_of(const u32 (&keys)[PER_THREAD], u32 wanted, u64 (&counts)[8]) {
   u32 border = 0;
   for (int bit = 30; bit >= 0; bit -= 2) {
     const u32 step = 1u << bit;
     // Three counts of at most PART, packed into one word.
     u64 reach = 0;
 #pragma unroll
-    for (u32 j = 0; j < HELD; ++j) {
+    for (u32 j = 0; j < PER_THREAD; ++j) {
       const u32 key = keys[j];
       reach += (u64)(key >= border + step) + ((u64)(key >= border + 2 * step) << 20) +
                ((u64)(key >= border + 3 * step) << 40);
@@ -118,10 +118,10 @@ extern "C" __global__ void __launch_bounds__(256, 3)
   const float* numbers = (const float*)chunks + part.late;
   const u32 len = part.end - part.begin;
 
-  u32 keys[HELD];
+  u32 keys[PER_THREAD];
   u32 bad = 0, allowed = 0;
 #pragma unroll
-  for (u32 j = 0; j < HELD; ++j) {
+  for (u32 j = 0; j < PER_THREAD; ++j) {
     const u32 i = threadIdx.x + THREADS * j;
     keys[j] = 0;  // below the key of every number
     if (i < len) {
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     // Two counts of at most PART, packed into one word.
     u32 reach = 0;
 #pragma unroll
-    for (u32 j = 0; j < HELD; ++j) reach += (u32)(keys[j] > border) + ((u32)(keys[j] == border) << 16);
+    for (u32 j = 0; j < PER_THREAD; ++j) reach += (u32)(keys[j] > border) + ((u32)(keys[j] == border) << 16);
     reach = block_sum(reach, warps);
     const u32 room = wanted - (reach & 0xffffu);
     cut = PART;
@@ -151,14 +151,14 @@ extern "C" __global__ void __launch_bounds__(256, 3)
       for (u32 step = PART / 2; step > 0; step /= 2) {
         u32 before = 0;
 #pragma unroll
-        for (u32 j = 0; j < HELD; ++j) before += keys[j] == border && threadIdx.x + THREADS * j < cut + step;
+        for (u32 j = 0; j < PER_THREAD; ++j) before += keys[j] == border && threadIdx.x + THREADS * j < cut + step;
         if (block_sum(before, warps) <= room) cut += step;
       }
     }
   }
   u32 mine = 0;
 #pragma unroll
-  for (u32 j = 0; j < HELD; ++j) {
+  for (u32 j = 0; j < PER_THREAD; ++j) {
     mine += keys[j] > border || (keys[j] == border && threadIdx.x + THREADS * j < cut);
   }
   u32 place = sum_before(mine, warps);
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
   for (u32 i = num + threadIdx.x; i < width; i += THREADS) chosen[i] = 0;
   if (!bad) {
 #pragma unroll
-    for (u32 j = 0; j < HELD; ++j) {
+    for (u32 j = 0; j < PER_THREAD; ++j) {
       const u32 i = threadIdx.x + THREADS * j;
       if (keys[j] > border || (keys[j] == border && i < cut)) chosen[place++] = rank_of(keys[j], part.begin + i);
     }
@@ -178,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
   if (!bad && num > 0) {
     const double temperature = (double)filter.temperature;
     result.max = (double)number_of((u32)(chosen[0] >> 32)) / temperature;
-    if (wants_sum(filter)) {
+    if (needs_sum(filter)) {
       double sum = 0.0;
       for (u32 i = threadIdx.x; i < len; i += THREADS) {
         if (numbers[i] > NEG_INF) sum += exp_below_zero((double)numbers[i] / temperature - result.max);
@@ -274,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(256)
   u32 kept = closed ? left : 0;
   if (filter.top_p < 1.0f && closed) {
     kept = nucleus(weights, left, (double)filter.top_p);
-  } else if (wants_sum(filter)) {
+  } else if (needs_sum(filter)) {
     double sum = 0.0;
     for (u32 p = 0; p < num_parts; ++p) sum += mine[p].sum * exp_below_zero(mine[p].max - max);
     const double slack = 16.0 * ((double)vocab + 16.0) * 2.220446049250313e-16;

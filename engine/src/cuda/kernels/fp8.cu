@@ -117,7 +117,7 @@ __device__ __forceinline__ void gemm_fp8(const bf16* x, const unsigned char* wei
     if (!at.is_out) continue;
     float parts[8];
     gather_slices(parts, sums, at, cut);
-    out[(u64)at.row * sizes.n + at.column] = finished(tree(parts), channel_scales, bias, at.column);
+    out[(u64)at.row * sizes.n + at.column] = apply_epilogue(tree(parts), channel_scales, bias, at.column);
   }
 }
 
@@ -133,10 +133,10 @@ GEMM_FP8(gemm_fp8_8_narrow, 1, 1, 3)
 GEMM_FP8(gemm_fp8_32, 4, 2, 2)
 GEMM_FP8(gemm_fp8_32_narrow, 4, 1, 2)
 
-// Stages of a block in shared memory (see Plain in tiled.cuh): 64 bytes of each channel and two steps of
+// Stages of a block in shared memory (see UniformOperands in tiled.cuh): 64 bytes of each channel and two steps of
 // rows.
 template <int NT>
-struct Widened {
+struct WidenedOperands {
   static constexpr u32 STEP_OF_K = BLOCK, STEPS_OF_STAGE = 1, NUM_BORDERS = 2 * BORDERS;
   static constexpr u32 CHUNKS = (TILE_CHANNELS + STEPS_OF_BLOCK * Tile<NT>::ROWS) * CHUNKS_OF_ROW;
   static constexpr u32 OF_WEIGHTS = TILE_CHANNELS * CHUNKS_OF_ROW / 256;
@@ -145,7 +145,7 @@ struct Widened {
   RowCopies<bf16, NT> rows;
 
   // Channels past the last are copies of it; their results are not stored.
-  __device__ __forceinline__ Widened(const bf16* x, const unsigned char* all_weights, const u32* borders, Sizes sizes)
+  __device__ __forceinline__ WidenedOperands(const bf16* x, const unsigned char* all_weights, const u32* borders, Sizes sizes)
       : rows(x, sizes) {
     const u32 first_channel = blockIdx.y * TILE_CHANNELS, row_bytes = borders[2 * BORDERS - 1];
     weights = all_weights + (u64)first_channel * row_bytes + threadIdx.x % CHUNKS_OF_ROW * 16;
@@ -165,7 +165,7 @@ struct Widened {
     }
   }
 
-  static __device__ __forceinline__ void multiply_staged(Sums<float, NT>& acc, const uint4* staged) {
+  static __device__ __forceinline__ void multiply_staged(Accumulators<float, NT>& acc, const uint4* staged) {
     const u32 warp = threadIdx.x / WARP;
     const uint2* w = (const uint2*)(staged + warp % 4 * 32 * CHUNKS_OF_ROW + threadIdx.x % WARP);
     const uint4* x = staged + (TILE_CHANNELS + warp / 4 * 8 * NT) * CHUNKS_OF_ROW + threadIdx.x % WARP;
@@ -193,23 +193,23 @@ struct Widened {
 template <int NT>
 __device__ __forceinline__ void gemm_fp8_tiled(const bf16* x, const unsigned char* weights, const float* channel_scales,
                                                const float* bias, const u32* borders, float* out, Sizes sizes) {
-  Sums<float, NT> acc = {};
+  Accumulators<float, NT> acc = {};
   Tree<NT> tree;
-  run_stages(acc, Widened<NT>(x, weights, borders, sizes), borders, [&](u32 slice) {
+  run_stages(acc, WidenedOperands<NT>(x, weights, borders, sizes), borders, [&](u32 slice) {
     tree.add(slice, acc);
     acc = {};
   });
   write_tiled(tree.level[2], sizes, [&](float sum, u32 row, u32 column) {
-    out[(u64)row * sizes.n + column] = finished(sum, channel_scales, bias, column);
+    out[(u64)row * sizes.n + column] = apply_epilogue(sum, channel_scales, bias, column);
   });
 }
 
 template <int NT>
 __device__ __forceinline__ void gemm_fp8_parked(const bf16* x, const unsigned char* weights, const float* channel_scales,
                                                 const float* bias, const u32* borders, float* out, Sizes sizes) {
-  Sums<float, NT> acc = {};
-  sum_parked(acc, Widened<NT>(x, weights, borders, sizes), borders, out, sizes,
-             [&](float sum, u32 column) { return finished(sum, channel_scales, bias, column); });
+  Accumulators<float, NT> acc = {};
+  sum_parked(acc, WidenedOperands<NT>(x, weights, borders, sizes), borders, out, sizes,
+             [&](float sum, u32 column) { return apply_epilogue(sum, channel_scales, bias, column); });
 }
 
 #define GEMM_FP8_TILED(NAME, NT, GEMM)                                                                                       \

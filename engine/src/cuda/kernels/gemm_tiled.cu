@@ -5,7 +5,7 @@
 
 template <int NT>
 __device__ __forceinline__ void gemm_bf16_tiled(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out, Sizes sizes) {
-  Sums<float, NT> acc = {};
+  Accumulators<float, NT> acc = {};
   Tree<NT> tree;
   run_tiled<bf16>(acc, x, weights, borders, sizes, [&](u32 slice) {
     tree.add(slice, acc);
@@ -19,16 +19,16 @@ __device__ __forceinline__ void gemm_bf16_tiled(const bf16* x, const bf16* weigh
 // The same with one level of the tree in `out` (sum_parked).
 template <int NT>
 __device__ __forceinline__ void gemm_bf16_parked(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out, Sizes sizes) {
-  Sums<float, NT> acc = {};
-  sum_parked(acc, Plain<bf16, NT>(x, weights, sizes), borders, out, sizes,
+  Accumulators<float, NT> acc = {};
+  sum_parked(acc, UniformOperands<bf16, NT>(x, weights, sizes), borders, out, sizes,
              [&](float sum, u32 column) { return bias ? sum + bias[column] : sum; });
 }
 
 // One scale per row: the sum over all slices is exact.
 template <int NT>
-__device__ __forceinline__ void exact_int8(Sums<float, NT>& sums, const signed char* x, const signed char* weights,
+__device__ __forceinline__ void exact_int8(Accumulators<float, NT>& sums, const signed char* x, const signed char* weights,
                                            const float* x_scales, const u32* borders, Sizes sizes) {
-  Sums<i32, NT> acc = {};
+  Accumulators<i32, NT> acc = {};
   run_tiled<signed char>(acc, x, weights, borders, sizes, [](u32) {});
   for_each<NT>([&](int m, int t, int i) {
     const u32 row = min(tiled_row<NT>(t, i), sizes.rows - 1);
@@ -38,9 +38,9 @@ __device__ __forceinline__ void exact_int8(Sums<float, NT>& sums, const signed c
 
 // One scale per row and slice.
 template <int NT>
-__device__ __forceinline__ void sliced_int8(Sums<float, NT>& sums, const signed char* x, const signed char* weights,
+__device__ __forceinline__ void sliced_int8(Accumulators<float, NT>& sums, const signed char* x, const signed char* weights,
                                             const float* x_scales, const u32* borders, Sizes sizes) {
-  Sums<i32, NT> acc = {};
+  Accumulators<i32, NT> acc = {};
   Tree<NT> tree;
   run_tiled<signed char>(acc, x, weights, borders, sizes, [&](u32 slice) {
     for_each<NT>([&](int m, int t, int i) {
@@ -57,14 +57,14 @@ template <int NT, bool EXACT>
 __device__ __forceinline__ void gemm_int8_tiled(const signed char* x, const float* x_scales, const signed char* weights,
                                                 const float* channel_scales, const float* bias, const u32* borders,
                                                 float* out, Sizes sizes) {
-  Sums<float, NT> sums;
+  Accumulators<float, NT> sums;
   if (EXACT) {
     exact_int8(sums, x, weights, x_scales, borders, sizes);
   } else {
     sliced_int8(sums, x, weights, x_scales, borders, sizes);
   }
   write_tiled(sums, sizes, [&](float sum, u32 row, u32 column) {
-    out[(u64)row * sizes.n + column] = finished(sum, channel_scales, bias, column);
+    out[(u64)row * sizes.n + column] = apply_epilogue(sum, channel_scales, bias, column);
   });
 }
 

@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(32)
 // Fused `rotate` and `write_kv`: rotates queries in place and keys on their way into KV. Keys in qkv stay
 // unrotated: nothing reads them there. Grid (rows, heads + kv_heads), one warp.
 extern "C" __global__ void __launch_bounds__(32)
-    turn_and_write(float* qkv, const float* cos, const float* sin, const u32* slots, bf16* kv, u32 heads, u32 kv_heads,
+    rotate_and_write_kv(float* qkv, const float* cos, const float* sin, const u32* slots, bf16* kv, u32 heads, u32 kv_heads,
                    u32 head_dim, u32 layer, u32 layers) {
   const u32 half = head_dim / 2;
   const u64 angle = (u64)blockIdx.x * half;

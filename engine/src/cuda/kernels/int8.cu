@@ -77,7 +77,7 @@ __device__ __forceinline__ void gemm_int8(const signed char* x, const float* x_s
       for (u32 s = 0; s < 8; ++s) parts[s] = scaled(exact[s], x_scales, at.row, s);
       sum = tree(parts);
     }
-    out[(u64)at.row * sizes.n + at.column] = finished(sum, channel_scales, bias, at.column);
+    out[(u64)at.row * sizes.n + at.column] = apply_epilogue(sum, channel_scales, bias, at.column);
   }
 }
 

@@ -69,7 +69,7 @@ __device__ __forceinline__ void gather_slices(A (&parts)[8], const A (&sums)[8][
 }
 
 // Epilogue: applies the scale and the bias of a channel.
-__device__ __forceinline__ float finished(float sum, const float* channel_scales, const float* bias, u32 column) {
+__device__ __forceinline__ float apply_epilogue(float sum, const float* channel_scales, const float* bias, u32 column) {
   if (channel_scales) sum = sum * channel_scales[column];
   return bias ? sum + bias[column] : sum;
 }
@@ -83,11 +83,11 @@ __device__ __forceinline__ float finished(float sum, const float* channel_scales
 template <typename T, typename A, int TILES, int HALVES>
 __device__ __forceinline__ void sum_tiles(A (&sums)[8][TILES][WARP][4], const T* x, const T* weights, const u32* borders,
                                           Sizes sizes, Cut cut) {
-  constexpr u32 HELD = 16 / sizeof(T);
-  constexpr u32 STEP = 4 * HELD;
+  constexpr u32 PER_LOAD = 16 / sizeof(T);
+  constexpr u32 STEP = 4 * PER_LOAD;
   constexpr int DEPTH = HALVES == 2 || TILES > 1 ? 4 : 8;
   const u32 g = threadIdx.x % WARP / 4;
-  const u32 offset = threadIdx.x % 4 * HELD;
+  const u32 offset = threadIdx.x % 4 * PER_LOAD;
   const u32 part = threadIdx.x / WARP;
   const u32 first_column = (blockIdx.y * cut.groups() + (part >> cut.log_slices)) * cut.channels;
   const u32 first_row = blockIdx.x * 8 * TILES;

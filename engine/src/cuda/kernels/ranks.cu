@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // Concatenates the ranks' columns: part r [rows, first(r + 1) - first(r)] f32 with first(r) = floor(r * width
 // / ranks) -> out [rows, width] f32. Grid (ceil(width / 256), rows), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
-    side_by_side(const float* p0, const float* p1, const float* p2, const float* p3, const float* p4, const float* p5,
+    concat_ranks(const float* p0, const float* p1, const float* p2, const float* p3, const float* p4, const float* p5,
                  const float* p6, const float* p7, float* out, u32 width, u32 ranks) {
   const u32 column = blockIdx.x * blockDim.x + threadIdx.x;
   if (column >= width) return;

@@ -19,7 +19,7 @@ struct Scored {
   u32 unused;
 };
 
-struct Likely {
+struct TopToken {
   u32 token_id;
   float logit;
 };
@@ -40,7 +40,7 @@ __device__ __forceinline__ u64 block_greatest(u64 x, u64 (&shared)[8]) {
 // raw [num, stride] f32, of which the first `vocab` columns are used; rows [num], drawn [*] -> scored [num],
 // top [num, width]. Grid (num), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
-    score(const float* raw, const ScoreRow* rows, const Drawn* drawn, Scored* scored, Likely* top, u32 vocab, u32 stride,
+    score(const float* raw, const ScoreRow* rows, const Drawn* drawn, Scored* scored, TopToken* top, u32 vocab, u32 stride,
           u32 width) {
   __shared__ u64 ranks[8];
   __shared__ u32 counts[8];

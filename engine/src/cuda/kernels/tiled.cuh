@@ -21,7 +21,7 @@ struct Tile {
 };
 
 // Iterates over the steps of all slices in order.
-struct Steps {
+struct StepIterator {
   const u32* borders;
   u32 slice, at;
   __device__ __forceinline__ void begin(const u32* of) {
@@ -45,7 +45,7 @@ struct Steps {
 
 // Accumulators of a warp: two groups of 16 channels, NT groups of 8 rows.
 template <typename A, int NT>
-struct Sums {
+struct Accumulators {
   A of[2][NT][4];
 };
 
@@ -65,10 +65,10 @@ __device__ __forceinline__ void for_each(F f) {
 // Three levels of the tree; after slice 7 the highest level holds the complete sum.
 template <int NT>
 struct Tree {
-  Sums<float, NT> level[3];
+  Accumulators<float, NT> level[3];
 
   // Adds the sums of a slice; slices come in order, each once.
-  __device__ __forceinline__ void add(u32 slice, Sums<float, NT>& sums) {
+  __device__ __forceinline__ void add(u32 slice, Accumulators<float, NT>& sums) {
     if (!(slice & 1)) {
       level[0] = sums;
     } else if (!(slice & 2)) {
@@ -82,7 +82,7 @@ struct Tree {
 
   // Adds the lowest LEVELS levels to the sums, each of slices before theirs.
   template <int LEVELS>
-  __device__ __forceinline__ void join(Sums<float, NT>& to, const Sums<float, NT>& sums) {
+  __device__ __forceinline__ void join(Accumulators<float, NT>& to, const Accumulators<float, NT>& sums) {
     for_each<NT>([&](int m, int t, int i) {
       float sum = level[0].of[m][t][i] + sums.of[m][t][i];
       if (LEVELS > 1) sum = level[1].of[m][t][i] + sum;
@@ -104,7 +104,7 @@ __device__ __forceinline__ u32 tiled_row(int t, int i) {
 // The rows that a thread copies for each step: 16 bytes at each of these offsets from the block's first row.
 template <typename T, int NT>
 struct RowCopies {
-  static constexpr u32 HELD = 16 / sizeof(T);
+  static constexpr u32 PER_LOAD = 16 / sizeof(T);
   static constexpr u32 OF_ROWS = (Tile<NT>::ROWS * CHUNKS_OF_ROW + 255) / 256;
   const T* x;
   u32 column, x_offset[OF_ROWS];
@@ -113,7 +113,7 @@ struct RowCopies {
   __device__ __forceinline__ RowCopies(const T* all_x, Sizes sizes) {
     const u32 first_row = blockIdx.x * Tile<NT>::ROWS;
     x = all_x + (u64)first_row * sizes.k;
-    column = threadIdx.x % CHUNKS_OF_ROW * HELD;
+    column = threadIdx.x % CHUNKS_OF_ROW * PER_LOAD;
     const u32 row = threadIdx.x / CHUNKS_OF_ROW;
 #pragma unroll
     for (u32 c = 0; c < OF_ROWS; ++c) x_offset[c] = min(64 * c + row, sizes.rows - 1 - first_row) * sizes.k;
@@ -132,11 +132,11 @@ struct RowCopies {
 };
 
 template <typename A, int NT>
-__device__ __forceinline__ void multiply_step(Sums<A, NT>& acc, const uint4* step);
+__device__ __forceinline__ void multiply_step(Accumulators<A, NT>& acc, const uint4* step);
 
 // Operands of one type: weights and rows of a step are adjacent in shared memory.
 template <typename T, int NT>
-struct Plain {
+struct UniformOperands {
   static constexpr u32 STEP_OF_K = 4 * (16 / sizeof(T)), STEPS_OF_STAGE = 2, NUM_BORDERS = 9;
   static constexpr u32 CHUNKS = Tile<NT>::CHUNKS;
   static constexpr u32 OF_WEIGHTS = TILE_CHANNELS * CHUNKS_OF_ROW / 256;
@@ -145,7 +145,7 @@ struct Plain {
   RowCopies<T, NT> rows;
 
   // Channels past the last are copies of it; their results are not stored.
-  __device__ __forceinline__ Plain(const T* x, const T* all_weights, Sizes sizes) : rows(x, sizes) {
+  __device__ __forceinline__ UniformOperands(const T* x, const T* all_weights, Sizes sizes) : rows(x, sizes) {
     const u32 first_channel = blockIdx.y * TILE_CHANNELS;
     weights = all_weights + (u64)first_channel * sizes.k;
     const u32 row = threadIdx.x / CHUNKS_OF_ROW;
@@ -165,12 +165,12 @@ struct Plain {
 
   // Multiplies the step at `staged`.
   template <typename A>
-  static __device__ __forceinline__ void multiply_staged(Sums<A, NT>& acc, const uint4* staged) { multiply_step(acc, staged); }
+  static __device__ __forceinline__ void multiply_staged(Accumulators<A, NT>& acc, const uint4* staged) { multiply_step(acc, staged); }
 };
 
 // Multiplies one step.
 template <typename A, int NT>
-__device__ __forceinline__ void multiply_step(Sums<A, NT>& acc, const uint4* step) {
+__device__ __forceinline__ void multiply_step(Accumulators<A, NT>& acc, const uint4* step) {
   const u32 warp = threadIdx.x / WARP;
   const uint4* w = step + warp % 4 * 32 * CHUNKS_OF_ROW + threadIdx.x % WARP;
   const uint4* x = step + (TILE_CHANNELS + warp / 4 * 8 * NT) * CHUNKS_OF_ROW + threadIdx.x % WARP;
@@ -190,15 +190,15 @@ __device__ __forceinline__ void multiply_step(Sums<A, NT>& acc, const uint4* ste
 
 // Runs over all of K and calls `finish(slice)` after each of the eight slices, when `acc` holds the slice's
 // sums. The next slice continues from the values that `finish` leaves in `acc`. Operands define how a step of
-// K is copied to shared memory and multiplied: see Plain.
+// K is copied to shared memory and multiplied: see UniformOperands.
 template <typename Operands, typename A, int NT, typename Finish>
-__device__ __forceinline__ void run_stages(Sums<A, NT>& acc, const Operands operands, const u32* borders, Finish finish) {
+__device__ __forceinline__ void run_stages(Accumulators<A, NT>& acc, const Operands operands, const u32* borders, Finish finish) {
   constexpr u32 STEP = Operands::STEP_OF_K, STEPS_OF_STAGE = Operands::STEPS_OF_STAGE;
   DYNAMIC_SHARED(stages);
   __shared__ u32 cuts[Operands::NUM_BORDERS];
   if (threadIdx.x < Operands::NUM_BORDERS) cuts[threadIdx.x] = borders[threadIdx.x];
   __syncthreads();
-  Steps ahead, here;
+  StepIterator ahead, here;
   ahead.begin(cuts);
   here.begin(cuts);
   u32 to = 0, from = 0;
@@ -234,14 +234,14 @@ __device__ __forceinline__ void run_stages(Sums<A, NT>& acc, const Operands oper
 
 // run_stages with operands of one type.
 template <typename T, typename A, int NT, typename Finish>
-__device__ __forceinline__ void run_tiled(Sums<A, NT>& acc, const T* x, const T* weights, const u32* borders, Sizes sizes,
+__device__ __forceinline__ void run_tiled(Accumulators<A, NT>& acc, const T* x, const T* weights, const u32* borders, Sizes sizes,
                                           Finish finish) {
-  run_stages(acc, Plain<T, NT>(x, weights, sizes), borders, finish);
+  run_stages(acc, UniformOperands<T, NT>(x, weights, sizes), borders, finish);
 }
 
 // Calls `write(sum, row, column)` for each element of the block's tile.
 template <int NT, typename Write>
-__device__ __forceinline__ void write_tiled(const Sums<float, NT>& sums, Sizes sizes, Write write) {
+__device__ __forceinline__ void write_tiled(const Accumulators<float, NT>& sums, Sizes sizes, Write write) {
   for_each<NT>([&](int m, int t, int i) {
     const u32 column = tiled_column(m, i), row = tiled_row<NT>(t, i);
     if (column < sizes.n && row < sizes.rows) write(sums.of[m][t][i], row, column);
@@ -252,9 +252,9 @@ __device__ __forceinline__ void write_tiled(const Sums<float, NT>& sums, Sizes s
 // which is written once and read once, is kept in `out`, at the place where the thread will store
 // `finish(sum, column)`.
 template <typename Operands, int NT, typename Finish>
-__device__ __forceinline__ void sum_parked(Sums<float, NT>& acc, const Operands operands, const u32* borders, float* out,
+__device__ __forceinline__ void sum_parked(Accumulators<float, NT>& acc, const Operands operands, const u32* borders, float* out,
                                            Sizes sizes, Finish finish) {
-  Sums<float, NT> level[2];
+  Accumulators<float, NT> level[2];
   run_stages(acc, operands, borders, [&](u32 slice) {
     if (!(slice & 1)) {
       level[0] = acc;

@@ -5,14 +5,14 @@
 //   kv [blocks][layers][kv_heads][K: 16 x head_dim | V: head_dim x 16] bf16; a slot is block * 16 + offset
 // Twins, equal bits: those of `parity/trees.rs`.
 
-#define NOWHERE 0xffffffffu
+#define EMPTY_SLOT 0xffffffffu
 
 // Offset of the keys of a block for a layer and head; its values follow them.
 __device__ __forceinline__ u64 keys_of(u64 block, u32 layer, u32 layers, u32 kv_head, u32 kv_heads, u32 head_dim) {
   return ((block * layers + layer) * kv_heads + kv_head) * (u64)(32 * head_dim);
 }
 
-// Assembles blocks: position i of block b is a copy of slot sources[16 b + i], or zeros if that is NOWHERE.
+// Assembles blocks: position i of block b is a copy of slot sources[16 b + i], or zeros if that is EMPTY_SLOT.
 //   sources [blocks][16] -> own [blocks][kv_heads][K: 16 x head_dim | V: head_dim x 16]
 // Grid (blocks, kv_heads), 128 threads; head_dim a multiple of 8, at most 128.
 extern "C" __global__ void __launch_bounds__(128)
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(128)
   for (u32 i = threadIdx.x; i < 16 * chunks; i += 128) {
     const u32 slot = slots[i / chunks];
     uint4 chunk = make_uint4(0, 0, 0, 0);
-    if (slot != NOWHERE) {
+    if (slot != EMPTY_SLOT) {
       const u64 from = keys_of(slot / 16, layer, layers, kv_head, kv_heads, head_dim);
       chunk = load_16(kv + from + slot % 16 * head_dim + i % chunks * 8);
     }
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(128)
   for (u32 i = 0; i < 16; ++i) {
     const u32 slot = slots[i];
     u32 bits = 0;
-    if (slot != NOWHERE) {
+    if (slot != EMPTY_SLOT) {
       const u64 from = keys_of(slot / 16, layer, layers, kv_head, kv_heads, head_dim) + 16 * head_dim;
       bits = kv[from + threadIdx.x * 16 + slot % 16].bits;
     }

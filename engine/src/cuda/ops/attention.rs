@@ -6,7 +6,7 @@ use cpu_kernels::HeadLayout;
 use half::bf16;
 
 use super::own_blocks::own_block_len;
-use super::tiling::{Query, Turn, Work, part_len};
+use super::tiling::{AttentionChunk, AttentionTile, WorkItem, part_len};
 use super::{GatherBlocks, MAX_GRID_YZ};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
@@ -20,30 +20,30 @@ const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
 /// A pass's tiling on the device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TilingViews<'a> {
-    pub(crate) tiles: View<'a, Query>,
-    pub(crate) work: View<'a, Work>,
+    pub(crate) tiles: View<'a, AttentionTile>,
+    pub(crate) work: View<'a, WorkItem>,
     pub(crate) tile_of: View<'a, u32>,
-    pub(crate) turns: &'a [Turn],
+    pub(crate) chunks: &'a [AttentionChunk],
 }
 
 impl TilingViews<'_> {
-    /// Size of the partial results of the largest turn, in numbers.
+    /// Size of the partial results of the largest chunk, in numbers.
     pub(crate) fn partial_len(&self, layout: HeadLayout) -> usize {
-        self.turns.iter().map(|turn| turn.num_parts).max().unwrap_or(0) * part_len(layout)
+        self.chunks.iter().map(|chunk| chunk.num_parts).max().unwrap_or(0) * part_len(layout)
     }
 
-    /// Size of the own blocks of tree rows in the largest turn, in numbers; 0 without trees.
+    /// Size of the own blocks of tree rows in the largest chunk, in numbers; 0 without trees.
     pub(crate) fn own_len(&self, layout: HeadLayout) -> usize {
-        self.turns.iter().map(|turn| turn.own.len()).max().unwrap_or(0) * own_block_len(layout)
+        self.chunks.iter().map(|chunk| chunk.own.len()).max().unwrap_or(0) * own_block_len(layout)
     }
 }
 
-/// Own blocks of the rows of token trees; assembled for each turn and layer.
+/// Own blocks of the rows of token trees; assembled for each chunk and layer.
 #[derive(Debug)]
-pub(crate) struct Own<'a, M> {
+pub(crate) struct OwnBlockViews<'a, M> {
     /// `[own blocks of the pass][16]`.
     pub(crate) sources: View<'a, u32>,
-    /// `[own blocks][kv heads][K: 16 x head_dim | V: head_dim x 16]`, for the largest turn.
+    /// `[own blocks][kv heads][K: 16 x head_dim | V: head_dim x 16]`, for the largest chunk.
     pub(crate) blocks: &'a mut Tensor<M, bf16>,
 }
 
@@ -57,11 +57,11 @@ pub(crate) struct Attention<'a, M> {
     /// In the layout of `WriteKv`: `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
     pub(crate) kv: &'a Tensor<M, bf16>,
     /// Present if the pass has token trees.
-    pub(crate) own: Option<Own<'a, M>>,
+    pub(crate) own: Option<OwnBlockViews<'a, M>>,
     /// All block tables, concatenated. Each covers its tiles' keys with blocks inside `kv` or own blocks.
     pub(crate) tables: View<'a, u32>,
     pub(crate) tiling: TilingViews<'a>,
-    /// `[parts][kv heads][head_dim + 2]`, for the largest turn.
+    /// `[parts][kv heads][head_dim + 2]`, for the largest chunk.
     pub(crate) partial: &'a mut Tensor<M, f32>,
     pub(crate) layout: HeadLayout,
     /// Index of this layer, and the number of layers.
@@ -81,8 +81,8 @@ impl<M: DeviceMemory> Attention<'_, M> {
         let HeadLayout { num_heads, num_kv_heads, head_dim } = self.layout;
         let kernel = kernel_for(head_dim, false)?;
         let (layer, layers) = self.layer;
-        let TilingViews { tiles, work, tile_of, turns } = self.tiling;
-        check(kernel.name, ("rows", rows), rows > 0 && !turns.is_empty(), "at least 1, with tiles")?;
+        let TilingViews { tiles, work, tile_of, chunks } = self.tiling;
+        check(kernel.name, ("rows", rows), rows > 0 && !chunks.is_empty(), "at least 1, with tiles")?;
         check(kernel.name, ("layer", layer), layer < layers, format!("below {layers}"))?;
         let is_good = num_kv_heads > 0 && num_heads.is_multiple_of(num_kv_heads) && num_heads <= MAX_GRID_YZ;
         check(kernel.name, ("heads", num_heads), is_good, format!("a multiple of {num_kv_heads}"))?;
@@ -90,7 +90,8 @@ impl<M: DeviceMemory> Attention<'_, M> {
         check_len(kernel.name, "positions", self.positions.len(), rows)?;
         let queries = rows * num_heads / num_kv_heads;
         check_len(kernel.name, "tiles of queries", tile_of.len(), queries)?;
-        let last = turns.iter().map(|turn| (turn.work[1].end, turn.queries.end)).max().unwrap_or_default();
+        let last =
+            chunks.iter().map(|chunk| (chunk.work[1].end, chunk.queries.end)).max().unwrap_or_default();
         check_len(kernel.name, "work", work.len(), last.0)?;
         check(kernel.name, ("queries", last.1), last.1 == queries && tiles.len() > 0, format!("{queries}"))?;
         check_len(kernel.name, "partial", self.partial.len(), self.tiling.partial_len(self.layout))?;
@@ -99,26 +100,26 @@ impl<M: DeviceMemory> Attention<'_, M> {
         check_len(kernel.name, "out", self.out.len(), rows * self.layout.q_width())?;
         let rounded_len = self.rounded.as_ref().map_or(self.out.len(), |rounded| rounded.len());
         check_len(kernel.name, "rounded", rounded_len, rows * self.layout.q_width())?;
-        turns.iter().try_for_each(|turn| self.launch_turn(executor, turn))
+        chunks.iter().try_for_each(|chunk| self.launch_chunk(executor, chunk))
     }
 
-    /// Launches a turn: own blocks of trees, splits, merge. `launch` has checked everything.
-    fn launch_turn<E>(&mut self, executor: &mut E, turn: &Turn) -> Result<(), CudaError>
+    /// Launches a chunk: own blocks of trees, splits, merge. `launch` has checked everything.
+    fn launch_chunk<E>(&mut self, executor: &mut E, chunk: &AttentionChunk) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
     {
-        if let Some(Own { sources, blocks }) = self.own.as_mut().filter(|_| !turn.own.is_empty()) {
+        if let Some(OwnBlockViews { sources, blocks }) = self.own.as_mut().filter(|_| !chunk.own.is_empty()) {
             let (kv, layout, layer) = (self.kv, self.layout, self.layer);
             GatherBlocks { kv, sources: *sources, own: blocks, layout, layer }
-                .launch(executor, turn.own.clone())?;
+                .launch(executor, chunk.own.clone())?;
         }
-        for (work, is_wide) in turn.work.iter().zip([false, true]).filter(|(work, _)| !work.is_empty()) {
-            self.launch_work(executor, (work, turn.own.start), is_wide)?;
+        for (work, is_wide) in chunk.work.iter().zip([false, true]).filter(|(work, _)| !work.is_empty()) {
+            self.launch_work(executor, (work, chunk.own.start), is_wide)?;
         }
-        self.launch_merge(executor, turn)
+        self.launch_merge(executor, chunk)
     }
 
-    /// Launches the splits of the tiles of one width. The second item is the first own block of the turn.
+    /// Launches the splits of the tiles of one width. The second item is the first own block of the chunk.
     fn launch_work<E>(
         &mut self,
         executor: &mut E,
@@ -145,19 +146,19 @@ impl<M: DeviceMemory> Attention<'_, M> {
         unsafe { executor.launch(kernel_for(head_dim, is_wide)?, grid, &mut { params }) }
     }
 
-    fn launch_merge<E>(&mut self, executor: &mut E, turn: &Turn) -> Result<(), CudaError>
+    fn launch_merge<E>(&mut self, executor: &mut E, chunk: &AttentionChunk) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
     {
         let HeadLayout { num_heads, num_kv_heads, head_dim } = self.layout;
         let TilingViews { tiles, tile_of, .. } = self.tiling;
         let (group, window) = (num_heads / num_kv_heads, self.window.unwrap_or(0) as usize);
-        let is_long = turn.most_splits > MERGED_BY_A_WARP;
+        let is_long = chunk.max_splits > MERGED_BY_A_WARP;
         let merge = ATTENTION.kernel(2 * HEAD_DIMS.len() + usize::from(is_long));
         let params = Params::default().read(self.partial).view(self.positions).view(tiles).view(tile_of);
-        let params = params.write(self.out).write_if(self.rounded.as_deref_mut()).u32(turn.queries.start);
+        let params = params.write(self.out).write_if(self.rounded.as_deref_mut()).u32(chunk.queries.start);
         let params = params.u32(group).u32(head_dim).u32(window);
-        let grid = [turn.queries.len() as u32, num_kv_heads as u32, 1];
+        let grid = [chunk.queries.len() as u32, num_kv_heads as u32, 1];
         // SAFETY: these are the kernel's parameters; the tiles of these queries have a partial result for
         // every split that a position needs.
         unsafe { executor.launch(merge, grid, &mut { params }) }

@@ -21,7 +21,7 @@ pub(super) const TILE_CHANNELS: usize = 128;
 const OPERATIONS_OF_BYTE: usize = 65;
 /// Minimum number of shared tiles. Fewer take longer than small blocks, which reach a fifth of the rate but
 /// use all multiprocessors (modelled).
-const LEAST_TILES: usize = 32;
+const MIN_TILES: usize = 32;
 
 /// The kernel of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(crate) enum Variant {
 
 /// Launch shape of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Blocks {
+pub(super) struct LaunchShape {
     /// Blocks along rows, then along channels: neighbouring blocks share weights.
     pub(super) grid: [usize; 2],
     /// For [`Variant::Few`]: the first slice that holds numbers, the number of such slices (as a logarithm),
@@ -53,7 +53,7 @@ impl Variant {
             (waves * TILE_CHANNELS * height).max(blocks * (TILE_CHANNELS + height) * OPERATIONS_OF_BYTE)
         };
         if let Some(&height) = tiles.iter().min_by_key(|height| cost(height)) {
-            let is_worth_it = rows.div_ceil(height) * n.div_ceil(TILE_CHANNELS) >= LEAST_TILES;
+            let is_worth_it = rows.div_ceil(height) * n.div_ceil(TILE_CHANNELS) >= MIN_TILES;
             if rows > FEW_ROWS[1] && is_worth_it {
                 return Self::Tiled { rows: height };
             }
@@ -61,7 +61,7 @@ impl Variant {
         let of_block = if rows > FEW_ROWS[0] { FEW_ROWS[1] } else { FEW_ROWS[0] };
         let few = |channels| Self::Few { rows: of_block, channels };
         let fill = |channels: usize, least: usize| {
-            let [along_rows, along_n] = Blocks::new(few(channels), (rows, n), borders).grid;
+            let [along_rows, along_n] = LaunchShape::new(few(channels), (rows, n), borders).grid;
             along_rows * along_n >= least
         };
         let narrowest = CHANNELS[CHANNELS.len() - 1];
@@ -71,14 +71,14 @@ impl Variant {
     }
 }
 
-impl Blocks {
+impl LaunchShape {
     pub(super) fn new(variant: Variant, (rows, n): (usize, usize), borders: &[u32]) -> Self {
         match variant {
             Variant::Tiled { rows: height } => {
                 Self { grid: [rows.div_ceil(height), n.div_ceil(TILE_CHANNELS)], cut: [0; 3] }
             }
             Variant::Few { rows: height, channels } => {
-                let (first, log_slices) = used_slices(borders);
+                let (first, log_slices) = nonempty_slices(borders);
                 let grid = [rows.div_ceil(height), n.div_ceil(channels * (WARPS >> log_slices))];
                 Self { grid, cut: [first, log_slices, channels] }
             }
@@ -88,26 +88,26 @@ impl Blocks {
 
 /// Kernel and grid (blocks along rows and channels) of a bf16 product, for models of its time.
 #[cfg(test)]
-pub(crate) struct Cutting {
+pub(crate) struct ProductLaunch {
     pub(crate) variant: Variant,
     pub(crate) grid: [usize; 2],
 }
 
-/// See [`Cutting`]. `forced` selects a kernel.
+/// See [`ProductLaunch`]. `forced` selects a kernel.
 #[cfg(test)]
-pub(crate) fn model_of_product(
+pub(crate) fn product_launch(
     shape: (usize, usize),
     slices: &cpu_kernels::KSlices,
     forced: Option<Variant>,
-) -> Cutting {
+) -> ProductLaunch {
     let borders = super::gemm::borders(slices, super::gemm::GRAIN);
     let variant = forced.unwrap_or_else(|| Variant::choose(shape, &borders, &TILE_ROWS));
-    Cutting { variant, grid: Blocks::new(variant, shape, &borders).grid }
+    ProductLaunch { variant, grid: LaunchShape::new(variant, shape, &borders).grid }
 }
 
 /// Returns the smallest aligned run of 1, 2, 4 or 8 slices that contains all nonempty slices: its first
 /// slice, and the logarithm of its length.
-fn used_slices(borders: &[u32]) -> (usize, usize) {
+fn nonempty_slices(borders: &[u32]) -> (usize, usize) {
     let is_used = |s: &usize| borders.get(*s) < borders.get(*s + 1);
     let first = (0..NUM_SLICES).find(is_used).unwrap_or(0);
     let last = (0..NUM_SLICES).rfind(is_used).unwrap_or(NUM_SLICES - 1);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     /// Counts a block's warps that have a slice with numbers and a channel.
-    fn active_warps(blocks: &Blocks, borders: &[u32]) -> usize {
+    fn active_warps(blocks: &LaunchShape, borders: &[u32]) -> usize {
         let [first, log_slices, _] = blocks.cut;
         let slices = first..first + (1 << log_slices);
         let used = slices.filter(|&s| borders[s] < borders[s + 1]).count();
@@ -157,7 +157,7 @@ mod tests {
                     let borders = borders(&slices, 8);
                     for rows in [1, 5, 8, 9, 32, 33, 64, 160] {
                         let variant = Variant::choose((rows, n), &borders, &TILE_ROWS);
-                        let blocks = Blocks::new(variant, (rows, n), &borders);
+                        let blocks = LaunchShape::new(variant, (rows, n), &borders);
                         let said =
                             format!("{model} {name} of {ranks} ranks, {rows} rows: {variant:?} {blocks:?}");
                         let Variant::Few { .. } = variant else { continue };
@@ -176,7 +176,7 @@ mod tests {
     fn the_run_of_used_slices_is_aligned() {
         let check = |ends: [u32; 8], expected| {
             let borders: Vec<u32> = std::iter::once(0).chain(ends).collect();
-            assert_eq!(used_slices(&borders), expected, "{ends:?}");
+            assert_eq!(nonempty_slices(&borders), expected, "{ends:?}");
         };
         check([8, 16, 24, 32, 40, 48, 56, 64], (0, 3));
         check([8, 16, 24, 32, 32, 32, 32, 32], (0, 2));
@@ -197,7 +197,7 @@ mod tests {
             for n in [1, 15, 16, 17, 2048, 4096, 57_344] {
                 for borders in [&whole, &half] {
                     let variant = Variant::choose((rows, n), borders, &TILE_ROWS);
-                    let blocks = Blocks::new(variant, (rows, n), borders);
+                    let blocks = LaunchShape::new(variant, (rows, n), borders);
                     let of_block = match variant {
                         Variant::Few { rows, channels } => [rows, channels * (WARPS >> blocks.cut[1])],
                         Variant::Tiled { rows } => [rows, TILE_CHANNELS],
@@ -255,7 +255,7 @@ mod tests {
         let name = |tile: usize, height: usize| tile * 1000 + height;
         let borders = borders(&KSlices::whole(k), 8);
         let variant = Variant::choose((rows, n), &borders, &TILE_ROWS);
-        let blocks = Blocks::new(variant, (rows, n), &borders);
+        let blocks = LaunchShape::new(variant, (rows, n), &borders);
         let Variant::Tiled { rows: height } = variant else { panic!("{variant:?}") };
         let by_rows = (0..blocks.grid[1])
             .flat_map(|c| (0..blocks.grid[0]).map(move |r| [name(c, TILE_CHANNELS), name(r, height)]));

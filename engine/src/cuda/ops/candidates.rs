@@ -5,7 +5,7 @@ use speculation::tree::MAX_CANDIDATES;
 use speculation::{TokenId, TokenLogprobs};
 
 use super::draw::{DrawRow, num_parts};
-use super::{DrawBuffers, Held, ScoreBuffers, ScoreRow, keep_raw, score, scores};
+use super::{DrawBuffers, ScoreBuffers, ScoreRow, StepBuffer, copy_raw_rows, score, scores};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
 use crate::cuda::sources::DRAW;
@@ -24,7 +24,7 @@ const NO_TOKEN: u32 = u32::MAX;
 
 /// Candidates of a row.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Found {
+pub(crate) struct RowCandidates {
     /// Ids and scores, best first; empty if no token may be drawn.
     pub(crate) best: Vec<(TokenId, f64)>,
     /// `-ln` of the first candidate's probability at temperature 1, before filters.
@@ -34,36 +34,36 @@ pub(crate) struct Found {
 /// Buffers that are reused between steps.
 #[derive(Debug)]
 pub(crate) struct CandidateBuffers<M> {
-    draws: Held<M, DrawRow>,
-    parts: Held<M, Candidate>,
-    found: Held<M, Candidate>,
+    draws: StepBuffer<M, DrawRow>,
+    parts: StepBuffer<M, Candidate>,
+    found: StepBuffer<M, Candidate>,
     scoring: ScoreBuffers<M>,
 }
 
 impl<M> Default for CandidateBuffers<M> {
     fn default() -> Self {
         Self {
-            draws: Held::default(),
-            parts: Held::default(),
-            found: Held::default(),
+            draws: StepBuffer::default(),
+            parts: StepBuffer::default(),
+            found: StepBuffer::default(),
             scoring: ScoreBuffers::default(),
         }
     }
 }
 
 /// Copies the rows of `draws` before filters mask tokens in them: the surprise depends on the whole row.
-pub(crate) fn keep_edited<E: Executor>(
+pub(crate) fn copy_edited_rows<E: Executor>(
     executor: &mut E,
     buffers: &mut CandidateBuffers<E::Memory>,
     logits: &Tensor<E::Memory, f32>,
     (draws, stride): (&[DrawRow], usize),
 ) -> Result<(), CudaError> {
-    keep_raw(executor, &mut buffers.scoring, logits, (&first_scores(draws), stride))
+    copy_raw_rows(executor, &mut buffers.scoring, logits, (&first_scores(draws), stride))
 }
 
 /// Finds the best tokens of rows of `logits` `[*, stride]`, of which the first `vocab` columns are used, by
-/// the scores of their `draws`. [`keep_edited`] must have been called with the same rows; row i's draw is
-/// number `places[i]` of the latest ones. [`candidates`] reads the result.
+/// the scores of their `draws`. [`copy_edited_rows`] must have been called with the same rows; row i's draw
+/// is number `places[i]` of the latest ones. [`candidates`] reads the result.
 pub(crate) fn find_candidates<E: Executor>(
     executor: &mut E,
     (buffers, drawing): (&mut CandidateBuffers<E::Memory>, &DrawBuffers<E::Memory>),
@@ -85,8 +85,8 @@ where
     check(kernel.name, ("a row with candidates", last), last < rows, format!("below {rows}"))?;
     let listed = draws.len() * MAX_CANDIDATES;
     let rows = buffers.draws.fill(executor, draws, "rows with candidates")?;
-    let parts = buffers.parts.make_room(executor, listed * num_parts, "candidates of parts of rows")?;
-    let found = buffers.found.make_room(executor, listed, "candidates")?;
+    let parts = buffers.parts.resize(executor, listed * num_parts, "candidates of parts of rows")?;
+    let found = buffers.found.resize(executor, listed, "candidates")?;
     let num_draws = draws.len() as u32;
     let params = Params::default().read(logits).read(rows).write(parts).u32(vocab).u32(stride);
     // SAFETY: these are the kernel's parameters; the checks ensure that every row is in bounds.
@@ -102,7 +102,7 @@ pub(crate) fn candidates<E: Executor>(
     buffers: &CandidateBuffers<E::Memory>,
     draws: &[DrawRow],
     vocab: usize,
-) -> Result<Vec<Found>, CudaError>
+) -> Result<Vec<RowCandidates>, CudaError>
 where
     E::Memory: DeviceMemory,
 {
@@ -115,7 +115,7 @@ where
     let of_row = |(row, score): (&[Candidate], TokenLogprobs)| {
         let listed = row.iter().take_while(|candidate| candidate.token_id != NO_TOKEN);
         let best = listed.map(|candidate| (candidate.token_id, candidate.score)).collect();
-        Found { best, surprise: -score.logprob }
+        RowCandidates { best, surprise: -score.logprob }
     };
     Ok(found.chunks_exact(MAX_CANDIDATES).zip(scores).map(of_row).collect())
 }

@@ -5,7 +5,7 @@ use speculation::noise::Purpose;
 
 use super::filters::{FilterBuffers, FilterRow};
 use super::logits::LogitEdit;
-use super::{Held, MAX_GRID_YZ};
+use super::{MAX_GRID_YZ, StepBuffer};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
 use crate::cuda::sources::DRAW;
@@ -61,39 +61,39 @@ pub(super) fn num_parts(kernel: &'static str, (vocab, stride): (usize, usize)) -
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub(super) struct DrawPart {
-    likeliest: f64,
+    most_likely: f64,
     best: f64,
-    likeliest_id: u32,
+    most_likely_id: u32,
     best_id: u32,
 }
 
 /// Inputs and outputs of edits, filters and draws; reused between steps.
 #[derive(Debug)]
 pub(crate) struct DrawBuffers<M> {
-    pub(super) edits: Held<M, LogitEdit>,
-    pub(super) filters: Held<M, FilterRow>,
+    pub(super) edits: StepBuffer<M, LogitEdit>,
+    pub(super) filters: StepBuffer<M, FilterRow>,
     pub(super) filtering: FilterBuffers<M>,
-    draws: Held<M, DrawRow>,
-    parts: Held<M, DrawPart>,
-    drawn: Held<M, Drawn>,
+    draws: StepBuffer<M, DrawRow>,
+    parts: StepBuffer<M, DrawPart>,
+    drawn: StepBuffer<M, Drawn>,
 }
 
 impl<M> Default for DrawBuffers<M> {
     fn default() -> Self {
         Self {
-            edits: Held::default(),
-            filters: Held::default(),
+            edits: StepBuffer::default(),
+            filters: StepBuffer::default(),
             filtering: FilterBuffers::default(),
-            draws: Held::default(),
-            parts: Held::default(),
-            drawn: Held::default(),
+            draws: StepBuffer::default(),
+            parts: StepBuffer::default(),
+            drawn: StepBuffer::default(),
         }
     }
 }
 
 impl<M> DrawBuffers<M> {
     /// Results of the latest [`draw`], once it has run.
-    pub(super) fn drawn(&self) -> &Held<M, Drawn> {
+    pub(super) fn drawn(&self) -> &StepBuffer<M, Drawn> {
         &self.drawn
     }
 }
@@ -119,8 +119,8 @@ where
     let rows = logits.len() / stride;
     check(kernel.name, ("a drawn row", last), last < rows, format!("below {rows}"))?;
     let rows = buffers.draws.fill(executor, draws, "draws")?;
-    let parts = buffers.parts.make_room(executor, draws.len() * num_parts, "parts of drawn rows")?;
-    let drawn = buffers.drawn.make_room(executor, draws.len(), "drawn ids")?;
+    let parts = buffers.parts.resize(executor, draws.len() * num_parts, "parts of drawn rows")?;
+    let drawn = buffers.drawn.resize(executor, draws.len(), "drawn ids")?;
     let num_draws = draws.len() as u32;
     let params = Params::default().read(logits).read(rows).write(parts).u32(vocab).u32(stride);
     // SAFETY: these are the kernel's parameters; the checks ensure that every row is in bounds.

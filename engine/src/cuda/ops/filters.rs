@@ -3,7 +3,7 @@
 use speculation::SamplingParams;
 
 use super::draw::{PART, num_parts};
-use super::{DrawBuffers, Held};
+use super::{DrawBuffers, StepBuffer};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
 use crate::cuda::sources::FILTERS;
@@ -64,26 +64,26 @@ struct FilterPart {
 /// Intermediate results of the filter kernels, and the rows that they could not decide.
 #[derive(Debug)]
 pub(super) struct FilterBuffers<M> {
-    parts: Held<M, FilterPart>,
-    ranks: Held<M, u64>,
-    last: Held<M, u64>,
-    undecided: Held<M, u32>,
+    parts: StepBuffer<M, FilterPart>,
+    ranks: StepBuffer<M, u64>,
+    last: StepBuffer<M, u64>,
+    undecided: StepBuffer<M, u32>,
 }
 
 impl<M> Default for FilterBuffers<M> {
     fn default() -> Self {
         Self {
-            parts: Held::default(),
-            ranks: Held::default(),
-            last: Held::default(),
-            undecided: Held::default(),
+            parts: StepBuffer::default(),
+            ranks: StepBuffer::default(),
+            last: StepBuffer::default(),
+            undecided: StepBuffer::default(),
         }
     }
 }
 
 /// Masks the tokens that `filters` exclude in rows of `logits` `[*, stride]`, of which the first `vocab`
 /// columns are used; [`undecided`] returns the rows that it could not decide.
-pub(crate) fn keep<E: Executor>(
+pub(crate) fn apply_filters<E: Executor>(
     executor: &mut E,
     buffers: &mut DrawBuffers<E::Memory>,
     logits: &mut Tensor<E::Memory, f32>,
@@ -104,10 +104,10 @@ where
     let most = filters.len().min(ROWS);
     let on_device = buffers.filters.fill(executor, filters, "filters")?;
     let FilterBuffers { parts, ranks, last, undecided } = &mut buffers.filtering;
-    let parts = parts.make_room(executor, most * num_parts, "parts of filtered rows")?;
-    let ranks = ranks.make_room(executor, most * num_parts * CANDIDATES, "candidates of filters")?;
-    let last = last.make_room(executor, filters.len(), "last tokens that filters keep")?;
-    let undecided = undecided.make_room(executor, filters.len(), "undecided rows")?;
+    let parts = parts.resize(executor, most * num_parts, "parts of filtered rows")?;
+    let ranks = ranks.resize(executor, most * num_parts * CANDIDATES, "candidates of filters")?;
+    let last = last.resize(executor, filters.len(), "last tokens that filters keep")?;
+    let undecided = undecided.resize(executor, filters.len(), "undecided rows")?;
     for first in (0..filters.len()).step_by(ROWS) {
         let rows = (filters.len() - first).min(ROWS) as u32;
         let (by_part, by_row) = ([rows, num_parts as u32, 1], [rows, 1, 1]);
@@ -126,8 +126,8 @@ where
     Ok(())
 }
 
-/// Waits for the latest [`keep`], which had these filters, and returns the rows that it could not decide and
-/// left unchanged.
+/// Waits for the latest [`apply_filters`], which had these filters, and returns the rows that it could not
+/// decide and left unchanged.
 pub(crate) fn undecided<E: Executor>(
     executor: &mut E,
     buffers: &DrawBuffers<E::Memory>,

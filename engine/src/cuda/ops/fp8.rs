@@ -4,7 +4,7 @@ use cpu_kernels::NUM_SLICES;
 use half::bf16;
 
 use super::blocks::{TILE_ROWS, Variant};
-use super::gemm::{Chosen, Family, GRAIN, check_borders, check_product};
+use super::gemm::{ChosenKernel, GRAIN, KernelFamily, check_borders, check_product};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::FP8;
@@ -19,7 +19,7 @@ const OF_WORD: usize = 4;
 /// Number of slice borders.
 const BORDERS: usize = NUM_SLICES + 1;
 
-const FAMILY: Family = Family {
+const FAMILY: KernelFamily = KernelFamily {
     few: [[FP8.kernel(0), FP8.kernel(1)], [FP8.kernel(2), FP8.kernel(3)]],
     tiled: &[(TILE_ROWS[0], FP8.kernel(4)), (TILE_ROWS[1], FP8.kernel(5)), (TILE_ROWS[2], FP8.kernel(6))],
 };
@@ -77,21 +77,21 @@ impl Fp8Layout {
     }
 
     /// Packs a row of `k` codes.
-    pub(crate) fn place(&self, codes: &[u8], out: &mut [u8]) {
+    pub(crate) fn pack(&self, codes: &[u8], out: &mut [u8]) {
         let (of_k, of_row) = self.borders.split_at(self.borders.len() / 2);
         let slices = of_k.windows(2).zip(of_row.windows(2));
         for (of_k, of_row) in slices {
             let codes = &codes[of_k[0] as usize..of_k[1] as usize];
             let out = &mut out[of_row[0] as usize..of_row[1] as usize];
             for (codes, out) in codes.chunks(BLOCK).zip(out.chunks_exact_mut(BLOCK)) {
-                place_block(codes, out);
+                pack_block(codes, out);
             }
         }
     }
 }
 
 /// Packs a block; missing numbers of a slice's last block become zeros.
-fn place_block(codes: &[u8], out: &mut [u8]) {
+fn pack_block(codes: &[u8], out: &mut [u8]) {
     let mut whole = [0; BLOCK];
     whole[..codes.len()].copy_from_slice(codes);
     for (word, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
@@ -109,7 +109,7 @@ fn place_block(codes: &[u8], out: &mut [u8]) {
 pub(crate) struct GemmFp8<'a, M> {
     /// `[rows, k]`.
     pub(crate) x: &'a Tensor<M, bf16>,
-    /// `[n, row bytes]`, packed by [`Fp8Layout::place`].
+    /// `[n, row bytes]`, packed by [`Fp8Layout::pack`].
     pub(crate) weights: &'a Tensor<M, u8>,
     /// `[n]`; `None` for a rank's partial sum, which is scaled after the sum over ranks.
     pub(crate) channel_scales: Option<&'a Tensor<M, f32>>,
@@ -126,11 +126,11 @@ impl<M: DeviceMemory> GemmFp8<'_, M> {
     where
         E: Executor<Memory = M>,
     {
-        self.launch_as(executor, shape, None)
+        self.launch_variant(executor, shape, None)
     }
 
     /// Launches a given kernel, for tests.
-    pub(crate) fn launch_as<E>(
+    pub(crate) fn launch_variant<E>(
         self,
         executor: &mut E,
         (rows, n, k): (usize, usize, usize),
@@ -140,7 +140,7 @@ impl<M: DeviceMemory> GemmFp8<'_, M> {
         E: Executor<Memory = M>,
     {
         let (borders, layout) = self.layout;
-        let chosen = Chosen::new(&FAMILY, (rows, n), layout.of_k(), forced)?;
+        let chosen = ChosenKernel::new(&FAMILY, (rows, n), layout.of_k(), forced)?;
         let kernel = chosen.kernel;
         check_borders(kernel.name, layout.of_k(), (k, GRAIN))?;
         check_len(kernel.name, "x", self.x.len(), rows * k)?;
@@ -176,7 +176,7 @@ mod tests {
                 let mut codes = [others; BLOCK];
                 codes[number] = code;
                 let mut out = [0; BLOCK];
-                place_block(&codes, &mut out);
+                pack_block(&codes, &mut out);
                 let word = u32::from_le_bytes([out[0], out[1], out[2], out[3]]);
                 let expected = u32::from(code & 0x80) << 8 | u32::from(code & 0x7f) << 4;
                 assert_eq!(widened(word, number), expected, "{code:#04x}, number {number}");
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!((layout.row_bytes(), layout.of_k().len()), (320, 9));
         let codes: Vec<u8> = (0..208).map(|i| 1 + (i % 125) as u8).collect();
         let mut out = vec![0xff; 320];
-        layout.place(&codes, &mut out);
+        layout.pack(&codes, &mut out);
         // The first number of each word; padding is zero.
         let first = |byte: usize| widened(u32::from_le_bytes([0, 1, 2, 3].map(|i| out[byte + i])), 0) >> 4;
         let code = |k: usize| u32::from(codes[k]);

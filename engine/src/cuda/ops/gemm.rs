@@ -4,7 +4,7 @@ use cpu_kernels::{KSlices, NUM_SLICES};
 use half::bf16;
 
 use super::MAX_GRID_YZ;
-use super::blocks::{Blocks, CHANNELS, TILE_ROWS, Variant};
+use super::blocks::{CHANNELS, LaunchShape, TILE_ROWS, Variant};
 use crate::cuda::CudaError;
 use crate::cuda::blas::Product;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
@@ -16,7 +16,7 @@ pub(crate) const GRAIN: usize = 8;
 /// below 2^32.
 const MAX_ROWS: usize = 1 << 21;
 
-const FAMILY: Family = Family {
+const FAMILY: KernelFamily = KernelFamily {
     few: [[GEMM_BF16.kernel(0), GEMM_BF16.kernel(1)], [GEMM_BF16.kernel(2), GEMM_BF16.kernel(3)]],
     tiled: &[
         (TILE_ROWS[0], GEMM_TILED.kernel(0)),
@@ -72,24 +72,24 @@ pub(super) fn check_product<T: bytemuck::Pod, M: DeviceMemory>(
 
 /// Kernels of one format: those for few rows (8 and 32, each with 16 and with fewer channels per group), and
 /// those whose warps share tiles.
-pub(super) struct Family {
+pub(super) struct KernelFamily {
     pub(super) few: [[&'static Kernel; 2]; 2],
     pub(super) tiled: &'static [(usize, &'static Kernel)],
 }
 
 /// A kernel, its grid, and the parameters that divide the work among its warps.
 #[derive(Debug)]
-pub(super) struct Chosen {
+pub(super) struct ChosenKernel {
     pub(super) kernel: &'static Kernel,
     pub(super) grid: [u32; 3],
     cut: Option<[usize; 3]>,
 }
 
-impl Chosen {
+impl ChosenKernel {
     /// Chooses the kernel for this number of rows and channels over slices with these borders; `forced`
     /// selects a kernel, for tests.
     pub(super) fn new(
-        family: &Family,
+        family: &KernelFamily,
         (rows, n): (usize, usize),
         borders: &[u32],
         forced: Option<Variant>,
@@ -99,7 +99,7 @@ impl Chosen {
         check(name, ("n", n), n > 0, "at least 1")?;
         let tiles: Vec<usize> = family.tiled.iter().map(|(rows, _)| *rows).collect();
         let variant = forced.unwrap_or_else(|| Variant::choose((rows, n), borders, &tiles));
-        let Blocks { grid, cut } = Blocks::new(variant, (rows, n), borders);
+        let LaunchShape { grid, cut } = LaunchShape::new(variant, (rows, n), borders);
         let (kernel, cut) = match variant {
             Variant::Few { rows, channels } => {
                 (family.few[usize::from(rows > 8)][usize::from(channels < CHANNELS[0])], Some(cut))
@@ -154,11 +154,11 @@ impl<M: DeviceMemory> GemmBf16<'_, M> {
     where
         E: Executor<Memory = M>,
     {
-        self.launch_as(executor, shape, None)
+        self.launch_variant(executor, shape, None)
     }
 
     /// Launches a given kernel, for tests.
-    pub(crate) fn launch_as<E>(
+    pub(crate) fn launch_variant<E>(
         self,
         executor: &mut E,
         (rows, n, k): (usize, usize, usize),
@@ -167,7 +167,7 @@ impl<M: DeviceMemory> GemmBf16<'_, M> {
     where
         E: Executor<Memory = M>,
     {
-        let chosen = Chosen::new(&FAMILY, (rows, n), self.borders.1, forced)?;
+        let chosen = ChosenKernel::new(&FAMILY, (rows, n), self.borders.1, forced)?;
         let kernel = chosen.kernel;
         check_borders(kernel.name, self.borders.1, (k, GRAIN))?;
         check_len(kernel.name, "x", self.x.len(), rows * k)?;
@@ -183,7 +183,7 @@ impl<M: DeviceMemory> GemmBf16<'_, M> {
     /// Computes the product with the executor's library, without the bias. Returns whether it did: the
     /// executor may have no library, or not use it for this number of rows. The order of sums is the
     /// library's.
-    pub(crate) fn by_library<E>(
+    pub(crate) fn launch_cublaslt<E>(
         &mut self,
         executor: &mut E,
         (rows, n, k): (usize, usize, usize),
@@ -227,14 +227,15 @@ mod tests {
         check(&[0, 8, 4, 8, 8, 8, 8, 8, 8], 8, "nine");
         check(&[0, 8, 8, 8, 8, 8, 8, 8, 16], 8, "from 0 to 8");
         for (rows, n, says) in [(0, 16, "rows is 0"), (MAX_ROWS + 1, 16, "rows is"), (1, 0, "n is 0")] {
-            let error = Chosen::new(&FAMILY, (rows, n), &whole_borders(64, 8), None).unwrap_err().to_string();
+            let error =
+                ChosenKernel::new(&FAMILY, (rows, n), &whole_borders(64, 8), None).unwrap_err().to_string();
             assert!(error.starts_with("gemm_bf16_8: ") && error.contains(says), "{error}");
         }
     }
 
     #[test]
     fn the_kernel_fits_the_rows() {
-        let chosen = |rows, n| Chosen::new(&FAMILY, (rows, n), &whole_borders(4096, 8), None).unwrap();
+        let chosen = |rows, n| ChosenKernel::new(&FAMILY, (rows, n), &whole_borders(4096, 8), None).unwrap();
         for (rows, n, name) in [
             (1, 4096, "gemm_bf16_8"),
             (8, 1280, "gemm_bf16_8_narrow"),

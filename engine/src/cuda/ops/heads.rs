@@ -102,7 +102,7 @@ impl<M: DeviceMemory> WriteKv<'_, M> {
     ///
     /// # Safety
     /// The owner of `qkv` must expect its queries to be rotated in place.
-    pub(crate) unsafe fn launch_with_turn<E>(
+    pub(crate) unsafe fn launch_with_rotate<E>(
         self,
         executor: &mut E,
         angles: Angles<'_>,

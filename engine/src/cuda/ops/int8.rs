@@ -6,7 +6,7 @@ use cpu_kernels::NUM_SLICES;
 
 use super::MAX_GRID_YZ;
 use super::blocks::Variant;
-use super::gemm::{Chosen, Family, check_borders, check_product};
+use super::gemm::{ChosenKernel, KernelFamily, check_borders, check_product};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::{GEMM_TILED, INT8, Kernel};
@@ -18,8 +18,9 @@ const MAX_K: usize = 1 << 17;
 
 const FEW: [[&Kernel; 2]; 2] = [[INT8.kernel(1), INT8.kernel(2)], [INT8.kernel(3), INT8.kernel(4)]];
 /// Kernels with one scale per row, and with one per row and slice.
-const EXACT: Family = Family { few: FEW, tiled: &[(64, GEMM_TILED.kernel(3)), (80, GEMM_TILED.kernel(4))] };
-const SLICED: Family = Family { few: FEW, tiled: &[(64, GEMM_TILED.kernel(5))] };
+const EXACT: KernelFamily =
+    KernelFamily { few: FEW, tiled: &[(64, GEMM_TILED.kernel(3)), (80, GEMM_TILED.kernel(4))] };
+const SLICED: KernelFamily = KernelFamily { few: FEW, tiled: &[(64, GEMM_TILED.kernel(5))] };
 
 /// Quantizes rows to int8, with one scale per row and slice.
 #[derive(Debug)]
@@ -85,11 +86,11 @@ impl<M: DeviceMemory> GemmInt8<'_, M> {
     where
         E: Executor<Memory = M>,
     {
-        self.launch_as(executor, shape, None)
+        self.launch_variant(executor, shape, None)
     }
 
     /// Launches a given kernel, for tests.
-    pub(crate) fn launch_as<E>(
+    pub(crate) fn launch_variant<E>(
         self,
         executor: &mut E,
         (rows, n, k): (usize, usize, usize),
@@ -99,7 +100,7 @@ impl<M: DeviceMemory> GemmInt8<'_, M> {
         E: Executor<Memory = M>,
     {
         let family = if self.slices == 1 { &EXACT } else { &SLICED };
-        let chosen = Chosen::new(family, (rows, n), self.borders.1, forced)?;
+        let chosen = ChosenKernel::new(family, (rows, n), self.borders.1, forced)?;
         let kernel = chosen.kernel;
         check_borders(kernel.name, self.borders.1, (k, GRAIN))?;
         check(kernel.name, ("k", k), k < MAX_K, format!("below {MAX_K}"))?;

@@ -11,7 +11,7 @@ use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
 use crate::cuda::sources::LOGITS;
 
 /// Excluded by min_tokens.
-const BARRED: u32 = 1;
+const EXCLUDED: u32 = 1;
 /// Has a bias.
 const BIASED: u32 = 2;
 /// Occurs before the position.
@@ -23,7 +23,7 @@ const SEEN: u32 = 4;
 pub(crate) struct LogitEdit {
     pub(crate) row: u32,
     pub(crate) token_id: u32,
-    /// [`BARRED`], [`BIASED`], [`SEEN`].
+    /// [`EXCLUDED`], [`BIASED`], [`SEEN`].
     pub(crate) flags: u32,
     pub(crate) bias: f32,
     pub(crate) in_output: u32,
@@ -54,7 +54,7 @@ pub(crate) fn edits_of(
     };
     if (ids.len() as u32).saturating_sub(spec.prompt_len) < sampling.min_tokens {
         for &id in &spec.stop_token_ids {
-            edits.entry(id).or_insert_with(|| new(id)).flags |= BARRED;
+            edits.entry(id).or_insert_with(|| new(id)).flags |= EXCLUDED;
         }
     }
     for &(id, bias) in &sampling.logit_bias {

@@ -14,10 +14,10 @@ use super::tiling::{SPLIT_KEYS, WIDE_QUERIES};
 const SPLIT_BLOCKS: usize = SPLIT_KEYS / BLOCK_SIZE;
 /// Flag in a block table: the block is an own block (`OWN` of `attention.cu`).
 const OWN: u32 = 1 << 31;
-/// Marks an empty slot (`NOWHERE` of `trees.cu`).
-const NOWHERE: u32 = u32::MAX;
+/// Marks an empty slot (`EMPTY_SLOT` of `trees.cu`).
+const EMPTY_SLOT: u32 = u32::MAX;
 
-/// Limit of own blocks in memory, in bytes; rows that need more are processed in several turns.
+/// Limit of own blocks in memory, in bytes; rows that need more are processed in several chunks.
 const OWN_BYTES: usize = 64 << 20;
 
 /// A row of a tree.
@@ -79,7 +79,7 @@ impl OwnBlocks {
         };
         let first_own = self.num_blocks() as u32;
         let places = first_block * BLOCK_SIZE..(position / BLOCK_SIZE + 1) * BLOCK_SIZE;
-        self.sources.extend(places.map(|place| slot_of(place).unwrap_or(NOWHERE)));
+        self.sources.extend(places.map(|place| slot_of(place).unwrap_or(EMPTY_SLOT)));
         let own = first_own..self.num_blocks() as u32;
 
         let split = start / SPLIT_KEYS;
@@ -107,11 +107,11 @@ pub(super) fn own_block_len(layout: HeadLayout) -> usize {
 }
 
 /// Maximum number of own blocks in memory.
-pub(super) fn most_own(layout: HeadLayout) -> usize {
+pub(super) fn max_own_blocks(layout: HeadLayout) -> usize {
     OWN_BYTES / (own_block_len(layout) * size_of::<bf16>())
 }
 
-/// Size of the own blocks of `rows` tree rows in bytes. It covers a turn of one tile of up to 64 queries.
+/// Size of the own blocks of `rows` tree rows in bytes. It covers a chunk of one tile of up to 64 queries.
 pub(crate) fn own_bytes(rows: usize, layout: HeadLayout) -> usize {
     let group = layout.num_heads / layout.num_kv_heads;
     let most_of_row = (BLOCK_SIZE - 1 + MAX_TREE_TOKENS).div_ceil(BLOCK_SIZE);
@@ -147,13 +147,13 @@ mod tests {
         // Row 2 of the tree follows row 0: block 8 has ten ids of the context, then these two.
         let slot = |stored_at: usize| block_table[stored_at / 16] * 16 + (stored_at % 16) as u32;
         let mut expected: Vec<u32> = (128..138).map(slot).collect();
-        expected.extend([slot(138), slot(140), NOWHERE, NOWHERE, NOWHERE, NOWHERE]);
+        expected.extend([slot(138), slot(140), EMPTY_SLOT, EMPTY_SLOT, EMPTY_SLOT, EMPTY_SLOT]);
         assert_eq!(own.sources[..16], expected);
         // Row 8 follows rows 7, 6, 5, 4, 3, 1.
         expected.truncate(10);
         expected.extend([139, 141, 142, 143, 144, 145].map(slot));
         expected.push(slot(146));
-        expected.extend([NOWHERE; 15]);
+        expected.extend([EMPTY_SLOT; 15]);
         assert_eq!(own.sources[6 * 16..], expected);
     }
 }

@@ -34,7 +34,7 @@ pub(crate) unsafe fn sum_ranks<E: Executor>(
 ///
 /// # Safety
 /// As for [`sum_ranks`], for each part's numbers.
-pub(crate) unsafe fn side_by_side<E: Executor>(
+pub(crate) unsafe fn concat_ranks<E: Executor>(
     executor: &mut E,
     parts: &[u64],
     out: &mut Tensor<E::Memory, f32>,
@@ -83,7 +83,7 @@ mod tests {
         check(&[at, at], 5, "sum is 4, expected at least 5 elements");
         check(&[at, at], 0, "numbers is 0");
         // SAFETY: as above.
-        let error = unsafe { side_by_side(&mut e, &[at; 4], &mut out, (1, 3)) }.unwrap_err().to_string();
+        let error = unsafe { concat_ranks(&mut e, &[at; 4], &mut out, (1, 3)) }.unwrap_err().to_string();
         assert!(error.contains("width is 3, expected at least a column a rank"), "{error}");
     }
 }

@@ -61,7 +61,7 @@ impl<M: DeviceMemory> RmsNorm<'_, M> {
         E: Executor<Memory = M>,
     {
         // SAFETY: nothing is added, so `x` is not written.
-        unsafe { self.launch_after_adding(executor, rows, 0) }
+        unsafe { self.launch_with_add(executor, rows, 0) }
     }
 
     /// Adds `delta` to `x` in place, then normalizes it.
@@ -69,7 +69,7 @@ impl<M: DeviceMemory> RmsNorm<'_, M> {
     /// # Safety
     /// `delta` must be 0 (add nothing) or the address of `rows * width` numbers that outlive the launch, and
     /// the owner of `x` must expect it to be written.
-    pub(crate) unsafe fn launch_after_adding<E>(
+    pub(crate) unsafe fn launch_with_add<E>(
         self,
         executor: &mut E,
         rows: usize,

@@ -4,7 +4,7 @@
 use speculation::TokenLogprobs;
 use speculation::logits::Normalizer;
 
-use super::{DrawBuffers, Held, take_rows};
+use super::{DrawBuffers, StepBuffer, take_rows};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::SCORE;
@@ -26,7 +26,7 @@ const NO_DRAW: u32 = u32::MAX;
 /// The request in the layout of `score.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-struct Asked {
+struct ScoreRequest {
     draw: u32,
     top_n: u32,
     given: u32,
@@ -45,7 +45,7 @@ struct Scored {
 /// One of the most likely tokens.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
-struct Likely {
+struct TopToken {
     token_id: u32,
     logit: f32,
 }
@@ -54,27 +54,27 @@ struct Likely {
 #[derive(Debug)]
 pub(crate) struct ScoreBuffers<M> {
     /// Rows to score, as computed by the model.
-    raw: Held<M, f32>,
-    which: Held<M, u32>,
-    asked: Held<M, Asked>,
-    scored: Held<M, Scored>,
-    top: Held<M, Likely>,
+    raw: StepBuffer<M, f32>,
+    which: StepBuffer<M, u32>,
+    requests: StepBuffer<M, ScoreRequest>,
+    scored: StepBuffer<M, Scored>,
+    top: StepBuffer<M, TopToken>,
 }
 
 impl<M> Default for ScoreBuffers<M> {
     fn default() -> Self {
         Self {
-            raw: Held::default(),
-            which: Held::default(),
-            asked: Held::default(),
-            scored: Held::default(),
-            top: Held::default(),
+            raw: StepBuffer::default(),
+            which: StepBuffer::default(),
+            requests: StepBuffer::default(),
+            scored: StepBuffer::default(),
+            top: StepBuffer::default(),
         }
     }
 }
 
 /// Copies the rows to score, before edits and filters change them.
-pub(crate) fn keep_raw<E: Executor>(
+pub(crate) fn copy_raw_rows<E: Executor>(
     executor: &mut E,
     buffers: &mut ScoreBuffers<E::Memory>,
     logits: &Tensor<E::Memory, f32>,
@@ -88,12 +88,12 @@ pub(crate) fn keep_raw<E: Executor>(
     check(SCORE.kernel(0).name, ("a scored row", last), last < num_rows, format!("below {num_rows}"))?;
     let which: Vec<u32> = rows.iter().map(|row| row.row).collect();
     let which = buffers.which.fill(executor, &which, "rows to score")?;
-    let raw = buffers.raw.make_room(executor, rows.len() * stride, "rows to score")?;
+    let raw = buffers.raw.resize(executor, rows.len() * stride, "rows to score")?;
     take_rows(executor, (logits, stride), which.view_as(0..rows.len()), raw)
 }
 
-/// Scores the rows that [`keep_raw`] has copied. `draws[i]` is the index of row i's draw among the latest
-/// ones, `None` if its token is given.
+/// Scores the rows that [`copy_raw_rows`] has copied. `draws[i]` is the index of row i's draw among the
+/// latest ones, `None` if its token is given.
 pub(crate) fn score<E: Executor>(
     executor: &mut E,
     (buffers, drawing): (&mut ScoreBuffers<E::Memory>, &DrawBuffers<E::Memory>),
@@ -116,19 +116,19 @@ where
     check(kernel.name, ("a draw", found), last.is_none() || found < num_drawn, format!("below {num_drawn}"))?;
     let has_token = rows.iter().zip(draws).all(|(row, draw)| row.given.is_some() != draw.is_some());
     check(kernel.name, ("scores", rows.len()), has_token, "a draw or a given token for each")?;
-    let ask = |(row, draw): (&ScoreRow, &Option<u32>)| Asked {
+    let ask = |(row, draw): (&ScoreRow, &Option<u32>)| ScoreRequest {
         draw: draw.unwrap_or(NO_DRAW),
         top_n: row.top_n.min(vocab as u32),
         given: row.given.unwrap_or_default(),
     };
-    let asked: Vec<Asked> = rows.iter().zip(draws).map(ask).collect();
+    let requests: Vec<ScoreRequest> = rows.iter().zip(draws).map(ask).collect();
     let width = width(rows);
-    let ScoreBuffers { raw, asked: places, scored, top, .. } = buffers;
-    let asked = places.fill(executor, &asked, "scores")?;
-    let scored = scored.make_room(executor, rows.len(), "scores")?;
-    let top = top.make_room(executor, rows.len() * width, "likeliest tokens")?;
+    let ScoreBuffers { raw, requests: places, scored, top, .. } = buffers;
+    let requests = places.fill(executor, &requests, "scores")?;
+    let scored = scored.resize(executor, rows.len(), "scores")?;
+    let top = top.resize(executor, rows.len() * width, "most likely tokens")?;
     let params =
-        Params::default().read(raw.tensor()).read(asked).read_if(drawing.drawn().held()).write(scored);
+        Params::default().read(raw.tensor()).read(requests).read_if(drawing.drawn().get()).write(scored);
     let params = params.write(top).u32(vocab).u32(stride).u32(width);
     // SAFETY: these are the kernel's parameters; the checks ensure that rows, draws and the room for the most
     // likely tokens are in bounds.
@@ -172,7 +172,7 @@ where
             None => scored.logit,
         };
         let num_top = vocab.min(row.top_n as usize);
-        let likely = |likely: &Likely| (likely.token_id, normalizer.logprob(likely.logit));
+        let likely = |likely: &TopToken| (likely.token_id, normalizer.logprob(likely.logit));
         let top = top[i * width..i * width + num_top].iter().map(likely).collect();
         all.push(TokenLogprobs { logprob: normalizer.logprob(logit), top });
     }
@@ -193,9 +193,9 @@ mod tests {
         let spec = speculation::SequenceSpec::default();
         draw(&mut e, &mut drawing, &logits, &[DrawRow::new(0, &spec, 5)], (4, 4)).unwrap();
         let rows = |row| [ScoreRow { row, top_n: 2, given: None }];
-        let error = keep_raw(&mut e, &mut scoring, &logits, (&rows(3), 4)).unwrap_err().to_string();
+        let error = copy_raw_rows(&mut e, &mut scoring, &logits, (&rows(3), 4)).unwrap_err().to_string();
         assert!(error.contains("a scored row is 3, expected below 3"), "{error}");
-        keep_raw(&mut e, &mut scoring, &logits, (&rows(2), 4)).unwrap();
+        copy_raw_rows(&mut e, &mut scoring, &logits, (&rows(2), 4)).unwrap();
         for (draws, vocab, says) in [
             (&[][..], 4, "draws is 0, expected one a row"),
             (&[Some(1)], 4, "a draw is 1, expected below 1"),

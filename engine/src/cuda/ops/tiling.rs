@@ -1,5 +1,5 @@
 //! Divides a pass's attention: queries into tiles that share a KV head, keys into splits at fixed positions,
-//! tiles into turns. Queries of a token tree share the splits before the one in which the tree begins; later
+//! tiles into chunks. Queries of a token tree share the splits before the one in which the tree begins; later
 //! splits are divided by row, because each row has its own blocks there ([`OwnBlocks`]). Pure index
 //! arithmetic; only the splits affect numerics.
 
@@ -9,7 +9,7 @@ use cpu_kernels::{HeadLayout, Segment};
 #[cfg(test)]
 use half::bf16;
 
-use super::own_blocks::{OwnBlocks, TreeRow, most_own};
+use super::own_blocks::{OwnBlocks, TreeRow, max_own_blocks};
 
 /// Keys per split, which a warp sums by itself: part of the numerics (`attention.cu`).
 pub(super) const SPLIT_KEYS: usize = 128;
@@ -20,25 +20,25 @@ pub(super) const WIDE_QUERIES: usize = 64;
 /// Maximum number of splits per block of four warps: `RUN` of `attention.cu`.
 const RUN: usize = 8;
 
-/// Limit of partial results in memory, in bytes; queries that need more are processed in several turns.
+/// Limit of partial results in memory, in bytes; queries that need more are processed in several chunks.
 const PARTIAL_BYTES: usize = 512 << 20;
 
 /// A tile, in the layout of `attention.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-pub(crate) struct Query {
+pub(crate) struct AttentionTile {
     first_query: u32,
     num_queries: u32,
     table: u32,
     first_key: u32,
     end_key: u32,
-    /// Index of its first partial result in its turn; there is one per query and split.
+    /// Index of its first partial result in its chunk; there is one per query and split.
     first_part: u32,
     /// Number of partial results per split.
     part_stride: u32,
 }
 
-impl Query {
+impl AttentionTile {
     fn splits(&self) -> Range<usize> {
         self.first_key as usize / SPLIT_KEYS..(self.end_key as usize).div_ceil(SPLIT_KEYS)
     }
@@ -54,7 +54,7 @@ impl Query {
 
 /// A tile of queries and, for a token tree, the tiles of its single rows.
 #[derive(Debug, Clone)]
-struct Shared {
+struct TileGroup {
     /// Range of all tiles: the shared one, then those of rows.
     tiles: Range<usize>,
     /// Splits that all queries share.
@@ -66,7 +66,7 @@ struct Shared {
 /// A run of a tile's splits, or padding.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-pub(crate) struct Work {
+pub(crate) struct WorkItem {
     tile: u32,
     split: u32,
     end_split: u32,
@@ -75,31 +75,31 @@ pub(crate) struct Work {
 /// Marks a padding entry.
 const NO_SPLIT: u32 = u32::MAX;
 
-/// Limits of a pass's turns and tiles; they do not affect numerics.
+/// Limits of a pass's chunks and tiles; they do not affect numerics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Maximum number of partial results per turn.
-    pub(crate) most_parts: usize,
-    /// Maximum number of own blocks of tree rows per turn.
-    pub(crate) most_own: usize,
-    /// Minimum number of blocks of a turn's wide tiles, per KV head, if blocks process runs of several
+    /// Maximum number of partial results per chunk.
+    pub(crate) max_parts: usize,
+    /// Maximum number of own blocks of tree rows per chunk.
+    pub(crate) max_own_blocks: usize,
+    /// Minimum number of blocks of a chunk's wide tiles, per KV head, if blocks process runs of several
     /// splits.
-    pub(crate) fewest_runs: usize,
+    pub(crate) min_runs: usize,
 }
 
 impl Limits {
-    /// Limits for serving: `fewest_runs` gives four times as many blocks as fit on all multiprocessors of an
+    /// Limits for serving: `min_runs` gives four times as many blocks as fit on all multiprocessors of an
     /// H100.
     pub(crate) fn of(layout: HeadLayout) -> Self {
-        let most_parts = PARTIAL_BYTES / size_of::<f32>() / part_len(layout);
-        let fewest_runs = (4 * 2 * 132 / layout.num_kv_heads).max(1);
-        Self { most_parts, most_own: most_own(layout), fewest_runs }
+        let max_parts = PARTIAL_BYTES / size_of::<f32>() / part_len(layout);
+        let min_runs = (4 * 2 * 132 / layout.num_kv_heads).max(1);
+        Self { max_parts, max_own_blocks: max_own_blocks(layout), min_runs }
     }
 }
 
 /// Tiles that share the memory for partial results.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Turn {
+pub(crate) struct AttentionChunk {
     /// Ranges of all work items: for blocks of one warp and of four.
     pub(super) work: [Range<usize>; 2],
     /// Range of the pass's queries of a KV head.
@@ -109,22 +109,22 @@ pub(crate) struct Turn {
     /// Range of the pass's own blocks.
     pub(crate) own: Range<usize>,
     /// Maximum number of splits of a tile.
-    pub(super) most_splits: usize,
+    pub(super) max_splits: usize,
 }
 
-/// A pass's queries for one group size and window: tiles, their splits and their turns. Every required split
+/// A pass's queries for one group size and window: tiles, their splits and their chunks. Every required split
 /// is in exactly one work item; padding adds at most a sixteenth.
 #[derive(Debug, Default)]
 pub(crate) struct Tiling {
-    pub(crate) tiles: Vec<Query>,
-    pub(crate) work: Vec<Work>,
+    pub(crate) tiles: Vec<AttentionTile>,
+    pub(crate) work: Vec<WorkItem>,
     /// The tile of each query.
     pub(crate) tile_of: Vec<u32>,
-    pub(crate) turns: Vec<Turn>,
+    pub(crate) chunks: Vec<AttentionChunk>,
 }
 
 impl Tiling {
-    /// `table_starts` holds the offset of each segment's block table, `own` those of tree rows. A turn is
+    /// `table_starts` holds the offset of each segment's block table, `own` those of tree rows. A chunk is
     /// within the limits or consists of one tile.
     pub(crate) fn new(
         segments: &[Segment<'_>],
@@ -135,12 +135,12 @@ impl Tiling {
         let mut tiling = Self::default();
         let mut all = Vec::new();
         for (segment, &table) in segments.iter().zip(table_starts) {
-            all.extend(tiling.add_tiles(segment, (table, own), (group, window), limits.most_parts));
+            all.extend(tiling.add_tiles(segment, (table, own), (group, window), limits.max_parts));
         }
         let mut left = all.as_slice();
         while !left.is_empty() {
-            let (turn, rest) = left.split_at(tiling.len_of_turn(left, limits));
-            tiling.add_turn(turn, limits.fewest_runs);
+            let (chunk, rest) = left.split_at(tiling.chunk_len(left, limits));
+            tiling.add_chunk(chunk, limits.min_runs);
             left = rest;
         }
         for shared in &all {
@@ -156,8 +156,8 @@ impl Tiling {
         segment: &Segment<'_>,
         (table, own): (u32, &OwnBlocks),
         (group, window): (usize, Option<u32>),
-        most_parts: usize,
-    ) -> Vec<Shared> {
+        max_parts: usize,
+    ) -> Vec<TileGroup> {
         let (begin, end) = (segment.rows.start * group, segment.rows.end * group);
         let position = |query: usize| {
             let row = query / group;
@@ -166,11 +166,11 @@ impl Tiling {
         };
         let first_key = |query| window.map_or(0, |window| (position(query) + 1).saturating_sub(window));
         let splits = (position(end - 1) as usize + 1).div_ceil(SPLIT_KEYS);
-        let tile_len = tile_len(end - begin, splits, most_parts);
+        let tile_len = tile_len(end - begin, splits, max_parts);
         let mut all = Vec::new();
         for first in (begin..end).step_by(tile_len) {
             let queries = first..end.min(first + tile_len);
-            let tile = Query {
+            let tile = AttentionTile {
                 first_query: first as u32,
                 num_queries: queries.len() as u32,
                 table,
@@ -190,27 +190,27 @@ impl Tiling {
             }
             let own_of = |row| own.row(row).map_or(0..0, |row| row.own.clone());
             let own = own_of(rows.start).start as usize..own_of(rows.end - 1).end as usize;
-            all.push(Shared { tiles: first_tile..self.tiles.len(), splits, own });
+            all.push(TileGroup { tiles: first_tile..self.tiles.len(), splits, own });
         }
         all
     }
 
-    /// Number of these tiles, with those of their rows, that form the next turn.
-    fn len_of_turn(&self, left: &[Shared], limits: Limits) -> usize {
+    /// Number of these tiles, with those of their rows, that form the next chunk.
+    fn chunk_len(&self, left: &[TileGroup], limits: Limits) -> usize {
         let (mut num_parts, mut num_own) = (0, 0);
-        let fits = |shared: &&Shared| {
+        let fits = |shared: &&TileGroup| {
             num_parts += self.tiles[shared.tiles.start].num_parts();
             num_own += shared.own.len();
-            num_parts <= limits.most_parts && num_own <= limits.most_own
+            num_parts <= limits.max_parts && num_own <= limits.max_own_blocks
         };
         left.iter().take_while(fits).count().max(1)
     }
 
-    fn add_turn(&mut self, turn: &[Shared], fewest_runs: usize) {
-        let (mut num_parts, mut most_splits) = (0, 0);
-        for shared in turn {
+    fn add_chunk(&mut self, chunk: &[TileGroup], min_runs: usize) {
+        let (mut num_parts, mut max_splits) = (0, 0);
+        for shared in chunk {
             let first_split = self.tiles[shared.tiles.start].splits().start;
-            most_splits = most_splits.max(self.tiles[shared.tiles.start].splits().len());
+            max_splits = max_splits.max(self.tiles[shared.tiles.start].splits().len());
             let of_turn = num_parts;
             num_parts += self.tiles[shared.tiles.start].num_parts();
             for tile in &mut self.tiles[shared.tiles.clone()] {
@@ -219,50 +219,54 @@ impl Tiling {
                 tile.first_part += of_turn as u32 + of_splits;
             }
         }
-        let work = [None, Some(fewest_runs)].map(|runs| self.add_work(turn, runs));
-        let end_of = |tile: &Query| (tile.first_query + tile.num_queries) as usize;
-        let first_of = |shared: Option<&Shared>| shared.map(|shared| self.tiles[shared.tiles.start]);
-        let queries = first_of(turn.first()).map_or(0, |tile| tile.first_query as usize)
-            ..first_of(turn.last()).map_or(0, |tile| end_of(&tile));
+        let work = [None, Some(min_runs)].map(|runs| self.add_work(chunk, runs));
+        let end_of = |tile: &AttentionTile| (tile.first_query + tile.num_queries) as usize;
+        let first_of = |shared: Option<&TileGroup>| shared.map(|shared| self.tiles[shared.tiles.start]);
+        let queries = first_of(chunk.first()).map_or(0, |tile| tile.first_query as usize)
+            ..first_of(chunk.last()).map_or(0, |tile| end_of(&tile));
         // Tree rows have their own blocks in order, other rows have none.
-        let mut owning = turn.iter().map(|shared| shared.own.clone()).filter(|own| !own.is_empty());
+        let mut owning = chunk.iter().map(|shared| shared.own.clone()).filter(|own| !own.is_empty());
         let first_own = owning.next().unwrap_or_default();
         let own = first_own.start..owning.next_back().unwrap_or(first_own).end;
-        self.turns.push(Turn { work, queries, num_parts, own, most_splits });
+        self.chunks.push(AttentionChunk { work, queries, num_parts, own, max_splits });
     }
 
-    /// Adds the work of the turn's wide tiles, in runs that leave at least `fewest_runs` blocks, or of its
+    /// Adds the work of the chunk's wide tiles, in runs that leave at least `min_runs` blocks, or of its
     /// other tiles if that is `None`. Returns the range of the added work.
-    fn add_work(&mut self, turn: &[Shared], fewest_runs: Option<usize>) -> Range<usize> {
+    fn add_work(&mut self, chunk: &[TileGroup], min_runs: Option<usize>) -> Range<usize> {
         let first_work = self.work.len();
         let mut tiles: Vec<(usize, Range<usize>)> = Vec::new();
-        for shared in turn {
+        for shared in chunk {
             tiles.push((shared.tiles.start, shared.splits.clone()));
             tiles.extend(shared.tiles.clone().skip(1).map(|tile| (tile, self.tiles[tile].splits())));
         }
-        tiles.retain(|&(tile, _)| self.tiles[tile].is_wide() == fewest_runs.is_some());
+        tiles.retain(|&(tile, _)| self.tiles[tile].is_wide() == min_runs.is_some());
         let splits: usize = tiles.iter().map(|(_, splits)| splits.len()).sum();
-        let run = fewest_runs.map_or(1, |runs| (splits / runs).clamp(1, RUN));
+        let run = min_runs.map_or(1, |runs| (splits / runs).clamp(1, RUN));
         let ends = tiles.iter().map(|(_, splits)| splits.end);
         // Tiles of a sequence read the same keys, so they are placed together.
         for split in (0..ends.max().unwrap_or(0)).step_by(run) {
             let needs = |(tile, needed): &(usize, Range<usize>)| {
                 let (first, end) = (needed.start.max(split), needed.end.min(split + run));
-                let work = Work { tile: *tile as u32, split: first as u32, end_split: end as u32 };
+                let work = WorkItem { tile: *tile as u32, split: first as u32, end_split: end as u32 };
                 (first < end).then_some(work)
             };
             self.work.extend(tiles.iter().filter_map(needs));
         }
         let len = self.work.len() - first_work;
-        let nothing = Work { tile: 0, split: NO_SPLIT, end_split: NO_SPLIT };
+        let nothing = WorkItem { tile: 0, split: NO_SPLIT, end_split: NO_SPLIT };
         self.work.extend(std::iter::repeat_n(nothing, rounded_up(len) - len));
         first_work..self.work.len()
     }
 }
 
 /// Returns the tile of a tree row from the tree's split on. Its partial results are among those of `tile`.
-fn tile_of_row(tile: &Query, row: &TreeRow, (queries, first_key): (Range<usize>, u32)) -> Query {
-    Query {
+fn tile_of_row(
+    tile: &AttentionTile,
+    row: &TreeRow,
+    (queries, first_key): (Range<usize>, u32),
+) -> AttentionTile {
+    AttentionTile {
         first_query: queries.start as u32,
         num_queries: queries.len() as u32,
         table: row.table,
@@ -292,16 +296,16 @@ pub(crate) fn partial_bytes(rows: usize, layout: HeadLayout, max_len: usize) -> 
 }
 
 /// Queries per tile of a segment with `queries` queries and `splits` splits; they share each load of keys and
-/// values. A tile is not wide if its partial results exceed one turn: they would need memory that was not
+/// values. A tile is not wide if its partial results exceed one chunk: they would need memory that was not
 /// reserved.
-fn tile_len(queries: usize, splits: usize, most_parts: usize) -> usize {
-    if queries > TILE_QUERIES && WIDE_QUERIES * splits <= most_parts { WIDE_QUERIES } else { TILE_QUERIES }
+fn tile_len(queries: usize, splits: usize, max_parts: usize) -> usize {
+    if queries > TILE_QUERIES && WIDE_QUERIES * splits <= max_parts { WIDE_QUERIES } else { TILE_QUERIES }
 }
 
 /// Work of a layer's attention over all KV heads, for models of its time.
 #[cfg(test)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Counted {
+pub(crate) struct AttentionCounts {
     /// Number of blocks of one warp, and of four.
     pub(crate) blocks: [usize; 2],
     /// Number of blocks of 16 keys that those blocks read; and of 16 keys x 16 queries that warps process.
@@ -312,11 +316,11 @@ pub(crate) struct Counted {
     pub(crate) partial_bytes: usize,
 }
 
-/// See [`Counted`].
+/// See [`AttentionCounts`].
 #[cfg(test)]
-pub(crate) fn count_attention(tiling: &Tiling, layout: HeadLayout) -> Counted {
+pub(crate) fn count_attention(tiling: &Tiling, layout: HeadLayout) -> AttentionCounts {
     let HeadLayout { num_kv_heads, head_dim, .. } = layout;
-    let mut counted = Counted::default();
+    let mut counted = AttentionCounts::default();
     for work in tiling.work.iter().filter(|work| work.split != NO_SPLIT) {
         let tile = &tiling.tiles[work.tile as usize];
         let first = (work.split as usize * SPLIT_KEYS).max(tile.first_key as usize);
@@ -328,7 +332,7 @@ pub(crate) fn count_attention(tiling: &Tiling, layout: HeadLayout) -> Counted {
         counted.bytes_read += key_blocks * 16 * 2 * head_dim * size_of::<bf16>();
         counted.bytes_read += tile.num_queries as usize * head_dim * size_of::<f32>() * num_kv_heads;
     }
-    let parts: usize = tiling.turns.iter().map(|turn| turn.num_parts).sum();
+    let parts: usize = tiling.chunks.iter().map(|chunk| chunk.num_parts).sum();
     counted.partial_bytes = parts * part_len(layout) * size_of::<f32>();
     counted
 }

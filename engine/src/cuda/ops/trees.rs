@@ -4,7 +4,7 @@
 use cpu_kernels::{BLOCK_SIZE, HeadLayout, KvShape, TokenCopy};
 use half::bf16;
 
-use super::{Held, MAX_GRID_YZ};
+use super::{MAX_GRID_YZ, StepBuffer};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::TREES;
@@ -14,7 +14,7 @@ use crate::cuda::sources::TREES;
 pub(crate) struct GatherBlocks<'a, M> {
     /// `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
     pub(crate) kv: &'a Tensor<M, bf16>,
-    /// `[own blocks][16]`: slots inside `kv`, or `NOWHERE`.
+    /// `[own blocks][16]`: slots inside `kv`, or `EMPTY_SLOT`.
     pub(crate) sources: View<'a, u32>,
     /// `[own blocks][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
     pub(crate) own: &'a mut Tensor<M, bf16>,
@@ -55,7 +55,7 @@ pub(crate) fn copy_tokens<E: Executor>(
     executor: &mut E,
     (kv, shape): (&mut Tensor<E::Memory, bf16>, KvShape),
     copies: &[TokenCopy],
-    held: &mut Held<E::Memory, u32>,
+    buffer: &mut StepBuffer<E::Memory, u32>,
 ) -> Result<(), CudaError> {
     let kernel = TREES.kernel(1);
     check_head_dim(kernel.name, shape.head_dim)?;
@@ -66,7 +66,7 @@ pub(crate) fn copy_tokens<E: Executor>(
     check_len(kernel.name, "kv", kv.len(), (most as usize + 1) * shape.block_len())?;
     let slot = |slot: cpu_kernels::KvSlot| slot.block * BLOCK_SIZE as u32 + slot.offset;
     let slots: Vec<u32> = copies.iter().flat_map(|copy| [slot(copy.from), slot(copy.to)]).collect();
-    let on_device = held.fill(executor, &slots, "copies of tokens")?;
+    let on_device = buffer.fill(executor, &slots, "copies of tokens")?;
     let params = Params::default().write(kv).read(on_device).u32(copies.len()).u32(shape.head_dim);
     let grid = [shape.num_layers as u32, shape.num_kv_heads as u32, 1];
     // SAFETY: these are the kernel's parameters; the check ensures that blocks of KV are in bounds.

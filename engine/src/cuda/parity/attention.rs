@@ -7,7 +7,7 @@ use half::bf16;
 use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{Attention, Limits, Own, OwnBlocks, Tiling, TilingViews};
+use crate::cuda::ops::{Attention, Limits, OwnBlockViews, OwnBlocks, Tiling, TilingViews};
 
 /// A sequence's keys and values, `[kv head][position][head_dim]`.
 pub(super) struct Sequence {
@@ -30,9 +30,9 @@ pub(super) struct Pass {
     pub(super) kv: Vec<bf16>,
 }
 
-/// One turn, and one split per block.
+/// One chunk, and one split per block.
 pub(super) const NO_LIMITS: Limits =
-    Limits { most_parts: usize::MAX, most_own: usize::MAX, fewest_runs: usize::MAX };
+    Limits { max_parts: usize::MAX, max_own_blocks: usize::MAX, min_runs: usize::MAX };
 /// Index of this layer, and the number of layers.
 const LAYER: (usize, usize) = (1, 2);
 
@@ -65,13 +65,13 @@ pub(super) fn attention<E: Executor>(
         "attention of {num_heads}/{num_kv_heads} heads of {head_dim}, window {}",
         window.unwrap_or(0)
     );
-    let (found, expected) = pass.judge(&together);
+    let (found, expected) = pass.sampled_outputs(&together);
     // In parts of up to three rows they get other tiles, splits and neighbours.
     let mut in_parts = Vec::new();
     // Turns too small for a wide tile, and larger ones.
-    let in_turns = pass.run(e, &whole, Limits { most_parts: 40, ..NO_LIMITS })?;
-    let in_wide_turns = pass.run(e, &whole, Limits { most_parts: 400, ..NO_LIMITS })?;
-    let in_runs = pass.run(e, &whole, Limits { fewest_runs: 1, ..NO_LIMITS })?;
+    let in_chunks = pass.run(e, &whole, Limits { max_parts: 40, ..NO_LIMITS })?;
+    let in_wide_chunks = pass.run(e, &whole, Limits { max_parts: 400, ..NO_LIMITS })?;
+    let in_runs = pass.run(e, &whole, Limits { min_runs: 1, ..NO_LIMITS })?;
     for (sequence, rows) in whole {
         for first in rows.clone().step_by(3) {
             let rows = first..rows.end.min(first + 3);
@@ -82,8 +82,8 @@ pub(super) fn attention<E: Executor>(
     Ok(vec![
         compare(case.clone(), 2e-5, &found, &expected),
         compare_equal(format!("{case}: in parts"), &bits(&in_parts), &bits(&together)),
-        compare_equal(format!("{case}: in turns"), &bits(&in_turns), &bits(&together)),
-        compare_equal(format!("{case}: in wide turns"), &bits(&in_wide_turns), &bits(&together)),
+        compare_equal(format!("{case}: in chunks"), &bits(&in_chunks), &bits(&together)),
+        compare_equal(format!("{case}: in wide chunks"), &bits(&in_wide_chunks), &bits(&together)),
         compare_equal(format!("{case}: in runs"), &bits(&in_runs), &bits(&together)),
     ])
 }
@@ -164,7 +164,7 @@ impl Pass {
         let work = Tensor::of(e, &tiling.work, "splits of tiles")?;
         let tile_of = Tensor::of(e, &tiling.tile_of, "tiles of queries")?;
         let (tiles, work, tile_of) = (tiles.view(), work.view(), tile_of.view());
-        let views = TilingViews { tiles, work, tile_of, turns: &tiling.turns };
+        let views = TilingViews { tiles, work, tile_of, chunks: &tiling.chunks };
         let sources = Tensor::of(e, &own.sources, "sources of own blocks")?;
         let mut own = Tensor::of(e, &vec![bf16::NAN; views.own_len(layout)], "own blocks")?;
         let positions = Tensor::of(e, &positions, "positions")?;
@@ -174,7 +174,7 @@ impl Pass {
             qkv: &Tensor::of(e, &qkv, "qkv")?,
             positions: positions.view(),
             kv: &Tensor::of(e, &self.kv, "kv")?,
-            own: Some(Own { sources: sources.view(), blocks: &mut own }),
+            own: Some(OwnBlockViews { sources: sources.view(), blocks: &mut own }),
             tables: tables.view(),
             tiling: views,
             rounded: None,
@@ -190,7 +190,7 @@ impl Pass {
     }
 
     /// Outputs of the kernel and of the twin, for up to 16 rows of each sequence and all their heads.
-    fn judge(&self, all: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    fn sampled_outputs(&self, all: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let layout = self.layout;
         let group = layout.num_heads / layout.num_kv_heads;
         let (mut found, mut expected, mut first_row) = (Vec::new(), Vec::new(), 0);
@@ -295,8 +295,8 @@ mod tests {
             assert_eq!(found, counted.bytes_read, "{lens:?}, {limits:?}");
             counted
         };
-        let small = Limits { most_parts: 0, ..NO_LIMITS };
-        let in_runs = Limits { fewest_runs: 1, ..NO_LIMITS };
+        let small = Limits { max_parts: 0, ..NO_LIMITS };
+        let in_runs = Limits { min_runs: 1, ..NO_LIMITS };
         // 48 rows are 192 queries: three wide tiles, or twelve small ones.
         let [of_16, of_64, in_runs] = [small, NO_LIMITS, in_runs].map(|limits| read(&[(976, 48)], limits));
         println!("{of_16:?}\n{of_64:?}\n{in_runs:?}");

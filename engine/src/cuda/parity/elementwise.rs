@@ -136,7 +136,7 @@ fn joined_norm<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<
     let rounded = Some(&mut joined.2);
     let launch = RmsNorm { x: &joined.0, weight: &weight, eps, out: &mut joined.1, rounded };
     // SAFETY: `delta` has the length of `x`, which has no other user.
-    unsafe { launch.launch_after_adding(e, rows, delta.address()) }?;
+    unsafe { launch.launch_with_add(e, rows, delta.address()) }?;
     let bits = |numbers: Vec<bf16>| numbers.into_iter().map(bf16::to_bits).collect::<Vec<_>>();
     Ok(vec![
         compare(format!("joined sum of {width}"), 0.0, &joined.0.read(e, 0..len)?, &apart.0.read(e, 0..len)?),
@@ -246,7 +246,7 @@ fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, Cuda
     let mut joined_kv = Tensor::<_, bf16>::zeros(e, kv.len(), "kv")?;
     let write = WriteKv { qkv: &joined, slots: slots.view(), kv: &mut joined_kv, layout, layer };
     // SAFETY: `joined` has no other user.
-    unsafe { write.launch_with_turn(e, (angles.0.view(), angles.1.view()), rows) }?;
+    unsafe { write.launch_with_rotate(e, (angles.0.view(), angles.1.view()), rows) }?;
     let (width, q_width) = (layout.row_width(), layout.q_width());
     let queries =
         |x: &[f32]| x.chunks_exact(width).flat_map(|row| row[..q_width].to_vec()).collect::<Vec<_>>();
@@ -260,8 +260,8 @@ fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, Cuda
         compare(format!("norm_heads, {case}"), 0.0, &normed, &expected.normed),
         compare(format!("rotate, {case}"), 0.0, &turned, &expected.turned),
         compare_equal(format!("write_kv, {case}"), &kv, &expected.kv),
-        compare(format!("queries of turn_and_write, {case}"), 0.0, &joined_turned, &queries(&turned)),
-        compare_equal(format!("kv of turn_and_write, {case}"), &joined_kv, &expected.kv),
+        compare(format!("queries of rotate_and_write_kv, {case}"), 0.0, &joined_turned, &queries(&turned)),
+        compare_equal(format!("kv of rotate_and_write_kv, {case}"), &joined_kv, &expected.kv),
     ])
 }
 

@@ -10,7 +10,7 @@ use speculation::SamplingParams;
 use super::{attention, linear, sampling, scores, trees};
 use crate::cuda::emulator::Emulator;
 use crate::cuda::executor::Tensor;
-use crate::cuda::ops::{side_by_side, sum_ranks};
+use crate::cuda::ops::{concat_ranks, sum_ranks};
 
 /// Fewer cases than other properties get, because the emulator is slow.
 fn few() -> Config {
@@ -161,7 +161,7 @@ proptest! {
         let addresses: Vec<u64> = cut.iter().map(Tensor::address).collect();
         let mut joined = Tensor::zeros(&mut e, rows * width, "rows").unwrap();
         // SAFETY: as above; each part has its own width.
-        unsafe { side_by_side(&mut e, &addresses, &mut joined, (rows, width)) }.unwrap();
+        unsafe { concat_ranks(&mut e, &addresses, &mut joined, (rows, width)) }.unwrap();
         prop_assert_eq!(joined.read(&mut e, 0..rows * width).unwrap(), whole);
     }
 }

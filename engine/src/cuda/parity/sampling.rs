@@ -12,8 +12,8 @@ use crate::TokenId;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    CandidateBuffers, DrawBuffers, DrawRow, Drawn, FilterRow, candidates, draw, drawn, edit_logits, edits_of,
-    find_candidates, keep, keep_edited, undecided as left_to_host,
+    CandidateBuffers, DrawBuffers, DrawRow, Drawn, FilterRow, apply_filters, candidates, copy_edited_rows,
+    draw, drawn, edit_logits, edits_of, find_candidates, undecided as left_to_host,
 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -41,7 +41,7 @@ fn keep_now<E: Executor>(
     sizes: (usize, usize),
 ) -> Result<Vec<u32>, CudaError> {
     let mut buffers = DrawBuffers::default();
-    keep(e, &mut buffers, logits, filters, sizes)?;
+    apply_filters(e, &mut buffers, logits, filters, sizes)?;
     left_to_host(e, &buffers, filters)
 }
 
@@ -247,7 +247,7 @@ fn several<E: Executor>(
     let (mut drawing, mut listing) = (DrawBuffers::default(), CandidateBuffers::default());
     let places: Vec<Option<u32>> = (0..rows as u32).map(Some).collect();
     draw(e, &mut drawing, &logits, &draws, (vocab, stride))?;
-    keep_edited(e, &mut listing, &logits, (&draws, stride))?;
+    copy_edited_rows(e, &mut listing, &logits, (&draws, stride))?;
     find_candidates(e, (&mut listing, &drawing), &logits, (&draws, &places), (vocab, stride))?;
     let found = candidates(e, &listing, &draws, vocab)?;
     let found: Vec<Candidates> =

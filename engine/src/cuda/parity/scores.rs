@@ -8,7 +8,9 @@ use super::sampling::model_row;
 use super::{Parity, Scale, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{DrawBuffers, DrawRow, ScoreBuffers, ScoreRow, draw, drawn, keep_raw, score, scores};
+use crate::cuda::ops::{
+    DrawBuffers, DrawRow, ScoreBuffers, ScoreRow, copy_raw_rows, draw, drawn, score, scores,
+};
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let mut parities = Vec::new();
@@ -64,7 +66,7 @@ pub(super) fn scored<E: Executor>(
 
     let (mut drawing, mut scoring) = (DrawBuffers::default(), ScoreBuffers::default());
     let mut on_device = Tensor::of(e, &logits, "logits")?;
-    keep_raw(e, &mut scoring, &on_device, (&wanted, stride))?;
+    copy_raw_rows(e, &mut scoring, &on_device, (&wanted, stride))?;
     draw(e, &mut drawing, &on_device, &draws, (vocab, stride))?;
     // Later changes of the rows must not matter.
     on_device.write(e, 0, &vec![f32::NAN; logits.len()])?;

@@ -8,7 +8,7 @@ use super::attention::{NO_LIMITS, Part, Pass, Sequence, kv_memory};
 use super::{Numbers, Parity, Scale, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{Held, Limits, copy_tokens};
+use crate::cuda::ops::{Limits, StepBuffer, copy_tokens};
 
 /// First position of rows, their parents in a token tree, and, if there are no parents, the number of rows of
 /// a chain.
@@ -56,9 +56,9 @@ pub(super) fn trees<E: Executor>(
     let mut parities = Vec::new();
     for (how, limits) in [
         ("at once", NO_LIMITS),
-        ("in turns by parts", Limits { most_parts: 40, ..NO_LIMITS }),
-        ("in turns by blocks", Limits { most_own: 3, ..NO_LIMITS }),
-        ("in runs", Limits { fewest_runs: 1, ..NO_LIMITS }),
+        ("in chunks by parts", Limits { max_parts: 40, ..NO_LIMITS }),
+        ("in chunks by blocks", Limits { max_own_blocks: 3, ..NO_LIMITS }),
+        ("in runs", Limits { min_runs: 1, ..NO_LIMITS }),
     ] {
         let found = bits(&pass.run(e, &whole, limits)?);
         parities.push(compare_equal(format!("{name}: {how}"), &found, &expected));
@@ -150,7 +150,7 @@ pub(super) fn copied<E: Executor>(
         }
     }
     let mut on_device = Tensor::of(e, &kv, "kv")?;
-    copy_tokens(e, (&mut on_device, shape), &copies, &mut Held::default())?;
+    copy_tokens(e, (&mut on_device, shape), &copies, &mut StepBuffer::default())?;
     for copy in &copies {
         for head in 0..num_layers * num_kv_heads {
             let place = |slot: KvSlot| {

@@ -12,7 +12,7 @@ use crate::collective::Meeting;
 use crate::cuda::CudaError;
 use crate::cuda::device::{CudaDevice, CudaMemory};
 use crate::cuda::executor::Tensor;
-use crate::cuda::ops::room;
+use crate::cuda::ops::ensure_capacity;
 
 /// The exchange of one rank.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Exchange<CudaDevice> for NcclExchange {
         }
         let mut receive_buffer = self.receive_buffer.lock().unwrap_or_else(PoisonError::into_inner);
         let len = if readers == Readers::Shares { lens[0] } else { lens.iter().sum() };
-        let receive_buffer = room(&mut receive_buffer, device, len, "parts of other ranks")?;
+        let receive_buffer = ensure_capacity(&mut receive_buffer, device, len, "parts of other ranks")?;
         let starts = lens.iter().scan(0, |next, len| Some(std::mem::replace(next, *next + len)));
         let mut parts: Vec<u64> = starts.map(|start| receive_buffer.address_of(start)).collect();
         match readers {

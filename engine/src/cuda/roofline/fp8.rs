@@ -13,7 +13,7 @@ const TILE_INSTRUCTIONS: [(usize, f64); 3] = [(64, 265.0), (80, 301.0), (128, 2.
 /// Seconds of a product with FP8 weights, as [`super::product`] for bf16.
 fn fp8_product(rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
     let k = slices.end();
-    let blocks = model_of_product((rows, *n), slices, None);
+    let blocks = product_launch((rows, *n), slices, None);
     let count = (blocks.grid[0] * blocks.grid[1]) as f64;
     let memory = (n * k + 2 * rows * k) as f64 / MEMORY_BANDWIDTH;
     let out = (4 * rows * n) as f64 / CACHE_BANDWIDTH;

@@ -1,22 +1,22 @@
-//! Every query is in one tile, every split in one work item and one turn; sizes of tilings.
+//! Every query is in one tile, every split in one work item and one chunk; sizes of tilings.
 
 use cpu_kernels::TreeSegment;
 use proptest::prelude::*;
 
 use super::*;
 
-const NO_LIMITS: Limits = Limits { most_parts: usize::MAX, most_own: usize::MAX, fewest_runs: usize::MAX };
+const NO_LIMITS: Limits = Limits { max_parts: usize::MAX, max_own_blocks: usize::MAX, min_runs: usize::MAX };
 
 proptest! {
-    /// Every split that a tile needs is in one work item of its turn and has its own partial results; no turn
-    /// exceeds its limit.
+    /// Every split that a tile needs is in one work item of its chunk and has its own partial results; no
+    /// chunk exceeds its limit.
     #[test]
     fn work_covers_every_split_once(
         lens in prop::collection::vec((1usize..40, 0u32..3000), 1..5),
         group in 1usize..9,
         window in prop::option::of(1u32..400),
-        most_parts in prop_oneof![1usize..2000, Just(usize::MAX)],
-        fewest_runs in 1usize..40,
+        max_parts in prop_oneof![1usize..2000, Just(usize::MAX)],
+        min_runs in 1usize..40,
     ) {
         let mut segments = Vec::new();
         let mut row = 0;
@@ -25,15 +25,15 @@ proptest! {
             row += rows;
         }
         let starts = vec![0; lens.len()];
-        let Tiling { tiles, work, tile_of, turns } = Tiling::new(&segments, (&starts, &OwnBlocks::default()), (group, window), Limits { most_parts, fewest_runs, ..NO_LIMITS });
+        let Tiling { tiles, work, tile_of, chunks } = Tiling::new(&segments, (&starts, &OwnBlocks::default()), (group, window), Limits { max_parts, min_runs, ..NO_LIMITS });
         let (mut next_query, mut next_work) = (0, 0);
-        for turn in &turns {
-            let [narrow, wide] = turn.work.clone();
-            prop_assert_eq!((turn.queries.start, narrow.start), (next_query, next_work));
+        for chunk in &chunks {
+            let [narrow, wide] = chunk.work.clone();
+            prop_assert_eq!((chunk.queries.start, narrow.start), (next_query, next_work));
             prop_assert_eq!(narrow.end, wide.start);
-            (next_query, next_work) = (turn.queries.end, wide.end);
-            let mut seen = vec![false; turn.num_parts];
-            let mut in_turn = std::collections::BTreeSet::new();
+            (next_query, next_work) = (chunk.queries.end, wide.end);
+            let mut seen = vec![false; chunk.num_parts];
+            let mut in_chunk = std::collections::BTreeSet::new();
             let real = |which: &Range<usize>| work[which.clone()].iter().filter(|work| work.split != NO_SPLIT).count();
             for (work, is_wide) in [(&narrow, false), (&wide, true)]
                 .into_iter()
@@ -41,11 +41,11 @@ proptest! {
                 .filter(|(work, _)| work.split != NO_SPLIT)
             {
                 let tile = &tiles[work.tile as usize];
-                in_turn.insert(work.tile);
+                in_chunk.insert(work.tile);
                 prop_assert_eq!(tile.num_queries > 16, is_wide);
                 let longest = if is_wide { 8 } else { 1 };
                 prop_assert!(work.split < work.end_split && work.end_split - work.split <= longest);
-                prop_assert!(turn.queries.contains(&(tile.first_query as usize)));
+                prop_assert!(chunk.queries.contains(&(tile.first_query as usize)));
                 for split in work.split..work.end_split {
                     prop_assert!(tile.splits().contains(&(split as usize)));
                     let first = tile.first_part + (split - tile.first_key / 128) * tile.num_queries;
@@ -55,10 +55,10 @@ proptest! {
                 }
             }
             prop_assert!(seen.iter().all(|seen| *seen));
-            prop_assert!(turn.num_parts <= most_parts || in_turn.len() == 1);
+            prop_assert!(chunk.num_parts <= max_parts || in_chunk.len() == 1);
             prop_assert!(narrow.len() * 16 <= real(&narrow) * 17 && wide.len() * 16 <= real(&wide) * 17);
-            let longest = in_turn.iter().map(|&tile| tiles[tile as usize].splits().len()).max();
-            prop_assert_eq!(Some(turn.most_splits), longest);
+            let longest = in_chunk.iter().map(|&tile| tiles[tile as usize].splits().len()).max();
+            prop_assert_eq!(Some(chunk.max_splits), longest);
         }
         prop_assert_eq!((next_query, next_work), (row * group, work.len()));
         for (query, tile) in tile_of.iter().enumerate() {
@@ -104,7 +104,7 @@ proptest! {
         trees in prop::collection::vec((1u32..600, prop::collection::vec(any::<bool>(), 1..64)), 1..4),
         group in 1usize..20,
         window in prop::option::of(1u32..400),
-        (most_parts, most_own) in (prop_oneof![1usize..2000, Just(usize::MAX)], 1usize..40),
+        (max_parts, max_own_blocks) in (prop_oneof![1usize..2000, Just(usize::MAX)], 1usize..40),
     ) {
         // An id is a child or a sibling of the one before it.
         let parents_of = |steps: &Vec<bool>| {
@@ -128,29 +128,29 @@ proptest! {
             }
         }
         let own = OwnBlocks::new(&segments, &mut tables);
-        let limits = Limits { most_parts, most_own, fewest_runs: 4 };
-        let Tiling { tiles, work, tile_of, turns } = Tiling::new(&segments, (&starts, &own), (group, window), limits);
+        let limits = Limits { max_parts, max_own_blocks, min_runs: 4 };
+        let Tiling { tiles, work, tile_of, chunks } = Tiling::new(&segments, (&starts, &own), (group, window), limits);
         prop_assert_eq!(tile_of.len(), row * group);
-        for turn in &turns {
-            let mut seen = vec![0; turn.num_parts];
+        for chunk in &chunks {
+            let mut seen = vec![0; chunk.num_parts];
             let mut shared = std::collections::BTreeSet::new();
-            for work in turn.work.iter().flat_map(|range| &work[range.clone()]).filter(|work| work.split != NO_SPLIT) {
+            for work in chunk.work.iter().flat_map(|range| &work[range.clone()]).filter(|work| work.split != NO_SPLIT) {
                 let tile = &tiles[work.tile as usize];
                 shared.insert(tile_of[tile.first_query as usize]);
                 for split in work.split..work.end_split {
                     let first = tile.first_part + (split - tile.first_key / 128) * tile.part_stride;
                     (first..first + tile.num_queries).for_each(|part| seen[part as usize] += 1);
-                    // It reads only blocks of the sequence or own blocks of the turn.
+                    // It reads only blocks of the sequence or own blocks of the chunk.
                     for block in (split * 8).max(tile.first_key / 16)..(split * 8 + 8).min(tile.end_key.div_ceil(16)) {
                         let id = tables[(tile.table + block) as usize];
-                        let is_own = id >> 31 == 1 && turn.own.contains(&((id & !(1 << 31)) as usize));
+                        let is_own = id >> 31 == 1 && chunk.own.contains(&((id & !(1 << 31)) as usize));
                         prop_assert!(id == block || is_own, "block {} is {:#x}", block, id);
                     }
                 }
             }
             prop_assert!(seen.iter().all(|times| *times <= 1));
-            prop_assert!((turn.num_parts <= most_parts && turn.own.len() <= most_own) || shared.len() == 1);
-            for query in turn.queries.clone() {
+            prop_assert!((chunk.num_parts <= max_parts && chunk.own.len() <= max_own_blocks) || shared.len() == 1);
+            for query in chunk.queries.clone() {
                 let (row, tile) = (query / group, &tiles[tile_of[query] as usize]);
                 let of_chain = |segment: &&Segment<'_>| segment.rows.contains(&row);
                 let chain = segments.iter().find(of_chain).map(|segment| segment.start + (row - segment.rows.start) as u32);
@@ -171,9 +171,9 @@ fn long_contexts_take_turns_in_half_a_gigabyte() {
     let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: 128 };
     let segment = Segment { rows: 0..512, start: 131_072 - 512, block_table: &[], tree: None };
     let tiling = Tiling::new(&[segment], (&[0], &OwnBlocks::default()), (4, None), Limits::of(layout));
-    let most = tiling.turns.iter().map(|turn| turn.num_parts).max().unwrap_or(0) * part_len(layout) * 4;
+    let most = tiling.chunks.iter().map(|chunk| chunk.num_parts).max().unwrap_or(0) * part_len(layout) * 4;
     let bytes = partial_bytes(512, layout, 131_072);
-    println!("{} turns, {most} bytes at most, {bytes} counted", tiling.turns.len());
+    println!("{} chunks, {most} bytes at most, {bytes} counted", tiling.chunks.len());
     assert!(most <= bytes && bytes <= 1 << 30, "{most} of {bytes}");
     assert_eq!(partial_bytes(3, layout, 300), 12 * 3 * 8 * 130 * 4);
 }
@@ -188,7 +188,7 @@ fn short_sequences_launch_no_blocks_for_a_long_one() {
         &segments,
         (&[0; 64], &OwnBlocks::default()),
         (4, None),
-        Limits { most_parts: 1 << 20, fewest_runs: 1024, ..NO_LIMITS },
+        Limits { max_parts: 1 << 20, min_runs: 1024, ..NO_LIMITS },
     );
     let useful = tiling.work.iter().filter(|work| work.split != NO_SPLIT).count();
     println!("{} pieces of work, {useful} useful, before {}", tiling.work.len(), 64 * 256);

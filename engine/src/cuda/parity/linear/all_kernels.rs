@@ -6,13 +6,13 @@ use cpu_kernels::KSlices;
 use half::bf16;
 
 use super::super::{Numbers, Parity, Scale, compare_equal};
-use super::fp8::{by_fp8, judge_of_fp8};
+use super::fp8::{by_fp8, reference_of_fp8};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, Variant, borders};
 
 /// The reference kernel: blocks of 8 rows, groups of 16 channels.
-pub(super) const JUDGE: Variant = Variant::Few { rows: 8, channels: 16 };
+pub(super) const REFERENCE: Variant = Variant::Few { rows: 8, channels: 16 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let (rows, n) = scale.pick((300, 20), (300, 4096));
@@ -52,8 +52,8 @@ pub(crate) fn kernels_agree<E: Executor>(
     let mut parities = Vec::new();
     for (format, multiply) in &products {
         let expected = match *format {
-            "fp8" => judge_of_fp8(e, shape, slices, seed)?,
-            _ => multiply(e, JUDGE)?,
+            "fp8" => reference_of_fp8(e, shape, slices, seed)?,
+            _ => multiply(e, REFERENCE)?,
         };
         for &variant in &variants {
             let is_written = match variant {
@@ -87,7 +87,7 @@ fn by_bf16<E: Executor>(
     Ok(move |e: &mut E, variant| {
         let mut out = Tensor::of(e, &vec![f32::NAN; rows * n], "out")?;
         let borders = (&borders, on_host.as_slice());
-        GemmBf16 { x: &x, weights: &weights, bias: Some(&bias), borders, out: &mut out }.launch_as(
+        GemmBf16 { x: &x, weights: &weights, bias: Some(&bias), borders, out: &mut out }.launch_variant(
             e,
             (rows, n, k),
             Some(variant),
@@ -123,7 +123,7 @@ fn by_int8<E: Executor>(
             slices: count,
             out: &mut out,
         };
-        gemm.launch_as(e, (rows, n, k), Some(variant))?;
+        gemm.launch_variant(e, (rows, n, k), Some(variant))?;
         bits(e, &out)
     })
 }

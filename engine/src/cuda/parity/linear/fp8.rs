@@ -5,7 +5,7 @@ use cpu_kernels::{KSlices, reference};
 use half::bf16;
 
 use super::super::{Numbers, Parity, compare, widened};
-use super::all_kernels::{JUDGE, bits};
+use super::all_kernels::{REFERENCE, bits};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{BF16_GRAIN, Fp8Layout, GemmBf16, GemmFp8, Variant, borders};
@@ -49,7 +49,7 @@ pub(super) fn by_fp8<E: Executor>(
     let x = Tensor::of(e, &product.x, "x")?;
     let mut rows_of_weights = vec![0; n * layout.row_bytes()];
     let places = rows_of_weights.chunks_exact_mut(layout.row_bytes());
-    product.codes.chunks_exact(k).zip(places).for_each(|(codes, out)| layout.place(codes, out));
+    product.codes.chunks_exact(k).zip(places).for_each(|(codes, out)| layout.pack(codes, out));
     let weights = Tensor::of(e, &rows_of_weights, "weights")?;
     let scales = product.scales.map(|scales| Tensor::of(e, &scales, "scales")).transpose()?;
     let bias = Tensor::of(e, &product.bias, "bias")?;
@@ -63,13 +63,13 @@ pub(super) fn by_fp8<E: Executor>(
             layout: (&borders, &layout),
             out: &mut out,
         };
-        gemm.launch_as(e, (rows, n, k), Some(variant))?;
+        gemm.launch_variant(e, (rows, n, k), Some(variant))?;
         bits(e, &out)
     })
 }
 
 /// Computes the same with the bf16 kernel on widened weights: its sums, times the scale, plus the bias.
-pub(super) fn judge_of_fp8<E: Executor>(
+pub(super) fn reference_of_fp8<E: Executor>(
     e: &mut E,
     (rows, n): (usize, usize),
     slices: &KSlices,
@@ -81,7 +81,7 @@ pub(super) fn judge_of_fp8<E: Executor>(
     let (x, weights) = (Tensor::of(e, &product.x, "x")?, Tensor::of(e, &product.weights(), "weights")?);
     let (borders, mut out) = (Tensor::of(e, &on_host, "borders")?, Tensor::zeros(e, rows * n, "out")?);
     GemmBf16 { x: &x, weights: &weights, bias: None, borders: (&borders, &on_host), out: &mut out }
-        .launch_as(e, (rows, n, k), Some(JUDGE))?;
+        .launch_variant(e, (rows, n, k), Some(REFERENCE))?;
     let finish = |(i, sum): (usize, f32)| {
         let scaled = product.scales.as_ref().map_or(sum, |scales| sum * scales[i % n]);
         (scaled + product.bias[i % n]).to_bits()

@@ -9,7 +9,7 @@ use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
 const ROUNDED_BYTES: usize = 4 << 20;
 
 /// Ensures that `slot` holds at least `len` elements. Their content is unspecified.
-pub(crate) fn room<'a, E: Executor, T: bytemuck::Pod>(
+pub(crate) fn ensure_capacity<'a, E: Executor, T: bytemuck::Pod>(
     slot: &'a mut Option<Tensor<E::Memory, T>>,
     executor: &mut E,
     len: usize,
@@ -31,18 +31,18 @@ fn capacity(len: usize, size: usize) -> usize {
 
 /// Buffer of one step's elements.
 #[derive(Debug)]
-pub(crate) struct Held<M, T> {
+pub(crate) struct StepBuffer<M, T> {
     tensor: Option<Tensor<M, T>>,
     len: usize,
 }
 
-impl<M, T> Default for Held<M, T> {
+impl<M, T> Default for StepBuffer<M, T> {
     fn default() -> Self {
         Self { tensor: None, len: 0 }
     }
 }
 
-impl<M: DeviceMemory, T: bytemuck::Pod> Held<M, T> {
+impl<M: DeviceMemory, T: bytemuck::Pod> StepBuffer<M, T> {
     /// Uploads this step's elements.
     pub(crate) fn fill<E>(
         &mut self,
@@ -53,12 +53,12 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Held<M, T> {
     where
         E: Executor<Memory = M>,
     {
-        self.make_room(executor, elements.len(), purpose)?.write(executor, 0, elements)?;
+        self.resize(executor, elements.len(), purpose)?.write(executor, 0, elements)?;
         Ok(self.tensor())
     }
 
     /// Ensures room for this step's elements. Their content is unspecified.
-    pub(crate) fn make_room<E>(
+    pub(crate) fn resize<E>(
         &mut self,
         executor: &mut E,
         len: usize,
@@ -68,7 +68,7 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Held<M, T> {
         E: Executor<Memory = M>,
     {
         self.len = len;
-        room(&mut self.tensor, executor, len, purpose)
+        ensure_capacity(&mut self.tensor, executor, len, purpose)
     }
 
     /// The buffer of this step's elements; it may be larger.
@@ -77,7 +77,7 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Held<M, T> {
     }
 
     /// The same, or `None` before the first use.
-    pub(crate) fn held(&self) -> Option<&Tensor<M, T>> {
+    pub(crate) fn get(&self) -> Option<&Tensor<M, T>> {
         self.tensor.as_ref()
     }
 
