@@ -17,7 +17,7 @@ pub enum ClusterError {
         directory: PathBuf,
     },
     /// The path of this executable is unknown, so the server binaries cannot be found.
-    #[error("cannot tell where this executable stands: {0}")]
+    #[error("cannot determine the path of this executable: {0}")]
     OwnPath(#[source] std::io::Error),
     /// The operating system could not start a program.
     #[error("cannot start {name} ({program}): {source}")]

@@ -56,7 +56,7 @@ pub enum DistillCommandError {
         min_tokens: usize,
     },
     /// No row is held out for evaluation.
-    #[error("no row of the log is held out to judge by (one prompt in {0} is): log more different prompts")]
+    #[error("no row of the log is held out for evaluation (one prompt in {0} is): log more distinct prompts")]
     NothingHeldOut(u64),
     /// The model in training computes other logits than the engine.
     #[error(

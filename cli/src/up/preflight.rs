@@ -215,7 +215,7 @@ fn choose_engine(args: &UpArgs) -> Result<EngineChoice, Vec<Fault>> {
         Some(DraftArg::Ngram) => DraftKind::Ngram,
         Some(DraftArg::None) => DraftKind::None,
         Some(DraftArg::Model(_)) => {
-            return Err(fault("its drafts are made up: leave --draft out, or give ngram or none".to_owned()));
+            return Err(fault("its drafts are synthetic: omit --draft, or use ngram or none".to_owned()));
         }
     };
     Ok(EngineChoice {
