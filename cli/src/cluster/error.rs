@@ -9,7 +9,7 @@ use super::process::ExitReport;
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
     /// A server binary is not in the expected directory.
-    #[error("no binary {name} in {directory}: build all of them with `cargo build --workspace --bins`")]
+    #[error("no binary {name} in {directory}: build all binaries with `cargo build --workspace --bins`")]
     MissingBinary {
         /// Its file name.
         name: &'static str,

@@ -60,7 +60,7 @@ pub enum DistillCommandError {
     NothingHeldOut(u64),
     /// The model in training computes other logits than the engine.
     #[error(
-        "{} cannot be trained here: its logits are up to {difference:.3} from the engine's, so that config.json asks for something that training does not know",
+        "{} cannot be trained: its logits differ from the engine's by up to {difference:.3}, so config.json uses a feature that training does not support",
         draft.display()
     )]
     NotTheEnginesModel {
