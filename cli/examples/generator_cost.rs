@@ -72,7 +72,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         report.reads
     );
     println!(
-        "generator: {:.1} us of CPU an event, {:.1}% of this machine's {} cores; bytes were read {:.2} ms after arrival at P50, {:.2} ms at P99",
+        "generator: {:.1} us of CPU per event, {:.1}% of this machine's {} cores; bytes were read {:.2} ms after arrival at P50, {:.2} ms at P99",
         report.cpu_us_per_event,
         report.share_of_machine * 100.0,
         report.cores,

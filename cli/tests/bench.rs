@@ -249,11 +249,7 @@ fn what_cannot_be_measured_is_refused_with_a_reason() {
     let directory = tempfile::tempdir().unwrap();
     let refused = prompts(directory.path(), &[r#"{"task": "a", "prompt": "is refused"}"#]);
     let rows: [(&[&str], i32, &str); 6] = [
-        (
-            &["--prompts", &refused],
-            1,
-            "no request of the warm-up was answered, the first was refused with 503",
-        ),
+        (&["--prompts", &refused], 1, "every warm-up request failed; the first: refused with 503"),
         (&["--prompts", "nowhere.jsonl"], 1, "cannot read prompts from nowhere.jsonl"),
         (&["--tasks", "poetry"], 64, "--tasks is `poetry`, expected task types of the prompts: api_call, "),
         (&["--arm", "a:speculation=off"], 64, "`speculation` is a setting of an outrider router"),
@@ -269,7 +265,7 @@ fn what_cannot_be_measured_is_refused_with_a_reason() {
     let url = server.url();
     drop(server);
     std::thread::sleep(Duration::from_millis(100));
-    for (url, reason) in [(url.as_str(), "cannot ask http://"), ("ftp://h", "expected http:// or https://")] {
+    for (url, reason) in [(url.as_str(), "request to http://"), ("ftp://h", "expected http:// or https://")] {
         let output = bench(url, &[]);
         assert!(text(&output.stderr).contains(reason), "{url}: {}", text(&output.stderr));
     }

@@ -145,7 +145,7 @@ impl DraftModel {
     }
 
     fn weight(&self, name: &str) -> &Array2<f32> {
-        self.weights.find(name).expect("every tensor was looked for when the checkpoint was read")
+        self.weights.find(name).expect("reading the checkpoint checked that every tensor exists")
     }
 
     fn vector(&self, name: &str) -> ArrayView1<'_, f32> {

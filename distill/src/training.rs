@@ -117,14 +117,17 @@ fn gradients(
     loop {
         let at_once: Vec<_> = taught.by_ref().take(threads.get()).collect();
         if at_once.is_empty() {
-            return sum.expect("a batch has a window");
+            return sum.expect("a batch has at least one window");
         }
         let found = std::thread::scope(|scope| {
             let running: Vec<_> = at_once
                 .into_iter()
                 .map(|(window, taught)| scope.spawn(move || gradient(draft, window, taught)))
                 .collect();
-            running.into_iter().map(|one| one.join().expect("it does not panic")).collect::<Vec<_>>()
+            running
+                .into_iter()
+                .map(|one| one.join().expect("a gradient thread does not panic"))
+                .collect::<Vec<_>>()
         });
         for (gradients, loss) in found {
             match &mut sum {

@@ -32,7 +32,7 @@ class Rows:
             self._train = [row for row in rows if not held_out(row)]
             self._valid = [row for row in rows if held_out(row)]
         if not self._train or not self._valid:
-            sys.exit(f"{len(self._train)} rows to train on and {len(self._valid)} to judge on in {data}: both are needed")
+            sys.exit(f"{len(self._train)} rows to train on and {len(self._valid)} to validate on in {data}: both are needed")
 
     def train(self):
         return iter(self._train)

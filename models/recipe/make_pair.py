@@ -61,8 +61,8 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data", type=pathlib.Path, required=True, help="directory of .jsonl files to train on")
-    add("--valid", type=pathlib.Path, help="directory of .jsonl files to judge on (default: every 50th row of --data, by hash)")
-    add("--out", type=pathlib.Path, required=True, help="where the pair and the work in progress go")
+    add("--valid", type=pathlib.Path, help="directory of .jsonl files to validate on (default: every 50th row of --data, by hash)")
+    add("--out", type=pathlib.Path, required=True, help="directory for the pair and the checkpoints of unfinished runs")
     add("--size", choices=sorted(PAIRS), default="demo", help="which pair of shapes")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, help="CPU threads (default: torch's own choice)")
@@ -77,7 +77,7 @@ def parse_arguments():
     add("--batch", type=int, default=16, help="windows per step")
     add("--context", type=int, default=256, help="tokens per window")
     add("--seed", type=int, default=0)
-    add("--save-seconds", type=float, default=120, help="how often the work in progress is saved")
+    add("--save-seconds", type=float, default=120, help="interval of checkpoints of unfinished runs, in seconds")
     settings = parser.parse_args()
     if settings.bf16 is None:
         settings.bf16 = settings.device == "cuda"
@@ -94,7 +94,7 @@ def pin_settings(path, settings):
         before = json.loads(path.read_text())
         changed = [f"{name}: {before.get(name)!r} before, {pinned.get(name)!r} now" for name in pinned if before.get(name) != pinned[name]]
         if changed:
-            sys.exit(f"{path.parent} was begun with other settings ({'; '.join(changed)}): give another --out, or the same settings")
+            sys.exit(f"{path.parent} was started with other settings ({'; '.join(changed)}): give another --out, or the same settings")
         return
     corpus.write_atomically(path, json.dumps(pinned, indent=2).encode())
 
@@ -107,6 +107,6 @@ if __name__ == "__main__":
     try:
         main()
     except training.Interrupted as end:
-        sys.exit(f"{end}; run the same command to go on")
+        sys.exit(f"{end}; run the same command to continue")
     except KeyboardInterrupt:
-        sys.exit("interrupted between training runs; run the same command to go on")
+        sys.exit("interrupted between training runs; run the same command to continue")

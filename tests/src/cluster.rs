@@ -331,7 +331,8 @@ async fn start_worker(
 }
 
 fn router_config() -> anyhow::Result<RouterConfig> {
-    let config = RawRouter::default().validate(&mut Faults::new()).context("the defaults are at fault")?;
+    let config =
+        RawRouter::default().validate(&mut Faults::new()).context("the default configuration is invalid")?;
     Ok(RouterConfig { http: any_port(), grpc: any_port(), admin: any_port(), ..config })
 }
 
@@ -350,7 +351,7 @@ pub fn draft_config(directory: &Path) -> anyhow::Result<DraftConfig> {
 
 fn worker_config() -> anyhow::Result<WorkerConfig> {
     let config = RawWorker::default().validate(DefaultPorts { listen: 0, admin: 0 }, &mut Faults::new());
-    Ok(WorkerConfig { threads: 1, ..config.context("the defaults are at fault")? })
+    Ok(WorkerConfig { threads: 1, ..config.context("the default configuration is invalid")? })
 }
 
 fn synthetic_config() -> anyhow::Result<SyntheticConfig> {

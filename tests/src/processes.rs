@@ -92,7 +92,7 @@ impl Logs {
     pub async fn line_with(&self, process: &str, words: &[&str]) -> anyhow::Result<String> {
         let find = || self.of(process).into_iter().find(|line| words.iter().all(|word| line.contains(word)));
         until(&format!("{process} logs a line with {words:?}"), async || Ok(find().is_some())).await?;
-        Ok(find().expect("lines are never taken away"))
+        Ok(find().expect("lines are only appended"))
     }
 }
 

@@ -58,10 +58,10 @@ async fn faults_lose_no_stream_and_change_no_id() -> anyhow::Result<()> {
         "streams were lost or differ; see {}",
         logs.keep().display()
     );
-    ensure!(outcome.broken_off.is_none(), "broken off: {:?}", outcome.broken_off);
-    ensure!(outcome.strikes.len() == KINDS.len(), "{} faults were played", outcome.strikes.len());
+    ensure!(outcome.broken_off.is_none(), "the run was aborted: {:?}", outcome.broken_off);
+    ensure!(outcome.strikes.len() == KINDS.len(), "{} faults were injected", outcome.strikes.len());
     let helped: Vec<_> = outcome.strikes.iter().filter(|strike| !strike.helped.is_empty()).collect();
-    ensure!(helped.is_empty(), "processes did not find each other again by themselves: {helped:?}");
+    ensure!(helped.is_empty(), "processes did not reconnect without manual restarts: {helped:?}");
     ensure!(outcome.num_complete() >= 24, "only {} streams were compared", outcome.num_complete());
     let (drafted, accepted) = outcome.drafted();
     ensure!(accepted > 100 && accepted < drafted, "{accepted} of {drafted} drafted tokens accepted");

@@ -201,7 +201,7 @@ fn what_cannot_be_distilled_is_refused_by_name() -> anyhow::Result<()> {
         1,
         "the log has 3 answer tokens in 1 rows to train on, fewer than the 20000 of --min-tokens",
     )?;
-    check(draft, &["--min-tokens=1"], 1, "no row of the log is held out to judge by")?;
+    check(draft, &["--min-tokens=1"], 1, "no row of the log is held out for evaluation")?;
     check(draft, &["--steps=0"], 64, "--steps is 0, expected 1 or more")?;
     let other = CheckpointCopy::of(&pair::draft_dir())?;
     other.respell_token(777, "another")?;

@@ -28,7 +28,10 @@ fn check_tally(tally: &Tally) -> anyhow::Result<()> {
     let Tally { passed, lost, repeated, held_up, overtook } = tally;
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let all = [passed, lost, repeated, held_up, overtook].map(read);
-    ensure!(all.iter().all(|&count| count > 0), "passed, lost, repeated, held up, overtook: {all:?}");
+    ensure!(
+        all.iter().all(|&count| count > 0),
+        "delivered, dropped, duplicated, delayed, reordered: {all:?}"
+    );
     Ok(())
 }
 

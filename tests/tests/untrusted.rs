@@ -73,7 +73,7 @@ fn limit_memory() {
 }
 
 fn check(name: &str) {
-    let place = PLACES.iter().find(|place| place.name == name).expect("it is one of these places");
+    let place = PLACES.iter().find(|place| place.name == name).expect("the name is in the list");
     let Place { read, seeds, .. } = place;
     limit_memory();
     let mut rng = StdRng::seed_from_u64(1);

@@ -13,17 +13,17 @@ use crate::load::{Access, Slo, Trust};
 
 const TEACHING: &str = "\
 How to read it:
-  speedup       time per output token without the first arm's speculation over time with it, paired block by block; its
-                interval is what the verdict rests on: ship where all of it is over --threshold, do not where none of it
-                is, undecided (run longer) in between
-  goodput       answers a second that kept every limit of --slo
-  acceptance    of what was drafted, the part that the target drew, too; by request (P10, P50, P90) and by position
-  the load at which speculation stops paying is named where loads were compared
+  speedup       time per output token of the second arm / that of the first, compared in pairs of blocks. The verdict
+                depends on its confidence interval: ship if the whole interval is above --threshold, do not if it is
+                below, undecided (run longer) otherwise
+  goodput       responses per second that met every limit of --slo
+  acceptance    accepted / drafted tokens, by request (P10, P50, P90) and by position
+  With several loads, the report names the load at which speculation stops paying.
 
 Examples:
-  outrider bench                                                          our own router here, on against off
+  outrider bench                                                          our local router, speculation on and off
   outrider bench --prompts prompts.jsonl --concurrency 1,8,32 --slo ttft:500ms,tpot:30ms --html report.html
-  outrider bench --url http://a:8000 --arm new:url=http://b:8000 --arm old    two servers, taking turns
+  outrider bench --url http://a:8000 --arm new:url=http://b:8000 --arm old    two servers, alternating
   outrider bench --rate 0.5,2,8 --temperatures 0,0.8 --save-json run.json     open loop, Poisson arrivals";
 
 /// Arguments of `outrider bench`.

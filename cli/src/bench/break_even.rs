@@ -39,20 +39,16 @@ impl BreakEven {
     pub fn explain(&self) -> String {
         match self {
             Self::PaysThroughout { up_to } => {
-                format!(
-                    "not slower at any load measured, up to {} (by the middles of the intervals)",
-                    up_to.name()
-                )
+                format!("not slower at any measured load, up to {} (by point estimates)", up_to.name())
             }
-            Self::NeverPays => "faster at no load measured (by the middles of the intervals)".to_owned(),
-            Self::PaysFrom { from } => format!(
-                "slower at low load, not slower from {} on (by the middles of the intervals)",
-                from.name()
-            ),
+            Self::NeverPays => "faster at no measured load (by point estimates)".to_owned(),
+            Self::PaysFrom { from } => {
+                format!("slower at low load, not slower from {} on (by point estimates)", from.name())
+            }
             Self::StopsBetween { pays_at, slower_at, crosses_near, is_certain } => {
-                let sure = if *is_certain { "" } else { " (the interval there still holds 1)" };
+                let sure = if *is_certain { "" } else { " (not certain: the interval there contains 1)" };
                 format!(
-                    "faster up to {} and slower from {} on, even near {crosses_near:.1}{sure}",
+                    "faster up to {} and slower from {} on, break-even near {crosses_near:.1}{sure}",
                     pays_at.name(),
                     slower_at.name()
                 )

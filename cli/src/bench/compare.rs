@@ -137,7 +137,7 @@ fn verdict(speedup: Option<Estimate>, observations: usize, failed_share: f64, ru
     }
     let Some(speedup) = speedup else {
         return Verdict::Undecided(format!(
-            "{observations} pairs of blocks, at least {OBSERVATIONS_MIN} are needed"
+            "only {observations} pairs of blocks, at least {OBSERVATIONS_MIN} are needed: raise --blocks"
         ));
     };
     if speedup.low > rules.threshold {
@@ -153,7 +153,7 @@ fn verdict(speedup: Option<Estimate>, observations: usize, failed_share: f64, ru
     let needed = (observations as f64 * (half / distance).powi(2)).ceil();
     Verdict::Undecided(match needed {
         needed if needed <= PROPOSED_BLOCKS_MAX => format!("run longer: --blocks {needed} may decide"),
-        _ => "as good as at the threshold: no longer run decides".to_owned(),
+        _ => "the speedup is too close to the threshold: a longer run is unlikely to decide".to_owned(),
     })
 }
 

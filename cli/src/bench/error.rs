@@ -21,7 +21,7 @@ pub enum BenchError {
     #[error("{0}")]
     Load(#[from] LoadError),
     /// No request of the warm-up was answered.
-    #[error("arm `{arm}`: no request of the warm-up was answered, the first was {first}")]
+    #[error("arm `{arm}`: every warm-up request failed; the first: {first}")]
     NothingAnswered {
         /// The arm's name.
         arm: String,

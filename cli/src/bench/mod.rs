@@ -30,7 +30,7 @@ pub use plan::Level;
 use crate::EXIT_USAGE;
 
 /// Runs the subcommand. Prints an error on one line.
-#[expect(clippy::print_stderr, reason = "the fault is the program's answer")]
+#[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub async fn main(args: BenchArgs) -> ExitCode {
     match bench(&args).await {
         Ok(()) => ExitCode::SUCCESS,

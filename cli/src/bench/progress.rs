@@ -24,7 +24,7 @@ impl Progress {
     }
 
     /// Sets the condition that is measured next.
-    #[expect(clippy::print_stderr, reason = "progress is for the person at the terminal")]
+    #[expect(clippy::print_stderr, reason = "progress is printed for the user")]
     pub(super) fn condition(&self, what: String) {
         if self.bar.is_hidden() {
             let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));

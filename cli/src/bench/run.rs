@@ -96,7 +96,7 @@ async fn arms(args: &BenchArgs, access: &Access) -> Result<Vec<Arm>, BenchError>
         Err(BenchError::Usage { flag: "--arm", value, expected: expected.to_owned() })
     };
     if specs.len() > ARMS_MAX {
-        return usage(specs[ARMS_MAX].name.clone(), "two arms at most: run the others by themselves");
+        return usage(specs[ARMS_MAX].name.clone(), "at most two arms: compare others in a separate run");
     }
     if specs.len() == ARMS_MAX && specs[0].name == specs[1].name {
         return usage(specs[0].name.clone(), "two different names");

@@ -184,7 +184,7 @@ fn foot(report: &Report) -> String {
     let generator = &report.generator;
     line!(
         text,
-        "generator: {:.1} us of CPU an event, {:.1}% of this machine's {} cores; read {:.2} ms late at P50, {:.2} at P99; sent {:.2} ms late at P50, {:.2} at P99",
+        "generator: {:.1} us of CPU per event, {:.1}% of this machine's {} cores; read delay {:.2} ms at P50, {:.2} at P99; send delay {:.2} ms at P50, {:.2} at P99",
         generator.cpu_us_per_event,
         generator.share_of_machine * 100.0,
         generator.cores,

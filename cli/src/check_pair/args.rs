@@ -11,18 +11,18 @@ use super::error::CheckPairError;
 /// Text after the flags in `outrider check-pair --help`.
 const TEACHING: &str = "\
 How to read it:
-  acceptance rate   accepted of drafted tokens; a task type under 0.5 is better served without a draft
-  by position       the chance of each drafted token, given that all before it were accepted: what the
-                    router's choice of k rests on
+  acceptance rate   accepted / drafted tokens; a task type below 0.5 is better served without a draft
+  by position       probability that a drafted token is accepted, given that all before it were; the router
+                    chooses k by it
   coupled           the mode that is served: exact, and the same text with and without a draft
-  rejection         the classic rule, exact too: what coupling costs in acceptance shows beside it
-  typical           lossy: accepts what the target finds likely enough
-  cost ratio        a draft step over a target step, timed here in turns
-  k that pays       by the code that the router runs, from these verdicts and step times; 'off' where
-                    none does
+  rejection         the standard rule, also exact: shows how much acceptance coupling costs
+  typical           lossy: accepts tokens that are likely enough under the target
+  cost ratio        time of a draft step / time of a target step, measured here alternately
+  k that pays       chosen by the router's own code from these acceptance counts and step times; 'off' if no k
+                    pays
 
 Prompts are lines of JSON, {\"task\": .., \"prompt\": ..} or {\"task\": .., \"messages\": [..]}, in a file or in all
-*.jsonl of a directory. Your own traffic is what counts; without --prompts a small built-in set is used.
+*.jsonl of a directory. Use prompts from your own traffic; without --prompts a small built-in set is used.
 
 Examples:
   outrider check-pair --target models/demo/target --draft models/demo/draft

@@ -70,6 +70,8 @@ pub enum CheckPairError {
     #[error("a sequence could not be decoded: {0}")]
     Sequence(String),
     /// No prompt leaves space for an output.
-    #[error("no prompt fits the models' window of {0} tokens with --max-tokens: give shorter ones")]
+    #[error(
+        "no prompt fits the models' window of {0} tokens together with --max-tokens: use shorter prompts"
+    )]
     NothingFits(u32),
 }

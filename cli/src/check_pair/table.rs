@@ -70,9 +70,10 @@ fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
 
 fn texts(text: &mut String, check: &TextCheck) {
     match &check.first_difference {
-        None => {
-            line(text, format_args!("- tokenizer: the same ids mean the same ({})", check.target_fingerprint))
-        }
+        None => line(
+            text,
+            format_args!("- tokenizer: every id means the same token ({})", check.target_fingerprint),
+        ),
         Some(difference) => line(
             text,
             format_args!(
@@ -89,7 +90,7 @@ fn texts(text: &mut String, check: &TextCheck) {
     let template = match check.chat_template {
         TemplateCheck::Equal => "the same",
         TemplateCheck::Differs => {
-            "different: conversations are framed by the target's, which the draft may not have learned"
+            "different: conversations are rendered with the target's template, which the draft may not have learned"
         }
         TemplateCheck::OnlyTarget => "only the target has one: the draft may not have learned conversations",
         TemplateCheck::OnlyDraft => "only the draft has one: conversations cannot be served",
@@ -116,7 +117,7 @@ fn acceptance(text: &mut String, measured: &MeasuredReport) {
     line(
         text,
         format_args!(
-            "| T | task type | acceptance rate | tokens per round | by position, those before accepted | drafted |\n|---|---|---|---|---|---|"
+            "| T | task type | acceptance rate | tokens per round | by position, given all before accepted | drafted |\n|---|---|---|---|---|---|"
         ),
     );
     for found in measured.acceptance.iter().filter(|found| found.mode == "coupled") {
@@ -166,7 +167,7 @@ fn modes(text: &mut String, measured: &MeasuredReport) {
 }
 
 fn tasks(text: &mut String, measured: &MeasuredReport) {
-    line(text, format_args!("\n## The k that pays, and the speedup that follows\n"));
+    line(text, format_args!("\n## The k that pays, and its speedup\n"));
     line(
         text,
         format_args!(
@@ -191,12 +192,14 @@ fn tasks(text: &mut String, measured: &MeasuredReport) {
     }
     let off = measured.to_switch_off();
     match off.is_empty() {
-        true => line(text, format_args!("\nEvery task type is accepted at {SWITCH_OFF_BELOW} or more.")),
+        true => line(
+            text,
+            format_args!("\nThe acceptance rate of every task type is {SWITCH_OFF_BELOW} or more."),
+        ),
         false => line(
             text,
             format_args!(
-                "\nAccepted less than {SWITCH_OFF_BELOW} at k = {}, to be switched off, or drafted for only as far as the table says that it \
-                 pays: {}.",
+                "\nAcceptance below {SWITCH_OFF_BELOW} at k = {}; switch drafting off for these, or limit it to the k in the table: {}.",
                 measured.num_draft_tokens,
                 off.join(", ")
             ),
@@ -205,7 +208,7 @@ fn tasks(text: &mut String, measured: &MeasuredReport) {
     line(
         text,
         format_args!(
-            "Speedups are predicted from step times measured here and the verdicts above, not timed end to end."
+            "Speedups are predicted from the step times and acceptance measured here, not timed end to end."
         ),
     );
 }

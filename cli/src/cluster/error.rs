@@ -9,7 +9,7 @@ use super::process::ExitReport;
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
     /// A server binary is not in the expected directory.
-    #[error("no binary {name} in {directory}: build all of them with `cargo build --workspace --bins`")]
+    #[error("no binary {name} in {directory}: build all binaries with `cargo build --workspace --bins`")]
     MissingBinary {
         /// Its file name.
         name: &'static str,
@@ -17,7 +17,7 @@ pub enum ClusterError {
         directory: PathBuf,
     },
     /// The path of this executable is unknown, so the server binaries cannot be found.
-    #[error("cannot tell where this executable stands: {0}")]
+    #[error("cannot determine the path of this executable: {0}")]
     OwnPath(#[source] std::io::Error),
     /// The operating system could not start a program.
     #[error("cannot start {name} ({program}): {source}")]

@@ -217,8 +217,8 @@ impl ExitReport {
     /// loading.
     fn stated_reason(&self) -> Option<String> {
         if self.status.and_then(|status| status.signal()) == Some(Signal::SIGKILL as i32) {
-            let reason = "it was killed by SIGKILL while it loaded, which is how the system ends a process where memory runs out: \
-                          take a smaller model, or less --ballast";
+            let reason = "it was killed by SIGKILL while loading, as the operating system does when memory runs out: \
+                          use a smaller model, or less --ballast";
             return Some(reason.to_owned());
         }
         let first = self.last_lines.iter().rposition(|line| line.starts_with(STATED))?;

@@ -24,7 +24,7 @@ impl Prober {
     /// Starts a probe for each pair of process name and URL.
     pub(super) fn new(processes: Vec<(String, String)>) -> Self {
         let client = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).no_proxy().build();
-        let client = client.expect("a client without TLS and proxy has nothing that can fail to load");
+        let client = client.expect("a client without TLS and proxy loads nothing that can fail");
         let answers = Arc::new(Mutex::new(BTreeMap::new()));
         let probes = processes
             .into_iter()

@@ -6,11 +6,11 @@ use super::error::DistillCommandError;
 use crate::check_pair::Weights;
 
 const TEACHING: &str = "\
-The log is what a router writes with --request-log FILE; FILE.1, the part before it, is read too where it is there. One row in ten, chosen
-by its prompt, is held out: it judges and is never trained on.
+The log is the file that a router writes with --request-log FILE; the previous part, FILE.1, is read as well if it exists. One row in
+ten, chosen by a hash of its prompt, is held out: it is used for evaluation and never for training.
 
-Training moves the draft's distribution to the target's, 0.8 KL(target || draft) + 0.2 cross entropy, over the answers of the log. The new
-draft has the shape, the tokenizer and the number format of the old one.
+Training minimizes 0.8 KL(target || draft) + 0.2 cross entropy over the answers of the log. The new draft has the shape, the
+tokenizer and the number format of the old one.
 
 Examples:
   outrider distill --log requests.jsonl --target models/target --draft models/draft --out models/draft-2

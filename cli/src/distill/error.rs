@@ -56,11 +56,11 @@ pub enum DistillCommandError {
         min_tokens: usize,
     },
     /// No row is held out for evaluation.
-    #[error("no row of the log is held out to judge by (one prompt in {0} is): log more different prompts")]
+    #[error("no row of the log is held out for evaluation (one prompt in {0} is): log more distinct prompts")]
     NothingHeldOut(u64),
     /// The model in training computes other logits than the engine.
     #[error(
-        "{} cannot be trained here: its logits are up to {difference:.3} from the engine's, so that config.json asks for something that training does not know",
+        "{} cannot be trained: its logits differ from the engine's by up to {difference:.3}, so config.json uses a feature that training does not support",
         draft.display()
     )]
     NotTheEnginesModel {

@@ -22,7 +22,7 @@ pub use run::run;
 use crate::EXIT_USAGE;
 
 /// Runs the subcommand. Prints an error on one line.
-#[expect(clippy::print_stderr, reason = "the program's own complaint")]
+#[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub fn main(args: &DistillArgs) -> ExitCode {
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,

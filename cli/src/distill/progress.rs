@@ -22,7 +22,7 @@ impl Progress {
     }
 
     /// Records a finished step.
-    #[expect(clippy::print_stderr, reason = "progress for whoever waits")]
+    #[expect(clippy::print_stderr, reason = "progress is printed for the user")]
     pub(super) fn step(&mut self, StepDone { steps: done, loss, tokens }: StepDone) {
         self.tokens += tokens;
         if self.said.elapsed() < EVERY && done != self.steps {

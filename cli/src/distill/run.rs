@@ -96,7 +96,7 @@ fn check_enough(args: &DistillArgs, rows: &Rows) -> Result<(), DistillCommandErr
 }
 
 /// Trains and writes the new draft; returns the losses on held-out rows before and after.
-#[expect(clippy::print_stderr, reason = "progress for whoever waits")]
+#[expect(clippy::print_stderr, reason = "progress is printed for the user")]
 fn distilled(args: &DistillArgs, rows: &Rows, num_ids: u32) -> Result<(Judged, Judged), DistillCommandError> {
     let pair_args = pair_args(args);
     let mut target = check_pair::load(&pair_args, &args.target, (args.weights, num_ids))?;
@@ -111,7 +111,7 @@ fn distilled(args: &DistillArgs, rows: &Rows, num_ids: u32) -> Result<(Judged, J
     check_same(args, &draft, &mut served, &judge_on[0])?;
     drop(served);
     eprintln!(
-        "{} rows with {} answer tokens to train on, {} rows held out",
+        "training on {} rows with {} answer tokens, {} rows held out",
         rows.train.len(),
         rows.train_tokens(),
         rows.held_out.len()
@@ -199,15 +199,15 @@ impl Outcome {
         let Judged { kl, cross_entropy } = self.before;
         let verdict = match self.after.kl < kl {
             true => "",
-            false => "The new draft is no nearer to the target on held-out rows: do not roll it out.\n",
+            false => "The new draft is not closer to the target on held-out rows: do not roll it out.\n",
         };
         format!(
             "{pair_report}\n\
              Held-out rows, nats per token: KL(target || draft) {kl:.3} -> {:.3}, cross entropy {cross_entropy:.3} -> {:.3}\n\
              {verdict}\
-             The new draft is in {out}. Score it beside the one that serves before it drafts for anybody:\n\
+             The new draft is in {out}. Run it as a shadow of the serving draft first:\n\
              \x20 outrider-draft-worker --model {out} --shadow ..\n\
-             then roll it out as docs/operating.md says (\"Rolling out a draft\").\n",
+             then roll it out as described in docs/operating.md, \"Rolling out a draft\".\n",
             self.after.kl,
             self.after.cross_entropy,
             out = args.out.display(),

@@ -35,15 +35,15 @@ const MOST: usize = 1 << 20;
 /// Text after the arguments in `--help`.
 const HOW_TO_READ: &str = "\
 How to read it:
-  A step is a forward over `rows` new tokens of each sequence behind `context` tokens held, and one draw (temperature 1) \
-from each row of logits. Up to 64 rows all rows want logits, as in verification; above, it is a prompt, and only the last \
-does: its tokens/s are the prefill.
-  bandwidth share: the bytes that a forward must read (weights, keys and values; not the table that ids are looked up \
-in) over what plain loops read from memory in the same time, measured in turns with the forwards. 1.0 is the limit; what \
-one row reaches is the quality of decoding, what 8 and 16 reach is what speculation and batching live on.
-  attention, vocabulary, draws: shares of the step, timed inside it (several threads share each; draws are one thread's).
-  warning: a format that holds fewer bytes took longer than one that holds more, by more than chance (5%).
-  knee: the most rows whose forward costs at most half as much again as that of one row.
+  A step is a forward over `rows` new tokens of each sequence after `context` cached tokens, and one draw (temperature 1) \
+from each row of logits. Up to 64 rows, logits are computed for all rows, as in verification; above, the rows are a prompt, \
+and only the last one needs logits: these tokens/s are the prefill speed.
+  bandwidth share: the bytes that a forward must read (weights, keys and values; not the embedding table) relative to the \
+bytes that plain loops read from memory in the same time, measured alternately with the forwards. 1.0 is the limit; the value \
+at one row shows the quality of decoding, those at 8 and 16 rows what speculation and batching can gain.
+  attention, vocabulary, draws: shares of the step, timed within it (attention and vocabulary use several threads, draws one).
+  warning: a smaller format took longer than a larger one by more than noise (5%).
+  knee: the largest number of rows whose forward costs at most 1.5 times that of one row.
 
 Examples:
   outrider engine-bench --model models/demo/target
@@ -110,14 +110,14 @@ enum BenchError {
     Engine(#[from] EngineError),
     #[error("a draw failed: {0}")]
     Draw(#[from] DrawError),
-    #[error("the configuration with another vocabulary: {0}")]
+    #[error("cannot read or write config.json for --vocab: {0}")]
     Config(#[from] std::io::Error),
-    #[error("no case fits the model's window of {0} tokens, take a smaller --context")]
+    #[error("no case fits the model's window of {0} tokens: use a smaller --context")]
     NothingFits(u32),
 }
 
 /// Runs the subcommand. Prints an error on one line.
-#[expect(clippy::print_stderr, reason = "the fault is the program's answer")]
+#[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub fn main(args: &BenchArgs) -> ExitCode {
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
@@ -180,7 +180,7 @@ fn formats(list: &str) -> Result<Vec<(String, WeightFormat)>, BenchError> {
     let usage = |name: &str| BenchError::Usage {
         flag: "--weights",
         value: format!("`{name}`"),
-        expected: "auto, f32, bf16, fp8, int8, int4, or several of them with commas".to_owned(),
+        expected: "auto, f32, bf16, fp8, int8, int4, or a comma-separated list".to_owned(),
     };
     list.split(',')
         .map(|name| Ok((name.to_owned(), WeightFormat::named(name).ok_or_else(|| usage(name))?)))
@@ -193,7 +193,7 @@ fn use_instruction_set(name: &str) -> Result<(), BenchError> {
         EngineError::Kernel(KernelError::MissingInstructionSet { name, available }) => BenchError::Usage {
             flag: "--isa",
             value: format!("`{name}`"),
-            expected: format!("one that this CPU has: {available}"),
+            expected: format!("one that this CPU supports: {available}"),
         },
         other => other.into(),
     })
@@ -236,7 +236,7 @@ impl Model {
             (None, Some(vocab)) => Err(BenchError::Usage {
                 flag: "--vocab",
                 value: vocab.to_string(),
-                expected: "--model random:CONFIG.json with it, for a checkpoint has its own".to_owned(),
+                expected: "--model random:CONFIG.json: a checkpoint has its own vocabulary size".to_owned(),
             }),
         }
     }

@@ -160,9 +160,9 @@ impl Answer {
         answer.outcome = match (fault, &exchange.end, finished) {
             (Some(fault), ..) => fault,
             (None, End::TimedOut, _) => Outcome::TimedOut,
-            (None, End::TooLong, _) => Outcome::Malformed("an answer without end".to_owned()),
+            (None, End::TooLong, _) => Outcome::Malformed("the response exceeds the size limit".to_owned()),
             (None, End::Broken(reason), false) => Outcome::Cut(reason.clone()),
-            (None, _, false) => Outcome::Cut("the body ended before the answer did".to_owned()),
+            (None, _, false) => Outcome::Cut("the body ended before the end of the stream".to_owned()),
             (None, _, true) => Outcome::Completed,
         };
         answer

@@ -102,7 +102,7 @@ impl GeneratorCost {
 }
 
 fn process_cpu() -> Duration {
-    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("a process may always ask for its own usage");
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("reading the own process's usage cannot fail");
     let time = |value: TimeVal| {
         Duration::new(value.tv_sec().unsigned_abs(), 0)
             + Duration::from_micros(value.tv_usec().unsigned_abs())

@@ -138,10 +138,9 @@ impl Client {
     }
 
     fn http_request(&self, request: &Request) -> http::Request<Full<bytes::Bytes>> {
-        self.endpoint
-            .post(request.path)
-            .body(Full::new(request.body.clone()))
-            .expect("path and headers were checked when the endpoint was reached, and the body is any bytes")
+        self.endpoint.post(request.path).body(Full::new(request.body.clone())).expect(
+            "path and headers were checked when the endpoint was probed, and any bytes are a valid body",
+        )
     }
 }
 

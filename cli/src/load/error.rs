@@ -15,7 +15,7 @@ pub enum LoadError {
         reason: String,
     },
     /// No server answers, or it is not an OpenAI endpoint.
-    #[error("cannot ask {url}: {reason}")]
+    #[error("request to {url} failed: {reason}")]
     Unreachable {
         /// The requested URL.
         url: String,

@@ -29,7 +29,7 @@ pub fn limits(rounds: &Rounds<'_>, target: &Roofline, concurrency: u64) -> Vec<L
         Limit {
             what: "memory",
             sequences: Some(concurrency),
-            then: "the KV of one sequence more does not fit: it waits, or another is preempted".to_owned(),
+            then: "the KV of another sequence does not fit: it waits, or another one is preempted".to_owned(),
         },
         Limit {
             what: "bandwidth",
@@ -37,7 +37,7 @@ pub fn limits(rounds: &Rounds<'_>, target: &Roofline, concurrency: u64) -> Vec<L
                 let parts = target.parts(forward(n));
                 parts.kv >= parts.weights
             }),
-            then: "reading keys and values takes as long as reading the weights: a step takes twice the time"
+            then: "reading keys and values takes as long as reading the weights: a step takes twice as long"
                 .to_owned(),
         },
         Limit {
@@ -48,7 +48,7 @@ pub fn limits(rounds: &Rounds<'_>, target: &Roofline, concurrency: u64) -> Vec<L
                 parts.compute >= parts.weights + parts.kv
             }),
             then: format!(
-                "rows of k = {} are no longer free: from here drafted rows cost time",
+                "rows of k = {} are no longer free: from here on drafted rows cost time",
                 rounds.best(1.0).k
             ),
         },

@@ -18,8 +18,8 @@ pub(super) fn text(plan: &Plan) -> String {
     line(
         &mut text,
         format_args!(
-            "\nassumed, not measured: {:.2} of bandwidth, {:.2} of arithmetic, {:.2} of memory; {} us a forward, {} us a sum over GPUs, \
-             {} us a wire there and back, {} us of the router for each sequence of a round; {} rows a forward at most",
+            "\nassumed, not measured: {:.2} of bandwidth, {:.2} of compute, {:.2} of memory; {} us per forward, {} us per all-reduce, \
+             {} us round trip, {} us of router time per sequence and round; at most {} rows per forward",
             assumed.bandwidth_share,
             assumed.compute_share,
             assumed.memory_share,
@@ -84,8 +84,8 @@ fn memory(text: &mut String, plan: &Plan) {
 fn one(text: &mut String, plan: &Plan, placement: &Placement) {
     let title = match placement.name {
         "plain" => "without a draft",
-        "colocated" => "draft on the target's own GPUs",
-        _ => "draft on GPUs of its own",
+        "colocated" => "draft on the target's GPUs",
+        _ => "draft on separate GPUs",
     };
     let budget = placement.kv_budget_gb;
     if placement.concurrency == 0 {
@@ -96,7 +96,7 @@ fn one(text: &mut String, plan: &Plan, placement: &Placement) {
         return line(
             text,
             format_args!(
-                "{title}: does not fit. {short}, a sequence of {} tokens needs {:.1}: breaks first: memory",
+                "{title}: does not fit: {short}, and a sequence of {} tokens needs {:.1} GB; breaks first: memory",
                 plan.context,
                 plan.kv_bytes_per_token * f64::from(plan.context) / 1e9
             ),
@@ -120,7 +120,7 @@ fn one(text: &mut String, plan: &Plan, placement: &Placement) {
         line(
             text,
             format_args!(
-                "  wire: for one sequence, drafting pays up to {longest:.1} ms to the draft and back"
+                "  wire: for one sequence, drafting pays up to a round trip of {longest:.1} ms to the draft"
             ),
         );
     }

@@ -132,7 +132,7 @@ impl Console {
         format!("\x1b[{}m{name:NAME_WIDTH$}|\x1b[0m", COLOURS[position % COLOURS.len()])
     }
 
-    #[expect(clippy::print_stderr, reason = "talking to the person at the terminal is this file's job")]
+    #[expect(clippy::print_stderr, reason = "this file writes to the user's terminal")]
     fn write(&self, line: &str) {
         // Suspends progress lines while this line is printed.
         self.progress.suspend(|| eprintln!("{line}"));

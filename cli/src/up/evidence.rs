@@ -97,7 +97,7 @@ pub(super) async fn measure(admin: &str, model: &str) -> Result<Evidence, NoEvid
     let rounds = run_rounds(admin, model);
     tokio::time::timeout(LIMIT, rounds).await.unwrap_or_else(|_| {
         Err(NoEvidence::NotMeasured(format!(
-            "it was not done after {} s; the console has a race",
+            "not finished after {} s; use the console's race instead",
             LIMIT.as_secs()
         )))
     })

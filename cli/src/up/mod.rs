@@ -134,7 +134,7 @@ async fn serve(
 async fn stop(cluster: Cluster, signals: &mut Signals, console: &Console) {
     tokio::select! {
         biased;
-        _ = signals.next() => console.note("killing what is left"),
+        _ = signals.next() => console.note("killing the remaining processes"),
         _ = cluster.stop() => (),
     }
 }

@@ -26,7 +26,7 @@ const DEFAULT_LOG: &str = "info";
 pub enum Fault {
     /// No model was named and the bundled one was not found.
     #[error(
-        "no {BUNDLED_PAIR} above the working directory or this executable: name a checkpoint with --target DIR"
+        "no {BUNDLED_PAIR} found above the working directory or this executable: give a checkpoint with --target DIR"
     )]
     NoBundledPair,
     /// A directory is not a checkpoint.
@@ -80,7 +80,7 @@ pub enum Fault {
     },
     /// A port is in use.
     #[error(
-        "{flag} {address} is taken or cannot be bound: stop what listens there, or choose another with {flag} ADDR"
+        "{flag} {address} is taken or cannot be bound: stop the process that listens there, or choose another with {flag} ADDR"
     )]
     AddressTaken {
         /// The flag that names it.
@@ -215,7 +215,7 @@ fn choose_engine(args: &UpArgs) -> Result<EngineChoice, Vec<Fault>> {
         Some(DraftArg::Ngram) => DraftKind::Ngram,
         Some(DraftArg::None) => DraftKind::None,
         Some(DraftArg::Model(_)) => {
-            return Err(fault("its drafts are made up: leave --draft out, or give ngram or none".to_owned()));
+            return Err(fault("its drafts are synthetic: omit --draft, or use ngram or none".to_owned()));
         }
     };
     Ok(EngineChoice {

@@ -243,7 +243,7 @@ impl Fleet {
             return Ok(Vec::new());
         }
         let (missing, logs) = (self.missing().await, Arc::clone(&self.logs));
-        let mut helped = vec![format!("missing was: {}", missing.join("; "))];
+        let mut helped = vec![format!("missing: {}", missing.join("; "))];
         for (i, router) in self.routers.iter_mut().enumerate() {
             // Only a router that does not answer at all; one that lacks a worker may be right.
             let name = router.server.name().to_owned();
@@ -255,18 +255,21 @@ impl Fleet {
                 })
                 .await?;
                 load.router_is_back(i);
-                helped.push(format!("{name} was started again by hand"));
+                helped.push(format!("{name} was restarted manually"));
             }
         }
         for worker in &mut self.workers {
             let lacked = format!("lacks {}", worker.server.name());
             if missing.iter().any(|line| line.ends_with(&lacked)) {
                 worker.server.restart(&logs).await?;
-                helped.push(format!("{} was started again by hand", worker.server.name()));
+                helped.push(format!("{} was restarted manually", worker.server.name()));
             }
         }
         if !holds_within(patience, async || self.is_whole().await).await? {
-            bail!("not whole, even after help ({helped:?}): {:?}", self.missing().await);
+            bail!(
+                "not every router is connected to every worker, even after manual restarts ({helped:?}): {:?}",
+                self.missing().await
+            );
         }
         Ok(helped)
     }

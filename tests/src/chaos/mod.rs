@@ -189,7 +189,7 @@ async fn warm_up(
     let size = LoadSize { streams: 2 * settings.load.width as u64, ..settings.load };
     let streams = Load::start(asks.to_vec(), clients, size, lifetime).finish().await;
     for stream in streams {
-        ensure!(stream.end == End::Complete, "without any fault {} ended so: {:?}", stream.name, stream.end);
+        ensure!(stream.end == End::Complete, "{} failed without any fault: {:?}", stream.name, stream.end);
     }
     idle_footprints(fleet, settings.idle_within).await
 }

@@ -258,7 +258,7 @@ impl Shared {
         let patience = self.size.patience;
         let client = &self.routers[number as usize % self.routers.len()];
         let open = timeout(patience, client.open(&ask.case)).await;
-        let mut stream = open.with_context(|| format!("not begun after {patience:?}"))??;
+        let mut stream = open.with_context(|| format!("no response after {patience:?}"))??;
         loop {
             let message = timeout(patience, stream.read_message()).await;
             let before = answer.token_ids.len();

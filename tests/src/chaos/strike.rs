@@ -46,7 +46,7 @@ pub async fn play(
     let healed = Instant::now();
     let helped = fleet.make_whole(WHOLE_WITHIN, load).await?;
     // A stream that stays silent is lost when the client's timeout expires, which also ends this wait.
-    until("every stream goes on after the fault", async || {
+    until("every stream resumes after the fault", async || {
         Ok(load.silent_since(healed, &under_way).is_empty())
     })
     .await

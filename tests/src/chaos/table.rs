@@ -12,9 +12,9 @@ const SHOWN_FAILURES: usize = 24;
 /// Progress line of one fault.
 pub fn strike_line(strike: &StrikeRecord) -> String {
     let took = strike.settled - strike.began;
-    let mut line = format!("{}. {}: {}; settled after {took:.1?}", strike.number, strike.kind, strike.what);
+    let mut line = format!("{}. {}: {}; recovered after {took:.1?}", strike.number, strike.kind, strike.what);
     if !strike.helped.is_empty() {
-        line += &format!("; HELP: {}", strike.helped.join("; "));
+        line += &format!("; RESTARTED: {}", strike.helped.join("; "));
     }
     line
 }
@@ -33,7 +33,7 @@ pub fn page(outcome: &Outcome) -> String {
         page += &format!("- and {more} more\n");
     }
     if let Some(error) = &outcome.broken_off {
-        page += &format!("- BROKEN OFF: {error:#}\n");
+        page += &format!("- ABORTED: {error:#}\n");
     }
     page + &verdict(outcome)
 }
@@ -41,7 +41,7 @@ pub fn page(outcome: &Outcome) -> String {
 fn faults(outcome: &Outcome) -> String {
     let step = median_step(&outcome.strikes, &outcome.streams);
     let mut table = String::from(
-        "| fault | count | streams in flight | stall P50, ms | P99, ms | P50, steps | P99, steps | lost | ids differ | with their router (begun) | needed help |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
+        "| fault | count | streams in flight | stall P50, ms | P99, ms | P50, steps | P99, steps | lost | ids differ | ended with their router (of these begun) | faults with manual restarts |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for impact in impacts(&outcome.strikes, &outcome.streams) {
         let Impact { kind, count, helped, stalls, lost, differ, with_router, begun_with_router } = impact;
@@ -56,7 +56,7 @@ fn faults(outcome: &Outcome) -> String {
         );
     }
     table += &format!(
-        "\nmedian step (between two messages of a stream while nothing is wrong): {} ms\n",
+        "\nmedian step (interval between two messages of a stream without a fault): {} ms\n",
         millis(step)
     );
     table
@@ -111,7 +111,7 @@ fn verdict(outcome: &Outcome) -> String {
         count(|end| matches!(end, End::Differs(_))),
         count(|end| *end == End::WithItsRouter),
         match outcome.leaks().as_slice() {
-            [] if outcome.footprints.is_empty() => "nobody looked what processes hold".to_owned(),
+            [] if outcome.footprints.is_empty() => "resources of the processes were not checked".to_owned(),
             [] => "every process is back at its baseline".to_owned(),
             leaks => format!("not back at the baseline: {}", leaks.join("; ")),
         },

@@ -131,7 +131,7 @@ fn spread(report: &Report, results: &[ArmResult]) -> String {
     let labels = Labels {
         title: "Time per token of a whole request",
         x: "ms a token",
-        y: "percent of requests that take at most as long",
+        y: "percent of requests that take at most this long",
     };
     let series: Vec<Series> = results.iter().enumerate().map(series).collect();
     lines(&labels, &series, Scale::Log, Scale::Linear)

@@ -30,11 +30,11 @@ Examples:
   chaos --seed 7                         every kind of fault once
   chaos --faults 200 --streams 2000      a long run
   chaos --only stop-target --faults 10   one kind, ten times
-  chaos --only nan-target --logs DIR     with what every process logged
+  chaos --only nan-target --logs DIR     with the logs of every process
   chaos --engine synthetic --targets 16 --drafts 64 --width 48 --only churn --faults 20
                                          many workers that join, leave and crash
-  chaos overload                         five times what can be served
-  chaos soak --seconds 1200              conversations that grow, with drafts and without";
+  chaos overload                         requests at five times the capacity
+  chaos soak --seconds 1200              growing conversations, with and without drafts";
 
 /// Injects faults into a cluster of real processes under load, and reports their effect on streams.
 ///

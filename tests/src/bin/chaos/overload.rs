@@ -92,7 +92,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         // The router has exited; the answers would only be counted as broken.
         error = watch(router, &mut most) => return Err(error),
     };
-    until("the router has let go of every sequence", async || {
+    until("the router has released every sequence", async || {
         let report = LanesReport::of(&cluster.admin_url("router")?).await?;
         let workers = report.0["workers"].as_array().context("no workers in /debug/lanes")?;
         Ok(workers.iter().all(|worker| worker["reserved_blocks"] == 0))
@@ -223,7 +223,7 @@ fn print(args: &Args, (capacity, end): (f64, Instant), (answers, memory): (&[Ans
     println!("| | |\n|---|---|");
     println!("| capacity, requests/s ({} at once) | {capacity:.1} |", args.max_sequences);
     println!(
-        "| asked, requests/s | {:.1} for {} s: {} requests |",
+        "| offered, requests/s | {:.1} for {} s: {} requests |",
         capacity * args.times,
         args.seconds,
         answers.len()
@@ -232,11 +232,11 @@ fn print(args: &Args, (capacity, end): (f64, Instant), (answers, memory): (&[Ans
     println!("| first byte of those, P99 ms | {} |", p99(&firsts));
     println!("| end of those, P99 ms | {} |", p99(&served));
     println!(
-        "| turned away with 429 before the first byte | {} ({silent} without Retry-After) |",
+        "| rejected with 429 before the first byte | {} ({silent} without Retry-After) |",
         refusals.len()
     );
     println!("| their wait, P99 ms | {} |", p99(&refusals));
-    println!("| broken otherwise | {broken} |");
+    println!("| failed otherwise | {broken} |");
     let [before, most, after] = memory;
     println!("| router's memory before, at most, after, MiB | {before:.1}, {most:.1}, {after:.1} |");
 }

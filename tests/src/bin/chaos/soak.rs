@@ -91,14 +91,14 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     cluster.stop().await;
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     println!(
-        "{} turns in {} conversations for {} s, each asked twice, {} tokens: all ids equal",
+        "{} turns in {} conversations for {} s, each requested twice, {} tokens: all ids equal",
         count(&tally.turns),
         count(&tally.begun),
         args.seconds,
         count(&tally.tokens)
     );
     println!(
-        "{} of {} drafted tokens accepted; {} orders to drain a draft worker or to give it back",
+        "{} of {} drafted tokens accepted; a draft worker was drained or returned to service {} times",
         count(&tally.accepted),
         count(&tally.drafted),
         count(&tally.orders)

@@ -90,7 +90,7 @@ impl Echo {
         outbox.try_send(v1::RouterFrame::default())?;
         let attached = WorkerClient::new(channel).attach(ReceiverStream::new(outgoing)).await;
         let mut frames = attached?.into_inner();
-        frames.message().await?.context("the echo hung up")?;
+        frames.message().await?.context("the echo closed the stream")?;
         Ok(Self { process, outbox, frames })
     }
 
@@ -126,7 +126,7 @@ impl Echo {
     ///
     /// Cancel safety: no answer is lost when the future is dropped.
     pub(crate) async fn receive(&mut self) -> anyhow::Result<()> {
-        self.frames.message().await?.context("the echo hung up")?;
+        self.frames.message().await?.context("the echo closed the stream")?;
         Ok(())
     }
 

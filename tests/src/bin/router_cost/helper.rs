@@ -22,7 +22,7 @@ impl Helper {
         let mut process = command.kill_on_drop(true).spawn()?;
         let stdout = process.stdout.take().context("a helper has no output")?;
         let url = BufReader::new(stdout).lines().next_line().await?;
-        let url = url.with_context(|| format!("{arguments:?} ended without a word"))?;
+        let url = url.with_context(|| format!("{arguments:?} ended without printing its address"))?;
         Ok(Self { process, url })
     }
 

@@ -153,7 +153,7 @@ async fn relay(
             frame = target.receive() => frame.map(|()| false)?,
         };
         let queue = if is_from_draft { &mut at_draft } else { &mut at_target };
-        let group = queue.pop_front().context("a frame that nobody asked for")?;
+        let group = queue.pop_front().context("an unrequested frame")?;
         let sequences = groups[group].len() as u64;
         if is_drafted && !is_from_draft {
             draft.send(sequences, 0).await?;

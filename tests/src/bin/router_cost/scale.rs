@@ -111,7 +111,7 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
 async fn start_workers(args: &Args, lifetime: &Lifetime) -> anyhow::Result<String> {
     let profile = root().join(&args.profile);
     let profile =
-        Arc::new(Profile::parse(&std::fs::read_to_string(&profile)?).context("the profile is at fault")?);
+        Arc::new(Profile::parse(&std::fs::read_to_string(&profile)?).context("the profile is invalid")?);
     let mut list = String::new();
     for i in 0..args.targets + args.drafts {
         let (kind, role) = match i < args.targets {
@@ -226,7 +226,10 @@ fn print(
         );
     }
     let warm = (memory.len() as f64 * WARM_UP) as usize;
-    let (first, last) = (memory.get(warm).context("too short a run")?, memory.last().context("no sample")?);
+    let (first, last) = (
+        memory.get(warm).context("the run is too short: raise --seconds")?,
+        memory.last().context("no sample")?,
+    );
     let most = memory.iter().copied().fold(0.0, f64::max);
     println!(
         "\nrouter's memory: {first:.1} MiB after {} s, {last:.1} MiB at the end ({:+.1}), {most:.1} MiB at most",
