@@ -52,7 +52,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut url = String::new();
     BufReader::new(output).read_line(&mut url)?;
 
-    let endpoint = Endpoint::reach(url.trim(), Default::default()).await?;
+    let endpoint = Endpoint::connect(url.trim(), Default::default()).await?;
     let prompt = Prompt { task: "any".to_owned(), content: Content::Prompt("any".to_owned()) };
     let requests: Vec<Request> =
         (0..streams).map(|_| Settings::default().request(&endpoint, &prompt)).collect();

@@ -18,8 +18,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use outrider_cli::cluster::usage::Look;
-use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, TargetKind};
+use outrider_cli::cluster::usage::CpuSnapshot;
+use outrider_cli::cluster::{Binaries, ClusterSpec, DraftKind, NoLogs, ProcessCluster, TargetKind};
 use outrider_cli::load::answer::Answer;
 use outrider_cli::load::prompts::Content;
 use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
@@ -63,7 +63,7 @@ const PROMPT_GUESS: u32 = 16;
 const ENDLESS_TOKENS: u32 = 1 << 20;
 /// Plain rounds of one sequence, to measure the overhead of processes and wires.
 const PLAIN_ROUNDS: u32 = 48;
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 const fn point(
     profile: &'static str,
@@ -182,7 +182,7 @@ impl Point {
         expected: &Found,
     ) -> Result<Served, Box<dyn Error>> {
         let cluster = self.start(file, profile).await?;
-        let endpoint = Endpoint::reach(&cluster.http_url(), Access::default()).await?;
+        let endpoint = Endpoint::connect(&cluster.http_url(), Access::default()).await?;
         let client = Client::new(endpoint);
         let wire_us = self.own_wire_us(&client, profile).await?;
         let each = expected.tokens_per_second / f64::from(self.sequences);
@@ -197,10 +197,10 @@ impl Point {
                 settings.request(client.endpoint(), &Prompt { task: "any".to_owned(), content })
             })
             .collect();
-        let before = Look::at(std::process::id())?;
+        let before = CpuSnapshot::at(std::process::id())?;
         let schedule = Schedule::Closed { concurrency: requests.len() };
         let run = client.drive(&requests, &schedule, |_| ()).await;
-        let busy = before.until(&Look::at(std::process::id())?).busy;
+        let busy = before.usage_until(&CpuSnapshot::at(std::process::id())?).busy;
         cluster.stop().await;
         let answers: Vec<Answer> = run.exchanges.iter().map(Answer::of).collect();
         for sample in run.samples(&requests) {
@@ -226,7 +226,7 @@ impl Point {
         let request = settings.request(client.endpoint(), &Prompt { task: "plain".to_owned(), content });
         let run = client.drive(&[request], &Schedule::Closed { concurrency: 1 }, |_| ()).await;
         let answer = run.exchanges.first().map(Answer::of).ok_or("no answer came")?;
-        let arrived: Vec<_> = answer.pieces.iter().map(|piece| piece.arrived).collect();
+        let arrived: Vec<_> = answer.token_chunks.iter().map(|piece| piece.arrived).collect();
         let mut gaps: Vec<Duration> = arrived.windows(2).map(|pair| pair[1] - pair[0]).collect();
         gaps.sort_unstable();
         let round_us =
@@ -236,7 +236,7 @@ impl Point {
         Ok(((round_us - known_us) / 2.0).max(0.0))
     }
 
-    async fn start(&self, file: &Path, profile: &Profile) -> Result<Cluster, Box<dyn Error>> {
+    async fn start(&self, file: &Path, profile: &Profile) -> Result<ProcessCluster, Box<dyn Error>> {
         let own = std::env::current_exe()?;
         let directory = own.parent().and_then(Path::parent).ok_or("the program has no directory")?;
         let target = TargetKind::Synthetic { profile: file.to_owned(), time_scale: self.time_scale };
@@ -247,21 +247,21 @@ impl Point {
         spec.draft_workers = profile.draft.workers as usize;
         spec.router_args =
             ["--max-sequences", "4096", "--max-draft-tokens", &MAX_K.to_string()].map(str::to_owned).to_vec();
-        Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
+        Ok(ProcessCluster::start(spec, Arc::new(NoLogs), WAIT_TIMEOUT).await?)
     }
 
     /// Counts tokens in the window, which begins `warm_up` after the first token of the last stream.
     fn count(&self, answers: &[Answer]) -> Result<Found, Box<dyn Error>> {
-        let pieces = || answers.iter().flat_map(|answer| &answer.pieces);
-        let first = answers.iter().filter_map(|answer| Some(answer.pieces.first()?.arrived)).max();
+        let token_chunks = || answers.iter().flat_map(|answer| &answer.token_chunks);
+        let first = answers.iter().filter_map(|answer| Some(answer.token_chunks.first()?.arrived)).max();
         let stretched = |seconds: f64| Duration::from_secs_f64(seconds * self.time_scale);
         let from = first.ok_or("no token came")? + stretched(self.warm_up);
         let until = from + stretched(self.seconds);
-        let ended = answers.iter().filter_map(|answer| Some(answer.pieces.last()?.arrived)).min();
+        let ended = answers.iter().filter_map(|answer| Some(answer.token_chunks.last()?.arrived)).min();
         if ended.is_none_or(|ended| ended < until) {
             return Err("a stream ended within the window: raise TOKENS_MARGIN".into());
         }
-        let within = pieces().filter(|piece| piece.arrived >= from && piece.arrived < until);
+        let within = token_chunks().filter(|piece| piece.arrived >= from && piece.arrived < until);
         let tokens: f64 = within.map(|piece| f64::from(piece.num_tokens.unwrap_or(1))).sum();
         let counts = || answers.iter().filter_map(|answer| answer.speculation);
         let drafted: u64 = counts().map(|counts| counts.draft_tokens).sum();

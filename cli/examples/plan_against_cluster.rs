@@ -25,10 +25,10 @@ use std::time::Duration;
 use engine::{Engine, LoadOptions, WeightFormat};
 use outrider_cli::check_pair::cost::{self, Costs};
 use outrider_cli::check_pair::local::LocalModel;
-use outrider_cli::cluster::usage::{Look, process_cpu};
-use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER};
+use outrider_cli::cluster::usage::{CpuSnapshot, process_cpu};
+use outrider_cli::cluster::{Binaries, ClusterSpec, DraftKind, NoLogs, ProcessCluster, ROUTER};
 use outrider_cli::load::{Client, Endpoint, FigureOptions, Figures, Prompt, Schedule, Settings};
-use outrider_cli::plan::round::{Drafting, Rounds};
+use outrider_cli::plan::round::{Drafting, RoundModel};
 use scheduling::cost::{ForwardShape, StepTimePoint, StepTimes};
 
 /// Concurrent sequences and k. The first point gives the time between processes.
@@ -41,7 +41,7 @@ const PASSES: usize = 3;
 /// All processes whose CPU time delays the others, except this one.
 const PROCESSES: [&str; 3] = [ROUTER, "target-0", "draft-0"];
 const MAX_TOKENS: u32 = 64;
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Measurements at one point.
 struct Found {
@@ -80,8 +80,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let draft = DraftKind::Model(models.join("draft"));
     let mut spec = ClusterSpec::new(Binaries::in_directory(directory)?, models.join("target"), draft);
     spec.threads = Some(NonZeroUsize::MIN);
-    let cluster = Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?;
-    let client = Client::new(Endpoint::reach(&cluster.http_url(), Default::default()).await?);
+    let cluster = ProcessCluster::start(spec, Arc::new(NoLogs), WAIT_TIMEOUT).await?;
+    let client = Client::new(Endpoint::connect(&cluster.http_url(), Default::default()).await?);
     let mut passes = Vec::new();
     for _ in 0..PASSES {
         let (mut taken, mut lines) = (Vec::new(), Vec::new());
@@ -139,7 +139,7 @@ fn load(directory: PathBuf) -> Result<LocalModel, Box<dyn Error>> {
 }
 
 async fn measure(
-    cluster: &Cluster,
+    cluster: &ProcessCluster,
     client: &Client,
     local: &mut Local,
     (concurrency, k): (usize, u32),
@@ -150,9 +150,10 @@ async fn measure(
         Settings { max_tokens: MAX_TOKENS, num_draft_tokens, chat: true, fields, ..Settings::default() };
     let prompts = Prompt::built_in();
     let requests: Vec<_> = prompts.iter().map(|prompt| settings.request(client.endpoint(), prompt)).collect();
-    let (before, look) = (cpu_seconds(cluster)?, Look::at(std::process::id())?);
+    let (before, snapshot) = (cpu_seconds(cluster)?, CpuSnapshot::at(std::process::id())?);
     let run = client.drive(&requests, &Schedule::Closed { concurrency }, |_| ()).await;
-    let (cpu, span) = (cpu_seconds(cluster)? - before, look.until(&Look::at(std::process::id())?));
+    let (cpu, span) =
+        (cpu_seconds(cluster)? - before, snapshot.usage_until(&CpuSnapshot::at(std::process::id())?));
     let (target, draft) = local.steps()?;
     let samples = run.samples(&requests);
     let figures = Figures::of(&samples, run.duration(), &FigureOptions::default());
@@ -175,7 +176,7 @@ async fn measure(
 }
 
 /// CPU time of all processes that share this machine's cores, including this one.
-fn cpu_seconds(cluster: &Cluster) -> Result<f64, Box<dyn Error>> {
+fn cpu_seconds(cluster: &ProcessCluster) -> Result<f64, Box<dyn Error>> {
     let mut seconds = process_cpu(std::process::id())?;
     for name in PROCESSES {
         seconds += process_cpu(cluster.process(name)?.pid())?;
@@ -197,7 +198,7 @@ fn beyond_forwards_us(found: &Found, (sequences, k): (usize, u32)) -> Result<f64
 
 impl Line {
     fn of(found: &Found, (sequences, k): (usize, u32), (wire_us, taken_us): (f64, f64)) -> Self {
-        let rounds = Rounds {
+        let rounds = RoundModel {
             target: &found.target,
             known: &found.target,
             target_wire_us: wire_us,

@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use outrider_cli::plan::day::{Autoscaler, Outcome, Pools, Scaling, Traffic, play};
+use outrider_cli::plan::day::{Autoscaler, DayResult, Pools, Scaling, Traffic, simulate};
 use outrider_cli::plan::profiled;
 use scheduling::profile::Profile;
 
@@ -19,7 +19,7 @@ const TRAFFIC: Traffic = Traffic { rate: (10.0, 60.0), burst: (11 * 3600, 600, 1
 /// The longest acceptable time per output token, milliseconds.
 const TPOT_MS: f64 = 15.0;
 /// The defaults of a horizontal pod autoscaler, and three minutes to load a model.
-const AUTOSCALER: Autoscaler = Autoscaler { look_every: 15, start: 180, calm: 300 };
+const AUTOSCALER: Autoscaler = Autoscaler { poll_every_s: 15, startup_s: 180, stabilization_s: 300 };
 /// Example prices per hour: a target is 8 GPUs at 1.80, a draft worker one GPU at 0.60.
 const PRICE: (f64, f64) = (8.0 * 1.80, 0.60);
 
@@ -34,26 +34,36 @@ fn main() -> Result<(), Box<dyn Error>> {
     let tokens = profile.target.kv_blocks as f64 * f64::from(profile.target.kv_block_size);
     let pools = Pools::new(rounds, (tokens / f64::from(CONTEXT)).floor(), TPOT_MS);
 
-    let follows = |least| Scaling::Follows { least, most: 512 };
-    let both = play(&pools, &TRAFFIC, (follows(1), follows(0)), &AUTOSCALER);
-    let (most_targets, most_drafts) = both.most;
+    let follows = |least| Scaling::Autoscaled { min: least, max: 512 };
+    let both = simulate(&pools, &TRAFFIC, (follows(1), follows(0)), &AUTOSCALER);
+    let (most_targets, most_drafts) = both.peak_workers;
     let plain_rounds = profiled::rounds((&profile, &known), &[0.0], CONTEXT);
     let undrafted = Pools::new(plain_rounds, pools.concurrency, TPOT_MS);
-    let plain = play(&undrafted, &TRAFFIC, (follows(1), Scaling::Fixed(0)), &AUTOSCALER);
+    let plain = simulate(&undrafted, &TRAFFIC, (follows(1), Scaling::Fixed(0)), &AUTOSCALER);
     let rows = [
         ("both follow, drafts down to 0", both),
         (
             "targets follow, drafts fixed",
-            play(&pools, &TRAFFIC, (follows(1), Scaling::Fixed(most_drafts)), &AUTOSCALER),
+            simulate(&pools, &TRAFFIC, (follows(1), Scaling::Fixed(most_drafts)), &AUTOSCALER),
         ),
         (
             "both fixed at the highest of the first line",
-            play(&pools, &TRAFFIC, (Scaling::Fixed(most_targets), Scaling::Fixed(most_drafts)), &AUTOSCALER),
+            simulate(
+                &pools,
+                &TRAFFIC,
+                (Scaling::Fixed(most_targets), Scaling::Fixed(most_drafts)),
+                &AUTOSCALER,
+            ),
         ),
         ("no drafts, targets follow", plain),
         (
             "no drafts, targets fixed at the highest of the line above",
-            play(&undrafted, &TRAFFIC, (Scaling::Fixed(plain.most.0), Scaling::Fixed(0)), &AUTOSCALER),
+            simulate(
+                &undrafted,
+                &TRAFFIC,
+                (Scaling::Fixed(plain.peak_workers.0), Scaling::Fixed(0)),
+                &AUTOSCALER,
+            ),
         ),
     ];
     println!("{}: at most {TPOT_MS} ms a token wanted", profile.name);
@@ -63,7 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("|---|---|---|---|---|---|---|---|---|---|");
     let first = cost(&both);
     for (name, day) in rows {
-        let (cost, (targets, drafts)) = (cost(&day), day.most);
+        let (cost, (targets, drafts)) = (cost(&day), day.peak_workers);
         println!(
             "| {name} | {:.1} | {:.1} | {targets} + {drafts} | {:.1} | {cost:.0} | {:.2} | {:.1} | {:.2}% | {:.2}% |",
             day.target_hours,
@@ -71,13 +81,13 @@ fn main() -> Result<(), Box<dyn Error>> {
             day.hours_without_drafts,
             cost / first,
             day.tpot_ms,
-            100.0 * day.slow,
-            100.0 * day.waited,
+            100.0 * day.slow_share,
+            100.0 * day.waited_share,
         );
     }
     Ok(())
 }
 
-fn cost(day: &Outcome) -> f64 {
+fn cost(day: &DayResult) -> f64 {
     day.target_hours * PRICE.0 + day.draft_hours * PRICE.1
 }

@@ -68,7 +68,7 @@ impl TlsFront {
 
     async fn reach(&self, trust: Trust) -> Result<Endpoint, String> {
         let access = Access { api_key: Some("sk-test".to_owned()), trust, ..Access::default() };
-        Endpoint::reach(&self.url, access).await.map_err(|error| error.to_string())
+        Endpoint::connect(&self.url, access).await.map_err(|error| error.to_string())
     }
 }
 

@@ -7,8 +7,8 @@
 use std::time::{Duration, Instant};
 
 use outrider_cli::load::prompts::Content;
-use outrider_cli::load::sample::Outcome;
-use outrider_cli::load::scripted::{LogEntry, Script, ScriptedServer, Sent, Step};
+use outrider_cli::load::sample::RequestOutcome;
+use outrider_cli::load::scripted::{LogEntry, Script, ScriptedServer, SentEvent, Step};
 use outrider_cli::load::{
     Client, Endpoint, FigureOptions, Figures, Prompt, Request, Run, Sample, Schedule, Settings, Slo,
 };
@@ -39,7 +39,7 @@ fn requests(endpoint: &Endpoint, count: usize) -> Vec<Request> {
 }
 
 async fn client(server: &ScriptedServer) -> Client {
-    Client::new(Endpoint::reach(&server.url(), Default::default()).await.expect("the server answers"))
+    Client::new(Endpoint::connect(&server.url(), Default::default()).await.expect("the server answers"))
 }
 
 /// The log entry of each request, in order. The server writes an entry after its last byte, when the client
@@ -63,12 +63,12 @@ struct Between(f64, f64);
 
 impl Between {
     /// Time from one event to a later one.
-    fn events(from: &Sent, to: &Sent) -> Self {
+    fn events(from: &SentEvent, to: &SentEvent) -> Self {
         let seconds = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64();
         Self(seconds(from.after, to.before), seconds(from.before, to.after))
     }
 
-    fn since(moment: Instant, to: &Sent) -> Self {
+    fn since(moment: Instant, to: &SentEvent) -> Self {
         Self((to.before - moment).as_secs_f64(), (to.after - moment).as_secs_f64())
     }
 
@@ -111,8 +111,8 @@ fn judge(run: &Run, requests: &[Request], log: &[LogEntry], fails: impl Fn(usize
 
     let judged =
         || log.iter().zip(&run.exchanges).enumerate().filter(|(i, _)| !fails(*i)).map(|(_, both)| both);
-    let tokens = |entry: &'_ LogEntry| -> Vec<Sent> { entry.tokens().cloned().collect() };
-    let last = |tokens: &[Sent]| tokens.last().expect("every script has tokens").clone();
+    let tokens = |entry: &'_ LogEntry| -> Vec<SentEvent> { entry.tokens().cloned().collect() };
+    let last = |tokens: &[SentEvent]| tokens.last().expect("every script has tokens").clone();
     let (mut ttft, mut tpot, mut itl, mut e2el) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (entry, exchange) in judged() {
         let tokens = tokens(entry);
@@ -200,7 +200,7 @@ async fn a_generator_that_reads_late_flatters_nobody() {
         let requests = requests(client.endpoint(), 24);
         let run = client.drive(&requests, &schedule, |_| std::thread::sleep(ms(25))).await;
         let late = run.exchanges.iter().flat_map(|exchange| &exchange.reads);
-        let latest = late.map(|read| read.noticed_after).max();
+        let latest = late.map(|read| read.read_delay).max();
         assert!(latest > Some(ms(15)), "no read was late: {latest:?}");
         // Later than the next token: one timestamp covers both, and the machine was too busy for this test.
         if latest >= Some(LEAST_WAIT) && attempt < 40 {
@@ -233,7 +233,7 @@ async fn figures_among_stalls_errors_and_cut_streams_are_the_servers() {
     let requests = requests(client.endpoint(), 32);
     let run = client.drive(&requests, &Schedule::Closed { concurrency: 4 }, |_| ()).await;
     judge(&run, &requests, &entries(&server, 32), |i| [1, 4].contains(&(i % 8)));
-    let words = run.samples(&requests).iter().map(|sample| sample.outcome.word()).collect::<Vec<_>>();
+    let words = run.samples(&requests).iter().map(|sample| sample.outcome.label()).collect::<Vec<_>>();
     let count = |word| words.iter().filter(|found| **found == word).count();
     assert_eq!((count("completed"), count("refused"), count("cut")), (24, 4, 4), "{words:?}");
 }
@@ -279,11 +279,11 @@ async fn what_goes_wrong_is_counted_as_what_it_is() {
     let requests = requests(client.endpoint(), 8);
     let run = client.drive(&requests, &Schedule::Closed { concurrency: 8 }, |_| ()).await;
     let samples = run.samples(&requests);
-    let words: Vec<&str> = samples.iter().map(|sample: &Sample| sample.outcome.word()).collect();
+    let words: Vec<&str> = samples.iter().map(|sample: &Sample| sample.outcome.label()).collect();
     let expected =
         ["refused", "cut", "timed out", "failed in stream", "malformed", "cut", "completed", "completed"];
     assert_eq!(words, expected);
-    assert!(matches!(samples[0].outcome, Outcome::Refused { status: 429, .. }));
+    assert!(matches!(samples[0].outcome, RequestOutcome::Refused { status: 429, .. }));
     let figures = Figures::of(&samples, run.duration(), &FigureOptions::default());
     assert_eq!((figures.num_prompts, figures.completed, figures.total_output_tokens), (8, 2, 4));
 
@@ -291,7 +291,7 @@ async fn what_goes_wrong_is_counted_as_what_it_is() {
     let without_connections = Client::new(client.endpoint().clone()).with_timeout(ms(1500));
     let nobody =
         without_connections.drive(&requests[..1], &Schedule::Closed { concurrency: 1 }, |_| ()).await;
-    let word = nobody.samples(&requests)[0].outcome.word();
+    let word = nobody.samples(&requests)[0].outcome.label();
     assert!(["not connected", "cut"].contains(&word), "{word}");
 }
 
@@ -300,7 +300,7 @@ async fn what_goes_wrong_is_counted_as_what_it_is() {
 async fn a_server_that_closes_idle_connections_costs_no_request() {
     let server = ScriptedServer::start(|_| {
         let mut script = Script::tokens(&[ms(5)]);
-        script.steps.push(Step::Leave);
+        script.steps.push(Step::EndAndClose);
         script
     })
     .unwrap();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use outrider_cli::cluster::{
-    Binaries, Cluster, ClusterError, ClusterSpec, DraftKind, LogSink, NoLogs, Process, ProcessSpec,
+    Binaries, ClusterError, ClusterSpec, DraftKind, LogSink, NoLogs, Process, ProcessCluster, ProcessSpec,
 };
 
 /// Runs until its standard input closes, like the servers with `--exit-on-stdin-close`.
@@ -54,7 +54,7 @@ fn binaries(directory: &Path, scripts: [(&str, &str); 3]) -> Binaries {
     Binaries::in_directory(directory).unwrap()
 }
 
-fn cluster(directory: &Path, target_script: &str) -> Cluster {
+fn cluster(directory: &Path, target_script: &str) -> ProcessCluster {
     let binaries = binaries(
         directory,
         [
@@ -64,7 +64,7 @@ fn cluster(directory: &Path, target_script: &str) -> Cluster {
         ],
     );
     let spec = ClusterSpec::new(binaries, PathBuf::from("/models/target"), DraftKind::Ngram);
-    Cluster::launch(spec, Arc::new(NoLogs)).unwrap()
+    ProcessCluster::launch(spec, Arc::new(NoLogs)).unwrap()
 }
 
 #[tokio::test]
@@ -208,9 +208,11 @@ async fn stopping_ends_the_router_before_the_workers() {
             ("outrider-target-worker", &target),
         ],
     );
-    let cluster =
-        Cluster::launch(ClusterSpec::new(binaries, PathBuf::from("/t"), DraftKind::Ngram), Arc::new(NoLogs))
-            .unwrap();
+    let cluster = ProcessCluster::launch(
+        ClusterSpec::new(binaries, PathBuf::from("/t"), DraftKind::Ngram),
+        Arc::new(NoLogs),
+    )
+    .unwrap();
     while cluster.names().iter().any(|name| cluster.process(name).unwrap().lines().is_empty()) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -49,7 +49,7 @@ for address in filter(None, [flags.get("--http"), flags.get("--admin")]):
 print("pid", os.getpid(), "level", flags["--log"], flush=True)
 sys.stdin.read()
 "#;
-const PATIENCE: Duration = Duration::from_secs(20);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// `outrider up` with fake servers next to it.
 struct Up {
@@ -150,7 +150,7 @@ fn write_executable(path: &Path, bytes: &[u8]) {
 fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < PATIENCE, "{what} did not come within {PATIENCE:?}");
+        assert!(started.elapsed() < WAIT_TIMEOUT, "{what} did not come within {WAIT_TIMEOUT:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -61,7 +61,7 @@ impl Rope {
     }
 
     /// Rotates gradients back: the gradient of a rotation is the inverse rotation.
-    pub fn turn_back(&self, d_x: &mut Array2<f32>) {
+    pub fn rotate_back(&self, d_x: &mut Array2<f32>) {
         self.rotate(d_x, -1.0);
     }
 

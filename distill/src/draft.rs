@@ -277,8 +277,8 @@ impl DraftModel {
         let projections = Projections { q: &pass.q, k: &pass.k, v: &pass.v };
         let AttentionGradients { mut q, mut k, v } =
             attend_backward(self.heads, projections, &pass.probabilities, &d_mixed);
-        rope.turn_back(&mut q);
-        rope.turn_back(&mut k);
+        rope.rotate_back(&mut q);
+        rope.rotate_back(&mut k);
         if let Some([q_scales, k_scales]) = &pass.head_scales {
             q = back.head_norm("self_attn.q_norm", &pass.raw_q, q_scales, &q);
             k = back.head_norm("self_attn.k_norm", &pass.raw_k, k_scales, &k);

@@ -26,17 +26,17 @@ impl Loss {
     ///
     /// In terms of probabilities the gradient is `q - p` for the divergence and `q - (1 at the id)` for the
     /// cross entropy.
-    pub fn new(mut target: Array2<f32>, mut draft: Array2<f32>, learnt: &[TokenId]) -> (Self, Array2<f32>) {
+    pub fn new(mut target: Array2<f32>, mut draft: Array2<f32>, labels: &[TokenId]) -> (Self, Array2<f32>) {
         log_softmax(&mut target);
         log_softmax(&mut draft);
         let mut loss = Self::default();
         Zip::from(&target).and(&draft).for_each(|&p, &q| loss.kl += f64::from(p.exp() * (p - q)));
-        for (row, &id) in learnt.iter().enumerate() {
+        for (row, &id) in labels.iter().enumerate() {
             loss.cross_entropy -= f64::from(draft[(row, id as usize)]);
         }
         let mut d_logits = draft;
         Zip::from(&mut d_logits).and(&target).for_each(|q, &p| *q = q.exp() - KL_SHARE * p.exp());
-        for (row, &id) in learnt.iter().enumerate() {
+        for (row, &id) in labels.iter().enumerate() {
             d_logits[(row, id as usize)] -= 1.0 - KL_SHARE;
         }
         (loss, d_logits)

@@ -10,14 +10,14 @@ use crate::draft::DraftModel;
 use crate::error::DistillError;
 use crate::loss::Loss;
 use crate::schedule::share;
-use crate::windows::{Order, Window};
+use crate::windows::{Window, WindowOrder};
 
 /// Source of the target's logits.
 pub trait Teacher {
     /// The error of a failed run.
     type Error: From<DistillError>;
 
-    /// Logits at the learnt positions of a window, `[num_learnt, vocab_size]`: the target's predictions after
+    /// Logits at the learnt positions of a window, `[num_labels, vocab_size]`: the target's predictions after
     /// the ids before each of them.
     ///
     /// # Errors
@@ -27,7 +27,7 @@ pub trait Teacher {
 
 /// Settings of a training run.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
+pub struct TrainingOptions {
     /// Number of weight updates.
     pub steps: usize,
     /// Windows per update.
@@ -42,7 +42,7 @@ pub struct Plan {
 
 /// A completed step.
 #[derive(Debug, Clone, Copy)]
-pub struct StepDone {
+pub struct StepReport {
     /// Number of completed steps.
     pub steps: usize,
     /// Loss of its windows before the update, in nats per learnt token.
@@ -53,7 +53,7 @@ pub struct StepDone {
 
 /// Means per answer token, in nats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Judged {
+pub struct EvalLoss {
     /// KL(target || draft).
     pub kl: f64,
     /// Cross entropy of the target's output.
@@ -61,15 +61,19 @@ pub struct Judged {
 }
 
 /// Measures the distance of the draft from the target on these windows.
-pub fn judge<T: Teacher>(draft: &DraftModel, target: &mut T, windows: &[Window]) -> Result<Judged, T::Error> {
+pub fn evaluate<T: Teacher>(
+    draft: &DraftModel,
+    target: &mut T,
+    windows: &[Window],
+) -> Result<EvalLoss, T::Error> {
     let (mut sum, mut tokens) = (Loss::default(), 0);
     for window in windows {
-        let taught = target.logits(window)?;
-        let pass = draft.forward(window.inputs(), (window.num_learnt(), taught.ncols()));
-        sum += Loss::new(taught, pass.logits, window.learnt()).0;
-        tokens += window.num_learnt();
+        let target_logits = target.logits(window)?;
+        let pass = draft.forward(window.inputs(), (window.num_labels(), target_logits.ncols()));
+        sum += Loss::new(target_logits, pass.logits, window.labels()).0;
+        tokens += window.num_labels();
     }
-    Ok(Judged { kl: sum.kl / tokens as f64, cross_entropy: sum.cross_entropy / tokens as f64 })
+    Ok(EvalLoss { kl: sum.kl / tokens as f64, cross_entropy: sum.cross_entropy / tokens as f64 })
 }
 
 /// Trains the draft in place and calls `done` after each step.
@@ -80,27 +84,27 @@ pub fn train<T: Teacher>(
     draft: &mut DraftModel,
     target: &mut T,
     windows: &[Window],
-    (plan, done): (&Plan, &mut dyn FnMut(StepDone)),
+    (options, done): (&TrainingOptions, &mut dyn FnMut(StepReport)),
 ) -> Result<(), T::Error> {
     let mut optimizer = AdamW::default();
-    let mut order = Order::new(plan.seed, windows.len());
-    for step in 0..plan.steps {
-        let batch: Vec<&Window> = order.by_ref().take(plan.batch).map(|idx| &windows[idx]).collect();
-        let mut taught = Vec::with_capacity(batch.len());
+    let mut order = WindowOrder::new(options.seed, windows.len());
+    for step in 0..options.steps {
+        let batch: Vec<&Window> = order.by_ref().take(options.batch).map(|idx| &windows[idx]).collect();
+        let mut target_logits = Vec::with_capacity(batch.len());
         for window in batch {
-            taught.push((window, target.logits(window)?));
+            target_logits.push((window, target.logits(window)?));
         }
-        let tokens = taught.iter().map(|(window, _)| window.num_learnt()).sum();
-        let (mut gradients, loss) = gradients(draft, taught, plan.threads);
+        let tokens = target_logits.iter().map(|(window, _)| window.num_labels()).sum();
+        let (mut gradients, loss) = gradients(draft, target_logits, options.threads);
         let loss = loss.weighted() / tokens as f64;
         if !loss.is_finite() {
             return Err(DistillError::Diverged { step: step + 1 }.into());
         }
         gradients.values_mut().for_each(|gradient| *gradient /= tokens as f32);
         clip(&mut gradients);
-        let rate = plan.peak_rate * share(step, plan.steps);
+        let rate = options.peak_rate * share(step, options.steps);
         optimizer.step(&mut draft.weights, &gradients, rate as f32);
-        done(StepDone { steps: step + 1, loss, tokens });
+        done(StepReport { steps: step + 1, loss, tokens });
     }
     Ok(())
 }
@@ -109,20 +113,20 @@ pub fn train<T: Teacher>(
 /// are distributed over threads and added in their order, regardless of which thread finishes first.
 fn gradients(
     draft: &DraftModel,
-    taught: Vec<(&Window, Array2<f32>)>,
+    target_logits: Vec<(&Window, Array2<f32>)>,
     threads: NonZeroUsize,
 ) -> (Gradients, Loss) {
     let mut sum: Option<(Gradients, Loss)> = None;
-    let mut taught = taught.into_iter();
+    let mut target_logits = target_logits.into_iter();
     loop {
-        let at_once: Vec<_> = taught.by_ref().take(threads.get()).collect();
+        let at_once: Vec<_> = target_logits.by_ref().take(threads.get()).collect();
         if at_once.is_empty() {
             return sum.expect("a batch has at least one window");
         }
         let found = std::thread::scope(|scope| {
             let running: Vec<_> = at_once
                 .into_iter()
-                .map(|(window, taught)| scope.spawn(move || gradient(draft, window, taught)))
+                .map(|(window, target_logits)| scope.spawn(move || gradient(draft, window, target_logits)))
                 .collect();
             running
                 .into_iter()
@@ -142,10 +146,10 @@ fn gradients(
 }
 
 /// Gradient and loss of one window.
-fn gradient(draft: &DraftModel, window: &Window, taught: Array2<f32>) -> (Gradients, Loss) {
-    let mut pass = draft.forward(window.inputs(), (window.num_learnt(), taught.ncols()));
+fn gradient(draft: &DraftModel, window: &Window, target_logits: Array2<f32>) -> (Gradients, Loss) {
+    let mut pass = draft.forward(window.inputs(), (window.num_labels(), target_logits.ncols()));
     let logits = std::mem::take(&mut pass.logits);
-    let (loss, d_logits) = Loss::new(taught, logits, window.learnt());
+    let (loss, d_logits) = Loss::new(target_logits, logits, window.labels());
     (draft.backward(&pass, &d_logits), loss)
 }
 

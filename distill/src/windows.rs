@@ -11,7 +11,7 @@ pub struct Window {
     /// The ids, at least two.
     pub ids: Vec<TokenId>,
     /// Index of the first learnt id; at least 1.
-    pub first_learnt: usize,
+    pub first_label: usize,
 }
 
 impl Window {
@@ -20,14 +20,14 @@ impl Window {
         &self.ids[..self.ids.len() - 1]
     }
 
-    /// Ids that the models should predict after the last [`Self::num_learnt`] inputs.
-    pub fn learnt(&self) -> &[TokenId] {
-        &self.ids[self.first_learnt..]
+    /// Ids that the models should predict after the last [`Self::num_labels`] inputs.
+    pub fn labels(&self) -> &[TokenId] {
+        &self.ids[self.first_label..]
     }
 
     /// Number of learnt ids.
-    pub fn num_learnt(&self) -> usize {
-        self.ids.len() - self.first_learnt
+    pub fn num_labels(&self) -> usize {
+        self.ids.len() - self.first_label
     }
 }
 
@@ -38,30 +38,30 @@ pub fn cut(prompt_ids: &[TokenId], answer_ids: &[TokenId], context: usize) -> Ve
     let mut windows = Vec::new();
     let mut begin = prompt_ids.len();
     while begin < ids.len() {
-        let room = if ids.len() <= context { context } else { (context / 2).max(1) };
-        let end = (begin + room).min(ids.len());
+        let max_labels = if ids.len() <= context { context } else { (context / 2).max(1) };
+        let end = (begin + max_labels).min(ids.len());
         let start = end.saturating_sub(context);
-        windows.push(Window { ids: ids[start..end].to_vec(), first_learnt: begin - start });
+        windows.push(Window { ids: ids[start..end].to_vec(), first_label: begin - start });
         begin = end;
     }
     windows
 }
 
 /// An endless sequence of windows, shuffled for each pass.
-pub struct Order {
+pub struct WindowOrder {
     rng: StdRng,
     pass: Vec<usize>,
     num_windows: usize,
 }
 
-impl Order {
+impl WindowOrder {
     /// Creates an order of `num_windows` windows; there must be at least one.
     pub fn new(seed: u64, num_windows: usize) -> Self {
         Self { rng: StdRng::seed_from_u64(seed), pass: Vec::new(), num_windows }
     }
 }
 
-impl Iterator for Order {
+impl Iterator for WindowOrder {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
@@ -86,29 +86,26 @@ mod tests {
     #[test]
     fn a_short_row_is_one_window() {
         let windows = windows(3, 4);
-        assert_eq!(windows, [Window { ids: (0..7).collect(), first_learnt: 3 }]);
-        assert_eq!((windows[0].inputs().len(), windows[0].learnt()), (6, [3, 4, 5, 6].as_slice()));
+        assert_eq!(windows, [Window { ids: (0..7).collect(), first_label: 3 }]);
+        assert_eq!((windows[0].inputs().len(), windows[0].labels()), (6, [3, 4, 5, 6].as_slice()));
     }
 
     #[test]
     fn every_answer_token_is_learnt_once() {
         for (prompt, completion) in [(1, 1), (1, 40), (3, 30), (20, 5), (40, 40), (16, 1), (15, 2)] {
             let windows = windows(prompt, completion);
-            let learnt: Vec<u32> = windows.iter().flat_map(|window| window.learnt().to_vec()).collect();
+            let learnt: Vec<u32> = windows.iter().flat_map(|window| window.labels().to_vec()).collect();
             assert_eq!(learnt, (prompt..prompt + completion).collect::<Vec<_>>(), "{prompt}, {completion}");
             for window in &windows {
-                assert!(window.ids.len() <= 16 && window.first_learnt >= 1, "{window:?}");
-                assert!(
-                    window.first_learnt >= 8 || window.ids[0] == 0,
-                    "too little stands before {window:?}"
-                );
+                assert!(window.ids.len() <= 16 && window.first_label >= 1, "{window:?}");
+                assert!(window.first_label >= 8 || window.ids[0] == 0, "too little stands before {window:?}");
             }
         }
     }
 
     #[test]
     fn a_pass_has_every_window_once_and_a_seed_its_order() {
-        let order = |seed| Order::new(seed, 5).take(10).collect::<Vec<_>>();
+        let order = |seed| WindowOrder::new(seed, 5).take(10).collect::<Vec<_>>();
         let first = order(3);
         for pass in first.chunks(5) {
             let mut sorted = pass.to_vec();

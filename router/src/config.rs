@@ -30,7 +30,7 @@ const LAME_DUCK_SECONDS_MAX: u64 = 600;
 /// One tebibyte.
 const REQUEST_LOG_MIB_MAX: u64 = 1 << 20;
 
-const TEACHING: &str = "\
+const AFTER_HELP: &str = "\
 Lanes are settled in the file alone, by task type:
   [lanes.\"code\"]
   max_k = 6                          # k at most, also where a request names one
@@ -64,7 +64,7 @@ Examples:
 /// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones
 /// win.
 #[derive(Debug, Parser, Serialize)]
-#[command(name = "outrider-router", version, after_long_help = TEACHING)]
+#[command(name = "outrider-router", version, after_long_help = AFTER_HELP)]
 pub struct Flags {
     /// Address of the HTTP API
     #[arg(long, value_name = "ADDR")]

@@ -11,11 +11,11 @@ const NAME: &str = "router.outrider.test";
 
 /// The authority's certificate and certificates that it signed, as files.
 #[derive(Debug)]
-pub struct Authority {
+pub struct TestCa {
     dir: TempDir,
 }
 
-impl Authority {
+impl TestCa {
     /// Creates an authority that no process trusts yet.
     pub fn new() -> anyhow::Result<Self> {
         let (mut params, ca_key) = (CertificateParams::default(), KeyPair::generate()?);
@@ -51,22 +51,22 @@ impl Authority {
     }
 
     /// A client that trusts the authority and presents no certificate.
-    pub fn stranger(&self) -> anyhow::Result<ClientTls> {
+    pub fn client_without_certificate(&self) -> anyhow::Result<ClientTls> {
         Ok(ClientTls::read(&self.file("ca.pem"), None)?)
     }
 
     /// A client that trusts the authority and presents a certificate signed by it.
-    pub fn member(&self) -> anyhow::Result<ClientTls> {
+    pub fn client(&self) -> anyhow::Result<ClientTls> {
         self.client_with("cert.pem")
     }
 
     /// The same, with an expired certificate.
-    pub fn former_member(&self) -> anyhow::Result<ClientTls> {
+    pub fn expired_client(&self) -> anyhow::Result<ClientTls> {
         self.client_with("expired.pem")
     }
 
     /// The same, with a certificate for [`NAME`].
-    pub fn named_member(&self) -> anyhow::Result<ClientTls> {
+    pub fn named_client(&self) -> anyhow::Result<ClientTls> {
         self.client_with("named.pem")
     }
 
@@ -77,7 +77,7 @@ impl Authority {
 
     /// Replaces the certificate and key that servers present by those of another authority; the authority
     /// that clients trust stays.
-    pub fn show_those_of(&self, other: &Self) -> anyhow::Result<()> {
+    pub fn replace_server_certificate(&self, other: &Self) -> anyhow::Result<()> {
         // The key first: a certificate without a matching key is not loaded.
         for name in ["key.pem", "cert.pem"] {
             std::fs::copy(other.file(name), self.file("new.pem"))?;

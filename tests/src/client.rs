@@ -12,7 +12,7 @@ use tonic::Streaming;
 use tonic::transport::Channel;
 
 use crate::case::Case;
-use crate::wait::PATIENCE;
+use crate::wait::WAIT_TIMEOUT;
 
 /// A connection to one router.
 #[derive(Debug, Clone)]
@@ -149,8 +149,8 @@ impl AnswerStream {
 
     /// Reads one message; returns false at the end of the stream.
     pub async fn read_message(&mut self) -> anyhow::Result<bool> {
-        let message = tokio::time::timeout(PATIENCE, self.messages.message()).await;
-        let message = message.with_context(|| format!("{}: silence for {PATIENCE:?}", self.name))?;
+        let message = tokio::time::timeout(WAIT_TIMEOUT, self.messages.message()).await;
+        let message = message.with_context(|| format!("{}: silence for {WAIT_TIMEOUT:?}", self.name))?;
         let Some(message) = message.with_context(|| format!("{}: the stream broke", self.name))? else {
             return Ok(false);
         };

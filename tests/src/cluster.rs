@@ -20,7 +20,7 @@ use worker::config::{DefaultPorts, RawWorker, SyntheticConfig, WorkerConfig};
 use crate::case::Case;
 use crate::client::{Answer, Client};
 use crate::fake_worker;
-use crate::faulty_wire::{FaultyWire, Tally, WireFaults};
+use crate::faulty_wire::{FaultyWire, FrameCounts, WireFaults};
 use crate::metrics::Page;
 use crate::pair::{self, MODEL};
 use crate::wait::until;
@@ -184,7 +184,7 @@ impl Cluster {
         &self,
         kind: WorkerKind,
         faults: WireFaults,
-    ) -> anyhow::Result<(RunningWorker, Arc<Tally>)> {
+    ) -> anyhow::Result<(RunningWorker, Arc<FrameCounts>)> {
         let lifetime = self.lifetime.child();
         // The worker registers with a discovery that no router uses; the wire is registered instead.
         let nowhere = discovery::open(&DiscoveryUri::Memory.into(), &lifetime).await?;
@@ -192,14 +192,14 @@ impl Cluster {
             start_worker((kind, |_: &mut WorkerConfig| ()), nowhere.as_ref(), lifetime.clone()).await?;
         let wire =
             FaultyWire::connect(&format!("http://{}", worker.listen), faults, lifetime.clone()).await?;
-        let tally = wire.tally();
+        let frame_counts = wire.frame_counts();
         self.announce(kind.role(), wire, lifetime).await?;
         worker.wait_connected().await?;
-        Ok((worker, tally))
+        Ok((worker, frame_counts))
     }
 
     /// Adds a draft worker implemented by a test; its tasks run under the lifetime that `make` receives.
-    pub async fn add_draft_door<D: Worker>(&self, make: impl FnOnce(Lifetime) -> D) -> anyhow::Result<()> {
+    pub async fn add_draft_service<D: Worker>(&self, make: impl FnOnce(Lifetime) -> D) -> anyhow::Result<()> {
         let lifetime = self.lifetime.child();
         self.announce(DRAFT, make(lifetime.clone()), lifetime).await
     }

@@ -28,30 +28,30 @@ pub struct WireFaults {
     /// Seed that decides which frames are affected.
     pub seed: u64,
     /// Share of frames that are dropped.
-    pub lost: f64,
+    pub dropped: f64,
     /// Share of frames that are duplicated.
-    pub repeated: f64,
+    pub duplicated: f64,
     /// Share of frames that are delayed, so that later ones overtake them.
-    pub held_up: f64,
+    pub delayed: f64,
     /// Maximum delay.
-    pub held_up_at_most: Duration,
+    pub max_delay: Duration,
     /// Latency added to every frame, without changing their order.
     pub latency: Duration,
 }
 
 /// Counters of frames.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct FrameCounts {
     /// Forwarded once, without delay.
-    pub passed: AtomicU64,
+    pub delivered: AtomicU64,
     /// Dropped.
-    pub lost: AtomicU64,
+    pub dropped: AtomicU64,
     /// Forwarded twice.
-    pub repeated: AtomicU64,
+    pub duplicated: AtomicU64,
     /// Delayed.
-    pub held_up: AtomicU64,
+    pub delayed: AtomicU64,
     /// Forwarded before a frame that was sent earlier.
-    pub overtook: AtomicU64,
+    pub reordered: AtomicU64,
 }
 
 /// The wire; for a router it looks like the worker behind it.
@@ -59,16 +59,16 @@ pub struct Tally {
 pub struct FaultyWire {
     worker: WorkerClient<Channel>,
     faults: WireFaults,
-    tally: Arc<Tally>,
+    frame_counts: Arc<FrameCounts>,
     lifetime: Lifetime,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Passes,
-    IsLost,
-    ComesTwice,
-    IsHeldUp(Duration),
+enum FrameFault {
+    Deliver,
+    Drop,
+    Duplicate,
+    Delay(Duration),
 }
 
 impl FaultyWire {
@@ -76,15 +76,15 @@ impl FaultyWire {
     pub async fn connect(url: &str, faults: WireFaults, lifetime: Lifetime) -> anyhow::Result<Self> {
         let worker = WorkerClient::connect(url.to_owned()).await?;
         let worker = worker.max_decoding_message_size(4 * proto::MAX_FRAME_BYTES);
-        Ok(Self { worker, faults, tally: Arc::default(), lifetime })
+        Ok(Self { worker, faults, frame_counts: Arc::default(), lifetime })
     }
 
     /// The frame counters.
-    pub fn tally(&self) -> Arc<Tally> {
-        Arc::clone(&self.tally)
+    pub fn frame_counts(&self) -> Arc<FrameCounts> {
+        Arc::clone(&self.frame_counts)
     }
 
-    fn carry<F: Clone + Send + 'static, T: Send + 'static>(
+    fn forward<F: Clone + Send + 'static, T: Send + 'static>(
         &self,
         from: Streaming<F>,
         to: mpsc::Sender<T>,
@@ -92,8 +92,8 @@ impl FaultyWire {
     ) {
         let direction = Direction {
             faults: self.faults,
-            fates: StdRng::seed_from_u64(self.faults.seed ^ salt),
-            tally: Arc::clone(&self.tally),
+            rng: StdRng::seed_from_u64(self.faults.seed ^ salt),
+            frame_counts: Arc::clone(&self.frame_counts),
         };
         let cancelled = self.lifetime.cancelled();
         self.lifetime.spawn("faulty wire", async move {
@@ -101,7 +101,7 @@ impl FaultyWire {
                 biased;
                 // The wire is closed.
                 () = cancelled => {}
-                () = direction.carry(from, to, wrap) => {}
+                () = direction.forward(from, to, wrap) => {}
             }
         });
     }
@@ -127,8 +127,8 @@ impl Worker for FaultyWire {
         let mut from_worker = self.worker.clone().attach(ReceiverStream::new(outgoing)).await?.into_inner();
         let hello = from_worker.message().await?.ok_or_else(no_hello)?;
         to_router.try_send(Ok(hello)).map_err(|_| Status::internal("a new queue is full"))?;
-        self.carry(from_router, to_worker, (|frame| frame, 0));
-        self.carry(from_worker, to_router, (Ok, 1));
+        self.forward(from_router, to_worker, (|frame| frame, 0));
+        self.forward(from_worker, to_router, (Ok, 1));
         Ok(Response::new(Box::pin(ReceiverStream::new(replies))))
     }
 
@@ -143,28 +143,28 @@ impl Worker for FaultyWire {
 /// One direction of one stream.
 struct Direction {
     faults: WireFaults,
-    fates: StdRng,
-    tally: Arc<Tally>,
+    rng: StdRng,
+    frame_counts: Arc<FrameCounts>,
 }
 
 impl Direction {
     /// Forwards frames until either side is closed.
-    async fn carry<F: Clone, T>(mut self, mut from: Streaming<F>, to: mpsc::Sender<T>, wrap: fn(F) -> T) {
-        let mut held_up = FuturesUnordered::new();
+    async fn forward<F: Clone, T>(mut self, mut from: Streaming<F>, to: mpsc::Sender<T>, wrap: fn(F) -> T) {
+        let mut delayed = FuturesUnordered::new();
         loop {
             let (frame, times) = tokio::select! {
                 biased;
                 // A delayed frame is due.
-                Some(frame) = held_up.next(), if !held_up.is_empty() => (frame, 1),
+                Some(frame) = delayed.next(), if !delayed.is_empty() => (frame, 1),
                 // A new frame arrives; a broken side ends the wire like a closed one.
                 frame = from.message() => {
                     let Ok(Some(frame)) = frame else { return };
-                    match self.fate() {
-                        Fate::Passes => (frame, 1),
-                        Fate::ComesTwice => (frame, 2),
-                        Fate::IsLost => continue,
-                        Fate::IsHeldUp(time) => {
-                            held_up.push(async move {
+                    match self.fault() {
+                        FrameFault::Deliver => (frame, 1),
+                        FrameFault::Duplicate => (frame, 2),
+                        FrameFault::Drop => continue,
+                        FrameFault::Delay(time) => {
+                            delayed.push(async move {
                                 tokio::time::sleep(time).await;
                                 frame
                             });
@@ -173,8 +173,8 @@ impl Direction {
                     }
                 }
             };
-            if !held_up.is_empty() {
-                self.tally.overtook.fetch_add(1, Ordering::Relaxed);
+            if !delayed.is_empty() {
+                self.frame_counts.reordered.fetch_add(1, Ordering::Relaxed);
             }
             tokio::time::sleep(self.faults.latency).await;
             for _ in 0..times {
@@ -185,20 +185,20 @@ impl Direction {
         }
     }
 
-    fn fate(&mut self) -> Fate {
-        let WireFaults { lost, repeated, held_up, held_up_at_most, .. } = self.faults;
-        let drawn = self.fates.random_range(0.0..1.0);
-        let (fate, counter) = if drawn < lost {
-            (Fate::IsLost, &self.tally.lost)
-        } else if drawn < lost + repeated {
-            (Fate::ComesTwice, &self.tally.repeated)
-        } else if drawn < lost + repeated + held_up {
-            let time = held_up_at_most.mul_f64(self.fates.random_range(0.0..1.0));
-            (Fate::IsHeldUp(time), &self.tally.held_up)
+    fn fault(&mut self) -> FrameFault {
+        let WireFaults { dropped, duplicated, delayed, max_delay, .. } = self.faults;
+        let drawn = self.rng.random_range(0.0..1.0);
+        let (fault, counter) = if drawn < dropped {
+            (FrameFault::Drop, &self.frame_counts.dropped)
+        } else if drawn < dropped + duplicated {
+            (FrameFault::Duplicate, &self.frame_counts.duplicated)
+        } else if drawn < dropped + duplicated + delayed {
+            let time = max_delay.mul_f64(self.rng.random_range(0.0..1.0));
+            (FrameFault::Delay(time), &self.frame_counts.delayed)
         } else {
-            (Fate::Passes, &self.tally.passed)
+            (FrameFault::Deliver, &self.frame_counts.delivered)
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        fate
+        fault
     }
 }

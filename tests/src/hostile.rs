@@ -23,7 +23,7 @@ const QUEUE_FRAMES: usize = 64;
 
 /// Answer of a hostile draft worker to a request for k ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mischief {
+pub enum DraftMisbehaviour {
     /// k random ids.
     RandomIds,
     /// More than k ids.
@@ -37,9 +37,9 @@ pub enum Mischief {
     /// A proposal for another position.
     WrongStart,
     /// A reply with the sequence number of the previous step.
-    StaleRound,
+    StaleStepSeq,
     /// A reply with the epoch of an earlier assignment.
-    StaleGeneration,
+    StaleEpoch,
     /// A reply for an unknown sequence.
     UnknownSequence,
     /// Each reply three times.
@@ -60,7 +60,7 @@ pub enum Mischief {
     Refuses,
 }
 
-impl Mischief {
+impl DraftMisbehaviour {
     /// All kinds.
     pub const ALL: [Self; 17] = [
         Self::RandomIds,
@@ -69,8 +69,8 @@ impl Mischief {
         Self::OutOfRange,
         Self::BrokenTree,
         Self::WrongStart,
-        Self::StaleRound,
-        Self::StaleGeneration,
+        Self::StaleStepSeq,
+        Self::StaleEpoch,
         Self::UnknownSequence,
         Self::Repeated,
         Self::Silence,
@@ -91,7 +91,7 @@ impl Mischief {
             | Self::WrongStart
             | Self::Fed
             | Self::Span => Some("malformed_reply"),
-            Self::StaleRound | Self::StaleGeneration | Self::Repeated => Some("stale_reply"),
+            Self::StaleStepSeq | Self::StaleEpoch | Self::Repeated => Some("stale_reply"),
             Self::UnknownSequence | Self::Silence | Self::NoBody => Some("late_draft"),
             Self::RandomIds | Self::TooFew | Self::NeedsContext | Self::Preempts | Self::Refuses => None,
         }
@@ -111,18 +111,23 @@ pub struct HostileDraft {
 
 #[derive(Debug)]
 struct Inner {
-    mischief: Mischief,
+    misbehaviour: DraftMisbehaviour,
     vocab_size: u32,
-    dice: Mutex<StdRng>,
-    misdeeds: Arc<AtomicU64>,
+    rng: Mutex<StdRng>,
+    num_misbehaviours: Arc<AtomicU64>,
     lifetime: Lifetime,
 }
 
 impl HostileDraft {
-    /// Creates a worker of this kind; `misdeeds` counts its hostile replies.
-    pub fn new(mischief: Mischief, vocab_size: u32, misdeeds: Arc<AtomicU64>, lifetime: Lifetime) -> Self {
-        let dice = Mutex::new(StdRng::seed_from_u64(mischief as u64));
-        Self { inner: Arc::new(Inner { mischief, vocab_size, dice, misdeeds, lifetime }) }
+    /// Creates a worker of this kind; `num_misbehaviours` counts its hostile replies.
+    pub fn new(
+        misbehaviour: DraftMisbehaviour,
+        vocab_size: u32,
+        num_misbehaviours: Arc<AtomicU64>,
+        lifetime: Lifetime,
+    ) -> Self {
+        let rng = Mutex::new(StdRng::seed_from_u64(misbehaviour as u64));
+        Self { inner: Arc::new(Inner { misbehaviour, vocab_size, rng, num_misbehaviours, lifetime }) }
     }
 }
 
@@ -188,7 +193,7 @@ impl Inner {
         let mut answer = v1::WorkerFrame::default();
         for step in frame.steps {
             if step.draw {
-                self.misdeeds.fetch_add(1, Ordering::Relaxed);
+                self.num_misbehaviours.fetch_add(1, Ordering::Relaxed);
                 self.misbehave(&step, &mut answer);
             } else {
                 let cached_len = start_of(&step);
@@ -202,56 +207,56 @@ impl Inner {
         let k = step.num_draft_tokens as usize;
         let start = start_of(step);
         let guess = |ids| reply(step, Body::Proposal(proposal(start, ids)));
-        let replies = match self.mischief {
-            Mischief::RandomIds => vec![guess(self.random_ids(k))],
-            Mischief::TooMany => vec![guess(self.random_ids(k + 3))],
+        let replies = match self.misbehaviour {
+            DraftMisbehaviour::RandomIds => vec![guess(self.random_ids(k))],
+            DraftMisbehaviour::TooMany => vec![guess(self.random_ids(k + 3))],
             // Alternating. The step number would not do: if a draft's first steps have even numbers, the lane
             // gives up before one is odd.
-            Mischief::TooFew => {
-                vec![guess(self.random_ids(self.misdeeds.load(Ordering::Relaxed) as usize % 2))]
+            DraftMisbehaviour::TooFew => {
+                vec![guess(self.random_ids(self.num_misbehaviours.load(Ordering::Relaxed) as usize % 2))]
             }
-            Mischief::OutOfRange => {
+            DraftMisbehaviour::OutOfRange => {
                 let beyond = [self.vocab_size, self.vocab_size + 7, u32::MAX];
                 vec![guess(self.random_ids(1).into_iter().chain(beyond).take(k).collect())]
             }
-            Mischief::BrokenTree => {
+            DraftMisbehaviour::BrokenTree => {
                 let parents = (0..k as u32).rev().map(|parent| parent.wrapping_mul(0x1_0001)).collect();
                 let parents = if k == 1 { vec![u32::MAX] } else { parents };
                 let broken = v1::Proposal { parents, ..proposal(start, self.random_ids(k)) };
                 vec![reply(step, Body::Proposal(broken))]
             }
-            Mischief::WrongStart => {
+            DraftMisbehaviour::WrongStart => {
                 vec![reply(step, Body::Proposal(proposal(start + 1, self.random_ids(k))))]
             }
-            Mischief::StaleRound => {
+            DraftMisbehaviour::StaleStepSeq => {
                 vec![v1::Reply { step_seq: step.step_seq - 1, ..guess(self.random_ids(k)) }]
             }
-            Mischief::StaleGeneration => {
+            DraftMisbehaviour::StaleEpoch => {
                 vec![v1::Reply { epoch: step.epoch - 1, ..guess(self.random_ids(k)) }]
             }
-            Mischief::UnknownSequence => {
+            DraftMisbehaviour::UnknownSequence => {
                 vec![v1::Reply { sequence_id: u64::MAX, ..guess(self.random_ids(k)) }]
             }
-            Mischief::Repeated => vec![guess(self.random_ids(k)); 3],
-            Mischief::Silence => Vec::new(),
-            Mischief::NoBody => vec![v1::Reply { body: None, ..guess(Vec::new()) }],
-            Mischief::Fed => {
+            DraftMisbehaviour::Repeated => vec![guess(self.random_ids(k)); 3],
+            DraftMisbehaviour::Silence => Vec::new(),
+            DraftMisbehaviour::NoBody => vec![v1::Reply { body: None, ..guess(Vec::new()) }],
+            DraftMisbehaviour::Fed => {
                 vec![reply(step, Body::Fed(v1::Fed { cached_len: start, prompt_logprobs: None }))]
             }
-            Mischief::NeedsContext => {
+            DraftMisbehaviour::NeedsContext => {
                 let need = v1::NeedContext { cached_len: u32::MAX, has_spec: true };
                 vec![reply(step, Body::NeedContext(need))]
             }
-            Mischief::Span => {
+            DraftMisbehaviour::Span => {
                 let token_ids = self.random_ids(1);
                 vec![reply(step, Body::Span(v1::TokenSpan { start, token_ids, ..v1::TokenSpan::default() }))]
             }
-            Mischief::Preempts => {
+            DraftMisbehaviour::Preempts => {
                 let preempted = v1::Preempted { sequence_id: step.sequence_id, epoch: step.epoch };
                 answer.preempted.push(preempted);
                 Vec::new()
             }
-            Mischief::Refuses => {
+            DraftMisbehaviour::Refuses => {
                 vec![reply(step, Body::Refused(v1::Refused { reason: "not in the mood".to_owned() }))]
             }
         };
@@ -259,8 +264,8 @@ impl Inner {
     }
 
     fn random_ids(&self, count: usize) -> Vec<u32> {
-        let mut dice = self.dice.lock().unwrap_or_else(PoisonError::into_inner);
-        (0..count).map(|_| dice.random_range(0..self.vocab_size)).collect()
+        let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
+        (0..count).map(|_| rng.random_range(0..self.vocab_size)).collect()
     }
 }
 

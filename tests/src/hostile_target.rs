@@ -27,7 +27,7 @@ const QUEUE_FRAMES: usize = 64;
 
 /// How a hostile target changes an honest one's replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum TargetMischief {
+pub enum TargetMisbehaviour {
     /// Spans start one token later.
     WrongStart,
     /// Spans end with an id outside the vocabulary.
@@ -49,7 +49,7 @@ pub enum TargetMischief {
     /// Replies are for an unknown sequence.
     UnknownSequence,
     /// Replies have the sequence number of the previous step.
-    StaleRound,
+    StaleStepSeq,
     /// Replies are sent three times.
     Repeated,
     /// There are no replies.
@@ -64,7 +64,7 @@ pub enum TargetMischief {
     HugeScores,
 }
 
-impl TargetMischief {
+impl TargetMisbehaviour {
     /// All kinds.
     pub fn all() -> &'static [Self] {
         Self::value_variants()
@@ -75,24 +75,24 @@ impl TargetMischief {
 #[derive(Debug)]
 pub struct HostileTarget {
     honest: WorkerClient<Channel>,
-    mischief: TargetMischief,
-    misdeeds: Arc<AtomicU64>,
+    misbehaviour: TargetMisbehaviour,
+    num_misbehaviours: Arc<AtomicU64>,
     lifetime: Lifetime,
 }
 
 impl HostileTarget {
-    /// Creates a worker of this kind in front of the honest target at `url`; `misdeeds` counts the corrupted
-    /// frames. Its tasks run under `lifetime`.
+    /// Creates a worker of this kind in front of the honest target at `url`; `num_misbehaviours` counts the
+    /// corrupted frames. Its tasks run under `lifetime`.
     pub async fn connect(
         url: &str,
-        mischief: TargetMischief,
-        misdeeds: Arc<AtomicU64>,
+        misbehaviour: TargetMisbehaviour,
+        num_misbehaviours: Arc<AtomicU64>,
         lifetime: Lifetime,
     ) -> anyhow::Result<Self> {
         let honest = WorkerClient::connect(url.to_owned()).await;
         let honest = honest.with_context(|| format!("no honest target answers at {url}"))?;
         let honest = honest.max_decoding_message_size(4 * proto::MAX_FRAME_BYTES);
-        Ok(Self { honest, mischief, misdeeds, lifetime })
+        Ok(Self { honest, misbehaviour, num_misbehaviours, lifetime })
     }
 }
 
@@ -114,7 +114,7 @@ impl Worker for HostileTarget {
         to_honest.try_send(hello).map_err(|_| Status::internal("a new queue is full"))?;
         let mut from_honest = self.honest.clone().attach(ReceiverStream::new(outgoing)).await?.into_inner();
         let (to_router, replies) = mpsc::channel(QUEUE_FRAMES);
-        let (mischief, misdeeds) = (self.mischief, Arc::clone(&self.misdeeds));
+        let (misbehaviour, num_misbehaviours) = (self.misbehaviour, Arc::clone(&self.num_misbehaviours));
         let cancelled = self.lifetime.cancelled();
         self.lifetime.spawn("hostile target", async move {
             let asked = async {
@@ -127,9 +127,9 @@ impl Worker for HostileTarget {
             let answered = async {
                 while let Ok(Some(frame)) = from_honest.message().await {
                     if !frame.replies.is_empty() {
-                        misdeeds.fetch_add(1, Ordering::Relaxed);
+                        num_misbehaviours.fetch_add(1, Ordering::Relaxed);
                     }
-                    if to_router.send(Ok(spoil(mischief, frame))).await.is_err() {
+                    if to_router.send(Ok(corrupt(misbehaviour, frame))).await.is_err() {
                         return;
                     }
                 }
@@ -155,18 +155,19 @@ impl Worker for HostileTarget {
 }
 
 /// Corrupts an honest frame.
-fn spoil(mischief: TargetMischief, frame: v1::WorkerFrame) -> v1::WorkerFrame {
+fn corrupt(misbehaviour: TargetMisbehaviour, frame: v1::WorkerFrame) -> v1::WorkerFrame {
     let v1::WorkerFrame { hello, replies, mut preempted, credits, timing, draining } = frame;
     let credits =
-        if mischief == TargetMischief::NoCredits { Some(v1::Credits { blocks: 0 }) } else { credits };
-    let timing = if mischief == TargetMischief::HugeTimings { timing.map(|_| huge_timing()) } else { timing };
-    let hello = match mischief {
-        TargetMischief::HugeHello => hello.map(huge_hello),
+        if misbehaviour == TargetMisbehaviour::NoCredits { Some(v1::Credits { blocks: 0 }) } else { credits };
+    let timing =
+        if misbehaviour == TargetMisbehaviour::HugeTimings { timing.map(|_| huge_timing()) } else { timing };
+    let hello = match misbehaviour {
+        TargetMisbehaviour::HugeHello => hello.map(huge_hello),
         _ => hello,
     };
-    let replies = match mischief {
-        TargetMischief::Silent => Vec::new(),
-        TargetMischief::Preempts => {
+    let replies = match misbehaviour {
+        TargetMisbehaviour::Silent => Vec::new(),
+        TargetMisbehaviour::Preempts => {
             preempted.extend(
                 replies
                     .iter()
@@ -174,52 +175,52 @@ fn spoil(mischief: TargetMischief, frame: v1::WorkerFrame) -> v1::WorkerFrame {
             );
             Vec::new()
         }
-        TargetMischief::Repeated => replies.iter().flat_map(|reply| [reply; 3]).cloned().collect(),
-        _ => replies.into_iter().map(|reply| spoil_reply(mischief, reply)).collect(),
+        TargetMisbehaviour::Repeated => replies.iter().flat_map(|reply| [reply; 3]).cloned().collect(),
+        _ => replies.into_iter().map(|reply| corrupt_reply(misbehaviour, reply)).collect(),
     };
     v1::WorkerFrame { hello, replies, preempted, credits, timing, draining }
 }
 
-fn spoil_reply(mischief: TargetMischief, mut reply: v1::Reply) -> v1::Reply {
-    match mischief {
-        TargetMischief::NeedsContext => {
+fn corrupt_reply(misbehaviour: TargetMisbehaviour, mut reply: v1::Reply) -> v1::Reply {
+    match misbehaviour {
+        TargetMisbehaviour::NeedsContext => {
             reply.body = Some(Body::NeedContext(v1::NeedContext { cached_len: u32::MAX, has_spec: true }));
         }
-        TargetMischief::Refuses => {
+        TargetMisbehaviour::Refuses => {
             reply.body = Some(Body::Refused(v1::Refused { reason: "not in the mood".to_owned() }));
         }
-        TargetMischief::NoBody => reply.body = None,
-        TargetMischief::UnknownSequence => reply.sequence_id = u64::MAX,
-        TargetMischief::StaleRound => reply.step_seq = reply.step_seq.saturating_sub(1),
-        TargetMischief::HugeScores => match &mut reply.body {
+        TargetMisbehaviour::NoBody => reply.body = None,
+        TargetMisbehaviour::UnknownSequence => reply.sequence_id = u64::MAX,
+        TargetMisbehaviour::StaleStepSeq => reply.step_seq = reply.step_seq.saturating_sub(1),
+        TargetMisbehaviour::HugeScores => match &mut reply.body {
             Some(Body::Fed(fed)) => fed.prompt_logprobs = Some(huge_scores()),
             Some(Body::Span(span)) => span.prompt_logprobs = Some(huge_scores()),
             _ => {}
         },
-        TargetMischief::Fed => {
+        TargetMisbehaviour::Fed => {
             if let Some(Body::Span(span)) = &reply.body {
                 reply.body = Some(Body::Fed(v1::Fed { cached_len: span.start, prompt_logprobs: None }));
             }
         }
         _ => {
             if let Some(Body::Span(span)) = &mut reply.body {
-                spoil_span(mischief, span);
+                corrupt_span(misbehaviour, span);
             }
         }
     }
     reply
 }
 
-fn spoil_span(mischief: TargetMischief, span: &mut v1::TokenSpan) {
-    match mischief {
-        TargetMischief::WrongStart => span.start += 1,
-        TargetMischief::OutOfVocabulary => {
+fn corrupt_span(misbehaviour: TargetMisbehaviour, span: &mut v1::TokenSpan) {
+    match misbehaviour {
+        TargetMisbehaviour::WrongStart => span.start += 1,
+        TargetMisbehaviour::OutOfVocabulary => {
             if let Some(last) = span.token_ids.last_mut() {
                 *last = u32::MAX;
             }
         }
-        TargetMischief::TooLong => span.token_ids.extend([1, 2, 3]),
-        TargetMischief::WrongAccepted => span.num_accepted = u32::MAX,
+        TargetMisbehaviour::TooLong => span.token_ids.extend([1, 2, 3]),
+        TargetMisbehaviour::WrongAccepted => span.num_accepted = u32::MAX,
         _ => {}
     }
 }
@@ -275,8 +276,8 @@ mod tests {
 
     #[test]
     fn every_mischief_spoils_something() {
-        for &mischief in TargetMischief::all() {
-            assert_ne!(spoil(mischief, honest_frame()), honest_frame(), "{mischief:?}");
+        for &misbehaviour in TargetMisbehaviour::all() {
+            assert_ne!(corrupt(misbehaviour, honest_frame()), honest_frame(), "{misbehaviour:?}");
         }
     }
 }

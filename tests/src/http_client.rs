@@ -7,7 +7,7 @@ use reqwest::header::HeaderMap;
 use reqwest::{Client, Method, RequestBuilder, Response};
 use serde_json::Value;
 
-use crate::wait::PATIENCE;
+use crate::wait::WAIT_TIMEOUT;
 
 /// Path of completions.
 pub const COMPLETIONS: &str = "/v1/completions";
@@ -36,8 +36,11 @@ pub struct HttpAnswer {
 impl HttpClient {
     /// A client of the router at `url`.
     pub fn new(url: impl Into<String>) -> anyhow::Result<Self> {
-        let client =
-            Client::builder().timeout(PATIENCE).connect_timeout(Duration::from_secs(5)).no_proxy().build()?;
+        let client = Client::builder()
+            .timeout(WAIT_TIMEOUT)
+            .connect_timeout(Duration::from_secs(5))
+            .no_proxy()
+            .build()?;
         Ok(Self { url: url.into(), client })
     }
 

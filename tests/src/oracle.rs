@@ -17,12 +17,12 @@ use crate::pair;
 
 /// Computes the expected answer to any request.
 #[derive(Debug)]
-pub struct Judge {
+pub struct OracleCheck {
     oracle: Oracle,
     vocab_size: usize,
 }
 
-impl Judge {
+impl OracleCheck {
     /// Loads the oracle of the bundled pair's target.
     pub fn load() -> anyhow::Result<Self> {
         let dir = pair::target_dir();

@@ -10,26 +10,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
-use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, LogSink, NoLogs};
+use outrider_cli::cluster::{Binaries, ClusterSpec, DraftKind, LogSink, NoLogs, ProcessCluster};
 
 use crate::client::Client;
 use crate::metrics::Page;
 use crate::pair::{self, MODEL};
-use crate::wait::{PATIENCE, until};
+use crate::wait::{WAIT_TIMEOUT, until};
 
 /// Starts a router and the bundled pair, one thread per worker; `change` may modify the specification.
-pub async fn start(change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<Cluster> {
-    Ok(Cluster::start(bundled_pair(change)?, Arc::new(NoLogs), PATIENCE).await?)
+pub async fn start(change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<ProcessCluster> {
+    Ok(ProcessCluster::start(bundled_pair(change)?, Arc::new(NoLogs), WAIT_TIMEOUT).await?)
 }
 
 /// Like [`start`], with the logs of the processes.
-pub async fn start_logged(change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<(Cluster, Arc<Logs>)> {
+pub async fn start_logged(
+    change: impl FnOnce(&mut ClusterSpec),
+) -> anyhow::Result<(ProcessCluster, Arc<Logs>)> {
     let logs = Arc::new(Logs::default());
     let spec = bundled_pair(|spec| {
         spec.log = Some("info".to_owned());
         change(spec);
     })?;
-    let cluster = Cluster::start(spec, Arc::clone(&logs) as _, PATIENCE).await?;
+    let cluster = ProcessCluster::start(spec, Arc::clone(&logs) as _, WAIT_TIMEOUT).await?;
     Ok((cluster, logs))
 }
 
@@ -49,18 +51,18 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
 }
 
 /// Connects a client to a ready cluster.
-pub async fn client(cluster: &Cluster) -> anyhow::Result<Client> {
+pub async fn client(cluster: &ProcessCluster) -> anyhow::Result<Client> {
     Client::connect(&cluster.grpc_url()).await
 }
 
 /// The metrics of one process.
-pub async fn metrics(cluster: &Cluster, name: &str) -> anyhow::Result<Page> {
+pub async fn metrics(cluster: &ProcessCluster, name: &str) -> anyhow::Result<Page> {
     Page::scrape(&cluster.admin_url(name)?).await
 }
 
 /// Stops a process (SIGSTOP) and waits until none of its threads runs. The signal alone returns earlier:
 /// until one thread has received it, which takes long on a busy machine, the others continue.
-pub async fn pause(cluster: &Cluster, name: &str) -> anyhow::Result<()> {
+pub async fn pause(cluster: &ProcessCluster, name: &str) -> anyhow::Result<()> {
     cluster.signal(name, Signal::SIGSTOP)?;
     let pid = cluster.process(name)?.pid();
     until(&format!("every thread of {name} has stopped"), async || {

@@ -1,5 +1,5 @@
 //! A TCP proxy in front of one worker, which simulates network failures between a router and that worker:
-//! closed connections, permanently silent ones, and ones that carry bytes in one direction only.
+//! closed connections, permanently silent ones, and ones that forward bytes in one direction only.
 //!
 //! It does not parse HTTP/2 and never changes, drops or adds a byte: blocked bytes wait, like packets that
 //! are resent until the network is back. The proxy lives as long as the lifetime under which it was started.
@@ -21,7 +21,7 @@ const BUFFER_BYTES: usize = 64 << 10;
 
 /// A direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From the router to the worker.
     ToWorker,
     /// From the worker to the router.
@@ -43,15 +43,15 @@ struct WireState {
     blocks_to_router: bool,
     /// Connections below this number are closed at once.
     cut_below: u64,
-    /// Connections below this number carry nothing.
+    /// Connections below this number forward nothing.
     silent_below: u64,
 }
 
 impl WireState {
-    fn carries(&self, way: Way, number: u64) -> bool {
+    fn carries(&self, way: Direction, number: u64) -> bool {
         let is_blocked = match way {
-            Way::ToWorker => self.blocks_to_worker,
-            Way::ToRouter => self.blocks_to_router,
+            Direction::ToWorker => self.blocks_to_worker,
+            Direction::ToRouter => self.blocks_to_router,
         };
         !is_blocked && number >= self.silent_below
     }
@@ -95,10 +95,10 @@ impl TcpProxy {
     }
 
     /// Blocks one direction, also on new connections.
-    pub fn block(&self, way: Way) {
+    pub fn block(&self, way: Direction) {
         self.state.send_modify(|state| match way {
-            Way::ToWorker => state.blocks_to_worker = true,
-            Way::ToRouter => state.blocks_to_router = true,
+            Direction::ToWorker => state.blocks_to_worker = true,
+            Direction::ToRouter => state.blocks_to_router = true,
         });
     }
 
@@ -150,8 +150,10 @@ async fn carry_connection(
     router.set_nodelay(true).and_then(|()| worker.set_nodelay(true)).ok();
     let (from_router, to_router) = router.into_split();
     let (from_worker, to_worker) = worker.into_split();
-    let there = carry(from_router, to_worker, Carried { way: Way::ToWorker, number, state: state.clone() });
-    let back = carry(from_worker, to_router, Carried { way: Way::ToRouter, number, state: state.clone() });
+    let there =
+        forward(from_router, to_worker, Carried { way: Direction::ToWorker, number, state: state.clone() });
+    let back =
+        forward(from_worker, to_router, Carried { way: Direction::ToRouter, number, state: state.clone() });
     tokio::select! {
         biased;
         // Both sockets are closed when this task ends.
@@ -162,13 +164,13 @@ async fn carry_connection(
 
 /// One direction of one connection.
 struct Carried {
-    way: Way,
+    way: Direction,
     number: u64,
     state: watch::Receiver<WireState>,
 }
 
 /// Forwards bytes until the sender closes, then closes the receiver's side.
-async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut carried: Carried) {
+async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut carried: Carried) {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         let carries = carried.state.borrow_and_update().carries(carried.way, carried.number);
@@ -241,7 +243,7 @@ mod tests {
     #[tokio::test]
     async fn a_blocked_way_holds_bytes_until_it_is_healed_and_the_other_way_goes_on() -> anyhow::Result<()> {
         let (proxy, mut client, mut peer, _server) = connected().await?;
-        proxy.block(Way::ToWorker);
+        proxy.block(Direction::ToWorker);
         client.write_all(b"x").await?;
         // The way back is carried by a task that observes the block before it carries this byte.
         peer.write_all(b"y").await?;

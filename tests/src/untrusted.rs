@@ -22,7 +22,7 @@ use crate::pair::{root, target_dir};
 
 /// A place where untrusted bytes enter.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct InputParser {
     /// Name of the fuzzer's target, and of its seed folder.
     pub name: &'static str,
     /// Parses the bytes.
@@ -32,20 +32,28 @@ pub struct Place {
 }
 
 /// All places.
-pub const PLACES: [Place; 9] = [
-    Place { name: "router_frame", read: router_frame, seeds: || vec![recorded("router_hello_1.bin")] },
-    Place { name: "worker_frame", read: worker_frame, seeds: || vec![recorded("worker_hello_1.bin")] },
-    Place { name: "http_body", read: http_body, seeds: http_bodies },
-    Place { name: "keys_file", read: keys_file, seeds: || vec![KEYS.to_vec()] },
-    Place { name: "toml", read: toml, seeds: || vec![file(&root().join("deploy/profiles/cpu-pair.toml"))] },
-    Place { name: "tokenizer", read: tokenizer, seeds: || vec![file(&target_dir().join(asset::TOKENIZER))] },
-    Place {
+pub const INPUT_PARSERS: [InputParser; 9] = [
+    InputParser { name: "router_frame", read: router_frame, seeds: || vec![recorded("router_hello_1.bin")] },
+    InputParser { name: "worker_frame", read: worker_frame, seeds: || vec![recorded("worker_hello_1.bin")] },
+    InputParser { name: "http_body", read: http_body, seeds: http_bodies },
+    InputParser { name: "keys_file", read: keys_file, seeds: || vec![KEYS.to_vec()] },
+    InputParser {
+        name: "toml",
+        read: toml,
+        seeds: || vec![file(&root().join("deploy/profiles/cpu-pair.toml"))],
+    },
+    InputParser {
+        name: "tokenizer",
+        read: tokenizer,
+        seeds: || vec![file(&target_dir().join(asset::TOKENIZER))],
+    },
+    InputParser {
         name: "chat_template",
         read: chat_template,
         seeds: || TEMPLATES.map(|text| text.into()).to_vec(),
     },
-    Place { name: "safetensors", read: safetensors, seeds: || vec![golden("model.safetensors")] },
-    Place { name: "model_config", read: model_config, seeds: || vec![golden("config.json")] },
+    InputParser { name: "safetensors", read: safetensors, seeds: || vec![golden("model.safetensors")] },
+    InputParser { name: "model_config", read: model_config, seeds: || vec![golden("config.json")] },
 ];
 
 const KEYS: &[u8] = b"# keys\nsk-one alice models=demo,org/large priority=3\n\

@@ -9,24 +9,24 @@ use tokio::time::{Instant, sleep};
 const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Upper limit for every wait in these tests, even on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Polls until `holds` returns true; after [`PATIENCE`] fails with an error that names `what`.
+/// Polls until `holds` returns true; after [`WAIT_TIMEOUT`] fails with an error that names `what`.
 pub async fn until(what: &str, holds: impl AsyncFnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
-    if !holds_within(PATIENCE, holds).await? {
-        bail!("not within {PATIENCE:?}: {what}");
+    if !holds_within(WAIT_TIMEOUT, holds).await? {
+        bail!("not within {WAIT_TIMEOUT:?}: {what}");
     }
     Ok(())
 }
 
-/// Polls until `holds` returns true; returns whether it did within `patience`.
+/// Polls until `holds` returns true; returns whether it did within `timeout`.
 pub async fn holds_within(
-    patience: Duration,
+    timeout: Duration,
     mut holds: impl AsyncFnMut() -> anyhow::Result<bool>,
 ) -> anyhow::Result<bool> {
     let began = Instant::now();
     while !holds().await? {
-        if began.elapsed() > patience {
+        if began.elapsed() > timeout {
             return Ok(false);
         }
         sleep(INTERVAL).await;

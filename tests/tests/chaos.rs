@@ -12,10 +12,10 @@ use tests::chaos::fault::FaultKind;
 use tests::chaos::fleet::{Engine, FleetSize};
 use tests::chaos::logs::FileLogs;
 use tests::chaos::plan::PlanSize;
-use tests::chaos::streams::{Ask, End, Load, LoadSize};
+use tests::chaos::streams::{End, ExpectedAnswer, Load, LoadSize};
 use tests::chaos::{Settings, run, table};
 use tests::cluster::{Cluster, WorkerKind};
-use tests::wait::PATIENCE;
+use tests::wait::WAIT_TIMEOUT;
 
 /// Each kind once, in the order given by the seed.
 const KINDS: [FaultKind; 10] = [
@@ -42,7 +42,7 @@ fn settings() -> Settings {
             hold: (Duration::from_millis(300), Duration::from_millis(900)),
         },
         fleet: FleetSize { engine: Engine::Pair, targets: 2, drafts: 1, routers: 1, etcd_members: 1 },
-        load: LoadSize { width: 6, streams: 24, patience: PATIENCE },
+        load: LoadSize { width: 6, streams: 24, stream_timeout: WAIT_TIMEOUT },
         idle_within: Duration::from_secs(5),
     }
 }
@@ -50,22 +50,22 @@ fn settings() -> Settings {
 #[tokio::test(flavor = "multi_thread")]
 async fn faults_lose_no_stream_and_change_no_id() -> anyhow::Result<()> {
     let logs = Arc::new(FileLogs::new(None)?);
-    let outcome = run(&settings(), &logs, |line| eprintln!("{line}")).await?;
-    let page = table::page(&outcome);
+    let report = run(&settings(), &logs, |line| eprintln!("{line}")).await?;
+    let page = table::page(&report);
     eprintln!("{page}");
+    ensure!(report.failures().next().is_none(), "streams were lost or differ; see {}", logs.keep().display());
+    ensure!(report.aborted.is_none(), "the run was aborted: {:?}", report.aborted);
+    ensure!(report.faults.len() == KINDS.len(), "{} faults were injected", report.faults.len());
+    let interventions: Vec<_> =
+        report.faults.iter().filter(|fault| !fault.interventions.is_empty()).collect();
     ensure!(
-        outcome.failures().next().is_none(),
-        "streams were lost or differ; see {}",
-        logs.keep().display()
+        interventions.is_empty(),
+        "processes did not reconnect without manual restarts: {interventions:?}"
     );
-    ensure!(outcome.broken_off.is_none(), "the run was aborted: {:?}", outcome.broken_off);
-    ensure!(outcome.strikes.len() == KINDS.len(), "{} faults were injected", outcome.strikes.len());
-    let helped: Vec<_> = outcome.strikes.iter().filter(|strike| !strike.helped.is_empty()).collect();
-    ensure!(helped.is_empty(), "processes did not reconnect without manual restarts: {helped:?}");
-    ensure!(outcome.num_complete() >= 24, "only {} streams were compared", outcome.num_complete());
-    let (drafted, accepted) = outcome.drafted();
+    ensure!(report.num_complete() >= 24, "only {} streams were compared", report.num_complete());
+    let (drafted, accepted) = report.drafted();
     ensure!(accepted > 100 && accepted < drafted, "{accepted} of {drafted} drafted tokens accepted");
-    for (_, after) in &outcome.footprints {
+    for (_, after) in &report.footprints {
         ensure!(
             after.is_idle(),
             "{} holds {} sequences, {} KV blocks",
@@ -89,10 +89,11 @@ async fn a_wrong_id_and_a_short_text_are_found() -> anyhow::Result<()> {
     wrong[3] += 1;
     let refused = Case { prompt_ids: Vec::new(), ..case.clone() };
     let longer = [right.as_slice(), &[1]].concat();
-    let asks = [(&case, &right), (&case, &wrong), (&case, &longer), (&refused, &right)];
-    let asks = asks.map(|(case, expected)| Ask { case: case.clone(), expected: expected.clone() });
-    let size = LoadSize { width: 1, streams: 4, patience: PATIENCE };
-    let records = Load::start(asks.to_vec(), vec![client], size, &lifetime).finish().await;
+    let expected_answers = [(&case, &right), (&case, &wrong), (&case, &longer), (&refused, &right)];
+    let expected_answers = expected_answers
+        .map(|(case, expected)| ExpectedAnswer { case: case.clone(), expected: expected.clone() });
+    let size = LoadSize { width: 1, streams: 4, stream_timeout: WAIT_TIMEOUT };
+    let records = Load::start(expected_answers.to_vec(), vec![client], size, &lifetime).finish().await;
     let ends: Vec<&End> = records.iter().map(|record| &record.end).collect();
     let short = End::Differs(right.len());
     ensure!(ends[..3] == [&End::Complete, &End::Differs(3), &short], "{ends:?}");

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use engine::{Engine, LoadOptions, WeightFormat};
-use outrider_cli::check_pair::local::{Decoded, LocalModel, LocalPair, Rounds, Verdict};
-use outrider_cli::check_pair::measure::{Question, Setting, Settings, settings, spec};
+use outrider_cli::check_pair::local::{DecodeOptions, Decoded, LocalModel, LocalPair, VerifiedRound};
+use outrider_cli::check_pair::measure::{EvalOptions, EvalPrompt, Setting, sequence_spec, settings};
 use outrider_cli::check_pair::texts::CheckpointText;
-use outrider_cli::cluster::Cluster;
+use outrider_cli::cluster::ProcessCluster;
 use outrider_cli::load::Prompt;
 use outrider_cli::load::prompts::Content;
 use serde_json::{Value, json};
@@ -52,33 +52,37 @@ fn load(directory: PathBuf, weights: &str, num_ids: u32) -> anyhow::Result<Local
 }
 
 /// The first short prompt of each task type and a few long ones, with their texts.
-fn questions(text: &CheckpointText) -> anyhow::Result<Vec<(String, Question)>> {
-    let framer = text.framer()?;
-    let mut questions: Vec<(String, Question)> = Vec::new();
+fn eval_prompts(text: &CheckpointText) -> anyhow::Result<Vec<(String, EvalPrompt)>> {
+    let prompt_encoder = text.prompt_encoder()?;
+    let mut eval_prompts: Vec<(String, EvalPrompt)> = Vec::new();
     let mut long = 0;
     for prompt in Prompt::built_in() {
         let Content::Prompt(words) = &prompt.content else { continue };
-        let prompt_ids = framer.ids(&prompt)?;
+        let prompt_ids = prompt_encoder.encode(&prompt)?;
         let is_long = prompt_ids.len() > SHORT_PROMPT;
         let is_known =
-            |(_, known): &(String, Question)| !is_long_question(known) && known.task == prompt.task;
+            |(_, known): &(String, EvalPrompt)| !is_long_prompt(known) && known.task == prompt.task;
         let wanted = match is_long {
             true => long < LONG_PROMPTS,
-            false => !questions.iter().any(is_known),
+            false => !eval_prompts.iter().any(is_known),
         };
         if wanted {
             long += usize::from(is_long);
-            let seed = questions.len() as u64;
-            questions.push((words.clone(), Question { task: prompt.task.clone(), prompt_ids, seed }));
+            let seed = eval_prompts.len() as u64;
+            eval_prompts.push((words.clone(), EvalPrompt { task: prompt.task.clone(), prompt_ids, seed }));
         }
     }
     ensure!(long == LONG_PROMPTS, "only {long} prompts have more than {SHORT_PROMPT} ids");
-    ensure!(questions.len() > 6 + long, "only {} task types have a short prompt", questions.len() - long);
-    Ok(questions)
+    ensure!(
+        eval_prompts.len() > 6 + long,
+        "only {} task types have a short prompt",
+        eval_prompts.len() - long
+    );
+    Ok(eval_prompts)
 }
 
-fn is_long_question(question: &Question) -> bool {
-    question.prompt_ids.len() > SHORT_PROMPT
+fn is_long_prompt(eval_prompt: &EvalPrompt) -> bool {
+    eval_prompt.prompt_ids.len() > SHORT_PROMPT
 }
 
 /// Counters of one request's rounds, as reported by the router.
@@ -93,14 +97,14 @@ struct Usage {
 
 impl Usage {
     fn of(decoded: &Decoded) -> Self {
-        let sum = |of: fn(&Verdict) -> u32| {
-            decoded.verdicts.iter().map(|verdict| u64::from(of(verdict))).sum::<u64>()
+        let sum = |of: fn(&VerifiedRound) -> u32| {
+            decoded.verified_rounds.iter().map(|round| u64::from(of(round))).sum::<u64>()
         };
         Self {
-            rounds: decoded.verdicts.len() as u64,
-            drafts: sum(|verdict| u32::from(verdict.drafted > 0)),
-            drafted: sum(|verdict| verdict.drafted),
-            accepted: sum(|verdict| verdict.accepted),
+            rounds: decoded.verified_rounds.len() as u64,
+            drafts: sum(|round| u32::from(round.drafted > 0)),
+            drafted: sum(|round| round.drafted),
+            accepted: sum(|round| round.accepted),
         }
     }
 
@@ -110,7 +114,7 @@ impl Usage {
 }
 
 /// Rounds that the router has ignored since its start, and drafts that were verified.
-async fn counters(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
+async fn counters(cluster: &ProcessCluster) -> anyhow::Result<(u64, u64)> {
     let page = Page::scrape(&cluster.admin_url("router")?).await?;
     Ok((page.sum("outrider_rounds_ignored_total"), page.sum("vllm:spec_decode_num_drafts_total")))
 }
@@ -118,13 +122,13 @@ async fn counters(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
 /// Repeats the request until no draft was late. The first draft of a short prompt may also be late on a busy
 /// machine: then there are more plain rounds than the last one, in which only one token is left to draw.
 async fn ask(
-    cluster: &Cluster,
-    (words, question): (&str, &Question),
+    cluster: &ProcessCluster,
+    (words, eval_prompt): (&str, &EvalPrompt),
     setting: &Setting,
 ) -> anyhow::Result<Usage> {
     let client = HttpClient::new(cluster.http_url())?;
     let body = json!({
-        "model": MODEL, "messages": [{"role": "user", "content": words}], "seed": question.seed,
+        "model": MODEL, "messages": [{"role": "user", "content": words}], "seed": eval_prompt.seed,
         "temperature": setting.temperature, "max_tokens": MAX_TOKENS,
         "speculation": {"acceptance": setting.mode.as_str()},
     });
@@ -145,7 +149,7 @@ async fn ask(
             drafted: count("draft_tokens")?,
             accepted: count("accepted_tokens")?,
         };
-        if is_long_question(question) || usage.plain_rounds() <= 1 {
+        if is_long_prompt(eval_prompt) || usage.plain_rounds() <= 1 {
             return Ok(usage);
         }
     }
@@ -157,14 +161,18 @@ async fn ask(
 /// plain too.
 fn decode_as(
     pair: &mut LocalPair<'_>,
-    question: &Question,
-    (setting, how): (&Setting, &Settings),
+    eval_prompt: &EvalPrompt,
+    (setting, eval_options): (&Setting, &EvalOptions),
     served: Usage,
 ) -> anyhow::Result<Usage> {
-    let late = if is_long_question(question) { served.plain_rounds() as u32 } else { 0 };
+    let late = if is_long_prompt(eval_prompt) { served.plain_rounds() as u32 } else { 0 };
     let mut decode = |late| {
-        let rounds = Rounds { num_draft_tokens: K, plain_rounds: late };
-        let decoded = pair.decode_fed_late(spec(question, setting, how), &question.prompt_ids, rounds)?;
+        let options = DecodeOptions { num_draft_tokens: K, plain_rounds: late };
+        let decoded = pair.decode_with_late_draft_prefill(
+            sequence_spec(eval_prompt, setting, eval_options),
+            &eval_prompt.prompt_ids,
+            options,
+        )?;
         anyhow::Ok(Usage::of(&decoded))
     };
     let here = decode(late)?;
@@ -175,7 +183,7 @@ async fn check(weights: &str, draft_weights: &str) -> anyhow::Result<()> {
     let text = CheckpointText::read(&pair::target_dir())?;
     let mut target = load(pair::target_dir(), weights, text.num_ids())?;
     let mut draft = load(pair::draft_dir(), draft_weights, text.num_ids())?;
-    let how = Settings {
+    let eval_options = EvalOptions {
         num_draft_tokens: K,
         max_tokens: MAX_TOKENS,
         stop_token_ids: target.info().eos_token_ids.clone(),
@@ -189,13 +197,13 @@ async fn check(weights: &str, draft_weights: &str) -> anyhow::Result<()> {
     .await?;
     let (mut drafted, mut accepted) = (0, 0);
     for setting in settings(&TEMPERATURES, &MODES) {
-        for (words, question) in questions(&text)? {
-            let served = ask(&cluster, (&words, &question), &setting).await?;
-            let here = decode_as(&mut pair, &question, (&setting, &how), served)?;
+        for (words, eval_prompt) in eval_prompts(&text)? {
+            let served = ask(&cluster, (&words, &eval_prompt), &setting).await?;
+            let here = decode_as(&mut pair, &eval_prompt, (&setting, &eval_options), served)?;
             ensure!(
                 here == served,
                 "{} at {setting:?}, {weights} and {draft_weights}: {here:?} here, {served:?} served",
-                question.task
+                eval_prompt.task
             );
             drafted += here.drafted;
             accepted += here.accepted;

@@ -14,10 +14,10 @@ use tests::wait::until;
 /// Latency of every frame in each direction, so that a round takes long enough to observe events within it.
 const SLOW: WireFaults = WireFaults {
     seed: 0,
-    lost: 0.0,
-    repeated: 0.0,
-    held_up: 0.0,
-    held_up_at_most: Duration::ZERO,
+    dropped: 0.0,
+    duplicated: 0.0,
+    delayed: 0.0,
+    max_delay: Duration::ZERO,
     latency: Duration::from_millis(60),
 };
 

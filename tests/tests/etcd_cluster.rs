@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
-use outrider_cli::cluster::{Cluster, ClusterSpec, Discovery};
+use outrider_cli::cluster::{ClusterSpec, Discovery, ProcessCluster};
 use reqwest::Response;
 use serde_json::{Value, json};
 use tests::etcd::Etcd;
@@ -17,7 +17,7 @@ use tests::wait::until;
 /// Long enough that a text is still in progress when events happen to its workers.
 const LONG: u32 = 1_000;
 
-async fn cluster(etcd: &Etcd, change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<Cluster> {
+async fn cluster(etcd: &Etcd, change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<ProcessCluster> {
     processes::start(|spec| {
         spec.discovery = Discovery::Uri(etcd.uri());
         change(spec);
@@ -26,12 +26,16 @@ async fn cluster(etcd: &Etcd, change: impl FnOnce(&mut ClusterSpec)) -> anyhow::
 }
 
 /// The same, with the processes' logs.
-async fn logged_cluster(etcd: &Etcd) -> anyhow::Result<(Cluster, Arc<Logs>)> {
+async fn logged_cluster(etcd: &Etcd) -> anyhow::Result<(ProcessCluster, Arc<Logs>)> {
     processes::start_logged(|spec| spec.discovery = Discovery::Uri(etcd.uri())).await
 }
 
 /// Waits until each of these workers reports that it is registered, or that it is not.
-async fn wait_until_registered(cluster: &Cluster, workers: &[&str], registered: bool) -> anyhow::Result<()> {
+async fn wait_until_registered(
+    cluster: &ProcessCluster,
+    workers: &[&str],
+    registered: bool,
+) -> anyhow::Result<()> {
     for worker in workers {
         until(&format!("{worker} says registered = {registered}"), async || {
             let page = processes::metrics(cluster, worker).await?;
@@ -98,17 +102,17 @@ async fn first_text(stream: &mut Response) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Number of sequences that a worker holds now.
-async fn sequences(cluster: &Cluster, worker: &str) -> anyhow::Result<u64> {
+async fn sequences(cluster: &ProcessCluster, worker: &str) -> anyhow::Result<u64> {
     Ok(processes::metrics(cluster, worker).await?.sum("outrider_worker_sequences"))
 }
 
 /// Number of rows that a worker has computed.
-async fn rows(cluster: &Cluster, worker: &str) -> anyhow::Result<u64> {
+async fn rows(cluster: &ProcessCluster, worker: &str) -> anyhow::Result<u64> {
     Ok(processes::metrics(cluster, worker).await?.sum("outrider_worker_rows_total"))
 }
 
-async fn wait_until_connected(cluster: &mut Cluster, worker: &str) -> anyhow::Result<()> {
-    cluster.wait_process_ready(worker, tests::wait::PATIENCE).await?;
+async fn wait_until_connected(cluster: &mut ProcessCluster, worker: &str) -> anyhow::Result<()> {
+    cluster.wait_process_ready(worker, tests::wait::WAIT_TIMEOUT).await?;
     until(&format!("the router connects to {worker}"), async || {
         Ok(processes::metrics(cluster, worker).await?.sum("outrider_worker_streams") == 1)
     })
@@ -205,7 +209,7 @@ async fn workers_that_restart_at_their_address_within_the_lease_serve_again() ->
     let (body, first) = (request(48), http.ask(COMPLETIONS, &request(48)).await?);
     let expected = completion_text(&first)?;
     let answers = async |http: &HttpClient| {
-        let asked = tokio::time::timeout(tests::wait::PATIENCE, http.ask(COMPLETIONS, &body));
+        let asked = tokio::time::timeout(tests::wait::WAIT_TIMEOUT, http.ask(COMPLETIONS, &body));
         let answer = asked.await.context("a request hangs")??;
         ensure!(completion_text(&answer)? == expected, "another text after the restart: {answer}");
         anyhow::Ok(answer)
@@ -336,7 +340,7 @@ async fn a_cluster_of_three_loses_one_and_two_and_recovers() -> anyhow::Result<(
     wait_until_registered(&cluster, &workers, false).await?;
     answers().await?;
     let third = cluster.add_draft_worker()?;
-    cluster.wait_process_ready(&third, tests::wait::PATIENCE).await?;
+    cluster.wait_process_ready(&third, tests::wait::WAIT_TIMEOUT).await?;
     answers().await?;
     ensure!(joined(&logs) == 3, "{third} was found without a quorum, or somebody was cut");
 

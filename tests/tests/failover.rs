@@ -11,7 +11,7 @@ use tests::cluster::{Cluster, RunningWorker, WorkerKind};
 use tests::faulty_wire::WireFaults;
 use tests::pair::PairText;
 use tests::processes;
-use tests::wait::{PATIENCE, until};
+use tests::wait::{WAIT_TIMEOUT, until};
 
 const STEPS: &str = "outrider_worker_steps_total";
 
@@ -84,11 +84,11 @@ async fn a_target_that_is_listed_twice_answers_every_request() -> anyhow::Result
     stream.read_tokens(20).await?;
     cluster.list_target_again(&target).await?;
     for _ in 0..20 {
-        let answer = tokio::time::timeout(PATIENCE, client.ask(&case)).await;
+        let answer = tokio::time::timeout(WAIT_TIMEOUT, client.ask(&case)).await;
         check_same(&expected, &answer.context("a request hangs")??)?;
     }
     let whole = client.ask(&long_case(0.0)?.with_k(0)).await?;
-    check_same(&whole, &tokio::time::timeout(PATIENCE, stream.rest()).await.context("a stream hangs")??)?;
+    check_same(&whole, &tokio::time::timeout(WAIT_TIMEOUT, stream.rest()).await.context("a stream hangs")??)?;
     ensure!(target.metrics().await?.sum("outrider_worker_streams") == 1, "more than one stream is open");
     cluster.stop().await
 }
@@ -188,7 +188,7 @@ async fn a_killed_draft_process_costs_speed_and_nothing_else() -> anyhow::Result
     let without = client.ask(&short(&case)).await?;
     ensure!(without.speculation().draft_tokens == 0, "{:?}", without.speculation());
     cluster.restart("draft-0").await?;
-    cluster.wait_process_ready("draft-0", PATIENCE).await?;
+    cluster.wait_process_ready("draft-0", WAIT_TIMEOUT).await?;
     until("drafts are used again", async || {
         Ok(client.ask(&short(&case)).await?.speculation().draft_tokens > 0)
     })
@@ -202,6 +202,6 @@ fn short(case: &Case) -> Case {
     Case { max_tokens: 12, ..case.clone() }
 }
 
-async fn steps_of(cluster: &cluster::Cluster, name: &str) -> anyhow::Result<u64> {
+async fn steps_of(cluster: &cluster::ProcessCluster, name: &str) -> anyhow::Result<u64> {
     Ok(processes::metrics(cluster, name).await?.sum_where(STEPS, "outcome=\"run\""))
 }

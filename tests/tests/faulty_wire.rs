@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use tests::case::covering_set;
 use tests::cluster::{Cluster, WorkerKind, plain_answers};
-use tests::faulty_wire::{Tally, WireFaults};
+use tests::faulty_wire::{FrameCounts, WireFaults};
 use tests::pair::PairText;
 
 /// Concurrent requests.
@@ -16,18 +16,18 @@ const WIDTH: usize = 12;
 fn faults(seed: u64) -> WireFaults {
     WireFaults {
         seed,
-        lost: 0.04,
-        repeated: 0.08,
-        held_up: 0.12,
-        held_up_at_most: Duration::from_millis(25),
+        dropped: 0.04,
+        duplicated: 0.08,
+        delayed: 0.12,
+        max_delay: Duration::from_millis(25),
         latency: Duration::ZERO,
     }
 }
 
-fn check_tally(tally: &Tally) -> anyhow::Result<()> {
-    let Tally { passed, lost, repeated, held_up, overtook } = tally;
+fn check_tally(frame_counts: &FrameCounts) -> anyhow::Result<()> {
+    let FrameCounts { delivered, dropped, duplicated, delayed, reordered } = frame_counts;
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let all = [passed, lost, repeated, held_up, overtook].map(read);
+    let all = [delivered, dropped, duplicated, delayed, reordered].map(read);
     ensure!(
         all.iter().all(|&count| count > 0),
         "delivered, dropped, duplicated, delayed, reordered: {all:?}"
@@ -40,7 +40,7 @@ async fn frames_lost_repeated_and_reordered_change_no_token() -> anyhow::Result<
     let cases = covering_set(&PairText::load()?)?;
     let expected = plain_answers(&cases, WIDTH).await?;
     for seed in 1..=3 {
-        // A lost step should cost a fraction of a second, not a minute.
+        // A dropped step should cost a fraction of a second, not a minute.
         let cluster =
             Cluster::start(|config| config.scheduler.target_deadline = Duration::from_millis(250)).await?;
         let (_target, to_target) = cluster.add_behind(WorkerKind::Target, faults(seed)).await?;

@@ -9,34 +9,40 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tests::case::{Case, covering_set};
 use tests::client::Answer;
 use tests::cluster::{Cluster, WorkerKind, plain_answers};
-use tests::hostile::{HostileDraft, Mischief};
+use tests::hostile::{DraftMisbehaviour, HostileDraft};
 use tests::pair::PairText;
 
 /// Concurrent requests per kind.
 const REQUESTS: usize = 8;
 
 /// Sends all requests with one hostile draft worker, and checks that it misbehaved without effect.
-async fn ask_beside(mischief: Mischief, cases: &[Case], expected: &[Answer]) -> anyhow::Result<()> {
+async fn ask_beside(
+    misbehaviour: DraftMisbehaviour,
+    cases: &[Case],
+    expected: &[Answer],
+) -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
     let _target = cluster.add(WorkerKind::Target).await?;
     let vocab_size = PairText::load()?.vocab_size() as u32;
-    let misdeeds = Arc::new(AtomicU64::new(0));
-    let counted = Arc::clone(&misdeeds);
-    cluster.add_draft_door(|lifetime| HostileDraft::new(mischief, vocab_size, counted, lifetime)).await?;
+    let num_misbehaviours = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&num_misbehaviours);
+    cluster
+        .add_draft_service(|lifetime| HostileDraft::new(misbehaviour, vocab_size, counted, lifetime))
+        .await?;
     let answers = cluster.client().await?.ask_all(cases, REQUESTS).await?;
     for ((case, expected), got) in cases.iter().zip(expected).zip(&answers) {
         let (name, ids) = (&case.name, &got.token_ids);
         ensure!(*ids == expected.token_ids, "{name}: {ids:?} instead of {:?}", expected.token_ids);
         ensure!(got.logprobs == expected.logprobs, "{name}: other log probabilities");
     }
-    ensure!(misdeeds.load(Ordering::Relaxed) > 0, "it was never asked for anything");
+    ensure!(num_misbehaviours.load(Ordering::Relaxed) > 0, "it was never asked for anything");
     let metrics = cluster.metrics().await?;
-    if let Some(reason) = mischief.counted_as() {
+    if let Some(reason) = misbehaviour.counted_as() {
         let ignored = metrics.sum_where("outrider_rounds_ignored_total", &format!("reason=\"{reason}\""));
         ensure!(ignored > 0, "nothing was counted as {reason}");
     }
     let verified: u64 = answers.iter().map(|answer| answer.speculation().draft_tokens).sum();
-    ensure!((verified > 0) == mischief.is_verified(), "{verified} of its ids reached the target");
+    ensure!((verified > 0) == misbehaviour.is_verified(), "{verified} of its ids reached the target");
     cluster.stop().await
 }
 
@@ -45,10 +51,12 @@ async fn no_mischief_changes_a_token() -> anyhow::Result<()> {
     let cases: Vec<Case> = covering_set(&PairText::load()?)?.into_iter().step_by(4).take(REQUESTS).collect();
     let expected = plain_answers(&cases, REQUESTS).await?;
     // Concurrently: most of them make the router wait, not work.
-    stream::iter(Mischief::ALL)
-        .map(|mischief| {
+    stream::iter(DraftMisbehaviour::ALL)
+        .map(|misbehaviour| {
             let (cases, expected) = (&cases, &expected);
-            async move { ask_beside(mischief, cases, expected).await.with_context(|| format!("{mischief:?}")) }
+            async move {
+                ask_beside(misbehaviour, cases, expected).await.with_context(|| format!("{misbehaviour:?}"))
+            }
         })
         .buffer_unordered(4)
         .try_collect()

@@ -19,10 +19,10 @@ const WIDTH: usize = 12;
 /// One frame in seven is delayed, most of these for longer than the router waits for a draft.
 const LATE: WireFaults = WireFaults {
     seed: 11,
-    lost: 0.0,
-    repeated: 0.0,
-    held_up: 0.15,
-    held_up_at_most: Duration::from_secs(5),
+    dropped: 0.0,
+    duplicated: 0.0,
+    delayed: 0.15,
+    max_delay: Duration::from_secs(5),
     latency: Duration::ZERO,
 };
 

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use outrider_cli::cluster::{Cluster, DraftKind, free_address};
+use outrider_cli::cluster::{DraftKind, ProcessCluster, free_address};
 use serde_json::{Value, json};
 use tests::checkpoint_copy::CheckpointCopy;
 use tests::http_client::{COMPLETIONS, HttpClient};
@@ -238,7 +238,7 @@ async fn a_draft_worker_with_another_tokenizer_is_never_used_and_the_token_is_na
     Ok(())
 }
 
-async fn ask_without_draft(cluster: &Cluster) -> anyhow::Result<()> {
+async fn ask_without_draft(cluster: &ProcessCluster) -> anyhow::Result<()> {
     let http = HttpClient::new(cluster.http_url())?;
     let answer =
         http.ask(COMPLETIONS, &json!({ "model": MODEL, "prompt": "def reverse(", "max_tokens": 16 })).await?;

@@ -10,8 +10,8 @@ use speculation::AcceptanceMode;
 use tests::case::{Case, covering_set};
 use tests::client::Answer;
 use tests::cluster::{Cluster, WorkerKind};
-use tests::hostile::{HostileDraft, Mischief};
-use tests::oracle::Judge;
+use tests::hostile::{DraftMisbehaviour, HostileDraft};
+use tests::oracle::OracleCheck;
 use tests::pair::PairText;
 
 /// One sequence and eight concurrent ones.
@@ -69,9 +69,11 @@ async fn random_ids_change_no_token() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
     let _target = cluster.add(WorkerKind::Target).await?;
     let vocab_size = PairText::load()?.vocab_size() as u32;
-    let misdeeds = Arc::new(AtomicU64::new(0));
+    let num_misbehaviours = Arc::new(AtomicU64::new(0));
     cluster
-        .add_draft_door(|lifetime| HostileDraft::new(Mischief::RandomIds, vocab_size, misdeeds, lifetime))
+        .add_draft_service(|lifetime| {
+            HostileDraft::new(DraftMisbehaviour::RandomIds, vocab_size, num_misbehaviours, lifetime)
+        })
         .await?;
     let (drafted, accepted) = check_lossless(&cluster).await?;
     ensure!(
@@ -86,16 +88,16 @@ async fn random_ids_change_no_token() -> anyhow::Result<()> {
 async fn every_token_is_the_one_that_the_oracle_draws() -> anyhow::Result<()> {
     let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let client = cluster.client().await?;
-    let judge = Judge::load()?;
+    let oracle = OracleCheck::load()?;
     let cases = covering_set(&PairText::load()?)?;
     let answers = client.ask_by_name(&cases, BESIDE).await?;
     for case in &cases {
-        judge.check(case, &answers[&case.name])?;
+        oracle.check(case, &answers[&case.name])?;
     }
     // The oracle's two methods agree: one forward over all ids, and one per token.
     for case in cases.iter().filter(|case| case.prompt_ids.len() < 60).take(3) {
         let case = Case { max_tokens: 10, ..case.clone() };
-        ensure!(judge.write(&case)? == client.ask(&case).await?.token_ids, "{}: token by token", case.name);
+        ensure!(oracle.write(&case)? == client.ask(&case).await?.token_ids, "{}: token by token", case.name);
     }
     cluster.stop().await
 }
@@ -103,7 +105,7 @@ async fn every_token_is_the_one_that_the_oracle_draws() -> anyhow::Result<()> {
 /// The oracle reads the checkpoint without ballast. Covers greedy and sampled texts, with drafts and without.
 #[tokio::test(flavor = "multi_thread")]
 async fn ballast_changes_no_token() -> anyhow::Result<()> {
-    let judge = Judge::load()?;
+    let oracle = OracleCheck::load()?;
     // Every second case is enough: the tests above check the drafts.
     let cases: Vec<Case> = covering_set(&PairText::load()?)?.into_iter().step_by(2).collect();
     for temperature in [0.0, 1.0] {
@@ -127,7 +129,7 @@ async fn ballast_changes_no_token() -> anyhow::Result<()> {
         as_without.check_same(&case.name, expected)?;
     }
     for case in both.iter().skip(1).step_by(8) {
-        judge.check(case, &found[&case.name])?;
+        oracle.check(case, &found[&case.name])?;
     }
     let ballast = target.metrics().await?.sum("outrider_worker_ballast_parameters");
     ensure!((3_000_000..5_000_000).contains(&ballast), "{ballast} parameters of ballast");
@@ -137,20 +139,20 @@ async fn ballast_changes_no_token() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_oracle_notices_a_single_wrong_token() -> anyhow::Result<()> {
     let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
-    let judge = Judge::load()?;
+    let oracle = OracleCheck::load()?;
     let mut case = covering_set(&PairText::load()?)?.swap_remove(1);
     case.max_tokens = 12;
     let right = cluster.client().await?.ask(&case).await?;
-    judge.check(&case, &right)?;
+    oracle.check(&case, &right)?;
     for i in 0..right.token_ids.len() {
         let mut wrong = right.clone();
         wrong.token_ids[i] ^= 1;
-        ensure!(judge.check(&case, &wrong).is_err(), "a wrong token {i} passed");
+        ensure!(oracle.check(&case, &wrong).is_err(), "a wrong token {i} passed");
     }
     let mut short = right;
     short.token_ids.pop();
     short.logprobs.pop();
-    ensure!(judge.check(&case, &short).is_err(), "a missing last token passed");
+    ensure!(oracle.check(&case, &short).is_err(), "a missing last token passed");
     cluster.stop().await
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
-use outrider_cli::cluster::{Cluster, ClusterSpec, DraftKind, TargetKind};
+use outrider_cli::cluster::{ClusterSpec, DraftKind, ProcessCluster, TargetKind};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -61,7 +61,7 @@ const SMALL_KV_BYTES: u64 = 24 * 16 * 6 * 2 * 4 * 32 * 2;
 
 /// A cluster and the collector of its traces.
 struct Observed {
-    cluster: Cluster,
+    cluster: ProcessCluster,
     collector: TraceCollector,
 }
 

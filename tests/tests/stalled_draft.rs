@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 use futures::TryStreamExt as _;
 use futures::stream::{self, StreamExt as _};
 use nix::sys::signal::Signal;
-use outrider_cli::cluster::Cluster;
+use outrider_cli::cluster::ProcessCluster;
 use tests::case::{Case, covering_set};
 use tests::client::Answer;
 use tests::cluster::plain_answers;
@@ -16,17 +16,17 @@ use tests::processes;
 use tests::wait::until;
 
 /// Number of active requests when the worker stalls.
-const UNDER_WAY: usize = 6;
+const CONCURRENCY: usize = 6;
 
 /// Number of deadlines that a draft worker missed, while the router is connected to it.
-async fn missed(cluster: &Cluster, name: &str) -> anyhow::Result<u64> {
+async fn missed(cluster: &ProcessCluster, name: &str) -> anyhow::Result<u64> {
     let report = LanesReport::of(&cluster.admin_url("router")?).await?;
     let worker = report.worker(&cluster.worker_url(name)?)?;
     worker["health"]["missed_deadlines"].as_u64().with_context(|| format!("no count in {worker}"))
 }
 
 /// Whether the draft worker is marked as out, so that no round waits for it.
-async fn is_out(cluster: &Cluster, name: &str) -> anyhow::Result<bool> {
+async fn is_out(cluster: &ProcessCluster, name: &str) -> anyhow::Result<bool> {
     let report = LanesReport::of(&cluster.admin_url("router")?).await?;
     Ok(report.worker(&cluster.worker_url(name)?)?["health"]["is_out"] == true)
 }
@@ -38,13 +38,13 @@ fn check_same(case: &Case, expected: &Answer, got: &Answer) -> anyhow::Result<()
 }
 
 fn cases() -> anyhow::Result<Vec<Case>> {
-    Ok(covering_set(&PairText::load()?)?.into_iter().step_by(3).take(UNDER_WAY).collect())
+    Ok(covering_set(&PairText::load()?)?.into_iter().step_by(3).take(CONCURRENCY).collect())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn alone_it_costs_one_deadline_and_is_used_again_once_it_answers() -> anyhow::Result<()> {
     let cases = cases()?;
-    let expected = plain_answers(&cases, UNDER_WAY).await?;
+    let expected = plain_answers(&cases, CONCURRENCY).await?;
     let cluster = processes::start(|_| ()).await?;
     let client = processes::client(&cluster).await?;
     until("drafts are used", async || Ok(client.ask(&cases[0]).await?.speculation().draft_tokens > 0))
@@ -58,7 +58,7 @@ async fn alone_it_costs_one_deadline_and_is_used_again_once_it_answers() -> anyh
         ensure!(answer.speculation().draft_tokens == 0, "{}: a stopped process drafted", case.name);
     }
     let waited = missed(&cluster, "draft-0").await? - before;
-    ensure!(waited == 1, "{waited} deadlines were waited for, by {UNDER_WAY} requests");
+    ensure!(waited == 1, "{waited} deadlines were waited for, by {CONCURRENCY} requests");
     ensure!(is_out(&cluster, "draft-0").await?, "a worker that says nothing is waited for");
     cluster.signal("draft-0", Signal::SIGCONT)?;
     until("drafts are used again", async || Ok(client.ask(&cases[0]).await?.speculation().draft_tokens > 0))
@@ -74,7 +74,7 @@ async fn alone_it_costs_one_deadline_and_is_used_again_once_it_answers() -> anyh
 async fn beside_a_healthy_one_its_sequences_go_on_drafting_there() -> anyhow::Result<()> {
     let long = |case: Case| Case { max_tokens: 150, ignore_eos: true, ..case };
     let cases: Vec<Case> = cases()?.into_iter().map(long).collect();
-    let expected = plain_answers(&cases, UNDER_WAY).await?;
+    let expected = plain_answers(&cases, CONCURRENCY).await?;
     let cluster = processes::start(|spec| spec.draft_workers = 2).await?;
     let client = processes::client(&cluster).await?;
     until("both draft workers are used", async || {
@@ -83,7 +83,7 @@ async fn beside_a_healthy_one_its_sequences_go_on_drafting_there() -> anyhow::Re
     })
     .await?;
     let mut streams: Vec<_> =
-        stream::iter(&cases).map(|case| client.open(case)).buffered(UNDER_WAY).try_collect().await?;
+        stream::iter(&cases).map(|case| client.open(case)).buffered(CONCURRENCY).try_collect().await?;
     for stream in &mut streams {
         stream.read_tokens(10).await?;
     }
@@ -97,8 +97,8 @@ async fn beside_a_healthy_one_its_sequences_go_on_drafting_there() -> anyhow::Re
     }
     let waited = missed(&cluster, "draft-0").await? - before;
     ensure!(
-        (1..=UNDER_WAY as u64).contains(&waited),
-        "{waited} deadlines, with {UNDER_WAY} requests under way"
+        (1..=CONCURRENCY as u64).contains(&waited),
+        "{waited} deadlines, with {CONCURRENCY} requests under way"
     );
     // New requests do not wait at all, and are drafted for.
     for (case, expected) in cases.iter().zip(&expected) {

@@ -4,7 +4,7 @@
 use anyhow::{Context as _, ensure};
 use router::workers::connection::{Caller, connect};
 use service::tls::ClientTls;
-use tests::authority::Authority;
+use tests::authority::TestCa;
 use tests::case::{Case, covering_set};
 use tests::client::Client;
 use tests::cluster::{Cluster, WorkerKind, plain_answers};
@@ -25,8 +25,8 @@ async fn a_cluster_that_speaks_tls_on_every_wire_writes_the_same_text() -> anyho
     let cases: Vec<_> = covering_set(&PairText::load()?)?.into_iter().step_by(8).collect();
     let expected = plain_answers(&cases, cases.len()).await?;
 
-    let (workers, clients) = (Authority::new()?, Authority::new()?);
-    let (worker_tls, router_tls) = (workers.member()?, clients.server(false)?);
+    let (workers, clients) = (TestCa::new()?, TestCa::new()?);
+    let (worker_tls, router_tls) = (workers.client()?, clients.server(false)?);
     let cluster = Cluster::start(|config| {
         config.worker_tls = Some(worker_tls);
         config.tls = Some(router_tls);
@@ -38,17 +38,17 @@ async fn a_cluster_that_speaks_tls_on_every_wire_writes_the_same_text() -> anyho
     let hint = refusal(&https, None).await?;
     ensure!(hint.contains("--worker-ca"), "no hint in: {hint}");
     refusal(&http, None).await?;
-    refusal(&https, Some(workers.stranger()?)).await?;
-    refusal(&https, Some(clients.member()?)).await?;
-    refusal(&https, Some(workers.former_member()?)).await?;
-    let demanded = refusal(&http, Some(workers.member()?)).await?;
+    refusal(&https, Some(workers.client_without_certificate()?)).await?;
+    refusal(&https, Some(clients.client()?)).await?;
+    refusal(&https, Some(workers.expired_client()?)).await?;
+    let demanded = refusal(&http, Some(workers.client()?)).await?;
     ensure!(demanded.contains("--worker-ca demands TLS"), "no reason in: {demanded}");
 
     cluster.ready().await?;
     let listener = format!("https://{}", cluster.grpc_address());
-    let untrusting = Client::connect_with_tls(&listener, &workers.stranger()?).await;
+    let untrusting = Client::connect_with_tls(&listener, &workers.client_without_certificate()?).await;
     ensure!(untrusting.is_err(), "a client took a certificate of an authority that it does not trust");
-    let client = Client::connect_with_tls(&listener, &clients.stranger()?).await?;
+    let client = Client::connect_with_tls(&listener, &clients.client_without_certificate()?).await?;
     for ((case, expected), got) in cases.iter().zip(&expected).zip(client.ask_all(&cases, cases.len()).await?)
     {
         ensure!(got.token_ids == expected.token_ids, "{}: another text", case.name);
@@ -60,12 +60,12 @@ async fn a_cluster_that_speaks_tls_on_every_wire_writes_the_same_text() -> anyho
 /// them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_for_another_name_opens_no_worker() -> anyhow::Result<()> {
-    let workers = Authority::new()?;
-    let router_tls = workers.named_member()?;
+    let workers = TestCa::new()?;
+    let router_tls = workers.named_client()?;
     let cluster = Cluster::start(|config| config.worker_tls = Some(router_tls)).await?;
     let (_target, listen) = cluster.add_target_with_tls(workers.server_for_named()?).await?;
     let https = format!("https://{listen}");
-    refusal(&https, Some(workers.member()?)).await?;
+    refusal(&https, Some(workers.client()?)).await?;
     cluster.ready().await?;
     let case = Case::new("after a refusal", vec![7, 8, 9], 0.0);
     ensure!(!cluster.client().await?.ask(&case.with_k(0)).await?.token_ids.is_empty(), "no text");
@@ -75,14 +75,14 @@ async fn a_certificate_for_another_name_opens_no_worker() -> anyhow::Result<()> 
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_are_renewed_under_load() -> anyhow::Result<()> {
     let cases: Vec<_> = covering_set(&PairText::load()?)?.into_iter().step_by(12).collect();
-    let (before, after) = (Authority::new()?, Authority::new()?);
+    let (before, after) = (TestCa::new()?, TestCa::new()?);
     let router_tls = before.server(false)?;
     let cluster = Cluster::start(|config| config.tls = Some(router_tls)).await?;
     cluster.add(WorkerKind::Target).await?;
     cluster.add(WorkerKind::Draft).await?;
     cluster.ready().await?;
     let listener = format!("https://{}", cluster.grpc_address());
-    let client = Client::connect_with_tls(&listener, &before.stranger()?).await?;
+    let client = Client::connect_with_tls(&listener, &before.client_without_certificate()?).await?;
     let expected = client.ask_all(&cases, cases.len()).await?;
     let mut long = cases[0].clone();
     (long.max_tokens, long.ignore_eos) = (600, true);
@@ -90,18 +90,18 @@ async fn certificates_are_renewed_under_load() -> anyhow::Result<()> {
 
     let mut stream = client.open(&long).await?;
     stream.read_tokens(10).await?;
-    before.show_those_of(&after)?;
+    before.replace_server_certificate(&after)?;
     // Requests continue over open connections while new connections get the new certificate.
     let renewed = until("a client that trusts the new authority connects", async || {
         for (got, expected) in client.ask_all(&cases, cases.len()).await?.iter().zip(&expected) {
             ensure!(got.token_ids == expected.token_ids, "another text");
         }
-        Ok(Client::connect_with_tls(&listener, &after.stranger()?).await.is_ok())
+        Ok(Client::connect_with_tls(&listener, &after.client_without_certificate()?).await.is_ok())
     });
     renewed.await?;
-    let old = Client::connect_with_tls(&listener, &before.stranger()?).await;
+    let old = Client::connect_with_tls(&listener, &before.client_without_certificate()?).await;
     ensure!(old.is_err(), "the old certificate is shown still");
-    let new = Client::connect_with_tls(&listener, &after.stranger()?).await?;
+    let new = Client::connect_with_tls(&listener, &after.client_without_certificate()?).await?;
     ensure!(new.ask(&long).await?.token_ids == expected_long.token_ids, "another text");
     ensure!(stream.rest().await?.token_ids == expected_long.token_ids, "the open stream has another text");
     cluster.stop().await

@@ -23,7 +23,7 @@ const PROMPT: &str = "Write a Python function that reverses a list.\n";
 
 /// The usage that the client received.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct Usage {
     rounds: usize,
     draft_tokens: usize,
     accepted_tokens: usize,
@@ -47,22 +47,22 @@ fn sum(spans: &[SeenSpan], span: &str, field: &str) -> anyhow::Result<usize> {
 async fn whole_trace(
     collector: &TraceCollector,
     trace_id: &str,
-    told: &Told,
+    usage: &Usage,
 ) -> anyhow::Result<Vec<SeenSpan>> {
     until("the spans of all rounds arrive", async || {
         let spans = collector.trace(trace_id);
         let count = |name: &str| spans.iter().filter(|span| span.name == name).count();
-        let of_each_round = count("round") >= told.rounds && count("verify") >= told.rounds;
-        let all_drafts = sum(&spans, "draft", "outrider.spec.k")? >= told.draft_tokens;
+        let of_each_round = count("round") >= usage.rounds && count("verify") >= usage.rounds;
+        let all_drafts = sum(&spans, "draft", "outrider.spec.k")? >= usage.draft_tokens;
         Ok(of_each_round && all_drafts && count("request") == 1)
     })
     .await
-    .with_context(|| format!("of {told:?} came {:#?}", collector.trace(trace_id)))?;
+    .with_context(|| format!("of {usage:?} came {:#?}", collector.trace(trace_id)))?;
     Ok(collector.trace(trace_id))
 }
 
 /// Checks the trace of a request with speculation, for either protocol.
-fn check_trace(spans: &[SeenSpan], told: &Told) -> anyhow::Result<()> {
+fn check_trace(spans: &[SeenSpan], usage: &Usage) -> anyhow::Result<()> {
     let services: BTreeSet<&str> = spans.iter().map(|span| span.service.as_str()).collect();
     ensure!(services == BTreeSet::from([DRAFT, ROUTER, TARGET]), "spans came from {services:?}");
     let named = |name: &'static str| spans.iter().filter(move |span| span.name == name);
@@ -70,12 +70,12 @@ fn check_trace(spans: &[SeenSpan], told: &Told) -> anyhow::Result<()> {
     let request = named("request").next().context("the router's request span came")?;
     ensure!((request.service.as_str(), request.parent_id.as_str()) == (ROUTER, CLIENT_SPAN), "{request:#?}");
     ensure!(attribute(request, "gen_ai.request.model")? == MODEL, "{request:#?}");
-    let recorded = Told {
+    let recorded = Usage {
         rounds: number(request, "outrider.spec.rounds")?,
         draft_tokens: number(request, "outrider.spec.draft_tokens")?,
         accepted_tokens: number(request, "outrider.spec.accepted_tokens")?,
     };
-    ensure!(recorded == *told && told.accepted_tokens > 0, "the client was told {told:?}: {request:#?}");
+    ensure!(recorded == *usage && usage.accepted_tokens > 0, "the client was told {usage:?}: {request:#?}");
 
     for span in spans.iter().filter(|span| span.name != "request") {
         let above = ancestors(spans, span);
@@ -94,10 +94,13 @@ fn check_trace(spans: &[SeenSpan], told: &Told) -> anyhow::Result<()> {
     }
 
     // The values of single rounds add up to the totals that the client received.
-    ensure!(named("verify").count() == told.rounds, "{} verify spans, {told:?}", named("verify").count());
-    ensure!(sum(spans, "verify", "outrider.spec.k")? == told.draft_tokens, "{told:?}: {spans:#?}");
+    ensure!(named("verify").count() == usage.rounds, "{} verify spans, {usage:?}", named("verify").count());
+    ensure!(sum(spans, "verify", "outrider.spec.k")? == usage.draft_tokens, "{usage:?}: {spans:#?}");
     for name in ["verify", "round"] {
-        ensure!(sum(spans, name, "outrider.spec.accepted")? == told.accepted_tokens, "{told:?}: {spans:#?}");
+        ensure!(
+            sum(spans, name, "outrider.spec.accepted")? == usage.accepted_tokens,
+            "{usage:?}: {spans:#?}"
+        );
     }
     Ok(())
 }
@@ -117,13 +120,13 @@ async fn a_request_over_http_is_one_trace_from_the_client_to_both_workers() -> a
     let answer = HttpAnswer::of(request).await?.json()?;
     let usage = &answer["usage"]["speculation"];
     let field = |name: &str| usage[name].as_u64().map(|count| count as usize).context("usage has counts");
-    let told = Told {
+    let usage = Usage {
         rounds: field("rounds")?,
         draft_tokens: field("draft_tokens")?,
         accepted_tokens: field("accepted_tokens")?,
     };
-    let spans = whole_trace(&collector, TRACE, &told).await?;
-    check_trace(&spans, &told)?;
+    let spans = whole_trace(&collector, TRACE, &usage).await?;
+    check_trace(&spans, &usage)?;
     ensure!(collector.trace_ids() == [TRACE], "one trace, not {:?}", collector.trace_ids());
 
     // The histogram buckets of this request have exemplars with its trace id, in the format that supports
@@ -169,12 +172,12 @@ async fn a_request_over_grpc_is_one_trace_from_the_client_to_both_workers() -> a
         usage = usage.or(message.usage);
     }
     let usage = usage.and_then(|usage| usage.speculation).context("the last message holds the usage")?;
-    let told = Told {
+    let usage = Usage {
         rounds: usage.rounds as usize,
         draft_tokens: usage.draft_tokens as usize,
         accepted_tokens: usage.accepted_tokens as usize,
     };
-    check_trace(&whole_trace(&collector, TRACE, &told).await?, &told)?;
+    check_trace(&whole_trace(&collector, TRACE, &usage).await?, &usage)?;
     ensure!(collector.trace_ids() == [TRACE], "one trace, not {:?}", collector.trace_ids());
     cluster.stop().await;
     Ok(())

@@ -5,12 +5,12 @@
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use tests::untrusted::{PLACES, Place};
+use tests::untrusted::{INPUT_PARSERS, InputParser};
 
 /// Allowed memory in addition to the process's initial size.
 const MORE_BYTES: u64 = 1 << 30;
 
-/// Mutated seeds per place; slow places, which load a model or a tokenizer, get fewer.
+/// Mutated seeds per parser; slow places, which load a model or a tokenizer, get fewer.
 const ROUNDS: usize = 400;
 const SLOW_ROUNDS: usize = 60;
 const SLOW_BYTES: usize = 64 << 10;
@@ -73,8 +73,8 @@ fn limit_memory() {
 }
 
 fn check(name: &str) {
-    let place = PLACES.iter().find(|place| place.name == name).expect("the name is in the list");
-    let Place { read, seeds, .. } = place;
+    let parser = INPUT_PARSERS.iter().find(|parser| parser.name == name).expect("the name is in the list");
+    let InputParser { read, seeds, .. } = parser;
     limit_memory();
     let mut rng = StdRng::seed_from_u64(1);
     for seed in seeds() {
@@ -98,7 +98,7 @@ macro_rules! places {
         #[test]
         fn every_place_has_a_test() {
             let tested = [$(stringify!($name)),*];
-            assert_eq!(PLACES.map(|place| place.name), tested);
+            assert_eq!(INPUT_PARSERS.map(|parser| parser.name), tested);
         }
     };
 }

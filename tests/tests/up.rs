@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tests::checkpoint_copy::CheckpointCopy;
-use tests::wait::{PATIENCE, until};
+use tests::wait::{WAIT_TIMEOUT, until};
 use tests::{pair, processes};
 
 /// A running `outrider up` on free ports.
@@ -47,8 +47,10 @@ impl Up {
 
     fn line_with(&mut self, start: &str) -> anyhow::Result<String> {
         loop {
-            let line =
-                self.stdout.recv_timeout(PATIENCE).with_context(|| format!("no line `{start}..` came"))?;
+            let line = self
+                .stdout
+                .recv_timeout(WAIT_TIMEOUT)
+                .with_context(|| format!("no line `{start}..` came"))?;
             self.seen.push(line.clone());
             if line.starts_with(start) {
                 return Ok(line);

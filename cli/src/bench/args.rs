@@ -8,10 +8,10 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::arm::{ArmSpec, parse_fields};
-use super::plan::Level;
+use super::plan::LoadLevel;
 use crate::load::{Access, Slo, Trust};
 
-const TEACHING: &str = "\
+const AFTER_HELP: &str = "\
 How to read it:
   speedup       time per output token of the second arm / that of the first, compared in pairs of blocks. The verdict
                 depends on its confidence interval: ship if the whole interval is above --threshold, do not if it is
@@ -28,7 +28,7 @@ Examples:
 
 /// Arguments of `outrider bench`.
 #[derive(Debug, Clone, clap::Args)]
-#[command(after_long_help = TEACHING)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct BenchArgs {
     /// URL of the endpoint: http://HOST:PORT or https://HOST, with or without /v1
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
@@ -153,7 +153,7 @@ impl BenchArgs {
     }
 
     /// The loads to measure, closed loops first, each ascending.
-    pub(super) fn levels(&self) -> Vec<Level> {
+    pub(super) fn levels(&self) -> Vec<LoadLevel> {
         let mut concurrency: Vec<usize> = self.concurrency.iter().map(|count| count.get()).collect();
         if concurrency.is_empty() && self.rate.is_empty() {
             concurrency = vec![1, 4, 16];
@@ -161,8 +161,8 @@ impl BenchArgs {
         let mut rates = self.rate.clone();
         concurrency.sort_unstable();
         rates.sort_by(f64::total_cmp);
-        let closed = concurrency.into_iter().map(Level::Concurrency);
-        closed.chain(rates.into_iter().map(Level::Rate)).collect()
+        let closed = concurrency.into_iter().map(LoadLevel::Concurrency);
+        closed.chain(rates.into_iter().map(LoadLevel::Rate)).collect()
     }
 }
 
@@ -232,9 +232,14 @@ mod tests {
 
     #[test]
     fn loads_are_ordered_and_have_a_default() {
-        assert_eq!(parse("").unwrap().levels(), [1, 4, 16].map(Level::Concurrency));
+        assert_eq!(parse("").unwrap().levels(), [1, 4, 16].map(LoadLevel::Concurrency));
         let levels = parse("--concurrency 8,2 --rate 4,0.5").unwrap().levels();
-        let expected = [Level::Concurrency(2), Level::Concurrency(8), Level::Rate(0.5), Level::Rate(4.0)];
+        let expected = [
+            LoadLevel::Concurrency(2),
+            LoadLevel::Concurrency(8),
+            LoadLevel::Rate(0.5),
+            LoadLevel::Rate(4.0),
+        ];
         assert_eq!(levels, expected);
     }
 

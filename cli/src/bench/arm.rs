@@ -85,16 +85,16 @@ pub(super) fn parse_fields(text: &str) -> Result<Map<String, Value>, String> {
 }
 
 impl ArmSpec {
-    fn speculating(name: &str, speculation: SpeculationArg) -> Self {
+    fn with_speculation(name: &str, speculation: SpeculationArg) -> Self {
         let speculation = Some(speculation);
         Self { name: name.to_owned(), url: None, model: None, speculation, fields: Map::new() }
     }
 
     /// The default arms: with and without drafts; at a foreign endpoint a single arm.
     pub(super) fn defaults(dialect: Dialect) -> Vec<Self> {
-        let on = Self::speculating("on", SpeculationArg::On);
+        let on = Self::with_speculation("on", SpeculationArg::On);
         match dialect {
-            Dialect::Outrider => vec![on, Self::speculating("off", SpeculationArg::Off)],
+            Dialect::Outrider => vec![on, Self::with_speculation("off", SpeculationArg::Off)],
             Dialect::OpenAi => vec![Self { speculation: None, name: "all".to_owned(), ..on }],
         }
     }
@@ -102,10 +102,10 @@ impl ArmSpec {
 
 impl Arm {
     /// Finds the arm's endpoint.
-    pub(super) async fn reach(spec: ArmSpec, url: &str, access: Access) -> Result<Self, BenchError> {
+    pub(super) async fn connect(spec: ArmSpec, url: &str, access: Access) -> Result<Self, BenchError> {
         let model = spec.model.clone().or(access.model);
         let access = Access { model, ..access };
-        let endpoint = Endpoint::reach(spec.url.as_deref().unwrap_or(url), access).await?;
+        let endpoint = Endpoint::connect(spec.url.as_deref().unwrap_or(url), access).await?;
         if spec.speculation.is_some() && endpoint.dialect() != Dialect::Outrider {
             return Err(BenchError::Usage {
                 flag: "--arm",

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::compare::{Comparison, Difference};
-use super::plan::Level;
+use super::plan::LoadLevel;
 
 /// How the first arm's lead changes with rising load.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -12,21 +12,21 @@ pub enum BreakEven {
     /// The first arm is not slower at any measured load.
     PaysThroughout {
         /// The highest load measured.
-        up_to: Level,
+        up_to: LoadLevel,
     },
     /// The first arm is not faster at any measured load.
     NeverPays,
     /// It is slower below a load, and not slower from that load on.
     PaysFrom {
         /// The first load at which it is not slower.
-        from: Level,
+        from: LoadLevel,
     },
     /// It is faster below and slower above.
     StopsBetween {
         /// The last load at which it was not slower.
-        pays_at: Level,
+        pays_at: LoadLevel,
         /// The first load at which it was slower.
-        slower_at: Level,
+        slower_at: LoadLevel,
         /// Where the speedup crosses 1 between the two, on a logarithmic axis of load.
         crosses_near: f64,
         /// Whether the interval at the upper load lies below 1; else only the estimate does.
@@ -58,8 +58,8 @@ impl BreakEven {
 }
 
 /// Judges loads of one kind, in ascending order; `None` if nothing was compared.
-pub fn break_even(levels: &[(Level, &Comparison)]) -> Option<BreakEven> {
-    let known: Vec<(Level, f64, Difference)> = levels
+pub fn break_even(levels: &[(LoadLevel, &Comparison)]) -> Option<BreakEven> {
+    let known: Vec<(LoadLevel, f64, Difference)> = levels
         .iter()
         .filter_map(|(level, comparison)| Some((*level, comparison.speedup?.value, comparison.difference)))
         .collect();
@@ -90,7 +90,7 @@ pub fn break_even(levels: &[(Level, &Comparison)]) -> Option<BreakEven> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::compare::Verdict;
+    use crate::bench::compare::ShipVerdict;
     use crate::load::statistics::Estimate;
 
     fn comparison(value: f64) -> Comparison {
@@ -106,30 +106,33 @@ mod tests {
             failed: 0,
             same_text: 80,
             difference,
-            verdict: Verdict::DoNot,
+            verdict: ShipVerdict::DoNot,
         }
     }
 
     fn judge(speedups: &[f64]) -> BreakEven {
         let comparisons: Vec<Comparison> = speedups.iter().map(|value| comparison(*value)).collect();
-        let levels = [1, 4, 16, 64].map(Level::Concurrency);
+        let levels = [1, 4, 16, 64].map(LoadLevel::Concurrency);
         break_even(&levels.into_iter().zip(&comparisons).collect::<Vec<_>>()).unwrap()
     }
 
     #[test]
     fn the_crossing_is_found_where_it_is() {
-        assert_eq!(judge(&[1.5, 1.3, 1.2, 1.1]), BreakEven::PaysThroughout { up_to: Level::Concurrency(64) });
+        assert_eq!(
+            judge(&[1.5, 1.3, 1.2, 1.1]),
+            BreakEven::PaysThroughout { up_to: LoadLevel::Concurrency(64) }
+        );
         assert_eq!(judge(&[0.9, 0.8]), BreakEven::NeverPays);
         let BreakEven::StopsBetween { pays_at, slower_at, crosses_near, is_certain } =
             judge(&[1.5, 1.2, 1.25, 0.8])
         else {
             panic!("it stops")
         };
-        assert_eq!((pays_at, slower_at), (Level::Concurrency(16), Level::Concurrency(64)));
+        assert_eq!((pays_at, slower_at), (LoadLevel::Concurrency(16), LoadLevel::Concurrency(64)));
         // ln 1.25 = -ln 0.8: halfway between 16 and 64 on a logarithmic axis.
         assert!((crosses_near - 32.0).abs() < 1e-9 && is_certain, "{crosses_near}");
         assert!(matches!(judge(&[1.5, 0.99]), BreakEven::StopsBetween { is_certain: false, .. }));
-        assert_eq!(judge(&[0.9, 1.2, 1.3]), BreakEven::PaysFrom { from: Level::Concurrency(4) });
+        assert_eq!(judge(&[0.9, 1.2, 1.3]), BreakEven::PaysFrom { from: LoadLevel::Concurrency(4) });
         assert_eq!(break_even(&[]), None);
     }
 }

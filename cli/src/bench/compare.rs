@@ -22,7 +22,7 @@ const PROPOSED_BLOCKS_MAX: f64 = 1000.0;
 
 /// Rules of the verdict.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Rules {
+pub struct VerdictRules {
     /// The speedup above which the first arm is worth shipping.
     pub threshold: f64,
     /// Confidence level of the interval.
@@ -32,7 +32,7 @@ pub struct Rules {
 /// Whether to ship the first arm in place of the second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "verdict", content = "reason")]
-pub enum Verdict {
+pub enum ShipVerdict {
     /// The whole interval lies above the threshold.
     Ship,
     /// The whole interval lies below the threshold.
@@ -41,9 +41,9 @@ pub enum Verdict {
     Undecided(String),
 }
 
-impl Verdict {
+impl ShipVerdict {
     /// The verdict in one or two words.
-    pub fn word(&self) -> &'static str {
+    pub fn label(&self) -> &'static str {
         match self {
             Self::Ship => "ship",
             Self::DoNot => "do not",
@@ -81,11 +81,11 @@ pub struct Comparison {
     pub difference: Difference,
     /// Whether to ship.
     #[serde(flatten)]
-    pub verdict: Verdict,
+    pub verdict: ShipVerdict,
 }
 
 /// Compares samples with equal (block, item).
-pub fn compare(first: &[&Sample], second: &[&Sample], rules: &Rules) -> Comparison {
+pub fn compare(first: &[&Sample], second: &[&Sample], rules: &VerdictRules) -> Comparison {
     let others: BTreeMap<(usize, usize), &Sample> =
         second.iter().map(|sample| ((sample.block, sample.item), *sample)).collect();
     let mut blocks = BTreeMap::<usize, Vec<f64>>::new();
@@ -131,27 +131,32 @@ fn difference(speedup: Option<Estimate>) -> Difference {
     }
 }
 
-fn verdict(speedup: Option<Estimate>, observations: usize, failed_share: f64, rules: &Rules) -> Verdict {
+fn verdict(
+    speedup: Option<Estimate>,
+    observations: usize,
+    failed_share: f64,
+    rules: &VerdictRules,
+) -> ShipVerdict {
     if failed_share > FAILED_SHARE_MAX {
-        return Verdict::Undecided(format!("{:.0}% of an arm's requests failed", failed_share * 100.0));
+        return ShipVerdict::Undecided(format!("{:.0}% of an arm's requests failed", failed_share * 100.0));
     }
     let Some(speedup) = speedup else {
-        return Verdict::Undecided(format!(
+        return ShipVerdict::Undecided(format!(
             "only {observations} pairs of blocks, at least {OBSERVATIONS_MIN} are needed: raise --blocks"
         ));
     };
     if speedup.low > rules.threshold {
-        return Verdict::Ship;
+        return ShipVerdict::Ship;
     }
     if speedup.high < rules.threshold {
-        return Verdict::DoNot;
+        return ShipVerdict::DoNot;
     }
     // The interval narrows with the square root of the number of observations; it must end before the
     // threshold.
     let half = (speedup.high / speedup.low).ln() / 2.0;
     let distance = (speedup.value / rules.threshold).ln().abs();
     let needed = (observations as f64 * (half / distance).powi(2)).ceil();
-    Verdict::Undecided(match needed {
+    ShipVerdict::Undecided(match needed {
         needed if needed <= PROPOSED_BLOCKS_MAX => format!("run longer: --blocks {needed} may decide"),
         _ => "the speedup is too close to the threshold: a longer run is unlikely to decide".to_owned(),
     })

@@ -22,7 +22,7 @@ pub enum BenchError {
     Load(#[from] LoadError),
     /// No request of the warm-up was answered.
     #[error("arm `{arm}`: every warm-up request failed; the first: {first}")]
-    NothingAnswered {
+    WarmupFailed {
         /// The arm's name.
         arm: String,
         /// The outcome of the first request.

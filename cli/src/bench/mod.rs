@@ -23,9 +23,9 @@ use std::process::ExitCode;
 
 pub use args::BenchArgs;
 pub use break_even::{BreakEven, break_even};
-pub use compare::{Comparison, Difference, Rules, Verdict, compare};
+pub use compare::{Comparison, Difference, ShipVerdict, VerdictRules, compare};
 pub use error::BenchError;
-pub use plan::Level;
+pub use plan::LoadLevel;
 
 use crate::EXIT_USAGE;
 
@@ -46,9 +46,9 @@ pub async fn main(args: BenchArgs) -> ExitCode {
 
 #[expect(clippy::print_stdout, reason = "the report is the program's output")]
 async fn bench(args: &BenchArgs) -> Result<(), BenchError> {
-    let subject = run::prepare(args).await?;
-    let observed = run::run(&subject).await?;
-    let report = report::Report::new(args, &subject, &observed);
+    let experiment = run::prepare(args).await?;
+    let observations = run::run(&experiment).await?;
+    let report = report::Report::new(args, &experiment, &observations);
     let json = format!("{:#}\n", report.to_json());
     match args.json {
         true => print!("{json}"),

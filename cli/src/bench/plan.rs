@@ -14,19 +14,19 @@ use crate::load::{Prompt, Schedule};
 /// Default length of an open loop's block, seconds.
 const BLOCK_SECONDS: f64 = 10.0;
 /// Default number of requests per user in a closed loop's block.
-const BLOCK_TURNS: usize = 2;
+const BLOCK_REQUESTS_PER_USER: usize = 2;
 
 /// Load on a server.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Level {
+pub enum LoadLevel {
     /// Requests in flight: a closed loop.
     Concurrency(usize),
     /// Requests a second: an open loop.
     Rate(f64),
 }
 
-impl Level {
+impl LoadLevel {
     /// Name for people.
     pub fn name(&self) -> String {
         match self {
@@ -44,7 +44,7 @@ impl Level {
     }
 
     /// Whether two loads are of the same kind and fit on one axis.
-    pub fn is_like(&self, other: &Self) -> bool {
+    pub fn is_same_kind(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)
     }
 }
@@ -53,7 +53,7 @@ impl Level {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Condition {
     /// The load.
-    pub level: Level,
+    pub level: LoadLevel,
     /// The temperature.
     pub temperature: f64,
 }
@@ -82,9 +82,9 @@ pub(super) struct Plan {
 
 /// Inputs of a plan.
 #[derive(Debug, Clone)]
-pub(super) struct Outline<'a> {
+pub(super) struct PlanInputs<'a> {
     pub(super) prompts: &'a [Prompt],
-    pub(super) levels: Vec<Level>,
+    pub(super) levels: Vec<LoadLevel>,
     pub(super) temperatures: Vec<f64>,
     pub(super) arms: usize,
     /// Number per arm and condition.
@@ -95,24 +95,28 @@ pub(super) struct Outline<'a> {
 }
 
 impl Plan {
-    pub(super) fn new(outline: &Outline<'_>) -> Self {
+    pub(super) fn new(inputs: &PlanInputs<'_>) -> Self {
         let mut conditions = Vec::new();
-        for &temperature in &outline.temperatures {
-            conditions.extend(outline.levels.iter().map(|&level| Condition { level, temperature }));
+        for &temperature in &inputs.temperatures {
+            conditions.extend(inputs.levels.iter().map(|&level| Condition { level, temperature }));
         }
-        let deck = Deck::new(outline.prompts);
+        let prompts_by_task = PromptsByTask::new(inputs.prompts);
         let mut blocks = Vec::new();
         for (condition, Condition { level, .. }) in conditions.iter().enumerate() {
-            let each = deck.of_each_task(level, outline.block_requests);
-            let warmup = deck.deal(0, outline.warmup.div_ceil(deck.tasks()), outline.seed);
-            let warmup: Vec<usize> = warmup.into_iter().take(outline.warmup).collect();
-            for arm in 0..outline.arms {
+            let each = prompts_by_task.requests_per_task(level, inputs.block_requests);
+            let warmup = prompts_by_task.take_shuffled(
+                0,
+                inputs.warmup.div_ceil(prompts_by_task.tasks()),
+                inputs.seed,
+            );
+            let warmup: Vec<usize> = warmup.into_iter().take(inputs.warmup).collect();
+            for arm in 0..inputs.arms {
                 let prompts = warmup.clone();
                 blocks.push(Block { condition, pair: 0, arm, prompts, is_warmup: true });
             }
-            for pair in 0..outline.blocks {
-                let prompts = deck.deal(pair, each, outline.seed);
-                let turns = (0..outline.arms).map(|turn| (turn + pair) % outline.arms);
+            for pair in 0..inputs.blocks {
+                let prompts = prompts_by_task.take_shuffled(pair, each, inputs.seed);
+                let turns = (0..inputs.arms).map(|turn| (turn + pair) % inputs.arms);
                 blocks.extend(turns.map(|arm| Block {
                     condition,
                     pair,
@@ -122,14 +126,14 @@ impl Plan {
                 }));
             }
         }
-        Self { conditions, blocks, seed: outline.seed }
+        Self { conditions, blocks, seed: inputs.seed }
     }
 
     /// Send times of a block's requests: the same for both blocks of a pair.
     pub(super) fn schedule(&self, block: &Block) -> Schedule {
         match self.conditions[block.condition].level {
-            Level::Concurrency(concurrency) => Schedule::Closed { concurrency },
-            Level::Rate(rate) => {
+            LoadLevel::Concurrency(concurrency) => Schedule::Closed { concurrency },
+            LoadLevel::Rate(rate) => {
                 let seed = self.seed ^ ((block.pair as u64) << 32) ^ ((block.condition as u64) << 48);
                 Schedule::poisson(rate, block.prompts.len(), seed)
             }
@@ -143,9 +147,9 @@ impl Plan {
 }
 
 /// Indices of prompts, by task type.
-struct Deck(Vec<Vec<usize>>);
+struct PromptsByTask(Vec<Vec<usize>>);
 
-impl Deck {
+impl PromptsByTask {
     fn new(prompts: &[Prompt]) -> Self {
         let mut by_task = BTreeMap::<&str, Vec<usize>>::new();
         for (i, prompt) in prompts.iter().enumerate() {
@@ -158,22 +162,22 @@ impl Deck {
         self.0.len().max(1)
     }
 
-    fn of_each_task(&self, level: &Level, requests: Option<usize>) -> usize {
+    fn requests_per_task(&self, level: &LoadLevel, requests: Option<usize>) -> usize {
         let wanted = requests.unwrap_or_else(|| match level {
-            Level::Concurrency(concurrency) => BLOCK_TURNS * concurrency,
-            Level::Rate(rate) => (rate * BLOCK_SECONDS) as usize,
+            LoadLevel::Concurrency(concurrency) => BLOCK_REQUESTS_PER_USER * concurrency,
+            LoadLevel::Rate(rate) => (rate * BLOCK_SECONDS) as usize,
         });
         wanted.div_ceil(self.tasks()).max(1)
     }
 
     /// The next `each` prompts of every task type, starting over at the end, in shuffled order.
-    fn deal(&self, turn: usize, each: usize, seed: u64) -> Vec<usize> {
+    fn take_shuffled(&self, turn: usize, each: usize, seed: u64) -> Vec<usize> {
         let next = |task: &Vec<usize>| -> Vec<usize> {
             (0..each).map(|i| task[(turn * each + i) % task.len()]).collect()
         };
-        let mut dealt: Vec<usize> = self.0.iter().flat_map(next).collect();
-        dealt.shuffle(&mut Xoshiro256PlusPlus::seed_from_u64(seed ^ ((turn as u64) << 32)));
-        dealt
+        let mut taken: Vec<usize> = self.0.iter().flat_map(next).collect();
+        taken.shuffle(&mut Xoshiro256PlusPlus::seed_from_u64(seed ^ ((turn as u64) << 32)));
+        taken
     }
 }
 
@@ -188,10 +192,10 @@ mod tests {
         (0..3).map(|i| prompt("a", i)).chain((0..5).map(|i| prompt("b", i))).collect()
     }
 
-    fn outline(prompts: &[Prompt]) -> Outline<'_> {
-        Outline {
+    fn inputs(prompts: &[Prompt]) -> PlanInputs<'_> {
+        PlanInputs {
             prompts,
-            levels: vec![Level::Concurrency(1), Level::Rate(4.0)],
+            levels: vec![LoadLevel::Concurrency(1), LoadLevel::Rate(4.0)],
             temperatures: vec![0.0, 1.0],
             arms: 2,
             blocks: 4,
@@ -204,7 +208,7 @@ mod tests {
     #[test]
     fn arms_take_turns_with_equal_questions() {
         let prompts = prompts();
-        let plan = Plan::new(&outline(&prompts));
+        let plan = Plan::new(&inputs(&prompts));
         assert_eq!(plan.conditions.len(), 4);
         for condition in 0..4 {
             let of: Vec<&Block> = plan.blocks.iter().filter(|block| block.condition == condition).collect();

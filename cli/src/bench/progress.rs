@@ -19,13 +19,13 @@ impl Progress {
     }
 
     /// Counts one finished request.
-    pub(super) fn request(&self) {
+    pub(super) fn on_request(&self) {
         self.bar.inc(1);
     }
 
     /// Sets the condition that is measured next.
     #[expect(clippy::print_stderr, reason = "progress is printed for the user")]
-    pub(super) fn condition(&self, what: String) {
+    pub(super) fn on_condition(&self, what: String) {
         if self.bar.is_hidden() {
             let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
             let elapsed = self.began.elapsed().as_secs_f64();

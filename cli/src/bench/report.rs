@@ -5,15 +5,15 @@ use serde_json::{Map, Value, json};
 
 use super::args::BenchArgs;
 use super::break_even::{BreakEven, break_even};
-use super::compare::{Comparison, Rules, compare};
+use super::compare::{Comparison, VerdictRules, compare};
 use super::machine::Machine;
-use super::plan::{Condition, Level};
-use super::run::{Cell, Observed, Subject};
+use super::plan::{Condition, LoadLevel};
+use super::run::{Cell, Experiment, Observations};
 use crate::load::cpu::GeneratorReport;
 use crate::load::{FigureOptions, Figures, Sample};
 
 /// Largest number of failures that are quoted.
-const FAULTS_SHOWN: usize = 5;
+const ERRORS_SHOWN: usize = 5;
 
 /// The report.
 pub(super) struct Report {
@@ -23,7 +23,7 @@ pub(super) struct Report {
     pub(super) arms: Vec<ArmReport>,
     pub(super) tasks: Vec<String>,
     pub(super) conditions: Vec<Condition>,
-    pub(super) rules: Rules,
+    pub(super) rules: VerdictRules,
     /// Indexed by condition, then arm.
     pub(super) results: Vec<Vec<ArmResult>>,
     /// Indexed by condition; empty unless there are two arms.
@@ -71,23 +71,23 @@ pub(super) struct ConditionComparison {
 pub(super) struct BreakEvenReport {
     pub(super) temperature: f64,
     #[serde(flatten)]
-    pub(super) found: BreakEven,
+    pub(super) result: BreakEven,
 }
 
 impl Report {
-    pub(super) fn new(args: &BenchArgs, subject: &Subject, observed: &Observed) -> Self {
-        let mut tasks: Vec<String> = subject.prompts.iter().map(|prompt| prompt.task.clone()).collect();
+    pub(super) fn new(args: &BenchArgs, experiment: &Experiment, observations: &Observations) -> Self {
+        let mut tasks: Vec<String> = experiment.prompts.iter().map(|prompt| prompt.task.clone()).collect();
         tasks.sort();
         tasks.dedup();
-        let rules = Rules { threshold: args.threshold, confidence: args.confidence };
+        let rules = VerdictRules { threshold: args.threshold, confidence: args.confidence };
         let options = FigureOptions { slo: args.slo, seed: args.seed.into() };
-        let conditions = subject.plan.conditions.clone();
+        let conditions = experiment.plan.conditions.clone();
         let of_condition = |cells: &Vec<Cell>| -> Vec<ArmResult> {
             cells.iter().map(|cell| ArmResult::new(cell, &tasks, &options)).collect()
         };
-        let results = observed.cells.iter().map(of_condition).collect();
+        let results = observations.cells.iter().map(of_condition).collect();
         let comparisons: Vec<ConditionComparison> =
-            observed.cells.iter().filter_map(|cells| compare_cells(cells, &tasks, &rules)).collect();
+            observations.cells.iter().filter_map(|cells| compare_cells(cells, &tasks, &rules)).collect();
         let arm = |arm: &super::arm::Arm| ArmReport {
             name: arm.spec.name.clone(),
             url: arm.endpoint.url().to_owned(),
@@ -98,10 +98,10 @@ impl Report {
             command: command_line(),
             date: jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string(),
             machine: Machine::here(),
-            arms: subject.arms.iter().map(arm).collect(),
+            arms: experiment.arms.iter().map(arm).collect(),
             break_even: break_evens(&conditions, &comparisons),
-            faults: faults(observed),
-            generator: observed.generator.report(),
+            faults: faults(observations),
+            generator: observations.generator.report(),
             tasks,
             conditions,
             rules,
@@ -179,8 +179,8 @@ impl Report {
 
 fn head(condition: &Condition, task: &str) -> Map<String, Value> {
     let (concurrency, rate) = match condition.level {
-        Level::Concurrency(count) => (Some(count), None),
-        Level::Rate(rate) => (None, Some(rate)),
+        LoadLevel::Concurrency(count) => (Some(count), None),
+        LoadLevel::Rate(rate) => (None, Some(rate)),
     };
     let fields = [
         ("task", json!(task)),
@@ -215,7 +215,7 @@ impl ArmResult {
     }
 }
 
-fn compare_cells(cells: &[Cell], tasks: &[String], rules: &Rules) -> Option<ConditionComparison> {
+fn compare_cells(cells: &[Cell], tasks: &[String], rules: &VerdictRules) -> Option<ConditionComparison> {
     let [first, second] = cells else { return None };
     let of = |cell: &Cell, task: Option<&String>| -> Vec<Sample> {
         let wanted = |sample: &&Sample| task.is_none_or(|task| sample.task == *task);
@@ -244,25 +244,25 @@ fn temperatures(conditions: &[Condition]) -> Vec<f64> {
 fn break_evens(conditions: &[Condition], comparisons: &[ConditionComparison]) -> Vec<BreakEvenReport> {
     let mut found = Vec::new();
     for temperature in temperatures(conditions) {
-        for kind in [Level::Concurrency(0), Level::Rate(0.0)] {
+        for kind in [LoadLevel::Concurrency(0), LoadLevel::Rate(0.0)] {
             let of_kind = conditions.iter().zip(comparisons).filter(|(condition, _)| {
-                condition.temperature == temperature && condition.level.is_like(&kind)
+                condition.temperature == temperature && condition.level.is_same_kind(&kind)
             });
-            let levels: Vec<(Level, &Comparison)> =
+            let levels: Vec<(LoadLevel, &Comparison)> =
                 of_kind.map(|(condition, compared)| (condition.level, &compared.overall)).collect();
-            found.extend(break_even(&levels).map(|found| BreakEvenReport { temperature, found }));
+            found.extend(break_even(&levels).map(|found| BreakEvenReport { temperature, result: found }));
         }
     }
     found
 }
 
-fn faults(observed: &Observed) -> Vec<String> {
-    let all = observed.cells.iter().flatten().flat_map(|cell| &cell.samples);
+fn faults(observations: &Observations) -> Vec<String> {
+    let all = observations.cells.iter().flatten().flat_map(|cell| &cell.samples);
     let mut faults: Vec<String> =
         all.filter(|sample| !sample.is_completed()).map(|sample| sample.outcome.explain()).collect();
     faults.sort();
     faults.dedup();
-    faults.truncate(FAULTS_SHOWN);
+    faults.truncate(ERRORS_SHOWN);
     faults
 }
 

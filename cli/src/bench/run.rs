@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::args::BenchArgs;
 use super::arm::{Arm, ArmSpec};
 use super::error::BenchError;
-use super::plan::{Block, Outline, Plan};
+use super::plan::{Block, Plan, PlanInputs};
 use super::progress::Progress;
 use crate::load::counters::SpeculationCounters;
 use crate::load::cpu::{CpuMeter, GeneratorCost};
@@ -18,7 +18,7 @@ use crate::load::{Access, Client, Endpoint, Prompt, Request, Sample, Settings};
 const ARMS_MAX: usize = 2;
 
 /// What is measured, and how.
-pub(super) struct Subject {
+pub(super) struct Experiment {
     pub(super) arms: Vec<Arm>,
     pub(super) prompts: Vec<Prompt>,
     pub(super) plan: Plan,
@@ -30,7 +30,7 @@ pub(super) struct Subject {
 }
 
 /// Results of a run: cells indexed by condition, then arm.
-pub(super) struct Observed {
+pub(super) struct Observations {
     pub(super) cells: Vec<Vec<Cell>>,
     pub(super) generator: GeneratorCost,
 }
@@ -46,11 +46,11 @@ pub(super) struct Cell {
 }
 
 /// Reads the prompts, connects to the endpoints and makes the plan.
-pub(super) async fn prepare(args: &BenchArgs) -> Result<Subject, BenchError> {
+pub(super) async fn prepare(args: &BenchArgs) -> Result<Experiment, BenchError> {
     let prompts = prompts(args)?;
     let access = args.access();
     let arms = arms(args, &access).await?;
-    let plan = Plan::new(&Outline {
+    let plan = Plan::new(&PlanInputs {
         prompts: &prompts,
         levels: args.levels(),
         temperatures: args.temperatures.clone(),
@@ -67,7 +67,7 @@ pub(super) async fn prepare(args: &BenchArgs) -> Result<Subject, BenchError> {
         ..Settings::default()
     };
     let timeout = Duration::from_secs(args.timeout_s);
-    Ok(Subject { arms, prompts, plan, shared, timeout, seed: args.seed.into(), run: rand::random() })
+    Ok(Experiment { arms, prompts, plan, shared, timeout, seed: args.seed.into(), run: rand::random() })
 }
 
 fn prompts(args: &BenchArgs) -> Result<Vec<Prompt>, BenchError> {
@@ -89,7 +89,7 @@ fn prompts(args: &BenchArgs) -> Result<Vec<Prompt>, BenchError> {
 async fn arms(args: &BenchArgs, access: &Access) -> Result<Vec<Arm>, BenchError> {
     let mut specs = args.arms.clone();
     if specs.is_empty() {
-        let endpoint = Endpoint::reach(&args.url, access.clone()).await?;
+        let endpoint = Endpoint::connect(&args.url, access.clone()).await?;
         specs = ArmSpec::defaults(endpoint.dialect());
     }
     let usage = |value: String, expected: &str| {
@@ -103,12 +103,12 @@ async fn arms(args: &BenchArgs, access: &Access) -> Result<Vec<Arm>, BenchError>
     }
     let mut arms = Vec::new();
     for spec in specs {
-        arms.push(Arm::reach(spec, &args.url, access.clone()).await?);
+        arms.push(Arm::connect(spec, &args.url, access.clone()).await?);
     }
     Ok(arms)
 }
 
-impl Subject {
+impl Experiment {
     /// Requests of a block. An item has the same seed in every arm.
     fn requests(&self, block: &Block) -> Vec<Request> {
         let arm = &self.arms[block.arm];
@@ -116,7 +116,7 @@ impl Subject {
         let request = |(item, prompt): (usize, &usize)| {
             let seed = Some((self.seed << 32) + ((block.pair as i64) << 16) + item as i64);
             let mut settings = Settings { temperature, seed, ..self.shared.clone() };
-            if arm.endpoint.knows_cache_salt() {
+            if arm.endpoint.supports_cache_salt() {
                 settings.fields.entry("cache_salt").or_insert_with(|| self.cache_salt(block).into());
             }
             let request = arm.settings(&settings).request(&arm.endpoint, &self.prompts[*prompt]);
@@ -134,36 +134,42 @@ impl Subject {
 }
 
 /// Runs the whole plan.
-pub(super) async fn run(subject: &Subject) -> Result<Observed, BenchError> {
-    let Subject { arms, plan, .. } = subject;
-    let client = |arm: &Arm| Client::new(arm.endpoint.clone()).with_timeout(subject.timeout);
+pub(super) async fn run(experiment: &Experiment) -> Result<Observations, BenchError> {
+    let Experiment { arms, plan, .. } = experiment;
+    let client = |arm: &Arm| Client::new(arm.endpoint.clone()).with_timeout(experiment.timeout);
     let clients: Vec<Client> = arms.iter().map(client).collect();
     let empty = |_| arms.iter().map(|_| Cell::default()).collect();
-    let mut observed =
-        Observed { cells: plan.conditions.iter().map(empty).collect(), generator: GeneratorCost::default() };
+    let mut observations = Observations {
+        cells: plan.conditions.iter().map(empty).collect(),
+        generator: GeneratorCost::default(),
+    };
     let progress = Progress::new(plan.num_requests());
     let mut current = None;
     for block in &plan.blocks {
         if current.replace(block.condition) != Some(block.condition) {
             let condition = &plan.conditions[block.condition];
-            progress.condition(format!("{}, temperature {}", condition.level.name(), condition.temperature));
+            progress.on_condition(format!(
+                "{}, temperature {}",
+                condition.level.name(),
+                condition.temperature
+            ));
         }
         let client = &clients[block.arm];
-        let requests = subject.requests(block);
+        let requests = experiment.requests(block);
         let before = match block.is_warmup {
             true => None,
             false => client.endpoint().speculation_counters().await,
         };
         let meter = CpuMeter::start();
-        let run = client.drive(&requests, &plan.schedule(block), |_| progress.request()).await;
+        let run = client.drive(&requests, &plan.schedule(block), |_| progress.on_request()).await;
         let cost = meter.read();
         let samples = run.samples(&requests);
         if block.is_warmup {
             check_warmup(&arms[block.arm], &samples)?;
             continue;
         }
-        observed.generator.add(&run, cost);
-        let cell = &mut observed.cells[block.condition][block.arm];
+        observations.generator.add(&run, cost);
+        let cell = &mut observations.cells[block.condition][block.arm];
         cell.samples.extend(samples);
         cell.duration += run.duration();
         let after = client.endpoint().speculation_counters().await;
@@ -172,14 +178,14 @@ pub(super) async fn run(subject: &Subject) -> Result<Observed, BenchError> {
         }
     }
     progress.end();
-    Ok(observed)
+    Ok(observations)
 }
 
 /// Stops early if the server answers no request of the warm-up.
 fn check_warmup(arm: &Arm, samples: &[Sample]) -> Result<(), BenchError> {
     match samples.first() {
         Some(first) if !samples.iter().any(Sample::is_completed) => {
-            Err(BenchError::NothingAnswered { arm: arm.spec.name.clone(), first: first.outcome.explain() })
+            Err(BenchError::WarmupFailed { arm: arm.spec.name.clone(), first: first.outcome.explain() })
         }
         _ => Ok(()),
     }

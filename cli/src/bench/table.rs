@@ -155,13 +155,13 @@ fn verdicts<'a>(report: &Report, rows: impl Iterator<Item = (&'a str, &'a Compar
             format!("{:.2} [{:.2}, {:.2}]", speedup.value, speedup.low, speedup.high)
         });
         let reason = match &comparison.verdict {
-            super::compare::Verdict::Undecided(reason) => format!(" ({reason})"),
+            super::compare::ShipVerdict::Undecided(reason) => format!(" ({reason})"),
             _ => String::new(),
         };
         line!(
             text,
             "  {task:<14} {speedup:<22} {}{reason}; same text in {} of {}",
-            comparison.verdict.word(),
+            comparison.verdict.label(),
             comparison.same_text,
             comparison.pairs
         );
@@ -178,7 +178,7 @@ fn foot(report: &Report) -> String {
             "temperature {}: {} is {}",
             found.temperature,
             report.arms[0].name,
-            found.found.explain()
+            found.result.explain()
         );
     }
     let generator = &report.generator;

@@ -8,7 +8,7 @@ use scheduling::draft_length::{DraftLength, Load};
 use serde::Serialize;
 
 use super::cost::Costs;
-use super::local::Verdict;
+use super::local::VerifiedRound;
 
 /// The largest k considered.
 const MAX_K: u32 = 10;
@@ -27,7 +27,7 @@ pub enum Placement {
 
 /// The configuration that advice is given for.
 #[derive(Debug, Clone, Copy)]
-pub struct Situation {
+pub struct Deployment {
     /// Where the draft runs.
     pub placement: Placement,
     /// Concurrent sequences.
@@ -54,13 +54,13 @@ pub struct Advice {
 }
 
 /// Returns the best k for text with these verdicts.
-pub fn advise(verdicts: &[Verdict], costs: &Costs, situation: Situation) -> Option<Advice> {
-    let Situation { placement, sequences, context, wire } = situation;
+pub fn advise(rounds: &[VerifiedRound], costs: &Costs, deployment: Deployment) -> Option<Advice> {
+    let Deployment { placement, sequences, context, wire } = deployment;
     let mut lane = DraftLength::new(MAX_K);
-    for verdict in verdicts.iter().filter(|verdict| verdict.drafted > 0) {
-        lane.observe_verification(verdict.drafted, verdict.accepted);
+    for round in rounds.iter().filter(|round| round.drafted > 0) {
+        lane.observe_verification(round.drafted, round.accepted);
         // A short proposal is not the worker's fault: the sequence or the text ended.
-        lane.observe_proposal(verdict.drafted, verdict.drafted);
+        lane.observe_proposal(round.drafted, round.drafted);
     }
     let wire = if placement == Placement::Colocated { Duration::ZERO } else { wire };
     let (target, draft) = (worker(&costs.target, wire), worker(&costs.draft, wire));
@@ -98,10 +98,10 @@ mod tests {
     }
 
     fn best(accepted: [u32; 4], costs: &Costs, placement: Placement, wire_us: u64) -> Advice {
-        let verdicts: Vec<Verdict> =
-            (0..200).map(|i| Verdict { drafted: 4, accepted: accepted[i % 4] }).collect();
+        let rounds: Vec<VerifiedRound> =
+            (0..200).map(|i| VerifiedRound { drafted: 4, accepted: accepted[i % 4] }).collect();
         let wire = Duration::from_micros(wire_us);
-        advise(&verdicts, costs, Situation { placement, sequences: 1, context: 0.0, wire }).unwrap()
+        advise(&rounds, costs, Deployment { placement, sequences: 1, context: 0.0, wire }).unwrap()
     }
 
     #[test]

@@ -9,7 +9,7 @@ use speculation::step::MAX_DRAFT_TOKENS;
 use super::error::CheckPairError;
 
 /// Text after the flags in `outrider check-pair --help`.
-const TEACHING: &str = "\
+const AFTER_HELP: &str = "\
 How to read it:
   acceptance rate   accepted / drafted tokens; a task type below 0.5 is better served without a draft
   by position       probability that a drafted token is accepted, given that all before it were; the router
@@ -31,7 +31,7 @@ Examples:
 
 /// Arguments of `outrider check-pair`.
 #[derive(Debug, Clone, clap::Args)]
-#[command(after_long_help = TEACHING)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct CheckPairArgs {
     /// The target's checkpoint
     #[arg(long, value_name = "DIR")]
@@ -67,11 +67,11 @@ pub struct CheckPairArgs {
 
     /// Weight format of the target
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
-    pub weights: Weights,
+    pub weights: WeightsArg,
 
     /// Weight format of the draft
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
-    pub draft_weights: Weights,
+    pub draft_weights: WeightsArg,
 
     /// Compute threads
     #[arg(long, value_name = "N", default_value = "1")]
@@ -98,7 +98,7 @@ pub struct CheckPairArgs {
 
 /// Weight formats, as on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Weights {
+pub enum WeightsArg {
     /// As the checkpoint stores them
     Auto,
     /// 32-bit floats
@@ -113,7 +113,7 @@ pub enum Weights {
     Int4,
 }
 
-impl Weights {
+impl WeightsArg {
     /// The engine's format.
     pub fn format(self) -> WeightFormat {
         match self {

@@ -17,7 +17,7 @@ const CONTEXTS: [u32; 2] = [16, 256];
 /// Timed runs per shape; the median counts.
 const RUNS: usize = 9;
 /// Once a target forward takes longer, larger ones are not measured; the last slope is extrapolated.
-const LONGEST: Duration = Duration::from_secs(2);
+const FORWARD_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Step times of both models.
 #[derive(Debug, Clone, Default)]
@@ -42,10 +42,10 @@ impl Costs {
 /// Times both models at every number of rows and every context length that fits.
 pub fn measure(target: &mut LocalModel, draft: &mut LocalModel) -> Result<Costs, CheckPairError> {
     let mut costs = Costs::default();
-    let most = target.info().max_model_len.min(draft.info().max_model_len);
+    let max_len = target.info().max_model_len.min(draft.info().max_model_len);
     for context in CONTEXTS {
         let slots = (target.engine().open(), draft.engine().open());
-        let measured = measure_context(target, draft, (slots, context, most), &mut costs);
+        let measured = measure_context(target, draft, (slots, context, max_len), &mut costs);
         target.engine().close(slots.0);
         draft.engine().close(slots.1);
         measured?;
@@ -56,15 +56,15 @@ pub fn measure(target: &mut LocalModel, draft: &mut LocalModel) -> Result<Costs,
 fn measure_context(
     target: &mut LocalModel,
     draft: &mut LocalModel,
-    (slots, context, most): ((SlotId, SlotId), u32, u32),
+    (slots, context, max_len): ((SlotId, SlotId), u32, u32),
     costs: &mut Costs,
 ) -> Result<(), CheckPairError> {
-    if context >= most {
+    if context >= max_len {
         return Ok(());
     }
     run(target, slots.0, context)?;
     run(draft, slots.1, context)?;
-    for rows in ROWS.into_iter().filter(|rows| context + rows <= most) {
+    for rows in ROWS.into_iter().filter(|rows| context + rows <= max_len) {
         let mut times = [Vec::with_capacity(RUNS), Vec::with_capacity(RUNS)];
         // The first forward of a shape touches memory for the first time and is not counted.
         for i in 0..=RUNS {
@@ -87,7 +87,7 @@ fn measure_context(
         };
         costs.target.push(point(target_took));
         costs.draft.push(point(draft_took));
-        if target_took > LONGEST {
+        if target_took > FORWARD_TIME_MAX {
             break;
         }
     }

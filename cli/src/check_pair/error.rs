@@ -65,7 +65,7 @@ pub enum CheckPairError {
     Draw(#[from] DrawError),
     /// Target and draft number their tokens differently.
     #[error("the pair cannot be served: {0}")]
-    Unpaired(String),
+    TokenizersDiffer(String),
     /// The rules of a sequence failed.
     #[error("a sequence could not be decoded: {0}")]
     Sequence(String),
@@ -73,5 +73,5 @@ pub enum CheckPairError {
     #[error(
         "no prompt fits the models' window of {0} tokens together with --max-tokens: use shorter prompts"
     )]
-    NothingFits(u32),
+    NoPromptFits(u32),
 }

@@ -18,11 +18,11 @@ use speculation::{
 use super::error::CheckPairError;
 
 /// Steps have no deadline here.
-const NEVER_LATE: Duration = Duration::from_secs(1 << 30);
+const NO_DEADLINE: Duration = Duration::from_secs(1 << 30);
 
 /// Result of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Verdict {
+pub struct VerifiedRound {
     /// Drafted ids that were verified.
     pub drafted: u32,
     /// Accepted of these.
@@ -35,7 +35,7 @@ pub struct Decoded {
     /// The generated ids.
     pub token_ids: Vec<TokenId>,
     /// One verdict per round.
-    pub verdicts: Vec<Verdict>,
+    pub verified_rounds: Vec<VerifiedRound>,
 }
 
 /// One model and the KV cache of the current sequence.
@@ -101,7 +101,7 @@ impl LocalModel {
 
 /// The rounds of one sequence.
 #[derive(Debug, Clone, Copy)]
-pub struct Rounds {
+pub struct DecodeOptions {
     /// Tokens that are drafted in each.
     pub num_draft_tokens: u32,
     /// Rounds of the target before the draft worker is done with the prompt: those are plain ones.
@@ -121,27 +121,31 @@ impl LocalPair<'_> {
         prompt: &[TokenId],
         k: u32,
     ) -> Result<Decoded, CheckPairError> {
-        self.decode_fed_late(spec, prompt, Rounds { num_draft_tokens: k, plain_rounds: 0 })
+        self.decode_with_late_draft_prefill(
+            spec,
+            prompt,
+            DecodeOptions { num_draft_tokens: k, plain_rounds: 0 },
+        )
     }
 
     /// Like [`Self::decode`], but the draft worker finishes the prompt's prefill only after `plain_rounds`
     /// rounds of the target. In a cluster both prefill at the same time, and either may finish first. Until
     /// then rounds are plain.
-    pub fn decode_fed_late(
+    pub fn decode_with_late_draft_prefill(
         &mut self,
         spec: SequenceSpec,
         prompt: &[TokenId],
-        rounds: Rounds,
+        options: DecodeOptions,
     ) -> Result<Decoded, CheckPairError> {
         let spec = Arc::new(spec);
-        let limits = SequenceConfig { vocab_size: self.target.vocab_size, target_deadline: NEVER_LATE };
+        let limits = SequenceConfig { vocab_size: self.target.vocab_size, target_deadline: NO_DEADLINE };
         let mut sequence = Sequence::new(SequenceId(0), Arc::clone(&spec), prompt, limits);
         let slots = (self.target.engine.open(), self.draft.engine.open());
-        let decoded = self.drive(&mut sequence, &spec, slots, rounds);
+        let decoded = self.drive(&mut sequence, &spec, slots, options);
         self.target.engine.close(slots.0);
         self.draft.engine.close(slots.1);
-        let verdicts = decoded?;
-        Ok(Decoded { token_ids: sequence.ids()[prompt.len()..].to_vec(), verdicts })
+        let verified_rounds = decoded?;
+        Ok(Decoded { token_ids: sequence.ids()[prompt.len()..].to_vec(), verified_rounds })
     }
 
     fn drive(
@@ -149,38 +153,40 @@ impl LocalPair<'_> {
         sequence: &mut Sequence,
         spec: &SequenceSpec,
         (target, draft): (SlotId, SlotId),
-        rounds: Rounds,
-    ) -> Result<Vec<Verdict>, CheckPairError> {
-        let Rounds { num_draft_tokens, plain_rounds } = rounds;
-        let mut verdicts: Vec<Verdict> = Vec::new();
+        options: DecodeOptions,
+    ) -> Result<Vec<VerifiedRound>, CheckPairError> {
+        let DecodeOptions { num_draft_tokens, plain_rounds } = options;
+        let mut verified_rounds: Vec<VerifiedRound> = Vec::new();
         // The draft worker's `Fed` reply, held back until `plain_rounds` rounds are done.
-        let mut unheard: Option<Event> = None;
+        let mut delayed_fed_reply: Option<Event> = None;
         let mut actions: VecDeque<Action> =
             sequence.step(Duration::ZERO, Event::Assigned(Role::Draft)).into();
         actions.extend(sequence.step(Duration::ZERO, Event::Assigned(Role::Target)));
         while let Some(action) = actions.pop_front() {
             let event = match action {
                 Action::Ready => {
-                    Event::BeginRound { num_draft_tokens, num_tree_tokens: 0, draft_wait: NEVER_LATE }
+                    Event::BeginRound { num_draft_tokens, num_tree_tokens: 0, draft_wait: NO_DEADLINE }
                 }
                 Action::Send(Role::Target, step) => {
-                    let body = self.target.judge(target, spec, &step)?;
+                    let body = self.target.verify(target, spec, &step)?;
                     Event::Reply(Role::Target, Reply::to(&step, body))
                 }
                 Action::Send(Role::Draft, step) => {
                     let body = self.draft.propose(draft, spec, &step)?;
                     let fed = matches!(body, ReplyBody::Fed { .. });
                     let event = Event::Reply(Role::Draft, Reply::to(&step, body));
-                    if fed && (verdicts.len() as u32) < plain_rounds {
-                        unheard = Some(event);
+                    if fed && (verified_rounds.len() as u32) < plain_rounds {
+                        delayed_fed_reply = Some(event);
                         continue;
                     }
                     event
                 }
                 Action::Commit(commit) => {
-                    verdicts
-                        .push(Verdict { drafted: commit.num_draft_tokens, accepted: commit.num_accepted });
-                    match unheard.take_if(|_| verdicts.len() as u32 >= plain_rounds) {
+                    verified_rounds.push(VerifiedRound {
+                        drafted: commit.num_draft_tokens,
+                        accepted: commit.num_accepted,
+                    });
+                    match delayed_fed_reply.take_if(|_| verified_rounds.len() as u32 >= plain_rounds) {
                         Some(event) => event,
                         None => continue,
                     }
@@ -193,13 +199,18 @@ impl LocalPair<'_> {
             };
             actions.extend(sequence.step(Duration::ZERO, event));
         }
-        Ok(verdicts)
+        Ok(verified_rounds)
     }
 }
 
 impl LocalModel {
     /// Executes the target worker's part of a step.
-    fn judge(&mut self, slot: SlotId, spec: &SequenceSpec, step: &Step) -> Result<ReplyBody, CheckPairError> {
+    fn verify(
+        &mut self,
+        slot: SlotId,
+        spec: &SequenceSpec,
+        step: &Step,
+    ) -> Result<ReplyBody, CheckPairError> {
         self.engine.truncate(slot, step.base_len);
         let Work::Verify { draft } = &step.work else { return self.feed(slot, step) };
         let (start, num_rows) = (step.start(), draft.token_ids.len() + 1);

@@ -7,11 +7,11 @@ use serde::Serialize;
 use speculation::{AcceptanceMode, SamplingParams, SequenceSpec, TokenId};
 
 use super::error::CheckPairError;
-use super::local::{LocalPair, Verdict};
+use super::local::{LocalPair, VerifiedRound};
 
 /// A tokenized prompt.
 #[derive(Debug, Clone)]
-pub struct Question {
+pub struct EvalPrompt {
     /// Its task type.
     pub task: String,
     /// Its ids.
@@ -20,9 +20,9 @@ pub struct Question {
     pub seed: u64,
 }
 
-/// Settings shared by all questions.
+/// Settings shared by all prompts.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct EvalOptions {
     /// k in every round.
     pub num_draft_tokens: u32,
     /// Maximum number of output tokens per sequence.
@@ -50,36 +50,36 @@ pub struct Counts {
     pub accepted_by_position: Vec<u64>,
     /// One verdict per round.
     #[serde(skip)]
-    pub verdicts: Vec<Verdict>,
+    pub verified_rounds: Vec<VerifiedRound>,
 }
 
 impl Counts {
     /// Adds one sequence.
-    pub fn add(&mut self, tokens: usize, verdicts: &[Verdict]) {
+    pub fn add(&mut self, tokens: usize, verified_rounds: &[VerifiedRound]) {
         self.sequences += 1;
         self.tokens += tokens as u64;
-        self.rounds += verdicts.len() as u64;
-        for verdict in verdicts {
-            self.draft_tokens += u64::from(verdict.drafted);
-            self.accepted_tokens += u64::from(verdict.accepted);
-            let judged = verdict.drafted.min(verdict.accepted + 1) as usize;
+        self.rounds += verified_rounds.len() as u64;
+        for round in verified_rounds {
+            self.draft_tokens += u64::from(round.drafted);
+            self.accepted_tokens += u64::from(round.accepted);
+            let judged = round.drafted.min(round.accepted + 1) as usize;
             if self.judged_by_position.len() < judged {
                 self.judged_by_position.resize(judged, 0);
                 self.accepted_by_position.resize(judged, 0);
             }
             for position in 0..judged {
                 self.judged_by_position[position] += 1;
-                self.accepted_by_position[position] += u64::from((position as u32) < verdict.accepted);
+                self.accepted_by_position[position] += u64::from((position as u32) < round.accepted);
             }
         }
-        self.verdicts.extend_from_slice(verdicts);
+        self.verified_rounds.extend_from_slice(verified_rounds);
     }
 
     /// Sum of several measurements.
     pub fn sum<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
         all.into_iter().fold(Self::default(), |mut sum, counts| {
             let sequences = sum.sequences + counts.sequences;
-            sum.add(counts.tokens as usize, &counts.verdicts);
+            sum.add(counts.tokens as usize, &counts.verified_rounds);
             sum.sequences = sequences;
             sum
         })
@@ -113,12 +113,12 @@ pub struct Setting {
 
 /// All counters, by setting and task type.
 #[derive(Debug, Clone, Default)]
-pub struct Measured {
+pub struct AcceptanceCounts {
     /// In the order of the settings.
     pub by_setting: Vec<(Setting, BTreeMap<String, Counts>)>,
 }
 
-impl Measured {
+impl AcceptanceCounts {
     /// Counters by task type in one mode, over all temperatures. Temperature 0 is the same in every mode and
     /// counts for each.
     pub fn by_task(&self, mode: AcceptanceMode) -> BTreeMap<String, Counts> {
@@ -143,20 +143,26 @@ pub fn settings(temperatures: &[f32], modes: &[AcceptanceMode]) -> Vec<Setting> 
     temperatures.iter().flat_map(of).collect()
 }
 
-/// Decodes every question in every setting; calls `on_sequence` after each.
+/// Decodes every prompt in every setting; calls `on_sequence` after each.
 pub fn measure(
     pair: &mut LocalPair<'_>,
-    questions: &[Question],
-    (settings, how): (&[Setting], &Settings),
+    eval_prompts: &[EvalPrompt],
+    (settings, eval_options): (&[Setting], &EvalOptions),
     mut on_sequence: impl FnMut(),
-) -> Result<Measured, CheckPairError> {
-    let mut measured = Measured::default();
+) -> Result<AcceptanceCounts, CheckPairError> {
+    let mut measured = AcceptanceCounts::default();
     for setting in settings {
         let mut by_task: BTreeMap<String, Counts> = BTreeMap::new();
-        for question in questions {
-            let decoded =
-                pair.decode(spec(question, setting, how), &question.prompt_ids, how.num_draft_tokens)?;
-            by_task.entry(question.task.clone()).or_default().add(decoded.token_ids.len(), &decoded.verdicts);
+        for eval_prompt in eval_prompts {
+            let decoded = pair.decode(
+                sequence_spec(eval_prompt, setting, eval_options),
+                &eval_prompt.prompt_ids,
+                eval_options.num_draft_tokens,
+            )?;
+            by_task
+                .entry(eval_prompt.task.clone())
+                .or_default()
+                .add(decoded.token_ids.len(), &decoded.verified_rounds);
             on_sequence();
         }
         measured.by_setting.push((*setting, by_task));
@@ -164,15 +170,19 @@ pub fn measure(
     Ok(measured)
 }
 
-/// The sequence that a router would create for the question.
-pub fn spec(question: &Question, setting: &Setting, how: &Settings) -> SequenceSpec {
-    let prompt_len = question.prompt_ids.len() as u32;
+/// The sequence that a router would create for the prompt.
+pub fn sequence_spec(
+    eval_prompt: &EvalPrompt,
+    setting: &Setting,
+    eval_options: &EvalOptions,
+) -> SequenceSpec {
+    let prompt_len = eval_prompt.prompt_ids.len() as u32;
     SequenceSpec {
-        seed: question.seed,
+        seed: eval_prompt.seed,
         prompt_len,
         sampling: SamplingParams { temperature: setting.temperature, ..SamplingParams::default() },
-        stop_token_ids: how.stop_token_ids.clone(),
-        max_len: prompt_len + how.max_tokens,
+        stop_token_ids: eval_options.stop_token_ids.clone(),
+        max_len: prompt_len + eval_options.max_tokens,
         acceptance: setting.mode,
         ..SequenceSpec::default()
     }
@@ -187,7 +197,7 @@ mod tests {
         let mut counts = Counts::default();
         counts.add(
             9,
-            &[(4, 4), (4, 1), (2, 0), (0, 0)].map(|(drafted, accepted)| Verdict { drafted, accepted }),
+            &[(4, 4), (4, 1), (2, 0), (0, 0)].map(|(drafted, accepted)| VerifiedRound { drafted, accepted }),
         );
         assert_eq!((counts.rounds, counts.draft_tokens, counts.accepted_tokens), (4, 10, 5));
         assert_eq!(counts.judged_by_position, [3, 2, 1, 1]);

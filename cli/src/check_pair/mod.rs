@@ -26,13 +26,13 @@ use engine::{Engine, LoadOptions};
 use indicatif::{ProgressBar, ProgressStyle};
 use speculation::{AcceptanceMode, TokenId};
 
-pub use args::{CheckPairArgs, Weights};
+pub use args::{CheckPairArgs, WeightsArg};
 
 use crate::EXIT_USAGE;
 use crate::load::Prompt;
 use error::CheckPairError;
 use local::{LocalModel, LocalPair};
-use measure::{Question, Settings, settings};
+use measure::{EvalOptions, EvalPrompt, settings};
 use report::{MeasuredReport, Report, SizeCheck};
 use texts::CheckpointText;
 
@@ -48,7 +48,7 @@ pub fn main(args: &CheckPairArgs) -> ExitCode {
     let outcome = args.check().and_then(|()| match args.quantization {
         true => quantization::run(args).map(|report| (quantization::output(args, &report), true)),
         false => run_on(args, None).map(|reports| {
-            let all_pair = reports.iter().all(|report| report.text.pairs());
+            let all_pair = reports.iter().all(|report| report.text.can_pair());
             (text(args, &reports), all_pair)
         }),
     });
@@ -67,19 +67,22 @@ pub fn main(args: &CheckPairArgs) -> ExitCode {
     }
 }
 
-/// Runs the check and returns one report, and a second for `--against`. Uses the questions in `asked` if
-/// given, else the prompts that the arguments name.
-pub fn run_on(args: &CheckPairArgs, asked: Option<&[Question]>) -> Result<Vec<Report>, CheckPairError> {
+/// Runs the check and returns one report, and a second for `--against`. Uses the prompts in `given_prompts`
+/// if given, else the prompts that the arguments name.
+pub fn run_on(
+    args: &CheckPairArgs,
+    given_prompts: Option<&[EvalPrompt]>,
+) -> Result<Vec<Report>, CheckPairError> {
     let target_text = CheckpointText::read(&args.target)?;
     let mut target = None;
     let drafts = [Some(&args.draft), args.against.as_ref()].into_iter().flatten();
-    drafts.map(|draft| check_draft(args, (&target_text, asked), draft, &mut target)).collect()
+    drafts.map(|draft| check_draft(args, (&target_text, given_prompts), draft, &mut target)).collect()
 }
 
 /// Checks one draft. The target is loaded for the first draft that can be paired.
 fn check_draft(
     args: &CheckPairArgs,
-    (target_text, asked): (&CheckpointText, Option<&[Question]>),
+    (target_text, given_prompts): (&CheckpointText, Option<&[EvalPrompt]>),
     draft: &Path,
     target: &mut Option<LocalModel>,
 ) -> Result<Report, CheckPairError> {
@@ -88,7 +91,7 @@ fn check_draft(
     let names = [&args.target, draft].map(|path: &Path| path.display().to_string());
     let [target_name, draft_name] = names;
     let mut report = Report { target: target_name, draft: draft_name, size: None, measured: None, text };
-    if !report.text.pairs() {
+    if !report.text.can_pair() {
         return Ok(report);
     }
     let target = match target {
@@ -98,27 +101,27 @@ fn check_draft(
     let mut draft = load(args, draft, (args.draft_weights, draft_text.num_ids()))?;
     report.size = Some(SizeCheck::new(target.info().num_parameters, draft.info().num_parameters));
     report.measured =
-        Some(measure_pair(args, (target_text, asked), LocalPair { target, draft: &mut draft })?);
+        Some(measure_pair(args, (target_text, given_prompts), LocalPair { target, draft: &mut draft })?);
     Ok(report)
 }
 
 fn measure_pair(
     args: &CheckPairArgs,
-    (target_text, asked): (&CheckpointText, Option<&[Question]>),
+    (target_text, given_prompts): (&CheckpointText, Option<&[EvalPrompt]>),
     mut pair: LocalPair<'_>,
 ) -> Result<MeasuredReport, CheckPairError> {
-    let questions = match asked {
-        Some(asked) => fitting(args, asked, pair.window())?,
-        None => questions(args, target_text, pair.window())?,
+    let eval_prompts = match given_prompts {
+        Some(given_prompts) => keep_fitting(args, given_prompts, pair.window())?,
+        None => eval_prompts(args, target_text, pair.window())?,
     };
     let settings = settings(&args.temperatures, &MODES);
-    let how = how(args, pair.target);
-    let bar = progress(questions.len() * settings.len(), "sequences");
-    let measured = measure::measure(&mut pair, &questions, (&settings, &how), || bar.inc(1))?;
+    let eval_options = eval_options(args, pair.target);
+    let bar = progress(eval_prompts.len() * settings.len(), "sequences");
+    let measured = measure::measure(&mut pair, &eval_prompts, (&settings, &eval_options), || bar.inc(1))?;
     bar.finish_and_clear();
     let costs = cost::measure(pair.target, pair.draft)?;
-    let tokens: usize = questions.iter().map(|question| question.prompt_ids.len()).sum();
-    let context = tokens as f64 / questions.len() as f64 + f64::from(args.max_tokens) / 2.0;
+    let tokens: usize = eval_prompts.iter().map(|eval_prompt| eval_prompt.prompt_ids.len()).sum();
+    let context = tokens as f64 / eval_prompts.len() as f64 + f64::from(args.max_tokens) / 2.0;
     let wire = Duration::from_micros(args.wire_us);
     Ok(MeasuredReport::new(&measured, costs, args.draft_tokens, (wire, context)))
 }
@@ -127,12 +130,12 @@ fn measure_pair(
 pub fn load(
     args: &CheckPairArgs,
     directory: &Path,
-    (weights, num_ids): (Weights, u32),
+    (weights, num_ids): (WeightsArg, u32),
 ) -> Result<LocalModel, CheckPairError> {
     Ok(LocalModel::new(Engine::load(&options(args, directory, weights))?, num_ids))
 }
 
-fn options(args: &CheckPairArgs, directory: &Path, weights: Weights) -> LoadOptions {
+fn options(args: &CheckPairArgs, directory: &Path, weights: WeightsArg) -> LoadOptions {
     LoadOptions {
         model_dir: directory.to_owned(),
         weights: weights.format(),
@@ -149,9 +152,9 @@ fn load_target(args: &CheckPairArgs, num_ids: u32) -> Result<LocalModel, CheckPa
     Ok(LocalModel::new(engine, num_ids))
 }
 
-/// Settings shared by all questions.
-pub fn how(args: &CheckPairArgs, target: &LocalModel) -> Settings {
-    Settings {
+/// Settings shared by all prompts.
+pub fn eval_options(args: &CheckPairArgs, target: &LocalModel) -> EvalOptions {
+    EvalOptions {
         num_draft_tokens: args.draft_tokens,
         max_tokens: args.max_tokens,
         stop_token_ids: target.info().eos_token_ids.clone(),
@@ -160,37 +163,41 @@ pub fn how(args: &CheckPairArgs, target: &LocalModel) -> Settings {
 
 /// Tokenizes up to `num_prompts` prompts per task type, and skips those that do not fit into `window` tokens.
 /// The n-th prompt of a task type has seed n, counted from 0.
-pub fn questions(
+pub fn eval_prompts(
     args: &CheckPairArgs,
     target_text: &CheckpointText,
     window: u32,
-) -> Result<Vec<Question>, CheckPairError> {
+) -> Result<Vec<EvalPrompt>, CheckPairError> {
     let prompts = match &args.prompts {
         Some(path) => Prompt::read(path)?,
         None => Prompt::built_in(),
     };
-    let framer = target_text.framer()?;
+    let prompt_encoder = target_text.prompt_encoder()?;
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
-    let mut questions = Vec::new();
+    let mut eval_prompts = Vec::new();
     for prompt in &prompts {
         let count = seen.entry(prompt.task.clone()).or_default();
         if *count == args.num_prompts {
             continue;
         }
-        let prompt_ids = framer.ids(prompt)?;
+        let prompt_ids = prompt_encoder.encode(prompt)?;
         if prompt_ids.is_empty() || !fits(&prompt_ids, args, window) {
             continue;
         }
-        questions.push(Question { task: prompt.task.clone(), prompt_ids, seed: *count as u64 });
+        eval_prompts.push(EvalPrompt { task: prompt.task.clone(), prompt_ids, seed: *count as u64 });
         *count += 1;
     }
-    some_fit(questions, window)
+    require_some(eval_prompts, window)
 }
 
-/// Keeps the questions that fit into a window of `window` tokens.
-fn fitting(args: &CheckPairArgs, asked: &[Question], window: u32) -> Result<Vec<Question>, CheckPairError> {
-    let questions = asked.iter().filter(|question| fits(&question.prompt_ids, args, window));
-    some_fit(questions.cloned().collect(), window)
+/// Keeps the prompts that fit into a window of `window` tokens.
+fn keep_fitting(
+    args: &CheckPairArgs,
+    given_prompts: &[EvalPrompt],
+    window: u32,
+) -> Result<Vec<EvalPrompt>, CheckPairError> {
+    let eval_prompts = given_prompts.iter().filter(|eval_prompt| fits(&eval_prompt.prompt_ids, args, window));
+    require_some(eval_prompts.cloned().collect(), window)
 }
 
 /// Whether a prompt and its output fit into a window of `window` tokens.
@@ -198,10 +205,10 @@ fn fits(prompt_ids: &[TokenId], args: &CheckPairArgs, window: u32) -> bool {
     prompt_ids.len() as u32 + args.max_tokens <= window
 }
 
-fn some_fit(questions: Vec<Question>, window: u32) -> Result<Vec<Question>, CheckPairError> {
-    match questions.is_empty() {
-        true => Err(CheckPairError::NothingFits(window)),
-        false => Ok(questions),
+fn require_some(eval_prompts: Vec<EvalPrompt>, window: u32) -> Result<Vec<EvalPrompt>, CheckPairError> {
+    match eval_prompts.is_empty() {
+        true => Err(CheckPairError::NoPromptFits(window)),
+        false => Ok(eval_prompts),
     }
 }
 
@@ -219,7 +226,7 @@ pub fn text(args: &CheckPairArgs, reports: &[Report]) -> String {
     }
     let mut text: String = reports.iter().map(table::text).collect::<Vec<_>>().join("\n");
     if let [one, other] = reports {
-        text.push_str(&table::against(one, other));
+        text.push_str(&table::comparison(one, other));
     }
     text
 }

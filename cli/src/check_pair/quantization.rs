@@ -11,14 +11,16 @@ use speculation::{AcceptanceMode, TokenId};
 
 use super::error::CheckPairError;
 use super::local::LocalPair;
-use super::measure::{Counts, Measured, Question, Setting, Settings, measure, settings, spec};
+use super::measure::{
+    AcceptanceCounts, Counts, EvalOptions, EvalPrompt, Setting, measure, sequence_spec, settings,
+};
 use super::report::ALL;
 use super::texts::CheckpointText;
-use super::{CheckPairArgs, Weights, how, load, progress, questions};
+use super::{CheckPairArgs, WeightsArg, eval_options, eval_prompts, load, progress};
 use fidelity::{Fidelity, Text, compare};
 
 /// The quantized formats that are measured.
-const QUANTIZED: [Weights; 2] = [Weights::Int8, Weights::Int4];
+const QUANTIZED: [WeightsArg; 2] = [WeightsArg::Int8, WeightsArg::Int4];
 
 /// Columns of the table: neither, then draft, target and both in each format.
 const COLUMNS: usize = 1 + 3 * QUANTIZED.len();
@@ -26,7 +28,7 @@ const COLUMNS: usize = 1 + 3 * QUANTIZED.len();
 /// Which models are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Who {
+pub enum Quantized {
     /// Neither: the reference.
     Neither,
     /// The draft alone.
@@ -54,7 +56,7 @@ pub struct QuantizationReport {
 #[derive(Debug, Clone, Serialize)]
 pub struct AcceptanceColumn {
     /// The quantized models.
-    pub who: Who,
+    pub who: Quantized,
     /// Their format; bf16 if neither is quantized.
     pub weights: &'static str,
     /// By temperature and task type, the sum of all task types last.
@@ -72,40 +74,40 @@ pub struct AcceptanceCell {
     pub acceptance_rate: Option<f64>,
 }
 
-/// The questions and settings for each pair.
-type Asked<'a> = (&'a [Question], &'a [Setting], &'a Settings);
+/// The prompts and settings for each pair.
+type Workload<'a> = (&'a [EvalPrompt], &'a [Setting], &'a EvalOptions);
 
 /// Runs all measurements.
 pub fn run(args: &CheckPairArgs) -> Result<QuantizationReport, CheckPairError> {
     let (target_text, draft_text) = (CheckpointText::read(&args.target)?, CheckpointText::read(&args.draft)?);
     if let Some(difference) = target_text.compare(&draft_text).first_difference {
-        return Err(CheckPairError::Unpaired(difference));
+        return Err(CheckPairError::TokenizersDiffer(difference));
     }
     let target_in = |weights| load(args, &args.target, (weights, target_text.num_ids()));
     let draft_in = |weights| load(args, &args.draft, (weights, draft_text.num_ids()));
-    let (mut target, mut draft) = (target_in(Weights::Bf16)?, draft_in(Weights::Bf16)?);
+    let (mut target, mut draft) = (target_in(WeightsArg::Bf16)?, draft_in(WeightsArg::Bf16)?);
     let mut pair = LocalPair { target: &mut target, draft: &mut draft };
-    let questions = questions(args, &target_text, pair.window())?;
+    let eval_prompts = eval_prompts(args, &target_text, pair.window())?;
     let settings = settings(&args.temperatures, &[AcceptanceMode::Coupled]);
-    let how = how(args, pair.target);
-    let bar = progress(questions.len() * (settings.len() * COLUMNS + 1), "sequences");
+    let eval_options = eval_options(args, pair.target);
+    let bar = progress(eval_prompts.len() * (settings.len() * COLUMNS + 1), "sequences");
     let step = || bar.inc(1);
-    let asked: Asked<'_> = (&questions, &settings, &how);
-    let texts = greedy_texts(&mut pair, (&questions, &how), step)?;
+    let workload: Workload<'_> = (&eval_prompts, &settings, &eval_options);
+    let texts = greedy_texts(&mut pair, (&eval_prompts, &eval_options), step)?;
 
     let mut fidelity = Vec::new();
     let pair = LocalPair { target: &mut target, draft: &mut draft };
-    let mut acceptance = vec![column((Who::Neither, Weights::Bf16), pair, asked, step)?];
+    let mut acceptance = vec![column((Quantized::Neither, WeightsArg::Bf16), pair, workload, step)?];
     for weights in QUANTIZED {
         let (mut small_target, mut small_draft) = (target_in(weights)?, draft_in(weights)?);
         fidelity.push(compare(("target", weights), (&mut target, &mut small_target), &texts)?);
         fidelity.push(compare(("draft", weights), (&mut draft, &mut small_draft), &texts)?);
         let pair = LocalPair { target: &mut target, draft: &mut small_draft };
-        acceptance.push(column((Who::Draft, weights), pair, asked, step)?);
+        acceptance.push(column((Quantized::Draft, weights), pair, workload, step)?);
         let pair = LocalPair { target: &mut small_target, draft: &mut draft };
-        acceptance.push(column((Who::Target, weights), pair, asked, step)?);
+        acceptance.push(column((Quantized::Target, weights), pair, workload, step)?);
         let pair = LocalPair { target: &mut small_target, draft: &mut small_draft };
-        acceptance.push(column((Who::Both, weights), pair, asked, step)?);
+        acceptance.push(column((Quantized::Both, weights), pair, workload, step)?);
     }
     bar.finish_and_clear();
     let (num_draft_tokens, num_prompts) = (args.draft_tokens, args.num_prompts);
@@ -115,14 +117,18 @@ pub fn run(args: &CheckPairArgs) -> Result<QuantizationReport, CheckPairError> {
 /// Each prompt followed by the greedy output of the pair.
 fn greedy_texts(
     pair: &mut LocalPair<'_>,
-    (questions, how): (&[Question], &Settings),
+    (eval_prompts, eval_options): (&[EvalPrompt], &EvalOptions),
     on_sequence: impl Fn(),
 ) -> Result<Vec<Text>, CheckPairError> {
     let greedy = Setting { temperature: 0.0, mode: AcceptanceMode::Coupled };
     let mut texts = Vec::new();
-    for question in questions {
-        let prompt: &[TokenId] = &question.prompt_ids;
-        let decoded = pair.decode(spec(question, &greedy, how), prompt, how.num_draft_tokens)?;
+    for eval_prompt in eval_prompts {
+        let prompt: &[TokenId] = &eval_prompt.prompt_ids;
+        let decoded = pair.decode(
+            sequence_spec(eval_prompt, &greedy, eval_options),
+            prompt,
+            eval_options.num_draft_tokens,
+        )?;
         texts.push(Text { ids: [prompt, &decoded.token_ids].concat(), prompt_len: prompt.len() });
         on_sequence();
     }
@@ -130,16 +136,16 @@ fn greedy_texts(
 }
 
 fn column(
-    (who, weights): (Who, Weights),
+    (who, weights): (Quantized, WeightsArg),
     mut pair: LocalPair<'_>,
-    (questions, settings, how): Asked<'_>,
+    (eval_prompts, settings, eval_options): Workload<'_>,
     on_sequence: impl Fn(),
 ) -> Result<AcceptanceColumn, CheckPairError> {
-    let measured = measure(&mut pair, questions, (settings, how), on_sequence)?;
+    let measured = measure(&mut pair, eval_prompts, (settings, eval_options), on_sequence)?;
     Ok(AcceptanceColumn { who, weights: weights.as_str(), cells: cells(&measured) })
 }
 
-fn cells(measured: &Measured) -> Vec<AcceptanceCell> {
+fn cells(measured: &AcceptanceCounts) -> Vec<AcceptanceCell> {
     let mut cells = Vec::new();
     for (setting, by_task) in &measured.by_setting {
         let sum = Counts::sum(by_task.values());
@@ -185,9 +191,9 @@ pub(super) fn output(args: &CheckPairArgs, report: &QuantizationReport) -> Strin
 
 fn head(column: &AcceptanceColumn) -> String {
     match column.who {
-        Who::Neither => "bf16".to_owned(),
-        Who::Draft => format!("draft {}", column.weights),
-        Who::Target => format!("target {}", column.weights),
-        Who::Both => format!("both {}", column.weights),
+        Quantized::Neither => "bf16".to_owned(),
+        Quantized::Draft => format!("draft {}", column.weights),
+        Quantized::Target => format!("target {}", column.weights),
+        Quantized::Both => format!("both {}", column.weights),
     }
 }

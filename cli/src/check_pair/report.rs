@@ -6,9 +6,9 @@ use std::time::Duration;
 use serde::Serialize;
 use speculation::AcceptanceMode;
 
-use super::advice::{Advice, Placement, Situation, advise};
+use super::advice::{Advice, Deployment, Placement, advise};
 use super::cost::Costs;
-use super::measure::{Counts, Measured};
+use super::measure::{AcceptanceCounts, Counts};
 use super::texts::TextCheck;
 
 /// Range of target / draft size in which published pairs work best.
@@ -123,7 +123,7 @@ impl MeasuredReport {
     /// Summarizes the measurements. `wire` is the round-trip time to a separate draft worker, `context` the
     /// mean length of a sequence in tokens.
     pub fn new(
-        measured: &Measured,
+        measured: &AcceptanceCounts,
         costs: Costs,
         num_draft_tokens: u32,
         (wire, context): (Duration, f64),
@@ -146,7 +146,7 @@ impl MeasuredReport {
             let at = |placement| LOADS.map(|load| (placement, load));
             let loads = [at(Placement::Colocated), at(Placement::Apart)].concat();
             let advice = loads.into_iter().filter_map(|(placement, sequences)| {
-                advise(&counts.verdicts, &costs, Situation { placement, sequences, context, wire })
+                advise(&counts.verified_rounds, &costs, Deployment { placement, sequences, context, wire })
             });
             TaskReport {
                 task,

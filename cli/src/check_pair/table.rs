@@ -32,7 +32,7 @@ pub(super) fn text(report: &Report) -> String {
 }
 
 /// Compares two drafts by task type.
-pub(super) fn against(one: &Report, other: &Report) -> String {
+pub(super) fn comparison(one: &Report, other: &Report) -> String {
     let mut text = String::new();
     line(&mut text, format_args!("\n# {} against {}\n", one.draft, other.draft));
     let (Some(ours), Some(theirs)) = (&one.measured, &other.measured) else {
@@ -56,8 +56,8 @@ pub(super) fn against(one: &Report, other: &Report) -> String {
                 rates.0,
                 rates.1,
                 rates.1 - rates.0,
-                pays(&task.advice, Placement::Apart, 1),
-                pays(&other.advice, Placement::Apart, 1)
+                best_k(&task.advice, Placement::Apart, 1),
+                best_k(&other.advice, Placement::Apart, 1)
             ),
         );
     }
@@ -175,7 +175,7 @@ fn tasks(text: &mut String, measured: &MeasuredReport) {
         ),
     );
     for task in &measured.tasks {
-        let at = |placement, load| pays(&task.advice, placement, load);
+        let at = |placement, load| best_k(&task.advice, placement, load);
         let flag = if task.switch_off && task.task != ALL { "switch off" } else { "" };
         line(
             text,
@@ -217,7 +217,7 @@ fn rate(rate: Option<f64>) -> String {
     rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.3}"))
 }
 
-fn pays(advice: &[Advice], placement: Placement, sequences: u32) -> String {
+fn best_k(advice: &[Advice], placement: Placement, sequences: u32) -> String {
     match advice.iter().find(|advice| advice.placement == placement && advice.sequences == sequences) {
         None => "-".to_owned(),
         Some(Advice { k: 0, .. }) => "off".to_owned(),

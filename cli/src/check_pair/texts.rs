@@ -54,7 +54,7 @@ pub enum TemplateCheck {
 
 impl TextCheck {
     /// Whether a router would use the draft for this target.
-    pub fn pairs(&self) -> bool {
+    pub fn can_pair(&self) -> bool {
         self.first_difference.is_none()
     }
 }
@@ -80,8 +80,8 @@ impl CheckpointText {
         self.tokens.num_ids()
     }
 
-    /// Returns a framer, which converts prompts to ids as the router would.
-    pub fn framer(&self) -> Result<Framer, CheckPairError> {
+    /// Returns an encoder, which converts prompts to ids as the router would.
+    pub fn prompt_encoder(&self) -> Result<PromptEncoder, CheckPairError> {
         let text = ModelText::from_assets(|name| match name {
             asset::TOKENIZER => Some(self.tokenizer.as_slice()),
             asset::TOKENIZER_CONFIG => self.config.as_deref(),
@@ -89,7 +89,7 @@ impl CheckpointText {
             _ => None,
         });
         let broken = |source| CheckPairError::Text { directory: self.directory.clone(), source };
-        Ok(Framer { text: text.map_err(broken)? })
+        Ok(PromptEncoder { text: text.map_err(broken)? })
     }
 
     /// Compares a draft with this target.
@@ -109,7 +109,7 @@ impl CheckpointText {
         }
     }
 
-    /// Null if the file is absent or invalid; [`Self::framer`] reports an invalid file.
+    /// Null if the file is absent or invalid; [`Self::prompt_encoder`] reports an invalid file.
     fn config_json(&self) -> Value {
         let parsed = self.config.as_deref().map(serde_json::from_slice);
         parsed.and_then(Result::ok).unwrap_or(Value::Null)
@@ -130,7 +130,8 @@ fn read(path: &Path) -> Result<Vec<u8>, CheckPairError> {
 }
 
 /// Fields of tokenizer_config.json that name a special token.
-const SPECIAL: [&str; 6] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"];
+const SPECIAL_TOKEN_FIELDS: [&str; 6] =
+    ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"];
 
 fn special_differences(target: &Value, draft: &Value) -> Vec<String> {
     let spelt = |config: &Value, name: &str| {
@@ -138,7 +139,7 @@ fn special_differences(target: &Value, draft: &Value) -> Vec<String> {
         token.as_str().or_else(|| token.get("content")?.as_str()).map(str::to_owned)
     };
     let name = |token: Option<String>| token.map_or_else(|| "none".to_owned(), |token| format!("{token:?}"));
-    SPECIAL
+    SPECIAL_TOKEN_FIELDS
         .iter()
         .filter_map(|field| {
             let (target, draft) = (spelt(target, field), spelt(draft, field));
@@ -150,13 +151,13 @@ fn special_differences(target: &Value, draft: &Value) -> Vec<String> {
 }
 
 /// Converts prompts to the ids that the router would send.
-pub struct Framer {
+pub struct PromptEncoder {
     text: ModelText,
 }
 
-impl Framer {
+impl PromptEncoder {
     /// The ids of a prompt: as a conversation if the model has a chat template, else as plain text.
-    pub fn ids(&self, prompt: &Prompt) -> Result<Vec<TokenId>, CheckPairError> {
+    pub fn encode(&self, prompt: &Prompt) -> Result<Vec<TokenId>, CheckPairError> {
         let refused = |reason: String| CheckPairError::Prompt { task: prompt.task.clone(), reason };
         let messages = match &prompt.content {
             Content::Prompt(text) if self.text.chat_template().is_none() => {

@@ -1,10 +1,10 @@
 //! A complete cluster as child processes of this one: a router and workers that communicate over loopback.
 //!
-//! [`Cluster::launch`] starts the processes and [`Cluster::wait_ready`] waits until the router serves. Then
-//! processes can be looked up by name, signalled, waited for and restarted. [`Cluster::stop`] stops them in
-//! order; dropping a cluster kills the remaining ones. If this process is killed, the children notice: each
-//! has the read end of a pipe as its standard input and exits when that closes. The cluster spawns no tasks:
-//! its futures run in the caller's task.
+//! [`ProcessCluster::launch`] starts the processes and [`ProcessCluster::wait_ready`] waits until the router
+//! serves. Then processes can be looked up by name, signalled, waited for and restarted.
+//! [`ProcessCluster::stop`] stops them in order; dropping a cluster kills the remaining ones. If this process
+//! is killed, the children notice: each has the read end of a pipe as its standard input and exits when that
+//! closes. The cluster spawns no tasks: its futures run in the caller's task.
 
 mod error;
 mod ports;
@@ -37,7 +37,7 @@ pub const ROUTER: &str = "router";
 const STOP_MARGIN: Duration = Duration::from_secs(6);
 
 /// Running processes that serve one model pair.
-pub struct Cluster {
+pub struct ProcessCluster {
     spec: ClusterSpec,
     sink: Arc<dyn LogSink>,
     members: Vec<Member>,
@@ -56,7 +56,7 @@ struct Member {
     reported: bool,
 }
 
-impl Cluster {
+impl ProcessCluster {
     /// Starts every process without waiting until they are ready. If one fails to start, the others are
     /// killed.
     pub fn launch(spec: ClusterSpec, sink: Arc<dyn LogSink>) -> Result<Self, ClusterError> {
@@ -161,7 +161,7 @@ impl Cluster {
 }
 
 // Access to the processes.
-impl Cluster {
+impl ProcessCluster {
     /// Base URL for OpenAI clients, without a trailing slash.
     pub fn http_url(&self) -> String {
         format!("http://{}", self.http)
@@ -204,7 +204,7 @@ impl Cluster {
 }
 
 // Stopping, expected and unexpected.
-impl Cluster {
+impl ProcessCluster {
     /// Sends a signal to one process.
     pub fn signal(&self, name: &str, signal: Signal) -> Result<(), ClusterError> {
         self.member(name)?.process.signal(signal);

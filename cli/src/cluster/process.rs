@@ -23,7 +23,7 @@ use tokio::process::{Child, ChildStdin, Command};
 use super::error::ClusterError;
 
 /// Recent lines kept per output pipe.
-const KEPT_LINES: usize = 400;
+const LINES_KEPT: usize = 400;
 /// Number of these lines that an exit report includes.
 const REPORTED_LINES: usize = 12;
 /// Longer lines are split.
@@ -35,7 +35,7 @@ const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 const KILL_WAIT: Duration = Duration::from_secs(2);
 
 /// Prefix of the line in which our programs state why they exit.
-const STATED: &str = "error: ";
+const ERROR_PREFIX: &str = "error: ";
 
 /// Receives every line that a process prints, on the reader threads.
 pub trait LogSink: Send + Sync {
@@ -182,8 +182,8 @@ impl Drop for Process {
     /// Kills the process and waits for its end, so that its ports are free again.
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
-        let patience = std::time::Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) && patience.elapsed() < KILL_WAIT {
+        let began = std::time::Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && began.elapsed() < KILL_WAIT {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -221,10 +221,10 @@ impl ExitReport {
                           use a smaller model, or less --ballast";
             return Some(reason.to_owned());
         }
-        let first = self.last_lines.iter().rposition(|line| line.starts_with(STATED))?;
+        let first = self.last_lines.iter().rposition(|line| line.starts_with(ERROR_PREFIX))?;
         let lines = self.last_lines[first..].iter().map(|line| line.trim());
         let reason: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
-        Some(reason.join(" ").trim_start_matches(STATED).to_owned())
+        Some(reason.join(" ").trim_start_matches(ERROR_PREFIX).to_owned())
     }
 }
 
@@ -254,7 +254,7 @@ impl Output {
             while let Some(line) = next_line(&mut pipe) {
                 sink.line(&name, &line);
                 let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-                if kept.len() == KEPT_LINES {
+                if kept.len() == LINES_KEPT {
                     kept.pop_front();
                 }
                 kept.push_back(line);

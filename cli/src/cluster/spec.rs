@@ -258,7 +258,7 @@ pub(super) fn worker_plan(
         // Draft and target share this machine: draft-ahead would slow down verification.
         args.pair("--draft-ahead", "0");
     }
-    args.every_process(spec, discovery_uri);
+    args.common(spec, discovery_uri);
     Ok(ProcessPlan {
         name: format!("{}-{index}", role.as_str()),
         role: Some(role),
@@ -283,7 +283,7 @@ pub(super) fn router_plan(
     if let Some(file) = &spec.api_keys {
         args.pair("--api-keys", file);
     }
-    args.every_process(spec, discovery_uri);
+    args.common(spec, discovery_uri);
     Ok(ProcessPlan {
         name: ROUTER.to_owned(),
         role: None,
@@ -334,7 +334,7 @@ impl Arguments {
         }
     }
 
-    fn every_process(&mut self, spec: &ClusterSpec, discovery_uri: &str) {
+    fn common(&mut self, spec: &ClusterSpec, discovery_uri: &str) {
         self.pair("--discovery", discovery_uri);
         self.pair("--grace-seconds", spec.grace.as_secs().to_string());
         if let Some(log) = &spec.log {

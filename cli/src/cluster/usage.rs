@@ -10,7 +10,7 @@ const PAGE_BYTES: f64 = 4_096.0;
 
 /// A snapshot of a process's CPU time and of the machine's.
 #[derive(Debug, Clone, Copy)]
-pub struct Look {
+pub struct CpuSnapshot {
     at: Instant,
     cpu: f64,
     busy: f64,
@@ -19,7 +19,7 @@ pub struct Look {
 
 /// The difference between two snapshots.
 #[derive(Debug, Clone, Copy)]
-pub struct Span {
+pub struct CpuUsage {
     /// Wall-clock time.
     pub wall: Duration,
     /// CPU time of the process in user and kernel mode, seconds.
@@ -28,7 +28,7 @@ pub struct Span {
     pub busy: f64,
 }
 
-impl Look {
+impl CpuSnapshot {
     /// Takes a snapshot now.
     pub fn at(pid: u32) -> io::Result<Self> {
         let (busy, all) = machine()?;
@@ -36,8 +36,8 @@ impl Look {
     }
 
     /// The difference from this snapshot to a later one.
-    pub fn until(&self, later: &Self) -> Span {
-        Span {
+    pub fn usage_until(&self, later: &Self) -> CpuUsage {
+        CpuUsage {
             wall: later.at - self.at,
             cpu: later.cpu - self.cpu,
             busy: (later.busy - self.busy) / (later.all - self.all).max(1.0),

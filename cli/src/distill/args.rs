@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use super::error::DistillCommandError;
-use crate::check_pair::Weights;
+use crate::check_pair::WeightsArg;
 
-const TEACHING: &str = "\
+const AFTER_HELP: &str = "\
 The log is the file that a router writes with --request-log FILE; the previous part, FILE.1, is read as well if it exists. One row in
 ten, chosen by a hash of its prompt, is held out: it is used for evaluation and never for training.
 
@@ -18,7 +18,7 @@ Examples:
 
 /// Arguments of `outrider distill`.
 #[derive(Debug, Clone, clap::Args)]
-#[command(after_long_help = TEACHING)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct DistillArgs {
     /// A router's request log (--request-log); may be given several times
     #[arg(long, value_name = "FILE", required = true)]
@@ -66,7 +66,7 @@ pub struct DistillArgs {
 
     /// Weight format of the target, as in serving
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
-    pub weights: Weights,
+    pub weights: WeightsArg,
 
     /// Held-out prompts per task type in the comparison
     #[arg(long, value_name = "N", default_value_t = 4)]

@@ -29,7 +29,7 @@ pub enum DistillCommandError {
     },
     /// Target and draft number their tokens differently.
     #[error("{} cannot draft for {}: {difference}", draft.display(), target.display())]
-    Unpaired {
+    TokenizersDiffer {
         /// The draft's checkpoint.
         draft: PathBuf,
         /// The target's checkpoint.
@@ -57,13 +57,13 @@ pub enum DistillCommandError {
     },
     /// No row is held out for evaluation.
     #[error("no row of the log is held out for evaluation (one prompt in {0} is): log more distinct prompts")]
-    NothingHeldOut(u64),
+    NoHeldOutRows(u64),
     /// The model in training computes other logits than the engine.
     #[error(
         "{} cannot be trained: its logits differ from the engine's by up to {difference:.3}, so config.json uses a feature that training does not support",
         draft.display()
     )]
-    NotTheEnginesModel {
+    LogitsDiffer {
         /// The draft's checkpoint.
         draft: PathBuf,
         /// Largest difference of a single logit.

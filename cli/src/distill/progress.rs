@@ -2,33 +2,33 @@
 
 use std::time::{Duration, Instant};
 
-use distill::training::StepDone;
+use distill::training::StepReport;
 
 /// Minimum time between two lines.
-const EVERY: Duration = Duration::from_secs(10);
+const PRINT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Progress of a training run.
 pub(super) struct Progress {
     steps: usize,
     began: Instant,
-    said: Instant,
+    last_printed_at: Instant,
     tokens: usize,
 }
 
 impl Progress {
     pub(super) fn new(steps: usize) -> Self {
         let now = Instant::now();
-        Self { steps, began: now, said: now, tokens: 0 }
+        Self { steps, began: now, last_printed_at: now, tokens: 0 }
     }
 
     /// Records a finished step.
     #[expect(clippy::print_stderr, reason = "progress is printed for the user")]
-    pub(super) fn step(&mut self, StepDone { steps: done, loss, tokens }: StepDone) {
+    pub(super) fn step(&mut self, StepReport { steps: done, loss, tokens }: StepReport) {
         self.tokens += tokens;
-        if self.said.elapsed() < EVERY && done != self.steps {
+        if self.last_printed_at.elapsed() < PRINT_INTERVAL && done != self.steps {
             return;
         }
-        self.said = Instant::now();
+        self.last_printed_at = Instant::now();
         let seconds = self.began.elapsed().as_secs_f64();
         let left = seconds / done as f64 * (self.steps - done) as f64;
         eprintln!(

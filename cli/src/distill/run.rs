@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
 use distill::draft::DraftModel;
-use distill::training::{Judged, Plan, judge, train};
+use distill::training::{EvalLoss, TrainingOptions, evaluate, train};
 use distill::windows::{Window, cut};
 use engine::ParameterCount;
 use serde::Serialize;
@@ -13,15 +13,15 @@ use super::args::DistillArgs;
 use super::error::DistillCommandError;
 use super::progress::Progress;
 use super::rows::{HOLD_OUT_EVERY, Row, Rows};
-use super::teacher::difference;
+use super::teacher::max_logit_difference;
 use crate::check_pair::local::LocalModel;
-use crate::check_pair::measure::Question;
+use crate::check_pair::measure::EvalPrompt;
 use crate::check_pair::report::Report;
 use crate::check_pair::texts::CheckpointText;
-use crate::check_pair::{self, CheckPairArgs, Weights};
+use crate::check_pair::{self, CheckPairArgs, WeightsArg};
 
 /// Maximum number of held-out windows for the evaluation of losses.
-const JUDGED_WINDOWS: usize = 64;
+const EVAL_WINDOWS_MAX: usize = 64;
 
 /// Allowed difference of a logit, from f32 sums in another order. A misread setting changes logits by whole
 /// units.
@@ -29,15 +29,15 @@ const LOGIT_TOLERANCE: f32 = 0.05;
 
 /// Results of a run.
 #[derive(Debug, Serialize)]
-struct Outcome {
+struct DistillReport {
     /// Number of rows for training and of held-out rows.
     rows: [usize; 2],
     /// Number of unusable lines in the log.
     unusable_lines: usize,
     /// Losses of the old draft on held-out rows.
-    before: Judged,
+    before: EvalLoss,
     /// Losses of the new draft on held-out rows.
-    after: Judged,
+    after: EvalLoss,
     /// `outrider check-pair` on held-out prompts: for the old draft and the new one.
     reports: Vec<Report>,
 }
@@ -52,11 +52,11 @@ pub fn run(args: &DistillArgs) -> Result<(), DistillCommandError> {
         eprintln!("{}", rows.faults);
     }
     check_enough(args, &rows)?;
-    let (before, after) = distilled(args, &rows, text.num_ids())?;
+    let (before, after) = train_and_write(args, &rows, text.num_ids())?;
     let pair_args = pair_args(args);
-    let questions = questions(&rows.held_out, args.num_prompts);
-    let reports = check_pair::run_on(&pair_args, Some(&questions))?;
-    let outcome = Outcome {
+    let eval_prompts = eval_prompts(&rows.held_out, args.num_prompts);
+    let reports = check_pair::run_on(&pair_args, Some(&eval_prompts))?;
+    let report = DistillReport {
         rows: [rows.train.len(), rows.held_out.len()],
         unusable_lines: rows.faults.count,
         before,
@@ -64,8 +64,8 @@ pub fn run(args: &DistillArgs) -> Result<(), DistillCommandError> {
         reports,
     };
     match args.json {
-        true => println!("{}", serde_json::json!(outcome)),
-        false => print!("{}", outcome.text(args, &check_pair::text(&pair_args, &outcome.reports))),
+        true => println!("{}", serde_json::json!(report)),
+        false => print!("{}", report.text(args, &check_pair::text(&pair_args, &report.reports))),
     }
     Ok(())
 }
@@ -75,7 +75,7 @@ fn paired_text(args: &DistillArgs) -> Result<CheckpointText, DistillCommandError
     let target = CheckpointText::read(&args.target)?;
     match target.compare(&CheckpointText::read(&args.draft)?).first_difference {
         None => Ok(target),
-        Some(difference) => Err(DistillCommandError::Unpaired {
+        Some(difference) => Err(DistillCommandError::TokenizersDiffer {
             draft: args.draft.clone(),
             target: args.target.clone(),
             difference,
@@ -90,14 +90,18 @@ fn check_enough(args: &DistillArgs, rows: &Rows) -> Result<(), DistillCommandErr
         return Err(DistillCommandError::TooFewTokens { tokens, rows, min_tokens });
     }
     match rows.held_out.is_empty() {
-        true => Err(DistillCommandError::NothingHeldOut(HOLD_OUT_EVERY)),
+        true => Err(DistillCommandError::NoHeldOutRows(HOLD_OUT_EVERY)),
         false => Ok(()),
     }
 }
 
 /// Trains and writes the new draft; returns the losses on held-out rows before and after.
 #[expect(clippy::print_stderr, reason = "progress is printed for the user")]
-fn distilled(args: &DistillArgs, rows: &Rows, num_ids: u32) -> Result<(Judged, Judged), DistillCommandError> {
+fn train_and_write(
+    args: &DistillArgs,
+    rows: &Rows,
+    num_ids: u32,
+) -> Result<(EvalLoss, EvalLoss), DistillCommandError> {
     let pair_args = pair_args(args);
     let mut target = check_pair::load(&pair_args, &args.target, (args.weights, num_ids))?;
     let mut draft = DraftModel::read(&args.draft)?;
@@ -106,9 +110,10 @@ fn distilled(args: &DistillArgs, rows: &Rows, num_ids: u32) -> Result<(Judged, J
         let of = |row: &Row| cut(&row.prompt_ids, &row.completion_ids, context);
         rows.iter().flat_map(of).collect::<Vec<Window>>()
     };
-    let (train_on, judge_on) = (windows(&rows.train), spread(windows(&rows.held_out), JUDGED_WINDOWS));
-    let mut served = check_pair::load(&pair_args, &args.draft, (Weights::F32, num_ids))?;
-    check_same(args, &draft, &mut served, &judge_on[0])?;
+    let (train_windows, eval_windows) =
+        (windows(&rows.train), evenly_spaced(windows(&rows.held_out), EVAL_WINDOWS_MAX));
+    let mut served = check_pair::load(&pair_args, &args.draft, (WeightsArg::F32, num_ids))?;
+    check_same_logits(args, &draft, &mut served, &eval_windows[0])?;
     drop(served);
     eprintln!(
         "training on {} rows with {} answer tokens, {} rows held out",
@@ -116,8 +121,8 @@ fn distilled(args: &DistillArgs, rows: &Rows, num_ids: u32) -> Result<(Judged, J
         rows.train_tokens(),
         rows.held_out.len()
     );
-    let before = judge(&draft, &mut target, &judge_on)?;
-    let plan = Plan {
+    let before = evaluate(&draft, &mut target, &eval_windows)?;
+    let plan = TrainingOptions {
         steps: args.steps,
         batch: args.batch,
         peak_rate: args.learning_rate,
@@ -125,34 +130,34 @@ fn distilled(args: &DistillArgs, rows: &Rows, num_ids: u32) -> Result<(Judged, J
         threads: all_cores(),
     };
     let mut progress = Progress::new(plan.steps);
-    train(&mut draft, &mut target, &train_on, (&plan, &mut |step| progress.step(step)))?;
-    let after = judge(&draft, &mut target, &judge_on)?;
+    train(&mut draft, &mut target, &train_windows, (&plan, &mut |step| progress.step(step)))?;
+    let after = evaluate(&draft, &mut target, &eval_windows)?;
     draft.weights.write(&args.out)?;
     Ok((before, after))
 }
 
 /// Checks that the draft in training computes the same logits as the engine.
-fn check_same(
+fn check_same_logits(
     args: &DistillArgs,
     draft: &DraftModel,
     served: &mut LocalModel,
     window: &Window,
 ) -> Result<(), DistillCommandError> {
-    let difference = difference(draft, served, window)?;
+    let difference = max_logit_difference(draft, served, window)?;
     match difference <= LOGIT_TOLERANCE {
         true => Ok(()),
-        false => Err(DistillCommandError::NotTheEnginesModel { draft: args.draft.clone(), difference }),
+        false => Err(DistillCommandError::LogitsDiffer { draft: args.draft.clone(), difference }),
     }
 }
 
-/// At most `most` windows, evenly spaced.
-fn spread(all: Vec<Window>, most: usize) -> Vec<Window> {
-    let every = all.len().div_ceil(most).max(1);
+/// At most `max_windows` windows, evenly spaced.
+fn evenly_spaced(all: Vec<Window>, max_windows: usize) -> Vec<Window> {
+    let every = all.len().div_ceil(max_windows).max(1);
     all.into_iter().step_by(every).collect()
 }
 
 /// Distinct held-out prompts, up to `num_prompts` per task type.
-fn questions(held_out: &[Row], num_prompts: usize) -> Vec<Question> {
+fn eval_prompts(held_out: &[Row], num_prompts: usize) -> Vec<EvalPrompt> {
     let mut asked: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
     for row in held_out {
         let of_task = asked.entry(&row.task).or_default();
@@ -161,12 +166,12 @@ fn questions(held_out: &[Row], num_prompts: usize) -> Vec<Question> {
             of_task.push(row);
         }
     }
-    let question = |(seed, row): (u64, &&Row)| Question {
+    let eval_prompt = |(seed, row): (u64, &&Row)| EvalPrompt {
         task: row.task.clone(),
         prompt_ids: row.prompt_ids.clone(),
         seed,
     };
-    asked.values().flat_map(|rows| (0..).zip(rows).map(question)).collect()
+    asked.values().flat_map(|rows| (0..).zip(rows).map(eval_prompt)).collect()
 }
 
 fn all_cores() -> NonZeroUsize {
@@ -185,7 +190,7 @@ fn pair_args(args: &DistillArgs) -> CheckPairArgs {
         temperatures: vec![0.0, 1.0],
         draft_tokens: 4,
         weights: args.weights,
-        draft_weights: Weights::Auto,
+        draft_weights: WeightsArg::Auto,
         threads: all_cores(),
         ballast: ParameterCount(0),
         wire_us: 300,
@@ -194,9 +199,9 @@ fn pair_args(args: &DistillArgs) -> CheckPairArgs {
     }
 }
 
-impl Outcome {
+impl DistillReport {
     fn text(&self, args: &DistillArgs, pair_report: &str) -> String {
-        let Judged { kl, cross_entropy } = self.before;
+        let EvalLoss { kl, cross_entropy } = self.before;
         let verdict = match self.after.kl < kl {
             true => "",
             false => "The new draft is not closer to the target on held-out rows: do not roll it out.\n",
@@ -231,9 +236,9 @@ mod tests {
     #[test]
     fn different_prompts_of_each_task_type_are_asked() {
         let rows = [row("b", 1), row("a", 2), row("b", 1), row("b", 3), row("b", 4)];
-        let asked: Vec<_> = questions(&rows, 2)
+        let asked: Vec<_> = eval_prompts(&rows, 2)
             .into_iter()
-            .map(|question| (question.task, question.prompt_ids[0], question.seed))
+            .map(|eval_prompt| (eval_prompt.task, eval_prompt.prompt_ids[0], eval_prompt.seed))
             .collect();
         let expected = [("a", 2, 0), ("b", 1, 0), ("b", 3, 1)];
         assert_eq!(asked, expected.map(|(task, id, seed)| (task.to_owned(), id, seed)));

@@ -13,7 +13,7 @@ impl Teacher for LocalModel {
 
     fn logits(&mut self, window: &Window) -> Result<Array2<f32>, DistillCommandError> {
         let vocab_size = self.vocab_size() as usize;
-        let logits = self.score(window.inputs(), window.num_learnt())?;
+        let logits = self.score(window.inputs(), window.num_labels())?;
         let mut numbers = Vec::with_capacity(logits.rows() * vocab_size);
         for row in 0..logits.rows() {
             numbers.extend_from_slice(&logits.row(row)[..vocab_size]);
@@ -24,12 +24,12 @@ impl Teacher for LocalModel {
 }
 
 /// The largest difference between the logits of the draft in training and those of the engine, over a window.
-pub(super) fn difference(
+pub(super) fn max_logit_difference(
     draft: &DraftModel,
     served: &mut LocalModel,
     window: &Window,
 ) -> Result<f32, DistillCommandError> {
     let engines = served.logits(window)?;
-    let ours = draft.forward(window.inputs(), (window.num_learnt(), engines.ncols())).logits;
-    Ok((engines - ours).fold(0.0, |most: f32, difference| most.max(difference.abs())))
+    let ours = draft.forward(window.inputs(), (window.num_labels(), engines.ncols())).logits;
+    Ok((engines - ours).fold(0.0, |max: f32, difference| max.max(difference.abs())))
 }

@@ -14,13 +14,13 @@ use super::BenchError;
 use super::memory::LoadMemory;
 
 /// Time that one format runs before the next takes its turn.
-const SLICE: Duration = Duration::from_millis(40);
+const SLICE_TIME: Duration = Duration::from_millis(40);
 /// Minimum number of rounds per case, regardless of their duration.
 const MIN_ROUNDS: usize = 5;
 /// Bytes read in each round.
 const READ_SLICE: usize = 256 << 20;
 /// Rows per forward while a context is prefilled.
-const FEED_ROWS: usize = 512;
+const PREFILL_ROWS: usize = 512;
 /// Up to this many rows all logits are needed, as in verification; more rows are a prompt, which needs only
 /// the last.
 const VERIFY_ROWS: usize = 64;
@@ -37,18 +37,18 @@ pub(super) struct Case {
 
 /// Results of one case for one format.
 #[derive(Debug, Clone)]
-pub(super) struct Measured {
+pub(super) struct CaseResult {
     pub(super) case: Case,
     /// Median time of a forward, seconds.
     pub(super) seconds: f64,
     /// Bytes that the forward must read, relative to the bytes that the machine reads in that time.
     pub(super) bandwidth_share: f64,
-    pub(super) parts: Parts,
+    pub(super) parts: StepParts,
 }
 
 /// Time spent in each part of the steps, summed over all rounds, in seconds.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Parts {
+pub(super) struct StepParts {
     pub(super) attention: f64,
     pub(super) vocabulary: f64,
     pub(super) draws: f64,
@@ -56,7 +56,7 @@ pub(super) struct Parts {
     pub(super) steps: f64,
 }
 
-impl std::ops::AddAssign for Parts {
+impl std::ops::AddAssign for StepParts {
     fn add_assign(&mut self, other: Self) {
         self.attention += other.attention;
         self.vocabulary += other.vocabulary;
@@ -65,7 +65,7 @@ impl std::ops::AddAssign for Parts {
     }
 }
 
-impl Parts {
+impl StepParts {
     fn add(&mut self, forward: f64, draws: f64, stages: StageTimes) {
         let (attention, vocabulary) = (stages.attention.as_secs_f64(), stages.vocabulary.as_secs_f64());
         *self += Self { attention, vocabulary, draws, steps: forward + draws };
@@ -73,16 +73,16 @@ impl Parts {
 }
 
 /// A loaded format and its results.
-pub(super) struct Subject {
+pub(super) struct FormatBench {
     pub(super) weights: String,
     pub(super) engine: Engine,
     pub(super) load: Duration,
     pub(super) load_memory: Option<LoadMemory>,
     slots: Vec<SlotId>,
-    pub(super) measured: Vec<Measured>,
+    pub(super) measured: Vec<CaseResult>,
 }
 
-impl Subject {
+impl FormatBench {
     pub(super) fn new(
         weights: String,
         engine: Engine,
@@ -105,12 +105,12 @@ impl Subject {
         }
         for &slot in &self.slots[..case.sequences] {
             self.engine.truncate(slot, case.context as u32);
-            let mut held = self.engine.len(slot) as usize;
-            while held < case.context {
-                let end = case.context.min(held + FEED_ROWS);
-                let ids = ids(held, end - held, self.engine.info().vocab_size);
+            let mut cached = self.engine.len(slot) as usize;
+            while cached < case.context {
+                let end = case.context.min(cached + PREFILL_ROWS);
+                let ids = ids(cached, end - cached, self.engine.info().vocab_size);
                 self.engine.forward(&[SequenceRows { slot, token_ids: &ids, num_logits: 0 }])?;
-                held = end;
+                cached = end;
             }
         }
         Ok(())
@@ -118,14 +118,14 @@ impl Subject {
 
     /// Runs steps for a slice of time; returns the median time of a forward in seconds, and the parts of all
     /// steps.
-    fn slice(&mut self, case: Case) -> Result<(f64, Parts), BenchError> {
+    fn slice(&mut self, case: Case) -> Result<(f64, StepParts), BenchError> {
         let ids = ids(case.context, case.rows, self.engine.info().vocab_size);
         let num_logits = if case.rows <= VERIFY_ROWS { case.rows } else { 1 };
         let slots = &self.slots[..case.sequences];
         let batch: Vec<SequenceRows<'_>> =
             slots.iter().map(|&slot| SequenceRows { slot, token_ids: &ids, num_logits }).collect();
-        let (mut seconds, mut parts, begin) = (Vec::new(), Parts::default(), Instant::now());
-        while seconds.is_empty() || begin.elapsed() < SLICE {
+        let (mut seconds, mut parts, begin) = (Vec::new(), StepParts::default(), Instant::now());
+        while seconds.is_empty() || begin.elapsed() < SLICE_TIME {
             let before = self.engine.stage_times();
             let start = Instant::now();
             let mut logits = self.engine.forward(&batch)?;
@@ -152,7 +152,7 @@ fn draw(position: usize, logits: &mut [f32]) -> Result<TokenId, DrawError> {
 
 /// The formats and the memory probe, measured in turns.
 pub(super) struct Bench {
-    subjects: Vec<Subject>,
+    formats: Vec<FormatBench>,
     probe: ReadProbe,
     streams: usize,
     case_time: Duration,
@@ -161,9 +161,9 @@ pub(super) struct Bench {
 }
 
 /// Results of a run.
-pub(super) struct Findings {
+pub(super) struct BenchResults {
     pub(super) instruction_set: &'static str,
-    pub(super) subjects: Vec<Subject>,
+    pub(super) formats: Vec<FormatBench>,
     /// Median read bandwidth, bytes per second.
     pub(super) read: f64,
     pub(super) streams: usize,
@@ -171,46 +171,46 @@ pub(super) struct Findings {
 }
 
 impl Bench {
-    pub(super) fn new(subjects: Vec<Subject>, mut probe: ReadProbe, case_time: Duration) -> Self {
+    pub(super) fn new(formats: Vec<FormatBench>, mut probe: ReadProbe, case_time: Duration) -> Self {
         let streams = probe.best_streams();
-        Self { subjects, probe, streams, case_time, reads: Vec::new() }
+        Self { formats, probe, streams, case_time, reads: Vec::new() }
     }
 
     /// Measures all formats on one case.
     pub(super) fn measure(&mut self, case: Case) -> Result<(), BenchError> {
-        for subject in &mut self.subjects {
-            subject.prepare(case)?;
+        for format in &mut self.formats {
+            format.prepare(case)?;
             // The first forward grows buffers and is not counted.
-            subject.slice(case)?;
+            format.slice(case)?;
         }
-        let mut seconds = vec![Vec::new(); self.subjects.len()];
-        let mut shares = vec![Vec::new(); self.subjects.len()];
-        let mut parts = vec![Parts::default(); self.subjects.len()];
+        let mut seconds = vec![Vec::new(); self.formats.len()];
+        let mut shares = vec![Vec::new(); self.formats.len()];
+        let mut parts = vec![StepParts::default(); self.formats.len()];
         let begin = Instant::now();
         while seconds[0].len() < MIN_ROUNDS || begin.elapsed() < self.case_time {
             let read = self.probe.read(self.streams, READ_SLICE);
             self.reads.push(read);
-            for (i, subject) in self.subjects.iter_mut().enumerate() {
-                let (time, of_slice) = subject.slice(case)?;
+            for (i, format) in self.formats.iter_mut().enumerate() {
+                let (time, of_slice) = format.slice(case)?;
                 parts[i] += of_slice;
                 seconds[i].push(time);
-                shares[i].push(subject.bytes_of(case) as f64 / time / read);
+                shares[i].push(format.bytes_of(case) as f64 / time / read);
             }
         }
-        for (i, subject) in self.subjects.iter_mut().enumerate() {
+        for (i, format) in self.formats.iter_mut().enumerate() {
             let (seconds, bandwidth_share) = (median(&mut seconds[i]), median(&mut shares[i]));
-            subject.measured.push(Measured { case, seconds, bandwidth_share, parts: parts[i] });
+            format.measured.push(CaseResult { case, seconds, bandwidth_share, parts: parts[i] });
         }
         Ok(())
     }
 
-    pub(super) fn finish(mut self) -> Result<Findings, BenchError> {
-        Ok(Findings {
+    pub(super) fn finish(mut self) -> Result<BenchResults, BenchError> {
+        Ok(BenchResults {
             instruction_set: engine::instruction_set()?,
             read: median(&mut self.reads),
             streams: self.streams,
             probe_bytes: self.probe.bytes(),
-            subjects: self.subjects,
+            formats: self.formats,
         })
     }
 }

@@ -18,15 +18,15 @@ impl LoadMemory {
 }
 
 /// Measures the memory usage of a load, from `begin` to `end`.
-pub(super) struct Watch {
+pub(super) struct LoadMemoryMeter {
     before: Option<u64>,
 }
 
-impl Watch {
+impl LoadMemoryMeter {
     /// Resets the peak.
     pub(super) fn begin() -> Self {
-        let forgotten = std::fs::write("/proc/self/clear_refs", "5").is_ok();
-        Self { before: status("VmRSS:").filter(|_| forgotten) }
+        let is_reset = std::fs::write("/proc/self/clear_refs", "5").is_ok();
+        Self { before: status("VmRSS:").filter(|_| is_reset) }
     }
 
     pub(super) fn end(self) -> Option<LoadMemory> {

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use engine::{Engine, EngineError, KernelError, LoadOptions, ReadProbe, WeightFormat};
 
-use measure::{Bench, Case, Subject};
-use memory::{Watch, probe_bytes};
+use measure::{Bench, Case, FormatBench};
+use memory::{LoadMemoryMeter, probe_bytes};
 use speculation::logits::DrawError;
 
 use crate::EXIT_USAGE;
@@ -30,10 +30,10 @@ const KV_MEMORY_BYTES: u64 = 16 << 30;
 /// Number of sequences in the batch case, with one row each.
 const BATCH: usize = 8;
 /// Upper limit for counts on the command line, to catch typing errors.
-const MOST: usize = 1 << 20;
+const COUNT_MAX: usize = 1 << 20;
 
 /// Text after the arguments in `--help`.
-const HOW_TO_READ: &str = "\
+const AFTER_HELP: &str = "\
 How to read it:
   A step is a forward over `rows` new tokens of each sequence after `context` cached tokens, and one draw (temperature 1) \
 from each row of logits. Up to 64 rows, logits are computed for all rows, as in verification; above, the rows are a prompt, \
@@ -53,7 +53,7 @@ Examples:
 
 /// Arguments of `outrider engine-bench`.
 #[derive(Debug, Clone, clap::Args)]
-#[command(after_long_help = HOW_TO_READ)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct BenchArgs {
     /// Checkpoint directory, or `random:` and the path of a config.json for random weights of that shape
     #[arg(long, value_name = "DIR|random:CONFIG.json")]
@@ -113,7 +113,7 @@ enum BenchError {
     #[error("cannot read or write config.json for --vocab: {0}")]
     Config(#[from] std::io::Error),
     #[error("no case fits the model's window of {0} tokens: use a smaller --context")]
-    NothingFits(u32),
+    NoCaseFits(u32),
 }
 
 /// Runs the subcommand. Prints an error on one line.
@@ -141,25 +141,25 @@ fn run(args: &BenchArgs) -> Result<(), BenchError> {
         use_instruction_set(name)?;
     }
     let model = Model::new(args)?;
-    let mut subjects = Vec::new();
+    let mut loaded = Vec::new();
     for (name, format) in formats {
-        let (watch, begin) = (Watch::begin(), Instant::now());
+        let (watch, begin) = (LoadMemoryMeter::begin(), Instant::now());
         let engine = model.load(format, threads)?;
-        subjects.push(Subject::new(name, engine, (begin.elapsed(), watch.end())));
+        loaded.push(FormatBench::new(name, engine, (begin.elapsed(), watch.end())));
     }
-    let window = subjects.iter().map(|subject| subject.engine.info().max_model_len).min().unwrap_or(0);
+    let window = loaded.iter().map(|format| format.engine.info().max_model_len).min().unwrap_or(0);
     let (cases, left_out): (Vec<Case>, Vec<Case>) =
         cases(args).into_iter().partition(|case| case.context + case.rows <= window as usize);
     if cases.is_empty() {
-        return Err(BenchError::NothingFits(window));
+        return Err(BenchError::NoCaseFits(window));
     }
     let probe = ReadProbe::new(probe_bytes(args.read_mib << 20), threads)?;
     if args.pin {
         // All threads were started before: a thread started by a pinned one would inherit its single core.
         let cores = engine::allowed_cores()?;
-        subjects.iter_mut().try_for_each(|subject| subject.engine.pin_threads(&cores))?;
+        loaded.iter_mut().try_for_each(|format| format.engine.pin_threads(&cores))?;
     }
-    let mut bench = Bench::new(subjects, probe, Duration::from_millis(args.case_ms));
+    let mut bench = Bench::new(loaded, probe, Duration::from_millis(args.case_ms));
     for case in &cases {
         bench.measure(*case)?;
     }
@@ -200,10 +200,10 @@ fn use_instruction_set(name: &str) -> Result<(), BenchError> {
 }
 
 fn check_counts(flag: &'static str, counts: &[usize]) -> Result<(), BenchError> {
-    match counts.iter().find(|count| !(1..=MOST).contains(*count)) {
+    match counts.iter().find(|count| !(1..=COUNT_MAX).contains(*count)) {
         None => Ok(()),
         Some(count) => {
-            Err(BenchError::Usage { flag, value: count.to_string(), expected: format!("1 to {MOST}") })
+            Err(BenchError::Usage { flag, value: count.to_string(), expected: format!("1 to {COUNT_MAX}") })
         }
     }
 }

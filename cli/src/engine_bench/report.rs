@@ -3,9 +3,9 @@
 use serde::Serialize;
 
 use super::BenchArgs;
-use super::measure::{Case, Findings, Measured, Subject};
+use super::measure::{BenchResults, Case, CaseResult, FormatBench};
 use super::memory::{LoadMemory, resident_bytes};
-use super::slower::{SlowerThan, Timed, slower_than};
+use super::slower::{FormatTimes, SlowerThan, slower_than};
 
 /// JSON output for one format.
 #[derive(Serialize)]
@@ -75,7 +75,7 @@ struct LeftOut {
 }
 
 impl Row {
-    fn new(measured: &Measured) -> Self {
+    fn new(measured: &CaseResult) -> Self {
         let Case { context, rows, sequences } = measured.case;
         let parts = measured.parts;
         let draw_share = parts.draws / parts.steps;
@@ -109,9 +109,9 @@ fn knees(rows: &[Row]) -> Vec<Knee> {
 
 /// Prints the results to standard output.
 #[expect(clippy::print_stdout, reason = "the report is the program's output")]
-pub(super) fn print(args: &BenchArgs, findings: &Findings, left_out: &[Case]) {
-    for subject in &findings.subjects {
-        let document = document(args, findings, subject, left_out);
+pub(super) fn print(args: &BenchArgs, results: &BenchResults, left_out: &[Case]) {
+    for format in &results.formats {
+        let document = document(args, results, format, left_out);
         match args.json {
             true => println!("{}", serde_json::json!(document)),
             false => print!("{}", table(&document)),
@@ -121,34 +121,34 @@ pub(super) fn print(args: &BenchArgs, findings: &Findings, left_out: &[Case]) {
 
 fn document<'a>(
     args: &'a BenchArgs,
-    findings: &Findings,
-    subject: &'a Subject,
+    results: &BenchResults,
+    format: &'a FormatBench,
     left_out: &[Case],
 ) -> Document<'a> {
-    let info = subject.engine.info();
-    let first = subject.measured.first().map_or(0, |measured| measured.case.context);
-    let rows: Vec<Row> = subject.measured.iter().map(Row::new).collect();
-    let load_peak = subject.load_memory.map(LoadMemory::bytes);
+    let info = format.engine.info();
+    let first = format.measured.first().map_or(0, |measured| measured.case.context);
+    let rows: Vec<Row> = format.measured.iter().map(Row::new).collect();
+    let load_peak = format.load_memory.map(LoadMemory::bytes);
     Document {
         model: &args.model,
-        weights: &subject.weights,
+        weights: &format.weights,
         cpu: engine::cpu_name(),
-        instruction_set: findings.instruction_set,
+        instruction_set: results.instruction_set,
         threads: args.threads.get(),
         parameters: info.num_parameters,
         numerics_id: &info.numerics_id,
-        load_s: subject.load.as_secs_f64(),
-        read_gb_s: findings.read / 1e9,
-        read_streams: findings.streams,
-        read_bytes: findings.probe_bytes,
+        load_s: format.load.as_secs_f64(),
+        read_gb_s: results.read / 1e9,
+        read_streams: results.streams,
+        read_bytes: results.probe_bytes,
         weight_bytes: info.weight_bytes,
         kv_bytes_per_token: info.kv_bytes_per_token,
-        bytes_per_token: subject.bytes_of(Case { context: first, rows: 1, sequences: 1 }),
+        bytes_per_token: format.bytes_of(Case { context: first, rows: 1, sequences: 1 }),
         load_peak_bytes: load_peak,
         load_peak_over_held: load_peak.map(|peak| peak as f64 / info.held_bytes as f64),
         resident_bytes: resident_bytes(),
         knees: knees(&rows),
-        slower_than: slower_than(Timed::new(subject), findings.subjects.iter().map(Timed::new)),
+        slower_than: slower_than(FormatTimes::new(format), results.formats.iter().map(FormatTimes::new)),
         rows,
         left_out: left_out
             .iter()

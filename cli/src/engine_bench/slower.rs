@@ -2,25 +2,25 @@
 
 use serde::Serialize;
 
-use super::measure::{Case, Measured, Subject};
+use super::measure::{Case, CaseResult, FormatBench};
 
 /// Smaller ratios are treated as noise.
-const SLOWER: f64 = 1.05;
+const NOISE_RATIO: f64 = 1.05;
 
 /// Size and times of a format.
 #[derive(Clone, Copy)]
-pub(super) struct Timed<'a> {
+pub(super) struct FormatTimes<'a> {
     weights: &'a str,
     bytes: u64,
-    measured: &'a [Measured],
+    measured: &'a [CaseResult],
 }
 
-impl<'a> Timed<'a> {
-    pub(super) fn new(subject: &'a Subject) -> Self {
+impl<'a> FormatTimes<'a> {
+    pub(super) fn new(format: &'a FormatBench) -> Self {
         Self {
-            weights: &subject.weights,
-            bytes: subject.engine.info().weight_bytes,
-            measured: &subject.measured,
+            weights: &format.weights,
+            bytes: format.engine.info().weight_bytes,
+            measured: &format.measured,
         }
     }
 }
@@ -37,10 +37,10 @@ pub(super) struct SlowerThan {
 }
 
 pub(super) fn slower_than<'a>(
-    own: Timed<'a>,
-    all: impl Iterator<Item = Timed<'a>> + Clone,
+    own: FormatTimes<'a>,
+    all: impl Iterator<Item = FormatTimes<'a>> + Clone,
 ) -> Vec<SlowerThan> {
-    let slower = |measured: &Measured| {
+    let slower = |measured: &CaseResult| {
         let larger = all.clone().filter(|other| other.bytes > own.bytes);
         let times = larger.filter_map(|other| {
             let same = other.measured.iter().find(|theirs| theirs.case == measured.case)?;
@@ -48,7 +48,7 @@ pub(super) fn slower_than<'a>(
         });
         let (other, seconds) = times.min_by(|(_, a), (_, b)| a.total_cmp(b))?;
         let Case { context, rows, sequences } = measured.case;
-        (measured.seconds > SLOWER * seconds).then(|| SlowerThan {
+        (measured.seconds > NOISE_RATIO * seconds).then(|| SlowerThan {
             rows,
             sequences,
             context,
@@ -63,12 +63,12 @@ pub(super) fn slower_than<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine_bench::measure::Parts;
+    use crate::engine_bench::measure::StepParts;
 
-    fn measured(times: &[(usize, f64)]) -> Vec<Measured> {
+    fn measured(times: &[(usize, f64)]) -> Vec<CaseResult> {
         let one = |&(rows, seconds)| {
             let case = Case { context: 16, rows, sequences: 1 };
-            Measured { case, seconds, bandwidth_share: 1.0, parts: Parts::default() }
+            CaseResult { case, seconds, bandwidth_share: 1.0, parts: StepParts::default() }
         };
         times.iter().map(one).collect()
     }
@@ -80,7 +80,7 @@ mod tests {
             measured(&[(1, 2.0), (8, 6.0)]),
             measured(&[(1, 2.04), (8, 8.0)]),
         );
-        let timed = |weights, bytes, measured| Timed { weights, bytes, measured };
+        let timed = |weights, bytes, measured| FormatTimes { weights, bytes, measured };
         let all = [timed("bf16", 4, &wide[..]), timed("int8", 2, &middle[..]), timed("int4", 1, &small[..])];
         let named = |own: usize| -> Vec<(usize, String)> {
             let found = slower_than(all[own], all.iter().copied());

@@ -2,24 +2,24 @@
 //!
 //! Runs after the measured time. Fields that only some servers send (`usage.speculation` and
 //! `choices[].speculation` of outrider, `timings` of llama.cpp, `metrics` of vLLM) are read if present.
-//! Invalid responses are an [`Outcome`], not an error.
+//! Invalid responses are a [`RequestOutcome`], not an error.
 
 use std::hash::{DefaultHasher, Hasher as _};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use super::connection::{End, Exchange, Read};
-use super::sample::Outcome;
+use super::connection::{BodyRead, Exchange, ExchangeEnd};
+use super::sample::RequestOutcome;
 use super::sse;
 
 /// A parsed response.
 #[derive(Debug, Clone)]
 pub struct Answer {
     /// Whether the response is complete, and if not, why.
-    pub outcome: Outcome,
+    pub outcome: RequestOutcome,
     /// Chunks that contain tokens, in order.
-    pub pieces: Vec<Piece>,
+    pub token_chunks: Vec<TokenChunk>,
     /// Prompt and output tokens, as counted by the server.
     pub usage: Option<(u64, u64)>,
     /// Speculation counters, if the server reports them.
@@ -32,7 +32,7 @@ pub struct Answer {
 
 /// A chunk that contains tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Piece {
+pub struct TokenChunk {
     /// Arrival time of its last byte.
     pub arrived: Instant,
     /// Number of tokens in it, if the server reports it.
@@ -127,8 +127,8 @@ impl Answer {
     /// Parses an exchange.
     pub fn of(exchange: &Exchange) -> Self {
         let mut answer = Self {
-            outcome: Outcome::Completed,
-            pieces: Vec::new(),
+            outcome: RequestOutcome::Completed,
+            token_chunks: Vec::new(),
             usage: None,
             speculation: None,
             acceptance_histogram: None,
@@ -146,9 +146,9 @@ impl Answer {
                 break;
             }
             match serde_json::from_str::<Chunk>(&event.data) {
-                Err(error) => fault = fault.or(Some(Outcome::Malformed(error.to_string()))),
+                Err(error) => fault = fault.or(Some(RequestOutcome::Malformed(error.to_string()))),
                 Ok(Chunk { error: Some(error), .. }) => {
-                    fault = fault.or(Some(Outcome::FailedInStream(error.to_string())));
+                    fault = fault.or(Some(RequestOutcome::FailedInStream(error.to_string())));
                 }
                 Ok(chunk) => {
                     finished |= chunk.choices.iter().any(|choice| choice.finish_reason.is_some());
@@ -159,11 +159,13 @@ impl Answer {
         answer.text_hash = text.finish();
         answer.outcome = match (fault, &exchange.end, finished) {
             (Some(fault), ..) => fault,
-            (None, End::TimedOut, _) => Outcome::TimedOut,
-            (None, End::TooLong, _) => Outcome::Malformed("the response exceeds the size limit".to_owned()),
-            (None, End::Broken(reason), false) => Outcome::Cut(reason.clone()),
-            (None, _, false) => Outcome::Cut("the body ended before the end of the stream".to_owned()),
-            (None, _, true) => Outcome::Completed,
+            (None, ExchangeEnd::TimedOut, _) => RequestOutcome::TimedOut,
+            (None, ExchangeEnd::TooLong, _) => {
+                RequestOutcome::Malformed("the response exceeds the size limit".to_owned())
+            }
+            (None, ExchangeEnd::Broken(reason), false) => RequestOutcome::Cut(reason.clone()),
+            (None, _, false) => RequestOutcome::Cut("the body ended before the end of the stream".to_owned()),
+            (None, _, true) => RequestOutcome::Completed,
         };
         answer
     }
@@ -180,7 +182,7 @@ impl Answer {
             let num_tokens = choice.speculation.as_ref().map(|counts| counts.num_tokens);
             if !content.is_empty() || num_tokens.is_some_and(|count| count > 0) {
                 let num_drafted = choice.speculation.as_ref().map(|counts| counts.num_drafted);
-                self.pieces.push(Piece { arrived, num_tokens, num_drafted });
+                self.token_chunks.push(TokenChunk { arrived, num_tokens, num_drafted });
             }
         }
         if let Some(usage) = chunk.usage {
@@ -210,8 +212,9 @@ impl Answer {
     /// chunk without a count.
     pub fn output_tokens(&self) -> u64 {
         let counted = self.usage.map(|(_, output)| output).filter(|output| *output > 0);
-        let said = || self.pieces.iter().map(|piece| u64::from(piece.num_tokens.unwrap_or(1))).sum();
-        counted.unwrap_or_else(said)
+        let from_chunks =
+            || self.token_chunks.iter().map(|piece| u64::from(piece.num_tokens.unwrap_or(1))).sum();
+        counted.unwrap_or_else(from_chunks)
     }
 
     /// Number of verifications that accepted at least as far as each position, in order; `None` if the server
@@ -222,7 +225,7 @@ impl Answer {
             return Some((0..accepted.len()).map(|i| accepted[i..].iter().sum()).collect());
         }
         let mut counts: Vec<u64> = Vec::new();
-        for piece in &self.pieces {
+        for piece in &self.token_chunks {
             let drafted = piece.num_drafted? as usize;
             counts.resize(counts.len().max(drafted), 0);
             counts[..drafted].iter_mut().for_each(|count| *count += 1);
@@ -230,30 +233,30 @@ impl Answer {
         Some(counts)
     }
 
-    /// Times between consecutive pieces.
+    /// Times between consecutive chunks.
     pub fn gaps(&self) -> impl Iterator<Item = Duration> {
-        self.pieces.windows(2).map(|pair| pair[1].arrived.saturating_duration_since(pair[0].arrived))
+        self.token_chunks.windows(2).map(|pair| pair[1].arrived.saturating_duration_since(pair[0].arrived))
     }
 }
 
 /// The failure before a stream could be read, if any.
-fn failure_before_events(exchange: &Exchange) -> Option<Outcome> {
+fn failure_before_events(exchange: &Exchange) -> Option<RequestOutcome> {
     match (&exchange.end, exchange.status) {
-        (End::NotConnected(reason), _) => Some(Outcome::NotConnected(reason.clone())),
-        (End::Broken(reason), None) => Some(Outcome::Cut(reason.clone())),
-        (_, None) => Some(Outcome::TimedOut),
+        (ExchangeEnd::NotConnected(reason), _) => Some(RequestOutcome::NotConnected(reason.clone())),
+        (ExchangeEnd::Broken(reason), None) => Some(RequestOutcome::Cut(reason.clone())),
+        (_, None) => Some(RequestOutcome::TimedOut),
         (_, Some(200)) => None,
         (_, Some(status)) => {
             let text = String::from_utf8_lossy(&exchange.bytes);
             let text: String = text.chars().take(200).collect();
-            Some(Outcome::Refused { status, message: text.trim().to_owned() })
+            Some(RequestOutcome::Refused { status, message: text.trim().to_owned() })
         }
     }
 }
 
 /// Arrival time of the byte before `end`.
-fn arrival(reads: &[Read], end: usize) -> Instant {
-    let i = reads.partition_point(|read| read.until < end);
+fn arrival(reads: &[BodyRead], end: usize) -> Instant {
+    let i = reads.partition_point(|read| read.end_offset < end);
     reads[i.min(reads.len() - 1)].arrived
 }
 
@@ -264,20 +267,20 @@ mod tests {
     /// An exchange whose events arrived 10 ms apart, one per read.
     fn exchange(events: &[&str]) -> Exchange {
         let mut exchange = Exchange::new(Instant::now());
-        (exchange.status, exchange.end) = (Some(200), End::Whole);
+        (exchange.status, exchange.end) = (Some(200), ExchangeEnd::Complete);
         for (i, data) in events.iter().enumerate() {
             exchange.bytes.extend_from_slice(format!("data: {data}\n\n").as_bytes());
-            exchange.reads.push(Read {
-                until: exchange.bytes.len(),
+            exchange.reads.push(BodyRead {
+                end_offset: exchange.bytes.len(),
                 arrived: exchange.intended + Duration::from_millis(10 * (i as u64 + 1)),
-                noticed_after: Duration::ZERO,
+                read_delay: Duration::ZERO,
             });
         }
         exchange
     }
 
     fn arrivals(answer: &Answer, exchange: &Exchange) -> Vec<u128> {
-        answer.pieces.iter().map(|piece| (piece.arrived - exchange.intended).as_millis()).collect()
+        answer.token_chunks.iter().map(|piece| (piece.arrived - exchange.intended).as_millis()).collect()
     }
 
     #[test]
@@ -290,7 +293,7 @@ mod tests {
             "[DONE]",
         ]);
         let answer = Answer::of(&exchange);
-        assert_eq!(answer.outcome, Outcome::Completed);
+        assert_eq!(answer.outcome, RequestOutcome::Completed);
         assert_eq!(arrivals(&answer, &exchange), [10, 20, 30]);
         assert_eq!((answer.output_tokens(), answer.usage), (6, Some((4, 6))));
         assert_eq!(answer.accepted_by_position(), Some(vec![2, 1]));
@@ -308,7 +311,7 @@ mod tests {
             r#"{"choices":[{"index":0,"delta":{},"finish_reason":"length"}],"timings":{"prompt_n":5,"predicted_n":7,"draft_n":12,"draft_n_accepted":4}}"#,
         ]);
         let answer = Answer::of(&chat);
-        assert_eq!((answer.outcome.word(), arrivals(&answer, &chat)), ("completed", vec![20, 30]));
+        assert_eq!((answer.outcome.label(), arrivals(&answer, &chat)), ("completed", vec![20, 30]));
         assert_eq!((answer.output_tokens(), answer.usage), (7, Some((5, 7))));
         assert_eq!(
             answer.speculation.map(|counts| (counts.draft_tokens, counts.accepted_tokens)),
@@ -325,11 +328,11 @@ mod tests {
             "[DONE]",
         ]);
         let answer = Answer::of(&vllm);
-        assert_eq!((answer.outcome.word(), arrivals(&answer, &vllm)), ("completed", vec![20, 30]));
+        assert_eq!((answer.outcome.label(), arrivals(&answer, &vllm)), ("completed", vec![20, 30]));
         let expected = SpeculationCounts { rounds: 43, draft_tokens: 129, accepted_tokens: 10 };
         assert_eq!((answer.output_tokens(), answer.speculation), (53, Some(expected)));
         assert_eq!(answer.accepted_by_position(), Some(vec![4, 3, 3]));
-        // Without usage the pieces are counted.
+        // Without usage the chunks are counted.
         let bare = exchange(&[r#"{"choices":[{"text":"a"}]}"#, r#"{"choices":[{"text":"b"}]}"#, "[DONE]"]);
         assert_eq!(Answer::of(&bare).output_tokens(), 2);
         assert_ne!(Answer::of(&bare).text_hash, answer.text_hash);
@@ -340,9 +343,9 @@ mod tests {
     fn an_event_has_arrived_when_its_last_byte_has() {
         let mut exchange = exchange(&[r#"{"choices":[{"text":"a"}]}"#, r#"{"choices":[{"text":"b"}]}"#]);
         let (first, second) = (exchange.reads[0], exchange.reads[1]);
-        exchange.reads = vec![Read { until: first.until - 1, ..first }, second];
+        exchange.reads = vec![BodyRead { end_offset: first.end_offset - 1, ..first }, second];
         assert_eq!(arrivals(&Answer::of(&exchange), &exchange), [20, 20]);
-        exchange.reads = vec![first, Read { until: first.until + 4, ..first }, second];
+        exchange.reads = vec![first, BodyRead { end_offset: first.end_offset + 4, ..first }, second];
         assert_eq!(arrivals(&Answer::of(&exchange), &exchange), [10, 20]);
     }
 }

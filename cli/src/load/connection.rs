@@ -18,7 +18,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
 use super::endpoint::Endpoint;
-use super::stamped::{StampedStream, Stamps};
+use super::stamped::{SharedStamp, StampedStream};
 
 /// More than any response of a text model; keeps an endless response from filling the memory.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
@@ -35,29 +35,29 @@ pub struct Exchange {
     /// The response body.
     pub bytes: Vec<u8>,
     /// The reads in which the body arrived.
-    pub reads: Vec<Read>,
+    pub reads: Vec<BodyRead>,
     /// How it ended.
-    pub end: End,
+    pub end: ExchangeEnd,
     /// When it ended.
     pub ended: Instant,
 }
 
 /// A piece of a response.
 #[derive(Debug, Clone, Copy)]
-pub struct Read {
+pub struct BodyRead {
     /// Length of the body including this piece.
-    pub until: usize,
+    pub end_offset: usize,
     /// Arrival time at this host.
     pub arrived: Instant,
     /// Delay until the generator read it.
-    pub noticed_after: Duration,
+    pub read_delay: Duration,
 }
 
 /// How an exchange ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum End {
+pub enum ExchangeEnd {
     /// The body is complete.
-    Whole,
+    Complete,
     /// The connection broke; contains hyper's error.
     Broken(String),
     /// No connection could be established.
@@ -77,7 +77,7 @@ pub(super) struct Connection {
     sender: http1::SendRequest<Full<Bytes>>,
     /// `None` once the connection is closed: only dropping the driver wakes the futures that wait for it.
     driver: Option<Pin<Box<Driver>>>,
-    stamps: Stamps,
+    stamps: SharedStamp,
 }
 
 impl Connection {
@@ -108,7 +108,7 @@ impl Connection {
         let response = match drive(driver, sender.send_request(request)).await {
             Ok(response) => response,
             Err(error) => {
-                exchange.end = End::Broken(error.to_string());
+                exchange.end = ExchangeEnd::Broken(error.to_string());
                 exchange.ended = Instant::now();
                 return;
             }
@@ -118,29 +118,29 @@ impl Connection {
         let mut body: Incoming = response.into_body();
         exchange.end = loop {
             match drive(driver, body.frame()).await {
-                None => break End::Whole,
-                Some(Err(error)) => break End::Broken(error.to_string()),
+                None => break ExchangeEnd::Complete,
+                Some(Err(error)) => break ExchangeEnd::Broken(error.to_string()),
                 Some(Ok(frame)) => {
                     let Some(data) = frame.data_ref() else { continue };
                     exchange.bytes.extend_from_slice(data);
                     let stamp = stamps.last();
-                    let until = exchange.bytes.len();
+                    let end_offset = exchange.bytes.len();
                     let Some(read) = exchange.reads.last_mut().filter(|read| read.arrived == stamp.arrived)
                     else {
-                        let (arrived, noticed_after) = (stamp.arrived, stamp.noticed_after);
-                        exchange.reads.push(Read { until, arrived, noticed_after });
+                        let (arrived, read_delay) = (stamp.arrived, stamp.read_delay);
+                        exchange.reads.push(BodyRead { end_offset, arrived, read_delay });
                         continue;
                     };
-                    read.until = until;
+                    read.end_offset = end_offset;
                 }
             }
             if exchange.bytes.len() > ANSWER_BYTES_MAX {
-                break End::TooLong;
+                break ExchangeEnd::TooLong;
             }
         };
         // A complete body ended with its last bytes; any other end is detected now.
         exchange.ended = match exchange.end {
-            End::Whole => stamps.last().arrived,
+            ExchangeEnd::Complete => stamps.last().arrived,
             _ => Instant::now(),
         };
     }
@@ -148,7 +148,7 @@ impl Connection {
 
 impl Exchange {
     pub(super) fn new(intended: Instant) -> Self {
-        let end = End::TimedOut;
+        let end = ExchangeEnd::TimedOut;
         let (bytes, reads) = (Vec::new(), Vec::new());
         Self { intended, sent: None, status: None, bytes, reads, end, ended: intended }
     }

@@ -33,8 +33,8 @@ impl CpuMeter {
 pub struct GeneratorCost {
     wall: Duration,
     cpu: Duration,
-    noticed_after_ms: Vec<f64>,
-    sent_after_ms: Vec<f64>,
+    read_delays_ms: Vec<f64>,
+    send_delays_ms: Vec<f64>,
     reads: usize,
     events: usize,
 }
@@ -70,8 +70,8 @@ impl GeneratorCost {
         self.cpu += cpu;
         for exchange in &run.exchanges {
             let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
-            self.noticed_after_ms.extend(exchange.reads.iter().map(|read| ms(read.noticed_after)));
-            self.sent_after_ms.extend(exchange.sent.map(|sent| ms(sent - exchange.intended)));
+            self.read_delays_ms.extend(exchange.reads.iter().map(|read| ms(read.read_delay)));
+            self.send_delays_ms.extend(exchange.sent.map(|sent| ms(sent - exchange.intended)));
             self.reads += exchange.reads.len();
             self.events += super::sse::events(&exchange.bytes).len();
         }
@@ -85,7 +85,7 @@ impl GeneratorCost {
             values.sort_by(f64::total_cmp);
             values
         };
-        let (noticed, sent) = (sorted(&self.noticed_after_ms), sorted(&self.sent_after_ms));
+        let (noticed, sent) = (sorted(&self.read_delays_ms), sorted(&self.send_delays_ms));
         GeneratorReport {
             cpu_us_per_event: self.cpu.as_secs_f64() * 1e6 / self.events.max(1) as f64,
             share_of_machine: self.cpu.as_secs_f64()

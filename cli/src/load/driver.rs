@@ -13,7 +13,7 @@ use futures::{FutureExt as _, stream};
 use http_body_util::Full;
 use tokio::sync::mpsc;
 
-use super::connection::{Connection, End, Exchange};
+use super::connection::{Connection, Exchange, ExchangeEnd};
 use super::endpoint::Endpoint;
 use super::request::Request;
 use super::sample::Sample;
@@ -81,10 +81,10 @@ impl Client {
         mut on_end: impl FnMut(&Exchange),
     ) -> Run {
         let began = Instant::now();
-        let (moments, width) = moments(schedule, requests.len(), began);
-        let mut answers = moments
+        let (send_times, max_in_flight) = send_times(schedule, requests.len(), began);
+        let mut answers = send_times
             .map(|(i, intended)| self.send(&requests[i], intended).map(move |exchange| (i, exchange)))
-            .buffer_unordered(width);
+            .buffer_unordered(max_in_flight);
         let mut exchanges: Vec<Option<Exchange>> = requests.iter().map(|_| None).collect();
         while let Some((i, exchange)) = answers.next().await {
             on_end(&exchange);
@@ -102,7 +102,7 @@ impl Client {
             Ok(Some(connection)) => self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection),
             Ok(None) => (),
             Err(_) => {
-                exchange.end = End::TimedOut;
+                exchange.end = ExchangeEnd::TimedOut;
                 exchange.ended = Instant::now();
             }
         }
@@ -116,17 +116,17 @@ impl Client {
                 connection.exchange(self.http_request(request), exchange).await;
                 // A server may close an idle connection just as it is reused. If no response started, retry.
                 if exchange.has_begun() {
-                    return (exchange.end == End::Whole).then_some(connection);
+                    return (exchange.end == ExchangeEnd::Complete).then_some(connection);
                 }
             }
         }
         match Connection::open(&self.endpoint).await {
             Ok(mut connection) => {
                 connection.exchange(self.http_request(request), exchange).await;
-                (exchange.end == End::Whole).then_some(connection)
+                (exchange.end == ExchangeEnd::Complete).then_some(connection)
             }
             Err(error) => {
-                exchange.end = End::NotConnected(error);
+                exchange.end = ExchangeEnd::NotConnected(error);
                 exchange.ended = Instant::now();
                 None
             }
@@ -145,7 +145,7 @@ impl Client {
 }
 
 /// Request indices in the order of sending, with their intended times, and the maximum number in flight.
-fn moments(
+fn send_times(
     schedule: &Schedule,
     count: usize,
     began: Instant,
@@ -163,12 +163,12 @@ fn moments(
 }
 
 /// Sends each index at its time. The thread ends after the last one, or when the receiver is dropped.
-fn pace(moments: Vec<Instant>) -> mpsc::Receiver<(usize, Option<Instant>)> {
-    let (tell, ticks) = mpsc::channel(PACER_QUEUE);
+fn pace(send_times: Vec<Instant>) -> mpsc::Receiver<(usize, Option<Instant>)> {
+    let (sender, ticks) = mpsc::channel(PACER_QUEUE);
     std::thread::spawn(move || {
-        for (i, at) in moments.into_iter().enumerate() {
+        for (i, at) in send_times.into_iter().enumerate() {
             std::thread::sleep(at.saturating_duration_since(Instant::now()));
-            if tell.blocking_send((i, Some(at))).is_err() {
+            if sender.blocking_send((i, Some(at))).is_err() {
                 return;
             }
         }

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use http_body_util::Full;
 use serde_json::Value;
 
-use super::connection::{Connection, End, Exchange};
+use super::connection::{Connection, Exchange, ExchangeEnd};
 use super::counters::SpeculationCounters;
 use super::error::LoadError;
-use super::stamped::Stamping;
+use super::stamped::KernelTimestamps;
 use super::tls::{Tls, Trust};
 
 /// Timeout of requests that are not measured.
@@ -54,7 +54,7 @@ pub struct Endpoint {
     metrics_url: Option<String>,
     tls: Option<Tls>,
     /// Held from before the first request, so that every read has a timestamp.
-    _stamping: Option<Arc<Stamping>>,
+    _kernel_timestamps: Option<Arc<KernelTimestamps>>,
 }
 
 impl Endpoint {
@@ -71,7 +71,7 @@ impl Endpoint {
             served_by: served_by.to_owned(),
             metrics_url: None,
             tls: None,
-            _stamping: None,
+            _kernel_timestamps: None,
         }
     }
 
@@ -81,7 +81,7 @@ impl Endpoint {
     /// # Errors
     /// The URL is invalid, the server does not answer or its certificate is not trusted, or there is no
     /// model.
-    pub async fn reach(url: &str, access: Access) -> Result<Self, LoadError> {
+    pub async fn connect(url: &str, access: Access) -> Result<Self, LoadError> {
         let bad = |reason: &str| LoadError::Url { url: url.to_owned(), reason: reason.to_owned() };
         let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
         let parsed = reqwest::Url::parse(&base).map_err(|error| bad(&error.to_string()))?;
@@ -106,16 +106,16 @@ impl Endpoint {
             metrics_url: access.metrics_url,
             tls,
             base,
-            _stamping: Stamping::begin().await.ok().map(Arc::new),
+            _kernel_timestamps: KernelTimestamps::begin().await.ok().map(Arc::new),
         };
         if endpoint.post("/").body(()).is_err() {
             return Err(bad("host, path or API key hold characters that no HTTP header may have"));
         }
-        endpoint.learn_model(access.model).await?;
+        endpoint.fetch_model(access.model).await?;
         Ok(endpoint)
     }
 
-    async fn learn_model(&mut self, wanted: Option<String>) -> Result<(), LoadError> {
+    async fn fetch_model(&mut self, wanted: Option<String>) -> Result<(), LoadError> {
         let models = self.get("/v1/models").await?;
         let unreachable = |reason: &str| LoadError::Unreachable {
             url: format!("{}/v1/models", self.base),
@@ -162,7 +162,7 @@ impl Endpoint {
     }
 
     /// Whether it supports vLLM's `cache_salt`: requests with different salts share no cached prefix.
-    pub fn knows_cache_salt(&self) -> bool {
+    pub fn supports_cache_salt(&self) -> bool {
         self.dialect() == Dialect::Outrider || self.served_by == "vllm"
     }
 
@@ -223,8 +223,10 @@ impl Endpoint {
         let mut exchange = Exchange::new(Instant::now());
         Connection::open(self).await?.exchange(request, &mut exchange).await;
         match (exchange.end, exchange.status) {
-            (End::Whole, Some(status)) => Ok((status, String::from_utf8_lossy(&exchange.bytes).into_owned())),
-            (End::Broken(reason), _) => Err(reason),
+            (ExchangeEnd::Complete, Some(status)) => {
+                Ok((status, String::from_utf8_lossy(&exchange.bytes).into_owned()))
+            }
+            (ExchangeEnd::Broken(reason), _) => Err(reason),
             (end, _) => Err(format!("{end:?}")),
         }
     }

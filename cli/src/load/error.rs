@@ -1,5 +1,5 @@
 //! Errors of the load generator. A failed request is not one of them: it is counted as an
-//! [`Outcome`](super::sample::Outcome).
+//! [`RequestOutcome`](super::sample::RequestOutcome).
 
 use std::path::PathBuf;
 

@@ -30,7 +30,7 @@ impl Slo {
 
     /// Whether the sample keeps all limits. A response of a single token has no time per token and keeps any
     /// limit on it.
-    pub fn is_kept_by(&self, sample: &Sample) -> bool {
+    pub fn is_met_by(&self, sample: &Sample) -> bool {
         let keeps = |limit: Option<Duration>, found: Option<Duration>| {
             limit.is_none_or(|limit| found.is_none_or(|found| found <= limit))
         };
@@ -155,7 +155,7 @@ impl Figures {
         let completed: Vec<&Sample> = all.iter().copied().filter(|sample| sample.is_completed()).collect();
         let mut failures = BTreeMap::new();
         for failed in all.iter().filter(|sample| !sample.is_completed()) {
-            *failures.entry(failed.outcome.word()).or_default() += 1;
+            *failures.entry(failed.outcome.label()).or_default() += 1;
         }
         let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
         let of_requests = |metric: &dyn Fn(&Sample) -> Option<Duration>| {
@@ -163,7 +163,7 @@ impl Figures {
         };
         let gaps: Vec<Vec<f64>> =
             completed.iter().map(|sample| sample.gaps.iter().copied().map(ms).collect()).collect();
-        let good = all.iter().filter(|sample| options.slo.is_kept_by(sample)).count();
+        let good = all.iter().filter(|sample| options.slo.is_met_by(sample)).count();
         let seconds = duration.as_secs_f64();
         Self {
             num_prompts: all.len(),
@@ -274,14 +274,14 @@ fn as_object(value: Value) -> Map<String, Value> {
 mod tests {
     use super::*;
     use crate::load::answer::SpeculationCounts;
-    use crate::load::sample::Outcome;
+    use crate::load::sample::RequestOutcome;
 
     fn sample(ttft_ms: u64, e2el_ms: u64, tokens: u64) -> Sample {
         Sample {
             task: "chat".to_owned(),
             item: 0,
             block: 0,
-            outcome: Outcome::Completed,
+            outcome: RequestOutcome::Completed,
             intended_after: Duration::ZERO,
             ttft: Some(Duration::from_millis(ttft_ms)),
             e2el: Duration::from_millis(e2el_ms),
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn rates_count_completed_requests_and_goodput_those_that_keep_the_slo() {
         let mut samples = vec![sample(100, 400, 4), sample(300, 400, 3), sample(100, 1300, 4)];
-        samples.push(Sample { outcome: Outcome::TimedOut, ..sample(1, 2, 2) });
+        samples.push(Sample { outcome: RequestOutcome::TimedOut, ..sample(1, 2, 2) });
         let slo = Slo {
             ttft: Some(Duration::from_millis(200)),
             tpot: Some(Duration::from_millis(100)),

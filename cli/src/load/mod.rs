@@ -9,7 +9,7 @@
 //! ```no_run
 //! # async fn example() -> Result<(), outrider_cli::load::LoadError> {
 //! use outrider_cli::load::{Client, Endpoint, FigureOptions, Figures, Prompt, Schedule, Settings};
-//! let endpoint = Endpoint::reach("http://127.0.0.1:8000", Default::default()).await?;
+//! let endpoint = Endpoint::connect("http://127.0.0.1:8000", Default::default()).await?;
 //! let prompts = Prompt::built_in();
 //! let settings = Settings::default();
 //! let requests: Vec<_> = prompts.iter().map(|prompt| settings.request(&endpoint, prompt)).collect();
@@ -39,7 +39,7 @@ mod stamped;
 pub mod statistics;
 mod tls;
 
-pub use connection::{End, Exchange, Read};
+pub use connection::{BodyRead, Exchange, ExchangeEnd};
 pub use driver::{Client, Run};
 pub use endpoint::{Access, Dialect, Endpoint};
 pub use error::LoadError;

@@ -8,7 +8,7 @@ use super::request::Request;
 
 /// Whether a response is complete, and if not, why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// The response is complete.
     Completed,
     /// No connection could be established.
@@ -30,9 +30,9 @@ pub enum Outcome {
     Malformed(String),
 }
 
-impl Outcome {
+impl RequestOutcome {
     /// The outcome in one to three words.
-    pub fn word(&self) -> &'static str {
+    pub fn label(&self) -> &'static str {
         match self {
             Self::Completed => "completed",
             Self::NotConnected(_) => "not connected",
@@ -47,12 +47,12 @@ impl Outcome {
     /// The outcome with the message of the server or the connection.
     pub fn explain(&self) -> String {
         match self {
-            Self::Completed | Self::TimedOut => self.word().to_owned(),
+            Self::Completed | Self::TimedOut => self.label().to_owned(),
             Self::Refused { status, message } => format!("refused with {status}: {message}"),
             Self::NotConnected(reason)
             | Self::FailedInStream(reason)
             | Self::Cut(reason)
-            | Self::Malformed(reason) => format!("{}: {reason}", self.word()),
+            | Self::Malformed(reason) => format!("{}: {reason}", self.label()),
         }
     }
 }
@@ -67,14 +67,14 @@ pub struct Sample {
     /// Index of the pair of blocks.
     pub block: usize,
     /// The outcome. Times and counts below are valid only if it is completed.
-    pub outcome: Outcome,
+    pub outcome: RequestOutcome,
     /// Intended sending time after the start of the run.
     pub intended_after: Duration,
     /// Time to the first piece; `None` for a response without tokens.
     pub ttft: Option<Duration>,
     /// Time to the last piece; to the end for a response without tokens.
     pub e2el: Duration,
-    /// Times between pieces.
+    /// Times between chunks.
     pub gaps: Vec<Duration>,
     /// Prompt tokens as counted by the server; 0 if it does not report them.
     pub input_tokens: u64,
@@ -93,13 +93,13 @@ impl Sample {
     pub fn of(request: &Request, exchange: &Exchange, began: Instant) -> Self {
         let answer = Answer::of(exchange);
         let since = |moment: Instant| moment.saturating_duration_since(exchange.intended);
-        let last = answer.pieces.last().map_or(exchange.ended, |piece| piece.arrived);
+        let last = answer.token_chunks.last().map_or(exchange.ended, |piece| piece.arrived);
         Self {
             task: request.task.clone(),
             item: request.item,
             block: request.block,
             intended_after: exchange.intended.saturating_duration_since(began),
-            ttft: answer.pieces.first().map(|piece| since(piece.arrived)),
+            ttft: answer.token_chunks.first().map(|piece| since(piece.arrived)),
             e2el: since(last),
             gaps: answer.gaps().collect(),
             input_tokens: answer.usage.map_or(0, |(input, _)| input),
@@ -113,7 +113,7 @@ impl Sample {
 
     /// Whether times and counts are valid.
     pub fn is_completed(&self) -> bool {
-        self.outcome == Outcome::Completed
+        self.outcome == RequestOutcome::Completed
     }
 
     /// Time per output token after the first; `None` with fewer than two tokens.

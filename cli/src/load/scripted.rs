@@ -24,7 +24,7 @@ pub enum Step {
     /// Send nothing more until the client disconnects.
     Stall,
     /// End the body properly, then close the connection without notice, as servers do with idle connections.
-    Leave,
+    EndAndClose,
 }
 
 /// A scripted response.
@@ -77,12 +77,12 @@ pub struct LogEntry {
     /// When it had been received completely.
     pub received: Instant,
     /// The events sent.
-    pub events: Vec<Sent>,
+    pub events: Vec<SentEvent>,
 }
 
 /// An event and the time range in which it was sent.
 #[derive(Debug, Clone)]
-pub struct Sent {
+pub struct SentEvent {
     /// Its data.
     pub data: String,
     /// Time before it was passed to the operating system.
@@ -93,7 +93,7 @@ pub struct Sent {
 
 impl LogEntry {
     /// The events with text.
-    pub fn tokens(&self) -> impl Iterator<Item = &Sent> {
+    pub fn tokens(&self) -> impl Iterator<Item = &SentEvent> {
         self.events.iter().filter(|event| event.data.contains(r#""text":"x""#))
     }
 }
@@ -193,7 +193,7 @@ fn serve(connection: &TcpStream, shared: &Shared) -> io::Result<()> {
         };
         let script = (shared.script_of)(&prompt);
         let mut entry = LogEntry { prompt, body, received, events: Vec::new() };
-        let played = play(connection, &script, &mut entry);
+        let played = run_script(connection, &script, &mut entry);
         shared.log.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
         if !played? {
             return Ok(());
@@ -203,7 +203,7 @@ fn serve(connection: &TcpStream, shared: &Shared) -> io::Result<()> {
 }
 
 /// Plays a script. Returns whether the connection can be reused.
-fn play(mut connection: &TcpStream, script: &Script, entry: &mut LogEntry) -> io::Result<bool> {
+fn run_script(mut connection: &TcpStream, script: &Script, entry: &mut LogEntry) -> io::Result<bool> {
     if script.status != 200 {
         respond(connection, script.status, r#"{"error":{"message":"the script says no"}}"#)?;
         return Ok(true);
@@ -217,7 +217,7 @@ fn play(mut connection: &TcpStream, script: &Script, entry: &mut LogEntry) -> io
                 connection.shutdown(std::net::Shutdown::Both)?;
                 return Ok(false);
             }
-            Step::Leave => {
+            Step::EndAndClose => {
                 connection.write_all(b"0\r\n\r\n")?;
                 connection.shutdown(std::net::Shutdown::Both)?;
                 return Ok(false);
@@ -232,7 +232,7 @@ fn play(mut connection: &TcpStream, script: &Script, entry: &mut LogEntry) -> io
                 let bytes = format!("{:x}\r\n{event}\r\n", event.len());
                 let before = Instant::now();
                 connection.write_all(bytes.as_bytes())?;
-                entry.events.push(Sent { data: data.clone(), before, after: Instant::now() });
+                entry.events.push(SentEvent { data: data.clone(), before, after: Instant::now() });
             }
         }
     }

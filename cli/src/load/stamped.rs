@@ -20,10 +20,10 @@ use tokio::net::TcpStream;
 const READ_BYTES: usize = 16 << 10;
 
 /// How long to wait for a kernel that does not provide timestamps yet.
-const STAMPS_WITHIN: Duration = Duration::from_secs(10);
+const TIMESTAMPS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Deliberate delay of a read, to check whether the byte has a timestamp.
-const LATE: Duration = Duration::from_millis(2);
+const PROBE_READ_DELAY: Duration = Duration::from_millis(2);
 
 /// Times of the last read and write on a connection.
 #[derive(Debug, Clone, Copy)]
@@ -31,16 +31,16 @@ pub(super) struct Stamp {
     /// Arrival time of the last bytes read.
     pub(super) arrived: Instant,
     /// Delay until they were read.
-    pub(super) noticed_after: Duration,
+    pub(super) read_delay: Duration,
     /// When the last bytes were passed to the operating system.
     pub(super) written: Instant,
 }
 
 /// Shared between the socket, which hyper owns, and the reader of the response.
 #[derive(Debug, Clone)]
-pub(super) struct Stamps(Arc<Mutex<Stamp>>);
+pub(super) struct SharedStamp(Arc<Mutex<Stamp>>);
 
-impl Stamps {
+impl SharedStamp {
     pub(super) fn last(&self) -> Stamp {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -54,17 +54,17 @@ impl Stamps {
 #[derive(Debug)]
 pub(super) struct StampedStream {
     stream: TcpStream,
-    stamps: Stamps,
+    stamps: SharedStamp,
 }
 
 impl StampedStream {
-    pub(super) async fn connect(address: SocketAddr) -> io::Result<(Self, Stamps)> {
+    pub(super) async fn connect(address: SocketAddr) -> io::Result<(Self, SharedStamp)> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        ask_for_stamps(&stream)?;
+        enable_timestamps(&stream)?;
         let now = Instant::now();
-        let stamp = Stamp { arrived: now, noticed_after: Duration::ZERO, written: now };
-        let stamps = Stamps(Arc::new(Mutex::new(stamp)));
+        let stamp = Stamp { arrived: now, read_delay: Duration::ZERO, written: now };
+        let stamps = SharedStamp(Arc::new(Mutex::new(stamp)));
         Ok((Self { stream, stamps: stamps.clone() }, stamps))
     }
 }
@@ -72,26 +72,26 @@ impl StampedStream {
 /// Keeps kernel timestamping enabled: it starts some time after the first socket has requested it, and ends
 /// with the last such socket.
 #[derive(Debug)]
-pub(super) struct Stamping {
-    _asking: StampedStream,
+pub(super) struct KernelTimestamps {
+    _socket: StampedStream,
 }
 
-impl Stamping {
-    /// Returns once timestamps arrive, or after [`STAMPS_WITHIN`] without them.
+impl KernelTimestamps {
+    /// Returns once timestamps arrive, or after [`TIMESTAMPS_TIMEOUT`] without them.
     pub(super) async fn begin() -> io::Result<Self> {
         let listener = tokio::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await?;
-        let (mut asking, stamps) = StampedStream::connect(listener.local_addr()?).await?;
+        let (mut socket, stamps) = StampedStream::connect(listener.local_addr()?).await?;
         let (mut peer, _) = listener.accept().await?;
-        let deadline = Instant::now() + STAMPS_WITHIN;
+        let deadline = Instant::now() + TIMESTAMPS_TIMEOUT;
         while cfg!(target_os = "linux") && Instant::now() < deadline {
             peer.write_all(b".").await?;
-            tokio::time::sleep(LATE).await;
-            asking.read_exact(&mut [0]).await?;
-            if stamps.last().noticed_after >= LATE {
+            tokio::time::sleep(PROBE_READ_DELAY).await;
+            socket.read_exact(&mut [0]).await?;
+            if stamps.last().read_delay >= PROBE_READ_DELAY {
                 break;
             }
         }
-        Ok(Self { _asking: asking })
+        Ok(Self { _socket: socket })
     }
 }
 
@@ -109,7 +109,7 @@ impl AsyncRead for StampedStream {
                         // After a clock adjustment a read must not be dated before earlier events.
                         let earliest = stamp.arrived.max(stamp.written);
                         let arrived = now.checked_sub(waited).unwrap_or(now).max(earliest.min(now));
-                        (stamp.arrived, stamp.noticed_after) = (arrived, now - arrived);
+                        (stamp.arrived, stamp.read_delay) = (arrived, now - arrived);
                     });
                     into.put_slice(&bytes[..len]);
                     return Poll::Ready(Ok(()));
@@ -138,7 +138,7 @@ impl AsyncWrite for StampedStream {
 }
 
 #[cfg(target_os = "linux")]
-fn ask_for_stamps(stream: &TcpStream) -> io::Result<()> {
+fn enable_timestamps(stream: &TcpStream) -> io::Result<()> {
     use nix::sys::socket::{setsockopt, sockopt};
     Ok(setsockopt(stream, sockopt::ReceiveTimestampns, &true)?)
 }
@@ -164,7 +164,7 @@ fn receive(stream: &TcpStream, bytes: &mut [u8]) -> io::Result<(usize, Duration)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn ask_for_stamps(_: &TcpStream) -> io::Result<()> {
+fn enable_timestamps(_: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
@@ -186,7 +186,7 @@ mod tests {
     /// The reader sleeps first; the bytes must still have the timestamp of their arrival.
     #[tokio::test]
     async fn a_late_read_is_stamped_with_the_arrival() {
-        let _stamping = Stamping::begin().await.unwrap();
+        let _kernel_timestamps = KernelTimestamps::begin().await.unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let (mut stream, stamps) = StampedStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (mut peer, _) = listener.accept().unwrap();
@@ -199,6 +199,6 @@ mod tests {
         assert_eq!(&room[..len], b"hello");
         let stamp = stamps.last();
         assert!(stamp.arrived + SLACK > before && stamp.arrived < after + SLACK, "{stamp:?} {before:?}");
-        assert!(stamp.noticed_after > 3 * SLACK, "{stamp:?}");
+        assert!(stamp.read_delay > 3 * SLACK, "{stamp:?}");
     }
 }

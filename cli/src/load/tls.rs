@@ -52,7 +52,7 @@ impl Tls {
         let mut config = match trust.insecure {
             true => builder
                 .dangerous()
-                .with_custom_certificate_verifier(Arc::new(Anyone(provider)))
+                .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(provider)))
                 .with_no_client_auth(),
             false => builder.with_root_certificates(roots(trust)?).with_no_client_auth(),
         };
@@ -84,9 +84,9 @@ fn roots(trust: &Trust) -> Result<RootCertStore, String> {
 
 /// Accepts any certificate. Signatures are still verified, so that a broken handshake is detected.
 #[derive(Debug)]
-struct Anyone(Arc<CryptoProvider>);
+struct AcceptAnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anyone {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

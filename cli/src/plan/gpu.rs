@@ -71,7 +71,7 @@ pub struct GpuSet {
 }
 
 /// Upper limit, to catch typing errors.
-const MOST: u32 = 4_096;
+const GPUS_MAX: u32 = 4_096;
 
 impl std::str::FromStr for GpuSet {
     type Err = String;
@@ -85,8 +85,8 @@ impl std::str::FromStr for GpuSet {
             }
             _ => (1, text),
         };
-        if !(1..=MOST).contains(&count) {
-            return Err(format!("expected 1 to {MOST} GPUs, as in 2xH100-80"));
+        if !(1..=GPUS_MAX).contains(&count) {
+            return Err(format!("expected 1 to {GPUS_MAX} GPUs, as in 2xH100-80"));
         }
         let wanted = plain(name);
         let gpu = GPUS.iter().find(|gpu| plain(gpu.name) == wanted).or_else(|| {

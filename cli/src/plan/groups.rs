@@ -8,7 +8,7 @@
 
 use scheduling::batch::groups::{GROUPS_MAX, best_groups};
 
-use super::round::{Drafting, Rounds};
+use super::round::{Drafting, RoundModel};
 
 /// Grouping of a target's sequences.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,7 +23,7 @@ pub struct Groups {
 
 impl Groups {
     /// Returns the grouping for a number of sequences at one k.
-    pub fn of(rounds: &Rounds<'_>, sequences: f64, k: u32) -> Self {
+    pub fn of(rounds: &RoundModel<'_>, sequences: f64, k: u32) -> Self {
         let together = Self { groups: 1.0, size: sequences, draft_batch: sequences };
         let Drafting::Apart { workers, .. } = rounds.drafting else { return together };
         if k == 0 {
@@ -31,7 +31,7 @@ impl Groups {
         }
         let batch = |groups: u32| (sequences / workers.max(f64::from(groups))).max(1.0);
         let away = |groups: u32| rounds.away_us(sequences / f64::from(groups), batch(groups), k);
-        let of_groups = |groups: u32| rounds.known_us(sequences / f64::from(groups), k);
+        let of_groups = |groups: u32| rounds.profiled_us(sequences / f64::from(groups), k);
         let mut groups = 1;
         // Smaller groups may be drafted faster, which may allow more groups; there are never more than
         // `GROUPS_MAX`.
@@ -45,21 +45,21 @@ impl Groups {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::step_time::{Forward, StepCost};
+    use crate::plan::step_time::{ForwardBatch, StepCost};
 
     /// Step time in microseconds, number of rows up to which it is constant, and microseconds for each
     /// further row.
     struct Knee(f64, f64, f64);
 
     impl StepCost for Knee {
-        fn micros(&self, forward: Forward) -> f64 {
+        fn micros(&self, forward: ForwardBatch) -> f64 {
             self.0 + self.2 * (forward.sequences * forward.rows_each - self.1).max(0.0)
         }
     }
 
     fn turns(target: &Knee, draft_us: f64, workers: f64, (sequences, k): (f64, u32)) -> Groups {
         let draft = Knee(draft_us, f64::MAX, 0.0);
-        let rounds = Rounds {
+        let rounds = RoundModel {
             target,
             known: target,
             target_wire_us: 0.0,

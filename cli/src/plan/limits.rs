@@ -3,8 +3,8 @@
 
 use scheduling::pool_size::desired_drafts;
 
-use super::round::{Drafting, Rounds};
-use super::step_time::{Forward, Roofline};
+use super::round::{Drafting, RoundModel};
+use super::step_time::{ForwardBatch, Roofline};
 
 /// A limiting resource.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -19,11 +19,11 @@ pub struct Limit {
 }
 
 /// Largest number of sequences considered.
-const MOST_SEQUENCES: u64 = 1 << 16;
+const SEQUENCES_MAX: u64 = 1 << 16;
 
 /// The limits of a target, lowest first; limits that are never reached come last.
-pub fn limits(rounds: &Rounds<'_>, target: &Roofline, concurrency: u64) -> Vec<Limit> {
-    let forward = |sequences: f64| Forward { sequences, rows_each: 1.0, context: rounds.context };
+pub fn limits(rounds: &RoundModel<'_>, target: &Roofline, concurrency: u64) -> Vec<Limit> {
+    let forward = |sequences: f64| ForwardBatch { sequences, rows_each: 1.0, context: rounds.context };
     let k = rounds.best(1.0).k;
     let mut all = vec![
         Limit {
@@ -44,7 +44,7 @@ pub fn limits(rounds: &Rounds<'_>, target: &Roofline, concurrency: u64) -> Vec<L
             what: "compute",
             sequences: first(|n| {
                 let parts =
-                    target.parts(Forward { rows_each: f64::from(rounds.best(1.0).k + 1), ..forward(n) });
+                    target.parts(ForwardBatch { rows_each: f64::from(rounds.best(1.0).k + 1), ..forward(n) });
                 parts.compute >= parts.weights + parts.kv
             }),
             then: format!(
@@ -74,12 +74,12 @@ pub fn limits(rounds: &Rounds<'_>, target: &Roofline, concurrency: u64) -> Vec<L
 
 /// The longest round-trip time to a draft worker at which drafting still pays, milliseconds; `None` if it
 /// never pays or there is no wire.
-pub fn longest_wire_ms(rounds: &Rounds<'_>, sequences: f64) -> Option<f64> {
+pub fn longest_wire_ms(rounds: &RoundModel<'_>, sequences: f64) -> Option<f64> {
     let Drafting::Apart { draft, workers, .. } = rounds.drafting else { return None };
     let off = rounds.at(sequences, 0).tpot_ms;
     let pays = |wire_us: f64| {
         let drafting = Drafting::Apart { draft, workers, wire_us };
-        let best = Rounds { drafting, ..*rounds }.best(sequences);
+        let best = RoundModel { drafting, ..*rounds }.best(sequences);
         best.k > 0 && best.tpot_ms < off
     };
     if !pays(0.0) {
@@ -96,23 +96,23 @@ pub fn longest_wire_ms(rounds: &Rounds<'_>, sequences: f64) -> Option<f64> {
 
 /// The smallest sufficient number of draft workers for `sequences` at one target, by the rule for scaling
 /// pools ([`scheduling::pool_size`]); `None` if drafting never pays.
-pub fn wanted_draft_workers(rounds: &Rounds<'_>, sequences: f64) -> Option<u64> {
+pub fn desired_draft_workers(rounds: &RoundModel<'_>, sequences: f64) -> Option<u64> {
     let Drafting::Apart { draft, wire_us, .. } = rounds.drafting else { return None };
     desired_drafts(sequences.ceil() as u64, |workers| {
         if workers == 0.0 {
             return rounds.at(sequences, 0).tokens_per_second;
         }
         let drafting = Drafting::Apart { draft, workers, wire_us };
-        Rounds { drafting, ..*rounds }.best(sequences).tokens_per_second
+        RoundModel { drafting, ..*rounds }.best(sequences).tokens_per_second
     })
 }
 
 /// The smallest number of sequences for which `is_over` holds; it must hold for all larger numbers.
 fn first(is_over: impl Fn(f64) -> bool) -> Option<u64> {
-    if !is_over(MOST_SEQUENCES as f64) {
+    if !is_over(SEQUENCES_MAX as f64) {
         return None;
     }
-    let (mut low, mut high) = (0, MOST_SEQUENCES);
+    let (mut low, mut high) = (0, SEQUENCES_MAX);
     while high - low > 1 {
         let middle = u64::midpoint(low, high);
         if is_over(middle as f64) { high = middle } else { low = middle }

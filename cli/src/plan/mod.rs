@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use engine::{EngineError, ModelShape};
 
 use gpu::GpuSet;
-use placement::{Inputs, Plan, Prices, Site, Traffic};
+use placement::{Inputs, ModelOnGpus, Plan, Prices, Traffic};
 use step_time::Assumptions;
 use weights::{Format, KvFormat};
 
@@ -32,7 +32,7 @@ use crate::EXIT_USAGE;
 const RANKS: [u32; 4] = [1, 2, 4, 8];
 
 /// Text after the flags in `outrider plan --help`.
-const TEACHING: &str = "\
+const AFTER_HELP: &str = "\
 How to read it:
   weights       every parameter at its format's width; scales of quantized weights and parameters that are
                 never quantized (input embeddings, norms) are counted separately and must fit as well
@@ -56,7 +56,7 @@ Examples:
 
 /// Arguments of `outrider plan`.
 #[derive(Debug, Clone, clap::Args)]
-#[command(after_long_help = TEACHING)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct PlanArgs {
     /// The target's config.json, or its directory
     #[arg(long, value_name = "CONFIG")]
@@ -242,7 +242,11 @@ pub fn inputs(args: &PlanArgs) -> Result<Inputs, PlanError> {
     check("--output-tokens", args.output_tokens, "1 to --context", output_fits)?;
 
     Ok(Inputs {
-        target: Site { shape: target, format: args.weights, gpus: GpuSet { count: ranks, ..args.gpus } },
+        target: ModelOnGpus {
+            shape: target,
+            format: args.weights,
+            gpus: GpuSet { count: ranks, ..args.gpus },
+        },
         targets: args.targets,
         draft: draft.map(|shape| (shape, args.draft_weights)),
         draft_gpus: args.draft_gpus,

@@ -6,14 +6,14 @@ use scheduling::cost::StepTimes;
 use serde::Serialize;
 
 use super::gpu::GpuSet;
-use super::limits::{Limit, limits, longest_wire_ms, wanted_draft_workers};
-use super::round::{Drafting, Outcome, Rounds};
-use super::step_time::{Assumptions, Forward, Roofline, StepCost, as_profiled};
-use super::weights::{Format, KvFormat, Weights, kv_bytes_per_token};
+use super::limits::{Limit, desired_draft_workers, limits, longest_wire_ms};
+use super::round::{Drafting, RoundEstimate, RoundModel};
+use super::step_time::{Assumptions, ForwardBatch, Roofline, StepCost, as_profiled};
+use super::weights::{Format, KvFormat, WeightMemory, kv_bytes_per_token};
 
 /// A model and the GPUs on which it runs.
 #[derive(Debug, Clone)]
-pub struct Site {
+pub struct ModelOnGpus {
     /// The model.
     pub shape: ModelShape,
     /// Weight format.
@@ -50,7 +50,7 @@ pub struct Prices {
 #[derive(Debug, Clone)]
 pub struct Inputs {
     /// The model and GPUs of one target.
-    pub target: Site,
+    pub target: ModelOnGpus,
     /// Number of targets.
     pub targets: u32,
     /// The draft and its weight format.
@@ -84,9 +84,9 @@ pub struct Plan {
     /// Summary of the weights.
     pub weights_gb: WeightsGb,
     /// Memory of the target's weights.
-    pub target: Weights,
+    pub target: WeightMemory,
     /// Memory of the draft's weights.
-    pub draft: Option<Weights>,
+    pub draft: Option<WeightMemory>,
     /// The GPUs of one target.
     pub target_gpus: String,
     /// Number of targets.
@@ -140,7 +140,7 @@ pub struct LoadLine {
     /// Sequences per target.
     pub sequences: u64,
     /// Results at the best k.
-    pub best: Outcome,
+    pub best: RoundEstimate,
     /// Speedup over k = 0 on the same machines.
     pub speedup: f64,
     /// Cost of all targets and draft GPUs per million output tokens, if prices are known.
@@ -161,14 +161,14 @@ pub struct RateAnswer {
 impl Plan {
     /// Computes the plan.
     pub fn new(inputs: &Inputs) -> Self {
-        let target = Weights::of(&inputs.target.shape, inputs.target.format);
-        let draft = inputs.draft.as_ref().map(|(shape, format)| Weights::of(shape, *format));
+        let target = WeightMemory::of(&inputs.target.shape, inputs.target.format);
+        let draft = inputs.draft.as_ref().map(|(shape, format)| WeightMemory::of(shape, *format));
         let draft_gb = draft.map_or(0.0, |draft| draft.weights_gb);
         let roofline = inputs.target_roofline();
-        let site = Planned { roofline: &roofline, known: &as_profiled(&roofline) };
-        let mut placements = vec![inputs.plain(site)];
-        placements.extend(inputs.colocated(site));
-        placements.extend(inputs.apart(site));
+        let target_times = TargetTimes { roofline: &roofline, known: &as_profiled(&roofline) };
+        let mut placements = vec![inputs.plain(target_times)];
+        placements.extend(inputs.colocated(target_times));
+        placements.extend(inputs.apart(target_times));
         Self {
             weights_gb: WeightsGb {
                 target: target.weights_gb,
@@ -197,13 +197,13 @@ impl Plan {
 
 /// A target's actual step times and those that its worker measures.
 #[derive(Clone, Copy)]
-struct Planned<'a> {
+struct TargetTimes<'a> {
     roofline: &'a Roofline,
     known: &'a StepTimes,
 }
 
 /// Memory limits of a placement.
-struct Room {
+struct MemoryLimits {
     kv_budget_gb: f64,
     draft_kv_budget_gb: Option<f64>,
     concurrency: u64,
@@ -211,69 +211,69 @@ struct Room {
 
 impl Inputs {
     fn target_roofline(&self) -> Roofline {
-        let Site { shape, format, gpus } = &self.target;
+        let ModelOnGpus { shape, format, gpus } = &self.target;
         Roofline::new(shape, (*format, self.kv), *gpus, self.assumed)
     }
 
-    fn plain(&self, target: Planned<'_>) -> Placement {
+    fn plain(&self, target: TargetTimes<'_>) -> Placement {
         let kv_budget_gb = self.memory_gb(self.target.gpus)
-            - Weights::of(&self.target.shape, self.target.format).resident_gb;
+            - WeightMemory::of(&self.target.shape, self.target.format).resident_gb;
         let per_token = kv_bytes_per_token(&self.target.shape, self.kv, self.target.gpus.count);
-        let room = Room {
+        let memory = MemoryLimits {
             kv_budget_gb,
             draft_kv_budget_gb: None,
             concurrency: self.sequences(kv_budget_gb, per_token),
         };
         let rounds =
-            Rounds { acceptance: &[0.0], ..self.rounds(target, Drafting::Colocated(target.roofline)) };
-        self.placement("plain", (&rounds, target.roofline), room)
+            RoundModel { acceptance: &[0.0], ..self.rounds(target, Drafting::Colocated(target.roofline)) };
+        self.placement("plain", (&rounds, target.roofline), memory)
     }
 
     /// The draft is split over the target's GPUs in the same way as the target.
-    fn colocated(&self, target: Planned<'_>) -> Option<Placement> {
+    fn colocated(&self, target: TargetTimes<'_>) -> Option<Placement> {
         let (shape, format) = self.draft.as_ref()?;
         let gpus = self.target.gpus;
         let draft = Roofline::new(shape, (*format, self.kv), gpus, self.assumed);
-        let weights_gb = Weights::of(&self.target.shape, self.target.format).resident_gb
-            + Weights::of(shape, *format).resident_gb;
+        let weights_gb = WeightMemory::of(&self.target.shape, self.target.format).resident_gb
+            + WeightMemory::of(shape, *format).resident_gb;
         let kv_budget_gb = self.memory_gb(gpus) - weights_gb;
         let per_token = kv_bytes_per_token(&self.target.shape, self.kv, gpus.count)
             + kv_bytes_per_token(shape, self.kv, gpus.count);
-        let room = Room {
+        let memory = MemoryLimits {
             kv_budget_gb,
             draft_kv_budget_gb: None,
             concurrency: self.sequences(kv_budget_gb, per_token),
         };
         let rounds = self.rounds(target, Drafting::Colocated(&draft));
-        Some(self.placement("colocated", (&rounds, target.roofline), room))
+        Some(self.placement("colocated", (&rounds, target.roofline), memory))
     }
 
     /// Each draft GPU holds the whole draft and drafts for its share of the sequences.
-    fn apart(&self, target: Planned<'_>) -> Option<Placement> {
+    fn apart(&self, target: TargetTimes<'_>) -> Option<Placement> {
         let ((shape, format), gpus) = (self.draft.as_ref()?, self.draft_gpus?);
         let one = GpuSet { count: 1, ..gpus };
         let draft = Roofline::new(shape, (*format, self.kv), one, self.assumed);
         let workers = f64::from(gpus.count) / f64::from(self.targets);
         let wire_us = self.assumed.wire_us;
-        let rounds = Rounds {
+        let rounds = RoundModel {
             target_wire_us: wire_us,
             ..self.rounds(target, Drafting::Apart { draft: &draft, workers, wire_us })
         };
         let kv_budget_gb = self.memory_gb(self.target.gpus)
-            - Weights::of(&self.target.shape, self.target.format).resident_gb;
-        let draft_budget_gb = self.memory_gb(one) - Weights::of(shape, *format).resident_gb;
+            - WeightMemory::of(&self.target.shape, self.target.format).resident_gb;
+        let draft_budget_gb = self.memory_gb(one) - WeightMemory::of(shape, *format).resident_gb;
         let per_token = kv_bytes_per_token(&self.target.shape, self.kv, self.target.gpus.count);
         let drafted = self.sequences(draft_budget_gb, kv_bytes_per_token(shape, self.kv, 1)) as f64 * workers;
-        let room = Room {
+        let memory = MemoryLimits {
             kv_budget_gb,
             draft_kv_budget_gb: Some(draft_budget_gb),
             concurrency: self.sequences(kv_budget_gb, per_token).min(drafted as u64),
         };
-        Some(self.placement("apart", (&rounds, target.roofline), room))
+        Some(self.placement("apart", (&rounds, target.roofline), memory))
     }
 
-    fn rounds<'a>(&'a self, target: Planned<'a>, drafting: Drafting<'a>) -> Rounds<'a> {
-        Rounds {
+    fn rounds<'a>(&'a self, target: TargetTimes<'a>, drafting: Drafting<'a>) -> RoundModel<'a> {
+        RoundModel {
             target: target.roofline,
             known: target.known,
             target_wire_us: 0.0,
@@ -289,40 +289,40 @@ impl Inputs {
     fn placement(
         &self,
         name: &'static str,
-        (rounds, target): (&Rounds<'_>, &Roofline),
-        room: Room,
+        (rounds, target): (&RoundModel<'_>, &Roofline),
+        memory: MemoryLimits,
     ) -> Placement {
-        let fits = room.concurrency > 0;
+        let fits = memory.concurrency > 0;
         let draft_gpus = if name == "apart" { self.draft_gpus } else { None };
         let line = |sequences: u64| self.load_line(rounds, sequences, draft_gpus);
         let mut loads: Vec<u64> = self.traffic.loads.iter().map(|&load| u64::from(load)).collect();
-        loads.push(room.concurrency);
-        loads.retain(|&load| load > 0 && load <= room.concurrency);
+        loads.push(memory.concurrency);
+        loads.retain(|&load| load > 0 && load <= memory.concurrency);
         loads.sort_unstable();
         loads.dedup();
-        let full = room.concurrency as f64;
-        let mut limits = if fits { limits(rounds, target, room.concurrency) } else { Vec::new() };
+        let full = memory.concurrency as f64;
+        let mut limits = if fits { limits(rounds, target, memory.concurrency) } else { Vec::new() };
         if name == "plain" {
             limits.retain(|limit| !matches!(limit.what, "draft" | "speculation"));
         }
         Placement {
             name,
-            kv_budget_gb: room.kv_budget_gb,
-            draft_kv_budget_gb: room.draft_kv_budget_gb,
-            concurrency: room.concurrency,
+            kv_budget_gb: memory.kv_budget_gb,
+            draft_kv_budget_gb: memory.draft_kv_budget_gb,
+            concurrency: memory.concurrency,
             loads: loads.into_iter().map(line).collect(),
             rate: self
                 .traffic
                 .rate
                 .filter(|_| fits)
-                .map(|rate| self.answer(rate, rounds, room.concurrency, line)),
+                .map(|rate| self.rate_answer(rate, rounds, memory.concurrency, line)),
             limits,
-            wanted_draft_gpus_per_target: if fits { wanted_draft_workers(rounds, full) } else { None },
+            wanted_draft_gpus_per_target: if fits { desired_draft_workers(rounds, full) } else { None },
             longest_wire_ms: if fits { longest_wire_ms(rounds, 1.0) } else { None },
         }
     }
 
-    fn load_line(&self, rounds: &Rounds<'_>, sequences: u64, draft_gpus: Option<GpuSet>) -> LoadLine {
+    fn load_line(&self, rounds: &RoundModel<'_>, sequences: u64, draft_gpus: Option<GpuSet>) -> LoadLine {
         let best = rounds.best(sequences as f64);
         let hourly = self.prices.gpu.and_then(|price| {
             let own = price * f64::from(self.target.gpus.count * self.targets);
@@ -336,10 +336,10 @@ impl Inputs {
         LoadLine { sequences, best, speedup: rounds.speedup(sequences as f64), cost_per_million }
     }
 
-    fn answer(
+    fn rate_answer(
         &self,
         rate: f64,
-        rounds: &Rounds<'_>,
+        rounds: &RoundModel<'_>,
         concurrency: u64,
         line: impl Fn(u64) -> LoadLine,
     ) -> RateAnswer {
@@ -369,6 +369,6 @@ impl Inputs {
         if rows == 0.0 {
             return 0.0;
         }
-        target.micros(Forward { sequences: 1.0, rows_each: rows, context: rows / 2.0 })
+        target.micros(ForwardBatch { sequences: 1.0, rows_each: rows, context: rows / 2.0 })
     }
 }

@@ -4,11 +4,11 @@
 use scheduling::cost::StepTimes;
 use scheduling::profile::{ForwardRows, Profile, StepCurve};
 
-use super::round::{Drafting, Rounds};
-use super::step_time::{Forward, StepCost};
+use super::round::{Drafting, RoundModel};
+use super::step_time::{ForwardBatch, StepCost};
 
 impl StepCost for StepCurve {
-    fn micros(&self, forward: Forward) -> f64 {
+    fn micros(&self, forward: ForwardBatch) -> f64 {
         let kv_tokens = forward.sequences * forward.context;
         StepCurve::micros(
             self,
@@ -29,10 +29,10 @@ pub fn rounds<'a>(
     (profile, known): (&'a Profile, &'a StepTimes),
     acceptance: &'a [f64],
     context: u32,
-) -> Rounds<'a> {
+) -> RoundModel<'a> {
     let wire_us = 2.0 * profile.wire_us;
     let workers = f64::from(profile.draft.workers) / f64::from(profile.target.workers);
-    Rounds {
+    RoundModel {
         target: &profile.target.curve,
         known,
         target_wire_us: wire_us,

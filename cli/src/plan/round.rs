@@ -5,7 +5,7 @@
 //! verification with more rows than fit into one forward takes several forwards, independent of the groups.
 
 use super::groups::Groups;
-use super::step_time::{Forward, StepCost};
+use super::step_time::{ForwardBatch, StepCost};
 
 /// The largest k considered.
 pub const MAX_K: u32 = 10;
@@ -28,7 +28,7 @@ pub enum Drafting<'a> {
 
 /// Parameters of one target's rounds.
 #[derive(Clone, Copy)]
-pub struct Rounds<'a> {
+pub struct RoundModel<'a> {
     /// Step times of the target.
     pub target: &'a dyn StepCost,
     /// Step times as known to the target's worker, which profiles itself at some numbers of rows; it chooses
@@ -54,7 +54,7 @@ pub struct Rounds<'a> {
 
 /// Result of one k.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub struct Outcome {
+pub struct RoundEstimate {
     /// The k.
     pub k: u32,
     /// Expected tokens committed per round.
@@ -69,9 +69,9 @@ pub struct Outcome {
     pub tokens_per_second: f64,
 }
 
-impl Rounds<'_> {
+impl RoundModel<'_> {
     /// The result of `k` for `sequences` that share the target.
-    pub fn at(&self, sequences: f64, k: u32) -> Outcome {
+    pub fn at(&self, sequences: f64, k: u32) -> RoundEstimate {
         let turns = Groups::of(self, sequences, k);
         // A group that does not fit into one forward is verified by several, and then drafted for in as many
         // parts.
@@ -89,7 +89,7 @@ impl Rounds<'_> {
             Drafting::Colocated(_) => draft + self.target_wire_us + router + forwards,
         };
         let tpot_us = round / expected_tokens + (sequences - 1.0).max(0.0) * self.prompt_us_per_token;
-        Outcome {
+        RoundEstimate {
             k,
             expected_tokens,
             draft_ms: draft / 1e3,
@@ -101,7 +101,7 @@ impl Rounds<'_> {
     }
 
     /// The k that commits the most tokens per second.
-    pub fn best(&self, sequences: f64) -> Outcome {
+    pub fn best(&self, sequences: f64) -> RoundEstimate {
         let all = (0..=MAX_K).map(|k| self.at(sequences, k));
         all.reduce(|best, next| if next.tokens_per_second > best.tokens_per_second { next } else { best })
             .unwrap_or_else(|| self.at(sequences, 0))
@@ -119,8 +119,8 @@ impl Rounds<'_> {
     }
 
     /// Time of one forward of the target, as known to its worker.
-    pub(super) fn known_us(&self, sequences: f64, k: u32) -> f64 {
-        self.known.micros(Forward { sequences, rows_each: f64::from(k + 1), context: self.context })
+    pub(super) fn profiled_us(&self, sequences: f64, k: u32) -> f64 {
+        self.known.micros(ForwardBatch { sequences, rows_each: f64::from(k + 1), context: self.context })
     }
 
     /// Router time per round for `sequences` that run together.
@@ -136,7 +136,7 @@ impl Rounds<'_> {
 
     /// Time of one forward of the target.
     fn verify_us(&self, sequences: f64, k: u32) -> f64 {
-        self.target.micros(Forward { sequences, rows_each: f64::from(k + 1), context: self.context })
+        self.target.micros(ForwardBatch { sequences, rows_each: f64::from(k + 1), context: self.context })
     }
 
     /// Time of all forwards of the target that `sequences` need.
@@ -154,7 +154,8 @@ impl Rounds<'_> {
             Drafting::Colocated(draft) => (draft, 0.0),
             Drafting::Apart { draft, wire_us, .. } => (draft, wire_us),
         };
-        let step = |rows_each: f64| draft.micros(Forward { sequences, rows_each, context: self.context });
+        let step =
+            |rows_each: f64| draft.micros(ForwardBatch { sequences, rows_each, context: self.context });
         // The first step appends the ids committed since: the target's token and, if all drafts were
         // accepted, also the last draft, which was never run.
         let fed = 1.0 + accepted_up_to(self.acceptance, k);
@@ -182,13 +183,13 @@ mod tests {
     struct Line(f64, f64);
 
     impl StepCost for Line {
-        fn micros(&self, forward: Forward) -> f64 {
+        fn micros(&self, forward: ForwardBatch) -> f64 {
             self.0 + self.1 * forward.sequences * forward.rows_each
         }
     }
 
-    fn rounds<'a>(target: &'a Line, drafting: Drafting<'a>, acceptance: &'a [f64]) -> Rounds<'a> {
-        Rounds {
+    fn rounds<'a>(target: &'a Line, drafting: Drafting<'a>, acceptance: &'a [f64]) -> RoundModel<'a> {
+        RoundModel {
             target,
             known: target,
             target_wire_us: 0.0,
@@ -233,10 +234,10 @@ mod tests {
     fn a_forward_holds_so_many_rows_and_the_rest_hides_behind_the_draft() {
         let (target, draft) = (Line(0.0, 1_000.0), Line(5_000.0, 0.0));
         let drafting = Drafting::Apart { draft: &draft, workers: 1.0, wire_us: 0.0 };
-        let rounds = Rounds { target_rows_max: 12.0, ..rounds(&target, drafting, &[1.0]) };
+        let rounds = RoundModel { target_rows_max: 12.0, ..rounds(&target, drafting, &[1.0]) };
         // 8 sequences of 2 rows take two forwards of 8 rows each.
         assert!((rounds.at(8.0, 1).tpot_ms - 16.0 / 2.0).abs() < 1e-9);
-        let colocated = Rounds { drafting: Drafting::Colocated(&draft), ..rounds };
+        let colocated = RoundModel { drafting: Drafting::Colocated(&draft), ..rounds };
         assert!((colocated.at(8.0, 1).tpot_ms - 21.0 / 2.0).abs() < 1e-9);
         // Plain steps of 30 sequences: forwards of 12, 12 and 6 rows.
         assert!((rounds.at(30.0, 0).tpot_ms - 30.0).abs() < 1e-9);
@@ -246,7 +247,7 @@ mod tests {
     fn a_router_takes_its_time_for_each_sequence() {
         let (target, draft) = (Line(10_000.0, 0.0), Line(1_000.0, 0.0));
         let drafting = Drafting::Apart { draft: &draft, workers: 1.0, wire_us: 0.0 };
-        let rounds = Rounds { router_us: 100.0, ..rounds(&target, drafting, &[1.0]) };
+        let rounds = RoundModel { router_us: 100.0, ..rounds(&target, drafting, &[1.0]) };
         assert!((rounds.at(1.0, 1).tpot_ms - 11.0 / 2.0).abs() < 1e-9);
         assert!((rounds.at(41.0, 1).tpot_ms - 15.0 / 2.0).abs() < 1e-9);
     }

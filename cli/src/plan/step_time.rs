@@ -10,11 +10,11 @@ use scheduling::cost::{self, PROFILED_ROWS, StepTimePoint, StepTimes};
 use scheduling::profile::PROFILED_CONTEXTS;
 
 use super::gpu::{Gpu, GpuSet};
-use super::weights::{Format, KvFormat, Weights, kv_bytes_per_token};
+use super::weights::{Format, KvFormat, WeightMemory, kv_bytes_per_token};
 
 /// Shape of one forward.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Forward {
+pub struct ForwardBatch {
     /// Number of sequences.
     pub sequences: f64,
     /// Rows per sequence.
@@ -26,7 +26,7 @@ pub struct Forward {
 /// Time of a model's forwards on some hardware.
 pub trait StepCost {
     /// Time of a forward, microseconds.
-    fn micros(&self, forward: Forward) -> f64;
+    fn micros(&self, forward: ForwardBatch) -> f64;
 }
 
 /// The step times that a worker with this cost measures at its start.
@@ -35,7 +35,7 @@ pub fn as_profiled(cost: &dyn StepCost) -> StepTimes {
         PROFILED_ROWS.iter().map(move |&rows| StepTimePoint {
             rows,
             kv_tokens: context.into(),
-            micros: cost.micros(Forward {
+            micros: cost.micros(ForwardBatch {
                 sequences: 1.0,
                 rows_each: f64::from(rows),
                 context: context.into(),
@@ -47,8 +47,8 @@ pub fn as_profiled(cost: &dyn StepCost) -> StepTimes {
 
 /// Profiled times depend on rows and on the KV cache of the sequences.
 impl StepCost for StepTimes {
-    fn micros(&self, forward: Forward) -> f64 {
-        let Forward { sequences, rows_each, context } = forward;
+    fn micros(&self, forward: ForwardBatch) -> f64 {
+        let ForwardBatch { sequences, rows_each, context } = forward;
         StepTimes::micros(self, cost::ForwardShape { rows: sequences * rows_each, sequences, context })
     }
 }
@@ -88,7 +88,7 @@ pub struct Roofline {
 
 /// Parts of a forward's time, microseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Parts {
+pub struct ForwardParts {
     /// Reading weights.
     pub weights: f64,
     /// Reading keys and values.
@@ -101,7 +101,7 @@ pub struct Parts {
     pub overhead: f64,
 }
 
-impl Parts {
+impl ForwardParts {
     /// Total time. Reading and arithmetic overlap.
     pub fn total(&self) -> f64 {
         (self.weights + self.kv).max(self.compute) + self.all_reduce + self.overhead
@@ -121,14 +121,14 @@ impl Roofline {
             ranks: gpus.count,
             format,
             assumed,
-            read_bytes: Weights::of(shape, format).read_gb * 1e9,
+            read_bytes: WeightMemory::of(shape, format).read_gb * 1e9,
             kv_bytes_per_token: kv_bytes_per_token(shape, kv, gpus.count),
             shape: shape.clone(),
         }
     }
 
     /// Time of `forward`, by part.
-    pub fn parts(&self, forward: Forward) -> Parts {
+    pub fn parts(&self, forward: ForwardBatch) -> ForwardParts {
         let rows = forward.sequences * forward.rows_each;
         let ranks = f64::from(self.ranks);
         let bytes_per_us = ranks * self.gpu.bandwidth_gb_s * 1e3 * self.assumed.bandwidth_share;
@@ -143,7 +143,7 @@ impl Roofline {
         let share = ranks * self.assumed.compute_share * 1e6;
         let compute = rows * 2.0 * self.shape.multiplied() as f64 / (tera * share)
             + rows * forward.context * attention as f64 / (self.gpu.bf16_tflops * share);
-        Parts {
+        ForwardParts {
             weights: self.read_bytes / bytes_per_us,
             kv: kv_bytes / bytes_per_us,
             compute,
@@ -166,7 +166,7 @@ impl Roofline {
 }
 
 impl StepCost for Roofline {
-    fn micros(&self, forward: Forward) -> f64 {
+    fn micros(&self, forward: ForwardBatch) -> f64 {
         self.parts(forward).total()
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::limits::Limit;
 use super::placement::{LoadLine, Placement, Plan, RateAnswer};
-use super::weights::Weights;
+use super::weights::WeightMemory;
 
 /// Renders the whole plan.
 pub(super) fn text(plan: &Plan) -> String {
@@ -12,7 +12,7 @@ pub(super) fn text(plan: &Plan) -> String {
     memory(&mut text, plan);
     for placement in &plan.placements {
         text.push('\n');
-        one(&mut text, plan, placement);
+        write_placement(&mut text, plan, placement);
     }
     let assumed = &plan.assumed;
     line(
@@ -45,7 +45,7 @@ fn memory(text: &mut String, plan: &Plan) {
             "", "parameters", "weights GB", "scales GB", "unquantized GB", "resident GB", "KV bytes/token"
         ),
     );
-    let mut row = |name: &str, weights: &Weights, kv: f64| {
+    let mut row = |name: &str, weights: &WeightMemory, kv: f64| {
         line(
             text,
             format_args!(
@@ -81,7 +81,7 @@ fn memory(text: &mut String, plan: &Plan) {
     );
 }
 
-fn one(text: &mut String, plan: &Plan, placement: &Placement) {
+fn write_placement(text: &mut String, plan: &Plan, placement: &Placement) {
     let title = match placement.name {
         "plain" => "without a draft",
         "colocated" => "draft on the target's GPUs",
@@ -124,7 +124,7 @@ fn one(text: &mut String, plan: &Plan, placement: &Placement) {
             ),
         );
     }
-    breaks(text, &placement.limits);
+    write_limits(text, &placement.limits);
 }
 
 fn loads(text: &mut String, loads: &[LoadLine]) {
@@ -179,7 +179,7 @@ fn rates(text: &mut String, rate: &RateAnswer) {
     }
 }
 
-fn breaks(text: &mut String, limits: &[Limit]) {
+fn write_limits(text: &mut String, limits: &[Limit]) {
     for (i, limit) in limits.iter().enumerate() {
         let at = limit.sequences.map_or_else(|| "never".to_owned(), |n| format!("{n} sequences"));
         let first = if i == 0 { "breaks first:" } else { "" };

@@ -91,7 +91,7 @@ const STORED_BYTES: f64 = 2.0;
 
 /// The memory of one model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Weights {
+pub struct WeightMemory {
     /// Number of parameters; tied ones count once.
     pub parameters: u64,
     /// All parameters at the format's width, GB.
@@ -106,7 +106,7 @@ pub struct Weights {
     pub read_gb: f64,
 }
 
-impl Weights {
+impl WeightMemory {
     /// The memory of `shape` in `format`.
     pub fn of(shape: &ModelShape, format: Format) -> Self {
         let parameters = shape.num_parameters();

@@ -34,16 +34,16 @@ pub(super) fn bundled_pair() -> Option<PathBuf> {
     let working_directory = std::env::current_dir().ok();
     let executable = std::env::current_exe().ok();
     let starts = working_directory.into_iter().chain(executable);
-    starts.into_iter().find_map(|start| pair_above(&start))
+    starts.into_iter().find_map(|start| find_pair_above(&start))
 }
 
 /// Formats a path for display: relative if it is below the working directory.
-pub(super) fn shown(path: &Path) -> std::path::Display<'_> {
+pub(super) fn display_path(path: &Path) -> std::path::Display<'_> {
     let working_directory = std::env::current_dir().unwrap_or_default();
     path.strip_prefix(working_directory).unwrap_or(path).display()
 }
 
-fn pair_above(start: &Path) -> Option<PathBuf> {
+fn find_pair_above(start: &Path) -> Option<PathBuf> {
     let candidates = start.ancestors().map(|directory| directory.join(BUNDLED_PAIR));
     candidates.into_iter().find(|pair| pair.join("target/config.json").is_file())
 }
@@ -75,8 +75,8 @@ mod tests {
         std::fs::create_dir_all(&target).unwrap();
         let below = root.path().join("target/debug");
         std::fs::create_dir_all(&below).unwrap();
-        assert_eq!(pair_above(&below), None);
+        assert_eq!(find_pair_above(&below), None);
         std::fs::write(target.join("config.json"), "{}").unwrap();
-        assert_eq!(pair_above(&below), Some(root.path().join(BUNDLED_PAIR)));
+        assert_eq!(find_pair_above(&below), Some(root.path().join(BUNDLED_PAIR)));
     }
 }

@@ -13,14 +13,14 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::evidence::PROMPT;
 use super::preflight::Checked;
-use crate::cluster::{Cluster, LogSink};
+use crate::cluster::{LogSink, ProcessCluster};
 
 /// ANSI colours of the prefixes, by order of first appearance.
 const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
 /// Names are padded to this width so that log lines align.
 const NAME_WIDTH: usize = 9;
 /// Log lines kept while processes load; the oldest are dropped first.
-const HELD_LINES: usize = 2_000;
+const BUFFERED_LINES_MAX: usize = 2_000;
 /// Interval between two frames of a spinner.
 const TICK: Duration = Duration::from_millis(120);
 
@@ -31,25 +31,31 @@ pub(super) struct Console {
     bars: Mutex<HashMap<String, ProgressBar>>,
     names: Mutex<Vec<String>>,
     /// Log lines of processes that are still loading, unless they are shown immediately.
-    held: Mutex<Option<VecDeque<String>>>,
+    buffered: Mutex<Option<VecDeque<String>>>,
 }
 
 impl Console {
     pub(super) fn new() -> Self {
         let progress = MultiProgress::new();
         let terminal = !progress.is_hidden();
-        Self { terminal, progress, bars: Mutex::default(), names: Mutex::default(), held: Mutex::default() }
+        Self {
+            terminal,
+            progress,
+            bars: Mutex::default(),
+            names: Mutex::default(),
+            buffered: Mutex::default(),
+        }
     }
 
     /// Buffers log lines from now on, so that a failed start is explained by one line.
-    pub(super) fn hold_logs(&self) {
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(VecDeque::new());
+    pub(super) fn buffer_logs(&self) {
+        *self.buffered.lock().unwrap_or_else(PoisonError::into_inner) = Some(VecDeque::new());
     }
 
     /// Writes the buffered lines, and later lines directly.
-    pub(super) fn release_logs(&self) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        held.take().into_iter().flatten().for_each(|line| self.write(&line));
+    pub(super) fn flush_logs(&self) {
+        let mut buffered = self.buffered.lock().unwrap_or_else(PoisonError::into_inner);
+        buffered.take().into_iter().flatten().for_each(|line| self.write(&line));
     }
 
     /// Shows what each process does until it is ready.
@@ -86,7 +92,12 @@ impl Console {
     }
 
     /// Prints where the cluster serves `model`, and a command to paste.
-    pub(super) fn ready(&self, checked: &Checked, cluster: &Cluster, (model, after): (&str, Duration)) {
+    pub(super) fn ready(
+        &self,
+        checked: &Checked,
+        cluster: &ProcessCluster,
+        (model, after): (&str, Duration),
+    ) {
         let url = cluster.http_url();
         let curl = curl_command(&url, model, checked.spec.api_keys.is_some());
         let text = format!(
@@ -109,7 +120,7 @@ impl Console {
     }
 
     /// Prints a note.
-    pub(super) fn note(&self, text: &str) {
+    pub(super) fn info(&self, text: &str) {
         self.write(&format!("outrider: {text}"));
     }
 
@@ -147,14 +158,14 @@ impl Console {
 impl LogSink for Console {
     fn line(&self, process: &str, line: &str) {
         let line = format!("{} {line}", self.prefix(process));
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        match held.as_mut() {
+        let mut buffered = self.buffered.lock().unwrap_or_else(PoisonError::into_inner);
+        match buffered.as_mut() {
             None => self.write(&line),
-            Some(held) => {
-                if held.len() == HELD_LINES {
-                    held.pop_front();
+            Some(buffered) => {
+                if buffered.len() == BUFFERED_LINES_MAX {
+                    buffered.pop_front();
                 }
-                held.push_back(line);
+                buffered.push_back(line);
             }
         }
     }

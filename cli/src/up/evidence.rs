@@ -26,7 +26,7 @@ const WARM_UP_TOKENS: u32 = 24;
 /// Rounds of one response with drafts and one without; even, because they alternate in starting.
 const ROUNDS: usize = 2;
 /// After this time the measurement is abandoned.
-const LIMIT: Duration = Duration::from_secs(30);
+const MEASUREMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Result of the measurement.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,7 +50,7 @@ struct Arm {
 
 /// Why there is no evidence.
 #[derive(Debug, PartialEq, thiserror::Error)]
-pub(super) enum NoEvidence {
+pub(super) enum EvidenceError {
     /// Drafts changed a text.
     #[error(
         "drafting changed the text from token {position} on (seed {SEED}), which must never happen: \
@@ -73,14 +73,14 @@ impl Arm {
     }
 
     /// Tokens per second.
-    fn pace(&self) -> f64 {
+    fn tokens_per_second(&self) -> f64 {
         1e3 * self.tokens as f64 / self.ms
     }
 }
 
 impl fmt::Display for Evidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (on, off) = (self.on.pace(), self.off.pace());
+        let (on, off) = (self.on.tokens_per_second(), self.off.tokens_per_second());
         let ratio = on / off;
         let same = format!("identical text ({} tokens, seed {SEED})", self.tokens);
         if self.on.drafted == 0 {
@@ -93,19 +93,19 @@ impl fmt::Display for Evidence {
 }
 
 /// Runs the measurement with `model` at the router's address `admin`.
-pub(super) async fn measure(admin: &str, model: &str) -> Result<Evidence, NoEvidence> {
+pub(super) async fn measure(admin: &str, model: &str) -> Result<Evidence, EvidenceError> {
     let rounds = run_rounds(admin, model);
-    tokio::time::timeout(LIMIT, rounds).await.unwrap_or_else(|_| {
-        Err(NoEvidence::NotMeasured(format!(
+    tokio::time::timeout(MEASUREMENT_TIMEOUT, rounds).await.unwrap_or_else(|_| {
+        Err(EvidenceError::NotMeasured(format!(
             "not finished after {} s; use the console's race instead",
-            LIMIT.as_secs()
+            MEASUREMENT_TIMEOUT.as_secs()
         )))
     })
 }
 
-async fn run_rounds(admin: &str, model: &str) -> Result<Evidence, NoEvidence> {
+async fn run_rounds(admin: &str, model: &str) -> Result<Evidence, EvidenceError> {
     let client = reqwest::Client::builder().no_proxy().build();
-    let client = client.map_err(|error| NoEvidence::NotMeasured(error.to_string()))?;
+    let client = client.map_err(|error| EvidenceError::NotMeasured(error.to_string()))?;
     let ask = async |drafts, max_tokens| ask(&client, admin, &body(model, drafts, max_tokens)).await;
     let warm = ask(false, WARM_UP_TOKENS).await?;
     ask(true, WARM_UP_TOKENS).await?;
@@ -118,7 +118,7 @@ async fn run_rounds(admin: &str, model: &str) -> Result<Evidence, NoEvidence> {
             let answer = ask(drafts, tokens).await?;
             if drafts { &mut on } else { &mut off }.add(&answer);
             if let Some(position) = first.as_ref().and_then(|first| first_difference(first, &answer.ids)) {
-                return Err(NoEvidence::TextsDiffer { position });
+                return Err(EvidenceError::TextsDiffer { position });
             }
             if drafts {
                 disabled_reason = answer.disabled_reason;
@@ -144,8 +144,8 @@ fn body(model: &str, drafts: bool, max_tokens: u32) -> Value {
 
 /// The number of tokens that the model generates within [`ANSWER_SECONDS`] without drafts, within limits.
 fn answer_tokens(warm: &Answer) -> u32 {
-    let pace = warm.ids.len() as f64 / warm.ms.max(1.0);
-    (pace * 1e3 * ANSWER_SECONDS).clamp(TOKENS_MIN, TOKENS_MAX) as u32
+    let tokens_per_ms = warm.ids.len() as f64 / warm.ms.max(1.0);
+    (tokens_per_ms * 1e3 * ANSWER_SECONDS).clamp(TOKENS_MIN, TOKENS_MAX) as u32
 }
 
 fn first_difference(a: &[TokenId], b: &[TokenId]) -> Option<usize> {
@@ -153,8 +153,8 @@ fn first_difference(a: &[TokenId], b: &[TokenId]) -> Option<usize> {
     (common < a.len().max(b.len())).then_some(common)
 }
 
-async fn ask(client: &reqwest::Client, admin: &str, body: &Value) -> Result<Answer, NoEvidence> {
-    let failed = |error: &dyn fmt::Display| NoEvidence::NotMeasured(error.to_string());
+async fn ask(client: &reqwest::Client, admin: &str, body: &Value) -> Result<Answer, EvidenceError> {
+    let failed = |error: &dyn fmt::Display| EvidenceError::NotMeasured(error.to_string());
     let sent = client.post(format!("{admin}/console/generate")).json(body).send().await;
     let response = sent.map_err(|error| failed(&error))?;
     let status = response.status();

@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::EXIT_USAGE;
-use crate::cluster::{Cluster, ClusterError, ROUTER};
+use crate::cluster::{ClusterError, ProcessCluster, ROUTER};
 
 pub use args::{DraftArg, SyntheticArg, UpArgs};
 pub use checkpoint::BUNDLED_PAIR;
-pub use preflight::Fault;
+pub use preflight::PreflightFault;
 
 use console::{Console, served_model};
-use evidence::NoEvidence;
+use evidence::EvidenceError;
 use preflight::Checked;
 
 /// Timeout of loading: long enough for a model of tens of gigabytes on a slow disk.
@@ -36,7 +36,7 @@ enum UpError {
     #[error(transparent)]
     Cluster(#[from] ClusterError),
     #[error("stopped everything: {0}")]
-    Inexact(NoEvidence),
+    DraftChangedText(EvidenceError),
 }
 
 /// Runs the subcommand. Prints errors.
@@ -51,7 +51,7 @@ pub async fn main(args: UpArgs) -> ExitCode {
     };
     match run(checked, &console).await {
         Ok(signal) => {
-            console.note(&format!("stopped by {signal}"));
+            console.info(&format!("stopped by {signal}"));
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -73,15 +73,15 @@ async fn run(checked: Checked, console: &Arc<Console>) -> Result<&'static str, U
     // behind.
     let mut signals = Signals::listen().map_err(ClusterError::Signals)?;
     if !checked.shows_loading_logs {
-        console.hold_logs();
+        console.buffer_logs();
     }
-    let mut cluster = Cluster::launch(checked.spec.clone(), Arc::clone(console) as _)?;
+    let mut cluster = ProcessCluster::launch(checked.spec.clone(), Arc::clone(console) as _)?;
     console.begin_loading(&checked.loading_lines(&cluster.names()));
     let end = serve(&checked, &mut cluster, &mut signals, console).await;
     console.end_loading();
     if end.is_ok() {
-        console.release_logs();
-        console.note("stopping");
+        console.flush_logs();
+        console.info("stopping");
     }
     stop(cluster, &mut signals, console).await;
     end
@@ -90,7 +90,7 @@ async fn run(checked: Checked, console: &Arc<Console>) -> Result<&'static str, U
 /// Serves until a signal arrives or the cluster fails.
 async fn serve(
     checked: &Checked,
-    cluster: &mut Cluster,
+    cluster: &mut ProcessCluster,
     signals: &mut Signals,
     console: &Console,
 ) -> Result<&'static str, UpError> {
@@ -104,7 +104,7 @@ async fn serve(
     }
     let after = started.elapsed();
     console.end_loading();
-    console.release_logs();
+    console.flush_logs();
     let (model, admin) = (served_model(&cluster.http_url()).await, cluster.admin_url(ROUTER)?);
     console.ready(checked, cluster, (&model, after));
     if checked.evidence {
@@ -115,8 +115,8 @@ async fn serve(
             report = cluster.next_exit() => return Err(ClusterError::Died(report).into()),
             found = evidence::measure(&admin, &model) => match found {
                 Ok(evidence) => console.evidence(&evidence.to_string()),
-                Err(error @ NoEvidence::TextsDiffer { .. }) => return Err(UpError::Inexact(error)),
-                Err(error) => console.note(&error.to_string()),
+                Err(error @ EvidenceError::TextsDiffer { .. }) => return Err(UpError::DraftChangedText(error)),
+                Err(error) => console.info(&error.to_string()),
             },
         }
     }
@@ -131,10 +131,10 @@ async fn serve(
 
 /// Stops the cluster in order; a second signal aborts this, and dropping the cluster then kills the remaining
 /// processes.
-async fn stop(cluster: Cluster, signals: &mut Signals, console: &Console) {
+async fn stop(cluster: ProcessCluster, signals: &mut Signals, console: &Console) {
     tokio::select! {
         biased;
-        _ = signals.next() => console.note("killing the remaining processes"),
+        _ = signals.next() => console.info("killing the remaining processes"),
         _ = cluster.stop() => (),
     }
 }

@@ -12,7 +12,7 @@ use speculation::fingerprint::{TokenList, TokenListError, first_difference, toke
 use text::translation::{TokenizerFile, Translation, TranslationError};
 
 use super::args::{DraftArg, SyntheticArg, UpArgs};
-use super::checkpoint::{self, BUNDLED_PAIR, shown};
+use super::checkpoint::{self, BUNDLED_PAIR, display_path};
 use crate::cluster::{Binaries, ClusterError, ClusterSpec, DraftKind, ROUTER, TargetKind, address_is_free};
 
 /// Ballast of the bundled target: it gives steps the time of a model that is worth drafting for.
@@ -23,7 +23,7 @@ const DEFAULT_LOG: &str = "info";
 
 /// A reason not to start. Its text is one line.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum PreflightFault {
     /// No model was named and the bundled one was not found.
     #[error(
         "no {BUNDLED_PAIR} found above the working directory or this executable: give a checkpoint with --target DIR"
@@ -139,7 +139,8 @@ impl Checked {
             TargetKind::Model(directory) => directory,
             TargetKind::Synthetic { profile, .. } => profile,
         };
-        let target = format!("target {}{} x{}", shown(path), self.with_ballast(), self.spec.target_workers);
+        let target =
+            format!("target {}{} x{}", display_path(path), self.with_ballast(), self.spec.target_workers);
         match &self.spec.draft {
             DraftKind::None => format!("{target}, no draft"),
             DraftKind::Synthetic => {
@@ -149,29 +150,29 @@ impl Checked {
             DraftKind::Model(directory) => {
                 let tokens =
                     if self.spec.target_tokenizer.is_some() { ", tokens mapped by their bytes" } else { "" };
-                format!("{target}, draft {} x{}{tokens}", shown(directory), self.spec.draft_workers)
+                format!("{target}, draft {} x{}{tokens}", display_path(directory), self.spec.draft_workers)
             }
         }
     }
 }
 
 fn loading(directory: &Path) -> String {
-    format!("loading {}", shown(directory))
+    format!("loading {}", display_path(directory))
 }
 
 /// Resolves defaults and checks everything.
-pub(super) fn check(args: UpArgs) -> Result<Checked, Vec<Fault>> {
+pub(super) fn check(args: UpArgs) -> Result<Checked, Vec<PreflightFault>> {
     let mut faults = Vec::new();
     let engine = choose_engine(&args).map_err(|more| faults.extend(more)).ok();
     let addresses = [("--http", args.http), ("--grpc", args.grpc), ("--admin", args.admin)];
     for (i, &(flag, address)) in addresses.iter().enumerate() {
         let is_taken_by_us = || addresses[..i].iter().any(|(_, other)| *other == address);
         if address.port() != 0 && (is_taken_by_us() || !address_is_free(address)) {
-            faults.push(Fault::AddressTaken { flag, address });
+            faults.push(PreflightFault::AddressTaken { flag, address });
         }
     }
     if let Some(file) = args.api_keys.as_ref().filter(|file| !file.is_file()) {
-        faults.push(Fault::NoKeyFile { file: file.clone() });
+        faults.push(PreflightFault::NoKeyFile { file: file.clone() });
     }
     let binaries = Binaries::beside_this_executable().map_err(|error| faults.push(error.into())).ok();
     match (engine, binaries) {
@@ -199,7 +200,7 @@ struct EngineChoice {
 }
 
 /// Chooses models from disk, or the pools of a profile.
-fn choose_engine(args: &UpArgs) -> Result<EngineChoice, Vec<Fault>> {
+fn choose_engine(args: &UpArgs) -> Result<EngineChoice, Vec<PreflightFault>> {
     let Some(SyntheticArg { profile: file }) = &args.engine else {
         let (target, draft) = choose_models(args).map_err(|fault| vec![fault])?;
         let is_translated = check_models(&target, &draft)?;
@@ -207,7 +208,7 @@ fn choose_engine(args: &UpArgs) -> Result<EngineChoice, Vec<Fault>> {
         let target = TargetKind::Model(target);
         return Ok(EngineChoice { target, draft, target_tokenizer, target_workers: 1, draft_workers: 1 });
     };
-    let fault = |reason: String| vec![Fault::BadProfile { file: file.clone(), reason }];
+    let fault = |reason: String| vec![PreflightFault::BadProfile { file: file.clone(), reason }];
     let text = std::fs::read_to_string(file).map_err(|error| fault(error.to_string()))?;
     let profile = Profile::parse(&text).map_err(|error| fault(error.to_string()))?;
     let draft = match &args.draft {
@@ -236,7 +237,7 @@ fn spec(args: UpArgs, binaries: Binaries, engine: EngineChoice) -> ClusterSpec {
         grpc: args.grpc,
         admin: args.admin,
         threads: args.threads,
-        router_args: pair_check(&args, &engine),
+        router_args: pair_check_args(&args, &engine),
         target_tokenizer: engine.target_tokenizer,
         api_keys: args.api_keys,
         log: Some(args.log.unwrap_or_else(|| DEFAULT_LOG.to_owned())),
@@ -246,7 +247,7 @@ fn spec(args: UpArgs, binaries: Binaries, engine: EngineChoice) -> ClusterSpec {
 
 /// Router arguments for the console's Pair page: the command that it runs, which is this program on one
 /// prompt per task type. Empty unless there are two models with the same tokenizer.
-fn pair_check(args: &UpArgs, engine: &EngineChoice) -> Vec<String> {
+fn pair_check_args(args: &UpArgs, engine: &EngineChoice) -> Vec<String> {
     let (TargetKind::Model(target), DraftKind::Model(draft)) = (&engine.target, &engine.draft) else {
         return Vec::new();
     };
@@ -281,8 +282,8 @@ fn ballast(args: &UpArgs) -> ParameterCount {
 
 /// The bundled draft fits only the bundled target, so a target given by the user is paired with n-grams by
 /// default.
-fn choose_models(args: &UpArgs) -> Result<(PathBuf, DraftKind), Fault> {
-    let bundled = || checkpoint::bundled_pair().ok_or(Fault::NoBundledPair);
+fn choose_models(args: &UpArgs) -> Result<(PathBuf, DraftKind), PreflightFault> {
+    let bundled = || checkpoint::bundled_pair().ok_or(PreflightFault::NoBundledPair);
     let target = match &args.target {
         Some(directory) => directory.clone(),
         None => bundled()?.join("target"),
@@ -297,14 +298,14 @@ fn choose_models(args: &UpArgs) -> Result<(PathBuf, DraftKind), Fault> {
 }
 
 /// Whether the draft has another tokenizer than the target, with tokens that can be mapped.
-fn check_models(target: &Path, draft: &DraftKind) -> Result<bool, Vec<Fault>> {
+fn check_models(target: &Path, draft: &DraftKind) -> Result<bool, Vec<PreflightFault>> {
     let draft_directory = match draft {
         DraftKind::Model(directory) => Some(directory.as_path()),
         DraftKind::Ngram | DraftKind::None | DraftKind::Synthetic => None,
     };
     let named = [("--target", Some(target)), ("--draft", draft_directory)];
     let not_a_checkpoint = |flag, directory: &Path| {
-        checkpoint::missing_in(directory).map(|missing| Fault::NotACheckpoint {
+        checkpoint::missing_in(directory).map(|missing| PreflightFault::NotACheckpoint {
             flag,
             directory: directory.to_owned(),
             missing,
@@ -316,13 +317,13 @@ fn check_models(target: &Path, draft: &DraftKind) -> Result<bool, Vec<Fault>> {
         .collect::<Vec<_>>();
     match draft_directory {
         _ if !faults.is_empty() => Err(faults),
-        Some(draft) => needs_map(target, draft).map_err(|fault| vec![fault]),
+        Some(draft) => needs_translation(target, draft).map_err(|fault| vec![fault]),
         None => Ok(false),
     }
 }
 
 /// Whether two checkpoints number their tokens differently; an error if tokens cannot be mapped either.
-fn needs_map(target: &Path, draft: &Path) -> Result<bool, Fault> {
+fn needs_translation(target: &Path, draft: &Path) -> Result<bool, PreflightFault> {
     let [target_json, draft_json] = [read_tokenizer(target)?, read_tokenizer(draft)?];
     let lists = [token_list(target, &target_json)?, token_list(draft, &draft_json)?];
     let Some(difference) = first_difference(&lists[1], &lists[0]) else { return Ok(false) };
@@ -330,7 +331,7 @@ fn needs_map(target: &Path, draft: &Path) -> Result<bool, Fault> {
         [&target_json, &draft_json].map(|json| TokenizerFile { json: json.as_bytes(), eos_token_ids: &[] });
     match Translation::new(target_file, draft_file) {
         Ok(_) => Ok(true),
-        Err(source) => Err(Fault::TokenizersDiffer {
+        Err(source) => Err(PreflightFault::TokenizersDiffer {
             draft: draft.to_owned(),
             target: target.to_owned(),
             difference: difference.to_string(),
@@ -339,14 +340,14 @@ fn needs_map(target: &Path, draft: &Path) -> Result<bool, Fault> {
     }
 }
 
-fn read_tokenizer(directory: &Path) -> Result<String, Fault> {
+fn read_tokenizer(directory: &Path) -> Result<String, PreflightFault> {
     let file = directory.join("tokenizer.json");
-    std::fs::read_to_string(&file).map_err(|source| Fault::UnreadableTokenizer { file, source })
+    std::fs::read_to_string(&file).map_err(|source| PreflightFault::UnreadableTokenizer { file, source })
 }
 
-fn token_list(directory: &Path, json: &str) -> Result<TokenList, Fault> {
+fn token_list(directory: &Path, json: &str) -> Result<TokenList, PreflightFault> {
     token_list_from_json(json)
-        .map_err(|source| Fault::BadTokenizer { directory: directory.to_owned(), source })
+        .map_err(|source| PreflightFault::BadTokenizer { directory: directory.to_owned(), source })
 }
 
 #[cfg(test)]

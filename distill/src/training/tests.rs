@@ -42,7 +42,7 @@ impl Teacher for Served {
 
     fn logits(&mut self, window: &Window) -> Result<Array2<f32>, DistillError> {
         let slot = self.0.open();
-        let rows = SequenceRows { slot, token_ids: window.inputs(), num_logits: window.num_learnt() };
+        let rows = SequenceRows { slot, token_ids: window.inputs(), num_logits: window.num_labels() };
         let logits = self.0.forward(&[rows])?;
         self.0.close(slot);
         let rows: Vec<f32> = (0..logits.rows()).flat_map(|row| logits.row(row).to_vec()).collect();
@@ -50,8 +50,8 @@ impl Teacher for Served {
     }
 }
 
-fn window(len: usize, first_learnt: usize, vocab: usize) -> Window {
-    Window { ids: (0..len).map(|i| (4 + (i * 97) % (vocab - 4)) as u32).collect(), first_learnt }
+fn window(len: usize, first_label: usize, vocab: usize) -> Window {
+    Window { ids: (0..len).map(|i| (4 + (i * 97) % (vocab - 4)) as u32).collect(), first_label }
 }
 
 /// Properties of a random model.
@@ -136,7 +136,7 @@ fn forms() -> [Form; 4] {
 
 fn largest_difference(draft: &DraftModel, served: &mut Served, window: &Window) -> f32 {
     let engines = served.logits(window).unwrap();
-    let ours = draft.forward(window.inputs(), (window.num_learnt(), engines.ncols())).logits;
+    let ours = draft.forward(window.inputs(), (window.num_labels(), engines.ncols())).logits;
     (engines - ours).fold(0.0, |most, difference| most.max(difference.abs()))
 }
 
@@ -175,9 +175,10 @@ fn the_gradient_is_the_slope_of_the_loss() {
         let mut draft = DraftModel::read(directory.path()).unwrap();
         // The vocabulary is smaller than the table, as with a padded table.
         let window = window(24, 8, 90);
-        let taught = Array2::from_shape_fn((16, 90), |(row, id)| ((row * 31 + id * 17) % 23) as f32 / 8.0);
-        let loss = |draft: &DraftModel| gradient(draft, &window, taught.clone()).1.weighted();
-        let (gradients, _) = gradient(&draft, &window, taught.clone());
+        let target_logits =
+            Array2::from_shape_fn((16, 90), |(row, id)| ((row * 31 + id * 17) % 23) as f32 / 8.0);
+        let loss = |draft: &DraftModel| gradient(draft, &window, target_logits.clone()).1.weighted();
+        let (gradients, _) = gradient(&draft, &window, target_logits.clone());
         let names: Vec<String> = draft.weights.names().map(str::to_owned).collect();
         for name in names.iter().filter(|name| !(draft_is_tied(config) && *name == "lm_head.weight")) {
             let gradient = &gradients[name];
@@ -211,8 +212,8 @@ fn the_number_of_threads_changes_no_bit() {
     let mut target = Served::load(&bundled("target"));
     let windows = [window(24, 8, 4096), window(20, 4, 4096), window(9, 1, 4096)];
     let mut with = |threads: usize| {
-        let taught = windows.iter().map(|window| (window, target.logits(window).unwrap())).collect();
-        gradients(&draft, taught, NonZeroUsize::new(threads).unwrap())
+        let target_logits = windows.iter().map(|window| (window, target.logits(window).unwrap())).collect();
+        gradients(&draft, target_logits, NonZeroUsize::new(threads).unwrap())
     };
     let (one, two) = (with(1), with(2));
     assert_eq!(one, two);
@@ -223,15 +224,15 @@ fn steps_bring_the_draft_nearer_and_a_rate_without_bounds_is_noticed() {
     let mut draft = DraftModel::read(&bundled("draft")).unwrap();
     let mut target = Served::load(&bundled("target"));
     let windows = [window(24, 8, 4096), window(20, 4, 4096)];
-    let before = judge(&draft, &mut target, &windows).unwrap();
-    let plan = Plan { steps: 6, batch: 2, peak_rate: 1e-3, seed: 1, threads: NonZeroUsize::MIN };
+    let before = evaluate(&draft, &mut target, &windows).unwrap();
+    let plan = TrainingOptions { steps: 6, batch: 2, peak_rate: 1e-3, seed: 1, threads: NonZeroUsize::MIN };
     let mut said = Vec::new();
     train(&mut draft, &mut target, &windows, (&plan, &mut |step| said.push(step.steps))).unwrap();
-    let after = judge(&draft, &mut target, &windows).unwrap();
+    let after = evaluate(&draft, &mut target, &windows).unwrap();
     assert!(after.kl < before.kl, "{before:?} {after:?}");
     assert_eq!(said, [1, 2, 3, 4, 5, 6]);
 
-    let wild = Plan { peak_rate: 1e30, ..plan };
+    let wild = TrainingOptions { peak_rate: 1e30, ..plan };
     let error = train(&mut draft, &mut target, &windows, (&wild, &mut |_| ())).unwrap_err().to_string();
     assert!(error.contains("is not a number: lower --learning-rate"), "{error}");
 }

@@ -130,7 +130,7 @@ impl Fleet {
         for i in 0..size.routers {
             fleet.add_router(i)?;
         }
-        until("every router is connected to every worker", async || fleet.is_whole().await).await?;
+        until("every router is connected to every worker", async || fleet.is_fully_connected().await).await?;
         Ok(fleet)
     }
 
@@ -184,7 +184,7 @@ impl Fleet {
         let (listen_at, admin_at, url) = (listen.to_string(), admin.to_string(), proxy.url());
         let addresses = ["--listen", &listen_at, "--admin", &admin_at, "--advertise", &url];
         args.extend(addresses.map(OsString::from));
-        args.extend(every_process(discovery));
+        args.extend(common_args(discovery));
         let spec = ProcessSpec { name, program: program.clone(), args, env: Vec::new() };
         Ok(Worker { role, proxy, server: Server::start(spec, admin, &self.logs)?, listen })
     }
@@ -194,7 +194,7 @@ impl Fleet {
         let [http_at, grpc_at, admin_at] = [free_address()?, grpc, admin].map(|address| address.to_string());
         let addresses = ["--http", &http_at, "--grpc", &grpc_at, "--admin", &admin_at];
         let mut args: Vec<OsString> = addresses.map(OsString::from).to_vec();
-        args.extend(every_process(&self.etcd.uri()));
+        args.extend(common_args(&self.etcd.uri()));
         let program = self.binaries.router.clone();
         let spec = ProcessSpec { name: format!("router-{i}"), program, args, env: Vec::new() };
         self.routers.push(Router { server: Server::start(spec, admin, &self.logs)?, grpc });
@@ -207,7 +207,7 @@ impl Fleet {
     }
 
     /// Whether every router is connected to exactly the fleet's workers, as reported by both sides.
-    pub async fn is_whole(&self) -> anyhow::Result<bool> {
+    pub async fn is_fully_connected(&self) -> anyhow::Result<bool> {
         Ok(self.missing().await.is_empty())
     }
 
@@ -236,42 +236,42 @@ impl Fleet {
         missing
     }
 
-    /// Waits for [`Self::is_whole`], up to `patience`. Then restarts what is missing, and returns a report of
-    /// it.
-    pub async fn make_whole(&mut self, patience: Duration, load: &Load) -> anyhow::Result<Vec<String>> {
-        if holds_within(patience, async || self.is_whole().await).await? {
+    /// Waits for [`Self::is_fully_connected`], up to `timeout`. Then restarts what is missing, and returns a
+    /// report of it.
+    pub async fn restore(&mut self, timeout: Duration, load: &Load) -> anyhow::Result<Vec<String>> {
+        if holds_within(timeout, async || self.is_fully_connected().await).await? {
             return Ok(Vec::new());
         }
         let (missing, logs) = (self.missing().await, Arc::clone(&self.logs));
-        let mut helped = vec![format!("missing: {}", missing.join("; "))];
+        let mut interventions = vec![format!("missing: {}", missing.join("; "))];
         for (i, router) in self.routers.iter_mut().enumerate() {
             // Only a router that does not answer at all; one that lacks a worker may be right.
             let name = router.server.name().to_owned();
             if missing.iter().any(|line| line.starts_with(&format!("{name}: "))) {
-                load.router_goes(i);
+                load.on_router_down(i);
                 router.server.restart(&logs).await?;
                 until("a router serves that was started by hand", async || {
                     Ok(router.server.is_ready().await)
                 })
                 .await?;
-                load.router_is_back(i);
-                helped.push(format!("{name} was restarted manually"));
+                load.on_router_up(i);
+                interventions.push(format!("{name} was restarted manually"));
             }
         }
         for worker in &mut self.workers {
             let lacked = format!("lacks {}", worker.server.name());
             if missing.iter().any(|line| line.ends_with(&lacked)) {
                 worker.server.restart(&logs).await?;
-                helped.push(format!("{} was restarted manually", worker.server.name()));
+                interventions.push(format!("{} was restarted manually", worker.server.name()));
             }
         }
-        if !holds_within(patience, async || self.is_whole().await).await? {
+        if !holds_within(timeout, async || self.is_fully_connected().await).await? {
             bail!(
-                "not every router is connected to every worker, even after manual restarts ({helped:?}): {:?}",
+                "not every router is connected to every worker, even after manual restarts ({interventions:?}): {:?}",
                 self.missing().await
             );
         }
-        Ok(helped)
+        Ok(interventions)
     }
 
     /// The sink of the processes' log lines.
@@ -311,7 +311,7 @@ fn model_args(model: PathBuf) -> Vec<OsString> {
 }
 
 /// Arguments of all processes.
-fn every_process(discovery: &str) -> Vec<OsString> {
+fn common_args(discovery: &str) -> Vec<OsString> {
     let grace = GRACE_SECONDS.to_string();
     let args =
         ["--discovery", discovery, "--grace-seconds", &grace, "--log", "info", "--exit-on-stdin-close"];

@@ -10,7 +10,7 @@ use super::streams::{End, StreamRecord};
 
 /// Record of one injected fault.
 #[derive(Debug, Clone)]
-pub struct StrikeRecord {
+pub struct FaultRecord {
     /// Counted from 1.
     pub number: usize,
     /// The kind of fault.
@@ -20,9 +20,9 @@ pub struct StrikeRecord {
     /// When the fault began.
     pub began: Instant,
     /// When streams had resumed and all processes were back.
-    pub settled: Instant,
+    pub recovered: Instant,
     /// Manual interventions that were needed, as an operator would have had to do.
-    pub helped: Vec<String>,
+    pub interventions: Vec<String>,
 }
 
 /// Effect of all faults of one kind.
@@ -33,7 +33,7 @@ pub struct Impact {
     /// Number of faults.
     pub count: usize,
     /// Number of faults that needed a manual intervention.
-    pub helped: usize,
+    pub interventions: usize,
     /// The longest stall of each stream that was active when a fault began, ascending.
     pub stalls: Vec<Duration>,
     /// Number of streams that ended early.
@@ -48,46 +48,50 @@ pub struct Impact {
 
 /// The impact of each kind of fault, in the order of the kinds. A stream that ended badly is attributed to
 /// the last fault that began before its end.
-pub fn impacts(strikes: &[StrikeRecord], streams: &[StreamRecord]) -> Vec<Impact> {
-    let mut kinds: Vec<FaultKind> = strikes.iter().map(|strike| strike.kind).collect();
+pub fn impacts(faults: &[FaultRecord], streams: &[StreamRecord]) -> Vec<Impact> {
+    let mut kinds: Vec<FaultKind> = faults.iter().map(|fault| fault.kind).collect();
     kinds.sort();
     kinds.dedup();
     let impact_of = |kind| {
-        let of_kind = |strike: &&StrikeRecord| strike.kind == kind;
+        let of_kind = |fault: &&FaultRecord| fault.kind == kind;
         let ends = |is_counted: fn(&StreamRecord) -> bool| {
             let bad = streams.iter().filter(|stream| is_counted(stream));
-            bad.filter(|stream| last_before(strikes, stream.ended).is_some_and(|strike| strike.kind == kind))
+            bad.filter(|stream| last_before(faults, stream.ended).is_some_and(|fault| fault.kind == kind))
                 .count()
         };
         let mut stalls: Vec<Duration> =
-            strikes.iter().filter(of_kind).flat_map(|strike| stalls_of(strike, streams)).collect();
+            faults.iter().filter(of_kind).flat_map(|fault| stalls_of(fault, streams)).collect();
         stalls.sort();
         Impact {
             kind,
-            count: strikes.iter().filter(of_kind).count(),
-            helped: strikes.iter().filter(of_kind).filter(|strike| !strike.helped.is_empty()).count(),
+            count: faults.iter().filter(of_kind).count(),
+            interventions: faults
+                .iter()
+                .filter(of_kind)
+                .filter(|fault| !fault.interventions.is_empty())
+                .count(),
             stalls,
             lost: ends(|stream| matches!(stream.end, End::Lost(_))),
             differ: ends(|stream| matches!(stream.end, End::Differs(_))),
-            with_router: ends(|stream| stream.end == End::WithItsRouter),
-            begun_with_router: ends(|stream| stream.end == End::WithItsRouter && stream.tokens > 0),
+            with_router: ends(|stream| stream.end == End::RouterDown),
+            begun_with_router: ends(|stream| stream.end == End::RouterDown && stream.tokens > 0),
         }
     };
     kinds.into_iter().map(impact_of).collect()
 }
 
 /// The last fault that began before this time.
-pub fn last_before(strikes: &[StrikeRecord], then: Instant) -> Option<&StrikeRecord> {
-    strikes.iter().rev().find(|strike| strike.began <= then)
+pub fn last_before(faults: &[FaultRecord], then: Instant) -> Option<&FaultRecord> {
+    faults.iter().rev().find(|fault| fault.began <= then)
 }
 
 /// For each stream that was active when the fault began, its longest stall during the fault. Streams that
 /// ended with their router are left out.
-fn stalls_of(strike: &StrikeRecord, streams: &[StreamRecord]) -> Vec<Duration> {
-    let hit = streams.iter().filter(|stream| stream.opened <= strike.began && strike.began < stream.ended);
-    let hit = hit.filter(|stream| stream.end != End::WithItsRouter);
+fn stalls_of(fault: &FaultRecord, streams: &[StreamRecord]) -> Vec<Duration> {
+    let hit = streams.iter().filter(|stream| stream.opened <= fault.began && fault.began < stream.ended);
+    let hit = hit.filter(|stream| stream.end != End::RouterDown);
     hit.map(|stream| {
-        let during = |(from, to): &(Instant, Instant)| *to > strike.began && *from < strike.settled;
+        let during = |(from, to): &(Instant, Instant)| *to > fault.began && *from < fault.recovered;
         gaps(stream).filter(during).map(|(from, to)| to - from).max().unwrap_or_default()
     })
     .collect()
@@ -104,9 +108,9 @@ fn gaps(stream: &StreamRecord) -> impl Iterator<Item = (Instant, Instant)> {
 
 /// The median time between two messages of a stream while no fault was active: the length of a step for
 /// clients.
-pub fn median_step(strikes: &[StrikeRecord], streams: &[StreamRecord]) -> Option<Duration> {
+pub fn median_step(faults: &[FaultRecord], streams: &[StreamRecord]) -> Option<Duration> {
     let is_calm = |(from, to): &(Instant, Instant)| {
-        strikes.iter().all(|strike| *to <= strike.began || *from >= strike.settled)
+        faults.iter().all(|fault| *to <= fault.began || *from >= fault.recovered)
     };
     let mut calm: Vec<Duration> =
         streams.iter().flat_map(gaps).filter(is_calm).map(|(from, to)| to - from).collect();
@@ -144,21 +148,21 @@ mod tests {
         }
     }
 
-    fn strike(zero: Instant, kind: FaultKind, (began, settled): (u64, u64)) -> StrikeRecord {
-        StrikeRecord {
+    fn fault(zero: Instant, kind: FaultKind, (began, recovered): (u64, u64)) -> FaultRecord {
+        FaultRecord {
             number: 1,
             kind,
             what: String::new(),
             began: zero + ms(began),
-            settled: zero + ms(settled),
-            helped: Vec::new(),
+            recovered: zero + ms(recovered),
+            interventions: Vec::new(),
         }
     }
 
     #[test]
     fn a_stall_is_the_longest_silence_that_touches_the_fault() {
         let zero = Instant::now();
-        let strikes = [strike(zero, FaultKind::KillTarget, (100, 300))];
+        let faults = [fault(zero, FaultKind::KillTarget, (100, 300))];
         let streams = [
             // 60 ms before, 150 across the beginning, 40 after it was over.
             stream(zero, 0, &[10, 70, 220, 310, 350], (350, End::Complete)),
@@ -167,26 +171,26 @@ mod tests {
             stream(zero, 120, &[130, 900], (900, End::Complete)),
             // Nothing arrived after the fault, and the stream was given up.
             stream(zero, 0, &[90], (1_090, End::Lost("silent".to_owned()))),
-            stream(zero, 0, &[90], (140, End::WithItsRouter)),
+            stream(zero, 0, &[90], (140, End::RouterDown)),
         ];
-        let impacts = impacts(&strikes, &streams);
+        let impacts = impacts(&faults, &streams);
         assert_eq!(impacts.len(), 1);
         assert_eq!(impacts[0].stalls, [ms(150), ms(1_000)]);
         assert_eq!((impacts[0].lost, impacts[0].differ, impacts[0].with_router), (1, 0, 1));
-        assert_eq!(median_step(&strikes, &streams), Some(ms(60)));
+        assert_eq!(median_step(&faults, &streams), Some(ms(60)));
     }
 
     #[test]
     fn a_bad_end_counts_at_the_last_fault_before_it() {
         let zero = Instant::now();
-        let strikes =
-            [strike(zero, FaultKind::CutDraft, (100, 110)), strike(zero, FaultKind::KillTarget, (200, 210))];
+        let faults =
+            [fault(zero, FaultKind::CutDraft, (100, 110)), fault(zero, FaultKind::KillTarget, (200, 210))];
         let streams = [
             stream(zero, 0, &[], (150, End::Differs(3))),
             stream(zero, 0, &[], (250, End::Differs(3))),
             stream(zero, 0, &[], (50, End::Differs(3))),
         ];
-        let impacts = impacts(&strikes, &streams);
+        let impacts = impacts(&faults, &streams);
         assert_eq!(impacts.iter().map(|impact| impact.differ).collect::<Vec<_>>(), [1, 1]);
     }
 

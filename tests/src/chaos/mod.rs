@@ -3,7 +3,7 @@
 //!
 //! [`plan`] draws the run, a pure function of its seed. [`fleet`] starts etcd, workers and routers.
 //! [`streams`] are the clients, which compare every answer with the text that an undisturbed target generated
-//! without drafts. [`strike`] injects a fault ([`fault`]) and undoes it. [`impact`] computes its effect on
+//! without drafts. [`inject`] injects a fault ([`fault`]) and undoes it. [`impact`] computes its effect on
 //! streams and [`footprint`] what processes hold at the end; [`table`] prints both.
 //!
 //! Faults are injected one at a time, so that a stall can be attributed to a fault and a healthy target is
@@ -14,10 +14,10 @@ pub mod fault;
 pub mod fleet;
 pub mod footprint;
 pub mod impact;
+pub mod inject;
 pub mod logs;
 pub mod plan;
 pub mod streams;
-pub mod strike;
 pub mod table;
 
 use std::sync::Arc;
@@ -34,10 +34,10 @@ use crate::pair::{self, PairText};
 use crate::wait::{holds_within, until};
 use fleet::{Engine, Fleet, FleetSize};
 use footprint::{Footprint, footprints};
-use impact::StrikeRecord;
+use impact::FaultRecord;
 use logs::FileLogs;
 use plan::{Plan, PlanSize, PlannedFault};
-use streams::{Ask, End, Load, LoadSize, StreamRecord};
+use streams::{End, ExpectedAnswer, Load, LoadSize, StreamRecord};
 
 /// Concurrent requests while the expected texts are generated.
 const PLAIN_WIDTH: usize = 16;
@@ -59,18 +59,18 @@ pub struct Settings {
 
 /// Results of a run.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct ChaosReport {
     /// Every injected fault.
-    pub strikes: Vec<StrikeRecord>,
+    pub faults: Vec<FaultRecord>,
     /// Every stream.
     pub streams: Vec<StreamRecord>,
     /// Footprint of each process before the first fault and after the last, in the order of the processes.
     pub footprints: Vec<(Footprint, Footprint)>,
     /// Why faults were left out, if any were.
-    pub broken_off: Option<anyhow::Error>,
+    pub aborted: Option<anyhow::Error>,
 }
 
-impl Outcome {
+impl ChaosReport {
     /// Streams that ended in a way that no fault excuses.
     pub fn failures(&self) -> impl Iterator<Item = &StreamRecord> {
         self.streams.iter().filter(|stream| matches!(stream.end, End::Lost(_) | End::Differs(_)))
@@ -96,31 +96,35 @@ impl Outcome {
 }
 
 /// Executes a run; reports progress through `say`.
-pub async fn run(settings: &Settings, logs: &Arc<FileLogs>, say: impl Fn(String)) -> anyhow::Result<Outcome> {
+pub async fn run(
+    settings: &Settings,
+    logs: &Arc<FileLogs>,
+    say: impl Fn(String),
+) -> anyhow::Result<ChaosReport> {
     let plan = Plan::draw(settings.seed, &settings.plan);
-    let asks = write_texts(&plan, settings.fleet.engine).await?;
-    say(format!("{} texts written without drafts and without faults", asks.len()));
+    let expected_answers = write_texts(&plan, settings.fleet.engine).await?;
+    say(format!("{} texts written without drafts and without faults", expected_answers.len()));
     let lifetime = Lifetime::new();
     let mut fleet = Fleet::start(settings.fleet, Arc::clone(logs) as _, &lifetime).await?;
-    let before = warm_up(&fleet, &asks, (settings, &lifetime)).await?;
+    let before = warm_up(&fleet, &expected_answers, (settings, &lifetime)).await?;
     say("every process is up and warm".to_owned());
 
     let mut clients = Vec::new();
     for router in &fleet.routers {
         clients.push(router.client().await?);
     }
-    let load = Load::start(asks, clients, settings.load, &lifetime);
-    let mut strikes = Vec::new();
-    let mut broken_off = None;
+    let load = Load::start(expected_answers, clients, settings.load, &lifetime);
+    let mut faults = Vec::new();
+    let mut aborted = None;
     for (i, fault) in plan.faults.iter().enumerate() {
         logs.mark(&format!("fault {}: {}", i + 1, fault.kind));
         match play(&mut fleet, &load, (i + 1, fault)).await {
             Ok(record) => {
-                say(table::strike_line(&record));
-                strikes.push(record);
+                say(table::fault_line(&record));
+                faults.push(record);
             }
             Err(error) => {
-                broken_off = Some(error.context(format!("fault {}, {}", i + 1, fault.kind)));
+                aborted = Some(error.context(format!("fault {}, {}", i + 1, fault.kind)));
                 break;
             }
         }
@@ -128,13 +132,13 @@ pub async fn run(settings: &Settings, logs: &Arc<FileLogs>, say: impl Fn(String)
     logs.mark("no more faults");
     let streams = load.finish().await;
     // After an abort, processes may not answer.
-    let after = match &broken_off {
+    let after = match &aborted {
         None => idle_footprints(&fleet, settings.idle_within).await?,
         Some(_) => Vec::new(),
     };
     fleet.stop().await;
     lifetime.shut_down(Duration::from_secs(5)).await;
-    Ok(Outcome { strikes, streams, footprints: before.into_iter().zip(after).collect(), broken_off })
+    Ok(ChaosReport { faults, streams, footprints: before.into_iter().zip(after).collect(), aborted })
 }
 
 /// Injects a fault once enough tokens have arrived since the last one.
@@ -142,14 +146,14 @@ async fn play(
     fleet: &mut Fleet,
     load: &Load,
     (number, fault): (usize, &PlannedFault),
-) -> anyhow::Result<StrikeRecord> {
+) -> anyhow::Result<FaultRecord> {
     wait_for_tokens(load, fault.after_tokens).await?;
-    strike::play(fleet, load, (number, fault)).await
+    inject::inject(fleet, load, (number, fault)).await
 }
 
 /// The expected texts of the plan: the output of a target without drafts, or the text that synthetic targets
 /// define.
-async fn write_texts(plan: &Plan, engine: Engine) -> anyhow::Result<Vec<Ask>> {
+async fn write_texts(plan: &Plan, engine: Engine) -> anyhow::Result<Vec<ExpectedAnswer>> {
     let text = PairText::load()?;
     let planned = plan.texts.iter().enumerate();
     let cases: Vec<Case> =
@@ -167,7 +171,7 @@ async fn write_texts(plan: &Plan, engine: Engine) -> anyhow::Result<Vec<Ask>> {
             cases.iter().map(|case| synthetic_text(case, vocab_size)).collect()
         }
     };
-    Ok(cases.into_iter().zip(expected).map(|(case, expected)| Ask { case, expected }).collect())
+    Ok(cases.into_iter().zip(expected).map(|(case, expected)| ExpectedAnswer { case, expected }).collect())
 }
 
 fn synthetic_text(case: &Case, vocab_size: u32) -> Vec<TokenId> {
@@ -179,7 +183,7 @@ fn synthetic_text(case: &Case, vocab_size: u32) -> Vec<TokenId> {
 /// Serves some streams, waits until all processes are idle, and returns their footprints.
 async fn warm_up(
     fleet: &Fleet,
-    asks: &[Ask],
+    expected_answers: &[ExpectedAnswer],
     (settings, lifetime): (&Settings, &Lifetime),
 ) -> anyhow::Result<Vec<Footprint>> {
     let mut clients = Vec::new();
@@ -187,16 +191,16 @@ async fn warm_up(
         clients.push(router.client().await?);
     }
     let size = LoadSize { streams: 2 * settings.load.width as u64, ..settings.load };
-    let streams = Load::start(asks.to_vec(), clients, size, lifetime).finish().await;
+    let streams = Load::start(expected_answers.to_vec(), clients, size, lifetime).finish().await;
     for stream in streams {
         ensure!(stream.end == End::Complete, "{} failed without any fault: {:?}", stream.name, stream.end);
     }
     idle_footprints(fleet, settings.idle_within).await
 }
 
-/// Waits until no resources are held for sequences, up to `patience`, and returns the footprints.
-async fn idle_footprints(fleet: &Fleet, patience: Duration) -> anyhow::Result<Vec<Footprint>> {
-    holds_within(patience, async || Ok(footprints(fleet).await?.iter().all(Footprint::is_idle))).await?;
+/// Waits until no resources are held for sequences, up to `timeout`, and returns the footprints.
+async fn idle_footprints(fleet: &Fleet, timeout: Duration) -> anyhow::Result<Vec<Footprint>> {
+    holds_within(timeout, async || Ok(footprints(fleet).await?.iter().all(Footprint::is_idle))).await?;
     footprints(fleet).await
 }
 

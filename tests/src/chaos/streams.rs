@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::case::Case;
 use crate::client::{Answer, Client};
-use crate::wait::PATIENCE;
+use crate::wait::WAIT_TIMEOUT;
 
 /// Pause of a client after a lost stream, as in the routers' Retry-After: avoids a request storm on a router
 /// that refuses all.
@@ -26,7 +26,7 @@ const PAUSE_AFTER_LOSS: Duration = Duration::from_secs(1);
 
 /// A text to request, and the expected answer.
 #[derive(Debug, Clone)]
-pub struct Ask {
+pub struct ExpectedAnswer {
     /// The request.
     pub case: Case,
     /// The expected ids of the answer.
@@ -43,7 +43,7 @@ pub enum End {
     /// Before the end of the text; contains the error.
     Lost(String),
     /// Before the end of the text, while its router was down.
-    WithItsRouter,
+    RouterDown,
 }
 
 /// Record of one stream.
@@ -86,27 +86,27 @@ pub struct LoadSize {
     /// Minimum number of streams before [`Load::finish`] may end the load.
     pub streams: u64,
     /// A stream is lost after this time without a message.
-    pub patience: Duration,
+    pub stream_timeout: Duration,
 }
 
 #[derive(Debug)]
 struct Shared {
-    asks: Vec<Ask>,
+    expected_answers: Vec<ExpectedAnswer>,
     routers: Vec<Client>,
     size: LoadSize,
     next: AtomicU64,
     tokens: AtomicU64,
-    is_enough: AtomicBool,
-    board: Mutex<Board>,
+    is_finishing: AtomicBool,
+    state: Mutex<StreamsState>,
     /// Notified when a router is back.
-    back: Notify,
+    router_back: Notify,
 }
 
 /// State shared by all clients.
 #[derive(Debug, Default)]
-struct Board {
+struct StreamsState {
     /// Active streams, with the time of their last message.
-    under_way: BTreeMap<u64, Instant>,
+    active: BTreeMap<u64, Instant>,
     done: Vec<StreamRecord>,
     /// Router index, start and end of each outage.
     outages: Vec<(usize, Instant, Option<Instant>)>,
@@ -114,18 +114,23 @@ struct Board {
 
 impl Load {
     /// Starts the clients; stream `n` requests text `n` through router `n`, each modulo their number.
-    pub fn start(asks: Vec<Ask>, routers: Vec<Client>, size: LoadSize, lifetime: &Lifetime) -> Self {
+    pub fn start(
+        expected_answers: Vec<ExpectedAnswer>,
+        routers: Vec<Client>,
+        size: LoadSize,
+        lifetime: &Lifetime,
+    ) -> Self {
         let shared = Arc::new(Shared {
-            asks,
+            expected_answers,
             routers,
             size,
             next: AtomicU64::new(0),
             tokens: AtomicU64::new(0),
-            is_enough: AtomicBool::new(false),
-            board: Mutex::default(),
-            back: Notify::new(),
+            is_finishing: AtomicBool::new(false),
+            state: Mutex::default(),
+            router_back: Notify::new(),
         });
-        let one = |_| lifetime.spawn("client", Arc::clone(&shared).ask_on());
+        let one = |_| lifetime.spawn("client", Arc::clone(&shared).request_repeatedly());
         let clients = (0..size.width).map(one).collect();
         Self { shared, clients }
     }
@@ -137,64 +142,64 @@ impl Load {
 
     /// Number of finished streams.
     pub fn num_done(&self) -> usize {
-        self.shared.board().done.len()
+        self.shared.state().done.len()
     }
 
     /// The active streams.
-    pub fn under_way(&self) -> Vec<u64> {
-        self.shared.board().under_way.keys().copied().collect()
+    pub fn active(&self) -> Vec<u64> {
+        self.shared.state().active.keys().copied().collect()
     }
 
     /// The streams among these that are active and have received nothing since `then`.
     pub fn silent_since(&self, then: Instant, streams: &[u64]) -> Vec<u64> {
-        let board = self.shared.board();
-        let is_silent = |stream: &&u64| board.under_way.get(stream).is_some_and(|&last| last <= then);
+        let state = self.shared.state();
+        let is_silent = |stream: &&u64| state.active.get(stream).is_some_and(|&last| last <= then);
         streams.iter().filter(is_silent).copied().collect()
     }
 
     /// Marks the start of a router's outage: its streams may break from now on.
-    pub fn router_goes(&self, router: usize) {
-        self.shared.board().outages.push((router, Instant::now(), None));
+    pub fn on_router_down(&self, router: usize) {
+        self.shared.state().outages.push((router, Instant::now(), None));
     }
 
     /// Marks the end of a router's outage.
-    pub fn router_is_back(&self, router: usize) {
-        let mut board = self.shared.board();
-        let open = board.outages.iter_mut().filter(|outage| outage.0 == router && outage.2.is_none());
+    pub fn on_router_up(&self, router: usize) {
+        let mut state = self.shared.state();
+        let open = state.outages.iter_mut().filter(|outage| outage.0 == router && outage.2.is_none());
         open.for_each(|outage| outage.2 = Some(Instant::now()));
-        drop(board);
-        self.shared.back.notify_waiters();
+        drop(state);
+        self.shared.router_back.notify_waiters();
     }
 
     /// Lets clients stop after the minimum number of streams, waits for them, and returns the records of all
     /// streams.
     pub async fn finish(self) -> Vec<StreamRecord> {
-        self.shared.is_enough.store(true, Ordering::Relaxed);
+        self.shared.is_finishing.store(true, Ordering::Relaxed);
         // A client's panic is logged where it happens; the record of its stream is missing.
         join_all(self.clients).await;
-        std::mem::take(&mut self.shared.board().done)
+        std::mem::take(&mut self.shared.state().done)
     }
 }
 
 impl Shared {
-    fn board(&self) -> MutexGuard<'_, Board> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, StreamsState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One client: runs one stream after the other until there are enough.
-    async fn ask_on(self: Arc<Self>) {
+    async fn request_repeatedly(self: Arc<Self>) {
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
-            if self.is_enough.load(Ordering::Relaxed) && number >= self.size.streams {
+            if self.is_finishing.load(Ordering::Relaxed) && number >= self.size.streams {
                 return;
             }
             let record = self.ask(number).await;
             let router = record.router;
-            let (is_away, is_lost) = (record.end == End::WithItsRouter, matches!(record.end, End::Lost(_)));
+            let (is_away, is_lost) = (record.end == End::RouterDown, matches!(record.end, End::Lost(_)));
             {
-                let mut board = self.board();
-                board.under_way.remove(&number);
-                board.done.push(record);
+                let mut state = self.state();
+                state.active.remove(&number);
+                state.done.push(record);
             }
             if is_away {
                 self.wait_for_router(router).await;
@@ -205,27 +210,27 @@ impl Shared {
         }
     }
 
-    /// Waits until the router is back. After [`PATIENCE`] the next stream fails and is counted.
+    /// Waits until the router is back. After [`WAIT_TIMEOUT`] the next stream fails and is counted.
     async fn wait_for_router(&self, router: usize) {
         loop {
-            let back = self.back.notified();
-            if !self.is_away(router) || timeout(PATIENCE, back).await.is_err() {
+            let back = self.router_back.notified();
+            if !self.is_away(router) || timeout(WAIT_TIMEOUT, back).await.is_err() {
                 return;
             }
         }
     }
 
     async fn ask(&self, number: u64) -> StreamRecord {
-        let ask = &self.asks[number as usize % self.asks.len()];
+        let ask = &self.expected_answers[number as usize % self.expected_answers.len()];
         let router = number as usize % self.routers.len();
         let opened = Instant::now();
-        self.board().under_way.insert(number, opened);
+        self.state().active.insert(number, opened);
         let (mut arrivals, mut answer) = (Vec::new(), Answer::default());
         let read = self.read(number, &mut arrivals, &mut answer).await;
         let wrong = ask.expected.iter().zip(&answer.token_ids).position(|(expected, got)| expected != got);
         let end = match (wrong, read) {
             (Some(at), _) => End::Differs(at),
-            (None, Err(_)) if self.was_away(router, opened) => End::WithItsRouter,
+            (None, Err(_)) if self.was_away(router, opened) => End::RouterDown,
             (None, Err(error)) => End::Lost(format!("{error:#}")),
             (None, Ok(())) if answer.token_ids.len() != ask.expected.len() => {
                 End::Differs(answer.token_ids.len().min(ask.expected.len()))
@@ -254,16 +259,16 @@ impl Shared {
         arrivals: &mut Vec<Instant>,
         answer: &mut Answer,
     ) -> anyhow::Result<()> {
-        let ask = &self.asks[number as usize % self.asks.len()];
-        let patience = self.size.patience;
+        let ask = &self.expected_answers[number as usize % self.expected_answers.len()];
+        let stream_timeout = self.size.stream_timeout;
         let client = &self.routers[number as usize % self.routers.len()];
-        let open = timeout(patience, client.open(&ask.case)).await;
-        let mut stream = open.with_context(|| format!("no response after {patience:?}"))??;
+        let open = timeout(stream_timeout, client.open(&ask.case)).await;
+        let mut stream = open.with_context(|| format!("no response after {stream_timeout:?}"))??;
         loop {
-            let message = timeout(patience, stream.read_message()).await;
+            let message = timeout(stream_timeout, stream.read_message()).await;
             let before = answer.token_ids.len();
             answer.clone_from(stream.so_far());
-            if !message.with_context(|| format!("silent for {patience:?} after {before} tokens"))?? {
+            if !message.with_context(|| format!("silent for {stream_timeout:?} after {before} tokens"))?? {
                 break;
             }
             let more = answer.token_ids.len() - before;
@@ -271,7 +276,7 @@ impl Shared {
                 let now = Instant::now();
                 arrivals.push(now);
                 self.tokens.fetch_add(more as u64, Ordering::Relaxed);
-                self.board().under_way.insert(number, now);
+                self.state().active.insert(number, now);
             }
         }
         ensure!(answer.finish != FinishReason::Unspecified, "ended without a reason");
@@ -279,12 +284,12 @@ impl Shared {
     }
 
     fn is_away(&self, router: usize) -> bool {
-        self.board().outages.iter().any(|(away, _, back)| *away == router && back.is_none())
+        self.state().outages.iter().any(|(away, _, back)| *away == router && back.is_none())
     }
 
     /// Whether the router was down at any time since `since`.
     fn was_away(&self, router: usize, since: Instant) -> bool {
-        let board = self.board();
-        board.outages.iter().any(|(away, _, back)| *away == router && back.is_none_or(|back| back >= since))
+        let state = self.state();
+        state.outages.iter().any(|(away, _, back)| *away == router && back.is_none_or(|back| back >= since))
     }
 }

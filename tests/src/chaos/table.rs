@@ -2,52 +2,53 @@
 
 use std::time::Duration;
 
-use super::impact::{Impact, StrikeRecord, impacts, last_before, median_step, quantile};
+use super::impact::{FaultRecord, Impact, impacts, last_before, median_step, quantile};
 use super::streams::{End, StreamRecord};
-use super::{Outcome, footprint::Footprint};
+use super::{ChaosReport, footprint::Footprint};
 
 /// Largest number of lost or different streams that are listed.
 const SHOWN_FAILURES: usize = 24;
 
 /// Progress line of one fault.
-pub fn strike_line(strike: &StrikeRecord) -> String {
-    let took = strike.settled - strike.began;
-    let mut line = format!("{}. {}: {}; recovered after {took:.1?}", strike.number, strike.kind, strike.what);
-    if !strike.helped.is_empty() {
-        line += &format!("; RESTARTED: {}", strike.helped.join("; "));
+pub fn fault_line(fault: &FaultRecord) -> String {
+    let took = fault.recovered - fault.began;
+    let mut line = format!("{}. {}: {}; recovered after {took:.1?}", fault.number, fault.kind, fault.what);
+    if !fault.interventions.is_empty() {
+        line += &format!("; RESTARTED: {}", fault.interventions.join("; "));
     }
     line
 }
 
 /// Renders the whole report.
-pub fn page(outcome: &Outcome) -> String {
-    let mut page = faults(outcome);
+pub fn page(report: &ChaosReport) -> String {
+    let mut page = faults(report);
     page += "\n";
-    page += &footprint_table(&outcome.footprints);
+    page += &footprint_table(&report.footprints);
     page += "\n";
-    for stream in outcome.failures().take(SHOWN_FAILURES) {
-        page += &failure_line(outcome, stream);
+    for stream in report.failures().take(SHOWN_FAILURES) {
+        page += &failure_line(report, stream);
     }
-    let more = outcome.failures().count().saturating_sub(SHOWN_FAILURES);
+    let more = report.failures().count().saturating_sub(SHOWN_FAILURES);
     if more > 0 {
         page += &format!("- and {more} more\n");
     }
-    if let Some(error) = &outcome.broken_off {
+    if let Some(error) = &report.aborted {
         page += &format!("- ABORTED: {error:#}\n");
     }
-    page + &verdict(outcome)
+    page + &verdict(report)
 }
 
-fn faults(outcome: &Outcome) -> String {
-    let step = median_step(&outcome.strikes, &outcome.streams);
+fn faults(report: &ChaosReport) -> String {
+    let step = median_step(&report.faults, &report.streams);
     let mut table = String::from(
         "| fault | count | streams in flight | stall P50, ms | P99, ms | P50, steps | P99, steps | lost | ids differ | ended with their router (of these begun) | faults with manual restarts |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
-    for impact in impacts(&outcome.strikes, &outcome.streams) {
-        let Impact { kind, count, helped, stalls, lost, differ, with_router, begun_with_router } = impact;
+    for impact in impacts(&report.faults, &report.streams) {
+        let Impact { kind, count, interventions, stalls, lost, differ, with_router, begun_with_router } =
+            impact;
         let stall = |share| quantile(&stalls, share);
         table += &format!(
-            "| {kind} | {count} | {} | {} | {} | {} | {} | {lost} | {differ} | {with_router} ({begun_with_router}) | {helped} |\n",
+            "| {kind} | {count} | {} | {} | {} | {} | {} | {lost} | {differ} | {with_router} ({begun_with_router}) | {interventions} |\n",
             stalls.len(),
             millis(stall(0.5)),
             millis(stall(0.99)),
@@ -83,11 +84,11 @@ fn footprint_table(footprints: &[(Footprint, Footprint)]) -> String {
     table
 }
 
-fn failure_line(outcome: &Outcome, stream: &StreamRecord) -> String {
-    let fault = last_before(&outcome.strikes, stream.ended);
+fn failure_line(report: &ChaosReport, stream: &StreamRecord) -> String {
+    let fault = last_before(&report.faults, stream.ended);
     let fault = fault.map_or_else(
         || "before any fault".to_owned(),
-        |strike| format!("after fault {} ({})", strike.number, strike.kind),
+        |fault| format!("after fault {} ({})", fault.number, fault.kind),
     );
     let how = match &stream.end {
         End::Lost(why) => format!("lost after {} tokens: {}", stream.tokens, why.replace(&stream.name, "it")),
@@ -97,21 +98,20 @@ fn failure_line(outcome: &Outcome, stream: &StreamRecord) -> String {
     format!("- stream {} through router {}, {fault}, {}: {how}\n", stream.number, stream.router, stream.name)
 }
 
-fn verdict(outcome: &Outcome) -> String {
-    let count =
-        |is_end: fn(&End) -> bool| outcome.streams.iter().filter(|stream| is_end(&stream.end)).count();
-    let (drafted, accepted) = outcome.drafted();
-    let tokens: u64 = outcome.streams.iter().map(|stream| stream.tokens).sum();
+fn verdict(report: &ChaosReport) -> String {
+    let count = |is_end: fn(&End) -> bool| report.streams.iter().filter(|stream| is_end(&stream.end)).count();
+    let (drafted, accepted) = report.drafted();
+    let tokens: u64 = report.streams.iter().map(|stream| stream.tokens).sum();
     format!(
         "{} faults, {} streams, {tokens} tokens: {} equal, {} lost, {} with other ids, {} ended with their router; {accepted} of {drafted} drafted tokens accepted; {}\n",
-        outcome.strikes.len(),
-        outcome.streams.len(),
+        report.faults.len(),
+        report.streams.len(),
         count(|end| *end == End::Complete),
         count(|end| matches!(end, End::Lost(_))),
         count(|end| matches!(end, End::Differs(_))),
-        count(|end| *end == End::WithItsRouter),
-        match outcome.leaks().as_slice() {
-            [] if outcome.footprints.is_empty() => "resources of the processes were not checked".to_owned(),
+        count(|end| *end == End::RouterDown),
+        match report.leaks().as_slice() {
+            [] if report.footprints.is_empty() => "resources of the processes were not checked".to_owned(),
             [] => "every process is back at its baseline".to_owned(),
             leaks => format!("not back at the baseline: {}", leaks.join("; ")),
         },

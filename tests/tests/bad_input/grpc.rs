@@ -10,7 +10,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
 
-use crate::{Judged, PROMPT};
+use crate::{Fixture, PROMPT};
 
 fn sound_message() -> v1::GenerateRequest {
     v1::GenerateRequest {
@@ -191,8 +191,8 @@ const GRPC_ROWS: [GrpcRow; 27] = [
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fields_with_bad_values_are_named() -> anyhow::Result<()> {
-    let judged = Judged::start().await?;
-    let mut client = InferenceClient::connect(judged.cluster.grpc_url()).await?;
+    let fixture = Fixture::start().await?;
+    let mut client = InferenceClient::connect(fixture.cluster.grpc_url()).await?;
     for (spoil, code, label, words) in GRPC_ROWS {
         let mut request = sound_message();
         spoil(&mut request);
@@ -202,10 +202,10 @@ async fn fields_with_bad_values_are_named() -> anyhow::Result<()> {
         ensure!(status.message().contains(words), "`{words}` is not in: {}", status.message());
         let sent = status.metadata().get("x-error-code").map(|code| code.to_str()).transpose()?;
         ensure!(sent.unwrap_or_default() == label, "{words}: x-error-code is {sent:?}");
-        ensure!(generate(&mut client, sound_message()).await? == judged.text, "another text after {words}");
+        ensure!(generate(&mut client, sound_message()).await? == fixture.text, "another text after {words}");
     }
-    judged.next_request_works("all of these").await?;
-    judged.cluster.stop().await;
+    fixture.next_request_works("all of these").await?;
+    fixture.cluster.stop().await;
     Ok(())
 }
 
@@ -218,8 +218,8 @@ struct UntypedRequest {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn text_that_is_not_utf8_is_refused() -> anyhow::Result<()> {
-    let judged = Judged::start().await?;
-    let channel = Channel::from_shared(judged.cluster.grpc_url())?.connect().await?;
+    let fixture = Fixture::start().await?;
+    let channel = Channel::from_shared(fixture.cluster.grpc_url())?.connect().await?;
     let mut grpc = tonic::client::Grpc::new(channel);
     grpc.ready().await?;
     let path = PathAndQuery::from_static("/outrider.v1.Inference/Generate");
@@ -231,7 +231,7 @@ async fn text_that_is_not_utf8_is_refused() -> anyhow::Result<()> {
     for words in ["GenerateRequest.model", "not UTF-8"] {
         ensure!(status.message().contains(words), "`{words}` is not in: {}", status.message());
     }
-    judged.next_request_works("invalid UTF-8 over gRPC").await?;
-    judged.cluster.stop().await;
+    fixture.next_request_works("invalid UTF-8 over gRPC").await?;
+    fixture.cluster.stop().await;
     Ok(())
 }

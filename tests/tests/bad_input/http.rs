@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use tests::http_client::{CHAT, COMPLETIONS, HttpAnswer};
 use tests::pair::MODEL;
 
-use crate::{Judged, PROMPT, sound};
+use crate::{Fixture, PROMPT, sound};
 
 /// The expected answer to an invalid request.
 struct HttpRow<'a> {
@@ -16,7 +16,7 @@ struct HttpRow<'a> {
     words: &'a str,
 }
 
-impl Judged {
+impl Fixture {
     /// Sends a request that must be rejected in OpenAI's error format.
     async fn refused(&self, request: RequestBuilder, row: &HttpRow<'_>) -> anyhow::Result<()> {
         let HttpRow { name, status, param, words } = row;
@@ -155,21 +155,21 @@ fn our_own() -> Vec<FieldRow> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fields_with_bad_values_are_named() -> anyhow::Result<()> {
-    let judged = Judged::start().await?;
+    let fixture = Fixture::start().await?;
     for (path, fields, param, words) in [prompts(), drawing(), answers(), our_own()].concat() {
         let name = format!("{path} with {param}: {words}");
         let row = HttpRow { name: &name, status: 400, param: Some(param), words };
-        let request = judged.http.request(Method::POST, path).json(&with(path, fields));
-        judged.refused(request, &row).await?;
+        let request = fixture.http.request(Method::POST, path).json(&with(path, fields));
+        fixture.refused(request, &row).await?;
     }
-    judged.cluster.stop().await;
+    fixture.cluster.stop().await;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bodies_and_doors_that_cannot_be_are_refused() -> anyhow::Result<()> {
-    let judged = Judged::start().await?;
-    let http = &judged.http;
+    let fixture = Fixture::start().await?;
+    let http = &fixture.http;
     let post = |body: Vec<u8>| {
         http.request(Method::POST, COMPLETIONS).header("content-type", "application/json").body(body)
     };
@@ -232,8 +232,8 @@ async fn bodies_and_doors_that_cannot_be_are_refused() -> anyhow::Result<()> {
         ),
     ];
     for (request, name, status, param, words) in rows {
-        judged.refused(request, &HttpRow { name, status, param, words }).await?;
+        fixture.refused(request, &HttpRow { name, status, param, words }).await?;
     }
-    judged.cluster.stop().await;
+    fixture.cluster.stop().await;
     Ok(())
 }

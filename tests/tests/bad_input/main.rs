@@ -5,20 +5,20 @@ mod grpc;
 mod http;
 
 use anyhow::{Context as _, ensure};
-use outrider_cli::cluster::Cluster;
+use outrider_cli::cluster::ProcessCluster;
 use serde_json::{Value, json};
 use tests::http_client::{COMPLETIONS, HttpClient, completion_text};
 use tests::pair::MODEL;
 use tests::processes;
-use tests::wait::PATIENCE;
+use tests::wait::WAIT_TIMEOUT;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 const PROMPT: &str = "Write a Python function that reverses a list.\n";
 
 /// A cluster, and the text that a valid request must return after every invalid one.
-struct Judged {
-    cluster: Cluster,
+struct Fixture {
+    cluster: ProcessCluster,
     http: HttpClient,
     text: String,
 }
@@ -27,7 +27,7 @@ fn sound() -> Value {
     json!({ "model": MODEL, "prompt": PROMPT, "max_tokens": 8, "seed": 1 })
 }
 
-impl Judged {
+impl Fixture {
     async fn start() -> anyhow::Result<Self> {
         let cluster = processes::start(|_| ()).await?;
         let http = HttpClient::new(cluster.http_url())?;
@@ -45,11 +45,11 @@ impl Judged {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn noise_at_either_door_harms_nobody() -> anyhow::Result<()> {
-    let judged = Judged::start().await?;
+    let fixture = Fixture::start().await?;
     let length_of_another_body = format!(
         "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n{{\"model\":"
     );
-    for url in [judged.cluster.http_url(), judged.cluster.grpc_url()] {
+    for url in [fixture.cluster.http_url(), fixture.cluster.grpc_url()] {
         let address = url.trim_start_matches("http://").to_owned();
         for noise in [
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec(),
@@ -61,12 +61,12 @@ async fn noise_at_either_door_harms_nobody() -> anyhow::Result<()> {
             // The server may close the connection at any byte.
             if connection.write_all(&noise).await.is_ok() && connection.shutdown().await.is_ok() {
                 let mut answer = Vec::new();
-                let read = tokio::time::timeout(PATIENCE, connection.read_to_end(&mut answer)).await;
+                let read = tokio::time::timeout(WAIT_TIMEOUT, connection.read_to_end(&mut answer)).await;
                 ensure!(read.is_ok(), "{url} neither answers nor hangs up after {:?}..", &noise[..9]);
             }
-            judged.next_request_works("noise").await?;
+            fixture.next_request_works("noise").await?;
         }
     }
-    judged.cluster.stop().await;
+    fixture.cluster.stop().await;
     Ok(())
 }

@@ -6,9 +6,9 @@ use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::*;
-use crate::load::sample::Outcome;
+use crate::load::sample::RequestOutcome;
 
-const RULES: Rules = Rules { threshold: 1.3, confidence: 0.99 };
+const RULES: VerdictRules = VerdictRules { threshold: 1.3, confidence: 0.99 };
 const TASKS: usize = 11;
 
 fn sample(block: usize, item: usize, e2el: Duration, tokens: u64) -> Sample {
@@ -16,7 +16,7 @@ fn sample(block: usize, item: usize, e2el: Duration, tokens: u64) -> Sample {
         task: format!("task {}", item % TASKS),
         item,
         block,
-        outcome: Outcome::Completed,
+        outcome: RequestOutcome::Completed,
         intended_after: Duration::ZERO,
         ttft: Some(e2el / 10),
         e2el,
@@ -129,20 +129,20 @@ fn verdicts_follow_the_interval() {
         (&[2.0, 2.0, 2.0], "undecided", Difference::NoneFound),
     ] {
         let found = compared(&arms(ratios));
-        assert_eq!((found.verdict.word(), found.difference), (word, difference), "{ratios:?}: {found:?}");
+        assert_eq!((found.verdict.label(), found.difference), (word, difference), "{ratios:?}: {found:?}");
         assert_eq!(found.observations, ratios.len());
         assert_eq!(found.same_text, found.pairs);
     }
     let undecided = compared(&arms(&[1.0, 2.0, 1.2, 1.6])).verdict;
-    assert!(matches!(&undecided, Verdict::Undecided(why) if why.contains("--blocks")), "{undecided:?}");
+    assert!(matches!(&undecided, ShipVerdict::Undecided(why) if why.contains("--blocks")), "{undecided:?}");
 }
 
 #[test]
 fn arms_with_failed_requests_are_not_judged() {
     let mut arms = Simulation::new(1).run(16, 0.5);
-    assert_eq!(compared(&arms).verdict, Verdict::Ship);
-    arms[1].iter_mut().step_by(20).for_each(|sample| sample.outcome = Outcome::TimedOut);
+    assert_eq!(compared(&arms).verdict, ShipVerdict::Ship);
+    arms[1].iter_mut().step_by(20).for_each(|sample| sample.outcome = RequestOutcome::TimedOut);
     let found = compared(&arms);
     assert_eq!((found.failed, found.pairs), (9, 176 - 9));
-    assert!(matches!(&found.verdict, Verdict::Undecided(why) if why.contains("5%")), "{found:?}");
+    assert!(matches!(&found.verdict, ShipVerdict::Undecided(why) if why.contains("5%")), "{found:?}");
 }

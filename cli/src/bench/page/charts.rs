@@ -2,7 +2,7 @@
 
 use super::axis::Scale;
 use super::svg::{IntervalRow, Labels, Point, Series, intervals, lines};
-use crate::bench::plan::Level;
+use crate::bench::plan::LoadLevel;
 use crate::bench::report::{ArmResult, Report};
 use crate::load::Figures;
 use crate::load::statistics::{Distribution, percentile};
@@ -15,12 +15,12 @@ pub(super) fn overview(report: &Report) -> Vec<String> {
     let mut plots = Vec::new();
     for temperature in report.temperatures() {
         for (kind, axis) in
-            [(Level::Concurrency(0), "requests in flight"), (Level::Rate(0.0), "requests a second")]
+            [(LoadLevel::Concurrency(0), "requests in flight"), (LoadLevel::Rate(0.0), "requests a second")]
         {
             let of_kind: Vec<usize> = (0..report.conditions.len())
                 .filter(|i| {
                     let condition = &report.conditions[*i];
-                    condition.temperature == temperature && condition.level.is_like(&kind)
+                    condition.temperature == temperature && condition.level.is_same_kind(&kind)
                 })
                 .collect();
             if of_kind.len() > 1 {
@@ -103,7 +103,7 @@ fn speedups(report: &Report, i: usize) -> String {
         let speedup = found.speedup?;
         Some(IntervalRow {
             name: task.to_owned(),
-            class: found.verdict.word().replace(' ', "-"),
+            class: found.verdict.label().replace(' ', "-"),
             low: speedup.low,
             value: speedup.value,
             high: speedup.high,

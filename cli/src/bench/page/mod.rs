@@ -27,7 +27,7 @@ pub(super) fn page(report: &Report) -> String {
     let break_even: Vec<Value> = report
         .break_even
         .iter()
-        .map(|found| context! { temperature => found.temperature, text => found.found.explain() })
+        .map(|found| context! { temperature => found.temperature, text => found.result.explain() })
         .collect();
     let page = environment.render_str(
         TEMPLATE,
@@ -115,13 +115,13 @@ fn row(task: &str, arm: &str, figures: &Figures) -> serde_json::Value {
 
 fn verdict(task: &str, found: &Comparison) -> serde_json::Value {
     let reason = match &found.verdict {
-        super::compare::Verdict::Undecided(reason) => Some(reason.as_str()),
+        super::compare::ShipVerdict::Undecided(reason) => Some(reason.as_str()),
         _ => None,
     };
     json!({
         "task": task,
-        "word": found.verdict.word(),
-        "class": found.verdict.word().replace(' ', "-"),
+        "word": found.verdict.label(),
+        "class": found.verdict.label().replace(' ', "-"),
         "reason": reason,
         "speedup": found.speedup.map(|speedup| format!(
             "{:.2} [{:.2}, {:.2}]", speedup.value, speedup.low, speedup.high

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use speculation::TokenId;
 
-use crate::check_pair::Weights;
+use crate::check_pair::WeightsArg;
 use crate::check_pair::error::CheckPairError;
 use crate::check_pair::local::LocalModel;
 
@@ -51,7 +51,7 @@ struct Sums {
 
 /// Compares two models with the same vocabulary over texts, at every position from the end of the prompt.
 pub(super) fn compare(
-    (model, weights): (&'static str, Weights),
+    (model, weights): (&'static str, WeightsArg),
     (reference, quantized): (&mut LocalModel, &mut LocalModel),
     texts: &[Text],
 ) -> Result<Fidelity, CheckPairError> {
@@ -96,8 +96,8 @@ impl Sums {
 }
 
 fn log_sum_exp(row: &[f32]) -> f64 {
-    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    f64::from(most) + row.iter().map(|&x| f64::from(x - most).exp()).sum::<f64>().ln()
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    f64::from(max) + row.iter().map(|&x| f64::from(x - max).exp()).sum::<f64>().ln()
 }
 
 /// Index of the largest value; the lowest index if several are equal.

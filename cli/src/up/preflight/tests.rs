@@ -25,7 +25,7 @@ fn checkpoint(root: &Path, name: &str, vocab: &str) -> PathBuf {
     directory
 }
 
-fn messages(faults: &[Fault]) -> String {
+fn messages(faults: &[PreflightFault]) -> String {
     faults.iter().map(|fault| format!("{fault}\n")).collect()
 }
 
@@ -98,7 +98,7 @@ fn a_draft_with_another_tokenizer_gets_the_targets() {
     let args = parse(&["--target", target, "--draft", foreign]);
     let engine = choose_engine(&args).unwrap();
     assert_eq!(engine.target_tokenizer, Some(target.into()));
-    assert!(pair_check(&args, &engine).is_empty(), "check-pair is for one tokenizer");
+    assert!(pair_check_args(&args, &engine).is_empty(), "check-pair is for one tokenizer");
 }
 
 #[test]

@@ -19,7 +19,7 @@ use tests::chaos::fleet::{Engine, FleetSize};
 use tests::chaos::logs::FileLogs;
 use tests::chaos::plan::PlanSize;
 use tests::chaos::streams::LoadSize;
-use tests::chaos::{Outcome, Settings, run, table};
+use tests::chaos::{ChaosReport, Settings, run, table};
 
 /// Time within which processes must release everything: more than the ten seconds for which workers keep the
 /// sequences of a lost router.
@@ -144,7 +144,7 @@ impl Args {
             load: LoadSize {
                 width: self.width.max(1),
                 streams: self.streams,
-                patience: Duration::from_secs(self.patience_seconds),
+                stream_timeout: Duration::from_secs(self.patience_seconds),
             },
             idle_within: IDLE_WITHIN,
         }
@@ -174,13 +174,13 @@ async fn main() -> anyhow::Result<ExitCode> {
         _ = termination_signal() => anyhow::bail!("stopped by a signal"),
         played = run(&settings, &logs, |line| eprintln!("{line}")) => played,
     };
-    let outcome = played.inspect_err(|_| eprintln!("logs: {}", logs.keep().display()))?;
-    print!("{}", table::page(&outcome));
-    Ok(exit_code(&outcome, &logs))
+    let report = played.inspect_err(|_| eprintln!("logs: {}", logs.keep().display()))?;
+    print!("{}", table::page(&report));
+    Ok(exit_code(&report, &logs))
 }
 
-fn exit_code(outcome: &Outcome, logs: &FileLogs) -> ExitCode {
-    if outcome.failures().next().is_none() && outcome.broken_off.is_none() {
+fn exit_code(report: &ChaosReport, logs: &FileLogs) -> ExitCode {
+    if report.failures().next().is_none() && report.aborted.is_none() {
         return ExitCode::SUCCESS;
     }
     eprintln!("logs: {}", logs.keep().display());

@@ -9,7 +9,7 @@ use clap::Parser;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use outrider_cli::cluster::usage::resident_mib;
-use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER, TargetKind};
+use outrider_cli::cluster::{Binaries, ClusterSpec, DraftKind, NoLogs, ProcessCluster, ROUTER, TargetKind};
 use outrider_cli::load::Schedule;
 use reqwest::StatusCode;
 use reqwest::header::RETRY_AFTER;
@@ -18,11 +18,11 @@ use tests::chaos::impact::quantile;
 use tests::http_client::{COMPLETIONS, streamed_text};
 use tests::lanes_report::LanesReport;
 use tests::pair::{MODEL, root};
-use tests::wait::{PATIENCE, until};
+use tests::wait::{WAIT_TIMEOUT, until};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// Interval between two samples of the router's memory.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Timeout of an answer; counted as broken.
 const ANSWER_WITHIN: Duration = Duration::from_secs(90);
@@ -104,7 +104,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn start(args: &Args) -> anyhow::Result<Cluster> {
+async fn start(args: &Args) -> anyhow::Result<ProcessCluster> {
     let profile = root().join("deploy/profiles/cpu-pair.toml");
     let target = TargetKind::Synthetic { profile, time_scale: args.time_scale };
     let mut spec = ClusterSpec::new(Binaries::beside_this_executable()?, target, DraftKind::Synthetic);
@@ -113,7 +113,7 @@ async fn start(args: &Args) -> anyhow::Result<Cluster> {
     let (sequences, waiting) = (args.max_sequences.to_string(), args.max_waiting_requests.to_string());
     let limits = ["--max-sequences", &sequences, "--max-waiting-requests", &waiting];
     spec.router_args = limits.map(str::to_owned).to_vec();
-    Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
+    Ok(ProcessCluster::start(spec, Arc::new(NoLogs), WAIT_TIMEOUT).await?)
 }
 
 /// Records the router's peak memory, MiB; returns only if the router has exited.
@@ -123,7 +123,7 @@ async fn watch(router: u32, most: &mut f64) -> anyhow::Error {
             Ok(mib) => *most = most.max(mib),
             Err(error) => return anyhow::Error::new(error).context("the router is gone"),
         }
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 

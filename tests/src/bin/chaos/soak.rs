@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use clap::Parser;
 use outrider_cli::cluster::usage::resident_mib;
-use outrider_cli::cluster::{Cluster, ROUTER};
+use outrider_cli::cluster::{ProcessCluster, ROUTER};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use reqwest::Method;
@@ -150,7 +150,7 @@ async fn converse(
 }
 
 /// Drains the draft worker and returns it to service, repeatedly, until the conversations have ended.
-async fn give_orders(cluster: &Cluster, seed: u64, tally: &Tally) -> anyhow::Result<()> {
+async fn give_orders(cluster: &ProcessCluster, seed: u64, tally: &Tally) -> anyhow::Result<()> {
     let admin = HttpClient::new(cluster.admin_url(ROUTER)?)?;
     let draft = cluster.worker_url("draft-0")?;
     let path = format!("/admin/workers/{}/drain", draft.trim_start_matches("http://"));

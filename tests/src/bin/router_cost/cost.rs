@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use outrider_cli::cluster::usage::{Look, Span};
-use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER, TargetKind};
+use outrider_cli::cluster::usage::{CpuSnapshot, CpuUsage};
+use outrider_cli::cluster::{Binaries, ClusterSpec, DraftKind, NoLogs, ProcessCluster, ROUTER, TargetKind};
 use outrider_cli::load::prompts::Content;
 use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
 use tests::metrics::Page;
 use tests::pair::root;
-use tests::wait::{PATIENCE, until};
+use tests::wait::{WAIT_TIMEOUT, until};
 
 use crate::relay::Load;
 use crate::worker_url;
@@ -28,7 +28,7 @@ use crate::worker_url;
 const MAX_BUSY: f64 = 0.6;
 
 /// Lower limit of the factor on workers' times: their timers have a resolution of some tens of microseconds.
-const SHORTEST: f64 = 0.05;
+const TIME_SCALE_MIN: f64 = 0.05;
 
 /// Goals of the router's CPU time: per event with one token, and per additional token in an event,
 /// microseconds.
@@ -40,10 +40,10 @@ const TOKEN_US: f64 = 1.5;
 pub(crate) const TASK_TYPE: &str = "easy";
 
 /// KV blocks of each worker: 1,024 streams of 30,000 tokens.
-const ROOMY_BLOCKS: i64 = 2_000_000;
+const AMPLE_KV_BLOCKS: i64 = 2_000_000;
 
 /// A stream counts as under way after this many tokens.
-const UNDER_WAY: u64 = 4;
+const TOKENS_TO_START: u64 = 4;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -67,7 +67,7 @@ struct Cost {
     tokens: f64,
     /// Forwards of the target.
     forwards: f64,
-    span: Span,
+    usage: CpuUsage,
 }
 
 /// CPU time per event of the router and of the relay, microseconds.
@@ -101,8 +101,8 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
 
 impl Cost {
     /// Prints a table row with the relay's microseconds per event for comparison.
-    fn beside(&self, relay: f64, (streams, k): (usize, u32), time_scale: f64) -> Compared {
-        let Span { wall, cpu, busy } = self.span;
+    fn compare_with_relay(&self, relay: f64, (streams, k): (usize, u32), time_scale: f64) -> Compared {
+        let CpuUsage { wall, cpu, busy } = self.usage;
         let (wall, verdict) = (wall.as_secs_f64(), if busy > MAX_BUSY { ", VOID" } else { "" });
         let (tokens, router) = (self.tokens / self.events, cpu * 1e6 / self.events);
         println!(
@@ -122,11 +122,11 @@ async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -
     // forward.
     let most = if k > 0 { 62.5 } else { 100.0 };
     let rounds_per_second = args.rate / streams as f64;
-    let time_scale = (most / rounds_per_second).max(SHORTEST);
+    let time_scale = (most / rounds_per_second).max(TIME_SCALE_MIN);
     let cluster = start(&args.profile, binaries, time_scale, Vec::new()).await?;
     // Enough tokens for three times the window, to cover the time before and after it.
     let tokens_each = 64 + (3.0 * args.seconds * rounds_per_second * if k > 0 { 4.0 } else { 1.0 }) as u32;
-    let endpoint = Endpoint::reach(&cluster.http_url(), Access::default()).await?;
+    let endpoint = Endpoint::connect(&cluster.http_url(), Access::default()).await?;
     let mut fields = serde_json::Map::new();
     fields.insert("ignore_eos".to_owned(), true.into());
     let max_tokens = tokens_each.min(30_000);
@@ -147,19 +147,19 @@ async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -
         cost = window(&cluster, streams as u64, args.seconds) => cost?,
     };
     cluster.stop().await;
-    let relay = floor(&cost, (streams, k), args.seconds).await?;
-    Ok(cost.beside(relay, (streams, k), time_scale))
+    let relay = relay_cost_us(&cost, (streams, k), args.seconds).await?;
+    Ok(cost.compare_with_relay(relay, (streams, k), time_scale))
 }
 
 /// The profile with KV space for all streams at any length, and step times that do not grow with context:
 /// neither concerns the router.
-fn roomy(profile: &Path) -> anyhow::Result<String> {
+fn with_ample_kv(profile: &Path) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(profile).with_context(|| format!("reading {}", profile.display()))?;
     let mut table: toml::Table = text.parse()?;
     for pool in ["target", "draft"] {
         let pool =
             table.get_mut(pool).and_then(toml::Value::as_table_mut).context("a profile has two pools")?;
-        pool.insert("kv_blocks".to_owned(), ROOMY_BLOCKS.into());
+        pool.insert("kv_blocks".to_owned(), AMPLE_KV_BLOCKS.into());
         let step = pool.get_mut("step").and_then(toml::Value::as_table_mut).context("a pool has steps")?;
         step.insert("kv_us_per_token".to_owned(), 0.0.into());
     }
@@ -173,33 +173,33 @@ pub(crate) async fn start(
     binaries: &Binaries,
     time_scale: f64,
     env: Vec<(String, String)>,
-) -> anyhow::Result<Cluster> {
+) -> anyhow::Result<ProcessCluster> {
     let directory = tempfile::tempdir()?;
-    let roomy_profile = directory.path().join("roomy.toml");
-    std::fs::write(&roomy_profile, roomy(&root().join(profile))?)?;
-    let target = TargetKind::Synthetic { profile: roomy_profile, time_scale };
+    let ample_kv_profile = directory.path().join("with_ample_kv.toml");
+    std::fs::write(&ample_kv_profile, with_ample_kv(&root().join(profile))?)?;
+    let target = TargetKind::Synthetic { profile: ample_kv_profile, time_scale };
     let mut spec = ClusterSpec::new(binaries.clone(), target, DraftKind::Synthetic);
     spec.threads = Some(NonZeroUsize::MIN);
     spec.log = Some("error".to_owned());
     spec.grace = Duration::from_secs(1);
     spec.env = env;
     spec.router_args = vec!["--max-sequences".to_owned(), "4096".to_owned()];
-    Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
+    Ok(ProcessCluster::start(spec, Arc::new(NoLogs), WAIT_TIMEOUT).await?)
 }
 
 /// CPU time of a relay per event, microseconds, with the clients, frames and rate of the window that `cost`
 /// describes.
-async fn floor(cost: &Cost, (streams, k): (usize, u32), seconds: f64) -> anyhow::Result<f64> {
+async fn relay_cost_us(cost: &Cost, (streams, k): (usize, u32), seconds: f64) -> anyhow::Result<f64> {
     // Rounded to whole groups: occasionally a sequence has a forward of its own.
     let groups = (streams as f64 * cost.forwards / cost.events).round().clamp(1.0, streams as f64);
     let frame = (streams as f64 / groups).ceil() as usize;
-    let micros = cost.span.wall.as_secs_f64() * 1e6 * streams as f64 / (cost.events * groups);
+    let micros = cost.usage.wall.as_secs_f64() * 1e6 * streams as f64 / (cost.events * groups);
     // Frames in a single group spend half of the round at each worker.
     let share = if k > 0 && groups == 1.0 { 0.5 } else { 1.0 };
     let target_us = (micros * share) as u64;
     let draft_us = if k > 0 { target_us } else { 0 };
     let relay = Load { streams, frame, target_us, draft_us }.start().await?;
-    let endpoint = Endpoint::reach(&relay.url, Access::default()).await?;
+    let endpoint = Endpoint::connect(&relay.url, Access::default()).await?;
     let settings = Settings { max_tokens: 1, ..Settings::default() };
     let prompt = Prompt { task: TASK_TYPE.to_owned(), content: Content::Prompt("a stream".to_owned()) };
     let requests: Vec<_> = (0..streams).map(|_| settings.request(&endpoint, &prompt)).collect();
@@ -208,13 +208,13 @@ async fn floor(cost: &Cost, (streams, k): (usize, u32), seconds: f64) -> anyhow:
     let window = async {
         let written = async || anyhow::Ok(Page::scrape(&relay.url).await?.total("events"));
         until("all streams are under way", async || {
-            Ok(written().await? > (UNDER_WAY * streams as u64) as f64)
+            Ok(written().await? > (TOKENS_TO_START * streams as u64) as f64)
         })
         .await?;
-        let (first, before) = (written().await?, Look::at(relay.pid()?)?);
+        let (first, before) = (written().await?, CpuSnapshot::at(relay.pid()?)?);
         tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
-        let (after, last) = (Look::at(relay.pid()?)?, written().await?);
-        anyhow::Ok(before.until(&after).cpu * 1e6 / (last - first))
+        let (after, last) = (CpuSnapshot::at(relay.pid()?)?, written().await?);
+        anyhow::Ok(before.usage_until(&after).cpu * 1e6 / (last - first))
     };
     let micros = tokio::select! {
         _ = client.drive(&requests, &schedule, |_| ()) => anyhow::bail!("the relay ended its streams"),
@@ -225,25 +225,27 @@ async fn floor(cost: &Cost, (streams, k): (usize, u32), seconds: f64) -> anyhow:
 }
 
 /// Measures the router while all streams run.
-async fn window(cluster: &Cluster, streams: u64, seconds: f64) -> anyhow::Result<Cost> {
+async fn window(cluster: &ProcessCluster, streams: u64, seconds: f64) -> anyhow::Result<Cost> {
     let (url, router) = (cluster.admin_url(ROUTER)?, cluster.process(ROUTER)?.pid());
     until("all streams are under way", async || {
         let page = Page::scrape(&url).await?;
         let is_all = page.sum("vllm:num_requests_running") == streams;
-        Ok(is_all && page.sum("vllm:generation_tokens_total") > UNDER_WAY * streams)
+        Ok(is_all && page.sum("vllm:generation_tokens_total") > TOKENS_TO_START * streams)
     })
     .await?;
     let target = worker_url(cluster, "target")?;
     let forwards = async || anyhow::Ok(Page::scrape(&target).await?.total("outrider_worker_forwards_total"));
-    let (forwards_before, before, first) = (forwards().await?, Page::scrape(&url).await?, Look::at(router)?);
+    let (forwards_before, before, first) =
+        (forwards().await?, Page::scrape(&url).await?, CpuSnapshot::at(router)?);
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
-    let (last, after, forwards_after) = (Look::at(router)?, Page::scrape(&url).await?, forwards().await?);
+    let (last, after, forwards_after) =
+        (CpuSnapshot::at(router)?, Page::scrape(&url).await?, forwards().await?);
     ensure!(after.sum("vllm:num_requests_running") == streams, "streams ended before the window did");
     let counted = |name: &str| after.total(name) - before.total(name);
     Ok(Cost {
         events: counted("vllm:inter_token_latency_seconds_count"),
         tokens: counted("vllm:generation_tokens_total"),
         forwards: forwards_after - forwards_before,
-        span: first.until(&last),
+        usage: first.usage_until(&last),
     })
 }

@@ -27,7 +27,7 @@ pub(crate) const SPAN_IDS: usize = 4;
 /// The id used in all frames, from a large vocabulary.
 const ID: u32 = 100_000;
 
-struct EchoDoor {
+struct EchoService {
     /// Processing time per frame; frames are processed one after the other.
     delay: Duration,
 }
@@ -36,7 +36,7 @@ type Frames = Pin<Box<dyn Stream<Item = Result<v1::WorkerFrame, Status>> + Send>
 type Chunks = Pin<Box<dyn Stream<Item = Result<v1::AssetChunk, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl Worker for EchoDoor {
+impl Worker for EchoService {
     type AttachStream = Frames;
     type FetchAssetStream = Chunks;
 
@@ -66,7 +66,7 @@ impl Worker for EchoDoor {
 pub(crate) async fn serve(delay: Duration) -> anyhow::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("http://{}", listener.local_addr()?);
-    let server = Server::builder().add_service(WorkerServer::new(EchoDoor { delay }));
+    let server = Server::builder().add_service(WorkerServer::new(EchoService { delay }));
     tokio::select! {
         served = server.serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))) => Ok(served?),
         () = stdin_closed() => Ok(()),

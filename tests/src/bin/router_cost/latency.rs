@@ -10,12 +10,12 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use outrider_cli::cluster::usage::Look;
-use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER, TargetKind};
+use outrider_cli::cluster::usage::CpuSnapshot;
+use outrider_cli::cluster::{Binaries, ClusterSpec, DraftKind, NoLogs, ProcessCluster, ROUTER, TargetKind};
 use outrider_cli::load::prompts::Content;
 use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
 use tests::metrics::Page;
-use tests::wait::{PATIENCE, until};
+use tests::wait::{WAIT_TIMEOUT, until};
 
 use crate::echo::Echo;
 use crate::worker_url;
@@ -103,8 +103,8 @@ async fn measure(args: &Args, binaries: &Binaries, sequences: u64) -> anyhow::Re
     spec.threads = Some(NonZeroUsize::MIN);
     spec.log = Some("error".to_owned());
     spec.grace = Duration::from_secs(1);
-    let cluster = Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?;
-    let endpoint = Endpoint::reach(&cluster.http_url(), Access::default()).await?;
+    let cluster = ProcessCluster::start(spec, Arc::new(NoLogs), WAIT_TIMEOUT).await?;
+    let endpoint = Endpoint::connect(&cluster.http_url(), Access::default()).await?;
     let mut fields = serde_json::Map::new();
     fields.insert("ignore_eos".to_owned(), true.into());
     let settings = Settings { max_tokens: 100_000, num_draft_tokens: Some(K), fields, ..Settings::default() };
@@ -122,14 +122,14 @@ async fn measure(args: &Args, binaries: &Binaries, sequences: u64) -> anyhow::Re
 }
 
 /// Counters of both workers at one time.
-struct Worked {
+struct WorkerCounters {
     at: Instant,
     draft: Page,
     target: Page,
 }
 
-impl Worked {
-    async fn look(cluster: &Cluster) -> anyhow::Result<Self> {
+impl WorkerCounters {
+    async fn read(cluster: &ProcessCluster) -> anyhow::Result<Self> {
         let (draft, target) = (worker_url(cluster, "draft")?, worker_url(cluster, "target")?);
         let draft = Page::scrape(&draft).await?;
         let at = Instant::now();
@@ -137,7 +137,7 @@ impl Worked {
     }
 }
 
-async fn window(cluster: &Cluster, sequences: u64, seconds: f64) -> anyhow::Result<Rounds> {
+async fn window(cluster: &ProcessCluster, sequences: u64, seconds: f64) -> anyhow::Result<Rounds> {
     let (url, router) = (cluster.admin_url(ROUTER)?, cluster.process(ROUTER)?.pid());
     until("all sequences are under way", async || {
         let page = Page::scrape(&url).await?;
@@ -145,9 +145,9 @@ async fn window(cluster: &Cluster, sequences: u64, seconds: f64) -> anyhow::Resu
         Ok(is_all && page.sum("vllm:generation_tokens_total") > 100 * sequences)
     })
     .await?;
-    let (first, before) = (Worked::look(cluster).await?, Look::at(router)?);
+    let (first, before) = (WorkerCounters::read(cluster).await?, CpuSnapshot::at(router)?);
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
-    let (last, after) = (Worked::look(cluster).await?, Look::at(router)?);
+    let (last, after) = (WorkerCounters::read(cluster).await?, CpuSnapshot::at(router)?);
     let draft = |name: &str| last.draft.total(name) - first.draft.total(name);
     let target = |name: &str| last.target.total(name) - first.target.total(name);
     let rounds = target("outrider_worker_forwards_total");
@@ -158,7 +158,7 @@ async fn window(cluster: &Cluster, sequences: u64, seconds: f64) -> anyhow::Resu
         verify_us: us_per_round(target("outrider_worker_forward_seconds_sum")),
         draft_forwards: draft("outrider_worker_forwards_total") / rounds,
         rows: target("outrider_worker_rows_total") / rounds,
-        busy: before.until(&after).busy,
+        busy: before.usage_until(&after).busy,
     })
 }
 

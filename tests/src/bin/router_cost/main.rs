@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use outrider_cli::cluster::{Binaries, Cluster};
+use outrider_cli::cluster::{Binaries, ProcessCluster};
 
 /// Measures the cost of the router.
 #[derive(Parser)]
@@ -72,7 +72,7 @@ async fn main() -> anyhow::Result<()> {
 }
 
 /// Metrics URL of the only worker of a role.
-fn worker_url(cluster: &Cluster, role: &str) -> anyhow::Result<String> {
+fn worker_url(cluster: &ProcessCluster, role: &str) -> anyhow::Result<String> {
     let names = cluster.names();
     let name = names.iter().find(|name| name.starts_with(role));
     Ok(cluster.admin_url(name.with_context(|| format!("there is no {role} worker"))?)?)

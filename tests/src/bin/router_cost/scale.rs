@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use futures::future::join_all;
 use outrider_cli::cluster::{
-    Binaries, Cluster, ClusterSpec, Discovery, DraftKind, NoLogs, ROUTER, TargetKind,
+    Binaries, ClusterSpec, Discovery, DraftKind, NoLogs, ProcessCluster, ROUTER, TargetKind,
 };
 use outrider_cli::load::prompts::Content;
 use outrider_cli::load::{Access, Client, Endpoint, Prompt, Request, Schedule, Settings};
@@ -23,11 +23,11 @@ use service::shutdown::Lifetime;
 use tests::cluster::{WorkerKind, start_synthetic};
 use tests::lanes_report::LanesReport;
 use tests::pair::root;
-use tests::wait::{PATIENCE, until};
+use tests::wait::{WAIT_TIMEOUT, until};
 use tokio::time::Instant;
 use worker::config::SyntheticConfig;
 
-use outrider_cli::cluster::usage::{Look, resident_mib};
+use outrider_cli::cluster::usage::{CpuSnapshot, resident_mib};
 
 /// Task types of the requests: two that the profiles know, and one that they do not.
 const TASK_TYPES: [&str; 3] = ["easy", "hard", "other"];
@@ -74,7 +74,7 @@ pub(crate) struct Args {
 
 /// Results of the clients of one priority.
 #[derive(Debug, Default, Clone, Copy)]
-struct Seen {
+struct ClientStats {
     answers: u64,
     tokens: u64,
     worst_first_token: Duration,
@@ -93,14 +93,15 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
     })
     .await?;
     let router = cluster.process(ROUTER)?.pid();
-    let before = Look::at(router)?;
-    let endpoint = Endpoint::reach(&cluster.http_url(), Access::default()).await?;
+    let before = CpuSnapshot::at(router)?;
+    let endpoint = Endpoint::connect(&cluster.http_url(), Access::default()).await?;
     let client = Client::new(endpoint);
     let end = Instant::now() + Duration::from_secs(args.seconds);
-    let asking = (0..args.sequences + args.waiting).map(|i| ask_on(&client, (i, args.short_prompts), end));
+    let asking =
+        (0..args.sequences + args.waiting).map(|i| request_repeatedly(&client, (i, args.short_prompts), end));
     let (seen, memory) = tokio::join!(join_all(asking), watch(router, end));
     let memory = memory?;
-    let busy = before.until(&Look::at(router)?).busy;
+    let busy = before.usage_until(&CpuSnapshot::at(router)?).busy;
     let report = LanesReport::of(&cluster.admin_url("router")?).await?;
     cluster.stop().await;
     lifetime.shut_down(Duration::from_secs(5)).await;
@@ -126,7 +127,7 @@ async fn start_workers(args: &Args, lifetime: &Lifetime) -> anyhow::Result<Strin
 }
 
 /// A router that discovers workers from `list`; no workers are started.
-async fn start_router(args: &Args, binaries: &Binaries, list: &Path) -> anyhow::Result<Cluster> {
+async fn start_router(args: &Args, binaries: &Binaries, list: &Path) -> anyhow::Result<ProcessCluster> {
     let nobody = TargetKind::Synthetic { profile: args.profile.clone(), time_scale: args.time_scale };
     let mut spec = ClusterSpec::new(binaries.clone(), nobody, DraftKind::None);
     spec.target_workers = 0;
@@ -136,21 +137,21 @@ async fn start_router(args: &Args, binaries: &Binaries, list: &Path) -> anyhow::
     let sequences = args.sequences.to_string();
     spec.router_args =
         ["--max-sequences", &sequences, "--max-waiting-requests", "4096"].map(str::to_owned).to_vec();
-    Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
+    Ok(ProcessCluster::start(spec, Arc::new(NoLogs), WAIT_TIMEOUT).await?)
 }
 
 /// One client: sends one request after the other until `end`, always with the same lane and priority.
-async fn ask_on(
+async fn request_repeatedly(
     client: &Client,
     (number, is_short): (usize, bool),
     end: Instant,
-) -> anyhow::Result<(u8, Seen)> {
+) -> anyhow::Result<(u8, ClientStats)> {
     let priority = PRIORITIES[number % PRIORITIES.len()];
     let task = TASK_TYPES[number / PRIORITIES.len() % TASK_TYPES.len()];
     let mut fields = serde_json::Map::new();
     fields.insert("ignore_eos".to_owned(), true.into());
     fields.insert("priority".to_owned(), priority.into());
-    let mut seen = Seen::default();
+    let mut seen = ClientStats::default();
     for round in 0.. {
         if Instant::now() >= end {
             break;
@@ -183,8 +184,8 @@ async fn watch(router: u32, end: Instant) -> anyhow::Result<Vec<f64>> {
     Ok(memory)
 }
 
-fn merge(seen: Vec<anyhow::Result<(u8, Seen)>>) -> anyhow::Result<BTreeMap<u8, Seen>> {
-    let mut by_priority: BTreeMap<u8, Seen> = BTreeMap::new();
+fn merge(seen: Vec<anyhow::Result<(u8, ClientStats)>>) -> anyhow::Result<BTreeMap<u8, ClientStats>> {
+    let mut by_priority: BTreeMap<u8, ClientStats> = BTreeMap::new();
     for one in seen {
         let (priority, seen) = one?;
         let all = by_priority.entry(priority).or_default();
@@ -197,7 +198,7 @@ fn merge(seen: Vec<anyhow::Result<(u8, Seen)>>) -> anyhow::Result<BTreeMap<u8, S
 
 fn print(
     args: &Args,
-    seen: &BTreeMap<u8, Seen>,
+    seen: &BTreeMap<u8, ClientStats>,
     report: &LanesReport,
     (memory, busy): (&[f64], f64),
 ) -> anyhow::Result<()> {
@@ -217,7 +218,7 @@ fn print(
             .find(|wait| wait["priority"] == priority)
             .map_or(0, |wait| wait["worst_ms"].as_u64().unwrap_or(0))
     };
-    for (priority, Seen { answers, tokens, worst_first_token }) in seen {
+    for (priority, ClientStats { answers, tokens, worst_first_token }) in seen {
         println!(
             "| {priority} | {answers} | {tokens} | {} | {} | {} |",
             worst("admission_waits", *priority),

@@ -17,8 +17,8 @@ use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
-use outrider_cli::cluster::usage::Look;
-use outrider_cli::cluster::{Binaries, Cluster};
+use outrider_cli::cluster::usage::CpuSnapshot;
+use outrider_cli::cluster::{Binaries, ProcessCluster};
 use outrider_cli::load::prompts::Content;
 use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
 use service::shutdown::Lifetime;
@@ -100,7 +100,7 @@ async fn measure(args: &Args, binaries: &Binaries, sampled: Option<&str>) -> any
     let sink = Sink::start().await?;
     let env = sampled.map_or_else(Vec::new, |share| sink.environment(share));
     let cluster = start(&args.profile, binaries, args.time_scale, env).await?;
-    let endpoint = Endpoint::reach(&cluster.http_url(), Access::default()).await?;
+    let endpoint = Endpoint::connect(&cluster.http_url(), Access::default()).await?;
     let mut fields = serde_json::Map::new();
     fields.insert("ignore_eos".to_owned(), true.into());
     let settings =
@@ -111,18 +111,21 @@ async fn measure(args: &Args, binaries: &Binaries, sampled: Option<&str>) -> any
     };
     let requests: Vec<_> = (0..args.requests).map(|i| settings.request(&endpoint, &prompt(i))).collect();
     let client = Client::new(endpoint);
-    let before = looks(&cluster)?;
+    let before = snapshots(&cluster)?;
     let schedule = Schedule::Closed { concurrency: args.streams };
     let samples = client.drive(&requests, &schedule, |_| ()).await.samples(&requests);
     tokio::time::sleep(2 * EXPORT_DELAY).await;
-    let after = looks(&cluster)?;
+    let after = snapshots(&cluster)?;
     let fault = samples.iter().find(|sample| !sample.is_completed()).map(|sample| sample.outcome.explain());
     ensure!(fault.is_none(), "a request failed: {fault:?}");
     let page = Page::scrape(&cluster.admin_url("router")?).await?;
     let tokens = page.total("vllm:generation_tokens_total");
     cluster.stop().await;
-    let spent: Vec<_> =
-        before.iter().zip(&after).map(|((name, before), (_, after))| (name, before.until(after))).collect();
+    let spent: Vec<_> = before
+        .iter()
+        .zip(&after)
+        .map(|((name, before), (_, after))| (name, before.usage_until(after)))
+        .collect();
     let micros = |cpu: f64| cpu * 1e6 / tokens;
     Ok(Window {
         tokens,
@@ -134,10 +137,10 @@ async fn measure(args: &Args, binaries: &Binaries, sampled: Option<&str>) -> any
 }
 
 /// CPU usage of every process so far.
-fn looks(cluster: &Cluster) -> anyhow::Result<Vec<(String, Look)>> {
+fn snapshots(cluster: &ProcessCluster) -> anyhow::Result<Vec<(String, CpuSnapshot)>> {
     let names = cluster.names();
-    let look = |name: &&str| Ok(((*name).to_owned(), Look::at(cluster.process(name)?.pid())?));
-    names.iter().map(look).collect()
+    let snapshot = |name: &&str| Ok(((*name).to_owned(), CpuSnapshot::at(cluster.process(name)?.pid())?));
+    names.iter().map(snapshot).collect()
 }
 
 /// Receives spans and discards them.

@@ -13,49 +13,46 @@ use tokio::time::{Instant, sleep};
 
 use super::fault::FaultKind;
 use super::fleet::{Fleet, Worker, WorkerRole};
-use super::impact::StrikeRecord;
+use super::impact::FaultRecord;
 use super::plan::PlannedFault;
 use super::streams::Load;
 use crate::checkpoint_copy::CheckpointCopy;
 use crate::fake_worker;
-use crate::hostile::{HostileDraft, Mischief};
-use crate::hostile_target::{HostileTarget, TargetMischief};
+use crate::hostile::{DraftMisbehaviour, HostileDraft};
+use crate::hostile_target::{HostileTarget, TargetMisbehaviour};
 use crate::pair::{self, PairText};
-use crate::tcp_proxy::Way;
+use crate::tcp_proxy::Direction;
 use crate::wait::{holds_within, until};
 
 /// Time within which all processes must reconnect after a fault is undone; then missing ones are restarted.
-const WHOLE_WITHIN: Duration = Duration::from_secs(25);
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// Time within which a joined worker should receive a step; a router may have reasons not to send one.
-const ASKED_WITHIN: Duration = Duration::from_secs(10);
+const FIRST_STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A slowed process is stopped for the first of these times and runs for the second, repeatedly.
-const SLOW_TURN: (Duration, Duration) = (Duration::from_millis(45), Duration::from_millis(5));
+const SLOWDOWN_CYCLE: (Duration, Duration) = (Duration::from_millis(45), Duration::from_millis(5));
 
 /// Injects the fault and returns its record.
-pub async fn play(
+pub async fn inject(
     fleet: &mut Fleet,
     load: &Load,
     (number, fault): (usize, &PlannedFault),
-) -> anyhow::Result<StrikeRecord> {
-    let under_way = load.under_way();
+) -> anyhow::Result<FaultRecord> {
+    let active = load.active();
     let began = Instant::now();
-    let what =
-        inflict(fleet, load, fault).await.with_context(|| format!("fault {number}, {}", fault.kind))?;
+    let what = cause(fleet, load, fault).await.with_context(|| format!("fault {number}, {}", fault.kind))?;
     let healed = Instant::now();
-    let helped = fleet.make_whole(WHOLE_WITHIN, load).await?;
+    let interventions = fleet.restore(RECONNECT_TIMEOUT, load).await?;
     // A stream that stays silent is lost when the client's timeout expires, which also ends this wait.
-    until("every stream resumes after the fault", async || {
-        Ok(load.silent_since(healed, &under_way).is_empty())
-    })
-    .await
-    .ok();
-    Ok(StrikeRecord { number, kind: fault.kind, what, began, settled: Instant::now(), helped })
+    until("every stream resumes after the fault", async || Ok(load.silent_since(healed, &active).is_empty()))
+        .await
+        .ok();
+    Ok(FaultRecord { number, kind: fault.kind, what, began, recovered: Instant::now(), interventions })
 }
 
 /// Causes the fault, waits and undoes it; describes the affected process.
-async fn inflict(fleet: &mut Fleet, load: &Load, fault: &PlannedFault) -> anyhow::Result<String> {
+async fn cause(fleet: &mut Fleet, load: &Load, fault: &PlannedFault) -> anyhow::Result<String> {
     use FaultKind as F;
     match fault.kind {
         F::KillTarget | F::BounceTarget | F::KillDraft | F::BounceDraft => kill(fleet, fault).await,
@@ -127,9 +124,9 @@ async fn stop_or_slow_down(fleet: &Fleet, fault: &PlannedFault) -> anyhow::Resul
         let end = Instant::now() + fault.hold;
         while Instant::now() < end {
             server.signal(Signal::SIGSTOP);
-            sleep(SLOW_TURN.0).await;
+            sleep(SLOWDOWN_CYCLE.0).await;
             server.signal(Signal::SIGCONT);
-            sleep(SLOW_TURN.1).await;
+            sleep(SLOWDOWN_CYCLE.1).await;
         }
     } else {
         server.signal(Signal::SIGSTOP);
@@ -146,8 +143,8 @@ async fn break_wire(fleet: &Fleet, fault: &PlannedFault) -> String {
     match fault.kind {
         F::CutTarget | F::CutDraft => proxy.cut(),
         F::HalfOpenTarget | F::HalfOpenDraft => proxy.silence(),
-        F::DeafTarget | F::DeafDraft => proxy.block(Way::ToWorker),
-        _ => proxy.block(Way::ToRouter),
+        F::DeafTarget | F::DeafDraft => proxy.block(Direction::ToWorker),
+        _ => proxy.block(Direction::ToRouter),
     }
     if !matches!(fault.kind, F::CutTarget | F::CutDraft) {
         sleep(fault.hold).await;
@@ -165,7 +162,7 @@ async fn nan_target(fleet: &mut Fleet, hold: Duration) -> anyhow::Result<String>
         .await?;
     let steps =
         async |extra: &Worker| anyhow::Ok(extra.server.metrics().await?.sum("outrider_worker_steps_total"));
-    holds_within(ASKED_WITHIN, async || Ok(steps(&extra).await? > 0)).await?;
+    holds_within(FIRST_STEP_TIMEOUT, async || Ok(steps(&extra).await? > 0)).await?;
     sleep(hold).await;
     let asked = steps(&extra).await?;
     extra.server.stop().await;
@@ -173,51 +170,61 @@ async fn nan_target(fleet: &mut Fleet, hold: Duration) -> anyhow::Result<String>
 }
 
 async fn hostile_draft(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
-    let mischief = Mischief::ALL[fault.variant % Mischief::ALL.len()];
+    let misbehaviour = DraftMisbehaviour::ALL[fault.variant % DraftMisbehaviour::ALL.len()];
     let vocab_size = PairText::load()?.vocab_size() as u32;
-    let misdeeds = Arc::new(AtomicU64::new(0));
+    let num_misbehaviours = Arc::new(AtomicU64::new(0));
     let lifetime = fleet.lifetime().child();
-    let worker = HostileDraft::new(mischief, vocab_size, Arc::clone(&misdeeds), lifetime.clone());
+    let worker =
+        HostileDraft::new(misbehaviour, vocab_size, Arc::clone(&num_misbehaviours), lifetime.clone());
     let url = fake_worker::serve(worker, &lifetime).await?;
     let registration = register(fleet, DRAFT, &url, &lifetime).await?;
     let joined =
         until("a router is connected to the hostile draft", async || is_connected(fleet, &url).await).await;
-    wait_for_misdeed(&misdeeds).await?;
+    wait_for_misbehaviour(&num_misbehaviours).await?;
     sleep(fault.hold).await;
     leave(registration, &lifetime).await;
     joined?;
-    Ok(format!("{mischief:?}, {} misdeeds in {:.1?}", misdeeds.load(Ordering::Relaxed), fault.hold))
+    Ok(format!(
+        "{misbehaviour:?}, {} misdeeds in {:.1?}",
+        num_misbehaviours.load(Ordering::Relaxed),
+        fault.hold
+    ))
 }
 
 async fn hostile_target(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
-    let all = TargetMischief::all();
-    let mischief = all[fault.variant % all.len()];
+    let all = TargetMisbehaviour::all();
+    let misbehaviour = all[fault.variant % all.len()];
     let nobody = tempfile::NamedTempFile::new()?;
     let discovery = format!("static:{}", nobody.path().display());
     let mut honest = fleet.extra_target("honest-target", &discovery).await?;
     until("the honest target is ready", async || Ok(honest.server.is_ready().await)).await?;
-    let misdeeds = Arc::new(AtomicU64::new(0));
+    let num_misbehaviours = Arc::new(AtomicU64::new(0));
     let lifetime = fleet.lifetime().child();
     let worker =
-        HostileTarget::connect(&honest.url(), mischief, Arc::clone(&misdeeds), lifetime.clone()).await?;
+        HostileTarget::connect(&honest.url(), misbehaviour, Arc::clone(&num_misbehaviours), lifetime.clone())
+            .await?;
     let url = fake_worker::serve(worker, &lifetime).await?;
     let registration = register(fleet, TARGET, &url, &lifetime).await?;
     // Some kinds may be refused on connection.
     let joined = holds_within(fault.hold, async || is_connected(fleet, &url).await).await?;
     if joined {
-        wait_for_misdeed(&misdeeds).await?;
+        wait_for_misbehaviour(&num_misbehaviours).await?;
     }
     sleep(fault.hold).await;
     leave(registration, &lifetime).await;
     honest.server.kill().await;
     let how = if joined { "joined" } else { "was not let in" };
-    Ok(format!("{mischief:?} {how}, {} misdeeds in {:.1?}", misdeeds.load(Ordering::Relaxed), fault.hold))
+    Ok(format!(
+        "{misbehaviour:?} {how}, {} misdeeds in {:.1?}",
+        num_misbehaviours.load(Ordering::Relaxed),
+        fault.hold
+    ))
 }
 
-/// Waits until a hostile worker has received a step, up to [`ASKED_WITHIN`], because a router may have
+/// Waits until a hostile worker has received a step, up to [`FIRST_STEP_TIMEOUT`], because a router may have
 /// reasons not to send one.
-async fn wait_for_misdeed(misdeeds: &AtomicU64) -> anyhow::Result<bool> {
-    holds_within(ASKED_WITHIN, async || Ok(misdeeds.load(Ordering::Relaxed) > 0)).await
+async fn wait_for_misbehaviour(num_misbehaviours: &AtomicU64) -> anyhow::Result<bool> {
+    holds_within(FIRST_STEP_TIMEOUT, async || Ok(num_misbehaviours.load(Ordering::Relaxed) > 0)).await
 }
 
 /// Whether every router is connected to the worker at this address.
@@ -258,13 +265,13 @@ async fn restart_router(
     (router, away): (usize, Duration),
 ) -> anyhow::Result<()> {
     let logs = fleet.logs();
-    load.router_goes(router);
+    load.on_router_down(router);
     let server = &mut fleet.routers[router].server;
     server.kill().await;
     sleep(away).await;
     server.restart(&logs).await?;
     until("the router serves again", async || Ok(fleet.routers[router].server.is_ready().await)).await?;
-    load.router_is_back(router);
+    load.on_router_up(router);
     Ok(())
 }
 
@@ -275,16 +282,16 @@ async fn rolling_restart(fleet: &mut Fleet, load: &Load) -> anyhow::Result<Strin
         server.stop().await;
         server.restart(&logs).await?;
         let name = fleet.workers[worker].server.name().to_owned();
-        let whole = holds_within(WHOLE_WITHIN, async || fleet.is_whole().await).await?;
-        anyhow::ensure!(whole, "{name} is not back: {:?}", fleet.missing().await);
+        let is_restored = holds_within(RECONNECT_TIMEOUT, async || fleet.is_fully_connected().await).await?;
+        anyhow::ensure!(is_restored, "{name} is not back: {:?}", fleet.missing().await);
     }
     for router in 0..fleet.routers.len() {
-        load.router_goes(router);
+        load.on_router_down(router);
         let server = &mut fleet.routers[router].server;
         server.stop().await;
         server.restart(&logs).await?;
-        until("the router serves again", async || fleet.is_whole().await).await?;
-        load.router_is_back(router);
+        until("the router serves again", async || fleet.is_fully_connected().await).await?;
+        load.on_router_up(router);
     }
     Ok(format!("{} workers and {} routers", fleet.workers.len(), fleet.routers.len()))
 }
