@@ -2,7 +2,7 @@
 //! sequences, and one thread that owns the model. Draft and target workers differ only in what they do with
 //! the logits after a step's context, which they implement in [`role_logic::RoleLogic`].
 //!
-//! Reading order, following a step: [`grpc`] reads it from the stream, [`device`] admits it against the
+//! Reading order, following a step: [`grpc`] reads it from the stream, [`step_loop`] admits it against the
 //! [`table`] and schedules it into the next forward, [`model`] runs that forward, and the service sends the
 //! reply. [`reactor`] decides which thread drives the I/O. [`grammars`] computes masks of sequences whose
 //! output must match a grammar. [`serve`] runs all of it as a process. [`synthetic`] replaces the model where

@@ -2,7 +2,7 @@
 //! their weights.
 //!
 //! Draft and target workers run it over their own logits, in this order: [`process`] modifies the row in
-//! place (mask, bias, penalties; every operation rounded to f32), [`keep`] applies temperature and filters,
+//! place (mask, bias, penalties; every operation rounded to f32), [`apply_filters`] applies temperature and filters,
 //! [`crate::acceptance`] draws. [`mod@score`] reports log probabilities of the raw row. Code in this module
 //! must not depend on noise, drafts or other rows.
 
