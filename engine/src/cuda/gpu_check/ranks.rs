@@ -15,8 +15,8 @@ use crate::{Engine, EngineError, LoadOptions, WeightFormat};
 /// Timeout for other ranks in these short runs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Two shards on one device, one rank with NCCL, and 2, 4 and 8 ranks if there are as many GPUs. Reports what
-/// cannot run on this machine.
+/// Two and four shards on one device, one rank with NCCL, and 2, 4 and 8 ranks if there are as many GPUs, those
+/// of more than two also with sums in two phases. Reports what cannot run on this machine.
 pub(super) fn ranks(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     let gpus = CudaDevice::count()?;
     let library = NcclLibrary::load();

@@ -77,32 +77,33 @@ impl Exchange<CudaDevice> for NcclExchange {
         let mut receive_buffer = self.receive_buffer.lock().unwrap_or_else(PoisonError::into_inner);
         let len = if readers == Readers::Shares { lens[0] } else { lens.iter().sum() };
         let receive_buffer = ensure_capacity(&mut receive_buffer, device, len, "parts of other ranks")?;
-        let starts = lens.iter().scan(0, |next, len| Some(std::mem::replace(next, *next + len)));
-        let mut parts: Vec<u64> = starts.map(|start| receive_buffer.address_of(start)).collect();
-        match readers {
-            Readers::All => {
-                // SAFETY: `receive_buffer` has room for all parts, which have equal lengths; both are freed
-                // in stream order.
-                self.communicator.with(|library, comm| unsafe {
-                    library.all_gather((part.address(), receive_buffer.address()), lens[0], comm, stream)
-                })?;
+        let parts = match readers {
+            Readers::Shares => self.exchange_shares(part, receive_buffer, lens[0], stream)?,
+            Readers::All | Readers::First => {
+                let starts = lens.iter().scan(0, |next, len| Some(std::mem::replace(next, *next + len)));
+                let mut parts: Vec<u64> = starts.map(|start| receive_buffer.address_of(start)).collect();
+                if readers == Readers::All {
+                    // SAFETY: `receive_buffer` has room for all parts, which have equal lengths; both are
+                    // freed in stream order.
+                    self.communicator.with(|library, comm| unsafe {
+                        library.all_gather((part.address(), receive_buffer.address()), lens[0], comm, stream)
+                    })?;
+                } else {
+                    let others: Vec<Message> =
+                        (1..lens.len()).map(|rank| (rank, parts[rank], lens[rank])).collect();
+                    self.exchange((&[], &others), stream)?;
+                    parts[0] = part.address();
+                }
+                parts
             }
-            Readers::Shares => parts = self.exchange_shares(part, receive_buffer, lens[0], stream)?,
-            Readers::First => {
-                let others: Vec<Message> =
-                    (1..lens.len()).map(|rank| (rank, parts[rank], lens[rank])).collect();
-                self.exchange((&[], &others), stream)?;
-                parts[0] = part.address();
-            }
-        }
+        };
         Ok(read(device, &parts)?)
     }
 }
 
 impl NcclExchange {
     /// Sends every rank its share of `part`, `len` numbers long, and receives this rank's share of the other
-    /// parts in
-    /// `receive_buffer`. Returns the address of this rank's share of each part.
+    /// parts in `receive_buffer`. Returns the address of this rank's share of each part.
     fn exchange_shares(
         &self,
         part: &Tensor<CudaMemory, f32>,
