@@ -1,7 +1,7 @@
 //! A CUDA driver for the host: a libcuda.so that runs kernels in the emulator (`emulator/driver.hpp`) and
-//! also provides cuBLASLt (`emulator/cublaslt.hpp`). If the loader finds it, `--device cuda:0` works without
-//! a GPU, several hundred thousand times slower. Used for dry runs of `gpu-check` and for tests of workers,
-//! which then execute every line that runs with a GPU.
+//! also provides cuBLASLt (`emulator/cublaslt.hpp`) and NCCL (`emulator/nccl.hpp`). If the loader finds it,
+//! `--device cuda:0` works without a GPU, several hundred thousand times slower. Used for dry runs of
+//! `gpu-check` and for tests of workers, which then execute every line that runs with a GPU.
 //!
 //! It is built on demand into a folder outside the source tree, and is found only through `LD_LIBRARY_PATH`.
 
@@ -17,8 +17,9 @@ use super::toolkit::CudaVersion;
 
 const DRIVER: &str = include_str!("emulator/driver.hpp");
 const BLAS: &str = include_str!("emulator/cublaslt.hpp");
-/// Second name of the driver's file, under which the loader finds cuBLASLt.
-const BLAS_NAME: &str = "libcublasLt.so.13";
+const NCCL: &str = include_str!("emulator/nccl.hpp");
+/// Other names of the driver's file, under which the loader finds cuBLASLt and NCCL.
+const OTHER_NAMES: [&str; 2] = ["libcublasLt.so.13", "libnccl.so.2"];
 /// Environment variable that is set for the second run of a test, in which the driver is loaded.
 const SECOND_RUN: &str = "OUTRIDER_HOST_DRIVER";
 
@@ -47,6 +48,8 @@ pub struct DriverCounts {
     pub bytes_from_device: u64,
     /// Allocations of device memory.
     pub allocations: u64,
+    /// Bytes that ranks have received from other ranks.
+    pub bytes_from_ranks: u64,
     /// Bytes of global memory read by kernels that count them: products, attention, filters and draws.
     pub bytes_read: u64,
 }
@@ -62,6 +65,7 @@ impl DriverCounts {
             copies_from_device: self.copies_from_device - earlier.copies_from_device,
             bytes_from_device: self.bytes_from_device - earlier.bytes_from_device,
             allocations: self.allocations - earlier.allocations,
+            bytes_from_ranks: self.bytes_from_ranks - earlier.bytes_from_ranks,
             bytes_read: self.bytes_read - earlier.bytes_read,
         }
     }
@@ -70,11 +74,11 @@ impl DriverCounts {
 impl HostDriver {
     /// Operations so far. The process must have loaded the driver.
     pub fn counts(&self) -> DriverCounts {
-        let mut counts = [0u64; 7];
+        let mut counts = [0u64; 8];
         // SAFETY: `build` made this file, and this process has loaded it as its driver.
         let library =
             unsafe { Library::new(self.libraries.join("libcuda.so")) }.expect("the driver was built");
-        // SAFETY: the signature is the one that driver.hpp declares; seven numbers are written.
+        // SAFETY: the signature is the one that driver.hpp declares; eight numbers are written.
         unsafe {
             let count: Symbol<'_, unsafe extern "C" fn(*mut u64)> =
                 library.get(b"outrider_counts").expect("the host's driver counts");
@@ -87,6 +91,7 @@ impl HostDriver {
             copies_from_device,
             bytes_from_device,
             allocations,
+            bytes_from_ranks,
             bytes_read,
         ] = counts;
         DriverCounts {
@@ -96,6 +101,7 @@ impl HostDriver {
             copies_from_device,
             bytes_from_device,
             allocations,
+            bytes_from_ranks,
             bytes_read,
         }
     }
@@ -114,15 +120,16 @@ impl HostDriver {
             "static driver::Kernel* driver::find(const char* name) {{\n  static auto& kernels = *new std::map<std::string, Kernel>{{\n\
              {table}  }};\n  auto found = kernels.find(name);\n  return found == kernels.end() ? nullptr : &found->second;\n}}\n"
         );
-        let text = format!("{}\n{DRIVER}\n{BLAS}\n{find}", on_host::kernels());
+        let text = format!("{}\n{DRIVER}\n{BLAS}\n{NCCL}\n{find}", on_host::kernels());
         let library = on_host::build(&text, "libcuda.so", Check::Nothing)?;
         let libraries = library.parent().map(Path::to_owned).ok_or("a library lies in a folder")?;
-        let blas = libraries.join(BLAS_NAME);
-        if !blas.exists() {
-            // Another process may have made the same link.
-            let made = std::os::unix::fs::symlink("libcuda.so", &blas);
-            made.or_else(|error| if blas.exists() { Ok(()) } else { Err(error) })
-                .map_err(|error| format!("{}: {error}", blas.display()))?;
+        for name in OTHER_NAMES.map(|name| libraries.join(name)) {
+            if !name.exists() {
+                // Another process may have made the same link.
+                let made = std::os::unix::fs::symlink("libcuda.so", &name);
+                made.or_else(|error| if name.exists() { Ok(()) } else { Err(error) })
+                    .map_err(|error| format!("{}: {error}", name.display()))?;
+            }
         }
         let kernels = libraries.join("kernels");
         if !kernels.join(kernel_files::DIGEST_FILE).exists() {

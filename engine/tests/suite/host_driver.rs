@@ -40,11 +40,30 @@ fn drafted_text_is_undrafted_text() {
 }
 
 #[test]
-fn graphs_and_shards_give_equal_bits() {
-    let Some(driver) = HostDriver::for_test("host_driver::graphs_and_shards_give_equal_bits") else { return };
-    let lines = run(&[Section::Graphs, Section::Ranks], &driver.kernels);
-    assert!(lines.iter().any(|line| line.starts_with("NOT RUN nccl")), "{lines:#?}");
-    assert!(lines.iter().any(|line| line.contains("2 shards on one device")), "{lines:#?}");
+fn graphs_give_equal_bits() {
+    let Some(driver) = HostDriver::for_test("host_driver::graphs_give_equal_bits") else { return };
+    let lines = run(&[Section::Graphs], &driver.kernels);
+    assert!(lines.iter().any(|line| line.starts_with("ok")), "{lines:#?}");
+}
+
+/// Shards on one device, and one rank on each of several devices, connected by the host's NCCL.
+#[test]
+fn ranks_give_equal_bits() {
+    let name = "host_driver::ranks_give_equal_bits";
+    let Some(driver) = HostDriver::for_test_with(name, &[("OUTRIDER_HOST_DEVICES", "4")]) else { return };
+    let lines = run(&[Section::Ranks], &driver.kernels);
+    for case in [
+        "2 shards on one device",
+        "4 shards on one device, two phases",
+        "nccl with 1 rank",
+        "nccl with 2 gpus",
+        "nccl with 4 gpus",
+        "nccl with 4 gpus, two phases",
+    ] {
+        let case = format!("{case}: logits == one rank's");
+        let passed = lines.iter().filter(|line| line.starts_with("ok") && line.contains(&case)).count();
+        assert_eq!(passed, 3, "bf16, fp8 and int8: {case}: {lines:#?}");
+    }
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Ranks on GPUs of one node: NCCL moves the parts in stream order, and a kernel adds them. `ncclAllReduce`
 //! is not used: the order in which it adds depends on the number of ranks and on the size (docs/adr/0027).
 
+#[cfg(test)]
+mod tests;
+
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
