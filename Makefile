@@ -23,7 +23,7 @@ up: ## build, then run a router, a draft worker and a target worker with the bun
 	cargo build --locked --workspace --exclude tests --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/outrider" up $(ARGS)
 
-first-run: ## build, then record what a new user sees: time to ready, evidence of speculation, memory (ARGS="--ballast 0")
+first-run: ## build, then record a new user's first run: time to ready, gain from drafting, memory (ARGS="--ballast 0")
 	@deploy/deps.sh build
 	cargo build --locked --workspace --exclude tests --bins
 	@tests/first-run.sh "$${CARGO_TARGET_DIR:-target}/debug/outrider" $(ARGS)
@@ -40,7 +40,7 @@ test: ## the full gate: formatting, lints, kernels, documentation and all tests 
 	@$(MAKE) --no-print-directory docs
 	cargo nextest run --locked --workspace --lib --bins --tests --test-threads $$(($$(nproc) + 2))
 
-test-release: ## all tests in the release profile without link-time optimization, which is too slow for a hundred programs; in a separate target directory (an hour on 2 cores)
+test-release: ## all tests in the release profile without link-time optimization (too slow for a hundred programs), in a separate target directory; takes an hour on 2 cores
 	CARGO_TARGET_DIR=$(or $(CARGO_TARGET_DIR),target)/suite CARGO_PROFILE_RELEASE_LTO=off SERVER_BINARIES=--release \
 	cargo nextest run --locked --release --workspace --lib --bins --tests --no-fail-fast
 
@@ -95,7 +95,7 @@ measure-engine: ## compare the CPU engine (release build) with llama.cpp by form
 	@.deps/llama-cpp/venv/bin/python tests/llama-cpp/to_gguf.py --model $(MODEL) --out .deps/llama-cpp/gguf
 	@python3 tests/llama-cpp/engine.py --model $(MODEL) --gguf .deps/llama-cpp/gguf --llama .deps/llama-cpp --speed "$${CARGO_TARGET_DIR:-target}/release/examples/speed" $(ARGS)
 
-measure-never-lose: ## compare the router's own choice of k with no speculation, by streams and temperature, with the pair of `make up` and new processes for each cell (ARGS="--isa native,avx2 --runs 10")
+measure-never-lose: ## compare the k that the router chooses with no speculation, by streams and temperature, on the pair of `make up`; each cell starts new processes (ARGS="--isa native,avx2 --runs 10")
 	cargo build --locked --workspace --bins
 	@tests/never-lose.py --outrider "$${CARGO_TARGET_DIR:-target}/debug/outrider" $(ARGS)
 
@@ -155,7 +155,7 @@ gpu-check-dry: ## gpu-check at small sizes with a driver that runs kernels on th
 gpu-bundle: ## collect what a machine with a GPU needs for gpu-check in one folder: program, kernels as machine code, models (ARGS=DIR)
 	@deploy/gpu-bundle.sh $(ARGS)
 
-gpu-bundle-check: ## run that bundle in another folder and an empty environment, with a driver that runs kernels on the host (ARGS="device text" selects sections)
+gpu-bundle-check: ## run that bundle in another folder with an empty environment and a driver that runs kernels on the host (ARGS="device text" selects sections)
 	@deploy/gpu-bundle-check.sh $(ARGS)
 
 docs: ## the API documentation, including private items, in target/doc

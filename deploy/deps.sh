@@ -15,24 +15,24 @@ readonly STEPS=("${@:-build}")
 
 main() {
   command -v cargo >/dev/null || fail "cargo is not installed: install Rust $(toolchain) from https://rustup.rs or your distribution"
-  local wanted=()
+  local packages=()
   for step in "${STEPS[@]}"; do
     case "$step" in
-      build) have_command cc || wanted+=(build-essential)
-             have_protoc || wanted+=(protobuf-compiler libprotobuf-dev) ;;
-      test)  have_command c++ || wanted+=(g++)
-             have_command etcd || wanted+=(etcd-server)
-             have_command python3 || wanted+=(python3)
-             have_command curl || wanted+=(curl)
-             have_venv || wanted+=(python3-venv) ;;
-      browser) have_command chromium || wanted+=(chromium)
-               have_venv || wanted+=(python3-venv) ;;
-      prometheus) have_command promtool || wanted+=(prometheus)
-               have_venv || wanted+=(python3-venv) ;;
-      *)     fail "unknown step '$step': use build, test, browser, prometheus or several of them" ;;
+      build) have_command cc || packages+=(build-essential)
+             have_protoc || packages+=(protobuf-compiler libprotobuf-dev) ;;
+      test)  have_command c++ || packages+=(g++)
+             have_command etcd || packages+=(etcd-server)
+             have_command python3 || packages+=(python3)
+             have_command curl || packages+=(curl)
+             have_venv || packages+=(python3-venv) ;;
+      browser) have_command chromium || packages+=(chromium)
+               have_venv || packages+=(python3-venv) ;;
+      prometheus) have_command promtool || packages+=(prometheus)
+               have_venv || packages+=(python3-venv) ;;
+      *)     fail "unknown step '$step': expected build, test, browser or prometheus" ;;
     esac
   done
-  if [ "${#wanted[@]}" -gt 0 ]; then install_packages "${wanted[@]}"; fi
+  if [ "${#packages[@]}" -gt 0 ]; then install_packages "${packages[@]}"; fi
   if [[ " ${STEPS[*]} " == *" test "* ]] && ! cargo nextest --version >/dev/null 2>&1; then install_nextest; fi
 }
 
@@ -51,21 +51,21 @@ toolchain() { sed -n 's/^channel = "\(.*\)"/\1/p' "$(dirname "$0")/../rust-toolc
 
 install_packages() {
   if ! have_command apt-get; then
-    fail "please install, with this system's package manager, what Debian calls: $*
+    fail "install these packages with the package manager of this system (Debian's names): $*
   (build-essential: a C compiler and linker; protobuf-compiler and libprotobuf-dev: protoc and google/protobuf/*.proto; g++: c++; etcd-server: the etcd binary, 3.4 or later; python3-venv: Python 3.10 or later with venv and ensurepip)"
   fi
-  local as_root=()
+  local sudo=()
   if [ "$(id -u)" -ne 0 ]; then
-    have_command sudo || fail "not root and no sudo: as root, run apt-get install $*"
-    as_root=(sudo)
+    have_command sudo || fail "not running as root, and sudo is not installed: run apt-get install $* as root"
+    sudo=(sudo)
   fi
   echo "installing: $*"
-  "${as_root[@]}" apt-get update -qq
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+  "${sudo[@]}" apt-get update -qq
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
 install_nextest() {
-  echo "installing cargo-nextest $NEXTEST_VERSION, the test runner (built from source, a few minutes, once)"
+  echo "installing cargo-nextest $NEXTEST_VERSION, the test runner (built from source once, which takes a few minutes)"
   # Without the self-updater, which would require compiling a TLS stack.
   cargo install --locked --quiet --debug --no-default-features --features default-no-update "cargo-nextest@$NEXTEST_VERSION"
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measure greedy decoding of the same pair by transformers, to compare with gpu_check's figures: the target
-alone, and with the draft as its assistant_model, on one device.
+"""Measure greedy decoding of the pair with transformers, for comparison with the results of gpu_check: the
+target alone, and with the draft as its assistant_model, on one device.
 
     gpu-peer.py TARGET DRAFT --tokens 200 --drafted 4 [--prompt 100] [--device cuda:0]
 
-Needs torch and transformers. Prints one line for each of the two, then whether the two texts are equal or at
-which id they first differ. They may differ because floats round differently.
+Requires torch and transformers. Prints one line for each of the two, then whether the two outputs are equal or
+the index of the first id that differs. Rounding of floats may cause differences.
 """
 
 import argparse
@@ -37,12 +37,12 @@ def main():
     prompt = torch.tensor([[(i * i * 31 + i * 7 + 11) % vocab for i in range(args.prompt)]], device=args.device)
 
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}, bf16"
-    alone, alone_ms = timed(target, prompt, args, None)
-    print(f"{versions}: {args.tokens} ids by the target alone: {alone_ms:.3f} ms an id")
-    drafted, drafted_ms = timed(target, prompt, args, draft)
-    print(f"{versions}: with assistant_model, {args.drafted} a round: {drafted_ms:.3f} ms an id, {alone_ms / drafted_ms:.2f} times as fast")
-    differs = next((i for i, (a, b) in enumerate(zip(alone, drafted)) if a != b), None)
-    print("its two texts are equal" if differs is None else f"its two texts differ from id {differs} on")
+    target_ids, target_ms = measure(target, prompt, args, None)
+    print(f"{versions}: {args.tokens} ids, target alone: {target_ms:.3f} ms per id")
+    assisted_ids, assisted_ms = measure(target, prompt, args, draft)
+    print(f"{versions}: with assistant_model, {args.drafted} drafted per round: {assisted_ms:.3f} ms per id, {target_ms / assisted_ms:.2f} times as fast")
+    first_difference = next((i for i, (a, b) in enumerate(zip(target_ids, assisted_ids)) if a != b), None)
+    print("both outputs are equal" if first_difference is None else f"the outputs differ from id {first_difference} on")
 
 
 def load(folder, device):
@@ -53,11 +53,11 @@ def load(folder, device):
     return model
 
 
-def timed(target, prompt, args, assistant):
+def measure(target, prompt, args, assistant):
     """Returns the generated ids, and the milliseconds per id of the fastest run."""
     best = float("inf")
-    for _ in range(RUNS + 1):  # the first one warms up
-        wait(args.device)
+    for _ in range(RUNS + 1):  # the first run is a warm-up
+        synchronize(args.device)
         start = time.perf_counter()
         with torch.inference_mode():
             ids = target.generate(
@@ -68,13 +68,13 @@ def timed(target, prompt, args, assistant):
                 do_sample=False,
                 assistant_model=assistant,
             )
-        wait(args.device)
+        synchronize(args.device)
         best = min(best, time.perf_counter() - start)
-    made = ids[0, prompt.shape[1] :].tolist()
-    return made, best * 1e3 / len(made)
+    generated = ids[0, prompt.shape[1] :].tolist()
+    return generated, best * 1e3 / len(generated)
 
 
-def wait(device):
+def synchronize(device):
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 

@@ -1,4 +1,4 @@
-//! Compiles the proto files with protoc, which etcd's client needs as well.
+//! Compiles the proto files with protoc. The etcd client needs protoc as well.
 
 use std::path::PathBuf;
 

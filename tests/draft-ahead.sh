@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# draft-ahead.sh BINARIES [ARGUMENT..]: compares with `outrider bench` a cluster whose draft worker drafts
-# ahead and one whose draft worker does not. Both run at the same time, and requests alternate between them.
-# ARGUMENTs are passed to `outrider bench`. At the end, the draft-ahead counters of the draft worker are
-# printed.
+# draft-ahead.sh BINARIES [ARGUMENT..]: uses `outrider bench` to compare a cluster whose draft worker drafts
+# ahead with one whose draft worker does not. Both run at the same time, and requests alternate between them.
+# ARGUMENTs are passed to `outrider bench`. At the end the script prints the draft-ahead counters of the draft
+# worker.
 # PROFILE: the profile whose step times the synthetic workers simulate, at half its speed (default: 70B on
 # H100s with drafts on an L4). PROFILE=pair uses the bundled pair instead, with 250 M parameters of ballast
 # for the target and 62 M for the draft.
@@ -15,50 +15,50 @@ cd "$(dirname "$0")/.."
 readonly BINARIES=$1
 shift
 readonly PROFILE=${PROFILE:-deploy/profiles/70b-8xh100-l4.toml}
-readonly WORK=$(mktemp -d)
+readonly WORK_DIR=$(mktemp -d)
 processes=()
-trap 'kill "${processes[@]}" 2>/dev/null || true; wait; rm -rf "$WORK"' EXIT
+trap 'kill "${processes[@]}" 2>/dev/null || true; wait; rm -rf "$WORK_DIR"' EXIT
 
 if [ "$PROFILE" = pair ]; then
   target=(--model models/demo/target --ballast 250M --threads 1)
   draft=(--model models/demo/draft --ballast 62M --threads 1)
 else
-  sed "s/^wire_us = [0-9]*/wire_us = ${WIRE_US:-$(sed -n 's/^wire_us = \([0-9]*\).*/\1/p' "$PROFILE")}/" "$PROFILE" >"$WORK/profile.toml"
-  target=(--engine "synthetic:$WORK/profile.toml" --time-scale 2)
+  sed "s/^wire_us = [0-9]*/wire_us = ${WIRE_US:-$(sed -n 's/^wire_us = \([0-9]*\).*/\1/p' "$PROFILE")}/" "$PROFILE" >"$WORK_DIR/profile.toml"
+  target=(--engine "synthetic:$WORK_DIR/profile.toml" --time-scale 2)
   draft=("${target[@]}")
 fi
 
 # start PORT OUTCOMES: starts a target worker, a draft worker (`--draft-ahead OUTCOMES`) and a router on PORT
 # and the ports after it.
 start() {
-  local at=127.0.0.1
-  cat >"$WORK/$1.toml" <<WORKERS
+  local host=127.0.0.1
+  cat >"$WORK_DIR/$1.toml" <<WORKERS
 [[worker]]
 role = "target"
-address = "http://$at:$(($1 + 1))"
+address = "http://$host:$(($1 + 1))"
 [[worker]]
 role = "draft"
-address = "http://$at:$(($1 + 2))"
+address = "http://$host:$(($1 + 2))"
 WORKERS
   "$BINARIES/outrider-target-worker" "${target[@]}" --served-model-name measured --log warn \
-    --listen "$at:$(($1 + 1))" --admin "$at:$(($1 + 4))" &
+    --listen "$host:$(($1 + 1))" --admin "$host:$(($1 + 4))" &
   processes+=($!)
   "$BINARIES/outrider-draft-worker" "${draft[@]}" --draft-ahead "$2" --log warn \
-    --listen "$at:$(($1 + 2))" --admin "$at:$(($1 + 5))" &
+    --listen "$host:$(($1 + 2))" --admin "$host:$(($1 + 5))" &
   processes+=($!)
-  "$BINARIES/outrider-router" --discovery "static:$WORK/$1.toml" --log warn \
-    --http "$at:$1" --grpc "$at:$(($1 + 3))" --admin "$at:$(($1 + 6))" &
+  "$BINARIES/outrider-router" --discovery "static:$WORK_DIR/$1.toml" --log warn \
+    --http "$host:$1" --grpc "$host:$(($1 + 3))" --admin "$host:$(($1 + 6))" &
   processes+=($!)
-  until curl -fs "http://$at:$(($1 + 6))/health/ready" >/dev/null; do
+  until curl -fs "http://$host:$(($1 + 6))/health/ready" >/dev/null; do
     kill -0 "${processes[@]}"
     sleep 0.2
   done
 }
 
-readonly PLAIN=${PORT:-9300} AHEAD=$((${PORT:-9300} + 10))
-start "$PLAIN" 0
-start "$AHEAD" 16
-"$BINARIES/outrider" bench --url "http://127.0.0.1:$PLAIN" \
-  --arm "ahead:url=http://127.0.0.1:$AHEAD,speculation=${SPECULATION:-on}" \
-  --arm "plain:url=http://127.0.0.1:$PLAIN,speculation=${SPECULATION:-on}" "$@"
-curl -s "http://127.0.0.1:$((AHEAD + 5))/metrics" | grep '^outrider_worker_draft_ahead'
+readonly PLAIN_PORT=${PORT:-9300} AHEAD_PORT=$((${PORT:-9300} + 10))
+start "$PLAIN_PORT" 0
+start "$AHEAD_PORT" 16
+"$BINARIES/outrider" bench --url "http://127.0.0.1:$PLAIN_PORT" \
+  --arm "ahead:url=http://127.0.0.1:$AHEAD_PORT,speculation=${SPECULATION:-on}" \
+  --arm "plain:url=http://127.0.0.1:$PLAIN_PORT,speculation=${SPECULATION:-on}" "$@"
+curl -s "http://127.0.0.1:$((AHEAD_PORT + 5))/metrics" | grep '^outrider_worker_draft_ahead'

@@ -104,7 +104,7 @@ pub fn reply_to_wire(reply: &Reply) -> v1::Reply {
 /// Converts a reply from the wire.
 pub fn reply_from_wire(wire: v1::Reply) -> Result<Reply, WireError> {
     use v1::reply::Body;
-    let body = match wire.body.ok_or_else(|| WireError::new("body", "a reply without a body"))? {
+    let body = match wire.body.ok_or_else(|| WireError::new("body", "is missing"))? {
         Body::Fed(fed) => ReplyBody::Fed {
             cached_len: fed.cached_len,
             prompt_logprobs: fed.prompt_logprobs.map(prompt_from_wire),
@@ -127,7 +127,7 @@ pub fn reply_from_wire(wire: v1::Reply) -> Result<Reply, WireError> {
     if wire.num_compared as usize > MAX_COMPARED_IDS {
         return Err(WireError::new(
             "num_compared",
-            format!("is {}, at most {MAX_COMPARED_IDS} fit", wire.num_compared),
+            format!("{} exceeds the maximum of {MAX_COMPARED_IDS}", wire.num_compared),
         ));
     }
     let agreed = (0..wire.num_compared).map(|i| wire.agreed >> i & 1 == 1).collect();
@@ -177,7 +177,7 @@ fn distribution_to_wire(q: &DraftDistribution) -> v1::DraftDistribution {
 
 fn distribution_from_wire(wire: v1::DraftDistribution) -> Result<DraftDistribution, WireError> {
     if wire.token_ids.len() != wire.weights.len() {
-        let problem = format!("{} ids and {} weights", wire.token_ids.len(), wire.weights.len());
+        let problem = format!("{} ids but {} weights", wire.token_ids.len(), wire.weights.len());
         return Err(WireError::new("q", problem));
     }
     Ok(wire.token_ids.into_iter().zip(wire.weights).collect())

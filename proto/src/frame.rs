@@ -1,4 +1,4 @@
-//! Keeps frames below [`MAX_FRAME_BYTES`], as far as single steps and replies allow.
+//! Splits frames so that none exceeds [`MAX_FRAME_BYTES`], unless a single step or reply does.
 
 use prost::Message as _;
 

@@ -38,7 +38,7 @@ pub mod vllm {
 /// The encoded descriptor set, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// Identifies the noise and draw of docs/contract.md, part B; both workers of a pair must have the same.
+/// Identifies the noise and the draw (docs/contract.md, part B). It must be equal at both workers of a pair.
 pub const SAMPLING_SCHEME: &str = "philox4x32-10/gumbel52/v1";
 
 /// Maximum encoded size of a frame; larger ones are split.
@@ -50,7 +50,7 @@ pub const MAX_FRAME_BYTES: usize = 1 << 20;
 pub struct WireError {
     /// Name of the field in the proto file.
     pub field: &'static str,
-    /// What is wrong, with the limit.
+    /// The problem, including the limit.
     pub problem: String,
 }
 

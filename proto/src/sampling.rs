@@ -10,7 +10,7 @@ pub const MAX_LOGIT_BIAS: usize = 4_096;
 /// Maximum number of top log probabilities per position.
 pub const MAX_LOGPROBS: u32 = 64;
 
-/// Maximum number of stop token ids of one sequence: those of its request and the model's end-of-sequence ids.
+/// Maximum number of stop token ids of one sequence, including the model's end-of-sequence ids.
 pub const MAX_STOP_TOKEN_IDS: usize = 256;
 
 /// Converts to the wire; every field is set.
@@ -153,7 +153,7 @@ pub fn spec_from_wire(wire: v1::SequenceSpec) -> Result<SequenceSpec, WireError>
         }
     }
     let priority = u8::try_from(wire.priority)
-        .map_err(|_| WireError::new("priority", format!("{} is over 255", wire.priority)))?;
+        .map_err(|_| WireError::new("priority", format!("{} exceeds the maximum of 255", wire.priority)))?;
     Ok(SequenceSpec {
         seed: wire.seed,
         choice: wire.choice,

@@ -1,6 +1,6 @@
-//! The first frames of the first build with protocol version 1, byte for byte: encoded by `protoc --encode`
-//! from `worker.proto` of commit ae4a0ed. Whatever is added to the protocol, these must keep their original
-//! meaning, and such a peer must be able to read what a current build sends.
+//! Compatibility with the first build of protocol version 1. The recorded frames are its first frames,
+//! encoded by `protoc --encode` from `worker.proto` of commit ae4a0ed. Extensions of the protocol must not
+//! change how these frames are decoded, and that build must be able to decode the frames of a current one.
 
 use prost::Message as _;
 use proto::v1;
@@ -44,7 +44,7 @@ fn an_older_worker_is_understood_and_a_version_is_chosen() {
     assert_eq!(
         common_version(&PROTOCOL_VERSIONS, &theirs),
         Some(1),
-        "version 1 is spoken until an ADR ends that"
+        "version 1 stays supported until an ADR drops it"
     );
 }
 
@@ -72,7 +72,7 @@ fn what_is_said_to_an_older_peer_are_the_bytes_that_it_knows() {
 
 #[test]
 fn a_frame_with_fields_of_a_later_version_is_read_as_far_as_it_is_known() {
-    // Field 100, length-delimited: an addition of a later build.
+    // Field 100, length-delimited: a field that a later build added.
     let later = [ROUTER, &[0xa2, 0x06, 0x03, 1, 2, 3]].concat();
     assert_eq!(v1::RouterFrame::decode(later.as_slice()).unwrap(), v1::RouterFrame::decode(ROUTER).unwrap());
 }

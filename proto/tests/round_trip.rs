@@ -1,4 +1,5 @@
-//! All domain values survive the wire; values out of bounds are refused by name.
+//! Domain values are unchanged by a round trip over the wire types. Values out of bounds are rejected, and
+//! the error names the field.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-"""Starts `outrider up` as a child process for a check."""
+"""Starts `outrider up` as a child process of a check."""
 
 import subprocess
 
@@ -12,10 +12,10 @@ def start(outrider, *arguments, **options):
     )
 
 
-def told(up, beginning):
-    """Prints lines up to the first that starts with `beginning`. Returns the word after that beginning."""
-    for line in up.stdout:
+def wait_for_line(process, prefix):
+    """Prints lines up to the first that starts with `prefix`. Returns the word after the prefix."""
+    for line in process.stdout:
         print(line, end="", flush=True)
-        if line.startswith(beginning):
-            return line.removeprefix(beginning).split()[0]
-    raise SystemExit(f"`outrider up` ended with {up.wait()} and never said `{beginning}`")
+        if line.startswith(prefix):
+            return line.removeprefix(prefix).split()[0]
+    raise SystemExit(f"`outrider up` exited with status {process.wait()} before it printed `{prefix}`")

@@ -2,9 +2,9 @@
 # build.sh [server]: builds llama.cpp in .deps/llama-cpp for the programs in this folder. The source is the
 # copy vendored in llama-cpp-python's source distribution on PyPI.
 # - full/: built for this CPU.
-# - avx2/: built without AVX-512. It holds only the kernel library, which is all that differs. `forwards`
-#   (forwards.cpp) uses it when LD_LIBRARY_PATH names avx2/bin.
-# - venv/: the packages that the Python programs need.
+# - avx2/: built without AVX-512. It contains only the kernel library, because nothing else differs. `forwards`
+#   (forwards.cpp) uses it if LD_LIBRARY_PATH contains avx2/bin.
+# - venv/: packages of the Python programs.
 # `server` also builds full/bin/llama-server, which takes about ten minutes on 2 cores.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,7 +1,7 @@
 // forwards MODEL.gguf THREADS ROWS,.. CONTEXT: measures llama.cpp's forward times in the same way as the
 // engine's example `speed`: the fastest of several forwards with CONTEXT tokens in the KV cache. Logits are
 // computed for all rows up to ALL_LOGITS rows, and for the last row only above that. Prints one line for each
-// count of rows: rows, milliseconds, and milliseconds of CPU time of all threads. Built by build.sh.
+// number of rows: rows, milliseconds, and milliseconds of CPU time of all threads. Built by build.sh.
 #include "llama.h"
 
 #include <algorithm>

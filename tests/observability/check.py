@@ -5,14 +5,14 @@
 
 1. promtool checks the rules and the configuration, and runs alerts_test.yml. Every alert needs a test in
    which it fires, one in which it does not, and a section in the runbook.
-2. The dashboard is read with Grafana's own types (PyPI: grafana-foundation-sdk) and written again. A field
-   that they do not know is a fault (but they accept any `custom` options of a panel). Grafana itself is not
-   run: no registry that is used here has it.
+2. The dashboard is parsed with Grafana's own types (PyPI: grafana-foundation-sdk) and serialized again. A
+   field that these types do not have is an error, except in a panel's `custom` options. Grafana itself is
+   not run, because it is not in the registries that this repository uses.
 3. A router, a target worker and a draft worker serve the bundled pair under load. Prometheus scrapes them
    with deploy/observability/prometheus.yml (with other addresses and shorter intervals). Every query of
-   every panel and of the Helm chart's scaling must return data. No alert expression may hold (except those in
-   MAY_HOLD), while each side of its comparisons returns data. MAY_BE_EMPTY lists the queries that may be
-   empty, with the reason.
+   every panel and of the Helm chart's scaling must return data. No alert may be pending, except those in
+   MAY_BE_PENDING, and each side of its comparisons must return data. MAY_BE_EMPTY lists the queries that may
+   be empty, with the reason.
 4. Another Prometheus applies the relabeling rules of prometheus-kubernetes.yml to example pods, which must
    get the job names that the alerts use.
 """
@@ -42,26 +42,26 @@ from ports import free_port
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OBSERVABILITY = ROOT / "deploy/observability"
-PATIENCE = 120
+TIMEOUT_SECONDS = 120
 SCRAPE_INTERVAL = "1s"
-# Replaces $__rate_interval: what Grafana would use at this scrape interval, plus a margin for a busy machine.
+# Value of $__rate_interval: that of Grafana at this scrape interval, plus a margin for a busy machine.
 RATE_INTERVAL = "20s"
 CLIENTS = 3
-SETTLING = 30
+DISCOVERY_TIMEOUT_SECONDS = 30
 
-# Queries for which a healthy cluster may have no data, with the reason. It is also a fault if one of them
+# Queries that may return no data in a healthy cluster, with the reason. It is also an error if one of them
 # returns data, so that the list stays short.
 MAY_BE_EMPTY = {"OutriderDraftsStretchTheTail, side 2": "a baseline of hours in which nothing was drafted"}
 
-# Alerts that depend on the speed of this machine. Their expression may hold during the check; they fire only
-# after minutes.
-MAY_HOLD = {"OutriderDraftsComeLate", "OutriderSlowFirstTokens"}
+# Alerts that depend on the speed of this machine. They may be pending during the check; they fire only after
+# several minutes.
+MAY_BE_PENDING = {"OutriderDraftsComeLate", "OutriderSlowFirstTokens"}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binaries", type=pathlib.Path, required=True, help="the folder of the built server binaries")
-    parser.add_argument("--seconds", type=float, default=25, help="how long clients ask before the queries are run")
+    parser.add_argument("--binaries", type=pathlib.Path, required=True, help="directory of the server binaries")
+    parser.add_argument("--seconds", type=float, default=25, help="duration of the load before the queries are run")
     settings = parser.parse_args()
     for program in ("prometheus", "promtool"):
         if not shutil.which(program):
@@ -69,17 +69,17 @@ def main():
             return
     alerts = [rule for group in read_yaml("alerts.yml")["groups"] for rule in group["rules"]]
     dashboard = json.loads((OBSERVABILITY / "grafana-dashboard.json").read_text())
-    faults = promtool_faults() + coverage_faults(alerts) + dashboard_faults(dashboard)
+    errors = promtool_errors() + coverage_errors(alerts) + dashboard_errors(dashboard)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, contextlib.ExitStack() as stack:
         http = start_cluster(stack, settings.binaries, pathlib.Path(folder))
         prometheus = start_prometheus(stack, pathlib.Path(folder), http)
-        ask(http["router"], settings.seconds)
-        faults += query_faults(prometheus, panel_queries(dashboard) + scaling_queries())
-        faults += alert_faults(prometheus, alerts)
-        faults += kubernetes_faults(stack, pathlib.Path(folder))
-    for fault in faults:
-        print(f"fault: {fault}", file=sys.stderr)
-    sys.exit(bool(faults))
+        run_clients(http["router"], settings.seconds)
+        errors += query_errors(prometheus, panel_queries(dashboard) + scaling_queries())
+        errors += alert_errors(prometheus, alerts)
+        errors += kubernetes_errors(stack, pathlib.Path(folder))
+    for error in errors:
+        print(f"error: {error}", file=sys.stderr)
+    sys.exit(bool(errors))
 
 
 def read_yaml(name):
@@ -89,48 +89,48 @@ def read_yaml(name):
 # Checks without a cluster.
 
 
-def promtool_faults():
-    faults = []
+def promtool_errors():
+    errors = []
     checks = (["check", "rules", "alerts.yml"], ["check", "config", "prometheus.yml"],
               ["test", "rules", "alerts_test.yml"])
-    for what in checks:
-        run = subprocess.run(["promtool", *what], cwd=OBSERVABILITY, capture_output=True, text=True)
-        print(f"promtool {' '.join(what)}: {'ok' if run.returncode == 0 else 'failed'}")
+    for arguments in checks:
+        run = subprocess.run(["promtool", *arguments], cwd=OBSERVABILITY, capture_output=True, text=True)
+        print(f"promtool {' '.join(arguments)}: {'ok' if run.returncode == 0 else 'failed'}")
         if run.returncode:
-            faults.append(f"promtool {' '.join(what)}: {run.stdout}{run.stderr}")
-    return faults
+            errors.append(f"promtool {' '.join(arguments)}: {run.stdout}{run.stderr}")
+    return errors
 
 
-def coverage_faults(alerts):
-    """Every alert fires in one test, does not in another, and is in the runbook. Every test names an existing
-    alert."""
+def coverage_errors(alerts):
+    """Checks that every alert fires in one test, stays silent in another, and is in the runbook, and that
+    every test names an existing alert."""
     cases = [case for test in read_yaml("alerts_test.yml")["tests"] for case in test["alert_rule_test"]]
     names = {alert["alert"] for alert in alerts}
     runbook = (ROOT / "docs/runbook.md").read_text()
-    faults = [f"alerts_test.yml tests {case['alertname']}, which is no alert" for case in cases if case["alertname"] not in names]
+    errors = [f"alerts_test.yml tests {case['alertname']}, which is not an alert" for case in cases if case["alertname"] not in names]
     for name in sorted(names):
         fires = [bool(case["exp_alerts"]) for case in cases if case["alertname"] == name]
-        faults += [f"{name}: no test in which it {what}" for what, is_there in (("fires", True), ("is quiet", False)) if is_there not in fires]
+        errors += [f"{name}: no test in which it {behaviour}" for behaviour, does_fire in (("fires", True), ("stays silent", False)) if does_fire not in fires]
         if f"\n## {name}\n" not in runbook:
-            faults.append(f"{name}: no section in docs/runbook.md")
-    print(f"{len(names)} alerts, {len(cases)} tests of them")
-    return faults
+            errors.append(f"{name}: no section in docs/runbook.md")
+    print(f"{len(names)} alerts with {len(cases)} tests")
+    return errors
 
 
-def dashboard_faults(dashboard):
-    written = json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder))
-    faults = [f"dashboard: {fault}" for fault in lost_fields(dashboard, written, "")]
-    print(f"dashboard: {len(dashboard['panels'])} panels by Grafana's types, {len(faults)} faults")
-    return faults
+def dashboard_errors(dashboard):
+    serialized = json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder))
+    errors = [f"dashboard: {error}" for error in lost_fields(dashboard, serialized, "")]
+    print(f"dashboard: {len(dashboard['panels'])} panels parsed with Grafana's types, {len(errors)} errors")
+    return errors
 
 
-def lost_fields(before, after, path):
-    if isinstance(before, dict) and isinstance(after, dict):
-        lost = [f"{path}.{key} is unknown to Grafana" for key in before.keys() - after.keys()]
-        return lost + [fault for key in before.keys() & after.keys() for fault in lost_fields(before[key], after[key], f"{path}.{key}")]
-    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        return [fault for i, pair in enumerate(zip(before, after)) for fault in lost_fields(*pair, f"{path}[{i}]")]
-    return [] if before == after else [f"{path} is read as {after!r}"]
+def lost_fields(original, parsed, path):
+    if isinstance(original, dict) and isinstance(parsed, dict):
+        lost = [f"{path}.{key} is not a field of Grafana's types" for key in original.keys() - parsed.keys()]
+        return lost + [error for key in original.keys() & parsed.keys() for error in lost_fields(original[key], parsed[key], f"{path}.{key}")]
+    if isinstance(original, list) and isinstance(parsed, list) and len(original) == len(parsed):
+        return [error for i, pair in enumerate(zip(original, parsed)) for error in lost_fields(*pair, f"{path}[{i}]")]
+    return [] if original == parsed else [f"{path} is parsed as {parsed!r}"]
 
 
 # Processes.
@@ -166,19 +166,19 @@ def start_prometheus(stack, folder, http):
 
 def run_prometheus(stack, folder, config):
     folder.mkdir()
-    written, port = folder / "prometheus.yml", free_port()
-    written.write_text(yaml.safe_dump(config))
-    start(stack, folder, shutil.which("prometheus"), f"--config.file={written}", f"--storage.tsdb.path={folder / 'tsdb'}",
+    config_file, port = folder / "prometheus.yml", free_port()
+    config_file.write_text(yaml.safe_dump(config))
+    start(stack, folder, shutil.which("prometheus"), f"--config.file={config_file}", f"--storage.tsdb.path={folder / 'tsdb'}",
           f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn")
     wait_ready(f"http://127.0.0.1:{port}/-/ready")
     return f"http://127.0.0.1:{port}"
 
 
-def kubernetes_faults(stack, folder):
+def kubernetes_errors(stack, folder):
     """Checks that prometheus-kubernetes.yml gives the pods of the chart and of the plain manifests the job
     names that the alerts use. Debian's Prometheus has no Kubernetes discovery, so its labels are set here;
     the relabeling rules are the real ones."""
-    scraped = {"__meta_kubernetes_pod_annotation_prometheus_io_scrape": "true", "__meta_kubernetes_pod_annotation_prometheus_io_port": "8111"}
+    annotations = {"__meta_kubernetes_pod_annotation_prometheus_io_scrape": "true", "__meta_kubernetes_pod_annotation_prometheus_io_port": "8111"}
     pods = {
         "10.0.0.1:8000": {"__meta_kubernetes_pod_label_outrider_pool": "router"}, "10.0.0.2": {"__meta_kubernetes_pod_label_outrider_pool": "target-main"},
         "10.0.0.3:1": {"__meta_kubernetes_pod_label_outrider_pool": "draft-ngram"}, "10.0.0.4": {"__meta_kubernetes_pod_label_app": "outrider-router"},
@@ -188,18 +188,18 @@ def kubernetes_faults(stack, folder):
     config = read_yaml("prometheus-kubernetes.yml")
     (job,) = config["scrape_configs"]
     del job["kubernetes_sd_configs"], config["rule_files"]
-    job["static_configs"] = [{"targets": [address], "labels": {**scraped, **labels}} for address, labels in pods.items()]
+    job["static_configs"] = [{"targets": [address], "labels": {**annotations, **labels}} for address, labels in pods.items()]
     prometheus = run_prometheus(stack, folder / "kubernetes", config)
     expected = {f"http://10.0.0.{i}:8111/metrics": f"outrider-{job}"
                 for i, job in enumerate(("router", "target-worker", "draft-worker", "router", "draft-worker"), 1)}
     # Prometheus has no targets in its first seconds.
-    began, found = time.monotonic(), None
-    while found != expected and time.monotonic() - began < SETTLING:
+    start_time, jobs_by_url = time.monotonic(), None
+    while jobs_by_url != expected and time.monotonic() - start_time < DISCOVERY_TIMEOUT_SECONDS:
         time.sleep(0.2)
         targets = request_json(f"{prometheus}/api/v1/targets")["data"]["activeTargets"]
-        found = {target["scrapeUrl"]: target["labels"]["job"] for target in targets}
-    print(f"prometheus-kubernetes.yml: {len(found)} pods of {len(pods)} are scraped")
-    return [] if found == expected else [f"prometheus-kubernetes.yml finds {found} instead of {expected}"]
+        jobs_by_url = {target["scrapeUrl"]: target["labels"]["job"] for target in targets}
+    print(f"prometheus-kubernetes.yml: {len(jobs_by_url)} pods of {len(pods)} are scraped")
+    return [] if jobs_by_url == expected else [f"prometheus-kubernetes.yml finds {jobs_by_url} instead of {expected}"]
 
 
 def start(stack, folder, *command):
@@ -215,13 +215,13 @@ def start(stack, folder, *command):
 
 
 def wait_ready(url):
-    began = time.monotonic()
+    start_time = time.monotonic()
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=PATIENCE):
+            with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS):
                 return
         except OSError as error:
-            if time.monotonic() - began > PATIENCE:
+            if time.monotonic() - start_time > TIMEOUT_SECONDS:
                 raise SystemExit(f"{url}: {error}") from error
             time.sleep(0.1)
 
@@ -229,22 +229,22 @@ def wait_ready(url):
 # Load.
 
 
-def ask(router, seconds):
-    """Runs clients that send one request after another, streamed or not, with the lane's k or a fixed one.
-    Any failure ends the check."""
+def run_clients(router, seconds):
+    """Runs clients that send one request after another, streamed or not, with the lane's k or a fixed k.
+    Exits if a request fails."""
     deadline, failures = time.monotonic() + seconds, []
-    answered = itertools.count()
-    threads = [threading.Thread(target=client, args=(router, i, deadline, answered, failures)) for i in range(CLIENTS)]
+    completed = itertools.count()
+    threads = [threading.Thread(target=client, args=(router, i, deadline, completed, failures)) for i in range(CLIENTS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if failures:
         raise SystemExit(f"a request failed: {failures[0]}")
-    print(f"load: {next(answered)} requests of {CLIENTS} clients in {seconds:.0f} s")
+    print(f"load: {next(completed)} requests by {CLIENTS} clients in {seconds:.0f} s")
 
 
-def client(router, index, deadline, answered, failures):
+def client(router, index, deadline, completed, failures):
     for i in itertools.count():
         if time.monotonic() > deadline or failures:
             return
@@ -255,9 +255,9 @@ def client(router, index, deadline, answered, failures):
         }
         request = urllib.request.Request(f"{router}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
                 answer.read()
-            next(answered)
+            next(completed)
         except urllib.error.HTTPError as error:
             failures.append(f"{error}: {error.read().decode()}")
         except OSError as error:
@@ -277,45 +277,45 @@ def panel_queries(dashboard):
 def scaling_queries():
     """Returns the queries of the Helm chart's KEDA objects."""
     templates = ROOT / "deploy/helm/templates"
-    (form,) = re.findall(r'query: {{ printf "((?:[^"\\]|\\.)*)"', (templates / "keda.yaml").read_text())
+    (template,) = re.findall(r'query: {{ printf "((?:[^"\\]|\\.)*)"', (templates / "keda.yaml").read_text())
     metrics = re.findall(r'"metric" "(\w+)"', (templates / "_helpers.tpl").read_text())
-    query = form.replace("%q", '".+"').replace("%v", "1")
-    return [(f"scaling by {metric}", query.replace("%s", metric)) for metric in metrics]
+    expression = template.replace("%q", '".+"').replace("%v", "1")
+    return [(f"scaling by {metric}", expression.replace("%s", metric)) for metric in metrics]
 
 
-def query_faults(prometheus, queries):
-    faults = []
+def query_errors(prometheus, queries):
+    errors = []
     for name, expression in queries:
-        values = result(prometheus, expression)
+        values = query(prometheus, expression)
         has_data = any(math.isfinite(value) for value in values)
         if not has_data and name not in MAY_BE_EMPTY:
-            faults.append(f"{name} returns {'nothing' if not values else values}: {expression}")
+            errors.append(f"{name} returns {values or 'no data'}: {expression}")
         if has_data and name in MAY_BE_EMPTY:
-            faults.append(f"{name} may be empty by the list, but returned data")
+            errors.append(f"{name} is listed in MAY_BE_EMPTY but returned data")
         shown = f" ({values[0]:.3g})" if len(values) == 1 else ""
         print(f"  {name}: {len(values)} series{shown}" + (f" (empty: {MAY_BE_EMPTY[name]})" if name in MAY_BE_EMPTY else ""))
-    return faults
+    return errors
 
 
-def alert_faults(prometheus, alerts):
-    faults = []
+def alert_errors(prometheus, alerts):
+    errors = []
     for alert in alerts:
-        held = result(prometheus, alert["expr"])
-        if held and alert["alert"] in MAY_HOLD:
-            print(f"  {alert['alert']} holds on this machine now: {held}")
-        elif held:
-            faults.append(f"{alert['alert']} is not quiet in a healthy cluster: {held}")
+        values = query(prometheus, alert["expr"])
+        if values and alert["alert"] in MAY_BE_PENDING:
+            print(f"  {alert['alert']} is pending on this machine: {values}")
+        elif values:
+            errors.append(f"{alert['alert']} is pending in a healthy cluster: {values}")
         sides = operands(alert["expr"])
         named = [(f"{alert['alert']}, side {i + 1}", side) for i, side in enumerate(sides)]
-        faults += query_faults(prometheus, named)
-    known = request_json(f"{prometheus}/api/v1/rules")["data"]["groups"]
-    bad = [rule["name"] for group in known for rule in group["rules"] if rule["health"] != "ok"]
-    return faults + [f"Prometheus cannot evaluate {name}" for name in bad]
+        errors += query_errors(prometheus, named)
+    groups = request_json(f"{prometheus}/api/v1/rules")["data"]["groups"]
+    unhealthy = [rule["name"] for group in groups for rule in group["rules"] if rule["health"] != "ok"]
+    return errors + [f"Prometheus cannot evaluate {name}" for name in unhealthy]
 
 
 def operands(expression):
-    """Returns the operands of an alert's outermost comparisons, without constants. Of `absent(..)`, the
-    argument."""
+    """Returns the operands of an alert's outermost comparisons, without constants. For `absent(..)` returns
+    its argument."""
     expression = " ".join(expression.split())
     if match := re.fullmatch(r"absent\((.*)\)", expression):
         expression = match.group(1)
@@ -333,14 +333,14 @@ def operands(expression):
     return [side for side in sides if not re.fullmatch(r"[0-9.]+", side.strip())]
 
 
-def result(prometheus, expression):
+def query(prometheus, expression):
     answer = request_json(f"{prometheus}/api/v1/query?{urllib.parse.urlencode({'query': expression})}")
     return [float(series["value"][1]) for series in answer["data"]["result"]]
 
 
 def request_json(url):
     try:
-        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise SystemExit(f"{url}: {error.read().decode()}") from error

@@ -14,7 +14,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .Values.etcd.enabled -}}
 etcd://{{ .Release.Name }}-etcd:2379/outrider
 {{- else -}}
-{{ required "etcd.endpoints must name an etcd where etcd.enabled is false" .Values.etcd.endpoints }}/outrider
+{{ required "etcd.endpoints is required if etcd.enabled is false" .Values.etcd.endpoints }}/outrider
 {{- end -}}
 {{- end }}
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 
-from checks import check, equal, run
+from checks import assert_equal, check, run
 
 TOKENIZER = pathlib.Path(__file__).resolve().parents[4] / "models/demo/target"
 REQUESTS = 6
@@ -27,36 +27,36 @@ class Cluster:
             command += ["--request-count", str(REQUESTS), "--concurrency", "2", "--isl", "32", "--osl", str(TOKENS)]
             command += ["--use-server-token-count", "--artifact-dir", folder, "--ui", "none", *arguments]
             command += ["--extra-inputs", json.dumps({"ignore_eos": True, "temperature": 0, **inputs})]
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
-            assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
-            found = json.loads((pathlib.Path(folder) / "profile_export_aiperf.json").read_text())
-        equal([found["request_count"]["avg"], found["error_summary"]], [REQUESTS, []])
-        equal(found["total_usage_completion_tokens"]["avg"], REQUESTS * TOKENS)
-        return found
+            completed = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            assert completed.returncode == 0, completed.stdout[-4000:] + completed.stderr[-2000:]
+            results = json.loads((pathlib.Path(folder) / "profile_export_aiperf.json").read_text())
+        assert_equal([results["request_count"]["avg"], results["error_summary"]], [REQUESTS, []])
+        assert_equal(results["total_usage_completion_tokens"]["avg"], REQUESTS * TOKENS)
+        return results
 
 
 @check
-def what_speculation_did_is_read_from_streams(cluster):
-    found = cluster.profile("--endpoint-type", "chat", "--streaming", speculation={"num_draft_tokens": 4})
+def speculation_metrics_are_read_from_streams(cluster):
+    results = cluster.profile("--endpoint-type", "chat", "--streaming", speculation={"num_draft_tokens": 4})
     drafted, accepted, steps = (
-        found[name]["avg"] for name in ("total_draft_tokens", "total_accepted_draft_tokens", "total_spec_decode_steps")
+        results[name]["avg"] for name in ("total_draft_tokens", "total_accepted_draft_tokens", "total_spec_decode_steps")
     )
     assert drafted >= accepted > 0 and drafted <= 4 * steps, (drafted, accepted, steps)
-    histogram = {int(key): count for key, count in found["pooled_spec_decode_acceptance_histogram"].items()}
-    equal([sum(histogram.values()), sum(key * count for key, count in histogram.items())], [steps, accepted])
-    equal(round(found["spec_decode_overall_draft_acceptance_rate"]["avg"], 6), round(100 * accepted / drafted, 6))
-    assert found["time_to_first_token"]["avg"] > 0, found["time_to_first_token"]
+    histogram = {int(key): count for key, count in results["pooled_spec_decode_acceptance_histogram"].items()}
+    assert_equal([sum(histogram.values()), sum(key * count for key, count in histogram.items())], [steps, accepted])
+    assert_equal(round(results["spec_decode_overall_draft_acceptance_rate"]["avg"], 6), round(100 * accepted / drafted, 6))
+    assert results["time_to_first_token"]["avg"] > 0, results["time_to_first_token"]
 
 
 @check
-def usage_is_told_with_every_chunk(cluster):
+def usage_is_reported_with_every_chunk(cluster):
     cluster.profile("--endpoint-type", "chat", "--streaming", "--per-chunk-usage")
 
 
 @check
-def whole_completions_are_read_and_nothing_is_drafted_where_it_is_off(cluster):
-    found = cluster.profile("--endpoint-type", "completions", speculation={"enabled": False})
-    assert not [name for name in found if name.startswith("spec_decode_")], found.keys()
+def completions_without_speculation_report_no_draft_metrics(cluster):
+    results = cluster.profile("--endpoint-type", "completions", speculation={"enabled": False})
+    assert not [name for name in results if name.startswith("spec_decode_")], results.keys()
 
 
 run("aiperf", importlib.metadata.version("aiperf"), Cluster)

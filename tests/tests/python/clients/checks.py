@@ -15,35 +15,35 @@ def check(function):
     return function
 
 
-def equal(left, right):
+def assert_equal(left, right):
     assert left == right, f"{left!r} is not {right!r}"
 
 
-def raised(kind, call):
+def assert_raises(error_class, call):
     """Returns the error that the call must raise. Its class must be `kind`, not a subclass."""
     try:
         call()
-    except kind as error:
-        assert type(error) is kind, f"{error!r} is a {type(error).__name__}, not a {kind.__name__}"
+    except error_class as error:
+        assert type(error) is error_class, f"{error!r} is a {type(error).__name__}, not a {error_class.__name__}"
         return error
-    raise AssertionError(f"no {kind.__name__} was raised")
+    raise AssertionError(f"no {error_class.__name__} was raised")
 
 
-def run(name, version, make):
+def run(name, version, make_cluster):
     """Runs every check with `make(url, model)`, then exits."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", required=True, help="URL of a cluster without keys")
-    parser.add_argument("--model", required=True, help="the model that it serves")
+    parser.add_argument("--model", required=True, help="model that the cluster serves")
     arguments = parser.parse_args()
-    made = make(arguments.url, arguments.model)
+    cluster = make_cluster(arguments.url, arguments.model)
     failures = 0
     for function in CHECKS:
         title = function.__name__.replace("_", " ")
         try:
-            function(made)
+            function(cluster)
             print(f"ok    {title}", flush=True)
         except Exception:
             failures += 1
             print(f"FAIL  {title}\n{traceback.format_exc()}", flush=True)
-    print(f"{name} {version}: {len(CHECKS) - failures} of {len(CHECKS)} checks hold")
+    print(f"{name} {version}: {len(CHECKS) - failures} of {len(CHECKS)} checks passed")
     sys.exit(1 if failures else 0)

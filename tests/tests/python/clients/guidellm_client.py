@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 
-from checks import check, equal, run
+from checks import assert_equal, check, run
 
 TOKENIZER = pathlib.Path(__file__).resolve().parents[4] / "models/demo/target"
 REQUESTS = 6
@@ -28,28 +28,28 @@ class Cluster:
             command += ["--profile", "kind=concurrent,streams=2", "--constraint", f"kind=max_requests,count={REQUESTS}"]
             command += ["--tokenizer", f"kind=hf_auto,model={TOKENIZER}", "--output", f"kind=json,path={report}"]
             command += ["--data", f"kind=synthetic_text,prompt_tokens=32,output_tokens={TOKENS}"]
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
-            assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
-            found = json.loads(report.read_text())["benchmarks"][0]["requests"]
-        assert not found["errored"], found["errored"][0]["info"]["error"]
-        equal(len(found["successful"]), REQUESTS)
-        return found["successful"]
+            completed = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            assert completed.returncode == 0, completed.stdout[-4000:] + completed.stderr[-2000:]
+            requests_by_status = json.loads(report.read_text())["benchmarks"][0]["requests"]
+        assert not requests_by_status["errored"], requests_by_status["errored"][0]["info"]["error"]
+        assert_equal(len(requests_by_status["successful"]), REQUESTS)
+        return requests_by_status["successful"]
 
 
 @check
-def conversations_are_answered_as_long_as_they_were_asked_to_be(cluster):
+def conversations_have_the_requested_length(cluster):
     for request in cluster.requests("/v1/chat/completions"):
-        equal(request["output_tokens"], TOKENS)
+        assert_equal(request["output_tokens"], TOKENS)
 
 
 @check
-def completions_say_what_speculation_did(cluster):
-    told = [request["response_metrics"] for request in cluster.requests("/v1/completions")]
-    drafted = [metrics["speculative_decoding"] for metrics in told if metrics]
+def completions_report_speculation_metrics(cluster):
+    metrics_of_requests = [request["response_metrics"] for request in cluster.requests("/v1/completions")]
+    drafted = [metrics["speculative_decoding"] for metrics in metrics_of_requests if metrics]
     assert drafted, "nothing was drafted"
-    for did in drafted:
-        equal(sum(did["acceptance_histogram"]), did["num_spec_steps"])
-        assert did["num_draft_tokens"] >= did["num_accepted_draft_tokens"], did
+    for metrics in drafted:
+        assert_equal(sum(metrics["acceptance_histogram"]), metrics["num_spec_steps"])
+        assert metrics["num_draft_tokens"] >= metrics["num_accepted_draft_tokens"], metrics
 
 
 run("guidellm", importlib.metadata.version("guidellm"), Cluster)

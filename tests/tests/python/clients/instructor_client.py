@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import instructor
 import pydantic
-from checks import PROMPT, check, equal, run
+from checks import PROMPT, assert_equal, check, run
 from openai import OpenAI
 
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -29,14 +29,14 @@ class Cluster:
 
 
 @check
-def an_answer_has_the_form_of_its_model(cluster):
+def an_answer_is_an_instance_of_its_model(cluster):
     for client in cluster.modes:
         ticket = client.chat.completions.create(response_model=Ticket, **cluster.settings)
         assert isinstance(ticket, Ticket), ticket
 
 
 @check
-def speculation_changes_no_answer(cluster):
+def speculation_does_not_change_the_answer(cluster):
     for client in cluster.modes:
         tickets = [
             client.chat.completions.create(
@@ -45,15 +45,15 @@ def speculation_changes_no_answer(cluster):
             for speculation in ({"enabled": False}, {"num_draft_tokens": 4})
         ]
         # Compared by fields, because each ticket also holds its raw response, whose id is unique.
-        equal(*[ticket.model_dump() for ticket in tickets])
+        assert_equal(*[ticket.model_dump() for ticket in tickets])
 
 
 @check
-def an_answer_in_parts_ends_as_the_whole_one(cluster):
+def a_partial_answer_ends_equal_to_the_complete_one(cluster):
     client = cluster.modes[0]
-    whole = client.chat.completions.create(response_model=Ticket, **cluster.settings)
+    complete_answer = client.chat.completions.create(response_model=Ticket, **cluster.settings)
     *_, last = client.chat.completions.create_partial(response_model=Ticket, **cluster.settings)
-    equal(last.model_dump(), whole.model_dump())
+    assert_equal(last.model_dump(), complete_answer.model_dump())
 
 
 run("instructor", importlib.metadata.version("instructor"), Cluster)

@@ -1,9 +1,9 @@
-"""Checks `langchain-openai` against a running cluster: a chat model and an LLM, invoked, streamed and
-batched."""
+"""Checks `langchain-openai` against a running cluster: a chat model and an LLM, called once, streamed and in
+a batch."""
 
 import importlib.metadata
 
-from checks import PROMPT, check, equal, run
+from checks import PROMPT, assert_equal, check, run
 from langchain_openai import ChatOpenAI, OpenAI
 
 
@@ -16,31 +16,31 @@ class Cluster:
 
 
 @check
-def a_chat_model_says_the_same_streamed(cluster):
-    whole = cluster.chat.invoke(PROMPT)
-    assert whole.content and whole.usage_metadata["output_tokens"] == 32, whole
-    equal("".join(chunk.content for chunk in cluster.chat.stream(PROMPT)), whole.content)
+def a_streamed_chat_answer_equals_the_complete_one(cluster):
+    complete_answer = cluster.chat.invoke(PROMPT)
+    assert complete_answer.content and complete_answer.usage_metadata["output_tokens"] == 32, complete_answer
+    assert_equal("".join(chunk.content for chunk in cluster.chat.stream(PROMPT)), complete_answer.content)
 
 
 @check
-def responses_say_what_conversations_say(cluster):
-    whole = cluster.responses.invoke(PROMPT)
-    equal(whole.text, cluster.chat.invoke(PROMPT).content)
-    equal("".join(chunk.text for chunk in cluster.responses.stream(PROMPT)), whole.text)
+def responses_equal_chat_completions(cluster):
+    complete_answer = cluster.responses.invoke(PROMPT)
+    assert_equal(complete_answer.text, cluster.chat.invoke(PROMPT).content)
+    assert_equal("".join(chunk.text for chunk in cluster.responses.stream(PROMPT)), complete_answer.text)
 
 
 @check
 def a_batch_is_answered_in_order(cluster):
     prompts = [PROMPT, "Say something else.", PROMPT]
     answers = [message.content for message in cluster.chat.batch(prompts)]
-    equal(answers, [cluster.chat.invoke(prompt).content for prompt in prompts])
+    assert_equal(answers, [cluster.chat.invoke(prompt).content for prompt in prompts])
 
 
 @check
-def an_llm_completes_the_same_streamed(cluster):
-    whole = cluster.llm.invoke(PROMPT)
-    assert whole
-    equal("".join(cluster.llm.stream(PROMPT)), whole)
+def a_streamed_completion_equals_the_complete_one(cluster):
+    complete_answer = cluster.llm.invoke(PROMPT)
+    assert complete_answer
+    assert_equal("".join(cluster.llm.stream(PROMPT)), complete_answer)
 
 
 run("langchain-openai", importlib.metadata.version("langchain-openai"), Cluster)

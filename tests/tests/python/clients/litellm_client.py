@@ -3,7 +3,7 @@
 import importlib.metadata
 
 import litellm
-from checks import PROMPT, check, equal, raised, run
+from checks import PROMPT, assert_equal, assert_raises, check, run
 
 MESSAGES = [{"role": "user", "content": PROMPT}]
 
@@ -26,29 +26,29 @@ class Cluster:
 @check
 def a_conversation_is_answered_and_streamed(cluster):
     for provider in ("openai", "hosted_vllm"):
-        whole = cluster.chat(provider)
+        complete_answer = cluster.chat(provider)
         chunks = list(cluster.chat(provider, stream=True))
-        equal("".join(chunk.choices[0].delta.content or "" for chunk in chunks), whole.choices[0].message.content)
-        equal((whole.usage.completion_tokens, whole.choices[0].finish_reason), (32, "length"))
+        assert_equal("".join(chunk.choices[0].delta.content or "" for chunk in chunks), complete_answer.choices[0].message.content)
+        assert_equal((complete_answer.usage.completion_tokens, complete_answer.choices[0].finish_reason), (32, "length"))
 
 
 @check
 def a_completion_is_answered_and_streamed(cluster):
-    whole = cluster.complete()
+    complete_answer = cluster.complete()
     chunks = list(cluster.complete(stream=True))
-    equal("".join(chunk.choices[0].text or "" for chunk in chunks), whole.choices[0].text)
+    assert_equal("".join(chunk.choices[0].text or "" for chunk in chunks), complete_answer.choices[0].text)
 
 
 @check
-def usage_tells_what_was_cached(cluster):
+def usage_reports_cached_tokens(cluster):
     usage = cluster.chat().usage
     assert usage.prompt_tokens_details.cached_tokens is not None, usage
 
 
 @check
-def an_unknown_model_is_not_found(cluster):
-    raised(litellm.NotFoundError, lambda: cluster.chat(model="openai/nobody"))
-    raised(litellm.BadRequestError, lambda: cluster.chat(temperature=3))
+def an_unknown_model_raises_a_not_found_error(cluster):
+    assert_raises(litellm.NotFoundError, lambda: cluster.chat(model="openai/nobody"))
+    assert_raises(litellm.BadRequestError, lambda: cluster.chat(temperature=3))
     assert cluster.chat().choices[0].message.content
 
 

@@ -1,5 +1,5 @@
 """Checks `lm-eval` against a running cluster with two small tasks: one scores given continuations by log
-probabilities, the other generates text. lm-eval gets the tokenizer from the cluster."""
+probabilities, the other generates text. lm-eval fetches the tokenizer from the cluster."""
 
 import importlib.metadata
 import json
@@ -12,7 +12,7 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 import lm_eval
 import requests
-from checks import check, equal, run
+from checks import assert_equal, check, run
 
 QUESTIONS = [
     {"question": "def reverse(items):\n    return", "choices": [" items[::-1]", " blue", " SELECT"], "answer": 0},
@@ -48,14 +48,14 @@ class Cluster:
             body = {"model": self.model, "prompt": text, "add_special_tokens": False}
             return requests.post(f"{self.url}/tokenize", json=body, timeout=60).json()["tokens"]
 
-        whole, start = ids(question + choice), len(ids(question))
-        body = {"model": self.model, "prompt": whole, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
+        all_ids, start = ids(question + choice), len(ids(question))
+        body = {"model": self.model, "prompt": all_ids, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
         answer = requests.post(f"{self.url}/v1/completions", json=body, timeout=60).json()
         return sum(answer["choices"][0]["logprobs"]["token_logprobs"][start:-1])
 
 
 @check
-def continuations_are_scored_as_the_cluster_scores_them(cluster):
+def scores_of_continuations_equal_those_of_the_cluster(cluster):
     task = {
         "task": "tiny_choices",
         "output_type": "multiple_choice",
@@ -67,18 +67,18 @@ def continuations_are_scored_as_the_cluster_scores_them(cluster):
     }
     results = cluster.evaluate(task)
     samples = sorted(results["samples"]["tiny_choices"], key=lambda sample: sample["doc_id"])
-    equal(len(samples), len(QUESTIONS))
-    right = 0
+    assert_equal(len(samples), len(QUESTIONS))
+    num_correct = 0
     for question, sample in zip(QUESTIONS, samples):
         expected = [cluster.score(question["question"], choice) for choice in question["choices"]]
-        got = [float(response[0]) for response in sample["filtered_resps"]]
-        assert all(abs(a - b) < 1e-4 for a, b in zip(got, expected)) and len(got) == 3, (got, expected)
-        right += expected.index(max(expected)) == question["answer"]
-    equal(results["results"]["tiny_choices"]["acc,none"], right / len(QUESTIONS))
+        actual = [float(response[0]) for response in sample["filtered_resps"]]
+        assert all(abs(a - b) < 1e-4 for a, b in zip(actual, expected)) and len(actual) == 3, (actual, expected)
+        num_correct += expected.index(max(expected)) == question["answer"]
+    assert_equal(results["results"]["tiny_choices"]["acc,none"], num_correct / len(QUESTIONS))
 
 
 @check
-def generations_are_those_of_the_cluster(cluster):
+def generated_texts_equal_those_of_the_cluster(cluster):
     task = {
         "task": "tiny_texts",
         "output_type": "generate_until",
@@ -88,11 +88,11 @@ def generations_are_those_of_the_cluster(cluster):
         "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
     }
     samples = cluster.evaluate(task)["samples"]["tiny_texts"]
-    equal(len(samples), len(QUESTIONS))
+    assert_equal(len(samples), len(QUESTIONS))
     for sample in samples:
         body = {"model": cluster.model, "prompt": sample["doc"]["question"], "max_tokens": 16, "temperature": 0, "stop": ["\n\n"]}
         answer = requests.post(f"{cluster.url}/v1/completions", json=body, timeout=60).json()
-        equal(sample["resps"][0][0], answer["choices"][0]["text"])
+        assert_equal(sample["resps"][0][0], answer["choices"][0]["text"])
 
 
 run("lm-eval", importlib.metadata.version("lm-eval"), Cluster)

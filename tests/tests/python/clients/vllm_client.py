@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-from checks import check, equal, run
+from checks import assert_equal, check, run
 
 TOKENIZER = pathlib.Path(__file__).resolve().parents[4] / "models/demo/target"
 REQUESTS = 6
@@ -29,25 +29,25 @@ class Cluster:
             command += ["--random-output-len", str(TOKENS), "--num-prompts", str(REQUESTS), "--ignore-eos"]
             command += ["--extra-body", json.dumps(fields), "--save-result", "--result-dir", folder]
             environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-            assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
+            completed = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+            assert completed.returncode == 0, completed.stdout[-4000:] + completed.stderr[-2000:]
             (result,) = pathlib.Path(folder).glob("*.json")
-            found = json.loads(result.read_text())
-        equal([found["completed"], found["total_output_tokens"]], [REQUESTS, REQUESTS * TOKENS])
-        return found
+            results = json.loads(result.read_text())
+        assert_equal([results["completed"], results["total_output_tokens"]], [REQUESTS, REQUESTS * TOKENS])
+        return results
 
 
 @check
-def completions_are_answered_and_what_speculation_did_is_read(cluster):
-    found = cluster.bench("openai", "/v1/completions", speculation={"num_draft_tokens": 4})
-    drafts, drafted, accepted = (found[f"spec_decode_{name}"] for name in ("num_drafts", "draft_tokens", "accepted_tokens"))
+def completions_succeed_and_speculation_metrics_are_read(cluster):
+    results = cluster.bench("openai", "/v1/completions", speculation={"num_draft_tokens": 4})
+    drafts, drafted, accepted = (results[f"spec_decode_{name}"] for name in ("num_drafts", "draft_tokens", "accepted_tokens"))
     assert 0 < accepted <= drafted <= 4 * drafts, (drafts, drafted, accepted)
 
 
 @check
-def conversations_are_answered_and_nothing_is_drafted_where_it_is_off(cluster):
-    found = cluster.bench("openai-chat", "/v1/chat/completions", speculation={"enabled": False})
-    assert not found.get("spec_decode_draft_tokens"), found
+def conversations_without_speculation_draft_nothing(cluster):
+    results = cluster.bench("openai-chat", "/v1/chat/completions", speculation={"enabled": False})
+    assert not results.get("spec_decode_draft_tokens"), results
 
 
 run("vllm", importlib.metadata.version("vllm"), Cluster)
