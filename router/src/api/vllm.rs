@@ -1,5 +1,5 @@
 //! vLLM's endpoints beside OpenAI's: tokenize, detokenize, render prompts to token ids, version and health.
-//! Embeddings are refused, because no model here makes them.
+//! Embeddings are refused, because no model here supports them.
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -193,7 +193,7 @@ async fn embeddings(State(state): State<AppState>, request: Request) -> Result<R
     let body: Value = read_object(&head.headers, body, deadline_of(&head.headers)?).await?;
     let model = caller.model_or_sole(&state.catalog, body["model"].as_str())?;
     let message = format!(
-        "the model `{}` generates text and makes no embeddings: ask a server of an embedding model",
+        "the model `{}` generates text and does not support embeddings: use an embedding model",
         model.id
     );
     Err(RouterError::invalid("model", message))

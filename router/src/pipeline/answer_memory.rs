@@ -40,7 +40,7 @@ impl AnswerHold {
         }
         self.num_bytes += num_bytes;
         if self.of.0.fetch_add(num_bytes, Ordering::AcqRel) + num_bytes > WHOLE_ANSWERS_BYTES_MAX {
-            return Err(RouterError::Overloaded { what: "the memory for answers that are not streamed" });
+            return Err(RouterError::Overloaded { what: "the memory for responses that are not streamed" });
         }
         Ok(())
     }

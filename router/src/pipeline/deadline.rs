@@ -36,7 +36,7 @@ impl Deadline {
         let number = std::str::from_utf8(value).ok().and_then(|text| text.trim().parse::<u64>().ok());
         match number {
             Some(milliseconds @ 1..) => Ok(Self::after(Duration::from_millis(milliseconds))),
-            _ => Err(refused(REQUEST_TIMEOUT_HEADER, "a whole number of milliseconds from 1 on", value)),
+            _ => Err(refused(REQUEST_TIMEOUT_HEADER, "a positive whole number of milliseconds", value)),
         }
     }
 
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(milliseconds("18446744073709551615").unwrap(), None, "as good as never");
         for bad in ["", "0", "-1", "1.5", "soon", "18446744073709551616"] {
             let error = milliseconds(bad).unwrap_err().to_string();
-            assert!(error.contains("whole number of milliseconds from 1 on"), "{bad}: {error}");
+            assert!(error.contains("a positive whole number of milliseconds"), "{bad}: {error}");
         }
         for (value, expected) in [
             ("2H", Duration::from_secs(7_200)),

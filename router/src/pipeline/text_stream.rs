@@ -294,7 +294,7 @@ impl TextStream {
             let Some(stream) = &mut self.prompts[prompt_idx].stream else { continue };
             if let Poll::Ready(event) = stream.poll_next(context) {
                 self.turn = prompt_idx + 1;
-                let ended_early = || RouterError::Internal("the lane ended before its sequences did".into());
+                let ended_early = || RouterError::Internal("the scheduler closed the stream early".into());
                 return Poll::Ready(event.map(|event| (prompt_idx, event)).ok_or_else(ended_early));
             }
         }
@@ -322,7 +322,7 @@ impl TextStream {
         let choice = choice as usize;
         if choice >= self.num_choices {
             return Err(RouterError::Internal(format!(
-                "the lane spoke of choice {choice} of {}",
+                "the scheduler sent an event for choice {choice} of {}",
                 self.num_choices
             )));
         }
@@ -333,7 +333,7 @@ impl TextStream {
         let in_prompt = tokens.choice;
         let choice = self.choice_idx(prompt_idx, in_prompt)?;
         if self.prompts[prompt_idx].awaited.is_some() {
-            return Err(RouterError::Internal("tokens came before the prompt's log probabilities".into()));
+            return Err(RouterError::Internal("tokens arrived before the prompt's log probabilities".into()));
         }
         let state = &mut self.choices[choice];
         // Tokens that were in flight when the stop string was found.
@@ -412,7 +412,7 @@ impl TextStream {
         let start = part.start as usize;
         if start > next {
             return Err(RouterError::Internal(format!(
-                "prompt log probabilities jump from {next} to {start}"
+                "gap in the prompt's log probabilities: expected position {next}, got {start}"
             )));
         }
         scored.extend(part.entries.into_iter().skip(next - start));

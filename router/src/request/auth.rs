@@ -108,7 +108,7 @@ impl Auth {
                 found = Some(&known.caller);
             }
         }
-        found.cloned().ok_or(RouterError::Unauthenticated("the API key is not known"))
+        found.cloned().ok_or(RouterError::Unauthenticated("the API key is invalid"))
     }
 }
 
@@ -141,7 +141,7 @@ impl Caller {
         let mut names = self.models(catalog).into_iter();
         let first = names.next().filter(|first| names.clone().all(|other| other.model == first.model));
         first.map(|first| names.find(|entry| entry.id == entry.model).unwrap_or(first)).ok_or_else(|| {
-            RouterError::invalid("model", "model is required: GET /v1/models lists those that exist")
+            RouterError::invalid("model", "model is required: GET /v1/models lists the available models")
         })
     }
 
@@ -177,15 +177,15 @@ fn next_keys(edited: Result<String, String>, path: &Path, before: &[ApiKey]) -> 
     match edited.map(|text| api_keys::parse(&text, path)) {
         Ok(Ok(mut next)) => {
             next.iter_mut().for_each(|key| key.take_over(before));
-            tracing::info!(path = %shown, keys = next.len(), "the api keys were read again");
+            tracing::info!(path = %shown, keys = next.len(), "reloaded the API keys");
             Some(next)
         }
         Ok(Err(error)) => {
-            tracing::error!(%error, "broken api key file, the last keys stay");
+            tracing::error!(%error, "invalid API key file, keeping the previous keys");
             None
         }
         Err(error) => {
-            tracing::error!(path = %shown, error, "unreadable api key file, the last keys stay");
+            tracing::error!(path = %shown, error, "cannot read the API key file, keeping the previous keys");
             None
         }
     }

@@ -315,8 +315,8 @@ async fn errors_of_lanes_keep_their_meaning() {
             500,
             "refused the sequence: a NaN",
         ),
-        (Script::Panic, 500, "answering this request panicked"),
-        (Script::Vanish, 500, "the lane ended before its sequences did"),
+        (Script::Panic, 500, "the request handler panicked"),
+        (Script::Vanish, 500, "the scheduler closed the stream early"),
     ] {
         router.lanes.play(script);
         let answer = router.post_json(COMPLETIONS, &completion(json!({}))).await;

@@ -175,7 +175,7 @@ const REFUSED: &str = r#"/tokenize | {} | 400 | model | model is required
 /detokenize | {"model": "org/demo", "tokens": [1, -2]} | 400 | tokens | tokens[1] is -2
 /v1/completions/render | {"model": "org/demo"} | 400 | prompt | prompt is required
 /v1/completions/render | {"model": "org/demo", "prompt": "x", "max_tokens": 4096} | 400 | max_tokens | maximum context length
-/v1/embeddings | {"model": "org/demo", "input": "x"} | 400 | model | makes no embeddings
+/v1/embeddings | {"model": "org/demo", "input": "x"} | 400 | model | does not support embeddings
 /v1/embeddings | {"model": "nobody", "input": "x"} | 404 | model | does not exist
 /v1/completions | {"model": "org/demo", "prompt": "x", "cache_salt": ""} | 400 | cache_salt | it must have 1 to 1024
 /v1/completions | {"model": "org/demo", "prompt": "x", "truncate_prompt_tokens": 0} | 400 | truncate_prompt_tokens | must not be 0

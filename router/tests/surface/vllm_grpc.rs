@@ -139,7 +139,7 @@ async fn a_request_is_aborted_by_its_id() {
     let mut stream = client.generate(generate(|_| ())).await.unwrap().into_inner();
     assert!(matches!(stream.message().await.unwrap().unwrap().response, Some(Answer::Chunk(_))));
     let again = client.generate(generate(|_| ())).await.unwrap_err();
-    assert!(again.message().contains("`one` is running already"), "{again:?}");
+    assert!(again.message().contains("`one` is already running"), "{again:?}");
     let info = client.get_server_info(vllm::GetServerInfoRequest {}).await.unwrap().into_inner();
     assert_eq!((info.active_requests, info.server_type.as_str()), (1, "vllm-grpc"));
     assert!(info.last_receive_timestamp > 1.6e9 && info.uptime_seconds > 0.0 && !info.is_paused, "{info:?}");
