@@ -19,7 +19,7 @@ pub enum RouterError {
     InvalidRequest {
         /// What is wrong and what is expected.
         message: String,
-        /// The field, as the client wrote it.
+        /// The field, as the client named it.
         param: Option<String>,
     },
     /// The prompt, or prompt and requested output together, do not fit the model's window.
@@ -77,7 +77,7 @@ pub enum RouterError {
     NotStored {
         /// Names the response.
         message: String,
-        /// The field, as the client wrote it.
+        /// The field, as the client named it.
         param: &'static str,
     },
     /// No such path.
@@ -142,7 +142,7 @@ pub enum RouterError {
         /// In bytes.
         limit: usize,
     },
-    /// The client reads too slowly; its stream was cut.
+    /// The client reads too slowly; its stream was closed.
     #[error("the client reads too slowly: its stream was closed with too many unread tokens")]
     SlowClient,
     /// The client disconnected; the error is not sent.

@@ -113,6 +113,7 @@ impl<E: Events> EventWriter<E> {
         Poll::Ready(Some(events.into()))
     }
 }
+
 /// Measures the time without events. The timer is reset when it fires, not on every event.
 struct Silence {
     most: Duration,

@@ -1,5 +1,5 @@
-//! vLLM's endpoints beside OpenAI's: tokenize, detokenize, render prompts to token ids, version and health.
-//! Embeddings are refused, because no model here supports them.
+//! vLLM's endpoints in addition to OpenAI's: tokenize, detokenize, render prompts to token ids, version and
+//! health. Embeddings are refused, because no model here supports them.
 
 use axum::Router;
 use axum::extract::{Request, State};

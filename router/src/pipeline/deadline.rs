@@ -1,5 +1,5 @@
 //! Request deadlines: how long a client waits for its complete answer. After the deadline the request ends
-//! with an error, within the stream if that has begun.
+//! with an error, within the stream if it has started.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -115,7 +115,7 @@ mod tests {
     fn timeouts_are_read_as_each_api_writes_them() {
         let milliseconds = |value: &str| Deadline::of_milliseconds(value.as_bytes());
         assert_eq!(milliseconds("1500").unwrap().unwrap().timeout, Duration::from_millis(1_500));
-        assert_eq!(milliseconds("18446744073709551615").unwrap(), None, "as good as never");
+        assert_eq!(milliseconds("18446744073709551615").unwrap(), None, "treated as unlimited");
         for bad in ["", "0", "-1", "1.5", "soon", "18446744073709551616"] {
             let error = milliseconds(bad).unwrap_err().to_string();
             assert!(error.contains("a positive whole number of milliseconds"), "{bad}: {error}");

@@ -66,7 +66,7 @@ pub struct TextStreamParts {
     pub record: RequestRecord,
     /// Latest end of the response.
     pub deadline: Option<Deadline>,
-    /// Cuts the response when its client does not read.
+    /// Closes the connection when its client does not read.
     pub response: Option<ResponseHandle>,
     /// Ends the stream when cancelled.
     pub lifetime: Lifetime,
@@ -101,7 +101,7 @@ struct Cut(OnWake<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
 impl fmt::Debug for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Cut")
+        f.write_str("ShutdownSignal")
     }
 }
 
@@ -263,7 +263,7 @@ impl TextStream {
         let prompt_idx = self.prompts.len();
         let awaits = awaited.is_some();
         if let (Some(stream), Some(response)) = (&stream, self.response.clone()) {
-            // A client that does not read stops the polling of this stream too, so cut the connection here.
+            // This stream is not polled while the client does not read, so close the connection from here.
             stream.on_overflow(move || response.cut());
         }
         self.prompts.push(PromptState { stream, ids, awaited });
@@ -448,7 +448,7 @@ impl TextStream {
 
 impl Drop for TextStream {
     fn drop(&mut self) {
-        // A cut response is recorded as a slow client, not as a client that disconnected.
+        // A response closed by the router is recorded as a slow client, not as a disconnected one.
         if self.response.as_ref().is_some_and(ResponseHandle::was_cut) {
             self.record.failed(&RouterError::SlowClient);
         }

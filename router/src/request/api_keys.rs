@@ -208,7 +208,7 @@ mod tests {
         let other = &keys[1].caller;
         assert_eq!((&other.name, other.priority, other.may_use("b")), (&None, 0, true));
         assert_ne!(other.isolation_key, alice.isolation_key);
-        assert!(alice.may_be_logged && !other.may_be_logged, "nobody's text is logged without consent");
+        assert!(alice.may_be_logged && !other.may_be_logged, "logging is off by default");
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub struct Caller {
     pub names_fairness_ids: bool,
     /// Whether requests may be written to the request log: the key allows it, or no keys are configured.
     pub may_be_logged: bool,
-    /// Key for fair turns derived from a fairness id, if the request has one.
+    /// Key for fair queueing derived from a fairness id, if the request has one.
     pub fairness_key: Option<u64>,
     /// Models that the key may use; absent: all.
     pub models: Option<Arc<BTreeSet<String>>>,
@@ -113,7 +113,7 @@ impl Auth {
 }
 
 impl Caller {
-    /// Key by which requests share turns with other callers'.
+    /// Key for fair queueing among callers.
     pub fn turn_key(&self) -> u64 {
         self.fairness_key.unwrap_or(self.isolation_key)
     }
@@ -248,7 +248,7 @@ mod tests {
         assert!(auth.authenticate(Some(&bearer("sk-new"))).is_ok());
         let alice = auth.authenticate(Some(&bearer("sk-one"))).unwrap();
         assert_eq!(alice.priority, 3);
-        assert!(alice.usage.as_ref().unwrap().begin().is_err(), "what runs is not forgotten");
+        assert!(alice.usage.as_ref().unwrap().begin().is_err(), "running requests still count");
         drop(running);
         assert!(alice.usage.unwrap().begin().is_ok());
     }

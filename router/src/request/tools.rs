@@ -1,4 +1,4 @@
-//! [`SentTools`]: the tools that a model may call, and which calls the request asks for.
+//! [`SentTools`]: the tools that a model may call, and which calls the request requires.
 
 use std::collections::HashSet;
 
@@ -31,7 +31,7 @@ pub struct Tool {
     pub parameters: Option<Map<String, Value>>,
 }
 
-/// Which calls a request asks for.
+/// Which calls a request requires.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ToolChoice {
     /// No calls.

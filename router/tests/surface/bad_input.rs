@@ -32,7 +32,7 @@ async fn check(router: &TestRouter, request: Request<Body>, status: u16, param: 
     assert_eq!(error["param"], param, "{description}: {message}");
     assert!(error["type"].is_string() && error.get("code").is_some(), "{description}: {error}");
     assert!(!message.contains('\n'), "{description}: {message}");
-    assert!(router.lanes.take_submitted().is_empty(), "{description}: it reached a lane");
+    assert!(router.lanes.take_submitted().is_empty(), "{description}: it was submitted");
 }
 
 async fn next_request_works(router: &TestRouter) {

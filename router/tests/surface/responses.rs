@@ -39,7 +39,7 @@ fn text_of(response: &Value) -> &str {
 fn settled(mut response: Value) -> Value {
     for path in ["/id", "/created_at", "/output/0/id"] {
         if let Some(value) = response.pointer_mut(path) {
-            *value = json!("[settled]");
+            *value = json!("[redacted]");
         }
     }
     response
@@ -112,7 +112,7 @@ async fn a_response_goes_on_from_an_earlier_one() {
     let last = events(&router, &third).await.pop().unwrap();
     assert_eq!(last["response"]["previous_response_id"], second["id"]);
     let path = format!("{RESPONSES}/{}", last["response"]["id"].as_str().unwrap());
-    assert_eq!(router.get(&path).await.json(), last["response"], "a streamed one is kept as well");
+    assert_eq!(router.get(&path).await.json(), last["response"], "a streamed response is stored as well");
 }
 
 #[tokio::test]

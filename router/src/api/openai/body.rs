@@ -208,7 +208,7 @@ impl Prediction {
 pub struct AnswerForm {
     /// Stream the response as server-sent events.
     pub stream: Option<StreamForm>,
-    /// Add llama.cpp's `timings` beside the usage.
+    /// Add llama.cpp's `timings` next to the usage.
     pub timings: bool,
 }
 
@@ -418,7 +418,7 @@ impl Message {
             }
         };
         let tool_calls = earlier_calls(&format!("messages[{idx}].tool_calls"), tool_calls)?;
-        // Templates know OpenAI's newer role by its older name.
+        // Templates expect the older name of this role.
         let role = if self.role == "developer" { "system".to_owned() } else { self.role };
         Ok(ConversationMessage {
             role,

@@ -16,7 +16,7 @@ use crate::pipeline::AppState;
 use crate::pipeline::text_stream::TextStream;
 use crate::request::{Operation, SentRequest};
 
-/// Longest silence on a stream: proxies close idle connections after 30 s or more.
+/// Keep-alive interval of a stream: proxies close idle connections after 30 s or more.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// Chat completions and completions.

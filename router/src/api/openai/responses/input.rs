@@ -42,7 +42,7 @@ impl Item<'_> {
             let expected = format!("one of system, developer, user, assistant, not `{role}`");
             return Err(self.wrong("role", &expected));
         }
-        // Templates know OpenAI's newer role by its older name.
+        // Templates expect the older name of this role.
         let role = if role == "developer" { "system" } else { role };
         let content = self.content("content", &["input_text", "output_text", "text"])?;
         turns.say(role, content);
