@@ -52,7 +52,7 @@ pub struct TokenizedPrompt {
 }
 
 impl TokenizedPrompt {
-    /// Keeps the last `kept` tokens; all of them if `kept` is `None` or not smaller than the length.
+    /// Keeps the last `kept` tokens, or all of them if `kept` is `None`.
     pub fn last(mut self, kept: Option<u32>, model: &ModelText) -> Self {
         let too_many = kept.map_or(0, |kept| self.ids.len().saturating_sub(kept as usize));
         if too_many > 0 {

@@ -1,5 +1,5 @@
-//! [`Turns`]: builds a conversation from items or blocks. They contain a turn's text, reasoning and calls
-//! separately, while chat templates expect one message.
+//! [`Turns`]: builds a conversation from items or blocks, which contain a turn's text,
+//! reasoning and calls separately, while chat templates expect one message.
 
 use std::collections::HashSet;
 

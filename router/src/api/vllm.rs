@@ -145,7 +145,7 @@ impl TokenizeBody {
             }
         }
         match (self.prompt, self.messages) {
-            (Some(_), Some(_)) => refused("messages", "cannot be sent beside prompt: send one of them"),
+            (Some(_), Some(_)) => refused("messages", "cannot be combined with prompt: send one of them"),
             (None, None) => refused("prompt", "is required, or messages"),
             (Some(prompt), None) => {
                 let framing =

@@ -1,5 +1,5 @@
-//! [`OpenAi`]: writes text in OpenAI's format, as one JSON answer (`whole`) or as chunks (`chunk`). Must
-//! never withhold text: that is decided in [`crate::detokenize`].
+//! [`OpenAi`]: writes text in OpenAI's format, as one JSON object (`whole`) or as chunks (`chunk`).
+//! Must not withhold text: that is decided in [`crate::detokenize`].
 
 use std::time::Duration;
 
