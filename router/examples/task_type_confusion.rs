@@ -1,9 +1,11 @@
-//! How the rules that guess task types (`router::task_type`) do on labelled prompts: prints the confusion table as Markdown.
+//! Prints the confusion matrix of the task type classifier (`router::task_type`) on labelled prompts, as
+//! Markdown.
 //!
-//! `cargo run -p outrider-router --example task_type_confusion -- DIR`, where DIR holds `*.jsonl` files of `{"task": .., "prompt": ..}` lines.
+//! `cargo run -p outrider-router --example task_type_confusion -- DIR`, where DIR contains `*.jsonl` files of
+//! `{"task": .., "prompt": ..}` lines.
 
 #![forbid(unsafe_code)]
-#![expect(clippy::print_stdout, reason = "printing is the job")]
+#![expect(clippy::print_stdout, reason = "a command-line tool prints its result")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -24,7 +26,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How often each task type was taken for each.
+/// Number of prompts by actual and predicted task type.
 fn count(dir: &Path) -> anyhow::Result<BTreeMap<(String, String), u32>> {
     let entries = std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let mut files: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<anyhow::Result<_>>()?;
@@ -45,7 +47,7 @@ fn count(dir: &Path) -> anyhow::Result<BTreeMap<(String, String), u32>> {
 fn print(counts: &BTreeMap<(String, String), u32>) {
     let types: BTreeSet<&str> = counts.keys().flat_map(|(is, taken)| [is.as_str(), taken.as_str()]).collect();
     let at = |is: &str, taken: &str| counts.get(&(is.to_owned(), taken.to_owned())).copied().unwrap_or(0);
-    println!("| is \\ taken for | {} | right |", types.iter().copied().collect::<Vec<_>>().join(" | "));
+    println!("| actual \\ predicted | {} | correct |", types.iter().copied().collect::<Vec<_>>().join(" | "));
     println!("|---|{}", "---|".repeat(types.len() + 1));
     let (mut right, mut all) = (0, 0);
     for is in &types {
@@ -57,5 +59,5 @@ fn print(counts: &BTreeMap<(String, String), u32>) {
         right += at(is, is);
         all += sum;
     }
-    println!("\nright: {right} of {all}");
+    println!("\ncorrect: {right} of {all}");
 }

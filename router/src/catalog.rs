@@ -1,5 +1,5 @@
-//! The models that clients can request. The worker registry publishes the list, the APIs read it. Must never
-//! know a worker's address or load: whether a model can be served right now is for the lanes to decide.
+//! The models that clients can request. The worker registry publishes the list, the APIs read it. Must not
+//! depend on worker addresses or load: the scheduler decides whether a model can be served right now.
 
 pub mod settings;
 

@@ -19,7 +19,7 @@ pub enum RouterError {
     InvalidRequest {
         /// What is wrong and what is expected.
         message: String,
-        /// The field, as the client wrote it.
+        /// The field, as the client named it.
         param: Option<String>,
     },
     /// The prompt, or prompt and requested output together, do not fit the model's window.
@@ -56,28 +56,28 @@ pub enum RouterError {
     #[error("{0}")]
     Unauthenticated(&'static str),
     /// No target has served the model since this router started.
-    #[error("the model `{model}` does not exist; GET /v1/models lists those that do")]
+    #[error("the model `{model}` does not exist; GET /v1/models lists the available models")]
     ModelNotFound {
         /// As requested.
         model: String,
     },
     /// No worker at this address is connected or drained.
     #[error(
-        "no worker is known as `{worker}`: give its address, percent-encoded, or HOST:PORT; GET /debug/lanes lists all"
+        "no worker at `{worker}`: send its address, percent-encoded, or HOST:PORT; GET /debug/lanes lists all workers"
     )]
     WorkerNotFound {
         /// As requested.
         worker: String,
     },
     /// The request comes from a web page of another origin.
-    #[error("orders are not taken from pages of another origin: send no Origin header")]
+    #[error("cross-origin requests are not allowed here: send no Origin header")]
     CrossOrigin,
     /// The response is not in this router's store.
     #[error("{message}")]
     NotStored {
         /// Names the response.
         message: String,
-        /// The field, as the client wrote it.
+        /// The field, as the client named it.
         param: &'static str,
     },
     /// No such path.
@@ -136,14 +136,14 @@ pub enum RouterError {
     },
     /// An answer that is not streamed is too large to buffer.
     #[error(
-        "the answer is larger than {limit} bytes: stream it, or ask for fewer tokens, choices or log probabilities"
+        "the response is larger than {limit} bytes: stream it, or request fewer tokens, choices or log probabilities"
     )]
     AnswerTooLarge {
         /// In bytes.
         limit: usize,
     },
-    /// The client reads too slowly; its stream was cut.
-    #[error("the client left too many tokens unread and was cut off")]
+    /// The client reads too slowly; its stream was closed.
+    #[error("the client reads too slowly: its stream was closed with too many unread tokens")]
     SlowClient,
     /// The client disconnected; the error is not sent.
     #[error("the client closed the connection")]

@@ -1,10 +1,10 @@
 //! The interface between text and scheduling: a checked, tokenized request goes in, committed token ids come
 //! out.
 //!
-//! The code before it (API, admission, tokenization) handles text and knows no workers; the scheduler behind
-//! it handles ids and knows no text. The scheduler's driver writes through a [`GenerationSink`] and never
-//! waits for a client: the channel is bounded, and a client that leaves more than [`MAX_UNREAD_BYTES`] of its
-//! request unread is disconnected. Must never hold text, sockets or anything of HTTP and gRPC.
+//! The API, admission and tokenization handle text and do not depend on workers; the scheduler handles ids
+//! and does not depend on text. The scheduler's driver writes through a [`GenerationSink`] and never waits
+//! for a client: the channel is bounded, and a client that leaves more than [`MAX_UNREAD_BYTES`] of its
+//! request unread is disconnected. Must not depend on text, sockets, HTTP or gRPC.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -74,10 +74,10 @@ pub struct GenerationRequest {
     pub span: tracing::Span,
     /// Unread bytes of the client.
     pub unread: Unread,
-    /// Key for fair turns: the API key, or one derived from a gateway's fairness id.
+    /// Key for fair queueing: the API key, or one derived from a gateway's fairness id.
     pub api_key: u64,
-    /// Whether the generation fails when it waits too long for its first target. Only if nothing of its
-    /// request has begun.
+    /// Whether the generation fails when it waits too long for its first target. Only set if no other
+    /// generation of its request has started.
     pub may_expire: bool,
 }
 
@@ -207,12 +207,12 @@ impl Wish {
 
 /// State shared by both ends.
 struct Shared {
-    /// When it is over, so are all of `choices`.
+    /// When it is cancelled, so are all of `choices`.
     all: Wish,
     choices: Vec<Wish>,
     /// Cancelled when a choice gets its first target.
     begun: CancellationToken,
-    /// The client fell too far behind: the generation is cut.
+    /// The client fell too far behind: the generation is cancelled.
     overflowed: AtomicBool,
     /// Called on overflow, for a reader that is not being polled.
     on_overflow: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -222,7 +222,7 @@ struct Shared {
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { all, choices, begun: _, overflowed, on_overflow: _, unread } = self;
-        let mut shown = f.debug_struct("Shared");
+        let mut shown = f.debug_struct("ChannelState");
         shown.field("all", all).field("choices", choices).field("overflowed", overflowed);
         shown.field("unread", unread).finish_non_exhaustive()
     }
@@ -240,11 +240,11 @@ impl Shared {
 
 /// Result of sending an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "work for a choice that nobody wants must stop"]
+#[must_use = "work for a cancelled choice must stop"]
 pub enum Delivery {
     /// The event was queued.
     Delivered,
-    /// The choice is cancelled: close its sequence. Other choices may go on.
+    /// The choice is cancelled: close its sequence. Other choices may continue.
     Unwanted,
 }
 
@@ -262,7 +262,7 @@ struct DriverEnd {
 }
 
 impl GenerationSink {
-    /// Sends an event without waiting. A client too far behind is cut off here: the whole generation is
+    /// Sends an event without waiting. If the client is too far behind, the whole generation is
     /// cancelled, and the client reads [`RouterError::SlowClient`] after the delivered events.
     pub fn send(&self, event: GenerationEvent) -> Delivery {
         let wanted = match &event {
@@ -307,9 +307,9 @@ impl GenerationSink {
             || self.end.shared.choices.get(choice as usize).is_none_or(Wish::is_over)
     }
 
-    /// Returns a token that is cancelled with the choice (stop string found, client gone or too slow), for
-    /// the owner task to wait on while the choice is queued or its round is in flight. Out-of-range choices
-    /// are cancelled from the start.
+    /// Returns a token that is cancelled with the choice (stop string found, client disconnected or too
+    /// slow), for the owner task to wait on while the choice is queued or its round is in flight.
+    /// Out-of-range choices are cancelled from the start.
     pub fn cancelled(&self, choice: u32) -> CancellationToken {
         let wish = self.end.shared.choices.get(choice as usize);
         wish.map(|wish| wish.token.clone()).unwrap_or_else(|| {
@@ -386,9 +386,9 @@ impl GenerationStream {
         polled
     }
 
-    /// Registers a callback for when the generation is cut because its client reads too slowly; called at
-    /// once if it is cut already. Only the first callback is used. It runs where tokens are written and must
-    /// not block.
+    /// Registers a callback for when the generation is cancelled because its client reads too slowly; called
+    /// at once if that has already happened. Only the first callback is used. It runs where tokens are
+    /// written and must not block.
     pub fn on_overflow(&self, tell: impl Fn() + Send + Sync + 'static) {
         // Ignore a second callback.
         drop(self.shared.on_overflow.set(Box::new(tell)));
@@ -399,7 +399,7 @@ impl GenerationStream {
         }
     }
 
-    /// Cancels one choice; the others go on.
+    /// Cancels one choice; the others continue.
     pub fn cancel_choice(&self, choice: u32) {
         if let Some(wish) = self.shared.choices.get(choice as usize) {
             wish.end();
@@ -410,7 +410,7 @@ impl GenerationStream {
 impl Drop for GenerationStream {
     fn drop(&mut self) {
         self.shared.all.end();
-        // Release the unread events: other generations of the request may go on.
+        // Release the unread events: other generations of the request may continue.
         while let Ok(event) = self.receiver.try_recv() {
             self.shared.unread.shrink(event.num_bytes());
         }

@@ -107,7 +107,7 @@ fn is_sql(prompt: &Prompt<'_>) -> bool {
     words.into_iter().any(|word| word == "sql") || is_statement || is_commented_schema
 }
 
-/// Lists tools, or asks for a call.
+/// Lists tools, or requests a call.
 fn is_api_call(prompt: &Prompt<'_>) -> bool {
     let asks = ["api call", "function call", "tool call", "which api", "what api", "an api ", "call the api"];
     has_any(prompt.instructions, &asks)

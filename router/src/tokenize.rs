@@ -52,7 +52,7 @@ pub struct TokenizedPrompt {
 }
 
 impl TokenizedPrompt {
-    /// Keeps the last `kept` tokens; all of them if `kept` is `None` or not smaller than the length.
+    /// Keeps the last `kept` tokens, or all of them if `kept` is `None`.
     pub fn last(mut self, kept: Option<u32>, model: &ModelText) -> Self {
         let too_many = kept.map_or(0, |kept| self.ids.len().saturating_sub(kept as usize));
         if too_many > 0 {
@@ -111,7 +111,7 @@ pub fn tokenize(
             let template = model.chat_template().ok_or_else(|| {
                 RouterError::invalid(
                     "messages",
-                    "this model has no chat template, so it cannot chat: send the whole prompt to /v1/completions",
+                    "this model has no chat template: send the whole prompt as text to /v1/completions",
                 )
             })?;
             let rendered = model.render_chat(template, &messages, &template_kwargs)?;
@@ -203,9 +203,9 @@ impl TokenizePool {
                 return;
             }
             let result = catch_unwind(AssertUnwindSafe(job))
-                .unwrap_or_else(|_| Err(RouterError::Internal("tokenizing this prompt panicked".into())));
+                .unwrap_or_else(|_| Err(RouterError::Internal("the tokenizer panicked".into())));
             if reply.send(result).is_err() {
-                tracing::debug!("the client went away while its prompt was tokenized");
+                tracing::debug!("the client disconnected while its prompt was tokenized");
             }
         });
         self.jobs.try_send(job).map_err(|error| match error {

@@ -1,9 +1,9 @@
-//! [`Answer`]: the parts of one answer, for APIs that represent each part separately. The parts depend only
-//! on the text. A stream receives the changes; a whole answer reads the parts at the end.
+//! [`Answer`]: the parts of one output, for APIs that represent each part separately. The parts
+//! depend only on the text. A stream receives the changes; a full response reads the parts at the end.
 
 use crate::output::{OutputFormat, OutputReader, Piece, ToolCall, joined};
 
-/// A part of an answer.
+/// A part of an output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AnswerPart {
     /// Content.
@@ -12,7 +12,7 @@ pub(super) enum AnswerPart {
     Reasoning(String),
     /// A tool call.
     Call {
-        /// Index among the answer's calls, from 0.
+        /// Index among the output's calls, from 0.
         idx: u32,
         /// The call received so far.
         call: ToolCall,
@@ -44,7 +44,7 @@ pub(super) enum Change {
     Ended(usize),
 }
 
-/// One answer.
+/// One output, parsed so far.
 #[derive(Debug)]
 pub(super) struct Answer {
     reader: OutputReader,
@@ -53,19 +53,19 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// Creates an empty answer.
+    /// Creates an empty output.
     pub(super) fn new(format: &OutputFormat) -> Self {
         Self { reader: OutputReader::new(format), parts: Vec::new(), num_calls: 0 }
     }
 
-    /// Parses a complete answer.
+    /// Parses a complete output.
     pub(super) fn whole(format: &OutputFormat, text: &str) -> Self {
         let mut answer = Self::new(format);
         answer.read(text, true);
         answer
     }
 
-    /// Appends text and returns the changes. At the end, withheld text is added, and an answer without parts
+    /// Appends text and returns the changes. At the end, withheld text is added, and an output without parts
     /// gets an empty text part, because clients expect one.
     pub(super) fn read(&mut self, text: &str, is_end: bool) -> Vec<Change> {
         let mut pieces = self.reader.push(text);
@@ -90,7 +90,7 @@ impl Answer {
         &self.parts
     }
 
-    /// Whether the answer contains a tool call.
+    /// Whether the output contains a tool call.
     pub(super) fn has_calls(&self) -> bool {
         self.num_calls > 0
     }

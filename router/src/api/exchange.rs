@@ -84,7 +84,7 @@ pub(super) async fn exchange<D: Dialect>(state: AppState, dialect: D, request: R
     let answer = answer(&state, &dialect, request, request_id, record).instrument(span);
     let outcome = AssertUnwindSafe(answer).catch_unwind().await;
     let outcome =
-        outcome.unwrap_or_else(|_| Err(RouterError::Internal("answering this request panicked".into())));
+        outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())));
     let mut response = outcome.unwrap_or_else(|error| dialect.refuse(&error));
     response.headers_mut().insert(REQUEST_ID, named);
     response
@@ -198,7 +198,7 @@ pub(super) async fn collect(
     }
     match finish {
         Some(finish) => Ok((said, finish, hold)),
-        None => Err(RouterError::Internal("the text ended before its choice did".into())),
+        None => Err(RouterError::Internal("the stream ended before its choice finished".into())),
     }
 }
 

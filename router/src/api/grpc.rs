@@ -68,8 +68,8 @@ impl Inference for InferenceDoor {
         let arrival = Arrival { request_id: request_id.clone(), deadline: None, response, record };
         let started = start(&self.state, &metadata, message, arrival).instrument(span);
         let outcome = AssertUnwindSafe(started).catch_unwind().await;
-        let text = outcome
-            .unwrap_or_else(|_| Err(RouterError::Internal("starting this request panicked".into())))?;
+        let text =
+            outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())))?;
         let mut response = Response::new(messages(text));
         let request_id = request_id.parse().expect("an id is letters, digits and a hyphen");
         response.metadata_mut().insert(REQUEST_ID, request_id);

@@ -8,7 +8,7 @@ use crate::error::RouterError;
 pub(super) fn from_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, RouterError> {
     let text = std::str::from_utf8(body).map_err(|error| {
         let at = error.valid_up_to();
-        refused(None, format!("the body is not valid UTF-8: byte {at} begins no character"))
+        refused(None, format!("the body is not valid UTF-8: invalid sequence at byte {at}"))
     })?;
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
@@ -26,7 +26,7 @@ fn explain(path: &str, error: &serde_json::Error) -> RouterError {
     }
     let reason = error.to_string();
     if let Some(field) = quoted_after(&reason, "unknown field ") {
-        return refused(Some(field), format!("{field} is not a field that this endpoint knows, {at}"));
+        return refused(Some(field), format!("{field} is not a field of this endpoint, {at}"));
     }
     if path == "." {
         return refused(None, format!("the body does not have the expected shape: {reason}"));

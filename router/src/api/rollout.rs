@@ -85,7 +85,7 @@ pub(super) async fn promote(State(state): State<AppState>, headers: HeaderMap) -
         match report.rollout {
             Some(_) => Ok(report),
             None => Err(RouterError::InvalidRequest {
-                message: "nothing is being rolled out: POST /admin/rollout with a draft first".to_owned(),
+                message: "no rollout is in progress: POST /admin/rollout with a draft first".to_owned(),
                 param: None,
             }),
         }

@@ -47,7 +47,7 @@ pub(super) trait Events: Send + 'static {
 /// Appends an event without a name.
 pub(super) fn event<T: Serialize>(data: &T, events: &mut Vec<u8>) {
     events.extend_from_slice(b"data: ");
-    serde_json::to_writer(&mut *events, data).expect("text, numbers and lists of them can be written");
+    serde_json::to_writer(&mut *events, data).expect("text, numbers and lists of them are serializable");
     events.extend_from_slice(b"\n\n");
 }
 
@@ -113,6 +113,7 @@ impl<E: Events> EventWriter<E> {
         Poll::Ready(Some(events.into()))
     }
 }
+
 /// Measures the time without events. The timer is reset when it fires, not on every event.
 struct Silence {
     most: Duration,

@@ -1,5 +1,5 @@
-//! [`Turns`]: builds a conversation from items or blocks. They contain a turn's text, reasoning and calls
-//! separately, while chat templates expect one message.
+//! [`Turns`]: builds a conversation from items or blocks, which contain a turn's text,
+//! reasoning and calls separately, while chat templates expect one message.
 
 use std::collections::HashSet;
 
@@ -66,7 +66,7 @@ impl Turns {
     /// Appends the output of a call; `path` is the path of the call's id.
     pub(super) fn answer(&mut self, path: &str, id: &str, output: String) -> Result<(), RouterError> {
         if !self.calls.contains(id) {
-            let message = format!("{path} is `{id}`, which is no call before it");
+            let message = format!("{path} is `{id}`, which matches no earlier call");
             return Err(RouterError::invalid(path, message));
         }
         let answer = ConversationMessage::new("tool", output);
@@ -124,7 +124,7 @@ mod tests {
                 .answer("input[3].call_id", "id1", "never".to_owned())
                 .unwrap_err()
                 .to_string()
-                .contains("no call")
+                .contains("matches no earlier call")
         );
         turns.call("2", "f", Map::new());
         let messages = Turns::after(turns.into_messages());

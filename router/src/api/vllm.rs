@@ -1,5 +1,5 @@
-//! vLLM's endpoints beside OpenAI's: tokenize, detokenize, render prompts to token ids, version and health.
-//! Embeddings are refused, because no model here makes them.
+//! vLLM's endpoints in addition to OpenAI's: tokenize, detokenize, render prompts to token ids, version and
+//! health. Embeddings are refused, because no model here supports them.
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -145,7 +145,7 @@ impl TokenizeBody {
             }
         }
         match (self.prompt, self.messages) {
-            (Some(_), Some(_)) => refused("messages", "cannot be sent beside prompt: send one of them"),
+            (Some(_), Some(_)) => refused("messages", "cannot be combined with prompt: send one of them"),
             (None, None) => refused("prompt", "is required, or messages"),
             (Some(prompt), None) => {
                 let framing =
@@ -193,7 +193,7 @@ async fn embeddings(State(state): State<AppState>, request: Request) -> Result<R
     let body: Value = read_object(&head.headers, body, deadline_of(&head.headers)?).await?;
     let model = caller.model_or_sole(&state.catalog, body["model"].as_str())?;
     let message = format!(
-        "the model `{}` generates text and makes no embeddings: ask a server of an embedding model",
+        "the model `{}` generates text and does not support embeddings: use an embedding model",
         model.id
     );
     Err(RouterError::invalid("model", message))

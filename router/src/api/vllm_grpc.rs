@@ -85,7 +85,7 @@ impl Running {
         state.last_received =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
         if state.aborts.contains_key(&key) {
-            let message = format!("a request with the request_id `{}` is running already", key.1);
+            let message = format!("a request with request_id `{}` is already running", key.1);
             return Err(RouterError::invalid("request_id", message));
         }
         state.aborts.insert(key.clone(), abort.clone());
@@ -120,8 +120,8 @@ impl VllmEngine for Engine {
         let streams = message.stream;
         let started = self.start(&metadata, message, arrival).instrument(span);
         let outcome = AssertUnwindSafe(started).catch_unwind().await;
-        let (text, running) = outcome
-            .unwrap_or_else(|_| Err(RouterError::Internal("starting this request panicked".into())))?;
+        let (text, running) =
+            outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())))?;
         Ok(Response::new(
             Answer { text, running, output_ids: Vec::new(), finish: None, streams, ended: false }.messages(),
         ))
@@ -132,7 +132,7 @@ impl VllmEngine for Engine {
         request: Request<vllm::EmbedRequest>,
     ) -> Result<Response<vllm::EmbedResponse>, Status> {
         authenticate(&self.state, request.metadata())?;
-        Err(Status::unimplemented("the models here generate text and make no embeddings"))
+        Err(Status::unimplemented("the models here generate text and do not support embeddings"))
     }
 
     async fn health_check(

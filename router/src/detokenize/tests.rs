@@ -43,7 +43,8 @@ fn span(token_ids: &[TokenId], num_drafted: u32) -> CommittedTokens {
     }
 }
 
-/// Feeds `ids` in spans of `cut`; returns the text, whether a stop string ended it, and the number of tokens.
+/// Feeds `ids` in spans of length `cut`; returns the text, whether a stop string ended it, and the number of
+/// tokens.
 fn run(rules: &StopRules, ids: &[TokenId], cut: usize) -> (String, bool, u32) {
     let mut choice = ChoiceText::new(demo(), rules, 0);
     let mut text = String::new();
@@ -195,7 +196,7 @@ fn with_decoder(decoder: serde_json::Value) -> Arc<ModelText> {
     )
 }
 
-/// Feeds `ids` to a model in spans of `cut`.
+/// Feeds `ids` to a model in spans of length `cut`.
 fn text_of(model: &Arc<ModelText>, ids: &[TokenId], cut: usize) -> String {
     let mut choice = ChoiceText::new(Arc::clone(model), &StopRules::default(), 0);
     let shown: String = ids.chunks(cut).map(|ids| choice.push(span(ids, 0)).text).collect();

@@ -49,8 +49,8 @@ async fn a_client_too_far_behind_reads_what_was_delivered_and_then_the_reason() 
     });
     let num_delivered = flood(&sink);
     assert!((1_000..=MAX_UNREAD_EVENTS).contains(&num_delivered), "{num_delivered}");
-    assert!(sink.is_cancelled(0), "the lane learns that the generation is cut");
-    assert_eq!(told.load(Ordering::Acquire), 1, "and so does whoever holds the stream");
+    assert!(sink.is_cancelled(0), "the sink reports the cancellation");
+    assert_eq!(told.load(Ordering::Acquire), 1, "the callback was called once");
     for id in 0..num_delivered {
         let event = stream.next().await;
         assert!(
@@ -76,7 +76,7 @@ async fn all_prompts_and_choices_of_a_request_share_what_may_be_unread() {
     assert_eq!(num_second, most - num_first as usize);
     drop((first_stream, second));
     while second_stream.next().await.is_some() {}
-    assert_eq!(unread.0.load(Ordering::Acquire), 0, "what is read or dropped is not unread");
+    assert_eq!(unread.0.load(Ordering::Acquire), 0, "read and dropped events are released");
 }
 
 #[tokio::test]
@@ -100,7 +100,11 @@ async fn log_probabilities_weigh_more_than_ids() {
 async fn nothing_is_read_after_a_failure() {
     let (sink, mut stream) = channel(1, Unread::default());
     assert_eq!(sink.send(GenerationEvent::Failed(RouterError::ClientGone)), Delivery::Delivered);
-    assert_eq!(sink.send(tokens(0, 1)), Delivery::Delivered, "the reader decides what it still reads");
+    assert_eq!(
+        sink.send(tokens(0, 1)),
+        Delivery::Delivered,
+        "the sink does not check for an earlier failure"
+    );
     assert!(matches!(stream.next().await, Some(GenerationEvent::Failed(RouterError::ClientGone))));
     assert!(stream.next().await.is_none());
 }
@@ -117,10 +121,7 @@ async fn a_failure_before_the_first_target_is_told_before_the_stream_begins() {
     sink.begin();
     assert_eq!(stream.begun().await, Ok(()));
     assert_eq!(sink.send(GenerationEvent::Failed(RouterError::ClientGone)), Delivery::Delivered);
-    assert!(
-        matches!(stream.next().await, Some(GenerationEvent::Failed(_))),
-        "it is read behind the beginning"
-    );
+    assert!(matches!(stream.next().await, Some(GenerationEvent::Failed(_))), "the failure follows the start");
 
     let (sink, mut stream) = channel(1, Unread::default());
     assert_eq!(sink.send(tokens(0, 7)), Delivery::Delivered);

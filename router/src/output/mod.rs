@@ -3,7 +3,7 @@
 //!
 //! [`OutputFormat`] describes the format of a request's output, [`OutputReader`] parses one choice. The
 //! result depends only on the text and not on how it was split: every parser works character by character,
-//! and the tests split recorded outputs everywhere. Must never know tokens, requests or protocols.
+//! and the tests split recorded outputs everywhere. Must not depend on tokens, requests or protocols.
 
 mod array;
 mod call;
@@ -46,7 +46,7 @@ pub enum ToolSyntax {
 }
 
 impl ToolSyntax {
-    /// Detects the syntax that a chat template asks for; `None` if it is not supported.
+    /// Detects the syntax that a chat template describes; `None` if it is not supported.
     pub fn of_template(source: &str) -> Option<Self> {
         let mentions = |words: &str| source.contains(words);
         if !mentions("tools") {
@@ -230,7 +230,7 @@ impl CallReader for AllContent {
 /// Text that consists of one call's arguments.
 #[derive(Debug)]
 struct OneCall {
-    /// `None` once the call has begun.
+    /// `None` once the call was emitted.
     name: Option<String>,
 }
 

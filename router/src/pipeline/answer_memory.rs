@@ -1,22 +1,22 @@
-//! Memory limits for answers that are not streamed. Such an answer is buffered until it is complete, so many
-//! long ones could exhaust memory: each answer has a limit, and all of them together have one.
+//! Memory limits for responses that are not streamed. Such a response is buffered until it is complete, so
+//! many long ones could exhaust memory: each response has a limit, and all of them together have one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::RouterError;
 
-/// Maximum size of one answer, in bytes of JSON.
+/// Maximum size of one response, in bytes of JSON.
 pub const WHOLE_ANSWER_BYTES_MAX: usize = 32 << 20;
 
-/// Maximum size of all buffered answers of this router together.
+/// Maximum size of all buffered responses of this router together.
 pub const WHOLE_ANSWERS_BYTES_MAX: usize = 256 << 20;
 
-/// Bytes held by all buffered answers. Clones share the counter.
+/// Bytes used by all buffered responses. Clones share the counter.
 #[derive(Debug, Clone, Default)]
 pub struct AnswerMemory(Arc<AtomicUsize>);
 
-/// Bytes reserved by one answer; released on drop.
+/// Bytes reserved by one response; released on drop.
 #[derive(Debug)]
 pub struct AnswerHold {
     of: AnswerMemory,
@@ -24,15 +24,14 @@ pub struct AnswerHold {
 }
 
 impl AnswerMemory {
-    /// Starts an empty answer.
+    /// Starts an empty reservation.
     pub fn begin(&self) -> AnswerHold {
         AnswerHold { of: self.clone(), num_bytes: 0 }
     }
 }
 
 impl AnswerHold {
-    /// Reserves `num_bytes` more. Fails where the answer's limit or the limit of all answers would be
-    /// exceeded.
+    /// Reserves `num_bytes` more. Fails if the limit of this response or of all responses would be exceeded.
     pub fn grow(&mut self, num_bytes: usize) -> Result<(), RouterError> {
         if self.num_bytes + num_bytes > WHOLE_ANSWER_BYTES_MAX {
             let limit = WHOLE_ANSWER_BYTES_MAX;
@@ -40,7 +39,7 @@ impl AnswerHold {
         }
         self.num_bytes += num_bytes;
         if self.of.0.fetch_add(num_bytes, Ordering::AcqRel) + num_bytes > WHOLE_ANSWERS_BYTES_MAX {
-            return Err(RouterError::Overloaded { what: "the memory for answers that are not streamed" });
+            return Err(RouterError::Overloaded { what: "the memory for responses that are not streamed" });
         }
         Ok(())
     }

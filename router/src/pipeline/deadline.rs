@@ -1,5 +1,5 @@
 //! Request deadlines: how long a client waits for its complete answer. After the deadline the request ends
-//! with an error, within the stream if that has begun.
+//! with an error, within the stream if it has started.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -36,7 +36,7 @@ impl Deadline {
         let number = std::str::from_utf8(value).ok().and_then(|text| text.trim().parse::<u64>().ok());
         match number {
             Some(milliseconds @ 1..) => Ok(Self::after(Duration::from_millis(milliseconds))),
-            _ => Err(refused(REQUEST_TIMEOUT_HEADER, "a whole number of milliseconds from 1 on", value)),
+            _ => Err(refused(REQUEST_TIMEOUT_HEADER, "a positive whole number of milliseconds", value)),
         }
     }
 
@@ -115,10 +115,10 @@ mod tests {
     fn timeouts_are_read_as_each_api_writes_them() {
         let milliseconds = |value: &str| Deadline::of_milliseconds(value.as_bytes());
         assert_eq!(milliseconds("1500").unwrap().unwrap().timeout, Duration::from_millis(1_500));
-        assert_eq!(milliseconds("18446744073709551615").unwrap(), None, "as good as never");
+        assert_eq!(milliseconds("18446744073709551615").unwrap(), None, "treated as unlimited");
         for bad in ["", "0", "-1", "1.5", "soon", "18446744073709551616"] {
             let error = milliseconds(bad).unwrap_err().to_string();
-            assert!(error.contains("whole number of milliseconds from 1 on"), "{bad}: {error}");
+            assert!(error.contains("a positive whole number of milliseconds"), "{bad}: {error}");
         }
         for (value, expected) in [
             ("2H", Duration::from_secs(7_200)),

@@ -56,9 +56,9 @@ pub struct AppState {
     pub metrics: RouterMetrics,
     /// Thread pool for tokenization.
     pub tokenize: TokenizePool,
-    /// Longest silence on an open stream before a keep-alive is sent.
+    /// Idle time on an open stream before a keep-alive is sent.
     pub keep_alive: Duration,
-    /// Memory limits for answers that are not streamed.
+    /// Memory limits for responses that are not streamed.
     pub answer_memory: AnswerMemory,
     /// Stored responses that a later request may continue.
     pub responses: ResponseStore,
@@ -68,7 +68,7 @@ pub struct AppState {
     pub request_log: Option<RequestLog>,
     /// The operator's settings per lane.
     pub policy: Arc<PolicyConfig>,
-    /// Draining: new requests are refused. Cancelled: open streams are cut.
+    /// Draining: new requests are refused. Cancelled: open streams end with an error.
     pub lifetime: Lifetime,
 }
 
@@ -79,7 +79,7 @@ pub struct Arrival {
     pub request_id: String,
     /// Latest end of the request.
     pub deadline: Option<Deadline>,
-    /// Handle for cutting the response; `None` without a listener.
+    /// Handle for closing the connection of the response; `None` without a listener.
     pub response: Option<ResponseHandle>,
     /// Collects the request's metrics and trace.
     pub record: RequestRecord,

@@ -41,7 +41,7 @@ pub struct Times {
 /// Which part of a choice a delta belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// The echoed prompt; comes first if requested.
+    /// The echoed prompt; precedes the output.
     Prompt,
     /// The model's output.
     Output,

@@ -66,7 +66,7 @@ pub struct TextStreamParts {
     pub record: RequestRecord,
     /// Latest end of the response.
     pub deadline: Option<Deadline>,
-    /// Cuts the response when its client does not read.
+    /// Closes the connection when its client does not read.
     pub response: Option<ResponseHandle>,
     /// Ends the stream when cancelled.
     pub lifetime: Lifetime,
@@ -101,7 +101,7 @@ struct Cut(OnWake<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
 impl fmt::Debug for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Cut")
+        f.write_str("ShutdownSignal")
     }
 }
 
@@ -263,7 +263,7 @@ impl TextStream {
         let prompt_idx = self.prompts.len();
         let awaits = awaited.is_some();
         if let (Some(stream), Some(response)) = (&stream, self.response.clone()) {
-            // A client that does not read stops the polling of this stream too, so cut the connection here.
+            // This stream is not polled while the client does not read, so close the connection from here.
             stream.on_overflow(move || response.cut());
         }
         self.prompts.push(PromptState { stream, ids, awaited });
@@ -294,7 +294,7 @@ impl TextStream {
             let Some(stream) = &mut self.prompts[prompt_idx].stream else { continue };
             if let Poll::Ready(event) = stream.poll_next(context) {
                 self.turn = prompt_idx + 1;
-                let ended_early = || RouterError::Internal("the lane ended before its sequences did".into());
+                let ended_early = || RouterError::Internal("the scheduler closed the stream early".into());
                 return Poll::Ready(event.map(|event| (prompt_idx, event)).ok_or_else(ended_early));
             }
         }
@@ -322,7 +322,7 @@ impl TextStream {
         let choice = choice as usize;
         if choice >= self.num_choices {
             return Err(RouterError::Internal(format!(
-                "the lane spoke of choice {choice} of {}",
+                "the scheduler sent an event for choice {choice} of {}",
                 self.num_choices
             )));
         }
@@ -333,7 +333,7 @@ impl TextStream {
         let in_prompt = tokens.choice;
         let choice = self.choice_idx(prompt_idx, in_prompt)?;
         if self.prompts[prompt_idx].awaited.is_some() {
-            return Err(RouterError::Internal("tokens came before the prompt's log probabilities".into()));
+            return Err(RouterError::Internal("tokens arrived before the prompt's log probabilities".into()));
         }
         let state = &mut self.choices[choice];
         // Tokens that were in flight when the stop string was found.
@@ -412,7 +412,7 @@ impl TextStream {
         let start = part.start as usize;
         if start > next {
             return Err(RouterError::Internal(format!(
-                "prompt log probabilities jump from {next} to {start}"
+                "gap in the prompt's log probabilities: expected position {next}, got {start}"
             )));
         }
         scored.extend(part.entries.into_iter().skip(next - start));
@@ -448,7 +448,7 @@ impl TextStream {
 
 impl Drop for TextStream {
     fn drop(&mut self) {
-        // A cut response is recorded as a slow client, not as a client that disconnected.
+        // A response closed by the router is recorded as a slow client, not as a disconnected one.
         if self.response.as_ref().is_some_and(ResponseHandle::was_cut) {
             self.record.failed(&RouterError::SlowClient);
         }

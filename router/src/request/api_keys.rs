@@ -1,12 +1,12 @@
 //! The API key file: the known keys and their settings.
 //!
 //! ```text
-//! # KEY [NAME] [SETTING=VALUE ..], one key a line
+//! # KEY [NAME] [SETTING=VALUE ..], one key per line
 //! sha256:5ca24005b740717ba4f3f6bc48a230700e68c2a4b11ecedb96f169f4efaf1f21 alice models=demo,org/large
 //! sk-in-plain-text bob task_type=code priority=7 max_concurrent_requests=4
 //! sk-another carol requests_per_minute=60 tokens_per_minute=100000
-//! sk-of-a-gateway gateway fairness_ids=true
-//! sk-of-who-agrees dave log_requests=true
+//! sk-gateway gateway fairness_ids=true
+//! sk-logged dave log_requests=true
 //! ```
 //!
 //! `printf %s KEY | sha256sum` computes the digest of a key. A file with only digests reveals no key.
@@ -42,7 +42,7 @@ pub(super) struct ApiKey {
 #[derive(Debug, thiserror::Error)]
 pub enum ApiKeysError {
     /// The file cannot be read.
-    #[error("cannot read the api key file {}: {source}", path.display())]
+    #[error("cannot read the API key file {}: {source}", path.display())]
     Unreadable {
         /// Path of the file.
         path: PathBuf,
@@ -60,7 +60,7 @@ pub enum ApiKeysError {
         reason: String,
     },
     /// A file without keys would lock everyone out.
-    #[error("the api key file {} holds no key: write one a line as {LINE}", path.display())]
+    #[error("the API key file {} contains no keys: write one per line as {LINE}", path.display())]
     Empty {
         /// Path of the file.
         path: PathBuf,
@@ -78,7 +78,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<ApiKey>, ApiKeysError
         let refused = |reason| ApiKeysError::Line { path: path.to_owned(), line: line_idx + 1, reason };
         let key = ApiKey::parse(line).map_err(refused)?;
         if keys.iter().any(|known| known.digest == key.digest) {
-            return Err(refused("this key stands on an earlier line too".into()));
+            return Err(refused("duplicate key, first defined on an earlier line".into()));
         }
         keys.push(key);
     }
@@ -112,7 +112,7 @@ impl ApiKey {
             match word.split_once('=') {
                 Some((name, value)) => set(name, value, &mut caller, &mut limits)?,
                 None if caller.name.is_none() => caller.name = Some(word.to_owned()),
-                None => return Err(format!("unexpected word {word}: a key has one name")),
+                None => return Err(format!("unexpected word {word}: a key has only one name")),
             }
         }
         let usage = KeyUsage::new(limits);
@@ -133,7 +133,9 @@ fn set(name: &str, value: &str, caller: &mut Caller, limits: &mut KeyLimits) -> 
         "models" => {
             let models: BTreeSet<String> = value.split(',').map(str::to_owned).collect();
             if models.iter().any(String::is_empty) {
-                return Err("models must be names with commas between them, as models=one,two".to_owned());
+                return Err(
+                    "models must be a comma-separated list of names, such as models=one,two".to_owned()
+                );
             }
             caller.models = Some(Arc::new(models));
         }
@@ -144,8 +146,8 @@ fn set(name: &str, value: &str, caller: &mut Caller, limits: &mut KeyLimits) -> 
         "tokens_per_minute" => limits.tokens_per_minute = Some(positive(name, value)?),
         _ => {
             return Err(format!(
-                "unknown setting {name}: known are task_type, priority, models, fairness_ids, \
-                 log_requests, max_concurrent_requests, requests_per_minute and tokens_per_minute"
+                "unknown setting {name}: expected task_type, priority, models, fairness_ids, \
+                 log_requests, max_concurrent_requests, requests_per_minute or tokens_per_minute"
             ));
         }
     }
@@ -158,7 +160,7 @@ fn yes_or_no(name: &str, value: &str) -> Result<bool, String> {
 
 fn positive(name: &str, value: &str) -> Result<u32, String> {
     let count = value.parse().ok().filter(|count: &u32| *count > 0);
-    count.ok_or_else(|| format!("{name} must be a whole number from 1 on, not {value}"))
+    count.ok_or_else(|| format!("{name} must be a positive whole number, not {value}"))
 }
 
 /// Returns the digest of a key, or the digest that replaces it in the file.
@@ -206,7 +208,7 @@ mod tests {
         let other = &keys[1].caller;
         assert_eq!((&other.name, other.priority, other.may_use("b")), (&None, 0, true));
         assert_ne!(other.isolation_key, alice.isolation_key);
-        assert!(alice.may_be_logged && !other.may_be_logged, "nobody's text is logged without consent");
+        assert!(alice.may_be_logged && !other.may_be_logged, "logging is off by default");
     }
 
     #[test]
@@ -220,7 +222,7 @@ mod tests {
         let plain = parsed("sk-one alice\n").unwrap();
         assert_eq!(plain[0].caller.isolation_key, hashed[0].caller.isolation_key);
         let twice = parsed(&format!("sk-one\n{HASHED}{SK_ONE}\n")).unwrap_err();
-        assert!(twice.contains("line 2: this key stands on an earlier line too"), "{twice}");
+        assert!(twice.contains("line 2: duplicate key, first defined on an earlier line"), "{twice}");
     }
 
     #[test]
@@ -231,13 +233,13 @@ mod tests {
             ("sk-one color=red\n", "line 1: unknown setting color"),
             ("sk-one log_requests=1\n", "line 1: log_requests must be true or false, not 1"),
             ("sk-one task_type=A!\n", "line 1: task_type"),
-            ("sk-one models=a,,b\n", "line 1: models must be names"),
-            ("sk-one requests_per_minute=0\n", "line 1: requests_per_minute must be a whole number from 1"),
-            ("sk-one tokens_per_minute=1e5\n", "line 1: tokens_per_minute must be a whole number from 1"),
-            ("sk-one max_concurrent_requests=-1\n", "line 1: max_concurrent_requests must be a whole"),
+            ("sk-one models=a,,b\n", "line 1: models must be a comma-separated list"),
+            ("sk-one requests_per_minute=0\n", "line 1: requests_per_minute must be a positive whole number"),
+            ("sk-one tokens_per_minute=1e5\n", "line 1: tokens_per_minute must be a positive whole number"),
+            ("sk-one max_concurrent_requests=-1\n", "line 1: max_concurrent_requests must be a positive"),
             ("sha256:sk-one alice\n", "line 1: sha256: must be followed by 64 hexadecimal digits"),
-            ("sk-one\nsk-one\n", "line 2: this key stands on an earlier line too"),
-            ("# nothing\n", "holds no key"),
+            ("sk-one\nsk-one\n", "line 2: duplicate key, first defined on an earlier line"),
+            ("# nothing\n", "contains no keys"),
         ] {
             let error = parsed(text).unwrap_err();
             assert!(error.contains(expected), "{text:?}: {error}");

@@ -34,7 +34,7 @@ pub struct Caller {
     pub names_fairness_ids: bool,
     /// Whether requests may be written to the request log: the key allows it, or no keys are configured.
     pub may_be_logged: bool,
-    /// Key for fair turns derived from a fairness id, if the request has one.
+    /// Key for fair queueing derived from a fairness id, if the request has one.
     pub fairness_key: Option<u64>,
     /// Models that the key may use; absent: all.
     pub models: Option<Arc<BTreeSet<String>>>,
@@ -108,12 +108,12 @@ impl Auth {
                 found = Some(&known.caller);
             }
         }
-        found.cloned().ok_or(RouterError::Unauthenticated("the API key is not known"))
+        found.cloned().ok_or(RouterError::Unauthenticated("the API key is invalid"))
     }
 }
 
 impl Caller {
-    /// Key by which requests share turns with other callers'.
+    /// Key for fair queueing among callers.
     pub fn turn_key(&self) -> u64 {
         self.fairness_key.unwrap_or(self.isolation_key)
     }
@@ -141,7 +141,7 @@ impl Caller {
         let mut names = self.models(catalog).into_iter();
         let first = names.next().filter(|first| names.clone().all(|other| other.model == first.model));
         first.map(|first| names.find(|entry| entry.id == entry.model).unwrap_or(first)).ok_or_else(|| {
-            RouterError::invalid("model", "model is required: GET /v1/models lists those that exist")
+            RouterError::invalid("model", "model is required: GET /v1/models lists the available models")
         })
     }
 
@@ -177,15 +177,15 @@ fn next_keys(edited: Result<String, String>, path: &Path, before: &[ApiKey]) -> 
     match edited.map(|text| api_keys::parse(&text, path)) {
         Ok(Ok(mut next)) => {
             next.iter_mut().for_each(|key| key.take_over(before));
-            tracing::info!(path = %shown, keys = next.len(), "the api keys were read again");
+            tracing::info!(path = %shown, keys = next.len(), "reloaded the API keys");
             Some(next)
         }
         Ok(Err(error)) => {
-            tracing::error!(%error, "broken api key file, the last keys stay");
+            tracing::error!(%error, "invalid API key file, keeping the previous keys");
             None
         }
         Err(error) => {
-            tracing::error!(path = %shown, error, "unreadable api key file, the last keys stay");
+            tracing::error!(path = %shown, error, "cannot read the API key file, keeping the previous keys");
             None
         }
     }
@@ -248,7 +248,7 @@ mod tests {
         assert!(auth.authenticate(Some(&bearer("sk-new"))).is_ok());
         let alice = auth.authenticate(Some(&bearer("sk-one"))).unwrap();
         assert_eq!(alice.priority, 3);
-        assert!(alice.usage.as_ref().unwrap().begin().is_err(), "what runs is not forgotten");
+        assert!(alice.usage.as_ref().unwrap().begin().is_err(), "running requests still count");
         drop(running);
         assert!(alice.usage.unwrap().begin().is_ok());
     }

@@ -124,7 +124,10 @@ impl SentRequest {
         let most = entry.max_model_len.saturating_sub(1);
         Ok(match integer(field, self.truncate_prompt_tokens, -1..=most.into())? {
             Some(0) => {
-                return Err(RouterError::invalid(field, format!("{field} must not be 0: no prompt is left")));
+                return Err(RouterError::invalid(
+                    field,
+                    format!("{field} must not be 0: it would remove the whole prompt"),
+                ));
             }
             Some(-1) => Some(most),
             kept => kept.map(|tokens| tokens as u32),
@@ -154,7 +157,7 @@ impl SentRequest {
         self.tools.check(self.names.tool_name)?;
         if let Some(calls) = self.tools.grammar()? {
             if let Some(other) = &self.grammar {
-                let message = format!("tool_choice and {} both say what form the output has", other.field);
+                let message = format!("tool_choice and {} both constrain the output", other.field);
                 return Err(RouterError::invalid("tool_choice", message));
             }
             self.grammar = Some(calls);
@@ -205,7 +208,7 @@ impl SentRequest {
         if token_ids.len() > MAX_STOP_TOKEN_IDS {
             let (len, max) = (token_ids.len(), MAX_STOP_TOKEN_IDS);
             let message =
-                format!("stop_token_ids has {len} ids with the model's own, at most {max} are allowed");
+                format!("stop_token_ids has {len} ids including the model's own, at most {max} are allowed");
             return Err(RouterError::invalid("stop_token_ids", message));
         }
         let shown = output.special_tokens().into_iter().filter_map(|token| entry.text.token_id(token));

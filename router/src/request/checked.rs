@@ -1,4 +1,4 @@
-//! [`CheckedRequest`]: a request with every value checked, and the sequences that it asks for.
+//! [`CheckedRequest`]: a request with every value checked, and the specs of its sequences.
 
 use std::sync::Arc;
 

@@ -28,7 +28,7 @@ pub type Objectives = BTreeMap<String, u8>;
 /// Values of one request's gateway headers.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GatewayHeaders {
-    /// Identifier by which turns are shared fairly.
+    /// Identifier for fair queueing.
     pub fairness_id: Option<String>,
     /// Name of the objective, which sets the priority.
     pub objective: Option<String>,
@@ -60,8 +60,8 @@ impl GatewayHeaders {
         })
     }
 
-    /// Applies the headers to the caller. They cannot give a key more turns, or a more urgent priority, than
-    /// it has.
+    /// Applies the headers to the caller. They cannot give a key a larger share or a more urgent priority
+    /// than it has.
     pub fn apply(&self, caller: &mut Caller, objectives: &Objectives) {
         if let Some(id) = self.fairness_id.as_ref().filter(|_| caller.names_fairness_ids) {
             let mut hash = Sha256::new();
@@ -143,7 +143,7 @@ mod tests {
         let turn = |isolation_key, names_fairness_ids, id: &str| {
             let mut caller = Caller { isolation_key, names_fairness_ids, ..Caller::default() };
             read(&[(FAIRNESS_ID[0], id)]).unwrap().apply(&mut caller, &Objectives::new());
-            assert_eq!(caller.isolation_key, isolation_key, "prefixes are shared as before");
+            assert_eq!(caller.isolation_key, isolation_key, "prefix sharing is unchanged");
             caller.turn_key()
         };
         assert_eq!(turn(7, true, "a"), turn(7, true, "a"));

@@ -1,9 +1,9 @@
 //! Limits of one API key: concurrent requests, requests per minute, tokens per minute.
 //!
-//! Rates are token buckets that hold one minute's worth and refill steadily. The number of tokens of a
-//! request is not known in advance, so prompt and output tokens are charged as they occur: a key with an
-//! empty bucket is refused, running requests continue, and what they overdraw has to refill first. Libraries
-//! such as `governor` need the cost in advance, hence this implementation.
+//! Rates are token buckets with the capacity of one minute that refill at a constant rate. The number of
+//! tokens of a request is not known in advance, so prompt and output tokens are charged as they occur: a key
+//! with an empty bucket is refused, running requests continue, and what they overdraw has to refill first.
+//! Libraries such as `governor` need the cost in advance, hence this implementation.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -179,7 +179,7 @@ impl Bucket {
         (self.level, self.filled) = (self.level_at(now) - amount, now);
     }
 
-    /// Time until the bucket holds `level`.
+    /// Time until the bucket is filled to `level`.
     fn until(&self, level: f64, now: Instant) -> Duration {
         let missing = (level - self.level_at(now)).max(0.0);
         Duration::try_from_secs_f64(missing * 60.0 / f64::from(self.per_minute)).unwrap_or(Duration::MAX)
@@ -268,7 +268,7 @@ mod tests {
     fn requests_refill_steadily_and_refused_ones_cost_nothing() {
         let mut key = Key::new(None, Some(6), None);
         for _ in 0..6 {
-            assert_eq!(key.begin(), None, "a minute's worth may come at once");
+            assert_eq!(key.begin(), None, "the bucket allows a burst of one minute");
         }
         for _ in 0..3 {
             assert_eq!(key.begin(), Some(("6 requests per minute".to_owned(), 10 * SECOND)));
@@ -278,7 +278,7 @@ mod tests {
         assert!(key.begin().is_some_and(|(_, wait)| wait <= SECOND + SECOND / 1_000));
         key.now += SECOND;
         assert_eq!(key.begin(), None);
-        assert!(key.begin().is_some(), "one came back, not two");
+        assert!(key.begin().is_some(), "only one token was refilled");
         key.now += 3_600 * SECOND;
         assert_eq!(key.headers(), ["limit-requests 6", "remaining-requests 6", "reset-requests 0ms"]);
     }
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(key.begin(), None);
         key.charge(40);
         assert_eq!(key.headers(), ["limit-tokens 60", "remaining-tokens 20", "reset-tokens 40s"]);
-        assert_eq!(key.begin(), None, "something is left");
+        assert_eq!(key.begin(), None, "the bucket is not empty");
         key.charge(50);
         assert_eq!(key.headers()[1], "remaining-tokens 0");
         assert_eq!(key.begin(), Some(("60 tokens per minute".to_owned(), 31 * SECOND)));
@@ -309,7 +309,7 @@ mod tests {
         key.set_limits(limits(None, Some(5), Some(1_000)));
         assert_eq!(key.begin(), None);
         key.set_limits(limits(Some(2), None, None));
-        assert!(key.begin().is_some(), "both requests run still");
+        assert!(key.begin().is_some(), "both requests are still running");
     }
 
     #[test]
@@ -319,6 +319,6 @@ mod tests {
             assert_eq!(written(Duration::from_millis(millis)), expected);
         }
         assert_eq!(written(Duration::from_millis(61_500)), "1m1.5s");
-        assert_eq!(written(Duration::from_nanos(1)), "1ms", "never too early");
+        assert_eq!(written(Duration::from_nanos(1)), "1ms", "rounded up");
     }
 }

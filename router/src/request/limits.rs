@@ -40,6 +40,7 @@ pub const TOOLS_MAX: usize = 128;
 /// Maximum number of calls in an answer that must consist of calls.
 pub const TOOL_CALLS_MAX: usize = 16;
 
-// A worker refuses a sequence that exceeds the wire's limits; the model's own stop ids come on top of the request's.
+// A worker refuses a sequence that exceeds the wire's limits. The model's own stop ids are added to the
+// request's.
 const _: () = assert!(STOP_TOKEN_IDS_MAX < MAX_STOP_TOKEN_IDS);
 const _: () = assert!(LOGIT_BIAS_MAX <= MAX_LOGIT_BIAS && TOP_LOGPROBS_MAX <= MAX_LOGPROBS as i64);

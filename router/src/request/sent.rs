@@ -1,4 +1,4 @@
-//! [`SentRequest`]: one request as the client wrote it, independent of the protocol. Must not depend on JSON
+//! [`SentRequest`]: one request as the client sent it, independent of the protocol. Must not depend on JSON
 //! or protobuf.
 
 use serde_json::Map;
@@ -7,7 +7,7 @@ use super::structure::SentGrammar;
 use super::tools::SentTools;
 use text::ConversationMessage;
 
-/// A request as the client wrote it; absent fields take their default.
+/// A request as the client sent it; absent fields take their default.
 #[derive(Debug, Clone, Default)]
 pub struct SentRequest {
     /// Required.

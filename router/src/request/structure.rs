@@ -27,8 +27,9 @@ impl SentGrammar {
             [("ignore_eos", request.ignore_eos), ("min_tokens", request.min_tokens.unwrap_or(0) > 0)]
         {
             if is_set {
-                let message =
-                    format!("{other} cannot be combined with {field}, which says where the text may end");
+                let message = format!(
+                    "{other} cannot be combined with {field}, which determines where the text may end"
+                );
                 return Err(RouterError::invalid(other, message));
             }
         }

@@ -1,4 +1,4 @@
-//! [`SentTools`]: the tools that a model may call, and which calls the request asks for.
+//! [`SentTools`]: the tools that a model may call, and which calls the request requires.
 
 use std::collections::HashSet;
 
@@ -31,7 +31,7 @@ pub struct Tool {
     pub parameters: Option<Map<String, Value>>,
 }
 
-/// Which calls a request asks for.
+/// Which calls a request requires.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ToolChoice {
     /// No calls.
@@ -67,18 +67,18 @@ impl SentTools {
                 return Err(RouterError::invalid(path, message));
             }
             if !names.insert(&tool.name) {
-                let message = format!("{path}: two tools are called `{}`", tool.name);
+                let message = format!("{path}: two tools are named `{}`", tool.name);
                 return Err(RouterError::invalid(path, message));
             }
         }
         match &self.choice {
             ToolChoice::Named(name) if !names.contains(name) => Err(RouterError::invalid(
                 "tool_choice",
-                format!("tool_choice names `{name}`, which is none of the tools"),
+                format!("tool_choice names `{name}`, which is not one of the tools"),
             )),
             ToolChoice::Required if self.tools.is_empty() => Err(RouterError::invalid(
                 "tool_choice",
-                "tool_choice asks for a call, but there are no tools",
+                "tool_choice requires a call, but there are no tools",
             )),
             _ => Ok(()),
         }
@@ -109,8 +109,9 @@ impl SentTools {
                 let all = root.entry(section).or_insert_with(|| json!({}));
                 for (name, definition) in definitions {
                     if all.get(&name).is_some_and(|known| *known != definition) {
-                        let message =
-                            format!("tools define {section}/{name} in two ways: rename one of them");
+                        let message = format!(
+                            "tools contain two different definitions of {section}/{name}: rename one of them"
+                        );
                         return Err(RouterError::invalid(FIELD, message));
                     }
                     all[name] = definition;
@@ -153,7 +154,7 @@ pub(super) fn output_format(
         ToolChoice::Auto if !tools.tools.is_empty() && !has_grammar => {
             let syntax = template.and_then(|template| ToolSyntax::of_template(template.source()));
             let syntax = syntax.ok_or_else(|| {
-                let message = "this model's chat template tells of no tool calls that can be read (Hermes, Llama 3 or \
+                let message = "this model's chat template has no supported tool call format (Hermes, Llama 3 or \
                                Mistral): set tool_choice to required or to a tool, or leave tools out";
                 RouterError::invalid(FIELD, message)
             })?;

@@ -97,7 +97,7 @@ const REFUSED: &str = r#"{"max_tokens": 0} | 400 | invalid_request_error | max_t
 {"messages": []} | 400 | invalid_request_error | messages must not be empty
 {"messages": [{"role": "system", "content": "x"}]} | 400 | invalid_request_error | must be user or assistant, not `system`
 {"messages": [{"role": "user", "content": [{"type": "image"}]}]} | 400 | invalid_request_error | must be a text block, not one of type `image`
-{"tools": [{"name": "f", "input_schema": {}}]} | 400 | invalid_request_error | chat template tells of no tool calls that can be read
+{"tools": [{"name": "f", "input_schema": {}}]} | 400 | invalid_request_error | chat template has no supported tool call format
 {"tools": [{"type": "bash_20250124", "name": "bash"}]} | 400 | invalid_request_error | tools[0].type must be `custom`
 {"tools": [5]} | 400 | invalid_request_error | tools[0] must be an object
 {"tools": [{"name": "f"}]} | 400 | invalid_request_error | tools[0].input_schema must be a JSON schema
@@ -108,11 +108,11 @@ const REFUSED: &str = r#"{"max_tokens": 0} | 400 | invalid_request_error | max_t
 {"tool_choice": {"type": "perhaps"}} | 400 | invalid_request_error | tool_choice.type must be one of auto, any, tool, none, not `perhaps`
 {"tool_choice": {"type": "tool"}} | 400 | invalid_request_error | tool_choice.name is required
 {"tool_choice": {"type": "any", "name": "f"}} | 400 | invalid_request_error | tool_choice.name is only allowed
-{"tool_choice": {"type": "tool", "name": "g"}, "tools": [{"name": "f", "input_schema": {}}]} | 400 | invalid_request_error | names `g`, which is none of the tools
+{"tool_choice": {"type": "tool", "name": "g"}, "tools": [{"name": "f", "input_schema": {}}]} | 400 | invalid_request_error | names `g`, which is not one of the tools
 {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]} | 400 | invalid_request_error | messages[0].content[0] of type `tool_use` is only allowed in messages of role assistant
 {"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "1"}]}]} | 400 | invalid_request_error | of type `tool_result` is only allowed in messages of role user
 {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": "x"}]}]} | 400 | invalid_request_error | messages[0].content[0].input must be an object
-{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "x"}]}]} | 400 | invalid_request_error | messages[0].content[0].tool_use_id is `1`, which is no call before it
+{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "x"}]}]} | 400 | invalid_request_error | messages[0].content[0].tool_use_id is `1`, which matches no earlier call
 {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": 5}]}]} | 400 | invalid_request_error | messages[0].content[0].content must be a string or a list of text blocks
 {"thinking": {"type": "enabled", "budget_tokens": 9}} | 400 | invalid_request_error | thinking is not supported
 {"top_k": -5} | 400 | invalid_request_error | top_k must be between -1

@@ -32,7 +32,7 @@ async fn check(router: &TestRouter, request: Request<Body>, status: u16, param: 
     assert_eq!(error["param"], param, "{description}: {message}");
     assert!(error["type"].is_string() && error.get("code").is_some(), "{description}: {error}");
     assert!(!message.contains('\n'), "{description}: {message}");
-    assert!(router.lanes.take_submitted().is_empty(), "{description}: it reached a lane");
+    assert!(router.lanes.take_submitted().is_empty(), "{description}: it was submitted");
 }
 
 async fn next_request_works(router: &TestRouter) {
@@ -198,12 +198,7 @@ async fn fields_that_would_have_no_effect() {
         (CHAT, json!({"echo": true}), json!("echo"), "a field of /v1/completions"),
         (COMPLETIONS, json!({"messages": []}), json!("messages"), "a field of /v1/chat/completions"),
         (COMPLETIONS, json!({"top_logprobs": 1}), json!("top_logprobs"), "a field of /v1/chat/completions"),
-        (
-            CHAT,
-            json!({"max_token": 5}),
-            json!("max_token"),
-            "max_token is not a field that this endpoint knows",
-        ),
+        (CHAT, json!({"max_token": 5}), json!("max_token"), "max_token is not a field of this endpoint"),
         (CHAT, json!({"stream_options": {}}), json!("stream_options"), "only allowed when stream is true"),
         (
             CHAT,
@@ -239,10 +234,10 @@ async fn values_of_the_wrong_type() {
             CHAT,
             json!({"logprobs": 5}),
             json!("logprobs"),
-            "true or false here: top_logprobs holds the number",
+            "a boolean for a chat completion: send the number as top_logprobs",
         ),
-        (COMPLETIONS, json!({"logprobs": true}), json!("logprobs"), "a whole number here"),
-        (CHAT, json!({"logprobs": "5"}), json!("logprobs"), "expected true or false in a conversation"),
+        (COMPLETIONS, json!({"logprobs": true}), json!("logprobs"), "a whole number for a completion"),
+        (CHAT, json!({"logprobs": "5"}), json!("logprobs"), "expected a boolean for a chat completion"),
         (CHAT, json!({"logit_bias": {"x": 1}}), json!("logit_bias"), "key `x` is not a token id"),
         (CHAT, json!({"messages": "hi"}), json!("messages"), "messages: invalid type: string"),
         (
@@ -263,8 +258,8 @@ async fn values_of_the_wrong_type() {
             json!("prompt"),
             "expected a string, a list of strings, a list of token ids",
         ),
-        (COMPLETIONS, json!({"prompt": ["a", 5]}), json!("prompt"), "must hold items of one type"),
-        (COMPLETIONS, json!({"prompt": [[1], "a"]}), json!("prompt"), "must hold items of one type"),
+        (COMPLETIONS, json!({"prompt": ["a", 5]}), json!("prompt"), "must contain items of one type"),
+        (COMPLETIONS, json!({"prompt": [[1], "a"]}), json!("prompt"), "must contain items of one type"),
         (COMPLETIONS, json!({"prompt": [[1, "a"]]}), json!("prompt[0][1]"), "expected a token id"),
         (COMPLETIONS, json!({"prompt": [1.5]}), json!("prompt[0]"), "expected a string, a token id"),
         (CHAT, json!({"messages": [["user", "x"]]}), json!("messages[0]"), "expected an object"),
@@ -295,7 +290,7 @@ async fn bodies_that_are_no_request() {
             "the body does not have the expected shape: invalid type: sequence, expected an object",
         ),
         (b"\"text\"".to_vec(), "the body does not have the expected shape"),
-        (b"{\"model\": \"\xff\"}".to_vec(), "the body is not valid UTF-8: byte 11"),
+        (b"{\"model\": \"\xff\"}".to_vec(), "the body is not valid UTF-8: invalid sequence at byte 11"),
         ([b"[".repeat(100_000)].concat(), "the body"),
         (sound.replace("\"hi\"", "\"hi\", \"prompt\": \"ho\"").into_bytes(), "duplicate field `prompt`"),
     ] {
@@ -389,13 +384,13 @@ async fn forms_of_output_that_cannot_be_honoured() {
             COMPLETIONS,
             json!({"structured_outputs": {"structural_tag": {}}}),
             json!("structural_tag"),
-            "not a field that this endpoint knows",
+            "not a field of this endpoint",
         ),
         (
             COMPLETIONS,
             json!({"guided_regex": "a", "guided_choice": ["b"]}),
             json!("guided_choice"),
-            "guided_regex and guided_choice both say",
+            "guided_regex and guided_choice both constrain the output",
         ),
         (
             COMPLETIONS,
@@ -447,21 +442,21 @@ async fn tools_that_cannot_be_honoured() {
             "tools cannot be used",
         ),
         (CHAT, json!({"tools": vec![&tool; 129]}), json!("tools"), "129 tools, at most 128"),
-        (CHAT, json!({"tools": [&tool, &tool]}), json!("tools[1].function.name"), "two tools are called `f`"),
-        (CHAT, json!({"tools": [&tool]}), json!("tools"), "chat template tells of no tool calls"),
+        (CHAT, json!({"tools": [&tool, &tool]}), json!("tools[1].function.name"), "two tools are named `f`"),
+        (CHAT, json!({"tools": [&tool]}), json!("tools"), "chat template has no supported tool call format"),
         (CHAT, json!({"tool_choice": "required"}), json!("tool_choice"), "there are no tools"),
         (CHAT, json!({"tools": [&tool], "tool_choice": "any"}), json!("tool_choice"), "one of none, auto"),
         (
             CHAT,
             json!({"tools": [&tool], "tool_choice": {"type": "function", "function": {"name": "g"}}}),
             json!("tool_choice"),
-            "names `g`, which is none of the tools",
+            "names `g`, which is not one of the tools",
         ),
         (
             CHAT,
             json!({"tools": [&tool], "tool_choice": "required", "response_format": {"type": "json_object"}}),
             json!("tool_choice"),
-            "tool_choice and response_format both say",
+            "tool_choice and response_format both constrain the output",
         ),
         (COMPLETIONS, json!({"tools": [&tool]}), json!("tools"), "a field of /v1/chat/completions"),
         (CHAT, call(json!({})), json!("messages[0].tool_calls[0].function.name"), "must be a string"),

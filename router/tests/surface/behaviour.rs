@@ -197,7 +197,7 @@ async fn the_task_type_comes_from_the_field_then_the_header_then_the_key() {
         assert_eq!(answer.status, 200, "{}", answer.text());
         let generation = router.lanes.take_one();
         assert_eq!(generation.task_type, expected);
-        assert_eq!(generation.spec.priority, 9, "no request is more urgent than its key");
+        assert_eq!(generation.spec.priority, 9, "limited by the priority of the key");
         assert_ne!(generation.spec.isolation_key, 0);
     }
 }
@@ -247,10 +247,10 @@ async fn a_key_that_has_used_its_tokens_is_told_when_to_come_back() {
     assert_eq!((&error["type"], &error["code"]), (&json!("rate_limit_error"), &json!("rate_limit_exceeded")));
     assert!(error["message"].as_str().unwrap().contains("limited to 3 tokens per minute"), "{error}");
     assert!(second.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() > 1);
-    assert_eq!(second.headers["x-ratelimit-remaining-requests"], "59", "who is refused pays nothing");
+    assert_eq!(second.headers["x-ratelimit-remaining-requests"], "59", "a refused request is not counted");
 
     let other = ask_as(&router, "sk-two", json!({})).await;
-    assert_eq!(other.status, 200, "one key's limits are not another's");
+    assert_eq!(other.status, 200, "keys have separate limits");
     assert!(!other.headers.contains_key("x-ratelimit-limit-requests"));
     assert_eq!(router.state.admission.available(), 1_024);
 }
@@ -277,7 +277,7 @@ async fn a_keys_requests_at_once_are_limited_until_their_streams_end() {
         assert_eq!(
             ask_as(&router, "sk-one", json!({})).await.status,
             200,
-            "a finished request counts no more"
+            "a finished request is not counted"
         );
     }
 }
@@ -315,8 +315,8 @@ async fn errors_of_lanes_keep_their_meaning() {
             500,
             "refused the sequence: a NaN",
         ),
-        (Script::Panic, 500, "answering this request panicked"),
-        (Script::Vanish, 500, "the lane ended before its sequences did"),
+        (Script::Panic, 500, "the request handler panicked"),
+        (Script::Vanish, 500, "the scheduler closed the stream early"),
     ] {
         router.lanes.play(script);
         let answer = router.post_json(COMPLETIONS, &completion(json!({}))).await;
@@ -327,7 +327,7 @@ async fn errors_of_lanes_keep_their_meaning() {
     }
     let router = router.say(" fine");
     assert_eq!(text(&router.ok(COMPLETIONS, &completion(json!({}))).await, 0), "0 fine");
-    assert_eq!(router.state.admission.available(), 1_024, "failures give their permits back");
+    assert_eq!(router.state.admission.available(), 1_024, "failed requests return their permits");
 }
 
 #[tokio::test]
@@ -379,6 +379,6 @@ async fn a_stream_on_which_nothing_comes_is_kept_alive() {
         let heard_at = Instant::now();
         assert_eq!(events.next().await.unwrap().unwrap(), ": keep-alive\n\n");
         // Half of the interval: this task may have read the previous event late.
-        assert!(heard_at.elapsed() > KEEP_ALIVE / 2, "it came after {:?}", heard_at.elapsed());
+        assert!(heard_at.elapsed() > KEEP_ALIVE / 2, "received after {:?}", heard_at.elapsed());
     }
 }

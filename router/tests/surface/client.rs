@@ -196,8 +196,8 @@ impl TestRouter {
         self.send(post(path, body)).await
     }
 
-    /// For routes that generate text, also sends the request to twin routers the other way (whole or
-    /// streamed) and with other span lengths, and compares the answers.
+    /// For routes that generate text, also sends the request to twin routers in the other mode (full or
+    /// streamed) and with other span lengths, and compares the responses.
     pub(crate) async fn post_json(&self, path: &str, body: &Value) -> Answer {
         let answer = self.post(path, body.to_string()).await;
         let script = self.lanes.script();

@@ -42,7 +42,7 @@ async fn a_stream_that_is_late_ends_with_the_error() {
     let answer = ask(&hanging(), json!({ "stream": true }), "500").await;
     assert_eq!(answer.status, 200);
     let chunks = chunks(&answer.events());
-    assert!(chunks[0]["choices"][0]["text"].as_str().unwrap().starts_with('0'), "what came in time");
+    assert!(chunks[0]["choices"][0]["text"].as_str().unwrap().starts_with('0'), "text before the deadline");
     assert_eq!(chunks.last().unwrap()["error"]["code"], "deadline_exceeded");
 }
 
@@ -78,7 +78,7 @@ async fn over_grpc_the_limit_is_for_the_whole_stream() {
     });
     request.metadata_mut().insert("grpc-timeout", "1S".parse().unwrap());
     let mut stream = client.generate(request).await.unwrap().into_inner();
-    assert!(stream.message().await.unwrap().is_some(), "what came in time");
+    assert!(stream.message().await.unwrap().is_some(), "text before the deadline");
     let status = stream.message().await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     assert!(status.message().contains("within its time limit of 1000 ms"), "{status}");

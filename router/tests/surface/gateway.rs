@@ -71,7 +71,7 @@ async fn an_objective_is_as_urgent_as_the_operator_says() {
 async fn latencies_that_a_gateway_names_are_judged_by_choice() {
     let router = TestRouter::start().say(" shines and shines");
     ask(&router, &[]).await;
-    assert!(!router.metrics().await.contains("outrider_slo_choices_total{"), "nobody asked");
+    assert!(!router.metrics().await.contains("outrider_slo_choices_total{"), "no SLO was requested");
     let (kept, missed) = ("86400000", "0.000001");
     for slo in [kept, missed, missed] {
         let headers = [("x-llm-d-slo-ttft-ms", slo), ("x-llm-d-slo-tpot-ms", kept)];
@@ -94,7 +94,7 @@ async fn bad_headers_are_refused_by_name_and_the_next_request_works() {
         let refused = ask(&router, &[(name, value)]).await;
         assert_eq!(refused.status, 400, "{name}: {}", refused.text());
         assert_eq!(refused.json()["error"]["param"], name);
-        assert!(router.lanes.take_submitted().is_empty(), "{name}: it reached a lane");
+        assert!(router.lanes.take_submitted().is_empty(), "{name}: it was submitted");
         submitted(&router, &[]).await;
     }
 }

@@ -160,7 +160,7 @@ async fn bad_input_is_refused_in_the_same_words() {
         let status = generate(&mut client, request).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{expected}: {status}");
         assert!(status.message().contains(expected), "{expected}: {status}");
-        assert!(router.lanes.take_submitted().is_empty(), "{expected}: it reached a lane");
+        assert!(router.lanes.take_submitted().is_empty(), "{expected}: it was submitted");
         assert_eq!(text_of(&generate(&mut client, text_request("hi")).await.unwrap(), 0), "0 fine");
         router.lanes.take_submitted();
     }

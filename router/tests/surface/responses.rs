@@ -39,7 +39,7 @@ fn text_of(response: &Value) -> &str {
 fn settled(mut response: Value) -> Value {
     for path in ["/id", "/created_at", "/output/0/id"] {
         if let Some(value) = response.pointer_mut(path) {
-            *value = json!("[settled]");
+            *value = json!("[redacted]");
         }
     }
     response
@@ -112,7 +112,7 @@ async fn a_response_goes_on_from_an_earlier_one() {
     let last = events(&router, &third).await.pop().unwrap();
     assert_eq!(last["response"]["previous_response_id"], second["id"]);
     let path = format!("{RESPONSES}/{}", last["response"]["id"].as_str().unwrap());
-    assert_eq!(router.get(&path).await.json(), last["response"], "a streamed one is kept as well");
+    assert_eq!(router.get(&path).await.json(), last["response"], "a streamed response is stored as well");
 }
 
 #[tokio::test]
@@ -157,18 +157,18 @@ async fn items_are_read_like_messages() {
 const REFUSED: &str = r#"{"input": null} | input | input is required
 {"input": 5} | input | input must be a string or a list of items
 {"input": []} | input | input must not be empty
-{"input": [{"type": "computer_call"}]} | input[0] | is of type `computer_call`, only message, function_call
+{"input": [{"type": "computer_call"}]} | input[0] | must be of type message, function_call, function_call_output or reasoning, not `computer_call`
 {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]} | input[0].call_id | input[0].call_id is required
 {"input": [{"type": "function_call", "call_id": 1, "name": "f"}]} | input[0].call_id | input[0].call_id must be a string
 {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "[1"}]} | input[0].arguments | must be a JSON object, written as a string
-{"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]} | input[0].call_id | is `1`, which is no call before it
+{"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]} | input[0].call_id | is `1`, which matches no earlier call
 {"input": [{"type": "function_call_output", "call_id": "1", "output": 5}]} | input[0].output | a string or a list of text parts
 {"input": [{"type": "reasoning", "content": [{"type": "output_text", "text": "x"}]}]} | input[0].content[0] | not one of type `output_text`
 {"input": [{"content": "x"}]} | input[0].role | input[0].role is required
 {"input": [{"role": "king", "content": "x"}]} | input[0].role | not `king`
 {"input": [{"role": "user", "content": [{"type": "input_image"}]}]} | input[0].content[0] | not one of type `input_image`
 {"input": [{"role": "user", "content": "x", "colour": 1}]} | input[0].colour | not a field
-{"tools": [{"type": "function", "name": "f"}]} | tools | chat template tells of no tool calls that can be read
+{"tools": [{"type": "function", "name": "f"}]} | tools | chat template has no supported tool call format
 {"tools": 5} | tools | invalid type
 {"tools": [5]} | tools[0].type | must be `function`
 {"tools": [{"type": "web_search"}]} | tools[0].type | other tools are not supported
@@ -176,14 +176,14 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 {"tools": [{"type": "function", "name": "a b"}]} | tools[0].name | 1 to 64 of the characters
 {"tools": [{"type": "function", "name": "f", "parameters": []}]} | tools[0].parameters | a JSON schema
 {"tools": [{"type": "function", "name": "f", "description": 5}]} | tools[0].description | must be a string
-{"tools": [{"type": "function", "name": "f"}, {"type": "function", "name": "f"}]} | tools[1].name | two tools are called `f`
+{"tools": [{"type": "function", "name": "f"}, {"type": "function", "name": "f"}]} | tools[1].name | two tools are named `f`
 {"tool_choice": "required"} | tool_choice | there are no tools
 {"tool_choice": "sometimes"} | tool_choice | none, auto, required
 {"tool_choice": {"type": "function", "function": {"name": "f"}}} | tool_choice.name | must be a string
-{"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "function", "name": "g"}} | tool_choice | names `g`, which is none of the tools
+{"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "function", "name": "g"}} | tool_choice | names `g`, which is not one of the tools
 {"parallel_tool_calls": "yes"} | parallel_tool_calls | expected a boolean
 {"max_tool_calls": 3} | max_tool_calls | max_tool_calls is not supported
-{"text": {"format": {"type": "json_object"}}, "tools": [{"type": "function", "name": "f"}], "tool_choice": "required"} | tool_choice | tool_choice and text.format both say
+{"text": {"format": {"type": "json_object"}}, "tools": [{"type": "function", "name": "f"}], "tool_choice": "required"} | tool_choice | tool_choice and text.format both constrain the output
 {"text": {"format": {"type": "xml"}}} | text.format.type | not `xml`
 {"text": {"format": {"type": "json_schema", "schema": 5}}} | text.format.schema | an object
 {"text": {"format": {"type": "json_object", "schema": {}}}} | text.format.schema | only allowed where text.format.type is json_schema
@@ -193,7 +193,7 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 {"text": {"format": {"type": "json_schema"}}} | text.format.schema | text.format.schema is required
 {"max_output_tokens": 0} | max_output_tokens | must be at least 1
 {"temperature": 3} | temperature | between 0 and 2, not 3
-{"colour": 1} | colour | not a field that this endpoint knows
+{"colour": 1} | colour | not a field of this endpoint
 {"previous_response_id": "resp_0"} | previous_response_id | is not stored here"#;
 
 /// Values that request nothing.

@@ -33,7 +33,7 @@ async fn a_rollout_is_begun_as_asked_and_shown() {
         assert_eq!((answer.status.as_u16(), &answer.json()["rollout"]), (200, &Value::Null), "{method}");
     }
     let answer = router.admin(ask("POST", "/admin/rollout/promote", ("", &[]))).await;
-    assert_eq!(answer.status.as_u16(), 400, "nothing is being rolled out");
+    assert_eq!(answer.status.as_u16(), 400, "no rollout is in progress");
 }
 
 #[tokio::test]
@@ -43,7 +43,7 @@ async fn bad_orders_are_refused_with_what_is_wrong() {
         (r#"{"draft": "new", "share": 2}"#, "share must be between 0 and 1, not 2"),
         (r#"{"draft": ""}"#, "draft must be the model id of the candidate"),
         (r#"{"share": 0.5}"#, "missing field `draft`"),
-        (r#"{"draft": "new", "shares": 0.5}"#, "shares is not a field that this endpoint knows"),
+        (r#"{"draft": "new", "shares": 0.5}"#, "shares is not a field of this endpoint"),
         ("{", "not valid JSON"),
     ] {
         let answer = router.admin(ask("POST", PATH, (body, &[]))).await;

@@ -111,7 +111,7 @@ async fn what_speculation_did_is_told_as_vllm_tells_it() {
     assert!(pieces.iter().all(|piece| piece.get("metrics").is_none()));
     let several = router.ok(COMPLETIONS, &completion(json!({ "n": 2 }))).await;
     assert_eq!(several.get("metrics"), None, "for one choice only");
-    assert_eq!(several["usage"]["prompt_tokens_details"]["cached_tokens"], 1, "the least of the choices");
+    assert_eq!(several["usage"]["prompt_tokens_details"]["cached_tokens"], 1, "minimum over the choices");
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn every_chunk_says_the_usage_so_far_where_it_is_asked_for() {
         let tokens: Vec<u64> =
             pieces.iter().map(|piece| piece["usage"]["completion_tokens"].as_u64().unwrap()).collect();
         assert!(tokens.is_sorted() && tokens[0] < tokens[tokens.len() - 1], "{tokens:?}");
-        assert_eq!(pieces[pieces.len() - 1]["usage"], last["usage"], "nothing came behind the last piece");
+        assert_eq!(pieces[pieces.len() - 1]["usage"], last["usage"], "no tokens follow the last piece");
         for piece in pieces {
             let usage = &piece["usage"];
             let sum = usage["prompt_tokens"].as_u64().unwrap() + usage["completion_tokens"].as_u64().unwrap();

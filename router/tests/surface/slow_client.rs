@@ -1,4 +1,4 @@
-//! A client that does not read is cut off, over real sockets: it loses its unread data, delays no other
+//! A client that does not read is disconnected, over real sockets: it loses its unread data, delays no other
 //! client, and the resources of its request are released although it never reads a byte.
 
 use proto::v1;
@@ -14,7 +14,7 @@ use crate::client::{MODEL, TestRouter, eventually};
 use crate::fake_lanes::Script;
 
 async fn check_cut(router: &TestRouter, protocol: &str) {
-    eventually("the lane is told to stop", || router.lanes.cancelled() == [(0, 0)]).await;
+    eventually("cancellation of the generation", || router.lanes.cancelled() == [(0, 0)]).await;
     eventually("the permit's return", || router.state.admission.available() == 1_024).await;
     let counted = format!(r#"outrider_requests_total{{protocol="{protocol}",outcome="slow_client"}} 1"#);
     let page = router.metrics().await;

@@ -256,7 +256,7 @@ async fn a_conversation_with_calls_is_the_same_prompt_in_all_apis() {
     assert_eq!(prompt(), got, "from the stored response");
 
     let first = router.ok(MESSAGES, &message(json!({}))).await;
-    assert_eq!(prompt(), plain, "tools are told alike");
+    assert_eq!(prompt(), plain, "the tools are rendered the same way");
     let [_, one, two] = first["content"].as_array().unwrap().as_slice() else { panic!("{first}") };
     let turns = json!([
         { "role": "user", "content": "hi" }, { "role": "assistant", "content": first["content"] },

@@ -49,12 +49,12 @@ async fn read(
         match message.response.unwrap() {
             Answer::Chunk(chunk) => chunks.push(chunk.token_ids),
             Answer::Complete(complete) => {
-                assert!(stream.message().await.unwrap().is_none(), "nothing follows");
+                assert!(stream.message().await.unwrap().is_none(), "no message follows");
                 return (chunks, complete);
             }
         }
     }
-    panic!("no last message came")
+    panic!("the last message is missing")
 }
 
 fn sampling(message: &mut vllm::GenerateRequest) -> &mut vllm::SamplingParams {
@@ -99,7 +99,7 @@ async fn what_is_not_set_is_vllms_default() {
         (spec.sampling.temperature, spec.sampling.top_p, spec.sampling.repetition_penalty),
         (1.0, 1.0, 1.0)
     );
-    assert_eq!(spec.max_len, MAX_MODEL_LEN, "as much as the window leaves");
+    assert_eq!(spec.max_len, MAX_MODEL_LEN, "the rest of the context window");
     let set = |message: &mut vllm::GenerateRequest| {
         *sampling(message) = vllm::SamplingParams {
             temperature: Some(0.0),
@@ -139,7 +139,7 @@ async fn a_request_is_aborted_by_its_id() {
     let mut stream = client.generate(generate(|_| ())).await.unwrap().into_inner();
     assert!(matches!(stream.message().await.unwrap().unwrap().response, Some(Answer::Chunk(_))));
     let again = client.generate(generate(|_| ())).await.unwrap_err();
-    assert!(again.message().contains("`one` is running already"), "{again:?}");
+    assert!(again.message().contains("`one` is already running"), "{again:?}");
     let info = client.get_server_info(vllm::GetServerInfoRequest {}).await.unwrap().into_inner();
     assert_eq!((info.active_requests, info.server_type.as_str()), (1, "vllm-grpc"));
     assert!(info.last_receive_timestamp > 1.6e9 && info.uptime_seconds > 0.0 && !info.is_paused, "{info:?}");
@@ -154,7 +154,7 @@ async fn a_request_is_aborted_by_its_id() {
     drop(stream);
     eventually("the permit", || router.state.admission.available() == 1_024).await;
     let router = router.say(" fine");
-    assert_eq!(read(&mut client, generate(|_| ())).await.1.finish_reason, "stop", "its id is free again");
+    assert_eq!(read(&mut client, generate(|_| ())).await.1.finish_reason, "stop", "the id can be reused");
     drop(router);
 }
 

@@ -1,6 +1,6 @@
-//! Every answered request of this suite, whole or streamed, is repeated the other way at twin routers that
-//! generate the same text with equal and with other span lengths: a stream must add up to the whole answer,
-//! however tokens are batched.
+//! Every successful request of this suite is repeated in the other mode (full or streamed) at twin routers
+//! that generate the same text with equal and with other span lengths: a stream must add up to the full
+//! response, whatever the span lengths are.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::tool_shapes::{built_content, built_output};
 pub(crate) const ROUTES: [&str; 4] =
     ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"];
 
-/// The same request, to be answered the other way.
+/// The same request in the other mode: full or streamed.
 pub(crate) fn turned(path: &str, body: &Value) -> Value {
     let mut body = body.clone();
     let fields = body.as_object_mut().unwrap();
@@ -28,8 +28,8 @@ pub(crate) fn turned(path: &str, body: &Value) -> Value {
     body
 }
 
-/// Compares the answers to a request and to the same one answered the other way. Speculation statistics are
-/// compared only if the spans were equal.
+/// Compares the responses to a request in both modes. Speculation statistics are compared only if the spans
+/// were equal.
 pub(crate) fn compare((path, body): (&str, &Value), answers: [&Answer; 2], has_equal_spans: bool) {
     let is_streamed = body["stream"] == true;
     let [whole, streamed] = if is_streamed { [answers[1], answers[0]] } else { answers };
@@ -50,7 +50,7 @@ pub(crate) fn compare((path, body): (&str, &Value), answers: [&Answer; 2], has_e
     }
     settle(&mut whole);
     settle(&mut added_up);
-    assert_eq!(added_up, whole, "{path} {body}: a stream and the whole answer differ");
+    assert_eq!(added_up, whole, "{path} {body}: the streamed and the full response differ");
 }
 
 /// Builds the whole answer from a stream.
@@ -179,7 +179,7 @@ fn settle(value: &mut Value) {
             for (name, value) in fields.iter_mut() {
                 let is_id = name == "id" || name.ends_with("_id") || name.starts_with("created");
                 if is_id && !value.is_null() || name == "completed_at" {
-                    *value = json!("[settled]");
+                    *value = json!("[redacted]");
                 } else if (name == "content" || name == "refusal") && *value == json!("") {
                     *value = Value::Null;
                 } else {

@@ -142,13 +142,8 @@ fn our_own() -> Vec<FieldRow> {
             "between 0 and 32, not 33",
         ),
         (CHAT, json!({ "speculation": { "enabled": 1 } }), "speculation.enabled", "expected a boolean"),
-        (
-            CHAT,
-            json!({ "speculation": { "speed": 1 } }),
-            "speed",
-            "speed is not a field that this endpoint knows",
-        ),
-        (CHAT, json!({ "max_token": 5 }), "max_token", "max_token is not a field that this endpoint knows"),
+        (CHAT, json!({ "speculation": { "speed": 1 } }), "speed", "speed is not a field of this endpoint"),
+        (CHAT, json!({ "max_token": 5 }), "max_token", "max_token is not a field of this endpoint"),
         (CHAT, json!({ "tools": [{ "type": "function" }] }), "tools[0].function", "must be an object"),
     ]
 }
@@ -228,7 +223,7 @@ async fn bodies_and_doors_that_cannot_be_are_refused() -> anyhow::Result<()> {
             "embeddings",
             400,
             Some("model"),
-            "makes no embeddings",
+            "does not support embeddings",
         ),
     ];
     for (request, name, status, param, words) in rows {

@@ -110,8 +110,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Appends a tool result. `is_error` is ignored: templates have no place for it, so the text has to say
-    /// so.
+    /// Appends a tool result. `is_error` is ignored: templates do not support it, so the text has to
+    /// report the error.
     fn result(&self, turns: &mut Turns) -> Result<(), RouterError> {
         let path = format!("{}.content", self.path);
         let content = self.fields.get("content").filter(|content| !content.is_null());

@@ -84,7 +84,7 @@ impl Dialect for Messages {
         let answer = Answer::whole(&text.info().output, &said);
         let stop = StopReason::of(finish, answer.has_calls(), text.stop_string(0));
         let message = Message::whole(text.info(), answer.parts(), stop, &text.usage());
-        let json = serde_json::to_string(&message).expect("text, numbers and lists of them can be written");
+        let json = serde_json::to_string(&message).expect("text, numbers and lists of them are serializable");
         Ok(json_response(json))
     }
 

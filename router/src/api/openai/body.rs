@@ -208,7 +208,7 @@ impl Prediction {
 pub struct AnswerForm {
     /// Stream the response as server-sent events.
     pub stream: Option<StreamForm>,
-    /// Add llama.cpp's `timings` beside the usage.
+    /// Add llama.cpp's `timings` next to the usage.
     pub timings: bool,
 }
 
@@ -352,14 +352,16 @@ impl Body {
                 Ok((Some(self.top_logprobs.unwrap_or(0)), "top_logprobs"))
             }
             (Operation::Chat, Some(Logprobs::Count(_))) => {
-                Err(wrong_type("true or false here: top_logprobs holds the number"))
+                Err(wrong_type("a boolean for a chat completion: send the number as top_logprobs"))
             }
             (Operation::Chat, _) if self.top_logprobs.is_some_and(|count| count != 0) => Err(
                 RouterError::invalid("top_logprobs", "top_logprobs is only allowed when logprobs is true"),
             ),
             (Operation::Chat, _) => Ok((None, "top_logprobs")),
             (Operation::Completion, Some(Logprobs::Count(count))) => Ok((Some(count), "logprobs")),
-            (Operation::Completion, Some(Logprobs::Switch(true))) => Err(wrong_type("a whole number here")),
+            (Operation::Completion, Some(Logprobs::Switch(true))) => {
+                Err(wrong_type("a whole number for a completion"))
+            }
             (Operation::Completion, _) => Ok((None, "logprobs")),
         }
     }
@@ -416,7 +418,7 @@ impl Message {
             }
         };
         let tool_calls = earlier_calls(&format!("messages[{idx}].tool_calls"), tool_calls)?;
-        // Templates know OpenAI's newer role by its older name.
+        // Templates expect the older name of this role.
         let role = if self.role == "developer" { "system".to_owned() } else { self.role };
         Ok(ConversationMessage {
             role,

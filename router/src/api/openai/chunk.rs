@@ -239,7 +239,7 @@ fn frame(envelope: &Envelope<'_, [(); 0]>) -> [Vec<u8>; 2] {
     [whole, behind]
 }
 
-pub(super) const WRITABLE: &str = "answers hold only what JSON can hold: string keys, numbers, text";
+pub(super) const WRITABLE: &str = "a response has only serializable values: string keys, numbers, text";
 
 /// Serializes as one line of JSON.
 pub(super) fn json<T: Serialize>(value: &T) -> String {

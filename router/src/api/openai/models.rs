@@ -18,7 +18,7 @@ pub struct Model {
     object: &'static str,
     created: u64,
     owned_by: &'static str,
-    /// vLLM's: the model behind the name.
+    /// vLLM's: the model that the name is an alias of.
     root: String,
     /// Outrider's and vLLM's: maximum length of prompt and output together.
     max_model_len: u32,

@@ -1,5 +1,5 @@
-//! [`OpenAi`]: writes text in OpenAI's format, as one JSON answer (`whole`) or as chunks (`chunk`). Must
-//! never withhold text: that is decided in [`crate::detokenize`].
+//! [`OpenAi`]: writes text in OpenAI's format, as one JSON object (`whole`) or as chunks (`chunk`).
+//! Must not withhold text: that is decided in [`crate::detokenize`].
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::pipeline::AppState;
 use crate::pipeline::text_stream::TextStream;
 use crate::request::{Operation, SentRequest};
 
-/// Longest silence on a stream: proxies close idle connections after 30 s or more.
+/// Keep-alive interval of a stream: proxies close idle connections after 30 s or more.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// Chat completions and completions.

@@ -24,7 +24,7 @@ pub struct Envelope<'a, C: Serialize> {
     /// Absent, or null if a later chunk reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
-    /// vLLM's: beside the usage, for a request with one choice that had drafts.
+    /// vLLM's: next to the usage, for a request with one choice that had drafts.
     #[serde(skip_serializing_if = "Option::is_none")]
     metrics: Option<MetricsBody>,
     /// llama.cpp's, if requested.

@@ -134,7 +134,7 @@ impl<'de> Deserialize<'de> for Prompts {
                     matches!(pair[0], SentPrompt::Text(_)) == matches!(pair[1], SentPrompt::Text(_))
                 });
                 if !homogeneous || !(ids.is_empty() || prompts.is_empty()) {
-                    return Err(Error::custom("a list of prompts must hold items of one type"));
+                    return Err(Error::custom("a list of prompts must contain items of one type"));
                 }
                 if !ids.is_empty() {
                     prompts.push(SentPrompt::TokenIds(ids));
@@ -215,7 +215,7 @@ impl<'de> Deserialize<'de> for Logprobs {
         impl Visitor<'_> for LogprobsVisitor {
             type Value = Logprobs;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("true or false in a conversation, a whole number for a completion")
+                f.write_str("a boolean for a chat completion, a whole number for a completion")
             }
             fn visit_bool<E: Error>(self, on: bool) -> Result<Logprobs, E> {
                 Ok(Logprobs::Switch(on))

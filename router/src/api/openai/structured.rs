@@ -97,7 +97,7 @@ impl GrammarFields {
         }
         if let [first, second, ..] = asked.as_slice() {
             let (first, second) = (first.field, second.field);
-            let message = format!("{first} and {second} both say what form the output has: send one of them");
+            let message = format!("{first} and {second} both constrain the output: send one of them");
             return Err(RouterError::invalid(second, message));
         }
         Ok(asked.pop())

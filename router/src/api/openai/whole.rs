@@ -121,6 +121,6 @@ fn with_totals<'a, C: Serialize>(
 }
 
 fn finish_reason(choice: &Collected) -> Result<&'static str, RouterError> {
-    let unfinished = || RouterError::Internal("the text ended before its choice did".into());
+    let unfinished = || RouterError::Internal("the stream ended before its choice finished".into());
     choice.finish.map(finish_word).ok_or_else(unfinished)
 }

@@ -50,7 +50,7 @@ impl Body {
         match self.best_of {
             Some(best_of) if best_of != n => {
                 let message = format!(
-                    "best_of must equal n ({n}), not {best_of}: choosing among more is not supported"
+                    "best_of must equal n ({n}), not {best_of}: choosing the best of more candidates is not supported"
                 );
                 Err(RouterError::invalid("best_of", message))
             }

@@ -226,7 +226,7 @@ impl<'a> ResponseObject<'a> {
 
     /// Serializes as one line of JSON.
     pub(super) fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("text, numbers and lists of them can be written")
+        serde_json::to_string(self).expect("text, numbers and lists of them are serializable")
     }
 }
 

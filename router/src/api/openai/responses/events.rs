@@ -152,7 +152,7 @@ impl Events for ResponseEvents {
 
     fn end(&mut self, text: &TextStream, events: &mut Vec<u8>) {
         let Some(finish) = self.finish else {
-            let error = RouterError::Internal("the text ended before its choice did".into());
+            let error = RouterError::Internal("the stream ended before its choice finished".into());
             return self.fail(text, &error, events);
         };
         let (parts, usage) = (self.answer.parts(), text.usage());

@@ -27,8 +27,8 @@ pub(super) fn read_item(
         "reasoning" => item.thought(turns),
         other => {
             let path = item.path;
-            let known = "message, function_call, function_call_output and reasoning are supported";
-            let message = format!("{path} is of type `{other}`, only {known}");
+            let expected = "message, function_call, function_call_output or reasoning";
+            let message = format!("{path} must be of type {expected}, not `{other}`");
             Err(RouterError::invalid(path, message))
         }
     }
@@ -42,7 +42,7 @@ impl Item<'_> {
             let expected = format!("one of system, developer, user, assistant, not `{role}`");
             return Err(self.wrong("role", &expected));
         }
-        // Templates know OpenAI's newer role by its older name.
+        // Templates expect the older name of this role.
         let role = if role == "developer" { "system" } else { role };
         let content = self.content("content", &["input_text", "output_text", "text"])?;
         turns.say(role, content);
@@ -78,7 +78,7 @@ impl Item<'_> {
         let unknown = self.fields.iter().find(|(name, value)| !is_known(name) && !value.is_null());
         let Some((name, _)) = unknown else { return Ok(()) };
         let path = format!("{}.{name}", self.path);
-        Err(RouterError::invalid(&path, format!("{path} is not a field that this endpoint knows")))
+        Err(RouterError::invalid(&path, format!("{path} is not a field of this endpoint")))
     }
 
     fn wrong(&self, field: &str, expected: &str) -> RouterError {

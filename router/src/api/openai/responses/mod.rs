@@ -57,9 +57,8 @@ pub(in crate::api) async fn delete(
 }
 
 fn not_found(param: &'static str, id: &str) -> RouterError {
-    let message = format!(
-        "the response `{id}` is not stored here: it was not to be stored, or was displaced by later ones"
-    );
+    let message =
+        format!("the response `{id}` is not stored here: it was never stored, or it was deleted or evicted");
     RouterError::NotStored { message, param }
 }
 
