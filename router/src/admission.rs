@@ -149,7 +149,7 @@ impl Admission {
         match tokio::time::timeout(self.wait_max, granted).await {
             // The sender was dropped: the request was evicted in favor of another key.
             Ok(permit) => permit.map_err(|_| RouterError::Overloaded { what: QUEUE }),
-            Err(_) => Err(RouterError::Overloaded { what: "the router (the wait for a turn timed out)" }),
+            Err(_) => Err(RouterError::Overloaded { what: "the router (timed out waiting for admission)" }),
         }
     }
 

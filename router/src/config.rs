@@ -287,7 +287,7 @@ impl RawConfig for RawRouter {
     fn validate(self, faults: &mut Faults) -> Option<RouterConfig> {
         for (field, address) in [("http", self.http), ("grpc", self.grpc)] {
             faults.check(field, self.api_keys.is_some() || address.ip().is_loopback(), || {
-                format!("{address} is open to others: give --api-keys FILE, or listen on 127.0.0.1")
+                format!("{address} is reachable by others: set --api-keys FILE, or listen on 127.0.0.1")
             });
         }
         self.validate_drafts(faults);
@@ -381,7 +381,7 @@ impl RawRouter {
             if let Some(served) = settings.serves.as_ref().filter(|served| is_alias(served)) {
                 faults.add(
                     &field,
-                    format!("serves names `{served}`, which is another name itself: name its model"),
+                    format!("serves is `{served}`, which is an alias itself: use the name of its model"),
                 );
             }
         }
@@ -416,7 +416,7 @@ mod tests {
         RawRouter { models, ..RawRouter::default() }.validate(&mut faults);
         let told = faults.finish().unwrap_err().to_string();
         for expected in [
-            "models.a: serves names `b`, which is another name itself",
+            "models.a: serves is `b`, which is an alias itself",
             "models.hot: temperature must be between 0 and 2, not 3",
         ] {
             assert!(told.contains(expected), "{expected} is missing from {told}");

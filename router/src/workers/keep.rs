@@ -80,11 +80,7 @@ impl KeepConnected {
                     tracing::debug!(role, address, "worker still unreachable: {why}");
                 }
                 Err(why) => {
-                    tracing::info!(
-                        role,
-                        address,
-                        "worker unreachable, will be tried again while listed: {why}"
-                    );
+                    tracing::info!(role, address, "worker unreachable, retrying while it is listed: {why}");
                     last_error = Some(why);
                 }
             }

@@ -70,12 +70,12 @@ impl Registry {
         if let Some(peer) = self.connected_as(endpoint, last_worker_id).await {
             // A second stream would end the first, whose retry would end the second, and so on.
             let (role, address) = (peer.info.role.as_str(), peer.info.address);
-            anyhow::bail!("the worker is connected already, as {role} {address}: list it once");
+            anyhow::bail!("the worker is already connected as {role} {address}: list it only once");
         }
         let connection = connect(&endpoint.address, &self.caller).await?;
         anyhow::ensure!(
             connection.role.as_str() == endpoint.role,
-            "discovery says {}, the worker says {}",
+            "discovery lists the worker as {}, but its hello says {}",
             endpoint.role,
             connection.role.as_str()
         );
@@ -259,7 +259,7 @@ async fn explain_pairs(peer: Peer, others: Vec<Peer>) {
             tracing::warn!(
                 draft = draft.info.address,
                 target = target.info.address,
-                "these workers are never paired: {fault}{detail}"
+                "these workers cannot be paired: {fault}{detail}"
             );
         }
     }
@@ -290,6 +290,6 @@ async fn differing_token(draft: &Peer, target: &Peer) -> String {
     match lists.await {
         Ok(Some(difference)) => format!(": {difference}"),
         Ok(None) => String::new(),
-        Err(error) => format!(" (which token could not be found out: {error:#})"),
+        Err(error) => format!(" (cannot determine the differing token: {error:#})"),
     }
 }
