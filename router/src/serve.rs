@@ -216,6 +216,6 @@ mod tests {
         health.set_ready();
         let ended = || lifetime.spawn("ended", async {});
         supervise(ended(), ended(), &health).await;
-        assert!(health.is_ready(), "tasks that end with the process are no failure");
+        assert!(health.is_ready(), "tasks that end normally are not a failure");
     }
 }

@@ -174,8 +174,8 @@ mod tests {
         }
         let lora =
             r#"vllm:lora_requests_info{max_lora="0",running_lora_adapters="",waiting_lora_adapters=""} "#;
-        let since = text.lines().find_map(|line| line.strip_prefix(lora)).expect("it is there");
-        assert!(since.parse::<f64>().expect("a number") > 1.6e9, "{since} is no time");
+        let since = text.lines().find_map(|line| line.strip_prefix(lora)).expect("the series is missing");
+        assert!(since.parse::<f64>().expect("a number") > 1.6e9, "{since} is not a Unix time");
     }
 
     #[test]

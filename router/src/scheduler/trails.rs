@@ -284,7 +284,7 @@ mod tests {
         let span = TokenSpan { num_accepted: 1, token_ids: vec![5, 9], ..TokenSpan::default() };
         recorder.answered(20 * MS, &timing, &[reply(7, 2, ReplyBody::Span(span))]);
         recorder.committed(SequenceId(7), 2);
-        assert!(trails.latest().is_empty(), "it is not over");
+        assert!(trails.latest().is_empty(), "the sequence is still running");
         recorder.ended(21 * MS, SequenceId(7), "finished");
 
         let trail = trails.latest().remove(0);
