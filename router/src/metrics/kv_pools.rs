@@ -138,8 +138,7 @@ mod tests {
         WorkerInfo { kv_blocks, kv_block_size: 16, ..WorkerInfo::of(Role::Target, model) }
     }
 
-    /// The metrics scraped by a stock endpoint picker, by name, type and labels, exist from the first target
-    /// on without any request.
+    /// The metrics that a stock endpoint picker scrapes exist with the first target, before any request.
     #[test]
     fn a_gateway_finds_every_metric_that_it_asks_for() {
         let page = Metrics::new();

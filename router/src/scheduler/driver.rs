@@ -86,7 +86,7 @@ impl Driver {
         }
     }
 
-    /// Records the trails of some sequences into `trails`.
+    /// Records the timelines of some sequences into `trails`.
     pub fn recording(mut self, trails: Trails) -> Self {
         self.executor.recorder = Recorder::keeping(trails);
         self

@@ -88,7 +88,7 @@ impl KeepConnected {
                 if began.elapsed() > MAX_BACKOFF { FIRST_BACKOFF } else { (backoff * 2).min(MAX_BACKOFF) };
             tokio::select! {
                 biased;
-                // As above.
+                // As above: removed by the follower, or shutdown.
                 () = &mut cancelled => return,
                 () = self.until_unlisted() => return,
                 // A worker has restarted at this address.

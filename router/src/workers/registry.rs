@@ -60,8 +60,10 @@ impl Registry {
         Self { caller, catalog, events, next_key: AtomicU64::new(1), known: Mutex::default() }
     }
 
-    /// Connects and checks that the worker's role matches discovery. Dropping the future leaves nothing
-    /// behind. `last_worker_id` is the process that last answered at this endpoint.
+    /// Connects and checks that the worker's role matches discovery. `last_worker_id` is the process that last
+    /// answered at this endpoint.
+    ///
+    /// Cancel safety: a dropped future leaves no state and no connection.
     pub(super) async fn reach(
         &self,
         endpoint: &Endpoint,
@@ -86,8 +88,8 @@ impl Registry {
     }
 
     /// Serves one connection until the worker ends it, `stopped` resolves, or the scheduler ends it because a
-    /// worker taken off the list has nothing left to run. Must not be dropped before: the driver must get a
-    /// `Down` event for each `Up`.
+    /// removed worker has nothing left to run. Not cancel-safe: the driver must get a `Down` event for each
+    /// `Up`.
     pub(super) async fn serve(
         &self,
         endpoint: &Endpoint,
@@ -105,7 +107,7 @@ impl Registry {
         let others = self.remember(key, &peer).await;
         let up = ConnectedWorker { key, info, outbox, end: end.clone() };
         let mut heard = self.events.send(WorkerEvent::Up(up)).await.is_ok();
-        // Runs beside the frames, so that a worker that does not serve its tokenizer delays nothing.
+        // Runs concurrently, so that a worker that does not serve its tokenizer delays no frames.
         let explaining = explain_pairs(peer, others);
         tokio::pin!(explaining);
         let mut is_explained = false;
@@ -129,7 +131,7 @@ impl Registry {
                 }
                 // A frame, or the end of the stream.
                 frame = frames.message() => frame,
-                // The reasons why it can never be paired with some workers are logged.
+                // The pairing check has logged its findings.
                 () = &mut explaining, if !is_explained => {
                     is_explained = true;
                     continue;
@@ -218,7 +220,7 @@ impl Registry {
     }
 }
 
-/// Whether an operator lists a worker, as last reported to the scheduler.
+/// Whether discovery lists a worker, and what was last reported to the scheduler.
 #[derive(Debug)]
 pub(super) struct List {
     listed: watch::Receiver<bool>,
