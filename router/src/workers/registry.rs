@@ -60,8 +60,8 @@ impl Registry {
         Self { caller, catalog, events, next_key: AtomicU64::new(1), known: Mutex::default() }
     }
 
-    /// Connects and checks that the worker's role matches discovery. `last_worker_id` is the process that last
-    /// answered at this endpoint.
+    /// Connects and checks that the worker's role matches discovery. `last_worker_id` is the process that
+    /// last answered at this endpoint.
     ///
     /// Cancel safety: a dropped future leaves no state and no connection.
     pub(super) async fn reach(
