@@ -28,7 +28,7 @@ pub struct Asking {
     pub num_sequences: u32,
     /// Lower goes first.
     pub priority: u8,
-    /// Key for fair turns.
+    /// Key among which admission is fair.
     pub key: u64,
 }
 
@@ -71,7 +71,7 @@ struct State {
     waiting: FairQueue<u64, (), Waiting>,
     /// Number of waiting requests by key.
     num_waiting_of: BTreeMap<u64, usize>,
-    /// Number of the next waiting request.
+    /// Number assigned to the next waiting request.
     next_number: u64,
     /// Requests that were evicted in favor of another key and have not been polled since.
     turned_away: BTreeSet<u64>,
@@ -149,7 +149,7 @@ impl Admission {
         match tokio::time::timeout(self.wait_max, granted).await {
             // The sender was dropped: the request was evicted in favor of another key.
             Ok(permit) => permit.map_err(|_| RouterError::Overloaded { what: QUEUE }),
-            Err(_) => Err(RouterError::Overloaded { what: "the router (the wait for a turn timed out)" }),
+            Err(_) => Err(RouterError::Overloaded { what: "the router (timed out waiting for admission)" }),
         }
     }
 
@@ -241,7 +241,7 @@ impl Drop for Permit {
     }
 }
 
-/// A place in the queue.
+/// A waiting request's slot in the queue; dropping it leaves the queue.
 struct Place<'a> {
     gate: &'a Arc<Gate>,
     number: u64,

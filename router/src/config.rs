@@ -31,28 +31,28 @@ const LAME_DUCK_SECONDS_MAX: u64 = 600;
 const REQUEST_LOG_MIB_MAX: u64 = 1 << 20;
 
 const AFTER_HELP: &str = "\
-Lanes are settled in the file alone, by task type:
+Lanes, by task type, in the file only:
   [lanes.\"code\"]
-  max_k = 6                          # k at most, also where a request names one
-  min_acceptance = 0.3               # fewer first guesses accepted: no drafting, but for probes
+  max_k = 6                          # maximum k, also if a request sets k
+  min_acceptance = 0.3               # below this acceptance of first tokens: no drafting, except probes
   max_batch_for_speculation = 64     # more sequences at the target: no drafting
-  weight = 2.0                       # share of turns where sequences wait for room
+  weight = 2.0                       # share of turns while sequences wait for capacity
 
-So are other names of models, and what their requests ask for where they do not say:
+Aliases of models and defaults of requests, in the file only:
   [models.\"gpt-4o\"]
-  serves = \"llama-3.3-70b\"           # the name that its targets give it; absent: these are that model's own defaults
+  serves = \"llama-3.3-70b\"           # the model's name at its targets; absent: defaults of the model of this name
   temperature = 0.3                  # also top_p, top_k, min_p, repetition_penalty, max_tokens, task_type
 
-And how urgent the objectives are that a gateway names in x-llm-d-inference-objective (0 to 255, lower is more urgent):
+Priorities of a gateway's objectives (header x-llm-d-inference-objective), in the file only; 0 to 255, lower is more urgent:
   [objectives]
   \"batch\" = 200
 
-API keys stand in the file of --api-keys as themselves or as digests (printf %s KEY | sha256sum), with what they may:
+The file of --api-keys lists keys, in plain text or as digests (printf %s KEY | sha256sum), with their limits:
   sha256:DIGEST alice models=demo priority=1 max_concurrent_requests=8
   KEY bob task_type=code requests_per_minute=60 tokens_per_minute=100000
 
-What it decides and why: GET /debug/lanes. What it measures: GET /metrics. Both at --admin.
-A client limits how long it waits for a whole answer by the header x-request-timeout-ms, over gRPC by grpc-timeout.
+Decisions and their reasons: GET /debug/lanes. Metrics: GET /metrics. Both at --admin.
+Clients set a deadline for the whole response with the header x-request-timeout-ms, over gRPC with grpc-timeout.
 
 Examples:
   outrider-router --discovery static:workers.toml
@@ -287,7 +287,7 @@ impl RawConfig for RawRouter {
     fn validate(self, faults: &mut Faults) -> Option<RouterConfig> {
         for (field, address) in [("http", self.http), ("grpc", self.grpc)] {
             faults.check(field, self.api_keys.is_some() || address.ip().is_loopback(), || {
-                format!("{address} is open to others: give --api-keys FILE, or listen on 127.0.0.1")
+                format!("{address} is reachable by others: set --api-keys FILE, or listen on 127.0.0.1")
             });
         }
         self.validate_drafts(faults);
@@ -381,7 +381,7 @@ impl RawRouter {
             if let Some(served) = settings.serves.as_ref().filter(|served| is_alias(served)) {
                 faults.add(
                     &field,
-                    format!("serves names `{served}`, which is another name itself: name its model"),
+                    format!("serves is `{served}`, which is an alias itself: use the name of its model"),
                 );
             }
         }
@@ -416,7 +416,7 @@ mod tests {
         RawRouter { models, ..RawRouter::default() }.validate(&mut faults);
         let told = faults.finish().unwrap_err().to_string();
         for expected in [
-            "models.a: serves names `b`, which is another name itself",
+            "models.a: serves is `b`, which is an alias itself",
             "models.hot: temperature must be between 0 and 2, not 3",
         ] {
             assert!(told.contains(expected), "{expected} is missing from {told}");

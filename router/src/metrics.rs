@@ -374,7 +374,7 @@ impl RouterMetrics {
     }
 
     /// Returns the handles of one lane. At most [`scheduling::scheduler::lanes::MAX_LANES`] lanes exist, plus
-    /// a few.
+    /// one per model and temperature band.
     pub fn lane(&self, lane: &LaneKey) -> LaneMetrics {
         let labels = LaneLabels {
             model: lane.model.clone(),
@@ -401,7 +401,7 @@ impl RouterMetrics {
         }
     }
 
-    /// Returns the counters of drafts on trial.
+    /// Returns the counters of shadow drafts.
     pub fn shadows(&self) -> ShadowMetrics {
         ShadowMetrics::new(Arc::clone(&self.families))
     }

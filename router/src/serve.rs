@@ -159,7 +159,7 @@ impl Sockets {
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
             .build_v1()
-            .context("the descriptors of our own protos are broken")?;
+            .context("the embedded proto descriptors are invalid")?;
         let services = Routes::new(state.health.grpc_service(&GRPC_SERVICES, &lifetime).await)
             .add_service(reflection)
             .add_service(grpc_service(state.clone()))
@@ -192,7 +192,7 @@ fn start_scheduler(
 /// ends; it must not look ready.
 async fn supervise(driver: JoinHandle<()>, registry: JoinHandle<()>, health: &Health) {
     if tokio::try_join!(driver, registry).is_err() {
-        health.set_failed("the scheduler or the registry of workers panicked");
+        health.set_failed("the scheduler or the worker registry panicked");
     }
 }
 
@@ -216,6 +216,6 @@ mod tests {
         health.set_ready();
         let ended = || lifetime.spawn("ended", async {});
         supervise(ended(), ended(), &health).await;
-        assert!(health.is_ready(), "tasks that end with the process are no failure");
+        assert!(health.is_ready(), "tasks that end normally are not a failure");
     }
 }

@@ -8,9 +8,9 @@ type Arrows = BTreeMap<String, BTreeSet<String>>;
 
 /// Reads the lines `a -> b c` of the fenced block after the words "router modules".
 fn drawn() -> Arrows {
-    let text = fs::read_to_string(root().join("../ARCHITECTURE.md")).expect("it is there");
+    let text = fs::read_to_string(root().join("../ARCHITECTURE.md")).expect("ARCHITECTURE.md exists");
     let block = text.split("router modules").nth(1).and_then(|rest| rest.split("```").nth(1));
-    let lines = block.expect("ARCHITECTURE.md draws the router's modules").lines();
+    let lines = block.expect("ARCHITECTURE.md has a block of router modules").lines();
     lines
         .filter_map(|line| line.split_once("->"))
         .map(|(from, to)| (from.trim().to_owned(), to.split_whitespace().map(str::to_owned).collect()))
@@ -41,13 +41,13 @@ fn used_in_line(line: &str) -> impl Iterator<Item = &str> {
     let code = line.split("//").next().unwrap_or_default();
     code.split("crate::").skip(1).map(move |rest| {
         let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
-        assert!(end > 0, "write one module a line, so that arrows can be read: {line}");
+        assert!(end > 0, "write one module per line, so that this test can read it: {line}");
         &rest[..end]
     })
 }
 
 fn module_of(path: &Path) -> Option<String> {
-    let inside = path.strip_prefix(root().join("src")).expect("the walk began there");
+    let inside = path.strip_prefix(root().join("src")).expect("the path is inside src");
     let first = inside.iter().next()?.to_str()?;
     let module = first.strip_suffix(".rs").unwrap_or(first);
     (!matches!(module, "lib" | "main")).then(|| module.to_owned())
@@ -76,7 +76,7 @@ fn modules_use_each_other_as_drawn() {
     for module in drawn.keys().chain(used.keys()).collect::<BTreeSet<_>>() {
         let none = BTreeSet::new();
         let (is, should) = (used.get(module).unwrap_or(&none), drawn.get(module).unwrap_or(&none));
-        assert_eq!(is, should, "what `{module}` uses, and what ARCHITECTURE.md says it uses");
+        assert_eq!(is, should, "dependencies of `{module}`: in the sources, and in ARCHITECTURE.md");
     }
 }
 
@@ -90,5 +90,5 @@ fn a_circle_is_found() {
     let arrows = [("a", "b"), ("b", "c"), ("c", "b"), ("d", "a")];
     let arrows = arrows.map(|(from, to)| (from.to_owned(), BTreeSet::from([to.to_owned()])));
     let found: Vec<String> = in_circles(Arrows::from(arrows)).into_iter().collect();
-    assert_eq!(found, ["a", "b", "c", "d"], "what leads into a circle is named with it");
+    assert_eq!(found, ["a", "b", "c", "d"], "modules that lead into a cycle are included");
 }

@@ -269,7 +269,7 @@ async fn keys_that_are_deleted_come_back_and_no_connection_is_cut() -> anyhow::R
 
     ensure!(etcd.delete_workers().await? == 2, "not every worker had a key");
     for role in ["target", "draft"] {
-        logs.line_with("router", &["discovery lists this worker no more", role]).await?;
+        logs.line_with("router", &["discovery no longer lists this worker", role]).await?;
     }
     let during = http.ask(COMPLETIONS, &request(48)).await?;
     ensure!(during["usage"]["speculation"]["accepted_tokens"].as_u64() > Some(0), "{during}");

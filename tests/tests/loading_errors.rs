@@ -229,7 +229,7 @@ async fn a_draft_worker_with_another_tokenizer_is_never_used_and_the_token_is_na
     let (cluster, logs) =
         processes::start_logged(|spec| spec.draft = DraftKind::Model(draft.directory().to_owned())).await?;
     let url = cluster.worker_url("draft-0")?;
-    let line = logs.line_with("router", &["these workers are never paired", "tokenizers differ"]).await?;
+    let line = logs.line_with("router", &["these workers cannot be paired", "tokenizers differ"]).await?;
     for words in [url.as_str(), "2000", &format!("{old:?}"), "\"Unheard-of\""] {
         ensure!(line.contains(words), "`{words}` is not in: {line}");
     }

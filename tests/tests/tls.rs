@@ -42,7 +42,7 @@ async fn a_cluster_that_speaks_tls_on_every_wire_writes_the_same_text() -> anyho
     refusal(&https, Some(clients.client()?)).await?;
     refusal(&https, Some(workers.expired_client()?)).await?;
     let demanded = refusal(&http, Some(workers.client()?)).await?;
-    ensure!(demanded.contains("--worker-ca demands TLS"), "no reason in: {demanded}");
+    ensure!(demanded.contains("--worker-ca requires TLS"), "no reason in: {demanded}");
 
     cluster.ready().await?;
     let listener = format!("https://{}", cluster.grpc_address());

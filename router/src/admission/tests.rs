@@ -104,7 +104,7 @@ async fn a_key_with_many_requests_lets_others_have_turns() {
     // Both keys are new to the queue, and the first one arrived earlier.
     drop(permit);
     drop(many.remove(0).await.unwrap());
-    drop(other.await.expect("the second turn is the other key's"));
+    drop(other.await.expect("the other key is admitted second"));
     assert!(many[0].as_mut().now_or_never().is_some_and(|permit| permit.is_ok()), "in order of arrival");
 }
 
@@ -115,15 +115,18 @@ async fn a_key_that_fills_the_queue_makes_room_for_others() {
     let mut many: Vec<_> = (0..4).map(|_| Box::pin(admission.admit(by(1)))).collect();
     assert!(many.iter_mut().all(|one| one.as_mut().now_or_never().is_none()));
     let full = admission.admit(by(1)).now_or_never().unwrap();
-    assert!(matches!(full, Err(RouterError::Overloaded { .. })), "it has all the places");
+    assert!(matches!(full, Err(RouterError::Overloaded { .. })), "its own requests fill the queue");
     let mut other = Box::pin(admission.admit(by(2)));
-    assert!(other.as_mut().now_or_never().is_none(), "a key that waits less has a place");
+    assert!(other.as_mut().now_or_never().is_none(), "a key with fewer waiting requests is queued");
     let turned_away = many.pop().unwrap().now_or_never().unwrap();
-    assert!(matches!(turned_away, Err(RouterError::Overloaded { .. })), "the newest of the first key");
+    assert!(
+        matches!(turned_away, Err(RouterError::Overloaded { .. })),
+        "the newest request of the first key is evicted"
+    );
     assert!(many.iter_mut().all(|one| one.as_mut().now_or_never().is_none()));
     // Evicted requests no longer count, even before they are polled.
     let mut second = Box::pin(admission.admit(by(2)));
     assert!(second.as_mut().now_or_never().is_none());
     let third = admission.admit(by(2)).now_or_never().unwrap();
-    assert!(third.is_err(), "2 and 2 are fair shares: nobody makes room");
+    assert!(third.is_err(), "2 and 2 are fair shares: nothing is evicted");
 }

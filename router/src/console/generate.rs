@@ -149,7 +149,7 @@ fn milliseconds(since: Instant) -> f64 {
 }
 
 fn written(line: &Line) -> Result<Bytes, Infallible> {
-    let mut bytes = serde_json::to_vec(line).expect("a line holds only what JSON can hold");
+    let mut bytes = serde_json::to_vec(line).expect("a line contains only JSON values");
     bytes.push(b'\n');
     Ok(bytes.into())
 }

@@ -1,6 +1,6 @@
 //! The console: web pages about a router at the operators' address (`--admin`). The pages are static files in
 //! the binary ([`files`]). Their data comes from here and from `/debug/lanes`: [`generate`] runs a request of
-//! the playground and marks the drafted tokens, [`requests`] lists how recent requests spent their time,
+//! the playground and marks the drafted tokens, [`requests`] lists timelines of recent requests,
 //! [`pair`] checks the pair of models.
 //!
 //! Everything but the files requires an API key if keys are configured. The console must never do more than a

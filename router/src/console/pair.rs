@@ -80,10 +80,10 @@ impl PairCheck {
             let checked = tokio::select! {
                 biased;
                 // Shutdown; dropping the check kills its program.
-                () = own.lifetime.cancelled() => Err("the router stops".to_owned()),
+                () = own.lifetime.cancelled() => Err("the router is shutting down".to_owned()),
                 checked = tokio::time::timeout(LONGEST, run(&own.command)) => match checked {
                     Ok(checked) => checked,
-                    Err(_) => Err(format!("it took longer than {} s", LONGEST.as_secs())),
+                    Err(_) => Err(format!("timed out after {} s", LONGEST.as_secs())),
                 },
             };
             own.set(match checked {
@@ -96,7 +96,7 @@ impl PairCheck {
 
 /// Runs the program to its end. A report that the pair does not fit is a result, whatever the exit code.
 async fn run(command: &[String]) -> Result<serde_json::Value, String> {
-    let [program, arguments @ ..] = command else { return Err("there is no command".to_owned()) };
+    let [program, arguments @ ..] = command else { return Err("no command is configured".to_owned()) };
     let mut child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
@@ -162,8 +162,8 @@ impl Console {
         if self.generates {
             return Ok(());
         }
-        let reason = "this address is open to others and asks for no API keys: give the router --api-keys FILE, \
-                      or let --admin be an address of this machine";
+        let reason = "this address is reachable by others and no API keys are configured: set --api-keys FILE, \
+                      or use a loopback address for --admin";
         Err(RouterError::invalid("admin", reason))
     }
 }

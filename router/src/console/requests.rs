@@ -1,4 +1,4 @@
-//! How recent sequences spent their time, step by step.
+//! Timelines of recent sequences.
 
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Json, Response};
@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue, header};
 
 use super::Console;
 
-/// `GET /console/requests`: trails, latest first.
+/// `GET /console/requests`: timelines, latest first.
 pub(super) async fn requests(State(console): State<Console>, headers: HeaderMap) -> Response {
     let key = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
     match console.state.auth.authenticate(key) {

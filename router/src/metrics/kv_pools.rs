@@ -138,8 +138,7 @@ mod tests {
         WorkerInfo { kv_blocks, kv_block_size: 16, ..WorkerInfo::of(Role::Target, model) }
     }
 
-    /// The metrics scraped by a stock endpoint picker, by name, type and labels, exist from the first target
-    /// on without any request.
+    /// The metrics that a stock endpoint picker scrapes exist with the first target, before any request.
     #[test]
     fn a_gateway_finds_every_metric_that_it_asks_for() {
         let page = Metrics::new();
@@ -174,8 +173,8 @@ mod tests {
         }
         let lora =
             r#"vllm:lora_requests_info{max_lora="0",running_lora_adapters="",waiting_lora_adapters=""} "#;
-        let since = text.lines().find_map(|line| line.strip_prefix(lora)).expect("it is there");
-        assert!(since.parse::<f64>().expect("a number") > 1.6e9, "{since} is no time");
+        let since = text.lines().find_map(|line| line.strip_prefix(lora)).expect("the series is missing");
+        assert!(since.parse::<f64>().expect("a number") > 1.6e9, "{since} is not a Unix time");
     }
 
     #[test]

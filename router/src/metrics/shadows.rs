@@ -1,4 +1,4 @@
-//! Metrics that compare drafts on trial with the serving drafts. Must never decide anything.
+//! Metrics that compare shadow drafts with the serving drafts. Must never decide anything.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(super) struct DroppedLabels {
     reason: &'static str,
 }
 
-/// Counters of one side (`of`) of a shadow draft and task type.
+/// Counters of one value of `of` for a shadow draft and task type.
 #[derive(Debug)]
 struct Side {
     drafts: Counter,

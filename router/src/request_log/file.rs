@@ -59,7 +59,7 @@ impl RotatingFile {
 impl RotatingFile {
     /// A file on a full disk.
     pub(super) fn full() -> Self {
-        let device = OpenOptions::new().write(true).open("/dev/full").expect("Linux has such a device");
+        let device = OpenOptions::new().write(true).open("/dev/full").expect("/dev/full exists on Linux");
         Self { path: "/dev/full".into(), bytes_max: u64::MAX, open: Some((device, 0)) }
     }
 }
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!((read(&path), read(&previous(&path))), ("six\n".into(), "far too long\n".into()));
         drop(file);
         RotatingFile::open(&path, 8).unwrap().append(b"7\n").unwrap();
-        assert_eq!(read(&path), "six\n7\n", "a file that is there is gone on with");
+        assert_eq!(read(&path), "six\n7\n", "an existing file is appended to");
     }
 
     #[test]
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(mode(), OWNER_ONLY);
         std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         drop(RotatingFile::open(&path, 8).unwrap());
-        assert_eq!(mode(), OWNER_ONLY, "one that others could read no longer is");
+        assert_eq!(mode(), OWNER_ONLY, "permissions of an existing file are restricted");
     }
 
     #[test]

@@ -144,14 +144,14 @@ fn write(
             Ok(()) => {
                 metrics.written.inc();
                 if std::mem::take(&mut is_failing) {
-                    tracing::info!("the request log is written again");
+                    tracing::info!("the request log is writable again");
                 }
             }
             Err(error) => {
                 metrics.failed.inc();
                 if !std::mem::replace(&mut is_failing, true) {
                     let path = file.path().display();
-                    tracing::warn!(%path, %error, "the request log cannot be written; requests are served and left out of it");
+                    tracing::warn!(%path, %error, "cannot write the request log; requests are served but not logged");
                 }
             }
         }

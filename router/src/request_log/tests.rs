@@ -11,12 +11,12 @@ use crate::metrics::RouterMetrics;
 
 fn demo_text() -> Arc<ModelText> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
-    let read = |name: &str| std::fs::read(directory.join(name)).expect("the bundled pair is there");
+    let read = |name: &str| std::fs::read(directory.join(name)).expect("the bundled pair exists");
     let assets =
         [asset::TOKENIZER, asset::TOKENIZER_CONFIG, asset::CHAT_TEMPLATE].map(|name| (name, read(name)));
     let fetch =
         |name: &str| assets.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes.as_slice());
-    Arc::new(ModelText::from_assets(fetch).expect("it is sound"))
+    Arc::new(ModelText::from_assets(fetch).expect("the bundled tokenizer is valid"))
 }
 
 fn choice(text: &Arc<ModelText>, completion: &str) -> LoggedChoice {
@@ -71,11 +71,11 @@ fn what_the_queue_does_not_hold_is_counted_and_nobody_waits() {
     }
     assert_eq!(counted.left_out.get(), 2);
     let kept = waiting.try_recv().unwrap().num_bytes();
-    assert_eq!(log.queued_bytes.load(Ordering::Acquire), kept, "what was left out takes no room");
+    assert_eq!(log.queued_bytes.load(Ordering::Acquire), kept, "dropped choices do not count");
 
     log.queued_bytes.store(QUEUED_BYTES_MAX, Ordering::Release);
     log.offer(choice(&text, "Hello"));
-    assert_eq!(counted.left_out.get(), 3, "ids take room, too");
+    assert_eq!(counted.left_out.get(), 3, "the size of the ids is limited, too");
 }
 
 #[test]

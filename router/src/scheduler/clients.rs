@@ -116,9 +116,9 @@ impl Clients {
         let error = match failure {
             SequenceFailure::Refused(reason) => RouterError::Refused { reason },
             SequenceFailure::Quarantined(reason) => RouterError::Quarantined { reason },
-            SequenceFailure::Expired(_) => {
-                RouterError::Overloaded { what: "the queue for target workers (the wait for one timed out)" }
-            }
+            SequenceFailure::Expired(_) => RouterError::Overloaded {
+                what: "the queue for target workers (timed out waiting for capacity)",
+            },
             SequenceFailure::Unavailable(reason) => RouterError::Unavailable { reason },
         };
         self.pending.push((client.sink, GenerationEvent::Failed(error)));

@@ -86,7 +86,7 @@ impl Driver {
         }
     }
 
-    /// Records the trails of some sequences into `trails`.
+    /// Records the timelines of some sequences into `trails`.
     pub fn recording(mut self, trails: Trails) -> Self {
         self.executor.recorder = Recorder::keeping(trails);
         self
@@ -351,7 +351,7 @@ fn frame_from_wire(worker: WorkerKey, frame: v1::WorkerFrame) -> Frame {
     for reply in frame.replies {
         match reply_from_wire(reply) {
             Ok(reply) => replies.push(reply),
-            Err(error) => tracing::warn!(worker = worker.0, %error, "a worker's reply makes no sense"),
+            Err(error) => tracing::warn!(worker = worker.0, %error, "dropped an invalid reply of a worker"),
         }
     }
     let preempted = frame.preempted.iter().map(|at| (SequenceId(at.sequence_id), at.epoch));

@@ -2,9 +2,9 @@
 //!
 //! All decisions are made in `scheduling::scheduler`, which is pure. This folder reads the clock, moves
 //! messages and counts: [`driver`] is the one task that owns the scheduler, [`outbox`] queues frames for
-//! workers, [`clients`] events for clients, [`reports`] writes metrics and logs, [`trails`] records where the
-//! time of some sequences went, [`pool_gauges`] shows how many workers are wanted. [`SchedulerHandle`] is the
-//! entry point.
+//! workers, [`clients`] events for clients, [`reports`] writes metrics and logs, [`trails`] records
+//! timelines of some sequences, [`pool_gauges`] exports how many workers are needed. [`SchedulerHandle`] is
+//! the entry point.
 
 mod clients;
 pub mod driver;

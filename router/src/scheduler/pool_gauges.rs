@@ -1,4 +1,4 @@
-//! Sets the gauges of wanted workers per pool, for autoscalers, from a report requested every few seconds.
+//! Sets the gauges of needed workers per pool, for autoscalers, from a report requested every few seconds.
 //! Makes no decisions.
 
 use std::time::Duration;

@@ -60,7 +60,11 @@ impl Reports {
             Report::DraftWorkerSilent { worker, waited } => {
                 self.metrics.draft_outage();
                 let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
-                tracing::warn!(address, waited_ms, "draft worker does not answer: rounds go on without it");
+                tracing::warn!(
+                    address,
+                    waited_ms,
+                    "draft worker does not answer: rounds continue without it"
+                );
             }
             Report::TargetSilent { worker, waited, moved } => {
                 self.metrics.target_outage();
@@ -69,7 +73,7 @@ impl Reports {
                     address,
                     waited_ms,
                     moved,
-                    "target worker does not answer: its sequences move"
+                    "target worker does not answer: moving its sequences"
                 );
             }
             Report::WorkerDraining { .. }
@@ -82,17 +86,22 @@ impl Reports {
             Report::ShadowDropped { draft, reason } => self.shadows.dropped(&draft, reason),
             Report::TargetFailed { worker, fault, is_opened } => {
                 let address = self.address_of(worker);
-                tracing::warn!(address, %fault, "a sequence leaves its target worker");
+                tracing::warn!(address, %fault, "a sequence failed at its target worker");
                 if is_opened {
                     self.metrics.target_outage();
                     tracing::warn!(
                         address,
-                        "target worker fails time after time: it is avoided until a probe succeeds"
+                        "target worker fails repeatedly: circuit breaker open until a probe succeeds"
                     );
                 }
             }
             Report::SequencesReplayed { role, address, sequences } => {
-                tracing::warn!(role = role.as_str(), address, sequences, "worker lost: replaying");
+                tracing::warn!(
+                    role = role.as_str(),
+                    address,
+                    sequences,
+                    "worker lost: replaying its sequences"
+                );
             }
             Report::NumericsChanged(id) => tracing::warn!(
                 sequence = id.0,
@@ -119,14 +128,14 @@ impl Reports {
                 tracing::info!(
                     address = self.address_of(*worker),
                     sequences,
-                    "worker drains: it gets no new sequences"
+                    "worker is draining: no new sequences"
                 );
             }
             Report::SequencesMoved { from, sequences } => {
                 tracing::info!(
                     address = self.address_of(*from),
                     sequences,
-                    "sequences move to other target workers"
+                    "moving sequences to other target workers"
                 );
             }
             Report::RolloutEnded { draft, stage, moved } => {
@@ -134,7 +143,7 @@ impl Reports {
                 tracing::info!(draft, stage, moved, "the rollout of a draft ended");
             }
             Report::WorkerUndrained(worker) => {
-                tracing::info!(address = self.address_of(*worker), "worker drains no more");
+                tracing::info!(address = self.address_of(*worker), "worker is no longer draining");
             }
             Report::TargetRecovered(worker) => {
                 tracing::info!(address = self.address_of(*worker), "target worker answers again");

@@ -1,6 +1,6 @@
-//! Trails: where the time of recent sequences went, step by step, for the console. Only a few sequences are
-//! recorded at a time, so a busy router takes a sample, and the other sequences cost nothing. Trails hold
-//! durations and counts, never text or ids.
+//! Timelines of recent sequences for the console: when each step was sent and answered. Only a few sequences
+//! are recorded at a time, so a busy router takes a sample, and the other sequences cost nothing. Timelines
+//! contain durations and counts, never text or token ids.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,18 +15,18 @@ use speculation::{Role, SequenceId};
 /// Maximum number of sequences recorded at once; others are not recorded.
 const RECORDED_AT_ONCE: usize = 4;
 
-/// Number of finished trails kept.
+/// Maximum number of finished timelines kept.
 const KEPT: usize = 32;
 
-/// Maximum number of steps in a trail; later ones are only counted.
+/// Maximum number of steps in a timeline; later ones are only counted.
 const STEPS_MAX: usize = 512;
 
-/// Finished trails of a router. Clones share them.
+/// Finished timelines of a router. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Trails(Arc<Mutex<VecDeque<Trail>>>);
 
 impl Trails {
-    /// Trails, latest first.
+    /// Timelines, latest first.
     pub fn latest(&self) -> Vec<Trail> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
     }
@@ -205,7 +205,7 @@ impl Recorder {
         }
     }
 
-    /// Ends the trail of a sequence. A sequence that already ended is ignored.
+    /// Ends the timeline of a sequence. A sequence that already ended is ignored.
     pub(super) fn ended(&mut self, now: Duration, id: SequenceId, end: &'static str) {
         let Some(at) = self.recorded.iter().position(|recorded| recorded.id == id) else { return };
         let Recorded { submitted, trail, .. } = self.recorded.swap_remove(at);
@@ -284,7 +284,7 @@ mod tests {
         let span = TokenSpan { num_accepted: 1, token_ids: vec![5, 9], ..TokenSpan::default() };
         recorder.answered(20 * MS, &timing, &[reply(7, 2, ReplyBody::Span(span))]);
         recorder.committed(SequenceId(7), 2);
-        assert!(trails.latest().is_empty(), "it is not over");
+        assert!(trails.latest().is_empty(), "the sequence is still running");
         recorder.ended(21 * MS, SequenceId(7), "finished");
 
         let trail = trails.latest().remove(0);

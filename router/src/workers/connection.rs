@@ -70,12 +70,12 @@ pub async fn connect(address: &str, caller: &Caller) -> anyhow::Result<Connectio
         let tls = caller
             .tls
             .as_ref()
-            .context("the worker speaks TLS: give --worker-ca FILE, the authority of its certificate")?;
+            .context("the worker uses TLS: set --worker-ca FILE to the authority of its certificate")?;
         endpoint = endpoint.tls_config(tls.config())?;
     } else {
         ensure!(
             caller.tls.is_none(),
-            "`{address}` is plain, and --worker-ca demands TLS of every worker: give the worker --tls-cert, or take --worker-ca away"
+            "`{address}` is plain text, but --worker-ca requires TLS for every worker: set --tls-cert at the worker, or remove --worker-ca"
         );
     }
     let channel = endpoint.connect().await.context("cannot connect")?;
@@ -88,20 +88,24 @@ pub async fn connect(address: &str, caller: &Caller) -> anyhow::Result<Connectio
     };
     outbox.try_send(v1::RouterFrame { hello: Some(hello), ..v1::RouterFrame::default() })?;
     let attach = client.attach(ReceiverStream::new(outgoing));
-    let mut frames =
-        tokio::time::timeout(HELLO_TIMEOUT, attach).await.context("no hello came")??.into_inner();
-    let first = tokio::time::timeout(HELLO_TIMEOUT, frames.message()).await.context("no hello came")??;
+    let mut frames = tokio::time::timeout(HELLO_TIMEOUT, attach)
+        .await
+        .context("timed out waiting for the hello")??
+        .into_inner();
+    let first = tokio::time::timeout(HELLO_TIMEOUT, frames.message())
+        .await
+        .context("timed out waiting for the hello")??;
     let v1::WorkerFrame { hello, credits, .. } = first.unwrap_or_default();
-    let hello = hello.context("the first frame carries no hello")?;
+    let hello = hello.context("the first frame has no hello")?;
     let credits = credits.map(|credits| credits.blocks);
     let role = match hello.role() {
         v1::WorkerRole::Draft => Role::Draft,
         v1::WorkerRole::Target => Role::Target,
-        v1::WorkerRole::Unspecified => bail!("the hello names no role"),
+        v1::WorkerRole::Unspecified => bail!("the hello has no role"),
     };
     let theirs = hello.protocol_version_min..=hello.protocol_version_max;
     let version = common_version(&PROTOCOL_VERSIONS, &theirs).with_context(|| {
-        format!("the worker speaks protocol versions {theirs:?}, this router {PROTOCOL_VERSIONS:?}: upgrade the older one")
+        format!("the worker supports protocol versions {theirs:?}, this router {PROTOCOL_VERSIONS:?}: upgrade the older one")
     })?;
     tracing::debug!(address, version, "worker connected");
     Ok(Connection { client, hello, credits, role, outbox, frames })
@@ -110,13 +114,18 @@ pub async fn connect(address: &str, caller: &Caller) -> anyhow::Result<Connectio
 /// Fetches one asset within a minute and checks it against the hash in the handshake.
 pub async fn fetch_asset(client: &WorkerClient<Channel>, asset: &v1::Asset) -> anyhow::Result<Vec<u8>> {
     let fetched = tokio::time::timeout(ASSET_TIMEOUT, read_asset(client, asset)).await;
-    fetched.with_context(|| format!("{} did not come within {} s", asset.name, ASSET_TIMEOUT.as_secs()))?
+    fetched
+        .with_context(|| format!("{} was not received within {} s", asset.name, ASSET_TIMEOUT.as_secs()))?
 }
 
 async fn read_asset(client: &WorkerClient<Channel>, asset: &v1::Asset) -> anyhow::Result<Vec<u8>> {
     use sha2::{Digest, Sha256};
     let name = &asset.name;
-    ensure!(asset.size <= MAX_ASSET_BYTES, "{name} has {} bytes, at most {MAX_ASSET_BYTES}", asset.size);
+    ensure!(
+        asset.size <= MAX_ASSET_BYTES,
+        "{name} has {} bytes, more than the limit of {MAX_ASSET_BYTES}",
+        asset.size
+    );
     let request = v1::FetchAssetRequest { name: name.clone() };
     let mut chunks = client
         .clone()

@@ -117,14 +117,14 @@ impl Followed {
                 tracing::info!(
                     role,
                     address,
-                    "discovery lists this worker no more, it is kept while it answers"
+                    "discovery no longer lists this worker: connection kept while it answers"
                 );
             }
             Unlisted::Removed => {
                 tracing::info!(
                     role,
                     address,
-                    "this worker was taken off the list, it is left once nothing runs there"
+                    "worker removed from the list: connection ends once nothing runs there"
                 );
             }
         }

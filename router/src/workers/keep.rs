@@ -80,11 +80,7 @@ impl KeepConnected {
                     tracing::debug!(role, address, "worker still unreachable: {why}");
                 }
                 Err(why) => {
-                    tracing::info!(
-                        role,
-                        address,
-                        "worker unreachable, will be tried again while listed: {why}"
-                    );
+                    tracing::info!(role, address, "worker unreachable, retrying while it is listed: {why}");
                     last_error = Some(why);
                 }
             }
@@ -92,7 +88,7 @@ impl KeepConnected {
                 if began.elapsed() > MAX_BACKOFF { FIRST_BACKOFF } else { (backoff * 2).min(MAX_BACKOFF) };
             tokio::select! {
                 biased;
-                // As above.
+                // As above: removed by the follower, or shutdown.
                 () = &mut cancelled => return,
                 () = self.until_unlisted() => return,
                 // A worker has restarted at this address.

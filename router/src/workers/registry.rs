@@ -60,8 +60,10 @@ impl Registry {
         Self { caller, catalog, events, next_key: AtomicU64::new(1), known: Mutex::default() }
     }
 
-    /// Connects and checks that the worker's role matches discovery. Dropping the future leaves nothing
-    /// behind. `last_worker_id` is the process that last answered at this endpoint.
+    /// Connects and checks that the worker's role matches discovery. `last_worker_id` is the process that
+    /// last answered at this endpoint.
+    ///
+    /// Cancel safety: a dropped future leaves no state and no connection.
     pub(super) async fn reach(
         &self,
         endpoint: &Endpoint,
@@ -70,12 +72,12 @@ impl Registry {
         if let Some(peer) = self.connected_as(endpoint, last_worker_id).await {
             // A second stream would end the first, whose retry would end the second, and so on.
             let (role, address) = (peer.info.role.as_str(), peer.info.address);
-            anyhow::bail!("the worker is connected already, as {role} {address}: list it once");
+            anyhow::bail!("the worker is already connected as {role} {address}: list it only once");
         }
         let connection = connect(&endpoint.address, &self.caller).await?;
         anyhow::ensure!(
             connection.role.as_str() == endpoint.role,
-            "discovery says {}, the worker says {}",
+            "discovery lists the worker as {}, but its hello says {}",
             endpoint.role,
             connection.role.as_str()
         );
@@ -86,8 +88,8 @@ impl Registry {
     }
 
     /// Serves one connection until the worker ends it, `stopped` resolves, or the scheduler ends it because a
-    /// worker taken off the list has nothing left to run. Must not be dropped before: the driver must get a
-    /// `Down` event for each `Up`.
+    /// removed worker has nothing left to run. Not cancel-safe: the driver must get a `Down` event for each
+    /// `Up`.
     pub(super) async fn serve(
         &self,
         endpoint: &Endpoint,
@@ -105,7 +107,7 @@ impl Registry {
         let others = self.remember(key, &peer).await;
         let up = ConnectedWorker { key, info, outbox, end: end.clone() };
         let mut heard = self.events.send(WorkerEvent::Up(up)).await.is_ok();
-        // Runs beside the frames, so that a worker that does not serve its tokenizer delays nothing.
+        // Runs concurrently, so that a worker that does not serve its tokenizer delays no frames.
         let explaining = explain_pairs(peer, others);
         tokio::pin!(explaining);
         let mut is_explained = false;
@@ -129,7 +131,7 @@ impl Registry {
                 }
                 // A frame, or the end of the stream.
                 frame = frames.message() => frame,
-                // The reasons why it can never be paired with some workers are logged.
+                // The pairing check has logged its findings.
                 () = &mut explaining, if !is_explained => {
                     is_explained = true;
                     continue;
@@ -218,7 +220,7 @@ impl Registry {
     }
 }
 
-/// Whether an operator lists a worker, as last reported to the scheduler.
+/// Whether discovery lists a worker, and what was last reported to the scheduler.
 #[derive(Debug)]
 pub(super) struct List {
     listed: watch::Receiver<bool>,
@@ -259,7 +261,7 @@ async fn explain_pairs(peer: Peer, others: Vec<Peer>) {
             tracing::warn!(
                 draft = draft.info.address,
                 target = target.info.address,
-                "these workers are never paired: {fault}{detail}"
+                "these workers cannot be paired: {fault}{detail}"
             );
         }
     }
@@ -290,6 +292,6 @@ async fn differing_token(draft: &Peer, target: &Peer) -> String {
     match lists.await {
         Ok(Some(difference)) => format!(": {difference}"),
         Ok(None) => String::new(),
-        Err(error) => format!(" (which token could not be found out: {error:#})"),
+        Err(error) => format!(" (cannot determine the differing token: {error:#})"),
     }
 }

@@ -41,7 +41,7 @@ async fn a_full_router_turns_away_before_the_first_byte() {
         assert_eq!(answer.json()["error"]["type"], "rate_limit_error");
     }
     drop(open);
-    assert_eq!(router.state.admission.available(), 2, "a dropped stream gives its permits back at once");
+    assert_eq!(router.state.admission.available(), 2, "dropping a stream releases its permits at once");
     let router = router.say(" fine");
     router.ok("/v1/completions", &body(json!({ "n": 2 }))).await;
 }

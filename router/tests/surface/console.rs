@@ -55,7 +55,7 @@ async fn every_file_that_the_console_refers_to_is_served_and_nothing_comes_from_
     assert_eq!(seen.len(), 10, "{seen:?}");
     let missing = router.console(get("/console/no.js")).await;
     assert_eq!(missing.status, 404);
-    assert_eq!(router.get("/console/app.js").await.status, 404, "not where clients ask");
+    assert_eq!(router.get("/console/app.js").await.status, 404, "not on the client address");
 }
 
 #[tokio::test]
@@ -102,7 +102,7 @@ async fn the_console_asks_for_a_key_where_clients_need_one() {
     for request in [ask(json!({})), get("/console/requests"), get(PAIR), post(PAIR, String::new())] {
         assert_eq!(router.console(request).await.status, 401);
     }
-    assert_eq!(router.console(get("/")).await.status, 200, "the page itself holds nothing");
+    assert_eq!(router.console(get("/")).await.status, 200, "the page itself contains no data");
     let mut with_key = get("/console/requests");
     with_key.headers_mut().insert("authorization", "Bearer sk-one".parse().unwrap());
     let answer = router.console(with_key).await;
@@ -128,7 +128,7 @@ async fn a_pair_is_checked_by_the_operators_program_alone() {
     }
     assert_eq!(router.console(foreign).await.status, 403, "a page of another origin");
     assert_eq!(router.console_of_open_address(post(PAIR, String::new())).await.status, 400);
-    assert_eq!(router.console(get(PAIR)).await.json()["state"], "not_run", "neither began anything");
+    assert_eq!(router.console(get(PAIR)).await.json()["state"], "not_run", "neither started a check");
 
     assert_eq!(router.console(post(PAIR, String::new())).await.status, 200);
     let done = loop {

@@ -19,7 +19,7 @@ fn ask(method: &str, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
 async fn workers_are_drained_by_operators_only() {
     let router = TestRouter::start();
     let path = "/admin/workers/10.0.0.7:8110/drain";
-    assert_eq!(router.get(path).await.status, 404, "not where clients ask");
+    assert_eq!(router.get(path).await.status, 404, "not on the client address");
     for (method, path, drained) in [
         ("POST", path.to_owned(), "10.0.0.7:8110 true false"),
         ("POST", format!("{path}?move=true"), "10.0.0.7:8110 true true"),

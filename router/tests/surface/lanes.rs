@@ -42,7 +42,7 @@ async fn the_lanes_way_to_judge_drafts_holds_where_the_request_names_none() {
         let body =
             json!({ "model": MODEL, "prompt": "hi", "task_type": task_type, "speculation": speculation });
         router.ok(COMPLETIONS, &body).await;
-        assert_eq!(router.lanes.take_one().spec.acceptance, expected, "{task_type}, asked for {asked:?}");
+        assert_eq!(router.lanes.take_one().spec.acceptance, expected, "{task_type}, requested {asked:?}");
     }
 }
 
@@ -50,7 +50,7 @@ async fn the_lanes_way_to_judge_drafts_holds_where_the_request_names_none() {
 async fn lanes_are_explained_to_operators_only() {
     let ask = || Request::get(DEBUG_LANES).body(Body::empty()).unwrap();
     let router = TestRouter::start();
-    assert_eq!(router.get(DEBUG_LANES).await.status, 404, "not where clients ask");
+    assert_eq!(router.get(DEBUG_LANES).await.status, 404, "not on the client address");
     let answer = router.admin(ask()).await;
     assert_eq!(answer.status, 200);
     assert_eq!(

@@ -181,7 +181,7 @@ async fn a_draining_router_tells_its_clients_at_once_and_finishes_their_streams(
     eventually("the drain", || router.state.lifetime.is_draining()).await;
     let late = until_closed(http, &completion("")).await;
     assert_eq!(status_of(&late), Some(StatusCode::SERVICE_UNAVAILABLE));
-    assert!(!drained.is_finished(), "it waits for the stream");
+    assert!(!drained.is_finished(), "the drain waits for the stream");
     drop(stream);
     assert_eq!(drained.await.unwrap(), service::shutdown::ShutdownOutcome::Clean);
 }

@@ -73,7 +73,7 @@ async fn each_choice_is_a_line_as_the_target_read_and_wrote_it() {
     }
     assert_eq!(lines[0]["task"], "code");
     assert_eq!(lines[2]["prompt"], "<|user|>\nStreamed<|end|>\n<|assistant|>\n");
-    assert_ne!(lines[0]["completion"], lines[1]["completion"], "choices are told apart");
+    assert_ne!(lines[0]["completion"], lines[1]["completion"], "choices differ");
     assert_eq!(lines[3]["prompt"], "one");
 }
 
@@ -113,5 +113,5 @@ async fn with_keys_only_those_that_agree_are_logged() {
     let lines = logged(router, &path).await;
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0]["prompt"].as_str().unwrap().contains("sk-two"));
-    assert!(!lines[0].to_string().contains("bob"), "who asked is not in the log");
+    assert!(!lines[0].to_string().contains("bob"), "the name of the key is not in the log");
 }

@@ -20,7 +20,7 @@ fn ask(method: &str, path: &str, (body, headers): (&str, &[(&str, &str)])) -> Re
 #[tokio::test]
 async fn a_rollout_is_begun_as_asked_and_shown() {
     let router = TestRouter::start();
-    assert_eq!(router.get(PATH).await.status, 404, "not where clients ask");
+    assert_eq!(router.get(PATH).await.status, 404, "not on the client address");
     let body = r#"{"draft": "new", "share": 0.25, "min_drafts": 50, "decides": false}"#;
     let answer = router.admin(ask("POST", PATH, (body, &[]))).await;
     assert_eq!(answer.status.as_u16(), 200);

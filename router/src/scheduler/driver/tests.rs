@@ -120,13 +120,14 @@ impl World {
         };
         let (answer, answered) = oneshot::channel();
         self.driver.submit(now, Submission { request, answer });
-        let stream = answered.now_or_never().expect("it answers at once").expect("it answers");
+        let stream =
+            answered.now_or_never().expect("the driver answers at once").expect("the driver answers");
         self.clients.push((id, stream));
     }
 
     /// Output since the last call.
     fn left(&mut self) -> Left {
-        assert!(self.driver.executor.outboxes.flush().is_none(), "outboxes are read");
+        assert!(self.driver.executor.outboxes.flush().is_none(), "the outboxes are drained");
         self.driver.executor.clients.flush();
         let mut left = Left::default();
         for (key, role, frames) in &mut self.workers {

@@ -80,7 +80,7 @@ struct Compared {
 
 pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> {
     println!(
-        "| streams | workers' times | k | events/s | tokens per event | sequences a frame | router, of a core | us per event | at most | the relay's | ratio | machine busy |"
+        "| streams | time scale | k | events/s | tokens per event | sequences per frame | router, share of a core | router, us per event | goal | relay, us per event | ratio | machine busy |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
     let mut further = Vec::new();
@@ -93,7 +93,7 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
     println!();
     for (streams, router, relay) in further {
         println!(
-            "{streams} streams: each further token of an event {router:.2} us more than k = 0's, of which the relay's round trip to a draft worker {relay:.2}"
+            "{streams} streams: {router:.2} us per additional token in an event, from k = 0 to k = 4; relay: {relay:.2} us"
         );
     }
     Ok(())

@@ -53,7 +53,7 @@ struct Rounds {
 
 pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> {
     println!(
-        "| sequences | round, us | its steps, us | added, us | two bare round trips, us | ratio | the same after pauses, us | ratio | rows a target forward | draft forwards a round | machine busy |"
+        "| sequences | round, us | steps, us | added, us | two bare round trips, us | ratio | two round trips after pauses, us | ratio | rows per target forward | draft forwards per round | machine busy |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|");
     for &sequences in &args.sequences {

@@ -204,12 +204,12 @@ fn print(
 ) -> anyhow::Result<()> {
     let Args { targets, drafts, sequences, waiting, seconds, .. } = args;
     println!(
-        "1 router, {targets} targets, {drafts} draft workers, {} clients of which {sequences} run at once, {seconds} s, times stretched by {}, machine {busy:.2} busy\n",
+        "1 router, {targets} targets, {drafts} draft workers, {} clients, at most {sequences} sequences at once, {seconds} s, time scale {}, machine busy {busy:.2}\n",
         sequences + waiting,
         args.time_scale
     );
     println!(
-        "| priority | answers | tokens | worst wait to be admitted, ms | worst wait for a target, ms | worst first token, ms |"
+        "| priority | answers | tokens | longest wait for admission, ms | longest wait for a target, ms | longest time to first token, ms |"
     );
     println!("|---|---|---|---|---|---|");
     let worst = |waits: &str, priority: u8| {
@@ -233,11 +233,11 @@ fn print(
     );
     let most = memory.iter().copied().fold(0.0, f64::max);
     println!(
-        "\nrouter's memory: {first:.1} MiB after {} s, {last:.1} MiB at the end ({:+.1}), {most:.1} MiB at most",
+        "\nrouter memory: {first:.1} MiB after {} s, {last:.1} MiB at the end ({:+.1}), maximum {most:.1} MiB",
         warm as u64 * SAMPLE_EVERY.as_secs(),
         last - first
     );
     let samples: Vec<String> = memory.iter().map(|mib| format!("{mib:.0}")).collect();
-    println!("every {} s, MiB: {}", SAMPLE_EVERY.as_secs(), samples.join(" "));
+    println!("memory every {} s, MiB: {}", SAMPLE_EVERY.as_secs(), samples.join(" "));
     Ok(())
 }

@@ -69,7 +69,7 @@ struct Window {
 
 pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> {
     println!(
-        "| sampled | tokens | spans a token | router, us a token | all processes, us a token | machine busy |"
+        "| sampled | tokens | spans per token | router, us per token | all processes, us per token | machine busy |"
     );
     println!("|---|---|---|---|---|---|");
     let mut sums = [(0.0, 0.0); SETTINGS.len()];
@@ -87,7 +87,7 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
     let [off, ..] = sums;
     for (setting, (router, all)) in SETTINGS.iter().zip(sums).skip(1) {
         println!(
-            "\nsampled {}: router {:.2} times the CPU a token of no exporter, all processes {:.2} times",
+            "\nsampled {}: CPU per token relative to no exporter: router {:.2}, all processes {:.2}",
             setting.unwrap_or_default(),
             router / off.0,
             all / off.1
