@@ -63,7 +63,7 @@ impl Options {
         let mut options = Self { target, sections: Vec::new(), time, out: None, inside: false };
         let mut args = args.iter();
         while let Some(arg) = args.next() {
-            let mut value = || args.next().ok_or(format!("{arg} wants a value"));
+            let mut value = || args.next().ok_or(format!("{arg} needs a value"));
             match arg.as_str() {
                 "--device" => {
                     options.target.ordinal =
@@ -80,8 +80,7 @@ impl Options {
                 "--dry" => options.target.is_dry = true,
                 INSIDE => options.inside = true,
                 name => options.sections.push(
-                    Section::named(name)
-                        .ok_or_else(|| format!("there is no section `{name}`, {}", names()))?,
+                    Section::named(name).ok_or_else(|| format!("unknown section `{name}`, {}", names()))?,
                 ),
             }
         }
@@ -124,7 +123,7 @@ fn outside(options: &Options, args: &[String]) -> Result<(), String> {
         let left = options.time.saturating_sub(began.elapsed());
         paper.line(&format!("\n## {name}"))?;
         if left.is_zero() {
-            paper.line(&format!("NOT RUN {name}: {:?} are over", options.time))?;
+            paper.line(&format!("NOT RUN {name}: the time limit of {:?} has passed", options.time))?;
             failed.push(name);
             continue;
         }
@@ -132,7 +131,7 @@ fn outside(options: &Options, args: &[String]) -> Result<(), String> {
         let ended = run_section(options, section, left, &mut paper)?;
         let took = start.elapsed().as_secs_f64();
         match ended {
-            None => paper.line(&format!("[{name}: good, {took:.1} s of {budget}]"))?,
+            None => paper.line(&format!("[{name}: passed, {took:.1} s of {budget}]"))?,
             Some(reason) => {
                 paper.line(&format!("[{name}: FAILED, {reason}, {took:.1} s of {budget}]"))?;
                 failed.push(name);
@@ -140,7 +139,7 @@ fn outside(options: &Options, args: &[String]) -> Result<(), String> {
         }
     }
     let verdict =
-        if failed.is_empty() { "all good".to_owned() } else { format!("not good: {}", failed.join(", ")) };
+        if failed.is_empty() { "all good".to_owned() } else { format!("failed: {}", failed.join(", ")) };
     paper.line(&format!("\n{verdict}; {:.0} s in all", began.elapsed().as_secs_f64()))?;
     if failed.is_empty() { Ok(()) } else { Err(verdict) }
 }
@@ -185,7 +184,7 @@ fn run_section(
         }
         if Instant::now() > deadline {
             child.kill().and_then(|()| child.wait()).map_err(says)?;
-            return Ok(Some(format!("stopped: {:?} are over", options.time)));
+            return Ok(Some(format!("stopped: the time limit of {:?} has passed", options.time)));
         }
     }
 }
@@ -205,7 +204,7 @@ impl Paper {
         let mut paper = Self(file);
         paper.line("# gpu-check")?;
         if options.target.is_dry {
-            paper.line("A dry run: sizes are small, and times are the host's and of no meaning.")?;
+            paper.line("A dry run: sizes are small, and times are measured on the host and meaningless.")?;
         }
         paper.line(&format!("command: gpu_check {}", args.join(" ")))?;
         // The driver's version, if the machine reports it.

@@ -150,7 +150,7 @@ fn shape(text: &str) -> Result<Shape, Failure> {
         "leaves" => Kind::Leaves,
         "branches" => Kind::Branches,
         "static" => Kind::Static,
-        _ => return Err(format!("`{kind}`: chain, leaves, branches and static are known").into()),
+        _ => return Err(format!("unknown kind `{kind}`, expected chain, leaves, branches or static").into()),
     };
     Ok(Shape { kind, depth: depth.parse()?, tokens: tokens.parse()?, rows })
 }
@@ -158,7 +158,7 @@ fn shape(text: &str) -> Result<Shape, Failure> {
 /// CPU time of this thread, as Linux reports it.
 fn cpu_time() -> Result<Duration, Failure> {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat")?;
-    let nanos = told.split_whitespace().next().ok_or("the system tells no thread's time")?;
+    let nanos = told.split_whitespace().next().ok_or("the system does not report thread times")?;
     Ok(Duration::from_nanos(nanos.parse()?))
 }
 

@@ -256,7 +256,7 @@ impl BlockManager {
                 let to = self.pool.take();
                 copy = Some(BlockCopy { from: tail, to });
                 self.pool.release(tail);
-                *sequence.block_table.last_mut().expect("a tail is the last block") = to;
+                *sequence.block_table.last_mut().expect("the tail is the last block") = to;
             } else {
                 self.pool.take_back(tail);
             }

@@ -193,8 +193,7 @@ impl DrawPlan {
             && is_shaped
             && candidate_rows <= num_drawn;
         if !can || !same_vocab || vocab == 0 || vocab > vocab_size {
-            let reason =
-                format!("{num_rows} rows behind {} ids cannot be drawn from {vocab} entries", then.len());
+            let reason = format!("cannot draw {num_rows} rows after {} ids from {vocab} entries", then.len());
             return Err(EngineError::BadBatch(reason));
         }
         self.vocab = vocab as usize;
@@ -464,6 +463,6 @@ mod tests {
         assert!(plan([1, 1, 4], [true, true, true], &spec).is_err(), "four rows need three ids behind");
         let lossy = SequenceSpec { acceptance: speculation::AcceptanceMode::Typical, ..spec };
         let error = plan([1, 1, 1], [true, false, false], &lossy).unwrap_err().to_string();
-        assert!(error.contains("cannot be drawn"), "{error}");
+        assert!(error.contains("cannot draw"), "{error}");
     }
 }

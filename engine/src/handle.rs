@@ -166,7 +166,7 @@ impl Engine {
         let parents: Vec<&[u32]> = trees.iter().map(|tree| tree.parents).collect();
         let plan = DrawPlan::new(batch, (requests, &parents), self.info.vocab_size)?;
         if !self.draws && !plan.is_empty() {
-            return Err(EngineError::BadBatch("this device does not draw".to_owned()));
+            return Err(EngineError::BadBatch("this device does not support draws".to_owned()));
         }
         self.reserve(batch, &trees)?;
 
@@ -186,7 +186,7 @@ impl Engine {
         for rows in batch {
             let len = self.blocks.len(rows.slot).ok_or(EngineError::UnknownSlot(rows.slot))?;
             if !seen.insert(rows.slot) {
-                return Err(EngineError::BadBatch(format!("slot {:?} is in it twice", rows.slot)));
+                return Err(EngineError::BadBatch(format!("slot {:?} appears twice", rows.slot)));
             }
             if rows.token_ids.is_empty() {
                 return Err(EngineError::BadBatch(format!("slot {:?} has no token ids", rows.slot)));
@@ -194,7 +194,7 @@ impl Engine {
             if rows.num_logits > rows.token_ids.len() {
                 let (logits, tokens) = (rows.num_logits, rows.token_ids.len());
                 let reason =
-                    format!("slot {:?} wants {logits} rows of logits for {tokens} token ids", rows.slot);
+                    format!("slot {:?} requests {logits} rows of logits for {tokens} token ids", rows.slot);
                 return Err(EngineError::BadBatch(reason));
             }
             let len = u64::from(len) + rows.token_ids.len() as u64;
@@ -221,23 +221,23 @@ impl Engine {
                 Err(EngineError::BadBatch(format!("the token tree of sequence {}: {what}", tree.sequence)))
             };
             if !self.trees {
-                return bad("this device takes none, send a chain");
+                return bad("this device supports chains only");
             }
-            let Some(rows) = batch.get(tree.sequence) else { return bad("there is no such sequence") };
+            let Some(rows) = batch.get(tree.sequence) else { return bad("no such sequence in the batch") };
             let part = TreePart { num_stored: tree.num_stored, parents: tree.parents };
             if part.parents.len() <= part.num_stored || !parts[tree.sequence].parents.is_empty() {
-                return bad(&format!("one with ids is expected, slot {:?}", rows.slot));
+                return bad(&format!("expected one tree with new ids per sequence, slot {:?}", rows.slot));
             }
             let num_linear = rows.token_ids.len().checked_sub(part.num_new());
             let num_before = num_linear.map(|linear| self.len(rows.slot) as usize + linear);
             if num_before.is_none_or(|before| before <= part.num_stored) {
-                return bad("it needs a row before it");
+                return bad("expected a token before the tree");
             }
             if part.num_stored > 0 && num_linear != Some(0) {
-                return bad("ids that are not of it come before its first rows");
+                return bad("later calls may only add rows of the tree");
             }
             if !stands_in_order(part) {
-                return bad("ids stand behind their parents, those of one call in order of depth");
+                return bad("parents must come before children, and rows of one call in order of depth");
             }
             parts[tree.sequence] = part;
         }
@@ -265,7 +265,8 @@ impl Engine {
             || path.iter().enumerate().any(|(i, &row)| row < i || first + row >= end)
             || path.windows(2).any(|pair| pair[1] <= pair[0])
         {
-            let reason = format!("rows {path:?} behind {start} are no path of slot {slot:?}, {end} long");
+            let reason =
+                format!("rows {path:?} from {start} on are not a path of slot {slot:?} of {end} tokens");
             return Err(EngineError::BadBatch(reason));
         }
         // Copies go from front to back: a destination is never a row that is still to be moved.
@@ -324,7 +325,7 @@ fn stands_in_order(tree: TreePart<'_>) -> bool {
 
 /// A sequence's part of a call, after [`Engine::reserve`] has extended it.
 fn reserved<'a>(blocks: &'a BlockManager, rows: &SequenceRows<'a>, tree: TreePart<'a>) -> ReservedRows<'a> {
-    let len = blocks.len(rows.slot).expect("check has found every slot open");
+    let len = blocks.len(rows.slot).expect("check verified that every slot is open");
     ReservedRows {
         token_ids: rows.token_ids,
         start: len - rows.token_ids.len() as u32,

@@ -114,7 +114,7 @@ impl Tensors {
         let numbers = self.checkpoint.numbers(name, &[columns, k])?;
         Ok(match format {
             LinearFormat::Float(format) => OracleMatrix::Floats(factors(numbers, format), format),
-            LinearFormat::Fp8 => unreachable!("it was above"),
+            LinearFormat::Fp8 => unreachable!("handled above"),
             LinearFormat::Quantized(format) => {
                 OracleMatrix::Quantized(QuantizedWeights::new(format, &numbers, k))
             }

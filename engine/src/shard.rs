@@ -41,11 +41,11 @@ impl Shard {
         if shards.iter().any(|shard| shard.intermediate(config).is_empty()) {
             let width = config.intermediate_size;
             return refuse(format!(
-                "a feed-forward of {width} columns, in blocks of {DOWN_UNIT}, has too few"
+                "a feed-forward of {width} columns has too few blocks of {DOWN_UNIT} columns"
             ));
         }
         if config.vocab_size < ranks {
-            return refuse(format!("the vocabulary has {} entries, expected as many", config.vocab_size));
+            return refuse(format!("the vocabulary has only {} entries", config.vocab_size));
         }
         Ok(shards)
     }

@@ -64,7 +64,7 @@ impl TensorSource for Checkpoint {
         const {
             assert!(
                 cfg!(target_endian = "little"),
-                "safetensors are little-endian, and so must the machine be"
+                "safetensors files are little-endian, so the machine must be too"
             )
         };
         let tensor = self.tensor(&part.name, &part.shape)?;

@@ -236,7 +236,7 @@ impl Cpu {
         let rows = x.len() / k;
         assert!(
             x.len() == rows * k && out.len() == rows * width,
-            "a linear's input and output disagree on rows"
+            "input and output of a linear layer have different numbers of rows"
         );
         let (out, scales, bias) = (&Shared::new(out), linear.scales.as_deref(), linear.bias.as_deref());
         let work = rows * k * width;

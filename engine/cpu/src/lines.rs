@@ -20,7 +20,7 @@ use crate::KernelError;
 pub(crate) struct Line(pub(crate) [u8; 64]);
 
 /// Purpose of a matrix's lines, for errors.
-const WEIGHTS: &str = "packed weights, take a smaller model or format";
+const WEIGHTS: &str = "packed weights, use a smaller model or format";
 
 /// Zeroed cache lines, aligned.
 pub(crate) struct Lines {
@@ -52,7 +52,7 @@ impl Lines {
     /// Commits the memory now, instead of page by page at the first write.
     pub(crate) fn populate(&self) {
         if let Err(error) = self.memory.populate() {
-            tracing::debug!(%error, "memory is taken as it is first written");
+            tracing::debug!(%error, "cannot populate memory, pages are committed on first write");
         }
     }
 }

@@ -38,7 +38,7 @@ impl Threads {
     }
 
     /// Number of compute threads, the calling one included.
-    #[expect(clippy::len_without_is_empty, reason = "the calling thread is always there")]
+    #[expect(clippy::len_without_is_empty, reason = "the calling thread always counts")]
     pub fn len(&self) -> usize {
         self.crew.as_ref().map_or(1, Crew::len)
     }
@@ -50,7 +50,7 @@ impl Threads {
         let count = self.len();
         if cores.len() < count {
             let reason = format!(
-                "pinned threads take a core each, and there are {}; take fewer threads, or do not pin",
+                "pinning needs one core per thread, and there are {}; use fewer threads, or do not pin",
                 cores.len()
             );
             return Err(KernelError::BadOption { option: "threads", value: count as u64, reason });
@@ -77,7 +77,7 @@ impl Threads {
             let place = unsafe { shared.slice_mut(i..i + 1) };
             place[0] = Some(run(&items[i]));
         });
-        results.into_iter().map(|result| result.expect("every piece was done")).collect()
+        results.into_iter().map(|result| result.expect("the pool runs every piece")).collect()
     }
 
     /// Calls `run` on consecutive ranges that cover `0..items`. Each range must be large work. Returns the
@@ -121,7 +121,7 @@ fn start(others: usize, place: impl Fn(usize) -> Result<(), KernelError>) -> Res
         crew.hire().map_err(|error| KernelError::BadOption {
             option: "threads",
             value: others as u64 + 1,
-            reason: format!("the threads could not be started: {error}"),
+            reason: format!("cannot start threads: {error}"),
         })?;
     }
     Ok(crew)
@@ -152,7 +152,7 @@ impl<'a, T> Shared<'a, T> {
         reason = "that is what this type is for; the caller promises that parts are disjoint"
     )]
     pub(crate) unsafe fn slice_mut(&self, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len, "slice out of the shared buffer");
+        assert!(range.start <= range.end && range.end <= self.len, "range is outside the shared buffer");
         // SAFETY: in bounds by the assertion, unaliased as the caller guarantees, alive as long as the borrow
         // in `lifetime`.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start) }

@@ -63,7 +63,7 @@ impl Pool {
     pub(super) fn high_water_mark_after(&self, needed: u64) -> u32 {
         let fresh = needed.saturating_sub(self.freed.len() as u64).min(self.fresh());
         let mark = self.blocks.len() as u64 + fresh;
-        u32::try_from(mark).expect("fresh blocks are among a u32 total")
+        u32::try_from(mark).expect("unused blocks are part of a u32 total")
     }
 
     /// Takes an unheld block for the caller to hold and write.

@@ -90,7 +90,7 @@ impl Meeting {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let missing = state.here.iter().position(|here| !here).unwrap_or(0);
-                let reason = format!("it did not come within {:?}", self.watchdog);
+                let reason = format!("it did not reach the barrier within {:?}", self.watchdog);
                 state.lost = Some((missing, reason));
                 self.changed.notify_all();
                 continue;

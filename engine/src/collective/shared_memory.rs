@@ -68,7 +68,7 @@ impl Collective<HostRows> for SharedMemory {
             let mut rest = &mut rows[..];
             for row in 0..num_rows {
                 for (part, width) in parts.iter().zip(widths) {
-                    let columns = rest.split_off_mut(..*width).expect("rows were sized for all parts");
+                    let columns = rest.split_off_mut(..*width).expect("rows were resized to hold all parts");
                     columns.copy_from_slice(&part[row * width..(row + 1) * width]);
                 }
             }

@@ -213,7 +213,7 @@ fn max_model_len(
         Some(len) if (1..=most).contains(&len) => Ok(len),
         Some(len) => {
             let reason = format!(
-                "expected 1 to {most} (the model takes {}, kv_memory_bytes {kv_tokens})",
+                "expected 1 to {most} (the model supports {}, kv_memory_bytes holds {kv_tokens})",
                 config.max_len
             );
             Err(EngineError::BadOption { option: "max_model_len", value: u64::from(len), reason })

@@ -78,8 +78,10 @@ impl Architecture {
         if head_dim.is_multiple_of(2) {
             Ok(head_dim)
         } else {
-            Err(fields
-                .bad("head_dim", format!("is {head_dim}, expected an even number, for rope turns pairs")))
+            Err(fields.bad(
+                "head_dim",
+                format!("is {head_dim}, expected an even number, because rope rotates pairs"),
+            ))
         }
     }
 

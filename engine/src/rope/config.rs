@@ -86,7 +86,7 @@ fn theta(config: &Fields<'_>, rope: Option<&Fields<'_>>) -> Result<f64, EngineEr
 
 fn refuse_unknown_fields(rope: &Fields<'_>) -> Result<(), EngineError> {
     if let Some(unknown) = rope.names().find(|name| !KNOWN.contains(name)) {
-        return Err(rope.bad(unknown, format!("is not supported, known are {}", KNOWN.join(", "))));
+        return Err(rope.bad(unknown, format!("is not supported, expected one of {}", KNOWN.join(", "))));
     }
     match rope.optional_number("partial_rotary_factor")? {
         None | Some(1.0) => Ok(()),

@@ -132,7 +132,7 @@ impl<'a> Stacked<'a> {
     /// Fills `out` with consecutive rows.
     pub(crate) fn read(&self, rows: Range<usize>, mut out: NumbersMut<'_>) -> Result<(), EngineError> {
         let (columns, mut filled) = (self.columns(), 0);
-        assert_eq!(out.len(), rows.len() * columns, "rows are read to a place of their size");
+        assert_eq!(out.len(), rows.len() * columns, "the output must have the size of the rows");
         for (part, rows) in self.pieces(rows) {
             let end = filled + rows.len() * columns;
             self.source.read(part, rows, out.part(filled..end))?;
@@ -144,7 +144,7 @@ impl<'a> Stacked<'a> {
     /// Fills `out` with rows as FP8.
     pub(crate) fn read_fp8(&self, rows: Range<usize>, mut out: Fp8Rows<'_>) -> Result<(), EngineError> {
         let (columns, mut filled) = (self.columns(), 0);
-        assert_eq!(out.codes.len(), rows.len() * columns, "rows are read to a place of their size");
+        assert_eq!(out.codes.len(), rows.len() * columns, "the output must have the size of the rows");
         for (part, rows) in self.pieces(rows) {
             let end = filled + rows.len();
             self.source.read_fp8(part, rows, out.part(filled..end, columns))?;

@@ -78,7 +78,7 @@ fn a_broken_batch_is_refused() {
     check(
         &mut engine,
         &[SequenceRows { slot, token_ids: &long, num_logits: 1 }],
-        "257 tokens is over the model's window",
+        "257 tokens exceeds the maximum model length",
     );
     assert_eq!(engine.forward(&[]).unwrap().rows(), 0);
     assert_eq!(engine.stats().forwards, 0);

@@ -241,10 +241,10 @@ fn what_is_no_tree_is_refused_and_leaves_no_trace() {
         assert!(error.contains(words), "{error} lacks {words}");
         assert_eq!((engine.len(slot), engine.stats().forwards), (0, 0));
     };
-    refused(&[0, 2], 1, "behind their parents");
-    refused(&[1], 1, "behind their parents");
-    refused(&[0, 0, 0], 1, "a row before it");
-    refused(&[], 1, "one with ids");
+    refused(&[0, 2], 1, "before children");
+    refused(&[1], 1, "before children");
+    refused(&[0, 0, 0], 1, "a token before the tree");
+    refused(&[], 1, "one tree with new ids");
     refused(&[0], 2, "no such sequence");
     feed(engine, slot, &[1, 2, 3], 0);
     let mut refused_later = |num_stored: usize, parents: &[u32], words: &str| {
@@ -254,12 +254,12 @@ fn what_is_no_tree_is_refused_and_leaves_no_trace() {
         assert!(error.contains(words), "{error} lacks {words}");
         assert_eq!(engine.len(slot), 3);
     };
-    refused_later(2, &[0, 1], "one with ids");
-    refused_later(2, &[0, 1, 2], "before its first rows");
-    refused_later(3, &[0, 0, 0, 1, 2], "a row before it");
+    refused_later(2, &[0, 1], "one tree with new ids");
+    refused_later(2, &[0, 1, 2], "only add rows");
+    refused_later(3, &[0, 0, 0, 1, 2], "a token before the tree");
     refused_later(1, &[0, 1, 0], "in order of depth");
-    refused_later(1, &[0, 1, 4], "behind their parents");
+    refused_later(1, &[0, 1, 4], "before children");
     for (path, ids) in [(&[5][..], &[9][..]), (&[1, 0], &[9, 9]), (&[0], &[9, 9])] {
-        assert!(engine.keep_path(slot, 1, (path, ids)).unwrap_err().to_string().contains("no path"));
+        assert!(engine.keep_path(slot, 1, (path, ids)).unwrap_err().to_string().contains("not a path"));
     }
 }

@@ -172,7 +172,7 @@ impl Queries {
                 && self.visible.len() == queries
                 && block.keys.len() == self.head_dim * BLOCK_SIZE
                 && block.values.len() == block.keys.len(),
-            "a block's operands disagree"
+            "operands of a block have inconsistent shapes"
         );
         // Queries are in row order, so the ends of their key ranges are non-decreasing.
         let begin = block.index * BLOCK_SIZE;
@@ -222,7 +222,7 @@ impl Queries {
     ) -> usize {
         let head_dim = self.head_dim;
         let begin = block.index * BLOCK_SIZE;
-        let visible: &[Range<usize>; Q] = self.visible[first..].first_chunk().expect("the queries are there");
+        let visible: &[Range<usize>; Q] = self.visible[first..].first_chunk().expect("all Q queries exist");
         let seen = visible
             .each_ref()
             .map(|keys| keys.start.saturating_sub(begin)..BLOCK_SIZE.min(keys.end.saturating_sub(begin)));
@@ -241,7 +241,7 @@ impl Queries {
                 mask(&mut scores, &seen);
             }
             let running: &mut [Running; Q] =
-                self.running[first..].first_chunk_mut().expect("the queries are there");
+                self.running[first..].first_chunk_mut().expect("all Q queries exist");
             let mut weights = weigh::<V, Q>(running, scores, self.scale);
             let values = &mut self.values[first * head_dim..(first + Q) * head_dim];
             if latest.start == 0 {

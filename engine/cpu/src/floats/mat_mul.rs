@@ -68,7 +68,7 @@ macro_rules! with_rows {
             10 if const { $lanes::TILE_ROWS >= 10 } => $call!(10),
             11 if const { $lanes::TILE_ROWS >= 11 } => $call!(11),
             12 if const { $lanes::TILE_ROWS >= 12 } => $call!(12),
-            _ => unreachable!("a tile has at most TILE_ROWS rows, which are twelve at most"),
+            _ => unreachable!("a tile has at most TILE_ROWS rows, at most twelve"),
         }
     };
 }
@@ -107,7 +107,7 @@ impl FloatMatMul<'_> {
                 && size_of_val(&*self.weights.lines) == self.weights.width.div_ceil(PANEL) * panel_bytes
                 && self.x.words.len() == tiles.num_rows() * steps * W::WORDS
                 && (0..tiles.len()).all(|tile| tiles.rows(tile).len() <= V::TILE_ROWS),
-            "a packed product's operands disagree"
+            "operands of a packed GEMM have inconsistent shapes"
         );
         // SAFETY: the CPU supports V's instructions; panels and tiles lie inside by the assertion.
         unsafe {

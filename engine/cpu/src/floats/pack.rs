@@ -78,7 +78,7 @@ fn pack<T: Stored>(
     threads: &Threads,
 ) -> Result<FloatMatrix, KernelError> {
     let (width, k) = (rows.rows(), slices.last().map_or(0, |slice| slice.k.end));
-    assert_eq!(rows.columns(), k, "rows have the columns that the slices cover");
+    assert_eq!(rows.columns(), k, "the slices must cover all columns of the rows");
     let steps = slices.last().map_or(0, |slice| slice.steps.end);
     let (panels, panel_lines) = (width.div_ceil(PANEL), steps * step_lines::<T>());
     let mut lines = Lines::of_matrix(panels * panel_lines)?;

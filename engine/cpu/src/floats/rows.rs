@@ -67,7 +67,7 @@ impl Kernel for Fill<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
-        const { assert!(V::TILE_ROWS <= MOST_ROWS, "a tile has more rows than are dealt out") };
+        const { assert!(V::TILE_ROWS <= MOST_ROWS, "a tile has more rows than the packing buffer") };
         match self.format {
             MatrixFormat::F32 => self.fill::<f32>(),
             MatrixFormat::Bf16 if V::MULTIPLIES_PAIRS => self.fill::<Pairs>(),

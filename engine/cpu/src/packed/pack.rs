@@ -68,7 +68,7 @@ impl PackedMatrix {
 fn check_sums(layout: &KLayout) -> Result<(), KernelError> {
     let Some(piece) = layout.pieces().iter().find(|piece| piece.len > MAX_SUM) else { return Ok(()) };
     let reason = format!(
-        "a sum of so many int8 products may not fit 32 bits, expected {MAX_SUM} at most; take int4 or bf16"
+        "a sum of this many int8 products may overflow 32 bits, expected at most {MAX_SUM}; use int4 or bf16"
     );
     Err(KernelError::BadOption { option: "weights", value: piece.k.len() as u64, reason })
 }
@@ -232,7 +232,7 @@ fn int4_scale(group: &[f32]) -> bf16 {
         bf16::ZERO
     } else {
         let farthest = group.iter().find(|x| x.abs() == largest);
-        bf16::from_f32(farthest.expect("the largest is one of them") / -8.0)
+        bf16::from_f32(farthest.expect("the largest magnitude is that of an element") / -8.0)
     }
 }
 

@@ -149,10 +149,7 @@ impl PieceAt {
         fetch: &mut F,
     ) -> [D; R] {
         const {
-            assert!(
-                !D::PAIRS || D::SIGNED && D::WORDS == 1,
-                "pairs begin with zeros and take words of four i8"
-            )
+            assert!(!D::PAIRS || D::SIGNED && D::WORDS == 1, "pairs start from zero and use words of four i8")
         };
         let (mut lines, mut x) = (self.lines, self.x);
         // SAFETY: guaranteed by the caller; no step goes past the piece.

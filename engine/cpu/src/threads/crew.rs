@@ -130,7 +130,8 @@ impl Board {
         // SAFETY: the piece counts as unfinished until the decrement below, so the section does not change
         // and its closure lives.
         let (run, piece) = unsafe {
-            let section = (*self.section.get()).as_ref().expect("pieces are there only while a section is");
+            let section =
+                (*self.section.get()).as_ref().expect("pieces are left only while a section is published");
             (&*section.run, section.pieces - left)
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(piece))) {
