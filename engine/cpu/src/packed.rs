@@ -43,7 +43,7 @@ pub struct PackedMatrix {
     scales: Scales,
 }
 
-/// Scales of the stored steps.
+/// Scales of the stored codes.
 #[derive(Debug, Clone)]
 enum Scales {
     /// int8: `[panel][PANEL]`.

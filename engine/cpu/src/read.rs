@@ -5,7 +5,7 @@ use super::lanes::Lanes;
 use super::lines::{Line, Lines};
 use crate::KernelError;
 
-/// Numbers that a stream reads before the next stream's turn: four cache lines.
+/// Numbers that are read from one stream before the next one: four cache lines.
 pub const READ_LINE: usize = 32;
 
 /// Memory to read, allocated like weights.

@@ -1,6 +1,6 @@
 //! GEMM of activations with packed floats: `out[row][column] = sum over k of x[row][k] * weights[column][k]
 //! (+ bias[column])`, one chain of fused multiply-adds along each K-slice, accumulated in registers by tiles
-//! of rows. A single tile is bound by memory, which is read once from start to end. A single row reads
+//! of rows. A single tile is memory-bound: the weights are read once from start to end. A single row reads
 //! several panels in parallel, since several streams are faster. `blocked` handles several tiles.
 
 use std::marker::PhantomData;
@@ -74,7 +74,7 @@ macro_rules! with_rows {
 }
 pub(crate) use with_rows;
 
-/// Kernel for the only tile, of R rows, with some panels packed as W.
+/// Kernel for a single tile of R rows, with some panels packed as W.
 struct PanelsOfTile<'a, W, const R: usize> {
     product: &'a FloatMatMul<'a>,
     panels: Range<usize>,

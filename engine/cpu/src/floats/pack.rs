@@ -84,7 +84,7 @@ fn pack<T: Stored>(
     let mut lines = Lines::of_matrix(panels * panel_lines)?;
     let shared = Shared::new(&mut lines);
     threads.try_for_ranges(panels, |range| {
-        // One panel at a time, so that it is in a cache when it is packed.
+        // One panel at a time, so that its numbers are still in a cache when they are packed.
         let mut numbers: Vec<T> = bytemuck::zeroed_vec(PANEL.min(width) * k);
         for panel in range {
             let channels = panel * PANEL..width.min((panel + 1) * PANEL);

@@ -16,7 +16,7 @@ use crate::tiles::Tiles;
 /// Upper limit of the rows of a tile.
 const MOST_ROWS: usize = 12;
 
-/// Rows in tiles; reused, so that memory is.
+/// Rows in tiles; reused by the next product without a new allocation.
 #[derive(Debug, Default)]
 pub(crate) struct TiledRows {
     /// `[tile][step][word of the step][row of the tile]`: f32 numbers, or a step's pair of bf16 in one word.

@@ -1,6 +1,6 @@
 //! Memory mappings in huge pages, if the system has them. Matrices are allocated consecutively from shared
 //! regions. With separate mappings, a matrix smaller than a huge page would get small pages, and so would the
-//! end of every other (docs/adr/0076-matrices-share-large-pages.md).
+//! end of every larger one (docs/adr/0076-matrices-share-large-pages.md).
 
 use std::io;
 use std::ops::Range;

@@ -72,7 +72,7 @@ const fn chains(rows: usize, sums: usize) -> usize {
     }
 }
 
-/// Kernel for the only tile, of R rows, with some panels.
+/// Kernel for a single tile of R rows, with some panels.
 struct PanelsOfTile<'a, const R: usize> {
     product: &'a PackedMatMul<'a>,
     panels: Range<usize>,
@@ -90,7 +90,7 @@ impl<const R: usize> DotKernel for PanelsOfTile<'_, R> {
     }
 }
 
-/// Kernel for those of several tiles that have R rows, with M panels.
+/// Kernel for all tiles that have R rows, with M panels.
 struct TilesOfPanels<'a, const R: usize, const M: usize> {
     product: &'a PackedMatMul<'a>,
     /// The first panel.
@@ -146,8 +146,8 @@ impl PackedMatMul<'_> {
         }
     }
 
-    /// Multiplies one row with one panel when a line is one vector. int4 spends more instructions per line
-    /// and needs prefetch of lines that come soon.
+    /// Multiplies one row with one panel when a line is one vector. int4 takes more instructions per line and
+    /// needs a prefetch of the lines ahead.
     ///
     /// # Safety
     /// As for `tile`.

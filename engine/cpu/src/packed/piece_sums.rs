@@ -22,7 +22,7 @@ const HALVES: usize = 2 * QUAD;
 /// Bytes of one word of a row.
 const WORD: usize = 4;
 
-/// Location of a piece in a panel and in the activations of a tile. Advanced by pointers, since steps are
+/// Location of a piece in a panel and in the activations of a tile. Advanced by pointers, since pieces are
 /// short.
 pub(super) struct PieceAt {
     /// Its first line in the panel, or in the first of several panels.

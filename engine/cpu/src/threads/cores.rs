@@ -1,5 +1,5 @@
-//! Queries the cores that a thread may run on, and pins a thread to one. Pinning is only done on request: a
-//! thread that may move continues on a core that a sleeping peer leaves free, a pinned one waits
+//! Queries the cores that a thread may run on, and pins a thread to one. Pinning is only done on request: an
+//! unpinned thread can move to a core that an idle peer leaves free, a pinned one has to wait
 //! (docs/adr/0019-own-thread-pool.md).
 
 use crate::KernelError;
