@@ -105,7 +105,7 @@ pub enum EngineError {
         /// The limit, and what to do.
         reason: String,
     },
-    /// The CPU kernels cannot run as asked, or an allocation failed.
+    /// The CPU kernels do not support the requested configuration, or an allocation failed.
     #[error(transparent)]
     Kernel(KernelError),
     /// A GPU cannot be used, or reported an error.
@@ -122,7 +122,7 @@ pub enum EngineError {
         /// Bytes that this process may still allocate.
         free: u64,
     },
-    /// The batch needs more KV blocks than are free. Nothing was changed: preempt a sequence and try again.
+    /// The batch needs more KV blocks than are free. Nothing was changed: preempt a sequence and retry.
     #[error("out of kv memory: {needed} blocks needed, {free} free")]
     OutOfKv {
         /// Blocks that the batch needs.

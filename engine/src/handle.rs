@@ -1,4 +1,4 @@
-//! The engine handle that workers own: holds a model, keeps the KV of its sequences, runs forwards. A batch
+//! The engine handle that workers own: has a model, manages the KV of its sequences, runs forwards. A batch
 //! is checked and its KV reserved here, all or nothing, so that code below cannot fail on bad input.
 //! `loading` creates engines.
 
@@ -50,7 +50,7 @@ impl Engine {
     }
 
     /// Opens a sequence that starts with the first `len` tokens of another sequence and shares their KV.
-    /// Returns `None` if that slot is not open or holds fewer tokens. Later appends to either sequence do not
+    /// Returns `None` if that slot is not open or has fewer tokens. Later appends to either sequence do not
     /// affect the other: a shared block is copied before it is written.
     pub fn fork(&mut self, slot: SlotId, len: u32) -> Option<SlotId> {
         self.blocks.fork(slot, len)
@@ -61,8 +61,8 @@ impl Engine {
         self.blocks.close(slot);
     }
 
-    /// Drops the tokens at position `len` and after. Does nothing for a slot that is not open or holds no
-    /// more than `len` tokens.
+    /// Drops the tokens at position `len` and after. Does nothing for a slot that is not open or has at most
+    /// `len` tokens.
     pub fn truncate(&mut self, slot: SlotId, len: u32) {
         self.blocks.truncate(slot, len);
     }
@@ -77,12 +77,11 @@ impl Engine {
         self.blocks.blocks_needed(slot, new_tokens)
     }
 
-    /// Extends a sequence that holds the first of `ids` with the KV of equal prefixes that were computed
-    /// before, and publishes what it computes from now on: KV of whole blocks, under the hash of all ids
-    /// before them and the isolation key (docs/contract.md A). At least one id is left to compute. `wait`
-    /// means that another open sequence, which called this first, is about to compute the next block: call
-    /// again after the next forward, or compute it here too. A sequence for which this is never called shares
-    /// nothing.
+    /// Extends a sequence that has the first of `ids` with cached KV of the same prefix, and publishes what
+    /// it computes from now on: KV of whole blocks, under the hash of all ids before them and the isolation
+    /// key (docs/contract.md A). At least one id is left to compute. `wait` means that another open sequence,
+    /// which called this first, is about to compute the next block: call again after the next forward, or
+    /// compute it here too. A sequence for which this is never called shares nothing.
     pub fn share(&mut self, slot: SlotId, isolation_key: u64, ids: &[TokenId]) -> Shared {
         self.blocks.share(slot, isolation_key, ids)
     }
@@ -92,7 +91,7 @@ impl Engine {
         self.blocks.block_table(slot).len() as u64
     }
 
-    /// Number of KV blocks that no sequence holds, cached prefixes included.
+    /// Number of KV blocks that no sequence references, cached prefixes included.
     pub fn free_blocks(&self) -> u64 {
         self.blocks.free_blocks()
     }
@@ -119,9 +118,9 @@ impl Engine {
     }
 
     /// Pins each compute thread to one of `cores` (see [`allowed_cores`]), rank by rank. With a single rank
-    /// the calling thread is the first of them: call this on the thread that will call forward. Loses a third
+    /// the calling thread is the first of them: call this on the thread that will call forward. Costs a third
     /// of the speed or more if other processes need those cores (docs/adr/0019-own-thread-pool.md). Fails if
-    /// there are fewer cores than threads, or if the system refuses.
+    /// there are fewer cores than threads, or if the system call fails.
     pub fn pin_threads(&mut self, cores: &[usize]) -> Result<(), EngineError> {
         self.runner.pin(cores)
     }

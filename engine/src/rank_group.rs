@@ -70,7 +70,7 @@ pub(crate) struct RankGroup {
 }
 
 impl RankGroup {
-    /// Starts a thread for each rank. `meeting` is the meeting point of their collective.
+    /// Starts a thread for each rank. `meeting` is the barrier of their collective.
     pub(crate) fn start(ranks: Vec<Box<dyn Runner>>, meeting: Arc<Meeting>) -> Result<Self, EngineError> {
         let start = |(rank, runner): (usize, Box<dyn Runner>)| {
             let (commands, inbox) = sync_channel(1);
@@ -108,7 +108,7 @@ impl RankGroup {
         Ok(first)
     }
 
-    /// Waits for a rank's reply. Times out when no rank makes progress for the watchdog's duration.
+    /// Waits for a rank's reply. Times out when no rank makes progress for the watchdog timeout.
     fn reply_of(
         &self,
         rank: usize,

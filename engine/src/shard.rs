@@ -20,7 +20,7 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// Returns all ranks of a model, or the reason why it cannot be split this way.
+    /// Returns all ranks of a model, or an error that says why it cannot be split this way.
     pub(crate) fn all(ranks: usize, config: &ModelConfig) -> Result<Vec<Shard>, EngineError> {
         let refuse = |reason: String| {
             Err(EngineError::BadOption { option: "tensor_parallel", value: ranks as u64, reason })

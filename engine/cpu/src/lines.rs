@@ -121,7 +121,7 @@ struct Reading {
     /// Whether several streams in parallel are faster than one with window prefetch.
     side_by_side: bool,
     /// Whether one row (two for pairs of bf16) reads faster without software prefetch when a vector is a
-    /// whole line: a line then takes so few instructions that out-of-order execution runs far enough ahead.
+    /// whole line: a line then takes so few instructions that the CPU itself runs far enough ahead.
     row_unaided: bool,
 }
 

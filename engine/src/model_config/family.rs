@@ -43,7 +43,7 @@ impl Architecture {
         let name = "num_key_value_heads";
         let count = match fields.optional_count(name, MAX_HEADS)? {
             Some(count) => count,
-            // Llama's first checkpoints, older than grouped queries, lack the field.
+            // Llama's first checkpoints, from before grouped-query attention, lack the field.
             None if self == Self::Llama => num_heads,
             None => return Err(fields.missing(name)),
         };

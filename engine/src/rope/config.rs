@@ -11,7 +11,7 @@ const DEFAULT_THETA: f64 = 10_000.0;
 const DEFAULT_BETA_FAST: f64 = 32.0;
 const DEFAULT_BETA_SLOW: f64 = 1.0;
 
-/// All known fields of a rope object. Others change positions in unknown ways and are refused.
+/// Supported fields of a rope object. Other fields change positions in unknown ways and are rejected.
 const KNOWN: [&str; 15] = [
     "type",
     "rope_type",

@@ -85,7 +85,7 @@ impl StoredTensor<'_> {
         self.shard.read(self.start + first as u64, bytes)
     }
 
-    /// Offset of the wanted columns of a part's row; `row` counts from the part's first row.
+    /// Offset of the part's columns in one of its rows; `row` counts from the part's first row.
     pub(super) fn offset(&self, part: &TensorPart, row: usize) -> usize {
         (part.rows.start + row) * self.row_bytes(part) + part.columns.start * self.dtype.size()
     }
@@ -252,7 +252,7 @@ impl Shard {
         self.file.read_exact_at(bytes, start).map_err(io)
     }
 
-    /// Reads the locations of the tensors. All of them lie inside the file when this returns, and together
+    /// Reads the locations of the tensors. Verifies that all of them lie inside the file, and that together
     /// they fill it.
     fn read_header(&self) -> Result<HashMap<String, Location>, HeaderError> {
         let broken = |reason: String| HeaderError::Broken(reason);
