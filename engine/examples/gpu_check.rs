@@ -3,14 +3,14 @@
 //!
 //!     gpu_check [--device N] [--kernels DIR] [--models DIR] [--peer FILE] [--minutes M] [--out FILE] [--dry] [SECTION ..]
 //!
-//! N is the driver's device number [0]. `--kernels` is a folder of compiled kernels [compiled here, which
+//! N is the driver's device number [0]. `--kernels` is a folder of compiled kernels [compiled at start, which
 //! needs NVRTC]. `--models` holds `draft` and `target` [models/demo]. `--peer` is the path of gpu-peer.py
-//! [deploy/gpu-peer.py]. After M minutes no section is started, and the current one is stopped [9]. `--out`
+//! [deploy/gpu-peer.py]. After M minutes the current section is stopped and no other starts [9]. `--out`
 //! appends the report to FILE as well, line by line. `--dry` uses sizes for a host that emulates the device,
 //! with the draft in place of both models.
 //!
-//! Each section runs in a separate process, so that one which crashes, hangs, or breaks its device does not
-//! affect the others.
+//! Each section runs in a separate process, so that a section which crashes, hangs, or breaks its device does
+//! not affect the others.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "the one line that says why")]
+#[expect(clippy::print_stderr, reason = "one line with the reason")]
 fn fail(reason: &str) -> ExitCode {
     eprintln!("gpu-check: {reason}");
     ExitCode::FAILURE
@@ -100,7 +100,7 @@ fn names() -> String {
 }
 
 /// Runs sections in this process. Lines are printed as they come.
-#[expect(clippy::print_stdout, reason = "whoever began this process reads them")]
+#[expect(clippy::print_stdout, reason = "the parent process reads them")]
 fn inside(options: &Options) -> Result<(), String> {
     let mut say = |line: &str| println!("{line}");
     let mut report = Report::new(&mut say);
@@ -144,7 +144,7 @@ fn outside(options: &Options, args: &[String]) -> Result<(), String> {
     if failed.is_empty() { Ok(()) } else { Err(verdict) }
 }
 
-/// Runs a section as a process, for at most `left`. Returns what went wrong, if anything did.
+/// Runs a section as a process, for at most `left`. Returns the reason if it failed.
 fn run_section(
     options: &Options,
     section: Section,

@@ -1,5 +1,5 @@
 //! Measures the cost of loading a checkpoint: `cargo run -p outrider-engine --example load -- DIR
-//! [auto|f32|bf16|fp8|int8|int4] [threads]`. Prints seconds, bytes of weights in memory, the peak resident memory of
+//! [auto|f32|bf16|fp8|int8|int4] [threads]`. Prints seconds, bytes of weights, the peak resident memory of
 //! the process (Linux: `VmHWM`), and its ratio to the weights. Run it twice: the first run reads the disk.
 #![expect(clippy::print_stdout, reason = "the line is the program's output")]
 

@@ -18,7 +18,7 @@ const CONTEXT: &str = "64";
 const FORMATS: &str = "f32,bf16,fp8,int8,int4";
 const ROWS: &str = "1,2,4,5,8,16,64,512";
 const TIME_PER_LINE: Duration = Duration::from_millis(400);
-/// Rows per forward while a context is fed.
+/// Rows per forward of the prefill.
 const FEED_ROWS: usize = 512;
 /// Seed of random weights.
 const SEED: u64 = 1;

@@ -1,4 +1,4 @@
-//! Input that does not fit is refused by name, and a refused batch changes nothing.
+//! Input out of range is rejected by name, and a rejected batch changes nothing.
 
 use crate::support::{feed, golden_dir, load};
 use engine::{Engine, EngineError, LoadOptions, SequenceRows, SlotId, TokenId, WeightFormat};
