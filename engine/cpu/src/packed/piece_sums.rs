@@ -17,7 +17,7 @@ use crate::lines::{Fetch, Line};
 const FETCHED: usize = 4;
 /// Lines per prefetch call in the loop that is not unrolled.
 const ROLLED: usize = 8;
-/// Numbers of one channel in a line of half bytes.
+/// Numbers of one channel in a line of nibbles.
 const HALVES: usize = 2 * QUAD;
 /// Bytes of one word of a row.
 const WORD: usize = 4;
