@@ -1,5 +1,5 @@
-//! Measures the throughput of forwards under CPU contention: `cargo run -p outrider-engine --example crowd --
-//! CONFIG.json [FORMAT] [THREADS] [ROWS] [ROUNDS]`. Uses random weights of the configuration's shape and
+//! Measures the throughput of forwards under CPU contention: `cargo run -p outrider-engine --example crowd
+//! -- CONFIG.json [FORMAT] [THREADS] [ROWS] [ROUNDS]`. Uses random weights of the configuration's shape and
 //! forwards of ROWS rows after 128 tokens. Each round measures one time slice of each case: an engine with
 //! one thread alone, one with THREADS alone, beside a thread that keeps a core busy, and beside a second
 //! engine of THREADS. A ratio compares two slices of the same round, since a shared machine varies in speed;

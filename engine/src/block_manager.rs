@@ -1,9 +1,9 @@
 //! Tracks which sequence references which KV blocks: pure bookkeeping, no KV memory is touched here. A batch
 //! reserves all the blocks that it needs or none, so a forward that does not fit changes nothing.
 //!
-//! Sequences that called [`BlockManager::share`] publish every block that they fill, under the hash of all
-//! ids up to its end, and start with blocks that others published (docs/contract.md A, shared prefixes). A
-//! published block is never written. To continue inside one, a sequence unpublishes it if no other sequence
+//! Sequences that called [`BlockManager::share`] publish every block that they fill, under the hash of
+//! all ids up to its end, and start with blocks that others published (docs/contract.md A, shared prefixes).
+//! A published block is never written. To continue inside one, a sequence unpublishes it if no other sequence
 //! references it, and copies it otherwise. `pool` decides what happens to unreferenced blocks, `block_hash`
 //! computes a block's hash.
 

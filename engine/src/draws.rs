@@ -113,7 +113,7 @@ impl Outcome {
     }
 }
 
-/// Result of a rank: an [`Outcome`] with flat logits.
+/// Result of a rank: [`Outcome`] with flat logits.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Outputs {
     pub(crate) logits: Vec<f32>,
@@ -285,8 +285,8 @@ impl DrawPlan {
     }
 }
 
-/// The ids of `then` in a row's context, where the last ids of `then` are a token tree: the ids before the
-/// tree, the row's ancestors and itself.
+/// The ids of `then` in a row's context, where the last ids of `then` are a token tree: the ids before
+/// the tree, the row's ancestors and itself.
 fn known_in_tree(then: &[TokenId], parents: &[u32], row: usize) -> Vec<TokenId> {
     let num_linear = then.len() - parents.len();
     let mut ids = then[..row.min(num_linear)].to_vec();

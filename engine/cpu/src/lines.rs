@@ -200,7 +200,7 @@ impl Fetch for Ahead {
     }
 }
 
-/// For `STREAMS` streams of lines that are read in parallel, with a stride of `apart` bytes.
+/// For `STREAMS` streams of lines that are read in parallel, `apart` bytes from each other.
 #[derive(Clone, Copy)]
 pub(super) struct SideBySide<const STREAMS: usize> {
     /// Start of the first stream.

@@ -1,6 +1,6 @@
 //! Splits work over threads. The caller divides the work into items whose results do not depend on the thread
-//! that computes them, so that the number of threads cannot change a bit. This file distributes items; `crew`
-//! is the thread pool.
+//! that computes them, so that the number of threads cannot change a bit. This file distributes items, and
+//! `crew` has the threads.
 
 mod bell;
 mod cores;
@@ -113,7 +113,8 @@ impl Threads {
     }
 }
 
-/// Starts a pool of `others` threads, and calls `place` before each start, with the thread's index from 1.
+/// Starts a pool of `others` threads. Calls `place` before each start, with the index of the
+/// thread from 1.
 fn start(others: usize, place: impl Fn(usize) -> Result<(), KernelError>) -> Result<Crew, KernelError> {
     let mut crew = Crew::default();
     for other in 1..=others {

@@ -77,8 +77,8 @@ impl Kernel for Fill<'_> {
 }
 
 impl Fill<'_> {
-    /// Converts `DEALT` columns at a time row by row before interleaving them, so that both buffers stay in
-    /// the L1 cache.
+    /// Converts `DEALT` columns at a time row by row before interleaving them, so that both buffers stay
+    /// in the L1 cache.
     #[inline(always)]
     fn fill<W: PanelNumbers>(self) {
         let rows = self.x.len() / self.k;

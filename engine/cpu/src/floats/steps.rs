@@ -138,7 +138,7 @@ impl PanelNumbers for Pairs {
     }
 }
 
-/// Steps of one panel, or of several panels with a stride of `apart` bytes.
+/// Steps of one panel, or of several panels that lie `apart` bytes from each other.
 pub(super) struct Steps {
     /// Address that lines are counted from.
     pub(super) lines: *const u8,

@@ -75,8 +75,8 @@ impl Crew {
         self.threads.len() + 1
     }
 
-    /// Runs tasks 0..`pieces` on the threads that are available, and returns when all are done. The panic of
-    /// a task is resumed here. If called from a task, or while another thread is the leader, it runs the
+    /// Runs tasks 0..`pieces` on the threads that are available, and returns when all are done. The panic
+    /// of a task is resumed here. If called from a task, or while another thread is the leader, it runs the
     /// tasks in order on the calling thread.
     pub(super) fn run(&self, pieces: usize, run: &(dyn Fn(usize) + Sync)) {
         let _leading = match self.leading.try_lock() {
@@ -110,7 +110,7 @@ impl Board {
     /// Publishes a job to all threads. The caller is the leader, and waits until the job is done before `run`
     /// is dropped.
     fn begin(&self, pieces: usize, run: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: this only drops the lifetime; `Crew::run` keeps `run` borrowed until every task is done.
+        // SAFETY: this only drops the lifetime; `Crew::run` keeps `run` borrowed until all tasks are done.
         let run =
             unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(run) };
         // SAFETY: the caller is the leader and no task is in progress, so no other thread reads the job.
