@@ -1,10 +1,13 @@
-//! Measures the throughput of forwards under CPU contention: `cargo run -p outrider-engine --example crowd
-//! -- CONFIG.json [FORMAT] [THREADS] [ROWS] [ROUNDS]`. Uses random weights of the configuration's shape and
-//! forwards of ROWS rows after 128 tokens. Each round measures one time slice of each case: an engine with
-//! one thread alone, one with THREADS alone, beside a thread that keeps a core busy, and beside a second
-//! engine of THREADS. A ratio compares two slices of the same round, since a shared machine varies in speed;
-//! prints the median over rounds with the minimum and the maximum. `fair` is the fair share of the cores for
-//! an engine whose threads have equal priority, relative to its share when it runs alone.
+//! Measures the throughput of forwards under CPU contention.
+//!
+//!     cargo run -p outrider-engine --example crowd -- CONFIG.json [FORMAT] [THREADS] [ROWS] [ROUNDS]
+//!
+//! Uses random weights of the configuration's shape and forwards of ROWS rows after 128 tokens. Each round
+//! measures one time slice of each case: an engine with one thread alone, one with THREADS alone, beside a
+//! thread that keeps a core busy, and beside a second engine of THREADS. A ratio compares two slices of the
+//! same round, since a shared machine varies in speed; prints the median over rounds with the minimum and the
+//! maximum. `fair` is the fair share of the cores for an engine whose threads have equal priority, relative
+//! to its share when it runs alone.
 #![expect(clippy::print_stdout, reason = "the table is the program's output")]
 
 use std::path::PathBuf;

@@ -110,7 +110,8 @@ impl Board {
     /// Publishes a job to all threads. The caller is the leader, and waits until the job is done before `run`
     /// is dropped.
     fn begin(&self, pieces: usize, run: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: this only drops the lifetime; `Crew::run` keeps `run` borrowed until all tasks are done.
+        // SAFETY: this only drops the lifetime; `Crew::run` keeps `run` borrowed until every task
+        // is done.
         let run =
             unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(run) };
         // SAFETY: the caller is the leader and no task is in progress, so no other thread reads the job.
