@@ -1,10 +1,13 @@
-//! Measures how much of its speed a forward keeps when other threads want the cores: `cargo run -p
-//! outrider-engine --example crowd -- CONFIG.json [FORMAT] [THREADS] [ROWS] [ROUNDS]`. Uses random weights of
-//! the configuration's shape and forwards of ROWS rows after 128 tokens. One slice each in turn: an engine
-//! with one thread alone, one with THREADS alone, with a thread that keeps a core busy, and with a second
-//! engine of THREADS. A ratio compares two slices of the same round, since a shared machine varies in speed;
-//! prints the median over rounds with the minimum and the maximum. `fair` is the share of the cores that the
-//! system owes an engine whose threads have equal priority, relative to what it has alone.
+//! Measures the throughput of forwards under CPU contention.
+//!
+//!     cargo run -p outrider-engine --example crowd -- CONFIG.json [FORMAT] [THREADS] [ROWS] [ROUNDS]
+//!
+//! Uses random weights of the configuration's shape and forwards of ROWS rows after 128 tokens. Each round
+//! measures one time slice of each case: an engine with one thread alone, one with THREADS alone, beside a
+//! thread that keeps a core busy, and beside a second engine of THREADS. A ratio compares two slices of the
+//! same round, since a shared machine varies in speed; prints the median over rounds with the minimum and the
+//! maximum. `fair` is the fair share of the cores for an engine whose threads have equal priority, relative
+//! to its share when it runs alone.
 #![expect(clippy::print_stdout, reason = "the table is the program's output")]
 
 use std::path::PathBuf;
@@ -16,7 +19,7 @@ use engine::{Engine, EngineError, LoadOptions, SequenceRows, SlotId, TokenId, We
 
 const CONTEXT: usize = 128;
 const SLICE: Duration = Duration::from_millis(600);
-/// Start of a slice that is not measured, for caches and the system's scheduler to settle.
+/// Warm-up at the start of a slice, which is not measured.
 const WARM_UP: Duration = Duration::from_millis(100);
 
 fn main() -> ExitCode {
@@ -48,7 +51,7 @@ struct Setup {
     rows: usize,
 }
 
-/// An engine with a sequence, and the ids that it runs repeatedly.
+/// An engine with one sequence, and the ids of its repeated forward.
 struct Subject {
     engine: Engine,
     slot: SlotId,
@@ -101,7 +104,7 @@ fn run(setup: &Setup, rounds: usize, cores: usize) -> Result<(), EngineError> {
     let (threads, rows) = (setup.threads, setup.rows);
     let mut one = Subject::load(setup, 1)?;
     let mut many = [Subject::load(setup, threads)?, Subject::load(setup, threads)?];
-    // Per round: one thread alone, many alone, with a busy core, with another engine, the other engine.
+    // Per round: one thread alone, many alone, beside a busy core, beside another engine, the other engine.
     let mut seen: Vec<[f64; 5]> = Vec::new();
     for _ in 0..rounds {
         let (single, alone) = (one.slice()?, many[0].slice()?);

@@ -3,14 +3,14 @@
 //!
 //!     gpu_check [--device N] [--kernels DIR] [--models DIR] [--peer FILE] [--minutes M] [--out FILE] [--dry] [SECTION ..]
 //!
-//! N is the driver's device number [0]. `--kernels` is a folder of compiled kernels [compiled here, which
+//! N is the driver's device number [0]. `--kernels` is a folder of compiled kernels [compiled at start, which
 //! needs NVRTC]. `--models` holds `draft` and `target` [models/demo]. `--peer` is the path of gpu-peer.py
-//! [deploy/gpu-peer.py]. After M minutes no section is started, and the current one is stopped [9]. `--out`
+//! [deploy/gpu-peer.py]. After M minutes the current section is stopped and no other starts [9]. `--out`
 //! appends the report to FILE as well, line by line. `--dry` uses sizes for a host that emulates the device,
 //! with the draft in place of both models.
 //!
-//! Each section runs in a separate process, so that one which crashes, hangs, or breaks its device does not
-//! affect the others.
+//! Each section runs in a separate process, so that a section which crashes, hangs, or breaks its device does
+//! not affect the others.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "the one line that says why")]
+#[expect(clippy::print_stderr, reason = "one line with the reason")]
 fn fail(reason: &str) -> ExitCode {
     eprintln!("gpu-check: {reason}");
     ExitCode::FAILURE
@@ -63,7 +63,7 @@ impl Options {
         let mut options = Self { target, sections: Vec::new(), time, out: None, inside: false };
         let mut args = args.iter();
         while let Some(arg) = args.next() {
-            let mut value = || args.next().ok_or(format!("{arg} wants a value"));
+            let mut value = || args.next().ok_or(format!("{arg} needs a value"));
             match arg.as_str() {
                 "--device" => {
                     options.target.ordinal =
@@ -80,8 +80,7 @@ impl Options {
                 "--dry" => options.target.is_dry = true,
                 INSIDE => options.inside = true,
                 name => options.sections.push(
-                    Section::named(name)
-                        .ok_or_else(|| format!("there is no section `{name}`, {}", names()))?,
+                    Section::named(name).ok_or_else(|| format!("unknown section `{name}`, {}", names()))?,
                 ),
             }
         }
@@ -101,7 +100,7 @@ fn names() -> String {
 }
 
 /// Runs sections in this process. Lines are printed as they come.
-#[expect(clippy::print_stdout, reason = "whoever began this process reads them")]
+#[expect(clippy::print_stdout, reason = "the parent process reads them")]
 fn inside(options: &Options) -> Result<(), String> {
     let mut say = |line: &str| println!("{line}");
     let mut report = Report::new(&mut say);
@@ -124,7 +123,7 @@ fn outside(options: &Options, args: &[String]) -> Result<(), String> {
         let left = options.time.saturating_sub(began.elapsed());
         paper.line(&format!("\n## {name}"))?;
         if left.is_zero() {
-            paper.line(&format!("NOT RUN {name}: {:?} are over", options.time))?;
+            paper.line(&format!("NOT RUN {name}: the time limit of {:?} has passed", options.time))?;
             failed.push(name);
             continue;
         }
@@ -132,7 +131,7 @@ fn outside(options: &Options, args: &[String]) -> Result<(), String> {
         let ended = run_section(options, section, left, &mut paper)?;
         let took = start.elapsed().as_secs_f64();
         match ended {
-            None => paper.line(&format!("[{name}: good, {took:.1} s of {budget}]"))?,
+            None => paper.line(&format!("[{name}: passed, {took:.1} s of {budget}]"))?,
             Some(reason) => {
                 paper.line(&format!("[{name}: FAILED, {reason}, {took:.1} s of {budget}]"))?;
                 failed.push(name);
@@ -140,12 +139,12 @@ fn outside(options: &Options, args: &[String]) -> Result<(), String> {
         }
     }
     let verdict =
-        if failed.is_empty() { "all good".to_owned() } else { format!("not good: {}", failed.join(", ")) };
+        if failed.is_empty() { "all good".to_owned() } else { format!("failed: {}", failed.join(", ")) };
     paper.line(&format!("\n{verdict}; {:.0} s in all", began.elapsed().as_secs_f64()))?;
     if failed.is_empty() { Ok(()) } else { Err(verdict) }
 }
 
-/// Runs a section as a process, for at most `left`. Returns what went wrong, if anything did.
+/// Runs a section as a process, for at most `left`. Returns the reason if it failed.
 fn run_section(
     options: &Options,
     section: Section,
@@ -185,7 +184,7 @@ fn run_section(
         }
         if Instant::now() > deadline {
             child.kill().and_then(|()| child.wait()).map_err(says)?;
-            return Ok(Some(format!("stopped: {:?} are over", options.time)));
+            return Ok(Some(format!("stopped: the time limit of {:?} has passed", options.time)));
         }
     }
 }
@@ -205,7 +204,7 @@ impl Paper {
         let mut paper = Self(file);
         paper.line("# gpu-check")?;
         if options.target.is_dry {
-            paper.line("A dry run: sizes are small, and times are the host's and of no meaning.")?;
+            paper.line("A dry run: sizes are small, and times are measured on the host and meaningless.")?;
         }
         paper.line(&format!("command: gpu_check {}", args.join(" ")))?;
         // The driver's version, if the machine reports it.

@@ -1,5 +1,5 @@
 //! Measures the cost of loading a checkpoint: `cargo run -p outrider-engine --example load -- DIR
-//! [auto|f32|bf16|fp8|int8|int4] [threads]`. Prints seconds, bytes of weights held, the peak resident memory of
+//! [auto|f32|bf16|fp8|int8|int4] [threads]`. Prints seconds, bytes of weights, the peak resident memory of
 //! the process (Linux: `VmHWM`), and its ratio to the weights. Run it twice: the first run reads the disk.
 #![expect(clippy::print_stdout, reason = "the line is the program's output")]
 
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
             let (seconds, peak) = (begin.elapsed().as_secs_f64(), peak_bytes());
             let (held, parameters) = (engine.info().held_bytes, engine.info().num_parameters);
             println!(
-                "{weights:?}, {parameters} weights, {threads} threads: {seconds:.2} s, {:.1} MB of weights held, peak {:.1} MB \
+                "{weights:?}, {parameters} weights, {threads} threads: {seconds:.2} s, {:.1} MB of weights, peak {:.1} MB \
                  ({:.1} MB before), {:.3} times the weights",
                 held as f64 / 1e6,
                 peak as f64 / 1e6,

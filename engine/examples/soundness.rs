@@ -14,7 +14,7 @@ use engine::{Engine, EngineError, LoadOptions, Oracle, SequenceRows, TokenId, We
 const FORMATS: [WeightFormat; 5] =
     [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8, WeightFormat::Int4];
 
-/// Rows of the forwards that a text is split into.
+/// Rows of the forwards that a text is split into, repeated cyclically.
 const CUTS: [&[usize]; 4] = [&[61], &[1], &[2, 5, 1, 16, 3], &[7, 12]];
 
 fn main() -> ExitCode {

@@ -18,7 +18,7 @@ const CONTEXT: &str = "64";
 const FORMATS: &str = "f32,bf16,fp8,int8,int4";
 const ROWS: &str = "1,2,4,5,8,16,64,512";
 const TIME_PER_LINE: Duration = Duration::from_millis(400);
-/// Rows per forward while a context is fed.
+/// Rows per forward of the prefill.
 const FEED_ROWS: usize = 512;
 /// Seed of random weights.
 const SEED: u64 = 1;
@@ -38,14 +38,14 @@ fn main() -> ExitCode {
 
 fn run(args: &[String]) -> Result<(), Error> {
     let arg = |index: usize, default: &'static str| args.get(index).map_or(default, String::as_str);
-    let model = args.first().ok_or("no model is named")?;
+    let model = args.first().ok_or("the model is missing")?;
     let threads = arg(1, "1").parse()?;
     let rows: Vec<usize> = arg(3, ROWS).split(',').map(str::parse).collect::<Result<_, _>>()?;
     let context = arg(4, CONTEXT).parse()?;
     let most = engine::multiply_adds_per_second()? / 1e9;
-    println!("{}, {}, {most:.1} GMAC/s of f32 at most", engine::cpu_name(), engine::instruction_set()?);
+    println!("{}, {}, {most:.1} GMAC/s peak in f32", engine::cpu_name(), engine::instruction_set()?);
     for name in arg(2, FORMATS).split(',') {
-        let weights = WeightFormat::named(name).ok_or_else(|| format!("no format is named {name}"))?;
+        let weights = WeightFormat::named(name).ok_or_else(|| format!("unknown format {name}"))?;
         table((model, weights), threads, context, &rows)?;
     }
     Ok(())

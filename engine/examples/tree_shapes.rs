@@ -1,6 +1,6 @@
-//! Measures tokens per verification by the shape of the draft: a pair of models writes texts with chains and
-//! with token trees, and every text is compared with the one that the target writes alone. The cost of a
-//! proposal is the CPU time of its thread, which the load of other programs disturbs least.
+//! Measures tokens per verification by the shape of the draft: a pair of models generates texts with chains
+//! and with token trees, and every text is compared with the one that the target generates alone. The cost of
+//! a proposal is the CPU time of its thread, which depends least on the load of other programs.
 //!
 //!     cargo run -p outrider-engine --example tree_shapes -- models/demo 3 64 chain:4:4,leaves:3:4,branches:4:4
 //!
@@ -25,8 +25,8 @@ const TEMPERATURES: [f32; 3] = [0.0, 0.7, 1.0];
 /// Divisor of margins in `speculation::tree` when the draft's surprise is one nat.
 const DEVIATION_AT_ONE_NAT: f64 = 0.95;
 
-/// How often the bundled target draws the draft's candidate of each rank if all before it were accepted, per
-/// temperature: over 11,698 positions of the texts of prompts 3+7.
+/// How often the bundled target draws the draft's candidate of each rank if all earlier positions were
+/// accepted, per temperature: over 11,698 positions of the texts of prompts 3+7.
 const DRAWN_BY_RANK: [[f64; MAX_CANDIDATES]; 3] = [
     [0.653, 0.104, 0.052, 0.036, 0.021, 0.013, 0.011, 0.012],
     [0.618, 0.121, 0.056, 0.034, 0.023, 0.016, 0.013, 0.009],
@@ -150,7 +150,7 @@ fn shape(text: &str) -> Result<Shape, Failure> {
         "leaves" => Kind::Leaves,
         "branches" => Kind::Branches,
         "static" => Kind::Static,
-        _ => return Err(format!("`{kind}`: chain, leaves, branches and static are known").into()),
+        _ => return Err(format!("unknown kind `{kind}`, expected chain, leaves, branches or static").into()),
     };
     Ok(Shape { kind, depth: depth.parse()?, tokens: tokens.parse()?, rows })
 }
@@ -158,7 +158,7 @@ fn shape(text: &str) -> Result<Shape, Failure> {
 /// CPU time of this thread, as Linux reports it.
 fn cpu_time() -> Result<Duration, Failure> {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat")?;
-    let nanos = told.split_whitespace().next().ok_or("the system tells no thread's time")?;
+    let nanos = told.split_whitespace().next().ok_or("the system does not report thread times")?;
     Ok(Duration::from_nanos(nanos.parse()?))
 }
 
@@ -191,10 +191,10 @@ struct Pair {
     draft: Engine,
 }
 
-/// State of the draft for a text.
+/// State of the draft model for a text.
 struct Drafting {
     slot: SlotId,
-    /// Ids whose KV it holds.
+    /// Ids whose KV the draft has.
     ran: Vec<TokenId>,
     counts: Counts,
 }
@@ -229,7 +229,7 @@ impl Pair {
             drafting.ran.truncate(same.min(ids.len() - 1));
             self.draft.truncate(drafting.slot, drafting.ran.len() as u32);
             let shape = Shape { depth: shape.depth.min(room), tokens: shape.tokens.min(room), ..shape };
-            // The time to feed the prompt is not part of a proposal.
+            // Prefill is not part of a proposal.
             if drafting.ran.is_empty() {
                 self.feed(&mut drafting, &ids[..ids.len() - 1])?;
             }
@@ -251,7 +251,7 @@ impl Pair {
         }
     }
 
-    /// Feeds ids to the draft before its first proposal.
+    /// Prefills the draft before its first proposal.
     fn feed(&mut self, drafting: &mut Drafting, ids: &[TokenId]) -> Result<(), Failure> {
         if !ids.is_empty() {
             self.draft.forward(&[SequenceRows { slot: drafting.slot, token_ids: ids, num_logits: 0 }])?;
@@ -291,7 +291,7 @@ impl Pair {
         Ok(with_leaves(&positions, tokens))
     }
 
-    /// Proposes a tree with branches, as `draft-worker/src/propose.rs` grows it.
+    /// Proposes a tree with branches, as `draft-worker/src/propose.rs` does.
     fn grow(
         &mut self,
         drafting: &mut Drafting,
@@ -364,13 +364,13 @@ impl Pair {
     }
 }
 
-/// Replaces the margins so that the candidates' chances are the average of their ranks.
+/// Replaces the margins so that the candidates' probabilities are the average of their ranks.
 fn by_rank(candidates: Candidates, spec: &SequenceSpec) -> Candidates {
     let temperature = TEMPERATURES.iter().position(|&t| t == spec.sampling.temperature).unwrap_or(0);
     let rates = DRAWN_BY_RANK[temperature];
     let margin = |rate: f64| ((rates[0] / rate).cbrt() - 1.0) * DEVIATION_AT_ONE_NAT;
     let margins = rates.iter().take(candidates.token_ids.len()).map(|&rate| margin(rate)).collect();
-    // With a surprise of 1, draws that are no candidate weigh 0.05 + 0.1: about their rate of 0.1 divided by
-    // the first candidate's 0.6.
+    // With a surprise of 1, draws that are not candidates weigh 0.05 + 0.1: about their rate of 0.1 divided
+    // by the first candidate's 0.6.
     Candidates { margins, surprise: 1.0, ..candidates }
 }

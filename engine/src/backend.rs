@@ -115,7 +115,7 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Copies the KV of single tokens, in order.
     fn copy_tokens(&self, _kv: &mut Self::Kv, _copies: &[TokenCopy]) {
-        unreachable!("an engine is given trees only where its backend takes them")
+        unreachable!("callers check Backend::TREES first")
     }
 
     /// Sets the length of rows that will be overwritten next; their content is unspecified.
@@ -133,7 +133,7 @@ pub(crate) trait Backend: Send + Sync {
         _draws: &DrawPlan,
         _outputs: &mut Outputs,
     ) -> Result<(), EngineError> {
-        unreachable!("an engine is asked for draws only where its backend has them")
+        unreachable!("callers check Backend::DRAWS first")
     }
 
     /// Attributes the time since the last call, or since the pass began, to `stage`. Does nothing on devices

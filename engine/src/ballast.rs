@@ -32,7 +32,7 @@ use crate::model_config::{MAX_LAYERS, MAX_WIDTH, ModelConfig};
 use crate::shard::DOWN_UNIT;
 use crate::weights::{Fp8Rows, RandomTensors, TensorPart, TensorSource};
 
-/// A multiple of this many columns gives all K-slices of down_proj the same number of whole blocks.
+/// Widths are multiples of this: all K-slices of down_proj then have the same number of whole blocks.
 const WIDTH_UNIT: usize = NUM_SLICES * DOWN_UNIT;
 
 /// Seed of the random rows. Constant, so that the same model and amount give the same ballast.

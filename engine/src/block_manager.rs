@@ -1,11 +1,11 @@
-//! Tracks which sequence holds which KV blocks: pure bookkeeping, no KV memory is touched here. A batch
+//! Tracks which sequence references which KV blocks: pure bookkeeping, no KV memory is touched here. A batch
 //! reserves all the blocks that it needs or none, so a forward that does not fit changes nothing.
 //!
-//! Sequences that called [`BlockManager::share`] publish every block that they fill, under the hash of all
-//! ids up to its end, and start with blocks that others published (docs/contract.md A, shared prefixes). A
-//! published block is never written. To continue inside one, a sequence withdraws it if no other sequence
-//! holds it, and copies it otherwise. `pool` decides what happens to blocks that no sequence holds,
-//! `block_hash` computes a block's hash.
+//! Sequences that called [`BlockManager::share`] publish every block that they fill, under the hash of
+//! all ids up to its end, and start with blocks that others published (docs/contract.md A, shared prefixes).
+//! A published block is never written. To continue inside one, a sequence unpublishes it if no other sequence
+//! references it, and copies it otherwise. `pool` decides what happens to unreferenced blocks, `block_hash`
+//! computes a block's hash.
 
 mod block_hash;
 mod pool;
@@ -32,18 +32,18 @@ struct Sequence {
 #[derive(Debug, Clone)]
 struct Sharing {
     isolation_key: u64,
-    /// All ids whose KV the sequence holds.
+    /// All ids whose KV the sequence has.
     ids: Vec<TokenId>,
     /// Hash of each full block.
     hashes: Vec<BlockHash>,
-    /// Number of leading blocks that are published: computed and in the index.
+    /// Number of leading blocks that are published: computed and in the hash index.
     num_published: usize,
 }
 
 /// Result of [`BlockManager::share`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shared {
-    /// Number of tokens that the sequence holds now.
+    /// Number of tokens that the sequence has now.
     pub len: u32,
     /// Whether another sequence is about to compute the next block.
     pub wait: bool,
@@ -77,9 +77,8 @@ impl BlockManager {
         slot
     }
 
-    /// Opens a sequence that holds the first `len` tokens of another one. Both share the blocks, and a shared
-    /// tail is copied before it is written. Returns `None` if the other slot is not open or holds fewer
-    /// tokens.
+    /// Opens a sequence with the first `len` tokens of another one. Both share the blocks; a shared tail is
+    /// copied before it is written. Returns `None` if the other slot is not open or has fewer tokens.
     pub(crate) fn fork(&mut self, slot: SlotId, len: u32) -> Option<SlotId> {
         let source = self.sequences.get(&slot).filter(|source| len <= source.len)?;
         let block_table = source.block_table[..blocks_for(len)].to_vec();
@@ -98,7 +97,7 @@ impl BlockManager {
         self.sequences.remove(&slot);
     }
 
-    /// Drops the tokens at position `len` and after, frees the blocks that held only those, and releases the
+    /// Drops the tokens at position `len` and after, releases the blocks that had only those, and drops the
     /// sequence's claims.
     pub(crate) fn truncate(&mut self, slot: SlotId, len: u32) {
         let Some(sequence) = self.sequences.get_mut(&slot) else { return };
@@ -118,7 +117,7 @@ impl BlockManager {
         }
     }
 
-    /// Number of tokens held, or `None` if the slot is not open.
+    /// Number of tokens of the sequence, or `None` if the slot is not open.
     pub(crate) fn len(&self, slot: SlotId) -> Option<u32> {
         self.sequences.get(&slot).map(|sequence| sequence.len)
     }
@@ -140,7 +139,7 @@ impl BlockManager {
         more + u64::from(copied)
     }
 
-    /// Number of blocks that no sequence holds, cached ones included.
+    /// Number of unreferenced blocks, cached ones included.
     pub(crate) fn free_blocks(&self) -> u64 {
         self.pool.available()
     }
@@ -153,18 +152,18 @@ impl BlockManager {
         self.total_blocks() - self.free_blocks()
     }
 
-    /// Number of published blocks that no sequence holds.
+    /// Number of published blocks that no sequence references.
     pub(crate) fn cached_blocks(&self) -> u64 {
         self.pool.num_kept()
     }
 
-    /// Number of published blocks that were reused for other tokens since start.
+    /// Number of cached blocks that were evicted since start.
     pub(crate) fn evicted_blocks(&self) -> u64 {
         self.pool.num_evicted()
     }
 
-    /// Number of blocks that the KV memory must hold once `needed` more are taken; an error if there are not
-    /// that many free blocks.
+    /// Number of blocks that the KV memory must hold once `needed` more are allocated; an error if fewer are
+    /// free.
     pub(crate) fn high_water_mark_after(&self, needed: u64) -> Result<u32, EngineError> {
         let free = self.free_blocks();
         if needed > free {
@@ -174,10 +173,10 @@ impl BlockManager {
     }
 
     /// Extends a sequence with published blocks, as far as they match `ids` and leave at least one id to
-    /// compute. `ids` starts with the ids that the sequence holds. From then on the sequence publishes the
-    /// blocks that it fills, and claims its next blocks: equal sequences that call this meanwhile get `wait`
-    /// and must ask again. Sharing is turned off for a sequence if the isolation key changes or `ids` differ
-    /// from what was computed.
+    /// compute. `ids` starts with the ids that the sequence has. From then on the sequence publishes the
+    /// blocks that it fills, and claims its next blocks: sequences with the same ids that call this meanwhile
+    /// get `wait` and must call again. Sharing is turned off for a sequence if the isolation key changes or
+    /// `ids` differ from what was computed.
     pub(crate) fn share(&mut self, slot: SlotId, isolation_key: u64, ids: &[TokenId]) -> Shared {
         let Some(sequence) = self.sequences.get_mut(&slot) else { return Shared { len: 0, wait: false } };
         let held = sequence.len as usize;
@@ -231,8 +230,8 @@ impl BlockManager {
         copy
     }
 
-    /// Extends a sequence by rows of a token tree, which are never published. They stay until the sequence is
-    /// truncated or [`BlockManager::keep`] replaces them by a path.
+    /// Extends a sequence by rows of a token tree, which are never published. They remain until the sequence
+    /// is truncated or [`BlockManager::keep`] replaces them by a path.
     pub(crate) fn append_tree(&mut self, slot: SlotId, num_rows: u32) -> Option<BlockCopy> {
         self.lengthen(slot, num_rows)
     }
@@ -256,7 +255,7 @@ impl BlockManager {
                 let to = self.pool.take();
                 copy = Some(BlockCopy { from: tail, to });
                 self.pool.release(tail);
-                *sequence.block_table.last_mut().expect("a tail is the last block") = to;
+                *sequence.block_table.last_mut().expect("the tail is the last block") = to;
             } else {
                 self.pool.take_back(tail);
             }
@@ -269,7 +268,7 @@ impl BlockManager {
     }
 
     /// Publishes the blocks that a sequence has filled, once they are computed. If an equal block is
-    /// published already, the sequence holds that one and frees its own: their bits are equal.
+    /// published already, the sequence references that one and releases its own: their bits are equal.
     pub(crate) fn publish(&mut self, slot: SlotId) {
         let Some(sequence) = self.sequences.get_mut(&slot) else { return };
         let Some(sharing) = &mut sequence.sharing else { return };

@@ -1,6 +1,6 @@
 //! Communication between ranks during a forward: all-reduce of partial sums, gather of logits. Every rank
-//! calls the same operations in the same order. A missing rank is detected by the others (`meeting`), so
-//! every wait ends.
+//! calls the same operations in the same order. The others detect a missing rank (`meeting`), so every
+//! wait ends.
 
 mod meeting;
 mod shared_memory;

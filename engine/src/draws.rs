@@ -1,6 +1,6 @@
-//! Sampling where the logits are: what callers request, and the plan per row. A device that can sample
-//! returns ids and scores, no logits. All other rows are returned as logits and sampled by the caller, with
-//! the same result.
+//! Sampling on the device: what callers request, and the plan per row. A device that can sample returns ids
+//! and scores, no logits. All other rows are returned as logits and sampled by the caller, with the same
+//! result.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use crate::cuda::{DrawRow, FilterRow, LogitEdit, ScoreRow, edits_of};
 use crate::{EngineError, Logits, SequenceRows, TokenId};
 
 /// Requests draws of one sequence's rows instead of their logits. The last row predicts the id after `before`
-/// and all of `then`; each earlier row knows one id of `then` less.
+/// and all of `then`; each earlier row has one id of `then` less in its context.
 #[derive(Debug, Clone, Copy)]
 pub struct DrawRequest<'a> {
-    /// The sequence's spec; [`crate::Engine::draws`] says whether it can be drawn.
+    /// The sequence's spec; [`crate::Engine::draws`] returns whether the device can draw it.
     pub spec: &'a SequenceSpec,
-    /// Ids of the sequence that every row knows.
+    /// Ids of the sequence that are in the context of every row.
     pub before: &'a [TokenId],
-    /// Ids after those: drafted ids, or a guess. If the last of them are a token tree, a row knows itself and
-    /// its ancestors in it.
+    /// Ids after those: drafted ids, or a guess. If the last of them are a token tree, a row's context has
+    /// the row itself and its ancestors in the tree.
     pub then: &'a [TokenId],
     /// Number of vocabulary entries that may be drawn; the rest is padding. Equal in all requests of a
     /// forward.
@@ -113,7 +113,7 @@ impl Outcome {
     }
 }
 
-/// Result of a rank: an [`Outcome`] with flat logits.
+/// Result of a rank: [`Outcome`] with flat logits.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Outputs {
     pub(crate) logits: Vec<f32>,
@@ -193,8 +193,7 @@ impl DrawPlan {
             && is_shaped
             && candidate_rows <= num_drawn;
         if !can || !same_vocab || vocab == 0 || vocab > vocab_size {
-            let reason =
-                format!("{num_rows} rows behind {} ids cannot be drawn from {vocab} entries", then.len());
+            let reason = format!("cannot draw {num_rows} rows after {} ids from {vocab} entries", then.len());
             return Err(EngineError::BadBatch(reason));
         }
         self.vocab = vocab as usize;
@@ -286,8 +285,8 @@ impl DrawPlan {
     }
 }
 
-/// The ids of `then` that a row knows, where the last ids of `then` are a token tree: the ids before the
-/// tree, the row's ancestors and itself.
+/// The ids of `then` in a row's context, where the last ids of `then` are a token tree: the ids before
+/// the tree, the row's ancestors and itself.
 fn known_in_tree(then: &[TokenId], parents: &[u32], row: usize) -> Vec<TokenId> {
     let num_linear = then.len() - parents.len();
     let mut ids = then[..row.min(num_linear)].to_vec();
@@ -461,9 +460,9 @@ mod tests {
     #[test]
     fn what_cannot_be_drawn_is_refused() {
         let spec = SequenceSpec::default();
-        assert!(plan([1, 1, 4], [true, true, true], &spec).is_err(), "four rows need three ids behind");
+        assert!(plan([1, 1, 4], [true, true, true], &spec).is_err(), "four rows need three ids");
         let lossy = SequenceSpec { acceptance: speculation::AcceptanceMode::Typical, ..spec };
         let error = plan([1, 1, 1], [true, false, false], &lossy).unwrap_err().to_string();
-        assert!(error.contains("cannot be drawn"), "{error}");
+        assert!(error.contains("cannot draw"), "{error}");
     }
 }

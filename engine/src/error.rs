@@ -85,13 +85,14 @@ pub enum EngineError {
         /// The stored format.
         found: String,
     },
-    /// An FP8 matrix with scales for blocks cannot be held as stored: they do not come behind a whole sum.
+    /// An FP8 matrix with block scales cannot be used as stored: block scales cannot be applied to a finished
+    /// sum.
     #[error(
-        "tensor `{tensor}` is FP8 with a scale for each block of 128 x 128, and `weights` fp8 wants one for each output channel or \
-         for all: take `weights` bf16"
+        "tensor `{tensor}` has FP8 block scales (128 x 128), `weights` fp8 supports per-tensor and per-channel \
+         scales only: use `weights` bf16"
     )]
     BlockScales {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
     },
     /// A load option is out of range.
@@ -104,7 +105,7 @@ pub enum EngineError {
         /// The limit, and what to do.
         reason: String,
     },
-    /// The CPU kernels cannot run as asked, or an allocation failed.
+    /// The CPU kernels do not support the requested configuration, or an allocation failed.
     #[error(transparent)]
     Kernel(KernelError),
     /// A GPU cannot be used, or reported an error.
@@ -112,7 +113,7 @@ pub enum EngineError {
     Cuda(#[from] crate::cuda::CudaError),
     /// The weights do not fit in free memory; nothing was read.
     #[error(
-        "the weights take {:.1} GB of memory and {:.1} GB are free: take a smaller model, `weights` int8 or int4, or less ballast",
+        "the weights need {:.1} GB of memory and {:.1} GB are free: use a smaller model, `weights` int8 or int4, or less ballast",
         *needed as f64 / 1e9, *free as f64 / 1e9
     )]
     NotEnoughMemory {
@@ -121,7 +122,7 @@ pub enum EngineError {
         /// Bytes that this process may still allocate.
         free: u64,
     },
-    /// The batch needs more KV blocks than are free. Nothing was changed: preempt a sequence and try again.
+    /// The batch needs more KV blocks than are free. Nothing was changed: preempt a sequence and retry.
     #[error("out of kv memory: {needed} blocks needed, {free} free")]
     OutOfKv {
         /// Blocks that the batch needs.
@@ -129,8 +130,8 @@ pub enum EngineError {
         /// Blocks that were free.
         free: u64,
     },
-    /// A sequence would exceed the model's window. Nothing was changed.
-    #[error("sequence of {len} tokens is over the model's window of {max}")]
+    /// A sequence would exceed the maximum model length. Nothing was changed.
+    #[error("sequence of {len} tokens exceeds the maximum model length of {max}")]
     TooLong {
         /// Length after the forward.
         len: u64,
@@ -151,8 +152,8 @@ pub enum EngineError {
         /// The vocabulary's size.
         vocab_size: u32,
     },
-    /// A rank of the engine panicked or hung. The engine is unusable: load it anew.
-    #[error("rank {rank} is lost: {reason}; the engine must be loaded anew")]
+    /// A rank of the engine panicked or hung. The engine is unusable and must be reloaded.
+    #[error("rank {rank} is lost: {reason}; the engine must be reloaded")]
     RankLost {
         /// Number of the rank.
         rank: usize,
@@ -174,7 +175,7 @@ impl From<KernelError> for EngineError {
         match error {
             KernelError::Rows(error) => *error
                 .downcast()
-                .expect("rows are read by `Stacked` alone, which fails with an engine's error"),
+                .expect("only the engine's row sources return this variant, with an EngineError inside"),
             other => Self::Kernel(other),
         }
     }

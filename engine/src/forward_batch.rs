@@ -108,7 +108,7 @@ impl<'a> ForwardBatch<'a> {
         PassRows { positions, slot_mapping, segments }
     }
 
-    /// Only the rows with logits. Assumes that the keys and values of all rows are stored.
+    /// The rows with logits only. Assumes that the keys and values of all rows are stored.
     pub(crate) fn logit_part(&self) -> ForwardBatch<'a> {
         let rows = self.logit_rows.iter();
         ForwardBatch {

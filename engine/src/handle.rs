@@ -1,4 +1,4 @@
-//! The engine handle that workers own: holds a model, keeps the KV of its sequences, runs forwards. A batch
+//! The engine handle that workers own: has a model, manages the KV of its sequences, runs forwards. A batch
 //! is checked and its KV reserved here, all or nothing, so that code below cannot fail on bad input.
 //! `loading` creates engines.
 
@@ -50,7 +50,7 @@ impl Engine {
     }
 
     /// Opens a sequence that starts with the first `len` tokens of another sequence and shares their KV.
-    /// Returns `None` if that slot is not open or holds fewer tokens. Later appends to either sequence do not
+    /// Returns `None` if that slot is not open or has fewer tokens. Later appends to either sequence do not
     /// affect the other: a shared block is copied before it is written.
     pub fn fork(&mut self, slot: SlotId, len: u32) -> Option<SlotId> {
         self.blocks.fork(slot, len)
@@ -61,8 +61,8 @@ impl Engine {
         self.blocks.close(slot);
     }
 
-    /// Drops the tokens at position `len` and after. Does nothing for a slot that is not open or holds no
-    /// more than `len` tokens.
+    /// Drops the tokens at position `len` and after. Does nothing for a slot that is not open or has at most
+    /// `len` tokens.
     pub fn truncate(&mut self, slot: SlotId, len: u32) {
         self.blocks.truncate(slot, len);
     }
@@ -77,12 +77,11 @@ impl Engine {
         self.blocks.blocks_needed(slot, new_tokens)
     }
 
-    /// Extends a sequence that holds the first of `ids` with the KV of equal prefixes that were computed
-    /// before, and publishes what it computes from now on: KV of whole blocks, under the hash of all ids
-    /// before them and the isolation key (docs/contract.md A). At least one id is left to compute. `wait`
-    /// means that another open sequence, which called this first, is about to compute the next block: call
-    /// again after the next forward, or compute it here too. A sequence for which this is never called shares
-    /// nothing.
+    /// Extends a sequence that has the first of `ids` with cached KV of the same prefix, and publishes what
+    /// it computes from now on: KV of whole blocks, under the hash of all ids before them and the isolation
+    /// key (docs/contract.md A). At least one id is left to compute. `wait` means that another open sequence,
+    /// which called this first, is about to compute the next block: call again after the next forward, or
+    /// compute it here too. A sequence for which this is never called shares nothing.
     pub fn share(&mut self, slot: SlotId, isolation_key: u64, ids: &[TokenId]) -> Shared {
         self.blocks.share(slot, isolation_key, ids)
     }
@@ -92,7 +91,7 @@ impl Engine {
         self.blocks.block_table(slot).len() as u64
     }
 
-    /// Number of KV blocks that no sequence holds, cached prefixes included.
+    /// Number of KV blocks that no sequence references, cached prefixes included.
     pub fn free_blocks(&self) -> u64 {
         self.blocks.free_blocks()
     }
@@ -119,9 +118,9 @@ impl Engine {
     }
 
     /// Pins each compute thread to one of `cores` (see [`allowed_cores`]), rank by rank. With a single rank
-    /// the calling thread is the first of them: call this on the thread that will call forward. Loses a third
+    /// the calling thread is the first of them: call this on the thread that will call forward. Costs a third
     /// of the speed or more if other processes need those cores (docs/adr/0019-own-thread-pool.md). Fails if
-    /// there are fewer cores than threads, or if the system refuses.
+    /// there are fewer cores than threads, or if the system call fails.
     pub fn pin_threads(&mut self, cores: &[usize]) -> Result<(), EngineError> {
         self.runner.pin(cores)
     }
@@ -166,7 +165,7 @@ impl Engine {
         let parents: Vec<&[u32]> = trees.iter().map(|tree| tree.parents).collect();
         let plan = DrawPlan::new(batch, (requests, &parents), self.info.vocab_size)?;
         if !self.draws && !plan.is_empty() {
-            return Err(EngineError::BadBatch("this device does not draw".to_owned()));
+            return Err(EngineError::BadBatch("this device does not support draws".to_owned()));
         }
         self.reserve(batch, &trees)?;
 
@@ -186,7 +185,7 @@ impl Engine {
         for rows in batch {
             let len = self.blocks.len(rows.slot).ok_or(EngineError::UnknownSlot(rows.slot))?;
             if !seen.insert(rows.slot) {
-                return Err(EngineError::BadBatch(format!("slot {:?} is in it twice", rows.slot)));
+                return Err(EngineError::BadBatch(format!("slot {:?} appears twice", rows.slot)));
             }
             if rows.token_ids.is_empty() {
                 return Err(EngineError::BadBatch(format!("slot {:?} has no token ids", rows.slot)));
@@ -194,7 +193,7 @@ impl Engine {
             if rows.num_logits > rows.token_ids.len() {
                 let (logits, tokens) = (rows.num_logits, rows.token_ids.len());
                 let reason =
-                    format!("slot {:?} wants {logits} rows of logits for {tokens} token ids", rows.slot);
+                    format!("slot {:?} requests {logits} rows of logits for {tokens} token ids", rows.slot);
                 return Err(EngineError::BadBatch(reason));
             }
             let len = u64::from(len) + rows.token_ids.len() as u64;
@@ -221,23 +220,23 @@ impl Engine {
                 Err(EngineError::BadBatch(format!("the token tree of sequence {}: {what}", tree.sequence)))
             };
             if !self.trees {
-                return bad("this device takes none, send a chain");
+                return bad("this device supports chains only");
             }
-            let Some(rows) = batch.get(tree.sequence) else { return bad("there is no such sequence") };
+            let Some(rows) = batch.get(tree.sequence) else { return bad("no such sequence in the batch") };
             let part = TreePart { num_stored: tree.num_stored, parents: tree.parents };
             if part.parents.len() <= part.num_stored || !parts[tree.sequence].parents.is_empty() {
-                return bad(&format!("one with ids is expected, slot {:?}", rows.slot));
+                return bad(&format!("expected one tree with new ids per sequence, slot {:?}", rows.slot));
             }
             let num_linear = rows.token_ids.len().checked_sub(part.num_new());
             let num_before = num_linear.map(|linear| self.len(rows.slot) as usize + linear);
             if num_before.is_none_or(|before| before <= part.num_stored) {
-                return bad("it needs a row before it");
+                return bad("expected a token before the tree");
             }
             if part.num_stored > 0 && num_linear != Some(0) {
-                return bad("ids that are not of it come before its first rows");
+                return bad("later calls may only add rows of the tree");
             }
             if !stands_in_order(part) {
-                return bad("ids stand behind their parents, those of one call in order of depth");
+                return bad("parents must come before children, and rows of one call in order of depth");
             }
             parts[tree.sequence] = part;
         }
@@ -265,7 +264,8 @@ impl Engine {
             || path.iter().enumerate().any(|(i, &row)| row < i || first + row >= end)
             || path.windows(2).any(|pair| pair[1] <= pair[0])
         {
-            let reason = format!("rows {path:?} behind {start} are no path of slot {slot:?}, {end} long");
+            let reason =
+                format!("rows {path:?} from {start} on are not a path of slot {slot:?} of {end} tokens");
             return Err(EngineError::BadBatch(reason));
         }
         // Copies go from front to back: a destination is never a row that is still to be moved.
@@ -324,7 +324,7 @@ fn stands_in_order(tree: TreePart<'_>) -> bool {
 
 /// A sequence's part of a call, after [`Engine::reserve`] has extended it.
 fn reserved<'a>(blocks: &'a BlockManager, rows: &SequenceRows<'a>, tree: TreePart<'a>) -> ReservedRows<'a> {
-    let len = blocks.len(rows.slot).expect("check has found every slot open");
+    let len = blocks.len(rows.slot).expect("check verified that every slot is open");
     ReservedRows {
         token_ids: rows.token_ids,
         start: len - rows.token_ids.len() as u32,

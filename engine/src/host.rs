@@ -101,7 +101,7 @@ impl Backend for Cpu {
                 let (rows, slices) = (tensors.rows()?, tensors.slices.moved_to_zero());
                 LinearWeights::Floats(Arc::new(FloatMatrix::pack(format, &rows, &slices, self.threads())?))
             }
-            // As the bf16 numbers that they are: exact, and no memory is saved.
+            // Widened to bf16, which is exact; this saves no memory.
             LinearFormat::Fp8 => {
                 let (rows, slices) = (WidenedRows::new(tensors.rows()?), tensors.slices.moved_to_zero());
                 let packed = FloatMatrix::pack(MatrixFormat::Bf16, &rows, &slices, self.threads())?;

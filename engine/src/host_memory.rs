@@ -28,7 +28,7 @@ fn weight_bytes(config: &ModelConfig, formats: Formats) -> u64 {
     let projections = of_layers.into_iter().chain([(shape.vocabulary_projection(), formats.vocabulary())]);
     let linear: u64 = projections
         .map(|(projection, format)| match format {
-            // Held as bf16 here (see `host`).
+            // Stored as bf16 on the CPU (see `host`).
             LinearFormat::Fp8 => {
                 projection.weights() * MatrixFormat::Bf16.size() as u64
                     + projection.channel_scales() * size_of::<f32>() as u64

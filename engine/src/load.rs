@@ -22,8 +22,8 @@ use crate::weights::{Formats, TensorSource};
 /// Limit that catches typing errors.
 pub(crate) const MAX_THREADS: usize = 1024;
 
-/// A rank that is missing for this long counts as lost. The longest wait between two meetings is one layer of
-/// one pass.
+/// A rank that is missing for this long is lost. The longest time between two barriers is one layer of one
+/// pass.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// A loaded model.

@@ -16,14 +16,14 @@ use crate::rope::Rope;
 /// File name of the configuration in a checkpoint directory.
 pub(crate) const CONFIG_FILE: &str = "config.json";
 
-/// Sanity limits, far above any real model; they prevent overflow in size arithmetic.
+/// Sanity limits, far above any real model: they prevent overflow in size arithmetic.
 const MAX_VOCAB: usize = 1 << 24;
 pub(crate) const MAX_WIDTH: usize = 1 << 20;
 pub(crate) const MAX_LAYERS: usize = 1 << 12;
 const MAX_HEADS: usize = 1 << 12;
-/// Attention keeps a head's sums on the stack.
+/// Limited because attention keeps a head's sums on the stack.
 pub(crate) const MAX_HEAD_DIM: usize = 512;
-/// Rope computes positions in f32, which is exact up to here.
+/// Limited because rope computes positions in f32, which is exact up to here.
 pub(crate) const MAX_POSITIONS: usize = 1 << 24;
 
 /// Which projections have a bias.

@@ -9,7 +9,7 @@ use crate::EngineError;
 
 /// Steps of a run, which takes about a millisecond.
 const STEPS: usize = 1 << 19;
-/// Number of runs; the fastest counts.
+/// Number of runs; the result is the fastest.
 const RUNS: usize = 40;
 
 /// Returns f32 multiply-adds per second of one otherwise idle thread, with this process's instruction set.

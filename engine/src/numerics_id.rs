@@ -1,4 +1,4 @@
-//! Id of a class of engines with equal bits (docs/contract.md C4). It is sent in the handshake, decides
+//! Id of a class of engines with equal bits (docs/contract.md C4). It is sent in the handshake, determines
 //! between which targets a failover keeps the text, and is the `system_fingerprint` that clients see.
 
 use sha2::{Digest, Sha256};

@@ -14,9 +14,9 @@ pub enum WeightFormat {
     F32,
     /// bf16 weights, GEMM inputs rounded to bf16, bf16 KV.
     Bf16,
-    /// Projections as eight-bit floats (E4M3) with a scale per output channel: as stored in an FP8 checkpoint,
-    /// quantized on loading from other checkpoints. Products as in bf16, then multiplied by the scale; bf16 KV.
-    /// The input embedding table and the vocabulary projection are bf16.
+    /// Projections as eight-bit floats (E4M3) with a scale per output channel: as stored in an FP8
+    /// checkpoint, quantized on loading from other checkpoints. Products as in bf16, then multiplied by the
+    /// scale; bf16 KV. The input embedding table and the vocabulary projection are bf16.
     Fp8,
     /// Projections quantized to int8 per output channel, their inputs to int8; bf16 KV. The input embedding
     /// table stays as stored.
@@ -133,10 +133,10 @@ pub struct EngineStats {
     pub rows: u64,
     /// Tokens attended to, summed over forwards and their sequences.
     pub kv_tokens: u64,
-    /// Gauge: KV blocks that open sequences hold now.
+    /// Gauge: KV blocks that open sequences reference now.
     pub referenced_blocks: u64,
-    /// Gauge: KV blocks that no sequence holds, kept for prefix reuse.
+    /// Gauge: unreferenced KV blocks that are cached for prefix reuse.
     pub cached_blocks: u64,
-    /// Kept KV blocks that were reused for other tokens.
+    /// Cached KV blocks that were evicted.
     pub evicted_blocks: u64,
 }

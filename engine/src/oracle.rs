@@ -40,7 +40,7 @@ enum OracleMatrix {
     /// f32 numbers rounded to the format, `[columns, k]`.
     Floats(Vec<f32>, MatrixFormat),
     Quantized(QuantizedWeights),
-    /// Eight-bit floats without their scales, `[columns, k]`, and those.
+    /// Values of eight-bit floats, `[columns, k]`, and the scales of the columns.
     Scaled(Vec<f32>, Vec<f32>),
 }
 
@@ -114,7 +114,7 @@ impl Tensors {
         let numbers = self.checkpoint.numbers(name, &[columns, k])?;
         Ok(match format {
             LinearFormat::Float(format) => OracleMatrix::Floats(factors(numbers, format), format),
-            LinearFormat::Fp8 => unreachable!("it was above"),
+            LinearFormat::Fp8 => unreachable!("handled above"),
             LinearFormat::Quantized(format) => {
                 OracleMatrix::Quantized(QuantizedWeights::new(format, &numbers, k))
             }

@@ -119,7 +119,7 @@ impl<B: Backend> Runner for Rank<B> {
 }
 
 /// A single rank. A panic on any of its threads is returned as an error, and every later call fails: its KV
-/// may be half written.
+/// may be partially written.
 pub(crate) struct LoneRank {
     runner: Box<dyn Runner>,
     lost: Option<String>,

@@ -70,7 +70,7 @@ pub(crate) struct RankGroup {
 }
 
 impl RankGroup {
-    /// Starts a thread for each rank. `meeting` is the meeting point of their collective.
+    /// Starts a thread for each rank. `meeting` is the barrier of their collective.
     pub(crate) fn start(ranks: Vec<Box<dyn Runner>>, meeting: Arc<Meeting>) -> Result<Self, EngineError> {
         let start = |(rank, runner): (usize, Box<dyn Runner>)| {
             let (commands, inbox) = sync_channel(1);
@@ -81,7 +81,7 @@ impl RankGroup {
                 .name(format!("rank-{rank}"))
                 .spawn(move || serve(rank, runner, &meeting, (&inbox, &outbox)))
                 .map_err(|error| {
-                    let reason = format!("its thread could not be started: {error}");
+                    let reason = format!("its thread failed to start: {error}");
                     EngineError::RankLost { rank, reason }
                 })?;
             Ok(RankThread { num_threads, commands, replies })
@@ -95,7 +95,7 @@ impl RankGroup {
         self.meeting.check()?;
         for (rank, thread) in self.ranks.iter().enumerate() {
             if thread.commands.send(command.clone()).is_err() {
-                self.meeting.lose(rank, "its thread has ended".to_owned());
+                self.meeting.lose(rank, "its thread exited".to_owned());
             }
         }
         let mut replies = Vec::with_capacity(self.ranks.len());
@@ -108,7 +108,7 @@ impl RankGroup {
         Ok(first)
     }
 
-    /// Waits for a rank's reply. Times out when no rank makes progress for the watchdog's duration.
+    /// Waits for a rank's reply. Times out when no rank makes progress for the watchdog timeout.
     fn reply_of(
         &self,
         rank: usize,
@@ -119,14 +119,14 @@ impl RankGroup {
             match thread.replies.recv_timeout(LOOK) {
                 Ok(reply) => return Ok(reply),
                 Err(RecvTimeoutError::Disconnected) => {
-                    self.meeting.lose(rank, "its thread has ended".to_owned());
+                    self.meeting.lose(rank, "its thread exited".to_owned());
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     let now = self.meeting.round();
                     if now != round {
                         (round, since) = (now, Instant::now());
                     } else if since.elapsed() > self.meeting.watchdog() {
-                        let reason = format!("nothing was heard of it for {:?}", self.meeting.watchdog());
+                        let reason = format!("it made no progress for {:?}", self.meeting.watchdog());
                         self.meeting.lose(rank, reason);
                     }
                 }

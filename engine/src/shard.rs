@@ -20,7 +20,7 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// Returns all ranks of a model, or the reason why it cannot be split this way.
+    /// Returns all ranks of a model, or an error that says why it cannot be split this way.
     pub(crate) fn all(ranks: usize, config: &ModelConfig) -> Result<Vec<Shard>, EngineError> {
         let refuse = |reason: String| {
             Err(EngineError::BadOption { option: "tensor_parallel", value: ranks as u64, reason })
@@ -41,11 +41,11 @@ impl Shard {
         if shards.iter().any(|shard| shard.intermediate(config).is_empty()) {
             let width = config.intermediate_size;
             return refuse(format!(
-                "a feed-forward of {width} columns, in blocks of {DOWN_UNIT}, has too few"
+                "a feed-forward of {width} columns has too few blocks of {DOWN_UNIT} columns"
             ));
         }
         if config.vocab_size < ranks {
-            return refuse(format!("the vocabulary has {} entries, expected as many", config.vocab_size));
+            return refuse(format!("the vocabulary has only {} entries", config.vocab_size));
         }
         Ok(shards)
     }

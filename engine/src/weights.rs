@@ -64,7 +64,7 @@ impl TensorSource for Checkpoint {
         const {
             assert!(
                 cfg!(target_endian = "little"),
-                "safetensors are little-endian, and so must the machine be"
+                "safetensors files are little-endian, so the machine must be too"
             )
         };
         let tensor = self.tensor(&part.name, &part.shape)?;
@@ -102,7 +102,7 @@ impl TensorSource for Checkpoint {
     }
 }
 
-/// Reads numbers that are stored in the wanted format directly into `out`.
+/// Reads numbers that are stored in the requested format directly into `out`.
 fn read_as_stored(
     tensor: &StoredTensor<'_>,
     part: &TensorPart,
@@ -134,8 +134,8 @@ fn read_converted(
     mut out: NumbersMut<'_>,
 ) -> Result<(), EngineError> {
     let (columns, size) = (part.columns.len(), tensor.dtype.size());
-    // All bytes from the first wanted number of the first row to the last wanted one of the last row,
-    // including the unwanted ones between.
+    // All bytes from the first requested number of the first row to the last requested one of the last row,
+    // including the others in between.
     let row_bytes = tensor.row_bytes(part);
     let wanted_bytes = columns * size;
     if wanted_bytes == 0 {

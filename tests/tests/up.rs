@@ -316,7 +316,7 @@ fn too_little_memory_is_explained_by_one_line() -> anyhow::Result<()> {
     let up = command(&["--ballast", "9B"])?;
     limited.arg(up.get_program()).args(up.get_args()).current_dir(pair::root()).stdin(Stdio::null());
     let line = refusal(&mut limited)?;
-    for words in ["error: target-0 cannot start", "memory", "take a smaller model"] {
+    for words in ["error: target-0 cannot start", "memory", "use a smaller model"] {
         ensure!(line.contains(words), "`{words}` is not in: {line}");
     }
     Ok(())

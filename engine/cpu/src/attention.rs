@@ -20,7 +20,7 @@ use super::threads::Shared;
 use crate::kv_cache::{BLOCK_SIZE, KvBlocks, KvElement};
 use crate::pass::AttentionStep;
 
-const _: () = assert!(BLOCK_SIZE == LANES, "a block's scores are one vector");
+const _: () = assert!(BLOCK_SIZE == LANES, "the scores of a block must fill one vector");
 
 /// Maximum accumulators of the queries of a task: a third of an L1 cache.
 const TASK_NUMBERS: usize = 4096;

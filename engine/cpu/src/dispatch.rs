@@ -55,7 +55,7 @@ enum Choice {
 impl Isa {
     /// The fastest instruction set of this machine.
     pub(crate) fn best() -> Self {
-        Self::all().into_iter().next().expect("the portable one is always there")
+        Self::all().into_iter().next().expect("the portable instruction set is always available")
     }
 
     /// All instruction sets of this machine, the fastest first.

@@ -23,7 +23,7 @@ pub enum KernelError {
         available: String,
     },
     /// Another instruction set was chosen before, and kernels may have run with it.
-    #[error("instruction set `{0}` comes too late, this process computes with another one already")]
+    #[error("cannot select instruction set `{0}`, this process already uses another one")]
     InstructionSetInUse(String),
     /// The system did not provide the memory.
     #[error("out of memory: {bytes} bytes for {purpose}")]

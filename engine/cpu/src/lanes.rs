@@ -1,7 +1,7 @@
 //! Vectors of sixteen f32 lanes, the unit of all kernels. For a sum across lanes (of a norm or a softmax),
 //! element k goes into lane k mod 16 by fused multiply-add, in order of k, and the lanes are folded by halves
 //! (l with l + 8, + 4, + 2, + 1). All implementations do exactly that, so they agree bit for bit, and a
-//! machine's vector width is no part of the numerics.
+//! machine's vector width is not part of the numerics.
 
 use half::bf16;
 

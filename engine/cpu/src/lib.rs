@@ -1,4 +1,4 @@
-//! The arithmetic of a forward on the CPU. Splits each operation into independent pieces and runs a kernel on
+//! The arithmetic of a forward on the CPU. Splits each operation into independent tasks and runs a kernel on
 //! each. It knows rows, weights and KV blocks, but no model, file or sequence, and fails only before a kernel
 //! runs. The engine's `host` makes a backend of it. It is a separate crate so that kernels are compiled once
 //! and tests link them (docs/adr/0068-cpu-kernels-are-a-crate.md).
@@ -105,8 +105,8 @@ impl Cpu {
         Isa::all().into_iter().map(|isa| Ok(Self::with(isa, Threads::new(1)?))).collect()
     }
 
-    /// Creates a device whose threads share every piece of work, however small: for tests that compare
-    /// numbers of threads.
+    /// Creates a device whose threads split even the smallest work: for tests that compare numbers of
+    /// threads.
     pub fn eager(threads: usize) -> Result<Self, KernelError> {
         Ok(Self::with(Isa::best(), Threads::eager(threads)?))
     }
@@ -236,7 +236,7 @@ impl Cpu {
         let rows = x.len() / k;
         assert!(
             x.len() == rows * k && out.len() == rows * width,
-            "a linear's input and output disagree on rows"
+            "input and output of a linear layer have different numbers of rows"
         );
         let (out, scales, bias) = (&Shared::new(out), linear.scales.as_deref(), linear.bias.as_deref());
         let work = rows * k * width;

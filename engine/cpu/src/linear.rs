@@ -19,7 +19,8 @@ pub enum LinearWeights {
 pub struct Linear {
     /// `[width, k]`.
     pub weights: LinearWeights,
-    /// `[width]`: what finished sums of floats are multiplied with, before the bias. Packed weights have scales of their own.
+    /// `[width]`: factors of the finished sums of float weights, applied before the bias. Packed weights have
+    /// their own scales.
     pub scales: Option<Vec<f32>>,
     /// `[width]`.
     pub bias: Option<Vec<f32>>,

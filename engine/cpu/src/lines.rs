@@ -20,7 +20,7 @@ use crate::KernelError;
 pub(crate) struct Line(pub(crate) [u8; 64]);
 
 /// Purpose of a matrix's lines, for errors.
-const WEIGHTS: &str = "packed weights, take a smaller model or format";
+const WEIGHTS: &str = "packed weights, use a smaller model or format";
 
 /// Zeroed cache lines, aligned.
 pub(crate) struct Lines {
@@ -52,7 +52,7 @@ impl Lines {
     /// Commits the memory now, instead of page by page at the first write.
     pub(crate) fn populate(&self) {
         if let Err(error) = self.memory.populate() {
-            tracing::debug!(%error, "memory is taken as it is first written");
+            tracing::debug!(%error, "cannot populate memory, pages are committed on first write");
         }
     }
 }
@@ -83,10 +83,10 @@ impl std::fmt::Debug for Lines {
 
 /// Prefetch strategy of a kernel that reads lines.
 pub(super) trait Fetch {
-    /// Whether the lines are in a cache already, so that the kernel is bound by arithmetic.
+    /// Whether the lines are in a cache already, so that the kernel is compute-bound.
     const NEAR: bool = false;
 
-    /// Called before N lines are used, which begin with line `line` of all that the kernel reads.
+    /// Called before N lines are used, the first of which is line `line` of all that the kernel reads.
     ///
     /// # Safety
     /// The CPU supports V's instructions.
@@ -106,7 +106,7 @@ impl Fetch for Nothing {
 
 /// Lines per window: while one is read, the next is prefetched into the L2 cache.
 const WINDOW: usize = 1024;
-/// Places of the next window that are prefetched in turn: machines read several streams faster than one.
+/// Positions of the next window that are prefetched in turn: machines read several streams faster than one.
 const STREAMS: usize = 8;
 /// Prefetch distance in bytes into the L1 cache when several streams are read in parallel.
 const NEAR_BYTES: usize = 1024;
@@ -120,8 +120,8 @@ struct Reading {
     windows: bool,
     /// Whether several streams in parallel are faster than one with window prefetch.
     side_by_side: bool,
-    /// Whether one row (two for pairs of bf16) reads faster without window prefetch when a vector is a whole
-    /// line: so few instructions use a line that the CPU looks far enough ahead itself.
+    /// Whether one row (two for pairs of bf16) reads faster without software prefetch when a vector is a
+    /// whole line: a line then takes so few instructions that the CPU itself runs far enough ahead.
     row_unaided: bool,
 }
 
@@ -141,13 +141,13 @@ pub(super) fn reads_side_by_side() -> bool {
     READING.side_by_side
 }
 
-/// Whether one row of vectors as wide as a line, or two rows of bf16 pairs, read faster without window
+/// Whether one row of vectors as wide as a line, or two rows of bf16 pairs, read faster without software
 /// prefetch.
 pub(super) fn reads_row_unaided() -> bool {
     READING.row_unaided
 }
 
-/// For lines in memory that the CPU prefetches fastest by itself.
+/// For lines in memory that the hardware prefetches fastest.
 #[derive(Clone, Copy)]
 pub(super) struct Unaided;
 
@@ -156,8 +156,8 @@ impl Fetch for Unaided {
     unsafe fn fetch<V: Lanes, const N: usize>(&mut self, _: usize) {}
 }
 
-/// For lines that are read once, in order: prefetches lines that come soon and, if that is faster, a share of
-/// the next window.
+/// For lines that are read once, in order: prefetches the lines ahead into the L1 cache and, if that is
+/// faster, a share of the next window into the L2 cache.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
     first: *const u8,
@@ -200,7 +200,7 @@ impl Fetch for Ahead {
     }
 }
 
-/// For `STREAMS` streams of lines that are read in parallel, `apart` bytes apart.
+/// For `STREAMS` streams of lines that are read in parallel, `apart` bytes from each other.
 #[derive(Clone, Copy)]
 pub(super) struct SideBySide<const STREAMS: usize> {
     /// Start of the first stream.
@@ -221,8 +221,8 @@ impl<const STREAMS: usize> Fetch for SideBySide<STREAMS> {
     }
 }
 
-/// For lines that several row tiles read in turn: each prefetches its share of the next lines into the L2
-/// cache.
+/// For lines that several row tiles read one after the other: each tile prefetches its share of the next
+/// lines into the L2 cache.
 #[derive(Clone, Copy)]
 pub(super) struct Share {
     at: *const u8,
@@ -232,14 +232,14 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// The share of tile `index` of `tiles` in the `lines` lines at `next`, for a tile that uses as many
-    /// lines.
+    /// The share of tile `index` of `tiles` in the `lines` lines at `next`, for a tile that uses the same
+    /// number of lines.
     pub(super) fn new(next: *const u8, lines: usize, (index, tiles): (usize, usize)) -> Self {
         let at = |tile: usize| next.wrapping_add(lines * tile / tiles * size_of::<Line>());
         Self { at: at(index), end: at(index + 1), of_eight: 8usize.div_ceil(tiles) }
     }
 
-    /// The same share for a tile that uses `lines` lines for each one that it passes to `fetch`.
+    /// The same share for a tile that uses `lines` lines per line that it passes to `fetch`.
     pub(super) fn side_by_side(self, lines: usize) -> Self {
         Self { of_eight: self.of_eight * lines, ..self }
     }

@@ -105,7 +105,7 @@ pub enum NumbersMut<'a> {
 
 impl NumbersMut<'_> {
     /// Number of elements to read.
-    #[expect(clippy::len_without_is_empty, reason = "nobody asks whether a place for rows is empty")]
+    #[expect(clippy::len_without_is_empty, reason = "no caller needs is_empty")]
     pub fn len(&self) -> usize {
         match self {
             Self::F32(numbers) => numbers.len(),

@@ -43,7 +43,7 @@ pub struct PackedMatrix {
     scales: Scales,
 }
 
-/// Scales of the stored steps.
+/// Scales of the stored codes.
 #[derive(Debug, Clone)]
 enum Scales {
     /// int8: `[panel][PANEL]`.
@@ -98,7 +98,7 @@ impl PackedMatrix {
     }
 }
 
-/// Numbers of one channel in a line: four bytes, or eight half bytes.
+/// Numbers of one channel in a line: four bytes, or eight nibbles.
 fn k_per_line(format: QuantizedFormat) -> usize {
     match format {
         QuantizedFormat::Int8 => 4,

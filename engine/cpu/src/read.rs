@@ -5,7 +5,7 @@ use super::lanes::Lanes;
 use super::lines::{Line, Lines};
 use crate::KernelError;
 
-/// Numbers that a stream reads before the next stream's turn: four cache lines.
+/// Numbers that are read from one stream before the next one: four cache lines.
 pub const READ_LINE: usize = 32;
 
 /// Memory to read, allocated like weights.
@@ -14,7 +14,8 @@ pub struct ReadBuffer(Lines);
 impl ReadBuffer {
     /// Allocates `bytes` bytes, rounded up to whole cache lines.
     pub fn new(bytes: usize) -> Result<Self, KernelError> {
-        let mut lines = Lines::zeroed(bytes.div_ceil(size_of::<Line>()), "the read probe, read less")?;
+        let mut lines =
+            Lines::zeroed(bytes.div_ceil(size_of::<Line>()), "the read probe, use a smaller buffer")?;
         // Not zeros: the system may keep zeros on one shared page.
         lines.iter_mut().enumerate().for_each(|(i, line)| *line = Line([i as u8 | 1; 64]));
         Ok(Self(lines))

@@ -1,6 +1,6 @@
 //! Splits work over threads. The caller divides the work into items whose results do not depend on the thread
-//! that computes them, so that the number of threads cannot change a bit. This file distributes items; `crew`
-//! holds the threads.
+//! that computes them, so that the number of threads cannot change a bit. This file distributes items, and
+//! `crew` has the threads.
 
 mod bell;
 mod cores;
@@ -19,7 +19,7 @@ pub use patience::Patience;
 /// Multiply-adds below which using another thread costs more than it saves.
 const MIN_PARALLEL_WORK: usize = 1_000_000;
 
-/// Pieces per thread, so that a late thread does not delay the others by a whole share.
+/// Chunks per thread: with several, a slow thread does not delay the others by its whole share.
 const PIECES_PER_THREAD: usize = 3;
 
 /// The threads of one engine: its own threads, which live as long as it does, and the calling thread. With
@@ -38,19 +38,19 @@ impl Threads {
     }
 
     /// Number of compute threads, the calling one included.
-    #[expect(clippy::len_without_is_empty, reason = "the calling thread is always there")]
+    #[expect(clippy::len_without_is_empty, reason = "the calling thread always counts")]
     pub fn len(&self) -> usize {
         self.crew.as_ref().map_or(1, Crew::len)
     }
 
     /// Pins every thread to one of `cores`: the calling thread to the first, each other thread to the next.
-    /// All later calls must come from this calling thread. If this fails, the calling thread may be on any of
-    /// the cores.
+    /// All later calls must come from this calling thread. After an error the calling thread may be pinned to
+    /// any of the cores.
     pub fn pin(&mut self, cores: &[usize]) -> Result<(), KernelError> {
         let count = self.len();
         if cores.len() < count {
             let reason = format!(
-                "pinned threads take a core each, and there are {}; take fewer threads, or do not pin",
+                "pinning needs one core per thread, and there are {}; use fewer threads, or do not pin",
                 cores.len()
             );
             return Err(KernelError::BadOption { option: "threads", value: count as u64, reason });
@@ -62,7 +62,7 @@ impl Threads {
         stay_on(cores[0])
     }
 
-    /// Creates threads that share even the smallest work, for tests.
+    /// Creates threads that split even the smallest work, for tests.
     pub(crate) fn eager(count: usize) -> Result<Self, KernelError> {
         Ok(Self { min_parallel_work: 0, ..Self::new(count)? })
     }
@@ -73,11 +73,11 @@ impl Threads {
         let mut results: Vec<Option<R>> = items.iter().map(|_| None).collect();
         let shared = Shared::new(&mut results);
         crew.run(items.len(), &|i| {
-            // SAFETY: every piece is run once and has a separate place.
+            // SAFETY: every task runs once and has a separate element.
             let place = unsafe { shared.slice_mut(i..i + 1) };
             place[0] = Some(run(&items[i]));
         });
-        results.into_iter().map(|result| result.expect("every piece was done")).collect()
+        results.into_iter().map(|result| result.expect("the pool runs every task")).collect()
     }
 
     /// Calls `run` on consecutive ranges that cover `0..items`. Each range must be large work. Returns the
@@ -113,7 +113,8 @@ impl Threads {
     }
 }
 
-/// Starts threads 1..=`others`, and calls `place` before each.
+/// Starts a pool of `others` threads. Calls `place` before each start, with the index of the
+/// thread from 1.
 fn start(others: usize, place: impl Fn(usize) -> Result<(), KernelError>) -> Result<Crew, KernelError> {
     let mut crew = Crew::default();
     for other in 1..=others {
@@ -121,7 +122,7 @@ fn start(others: usize, place: impl Fn(usize) -> Result<(), KernelError>) -> Res
         crew.hire().map_err(|error| KernelError::BadOption {
             option: "threads",
             value: others as u64 + 1,
-            reason: format!("the threads could not be started: {error}"),
+            reason: format!("cannot start threads: {error}"),
         })?;
     }
     Ok(crew)
@@ -152,7 +153,7 @@ impl<'a, T> Shared<'a, T> {
         reason = "that is what this type is for; the caller promises that parts are disjoint"
     )]
     pub(crate) unsafe fn slice_mut(&self, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len, "slice out of the shared buffer");
+        assert!(range.start <= range.end && range.end <= self.len, "range is outside the shared buffer");
         // SAFETY: in bounds by the assertion, unaliased as the caller guarantees, alive as long as the borrow
         // in `lifetime`.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start) }

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::lanes::Lanes;
 
-/// Rows in tiles of sizes as equal as possible: nine rows in tiles of at most eight are four and five.
+/// Rows split into tiles of nearly equal size: nine rows in tiles of at most eight are four and five.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Tiles {
     rows: usize,
@@ -38,8 +38,8 @@ impl Tiles {
 /// Levels of the tree that joins eight slices.
 const LEVELS: usize = 3;
 
-/// The tree of docs/contract.md C2 as a binary counter: a level holds its left branch until the right one is
-/// complete. Holds N vectors for each of R rows.
+/// The tree of docs/contract.md C2 as a binary counter: a level keeps its left branch until the right one is
+/// complete. Keeps N vectors for each of R rows.
 pub(super) struct SliceTree<V, const R: usize, const N: usize> {
     held: [[[V; R]; N]; LEVELS],
 }

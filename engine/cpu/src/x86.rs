@@ -7,8 +7,8 @@ use half::bf16;
 use super::dispatch::{Kernel, run_avx2, run_avx512, run_avx512_bf16};
 use super::lanes::Lanes;
 
-/// One 512-bit register. PAIRS: whether to use AVX512-BF16, which multiplies pairs of bf16 and which not
-/// every AVX-512 CPU supports or runs fast.
+/// One 512-bit register. PAIRS: whether to use AVX512-BF16, which multiplies pairs of bf16 but is missing or
+/// slow on some AVX-512 CPUs.
 #[derive(Clone, Copy)]
 pub(super) struct Avx512<const PAIRS: bool = false>(pub(super) __m512);
 

@@ -1,4 +1,5 @@
-//! Ballast around a model held as FP8: the original's codes and scales stay as they are, so that its sums do.
+//! Ballast for a model with FP8 weights: the original's codes and scales are kept, so that its sums do not
+//! change.
 
 use std::ops::Range;
 
@@ -7,7 +8,7 @@ use crate::EngineError;
 use crate::weights::{Fp8Rows, TensorPart, TensorSource};
 
 impl BallastTensors<'_> {
-    /// [`BallastTensors::read_more_rows`] of FP8.
+    /// [`BallastTensors::read_more_rows`] for FP8.
     pub(super) fn read_more_fp8_rows(
         &self,
         part: &TensorPart,
@@ -35,7 +36,7 @@ impl BallastTensors<'_> {
         Ok(())
     }
 
-    /// [`BallastTensors::read_more_columns`] of FP8: a scale is that of the original's whole row.
+    /// [`BallastTensors::read_more_columns`] for FP8: each scale is that of the original's whole row.
     pub(super) fn read_more_fp8_columns(
         &self,
         part: &TensorPart,

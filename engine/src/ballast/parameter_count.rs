@@ -8,7 +8,7 @@ use std::str::FromStr;
 pub struct ParameterCount(pub u64);
 
 const UNITS: [(&str, f64); 4] = [("K", 1e3), ("M", 1e6), ("B", 1e9), ("", 1.0)];
-/// More than any model has, and exact in f64.
+/// Upper limit: more than any model has, and exact in f64.
 const MAX: f64 = 1e15;
 
 impl FromStr for ParameterCount {

@@ -1,6 +1,6 @@
-//! The KV blocks. A block is held by one or more sequences, free, or kept: published and held by none. New
-//! blocks are taken from the freed ones first, then from those never used, then from the kept ones in the
-//! order in which they were released.
+//! The pool of KV blocks. A block is referenced by sequences, free, or cached: published and not referenced.
+//! Allocation takes freed blocks first, then blocks that were never used, then evicts cached blocks, the
+//! least recently released first.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,10 +9,10 @@ use super::block_hash::BlockHash;
 /// A block that was used at least once.
 #[derive(Debug, Default)]
 struct Block {
-    /// Number of sequences that hold it.
+    /// Number of sequences that reference it.
     references: u32,
     published: Option<BlockHash>,
-    /// Release time; key in `kept` if the block is kept.
+    /// Release time; key in `kept` if the block is cached.
     let_go: u64,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Pool {
     /// Blocks that were used at least once; the KV memory must hold this many.
     blocks: Vec<Block>,
     freed: Vec<u32>,
-    /// Published blocks that no sequence holds, by release time.
+    /// Published blocks that no sequence references, by release time.
     kept: BTreeMap<u64, u32>,
     index: HashMap<BlockHash, u32>,
     clock: u64,
@@ -46,7 +46,7 @@ impl Pool {
         u64::from(self.total)
     }
 
-    /// Number of blocks that can be taken.
+    /// Number of blocks that can be allocated.
     pub(super) fn available(&self) -> u64 {
         self.freed.len() as u64 + self.fresh() + self.num_kept()
     }
@@ -59,14 +59,15 @@ impl Pool {
         self.num_evicted
     }
 
-    /// Number of blocks that will have been used once `needed` more are taken; `needed` must be available.
+    /// Number of blocks that will have been used once `needed` more are allocated; `needed` must be
+    /// available.
     pub(super) fn high_water_mark_after(&self, needed: u64) -> u32 {
         let fresh = needed.saturating_sub(self.freed.len() as u64).min(self.fresh());
         let mark = self.blocks.len() as u64 + fresh;
-        u32::try_from(mark).expect("fresh blocks are among a u32 total")
+        u32::try_from(mark).expect("unused blocks are part of a u32 total")
     }
 
-    /// Takes an unheld block for the caller to hold and write.
+    /// Allocates a block for the caller to write; its reference count is 1.
     pub(super) fn take(&mut self) -> u32 {
         let block = match self.freed.pop() {
             Some(block) => block,
@@ -80,7 +81,7 @@ impl Pool {
         block
     }
 
-    /// Takes the kept block that was released first.
+    /// Evicts the cached block that was released first.
     fn evict(&mut self) -> u32 {
         let (_, block) = self.kept.pop_first().expect("append was called without checking for free blocks");
         self.num_evicted += 1;
@@ -88,7 +89,7 @@ impl Pool {
         block
     }
 
-    /// Removes one holder.
+    /// Removes one reference.
     pub(super) fn release(&mut self, block: u32) {
         let state = &mut self.blocks[block as usize];
         state.references -= 1;
@@ -104,12 +105,12 @@ impl Pool {
         }
     }
 
-    /// Adds a holder to a block that is held.
+    /// Adds a reference to a block that is referenced.
     pub(super) fn hold(&mut self, block: u32) {
         self.blocks[block as usize].references += 1;
     }
 
-    /// Finds a published block and holds it.
+    /// Finds a published block and adds a reference to it.
     pub(super) fn hold_published(&mut self, hash: &BlockHash) -> Option<u32> {
         let block = *self.index.get(hash)?;
         let state = &mut self.blocks[block as usize];
@@ -120,18 +121,18 @@ impl Pool {
         Some(block)
     }
 
-    /// Publishes a block that its only holder has filled. No block may be published under this hash yet.
+    /// Publishes a block that its only owner has filled. No block may be published under this hash yet.
     pub(super) fn publish(&mut self, block: u32, hash: BlockHash) {
         self.blocks[block as usize].published = Some(hash);
         self.index.insert(hash, block);
     }
 
-    /// Whether other sequences hold the block too, so that none may write it.
+    /// Whether several sequences reference the block, so that none may write it.
     pub(super) fn is_shared(&self, block: u32) -> bool {
         self.blocks[block as usize].references > 1
     }
 
-    /// Withdraws a block from publication, so that its only holder may write it.
+    /// Unpublishes a block, so that its only owner may write it.
     pub(super) fn take_back(&mut self, block: u32) {
         self.unpublish(block);
     }
@@ -146,24 +147,24 @@ impl Pool {
         u64::from(self.total) - self.blocks.len() as u64
     }
 
-    /// Number of holders of a block, and whether it is published.
+    /// Reference count of a block, and whether it is published.
     #[cfg(test)]
     pub(super) fn state(&self, block: u32) -> (u32, bool) {
         let state = &self.blocks[block as usize];
         (state.references, state.published.is_some())
     }
 
-    /// Checks that every block is in exactly one place.
+    /// Checks that every block is in exactly one state.
     #[cfg(test)]
     pub(super) fn check(&self) {
         let mut places = vec![0; self.blocks.len()];
         for &block in self.freed.iter().chain(self.kept.values()) {
             places[block as usize] += 1;
-            assert_eq!(self.blocks[block as usize].references, 0, "block {block} is free and held");
+            assert_eq!(self.blocks[block as usize].references, 0, "block {block} is free and referenced");
         }
         for (block, state) in self.blocks.iter().enumerate() {
             let expected = if state.references == 0 { 1 } else { 0 };
-            assert_eq!(places[block], expected, "block {block} is lost or in two places: {state:?}");
+            assert_eq!(places[block], expected, "block {block} is leaked or in two states: {state:?}");
             if let Some(hash) = &state.published {
                 assert_eq!(self.index.get(hash), Some(&(block as u32)), "a published block is in the index");
             }

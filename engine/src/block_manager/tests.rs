@@ -37,10 +37,10 @@ struct Twin {
     ids: Vec<TokenId>,
 }
 
-/// What a token writes to its slot: everything that its KV depends on.
+/// What a token writes to its slot: all ids that its KV depends on.
 type Written = Vec<TokenId>;
 
-/// A manager, its twin, and a memory in which every token writes its prefix.
+/// A manager, its twin, and a fake KV memory in which every token writes its prefix.
 struct Bench {
     manager: BlockManager,
     sequences: Vec<Twin>,
@@ -156,7 +156,7 @@ impl Bench {
             table.iter().for_each(|block| *holders.entry(*block).or_default() += 1);
             for position in 0..ids.len() {
                 let written = &self.memory[&(table[position / BLOCK_SIZE], position % BLOCK_SIZE)];
-                assert_eq!(written[0], *key as TokenId, "a block of another key");
+                assert_eq!(written[0], *key as TokenId, "a block of another isolation key");
                 assert_eq!(written[1..], ids[..=position], "position {position} holds another text");
             }
         }
@@ -219,7 +219,7 @@ fn equal_prefixes_are_one_and_parted_by_the_key() {
     let other = manager.open();
     let found = manager.share(other, 1, &ids);
     assert_eq!(found, Shared { len: 48, wait: false });
-    assert_eq!(manager.referenced_blocks(), 4, "the second holds no block of its own yet");
+    assert_eq!(manager.referenced_blocks(), 4, "the second sequence has no private block yet");
     let stranger = manager.open();
     assert_eq!(manager.share(stranger, 2, &ids), Shared { len: 0, wait: false });
     let exact = manager.open();
@@ -240,9 +240,9 @@ fn going_on_inside_a_shared_block_copies_it_and_inside_an_own_one_takes_it_back(
     assert_ne!(copy.to, shared);
     manager.truncate(b, 20);
     assert_eq!((manager.blocks_needed(b, 1), manager.append(b, &[8])), (0, None));
-    assert_eq!(manager.block_table(b)[1], shared, "nobody else holds it any more");
+    assert_eq!(manager.block_table(b)[1], shared, "no other sequence references it any more");
     let late = manager.open();
-    assert_eq!(manager.share(late, 1, &ids).len, 16, "what was taken back is not found");
+    assert_eq!(manager.share(late, 1, &ids).len, 16, "an unpublished block is not found");
 }
 
 #[test]
@@ -254,14 +254,14 @@ fn the_second_of_two_equal_prompts_waits_for_the_first() {
     assert_eq!(manager.share(second, 1, &ids), Shared { len: 0, wait: true });
     manager.append(first, &ids[..40]);
     manager.publish(first);
-    assert_eq!(manager.share(second, 1, &ids), Shared { len: 32, wait: true }, "and takes what there is");
+    assert_eq!(manager.share(second, 1, &ids), Shared { len: 32, wait: true }, "and uses what is published");
     assert_eq!(
         manager.share(third, 1, &ids[..40]),
         Shared { len: 32, wait: false },
-        "all it can use is there"
+        "all usable blocks are published"
     );
     manager.close(first);
-    assert_eq!(manager.share(second, 1, &ids), Shared { len: 32, wait: false }, "the first is gone");
+    assert_eq!(manager.share(second, 1, &ids), Shared { len: 32, wait: false }, "the first is closed");
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn kept_blocks_are_reused_by_age_and_tails_before_heads() {
     manager.append(other, &[9; 20]);
     assert_eq!((manager.cached_blocks(), manager.evicted_blocks()), (2, 2));
     let again = manager.open();
-    assert_eq!(manager.share(again, 1, &ids).len, 32, "the head is still there");
+    assert_eq!(manager.share(again, 1, &ids).len, 32, "the head is still cached");
 }
 
 #[test]

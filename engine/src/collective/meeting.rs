@@ -1,5 +1,5 @@
 //! A barrier for ranks that detects a missing rank. A rank that is lost (it panicked, or did not arrive
-//! within the watchdog's time) stays lost, and every wait from then on fails with its number.
+//! within the watchdog timeout) stays lost, and every later wait fails with its number.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,9 +13,9 @@ use crate::EngineError;
 #[derive(Debug)]
 pub(crate) struct Meeting {
     watchdog: Duration,
-    /// Number of completed meetings and other signs of progress.
+    /// Number of completed barriers and other signs of progress.
     round: AtomicU64,
-    /// How long a rank spins before it sleeps: a peer with the same work is a few microseconds late.
+    /// How long a rank spins before it blocks: a peer with the same work is a few microseconds late.
     patience: Patience,
     state: Mutex<State>,
     changed: Condvar,
@@ -44,12 +44,12 @@ impl Meeting {
         self.watchdog
     }
 
-    /// Grows with every meeting, which shows that ranks make progress.
+    /// Grows with every completed barrier, which shows that ranks make progress.
     pub(crate) fn round(&self) -> u64 {
         self.round.load(Ordering::Acquire)
     }
 
-    /// Marks a rank as lost for good. The first reason recorded is kept.
+    /// Marks a rank as permanently lost. The first reason recorded is kept.
     pub(crate) fn lose(&self, rank: usize, reason: String) {
         self.lock().lost.get_or_insert((rank, reason));
         self.changed.notify_all();
@@ -60,7 +60,7 @@ impl Meeting {
         lost(&self.lock())
     }
 
-    /// Records progress of ranks that do not wait for each other here.
+    /// Records progress of ranks that synchronise elsewhere.
     pub(crate) fn go_on(&self) {
         self.round.fetch_add(1, Ordering::Release);
     }
@@ -90,7 +90,7 @@ impl Meeting {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let missing = state.here.iter().position(|here| !here).unwrap_or(0);
-                let reason = format!("it did not come within {:?}", self.watchdog);
+                let reason = format!("it did not reach the barrier within {:?}", self.watchdog);
                 state.lost = Some((missing, reason));
                 self.changed.notify_all();
                 continue;

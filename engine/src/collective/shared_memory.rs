@@ -1,4 +1,4 @@
-//! Collective of ranks that are threads of one process. A sum takes two meetings: every rank publishes its
+//! Collective of ranks that are threads of one process. A sum takes two barriers: every rank publishes its
 //! rows, adds up one stripe of all ranks' rows, and copies the stripes that the others computed.
 
 use std::ops::Range;
@@ -14,11 +14,11 @@ use crate::host::HostRows;
 #[derive(Debug)]
 struct Shared {
     meeting: Arc<Meeting>,
-    /// Rows that each rank published. Written before the first meeting of an operation, read until the
+    /// Rows that each rank published. Written before the first barrier of an operation, read until the
     /// second.
     published: Vec<RwLock<HostRows>>,
-    /// The stripe that each rank added up. Written between the meetings, read until the next operation's
-    /// first meeting.
+    /// The stripe that each rank added up. Written between the barriers, read until the next operation's
+    /// first barrier.
     stripes: Vec<RwLock<Vec<f32>>>,
 }
 
@@ -28,7 +28,7 @@ struct SharedMemory {
     shared: Arc<Shared>,
 }
 
-/// Creates the collective's ends for `ranks` ranks that meet at `meeting`.
+/// Creates the collective's ends for `ranks` ranks that synchronise at `meeting`.
 pub(crate) fn shared_memory(ranks: usize, meeting: &Arc<Meeting>) -> Vec<Box<dyn Collective<HostRows>>> {
     let shared = Arc::new(Shared {
         meeting: Arc::clone(meeting),
@@ -68,7 +68,7 @@ impl Collective<HostRows> for SharedMemory {
             let mut rest = &mut rows[..];
             for row in 0..num_rows {
                 for (part, width) in parts.iter().zip(widths) {
-                    let columns = rest.split_off_mut(..*width).expect("rows were sized for all parts");
+                    let columns = rest.split_off_mut(..*width).expect("rows were resized to hold all parts");
                     columns.copy_from_slice(&part[row * width..(row + 1) * width]);
                 }
             }
@@ -78,7 +78,8 @@ impl Collective<HostRows> for SharedMemory {
 }
 
 impl SharedMemory {
-    /// Publishes the rows and waits until all ranks have done so. Leaves other numbers in `rows`.
+    /// Publishes the rows and waits until all ranks have done so. The content of `rows` is unspecified
+    /// afterwards.
     fn publish(&self, rows: &mut HostRows) -> Result<(), EngineError> {
         std::mem::swap(&mut *write(&self.shared.published[self.rank]), rows);
         self.shared.meeting.wait(self.rank)

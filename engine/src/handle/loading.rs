@@ -19,7 +19,7 @@ use crate::options::{EngineInfo, EngineStats, LoadOptions};
 use crate::weights::{Checkpoint, Formats, RandomTensors, TensorSource};
 
 impl Engine {
-    /// Loads a checkpoint into memory, converted or quantized if the wanted format differs from the stored
+    /// Loads a checkpoint into memory, converted or quantized if the requested format differs from the stored
     /// one. Reads every byte twice, the second time for [`EngineInfo::numerics_id`]. Nothing is read later.
     pub fn load(options: &LoadOptions) -> Result<Engine, EngineError> {
         Self::load_by(options, |source, model| load_on_cpu(options, source, model))
@@ -213,7 +213,7 @@ fn max_model_len(
         Some(len) if (1..=most).contains(&len) => Ok(len),
         Some(len) => {
             let reason = format!(
-                "expected 1 to {most} (the model takes {}, kv_memory_bytes {kv_tokens})",
+                "expected 1 to {most} (the model supports {}, kv_memory_bytes holds {kv_tokens})",
                 config.max_len
             );
             Err(EngineError::BadOption { option: "max_model_len", value: u64::from(len), reason })

@@ -1,4 +1,4 @@
-//! Rows of a pass in memory that is kept: shrinking and growing again neither allocates nor clears.
+//! Rows of a pass in a reused buffer: shrinking and growing again neither allocates nor clears.
 
 use std::ops::{Deref, DerefMut};
 

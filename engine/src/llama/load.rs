@@ -13,7 +13,7 @@ use crate::model_config::ModelConfig;
 use crate::shard::Shard;
 use crate::weights::{Formats, LinearFormat, LinearTensors, TensorPart, TensorSource};
 
-/// Interval between two lines of progress.
+/// Interval between two log lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -32,7 +32,7 @@ struct Loader<'a, B> {
 struct Projections<'a> {
     /// Module name, total number of outputs, and this rank's range of them.
     outputs: Vec<(String, usize, Range<usize>)>,
-    /// Name of the tensor beside `weight`, if there is a bias.
+    /// Name of the bias tensor of a module, if there is a bias.
     bias: Option<&'a str>,
     /// K-slices of the sums, in columns of the whole matrix; only this rank's slices if it does not hold all
     /// columns.

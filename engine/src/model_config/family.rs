@@ -43,7 +43,7 @@ impl Architecture {
         let name = "num_key_value_heads";
         let count = match fields.optional_count(name, MAX_HEADS)? {
             Some(count) => count,
-            // Llama's first checkpoints, older than grouped queries, lack the field.
+            // Llama's first checkpoints, from before grouped-query attention, lack the field.
             None if self == Self::Llama => num_heads,
             None => return Err(fields.missing(name)),
         };
@@ -78,8 +78,10 @@ impl Architecture {
         if head_dim.is_multiple_of(2) {
             Ok(head_dim)
         } else {
-            Err(fields
-                .bad("head_dim", format!("is {head_dim}, expected an even number, for rope turns pairs")))
+            Err(fields.bad(
+                "head_dim",
+                format!("is {head_dim}, expected an even number, because rope rotates pairs"),
+            ))
         }
     }
 

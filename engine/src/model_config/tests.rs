@@ -1,4 +1,4 @@
-//! Interpretation of configurations. `tests/suite/broken_files.rs` checks on files what is refused.
+//! Interpretation of configurations. `tests/suite/broken_files.rs` checks invalid files.
 
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ fn windows_by_family() {
     assert_eq!(
         windows(json!({"architectures": ["MistralForCausalLM"]})),
         [Some(4096); 4],
-        "silence is the default"
+        "an absent field means the default"
     );
 
     let qwen = |on, types: Value| {
@@ -59,7 +59,7 @@ fn windows_by_family() {
     assert_eq!(windows(qwen(false, json!(null))), [None; 4]);
     assert_eq!(windows(qwen(true, json!(null))), [None, None, None, Some(5)]);
     let types = json!(["sliding_attention", "full_attention", "full_attention", "sliding_attention"]);
-    assert_eq!(windows(qwen(true, types)), [Some(5), None, None, Some(5)], "layer_types goes first");
+    assert_eq!(windows(qwen(true, types)), [Some(5), None, None, Some(5)], "layer_types takes precedence");
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn scaling_stretches_the_window() {
     assert_eq!(max_len(json!({"rope_type": "linear", "factor": 2.5})), 2500);
     let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
         "original_max_position_embeddings": 100});
-    assert_eq!(max_len(llama3), 1000, "the configuration holds the stretched length");
+    assert_eq!(max_len(llama3), 1000, "the configuration has the extended length");
     let yarn =
         |original: u32| json!({"type": "yarn", "factor": 4, "original_max_position_embeddings": original});
     assert_eq!(max_len(yarn(1000)), 4000);
@@ -81,5 +81,5 @@ fn the_two_spellings_are_one() {
     let old = parse(json!({"rope_theta": 500.0, "rope_scaling": scaling})).unwrap();
     let new = json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0});
     assert_eq!(old, parse(json!({"rope_parameters": new})).unwrap());
-    assert_ne!(old.rope, parse(json!({"rope_scaling": scaling})).unwrap().rope, "theta counts");
+    assert_ne!(old.rope, parse(json!({"rope_scaling": scaling})).unwrap().rope, "theta matters");
 }

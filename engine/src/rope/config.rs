@@ -11,7 +11,7 @@ const DEFAULT_THETA: f64 = 10_000.0;
 const DEFAULT_BETA_FAST: f64 = 32.0;
 const DEFAULT_BETA_SLOW: f64 = 1.0;
 
-/// All known fields of a rope object. Others change positions in unknown ways and are refused.
+/// Supported fields of a rope object. Other fields change positions in unknown ways and are rejected.
 const KNOWN: [&str; 15] = [
     "type",
     "rope_type",
@@ -86,7 +86,7 @@ fn theta(config: &Fields<'_>, rope: Option<&Fields<'_>>) -> Result<f64, EngineEr
 
 fn refuse_unknown_fields(rope: &Fields<'_>) -> Result<(), EngineError> {
     if let Some(unknown) = rope.names().find(|name| !KNOWN.contains(name)) {
-        return Err(rope.bad(unknown, format!("is not supported, known are {}", KNOWN.join(", "))));
+        return Err(rope.bad(unknown, format!("is not supported, expected one of {}", KNOWN.join(", "))));
     }
     match rope.optional_number("partial_rotary_factor")? {
         None | Some(1.0) => Ok(()),

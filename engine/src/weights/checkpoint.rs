@@ -85,7 +85,7 @@ impl StoredTensor<'_> {
         self.shard.read(self.start + first as u64, bytes)
     }
 
-    /// Offset of the wanted columns of a part's row; `row` counts from the part's first row.
+    /// Offset of the part's columns in one of its rows; `row` counts from the part's first row.
     pub(super) fn offset(&self, part: &TensorPart, row: usize) -> usize {
         (part.rows.start + row) * self.row_bytes(part) + part.columns.start * self.dtype.size()
     }
@@ -132,7 +132,7 @@ impl Checkpoint {
         let files: Vec<&str> = files.into_iter().collect();
         let shards =
             files.iter().map(|file| Shard::open(model_dir.join(file))).collect::<Result<Vec<_>, _>>()?;
-        let shard_of = |file| files.binary_search(&file).expect("every file of the map was collected above");
+        let shard_of = |file| files.binary_search(&file).expect("all files of the map were collected above");
         let weight_map =
             file_of.iter().map(|(tensor, file)| ((*tensor).to_owned(), shard_of(*file))).collect();
         Ok(Self { shards, weight_map, contents: index })
@@ -252,7 +252,7 @@ impl Shard {
         self.file.read_exact_at(bytes, start).map_err(io)
     }
 
-    /// Reads the locations of the tensors. All of them lie inside the file when this returns, and together
+    /// Reads the locations of the tensors. Verifies that all of them lie inside the file, and that together
     /// they fill it.
     fn read_header(&self) -> Result<HashMap<String, Location>, HeaderError> {
         let broken = |reason: String| HeaderError::Broken(reason);
@@ -262,13 +262,13 @@ impl Shard {
         let header_len = u64::from_le_bytes(length);
         if header_len > most.min(MAX_HEADER_BYTES) {
             let reason =
-                format!("a header of {header_len} bytes, at most {} fit", most.min(MAX_HEADER_BYTES));
+                format!("a header of {header_len} bytes, expected at most {}", most.min(MAX_HEADER_BYTES));
             return Err(broken(reason));
         }
         let mut header = vec![0; header_len as usize];
         self.read(LENGTH_BYTES, &mut header)?;
         let header: Metadata =
-            serde_json::from_slice(&header).map_err(|error| broken(format!("its header: {error}")))?;
+            serde_json::from_slice(&header).map_err(|error| broken(format!("invalid header: {error}")))?;
         let data_start = LENGTH_BYTES + header_len;
         let mut tensors = HashMap::new();
         let mut filled = 0;
@@ -278,13 +278,15 @@ impl Shard {
             let Some(info) = by_name.get(&name) else { continue };
             let location = locate(info, data_start).filter(|at| at.start + at.num_bytes as u64 <= self.len);
             let Some(location) = location else {
-                return Err(broken(format!("tensor `{name}` does not lie inside it as its shape says")));
+                return Err(broken(format!(
+                    "tensor `{name}` has offsets that contradict its shape or the file length"
+                )));
             };
             filled += location.num_bytes as u64;
             tensors.insert(name, location);
         }
         if data_start + filled != self.len {
-            let reason = format!("its tensors take {filled} bytes, there are {}", self.len - data_start);
+            let reason = format!("tensors of {filled} bytes in {} bytes of data", self.len - data_start);
             return Err(broken(reason));
         }
         Ok(tensors)

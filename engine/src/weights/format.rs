@@ -10,7 +10,7 @@ use crate::WeightFormat;
 pub(crate) enum LinearFormat {
     Float(MatrixFormat),
     Quantized(QuantizedFormat),
-    /// Eight-bit floats (E4M3) with a scale for each output channel, multiplied as the bf16 numbers that they are.
+    /// Eight-bit floats (E4M3) with a scale per output channel; products use their values as bf16.
     Fp8,
 }
 
@@ -38,8 +38,8 @@ impl Formats {
         }
     }
 
-    /// Format of the vocabulary projection: bf16 with FP8 weights, because FP8 checkpoints do not quantize it. A
-    /// checkpoint may store it as FP8 although the embedding table is not; it is held as bf16 all the same.
+    /// Default format of the vocabulary projection: bf16 with FP8 weights, because FP8 checkpoints usually do
+    /// not quantize it.
     pub(crate) fn vocabulary(self) -> LinearFormat {
         match self.linear {
             LinearFormat::Fp8 => LinearFormat::Float(self.embedding),

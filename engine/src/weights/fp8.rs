@@ -1,7 +1,7 @@
 //! FP8 checkpoints: matrices of eight-bit floats (E4M3: one sign bit, four exponent bits, three fraction
 //! bits, no infinities) with separate scales, as llm-compressor (compressed-tensors) and DeepSeek write them.
 //! This module dequantizes on reading: float times scale, rounded to f32 once (exact if the scales are bf16).
-//! `fp8_rows` reads the codes as they are. Activations are not quantized.
+//! `fp8_rows` reads the codes unchanged. Activations are not quantized.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub(super) const SCALE_NAMES: [&str; 2] = ["_scale", "_scale_inv"];
 /// Rows and columns of a block with one scale.
 const BLOCK: usize = 128;
 
-/// The numbers that share a scale. All scales are factors, whatever their tensor's name.
+/// The numbers that share a scale. A scale is a factor, also if its tensor is named `_scale_inv`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Granularity {
     /// The whole matrix.

@@ -1,5 +1,6 @@
-//! Rows of matrices held as FP8 (E4M3) with a scale for each: as they are stored, or quantized by row where they are stored as
-//! something else (docs/contract.md C1). A scale stays apart from its row: products multiply it with the finished sum.
+//! Rows of matrices as FP8 (E4M3) codes with a scale per row: as stored, or quantized by row if they are
+//! stored in another format (docs/contract.md C1). Scales are kept separate: products apply them to finished
+//! sums.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -11,24 +12,24 @@ use super::fp8::{StoredScales, widen};
 use super::{Stacked, TensorPart, TensorSource, chunks_of_rows};
 use crate::EngineError;
 
-/// The largest number: an exponent of 8 and a fraction of 6 eighths. A fraction of 7 would be a NaN.
+/// The largest number: exponent 8, fraction 6/8. A fraction of 7/8 would be a NaN.
 const LARGEST: f32 = 448.0;
 const LARGEST_CODE: u8 = 0x7e;
-/// A row whose largest number is smaller counts as zero.
+/// A row whose largest number is smaller is treated as zero.
 const SMALLEST: f32 = 1e-30;
 
-/// Where rows are read to. A row that holds what is no finite number gets zeros and a NaN as its scale, which every result then
-/// shows.
+/// Destination of rows. A row with a number that is not finite gets zeros and a NaN as its scale, which makes
+/// every result a NaN.
 #[derive(Debug)]
 pub(crate) struct Fp8Rows<'a> {
     /// `[rows, columns]`.
     pub(crate) codes: &'a mut [u8],
-    /// `[rows]`: those of whole rows, whatever columns are wanted.
+    /// `[rows]`: scales of whole rows, whichever columns are requested.
     pub(crate) scales: &'a mut [f32],
 }
 
 impl Fp8Rows<'_> {
-    /// Puts the wanted columns of row `row` in their place.
+    /// Writes the requested columns of row `row`.
     fn put(&mut self, row: usize, codes: &[u8], scale: f32) {
         let out = &mut self.codes[row * codes.len()..][..codes.len()];
         let bad = !scale.is_finite();
@@ -40,7 +41,7 @@ impl Fp8Rows<'_> {
         self.scales[row] = if bad { f32::NAN } else { scale };
     }
 
-    /// Makes every number +0.
+    /// Sets every number to +0.
     pub(crate) fn fill_with_zeros(&mut self) {
         self.codes.fill(0);
         self.scales.fill(0.0);
@@ -53,7 +54,7 @@ impl Fp8Rows<'_> {
     }
 }
 
-/// Rows that are stored as FP8, with a scale for each or one for all; see [`TensorSource::read_fp8`].
+/// Reads rows that are stored as FP8, with a scale per row or per tensor; see [`TensorSource::read_fp8`].
 pub(super) fn read(
     tensor: &StoredTensor<'_>,
     scales: &StoredScales<'_>,
@@ -70,7 +71,7 @@ pub(super) fn read(
         tensor.read(tensor.offset(&whole, chunk.start), &mut bytes)?;
         for (row, codes) in chunk.zip(bytes.chunks_exact(row_bytes.max(1))) {
             let scale = scales.of(part.rows.start + row, 0);
-            // Of whole rows, so that ranks that share a row agree.
+            // Checks whole rows, so that ranks that share a row agree.
             let scale = if codes.iter().any(|code| code & 0x7f == 0x7f) { f32::NAN } else { scale };
             out.put(row - rows.start, &codes[part.columns.clone()], scale);
         }
@@ -78,7 +79,7 @@ pub(super) fn read(
     Ok(())
 }
 
-/// Rows that are not stored as FP8, quantized: the largest number of a whole row becomes 448.
+/// Quantizes rows that are not stored as FP8: the largest number of a whole row becomes 448.
 pub(super) fn quantize(
     source: &(impl TensorSource + ?Sized),
     part: &TensorPart,
@@ -102,7 +103,7 @@ fn whole_rows(part: &TensorPart) -> TensorPart {
     TensorPart { columns: 0..part.shape[1], ..part.clone() }
 }
 
-/// A row's codes and its scale.
+/// Quantizes a row: its codes and its scale.
 fn quantized(row: &[f32]) -> (Vec<u8>, f32) {
     let largest = row.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
     if row.iter().any(|x| !x.is_finite()) {
@@ -115,24 +116,24 @@ fn quantized(row: &[f32]) -> (Vec<u8>, f32) {
     (row.iter().map(|x| narrow(x * in_units)).collect(), largest / LARGEST)
 }
 
-/// The nearest eight-bit float, of two as near the one whose fraction is even; what is larger than all is the largest.
+/// Rounds to the nearest eight-bit float, ties to even; saturates at the largest one.
 #[inline]
 fn narrow(x: f32) -> u8 {
     let (sign, size) = ((x.to_bits() >> 24) as u8 & 0x80, x.abs());
-    // Below the smallest exponent steps are 2^-9; eight of them are the first number above.
+    // Subnormals are multiples of 2^-9; eight of them make the smallest normal number.
     if size < 1.0 / 64.0 {
         return sign | (size * 512.0).round_ties_even() as u8;
     }
     let bits = size.to_bits();
     let rounded = (bits + 0x7ffff + (bits >> 20 & 1)) >> 20;
-    // Exponents of f32 are 120 larger.
+    // The exponent bias of f32 is larger by 120.
     sign | (rounded - (120 << 3)).min(u32::from(LARGEST_CODE)) as u8
 }
 
-/// Rows as a packer of bf16 takes them: each number without its scale, which bf16 holds exactly. Keeps the scales.
+/// Adapts FP8 rows to the bf16 packer: unscaled values, which bf16 represents exactly. Collects the scales.
 pub(crate) struct WidenedRows<'a> {
     rows: Stacked<'a>,
-    /// `[rows]`; threads that read rows write those of their own.
+    /// `[rows]`; each thread writes the scales of the rows that it reads.
     scales: Mutex<Vec<f32>>,
 }
 
@@ -182,7 +183,7 @@ mod tests {
         }
     }
 
-    /// The twin looks at all numbers there are.
+    /// The twin searches all codes.
     #[test]
     fn numbers_between_two_become_the_nearer_one() {
         let nearest = |x: f32| {

@@ -1,6 +1,6 @@
 //! Sources of a model's tensors: the files of a checkpoint, or a generator if only the shapes matter.
-//! Matrices are read in blocks of rows by the code that packs them, so that no tensor is whole in memory
-//! beside its packed form.
+//! Matrices are read in blocks of rows by the code that packs them, so that memory never has a whole tensor
+//! besides its packed form.
 
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ impl TensorPart {
 pub(crate) struct RowSeeds {
     /// One per row.
     pub(crate) states: Vec<u64>,
-    /// Wanted columns of each row.
+    /// Requested columns of each row.
     pub(crate) columns: Range<usize>,
     /// The largest magnitude.
     pub(crate) size: f32,
@@ -45,8 +45,8 @@ pub(crate) trait TensorSource: Sync {
     /// Fills `out` with the part's columns of consecutive rows. `rows` counts from the part's first row.
     fn read(&self, part: &TensorPart, rows: Range<usize>, out: NumbersMut<'_>) -> Result<(), EngineError>;
 
-    /// Fills `out` with the same rows as FP8: as stored, or quantized by row if they are stored in another format.
-    /// Fails if they are stored with block scales.
+    /// Fills `out` with the same rows as FP8: as stored, or quantized by row if they are stored in another
+    /// format. Fails if they are stored with block scales.
     fn read_fp8(&self, part: &TensorPart, rows: Range<usize>, out: Fp8Rows<'_>) -> Result<(), EngineError> {
         fp8_rows::quantize(self, part, rows, out)
     }
@@ -56,7 +56,7 @@ pub(crate) trait TensorSource: Sync {
         false
     }
 
-    /// Generator states of those rows, if the numbers are generated and not read.
+    /// Generator states of those rows, if the numbers are generated instead of read.
     fn seeds(&self, _part: &TensorPart, _rows: Range<usize>) -> Option<RowSeeds> {
         None
     }
@@ -105,7 +105,8 @@ impl<'a> Stacked<'a> {
         Ok(Self { source, parts })
     }
 
-    /// Generator states of rows, if the numbers are generated and not read. All parts have the same columns.
+    /// Generator states of rows, if the numbers are generated instead of read. All parts have the same
+    /// columns.
     pub(crate) fn seeds(&self, rows: Range<usize>) -> Option<RowSeeds> {
         let mut all: Option<RowSeeds> = None;
         self.pieces(rows).into_iter().try_for_each(|(part, rows)| {
@@ -132,7 +133,7 @@ impl<'a> Stacked<'a> {
     /// Fills `out` with consecutive rows.
     pub(crate) fn read(&self, rows: Range<usize>, mut out: NumbersMut<'_>) -> Result<(), EngineError> {
         let (columns, mut filled) = (self.columns(), 0);
-        assert_eq!(out.len(), rows.len() * columns, "rows are read to a place of their size");
+        assert_eq!(out.len(), rows.len() * columns, "the output must have the size of the rows");
         for (part, rows) in self.pieces(rows) {
             let end = filled + rows.len() * columns;
             self.source.read(part, rows, out.part(filled..end))?;
@@ -144,7 +145,7 @@ impl<'a> Stacked<'a> {
     /// Fills `out` with rows as FP8.
     pub(crate) fn read_fp8(&self, rows: Range<usize>, mut out: Fp8Rows<'_>) -> Result<(), EngineError> {
         let (columns, mut filled) = (self.columns(), 0);
-        assert_eq!(out.codes.len(), rows.len() * columns, "rows are read to a place of their size");
+        assert_eq!(out.codes.len(), rows.len() * columns, "the output must have the size of the rows");
         for (part, rows) in self.pieces(rows) {
             let end = filled + rows.len();
             self.source.read_fp8(part, rows, out.part(filled..end, columns))?;

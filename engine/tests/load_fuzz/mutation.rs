@@ -1,8 +1,8 @@
-//! Mutations of a text of numbers, names and brackets.
+//! Mutations of JSON text.
 
 use proptest::prelude::*;
 
-/// One mutation. Places are fractions of the text's length, so that they stay valid after other mutations.
+/// One mutation. Positions are fractions of the text's length, so that they stay valid after other mutations.
 #[derive(Debug, Clone)]
 pub(crate) enum Mutation {
     /// Replaces a byte.
@@ -11,7 +11,7 @@ pub(crate) enum Mutation {
     Insert(u16, String),
     /// Removes this many bytes.
     Remove(u16, u8),
-    /// Replaces the first number at or after a place.
+    /// Replaces the first number at or after a position.
     Number(u16, &'static str),
     /// Cuts off the end.
     Cut(u16),

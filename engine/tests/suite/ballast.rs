@@ -43,7 +43,7 @@ fn check(model: &Path, parameters: u64, ranks: usize) {
     for format in FORMATS {
         let options = options(model, format, ranks);
         let Ok(mut light) = Engine::load(&options) else {
-            assert!(ranks > 1, "only ranks may not fit a tiny model");
+            assert!(ranks > 1, "only the number of ranks may be unsupported");
             continue;
         };
         let mut heavy = Engine::load_with_ballast(&options, parameters, None).unwrap();
@@ -51,7 +51,7 @@ fn check(model: &Path, parameters: u64, ranks: usize) {
         assert!(heavy_info.ballast_parameters > 0 && light_info.ballast_parameters == 0);
         assert_eq!(heavy_info.num_parameters, light_info.num_parameters + heavy_info.ballast_parameters);
         assert!(heavy_info.weight_bytes > light_info.weight_bytes);
-        assert_ne!(heavy_info.numerics_id, light_info.numerics_id, "ballast is seen from outside");
+        assert_ne!(heavy_info.numerics_id, light_info.numerics_id, "ballast changes the id");
         assert_eq!(
             (heavy_info.vocab_size, heavy_info.model_id),
             (light_info.vocab_size, light_info.model_id)

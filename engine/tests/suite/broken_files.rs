@@ -50,7 +50,7 @@ impl Copy {
         assert!(missing.is_empty(), "{missing:?} not in: {message}");
         assert!(!message.contains('\n') && message.len() < 1000, "{message}");
         let oracle = Oracle::load(self.0.path(), WeightFormat::F32).unwrap_err().to_string();
-        assert_eq!(oracle, message, "engine and oracle read alike");
+        assert_eq!(oracle, message, "engine and oracle report the same error");
     }
 }
 

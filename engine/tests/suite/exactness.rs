@@ -38,7 +38,7 @@ fn assert_same(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
     }
 }
 
-/// Feeds a text in pieces of the given sizes, repeated cyclically.
+/// Runs a text in chunks of the given sizes, repeated cyclically.
 fn fed_in_pieces(engine: &mut Engine, ids: &[TokenId], sizes: &[usize]) -> Vec<Vec<f32>> {
     let slot = engine.open();
     let mut sizes = sizes.iter().cycle();

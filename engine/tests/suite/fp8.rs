@@ -1,6 +1,6 @@
-//! FP8 checkpoints: the engine's logits equal those of a checkpoint with the dequantized numbers in f32. Held as
-//! FP8, they equal the oracle's, on any number of ranks and with ballast. Missing scales and scales of unknown
-//! shape are refused by name.
+//! FP8 checkpoints: the engine's logits equal those of a checkpoint with the dequantized numbers in f32. With
+//! FP8 weights they equal the oracle's, on any number of ranks and with ballast. Missing scales and scales of
+//! unsupported shape are rejected by name.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -79,7 +79,7 @@ fn write_both(from: &Path, shared: Shared, fp8_dir: &Path, plain_dir: &Path) {
     write_both_of(from, shared, (fp8_dir, plain_dir), |name| name.ends_with("_proj.weight"));
 }
 
-/// The same of the matrices that are chosen.
+/// Like [`write_both`], for the matrices that `is_chosen` selects.
 fn write_both_of(
     from: &Path,
     shared: Shared,
@@ -147,7 +147,7 @@ fn ids() -> Vec<u32> {
     (0..40).map(|i| 4 + i * 7 % 90).collect()
 }
 
-/// The largest difference, as a part of the largest logit.
+/// The largest difference, relative to the largest logit.
 fn distance(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
     let pairs = found.iter().flatten().zip(expected.iter().flatten());
     let largest = |numbers: &mut dyn Iterator<Item = f32>| numbers.fold(0.0f32, |max, x| max.max(x.abs()));
@@ -197,17 +197,17 @@ fn fp8_checkpoints_give_the_bits_of_the_numbers_they_stand_for() {
             "{model:?}, {shared:?}"
         );
         let ids = |dir: &Path| load(dir, WeightFormat::AsStored, 1).info().numerics_id.clone();
-        assert_ne!(ids(fp8.path()), ids(plain.path()), "a class of its own");
+        assert_ne!(ids(fp8.path()), ids(plain.path()), "a separate numerics class");
     }
 }
 
-/// Held as FP8: `==` to the oracle, which multiplies scales with sums; on one rank and two, with ballast, and whatever company
-/// rows have.
+/// With FP8 weights: `==` to the oracle, which multiplies finished sums by scales; on one rank and two, with
+/// ballast, and with the text split into two forwards.
 #[test]
 fn codes_are_held_as_they_are_stored() {
     let layers: fn(&str) -> bool = |name| name.ends_with("_proj.weight");
     let vocabulary_too = |name: &str| name.ends_with("_proj.weight") || name == "lm_head.weight";
-    // Others are quantized at load, some of them beside these; in a model of random weights that shows.
+    // The other matrices are quantized at load; in a model of random weights the difference is large.
     let some = |name: &str| ["q_proj", "up_proj", "down_proj"].iter().any(|module| name.contains(module));
     for (model, shared, is_chosen, most) in [
         (golden_dir().join("llama_tied"), Shared::Tensor, layers, 0.03),
@@ -229,11 +229,11 @@ fn codes_are_held_as_they_are_stored() {
                 Engine::load_with_ballast(&options(fp8.path(), WeightFormat::Fp8, ranks), 300_000, None);
             assert!(logits(&mut heavy.unwrap()) == judged, "{model:?}, {shared:?}, {ranks} ranks, ballast");
         }
-        // Near the numbers that they stand for, of which bf16 would round each.
+        // Close to the dequantized numbers, each of which bf16 would round.
         let whole = logits(&mut load(plain.path(), WeightFormat::F32, 1));
         assert!(found != whole && distance(&found, &whole) < most, "{}", distance(&found, &whole));
         let id = |weights| load(fp8.path(), weights, 1).info().numerics_id.clone();
-        assert_ne!(id(WeightFormat::Fp8), id(WeightFormat::Bf16), "a class of its own");
+        assert_ne!(id(WeightFormat::Fp8), id(WeightFormat::Bf16), "a separate numerics class");
     }
 }
 
@@ -249,7 +249,7 @@ fn what_cannot_be_held_as_it_is_stored_is_said() {
     assert!(Oracle::load(fp8.path(), WeightFormat::Fp8).is_err());
 }
 
-/// A code that is no number shows in what its row touches, on every rank.
+/// A NaN code makes every result that depends on its row a NaN, on every rank.
 #[test]
 fn a_code_that_is_no_number_is_seen() {
     let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -277,7 +277,7 @@ fn what_is_wrong_with_scales_is_said_by_name() {
         let [numbers, held] = [WeightFormat::AsStored, WeightFormat::Fp8].map(|weights| {
             Engine::load(&options(fp8.path(), weights, 1)).err().map(|error| error.to_string())
         });
-        assert_eq!(numbers, held, "whatever they are held as");
+        assert_eq!(numbers, held, "independent of the weight format");
         numbers.unwrap_or_default()
     };
     let scales = format!("{MATRIX}_scale");
@@ -297,8 +297,9 @@ fn what_is_wrong_with_scales_is_said_by_name() {
     assert!(norm.contains("model.norm.weight") && norm.contains("F8_E4M3"), "{norm}");
 }
 
-/// The cost of eight-bit floats for the bundled pair, held as bf16 and as stored: how often each model's greedy
-/// choice stays the same, and how often the draft's choice is the target's. Run with `--no-capture` for the table.
+/// The accuracy of eight-bit floats for the bundled pair, dequantized to bf16 and as stored: how often each
+/// model's greedy choice stays the same, and how often the draft's choice is the target's. Run with
+/// `--no-capture` for the table.
 #[test]
 fn fp8_says_nearly_what_bf16_says() {
     let mut tasks = tasks();
@@ -315,7 +316,7 @@ fn pair_in_fp8(tasks: &[Task], weights: WeightFormat) {
         write_both(&demo_dir(role), Shared::Row, fp8.path(), plain.path());
         let (mut rounded, mut whole) =
             (load(fp8.path(), weights, 1), load(&demo_dir(role), WeightFormat::Bf16, 1));
-        let all = compare(&format!("{role:<7} fp8 held as {weights:?}"), (&mut rounded, &mut whole), tasks);
+        let all = compare(&format!("{role:<7} fp8 loaded as {weights:?}"), (&mut rounded, &mut whole), tasks);
         assert!(all.agreement() > 0.85, "{role}: {}", all.agreement());
         assert!((1e-3..0.15).contains(&all.relative_error()), "{role}: {}", all.relative_error());
         engines.push((rounded, whole));

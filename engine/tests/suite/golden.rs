@@ -37,7 +37,7 @@ impl Expected {
         }
     }
 
-    /// The largest difference, and a sentence about it.
+    /// The largest difference, and a description of its location.
     fn worst(&self, engine: &mut Engine) -> (f32, String) {
         let ids = [self.prompt.as_slice(), &self.greedy].concat();
         let slot = engine.open();

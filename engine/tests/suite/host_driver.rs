@@ -1,6 +1,6 @@
 //! The backend as a server runs it, driver calls included, with a driver that runs on the host
 //! (`engine::cuda::host_driver`): sections of `gpu_check` at small sizes. The driver completes calls as late
-//! as the real one may, so that a missing wait shows as wrong numbers.
+//! as the real one may, so that a missing wait leads to wrong numbers.
 
 use std::path::Path;
 
@@ -85,7 +85,7 @@ fn timings_run() {
     }
 }
 
-/// Times are meaningless here, so nothing is judged; every kind of step runs and is named.
+/// Times are meaningless here, so none is checked; every kind of step runs and is reported.
 #[test]
 fn shares_of_the_roofline_run() {
     let Some(driver) = HostDriver::for_test("host_driver::shares_of_the_roofline_run") else { return };

@@ -1,4 +1,4 @@
-//! Input that does not fit is refused by name, and a refused batch changes nothing.
+//! Input out of range is rejected by name, and a rejected batch changes nothing.
 
 use crate::support::{feed, golden_dir, load};
 use engine::{Engine, EngineError, LoadOptions, SequenceRows, SlotId, TokenId, WeightFormat};
@@ -78,7 +78,7 @@ fn a_broken_batch_is_refused() {
     check(
         &mut engine,
         &[SequenceRows { slot, token_ids: &long, num_logits: 1 }],
-        "257 tokens is over the model's window",
+        "257 tokens exceeds the maximum model length",
     );
     assert_eq!(engine.forward(&[]).unwrap().rows(), 0);
     assert_eq!(engine.stats().forwards, 0);

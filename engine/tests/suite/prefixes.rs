@@ -1,11 +1,11 @@
 //! KV that another sequence computed gives the same results as recomputing it: logits are equal by `==`,
-//! whether a prefix was found, waited for, left, copied or evicted.
+//! whether a prefix was found, waited for, abandoned, copied or evicted.
 
 use engine::{Engine, LoadOptions, SequenceRows, Shared, SlotId, TokenId, WeightFormat};
 
 use crate::support::{Random, demo_dir, feed, golden_dir, load};
 
-/// Feeds a text that may share its prefix, and returns the logits of its last row.
+/// Runs a text that may share its prefix, and returns the logits of its last row.
 fn fed(engine: &mut Engine, slot: SlotId, key: u64, ids: &[TokenId]) -> Vec<f32> {
     let found = engine.share(slot, key, ids);
     assert!(!found.wait);
@@ -33,15 +33,19 @@ fn with_and_without_a_cached_prefix() {
             let first = engine.open();
             assert_eq!(fed(engine, first, 1, &ids), expected, "computed");
             let second = engine.open();
-            assert_eq!(fed(engine, second, 1, &ids), expected, "found at another's");
+            assert_eq!(fed(engine, second, 1, &ids), expected, "found in the cache");
             assert_eq!(engine.stats().rows, 75 + (75 - 64));
             engine.close(first);
             engine.close(second);
             assert_eq!((engine.stats().referenced_blocks, engine.stats().cached_blocks), (0, 4));
             let third = engine.open();
-            assert_eq!(fed(engine, third, 1, &ids), expected, "kept, though nobody holds it");
+            assert_eq!(fed(engine, third, 1, &ids), expected, "cached, though unreferenced");
             let stranger = engine.open();
-            assert_eq!(engine.share(stranger, 2, &ids), Shared { len: 0, wait: false }, "another key");
+            assert_eq!(
+                engine.share(stranger, 2, &ids),
+                Shared { len: 0, wait: false },
+                "another isolation key"
+            );
         }
     }
 }
@@ -101,7 +105,7 @@ fn whatever_is_thrown_out_meanwhile() {
         let (slot, ids) = &mut open[i];
         engine.truncate(*slot, random.below(ids.len() + 1) as u32);
         let held = engine.share(*slot, 9, ids);
-        assert!(!held.wait, "nobody is in the middle of computing");
+        assert!(!held.wait, "no other sequence is computing");
         let rest = &ids[held.len as usize..];
         if rest.is_empty() || engine.blocks_needed(*slot, rest.len() as u32) > engine.free_blocks() {
             let (slot, _) = open.remove(i);

@@ -1,6 +1,6 @@
-//! The cost of quantization for the bundled pair, compared with bf16 along the texts of each task type: how
-//! often the greedy choice stays the same, and how far logits move. Run with `--no-capture` for the table.
-//! The bounds are loose; a kernel that computes something else is far outside.
+//! The accuracy of quantization for the bundled pair, compared with bf16 along the texts of each task type:
+//! how often the greedy choice stays the same, and how large logit errors are. Run with `--no-capture` for
+//! the table. The bounds are loose; a wrong kernel is far outside.
 
 use std::path::Path;
 

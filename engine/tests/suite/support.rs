@@ -1,5 +1,4 @@
-//! Helpers shared by the engine's tests: the golden cases, the bundled pair, loading, feeding and greedy
-//! choice.
+//! Helpers shared by the engine's tests: golden cases, the bundled pair, loading, forwards and greedy choice.
 
 use std::path::{Path, PathBuf};
 
@@ -43,7 +42,7 @@ pub(crate) fn load(model_dir: &Path, weights: WeightFormat, threads: usize) -> E
     .unwrap()
 }
 
-/// Feeds ids to a sequence and returns the logits of the last `num_logits` rows.
+/// Appends ids to a sequence and returns the logits of the last `num_logits` rows.
 pub(crate) fn feed(
     engine: &mut Engine,
     slot: SlotId,

@@ -93,8 +93,8 @@ fn run_in_parts(
     found
 }
 
-/// Reorders the tree as a draft may run it: each call adds some rows whose parents earlier calls ran, in
-/// order of depth. Also returns the number of rows of each call.
+/// Reorders the tree as a draft model may run it: each call adds some rows whose parents earlier calls ran,
+/// in order of depth. Also returns the number of rows of each call.
 fn in_parts(random: &mut Random, tree: &Tree) -> (Tree, Vec<usize>) {
     let (mut order, mut calls): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
     while order.len() < tree.ids.len() {
@@ -141,7 +141,7 @@ fn check(engine: &mut Engine, random: &mut Random, start: usize, what: &str) {
             [] => run(engine, slot, &context, &tree),
             calls => run_in_parts(engine, (slot, &context), (&tree, calls)),
         };
-        assert_eq!(found[0], alone(engine, &text), "{what}: behind the context");
+        assert_eq!(found[0], alone(engine, &text), "{what}: after the context");
         for row in 0..tree.ids.len() {
             let ids = [&text[..], &tree.ids_of(&tree.path(row))].concat();
             assert_eq!(found[1 + row], alone(engine, &ids), "{what}: row {row} of {:?}", tree.parents);
@@ -209,9 +209,9 @@ fn other_ancestors_and_another_path_give_other_bits() {
         run(engine, slot, &text, &tree)
     };
     let (a, b) = (rows(engine, &[0, 0, 1, 2]), rows(engine, &[0, 0, 2, 1]));
-    assert_eq!(a[..3], b[..3], "what no other row decides");
-    assert_ne!(a[3], b[3], "30 behind 10 is not 30 behind 20");
-    assert_ne!(a[3], rows(engine, &[0, 1, 2, 3])[3], "nor is it 30 behind both");
+    assert_eq!(a[..3], b[..3], "rows that do not depend on the changed parents");
+    assert_ne!(a[3], b[3], "30 after 10 is not 30 after 20");
+    assert_ne!(a[3], rows(engine, &[0, 1, 2, 3])[3], "nor is it 30 after both");
     // Nor if 10 and 20 were stored by an earlier call.
     let mut later = |parents: &[u32]| {
         engine.truncate(slot, 0);
@@ -226,8 +226,8 @@ fn other_ancestors_and_another_path_give_other_bits() {
         (found == alone(engine, &[&text[..], &[10, 30, 50]].concat()), engine.len(slot))
     };
     assert_eq!(kept(&[0, 2], &[10, 30]), (true, 23));
-    assert_eq!(kept(&[0, 3], &[10, 30]), (false, 23), "40's KV in the place of 30's");
-    assert_eq!(kept(&[1, 2], &[10, 30]), (false, 23), "20's KV in the place of 10's");
+    assert_eq!(kept(&[0, 3], &[10, 30]), (false, 23), "KV of 40 instead of 30");
+    assert_eq!(kept(&[1, 2], &[10, 30]), (false, 23), "KV of 20 instead of 10");
 }
 
 #[test]
@@ -241,10 +241,10 @@ fn what_is_no_tree_is_refused_and_leaves_no_trace() {
         assert!(error.contains(words), "{error} lacks {words}");
         assert_eq!((engine.len(slot), engine.stats().forwards), (0, 0));
     };
-    refused(&[0, 2], 1, "behind their parents");
-    refused(&[1], 1, "behind their parents");
-    refused(&[0, 0, 0], 1, "a row before it");
-    refused(&[], 1, "one with ids");
+    refused(&[0, 2], 1, "before children");
+    refused(&[1], 1, "before children");
+    refused(&[0, 0, 0], 1, "a token before the tree");
+    refused(&[], 1, "one tree with new ids");
     refused(&[0], 2, "no such sequence");
     feed(engine, slot, &[1, 2, 3], 0);
     let mut refused_later = |num_stored: usize, parents: &[u32], words: &str| {
@@ -254,12 +254,12 @@ fn what_is_no_tree_is_refused_and_leaves_no_trace() {
         assert!(error.contains(words), "{error} lacks {words}");
         assert_eq!(engine.len(slot), 3);
     };
-    refused_later(2, &[0, 1], "one with ids");
-    refused_later(2, &[0, 1, 2], "before its first rows");
-    refused_later(3, &[0, 0, 0, 1, 2], "a row before it");
+    refused_later(2, &[0, 1], "one tree with new ids");
+    refused_later(2, &[0, 1, 2], "only add rows");
+    refused_later(3, &[0, 0, 0, 1, 2], "a token before the tree");
     refused_later(1, &[0, 1, 0], "in order of depth");
-    refused_later(1, &[0, 1, 4], "behind their parents");
+    refused_later(1, &[0, 1, 4], "before children");
     for (path, ids) in [(&[5][..], &[9][..]), (&[1, 0], &[9, 9]), (&[0], &[9, 9])] {
-        assert!(engine.keep_path(slot, 1, (path, ids)).unwrap_err().to_string().contains("no path"));
+        assert!(engine.keep_path(slot, 1, (path, ids)).unwrap_err().to_string().contains("not a path"));
     }
 }

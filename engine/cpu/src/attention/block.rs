@@ -90,7 +90,7 @@ struct Running {
     sum: f32,
 }
 
-/// The queries of a task and their accumulators; reused, so that memory is.
+/// The queries of a task and their accumulators; reused by the next task without a new allocation.
 #[derive(Debug, Default)]
 pub(super) struct Queries {
     head_dim: usize,
@@ -105,7 +105,7 @@ pub(super) struct Queries {
     values: Vec<f32>,
 }
 
-/// Kernel over some queries, each of which sees a key of the block.
+/// Kernel over some queries, each of which attends to at least one key of the block.
 pub(super) struct AttendEach<'a, U> {
     pub(super) queries: &'a mut Queries,
     pub(super) range: Range<usize>,
@@ -172,7 +172,7 @@ impl Queries {
                 && self.visible.len() == queries
                 && block.keys.len() == self.head_dim * BLOCK_SIZE
                 && block.values.len() == block.keys.len(),
-            "a block's operands disagree"
+            "operands of a block have inconsistent shapes"
         );
         // Queries are in row order, so the ends of their key ranges are non-decreasing.
         let begin = block.index * BLOCK_SIZE;
@@ -187,7 +187,8 @@ impl Queries {
         self.visible[queries].fill(visible.clone());
     }
 
-    /// Merges a block into the accumulators of some queries, each of which sees a key of it.
+    /// Merges a block into the accumulators of some queries, each of which attends to at least one of its
+    /// keys.
     ///
     /// # Safety
     /// As for `attend`.
@@ -195,8 +196,8 @@ impl Queries {
     unsafe fn attend_each<V: Lanes, U: Element>(&mut self, queries: Range<usize>, mut block: Block<'_, U>) {
         let Range { start: mut first, end: last } = queries;
         while first < last {
-            // SAFETY: guaranteed by the caller; an arm takes at most as many queries as are left, all of
-            // which see a key.
+            // SAFETY: guaranteed by the caller; an arm takes at most as many queries as are left, and all of
+            // them attend to a key.
             unsafe {
                 first += match last - first {
                     1 => self.tile::<V, U, 1>(first, block),
@@ -209,8 +210,8 @@ impl Queries {
         }
     }
 
-    /// Merges the block into the accumulators of Q queries from `first` on, each of which sees some of its
-    /// keys. Returns Q.
+    /// Merges the block into the accumulators of Q queries from `first` on, each of which attends to some of
+    /// its keys. Returns Q.
     ///
     /// # Safety
     /// As for `attend`; the queries exist.
@@ -222,12 +223,12 @@ impl Queries {
     ) -> usize {
         let head_dim = self.head_dim;
         let begin = block.index * BLOCK_SIZE;
-        let visible: &[Range<usize>; Q] = self.visible[first..].first_chunk().expect("the queries are there");
+        let visible: &[Range<usize>; Q] = self.visible[first..].first_chunk().expect("all Q queries exist");
         let seen = visible
             .each_ref()
             .map(|keys| keys.start.saturating_sub(begin)..BLOCK_SIZE.min(keys.end.saturating_sub(begin)));
         let (earliest, latest) = (&seen[0], &seen[Q - 1]);
-        // Keys that all of these queries see.
+        // Keys that all of these queries attend to.
         let shared = latest.start..earliest.end;
         // SAFETY: guaranteed by the caller; keys lie inside the block.
         unsafe {
@@ -241,7 +242,7 @@ impl Queries {
                 mask(&mut scores, &seen);
             }
             let running: &mut [Running; Q] =
-                self.running[first..].first_chunk_mut().expect("the queries are there");
+                self.running[first..].first_chunk_mut().expect("all Q queries exist");
             let mut weights = weigh::<V, Q>(running, scores, self.scale);
             let values = &mut self.values[first * head_dim..(first + Q) * head_dim];
             if latest.start == 0 {
@@ -270,7 +271,7 @@ impl Queries {
     }
 }
 
-/// Sets the scores of keys that a query does not see to minus infinity.
+/// Sets the scores of keys that a query must not attend to to minus infinity.
 #[inline(always)]
 fn mask<const Q: usize>(scores: &mut [[f32; LANES]; Q], seen: &[Range<usize>; Q]) {
     for (scores, seen) in scores.iter_mut().zip(seen) {
@@ -384,8 +385,8 @@ unsafe fn weigh<V: Lanes, const Q: usize>(
     weights
 }
 
-/// `values = values * rescale + sum over t of p[t] * v[t]` for Q queries that see the first `keys` keys of a
-/// block, D vectors of dimensions at a time.
+/// `values = values * rescale + sum over t of p[t] * v[t]` for Q queries that attend to the first `keys` keys
+/// of a block, D vectors of dimensions at a time.
 ///
 /// # Safety
 /// The CPU supports V's instructions; `values` is `[Q][head_dim]`, `v` is sixteen rows of a head, `keys` is
@@ -435,7 +436,8 @@ unsafe fn add_values_of_all<V: Lanes, U: Element, const Q: usize, const D: usize
     }
 }
 
-/// Like [`add_values_of_all`] for one query that may see only some of the keys, in dimensions from `d` on.
+/// Like [`add_values_of_all`] for one query that may attend to only some of the keys, in dimensions from `d`
+/// on.
 ///
 /// # Safety
 /// The CPU supports V's instructions; `keys` lies in 0..16, `v` is sixteen rows of `values.len()`.

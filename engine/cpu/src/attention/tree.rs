@@ -1,6 +1,6 @@
-//! Attention of token tree rows over the block in which the tree begins and those after it. The content of
-//! such a block differs by row: each position holds the row's own ancestor, wherever that is stored. So each
-//! row gets its own copy of the block, assembled from the cache. It then computes what a chain of its
+//! Attention of token tree rows over the block in which the tree begins and the blocks after it. The content
+//! of such a block differs by row: each position holds the row's own ancestor, wherever that is stored. So
+//! each row gets its own copy of the block, gathered from the cache. It then computes what a chain of its
 //! ancestors would (docs/contract.md C3): the same keys at the same positions, merged in the same order.
 
 use super::block::{AttendEach, Block, Fetch, Queries};
@@ -33,13 +33,13 @@ impl<T: Element + KvElement> Attend<'_, T> {
                 let (keys, values) = own.split_at(own.len() / 2);
                 let block = Block { index, keys, values, fetch: Fetch::NOTHING };
                 // SAFETY: guaranteed by the caller; keys and values are sixteen rows of head_dim, and the
-                // row's queries see some of them.
+                // row's queries attend to some of them.
                 unsafe { V::run_apart(AttendEach { queries, range: of_row.clone(), block }) };
             }
         }
     }
 
-    /// Assembles a block in which the tree's positions hold the row's ancestors and the row itself.
+    /// Gathers a block in which the tree's positions hold the row's ancestors and the row itself.
     fn put_together(
         &self,
         task: &Task,

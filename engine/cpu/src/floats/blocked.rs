@@ -1,9 +1,9 @@
-//! GEMM of many row tiles with packed floats, which is bound by arithmetic. K is split into windows. A window
-//! of a panel stays in the L1 cache while all tiles of a block of rows use it; bf16 that is not multiplied by
-//! pairs is widened to f32 once. The block's activations stay in the L2 cache while all panels use them.
-//! Every tile prefetches its share of the next window.
+//! Compute-bound GEMM of many row tiles with packed floats. K is split into K blocks. A K block of a panel
+//! stays in the L1 cache while all tiles of a row block use it; bf16 that is not multiplied by pairs is
+//! widened to f32 once. The row block's activations stay in the L2 cache while all panels use them. Every
+//! tile prefetches its share of the next K block.
 //!
-//! A sum is stored at the end of a window and reloaded unchanged, so windows change no bit.
+//! A sum is stored at the end of a K block and reloaded unchanged, so K blocks change no bit.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,11 +17,11 @@ use crate::lanes::{LANES, Lanes};
 use crate::lines::{Fetch, Line, Nothing, Share};
 use crate::tiles::Tiles;
 
-/// Maximum activation words of a block of rows: two thirds of an L2 cache.
+/// Maximum activation words of a row block: two thirds of an L2 cache.
 const BLOCK_WORDS: usize = 352 * 1024;
-/// Maximum bytes of a window in the format that is multiplied: half of an L1 cache.
+/// Maximum bytes of a K block in the format that is multiplied: half of an L1 cache.
 const WINDOW_BYTES: usize = 24 * 1024;
-/// Minimum number of tiles for which a window is widened beforehand.
+/// Minimum number of tiles for which a K block is widened beforehand.
 const WIDEN_TILES: usize = 4;
 /// Levels of partial sums kept for the tree of slices.
 const TREE_LEVELS: usize = 3;
@@ -34,18 +34,18 @@ struct Window {
     ends_slice: bool,
 }
 
-/// State of a product between windows: accumulators and the widened window.
+/// State of a product between K blocks: accumulators and the widened K block.
 pub(super) struct Blocked<'a> {
     product: &'a FloatMatMul<'a>,
     windows: Vec<Window>,
-    /// The current window as f32 steps, if it is widened.
+    /// The current K block as f32 steps, if it is widened.
     wide: Vec<f32>,
     /// `[TREE_LEVELS + 1][tile][vector][row of the tile][LANES]`: accumulators of the current slice, and
     /// partial sums of the tree.
     sums: Vec<f32>,
 }
 
-/// Position of a tile: window, panel and row.
+/// Position of a tile: K block, panel and row.
 struct At<'a> {
     window: &'a Window,
     panel: usize,
@@ -53,7 +53,7 @@ struct At<'a> {
     row: usize,
 }
 
-/// Kernel for a tile of R rows in one window of a panel, with steps packed as W.
+/// Micro-kernel for a tile of R rows in one K block of a panel, with steps packed as W.
 struct TileOfBlock<'a, 'b, W, const R: usize> {
     blocked: &'b mut Blocked<'a>,
     at: At<'b>,
@@ -79,7 +79,7 @@ impl<'a> Blocked<'a> {
         let mut windows = Vec::new();
         for (slice, of) in product.weights.slices.iter().enumerate() {
             let cut = Tiles::new(of.steps.len(), most);
-            // An empty slice gets a window too, since it takes part in the tree.
+            // An empty slice gets a K block too, since it is a leaf of the tree.
             let count = cut.len().max(1);
             for i in 0..count {
                 let steps = if cut.len() == 0 { 0..0 } else { cut.rows(i) };
@@ -111,10 +111,10 @@ impl<'a> Blocked<'a> {
         }
     }
 
-    /// Multiplies one window of a panel with a block of tiles.
+    /// Multiplies one K block of a panel with a block of tiles.
     ///
     /// # Safety
-    /// As for `multiply`; the tiles, the panel and the window exist.
+    /// As for `multiply`; the tiles, the panel and the K block exist.
     #[inline(always)]
     unsafe fn window<V: Lanes, W: PanelNumbers>(
         &mut self,
@@ -126,7 +126,7 @@ impl<'a> Blocked<'a> {
         let start = (panel * weights.steps() + window.steps.start) * W::STEP_BYTES;
         let lines = self.product.lines();
         let widened = W::WIDENS && block.len() >= WIDEN_TILES;
-        // SAFETY: guaranteed by the caller; the window's steps begin at `start`, and `wide` has space for
+        // SAFETY: guaranteed by the caller; the K block's steps begin at `start`, and `wide` has space for
         // them.
         unsafe {
             if widened {
@@ -152,8 +152,8 @@ impl<'a> Blocked<'a> {
     }
 
     /// # Safety
-    /// The CPU supports V's instructions; `count` steps, packed as W, lie at `from`, and a window has at
-    /// least as many.
+    /// The CPU supports V's instructions; `count` steps, packed as W, lie at `from`, and `wide` has space for
+    /// them.
     #[inline(always)]
     unsafe fn widen<V: Lanes, W: PanelNumbers>(&mut self, from: *const u8, count: usize) {
         let wide = self.wide.as_mut_ptr();
@@ -172,7 +172,7 @@ impl<'a> Blocked<'a> {
     }
 
     /// # Safety
-    /// The CPU supports V's instructions; `at` is a tile of `rows` rows, the steps are its window's and
+    /// The CPU supports V's instructions; `at` is a tile of `rows` rows, the steps are those of its K block,
     /// packed as W.
     #[inline(always)]
     unsafe fn tile<V: Lanes, W: PanelNumbers>(
@@ -196,7 +196,7 @@ impl<'a> Blocked<'a> {
         unsafe { with_rows!(V, rows, rows) }
     }
 
-    /// Multiplies all vectors of a tile of R rows in one window.
+    /// Multiplies all vectors of a tile of R rows in one K block.
     ///
     /// # Safety
     /// As for `tile`.
@@ -221,7 +221,7 @@ impl<'a> Blocked<'a> {
         }
     }
 
-    /// Multiplies M vectors of a tile of R rows in one window.
+    /// Multiplies M vectors of a tile of R rows in one K block.
     ///
     /// # Safety
     /// As for `tile`.

@@ -1,6 +1,6 @@
 //! GEMM of activations with packed floats: `out[row][column] = sum over k of x[row][k] * weights[column][k]
 //! (+ bias[column])`, one chain of fused multiply-adds along each K-slice, accumulated in registers by tiles
-//! of rows. A single tile is bound by memory, which is read once from start to end. A single row reads
+//! of rows. A single tile is memory-bound: the weights are read once from start to end. A single row reads
 //! several panels in parallel, since several streams are faster. `blocked` handles several tiles.
 
 use std::marker::PhantomData;
@@ -68,13 +68,13 @@ macro_rules! with_rows {
             10 if const { $lanes::TILE_ROWS >= 10 } => $call!(10),
             11 if const { $lanes::TILE_ROWS >= 11 } => $call!(11),
             12 if const { $lanes::TILE_ROWS >= 12 } => $call!(12),
-            _ => unreachable!("a tile has at most TILE_ROWS rows, which are twelve at most"),
+            _ => unreachable!("a tile has at most TILE_ROWS rows, at most twelve"),
         }
     };
 }
 pub(crate) use with_rows;
 
-/// Kernel for the only tile, of R rows, with some panels packed as W.
+/// Kernel for a single tile of R rows, with some panels packed as W.
 struct PanelsOfTile<'a, W, const R: usize> {
     product: &'a FloatMatMul<'a>,
     panels: Range<usize>,
@@ -107,7 +107,7 @@ impl FloatMatMul<'_> {
                 && size_of_val(&*self.weights.lines) == self.weights.width.div_ceil(PANEL) * panel_bytes
                 && self.x.words.len() == tiles.num_rows() * steps * W::WORDS
                 && (0..tiles.len()).all(|tile| tiles.rows(tile).len() <= V::TILE_ROWS),
-            "a packed product's operands disagree"
+            "operands of a packed GEMM have inconsistent shapes"
         );
         // SAFETY: the CPU supports V's instructions; panels and tiles lie inside by the assertion.
         unsafe {

@@ -78,13 +78,13 @@ fn pack<T: Stored>(
     threads: &Threads,
 ) -> Result<FloatMatrix, KernelError> {
     let (width, k) = (rows.rows(), slices.last().map_or(0, |slice| slice.k.end));
-    assert_eq!(rows.columns(), k, "rows have the columns that the slices cover");
+    assert_eq!(rows.columns(), k, "the slices must cover all columns of the rows");
     let steps = slices.last().map_or(0, |slice| slice.steps.end);
     let (panels, panel_lines) = (width.div_ceil(PANEL), steps * step_lines::<T>());
     let mut lines = Lines::of_matrix(panels * panel_lines)?;
     let shared = Shared::new(&mut lines);
     threads.try_for_ranges(panels, |range| {
-        // One panel at a time, so that it is in a cache when it is packed.
+        // One panel at a time, so that its numbers are still in a cache when they are packed.
         let mut numbers: Vec<T> = bytemuck::zeroed_vec(PANEL.min(width) * k);
         for panel in range {
             let channels = panel * PANEL..width.min((panel + 1) * PANEL);

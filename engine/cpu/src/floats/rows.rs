@@ -16,7 +16,7 @@ use crate::tiles::Tiles;
 /// Upper limit of the rows of a tile.
 const MOST_ROWS: usize = 12;
 
-/// Rows in tiles; reused, so that memory is.
+/// Rows in tiles; reused by the next product without a new allocation.
 #[derive(Debug, Default)]
 pub(crate) struct TiledRows {
     /// `[tile][step][word of the step][row of the tile]`: f32 numbers, or a step's pair of bf16 in one word.
@@ -67,7 +67,7 @@ impl Kernel for Fill<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
-        const { assert!(V::TILE_ROWS <= MOST_ROWS, "a tile has more rows than are dealt out") };
+        const { assert!(V::TILE_ROWS <= MOST_ROWS, "a tile has more rows than the packing buffer") };
         match self.format {
             MatrixFormat::F32 => self.fill::<f32>(),
             MatrixFormat::Bf16 if V::MULTIPLIES_PAIRS => self.fill::<Pairs>(),
@@ -77,8 +77,8 @@ impl Kernel for Fill<'_> {
 }
 
 impl Fill<'_> {
-    /// Converts `DEALT` columns at a time row by row before interleaving them, so that both buffers stay in
-    /// the L1 cache.
+    /// Converts `DEALT` columns at a time row by row before interleaving them, so that both buffers stay
+    /// in the L1 cache.
     #[inline(always)]
     fn fill<W: PanelNumbers>(self) {
         let rows = self.x.len() / self.k;

@@ -24,7 +24,7 @@ pub(super) trait PanelNumbers {
     const STEP_BYTES: usize;
     /// Words of a row's activations per step.
     const WORDS: usize;
-    /// Whether a window that many row tiles use is widened to f32.
+    /// Whether a K block that many row tiles use is widened to f32.
     const WIDENS: bool;
 
     /// Converts activations to words. The first `DEALT / STEP * WORDS` words are valid.
@@ -138,7 +138,7 @@ impl PanelNumbers for Pairs {
     }
 }
 
-/// Steps of one panel, or of several panels that are `apart` bytes apart.
+/// Steps of one panel, or of several panels that lie `apart` bytes from each other.
 pub(super) struct Steps {
     /// Address that lines are counted from.
     pub(super) lines: *const u8,

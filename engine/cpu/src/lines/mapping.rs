@@ -1,6 +1,6 @@
 //! Memory mappings in huge pages, if the system has them. Matrices are allocated consecutively from shared
 //! regions. With separate mappings, a matrix smaller than a huge page would get small pages, and so would the
-//! end of every other (docs/adr/0076-matrices-share-large-pages.md).
+//! end of every larger one (docs/adr/0076-matrices-share-large-pages.md).
 
 use std::io;
 use std::ops::Range;
@@ -96,7 +96,7 @@ fn map(len: usize, in_large_pages: usize) -> io::Result<(Arc<MmapRaw>, usize)> {
     if in_large_pages > 0
         && let Err(error) = map.advise_range(Advice::HugePage, start, in_large_pages)
     {
-        tracing::debug!(%error, "no large pages for what kernels stream, reading will be slower");
+        tracing::debug!(%error, "huge pages are not available, kernels will read weights and KV more slowly");
     }
     Ok((Arc::new(map), start))
 }

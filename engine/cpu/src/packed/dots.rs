@@ -35,7 +35,7 @@ pub(crate) trait Dots: Copy {
     /// Whether the loop over cached int8 lines is faster when it is not unrolled.
     const ROLLED: bool = false;
     /// Whether `dot` takes int8 as signed, so that its sums need no correction for the shift of stored
-    /// numbers. (Half bytes are not affected.)
+    /// numbers. (Nibbles are not affected.)
     const SIGNED: bool = false;
     /// Whether `dot_pair` multiplies two rows of int8 together, two lines at a time.
     const PAIRS: bool = false;
@@ -43,11 +43,11 @@ pub(crate) trait Dots: Copy {
     const WIDE: bool = false;
     /// The float vectors of the same instruction set.
     type Lanes: Lanes;
-    /// 64 bytes with one half byte each, four per accumulator.
+    /// 64 bytes with one nibble each, four per accumulator.
     type Halves: Copy;
     /// The numbers of an int8 line that one word of activations is multiplied with.
     type Whole: Copy;
-    /// Accumulators of half byte products, which may be too narrow for more than `GROUP` products.
+    /// Accumulators of nibble products, which may be too narrow for more than `GROUP` products.
     type GroupSums: Copy;
 
     /// As [`Lanes::run_apart`].
@@ -87,7 +87,7 @@ pub(crate) trait Dots: Copy {
     unsafe fn half(line: *const u8, high: bool) -> Self::Halves;
     /// Initial accumulators of a group. The correction for the shift is added here or in `end_group`.
     unsafe fn begin_group(correction: i32) -> Self::GroupSums;
-    /// Adds the products of half bytes 4 c .. 4 c + 4 with the four i8 at `x` to accumulator c.
+    /// Adds the products of nibbles 4 c .. 4 c + 4 with the four i8 at `x` to accumulator c.
     unsafe fn dot_halves(sums: Self::GroupSums, halves: Self::Halves, x: *const i8) -> Self::GroupSums;
     /// Returns the sums with their correction.
     unsafe fn end_group(sums: Self::GroupSums, correction: i32) -> Self;

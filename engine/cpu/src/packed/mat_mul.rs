@@ -47,7 +47,7 @@ impl DotKernel for PackedMatMul<'_> {
                 && self.x.values.len()
                     == tiles.num_rows() * layout.padded() * bytes_per_number(layout.format(), D::WORDS)
                 && (0..tiles.len()).all(|tile| tiles.rows(tile).len() <= D::TILE_ROWS),
-            "a packed product's operands disagree"
+            "operands of a packed GEMM have inconsistent shapes"
         );
         let panels = self.columns.start / PANEL..self.columns.end.div_ceil(PANEL);
         // SAFETY: the CPU supports D's instructions; rows and panels lie inside by the assertion.
@@ -72,7 +72,7 @@ const fn chains(rows: usize, sums: usize) -> usize {
     }
 }
 
-/// Kernel for the only tile, of R rows, with some panels.
+/// Kernel for a single tile of R rows, with some panels.
 struct PanelsOfTile<'a, const R: usize> {
     product: &'a PackedMatMul<'a>,
     panels: Range<usize>,
@@ -90,7 +90,7 @@ impl<const R: usize> DotKernel for PanelsOfTile<'_, R> {
     }
 }
 
-/// Kernel for those of several tiles that have R rows, with M panels.
+/// Kernel for all tiles that have R rows, with M panels.
 struct TilesOfPanels<'a, const R: usize, const M: usize> {
     product: &'a PackedMatMul<'a>,
     /// The first panel.
@@ -146,8 +146,8 @@ impl PackedMatMul<'_> {
         }
     }
 
-    /// Multiplies one row with one panel when a line is one vector. int4 spends more instructions per line
-    /// and needs prefetch of lines that come soon.
+    /// Multiplies one row with one panel when a line is one vector. int4 takes more instructions per line and
+    /// needs a prefetch of the lines ahead.
     ///
     /// # Safety
     /// As for `tile`.
@@ -207,7 +207,7 @@ impl PackedMatMul<'_> {
         // SAFETY: guaranteed by the caller; an arm takes exactly the number of rows.
         unsafe {
             match rows {
-                _ if const { D::TILE_PANELS == 1 } => unreachable!("its caller asked before"),
+                _ if const { D::TILE_PANELS == 1 } => unreachable!("the caller checked TILE_PANELS"),
                 6 => pair!(6),
                 7 => pair!(7),
                 8 => pair!(8),
@@ -215,7 +215,7 @@ impl PackedMatMul<'_> {
                 10 => pair!(10),
                 11 => pair!(11),
                 12 => pair!(12),
-                _ => unreachable!("several even tiles of up to twelve rows have six at least"),
+                _ => unreachable!("several equal tiles of at most twelve rows have at least six"),
             }
         }
     }

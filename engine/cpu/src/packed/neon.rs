@@ -153,7 +153,7 @@ unsafe fn sdot(mut sums: int32x4_t, bytes: uint8x16_t, x: int32x4_t) -> int32x4_
     // SAFETY: guaranteed by the caller; it affects only these registers.
     unsafe {
         asm!(
-            // For the assembler, if this is compiled outside of the function with the target feature.
+            // For the assembler, if this is not inlined into the function with the target feature.
             ".arch_extension dotprod",
             "sdot {sums:v}.4s, {bytes:v}.16b, {x:v}.16b",
             sums = inout(vreg) sums,

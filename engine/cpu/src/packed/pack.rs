@@ -15,10 +15,10 @@ use crate::matrix::{NumbersMut, QuantizedFormat, RowBlocks};
 use crate::threads::Shared;
 use crate::transpose::{LINE_WORDS, transpose};
 
-/// A longer sum of int8 products might overflow 32 bits.
+/// Maximum length of a sum of int8 products; a longer one might overflow 32 bits.
 const MAX_SUM: usize = 131_072;
 
-/// Numbers smaller than this count as zero, since the inverse of their scale might be infinite.
+/// Smaller numbers are treated as zero, since the inverse of their scale might be infinite.
 pub(super) const SMALLEST: f32 = 1e-30;
 
 /// All bits of an f32 but the sign.
@@ -68,7 +68,7 @@ impl PackedMatrix {
 fn check_sums(layout: &KLayout) -> Result<(), KernelError> {
     let Some(piece) = layout.pieces().iter().find(|piece| piece.len > MAX_SUM) else { return Ok(()) };
     let reason = format!(
-        "a sum of so many int8 products may not fit 32 bits, expected {MAX_SUM} at most; take int4 or bf16"
+        "a sum of this many int8 products may overflow 32 bits, expected at most {MAX_SUM}; use int4 or bf16"
     );
     Err(KernelError::BadOption { option: "weights", value: piece.k.len() as u64, reason })
 }
@@ -112,7 +112,7 @@ enum PanelScales<'a> {
     Group(&'a mut [bf16]),
 }
 
-/// Steps of the numbers of a panel's channels, one byte each: `[PANEL, padded]`.
+/// Quantized values (codes) of a panel's channels, one byte each: `[PANEL, padded]`.
 struct Steps {
     format: QuantizedFormat,
     padded: usize,
@@ -127,7 +127,7 @@ impl Steps {
         Self { format, padded, bytes: vec![shift(format) as u8; PANEL * padded] }
     }
 
-    /// Packs four int8 steps per word, or eight of int4 with the second four in the high halves. Words of
+    /// Packs four int8 codes per word, or eight of int4 with the second four in the high halves. Words of
     /// neighbouring channels are adjacent.
     fn lay_out(&self, lines: &mut [Line]) {
         let per_word = k_per_line(self.format);
@@ -194,7 +194,7 @@ impl Kernel for QuantizePanel<'_> {
     }
 }
 
-/// Converts numbers to steps. A NaN becomes 0; its scale is a NaN already.
+/// Quantizes numbers. A NaN becomes 0; its scale is a NaN already.
 #[inline(always)]
 fn to_steps(numbers: &[f32], inverse: f32, format: QuantizedFormat, steps: &mut [u8]) {
     let (least, most) = match format {
@@ -222,7 +222,7 @@ pub(super) fn int8_scale(numbers: &[f32]) -> (f32, f32) {
 }
 
 /// The scale that maps the number farthest from zero (the first one if several) to -8, whatever its sign, so
-/// that sixteen steps are used and not fifteen.
+/// that all sixteen codes are used and not fifteen.
 #[inline(always)]
 fn int4_scale(group: &[f32]) -> bf16 {
     let largest = largest(group);
@@ -232,7 +232,7 @@ fn int4_scale(group: &[f32]) -> bf16 {
         bf16::ZERO
     } else {
         let farthest = group.iter().find(|x| x.abs() == largest);
-        bf16::from_f32(farthest.expect("the largest is one of them") / -8.0)
+        bf16::from_f32(farthest.expect("the largest magnitude is that of an element") / -8.0)
     }
 }
 

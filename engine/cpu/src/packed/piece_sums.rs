@@ -17,12 +17,12 @@ use crate::lines::{Fetch, Line};
 const FETCHED: usize = 4;
 /// Lines per prefetch call in the loop that is not unrolled.
 const ROLLED: usize = 8;
-/// Numbers of one channel in a line of half bytes.
+/// Numbers of one channel in a line of nibbles.
 const HALVES: usize = 2 * QUAD;
 /// Bytes of one word of a row.
 const WORD: usize = 4;
 
-/// Location of a piece in a panel and in the activations of a tile. Advanced by pointers, since steps are
+/// Location of a piece in a panel and in the activations of a tile. Advanced by pointers, since pieces are
 /// short.
 pub(super) struct PieceAt {
     /// Its first line in the panel, or in the first of several panels.
@@ -149,10 +149,7 @@ impl PieceAt {
         fetch: &mut F,
     ) -> [D; R] {
         const {
-            assert!(
-                !D::PAIRS || D::SIGNED && D::WORDS == 1,
-                "pairs begin with zeros and take words of four i8"
-            )
+            assert!(!D::PAIRS || D::SIGNED && D::WORDS == 1, "pairs start from zero and use words of four i8")
         };
         let (mut lines, mut x) = (self.lines, self.x);
         // SAFETY: guaranteed by the caller; no step goes past the piece.

@@ -26,7 +26,7 @@ pub(super) fn bytes_per_number(format: QuantizedFormat, words: usize) -> usize {
     }
 }
 
-/// Rows of quantized activations; reused, so that memory is.
+/// Rows of quantized activations; reused by the next product without a new allocation.
 #[derive(Debug, Default)]
 pub(crate) struct QuantizedRows {
     /// `[tile][padded k / 4][row of the tile][4]`. Widened to 16 bits, two bytes per number: `[tile][padded k
@@ -62,7 +62,7 @@ impl QuantizedRows {
                 let (rows, slice) = (tiles.rows(item / slices), item % slices);
                 let slice_pieces = layout.slices()[slice].clone();
                 let columns = layout.padded_range(&slice_pieces);
-                // The place of a part of each row in a buffer with `width` entries per row.
+                // Range of a part of each row in a buffer with `width` entries per row.
                 let place = |width: usize, part: Range<usize>| {
                     let start = rows.start * width;
                     start + part.start * rows.len()..start + part.end * rows.len()
@@ -123,11 +123,11 @@ impl<const BYTES: usize> Kernel for QuantizeSlice<'_, BYTES> {
     }
 }
 
-/// Steps that are collected before they are interleaved: a group of int4.
+/// Codes that are collected before they are interleaved: a group of int4.
 const GATHERED: usize = GROUP;
 
-/// Writes the steps of a piece, in quads, to the places of row `r` in a tile of `rows`. Returns their sum.
-/// Padding becomes zero. No step exceeds 127, since the scale comes from the largest number.
+/// Writes the codes of a piece, in quads, to the positions of row `r` in a tile of `rows`. Returns their sum.
+/// Padding becomes zero. No code exceeds 127, since the scale comes from the largest number.
 ///
 /// # Safety
 /// The CPU supports V's instructions.
@@ -137,7 +137,7 @@ unsafe fn quantize<V: Lanes, const BYTES: usize>(
     inverse: f32,
     (steps, rows, r): (&mut [i8], usize, usize),
 ) -> i32 {
-    // SAFETY: guaranteed by the caller; no access goes past the numbers or the collected steps.
+    // SAFETY: guaranteed by the caller; no access goes past the numbers or the collected codes.
     let sums = unsafe {
         let (inverse, rounder, back) = (V::splat(inverse), V::splat(ROUNDER), V::splat(-ROUNDER));
         let mut sums = V::splat(0.0);
@@ -147,8 +147,8 @@ unsafe fn quantize<V: Lanes, const BYTES: usize>(
                 let (from, left) = (x.as_ptr().add(start), x.len() - start);
                 let numbers: V = if left < LANES { f32::load_part(from, left) } else { V::load(from) };
                 let rounded = numbers.mul(inverse).add(rounder);
-                // The low byte is the step. Without the rounder the vector holds its value, and sums of those
-                // are exact.
+                // The low byte is the code. Without the rounder the vector holds the code as f32, and sums of
+                // those are exact.
                 rounded.store_low_bytes(gathered.as_mut_ptr().cast::<u8>().add(start));
                 sums = sums.add(rounded.add(back));
             }

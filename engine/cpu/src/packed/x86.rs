@@ -19,7 +19,7 @@ pub(crate) struct NarrowVnniDots<const EVEX: bool>(__m256i, __m256i);
 /// Two 256-bit registers: accumulators 0..8 and 8..16.
 ///
 /// int8 products are computed in 16 bits and added in pairs to 32 (`vpmaddwd`), because `vpmaddubsw` on bytes
-/// would saturate (255 * 127 * 2 exceeds an i16). On half bytes it does not, and sixteen products of a group
+/// would saturate (255 * 127 * 2 exceeds an i16). On nibbles it does not, and sixteen products of a group
 /// fit (15 * 127 * 16 = 30,480), so a group is summed in 16 bits and widened once.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2Dots(__m256i, __m256i);

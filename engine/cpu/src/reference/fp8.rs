@@ -1,9 +1,9 @@
-//! The naive twin of eight-bit floats (E4M3): their values by the format's definition, and rows quantized by looking at all
-//! of them (docs/contract.md C1).
+//! The naive twin of eight-bit floats (E4M3): their values by the format's definition, and rows quantized by
+//! a search over all codes (docs/contract.md C1).
 
-/// Codes of numbers that are not below zero: the one behind the last is a NaN.
+/// Number of finite codes with sign bit 0; code 0x7f is a NaN.
 const CODES: u8 = 0x7f;
-/// A row whose largest number is smaller counts as zero.
+/// A row whose largest number is smaller is treated as zero.
 const SMALLEST: f32 = 1e-30;
 
 /// The value of an eight-bit float: a sign, four bits of exponent, three of fraction.
@@ -17,7 +17,7 @@ pub fn fp8_value(code: u8) -> f32 {
     if code < 128 { size } else { -size }
 }
 
-/// A row as values of eight-bit floats and the scale that they share.
+/// Quantizes a row: the values of its eight-bit floats, and the scale of the row.
 pub fn fp8_row(row: &[f32]) -> (Vec<f32>, f32) {
     let largest = row.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
     if row.iter().any(|x| !x.is_finite()) {
@@ -29,7 +29,7 @@ pub fn fp8_row(row: &[f32]) -> (Vec<f32>, f32) {
     (row.iter().map(|x| nearest(x * (448.0 / largest))).collect(), largest / 448.0)
 }
 
-/// The nearest value; of two as near the one of even fraction.
+/// The nearest value, ties to even.
 fn nearest(x: f32) -> f32 {
     let distance = |code: &u8| (f64::from(fp8_value(*code)) - f64::from(x.abs())).abs();
     let mut best = 0;

@@ -10,7 +10,7 @@ use crate::matrix::QuantizedFormat;
 
 /// Numbers along K per int4 scale.
 const GROUP: usize = 32;
-/// Smaller numbers count as zero.
+/// Smaller numbers are treated as zero.
 const SMALLEST: f32 = 1e-30;
 
 /// `[columns, k]`, quantized.
@@ -68,7 +68,7 @@ impl QuantizedWeights {
         out
     }
 
-    /// Sum of one column over one slice, in the activations' steps.
+    /// Sum of one column over one slice, with the activations' codes.
     fn slice_sum(&self, column: usize, slice: Range<usize>, x: &[i32]) -> f32 {
         let weights = &self.steps[column * self.k..(column + 1) * self.k];
         let exact = |range: Range<usize>| {

@@ -1,6 +1,6 @@
-//! Lets a thread wait for another: it spins as long as [`Patience`] allows, then sleeps until the bell is
-//! rung. No wake-up is lost: a sleeper checks its condition again after it has registered, and a ringer looks
-//! for sleepers after it has made the condition true.
+//! An event count: a thread waits for a condition on atomics. It spins as long as [`Patience`] allows, then
+//! blocks until it is notified. No wake-up is lost: a waiter checks its condition again after it has
+//! registered, and a notifier looks for waiters after it has made the condition true.
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use super::patience::Patience;
 #[derive(Debug, Default)]
 pub(super) struct Bell {
     sleepers: AtomicUsize,
-    /// Held from a sleeper's last check until it sleeps, so that no ring falls in between.
+    /// Held from a waiter's last check until it blocks, so that no notification falls in between.
     lock: Mutex<()>,
     rung: Condvar,
 }
@@ -24,9 +24,9 @@ impl Bell {
         }
     }
 
-    /// Wakes all sleepers; usually there are none.
+    /// Wakes all blocked waiters; usually there are none.
     pub(super) fn ring(&self) {
-        // Either this load sees the sleeper, or the sleeper's last check sees the changed condition.
+        // Either this load sees the waiter, or the waiter's last check sees the changed condition.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));

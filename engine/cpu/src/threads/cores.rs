@@ -1,21 +1,21 @@
-//! Queries the cores that a thread may run on, and pins a thread to one. Pinning is only done on request: a
-//! thread that may move continues on a core that a sleeping peer leaves free, a pinned one waits
+//! Queries the cores that a thread may run on, and pins a thread to one. Pinning is only done on request: an
+//! unpinned thread can move to a core that an idle peer leaves free, a pinned one has to wait
 //! (docs/adr/0019-own-thread-pool.md).
 
 use crate::KernelError;
 
 /// Returns the cores that the calling thread may run on, in the system's order.
 pub fn allowed_cores() -> Result<Vec<usize>, KernelError> {
-    system::allowed().map_err(|error| refused(0, "which cores this thread may run on", error))
+    system::allowed().map_err(|error| refused(0, "read the CPU affinity of this thread", error))
 }
 
 /// Pins the calling thread, and threads that it starts later, to one core.
 pub(super) fn stay_on(core: usize) -> Result<(), KernelError> {
-    system::stay_on(core).map_err(|error| refused(core, "to keep a thread on this core", error))
+    system::stay_on(core).map_err(|error| refused(core, "pin a thread to this core", error))
 }
 
 fn refused(core: usize, what: &str, error: std::io::Error) -> KernelError {
-    let reason = format!("the system refuses {what}: {error}; do not pin");
+    let reason = format!("cannot {what}: {error}; do not pin");
     KernelError::BadOption { option: "pin", value: core as u64, reason }
 }
 
@@ -48,10 +48,10 @@ mod system {
     use std::io::{Error, ErrorKind, Result};
 
     pub(super) fn allowed() -> Result<Vec<usize>> {
-        Err(Error::new(ErrorKind::Unsupported, "it has no such call"))
+        Err(Error::new(ErrorKind::Unsupported, "not supported on this system"))
     }
 
     pub(super) fn stay_on(_core: usize) -> Result<()> {
-        Err(Error::new(ErrorKind::Unsupported, "it has no such call"))
+        Err(Error::new(ErrorKind::Unsupported, "not supported on this system"))
     }
 }

@@ -1,10 +1,9 @@
-//! A thread pool that lives as long as an engine and runs the pieces of one section after another. The thread
-//! that submits a section (the leader) works on it too. It waits for pieces that were started, never for
-//! threads that have not arrived: a thread that the system has descheduled only delays the section if it
-//! holds a piece.
+//! A thread pool that lives as long as an engine and runs one job after another; a job is a number of tasks.
+//! The thread that submits a job (the leader) works on it too. It waits for tasks that were started, never
+//! for idle threads: a thread that the system has descheduled only delays the job if it is in a task.
 //!
-//! A section's closure may be accessed only between taking a piece and counting it as done. That keeps the
-//! borrow alive, and all the unsafe code here relies on it.
+//! A job's closure may be accessed only between taking a task and counting it as done. That keeps the borrow
+//! alive, and all the unsafe code here relies on it.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -16,38 +15,38 @@ use std::thread::JoinHandle;
 use super::bell::Bell;
 use super::patience::Patience;
 
-/// State shared by all threads of a crew.
+/// State shared by all threads of a pool.
 #[derive(Default)]
 struct Board {
-    /// Written by the leader, while no piece is in progress.
+    /// Written by the leader, while no task is in progress.
     section: UnsafeCell<Option<Section>>,
-    /// Number of pieces not yet taken. The next piece to take is `pieces - left`.
+    /// Number of tasks not yet taken. The next task to take is `pieces - left`.
     left: OwnLine<AtomicUsize>,
-    /// Number of pieces not yet done.
+    /// Number of tasks not yet done.
     unfinished: OwnLine<AtomicUsize>,
-    /// Rung when there are pieces to take, or when the crew ends.
+    /// Notified when there are tasks to take, or when the pool shuts down.
     work: Bell,
-    /// Rung when the last piece is done.
+    /// Notified when the last task is done.
     done: Bell,
     patience: Patience,
-    /// Payload of the first panic of a piece.
+    /// Payload of the first task that panicked.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     ended: AtomicBool,
 }
 
-/// A value that all threads write, on separate cache lines from read-only data.
+/// A value that all threads write, on its own cache lines to avoid false sharing.
 #[derive(Default)]
 #[repr(align(128))]
 struct OwnLine<T>(T);
 
-/// Pieces 0..`pieces` of `run`.
+/// Calls of `run` with 0..`pieces`.
 struct Section {
     run: *const (dyn Fn(usize) + Sync),
     pieces: usize,
 }
 
 // SAFETY: `section` is written only by the holder of `Crew::leading` while `unfinished` is 0, and read only
-// between taking a piece and counting it as done, when `unfinished` is above 0; the closure that it points to
+// between taking a task and counting it as done, when `unfinished` is above 0; the closure that it points to
 // is Sync.
 unsafe impl Sync for Board {}
 // SAFETY: as above; nothing in it is tied to one thread.
@@ -57,13 +56,13 @@ unsafe impl Send for Board {}
 #[derive(Default)]
 pub(super) struct Crew {
     board: Arc<Board>,
-    /// Held by the leader of the current section.
+    /// Held by the leader of the current job.
     leading: Mutex<()>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Crew {
-    /// Starts one more thread; an error if the system refuses.
+    /// Starts one more thread.
     pub(super) fn hire(&mut self) -> std::io::Result<()> {
         let board = Arc::clone(&self.board);
         let named = std::thread::Builder::new().name(format!("engine-{}", self.len()));
@@ -71,14 +70,14 @@ impl Crew {
         Ok(())
     }
 
-    /// Number of threads that work on a section, the leader included.
+    /// Number of threads that work on a job, the leader included.
     pub(super) fn len(&self) -> usize {
         self.threads.len() + 1
     }
 
-    /// Runs pieces 0..`pieces` on the threads that are available, and returns when all are done. A panic of a
-    /// piece is resumed here. If called from a piece, or while another thread leads, it runs the pieces in
-    /// order on the calling thread.
+    /// Runs tasks 0..`pieces` on the threads that are available, and returns when all are done. The panic
+    /// of a task is resumed here. If called from a task, or while another thread is the leader, it runs the
+    /// tasks in order on the calling thread.
     pub(super) fn run(&self, pieces: usize, run: &(dyn Fn(usize) + Sync)) {
         let _leading = match self.leading.try_lock() {
             Ok(leading) => leading,
@@ -101,36 +100,38 @@ impl Drop for Crew {
         self.board.ended.store(true, Ordering::Release);
         self.board.work.ring();
         for thread in self.threads.drain(..) {
-            // Panics of pieces were caught, so the thread itself has not panicked.
+            // Panics of tasks were caught, so the thread itself has not panicked.
             drop(thread.join());
         }
     }
 }
 
 impl Board {
-    /// Publishes a section to all threads. The caller leads, and waits until the section is done before `run`
-    /// ends.
+    /// Publishes a job to all threads. The caller is the leader, and waits until the job is done before `run`
+    /// is dropped.
     fn begin(&self, pieces: usize, run: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: this only drops the lifetime; `Crew::run` keeps `run` borrowed until every piece is done.
+        // SAFETY: this only drops the lifetime; `Crew::run` keeps `run` borrowed until every task
+        // is done.
         let run =
             unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(run) };
-        // SAFETY: the caller leads and no piece is in progress, so no other thread reads the section.
+        // SAFETY: the caller is the leader and no task is in progress, so no other thread reads the job.
         unsafe { *self.section.get() = Some(Section { run, pieces }) };
         self.unfinished.0.store(pieces, Ordering::Relaxed);
         self.left.0.store(pieces, Ordering::Release);
         self.work.ring();
     }
 
-    /// Takes a piece and runs it; returns false if none was left.
+    /// Takes a task and runs it; returns false if none was left.
     fn take_piece(&self) -> bool {
         let less_one = |left: usize| left.checked_sub(1);
         let Ok(left) = self.left.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, less_one) else {
             return false;
         };
-        // SAFETY: the piece counts as unfinished until the decrement below, so the section does not change
-        // and its closure lives.
+        // SAFETY: the task counts as unfinished until the decrement below, so the job does not change and its
+        // closure lives.
         let (run, piece) = unsafe {
-            let section = (*self.section.get()).as_ref().expect("pieces are there only while a section is");
+            let section =
+                (*self.section.get()).as_ref().expect("tasks are left only while a job is published");
             (&*section.run, section.pieces - left)
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(piece))) {
@@ -143,7 +144,7 @@ impl Board {
         true
     }
 
-    /// Loop of a crew thread, until the crew ends.
+    /// Loop of a pool thread, until the pool shuts down.
     fn serve(&self) {
         loop {
             while self.take_piece() {}

@@ -1,12 +1,13 @@
-//! Decides how long a thread spins before it sleeps: as long as a sleep would cost, or not at all while other
-//! processes need the cores.
+//! Decides how long a waiting thread spins before it blocks: as long as blocking would cost, or not at all
+//! while other processes need the cores.
 //!
-//! A thread that spins for as long as falling asleep and waking up take loses at most twice the cost of the
-//! best choice (Karlin, Li, Manasse, Owicki 1991). That holds if no other thread needs the core. If one does,
-//! the thread that is waited for has often been descheduled, for milliseconds, and runs again sooner if its
-//! waiting peers give up their cores: then a waiting thread sleeps at once. The system shows which case it
-//! is: how long a thread was runnable while another had its core. The number of such events is useless, since
-//! the system's own housekeeping causes a hundred of them per second.
+//! A thread that spins for as long as blocking and waking up take loses at most twice the cost of the best
+//! choice (Karlin, Li, Manasse, Owicki 1991). That holds if no other thread needs the core. If one does, the
+//! thread that is waited for has often been descheduled, for milliseconds, and runs again sooner if its
+//! waiting peers give up their cores: then a waiting thread blocks at once. The run-queue delay that the
+//! system reports tells the two cases apart: how long a thread was runnable while another had its core. The
+//! number of involuntary context switches does not, since the system's own housekeeping causes a hundred of
+//! them per second.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -14,22 +15,24 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Cost of a sleep, ringing the bell included: 32 us were measured (docs/adr/0019-own-thread-pool.md).
+/// Spin limit: about the cost of blocking and waking up, measured as 32 us
+/// (docs/adr/0019-own-thread-pool.md).
 const CALM: Duration = Duration::from_micros(50);
 
-/// Minimum time between queries of a thread to the system; one takes about a microsecond.
+/// Minimum time between two samples of a thread's run-queue delay; a sample takes about a microsecond.
 const ASK_EVERY: Duration = Duration::from_millis(8);
 
-/// The cores count as crowded if a thread lost at least this share of its time to others.
+/// The cores count as contended if a thread was delayed for at least this share of the time.
 const CROWD_PERCENT: u64 = 10;
 
-/// How long a crowd is assumed after the last sign of it.
+/// How long contention is assumed after it was last seen.
 const HOLD: Duration = Duration::from_millis(50);
 
 /// Spin iterations per read of the clock, which costs about as much as one of them.
 const PAUSES: u32 = 16;
 
-/// State shared by threads that wait for each other: whether others need their cores.
+/// Spin-then-block policy, shared by threads that wait for each other: tracks whether their cores are
+/// contended.
 #[derive(Debug)]
 pub struct Patience {
     born: Instant,
@@ -44,7 +47,7 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// Spins until `ready` is true or patience runs out. Returns whether it was ready.
+    /// Spins until `ready` is true or the spin limit is reached. Returns whether it was ready.
     pub fn look(&self, ready: impl Fn() -> bool) -> bool {
         let mut begin = None;
         loop {
@@ -62,7 +65,7 @@ impl Patience {
         }
     }
 
-    /// How long to spin at this moment.
+    /// The spin limit at this moment.
     fn at(&self, now: Instant) -> Duration {
         let lost = LOST.with_borrow_mut(|lost| lost.percent_since_asked(now));
         let now = now.saturating_duration_since(self.born).as_nanos() as u64;
@@ -77,7 +80,7 @@ thread_local! {
     static LOST: RefCell<LostTime> = RefCell::new(LostTime::of_this_thread());
 }
 
-/// Time that this thread was runnable while another had its core.
+/// Run-queue delay of this thread: time that it was runnable while another had its core.
 struct LostTime {
     /// Linux: nanoseconds on a core, nanoseconds runnable without one, and number of time slices. `None` if
     /// the system does not provide it.
@@ -94,8 +97,8 @@ impl LostTime {
         this
     }
 
-    /// Percentage of lost time since the last query; `None` if that was a moment ago, or if the system does
-    /// not provide it.
+    /// Delay since the last sample, in percent of the time; `None` if that sample is too recent, or if the
+    /// system does not report it.
     fn percent_since_asked(&mut self, now: Instant) -> Option<u64> {
         let since = now.saturating_duration_since(self.asked);
         if since < ASK_EVERY {
@@ -126,14 +129,14 @@ mod tests {
         let after = |ms| patience.born + Duration::from_millis(ms);
         let schedstat = Some(file.try_clone().unwrap());
         LOST.set(LostTime { schedstat, asked: patience.born, total_ns: 0 });
-        // 16 ms on a core and 4 ms runnable; the first call is too early to query.
+        // 16 ms on a core and 4 ms runnable; the first call is too early to sample.
         file.write_all(b"16000000 4000000 7\n").unwrap();
         assert_eq!(patience.at(after(7)), CALM);
         assert_eq!(patience.at(after(20)), Duration::ZERO);
-        // Nothing was lost since.
+        // No delay since.
         assert_eq!(patience.at(after(69)), Duration::ZERO);
         assert_eq!(patience.at(after(70)), CALM);
-        // A tenth of 10 ms is a crowd, less is not.
+        // A tenth of 10 ms is contention, less is not.
         let mut lost = LostTime { schedstat: Some(file), asked: after(0), total_ns: 3_000_001 };
         assert_eq!(lost.percent_since_asked(after(10)), Some(9));
     }

@@ -1,5 +1,5 @@
-//! Stress tests of the crew: every piece runs once, sleepers are woken, a panic is passed on, nothing hangs.
-//! The test run's time limit detects a lost wake-up.
+//! Stress tests of the thread pool: every task runs once, blocked threads are woken, a panic is passed on,
+//! nothing hangs. The test run's time limit detects a lost wake-up.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ fn every_piece_is_done_once_and_before_the_section_ends() {
     for section in 0..4_000 {
         let pieces = [1, 2, 3, 7, 16, 97][section % 6];
         crew.run(pieces, &|piece| {
-            // Now and then a piece is long, and waiting threads fall asleep.
+            // Now and then a task is long, and waiting threads block.
             if (section + piece) % 500 == 3 {
                 std::thread::sleep(Duration::from_micros(300));
             }
@@ -25,11 +25,7 @@ fn every_piece_is_done_once_and_before_the_section_ends() {
         });
         for (piece, count) in done.iter().enumerate() {
             let expected = usize::from(piece < pieces);
-            assert_eq!(
-                count.swap(0, Ordering::Relaxed),
-                expected,
-                "piece {piece} of {pieces}, section {section}"
-            );
+            assert_eq!(count.swap(0, Ordering::Relaxed), expected, "task {piece} of {pieces}, job {section}");
         }
         // And now and then there is no work for a while.
         if section % 400 == 0 {
@@ -65,12 +61,12 @@ fn a_panic_comes_out_after_all_pieces_and_leaves_the_crew_in_order() {
         let others = AtomicUsize::new(0);
         let run = || {
             crew.run(30, &|piece| {
-                assert!(piece != round, "piece {piece}");
+                assert!(piece != round, "task {piece}");
                 others.fetch_add(1, Ordering::Relaxed);
             });
         };
         let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
-        assert_eq!(panic.downcast_ref::<String>().unwrap(), &format!("piece {round}"));
+        assert_eq!(panic.downcast_ref::<String>().unwrap(), &format!("task {round}"));
         assert_eq!(others.into_inner(), 29);
         let sum = AtomicUsize::new(0);
         crew.run(10, &|piece| {
@@ -112,7 +108,7 @@ fn a_pinned_thread_has_one_core_and_no_other_has_it() {
         let pinned = scope.spawn(|| {
             let mut threads = Threads::eager(count).unwrap();
             threads.pin(&cores).unwrap();
-            // Every thread takes one piece: none continues before all have arrived.
+            // Every thread takes one task: none continues before all have arrived.
             let all_are_here = std::sync::Barrier::new(count);
             threads.map(&vec![(); count], |()| {
                 all_are_here.wait();
@@ -124,7 +120,7 @@ fn a_pinned_thread_has_one_core_and_no_other_has_it() {
     let mut found = found.concat();
     found.sort_unstable();
     assert_eq!(found, cores[..count], "one core each");
-    assert_eq!(allowed_cores().unwrap(), cores, "who did not ask may run where it could");
+    assert_eq!(allowed_cores().unwrap(), cores, "other threads stay unpinned");
 
     let error = Threads::eager(2).unwrap().pin(&cores[..1]).unwrap_err().to_string();
     assert!(error.contains("threads is 2") && error.contains("there are 1"), "{error}");

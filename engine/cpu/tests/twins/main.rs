@@ -152,7 +152,7 @@ fn check_rows(stored: &Table, packed: &Arc<FloatMatrix>) {
     assert_eq!(rows(&Table::Panels(Arc::clone(packed))), rows(stored));
 }
 
-/// Shapes with several windows of K, with windows widened beforehand, and with several blocks of rows.
+/// Shapes with several K blocks, with K blocks widened beforehand, and with several row blocks.
 #[test]
 fn a_linear_of_many_rows_is_its_twin() {
     for (rows, k, unit, bf) in [
@@ -247,7 +247,7 @@ fn check_packed(
 #[test]
 fn the_largest_sums_of_a_group_of_int4_fit() {
     let (k, width) = (96, 20);
-    // The number farthest from zero becomes step -8, the others 7 or, in odd rows, also -8.
+    // The number farthest from zero becomes code -8, the others 7 or, in odd rows, also -8.
     let weight = |i: usize| if i.is_multiple_of(32) || i / k % 2 == 1 { -8.0 } else { 7.0 };
     let weights: Vec<f32> = (0..width * k).map(weight).collect();
     for rows in 1..14 {
@@ -274,7 +274,7 @@ fn the_longest_sum_of_int8_fits() {
     for cpu in Cpu::every_isa().unwrap() {
         let mut out = [0.0; 2];
         cpu.linear(&linear, &mut vec![1.0; k], &mut out);
-        // Steps are 127 on both sides; the scales restore the original size up to rounding.
+        // Codes are 127 on both sides; the scales restore the original size up to rounding.
         assert!((out[0] - k as f32).abs() < 0.1 && out[0] == -out[1], "{cpu:?}: {out:?}");
     }
     let longer = pack(&KSlices::whole(k + 1), k + 1).unwrap_err().to_string();
