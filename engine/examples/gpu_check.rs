@@ -22,24 +22,24 @@ use std::time::{Duration, Instant};
 use engine::cuda::gpu_check::{CheckTarget, Report, Section};
 
 /// Lines of a section's output that may be queued.
-const WAITING_LINES: usize = 64;
+const MAX_QUEUED_LINES: usize = 64;
 const SECOND: Duration = Duration::from_secs(1);
 /// Option that runs sections in this process.
-const INSIDE: &str = "--inside";
+const IN_PROCESS: &str = "--inside";
 
 struct Options {
     target: CheckTarget,
     sections: Vec<Section>,
     time: Duration,
     out: Option<PathBuf>,
-    inside: bool,
+    in_process: bool,
 }
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let done = match Options::parse(&args) {
-        Ok(options) if options.inside => inside(&options),
-        Ok(options) => outside(&options, &args),
+        Ok(options) if options.in_process => run_in_process(&options),
+        Ok(options) => run_in_children(&options, &args),
         Err(error) => Err(error),
     };
     match done {
@@ -60,7 +60,7 @@ impl Options {
         let (pair, peer) = ((models.clone(), models), PathBuf::from("deploy/gpu-peer.py"));
         let target = CheckTarget { ordinal: 0, kernels: None, pair, peer, is_dry: false };
         let time = 9 * 60 * SECOND;
-        let mut options = Self { target, sections: Vec::new(), time, out: None, inside: false };
+        let mut options = Self { target, sections: Vec::new(), time, out: None, in_process: false };
         let mut args = args.iter();
         while let Some(arg) = args.next() {
             let mut value = || args.next().ok_or(format!("{arg} needs a value"));
@@ -78,15 +78,16 @@ impl Options {
                 "--peer" => options.target.peer = value()?.into(),
                 "--out" => options.out = Some(value()?.into()),
                 "--dry" => options.target.is_dry = true,
-                INSIDE => options.inside = true,
+                IN_PROCESS => options.in_process = true,
                 name => options.sections.push(
-                    Section::named(name).ok_or_else(|| format!("unknown section `{name}`, {}", names()))?,
+                    Section::named(name)
+                        .ok_or_else(|| format!("unknown section `{name}`, {}", expected_names()))?,
                 ),
             }
         }
         let models = options.target.pair.0.clone();
-        let judge = if options.target.is_dry { "draft" } else { "target" };
-        options.target.pair = (models.join("draft"), models.join(judge));
+        let target_name = if options.target.is_dry { "draft" } else { "target" };
+        options.target.pair = (models.join("draft"), models.join(target_name));
         if options.sections.is_empty() {
             options.sections = Section::ALL.to_vec();
         }
@@ -94,16 +95,16 @@ impl Options {
     }
 }
 
-fn names() -> String {
+fn expected_names() -> String {
     let names: Vec<&str> = Section::ALL.into_iter().map(Section::name).collect();
     format!("expected some of {}", names.join(", "))
 }
 
 /// Runs sections in this process. Lines are printed as they come.
 #[expect(clippy::print_stdout, reason = "the parent process reads them")]
-fn inside(options: &Options) -> Result<(), String> {
-    let mut say = |line: &str| println!("{line}");
-    let mut report = Report::new(&mut say);
+fn run_in_process(options: &Options) -> Result<(), String> {
+    let mut print_line = |line: &str| println!("{line}");
+    let mut report = Report::new(&mut print_line);
     for section in &options.sections {
         section.run(&options.target, &mut report).map_err(|error| error.to_string())?;
     }
@@ -114,33 +115,33 @@ fn inside(options: &Options) -> Result<(), String> {
 }
 
 /// Runs every section as a process and writes the report.
-fn outside(options: &Options, args: &[String]) -> Result<(), String> {
-    let began = Instant::now();
-    let mut paper = Paper::begin(options, args)?;
+fn run_in_children(options: &Options, args: &[String]) -> Result<(), String> {
+    let started_at = Instant::now();
+    let mut report = ReportWriter::begin(options, args)?;
     let mut failed = Vec::new();
     for &section in &options.sections {
         let (name, budget) = (section.name(), section.budget_seconds());
-        let left = options.time.saturating_sub(began.elapsed());
-        paper.line(&format!("\n## {name}"))?;
+        let left = options.time.saturating_sub(started_at.elapsed());
+        report.line(&format!("\n## {name}"))?;
         if left.is_zero() {
-            paper.line(&format!("NOT RUN {name}: the time limit of {:?} has passed", options.time))?;
+            report.line(&format!("NOT RUN {name}: the time limit of {:?} has passed", options.time))?;
             failed.push(name);
             continue;
         }
         let start = Instant::now();
-        let ended = run_section(options, section, left, &mut paper)?;
+        let failure = run_section(options, section, left, &mut report)?;
         let took = start.elapsed().as_secs_f64();
-        match ended {
-            None => paper.line(&format!("[{name}: passed, {took:.1} s of {budget}]"))?,
+        match failure {
+            None => report.line(&format!("[{name}: passed, {took:.1} s of {budget}]"))?,
             Some(reason) => {
-                paper.line(&format!("[{name}: FAILED, {reason}, {took:.1} s of {budget}]"))?;
+                report.line(&format!("[{name}: FAILED, {reason}, {took:.1} s of {budget}]"))?;
                 failed.push(name);
             }
         }
     }
     let verdict =
         if failed.is_empty() { "all good".to_owned() } else { format!("failed: {}", failed.join(", ")) };
-    paper.line(&format!("\n{verdict}; {:.0} s in all", began.elapsed().as_secs_f64()))?;
+    report.line(&format!("\n{verdict}; {:.0} s in all", started_at.elapsed().as_secs_f64()))?;
     if failed.is_empty() { Ok(()) } else { Err(verdict) }
 }
 
@@ -149,13 +150,13 @@ fn run_section(
     options: &Options,
     section: Section,
     left: Duration,
-    paper: &mut Paper,
+    report: &mut ReportWriter,
 ) -> Result<Option<String>, String> {
     let CheckTarget { ordinal, kernels, pair, peer, is_dry } = &options.target;
-    let this = std::env::current_exe().map_err(says)?;
+    let this = std::env::current_exe().map_err(to_message)?;
     let models = pair.0.parent().unwrap_or(&pair.0);
     let mut command = Command::new(this);
-    command.args([INSIDE, section.name(), "--device", &ordinal.to_string(), "--models"]).arg(models);
+    command.args([IN_PROCESS, section.name(), "--device", &ordinal.to_string(), "--models"]).arg(models);
     command.arg("--peer").arg(peer);
     if let Some(dir) = kernels {
         command.arg("--kernels").arg(dir);
@@ -163,8 +164,8 @@ fn run_section(
     if *is_dry {
         command.arg("--dry");
     }
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(says)?;
-    let (sender, lines) = sync_channel::<String>(WAITING_LINES);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(to_message)?;
+    let (sender, lines) = sync_channel::<String>(MAX_QUEUED_LINES);
     let streams: [Option<Box<dyn std::io::Read + Send>>; 2] =
         [child.stdout.take().map(|s| Box::new(s) as _), child.stderr.take().map(|s| Box::new(s) as _)];
     for stream in streams.into_iter().flatten() {
@@ -177,49 +178,49 @@ fn run_section(
     let deadline = Instant::now() + left;
     loop {
         match lines.recv_timeout(SECOND) {
-            Ok(line) => paper.line(&line)?,
+            Ok(line) => report.line(&line)?,
             // Both streams have ended, and so has the process, or it is about to.
-            Err(RecvTimeoutError::Disconnected) => return ended(&mut child),
+            Err(RecvTimeoutError::Disconnected) => return exit_reason(&mut child),
             Err(RecvTimeoutError::Timeout) => {}
         }
         if Instant::now() > deadline {
-            child.kill().and_then(|()| child.wait()).map_err(says)?;
+            child.kill().and_then(|()| child.wait()).map_err(to_message)?;
             return Ok(Some(format!("stopped: the time limit of {:?} has passed", options.time)));
         }
     }
 }
 
-fn ended(child: &mut Child) -> Result<Option<String>, String> {
-    let status = child.wait().map_err(says)?;
+fn exit_reason(child: &mut Child) -> Result<Option<String>, String> {
+    let status = child.wait().map_err(to_message)?;
     Ok((!status.success()).then(|| status.to_string()))
 }
 
 /// The report: on the terminal and, if a file is named, in that file, which is complete after every line.
-struct Paper(Option<File>);
+struct ReportWriter(Option<File>);
 
-impl Paper {
+impl ReportWriter {
     fn begin(options: &Options, args: &[String]) -> Result<Self, String> {
         let open = |path: &PathBuf| File::options().create(true).append(true).open(path);
-        let file = options.out.as_ref().map(open).transpose().map_err(says)?;
-        let mut paper = Self(file);
-        paper.line("# gpu-check")?;
+        let file = options.out.as_ref().map(open).transpose().map_err(to_message)?;
+        let mut report = Self(file);
+        report.line("# gpu-check")?;
         if options.target.is_dry {
-            paper.line("A dry run: sizes are small, and times are measured on the host and meaningless.")?;
+            report.line("A dry run: sizes are small, and times are measured on the host and meaningless.")?;
         }
-        paper.line(&format!("command: gpu_check {}", args.join(" ")))?;
+        report.line(&format!("command: gpu_check {}", args.join(" ")))?;
         // The driver's version, if the machine reports it.
         let version = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
-        version.lines().take(1).try_for_each(|line| paper.line(line))?;
-        Ok(paper)
+        version.lines().take(1).try_for_each(|line| report.line(line))?;
+        Ok(report)
     }
 
     #[expect(clippy::print_stdout, reason = "a report for people")]
     fn line(&mut self, line: &str) -> Result<(), String> {
         println!("{line}");
-        self.0.as_mut().map_or(Ok(()), |file| writeln!(file, "{line}")).map_err(says)
+        self.0.as_mut().map_or(Ok(()), |file| writeln!(file, "{line}")).map_err(to_message)
     }
 }
 
-fn says(error: impl std::error::Error) -> String {
+fn to_message(error: impl std::error::Error) -> String {
     error.to_string()
 }

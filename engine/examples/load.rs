@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     match Engine::load(&options) {
         Ok(engine) => {
             let (seconds, peak) = (begin.elapsed().as_secs_f64(), peak_bytes());
-            let (held, parameters) = (engine.info().held_bytes, engine.info().num_parameters);
+            let (held, parameters) = (engine.info().resident_bytes, engine.info().num_parameters);
             println!(
                 "{weights:?}, {parameters} weights, {threads} threads: {seconds:.2} s, {:.1} MB of weights, peak {:.1} MB \
                  ({:.1} MB before), {:.3} times the weights",

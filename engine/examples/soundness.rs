@@ -91,7 +91,7 @@ fn check(
         let (texts, slots) = ([text(0), text(3)], [engine.open(), engine.open()]);
         for (ids, slot) in texts.iter().zip(slots) {
             let expected = oracle.logits_at_every_position(ids);
-            let mut held = engine.share(slot, 1, ids).len as usize;
+            let mut held = engine.share_prefix(slot, 1, ids).len as usize;
             for &len in cut.iter().cycle() {
                 let end = ids.len().min(held + len);
                 if end == held {

@@ -82,18 +82,18 @@ fn main() -> Result<ExitCode, Failure> {
             ..SequenceSpec::default()
         };
         let specs: Vec<SequenceSpec> = prompts.iter().enumerate().map(spec).collect();
-        let mut alone = Vec::new();
+        let mut undrafted = Vec::new();
         for (spec, prompt) in specs.iter().zip(&prompts) {
-            alone.push(
+            undrafted.push(
                 pair.write(spec, prompt, Shape { kind: Kind::Chain, depth: 0, tokens: 0, rows: None })?.0,
             );
         }
         for &shape in &shapes {
             let (mut counts, mut exact) = (Counts::default(), 0);
-            for ((spec, prompt), alone) in specs.iter().zip(&prompts).zip(&alone) {
+            for ((spec, prompt), undrafted) in specs.iter().zip(&prompts).zip(&undrafted) {
                 let (ids, of_text) = pair.write(spec, prompt, shape)?;
                 counts.add(&of_text);
-                exact += usize::from(ids == *alone);
+                exact += usize::from(ids == *undrafted);
             }
             println!("| {temperature} {} {exact} of {} |", counts.row(shape), prompts.len());
             all_exact &= exact == prompts.len();
@@ -123,15 +123,15 @@ impl Counts {
         self.proposing += other.proposing;
     }
 
-    fn row(&self, Shape { kind, depth, tokens, rows: most }: Shape) -> String {
+    fn row(&self, Shape { kind, depth, tokens, rows: limit }: Shape) -> String {
         let per_step = |n: usize| n as f64 / self.steps as f64;
         let kind = format!("{kind:?}").to_lowercase();
-        let most = most.map(|most| format!(", {most} rows a forward")).unwrap_or_default();
+        let limit = limit.map(|limit| format!(", {limit} rows a forward")).unwrap_or_default();
         let (per_verification, drafted) = (per_step(self.written), per_step(self.drafted));
         let (forwards, rows) = (per_step(self.forwards), per_step(self.rows));
         let millis = self.proposing.as_secs_f64() * 1e3 / self.steps as f64;
         format!(
-            "| {tokens} | {kind}, {depth} positions{most} | {per_verification:.3} | {drafted:.2} | {forwards:.2} | {rows:.2} | {millis:.3} |"
+            "| {tokens} | {kind}, {depth} positions{limit} | {per_verification:.3} | {drafted:.2} | {forwards:.2} | {rows:.2} | {millis:.3} |"
         )
     }
 }
@@ -157,16 +157,16 @@ fn shape(text: &str) -> Result<Shape, Failure> {
 
 /// CPU time of this thread, as Linux reports it.
 fn cpu_time() -> Result<Duration, Failure> {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat")?;
-    let nanos = told.split_whitespace().next().ok_or("the system does not report thread times")?;
+    let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat")?;
+    let nanos = schedstat.split_whitespace().next().ok_or("the system does not report thread times")?;
     Ok(Duration::from_nanos(nanos.parse()?))
 }
 
 /// The first prompts of each task type, or those after them, in the format that the bundled pair was trained
 /// on.
 fn prompts(dir: &Path, which: &str) -> Result<Vec<Vec<TokenId>>, Failure> {
-    let (before, of_each) = which.split_once('+').unwrap_or(("0", which));
-    let (before, of_each): (usize, usize) = (before.parse()?, of_each.parse()?);
+    let (skipped, per_type) = which.split_once('+').unwrap_or(("0", which));
+    let (skipped, per_type): (usize, usize) = (skipped.parse()?, per_type.parse()?);
     let tokenizer =
         tokenizers::Tokenizer::from_file(dir.join("target/tokenizer.json")).map_err(|e| e.to_string())?;
     let mut files: Vec<PathBuf> = std::fs::read_dir(dir.join("prompts"))?
@@ -176,7 +176,7 @@ fn prompts(dir: &Path, which: &str) -> Result<Vec<Vec<TokenId>>, Failure> {
     files.sort();
     let mut prompts = Vec::new();
     for file in files {
-        for line in std::fs::read_to_string(file)?.lines().skip(before).take(of_each) {
+        for line in std::fs::read_to_string(file)?.lines().skip(skipped).take(per_type) {
             let line: serde_json::Value = serde_json::from_str(line)?;
             let prompt = line["prompt"].as_str().ok_or("a line without a prompt")?;
             let framed = format!("<|user|>\n{prompt}<|end|>\n<|assistant|>\n");
@@ -192,10 +192,10 @@ struct Pair {
 }
 
 /// State of the draft model for a text.
-struct Drafting {
+struct DraftState {
     slot: SlotId,
     /// Ids whose KV the draft has.
-    ran: Vec<TokenId>,
+    cached_ids: Vec<TokenId>,
     counts: Counts,
 }
 
@@ -221,49 +221,51 @@ impl Pair {
         shape: Shape,
     ) -> Result<(Vec<TokenId>, Counts), Failure> {
         let target = self.target.open();
-        let mut drafting = Drafting { slot: self.draft.open(), ran: Vec::new(), counts: Counts::default() };
+        let mut state =
+            DraftState { slot: self.draft.open(), cached_ids: Vec::new(), counts: Counts::default() };
         let mut ids = prompt.to_vec();
         loop {
-            let room = spec.max_len as usize - ids.len() - 1;
-            let same = drafting.ran.iter().zip(&ids).take_while(|(a, b)| a == b).count();
-            drafting.ran.truncate(same.min(ids.len() - 1));
-            self.draft.truncate(drafting.slot, drafting.ran.len() as u32);
-            let shape = Shape { depth: shape.depth.min(room), tokens: shape.tokens.min(room), ..shape };
+            let remaining = spec.max_len as usize - ids.len() - 1;
+            let same = state.cached_ids.iter().zip(&ids).take_while(|(a, b)| a == b).count();
+            state.cached_ids.truncate(same.min(ids.len() - 1));
+            self.draft.truncate(state.slot, state.cached_ids.len() as u32);
+            let shape =
+                Shape { depth: shape.depth.min(remaining), tokens: shape.tokens.min(remaining), ..shape };
             // Prefill is not part of a proposal.
-            if drafting.ran.is_empty() {
-                self.feed(&mut drafting, &ids[..ids.len() - 1])?;
+            if state.cached_ids.is_empty() {
+                self.prefill(&mut state, &ids[..ids.len() - 1])?;
             }
-            let began = cpu_time()?;
+            let started_at = cpu_time()?;
             let drafted = match (shape.depth, shape.kind) {
                 (0, _) => Draft::default(),
-                (_, Kind::Chain | Kind::Leaves) => self.propose(&mut drafting, spec, &ids, shape)?,
-                (_, Kind::Branches | Kind::Static) => self.grow(&mut drafting, spec, &ids, shape)?,
+                (_, Kind::Chain | Kind::Leaves) => self.propose_chain(&mut state, spec, &ids, shape)?,
+                (_, Kind::Branches | Kind::Static) => self.propose_tree(&mut state, spec, &ids, shape)?,
             };
-            let counts = &mut drafting.counts;
-            counts.proposing += cpu_time()?.saturating_sub(began);
+            let counts = &mut state.counts;
+            counts.proposing += cpu_time()?.saturating_sub(started_at);
             (counts.steps, counts.drafted) = (counts.steps + 1, counts.drafted + drafted.token_ids.len());
             if self.verify(target, spec, (&mut ids, &drafted))? {
                 self.target.close(target);
-                self.draft.close(drafting.slot);
-                drafting.counts.written = ids.len() - prompt.len();
-                return Ok((ids, drafting.counts));
+                self.draft.close(state.slot);
+                state.counts.written = ids.len() - prompt.len();
+                return Ok((ids, state.counts));
             }
         }
     }
 
     /// Prefills the draft before its first proposal.
-    fn feed(&mut self, drafting: &mut Drafting, ids: &[TokenId]) -> Result<(), Failure> {
+    fn prefill(&mut self, state: &mut DraftState, ids: &[TokenId]) -> Result<(), Failure> {
         if !ids.is_empty() {
-            self.draft.forward(&[SequenceRows { slot: drafting.slot, token_ids: ids, num_logits: 0 }])?;
+            self.draft.forward(&[SequenceRows { slot: state.slot, token_ids: ids, num_logits: 0 }])?;
         }
-        drafting.ran = ids.to_vec();
+        state.cached_ids = ids.to_vec();
         Ok(())
     }
 
     /// Proposes a chain, with leaves if `tokens` allows any.
-    fn propose(
+    fn propose_chain(
         &mut self,
-        drafting: &mut Drafting,
+        state: &mut DraftState,
         spec: &SequenceSpec,
         ids: &[TokenId],
         Shape { depth, tokens, .. }: Shape,
@@ -272,14 +274,14 @@ impl Pair {
         let mut positions = Vec::new();
         let mut context = ids.to_vec();
         while positions.len() < depth {
-            let token_ids = &context[drafting.ran.len()..];
-            let rows = [SequenceRows { slot: drafting.slot, token_ids, num_logits: 1 }];
+            let token_ids = &context[state.cached_ids.len()..];
+            let rows = [SequenceRows { slot: state.slot, token_ids, num_logits: 1 }];
             let mut logits = self.draft.forward(&rows)?;
-            drafting.counts.forwards += 1;
-            drafting.counts.rows += token_ids.len();
-            drafting.ran.clone_from(&context);
-            let most = MAX_CANDIDATES.min(1 + tokens.saturating_sub(depth));
-            let at = (context.len() as u32, most);
+            state.counts.forwards += 1;
+            state.counts.rows += token_ids.len();
+            state.cached_ids.clone_from(&context);
+            let limit = MAX_CANDIDATES.min(1 + tokens.saturating_sub(depth));
+            let at = (context.len() as u32, limit);
             let candidates = guess_candidates(spec, &counts, at, logits.rows_mut(0..1))?;
             let first = candidates.token_ids[0];
             context.push(first);
@@ -292,19 +294,19 @@ impl Pair {
     }
 
     /// Proposes a tree with branches, as `draft-worker/src/propose.rs` does.
-    fn grow(
+    fn propose_tree(
         &mut self,
-        drafting: &mut Drafting,
+        state: &mut DraftState,
         spec: &SequenceSpec,
         ids: &[TokenId],
         Shape { kind, depth, tokens, rows }: Shape,
     ) -> Result<Draft, Failure> {
-        let (slot, start) = (drafting.slot, ids.len() as u32);
+        let (slot, start) = (state.slot, ids.len() as u32);
         let mut tree = TreeGrowth::new(depth, tokens);
         if let Some(rows) = rows {
             tree = tree.with_max_rows(rows);
         }
-        let mut token_ids = ids[drafting.ran.len()..].to_vec();
+        let mut token_ids = ids[state.cached_ids.len()..].to_vec();
         loop {
             let paths = tree.next_paths();
             let rows = [SequenceRows { slot, token_ids: &token_ids, num_logits: paths.len() }];
@@ -312,8 +314,8 @@ impl Pair {
             let of_tree = [TreeRows { sequence: 0, num_stored: tree.num_stored(), parents: &parents }];
             let trees = if parents.is_empty() { &[][..] } else { &of_tree };
             let mut logits = self.draft.forward_with_trees(&rows, &[], trees)?.logits;
-            drafting.counts.forwards += 1;
-            drafting.counts.rows += token_ids.len();
+            state.counts.forwards += 1;
+            state.counts.rows += token_ids.len();
             let mut found = Vec::new();
             for (i, path) in paths.iter().enumerate() {
                 let at = (start + path.len() as u32, MAX_CANDIDATES);
@@ -331,7 +333,7 @@ impl Pair {
         let first = draft.first_path();
         let kept = &first[..first.len() - 1];
         self.draft.keep_path(slot, start, (&tree.rows_on_path(kept), kept))?;
-        drafting.ran = [ids, kept].concat();
+        state.cached_ids = [ids, kept].concat();
         Ok(draft)
     }
 

@@ -10,7 +10,7 @@
 use cpu_kernels::{HeadLayout, KvShape, MatrixFormat, Norm, Stage, StageTimes, TokenCopy};
 
 use crate::EngineError;
-use crate::draws::{DrawPlan, Outputs};
+use crate::draws::{DrawPlan, RankOutput};
 use crate::forward_batch::{ForwardBatch, PassLimits};
 use crate::model_config::ModelConfig;
 use crate::rope::Rope;
@@ -131,7 +131,7 @@ pub(crate) trait Backend: Send + Sync {
         _logits: &mut Self::Rows,
         _num_rows: usize,
         _draws: &DrawPlan,
-        _outputs: &mut Outputs,
+        _outputs: &mut RankOutput,
     ) -> Result<(), EngineError> {
         unreachable!("callers check Backend::DRAWS first")
     }

@@ -44,8 +44,8 @@ pub(crate) struct Ballast {
     hidden: usize,
     layers: usize,
     intermediate: usize,
-    heavy_layers: usize,
-    heavy_intermediate: usize,
+    enlarged_layers: usize,
+    enlarged_intermediate: usize,
 }
 
 impl Ballast {
@@ -54,49 +54,49 @@ impl Ballast {
     pub(crate) fn plan(parameters: u64, config: &ModelConfig) -> Result<Self, EngineError> {
         let (hidden, layers, intermediate) =
             (config.hidden_size, config.num_layers, config.intermediate_size);
-        let heavier = |heavy_layers, heavy_intermediate| Self {
+        let with_sizes = |enlarged_layers, enlarged_intermediate| Self {
             hidden,
             layers,
             intermediate,
-            heavy_layers,
-            heavy_intermediate,
+            enlarged_layers,
+            enlarged_intermediate,
         };
         let added = |ballast: &Self| ballast.apply(config.clone()).num_parameters() - config.num_parameters();
-        let in_a_layer = added(&heavier(layers + 1, intermediate)).max(1);
-        let more_layers = (parameters / in_a_layer).min(layers.min(MAX_LAYERS - layers) as u64) as usize;
-        let heavy_layers = layers + more_layers;
-        let rest = parameters - more_layers as u64 * in_a_layer;
+        let per_layer = added(&with_sizes(layers + 1, intermediate)).max(1);
+        let more_layers = (parameters / per_layer).min(layers.min(MAX_LAYERS - layers) as u64) as usize;
+        let enlarged_layers = layers + more_layers;
+        let rest = parameters - more_layers as u64 * per_layer;
         // Every K-slice must hold its original columns, and at least some ballast must be added.
-        let narrowest = (intermediate + usize::from(more_layers == 0)).next_multiple_of(WIDTH_UNIT);
-        let column = (3 * hidden * heavy_layers) as u64;
+        let min_width = (intermediate + usize::from(more_layers == 0)).next_multiple_of(WIDTH_UNIT);
+        let column = (3 * hidden * enlarged_layers) as u64;
         let wanted = intermediate as u64 + rest / column;
-        let widest = MAX_WIDTH / WIDTH_UNIT * WIDTH_UNIT;
-        if wanted > widest as u64 || narrowest > widest {
-            let most = added(&heavier(heavy_layers, widest.max(intermediate)));
-            let reason = format!("expected at most {most} for this model");
+        let max_width = MAX_WIDTH / WIDTH_UNIT * WIDTH_UNIT;
+        if wanted > max_width as u64 || min_width > max_width {
+            let max_parameters = added(&with_sizes(enlarged_layers, max_width.max(intermediate)));
+            let reason = format!("expected at most {max_parameters} for this model");
             return Err(EngineError::BadOption { option: "ballast", value: parameters, reason });
         }
         let rounded = (wanted as usize + WIDTH_UNIT / 2) / WIDTH_UNIT * WIDTH_UNIT;
-        Ok(heavier(heavy_layers, rounded.clamp(narrowest, widest)))
+        Ok(with_sizes(enlarged_layers, rounded.clamp(min_width, max_width)))
     }
 
     /// The configuration of the enlarged model.
     pub(crate) fn apply(&self, mut config: ModelConfig) -> ModelConfig {
-        config.num_layers = self.heavy_layers;
-        config.intermediate_size = self.heavy_intermediate;
+        config.num_layers = self.enlarged_layers;
+        config.intermediate_size = self.enlarged_intermediate;
         let window = config.windows.last().copied().flatten();
-        config.windows.resize(self.heavy_layers, window);
+        config.windows.resize(self.enlarged_layers, window);
         config
     }
 
     /// The tensors of the enlarged model, built on those of the original.
-    pub(crate) fn around<'a>(&'a self, original: &'a dyn TensorSource) -> BallastTensors<'a> {
+    pub(crate) fn wrap<'a>(&'a self, original: &'a dyn TensorSource) -> BallastTensors<'a> {
         BallastTensors { ballast: self, original, random: RandomTensors { seed: SEED } }
     }
 
     /// Text that is hashed into `numerics_id`.
     pub(crate) fn name(&self) -> String {
-        format!("ballast: {} layers, feed-forward {}", self.heavy_layers, self.heavy_intermediate)
+        format!("ballast: {} layers, feed-forward {}", self.enlarged_layers, self.enlarged_intermediate)
     }
 
     /// Channels `wanted` of a widened feed-forward layer in order: alternating runs of original and ballast
@@ -104,12 +104,12 @@ impl Ballast {
     fn runs(&self, wanted: Range<usize>) -> Vec<Run> {
         let slices = |width| KSlices::eighths(width, DOWN_UNIT).ranges().to_vec();
         let mut runs = Vec::new();
-        for (own, heavy) in slices(self.intermediate).into_iter().zip(slices(self.heavy_intermediate)) {
-            let border = heavy.start + own.len();
+        for (own, enlarged) in slices(self.intermediate).into_iter().zip(slices(self.enlarged_intermediate)) {
+            let boundary = enlarged.start + own.len();
             let clip = |run: Range<usize>| run.start.max(wanted.start)..run.end.min(wanted.end);
-            let (kept, added) = (clip(heavy.start..border), clip(border..heavy.end));
+            let (kept, added) = (clip(enlarged.start..boundary), clip(boundary..enlarged.end));
             if !kept.is_empty() {
-                let from = own.start + (kept.start - heavy.start);
+                let from = own.start + (kept.start - enlarged.start);
                 runs.push(Run { channels: kept, from: Some(from) });
             }
             if !added.is_empty() {
@@ -144,7 +144,7 @@ enum Content {
 }
 
 /// Wraps a slice as the destination of a read.
-type Place<T> = fn(&mut [T]) -> NumbersMut<'_>;
+type AsNumbersMut<T> = fn(&mut [T]) -> NumbersMut<'_>;
 
 /// Tensors of a model with ballast.
 pub(crate) struct BallastTensors<'a> {
@@ -193,8 +193,8 @@ impl BallastTensors<'_> {
     ) -> Result<(), EngineError> {
         let columns = part.columns.clone();
         for run in self.ballast.runs(rows.clone()) {
-            let places = |row: usize| (row - rows.start) * columns.len();
-            let mut out = out.part(places(run.channels.start)..places(run.channels.end));
+            let offsets = |row: usize| (row - rows.start) * columns.len();
+            let mut out = out.part(offsets(run.channels.start)..offsets(run.channels.end));
             match run.from {
                 Some(from) => {
                     let count = run.channels.len();
@@ -216,7 +216,7 @@ impl BallastTensors<'_> {
         &self,
         part: &TensorPart,
         rows: Range<usize>,
-        (out, place): (&mut [T], Place<T>),
+        (out, as_numbers_mut): (&mut [T], AsNumbersMut<T>),
     ) -> Result<(), EngineError> {
         let width = part.columns.len();
         out.fill(T::default());
@@ -226,7 +226,7 @@ impl BallastTensors<'_> {
             let count = channels.len();
             let original = self.original_part(part, [rows.clone(), from..from + count]);
             numbers.resize(rows.len() * count, T::default());
-            self.original.read(&original, 0..rows.len(), place(&mut numbers))?;
+            self.original.read(&original, 0..rows.len(), as_numbers_mut(&mut numbers))?;
             let at = channels.start - part.columns.start;
             for (out, row) in out.chunks_exact_mut(width).zip(numbers.chunks_exact(count)) {
                 out[at..at + count].copy_from_slice(row);

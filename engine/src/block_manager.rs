@@ -1,7 +1,7 @@
 //! Tracks which sequence references which KV blocks: pure bookkeeping, no KV memory is touched here. A batch
 //! reserves all the blocks that it needs or none, so a forward that does not fit changes nothing.
 //!
-//! Sequences that called [`BlockManager::share`] publish every block that they fill, under the hash of
+//! Sequences that called [`BlockManager::share_prefix`] publish every block that they fill, under the hash of
 //! all ids up to its end, and start with blocks that others published (docs/contract.md A, shared prefixes).
 //! A published block is never written. To continue inside one, a sequence unpublishes it if no other sequence
 //! references it, and copies it otherwise. `pool` decides what happens to unreferenced blocks, `block_hash`
@@ -14,7 +14,7 @@ use std::collections::HashMap;
 
 use block_hash::BlockHash;
 use cpu_kernels::BLOCK_SIZE;
-use pool::Pool;
+use pool::BlockPool;
 
 use crate::{EngineError, SlotId, TokenId};
 
@@ -40,9 +40,9 @@ struct Sharing {
     num_published: usize,
 }
 
-/// Result of [`BlockManager::share`].
+/// Result of [`BlockManager::share_prefix`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shared {
+pub struct PrefixMatch {
     /// Number of tokens that the sequence has now.
     pub len: u32,
     /// Whether another sequence is about to compute the next block.
@@ -59,7 +59,7 @@ pub(crate) struct BlockCopy {
 /// Allocates blocks 0..total.
 #[derive(Debug)]
 pub(crate) struct BlockManager {
-    pool: Pool,
+    pool: BlockPool,
     sequences: HashMap<SlotId, Sequence>,
     claims: HashMap<BlockHash, SlotId>,
     next_slot: u64,
@@ -67,7 +67,7 @@ pub(crate) struct BlockManager {
 
 impl BlockManager {
     pub(crate) fn new(total: u32) -> Self {
-        Self { pool: Pool::new(total), sequences: HashMap::new(), claims: HashMap::new(), next_slot: 0 }
+        Self { pool: BlockPool::new(total), sequences: HashMap::new(), claims: HashMap::new(), next_slot: 0 }
     }
 
     pub(crate) fn open(&mut self) -> SlotId {
@@ -86,7 +86,7 @@ impl BlockManager {
         if let Some(sharing) = &mut sharing {
             sharing.truncate(len as usize);
         }
-        block_table.iter().for_each(|&block| self.pool.hold(block));
+        block_table.iter().for_each(|&block| self.pool.add_reference(block));
         let fork = self.open();
         self.sequences.insert(fork, Sequence { block_table, len, sharing, claims: Vec::new() });
         Some(fork)
@@ -154,7 +154,7 @@ impl BlockManager {
 
     /// Number of published blocks that no sequence references.
     pub(crate) fn cached_blocks(&self) -> u64 {
-        self.pool.num_kept()
+        self.pool.num_cached()
     }
 
     /// Number of cached blocks that were evicted since start.
@@ -177,20 +177,22 @@ impl BlockManager {
     /// blocks that it fills, and claims its next blocks: sequences with the same ids that call this meanwhile
     /// get `wait` and must call again. Sharing is turned off for a sequence if the isolation key changes or
     /// `ids` differ from what was computed.
-    pub(crate) fn share(&mut self, slot: SlotId, isolation_key: u64, ids: &[TokenId]) -> Shared {
-        let Some(sequence) = self.sequences.get_mut(&slot) else { return Shared { len: 0, wait: false } };
+    pub(crate) fn share_prefix(&mut self, slot: SlotId, isolation_key: u64, ids: &[TokenId]) -> PrefixMatch {
+        let Some(sequence) = self.sequences.get_mut(&slot) else {
+            return PrefixMatch { len: 0, wait: false };
+        };
         let held = sequence.len as usize;
         if held == 0 {
             sequence.sharing = Some(Sharing::new(isolation_key));
         }
-        let nothing = Shared { len: sequence.len, wait: false };
-        let Some(sharing) = &mut sequence.sharing else { return nothing };
+        let unchanged = PrefixMatch { len: sequence.len, wait: false };
+        let Some(sharing) = &mut sequence.sharing else { return unchanged };
         if sharing.isolation_key != isolation_key || !ids.starts_with(&sharing.ids) {
             sequence.sharing = None;
-            return nothing;
+            return unchanged;
         }
         if !held.is_multiple_of(BLOCK_SIZE) {
-            return nothing;
+            return unchanged;
         }
         let usable = ids.len().saturating_sub(1) / BLOCK_SIZE * BLOCK_SIZE;
         let mut blocks = ids[held..usable.max(held)].chunks_exact(BLOCK_SIZE);
@@ -198,7 +200,7 @@ impl BlockManager {
         let mut wait = false;
         for block_ids in blocks.by_ref() {
             hash = hash.next(block_ids);
-            if let Some(block) = self.pool.hold_published(&hash) {
+            if let Some(block) = self.pool.reference_published(&hash) {
                 sequence.block_table.push(block);
                 sequence.len += BLOCK_SIZE as u32;
                 sharing.push(block_ids, hash);
@@ -217,13 +219,13 @@ impl BlockManager {
                 }
             }
         }
-        Shared { len: sequence.len, wait }
+        PrefixMatch { len: sequence.len, wait }
     }
 
     /// Extends a sequence. The caller has checked that there are enough blocks, and performs the returned
     /// copy before writing.
     pub(crate) fn append(&mut self, slot: SlotId, ids: &[TokenId]) -> Option<BlockCopy> {
-        let copy = self.lengthen(slot, ids.len() as u32);
+        let copy = self.extend(slot, ids.len() as u32);
         if let Some(sharing) = self.sequences.get_mut(&slot).and_then(|sequence| sequence.sharing.as_mut()) {
             sharing.append(ids);
         }
@@ -231,14 +233,14 @@ impl BlockManager {
     }
 
     /// Extends a sequence by rows of a token tree, which are never published. They remain until the sequence
-    /// is truncated or [`BlockManager::keep`] replaces them by a path.
+    /// is truncated or [`BlockManager::keep_path`] replaces them by a path.
     pub(crate) fn append_tree(&mut self, slot: SlotId, num_rows: u32) -> Option<BlockCopy> {
-        self.lengthen(slot, num_rows)
+        self.extend(slot, num_rows)
     }
 
     /// Replaces the tree rows from `start` on by `ids`, the path whose KV was moved there, and publishes its
     /// full blocks.
-    pub(crate) fn keep(&mut self, slot: SlotId, start: u32, ids: &[TokenId]) {
+    pub(crate) fn keep_path(&mut self, slot: SlotId, start: u32, ids: &[TokenId]) {
         self.truncate(slot, start + ids.len() as u32);
         if let Some(sharing) = self.sequences.get_mut(&slot).and_then(|sequence| sequence.sharing.as_mut()) {
             sharing.truncate(start as usize);
@@ -247,22 +249,22 @@ impl BlockManager {
         self.publish(slot);
     }
 
-    fn lengthen(&mut self, slot: SlotId, num_rows: u32) -> Option<BlockCopy> {
+    fn extend(&mut self, slot: SlotId, num_rows: u32) -> Option<BlockCopy> {
         let sequence = self.sequences.get_mut(&slot)?;
         let mut copy = None;
         if let Some(tail) = sequence.tail().filter(|_| num_rows > 0) {
             if self.pool.is_shared(tail) {
-                let to = self.pool.take();
+                let to = self.pool.allocate();
                 copy = Some(BlockCopy { from: tail, to });
                 self.pool.release(tail);
                 *sequence.block_table.last_mut().expect("the tail is the last block") = to;
             } else {
-                self.pool.take_back(tail);
+                self.pool.withdraw(tail);
             }
         }
         sequence.len += num_rows;
         while sequence.block_table.len() < blocks_for(sequence.len) {
-            sequence.block_table.push(self.pool.take());
+            sequence.block_table.push(self.pool.allocate());
         }
         copy
     }
@@ -274,7 +276,7 @@ impl BlockManager {
         let Some(sharing) = &mut sequence.sharing else { return };
         for index in sharing.num_published..sharing.hashes.len() {
             let (hash, own) = (sharing.hashes[index], sequence.block_table[index]);
-            if let Some(equal) = self.pool.hold_published(&hash) {
+            if let Some(equal) = self.pool.reference_published(&hash) {
                 sequence.block_table[index] = equal;
                 self.pool.release(own);
             } else {

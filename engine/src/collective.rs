@@ -1,11 +1,11 @@
 //! Communication between ranks during a forward: all-reduce of partial sums, gather of logits. Every rank
-//! calls the same operations in the same order. The others detect a missing rank (`meeting`), so every
+//! calls the same operations in the same order. The others detect a missing rank (`rank_barrier`), so every
 //! wait ends.
 
-mod meeting;
+mod rank_barrier;
 mod shared_memory;
 
-pub(crate) use meeting::Meeting;
+pub(crate) use rank_barrier::RankBarrier;
 pub(crate) use shared_memory::shared_memory;
 
 use crate::EngineError;
@@ -23,9 +23,9 @@ pub(crate) trait Collective<R>: Send + Sync {
 
 /// The collective of a single rank: both operations do nothing.
 #[derive(Debug)]
-pub(crate) struct Alone;
+pub(crate) struct SingleRank;
 
-impl<R> Collective<R> for Alone {
+impl<R> Collective<R> for SingleRank {
     fn all_reduce(&self, _rows: &mut R) -> Result<(), EngineError> {
         Ok(())
     }

@@ -12,17 +12,17 @@ use speculation::{SequenceSpec, TokenLogprobs};
 use crate::cuda::{DrawRow, FilterRow, LogitEdit, ScoreRow, edits_of};
 use crate::{EngineError, Logits, SequenceRows, TokenId};
 
-/// Requests draws of one sequence's rows instead of their logits. The last row predicts the id after `before`
-/// and all of `then`; each earlier row has one id of `then` less in its context.
+/// Requests draws of one sequence's rows instead of their logits. The last row predicts the id after `prefix`
+/// and all of `suffix`; each earlier row has one id of `suffix` less in its context.
 #[derive(Debug, Clone, Copy)]
 pub struct DrawRequest<'a> {
     /// The sequence's spec; [`crate::Engine::draws`] returns whether the device can draw it.
     pub spec: &'a SequenceSpec,
     /// Ids of the sequence that are in the context of every row.
-    pub before: &'a [TokenId],
+    pub prefix: &'a [TokenId],
     /// Ids after those: drafted ids, or a guess. If the last of them are a token tree, a row's context has
     /// the row itself and its ancestors in the tree.
-    pub then: &'a [TokenId],
+    pub suffix: &'a [TokenId],
     /// Number of vocabulary entries that may be drawn; the rest is padding. Equal in all requests of a
     /// forward.
     pub vocab_size: u32,
@@ -52,7 +52,7 @@ pub struct NumAnswers {
 pub struct PromptRows {
     /// Number of most likely tokens to report beside the log probability of each id.
     pub top_n: u32,
-    /// The id after `then`, if the prompt continues after the rows. Without it the last row's score is
+    /// The id after `suffix`, if the prompt continues after the rows. Without it the last row's score is
     /// meaningless.
     pub next: Option<TokenId>,
 }
@@ -60,11 +60,11 @@ pub struct PromptRows {
 impl DrawRequest<'_> {
     /// Number of answers if the request's last `num_rows` rows run.
     pub fn answers(&self, num_rows: usize) -> NumAnswers {
-        let first = self.before.len() + self.then.len() + 1 - num_rows;
+        let first = self.prefix.len() + self.suffix.len() + 1 - num_rows;
         let left = (self.spec.prompt_len as usize).saturating_sub(first);
-        let of_prompt = self.prompt.map_or(0, |_| left.min(num_rows));
-        let drawn = num_rows - of_prompt;
-        let scored = of_prompt + self.logprobs.map_or(0, |_| drawn);
+        let num_prompt = self.prompt.map_or(0, |_| left.min(num_rows));
+        let drawn = num_rows - num_prompt;
+        let scored = num_prompt + self.logprobs.map_or(0, |_| drawn);
         NumAnswers { drawn, scored, candidates: self.candidate_rows }
     }
 }
@@ -93,7 +93,7 @@ impl<'a> Answers<'a> {
 
 /// Result of a forward.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
+pub struct ForwardOutput {
     /// Logits of the sequences without a request, in batch order.
     pub logits: Logits,
     /// Draws of the other sequences, in batch order.
@@ -105,7 +105,7 @@ pub struct Outcome {
     pub candidates: Vec<Candidates>,
 }
 
-impl Outcome {
+impl ForwardOutput {
     /// Splits into the logits and the answers to all requests.
     pub fn split(&mut self) -> (&mut Logits, Answers<'_>) {
         let Self { logits, drawn, scores, candidates } = self;
@@ -113,9 +113,9 @@ impl Outcome {
     }
 }
 
-/// Result of a rank: [`Outcome`] with flat logits.
+/// Result of a rank: [`ForwardOutput`] with flat logits.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Outputs {
+pub(crate) struct RankOutput {
     pub(crate) logits: Vec<f32>,
     pub(crate) drawn: Vec<DrawResult>,
     pub(crate) scores: Vec<TokenLogprobs>,
@@ -182,34 +182,35 @@ impl DrawPlan {
         (request, parents): (&DrawRequest<'_>, &[u32]),
         vocab_size: u32,
     ) -> Result<(), EngineError> {
-        let DrawRequest { spec, before, then, vocab_size: vocab, logprobs, prompt, candidate_rows } =
+        let DrawRequest { spec, prefix, suffix, vocab_size: vocab, logprobs, prompt, candidate_rows } =
             *request;
         let same_vocab = self.is_empty() || self.vocab == vocab as usize;
         // Prompt ids cannot form a tree.
-        let is_shaped = parents.is_empty() || (parents.len() <= then.len() && prompt.is_none());
-        let num_drawn = request.answers(num_rows.min(then.len() + 1)).drawn;
-        let can = has_independent_rows(spec)
-            && num_rows <= then.len() + 1
-            && is_shaped
+        let is_valid_tree = parents.is_empty() || (parents.len() <= suffix.len() && prompt.is_none());
+        let num_drawn = request.answers(num_rows.min(suffix.len() + 1)).drawn;
+        let is_drawable = has_independent_rows(spec)
+            && num_rows <= suffix.len() + 1
+            && is_valid_tree
             && candidate_rows <= num_drawn;
-        if !can || !same_vocab || vocab == 0 || vocab > vocab_size {
-            let reason = format!("cannot draw {num_rows} rows after {} ids from {vocab} entries", then.len());
+        if !is_drawable || !same_vocab || vocab == 0 || vocab > vocab_size {
+            let reason =
+                format!("cannot draw {num_rows} rows after {} ids from {vocab} entries", suffix.len());
             return Err(EngineError::BadBatch(reason));
         }
         self.vocab = vocab as usize;
-        let mut ids = before.to_vec();
-        let known = then.len() + 1 - num_rows.min(then.len() + 1);
-        ids.extend_from_slice(&then[..known]);
+        let mut ids = prefix.to_vec();
+        let num_visible = suffix.len() + 1 - num_rows.min(suffix.len() + 1);
+        ids.extend_from_slice(&suffix[..num_visible]);
         let filter = FilterRow::new(0, &spec.sampling);
         let shared = (filter.is_some() || candidate_rows > 0).then(|| Arc::new(spec.clone()));
         for i in 0..num_rows {
             let row = (first + i) as u32;
             if !parents.is_empty() {
-                ids.truncate(before.len());
-                ids.extend(known_in_tree(then, parents, known + i));
+                ids.truncate(prefix.len());
+                ids.extend(context_in_tree(suffix, parents, num_visible + i));
             }
             if let Some(PromptRows { top_n, next }) = prompt.filter(|_| i < num_rows - num_drawn) {
-                let given = then.get(known + i).copied().or(next);
+                let given = suffix.get(num_visible + i).copied().or(next);
                 self.scores.push(ScoreRow { row, top_n, given: Some(given.unwrap_or_default()) });
                 ids.extend(given);
                 continue;
@@ -225,7 +226,7 @@ impl DrawPlan {
             self.rows.push(draw);
             self.scores.extend(logprobs.map(|top_n| ScoreRow { row, top_n, given: None }));
             self.edits.extend(edits_of(row, spec, &ids, self.vocab)?);
-            ids.extend(then.get(known + i).filter(|_| parents.is_empty()));
+            ids.extend(suffix.get(num_visible + i).filter(|_| parents.is_empty()));
         }
         Ok(())
     }
@@ -260,11 +261,11 @@ impl DrawPlan {
 
     /// For each row to score, the index of its draw; `None` if its token is given.
     pub(crate) fn draws_of_scores(&self) -> Vec<Option<u32>> {
-        self.scores.iter().map(|score| self.draw_of(score.row)).collect()
+        self.scores.iter().map(|score| self.draw_index(score.row)).collect()
     }
 
     /// Index of a row's draw.
-    pub(crate) fn draw_of(&self, row: u32) -> Option<u32> {
+    pub(crate) fn draw_index(&self, row: u32) -> Option<u32> {
         self.rows.iter().position(|draw| draw.row == row).map(|place| place as u32)
     }
 
@@ -285,15 +286,15 @@ impl DrawPlan {
     }
 }
 
-/// The ids of `then` in a row's context, where the last ids of `then` are a token tree: the ids before
+/// The ids of `suffix` in a row's context, where the last ids of `suffix` are a token tree: the ids before
 /// the tree, the row's ancestors and itself.
-fn known_in_tree(then: &[TokenId], parents: &[u32], row: usize) -> Vec<TokenId> {
-    let num_linear = then.len() - parents.len();
-    let mut ids = then[..row.min(num_linear)].to_vec();
+fn context_in_tree(suffix: &[TokenId], parents: &[u32], row: usize) -> Vec<TokenId> {
+    let num_linear = suffix.len() - parents.len();
+    let mut ids = suffix[..row.min(num_linear)].to_vec();
     let parent = |&row: &usize| (parents[row] as usize).checked_sub(1);
     let mut path: Vec<usize> = std::iter::successors(row.checked_sub(num_linear + 1), parent).collect();
     path.reverse();
-    ids.extend(path.into_iter().map(|row| then[num_linear + row]));
+    ids.extend(path.into_iter().map(|row| suffix[num_linear + row]));
     ids
 }
 
@@ -312,8 +313,8 @@ mod tests {
             .collect();
         let request = DrawRequest {
             spec,
-            before: &ids,
-            then: &[5, 6],
+            prefix: &ids,
+            suffix: &[5, 6],
             vocab_size: 10,
             logprobs: spec.logprobs,
             prompt: None,
@@ -323,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_keep_their_numbers_and_know_one_id_more_each() {
+    fn rows_keep_their_indices_and_each_context_grows_by_one_id() {
         let mut spec = SequenceSpec::default();
         spec.sampling.presence_penalty = 1.0;
         let plan = plan([2, 3, 1], [false, true, true], &spec).unwrap();
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_go_with_their_rows() {
+    fn part_keeps_the_filters_of_its_rows() {
         let mut spec = SequenceSpec::default();
         spec.sampling.top_k = 3;
         let plan = plan([2, 3, 1], [false, true, true], &spec).unwrap().part(3..6);
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_go_with_their_rows_and_draws() {
+    fn part_keeps_the_scores_of_its_rows() {
         let spec = SequenceSpec { logprobs: Some(4), ..SequenceSpec::default() };
         let whole = plan([2, 3, 1], [true, false, true], &spec).unwrap();
         assert_eq!(whole.scores.iter().map(|score| score.row).collect::<Vec<_>>(), [0, 1, 5]);
@@ -364,16 +365,16 @@ mod tests {
     }
 
     #[test]
-    fn candidates_are_those_of_the_last_rows_that_are_drawn() {
+    fn candidates_are_listed_for_the_last_drawn_rows() {
         let spec = SequenceSpec { prompt_len: 4, ..SequenceSpec::default() };
         let ids = [1, 2, 3, 4];
         let rows = SequenceRows { slot: SlotId(0), token_ids: &ids, num_logits: 3 };
         let plan = |candidate_rows, prompt| {
-            let (before, then) = (&ids[..2], &ids[2..]);
+            let (prefix, suffix) = (&ids[..2], &ids[2..]);
             let request = DrawRequest {
                 spec: &spec,
-                before,
-                then,
+                prefix,
+                suffix,
                 vocab_size: 10,
                 logprobs: None,
                 prompt,
@@ -395,11 +396,11 @@ mod tests {
         let check = |prompt_len, next, num_logits, logprobs: Option<u32>| {
             let spec = SequenceSpec { prompt_len, ..SequenceSpec::default() };
             let prompt = Some(PromptRows { top_n: 3, next });
-            let (before, then) = (&[1, 2][..], &[3, 4, 5][..]);
+            let (prefix, suffix) = (&[1, 2][..], &[3, 4, 5][..]);
             let request = DrawRequest {
                 spec: &spec,
-                before,
-                then,
+                prefix,
+                suffix,
                 vocab_size: 10,
                 logprobs,
                 prompt,
@@ -425,12 +426,12 @@ mod tests {
 
     /// One drafted id before the tree, which has two ids at its first position and three at the second.
     #[test]
-    fn rows_of_a_tree_know_their_ancestors() {
-        let then = [5, 6, 7, 60, 61, 70];
+    fn the_context_of_a_tree_row_has_its_ancestors() {
+        let suffix = [5, 6, 7, 60, 61, 70];
         let parents = [0, 0, 1, 1, 2];
-        let known: Vec<Vec<TokenId>> = (0..7).map(|row| known_in_tree(&then, &parents, row)).collect();
+        let contexts: Vec<Vec<TokenId>> = (0..7).map(|row| context_in_tree(&suffix, &parents, row)).collect();
         let expected: [&[TokenId]; 7] = [&[], &[5], &[5, 6], &[5, 7], &[5, 6, 60], &[5, 6, 61], &[5, 7, 70]];
-        assert_eq!(known, expected);
+        assert_eq!(contexts, expected);
 
         let spec = SequenceSpec {
             sampling: SamplingParams { presence_penalty: 1.0, ..SamplingParams::default() },
@@ -439,8 +440,8 @@ mod tests {
         let rows = SequenceRows { slot: SlotId(0), token_ids: &[4, 5, 6, 7, 60, 61, 70], num_logits: 6 };
         let request = DrawRequest {
             spec: &spec,
-            before: &[4],
-            then: &then,
+            prefix: &[4],
+            suffix: &suffix,
             vocab_size: 100,
             logprobs: None,
             prompt: None,
@@ -458,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_drawn_is_refused() {
+    fn requests_that_cannot_be_drawn_are_rejected() {
         let spec = SequenceSpec::default();
         assert!(plan([1, 1, 4], [true, true, true], &spec).is_err(), "four rows need three ids");
         let lossy = SequenceSpec { acceptance: speculation::AcceptanceMode::Typical, ..spec };

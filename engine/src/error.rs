@@ -46,14 +46,14 @@ pub enum EngineError {
         reason: String,
     },
     /// The model family is not supported.
-    #[error("{}: architecture {found} is not supported, expected one of {known}", path.display())]
+    #[error("{}: architecture {found} is not supported, expected one of {supported}", path.display())]
     UnknownArchitecture {
         /// The configuration file.
         path: PathBuf,
         /// The architecture as the configuration spells it.
         found: String,
         /// The supported architectures.
-        known: String,
+        supported: String,
     },
     /// No file of the checkpoint has a tensor that the configuration implies.
     #[error("tensor `{tensor}` is missing in {}", path.display())]

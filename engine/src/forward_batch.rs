@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_have_few_rows_with_logits_beside_many_without() {
+    fn passes_respect_both_row_limits() {
         let sequence = |token_ids, num_logits| ReservedRows {
             token_ids,
             start: 0,
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_cut_into_passes_in_order() {
+    fn a_call_is_split_into_passes_in_order() {
         let sequences = [
             ReservedRows {
                 token_ids: &[10, 11, 12],
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_with_logits_stand_where_they_stood() {
+    fn rows_with_logits_keep_their_positions() {
         let parents = [0, 1, 1];
         let sequence = |token_ids, start, num_logits| ReservedRows {
             token_ids,
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_a_tree_stand_where_their_ancestors_say_and_are_stored_in_order() {
+    fn tree_rows_have_positions_by_depth_and_slots_in_order() {
         let parents = [0, 0, 1, 2, 2];
         let sequence = ReservedRows {
             token_ids: &[10, 11, 20, 21, 22, 23, 24],

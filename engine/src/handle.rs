@@ -12,8 +12,8 @@ use cpu_kernels::{BLOCK_SIZE, KvSlot, StageTimes, TokenCopy};
 use speculation::SequenceSpec;
 use speculation::acceptance::has_independent_rows;
 
-use crate::block_manager::{BlockManager, Shared};
-use crate::draws::{DrawPlan, DrawRequest, Outcome, Outputs};
+use crate::block_manager::{BlockManager, PrefixMatch};
+use crate::draws::{DrawPlan, DrawRequest, ForwardOutput, RankOutput};
 use crate::forward_batch::{ReservedRows, TreePart};
 use crate::options::{EngineInfo, EngineStats, SequenceRows, SlotId, TreeRows};
 use crate::rank::Runner;
@@ -82,8 +82,8 @@ impl Engine {
     /// key (docs/contract.md A). At least one id is left to compute. `wait` means that another open sequence,
     /// which called this first, is about to compute the next block: call again after the next forward, or
     /// compute it here too. A sequence for which this is never called shares nothing.
-    pub fn share(&mut self, slot: SlotId, isolation_key: u64, ids: &[TokenId]) -> Shared {
-        self.blocks.share(slot, isolation_key, ids)
+    pub fn share_prefix(&mut self, slot: SlotId, isolation_key: u64, ids: &[TokenId]) -> PrefixMatch {
+        self.blocks.share_prefix(slot, isolation_key, ids)
     }
 
     /// Number of KV blocks in a sequence's block table, shared ones included.
@@ -128,7 +128,7 @@ impl Engine {
     /// Appends KV for every row and returns the requested logits in batch order. On an error nothing has
     /// changed.
     pub fn forward(&mut self, batch: &[SequenceRows<'_>]) -> Result<Logits, EngineError> {
-        self.forward_and_draw(batch, &[]).map(|outcome| outcome.logits)
+        self.forward_and_draw(batch, &[]).map(|output| output.logits)
     }
 
     /// Whether the device can sample rows of such a sequence itself.
@@ -147,7 +147,7 @@ impl Engine {
         &mut self,
         batch: &[SequenceRows<'_>],
         requests: &[Option<DrawRequest<'_>>],
-    ) -> Result<Outcome, EngineError> {
+    ) -> Result<ForwardOutput, EngineError> {
         self.forward_with_trees(batch, requests, &[])
     }
 
@@ -159,7 +159,7 @@ impl Engine {
         batch: &[SequenceRows<'_>],
         requests: &[Option<DrawRequest<'_>>],
         trees: &[TreeRows<'_>],
-    ) -> Result<Outcome, EngineError> {
+    ) -> Result<ForwardOutput, EngineError> {
         self.check(batch)?;
         let trees = self.check_trees(batch, trees)?;
         let parents: Vec<&[u32]> = trees.iter().map(|tree| tree.parents).collect();
@@ -172,11 +172,11 @@ impl Engine {
         let with_trees = batch.iter().zip(&trees);
         let reserved: Vec<ReservedRows<'_>> =
             with_trees.map(|(rows, tree)| reserved(&self.blocks, rows, *tree)).collect();
-        let Outputs { logits, drawn, scores, candidates } = self.runner.forward(&reserved, &plan)?;
+        let RankOutput { logits, drawn, scores, candidates } = self.runner.forward(&reserved, &plan)?;
         let logits = Logits::new(logits, self.info.vocab_size as usize);
         batch.iter().for_each(|rows| self.blocks.publish(rows.slot));
-        self.count(batch);
-        Ok(Outcome { logits, drawn, scores, candidates })
+        self.record_stats(batch);
+        Ok(ForwardOutput { logits, drawn, scores, candidates })
     }
 
     /// Checks everything in a batch except KV capacity.
@@ -235,7 +235,7 @@ impl Engine {
             if part.num_stored > 0 && num_linear != Some(0) {
                 return bad("later calls may only add rows of the tree");
             }
-            if !stands_in_order(part) {
+            if !is_in_depth_order(part) {
                 return bad("parents must come before children, and rows of one call in order of depth");
             }
             parts[tree.sequence] = part;
@@ -275,7 +275,7 @@ impl Engine {
         if !copies.is_empty() {
             self.runner.copy_tokens(&copies)?;
         }
-        self.blocks.keep(slot, start, ids);
+        self.blocks.keep_path(slot, start, ids);
         Ok(())
     }
 
@@ -295,7 +295,7 @@ impl Engine {
         Ok(())
     }
 
-    fn count(&mut self, batch: &[SequenceRows<'_>]) {
+    fn record_stats(&mut self, batch: &[SequenceRows<'_>]) {
         if batch.is_empty() {
             return;
         }
@@ -309,7 +309,7 @@ impl Engine {
 
 /// Whether each row comes after its parent and the call's rows are in order of depth. Attention requires
 /// non-decreasing positions.
-fn stands_in_order(tree: TreePart<'_>) -> bool {
+fn is_in_depth_order(tree: TreePart<'_>) -> bool {
     let mut depths: Vec<u32> = Vec::with_capacity(tree.parents.len());
     for &parent in tree.parents {
         let depth = match (parent as usize).checked_sub(1) {

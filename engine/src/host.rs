@@ -15,7 +15,7 @@ use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend};
 use crate::forward_batch::ForwardBatch;
 use crate::rope::Rope;
-use crate::weights::{LinearFormat, LinearTensors, Stacked, TensorPart, TensorSource, WidenedRows};
+use crate::weights::{LinearFormat, LinearTensors, StackedRows, TensorPart, TensorSource, WidenedRows};
 pub(crate) use rows::HostRows;
 
 /// A linear layer, and the steps left to do after the ranks' partial sums are added.
@@ -23,8 +23,8 @@ pub(crate) use rows::HostRows;
 pub(crate) struct HostLinear {
     linear: Linear,
     /// `[width]` each, for a rank's part of a sum.
-    scales_after: Option<Vec<f32>>,
-    bias_after: Option<Vec<f32>>,
+    deferred_scales: Option<Vec<f32>>,
+    deferred_bias: Option<Vec<f32>>,
 }
 
 /// Cosines and sines of positions.
@@ -77,7 +77,7 @@ impl Backend for Cpu {
         part: &TensorPart,
         format: MatrixFormat,
     ) -> Result<Table, EngineError> {
-        Ok(Table::load(format, &Stacked::new(source, vec![part.clone()])?, self.threads())?)
+        Ok(Table::load(format, &StackedRows::new(source, vec![part.clone()])?, self.threads())?)
     }
 
     fn load_tied(
@@ -86,24 +86,24 @@ impl Backend for Cpu {
         part: &TensorPart,
         format: MatrixFormat,
     ) -> Result<(Table, HostLinear), EngineError> {
-        let rows = Stacked::new(source, vec![part.clone()])?;
+        let rows = StackedRows::new(source, vec![part.clone()])?;
         let slices = KSlices::whole(part.columns.len());
         let packed = Arc::new(FloatMatrix::pack(format, &rows, &slices, self.threads())?);
         let linear = Linear { weights: LinearWeights::Floats(Arc::clone(&packed)), scales: None, bias: None };
-        Ok((Table::Panels(packed), HostLinear { linear, scales_after: None, bias_after: None }))
+        Ok((Table::Panels(packed), HostLinear { linear, deferred_scales: None, deferred_bias: None }))
     }
 
     fn load_linear(&self, tensors: &LinearTensors<'_>) -> Result<HostLinear, EngineError> {
-        let (mut bias, mut bias_after) = (tensors.bias.clone(), None);
-        let (mut scales, mut scales_after) = (None, None);
+        let (mut bias, mut deferred_bias) = (tensors.bias.clone(), None);
+        let (mut scales, mut deferred_scales) = (None, None);
         let weights = match tensors.format {
             LinearFormat::Float(format) => {
-                let (rows, slices) = (tensors.rows()?, tensors.slices.moved_to_zero());
+                let (rows, slices) = (tensors.rows()?, tensors.slices.rebased());
                 LinearWeights::Floats(Arc::new(FloatMatrix::pack(format, &rows, &slices, self.threads())?))
             }
             // Widened to bf16, which is exact; this saves no memory.
             LinearFormat::Fp8 => {
-                let (rows, slices) = (WidenedRows::new(tensors.rows()?), tensors.slices.moved_to_zero());
+                let (rows, slices) = (WidenedRows::new(tensors.rows()?), tensors.slices.rebased());
                 let packed = FloatMatrix::pack(MatrixFormat::Bf16, &rows, &slices, self.threads())?;
                 scales = Some(rows.into_scales());
                 LinearWeights::Floats(Arc::new(packed))
@@ -112,18 +112,18 @@ impl Backend for Cpu {
                 // Scales are those of whole rows, so splitting K over ranks does not change a weight.
                 let rows = tensors.whole_rows()?;
                 let mut packed = PackedMatrix::pack(format, &tensors.slices, &rows, self.threads())?;
-                packed.move_to_zero(tensors.slices.start());
+                packed.rebase(tensors.slices.start());
                 if tensors.partial {
-                    scales_after = packed.take_channel_scales();
+                    deferred_scales = packed.take_channel_scales();
                 }
                 LinearWeights::Packed(packed)
             }
         };
         if tensors.partial {
-            bias_after = bias.take();
-            scales_after = scales_after.or_else(|| scales.take());
+            deferred_bias = bias.take();
+            deferred_scales = deferred_scales.or_else(|| scales.take());
         }
-        Ok(HostLinear { linear: Linear { weights, scales, bias }, scales_after, bias_after })
+        Ok(HostLinear { linear: Linear { weights, scales, bias }, deferred_scales, deferred_bias })
     }
 
     fn linear_bytes(&self, linear: &HostLinear) -> u64 {
@@ -203,10 +203,10 @@ impl Backend for Cpu {
     fn finish_sum(&self, linear: &HostLinear, sum: &mut HostRows) {
         let rows = sum.chunks_exact_mut(linear.linear.width());
         for row in rows {
-            if let Some(scales) = &linear.scales_after {
+            if let Some(scales) = &linear.deferred_scales {
                 row.iter_mut().zip(scales).for_each(|(x, scale)| *x *= scale);
             }
-            if let Some(bias) = &linear.bias_after {
+            if let Some(bias) = &linear.deferred_bias {
                 row.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
             }
         }

@@ -42,8 +42,8 @@ fn weight_bytes(config: &ModelConfig, formats: Formats) -> u64 {
             }
         })
         .sum();
-    let is_table_too = shape.tied && formats.ties();
-    let table = if is_table_too { 0 } else { shape.embedding() * formats.embedding.size() as u64 };
+    let is_tied_table = shape.tied && formats.ties();
+    let table = if is_tied_table { 0 } else { shape.embedding() * formats.embedding.size() as u64 };
     linear + table + shape.vectors() * size_of::<f32>() as u64
 }
 
@@ -79,7 +79,7 @@ mod tests {
     use crate::WeightFormat;
 
     #[test]
-    fn what_does_not_fit_is_refused_with_both_numbers() {
+    fn weights_that_do_not_fit_are_rejected_with_both_numbers() {
         assert!(fits(10, Some(10)).is_ok() && fits(10, None).is_ok());
         let text = fits(38_400_000_000, Some(21_000_000_000)).unwrap_err().to_string();
         assert!(text.contains("38.4 GB") && text.contains("21.0 GB") && text.contains("int4"), "{text}");
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_says_is_read() {
+    fn system_files_are_parsed() {
         assert_eq!(available("MemTotal: 9 kB\nMemAvailable:   21000 kB\n"), Some(21_000 * 1024));
         assert_eq!(available("MemTotal: 9 kB\n"), None);
         assert_eq!(field("anon 5\nfile 4096\nfile_mapped 7\n", "file "), Some(4096));

@@ -42,9 +42,9 @@ mod shard;
 mod weights;
 
 pub use ballast::ParameterCount;
-pub use block_manager::Shared;
+pub use block_manager::PrefixMatch;
 pub use cpu_kernels::{KernelError, StageTimes, cpu_name, instruction_sets};
-pub use draws::{Answers, DrawRequest, NumAnswers, Outcome, PromptRows};
+pub use draws::{Answers, DrawRequest, ForwardOutput, NumAnswers, PromptRows};
 pub use error::EngineError;
 pub use handle::{Engine, allowed_cores};
 pub use instruction_set::{instruction_set, use_instruction_set};

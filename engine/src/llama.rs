@@ -47,16 +47,16 @@ struct Layer<B: Backend> {
 /// Buffers of a pass, reused by the next pass.
 pub(crate) struct Workspace<B: Backend> {
     /// All rows of the pass.
-    rows: Stream<B>,
+    rows: RowActivations<B>,
     /// Rows with logits only: after its KV is written, the last layer computes just these.
-    logit_rows: Stream<B>,
+    logit_rows: RowActivations<B>,
     scratch: Scratch<B>,
     /// `[logit rows, vocab]` on the first rank at the end of a pass.
     pub(crate) logits: B::Rows,
 }
 
 /// Activations of rows that pass from one part of a layer to the next.
-struct Stream<B: Backend> {
+struct RowActivations<B: Backend> {
     /// The residual stream.
     hidden: B::Rows,
     qkv: B::Rows,
@@ -74,15 +74,15 @@ struct Scratch<B: Backend> {
 impl<B: Backend> Default for Workspace<B> {
     fn default() -> Self {
         Self {
-            rows: Stream::default(),
-            logit_rows: Stream::default(),
+            rows: RowActivations::default(),
+            logit_rows: RowActivations::default(),
             scratch: Scratch::default(),
             logits: B::Rows::default(),
         }
     }
 }
 
-impl<B: Backend> Default for Stream<B> {
+impl<B: Backend> Default for RowActivations<B> {
     fn default() -> Self {
         Self { hidden: B::Rows::default(), qkv: B::Rows::default() }
     }
@@ -101,7 +101,7 @@ impl<B: Backend> Default for Scratch<B> {
 }
 
 /// The device state that a forward runs on.
-pub(crate) struct Device<'a, B: Backend> {
+pub(crate) struct DeviceContext<'a, B: Backend> {
     pub(crate) backend: &'a B,
     pub(crate) collective: &'a dyn Collective<B::Rows>,
     pub(crate) kv: &'a mut B::Kv,
@@ -112,7 +112,7 @@ impl<B: Backend> Llama<B> {
     /// whole vocabulary on the first rank. Returns an error if another rank is lost.
     pub(crate) fn forward(
         &self,
-        device: &mut Device<'_, B>,
+        device: &mut DeviceContext<'_, B>,
         batch: &ForwardBatch<'_>,
         w: &mut Workspace<B>,
     ) -> Result<(), EngineError> {
@@ -125,9 +125,9 @@ impl<B: Backend> Llama<B> {
         // Size all buffers now: a device allocation in the middle of a pass would split its graph.
         backend.resize(logits, num_logit_rows * self.shard.vocabulary(&self.config).len());
         if logit_batch.is_some() {
-            self.resize_stream(backend, num_logit_rows, logit_rows);
+            self.resize_activations(backend, num_logit_rows, logit_rows);
         }
-        self.resize_stream(backend, batch.num_rows(), rows);
+        self.resize_activations(backend, batch.num_rows(), rows);
         self.resize_scratch(backend, batch.num_rows(), scratch);
         let mut pass = backend.begin(batch, &self.config.rope);
         backend.embed(&self.embedding, &pass, &mut rows.hidden);
@@ -170,9 +170,9 @@ impl<B: Backend> Llama<B> {
         ranks.map(|rank| Shard { rank, ..self.shard }.vocabulary(&self.config).len()).collect()
     }
 
-    fn resize_stream(&self, backend: &B, rows: usize, stream: &mut Stream<B>) {
-        backend.resize(&mut stream.hidden, rows * self.config.hidden_size);
-        backend.resize(&mut stream.qkv, rows * self.layout().row_width());
+    fn resize_activations(&self, backend: &B, rows: usize, activations: &mut RowActivations<B>) {
+        backend.resize(&mut activations.hidden, rows * self.config.hidden_size);
+        backend.resize(&mut activations.qkv, rows * self.layout().row_width());
     }
 
     fn resize_scratch(&self, backend: &B, rows: usize, scratch: &mut Scratch<B>) {
@@ -189,9 +189,9 @@ impl<B: Backend> Layer<B> {
     /// Computes queries, keys and values of the rows and stores the keys and values.
     fn project(
         &self,
-        device: &mut Device<'_, B>,
+        device: &mut DeviceContext<'_, B>,
         pass: &B::Pass<'_>,
-        rows: &mut Stream<B>,
+        rows: &mut RowActivations<B>,
         scratch: &mut Scratch<B>,
     ) {
         let (backend, layout) = (device.backend, self.attention.layout);
@@ -210,12 +210,12 @@ impl<B: Backend> Layer<B> {
     /// Adds the attention output of the rows to the residual stream.
     fn attend(
         &self,
-        device: &mut Device<'_, B>,
+        device: &mut DeviceContext<'_, B>,
         pass: &B::Pass<'_>,
-        rows: &mut Stream<B>,
+        rows: &mut RowActivations<B>,
         scratch: &mut Scratch<B>,
     ) -> Result<(), EngineError> {
-        let Device { backend, collective, kv } = device;
+        let DeviceContext { backend, collective, kv } = device;
         backend.attention(kv, self.attention, (pass, &rows.qkv), &mut scratch.attended); // [rows, q width]
         backend.mark(Stage::Attention);
         backend.linear(&self.o, &mut scratch.attended, &mut scratch.delta); // [rows, hidden], partial sum
@@ -228,11 +228,11 @@ impl<B: Backend> Layer<B> {
 
     fn feed_forward(
         &self,
-        device: &Device<'_, B>,
-        rows: &mut Stream<B>,
+        device: &DeviceContext<'_, B>,
+        rows: &mut RowActivations<B>,
         scratch: &mut Scratch<B>,
     ) -> Result<(), EngineError> {
-        let Device { backend, collective, .. } = device;
+        let DeviceContext { backend, collective, .. } = device;
         backend.rms_norm(&self.post_attention_norm, &rows.hidden, &mut scratch.normed); // [rows, hidden]
         backend.mark(Stage::Rest);
         backend.linear(&self.gate_up, &mut scratch.normed, &mut scratch.gate_up); // [rows, 2 * intermediate]

@@ -8,13 +8,13 @@ use cpu_kernels::{BLOCK_SIZE, Cpu, KERNEL_CLASS, KvShape};
 
 use crate::EngineError;
 use crate::backend::Backend;
-use crate::collective::{Alone, Collective, Meeting, shared_memory};
+use crate::collective::{Collective, RankBarrier, SingleRank, shared_memory};
 use crate::host::HostRows;
 use crate::host_memory::check_fits;
 use crate::llama::Llama;
 use crate::model_config::ModelConfig;
 use crate::options::LoadOptions;
-use crate::rank::{LoneRank, Rank, Runner, last_words};
+use crate::rank::{Rank, Runner, SingleRankRunner, panic_message};
 use crate::rank_group::RankGroup;
 use crate::shard::Shard;
 use crate::weights::{Formats, TensorSource};
@@ -51,17 +51,17 @@ pub(crate) fn load_on_cpu(
 ) -> Result<Loaded, EngineError> {
     let shards = Shard::all(options.tensor_parallel, &config)?;
     check_fits(&config, formats)?;
-    let meeting = Arc::new(Meeting::new(shards.len(), WATCHDOG));
+    let barrier = Arc::new(RankBarrier::new(shards.len(), WATCHDOG));
     let ends: Vec<Box<dyn Collective<HostRows>>> = match shards.len() {
-        1 => vec![Box::new(Alone)],
-        ranks => shared_memory(ranks, &meeting),
+        1 => vec![Box::new(SingleRank)],
+        ranks => shared_memory(ranks, &barrier),
     };
     let mut members = Vec::new();
     for end in ends {
         members.push((Cpu::new((options.threads / shards.len()).max(1))?, end));
     }
     let members = (members, (KERNEL_CLASS, "cpu"));
-    load_ranks(members, &meeting, options, source, (config, formats))
+    load_ranks(members, &barrier, options, source, (config, formats))
 }
 
 /// Backends and their ends of the collective in order of rank, with the kernel class and device class.
@@ -70,7 +70,7 @@ type Members<B> = (Vec<(B, Box<dyn Collective<<B as Backend>::Rows>>)>, (&'stati
 /// Loads a model onto backends, one rank each. Ranks load in parallel if each has its own memory.
 pub(crate) fn load_ranks<B: Backend + 'static>(
     (members, numerics): Members<B>,
-    meeting: &Arc<Meeting>,
+    barrier: &Arc<RankBarrier>,
     options: &LoadOptions,
     source: &dyn TensorSource,
     (config, formats): (ModelConfig, Formats),
@@ -107,8 +107,8 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
     };
     let mut runners: Vec<Box<dyn Runner>> = ranks.into_iter().enumerate().map(runner).collect();
     let runner: Box<dyn Runner> = match runners.len() {
-        1 => Box::new(LoneRank::new(runners.remove(0))),
-        _ => Box::new(RankGroup::start(runners, Arc::clone(meeting))?),
+        1 => Box::new(SingleRankRunner::new(runners.remove(0))),
+        _ => Box::new(RankGroup::start(runners, Arc::clone(barrier))?),
     };
     let kv_memory_bytes = kv_blocks * block_bytes;
     let (draws, trees) = (B::DRAWS, B::TREES);
@@ -142,7 +142,7 @@ fn load_shards<B: Backend>(
             ranks.map(|(shard, backend)| scope.spawn(move || load(shard, backend, None))).collect();
         let loaded = loading.into_iter().enumerate().map(|(rank, loading)| {
             let lost = |panic: Box<dyn std::any::Any + Send>| {
-                Err(EngineError::RankLost { rank, reason: last_words(panic.as_ref()) })
+                Err(EngineError::RankLost { rank, reason: panic_message(panic.as_ref()) })
             };
             loading.join().unwrap_or_else(lost)
         });

@@ -127,7 +127,7 @@ impl ModelConfig {
     pub(crate) fn num_parameters(&self) -> u64 {
         let (hidden, q, kv, ffn) =
             (self.hidden_size, self.q_width(), self.kv_width(), self.intermediate_size);
-        let bias = |there: bool, outputs: usize| if there { outputs } else { 0 };
+        let bias = |present: bool, outputs: usize| if present { outputs } else { 0 };
         let attention = 2 * q * hidden
             + 2 * kv * hidden
             + bias(self.biases.qkv, q + 2 * kv)

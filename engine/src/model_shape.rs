@@ -70,7 +70,7 @@ impl ModelShape {
     }
 
     pub(crate) fn of(config: &ModelConfig) -> Self {
-        let when = |there: bool, count: usize| if there { count } else { 0 };
+        let when = |present: bool, count: usize| if present { count } else { 0 };
         let (hidden, q, kv) = (config.hidden_size, config.q_width(), config.kv_width());
         let biases = when(config.biases.qkv, q + 2 * kv)
             + when(config.biases.o, hidden)

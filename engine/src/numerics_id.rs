@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_counts() {
+    fn the_id_depends_on_every_part() {
         let parts = NumericsParts {
             config: b"{}",
             checkpoint: [7; 32],

@@ -119,7 +119,7 @@ pub struct EngineInfo {
     pub weight_bytes: u64,
     /// Bytes of weights in memory: `weight_bytes`, plus the input embedding table if it is stored separately
     /// from the vocabulary projection.
-    pub held_bytes: u64,
+    pub resident_bytes: u64,
     /// Bytes of keys and values per token, over all layers.
     pub kv_bytes_per_token: u64,
 }

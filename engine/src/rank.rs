@@ -8,9 +8,9 @@ use cpu_kernels::{StageTimes, TokenCopy};
 use crate::EngineError;
 use crate::backend::Backend;
 use crate::collective::Collective;
-use crate::draws::{DrawPlan, Outputs};
+use crate::draws::{DrawPlan, RankOutput};
 use crate::forward_batch::{ForwardBatch, ReservedRows};
-use crate::llama::{Device, Llama, Workspace};
+use crate::llama::{DeviceContext, Llama, Workspace};
 
 /// Runs checked batches over reserved KV: one rank, or all ranks together.
 pub(crate) trait Runner: Send {
@@ -25,7 +25,7 @@ pub(crate) trait Runner: Send {
 
     /// Appends KV for every row and returns the requested results in batch order: the draws of the rows in
     /// `draws`, and the logits `[rows, vocab]` of the other rows. Ranks other than the first return nothing.
-    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError>;
+    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<RankOutput, EngineError>;
 
     /// Number of compute threads in this process.
     fn num_threads(&self) -> usize {
@@ -82,11 +82,11 @@ impl<B: Backend> Runner for Rank<B> {
         Ok(())
     }
 
-    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError> {
+    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<RankOutput, EngineError> {
         let passes = ForwardBatch::passes(batch, B::PASS_LIMITS);
         let (backend, workspace) = (&self.backend, &mut self.workspace);
-        let mut device = Device { backend, collective: self.collective.as_ref(), kv: &mut self.kv };
-        let mut outputs = Outputs::default();
+        let mut device = DeviceContext { backend, collective: self.collective.as_ref(), kv: &mut self.kv };
+        let mut outputs = RankOutput::default();
         let mut first = 0;
         for pass in passes.iter().filter(|pass| pass.num_rows() > 0) {
             self.model.forward(&mut device, pass, workspace)?;
@@ -120,12 +120,12 @@ impl<B: Backend> Runner for Rank<B> {
 
 /// A single rank. A panic on any of its threads is returned as an error, and every later call fails: its KV
 /// may be partially written.
-pub(crate) struct LoneRank {
+pub(crate) struct SingleRankRunner {
     runner: Box<dyn Runner>,
     lost: Option<String>,
 }
 
-impl LoneRank {
+impl SingleRankRunner {
     pub(crate) fn new(runner: Box<dyn Runner>) -> Self {
         Self { runner, lost: None }
     }
@@ -139,13 +139,13 @@ impl LoneRank {
             return Err(lost(reason.clone()));
         }
         catch_unwind(AssertUnwindSafe(|| run(self.runner.as_mut()))).unwrap_or_else(|panic| {
-            let reason = self.lost.insert(last_words(panic.as_ref()));
+            let reason = self.lost.insert(panic_message(panic.as_ref()));
             Err(lost(reason.clone()))
         })
     }
 }
 
-impl Runner for LoneRank {
+impl Runner for SingleRankRunner {
     fn grow_kv(&mut self, num_blocks: u32) -> Result<(), EngineError> {
         self.guard(|runner| runner.grow_kv(num_blocks))
     }
@@ -158,7 +158,7 @@ impl Runner for LoneRank {
         self.guard(|runner| runner.copy_tokens(copies))
     }
 
-    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError> {
+    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<RankOutput, EngineError> {
         self.guard(|runner| runner.forward(batch, draws))
     }
 
@@ -176,10 +176,10 @@ impl Runner for LoneRank {
 }
 
 /// Returns the message of a rank's panic.
-pub(crate) fn last_words(panic: &(dyn Any + Send)) -> String {
-    let words = panic.downcast_ref::<String>().map(String::as_str);
-    let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-    format!("it panicked: {words}")
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let message = panic.downcast_ref::<String>().map(String::as_str);
+    let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    format!("it panicked: {message}")
 }
 
 #[cfg(test)]
@@ -205,20 +205,24 @@ mod tests {
             Ok(())
         }
 
-        fn forward(&mut self, batch: &[ReservedRows<'_>], _draws: &DrawPlan) -> Result<Outputs, EngineError> {
+        fn forward(
+            &mut self,
+            batch: &[ReservedRows<'_>],
+            _draws: &DrawPlan,
+        ) -> Result<RankOutput, EngineError> {
             let pieces: Vec<usize> = (0..64).collect();
             let logits = self.0.map(&pieces, |&piece| {
                 assert!(piece != 50 || batch.len() != self.1, "piece {piece} fell over");
                 piece as f32
             });
-            Ok(Outputs { logits, ..Outputs::default() })
+            Ok(RankOutput { logits, ..RankOutput::default() })
         }
     }
 
     #[test]
-    fn a_panic_on_any_thread_is_an_error_and_the_end() {
+    fn a_panic_on_any_thread_fails_this_and_all_later_calls() {
         for threads in [1, 4] {
-            let mut rank = LoneRank::new(Box::new(Faulty(Threads::new(threads).unwrap(), 2)));
+            let mut rank = SingleRankRunner::new(Box::new(Faulty(Threads::new(threads).unwrap(), 2)));
             let rows = ReservedRows {
                 token_ids: &[1],
                 start: 0,

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use cpu_kernels::TokenCopy;
 
-use crate::collective::Meeting;
-use crate::draws::{DrawPlan, Outputs};
+use crate::collective::RankBarrier;
+use crate::draws::{DrawPlan, RankOutput};
 use crate::forward_batch::{ReservedRows, TreePart};
-use crate::rank::{Runner, last_words};
+use crate::rank::{Runner, panic_message};
 use crate::{EngineError, TokenId};
 
 /// Interval between checks for a lost rank.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Command to a rank thread.
 #[derive(Debug, Clone)]
@@ -60,26 +60,26 @@ struct RankThread {
     /// Number of compute threads of the rank, this one included.
     num_threads: usize,
     commands: SyncSender<Command>,
-    replies: Receiver<Result<Outputs, EngineError>>,
+    replies: Receiver<Result<RankOutput, EngineError>>,
 }
 
 /// A group of ranks, see the module's docs.
 pub(crate) struct RankGroup {
     ranks: Vec<RankThread>,
-    meeting: Arc<Meeting>,
+    barrier: Arc<RankBarrier>,
 }
 
 impl RankGroup {
-    /// Starts a thread for each rank. `meeting` is the barrier of their collective.
-    pub(crate) fn start(ranks: Vec<Box<dyn Runner>>, meeting: Arc<Meeting>) -> Result<Self, EngineError> {
+    /// Starts a thread for each rank. `barrier` is the barrier of their collective.
+    pub(crate) fn start(ranks: Vec<Box<dyn Runner>>, barrier: Arc<RankBarrier>) -> Result<Self, EngineError> {
         let start = |(rank, runner): (usize, Box<dyn Runner>)| {
             let (commands, inbox) = sync_channel(1);
             let (outbox, replies) = sync_channel(1);
             let num_threads = runner.num_threads();
-            let meeting = Arc::clone(&meeting);
+            let barrier = Arc::clone(&barrier);
             std::thread::Builder::new()
                 .name(format!("rank-{rank}"))
-                .spawn(move || serve(rank, runner, &meeting, (&inbox, &outbox)))
+                .spawn(move || run_rank(rank, runner, &barrier, (&inbox, &outbox)))
                 .map_err(|error| {
                     let reason = format!("its thread failed to start: {error}");
                     EngineError::RankLost { rank, reason }
@@ -87,51 +87,51 @@ impl RankGroup {
             Ok(RankThread { num_threads, commands, replies })
         };
         let ranks = ranks.into_iter().enumerate().map(start).collect::<Result<_, EngineError>>()?;
-        Ok(Self { ranks, meeting })
+        Ok(Self { ranks, barrier })
     }
 
     /// Sends the command to every rank and returns the first rank's reply.
-    fn run(&self, command: &Command) -> Result<Outputs, EngineError> {
-        self.meeting.check()?;
+    fn run(&self, command: &Command) -> Result<RankOutput, EngineError> {
+        self.barrier.check()?;
         for (rank, thread) in self.ranks.iter().enumerate() {
             if thread.commands.send(command.clone()).is_err() {
-                self.meeting.lose(rank, "its thread exited".to_owned());
+                self.barrier.mark_lost(rank, "its thread exited".to_owned());
             }
         }
         let mut replies = Vec::with_capacity(self.ranks.len());
         for (rank, thread) in self.ranks.iter().enumerate() {
-            replies.push(self.reply_of(rank, thread)?);
+            replies.push(self.receive_reply(rank, thread)?);
         }
         let mut replies = replies.into_iter();
-        let first = replies.next().unwrap_or_else(|| Ok(Outputs::default()))?;
+        let first = replies.next().unwrap_or_else(|| Ok(RankOutput::default()))?;
         replies.try_for_each(|reply| reply.map(drop))?;
         Ok(first)
     }
 
     /// Waits for a rank's reply. Times out when no rank makes progress for the watchdog timeout.
-    fn reply_of(
+    fn receive_reply(
         &self,
         rank: usize,
         thread: &RankThread,
-    ) -> Result<Result<Outputs, EngineError>, EngineError> {
-        let (mut round, mut since) = (self.meeting.round(), Instant::now());
+    ) -> Result<Result<RankOutput, EngineError>, EngineError> {
+        let (mut generation, mut since) = (self.barrier.generation(), Instant::now());
         loop {
-            match thread.replies.recv_timeout(LOOK) {
+            match thread.replies.recv_timeout(POLL_INTERVAL) {
                 Ok(reply) => return Ok(reply),
                 Err(RecvTimeoutError::Disconnected) => {
-                    self.meeting.lose(rank, "its thread exited".to_owned());
+                    self.barrier.mark_lost(rank, "its thread exited".to_owned());
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    let now = self.meeting.round();
-                    if now != round {
-                        (round, since) = (now, Instant::now());
-                    } else if since.elapsed() > self.meeting.watchdog() {
-                        let reason = format!("it made no progress for {:?}", self.meeting.watchdog());
-                        self.meeting.lose(rank, reason);
+                    let now = self.barrier.generation();
+                    if now != generation {
+                        (generation, since) = (now, Instant::now());
+                    } else if since.elapsed() > self.barrier.watchdog() {
+                        let reason = format!("it made no progress for {:?}", self.barrier.watchdog());
+                        self.barrier.mark_lost(rank, reason);
                     }
                 }
             }
-            self.meeting.check()?;
+            self.barrier.check()?;
         }
     }
 }
@@ -149,7 +149,7 @@ impl Runner for RankGroup {
         self.run(&Command::CopyTokens(copies.into())).map(drop)
     }
 
-    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError> {
+    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<RankOutput, EngineError> {
         let batch = batch.iter().map(OwnedRows::of).collect();
         self.run(&Command::Forward(Arc::new((batch, draws.clone()))))
     }
@@ -159,46 +159,45 @@ impl Runner for RankGroup {
     }
 
     fn pin(&mut self, mut cores: &[usize]) -> Result<(), EngineError> {
-        let mut of_ranks = Vec::with_capacity(self.ranks.len());
+        let mut cores_by_rank = Vec::with_capacity(self.ranks.len());
         for rank in &self.ranks {
             let (own, others) = cores.split_at(rank.num_threads.min(cores.len()));
-            of_ranks.push(own.to_vec());
+            cores_by_rank.push(own.to_vec());
             cores = others;
         }
-        self.run(&Command::Pin(of_ranks.into())).map(drop)
+        self.run(&Command::Pin(cores_by_rank.into())).map(drop)
     }
 }
 
 /// Loop of a rank's thread.
-fn serve(
+fn run_rank(
     rank: usize,
     mut runner: Box<dyn Runner>,
-    meeting: &Meeting,
-    (inbox, outbox): (&Receiver<Command>, &SyncSender<Result<Outputs, EngineError>>),
+    barrier: &RankBarrier,
+    (inbox, outbox): (&Receiver<Command>, &SyncSender<Result<RankOutput, EngineError>>),
 ) {
     while let Ok(command) = inbox.recv() {
-        let reply = catch_unwind(AssertUnwindSafe(|| obey(rank, runner.as_mut(), &command))).unwrap_or_else(
-            |panic| {
-                meeting.lose(rank, last_words(panic.as_ref()));
-                meeting.check().map(|()| Outputs::default())
-            },
-        );
+        let reply = catch_unwind(AssertUnwindSafe(|| execute(rank, runner.as_mut(), &command)))
+            .unwrap_or_else(|panic| {
+                barrier.mark_lost(rank, panic_message(panic.as_ref()));
+                barrier.check().map(|()| RankOutput::default())
+            });
         if let (Command::Forward(_), Err(error)) = (&command, &reply) {
             // Other ranks may be waiting for this one in a collective. The first reason recorded is kept.
-            meeting.lose(rank, format!("its forward failed: {error}"));
+            barrier.mark_lost(rank, format!("its forward failed: {error}"));
         }
-        if outbox.send(reply).is_err() || meeting.check().is_err() {
+        if outbox.send(reply).is_err() || barrier.check().is_err() {
             return;
         }
     }
 }
 
-fn obey(rank: usize, runner: &mut dyn Runner, command: &Command) -> Result<Outputs, EngineError> {
+fn execute(rank: usize, runner: &mut dyn Runner, command: &Command) -> Result<RankOutput, EngineError> {
     match command {
-        Command::GrowKv(num_blocks) => runner.grow_kv(*num_blocks).map(|()| Outputs::default()),
-        Command::CopyBlock(from, to) => runner.copy_block(*from, *to).map(|()| Outputs::default()),
-        Command::CopyTokens(copies) => runner.copy_tokens(copies).map(|()| Outputs::default()),
-        Command::Pin(cores) => runner.pin(&cores[rank]).map(|()| Outputs::default()),
+        Command::GrowKv(num_blocks) => runner.grow_kv(*num_blocks).map(|()| RankOutput::default()),
+        Command::CopyBlock(from, to) => runner.copy_block(*from, *to).map(|()| RankOutput::default()),
+        Command::CopyTokens(copies) => runner.copy_tokens(copies).map(|()| RankOutput::default()),
+        Command::Pin(cores) => runner.pin(&cores[rank]).map(|()| RankOutput::default()),
         Command::Forward(batch) => {
             let (rows, draws) = batch.as_ref();
             let rows: Vec<ReservedRows<'_>> = rows.iter().map(OwnedRows::borrowed).collect();
@@ -233,7 +232,7 @@ mod tests {
             Ok(())
         }
 
-        fn forward(&mut self, batch: &[ReservedRows<'_>], _: &DrawPlan) -> Result<Outputs, EngineError> {
+        fn forward(&mut self, batch: &[ReservedRows<'_>], _: &DrawPlan) -> Result<RankOutput, EngineError> {
             let mut sum = HostRows::default();
             for i in 0..batch.len() {
                 match self.fault {
@@ -244,20 +243,20 @@ mod tests {
                 sum = vec![self.rank as f32; 5].into();
                 self.end.all_reduce(&mut sum)?;
             }
-            Ok(Outputs { logits: sum.take(), ..Outputs::default() })
+            Ok(RankOutput { logits: sum.take(), ..RankOutput::default() })
         }
     }
 
     fn group(ranks: usize, fault: Option<(usize, usize, bool)>) -> RankGroup {
         // Only hang tests rely on the watchdog; elsewhere allow for slow ranks on a busy machine.
         let watchdog = if matches!(fault, Some((_, _, false))) { 2 } else { 100 };
-        let meeting = Arc::new(Meeting::new(ranks, Duration::from_secs(watchdog)));
+        let barrier = Arc::new(RankBarrier::new(ranks, Duration::from_secs(watchdog)));
         let runner = |(rank, end)| {
             let fault = fault.and_then(|(at_rank, at, panics)| (at_rank == rank).then_some((at, panics)));
             Box::new(Fake { end, rank, fault }) as Box<dyn Runner>
         };
-        let runners = shared_memory(ranks, &meeting).into_iter().enumerate().map(runner).collect();
-        RankGroup::start(runners, meeting).unwrap()
+        let runners = shared_memory(ranks, &barrier).into_iter().enumerate().map(runner).collect();
+        RankGroup::start(runners, barrier).unwrap()
     }
 
     fn forward(group: &mut RankGroup, times: usize) -> Result<Vec<f32>, EngineError> {
@@ -272,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn all_ranks_do_the_same_and_the_first_answers() {
+    fn all_ranks_run_and_the_first_replies() {
         let mut group = group(4, None);
         for times in [1, 3, 50] {
             assert_eq!(forward(&mut group, times).unwrap(), vec![6.0; 5]);
@@ -282,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_dies_or_hangs_takes_all_down_by_name() {
+    fn a_rank_that_panics_or_hangs_fails_the_group_by_name() {
         for (panics, words) in [(true, "rank 1 fell over"), (false, " 2s")] {
             for rank in [0, 1] {
                 let mut group = group(2, Some((rank, 2, panics)));

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use cpu_kernels::{Cpu, READ_LINE, ReadBuffer, ReadSum};
+use cpu_kernels::{Cpu, READ_CHUNK, ReadBuffer, ReadSum};
 
 use crate::EngineError;
 
@@ -41,7 +41,7 @@ impl ReadProbe {
     /// Reads about the next `bytes` of the buffer (at most all of it), with `streams` streams per thread, and
     /// returns bytes per second.
     pub fn read(&mut self, streams: usize, bytes: usize) -> f64 {
-        let piece = READ_LINE * 4 * self.threads;
+        let piece = READ_CHUNK * 4 * self.threads;
         let all = self.buffer.numbers();
         let numbers = (bytes / size_of::<u64>()).clamp(piece, all.len()) / piece * piece;
         if self.next + numbers > all.len() {
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_whatever_the_size() {
+    fn any_size_gives_a_rate() {
         for threads in [1, 3] {
             let mut probe = ReadProbe::new(1 << 20, threads).unwrap();
             assert!(STREAMS.contains(&probe.best_streams()));

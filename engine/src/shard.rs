@@ -51,13 +51,13 @@ impl Shard {
     }
 
     /// Whether there are other ranks.
-    pub(crate) fn is_part(self) -> bool {
+    pub(crate) fn is_split(self) -> bool {
         self.ranks > 1
     }
 
     /// This rank's query heads.
     pub(crate) fn heads(self, config: &ModelConfig) -> Range<usize> {
-        self.share(config.num_heads)
+        self.split_evenly(config.num_heads)
     }
 
     /// This rank's key-value heads: its share, or the single head that its query heads read, which other
@@ -65,7 +65,7 @@ impl Shard {
     pub(crate) fn kv_heads(self, config: &ModelConfig) -> Range<usize> {
         let kv_heads = config.num_kv_heads;
         if kv_heads.is_multiple_of(self.ranks) {
-            return self.share(kv_heads);
+            return self.split_evenly(kv_heads);
         }
         let head = self.rank * kv_heads / self.ranks;
         head..head + 1
@@ -98,14 +98,14 @@ impl Shard {
 
     /// This rank's rows of the vocabulary projection.
     pub(crate) fn vocabulary(self, config: &ModelConfig) -> Range<usize> {
-        self.share(config.vocab_size)
+        self.split_evenly(config.vocab_size)
     }
 
     fn slices(self) -> Range<usize> {
-        self.share(NUM_SLICES)
+        self.split_evenly(NUM_SLICES)
     }
 
-    fn share(self, n: usize) -> Range<usize> {
+    fn split_evenly(self, n: usize) -> Range<usize> {
         self.rank * n / self.ranks..(self.rank + 1) * n / self.ranks
     }
 }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_divide_is_refused_with_the_number() {
+    fn counts_that_do_not_divide_are_rejected_by_name() {
         let check = |ranks, (heads, kv_heads, intermediate), words: &str| {
             let error = Shard::all(ranks, &config(heads, kv_heads, intermediate)).unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("tensor_parallel"), "{error}");

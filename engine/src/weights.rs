@@ -21,7 +21,7 @@ pub(crate) use format::{Formats, LinearFormat};
 use fp8::Granularity;
 pub(crate) use fp8_rows::{Fp8Rows, WidenedRows};
 pub(crate) use random::RandomTensors;
-pub(crate) use source::{LinearTensors, RowSeeds, Stacked, TensorPart, TensorSource};
+pub(crate) use source::{LinearTensors, RowSeeds, StackedRows, TensorPart, TensorSource};
 
 use crate::EngineError;
 

@@ -74,7 +74,7 @@ pub fn reply_to_wire(reply: &Reply) -> v1::Reply {
     let body = match &reply.body {
         ReplyBody::Fed { cached_len, prompt_logprobs } => Body::Fed(v1::Fed {
             cached_len: *cached_len,
-            prompt_logprobs: prompt_logprobs.as_ref().map(prompt_to_wire),
+            prompt_logprobs: prompt_logprobs.as_ref().map(prompt_logprobs_to_wire),
         }),
         ReplyBody::NeedContext { cached_len, has_spec } => {
             Body::NeedContext(v1::NeedContext { cached_len: *cached_len, has_spec: *has_spec })
@@ -107,10 +107,10 @@ pub fn reply_from_wire(wire: v1::Reply) -> Result<Reply, WireError> {
     let body = match wire.body.ok_or_else(|| WireError::new("body", "is missing"))? {
         Body::Fed(fed) => ReplyBody::Fed {
             cached_len: fed.cached_len,
-            prompt_logprobs: fed.prompt_logprobs.map(prompt_from_wire),
+            prompt_logprobs: fed.prompt_logprobs.map(prompt_logprobs_from_wire),
         },
-        Body::NeedContext(need) => {
-            ReplyBody::NeedContext { cached_len: need.cached_len, has_spec: need.has_spec }
+        Body::NeedContext(reply) => {
+            ReplyBody::NeedContext { cached_len: reply.cached_len, has_spec: reply.has_spec }
         }
         Body::Refused(refused) => ReplyBody::Refused { reason: refused.reason },
         Body::Proposal(proposal) => ReplyBody::Proposal(Proposal {
@@ -142,7 +142,7 @@ fn span_to_wire(span: &TokenSpan) -> v1::TokenSpan {
         num_accepted: span.num_accepted,
         token_ids: span.token_ids.clone(),
         logprobs: span.logprobs.iter().map(logprobs_to_wire).collect(),
-        prompt_logprobs: span.prompt_logprobs.as_ref().map(prompt_to_wire),
+        prompt_logprobs: span.prompt_logprobs.as_ref().map(prompt_logprobs_to_wire),
         finish: finish_to_wire(span.finish).into(),
     }
 }
@@ -152,21 +152,21 @@ fn span_from_wire(wire: v1::TokenSpan) -> Result<TokenSpan, WireError> {
         start: wire.start,
         num_accepted: wire.num_accepted,
         token_ids: wire.token_ids,
-        logprobs: scores_from_wire(wire.logprobs),
-        prompt_logprobs: wire.prompt_logprobs.map(prompt_from_wire),
+        logprobs: token_logprobs_from_wire(wire.logprobs),
+        prompt_logprobs: wire.prompt_logprobs.map(prompt_logprobs_from_wire),
         finish: finish_from_wire(wire.finish)?,
     })
 }
 
-fn prompt_to_wire(prompt: &PromptLogprobs) -> v1::PromptLogprobs {
+fn prompt_logprobs_to_wire(prompt: &PromptLogprobs) -> v1::PromptLogprobs {
     v1::PromptLogprobs { start: prompt.start, entries: prompt.entries.iter().map(logprobs_to_wire).collect() }
 }
 
-fn prompt_from_wire(wire: v1::PromptLogprobs) -> PromptLogprobs {
-    PromptLogprobs { start: wire.start, entries: scores_from_wire(wire.entries) }
+fn prompt_logprobs_from_wire(wire: v1::PromptLogprobs) -> PromptLogprobs {
+    PromptLogprobs { start: wire.start, entries: token_logprobs_from_wire(wire.entries) }
 }
 
-fn scores_from_wire(wire: Vec<v1::TokenLogprobs>) -> Vec<TokenLogprobs> {
+fn token_logprobs_from_wire(wire: Vec<v1::TokenLogprobs>) -> Vec<TokenLogprobs> {
     wire.into_iter().map(logprobs_from_wire).collect()
 }
 

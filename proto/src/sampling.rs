@@ -47,10 +47,10 @@ pub fn sampling_from_wire(wire: &v1::SamplingParams) -> Result<SamplingParams, W
         let problem = format!("{} entries, at most {MAX_LOGIT_BIAS}", wire.logit_bias.len());
         return Err(WireError::new("logit_bias", problem));
     }
-    if let Some(bad) = wire.logit_bias.iter().find(|entry| !entry.bias.is_finite()) {
+    if let Some(entry) = wire.logit_bias.iter().find(|entry| !entry.bias.is_finite()) {
         return Err(WireError::new(
             "logit_bias",
-            format!("the bias of token {} is not finite", bad.token_id),
+            format!("the bias of token {} is not finite", entry.token_id),
         ));
     }
     Ok(SamplingParams {

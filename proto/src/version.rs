@@ -7,9 +7,9 @@ pub const PROTOCOL_VERSIONS: RangeInclusive<u32> = 1..=1;
 
 /// Returns the newest version that both ends support; `None` if their ranges do not overlap: the older end
 /// has to be upgraded.
-pub fn common_version(ours: &RangeInclusive<u32>, theirs: &RangeInclusive<u32>) -> Option<u32> {
-    let newest = *ours.end().min(theirs.end());
-    (ours.contains(&newest) && theirs.contains(&newest)).then_some(newest)
+pub fn common_version(local: &RangeInclusive<u32>, remote: &RangeInclusive<u32>) -> Option<u32> {
+    let newest = *local.end().min(remote.end());
+    (local.contains(&newest) && remote.contains(&newest)).then_some(newest)
 }
 
 #[cfg(test)]
@@ -17,8 +17,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_version_of_both_is_spoken() {
-        for (ours, theirs, common) in [
+    fn the_newest_common_version_is_chosen() {
+        for (local, remote, common) in [
             (1..=1, 1..=1, Some(1)),
             (1..=3, 2..=2, Some(2)),
             (2..=2, 1..=3, Some(2)),
@@ -29,7 +29,7 @@ mod tests {
             (1..=4, RangeInclusive::new(3, 2), None),
             (1..=1, 0..=0, None),
         ] {
-            assert_eq!(common_version(&ours, &theirs), common, "{ours:?} {theirs:?}");
+            assert_eq!(common_version(&local, &remote), common, "{local:?} {remote:?}");
         }
     }
 }

@@ -35,29 +35,29 @@ fn worker_hello() -> v1::WorkerHello {
 }
 
 #[test]
-fn an_older_worker_is_understood_and_a_version_is_chosen() {
+fn a_recorded_worker_hello_is_decoded_and_version_1_is_negotiated() {
     let frame = v1::WorkerFrame::decode(WORKER).unwrap();
     assert_eq!(frame.credits.as_ref().map(|credits| credits.blocks), Some(1_024));
     let hello = frame.hello.unwrap();
     assert_eq!(hello, worker_hello());
-    let theirs = hello.protocol_version_min..=hello.protocol_version_max;
+    let remote = hello.protocol_version_min..=hello.protocol_version_max;
     assert_eq!(
-        common_version(&PROTOCOL_VERSIONS, &theirs),
+        common_version(&PROTOCOL_VERSIONS, &remote),
         Some(1),
         "version 1 stays supported until an ADR drops it"
     );
 }
 
 #[test]
-fn an_older_router_is_understood_and_a_version_is_chosen() {
+fn a_recorded_router_hello_is_decoded_and_version_1_is_negotiated() {
     let hello = v1::RouterFrame::decode(ROUTER).unwrap().hello.unwrap();
     assert_eq!(hello.router_id, 72_623_859_790_382_856);
-    let theirs = hello.protocol_version_min..=hello.protocol_version_max;
-    assert_eq!(common_version(&PROTOCOL_VERSIONS, &theirs), Some(1));
+    let remote = hello.protocol_version_min..=hello.protocol_version_max;
+    assert_eq!(common_version(&PROTOCOL_VERSIONS, &remote), Some(1));
 }
 
 #[test]
-fn what_is_said_to_an_older_peer_are_the_bytes_that_it_knows() {
+fn hellos_encode_to_the_recorded_bytes() {
     let credits = Some(v1::Credits { blocks: 1_024 });
     let frame = v1::WorkerFrame { hello: Some(worker_hello()), credits, ..v1::WorkerFrame::default() };
     assert_eq!(frame.encode_to_vec(), WORKER);
@@ -71,7 +71,7 @@ fn what_is_said_to_an_older_peer_are_the_bytes_that_it_knows() {
 }
 
 #[test]
-fn a_frame_with_fields_of_a_later_version_is_read_as_far_as_it_is_known() {
+fn unknown_fields_of_a_later_version_are_ignored() {
     // Field 100, length-delimited: a field that a later build added.
     let later = [ROUTER, &[0xa2, 0x06, 0x03, 1, 2, 3]].concat();
     assert_eq!(v1::RouterFrame::decode(later.as_slice()).unwrap(), v1::RouterFrame::decode(ROUTER).unwrap());

@@ -22,8 +22,8 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
         |(
             (temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty),
             top_k,
-            bias,
-            min,
+            logit_bias,
+            min_tokens,
         )| {
             SamplingParams {
                 temperature,
@@ -33,8 +33,8 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
                 repetition_penalty,
                 frequency_penalty,
                 presence_penalty,
-                logit_bias: bias,
-                min_tokens: min,
+                logit_bias,
+                min_tokens,
             }
         },
     )
@@ -47,31 +47,31 @@ fn spec() -> impl Strategy<Value = SequenceSpec> {
         Just(AcceptanceMode::Rejection),
         Just(AcceptanceMode::Typical)
     ];
-    let scores = (option::of(0u32..=20), option::of(0u32..=20));
-    (numbers, sampling(), vec(any::<u32>(), 0..4), modes, scores, ".{0,20}").prop_map(
+    let num_logprobs = (option::of(0u32..=20), option::of(0u32..=20));
+    (numbers, sampling(), vec(any::<u32>(), 0..4), modes, num_logprobs, ".{0,20}").prop_map(
         |(
             (seed, choice, prompt_len, max_len, priority, isolation_key),
             sampling,
-            stops,
+            stop_token_ids,
             acceptance,
-            scores,
-            text,
+            num_logprobs,
+            traceparent,
         )| {
             SequenceSpec {
                 seed,
                 choice,
                 prompt_len,
                 sampling,
-                stop_token_ids: stops,
+                stop_token_ids,
                 max_len,
                 acceptance,
-                logprobs: scores.0,
-                prompt_logprobs: scores.1,
+                logprobs: num_logprobs.0,
+                prompt_logprobs: num_logprobs.1,
                 grammar: None,
                 lane: choice,
                 priority,
                 isolation_key,
-                traceparent: text,
+                traceparent,
             }
         },
     )
@@ -128,7 +128,7 @@ fn body() -> impl Strategy<Value = ReplyBody> {
 
 proptest! {
     #[test]
-    fn steps_survive(
+    fn steps_round_trip(
         numbers in any::<(u64, u32, u64, u32, u64)>(),
         spec in option::of(spec()),
         append_ids in vec(any::<u32>(), 0..20),
@@ -156,14 +156,14 @@ proptest! {
     }
 
     #[test]
-    fn replies_survive(sequence_id in any::<u64>(), epoch in any::<u32>(), step_seq in any::<u64>(), body in body(), agreed in vec(any::<bool>(), 0..=64), num_cached in any::<u32>(), num_ahead in any::<u32>()) {
+    fn replies_round_trip(sequence_id in any::<u64>(), epoch in any::<u32>(), step_seq in any::<u64>(), body in body(), agreed in vec(any::<bool>(), 0..=64), num_cached in any::<u32>(), num_ahead in any::<u32>()) {
         let reply = Reply { sequence_id: SequenceId(sequence_id), epoch, step_seq, body, agreed, num_cached, num_ahead };
         prop_assert_eq!(reply_from_wire(reply_to_wire(&reply)), Ok(reply));
     }
 }
 
 #[test]
-fn broken_bounds_are_named() {
+fn errors_name_the_field_that_is_out_of_bounds() {
     let spec = |change: &dyn Fn(&mut v1::SequenceSpec)| {
         let mut wire = v1::SequenceSpec::default();
         change(&mut wire);

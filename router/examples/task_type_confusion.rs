@@ -45,19 +45,22 @@ fn count(dir: &Path) -> anyhow::Result<BTreeMap<(String, String), u32>> {
 }
 
 fn print(counts: &BTreeMap<(String, String), u32>) {
-    let types: BTreeSet<&str> = counts.keys().flat_map(|(is, taken)| [is.as_str(), taken.as_str()]).collect();
-    let at = |is: &str, taken: &str| counts.get(&(is.to_owned(), taken.to_owned())).copied().unwrap_or(0);
+    let types: BTreeSet<&str> =
+        counts.keys().flat_map(|(actual, predicted)| [actual.as_str(), predicted.as_str()]).collect();
+    let at = |actual: &str, predicted: &str| {
+        counts.get(&(actual.to_owned(), predicted.to_owned())).copied().unwrap_or(0)
+    };
     println!("| actual \\ predicted | {} | correct |", types.iter().copied().collect::<Vec<_>>().join(" | "));
     println!("|---|{}", "---|".repeat(types.len() + 1));
-    let (mut right, mut all) = (0, 0);
-    for is in &types {
-        let row: Vec<u32> = types.iter().map(|taken| at(is, taken)).collect();
+    let (mut correct, mut all) = (0, 0);
+    for actual in &types {
+        let row: Vec<u32> = types.iter().map(|predicted| at(actual, predicted)).collect();
         let sum: u32 = row.iter().sum();
         let cells: Vec<String> =
             row.iter().map(|count| if *count == 0 { String::new() } else { count.to_string() }).collect();
-        println!("| {is} | {} | {} of {sum} |", cells.join(" | "), at(is, is));
-        right += at(is, is);
+        println!("| {actual} | {} | {} of {sum} |", cells.join(" | "), at(actual, actual));
+        correct += at(actual, actual);
         all += sum;
     }
-    println!("\ncorrect: {right} of {all}");
+    println!("\ncorrect: {correct} of {all}");
 }

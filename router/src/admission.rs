@@ -23,7 +23,7 @@ const QUEUE: &str = "the router's queue";
 
 /// A request for admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Asking {
+pub struct AdmissionRequest {
     /// Number of sequences (prompts times choices) to run.
     pub num_sequences: u32,
     /// Lower goes first.
@@ -57,7 +57,7 @@ pub struct Admission {
 
 #[derive(Debug)]
 struct Gate {
-    opened: Instant,
+    started_at: Instant,
     state: Mutex<State>,
 }
 
@@ -68,24 +68,24 @@ struct State {
     num_waiting: usize,
     /// Waiting requests by key. All are in one lane, because the task type is not known yet. Cancelled
     /// requests are skipped.
-    waiting: FairQueue<u64, (), Waiting>,
+    waiting: FairQueue<u64, (), WaitingRequest>,
     /// Number of waiting requests by key.
-    num_waiting_of: BTreeMap<u64, usize>,
+    num_waiting_by_key: BTreeMap<u64, usize>,
     /// Number assigned to the next waiting request.
     next_number: u64,
     /// Requests that were evicted in favor of another key and have not been polled since.
-    turned_away: BTreeSet<u64>,
+    evicted: BTreeSet<u64>,
     waits: WaitStats,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingRequest {
     num_sequences: u32,
     priority: u8,
     since: Duration,
     number: u64,
     key: u64,
-    turn: oneshot::Sender<Permit>,
+    permit_tx: oneshot::Sender<Permit>,
 }
 
 /// The right to run a request's sequences; released on drop.
@@ -102,12 +102,12 @@ impl Admission {
             available: limits.max_sequences,
             num_waiting: 0,
             waiting: FairQueue::default(),
-            num_waiting_of: BTreeMap::new(),
+            num_waiting_by_key: BTreeMap::new(),
             next_number: 0,
-            turned_away: BTreeSet::new(),
+            evicted: BTreeSet::new(),
             waits: WaitStats::default(),
         };
-        let gate = Gate { opened: Instant::now(), state: Mutex::new(state) };
+        let gate = Gate { started_at: Instant::now(), state: Mutex::new(state) };
         Self { limits, wait_max: ADMISSION_WAIT_MAX, gate: Arc::new(gate) }
     }
 
@@ -115,8 +115,8 @@ impl Admission {
     /// Lower priorities go first.
     ///
     /// Cancel safety: dropping the future gives up the place in the queue.
-    pub async fn admit(&self, asking: Asking) -> Result<Permit, RouterError> {
-        let Asking { num_sequences, priority, key } = asking;
+    pub async fn admit(&self, request: AdmissionRequest) -> Result<Permit, RouterError> {
+        let AdmissionRequest { num_sequences, priority, key } = request;
         let max_sequences = self.limits.max_sequences;
         if num_sequences > max_sequences {
             let message = format!(
@@ -124,29 +124,29 @@ impl Admission {
             );
             return Err(RouterError::invalid("n", message));
         }
-        let (turn, granted) = oneshot::channel();
-        let _place = {
+        let (permit_tx, permit_rx) = oneshot::channel();
+        let _slot = {
             let mut state = self.gate.state();
             // Waiting requests go first.
             if state.num_waiting == 0 && num_sequences <= state.available {
                 state.waits.observe(priority, Duration::ZERO);
                 return Ok(self.gate.grant(&mut state, num_sequences));
             }
-            if state.num_waiting >= self.limits.max_waiting_requests && !state.make_room(key) {
+            if state.num_waiting >= self.limits.max_waiting_requests && !state.evict_for(key) {
                 return Err(RouterError::Overloaded { what: QUEUE });
             }
             state.num_waiting += 1;
-            *state.num_waiting_of.entry(key).or_default() += 1;
+            *state.num_waiting_by_key.entry(key).or_default() += 1;
             let number = state.next_number;
             state.next_number += 1;
             let cost = f64::from(num_sequences);
-            let since = self.gate.opened.elapsed();
+            let since = self.gate.started_at.elapsed();
             let ticket = Ticket { priority, weight: 1.0, cost, since };
-            let waiting = Waiting { num_sequences, priority, since, number, key, turn };
+            let waiting = WaitingRequest { num_sequences, priority, since, number, key, permit_tx };
             state.waiting.push(key, (), ticket, waiting);
-            Place { gate: &self.gate, number, key }
+            QueueSlot { gate: &self.gate, number, key }
         };
-        match tokio::time::timeout(self.wait_max, granted).await {
+        match tokio::time::timeout(self.wait_max, permit_rx).await {
             // The sender was dropped: the request was evicted in favor of another key.
             Ok(permit) => permit.map_err(|_| RouterError::Overloaded { what: QUEUE }),
             Err(_) => Err(RouterError::Overloaded { what: "the router (timed out waiting for admission)" }),
@@ -156,7 +156,7 @@ impl Admission {
     /// How long requests waited here, by priority.
     pub fn waits(&self) -> Vec<WaitReport> {
         let state = self.gate.state();
-        state.waits.report(&state.waiting.waiting(), self.gate.opened.elapsed())
+        state.waits.report(&state.waiting.waiting(), self.gate.started_at.elapsed())
     }
 
     /// Number of sequences that could be admitted now.
@@ -168,15 +168,15 @@ impl Admission {
 impl State {
     /// Evicts the newest request of the key with the most waiting requests, if `key` would still have fewer.
     /// So no key can keep others out of the queue.
-    fn make_room(&mut self, key: u64) -> bool {
-        let own = self.num_waiting_of.get(&key).copied().unwrap_or(0);
-        let most = self.num_waiting_of.iter().max_by_key(|(_, count)| **count);
-        let Some((&most, _)) = most.filter(|(_, count)| **count > own + 1) else { return false };
+    fn evict_for(&mut self, key: u64) -> bool {
+        let own_count = self.num_waiting_by_key.get(&key).copied().unwrap_or(0);
+        let busiest = self.num_waiting_by_key.iter().max_by_key(|(_, count)| **count);
+        let Some((&busiest, _)) = busiest.filter(|(_, count)| **count > own_count + 1) else { return false };
         // Skip cancelled requests.
-        while let Some(waiting) = self.waiting.pop_newest(&most) {
-            if !waiting.turn.is_closed() {
-                self.leave(waiting.key);
-                self.turned_away.insert(waiting.number);
+        while let Some(waiting) = self.waiting.pop_newest(&busiest) {
+            if !waiting.permit_tx.is_closed() {
+                self.remove_waiting(waiting.key);
+                self.evicted.insert(waiting.number);
                 return true;
             }
         }
@@ -184,12 +184,12 @@ impl State {
     }
 
     /// Removes a waiting request of `key` from the counts.
-    fn leave(&mut self, key: u64) {
+    fn remove_waiting(&mut self, key: u64) {
         self.num_waiting -= 1;
-        if let Some(count) = self.num_waiting_of.get_mut(&key) {
+        if let Some(count) = self.num_waiting_by_key.get_mut(&key) {
             *count -= 1;
             if *count == 0 {
-                self.num_waiting_of.remove(&key);
+                self.num_waiting_by_key.remove(&key);
             }
         }
     }
@@ -207,29 +207,30 @@ impl Gate {
     }
 
     /// Admits requests in turn while there is capacity.
-    fn let_in(self: &Arc<Self>) {
-        while let Some((turn, permit)) = self.next_turn() {
+    fn admit_waiting(self: &Arc<Self>) {
+        while let Some((permit_tx, permit)) = self.next_admission() {
             // If the request was cancelled meanwhile, the permit is dropped, which frees capacity for the
             // next one.
-            drop(turn.send(permit));
+            drop(permit_tx.send(permit));
         }
     }
 
-    fn next_turn(self: &Arc<Self>) -> Option<(oneshot::Sender<Permit>, Permit)> {
+    fn next_admission(self: &Arc<Self>) -> Option<(oneshot::Sender<Permit>, Permit)> {
         let mut state = self.state();
-        let now = self.opened.elapsed();
+        let now = self.started_at.elapsed();
         loop {
             let next = state.waiting.peek(now)?;
-            if next.turn.is_closed() {
+            if next.permit_tx.is_closed() {
                 state.waiting.pop(now, false);
                 continue;
             }
             if next.num_sequences > state.available {
                 return None;
             }
-            let Waiting { num_sequences, priority, since, turn, .. } = state.waiting.pop(now, true)?;
+            let WaitingRequest { num_sequences, priority, since, permit_tx, .. } =
+                state.waiting.pop(now, true)?;
             state.waits.observe(priority, now.saturating_sub(since));
-            return Some((turn, self.grant(&mut state, num_sequences)));
+            return Some((permit_tx, self.grant(&mut state, num_sequences)));
         }
     }
 }
@@ -237,27 +238,27 @@ impl Gate {
 impl Drop for Permit {
     fn drop(&mut self) {
         self.gate.state().available += self.num_sequences;
-        self.gate.let_in();
+        self.gate.admit_waiting();
     }
 }
 
 /// A waiting request's slot in the queue; dropping it leaves the queue.
-struct Place<'a> {
+struct QueueSlot<'a> {
     gate: &'a Arc<Gate>,
     number: u64,
     key: u64,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueueSlot<'_> {
     fn drop(&mut self) {
         {
             let mut state = self.gate.state();
-            if !state.turned_away.remove(&self.number) {
-                state.leave(self.key);
+            if !state.evicted.remove(&self.number) {
+                state.remove_waiting(self.key);
             }
         }
         // A cancelled request that was too large for the free capacity no longer blocks the ones behind it.
-        self.gate.let_in();
+        self.gate.admit_waiting();
     }
 }
 

@@ -239,7 +239,7 @@ impl Default for RawRouter {
 
 /// Settings of the request log.
 #[derive(Debug, Clone)]
-pub struct LogFile {
+pub struct RequestLogConfig {
     /// The file.
     pub path: PathBuf,
     /// Maximum size of the file and the previous one together, in bytes.
@@ -272,7 +272,7 @@ pub struct RouterConfig {
     /// Command of the console's page *Pair*; empty: none.
     pub pair_check: Vec<String>,
     /// Log of finished requests; `None` if disabled.
-    pub request_log: Option<LogFile>,
+    pub request_log: Option<RequestLogConfig>,
     /// TLS settings for clients; `None`: plain text.
     pub tls: Option<ServerTls>,
     /// TLS settings for workers at `https://` addresses.
@@ -339,7 +339,9 @@ impl RawConfig for RawRouter {
                 rules: Rules::default(),
             },
             pair_check: self.pair_check,
-            request_log: self.request_log.map(|path| LogFile { path, bytes_max: self.request_log_mib << 20 }),
+            request_log: self
+                .request_log
+                .map(|path| RequestLogConfig { path, bytes_max: self.request_log_mib << 20 }),
             tls: self.tls.validate(faults),
             worker_tls: self.worker_tls.validate(faults),
             process: ProcessConfig { lame_duck, ..self.process.validate(faults)? },
@@ -349,9 +351,9 @@ impl RawConfig for RawRouter {
 
 impl RawRouter {
     fn validate_drafts(&self, faults: &mut Faults) {
-        let most = MAX_DRAFT_TOKENS as u32;
-        faults.check("max_draft_tokens", self.max_draft_tokens <= most, || {
-            format!("{} is over the limit of {most}", self.max_draft_tokens)
+        let limit = MAX_DRAFT_TOKENS as u32;
+        faults.check("max_draft_tokens", self.max_draft_tokens <= limit, || {
+            format!("{} is over the limit of {limit}", self.max_draft_tokens)
         });
         if let DraftTokens::Fixed(k) = self.draft_tokens {
             faults.check("draft_tokens", k <= self.max_draft_tokens, || {
@@ -405,7 +407,7 @@ mod tests {
     use crate::catalog::settings::RequestDefaults;
 
     #[test]
-    fn every_fault_of_a_models_settings_is_named() {
+    fn every_fault_in_the_settings_of_a_model_is_reported() {
         let serves =
             |served: &str| ModelSettings { serves: Some(served.to_owned()), ..ModelSettings::default() };
         let defaults = RequestDefaults { temperature: Some(3.0), ..RequestDefaults::default() };
@@ -414,13 +416,13 @@ mod tests {
         let models = models.map(|(name, settings)| (name.to_owned(), settings)).into();
         let mut faults = Faults::new();
         RawRouter { models, ..RawRouter::default() }.validate(&mut faults);
-        let told = faults.finish().unwrap_err().to_string();
+        let message = faults.finish().unwrap_err().to_string();
         for expected in [
             "models.a: serves is `b`, which is an alias itself",
             "models.hot: temperature must be between 0 and 2, not 3",
         ] {
-            assert!(told.contains(expected), "{expected} is missing from {told}");
+            assert!(message.contains(expected), "{expected} is missing from {message}");
         }
-        assert!(!told.contains("models.fine") && !told.contains("models.b"), "{told}");
+        assert!(!message.contains("models.fine") && !message.contains("models.b"), "{message}");
     }
 }

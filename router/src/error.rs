@@ -74,7 +74,7 @@ pub enum RouterError {
     CrossOrigin,
     /// The response is not in this router's store.
     #[error("{message}")]
-    NotStored {
+    ResponseNotFound {
         /// Names the response.
         message: String,
         /// The field, as the client named it.
@@ -121,7 +121,7 @@ pub enum RouterError {
         what: &'static str,
     },
     /// A limit of the API key is reached; retry later.
-    #[error("this API key is limited to {limit}: retry after {} s", whole_seconds(*.retry_after))]
+    #[error("this API key is limited to {limit}: retry after {} s", ceil_seconds(*.retry_after))]
     RateLimited {
         /// Such as "60 requests per minute".
         limit: String,
@@ -138,7 +138,7 @@ pub enum RouterError {
     #[error(
         "the response is larger than {limit} bytes: stream it, or request fewer tokens, choices or log probabilities"
     )]
-    AnswerTooLarge {
+    ResponseTooLarge {
         /// In bytes.
         limit: usize,
     },
@@ -176,7 +176,7 @@ pub enum RouterError {
 
 /// One row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Meaning {
+pub struct ErrorMapping {
     /// HTTP status.
     pub status: StatusCode,
     /// gRPC status code.
@@ -210,10 +210,10 @@ impl RouterError {
     }
 
     /// Returns the row of this error.
-    pub fn meaning(&self) -> Meaning {
+    pub fn mapping(&self) -> ErrorMapping {
         use StatusCode as S;
         // The label equals the code, with three exceptions.
-        let row = |status, grpc, kind, code| Meaning {
+        let row = |status, grpc, kind, code| ErrorMapping {
             status,
             grpc,
             kind,
@@ -222,12 +222,13 @@ impl RouterError {
             retryable: false,
         };
         let server = |grpc, code| row(S::INTERNAL_SERVER_ERROR, grpc, SERVER, code);
-        let later = |row| Meaning { retryable: true, ..row };
-        let limited = |code| row(S::TOO_MANY_REQUESTS, Code::ResourceExhausted, "rate_limit_error", code);
+        let as_retryable = |row| ErrorMapping { retryable: true, ..row };
+        let rate_limited =
+            |code| row(S::TOO_MANY_REQUESTS, Code::ResourceExhausted, "rate_limit_error", code);
         match self {
             Self::InvalidRequest { .. } => {
                 let row = row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, "invalid_request");
-                Meaning { code: None, ..row }
+                ErrorMapping { code: None, ..row }
             }
             Self::ContextLengthExceeded { .. } | Self::PromptTooLong { .. } => {
                 row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, "context_length_exceeded")
@@ -235,16 +236,16 @@ impl RouterError {
             Self::Unauthenticated(_) => {
                 let kind = "authentication_error";
                 let row = row(S::UNAUTHORIZED, Code::Unauthenticated, kind, "invalid_api_key");
-                Meaning { label: "unauthenticated", ..row }
+                ErrorMapping { label: "unauthenticated", ..row }
             }
             Self::ModelNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "model_not_found"),
             Self::WorkerNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "worker_not_found"),
             Self::CrossOrigin => row(S::FORBIDDEN, Code::PermissionDenied, INVALID, "cross_origin"),
             // Retrieving a missing response is "not found"; continuing one is an invalid field.
-            Self::NotStored { param: "previous_response_id", .. } => {
+            Self::ResponseNotFound { param: "previous_response_id", .. } => {
                 row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, "previous_response_not_found")
             }
-            Self::NotStored { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "response_not_found"),
+            Self::ResponseNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "response_not_found"),
             Self::RouteNotFound { .. } => row(S::NOT_FOUND, Code::Unimplemented, INVALID, "route_not_found"),
             Self::MethodNotAllowed { .. } => {
                 row(S::METHOD_NOT_ALLOWED, Code::Unimplemented, INVALID, "method_not_allowed")
@@ -258,20 +259,24 @@ impl RouterError {
             Self::UnsupportedMediaType { .. } => {
                 row(S::UNSUPPORTED_MEDIA_TYPE, Code::InvalidArgument, INVALID, "unsupported_media_type")
             }
-            Self::Overloaded { .. } => later(limited("overloaded")),
+            Self::Overloaded { .. } => as_retryable(rate_limited("overloaded")),
             Self::RateLimited { .. } => {
-                Meaning { label: "rate_limited", ..later(limited("rate_limit_exceeded")) }
+                ErrorMapping { label: "rate_limited", ..as_retryable(rate_limited("rate_limit_exceeded")) }
             }
             Self::DeadlineExceeded { .. } => {
                 row(S::GATEWAY_TIMEOUT, Code::DeadlineExceeded, "timeout_error", "deadline_exceeded")
             }
-            Self::AnswerTooLarge { .. } => row(S::BAD_REQUEST, Code::OutOfRange, INVALID, "answer_too_large"),
+            Self::ResponseTooLarge { .. } => {
+                row(S::BAD_REQUEST, Code::OutOfRange, INVALID, "answer_too_large")
+            }
             Self::SlowClient => row(S::REQUEST_TIMEOUT, Code::Aborted, INVALID, "slow_client"),
             Self::ClientGone => row(client_closed_request(), Code::Cancelled, INVALID, "client_gone"),
             Self::Unavailable { .. } => {
-                later(row(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, "unavailable"))
+                as_retryable(row(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, "unavailable"))
             }
-            Self::Draining => later(row(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, "draining")),
+            Self::Draining => {
+                as_retryable(row(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, "draining"))
+            }
             Self::Refused { .. } => server(Code::FailedPrecondition, "refused"),
             Self::Quarantined { .. } => server(Code::Internal, "quarantined"),
             Self::Internal(_) => server(Code::Internal, "internal"),
@@ -281,8 +286,8 @@ impl RouterError {
     /// Seconds to wait before a retry; `None` if a retry cannot succeed.
     pub fn retry_after_seconds(&self) -> Option<u64> {
         match self {
-            Self::RateLimited { retry_after, .. } => Some(whole_seconds(*retry_after)),
-            _ => self.meaning().retryable.then_some(RETRY_AFTER.as_secs()),
+            Self::RateLimited { retry_after, .. } => Some(ceil_seconds(*retry_after)),
+            _ => self.mapping().retryable.then_some(RETRY_AFTER.as_secs()),
         }
     }
 
@@ -292,14 +297,14 @@ impl RouterError {
             Self::InvalidRequest { param, .. } => param.as_deref(),
             Self::ContextLengthExceeded { param, .. } | Self::PromptTooLong { param, .. } => Some(param),
             Self::ModelNotFound { .. } => Some("model"),
-            Self::NotStored { param, .. } => Some(param),
+            Self::ResponseNotFound { param, .. } => Some(param),
             _ => None,
         }
     }
 }
 
 /// Rounds up, to at least 1.
-fn whole_seconds(wait: Duration) -> u64 {
+fn ceil_seconds(wait: Duration) -> u64 {
     (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 
@@ -310,19 +315,19 @@ fn client_closed_request() -> StatusCode {
 
 impl From<RouterError> for tonic::Status {
     fn from(error: RouterError) -> Self {
-        let meaning = error.meaning();
+        let mapping = error.mapping();
         let retry_after = error.retry_after_seconds();
         let message = error.to_string();
-        let mut details = ErrorDetails::with_error_info(meaning.label, "outrider", HashMap::new());
+        let mut details = ErrorDetails::with_error_info(mapping.label, "outrider", HashMap::new());
         if let Some(param) = error.param() {
             details.add_bad_request_violation(param, message.as_str());
         }
         if let Some(seconds) = retry_after {
             details.set_retry_info(Some(Duration::from_secs(seconds)));
         }
-        let mut status = Self::with_error_details(meaning.grpc, message, details);
+        let mut status = Self::with_error_details(mapping.grpc, message, details);
         let metadata = status.metadata_mut();
-        metadata.insert("x-error-code", tonic::metadata::MetadataValue::from_static(meaning.label));
+        metadata.insert("x-error-code", tonic::metadata::MetadataValue::from_static(mapping.label));
         if let Some(seconds) = retry_after {
             metadata.insert("retry-after", seconds.into());
         }
@@ -342,15 +347,15 @@ mod tests {
             RouterError::Unavailable { reason: "no target".into() },
             RouterError::RateLimited { limit: "1 requests per minute".into(), retry_after: Duration::ZERO },
         ] {
-            let meaning = error.meaning();
-            assert!(meaning.retryable && matches!(meaning.status.as_u16(), 429 | 503), "{error}");
+            let mapping = error.mapping();
+            assert!(mapping.retryable && matches!(mapping.status.as_u16(), 429 | 503), "{error}");
             assert!(tonic::Status::from(error).metadata().contains_key("retry-after"));
         }
-        assert!(!RouterError::invalid("n", "n must be positive").meaning().retryable);
+        assert!(!RouterError::invalid("n", "n must be positive").mapping().retryable);
     }
 
     #[test]
-    fn who_waits_as_told_does_not_come_too_early() {
+    fn retry_after_is_rounded_up_to_whole_seconds() {
         for (millis, seconds) in [(0, 1), (1, 1), (1_000, 1), (1_001, 2), (59_999, 60)] {
             let retry_after = Duration::from_millis(millis);
             let error = RouterError::RateLimited { limit: "1 requests per minute".into(), retry_after };

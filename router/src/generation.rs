@@ -35,15 +35,15 @@ pub const MAX_UNREAD_EVENTS: usize = 4_096;
 
 /// Unread bytes of one request, shared by its generations.
 #[derive(Debug, Clone, Default)]
-pub struct Unread(Arc<AtomicUsize>);
+pub struct UnreadBytes(Arc<AtomicUsize>);
 
-impl Unread {
+impl UnreadBytes {
     /// Adds `num_bytes`; returns whether the total is within the limit.
-    fn grow(&self, num_bytes: usize) -> bool {
+    fn reserve(&self, num_bytes: usize) -> bool {
         self.0.fetch_add(num_bytes, Ordering::AcqRel) + num_bytes <= MAX_UNREAD_BYTES
     }
 
-    fn shrink(&self, num_bytes: usize) {
+    fn release(&self, num_bytes: usize) {
         self.0.fetch_sub(num_bytes, Ordering::AcqRel);
     }
 }
@@ -73,7 +73,7 @@ pub struct GenerationRequest {
     /// The request's span: parent of the rounds' spans.
     pub span: tracing::Span,
     /// Unread bytes of the client.
-    pub unread: Unread,
+    pub unread: UnreadBytes,
     /// Key for fair queueing: the API key, or one derived from a gateway's fairness id.
     pub api_key: u64,
     /// Whether the generation fails when it waits too long for its first target. Only set if no other
@@ -106,7 +106,7 @@ impl GenerationEvent {
     /// Size while the event is unread. The prompt's log probabilities count as 0: they arrive once, before
     /// the first token, and the window limits their number.
     fn num_bytes(&self) -> usize {
-        let more = match self {
+        let payload = match self {
             Self::Tokens(tokens) => {
                 let entries = tokens
                     .logprobs
@@ -116,7 +116,7 @@ impl GenerationEvent {
             }
             Self::PromptLogprobs(_) | Self::Finished { .. } | Self::Failed(_) => 0,
         };
-        size_of::<Self>() + more
+        size_of::<Self>() + payload
     }
 }
 
@@ -167,73 +167,73 @@ pub struct DrainState {
 
 /// Creates the channel between the scheduler's driver and a client, for a generation of `num_choices`
 /// sequences of a request with this unread counter.
-pub fn channel(num_choices: u32, unread: Unread) -> (GenerationSink, GenerationStream) {
+pub fn channel(num_choices: u32, unread: UnreadBytes) -> (GenerationSink, GenerationStream) {
     let (sender, receiver) = mpsc::channel(MAX_UNREAD_EVENTS);
-    let all = Wish::default();
-    let begun = CancellationToken::new();
-    let shared = Arc::new(Shared {
+    let all = CancelState::default();
+    let started = CancellationToken::new();
+    let shared = Arc::new(ChannelState {
         choices: (0..num_choices).map(|_| all.child()).collect(),
         all,
-        begun,
+        started,
         overflowed: AtomicBool::new(false),
         on_overflow: OnceLock::new(),
         unread,
     });
-    let end = Arc::new(DriverEnd { sender, shared: Arc::clone(&shared) });
-    (GenerationSink { end }, GenerationStream { receiver, shared, first: None, ended: false })
+    let inner = Arc::new(SinkInner { sender, shared: Arc::clone(&shared) });
+    (GenerationSink { inner }, GenerationStream { receiver, shared, peeked: None, ended: false })
 }
 
 /// Cancellation state: an atomic flag to check for every token, and a token to wait on.
 #[derive(Debug, Default)]
-struct Wish {
-    is_over: AtomicBool,
+struct CancelState {
+    is_cancelled: AtomicBool,
     token: CancellationToken,
 }
 
-impl Wish {
+impl CancelState {
     fn child(&self) -> Self {
-        Self { is_over: AtomicBool::new(false), token: self.token.child_token() }
+        Self { is_cancelled: AtomicBool::new(false), token: self.token.child_token() }
     }
 
-    fn end(&self) {
-        self.is_over.store(true, Ordering::Release);
+    fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Release);
         self.token.cancel();
     }
 
-    fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Acquire)
+    fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::Acquire)
     }
 }
 
 /// State shared by both ends.
-struct Shared {
+struct ChannelState {
     /// When it is cancelled, so are all of `choices`.
-    all: Wish,
-    choices: Vec<Wish>,
+    all: CancelState,
+    choices: Vec<CancelState>,
     /// Cancelled when a choice gets its first target.
-    begun: CancellationToken,
+    started: CancellationToken,
     /// The client fell too far behind: the generation is cancelled.
     overflowed: AtomicBool,
     /// Called on overflow, for a reader that is not being polled.
     on_overflow: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    unread: Unread,
+    unread: UnreadBytes,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for ChannelState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { all, choices, begun: _, overflowed, on_overflow: _, unread } = self;
-        let mut shown = f.debug_struct("ChannelState");
-        shown.field("all", all).field("choices", choices).field("overflowed", overflowed);
-        shown.field("unread", unread).finish_non_exhaustive()
+        let Self { all, choices, started: _, overflowed, on_overflow: _, unread } = self;
+        let mut debug = f.debug_struct("ChannelState");
+        debug.field("all", all).field("choices", choices).field("overflowed", overflowed);
+        debug.field("unread", unread).finish_non_exhaustive()
     }
 }
 
-impl Shared {
+impl ChannelState {
     fn overflow(&self) {
         self.overflowed.store(true, Ordering::Release);
-        self.all.end();
-        if let Some(tell) = self.on_overflow.get() {
-            tell();
+        self.all.cancel();
+        if let Some(callback) = self.on_overflow.get() {
+            callback();
         }
     }
 }
@@ -245,77 +245,79 @@ pub enum Delivery {
     /// The event was queued.
     Delivered,
     /// The choice is cancelled: close its sequence. Other choices may continue.
-    Unwanted,
+    Cancelled,
 }
 
 /// The driver's end. Clones write to the same client. The reference count is kept on its own cache line, away
 /// from what both ends read for every token, to avoid false sharing.
 #[derive(Debug, Clone)]
 pub struct GenerationSink {
-    end: Arc<DriverEnd>,
+    inner: Arc<SinkInner>,
 }
 
 #[derive(Debug)]
-struct DriverEnd {
+struct SinkInner {
     sender: mpsc::Sender<GenerationEvent>,
-    shared: Arc<Shared>,
+    shared: Arc<ChannelState>,
 }
 
 impl GenerationSink {
     /// Sends an event without waiting. If the client is too far behind, the whole generation is
     /// cancelled, and the client reads [`RouterError::SlowClient`] after the delivered events.
     pub fn send(&self, event: GenerationEvent) -> Delivery {
-        let wanted = match &event {
+        let is_wanted = match &event {
             GenerationEvent::Tokens(tokens) => !self.is_cancelled(tokens.choice),
             GenerationEvent::Finished { choice, .. } => !self.is_cancelled(*choice),
-            GenerationEvent::PromptLogprobs(_) | GenerationEvent::Failed(_) => !self.end.shared.all.is_over(),
+            GenerationEvent::PromptLogprobs(_) | GenerationEvent::Failed(_) => {
+                !self.inner.shared.all.is_cancelled()
+            }
         };
-        if !wanted {
-            return Delivery::Unwanted;
+        if !is_wanted {
+            return Delivery::Cancelled;
         }
-        let (shared, num_bytes) = (&self.end.shared, event.num_bytes());
-        if !shared.unread.grow(num_bytes) {
-            shared.unread.shrink(num_bytes);
+        let (shared, num_bytes) = (&self.inner.shared, event.num_bytes());
+        if !shared.unread.reserve(num_bytes) {
+            shared.unread.release(num_bytes);
             shared.overflow();
-            return Delivery::Unwanted;
+            return Delivery::Cancelled;
         }
-        let Err(error) = self.end.sender.try_send(event) else { return Delivery::Delivered };
-        shared.unread.shrink(num_bytes);
+        let Err(error) = self.inner.sender.try_send(event) else { return Delivery::Delivered };
+        shared.unread.release(num_bytes);
         if matches!(error, mpsc::error::TrySendError::Full(_)) {
             shared.overflow();
         }
-        Delivery::Unwanted
+        Delivery::Cancelled
     }
 
     /// [`Self::send`] for [`GenerationEvent::Finished`] and [`GenerationEvent::Failed`]: the result is
     /// ignored, because there is nothing left to stop.
     pub fn send_last(&self, event: GenerationEvent) {
         match self.send(event) {
-            Delivery::Delivered | Delivery::Unwanted => {}
+            Delivery::Delivered | Delivery::Cancelled => {}
         }
     }
 
     /// Reports that a choice has its first target: the response may begin, so later errors cannot set its
     /// status.
-    pub fn begin(&self) {
-        self.end.shared.begun.cancel();
+    pub fn mark_started(&self) {
+        self.inner.shared.started.cancel();
     }
 
     /// Whether the choice is cancelled.
     pub fn is_cancelled(&self, choice: u32) -> bool {
-        self.end.shared.all.is_over()
-            || self.end.shared.choices.get(choice as usize).is_none_or(Wish::is_over)
+        self.inner.shared.all.is_cancelled()
+            || self.inner.shared.choices.get(choice as usize).is_none_or(CancelState::is_cancelled)
     }
 
     /// Returns a token that is cancelled with the choice (stop string found, client disconnected or too
     /// slow), for the owner task to wait on while the choice is queued or its round is in flight.
     /// Out-of-range choices are cancelled from the start.
     pub fn cancelled(&self, choice: u32) -> CancellationToken {
-        let wish = self.end.shared.choices.get(choice as usize);
-        wish.map(|wish| wish.token.clone()).unwrap_or_else(|| {
-            let never_wanted = CancellationToken::new();
-            never_wanted.cancel();
-            never_wanted
+        let cancel_state = self.inner.shared.choices.get(choice as usize);
+        cancel_state.map(|cancel_state| cancel_state.token.clone()).unwrap_or_else(|| {
+            let cancelled = CancellationToken::new();
+            cancelled.cancel();
+            cancelled
         })
     }
 }
@@ -324,9 +326,9 @@ impl GenerationSink {
 #[derive(Debug)]
 pub struct GenerationStream {
     receiver: mpsc::Receiver<GenerationEvent>,
-    shared: Arc<Shared>,
-    /// Event received by [`Self::begun`], not yet returned.
-    first: Option<GenerationEvent>,
+    shared: Arc<ChannelState>,
+    /// Event received by [`Self::wait_started`], not yet returned.
+    peeked: Option<GenerationEvent>,
     ended: bool,
 }
 
@@ -334,18 +336,18 @@ impl GenerationStream {
     /// Waits until a choice has a target. An error here is sent to the client before the first byte.
     ///
     /// Cancel safety: no event is lost when the future is dropped.
-    pub async fn begun(&mut self) -> Result<(), RouterError> {
-        let begun = self.shared.begun.clone();
+    pub async fn wait_started(&mut self) -> Result<(), RouterError> {
+        let started = self.shared.started.clone();
         let event = tokio::select! {
             biased;
             // Check received events first: a failure may directly follow the beginning.
             event = self.next() => event,
-            () = begun.cancelled() => return Ok(()),
+            () = started.cancelled() => return Ok(()),
         };
         match event {
             Some(GenerationEvent::Failed(error)) => Err(error),
             Some(event) => {
-                self.first = Some(event);
+                self.peeked = Some(event);
                 Ok(())
             }
             None => Err(RouterError::Draining),
@@ -362,7 +364,7 @@ impl GenerationStream {
 
     /// [`Self::next`] as a poll function, for reading several streams at once.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<GenerationEvent>> {
-        if let Some(event) = self.first.take() {
+        if let Some(event) = self.peeked.take() {
             return Poll::Ready(Some(event));
         }
         if self.ended {
@@ -378,7 +380,7 @@ impl GenerationStream {
             polled = Poll::Ready(self.receiver.try_recv().ok());
         }
         if let Poll::Ready(Some(event)) = &polled {
-            self.shared.unread.shrink(event.num_bytes());
+            self.shared.unread.release(event.num_bytes());
         } else if self.shared.overflowed.load(Ordering::Acquire) {
             polled = Poll::Ready(Some(GenerationEvent::Failed(RouterError::SlowClient)));
         }
@@ -389,30 +391,30 @@ impl GenerationStream {
     /// Registers a callback for when the generation is cancelled because its client reads too slowly; called
     /// at once if that has already happened. Only the first callback is used. It runs where tokens are
     /// written and must not block.
-    pub fn on_overflow(&self, tell: impl Fn() + Send + Sync + 'static) {
+    pub fn on_overflow(&self, callback: impl Fn() + Send + Sync + 'static) {
         // Ignore a second callback.
-        drop(self.shared.on_overflow.set(Box::new(tell)));
+        drop(self.shared.on_overflow.set(Box::new(callback)));
         if self.shared.overflowed.load(Ordering::Acquire)
-            && let Some(tell) = self.shared.on_overflow.get()
+            && let Some(callback) = self.shared.on_overflow.get()
         {
-            tell();
+            callback();
         }
     }
 
     /// Cancels one choice; the others continue.
     pub fn cancel_choice(&self, choice: u32) {
-        if let Some(wish) = self.shared.choices.get(choice as usize) {
-            wish.end();
+        if let Some(cancel_state) = self.shared.choices.get(choice as usize) {
+            cancel_state.cancel();
         }
     }
 }
 
 impl Drop for GenerationStream {
     fn drop(&mut self) {
-        self.shared.all.end();
+        self.shared.all.cancel();
         // Release the unread events: other generations of the request may continue.
         while let Ok(event) = self.receiver.try_recv() {
-            self.shared.unread.shrink(event.num_bytes());
+            self.shared.unread.release(event.num_bytes());
         }
     }
 }

@@ -22,10 +22,10 @@ impl RawLane {
     /// Checks the policy of `task_type`.
     pub fn validate(&self, task_type: &str, max_draft_tokens: u32, faults: &mut Faults) -> LanePolicy {
         let field = |name: &str| format!("lanes.{task_type}.{name}");
-        let most = max_draft_tokens.min(MAX_DRAFT_TOKENS as u32);
-        let max_k = self.max_k.unwrap_or(most);
-        faults.check(&field("max_k"), max_k <= most, || {
-            format!("{max_k} is over max_draft_tokens, which is {most}")
+        let limit = max_draft_tokens.min(MAX_DRAFT_TOKENS as u32);
+        let max_k = self.max_k.unwrap_or(limit);
+        faults.check(&field("max_k"), max_k <= limit, || {
+            format!("{max_k} is over max_draft_tokens, which is {limit}")
         });
         let min_acceptance = self.min_acceptance.unwrap_or(0.0);
         faults.check(&field("min_acceptance"), (0.0..=1.0).contains(&min_acceptance), || {
@@ -36,7 +36,7 @@ impl RawLane {
             format!("{weight} is not between 0.01 and 100")
         });
         let acceptance = self.acceptance.as_deref().unwrap_or("coupled");
-        let mode = acceptance_of(acceptance);
+        let mode = parse_acceptance_mode(acceptance);
         faults.check(&field("acceptance"), mode.is_some(), || {
             format!("`{acceptance}` is unknown, expected coupled, rejection or typical")
         });
@@ -51,7 +51,7 @@ impl RawLane {
 }
 
 /// Returns the mode with this name.
-pub fn acceptance_of(name: &str) -> Option<AcceptanceMode> {
+pub fn parse_acceptance_mode(name: &str) -> Option<AcceptanceMode> {
     let all = [AcceptanceMode::Coupled, AcceptanceMode::Rejection, AcceptanceMode::Typical];
     all.into_iter().find(|mode| mode.as_str() == name)
 }
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_fault_of_a_lane_is_named_by_its_field() {
+    fn every_fault_of_a_lane_is_reported_with_its_field() {
         let mut faults = Faults::new();
         let raw = RawLane {
             max_k: Some(9),
@@ -71,14 +71,14 @@ mod tests {
             ..RawLane::default()
         };
         raw.validate("code", 8, &mut faults);
-        let told = faults.finish().unwrap_err().to_string();
+        let message = faults.finish().unwrap_err().to_string();
         for expected in [
             "lanes.code.max_k: 9 is over max_draft_tokens, which is 8",
             "lanes.code.min_acceptance: 1.5 is not between 0 and 1",
             "lanes.code.weight: 0 is not between 0.01 and 100",
             "lanes.code.acceptance: `lossy` is unknown, expected coupled, rejection or typical",
         ] {
-            assert!(told.contains(expected), "{expected} is missing from {told}");
+            assert!(message.contains(expected), "{expected} is missing from {message}");
         }
     }
 }

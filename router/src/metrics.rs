@@ -17,8 +17,8 @@ use service::metrics::{Counter, EncodeLabelSet, Family, Gauge, HistogramFamily, 
 use speculation::sequence::Anomaly;
 use speculation::{FinishReason, Role};
 
-use self::handles::Verifications;
-pub use self::handles::{GaugeHold, LaneMetrics, ModelMetrics, RequestLogMetrics, WorkerMetrics};
+use self::handles::VerifiedDraftCounters;
+pub use self::handles::{GaugeGuard, LaneMetrics, ModelMetrics, RequestLogMetrics, WorkerMetrics};
 use self::kv_pools::CacheConfigLabels;
 pub use self::kv_pools::KvPools;
 use self::names::*;
@@ -63,8 +63,8 @@ struct FinishLabels {
 }
 
 impl FinishLabels {
-    fn new(model: &ModelLabels, ending: Ending) -> Self {
-        let finished_reason = ending.as_str();
+    fn new(model: &ModelLabels, outcome: ChoiceOutcome) -> Self {
+        let finished_reason = outcome.as_str();
         Self { model_name: model.model_name.clone(), engine: ENGINE, finished_reason }
     }
 }
@@ -78,24 +78,24 @@ struct SloLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabels {
+struct RequestLabels {
     protocol: &'static str,
     outcome: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeOnly {
+struct RequestLogLabels {
     outcome: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabels {
+struct AnomalyLabels {
     reason: &'static str,
 }
 
-impl ReasonLabels {
-    fn of(why: Anomaly) -> Self {
-        let reason = match why {
+impl AnomalyLabels {
+    fn of(anomaly: Anomaly) -> Self {
+        let reason = match anomaly {
             Anomaly::StaleReply => "stale_reply",
             Anomaly::UnusableProposal => "unusable_proposal",
             Anomaly::MalformedReply => "malformed_reply",
@@ -107,7 +107,7 @@ impl ReasonLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SourceLabels {
+struct LookupLabels {
     source: &'static str,
 }
 
@@ -161,7 +161,7 @@ impl Protocol {
 
 /// How a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
+pub enum ChoiceOutcome {
     /// Normally.
     Finished(FinishReason),
     /// The client disconnected.
@@ -170,7 +170,7 @@ pub enum Ending {
     Failed,
 }
 
-impl Ending {
+impl ChoiceOutcome {
     /// All variants.
     const ALL: [Self; 4] = [
         Self::Finished(FinishReason::Stop),
@@ -213,20 +213,20 @@ struct Families {
     end_to_end: TracedHistogramFamily<ModelLabels>,
     queue_time: HistogramFamily<ModelLabels>,
     slo: Family<SloLabels, Counter>,
-    requests: Family<OutcomeLabels, Counter>,
-    ignored: Family<ReasonLabels, Counter>,
+    requests: Family<RequestLabels, Counter>,
+    ignored: Family<AnomalyLabels, Counter>,
     lane_k: Family<LaneLabels, Gauge>,
     lane_draft_tokens: Family<LaneLabels, Counter>,
     lane_accepted_tokens: Family<LaneLabels, Counter>,
     lane_output_tokens: Family<LaneLabels, Counter>,
-    lookup_drafts: Family<SourceLabels, Counter>,
-    lookup_draft_tokens: Family<SourceLabels, Counter>,
-    lookup_accepted_tokens: Family<SourceLabels, Counter>,
+    lookup_drafts: Family<LookupLabels, Counter>,
+    lookup_draft_tokens: Family<LookupLabels, Counter>,
+    lookup_accepted_tokens: Family<LookupLabels, Counter>,
     shadow_drafts: Family<ShadowLabels, Counter>,
     shadow_judged: Family<ShadowPositionLabels, Counter>,
     shadow_accepted: Family<ShadowPositionLabels, Counter>,
     shadow_dropped: Family<DroppedLabels, Counter>,
-    request_log: Family<OutcomeOnly, Counter>,
+    request_log: Family<RequestLogLabels, Counter>,
     draft_outages: Counter,
     target_outages: Counter,
     waiting_for_target: Gauge,
@@ -291,8 +291,8 @@ impl RouterMetrics {
         metrics.gauge_family(&LORA_REQUESTS).get_or_create(&NO_LORA).set(since);
         // A rate misses the first increment of a new series, so create the series that alerts use at the
         // start.
-        for why in ANOMALIES {
-            drop(families.ignored.get_or_create(&ReasonLabels::of(why)));
+        for anomaly in ANOMALIES {
+            drop(families.ignored.get_or_create(&AnomalyLabels::of(anomaly)));
         }
         Self { families: Arc::new(families) }
     }
@@ -309,9 +309,9 @@ impl RouterMetrics {
     }
 
     /// Returns the counters of one model's verified drafts.
-    fn verifications(&self, model: &str) -> Verifications {
+    fn verified_drafts(&self, model: &str) -> VerifiedDraftCounters {
         let labels = ModelLabels { model_name: model.to_owned(), engine: ENGINE };
-        Verifications {
+        VerifiedDraftCounters {
             drafts: self.families.drafts.get_or_create(&labels).clone(),
             draft_tokens: self.families.draft_tokens.get_or_create(&labels).clone(),
             accepted_tokens: self.families.accepted_tokens.get_or_create(&labels).clone(),
@@ -322,42 +322,42 @@ impl RouterMetrics {
     }
 
     /// Counts a part of a round that was dropped or given up.
-    pub fn count_anomaly(&self, why: Anomaly) {
-        self.families.ignored.get_or_create(&ReasonLabels::of(why)).inc();
+    pub fn count_anomaly(&self, anomaly: Anomaly) {
+        self.families.ignored.get_or_create(&AnomalyLabels::of(anomaly)).inc();
     }
 
     /// Counts a verified lookup draft.
-    pub fn looked_up(&self, source: LookupSource, num_draft_tokens: u32, num_accepted: u32) {
-        let labels = SourceLabels { source: source.as_str() };
+    pub fn count_lookup_draft(&self, source: LookupSource, num_draft_tokens: u32, num_accepted: u32) {
+        let labels = LookupLabels { source: source.as_str() };
         self.families.lookup_drafts.get_or_create(&labels).inc();
         self.families.lookup_draft_tokens.get_or_create(&labels).inc_by(num_draft_tokens.into());
         self.families.lookup_accepted_tokens.get_or_create(&labels).inc_by(num_accepted.into());
     }
 
     /// Counts a draft worker marked unavailable.
-    pub fn draft_outage(&self) {
+    pub fn count_draft_outage(&self) {
         self.families.draft_outages.inc();
     }
 
     /// Counts a target that stopped answering or whose circuit breaker opened.
-    pub fn target_outage(&self) {
+    pub fn count_target_outage(&self) {
         self.families.target_outages.inc();
     }
 
     /// Sets the wanted number of workers in each pool of a model.
-    pub fn wanted_workers(&self, model: &str, targets: f64, drafts: f64) {
+    pub fn set_wanted_workers(&self, model: &str, targets: f64, drafts: f64) {
         let labels = ModelLabels { model_name: model.to_owned(), engine: ENGINE };
         self.families.wanted_targets.get_or_create(&labels).set(targets);
         self.families.wanted_drafts.get_or_create(&labels).set(drafts);
     }
 
     /// Sets the number of sequences waiting for a target with capacity.
-    pub fn waiting_for_target(&self, count: usize) {
+    pub fn set_waiting_for_target(&self, count: usize) {
         self.families.waiting_for_target.set(count as i64);
     }
 
     /// Observes how long a sequence waited for its target.
-    pub fn waited_for_target(&self, priority: u8, waited: Duration) {
+    pub fn observe_target_wait(&self, priority: u8, waited: Duration) {
         let range = PRIORITY_RANGES.iter().find(|(last, _)| priority <= *last);
         let labels = PriorityLabels { priority: range.map_or("64-255", |(_, name)| name) };
         self.families.target_wait.get_or_create(&labels).observe(waited.as_secs_f64());
@@ -365,12 +365,12 @@ impl RouterMetrics {
 
     /// Counts a request that was refused or failed.
     pub fn request_failed(&self, protocol: Protocol, error: &RouterError) {
-        self.count(protocol, error.meaning().label);
+        self.count_request(protocol, error.mapping().label);
     }
 
     /// Counts a completely answered request.
     pub fn request_answered(&self, protocol: Protocol) {
-        self.count(protocol, "ok");
+        self.count_request(protocol, "ok");
     }
 
     /// Returns the handles of one lane. At most [`scheduling::scheduler::lanes::MAX_LANES`] lanes exist, plus
@@ -386,7 +386,7 @@ impl RouterMetrics {
             draft_tokens: self.families.lane_draft_tokens.get_or_create(&labels).clone(),
             accepted_tokens: self.families.lane_accepted_tokens.get_or_create(&labels).clone(),
             output_tokens: self.families.lane_output_tokens.get_or_create(&labels).clone(),
-            of_model: self.verifications(&lane.model),
+            model_drafts: self.verified_drafts(&lane.model),
         }
     }
 
@@ -413,7 +413,7 @@ impl RouterMetrics {
 
     /// Returns the counters of the request log.
     pub fn request_log(&self) -> RequestLogMetrics {
-        let of = |outcome| self.families.request_log.get_or_create(&OutcomeOnly { outcome }).clone();
+        let of = |outcome| self.families.request_log.get_or_create(&RequestLogLabels { outcome }).clone();
         RequestLogMetrics { written: of("written"), left_out: of("left_out"), failed: of("failed") }
     }
 
@@ -422,8 +422,8 @@ impl RouterMetrics {
         self.families.tokenize_queue.clone()
     }
 
-    fn count(&self, protocol: Protocol, outcome: &'static str) {
-        self.families.requests.get_or_create(&OutcomeLabels { protocol: protocol.as_str(), outcome }).inc();
+    fn count_request(&self, protocol: Protocol, outcome: &'static str) {
+        self.families.requests.get_or_create(&RequestLabels { protocol: protocol.as_str(), outcome }).inc();
     }
 }
 
@@ -435,7 +435,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn verifications_are_counted_under_vllms_names() {
+    fn verified_drafts_are_counted_under_the_names_of_vllm() {
         let page = Metrics::new();
         let metrics = RouterMetrics::register(&page);
         let key = |task_type: &str| LaneKey {
@@ -444,10 +444,10 @@ mod tests {
             temperature: TemperatureBand::Greedy,
         };
         let (mut code, mut chat) = (metrics.lane(&key("code")), metrics.lane(&key("chat")));
-        code.verified(4, 2);
-        code.committed(3);
-        chat.verified(4, 0);
-        chat.verified(0, 0);
+        code.count_verified_draft(4, 2);
+        code.count_output_tokens(3);
+        chat.count_verified_draft(4, 0);
+        chat.count_verified_draft(0, 0);
         let text = page.encode(Exposition::Prometheus);
         for line in [
             r#"vllm:spec_decode_num_drafts_total{model_name="demo",engine="0"} 2"#,

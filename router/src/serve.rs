@@ -21,20 +21,20 @@ use crate::api::http::{admin_app, http_app};
 use crate::api::openai::respond::KEEP_ALIVE;
 use crate::api::vllm_grpc::vllm_grpc_service;
 use crate::catalog::Catalog;
-use crate::config::{LogFile, RouterConfig};
+use crate::config::{RequestLogConfig, RouterConfig};
 use crate::console::console_app;
 use crate::console::pair::PairCheck;
 use crate::metrics::RouterMetrics;
 use crate::pipeline::AppState;
-use crate::pipeline::answer_memory::AnswerMemory;
+use crate::pipeline::response_memory::ResponseMemory;
 use crate::pipeline::response_store::ResponseStore;
 use crate::request::Auth;
 use crate::request_log::RequestLog;
 use crate::scheduler::driver::Driver;
-use crate::scheduler::trails::Trails;
+use crate::scheduler::timelines::Timelines;
 use crate::scheduler::{pool_gauges, queues};
 use crate::tokenize::TokenizePool;
-use crate::workers::connection::Caller;
+use crate::workers::connection::RouterIdentity;
 use crate::workers::registry::Registry;
 use crate::workers::{Membership, follow};
 
@@ -69,7 +69,7 @@ pub async fn serve_with(
     health: Health,
 ) -> anyhow::Result<Addresses> {
     let auth = match &config.api_keys {
-        Some(path) => Auth::follow_file(path.clone(), POLL_INTERVAL, &lifetime)?,
+        Some(path) => Auth::watch_file(path.clone(), POLL_INTERVAL, &lifetime)?,
         None => Auth::default(),
     };
     let sockets = Sockets::bind(&config).await?;
@@ -82,21 +82,22 @@ pub async fn serve_with(
     let (scheduler, worker_events, inbox) = queues();
     health.set_not_ready("no target worker is connected");
     let policy = Arc::new(config.scheduler.policy.clone());
-    let trails = Trails::default();
-    let driver = Driver::new(config.scheduler, metrics.clone(), health.clone()).recording(trails.clone());
-    let caller = Caller { router_id: rand::random(), tls: config.worker_tls };
-    let registry = Arc::new(Registry::new(caller, catalog.clone(), worker_events));
-    let (own, reported) = (lifetime.clone(), health.clone());
+    let timelines = Timelines::default();
+    let driver =
+        Driver::new(config.scheduler, metrics.clone(), health.clone()).with_timelines(timelines.clone());
+    let identity = RouterIdentity { router_id: rand::random(), tls: config.worker_tls };
+    let registry = Arc::new(Registry::new(identity, catalog.clone(), worker_events));
+    let (task_lifetime, task_health) = (lifetime.clone(), health.clone());
     let membership = Membership { members: discovery.watch().await?, unlisted: discovery.unlisted() };
     start_scheduler(&lifetime, async move {
-        let driver = own.spawn("scheduler", driver.run(inbox, own.clone()));
-        let registry = own.spawn("registry", follow(registry, membership, own.clone()));
-        supervise(driver, registry, &reported).await;
+        let driver = task_lifetime.spawn("scheduler", driver.run(inbox, task_lifetime.clone()));
+        let registry = task_lifetime.spawn("registry", follow(registry, membership, task_lifetime.clone()));
+        supervise(driver, registry, &task_health).await;
     })?;
 
-    lifetime.spawn("pool gauges", pool_gauges::show(scheduler.clone(), metrics.clone(), lifetime.clone()));
+    lifetime.spawn("pool gauges", pool_gauges::run(scheduler.clone(), metrics.clone(), lifetime.clone()));
 
-    let request_log = config.request_log.map(|LogFile { path, bytes_max }| {
+    let request_log = config.request_log.map(|RequestLogConfig { path, bytes_max }| {
         let log = RequestLog::start(&path, bytes_max, &lifetime, metrics.request_log());
         log.with_context(|| format!("cannot write the request log {}", path.display()))
     });
@@ -113,15 +114,16 @@ pub async fn serve_with(
         request_log: request_log.transpose()?,
         metrics,
         keep_alive: KEEP_ALIVE,
-        answer_memory: AnswerMemory::default(),
+        response_memory: ResponseMemory::default(),
         responses: ResponseStore::default(),
         lifetime,
     };
     // The console can start generations, so, as for the clients' address, it requires a key if others can
     // reach it.
-    let generates = !state.auth.is_open() || addresses.admin.ip().is_loopback();
+    let allows_generation = !state.auth.is_open() || addresses.admin.ip().is_loopback();
     let pair = PairCheck::new(config.pair_check, state.lifetime.clone());
-    let admin = admin_app(state.clone()).merge(console_app(state.clone(), trails, pair, generates));
+    let admin =
+        admin_app(state.clone()).merge(console_app(state.clone(), timelines, pair, allows_generation));
     sockets.serve(state, admin, config.tls, &connections).await?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin, "listening");
     Ok(addresses)
@@ -179,10 +181,10 @@ fn start_scheduler(
 ) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the scheduler's runtime")?;
-    let hold = lifetime.thread("scheduler");
+    let guard = lifetime.thread("scheduler");
     let thread = std::thread::Builder::new().name("scheduler".to_owned());
     thread.spawn(move || {
-        let _hold = hold;
+        let _guard = guard;
         runtime.block_on(driver);
     })?;
     Ok(())
@@ -205,7 +207,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_router_whose_scheduler_panics_has_failed() {
+    async fn a_router_fails_if_its_scheduler_panics() {
         let (lifetime, health) = (Lifetime::new(), Health::new());
         health.set_ready();
         let endless = || lifetime.spawn("endless", lifetime.cancelled());

@@ -42,18 +42,18 @@ struct Prompt<'a> {
 
 /// Returns the task type of a prompt.
 pub fn classify(text: &str) -> &'static str {
-    let text = without_marks(&both_ends(text.trim())).to_lowercase();
+    let text = strip_template_markers(&head_and_tail(text.trim())).to_lowercase();
     let text = text.trim();
     let first_line = text.lines().next().unwrap_or_default();
     let last_line = text.lines().next_back().unwrap_or_default();
     let instructions = format!("{first_line}\n{last_line}");
     let prompt = Prompt { text, first_line, last_line, instructions: &instructions };
-    RULES.iter().find(|(_, holds)| holds(&prompt)).map_or(FALLBACK, |(task_type, _)| task_type)
+    RULES.iter().find(|(_, predicate)| predicate(&prompt)).map_or(FALLBACK, |(task_type, _)| task_type)
 }
 
 /// Removes the markers that chat templates write around messages, such as `<|user|>`: if only ids were sent,
 /// they are the only framing in the text.
-fn without_marks(text: &str) -> String {
+fn strip_template_markers(text: &str) -> String {
     let mut parts = text.split("<|");
     let mut kept = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -62,7 +62,7 @@ fn without_marks(text: &str) -> String {
     kept
 }
 
-fn both_ends(text: &str) -> String {
+fn head_and_tail(text: &str) -> String {
     let tail_at = text.char_indices().rev().nth(TAIL_CHARS - 1).map_or(0, |(at, _)| at);
     match text.char_indices().nth(HEAD_CHARS) {
         Some((head_end, _)) if head_end < tail_at => format!("{}\n{}", &text[..head_end], &text[tail_at..]),
@@ -84,7 +84,7 @@ fn is_translation(prompt: &Prompt<'_>) -> bool {
 }
 
 fn is_summarization(prompt: &Prompt<'_>) -> bool {
-    let asks = [
+    let phrases = [
         "summar",
         "tl;dr",
         "tldr",
@@ -94,7 +94,7 @@ fn is_summarization(prompt: &Prompt<'_>) -> bool {
         "in a nutshell",
         "shorten",
     ];
-    has_any(prompt.instructions, &asks) || has_any(prompt.first_line, &["transcript:", "minutes of"])
+    has_any(prompt.instructions, &phrases) || has_any(prompt.first_line, &["transcript:", "minutes of"])
 }
 
 /// The word "sql", a statement, or a commented table schema.
@@ -109,14 +109,15 @@ fn is_sql(prompt: &Prompt<'_>) -> bool {
 
 /// Lists tools, or requests a call.
 fn is_api_call(prompt: &Prompt<'_>) -> bool {
-    let asks = ["api call", "function call", "tool call", "which api", "what api", "an api ", "call the api"];
-    has_any(prompt.instructions, &asks)
+    let phrases =
+        ["api call", "function call", "tool call", "which api", "what api", "an api ", "call the api"];
+    has_any(prompt.instructions, &phrases)
         || has_any(prompt.first_line, &["functions:", "tools:", "available functions"])
 }
 
 /// Names a shell, or ends in a shell prompt.
 fn is_shell(prompt: &Prompt<'_>) -> bool {
-    let asks = [
+    let phrases = [
         "shell command",
         "bash",
         "command line",
@@ -126,14 +127,14 @@ fn is_shell(prompt: &Prompt<'_>) -> bool {
         "example commands",
         "one-liner",
     ];
-    has_any(prompt.instructions, &asks)
+    has_any(prompt.instructions, &phrases)
         || prompt.first_line.contains("(a shell")
         || matches!(prompt.last_line.trim(), "$" | "#" | "%")
 }
 
 /// Names a language and something to write in it, or contains code.
 fn is_code(prompt: &Prompt<'_>) -> bool {
-    let asks = [
+    let phrases = [
         "write a function",
         "function to ",
         "function that",
@@ -149,9 +150,9 @@ fn is_code(prompt: &Prompt<'_>) -> bool {
     ];
     let languages =
         ["python", "rust", "javascript", "typescript", "java ", "c++", "golang", "haskell", "kotlin"];
-    let things = ["function", "class", "method", "code", "program", "script", "module"];
-    let is_asked_for = has_any(prompt.first_line, &languages) && has_any(prompt.first_line, &things);
-    let signs = [
+    let nouns = ["function", "class", "method", "code", "program", "script", "module"];
+    let is_requested = has_any(prompt.first_line, &languages) && has_any(prompt.first_line, &nouns);
+    let code_markers = [
         "```",
         "\ndef ",
         "\nclass ",
@@ -163,7 +164,7 @@ fn is_code(prompt: &Prompt<'_>) -> bool {
         "() {",
         "\nassert ",
     ];
-    has_any(prompt.instructions, &asks) || is_asked_for || has_any(prompt.text, &signs)
+    has_any(prompt.instructions, &phrases) || is_requested || has_any(prompt.text, &code_markers)
 }
 
 /// A customer's message, or a reply to one.
@@ -181,7 +182,7 @@ fn is_support(prompt: &Prompt<'_>) -> bool {
 
 /// Asks for a literary form or style.
 fn is_creative(prompt: &Prompt<'_>) -> bool {
-    let forms = [
+    let genres = [
         "story",
         "poem",
         "scene",
@@ -196,14 +197,14 @@ fn is_creative(prompt: &Prompt<'_>) -> bool {
         "dialogue between",
         "a character ",
     ];
-    has_any(prompt.instructions, &forms)
+    has_any(prompt.instructions, &genres)
 }
 
 /// An equation, "step by step", or a question about quantities with numbers.
 fn is_math(prompt: &Prompt<'_>) -> bool {
     let numbers =
         prompt.text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty()).count();
-    let asks = [
+    let phrases = [
         "how many",
         "how much",
         "calculate",
@@ -220,19 +221,21 @@ fn is_math(prompt: &Prompt<'_>) -> bool {
         "evaluate",
         "simplify",
     ];
-    let is_explained =
+    let asks_for_steps =
         prompt.instructions.contains("step by step") || prompt.instructions.contains("prove that");
-    is_explained || (numbers >= 2 && has_any(prompt.text, &asks) && !prompt.first_line.contains("passage"))
+    asks_for_steps
+        || (numbers >= 2 && has_any(prompt.text, &phrases) && !prompt.first_line.contains("passage"))
 }
 
 /// A question about a given text or the world; questions to "you" are chat.
 fn is_qa(prompt: &Prompt<'_>) -> bool {
-    let frames = ["passage", "context:", "answer the question", "question:", "category:", "trivia"];
-    let asks = ["who ", "what ", "when ", "where ", "which ", "why ", "how ", "in which ", "name the "];
+    let framing = ["passage", "context:", "answer the question", "question:", "category:", "trivia"];
+    let phrases = ["who ", "what ", "when ", "where ", "which ", "why ", "how ", "in which ", "name the "];
     let is_question = prompt.last_line.ends_with('?') && prompt.text.lines().count() == 1;
-    let is_talk = has_any(prompt.text, &["user:", "assistant:"])
+    let is_chat = has_any(prompt.text, &["user:", "assistant:"])
         || prompt.last_line.split(|c: char| !c.is_alphanumeric()).any(|word| matches!(word, "you" | "your"));
-    !is_talk && (has_any(prompt.instructions, &frames) || (is_question && has_any(prompt.last_line, &asks)))
+    !is_chat
+        && (has_any(prompt.instructions, &framing) || (is_question && has_any(prompt.last_line, &phrases)))
 }
 
 #[cfg(test)]
@@ -240,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn common_ways_to_ask_are_known() {
+    fn common_phrasings_are_classified() {
         for (text, expected) in [
             ("Translate into German: good morning", "translation"),
             ("Please summarise what follows.\n\nLong text.", "summarization"),
@@ -269,9 +272,9 @@ mod tests {
 
     #[test]
     fn only_the_ends_of_a_long_prompt_are_read() {
-        let filling = "ä ".repeat(1_000_000);
-        assert_eq!(classify(&format!("{filling}translate this to sql{filling}")), "chat");
-        assert_eq!(classify(&format!("{filling}\nTL;DR:")), "summarization");
-        assert_eq!(classify(&format!("Translate to French:\n{filling}")), "translation");
+        let filler = "ä ".repeat(1_000_000);
+        assert_eq!(classify(&format!("{filler}translate this to sql{filler}")), "chat");
+        assert_eq!(classify(&format!("{filler}\nTL;DR:")), "summarization");
+        assert_eq!(classify(&format!("Translate to French:\n{filler}")), "translation");
     }
 }

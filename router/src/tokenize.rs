@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::detokenize::decode;
 use crate::error::RouterError;
-use crate::metrics::GaugeHold;
+use crate::metrics::GaugeGuard;
 use crate::task_type::classify;
 use text::{ConversationMessage, Framing, ModelText};
 
@@ -52,11 +52,12 @@ pub struct TokenizedPrompt {
 }
 
 impl TokenizedPrompt {
-    /// Keeps the last `kept` tokens, or all of them if `kept` is `None`.
-    pub fn last(mut self, kept: Option<u32>, model: &ModelText) -> Self {
-        let too_many = kept.map_or(0, |kept| self.ids.len().saturating_sub(kept as usize));
-        if too_many > 0 {
-            self.ids.drain(..too_many);
+    /// Keeps the last `max_tokens` tokens, or all of them if `max_tokens` is `None`.
+    pub fn keep_last(mut self, max_tokens: Option<u32>, model: &ModelText) -> Self {
+        let num_removed =
+            max_tokens.map_or(0, |max_tokens| self.ids.len().saturating_sub(max_tokens as usize));
+        if num_removed > 0 {
+            self.ids.drain(..num_removed);
             self.text = decode(model, &self.ids);
         }
         self
@@ -71,8 +72,8 @@ fn check_bytes(
     max_model_len: u32,
     param: &'static str,
 ) -> Result<(), RouterError> {
-    let most = |bytes_per_token| bytes_per_token * max_model_len as usize;
-    match model.max_bytes_per_token().map(most) {
+    let max_bytes = |bytes_per_token| bytes_per_token * max_model_len as usize;
+    match model.max_bytes_per_token().map(max_bytes) {
         Some(limit) if text.len() > limit => {
             Err(RouterError::PromptTooLong { max_model_len, prompt_bytes: text.len(), limit, param })
         }
@@ -116,7 +117,7 @@ pub fn tokenize(
             })?;
             let rendered = model.render_chat(template, &messages, &template_kwargs)?;
             check_bytes(model, &rendered.text, max_model_len, "messages")?;
-            let (ids, task_type) = (model.encode_chat(&rendered)?, classify(&task_of(&messages)));
+            let (ids, task_type) = (model.encode_chat(&rendered)?, classify(&task_type_text(&messages)));
             let text = rendered.text;
             ("messages", TokenizedPrompt { ids, text, task_type })
         }
@@ -147,10 +148,11 @@ pub fn predicted_text(
 }
 
 /// Text that determines a conversation's task type: the system message and the last user message.
-fn task_of(messages: &[ConversationMessage]) -> String {
+fn task_type_text(messages: &[ConversationMessage]) -> String {
     let system = messages.iter().find(|message| message.role == "system");
-    let asked = messages.iter().rfind(|message| message.role == "user");
-    let texts: Vec<&str> = system.into_iter().chain(asked).map(|message| message.content.as_str()).collect();
+    let last_user = messages.iter().rfind(|message| message.role == "user");
+    let texts: Vec<&str> =
+        system.into_iter().chain(last_user).map(|message| message.content.as_str()).collect();
     texts.join("\n")
 }
 
@@ -171,14 +173,14 @@ impl fmt::Debug for TokenizePool {
 impl TokenizePool {
     /// Starts `num_threads` threads, which end when the last handle is dropped.
     pub fn start(num_threads: usize, lifetime: &Lifetime, queue: Gauge) -> io::Result<Self> {
-        let (jobs, waiting) = sync_channel(TOKENIZE_QUEUE_MAX);
-        let waiting = Arc::new(Mutex::new(waiting));
+        let (jobs, receiver) = sync_channel(TOKENIZE_QUEUE_MAX);
+        let receiver = Arc::new(Mutex::new(receiver));
         for thread_idx in 0..num_threads.max(1) {
-            let waiting = Arc::clone(&waiting);
-            let hold = lifetime.thread("tokenize");
+            let receiver = Arc::clone(&receiver);
+            let guard = lifetime.thread("tokenize");
             thread::Builder::new().name(format!("tokenize-{thread_idx}")).spawn(move || {
-                let _hold = hold;
-                while let Some(job) = next_job(&waiting) {
+                let _guard = guard;
+                while let Some(job) = next_job(&receiver) {
                     job();
                 }
             })?;
@@ -195,9 +197,9 @@ impl TokenizePool {
         F: FnOnce() -> Result<T, RouterError> + Send + 'static,
     {
         let (reply, result) = oneshot::channel();
-        let place = GaugeHold::new(self.queue.clone());
+        let queue_guard = GaugeGuard::new(self.queue.clone());
         let job: Job = Box::new(move || {
-            drop(place);
+            drop(queue_guard);
             // The client disconnected while the job was queued.
             if reply.is_closed() {
                 return;
@@ -217,9 +219,9 @@ impl TokenizePool {
 }
 
 /// Waits for a job; `None` once all handles are dropped.
-fn next_job(waiting: &Mutex<Receiver<Job>>) -> Option<Job> {
+fn next_job(receiver: &Mutex<Receiver<Job>>) -> Option<Job> {
     // Poisoned means that another thread panicked between two jobs; the receiver is still valid.
-    waiting.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+    receiver.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
 }
 
 #[cfg(test)]
@@ -227,7 +229,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_panic_fails_one_job_and_the_pool_goes_on() {
+    async fn a_panic_fails_one_job_and_the_pool_keeps_running() {
         let pool = TokenizePool::start(1, &Lifetime::new(), Gauge::default()).unwrap();
         let broken: Result<(), _> = pool.run(|| panic!("a tokenizer with a bug")).await;
         assert!(matches!(broken, Err(RouterError::Internal(_))));
@@ -235,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_queue_turns_away_at_once() {
+    async fn a_full_queue_refuses_immediately() {
         let pool = TokenizePool::start(1, &Lifetime::new(), Gauge::default()).unwrap();
         let (release, blocked) = std::sync::mpsc::channel::<()>();
         let (started, running) = std::sync::mpsc::channel::<()>();

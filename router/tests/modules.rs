@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-type Arrows = BTreeMap<String, BTreeSet<String>>;
+type Dependencies = BTreeMap<String, BTreeSet<String>>;
 
 /// Reads the lines `a -> b c` of the fenced block after the words "router modules".
-fn drawn() -> Arrows {
+fn read_architecture() -> Dependencies {
     let text = fs::read_to_string(root().join("../ARCHITECTURE.md")).expect("ARCHITECTURE.md exists");
     let block = text.split("router modules").nth(1).and_then(|rest| rest.split("```").nth(1));
     let lines = block.expect("ARCHITECTURE.md has a block of router modules").lines();
@@ -18,8 +18,8 @@ fn drawn() -> Arrows {
 }
 
 /// Reads the dependencies from the sources: `crate::b` in a file of module a, without comments.
-fn used() -> Arrows {
-    let mut arrows = Arrows::new();
+fn read_sources() -> Dependencies {
+    let mut dependencies = Dependencies::new();
     let mut folders = vec![root().join("src")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).expect("a folder of sources") {
@@ -29,12 +29,12 @@ fn used() -> Arrows {
             } else if let Some(module) = module_of(&path) {
                 let code = fs::read_to_string(&path).expect("sources are UTF-8");
                 let used = code.lines().flat_map(used_in_line).filter(|used| *used != module);
-                arrows.entry(module.clone()).or_default().extend(used.map(str::to_owned));
+                dependencies.entry(module.clone()).or_default().extend(used.map(str::to_owned));
             }
         }
     }
-    arrows.retain(|_, used| !used.is_empty());
-    arrows
+    dependencies.retain(|_, used| !used.is_empty());
+    dependencies
 }
 
 fn used_in_line(line: &str) -> impl Iterator<Item = &str> {
@@ -58,37 +58,37 @@ fn root() -> PathBuf {
 }
 
 /// Modules in cycles: those that remain after repeatedly removing modules without dependencies.
-fn in_circles(mut arrows: Arrows) -> BTreeSet<String> {
+fn modules_in_cycles(mut dependencies: Dependencies) -> BTreeSet<String> {
     loop {
-        let users: BTreeSet<String> = arrows.keys().cloned().collect();
-        arrows.values_mut().for_each(|used| used.retain(|module| users.contains(module)));
-        let before = arrows.len();
-        arrows.retain(|_, used| !used.is_empty());
-        if arrows.len() == before {
-            return arrows.into_keys().collect();
+        let users: BTreeSet<String> = dependencies.keys().cloned().collect();
+        dependencies.values_mut().for_each(|used| used.retain(|module| users.contains(module)));
+        let before = dependencies.len();
+        dependencies.retain(|_, used| !used.is_empty());
+        if dependencies.len() == before {
+            return dependencies.into_keys().collect();
         }
     }
 }
 
 #[test]
-fn modules_use_each_other_as_drawn() {
-    let (drawn, used) = (drawn(), used());
-    for module in drawn.keys().chain(used.keys()).collect::<BTreeSet<_>>() {
+fn module_dependencies_match_architecture_md() {
+    let (documented, used) = (read_architecture(), read_sources());
+    for module in documented.keys().chain(used.keys()).collect::<BTreeSet<_>>() {
         let none = BTreeSet::new();
-        let (is, should) = (used.get(module).unwrap_or(&none), drawn.get(module).unwrap_or(&none));
-        assert_eq!(is, should, "dependencies of `{module}`: in the sources, and in ARCHITECTURE.md");
+        let (actual, expected) = (used.get(module).unwrap_or(&none), documented.get(module).unwrap_or(&none));
+        assert_eq!(actual, expected, "dependencies of `{module}`: in the sources, and in ARCHITECTURE.md");
     }
 }
 
 #[test]
-fn no_modules_use_each_other_in_a_circle() {
-    assert_eq!(in_circles(used()), BTreeSet::new());
+fn module_dependencies_have_no_cycle() {
+    assert_eq!(modules_in_cycles(read_sources()), BTreeSet::new());
 }
 
 #[test]
-fn a_circle_is_found() {
-    let arrows = [("a", "b"), ("b", "c"), ("c", "b"), ("d", "a")];
-    let arrows = arrows.map(|(from, to)| (from.to_owned(), BTreeSet::from([to.to_owned()])));
-    let found: Vec<String> = in_circles(Arrows::from(arrows)).into_iter().collect();
+fn a_cycle_is_found() {
+    let dependencies = [("a", "b"), ("b", "c"), ("c", "b"), ("d", "a")];
+    let dependencies = dependencies.map(|(from, to)| (from.to_owned(), BTreeSet::from([to.to_owned()])));
+    let found: Vec<String> = modules_in_cycles(Dependencies::from(dependencies)).into_iter().collect();
     assert_eq!(found, ["a", "b", "c", "d"], "modules that lead into a cycle are included");
 }

@@ -8,7 +8,7 @@ use futures::Stream;
 use prost::Message as _;
 use proto::v1;
 use proto::v1::worker_server::Worker;
-use router::workers::connection::{Caller, connect};
+use router::workers::connection::{RouterIdentity, connect};
 use service::shutdown::Lifetime;
 use tests::fake_worker::serve;
 use tonic::{Request, Response, Status, Streaming};
@@ -51,16 +51,17 @@ impl Worker for OlderWorker {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_router_of_today_connects_to_a_worker_of_the_first_build() -> anyhow::Result<()> {
     let lifetime = Lifetime::new();
-    let caller = Caller { router_id: 7, tls: None };
+    let identity = RouterIdentity { router_id: 7, tls: None };
     for versions in [None, Some((0, 1)), Some((1, 9))] {
         let url = serve(OlderWorker { versions }, &lifetime).await?;
-        let connection = connect(&url, &caller).await.with_context(|| format!("{versions:?}"))?;
+        let connection = connect(&url, &identity).await.with_context(|| format!("{versions:?}"))?;
         ensure!(connection.hello.model_id == "demo", "{:?}", connection.hello);
         ensure!(connection.credits == Some(1_024), "{:?}", connection.credits);
     }
     for versions in [(2, 9), (0, 0), (3, 2)] {
         let url = serve(OlderWorker { versions: Some(versions) }, &lifetime).await?;
-        let error = connect(&url, &caller).await.err().with_context(|| format!("{versions:?} was let in"))?;
+        let error =
+            connect(&url, &identity).await.err().with_context(|| format!("{versions:?} was let in"))?;
         ensure!(error.to_string().contains("upgrade the older one"), "{error:#}");
     }
     Ok(())

@@ -2,7 +2,7 @@
 //! certificate. Peers without the right certificate are refused, and no other connection is affected.
 
 use anyhow::{Context as _, ensure};
-use router::workers::connection::{Caller, connect};
+use router::workers::connection::{RouterIdentity, connect};
 use service::tls::ClientTls;
 use tests::authority::TestCa;
 use tests::case::{Case, covering_set};
@@ -13,8 +13,8 @@ use tests::wait::until;
 
 /// Tries to attach to a worker, and returns the error.
 async fn refusal(address: &str, tls: Option<ClientTls>) -> anyhow::Result<String> {
-    let caller = Caller { router_id: 7, tls };
-    match connect(address, &caller).await {
+    let identity = RouterIdentity { router_id: 7, tls };
+    match connect(address, &identity).await {
         Ok(_) => anyhow::bail!("{address} let it in"),
         Err(error) => Ok(format!("{error:#}")),
     }

@@ -87,7 +87,7 @@ impl<D: RoleLogic> ModelExecutor<D> {
                 self.counts.prefix_query_tokens += context as u64;
             }
             let key = task.spec().isolation_key;
-            let found = self.engine.share(self.slots[&task.slot], key, task.cached.ids());
+            let found = self.engine.share_prefix(self.slots[&task.slot], key, task.cached.ids());
             let done = (found.len - task.step.base_len) as usize;
             self.counts.prefix_hit_tokens += (done - task.context_done) as u64;
             task.num_cached += (done - task.context_done) as u32;

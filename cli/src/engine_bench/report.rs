@@ -145,7 +145,7 @@ fn document<'a>(
         kv_bytes_per_token: info.kv_bytes_per_token,
         bytes_per_token: format.bytes_of(Case { context: first, rows: 1, sequences: 1 }),
         load_peak_bytes: load_peak,
-        load_peak_over_held: load_peak.map(|peak| peak as f64 / info.held_bytes as f64),
+        load_peak_over_held: load_peak.map(|peak| peak as f64 / info.resident_bytes as f64),
         resident_bytes: resident_bytes(),
         knees: knees(&rows),
         slower_than: slower_than(FormatTimes::new(format), results.formats.iter().map(FormatTimes::new)),

@@ -128,7 +128,7 @@ impl TranslatedExecutor {
                 self.counts.prefix_query_tokens += ids.len() as u64 - u64::from(len);
             }
             let key = task.cached.spec().map_or(0, |spec| spec.isolation_key);
-            let found = self.engine.share(sequence.slot, key, ids);
+            let found = self.engine.share_prefix(sequence.slot, key, ids);
             self.counts.prefix_hit_tokens += u64::from(found.len - len);
             let covered = sequence.text.num_covered(found.len as usize) as u32;
             task.num_cached = covered.saturating_sub(task.step.base_len);

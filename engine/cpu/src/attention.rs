@@ -12,22 +12,22 @@ mod tree;
 
 use std::ops::Range;
 
-use block::{Block, Fetch, Queries, widen};
+use block::{Block, BlockPrefetch, Queries, widen};
 
 use super::dispatch::Kernel;
-use super::lanes::{Element, LANES, Lanes};
-use super::threads::Shared;
+use super::simd::{Element, F32x16, LANES};
+use super::threads::SharedSliceMut;
 use crate::kv_cache::{BLOCK_SIZE, KvBlocks, KvElement};
 use crate::pass::AttentionStep;
 
 const _: () = assert!(BLOCK_SIZE == LANES, "the scores of a block must fill one vector");
 
 /// Maximum accumulators of the queries of a task: a third of an L1 cache.
-const TASK_NUMBERS: usize = 4096;
+const MAX_TASK_ACCUMULATORS: usize = 4096;
 /// With more queries than this, a block is widened to f32 once for all of them.
 const WIDEN_ABOVE: usize = 4;
 /// Prefetch distance into the L2 cache in bytes; the distance into the L1 cache is one block.
-const FAR_BYTES: usize = 32 << 10;
+const L2_PREFETCH_BYTES: usize = 32 << 10;
 
 /// Some rows of a segment, for one key-value head.
 #[derive(Debug, Clone)]
@@ -42,14 +42,14 @@ pub(super) struct Task {
 /// Splits a layer's attention into tasks. Also returns the approximate number of multiply-adds.
 pub(super) fn tasks(step: &AttentionStep<'_>) -> (Vec<Task>, usize) {
     let layout = step.layout;
-    let row_numbers = layout.q_width() / layout.num_kv_heads;
-    let most = (TASK_NUMBERS / row_numbers).max(1);
+    let row_len = layout.q_width() / layout.num_kv_heads;
+    let max_rows = (MAX_TASK_ACCUMULATORS / row_len).max(1);
     let (mut tasks, mut work) = (Vec::new(), 0);
-    for (segment, of) in step.pass.segments.iter().enumerate() {
-        let keys = of.start as usize + of.rows.len();
-        work += of.rows.len() * keys * 2 * layout.q_width();
-        for start in of.rows.clone().step_by(most) {
-            let rows = start..of.rows.end.min(start + most);
+    for (segment, part) in step.pass.segments.iter().enumerate() {
+        let keys = part.start as usize + part.rows.len();
+        work += part.rows.len() * keys * 2 * layout.q_width();
+        for start in part.rows.clone().step_by(max_rows) {
+            let rows = start..part.rows.end.min(start + max_rows);
             tasks.extend((0..layout.num_kv_heads).map(|kv_head| Task {
                 segment,
                 rows: rows.clone(),
@@ -66,45 +66,50 @@ pub(super) struct Attend<'a, T> {
     pub(super) step: AttentionStep<'a>,
     pub(super) tasks: &'a [Task],
     /// `[rows, layout.q_width()]`. No other thread writes the heads of these tasks meanwhile.
-    pub(super) out: &'a Shared<'a, f32>,
+    pub(super) out: &'a SharedSliceMut<'a, f32>,
 }
 
 impl<T: Element + KvElement> Kernel for Attend<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    unsafe fn run<V: F32x16>(self) {
         let head_dim = self.step.layout.head_dim;
         let block_numbers = 2 * head_dim * BLOCK_SIZE;
         let mut queries = Queries::default();
-        let (mut wide, mut own) = (Vec::new(), Vec::new());
-        let mut near = self.blocks().skip(1);
-        let mut far = self.blocks().skip((FAR_BYTES / (block_numbers * size_of::<T>())).max(2));
+        let (mut wide, mut gathered) = (Vec::new(), Vec::new());
+        let mut l1 = self.blocks().skip(1);
+        let mut l2 = self.blocks().skip((L2_PREFETCH_BYTES / (block_numbers * size_of::<T>())).max(2));
         for task in self.tasks {
             self.begin(task, &mut queries);
             let block_table = self.step.pass.segments[task.segment].block_table;
             for index in self.blocks_of(task) {
                 let (keys, values) =
                     self.kv.keys_and_values(block_table[index], self.step.layer, task.kv_head);
-                let fetch = Fetch { near: near.next(), far: far.next() };
+                let prefetch = BlockPrefetch { l1: l1.next(), l2: l2.next() };
                 // SAFETY: this function's contract guarantees V's instructions; keys and values are sixteen
                 // rows of head_dim, as are the widened ones.
                 unsafe {
                     if size_of::<T>() < size_of::<f32>() && queries.len() > WIDEN_ABOVE {
                         wide.resize(block_numbers, 0.0);
                         let (wide_keys, wide_values) = wide.split_at_mut(block_numbers / 2);
-                        widen::<V, T>(keys, wide_keys, fetch);
-                        widen::<V, T>(values, wide_values, fetch.behind(keys));
+                        widen::<V, T>(keys, wide_keys, prefetch);
+                        widen::<V, T>(values, wide_values, prefetch.advanced_past(keys));
                         let (keys, values) = (&*wide_keys, &*wide_values);
-                        queries.attend::<V, f32>(Block { index, keys, values, fetch: Fetch::NOTHING });
+                        queries.attend::<V, f32>(Block {
+                            index,
+                            keys,
+                            values,
+                            prefetch: BlockPrefetch::NONE,
+                        });
                     } else {
-                        queries.attend::<V, T>(Block { index, keys, values, fetch });
+                        queries.attend::<V, T>(Block { index, keys, values, prefetch });
                     }
                 }
             }
             if let Some(tree) = &self.step.pass.segments[task.segment].tree {
                 // SAFETY: this function's contract guarantees V's instructions.
-                unsafe { self.attend_to_ancestors::<V>(task, tree, (&mut queries, &mut own)) };
+                unsafe { self.attend_to_ancestors::<V>(task, tree, (&mut queries, &mut gathered)) };
             }
             self.write(task, &queries);
         }

@@ -1,10 +1,10 @@
 //! Chooses once at run time which instructions the kernels use. Every choice gives the same bits (see
-//! [`super::lanes`]); it affects only speed.
+//! [`super::simd`]); it affects only speed.
 
 #[cfg(target_arch = "x86_64")]
 use super::instruction_set::amd_family;
-use super::lanes::{Lanes, Portable};
 use super::packed::{DotKernel, Dots, PortableDots};
+use super::simd::{F32x16, Portable};
 
 /// A kernel, compiled once for each instruction set. `run` and everything that it calls must be
 /// `#[inline(always)]`, or it is compiled without the instructions.
@@ -13,7 +13,7 @@ pub(crate) trait Kernel {
 
     /// # Safety
     /// The CPU supports the instructions of `V`.
-    unsafe fn run<V: Lanes>(self) -> Self::Output;
+    unsafe fn run<V: F32x16>(self) -> Self::Output;
 }
 
 /// An instruction set that this machine supports: only [`Isa::best`] and [`Isa::all`] create one.
@@ -37,7 +37,7 @@ enum Choice {
     /// Like `AvxVnni` in the AVX-512 encoding. Not the fastest choice of any CPU; it tests that code on CPUs
     /// without AVX-VNNI.
     #[cfg(target_arch = "x86_64")]
-    NarrowVnni,
+    Vnni256,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// NEON with its dot products of integers and its int8 matrix products.
@@ -64,31 +64,31 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-            let wide = is_x86_feature_detected!("avx512f")
+            let avx512 = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
-            let dots = avx2 && wide && is_x86_feature_detected!("avx512vnni");
-            let pairs = dots && is_x86_feature_detected!("avx512bf16");
+            let dots = avx2 && avx512 && is_x86_feature_detected!("avx512vnni");
+            let avx512_bf16 = dots && is_x86_feature_detected!("avx512bf16");
             // AMD CPUs multiply bf16 by pairs at twice the speed of f32, Intel CPUs at half of it.
-            let fast_pairs = amd_family().is_some();
-            if pairs && fast_pairs {
+            let fast_bf16_dot = amd_family().is_some();
+            if avx512_bf16 && fast_bf16_dot {
                 all.push(Self(Choice::Avx512Bf16));
             }
             if dots {
                 all.push(Self(Choice::Avx512Vnni));
             }
-            if pairs && !fast_pairs {
+            if avx512_bf16 && !fast_bf16_dot {
                 all.push(Self(Choice::Avx512Bf16));
             }
-            if avx2 && wide {
+            if avx2 && avx512 {
                 all.push(Self(Choice::Avx512));
             }
             if avx2 && is_x86_feature_detected!("avxvnni") {
                 all.push(Self(Choice::AvxVnni));
             }
             if dots {
-                all.push(Self(Choice::NarrowVnni));
+                all.push(Self(Choice::Vnni256));
             }
             if avx2 {
                 all.push(Self(Choice::Avx2));
@@ -121,7 +121,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Choice::AvxVnni => "avx-vnni",
             #[cfg(target_arch = "x86_64")]
-            Choice::NarrowVnni => "avx512-vnni-256",
+            Choice::Vnni256 => "avx512-vnni-256",
             #[cfg(target_arch = "x86_64")]
             Choice::Avx2 => "avx2",
             #[cfg(target_arch = "aarch64")]
@@ -142,7 +142,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Choice::Avx512Vnni | Choice::Avx512 => super::x86::Avx512::<false>::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
-            Choice::AvxVnni | Choice::NarrowVnni | Choice::Avx2 => super::x86::Avx2::TILE_ROWS,
+            Choice::AvxVnni | Choice::Vnni256 | Choice::Avx2 => super::x86::Avx2::TILE_ROWS,
             #[cfg(target_arch = "aarch64")]
             Choice::NeonI8mm | Choice::NeonDots | Choice::Neon => super::neon::Neon::TILE_ROWS,
             Choice::Portable => Portable::TILE_ROWS,
@@ -150,7 +150,7 @@ impl Isa {
     }
 
     /// Whether products with bf16 weights take activations in pairs.
-    pub(super) fn multiplies_pairs(self) -> bool {
+    pub(super) fn has_bf16_dot(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Choice::Avx512Bf16 => true,
@@ -164,9 +164,9 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Choice::Avx512Bf16 | Choice::Avx512Vnni => super::packed::VnniDots::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
-            Choice::AvxVnni => super::packed::NarrowVnniDots::<false>::TILE_ROWS,
+            Choice::AvxVnni => super::packed::Vnni256Dots::<false>::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
-            Choice::NarrowVnni => super::packed::NarrowVnniDots::<true>::TILE_ROWS,
+            Choice::Vnni256 => super::packed::Vnni256Dots::<true>::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
             Choice::Avx512 | Choice::Avx2 => super::packed::Avx2Dots::TILE_ROWS,
             #[cfg(target_arch = "aarch64")]
@@ -197,7 +197,7 @@ impl Isa {
             Choice::Avx512Bf16 | Choice::Avx512Vnni | Choice::Avx512 => unsafe { run_avx512(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Choice::AvxVnni | Choice::NarrowVnni | Choice::Avx2 => unsafe { run_avx2(kernel) },
+            Choice::AvxVnni | Choice::Vnni256 | Choice::Avx2 => unsafe { run_avx2(kernel) },
             // SAFETY: every 64-bit ARM CPU has NEON.
             #[cfg(target_arch = "aarch64")]
             Choice::NeonI8mm | Choice::NeonDots | Choice::Neon => unsafe {
@@ -231,7 +231,7 @@ impl Isa {
             Choice::AvxVnni => unsafe { run_avx_vnni(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Choice::NarrowVnni => unsafe { run_narrow_vnni(kernel) },
+            Choice::Vnni256 => unsafe { run_vnni_256(kernel) },
             // SAFETY: as above; `all` offers AVX-512 only together with AVX2.
             #[cfg(target_arch = "x86_64")]
             Choice::Avx512 | Choice::Avx2 => unsafe { run_avx2_dots(kernel) },
@@ -297,7 +297,7 @@ pub(super) unsafe fn run_vnni<K: DotKernel>(kernel: K) {
 #[target_feature(enable = "avxvnni,avx2,fma")]
 pub(super) unsafe fn run_avx_vnni<K: DotKernel>(kernel: K) {
     // SAFETY: the features of this function are those that `D` needs.
-    unsafe { kernel.run::<super::packed::NarrowVnniDots<false>>() }
+    unsafe { kernel.run::<super::packed::Vnni256Dots<false>>() }
 }
 
 /// # Safety
@@ -305,9 +305,9 @@ pub(super) unsafe fn run_avx_vnni<K: DotKernel>(kernel: K) {
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
-pub(super) unsafe fn run_narrow_vnni<K: DotKernel>(kernel: K) {
+pub(super) unsafe fn run_vnni_256<K: DotKernel>(kernel: K) {
     // SAFETY: the features of this function are those that `D` needs.
-    unsafe { kernel.run::<super::packed::NarrowVnniDots<true>>() }
+    unsafe { kernel.run::<super::packed::Vnni256Dots<true>>() }
 }
 
 /// # Safety

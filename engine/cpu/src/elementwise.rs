@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::dispatch::Kernel;
 use super::exp::exp;
-use super::lanes::{Element, LANES, Lanes};
+use super::simd::{Element, F32x16, LANES};
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight` for each row of `weight.len()`.
 pub(super) struct RmsNorm<'a> {
@@ -19,7 +19,7 @@ impl Kernel for RmsNorm<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    unsafe fn run<V: F32x16>(self) {
         let width = self.weight.len();
         for (x, out) in self.x.chunks_exact(width).zip(self.out.chunks_exact_mut(width)) {
             // SAFETY: this function's contract guarantees V's instructions.
@@ -42,7 +42,7 @@ impl Kernel for RmsNormInPlace<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    unsafe fn run<V: F32x16>(self) {
         for x in self.x.chunks_exact_mut(self.weight.len()) {
             // SAFETY: this function's contract guarantees V's instructions.
             let scale = unsafe { rms_scale::<V>(x, self.eps) };
@@ -56,7 +56,7 @@ impl Kernel for RmsNormInPlace<'_> {
 /// # Safety
 /// The CPU supports V's instructions.
 #[inline(always)]
-unsafe fn rms_scale<V: Lanes>(x: &[f32], eps: f32) -> f32 {
+unsafe fn rms_scale<V: F32x16>(x: &[f32], eps: f32) -> f32 {
     // SAFETY: guaranteed by the caller.
     let sum = unsafe { dot::<V>(x, x) };
     1.0 / (sum / x.len() as f32 + eps).sqrt()
@@ -67,7 +67,7 @@ unsafe fn rms_scale<V: Lanes>(x: &[f32], eps: f32) -> f32 {
 /// # Safety
 /// The CPU supports V's instructions.
 #[inline(always)]
-unsafe fn dot<V: Lanes>(a: &[f32], b: &[f32]) -> f32 {
+unsafe fn dot<V: F32x16>(a: &[f32], b: &[f32]) -> f32 {
     let len = a.len().min(b.len());
     let mut k = 0;
     // SAFETY: guaranteed by the caller; k + 16 <= len inside the loop, len - k < 16 after it.
@@ -81,7 +81,7 @@ unsafe fn dot<V: Lanes>(a: &[f32], b: &[f32]) -> f32 {
             let (a, b) = (a.as_ptr().add(k), b.as_ptr().add(k));
             sums = sums.fma(f32::load_part(a, len - k), f32::load_part(b, len - k));
         }
-        sums.fold()
+        sums.reduce_sum()
     }
 }
 
@@ -97,7 +97,7 @@ impl Kernel for Rotate<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    unsafe fn run<V: F32x16>(self) {
         let half = self.cos.len();
         for head in self.heads.chunks_exact_mut(2 * half) {
             let (first, second) = head.split_at_mut(half);
@@ -119,7 +119,7 @@ impl Kernel for SiluMul<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    unsafe fn run<V: F32x16>(self) {
         for (row, out) in self.gate_up.chunks_exact(2 * self.width).zip(self.out.chunks_exact_mut(self.width))
         {
             let (gate, up) = row.split_at(self.width);
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_below_the_smallest_factor_counts_as_zero() {
+    fn as_factor_flushes_small_numbers_to_zero() {
         let smallest = 2.0f32.powi(-56);
         for bits in 0..=u16::MAX {
             let x = bf16::from_bits(bits);

@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends() {
+    fn special_values_and_range_limits() {
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(f32::INFINITY), f32::INFINITY);

@@ -20,8 +20,8 @@ use std::ops::Range;
 pub(super) use mat_mul::{FloatMatMul, with_rows};
 pub(super) use rows::TiledRows;
 
-use super::lanes::LANES;
 use super::lines::{Line, Lines};
+use super::simd::LANES;
 use crate::matrix::MatrixFormat;
 
 /// Output channels per panel.

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_not_available_is_refused_with_those_that_are() {
+    fn an_unknown_name_is_rejected_with_the_available_ones() {
         let text = use_instruction_set("mmx").unwrap_err().to_string();
         assert!(text.contains("`mmx`") && text.contains("portable"), "{text}");
     }

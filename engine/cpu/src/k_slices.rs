@@ -22,8 +22,8 @@ impl KSlices {
     /// empty. The last unit may be short.
     pub fn eighths(k: usize, unit: usize) -> Self {
         let units = k.div_ceil(unit);
-        let border = |s: usize| (s * units / NUM_SLICES * unit).min(k);
-        Self((0..NUM_SLICES).map(|s| border(s)..border(s + 1)).collect())
+        let boundary = |s: usize| (s * units / NUM_SLICES * unit).min(k);
+        Self((0..NUM_SLICES).map(|s| boundary(s)..boundary(s + 1)).collect())
     }
 
     /// The ranges, in order: one, or [`NUM_SLICES`] of which some may be empty.
@@ -54,7 +54,7 @@ impl KSlices {
     }
 
     /// The same slices, shifted so that the first one starts at 0.
-    pub fn moved_to_zero(&self) -> Self {
+    pub fn rebased(&self) -> Self {
         let start = self.start();
         Self(self.0.iter().map(|slice| slice.start - start..slice.end - start).collect())
     }
@@ -62,7 +62,7 @@ impl KSlices {
 
 /// Joins the sums of eight slices: ((s0+s1)+(s2+s3))+((s4+s5)+(s6+s7)).
 #[inline(always)]
-pub fn tree(s: [f32; NUM_SLICES]) -> f32 {
+pub fn tree_sum(s: [f32; NUM_SLICES]) -> f32 {
     ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]))
 }
 
@@ -70,7 +70,7 @@ pub fn tree(s: [f32; NUM_SLICES]) -> f32 {
 mod tests {
     use super::*;
 
-    fn borders(k: usize, unit: usize) -> Vec<usize> {
+    fn boundaries(k: usize, unit: usize) -> Vec<usize> {
         KSlices::eighths(k, unit).ranges().iter().map(|r| r.end).collect()
     }
 
@@ -78,18 +78,18 @@ mod tests {
     fn the_tree_joins_neighbours_first() {
         // 2^26 swallows a lone 1: any other order of these gives 1 or 2.
         let big = 67_108_864.0;
-        assert_eq!(tree([big, 1.0, -big, 1.0, 0.0, 0.0, 0.0, 0.0]), 0.0);
-        assert_eq!(tree([0.0, 0.0, 0.0, 0.0, big, 1.0, -big, 1.0]), 0.0);
-        assert_eq!(tree([big, 0.0, 1.0, 0.0, -big, 0.0, 1.0, 0.0]), 0.0);
+        assert_eq!(tree_sum([big, 1.0, -big, 1.0, 0.0, 0.0, 0.0, 0.0]), 0.0);
+        assert_eq!(tree_sum([0.0, 0.0, 0.0, 0.0, big, 1.0, -big, 1.0]), 0.0);
+        assert_eq!(tree_sum([big, 0.0, 1.0, 0.0, -big, 0.0, 1.0, 0.0]), 0.0);
     }
 
     #[test]
-    fn a_rank_has_its_slices_and_no_others() {
+    fn owned_keeps_only_the_slices_of_a_rank() {
         let slices = KSlices::eighths(704, 32);
         let second = slices.owned(4..8);
         assert_eq!((second.start(), second.end()), (352, 704));
         assert_eq!(second.ranges()[3..6], [352..352, 352..416, 416..512]);
-        assert_eq!(second.moved_to_zero().ranges()[3..6], [0..0, 0..64, 64..160]);
+        assert_eq!(second.rebased().ranges()[3..6], [0..0, 0..64, 64..160]);
         let first = slices.owned(0..1);
         assert_eq!(first.ranges()[..3], [0..64, 64..64, 64..64]);
     }
@@ -97,12 +97,12 @@ mod tests {
     #[test]
     fn slices_hold_whole_units_and_cover_k() {
         // 8 heads of 32: one per slice.
-        assert_eq!(borders(256, 32), [32, 64, 96, 128, 160, 192, 224, 256]);
+        assert_eq!(boundaries(256, 32), [32, 64, 96, 128, 160, 192, 224, 256]);
         // 22 blocks of 32.
-        assert_eq!(borders(704, 32), [64, 160, 256, 352, 416, 512, 608, 704]);
+        assert_eq!(boundaries(704, 32), [64, 160, 256, 352, 416, 512, 608, 704]);
         // 4 heads: every other slice is empty.
-        assert_eq!(borders(64, 16), [0, 16, 16, 32, 32, 48, 48, 64]);
+        assert_eq!(boundaries(64, 16), [0, 16, 16, 32, 32, 48, 48, 64]);
         // The last block is short.
-        assert_eq!(borders(40, 32), [0, 0, 0, 32, 32, 32, 32, 40]);
+        assert_eq!(boundaries(40, 32), [0, 0, 0, 32, 32, 32, 32, 40]);
     }
 }

@@ -3,7 +3,7 @@
 //! runs. The engine's `host` makes a backend of it. It is a separate crate so that kernels are compiled once
 //! and tests link them (docs/adr/0068-cpu-kernels-are-a-crate.md).
 //!
-//! `lanes` defines the arithmetic, `x86` and `neon` implement it in registers, `dispatch` chooses. `floats`
+//! `simd` defines the arithmetic, `x86` and `neon` implement it in registers, `dispatch` chooses. `floats`
 //! and `packed` are the GEMMs with float and integer weights, stored in `lines`; `attention` and
 //! `elementwise` are the other kernels. [`reference`](mod@reference) holds the naive twins that tests compare
 //! them with (`tests/twins`). `table` is the embedding table, `threads` the thread pool. `pass`, `linear`,
@@ -18,7 +18,6 @@ mod floats;
 mod instruction_set;
 mod k_slices;
 mod kv_cache;
-mod lanes;
 mod linear;
 mod lines;
 mod matrix;
@@ -29,6 +28,7 @@ mod packed;
 mod pass;
 mod read;
 pub mod reference;
+mod simd;
 mod stages;
 mod table;
 mod threads;
@@ -43,27 +43,27 @@ use std::sync::{Mutex, PoisonError};
 pub use error::KernelError;
 pub use floats::FloatMatrix;
 pub use instruction_set::{cpu_name, instruction_set, instruction_sets, use_instruction_set};
-pub use k_slices::{KSlices, NUM_SLICES, tree};
+pub use k_slices::{KSlices, NUM_SLICES, tree_sum};
 pub use kv_cache::{BLOCK_SIZE, KvCache, KvShape, KvSlot, TokenCopy};
 pub use linear::{Linear, LinearWeights};
 pub use matrix::{Matrix, MatrixData, MatrixFormat, NumbersMut, QuantizedFormat, RowBlocks};
 pub use multiply::MultiplyAdds;
 pub use packed::PackedMatrix;
 pub use pass::{Angles, AttentionStep, HeadLayout, Norm, PassRows, Segment, TreeSegment};
-pub use read::{READ_LINE, ReadBuffer, ReadSum};
+pub use read::{READ_CHUNK, ReadBuffer, ReadSum};
 pub use stages::{Stage, StageTimes};
 pub use table::Table;
-pub use threads::{Patience, Threads, allowed_cores};
+pub use threads::{SpinPolicy, Threads, allowed_cores};
 
 use attention::Attend;
 use dispatch::Isa;
 use elementwise::{RmsNorm, RmsNormInPlace, Rotate, SiluMul};
 use floats::{FloatMatMul, TiledRows};
 use kv_cache::{KvBlocks, KvElement, Stored};
-use lanes::Element;
 use packed::{PackedMatMul, QuantizedRows};
+use simd::Element;
 use stages::StageClock;
-use threads::Shared;
+use threads::SharedSliceMut;
 
 /// Class of kernels with equal bits, independent of the instruction set; part of `numerics_id`. Change it
 /// with the arithmetic.
@@ -107,8 +107,8 @@ impl Cpu {
 
     /// Creates a device whose threads split even the smallest work: for tests that compare numbers of
     /// threads.
-    pub fn eager(threads: usize) -> Result<Self, KernelError> {
-        Ok(Self::with(Isa::best(), Threads::eager(threads)?))
+    pub fn always_parallel(threads: usize) -> Result<Self, KernelError> {
+        Ok(Self::with(Isa::best(), Threads::always_parallel(threads)?))
     }
 
     fn with(isa: Isa, threads: Threads) -> Self {
@@ -152,7 +152,7 @@ impl Cpu {
 
     fn attend<T: Element + KvElement>(&self, kv: &KvBlocks<T>, step: &AttentionStep<'_>, out: &mut [f32]) {
         let (tasks, work) = attention::tasks(step);
-        let out = Shared::new(out);
+        let out = SharedSliceMut::new(out);
         self.threads.for_ranges(tasks.len(), 1, work, |range| {
             self.isa.run(Attend { kv, step: *step, tasks: &tasks[range], out: &out });
         });
@@ -167,7 +167,7 @@ impl Cpu {
         run: impl Fn(Range<usize>, &mut [f32]) + Sync,
     ) {
         let rows = x.len() / width;
-        let x = Shared::new(x);
+        let x = SharedSliceMut::new(x);
         self.threads.for_ranges(rows, 1, work, |rows| {
             // SAFETY: ranges of rows are disjoint.
             let part = unsafe { x.slice_mut(rows.start * width..rows.end * width) };
@@ -238,7 +238,8 @@ impl Cpu {
             x.len() == rows * k && out.len() == rows * width,
             "input and output of a linear layer have different numbers of rows"
         );
-        let (out, scales, bias) = (&Shared::new(out), linear.scales.as_deref(), linear.bias.as_deref());
+        let (out, scales, bias) =
+            (&SharedSliceMut::new(out), linear.scales.as_deref(), linear.bias.as_deref());
         let work = rows * k * width;
         let mut activations = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
         let with = (self.isa, &self.threads);

@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 use mapping::Memory;
 
 use super::instruction_set::amd_family;
-use super::lanes::Lanes;
+use super::simd::F32x16;
 use crate::KernelError;
 
 /// A cache line, aligned: a vector load that crosses two lines costs twice as much.
@@ -31,12 +31,12 @@ pub(crate) struct Lines {
 impl Lines {
     /// Allocates lines in a mapping of their own. `purpose` goes into the error if there is no memory.
     pub(crate) fn zeroed(len: usize, purpose: &'static str) -> Result<Self, KernelError> {
-        Self::new(len, purpose, Memory::alone)
+        Self::new(len, purpose, Memory::dedicated)
     }
 
     /// Allocates lines of a matrix, which shares huge pages with other matrices.
     pub(crate) fn of_matrix(len: usize) -> Result<Self, KernelError> {
-        Self::new(len, WEIGHTS, Memory::of_region)
+        Self::new(len, WEIGHTS, Memory::in_region)
     }
 
     fn new(
@@ -82,26 +82,26 @@ impl std::fmt::Debug for Lines {
 }
 
 /// Prefetch strategy of a kernel that reads lines.
-pub(super) trait Fetch {
+pub(super) trait Prefetch {
     /// Whether the lines are in a cache already, so that the kernel is compute-bound.
-    const NEAR: bool = false;
+    const IS_CACHED: bool = false;
 
     /// Called before N lines are used, the first of which is line `line` of all that the kernel reads.
     ///
     /// # Safety
     /// The CPU supports V's instructions.
-    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize);
+    unsafe fn prefetch<V: F32x16, const N: usize>(&mut self, line: usize);
 }
 
 /// For lines that are in a cache already.
 #[derive(Clone, Copy)]
-pub(super) struct Nothing;
+pub(super) struct CachedLines;
 
-impl Fetch for Nothing {
-    const NEAR: bool = true;
+impl Prefetch for CachedLines {
+    const IS_CACHED: bool = true;
 
     #[inline(always)]
-    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, _: usize) {}
+    unsafe fn prefetch<V: F32x16, const N: usize>(&mut self, _: usize) {}
 }
 
 /// Lines per window: while one is read, the next is prefetched into the L2 cache.
@@ -109,113 +109,126 @@ const WINDOW: usize = 1024;
 /// Positions of the next window that are prefetched in turn: machines read several streams faster than one.
 const STREAMS: usize = 8;
 /// Prefetch distance in bytes into the L1 cache when several streams are read in parallel.
-const NEAR_BYTES: usize = 1024;
+const L1_DISTANCE_BYTES: usize = 1024;
 
 /// The fastest way to read memory on a CPU, as measured (docs/adr/0072-only-zen-5-reads-in-order.md).
 #[derive(Clone, Copy)]
-struct Reading {
+struct ReadStrategy {
     /// Prefetch distance in bytes into the L1 cache, within the stream.
-    near_bytes: usize,
+    l1_distance_bytes: usize,
     /// Whether a share of the next window is prefetched too.
-    windows: bool,
+    prefetches_windows: bool,
     /// Whether several streams in parallel are faster than one with window prefetch.
-    side_by_side: bool,
+    multi_stream: bool,
     /// Whether one row (two for pairs of bf16) reads faster without software prefetch when a vector is a
     /// whole line: a line then takes so few instructions that the CPU itself runs far enough ahead.
-    row_unaided: bool,
+    row_hardware_prefetch: bool,
 }
 
 /// AMD's family 26 is Zen 5.
 const ZEN_5: u32 = 26;
 
-static READING: LazyLock<Reading> = LazyLock::new(|| match amd_family() {
-    Some(family) if family >= ZEN_5 => {
-        Reading { near_bytes: 6144, windows: false, side_by_side: true, row_unaided: false }
-    }
-    Some(_) => Reading { near_bytes: 4096, windows: true, side_by_side: false, row_unaided: true },
-    None => Reading { near_bytes: NEAR_BYTES, windows: true, side_by_side: true, row_unaided: false },
+static READ_STRATEGY: LazyLock<ReadStrategy> = LazyLock::new(|| match amd_family() {
+    Some(family) if family >= ZEN_5 => ReadStrategy {
+        l1_distance_bytes: 6144,
+        prefetches_windows: false,
+        multi_stream: true,
+        row_hardware_prefetch: false,
+    },
+    Some(_) => ReadStrategy {
+        l1_distance_bytes: 4096,
+        prefetches_windows: true,
+        multi_stream: false,
+        row_hardware_prefetch: true,
+    },
+    None => ReadStrategy {
+        l1_distance_bytes: L1_DISTANCE_BYTES,
+        prefetches_windows: true,
+        multi_stream: true,
+        row_hardware_prefetch: false,
+    },
 });
 
 /// Whether this CPU reads several streams in parallel faster than one.
-pub(super) fn reads_side_by_side() -> bool {
-    READING.side_by_side
+pub(super) fn prefers_multi_stream() -> bool {
+    READ_STRATEGY.multi_stream
 }
 
 /// Whether one row of vectors as wide as a line, or two rows of bf16 pairs, read faster without software
 /// prefetch.
-pub(super) fn reads_row_unaided() -> bool {
-    READING.row_unaided
+pub(super) fn prefers_hardware_prefetch() -> bool {
+    READ_STRATEGY.row_hardware_prefetch
 }
 
 /// For lines in memory that the hardware prefetches fastest.
 #[derive(Clone, Copy)]
-pub(super) struct Unaided;
+pub(super) struct HardwarePrefetch;
 
-impl Fetch for Unaided {
+impl Prefetch for HardwarePrefetch {
     #[inline(always)]
-    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, _: usize) {}
+    unsafe fn prefetch<V: F32x16, const N: usize>(&mut self, _: usize) {}
 }
 
 /// For lines that are read once, in order: prefetches the lines ahead into the L1 cache and, if that is
 /// faster, a share of the next window into the L2 cache.
 #[derive(Clone, Copy)]
-pub(super) struct Ahead {
+pub(super) struct StreamPrefetch {
     first: *const u8,
-    reading: Reading,
+    strategy: ReadStrategy,
 }
 
-impl Ahead {
+impl StreamPrefetch {
     /// Creates the strategy for lines that begin at `first`.
     pub(super) fn new(first: *const u8) -> Self {
-        Self { first, reading: *READING }
+        Self { first, strategy: *READ_STRATEGY }
     }
 
     /// Creates the strategy without windows.
-    pub(super) fn in_order(first: *const u8) -> Self {
-        Self { first, reading: Reading { windows: false, ..*READING } }
+    pub(super) fn without_windows(first: *const u8) -> Self {
+        Self { first, strategy: ReadStrategy { prefetches_windows: false, ..*READ_STRATEGY } }
     }
 }
 
-impl Fetch for Ahead {
+impl Prefetch for StreamPrefetch {
     #[inline(always)]
-    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize) {
-        let near = self
+    unsafe fn prefetch<V: F32x16, const N: usize>(&mut self, line: usize) {
+        let l1 = self
             .first
-            .wrapping_add(line.wrapping_mul(size_of::<Line>()).wrapping_add(self.reading.near_bytes));
+            .wrapping_add(line.wrapping_mul(size_of::<Line>()).wrapping_add(self.strategy.l1_distance_bytes));
         for i in 0..N {
             // SAFETY: guaranteed by the caller.
-            unsafe { V::prefetch_near(near.wrapping_add(i * size_of::<Line>())) };
+            unsafe { V::prefetch_l1(l1.wrapping_add(i * size_of::<Line>())) };
         }
-        if !self.reading.windows {
+        if !self.strategy.prefetches_windows {
             return;
         }
         let in_window = line % WINDOW / N;
-        let far = in_window % STREAMS * (WINDOW / STREAMS) + in_window / STREAMS * N;
+        let l2 = in_window % STREAMS * (WINDOW / STREAMS) + in_window / STREAMS * N;
         let next_window = (line | (WINDOW - 1)).wrapping_add(1);
-        let far = self.first.wrapping_add(next_window.wrapping_add(far).wrapping_mul(size_of::<Line>()));
+        let l2 = self.first.wrapping_add(next_window.wrapping_add(l2).wrapping_mul(size_of::<Line>()));
         for i in 0..N {
             // SAFETY: guaranteed by the caller.
-            unsafe { V::prefetch_far(far.wrapping_add(i * size_of::<Line>())) };
+            unsafe { V::prefetch_l2(l2.wrapping_add(i * size_of::<Line>())) };
         }
     }
 }
 
-/// For `STREAMS` streams of lines that are read in parallel, `apart` bytes from each other.
+/// For `STREAMS` streams of lines that are read in parallel, `stride` bytes from each other.
 #[derive(Clone, Copy)]
-pub(super) struct SideBySide<const STREAMS: usize> {
+pub(super) struct MultiStreamPrefetch<const STREAMS: usize> {
     /// Start of the first stream.
     pub(super) first: *const u8,
-    pub(super) apart: usize,
+    pub(super) stride: usize,
 }
 
-impl<const STREAMS: usize> Fetch for SideBySide<STREAMS> {
+impl<const STREAMS: usize> Prefetch for MultiStreamPrefetch<STREAMS> {
     #[inline(always)]
-    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize) {
+    unsafe fn prefetch<V: F32x16, const N: usize>(&mut self, line: usize) {
         for stream in 0..STREAMS {
             for i in 0..N {
-                let line = stream * self.apart + (line + i) * size_of::<Line>();
+                let line = stream * self.stride + (line + i) * size_of::<Line>();
                 // SAFETY: guaranteed by the caller.
-                unsafe { V::prefetch_near(self.first.wrapping_add(line + NEAR_BYTES)) };
+                unsafe { V::prefetch_l1(self.first.wrapping_add(line + L1_DISTANCE_BYTES)) };
             }
         }
     }
@@ -224,36 +237,36 @@ impl<const STREAMS: usize> Fetch for SideBySide<STREAMS> {
 /// For lines that several row tiles read one after the other: each tile prefetches its share of the next
 /// lines into the L2 cache.
 #[derive(Clone, Copy)]
-pub(super) struct Share {
+pub(super) struct TilePrefetch {
     at: *const u8,
     end: *const u8,
     /// Lines to prefetch per eight lines used, rounded up.
-    of_eight: usize,
+    per_eight_lines: usize,
 }
 
-impl Share {
+impl TilePrefetch {
     /// The share of tile `index` of `tiles` in the `lines` lines at `next`, for a tile that uses the same
     /// number of lines.
     pub(super) fn new(next: *const u8, lines: usize, (index, tiles): (usize, usize)) -> Self {
         let at = |tile: usize| next.wrapping_add(lines * tile / tiles * size_of::<Line>());
-        Self { at: at(index), end: at(index + 1), of_eight: 8usize.div_ceil(tiles) }
+        Self { at: at(index), end: at(index + 1), per_eight_lines: 8usize.div_ceil(tiles) }
     }
 
-    /// The same share for a tile that uses `lines` lines per line that it passes to `fetch`.
-    pub(super) fn side_by_side(self, lines: usize) -> Self {
-        Self { of_eight: self.of_eight * lines, ..self }
+    /// The same share for a tile that uses `lines` lines per line that it passes to `prefetch`.
+    pub(super) fn for_lines_per_call(self, lines: usize) -> Self {
+        Self { per_eight_lines: self.per_eight_lines * lines, ..self }
     }
 }
 
-impl Fetch for Share {
-    const NEAR: bool = true;
+impl Prefetch for TilePrefetch {
+    const IS_CACHED: bool = true;
 
     #[inline(always)]
-    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize) {
+    unsafe fn prefetch<V: F32x16, const N: usize>(&mut self, line: usize) {
         if line % 8 < N {
-            for _ in 0..self.of_eight {
+            for _ in 0..self.per_eight_lines {
                 // SAFETY: guaranteed by the caller.
-                unsafe { V::prefetch_far(self.at) };
+                unsafe { V::prefetch_l2(self.at) };
                 self.at = self.at.wrapping_add(size_of::<Line>()).min(self.end);
             }
         }

@@ -1,7 +1,7 @@
 //! f32 multiply-adds in registers and nothing else: the kernel of the engine's `multiply_probe`.
 
 use super::dispatch::Kernel;
-use super::lanes::{LANES, Lanes};
+use super::simd::{F32x16, LANES};
 
 /// Chains of multiply-adds that stay in registers.
 pub struct MultiplyAdds {
@@ -14,7 +14,7 @@ impl Kernel for MultiplyAdds {
     type Output = f64;
 
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) -> f64 {
+    unsafe fn run<V: F32x16>(self) -> f64 {
         // Enough chains to hide the latency: more if sixteen lanes are one register.
         // SAFETY: this function's contract guarantees V's instructions.
         unsafe { if const { V::TILE_VECTORS == 2 } { self.chains::<V, 12>() } else { self.chains::<V, 6>() } }
@@ -25,7 +25,7 @@ impl MultiplyAdds {
     /// # Safety
     /// The CPU supports V's instructions.
     #[inline(always)]
-    unsafe fn chains<V: Lanes, const N: usize>(self) -> f64 {
+    unsafe fn chains<V: F32x16, const N: usize>(self) -> f64 {
         // SAFETY: guaranteed by the caller.
         let sums = unsafe {
             let (a, b) = (V::splat(std::hint::black_box(0.5)), V::splat(std::hint::black_box(2.0)));
@@ -35,7 +35,7 @@ impl MultiplyAdds {
                     *sum = sum.fma(a, b);
                 }
             }
-            sums.map(|sum| sum.fold())
+            sums.map(|sum| sum.reduce_sum())
         };
         std::hint::black_box(sums);
         (self.steps * N * LANES) as f64

@@ -1,4 +1,4 @@
-//! [`Lanes`] on NEON: four registers, lanes 0..4, 4..8, 8..12 and 12..16. Every 64-bit ARM CPU has it. Only
+//! [`F32x16`] on NEON: four registers, lanes 0..4, 4..8, 8..12 and 12..16. Every 64-bit ARM CPU has it. Only
 //! [`super::dispatch`] names this type.
 
 use std::arch::aarch64::*;
@@ -6,7 +6,7 @@ use std::arch::asm;
 
 use half::bf16;
 
-use super::lanes::Lanes;
+use super::simd::F32x16;
 
 /// Four 128-bit registers.
 #[derive(Clone, Copy)]
@@ -23,7 +23,7 @@ macro_rules! each_quarter {
     };
 }
 
-impl Lanes for Neon {
+impl F32x16 for Neon {
     const TILE_ROWS: usize = 4;
     const TILE_VECTORS: usize = 1;
 
@@ -62,7 +62,7 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    unsafe fn prefetch_near(p: *const u8) {
+    unsafe fn prefetch_l1(p: *const u8) {
         // SAFETY: a prefetch never faults, at any address.
         unsafe {
             asm!("prfm pldl1keep, [{p}]", p = in(reg) p.addr(), options(nomem, nostack, preserves_flags))
@@ -70,7 +70,7 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    unsafe fn prefetch_far(p: *const u8) {
+    unsafe fn prefetch_l2(p: *const u8) {
         // SAFETY: a prefetch never faults, at any address.
         unsafe {
             asm!("prfm pldl2keep, [{p}]", p = in(reg) p.addr(), options(nomem, nostack, preserves_flags))
@@ -112,7 +112,7 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    unsafe fn fold(self) -> f32 {
+    unsafe fn reduce_sum(self) -> f32 {
         let [a, b, c, d] = self.0;
         // SAFETY: the trait's contract.
         unsafe {
@@ -123,7 +123,7 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    unsafe fn largest(self) -> f32 {
+    unsafe fn reduce_max(self) -> f32 {
         let [a, b, c, d] = self.0;
         // SAFETY: the trait's contract.
         unsafe { vmaxvq_f32(vmaxq_f32(vmaxq_f32(a, b), vmaxq_f32(c, d))) }

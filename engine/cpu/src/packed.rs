@@ -23,7 +23,7 @@ pub(super) use mat_mul::PackedMatMul;
 pub(super) use neon::NeonDots;
 pub(super) use rows::QuantizedRows;
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2Dots, NarrowVnniDots, VnniDots};
+pub(super) use x86::{Avx2Dots, Vnni256Dots, VnniDots};
 
 use super::lines::Lines;
 use crate::matrix::QuantizedFormat;
@@ -74,8 +74,8 @@ impl PackedMatrix {
 
     /// Shifts K by `start`, the start of the first slice: input rows then hold only the columns of the
     /// slices.
-    pub fn move_to_zero(&mut self, start: usize) {
-        self.layout.move_to_zero(start);
+    pub fn rebase(&mut self, start: usize) {
+        self.layout.rebase(start);
     }
 
     /// Removes the channel scales, for the caller to apply after the all-reduce (docs/contract.md C1: they

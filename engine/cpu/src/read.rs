@@ -1,12 +1,12 @@
 //! Reads memory and nothing else: the kernel of the engine's `read_probe`.
 
 use super::dispatch::Kernel;
-use super::lanes::Lanes;
 use super::lines::{Line, Lines};
+use super::simd::F32x16;
 use crate::KernelError;
 
 /// Numbers that are read from one stream before the next one: four cache lines.
-pub const READ_LINE: usize = 32;
+pub const READ_CHUNK: usize = 32;
 
 /// Memory to read, allocated like weights.
 pub struct ReadBuffer(Lines);
@@ -40,7 +40,7 @@ impl Kernel for ReadSum<'_> {
     type Output = u64;
 
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) -> u64 {
+    unsafe fn run<V: F32x16>(self) -> u64 {
         match self.streams {
             1 => sum::<1>(self.part),
             2 => sum::<2>(self.part),
@@ -51,17 +51,17 @@ impl Kernel for ReadSum<'_> {
 
 #[inline(always)]
 fn sum<const S: usize>(part: &[u64]) -> u64 {
-    let share = part.len() / S / READ_LINE * READ_LINE;
-    let mut sums = [0u64; READ_LINE];
+    let share = part.len() / S / READ_CHUNK * READ_CHUNK;
+    let mut sums = [0u64; READ_CHUNK];
     let mut start = 0;
     while start < share {
         for stream in 0..S {
             let at = stream * share + start;
-            for (sum, number) in sums.iter_mut().zip(&part[at..at + READ_LINE]) {
+            for (sum, number) in sums.iter_mut().zip(&part[at..at + READ_CHUNK]) {
                 *sum = sum.wrapping_add(*number);
             }
         }
-        start += READ_LINE;
+        start += READ_CHUNK;
     }
     sums.iter().fold(0, |all, sum| all.wrapping_add(*sum))
 }

@@ -13,8 +13,8 @@ pub use quantized::QuantizedWeights;
 
 use super::dispatch::{Isa, Kernel};
 use super::exp::exp;
-use super::lanes::{LANES, Lanes, fold};
-use crate::k_slices::{KSlices, NUM_SLICES, tree};
+use super::simd::{F32x16, LANES, fold};
+use crate::k_slices::{KSlices, NUM_SLICES, tree_sum};
 use crate::kv_cache::BLOCK_SIZE;
 
 /// Dot product: element k into lane k mod 16, in order of k; missing elements are zeros; then the fold.
@@ -52,7 +52,7 @@ fn sliced_chain(weights: &[f32], x: &[f32], slices: &[Range<usize>]) -> f32 {
     for (s, slice) in slices.iter().enumerate() {
         sums[s] = chain(&weights[slice.clone()], &x[slice.clone()]);
     }
-    if slices.len() == 1 { sums[0] } else { tree(sums) }
+    if slices.len() == 1 { sums[0] } else { tree_sum(sums) }
 }
 
 /// A weight or an input of a product with bf16 weights: rounded, and below 2^-56 a zero of the same sign.
@@ -89,7 +89,7 @@ impl Kernel for Linear<'_> {
     type Output = Vec<f32>;
 
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) -> Vec<f32> {
+    unsafe fn run<V: F32x16>(self) -> Vec<f32> {
         let mut out = Vec::new();
         for x in self.x.chunks_exact(self.k) {
             for (column, weights) in self.weights.chunks_exact(self.k).enumerate() {

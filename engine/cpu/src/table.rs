@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::FloatMatrix;
-use super::threads::{Shared, Threads};
+use super::threads::{SharedSliceMut, Threads};
 use crate::KernelError;
 use crate::elementwise::as_factor;
 use crate::matrix::{Matrix, MatrixData, MatrixFormat, NumbersMut, RowBlocks};
@@ -68,7 +68,7 @@ fn fill<T: bytemuck::Zeroable + Send>(
 ) -> Result<Vec<T>, KernelError> {
     let columns = rows.columns();
     let mut numbers: Vec<T> = bytemuck::zeroed_vec(rows.rows() * columns);
-    let shared = Shared::new(&mut numbers);
+    let shared = SharedSliceMut::new(&mut numbers);
     threads.try_for_ranges(rows.rows(), |range| {
         // SAFETY: ranges of rows are disjoint.
         let out = unsafe { shared.slice_mut(range.start * columns..range.end * columns) };

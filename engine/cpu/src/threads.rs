@@ -1,46 +1,46 @@
 //! Splits work over threads. The caller divides the work into items whose results do not depend on the thread
 //! that computes them, so that the number of threads cannot change a bit. This file distributes items, and
-//! `crew` has the threads.
+//! `thread_pool` has the threads.
 
-mod bell;
 mod cores;
-mod crew;
-mod patience;
+mod event_count;
+mod spin_policy;
+mod thread_pool;
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use crate::KernelError;
 pub use cores::allowed_cores;
-use cores::stay_on;
-use crew::Crew;
-pub use patience::Patience;
+use cores::pin_to_core;
+pub use spin_policy::SpinPolicy;
+use thread_pool::ThreadPool;
 
 /// Multiply-adds below which using another thread costs more than it saves.
 const MIN_PARALLEL_WORK: usize = 1_000_000;
 
 /// Chunks per thread: with several, a slow thread does not delay the others by its whole share.
-const PIECES_PER_THREAD: usize = 3;
+const CHUNKS_PER_THREAD: usize = 3;
 
 /// The threads of one engine: its own threads, which live as long as it does, and the calling thread. With
 /// one thread all work runs on the calling thread.
 #[derive(Debug)]
 pub struct Threads {
-    crew: Option<Crew>,
+    pool: Option<ThreadPool>,
     min_parallel_work: usize,
 }
 
 impl Threads {
     /// Creates `count` threads, the calling one included: starts `count - 1`. Zero counts as one.
     pub fn new(count: usize) -> Result<Self, KernelError> {
-        let crew = if count > 1 { Some(start(count - 1, |_| Ok(()))?) } else { None };
-        Ok(Self { crew, min_parallel_work: MIN_PARALLEL_WORK })
+        let pool = if count > 1 { Some(start_pool(count - 1, |_| Ok(()))?) } else { None };
+        Ok(Self { pool, min_parallel_work: MIN_PARALLEL_WORK })
     }
 
     /// Number of compute threads, the calling one included.
     #[expect(clippy::len_without_is_empty, reason = "the calling thread always counts")]
     pub fn len(&self) -> usize {
-        self.crew.as_ref().map_or(1, Crew::len)
+        self.pool.as_ref().map_or(1, ThreadPool::len)
     }
 
     /// Pins every thread to one of `cores`: the calling thread to the first, each other thread to the next.
@@ -55,27 +55,27 @@ impl Threads {
             );
             return Err(KernelError::BadOption { option: "threads", value: count as u64, reason });
         }
-        if self.crew.is_some() {
+        if self.pool.is_some() {
             // A new thread inherits the core of the thread that starts it.
-            self.crew = Some(start(count - 1, |other| stay_on(cores[other]))?);
+            self.pool = Some(start_pool(count - 1, |index| pin_to_core(cores[index]))?);
         }
-        stay_on(cores[0])
+        pin_to_core(cores[0])
     }
 
     /// Creates threads that split even the smallest work, for tests.
-    pub(crate) fn eager(count: usize) -> Result<Self, KernelError> {
+    pub(crate) fn always_parallel(count: usize) -> Result<Self, KernelError> {
         Ok(Self { min_parallel_work: 0, ..Self::new(count)? })
     }
 
     /// Returns `run` of every item, in order.
     pub fn map<T: Sync, R: Send>(&self, items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
-        let Some(crew) = &self.crew else { return items.iter().map(run).collect() };
+        let Some(pool) = &self.pool else { return items.iter().map(run).collect() };
         let mut results: Vec<Option<R>> = items.iter().map(|_| None).collect();
-        let shared = Shared::new(&mut results);
-        crew.run(items.len(), &|i| {
+        let shared = SharedSliceMut::new(&mut results);
+        pool.run(items.len(), &|i| {
             // SAFETY: every task runs once and has a separate element.
-            let place = unsafe { shared.slice_mut(i..i + 1) };
-            place[0] = Some(run(&items[i]));
+            let result = unsafe { shared.slice_mut(i..i + 1) };
+            result[0] = Some(run(&items[i]));
         });
         results.into_iter().map(|result| result.expect("the pool runs every task")).collect()
     }
@@ -87,10 +87,10 @@ impl Threads {
         items: usize,
         run: impl Fn(Range<usize>) -> Result<(), KernelError> + Sync,
     ) -> Result<(), KernelError> {
-        let pieces = self.crew.as_ref().map_or(1, |crew| crew.len() * PIECES_PER_THREAD);
-        let piece = items.div_ceil(pieces).max(1);
-        let starts: Vec<usize> = (0..items).step_by(piece).collect();
-        self.map(&starts, |&start| run(start..items.min(start + piece))).into_iter().collect()
+        let num_chunks = self.pool.as_ref().map_or(1, |pool| pool.len() * CHUNKS_PER_THREAD);
+        let chunk_len = items.div_ceil(num_chunks).max(1);
+        let starts: Vec<usize> = (0..items).step_by(chunk_len).collect();
+        self.map(&starts, |&start| run(start..items.min(start + chunk_len))).into_iter().collect()
     }
 
     /// Calls `run` on consecutive ranges that cover `0..items`; all but the last have a multiple of `grain`
@@ -102,43 +102,46 @@ impl Threads {
         work: usize,
         run: impl Fn(Range<usize>) + Sync,
     ) {
-        let Some(crew) = &self.crew else { return run(0..items) };
+        let Some(pool) = &self.pool else { return run(0..items) };
         if work < self.min_parallel_work || items <= grain {
             return run(0..items);
         }
-        let worthwhile = work / (self.min_parallel_work / 4).max(1);
-        let pieces = (crew.len() * PIECES_PER_THREAD).min(worthwhile).max(1);
-        let piece = items.div_ceil(pieces).next_multiple_of(grain);
-        crew.run(items.div_ceil(piece), &|i| run(i * piece..items.min((i + 1) * piece)));
+        let max_chunks = work / (self.min_parallel_work / 4).max(1);
+        let num_chunks = (pool.len() * CHUNKS_PER_THREAD).min(max_chunks).max(1);
+        let chunk_len = items.div_ceil(num_chunks).next_multiple_of(grain);
+        pool.run(items.div_ceil(chunk_len), &|i| run(i * chunk_len..items.min((i + 1) * chunk_len)));
     }
 }
 
-/// Starts a pool of `others` threads. Calls `place` before each start, with the index of the
+/// Starts a pool of `num_threads` threads. Calls `before_start` before each start, with the index of the
 /// thread from 1.
-fn start(others: usize, place: impl Fn(usize) -> Result<(), KernelError>) -> Result<Crew, KernelError> {
-    let mut crew = Crew::default();
-    for other in 1..=others {
-        place(other)?;
-        crew.hire().map_err(|error| KernelError::BadOption {
+fn start_pool(
+    num_threads: usize,
+    before_start: impl Fn(usize) -> Result<(), KernelError>,
+) -> Result<ThreadPool, KernelError> {
+    let mut pool = ThreadPool::default();
+    for index in 1..=num_threads {
+        before_start(index)?;
+        pool.spawn_thread().map_err(|error| KernelError::BadOption {
             option: "threads",
-            value: others as u64 + 1,
+            value: num_threads as u64 + 1,
             reason: format!("cannot start threads: {error}"),
         })?;
     }
-    Ok(crew)
+    Ok(pool)
 }
 
 /// A buffer whose disjoint parts are written by several threads.
-pub(crate) struct Shared<'a, T> {
+pub(crate) struct SharedSliceMut<'a, T> {
     start: *mut T,
     len: usize,
     lifetime: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: this is a `&mut [T]`; callers of `slice_mut` guarantee that they access disjoint parts.
-unsafe impl<T: Send> Sync for Shared<'_, T> {}
+unsafe impl<T: Send> Sync for SharedSliceMut<'_, T> {}
 
-impl<'a, T> Shared<'a, T> {
+impl<'a, T> SharedSliceMut<'a, T> {
     pub(crate) fn new(slice: &'a mut [T]) -> Self {
         Self { start: slice.as_mut_ptr(), len: slice.len(), lifetime: PhantomData }
     }

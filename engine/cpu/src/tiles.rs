@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::lanes::Lanes;
+use super::simd::F32x16;
 
 /// Rows split into tiles of nearly equal size: nine rows in tiles of at most eight are four and five.
 #[derive(Debug, Clone, Copy, Default)]
@@ -17,8 +17,8 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    pub(super) fn new(rows: usize, most: usize) -> Self {
-        Self { rows, tiles: rows.div_ceil(most) }
+    pub(super) fn new(rows: usize, max_rows: usize) -> Self {
+        Self { rows, tiles: rows.div_ceil(max_rows) }
     }
 
     pub(super) fn len(self) -> usize {
@@ -41,16 +41,16 @@ const LEVELS: usize = 3;
 /// The tree of docs/contract.md C2 as a binary counter: a level keeps its left branch until the right one is
 /// complete. Keeps N vectors for each of R rows.
 pub(super) struct SliceTree<V, const R: usize, const N: usize> {
-    held: [[[V; R]; N]; LEVELS],
+    pending: [[[V; R]; N]; LEVELS],
 }
 
-impl<V: Lanes, const R: usize, const N: usize> SliceTree<V, R, N> {
+impl<V: F32x16, const R: usize, const N: usize> SliceTree<V, R, N> {
     /// # Safety
     /// The CPU supports V's instructions.
     #[inline(always)]
     pub(super) unsafe fn new() -> Self {
         // SAFETY: guaranteed by the caller.
-        Self { held: [[[unsafe { V::splat(0.0) }; R]; N]; LEVELS] }
+        Self { pending: [[[unsafe { V::splat(0.0) }; R]; N]; LEVELS] }
     }
 
     /// Adds the next slice, number `slice`. The return value after the last slice is the sum of all.
@@ -64,13 +64,13 @@ impl<V: Lanes, const R: usize, const N: usize> SliceTree<V, R, N> {
             for n in 0..N {
                 for r in 0..R {
                     // SAFETY: guaranteed by the caller.
-                    sums[n][r] = unsafe { self.held[level][n][r].add(sums[n][r]) };
+                    sums[n][r] = unsafe { self.pending[level][n][r].add(sums[n][r]) };
                 }
             }
             level += 1;
         }
         if level < LEVELS {
-            self.held[level] = sums;
+            self.pending[level] = sums;
         }
         sums
     }
@@ -82,14 +82,14 @@ mod tests {
 
     #[test]
     fn tiles_are_even_and_cover_all_rows() {
-        let cut = |rows, most| {
-            let tiles = Tiles::new(rows, most);
+        let split = |rows, max_rows| {
+            let tiles = Tiles::new(rows, max_rows);
             (0..tiles.len()).map(|tile| tiles.rows(tile).len()).collect::<Vec<_>>()
         };
-        assert_eq!(cut(1, 12), [1]);
-        assert_eq!(cut(12, 12), [12]);
-        assert_eq!(cut(9, 8), [4, 5]);
-        assert_eq!(cut(25, 12), [8, 8, 9]);
-        assert!(cut(0, 12).is_empty());
+        assert_eq!(split(1, 12), [1]);
+        assert_eq!(split(12, 12), [12]);
+        assert_eq!(split(9, 8), [4, 5]);
+        assert_eq!(split(25, 12), [8, 8, 9]);
+        assert!(split(0, 12).is_empty());
     }
 }

@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_stands_in_its_rows_lane() {
+    fn each_word_is_in_the_lane_of_its_row() {
         let words: [[u32; LINE_WORDS]; 32] =
             std::array::from_fn(|row| std::array::from_fn(|word| (100 * row + word) as u32));
         let mut lines = [Line([0; 64]); 6];

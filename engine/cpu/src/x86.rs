@@ -1,11 +1,11 @@
-//! [`Lanes`] on AVX-512 (one register) and AVX2 with FMA (two). Only [`super::dispatch`] names these types.
+//! [`F32x16`] on AVX-512 (one register) and AVX2 with FMA (two). Only [`super::dispatch`] names these types.
 
 use std::arch::x86_64::*;
 
 use half::bf16;
 
 use super::dispatch::{Kernel, run_avx2, run_avx512, run_avx512_bf16};
-use super::lanes::Lanes;
+use super::simd::F32x16;
 
 /// One 512-bit register. PAIRS: whether to use AVX512-BF16, which multiplies pairs of bf16 but is missing or
 /// slow on some AVX-512 CPUs.
@@ -16,14 +16,14 @@ pub(super) struct Avx512<const PAIRS: bool = false>(pub(super) __m512);
 #[derive(Clone, Copy)]
 pub(super) struct Avx2(pub(super) __m256, pub(super) __m256);
 
-impl<const PAIRS: bool> Lanes for Avx512<PAIRS> {
+impl<const PAIRS: bool> F32x16 for Avx512<PAIRS> {
     const TILE_ROWS: usize = 12;
     const TILE_VECTORS: usize = 2;
-    const MULTIPLIES_PAIRS: bool = PAIRS;
-    const ATTENTION_SUMS: usize = 24;
+    const HAS_BF16_DOT: bool = PAIRS;
+    const ATTENTION_ACCUMULATORS: usize = 24;
 
     #[inline(always)]
-    unsafe fn run_apart<K: Kernel>(kernel: K) -> K::Output {
+    unsafe fn run_outlined<K: Kernel>(kernel: K) -> K::Output {
         // SAFETY: the trait's contract.
         unsafe { if PAIRS { run_avx512_bf16(kernel) } else { run_avx512(kernel) } }
     }
@@ -60,13 +60,13 @@ impl<const PAIRS: bool> Lanes for Avx512<PAIRS> {
     }
 
     #[inline(always)]
-    unsafe fn prefetch_near(p: *const u8) {
+    unsafe fn prefetch_l1(p: *const u8) {
         // SAFETY: a prefetch never faults, at any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
 
     #[inline(always)]
-    unsafe fn prefetch_far(p: *const u8) {
+    unsafe fn prefetch_l2(p: *const u8) {
         // SAFETY: a prefetch never faults, at any address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
@@ -113,31 +113,31 @@ impl<const PAIRS: bool> Lanes for Avx512<PAIRS> {
     }
 
     #[inline(always)]
-    unsafe fn fold(self) -> f32 {
+    unsafe fn reduce_sum(self) -> f32 {
         // SAFETY: the trait's contract; AVX-512F has AVX2.
         unsafe {
             let low = _mm512_castps512_ps256(self.0);
             let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0)));
-            fold_8(_mm256_add_ps(low, high))
+            reduce_sum_8(_mm256_add_ps(low, high))
         }
     }
 
     #[inline(always)]
-    unsafe fn largest(self) -> f32 {
+    unsafe fn reduce_max(self) -> f32 {
         // SAFETY: the trait's contract.
         unsafe { _mm512_reduce_max_ps(self.0) }
     }
 }
 
-impl Lanes for Avx2 {
+impl F32x16 for Avx2 {
     const TILE_ROWS: usize = 6;
     const TILE_VECTORS: usize = 1;
-    const BOTH_VECTORS_ROWS: usize = 2;
-    const UNORDERED_ROWS: usize = 4;
-    const ATTENTION_SUMS: usize = 6;
+    const TWO_VECTOR_ROWS: usize = 2;
+    const REORDERED_LOAD_ROWS: usize = 4;
+    const ATTENTION_ACCUMULATORS: usize = 6;
 
     #[inline(always)]
-    unsafe fn run_apart<K: Kernel>(kernel: K) -> K::Output {
+    unsafe fn run_outlined<K: Kernel>(kernel: K) -> K::Output {
         // SAFETY: the trait's contract.
         unsafe { run_avx2(kernel) }
     }
@@ -181,13 +181,13 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn prefetch_near(p: *const u8) {
+    unsafe fn prefetch_l1(p: *const u8) {
         // SAFETY: a prefetch never faults, at any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
 
     #[inline(always)]
-    unsafe fn prefetch_far(p: *const u8) {
+    unsafe fn prefetch_l2(p: *const u8) {
         // SAFETY: a prefetch never faults, at any address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
@@ -233,13 +233,13 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn fold(self) -> f32 {
+    unsafe fn reduce_sum(self) -> f32 {
         // SAFETY: the trait's contract.
-        unsafe { fold_8(_mm256_add_ps(self.0, self.1)) }
+        unsafe { reduce_sum_8(_mm256_add_ps(self.0, self.1)) }
     }
 
     #[inline(always)]
-    unsafe fn largest(self) -> f32 {
+    unsafe fn reduce_max(self) -> f32 {
         // SAFETY: the trait's contract.
         unsafe {
             let eight = _mm256_max_ps(self.0, self.1);
@@ -255,7 +255,7 @@ impl Lanes for Avx2 {
 /// # Safety
 /// The CPU supports AVX.
 #[inline(always)]
-unsafe fn fold_8(lanes: __m256) -> f32 {
+unsafe fn reduce_sum_8(lanes: __m256) -> f32 {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));

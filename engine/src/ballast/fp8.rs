@@ -18,8 +18,8 @@ impl BallastTensors<'_> {
     ) -> Result<(), EngineError> {
         let columns = part.columns.clone();
         for run in self.ballast.runs(rows.clone()) {
-            let places = run.channels.start - rows.start..run.channels.end - rows.start;
-            let mut out = out.part(places, columns.len());
+            let offsets = run.channels.start - rows.start..run.channels.end - rows.start;
+            let mut out = out.part(offsets, columns.len());
             match run.from {
                 Some(from) => {
                     let count = run.channels.len();

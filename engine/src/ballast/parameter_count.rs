@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_read_and_written_as_people_do() {
+    fn short_forms_are_parsed_and_printed() {
         for (text, count, written) in [
             ("250M", 250_000_000, "250M"),
             ("0", 0, "0"),

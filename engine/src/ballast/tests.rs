@@ -19,7 +19,7 @@ fn added(parameters: u64, config: &ModelConfig) -> u64 {
 }
 
 #[test]
-fn a_plan_adds_about_what_is_asked_for_and_never_nothing() {
+fn a_plan_adds_about_the_requested_size_and_never_nothing() {
     for config in [config(256, 6, 704), config(64, 4, 128), config(512, 2, 2048), config(128, 1, 33)] {
         let unit = (3 * config.hidden_size * WIDTH_UNIT * 2 * config.num_layers) as u64;
         for parameters in [1, 1_000, 700_000, 3_000_000, 50_000_000, 250_000_000] {
@@ -34,19 +34,19 @@ fn a_plan_adds_about_what_is_asked_for_and_never_nothing() {
 }
 
 #[test]
-fn more_than_a_model_can_hold_is_refused_with_the_most() {
+fn too_much_ballast_is_rejected_with_the_limit() {
     let config = config(256, 6, 704);
     let text = Ballast::plan(1 << 40, &config).unwrap_err().to_string();
-    let most = text.split("at most ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    let limit = text.split("at most ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
     assert!(text.contains("ballast") && text.contains(&(1u64 << 40).to_string()), "{text}");
-    assert!(added(most.parse().unwrap(), &config) > 9_000_000_000, "{text}");
+    assert!(added(limit.parse().unwrap(), &config) > 9_000_000_000, "{text}");
 }
 
 #[test]
-fn every_slice_keeps_its_channels_in_order_and_grows_behind_them() {
+fn every_slice_keeps_its_channels_first_and_in_order() {
     for (intermediate, wide) in [(704, 768), (704, 4096), (300, 512), (33, 256), (128, 256), (256, 256)] {
         let ballast =
-            Ballast { hidden: 8, layers: 1, intermediate, heavy_layers: 1, heavy_intermediate: wide };
+            Ballast { hidden: 8, layers: 1, intermediate, enlarged_layers: 1, enlarged_intermediate: wide };
         let runs = ballast.runs(0..wide);
         let mut next = 0;
         for run in &runs {

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_order_prefix_and_key_count() {
+    fn the_hash_depends_on_ids_order_prefix_and_key() {
         let root = BlockHash::root(1);
         let hashes = [
             root,

@@ -12,30 +12,30 @@ struct Block {
     /// Number of sequences that reference it.
     references: u32,
     published: Option<BlockHash>,
-    /// Release time; key in `kept` if the block is cached.
-    let_go: u64,
+    /// Release time; key in `cached` if the block is cached.
+    released_at: u64,
 }
 
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct BlockPool {
     total: u32,
     /// Blocks that were used at least once; the KV memory must hold this many.
     blocks: Vec<Block>,
     freed: Vec<u32>,
     /// Published blocks that no sequence references, by release time.
-    kept: BTreeMap<u64, u32>,
+    cached: BTreeMap<u64, u32>,
     index: HashMap<BlockHash, u32>,
     clock: u64,
     num_evicted: u64,
 }
 
-impl Pool {
+impl BlockPool {
     pub(super) fn new(total: u32) -> Self {
         Self {
             total,
             blocks: Vec::new(),
             freed: Vec::new(),
-            kept: BTreeMap::new(),
+            cached: BTreeMap::new(),
             index: HashMap::new(),
             clock: 0,
             num_evicted: 0,
@@ -48,11 +48,11 @@ impl Pool {
 
     /// Number of blocks that can be allocated.
     pub(super) fn available(&self) -> u64 {
-        self.freed.len() as u64 + self.fresh() + self.num_kept()
+        self.freed.len() as u64 + self.num_unused() + self.num_cached()
     }
 
-    pub(super) fn num_kept(&self) -> u64 {
-        self.kept.len() as u64
+    pub(super) fn num_cached(&self) -> u64 {
+        self.cached.len() as u64
     }
 
     pub(super) fn num_evicted(&self) -> u64 {
@@ -62,16 +62,16 @@ impl Pool {
     /// Number of blocks that will have been used once `needed` more are allocated; `needed` must be
     /// available.
     pub(super) fn high_water_mark_after(&self, needed: u64) -> u32 {
-        let fresh = needed.saturating_sub(self.freed.len() as u64).min(self.fresh());
-        let mark = self.blocks.len() as u64 + fresh;
+        let newly_used = needed.saturating_sub(self.freed.len() as u64).min(self.num_unused());
+        let mark = self.blocks.len() as u64 + newly_used;
         u32::try_from(mark).expect("unused blocks are part of a u32 total")
     }
 
     /// Allocates a block for the caller to write; its reference count is 1.
-    pub(super) fn take(&mut self) -> u32 {
+    pub(super) fn allocate(&mut self) -> u32 {
         let block = match self.freed.pop() {
             Some(block) => block,
-            None if self.fresh() > 0 => {
+            None if self.num_unused() > 0 => {
                 self.blocks.push(Block::default());
                 self.blocks.len() as u32 - 1
             }
@@ -83,7 +83,7 @@ impl Pool {
 
     /// Evicts the cached block that was released first.
     fn evict(&mut self) -> u32 {
-        let (_, block) = self.kept.pop_first().expect("append was called without checking for free blocks");
+        let (_, block) = self.cached.pop_first().expect("append was called without checking for free blocks");
         self.num_evicted += 1;
         self.unpublish(block);
         block
@@ -98,24 +98,24 @@ impl Pool {
         }
         if state.published.is_some() {
             self.clock += 1;
-            state.let_go = self.clock;
-            self.kept.insert(self.clock, block);
+            state.released_at = self.clock;
+            self.cached.insert(self.clock, block);
         } else {
             self.freed.push(block);
         }
     }
 
     /// Adds a reference to a block that is referenced.
-    pub(super) fn hold(&mut self, block: u32) {
+    pub(super) fn add_reference(&mut self, block: u32) {
         self.blocks[block as usize].references += 1;
     }
 
     /// Finds a published block and adds a reference to it.
-    pub(super) fn hold_published(&mut self, hash: &BlockHash) -> Option<u32> {
+    pub(super) fn reference_published(&mut self, hash: &BlockHash) -> Option<u32> {
         let block = *self.index.get(hash)?;
         let state = &mut self.blocks[block as usize];
         if state.references == 0 {
-            self.kept.remove(&state.let_go);
+            self.cached.remove(&state.released_at);
         }
         state.references += 1;
         Some(block)
@@ -133,7 +133,7 @@ impl Pool {
     }
 
     /// Unpublishes a block, so that its only owner may write it.
-    pub(super) fn take_back(&mut self, block: u32) {
+    pub(super) fn withdraw(&mut self, block: u32) {
         self.unpublish(block);
     }
 
@@ -143,7 +143,7 @@ impl Pool {
         }
     }
 
-    fn fresh(&self) -> u64 {
+    fn num_unused(&self) -> u64 {
         u64::from(self.total) - self.blocks.len() as u64
     }
 
@@ -158,7 +158,7 @@ impl Pool {
     #[cfg(test)]
     pub(super) fn check(&self) {
         let mut places = vec![0; self.blocks.len()];
-        for &block in self.freed.iter().chain(self.kept.values()) {
+        for &block in self.freed.iter().chain(self.cached.values()) {
             places[block as usize] += 1;
             assert_eq!(self.blocks[block as usize].references, 0, "block {block} is free and referenced");
         }

@@ -15,7 +15,7 @@ enum Action {
     Fork(usize, u32),
     Close(usize),
     Truncate(usize, u32),
-    /// Appends this many tokens to the i-th sequence, after a call of `share` if the flag is set.
+    /// Appends this many tokens to the i-th sequence, after a call of `share_prefix` if the flag is set.
     Append(usize, u32, bool),
 }
 
@@ -41,7 +41,7 @@ struct Twin {
 type Written = Vec<TokenId>;
 
 /// A manager, its twin, and a fake KV memory in which every token writes its prefix.
-struct Bench {
+struct Harness {
     manager: BlockManager,
     sequences: Vec<Twin>,
     memory: HashMap<(u32, usize), Written>,
@@ -57,7 +57,7 @@ fn next_id(ids: &[TokenId], salt: u64) -> TokenId {
     }
 }
 
-impl Bench {
+impl Harness {
     fn new() -> Self {
         Self {
             manager: BlockManager::new(TOTAL),
@@ -107,7 +107,7 @@ impl Bench {
         let mut text = held.clone();
         (0..n).for_each(|_| text.push(next_id(&text, slot.0)));
         if share {
-            let found = self.manager.share(slot, *key, &text);
+            let found = self.manager.share_prefix(slot, *key, &text);
             assert!((found.len as usize) < text.len() && found.len as usize >= before);
             // Waiting must be for another open sequence, or it would never end: nothing is computed between
             // these actions, so the claimant is open.
@@ -174,24 +174,24 @@ impl Bench {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
     #[test]
-    fn every_sequence_reads_its_own_text_and_no_block_is_lost(
+    fn every_sequence_reads_its_own_text_and_no_block_leaks(
         actions in prop::collection::vec(action(), 1..100)
     ) {
-        let mut bench = Bench::new();
+        let mut harness = Harness::new();
         for action in &actions {
-            bench.run(action);
+            harness.run(action);
         }
-        while !bench.sequences.is_empty() {
-            bench.run(&Action::Close(0));
+        while !harness.sequences.is_empty() {
+            harness.run(&Action::Close(0));
         }
-        prop_assert_eq!(bench.manager.free_blocks(), u64::from(TOTAL));
-        prop_assert!(bench.manager.claims.is_empty());
+        prop_assert_eq!(harness.manager.free_blocks(), u64::from(TOTAL));
+        prop_assert!(harness.manager.claims.is_empty());
     }
 }
 
 fn filled(manager: &mut BlockManager, key: u64, ids: &[TokenId]) -> SlotId {
     let slot = manager.open();
-    let found = manager.share(slot, key, ids);
+    let found = manager.share_prefix(slot, key, ids);
     assert!(!found.wait);
     manager.append(slot, &ids[found.len as usize..]);
     manager.publish(slot);
@@ -199,7 +199,7 @@ fn filled(manager: &mut BlockManager, key: u64, ids: &[TokenId]) -> SlotId {
 }
 
 #[test]
-fn closed_slots_are_unknown_and_never_reused() {
+fn closed_slots_are_not_open_and_never_reused() {
     let mut manager = BlockManager::new(4);
     let first = manager.open();
     manager.append(first, &[1; 17]);
@@ -212,22 +212,22 @@ fn closed_slots_are_unknown_and_never_reused() {
 }
 
 #[test]
-fn equal_prefixes_are_one_and_parted_by_the_key() {
+fn equal_prefixes_share_blocks_within_an_isolation_key() {
     let mut manager = BlockManager::new(100);
     let ids: Vec<TokenId> = (0..50).collect();
     filled(&mut manager, 1, &ids);
     let other = manager.open();
-    let found = manager.share(other, 1, &ids);
-    assert_eq!(found, Shared { len: 48, wait: false });
+    let found = manager.share_prefix(other, 1, &ids);
+    assert_eq!(found, PrefixMatch { len: 48, wait: false });
     assert_eq!(manager.referenced_blocks(), 4, "the second sequence has no private block yet");
-    let stranger = manager.open();
-    assert_eq!(manager.share(stranger, 2, &ids), Shared { len: 0, wait: false });
+    let other_key = manager.open();
+    assert_eq!(manager.share_prefix(other_key, 2, &ids), PrefixMatch { len: 0, wait: false });
     let exact = manager.open();
-    assert_eq!(manager.share(exact, 1, &ids[..48]).len, 32, "one id is left to compute");
+    assert_eq!(manager.share_prefix(exact, 1, &ids[..48]).len, 32, "one id is left to compute");
 }
 
 #[test]
-fn going_on_inside_a_shared_block_copies_it_and_inside_an_own_one_takes_it_back() {
+fn appending_inside_a_shared_block_copies_it_and_inside_a_private_one_unpublishes_it() {
     let mut manager = BlockManager::new(100);
     let ids: Vec<TokenId> = (0..40).collect();
     let (a, b) = (filled(&mut manager, 1, &ids), filled(&mut manager, 1, &ids));
@@ -242,7 +242,7 @@ fn going_on_inside_a_shared_block_copies_it_and_inside_an_own_one_takes_it_back(
     assert_eq!((manager.blocks_needed(b, 1), manager.append(b, &[8])), (0, None));
     assert_eq!(manager.block_table(b)[1], shared, "no other sequence references it any more");
     let late = manager.open();
-    assert_eq!(manager.share(late, 1, &ids).len, 16, "an unpublished block is not found");
+    assert_eq!(manager.share_prefix(late, 1, &ids).len, 16, "an unpublished block is not found");
 }
 
 #[test]
@@ -250,22 +250,30 @@ fn the_second_of_two_equal_prompts_waits_for_the_first() {
     let mut manager = BlockManager::new(100);
     let ids: Vec<TokenId> = (0..70).collect();
     let (first, second, third) = (manager.open(), manager.open(), manager.open());
-    assert_eq!(manager.share(first, 1, &ids), Shared { len: 0, wait: false });
-    assert_eq!(manager.share(second, 1, &ids), Shared { len: 0, wait: true });
+    assert_eq!(manager.share_prefix(first, 1, &ids), PrefixMatch { len: 0, wait: false });
+    assert_eq!(manager.share_prefix(second, 1, &ids), PrefixMatch { len: 0, wait: true });
     manager.append(first, &ids[..40]);
     manager.publish(first);
-    assert_eq!(manager.share(second, 1, &ids), Shared { len: 32, wait: true }, "and uses what is published");
     assert_eq!(
-        manager.share(third, 1, &ids[..40]),
-        Shared { len: 32, wait: false },
+        manager.share_prefix(second, 1, &ids),
+        PrefixMatch { len: 32, wait: true },
+        "and uses what is published"
+    );
+    assert_eq!(
+        manager.share_prefix(third, 1, &ids[..40]),
+        PrefixMatch { len: 32, wait: false },
         "all usable blocks are published"
     );
     manager.close(first);
-    assert_eq!(manager.share(second, 1, &ids), Shared { len: 32, wait: false }, "the first is closed");
+    assert_eq!(
+        manager.share_prefix(second, 1, &ids),
+        PrefixMatch { len: 32, wait: false },
+        "the first is closed"
+    );
 }
 
 #[test]
-fn kept_blocks_are_reused_by_age_and_tails_before_heads() {
+fn cached_blocks_are_evicted_by_age_and_tails_first() {
     let mut manager = BlockManager::new(4);
     let ids: Vec<TokenId> = (0..64).collect();
     let slot = filled(&mut manager, 1, &ids[..64]);
@@ -275,18 +283,18 @@ fn kept_blocks_are_reused_by_age_and_tails_before_heads() {
     manager.append(other, &[9; 20]);
     assert_eq!((manager.cached_blocks(), manager.evicted_blocks()), (2, 2));
     let again = manager.open();
-    assert_eq!(manager.share(again, 1, &ids).len, 32, "the head is still cached");
+    assert_eq!(manager.share_prefix(again, 1, &ids).len, 32, "the head is still cached");
 }
 
 #[test]
-fn a_sequence_whose_ids_were_other_than_it_says_is_not_shared() {
+fn a_sequence_with_inconsistent_ids_is_not_shared() {
     let mut manager = BlockManager::new(100);
     let ids: Vec<TokenId> = (0..40).collect();
-    let liar = filled(&mut manager, 1, &ids[..16]);
-    let said: Vec<TokenId> = (100..140).collect();
-    assert_eq!(manager.share(liar, 1, &said), Shared { len: 16, wait: false });
-    manager.append(liar, &said[16..]);
-    manager.publish(liar);
+    let inconsistent = filled(&mut manager, 1, &ids[..16]);
+    let claimed: Vec<TokenId> = (100..140).collect();
+    assert_eq!(manager.share_prefix(inconsistent, 1, &claimed), PrefixMatch { len: 16, wait: false });
+    manager.append(inconsistent, &claimed[16..]);
+    manager.publish(inconsistent);
     let other = manager.open();
-    assert_eq!(manager.share(other, 1, &said).len, 0);
+    assert_eq!(manager.share_prefix(other, 1, &claimed).len, 0);
 }

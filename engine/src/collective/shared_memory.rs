@@ -6,14 +6,14 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use cpu_kernels::NUM_SLICES;
 
-use super::{Collective, Meeting};
+use super::{Collective, RankBarrier};
 use crate::EngineError;
 use crate::host::HostRows;
 
 /// State shared by all ranks.
 #[derive(Debug)]
-struct Shared {
-    meeting: Arc<Meeting>,
+struct SharedState {
+    barrier: Arc<RankBarrier>,
     /// Rows that each rank published. Written before the first barrier of an operation, read until the
     /// second.
     published: Vec<RwLock<HostRows>>,
@@ -25,13 +25,13 @@ struct Shared {
 #[derive(Debug)]
 struct SharedMemory {
     rank: usize,
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
 }
 
-/// Creates the collective's ends for `ranks` ranks that synchronise at `meeting`.
-pub(crate) fn shared_memory(ranks: usize, meeting: &Arc<Meeting>) -> Vec<Box<dyn Collective<HostRows>>> {
-    let shared = Arc::new(Shared {
-        meeting: Arc::clone(meeting),
+/// Creates the collective's ends for `ranks` ranks that synchronise at `barrier`.
+pub(crate) fn shared_memory(ranks: usize, barrier: &Arc<RankBarrier>) -> Vec<Box<dyn Collective<HostRows>>> {
+    let shared = Arc::new(SharedState {
+        barrier: Arc::clone(barrier),
         published: (0..ranks).map(|_| RwLock::default()).collect(),
         stripes: (0..ranks).map(|_| RwLock::default()).collect(),
     });
@@ -49,9 +49,9 @@ impl Collective<HostRows> for SharedMemory {
             rows.resize(parts[0].len());
             let mut sums = write(&self.shared.stripes[self.rank]);
             sums.clear();
-            sums.extend(self.stripe(self.rank, parts[0].len()).map(|i| tree_over_ranks(&parts, i)));
+            sums.extend(self.stripe(self.rank, parts[0].len()).map(|i| tree_sum_over_ranks(&parts, i)));
         }
-        self.shared.meeting.wait(self.rank)?;
+        self.shared.barrier.wait(self.rank)?;
         for (rank, sums) in self.shared.stripes.iter().enumerate() {
             let stripe = self.stripe(rank, rows.len());
             rows[stripe].copy_from_slice(&read(sums));
@@ -73,7 +73,7 @@ impl Collective<HostRows> for SharedMemory {
                 }
             }
         }
-        self.shared.meeting.wait(self.rank)
+        self.shared.barrier.wait(self.rank)
     }
 }
 
@@ -82,7 +82,7 @@ impl SharedMemory {
     /// afterwards.
     fn publish(&self, rows: &mut HostRows) -> Result<(), EngineError> {
         std::mem::swap(&mut *write(&self.shared.published[self.rank]), rows);
-        self.shared.meeting.wait(self.rank)
+        self.shared.barrier.wait(self.rank)
     }
 
     fn stripe(&self, rank: usize, len: usize) -> Range<usize> {
@@ -92,7 +92,7 @@ impl SharedMemory {
 }
 
 /// Sum over ranks of element `i`, neighbouring ranks first.
-fn tree_over_ranks(parts: &[&[f32]], i: usize) -> f32 {
+fn tree_sum_over_ranks(parts: &[&[f32]], i: usize) -> f32 {
     let mut sums = [0.0; NUM_SLICES];
     let mut left = parts.len();
     for (sum, part) in sums.iter_mut().zip(parts) {
@@ -119,7 +119,7 @@ fn write<T>(buffer: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 mod tests {
     use std::time::Duration;
 
-    use cpu_kernels::tree;
+    use cpu_kernels::tree_sum;
 
     use super::*;
 
@@ -134,8 +134,8 @@ mod tests {
         ranks: usize,
         run: impl Fn(usize, &dyn Collective<HostRows>) -> T + Sync,
     ) -> Vec<T> {
-        let meeting = Arc::new(Meeting::new(ranks, Duration::from_secs(100)));
-        let ends = shared_memory(ranks, &meeting);
+        let barrier = Arc::new(RankBarrier::new(ranks, Duration::from_secs(100)));
+        let ends = shared_memory(ranks, &barrier);
         std::thread::scope(|scope| {
             let threads: Vec<_> = ends
                 .iter()
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_the_tree_of_the_contract_on_every_rank() {
+    fn every_rank_gets_the_tree_sum_of_the_contract() {
         for ranks in [1, 2, 4, 8] {
             for len in [1, 7, 64, 300] {
                 let expected: Vec<u32> = (0..len)
@@ -158,7 +158,7 @@ mod tests {
                         // A rank's branch of the tree is its first slice; the other slices are zeros.
                         let mut slices = [0.0; NUM_SLICES];
                         (0..ranks).for_each(|rank| slices[rank * NUM_SLICES / ranks] = part(rank, len)[i]);
-                        tree(slices).to_bits()
+                        tree_sum(slices).to_bits()
                     })
                     .collect();
                 let found = on_every_rank(ranks, |rank, end| {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_of_unequal_width_are_put_side_by_side_on_the_first() {
+    fn gather_concatenates_columns_of_unequal_width() {
         let widths = [3, 2, 1, 2];
         let found = on_every_rank(4, |rank, end| {
             let mut rows: HostRows = (0..2 * widths[rank])
@@ -190,15 +190,15 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_never_comes_is_named_by_all_others() {
-        let meeting = Arc::new(Meeting::new(4, Duration::from_secs(2)));
-        let ends = shared_memory(4, &meeting);
+    fn a_missing_rank_is_named_by_all_others() {
+        let barrier = Arc::new(RankBarrier::new(4, Duration::from_secs(2)));
+        let ends = shared_memory(4, &barrier);
         let errors: Vec<String> = std::thread::scope(|scope| {
-            let come = |rank: usize| {
+            let arrive = |rank: usize| {
                 let end = &ends[rank];
                 scope.spawn(move || end.all_reduce(&mut vec![1.0].into()).unwrap_err().to_string())
             };
-            let threads = [come(0), come(1), come(3)];
+            let threads = [arrive(0), arrive(1), arrive(3)];
             threads.map(|thread| thread.join().unwrap()).to_vec()
         });
         assert!(errors.iter().all(|error| error.contains("rank 2") && error.contains(" 2s")), "{errors:?}");

@@ -34,7 +34,7 @@ use super::ops::{
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend};
-use crate::draws::{DrawPlan, Outputs};
+use crate::draws::{DrawPlan, RankOutput};
 use crate::forward_batch::{ForwardBatch, PassLimits};
 use crate::model_config::ModelConfig;
 use crate::rope::Rope;
@@ -202,7 +202,7 @@ impl<E: Executor> Gpu<E> {
 
     /// Locks the state and launches the delayed operation. Returns the stored error if an operation has
     /// failed.
-    fn settled(&self) -> Result<MutexGuard<'_, State<E>>, EngineError> {
+    fn lock_flushed(&self) -> Result<MutexGuard<'_, State<E>>, EngineError> {
         let mut state = self.lock();
         if let Some(error) = state.failed.take() {
             return Err(error.into());
@@ -392,7 +392,7 @@ where
     }
 
     fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows) -> Result<(), EngineError> {
-        let mut state = self.settled()?;
+        let mut state = self.lock_flushed()?;
         let (tensor, len) = rows.read();
         host.extend(tensor.read(&mut state.executor, 0..len)?);
         Ok(())
@@ -403,9 +403,9 @@ where
         logits: &mut Self::Rows,
         num_rows: usize,
         draws: &DrawPlan,
-        outputs: &mut Outputs,
+        outputs: &mut RankOutput,
     ) -> Result<(), EngineError> {
-        let mut state = self.settled()?;
+        let mut state = self.lock_flushed()?;
         let (tensor, len) = logits.write();
         drawing::draw(&mut state, tensor, (num_rows, len / num_rows), (draws, outputs))
     }

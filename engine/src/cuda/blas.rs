@@ -12,8 +12,8 @@ use std::ffi::{c_int, c_void};
 
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
-    cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as Wish, cublasLtMatrixLayout_t,
-    cudaDataType,
+    cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute,
+    cublasLtMatrixLayout_t, cudaDataType,
 };
 
 pub(super) use library::BlasLibrary;
@@ -220,20 +220,25 @@ impl Operations {
         let (pointer, bytes): (*const c_void, _) = ((&raw const workspace).cast(), size_of_val(&workspace));
         // SAFETY: as above, of eight bytes.
         let status = unsafe {
-            (blas.preference_set)(preference, Wish::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, pointer, bytes)
+            (blas.preference_set)(
+                preference,
+                PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                pointer,
+                bytes,
+            )
         };
         blas.check("cublasLtMatmulPreferenceSetAttribute", status)?;
         let alignment = ALIGNMENT;
-        for wish in [
-            Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-            Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-            Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-            Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        for attribute in [
+            PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
         ] {
             let (pointer, bytes): (*const c_void, _) =
                 ((&raw const alignment).cast(), size_of_val(&alignment));
             // SAFETY: as above, of four bytes.
-            let status = unsafe { (blas.preference_set)(preference, wish, pointer, bytes) };
+            let status = unsafe { (blas.preference_set)(preference, attribute, pointer, bytes) };
             blas.check("cublasLtMatmulPreferenceSetAttribute", status)?;
         }
         Ok(made)

@@ -8,7 +8,7 @@ use super::device::CudaDevice;
 use super::numerics::Numerics;
 use super::ranks::{Exchange, NcclLibrary, Ranks, SumPhases, connect, load_on};
 use crate::EngineError;
-use crate::collective::Meeting;
+use crate::collective::RankBarrier;
 use crate::load::{Loaded, WATCHDOG};
 use crate::model_config::ModelConfig;
 use crate::options::LoadOptions;
@@ -54,7 +54,7 @@ pub(crate) fn load_on_gpus(
 ) -> Result<Loaded, EngineError> {
     let ordinals = gpus.ordinals.as_slice();
     check_ranks(options, &model.0, ordinals)?;
-    let meeting = Arc::new(Meeting::new(ordinals.len(), WATCHDOG));
+    let barrier = Arc::new(RankBarrier::new(ordinals.len(), WATCHDOG));
     // Load NCCL first: a missing library is reported before minutes of compiling and loading.
     let library = (ordinals.len() > 1).then(NcclLibrary::load).transpose()?;
     let open = |&ordinal| CudaDevice::open(ordinal, gpus.kernels.as_deref());
@@ -70,14 +70,14 @@ pub(crate) fn load_on_gpus(
         None => vec![None],
         Some(library) => {
             tracing::info!(version = library.version, gpus = ordinals.len(), "nccl connects the ranks");
-            let ends = connect(&mut devices, &Arc::new(library), &meeting)?;
+            let ends = connect(&mut devices, &Arc::new(library), &barrier)?;
             ends.into_iter().map(|end| Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>)).collect()
         }
     };
     let members = devices.into_iter().zip(ends).collect();
     let memory_utilization = gpus.memory_utilization;
     let phases = SumPhases::BY_SIZE;
-    load_on(Ranks { members, meeting, memory_utilization, numerics, phases }, options, source, model)
+    load_on(Ranks { members, barrier, memory_utilization, numerics, phases }, options, source, model)
 }
 
 /// The kernel and device class that determine the bits of results.

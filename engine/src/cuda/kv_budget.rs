@@ -59,7 +59,7 @@ fn bytes_of_passes(limits: PassLimits, config: &ModelConfig, shard: Shard, max_l
     let widest = hidden.max(intermediate).max(layout.q_width());
     let partial = partial_bytes(rows, layout, max_len as usize);
     let sums =
-        if shard.is_part() { SumPhases::BY_SIZE.workspace_len((rows, hidden), shard.ranks) } else { 0 };
+        if shard.is_split() { SumPhases::BY_SIZE.workspace_len((rows, hidden), shard.ranks) } else { 0 };
     let floats = rows * in_row + sums + logit_rows * in_logit_row;
     // Inputs of products are rounded to bf16, or int8 with eight scales a row: two bytes per number cover
     // both.

@@ -30,7 +30,7 @@ use super::executor::{Executor, Tensor};
 use super::numerics::Numerics;
 use super::ops::{concat_ranks, ensure_capacity, sum_ranks};
 use crate::EngineError;
-use crate::collective::{Alone, Collective, Meeting};
+use crate::collective::{Collective, RankBarrier, SingleRank};
 use crate::load::{Loaded, load_ranks};
 use crate::model_config::ModelConfig;
 use crate::options::LoadOptions;
@@ -182,7 +182,7 @@ pub(crate) struct Ranks<E: Executor> {
     /// In order of rank.
     pub(crate) members: Vec<RankMember<E>>,
     /// Barrier of the ranks, which also reports a lost rank.
-    pub(crate) meeting: Arc<Meeting>,
+    pub(crate) barrier: Arc<RankBarrier>,
     /// Share of each device's memory that may be used in total, if the KV cache is sized by it.
     pub(crate) memory_utilization: Option<f32>,
     /// Kernel and device class, which determine the bits of results.
@@ -195,10 +195,10 @@ pub(crate) struct Ranks<E: Executor> {
 impl<E: Executor> Ranks<E> {
     /// A single rank.
     pub(crate) fn alone(executor: E) -> Self {
-        let meeting = Arc::new(Meeting::new(1, std::time::Duration::from_secs(100)));
+        let barrier = Arc::new(RankBarrier::new(1, std::time::Duration::from_secs(100)));
         let numerics = Numerics::emulated();
         let phases = SumPhases::BY_SIZE;
-        Self { members: vec![(executor, None)], meeting, memory_utilization: None, numerics, phases }
+        Self { members: vec![(executor, None)], barrier, memory_utilization: None, numerics, phases }
     }
 }
 
@@ -213,16 +213,16 @@ where
     E: Executor<Memory: Send + Sync> + Send + 'static,
 {
     super::backend::check_model(&model.0, model.1)?;
-    let Ranks { members, meeting, memory_utilization, numerics, phases } = ranks;
+    let Ranks { members, barrier, memory_utilization, numerics, phases } = ranks;
     let ranks = members.len();
     let with_collective = |(rank, (executor, exchange)): (usize, RankMember<E>)| {
         let gpu = Gpu::new(executor, memory_utilization);
         let end: Box<dyn Collective<GpuRows<E::Memory>>> = match exchange {
-            None => Box::new(Alone),
+            None => Box::new(SingleRank),
             Some(exchange) => Box::new(GpuRank::new(gpu.share_state(), exchange, (rank, ranks), phases)),
         };
         (gpu, end)
     };
     let members = members.into_iter().enumerate().map(with_collective).collect();
-    load_ranks((members, numerics.names()), &meeting, options, source, model)
+    load_ranks((members, numerics.names()), &barrier, options, source, model)
 }

@@ -91,7 +91,7 @@ impl Step {
 
 /// Weight matrices of a rank: n and K-slices.
 fn matrices(model: &Model, ranks: usize) -> [(usize, KSlices); 4] {
-    let owned = |k: usize, unit: usize| KSlices::eighths(k, unit).owned(0..8 / ranks).moved_to_zero();
+    let owned = |k: usize, unit: usize| KSlices::eighths(k, unit).owned(0..8 / ranks).rebased();
     [
         ((model.heads + 2 * model.kv_heads) * HEAD_DIM / ranks, KSlices::whole(model.hidden)),
         (model.hidden, owned(model.heads * HEAD_DIM, HEAD_DIM)),
@@ -481,11 +481,11 @@ fn a_filtered_row_is_read_at_most_six_times() {
         let sampling = speculation::SamplingParams { top_p, top_k, ..Default::default() };
         let spec = speculation::SequenceSpec { sampling, ..Default::default() };
         let slot = engine.open();
-        let (before, then, vocab_size) = (&[1][..], &[2, 3][..], VOCAB);
+        let (prefix, suffix, vocab_size) = (&[1][..], &[2, 3][..], VOCAB);
         let request = DrawRequest {
             spec: &spec,
-            before,
-            then,
+            prefix,
+            suffix,
             vocab_size,
             logprobs: None,
             prompt: None,
@@ -517,10 +517,10 @@ fn what_a_step_asks_of_the_driver() {
         let slot = engine.open();
         for step in 0..3 {
             let ids: Vec<u32> = (0..rows as u32).collect();
-            let (before, then) = ids.split_at(1);
+            let (prefix, suffix) = ids.split_at(1);
             let (vocab_size, logprobs, prompt) = (300, None, None);
             let request =
-                DrawRequest { spec: &spec, before, then, vocab_size, logprobs, prompt, candidate_rows: 0 };
+                DrawRequest { spec: &spec, prefix, suffix, vocab_size, logprobs, prompt, candidate_rows: 0 };
             let batch = [SequenceRows { slot, token_ids: &ids, num_logits: rows }];
             let earlier = driver.counts();
             engine.forward_and_draw(&batch, &[Some(request)]).unwrap();

@@ -64,16 +64,16 @@ impl Engine {
         let mut identity = read_file(&options.model_dir.join(CONFIG_FILE))?;
         let checkpoint = Checkpoint::open(&options.model_dir)?;
         let formats = Formats::resolve(options.weights, checkpoint.stored_format());
-        let (loaded, heavy) = if parameters == 0 {
+        let (loaded, enlarged) = if parameters == 0 {
             (load(&checkpoint, (config.clone(), formats))?, config.clone())
         } else {
             let ballast = Ballast::plan(parameters, &config)?;
             identity.extend_from_slice(ballast.name().as_bytes());
-            let heavy = ballast.apply(config.clone());
-            (load(&ballast.around(&checkpoint), (heavy.clone(), formats))?, heavy)
+            let enlarged = ballast.apply(config.clone());
+            (load(&ballast.wrap(&checkpoint), (enlarged.clone(), formats))?, enlarged)
         };
         let digest = checkpoint.digest(&Threads::new(options.threads)?)?;
-        let mut engine = Self::around(options, (loaded, heavy), formats, (&identity, digest))?;
+        let mut engine = Self::from_loaded(options, (loaded, enlarged), formats, (&identity, digest))?;
         engine.info.ballast_parameters = engine.info.num_parameters - config.num_parameters();
         engine.log_loaded(formats);
         Ok(engine)
@@ -109,14 +109,14 @@ impl Engine {
         let loaded = load(&source, (config.clone(), formats))?;
         let mut digest = [0; 32];
         digest[..8].copy_from_slice(&seed.to_le_bytes());
-        let engine = Self::around(options, (loaded, config), formats, (&config_bytes, digest))?;
+        let engine = Self::from_loaded(options, (loaded, config), formats, (&config_bytes, digest))?;
         engine.log_loaded(formats);
         Ok(engine)
     }
 
     /// Creates an engine from a loaded model. The id is hashed from config.json's bytes and `checkpoint`, a
     /// digest of the weights.
-    fn around(
+    fn from_loaded(
         options: &LoadOptions,
         (loaded, config): (Loaded, ModelConfig),
         formats: Formats,
@@ -134,8 +134,8 @@ impl Engine {
             kernel_class,
             device_class,
         };
-        let is_last_projection = config.tie_word_embeddings && formats.ties() && options.tensor_parallel == 1;
-        let table_bytes = match is_last_projection {
+        let is_tied_table = config.tie_word_embeddings && formats.ties() && options.tensor_parallel == 1;
+        let table_bytes = match is_tied_table {
             true => 0,
             false => (config.vocab_size * config.hidden_size * formats.embedding.size()) as u64,
         };
@@ -150,7 +150,7 @@ impl Engine {
             num_parameters: config.num_parameters(),
             ballast_parameters: 0,
             weight_bytes,
-            held_bytes: weight_bytes + table_bytes,
+            resident_bytes: weight_bytes + table_bytes,
             kv_bytes_per_token,
         };
         Ok(Engine {
@@ -207,13 +207,13 @@ fn max_model_len(
     blocks: &BlockManager,
 ) -> Result<u32, EngineError> {
     let kv_tokens = blocks.total_blocks() * BLOCK_SIZE as u64;
-    let most = config.max_len.min(u32::try_from(kv_tokens).unwrap_or(u32::MAX));
+    let max = config.max_len.min(u32::try_from(kv_tokens).unwrap_or(u32::MAX));
     match options.max_model_len {
-        None => Ok(most),
-        Some(len) if (1..=most).contains(&len) => Ok(len),
+        None => Ok(max),
+        Some(len) if (1..=max).contains(&len) => Ok(len),
         Some(len) => {
             let reason = format!(
-                "expected 1 to {most} (the model supports {}, kv_memory_bytes holds {kv_tokens})",
+                "expected 1 to {max} (the model supports {}, kv_memory_bytes holds {kv_tokens})",
                 config.max_len
             );
             Err(EngineError::BadOption { option: "max_model_len", value: u64::from(len), reason })

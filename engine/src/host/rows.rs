@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_stays_and_only_the_first_numbers_count() {
+    fn the_buffer_is_reused_and_only_len_numbers_are_valid() {
         let mut rows = HostRows::from(vec![1.0, 2.0, 3.0, 4.0]);
         let address = rows.as_ptr();
         rows.resize(1);

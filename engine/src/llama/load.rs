@@ -56,15 +56,15 @@ impl<B: Backend> Llama<B> {
         let whole = TensorPart::whole(EMBEDDING.to_owned(), shape);
         let (embedding, lm_head) = match embedding {
             Some(table) => (table, loader.lm_head()?),
-            None if loader.ties_one_matrix() => backend.load_tied(source, &whole, formats.embedding)?,
+            None if loader.shares_tied_matrix() => backend.load_tied(source, &whole, formats.embedding)?,
             None => (backend.load_table(source, &whole, formats.embedding)?, loader.lm_head()?),
         };
         let mut layers = Vec::new();
-        let mut last_word = Instant::now();
+        let mut last_log = Instant::now();
         for layer in 0..config.num_layers {
             layers.push(loader.layer(layer)?);
-            if last_word.elapsed() >= PROGRESS_INTERVAL {
-                last_word = Instant::now();
+            if last_log.elapsed() >= PROGRESS_INTERVAL {
+                last_log = Instant::now();
                 let (done, of, rank) = (layer + 1, config.num_layers, shard.rank);
                 tracing::info!(done, of, rank, weights = formats.as_str(), "loading layers");
             }
@@ -101,16 +101,16 @@ impl<B: Backend> Loader<'_, B> {
         } else {
             None
         };
-        let bias = |there: bool| there.then_some("bias");
-        let inputs = |outputs, there| Projections {
+        let bias = |present: bool| present.then_some("bias");
+        let inputs = |outputs, present| Projections {
             outputs,
-            bias: bias(there),
+            bias: bias(present),
             slices: KSlices::whole(hidden),
             k: hidden,
         };
-        let outputs = |module, there, slices, k| Projections {
+        let outputs = |module, present, slices, k| Projections {
             outputs: vec![(module, hidden, 0..hidden)],
-            bias: bias(there),
+            bias: bias(present),
             slices,
             k,
         };
@@ -140,8 +140,8 @@ impl<B: Backend> Loader<'_, B> {
 
     /// Whether table and vocabulary projection are one matrix: tied, not split and in a float format.
     /// Otherwise a tied table is stored twice: as stored for lookup, and as a projection.
-    fn ties_one_matrix(&self) -> bool {
-        self.formats.ties() && self.config.tie_word_embeddings && !self.shard.is_part()
+    fn shares_tied_matrix(&self) -> bool {
+        self.formats.ties() && self.config.tie_word_embeddings && !self.shard.is_split()
     }
 
     fn lm_head(&self) -> Result<B::Linear, EngineError> {
@@ -151,7 +151,7 @@ impl<B: Backend> Loader<'_, B> {
         let (linear, tied) = (self.formats.linear, config.tie_word_embeddings);
         let as_stored = linear == LinearFormat::Fp8 && !tied && self.source.stores_fp8(tensor);
         let format = if as_stored { linear } else { self.formats.vocabulary() };
-        self.linear_as(
+        self.linear_in_format(
             format,
             Projections {
                 outputs: vec![(module, config.vocab_size, shard.vocabulary(config))],
@@ -163,10 +163,10 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn linear(&self, projections: Projections<'_>) -> Result<B::Linear, EngineError> {
-        self.linear_as(self.formats.linear, projections)
+        self.linear_in_format(self.formats.linear, projections)
     }
 
-    fn linear_as(
+    fn linear_in_format(
         &self,
         format: LinearFormat,
         projections: Projections<'_>,
@@ -175,9 +175,9 @@ impl<B: Backend> Loader<'_, B> {
         let columns = slices.start()..slices.end();
         let mut biases = Vec::new();
         if let Some(bias) = bias {
-            for (module, width, mine) in &outputs {
+            for (module, width, own_rows) in &outputs {
                 let whole = self.source.vector(&format!("{module}.{bias}"), *width)?;
-                biases.extend_from_slice(&whole[mine.clone()]);
+                biases.extend_from_slice(&whole[own_rows.clone()]);
             }
         }
         let part = |(module, width, rows): (String, usize, Range<usize>)| TensorPart {

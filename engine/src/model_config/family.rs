@@ -29,13 +29,13 @@ impl Architecture {
     pub(crate) fn from_fields(fields: &Fields<'_>) -> Result<Self, EngineError> {
         let list = fields.get("architectures").ok_or_else(|| fields.missing("architectures"))?;
         let names: Vec<&str> = list.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        let known = |name: &&str| {
-            Self::ALL.iter().find(|(known, _)| known == name).map(|(_, architecture)| *architecture)
+        let supported = |name: &&str| {
+            Self::ALL.iter().find(|(supported, _)| supported == name).map(|(_, architecture)| *architecture)
         };
-        names.iter().find_map(known).ok_or_else(|| EngineError::UnknownArchitecture {
+        names.iter().find_map(supported).ok_or_else(|| EngineError::UnknownArchitecture {
             path: fields.path().to_owned(),
             found: list.to_string().chars().take(200).collect(),
-            known: Self::ALL.map(|(name, _)| name).join(", "),
+            supported: Self::ALL.map(|(name, _)| name).join(", "),
         })
     }
 

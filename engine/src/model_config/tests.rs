@@ -31,7 +31,7 @@ fn max_len(rope: Value) -> u32 {
 }
 
 #[test]
-fn defaults_are_the_classes() {
+fn defaults_are_those_of_transformers() {
     let config = parse(json!({"num_key_value_heads": null})).unwrap();
     assert_eq!((config.num_kv_heads, config.head_dim, config.max_len), (8, 8, 1000));
     assert!(!config.tie_word_embeddings && !config.qk_norm);
@@ -63,7 +63,7 @@ fn windows_by_family() {
 }
 
 #[test]
-fn scaling_stretches_the_window() {
+fn rope_scaling_extends_the_maximum_length() {
     assert_eq!(max_len(json!({"rope_type": "default"})), 1000);
     assert_eq!(max_len(json!({"rope_type": "linear", "factor": 2.5})), 2500);
     let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
@@ -76,7 +76,7 @@ fn scaling_stretches_the_window() {
 }
 
 #[test]
-fn the_two_spellings_are_one() {
+fn both_rope_spellings_give_the_same_config() {
     let scaling = json!({"type": "linear", "factor": 4});
     let old = parse(json!({"rope_theta": 500.0, "rope_scaling": scaling})).unwrap();
     let new = json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0});

@@ -96,8 +96,8 @@ impl OracleLayer {
             Some((q, k)) => (Some(q.as_slice()), Some(k.as_slice())),
             None => (None, None),
         };
-        let queries = positioned(split(self.q.apply(normed), config.num_heads, config), q_norm, config);
-        let keys = positioned(split(self.k.apply(normed), config.num_kv_heads, config), k_norm, config);
+        let queries = norm_and_rope(split(self.q.apply(normed), config.num_heads, config), q_norm, config);
+        let keys = norm_and_rope(split(self.k.apply(normed), config.num_kv_heads, config), k_norm, config);
         let values = split(self.v.apply(normed), config.num_kv_heads, config);
         // Attention reads keys and values in the format in which they are stored.
         let stored = |heads: Heads| -> Heads {
@@ -147,10 +147,10 @@ fn split(flat: Vec<f32>, num_heads: usize, config: &ModelConfig) -> Heads {
 }
 
 /// Applies the norm, if there is one, then rope.
-fn positioned(heads: Heads, norm: Option<&[f32]>, config: &ModelConfig) -> Heads {
+fn norm_and_rope(heads: Heads, norm: Option<&[f32]>, config: &ModelConfig) -> Heads {
     let half = config.head_dim / 2;
     let (mut cos, mut sin) = (vec![0.0; half], vec![0.0; half]);
-    let mut place = |position: usize, head: Vec<f32>| {
+    let mut transform = |position: usize, head: Vec<f32>| {
         let mut head = match norm {
             Some(weight) => reference::rms_norm(&head, weight, config.rms_norm_eps),
             None => head,
@@ -159,7 +159,10 @@ fn positioned(heads: Heads, norm: Option<&[f32]>, config: &ModelConfig) -> Heads
         reference::rotate(&mut head, &cos, &sin);
         head
     };
-    heads.into_iter().map(|head| head.into_iter().enumerate().map(|(p, x)| place(p, x)).collect()).collect()
+    heads
+        .into_iter()
+        .map(|head| head.into_iter().enumerate().map(|(p, x)| transform(p, x)).collect())
+        .collect()
 }
 
 fn norm_rows(hidden: &[f32], weight: &[f32], config: &ModelConfig) -> Vec<f32> {

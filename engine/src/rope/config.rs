@@ -12,7 +12,7 @@ const DEFAULT_BETA_FAST: f64 = 32.0;
 const DEFAULT_BETA_SLOW: f64 = 1.0;
 
 /// Supported fields of a rope object. Other fields change positions in unknown ways and are rejected.
-const KNOWN: [&str; 15] = [
+const SUPPORTED_FIELDS: [&str; 15] = [
     "type",
     "rope_type",
     "rope_theta",
@@ -72,21 +72,23 @@ impl Rope {
 }
 
 fn theta(config: &Fields<'_>, rope: Option<&Fields<'_>>) -> Result<f64, EngineError> {
-    let place = match rope {
+    let source = match rope {
         Some(rope) if rope.get("rope_theta").is_some() => rope,
         _ => config,
     };
-    let theta = place.optional_number("rope_theta")?.unwrap_or(DEFAULT_THETA);
+    let theta = source.optional_number("rope_theta")?.unwrap_or(DEFAULT_THETA);
     if theta > 1.0 {
         Ok(theta)
     } else {
-        Err(place.bad("rope_theta", format!("is {theta}, expected a number above one")))
+        Err(source.bad("rope_theta", format!("is {theta}, expected a number above one")))
     }
 }
 
 fn refuse_unknown_fields(rope: &Fields<'_>) -> Result<(), EngineError> {
-    if let Some(unknown) = rope.names().find(|name| !KNOWN.contains(name)) {
-        return Err(rope.bad(unknown, format!("is not supported, expected one of {}", KNOWN.join(", "))));
+    if let Some(unknown) = rope.names().find(|name| !SUPPORTED_FIELDS.contains(name)) {
+        return Err(
+            rope.bad(unknown, format!("is not supported, expected one of {}", SUPPORTED_FIELDS.join(", ")))
+        );
     }
     match rope.optional_number("partial_rotary_factor")? {
         None | Some(1.0) => Ok(()),

@@ -43,7 +43,7 @@ impl StoredDtype {
 
 /// A file and the locations of its tensors.
 #[derive(Debug)]
-pub(super) struct Shard {
+pub(super) struct ShardFile {
     path: PathBuf,
     file: File,
     len: u64,
@@ -65,7 +65,7 @@ pub(super) struct StoredTensor<'a> {
     pub(super) dtype: StoredDtype,
     /// Set for FP8 matrices only.
     pub(super) scales: Option<Box<StoredScales<'a>>>,
-    shard: &'a Shard,
+    shard: &'a ShardFile,
     start: u64,
     num_bytes: usize,
 }
@@ -94,11 +94,11 @@ impl StoredTensor<'_> {
 /// All tensors of a model directory.
 #[derive(Debug)]
 pub(crate) struct Checkpoint {
-    shards: Vec<Shard>,
+    shards: Vec<ShardFile>,
     /// Index of the shard that holds a tensor.
     weight_map: HashMap<String, usize>,
     /// The file that lists the tensors.
-    contents: PathBuf,
+    listing: PathBuf,
 }
 
 impl Checkpoint {
@@ -107,9 +107,9 @@ impl Checkpoint {
         let single = model_dir.join(SINGLE_FILE);
         // If both exist, the single file wins, as in transformers.
         if single.exists() || !index.exists() {
-            let shard = Shard::open(single.clone())?;
+            let shard = ShardFile::open(single.clone())?;
             let weight_map = shard.tensors.keys().map(|name| (name.clone(), 0)).collect();
-            return Ok(Self { shards: vec![shard], weight_map, contents: single });
+            return Ok(Self { shards: vec![shard], weight_map, listing: single });
         }
         Self::open_sharded(model_dir, index)
     }
@@ -131,11 +131,11 @@ impl Checkpoint {
         let files: BTreeSet<&str> = file_of.iter().map(|(_, file)| *file).collect();
         let files: Vec<&str> = files.into_iter().collect();
         let shards =
-            files.iter().map(|file| Shard::open(model_dir.join(file))).collect::<Result<Vec<_>, _>>()?;
+            files.iter().map(|file| ShardFile::open(model_dir.join(file))).collect::<Result<Vec<_>, _>>()?;
         let shard_of = |file| files.binary_search(&file).expect("all files of the map were collected above");
         let weight_map =
             file_of.iter().map(|(tensor, file)| ((*tensor).to_owned(), shard_of(*file))).collect();
-        Ok(Self { shards, weight_map, contents: index })
+        Ok(Self { shards, weight_map, listing: index })
     }
 
     /// Looks up a tensor and checks its shape.
@@ -155,10 +155,10 @@ impl Checkpoint {
         }
     }
 
-    fn locate(&self, name: &str) -> Result<(&Shard, &Location), EngineError> {
+    fn locate(&self, name: &str) -> Result<(&ShardFile, &Location), EngineError> {
         let missing =
             |path: &Path| EngineError::MissingTensor { tensor: name.to_owned(), path: path.to_owned() };
-        let shard = &self.shards[*self.weight_map.get(name).ok_or_else(|| missing(&self.contents))?];
+        let shard = &self.shards[*self.weight_map.get(name).ok_or_else(|| missing(&self.listing))?];
         Ok((shard, shard.tensors.get(name).ok_or_else(|| missing(&shard.path))?))
     }
 
@@ -187,12 +187,12 @@ impl Checkpoint {
     }
 
     /// The files in the order of their names.
-    pub(super) fn shards(&self) -> &[Shard] {
+    pub(super) fn shards(&self) -> &[ShardFile] {
         &self.shards
     }
 }
 
-fn wrong_shape(tensor: &str, expected: &[usize], (shard, location): (&Shard, &Location)) -> EngineError {
+fn wrong_shape(tensor: &str, expected: &[usize], (shard, location): (&ShardFile, &Location)) -> EngineError {
     EngineError::WrongShape {
         tensor: tensor.to_owned(),
         path: shard.path.clone(),
@@ -201,7 +201,7 @@ fn wrong_shape(tensor: &str, expected: &[usize], (shard, location): (&Shard, &Lo
     }
 }
 
-fn wrong_dtype(tensor: &str, (shard, location): (&Shard, &Location)) -> EngineError {
+fn wrong_dtype(tensor: &str, (shard, location): (&ShardFile, &Location)) -> EngineError {
     EngineError::WrongDtype {
         tensor: tensor.to_owned(),
         path: shard.path.clone(),
@@ -209,7 +209,7 @@ fn wrong_dtype(tensor: &str, (shard, location): (&Shard, &Location)) -> EngineEr
     }
 }
 
-impl Shard {
+impl ShardFile {
     /// A tensor without its scales.
     fn stored(&self, name: &str, location: &Location) -> Result<StoredTensor<'_>, EngineError> {
         let dtype = match location.dtype {
@@ -256,13 +256,13 @@ impl Shard {
     /// they fill it.
     fn read_header(&self) -> Result<HashMap<String, Location>, HeaderError> {
         let broken = |reason: String| HeaderError::Broken(reason);
-        let most = self.len.checked_sub(LENGTH_BYTES).ok_or_else(|| broken("no header".to_owned()))?;
+        let max_len = self.len.checked_sub(LENGTH_BYTES).ok_or_else(|| broken("no header".to_owned()))?;
         let mut length = [0; LENGTH_BYTES as usize];
         self.read(0, &mut length)?;
         let header_len = u64::from_le_bytes(length);
-        if header_len > most.min(MAX_HEADER_BYTES) {
+        if header_len > max_len.min(MAX_HEADER_BYTES) {
             let reason =
-                format!("a header of {header_len} bytes, expected at most {}", most.min(MAX_HEADER_BYTES));
+                format!("a header of {header_len} bytes, expected at most {}", max_len.min(MAX_HEADER_BYTES));
             return Err(broken(reason));
         }
         let mut header = vec![0; header_len as usize];

@@ -50,16 +50,16 @@ pub(super) struct StoredScales<'a> {
 impl StoredScales<'_> {
     /// Reads the scales of `rows` of a matrix with `columns` columns.
     pub(super) fn read(&self, rows: Range<usize>, columns: usize) -> Result<Scales, EngineError> {
-        let (wanted, in_row) = match self.granularity {
+        let (wanted, per_row) = match self.granularity {
             Granularity::Tensor => (0..1, 1),
             Granularity::Row => (rows.clone(), 1),
             Granularity::Block => (rows.start / BLOCK..rows.end.div_ceil(BLOCK), columns.div_ceil(BLOCK)),
         };
         let size = self.numbers.dtype.size();
-        let mut bytes = vec![0; wanted.len() * in_row * size];
-        self.numbers.read(wanted.start * in_row * size, &mut bytes)?;
+        let mut bytes = vec![0; wanted.len() * per_row * size];
+        self.numbers.read(wanted.start * per_row * size, &mut bytes)?;
         let (numbers, first) = (to_f32(self.numbers.dtype, &bytes), wanted.start);
-        Ok(Scales { numbers, granularity: self.granularity, first, in_row })
+        Ok(Scales { numbers, granularity: self.granularity, first, per_row })
     }
 }
 
@@ -69,7 +69,7 @@ pub(super) struct Scales {
     granularity: Granularity,
     /// Row, or row of blocks, of the first scale.
     first: usize,
-    in_row: usize,
+    per_row: usize,
 }
 
 impl Scales {
@@ -77,7 +77,7 @@ impl Scales {
         match self.granularity {
             Granularity::Tensor => self.numbers[0],
             Granularity::Row => self.numbers[row - self.first],
-            Granularity::Block => self.numbers[(row / BLOCK - self.first) * self.in_row + column / BLOCK],
+            Granularity::Block => self.numbers[(row / BLOCK - self.first) * self.per_row + column / BLOCK],
         }
     }
 }
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_eight_bit_float_is_what_the_format_says() {
+    fn every_code_widens_to_its_value() {
         for byte in 0..=255u8 {
             let (sign, exponent) = (if byte < 128 { 1.0 } else { -1.0 }, i32::from(byte >> 3 & 15));
             let fraction = f64::from(byte & 7) / 8.0;
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_of_scales_say_what_shares_them() {
+    fn scale_shapes_determine_the_granularity() {
         let of = |scales: &[usize]| Granularity::of(scales, [300, 257]);
         assert_eq!([of(&[]), of(&[1]), of(&[1, 1])], [Some(Granularity::Tensor); 3]);
         assert_eq!([of(&[300]), of(&[300, 1])], [Some(Granularity::Row); 2]);

@@ -9,7 +9,7 @@ use cpu_kernels::{KernelError, NumbersMut, RowBlocks};
 
 use super::checkpoint::StoredTensor;
 use super::fp8::{StoredScales, widen};
-use super::{Stacked, TensorPart, TensorSource, chunks_of_rows};
+use super::{StackedRows, TensorPart, TensorSource, chunks_of_rows};
 use crate::EngineError;
 
 /// The largest number: exponent 8, fraction 6/8. A fraction of 7/8 would be a NaN.
@@ -92,7 +92,7 @@ pub(super) fn quantize(
         numbers.resize(chunk.len() * width, 0.0);
         source.read(&whole, chunk.clone(), NumbersMut::F32(&mut numbers))?;
         for (row, numbers) in chunk.zip(numbers.chunks_exact(width.max(1))) {
-            let (codes, scale) = quantized(numbers);
+            let (codes, scale) = quantize_row(numbers);
             out.put(row - rows.start, &codes[part.columns.clone()], scale);
         }
     }
@@ -104,7 +104,7 @@ fn whole_rows(part: &TensorPart) -> TensorPart {
 }
 
 /// Quantizes a row: its codes and its scale.
-fn quantized(row: &[f32]) -> (Vec<u8>, f32) {
+fn quantize_row(row: &[f32]) -> (Vec<u8>, f32) {
     let largest = row.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
     if row.iter().any(|x| !x.is_finite()) {
         return (vec![0; row.len()], f32::NAN);
@@ -112,13 +112,13 @@ fn quantized(row: &[f32]) -> (Vec<u8>, f32) {
     if largest < SMALLEST {
         return (vec![0; row.len()], 0.0);
     }
-    let in_units = LARGEST / largest;
-    (row.iter().map(|x| narrow(x * in_units)).collect(), largest / LARGEST)
+    let inverse_scale = LARGEST / largest;
+    (row.iter().map(|x| round_to_fp8(x * inverse_scale)).collect(), largest / LARGEST)
 }
 
 /// Rounds to the nearest eight-bit float, ties to even; saturates at the largest one.
 #[inline]
-fn narrow(x: f32) -> u8 {
+fn round_to_fp8(x: f32) -> u8 {
     let (sign, size) = ((x.to_bits() >> 24) as u8 & 0x80, x.abs());
     // Subnormals are multiples of 2^-9; eight of them make the smallest normal number.
     if size < 1.0 / 64.0 {
@@ -132,13 +132,13 @@ fn narrow(x: f32) -> u8 {
 
 /// Adapts FP8 rows to the bf16 packer: unscaled values, which bf16 represents exactly. Collects the scales.
 pub(crate) struct WidenedRows<'a> {
-    rows: Stacked<'a>,
+    rows: StackedRows<'a>,
     /// `[rows]`; each thread writes the scales of the rows that it reads.
     scales: Mutex<Vec<f32>>,
 }
 
 impl<'a> WidenedRows<'a> {
-    pub(crate) fn new(rows: Stacked<'a>) -> Self {
+    pub(crate) fn new(rows: StackedRows<'a>) -> Self {
         let scales = Mutex::new(vec![0.0; rows.rows()]);
         Self { rows, scales }
     }
@@ -176,16 +176,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bf16_holds_every_number_and_every_number_comes_back() {
+    fn every_code_round_trips_through_bf16() {
         for code in (0..=255u8).filter(|code| code & 0x7f != 0x7f) {
             assert_eq!(bf16::from_f32(widen(code)).to_f32().to_bits(), widen(code).to_bits(), "{code:#04x}");
-            assert_eq!(narrow(widen(code)), code, "{code:#04x}");
+            assert_eq!(round_to_fp8(widen(code)), code, "{code:#04x}");
         }
     }
 
     /// The twin searches all codes.
     #[test]
-    fn numbers_between_two_become_the_nearer_one() {
+    fn numbers_round_to_the_nearest_code() {
         let nearest = |x: f32| {
             let far = |code: &u8| (f64::from(widen(*code)) - f64::from(x.abs())).abs();
             let best = (0..=LARGEST_CODE).map(|code| far(&code)).fold(f64::INFINITY, f64::min);
@@ -198,19 +198,19 @@ mod tests {
             let (below, above) = (widen(code), widen(code + 1));
             for part in [0.0, 0.25, 0.499, 0.5, 0.501, 0.75] {
                 let x = below + (above - below) * part;
-                assert_eq!([narrow(x), narrow(-x)], [nearest(x), nearest(-x)], "{x}");
+                assert_eq!([round_to_fp8(x), round_to_fp8(-x)], [nearest(x), nearest(-x)], "{x}");
             }
         }
-        assert_eq!([narrow(449.0), narrow(-1e9), narrow(1e-20)], [0x7e, 0xfe, 0]);
+        assert_eq!([round_to_fp8(449.0), round_to_fp8(-1e9), round_to_fp8(1e-20)], [0x7e, 0xfe, 0]);
     }
 
     #[test]
     fn a_row_is_scaled_by_its_largest_number() {
-        let (codes, scale) = quantized(&[0.5, -1.75, 0.0, 1.0]);
+        let (codes, scale) = quantize_row(&[0.5, -1.75, 0.0, 1.0]);
         assert_eq!((codes[1], scale), (0xfe, 1.75 / 448.0));
         assert_eq!(codes.iter().map(|&code| widen(code) * scale).collect::<Vec<_>>(), [0.5, -1.75, 0.0, 1.0]);
-        assert_eq!(quantized(&[1e-31, 0.0]), (vec![0, 0], 0.0));
-        let (codes, scale) = quantized(&[1.0, f32::INFINITY]);
+        assert_eq!(quantize_row(&[1e-31, 0.0]), (vec![0, 0], 0.0));
+        let (codes, scale) = quantize_row(&[1.0, f32::INFINITY]);
         assert!(codes == [0, 0] && scale.is_nan());
     }
 }

@@ -81,25 +81,25 @@ pub(crate) struct LinearTensors<'a> {
 }
 
 /// Parts of tensors, stacked by rows.
-pub(crate) struct Stacked<'a> {
+pub(crate) struct StackedRows<'a> {
     source: &'a dyn TensorSource,
     parts: Vec<TensorPart>,
 }
 
 impl LinearTensors<'_> {
     /// The rows of the parts, with the columns that `slices` cover.
-    pub(crate) fn rows(&self) -> Result<Stacked<'_>, EngineError> {
-        Stacked::new(self.source, self.parts.clone())
+    pub(crate) fn rows(&self) -> Result<StackedRows<'_>, EngineError> {
+        StackedRows::new(self.source, self.parts.clone())
     }
 
     /// The rows of the parts with all columns, including those that other ranks hold.
-    pub(crate) fn whole_rows(&self) -> Result<Stacked<'_>, EngineError> {
+    pub(crate) fn whole_rows(&self) -> Result<StackedRows<'_>, EngineError> {
         let whole = |part: &TensorPart| TensorPart { columns: 0..part.shape[1], ..part.clone() };
-        Stacked::new(self.source, self.parts.iter().map(whole).collect())
+        StackedRows::new(self.source, self.parts.iter().map(whole).collect())
     }
 }
 
-impl<'a> Stacked<'a> {
+impl<'a> StackedRows<'a> {
     pub(crate) fn new(source: &'a dyn TensorSource, parts: Vec<TensorPart>) -> Result<Self, EngineError> {
         parts.iter().try_for_each(|part| source.check(part))?;
         Ok(Self { source, parts })
@@ -109,7 +109,7 @@ impl<'a> Stacked<'a> {
     /// columns.
     pub(crate) fn seeds(&self, rows: Range<usize>) -> Option<RowSeeds> {
         let mut all: Option<RowSeeds> = None;
-        self.pieces(rows).into_iter().try_for_each(|(part, rows)| {
+        self.split_by_part(rows).into_iter().try_for_each(|(part, rows)| {
             let seeds = self.source.seeds(part, rows)?;
             match &mut all {
                 Some(all) => all.states.extend(seeds.states),
@@ -134,7 +134,7 @@ impl<'a> Stacked<'a> {
     pub(crate) fn read(&self, rows: Range<usize>, mut out: NumbersMut<'_>) -> Result<(), EngineError> {
         let (columns, mut filled) = (self.columns(), 0);
         assert_eq!(out.len(), rows.len() * columns, "the output must have the size of the rows");
-        for (part, rows) in self.pieces(rows) {
+        for (part, rows) in self.split_by_part(rows) {
             let end = filled + rows.len() * columns;
             self.source.read(part, rows, out.part(filled..end))?;
             filled = end;
@@ -146,7 +146,7 @@ impl<'a> Stacked<'a> {
     pub(crate) fn read_fp8(&self, rows: Range<usize>, mut out: Fp8Rows<'_>) -> Result<(), EngineError> {
         let (columns, mut filled) = (self.columns(), 0);
         assert_eq!(out.codes.len(), rows.len() * columns, "the output must have the size of the rows");
-        for (part, rows) in self.pieces(rows) {
+        for (part, rows) in self.split_by_part(rows) {
             let end = filled + rows.len();
             self.source.read_fp8(part, rows, out.part(filled..end, columns))?;
             filled = end;
@@ -155,7 +155,7 @@ impl<'a> Stacked<'a> {
     }
 
     /// Splits rows into rows of the parts, each counted from its part's first row.
-    fn pieces(&self, rows: Range<usize>) -> Vec<(&TensorPart, Range<usize>)> {
+    fn split_by_part(&self, rows: Range<usize>) -> Vec<(&TensorPart, Range<usize>)> {
         let mut first = 0;
         let mut pieces = Vec::new();
         for part in &self.parts {
@@ -170,16 +170,16 @@ impl<'a> Stacked<'a> {
 }
 
 /// The interface that the kernels' packing functions read from.
-impl RowBlocks for Stacked<'_> {
+impl RowBlocks for StackedRows<'_> {
     fn rows(&self) -> usize {
-        Stacked::rows(self)
+        StackedRows::rows(self)
     }
 
     fn columns(&self) -> usize {
-        Stacked::columns(self)
+        StackedRows::columns(self)
     }
 
     fn read(&self, rows: Range<usize>, out: NumbersMut<'_>) -> Result<(), KernelError> {
-        Stacked::read(self, rows, out).map_err(|error| KernelError::Rows(error.into()))
+        StackedRows::read(self, rows, out).map_err(|error| KernelError::Rows(error.into()))
     }
 }

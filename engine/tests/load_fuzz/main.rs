@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 /// More than enough memory to read files of 100 kB, mutated ones included.
-const MOST_BYTES: usize = 16 << 20;
+const MAX_BYTES: usize = 16 << 20;
 
 fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
@@ -58,8 +58,8 @@ fn load_and_run(dir: &Path, weights: WeightFormat) -> Result<(), TestCaseError> 
             prop_assert!(!message.contains('\n') && message.len() < 2_000, "{}", message);
         }
     }
-    let most = memory::most_since(before);
-    prop_assert!(most < MOST_BYTES, "{most} bytes were allocated");
+    let peak = memory::peak_since(before);
+    prop_assert!(peak < MAX_BYTES, "{peak} bytes were allocated");
     Ok(())
 }
 
@@ -67,8 +67,8 @@ fn load_and_run(dir: &Path, weights: WeightFormat) -> Result<(), TestCaseError> 
 fn mutate_header(file: &[u8], mutations: &[Mutation], length: Option<u64>) -> Vec<u8> {
     let len = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let header = mutate(file[8..8 + len].to_vec(), mutations);
-    let said = length.unwrap_or(header.len() as u64);
-    [&said.to_le_bytes()[..], &header, &file[8 + len..]].concat()
+    let declared_len = length.unwrap_or(header.len() as u64);
+    [&declared_len.to_le_bytes()[..], &header, &file[8 + len..]].concat()
 }
 
 fn mutations() -> impl Strategy<Value = Vec<Mutation>> {

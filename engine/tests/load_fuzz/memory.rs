@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 struct Counting;
 
@@ -16,7 +16,7 @@ static ALLOCATOR: Counting = Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        MOST.fetch_max(now, Ordering::Relaxed);
+        PEAK.fetch_max(now, Ordering::Relaxed);
         // SAFETY: the caller guarantees a valid `layout`.
         unsafe { System.alloc(layout) }
     }
@@ -32,11 +32,11 @@ unsafe impl GlobalAlloc for Counting {
 /// Returns the allocated bytes now and restarts the peak from here.
 pub(crate) fn begin() -> usize {
     let now = NOW.load(Ordering::Relaxed);
-    MOST.store(now, Ordering::Relaxed);
+    PEAK.store(now, Ordering::Relaxed);
     now
 }
 
 /// Peak of allocated bytes since `begin`, beyond `before`.
-pub(crate) fn most_since(before: usize) -> usize {
-    MOST.load(Ordering::Relaxed).saturating_sub(before)
+pub(crate) fn peak_since(before: usize) -> usize {
+    PEAK.load(Ordering::Relaxed).saturating_sub(before)
 }

@@ -60,13 +60,13 @@ const PIECES: [&str; 14] = [
 ];
 
 pub(crate) fn any() -> impl Strategy<Value = Mutation> {
-    let place = proptest::num::u16::ANY;
+    let position = proptest::num::u16::ANY;
     prop_oneof![
-        1 => (place, proptest::num::u8::ANY).prop_map(|(at, byte)| Mutation::Byte(at, byte)),
-        1 => (place, prop::sample::select(&PIECES[..])).prop_map(|(at, piece)| Mutation::Insert(at, piece.to_owned())),
-        1 => (place, 1..80u8).prop_map(|(at, len)| Mutation::Remove(at, len)),
-        6 => (place, prop::sample::select(&NUMBERS[..])).prop_map(|(at, number)| Mutation::Number(at, number)),
-        1 => place.prop_map(Mutation::Cut),
+        1 => (position, proptest::num::u8::ANY).prop_map(|(at, byte)| Mutation::Byte(at, byte)),
+        1 => (position, prop::sample::select(&PIECES[..])).prop_map(|(at, piece)| Mutation::Insert(at, piece.to_owned())),
+        1 => (position, 1..80u8).prop_map(|(at, len)| Mutation::Remove(at, len)),
+        6 => (position, prop::sample::select(&NUMBERS[..])).prop_map(|(at, number)| Mutation::Number(at, number)),
+        1 => position.prop_map(Mutation::Cut),
     ]
 }
 
@@ -75,22 +75,22 @@ pub(crate) fn mutate(mut text: Vec<u8>, mutations: &[Mutation]) -> Vec<u8> {
         let len = text.len();
         let at = |part: u16| usize::from(part) * len / (usize::from(u16::MAX) + 1);
         match mutation {
-            Mutation::Byte(place, byte) => {
-                let at = at(*place);
+            Mutation::Byte(position, byte) => {
+                let at = at(*position);
                 if let Some(old) = text.get_mut(at) {
                     *old = *byte;
                 }
             }
-            Mutation::Insert(place, piece) => {
-                let at = at(*place);
+            Mutation::Insert(position, piece) => {
+                let at = at(*position);
                 text.splice(at..at, piece.bytes());
             }
-            Mutation::Remove(place, len) => {
-                let at = at(*place);
+            Mutation::Remove(position, len) => {
+                let at = at(*position);
                 text.drain(at..text.len().min(at + usize::from(*len)));
             }
-            Mutation::Number(place, number) => replace_number(&mut text, at(*place), number),
-            Mutation::Cut(place) => text.truncate(at(*place)),
+            Mutation::Number(position, number) => replace_number(&mut text, at(*position), number),
+            Mutation::Cut(position) => text.truncate(at(*position)),
         }
     }
     text

@@ -42,28 +42,31 @@ fn logits(engine: &mut Engine) -> Vec<Vec<f32>> {
 fn check(model: &Path, parameters: u64, ranks: usize) {
     for format in FORMATS {
         let options = options(model, format, ranks);
-        let Ok(mut light) = Engine::load(&options) else {
+        let Ok(mut plain) = Engine::load(&options) else {
             assert!(ranks > 1, "only the number of ranks may be unsupported");
             continue;
         };
-        let mut heavy = Engine::load_with_ballast(&options, parameters, None).unwrap();
-        let (light_info, heavy_info) = (light.info().clone(), heavy.info().clone());
-        assert!(heavy_info.ballast_parameters > 0 && light_info.ballast_parameters == 0);
-        assert_eq!(heavy_info.num_parameters, light_info.num_parameters + heavy_info.ballast_parameters);
-        assert!(heavy_info.weight_bytes > light_info.weight_bytes);
-        assert_ne!(heavy_info.numerics_id, light_info.numerics_id, "ballast changes the id");
+        let mut enlarged = Engine::load_with_ballast(&options, parameters, None).unwrap();
+        let (plain_info, enlarged_info) = (plain.info().clone(), enlarged.info().clone());
+        assert!(enlarged_info.ballast_parameters > 0 && plain_info.ballast_parameters == 0);
         assert_eq!(
-            (heavy_info.vocab_size, heavy_info.model_id),
-            (light_info.vocab_size, light_info.model_id)
+            enlarged_info.num_parameters,
+            plain_info.num_parameters + enlarged_info.ballast_parameters
         );
-        let (expected, found) = (logits(&mut light), logits(&mut heavy));
+        assert!(enlarged_info.weight_bytes > plain_info.weight_bytes);
+        assert_ne!(enlarged_info.numerics_id, plain_info.numerics_id, "ballast changes the id");
+        assert_eq!(
+            (enlarged_info.vocab_size, enlarged_info.model_id),
+            (plain_info.vocab_size, plain_info.model_id)
+        );
+        let (expected, found) = (logits(&mut plain), logits(&mut enlarged));
         assert!(expected.iter().flatten().all(|logit| logit.is_finite()));
         assert!(found == expected, "{} as {format:?} on {ranks} ranks", model.display());
     }
 }
 
 #[test]
-fn every_family_draws_from_the_same_logits() {
+fn every_family_keeps_its_logits() {
     for case in golden_cases() {
         // A wider feed-forward only, and more layers too.
         for parameters in [1, 400_000] {
@@ -73,13 +76,13 @@ fn every_family_draws_from_the_same_logits() {
 }
 
 #[test]
-fn the_bundled_pair_draws_from_the_same_logits() {
+fn the_bundled_pair_keeps_its_logits() {
     check(&demo_dir("target"), 20_000_000, 1);
     check(&demo_dir("draft"), 2_000_000, 1);
 }
 
 #[test]
-fn ranks_share_ballast_too() {
+fn sharded_models_keep_their_logits() {
     for ranks in [2, 4] {
         check(&demo_dir("target"), 9_000_000, ranks);
     }

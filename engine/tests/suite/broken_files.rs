@@ -181,7 +181,7 @@ fn tensors_that_contradict_the_configuration_are_named() {
 }
 
 #[test]
-fn tensors_that_are_not_where_they_should_be_are_named() {
+fn tensors_missing_from_their_file_are_named() {
     // A tensor that the index lists, but its file does not hold.
     let copy = Copy::of("mistral_window");
     let index = "model.safetensors.index.json";
@@ -203,7 +203,7 @@ fn tensors_that_are_not_where_they_should_be_are_named() {
 }
 
 #[test]
-fn tensors_that_cannot_be_read_are_named() {
+fn unreadable_tensors_are_named() {
     let copy = Copy::of("llama_tied");
     let embedding = |dtype, bytes| ("model.embed_tokens.weight", dtype, vec![112, 32], bytes);
     write_zeros(&copy.path("model.safetensors"), &[embedding("I8", 112 * 32)]);
@@ -217,7 +217,7 @@ fn tensors_that_cannot_be_read_are_named() {
 
 /// A header that claims gigabytes in a small file.
 #[test]
-fn claimed_sizes_are_not_believed() {
+fn claimed_sizes_are_not_trusted() {
     let copy = Copy::of("llama_tied");
     for header_len in [99_999_999u64, 100_000_001, u64::MAX, u64::MAX - 7, i64::MAX as u64] {
         let mut bytes = header_len.to_le_bytes().to_vec();
@@ -285,7 +285,7 @@ fn peak_memory_bytes() -> u64 {
 
 /// A loaded model works whatever happens to its files: nothing is read later, and nothing is mapped.
 #[test]
-fn files_that_are_cut_short_while_they_are_served() {
+fn files_truncated_after_loading() {
     let copy = Copy::of("mistral_window");
     let ids: Vec<engine::TokenId> = (0..40).map(|i| i * 29 % 112).collect();
     let logits = |engine: &mut Engine| {

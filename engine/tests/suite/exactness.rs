@@ -11,20 +11,21 @@ const FORMATS: [WeightFormat; 5] =
     [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8, WeightFormat::Int4];
 
 /// A text and the oracle's logits at each of its positions.
-struct Judged {
+struct ReferenceText {
     ids: Vec<TokenId>,
     logits: Vec<Vec<f32>>,
 }
 
-impl Judged {
-    fn texts(dir: &Path, format: WeightFormat, lens: &[usize]) -> Vec<Judged> {
+impl ReferenceText {
+    fn texts(dir: &Path, format: WeightFormat, lens: &[usize]) -> Vec<ReferenceText> {
         let oracle = Oracle::load(dir, format).unwrap();
         let vocab = load(dir, format, 1).info().vocab_size;
         let mut random = Random::new(9);
         let mut text =
             |len: usize| (0..len).map(|_| random.below(vocab as usize) as TokenId).collect::<Vec<_>>();
-        let judge = |ids: Vec<TokenId>| Judged { logits: oracle.logits_at_every_position(&ids), ids };
-        lens.iter().map(|&len| judge(text(len))).collect()
+        let reference =
+            |ids: Vec<TokenId>| ReferenceText { logits: oracle.logits_at_every_position(&ids), ids };
+        lens.iter().map(|&len| reference(text(len))).collect()
     }
 }
 
@@ -39,28 +40,28 @@ fn assert_same(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
 }
 
 /// Runs a text in chunks of the given sizes, repeated cyclically.
-fn fed_in_pieces(engine: &mut Engine, ids: &[TokenId], sizes: &[usize]) -> Vec<Vec<f32>> {
+fn logits_in_chunks(engine: &mut Engine, ids: &[TokenId], sizes: &[usize]) -> Vec<Vec<f32>> {
     let slot = engine.open();
     let mut sizes = sizes.iter().cycle();
     let mut logits = Vec::new();
     while logits.len() < ids.len() {
         let end = ids.len().min(logits.len() + sizes.next().unwrap());
-        let piece = &ids[logits.len()..end];
-        logits.extend(feed(engine, slot, piece, piece.len()));
+        let chunk = &ids[logits.len()..end];
+        logits.extend(feed(engine, slot, chunk, chunk.len()));
     }
     engine.close(slot);
     logits
 }
 
 #[test]
-fn however_a_text_is_cut() {
+fn any_split_into_forwards_gives_the_same_bits() {
     for case in golden_cases() {
         for format in FORMATS {
             let dir = golden_dir().join(&case);
-            let text = &Judged::texts(&dir, format, &[83])[0];
+            let text = &ReferenceText::texts(&dir, format, &[83])[0];
             let mut engine = load(&dir, format, 1);
             for sizes in [&[83][..], &[1], &[2, 5, 1, 16, 3], &[15, 1, 1]] {
-                let found = fed_in_pieces(&mut engine, &text.ids, sizes);
+                let found = logits_in_chunks(&mut engine, &text.ids, sizes);
                 assert_same(&found, &text.logits, &format!("{case} {format:?} cut by {sizes:?}"));
             }
         }
@@ -68,9 +69,9 @@ fn however_a_text_is_cut() {
 }
 
 #[test]
-fn the_oracle_says_the_same_of_a_prefix() {
+fn the_oracle_agrees_with_itself_on_prefixes() {
     let dir = golden_dir().join("qwen3_window_types");
-    let text = &Judged::texts(&dir, WeightFormat::Bf16, &[40])[0];
+    let text = &ReferenceText::texts(&dir, WeightFormat::Bf16, &[40])[0];
     let oracle = Oracle::load(&dir, WeightFormat::Bf16).unwrap();
     for len in [1, 16, 17, 40] {
         assert_eq!(oracle.logits(&text.ids[..len]), text.logits[len - 1]);
@@ -79,13 +80,13 @@ fn the_oracle_says_the_same_of_a_prefix() {
 
 /// A sequence in progress.
 struct Running<'a> {
-    text: &'a Judged,
+    text: &'a ReferenceText,
     slot: SlotId,
 }
 
 /// Runs sequences through random batches: any subset, any number of rows, with truncations and restarts in
 /// between.
-fn drive(engine: &mut Engine, texts: &[Judged], seed: u64, rounds: usize) {
+fn drive(engine: &mut Engine, texts: &[ReferenceText], seed: u64, rounds: usize) {
     let mut random = Random::new(seed);
     let mut below = |n: usize| random.below(n);
     let mut running: Vec<Running<'_>> =
@@ -132,13 +133,13 @@ fn drive(engine: &mut Engine, texts: &[Judged], seed: u64, rounds: usize) {
 }
 
 #[test]
-fn whatever_else_is_in_the_batch() {
+fn any_batch_gives_the_same_bits() {
     for case in
         ["llama_wide_heads", "mistral_window", "qwen2_window_layers", "qwen3_norms", "llama_rope_yarn_new"]
     {
         for format in FORMATS {
             let dir = golden_dir().join(case);
-            let texts = Judged::texts(&dir, format, &[70, 3, 41, 16, 55, 18]);
+            let texts = ReferenceText::texts(&dir, format, &[70, 3, 41, 16, 55, 18]);
             let mut engine = load(&dir, format, 1);
             for seed in 0..4 {
                 drive(&mut engine, &texts, seed, 40);
@@ -149,7 +150,7 @@ fn whatever_else_is_in_the_batch() {
 
 /// The bundled target is large enough for work to be split between threads.
 #[test]
-fn whatever_the_number_of_threads() {
+fn any_number_of_threads_gives_the_same_bits() {
     for (role, format) in [
         ("target", WeightFormat::Bf16),
         ("draft", WeightFormat::F32),
@@ -157,10 +158,10 @@ fn whatever_the_number_of_threads() {
         ("target", WeightFormat::Int4),
     ] {
         let dir = demo_dir(role);
-        let texts = Judged::texts(&dir, format, &[60, 44, 9]);
+        let texts = ReferenceText::texts(&dir, format, &[60, 44, 9]);
         for threads in [1, 2, 3] {
             let mut engine = load(&dir, format, threads);
-            let found = fed_in_pieces(&mut engine, &texts[0].ids, &[60]);
+            let found = logits_in_chunks(&mut engine, &texts[0].ids, &[60]);
             assert_same(&found, &texts[0].logits, &format!("{role}, {threads} threads"));
             drive(&mut engine, &texts, threads as u64, 12);
         }
@@ -169,10 +170,10 @@ fn whatever_the_number_of_threads() {
 
 /// A header of odd length puts every number at an odd address, so that no number could be used in place.
 #[test]
-fn wherever_the_numbers_lie_in_the_file() {
+fn any_alignment_in_the_file_gives_the_same_bits() {
     for (case, format) in [("llama_tied", WeightFormat::F32), ("mistral_full", WeightFormat::Bf16)] {
         let dir = golden_dir().join(case);
-        let text = &Judged::texts(&dir, format, &[20])[0];
+        let text = &ReferenceText::texts(&dir, format, &[20])[0];
         let copy = tempfile::TempDir::new().unwrap();
         std::fs::copy(dir.join("config.json"), copy.path().join("config.json")).unwrap();
         let mut bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
@@ -180,16 +181,16 @@ fn wherever_the_numbers_lie_in_the_file() {
         bytes.insert(8 + header_len as usize, b' ');
         bytes[..8].copy_from_slice(&(header_len + 1).to_le_bytes());
         std::fs::write(copy.path().join("model.safetensors"), bytes).unwrap();
-        let found = fed_in_pieces(&mut load(copy.path(), format, 1), &text.ids, &[20]);
+        let found = logits_in_chunks(&mut load(copy.path(), format, 1), &text.ids, &[20]);
         assert_same(&found, &text.logits, case);
     }
 }
 
 /// More rows than one pass holds.
 #[test]
-fn a_call_of_many_passes() {
+fn a_call_of_several_passes_gives_the_same_bits() {
     let dir = demo_dir("draft");
-    let text = &Judged::texts(&dir, WeightFormat::Bf16, &[700])[0];
+    let text = &ReferenceText::texts(&dir, WeightFormat::Bf16, &[700])[0];
     let mut engine = load(&dir, WeightFormat::Bf16, 1);
     let (a, b) = (engine.open(), engine.open());
     let rows = |slot, num_logits| SequenceRows { slot, token_ids: &text.ids, num_logits };
@@ -208,10 +209,10 @@ fn fingerprint(logits: &[Vec<f32>]) -> u64 {
 /// Equal `numerics_id` promises equal bits, also on other machines and in later versions. To change these
 /// numbers deliberately, raise `KERNEL_CLASS` in `cpu` or `CONTRACT_VERSION` in `numerics_id` too.
 #[test]
-fn the_bits_of_this_kernel_class() {
+fn fingerprints_of_this_kernel_class_are_pinned() {
     let bits_of = |case: &str, format| {
         let ids: Vec<TokenId> = (0..60).map(|i| i * 29 % 112).collect();
-        let found = fed_in_pieces(&mut load(&golden_dir().join(case), format, 1), &ids, &[60]);
+        let found = logits_in_chunks(&mut load(&golden_dir().join(case), format, 1), &ids, &[60]);
         format!("{case} {:#018x}", fingerprint(&found))
     };
     let found = [

@@ -15,7 +15,7 @@ use crate::support::{demo_dir, feed, golden_dir, load};
 
 /// The numbers that share a scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Shared {
+enum ScaleGranularity {
     Tensor,
     Row,
     Block,
@@ -44,11 +44,11 @@ fn nearest(x: f64) -> u8 {
     (size as u8) | (u8::from(x < 0.0) << 7)
 }
 
-fn quantize(numbers: &[f32], [rows, columns]: [usize; 2], shared: Shared) -> Quantized {
-    let (tall, wide) = match shared {
-        Shared::Tensor => (rows, columns),
-        Shared::Row => (1, columns),
-        Shared::Block => (128, 128),
+fn quantize(numbers: &[f32], [rows, columns]: [usize; 2], granularity: ScaleGranularity) -> Quantized {
+    let (tall, wide) = match granularity {
+        ScaleGranularity::Tensor => (rows, columns),
+        ScaleGranularity::Row => (1, columns),
+        ScaleGranularity::Block => (128, 128),
     };
     let grid = [rows.div_ceil(tall), columns.div_ceil(wide)];
     let scale_of = |block: usize| {
@@ -61,12 +61,12 @@ fn quantize(numbers: &[f32], [rows, columns]: [usize; 2], shared: Shared) -> Qua
     let scale = |i: usize| scales[i / columns / tall * grid[1] + i % columns / wide].to_f32();
     let bytes: Vec<u8> =
         numbers.iter().enumerate().map(|(i, x)| nearest(f64::from(*x) / f64::from(scale(i)))).collect();
-    let stands_for = |(i, byte): (usize, &u8)| value(*byte) as f32 * scale(i);
-    let numbers = bytes.iter().enumerate().map(stands_for).collect();
-    let scale_shape = match shared {
-        Shared::Tensor => vec![1],
-        Shared::Row => vec![rows, 1],
-        Shared::Block => grid.to_vec(),
+    let dequantize = |(i, byte): (usize, &u8)| value(*byte) as f32 * scale(i);
+    let numbers = bytes.iter().enumerate().map(dequantize).collect();
+    let scale_shape = match granularity {
+        ScaleGranularity::Tensor => vec![1],
+        ScaleGranularity::Row => vec![rows, 1],
+        ScaleGranularity::Block => grid.to_vec(),
     };
     Quantized { bytes, scales, scale_shape, numbers }
 }
@@ -75,14 +75,14 @@ fn quantize(numbers: &[f32], [rows, columns]: [usize; 2], shared: Shared) -> Qua
 type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
 
 /// Writes a checkpoint with FP8 projections, and one with the dequantized numbers.
-fn write_both(from: &Path, shared: Shared, fp8_dir: &Path, plain_dir: &Path) {
-    write_both_of(from, shared, (fp8_dir, plain_dir), |name| name.ends_with("_proj.weight"));
+fn write_both(from: &Path, granularity: ScaleGranularity, fp8_dir: &Path, plain_dir: &Path) {
+    write_both_of(from, granularity, (fp8_dir, plain_dir), |name| name.ends_with("_proj.weight"));
 }
 
 /// Like [`write_both`], for the matrices that `is_chosen` selects.
 fn write_both_of(
     from: &Path,
-    shared: Shared,
+    granularity: ScaleGranularity,
     (fp8_dir, plain_dir): (&Path, &Path),
     is_chosen: impl Fn(&str) -> bool,
 ) {
@@ -103,8 +103,8 @@ fn write_both_of(
             _ => bytemuck::pod_collect_to_vec(view.data()),
         };
         let shape = [view.shape()[0], view.shape()[1]];
-        let Quantized { bytes, scales, scale_shape, numbers } = quantize(&numbers, shape, shared);
-        let end = if shared == Shared::Block { "_scale_inv" } else { "_scale" };
+        let Quantized { bytes, scales, scale_shape, numbers } = quantize(&numbers, shape, granularity);
+        let end = if granularity == ScaleGranularity::Block { "_scale_inv" } else { "_scale" };
         fp8.push((name.clone(), Dtype::F8_E4M3, shape.to_vec(), bytes));
         fp8.push((format!("{name}{end}"), Dtype::BF16, scale_shape, bytemuck::cast_slice(&scales).to_vec()));
         plain.push((name, Dtype::F32, shape.to_vec(), bytemuck::cast_slice(&numbers).to_vec()));
@@ -164,37 +164,37 @@ fn logits(engine: &mut Engine) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn fp8_checkpoints_give_the_bits_of_the_numbers_they_stand_for() {
+fn fp8_checkpoints_give_the_bits_of_their_dequantized_numbers() {
     let golden = |name| golden_dir().join(name);
     // The last model has several blocks along both sides.
-    for (model, shared) in [
-        (golden("llama_tied"), Shared::Tensor),
-        (golden("llama_tied"), Shared::Row),
-        (golden("llama_wide_heads"), Shared::Block),
-        (demo_dir("draft"), Shared::Row),
-        (demo_dir("draft"), Shared::Block),
+    for (model, granularity) in [
+        (golden("llama_tied"), ScaleGranularity::Tensor),
+        (golden("llama_tied"), ScaleGranularity::Row),
+        (golden("llama_wide_heads"), ScaleGranularity::Block),
+        (demo_dir("draft"), ScaleGranularity::Row),
+        (demo_dir("draft"), ScaleGranularity::Block),
     ] {
         let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        write_both(&model, shared, fp8.path(), plain.path());
+        write_both(&model, granularity, fp8.path(), plain.path());
         for weights in [WeightFormat::AsStored, WeightFormat::Bf16, WeightFormat::Int8] {
             let found = logits(&mut load(fp8.path(), weights, 2));
             assert!(
                 found == logits(&mut load(plain.path(), weights, 1)),
-                "{model:?}, {shared:?}, {weights:?}"
+                "{model:?}, {granularity:?}, {weights:?}"
             );
         }
         let ranks = |dir: &Path| logits(&mut Engine::load(&options(dir, WeightFormat::AsStored, 2)).unwrap());
         // Three heads cannot be split over two ranks.
         if !model.ends_with("llama_wide_heads") {
-            assert!(ranks(fp8.path()) == ranks(plain.path()), "{model:?}, {shared:?}, two ranks");
+            assert!(ranks(fp8.path()) == ranks(plain.path()), "{model:?}, {granularity:?}, two ranks");
         }
         let ids = [5, 9, 13, 21];
-        let judge = Oracle::load(fp8.path(), WeightFormat::AsStored).unwrap();
+        let oracle = Oracle::load(fp8.path(), WeightFormat::AsStored).unwrap();
         let mut engine = load(fp8.path(), WeightFormat::AsStored, 1);
         let slot = engine.open();
         assert!(
-            feed(&mut engine, slot, &ids, 4) == judge.logits_at_every_position(&ids),
-            "{model:?}, {shared:?}"
+            feed(&mut engine, slot, &ids, 4) == oracle.logits_at_every_position(&ids),
+            "{model:?}, {granularity:?}"
         );
         let ids = |dir: &Path| load(dir, WeightFormat::AsStored, 1).info().numerics_id.clone();
         assert_ne!(ids(fp8.path()), ids(plain.path()), "a separate numerics class");
@@ -204,30 +204,33 @@ fn fp8_checkpoints_give_the_bits_of_the_numbers_they_stand_for() {
 /// With FP8 weights: `==` to the oracle, which multiplies finished sums by scales; on one rank and two, with
 /// ballast, and with the text split into two forwards.
 #[test]
-fn codes_are_held_as_they_are_stored() {
+fn fp8_weights_agree_with_the_oracle() {
     let layers: fn(&str) -> bool = |name| name.ends_with("_proj.weight");
     let vocabulary_too = |name: &str| name.ends_with("_proj.weight") || name == "lm_head.weight";
     // The other matrices are quantized at load; in a model of random weights the difference is large.
     let some = |name: &str| ["q_proj", "up_proj", "down_proj"].iter().any(|module| name.contains(module));
-    for (model, shared, is_chosen, most) in [
-        (golden_dir().join("llama_tied"), Shared::Tensor, layers, 0.03),
-        (golden_dir().join("llama_tied"), Shared::Row, layers, 0.03),
-        (golden_dir().join("mistral_full"), Shared::Row, vocabulary_too, 0.03),
-        (golden_dir().join("mistral_full"), Shared::Tensor, some, 0.5),
-        (demo_dir("draft"), Shared::Row, layers, 0.03),
+    for (model, granularity, is_chosen, most) in [
+        (golden_dir().join("llama_tied"), ScaleGranularity::Tensor, layers, 0.03),
+        (golden_dir().join("llama_tied"), ScaleGranularity::Row, layers, 0.03),
+        (golden_dir().join("mistral_full"), ScaleGranularity::Row, vocabulary_too, 0.03),
+        (golden_dir().join("mistral_full"), ScaleGranularity::Tensor, some, 0.5),
+        (demo_dir("draft"), ScaleGranularity::Row, layers, 0.03),
     ] {
         let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        write_both_of(&model, shared, (fp8.path(), plain.path()), is_chosen);
+        write_both_of(&model, granularity, (fp8.path(), plain.path()), is_chosen);
         let found = logits(&mut load(fp8.path(), WeightFormat::Fp8, 2));
-        let judge = Oracle::load(fp8.path(), WeightFormat::Fp8).unwrap();
-        let judged = judge.logits_at_every_position(&ids());
-        assert!(found == judged, "{model:?}, {shared:?}");
+        let oracle = Oracle::load(fp8.path(), WeightFormat::Fp8).unwrap();
+        let expected = oracle.logits_at_every_position(&ids());
+        assert!(found == expected, "{model:?}, {granularity:?}");
         for ranks in [1, 2] {
             let engine = Engine::load(&options(fp8.path(), WeightFormat::Fp8, ranks));
-            assert!(logits(&mut engine.unwrap()) == judged, "{model:?}, {shared:?}, {ranks} ranks");
-            let heavy =
+            assert!(logits(&mut engine.unwrap()) == expected, "{model:?}, {granularity:?}, {ranks} ranks");
+            let enlarged =
                 Engine::load_with_ballast(&options(fp8.path(), WeightFormat::Fp8, ranks), 300_000, None);
-            assert!(logits(&mut heavy.unwrap()) == judged, "{model:?}, {shared:?}, {ranks} ranks, ballast");
+            assert!(
+                logits(&mut enlarged.unwrap()) == expected,
+                "{model:?}, {granularity:?}, {ranks} ranks, ballast"
+            );
         }
         // Close to the dequantized numbers, each of which bf16 would round.
         let whole = logits(&mut load(plain.path(), WeightFormat::F32, 1));
@@ -238,22 +241,22 @@ fn codes_are_held_as_they_are_stored() {
 }
 
 #[test]
-fn what_cannot_be_held_as_it_is_stored_is_said() {
+fn block_scales_are_rejected_for_fp8_weights() {
     let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    write_both(&demo_dir("draft"), Shared::Block, fp8.path(), plain.path());
+    write_both(&demo_dir("draft"), ScaleGranularity::Block, fp8.path(), plain.path());
     let error =
         |ranks| Engine::load(&options(fp8.path(), WeightFormat::Fp8, ranks)).err().unwrap().to_string();
-    for said in ["model.layers.0.mlp.gate_proj.weight", "128 x 128", "`weights` bf16"] {
-        assert!(error(1).contains(said), "{}", error(1));
+    for words in ["model.layers.0.mlp.gate_proj.weight", "128 x 128", "`weights` bf16"] {
+        assert!(error(1).contains(words), "{}", error(1));
     }
     assert!(Oracle::load(fp8.path(), WeightFormat::Fp8).is_err());
 }
 
 /// A NaN code makes every result that depends on its row a NaN, on every rank.
 #[test]
-fn a_code_that_is_no_number_is_seen() {
+fn a_nan_code_makes_logits_nan() {
     let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    write_both(&golden_dir().join("llama_tied"), Shared::Row, fp8.path(), plain.path());
+    write_both(&golden_dir().join("llama_tied"), ScaleGranularity::Row, fp8.path(), plain.path());
     let mut tensors = tensors_of(fp8.path());
     let down = tensors.iter_mut().find(|(name, ..)| name == "model.layers.0.mlp.down_proj.weight").unwrap();
     down.3[1] = 0xff;
@@ -266,18 +269,18 @@ fn a_code_that_is_no_number_is_seen() {
 }
 
 #[test]
-fn what_is_wrong_with_scales_is_said_by_name() {
+fn bad_scales_are_rejected_by_name() {
     const MATRIX: &str = "model.layers.0.self_attn.q_proj.weight";
     let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let refusal = |change: &dyn Fn(&mut Tensors)| {
-        write_both(&golden_dir().join("llama_tied"), Shared::Row, fp8.path(), plain.path());
+        write_both(&golden_dir().join("llama_tied"), ScaleGranularity::Row, fp8.path(), plain.path());
         let mut tensors = tensors_of(fp8.path());
         change(&mut tensors);
         write(fp8.path(), &tensors);
-        let [numbers, held] = [WeightFormat::AsStored, WeightFormat::Fp8].map(|weights| {
+        let [numbers, as_fp8] = [WeightFormat::AsStored, WeightFormat::Fp8].map(|weights| {
             Engine::load(&options(fp8.path(), weights, 1)).err().map(|error| error.to_string())
         });
-        assert_eq!(numbers, held, "independent of the weight format");
+        assert_eq!(numbers, as_fp8, "independent of the weight format");
         numbers.unwrap_or_default()
     };
     let scales = format!("{MATRIX}_scale");
@@ -301,7 +304,7 @@ fn what_is_wrong_with_scales_is_said_by_name() {
 /// model's greedy choice stays the same, and how often the draft's choice is the target's. Run with
 /// `--no-capture` for the table.
 #[test]
-fn fp8_says_nearly_what_bf16_says() {
+fn fp8_is_close_to_bf16() {
     let mut tasks = tasks();
     tasks.iter_mut().for_each(|task| task.texts.truncate(1));
     for weights in [WeightFormat::Bf16, WeightFormat::Fp8] {
@@ -313,7 +316,7 @@ fn pair_in_fp8(tasks: &[Task], weights: WeightFormat) {
     let folders = [(); 2].map(|()| (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()));
     let mut engines = Vec::new();
     for (role, (fp8, plain)) in ["draft", "target"].into_iter().zip(&folders) {
-        write_both(&demo_dir(role), Shared::Row, fp8.path(), plain.path());
+        write_both(&demo_dir(role), ScaleGranularity::Row, fp8.path(), plain.path());
         let (mut rounded, mut whole) =
             (load(fp8.path(), weights, 1), load(&demo_dir(role), WeightFormat::Bf16, 1));
         let all = compare(&format!("{role:<7} fp8 loaded as {weights:?}"), (&mut rounded, &mut whole), tasks);

@@ -86,7 +86,7 @@ fn every_golden_checkpoint_agrees_in_f32() {
 
 /// bf16 rounds GEMM inputs and KV to 8 bits; logits of these models spread over about ten units.
 #[test]
-fn every_golden_checkpoint_is_near_in_bf16() {
+fn every_golden_checkpoint_is_close_in_bf16() {
     for case in golden_cases() {
         let dir = golden_dir().join(&case);
         let (difference, place) = Expected::read(&dir).worst(&mut load(&dir, WeightFormat::Bf16, 1));
@@ -115,7 +115,7 @@ fn the_bundled_pair_agrees() {
 }
 
 #[test]
-fn ends_of_text_are_generation_configs_first() {
+fn eos_ids_of_generation_config_take_precedence() {
     let eos =
         |case: &str| load(&golden_dir().join(case), WeightFormat::AsStored, 1).info().eos_token_ids.clone();
     assert_eq!(eos("qwen3_norms"), [5, 3]);

@@ -33,8 +33,8 @@ fn run(sections: &[Section], kernels: &Path) -> Vec<String> {
 }
 
 #[test]
-fn drafted_text_is_undrafted_text() {
-    let Some(driver) = HostDriver::for_test("host_driver::drafted_text_is_undrafted_text") else { return };
+fn drafts_do_not_change_the_text() {
+    let Some(driver) = HostDriver::for_test("host_driver::drafts_do_not_change_the_text") else { return };
     let lines = run(&[Section::Text], &driver.kernels);
     assert!(lines.iter().all(|line| line.starts_with("ok")) && lines.len() > 15, "{lines:#?}");
 }
@@ -87,8 +87,8 @@ fn timings_run() {
 
 /// Times are meaningless here, so none is checked; every kind of step runs and is reported.
 #[test]
-fn shares_of_the_roofline_run() {
-    let Some(driver) = HostDriver::for_test("host_driver::shares_of_the_roofline_run") else { return };
+fn roofline_timings_run() {
+    let Some(driver) = HostDriver::for_test("host_driver::roofline_timings_run") else { return };
     let lines = run(&[Section::Roofline], &driver.kernels);
     for context in [20, 60, 130] {
         for step in ["1 x 1 rows", "2 x 5 rows", "3 x 5 rows", "prompt of 70 rows"] {
@@ -102,8 +102,8 @@ fn shares_of_the_roofline_run() {
 }
 
 #[test]
-fn products_by_the_library_stay_near_our_own() {
-    let Some(driver) = HostDriver::for_test("host_driver::products_by_the_library_stay_near_our_own") else {
+fn library_gemms_are_close_to_our_own() {
+    let Some(driver) = HostDriver::for_test("host_driver::library_gemms_are_close_to_our_own") else {
         return;
     };
     let lines = run(&[Section::Library], &driver.kernels);
@@ -119,9 +119,8 @@ fn products_by_the_library_stay_near_our_own() {
 }
 
 #[test]
-fn speculation_is_timed_against_the_target_alone() {
-    let Some(driver) = HostDriver::for_test("host_driver::speculation_is_timed_against_the_target_alone")
-    else {
+fn speculation_timings_run() {
+    let Some(driver) = HostDriver::for_test("host_driver::speculation_timings_run") else {
         return;
     };
     let lines = run(&[Section::Speculation], &driver.kernels);
@@ -136,8 +135,10 @@ fn speculation_is_timed_against_the_target_alone() {
 }
 
 #[test]
-fn what_a_device_lacks_is_told() {
-    let Some(driver) = HostDriver::for_test("host_driver::what_a_device_lacks_is_told") else { return };
+fn missing_devices_and_kernels_are_named() {
+    let Some(driver) = HostDriver::for_test("host_driver::missing_devices_and_kernels_are_named") else {
+        return;
+    };
     let error = CudaDevice::open(1, Some(&driver.kernels)).unwrap_err();
     assert_eq!(error, CudaError::NoSuchDevice { ordinal: 1, count: 1 });
     let nowhere = CudaDevice::open(0, Some(Path::new("/nowhere"))).unwrap_err().to_string();

@@ -55,7 +55,7 @@ fn a_batch_that_does_not_fit_changes_nothing() {
 }
 
 #[test]
-fn a_broken_batch_is_refused() {
+fn an_invalid_batch_is_rejected() {
     let mut engine = engine_with_blocks(100);
     let slot = engine.open();
     let gone = engine.open();
@@ -97,14 +97,14 @@ fn options_out_of_range_are_named() {
 }
 
 #[test]
-fn kv_memory_is_taken_as_it_is_used() {
+fn kv_memory_is_allocated_on_demand() {
     // A terabyte, which no test machine has: the limit itself costs nothing.
     let engine = Engine::load(&LoadOptions { kv_memory_bytes: 1 << 40, ..options() }).unwrap();
     assert_eq!(engine.info().kv_blocks, (1 << 40) / BLOCK_BYTES);
 }
 
 #[test]
-fn an_engine_may_be_used_on_another_thread_than_it_was_loaded_on() {
+fn an_engine_can_move_to_another_thread() {
     let mut engine = engine_with_blocks(4);
     let rows = std::thread::spawn(move || {
         let slot = engine.open();

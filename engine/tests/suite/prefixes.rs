@@ -1,13 +1,13 @@
 //! KV that another sequence computed gives the same results as recomputing it: logits are equal by `==`,
 //! whether a prefix was found, waited for, abandoned, copied or evicted.
 
-use engine::{Engine, LoadOptions, SequenceRows, Shared, SlotId, TokenId, WeightFormat};
+use engine::{Engine, LoadOptions, PrefixMatch, SequenceRows, SlotId, TokenId, WeightFormat};
 
 use crate::support::{Random, demo_dir, feed, golden_dir, load};
 
 /// Runs a text that may share its prefix, and returns the logits of its last row.
-fn fed(engine: &mut Engine, slot: SlotId, key: u64, ids: &[TokenId]) -> Vec<f32> {
-    let found = engine.share(slot, key, ids);
+fn last_logits(engine: &mut Engine, slot: SlotId, key: u64, ids: &[TokenId]) -> Vec<f32> {
+    let found = engine.share_prefix(slot, key, ids);
     assert!(!found.wait);
     feed(engine, slot, &ids[found.len as usize..], 1).remove(0)
 }
@@ -17,7 +17,7 @@ fn text(len: usize, salt: u32, vocab: u32) -> Vec<TokenId> {
 }
 
 #[test]
-fn with_and_without_a_cached_prefix() {
+fn a_cached_prefix_gives_the_same_bits() {
     for format in
         [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8, WeightFormat::Int4]
     {
@@ -31,19 +31,19 @@ fn with_and_without_a_cached_prefix() {
             };
             let engine = &mut load(&dir, format, 1);
             let first = engine.open();
-            assert_eq!(fed(engine, first, 1, &ids), expected, "computed");
+            assert_eq!(last_logits(engine, first, 1, &ids), expected, "computed");
             let second = engine.open();
-            assert_eq!(fed(engine, second, 1, &ids), expected, "found in the cache");
+            assert_eq!(last_logits(engine, second, 1, &ids), expected, "found in the cache");
             assert_eq!(engine.stats().rows, 75 + (75 - 64));
             engine.close(first);
             engine.close(second);
             assert_eq!((engine.stats().referenced_blocks, engine.stats().cached_blocks), (0, 4));
             let third = engine.open();
-            assert_eq!(fed(engine, third, 1, &ids), expected, "cached, though unreferenced");
-            let stranger = engine.open();
+            assert_eq!(last_logits(engine, third, 1, &ids), expected, "cached, though unreferenced");
+            let other_key = engine.open();
             assert_eq!(
-                engine.share(stranger, 2, &ids),
-                Shared { len: 0, wait: false },
+                engine.share_prefix(other_key, 2, &ids),
+                PrefixMatch { len: 0, wait: false },
                 "another isolation key"
             );
         }
@@ -51,12 +51,12 @@ fn with_and_without_a_cached_prefix() {
 }
 
 #[test]
-fn two_that_share_and_part() {
+fn sequences_that_share_and_diverge_give_the_same_bits() {
     let engine = &mut load(&demo_dir("draft"), WeightFormat::Bf16, 1);
     let (start, vocab) = (text(40, 1, 4_096), 4_096);
     let (a, b) = (engine.open(), engine.open());
-    fed(engine, a, 1, &start);
-    fed(engine, b, 1, &start);
+    last_logits(engine, a, 1, &start);
+    last_logits(engine, b, 1, &start);
     // Both continue inside their first blocks, which are shared: from there each needs a private copy.
     let tails = [text(30, 50, vocab), text(30, 90, vocab)];
     for cut in [20, 37] {
@@ -74,7 +74,7 @@ fn two_that_share_and_part() {
 }
 
 #[test]
-fn whatever_is_thrown_out_meanwhile() {
+fn evictions_change_no_bit() {
     let dir = golden_dir().join("llama_tied");
     let options = LoadOptions {
         model_dir: dir.clone(),
@@ -104,7 +104,7 @@ fn whatever_is_thrown_out_meanwhile() {
         let i = random.below(open.len());
         let (slot, ids) = &mut open[i];
         engine.truncate(*slot, random.below(ids.len() + 1) as u32);
-        let held = engine.share(*slot, 9, ids);
+        let held = engine.share_prefix(*slot, 9, ids);
         assert!(!held.wait, "no other sequence is computing");
         let rest = &ids[held.len as usize..];
         if rest.is_empty() || engine.blocks_needed(*slot, rest.len() as u32) > engine.free_blocks() {

@@ -121,7 +121,7 @@ pub(crate) fn compare(
 }
 
 #[test]
-fn quantized_weights_say_nearly_what_bf16_says() {
+fn quantized_weights_are_close_to_bf16() {
     let tasks = tasks();
     assert!(tasks.len() >= 10, "prompts are missing");
     for (format, least_agreement, most_error) in
@@ -138,7 +138,7 @@ fn quantized_weights_say_nearly_what_bf16_says() {
 
 /// A random model depends only on a configuration and a seed; every format holds the same one.
 #[test]
-fn a_random_model_is_its_seed() {
+fn a_random_model_depends_only_on_its_seed() {
     let random = |weights, seed, threads| {
         let options = engine::LoadOptions {
             model_dir: golden_dir().join("qwen3_norms/config.json"),

@@ -81,7 +81,7 @@ fn ranks_change_no_bit() {
 }
 
 #[test]
-fn a_model_that_cannot_be_split_so_is_refused_by_what_does_not_divide() {
+fn unsupported_splits_are_rejected_by_name() {
     let dir = TempDir::new().unwrap();
     let check = |ranks, changes: Value, words: &str| {
         let config = config_of("llama_tied", &dir, &changes);

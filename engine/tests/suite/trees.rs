@@ -125,7 +125,7 @@ fn check(engine: &mut Engine, random: &mut Random, start: usize, what: &str) {
     let vocab = engine.info().vocab_size as usize;
     let mut text: Vec<TokenId> = (0..start).map(|_| random.below(vocab) as TokenId).collect();
     let slot = engine.open();
-    engine.share(slot, 3, &text);
+    engine.share_prefix(slot, 3, &text);
     let held = engine.len(slot) as usize;
     let first = start - 1;
     if first > held {
@@ -157,7 +157,7 @@ fn check(engine: &mut Engine, random: &mut Random, start: usize, what: &str) {
     assert_eq!(feed(engine, slot, &text[held..], 1).remove(0), alone(engine, &text), "{what}: the end");
     // Its published blocks give the same results as computing them.
     let second = engine.open();
-    let held = engine.share(second, 3, &text).len as usize;
+    let held = engine.share_prefix(second, 3, &text).len as usize;
     assert!(held >= (start.saturating_sub(1)) / 16 * 16, "{what}: {held} of {} are shared", text.len());
     assert_eq!(feed(engine, second, &text[held..], 1).remove(0), alone(engine, &text), "{what}: shared");
     engine.close(second);
@@ -166,7 +166,7 @@ fn check(engine: &mut Engine, random: &mut Random, start: usize, what: &str) {
 }
 
 #[test]
-fn every_row_of_a_tree_is_that_of_a_chain_of_its_ancestors() {
+fn tree_rows_equal_chains_of_their_ancestors() {
     for case in ["llama_wide_heads", "mistral_window", "qwen2_window_layers", "qwen3_norms"] {
         for format in FORMATS {
             let engine = &mut load(&golden_dir().join(case), format, 1);
@@ -179,7 +179,7 @@ fn every_row_of_a_tree_is_that_of_a_chain_of_its_ancestors() {
 }
 
 #[test]
-fn whatever_the_threads_and_ranks() {
+fn threads_and_ranks_change_no_bit() {
     for (threads, tensor_parallel) in [(3, 1), (2, 2)] {
         let options = LoadOptions {
             model_dir: demo_dir("target"),
@@ -231,7 +231,7 @@ fn other_ancestors_and_another_path_give_other_bits() {
 }
 
 #[test]
-fn what_is_no_tree_is_refused_and_leaves_no_trace() {
+fn invalid_trees_are_rejected_and_change_nothing() {
     let engine = &mut load(&golden_dir().join("llama_tied"), WeightFormat::F32, 1);
     let slot = engine.open();
     let mut refused = |parents: &[u32], trees: usize, words: &str| {

@@ -5,12 +5,12 @@ use futures::FutureExt as _;
 use super::*;
 
 /// A request with the default key.
-fn of(num_sequences: u32, priority: u8) -> Asking {
-    Asking { num_sequences, priority, key: 0 }
+fn request(num_sequences: u32, priority: u8) -> AdmissionRequest {
+    AdmissionRequest { num_sequences, priority, key: 0 }
 }
 
-fn by(key: u64) -> Asking {
-    Asking { num_sequences: 1, priority: 0, key }
+fn request_of_key(key: u64) -> AdmissionRequest {
+    AdmissionRequest { num_sequences: 1, priority: 0, key }
 }
 
 fn admission(max_sequences: u32, max_waiting_requests: usize) -> Admission {
@@ -18,36 +18,36 @@ fn admission(max_sequences: u32, max_waiting_requests: usize) -> Admission {
 }
 
 #[tokio::test]
-async fn a_permit_is_given_back_when_dropped() {
+async fn a_dropped_permit_is_released() {
     let admission = admission(3, 0);
-    let permit = admission.admit(of(2, 0)).await.unwrap();
+    let permit = admission.admit(request(2, 0)).await.unwrap();
     assert_eq!(admission.available(), 1);
-    assert!(matches!(admission.admit(of(2, 0)).await, Err(RouterError::Overloaded { .. })));
+    assert!(matches!(admission.admit(request(2, 0)).await, Err(RouterError::Overloaded { .. })));
     drop(permit);
-    assert!(admission.admit(of(3, 0)).await.is_ok());
+    assert!(admission.admit(request(3, 0)).await.is_ok());
 }
 
 #[tokio::test]
-async fn the_queue_has_a_limit_and_forgets_who_gave_up() {
+async fn the_queue_is_limited_and_drops_cancelled_requests() {
     let admission = admission(1, 1);
-    let permit = admission.admit(of(1, 0)).await.unwrap();
-    let mut waiting = Box::pin(admission.admit(of(1, 0)));
+    let permit = admission.admit(request(1, 0)).await.unwrap();
+    let mut waiting = Box::pin(admission.admit(request(1, 0)));
     assert!(waiting.as_mut().now_or_never().is_none());
-    assert!(matches!(admission.admit(of(1, 0)).await, Err(RouterError::Overloaded { .. })));
+    assert!(matches!(admission.admit(request(1, 0)).await, Err(RouterError::Overloaded { .. })));
     drop(waiting);
-    let mut waiting = Box::pin(admission.admit(of(1, 0)));
+    let mut waiting = Box::pin(admission.admit(request(1, 0)));
     assert!(waiting.as_mut().now_or_never().is_none());
     drop(permit);
     assert!(waiting.await.is_ok());
 }
 
 #[tokio::test]
-async fn a_large_request_is_not_overtaken_for_ever() {
+async fn a_large_request_is_not_starved_by_small_ones() {
     let admission = admission(4, 8);
-    let permit = admission.admit(of(2, 0)).await.unwrap();
-    let mut large = Box::pin(admission.admit(of(4, 0)));
+    let permit = admission.admit(request(2, 0)).await.unwrap();
+    let mut large = Box::pin(admission.admit(request(4, 0)));
     assert!(large.as_mut().now_or_never().is_none());
-    let mut small = Box::pin(admission.admit(of(1, 0)));
+    let mut small = Box::pin(admission.admit(request(1, 0)));
     assert!(small.as_mut().now_or_never().is_none(), "it must wait behind the large one");
     drop(permit);
     drop(large.await.unwrap());
@@ -57,10 +57,10 @@ async fn a_large_request_is_not_overtaken_for_ever() {
 #[tokio::test]
 async fn lower_priorities_go_first() {
     let admission = admission(1, 8);
-    let permit = admission.admit(of(1, 0)).await.unwrap();
-    let mut patient = Box::pin(admission.admit(of(1, 9)));
+    let permit = admission.admit(request(1, 0)).await.unwrap();
+    let mut patient = Box::pin(admission.admit(request(1, 9)));
     assert!(patient.as_mut().now_or_never().is_none());
-    let mut urgent = Box::pin(admission.admit(of(1, 0)));
+    let mut urgent = Box::pin(admission.admit(request(1, 0)));
     assert!(urgent.as_mut().now_or_never().is_none());
     drop(permit);
     assert!(patient.as_mut().now_or_never().is_none());
@@ -69,37 +69,37 @@ async fn lower_priorities_go_first() {
 }
 
 #[tokio::test]
-async fn who_gives_up_lets_those_behind_it_in() {
+async fn a_cancelled_request_unblocks_those_behind_it() {
     let admission = admission(4, 8);
-    let _permit = admission.admit(of(2, 0)).await.unwrap();
-    let mut large = Box::pin(admission.admit(of(4, 0)));
+    let _permit = admission.admit(request(2, 0)).await.unwrap();
+    let mut large = Box::pin(admission.admit(request(4, 0)));
     assert!(large.as_mut().now_or_never().is_none());
-    let mut small = Box::pin(admission.admit(of(1, 0)));
+    let mut small = Box::pin(admission.admit(request(1, 0)));
     assert!(small.as_mut().now_or_never().is_none());
     drop(large);
     assert!(small.await.is_ok());
 }
 
 #[tokio::test]
-async fn whoever_waits_too_long_is_turned_away() {
+async fn a_request_that_waits_too_long_is_refused() {
     let admission = Admission { wait_max: Duration::from_millis(1), ..admission(1, 1) };
-    let _permit = admission.admit(of(1, 0)).await.unwrap();
-    assert!(matches!(admission.admit(of(1, 0)).await, Err(RouterError::Overloaded { .. })));
+    let _permit = admission.admit(request(1, 0)).await.unwrap();
+    assert!(matches!(admission.admit(request(1, 0)).await, Err(RouterError::Overloaded { .. })));
 }
 
 #[tokio::test]
-async fn what_can_never_run_is_refused_by_number() {
-    let error = admission(2, 1).admit(of(3, 0)).await.unwrap_err();
+async fn a_request_larger_than_the_limit_is_refused() {
+    let error = admission(2, 1).admit(request(3, 0)).await.unwrap_err();
     assert!(error.to_string().contains("3 sequences") && error.to_string().contains("at most 2"), "{error}");
 }
 
 #[tokio::test]
-async fn a_key_with_many_requests_lets_others_have_turns() {
+async fn admission_alternates_between_keys() {
     let admission = admission(1, 64);
-    let permit = admission.admit(by(1)).await.unwrap();
-    let mut many: Vec<_> = (0..32).map(|_| Box::pin(admission.admit(by(1)))).collect();
+    let permit = admission.admit(request_of_key(1)).await.unwrap();
+    let mut many: Vec<_> = (0..32).map(|_| Box::pin(admission.admit(request_of_key(1)))).collect();
     assert!(many.iter_mut().all(|one| one.as_mut().now_or_never().is_none()));
-    let mut other = Box::pin(admission.admit(by(2)));
+    let mut other = Box::pin(admission.admit(request_of_key(2)));
     assert!(other.as_mut().now_or_never().is_none());
     // Both keys are new to the queue, and the first one arrived earlier.
     drop(permit);
@@ -109,24 +109,24 @@ async fn a_key_with_many_requests_lets_others_have_turns() {
 }
 
 #[tokio::test]
-async fn a_key_that_fills_the_queue_makes_room_for_others() {
+async fn a_full_queue_evicts_a_request_of_the_key_with_most() {
     let admission = admission(1, 4);
-    let _permit = admission.admit(by(1)).await.unwrap();
-    let mut many: Vec<_> = (0..4).map(|_| Box::pin(admission.admit(by(1)))).collect();
+    let _permit = admission.admit(request_of_key(1)).await.unwrap();
+    let mut many: Vec<_> = (0..4).map(|_| Box::pin(admission.admit(request_of_key(1)))).collect();
     assert!(many.iter_mut().all(|one| one.as_mut().now_or_never().is_none()));
-    let full = admission.admit(by(1)).now_or_never().unwrap();
+    let full = admission.admit(request_of_key(1)).now_or_never().unwrap();
     assert!(matches!(full, Err(RouterError::Overloaded { .. })), "its own requests fill the queue");
-    let mut other = Box::pin(admission.admit(by(2)));
+    let mut other = Box::pin(admission.admit(request_of_key(2)));
     assert!(other.as_mut().now_or_never().is_none(), "a key with fewer waiting requests is queued");
-    let turned_away = many.pop().unwrap().now_or_never().unwrap();
+    let evicted = many.pop().unwrap().now_or_never().unwrap();
     assert!(
-        matches!(turned_away, Err(RouterError::Overloaded { .. })),
+        matches!(evicted, Err(RouterError::Overloaded { .. })),
         "the newest request of the first key is evicted"
     );
     assert!(many.iter_mut().all(|one| one.as_mut().now_or_never().is_none()));
     // Evicted requests no longer count, even before they are polled.
-    let mut second = Box::pin(admission.admit(by(2)));
+    let mut second = Box::pin(admission.admit(request_of_key(2)));
     assert!(second.as_mut().now_or_never().is_none());
-    let third = admission.admit(by(2)).now_or_never().unwrap();
+    let third = admission.admit(request_of_key(2)).now_or_never().unwrap();
     assert!(third.is_err(), "2 and 2 are fair shares: nothing is evicted");
 }

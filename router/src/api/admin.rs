@@ -18,7 +18,7 @@ use crate::pipeline::AppState;
 /// Query parameters.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct How {
+pub(super) struct DrainParams {
     /// Whether running sequences move to another target.
     #[serde(default)]
     r#move: bool,
@@ -28,23 +28,28 @@ pub(super) struct How {
 pub(super) async fn drain(
     State(state): State<AppState>,
     Path(worker): Path<String>,
-    how: Query<How>,
+    params: Query<DrainParams>,
     headers: HeaderMap,
 ) -> Response {
-    order(&state, &headers, Drain { address: worker, is_draining: true, moves_sequences: how.r#move }).await
+    apply_drain(
+        &state,
+        &headers,
+        Drain { address: worker, is_draining: true, moves_sequences: params.r#move },
+    )
+    .await
 }
 
 /// `DELETE`.
-pub(super) async fn undo(
+pub(super) async fn undrain(
     State(state): State<AppState>,
     Path(worker): Path<String>,
     headers: HeaderMap,
 ) -> Response {
-    order(&state, &headers, Drain { address: worker, is_draining: false, moves_sequences: false }).await
+    apply_drain(&state, &headers, Drain { address: worker, is_draining: false, moves_sequences: false }).await
 }
 
-async fn order(state: &AppState, headers: &HeaderMap, drain: Drain) -> Response {
-    if let Err(error) = check(state, headers) {
+async fn apply_drain(state: &AppState, headers: &HeaderMap, drain: Drain) -> Response {
+    if let Err(error) = check_operator(state, headers) {
         return error.into_response();
     }
     let worker = drain.address.clone();
@@ -57,16 +62,16 @@ async fn order(state: &AppState, headers: &HeaderMap, drain: Drain) -> Response 
 
 /// Checks the key, and that the request is not cross-origin: browsers send such requests without a preflight,
 /// and a web page must not be able to drain a visitor's workers.
-pub(crate) fn check(state: &AppState, headers: &HeaderMap) -> Result<(), RouterError> {
-    let text = |name| headers.get(name).map(HeaderValue::as_bytes);
+pub(crate) fn check_operator(state: &AppState, headers: &HeaderMap) -> Result<(), RouterError> {
+    let header_bytes = |name| headers.get(name).map(HeaderValue::as_bytes);
     let authority = |origin: &[u8]| {
         let start = origin.windows(3).position(|part| part == b"://").map_or(0, |at| at + 3);
         origin[start..].to_vec()
     };
-    if let Some(origin) = text(header::ORIGIN)
-        && text(header::HOST).is_none_or(|host| authority(origin) != host)
+    if let Some(origin) = header_bytes(header::ORIGIN)
+        && header_bytes(header::HOST).is_none_or(|host| authority(origin) != host)
     {
         return Err(RouterError::CrossOrigin);
     }
-    state.auth.authenticate(text(header::AUTHORIZATION)).map(drop)
+    state.auth.authenticate(header_bytes(header::AUTHORIZATION)).map(drop)
 }

@@ -4,11 +4,11 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::RouterError;
-use crate::request::tools::{SentTools, Tool, ToolChoice};
+use crate::request::tools::{RawTools, Tool, ToolChoice};
 
 /// Format of a function tool in an API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ToolShape {
+pub(super) enum ToolFormat {
     /// Chat completions: name, description and `parameters` are fields of `function`.
     Nested,
     /// Responses: they are fields of the tool itself.
@@ -19,14 +19,14 @@ pub(super) enum ToolShape {
 
 /// Tools of a request.
 #[derive(Debug, Default)]
-pub(super) struct ReadTools {
+pub(super) struct ParsedTools {
     /// Input of the checks.
-    pub(super) sent: SentTools,
+    pub(super) raw: RawTools,
     /// Tools for the chat template, each in the format of chat completions.
-    told: Vec<Value>,
+    template_tools: Vec<Value>,
 }
 
-impl ToolShape {
+impl ToolFormat {
     /// Path from a tool to its name.
     pub(super) fn name_path(self) -> &'static str {
         match self {
@@ -36,20 +36,24 @@ impl ToolShape {
     }
 
     /// Reads the tools and the settings for calls.
-    pub(super) fn read(
+    pub(super) fn parse(
         self,
         tools: Vec<Value>,
         choice: ToolChoice,
         parallel: Option<bool>,
-    ) -> Result<ReadTools, RouterError> {
-        let read = |(idx, tool): (usize, Value)| self.read_tool(idx, tool);
-        let (tools, told) = tools.into_iter().enumerate().map(read).collect::<Result<_, RouterError>>()?;
-        Ok(ReadTools { sent: SentTools { tools, choice, parallel: parallel.unwrap_or(true) }, told })
+    ) -> Result<ParsedTools, RouterError> {
+        let parse = |(idx, tool): (usize, Value)| self.parse_tool(idx, tool);
+        let (tools, template_tools) =
+            tools.into_iter().enumerate().map(parse).collect::<Result<_, RouterError>>()?;
+        Ok(ParsedTools {
+            raw: RawTools { tools, choice, parallel: parallel.unwrap_or(true) },
+            template_tools,
+        })
     }
 
     /// Reads one tool; also returns it in the template's format.
-    fn read_tool(self, idx: usize, tool: Value) -> Result<(Tool, Value), RouterError> {
-        let wrong = |path: &str, expected: &str| {
+    fn parse_tool(self, idx: usize, tool: Value) -> Result<(Tool, Value), RouterError> {
+        let invalid = |path: &str, expected: &str| {
             let path = format!("tools[{idx}]{path}");
             let message = format!("{path} must be {expected}");
             RouterError::invalid(path, message)
@@ -58,29 +62,29 @@ impl ToolShape {
         match self {
             Self::InputSchema if kind.is_null() || kind == "custom" => {}
             Self::InputSchema => {
-                return Err(wrong(".type", "`custom`: tools that a server runs are not supported"));
+                return Err(invalid(".type", "`custom`: tools that a server runs are not supported"));
             }
             _ if kind == "function" => {}
-            _ => return Err(wrong(".type", "`function`: other tools are not supported")),
+            _ => return Err(invalid(".type", "`function`: other tools are not supported")),
         }
         let (path, function) = match self {
             Self::Nested => (".function", &tool["function"]),
             Self::Flat | Self::InputSchema => ("", &tool),
         };
-        let function = function.as_object().ok_or_else(|| wrong(path, "an object"))?;
+        let function = function.as_object().ok_or_else(|| invalid(path, "an object"))?;
         let name = function.get("name").and_then(Value::as_str);
-        let name = name.ok_or_else(|| wrong(self.name_path(), "a string"))?.to_owned();
+        let name = name.ok_or_else(|| invalid(self.name_path(), "a string"))?.to_owned();
         let schema = if self == Self::InputSchema { "input_schema" } else { "parameters" };
         let parameters = match function.get(schema) {
             Some(Value::Object(schema)) => Some(schema.clone()),
             None | Some(Value::Null) if self != Self::InputSchema => None,
-            _ => return Err(wrong(&format!("{path}.{schema}"), "a JSON schema: an object")),
+            _ => return Err(invalid(&format!("{path}.{schema}"), "a JSON schema: an object")),
         };
         let description = function.get("description").filter(|text| !text.is_null());
         if !description.is_none_or(Value::is_string) {
-            return Err(wrong(&format!("{path}.description"), "a string"));
+            return Err(invalid(&format!("{path}.description"), "a string"));
         }
-        let told = match self {
+        let template_tool = match self {
             Self::Nested => None,
             Self::Flat | Self::InputSchema => {
                 let mut function = Map::from_iter([("name".to_owned(), json!(name))]);
@@ -89,11 +93,11 @@ impl ToolShape {
                 Some(json!({ "type": "function", "function": function }))
             }
         };
-        Ok((Tool { name, parameters }, told.unwrap_or(tool)))
+        Ok((Tool { name, parameters }, template_tool.unwrap_or(tool)))
     }
 
     /// Reads `tool_choice` in OpenAI's format.
-    pub(super) fn read_choice(self, choice: Option<&Value>) -> Result<ToolChoice, RouterError> {
+    pub(super) fn parse_choice(self, choice: Option<&Value>) -> Result<ToolChoice, RouterError> {
         let Some(choice) = choice else { return Ok(ToolChoice::Auto) };
         match choice {
             Value::Null => Ok(ToolChoice::Auto),
@@ -119,19 +123,19 @@ impl ToolShape {
     }
 }
 
-impl ReadTools {
+impl ParsedTools {
     /// Sets the template's `tools` variable. Tools that may not be called are left out.
-    pub(super) fn tell(&mut self, variables: &mut Map<String, Value>) {
-        let told = std::mem::take(&mut self.told);
+    pub(super) fn set_template_tools(&mut self, variables: &mut Map<String, Value>) {
+        let template_tools = std::mem::take(&mut self.template_tools);
         variables.remove("tools");
-        if self.sent.choice != ToolChoice::None && !told.is_empty() {
-            variables.insert("tools".to_owned(), Value::Array(told));
+        if self.raw.choice != ToolChoice::None && !template_tools.is_empty() {
+            variables.insert("tools".to_owned(), Value::Array(template_tools));
         }
     }
 }
 
 /// Reads a call's arguments as sent back by a client.
-pub(super) fn read_arguments(path: &str, arguments: &Value) -> Result<Map<String, Value>, RouterError> {
+pub(super) fn parse_arguments(path: &str, arguments: &Value) -> Result<Map<String, Value>, RouterError> {
     let arguments = match arguments {
         Value::Null => Some(Map::new()),
         Value::String(text) if text.is_empty() => Some(Map::new()),
@@ -139,8 +143,8 @@ pub(super) fn read_arguments(path: &str, arguments: &Value) -> Result<Map<String
         Value::Object(arguments) => Some(arguments.clone()),
         _ => None,
     };
-    let wrong = || RouterError::invalid(path, format!("{path} must be a JSON object, written as a string"));
-    arguments.ok_or_else(wrong)
+    let invalid = || RouterError::invalid(path, format!("{path} must be a JSON object, written as a string"));
+    arguments.ok_or_else(invalid)
 }
 
 /// Id of a choice's call.

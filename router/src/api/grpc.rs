@@ -1,4 +1,4 @@
-//! The gRPC API: `outrider.v1.Inference`. Converts messages to a [`SentRequest`] and text deltas to messages;
+//! The gRPC API: `outrider.v1.Inference`. Converts messages to a [`RawRequest`] and text deltas to messages;
 //! the rest of the path is shared with HTTP. Servers mount [`grpc_service`].
 
 use std::panic::AssertUnwindSafe;
@@ -23,13 +23,13 @@ use crate::metrics::Protocol;
 use crate::pipeline::deadline::{Deadline, GRPC_TIMEOUT_HEADER};
 use crate::pipeline::text_delta::{Part, TextDelta};
 use crate::pipeline::text_stream::TextStream;
-use crate::pipeline::{AppState, Arrival, begin};
+use crate::pipeline::{AppState, RequestContext, start_request};
 use crate::request::gateway::Slo;
 use crate::request::limits::BODY_BYTES_MAX;
+use crate::request::raw::{FieldNames, RawPrompt, RawRequest, RawSampling, RawSpeculation};
 use crate::request::record::RequestRecord;
-use crate::request::sent::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
-use crate::request::structure::SentGrammar;
-use crate::request::tools::SentTools;
+use crate::request::structure::RawGrammar;
+use crate::request::tools::RawTools;
 use crate::request::{Caller, Operation, Usage, span};
 use text::ConversationMessage;
 
@@ -37,17 +37,17 @@ const TASK_TYPE: &str = "x-task-type";
 const REQUEST_ID: &str = "x-request-id";
 
 /// Creates the service.
-pub fn grpc_service(state: AppState) -> InferenceServer<InferenceDoor> {
-    InferenceServer::new(InferenceDoor { state }).max_decoding_message_size(BODY_BYTES_MAX)
+pub fn grpc_service(state: AppState) -> InferenceServer<InferenceService> {
+    InferenceServer::new(InferenceService { state }).max_decoding_message_size(BODY_BYTES_MAX)
 }
 
 /// The handlers of `outrider.v1.Inference`.
-pub struct InferenceDoor {
+pub struct InferenceService {
     state: AppState,
 }
 
 #[tonic::async_trait]
-impl Inference for InferenceDoor {
+impl Inference for InferenceService {
     type GenerateStream = BoxStream<'static, Result<v1::GenerateResponse, Status>>;
 
     async fn generate(
@@ -61,12 +61,13 @@ impl Inference for InferenceDoor {
         };
         let span = span::open(Protocol::Grpc, operation);
         telemetry::set_parent_from_metadata(&span, &metadata);
-        let record = RequestRecord::arrived(Protocol::Grpc, span.clone(), &self.state.metrics);
+        let record = RequestRecord::new(Protocol::Grpc, span.clone(), &self.state.metrics);
         let request_id = operation.new_request_id();
         let response = extensions.get::<ResponseHandle>().cloned();
 
-        let arrival = Arrival { request_id: request_id.clone(), deadline: None, response, record };
-        let started = start(&self.state, &metadata, message, arrival).instrument(span);
+        let request_context =
+            RequestContext { request_id: request_id.clone(), deadline: None, response, record };
+        let started = start(&self.state, &metadata, message, request_context).instrument(span);
         let outcome = AssertUnwindSafe(started).catch_unwind().await;
         let text =
             outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())))?;
@@ -95,51 +96,53 @@ async fn start(
     state: &AppState,
     metadata: &MetadataMap,
     message: v1::GenerateRequest,
-    mut arrival: Arrival,
+    mut request_context: RequestContext,
 ) -> Result<TextStream, RouterError> {
-    let read = read(state, metadata, message).and_then(|(sent, mut caller)| {
-        arrival.deadline = deadline_of(metadata)?;
-        arrival.record.held_to(through_gateway(state, &mut caller, metadata)?);
-        Ok((sent, caller))
+    let parsed = read_request(state, metadata, message).and_then(|(raw_request, mut caller)| {
+        request_context.deadline = deadline_from_metadata(metadata)?;
+        request_context.record.set_slo(apply_gateway_headers(state, &mut caller, metadata)?);
+        Ok((raw_request, caller))
     });
-    match read {
-        Ok((sent, caller)) => begin(state, sent, &caller, arrival).await,
+    match parsed {
+        Ok((raw_request, caller)) => start_request(state, raw_request, &caller, request_context).await,
         Err(error) => {
-            arrival.record.failed(&error);
+            request_context.record.failed(&error);
             Err(error)
         }
     }
 }
 
-fn read(
+fn read_request(
     state: &AppState,
     metadata: &MetadataMap,
     message: v1::GenerateRequest,
-) -> Result<(SentRequest, Caller), RouterError> {
+) -> Result<(RawRequest, Caller), RouterError> {
     let caller = authenticate(state, metadata)?;
-    Ok((sent_request(metadata, message)?, caller))
+    Ok((parse_request(metadata, message)?, caller))
 }
 
 /// Applies a gateway's metadata to the caller.
-pub(super) fn through_gateway(
+pub(super) fn apply_gateway_headers(
     state: &AppState,
     caller: &mut Caller,
     metadata: &MetadataMap,
 ) -> Result<Slo, RouterError> {
-    incoming::through_gateway(state, caller, |name| metadata.get(name).map(|value| value.as_encoded_bytes()))
+    incoming::apply_gateway_headers(state, caller, |name| {
+        metadata.get(name).map(|value| value.as_encoded_bytes())
+    })
 }
 
 /// Reads the client's deadline for the whole answer, if any.
-pub(super) fn deadline_of(metadata: &MetadataMap) -> Result<Option<Deadline>, RouterError> {
+pub(super) fn deadline_from_metadata(metadata: &MetadataMap) -> Result<Option<Deadline>, RouterError> {
     let timeout = metadata.get(GRPC_TIMEOUT_HEADER).map(|value| value.as_encoded_bytes());
-    Ok(timeout.map(Deadline::of_grpc).transpose()?.flatten())
+    Ok(timeout.map(Deadline::from_grpc_timeout).transpose()?.flatten())
 }
 
 pub(super) fn authenticate(state: &AppState, metadata: &MetadataMap) -> Result<Caller, RouterError> {
     state.auth.authenticate(metadata.get("authorization").map(|value| value.as_encoded_bytes()))
 }
 
-fn sent_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<SentRequest, RouterError> {
+fn parse_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<RawRequest, RouterError> {
     let task_type = match (message.task_type, metadata.get(TASK_TYPE)) {
         (from_message, _) if !from_message.is_empty() => Some(from_message),
         (_, Some(header)) => Some(String::from_utf8_lossy(header.as_encoded_bytes()).into_owned()),
@@ -148,17 +151,17 @@ fn sent_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<
     let sampling = message.sampling.unwrap_or_default();
     let min_tokens = sampling.min_tokens.map(i64::from);
     let (prompts, prompt_name) = match message.prompt {
-        Some(v1::generate_request::Prompt::Text(text)) => (vec![SentPrompt::Text(text)], "prompt"),
+        Some(v1::generate_request::Prompt::Text(text)) => (vec![RawPrompt::Text(text)], "prompt"),
         Some(v1::generate_request::Prompt::TokenIds(ids)) => {
-            (vec![SentPrompt::TokenIds(ids.ids.into_iter().map(i64::from).collect())], "prompt")
+            (vec![RawPrompt::TokenIds(ids.ids.into_iter().map(i64::from).collect())], "prompt")
         }
-        Some(v1::generate_request::Prompt::Chat(chat)) => (vec![sent_chat(chat)?], "messages"),
+        Some(v1::generate_request::Prompt::Chat(chat)) => (vec![parse_chat(chat)?], "messages"),
         None => (Vec::new(), "prompt"),
     };
-    Ok(SentRequest {
+    Ok(RawRequest {
         model: Some(message.model),
         prompts,
-        sampling: sent_sampling(sampling),
+        sampling: parse_sampling(sampling),
         max_tokens: message.max_tokens.map(i64::from),
         min_tokens,
         n: message.n.map(i64::from),
@@ -168,28 +171,28 @@ fn sent_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<
         ignore_eos: message.ignore_eos,
         logprobs: message.logprobs.map(i64::from),
         echo: message.echo,
-        tools: SentTools::default(),
-        grammar: message.grammar.map(|document| sent_grammar(&document)).transpose()?,
+        tools: RawTools::default(),
+        grammar: message.grammar.map(|document| parse_grammar(&document)).transpose()?,
         task_type,
-        speculation: message.speculation.map(sent_speculation).unwrap_or_default(),
+        speculation: message.speculation.map(parse_speculation).unwrap_or_default(),
         prediction: None,
         priority: Some(i64::from(message.priority)),
         truncate_prompt_tokens: None,
         cache_salt: None,
-        wants_whole_window: false,
-        keep_out_of_log: false,
+        fill_context_window: false,
+        exclude_from_log: false,
         names: FieldNames { prompt: prompt_name, ..FieldNames::default() },
     })
 }
 
-fn sent_grammar(document: &str) -> Result<SentGrammar, RouterError> {
+fn parse_grammar(document: &str) -> Result<RawGrammar, RouterError> {
     let field = "grammar";
     let grammar = Grammar::from_wire(document);
     let grammar = grammar.map_err(|error| RouterError::invalid(field, format!("{field}: {error}")))?;
-    Ok(SentGrammar { field, grammar })
+    Ok(RawGrammar { field, grammar })
 }
 
-fn sent_chat(chat: v1::Chat) -> Result<SentPrompt, RouterError> {
+fn parse_chat(chat: v1::Chat) -> Result<RawPrompt, RouterError> {
     let template_kwargs = if chat.template_kwargs.is_empty() {
         Map::new()
     } else {
@@ -203,11 +206,11 @@ fn sent_chat(chat: v1::Chat) -> Result<SentPrompt, RouterError> {
         name: message.name,
         ..ConversationMessage::default()
     });
-    Ok(SentPrompt::Chat { messages: messages.collect(), template_kwargs })
+    Ok(RawPrompt::Chat { messages: messages.collect(), template_kwargs })
 }
 
-fn sent_sampling(sampling: v1::SamplingParams) -> SentSampling {
-    SentSampling {
+fn parse_sampling(sampling: v1::SamplingParams) -> RawSampling {
+    RawSampling {
         temperature: sampling.temperature.map(widen),
         top_k: sampling.top_k.map(i64::from),
         top_p: sampling.top_p.map(widen),
@@ -229,7 +232,7 @@ pub(super) fn widen(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
-fn sent_speculation(speculation: v1::Speculation) -> SentSpeculation {
+fn parse_speculation(speculation: v1::Speculation) -> RawSpeculation {
     let acceptance = match v1::AcceptanceMode::try_from(speculation.acceptance) {
         Ok(v1::AcceptanceMode::Unspecified) => None,
         Ok(v1::AcceptanceMode::Coupled) => Some("coupled".to_owned()),
@@ -238,7 +241,7 @@ fn sent_speculation(speculation: v1::Speculation) -> SentSpeculation {
         // A mode of a newer protocol: refused later, like every unknown mode.
         Err(_) => Some(speculation.acceptance.to_string()),
     };
-    SentSpeculation {
+    RawSpeculation {
         enabled: speculation.enabled,
         num_draft_tokens: speculation.num_draft_tokens.map(i64::from),
         num_tree_tokens: speculation.num_tree_tokens.map(i64::from),
@@ -253,9 +256,11 @@ fn messages(text: TextStream) -> BoxStream<'static, Result<v1::GenerateResponse,
             return None;
         }
         let (message, ended) = match text.next().await {
-            Some(Ok(delta)) => (Ok(piece(&text, delta)), false),
+            Some(Ok(delta)) => (Ok(delta_response(&text, delta)), false),
             Some(Err(error)) => (Err(error.into()), true),
-            None => (Ok(v1::GenerateResponse { usage: Some(usage(&text.usage())), ..frame(&text) }), true),
+            None => {
+                (Ok(v1::GenerateResponse { usage: Some(usage(&text.usage())), ..base_response(&text) }), true)
+            }
         };
         Some((message, (text, ended)))
     })
@@ -263,7 +268,7 @@ fn messages(text: TextStream) -> BoxStream<'static, Result<v1::GenerateResponse,
 }
 
 /// Fields repeated by every message.
-fn frame(text: &TextStream) -> v1::GenerateResponse {
+fn base_response(text: &TextStream) -> v1::GenerateResponse {
     let info = text.info();
     v1::GenerateResponse {
         request_id: info.id.clone(),
@@ -273,7 +278,7 @@ fn frame(text: &TextStream) -> v1::GenerateResponse {
     }
 }
 
-fn piece(text: &TextStream, delta: TextDelta) -> v1::GenerateResponse {
+fn delta_response(text: &TextStream, delta: TextDelta) -> v1::GenerateResponse {
     let finish = match delta.finish {
         None => v1::FinishReason::Unspecified,
         Some(FinishReason::Stop) => v1::FinishReason::Stop,
@@ -281,7 +286,7 @@ fn piece(text: &TextStream, delta: TextDelta) -> v1::GenerateResponse {
     };
     let token_ids = delta.tokens.iter().map(|token| token.id).collect();
     let logprobs = delta.tokens.into_iter().filter_map(wire_logprobs).collect();
-    let message = v1::GenerateResponse { choice: delta.choice, finish: finish.into(), ..frame(text) };
+    let message = v1::GenerateResponse { choice: delta.choice, finish: finish.into(), ..base_response(text) };
     match delta.part {
         Part::Prompt => v1::GenerateResponse {
             prompt: Some(v1::PromptEcho { text: delta.text, token_ids, logprobs }),

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use http::{HeaderMap, Method, Uri};
 
-use super::exchange::exchange;
+use super::handler::handle_request;
 use super::incoming::authenticate;
 use super::openai::models::{Model, ModelList};
 use super::openai::respond::OpenAi;
@@ -42,7 +42,7 @@ pub fn admin_app(state: AppState) -> Router {
     let observed = service::health::router(state.health.clone(), state.metrics_page.clone());
     Router::new()
         .route("/debug/lanes", get(super::debug::lanes))
-        .route("/admin/workers/{id}/drain", post(super::admin::drain).delete(super::admin::undo))
+        .route("/admin/workers/{id}/drain", post(super::admin::drain).delete(super::admin::undrain))
         .route(
             "/admin/rollout",
             get(super::rollout::show).post(super::rollout::begin).delete(super::rollout::end),
@@ -53,11 +53,11 @@ pub fn admin_app(state: AppState) -> Router {
 }
 
 async fn chat_completions(State(state): State<AppState>, request: Request) -> Response {
-    exchange(state, OpenAi(Operation::Chat), request).await
+    handle_request(state, OpenAi(Operation::Chat), request).await
 }
 
 async fn completions(State(state): State<AppState>, request: Request) -> Response {
-    exchange(state, OpenAi(Operation::Completion), request).await
+    handle_request(state, OpenAi(Operation::Completion), request).await
 }
 
 async fn list_models(State(state): State<AppState>, headers: HeaderMap) -> Response {

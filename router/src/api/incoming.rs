@@ -39,8 +39,8 @@ pub(super) struct Identity<'a> {
 }
 
 /// Reads `x-request-id` and `x-session-id`.
-pub(super) fn identity_of(headers: &HeaderMap) -> Result<Identity<'_>, RouterError> {
-    let named = |name: &'static str| match headers.get(name).map(HeaderValue::to_str) {
+pub(super) fn identity_from_headers(headers: &HeaderMap) -> Result<Identity<'_>, RouterError> {
+    let id_header = |name: &'static str| match headers.get(name).map(HeaderValue::to_str) {
         None => Ok(None),
         Some(Ok(id))
             if (1..=IDENTITY_LEN_MAX).contains(&id.len()) && id.bytes().all(|c| c.is_ascii_graphic()) =>
@@ -53,31 +53,32 @@ pub(super) fn identity_of(headers: &HeaderMap) -> Result<Identity<'_>, RouterErr
             Err(RouterError::invalid(name, message))
         }
     };
-    Ok(Identity { request_id: named("x-request-id")?, session_id: named("x-session-id")? })
+    Ok(Identity { request_id: id_header("x-request-id")?, session_id: id_header("x-session-id")? })
 }
 
 /// Reads the client's deadline for the whole answer, if any.
-pub(super) fn deadline_of(headers: &HeaderMap) -> Result<Option<Deadline>, RouterError> {
+pub(super) fn deadline_from_headers(headers: &HeaderMap) -> Result<Option<Deadline>, RouterError> {
     let timeout = headers.get(REQUEST_TIMEOUT_HEADER).map(HeaderValue::as_bytes);
-    Ok(timeout.map(Deadline::of_milliseconds).transpose()?.flatten())
+    Ok(timeout.map(Deadline::from_millis_header).transpose()?.flatten())
 }
 
 /// Applies a gateway's headers to the caller; `header` returns the value of a header or of metadata.
-pub(super) fn through_gateway<'a>(
+pub(super) fn apply_gateway_headers<'a>(
     state: &AppState,
     caller: &mut Caller,
     header: impl Fn(&'static str) -> Option<&'a [u8]>,
 ) -> Result<Slo, RouterError> {
-    let said = GatewayHeaders::read(header)?;
-    span::record_gateway(&Span::current(), &said);
-    said.apply(caller, &state.objectives);
-    Ok(said.slo)
+    let gateway = GatewayHeaders::read(header)?;
+    span::record_gateway(&Span::current(), &gateway);
+    gateway.apply(caller, &state.objectives);
+    Ok(gateway.slo)
 }
 
 /// Reads the task type named by the client.
-pub(super) fn task_type_of(headers: &HeaderMap) -> Result<Option<String>, RouterError> {
-    let not_text = |_| RouterError::invalid(TASK_TYPE, format!("the header {TASK_TYPE} must be plain ASCII"));
-    headers.get(TASK_TYPE).map(|value| value.to_str().map(str::to_owned).map_err(not_text)).transpose()
+pub(super) fn task_type_from_headers(headers: &HeaderMap) -> Result<Option<String>, RouterError> {
+    let not_ascii =
+        |_| RouterError::invalid(TASK_TYPE, format!("the header {TASK_TYPE} must be plain ASCII"));
+    headers.get(TASK_TYPE).map(|value| value.to_str().map(str::to_owned).map_err(not_ascii)).transpose()
 }
 
 /// Reads the body as a JSON object.
@@ -87,8 +88,8 @@ pub(super) async fn read_object<T: DeserializeOwned>(
     deadline: Option<Deadline>,
 ) -> Result<T, RouterError> {
     check_content_type(headers)?;
-    let bytes = Deadline::limit(deadline, read_body(body)).await?;
-    let Object(body) = json::from_body(&bytes)?;
+    let bytes = Deadline::enforce(deadline, read_body(body)).await?;
+    let Object(body) = json::parse_body(&bytes)?;
     Ok(body)
 }
 
@@ -106,8 +107,8 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), RouterError> {
 
 /// Reads a whole body within its limits of size and time.
 async fn read_body(body: Body) -> Result<Bytes, RouterError> {
-    let late = |_| RouterError::BodyTimeout { limit: BODY_WAIT_MAX };
-    timeout(BODY_WAIT_MAX, collect_body(body)).await.map_err(late)?
+    let timed_out = |_| RouterError::BodyTimeout { limit: BODY_WAIT_MAX };
+    timeout(BODY_WAIT_MAX, collect_body(body)).await.map_err(timed_out)?
 }
 
 async fn collect_body(mut body: Body) -> Result<Bytes, RouterError> {

@@ -5,10 +5,10 @@ use serde::de::DeserializeOwned;
 use crate::error::RouterError;
 
 /// Parses a JSON body.
-pub(super) fn from_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, RouterError> {
+pub(super) fn parse_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, RouterError> {
     let text = std::str::from_utf8(body).map_err(|error| {
         let at = error.valid_up_to();
-        refused(None, format!("the body is not valid UTF-8: invalid sequence at byte {at}"))
+        invalid(None, format!("the body is not valid UTF-8: invalid sequence at byte {at}"))
     })?;
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
@@ -22,16 +22,16 @@ pub(super) fn from_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, RouterErr
 fn explain(path: &str, error: &serde_json::Error) -> RouterError {
     let at = format!("at line {} column {}", error.line(), error.column());
     if !error.is_data() {
-        return refused(None, format!("the body is not valid JSON: {error}"));
+        return invalid(None, format!("the body is not valid JSON: {error}"));
     }
     let reason = error.to_string();
     if let Some(field) = quoted_after(&reason, "unknown field ") {
-        return refused(Some(field), format!("{field} is not a field of this endpoint, {at}"));
+        return invalid(Some(field), format!("{field} is not a field of this endpoint, {at}"));
     }
     if path == "." {
-        return refused(None, format!("the body does not have the expected shape: {reason}"));
+        return invalid(None, format!("the body does not have the expected shape: {reason}"));
     }
-    refused(Some(path), format!("{path}: {reason}"))
+    invalid(Some(path), format!("{path}: {reason}"))
 }
 
 /// Returns the name in backticks after `prefix`.
@@ -39,6 +39,6 @@ fn quoted_after<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
     text.strip_prefix(prefix)?.strip_prefix('`')?.split('`').next()
 }
 
-fn refused(param: Option<&str>, message: String) -> RouterError {
+fn invalid(param: Option<&str>, message: String) -> RouterError {
     RouterError::InvalidRequest { message, param: param.map(str::to_owned) }
 }

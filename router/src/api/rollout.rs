@@ -13,8 +13,8 @@ use scheduling::scheduler::shadows::ShadowsReport;
 use serde::{Deserialize, Serialize};
 use speculation::Role;
 
-use super::admin::check;
-use super::incoming::{deadline_of, read_object};
+use super::admin::check_operator;
+use super::incoming::{deadline_from_headers, read_object};
 use crate::error::RouterError;
 use crate::generation::RolloutOrder;
 use crate::pipeline::AppState;
@@ -58,29 +58,29 @@ impl From<SchedulerReport> for RolloutPage {
 
 /// `GET`.
 pub(super) async fn show(State(state): State<AppState>, headers: HeaderMap) -> Response {
-    let shown = async {
-        check(&state, &headers)?;
+    let result = async {
+        check_operator(&state, &headers)?;
         state.generation.report().await
     };
-    answer(shown.await)
+    respond(result.await)
 }
 
 /// `POST`.
 pub(super) async fn begin(State(state): State<AppState>, request: Request) -> Response {
-    let begun = async {
+    let result = async {
         let (head, body) = request.into_parts();
-        check(&state, &head.headers)?;
-        let body: Body = read_object(&head.headers, body, deadline_of(&head.headers)?).await?;
+        check_operator(&state, &head.headers)?;
+        let body: Body = read_object(&head.headers, body, deadline_from_headers(&head.headers)?).await?;
         let settings = body.settings()?;
         state.generation.rollout(RolloutOrder::Begin(settings)).await
     };
-    answer(begun.await)
+    respond(result.await)
 }
 
 /// `POST` to `promote`.
 pub(super) async fn promote(State(state): State<AppState>, headers: HeaderMap) -> Response {
-    let promoted = async {
-        check(&state, &headers)?;
+    let result = async {
+        check_operator(&state, &headers)?;
         let report = state.generation.rollout(RolloutOrder::Promote).await?;
         match report.rollout {
             Some(_) => Ok(report),
@@ -90,19 +90,19 @@ pub(super) async fn promote(State(state): State<AppState>, headers: HeaderMap) -
             }),
         }
     };
-    answer(promoted.await)
+    respond(result.await)
 }
 
 /// `DELETE`.
 pub(super) async fn end(State(state): State<AppState>, headers: HeaderMap) -> Response {
-    let ended = async {
-        check(&state, &headers)?;
+    let result = async {
+        check_operator(&state, &headers)?;
         state.generation.rollout(RolloutOrder::End).await
     };
-    answer(ended.await)
+    respond(result.await)
 }
 
-fn answer(report: Result<SchedulerReport, RouterError>) -> Response {
+fn respond(report: Result<SchedulerReport, RouterError>) -> Response {
     match report {
         Ok(report) => Json(RolloutPage::from(report)).into_response(),
         Err(error) => error.into_response(),
@@ -111,16 +111,16 @@ fn answer(report: Result<SchedulerReport, RouterError>) -> Response {
 
 impl Body {
     fn settings(self) -> Result<RolloutSettings, RouterError> {
-        let usual = RolloutRules::default();
+        let defaults = RolloutRules::default();
         let settings = RolloutSettings {
             draft: self.draft,
             share: self.share.unwrap_or(0.0),
             decides: self.decides.unwrap_or(true),
             rules: RolloutRules {
-                min_drafts: self.min_drafts.unwrap_or(usual.min_drafts),
-                min_sequences: self.min_sequences.unwrap_or(usual.min_sequences),
-                margin: self.margin.unwrap_or(usual.margin),
-                max_slowdown: self.max_slowdown.unwrap_or(usual.max_slowdown),
+                min_drafts: self.min_drafts.unwrap_or(defaults.min_drafts),
+                min_sequences: self.min_sequences.unwrap_or(defaults.min_sequences),
+                margin: self.margin.unwrap_or(defaults.margin),
+                max_slowdown: self.max_slowdown.unwrap_or(defaults.max_slowdown),
             },
         };
         match settings.fault() {

@@ -1,5 +1,5 @@
 //! A response as server-sent events: events while text arrives, comments while there is none. The API defines
-//! the events ([`Events`]). An error after the first byte is an event too.
+//! the events ([`EventEncoder`]). An error after the first byte is an event too.
 //!
 //! All ready deltas are written at once, because the write is the most expensive part of an event. The writer
 //! must never wait for more than is ready.
@@ -30,47 +30,47 @@ const WRITE_BYTES: usize = 16 << 10;
 const USUAL_EVENT_BYTES: usize = 384;
 
 /// Event format of one API. Each method appends to `events`.
-pub(super) trait Events: Send + 'static {
+pub(super) trait EventEncoder: Send + 'static {
     /// Before the first delta.
-    fn begin(&mut self, text: &TextStream, events: &mut Vec<u8>);
+    fn on_start(&mut self, text: &TextStream, events: &mut Vec<u8>);
 
     /// For a delta of a choice.
-    fn piece(&mut self, text: &TextStream, delta: TextDelta, events: &mut Vec<u8>);
+    fn on_delta(&mut self, text: &TextStream, delta: TextDelta, events: &mut Vec<u8>);
 
     /// After the last delta.
-    fn end(&mut self, text: &TextStream, events: &mut Vec<u8>);
+    fn on_end(&mut self, text: &TextStream, events: &mut Vec<u8>);
 
     /// In place of the rest of the stream, after an error.
-    fn fail(&mut self, text: &TextStream, error: &RouterError, events: &mut Vec<u8>);
+    fn on_error(&mut self, text: &TextStream, error: &RouterError, events: &mut Vec<u8>);
 }
 
 /// Appends an event without a name.
-pub(super) fn event<T: Serialize>(data: &T, events: &mut Vec<u8>) {
+pub(super) fn write_event<T: Serialize>(data: &T, events: &mut Vec<u8>) {
     events.extend_from_slice(b"data: ");
     serde_json::to_writer(&mut *events, data).expect("text, numbers and lists of them are serializable");
     events.extend_from_slice(b"\n\n");
 }
 
 /// Appends an event with this name.
-pub(super) fn named_event<T: Serialize>(name: &str, data: &T, events: &mut Vec<u8>) {
+pub(super) fn write_named_event<T: Serialize>(name: &str, data: &T, events: &mut Vec<u8>) {
     events.extend_from_slice(b"event: ");
     events.extend_from_slice(name.as_bytes());
     events.push(b'\n');
-    event(data, events);
+    write_event(data, events);
 }
 
 struct EventWriter<E> {
     text: TextStream,
     writer: E,
-    silence: Silence,
-    began: bool,
+    idle_timer: IdleTimer,
+    started: bool,
     ended: bool,
 }
 
 /// Streams a response, with a keep-alive comment after `keep_alive` without an event.
-pub(super) fn respond(text: TextStream, writer: impl Events, keep_alive: Duration) -> Response {
-    let silence = Silence::new(keep_alive);
-    let mut writer = EventWriter { text, writer, silence, began: false, ended: false };
+pub(super) fn respond(text: TextStream, writer: impl EventEncoder, keep_alive: Duration) -> Response {
+    let idle_timer = IdleTimer::new(keep_alive);
+    let mut writer = EventWriter { text, writer, idle_timer, started: false, ended: false };
     let events = stream::poll_fn(move |context| {
         writer.poll_events(context).map(|events| events.map(Ok::<_, Infallible>))
     });
@@ -81,67 +81,67 @@ pub(super) fn respond(text: TextStream, writer: impl Events, keep_alive: Duratio
     (headers, Body::from_stream(events)).into_response()
 }
 
-impl<E: Events> EventWriter<E> {
+impl<E: EventEncoder> EventWriter<E> {
     /// Returns the events that are ready.
     fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         if self.ended {
             return Poll::Ready(None);
         }
         let mut events = Vec::new();
-        if !std::mem::replace(&mut self.began, true) {
-            self.writer.begin(&self.text, &mut events);
+        if !std::mem::replace(&mut self.started, true) {
+            self.writer.on_start(&self.text, &mut events);
         }
         while !self.ended && events.len() < WRITE_BYTES {
             let Poll::Ready(next) = self.text.poll_next(context) else { break };
             events.reserve(USUAL_EVENT_BYTES);
             match next {
-                Some(Ok(delta)) => self.writer.piece(&self.text, delta, &mut events),
+                Some(Ok(delta)) => self.writer.on_delta(&self.text, delta, &mut events),
                 Some(Err(error)) => {
-                    self.writer.fail(&self.text, &error, &mut events);
+                    self.writer.on_error(&self.text, &error, &mut events);
                     self.ended = true;
                 }
                 None => {
-                    self.writer.end(&self.text, &mut events);
+                    self.writer.on_end(&self.text, &mut events);
                     self.ended = true;
                 }
             }
         }
         if events.is_empty() {
-            return self.silence.poll_too_long(context).map(|()| Some(Bytes::from_static(KEEP_ALIVE)));
+            return self.idle_timer.poll_elapsed(context).map(|()| Some(Bytes::from_static(KEEP_ALIVE)));
         }
-        self.silence.broken(self.text.last_token_at());
+        self.idle_timer.restart(self.text.last_token_at());
         Poll::Ready(Some(events.into()))
     }
 }
 
 /// Measures the time without events. The timer is reset when it fires, not on every event.
-struct Silence {
-    most: Duration,
-    since: Instant,
+struct IdleTimer {
+    timeout: Duration,
+    idle_since: Instant,
     timer: Pin<Box<Sleep>>,
 }
 
-impl Silence {
-    fn new(most: Duration) -> Self {
-        let since = Instant::now();
-        Self { most, since, timer: Box::pin(sleep_until(since + most)) }
+impl IdleTimer {
+    fn new(timeout: Duration) -> Self {
+        let idle_since = Instant::now();
+        Self { timeout, idle_since, timer: Box::pin(sleep_until(idle_since + timeout)) }
     }
 
     /// Restarts the measurement: at the last token's time if it is new, else now.
-    fn broken(&mut self, last_token_at: Option<Instant>) {
-        self.since = last_token_at.filter(|at| *at > self.since).unwrap_or_else(Instant::now);
+    fn restart(&mut self, last_token_at: Option<Instant>) {
+        self.idle_since = last_token_at.filter(|at| *at > self.idle_since).unwrap_or_else(Instant::now);
     }
 
-    fn poll_too_long(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_elapsed(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             ready!(self.timer.as_mut().poll(context));
-            let is_over = self.timer.deadline() >= self.since + self.most;
-            if is_over {
-                self.since = Instant::now();
+            let is_elapsed = self.timer.deadline() >= self.idle_since + self.timeout;
+            if is_elapsed {
+                self.idle_since = Instant::now();
             }
-            let due = self.since + self.most;
+            let due = self.idle_since + self.timeout;
             self.timer.as_mut().reset(due);
-            if is_over {
+            if is_elapsed {
                 return Poll::Ready(());
             }
         }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use service::metrics::Exposition;
 
-use super::incoming::{authenticate, deadline_of, read_object, task_type_of};
+use super::incoming::{authenticate, deadline_from_headers, read_object, task_type_from_headers};
 use super::openai::body::{Body as OpenAiBody, Message, conversation};
 use super::openai::shapes::Object;
 use crate::catalog::ModelEntry;
@@ -97,7 +97,7 @@ struct TokenizeBody {
 }
 
 #[derive(Debug, Serialize)]
-struct TokenizeAnswer {
+struct TokenizeResponse {
     count: usize,
     max_model_len: u32,
     tokens: Vec<u32>,
@@ -107,10 +107,10 @@ struct TokenizeAnswer {
 async fn tokenize_text(State(state): State<AppState>, request: Request) -> Result<Response, RouterError> {
     let (head, body) = request.into_parts();
     let caller = authenticate(&state, &head.headers)?;
-    let body: TokenizeBody = read_object(&head.headers, body, deadline_of(&head.headers)?).await?;
-    let _running = caller.usage.as_ref().map(|usage| usage.begin()).transpose()?;
+    let body: TokenizeBody = read_object(&head.headers, body, deadline_from_headers(&head.headers)?).await?;
+    let _running_request = caller.usage.as_ref().map(|usage| usage.acquire()).transpose()?;
     let entry = caller.model_or_sole(&state.catalog, body.model.as_deref())?;
-    let wants_strings = body.return_token_strs.unwrap_or(false);
+    let with_token_strs = body.return_token_strs.unwrap_or(false);
     let prompt = body.into_prompt(&entry)?;
     let (text, max_model_len) = (entry.text.clone(), entry.max_model_len);
     let job = move || match prompt {
@@ -120,9 +120,9 @@ async fn tokenize_text(State(state): State<AppState>, request: Request) -> Resul
     let tokens = state.tokenize.run(job).await?;
     let vocabulary = entry.text.vocabulary();
     let strings = || tokens.iter().map(|&id| vocabulary.spell(id)).collect();
-    let token_strs = wants_strings.then(strings);
-    let answer = TokenizeAnswer { count: tokens.len(), max_model_len, token_strs, tokens };
-    Ok(Json(answer).into_response())
+    let token_strs = with_token_strs.then(strings);
+    let response = TokenizeResponse { count: tokens.len(), max_model_len, token_strs, tokens };
+    Ok(Json(response).into_response())
 }
 
 /// Input to tokenize.
@@ -133,7 +133,7 @@ enum TokenizePrompt {
 
 impl TokenizeBody {
     fn into_prompt(self, entry: &ModelEntry) -> Result<TokenizePrompt, RouterError> {
-        let refused = |field: &str, why: &str| Err(RouterError::invalid(field, format!("{field} {why}")));
+        let invalid = |field: &str, why: &str| Err(RouterError::invalid(field, format!("{field} {why}")));
         for (field, is_sent) in [
             ("add_generation_prompt", self.add_generation_prompt == Some(false)),
             ("continue_final_message", self.continue_final_message == Some(true)),
@@ -141,23 +141,23 @@ impl TokenizeBody {
             ("tools", self.tools.is_some_and(|tools| !tools.is_null() && tools != json!([]))),
         ] {
             if is_sent {
-                return refused(field, "is not supported: leave it out");
+                return invalid(field, "is not supported: leave it out");
             }
         }
         match (self.prompt, self.messages) {
-            (Some(_), Some(_)) => refused("messages", "cannot be combined with prompt: send one of them"),
-            (None, None) => refused("prompt", "is required, or messages"),
+            (Some(_), Some(_)) => invalid("messages", "cannot be combined with prompt: send one of them"),
+            (None, None) => invalid("prompt", "is required, or messages"),
             (Some(prompt), None) => {
                 let framing =
                     if self.add_special_tokens == Some(false) { Framing::AsIs } else { Framing::Add };
                 Ok(TokenizePrompt::Text(prompt, framing))
             }
             (None, Some(_)) if self.add_special_tokens == Some(true) => {
-                refused("add_special_tokens", "is not supported for conversations: the template adds its own")
+                invalid("add_special_tokens", "is not supported for conversations: the template adds its own")
             }
             (None, messages) => {
-                let sent = conversation(messages, self.chat_template_kwargs.unwrap_or_default())?;
-                let prompt = sent.first().map(|sent| sent.check("messages", entry)).transpose()?;
+                let prompts = conversation(messages, self.chat_template_kwargs.unwrap_or_default())?;
+                let prompt = prompts.first().map(|prompt| prompt.check("messages", entry)).transpose()?;
                 prompt
                     .map(TokenizePrompt::Chat)
                     .ok_or_else(|| RouterError::invalid("messages", "messages is required"))
@@ -177,8 +177,9 @@ struct DetokenizeBody {
 async fn detokenize_ids(State(state): State<AppState>, request: Request) -> Result<Response, RouterError> {
     let (head, body) = request.into_parts();
     let caller = authenticate(&state, &head.headers)?;
-    let body: DetokenizeBody = read_object(&head.headers, body, deadline_of(&head.headers)?).await?;
-    let _running = caller.usage.as_ref().map(|usage| usage.begin()).transpose()?;
+    let body: DetokenizeBody =
+        read_object(&head.headers, body, deadline_from_headers(&head.headers)?).await?;
+    let _running_request = caller.usage.as_ref().map(|usage| usage.acquire()).transpose()?;
     let entry = caller.model_or_sole(&state.catalog, body.model.as_deref())?;
     let tokens = body.tokens.ok_or_else(|| RouterError::invalid("tokens", "tokens is required"))?;
     let ids = checked_token_ids("tokens", &tokens, &entry)?;
@@ -190,7 +191,7 @@ async fn detokenize_ids(State(state): State<AppState>, request: Request) -> Resu
 async fn embeddings(State(state): State<AppState>, request: Request) -> Result<Response, RouterError> {
     let (head, body) = request.into_parts();
     let caller = authenticate(&state, &head.headers)?;
-    let body: Value = read_object(&head.headers, body, deadline_of(&head.headers)?).await?;
+    let body: Value = read_object(&head.headers, body, deadline_from_headers(&head.headers)?).await?;
     let model = caller.model_or_sole(&state.catalog, body["model"].as_str())?;
     let message = format!(
         "the model `{}` generates text and does not support embeddings: use an embedding model",
@@ -200,7 +201,7 @@ async fn embeddings(State(state): State<AppState>, request: Request) -> Result<R
 }
 
 async fn render_chat(State(state): State<AppState>, request: Request) -> Result<Response, RouterError> {
-    let mut rendered = rendered(&state, Operation::Chat, request).await?;
+    let mut rendered = render_prompts(&state, Operation::Chat, request).await?;
     Ok(Json(rendered.pop()).into_response())
 }
 
@@ -208,7 +209,7 @@ async fn render_completions(
     State(state): State<AppState>,
     request: Request,
 ) -> Result<Response, RouterError> {
-    Ok(Json(rendered(&state, Operation::Completion, request).await?).into_response())
+    Ok(Json(render_prompts(&state, Operation::Completion, request).await?).into_response())
 }
 
 /// One prompt as token ids, with its sampling parameters in vLLM's format.
@@ -243,7 +244,7 @@ struct RenderedSampling {
 }
 
 impl RenderedSampling {
-    fn of(request: &CheckedRequest, max_tokens: u32) -> Self {
+    fn new(request: &CheckedRequest, max_tokens: u32) -> Self {
         let sampling = &request.sampling;
         let biases = sampling.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias)));
         Self {
@@ -266,27 +267,27 @@ impl RenderedSampling {
     }
 }
 
-async fn rendered(
+async fn render_prompts(
     state: &AppState,
     operation: Operation,
     request: Request,
 ) -> Result<Vec<RenderedPrompt>, RouterError> {
     let (head, body) = request.into_parts();
     let caller = authenticate(state, &head.headers)?;
-    let deadline = deadline_of(&head.headers)?;
+    let deadline = deadline_from_headers(&head.headers)?;
     let body: OpenAiBody = read_object(&head.headers, body, deadline).await?;
-    let (sent, form) = body.into_sent(operation, task_type_of(&head.headers)?)?;
-    let _running = caller.usage.as_ref().map(|usage| usage.begin()).transpose()?;
-    let Rendered { request, prompts } = render(state, sent, &caller).await?;
+    let (raw_request, options) = body.into_request(operation, task_type_from_headers(&head.headers)?)?;
+    let _running_request = caller.usage.as_ref().map(|usage| usage.acquire()).transpose()?;
+    let Rendered { request, prompts } = render(state, raw_request, &caller).await?;
     let request_id = operation.new_request_id();
-    let is_one = prompts.len() == 1;
+    let is_single = prompts.len() == 1;
     let prompts = prompts.into_iter().enumerate().map(|(idx, (prompt, spec))| RenderedPrompt {
-        request_id: if is_one { request_id.clone() } else { format!("{request_id}-{idx}") },
-        sampling_params: RenderedSampling::of(&request, spec.max_len - spec.prompt_len),
+        request_id: if is_single { request_id.clone() } else { format!("{request_id}-{idx}") },
+        sampling_params: RenderedSampling::new(&request, spec.max_len - spec.prompt_len),
         token_ids: prompt.ids,
         features: None,
         model: request.entry.id.clone(),
-        stream: form.stream.is_some(),
+        stream: options.stream.is_some(),
         priority: request.priority,
     });
     Ok(prompts.collect())

@@ -22,15 +22,15 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
-use super::grpc::{self, authenticate, deadline_of, widen};
+use super::grpc::{self, authenticate, deadline_from_metadata, widen};
 use crate::error::RouterError;
 use crate::metrics::Protocol;
 use crate::pipeline::text_stream::TextStream;
-use crate::pipeline::{AppState, Arrival, begin};
+use crate::pipeline::{AppState, RequestContext, start_request};
 use crate::request::limits::BODY_BYTES_MAX;
+use crate::request::raw::{RawPrompt, RawRequest, RawSampling};
 use crate::request::record::RequestRecord;
-use crate::request::sent::{SentPrompt, SentRequest, SentSampling};
-use crate::request::span::finish_word;
+use crate::request::span::finish_reason_name;
 use crate::request::{Caller, Operation, span};
 
 const MODEL: &str = "x-model";
@@ -43,59 +43,59 @@ const REQUEST_ID_LEN_MAX: usize = 256;
 
 /// Creates the service.
 pub fn vllm_grpc_service(state: AppState) -> VllmEngineServer<Engine> {
-    let engine = Engine { state, running: Running::default(), began: Instant::now() };
+    let engine = Engine { state, running: RunningRequests::default(), started_at: Instant::now() };
     VllmEngineServer::new(engine).max_decoding_message_size(BODY_BYTES_MAX)
 }
 
 /// The handlers of `vllm.grpc.engine.VllmEngine`.
 pub struct Engine {
     state: AppState,
-    running: Running,
-    began: Instant,
+    running: RunningRequests,
+    started_at: Instant,
 }
 
 /// Running requests, by isolation key and request id.
 #[derive(Clone, Default)]
-struct Running(Arc<Mutex<RunningState>>);
+struct RunningRequests(Arc<Mutex<RunningState>>);
 
 type Key = (u64, String);
 
 #[derive(Default)]
 struct RunningState {
     aborts: HashMap<Key, CancellationToken>,
-    last_received: f64,
+    last_received_at: f64,
 }
 
 /// Registration of a running request; removed on drop.
-struct RunningRequest {
+struct Registration {
     key: Key,
     abort: CancellationToken,
-    of: Running,
+    requests: RunningRequests,
 }
 
-impl Running {
+impl RunningRequests {
     fn state(&self) -> MutexGuard<'_, RunningState> {
         // A panic under the lock leaves at most one entry added or removed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin(&self, key: Key) -> Result<RunningRequest, RouterError> {
+    fn register(&self, key: Key) -> Result<Registration, RouterError> {
         let abort = CancellationToken::new();
         let mut state = self.state();
-        state.last_received =
+        state.last_received_at =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
         if state.aborts.contains_key(&key) {
             let message = format!("a request with request_id `{}` is already running", key.1);
             return Err(RouterError::invalid("request_id", message));
         }
         state.aborts.insert(key.clone(), abort.clone());
-        Ok(RunningRequest { key, abort, of: self.clone() })
+        Ok(Registration { key, abort, requests: self.clone() })
     }
 }
 
-impl Drop for RunningRequest {
+impl Drop for Registration {
     fn drop(&mut self) {
-        self.of.state().aborts.remove(&self.key);
+        self.requests.state().aborts.remove(&self.key);
     }
 }
 
@@ -110,20 +110,28 @@ impl VllmEngine for Engine {
         let (metadata, extensions, message) = request.into_parts();
         let span = span::open(Protocol::Grpc, Operation::Completion);
         telemetry::set_parent_from_metadata(&span, &metadata);
-        let record = RequestRecord::arrived(Protocol::Grpc, span.clone(), &self.state.metrics);
+        let record = RequestRecord::new(Protocol::Grpc, span.clone(), &self.state.metrics);
         let request_id = match message.request_id.as_str() {
             "" => Operation::Completion.new_request_id(),
             id => id.to_owned(),
         };
         let response = extensions.get::<ResponseHandle>().cloned();
-        let arrival = Arrival { request_id, deadline: None, response, record };
-        let streams = message.stream;
-        let started = self.start(&metadata, message, arrival).instrument(span);
+        let request_context = RequestContext { request_id, deadline: None, response, record };
+        let is_streaming = message.stream;
+        let started = self.start(&metadata, message, request_context).instrument(span);
         let outcome = AssertUnwindSafe(started).catch_unwind().await;
         let (text, running) =
             outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())))?;
         Ok(Response::new(
-            Answer { text, running, output_ids: Vec::new(), finish: None, streams, ended: false }.messages(),
+            ResponseStream {
+                text,
+                running,
+                output_ids: Vec::new(),
+                finish: None,
+                is_streaming,
+                ended: false,
+            }
+            .messages(),
         ))
     }
 
@@ -164,7 +172,7 @@ impl VllmEngine for Engine {
         request: Request<vllm::GetModelInfoRequest>,
     ) -> Result<Response<vllm::GetModelInfoResponse>, Status> {
         let caller = authenticate(&self.state, request.metadata())?;
-        let entry = caller.model_or_sole(&self.state.catalog, model_of(request.metadata()))?;
+        let entry = caller.model_or_sole(&self.state.catalog, model_from_metadata(request.metadata()))?;
         Ok(Response::new(vllm::GetModelInfoResponse {
             model_path: entry.id.clone(),
             is_generation: true,
@@ -183,14 +191,14 @@ impl VllmEngine for Engine {
         Ok(Response::new(vllm::GetServerInfoResponse {
             active_requests: running.aborts.len() as u32,
             is_paused: false,
-            last_receive_timestamp: running.last_received,
-            uptime_seconds: self.began.elapsed().as_secs_f64(),
+            last_receive_timestamp: running.last_received_at,
+            uptime_seconds: self.started_at.elapsed().as_secs_f64(),
             server_type: SERVER_TYPE.to_owned(),
         }))
     }
 }
 
-fn model_of(metadata: &MetadataMap) -> Option<&str> {
+fn model_from_metadata(metadata: &MetadataMap) -> Option<&str> {
     metadata.get(MODEL).and_then(|value| value.to_str().ok())
 }
 
@@ -199,12 +207,14 @@ impl Engine {
         &self,
         metadata: &MetadataMap,
         message: vllm::GenerateRequest,
-        mut arrival: Arrival,
-    ) -> Result<(TextStream, RunningRequest), RouterError> {
-        match self.read(metadata, message, &mut arrival) {
-            Ok((sent, caller, running)) => Ok((begin(&self.state, sent, &caller, arrival).await?, running)),
+        mut request_context: RequestContext,
+    ) -> Result<(TextStream, Registration), RouterError> {
+        match self.read(metadata, message, &mut request_context) {
+            Ok((raw_request, caller, running)) => {
+                Ok((start_request(&self.state, raw_request, &caller, request_context).await?, running))
+            }
             Err(error) => {
-                arrival.record.failed(&error);
+                request_context.record.failed(&error);
                 Err(error)
             }
         }
@@ -214,25 +224,25 @@ impl Engine {
         &self,
         metadata: &MetadataMap,
         message: vllm::GenerateRequest,
-        arrival: &mut Arrival,
-    ) -> Result<(SentRequest, Caller, RunningRequest), RouterError> {
+        request_context: &mut RequestContext,
+    ) -> Result<(RawRequest, Caller, Registration), RouterError> {
         let mut caller = authenticate(&self.state, metadata)?;
-        arrival.record.held_to(grpc::through_gateway(&self.state, &mut caller, metadata)?);
-        arrival.deadline = deadline_of(metadata)?;
-        let id = &arrival.request_id;
+        request_context.record.set_slo(grpc::apply_gateway_headers(&self.state, &mut caller, metadata)?);
+        request_context.deadline = deadline_from_metadata(metadata)?;
+        let id = &request_context.request_id;
         if id.len() > REQUEST_ID_LEN_MAX || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
             let message =
                 format!("request_id must have at most {REQUEST_ID_LEN_MAX} visible ASCII characters");
             return Err(RouterError::invalid("request_id", message));
         }
-        let entry = caller.model_or_sole(&self.state.catalog, model_of(metadata))?;
-        let sent = SentRequest { model: Some(entry.id.clone()), ..sent_request(message)? };
-        let running = self.running.begin((caller.isolation_key, id.clone()))?;
-        Ok((sent, caller, running))
+        let entry = caller.model_or_sole(&self.state.catalog, model_from_metadata(metadata))?;
+        let raw_request = RawRequest { model: Some(entry.id.clone()), ..parse_request(message)? };
+        let running = self.running.register((caller.isolation_key, id.clone()))?;
+        Ok((raw_request, caller, running))
     }
 }
 
-fn sent_request(message: vllm::GenerateRequest) -> Result<SentRequest, RouterError> {
+fn parse_request(message: vllm::GenerateRequest) -> Result<RawRequest, RouterError> {
     if message.mm_inputs.is_some() {
         return Err(RouterError::invalid(
             "mm_inputs",
@@ -241,26 +251,26 @@ fn sent_request(message: vllm::GenerateRequest) -> Result<SentRequest, RouterErr
     }
     let prompts = match message.input {
         Some(Input::Tokenized(tokenized)) => {
-            vec![SentPrompt::TokenIds(tokenized.input_ids.into_iter().map(i64::from).collect())]
+            vec![RawPrompt::TokenIds(tokenized.input_ids.into_iter().map(i64::from).collect())]
         }
-        Some(Input::Text(text)) => vec![SentPrompt::Text(text)],
+        Some(Input::Text(text)) => vec![RawPrompt::Text(text)],
         None => Vec::new(),
     };
     let sampling = message.sampling_params.unwrap_or_default();
     refuse_unsupported(&sampling)?;
-    Ok(SentRequest {
+    Ok(RawRequest {
         prompts,
         // By default the output may fill the rest of the window.
         max_tokens: sampling.max_tokens.map(i64::from),
-        wants_whole_window: sampling.max_tokens.is_none(),
+        fill_context_window: sampling.max_tokens.is_none(),
         min_tokens: Some(sampling.min_tokens.into()),
         seed: sampling.seed.map(i64::from),
         truncate_prompt_tokens: sampling.truncate_prompt_tokens.map(i64::from),
         stop: sampling.stop.clone(),
         stop_token_ids: sampling.stop_token_ids.iter().map(|&id| id.into()).collect(),
         ignore_eos: sampling.ignore_eos,
-        sampling: sent_sampling(sampling),
-        ..SentRequest::default()
+        sampling: parse_sampling(sampling),
+        ..RawRequest::default()
     })
 }
 
@@ -274,7 +284,7 @@ fn refuse_unsupported(sampling: &vllm::SamplingParams) -> Result<(), RouterError
         Some(Constraint::JsonObject(true)) => Some("json_object"),
         Some(Constraint::Choice(_)) => Some("choice"),
     };
-    let refused = [
+    let unsupported = [
         constraint,
         (sampling.n > 1).then_some("n"),
         // This protocol's responses have no fields for them.
@@ -282,7 +292,7 @@ fn refuse_unsupported(sampling: &vllm::SamplingParams) -> Result<(), RouterError
         sampling.prompt_logprobs.is_some().then_some("prompt_logprobs"),
         sampling.include_stop_str_in_output.then_some("include_stop_str_in_output"),
     ];
-    match refused.into_iter().flatten().next() {
+    match unsupported.into_iter().flatten().next() {
         None => Ok(()),
         Some(field) => {
             let field = format!("sampling_params.{field}");
@@ -291,13 +301,13 @@ fn refuse_unsupported(sampling: &vllm::SamplingParams) -> Result<(), RouterError
     }
 }
 
-fn sent_sampling(sampling: vllm::SamplingParams) -> SentSampling {
+fn parse_sampling(sampling: vllm::SamplingParams) -> RawSampling {
     let set = |value: f32| (value != 0.0).then(|| widen(value));
     let mut logit_bias: Vec<(i64, f64)> =
         sampling.logit_bias.into_iter().map(|(id, bias)| (id.into(), widen(bias))).collect();
     // Maps have no order; sort so that equal requests are equal everywhere.
     logit_bias.sort_by_key(|(id, _)| *id);
-    SentSampling {
+    RawSampling {
         temperature: sampling.temperature.map(widen),
         top_p: set(sampling.top_p),
         top_k: Some(sampling.top_k.into()),
@@ -310,22 +320,22 @@ fn sent_sampling(sampling: vllm::SamplingParams) -> SentSampling {
 }
 
 /// Response to one request.
-struct Answer {
+struct ResponseStream {
     text: TextStream,
-    running: RunningRequest,
+    running: Registration,
     output_ids: Vec<TokenId>,
     /// Set once the choice is complete.
     finish: Option<FinishReason>,
     /// Whether each delta is sent as a message before the final message, which contains everything.
-    streams: bool,
+    is_streaming: bool,
     ended: bool,
 }
 
-impl Answer {
+impl ResponseStream {
     fn messages(self) -> BoxStream<'static, Result<vllm::GenerateResponse, Status>> {
-        stream::unfold(self, |mut answer| async move {
-            let message = answer.next().await?;
-            Some((message, answer))
+        stream::unfold(self, |mut stream| async move {
+            let message = stream.next().await?;
+            Some((message, stream))
         })
         .boxed()
     }
@@ -333,7 +343,7 @@ impl Answer {
     async fn next(&mut self) -> Option<Result<vllm::GenerateResponse, Status>> {
         while !self.ended {
             if let Some(reason) = self.finish {
-                return Some(Ok(self.complete(finish_word(reason))));
+                return Some(Ok(self.complete(finish_reason_name(reason))));
             }
             let next = tokio::select! {
                 biased;
@@ -350,7 +360,7 @@ impl Answer {
                     let token_ids: Vec<TokenId> = delta.tokens.iter().map(|token| token.id).collect();
                     self.output_ids.extend_from_slice(&token_ids);
                     self.finish = delta.finish;
-                    if self.streams && !token_ids.is_empty() {
+                    if self.is_streaming && !token_ids.is_empty() {
                         return Some(Ok(self.chunk(token_ids)));
                     }
                 }

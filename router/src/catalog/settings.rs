@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_read_and_misspelt_ones_are_refused() {
+    fn settings_are_parsed_and_misspelt_ones_are_refused() {
         let read = |settings| serde_json::from_value::<ModelSettings>(settings);
         let defaults = RequestDefaults { temperature: Some(0.5), ..RequestDefaults::default() };
         let expected = ModelSettings { serves: Some("demo".to_owned()), defaults };

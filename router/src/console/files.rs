@@ -41,7 +41,7 @@ pub(super) async fn index() -> Response {
 
 /// `GET /console/{name}`.
 pub(super) async fn file(Path(name): Path<String>, method: Method, uri: Uri) -> Response {
-    match FILES.into_iter().find(|(known, ..)| *known == name) {
+    match FILES.into_iter().find(|(file_name, ..)| *file_name == name) {
         Some(file) => respond(file),
         None => RouterError::RouteNotFound { method: method.to_string(), path: uri.path().to_owned() }
             .into_response(),

@@ -22,7 +22,7 @@ use crate::detokenize::OutputToken;
 use crate::metrics::Protocol;
 use crate::pipeline::text_delta::TextDelta;
 use crate::pipeline::text_stream::TextStream;
-use crate::pipeline::{Arrival, begin};
+use crate::pipeline::{RequestContext, start_request};
 use crate::request::record::RequestRecord;
 use crate::request::{Operation, span};
 
@@ -63,14 +63,14 @@ struct Token {
 
 /// `POST /console/generate`: the body of `/v1/chat/completions`; `stream` has no effect.
 pub(super) async fn generate(State(console): State<Console>, request: Request) -> Response {
-    if let Err(error) = console.may_work() {
+    if let Err(error) = console.check_generation_allowed() {
         return error.into_response();
     }
     let arrived = Instant::now();
     let span = span::open(Protocol::Http, Operation::Chat);
-    let mut record = RequestRecord::arrived(Protocol::Http, span.clone(), &console.state.metrics);
+    let mut record = RequestRecord::new(Protocol::Http, span.clone(), &console.state.metrics);
     let response = request.extensions().get::<ResponseHandle>().cloned();
-    let begun = async {
+    let started = async {
         let (sent, caller, deadline) = match read_chat(&console.state, request).await {
             Ok(read) => read,
             Err(error) => {
@@ -79,9 +79,15 @@ pub(super) async fn generate(State(console): State<Console>, request: Request) -
             }
         };
         let request_id = Operation::Chat.new_request_id();
-        begin(&console.state, sent, &caller, Arrival { request_id, deadline, response, record }).await
+        start_request(
+            &console.state,
+            sent,
+            &caller,
+            RequestContext { request_id, deadline, response, record },
+        )
+        .await
     };
-    match begun.instrument(span).await {
+    match started.instrument(span).await {
         Ok(text) => respond(text, arrived),
         Err(error) => error.into_response(),
     }
@@ -95,15 +101,15 @@ fn respond(text: TextStream, arrived: Instant) -> Response {
         system_fingerprint: info.system_fingerprint.clone(),
         seed: info.seed,
     };
-    let first = stream::once(async move { written(&start) });
+    let first = stream::once(async move { to_json_line(&start) });
     let rest = stream::unfold(Some(text), move |text| async move {
         let mut text = text?;
-        let (line, goes_on) = match text.next().await {
+        let (line, has_more) = match text.next().await {
             Some(Ok(delta)) => (span_line(&text, delta, arrived), true),
             Some(Err(error)) => (Line::Failed(ErrorBody::from(&error)), false),
             None => (end_line(&text, arrived), false),
         };
-        Some((written(&line), goes_on.then_some(text)))
+        Some((to_json_line(&line), has_more.then_some(text)))
     });
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson")),
@@ -119,16 +125,16 @@ fn span_line(text: &TextStream, delta: TextDelta, arrived: Instant) -> Line {
         text: vocabulary.spell(token.id),
         drafted: i < delta.num_drafted as usize,
         logprob: token.logprobs.as_ref().map(|logprobs| logprobs.logprob).filter(|p| p.is_finite()),
-        top: token.logprobs.iter().flat_map(|logprobs| &logprobs.top).map(spelled(vocabulary)).collect(),
+        top: token.logprobs.iter().flat_map(|logprobs| &logprobs.top).map(to_top_token(vocabulary)).collect(),
     };
     Line::Span {
-        ms: milliseconds(arrived),
+        ms: elapsed_ms(arrived),
         tokens: delta.tokens.iter().enumerate().map(token).collect(),
-        finish: delta.finish.map(span::finish_word),
+        finish: delta.finish.map(span::finish_reason_name),
     }
 }
 
-fn spelled(vocabulary: &Vocabulary) -> impl Fn(&(TokenId, f32)) -> (String, f32) + '_ {
+fn to_top_token(vocabulary: &Vocabulary) -> impl Fn(&(TokenId, f32)) -> (String, f32) + '_ {
     // JSON has no minus infinity.
     |&(id, logprob)| (vocabulary.spell(id), logprob.max(f32::MIN))
 }
@@ -136,7 +142,7 @@ fn spelled(vocabulary: &Vocabulary) -> impl Fn(&(TokenId, f32)) -> (String, f32)
 fn end_line(text: &TextStream, arrived: Instant) -> Line {
     let usage = text.usage().speculation;
     Line::End {
-        ms: milliseconds(arrived),
+        ms: elapsed_ms(arrived),
         rounds: usage.rounds,
         draft_tokens: usage.draft_tokens,
         accepted_tokens: usage.accepted_tokens,
@@ -144,11 +150,11 @@ fn end_line(text: &TextStream, arrived: Instant) -> Line {
     }
 }
 
-fn milliseconds(since: Instant) -> f64 {
+fn elapsed_ms(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
-fn written(line: &Line) -> Result<Bytes, Infallible> {
+fn to_json_line(line: &Line) -> Result<Bytes, Infallible> {
     let mut bytes = serde_json::to_vec(line).expect("a line contains only JSON values");
     bytes.push(b'\n');
     Ok(bytes.into())

@@ -16,26 +16,31 @@ use axum::routing::{get, post};
 
 use self::pair::PairCheck;
 use crate::pipeline::AppState;
-use crate::scheduler::trails::Trails;
+use crate::scheduler::timelines::Timelines;
 
 /// State of the console's routes.
 #[derive(Clone)]
 struct Console {
     state: AppState,
-    trails: Trails,
+    timelines: Timelines,
     pair: PairCheck,
     /// Whether this address accepts generation requests. False if others can reach it and no keys are
     /// configured.
-    generates: bool,
+    allows_generation: bool,
 }
 
 /// The console's routes.
-pub fn console_app(state: AppState, trails: Trails, pair: PairCheck, generates: bool) -> Router {
+pub fn console_app(
+    state: AppState,
+    timelines: Timelines,
+    pair: PairCheck,
+    allows_generation: bool,
+) -> Router {
     Router::new()
         .route("/", get(files::index))
         .route("/console/{name}", get(files::file))
         .route("/console/generate", post(generate::generate))
         .route("/console/requests", get(requests::requests))
         .route("/console/pair", get(pair::pair).post(pair::check_pair))
-        .with_state(Console { state, trails, pair, generates })
+        .with_state(Console { state, timelines, pair, allows_generation })
 }

@@ -24,7 +24,7 @@ use crate::error::RouterError;
 /// Maximum size of a report.
 const REPORT_BYTES_MAX: u64 = 4 << 20;
 /// Timeout of a check.
-const LONGEST: Duration = Duration::from_secs(3600);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The command and the state of the check. Clones share it.
 #[derive(Debug, Clone)]
@@ -66,7 +66,7 @@ impl PairCheck {
     }
 
     /// Starts a check, unless one is running.
-    fn begin(&self) {
+    fn start(&self) {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             if matches!(*state, PairState::NotConfigured | PairState::Running) {
@@ -74,20 +74,20 @@ impl PairCheck {
             }
             *state = PairState::Running;
         }
-        let own = self.clone();
+        let this = self.clone();
         self.lifetime.spawn("pair check", async move {
-            let began = Instant::now();
+            let started_at = Instant::now();
             let checked = tokio::select! {
                 biased;
                 // Shutdown; dropping the check kills its program.
-                () = own.lifetime.cancelled() => Err("the router is shutting down".to_owned()),
-                checked = tokio::time::timeout(LONGEST, run(&own.command)) => match checked {
+                () = this.lifetime.cancelled() => Err("the router is shutting down".to_owned()),
+                checked = tokio::time::timeout(CHECK_TIMEOUT, run(&this.command)) => match checked {
                     Ok(checked) => checked,
-                    Err(_) => Err(format!("timed out after {} s", LONGEST.as_secs())),
+                    Err(_) => Err(format!("timed out after {} s", CHECK_TIMEOUT.as_secs())),
                 },
             };
-            own.set(match checked {
-                Ok(reports) => PairState::Done { seconds: began.elapsed().as_secs_f64(), reports },
+            this.set(match checked {
+                Ok(reports) => PairState::Done { seconds: started_at.elapsed().as_secs_f64(), reports },
                 Err(message) => PairState::Failed { message },
             });
         });
@@ -109,8 +109,8 @@ async fn run(command: &[String]) -> Result<serde_json::Value, String> {
     let (out, err) = tokio::join!(read(out), read(err));
     let status = child.wait().await.map_err(|error| error.to_string())?;
     serde_json::from_slice(&out).map_err(|error| {
-        let told = String::from_utf8_lossy(&err);
-        match told.lines().last() {
+        let stderr = String::from_utf8_lossy(&err);
+        match stderr.lines().last() {
             Some(line) => line.to_owned(),
             None => format!("{program} ended with {status} and printed no report: {error}"),
         }
@@ -136,10 +136,10 @@ pub(super) async fn pair(State(console): State<Console>, headers: HeaderMap) -> 
 
 /// `POST /console/pair`: starts a check, and answers as `GET` does.
 pub(super) async fn check_pair(State(console): State<Console>, headers: HeaderMap) -> Response {
-    let allowed = console.may_work().and_then(|()| check_operator(&console.state, &headers));
+    let allowed = console.check_generation_allowed().and_then(|()| check_operator(&console.state, &headers));
     match allowed {
         Ok(()) => {
-            console.pair.begin();
+            console.pair.start();
             page(&console.pair)
         }
         Err(error) => error.into_response(),
@@ -158,8 +158,8 @@ fn page(check: &PairCheck) -> Response {
 
 impl Console {
     /// Whether this address may start work on behalf of its visitors.
-    pub(super) fn may_work(&self) -> Result<(), RouterError> {
-        if self.generates {
+    pub(super) fn check_generation_allowed(&self) -> Result<(), RouterError> {
+        if self.allows_generation {
             return Ok(());
         }
         let reason = "this address is reachable by others and no API keys are configured: set --api-keys FILE, \
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_report_is_what_the_program_prints() {
+    async fn the_report_is_the_output_of_the_program() {
         assert_eq!(run(&shell("echo '[1]'")).await, Ok(serde_json::json!([1])));
         assert_eq!(
             run(&shell("echo '[]'; exit 1")).await,
@@ -188,24 +188,24 @@ mod tests {
         assert_eq!(failed, Err("outrider: no such model".to_owned()));
         let silent = run(&shell("exit 3")).await.unwrap_err();
         assert!(silent.contains("exit status: 3") && silent.contains("printed no report"), "{silent}");
-        let missing = run(&["/no/such/program".to_owned()]).await.unwrap_err();
-        assert!(missing.starts_with("cannot start /no/such/program"), "{missing}");
+        let not_found = run(&["/no/such/program".to_owned()]).await.unwrap_err();
+        assert!(not_found.starts_with("cannot start /no/such/program"), "{not_found}");
     }
 
     #[tokio::test]
-    async fn one_check_runs_at_a_time_and_ends_with_the_router() {
+    async fn one_check_runs_at_a_time_and_stops_at_shutdown() {
         let lifetime = Lifetime::new();
         let check = PairCheck::new(shell("sleep 100"), lifetime.clone());
         assert!(matches!(check.state(), PairState::NotRun));
-        check.begin();
-        check.begin();
+        check.start();
+        check.start();
         assert!(matches!(check.state(), PairState::Running));
         let outcome = lifetime.shut_down(Duration::from_secs(10)).await;
         assert_eq!(outcome, service::shutdown::ShutdownOutcome::Clean);
         assert!(matches!(check.state(), PairState::Failed { .. }), "{:?}", check.state());
 
         let none = PairCheck::new(Vec::new(), Lifetime::new());
-        none.begin();
+        none.start();
         assert!(matches!(none.state(), PairState::NotConfigured));
     }
 }

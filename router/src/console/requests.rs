@@ -10,7 +10,7 @@ use super::Console;
 pub(super) async fn requests(State(console): State<Console>, headers: HeaderMap) -> Response {
     let key = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
     match console.state.auth.authenticate(key) {
-        Ok(_) => Json(console.trails.latest()).into_response(),
+        Ok(_) => Json(console.timelines.latest()).into_response(),
         Err(error) => error.into_response(),
     }
 }

@@ -4,7 +4,7 @@
 //! Works token by token, so that the text, its end and the counts do not depend on the number of tokens per
 //! verification.
 
-mod assembler;
+mod incremental;
 mod stop;
 mod utf8;
 
@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use speculation::{TokenId, TokenLogprobs};
 
-use self::assembler::TextAssembler;
-use self::stop::{Matched, StopMatcher};
-use self::utf8::Utf8Assembler;
+use self::incremental::IncrementalDecoder;
+use self::stop::{StopMatch, StopMatcher};
+use self::utf8::Utf8Decoder;
 use crate::generation::CommittedTokens;
 use text::ModelText;
 
@@ -46,13 +46,13 @@ pub struct SpanText {
 
 /// Stop conditions of a request.
 #[derive(Debug, Clone, Default)]
-pub struct StopRules {
+pub struct StopConditions {
     /// Stop strings; never emitted.
     pub strings: Vec<String>,
     /// Ids that end the sequence; they add no text.
     pub token_ids: Vec<TokenId>,
     /// Special tokens that are emitted as text, because they are markers of the parsed output format.
-    pub shown_token_ids: Vec<TokenId>,
+    pub visible_token_ids: Vec<TokenId>,
     /// Stop strings are not matched within this many first tokens.
     pub min_tokens: u32,
 }
@@ -62,9 +62,9 @@ pub struct StopRules {
 pub struct ChoiceText {
     model: Arc<ModelText>,
     stop_token_ids: Vec<TokenId>,
-    shown_token_ids: Vec<TokenId>,
+    visible_token_ids: Vec<TokenId>,
     min_tokens: u32,
-    text: TextAssembler,
+    text: IncrementalDecoder,
     stops: StopMatcher,
     num_tokens: u32,
     num_chars: usize,
@@ -72,14 +72,14 @@ pub struct ChoiceText {
 
 impl ChoiceText {
     /// An empty choice whose text begins at `text_offset`.
-    pub fn new(model: Arc<ModelText>, rules: &StopRules, text_offset: usize) -> Self {
+    pub fn new(model: Arc<ModelText>, conditions: &StopConditions, text_offset: usize) -> Self {
         Self {
-            text: TextAssembler::new(&model),
+            text: IncrementalDecoder::new(&model),
             model,
-            stop_token_ids: rules.token_ids.clone(),
-            shown_token_ids: rules.shown_token_ids.clone(),
-            min_tokens: rules.min_tokens,
-            stops: StopMatcher::new(rules.strings.clone()),
+            stop_token_ids: conditions.token_ids.clone(),
+            visible_token_ids: conditions.visible_token_ids.clone(),
+            min_tokens: conditions.min_tokens,
+            stops: StopMatcher::new(conditions.strings.clone()),
             num_tokens: 0,
             num_chars: text_offset,
         }
@@ -102,15 +102,15 @@ impl ChoiceText {
         for id in span.token_ids {
             out.tokens.push(OutputToken { id, text_offset: self.num_chars, logprobs: logprobs.next() });
             self.num_tokens += 1;
-            let shown = out.text.len();
+            let start = out.text.len();
             if self.stop_token_ids.contains(&id) {
                 // Ends the sequence and adds no text.
-            } else if self.shown_token_ids.contains(&id) {
-                self.text.push_spelt(&self.model, id, &mut out.text);
+            } else if self.visible_token_ids.contains(&id) {
+                self.text.push_special(&self.model, id, &mut out.text);
             } else {
                 self.text.push(&self.model, id, &mut out.text);
             }
-            if self.show(shown, &mut out.text) {
+            if self.emit(start, &mut out.text) {
                 out.stopped = true;
                 break;
             }
@@ -122,7 +122,7 @@ impl ChoiceText {
     /// Returns the withheld text of a complete choice, and whether that text contains a stop string.
     pub fn finish(&mut self) -> (String, bool) {
         let mut text = self.text.finish(&self.model);
-        let stopped = self.show(0, &mut text);
+        let stopped = self.emit(0, &mut text);
         if !stopped {
             text.push_str(&self.stops.finish());
         }
@@ -131,17 +131,17 @@ impl ChoiceText {
 
     /// Withholds the part of the new text (from `from` on) that may still become part of a stop string.
     /// Returns whether a stop string is complete.
-    fn show(&mut self, from: usize, text: &mut String) -> bool {
+    fn emit(&mut self, from: usize, text: &mut String) -> bool {
         self.num_chars += text[from..].chars().count();
-        if self.num_tokens <= self.min_tokens || self.stops.are_none() {
+        if self.num_tokens <= self.min_tokens || self.stops.is_empty() {
             return false;
         }
-        let (shown, is_complete) = match self.stops.push(&text[from..]) {
-            Matched::Text(shown) => (shown, false),
-            Matched::Stop(shown) => (shown, true),
+        let (emitted, is_complete) = match self.stops.push(&text[from..]) {
+            StopMatch::Text(emitted) => (emitted, false),
+            StopMatch::Stop(emitted) => (emitted, true),
         };
         text.truncate(from);
-        text.push_str(&shown);
+        text.push_str(&emitted);
         is_complete
     }
 }
@@ -157,9 +157,9 @@ pub struct PromptEcho {
 
 /// Decodes ids without special tokens.
 pub fn decode(model: &ModelText, ids: &[TokenId]) -> String {
-    let (mut assembler, mut text) = (TextAssembler::new(model), String::new());
-    ids.iter().for_each(|&id| assembler.push(model, id, &mut text));
-    text.push_str(&assembler.finish(model));
+    let (mut decoder, mut text) = (IncrementalDecoder::new(model), String::new());
+    ids.iter().for_each(|&id| decoder.push(model, id, &mut text));
+    text.push_str(&decoder.finish(model));
     text
 }
 
@@ -168,7 +168,7 @@ pub fn decode_all(model: &ModelText, ids: &[TokenId]) -> String {
     if !model.vocabulary().is_bytes() {
         return model.decode_all(ids);
     }
-    let (mut utf8, mut text) = (Utf8Assembler::default(), String::new());
+    let (mut utf8, mut text) = (Utf8Decoder::default(), String::new());
     ids.iter().for_each(|&id| utf8.push(model.vocabulary().bytes(id), &mut text));
     text.push_str(&utf8.finish());
     text
@@ -176,7 +176,7 @@ pub fn decode_all(model: &ModelText, ids: &[TokenId]) -> String {
 
 /// Pairs prompt ids with their log probabilities; the first id has none.
 pub fn prompt_tokens(model: &ModelText, ids: &[TokenId], logprobs: Vec<TokenLogprobs>) -> Vec<OutputToken> {
-    let (mut assembler, mut piece) = (TextAssembler::new(model), String::new());
+    let (mut decoder, mut piece) = (IncrementalDecoder::new(model), String::new());
     let mut num_chars = 0;
     let logprobs = std::iter::once(None).chain(logprobs.into_iter().map(Some));
     ids.iter()
@@ -184,7 +184,7 @@ pub fn prompt_tokens(model: &ModelText, ids: &[TokenId], logprobs: Vec<TokenLogp
         .map(|(&id, logprobs)| {
             let text_offset = num_chars;
             piece.clear();
-            assembler.push(model, id, &mut piece);
+            decoder.push(model, id, &mut piece);
             num_chars += piece.chars().count();
             OutputToken { id, text_offset, logprobs }
         })

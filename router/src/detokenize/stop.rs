@@ -6,14 +6,14 @@
 pub(crate) struct StopMatcher {
     stops: Vec<String>,
     /// Suffix of the text that is a prefix of a stop string; shorter than the longest of them.
-    held: String,
+    buffered: String,
     /// Index of the stop string that was found.
     found: Option<usize>,
 }
 
 /// Result of appending a piece.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Matched {
+pub(crate) enum StopMatch {
     /// This text can be emitted.
     Text(String),
     /// A stop string is complete: this text precedes it, and the choice ends.
@@ -22,37 +22,37 @@ pub(crate) enum Matched {
 
 impl StopMatcher {
     pub(crate) fn new(stops: Vec<String>) -> Self {
-        Self { stops, held: String::new(), found: None }
+        Self { stops, buffered: String::new(), found: None }
     }
 
     /// Whether there are no stop strings, so that all text can be emitted at once.
-    pub(crate) fn are_none(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.stops.is_empty()
     }
 
     /// Appends a piece. The stop string that completes first wins; of two that end together, the longer.
-    pub(crate) fn push(&mut self, piece: &str) -> Matched {
+    pub(crate) fn push(&mut self, piece: &str) -> StopMatch {
         if self.stops.is_empty() {
-            return Matched::Text(piece.to_owned());
+            return StopMatch::Text(piece.to_owned());
         }
-        self.held.push_str(piece);
+        self.buffered.push_str(piece);
         let first = self
             .stops
             .iter()
             .enumerate()
             .filter_map(|(idx, stop)| {
-                self.held.find(stop.as_str()).map(|start| (start + stop.len(), start, idx))
+                self.buffered.find(stop.as_str()).map(|start| (start + stop.len(), start, idx))
             })
             .min();
         if let Some((_, start, idx)) = first {
             self.found = Some(idx);
-            let mut text = std::mem::take(&mut self.held);
+            let mut text = std::mem::take(&mut self.buffered);
             text.truncate(start);
-            return Matched::Stop(text);
+            return StopMatch::Stop(text);
         }
-        let keep = self.stops.iter().map(|stop| begun_len(&self.held, stop)).max().unwrap_or(0);
-        let held = self.held.split_off(self.held.len() - keep);
-        Matched::Text(std::mem::replace(&mut self.held, held))
+        let keep = self.stops.iter().map(|stop| partial_match_len(&self.buffered, stop)).max().unwrap_or(0);
+        let buffered = self.buffered.split_off(self.buffered.len() - keep);
+        StopMatch::Text(std::mem::replace(&mut self.buffered, buffered))
     }
 
     /// The stop string that was found, if any.
@@ -62,12 +62,12 @@ impl StopMatcher {
 
     /// Returns the withheld text at the end.
     pub(crate) fn finish(&mut self) -> String {
-        std::mem::take(&mut self.held)
+        std::mem::take(&mut self.buffered)
     }
 }
 
 /// Length in bytes of the longest proper prefix of `stop` that `text` ends with.
-fn begun_len(text: &str, stop: &str) -> usize {
+fn partial_match_len(text: &str, stop: &str) -> usize {
     stop.char_indices().map(|(len, _)| len).rev().find(|&len| text.ends_with(&stop[..len])).unwrap_or(0)
 }
 
@@ -80,19 +80,19 @@ mod tests {
     /// Feeds pieces; returns the emitted text and whether a stop string ended it.
     fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
         let mut matcher = StopMatcher::new(stops.iter().map(|&stop| stop.to_owned()).collect());
-        let mut shown = String::new();
+        let mut emitted = String::new();
         for piece in pieces {
             match matcher.push(piece) {
-                Matched::Text(text) => shown.push_str(&text),
-                Matched::Stop(text) => return (shown + &text, true),
+                StopMatch::Text(text) => emitted.push_str(&text),
+                StopMatch::Stop(text) => return (emitted + &text, true),
             }
         }
-        (shown + &matcher.finish(), false)
+        (emitted + &matcher.finish(), false)
     }
 
     #[test]
-    fn stop_strings_are_found_across_pieces_and_never_shown() {
-        for (stops, pieces, shown, stopped) in [
+    fn stop_strings_are_found_across_pieces_and_never_emitted() {
+        for (stops, pieces, emitted, stopped) in [
             (&["STOP"][..], &["one ST", "OP two"][..], "one ", true),
             (&["STOP"], &["one ST", "ILL"], "one STILL", false),
             (&["STOP"], &["one ST"], "one ST", false),
@@ -103,20 +103,20 @@ mod tests {
             (&["\u{20ac}x"], &["1\u{20ac}", "y\u{20ac}", "x"], "1\u{20ac}y", true),
             (&[], &["free"], "free", false),
         ] {
-            assert_eq!(run(stops, pieces), (shown.to_owned(), stopped), "{stops:?} {pieces:?}");
+            assert_eq!(run(stops, pieces), (emitted.to_owned(), stopped), "{stops:?} {pieces:?}");
         }
     }
 
     #[test]
-    fn what_cannot_become_a_stop_string_is_not_held_back() {
+    fn text_that_cannot_become_a_stop_string_is_not_withheld() {
         let mut matcher = StopMatcher::new(vec!["STOP".into()]);
-        assert_eq!(matcher.push("xxST"), Matched::Text("xx".into()));
-        assert_eq!(matcher.push("Oy"), Matched::Text("STOy".into()));
+        assert_eq!(matcher.push("xxST"), StopMatch::Text("xx".into()));
+        assert_eq!(matcher.push("Oy"), StopMatch::Text("STOy".into()));
     }
 
     proptest! {
         #[test]
-        fn the_result_does_not_depend_on_how_text_is_cut(
+        fn the_result_does_not_depend_on_how_the_text_is_split(
             text in "[abc]{0,24}",
             stops in prop::collection::vec("[abc]{1,4}", 0..4),
             cut in 1usize..6,
@@ -129,10 +129,10 @@ mod tests {
                 .chunks(cut)
                 .map(|piece| std::str::from_utf8(piece).expect("ascii"))
                 .collect();
-            let (shown, stopped) = run(&stops, &pieces);
-            prop_assert_eq!(run(&stops, &by_character), (shown.clone(), stopped));
-            prop_assert!(text.starts_with(&shown));
-            prop_assert!(stops.iter().all(|stop| !shown.contains(stop)));
+            let (emitted, stopped) = run(&stops, &pieces);
+            prop_assert_eq!(run(&stops, &by_character), (emitted.clone(), stopped));
+            prop_assert!(text.starts_with(&emitted));
+            prop_assert!(stops.iter().all(|stop| !emitted.contains(stop)));
             prop_assert_eq!(stopped, stops.iter().any(|stop| text.contains(stop)));
         }
     }

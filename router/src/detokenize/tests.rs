@@ -45,8 +45,8 @@ fn span(token_ids: &[TokenId], num_drafted: u32) -> CommittedTokens {
 
 /// Feeds `ids` in spans of length `cut`; returns the text, whether a stop string ended it, and the number of
 /// tokens.
-fn run(rules: &StopRules, ids: &[TokenId], cut: usize) -> (String, bool, u32) {
-    let mut choice = ChoiceText::new(demo(), rules, 0);
+fn run(conditions: &StopConditions, ids: &[TokenId], cut: usize) -> (String, bool, u32) {
+    let mut choice = ChoiceText::new(demo(), conditions, 0);
     let mut text = String::new();
     for ids in ids.chunks(cut) {
         let out = choice.push(span(ids, 0));
@@ -68,11 +68,11 @@ proptest! {
 
     /// The reference is the tokenizer's own decoder over the whole sequence.
     #[test]
-    fn spans_of_any_ids_sum_up_to_decoding_the_whole(
+    fn spans_of_any_ids_decode_like_the_whole_sequence(
         ids in prop::collection::vec(0u32..4096, 0..40),
         cut in 1usize..8,
     ) {
-        let (text, stopped, num_tokens) = run(&StopRules::default(), &ids, cut);
+        let (text, stopped, num_tokens) = run(&StopConditions::default(), &ids, cut);
         prop_assert_eq!(&text, &demo_decode(&ids));
         prop_assert_eq!(&text, &decode(&demo(), &ids));
         prop_assert_eq!((stopped, num_tokens), (false, ids.len() as u32));
@@ -80,15 +80,15 @@ proptest! {
 
     /// Single-byte tokens make invalid and incomplete characters likely.
     #[test]
-    fn spans_of_byte_tokens_sum_up_too(ids in prop::collection::vec(98u32..260, 0..40), cut in 1usize..8) {
-        let (text, ..) = run(&StopRules::default(), &ids, cut);
+    fn spans_of_byte_tokens_decode_like_the_whole_sequence(ids in prop::collection::vec(98u32..260, 0..40), cut in 1usize..8) {
+        let (text, ..) = run(&StopConditions::default(), &ids, cut);
         prop_assert_eq!(text, demo_decode(&ids));
     }
 
     #[test]
-    fn no_piece_of_sound_text_holds_a_replacement_character(text in "\\PC{0,24}") {
+    fn no_span_of_valid_text_contains_a_replacement_character(text in "\\PC{0,24}") {
         let ids = encode(&text);
-        let mut choice = ChoiceText::new(demo(), &StopRules::default(), 0);
+        let mut choice = ChoiceText::new(demo(), &StopConditions::default(), 0);
         for id in ids {
             let piece = choice.push(span(&[id], 0)).text;
             prop_assert!(!piece.contains('\u{fffd}') || text.contains('\u{fffd}'), "{:?}", piece);
@@ -96,16 +96,16 @@ proptest! {
     }
 
     #[test]
-    fn where_a_text_stops_does_not_depend_on_how_many_tokens_a_span_has(
+    fn the_stop_position_does_not_depend_on_span_lengths(
         text in "[a-d \u{20ac}\u{1f600}]{1,24}",
         stop in "[a-d \u{20ac}]{1,3}",
         min_tokens in 0u32..4,
         cut in 2usize..9,
     ) {
         let ids = encode(&text);
-        let rules = StopRules { strings: vec![stop.clone()], min_tokens, ..StopRules::default() };
-        let one_by_one = run(&rules, &ids, 1);
-        prop_assert_eq!(&run(&rules, &ids, cut), &one_by_one);
+        let conditions = StopConditions { strings: vec![stop.clone()], min_tokens, ..StopConditions::default() };
+        let one_by_one = run(&conditions, &ids, 1);
+        prop_assert_eq!(&run(&conditions, &ids, cut), &one_by_one);
         if min_tokens == 0 {
             let expected = text.split(&stop).next().unwrap();
             prop_assert_eq!(one_by_one.0, expected);
@@ -114,22 +114,22 @@ proptest! {
 }
 
 #[test]
-fn a_stop_token_adds_no_text_and_counts() {
+fn a_stop_token_is_counted_and_adds_no_text() {
     let hello = encode("hello");
     let world = encode(" world");
-    let rules = StopRules { token_ids: vec![world[0]], ..StopRules::default() };
+    let conditions = StopConditions { token_ids: vec![world[0]], ..StopConditions::default() };
     let ids = [hello.as_slice(), &world[..1]].concat();
-    assert_eq!(run(&rules, &ids, 8), ("hello".into(), false, ids.len() as u32));
+    assert_eq!(run(&conditions, &ids, 8), ("hello".into(), false, ids.len() as u32));
 }
 
 #[test]
-fn tokens_after_the_end_of_a_stop_string_do_not_count() {
-    let rules = StopRules { strings: vec!["\n".into()], ..StopRules::default() };
+fn tokens_after_a_stop_string_are_not_counted() {
+    let conditions = StopConditions { strings: vec!["\n".into()], ..StopConditions::default() };
     let before = encode("one two");
     let newline = encode("\n");
     let after = encode("three four");
     let ids = [before.clone(), newline.clone(), after].concat();
-    let mut choice = ChoiceText::new(demo(), &rules, 0);
+    let mut choice = ChoiceText::new(demo(), &conditions, 0);
     let out = choice.push(span(&ids, ids.len() as u32 - 1));
     assert_eq!((out.text.as_str(), out.stopped), ("one two", true));
     let counted = before.len() + newline.len();
@@ -141,17 +141,17 @@ fn tokens_after_the_end_of_a_stop_string_do_not_count() {
 }
 
 #[test]
-fn a_choice_that_ends_in_half_a_character_ends_like_its_whole_decoding() {
+fn an_incomplete_final_character_decodes_like_the_whole_sequence() {
     let euro = encode("\u{20ac}");
     assert!(euro.len() > 1, "the bundled tokenizer spells this character in bytes");
-    let (text, ..) = run(&StopRules::default(), &euro[..1], 1);
+    let (text, ..) = run(&StopConditions::default(), &euro[..1], 1);
     assert_eq!(text, "\u{fffd}");
 }
 
 #[test]
-fn offsets_point_at_the_character_that_a_token_begins() {
+fn offsets_point_to_the_first_character_of_a_token() {
     let ids = encode("a\u{20ac}b");
-    let mut choice = ChoiceText::new(demo(), &StopRules::default(), 10);
+    let mut choice = ChoiceText::new(demo(), &StopConditions::default(), 10);
     let offsets: Vec<usize> =
         choice.push(span(&ids, 0)).tokens.iter().map(|token| token.text_offset).collect();
     assert_eq!(offsets.first(), Some(&10));
@@ -190,7 +190,7 @@ fn with_decoder(decoder: serde_json::Value) -> Arc<ModelText> {
     let assets = [(asset::TOKENIZER, tokenizer.to_string().into_bytes())];
     Arc::new(
         ModelText::from_assets(|name| {
-            assets.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes.as_slice())
+            assets.iter().find(|(asset_name, _)| *asset_name == name).map(|(_, bytes)| bytes.as_slice())
         })
         .unwrap(),
     )
@@ -198,16 +198,16 @@ fn with_decoder(decoder: serde_json::Value) -> Arc<ModelText> {
 
 /// Feeds `ids` to a model in spans of length `cut`.
 fn text_of(model: &Arc<ModelText>, ids: &[TokenId], cut: usize) -> String {
-    let mut choice = ChoiceText::new(Arc::clone(model), &StopRules::default(), 0);
-    let shown: String = ids.chunks(cut).map(|ids| choice.push(span(ids, 0)).text).collect();
-    shown + &choice.finish().0
+    let mut choice = ChoiceText::new(Arc::clone(model), &StopConditions::default(), 0);
+    let emitted: String = ids.chunks(cut).map(|ids| choice.push(span(ids, 0)).text).collect();
+    emitted + &choice.finish().0
 }
 
 proptest! {
     /// For decoders where a token's text depends on its neighbors; again compared with decoding the whole
     /// sequence.
     #[test]
-    fn other_decoders_are_the_librarys(
+    fn other_decoders_match_the_library(
         decoder in prop::sample::select(vec![
             "null",
             r###"{ "type": "WordPiece", "prefix": "##", "cleanup": true }"###,
@@ -227,13 +227,13 @@ proptest! {
 }
 
 #[test]
-fn word_pieces_are_joined_as_they_come() {
+fn word_pieces_are_decoded_incrementally() {
     let model = with_decoder(serde_json::json!({ "type": "WordPiece", "prefix": "##", "cleanup": true }));
-    let mut choice = ChoiceText::new(Arc::clone(&model), &StopRules::default(), 0);
-    let shown: Vec<String> = [1, 3, 2, 4, 5].iter().map(|&id| choice.push(span(&[id], 0)).text).collect();
-    assert_eq!(shown, ["hello", "ly", " world", "s", "!"]);
-    let rules = StopRules { strings: vec!["lo wor".to_owned()], ..StopRules::default() };
-    let mut choice = ChoiceText::new(model, &rules, 0);
+    let mut choice = ChoiceText::new(Arc::clone(&model), &StopConditions::default(), 0);
+    let emitted: Vec<String> = [1, 3, 2, 4, 5].iter().map(|&id| choice.push(span(&[id], 0)).text).collect();
+    assert_eq!(emitted, ["hello", "ly", " world", "s", "!"]);
+    let conditions = StopConditions { strings: vec!["lo wor".to_owned()], ..StopConditions::default() };
+    let mut choice = ChoiceText::new(model, &conditions, 0);
     let out = choice.push(span(&[5, 1, 2, 1], 0));
     assert_eq!((out.text.as_str(), out.stopped, out.tokens.len()), ("! hel", true, 3), "across tokens");
 }

@@ -1,4 +1,4 @@
-//! [`Utf8Assembler`]: converts the bytes of tokens to text incrementally. A token may end in the middle of a
+//! [`Utf8Decoder`]: converts the bytes of tokens to text incrementally. A token may end in the middle of a
 //! character; the incomplete bytes wait for the next token.
 
 use std::str;
@@ -8,22 +8,22 @@ const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
 /// Converts a stream of bytes to the text that `String::from_utf8_lossy` returns for all of them together.
 #[derive(Debug, Default)]
-pub(crate) struct Utf8Assembler {
+pub(crate) struct Utf8Decoder {
     /// Bytes of an incomplete character: at most three between calls.
-    begun: Vec<u8>,
+    incomplete: Vec<u8>,
 }
 
-impl Utf8Assembler {
+impl Utf8Decoder {
     /// Appends the text that `bytes` completes.
     pub(crate) fn push(&mut self, bytes: &[u8], text: &mut String) {
         // Fast path: most tokens are whole characters.
-        if self.begun.is_empty()
+        if self.incomplete.is_empty()
             && let Ok(whole) = str::from_utf8(bytes)
         {
             return text.push_str(whole);
         }
-        self.begun.extend_from_slice(bytes);
-        let mut rest = self.begun.as_slice();
+        self.incomplete.extend_from_slice(bytes);
+        let mut rest = self.incomplete.as_slice();
         loop {
             let error = match str::from_utf8(rest) {
                 Ok(valid) => {
@@ -46,12 +46,12 @@ impl Utf8Assembler {
                 }
             }
         }
-        self.begun = rest.to_vec();
+        self.incomplete = rest.to_vec();
     }
 
     /// Returns the rest at the end: a replacement character if a character is incomplete, else nothing.
     pub(crate) fn finish(&mut self) -> String {
-        if std::mem::take(&mut self.begun).is_empty() { String::new() } else { REPLACEMENT.into() }
+        if std::mem::take(&mut self.incomplete).is_empty() { String::new() } else { REPLACEMENT.into() }
     }
 }
 
@@ -62,35 +62,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_character_over_three_tokens_comes_out_whole() {
-        let mut assembler = Utf8Assembler::default();
-        for (bytes, shown) in [(&b"a\xe2"[..], "a"), (b"\x82", ""), (b"\xacb", "\u{20ac}b")] {
+    fn a_character_split_over_three_tokens_is_decoded() {
+        let mut decoder = Utf8Decoder::default();
+        for (bytes, expected) in [(&b"a\xe2"[..], "a"), (b"\x82", ""), (b"\xacb", "\u{20ac}b")] {
             let mut text = String::new();
-            assembler.push(bytes, &mut text);
-            assert_eq!(text, shown);
+            decoder.push(bytes, &mut text);
+            assert_eq!(text, expected);
         }
-        assert_eq!(assembler.finish(), "");
+        assert_eq!(decoder.finish(), "");
     }
 
     proptest! {
         #[test]
-        fn the_sum_is_the_whole_text_however_it_is_cut(
+        fn the_text_does_not_depend_on_how_the_bytes_are_split(
             bytes in prop::collection::vec(
                 prop_oneof![any::<u8>(), Just(0xe2), Just(0x82), Just(0xac), Just(0xf0), Just(0x9f), Just(b'a')],
                 0..64,
             ),
             cuts in prop::collection::vec(0usize..8, 0..64),
         ) {
-            let mut assembler = Utf8Assembler::default();
+            let mut decoder = Utf8Decoder::default();
             let mut text = String::new();
             let mut rest = bytes.as_slice();
             for cut in cuts {
                 let (piece, later) = rest.split_at(cut.min(rest.len()));
-                assembler.push(piece, &mut text);
+                decoder.push(piece, &mut text);
                 rest = later;
             }
-            assembler.push(rest, &mut text);
-            text.push_str(&assembler.finish());
+            decoder.push(rest, &mut text);
+            text.push_str(&decoder.finish());
             prop_assert_eq!(text, String::from_utf8_lossy(&bytes));
         }
     }

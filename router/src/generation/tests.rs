@@ -14,20 +14,20 @@ fn tokens(choice: u32, id: TokenId) -> GenerationEvent {
 
 #[tokio::test]
 async fn dropping_the_stream_cancels_every_choice() {
-    let (sink, stream) = channel(2, Unread::default());
-    let waiting = sink.cancelled(1);
+    let (sink, stream) = channel(2, UnreadBytes::default());
+    let token = sink.cancelled(1);
     assert_eq!(sink.send(tokens(0, 7)), Delivery::Delivered);
     drop(stream);
-    waiting.cancelled().await;
-    assert_eq!(sink.send(tokens(0, 8)), Delivery::Unwanted);
+    token.cancelled().await;
+    assert_eq!(sink.send(tokens(0, 8)), Delivery::Cancelled);
     assert!(sink.is_cancelled(0) && sink.is_cancelled(1));
 }
 
 #[tokio::test]
 async fn one_choice_is_cancelled_alone() {
-    let (sink, mut stream) = channel(2, Unread::default());
+    let (sink, mut stream) = channel(2, UnreadBytes::default());
     stream.cancel_choice(0);
-    assert_eq!(sink.send(tokens(0, 7)), Delivery::Unwanted);
+    assert_eq!(sink.send(tokens(0, 7)), Delivery::Cancelled);
     assert_eq!(sink.send(tokens(1, 8)), Delivery::Delivered);
     assert!(
         matches!(stream.next().await, Some(GenerationEvent::Tokens(t)) if t.choice == 1 && t.token_ids.as_slice() == [8])
@@ -40,17 +40,17 @@ fn flood(sink: &GenerationSink) -> usize {
 }
 
 #[tokio::test]
-async fn a_client_too_far_behind_reads_what_was_delivered_and_then_the_reason() {
-    let (sink, mut stream) = channel(1, Unread::default());
-    let told = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&told);
+async fn a_slow_client_reads_the_queued_events_then_the_error() {
+    let (sink, mut stream) = channel(1, UnreadBytes::default());
+    let num_calls = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&num_calls);
     stream.on_overflow(move || {
-        counted.fetch_add(1, Ordering::AcqRel);
+        counter.fetch_add(1, Ordering::AcqRel);
     });
     let num_delivered = flood(&sink);
     assert!((1_000..=MAX_UNREAD_EVENTS).contains(&num_delivered), "{num_delivered}");
     assert!(sink.is_cancelled(0), "the sink reports the cancellation");
-    assert_eq!(told.load(Ordering::Acquire), 1, "the callback was called once");
+    assert_eq!(num_calls.load(Ordering::Acquire), 1, "the callback was called once");
     for id in 0..num_delivered {
         let event = stream.next().await;
         assert!(
@@ -64,31 +64,31 @@ async fn a_client_too_far_behind_reads_what_was_delivered_and_then_the_reason() 
 }
 
 #[tokio::test]
-async fn all_prompts_and_choices_of_a_request_share_what_may_be_unread() {
-    let (most, num_first) = (MAX_UNREAD_BYTES / tokens(0, 0).num_bytes(), 3_000);
-    let unread = Unread::default();
+async fn prompts_and_choices_of_a_request_share_the_unread_limit() {
+    let (max_events, num_first) = (MAX_UNREAD_BYTES / tokens(0, 0).num_bytes(), 3_000);
+    let unread = UnreadBytes::default();
     let (first, first_stream) = channel(128, unread.clone());
     let (second, mut second_stream) = channel(128, unread.clone());
     for id in 0..num_first {
         assert_eq!(first.send(tokens(id % 128, id)), Delivery::Delivered);
     }
     let num_second = flood(&second);
-    assert_eq!(num_second, most - num_first as usize);
+    assert_eq!(num_second, max_events - num_first as usize);
     drop((first_stream, second));
     while second_stream.next().await.is_some() {}
     assert_eq!(unread.0.load(Ordering::Acquire), 0, "read and dropped events are released");
 }
 
 #[tokio::test]
-async fn log_probabilities_weigh_more_than_ids() {
+async fn log_probabilities_count_towards_the_unread_limit() {
     let logprobs = |_| TokenLogprobs { logprob: 0.0, top: vec![(7, -1.0); 20] };
-    let (sink, _stream) = channel(1, Unread::default());
+    let (sink, _stream) = channel(1, UnreadBytes::default());
     let mut num_delivered = 0;
     loop {
         let GenerationEvent::Tokens(span) = tokens(0, 7) else { unreachable!("made above") };
         let event =
             GenerationEvent::Tokens(CommittedTokens { logprobs: (0..8).map(logprobs).collect(), ..span });
-        if sink.send(event) == Delivery::Unwanted {
+        if sink.send(event) == Delivery::Cancelled {
             break;
         }
         num_delivered += 1;
@@ -98,7 +98,7 @@ async fn log_probabilities_weigh_more_than_ids() {
 
 #[tokio::test]
 async fn nothing_is_read_after_a_failure() {
-    let (sink, mut stream) = channel(1, Unread::default());
+    let (sink, mut stream) = channel(1, UnreadBytes::default());
     assert_eq!(sink.send(GenerationEvent::Failed(RouterError::ClientGone)), Delivery::Delivered);
     assert_eq!(
         sink.send(tokens(0, 1)),
@@ -110,26 +110,26 @@ async fn nothing_is_read_after_a_failure() {
 }
 
 #[tokio::test]
-async fn a_failure_before_the_first_target_is_told_before_the_stream_begins() {
-    let (sink, mut stream) = channel(1, Unread::default());
-    assert!(futures::FutureExt::now_or_never(stream.begun()).is_none(), "no target yet");
+async fn a_failure_before_the_first_target_is_returned_before_the_stream_starts() {
+    let (sink, mut stream) = channel(1, UnreadBytes::default());
+    assert!(futures::FutureExt::now_or_never(stream.wait_started()).is_none(), "no target yet");
     let full = RouterError::Overloaded { what: "the queue" };
     assert_eq!(sink.send(GenerationEvent::Failed(full.clone())), Delivery::Delivered);
-    assert_eq!(stream.begun().await, Err(full));
+    assert_eq!(stream.wait_started().await, Err(full));
 
-    let (sink, mut stream) = channel(1, Unread::default());
-    sink.begin();
-    assert_eq!(stream.begun().await, Ok(()));
+    let (sink, mut stream) = channel(1, UnreadBytes::default());
+    sink.mark_started();
+    assert_eq!(stream.wait_started().await, Ok(()));
     assert_eq!(sink.send(GenerationEvent::Failed(RouterError::ClientGone)), Delivery::Delivered);
     assert!(matches!(stream.next().await, Some(GenerationEvent::Failed(_))), "the failure follows the start");
 
-    let (sink, mut stream) = channel(1, Unread::default());
+    let (sink, mut stream) = channel(1, UnreadBytes::default());
     assert_eq!(sink.send(tokens(0, 7)), Delivery::Delivered);
-    assert_eq!(stream.begun().await, Ok(()));
+    assert_eq!(stream.wait_started().await, Ok(()));
     assert!(matches!(stream.next().await, Some(GenerationEvent::Tokens(_))), "nothing is lost");
     drop((sink, stream));
 
-    let (sink, mut stream) = channel(1, Unread::default());
+    let (sink, mut stream) = channel(1, UnreadBytes::default());
     drop(sink);
-    assert_eq!(stream.begun().await, Err(RouterError::Draining));
+    assert_eq!(stream.wait_started().await, Err(RouterError::Draining));
 }

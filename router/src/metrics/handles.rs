@@ -7,7 +7,9 @@ use service::metrics::{Counter, Gauge, Histogram, HistogramFamily};
 use speculation::step::MAX_DRAFT_TOKENS;
 use tracing::Span;
 
-use super::{ENGINE, Ending, Families, FinishLabels, ModelLabels, PositionLabels, SloLabels, WorkerLabels};
+use super::{
+    ChoiceOutcome, ENGINE, Families, FinishLabels, ModelLabels, PositionLabels, SloLabels, WorkerLabels,
+};
 
 /// Counters of the request log.
 #[derive(Debug, Clone)]
@@ -27,32 +29,32 @@ pub struct LaneMetrics {
     pub(super) draft_tokens: Counter,
     pub(super) accepted_tokens: Counter,
     pub(super) output_tokens: Counter,
-    pub(super) of_model: Verifications,
+    pub(super) model_drafts: VerifiedDraftCounters,
 }
 
 impl LaneMetrics {
     /// Sets the lane's current k.
-    pub fn k(&self, k: u32) {
+    pub fn set_k(&self, k: u32) {
         self.k.set(k.into());
     }
 
     /// Counts tokens committed to one of its sequences.
-    pub fn committed(&self, num_tokens: usize) {
+    pub fn count_output_tokens(&self, num_tokens: usize) {
         self.output_tokens.inc_by(num_tokens as u64);
     }
 
     /// Counts one verified draft of `num_draft_tokens`, of which the first `num_accepted` were committed. A
     /// step without a draft is not counted.
-    pub fn verified(&mut self, num_draft_tokens: u32, num_accepted: u32) {
+    pub fn count_verified_draft(&mut self, num_draft_tokens: u32, num_accepted: u32) {
         self.draft_tokens.inc_by(num_draft_tokens.into());
         self.accepted_tokens.inc_by(num_accepted.into());
-        self.of_model.observe(num_draft_tokens, num_accepted);
+        self.model_drafts.observe(num_draft_tokens, num_accepted);
     }
 }
 
 /// Counters of one model's verified drafts, looked up once because they are updated for every token.
 #[derive(Debug)]
-pub(super) struct Verifications {
+pub(super) struct VerifiedDraftCounters {
     pub(super) families: Arc<Families>,
     pub(super) model_name: String,
     pub(super) drafts: Counter,
@@ -62,7 +64,7 @@ pub(super) struct Verifications {
     pub(super) accepted_per_position: Vec<Counter>,
 }
 
-impl Verifications {
+impl VerifiedDraftCounters {
     fn observe(&mut self, num_draft_tokens: u32, num_accepted: u32) {
         if num_draft_tokens == 0 {
             return;
@@ -93,13 +95,13 @@ pub struct ModelMetrics {
 
 impl ModelMetrics {
     /// Counts a request as waiting until dropped.
-    pub fn waiting(&self) -> GaugeHold {
-        GaugeHold::new(self.families.waiting.get_or_create(&self.labels).clone())
+    pub fn waiting(&self) -> GaugeGuard {
+        GaugeGuard::new(self.families.waiting.get_or_create(&self.labels).clone())
     }
 
     /// Counts a request as running until dropped.
-    pub fn running(&self) -> GaugeHold {
-        GaugeHold::new(self.families.running.get_or_create(&self.labels).clone())
+    pub fn running(&self) -> GaugeGuard {
+        GaugeGuard::new(self.families.running.get_or_create(&self.labels).clone())
     }
 
     /// Counts the prompt tokens of a request that was submitted.
@@ -113,12 +115,12 @@ impl ModelMetrics {
     }
 
     /// Counts the end of a choice.
-    pub fn choice_ended(&self, ending: Ending) {
-        self.families.success.get_or_create(&FinishLabels::new(&self.labels, ending)).inc();
+    pub fn choice_ended(&self, outcome: ChoiceOutcome) {
+        self.families.success.get_or_create(&FinishLabels::new(&self.labels, outcome)).inc();
     }
 
     /// Counts whether a choice met its request's latency objective.
-    pub fn held_to_slo(&self, slo: &'static str, is_met: bool) {
+    pub fn count_slo(&self, slo: &'static str, is_met: bool) {
         let met = if is_met { "true" } else { "false" };
         let labels = SloLabels { model_name: self.labels.model_name.clone(), engine: ENGINE, slo, met };
         self.families.slo.get_or_create(&labels).inc();
@@ -157,9 +159,9 @@ fn observe(family: &HistogramFamily<ModelLabels>, labels: &ModelLabels, seconds:
 
 /// Increments a gauge until dropped.
 #[derive(Debug)]
-pub struct GaugeHold(Gauge);
+pub struct GaugeGuard(Gauge);
 
-impl GaugeHold {
+impl GaugeGuard {
     /// Increments the gauge.
     pub fn new(gauge: Gauge) -> Self {
         gauge.inc();
@@ -167,7 +169,7 @@ impl GaugeHold {
     }
 }
 
-impl Drop for GaugeHold {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
@@ -184,7 +186,7 @@ pub struct WorkerMetrics {
 
 impl WorkerMetrics {
     /// Sets the number of KV blocks that the router may reserve there, and of those it has reserved.
-    pub fn blocks(&self, credits: u64, reserved: u64) {
+    pub fn set_blocks(&self, credits: u64, reserved: u64) {
         self.credits.set(i64::try_from(credits).unwrap_or(i64::MAX));
         self.reserved.set(i64::try_from(reserved).unwrap_or(i64::MAX));
     }

@@ -10,7 +10,7 @@ use scheduling::scheduler::events::WorkerInfo;
 use service::metrics::EncodeLabelSet;
 use speculation::Role;
 
-use super::{ENGINE, Ending, Families, FinishLabels, ModelLabels};
+use super::{ChoiceOutcome, ENGINE, Families, FinishLabels, ModelLabels};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct CacheConfigLabels {
@@ -38,16 +38,16 @@ pub struct KvPools {
     families: Arc<Families>,
     pools: BTreeMap<WorkerKey, Pool>,
     /// Labels currently exposed for each model's blocks.
-    shown: BTreeMap<String, CacheConfigLabels>,
+    exposed: BTreeMap<String, CacheConfigLabels>,
 }
 
 impl KvPools {
     pub(super) fn new(families: Arc<Families>) -> Self {
-        Self { families, pools: BTreeMap::new(), shown: BTreeMap::new() }
+        Self { families, pools: BTreeMap::new(), exposed: BTreeMap::new() }
     }
 
     /// Adds a worker. Draft workers are ignored, because gateways ask for the targets' KV.
-    pub fn joined(&mut self, key: WorkerKey, info: &WorkerInfo) {
+    pub fn add_worker(&mut self, key: WorkerKey, info: &WorkerInfo) {
         if info.role != Role::Target {
             return;
         }
@@ -67,40 +67,40 @@ impl KvPools {
         drop(self.families.waiting.get_or_create(&labels));
         // If the counters are missing before the first request, `vllm bench serve` assumes a server without
         // speculation.
-        for counts in [&self.families.drafts, &self.families.draft_tokens, &self.families.accepted_tokens] {
-            drop(counts.get_or_create(&labels));
+        for family in [&self.families.drafts, &self.families.draft_tokens, &self.families.accepted_tokens] {
+            drop(family.get_or_create(&labels));
         }
         // An error rate needs the error series to exist before the first error.
-        for ending in Ending::ALL {
-            drop(self.families.success.get_or_create(&FinishLabels::new(&labels, ending)));
+        for outcome in ChoiceOutcome::ALL {
+            drop(self.families.success.get_or_create(&FinishLabels::new(&labels, outcome)));
         }
-        self.show(&model);
+        self.update_gauges(&model);
     }
 
     /// Sets the number of blocks of a worker that may be reserved, and of those that are.
-    pub fn blocks(&mut self, key: WorkerKey, credits: u64, reserved: u64) {
+    pub fn set_blocks(&mut self, key: WorkerKey, credits: u64, reserved: u64) {
         let Some(pool) = self.pools.get_mut(&key) else { return };
         (pool.credits, pool.reserved) = (credits, reserved);
         let model = pool.model.clone();
-        self.show(&model);
+        self.update_gauges(&model);
     }
 
     /// Sets how many more tokens per second a target could commit.
-    pub fn headroom(&mut self, key: WorkerKey, tokens_per_second: u64) {
+    pub fn set_headroom(&mut self, key: WorkerKey, tokens_per_second: u64) {
         let Some(pool) = self.pools.get_mut(&key) else { return };
         pool.headroom = tokens_per_second;
         let model = pool.model.clone();
-        self.show(&model);
+        self.update_gauges(&model);
     }
 
     /// Removes a worker.
-    pub fn left(&mut self, key: WorkerKey) {
+    pub fn remove_worker(&mut self, key: WorkerKey) {
         if let Some(pool) = self.pools.remove(&key) {
-            self.show(&pool.model);
+            self.update_gauges(&pool.model);
         }
     }
 
-    fn show(&mut self, model: &str) {
+    fn update_gauges(&mut self, model: &str) {
         let labels = ModelLabels { model_name: model.to_owned(), engine: ENGINE };
         let pools: Vec<&Pool> = self.pools.values().filter(|pool| pool.model == model).collect();
         let sum = |of: fn(&Pool) -> u64| pools.iter().map(|pool| of(pool)).sum::<u64>();
@@ -114,15 +114,15 @@ impl KvPools {
             block_size: pool.block_size.to_string(),
             num_gpu_blocks: sum(|pool| pool.num_blocks).to_string(),
         });
-        if self.shown.get(model) == config.as_ref() {
+        if self.exposed.get(model) == config.as_ref() {
             return;
         }
-        if let Some(old) = self.shown.remove(model) {
+        if let Some(old) = self.exposed.remove(model) {
             self.families.cache_config.remove(&old);
         }
         if let Some(config) = config {
             self.families.cache_config.get_or_create(&config).set(1);
-            self.shown.insert(model.to_owned(), config);
+            self.exposed.insert(model.to_owned(), config);
         }
     }
 }
@@ -140,16 +140,16 @@ mod tests {
 
     /// The metrics that a stock endpoint picker scrapes exist with the first target, before any request.
     #[test]
-    fn a_gateway_finds_every_metric_that_it_asks_for() {
+    fn metrics_of_an_endpoint_picker_exist_before_the_first_request() {
         let page = Metrics::new();
         let mut pools = RouterMetrics::register(&page).kv_pools();
-        pools.joined(WorkerKey(1), &target("demo", 100));
-        pools.joined(WorkerKey(2), &target("demo", 60));
-        pools.joined(WorkerKey(3), &WorkerInfo { kv_blocks: 7, ..WorkerInfo::of(Role::Draft, "demo") });
-        pools.blocks(WorkerKey(1), 100, 30);
-        pools.blocks(WorkerKey(2), 50, 45);
-        pools.headroom(WorkerKey(1), 70);
-        pools.headroom(WorkerKey(2), 30);
+        pools.add_worker(WorkerKey(1), &target("demo", 100));
+        pools.add_worker(WorkerKey(2), &target("demo", 60));
+        pools.add_worker(WorkerKey(3), &WorkerInfo { kv_blocks: 7, ..WorkerInfo::of(Role::Draft, "demo") });
+        pools.set_blocks(WorkerKey(1), 100, 30);
+        pools.set_blocks(WorkerKey(2), 50, 45);
+        pools.set_headroom(WorkerKey(1), 70);
+        pools.set_headroom(WorkerKey(2), 30);
         let text = page.encode(Exposition::Prometheus);
         for line in [
             "# TYPE vllm:num_requests_waiting gauge",
@@ -173,19 +173,20 @@ mod tests {
         }
         let lora =
             r#"vllm:lora_requests_info{max_lora="0",running_lora_adapters="",waiting_lora_adapters=""} "#;
-        let since = text.lines().find_map(|line| line.strip_prefix(lora)).expect("the series is missing");
-        assert!(since.parse::<f64>().expect("a number") > 1.6e9, "{since} is not a Unix time");
+        let started_at =
+            text.lines().find_map(|line| line.strip_prefix(lora)).expect("the series is missing");
+        assert!(started_at.parse::<f64>().expect("a number") > 1.6e9, "{started_at} is not a Unix time");
     }
 
     #[test]
-    fn what_a_target_had_goes_with_it() {
+    fn a_removed_target_no_longer_counts() {
         let page = Metrics::new();
         let mut pools = RouterMetrics::register(&page).kv_pools();
-        pools.joined(WorkerKey(1), &target("demo", 100));
-        pools.joined(WorkerKey(2), &target("demo", 60));
-        pools.blocks(WorkerKey(1), 100, 100);
-        pools.headroom(WorkerKey(1), 70);
-        pools.left(WorkerKey(1));
+        pools.add_worker(WorkerKey(1), &target("demo", 100));
+        pools.add_worker(WorkerKey(2), &target("demo", 60));
+        pools.set_blocks(WorkerKey(1), 100, 100);
+        pools.set_headroom(WorkerKey(1), 70);
+        pools.remove_worker(WorkerKey(1));
         let text = page.encode(Exposition::Prometheus);
         assert!(text.contains(r#"headroom_tokens_per_second{model_name="demo",engine="0"} 0"#), "{text}");
         assert!(text.contains(r#"vllm:kv_cache_usage_perc{model_name="demo",engine="0"} 0"#), "{text}");
@@ -193,7 +194,7 @@ mod tests {
             text.contains(r#"num_gpu_blocks="60"} 1"#) && !text.contains(r#"num_gpu_blocks="160""#),
             "{text}"
         );
-        pools.left(WorkerKey(2));
+        pools.remove_worker(WorkerKey(2));
         assert!(!page.encode(Exposition::Prometheus).contains("num_gpu_blocks="));
     }
 }

@@ -32,7 +32,7 @@ pub(super) struct DroppedLabels {
 
 /// Counters of one value of `of` for a shadow draft and task type.
 #[derive(Debug)]
-struct Side {
+struct DraftCounters {
     drafts: Counter,
     judged: Vec<Counter>,
     accepted: Vec<Counter>,
@@ -42,40 +42,41 @@ struct Side {
 #[derive(Debug)]
 pub struct ShadowMetrics {
     families: Arc<Families>,
-    sides: HashMap<(Arc<str>, String, &'static str), Side>,
+    counters: HashMap<(Arc<str>, String, &'static str), DraftCounters>,
 }
 
 impl ShadowMetrics {
     pub(super) fn new(families: Arc<Families>) -> Self {
-        Self { families, sides: HashMap::new() }
+        Self { families, counters: HashMap::new() }
     }
 
     /// Counts a compared proposal.
-    pub fn scored(&mut self, scored: &ShadowScored) {
-        let both = [("shadow", Some(scored.shadow)), ("serving", scored.serving)];
-        for (of, judged) in both {
+    pub fn count_scored(&mut self, scored: &ShadowScored) {
+        let drafts = [("shadow", Some(scored.shadow)), ("serving", scored.serving)];
+        for (of, judged) in drafts {
             let Some((judged, accepted)) = judged else { continue };
             let key = (Arc::clone(&scored.draft), scored.lane.task_type.clone(), of);
             let families = &self.families;
-            let side = self.sides.entry(key).or_insert_with_key(|key| Side::new(families, key));
-            side.drafts.inc();
-            side.judged.iter().take(judged as usize).for_each(|counter| {
+            let counters =
+                self.counters.entry(key).or_insert_with_key(|key| DraftCounters::new(families, key));
+            counters.drafts.inc();
+            counters.judged.iter().take(judged as usize).for_each(|counter| {
                 counter.inc();
             });
-            side.accepted.iter().take(accepted as usize).for_each(|counter| {
+            counters.accepted.iter().take(accepted as usize).for_each(|counter| {
                 counter.inc();
             });
         }
     }
 
     /// Counts a shadow draft that was dropped for one sequence.
-    pub fn dropped(&self, draft: &str, reason: &'static str) {
+    pub fn count_dropped(&self, draft: &str, reason: &'static str) {
         let labels = DroppedLabels { draft: draft.to_owned(), reason };
         self.families.shadow_dropped.get_or_create(&labels).inc();
     }
 }
 
-impl Side {
+impl DraftCounters {
     fn new(families: &Families, (draft, task_type, of): &(Arc<str>, String, &'static str)) -> Self {
         let (draft, task_type) = (draft.to_string(), task_type.clone());
         let at = |position| ShadowPositionLabels {

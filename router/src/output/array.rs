@@ -2,7 +2,7 @@
 //! is complete.
 
 use super::call::ToolCall;
-use super::{CallReader, Piece};
+use super::{Piece, ToolCallParser};
 
 #[derive(Debug, Default)]
 pub(super) struct CallArray {
@@ -14,7 +14,7 @@ pub(super) struct CallArray {
     item: String,
 }
 
-impl CallReader for CallArray {
+impl ToolCallParser for CallArray {
     fn push(&mut self, character: char, pieces: &mut Vec<Piece>) {
         if self.depth > 1 || (self.depth == 1 && character == '{') {
             self.item.push(character);
@@ -37,7 +37,7 @@ impl CallReader for CallArray {
         if self.depth == 1 && !self.item.is_empty() {
             let item = std::mem::take(&mut self.item);
             let value = serde_json::from_str(&item).ok();
-            pieces.extend(value.and_then(|value| ToolCall::of_json(&value, None)).map(Piece::Call));
+            pieces.extend(value.and_then(|value| ToolCall::from_json(&value, None)).map(Piece::Call));
         }
     }
 

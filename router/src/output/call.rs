@@ -14,7 +14,7 @@ pub struct ToolCall {
 impl ToolCall {
     /// Parses a call as models write it: an object with a name, and arguments under one of two names. With
     /// `tools`, only calls of these tools are accepted.
-    pub(super) fn of_json(value: &Value, tools: Option<&[String]>) -> Option<Self> {
+    pub(super) fn from_json(value: &Value, tools: Option<&[String]>) -> Option<Self> {
         let name = value.get("name")?.as_str()?;
         if tools.is_some_and(|tools| !tools.iter().any(|tool| tool == name)) {
             return None;
@@ -30,12 +30,12 @@ impl ToolCall {
     }
 
     /// Parses one call or a non-empty list of calls; `None` if any of them is not a call.
-    pub(super) fn all_of_json(value: &Value, tools: &[String]) -> Option<Vec<Self>> {
+    pub(super) fn list_from_json(value: &Value, tools: &[String]) -> Option<Vec<Self>> {
         match value {
             Value::Array(items) if !items.is_empty() => {
-                items.iter().map(|item| Self::of_json(item, Some(tools))).collect()
+                items.iter().map(|item| Self::from_json(item, Some(tools))).collect()
             }
-            item => Some(vec![Self::of_json(item, Some(tools))?]),
+            item => Some(vec![Self::from_json(item, Some(tools))?]),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! [`Hermes`]: calls as JSON between `<tool_call>` and `</tool_call>`, with text around them.
 
 use super::call::ToolCall;
-use super::marker::{Marker, Seen};
-use super::{CallReader, Piece, push_contents};
+use super::marker::{Marker, MarkerMatch};
+use super::{Piece, ToolCallParser, push_content};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -16,12 +16,12 @@ pub(super) struct Hermes {
     /// Whitespace between calls or before text.
     space: String,
     /// Only whitespace has followed the last call.
-    is_behind_call: bool,
+    is_after_call: bool,
 }
 
 impl Hermes {
     pub(super) fn new(tools: Vec<String>) -> Self {
-        Self { tools, open: Marker::new(OPEN), call: None, space: String::new(), is_behind_call: false }
+        Self { tools, open: Marker::new(OPEN), call: None, space: String::new(), is_after_call: false }
     }
 
     /// Emits text outside of calls. Whitespace around a call belongs to the format.
@@ -29,18 +29,18 @@ impl Hermes {
         for character in text.chars() {
             self.space.push(character);
             if !character.is_whitespace() {
-                push_contents(&std::mem::take(&mut self.space), pieces);
-                self.is_behind_call = false;
+                push_content(&std::mem::take(&mut self.space), pieces);
+                self.is_after_call = false;
             }
         }
     }
 
     fn close(&mut self, body: &str, end: &str, pieces: &mut Vec<Piece>) {
         let value = serde_json::from_str(body.trim()).ok();
-        match value.and_then(|value| ToolCall::all_of_json(&value, &self.tools)) {
+        match value.and_then(|value| ToolCall::list_from_json(&value, &self.tools)) {
             Some(calls) => {
                 self.space.clear();
-                self.is_behind_call = true;
+                self.is_after_call = true;
                 pieces.extend(calls.into_iter().map(Piece::Call));
             }
             // Not a call of a known tool: plain text.
@@ -49,22 +49,22 @@ impl Hermes {
     }
 }
 
-impl CallReader for Hermes {
+impl ToolCallParser for Hermes {
     fn push(&mut self, character: char, pieces: &mut Vec<Piece>) {
         let Some((body, close)) = &mut self.call else {
-            let (text, begins) = match self.open.push(character) {
-                Seen::Text(text) => (text, false),
-                Seen::Marker(text) => (text, true),
+            let (text, is_opened) = match self.open.push(character) {
+                MarkerMatch::Text(text) => (text, false),
+                MarkerMatch::Marker(text) => (text, true),
             };
             self.content(&text, pieces);
-            if begins {
+            if is_opened {
                 self.call = Some((String::new(), Marker::new(CLOSE)));
             }
             return;
         };
         match close.push(character) {
-            Seen::Text(text) => body.push_str(&text),
-            Seen::Marker(text) => {
+            MarkerMatch::Text(text) => body.push_str(&text),
+            MarkerMatch::Marker(text) => {
                 let body = std::mem::take(body) + &text;
                 self.call = None;
                 self.close(&body, CLOSE, pieces);
@@ -78,10 +78,10 @@ impl CallReader for Hermes {
             // marker.
             self.close(&(body + &close.finish()), "", pieces);
         }
-        let held = self.open.finish();
-        self.content(&held, pieces);
-        if !self.is_behind_call {
-            push_contents(&std::mem::take(&mut self.space), pieces);
+        let buffered = self.open.finish();
+        self.content(&buffered, pieces);
+        if !self.is_after_call {
+            push_content(&std::mem::take(&mut self.space), pieces);
         }
     }
 }

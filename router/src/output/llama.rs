@@ -4,7 +4,7 @@
 use serde_json::{Deserializer, Value};
 
 use super::call::ToolCall;
-use super::{CallReader, Piece, push_content, push_contents};
+use super::{Piece, ToolCallParser, push_content, push_content_char};
 
 const TAG: &str = "<|python_tag|>";
 
@@ -12,12 +12,12 @@ const TAG: &str = "<|python_tag|>";
 pub(super) struct Llama {
     tools: Vec<String>,
     /// Text that may be calls; `None` once it is known not to be.
-    held: Option<String>,
+    buffered: Option<String>,
 }
 
 impl Llama {
     pub(super) fn new(tools: Vec<String>) -> Self {
-        Self { tools, held: Some(String::new()) }
+        Self { tools, buffered: Some(String::new()) }
     }
 
     fn calls(&self, text: &str) -> Option<Vec<ToolCall>> {
@@ -27,7 +27,7 @@ impl Llama {
         while !rest.is_empty() {
             let mut values = Deserializer::from_str(rest).into_iter::<Value>();
             let value = values.next()?.ok()?;
-            calls.extend(ToolCall::all_of_json(&value, &self.tools)?);
+            calls.extend(ToolCall::list_from_json(&value, &self.tools)?);
             let end = values.byte_offset();
             rest = rest[end..].trim_start_matches(|c: char| c == ';' || c.is_whitespace());
         }
@@ -41,20 +41,20 @@ fn may_be_calls(text: &str) -> bool {
     text.starts_with(['{', '[']) || text.starts_with(TAG) || TAG.starts_with(text)
 }
 
-impl CallReader for Llama {
+impl ToolCallParser for Llama {
     fn push(&mut self, character: char, pieces: &mut Vec<Piece>) {
-        let Some(held) = &mut self.held else { return push_content(character, pieces) };
-        held.push(character);
-        if !may_be_calls(held) {
-            push_contents(&self.held.take().unwrap_or_default(), pieces);
+        let Some(buffered) = &mut self.buffered else { return push_content_char(character, pieces) };
+        buffered.push(character);
+        if !may_be_calls(buffered) {
+            push_content(&self.buffered.take().unwrap_or_default(), pieces);
         }
     }
 
     fn finish(&mut self, pieces: &mut Vec<Piece>) {
-        let Some(held) = self.held.take() else { return };
-        match self.calls(&held) {
+        let Some(buffered) = self.buffered.take() else { return };
+        match self.calls(&buffered) {
             Some(calls) => pieces.extend(calls.into_iter().map(Piece::Call)),
-            None => push_contents(&held, pieces),
+            None => push_content(&buffered, pieces),
         }
     }
 }

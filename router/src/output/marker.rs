@@ -3,7 +3,7 @@
 
 /// Result of appending a character.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum MarkerMatch {
     /// This text is not part of the marker; may be empty.
     Text(String),
     /// The marker is complete; this text precedes it.
@@ -15,32 +15,32 @@ pub(super) enum Seen {
 pub(super) struct Marker {
     marker: &'static str,
     /// A prefix of `marker`.
-    held: String,
+    buffered: String,
 }
 
 impl Marker {
     pub(super) fn new(marker: &'static str) -> Self {
-        Self { marker, held: String::new() }
+        Self { marker, buffered: String::new() }
     }
 
-    pub(super) fn push(&mut self, character: char) -> Seen {
-        self.held.push(character);
+    pub(super) fn push(&mut self, character: char) -> MarkerMatch {
+        self.buffered.push(character);
         // Keep withholding the longest suffix that is a prefix of the marker.
-        let starts = self.held.char_indices().map(|(at, _)| at);
+        let starts = self.buffered.char_indices().map(|(at, _)| at);
         let keep_from = starts
-            .chain([self.held.len()])
-            .find(|&at| self.marker.starts_with(&self.held[at..]))
-            .unwrap_or(self.held.len());
-        let text: String = self.held.drain(..keep_from).collect();
-        if self.held == self.marker {
-            self.held.clear();
-            return Seen::Marker(text);
+            .chain([self.buffered.len()])
+            .find(|&at| self.marker.starts_with(&self.buffered[at..]))
+            .unwrap_or(self.buffered.len());
+        let text: String = self.buffered.drain(..keep_from).collect();
+        if self.buffered == self.marker {
+            self.buffered.clear();
+            return MarkerMatch::Marker(text);
         }
-        Seen::Text(text)
+        MarkerMatch::Text(text)
     }
 
     /// Returns the withheld text at the end.
     pub(super) fn finish(&mut self) -> String {
-        std::mem::take(&mut self.held)
+        std::mem::take(&mut self.buffered)
     }
 }

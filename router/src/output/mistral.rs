@@ -4,8 +4,8 @@
 use serde_json::{Deserializer, Value, json};
 
 use super::call::ToolCall;
-use super::marker::{Marker, Seen};
-use super::{CallReader, Piece, push_contents};
+use super::marker::{Marker, MarkerMatch};
+use super::{Piece, ToolCallParser, push_content};
 
 const OPEN: &str = "[TOOL_CALLS]";
 const ARGS: &str = "[ARGS]";
@@ -35,7 +35,7 @@ impl Mistral {
                 let name = name.trim().trim_end_matches(ARGS).trim();
                 (json!({ "name": name, "arguments": arguments }), rest.len() - body.len() + end)
             };
-            calls.extend(ToolCall::all_of_json(&value, &self.tools)?);
+            calls.extend(ToolCall::list_from_json(&value, &self.tools)?);
             rest = rest[end..].trim_start();
             rest = rest.strip_prefix(OPEN).unwrap_or(rest).trim_start();
         }
@@ -50,26 +50,26 @@ fn first_value(text: &str) -> Option<(Value, usize)> {
     Some((value, values.byte_offset()))
 }
 
-impl CallReader for Mistral {
+impl ToolCallParser for Mistral {
     fn push(&mut self, character: char, pieces: &mut Vec<Piece>) {
         if let Some(calls) = &mut self.calls {
             return calls.push(character);
         }
         match self.open.push(character) {
-            Seen::Text(text) => push_contents(&text, pieces),
-            Seen::Marker(text) => {
-                push_contents(&text, pieces);
+            MarkerMatch::Text(text) => push_content(&text, pieces),
+            MarkerMatch::Marker(text) => {
+                push_content(&text, pieces);
                 self.calls = Some(String::new());
             }
         }
     }
 
     fn finish(&mut self, pieces: &mut Vec<Piece>) {
-        push_contents(&self.open.finish(), pieces);
+        push_content(&self.open.finish(), pieces);
         let Some(text) = self.calls.take() else { return };
         match self.calls(&text) {
             Some(calls) => pieces.extend(calls.into_iter().map(Piece::Call)),
-            None => push_contents(&[OPEN, &text].concat(), pieces),
+            None => push_content(&[OPEN, &text].concat(), pieces),
         }
     }
 }

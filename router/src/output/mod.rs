@@ -1,7 +1,7 @@
 //! Parses an assistant's output into reasoning, content and tool calls, in the formats that models are
 //! trained to write.
 //!
-//! [`OutputFormat`] describes the format of a request's output, [`OutputReader`] parses one choice. The
+//! [`OutputFormat`] describes the format of a request's output, [`OutputParser`] parses one choice. The
 //! result depends only on the text and not on how it was split: every parser works character by character,
 //! and the tests split recorded outputs everywhere. Must not depend on tokens, requests or protocols.
 
@@ -47,18 +47,18 @@ pub enum ToolSyntax {
 
 impl ToolSyntax {
     /// Detects the syntax that a chat template describes; `None` if it is not supported.
-    pub fn of_template(source: &str) -> Option<Self> {
-        let mentions = |words: &str| source.contains(words);
-        if !mentions("tools") {
+    pub fn from_template(source: &str) -> Option<Self> {
+        let contains = |words: &str| source.contains(words);
+        if !contains("tools") {
             return None;
         }
-        if mentions("[TOOL_CALLS]") {
+        if contains("[TOOL_CALLS]") {
             return Some(Self::Mistral);
         }
-        if mentions("<tool_call>") {
+        if contains("<tool_call>") {
             return Some(Self::Hermes);
         }
-        let is_llama = mentions("<|python_tag|>") || (mentions("\"parameters\"") && mentions("ipython"));
+        let is_llama = contains("<|python_tag|>") || (contains("\"parameters\"") && contains("ipython"));
         is_llama.then_some(Self::Llama)
     }
 
@@ -109,16 +109,16 @@ pub enum ReasoningFormat {
     #[default]
     None,
     /// It does if it begins with `<think>`.
-    Marked,
+    Optional,
     /// It does: the prompt already ends with `<think>`.
-    Begun,
+    OpenedByPrompt,
 }
 
 impl OutputFormat {
     /// Adapts the format to the prompt: a chat template may have opened the reasoning already.
-    pub fn prompted(&mut self, prompt: &str) {
-        if self.reasoning == ReasoningFormat::Marked && prompt.trim_end().ends_with("<think>") {
-            self.reasoning = ReasoningFormat::Begun;
+    pub fn apply_prompt(&mut self, prompt: &str) {
+        if self.reasoning == ReasoningFormat::Optional && prompt.trim_end().ends_with("<think>") {
+            self.reasoning = ReasoningFormat::OpenedByPrompt;
         }
     }
 
@@ -141,7 +141,7 @@ impl OutputFormat {
 }
 
 /// Parser of tool calls in text that arrives in pieces.
-trait CallReader: Send + std::fmt::Debug {
+trait ToolCallParser: Send + std::fmt::Debug {
     /// Appends a character.
     fn push(&mut self, character: char, pieces: &mut Vec<Piece>);
 
@@ -151,26 +151,26 @@ trait CallReader: Send + std::fmt::Debug {
 
 /// Parses one choice.
 #[derive(Debug)]
-pub struct OutputReader {
+pub struct OutputParser {
     reasoning: Reasoning,
-    calls: Box<dyn CallReader>,
+    calls: Box<dyn ToolCallParser>,
     /// Number of further calls to emit.
-    calls_left: usize,
+    remaining_calls: usize,
 }
 
-impl OutputReader {
+impl OutputParser {
     /// Creates a parser for one choice.
     pub fn new(format: &OutputFormat) -> Self {
-        let calls: Box<dyn CallReader> = match &format.calls {
-            CallFormat::None => Box::new(AllContent),
+        let calls: Box<dyn ToolCallParser> = match &format.calls {
+            CallFormat::None => Box::new(ContentOnly),
             CallFormat::Auto { syntax: ToolSyntax::Hermes, tools } => Box::new(Hermes::new(tools.clone())),
             CallFormat::Auto { syntax: ToolSyntax::Llama, tools } => Box::new(Llama::new(tools.clone())),
             CallFormat::Auto { syntax: ToolSyntax::Mistral, tools } => Box::new(Mistral::new(tools.clone())),
             CallFormat::Required => Box::new(CallArray::default()),
-            CallFormat::Named(name) => Box::new(OneCall { name: Some(name.clone()) }),
+            CallFormat::Named(name) => Box::new(SingleCall { name: Some(name.clone()) }),
         };
-        let calls_left = if format.single_call { 1 } else { usize::MAX };
-        Self { reasoning: Reasoning::new(format.reasoning), calls, calls_left }
+        let remaining_calls = if format.single_call { 1 } else { usize::MAX };
+        Self { reasoning: Reasoning::new(format.reasoning), calls, remaining_calls }
     }
 
     /// Appends text; returns the parts known now, joined by kind.
@@ -179,7 +179,7 @@ impl OutputReader {
         for character in text.chars() {
             self.reasoning.push(character, &mut *self.calls, &mut pieces);
         }
-        self.wanted(pieces)
+        self.limit_calls(pieces)
     }
 
     /// Ends the text and returns what was withheld.
@@ -187,41 +187,42 @@ impl OutputReader {
         let mut pieces = Vec::new();
         self.reasoning.finish(&mut *self.calls, &mut pieces);
         self.calls.finish(&mut pieces);
-        self.wanted(pieces)
+        self.limit_calls(pieces)
     }
 
-    fn wanted(&mut self, mut pieces: Vec<Piece>) -> Vec<Piece> {
+    fn limit_calls(&mut self, mut pieces: Vec<Piece>) -> Vec<Piece> {
         pieces.retain(|piece| {
-            let is_wanted = !matches!(piece, Piece::Call(_)) || self.calls_left > 0;
-            self.calls_left = self.calls_left.saturating_sub(usize::from(matches!(piece, Piece::Call(_))));
-            is_wanted
+            let is_kept = !matches!(piece, Piece::Call(_)) || self.remaining_calls > 0;
+            self.remaining_calls =
+                self.remaining_calls.saturating_sub(usize::from(matches!(piece, Piece::Call(_))));
+            is_kept
         });
-        joined(pieces)
+        merge_adjacent(pieces)
     }
 }
 
 /// Joins neighboring parts of one kind.
-pub fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
-    let mut joined: Vec<Piece> = Vec::with_capacity(pieces.len());
+pub fn merge_adjacent(pieces: Vec<Piece>) -> Vec<Piece> {
+    let mut merged: Vec<Piece> = Vec::with_capacity(pieces.len());
     for piece in pieces {
-        match (joined.last_mut(), piece) {
+        match (merged.last_mut(), piece) {
             (Some(Piece::Content(text)), Piece::Content(more))
             | (Some(Piece::Reasoning(text)), Piece::Reasoning(more))
             | (Some(Piece::Arguments(text)), Piece::Arguments(more)) => text.push_str(&more),
             (Some(Piece::Call(call)), Piece::Arguments(more)) => call.arguments.push_str(&more),
-            (_, piece) => joined.push(piece),
+            (_, piece) => merged.push(piece),
         }
     }
-    joined
+    merged
 }
 
 /// Text without calls.
 #[derive(Debug)]
-struct AllContent;
+struct ContentOnly;
 
-impl CallReader for AllContent {
+impl ToolCallParser for ContentOnly {
     fn push(&mut self, character: char, pieces: &mut Vec<Piece>) {
-        push_content(character, pieces);
+        push_content_char(character, pieces);
     }
 
     fn finish(&mut self, _pieces: &mut Vec<Piece>) {}
@@ -229,12 +230,12 @@ impl CallReader for AllContent {
 
 /// Text that consists of one call's arguments.
 #[derive(Debug)]
-struct OneCall {
+struct SingleCall {
     /// `None` once the call was emitted.
     name: Option<String>,
 }
 
-impl CallReader for OneCall {
+impl ToolCallParser for SingleCall {
     fn push(&mut self, character: char, pieces: &mut Vec<Piece>) {
         if let Some(name) = self.name.take() {
             pieces.push(Piece::Call(ToolCall { name, arguments: String::new() }));
@@ -248,15 +249,15 @@ impl CallReader for OneCall {
     fn finish(&mut self, _pieces: &mut Vec<Piece>) {}
 }
 
-fn push_content(character: char, pieces: &mut Vec<Piece>) {
+fn push_content_char(character: char, pieces: &mut Vec<Piece>) {
     match pieces.last_mut() {
         Some(Piece::Content(text)) => text.push(character),
         _ => pieces.push(Piece::Content(character.to_string())),
     }
 }
 
-fn push_contents(text: &str, pieces: &mut Vec<Piece>) {
-    text.chars().for_each(|character| push_content(character, pieces));
+fn push_content(text: &str, pieces: &mut Vec<Piece>) {
+    text.chars().for_each(|character| push_content_char(character, pieces));
 }
 
 #[cfg(test)]

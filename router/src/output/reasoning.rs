@@ -1,7 +1,7 @@
 //! [`Reasoning`]: parses the text between `<think>` and `</think>` at the start of an output.
 
-use super::marker::{Marker, Seen};
-use super::{CallReader, Piece, ReasoningFormat};
+use super::marker::{Marker, MarkerMatch};
+use super::{Piece, ReasoningFormat, ToolCallParser};
 
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
@@ -14,7 +14,7 @@ enum State {
     /// Inside the reasoning.
     Inside(Marker),
     /// After it: everything goes to the parser of calls.
-    Behind,
+    After,
 }
 
 #[derive(Debug)]
@@ -25,61 +25,61 @@ pub(super) struct Reasoning {
 impl Reasoning {
     pub(super) fn new(format: ReasoningFormat) -> Self {
         let state = match format {
-            ReasoningFormat::None => State::Behind,
-            ReasoningFormat::Marked => State::Before(String::new()),
-            ReasoningFormat::Begun => State::Inside(Marker::new(CLOSE)),
+            ReasoningFormat::None => State::After,
+            ReasoningFormat::Optional => State::Before(String::new()),
+            ReasoningFormat::OpenedByPrompt => State::Inside(Marker::new(CLOSE)),
         };
         Self { state }
     }
 
-    pub(super) fn push(&mut self, character: char, calls: &mut dyn CallReader, pieces: &mut Vec<Piece>) {
+    pub(super) fn push(&mut self, character: char, calls: &mut dyn ToolCallParser, pieces: &mut Vec<Piece>) {
         match &mut self.state {
-            State::Behind => calls.push(character, pieces),
+            State::After => calls.push(character, pieces),
             State::Inside(close) => {
-                let (text, is_over) = match close.push(character) {
-                    Seen::Text(text) => (text, false),
-                    Seen::Marker(text) => (text, true),
+                let (text, is_closed) = match close.push(character) {
+                    MarkerMatch::Text(text) => (text, false),
+                    MarkerMatch::Marker(text) => (text, true),
                 };
-                think(text, pieces);
-                if is_over {
-                    self.state = State::Behind;
+                push_reasoning(text, pieces);
+                if is_closed {
+                    self.state = State::After;
                 }
             }
-            State::Before(held) => {
-                held.push(character);
-                let mark = held.trim_start();
-                if mark == OPEN {
+            State::Before(buffered) => {
+                buffered.push(character);
+                let prefix = buffered.trim_start();
+                if prefix == OPEN {
                     self.state = State::Inside(Marker::new(CLOSE));
-                } else if !OPEN.starts_with(mark) {
-                    self.stop_waiting(calls, pieces);
+                } else if !OPEN.starts_with(prefix) {
+                    self.flush_buffered(calls, pieces);
                 }
             }
         }
     }
 
     /// Ends the text and emits what was withheld.
-    pub(super) fn finish(&mut self, calls: &mut dyn CallReader, pieces: &mut Vec<Piece>) {
+    pub(super) fn finish(&mut self, calls: &mut dyn ToolCallParser, pieces: &mut Vec<Piece>) {
         match &mut self.state {
-            State::Behind => {}
-            State::Inside(close) => think(close.finish(), pieces),
-            State::Before(_) => self.stop_waiting(calls, pieces),
+            State::After => {}
+            State::Inside(close) => push_reasoning(close.finish(), pieces),
+            State::Before(_) => self.flush_buffered(calls, pieces),
         }
     }
 
     /// The output does not begin with reasoning: pass on the withheld text.
-    fn stop_waiting(&mut self, calls: &mut dyn CallReader, pieces: &mut Vec<Piece>) {
-        if let State::Before(held) = std::mem::replace(&mut self.state, State::Behind) {
-            held.chars().for_each(|character| calls.push(character, pieces));
+    fn flush_buffered(&mut self, calls: &mut dyn ToolCallParser, pieces: &mut Vec<Piece>) {
+        if let State::Before(buffered) = std::mem::replace(&mut self.state, State::After) {
+            buffered.chars().for_each(|character| calls.push(character, pieces));
         }
     }
 }
 
-fn think(text: String, pieces: &mut Vec<Piece>) {
+fn push_reasoning(text: String, pieces: &mut Vec<Piece>) {
     if text.is_empty() {
         return;
     }
     match pieces.last_mut() {
-        Some(Piece::Reasoning(thought)) => thought.push_str(&text),
+        Some(Piece::Reasoning(reasoning)) => reasoning.push_str(&text),
         _ => pieces.push(Piece::Reasoning(text)),
     }
 }

@@ -19,29 +19,29 @@ fn content(text: &str) -> Piece {
     Piece::Content(text.to_owned())
 }
 
-fn thought(text: &str) -> Piece {
+fn reasoning_piece(text: &str) -> Piece {
     Piece::Reasoning(text.to_owned())
 }
 
 /// Parses a text that arrives in these parts.
-fn read<'a>(format: &OutputFormat, parts: impl IntoIterator<Item = &'a str>) -> Vec<Piece> {
-    let mut reader = OutputReader::new(format);
-    let mut pieces: Vec<Piece> = parts.into_iter().flat_map(|part| reader.push(part)).collect();
-    pieces.extend(reader.finish());
-    joined(pieces)
+fn parse<'a>(format: &OutputFormat, parts: impl IntoIterator<Item = &'a str>) -> Vec<Piece> {
+    let mut parser = OutputParser::new(format);
+    let mut pieces: Vec<Piece> = parts.into_iter().flat_map(|part| parser.push(part)).collect();
+    pieces.extend(parser.finish());
+    merge_adjacent(pieces)
 }
 
 /// Checks that the result does not depend on the split: whole, at every position, by character, and in spans
 /// of many lengths.
 fn check(format: &OutputFormat, text: &str, expected: &[Piece]) {
-    assert_eq!(read(format, [text]), expected, "whole: {text}");
+    assert_eq!(parse(format, [text]), expected, "whole: {text}");
     let cuts: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
     for &at in &cuts {
         let (left, right) = text.split_at(at);
-        assert_eq!(read(format, [left, right]), expected, "cut at {at}: {text}");
+        assert_eq!(parse(format, [left, right]), expected, "cut at {at}: {text}");
     }
     assert_eq!(
-        read(format, cuts.windows(2).map(|pair| &text[pair[0]..pair[1]])),
+        parse(format, cuts.windows(2).map(|pair| &text[pair[0]..pair[1]])),
         expected,
         "characters: {text}"
     );
@@ -54,7 +54,7 @@ fn check(format: &OutputFormat, text: &str, expected: &[Piece]) {
             parts.push(&text[cuts[from]..cuts[to]]);
             from = to;
         }
-        assert_eq!(read(format, parts), expected, "spans: {text}");
+        assert_eq!(parse(format, parts), expected, "spans: {text}");
     }
 }
 
@@ -123,22 +123,22 @@ fn mistral() {
 
 #[test]
 fn reasoning_comes_before_everything() {
-    let marked = auto(ToolSyntax::Hermes, ReasoningFormat::Marked);
+    let optional = auto(ToolSyntax::Hermes, ReasoningFormat::Optional);
     let text = "\n<think>\n2 < 3, so </thin <tool_call>no</tool_call>\n</think>\n\nYes.";
-    let inside = thought("\n2 < 3, so </thin <tool_call>no</tool_call>\n");
-    check(&marked, text, &[inside.clone(), content("\n\nYes.")]);
-    let begun = OutputFormat { reasoning: ReasoningFormat::Begun, ..OutputFormat::default() };
-    check(&begun, "so be it</think>then", &[thought("so be it"), content("then")]);
-    check(&begun, "it never ends </thi", &[thought("it never ends </thi")]);
-    check(&marked, "<thinking> is text", &[content("<thinking> is text")]);
-    check(&marked, " <think", &[content(" <think")]);
-    let and_calls = "<think>a</think><tool_call>{\"name\": \"send\"}</tool_call>";
-    check(&marked, and_calls, &[thought("a"), call("send", "{}")]);
+    let inside = reasoning_piece("\n2 < 3, so </thin <tool_call>no</tool_call>\n");
+    check(&optional, text, &[inside.clone(), content("\n\nYes.")]);
+    let opened = OutputFormat { reasoning: ReasoningFormat::OpenedByPrompt, ..OutputFormat::default() };
+    check(&opened, "so be it</think>then", &[reasoning_piece("so be it"), content("then")]);
+    check(&opened, "it never ends </thi", &[reasoning_piece("it never ends </thi")]);
+    check(&optional, "<thinking> is text", &[content("<thinking> is text")]);
+    check(&optional, " <think", &[content(" <think")]);
+    let with_calls = "<think>a</think><tool_call>{\"name\": \"send\"}</tool_call>";
+    check(&optional, with_calls, &[reasoning_piece("a"), call("send", "{}")]);
     check(&OutputFormat::default(), text, &[content(text)]);
 }
 
 #[test]
-fn calls_that_a_grammar_has_written() {
+fn calls_constrained_by_a_grammar() {
     let required = OutputFormat { calls: CallFormat::Required, ..OutputFormat::default() };
     let text =
         r#"[ {"name": "a", "parameters": {"x": "}]\"{", "y": [{}]}}, {"name": "b", "parameters": {}} ]"#;
@@ -151,7 +151,7 @@ fn calls_that_a_grammar_has_written() {
 }
 
 #[test]
-fn templates_tell_their_syntax() {
+fn the_syntax_is_detected_from_the_template() {
     for (source, syntax) in [
         ("{% if tools %}<tool_call>{% endif %}", Some(ToolSyntax::Hermes)),
         ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", Some(ToolSyntax::Mistral)),
@@ -159,6 +159,6 @@ fn templates_tell_their_syntax() {
         ("{% if tools %}?{% endif %}", None),
         ("{{ messages }}<tool_call>", None),
     ] {
-        assert_eq!(ToolSyntax::of_template(source), syntax, "{source}");
+        assert_eq!(ToolSyntax::from_template(source), syntax, "{source}");
     }
 }

@@ -32,19 +32,21 @@ impl Deadline {
     }
 
     /// Parses the value of [`REQUEST_TIMEOUT_HEADER`].
-    pub fn of_milliseconds(value: &[u8]) -> Result<Option<Self>, RouterError> {
+    pub fn from_millis_header(value: &[u8]) -> Result<Option<Self>, RouterError> {
         let number = std::str::from_utf8(value).ok().and_then(|text| text.trim().parse::<u64>().ok());
         match number {
             Some(milliseconds @ 1..) => Ok(Self::after(Duration::from_millis(milliseconds))),
-            _ => Err(refused(REQUEST_TIMEOUT_HEADER, "a positive whole number of milliseconds", value)),
+            _ => {
+                Err(invalid_header(REQUEST_TIMEOUT_HEADER, "a positive whole number of milliseconds", value))
+            }
         }
     }
 
     /// Parses the value of [`GRPC_TIMEOUT_HEADER`]: at most eight digits and a unit.
-    pub fn of_grpc(value: &[u8]) -> Result<Option<Self>, RouterError> {
+    pub fn from_grpc_timeout(value: &[u8]) -> Result<Option<Self>, RouterError> {
         let timeout = std::str::from_utf8(value).ok().and_then(grpc_timeout);
         timeout.map(Self::after).ok_or_else(|| {
-            refused(GRPC_TIMEOUT_HEADER, "at most eight digits and one of H, M, S, m, u, n", value)
+            invalid_header(GRPC_TIMEOUT_HEADER, "at most eight digits and one of H, M, S, m, u, n", value)
         })
     }
 
@@ -56,11 +58,11 @@ impl Deadline {
     /// Runs `work` until the deadline.
     ///
     /// Cancel safety: that of `work`, which is dropped when the deadline passes.
-    pub async fn limit<T>(
-        of: Option<Self>,
+    pub async fn enforce<T>(
+        deadline: Option<Self>,
         work: impl Future<Output = Result<T, RouterError>>,
     ) -> Result<T, RouterError> {
-        match of {
+        match deadline {
             None => work.await,
             Some(deadline) => {
                 tokio::time::timeout_at(deadline.at, work).await.unwrap_or_else(|_| Err(deadline.error()))
@@ -84,7 +86,7 @@ fn grpc_timeout(text: &str) -> Option<Duration> {
     })
 }
 
-fn refused(header: &str, expected: &str, value: &[u8]) -> RouterError {
+fn invalid_header(header: &str, expected: &str, value: &[u8]) -> RouterError {
     let value = String::from_utf8_lossy(value);
     RouterError::invalid(header, format!("the header {header} must be {expected}, not `{value}`"))
 }
@@ -99,7 +101,7 @@ impl DeadlineTimer {
     }
 
     /// Resolves to the error once the deadline has passed.
-    pub(super) fn poll_passed(&mut self, context: &mut Context<'_>) -> Poll<RouterError> {
+    pub(super) fn poll_expired(&mut self, context: &mut Context<'_>) -> Poll<RouterError> {
         match &mut self.0 {
             Some((deadline, timer)) => timer.as_mut().poll(context).map(|()| deadline.error()),
             None => Poll::Pending,
@@ -112,8 +114,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timeouts_are_read_as_each_api_writes_them() {
-        let milliseconds = |value: &str| Deadline::of_milliseconds(value.as_bytes());
+    fn timeouts_are_parsed_in_the_format_of_each_api() {
+        let milliseconds = |value: &str| Deadline::from_millis_header(value.as_bytes());
         assert_eq!(milliseconds("1500").unwrap().unwrap().timeout, Duration::from_millis(1_500));
         assert_eq!(milliseconds("18446744073709551615").unwrap(), None, "treated as unlimited");
         for bad in ["", "0", "-1", "1.5", "soon", "18446744073709551616"] {
@@ -128,20 +130,24 @@ mod tests {
             ("7u", Duration::from_micros(7)),
             ("0n", Duration::ZERO),
         ] {
-            assert_eq!(Deadline::of_grpc(value.as_bytes()).unwrap().unwrap().timeout, expected, "{value}");
+            assert_eq!(
+                Deadline::from_grpc_timeout(value.as_bytes()).unwrap().unwrap().timeout,
+                expected,
+                "{value}"
+            );
         }
-        assert_eq!(Deadline::of_grpc(b"99999999H").unwrap(), None);
+        assert_eq!(Deadline::from_grpc_timeout(b"99999999H").unwrap(), None);
         for bad in ["", "S", "1", "123456789S", "+1S", "1s", "1 S", "1\u{e4}"] {
-            assert!(Deadline::of_grpc(bad.as_bytes()).is_err(), "{bad}");
+            assert!(Deadline::from_grpc_timeout(bad.as_bytes()).is_err(), "{bad}");
         }
     }
 
     #[tokio::test]
-    async fn work_ends_with_the_error_when_the_deadline_passes() {
+    async fn work_fails_when_the_deadline_passes() {
         let deadline = Deadline::after(Duration::from_millis(1));
-        let late: Result<(), _> = Deadline::limit(deadline, std::future::pending()).await;
+        let late: Result<(), _> = Deadline::enforce(deadline, std::future::pending()).await;
         let timeout = Duration::from_millis(1);
         assert_eq!(late, Err(RouterError::DeadlineExceeded { timeout }));
-        assert_eq!(Deadline::limit(None, async { Ok(7) }).await, Ok(7));
+        assert_eq!(Deadline::enforce(None, async { Ok(7) }).await, Ok(7));
     }
 }

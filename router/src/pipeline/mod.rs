@@ -1,9 +1,9 @@
 //! The path of a request: checks, admission, tokenization, scheduler. The result is a [`TextStream`], the
 //! same for every API.
 
-pub mod answer_memory;
 pub mod deadline;
 pub mod response_log;
+pub mod response_memory;
 pub mod response_store;
 pub mod text_delta;
 pub mod text_stream;
@@ -20,20 +20,20 @@ use speculation::SequenceSpec;
 use speculation::lookup::PredictedText;
 use tracing::{Instrument as _, info_span};
 
-use self::answer_memory::AnswerMemory;
 use self::deadline::Deadline;
 use self::response_log::ResponseLog;
+use self::response_memory::ResponseMemory;
 use self::response_store::ResponseStore;
 use self::text_delta::ResponseInfo;
 use self::text_stream::{Echo, StartedPrompt, TextStream, TextStreamParts};
-use crate::admission::{Admission, Asking};
+use crate::admission::{Admission, AdmissionRequest};
 use crate::catalog::Catalog;
 use crate::error::RouterError;
-use crate::generation::{GenerationRequest, GenerationService, Unread};
+use crate::generation::{GenerationRequest, GenerationService, UnreadBytes};
 use crate::metrics::RouterMetrics;
 use crate::request::gateway::Objectives;
 use crate::request::record::RequestRecord;
-use crate::request::{Auth, Caller, CheckedRequest, SentRequest, span};
+use crate::request::{Auth, Caller, CheckedRequest, RawRequest, span};
 use crate::request_log::RequestLog;
 use crate::tokenize::{TokenizePool, TokenizedPrompt, predicted_text, tokenize};
 
@@ -59,7 +59,7 @@ pub struct AppState {
     /// Idle time on an open stream before a keep-alive is sent.
     pub keep_alive: Duration,
     /// Memory limits for responses that are not streamed.
-    pub answer_memory: AnswerMemory,
+    pub response_memory: ResponseMemory,
     /// Stored responses that a later request may continue.
     pub responses: ResponseStore,
     /// Priorities of the objectives that a gateway names.
@@ -74,7 +74,7 @@ pub struct AppState {
 
 /// Metadata of a request, apart from its content.
 #[derive(Debug)]
-pub struct Arrival {
+pub struct RequestContext {
     /// Identifier of the request.
     pub request_id: String,
     /// Latest end of the request.
@@ -87,15 +87,15 @@ pub struct Arrival {
 
 /// Checks a request, waits for admission, tokenizes it and submits it. Errors are recorded before they are
 /// returned.
-pub async fn begin(
+pub async fn start_request(
     state: &AppState,
-    sent: SentRequest,
+    raw_request: RawRequest,
     caller: &Caller,
-    arrival: Arrival,
+    request_context: RequestContext,
 ) -> Result<TextStream, RouterError> {
-    let Arrival { request_id, deadline, response, mut record } = arrival;
-    let started = start(state, sent, caller, &request_id, &mut record);
-    match Deadline::limit(deadline, started).await {
+    let RequestContext { request_id, deadline, response, mut record } = request_context;
+    let started = check_and_submit(state, raw_request, caller, &request_id, &mut record);
+    match Deadline::enforce(deadline, started).await {
         Ok((request, prompts)) => {
             let model = Arc::clone(&request.entry.text);
             let info = ResponseInfo {
@@ -142,14 +142,19 @@ pub struct Rendered {
 
 /// Checks and tokenizes a request without running it, for gateways that route by token ids and for counting
 /// tokens.
-pub async fn render(state: &AppState, sent: SentRequest, caller: &Caller) -> Result<Rendered, RouterError> {
+pub async fn render(
+    state: &AppState,
+    raw_request: RawRequest,
+    caller: &Caller,
+) -> Result<Rendered, RouterError> {
     if state.lifetime.is_draining() {
         return Err(RouterError::Draining);
     }
-    let mut request = sent.check(&state.catalog, caller)?;
+    let mut request = raw_request.check(&state.catalog, caller)?;
     let prompts = tokenize_prompts(state, &mut request).await?;
-    let plan = |prompt| plan(state, &request, prompt).map(|Planned { prompt, spec, .. }| (prompt, spec));
-    let prompts = prompts.into_iter().map(plan).collect::<Result<_, RouterError>>()?;
+    let prepare =
+        |prompt| prepare(state, &request, prompt).map(|PreparedPrompt { prompt, spec, .. }| (prompt, spec));
+    let prompts = prompts.into_iter().map(prepare).collect::<Result<_, RouterError>>()?;
     Ok(Rendered { request, prompts })
 }
 
@@ -159,9 +164,10 @@ async fn tokenize_prompts(
     request: &mut CheckedRequest,
 ) -> Result<Vec<TokenizedPrompt>, RouterError> {
     let (model, prompts) = (Arc::clone(&request.entry.text), std::mem::take(&mut request.prompts));
-    let (max_model_len, kept) = (request.entry.max_model_len, request.truncate_prompt_tokens);
+    let (max_model_len, max_prompt_tokens) = (request.entry.max_model_len, request.truncate_prompt_tokens);
     let job = move || {
-        let tokenized = |prompt| Ok(tokenize(&model, prompt, max_model_len)?.last(kept, &model));
+        let tokenized =
+            |prompt| Ok(tokenize(&model, prompt, max_model_len)?.keep_last(max_prompt_tokens, &model));
         prompts.into_iter().map(tokenized).collect()
     };
     state.tokenize.run(job).instrument(info_span!("tokenize")).await
@@ -178,9 +184,9 @@ async fn tokenize_prediction(
     state.tokenize.run(job).instrument(info_span!("tokenize")).await
 }
 
-async fn start(
+async fn check_and_submit(
     state: &AppState,
-    sent: SentRequest,
+    raw_request: RawRequest,
     caller: &Caller,
     request_id: &str,
     record: &mut RequestRecord,
@@ -188,30 +194,30 @@ async fn start(
     if state.lifetime.is_draining() {
         return Err(RouterError::Draining);
     }
-    let mut request = sent.check(&state.catalog, caller)?;
+    let mut request = raw_request.check(&state.catalog, caller)?;
     span::record_request(record.span(), request_id, caller, &request);
     admit(state, &request, caller, record).await?;
 
     let tokenized = tokenize_prompts(state, &mut request).await?;
     let prediction = tokenize_prediction(state, &mut request).await?;
     if let [prompt] = tokenized.as_slice() {
-        request.output.prompted(&prompt.text);
+        request.output.apply_prompt(&prompt.text);
     }
     // Check that every prompt fits before the first one starts.
-    let planned: Result<Vec<Planned>, RouterError> =
-        tokenized.into_iter().map(|prompt| plan(state, &request, prompt)).collect();
-    let planned = planned?;
-    let mut started = Vec::with_capacity(planned.len());
-    let unread = Unread::default();
-    for Planned { prompt: TokenizedPrompt { ids, text, .. }, task_type, spec } in planned {
+    let prepared: Result<Vec<PreparedPrompt>, RouterError> =
+        tokenized.into_iter().map(|prompt| prepare(state, &request, prompt)).collect();
+    let prepared = prepared?;
+    let mut started = Vec::with_capacity(prepared.len());
+    let unread = UnreadBytes::default();
+    for PreparedPrompt { prompt: TokenizedPrompt { ids, text, .. }, task_type, spec } in prepared {
         span::record_lane(record.span(), &task_type, spec.acceptance);
         let echo = match (request.echo, request.logprobs) {
             (false, _) => Echo::Off,
             (true, None) => Echo::Text(text),
             (true, Some(_)) => Echo::Logprobs(text),
         };
-        let scores_prompt = request.wants_prompt_logprobs() && ids.len() > 1;
-        let stream = if spec.max_len > spec.prompt_len || scores_prompt {
+        let needs_prompt_logprobs = request.wants_prompt_logprobs() && ids.len() > 1;
+        let stream = if spec.max_len > spec.prompt_len || needs_prompt_logprobs {
             let generation = GenerationRequest {
                 request_id: request_id.to_owned(),
                 model: request.entry.model.clone(),
@@ -224,7 +230,7 @@ async fn start(
                 prediction: prediction.clone(),
                 span: record.span().clone(),
                 unread: unread.clone(),
-                api_key: caller.turn_key(),
+                api_key: caller.fair_queue_key(),
                 may_expire: started.iter().all(|earlier: &StartedPrompt| earlier.stream.is_none()),
             };
             Some(state.generation.submit(generation).await?)
@@ -237,7 +243,7 @@ async fn start(
     // status.
     let first = started.iter_mut().find_map(|prompt| prompt.stream.as_mut());
     if let Some(first) = first {
-        first.begun().instrument(info_span!("wait for target")).await?;
+        first.wait_started().instrument(info_span!("wait for target")).await?;
     }
     Ok((request, started))
 }
@@ -250,33 +256,40 @@ async fn admit(
     record: &mut RequestRecord,
 ) -> Result<(), RouterError> {
     if let Some(usage) = &caller.usage {
-        record.allowed(usage.begin()?);
+        record.set_key_slot(usage.acquire()?);
     }
     record.waiting(&request.entry.model);
     if let Some(grammar) = request.grammar.clone() {
         state.tokenize.run(move || grammar.check()).instrument(info_span!("grammar")).await?;
     }
-    let asking =
-        Asking { num_sequences: request.num_sequences(), priority: request.priority, key: caller.turn_key() };
-    let permit = state.admission.admit(asking);
+    let admission_request = AdmissionRequest {
+        num_sequences: request.num_sequences(),
+        priority: request.priority,
+        key: caller.fair_queue_key(),
+    };
+    let permit = state.admission.admit(admission_request);
     let permit = permit.instrument(info_span!("queue")).await?;
     record.admitted(permit, state.lifetime.work("request"));
     Ok(())
 }
 
 /// A prompt that is ready for submission.
-struct Planned {
+struct PreparedPrompt {
     prompt: TokenizedPrompt,
     task_type: String,
     spec: SequenceSpec,
 }
 
 /// Sets the task type (detected from the prompt where the request has none) and the sequence's parameters.
-fn plan(state: &AppState, request: &CheckedRequest, prompt: TokenizedPrompt) -> Result<Planned, RouterError> {
+fn prepare(
+    state: &AppState,
+    request: &CheckedRequest,
+    prompt: TokenizedPrompt,
+) -> Result<PreparedPrompt, RouterError> {
     let task_type = request.task_type.clone().unwrap_or_else(|| prompt.task_type.to_owned());
     let acceptance = state.policy.lane(&task_type).acceptance;
     let spec = request.spec(prompt.ids.len() as u32, acceptance)?;
-    Ok(Planned { prompt, task_type, spec })
+    Ok(PreparedPrompt { prompt, task_type, spec })
 }
 
 fn unix_seconds() -> u64 {

@@ -24,12 +24,12 @@ pub struct StoredResponse {
 
 impl StoredResponse {
     fn num_bytes(&self) -> usize {
-        let of_message = |message: &ConversationMessage| {
+        let message_bytes = |message: &ConversationMessage| {
             let calls = message.tool_calls.iter().map(|call| call.to_string().len()).sum::<usize>();
-            let thought = message.reasoning_content.as_ref().map_or(0, String::len);
-            size_of::<ConversationMessage>() + message.content.len() + thought + calls
+            let reasoning_bytes = message.reasoning_content.as_ref().map_or(0, String::len);
+            size_of::<ConversationMessage>() + message.content.len() + reasoning_bytes + calls
         };
-        self.json.len() + self.conversation.iter().map(of_message).sum::<usize>()
+        self.json.len() + self.conversation.iter().map(message_bytes).sum::<usize>()
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_is_its_keys_own() {
+    fn responses_are_isolated_by_key() {
         let store = ResponseStore::default();
         store.put(1, "resp_a", response(3));
         assert!(store.get(1, "resp_a").is_some() && store.get(2, "resp_a").is_none());
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_gives_way() {
+    fn the_oldest_response_is_evicted() {
         let store = ResponseStore::default();
         for idx in 0..=STORED_RESPONSES_MAX {
             store.put(1, &idx.to_string(), response(1));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_removed_leaves_nothing_behind_for_ever() {
+    fn keys_of_removed_responses_do_not_accumulate() {
         let store = ResponseStore::default();
         for idx in 0..3 * STORED_RESPONSES_MAX {
             store.put(1, &idx.to_string(), response(1));

@@ -31,7 +31,7 @@ pub struct ResponseInfo {
 
 /// Duration of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Times {
+pub struct Timings {
     /// From the start of the response to its first token.
     pub prompt: Duration,
     /// From the first token to the last.

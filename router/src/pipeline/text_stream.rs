@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 use super::deadline::{Deadline, DeadlineTimer};
 use super::response_log::ResponseLog;
-use super::text_delta::{Part, ResponseInfo, TextDelta, Times};
-use crate::detokenize::{ChoiceText, OutputToken, StopRules, prompt_tokens};
+use super::text_delta::{Part, ResponseInfo, TextDelta, Timings};
+use crate::detokenize::{ChoiceText, OutputToken, StopConditions, prompt_tokens};
 use crate::error::RouterError;
 use crate::generation::{CommittedTokens, GenerationEvent, GenerationStream, SpeculationUsage};
 use crate::request::record::RequestRecord;
@@ -57,7 +57,7 @@ pub struct TextStreamParts {
     /// Detokenizes the output.
     pub model: Arc<ModelText>,
     /// Stop conditions of a choice.
-    pub stop: StopRules,
+    pub stop: StopConditions,
     /// At least one.
     pub prompts: Vec<StartedPrompt>,
     /// Choices of each prompt.
@@ -86,20 +86,20 @@ pub struct TextStream {
     record: RequestRecord,
     deadline: DeadlineTimer,
     response: Option<ResponseHandle>,
-    cut: Cut,
+    shutdown: ShutdownSignal,
     /// Index of the prompt polled first; rotates for fairness.
-    turn: usize,
+    next_prompt: usize,
     failed: bool,
-    began: Instant,
+    started_at: Instant,
     /// Times of the first and the last token.
-    tokens_at: Option<(Instant, Instant)>,
+    token_times: Option<(Instant, Instant)>,
     log: Option<ResponseLog>,
 }
 
 /// Resolves when the grace period of a drain is over and the stream has to end.
-struct Cut(OnWake<Pin<Box<dyn Future<Output = ()> + Send>>>);
+struct ShutdownSignal(OnWake<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
-impl fmt::Debug for Cut {
+impl fmt::Debug for ShutdownSignal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ShutdownSignal")
     }
@@ -110,7 +110,7 @@ struct PromptState {
     stream: Option<GenerationStream>,
     ids: Vec<TokenId>,
     /// Echoed text and log probabilities received so far, until all of them are there.
-    awaited: Option<(String, Vec<TokenLogprobs>)>,
+    pending_echo: Option<(String, Vec<TokenLogprobs>)>,
 }
 
 #[derive(Debug)]
@@ -138,11 +138,11 @@ impl TextStream {
             record,
             deadline: DeadlineTimer::new(parts.deadline),
             response: parts.response,
-            cut: Cut(OnWake::new(Box::pin(parts.lifetime.cancelled()))),
-            turn: 0,
+            shutdown: ShutdownSignal(OnWake::new(Box::pin(parts.lifetime.cancelled()))),
+            next_prompt: 0,
             failed: false,
-            began: Instant::now(),
-            tokens_at: None,
+            started_at: Instant::now(),
+            token_times: None,
             log: parts.log,
         };
         for prompt in prompts {
@@ -198,15 +198,17 @@ impl TextStream {
     }
 
     /// Times so far.
-    pub fn times(&self) -> Times {
-        let times =
-            |(first, last): (Instant, Instant)| Times { prompt: first - self.began, predicted: last - first };
-        self.tokens_at.map(times).unwrap_or_default()
+    pub fn timings(&self) -> Timings {
+        let timings = |(first, last): (Instant, Instant)| Timings {
+            prompt: first - self.started_at,
+            predicted: last - first,
+        };
+        self.token_times.map(timings).unwrap_or_default()
     }
 
     /// Time of the last token; `None` before the first.
     pub fn last_token_at(&self) -> Option<Instant> {
-        self.tokens_at.map(|(_, last)| last)
+        self.token_times.map(|(_, last)| last)
     }
 
     /// The stop string that ended the choice, if any.
@@ -230,20 +232,20 @@ impl TextStream {
             if self.failed || self.choices.iter().all(|choice| choice.finished) {
                 return Poll::Ready(None);
             }
-            let absorbed = match ready!(self.poll_event(context)) {
-                Ok((prompt_idx, event)) => self.absorb(prompt_idx, event),
+            let handled = match ready!(self.poll_event(context)) {
+                Ok((prompt_idx, event)) => self.handle_event(prompt_idx, event),
                 Err(error) => Err(error),
             };
-            if let Err(error) = absorbed {
+            if let Err(error) = handled {
                 self.fail(&error);
                 return Poll::Ready(Some(Err(error)));
             }
         }
     }
 
-    fn add_prompt(&mut self, prompt: StartedPrompt, stop: &StopRules) {
+    fn add_prompt(&mut self, prompt: StartedPrompt, stop: &StopConditions) {
         let StartedPrompt { stream, ids, echo, .. } = prompt;
-        let (echoed, awaited) = match echo {
+        let (echoed, pending_echo) = match echo {
             Echo::Off => (None, None),
             Echo::Text(text) => (Some(text), None),
             Echo::Logprobs(text) => (Some(text.clone()), Some((text, Vec::new()))),
@@ -261,15 +263,15 @@ impl TextStream {
         }
         let has_work = stream.is_some();
         let prompt_idx = self.prompts.len();
-        let awaits = awaited.is_some();
+        let has_pending_echo = pending_echo.is_some();
         if let (Some(stream), Some(response)) = (&stream, self.response.clone()) {
             // This stream is not polled while the client does not read, so close the connection from here.
             stream.on_overflow(move || response.cut());
         }
-        self.prompts.push(PromptState { stream, ids, awaited });
+        self.prompts.push(PromptState { stream, ids, pending_echo });
         match echoed {
-            Some(_) if awaits => self.show_scored_prompt(prompt_idx),
-            Some(text) => self.show_prompt(prompt_idx, &text, &[]),
+            Some(_) if has_pending_echo => self.emit_scored_prompt(prompt_idx),
+            Some(text) => self.emit_prompt(prompt_idx, &text, &[]),
             None => {}
         }
         if !has_work {
@@ -285,27 +287,27 @@ impl TextStream {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<(usize, GenerationEvent), RouterError>> {
-        if let Poll::Ready(error) = self.deadline.poll_passed(context) {
+        if let Poll::Ready(error) = self.deadline.poll_expired(context) {
             return Poll::Ready(Err(error));
         }
         let num_prompts = self.prompts.len();
-        for step in 0..num_prompts {
-            let prompt_idx = (self.turn + step) % num_prompts;
+        for offset in 0..num_prompts {
+            let prompt_idx = (self.next_prompt + offset) % num_prompts;
             let Some(stream) = &mut self.prompts[prompt_idx].stream else { continue };
             if let Poll::Ready(event) = stream.poll_next(context) {
-                self.turn = prompt_idx + 1;
+                self.next_prompt = prompt_idx + 1;
                 let ended_early = || RouterError::Internal("the scheduler closed the stream early".into());
                 return Poll::Ready(event.map(|event| (prompt_idx, event)).ok_or_else(ended_early));
             }
         }
         // Checked last, so that ready events are still delivered when the process ends.
-        Pin::new(&mut self.cut.0).poll(context).map(|()| Err(RouterError::Draining))
+        Pin::new(&mut self.shutdown.0).poll(context).map(|()| Err(RouterError::Draining))
     }
 
-    fn absorb(&mut self, prompt_idx: usize, event: GenerationEvent) -> Result<(), RouterError> {
+    fn handle_event(&mut self, prompt_idx: usize, event: GenerationEvent) -> Result<(), RouterError> {
         match event {
-            GenerationEvent::PromptLogprobs(part) => self.score_prompt(prompt_idx, part),
-            GenerationEvent::Tokens(tokens) => self.append(prompt_idx, tokens),
+            GenerationEvent::PromptLogprobs(part) => self.add_prompt_logprobs(prompt_idx, part),
+            GenerationEvent::Tokens(tokens) => self.append_tokens(prompt_idx, tokens),
             GenerationEvent::Finished { choice, reason, usage } => {
                 let choice = self.choice_idx(prompt_idx, choice)?;
                 if !self.choices[choice].finished {
@@ -329,10 +331,10 @@ impl TextStream {
         Ok(prompt_idx * self.num_choices + choice)
     }
 
-    fn append(&mut self, prompt_idx: usize, tokens: CommittedTokens) -> Result<(), RouterError> {
-        let in_prompt = tokens.choice;
-        let choice = self.choice_idx(prompt_idx, in_prompt)?;
-        if self.prompts[prompt_idx].awaited.is_some() {
+    fn append_tokens(&mut self, prompt_idx: usize, tokens: CommittedTokens) -> Result<(), RouterError> {
+        let choice_in_prompt = tokens.choice;
+        let choice = self.choice_idx(prompt_idx, choice_in_prompt)?;
+        if self.prompts[prompt_idx].pending_echo.is_some() {
             return Err(RouterError::Internal("tokens arrived before the prompt's log probabilities".into()));
         }
         let state = &mut self.choices[choice];
@@ -340,13 +342,13 @@ impl TextStream {
         if state.finished {
             return Ok(());
         }
-        let (before, now) = (std::mem::replace(&mut state.usage, tokens.usage), Instant::now());
-        let drafted = state.usage.draft_tokens.saturating_sub(before.draft_tokens);
+        let (previous, now) = (std::mem::replace(&mut state.usage, tokens.usage), Instant::now());
+        let drafted = state.usage.draft_tokens.saturating_sub(previous.draft_tokens);
         if drafted > 0 {
-            let accepted = state.usage.accepted_tokens.saturating_sub(before.accepted_tokens);
+            let accepted = state.usage.accepted_tokens.saturating_sub(previous.accepted_tokens);
             state.accepted.observe(drafted, accepted);
         }
-        self.tokens_at = Some((self.tokens_at.map_or(now, |(first, _)| first), now));
+        self.token_times = Some((self.token_times.map_or(now, |(first, _)| first), now));
         let span = state.text.push(tokens);
         self.record.tokens(choice, span.tokens.len() as u64, now);
         if let Some(log) = &mut self.log {
@@ -362,9 +364,9 @@ impl TextStream {
         });
         if span.stopped {
             if let Some(stream) = &self.prompts[prompt_idx].stream {
-                stream.cancel_choice(in_prompt);
+                stream.cancel_choice(choice_in_prompt);
             }
-            self.close(choice, FinishReason::Stop);
+            self.close_choice(choice, FinishReason::Stop);
         }
         Ok(())
     }
@@ -381,22 +383,22 @@ impl TextStream {
             num_drafted: 0,
             finish: Some(reason),
         });
-        self.close(choice, reason);
+        self.close_choice(choice, reason);
     }
 
-    fn close(&mut self, choice: usize, reason: FinishReason) {
+    fn close_choice(&mut self, choice: usize, reason: FinishReason) {
         self.choices[choice].finished = true;
         self.record.choice_finished(choice, reason);
         if let Some(log) = &mut self.log {
             log.finished(choice, reason);
         }
         let prompt_idx = choice / self.num_choices;
-        let of_prompt = prompt_idx * self.num_choices..(prompt_idx + 1) * self.num_choices;
-        if self.choices[of_prompt].iter().all(|choice| choice.finished) {
+        let choices_of_prompt = prompt_idx * self.num_choices..(prompt_idx + 1) * self.num_choices;
+        if self.choices[choices_of_prompt].iter().all(|choice| choice.finished) {
             self.prompts[prompt_idx].stream = None;
         }
-        let is_last = self.choices.len() == self.info.num_choices as usize;
-        if is_last && self.choices.iter().all(|choice| choice.finished) {
+        let all_added = self.choices.len() == self.info.num_choices as usize;
+        if all_added && self.choices.iter().all(|choice| choice.finished) {
             let usage = self.usage();
             self.record.answered(&usage);
         }
@@ -404,9 +406,9 @@ impl TextStream {
 
     /// Appends part of a prompt's log probabilities. A part may overlap earlier ones where the target was
     /// replaced during prefill; a gap is an error.
-    fn score_prompt(&mut self, prompt_idx: usize, part: PromptLogprobs) -> Result<(), RouterError> {
+    fn add_prompt_logprobs(&mut self, prompt_idx: usize, part: PromptLogprobs) -> Result<(), RouterError> {
         let prompt = &mut self.prompts[prompt_idx];
-        let Some((_, scored)) = &mut prompt.awaited else { return Ok(()) };
+        let Some((_, scored)) = &mut prompt.pending_echo else { return Ok(()) };
         // Position 0 has no log probability.
         let next = scored.len() + 1;
         let start = part.start as usize;
@@ -417,21 +419,21 @@ impl TextStream {
         }
         scored.extend(part.entries.into_iter().skip(next - start));
         scored.truncate(prompt.ids.len() - 1);
-        self.show_scored_prompt(prompt_idx);
+        self.emit_scored_prompt(prompt_idx);
         Ok(())
     }
 
     /// Emits the echoed prompt once its log probabilities are complete.
-    fn show_scored_prompt(&mut self, prompt_idx: usize) {
+    fn emit_scored_prompt(&mut self, prompt_idx: usize) {
         let prompt = &mut self.prompts[prompt_idx];
         let complete = |(_, scored): &mut (String, Vec<TokenLogprobs>)| scored.len() + 1 >= prompt.ids.len();
-        if let Some((text, scored)) = prompt.awaited.take_if(complete) {
+        if let Some((text, scored)) = prompt.pending_echo.take_if(complete) {
             let tokens = prompt_tokens(&self.model, &prompt.ids, scored);
-            self.show_prompt(prompt_idx, &text, &tokens);
+            self.emit_prompt(prompt_idx, &text, &tokens);
         }
     }
 
-    fn show_prompt(&mut self, prompt_idx: usize, text: &str, tokens: &[OutputToken]) {
+    fn emit_prompt(&mut self, prompt_idx: usize, text: &str, tokens: &[OutputToken]) {
         let first_choice = prompt_idx * self.num_choices;
         for choice in first_choice..first_choice + self.num_choices {
             self.ready.push_back(TextDelta {

@@ -22,9 +22,9 @@ use super::check::check_task_type;
 use super::key_limits::{KeyLimits, KeyUsage};
 
 /// Prefix of a key given by its digest.
-const HASHED: &str = "sha256:";
+const DIGEST_PREFIX: &str = "sha256:";
 
-const LINE: &str = "KEY [name] [setting=value ..]";
+const LINE_FORMAT: &str = "KEY [name] [setting=value ..]";
 
 /// SHA-256 of a key.
 pub(super) type KeyDigest = [u8; 32];
@@ -60,7 +60,7 @@ pub enum ApiKeysError {
         reason: String,
     },
     /// A file without keys would lock everyone out.
-    #[error("the API key file {} contains no keys: write one per line as {LINE}", path.display())]
+    #[error("the API key file {} contains no keys: write one per line as {LINE_FORMAT}", path.display())]
     Empty {
         /// Path of the file.
         path: PathBuf,
@@ -75,10 +75,10 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<ApiKey>, ApiKeysError
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        let refused = |reason| ApiKeysError::Line { path: path.to_owned(), line: line_idx + 1, reason };
-        let key = ApiKey::parse(line).map_err(refused)?;
-        if keys.iter().any(|known| known.digest == key.digest) {
-            return Err(refused("duplicate key, first defined on an earlier line".into()));
+        let line_error = |reason| ApiKeysError::Line { path: path.to_owned(), line: line_idx + 1, reason };
+        let key = ApiKey::parse(line).map_err(line_error)?;
+        if keys.iter().any(|earlier| earlier.digest == key.digest) {
+            return Err(line_error("duplicate key, first defined on an earlier line".into()));
         }
         keys.push(key);
     }
@@ -93,24 +93,24 @@ pub(super) fn digest(key: &[u8]) -> KeyDigest {
 }
 
 impl ApiKey {
-    /// Takes over the usage of the same key in `before`, under the new limits.
-    pub(super) fn take_over(&mut self, before: &[Self]) {
-        if let Some(before) = before.iter().find(|before| before.digest == self.digest) {
-            before.usage.set_limits(self.limits);
-            self.usage = before.usage.clone();
+    /// Takes over the usage of the same key in `previous`, under the new limits.
+    pub(super) fn inherit_usage(&mut self, previous: &[Self]) {
+        if let Some(previous) = previous.iter().find(|previous| previous.digest == self.digest) {
+            previous.usage.set_limits(self.limits);
+            self.usage = previous.usage.clone();
             self.caller.usage = Some(self.usage.clone());
         }
     }
 
     fn parse(line: &str) -> Result<Self, String> {
         let mut words = line.split_whitespace();
-        let digest = digest_of(words.next().ok_or("the line is empty")?)?;
+        let digest = parse_digest(words.next().ok_or("the line is empty")?)?;
         let isolation_key = u64::from_le_bytes(digest[..8].try_into().expect("a digest has 32 bytes"));
         let mut caller = Caller { isolation_key, ..Caller::default() };
         let mut limits = KeyLimits::default();
         for word in words {
             match word.split_once('=') {
-                Some((name, value)) => set(name, value, &mut caller, &mut limits)?,
+                Some((name, value)) => apply_setting(name, value, &mut caller, &mut limits)?,
                 None if caller.name.is_none() => caller.name = Some(word.to_owned()),
                 None => return Err(format!("unexpected word {word}: a key has only one name")),
             }
@@ -121,7 +121,7 @@ impl ApiKey {
     }
 }
 
-fn set(name: &str, value: &str, caller: &mut Caller, limits: &mut KeyLimits) -> Result<(), String> {
+fn apply_setting(name: &str, value: &str, caller: &mut Caller, limits: &mut KeyLimits) -> Result<(), String> {
     match name {
         "task_type" => {
             check_task_type(value).map_err(|error| error.to_string())?;
@@ -139,11 +139,11 @@ fn set(name: &str, value: &str, caller: &mut Caller, limits: &mut KeyLimits) -> 
             }
             caller.models = Some(Arc::new(models));
         }
-        "fairness_ids" => caller.names_fairness_ids = yes_or_no(name, value)?,
-        "log_requests" => caller.may_be_logged = yes_or_no(name, value)?,
-        "max_concurrent_requests" => limits.max_concurrent_requests = Some(positive(name, value)?),
-        "requests_per_minute" => limits.requests_per_minute = Some(positive(name, value)?),
-        "tokens_per_minute" => limits.tokens_per_minute = Some(positive(name, value)?),
+        "fairness_ids" => caller.honors_fairness_ids = parse_bool(name, value)?,
+        "log_requests" => caller.may_be_logged = parse_bool(name, value)?,
+        "max_concurrent_requests" => limits.max_concurrent_requests = Some(parse_positive(name, value)?),
+        "requests_per_minute" => limits.requests_per_minute = Some(parse_positive(name, value)?),
+        "tokens_per_minute" => limits.tokens_per_minute = Some(parse_positive(name, value)?),
         _ => {
             return Err(format!(
                 "unknown setting {name}: expected task_type, priority, models, fairness_ids, \
@@ -154,25 +154,26 @@ fn set(name: &str, value: &str, caller: &mut Caller, limits: &mut KeyLimits) -> 
     Ok(())
 }
 
-fn yes_or_no(name: &str, value: &str) -> Result<bool, String> {
+fn parse_bool(name: &str, value: &str) -> Result<bool, String> {
     value.parse().map_err(|_| format!("{name} must be true or false, not {value}"))
 }
 
-fn positive(name: &str, value: &str) -> Result<u32, String> {
+fn parse_positive(name: &str, value: &str) -> Result<u32, String> {
     let count = value.parse().ok().filter(|count: &u32| *count > 0);
     count.ok_or_else(|| format!("{name} must be a positive whole number, not {value}"))
 }
 
 /// Returns the digest of a key, or the digest that replaces it in the file.
-fn digest_of(word: &str) -> Result<KeyDigest, String> {
-    let Some(hex) = word.strip_prefix(HASHED) else { return Ok(digest(word.as_bytes())) };
-    let wrong = || format!("{HASHED} must be followed by 64 hexadecimal digits: printf %s KEY | sha256sum");
+fn parse_digest(word: &str) -> Result<KeyDigest, String> {
+    let Some(hex) = word.strip_prefix(DIGEST_PREFIX) else { return Ok(digest(word.as_bytes())) };
+    let invalid =
+        || format!("{DIGEST_PREFIX} must be followed by 64 hexadecimal digits: printf %s KEY | sha256sum");
     if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Err(wrong());
+        return Err(invalid());
     }
     let mut digest = KeyDigest::default();
     for (idx, byte) in digest.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&hex[2 * idx..2 * idx + 2], 16).map_err(|_| wrong())?;
+        *byte = u8::from_str_radix(&hex[2 * idx..2 * idx + 2], 16).map_err(|_| invalid())?;
     }
     Ok(digest)
 }
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_who_asks_and_what_is_allowed() {
+    fn a_line_sets_the_caller_and_its_limits() {
         let keys = parsed(
             "# keys\n\nsk-one alice task_type=code priority=7 models=a,org/b max_concurrent_requests=4 \
              requests_per_minute=60 tokens_per_minute=100000 log_requests=true\n  sk-two\n",
@@ -212,21 +213,21 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_is_the_key_that_has_it() {
-        let hashed = parsed(&format!("{HASHED}{SK_ONE} alice\n")).unwrap();
+    fn a_digest_line_equals_its_plain_key() {
+        let hashed = parsed(&format!("{DIGEST_PREFIX}{SK_ONE} alice\n")).unwrap();
         assert_eq!(hashed[0].digest, digest(b"sk-one"));
         assert_eq!(
-            parsed(&format!("{HASHED}{}\n", SK_ONE.to_uppercase())).unwrap()[0].digest,
+            parsed(&format!("{DIGEST_PREFIX}{}\n", SK_ONE.to_uppercase())).unwrap()[0].digest,
             hashed[0].digest
         );
         let plain = parsed("sk-one alice\n").unwrap();
         assert_eq!(plain[0].caller.isolation_key, hashed[0].caller.isolation_key);
-        let twice = parsed(&format!("sk-one\n{HASHED}{SK_ONE}\n")).unwrap_err();
-        assert!(twice.contains("line 2: duplicate key, first defined on an earlier line"), "{twice}");
+        let duplicate = parsed(&format!("sk-one\n{DIGEST_PREFIX}{SK_ONE}\n")).unwrap_err();
+        assert!(duplicate.contains("line 2: duplicate key, first defined on an earlier line"), "{duplicate}");
     }
 
     #[test]
-    fn a_faulty_file_names_the_line_and_never_the_key() {
+    fn errors_name_the_line_but_not_the_key() {
         for (text, expected) in [
             ("sk-one a b\n", "line 1: unexpected word b"),
             ("\nsk-one priority=900\n", "line 2: priority must be 0 to 255, not 900"),

@@ -31,7 +31,7 @@ pub struct Caller {
     pub isolation_key: u64,
     /// Whether fairness ids of the key's requests are honored: the key belongs to a gateway, or no keys are
     /// configured.
-    pub names_fairness_ids: bool,
+    pub honors_fairness_ids: bool,
     /// Whether requests may be written to the request log: the key allows it, or no keys are configured.
     pub may_be_logged: bool,
     /// Key for fair queueing derived from a fairness id, if the request has one.
@@ -64,7 +64,7 @@ impl Auth {
 
     /// Reads a key file, and rereads it under `lifetime` whenever it changes. A broken file is logged and the
     /// last good keys stay. Keys that remain in the file keep their usage.
-    pub fn follow_file(
+    pub fn watch_file(
         path: PathBuf,
         poll_interval: Duration,
         lifetime: &Lifetime,
@@ -79,7 +79,7 @@ impl Auth {
                 // Shutdown.
                 () = cancelled => {}
                 // Never ends.
-                () = follow(file, &sender) => {}
+                () = reload_on_edit(file, &sender) => {}
             }
         });
         Ok(Self::Keys(ApiKeys(keys)))
@@ -93,7 +93,7 @@ impl Auth {
     /// Returns the caller with this `authorization` header.
     pub fn authenticate(&self, authorization: Option<&[u8]>) -> Result<Caller, RouterError> {
         let Self::Keys(ApiKeys(keys)) = self else {
-            return Ok(Caller { names_fairness_ids: true, may_be_logged: true, ..Caller::default() });
+            return Ok(Caller { honors_fairness_ids: true, may_be_logged: true, ..Caller::default() });
         };
         let header = authorization.ok_or(RouterError::Unauthenticated(
             "an API key is required: send it as `Authorization: Bearer KEY`",
@@ -103,9 +103,9 @@ impl Auth {
         let digest = digest(key);
         let keys = keys.borrow();
         let mut found = None;
-        for known in keys.iter() {
-            if bool::from(known.digest.ct_eq(&digest)) {
-                found = Some(&known.caller);
+        for candidate in keys.iter() {
+            if bool::from(candidate.digest.ct_eq(&digest)) {
+                found = Some(&candidate.caller);
             }
         }
         found.cloned().ok_or(RouterError::Unauthenticated("the API key is invalid"))
@@ -114,7 +114,7 @@ impl Auth {
 
 impl Caller {
     /// Key for fair queueing among callers.
-    pub fn turn_key(&self) -> u64 {
+    pub fn fair_queue_key(&self) -> u64 {
         self.fairness_key.unwrap_or(self.isolation_key)
     }
 
@@ -161,10 +161,10 @@ fn read(path: &Path) -> Result<(String, Vec<ApiKey>), ApiKeysError> {
 }
 
 /// Applies every edit of the file; never returns.
-async fn follow(mut file: PolledFile, keys: &watch::Sender<Vec<ApiKey>>) {
+async fn reload_on_edit(mut file: PolledFile, keys: &watch::Sender<Vec<ApiKey>>) {
     loop {
         let edited = file.next_edit().await;
-        let next = next_keys(edited, file.path(), &keys.borrow());
+        let next = parse_edit(edited, file.path(), &keys.borrow());
         if let Some(next) = next {
             keys.send_replace(next);
         }
@@ -172,12 +172,12 @@ async fn follow(mut file: PolledFile, keys: &watch::Sender<Vec<ApiKey>>) {
 }
 
 /// Parses the keys of an edited file; `None` if it is broken.
-fn next_keys(edited: Result<String, String>, path: &Path, before: &[ApiKey]) -> Option<Vec<ApiKey>> {
-    let shown = path.display();
+fn parse_edit(edited: Result<String, String>, path: &Path, previous: &[ApiKey]) -> Option<Vec<ApiKey>> {
+    let displayed_path = path.display();
     match edited.map(|text| api_keys::parse(&text, path)) {
         Ok(Ok(mut next)) => {
-            next.iter_mut().for_each(|key| key.take_over(before));
-            tracing::info!(path = %shown, keys = next.len(), "reloaded the API keys");
+            next.iter_mut().for_each(|key| key.inherit_usage(previous));
+            tracing::info!(path = %displayed_path, keys = next.len(), "reloaded the API keys");
             Some(next)
         }
         Ok(Err(error)) => {
@@ -185,7 +185,7 @@ fn next_keys(edited: Result<String, String>, path: &Path, before: &[ApiKey]) -> 
             None
         }
         Err(error) => {
-            tracing::error!(path = %shown, error, "cannot read the API key file, keeping the previous keys");
+            tracing::error!(path = %displayed_path, error, "cannot read the API key file, keeping the previous keys");
             None
         }
     }
@@ -206,14 +206,14 @@ mod tests {
     use super::*;
 
     /// Short, so that tests wait only for the change itself.
-    const LOOK_IN_TESTS: Duration = Duration::from_millis(2);
+    const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
     fn bearer(key: &str) -> Vec<u8> {
         format!("Bearer {key}").into_bytes()
     }
 
     #[test]
-    fn what_is_no_known_key_is_refused() {
+    fn unknown_keys_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keys");
         std::fs::write(&path, "sk-one\n  sk-two bob\n").unwrap();
@@ -222,25 +222,25 @@ mod tests {
             [None, Some(&b"Bearer sk-on"[..]), Some(b"Bearer "), Some(b"Basic sk-one"), Some(b"sk-one")]
         {
             let error = auth.authenticate(header).unwrap_err();
-            assert_eq!(error.meaning().status, 401, "{header:?}");
+            assert_eq!(error.mapping().status, 401, "{header:?}");
             assert!(!error.to_string().contains("sk-on"), "a key must not be repeated: {error}");
         }
         let bob = auth.authenticate(Some(b"bearer  sk-two ")).unwrap();
         assert_eq!(bob.name.as_deref(), Some("bob"));
-        let everyone = Caller { names_fairness_ids: true, may_be_logged: true, ..Caller::default() };
+        let everyone = Caller { honors_fairness_ids: true, may_be_logged: true, ..Caller::default() };
         assert_eq!(Auth::Open.authenticate(None).unwrap(), everyone);
     }
 
     #[tokio::test]
-    async fn edits_are_taken_up() {
+    async fn edits_are_reloaded() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keys");
         std::fs::write(&path, "sk-one alice max_concurrent_requests=1\nsk-gone\n").unwrap();
         let lifetime = Lifetime::new();
-        let auth = Auth::follow_file(path.clone(), LOOK_IN_TESTS, &lifetime).unwrap();
+        let auth = Auth::watch_file(path.clone(), POLL_INTERVAL, &lifetime).unwrap();
         let Auth::Keys(ApiKeys(mut edits)) = auth.clone() else { panic!("there are keys") };
         let alice = auth.authenticate(Some(&bearer("sk-one"))).unwrap();
-        let running = alice.usage.as_ref().unwrap().begin().unwrap();
+        let running = alice.usage.as_ref().unwrap().acquire().unwrap();
 
         std::fs::write(&path, "sk-one alice max_concurrent_requests=1 priority=3\nsk-new\n").unwrap();
         edits.changed().await.unwrap();
@@ -248,19 +248,19 @@ mod tests {
         assert!(auth.authenticate(Some(&bearer("sk-new"))).is_ok());
         let alice = auth.authenticate(Some(&bearer("sk-one"))).unwrap();
         assert_eq!(alice.priority, 3);
-        assert!(alice.usage.as_ref().unwrap().begin().is_err(), "running requests still count");
+        assert!(alice.usage.as_ref().unwrap().acquire().is_err(), "running requests still count");
         drop(running);
-        assert!(alice.usage.unwrap().begin().is_ok());
+        assert!(alice.usage.unwrap().acquire().is_ok());
     }
 
     #[test]
-    fn a_broken_file_is_no_list_of_keys() {
+    fn an_invalid_file_is_not_applied() {
         let path = Path::new("keys");
-        let before = api_keys::parse("sk-one alice\n", path).unwrap();
+        let previous = api_keys::parse("sk-one alice\n", path).unwrap();
         for broken in [Ok("sk-one color=red\n".to_owned()), Ok(String::new()), Err("no such file".to_owned())]
         {
-            assert!(next_keys(broken.clone(), path, &before).is_none(), "{broken:?}");
+            assert!(parse_edit(broken.clone(), path, &previous).is_none(), "{broken:?}");
         }
-        assert_eq!(next_keys(Ok("sk-one\nsk-two\n".to_owned()), path, &before).unwrap().len(), 2);
+        assert_eq!(parse_edit(Ok("sk-one\nsk-two\n".to_owned()), path, &previous).unwrap().len(), 2);
     }
 }

@@ -1,5 +1,5 @@
-//! Converts a [`SentRequest`] to a [`CheckedRequest`], checking the bounds of every field. HTTP and gRPC both
-//! use [`SentRequest::check`]; values are checked nowhere else.
+//! Converts a [`RawRequest`] to a [`CheckedRequest`], checking the bounds of every field. HTTP and gRPC both
+//! use [`RawRequest::check`]; values are checked nowhere else.
 
 use std::collections::HashSet;
 
@@ -13,25 +13,25 @@ use super::auth::Caller;
 use super::bounds::{integer, number, token_id};
 use super::checked::CheckedRequest;
 use super::limits;
-use super::sent::{SentPrompt, SentRequest, SentSampling, SentSpeculation};
+use super::raw::{RawPrompt, RawRequest, RawSampling, RawSpeculation};
 use super::tools::output_format;
 use crate::catalog::settings::RequestDefaults;
 use crate::catalog::{Catalog, ModelEntry};
-use crate::detokenize::StopRules;
+use crate::detokenize::StopConditions;
 use crate::error::RouterError;
 use crate::generation::SpeculationRequest;
-use crate::lane_config::acceptance_of;
+use crate::lane_config::parse_acceptance_mode;
 use crate::output::OutputFormat;
 use crate::tokenize::Prompt;
 use text::ConversationMessage;
 
-impl SentRequest {
+impl RawRequest {
     /// Checks every field and applies the defaults of the model and the caller.
     pub fn check(mut self, catalog: &Catalog, caller: &Caller) -> Result<CheckedRequest, RouterError> {
         let model = self.model.as_deref().filter(|model| !model.is_empty());
         let model = model.ok_or_else(|| RouterError::invalid("model", "model is required"))?;
         let entry = caller.model(catalog, model)?;
-        self.sampling.default_to(&entry.defaults);
+        self.sampling.apply_defaults(&entry.defaults);
         self.max_tokens = self.max_tokens.or(entry.defaults.max_tokens);
         let num_choices = integer("n", self.n, 1..=limits::CHOICES_MAX)?.unwrap_or(1) as u32;
         let prompts = self.checked_prompts(&entry, num_choices)?;
@@ -43,7 +43,7 @@ impl SentRequest {
         let speculation = self.speculation.check()?;
         let requested_priority = integer("priority", self.priority, 0..=u8::MAX.into())?.unwrap_or(0) as u8;
         self.check_prediction(num_choices)?;
-        let output = self.check_form(&entry)?;
+        let output = self.check_output_format(&entry)?;
         if let Some(task_type) = &self.task_type {
             check_task_type(task_type)?;
         }
@@ -62,9 +62,9 @@ impl SentRequest {
                 .or_else(|| caller.task_type.clone())
                 .or_else(|| entry.defaults.task_type.clone()),
             priority: requested_priority.max(caller.priority),
-            isolation_key: salted(caller.isolation_key, self.cache_salt.as_deref())?,
+            isolation_key: salted_isolation_key(caller.isolation_key, self.cache_salt.as_deref())?,
             truncate_prompt_tokens,
-            may_be_logged: caller.may_be_logged && !self.keep_out_of_log,
+            may_be_logged: caller.may_be_logged && !self.exclude_from_log,
             names: self.names,
             entry,
             prompts,
@@ -93,43 +93,47 @@ impl SentRequest {
                 format!("prompts times n make {num_sequences} sequences, at most {max} are allowed");
             return Err(RouterError::invalid("n", message));
         }
-        self.prompts.iter().enumerate().map(|(idx, prompt)| prompt.check(&self.path_of(idx), entry)).collect()
+        self.prompts
+            .iter()
+            .enumerate()
+            .map(|(idx, prompt)| prompt.check(&self.prompt_path(idx), entry))
+            .collect()
     }
 
     /// Name of a prompt in messages.
-    fn path_of(&self, prompt_idx: usize) -> String {
+    fn prompt_path(&self, prompt_idx: usize) -> String {
         let field = self.names.prompt;
         if self.prompts.len() == 1 { field.to_owned() } else { format!("{field}[{prompt_idx}]") }
     }
 
     fn checked_max_tokens(&self, prompts: &[Prompt]) -> Result<Option<u32>, RouterError> {
-        let chats = prompts.iter().any(|prompt| matches!(prompt, Prompt::Chat { .. }));
-        if chats && self.echo {
+        let is_chat = prompts.iter().any(|prompt| matches!(prompt, Prompt::Chat { .. }));
+        if is_chat && self.echo {
             return Err(RouterError::invalid("echo", "echo is not supported for conversations"));
         }
         let field = self.names.max_tokens;
-        let sent = integer(field, self.max_tokens, 0..=i64::from(u32::MAX))?;
-        if sent == Some(0) && !self.echo {
+        let max_tokens = integer(field, self.max_tokens, 0..=i64::from(u32::MAX))?;
+        if max_tokens == Some(0) && !self.echo {
             return Err(RouterError::invalid(
                 field,
                 format!("{field} must be at least 1, or 0 together with echo"),
             ));
         }
-        let default = (!chats && !self.wants_whole_window).then_some(limits::COMPLETION_TOKENS_DEFAULT);
-        Ok(sent.map(|tokens| tokens as u32).or(default))
+        let default = (!is_chat && !self.fill_context_window).then_some(limits::COMPLETION_TOKENS_DEFAULT);
+        Ok(max_tokens.map(|tokens| tokens as u32).or(default))
     }
 
     fn checked_truncation(&self, entry: &ModelEntry) -> Result<Option<u32>, RouterError> {
         let field = "truncate_prompt_tokens";
-        let most = entry.max_model_len.saturating_sub(1);
-        Ok(match integer(field, self.truncate_prompt_tokens, -1..=most.into())? {
+        let max = entry.max_model_len.saturating_sub(1);
+        Ok(match integer(field, self.truncate_prompt_tokens, -1..=max.into())? {
             Some(0) => {
                 return Err(RouterError::invalid(
                     field,
                     format!("{field} must not be 0: it would remove the whole prompt"),
                 ));
             }
-            Some(-1) => Some(most),
+            Some(-1) => Some(max),
             kept => kept.map(|tokens| tokens as u32),
         })
     }
@@ -153,7 +157,7 @@ impl SentRequest {
     }
 
     /// Returns the format of the output, given the grammar and the tools.
-    fn check_form(&mut self, entry: &ModelEntry) -> Result<OutputFormat, RouterError> {
+    fn check_output_format(&mut self, entry: &ModelEntry) -> Result<OutputFormat, RouterError> {
         self.tools.check(self.names.tool_name)?;
         if let Some(calls) = self.tools.grammar()? {
             if let Some(other) = &self.grammar {
@@ -163,9 +167,9 @@ impl SentRequest {
             self.grammar = Some(calls);
         }
         if let Some(grammar) = &self.grammar {
-            grammar.check_beside(self)?;
+            grammar.check_compatible(self)?;
         }
-        let is_chat = self.prompts.iter().any(|prompt| matches!(prompt, SentPrompt::Chat { .. }));
+        let is_chat = self.prompts.iter().any(|prompt| matches!(prompt, RawPrompt::Chat { .. }));
         if !is_chat {
             return Ok(OutputFormat::default());
         }
@@ -177,7 +181,7 @@ impl SentRequest {
         entry: &ModelEntry,
         min_tokens: u32,
         output: &OutputFormat,
-    ) -> Result<StopRules, RouterError> {
+    ) -> Result<StopConditions, RouterError> {
         let max = limits::STOPS_MAX;
         if self.stop.len() > max {
             let message = format!("stop has {} strings, at most {max} are allowed", self.stop.len());
@@ -211,14 +215,14 @@ impl SentRequest {
                 format!("stop_token_ids has {len} ids including the model's own, at most {max} are allowed");
             return Err(RouterError::invalid("stop_token_ids", message));
         }
-        let shown = output.special_tokens().into_iter().filter_map(|token| entry.text.token_id(token));
-        let shown_token_ids = shown.collect();
-        Ok(StopRules { strings: self.stop.clone(), token_ids, shown_token_ids, min_tokens })
+        let visible = output.special_tokens().into_iter().filter_map(|token| entry.text.token_id(token));
+        let visible_token_ids = visible.collect();
+        Ok(StopConditions { strings: self.stop.clone(), token_ids, visible_token_ids, min_tokens })
     }
 }
 
 /// Returns the isolation key of a caller's requests with this salt.
-fn salted(isolation_key: u64, salt: Option<&str>) -> Result<u64, RouterError> {
+fn salted_isolation_key(isolation_key: u64, salt: Option<&str>) -> Result<u64, RouterError> {
     let Some(salt) = salt else { return Ok(isolation_key) };
     let max = limits::CACHE_SALT_BYTES_MAX;
     if salt.is_empty() || salt.len() > max {
@@ -235,7 +239,7 @@ pub fn checked_token_ids(field: &str, ids: &[i64], entry: &ModelEntry) -> Result
     ids.iter().enumerate().map(check).collect()
 }
 
-impl SentPrompt {
+impl RawPrompt {
     /// Checks a prompt; `path` names it in messages.
     pub fn check(&self, path: &str, entry: &ModelEntry) -> Result<Prompt, RouterError> {
         let empty = || RouterError::invalid(path, format!("{path} must not be empty"));
@@ -284,16 +288,16 @@ fn check_messages(path: &str, messages: &[ConversationMessage]) -> Result<(), Ro
 
 /// Checks that a model's defaults are valid values of a request.
 pub fn check_defaults(defaults: &RequestDefaults) -> Result<(), RouterError> {
-    let mut sampling = SentSampling::default();
-    sampling.default_to(defaults);
+    let mut sampling = RawSampling::default();
+    sampling.apply_defaults(defaults);
     sampling.check_numbers()?;
     integer("max_tokens", defaults.max_tokens, 1..=i64::from(u32::MAX))?;
     defaults.task_type.as_deref().map_or(Ok(()), check_task_type)
 }
 
-impl SentSampling {
+impl RawSampling {
     /// Fills absent values from the model's defaults.
-    fn default_to(&mut self, defaults: &RequestDefaults) {
+    fn apply_defaults(&mut self, defaults: &RequestDefaults) {
         self.temperature = self.temperature.or(defaults.temperature);
         self.top_p = self.top_p.or(defaults.top_p);
         self.top_k = self.top_k.or(defaults.top_k);
@@ -343,7 +347,7 @@ impl SentSampling {
     }
 }
 
-impl SentSpeculation {
+impl RawSpeculation {
     fn check(&self) -> Result<SpeculationRequest, RouterError> {
         let field = "speculation.num_draft_tokens";
         let num_draft_tokens = integer(field, self.num_draft_tokens, 0..=MAX_DRAFT_TOKENS as i64)?;
@@ -351,7 +355,7 @@ impl SentSpeculation {
         let num_tree_tokens = integer(field, self.num_tree_tokens, 0..=MAX_TREE_TOKENS as i64)?;
         let acceptance = match self.acceptance.as_deref() {
             None => None,
-            Some(name) => Some(acceptance_of(name).ok_or_else(|| {
+            Some(name) => Some(parse_acceptance_mode(name).ok_or_else(|| {
                 let field = "speculation.acceptance";
                 let message = format!("{field} must be one of coupled, rejection, typical, not `{name}`");
                 RouterError::invalid(field, message)
@@ -373,8 +377,8 @@ fn draw_seed() -> u64 {
 
 /// Checks a task type named by a client.
 pub(crate) fn check_task_type(task_type: &str) -> Result<(), RouterError> {
-    let lowercase = !task_type.contains(|c: char| c.is_ascii_uppercase());
-    if is_name(task_type) && lowercase {
+    let is_lowercase = !task_type.contains(|c: char| c.is_ascii_uppercase());
+    if is_name(task_type) && is_lowercase {
         return Ok(());
     }
     let max = limits::NAME_LEN_MAX;

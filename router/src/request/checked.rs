@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use speculation::{AcceptanceMode, SamplingParams, SequenceSpec};
 
-use super::sent::FieldNames;
-use super::structure::SentGrammar;
+use super::raw::FieldNames;
+use super::structure::RawGrammar;
 use crate::catalog::ModelEntry;
-use crate::detokenize::StopRules;
+use crate::detokenize::StopConditions;
 use crate::error::RouterError;
 use crate::generation::SpeculationRequest;
 use crate::output::OutputFormat;
@@ -29,13 +29,13 @@ pub struct CheckedRequest {
     /// As requested, or drawn by the router.
     pub seed: u64,
     /// Stop conditions of a choice.
-    pub stop: StopRules,
+    pub stop: StopConditions,
     /// Number of top log probabilities to report per position.
     pub logprobs: Option<u32>,
     /// Repeat the prompt before the output.
     pub echo: bool,
     /// Grammar that the output must match; not compiled yet.
-    pub grammar: Option<SentGrammar>,
+    pub grammar: Option<RawGrammar>,
     /// Format of the model's output: where reasoning and tool calls begin and end.
     pub output: OutputFormat,
     /// The request's own, else the caller's, else the model's default.
@@ -75,17 +75,17 @@ impl CheckedRequest {
         lane_acceptance: AcceptanceMode,
     ) -> Result<SequenceSpec, RouterError> {
         let max_model_len = self.entry.max_model_len;
-        let room = max_model_len.checked_sub(prompt_len);
+        let remaining = max_model_len.checked_sub(prompt_len);
         let too_long = |param| RouterError::ContextLengthExceeded {
             max_model_len,
             prompt_tokens: prompt_len,
             max_tokens: self.max_tokens.unwrap_or(1),
             param,
         };
-        let max_tokens = match (room, self.max_tokens) {
+        let max_tokens = match (remaining, self.max_tokens) {
             (None, _) | (Some(0), None) => return Err(too_long(self.names.prompt)),
-            (Some(room), None) => room,
-            (Some(room), Some(wanted)) if wanted <= room => wanted,
+            (Some(remaining), None) => remaining,
+            (Some(remaining), Some(requested)) if requested <= remaining => requested,
             // The prompt alone fills the window.
             (Some(0), Some(_)) => return Err(too_long(self.names.prompt)),
             (Some(_), Some(_)) => return Err(too_long(self.names.max_tokens)),
@@ -99,7 +99,7 @@ impl CheckedRequest {
             acceptance: self.speculation.acceptance.unwrap_or(lane_acceptance),
             logprobs: self.logprobs,
             prompt_logprobs: if self.echo { self.logprobs } else { None },
-            grammar: self.grammar.as_ref().map(|sent| sent.grammar.to_wire()),
+            grammar: self.grammar.as_ref().map(|raw| raw.grammar.to_wire()),
             priority: self.priority,
             isolation_key: self.isolation_key,
             ..SequenceSpec::default()

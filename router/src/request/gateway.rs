@@ -51,19 +51,19 @@ impl GatewayHeaders {
         let either = |names: [&'static str; 2]| {
             names.into_iter().find_map(|name| header(name).map(|value| (name, value)))
         };
-        let named = |names| either(names).map(|(name, value)| text(name, value)).transpose();
-        let limit = |name| header(name).map(|value| milliseconds(name, value)).transpose();
+        let text_header = |names| either(names).map(|(name, value)| text(name, value)).transpose();
+        let duration_header = |name| header(name).map(|value| milliseconds(name, value)).transpose();
         Ok(Self {
-            fairness_id: named(FAIRNESS_ID)?,
-            objective: named(OBJECTIVE)?,
-            slo: Slo { ttft: limit(SLO_TTFT)?, tpot: limit(SLO_TPOT)? },
+            fairness_id: text_header(FAIRNESS_ID)?,
+            objective: text_header(OBJECTIVE)?,
+            slo: Slo { ttft: duration_header(SLO_TTFT)?, tpot: duration_header(SLO_TPOT)? },
         })
     }
 
     /// Applies the headers to the caller. They cannot give a key a larger share or a more urgent priority
     /// than it has.
     pub fn apply(&self, caller: &mut Caller, objectives: &Objectives) {
-        if let Some(id) = self.fairness_id.as_ref().filter(|_| caller.names_fairness_ids) {
+        if let Some(id) = self.fairness_id.as_ref().filter(|_| caller.honors_fairness_ids) {
             let mut hash = Sha256::new();
             hash.update(caller.isolation_key.to_le_bytes());
             hash.update(id);
@@ -78,9 +78,9 @@ impl GatewayHeaders {
 }
 
 fn text(name: &'static str, value: &[u8]) -> Result<String, RouterError> {
-    let is_sound = (1..=NAME_LEN_MAX).contains(&value.len()) && value.iter().all(u8::is_ascii_graphic);
+    let is_valid = (1..=NAME_LEN_MAX).contains(&value.len()) && value.iter().all(u8::is_ascii_graphic);
     match std::str::from_utf8(value) {
-        Ok(text) if is_sound => Ok(text.to_owned()),
+        Ok(text) if is_valid => Ok(text.to_owned()),
         _ => {
             let message = format!("the header {name} must have 1 to {NAME_LEN_MAX} visible ASCII characters");
             Err(RouterError::invalid(name, message))
@@ -107,21 +107,24 @@ mod tests {
 
     fn read(headers: &[(&str, &str)]) -> Result<GatewayHeaders, RouterError> {
         GatewayHeaders::read(|name| {
-            headers.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_bytes())
+            headers.iter().find(|(header, _)| *header == name).map(|(_, value)| value.as_bytes())
         })
     }
 
     #[test]
-    fn headers_are_read_by_their_new_and_their_old_names() {
+    fn headers_are_read_by_their_new_and_old_names() {
         assert_eq!(read(&[]).unwrap(), GatewayHeaders::default());
         let new =
             [(FAIRNESS_ID[0], "team-a"), (OBJECTIVE[0], "batch"), (SLO_TTFT, "200"), (SLO_TPOT, "12.5")];
-        let said = read(&new).unwrap();
-        assert_eq!((said.fairness_id.as_deref(), said.objective.as_deref()), (Some("team-a"), Some("batch")));
+        let headers = read(&new).unwrap();
+        assert_eq!(
+            (headers.fairness_id.as_deref(), headers.objective.as_deref()),
+            (Some("team-a"), Some("batch"))
+        );
         let slo = Slo { ttft: Some(Duration::from_millis(200)), tpot: Some(Duration::from_micros(12_500)) };
-        assert_eq!(said.slo, slo);
+        assert_eq!(headers.slo, slo);
         let old = read(&[(FAIRNESS_ID[1], "team-a"), (OBJECTIVE[1], "batch")]).unwrap();
-        assert_eq!(old, GatewayHeaders { slo: Slo::default(), ..said });
+        assert_eq!(old, GatewayHeaders { slo: Slo::default(), ..headers });
         for (name, value) in [
             (FAIRNESS_ID[0], ""),
             (FAIRNESS_ID[1], "a b"),
@@ -139,21 +142,26 @@ mod tests {
     }
 
     #[test]
-    fn ids_part_the_turns_of_keys_that_may_name_them() {
-        let turn = |isolation_key, names_fairness_ids, id: &str| {
-            let mut caller = Caller { isolation_key, names_fairness_ids, ..Caller::default() };
+    fn fairness_ids_separate_queues_only_for_keys_that_honor_them() {
+        let queue_key = |isolation_key, honors_fairness_ids, id: &str| {
+            let mut caller = Caller { isolation_key, honors_fairness_ids, ..Caller::default() };
             read(&[(FAIRNESS_ID[0], id)]).unwrap().apply(&mut caller, &Objectives::new());
             assert_eq!(caller.isolation_key, isolation_key, "prefix sharing is unchanged");
-            caller.turn_key()
+            caller.fair_queue_key()
         };
-        assert_eq!(turn(7, true, "a"), turn(7, true, "a"));
-        let different = [turn(7, true, "a"), turn(7, true, "b"), turn(8, true, "a"), turn(7, false, "a")];
+        assert_eq!(queue_key(7, true, "a"), queue_key(7, true, "a"));
+        let different = [
+            queue_key(7, true, "a"),
+            queue_key(7, true, "b"),
+            queue_key(8, true, "a"),
+            queue_key(7, false, "a"),
+        ];
         let distinct: std::collections::BTreeSet<u64> = different.into();
         assert_eq!((distinct.len(), different[3]), (4, 7));
     }
 
     #[test]
-    fn an_objective_is_as_urgent_as_the_operator_says_and_no_more_than_its_key() {
+    fn an_objective_sets_the_priority_within_the_limit_of_its_key() {
         let objectives = Objectives::from([("batch".to_owned(), 200), ("chat".to_owned(), 2)]);
         for (own, objective, expected) in [(0, "batch", 200), (0, "chat", 2), (7, "chat", 7), (7, "?", 7)] {
             let mut caller = Caller { priority: own, ..Caller::default() };

@@ -45,7 +45,7 @@ struct Bucket {
     per_minute: u32,
     /// Tokens left; negative when overdrawn.
     level: f64,
-    filled: Instant,
+    refilled_at: Instant,
 }
 
 /// A running request; dropping it frees its slot.
@@ -64,8 +64,8 @@ impl KeyUsage {
     }
 
     /// Starts a request unless a limit is reached. Refused requests are not counted.
-    pub fn begin(&self) -> Result<RunningRequest, RouterError> {
-        self.usage().begin(Instant::now())?;
+    pub fn acquire(&self) -> Result<RunningRequest, RouterError> {
+        self.usage().acquire(Instant::now())?;
         Ok(RunningRequest(self.clone()))
     }
 
@@ -118,17 +118,17 @@ impl Usage {
         self.tokens = Bucket::resized(self.tokens, limits.tokens_per_minute, now);
     }
 
-    fn begin(&mut self, now: Instant) -> Result<(), RouterError> {
+    fn acquire(&mut self, now: Instant) -> Result<(), RouterError> {
         if let Some(limit) = self.max_concurrent_requests
             && self.num_running >= limit
         {
-            return Err(limited(limit, "concurrent requests", RETRY_AFTER));
+            return Err(rate_limited(limit, "concurrent requests", RETRY_AFTER));
         }
         for (bucket, what) in [(self.requests, "requests per minute"), (self.tokens, "tokens per minute")] {
             if let Some(bucket) = bucket
                 && bucket.level_at(now) < 1.0 - ROUNDING
             {
-                return Err(limited(bucket.per_minute, what, bucket.until(1.0, now)));
+                return Err(rate_limited(bucket.per_minute, what, bucket.time_until(1.0, now)));
             }
         }
         if let Some(requests) = &mut self.requests {
@@ -153,8 +153,8 @@ impl Usage {
         for (names, bucket) in [(REQUESTS, self.requests), (TOKENS, self.tokens)] {
             let Some(bucket) = bucket else { continue };
             let remaining = (bucket.level_at(now) + ROUNDING).max(0.0) as u32;
-            let reset = bucket.until(f64::from(bucket.per_minute), now);
-            let values = [bucket.per_minute.to_string(), remaining.to_string(), written(reset)];
+            let reset = bucket.time_until(f64::from(bucket.per_minute), now);
+            let values = [bucket.per_minute.to_string(), remaining.to_string(), format_duration(reset)];
             headers.extend(names.into_iter().zip(values));
         }
         headers
@@ -163,35 +163,35 @@ impl Usage {
 
 impl Bucket {
     /// Bucket for a new limit. A new bucket starts full; an existing one keeps its usage.
-    fn resized(before: Option<Self>, per_minute: Option<u32>, now: Instant) -> Option<Self> {
+    fn resized(previous: Option<Self>, per_minute: Option<u32>, now: Instant) -> Option<Self> {
         let per_minute = per_minute?;
-        let used = before.map_or(0.0, |before| f64::from(before.per_minute) - before.level_at(now));
-        Some(Self { per_minute, level: f64::from(per_minute) - used, filled: now })
+        let used = previous.map_or(0.0, |previous| f64::from(previous.per_minute) - previous.level_at(now));
+        Some(Self { per_minute, level: f64::from(per_minute) - used, refilled_at: now })
     }
 
     fn level_at(&self, now: Instant) -> f64 {
-        let minutes = now.saturating_duration_since(self.filled).as_secs_f64() / 60.0;
+        let minutes = now.saturating_duration_since(self.refilled_at).as_secs_f64() / 60.0;
         let per_minute = f64::from(self.per_minute);
         (self.level + minutes * per_minute).min(per_minute)
     }
 
     fn take(&mut self, amount: f64, now: Instant) {
-        (self.level, self.filled) = (self.level_at(now) - amount, now);
+        (self.level, self.refilled_at) = (self.level_at(now) - amount, now);
     }
 
     /// Time until the bucket is filled to `level`.
-    fn until(&self, level: f64, now: Instant) -> Duration {
+    fn time_until(&self, level: f64, now: Instant) -> Duration {
         let missing = (level - self.level_at(now)).max(0.0);
         Duration::try_from_secs_f64(missing * 60.0 / f64::from(self.per_minute)).unwrap_or(Duration::MAX)
     }
 }
 
-fn limited(limit: u32, what: &str, retry_after: Duration) -> RouterError {
+fn rate_limited(limit: u32, what: &str, retry_after: Duration) -> RouterError {
     RouterError::RateLimited { limit: format!("{limit} {what}"), retry_after }
 }
 
 /// Formats a duration as OpenAI does, rounded up to milliseconds: `17ms`, `8.64s`, `6m0s`.
-fn written(duration: Duration) -> String {
+fn format_duration(duration: Duration) -> String {
     let millis = duration.as_nanos().div_ceil(1_000_000);
     let seconds = (millis % 60_000) as f64 / 1_000.0;
     match millis {
@@ -220,8 +220,8 @@ mod tests {
         }
 
         /// Starts a request; returns the limit that refused it and the time to wait.
-        fn begin(&mut self) -> Option<(String, Duration)> {
-            match self.usage.begin(self.now) {
+        fn acquire(&mut self) -> Option<(String, Duration)> {
+            match self.usage.acquire(self.now) {
                 Ok(()) => None,
                 Err(RouterError::RateLimited { limit, retry_after }) => Some((limit, retry_after)),
                 Err(error) => panic!("{error}"),
@@ -251,74 +251,74 @@ mod tests {
     }
 
     #[test]
-    fn requests_at_once_are_given_back_by_a_drop() {
+    fn dropping_a_request_frees_its_slot() {
         let usage = KeyUsage::new(limits(Some(2), None, None));
-        let first = usage.begin().unwrap();
-        let _second = usage.begin().unwrap();
-        let error = usage.begin().unwrap_err();
+        let first = usage.acquire().unwrap();
+        let _second = usage.acquire().unwrap();
+        let error = usage.acquire().unwrap_err();
         assert!(error.to_string().contains("limited to 2 concurrent requests: retry after 1 s"), "{error}");
         drop(first);
-        let _third = usage.begin().unwrap();
+        let _third = usage.acquire().unwrap();
         let mut headers = HeaderMap::new();
         usage.write_headers(&mut headers);
         assert!(headers.is_empty(), "no rate is limited");
     }
 
     #[test]
-    fn requests_refill_steadily_and_refused_ones_cost_nothing() {
+    fn the_request_rate_refills_and_refused_requests_are_not_counted() {
         let mut key = Key::new(None, Some(6), None);
         for _ in 0..6 {
-            assert_eq!(key.begin(), None, "the bucket allows a burst of one minute");
+            assert_eq!(key.acquire(), None, "the bucket allows a burst of one minute");
         }
         for _ in 0..3 {
-            assert_eq!(key.begin(), Some(("6 requests per minute".to_owned(), 10 * SECOND)));
+            assert_eq!(key.acquire(), Some(("6 requests per minute".to_owned(), 10 * SECOND)));
         }
         assert_eq!(key.headers(), ["limit-requests 6", "remaining-requests 0", "reset-requests 1m0s"]);
         key.now += 9 * SECOND;
-        assert!(key.begin().is_some_and(|(_, wait)| wait <= SECOND + SECOND / 1_000));
+        assert!(key.acquire().is_some_and(|(_, wait)| wait <= SECOND + SECOND / 1_000));
         key.now += SECOND;
-        assert_eq!(key.begin(), None);
-        assert!(key.begin().is_some(), "only one token was refilled");
+        assert_eq!(key.acquire(), None);
+        assert!(key.acquire().is_some(), "only one token was refilled");
         key.now += 3_600 * SECOND;
         assert_eq!(key.headers(), ["limit-requests 6", "remaining-requests 6", "reset-requests 0ms"]);
     }
 
     #[test]
-    fn tokens_are_charged_when_they_are_there_and_debts_are_waited_for() {
+    fn tokens_are_charged_as_they_occur_and_an_overdraft_must_refill() {
         let mut key = Key::new(None, None, Some(60));
-        assert_eq!(key.begin(), None);
+        assert_eq!(key.acquire(), None);
         key.charge(40);
         assert_eq!(key.headers(), ["limit-tokens 60", "remaining-tokens 20", "reset-tokens 40s"]);
-        assert_eq!(key.begin(), None, "the bucket is not empty");
+        assert_eq!(key.acquire(), None, "the bucket is not empty");
         key.charge(50);
         assert_eq!(key.headers()[1], "remaining-tokens 0");
-        assert_eq!(key.begin(), Some(("60 tokens per minute".to_owned(), 31 * SECOND)));
+        assert_eq!(key.acquire(), Some(("60 tokens per minute".to_owned(), 31 * SECOND)));
         key.now += 31 * SECOND;
-        assert_eq!(key.begin(), None);
+        assert_eq!(key.acquire(), None);
     }
 
     #[test]
-    fn other_limits_forget_nothing_that_was_used() {
+    fn changed_limits_keep_the_usage() {
         let mut key = Key::new(Some(1), Some(2), Some(100));
-        assert_eq!(key.begin(), None);
+        assert_eq!(key.acquire(), None);
         key.charge(90);
         key.set_limits(limits(None, Some(5), Some(80)));
         assert_eq!(key.headers()[0..2], ["limit-requests 5", "remaining-requests 4"]);
         assert_eq!(key.headers()[3..5], ["limit-tokens 80", "remaining-tokens 0"]);
-        assert_eq!(key.begin().map(|(limit, _)| limit).as_deref(), Some("80 tokens per minute"));
+        assert_eq!(key.acquire().map(|(limit, _)| limit).as_deref(), Some("80 tokens per minute"));
         key.set_limits(limits(None, Some(5), Some(1_000)));
-        assert_eq!(key.begin(), None);
+        assert_eq!(key.acquire(), None);
         key.set_limits(limits(Some(2), None, None));
-        assert!(key.begin().is_some(), "both requests are still running");
+        assert!(key.acquire().is_some(), "both requests are still running");
     }
 
     #[test]
-    fn durations_are_written_as_openai_writes_them() {
+    fn durations_are_formatted_as_by_openai() {
         let rows = [(0, "0ms"), (17, "17ms"), (1_000, "1s"), (8_640, "8.64s"), (60_000, "1m0s")];
         for (millis, expected) in rows {
-            assert_eq!(written(Duration::from_millis(millis)), expected);
+            assert_eq!(format_duration(Duration::from_millis(millis)), expected);
         }
-        assert_eq!(written(Duration::from_millis(61_500)), "1m1.5s");
-        assert_eq!(written(Duration::from_nanos(1)), "1ms", "rounded up");
+        assert_eq!(format_duration(Duration::from_millis(61_500)), "1m1.5s");
+        assert_eq!(format_duration(Duration::from_nanos(1)), "1ms", "rounded up");
     }
 }

@@ -1,4 +1,4 @@
-//! One request, for every API: as sent ([`sent`]) and as checked ([`checked`], by [`check`], within
+//! One request, for every API: as sent ([`raw`]) and as checked ([`checked`], by [`check`], within
 //! [`limits`]), the required form of its output ([`structure`], [`tools`]), its sender ([`auth`], and the
 //! headers of a gateway: [`gateway`]) and their limits ([`key_limits`]), and what is recorded of it
 //! ([`record`], [`span`]).
@@ -11,8 +11,8 @@ pub mod checked;
 pub mod gateway;
 pub mod key_limits;
 pub mod limits;
+pub mod raw;
 pub mod record;
-pub mod sent;
 pub mod span;
 pub mod structure;
 pub mod tools;
@@ -20,7 +20,7 @@ mod usage;
 
 pub use self::auth::{Auth, Caller};
 pub use self::checked::CheckedRequest;
-pub use self::sent::SentRequest;
+pub use self::raw::RawRequest;
 pub use self::usage::{AcceptanceCounts, Usage};
 
 /// Kind of request.

@@ -12,7 +12,7 @@ use super::key_limits::RunningRequest;
 use super::{Usage, span};
 use crate::admission::Permit;
 use crate::error::RouterError;
-use crate::metrics::{Ending, GaugeHold, ModelMetrics, Protocol, RouterMetrics};
+use crate::metrics::{ChoiceOutcome, GaugeGuard, ModelMetrics, Protocol, RouterMetrics};
 
 /// A request in flight.
 #[derive(Debug)]
@@ -20,26 +20,26 @@ pub struct RequestRecord {
     protocol: Protocol,
     span: Span,
     metrics: RouterMetrics,
-    arrived: Instant,
+    arrived_at: Instant,
     /// Set once the request is known to name an existing model.
     model: Option<ModelMetrics>,
     choices: Vec<ChoiceRecord>,
     slo: Slo,
-    held: Held,
+    resources: Resources,
     ended: bool,
 }
 
 /// Resources released when the request ends.
 #[derive(Debug, Default)]
-struct Held {
+struct Resources {
     /// Counts the request as waiting, then as running.
-    stage: Option<GaugeHold>,
+    stage: Option<GaugeGuard>,
     /// Share of the router's limit on sequences.
     permit: Option<Permit>,
     /// Work that a drain waits for.
     work: Option<GateGuard>,
     /// The key's concurrent request; tokens are charged to it.
-    of_key: Option<RunningRequest>,
+    key_slot: Option<RunningRequest>,
 }
 
 #[derive(Debug, Default, Clone)]
@@ -53,16 +53,16 @@ struct ChoiceRecord {
 
 impl RequestRecord {
     /// Starts the record of a request that has arrived; `span` is its span.
-    pub fn arrived(protocol: Protocol, span: Span, metrics: &RouterMetrics) -> Self {
+    pub fn new(protocol: Protocol, span: Span, metrics: &RouterMetrics) -> Self {
         Self {
             protocol,
             span,
             metrics: metrics.clone(),
-            arrived: Instant::now(),
+            arrived_at: Instant::now(),
             model: None,
             choices: Vec::new(),
             slo: Slo::default(),
-            held: Held::default(),
+            resources: Resources::default(),
             ended: false,
         }
     }
@@ -73,33 +73,33 @@ impl RequestRecord {
     }
 
     /// Sets the latency objectives of the request.
-    pub fn held_to(&mut self, slo: Slo) {
+    pub fn set_slo(&mut self, slo: Slo) {
         self.slo = slo;
     }
 
     /// Takes the slot that the key's limits granted; tokens are charged to it.
-    pub fn allowed(&mut self, of_key: RunningRequest) {
-        self.held.of_key = Some(of_key);
+    pub fn set_key_slot(&mut self, key_slot: RunningRequest) {
+        self.resources.key_slot = Some(key_slot);
     }
 
     /// Counts the request as waiting: it passed the checks.
     pub fn waiting(&mut self, model: &str) {
         let model = self.metrics.model(model);
-        self.held.stage = Some(model.waiting());
+        self.resources.stage = Some(model.waiting());
         self.model = Some(model);
     }
 
     /// Stores the admission permit and records the queue time.
     pub fn admitted(&mut self, permit: Permit, work: GateGuard) {
-        self.held.permit = Some(permit);
-        self.held.work = Some(work);
-        self.measure(|model, record| model.queue_time(record.arrived.elapsed().as_secs_f64()));
+        self.resources.permit = Some(permit);
+        self.resources.work = Some(work);
+        self.measure(|model, record| model.queue_time(record.arrived_at.elapsed().as_secs_f64()));
     }
 
     /// Counts the request as running: its sequences were submitted.
     pub fn running(&mut self, num_choices: usize, prompt_tokens: u64) {
         self.choices = vec![ChoiceRecord::default(); num_choices];
-        self.held.stage = self.model.as_ref().map(ModelMetrics::running);
+        self.resources.stage = self.model.as_ref().map(ModelMetrics::running);
         self.charge(prompt_tokens);
         self.measure(|model, _| model.prompt_tokens(prompt_tokens));
     }
@@ -117,7 +117,7 @@ impl RequestRecord {
         self.measure(|model, record| {
             model.generation_tokens(num_tokens);
             match previous {
-                None => model.time_to_first_token((now - record.arrived).as_secs_f64(), &record.span),
+                None => model.time_to_first_token((now - record.arrived_at).as_secs_f64(), &record.span),
                 Some(previous) => model.inter_token_latency((now - previous).as_secs_f64()),
             }
         });
@@ -133,15 +133,15 @@ impl RequestRecord {
         };
         let first = record.first;
         self.measure(|model, record| {
-            model.choice_ended(Ending::Finished(reason));
+            model.choice_ended(ChoiceOutcome::Finished(reason));
             if let Some(seconds) = per_token {
                 model.time_per_output_token(seconds);
             }
             if let (Some(limit), Some(first)) = (record.slo.ttft, first) {
-                model.held_to_slo("ttft", first - record.arrived <= limit);
+                model.count_slo("ttft", first - record.arrived_at <= limit);
             }
             if let (Some(limit), Some(seconds)) = (record.slo.tpot, per_token) {
-                model.held_to_slo("tpot", seconds <= limit.as_secs_f64());
+                model.count_slo("tpot", seconds <= limit.as_secs_f64());
             }
         });
     }
@@ -151,7 +151,9 @@ impl RequestRecord {
         let reasons: Vec<FinishReason> = self.choices.iter().filter_map(|choice| choice.ended).collect();
         span::record_usage(&self.span, usage, &reasons);
         self.metrics.request_answered(self.protocol);
-        self.measure(|model, record| model.end_to_end(record.arrived.elapsed().as_secs_f64(), &record.span));
+        self.measure(|model, record| {
+            model.end_to_end(record.arrived_at.elapsed().as_secs_f64(), &record.span)
+        });
         self.release();
     }
 
@@ -164,25 +166,25 @@ impl RequestRecord {
         self.metrics.request_failed(self.protocol, error);
         let ending = match error {
             RouterError::ClientGone | RouterError::SlowClient | RouterError::DeadlineExceeded { .. } => {
-                Ending::Aborted
+                ChoiceOutcome::Aborted
             }
-            _ => Ending::Failed,
+            _ => ChoiceOutcome::Failed,
         };
         self.measure(|model, record| {
-            let open = record.choices.iter().filter(|choice| choice.ended.is_none());
-            open.for_each(|_| model.choice_ended(ending));
+            let unfinished = record.choices.iter().filter(|choice| choice.ended.is_none());
+            unfinished.for_each(|_| model.choice_ended(ending));
         });
-        let meaning = error.meaning();
-        let is_clients_own = matches!(error, RouterError::DeadlineExceeded { .. });
-        if meaning.status.is_server_error() && !meaning.retryable && !is_clients_own {
+        let mapping = error.mapping();
+        let is_client_deadline = matches!(error, RouterError::DeadlineExceeded { .. });
+        if mapping.status.is_server_error() && !mapping.retryable && !is_client_deadline {
             tracing::error!(parent: &self.span, %error, "a request failed");
         }
         self.release();
     }
 
     fn charge(&self, num_tokens: u64) {
-        if let Some(of_key) = &self.held.of_key {
-            of_key.charge(num_tokens);
+        if let Some(key_slot) = &self.resources.key_slot {
+            key_slot.charge(num_tokens);
         }
     }
 
@@ -194,7 +196,7 @@ impl RequestRecord {
 
     fn release(&mut self) {
         self.ended = true;
-        self.held = Held::default();
+        self.resources = Resources::default();
     }
 }
 

@@ -58,11 +58,11 @@ pub fn record_identity(span: &Span, request_id: Option<&str>, session_id: Option
 }
 
 /// Records the gateway's headers.
-pub fn record_gateway(span: &Span, said: &GatewayHeaders) {
-    if let Some(id) = &said.fairness_id {
+pub fn record_gateway(span: &Span, headers: &GatewayHeaders) {
+    if let Some(id) = &headers.fairness_id {
         span.record("outrider.fairness_id", id.as_str());
     }
-    if let Some(objective) = &said.objective {
+    if let Some(objective) = &headers.objective {
         span.record("outrider.objective", objective.as_str());
     }
 }
@@ -101,20 +101,20 @@ pub fn record_usage(span: &Span, usage: &Usage, finish_reasons: &[FinishReason])
     if let Some(reason) = usage.speculation.disabled_reason {
         span.record("outrider.spec.disabled_reason", reason);
     }
-    let reasons: Vec<&str> = finish_reasons.iter().map(|reason| finish_word(*reason)).collect();
+    let reasons: Vec<&str> = finish_reasons.iter().map(|reason| finish_reason_name(*reason)).collect();
     span.record("gen_ai.response.finish_reasons", reasons.join(","));
 }
 
 /// Records why the request was refused or failed.
 pub fn record_error(span: &Span, error: &RouterError) {
-    span.record("error.type", error.meaning().label);
-    if error.meaning().status.is_server_error() {
+    span.record("error.type", error.mapping().label);
+    if error.mapping().status.is_server_error() {
         span.record("otel.status_code", "ERROR");
     }
 }
 
 /// OpenAI's name of a finish reason.
-pub fn finish_word(reason: FinishReason) -> &'static str {
+pub fn finish_reason_name(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",

@@ -1,24 +1,24 @@
-//! [`SentGrammar`]: the grammar that a request's output must match, and the fields it cannot be combined
+//! [`RawGrammar`]: the grammar that a request's output must match, and the fields it cannot be combined
 //! with.
 
 use grammar::{Grammar, GrammarError};
 
-use super::sent::SentRequest;
+use super::raw::RawRequest;
 use crate::error::RouterError;
 
 /// A grammar, with the field that requested it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SentGrammar {
+pub struct RawGrammar {
     /// Name of the client's field, such as `response_format`.
     pub field: &'static str,
     /// The grammar.
     pub grammar: Grammar,
 }
 
-impl SentGrammar {
+impl RawGrammar {
     /// Checks that the grammar is compatible with the request's other fields. Only the grammar decides where
     /// the text may end.
-    pub(super) fn check_beside(&self, request: &SentRequest) -> Result<(), RouterError> {
+    pub(super) fn check_compatible(&self, request: &RawRequest) -> Result<(), RouterError> {
         let field = self.field;
         self.grammar
             .check_size()

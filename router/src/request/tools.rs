@@ -1,4 +1,4 @@
-//! [`SentTools`]: the tools that a model may call, and which calls the request requires.
+//! [`RawTools`]: the tools that a model may call, and which calls the request requires.
 
 use std::collections::HashSet;
 
@@ -7,13 +7,13 @@ use serde_json::{Map, Value, json};
 use text::ModelText;
 
 use super::limits;
-use super::structure::SentGrammar;
+use super::structure::RawGrammar;
 use crate::error::RouterError;
 use crate::output::{CallFormat, OutputFormat, ReasoningFormat, ToolSyntax};
 
 /// Tools as sent by the client.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct SentTools {
+pub struct RawTools {
     /// The tools; empty if the request uses none.
     pub tools: Vec<Tool>,
     /// Which calls are requested.
@@ -47,7 +47,7 @@ pub enum ToolChoice {
 
 const FIELD: &str = "tools";
 
-impl SentTools {
+impl RawTools {
     /// Checks the tools. `name_path` is the path of the name within a tool, for messages.
     pub(super) fn check(&self, name_path: &str) -> Result<(), RouterError> {
         let (len, max) = (self.tools.len(), limits::TOOLS_MAX);
@@ -85,36 +85,36 @@ impl SentTools {
     }
 
     /// Returns the grammar of an output that must consist of calls.
-    pub(super) fn grammar(&self) -> Result<Option<SentGrammar>, RouterError> {
+    pub(super) fn grammar(&self) -> Result<Option<RawGrammar>, RouterError> {
         let schema = match &self.choice {
             ToolChoice::None | ToolChoice::Auto => return Ok(None),
-            ToolChoice::Required => self.schema_of_calls()?,
+            ToolChoice::Required => self.call_list_schema()?,
             ToolChoice::Named(name) => {
                 let named = self.tools.iter().find(|tool| tool.name == *name);
                 Value::Object(named.map(Tool::schema).unwrap_or_default())
             }
         };
-        Ok(Some(SentGrammar { field: FIELD, grammar: Grammar::json_schema(&schema) }))
+        Ok(Some(RawGrammar { field: FIELD, grammar: Grammar::json_schema(&schema) }))
     }
 
     /// Schema of a list of calls. The `$defs` and `definitions` of the tools' schemas move to its root, where
     /// references are resolved.
-    fn schema_of_calls(&self) -> Result<Value, RouterError> {
+    fn call_list_schema(&self) -> Result<Value, RouterError> {
         let mut root = Map::new();
         let mut calls = Vec::new();
         for tool in &self.tools {
             let mut parameters = tool.schema();
             for section in ["$defs", "definitions"] {
                 let Some(Value::Object(definitions)) = parameters.remove(section) else { continue };
-                let all = root.entry(section).or_insert_with(|| json!({}));
+                let merged = root.entry(section).or_insert_with(|| json!({}));
                 for (name, definition) in definitions {
-                    if all.get(&name).is_some_and(|known| *known != definition) {
+                    if merged.get(&name).is_some_and(|existing| *existing != definition) {
                         let message = format!(
                             "tools contain two different definitions of {section}/{name}: rename one of them"
                         );
                         return Err(RouterError::invalid(FIELD, message));
                     }
-                    all[name] = definition;
+                    merged[name] = definition;
                 }
             }
             calls.push(json!({
@@ -143,7 +143,7 @@ impl Tool {
 /// Returns how to parse this model's output. Output constrained by a grammar has no reasoning, and calls only
 /// where the grammar requires them.
 pub(super) fn output_format(
-    tools: &SentTools,
+    tools: &RawTools,
     has_grammar: bool,
     model: &ModelText,
 ) -> Result<OutputFormat, RouterError> {
@@ -152,7 +152,7 @@ pub(super) fn output_format(
         ToolChoice::Required => CallFormat::Required,
         ToolChoice::Named(name) => CallFormat::Named(name.clone()),
         ToolChoice::Auto if !tools.tools.is_empty() && !has_grammar => {
-            let syntax = template.and_then(|template| ToolSyntax::of_template(template.source()));
+            let syntax = template.and_then(|template| ToolSyntax::from_template(template.source()));
             let syntax = syntax.ok_or_else(|| {
                 let message = "this model's chat template has no supported tool call format (Hermes, Llama 3 or \
                                Mistral): set tool_choice to required or to a tool, or leave tools out";
@@ -162,7 +162,8 @@ pub(super) fn output_format(
         }
         ToolChoice::None | ToolChoice::Auto => CallFormat::None,
     };
-    let thinks = template.is_some_and(|template| template.source().contains("<think>"));
-    let reasoning = if thinks && !has_grammar { ReasoningFormat::Marked } else { ReasoningFormat::None };
+    let has_reasoning = template.is_some_and(|template| template.source().contains("<think>"));
+    let reasoning =
+        if has_reasoning && !has_grammar { ReasoningFormat::Optional } else { ReasoningFormat::None };
     Ok(OutputFormat { calls, reasoning, single_call: !tools.parallel })
 }

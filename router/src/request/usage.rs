@@ -35,9 +35,9 @@ impl Default for AcceptanceCounts {
 impl AcceptanceCounts {
     /// Records one verified draft of `num_draft_tokens`, of which the first `num_accepted` were accepted.
     pub fn observe(&mut self, num_draft_tokens: u64, num_accepted: u64) {
-        let most = MAX_DRAFT_TOKENS as u64;
-        self.longest_draft = self.longest_draft.max(num_draft_tokens.min(most) as u32);
-        self.counts[num_accepted.min(num_draft_tokens).min(most) as usize] += 1;
+        let max = MAX_DRAFT_TOKENS as u64;
+        self.longest_draft = self.longest_draft.max(num_draft_tokens.min(max) as u32);
+        self.counts[num_accepted.min(num_draft_tokens).min(max) as usize] += 1;
     }
 
     /// Adds the counts of `other`.

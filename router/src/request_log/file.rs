@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_file_becomes_the_one_before_and_two_are_kept() {
+    fn a_full_file_is_rotated_and_two_files_are_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("log");
         let mut file = RotatingFile::open(&path, 8).unwrap();
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn only_its_owner_can_read_it() {
+    fn only_the_owner_can_read_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("log");
         let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_was_cut_off_spoils_no_other() {
+    fn a_truncated_line_is_terminated_before_the_next() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("log");
         std::fs::write(&path, "whole\nhal").unwrap();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_an_error_and_is_tried_again() {
+    fn a_failed_rotation_is_an_error_and_is_retried() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("log");
         let mut file = RotatingFile::open(&path, 4).unwrap();

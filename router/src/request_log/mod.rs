@@ -108,13 +108,13 @@ impl RequestLog {
         metrics: RequestLogMetrics,
     ) -> io::Result<Self> {
         let file = RotatingFile::open(path, bytes_max / 2)?;
-        let (queue, waiting) = sync_channel(QUEUE_MAX);
+        let (queue, receiver) = sync_channel(QUEUE_MAX);
         let log = Self { queue, queued_bytes: Arc::default(), metrics: metrics.clone() };
         let queued_bytes = Arc::clone(&log.queued_bytes);
-        let hold = lifetime.thread("request log");
+        let guard = lifetime.thread("request log");
         std::thread::Builder::new().name("request-log".to_owned()).spawn(move || {
-            let _hold = hold;
-            write(&waiting, &queued_bytes, file, &metrics);
+            let _guard = guard;
+            write(&receiver, &queued_bytes, file, &metrics);
         })?;
         Ok(log)
     }
@@ -122,8 +122,8 @@ impl RequestLog {
     /// Queues a choice, if there is capacity.
     pub fn offer(&self, choice: LoggedChoice) {
         let num_bytes = choice.num_bytes();
-        let before = self.queued_bytes.fetch_add(num_bytes, Ordering::AcqRel);
-        if before + num_bytes > QUEUED_BYTES_MAX || self.queue.try_send(choice).is_err() {
+        let queued_before = self.queued_bytes.fetch_add(num_bytes, Ordering::AcqRel);
+        if queued_before + num_bytes > QUEUED_BYTES_MAX || self.queue.try_send(choice).is_err() {
             self.queued_bytes.fetch_sub(num_bytes, Ordering::AcqRel);
             self.metrics.left_out.inc();
         }
@@ -132,13 +132,13 @@ impl RequestLog {
 
 /// Writes choices until all handles are dropped.
 fn write(
-    waiting: &Receiver<LoggedChoice>,
+    receiver: &Receiver<LoggedChoice>,
     queued_bytes: &AtomicUsize,
     mut file: RotatingFile,
     metrics: &RequestLogMetrics,
 ) {
     let mut is_failing = false;
-    while let Ok(choice) = waiting.recv() {
+    while let Ok(choice) = receiver.recv() {
         queued_bytes.fetch_sub(choice.num_bytes(), Ordering::AcqRel);
         match append(&mut file, &choice) {
             Ok(()) => {

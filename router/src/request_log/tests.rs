@@ -14,8 +14,9 @@ fn demo_text() -> Arc<ModelText> {
     let read = |name: &str| std::fs::read(directory.join(name)).expect("the bundled pair exists");
     let assets =
         [asset::TOKENIZER, asset::TOKENIZER_CONFIG, asset::CHAT_TEMPLATE].map(|name| (name, read(name)));
-    let fetch =
-        |name: &str| assets.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes.as_slice());
+    let fetch = |name: &str| {
+        assets.iter().find(|(asset_name, _)| *asset_name == name).map(|(_, bytes)| bytes.as_slice())
+    };
     Arc::new(ModelText::from_assets(fetch).expect("the bundled tokenizer is valid"))
 }
 
@@ -37,11 +38,11 @@ fn metrics() -> RequestLogMetrics {
 }
 
 #[tokio::test]
-async fn a_line_holds_text_and_ids_and_the_thread_ends_with_the_last_handle() {
+async fn a_line_has_text_and_ids_and_the_thread_ends_with_the_last_handle() {
     let directory = tempfile::tempdir().unwrap();
-    let (path, lifetime, counted) = (directory.path().join("log.jsonl"), Lifetime::new(), metrics());
+    let (path, lifetime, counters) = (directory.path().join("log.jsonl"), Lifetime::new(), metrics());
     let text = demo_text();
-    let log = RequestLog::start(&path, 1 << 20, &lifetime, counted.clone()).unwrap();
+    let log = RequestLog::start(&path, 1 << 20, &lifetime, counters.clone()).unwrap();
     let first = choice(&text, "Good morning.<|end|>");
     log.offer(first.clone());
     log.offer(choice(&text, "Hello\nyou"));
@@ -57,39 +58,39 @@ async fn a_line_holds_text_and_ids_and_the_thread_ends_with_the_last_handle() {
     assert_eq!((&lines[0]["completion"], &lines[0]["task"]), (&"Good morning.".into(), &"chat".into()));
     assert_eq!(lines[0]["completion_ids"], serde_json::json!(first.completion_ids));
     assert_eq!(lines[1]["completion"], "Hello\nyou");
-    assert_eq!((counted.written.get(), counted.left_out.get(), counted.failed.get()), (2, 0, 0));
+    assert_eq!((counters.written.get(), counters.left_out.get(), counters.failed.get()), (2, 0, 0));
 }
 
 #[test]
-fn what_the_queue_does_not_hold_is_counted_and_nobody_waits() {
-    let (queue, waiting) = sync_channel(1);
-    let counted = metrics();
-    let log = RequestLog { queue, queued_bytes: Arc::default(), metrics: counted.clone() };
+fn choices_beyond_the_queue_are_counted_and_dropped_without_waiting() {
+    let (queue, receiver) = sync_channel(1);
+    let counters = metrics();
+    let log = RequestLog { queue, queued_bytes: Arc::default(), metrics: counters.clone() };
     let text = demo_text();
     for _ in 0..3 {
         log.offer(choice(&text, "Hello"));
     }
-    assert_eq!(counted.left_out.get(), 2);
-    let kept = waiting.try_recv().unwrap().num_bytes();
+    assert_eq!(counters.left_out.get(), 2);
+    let kept = receiver.try_recv().unwrap().num_bytes();
     assert_eq!(log.queued_bytes.load(Ordering::Acquire), kept, "dropped choices do not count");
 
     log.queued_bytes.store(QUEUED_BYTES_MAX, Ordering::Release);
     log.offer(choice(&text, "Hello"));
-    assert_eq!(counted.left_out.get(), 3, "the size of the ids is limited, too");
+    assert_eq!(counters.left_out.get(), 3, "the size of the ids is limited, too");
 }
 
 #[test]
-fn a_disk_that_is_full_costs_lines_and_nothing_else() {
-    let counted = metrics();
+fn a_full_disk_loses_lines_only() {
+    let counters = metrics();
     let text = demo_text();
-    let (queue, waiting) = sync_channel(4);
-    let log = RequestLog { queue, queued_bytes: Arc::default(), metrics: counted.clone() };
+    let (queue, receiver) = sync_channel(4);
+    let log = RequestLog { queue, queued_bytes: Arc::default(), metrics: counters.clone() };
     for _ in 0..3 {
         log.offer(choice(&text, "Hello"));
     }
     drop((log.queue, log.metrics));
     let full = RotatingFile::full();
-    write(&waiting, &log.queued_bytes, full, &counted);
-    assert_eq!((counted.written.get(), counted.failed.get()), (0, 3));
+    write(&receiver, &log.queued_bytes, full, &counters);
+    assert_eq!((counters.written.get(), counters.failed.get()), (0, 3));
     assert_eq!(log.queued_bytes.load(Ordering::Acquire), 0);
 }

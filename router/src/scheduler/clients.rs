@@ -29,18 +29,18 @@ pub(super) struct Clients {
     /// Sequences whose client no longer wants their events; to be cancelled.
     unwanted: Vec<SequenceId>,
     /// Number of rounds being traced. At 0 no step looks up its span.
-    traced: usize,
+    num_traced_rounds: usize,
 }
 
 impl Clients {
-    pub(super) fn join(&mut self, id: SequenceId, sink: GenerationSink, choice: u32, span: tracing::Span) {
+    pub(super) fn insert(&mut self, id: SequenceId, sink: GenerationSink, choice: u32, span: tracing::Span) {
         let client = Client { sink, choice, span, round: tracing::Span::none(), round_span_id: 0 };
         self.clients.insert(id, client);
     }
 
-    pub(super) fn leave(&mut self, id: SequenceId) -> Option<Client> {
+    pub(super) fn remove(&mut self, id: SequenceId) -> Option<Client> {
         let client = self.clients.remove(&id)?;
-        self.traced -= usize::from(client.round_span_id != 0);
+        self.num_traced_rounds -= usize::from(client.round_span_id != 0);
         Some(client)
     }
 
@@ -54,23 +54,23 @@ impl Clients {
             outrider.spec.drafted = tracing::field::Empty,
             outrider.spec.accepted = tracing::field::Empty,
         );
-        self.traced -= usize::from(client.round_span_id != 0);
+        self.num_traced_rounds -= usize::from(client.round_span_id != 0);
         client.round_span_id = service::telemetry::span_id_of(&client.round);
-        self.traced += usize::from(client.round_span_id != 0);
+        self.num_traced_rounds += usize::from(client.round_span_id != 0);
     }
 
     /// Id of the span that is the parent of the sequence's steps; 0 if not traced.
     pub(super) fn round_span_id(&self, id: SequenceId) -> u64 {
-        match self.traced {
+        match self.num_traced_rounds {
             0 => 0,
             _ => self.clients.get(&id).map_or(0, |client| client.round_span_id),
         }
     }
 
     /// Reports that the sequence has its first target, so that the response may begin.
-    pub(super) fn begin(&self, id: SequenceId) {
+    pub(super) fn target_assigned(&self, id: SequenceId) {
         if let Some(client) = self.clients.get(&id) {
-            client.sink.begin();
+            client.sink.mark_started();
         }
     }
 
@@ -81,7 +81,7 @@ impl Clients {
             client.round.record("outrider.spec.drafted", commit.num_draft_tokens);
             client.round.record("outrider.spec.accepted", commit.num_accepted);
             (client.round, client.round_span_id) = (tracing::Span::none(), 0);
-            self.traced -= 1;
+            self.num_traced_rounds -= 1;
         }
         if client.sink.is_cancelled(client.choice) {
             return self.unwanted.push(id);
@@ -106,13 +106,13 @@ impl Clients {
     }
 
     pub(super) fn finish(&mut self, id: SequenceId, reason: FinishReason, usage: SpeculationUsage) {
-        let Some(client) = self.leave(id) else { return };
+        let Some(client) = self.remove(id) else { return };
         let choice = client.choice;
         self.pending.push((client.sink, GenerationEvent::Finished { choice, reason, usage }));
     }
 
     pub(super) fn fail(&mut self, id: SequenceId, failure: SequenceFailure) {
-        let Some(client) = self.leave(id) else { return };
+        let Some(client) = self.remove(id) else { return };
         let error = match failure {
             SequenceFailure::Refused(reason) => RouterError::Refused { reason },
             SequenceFailure::Quarantined(reason) => RouterError::Quarantined { reason },

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::clients::Clients;
 use super::outbox::Outboxes;
 use super::reports::Reports;
-use super::trails::{Joined, Recorder, Trails};
+use super::timelines::{SubmittedSequence, TimelineRecorder, Timelines};
 use super::{Inbox, Order, Submission};
 use crate::generation::{DrainState, GenerationRequest, GenerationSink, channel};
 use crate::metrics::RouterMetrics;
@@ -34,13 +34,13 @@ use crate::workers::WorkerEvent;
 
 /// The timer may fire this much before the next wakeup without being reset. Tokio's timers have a resolution
 /// of one millisecond.
-const EARLY: Duration = Duration::from_millis(2);
+const EARLY_WAKEUP_MAX: Duration = Duration::from_millis(2);
 
 /// A timer further away than this is not reset to later: many rounds end before it fires.
-const SOON: Duration = Duration::from_secs(1);
+const TIMER_RESET_HORIZON: Duration = Duration::from_secs(1);
 
 /// Timer interval when nothing is due.
-const IDLE: Duration = Duration::from_secs(3_600);
+const IDLE_INTERVAL: Duration = Duration::from_secs(3_600);
 
 type Cancelled = Pin<Box<dyn Future<Output = SequenceId> + Send>>;
 
@@ -49,7 +49,7 @@ type Cancelled = Pin<Box<dyn Future<Output = SequenceId> + Send>>;
 pub struct Driver {
     scheduler: Scheduler,
     /// Event times are measured from here.
-    began: Instant,
+    started_at: Instant,
     next_sequence: u64,
     cancelled: FuturesUnordered<Cancelled>,
     health: Health,
@@ -61,10 +61,10 @@ pub struct Driver {
 struct Executor {
     outboxes: Outboxes,
     /// Cancelling a worker's token ends its connection.
-    ends: BTreeMap<WorkerKey, CancellationToken>,
+    disconnect_tokens: BTreeMap<WorkerKey, CancellationToken>,
     clients: Clients,
     reports: Reports,
-    recorder: Recorder,
+    recorder: TimelineRecorder,
 }
 
 impl Driver {
@@ -72,23 +72,23 @@ impl Driver {
     pub fn new(config: SchedulerConfig, metrics: RouterMetrics, health: Health) -> Self {
         Self {
             scheduler: Scheduler::new(config),
-            began: Instant::now(),
+            started_at: Instant::now(),
             next_sequence: 1,
             cancelled: FuturesUnordered::new(),
             health,
             executor: Executor {
                 outboxes: Outboxes::default(),
-                ends: BTreeMap::new(),
+                disconnect_tokens: BTreeMap::new(),
                 clients: Clients::default(),
                 reports: Reports::new(metrics),
-                recorder: Recorder::default(),
+                recorder: TimelineRecorder::default(),
             },
         }
     }
 
-    /// Records the timelines of some sequences into `trails`.
-    pub fn recording(mut self, trails: Trails) -> Self {
-        self.executor.recorder = Recorder::keeping(trails);
+    /// Records the timelines of some sequences into `timelines`.
+    pub fn with_timelines(mut self, timelines: Timelines) -> Self {
+        self.executor.recorder = TimelineRecorder::new(timelines);
         self
     }
 
@@ -96,16 +96,17 @@ impl Driver {
     pub async fn run(mut self, mut inbox: Inbox, lifetime: Lifetime) {
         let stopped = lifetime.cancelled();
         tokio::pin!(stopped);
-        let alarm = tokio::time::sleep_until(self.began + IDLE);
-        tokio::pin!(alarm);
-        let mut flush_again = None;
+        let timer = tokio::time::sleep_until(self.started_at + IDLE_INTERVAL);
+        tokio::pin!(timer);
+        let mut flush_retry_after = None;
         loop {
-            let wake = self.wake_at(flush_again);
+            let wake = self.wake_at(flush_retry_after);
             // Resetting the timer for every frame costs more than an occasional early wakeup.
-            let rings_early = alarm.deadline() + EARLY < wake && alarm.deadline() < Instant::now() + SOON;
-            if wake < alarm.deadline() || rings_early || alarm.is_elapsed() {
+            let fires_too_early = timer.deadline() + EARLY_WAKEUP_MAX < wake
+                && timer.deadline() < Instant::now() + TIMER_RESET_HORIZON;
+            if wake < timer.deadline() || fires_too_early || timer.is_elapsed() {
                 // A timer that is reset to a later time still wakes the thread at the earlier one.
-                alarm.set(tokio::time::sleep_until(wake));
+                timer.set(tokio::time::sleep_until(wake));
             }
             tokio::select! {
                 biased;
@@ -114,36 +115,36 @@ impl Driver {
                 // Cancelled sequences: first, because further work on them is wasted.
                 Some(id) = self.cancelled.next(), if !self.cancelled.is_empty() => self.cancel(self.now(), id),
                 // Worker events: they advance sequences in progress.
-                Some(event) = inbox.workers.recv() => self.worker_event(self.now(), event),
+                Some(event) = inbox.workers.recv() => self.on_worker_event(self.now(), event),
                 // New requests.
                 Some(submission) = inbox.submissions.recv() => self.submit(self.now(), submission),
                 // An operator requests a report. The requester may have left meanwhile.
-                Some(answer) = inbox.questions.recv() => drop(answer.send(self.scheduler.report())),
+                Some(reply_tx) = inbox.report_requests.recv() => drop(reply_tx.send(self.scheduler.report())),
                 // An operator drains a worker, starts or undoes a rollout.
-                Some(order) = inbox.orders.recv() => self.order(self.now(), order),
+                Some(order) = inbox.orders.recv() => self.on_order(self.now(), order),
                 // Deadlines.
-                () = &mut alarm => self.on_event(self.now(), Event::Timer),
+                () = &mut timer => self.on_event(self.now(), Event::Timer),
             }
             while let Ok(event) = inbox.workers.try_recv() {
-                self.worker_event(self.now(), event);
+                self.on_worker_event(self.now(), event);
             }
             self.on_event(self.now(), Event::Dispatch);
-            flush_again = self.executor.outboxes.flush();
+            flush_retry_after = self.executor.outboxes.flush();
             if self.executor.clients.has_pending() {
-                let_frames_leave().await;
+                yield_to_writers().await;
                 self.executor.clients.flush();
             }
         }
     }
 
-    fn wake_at(&mut self, flush_again: Option<Duration>) -> Instant {
-        let timer = self.scheduler.next_wakeup().map(|at| self.began + at);
-        let flush = flush_again.map(|wait| Instant::now() + wait);
-        timer.into_iter().chain(flush).min().unwrap_or_else(|| Instant::now() + IDLE)
+    fn wake_at(&mut self, flush_retry_after: Option<Duration>) -> Instant {
+        let timer = self.scheduler.next_wakeup().map(|at| self.started_at + at);
+        let flush = flush_retry_after.map(|wait| Instant::now() + wait);
+        timer.into_iter().chain(flush).min().unwrap_or_else(|| Instant::now() + IDLE_INTERVAL)
     }
 
     fn now(&self) -> Duration {
-        self.began.elapsed()
+        self.started_at.elapsed()
     }
 
     /// Passes an event to the scheduler and executes the resulting commands.
@@ -154,8 +155,8 @@ impl Driver {
                 self.executor.execute(now, command);
             }
             next = self.executor.clients.next_unwanted().map(|id| {
-                self.executor.clients.leave(id);
-                self.executor.recorder.ended(now, id, "cancelled");
+                self.executor.clients.remove(id);
+                self.executor.recorder.finish(now, id, "cancelled");
                 Event::Cancel(id)
             });
         }
@@ -163,27 +164,27 @@ impl Driver {
 
     fn cancel(&mut self, now: Duration, id: SequenceId) {
         self.on_event(now, Event::Cancel(id));
-        self.executor.clients.leave(id);
-        self.executor.recorder.ended(now, id, "cancelled");
+        self.executor.clients.remove(id);
+        self.executor.recorder.finish(now, id, "cancelled");
     }
 
-    fn submit(&mut self, now: Duration, Submission { request, answer }: Submission) {
+    fn submit(&mut self, now: Duration, Submission { request, reply_tx }: Submission) {
         let (sink, stream) = channel(request.num_choices, request.unread.clone());
         let prompt_ids: Arc<[TokenId]> = request.prompt_ids.as_slice().into();
         for choice in 0..request.num_choices {
             let new = self.new_sequence(&request, choice, &prompt_ids, sink.clone());
-            let joined = Joined {
+            let submitted = SubmittedSequence {
                 id: new.id,
                 request_id: &request.request_id,
                 choice,
                 task_type: &request.task_type,
                 prompt_len: request.spec.prompt_len,
             };
-            self.executor.recorder.join(now, &joined);
+            self.executor.recorder.start(now, &submitted);
             self.on_event(now, Event::Submit(Box::new(new)));
         }
         // If the client has left, the sink detects it.
-        drop(answer.send(stream));
+        drop(reply_tx.send(stream));
     }
 
     fn new_sequence(
@@ -207,7 +208,7 @@ impl Driver {
             cancelled.cancelled_owned().await;
             id
         }));
-        self.executor.clients.join(id, sink, choice, request.span.clone());
+        self.executor.clients.insert(id, sink, choice, request.span.clone());
         let lane = LaneKey {
             model: request.model.clone(),
             task_type: request.task_type.clone(),
@@ -224,12 +225,12 @@ impl Driver {
     }
 
     /// Executes an operator's order. The operator may have left before the answer.
-    fn order(&mut self, now: Duration, order: Order) {
+    fn on_order(&mut self, now: Duration, order: Order) {
         match order {
-            Order::Drain(drain, answer) => drop(answer.send(self.drain(now, drain))),
-            Order::Rollout(order, answer) => {
+            Order::Drain(drain, reply_tx) => drop(reply_tx.send(self.drain(now, drain))),
+            Order::Rollout(order, reply_tx) => {
                 self.on_event(now, Event::Rollout(order));
-                drop(answer.send(self.scheduler.report()));
+                drop(reply_tx.send(self.scheduler.report()));
             }
         }
     }
@@ -237,8 +238,9 @@ impl Driver {
     fn drain(&mut self, now: Duration, drain: Drain) -> Option<DrainState> {
         let report = self.scheduler.report();
         let connected = report.workers.into_iter().map(|worker| worker.address);
-        let known = connected.chain(report.drained).filter(|address| is_named(address, &drain.address));
-        let addresses: BTreeSet<String> = known.collect();
+        let matching =
+            connected.chain(report.drained).filter(|address| matches_address(address, &drain.address));
+        let addresses: BTreeSet<String> = matching.collect();
         for address in &addresses {
             self.on_event(now, Event::Drain(Drain { address: address.clone(), ..drain.clone() }));
         }
@@ -248,35 +250,35 @@ impl Driver {
         (!addresses.is_empty()).then_some(DrainState { workers: after.workers, drained: after.drained })
     }
 
-    fn worker_event(&mut self, now: Duration, event: WorkerEvent) {
+    fn on_worker_event(&mut self, now: Duration, event: WorkerEvent) {
         match event {
             WorkerEvent::Up(worker) => {
-                self.executor.outboxes.join(worker.key, worker.outbox);
-                self.executor.ends.insert(worker.key, worker.end);
+                self.executor.outboxes.insert(worker.key, worker.outbox);
+                self.executor.disconnect_tokens.insert(worker.key, worker.disconnect);
                 self.executor.reports.worker_joined(worker.key, &worker.info);
                 self.executor.recorder.worker_joined(worker.key, worker.info.role);
                 self.on_event(now, Event::WorkerUp(worker.key, Box::new(worker.info)));
-                self.show_health();
+                self.update_health();
             }
             WorkerEvent::Down(key) => {
                 self.on_event(now, Event::WorkerDown(key));
-                self.executor.outboxes.leave(key);
-                self.executor.ends.remove(&key);
+                self.executor.outboxes.remove(key);
+                self.executor.disconnect_tokens.remove(&key);
                 self.executor.reports.worker_left(key);
                 self.executor.recorder.worker_left(key);
-                self.show_health();
+                self.update_health();
             }
             WorkerEvent::Listed(key, is_listed) => self.on_event(now, Event::Listed(key, is_listed)),
             WorkerEvent::Frame(key, frame) => {
                 let frame = frame_from_wire(key, frame);
-                self.executor.recorder.answered(now, &frame.timing, &frame.replies);
+                self.executor.recorder.record_replies(now, &frame.timing, &frame.replies);
                 self.on_event(now, Event::Frame(key, frame))
             }
         }
     }
 
     /// The router is ready only while a target is connected.
-    fn show_health(&self) {
+    fn update_health(&self) {
         if self.scheduler.has_worker(Role::Target) {
             self.health.set_ready();
         } else {
@@ -289,7 +291,7 @@ impl Executor {
     fn execute(&mut self, now: Duration, command: Command) {
         match command {
             Command::Send(worker, step) => {
-                self.recorder.sent(now, worker, &step);
+                self.recorder.record_step(now, worker, &step);
                 let span_id = self.clients.round_span_id(step.sequence_id);
                 let mut step = step_to_wire(step);
                 step.span_id = span_id;
@@ -298,29 +300,29 @@ impl Executor {
             Command::Close(worker, id, epoch) => {
                 self.outboxes.close(worker, v1::CloseSequence { sequence_id: id.0, epoch });
             }
-            Command::Assigned(id) => self.clients.begin(id),
+            Command::Assigned(id) => self.clients.target_assigned(id),
             Command::Disconnect(worker) => {
-                if let Some(end) = self.ends.get(&worker) {
-                    end.cancel();
+                if let Some(disconnect) = self.disconnect_tokens.get(&worker) {
+                    disconnect.cancel();
                 }
             }
             Command::RoundBegun(id, num_draft_tokens) => self.clients.begin_round(id, num_draft_tokens),
             Command::Commit(round) => {
                 let commit = &round.commit;
-                self.recorder.committed(round.id, commit.token_ids.len());
-                self.reports.committed(round.lane, commit);
+                self.recorder.record_commit(round.id, commit.token_ids.len());
+                self.reports.on_commit(round.lane, commit);
                 if let Some(source) = round.source {
-                    self.reports.looked_up(source, commit.num_draft_tokens, commit.num_accepted);
+                    self.reports.on_lookup_draft(source, commit.num_draft_tokens, commit.num_accepted);
                 }
                 self.clients.commit(round);
             }
             Command::PromptLogprobs(id, scores) => self.clients.prompt_logprobs(id, scores),
             Command::Finish(id, reason, usage) => {
-                self.recorder.ended(now, id, "finished");
+                self.recorder.finish(now, id, "finished");
                 self.clients.finish(id, reason, usage);
             }
             Command::Fail(id, failure) => {
-                self.recorder.ended(now, id, "failed");
+                self.recorder.finish(now, id, "failed");
                 self.clients.fail(id, failure);
             }
             Command::Report(report) => self.reports.report(report),
@@ -329,7 +331,7 @@ impl Executor {
 }
 
 /// Whether `name` is this address: either the whole address or its HOST:PORT.
-fn is_named(address: &str, name: &str) -> bool {
+fn matches_address(address: &str, name: &str) -> bool {
     let authority = address.split_once("://").map_or(address, |(_, rest)| rest.trim_end_matches('/'));
     name == address || name == authority
 }
@@ -366,11 +368,11 @@ fn frame_from_wire(worker: WorkerKey, frame: v1::WorkerFrame) -> Frame {
 
 /// Yields twice so that the tasks that write to workers run first: the one that encodes a frame and the one
 /// of the connection.
-async fn let_frames_leave() {
+async fn yield_to_writers() {
     for _ in 0..2 {
-        let mut came_back = false;
+        let mut has_yielded = false;
         std::future::poll_fn(|context| {
-            if std::mem::replace(&mut came_back, true) {
+            if std::mem::replace(&mut has_yielded, true) {
                 return Poll::Ready(());
             }
             // Requeues this task at the end of the thread's queue; `yield_now` would poll for I/O events

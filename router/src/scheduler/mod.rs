@@ -2,7 +2,7 @@
 //!
 //! All decisions are made in `scheduling::scheduler`, which is pure. This folder reads the clock, moves
 //! messages and counts: [`driver`] is the one task that owns the scheduler, [`outbox`] queues frames for
-//! workers, [`clients`] events for clients, [`reports`] writes metrics and logs, [`trails`] records
+//! workers, [`clients`] events for clients, [`reports`] writes metrics and logs, [`timelines`] records
 //! timelines of some sequences, [`pool_gauges`] exports how many workers are needed. [`SchedulerHandle`] is
 //! the entry point.
 
@@ -11,7 +11,7 @@ pub mod driver;
 mod outbox;
 pub mod pool_gauges;
 mod reports;
-pub mod trails;
+pub mod timelines;
 
 use async_trait::async_trait;
 use scheduling::scheduler::SchedulerReport;
@@ -24,23 +24,23 @@ use crate::generation::{
 use crate::workers::WorkerEvent;
 
 /// Capacity of the queue of requests; further ones are refused.
-pub const SUBMISSIONS: usize = 1_024;
+pub const SUBMISSION_QUEUE_LEN: usize = 1_024;
 
 /// Capacity of the queue of worker events; when it is full, the workers' streams are not read.
-pub const WORKER_EVENTS: usize = 4_096;
+pub const WORKER_EVENT_QUEUE_LEN: usize = 4_096;
 
 /// Capacity of the queue of report requests.
-pub const QUESTIONS: usize = 16;
+pub const REPORT_QUEUE_LEN: usize = 16;
 
 /// A request on its way to the driver.
 #[derive(Debug)]
 pub struct Submission {
     request: GenerationRequest,
-    answer: oneshot::Sender<GenerationStream>,
+    reply_tx: oneshot::Sender<GenerationStream>,
 }
 
 /// Capacity of the queue of operators' orders.
-pub const ORDERS: usize = 16;
+pub const ORDER_QUEUE_LEN: usize = 16;
 
 /// An operator's order.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ pub enum Order {
 #[derive(Debug, Clone)]
 pub struct SchedulerHandle {
     submissions: mpsc::Sender<Submission>,
-    questions: mpsc::Sender<oneshot::Sender<SchedulerReport>>,
+    report_requests: mpsc::Sender<oneshot::Sender<SchedulerReport>>,
     orders: mpsc::Sender<Order>,
 }
 
@@ -64,22 +64,22 @@ pub struct SchedulerHandle {
 pub struct Inbox {
     submissions: mpsc::Receiver<Submission>,
     workers: mpsc::Receiver<WorkerEvent>,
-    questions: mpsc::Receiver<oneshot::Sender<SchedulerReport>>,
+    report_requests: mpsc::Receiver<oneshot::Sender<SchedulerReport>>,
     orders: mpsc::Receiver<Order>,
 }
 
 /// Creates the queues that connect the APIs and the workers' connections to the driver.
 pub fn queues() -> (SchedulerHandle, mpsc::Sender<WorkerEvent>, Inbox) {
-    let (submit, submissions) = mpsc::channel(SUBMISSIONS);
-    let (events, workers) = mpsc::channel(WORKER_EVENTS);
-    let (ask, questions) = mpsc::channel(QUESTIONS);
-    let (order, orders) = mpsc::channel(ORDERS);
-    let handle = SchedulerHandle { submissions: submit, questions: ask, orders: order };
-    (handle, events, Inbox { submissions, workers, questions, orders })
+    let (submit, submissions) = mpsc::channel(SUBMISSION_QUEUE_LEN);
+    let (events, workers) = mpsc::channel(WORKER_EVENT_QUEUE_LEN);
+    let (request_report, report_requests) = mpsc::channel(REPORT_QUEUE_LEN);
+    let (order, orders) = mpsc::channel(ORDER_QUEUE_LEN);
+    let handle = SchedulerHandle { submissions: submit, report_requests: request_report, orders: order };
+    (handle, events, Inbox { submissions, workers, report_requests, orders })
 }
 
 impl SchedulerHandle {
-    fn order(&self, order: Order) -> Result<(), RouterError> {
+    fn send_order(&self, order: Order) -> Result<(), RouterError> {
         self.orders.try_send(order).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => {
                 RouterError::Overloaded { what: "the scheduler's queue of orders" }
@@ -92,34 +92,34 @@ impl SchedulerHandle {
 #[async_trait]
 impl GenerationService for SchedulerHandle {
     async fn submit(&self, request: GenerationRequest) -> Result<GenerationStream, RouterError> {
-        let (answer, answered) = oneshot::channel();
-        self.submissions.try_send(Submission { request, answer }).map_err(|error| match error {
+        let (reply_tx, reply_rx) = oneshot::channel();
+        self.submissions.try_send(Submission { request, reply_tx }).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => RouterError::Overloaded { what: "the scheduler's queue" },
             mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
         })?;
-        answered.await.map_err(|_| RouterError::Draining)
+        reply_rx.await.map_err(|_| RouterError::Draining)
     }
 
     async fn drain(&self, drain: Drain) -> Result<Option<DrainState>, RouterError> {
-        let (answer, answered) = oneshot::channel();
-        self.order(Order::Drain(drain, answer))?;
-        answered.await.map_err(|_| RouterError::Draining)
+        let (reply_tx, reply_rx) = oneshot::channel();
+        self.send_order(Order::Drain(drain, reply_tx))?;
+        reply_rx.await.map_err(|_| RouterError::Draining)
     }
 
     async fn rollout(&self, order: RolloutOrder) -> Result<SchedulerReport, RouterError> {
-        let (answer, answered) = oneshot::channel();
-        self.order(Order::Rollout(order, answer))?;
-        answered.await.map_err(|_| RouterError::Draining)
+        let (reply_tx, reply_rx) = oneshot::channel();
+        self.send_order(Order::Rollout(order, reply_tx))?;
+        reply_rx.await.map_err(|_| RouterError::Draining)
     }
 
     async fn report(&self) -> Result<SchedulerReport, RouterError> {
-        let (answer, answered) = oneshot::channel();
-        self.questions.try_send(answer).map_err(|error| match error {
+        let (reply_tx, reply_rx) = oneshot::channel();
+        self.report_requests.try_send(reply_tx).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => {
                 RouterError::Overloaded { what: "the scheduler's queue of report requests" }
             }
             mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
         })?;
-        answered.await.map_err(|_| RouterError::Draining)
+        reply_rx.await.map_err(|_| RouterError::Draining)
     }
 }

@@ -22,18 +22,18 @@ pub(super) struct Outboxes {
 #[derive(Debug)]
 struct Outbox {
     sender: mpsc::Sender<v1::RouterFrame>,
-    /// Frame for the next flush; sent after `stuck`.
+    /// Frame for the next flush; sent after `backlog`.
     next: v1::RouterFrame,
-    stuck: VecDeque<v1::RouterFrame>,
+    backlog: VecDeque<v1::RouterFrame>,
 }
 
 impl Outboxes {
-    pub(super) fn join(&mut self, worker: WorkerKey, sender: mpsc::Sender<v1::RouterFrame>) {
-        let outbox = Outbox { sender, next: v1::RouterFrame::default(), stuck: VecDeque::new() };
+    pub(super) fn insert(&mut self, worker: WorkerKey, sender: mpsc::Sender<v1::RouterFrame>) {
+        let outbox = Outbox { sender, next: v1::RouterFrame::default(), backlog: VecDeque::new() };
         self.outboxes.insert(worker, outbox);
     }
 
-    pub(super) fn leave(&mut self, worker: WorkerKey) {
+    pub(super) fn remove(&mut self, worker: WorkerKey) {
         self.outboxes.remove(&worker);
     }
 
@@ -51,11 +51,11 @@ impl Outboxes {
 
     /// Sends the queued frames in order. Returns when to retry if a worker does not keep up.
     pub(super) fn flush(&mut self) -> Option<Duration> {
-        let mut is_stuck = false;
+        let mut has_backlog = false;
         for outbox in self.outboxes.values_mut() {
-            is_stuck |= outbox.flush();
+            has_backlog |= outbox.flush();
         }
-        is_stuck.then_some(RETRY_AFTER)
+        has_backlog.then_some(RETRY_AFTER)
     }
 }
 
@@ -66,17 +66,17 @@ impl Outbox {
             // The next frame has about the same length, so reserve its memory at once.
             let steps = Vec::with_capacity(self.next.steps.len());
             let empty = v1::RouterFrame { steps, ..v1::RouterFrame::default() };
-            self.stuck.extend(split_router_frame(std::mem::replace(&mut self.next, empty)));
+            self.backlog.extend(split_router_frame(std::mem::replace(&mut self.next, empty)));
         }
-        while let Some(frame) = self.stuck.pop_front() {
+        while let Some(frame) = self.backlog.pop_front() {
             match self.sender.try_send(frame) {
                 Ok(()) => {}
                 Err(TrySendError::Full(frame)) => {
-                    self.stuck.push_front(frame);
+                    self.backlog.push_front(frame);
                     return true;
                 }
                 // The connection has ended; its `Down` event follows.
-                Err(TrySendError::Closed(_)) => self.stuck.clear(),
+                Err(TrySendError::Closed(_)) => self.backlog.clear(),
             }
         }
         false
@@ -88,10 +88,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_leave_in_order_whatever_is_full() {
+    fn frames_keep_their_order_when_the_outbox_is_full() {
         let (sender, mut sent) = mpsc::channel(1);
         let mut outboxes = Outboxes::default();
-        outboxes.join(WorkerKey(1), sender);
+        outboxes.insert(WorkerKey(1), sender);
         let mut received = Vec::new();
         for id in 0..9_u64 {
             // Large enough that each step gets its own frame.

@@ -10,22 +10,26 @@ use crate::generation::GenerationService;
 use crate::metrics::RouterMetrics;
 
 /// Interval of the reports. Autoscalers poll every 15 to 30 s.
-const EVERY: Duration = Duration::from_secs(5);
+const UPDATE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Runs until the lifetime ends. If the driver is too busy to answer, the next tick asks again.
-pub async fn show(generation: impl GenerationService, metrics: RouterMetrics, lifetime: Lifetime) {
-    let mut turns = interval(EVERY);
-    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+pub async fn run(generation: impl GenerationService, metrics: RouterMetrics, lifetime: Lifetime) {
+    let mut ticker = interval(UPDATE_INTERVAL);
+    ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             biased;
             // Shutdown.
             () = lifetime.cancelled() => return,
-            _ = turns.tick() => {}
+            _ = ticker.tick() => {}
         }
         if let Ok(report) = generation.report().await {
             for pool in &report.pools {
-                metrics.wanted_workers(&pool.model, pool.wanted_target_workers, pool.wanted_draft_workers);
+                metrics.set_wanted_workers(
+                    &pool.model,
+                    pool.wanted_target_workers,
+                    pool.wanted_draft_workers,
+                );
             }
         }
     }

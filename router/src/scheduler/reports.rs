@@ -29,23 +29,23 @@ impl Reports {
     pub(super) fn worker_joined(&mut self, key: WorkerKey, info: &WorkerInfo) {
         let metrics = self.metrics.worker(info.role, &info.address);
         self.workers.insert(key, (info.address.clone(), metrics));
-        self.kv_pools.joined(key, info);
+        self.kv_pools.add_worker(key, info);
     }
 
     pub(super) fn worker_left(&mut self, key: WorkerKey) {
         self.workers.remove(&key);
-        self.kv_pools.left(key);
+        self.kv_pools.remove_worker(key);
     }
 
-    pub(super) fn committed(&mut self, lane: LaneId, commit: &Commit) {
+    pub(super) fn on_commit(&mut self, lane: LaneId, commit: &Commit) {
         if let Some(metrics) = self.lanes.get_mut(lane.0 as usize) {
-            metrics.committed(commit.token_ids.len());
-            metrics.verified(commit.num_draft_tokens, commit.num_accepted);
+            metrics.count_output_tokens(commit.token_ids.len());
+            metrics.count_verified_draft(commit.num_draft_tokens, commit.num_accepted);
         }
     }
 
-    pub(super) fn looked_up(&self, source: LookupSource, num_draft_tokens: u32, num_accepted: u32) {
-        self.metrics.looked_up(source, num_draft_tokens, num_accepted);
+    pub(super) fn on_lookup_draft(&self, source: LookupSource, num_draft_tokens: u32, num_accepted: u32) {
+        self.metrics.count_lookup_draft(source, num_draft_tokens, num_accepted);
     }
 
     pub(super) fn report(&mut self, report: Report) {
@@ -53,12 +53,12 @@ impl Reports {
             Report::LaneOpened(_, key) => self.lanes.push(self.metrics.lane(&key)),
             Report::DraftLength(lane, k) => {
                 if let Some(metrics) = self.lanes.get(lane.0 as usize) {
-                    metrics.k(k);
+                    metrics.set_k(k);
                 }
             }
-            Report::Anomaly(why) => self.metrics.count_anomaly(why),
+            Report::Anomaly(anomaly) => self.metrics.count_anomaly(anomaly),
             Report::DraftWorkerSilent { worker, waited } => {
-                self.metrics.draft_outage();
+                self.metrics.count_draft_outage();
                 let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
                 tracing::warn!(
                     address,
@@ -67,7 +67,7 @@ impl Reports {
                 );
             }
             Report::TargetSilent { worker, waited, moved } => {
-                self.metrics.target_outage();
+                self.metrics.count_target_outage();
                 let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
                 tracing::warn!(
                     address,
@@ -82,13 +82,13 @@ impl Reports {
             | Report::TargetRecovered(_)
             | Report::RolloutEnded { .. }
             | Report::DraftWorkerRecovered(_) => self.log(&report),
-            Report::ShadowScored(scored) => self.shadows.scored(&scored),
-            Report::ShadowDropped { draft, reason } => self.shadows.dropped(&draft, reason),
+            Report::ShadowScored(scored) => self.shadows.count_scored(&scored),
+            Report::ShadowDropped { draft, reason } => self.shadows.count_dropped(&draft, reason),
             Report::TargetFailed { worker, fault, is_opened } => {
                 let address = self.address_of(worker);
                 tracing::warn!(address, %fault, "a sequence failed at its target worker");
                 if is_opened {
-                    self.metrics.target_outage();
+                    self.metrics.count_target_outage();
                     tracing::warn!(
                         address,
                         "target worker fails repeatedly: circuit breaker open until a probe succeeds"
@@ -107,16 +107,16 @@ impl Reports {
                 sequence = id.0,
                 "the sequence continues at a target of another numerics class: its text may differ from here on"
             ),
-            Report::TargetAssigned { priority, waited } => self.metrics.waited_for_target(priority, waited),
-            Report::WaitingForTarget(count) => self.metrics.waiting_for_target(count),
+            Report::TargetAssigned { priority, waited } => self.metrics.observe_target_wait(priority, waited),
+            Report::WaitingForTarget(count) => self.metrics.set_waiting_for_target(count),
             Report::Blocks { worker, credit, reserved } => {
                 if let Some((_, metrics)) = self.workers.get(&worker) {
-                    metrics.blocks(credit, reserved);
-                    self.kv_pools.blocks(worker, credit, reserved);
+                    metrics.set_blocks(credit, reserved);
+                    self.kv_pools.set_blocks(worker, credit, reserved);
                 }
             }
             Report::Headroom { worker, tokens_per_second } => {
-                self.kv_pools.headroom(worker, tokens_per_second);
+                self.kv_pools.set_headroom(worker, tokens_per_second);
             }
         }
     }

@@ -50,7 +50,7 @@ pub struct Connection {
 
 /// Identity and TLS settings that this router uses with every worker.
 #[derive(Debug)]
-pub struct Caller {
+pub struct RouterIdentity {
     /// Distinguishes routers at workers that serve several.
     pub router_id: u64,
     /// TLS settings for workers at `https://` addresses.
@@ -58,7 +58,7 @@ pub struct Caller {
 }
 
 /// Connects and completes the handshake.
-pub async fn connect(address: &str, caller: &Caller) -> anyhow::Result<Connection> {
+pub async fn connect(address: &str, identity: &RouterIdentity) -> anyhow::Result<Connection> {
     let mut endpoint = Endpoint::from_shared(address.to_owned())
         .with_context(|| format!("`{address}` is not an address; expected http://HOST:PORT"))?
         .connect_timeout(CONNECT_TIMEOUT)
@@ -67,14 +67,14 @@ pub async fn connect(address: &str, caller: &Caller) -> anyhow::Result<Connectio
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true);
     if address.starts_with("https:") {
-        let tls = caller
+        let tls = identity
             .tls
             .as_ref()
             .context("the worker uses TLS: set --worker-ca FILE to the authority of its certificate")?;
         endpoint = endpoint.tls_config(tls.config())?;
     } else {
         ensure!(
-            caller.tls.is_none(),
+            identity.tls.is_none(),
             "`{address}` is plain text, but --worker-ca requires TLS for every worker: set --tls-cert at the worker, or remove --worker-ca"
         );
     }
@@ -84,7 +84,7 @@ pub async fn connect(address: &str, caller: &Caller) -> anyhow::Result<Connectio
     let hello = v1::RouterHello {
         protocol_version_min: *PROTOCOL_VERSIONS.start(),
         protocol_version_max: *PROTOCOL_VERSIONS.end(),
-        router_id: caller.router_id,
+        router_id: identity.router_id,
     };
     outbox.try_send(v1::RouterFrame { hello: Some(hello), ..v1::RouterFrame::default() })?;
     let attach = client.attach(ReceiverStream::new(outgoing));
@@ -103,9 +103,9 @@ pub async fn connect(address: &str, caller: &Caller) -> anyhow::Result<Connectio
         v1::WorkerRole::Target => Role::Target,
         v1::WorkerRole::Unspecified => bail!("the hello has no role"),
     };
-    let theirs = hello.protocol_version_min..=hello.protocol_version_max;
-    let version = common_version(&PROTOCOL_VERSIONS, &theirs).with_context(|| {
-        format!("the worker supports protocol versions {theirs:?}, this router {PROTOCOL_VERSIONS:?}: upgrade the older one")
+    let worker_versions = hello.protocol_version_min..=hello.protocol_version_max;
+    let version = common_version(&PROTOCOL_VERSIONS, &worker_versions).with_context(|| {
+        format!("the worker supports protocol versions {worker_versions:?}, this router {PROTOCOL_VERSIONS:?}: upgrade the older one")
     })?;
     tracing::debug!(address, version, "worker connected");
     Ok(Connection { client, hello, credits, role, outbox, frames })

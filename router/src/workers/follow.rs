@@ -1,4 +1,4 @@
-//! Follows discovery: one task per listed worker keeps a connection to it ([`super::keep`]).
+//! Follows discovery: one task per listed worker keeps a connection to it ([`super::reconnect`]).
 //!
 //! Connections are keyed by address, not by discovery's id: a worker that restarts at its address within its
 //! lease is listed under two ids for a while. An unreachable worker is retried as long as discovery lists it.
@@ -12,11 +12,11 @@ use service::discovery::{Members, Unlisted};
 use service::shutdown::Lifetime;
 use tokio::sync::{Notify, mpsc, watch};
 
-use crate::workers::keep::KeepConnected;
+use crate::workers::reconnect::ReconnectLoop;
 use crate::workers::registry::Registry;
 
 /// Capacity of the queue of ended connections.
-const ENDED_QUEUE: usize = 64;
+const ENDED_QUEUE_LEN: usize = 64;
 
 /// Membership reported by discovery.
 #[derive(Debug)]
@@ -30,28 +30,28 @@ pub struct Membership {
 /// Follows the membership until the lifetime ends.
 pub async fn follow(registry: Arc<Registry>, membership: Membership, lifetime: Lifetime) {
     let Membership { mut members, unlisted } = membership;
-    let mut followed: BTreeMap<Endpoint, Followed> = BTreeMap::new();
-    let (forgotten, mut forgets) = mpsc::channel(ENDED_QUEUE);
+    let mut followed: BTreeMap<Endpoint, FollowedWorker> = BTreeMap::new();
+    let (ended_tx, mut ended_rx) = mpsc::channel(ENDED_QUEUE_LEN);
     let cancelled = lifetime.cancelled();
     tokio::pin!(cancelled);
     loop {
         let listed = by_endpoint(&members.borrow_and_update());
         for (endpoint, worker) in &mut followed {
             match listed.get(endpoint) {
-                Some(ids) => worker.is_listed_as(ids),
-                None => worker.is_unlisted(endpoint, unlisted),
+                Some(ids) => worker.on_listed(ids),
+                None => worker.on_unlisted(endpoint, unlisted),
             }
         }
         for (endpoint, ids) in listed {
             followed.entry(endpoint).or_insert_with_key(|endpoint| {
-                let keep = |changed, listed| KeepConnected {
+                let reconnect = |changed, listed| ReconnectLoop {
                     endpoint: endpoint.clone(),
                     changed,
                     listed,
                     unlisted,
-                    forgotten: forgotten.clone(),
+                    ended_tx: ended_tx.clone(),
                 };
-                Followed::start(ids, &registry, &lifetime, keep)
+                FollowedWorker::start(ids, &registry, &lifetime, reconnect)
             });
         }
         tokio::select! {
@@ -60,7 +60,7 @@ pub async fn follow(registry: Arc<Registry>, membership: Membership, lifetime: L
             () = &mut cancelled => return,
             // The connection of an unlisted worker has ended. If the worker is listed again, a new one is
             // started.
-            Some(endpoint) = forgets.recv() => drop(followed.remove(&endpoint)),
+            Some(endpoint) = ended_rx.recv() => drop(followed.remove(&endpoint)),
             // The membership changed, or discovery has ended and it will not change anymore.
             changed = members.changed() => if changed.is_err() { return cancelled.await },
         }
@@ -76,7 +76,7 @@ pub(super) struct Endpoint {
 
 /// An endpoint that discovery lists, or that still answers.
 #[derive(Debug)]
-struct Followed {
+struct FollowedWorker {
     /// Discovery's ids of the endpoint: more than one after a restart, until the older lease ends.
     ids: BTreeSet<String>,
     /// Notified when the ids change.
@@ -85,21 +85,21 @@ struct Followed {
     listed: watch::Sender<bool>,
 }
 
-impl Followed {
+impl FollowedWorker {
     /// Starts the task that keeps a connection to the endpoint.
     fn start(
         ids: BTreeSet<String>,
         registry: &Arc<Registry>,
         lifetime: &Lifetime,
-        keep: impl FnOnce(Arc<Notify>, watch::Receiver<bool>) -> KeepConnected,
+        reconnect: impl FnOnce(Arc<Notify>, watch::Receiver<bool>) -> ReconnectLoop,
     ) -> Self {
         let (worker, changed, listed) = (lifetime.child(), Arc::default(), watch::Sender::new(true));
-        let keep = keep(Arc::clone(&changed), listed.subscribe());
-        worker.spawn("worker connection", keep.run(Arc::clone(registry), worker.clone()));
+        let reconnect = reconnect(Arc::clone(&changed), listed.subscribe());
+        worker.spawn("worker connection", reconnect.run(Arc::clone(registry), worker.clone()));
         Self { ids, changed, listed }
     }
 
-    fn is_listed_as(&mut self, ids: &BTreeSet<String>) {
+    fn on_listed(&mut self, ids: &BTreeSet<String>) {
         if self.ids != *ids {
             // Another process may listen there now, so skip the rest of the backoff.
             self.changed.notify_one();
@@ -108,7 +108,7 @@ impl Followed {
         self.listed.send_replace(true);
     }
 
-    fn is_unlisted(&self, Endpoint { address, role }: &Endpoint, unlisted: Unlisted) {
+    fn on_unlisted(&self, Endpoint { address, role }: &Endpoint, unlisted: Unlisted) {
         if !self.listed.send_replace(false) {
             return;
         }

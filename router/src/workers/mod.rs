@@ -3,7 +3,7 @@
 
 pub mod connection;
 mod follow;
-mod keep;
+mod reconnect;
 pub mod registry;
 pub mod tls;
 
@@ -30,7 +30,7 @@ pub struct ConnectedWorker {
     /// Frames to the worker.
     pub outbox: mpsc::Sender<v1::RouterFrame>,
     /// Cancel to end the connection.
-    pub end: CancellationToken,
+    pub disconnect: CancellationToken,
 }
 
 /// Events from the connections to the scheduler's driver.

@@ -22,7 +22,7 @@ use tonic::transport::Channel;
 
 use crate::catalog::settings::RequestDefaults;
 use crate::catalog::{Catalog, ModelEntry};
-use crate::workers::connection::{Caller, Connection, connect, fetch_asset};
+use crate::workers::connection::{Connection, RouterIdentity, connect, fetch_asset};
 use crate::workers::follow::Endpoint;
 use crate::workers::{ConnectedWorker, WorkerEvent, WorkerKey, worker_info};
 use text::ModelText;
@@ -30,15 +30,15 @@ use text::ModelText;
 /// State shared by the connections.
 #[derive(Debug)]
 pub struct Registry {
-    caller: Caller,
+    identity: RouterIdentity,
     catalog: Catalog,
     events: mpsc::Sender<WorkerEvent>,
     next_key: AtomicU64,
-    known: Mutex<Known>,
+    state: Mutex<RegistryState>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct RegistryState {
     /// Every model that a target has served here.
     models: BTreeMap<String, Arc<ModelEntry>>,
     /// Workers that are connected now.
@@ -56,15 +56,15 @@ struct Peer {
 
 impl Registry {
     /// Creates a registry that sends its events to `events`.
-    pub fn new(caller: Caller, catalog: Catalog, events: mpsc::Sender<WorkerEvent>) -> Self {
-        Self { caller, catalog, events, next_key: AtomicU64::new(1), known: Mutex::default() }
+    pub fn new(identity: RouterIdentity, catalog: Catalog, events: mpsc::Sender<WorkerEvent>) -> Self {
+        Self { identity, catalog, events, next_key: AtomicU64::new(1), state: Mutex::default() }
     }
 
     /// Connects and checks that the worker's role matches discovery. `last_worker_id` is the process that
     /// last answered at this endpoint.
     ///
     /// Cancel safety: a dropped future leaves no state and no connection.
-    pub(super) async fn reach(
+    pub(super) async fn connect(
         &self,
         endpoint: &Endpoint,
         last_worker_id: Option<u64>,
@@ -74,7 +74,7 @@ impl Registry {
             let (role, address) = (peer.info.role.as_str(), peer.info.address);
             anyhow::bail!("the worker is already connected as {role} {address}: list it only once");
         }
-        let connection = connect(&endpoint.address, &self.caller).await?;
+        let connection = connect(&endpoint.address, &self.identity).await?;
         anyhow::ensure!(
             connection.role.as_str() == endpoint.role,
             "discovery lists the worker as {}, but its hello says {}",
@@ -95,61 +95,63 @@ impl Registry {
         endpoint: &Endpoint,
         connection: Connection,
         mut stopped: impl Future<Output = ()> + Unpin,
-        mut list: List,
+        mut listing: Listing,
     ) -> anyhow::Result<()> {
         let Connection { client, hello, credits, role, outbox, mut frames } = connection;
         let key = WorkerKey(self.next_key.fetch_add(1, Ordering::Relaxed));
-        let (address, replaced, end) =
+        let (address, replaced, disconnect) =
             (&endpoint.address, CancellationToken::new(), CancellationToken::new());
         let info = worker_info(role, address, &hello, credits);
         tracing::info!(role = role.as_str(), address, model = hello.model_id, "worker joined");
         let peer = Peer { info: info.clone(), hello, client, replaced: replaced.clone() };
-        let others = self.remember(key, &peer).await;
-        let up = ConnectedWorker { key, info, outbox, end: end.clone() };
-        let mut heard = self.events.send(WorkerEvent::Up(up)).await.is_ok();
+        let others = self.register(key, &peer).await;
+        let up = ConnectedWorker { key, info, outbox, disconnect: disconnect.clone() };
+        let mut is_driver_running = self.events.send(WorkerEvent::Up(up)).await.is_ok();
         // Runs concurrently, so that a worker that does not serve its tokenizer delays no frames.
-        let explaining = explain_pairs(peer, others);
-        tokio::pin!(explaining);
-        let mut is_explained = false;
-        let mut ended = Ok(());
-        while heard {
+        let pairing_check = log_unpairable(peer, others);
+        tokio::pin!(pairing_check);
+        let mut is_pairing_checked = false;
+        let mut result = Ok(());
+        while is_driver_running {
             let frame = tokio::select! {
                 biased;
                 // Shutdown.
                 () = &mut stopped => break,
                 // The worker was removed from the list, and nothing runs there anymore.
-                () = end.cancelled() => break,
+                () = disconnect.cancelled() => break,
                 // The worker was removed from the list or put back.
-                is_listed = list.changed() => {
-                    heard = self.events.send(WorkerEvent::Listed(key, is_listed)).await.is_ok();
+                is_listed = listing.changed() => {
+                    is_driver_running = self.events.send(WorkerEvent::Listed(key, is_listed)).await.is_ok();
                     continue;
                 }
                 // A newer connection reaches the same process, which answers only there.
                 () = replaced.cancelled() => {
-                    ended = Err(anyhow::anyhow!("a newer connection to the same worker replaces this one"));
+                    result = Err(anyhow::anyhow!("a newer connection to the same worker replaces this one"));
                     break;
                 }
                 // A frame, or the end of the stream.
                 frame = frames.message() => frame,
                 // The pairing check has logged its findings.
-                () = &mut explaining, if !is_explained => {
-                    is_explained = true;
+                () = &mut pairing_check, if !is_pairing_checked => {
+                    is_pairing_checked = true;
                     continue;
                 }
             };
             match frame {
-                Ok(Some(frame)) => heard = self.events.send(WorkerEvent::Frame(key, frame)).await.is_ok(),
+                Ok(Some(frame)) => {
+                    is_driver_running = self.events.send(WorkerEvent::Frame(key, frame)).await.is_ok()
+                }
                 Ok(None) => break,
                 Err(status) => {
-                    ended = Err(anyhow::anyhow!("{}", status.message()));
+                    result = Err(anyhow::anyhow!("{}", status.message()));
                     break;
                 }
             }
         }
-        self.known.lock().await.connected.remove(&key);
+        self.state.lock().await.connected.remove(&key);
         // An error means that the driver has ended and needs no event.
         drop(self.events.send(WorkerEvent::Down(key)).await);
-        ended
+        result
     }
 
     /// Publishes the target's model to clients. Tokenizer, template and limits come from the worker itself.
@@ -159,12 +161,12 @@ impl Registry {
         hello: &v1::WorkerHello,
     ) -> anyhow::Result<()> {
         if self
-            .known
+            .state
             .lock()
             .await
             .models
             .get(&hello.model_id)
-            .is_some_and(|known| known.numerics_id == hello.numerics_id)
+            .is_some_and(|entry| entry.numerics_id == hello.numerics_id)
         {
             return Ok(());
         }
@@ -189,68 +191,68 @@ impl Registry {
             eos_token_ids: hello.eos_token_ids.clone(),
             numerics_id: hello.numerics_id.clone(),
         };
-        let mut known = self.known.lock().await;
-        known.models.insert(entry.id.clone(), Arc::new(entry));
-        self.catalog.publish(known.models.values().cloned());
+        let mut state = self.state.lock().await;
+        state.models.insert(entry.id.clone(), Arc::new(entry));
+        self.catalog.publish(state.models.values().cloned());
         Ok(())
     }
 
     /// Returns the live connection to the process `worker_id`, or to this address in another role.
     async fn connected_as(&self, endpoint: &Endpoint, worker_id: Option<u64>) -> Option<Peer> {
-        let known = self.known.lock().await;
-        let leads_there = |peer: &&Peer| {
+        let state = self.state.lock().await;
+        let is_same_worker = |peer: &&Peer| {
             peer.info.address == endpoint.address || (worker_id.is_some() && peer.worker_id() == worker_id)
         };
-        known.connected.values().find(leads_there).cloned()
+        state.connected.values().find(is_same_worker).cloned()
     }
 
     /// Registers a worker and ends an older connection to the same process. Returns the workers of the other
     /// role.
-    async fn remember(&self, key: WorkerKey, peer: &Peer) -> Vec<Peer> {
-        let mut known = self.known.lock().await;
-        for other in known.connected.values() {
+    async fn register(&self, key: WorkerKey, peer: &Peer) -> Vec<Peer> {
+        let mut state = self.state.lock().await;
+        for other in state.connected.values() {
             if other.worker_id().is_some() && other.worker_id() == peer.worker_id() {
                 other.replaced.cancel();
             }
         }
         let others =
-            known.connected.values().filter(|other| other.info.role != peer.info.role).cloned().collect();
-        known.connected.insert(key, peer.clone());
+            state.connected.values().filter(|other| other.info.role != peer.info.role).cloned().collect();
+        state.connected.insert(key, peer.clone());
         others
     }
 }
 
 /// Whether discovery lists a worker, and what was last reported to the scheduler.
 #[derive(Debug)]
-pub(super) struct List {
+pub(super) struct Listing {
     listed: watch::Receiver<bool>,
     /// Whether changes are reported to the scheduler. False if discovery cannot tell why a worker is not
     /// listed.
-    is_told: bool,
-    said: bool,
+    is_reported: bool,
+    last_reported: bool,
 }
 
-impl List {
-    pub(super) fn new(listed: watch::Receiver<bool>, is_told: bool) -> Self {
-        Self { listed, is_told, said: true }
+impl Listing {
+    pub(super) fn new(listed: watch::Receiver<bool>, is_reported: bool) -> Self {
+        Self { listed, is_reported, last_reported: true }
     }
 
     /// Waits until the worker's listing differs from the last report.
     ///
     /// Cancel safety: nothing is lost.
     async fn changed(&mut self) -> bool {
-        let said = self.said;
-        if !self.is_told || self.listed.wait_for(|listed| *listed != said).await.is_err() {
+        let last_reported = self.last_reported;
+        if !self.is_reported || self.listed.wait_for(|listed| *listed != last_reported).await.is_err() {
             // Changes are not reported, or the follower has ended: shutdown.
             std::future::pending::<()>().await;
         }
-        self.said = !said;
-        self.said
+        self.last_reported = !last_reported;
+        self.last_reported
     }
 }
 
 /// Logs which of `others` the worker can never be paired with, and why.
-async fn explain_pairs(peer: Peer, others: Vec<Peer>) {
+async fn log_unpairable(peer: Peer, others: Vec<Peer>) {
     for other in others {
         let (draft, target) = if peer.info.role == Role::Draft { (&peer, &other) } else { (&other, &peer) };
         if let Err(fault) = pairing::check(&draft.info, &target.info) {
@@ -270,11 +272,11 @@ async fn explain_pairs(peer: Peer, others: Vec<Peer>) {
 impl Peer {
     /// Identifies the worker's process; `None` if the worker sent no id.
     fn worker_id(&self) -> Option<u64> {
-        named(&self.hello)
+        worker_id_of(&self.hello)
     }
 }
 
-pub(super) fn named(hello: &v1::WorkerHello) -> Option<u64> {
+pub(super) fn worker_id_of(hello: &v1::WorkerHello) -> Option<u64> {
     (hello.worker_id != 0).then_some(hello.worker_id)
 }
 

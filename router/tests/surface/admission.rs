@@ -23,7 +23,7 @@ fn small() -> TestRouter {
 
 /// Opens a stream that does not end by itself.
 async fn open_stream(router: &TestRouter) -> Body {
-    router.lanes.play(Script::Hang);
+    router.lanes.set_script(Script::Hang);
     let request = post("/v1/completions", body(json!({ "n": 2, "stream": true })).to_string());
     let response = http_app(router.state.clone()).oneshot(request).await.unwrap();
     assert_eq!(response.status(), 200);
@@ -31,7 +31,7 @@ async fn open_stream(router: &TestRouter) -> Body {
 }
 
 #[tokio::test]
-async fn a_full_router_turns_away_before_the_first_byte() {
+async fn a_full_router_refuses_before_the_first_byte() {
     let router = small();
     let open = open_stream(&router).await;
     for stream in [false, true] {
@@ -42,13 +42,13 @@ async fn a_full_router_turns_away_before_the_first_byte() {
     }
     drop(open);
     assert_eq!(router.state.admission.available(), 2, "dropping a stream releases its permits at once");
-    let router = router.say(" fine");
+    let router = router.with_reply(" fine");
     router.ok("/v1/completions", &body(json!({ "n": 2 }))).await;
 }
 
 #[tokio::test]
-async fn a_finished_stream_gives_back_before_it_is_dropped() {
-    let router = small().say(" fine");
+async fn a_finished_stream_releases_its_permit_before_it_is_dropped() {
+    let router = small().with_reply(" fine");
     let request = post("/v1/completions", body(json!({ "n": 2, "stream": true })).to_string());
     let response = http_app(router.state.clone()).oneshot(request).await.unwrap();
     let mut response = response.into_body();
@@ -63,16 +63,16 @@ async fn a_finished_stream_gives_back_before_it_is_dropped() {
 }
 
 #[tokio::test]
-async fn what_can_never_run_is_refused() {
+async fn a_request_larger_than_the_router_is_refused() {
     let answer = small().post_json("/v1/completions", &body(json!({ "n": 3 }))).await;
     assert_eq!((answer.status.as_u16(), &answer.json()["error"]["param"]), (400, &json!("n")));
 }
 
 #[tokio::test]
-async fn waiting_requests_go_on_when_there_is_room() {
+async fn waiting_requests_are_admitted_when_capacity_is_free() {
     let router = TestRouter::with(Auth::Open, AdmissionLimits { max_sequences: 2, max_waiting_requests: 1 });
     let open = open_stream(&router).await;
-    let router = router.say(" fine");
+    let router = router.with_reply(" fine");
     let body = body(json!({}));
     let waiting = router.ok("/v1/completions", &body);
     let (answer, ()) = tokio::join!(waiting, async {

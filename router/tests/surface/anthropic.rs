@@ -30,7 +30,7 @@ pub(crate) async fn events(router: &TestRouter, body: &Value) -> Vec<Value> {
 
 #[tokio::test]
 async fn a_message() {
-    let router = TestRouter::start().say(" shines");
+    let router = TestRouter::start().with_reply(" shines");
     let mut message = router.ok(MESSAGES, &request(json!({}))).await;
     assert!(message["id"].as_str().unwrap().starts_with("msg_"));
     message["id"] = json!("msg_[unique]");
@@ -38,8 +38,8 @@ async fn a_message() {
 }
 
 #[tokio::test]
-async fn a_streamed_message_is_the_whole_one() {
-    let router = TestRouter::start().say(" shines \u{1F600} and more");
+async fn a_streamed_message_equals_the_full_one() {
+    let router = TestRouter::start().with_reply(" shines \u{1F600} and more");
     for (fields, reason, sequence) in [
         (json!({}), "end_turn", Value::Null),
         (json!({ "max_tokens": 3 }), "max_tokens", Value::Null),
@@ -69,7 +69,7 @@ async fn a_streamed_message_is_the_whole_one() {
 
 #[tokio::test]
 async fn a_conversation_is_the_same_in_both_apis() {
-    let router = TestRouter::start().say(" fine");
+    let router = TestRouter::start().with_reply(" fine");
     let turns = json!([
         { "role": "user", "content": [{ "type": "text", "text": "a", "cache_control": { "type": "ephemeral" } }, { "type": "text", "text": "b" }] },
         { "role": "assistant", "content": "c" }, { "role": "user", "content": "d" },
@@ -123,8 +123,8 @@ const REFUSED: &str = r#"{"max_tokens": 0} | 400 | invalid_request_error | max_t
 const OFF: &str = r#"{"tools": [], "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}, "metadata": {"user_id": "x"}}"#;
 
 #[tokio::test]
-async fn bad_input_is_refused_in_anthropics_shape_and_the_next_request_works() {
-    let router = TestRouter::start().say(" fine");
+async fn bad_input_is_refused_in_the_format_of_anthropic_and_the_next_request_works() {
+    let router = TestRouter::start().with_reply(" fine");
     let mut unlimited = request(json!({}));
     unlimited.as_object_mut().unwrap().remove("max_tokens");
     let refused = router.post_json(MESSAGES, &unlimited).await;
@@ -151,7 +151,7 @@ async fn bad_input_is_refused_in_anthropics_shape_and_the_next_request_works() {
 #[tokio::test]
 async fn a_stream_that_fails_ends_with_the_error() {
     let router = TestRouter::start();
-    router.lanes.play(Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }));
+    router.lanes.set_script(Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }));
     let last = events(&router, &request(json!({ "stream": true }))).await.pop().unwrap();
     assert_eq!((&last["type"], &last["error"]["type"]), (&json!("error"), &json!("api_error")));
 }

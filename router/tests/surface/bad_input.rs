@@ -42,7 +42,7 @@ async fn next_request_works(router: &TestRouter) {
 }
 
 async fn check_table(rows: Vec<(&str, Value, Value, &str)>) {
-    let router = TestRouter::start().say(" fine");
+    let router = TestRouter::start().with_reply(" fine");
     for (path, fields, param, expected) in rows {
         let (path, body) = with(path, fields);
         check(&router, post(&path, body), 400, param, expected).await;
@@ -153,7 +153,7 @@ async fn lists_and_counts_out_of_bounds() {
 }
 
 #[tokio::test]
-async fn prompts_that_cannot_be() {
+async fn invalid_prompts() {
     let long = "word ".repeat(2_100);
     let long = long.as_str();
     check_table(vec![
@@ -275,9 +275,9 @@ async fn values_of_the_wrong_type() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_no_request() {
-    let router = TestRouter::start().say(" fine");
-    let sound = json!({ "model": MODEL, "prompt": "hi" }).to_string();
+async fn invalid_bodies() {
+    let router = TestRouter::start().with_reply(" fine");
+    let valid = json!({ "model": MODEL, "prompt": "hi" }).to_string();
     for (body, expected) in [
         (
             b"{\"model\": ".to_vec(),
@@ -292,7 +292,7 @@ async fn bodies_that_are_no_request() {
         (b"\"text\"".to_vec(), "the body does not have the expected shape"),
         (b"{\"model\": \"\xff\"}".to_vec(), "the body is not valid UTF-8: invalid sequence at byte 11"),
         ([b"[".repeat(100_000)].concat(), "the body"),
-        (sound.replace("\"hi\"", "\"hi\", \"prompt\": \"ho\"").into_bytes(), "duplicate field `prompt`"),
+        (valid.replace("\"hi\"", "\"hi\", \"prompt\": \"ho\"").into_bytes(), "duplicate field `prompt`"),
     ] {
         let answer = router.post(COMPLETIONS, body).await;
         assert_eq!(answer.status, 400, "{expected}: {}", answer.text());
@@ -303,13 +303,13 @@ async fn bodies_that_are_no_request() {
 }
 
 #[tokio::test]
-async fn wrong_doors() {
-    let router = TestRouter::start().say(" fine");
-    let sound = json!({ "model": MODEL, "prompt": "hi" }).to_string();
-    let untyped = Request::post(COMPLETIONS).body(Body::from(sound.clone())).unwrap();
+async fn wrong_routes_methods_and_content_types() {
+    let router = TestRouter::start().with_reply(" fine");
+    let valid = json!({ "model": MODEL, "prompt": "hi" }).to_string();
+    let untyped = Request::post(COMPLETIONS).body(Body::from(valid.clone())).unwrap();
     check(&router, untyped, 415, Value::Null, "must be application/json, not ``").await;
     let form =
-        Request::post(COMPLETIONS).header("content-type", "text/plain").body(Body::from(sound.clone()));
+        Request::post(COMPLETIONS).header("content-type", "text/plain").body(Body::from(valid.clone()));
     check(&router, form.unwrap(), 415, Value::Null, "not `text/plain`").await;
     let get = Request::get(COMPLETIONS).body(Body::empty()).unwrap();
     check(&router, get, 405, Value::Null, "method GET is not allowed on /v1/completions").await;
@@ -323,14 +323,14 @@ async fn wrong_doors() {
     let header = Request::post(COMPLETIONS)
         .header("content-type", "application/json; charset=utf-8")
         .header("x-task-type", "Caf\u{e9}")
-        .body(Body::from(sound));
+        .body(Body::from(valid));
     check(&router, header.unwrap(), 400, json!("x-task-type"), "must be plain ASCII").await;
     next_request_works(&router).await;
 }
 
 #[tokio::test]
-async fn a_body_over_the_limit_is_answered_on_a_real_socket() {
-    let router = TestRouter::start().say(" fine");
+async fn an_oversized_body_is_answered_on_a_real_socket() {
+    let router = TestRouter::start().with_reply(" fine");
     let address = router.listen_http().await;
     let client = reqwest::Client::new();
     let url = format!("http://{address}{COMPLETIONS}");
@@ -340,12 +340,12 @@ async fn a_body_over_the_limit_is_answered_on_a_real_socket() {
     assert_eq!(response.status(), 413);
     let error: Value = response.json().await.unwrap();
     assert_eq!(error["error"]["message"], "the request body is larger than 2097152 bytes");
-    let sound = json!({ "model": MODEL, "prompt": "hi" });
-    assert_eq!(client.post(&url).json(&sound).send().await.unwrap().status(), 200);
+    let valid = json!({ "model": MODEL, "prompt": "hi" });
+    assert_eq!(client.post(&url).json(&valid).send().await.unwrap().status(), 200);
 }
 
 #[tokio::test]
-async fn forms_of_output_that_cannot_be_honoured() {
+async fn invalid_output_constraints() {
     let schema = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}});
     let in_format = json!("response_format.json_schema.schema");
     let long = "a".repeat((128 << 10) + 1);
@@ -409,7 +409,7 @@ async fn forms_of_output_that_cannot_be_honoured() {
 }
 
 #[tokio::test]
-async fn tools_that_cannot_be_honoured() {
+async fn invalid_tools() {
     let function = |fields: Value| json!({"tools": [{"type": "function", "function": fields}], "tool_choice": "required"});
     let tool = json!({"type": "function", "function": {"name": "f"}});
     let messages = |fields: Value| {

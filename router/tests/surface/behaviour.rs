@@ -33,7 +33,7 @@ fn text(answer: &Value, idx: usize) -> &str {
 
 #[tokio::test]
 async fn a_conversation_is_rendered_and_gets_the_rest_of_the_window() {
-    let router = TestRouter::start().say(" fine");
+    let router = TestRouter::start().with_reply(" fine");
     let parts = json!([{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }]);
     let messages =
         json!([{ "role": "developer", "content": "be brief" }, { "role": "user", "content": parts }]);
@@ -48,8 +48,8 @@ async fn a_conversation_is_rendered_and_gets_the_rest_of_the_window() {
 }
 
 #[tokio::test]
-async fn every_sampling_field_reaches_the_lane() {
-    let router = TestRouter::start().say(" fine");
+async fn every_sampling_field_is_submitted() {
+    let router = TestRouter::start().with_reply(" fine");
     let body = completion(json!({
         "temperature": 0.25, "top_k": 5, "top_p": 0.5, "min_p": 0.125, "repetition_penalty": 1.5,
         "frequency_penalty": -1, "presence_penalty": 2, "logit_bias": { "7": -100, "8": 1.5 }, "min_tokens": 3,
@@ -79,14 +79,14 @@ async fn every_sampling_field_reaches_the_lane() {
 
 #[tokio::test]
 async fn ignored_eos_does_not_stop() {
-    let router = TestRouter::start().say(" fine");
+    let router = TestRouter::start().with_reply(" fine");
     router.ok(COMPLETIONS, &completion(json!({ "ignore_eos": true, "stop_token_ids": [9] }))).await;
     assert_eq!(router.lanes.take_one().spec.stop_token_ids, [9]);
 }
 
 #[tokio::test]
-async fn a_seed_is_drawn_where_none_is_given_and_can_be_sent_again() {
-    let router = TestRouter::start().say(" fine");
+async fn a_missing_seed_is_drawn_and_returned() {
+    let router = TestRouter::start().with_reply(" fine");
     let first = router.ok(COMPLETIONS, &completion(json!({}))).await["seed"].as_i64().unwrap();
     assert_eq!(router.lanes.take_one().spec.seed, first as u64);
     assert!((0..1 << 53).contains(&first), "{first}");
@@ -98,8 +98,8 @@ async fn a_seed_is_drawn_where_none_is_given_and_can_be_sent_again() {
 }
 
 #[tokio::test]
-async fn a_stop_string_across_tokens_ends_the_choice_and_frees_its_lane() {
-    let router = TestRouter::start().say(" one two STOP three four five six seven eight");
+async fn a_stop_string_across_tokens_ends_the_choice() {
+    let router = TestRouter::start().with_reply(" one two STOP three four five six seven eight");
     let body = completion(json!({ "stop": ["two ST"] }));
     let answer = router.ok(COMPLETIONS, &body).await;
     assert_eq!(text(&answer, 0), "0 one ");
@@ -114,8 +114,8 @@ async fn a_stop_string_across_tokens_ends_the_choice_and_frees_its_lane() {
 }
 
 #[tokio::test]
-async fn text_that_only_began_like_a_stop_string_comes_out_in_the_end() {
-    let router = TestRouter::start().say(" one two ST");
+async fn a_partial_stop_string_is_emitted_at_the_end() {
+    let router = TestRouter::start().with_reply(" one two ST");
     let answer = router.ok(COMPLETIONS, &completion(json!({ "stop": ["STOP"] }))).await;
     assert_eq!(text(&answer, 0), "0 one two ST");
     let streamed =
@@ -124,8 +124,8 @@ async fn text_that_only_began_like_a_stop_string_comes_out_in_the_end() {
 }
 
 #[tokio::test]
-async fn choices_have_texts_of_their_own_in_streams_too() {
-    let router = TestRouter::start().say(" of three");
+async fn choices_have_separate_texts() {
+    let router = TestRouter::start().with_reply(" of three");
     let answer = router.ok(COMPLETIONS, &completion(json!({ "n": 3 }))).await;
     let texts: Vec<&str> = (0..3).map(|idx| text(&answer, idx)).collect();
     assert_eq!(texts, ["0 of three", "1 of three", "2 of three"]);
@@ -137,8 +137,8 @@ async fn choices_have_texts_of_their_own_in_streams_too() {
 }
 
 #[tokio::test]
-async fn max_tokens_cuts_and_says_so() {
-    let router = TestRouter::start().say(" a long text that is cut somewhere");
+async fn max_tokens_ends_the_choice_with_length() {
+    let router = TestRouter::start().with_reply(" a long text that is cut somewhere");
     let answer = router.ok(COMPLETIONS, &completion(json!({ "max_tokens": 2 }))).await;
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
     assert_eq!(answer["usage"]["completion_tokens"], 2);
@@ -149,7 +149,7 @@ async fn max_tokens_cuts_and_says_so() {
 }
 
 #[tokio::test]
-async fn an_echo_alone_needs_no_lane() {
+async fn an_echo_alone_is_not_submitted() {
     let router = TestRouter::start();
     let answer = router.ok(COMPLETIONS, &completion(json!({ "echo": true, "max_tokens": 0 }))).await;
     assert_eq!((text(&answer, 0), &answer["choices"][0]["finish_reason"]), ("hi", &json!("length")));
@@ -161,8 +161,8 @@ async fn an_echo_alone_needs_no_lane() {
 }
 
 #[tokio::test]
-async fn a_scored_prompt_needs_a_lane_that_draws_nothing() {
-    let router = TestRouter::start().say("");
+async fn prompt_logprobs_alone_generate_no_tokens() {
+    let router = TestRouter::start().with_reply("");
     let body = completion(
         json!({ "prompt": "one two three", "echo": true, "max_tokens": 0, "logprobs": 1, "n": 2 }),
     );
@@ -184,7 +184,7 @@ async fn the_task_type_comes_from_the_field_then_the_header_then_the_key() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
     std::fs::write(&path, "sk-one alice task_type=chat priority=9\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).say(" fine");
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).with_reply(" fine");
     for (field, header, expected) in
         [(Some("sql"), Some("code"), "sql"), (None, Some("code"), "code"), (None, None, "chat")]
     {
@@ -203,11 +203,11 @@ async fn the_task_type_comes_from_the_field_then_the_header_then_the_key() {
 }
 
 #[tokio::test]
-async fn without_a_known_key_nothing_is_told() {
+async fn requests_without_a_valid_key_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
     std::fs::write(&path, "sk-one\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).say(" fine");
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).with_reply(" fine");
     for answer in [
         router.post_json(CHAT, &json!({})).await,
         router.post_json(COMPLETIONS, &json!({})).await,
@@ -222,26 +222,26 @@ async fn without_a_known_key_nothing_is_told() {
 }
 
 /// Sends a request with a key.
-async fn ask_as(router: &TestRouter, key: &str, fields: Value) -> Answer {
+async fn post_as(router: &TestRouter, key: &str, fields: Value) -> Answer {
     let mut request = post(COMPLETIONS, completion(fields).to_string());
     request.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
     router.send(request).await
 }
 
 #[tokio::test]
-async fn a_key_that_has_used_its_tokens_is_told_when_to_come_back() {
+async fn a_rate_limited_key_gets_a_retry_delay() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
     std::fs::write(&path, "sk-one alice requests_per_minute=60 tokens_per_minute=3\nsk-two bob\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).say(" fine");
-    let first = ask_as(&router, "sk-one", json!({})).await;
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).with_reply(" fine");
+    let first = post_as(&router, "sk-one", json!({})).await;
     assert_eq!(first.status, 200, "{}", first.text());
     assert_eq!(first.headers["x-ratelimit-limit-requests"], "60");
     assert_eq!(first.headers["x-ratelimit-remaining-requests"], "59");
     assert_eq!(first.headers["x-ratelimit-limit-tokens"], "3");
     assert_eq!(first.headers["x-ratelimit-remaining-tokens"], "0", "prompt and output are charged");
 
-    let second = ask_as(&router, "sk-one", json!({ "stream": true })).await;
+    let second = post_as(&router, "sk-one", json!({ "stream": true })).await;
     assert_eq!(second.status, 429, "{}", second.text());
     let error = &second.json()["error"];
     assert_eq!((&error["type"], &error["code"]), (&json!("rate_limit_error"), &json!("rate_limit_exceeded")));
@@ -249,33 +249,33 @@ async fn a_key_that_has_used_its_tokens_is_told_when_to_come_back() {
     assert!(second.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() > 1);
     assert_eq!(second.headers["x-ratelimit-remaining-requests"], "59", "a refused request is not counted");
 
-    let other = ask_as(&router, "sk-two", json!({})).await;
+    let other = post_as(&router, "sk-two", json!({})).await;
     assert_eq!(other.status, 200, "keys have separate limits");
     assert!(!other.headers.contains_key("x-ratelimit-limit-requests"));
     assert_eq!(router.state.admission.available(), 1_024);
 }
 
 #[tokio::test]
-async fn a_keys_requests_at_once_are_limited_until_their_streams_end() {
+async fn concurrent_requests_of_a_key_are_limited() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
     std::fs::write(&path, "sk-one alice max_concurrent_requests=1\n").unwrap();
     let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default());
-    router.lanes.play(Script::Hang);
+    router.lanes.set_script(Script::Hang);
     let mut request = post(COMPLETIONS, completion(json!({ "stream": true })).to_string());
     request.headers_mut().insert("authorization", "Bearer sk-one".parse().unwrap());
     let open = http_app(router.state.clone()).oneshot(request).await.unwrap();
     assert_eq!(open.status(), 200);
 
-    let refused = ask_as(&router, "sk-one", json!({})).await;
+    let refused = post_as(&router, "sk-one", json!({})).await;
     assert_eq!(refused.status, 429, "{}", refused.text());
     assert_eq!(refused.headers["retry-after"], "1");
     assert!(refused.text().contains("limited to 1 concurrent requests"), "{}", refused.text());
     drop(open);
-    let router = router.say(" fine");
+    let router = router.with_reply(" fine");
     for _ in 0..2 {
         assert_eq!(
-            ask_as(&router, "sk-one", json!({})).await.status,
+            post_as(&router, "sk-one", json!({})).await.status,
             200,
             "a finished request is not counted"
         );
@@ -283,14 +283,14 @@ async fn a_keys_requests_at_once_are_limited_until_their_streams_end() {
 }
 
 #[tokio::test]
-async fn a_model_that_a_key_may_not_use_does_not_exist_for_it() {
+async fn a_model_that_a_key_may_not_use_is_not_found() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
     std::fs::write(&path, "sk-one alice models=no-template\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).say(" fine");
-    let refused = ask_as(&router, "sk-one", json!({})).await;
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).with_reply(" fine");
+    let refused = post_as(&router, "sk-one", json!({})).await;
     assert_eq!((refused.status.as_u16(), &refused.json()["error"]["code"]), (404, &json!("model_not_found")));
-    assert_eq!(ask_as(&router, "sk-one", json!({ "model": "no-template" })).await.status, 200);
+    assert_eq!(post_as(&router, "sk-one", json!({ "model": "no-template" })).await.status, 200);
     let get = async |path: &str| {
         let request = Request::get(path).header("authorization", "Bearer sk-one");
         router.send(request.body(Body::empty()).unwrap()).await
@@ -304,7 +304,7 @@ async fn a_model_that_a_key_may_not_use_does_not_exist_for_it() {
 }
 
 #[tokio::test]
-async fn errors_of_lanes_keep_their_meaning() {
+async fn scheduler_errors_keep_their_status() {
     let router = TestRouter::start();
     let unavailable = RouterError::Unavailable { reason: "no target worker is ready".into() };
     for (script, status, expected) in [
@@ -318,14 +318,14 @@ async fn errors_of_lanes_keep_their_meaning() {
         (Script::Panic, 500, "the request handler panicked"),
         (Script::Vanish, 500, "the scheduler closed the stream early"),
     ] {
-        router.lanes.play(script);
+        router.lanes.set_script(script);
         let answer = router.post_json(COMPLETIONS, &completion(json!({}))).await;
         assert_eq!(answer.status, status, "{}", answer.text());
         let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
         assert!(message.contains(expected), "{message}");
         assert_eq!(answer.headers.contains_key("retry-after"), matches!(status, 429 | 503));
     }
-    let router = router.say(" fine");
+    let router = router.with_reply(" fine");
     assert_eq!(text(&router.ok(COMPLETIONS, &completion(json!({}))).await, 0), "0 fine");
     assert_eq!(router.state.admission.available(), 1_024, "failed requests return their permits");
 }
@@ -333,7 +333,7 @@ async fn errors_of_lanes_keep_their_meaning() {
 #[tokio::test]
 async fn a_stream_that_fails_ends_with_the_error() {
     let router = TestRouter::start();
-    router.lanes.play(Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }));
+    router.lanes.set_script(Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }));
     let events = router.events(COMPLETIONS, &completion(json!({ "stream": true }))).await;
     let chunks = chunks(&events);
     assert!(chunks[0]["choices"][0]["text"].as_str().unwrap().starts_with('0'));
@@ -341,23 +341,23 @@ async fn a_stream_that_fails_ends_with_the_error() {
 }
 
 #[tokio::test]
-async fn a_router_without_models_or_time_says_so() {
-    let router = TestRouter::start().say(" fine");
+async fn a_router_without_models_or_draining_is_unavailable() {
+    let router = TestRouter::start().with_reply(" fine");
     router.state.catalog.publish([]);
     let answer = router.post_json(COMPLETIONS, &completion(json!({}))).await;
     assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (503, &json!("unavailable")));
     assert_eq!(answer.headers["retry-after"], "1");
 
-    let router = TestRouter::start().say(" fine");
+    let router = TestRouter::start().with_reply(" fine");
     router.state.lifetime.drain(std::time::Duration::ZERO).await;
     let answer = router.post_json(COMPLETIONS, &completion(json!({}))).await;
     assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (503, &json!("draining")));
 }
 
 #[tokio::test]
-async fn the_end_of_the_grace_period_cuts_streams_with_a_reason() {
+async fn streams_end_with_an_error_after_the_grace_period() {
     let router = TestRouter::start();
-    router.lanes.play(Script::Hang);
+    router.lanes.set_script(Script::Hang);
     let streaming = completion(json!({ "stream": true }));
     let (events, ()) = tokio::join!(router.events(COMPLETIONS, &streaming), async {
         eventually("submission", || router.state.admission.available() < 1_024).await;
@@ -369,16 +369,16 @@ async fn the_end_of_the_grace_period_cuts_streams_with_a_reason() {
 }
 
 #[tokio::test]
-async fn a_stream_on_which_nothing_comes_is_kept_alive() {
+async fn an_idle_stream_is_kept_alive() {
     let router = TestRouter::start();
-    router.lanes.play(Script::Hang);
+    router.lanes.set_script(Script::Hang);
     let mut events = router.open(COMPLETIONS, &completion(json!({ "stream": true }))).await;
     let first = events.next().await.unwrap().unwrap();
     assert!(first.starts_with(b"data: {"), "{first:?}");
     for _ in 0..3 {
-        let heard_at = Instant::now();
+        let previous_at = Instant::now();
         assert_eq!(events.next().await.unwrap().unwrap(), ": keep-alive\n\n");
         // Half of the interval: this task may have read the previous event late.
-        assert!(heard_at.elapsed() > KEEP_ALIVE / 2, "received after {:?}", heard_at.elapsed());
+        assert!(previous_at.elapsed() > KEEP_ALIVE / 2, "received after {:?}", previous_at.elapsed());
     }
 }

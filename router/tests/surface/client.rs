@@ -20,11 +20,11 @@ use router::console::console_app;
 use router::console::pair::PairCheck;
 use router::metrics::RouterMetrics;
 use router::pipeline::AppState;
-use router::pipeline::answer_memory::AnswerMemory;
+use router::pipeline::response_memory::ResponseMemory;
 use router::pipeline::response_store::ResponseStore;
 use router::request::Auth;
 use router::request_log::RequestLog;
-use router::scheduler::trails::Trails;
+use router::scheduler::timelines::Timelines;
 use router::tokenize::TokenizePool;
 use scheduling::scheduler::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use serde_json::Value;
@@ -40,7 +40,7 @@ use tonic::service::Routes;
 use tower::ServiceExt as _;
 
 use crate::fake_lanes::{FakeLanes, SPAN_LEN, Script, SharedLanes};
-use crate::whole_and_streamed::{ROUTES, compare, turned};
+use crate::whole_and_streamed::{ROUTES, compare, other_mode};
 
 pub(crate) const MODEL: &str = "org/demo";
 /// An alias of [`MODEL`] with defaults.
@@ -69,8 +69,9 @@ pub(crate) fn model_file(name: &str) -> Vec<u8> {
 
 fn load(names: &[&str]) -> ModelText {
     let assets: Vec<(&str, Vec<u8>)> = names.iter().map(|&name| (name, model_file(name))).collect();
-    let fetch =
-        |name: &str| assets.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes.as_slice());
+    let fetch = |name: &str| {
+        assets.iter().find(|(asset_name, _)| *asset_name == name).map(|(_, bytes)| bytes.as_slice())
+    };
     ModelText::from_assets(fetch).unwrap()
 }
 
@@ -162,7 +163,7 @@ impl TestRouter {
             tokenize,
             request_log: None,
             keep_alive: KEEP_ALIVE,
-            answer_memory: AnswerMemory::default(),
+            response_memory: ResponseMemory::default(),
             responses: ResponseStore::default(),
             lifetime,
         };
@@ -171,20 +172,20 @@ impl TestRouter {
     }
 
     /// Writes finished requests to this file.
-    pub(crate) fn logging_to(self, path: &Path) -> Self {
+    pub(crate) fn with_request_log(self, path: &Path) -> Self {
         let log = RequestLog::start(path, 1 << 20, &self.state.lifetime, self.state.metrics.request_log());
         let state = AppState { request_log: Some(log.unwrap()), ..self.state };
         Self { app: http_app(state.clone()), state, ..self }
     }
 
     /// Uses this program for the console's check of the pair.
-    pub(crate) fn checking_its_pair(self, command: [&str; 2]) -> Self {
+    pub(crate) fn with_pair_check(self, command: [&str; 2]) -> Self {
         let pair = PairCheck::new(command.map(str::to_owned).to_vec(), self.state.lifetime.clone());
         Self { pair, ..self }
     }
 
-    pub(crate) fn say(self, text: &str) -> Self {
-        self.lanes.play(Script::Say(text.to_owned()));
+    pub(crate) fn with_reply(self, text: &str) -> Self {
+        self.lanes.set_script(Script::Reply(text.to_owned()));
         self
     }
 
@@ -201,10 +202,10 @@ impl TestRouter {
     pub(crate) async fn post_json(&self, path: &str, body: &Value) -> Answer {
         let answer = self.post(path, body.to_string()).await;
         let script = self.lanes.script();
-        if answer.status == 200 && ROUTES.contains(&path) && matches!(script, Script::Say(_)) {
-            let turned = turned(path, body);
+        if answer.status == 200 && ROUTES.contains(&path) && matches!(script, Script::Reply(_)) {
+            let other_mode = other_mode(path, body);
             for span_len in [SPAN_LEN, 1, 7] {
-                let other = self.twin(script.clone(), span_len).post(path, turned.to_string()).await;
+                let other = self.twin(script.clone(), span_len).post(path, other_mode.to_string()).await;
                 compare((path, body), [&answer, &other], span_len == SPAN_LEN);
             }
         }
@@ -214,7 +215,7 @@ impl TestRouter {
     /// A router that serves and stores the same, with separate lanes, limits and counts.
     fn twin(&self, script: Script, span_len: usize) -> Self {
         let lanes = FakeLanes::new(&self.state.lifetime, span_len);
-        lanes.play(script);
+        lanes.set_script(script);
         let metrics_page = Metrics::new();
         let state = AppState {
             generation: Arc::new(SharedLanes(Arc::clone(&lanes))),
@@ -260,13 +261,13 @@ impl TestRouter {
 
     /// Sends a request to the console at a loopback address.
     pub(crate) async fn console(&self, request: Request<Body>) -> Answer {
-        let app = console_app(self.state.clone(), Trails::default(), self.pair.clone(), true);
+        let app = console_app(self.state.clone(), Timelines::default(), self.pair.clone(), true);
         Answer::of(app.oneshot(request).await.unwrap()).await
     }
 
     /// Sends a request to the console at an address reachable by others, of a router without keys.
-    pub(crate) async fn console_of_open_address(&self, request: Request<Body>) -> Answer {
-        let app = console_app(self.state.clone(), Trails::default(), self.pair.clone(), false);
+    pub(crate) async fn console_at_public_address(&self, request: Request<Body>) -> Answer {
+        let app = console_app(self.state.clone(), Timelines::default(), self.pair.clone(), false);
         Answer::of(app.oneshot(request).await.unwrap()).await
     }
 

@@ -32,7 +32,7 @@ fn page(router: &TestRouter) -> String {
 
 async fn check(stream: bool) {
     let router = TestRouter::start();
-    router.lanes.play(Script::Hang);
+    router.lanes.set_script(Script::Hang);
     let address = router.listen_http().await;
     let mut connection = begin(address, stream).await;
     eventually("submission", || router.state.admission.available() == 1_022).await;
@@ -56,19 +56,19 @@ async fn check(stream: bool) {
 }
 
 #[tokio::test]
-async fn while_it_streams() {
+async fn a_disconnect_cancels_a_streamed_request() {
     check(true).await;
 }
 
 #[tokio::test]
-async fn while_it_waits_for_a_whole_answer() {
+async fn a_disconnect_cancels_a_whole_request() {
     check(false).await;
 }
 
 #[tokio::test]
-async fn a_choice_that_found_its_stop_string_leaves_the_others_running() {
+async fn a_stop_string_cancels_only_its_own_choice() {
     let router = TestRouter::start();
-    router.lanes.play(Script::Hang);
+    router.lanes.set_script(Script::Hang);
     let body = json!({ "model": MODEL, "prompt": "hi", "n": 2, "stream": true, "stop": "0 is" });
     let request = post("/v1/completions", body.to_string());
     let response = http_app(router.state.clone()).oneshot(request).await.unwrap();

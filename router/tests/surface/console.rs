@@ -17,19 +17,19 @@ fn get(path: &str) -> Request<Body> {
     Request::get(path).body(Body::empty()).unwrap()
 }
 
-fn ask(fields: Value) -> Request<Body> {
+fn generate_request(fields: Value) -> Request<Body> {
     let mut body = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }], "seed": 7 });
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     post(GENERATE, body.to_string())
 }
 
 /// The paths quoted in a file of the console.
-fn referred(text: &str) -> impl Iterator<Item = &str> {
+fn console_paths(text: &str) -> impl Iterator<Item = &str> {
     text.split('"').filter(|quoted| quoted.starts_with("/console/") && quoted.contains('.'))
 }
 
 #[tokio::test]
-async fn every_file_that_the_console_refers_to_is_served_and_nothing_comes_from_elsewhere() {
+async fn every_console_file_is_served_and_refers_to_this_host_only() {
     let router = TestRouter::start();
     let (mut seen, mut next) = (BTreeSet::new(), vec!["/".to_owned()]);
     while let Some(path) = next.pop() {
@@ -44,9 +44,9 @@ async fn every_file_that_the_console_refers_to_is_served_and_nothing_comes_from_
             _ => "text/html",
         };
         assert!(file.headers["content-type"].to_str().unwrap().starts_with(expected), "{path}");
-        let foreign = file.text().replace("http://www.w3.org/2000/svg", "");
-        assert!(!foreign.contains("://"), "{path} refers to another host");
-        for path in referred(file.text()).filter(|path| *path != GENERATE) {
+        let text = file.text().replace("http://www.w3.org/2000/svg", "");
+        assert!(!text.contains("://"), "{path} refers to another host");
+        for path in console_paths(file.text()).filter(|path| *path != GENERATE) {
             if seen.insert(path.to_owned()) {
                 next.push(path.to_owned());
             }
@@ -59,9 +59,9 @@ async fn every_file_that_the_console_refers_to_is_served_and_nothing_comes_from_
 }
 
 #[tokio::test]
-async fn an_answer_says_of_each_token_its_id_and_whether_it_was_drafted() {
-    let router = TestRouter::start().say(" fine words");
-    let answer = router.console(ask(json!({}))).await;
+async fn each_token_has_its_id_and_whether_it_was_drafted() {
+    let router = TestRouter::start().with_reply(" fine words");
+    let answer = router.console(generate_request(json!({}))).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(answer.headers["content-type"], "application/x-ndjson");
     let lines: Vec<Value> = answer.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -77,14 +77,14 @@ async fn an_answer_says_of_each_token_its_id_and_whether_it_was_drafted() {
 }
 
 #[tokio::test]
-async fn bad_requests_get_the_answers_that_clients_get() {
-    let router = TestRouter::start().say(" fine");
+async fn bad_requests_get_the_same_errors_as_on_the_client_api() {
+    let router = TestRouter::start().with_reply(" fine");
     for (fields, status, words) in [
         (json!({ "temperature": -1 }), 400, "temperature"),
         (json!({ "model": "none" }), 404, "none"),
         (json!({ "nonsense": 1 }), 400, "nonsense"),
     ] {
-        let answer = router.console(ask(fields)).await;
+        let answer = router.console(generate_request(fields)).await;
         assert_eq!(answer.status, status, "{}", answer.text());
         assert!(answer.json()["error"]["message"].as_str().unwrap().contains(words), "{}", answer.text());
     }
@@ -93,13 +93,15 @@ async fn bad_requests_get_the_answers_that_clients_get() {
 }
 
 #[tokio::test]
-async fn the_console_asks_for_a_key_where_clients_need_one() {
+async fn the_console_requires_a_key_if_clients_need_one() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
     std::fs::write(&path, "sk-one\n").unwrap();
     let auth = Auth::from_file(&path).unwrap();
-    let router = TestRouter::with(auth, AdmissionLimits::default()).say(" fine");
-    for request in [ask(json!({})), get("/console/requests"), get(PAIR), post(PAIR, String::new())] {
+    let router = TestRouter::with(auth, AdmissionLimits::default()).with_reply(" fine");
+    for request in
+        [generate_request(json!({})), get("/console/requests"), get(PAIR), post(PAIR, String::new())]
+    {
         assert_eq!(router.console(request).await.status, 401);
     }
     assert_eq!(router.console(get("/")).await.status, 200, "the page itself contains no data");
@@ -110,24 +112,24 @@ async fn the_console_asks_for_a_key_where_clients_need_one() {
 }
 
 #[tokio::test]
-async fn a_pair_is_checked_by_the_operators_program_alone() {
+async fn a_pair_is_checked_only_by_the_configured_program() {
     let router = TestRouter::start();
     let state = async |request| router.console(request).await.json()["state"].as_str().unwrap().to_owned();
     assert_eq!(state(get(PAIR)).await, "not_configured");
     assert_eq!(state(post(PAIR, String::new())).await, "not_configured");
 
     let report = r#"[{"draft":"d"}]"#;
-    let router = TestRouter::start().checking_its_pair(["echo", report]);
+    let router = TestRouter::start().with_pair_check(["echo", report]);
     assert_eq!(
         router.console(get(PAIR)).await.json(),
         json!({ "state": "not_run", "command": ["echo", report] })
     );
-    let mut foreign = post(PAIR, String::new());
+    let mut other_origin = post(PAIR, String::new());
     for (name, value) in [("origin", "http://elsewhere"), ("host", "127.0.0.1:8002")] {
-        foreign.headers_mut().insert(name, value.parse().unwrap());
+        other_origin.headers_mut().insert(name, value.parse().unwrap());
     }
-    assert_eq!(router.console(foreign).await.status, 403, "a page of another origin");
-    assert_eq!(router.console_of_open_address(post(PAIR, String::new())).await.status, 400);
+    assert_eq!(router.console(other_origin).await.status, 403, "a page of another origin");
+    assert_eq!(router.console_at_public_address(post(PAIR, String::new())).await.status, 400);
     assert_eq!(router.console(get(PAIR)).await.json()["state"], "not_run", "neither started a check");
 
     assert_eq!(router.console(post(PAIR, String::new())).await.status, 200);
@@ -142,9 +144,9 @@ async fn a_pair_is_checked_by_the_operators_program_alone() {
 }
 
 #[tokio::test]
-async fn an_open_address_without_keys_generates_nothing() {
-    let router = TestRouter::start().say(" fine");
-    let answer = router.console_of_open_address(ask(json!({}))).await;
+async fn a_public_address_without_keys_refuses_generation() {
+    let router = TestRouter::start().with_reply(" fine");
+    let answer = router.console_at_public_address(generate_request(json!({}))).await;
     assert_eq!(answer.status, 400);
     assert!(answer.text().contains("--api-keys"), "{}", answer.text());
     assert!(router.lanes.take_submitted().is_empty());

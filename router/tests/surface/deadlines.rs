@@ -12,7 +12,7 @@ use crate::client::{Answer, MODEL, TestRouter, chunks, eventually, post};
 use crate::fake_lanes::Script;
 
 /// Sends a request with a deadline.
-async fn ask(router: &TestRouter, fields: Value, milliseconds: &str) -> Answer {
+async fn post_with_deadline(router: &TestRouter, fields: Value, milliseconds: &str) -> Answer {
     let mut body = json!({ "model": MODEL, "prompt": "hi" });
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     let mut request = post("/v1/completions", body.to_string());
@@ -20,16 +20,16 @@ async fn ask(router: &TestRouter, fields: Value, milliseconds: &str) -> Answer {
     router.send(request).await
 }
 
-fn hanging() -> TestRouter {
+fn hanging_router() -> TestRouter {
     let router = TestRouter::start();
-    router.lanes.play(Script::Hang);
+    router.lanes.set_script(Script::Hang);
     router
 }
 
 #[tokio::test]
-async fn a_whole_answer_that_is_late_is_a_504() {
-    let router = hanging();
-    let answer = ask(&router, json!({}), "50").await;
+async fn a_whole_response_past_its_deadline_is_a_504() {
+    let router = hanging_router();
+    let answer = post_with_deadline(&router, json!({}), "50").await;
     assert_eq!(answer.status, 504, "{}", answer.text());
     assert_eq!(answer.json()["error"]["code"], "deadline_exceeded");
     assert!(answer.text().contains("within its time limit of 50 ms"), "{}", answer.text());
@@ -38,8 +38,8 @@ async fn a_whole_answer_that_is_late_is_a_504() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_late_ends_with_the_error() {
-    let answer = ask(&hanging(), json!({ "stream": true }), "500").await;
+async fn a_stream_past_its_deadline_ends_with_an_error() {
+    let answer = post_with_deadline(&hanging_router(), json!({ "stream": true }), "500").await;
     assert_eq!(answer.status, 200);
     let chunks = chunks(&answer.events());
     assert!(chunks[0]["choices"][0]["text"].as_str().unwrap().starts_with('0'), "text before the deadline");
@@ -47,29 +47,29 @@ async fn a_stream_that_is_late_ends_with_the_error() {
 }
 
 #[tokio::test]
-async fn the_wait_for_a_turn_counts() {
+async fn the_wait_for_admission_counts_against_the_deadline() {
     let limits = AdmissionLimits { max_sequences: 1, max_waiting_requests: 1 };
     let router = TestRouter::with(Auth::Open, limits);
-    router.lanes.play(Script::Hang);
+    router.lanes.set_script(Script::Hang);
     let _first =
         router.open("/v1/completions", &json!({ "model": MODEL, "prompt": "hi", "stream": true })).await;
-    assert_eq!(ask(&router, json!({}), "20").await.status, 504);
+    assert_eq!(post_with_deadline(&router, json!({}), "20").await.status, 504);
 }
 
 #[tokio::test]
-async fn a_limit_that_is_none_is_refused_and_one_that_is_kept_changes_nothing() {
-    let router = TestRouter::start().say(" fine");
-    let answer = ask(&router, json!({}), "soon").await;
+async fn an_invalid_timeout_is_refused_and_a_long_one_has_no_effect() {
+    let router = TestRouter::start().with_reply(" fine");
+    let answer = post_with_deadline(&router, json!({}), "soon").await;
     assert_eq!(
         (answer.status.as_u16(), &answer.json()["error"]["param"]),
         (400, &json!("x-request-timeout-ms"))
     );
-    assert_eq!(ask(&router, json!({}), "600000").await.json()["choices"][0]["text"], "0 fine");
+    assert_eq!(post_with_deadline(&router, json!({}), "600000").await.json()["choices"][0]["text"], "0 fine");
 }
 
 #[tokio::test]
-async fn over_grpc_the_limit_is_for_the_whole_stream() {
-    let router = hanging();
+async fn a_grpc_timeout_covers_the_whole_stream() {
+    let router = hanging_router();
     let mut client = InferenceClient::connect(router.listen_grpc().await).await.unwrap();
     let mut request = tonic::Request::new(v1::GenerateRequest {
         model: MODEL.into(),

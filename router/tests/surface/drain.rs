@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::client::TestRouter;
 
-fn ask(method: &str, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
+fn admin_request(method: &str, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
     let mut request = Request::builder().method(method).uri(path).header("host", "127.0.0.1:8002");
     for (name, value) in headers {
         request = request.header(*name, *value);
@@ -26,7 +26,7 @@ async fn workers_are_drained_by_operators_only() {
         ("DELETE", path.to_owned(), "10.0.0.7:8110 false false"),
         ("POST", path.replace("10.0", "http:%2F%2F10.0"), "http://10.0.0.7:8110 true false"),
     ] {
-        let answer = router.admin(ask(method, &path, &[])).await;
+        let answer = router.admin(admin_request(method, &path, &[])).await;
         assert_eq!(
             (answer.status.as_u16(), answer.json()),
             (200, json!({ "workers": [], "drained": [drained] }))
@@ -39,14 +39,14 @@ async fn workers_are_drained_by_operators_only() {
         ("POST", path, vec![("origin", "http://evil.example")], 403),
         ("POST", path, vec![("origin", "http://127.0.0.1:8002")], 200),
     ] {
-        let answer = router.admin(ask(method, path, &headers)).await;
+        let answer = router.admin(admin_request(method, path, &headers)).await;
         assert_eq!(answer.status.as_u16(), status, "{method} {path} {headers:?}");
     }
     let dir = tempfile::tempdir().unwrap();
     let keys = dir.path().join("keys");
     std::fs::write(&keys, "sk-one\n").unwrap();
     let router = TestRouter::with(Auth::from_file(&keys).unwrap(), Default::default());
-    assert_eq!(router.admin(ask("POST", path, &[])).await.status, 401);
+    assert_eq!(router.admin(admin_request("POST", path, &[])).await.status, 401);
     let bearer = [("authorization", "Bearer sk-one")];
-    assert_eq!(router.admin(ask("POST", path, &bearer)).await.status, 200);
+    assert_eq!(router.admin(admin_request("POST", path, &bearer)).await.status, 200);
 }

@@ -25,7 +25,7 @@ pub(crate) const SPAN_LEN: usize = 3;
 #[derive(Debug, Clone)]
 pub(crate) enum Script {
     /// Choice `c` generates "`c` text", then its first stop token, if it has one.
-    Say(String),
+    Reply(String),
     /// Choices generate one span and then nothing until they are cancelled.
     Hang,
     /// The first choice generates spans until it is cancelled.
@@ -60,7 +60,7 @@ struct State {
 impl FakeLanes {
     pub(crate) fn new(lifetime: &Lifetime, span_len: usize) -> Arc<Self> {
         let state = State {
-            script: Script::Say(String::new()),
+            script: Script::Reply(String::new()),
             submitted: Vec::new(),
             cancelled: Vec::new(),
             num_delivered: 0,
@@ -68,7 +68,7 @@ impl FakeLanes {
         Arc::new(Self { lifetime: lifetime.clone(), span_len, state: Mutex::new(state) })
     }
 
-    pub(crate) fn play(&self, script: Script) {
+    pub(crate) fn set_script(&self, script: Script) {
         self.state().script = script;
     }
 
@@ -122,7 +122,7 @@ impl GenerationService for SharedLanes {
             _ => {}
         }
         let (sink, stream) = channel(generation.num_choices, generation.unread.clone());
-        sink.begin();
+        sink.mark_started();
         let handle = Handle(Arc::clone(&self.0));
         self.0.lifetime.spawn("fake-lane", run(handle, script, generation, prompt_idx, sink));
         Ok(stream)
@@ -160,21 +160,21 @@ async fn run(
         return flood(&handle.0, prompt_idx, &sink).await;
     }
     score_prompt(&generation, &sink);
-    let mut wanted = Vec::new();
+    let mut uncancelled = Vec::new();
     for choice in 0..generation.num_choices {
         let text = match &script {
-            Script::Say(text) => format!("{choice}{text}"),
+            Script::Reply(text) => format!("{choice}{text}"),
             _ => format!("{choice} is only a beginning"),
         };
-        if !say((&script, handle.0.span_len), &generation, choice, &text, &sink) {
+        if !generate((&script, handle.0.span_len), &generation, choice, &text, &sink) {
             handle.0.state().cancelled.push((prompt_idx, choice));
         } else {
-            wanted.push(choice);
+            uncancelled.push(choice);
         }
     }
     match script {
         Script::Hang => {
-            for choice in wanted {
+            for choice in uncancelled {
                 sink.cancelled(choice).cancelled().await;
                 handle.0.state().cancelled.push((prompt_idx, choice));
             }
@@ -190,7 +190,7 @@ async fn flood(lanes: &FakeLanes, prompt_idx: usize, sink: &GenerationSink) {
     let span = demo_encode(" flood");
     loop {
         let tokens = committed(None, 0, (0, &span), SpeculationUsage::default());
-        if sink.send(GenerationEvent::Tokens(tokens)) == Delivery::Unwanted {
+        if sink.send(GenerationEvent::Tokens(tokens)) == Delivery::Cancelled {
             break lanes.state().cancelled.push((prompt_idx, 0));
         }
         lanes.state().num_delivered += 1;
@@ -211,7 +211,7 @@ fn score_prompt(generation: &GenerationRequest, sink: &GenerationSink) {
 }
 
 /// Generates a text in spans; returns false if it was cancelled.
-fn say(
+fn generate(
     (script, span_len): (&Script, usize),
     generation: &GenerationRequest,
     choice: u32,
@@ -221,9 +221,9 @@ fn say(
     let spec = &generation.spec;
     let mut ids = demo_encode(text);
     ids.extend(spec.stop_token_ids.first());
-    let room = (spec.max_len - spec.prompt_len) as usize;
-    let reason = if ids.len() > room { FinishReason::Length } else { FinishReason::Stop };
-    ids.truncate(room);
+    let max_ids = (spec.max_len - spec.prompt_len) as usize;
+    let reason = if ids.len() > max_ids { FinishReason::Length } else { FinishReason::Stop };
+    ids.truncate(max_ids);
     let mut usage = SpeculationUsage { cached_tokens: u64::from(choice) + 1, ..SpeculationUsage::default() };
     let mut cursor = generation.prediction.clone().map(|text| PredictionCursor::new(text, 0));
     for (span_idx, span) in ids.chunks(span_len).enumerate() {
@@ -238,10 +238,10 @@ fn say(
         usage.draft_tokens += span_len as u64 - 1;
         usage.accepted_tokens += num_drafted;
         let tokens = committed(spec.logprobs, choice, (span_idx * span_len, span), usage);
-        if sink.send(GenerationEvent::Tokens(tokens)) == Delivery::Unwanted {
+        if sink.send(GenerationEvent::Tokens(tokens)) == Delivery::Cancelled {
             return false;
         }
-        if !matches!(script, Script::Say(_)) {
+        if !matches!(script, Script::Reply(_)) {
             return true;
         }
     }

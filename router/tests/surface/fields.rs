@@ -12,17 +12,17 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 /// The fields that the type accepts, from its error message.
-fn known() -> BTreeSet<String> {
+fn accepted_fields() -> BTreeSet<String> {
     let error = serde_json::from_value::<Body>(json!({ "?": 0 })).unwrap_err().to_string();
     let listed = error.split("expected one of ").nth(1).unwrap();
     listed.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
 #[test]
-fn the_table_lists_what_is_read() {
+fn the_table_lists_all_accepted_fields() {
     let listed: BTreeSet<String> = FIELDS.iter().map(|field| field.name.to_owned()).collect();
     assert_eq!(listed.len(), FIELDS.len(), "a field is listed twice");
-    assert_eq!(listed, known());
+    assert_eq!(listed, accepted_fields());
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn with(path: &str, field: &Field) -> Value {
 
 #[tokio::test]
 async fn each_field_is_treated_as_the_table_says() {
-    let router = TestRouter::start().say(" fine");
+    let router = TestRouter::start().with_reply(" fine");
     for field in FIELDS {
         for (path, treatment) in [(CHAT, field.chat), (COMPLETIONS, field.completions)] {
             let answer = router.post_json(path, &with(path, field)).await;
@@ -69,8 +69,8 @@ async fn each_field_is_treated_as_the_table_says() {
 
 /// A value that no field accepts.
 #[tokio::test]
-async fn nonsense_is_refused_by_the_name_of_its_field_and_the_next_request_works() {
-    let router = TestRouter::start().say(" fine");
+async fn invalid_values_are_refused_by_name_and_the_next_request_works() {
+    let router = TestRouter::start().with_reply(" fine");
     for field in FIELDS {
         for (path, treatment) in [(CHAT, field.chat), (COMPLETIONS, field.completions)] {
             let mut body = with(path, field);
@@ -85,15 +85,15 @@ async fn nonsense_is_refused_by_the_name_of_its_field_and_the_next_request_works
             let param = error["param"].as_str().unwrap_or_default();
             assert!(param.starts_with(field.name), "{path} {}: {error}", field.name);
             assert!(error["message"].as_str().is_some_and(|message| message.len() > 10), "{error}");
-            let sound = json!({ "model": MODEL, "prompt": "hi" });
-            assert_eq!(router.ok(COMPLETIONS, &sound).await["choices"][0]["text"], "0 fine");
+            let valid = json!({ "model": MODEL, "prompt": "hi" });
+            assert_eq!(router.ok(COMPLETIONS, &valid).await["choices"][0]["text"], "0 fine");
         }
     }
 }
 
 #[tokio::test]
-async fn defaults_of_fields_that_are_refused_are_accepted() {
-    let router = TestRouter::start().say(" fine");
+async fn defaults_of_refused_fields_are_accepted() {
+    let router = TestRouter::start().with_reply(" fine");
     for (path, field, value) in [
         (CHAT, "skip_special_tokens", json!(true)),
         (CHAT, "add_generation_prompt", json!(true)),

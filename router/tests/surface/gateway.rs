@@ -14,7 +14,7 @@ const COMPLETIONS: &str = "/v1/completions";
 const FAIRNESS_ID: &str = "x-llm-d-inference-fairness-id";
 const OBJECTIVE: &str = "x-llm-d-inference-objective";
 
-async fn ask(router: &TestRouter, headers: &[(&str, &str)]) -> Answer {
+async fn post_with_headers(router: &TestRouter, headers: &[(&str, &str)]) -> Answer {
     let mut request = Request::post(COMPLETIONS).header("content-type", "application/json");
     for (name, value) in headers {
         request = request.header(*name, *value);
@@ -24,14 +24,14 @@ async fn ask(router: &TestRouter, headers: &[(&str, &str)]) -> Answer {
 }
 
 async fn submitted(router: &TestRouter, headers: &[(&str, &str)]) -> GenerationRequest {
-    let answer = ask(router, headers).await;
+    let answer = post_with_headers(router, headers).await;
     assert_eq!(answer.status, 200, "{headers:?}: {}", answer.text());
     router.lanes.take_one()
 }
 
 #[tokio::test]
-async fn fairness_ids_take_turns_and_share_prefixes() {
-    let router = TestRouter::start().say(" fine");
+async fn fairness_ids_have_separate_queues_and_share_prefixes() {
+    let router = TestRouter::start().with_reply(" fine");
     let plain = submitted(&router, &[]).await;
     let one = submitted(&router, &[(FAIRNESS_ID, "one")]).await;
     let old_name = submitted(&router, &[("x-gateway-inference-fairness-id", "one")]).await;
@@ -42,21 +42,21 @@ async fn fairness_ids_take_turns_and_share_prefixes() {
 }
 
 #[tokio::test]
-async fn a_key_gets_no_more_turns_by_headers_unless_it_is_a_gateways() {
+async fn fairness_ids_are_honored_only_for_gateway_keys() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
     std::fs::write(&path, "sk-one alice\nsk-two gateway fairness_ids=true\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).say(" fine");
-    for (key, is_told_apart) in [("Bearer sk-one", false), ("Bearer sk-two", true)] {
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).with_reply(" fine");
+    for (key, is_separate) in [("Bearer sk-one", false), ("Bearer sk-two", true)] {
         let key = ("authorization", key);
         let plain = submitted(&router, &[key]).await.api_key;
-        assert_eq!(submitted(&router, &[key, (FAIRNESS_ID, "one")]).await.api_key != plain, is_told_apart);
+        assert_eq!(submitted(&router, &[key, (FAIRNESS_ID, "one")]).await.api_key != plain, is_separate);
     }
 }
 
 #[tokio::test]
-async fn an_objective_is_as_urgent_as_the_operator_says() {
-    let router = TestRouter::start().say(" fine");
+async fn an_objective_sets_the_configured_priority() {
+    let router = TestRouter::start().with_reply(" fine");
     for (headers, expected) in [
         (vec![], 0),
         (vec![(OBJECTIVE, "batch")], 200),
@@ -68,14 +68,14 @@ async fn an_objective_is_as_urgent_as_the_operator_says() {
 }
 
 #[tokio::test]
-async fn latencies_that_a_gateway_names_are_judged_by_choice() {
-    let router = TestRouter::start().say(" shines and shines");
-    ask(&router, &[]).await;
+async fn latency_objectives_are_evaluated_per_choice() {
+    let router = TestRouter::start().with_reply(" shines and shines");
+    post_with_headers(&router, &[]).await;
     assert!(!router.metrics().await.contains("outrider_slo_choices_total{"), "no SLO was requested");
     let (kept, missed) = ("86400000", "0.000001");
     for slo in [kept, missed, missed] {
         let headers = [("x-llm-d-slo-ttft-ms", slo), ("x-llm-d-slo-tpot-ms", kept)];
-        assert_eq!(ask(&router, &headers).await.status, 200);
+        assert_eq!(post_with_headers(&router, &headers).await.status, 200);
     }
     let page = router.metrics().await;
     for (slo, met, count) in [("ttft", true, 1), ("ttft", false, 2), ("tpot", true, 3)] {
@@ -87,11 +87,11 @@ async fn latencies_that_a_gateway_names_are_judged_by_choice() {
 
 #[tokio::test]
 async fn bad_headers_are_refused_by_name_and_the_next_request_works() {
-    let router = TestRouter::start().say(" fine");
+    let router = TestRouter::start().with_reply(" fine");
     for (name, value) in
         [(FAIRNESS_ID, "a b"), (OBJECTIVE, ""), ("x-llm-d-slo-ttft-ms", "soon"), ("x-llm-d-slo-tpot-ms", "0")]
     {
-        let refused = ask(&router, &[(name, value)]).await;
+        let refused = post_with_headers(&router, &[(name, value)]).await;
         assert_eq!(refused.status, 400, "{name}: {}", refused.text());
         assert_eq!(refused.json()["error"]["param"], name);
         assert!(router.lanes.take_submitted().is_empty(), "{name}: it was submitted");
@@ -100,8 +100,8 @@ async fn bad_headers_are_refused_by_name_and_the_next_request_works() {
 }
 
 #[tokio::test]
-async fn over_grpc_they_are_metadata() {
-    let router = TestRouter::start().say(" fine");
+async fn grpc_metadata_carries_the_same_headers() {
+    let router = TestRouter::start().with_reply(" fine");
     let mut client = InferenceClient::connect(router.listen_grpc().await).await.unwrap();
     let message = || GenerateRequest {
         model: MODEL.to_owned(),

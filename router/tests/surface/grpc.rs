@@ -42,8 +42,8 @@ fn text_of(messages: &[v1::GenerateResponse], choice: u32) -> String {
 }
 
 #[tokio::test]
-async fn text_ids_and_usage_come_as_over_http() {
-    let router = TestRouter::start().say(" and the same text");
+async fn text_ids_and_usage_equal_those_over_http() {
+    let router = TestRouter::start().with_reply(" and the same text");
     let mut client = client(&router).await;
     let request = v1::GenerateRequest { n: Some(2), seed: Some(-5), ..text_request("hi") };
     let messages = generate(&mut client, request).await.unwrap();
@@ -76,7 +76,7 @@ async fn text_ids_and_usage_come_as_over_http() {
 
 #[tokio::test]
 async fn a_conversation_is_rendered() {
-    let router = TestRouter::start().say(" fine");
+    let router = TestRouter::start().with_reply(" fine");
     let mut client = client(&router).await;
     let message = v1::ChatMessage { role: "user".into(), content: "hi".into(), ..v1::ChatMessage::default() };
     let request = v1::GenerateRequest {
@@ -93,8 +93,8 @@ async fn a_conversation_is_rendered() {
 }
 
 #[tokio::test]
-async fn an_echo_holds_the_prompts_logprobs() {
-    let router = TestRouter::start().say(" fine");
+async fn an_echo_contains_the_logprobs_of_the_prompt() {
+    let router = TestRouter::start().with_reply(" fine");
     let mut client = client(&router).await;
     let ids = demo_encode("one two three");
     let request = v1::GenerateRequest {
@@ -113,8 +113,8 @@ async fn an_echo_holds_the_prompts_logprobs() {
 }
 
 #[tokio::test]
-async fn bad_input_is_refused_in_the_same_words() {
-    let router = TestRouter::start().say(" fine");
+async fn bad_input_is_refused_with_the_same_messages() {
+    let router = TestRouter::start().with_reply(" fine");
     let mut client = client(&router).await;
     let sampling = |sampling| Some(v1::SamplingParams { ..sampling });
     let cold = v1::SamplingParams { temperature: Some(-1.0), ..v1::SamplingParams::default() };
@@ -180,19 +180,19 @@ async fn failures_keep_their_codes() {
         (Script::Panic, Code::Internal),
         (Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }), Code::FailedPrecondition),
     ] {
-        router.lanes.play(script);
+        router.lanes.set_script(script);
         assert_eq!(generate(&mut client, text_request("hi")).await.unwrap_err().code(), code);
     }
 }
 
 #[tokio::test]
-async fn keys_and_limits_hold_here_too() {
+async fn keys_and_limits_apply() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
     std::fs::write(&path, "sk-one task_type=sql\n").unwrap();
     let limits = AdmissionLimits { max_sequences: 1, max_waiting_requests: 0 };
     let router = TestRouter::with(Auth::from_file(&path).unwrap(), limits);
-    router.lanes.play(Script::Hang);
+    router.lanes.set_script(Script::Hang);
     let mut client = client(&router).await;
     let keyed = |message| {
         let mut request = Request::new(message);

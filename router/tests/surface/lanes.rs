@@ -13,8 +13,8 @@ const CHAT: &str = "/v1/chat/completions";
 const DEBUG_LANES: &str = "/debug/lanes";
 
 #[tokio::test]
-async fn where_nobody_says_what_a_prompt_is_its_text_does() {
-    let router = TestRouter::start().say(" fine");
+async fn the_task_type_is_guessed_unless_the_request_sets_it() {
+    let router = TestRouter::start().with_reply(" fine");
     let code = "Write a Python function that adds two numbers";
     let user = |text: &str| json!([{ "role": "user", "content": text }]);
     for (path, fields, expected) in [
@@ -31,27 +31,27 @@ async fn where_nobody_says_what_a_prompt_is_its_text_does() {
 }
 
 #[tokio::test]
-async fn the_lanes_way_to_judge_drafts_holds_where_the_request_names_none() {
-    let router = TestRouter::start().say(" fine");
-    for (task_type, asked, expected) in [
+async fn the_acceptance_mode_of_the_lane_applies_unless_the_request_sets_one() {
+    let router = TestRouter::start().with_reply(" fine");
+    for (task_type, requested, expected) in [
         ("code", None, AcceptanceMode::Typical),
         ("code", Some("coupled"), AcceptanceMode::Coupled),
         ("chat", None, AcceptanceMode::Coupled),
     ] {
-        let speculation: Value = asked.map_or(json!({}), |mode| json!({ "acceptance": mode }));
+        let speculation: Value = requested.map_or(json!({}), |mode| json!({ "acceptance": mode }));
         let body =
             json!({ "model": MODEL, "prompt": "hi", "task_type": task_type, "speculation": speculation });
         router.ok(COMPLETIONS, &body).await;
-        assert_eq!(router.lanes.take_one().spec.acceptance, expected, "{task_type}, requested {asked:?}");
+        assert_eq!(router.lanes.take_one().spec.acceptance, expected, "{task_type}, requested {requested:?}");
     }
 }
 
 #[tokio::test]
-async fn lanes_are_explained_to_operators_only() {
-    let ask = || Request::get(DEBUG_LANES).body(Body::empty()).unwrap();
+async fn debug_lanes_requires_the_operator_address() {
+    let debug_request = || Request::get(DEBUG_LANES).body(Body::empty()).unwrap();
     let router = TestRouter::start();
     assert_eq!(router.get(DEBUG_LANES).await.status, 404, "not on the client address");
-    let answer = router.admin(ask()).await;
+    let answer = router.admin(debug_request()).await;
     assert_eq!(answer.status, 200);
     assert_eq!(
         answer.json(),
@@ -65,5 +65,5 @@ async fn lanes_are_explained_to_operators_only() {
     let path = dir.path().join("keys");
     std::fs::write(&path, "sk-one\n").unwrap();
     let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default());
-    assert_eq!(router.admin(ask()).await.status, 401);
+    assert_eq!(router.admin(debug_request()).await.status, 401);
 }

@@ -21,14 +21,14 @@ use crate::fake_lanes::Script;
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// Only the header timeout is short.
-fn impatient() -> ListenerConfig {
+fn short_header_timeout() -> ListenerConfig {
     let mut config = listener_config();
     config.timeouts.header = Duration::from_millis(100);
     config
 }
 
 /// Sends bytes and reads until the router closes the connection.
-async fn until_closed(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+async fn send_until_closed(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut connection = TcpStream::connect(address).await.unwrap();
     // A connection refused early may be reset while the client still sends.
     drop(connection.write_all(bytes).await);
@@ -53,7 +53,7 @@ fn status_of(received: &[u8]) -> Option<StatusCode> {
 }
 
 async fn assert_http_serves(address: SocketAddr, key: &str) {
-    let received = until_closed(address, &completion(key)).await;
+    let received = send_until_closed(address, &completion(key)).await;
     let text = String::from_utf8_lossy(&received);
     assert!(status_of(&received) == Some(StatusCode::OK) && text.contains("0 fine"), "{text}");
 }
@@ -73,12 +73,12 @@ fn generation(prompt: &str) -> v1::GenerateRequest {
 }
 
 #[tokio::test]
-async fn over_http_each_is_answered_or_closed_and_the_next_one_served() {
+async fn bad_http_peers_are_answered_or_closed_and_the_next_is_served() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
     std::fs::write(&path, "sk-one\n").unwrap();
-    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).say(" fine");
-    let address = router.listen_http_with(impatient()).await;
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).with_reply(" fine");
+    let address = router.listen_http_with(short_header_timeout()).await;
     let key = "authorization: Bearer sk-one\r\n";
     let many_headers: String = (0..10_000).map(|idx| format!("x-{idx}: y\r\n")).collect();
     let long_header = format!("x-long: {}\r\n", "y".repeat(1 << 20));
@@ -97,7 +97,7 @@ async fn over_http_each_is_answered_or_closed_and_the_next_one_served() {
         ("a preface of HTTP/2 and then nothing", HTTP2_PREFACE.to_vec(), None),
     ];
     for (what, bytes, expected) in rows {
-        let received = until_closed(address, &bytes).await;
+        let received = send_until_closed(address, &bytes).await;
         let status = status_of(&received).map(|status| status.as_u16());
         assert_eq!(status, expected, "{what}: {}", String::from_utf8_lossy(&received));
         assert_http_serves(address, key).await;
@@ -105,9 +105,9 @@ async fn over_http_each_is_answered_or_closed_and_the_next_one_served() {
 }
 
 #[tokio::test]
-async fn over_grpc_each_is_answered_or_closed_and_the_next_one_served() {
-    let router = TestRouter::start().say(" fine");
-    let address = router.listen_grpc_with(impatient()).await;
+async fn bad_grpc_peers_are_answered_or_closed_and_the_next_is_served() {
+    let router = TestRouter::start().with_reply(" fine");
+    let address = router.listen_grpc_with(short_header_timeout()).await;
     // DATA of 16 MiB less one byte on stream 1: larger than any allowed frame.
     let oversized = [HTTP2_PREFACE, &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
     for (what, bytes) in [
@@ -117,7 +117,7 @@ async fn over_grpc_each_is_answered_or_closed_and_the_next_one_served() {
         ("an oversized frame", oversized),
         ("HTTP/1", completion("")),
     ] {
-        let received = until_closed(address, &bytes).await;
+        let received = send_until_closed(address, &bytes).await;
         assert_eq!(status_of(&received), None, "{what}");
         assert_grpc_serves(address).await;
     }
@@ -135,9 +135,10 @@ async fn over_grpc_each_is_answered_or_closed_and_the_next_one_served() {
 }
 
 #[tokio::test]
-async fn idle_sockets_beyond_the_limit_are_closed_and_those_within_it_make_room() {
-    let router = TestRouter::start().say(" fine");
-    let config = ListenerConfig { max_connections: 8, max_connections_per_address: 8, ..impatient() };
+async fn idle_connections_are_closed_at_the_limit_and_after_a_timeout() {
+    let router = TestRouter::start().with_reply(" fine");
+    let config =
+        ListenerConfig { max_connections: 8, max_connections_per_address: 8, ..short_header_timeout() };
     let address = router.listen_http_with(config).await;
     let mut idle = Vec::new();
     for _ in 0..64 {
@@ -151,8 +152,8 @@ async fn idle_sockets_beyond_the_limit_are_closed_and_those_within_it_make_room(
 }
 
 #[tokio::test]
-async fn a_draining_router_tells_its_clients_at_once_and_finishes_their_streams() {
-    let router = TestRouter::start().say(" fine");
+async fn a_draining_router_notifies_clients_and_finishes_their_streams() {
+    let router = TestRouter::start().with_reply(" fine");
     let (http, grpc) = (router.listen_http().await, router.listen_grpc_with(listener_config()).await);
     let mut pooled = TcpStream::connect(http).await.unwrap();
     let keep_alive = String::from_utf8(completion("")).unwrap().replace("connection: close\r\n", "");
@@ -160,13 +161,13 @@ async fn a_draining_router_tells_its_clients_at_once_and_finishes_their_streams(
     pooled.write_all(keep_alive.as_bytes()).await.unwrap();
     let len = pooled.read(&mut answer).await.unwrap();
     assert!(!String::from_utf8_lossy(&answer[..len]).contains("connection: close"));
-    router.lanes.play(Script::Hang);
+    router.lanes.set_script(Script::Hang);
     let mut client = InferenceClient::connect(format!("http://{grpc}")).await.unwrap();
     let mut stream = client.generate(generation("hi")).await.unwrap().into_inner();
     assert!(stream.message().await.unwrap().is_some());
 
     router.state.lifetime.leave();
-    let router = router.say(" fine");
+    let router = router.with_reply(" fine");
     pooled.write_all(keep_alive.as_bytes()).await.unwrap();
     let mut rest = Vec::new();
     pooled.read_to_end(&mut rest).await.unwrap();
@@ -179,7 +180,7 @@ async fn a_draining_router_tells_its_clients_at_once_and_finishes_their_streams(
     let drained =
         router.state.lifetime.spawn("drain", async move { draining.drain(Duration::from_secs(60)).await });
     eventually("the drain", || router.state.lifetime.is_draining()).await;
-    let late = until_closed(http, &completion("")).await;
+    let late = send_until_closed(http, &completion("")).await;
     assert_eq!(status_of(&late), Some(StatusCode::SERVICE_UNAVAILABLE));
     assert!(!drained.is_finished(), "the drain waits for the stream");
     drop(stream);

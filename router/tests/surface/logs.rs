@@ -37,7 +37,7 @@ impl<'a> MakeWriter<'a> for Lines {
 }
 
 #[tokio::test]
-async fn no_prompt_and_no_answer_is_ever_logged() {
+async fn prompts_and_answers_are_never_logged() {
     let lines = Lines::default();
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new("info,router=trace,service=trace,scheduling=trace"))
@@ -55,10 +55,10 @@ async fn no_prompt_and_no_answer_is_ever_logged() {
         Script::Refuse(RouterError::Internal("a bug".into())),
         Script::FailAfterOneSpan(refused),
         Script::Vanish,
-        Script::Say(format!(" {SECRET}")),
+        Script::Reply(format!(" {SECRET}")),
     ];
     for script in fails {
-        router.lanes.play(script);
+        router.lanes.set_script(script);
         for (path, body) in [(completions, &completion), (chat, &conversation)] {
             router.post_json(path, body).await;
             let mut streamed = body.clone();

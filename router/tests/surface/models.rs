@@ -7,7 +7,7 @@ use router::error::RouterError;
 use crate::client::{demo_text, entry};
 
 #[test]
-fn a_name_is_listed_while_its_model_is() {
+fn an_alias_is_listed_while_its_model_is() {
     let defaults = RequestDefaults { temperature: Some(0.5), ..RequestDefaults::default() };
     let serves = |served: &str, defaults| ModelSettings { serves: Some(served.to_owned()), defaults };
     let own = RequestDefaults { top_k: Some(3), ..RequestDefaults::default() };

@@ -24,7 +24,7 @@ fn request(path: &str, key: Option<&str>, body: &Value) -> Request<Body> {
     request.body(Body::from(body.to_string())).unwrap()
 }
 
-async fn ask(router: &TestRouter, path: &str, key: Option<&str>, body: &Value) {
+async fn post_ok(router: &TestRouter, path: &str, key: Option<&str>, body: &Value) {
     let answer = router.send(request(path, key, body)).await;
     assert_eq!(answer.status, 200, "{body}: {}", answer.text());
 }
@@ -48,15 +48,15 @@ fn with(mut body: Value, field: &str, value: Value) -> Value {
 }
 
 #[tokio::test]
-async fn each_choice_is_a_line_as_the_target_read_and_wrote_it() {
+async fn each_choice_is_logged_with_the_ids_of_its_target() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log.jsonl");
-    let router = TestRouter::start().logging_to(&path).say(" fine");
+    let router = TestRouter::start().with_request_log(&path).with_reply(" fine");
     let two = with(with(chat("Hello"), "n", json!(2)), "task_type", json!("code"));
-    ask(&router, CHAT, None, &two).await;
-    ask(&router, CHAT, None, &with(chat("Streamed"), "stream", json!(true))).await;
+    post_ok(&router, CHAT, None, &two).await;
+    post_ok(&router, CHAT, None, &with(chat("Streamed"), "stream", json!(true))).await;
     let completion = json!({ "model": MODEL, "prompt": ["one", "two"], "max_tokens": 50 });
-    ask(&router, COMPLETIONS, None, &completion).await;
+    post_ok(&router, COMPLETIONS, None, &completion).await;
     let submitted = router.lanes.take_submitted();
     let page = router.metrics().await;
     assert!(page.contains("outrider_request_log_choices_total{outcome=\"left_out\"} 0"), "{page}");
@@ -78,15 +78,15 @@ async fn each_choice_is_a_line_as_the_target_read_and_wrote_it() {
 }
 
 #[tokio::test]
-async fn whoever_says_no_or_does_not_finish_is_not_logged() {
+async fn requests_without_store_or_tokens_are_not_logged() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log.jsonl");
-    let router = TestRouter::start().logging_to(&path).say(" fine");
-    ask(&router, CHAT, None, &with(chat("No"), "store", json!(false))).await;
+    let router = TestRouter::start().with_request_log(&path).with_reply(" fine");
+    post_ok(&router, CHAT, None, &with(chat("No"), "store", json!(false))).await;
     let response = json!({ "model": MODEL, "input": "No", "store": false });
-    ask(&router, RESPONSES, None, &response).await;
-    ask(&router, CHAT, None, &with(chat("Yes"), "store", json!(true))).await;
-    ask(
+    post_ok(&router, RESPONSES, None, &response).await;
+    post_ok(&router, CHAT, None, &with(chat("Yes"), "store", json!(true))).await;
+    post_ok(
         &router,
         COMPLETIONS,
         None,
@@ -99,17 +99,17 @@ async fn whoever_says_no_or_does_not_finish_is_not_logged() {
 }
 
 #[tokio::test]
-async fn with_keys_only_those_that_agree_are_logged() {
+async fn only_keys_with_log_requests_are_logged() {
     let directory = tempfile::tempdir().unwrap();
     let (keys, path) = (directory.path().join("keys"), directory.path().join("log.jsonl"));
     std::fs::write(&keys, "sk-one alice\nsk-two bob log_requests=true\nsk-three log_requests=false\n")
         .unwrap();
     let router = TestRouter::with(Auth::from_file(&keys).unwrap(), Default::default());
-    let router = router.logging_to(&path).say(" fine");
+    let router = router.with_request_log(&path).with_reply(" fine");
     for key in ["sk-one", "sk-two", "sk-three"] {
-        ask(&router, CHAT, Some(key), &chat(key)).await;
+        post_ok(&router, CHAT, Some(key), &chat(key)).await;
     }
-    ask(&router, CHAT, Some("sk-two"), &with(chat("not this one"), "store", json!(false))).await;
+    post_ok(&router, CHAT, Some("sk-two"), &with(chat("not this one"), "store", json!(false))).await;
     let lines = logged(router, &path).await;
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0]["prompt"].as_str().unwrap().contains("sk-two"));

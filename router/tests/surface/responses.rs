@@ -36,7 +36,7 @@ fn text_of(response: &Value) -> &str {
 }
 
 /// Removes what differs between runs.
-fn settled(mut response: Value) -> Value {
+fn redacted(mut response: Value) -> Value {
     for path in ["/id", "/created_at", "/output/0/id"] {
         if let Some(value) = response.pointer_mut(path) {
             *value = json!("[redacted]");
@@ -47,13 +47,13 @@ fn settled(mut response: Value) -> Value {
 
 #[tokio::test]
 async fn a_response() {
-    let router = TestRouter::start().say(" shines");
-    insta::assert_json_snapshot!(settled(router.ok(RESPONSES, &request(json!({}))).await));
+    let router = TestRouter::start().with_reply(" shines");
+    insta::assert_json_snapshot!(redacted(router.ok(RESPONSES, &request(json!({}))).await));
 }
 
 #[tokio::test]
-async fn a_streamed_response_is_the_whole_one() {
-    let router = TestRouter::start().say(" shines \u{1F600} and more");
+async fn a_streamed_response_equals_the_full_one() {
+    let router = TestRouter::start().with_reply(" shines \u{1F600} and more");
     for fields in [json!({}), json!({ "max_output_tokens": 4 }), json!({ "stop": ["shin"] })] {
         let whole = router.ok(RESPONSES, &request(fields.clone())).await;
         let mut streamed = request(fields);
@@ -85,13 +85,13 @@ async fn a_streamed_response_is_the_whole_one() {
         let text: String = deltas.iter().map(|event| event["delta"].as_str().unwrap()).collect();
         assert_eq!(text, text_of(&whole));
         assert_eq!(events[events.len() - 4]["text"], text);
-        assert_eq!(settled(events[events.len() - 1]["response"].clone()), settled(whole));
+        assert_eq!(redacted(events[events.len() - 1]["response"].clone()), redacted(whole));
     }
 }
 
 #[tokio::test]
-async fn a_response_goes_on_from_an_earlier_one() {
-    let router = TestRouter::start().say(" fine");
+async fn a_response_continues_an_earlier_one() {
+    let router = TestRouter::start().with_reply(" fine");
     let first = router.ok(RESPONSES, &request(json!({ "instructions": "Be brief." }))).await;
     router.lanes.take_submitted();
     let next = request(json!({ "input": "more", "previous_response_id": first["id"] }));
@@ -116,8 +116,8 @@ async fn a_response_goes_on_from_an_earlier_one() {
 }
 
 #[tokio::test]
-async fn what_is_not_to_be_stored_is_not() {
-    let router = TestRouter::start().say(" fine");
+async fn store_false_is_respected() {
+    let router = TestRouter::start().with_reply(" fine");
     let stored = router.ok(RESPONSES, &request(json!({}))).await;
     let unstored = router.ok(RESPONSES, &request(json!({ "store": false }))).await;
     let path = |response: &Value| format!("{RESPONSES}/{}", response["id"].as_str().unwrap());
@@ -136,7 +136,7 @@ async fn what_is_not_to_be_stored_is_not() {
 
 #[tokio::test]
 async fn items_are_read_like_messages() {
-    let router = TestRouter::start().say(" fine");
+    let router = TestRouter::start().with_reply(" fine");
     let items = json!([
         { "role": "developer", "content": "Be brief." },
         { "type": "message", "role": "user", "content": [{ "type": "input_text", "text": "hi" }] },
@@ -202,7 +202,7 @@ const OFF: &str = r#"{"tools": [], "tool_choice": "auto", "text": {"format": {"t
 
 #[tokio::test]
 async fn bad_input_is_refused_by_name_and_the_next_request_works() {
-    let router = TestRouter::start().say(" fine");
+    let router = TestRouter::start().with_reply(" fine");
     for row in REFUSED.lines() {
         let [fields, param, expected] = row.split(" | ").collect::<Vec<_>>()[..] else { panic!("{row}") };
         let answer = router.post_json(RESPONSES, &request(serde_json::from_str(fields).unwrap())).await;
@@ -219,7 +219,7 @@ async fn bad_input_is_refused_by_name_and_the_next_request_works() {
 
 #[tokio::test]
 async fn a_format_becomes_a_grammar() {
-    let router = TestRouter::start().say("{}");
+    let router = TestRouter::start().with_reply("{}");
     let schema = json!({ "type": "object", "properties": {}, "additionalProperties": false });
     let format = json!({ "type": "json_schema", "name": "empty", "strict": true, "schema": schema });
     let answer = router.ok(RESPONSES, &request(json!({ "text": { "format": format } }))).await;
@@ -230,9 +230,9 @@ async fn a_format_becomes_a_grammar() {
 }
 
 #[tokio::test]
-async fn a_stream_that_fails_says_so_and_is_not_kept() {
+async fn a_failed_stream_ends_with_an_error_and_is_not_stored() {
     let router = TestRouter::start();
-    router.lanes.play(Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }));
+    router.lanes.set_script(Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }));
     let last = events(&router, &request(json!({ "stream": true }))).await.pop().unwrap();
     assert_eq!((&last["type"], &last["response"]["status"]), (&json!("response.failed"), &json!("failed")));
     assert!(last["response"]["error"]["message"].as_str().unwrap().contains("a NaN"), "{last}");

@@ -8,7 +8,7 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 /// Replaces what differs between runs.
-fn settled(mut body: Value) -> Value {
+fn redacted(mut body: Value) -> Value {
     let id = body["id"].as_str().unwrap();
     let (prefix, unique) = id.split_once('-').unwrap();
     assert_eq!(unique.len(), 32, "{id}");
@@ -18,10 +18,10 @@ fn settled(mut body: Value) -> Value {
     body
 }
 
-fn settled_chunks(events: &[String]) -> Vec<Value> {
+fn redacted_chunks(events: &[String]) -> Vec<Value> {
     let chunks = chunks(events);
     assert!(chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"]), "one id for the whole stream");
-    chunks.into_iter().map(settled).collect()
+    chunks.into_iter().map(redacted).collect()
 }
 
 fn chat(fields: Value) -> Value {
@@ -38,44 +38,44 @@ fn completion(fields: Value) -> Value {
 
 #[tokio::test]
 async fn a_chat_completion() {
-    let router = TestRouter::start().say(" shines");
-    insta::assert_json_snapshot!(settled(router.ok(CHAT, &chat(json!({}))).await));
+    let router = TestRouter::start().with_reply(" shines");
+    insta::assert_json_snapshot!(redacted(router.ok(CHAT, &chat(json!({}))).await));
 }
 
 #[tokio::test]
 async fn a_chat_completion_with_logprobs() {
-    let router = TestRouter::start().say(" \u{20ac}");
+    let router = TestRouter::start().with_reply(" \u{20ac}");
     let body = chat(json!({ "logprobs": true, "top_logprobs": 2, "max_tokens": 4 }));
-    insta::assert_json_snapshot!(settled(router.ok(CHAT, &body).await));
+    insta::assert_json_snapshot!(redacted(router.ok(CHAT, &body).await));
 }
 
 #[tokio::test]
 async fn a_streamed_chat_completion() {
-    let router = TestRouter::start().say(" shines");
+    let router = TestRouter::start().with_reply(" shines");
     let options = json!({ "include_usage": true, "include_speculation": true });
     let body = chat(json!({ "stream": true, "stream_options": options }));
-    insta::assert_json_snapshot!(settled_chunks(&router.events(CHAT, &body).await));
+    insta::assert_json_snapshot!(redacted_chunks(&router.events(CHAT, &body).await));
 }
 
 #[tokio::test]
 async fn a_completion_of_two_prompts() {
-    let router = TestRouter::start().say(" end");
+    let router = TestRouter::start().with_reply(" end");
     let body = completion(json!({ "prompt": ["a", "b"], "n": 2 }));
-    insta::assert_json_snapshot!(settled(router.ok(COMPLETIONS, &body).await));
+    insta::assert_json_snapshot!(redacted(router.ok(COMPLETIONS, &body).await));
 }
 
 #[tokio::test]
 async fn a_completion_with_echo_and_logprobs() {
-    let router = TestRouter::start().say(" end");
+    let router = TestRouter::start().with_reply(" end");
     let body = completion(json!({ "echo": true, "logprobs": 1 }));
-    insta::assert_json_snapshot!(settled(router.ok(COMPLETIONS, &body).await));
+    insta::assert_json_snapshot!(redacted(router.ok(COMPLETIONS, &body).await));
 }
 
 #[tokio::test]
 async fn a_streamed_completion_with_echo_and_logprobs() {
-    let router = TestRouter::start().say(" end");
+    let router = TestRouter::start().with_reply(" end");
     let body = completion(json!({ "echo": true, "logprobs": 1, "stream": true }));
-    insta::assert_json_snapshot!(settled_chunks(&router.events(COMPLETIONS, &body).await));
+    insta::assert_json_snapshot!(redacted_chunks(&router.events(COMPLETIONS, &body).await));
 }
 
 #[tokio::test]
@@ -94,8 +94,8 @@ async fn an_error() {
 }
 
 #[tokio::test]
-async fn what_speculation_did_is_told_as_vllm_tells_it() {
-    let router = TestRouter::start().say(" shines and shines");
+async fn speculation_metrics_have_the_format_of_vllm() {
+    let router = TestRouter::start().with_reply(" shines and shines");
     let whole = router.ok(COMPLETIONS, &completion(json!({ "max_tokens": 5 }))).await;
     // Two spans: two of two drafted tokens were accepted, then one of two.
     let expected = json!({ "speculative_decoding": {
@@ -115,8 +115,8 @@ async fn what_speculation_did_is_told_as_vllm_tells_it() {
 }
 
 #[tokio::test]
-async fn every_chunk_says_the_usage_so_far_where_it_is_asked_for() {
-    let router = TestRouter::start().say(" shines and shines");
+async fn every_chunk_reports_the_usage_so_far_on_request() {
+    let router = TestRouter::start().with_reply(" shines and shines");
     let options = json!({ "include_usage": true, "continuous_usage_stats": true });
     for (path, body) in
         [(COMPLETIONS, completion(json!({ "n": 2 }))), (CHAT, chat(json!({ "logprobs": true })))]
@@ -144,8 +144,8 @@ async fn every_chunk_says_the_usage_so_far_where_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn timings_come_where_they_are_asked_for() {
-    let router = TestRouter::start().say(" shines");
+async fn timings_are_reported_on_request() {
+    let router = TestRouter::start().with_reply(" shines");
     let whole = router.ok(COMPLETIONS, &completion(json!({ "timings_per_token": true }))).await;
     let body = completion(json!({ "timings_per_token": true, "stream": true }));
     let streamed = chunks(&router.events(COMPLETIONS, &body).await).pop().unwrap();

@@ -13,7 +13,7 @@ use tonic::transport::Endpoint;
 use crate::client::{MODEL, TestRouter, eventually};
 use crate::fake_lanes::Script;
 
-async fn check_cut(router: &TestRouter, protocol: &str) {
+async fn check_disconnected(router: &TestRouter, protocol: &str) {
     eventually("cancellation of the generation", || router.lanes.cancelled() == [(0, 0)]).await;
     eventually("the permit's return", || router.state.admission.available() == 1_024).await;
     let counted = format!(r#"outrider_requests_total{{protocol="{protocol}",outcome="slow_client"}} 1"#);
@@ -22,9 +22,9 @@ async fn check_cut(router: &TestRouter, protocol: &str) {
 }
 
 #[tokio::test]
-async fn over_http_it_loses_its_connection() {
+async fn a_slow_http_client_is_disconnected() {
     let router = TestRouter::start();
-    router.lanes.play(Script::Flood);
+    router.lanes.set_script(Script::Flood);
     let address = router.listen_http().await;
     let body =
         json!({ "model": MODEL, "prompt": "hi", "n": 128, "max_tokens": 1_000, "stream": true }).to_string();
@@ -34,7 +34,7 @@ async fn over_http_it_loses_its_connection() {
     );
     let mut connection = TcpStream::connect(address).await.unwrap();
     connection.write_all((head + &body).as_bytes()).await.unwrap();
-    check_cut(&router, "http").await;
+    check_disconnected(&router, "http").await;
     assert!(router.lanes.num_delivered() * 512 >= MAX_UNREAD_BYTES);
     let mut received = Vec::new();
     // Closed, or reset if the router had more to send.
@@ -44,9 +44,9 @@ async fn over_http_it_loses_its_connection() {
 }
 
 #[tokio::test]
-async fn over_grpc_it_loses_its_stream_and_others_on_the_connection_go_on() {
+async fn a_slow_grpc_stream_is_reset_and_others_on_the_connection_continue() {
     let router = TestRouter::start();
-    router.lanes.play(Script::Flood);
+    router.lanes.set_script(Script::Flood);
     let endpoint = Endpoint::from_shared(router.listen_grpc().await).unwrap();
     // A small window, because the client's library abandons a connection with many small unread frames.
     let channel = endpoint.initial_stream_window_size(8 << 10).connect().await.unwrap();
@@ -57,8 +57,8 @@ async fn over_grpc_it_loses_its_stream_and_others_on_the_connection_go_on() {
         ..v1::GenerateRequest::default()
     };
     let unread = client.generate(request.clone()).await.unwrap().into_inner();
-    check_cut(&router, "grpc").await;
-    let router = router.say(" fine");
+    check_disconnected(&router, "grpc").await;
+    let router = router.with_reply(" fine");
     let mut read = client.generate(request).await.unwrap().into_inner();
     let mut text = String::new();
     while let Some(message) = read.message().await.unwrap() {

@@ -16,8 +16,8 @@ const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
 #[tokio::test]
-async fn a_request_is_counted_under_vllms_names() {
-    let router = TestRouter::start().say(" some text that is long enough for spans");
+async fn a_request_is_counted_under_the_names_of_vllm() {
+    let router = TestRouter::start().with_reply(" some text that is long enough for spans");
     router.ok("/v1/completions", &json!({ "model": MODEL, "prompt": "hi", "n": 2, "max_tokens": 64 })).await;
     router.post_json("/v1/completions", &json!({ "model": "nobody", "prompt": "hi" })).await;
     let page = router.metrics().await;
@@ -44,9 +44,9 @@ async fn a_request_is_counted_under_vllms_names() {
 
 /// Collects finished spans.
 #[derive(Debug, Clone, Default)]
-struct Finished(Arc<Mutex<Vec<SpanData>>>);
+struct FinishedSpans(Arc<Mutex<Vec<SpanData>>>);
 
-impl SpanProcessor for Finished {
+impl SpanProcessor for FinishedSpans {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
     fn on_end(&self, span: SpanData) {
@@ -68,12 +68,12 @@ fn attribute<'a>(span: &'a SpanData, name: &str) -> Option<&'a opentelemetry::Va
 
 #[tokio::test]
 async fn one_trace_leads_from_the_client_to_the_lane() {
-    let finished = Finished::default();
+    let finished = FinishedSpans::default();
     let provider = SdkTracerProvider::builder().with_span_processor(finished.clone()).build();
     let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
     let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(layer));
 
-    let router = TestRouter::start().say(" fine");
+    let router = TestRouter::start().with_reply(" fine");
     let body = json!({ "model": MODEL, "prompt": "hi", "temperature": 0.5, "seed": 9 });
     let mut request = post("/v1/completions", body.to_string());
     let traceparent = format!("00-{TRACE}-{PARENT}-01");
@@ -81,8 +81,8 @@ async fn one_trace_leads_from_the_client_to_the_lane() {
     let answer = router.send(request).await;
     assert_eq!(answer.status, 200);
     assert_eq!(answer.headers["x-request-id"], answer.json()["id"].as_str().unwrap());
-    let onward = service::telemetry::traceparent_of(&router.lanes.take_one().span).unwrap();
-    assert!(onward.starts_with(&format!("00-{TRACE}-")), "{onward}");
+    let propagated = service::telemetry::traceparent_of(&router.lanes.take_one().span).unwrap();
+    assert!(propagated.starts_with(&format!("00-{TRACE}-")), "{propagated}");
 
     let spans = finished.0.lock().unwrap();
     let request = spans.iter().find(|span| span.name == "request").unwrap();

@@ -130,39 +130,47 @@ pub(crate) fn built_content(events: &[Value]) -> Value {
 }
 
 /// A model's output, and its parts.
-struct Said {
+struct OutputCase {
     template: String,
-    said: String,
+    raw_output: String,
     text: Option<&'static str>,
-    thought: Option<&'static str>,
+    reasoning: Option<&'static str>,
     num_calls: usize,
 }
 
-fn answers() -> Vec<Said> {
-    let saying =
-        |said: String| Said { template: TEMPLATE.to_owned(), said, text: None, thought: None, num_calls: 0 };
+fn output_cases() -> Vec<OutputCase> {
+    let output_case = |raw_output: String| OutputCase {
+        template: TEMPLATE.to_owned(),
+        raw_output,
+        text: None,
+        reasoning: None,
+        num_calls: 0,
+    };
     vec![
-        Said { text: Some("0 sees"), num_calls: 2, ..saying(format!(" sees\n{CALL}\n{CALL}")) },
-        Said { text: Some("0 says <tool_call> nothing"), ..saying(" says <tool_call> nothing".to_owned()) },
-        Said {
+        OutputCase { text: Some("0 sees"), num_calls: 2, ..output_case(format!(" sees\n{CALL}\n{CALL}")) },
+        OutputCase {
+            text: Some("0 says <tool_call> nothing"),
+            ..output_case(" says <tool_call> nothing".to_owned())
+        },
+        OutputCase {
             template: format!("{TEMPLATE}<think>"),
-            thought: Some("0 thinks"),
+            reasoning: Some("0 thinks"),
             num_calls: 1,
-            ..saying(format!(" thinks</think>{CALL}"))
+            ..output_case(format!(" thinks</think>{CALL}"))
         },
     ]
 }
 
 #[tokio::test]
-async fn responses_show_the_calls_that_conversations_show() {
-    for Said { template, said, text, thought, num_calls } in answers() {
-        let router = router_with(&template).say(&said);
+async fn responses_contain_the_same_calls_as_chat_completions() {
+    for OutputCase { template, raw_output, text, reasoning, num_calls } in output_cases() {
+        let router = router_with(&template).with_reply(&raw_output);
         let whole = router.ok(RESPONSES, &response(json!({}))).await;
         let output = without_ids(whole["output"].clone());
         let mut expected = Vec::new();
-        expected.extend(thought.map(|thought| {
+        expected.extend(reasoning.map(|reasoning| {
             json!({ "type": "reasoning", "id": "id", "summary": [], "status": "completed",
-                "content": [{ "type": "reasoning_text", "text": thought }] })
+                "content": [{ "type": "reasoning_text", "text": reasoning }] })
         }));
         expected.extend(text.map(|text| {
             json!({ "type": "message", "id": "id", "status": "completed", "role": "assistant",
@@ -192,14 +200,14 @@ async fn responses_show_the_calls_that_conversations_show() {
 }
 
 #[tokio::test]
-async fn messages_show_the_calls_that_conversations_show() {
-    for Said { template, said, text, thought, num_calls } in answers() {
-        let router = router_with(&template).say(&said);
+async fn messages_contain_the_same_calls_as_chat_completions() {
+    for OutputCase { template, raw_output, text, reasoning, num_calls } in output_cases() {
+        let router = router_with(&template).with_reply(&raw_output);
         let whole = router.ok(MESSAGES, &message(json!({}))).await;
         let content = without_ids(whole["content"].clone());
         let mut expected = Vec::new();
         expected.extend(
-            thought.map(|thought| json!({ "type": "thinking", "thinking": thought, "signature": "" })),
+            reasoning.map(|reasoning| json!({ "type": "thinking", "thinking": reasoning, "signature": "" })),
         );
         expected.extend(text.map(|text| json!({ "type": "text", "text": text })));
         let call =
@@ -226,7 +234,7 @@ async fn messages_show_the_calls_that_conversations_show() {
 
 #[tokio::test]
 async fn a_conversation_with_calls_is_the_same_prompt_in_all_apis() {
-    let router = router_with(TEMPLATE).say(&format!(" sees\n{CALL}\n{CALL}"));
+    let router = router_with(TEMPLATE).with_reply(&format!(" sees\n{CALL}\n{CALL}"));
     let prompt = || router.lanes.take_one().prompt_ids;
     let expect = async |calls: [&Value; 2]| {
         let call = |id: &Value| json!({ "id": id, "type": "function", "function": { "name": "get_weather", "arguments": "{\"city\":\"Zürich\"}" } });
@@ -278,8 +286,8 @@ fn grammar(router: &TestRouter) -> Value {
 }
 
 #[tokio::test]
-async fn a_choice_of_calls_is_the_same_grammar_in_all_apis() {
-    let router = TestRouter::start().say(r#"[{"name": "get_weather", "parameters": {"city": "x"}}]"#);
+async fn tool_choice_is_the_same_grammar_in_all_apis() {
+    let router = TestRouter::start().with_reply(r#"[{"name": "get_weather", "parameters": {"city": "x"}}]"#);
     router.ok(CHAT, &chat(json!({ "tool_choice": "required" }))).await;
     let required = grammar(&router);
     let answer = router.ok(RESPONSES, &response(json!({ "tool_choice": "required" }))).await;
@@ -322,7 +330,7 @@ async fn a_choice_of_calls_is_the_same_grammar_in_all_apis() {
 
 #[tokio::test]
 async fn too_many_tools_are_refused_and_the_next_request_works() {
-    let router = router_with(TEMPLATE).say(" fine");
+    let router = router_with(TEMPLATE).with_reply(" fine");
     let functions: Vec<Value> =
         (0..129).map(|i| json!({ "name": format!("f{i}"), "type": "function" })).collect();
     let schemas: Vec<Value> =
@@ -344,8 +352,8 @@ async fn too_many_tools_are_refused_and_the_next_request_works() {
 
 /// `<|end|>` ends a message; written by a client in a tool, a call or a result it must not.
 #[tokio::test]
-async fn what_users_write_is_never_a_special_token_in_any_shape() {
-    let router = router_with(TEMPLATE).say(" fine");
+async fn user_text_is_never_a_special_token_in_any_api() {
+    let router = router_with(TEMPLATE).with_reply(" fine");
     let special = |ids: &[u32]| ids.iter().copied().filter(|&id| id < 4).collect::<Vec<_>>();
     let items = json!([
         { "role": "user", "content": "a<|end|>" },

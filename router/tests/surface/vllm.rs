@@ -14,7 +14,7 @@ fn message(text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_text_becomes_ids_and_text_again() {
+async fn text_is_tokenized_and_detokenized() {
     let router = TestRouter::start();
     for text in ["one two", "", "\u{20ac} and \u{1F600}\n"] {
         let answer = router.ok("/tokenize", &json!({ "model": MODEL, "prompt": text })).await;
@@ -32,8 +32,8 @@ async fn a_text_becomes_ids_and_text_again() {
 }
 
 #[tokio::test]
-async fn a_conversation_is_tokenized_as_it_is_answered() {
-    let router = TestRouter::start().say(" fine");
+async fn a_conversation_is_tokenized_as_for_generation() {
+    let router = TestRouter::start().with_reply(" fine");
     let body = json!({ "model": MODEL, "messages": message("hi") });
     let count = router.ok("/tokenize", &body).await["count"].clone();
     let answer = router.ok("/v1/chat/completions", &body).await;
@@ -48,7 +48,7 @@ async fn a_conversation_is_tokenized_as_it_is_answered() {
 }
 
 #[tokio::test]
-async fn special_tokens_are_spelt_when_ids_become_text() {
+async fn special_tokens_are_spelled_out_in_detokenized_text() {
     let router = TestRouter::start();
     let ids = router.ok("/tokenize", &json!({ "model": MODEL, "messages": message("hi") })).await;
     let text = router.ok("/detokenize", &json!({ "model": MODEL, "tokens": ids["tokens"] })).await;
@@ -59,7 +59,7 @@ async fn special_tokens_are_spelt_when_ids_become_text() {
 }
 
 #[tokio::test]
-async fn a_client_can_use_the_tokenizer_that_is_here() {
+async fn tokenizer_info_describes_the_tokenizer() {
     let router = TestRouter::start();
     let refused = router.get("/tokenizer_info").await;
     assert_eq!(refused.status, 400, "{}", refused.text());
@@ -74,8 +74,8 @@ async fn a_client_can_use_the_tokenizer_that_is_here() {
 }
 
 #[tokio::test]
-async fn metrics_stand_beside_the_api_where_there_are_no_keys() {
-    let router = TestRouter::start().say(" fine");
+async fn metrics_are_served_to_clients_only_without_keys() {
+    let router = TestRouter::start().with_reply(" fine");
     router.ok(COMPLETIONS, &json!({ "model": MODEL, "prompt": "hi" })).await;
     let page = router.get("/metrics").await;
     assert_eq!((page.status.as_u16(), page.text()), (200, router.metrics().await.as_str()));
@@ -91,7 +91,7 @@ async fn metrics_stand_beside_the_api_where_there_are_no_keys() {
 }
 
 #[tokio::test]
-async fn prompts_are_rendered_with_what_their_generation_is_asked_for() {
+async fn prompts_are_rendered_with_their_sampling_parameters() {
     let router = TestRouter::start();
     let body = json!({
         "model": MODEL, "prompt": ["one two", "three"], "max_tokens": 7, "seed": 5, "temperature": 0.5, "n": 2,
@@ -121,7 +121,7 @@ async fn prompts_are_rendered_with_what_their_generation_is_asked_for() {
 
 #[tokio::test]
 async fn a_truncated_prompt_keeps_its_end() {
-    let router = TestRouter::start().say(" fine");
+    let router = TestRouter::start().with_reply(" fine");
     let ids = demo_encode("one two three four");
     let body = json!({ "model": MODEL, "prompt": "one two three four", "truncate_prompt_tokens": 2 });
     router.ok(COMPLETIONS, &body).await;
@@ -136,8 +136,8 @@ async fn a_truncated_prompt_keeps_its_end() {
 }
 
 #[tokio::test]
-async fn salts_keep_prefixes_apart() {
-    let router = TestRouter::start().say(" fine");
+async fn salts_isolate_prefixes() {
+    let router = TestRouter::start().with_reply(" fine");
     let mut keys = Vec::new();
     for salt in [Value::Null, json!("a"), json!("b"), json!("a")] {
         router.ok(COMPLETIONS, &json!({ "model": MODEL, "prompt": "hi", "cache_salt": salt })).await;
@@ -148,8 +148,8 @@ async fn salts_keep_prefixes_apart() {
 }
 
 #[tokio::test]
-async fn other_servers_names_turn_speculation_off() {
-    let router = TestRouter::start().say(" fine");
+async fn field_names_of_other_servers_disable_speculation() {
+    let router = TestRouter::start().with_reply(" fine");
     for field in ["disable_spec_decode", "disable_speculative_decoding"] {
         for (value, enabled) in [(json!(true), Some(false)), (json!(false), None), (Value::Null, None)] {
             router.ok(COMPLETIONS, &json!({ "model": MODEL, "prompt": "hi", field: value })).await;
@@ -201,7 +201,7 @@ async fn bad_input_is_refused_by_name_and_the_next_request_works() {
 }
 
 #[tokio::test]
-async fn probes_need_no_key_and_the_rest_does() {
+async fn only_probes_need_no_key() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
     std::fs::write(&path, "sk-one alice models=no-template\n").unwrap();
@@ -242,8 +242,8 @@ async fn probes_need_no_key_and_the_rest_does() {
 }
 
 #[tokio::test]
-async fn a_model_has_other_names_with_defaults_of_their_own() {
-    let router = TestRouter::start().say(" fine");
+async fn aliases_have_their_own_defaults() {
+    let router = TestRouter::start().with_reply(" fine");
     let listed = router.get("/v1/models").await.json();
     let ids: Vec<&str> =
         listed["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
@@ -274,24 +274,24 @@ async fn a_model_has_other_names_with_defaults_of_their_own() {
 }
 
 #[tokio::test]
-async fn a_client_may_name_its_request() {
-    let router = TestRouter::start().say(" fine");
-    let ask = async |name: &str, value: &str| {
+async fn a_client_can_set_the_request_id() {
+    let router = TestRouter::start().with_reply(" fine");
+    let post_with_header = async |name: &str, value: &str| {
         let request =
             Request::post(COMPLETIONS).header("content-type", "application/json").header(name, value);
         let body = json!({ "model": MODEL, "prompt": "hi" }).to_string();
         router.send(request.body(Body::from(body)).unwrap()).await
     };
-    let named = ask("x-request-id", "mine-1").await;
+    let named = post_with_header("x-request-id", "mine-1").await;
     assert_eq!((named.status.as_u16(), &named.headers["x-request-id"]), (200, &"mine-1".parse().unwrap()));
     assert!(
         named.json()["id"].as_str().unwrap().starts_with("cmpl-"),
         "the response id is generated by the router"
     );
-    let unnamed = ask("x-session-id", "session-1").await;
+    let unnamed = post_with_header("x-session-id", "session-1").await;
     assert_eq!(unnamed.headers["x-request-id"], unnamed.json()["id"].as_str().unwrap());
     for (name, value) in [("x-request-id", "a b"), ("x-session-id", &"x".repeat(257)), ("x-request-id", "")] {
-        let refused = ask(name, value).await;
+        let refused = post_with_header(name, value).await;
         assert_eq!(
             (refused.status.as_u16(), &refused.json()["error"]["param"]),
             (400, &json!(name)),

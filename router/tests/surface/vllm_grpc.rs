@@ -18,7 +18,7 @@ async fn connect(router: &TestRouter) -> VllmEngineClient<Channel> {
 }
 
 /// The protocol has no model field; the metadata names the model.
-fn asked<T>(message: T) -> Request<T> {
+fn with_model<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("x-model", MODEL.parse().unwrap());
     request
@@ -35,7 +35,7 @@ fn generate(change: impl FnOnce(&mut vllm::GenerateRequest)) -> Request<vllm::Ge
         mm_inputs: None,
     };
     change(&mut message);
-    asked(message)
+    with_model(message)
 }
 
 /// Returns the chunks' ids and the last message.
@@ -62,8 +62,8 @@ fn sampling(message: &mut vllm::GenerateRequest) -> &mut vllm::SamplingParams {
 }
 
 #[tokio::test]
-async fn ids_come_streamed_and_whole() {
-    let router = TestRouter::start().say(" shines");
+async fn ids_are_returned_streamed_and_in_full() {
+    let router = TestRouter::start().with_reply(" shines");
     let mut client = connect(&router).await;
     let (chunks, complete) = read(&mut client, generate(|_| ())).await;
     let mut ids = demo_encode("0 shines");
@@ -90,8 +90,8 @@ async fn ids_come_streamed_and_whole() {
 }
 
 #[tokio::test]
-async fn what_is_not_set_is_vllms_default() {
-    let router = TestRouter::start().say(" fine");
+async fn unset_fields_take_the_defaults_of_vllm() {
+    let router = TestRouter::start().with_reply(" fine");
     let mut client = connect(&router).await;
     read(&mut client, generate(|message| message.sampling_params = None)).await;
     let spec = router.lanes.take_one().spec;
@@ -134,7 +134,7 @@ async fn what_is_not_set_is_vllms_default() {
 #[tokio::test]
 async fn a_request_is_aborted_by_its_id() {
     let router = TestRouter::start();
-    router.lanes.play(Script::Hang);
+    router.lanes.set_script(Script::Hang);
     let mut client = connect(&router).await;
     let mut stream = client.generate(generate(|_| ())).await.unwrap().into_inner();
     assert!(matches!(stream.message().await.unwrap().unwrap().response, Some(Answer::Chunk(_))));
@@ -153,16 +153,16 @@ async fn a_request_is_aborted_by_its_id() {
     eventually("the end of the sequence", || router.lanes.cancelled() == [(0, 0)]).await;
     drop(stream);
     eventually("the permit", || router.state.admission.available() == 1_024).await;
-    let router = router.say(" fine");
+    let router = router.with_reply(" fine");
     assert_eq!(read(&mut client, generate(|_| ())).await.1.finish_reason, "stop", "the id can be reused");
     drop(router);
 }
 
 #[tokio::test]
-async fn models_and_health_are_told() {
+async fn models_and_health_are_reported() {
     let router = TestRouter::start();
     let mut client = connect(&router).await;
-    let info = client.get_model_info(asked(vllm::GetModelInfoRequest {})).await.unwrap().into_inner();
+    let info = client.get_model_info(with_model(vllm::GetModelInfoRequest {})).await.unwrap().into_inner();
     assert_eq!(
         (info.model_path.as_str(), info.max_context_length, info.vocab_size),
         (MODEL, MAX_MODEL_LEN, 4_096)
@@ -200,7 +200,7 @@ const REFUSED: &[Refused] = &[
 
 #[tokio::test]
 async fn errors_name_the_field_and_the_next_request_works() {
-    let router = TestRouter::start().say(" fine");
+    let router = TestRouter::start().with_reply(" fine");
     let mut client = connect(&router).await;
     for (change, field, expected) in REFUSED {
         let status = client.generate(generate(change)).await.unwrap_err();
@@ -218,10 +218,10 @@ async fn errors_name_the_field_and_the_next_request_works() {
 }
 
 #[tokio::test]
-async fn errors_that_pass_say_when_to_come_again() {
+async fn retryable_errors_carry_a_retry_delay() {
     let router = TestRouter::start();
     let mut client = connect(&router).await;
-    router.lanes.play(Script::Refuse(router::error::RouterError::Overloaded { what: "the lane" }));
+    router.lanes.set_script(Script::Refuse(router::error::RouterError::Overloaded { what: "the lane" }));
     let status = client.generate(generate(|_| ())).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
     let details = status.get_error_details();
@@ -231,12 +231,12 @@ async fn errors_that_pass_say_when_to_come_again() {
 }
 
 #[tokio::test]
-async fn keys_and_deadlines_hold_here_too() {
+async fn keys_and_deadlines_apply() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
     std::fs::write(&path, "sk-one alice models=no-template\nsk-two bob\n").unwrap();
     let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default());
-    router.lanes.play(Script::Hang);
+    router.lanes.set_script(Script::Hang);
     let mut client = connect(&router).await;
     let with_key = |key: &str, mut request: Request<vllm::GenerateRequest>| {
         request.metadata_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());

@@ -14,7 +14,7 @@ pub(crate) const ROUTES: [&str; 4] =
     ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"];
 
 /// The same request in the other mode: full or streamed.
-pub(crate) fn turned(path: &str, body: &Value) -> Value {
+pub(crate) fn other_mode(path: &str, body: &Value) -> Value {
     let mut body = body.clone();
     let fields = body.as_object_mut().unwrap();
     if fields.remove("stream") == Some(json!(true)) {
@@ -36,25 +36,25 @@ pub(crate) fn compare((path, body): (&str, &Value), answers: [&Answer; 2], has_e
     for answer in [whole, streamed] {
         assert_eq!(answer.status, 200, "{path} {body}: {}", answer.text());
     }
-    let (mut whole, mut added_up) = (whole.json(), added_up(path, streamed));
+    let (mut whole, mut assembled) = (whole.json(), assembled(path, streamed));
     // Streams contain these only on request.
     let asked_for_usage = body["stream_options"]["include_usage"] == true;
     if !has_equal_spans || is_streamed && !asked_for_usage && path.ends_with("completions") {
-        for answer in [&mut whole, &mut added_up] {
+        for answer in [&mut whole, &mut assembled] {
             answer.as_object_mut().unwrap().retain(|name, _| name != "usage" && name != "metrics");
         }
     }
     if body["seed"].is_null() {
         whole["seed"] = Value::Null;
-        added_up["seed"] = Value::Null;
+        assembled["seed"] = Value::Null;
     }
-    settle(&mut whole);
-    settle(&mut added_up);
-    assert_eq!(added_up, whole, "{path} {body}: the streamed and the full response differ");
+    redact(&mut whole);
+    redact(&mut assembled);
+    assert_eq!(assembled, whole, "{path} {body}: the streamed and the full response differ");
 }
 
 /// Builds the whole answer from a stream.
-fn added_up(path: &str, answer: &Answer) -> Value {
+fn assembled(path: &str, answer: &Answer) -> Value {
     match path {
         "/v1/responses" => {
             let events = named_events(answer);
@@ -72,7 +72,7 @@ fn added_up(path: &str, answer: &Answer) -> Value {
             message["usage"] = last["usage"].clone();
             message
         }
-        _ => added_up_choices(&chunks(&answer.events())),
+        _ => assembled_choices(&chunks(&answer.events())),
     }
 }
 
@@ -82,12 +82,12 @@ fn named_events(answer: &Answer) -> Vec<Value> {
     answer.text().split("\n\n").filter_map(data).map(|data| serde_json::from_str(&data).unwrap()).collect()
 }
 
-fn added_up_choices(chunks: &[Value]) -> Value {
+fn assembled_choices(chunks: &[Value]) -> Value {
     let mut whole = chunks[0].clone();
     let mut choices = BTreeMap::new();
     for chunk in chunks {
         for name in ["usage", "metrics", "timings"] {
-            if chunk.get(name).is_some_and(|told| !told.is_null()) {
+            if chunk.get(name).is_some_and(|value| !value.is_null()) {
                 whole[name] = chunk[name].clone();
             }
         }
@@ -170,9 +170,9 @@ fn add_lists(sum: &mut Value, more: &Value) {
 }
 
 /// Removes fields that differ between requests or are redundant.
-fn settle(value: &mut Value) {
+fn redact(value: &mut Value) {
     match value {
-        Value::Array(values) => values.iter_mut().for_each(settle),
+        Value::Array(values) => values.iter_mut().for_each(redact),
         Value::Object(fields) => {
             fields.remove("object");
             fields.remove("timings");
@@ -183,7 +183,7 @@ fn settle(value: &mut Value) {
                 } else if (name == "content" || name == "refusal") && *value == json!("") {
                     *value = Value::Null;
                 } else {
-                    settle(value);
+                    redact(value);
                 }
             }
         }

@@ -77,7 +77,7 @@ impl<D: RoleLogic> ModelExecutor<D> {
         if !(decides || compares || scores) || !is_one_list || !self.engine.draws(task.spec()) {
             return None;
         }
-        let (before, then) = if compares || scores {
+        let (prefix, suffix) = if compares || scores {
             // Every context row is drawn or scored, each after one more id.
             let first = task.step.base_len as usize + task.context_done;
             task.cached.ids()[..first + entry.num_context].split_at(first + 1)
@@ -95,8 +95,8 @@ impl<D: RoleLogic> ModelExecutor<D> {
         let wants_candidates = decides && self.role_logic.wants_candidates(task);
         Some(DrawRequest {
             spec: task.spec(),
-            before,
-            then,
+            prefix,
+            suffix,
             vocab_size: self.vocab_size,
             logprobs,
             prompt,

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use engine::{Answers, EngineError, Logits, NumAnswers, Outcome};
+use engine::{Answers, EngineError, ForwardOutput, Logits, NumAnswers};
 use speculation::acceptance::{DrawResult, guess};
 use speculation::logits::score;
 use speculation::{ReplyBody, Role, Work};
@@ -21,9 +21,9 @@ impl<D: RoleLogic> ModelExecutor<D> {
         &mut self,
         tasks: &mut VecDeque<Task>,
         entries: impl Iterator<Item = (&'a BatchEntry, Option<NumAnswers>)>,
-        mut outcome: Outcome,
+        mut output: ForwardOutput,
     ) -> Vec<(usize, ReplyBody)> {
-        let (logits, mut answers) = outcome.split();
+        let (logits, mut answers) = output.split();
         let mut bodies = Vec::new();
         let mut row = 0;
         for (entry, num_answers) in entries {

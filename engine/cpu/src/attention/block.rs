@@ -12,42 +12,42 @@ use std::ops::Range;
 use crate::dispatch::Kernel;
 use crate::exp::exp;
 use crate::kv_cache::BLOCK_SIZE;
-use crate::lanes::{Element, LANES, Lanes};
+use crate::simd::{Element, F32x16, LANES};
 
 /// Independent accumulation chains of a score, each over every fourth dimension.
 const SCORE_CHAINS: usize = 4;
 /// Bytes per prefetch.
 const CACHE_LINE: usize = 64;
 
-/// Addresses to prefetch while a block is processed: the keys of the next block (`near`) and of a later one
-/// (`far`), each followed by its values.
+/// Addresses to prefetch while a block is processed: the keys of the next block (`l1`) and of a later one
+/// (`l2`), each followed by its values.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Fetch {
-    pub(super) near: Option<*const u8>,
-    pub(super) far: Option<*const u8>,
+pub(super) struct BlockPrefetch {
+    pub(super) l1: Option<*const u8>,
+    pub(super) l2: Option<*const u8>,
 }
 
-impl Fetch {
-    pub(super) const NOTHING: Self = Self { near: None, far: None };
+impl BlockPrefetch {
+    pub(super) const NONE: Self = Self { l1: None, l2: None };
 
     /// The same addresses, moved past `part`.
-    pub(super) fn behind<T>(self, part: &[T]) -> Self {
-        let behind = |from: *const u8| from.wrapping_add(size_of_val(part));
-        Self { near: self.near.map(behind), far: self.far.map(behind) }
+    pub(super) fn advanced_past<T>(self, part: &[T]) -> Self {
+        let advanced_past = |from: *const u8| from.wrapping_add(size_of_val(part));
+        Self { l1: self.l1.map(advanced_past), l2: self.l2.map(advanced_past) }
     }
 
     /// # Safety
     /// The CPU supports V's instructions.
     #[inline(always)]
-    unsafe fn bytes<V: Lanes>(self, from: usize, bytes: usize) {
+    unsafe fn issue<V: F32x16>(self, from: usize, bytes: usize) {
         let lines = bytes / CACHE_LINE;
         // SAFETY: guaranteed by the caller.
         unsafe {
-            if let Some(near) = self.near {
-                (0..lines).for_each(|line| V::prefetch_near(near.wrapping_add(from + line * CACHE_LINE)));
+            if let Some(l1) = self.l1 {
+                (0..lines).for_each(|line| V::prefetch_l1(l1.wrapping_add(from + line * CACHE_LINE)));
             }
-            if let Some(far) = self.far {
-                (0..lines).for_each(|line| V::prefetch_far(far.wrapping_add(from + line * CACHE_LINE)));
+            if let Some(l2) = self.l2 {
+                (0..lines).for_each(|line| V::prefetch_l2(l2.wrapping_add(from + line * CACHE_LINE)));
             }
         }
     }
@@ -62,7 +62,7 @@ pub(super) struct Block<'a, U> {
     pub(super) keys: &'a [U],
     /// `[BLOCK_SIZE][head_dim]`.
     pub(super) values: &'a [U],
-    pub(super) fetch: Fetch,
+    pub(super) prefetch: BlockPrefetch,
 }
 
 /// Widens stored numbers to f32.
@@ -70,13 +70,13 @@ pub(super) struct Block<'a, U> {
 /// # Safety
 /// The CPU supports V's instructions; both are equally long, a multiple of sixteen.
 #[inline(always)]
-pub(super) unsafe fn widen<V: Lanes, T: Element>(from: &[T], to: &mut [f32], fetch: Fetch) {
+pub(super) unsafe fn widen<V: F32x16, T: Element>(from: &[T], to: &mut [f32], prefetch: BlockPrefetch) {
     let lines = CACHE_LINE / size_of::<T>();
     for i in (0..from.len()).step_by(LANES) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             if i % lines == 0 {
-                fetch.bytes::<V>(i * size_of::<T>(), CACHE_LINE);
+                prefetch.issue::<V>(i * size_of::<T>(), CACHE_LINE);
             }
             T::load::<V>(from.as_ptr().add(i)).store(to.as_mut_ptr().add(i));
         }
@@ -85,7 +85,7 @@ pub(super) unsafe fn widen<V: Lanes, T: Element>(from: &[T], to: &mut [f32], fet
 
 /// A query's running softmax.
 #[derive(Debug, Clone, Copy)]
-struct Running {
+struct RunningSoftmax {
     max: f32,
     sum: f32,
 }
@@ -100,26 +100,26 @@ pub(super) struct Queries {
     numbers: Vec<f32>,
     /// Keys that each query may attend to.
     visible: Vec<Range<usize>>,
-    running: Vec<Running>,
+    running: Vec<RunningSoftmax>,
     /// `[query][head_dim]`.
     values: Vec<f32>,
 }
 
 /// Kernel over some queries, each of which attends to at least one key of the block.
-pub(super) struct AttendEach<'a, U> {
+pub(super) struct AttendRange<'a, U> {
     pub(super) queries: &'a mut Queries,
     pub(super) range: Range<usize>,
     pub(super) block: Block<'a, U>,
 }
 
-impl<U: Element> Kernel for AttendEach<'_, U> {
+impl<U: Element> Kernel for AttendRange<'_, U> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    unsafe fn run<V: F32x16>(self) {
         // SAFETY: this function's contract guarantees V's instructions; it is made for queries and a block
         // that fit.
-        unsafe { self.queries.attend_each::<V, U>(self.range, self.block) };
+        unsafe { self.queries.attend_range::<V, U>(self.range, self.block) };
     }
 }
 
@@ -139,7 +139,7 @@ impl Queries {
         self.values.resize(self.numbers.len(), 0.0);
         let queries = self.numbers.len() / self.head_dim;
         self.visible.resize(queries, visible.clone());
-        self.running.resize(queries, Running { max: f32::NEG_INFINITY, sum: 0.0 });
+        self.running.resize(queries, RunningSoftmax { max: f32::NEG_INFINITY, sum: 0.0 });
     }
 
     pub(super) fn len(&self) -> usize {
@@ -164,7 +164,7 @@ impl Queries {
     /// # Safety
     /// The CPU supports V's instructions; keys and values are sixteen rows of head_dim.
     #[inline(always)]
-    pub(super) unsafe fn attend<V: Lanes, U: Element>(&mut self, block: Block<'_, U>) {
+    pub(super) unsafe fn attend<V: F32x16, U: Element>(&mut self, block: Block<'_, U>) {
         let queries = self.len();
         assert!(
             self.numbers.len() == queries * self.head_dim
@@ -179,11 +179,11 @@ impl Queries {
         let first = self.visible.partition_point(|keys| keys.end <= begin);
         let last = self.visible.partition_point(|keys| keys.start < begin + BLOCK_SIZE);
         // SAFETY: guaranteed by the caller.
-        unsafe { V::run_apart(AttendEach { queries: self, range: first..last, block }) };
+        unsafe { V::run_outlined(AttendRange { queries: self, range: first..last, block }) };
     }
 
     /// Changes the keys that some queries may attend to.
-    pub(super) fn see(&mut self, queries: Range<usize>, visible: &Range<usize>) {
+    pub(super) fn set_visible(&mut self, queries: Range<usize>, visible: &Range<usize>) {
         self.visible[queries].fill(visible.clone());
     }
 
@@ -193,7 +193,7 @@ impl Queries {
     /// # Safety
     /// As for `attend`.
     #[inline(always)]
-    unsafe fn attend_each<V: Lanes, U: Element>(&mut self, queries: Range<usize>, mut block: Block<'_, U>) {
+    unsafe fn attend_range<V: F32x16, U: Element>(&mut self, queries: Range<usize>, mut block: Block<'_, U>) {
         let Range { start: mut first, end: last } = queries;
         while first < last {
             // SAFETY: guaranteed by the caller; an arm takes at most as many queries as are left, and all of
@@ -202,11 +202,11 @@ impl Queries {
                 first += match last - first {
                     1 => self.tile::<V, U, 1>(first, block),
                     2 | 3 => self.tile::<V, U, 2>(first, block),
-                    6.. if const { V::ATTENTION_SUMS >= 6 } => self.tile::<V, U, 6>(first, block),
+                    6.. if const { V::ATTENTION_ACCUMULATORS >= 6 } => self.tile::<V, U, 6>(first, block),
                     _ => self.tile::<V, U, 4>(first, block),
                 };
             }
-            block.fetch = Fetch::NOTHING;
+            block.prefetch = BlockPrefetch::NONE;
         }
     }
 
@@ -216,7 +216,7 @@ impl Queries {
     /// # Safety
     /// As for `attend`; the queries exist.
     #[inline(always)]
-    unsafe fn tile<V: Lanes, U: Element, const Q: usize>(
+    unsafe fn tile<V: F32x16, U: Element, const Q: usize>(
         &mut self,
         first: usize,
         block: Block<'_, U>,
@@ -224,37 +224,37 @@ impl Queries {
         let head_dim = self.head_dim;
         let begin = block.index * BLOCK_SIZE;
         let visible: &[Range<usize>; Q] = self.visible[first..].first_chunk().expect("all Q queries exist");
-        let seen = visible
+        let visible_keys = visible
             .each_ref()
             .map(|keys| keys.start.saturating_sub(begin)..BLOCK_SIZE.min(keys.end.saturating_sub(begin)));
-        let (earliest, latest) = (&seen[0], &seen[Q - 1]);
+        let (earliest, latest) = (&visible_keys[0], &visible_keys[Q - 1]);
         // Keys that all of these queries attend to.
         let shared = latest.start..earliest.end;
         // SAFETY: guaranteed by the caller; keys lie inside the block.
         unsafe {
             let queries = self.numbers.as_ptr().add(first * head_dim);
-            let mut scores = match const { V::ATTENTION_SUMS / Q } {
+            let mut scores = match const { V::ATTENTION_ACCUMULATORS / Q } {
                 0 | 1 => scores::<V, U, Q, 1>(queries, block),
                 2 | 3 => scores::<V, U, Q, 2>(queries, block),
                 _ => scores::<V, U, Q, SCORE_CHAINS>(queries, block),
             };
             if shared != (0..BLOCK_SIZE) {
-                mask(&mut scores, &seen);
+                mask(&mut scores, &visible_keys);
             }
-            let running: &mut [Running; Q] =
+            let running: &mut [RunningSoftmax; Q] =
                 self.running[first..].first_chunk_mut().expect("all Q queries exist");
-            let mut weights = weigh::<V, Q>(running, scores, self.scale);
+            let mut weights = softmax_weights::<V, Q>(running, scores, self.scale);
             let values = &mut self.values[first * head_dim..(first + Q) * head_dim];
             if latest.start == 0 {
-                let seen_by_all = (shared.end, block.values);
-                match const { V::ATTENTION_SUMS / Q } {
-                    0 | 1 => add_values_of_all::<V, U, Q, 1>(values, &weights, seen_by_all),
-                    2 | 3 => add_values_of_all::<V, U, Q, 2>(values, &weights, seen_by_all),
-                    _ => add_values_of_all::<V, U, Q, 4>(values, &weights, seen_by_all),
+                let shared_values = (shared.end, block.values);
+                match const { V::ATTENTION_ACCUMULATORS / Q } {
+                    0 | 1 => add_values_of_all::<V, U, Q, 1>(values, &weights, shared_values),
+                    2 | 3 => add_values_of_all::<V, U, Q, 2>(values, &weights, shared_values),
+                    _ => add_values_of_all::<V, U, Q, 4>(values, &weights, shared_values),
                 }
                 for q in 0..Q {
                     weights[q].rescale = 1.0;
-                    let keys = shared.end..seen[q].end;
+                    let keys = shared.end..visible_keys[q].end;
                     if !keys.is_empty() {
                         let values = &mut values[q * head_dim..(q + 1) * head_dim];
                         add_values::<V, U>((0, values), &weights[q], (keys, block.values));
@@ -263,7 +263,7 @@ impl Queries {
             } else {
                 for q in 0..Q {
                     let values = &mut values[q * head_dim..(q + 1) * head_dim];
-                    add_values::<V, U>((0, values), &weights[q], (seen[q].clone(), block.values));
+                    add_values::<V, U>((0, values), &weights[q], (visible_keys[q].clone(), block.values));
                 }
             }
         }
@@ -273,10 +273,10 @@ impl Queries {
 
 /// Sets the scores of keys that a query must not attend to to minus infinity.
 #[inline(always)]
-fn mask<const Q: usize>(scores: &mut [[f32; LANES]; Q], seen: &[Range<usize>; Q]) {
-    for (scores, seen) in scores.iter_mut().zip(seen) {
+fn mask<const Q: usize>(scores: &mut [[f32; LANES]; Q], visible_keys: &[Range<usize>; Q]) {
+    for (scores, visible_keys) in scores.iter_mut().zip(visible_keys) {
         for (j, score) in scores.iter_mut().enumerate() {
-            *score = if seen.contains(&j) { *score } else { f32::NEG_INFINITY };
+            *score = if visible_keys.contains(&j) { *score } else { f32::NEG_INFINITY };
         }
     }
 }
@@ -286,11 +286,11 @@ fn mask<const Q: usize>(scores: &mut [[f32; LANES]; Q], seen: &[Range<usize>; Q]
 /// # Safety
 /// The CPU supports V's instructions; `queries` is `[Q][head_dim]`.
 #[inline(always)]
-unsafe fn scores<V: Lanes, U: Element, const Q: usize, const C: usize>(
+unsafe fn scores<V: F32x16, U: Element, const Q: usize, const C: usize>(
     queries: *const f32,
     block: Block<'_, U>,
 ) -> [[f32; LANES]; Q] {
-    let Block { keys, fetch, .. } = block;
+    let Block { keys, prefetch, .. } = block;
     let head_dim = keys.len() / LANES;
     // Bytes of keys per iteration, and the same again for values.
     let bytes = 2 * SCORE_CHAINS * LANES * size_of::<U>();
@@ -303,7 +303,7 @@ unsafe fn scores<V: Lanes, U: Element, const Q: usize, const C: usize>(
             let mut d = first;
             while d - first + SCORE_CHAINS <= head_dim {
                 if first == 0 {
-                    fetch.bytes::<V>(d / SCORE_CHAINS * bytes, bytes);
+                    prefetch.issue::<V>(d / SCORE_CHAINS * bytes, bytes);
                 }
                 for chain in 0..C {
                     let key = U::load::<V>(keys.as_ptr().add((d + chain) * LANES));
@@ -348,8 +348,8 @@ struct BlockWeights {
 /// # Safety
 /// The CPU supports V's instructions.
 #[inline(always)]
-unsafe fn weigh<V: Lanes, const Q: usize>(
-    running: &mut [Running; Q],
+unsafe fn softmax_weights<V: F32x16, const Q: usize>(
+    running: &mut [RunningSoftmax; Q],
     scores: [[f32; LANES]; Q],
     scale: f32,
 ) -> [BlockWeights; Q] {
@@ -362,7 +362,7 @@ unsafe fn weigh<V: Lanes, const Q: usize>(
         let largest = unsafe {
             let scaled = V::load(scores[q].as_ptr()).mul(V::splat(scale));
             scaled.store(weights[q].probabilities.as_mut_ptr());
-            scaled.largest()
+            scaled.reduce_max()
         };
         let max = if largest > running[q].max { largest } else { running[q].max };
         (maxima[q], rescales[q]) = (max, running[q].max - max);
@@ -378,8 +378,8 @@ unsafe fn weigh<V: Lanes, const Q: usize>(
     }
     for q in 0..Q {
         // SAFETY: as above.
-        let sum = unsafe { V::load(weights[q].probabilities.as_ptr()).fold() };
-        running[q] = Running { max: maxima[q], sum: running[q].sum.mul_add(rescales[q], sum) };
+        let sum = unsafe { V::load(weights[q].probabilities.as_ptr()).reduce_sum() };
+        running[q] = RunningSoftmax { max: maxima[q], sum: running[q].sum.mul_add(rescales[q], sum) };
         weights[q].rescale = rescales[q];
     }
     weights
@@ -392,7 +392,7 @@ unsafe fn weigh<V: Lanes, const Q: usize>(
 /// The CPU supports V's instructions; `values` is `[Q][head_dim]`, `v` is sixteen rows of a head, `keys` is
 /// at most sixteen.
 #[inline(always)]
-unsafe fn add_values_of_all<V: Lanes, U: Element, const Q: usize, const D: usize>(
+unsafe fn add_values_of_all<V: F32x16, U: Element, const Q: usize, const D: usize>(
     values: &mut [f32],
     weights: &[BlockWeights; Q],
     (keys, v): (usize, &[U]),
@@ -442,7 +442,7 @@ unsafe fn add_values_of_all<V: Lanes, U: Element, const Q: usize, const D: usize
 /// # Safety
 /// The CPU supports V's instructions; `keys` lies in 0..16, `v` is sixteen rows of `values.len()`.
 #[inline(always)]
-unsafe fn add_values<V: Lanes, U: Element>(
+unsafe fn add_values<V: F32x16, U: Element>(
     (mut d, values): (usize, &mut [f32]),
     weights: &BlockWeights,
     (keys, v): (Range<usize>, &[U]),

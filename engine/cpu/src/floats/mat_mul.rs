@@ -8,19 +8,22 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::blocked::Blocked;
-use super::steps::{Pairs, PanelNumbers, Steps};
+use super::blocked::BlockedGemm;
+use super::steps::{Pairs, PanelFormat, Steps};
 use super::{FloatMatrix, PANEL, PANEL_VECTORS, STEP, TiledRows};
 use crate::dispatch::Kernel;
 use crate::k_slices::NUM_SLICES;
-use crate::lanes::{LANES, Lanes};
-use crate::lines::{Ahead, Fetch, Nothing, SideBySide, Unaided, reads_row_unaided, reads_side_by_side};
+use crate::lines::{
+    CachedLines, HardwarePrefetch, MultiStreamPrefetch, Prefetch, StreamPrefetch, prefers_hardware_prefetch,
+    prefers_multi_stream,
+};
 use crate::matrix::MatrixFormat;
-use crate::threads::Shared;
+use crate::simd::{F32x16, LANES};
+use crate::threads::SharedSliceMut;
 use crate::tiles::SliceTree;
 
 /// Panels that a single row multiplies in parallel, where two vectors cover a panel.
-const PANELS_BY_1: usize = 4;
+const SINGLE_ROW_PANELS: usize = 4;
 
 /// Kernel for a range of columns of a packed matrix, for all rows.
 pub(crate) struct FloatMatMul<'a> {
@@ -33,19 +36,19 @@ pub(crate) struct FloatMatMul<'a> {
     /// Whole panels, except at the matrix's end. No other thread writes these columns meanwhile.
     pub(crate) columns: Range<usize>,
     /// `[rows, width]`.
-    pub(crate) out: &'a Shared<'a, f32>,
+    pub(crate) out: &'a SharedSliceMut<'a, f32>,
 }
 
 impl Kernel for FloatMatMul<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    unsafe fn run<V: F32x16>(self) {
         // SAFETY: this function's contract guarantees V's instructions.
         unsafe {
             match self.weights.format {
                 MatrixFormat::F32 => self.multiply::<V, f32>(),
-                MatrixFormat::Bf16 if V::MULTIPLIES_PAIRS => self.multiply::<V, Pairs>(),
+                MatrixFormat::Bf16 if V::HAS_BF16_DOT => self.multiply::<V, Pairs>(),
                 MatrixFormat::Bf16 => self.multiply::<V, bf16>(),
             }
         }
@@ -75,17 +78,17 @@ macro_rules! with_rows {
 pub(crate) use with_rows;
 
 /// Kernel for a single tile of R rows, with some panels packed as W.
-struct PanelsOfTile<'a, W, const R: usize> {
+struct SingleTileKernel<'a, W, const R: usize> {
     product: &'a FloatMatMul<'a>,
     panels: Range<usize>,
     numbers: PhantomData<W>,
 }
 
-impl<W: PanelNumbers, const R: usize> Kernel for PanelsOfTile<'_, W, R> {
+impl<W: PanelFormat, const R: usize> Kernel for SingleTileKernel<'_, W, R> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    unsafe fn run<V: F32x16>(self) {
         for panel in self.panels {
             // SAFETY: this function's contract guarantees V's instructions; it is created for a matrix packed
             // as W.
@@ -98,7 +101,7 @@ impl FloatMatMul<'_> {
     /// # Safety
     /// The CPU supports V's instructions; the matrix is packed as W.
     #[inline(always)]
-    unsafe fn multiply<V: Lanes, W: PanelNumbers>(self) {
+    unsafe fn multiply<V: F32x16, W: PanelFormat>(self) {
         let (steps, tiles) = (self.weights.steps(), self.x.tiles);
         let panel_bytes = steps * W::STEP_BYTES;
         assert!(
@@ -114,7 +117,7 @@ impl FloatMatMul<'_> {
             match tiles.len() {
                 0 => {}
                 1 => self.multiply_tile::<V, W>(tiles.num_rows()),
-                _ => Blocked::new::<W>(&self).multiply::<V, W>(),
+                _ => BlockedGemm::new::<W>(&self).multiply::<V, W>(),
             }
         }
     }
@@ -129,22 +132,29 @@ impl FloatMatMul<'_> {
     /// # Safety
     /// The CPU supports V's instructions; the matrix is packed as W, and the columns belong to it.
     #[inline(always)]
-    unsafe fn multiply_tile<V: Lanes, W: PanelNumbers>(&self, rows: usize) {
+    unsafe fn multiply_tile<V: F32x16, W: PanelFormat>(&self, rows: usize) {
         let panels = self.panels();
         let mut panel = panels.start;
-        let side_by_side = rows == 1 && V::TILE_VECTORS == PANEL_VECTORS && reads_side_by_side();
+        let multi_stream = rows == 1 && V::TILE_VECTORS == PANEL_VECTORS && prefers_multi_stream();
         // SAFETY: guaranteed by the caller; an arm takes exactly the number of rows.
         unsafe {
-            while side_by_side && panel + PANELS_BY_1 <= panels.end {
-                let (first, apart) = (self.lines(), self.weights.steps() * W::STEP_BYTES);
-                let fetch = SideBySide::<PANELS_BY_1> { first, apart };
-                self.rows::<V, W, 1, { PANELS_BY_1 * PANEL_VECTORS }, PANEL_VECTORS>((panel, 0), fetch);
-                panel += PANELS_BY_1;
+            while multi_stream && panel + SINGLE_ROW_PANELS <= panels.end {
+                let (first, stride) = (self.lines(), self.weights.steps() * W::STEP_BYTES);
+                let prefetch = MultiStreamPrefetch::<SINGLE_ROW_PANELS> { first, stride };
+                self.rows::<V, W, 1, { SINGLE_ROW_PANELS * PANEL_VECTORS }, PANEL_VECTORS>(
+                    (panel, 0),
+                    prefetch,
+                );
+                panel += SINGLE_ROW_PANELS;
             }
             let panels = panel..panels.end;
             macro_rules! panels {
                 ($rows:literal) => {
-                    V::run_apart(PanelsOfTile::<W, $rows> { product: self, panels, numbers: PhantomData })
+                    V::run_outlined(SingleTileKernel::<W, $rows> {
+                        product: self,
+                        panels,
+                        numbers: PhantomData,
+                    })
                 };
             }
             with_rows!(V, rows, panels);
@@ -154,19 +164,21 @@ impl FloatMatMul<'_> {
     /// # Safety
     /// As for `multiply_tile`, for R rows.
     #[inline(always)]
-    unsafe fn panel<V: Lanes, W: PanelNumbers, const R: usize>(&self, panel: usize) {
-        let fetch = Ahead::new(self.lines());
+    unsafe fn panel<V: F32x16, W: PanelFormat, const R: usize>(&self, panel: usize) {
+        let prefetch = StreamPrefetch::new(self.lines());
         // SAFETY: guaranteed by the caller.
         unsafe {
             // One row, or two where a word holds a pair.
-            if const { V::TILE_VECTORS == PANEL_VECTORS && R * W::WORDS <= STEP } && reads_row_unaided() {
-                self.rows::<V, W, R, PANEL_VECTORS, PANEL_VECTORS>((panel, 0), Unaided);
-            } else if const { R <= V::BOTH_VECTORS_ROWS } {
-                self.rows::<V, W, R, PANEL_VECTORS, PANEL_VECTORS>((panel, 0), fetch);
+            if const { V::TILE_VECTORS == PANEL_VECTORS && R * W::WORDS <= STEP }
+                && prefers_hardware_prefetch()
+            {
+                self.rows::<V, W, R, PANEL_VECTORS, PANEL_VECTORS>((panel, 0), HardwarePrefetch);
+            } else if const { R <= V::TWO_VECTOR_ROWS } {
+                self.rows::<V, W, R, PANEL_VECTORS, PANEL_VECTORS>((panel, 0), prefetch);
             } else {
-                self.rows::<V, W, R, 1, 1>((panel, 0), fetch);
+                self.rows::<V, W, R, 1, 1>((panel, 0), prefetch);
                 for vector in 1..PANEL_VECTORS {
-                    self.rows::<V, W, R, 1, 1>((panel, vector), Nothing);
+                    self.rows::<V, W, R, 1, 1>((panel, vector), CachedLines);
                 }
             }
         }
@@ -178,10 +190,10 @@ impl FloatMatMul<'_> {
     /// The CPU supports V's instructions; all rows are one tile of R, the matrix is packed as W and has the
     /// panels.
     #[inline(always)]
-    unsafe fn rows<V: Lanes, W: PanelNumbers, const R: usize, const M: usize, const T: usize>(
+    unsafe fn rows<V: F32x16, W: PanelFormat, const R: usize, const M: usize, const T: usize>(
         &self,
         (panel, first_vector): (usize, usize),
-        fetch: impl Fetch + Copy,
+        prefetch: impl Prefetch + Copy,
     ) {
         let slices = &self.weights.slices;
         let panel_bytes = self.weights.steps() * W::STEP_BYTES;
@@ -194,11 +206,11 @@ impl FloatMatMul<'_> {
                     lines: self.lines(),
                     start: panel * panel_bytes + slice.steps.start * W::STEP_BYTES,
                     count: slice.steps.len(),
-                    apart: panel_bytes,
+                    stride: panel_bytes,
                     first_vector,
                 };
                 let x = self.x.words.as_ptr().add(slice.steps.start * W::WORDS * R);
-                let sums = steps.add::<V, W, R, M, T>([[V::splat(0.0); R]; M], x, fetch);
+                let sums = steps.add::<V, W, R, M, T>([[V::splat(0.0); R]; M], x, prefetch);
                 joined = if slices.len() == NUM_SLICES { tree.join(index, sums) } else { sums };
             }
             for (m, sums) in joined.iter().enumerate() {
@@ -216,7 +228,7 @@ impl FloatMatMul<'_> {
     /// The CPU supports V's instructions; R rows from `row` are a tile, `first` is a column of this task or
     /// lies past the last one.
     #[inline(always)]
-    pub(super) unsafe fn write<V: Lanes, const R: usize>(&self, sums: &[V; R], first: usize, row: usize) {
+    pub(super) unsafe fn write<V: F32x16, const R: usize>(&self, sums: &[V; R], first: usize, row: usize) {
         let width = self.weights.width;
         let columns = LANES.min(width.saturating_sub(first));
         for (r, sums) in sums.iter().enumerate() {

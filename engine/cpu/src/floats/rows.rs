@@ -5,16 +5,16 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::steps::{DEALT, Pairs, PanelNumbers};
+use super::steps::{PACK_CHUNK, Pairs, PanelFormat};
 use super::{FloatMatrix, STEP};
 use crate::dispatch::{Isa, Kernel};
-use crate::lanes::Lanes;
 use crate::matrix::MatrixFormat;
-use crate::threads::{Shared, Threads};
+use crate::simd::F32x16;
+use crate::threads::{SharedSliceMut, Threads};
 use crate::tiles::Tiles;
 
 /// Upper limit of the rows of a tile.
-const MOST_ROWS: usize = 12;
+const MAX_TILE_ROWS: usize = 12;
 
 /// Rows in tiles; reused by the next product without a new allocation.
 #[derive(Debug, Default)]
@@ -27,14 +27,14 @@ pub(crate) struct TiledRows {
 impl TiledRows {
     /// Replaces the content by `x` `[rows, k]`, in the format that `weights` needs.
     pub(crate) fn fill(&mut self, weights: &FloatMatrix, x: &[f32], (isa, threads): (Isa, &Threads)) {
-        let pairs = weights.format == MatrixFormat::Bf16 && isa.multiplies_pairs();
+        let pairs = weights.format == MatrixFormat::Bf16 && isa.has_bf16_dot();
         let words_per_step = if pairs { Pairs::WORDS } else { STEP };
         let (k, words) = (weights.k, weights.steps() * words_per_step);
         let rows = x.len() / k;
         let slices = &weights.slices;
         self.tiles = Tiles::new(rows, isa.tile_rows());
         self.words.resize(rows * words, 0);
-        let shared = Shared::new(&mut self.words);
+        let shared = SharedSliceMut::new(&mut self.words);
         let tiles = self.tiles;
         // By slices, so that the threads share the work of a single tile, too.
         threads.for_ranges(tiles.len() * slices.len(), 1, 2 * x.len(), |range| {
@@ -66,30 +66,30 @@ impl Kernel for Fill<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
-        const { assert!(V::TILE_ROWS <= MOST_ROWS, "a tile has more rows than the packing buffer") };
+    unsafe fn run<V: F32x16>(self) {
+        const { assert!(V::TILE_ROWS <= MAX_TILE_ROWS, "a tile has more rows than the packing buffer") };
         match self.format {
             MatrixFormat::F32 => self.fill::<f32>(),
-            MatrixFormat::Bf16 if V::MULTIPLIES_PAIRS => self.fill::<Pairs>(),
+            MatrixFormat::Bf16 if V::HAS_BF16_DOT => self.fill::<Pairs>(),
             MatrixFormat::Bf16 => self.fill::<bf16>(),
         }
     }
 }
 
 impl Fill<'_> {
-    /// Converts `DEALT` columns at a time row by row before interleaving them, so that both buffers stay
+    /// Converts `PACK_CHUNK` columns at a time row by row before interleaving them, so that both buffers stay
     /// in the L1 cache.
     #[inline(always)]
-    fn fill<W: PanelNumbers>(self) {
+    fn fill<W: PanelFormat>(self) {
         let rows = self.x.len() / self.k;
-        let dealt = DEALT / STEP * W::WORDS;
-        let mut words = [[0; DEALT]; MOST_ROWS];
-        for (block, out) in self.out.chunks_mut(dealt * rows).enumerate() {
+        let chunk_words = PACK_CHUNK / STEP * W::WORDS;
+        let mut words = [[0; PACK_CHUNK]; MAX_TILE_ROWS];
+        for (block, out) in self.out.chunks_mut(chunk_words * rows).enumerate() {
             for (words, row) in words.iter_mut().zip(self.x.chunks_exact(self.k)) {
-                let row = &row[self.columns.clone()][block * DEALT..];
-                let row = &row[..row.len().min(DEALT)];
+                let row = &row[self.columns.clone()][block * PACK_CHUNK..];
+                let row = &row[..row.len().min(PACK_CHUNK)];
                 // The padding of a slice of odd length is a zero.
-                let mut numbers = [0.0; DEALT];
+                let mut numbers = [0.0; PACK_CHUNK];
                 numbers[..row.len()].copy_from_slice(row);
                 *words = W::words(&numbers);
             }

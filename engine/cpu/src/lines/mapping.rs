@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use memmap2::{Advice, MmapMut, MmapRaw};
 
 /// Size of a huge page on x86-64, and on most other machines.
-const LARGE_PAGE: usize = 2 << 20;
+const HUGE_PAGE: usize = 2 << 20;
 
 /// Upper limit of the system's page size. Shares of a region begin at a multiple of it, so that no page
 /// belongs to two.
@@ -18,35 +18,35 @@ const PAGE: usize = 64 << 10;
 /// Bytes per region. Pages that are never written take no memory.
 const REGION: usize = 128 << 20;
 
-static REGIONS: Mutex<Regions> = Mutex::new(Regions::new());
+static REGIONS: Mutex<RegionAllocator> = Mutex::new(RegionAllocator::new());
 
 /// Allocates shares from regions.
-struct Regions {
+struct RegionAllocator {
     /// The region of the next share. Shares own it; it is freed with the last of them.
     region: Weak<MmapRaw>,
     /// Free bytes of the region, as a range of offsets.
-    left: Range<usize>,
+    free: Range<usize>,
 }
 
-impl Regions {
+impl RegionAllocator {
     const fn new() -> Self {
-        Self { region: Weak::new(), left: 0..0 }
+        Self { region: Weak::new(), free: 0..0 }
     }
 
-    fn cut(&mut self, len: usize) -> io::Result<Memory> {
-        let region = self.region.upgrade().filter(|_| len <= self.left.len());
+    fn allocate(&mut self, len: usize) -> io::Result<Memory> {
+        let region = self.region.upgrade().filter(|_| len <= self.free.len());
         let map = match region {
             Some(map) => map,
             None => {
-                let bytes = len.max(REGION).next_multiple_of(LARGE_PAGE);
+                let bytes = len.max(REGION).next_multiple_of(HUGE_PAGE);
                 let (map, start) = map(bytes, bytes)?;
-                (self.region, self.left) = (Arc::downgrade(&map), start..start + bytes);
+                (self.region, self.free) = (Arc::downgrade(&map), start..start + bytes);
                 map
             }
         };
-        let (start, end) = (self.left.start, self.left.start + len);
+        let (start, end) = (self.free.start, self.free.start + len);
         // By address, since the mapping itself may begin anywhere.
-        self.left.start = end + map.as_ptr().wrapping_add(end).align_offset(PAGE);
+        self.free.start = end + map.as_ptr().wrapping_add(end).align_offset(PAGE);
         Ok(Memory { map, start, len })
     }
 }
@@ -60,14 +60,14 @@ pub(super) struct Memory {
 
 impl Memory {
     /// A separate mapping, freed with its owner. It begins at a huge page; its end may be in small pages.
-    pub(super) fn alone(len: usize) -> io::Result<Self> {
-        let (map, start) = map(len, len / LARGE_PAGE * LARGE_PAGE)?;
+    pub(super) fn dedicated(len: usize) -> io::Result<Self> {
+        let (map, start) = map(len, len / HUGE_PAGE * HUGE_PAGE)?;
         Ok(Self { map, start, len })
     }
 
     /// A share of a region.
-    pub(super) fn of_region(len: usize) -> io::Result<Self> {
-        REGIONS.lock().unwrap_or_else(PoisonError::into_inner).cut(len)
+    pub(super) fn in_region(len: usize) -> io::Result<Self> {
+        REGIONS.lock().unwrap_or_else(PoisonError::into_inner).allocate(len)
     }
 
     /// Commits the memory now, instead of page by page at the first write.
@@ -88,13 +88,13 @@ impl Memory {
 }
 
 /// Maps zeroed bytes. Returns the offset of the first huge page; huge pages are requested for
-/// `in_large_pages` bytes from there on.
-fn map(len: usize, in_large_pages: usize) -> io::Result<(Arc<MmapRaw>, usize)> {
+/// `huge_len` bytes from there on.
+fn map(len: usize, huge_len: usize) -> io::Result<(Arc<MmapRaw>, usize)> {
     // Larger than requested, so that a huge page begins inside.
-    let map = MmapRaw::from(MmapMut::map_anon(len + LARGE_PAGE)?);
-    let start = map.as_ptr().align_offset(LARGE_PAGE);
-    if in_large_pages > 0
-        && let Err(error) = map.advise_range(Advice::HugePage, start, in_large_pages)
+    let map = MmapRaw::from(MmapMut::map_anon(len + HUGE_PAGE)?);
+    let start = map.as_ptr().align_offset(HUGE_PAGE);
+    if huge_len > 0
+        && let Err(error) = map.advise_range(Advice::HugePage, start, huge_len)
     {
         tracing::debug!(%error, "huge pages are not available, kernels will read weights and KV more slowly");
     }
@@ -106,9 +106,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_lie_side_by_side_each_at_a_page_of_its_own_and_zeroed() {
-        let mut regions = Regions::new();
-        let shares = [1, 70_000, 64, 3 << 20].map(|len| regions.cut(len).unwrap());
+    fn shares_are_adjacent_page_aligned_and_zeroed() {
+        let mut regions = RegionAllocator::new();
+        let shares = [1, 70_000, 64, 3 << 20].map(|len| regions.allocate(len).unwrap());
         for pair in shares.windows(2) {
             let (a, b) = (&pair[0], &pair[1]);
             let gap = b.as_ptr() as usize - (a.as_ptr() as usize + a.len);
@@ -124,18 +124,18 @@ mod tests {
     }
 
     #[test]
-    fn what_a_region_has_no_room_for_gets_one_that_has() {
-        let mut regions = Regions::new();
-        let (small, large) = (regions.cut(1).unwrap(), regions.cut(REGION).unwrap());
+    fn a_share_that_does_not_fit_gets_a_new_region() {
+        let mut regions = RegionAllocator::new();
+        let (small, large) = (regions.allocate(1).unwrap(), regions.allocate(REGION).unwrap());
         assert!(!Arc::ptr_eq(&small.map, &large.map));
-        assert!(regions.cut(REGION + 1).unwrap().map.len() > REGION + LARGE_PAGE);
-        assert_eq!(large.as_ptr() as usize % LARGE_PAGE, 0);
+        assert!(regions.allocate(REGION + 1).unwrap().map.len() > REGION + HUGE_PAGE);
+        assert_eq!(large.as_ptr() as usize % HUGE_PAGE, 0);
     }
 
     #[test]
-    fn a_region_goes_with_its_last_share() {
-        let mut regions = Regions::new();
-        let (first, second) = (regions.cut(1).unwrap(), regions.cut(1).unwrap());
+    fn a_region_is_freed_with_its_last_share() {
+        let mut regions = RegionAllocator::new();
+        let (first, second) = (regions.allocate(1).unwrap(), regions.allocate(1).unwrap());
         drop(first);
         assert!(regions.region.upgrade().is_some());
         drop(second);

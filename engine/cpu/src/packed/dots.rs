@@ -3,8 +3,8 @@
 //! correction fits.
 
 use super::rows::QUAD;
-use crate::lanes::{LANES, Lanes, Portable};
 use crate::lines::Line;
+use crate::simd::{F32x16, LANES, Portable};
 
 /// An integer kernel, compiled once for each instruction set. `run` and everything that it calls must be
 /// `#[inline(always)]`, or it is compiled without the instructions.
@@ -26,14 +26,14 @@ pub(crate) trait Dots: Copy {
     const TILE_PANELS: usize = 1;
     /// Accumulators that fit in registers. A tile of few rows uses several chains of accumulators per row,
     /// which hides the latency of the instruction; 1 if there is nothing to hide.
-    const SUMS: usize;
+    const ACCUMULATORS: usize;
     /// Four-byte words that hold four int8 activations: one word of four i8, or two of two i16 each.
     const WORDS: usize = 1;
     /// Whether registers are scarce: then loads keep their order, so that the compiler holds no more values
     /// than there are registers.
-    const IN_ORDER: bool = false;
+    const KEEPS_LOAD_ORDER: bool = false;
     /// Whether the loop over cached int8 lines is faster when it is not unrolled.
-    const ROLLED: bool = false;
+    const NO_UNROLL: bool = false;
     /// Whether `dot` takes int8 as signed, so that its sums need no correction for the shift of stored
     /// numbers. (Nibbles are not affected.)
     const SIGNED: bool = false;
@@ -42,17 +42,17 @@ pub(crate) trait Dots: Copy {
     /// Whether a vector is as wide as a cache line.
     const WIDE: bool = false;
     /// The float vectors of the same instruction set.
-    type Lanes: Lanes;
+    type F32x16: F32x16;
     /// 64 bytes with one nibble each, four per accumulator.
-    type Halves: Copy;
+    type Nibbles: Copy;
     /// The numbers of an int8 line that one word of activations is multiplied with.
-    type Whole: Copy;
+    type Int8Line: Copy;
     /// Accumulators of nibble products, which may be too narrow for more than `GROUP` products.
     type GroupSums: Copy;
 
-    /// As [`Lanes::run_apart`].
+    /// As [`F32x16::run_outlined`].
     #[inline(never)]
-    unsafe fn run_apart<K: DotKernel>(kernel: K) {
+    unsafe fn run_outlined<K: DotKernel>(kernel: K) {
         // SAFETY: guaranteed by the caller.
         unsafe { kernel.run::<Self>() };
     }
@@ -61,14 +61,14 @@ pub(crate) trait Dots: Copy {
     /// Adds accumulator by accumulator, wrapping.
     unsafe fn add(self, other: Self) -> Self;
     /// Loads the numbers of the line at `line` for the `word`-th word of activations.
-    unsafe fn whole(line: *const u8, word: usize) -> Self::Whole;
+    unsafe fn load_int8(line: *const u8, word: usize) -> Self::Int8Line;
     /// Adds the products of each accumulator's numbers with the activations in the word at `x`.
-    unsafe fn dot(self, whole: Self::Whole, x: *const i8) -> Self;
+    unsafe fn dot(self, whole: Self::Int8Line, x: *const i8) -> Self;
     /// Adds the products of two lines with the words of two rows, which are adjacent at each `x`, to the
     /// accumulators of the two rows. Accumulators start from zero, and their order is unspecified until
     /// `end_pair`.
     #[inline(always)]
-    unsafe fn dot_pair(pair: [Self; 2], whole: [Self::Whole; 2], x: [*const i8; 2]) -> [Self; 2] {
+    unsafe fn dot_pair(pair: [Self; 2], whole: [Self::Int8Line; 2], x: [*const i8; 2]) -> [Self; 2] {
         let mut pair = pair;
         for (r, sums) in pair.iter_mut().enumerate() {
             for (line, x) in x.into_iter().enumerate() {
@@ -84,15 +84,15 @@ pub(crate) trait Dots: Copy {
         pair
     }
     /// Loads the low half of each byte of the line at `line`, or the high half.
-    unsafe fn half(line: *const u8, high: bool) -> Self::Halves;
+    unsafe fn load_nibbles(line: *const u8, high: bool) -> Self::Nibbles;
     /// Initial accumulators of a group. The correction for the shift is added here or in `end_group`.
     unsafe fn begin_group(correction: i32) -> Self::GroupSums;
     /// Adds the products of nibbles 4 c .. 4 c + 4 with the four i8 at `x` to accumulator c.
-    unsafe fn dot_halves(sums: Self::GroupSums, halves: Self::Halves, x: *const i8) -> Self::GroupSums;
+    unsafe fn dot_nibbles(sums: Self::GroupSums, nibbles: Self::Nibbles, x: *const i8) -> Self::GroupSums;
     /// Returns the sums with their correction.
     unsafe fn end_group(sums: Self::GroupSums, correction: i32) -> Self;
     /// Rounds to f32, ties to even.
-    unsafe fn to_f32(self) -> Self::Lanes;
+    unsafe fn to_f32(self) -> Self::F32x16;
 }
 
 /// Plain Rust, for machines without the vector units of `x86` and `neon`.
@@ -101,10 +101,10 @@ pub(crate) struct PortableDots([i32; LANES]);
 
 impl Dots for PortableDots {
     const TILE_ROWS: usize = 4;
-    const SUMS: usize = 1;
-    type Lanes = Portable;
-    type Halves = Line;
-    type Whole = Line;
+    const ACCUMULATORS: usize = 1;
+    type F32x16 = Portable;
+    type Nibbles = Line;
+    type Int8Line = Line;
     type GroupSums = Self;
 
     #[inline(always)]
@@ -122,7 +122,7 @@ impl Dots for PortableDots {
     }
 
     #[inline(always)]
-    unsafe fn whole(line: *const u8, _: usize) -> Line {
+    unsafe fn load_int8(line: *const u8, _: usize) -> Line {
         // SAFETY: the caller's pointer holds 64 bytes; an array of bytes needs no alignment.
         Line(unsafe { line.cast::<[u8; 64]>().read() })
     }
@@ -142,9 +142,9 @@ impl Dots for PortableDots {
     }
 
     #[inline(always)]
-    unsafe fn half(line: *const u8, high: bool) -> Line {
+    unsafe fn load_nibbles(line: *const u8, high: bool) -> Line {
         // SAFETY: guaranteed by the caller.
-        let bytes = unsafe { Self::whole(line, 0) }.0;
+        let bytes = unsafe { Self::load_int8(line, 0) }.0;
         Line(bytes.map(|byte| if high { byte >> 4 } else { byte & 0x0f }))
     }
 
@@ -154,9 +154,9 @@ impl Dots for PortableDots {
     }
 
     #[inline(always)]
-    unsafe fn dot_halves(sums: Self, halves: Line, x: *const i8) -> Self {
+    unsafe fn dot_nibbles(sums: Self, nibbles: Line, x: *const i8) -> Self {
         // SAFETY: guaranteed by the caller.
-        unsafe { sums.dot(halves, x) }
+        unsafe { sums.dot(nibbles, x) }
     }
 
     #[inline(always)]

@@ -55,7 +55,7 @@ impl KLayout {
     }
 
     /// Shifts K by `start`, where the first piece begins.
-    pub(super) fn move_to_zero(&mut self, start: usize) {
+    pub(super) fn rebase(&mut self, start: usize) {
         self.k -= start;
         for piece in &mut self.pieces {
             piece.k = piece.k.start - start..piece.k.end - start;
@@ -87,8 +87,8 @@ impl KLayout {
 
     /// The columns of these pieces in a padded row.
     pub(super) fn padded_range(&self, pieces: &Range<usize>) -> Range<usize> {
-        let border = |piece: usize| self.pieces.get(piece).map_or(self.padded, |piece| piece.start);
-        border(pieces.start)..border(pieces.end)
+        let boundary = |piece: usize| self.pieces.get(piece).map_or(self.padded, |piece| piece.start);
+        boundary(pieces.start)..boundary(pieces.end)
     }
 }
 
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_across_a_border_is_two_pieces() {
+    fn a_group_across_a_slice_boundary_is_two_pieces() {
         // Slices of 24: borders at 24, 48, 72, .. and groups at 32, 64, 96.
         let layout = KLayout::new(QuantizedFormat::Int4, &KSlices::eighths(8 * 24, 24));
         let ends: Vec<usize> = layout.pieces()[..5].iter().map(|piece| piece.k.end).collect();

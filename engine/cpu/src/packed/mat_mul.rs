@@ -10,14 +10,16 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::piece_sums::PieceAt;
+use super::piece_sums::PiecePosition;
 use super::rows::bytes_per_number;
 use super::{DotKernel, Dots, PANEL, PackedMatrix, QuantizedRows, Scales};
 use crate::floats::with_rows;
 use crate::k_slices::NUM_SLICES;
-use crate::lanes::Lanes;
-use crate::lines::{Ahead, Fetch, Line, Share, Unaided, reads_row_unaided};
-use crate::threads::Shared;
+use crate::lines::{
+    HardwarePrefetch, Line, Prefetch, StreamPrefetch, TilePrefetch, prefers_hardware_prefetch,
+};
+use crate::simd::F32x16;
+use crate::threads::SharedSliceMut;
 use crate::tiles::SliceTree;
 
 /// Maximum accumulator chains per row.
@@ -32,7 +34,7 @@ pub(crate) struct PackedMatMul<'a> {
     /// Whole panels, except at the matrix's end. No other thread writes these columns meanwhile.
     pub(crate) columns: Range<usize>,
     /// `[rows, width]`.
-    pub(crate) out: &'a Shared<'a, f32>,
+    pub(crate) out: &'a SharedSliceMut<'a, f32>,
 }
 
 impl DotKernel for PackedMatMul<'_> {
@@ -73,31 +75,31 @@ const fn chains(rows: usize, sums: usize) -> usize {
 }
 
 /// Kernel for a single tile of R rows, with some panels.
-struct PanelsOfTile<'a, const R: usize> {
+struct SingleTileKernel<'a, const R: usize> {
     product: &'a PackedMatMul<'a>,
     panels: Range<usize>,
 }
 
-impl<const R: usize> DotKernel for PanelsOfTile<'_, R> {
+impl<const R: usize> DotKernel for SingleTileKernel<'_, R> {
     #[inline(always)]
     unsafe fn run<D: Dots>(self) {
-        let fetch = Ahead::new(self.product.lines());
+        let prefetch = StreamPrefetch::new(self.product.lines());
         for panel in self.panels {
             // SAFETY: this function's contract guarantees D's instructions; it is created for a tile of R
             // rows and panels that exist.
-            unsafe { self.product.tile_of::<D, R, 1>((panel, 0), fetch) };
+            unsafe { self.product.run_tile::<D, R, 1>((panel, 0), prefetch) };
         }
     }
 }
 
 /// Kernel for all tiles that have R rows, with M panels.
-struct TilesOfPanels<'a, const R: usize, const M: usize> {
+struct MultiTileKernel<'a, const R: usize, const M: usize> {
     product: &'a PackedMatMul<'a>,
     /// The first panel.
     panel: usize,
 }
 
-impl<const R: usize, const M: usize> DotKernel for TilesOfPanels<'_, R, M> {
+impl<const R: usize, const M: usize> DotKernel for MultiTileKernel<'_, R, M> {
     #[inline(always)]
     unsafe fn run<D: Dots>(self) {
         let Self { product, panel } = self;
@@ -107,10 +109,11 @@ impl<const R: usize, const M: usize> DotKernel for TilesOfPanels<'_, R, M> {
             let rows = tiles.rows(tile);
             if rows.len() == R {
                 // All tiles together prefetch the next panels.
-                let share = Share::new(next, M * panel_lines, (tile, tiles.len())).side_by_side(M);
+                let share =
+                    TilePrefetch::new(next, M * panel_lines, (tile, tiles.len())).for_lines_per_call(M);
                 // SAFETY: this function's contract guarantees D's instructions; it is created for panels that
                 // exist.
-                unsafe { product.tile_of::<D, R, M>((panel, rows.start), share) };
+                unsafe { product.run_tile::<D, R, M>((panel, rows.start), share) };
             }
         }
     }
@@ -133,13 +136,13 @@ impl PackedMatMul<'_> {
     unsafe fn multiply_tile<D: Dots>(&self, panels: Range<usize>, rows: usize) {
         macro_rules! panels {
             ($rows:literal) => {
-                D::run_apart(PanelsOfTile::<$rows> { product: self, panels })
+                D::run_outlined(SingleTileKernel::<$rows> { product: self, panels })
             };
         }
         // SAFETY: guaranteed by the caller; an arm takes exactly the number of rows.
         unsafe {
-            if const { D::WIDE } && rows == 1 && reads_row_unaided() {
-                panels.for_each(|panel| self.wide_row::<D>((panel, 0)));
+            if const { D::WIDE } && rows == 1 && prefers_hardware_prefetch() {
+                panels.for_each(|panel| self.run_single_row::<D>((panel, 0)));
             } else {
                 with_rows!(D, rows, panels);
             }
@@ -152,12 +155,12 @@ impl PackedMatMul<'_> {
     /// # Safety
     /// As for `tile`.
     #[inline(always)]
-    unsafe fn wide_row<D: Dots>(&self, at: (usize, usize)) {
+    unsafe fn run_single_row<D: Dots>(&self, at: (usize, usize)) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             match self.is_int8() {
-                true => self.tile_of::<D, 1, 1>(at, Unaided),
-                false => self.tile_of::<D, 1, 1>(at, Ahead::in_order(self.lines())),
+                true => self.run_tile::<D, 1, 1>(at, HardwarePrefetch),
+                false => self.run_tile::<D, 1, 1>(at, StreamPrefetch::without_windows(self.lines())),
             }
         }
     }
@@ -177,14 +180,14 @@ impl PackedMatMul<'_> {
             let pair = D::TILE_PANELS == 2 && panel + 2 <= panels.end && self.is_int8();
             macro_rules! tiles {
                 ($rows:literal) => {
-                    D::run_apart(TilesOfPanels::<$rows, 1> { product: self, panel })
+                    D::run_outlined(MultiTileKernel::<$rows, 1> { product: self, panel })
                 };
             }
             for rows in rows.clone() {
                 // SAFETY: guaranteed by the caller; an arm takes exactly the number of rows.
                 unsafe {
                     match pair {
-                        true => self.pair_of::<D>(panel, rows),
+                        true => self.run_panel_pair::<D>(panel, rows),
                         false => with_rows!(D, rows, tiles),
                     }
                 }
@@ -198,10 +201,10 @@ impl PackedMatMul<'_> {
     /// # Safety
     /// As for `multiply_tile`; tiles have up to twelve rows.
     #[inline(always)]
-    unsafe fn pair_of<D: Dots>(&self, panel: usize, rows: usize) {
+    unsafe fn run_panel_pair<D: Dots>(&self, panel: usize, rows: usize) {
         macro_rules! pair {
             ($rows:literal) => {
-                D::run_apart(TilesOfPanels::<$rows, 2> { product: self, panel })
+                D::run_outlined(MultiTileKernel::<$rows, 2> { product: self, panel })
             };
         }
         // SAFETY: guaranteed by the caller; an arm takes exactly the number of rows.
@@ -225,13 +228,17 @@ impl PackedMatMul<'_> {
     /// # Safety
     /// As for `tile`.
     #[inline(always)]
-    unsafe fn tile_of<D: Dots, const R: usize, const M: usize>(&self, at: (usize, usize), fetch: impl Fetch) {
+    unsafe fn run_tile<D: Dots, const R: usize, const M: usize>(
+        &self,
+        at: (usize, usize),
+        prefetch: impl Prefetch,
+    ) {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            match const { chains(R * M, D::SUMS) } {
-                MAX_CHAINS => self.tile::<D, R, M, MAX_CHAINS>(at, fetch),
-                2 => self.tile::<D, R, M, 2>(at, fetch),
-                _ => self.tile::<D, R, M, 1>(at, fetch),
+            match const { chains(R * M, D::ACCUMULATORS) } {
+                MAX_CHAINS => self.tile::<D, R, M, MAX_CHAINS>(at, prefetch),
+                2 => self.tile::<D, R, M, 2>(at, prefetch),
+                _ => self.tile::<D, R, M, 1>(at, prefetch),
             }
         }
     }
@@ -246,15 +253,15 @@ impl PackedMatMul<'_> {
     unsafe fn tile<D: Dots, const R: usize, const M: usize, const U: usize>(
         &self,
         (panel, row): (usize, usize),
-        mut fetch: impl Fetch,
+        mut prefetch: impl Prefetch,
     ) {
         let slices = self.weights.layout.slices().len();
         // SAFETY: guaranteed by the caller.
         unsafe {
-            let mut tree = SliceTree::<D::Lanes, R, M>::new();
-            let mut joined = [[D::Lanes::splat(0.0); R]; M];
+            let mut tree = SliceTree::<D::F32x16, R, M>::new();
+            let mut joined = [[D::F32x16::splat(0.0); R]; M];
             for slice in 0..slices {
-                let sums = self.slice::<D, R, M, U>((panel, row), slice, &mut fetch);
+                let sums = self.slice::<D, R, M, U>((panel, row), slice, &mut prefetch);
                 joined = if slices == NUM_SLICES { tree.join(slice, sums) } else { sums };
             }
             for m in 0..M {
@@ -272,20 +279,20 @@ impl PackedMatMul<'_> {
         &self,
         (panel, row): (usize, usize),
         slice: usize,
-        fetch: &mut impl Fetch,
-    ) -> [[D::Lanes; R]; M] {
+        prefetch: &mut impl Prefetch,
+    ) -> [[D::F32x16; R]; M] {
         let layout = &self.weights.layout;
         let range = layout.slices()[slice].clone();
         let pieces = &layout.pieces()[range.clone()];
         // SAFETY: guaranteed by the caller; every piece of every panel has group scales.
         unsafe {
-            let mut sums = [[D::Lanes::splat(0.0); R]; M];
+            let mut sums = [[D::F32x16::splat(0.0); R]; M];
             match (&self.weights.scales, pieces) {
                 (_, []) => {}
                 // In int8 a slice is one piece.
                 (Scales::Channel(_), [piece, ..]) => {
-                    let at = PieceAt::new::<D, R>(self, (panel, row), (piece, range.start));
-                    let exact = at.dot_bytes::<D, _, R, M, U>(piece.len, fetch);
+                    let at = PiecePosition::new::<D, R>(self, (panel, row), (piece, range.start));
+                    let exact = at.dot_int8::<D, _, R, M, U>(piece.len, prefetch);
                     for m in 0..M {
                         for r in 0..R {
                             sums[m][r] = exact[m][r].to_f32();
@@ -293,12 +300,12 @@ impl PackedMatMul<'_> {
                     }
                 }
                 (Scales::Group(scales), [first, ..]) => {
-                    let mut at = PieceAt::new::<D, R>(self, (panel, row), (first, range.start));
+                    let mut at = PiecePosition::new::<D, R>(self, (panel, row), (first, range.start));
                     let first_scale = (panel * layout.pieces().len() + range.start) * PANEL;
                     let mut scale: *const bf16 = scales.as_ptr().add(first_scale);
                     for piece in pieces {
-                        let exact = at.dot_halves::<D, R, U>(piece.len, fetch);
-                        let weights = D::Lanes::load_bf16(scale);
+                        let exact = at.dot_nibbles::<D, R, U>(piece.len, prefetch);
+                        let weights = D::F32x16::load_bf16(scale);
                         for r in 0..R {
                             sums[0][r] = sums[0][r].fma(exact[r].to_f32(), weights);
                         }
@@ -310,7 +317,7 @@ impl PackedMatMul<'_> {
             let scales = self.x.scales.as_ptr().add(row * layout.slices().len() + slice * R);
             for m in 0..M {
                 for r in 0..R {
-                    sums[m][r] = sums[m][r].mul(D::Lanes::splat(*scales.add(r)));
+                    sums[m][r] = sums[m][r].mul(D::F32x16::splat(*scales.add(r)));
                 }
             }
             sums
@@ -320,7 +327,7 @@ impl PackedMatMul<'_> {
     /// # Safety
     /// As for `tile`.
     #[inline(always)]
-    unsafe fn write<D: Dots, const R: usize>(&self, panel: usize, row: usize, joined: [D::Lanes; R]) {
+    unsafe fn write<D: Dots, const R: usize>(&self, panel: usize, row: usize, joined: [D::F32x16; R]) {
         let first = panel * PANEL;
         let width = self.weights.width;
         let columns = PANEL.min(width - first);
@@ -330,7 +337,7 @@ impl PackedMatMul<'_> {
             let out = unsafe {
                 let mut lanes = joined[r];
                 if let Scales::Channel(scales) = &self.weights.scales {
-                    lanes = lanes.mul(D::Lanes::load(scales.as_ptr().add(first)));
+                    lanes = lanes.mul(D::F32x16::load(scales.as_ptr().add(first)));
                 }
                 let start = (row + r) * width + first;
                 let out = self.out.slice_mut(start..start + columns);

@@ -20,16 +20,16 @@ const QUARTER: usize = 16;
 
 impl<const I8MM: bool> Dots for NeonDots<I8MM> {
     const TILE_ROWS: usize = 4;
-    const SUMS: usize = 8;
+    const ACCUMULATORS: usize = 8;
     const SIGNED: bool = true;
     const PAIRS: bool = I8MM;
-    type Lanes = Neon;
-    type Halves = [uint8x16_t; 4];
-    type Whole = [uint8x16_t; 4];
+    type F32x16 = Neon;
+    type Nibbles = [uint8x16_t; 4];
+    type Int8Line = [uint8x16_t; 4];
     type GroupSums = Self;
 
     #[inline(always)]
-    unsafe fn run_apart<K: DotKernel>(kernel: K) {
+    unsafe fn run_outlined<K: DotKernel>(kernel: K) {
         // SAFETY: the trait's contract.
         unsafe { if I8MM { run_neon_i8mm(kernel) } else { run_neon_dots(kernel) } };
     }
@@ -47,14 +47,14 @@ impl<const I8MM: bool> Dots for NeonDots<I8MM> {
     }
 
     #[inline(always)]
-    unsafe fn whole(line: *const u8, _: usize) -> Self::Whole {
+    unsafe fn load_int8(line: *const u8, _: usize) -> Self::Int8Line {
         // Flipping the top bit subtracts 128.
         // SAFETY: the trait's contract: 64 bytes at `line`.
         unsafe { load_line(line).map(|bytes| veorq_u8(bytes, vdupq_n_u8(0x80))) }
     }
 
     #[inline(always)]
-    unsafe fn dot(self, whole: Self::Whole, x: *const i8) -> Self {
+    unsafe fn dot(self, whole: Self::Int8Line, x: *const i8) -> Self {
         // SAFETY: the trait's contract: the CPU supports the dot products, and four i8 at x.
         unsafe {
             let x = vdupq_n_s32(x.cast::<i32>().read_unaligned());
@@ -63,7 +63,7 @@ impl<const I8MM: bool> Dots for NeonDots<I8MM> {
     }
 
     #[inline(always)]
-    unsafe fn dot_pair(pair: [Self; 2], whole: [Self::Whole; 2], x: [*const i8; 2]) -> [Self; 2] {
+    unsafe fn dot_pair(pair: [Self; 2], whole: [Self::Int8Line; 2], x: [*const i8; 2]) -> [Self; 2] {
         // SAFETY: the trait's contract: the CPU supports the matrix products, and eight i8 at each x.
         unsafe {
             let [first, second] = x.map(|x| vld1_s32(x.cast()));
@@ -100,7 +100,7 @@ impl<const I8MM: bool> Dots for NeonDots<I8MM> {
     }
 
     #[inline(always)]
-    unsafe fn half(line: *const u8, high: bool) -> Self::Halves {
+    unsafe fn load_nibbles(line: *const u8, high: bool) -> Self::Nibbles {
         // SAFETY: the trait's contract: 64 bytes at `line`.
         unsafe {
             let bytes = load_line(line);
@@ -119,9 +119,9 @@ impl<const I8MM: bool> Dots for NeonDots<I8MM> {
     }
 
     #[inline(always)]
-    unsafe fn dot_halves(sums: Self, halves: Self::Halves, x: *const i8) -> Self {
+    unsafe fn dot_nibbles(sums: Self, nibbles: Self::Nibbles, x: *const i8) -> Self {
         // SAFETY: the trait's contract.
-        unsafe { sums.dot(halves, x) }
+        unsafe { sums.dot(nibbles, x) }
     }
 
     #[inline(always)]

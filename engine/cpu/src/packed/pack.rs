@@ -9,10 +9,10 @@ use crate::KernelError;
 use crate::Threads;
 use crate::dispatch::{Isa, Kernel};
 use crate::k_slices::KSlices;
-use crate::lanes::Lanes;
 use crate::lines::{Line, Lines};
 use crate::matrix::{NumbersMut, QuantizedFormat, RowBlocks};
-use crate::threads::Shared;
+use crate::simd::F32x16;
+use crate::threads::SharedSliceMut;
 use crate::transpose::{LINE_WORDS, transpose};
 
 /// Maximum length of a sum of int8 products; a longer one might overflow 32 bits.
@@ -42,11 +42,11 @@ impl PackedMatrix {
             QuantizedFormat::Int8 => Scales::Channel(vec![0.0; panels * PANEL]),
             QuantizedFormat::Int4 => Scales::Group(vec![bf16::ZERO; panels * panel_groups]),
         };
-        let (shared_lines, shared_scales) = (Shared::new(&mut lines), SharedScales::new(&mut scales));
+        let (shared_lines, shared_scales) = (SharedSliceMut::new(&mut lines), SharedScales::new(&mut scales));
         let isa = Isa::in_use()?;
         threads.try_for_ranges(panels, |range| {
             let mut numbers = vec![0.0f32; PANEL.min(width) * k];
-            let mut steps = Steps::new(&layout);
+            let mut codes = QuantizedPanel::new(&layout);
             for panel in range {
                 let channels = panel * PANEL..width.min((panel + 1) * PANEL);
                 let numbers = &mut numbers[..channels.len() * k];
@@ -56,8 +56,8 @@ impl PackedMatrix {
                     let lines = shared_lines.slice_mut(panel * panel_lines..(panel + 1) * panel_lines);
                     (lines, shared_scales.of_panel(panel, panel_groups))
                 };
-                isa.run(QuantizePanel { layout: &layout, numbers, k, steps: &mut steps, scales });
-                steps.lay_out(lines);
+                isa.run(QuantizePanel { layout: &layout, numbers, k, codes: &mut codes, scales });
+                codes.pack_lines(lines);
             }
             Ok(())
         })?;
@@ -75,15 +75,15 @@ fn check_sums(layout: &KLayout) -> Result<(), KernelError> {
 
 /// [`Scales`] that several threads write.
 enum SharedScales<'a> {
-    Channel(Shared<'a, f32>),
-    Group(Shared<'a, bf16>),
+    Channel(SharedSliceMut<'a, f32>),
+    Group(SharedSliceMut<'a, bf16>),
 }
 
 impl<'a> SharedScales<'a> {
     fn new(scales: &'a mut Scales) -> Self {
         match scales {
-            Scales::Channel(scales) => Self::Channel(Shared::new(scales)),
-            Scales::Group(scales) => Self::Group(Shared::new(scales)),
+            Scales::Channel(scales) => Self::Channel(SharedSliceMut::new(scales)),
+            Scales::Group(scales) => Self::Group(SharedSliceMut::new(scales)),
         }
     }
 
@@ -113,13 +113,13 @@ enum PanelScales<'a> {
 }
 
 /// Quantized values (codes) of a panel's channels, one byte each: `[PANEL, padded]`.
-struct Steps {
+struct QuantizedPanel {
     format: QuantizedFormat,
     padded: usize,
     bytes: Vec<u8>,
 }
 
-impl Steps {
+impl QuantizedPanel {
     /// Bytes that are not written stay zero: padding, and missing channels of the last panel. The buffer is
     /// reused safely, because only a thread's last panel can lack channels.
     fn new(layout: &KLayout) -> Self {
@@ -129,14 +129,14 @@ impl Steps {
 
     /// Packs four int8 codes per word, or eight of int4 with the second four in the high halves. Words of
     /// neighbouring channels are adjacent.
-    fn lay_out(&self, lines: &mut [Line]) {
+    fn pack_lines(&self, lines: &mut [Line]) {
         let per_word = k_per_line(self.format);
         for (block, lines) in lines.chunks_mut(LINE_WORDS).enumerate() {
             let mut words = [[0u32; LINE_WORDS]; PANEL];
-            for (words, steps) in words.iter_mut().zip(self.bytes.chunks_exact(self.padded)) {
-                let steps = steps[block * LINE_WORDS * per_word..].chunks_exact(per_word);
-                for (word, steps) in words.iter_mut().zip(steps) {
-                    let quad = |at: usize| [steps[at], steps[at + 1], steps[at + 2], steps[at + 3]];
+            for (words, codes) in words.iter_mut().zip(self.bytes.chunks_exact(self.padded)) {
+                let codes = codes[block * LINE_WORDS * per_word..].chunks_exact(per_word);
+                for (word, codes) in words.iter_mut().zip(codes) {
+                    let quad = |at: usize| [codes[at], codes[at + 1], codes[at + 2], codes[at + 3]];
                     *word = match self.format {
                         QuantizedFormat::Int8 => u32::from_ne_bytes(quad(0)),
                         QuantizedFormat::Int4 => {
@@ -156,7 +156,7 @@ struct QuantizePanel<'a> {
     /// `[channels, k]`.
     numbers: &'a [f32],
     k: usize,
-    steps: &'a mut Steps,
+    codes: &'a mut QuantizedPanel,
     scales: PanelScales<'a>,
 }
 
@@ -164,17 +164,17 @@ impl Kernel for QuantizePanel<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<V: Lanes>(mut self) {
+    unsafe fn run<V: F32x16>(mut self) {
         let channels =
-            self.numbers.chunks_exact(self.k).zip(self.steps.bytes.chunks_exact_mut(self.steps.padded));
-        for (channel, (numbers, steps)) in channels.enumerate() {
+            self.numbers.chunks_exact(self.k).zip(self.codes.bytes.chunks_exact_mut(self.codes.padded));
+        for (channel, (numbers, codes)) in channels.enumerate() {
             match &mut self.scales {
                 PanelScales::Channel(scales) => {
                     let (scale, inverse) = int8_scale(numbers);
                     scales[channel] = scale;
                     for piece in self.layout.pieces() {
-                        let steps = &mut steps[piece.start..piece.start + piece.len];
-                        to_steps(&numbers[piece.k.clone()], inverse, QuantizedFormat::Int8, steps);
+                        let codes = &mut codes[piece.start..piece.start + piece.len];
+                        quantize(&numbers[piece.k.clone()], inverse, QuantizedFormat::Int8, codes);
                     }
                 }
                 PanelScales::Group(scales) => {
@@ -185,8 +185,8 @@ impl Kernel for QuantizePanel<'_> {
                         let scale = int4_scale(&numbers[group..numbers.len().min(group + GROUP)]);
                         scales[index * PANEL + channel] = scale;
                         let inverse = if scale == bf16::ZERO { 0.0 } else { 1.0 / scale.to_f32() };
-                        let steps = &mut steps[piece.start..piece.start + piece.len];
-                        to_steps(&numbers[piece.k.clone()], inverse, QuantizedFormat::Int4, steps);
+                        let codes = &mut codes[piece.start..piece.start + piece.len];
+                        quantize(&numbers[piece.k.clone()], inverse, QuantizedFormat::Int4, codes);
                     }
                 }
             }
@@ -196,14 +196,14 @@ impl Kernel for QuantizePanel<'_> {
 
 /// Quantizes numbers. A NaN becomes 0; its scale is a NaN already.
 #[inline(always)]
-fn to_steps(numbers: &[f32], inverse: f32, format: QuantizedFormat, steps: &mut [u8]) {
-    let (least, most) = match format {
+fn quantize(numbers: &[f32], inverse: f32, format: QuantizedFormat, codes: &mut [u8]) {
+    let (min, max) = match format {
         QuantizedFormat::Int8 => (-127.0, 127.0),
         QuantizedFormat::Int4 => (-8.0, 7.0),
     };
-    for (out, x) in steps.iter_mut().zip(numbers) {
-        let step = (x * inverse).round_ties_even().clamp(least, most) as i32;
-        *out = step.wrapping_add(shift(format)) as u8;
+    for (out, x) in codes.iter_mut().zip(numbers) {
+        let code = (x * inverse).round_ties_even().clamp(min, max) as i32;
+        *out = code.wrapping_add(shift(format)) as u8;
     }
 }
 

@@ -11,20 +11,20 @@ use super::layout::{GROUP, Piece};
 use super::mat_mul::PackedMatMul;
 use super::rows::{QUAD, bytes_per_number};
 use super::{Dots, k_per_line};
-use crate::lines::{Fetch, Line};
+use crate::lines::{Line, Prefetch};
 
 /// Lines per prefetch call; upper limit of accumulator chains.
-const FETCHED: usize = 4;
+const PREFETCHED_LINES: usize = 4;
 /// Lines per prefetch call in the loop that is not unrolled.
-const ROLLED: usize = 8;
+const ROLLED_LOOP_LINES: usize = 8;
 /// Numbers of one channel in a line of nibbles.
-const HALVES: usize = 2 * QUAD;
+const NIBBLES: usize = 2 * QUAD;
 /// Bytes of one word of a row.
 const WORD: usize = 4;
 
 /// Location of a piece in a panel and in the activations of a tile. Advanced by pointers, since pieces are
 /// short.
-pub(super) struct PieceAt {
+pub(super) struct PiecePosition {
     /// Its first line in the panel, or in the first of several panels.
     lines: *const u8,
     /// Index of that line in the whole matrix.
@@ -34,7 +34,7 @@ pub(super) struct PieceAt {
     corrections: *const i32,
 }
 
-impl PieceAt {
+impl PiecePosition {
     /// # Safety
     /// R rows from `row` are a tile, packed for D; the piece is the layout's `index`-th, and the panel
     /// exists.
@@ -62,8 +62,8 @@ impl PieceAt {
     /// Advances past an int4 piece of this length.
     #[inline(always)]
     pub(super) fn pass<const R: usize>(&mut self, len: usize) {
-        self.lines = self.lines.wrapping_add(len / HALVES * size_of::<Line>());
-        self.line = self.line.wrapping_add(len / HALVES);
+        self.lines = self.lines.wrapping_add(len / NIBBLES * size_of::<Line>());
+        self.line = self.line.wrapping_add(len / NIBBLES);
         self.x = self.x.wrapping_add(len * R);
         self.corrections = self.corrections.wrapping_add(R);
     }
@@ -74,17 +74,17 @@ impl PieceAt {
     /// # Safety
     /// The CPU supports D's instructions; the tile has R rows, the piece has this length and is in M panels.
     #[inline(always)]
-    pub(super) unsafe fn dot_bytes<D: Dots, F: Fetch, const R: usize, const M: usize, const U: usize>(
+    pub(super) unsafe fn dot_int8<D: Dots, F: Prefetch, const R: usize, const M: usize, const U: usize>(
         &self,
         len: usize,
-        fetch: &mut F,
+        prefetch: &mut F,
     ) -> [[D; R]; M] {
         let (mut quads, mut line, mut lines, mut x) = (len / QUAD, self.line, self.lines, self.x);
         let quad_bytes = WORD * D::WORDS * R;
         // SAFETY: guaranteed by the caller; `len` is a multiple of four, and no step goes past it.
         unsafe {
             if const { D::PAIRS && R > 1 && M == 1 } {
-                return [self.dot_bytes_by_pairs::<D, F, R>(quads, fetch); M];
+                return [self.dot_int8_pairs::<D, F, R>(quads, prefetch); M];
             }
             let mut first = [[D::splat(0); R]; U];
             for r in 0..R {
@@ -93,11 +93,11 @@ impl PieceAt {
                 }
             }
             let mut sums = [first; M];
-            if const { D::ROLLED && F::NEAR } {
+            if const { D::NO_UNROLL && F::IS_CACHED } {
                 // Hidden from the compiler, which would unroll the loop if it knew the count.
-                let turn = std::hint::black_box(ROLLED);
+                let turn = std::hint::black_box(ROLLED_LOOP_LINES);
                 while quads > 0 {
-                    fetch.fetch::<D::Lanes, ROLLED>(line);
+                    prefetch.prefetch::<D::F32x16, ROLLED_LOOP_LINES>(line);
                     let now = quads.min(turn);
                     for _ in 0..now {
                         self.add_quad::<D, R, M, U>(&mut sums, 0, (lines, x));
@@ -105,22 +105,22 @@ impl PieceAt {
                         x = x.wrapping_add(quad_bytes);
                     }
                     quads -= now;
-                    line = line.wrapping_add(ROLLED);
+                    line = line.wrapping_add(ROLLED_LOOP_LINES);
                 }
             }
-            while quads >= FETCHED {
-                fetch.fetch::<D::Lanes, FETCHED>(line);
-                for u in 0..FETCHED {
+            while quads >= PREFETCHED_LINES {
+                prefetch.prefetch::<D::F32x16, PREFETCHED_LINES>(line);
+                for u in 0..PREFETCHED_LINES {
                     let at = (lines.add(u * size_of::<Line>()), x.add(u * quad_bytes));
                     self.add_quad::<D, R, M, U>(&mut sums, u % U, at);
                 }
-                quads -= FETCHED;
-                line = line.wrapping_add(FETCHED);
-                lines = lines.wrapping_add(FETCHED * size_of::<Line>());
-                x = x.wrapping_add(FETCHED * quad_bytes);
+                quads -= PREFETCHED_LINES;
+                line = line.wrapping_add(PREFETCHED_LINES);
+                lines = lines.wrapping_add(PREFETCHED_LINES * size_of::<Line>());
+                x = x.wrapping_add(PREFETCHED_LINES * quad_bytes);
             }
             if quads > 0 {
-                fetch.fetch::<D::Lanes, FETCHED>(line);
+                prefetch.prefetch::<D::F32x16, PREFETCHED_LINES>(line);
             }
             for _ in 0..quads {
                 self.add_quad::<D, R, M, U>(&mut sums, 0, (lines, x));
@@ -141,12 +141,12 @@ impl PieceAt {
     /// processed alone.
     ///
     /// # Safety
-    /// As for `dot_bytes`; D takes int8 as signed and supports pairs.
+    /// As for `dot_int8`; D takes int8 as signed and supports pairs.
     #[inline(always)]
-    unsafe fn dot_bytes_by_pairs<D: Dots, F: Fetch, const R: usize>(
+    unsafe fn dot_int8_pairs<D: Dots, F: Prefetch, const R: usize>(
         &self,
         quads: usize,
-        fetch: &mut F,
+        prefetch: &mut F,
     ) -> [D; R] {
         const {
             assert!(!D::PAIRS || D::SIGNED && D::WORDS == 1, "pairs start from zero and use words of four i8")
@@ -156,8 +156,8 @@ impl PieceAt {
         unsafe {
             let mut sums = [D::splat(0); R];
             for pair in 0..quads / 2 {
-                fetch.fetch::<D::Lanes, 2>(self.line.wrapping_add(2 * pair));
-                let whole = [D::whole(lines, 0), D::whole(lines.add(size_of::<Line>()), 0)];
+                prefetch.prefetch::<D::F32x16, 2>(self.line.wrapping_add(2 * pair));
+                let whole = [D::load_int8(lines, 0), D::load_int8(lines.add(size_of::<Line>()), 0)];
                 let words = |r: usize| [x.add(WORD * r), x.add(WORD * (R + r))];
                 for r in (0..R - 1).step_by(2) {
                     [sums[r], sums[r + 1]] = D::dot_pair([sums[r], sums[r + 1]], whole, words(r));
@@ -173,7 +173,7 @@ impl PieceAt {
                 [sums[r], sums[r + 1]] = D::end_pair([sums[r], sums[r + 1]]);
             }
             if quads % 2 == 1 {
-                let whole = D::whole(lines, 0);
+                let whole = D::load_int8(lines, 0);
                 for r in 0..R {
                     sums[r] = sums[r].dot(whole, x.add(WORD * r));
                 }
@@ -185,7 +185,7 @@ impl PieceAt {
     /// Adds the products of one line to chain `u` of each row.
     ///
     /// # Safety
-    /// As for `dot_bytes`; the line is one of the piece's, and `x` points to its activations.
+    /// As for `dot_int8`; the line is one of the piece's, and `x` points to its activations.
     #[inline(always)]
     unsafe fn add_quad<D: Dots, const R: usize, const M: usize, const U: usize>(
         &self,
@@ -195,11 +195,11 @@ impl PieceAt {
     ) {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            in_order::<D>();
+            keep_load_order::<D>();
             for word in 0..D::WORDS {
-                let mut whole = [D::whole(line, word); M];
+                let mut whole = [D::load_int8(line, word); M];
                 for m in 1..M {
-                    whole[m] = D::whole(line.add(m * self.panel_bytes), word);
+                    whole[m] = D::load_int8(line.add(m * self.panel_bytes), word);
                 }
                 for r in 0..R {
                     for m in 0..M {
@@ -215,10 +215,10 @@ impl PieceAt {
     /// # Safety
     /// The CPU supports D's instructions; the tile has R rows, and the piece has this length.
     #[inline(always)]
-    pub(super) unsafe fn dot_halves<D: Dots, const R: usize, const U: usize>(
+    pub(super) unsafe fn dot_nibbles<D: Dots, const R: usize, const U: usize>(
         &self,
         len: usize,
-        fetch: &mut impl Fetch,
+        prefetch: &mut impl Prefetch,
     ) -> [D; R] {
         // SAFETY: guaranteed by the caller; `len` is a multiple of eight, and at most a group.
         unsafe {
@@ -226,15 +226,15 @@ impl PieceAt {
             for r in 0..R {
                 sums[0][r] = D::begin_group(*self.corrections.add(r));
             }
-            fetch.fetch::<D::Lanes, { GROUP / HALVES }>(self.line);
+            prefetch.prefetch::<D::F32x16, { GROUP / NIBBLES }>(self.line);
             if len == GROUP {
                 // The usual length, as a compile-time constant.
-                for index in 0..GROUP / HALVES {
-                    self.add_halves::<D, R, U>(&mut sums, index);
+                for index in 0..GROUP / NIBBLES {
+                    self.add_nibbles::<D, R, U>(&mut sums, index);
                 }
             } else {
-                for index in 0..len / HALVES {
-                    self.add_halves::<D, R, U>(&mut sums, index);
+                for index in 0..len / NIBBLES {
+                    self.add_nibbles::<D, R, U>(&mut sums, index);
                 }
             }
             let mut whole = [[D::splat(0); R]; U];
@@ -249,9 +249,9 @@ impl PieceAt {
     }
 
     /// # Safety
-    /// As for `dot_halves`; the piece has more than `index` lines.
+    /// As for `dot_nibbles`; the piece has more than `index` lines.
     #[inline(always)]
-    unsafe fn add_halves<D: Dots, const R: usize, const U: usize>(
+    unsafe fn add_nibbles<D: Dots, const R: usize, const U: usize>(
         &self,
         sums: &mut [[D::GroupSums; R]; U],
         index: usize,
@@ -259,12 +259,12 @@ impl PieceAt {
         // SAFETY: guaranteed by the caller.
         unsafe {
             let line = self.lines.add(index * size_of::<Line>());
-            let x = self.x.add(HALVES * R * index);
+            let x = self.x.add(NIBBLES * R * index);
             for (u, high, x) in [(0, false, x), (U / 2, true, x.add(QUAD * R))] {
-                in_order::<D>();
-                let half = D::half(line, high);
+                keep_load_order::<D>();
+                let nibbles = D::load_nibbles(line, high);
                 for r in 0..R {
-                    sums[u][r] = D::dot_halves(sums[u][r], half, x.add(WORD * r));
+                    sums[u][r] = D::dot_nibbles(sums[u][r], nibbles, x.add(WORD * r));
                 }
             }
         }
@@ -273,8 +273,8 @@ impl PieceAt {
 
 /// If registers are scarce, keeps loads after this point from being moved before it.
 #[inline(always)]
-fn in_order<D: Dots>() {
-    if D::IN_ORDER {
+fn keep_load_order<D: Dots>() {
+    if D::KEEPS_LOAD_ORDER {
         compiler_fence(Ordering::SeqCst);
     }
 }

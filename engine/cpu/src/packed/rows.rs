@@ -7,9 +7,9 @@ use super::layout::{GROUP, KLayout};
 use super::pack::int8_scale;
 use super::{PackedMatrix, shift};
 use crate::dispatch::{Isa, Kernel};
-use crate::lanes::{Element, LANES, Lanes};
 use crate::matrix::QuantizedFormat;
-use crate::threads::{Shared, Threads};
+use crate::simd::{Element, F32x16, LANES};
+use crate::threads::{SharedSliceMut, Threads};
 use crate::tiles::Tiles;
 
 /// Adding it rounds a small f32 to an integer, ties to even, and leaves that integer in the low bits.
@@ -53,9 +53,9 @@ impl QuantizedRows {
         self.values.resize(rows * padded * bytes, 0);
         self.corrections.resize(rows * pieces, 0);
         self.scales.resize(rows * slices, 0.0);
-        let values = Shared::new(&mut self.values);
-        let corrections = Shared::new(&mut self.corrections);
-        let scales = Shared::new(&mut self.scales);
+        let values = SharedSliceMut::new(&mut self.values);
+        let corrections = SharedSliceMut::new(&mut self.corrections);
+        let scales = SharedSliceMut::new(&mut self.scales);
         // By slices, so that the threads share the work of a single tile, too.
         threads.for_ranges(tiles.len() * slices, 1, 4 * x.len(), |range| {
             for item in range {
@@ -63,16 +63,19 @@ impl QuantizedRows {
                 let slice_pieces = layout.slices()[slice].clone();
                 let columns = layout.padded_range(&slice_pieces);
                 // Range of a part of each row in a buffer with `width` entries per row.
-                let place = |width: usize, part: Range<usize>| {
+                let part_range = |width: usize, part: Range<usize>| {
                     let start = rows.start * width;
                     start + part.start * rows.len()..start + part.end * rows.len()
                 };
                 // SAFETY: each slice of each tile is quantized once, and its parts belong to no other.
                 let (values, corrections, scales) = unsafe {
                     (
-                        values.slice_mut(place(padded * bytes, columns.start * bytes..columns.end * bytes)),
-                        corrections.slice_mut(place(pieces, slice_pieces)),
-                        scales.slice_mut(place(slices, slice..slice + 1)),
+                        values.slice_mut(part_range(
+                            padded * bytes,
+                            columns.start * bytes..columns.end * bytes,
+                        )),
+                        corrections.slice_mut(part_range(pieces, slice_pieces)),
+                        scales.slice_mut(part_range(slices, slice..slice + 1)),
                     )
                 };
                 let x = &x[rows.start * k..rows.end * k];
@@ -101,7 +104,7 @@ impl<const BYTES: usize> Kernel for QuantizeSlice<'_, BYTES> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
+    unsafe fn run<V: F32x16>(self) {
         let shift = shift(self.layout.format());
         let k = self.layout.k();
         let rows = self.x.len() / k;
@@ -124,7 +127,7 @@ impl<const BYTES: usize> Kernel for QuantizeSlice<'_, BYTES> {
 }
 
 /// Codes that are collected before they are interleaved: a group of int4.
-const GATHERED: usize = GROUP;
+const CODE_CHUNK: usize = GROUP;
 
 /// Writes the codes of a piece, in quads, to the positions of row `r` in a tile of `rows`. Returns their sum.
 /// Padding becomes zero. No code exceeds 127, since the scale comes from the largest number.
@@ -132,27 +135,27 @@ const GATHERED: usize = GROUP;
 /// # Safety
 /// The CPU supports V's instructions.
 #[inline(always)]
-unsafe fn quantize<V: Lanes, const BYTES: usize>(
+unsafe fn quantize<V: F32x16, const BYTES: usize>(
     x: &[f32],
     inverse: f32,
-    (steps, rows, r): (&mut [i8], usize, usize),
+    (codes, rows, r): (&mut [i8], usize, usize),
 ) -> i32 {
     // SAFETY: guaranteed by the caller; no access goes past the numbers or the collected codes.
     let sums = unsafe {
         let (inverse, rounder, back) = (V::splat(inverse), V::splat(ROUNDER), V::splat(-ROUNDER));
         let mut sums = V::splat(0.0);
-        for (x, steps) in x.chunks(GATHERED).zip(steps.chunks_mut(GATHERED * rows * BYTES)) {
-            let mut gathered = [[0i8; QUAD]; GATHERED / QUAD];
+        for (x, codes) in x.chunks(CODE_CHUNK).zip(codes.chunks_mut(CODE_CHUNK * rows * BYTES)) {
+            let mut chunk = [[0i8; QUAD]; CODE_CHUNK / QUAD];
             for start in (0..x.len()).step_by(LANES) {
                 let (from, left) = (x.as_ptr().add(start), x.len() - start);
                 let numbers: V = if left < LANES { f32::load_part(from, left) } else { V::load(from) };
                 let rounded = numbers.mul(inverse).add(rounder);
                 // The low byte is the code. Without the rounder the vector holds the code as f32, and sums of
                 // those are exact.
-                rounded.store_low_bytes(gathered.as_mut_ptr().cast::<u8>().add(start));
+                rounded.store_low_bytes(chunk.as_mut_ptr().cast::<u8>().add(start));
                 sums = sums.add(rounded.add(back));
             }
-            for (to, quad) in steps.chunks_exact_mut(QUAD * BYTES * rows).zip(&gathered) {
+            for (to, quad) in codes.chunks_exact_mut(QUAD * BYTES * rows).zip(&chunk) {
                 if BYTES == 1 {
                     to[QUAD * r..QUAD * (r + 1)].copy_from_slice(quad);
                 } else {
@@ -162,7 +165,7 @@ unsafe fn quantize<V: Lanes, const BYTES: usize>(
                 }
             }
         }
-        sums.fold()
+        sums.reduce_sum()
     };
     sums as i32
 }

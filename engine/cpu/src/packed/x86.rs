@@ -4,7 +4,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::{DotKernel, Dots};
-use crate::dispatch::{run_avx_vnni, run_avx2_dots, run_narrow_vnni, run_vnni};
+use crate::dispatch::{run_avx_vnni, run_avx2_dots, run_vnni, run_vnni_256};
 use crate::x86::{Avx2, Avx512};
 
 /// One 512-bit register. One instruction adds four products to an accumulator, without saturation.
@@ -14,7 +14,7 @@ pub(crate) struct VnniDots(__m512i);
 /// Two 256-bit registers, accumulators 0..8 and 8..16, with the instruction of [`VnniDots`]: AVX-VNNI, or
 /// with `EVEX` its AVX-512 encoding, which tests this code on machines without AVX-VNNI.
 #[derive(Clone, Copy)]
-pub(crate) struct NarrowVnniDots<const EVEX: bool>(__m256i, __m256i);
+pub(crate) struct Vnni256Dots<const EVEX: bool>(__m256i, __m256i);
 
 /// Two 256-bit registers: accumulators 0..8 and 8..16.
 ///
@@ -30,15 +30,15 @@ const HALF_LINE: usize = 32;
 impl Dots for VnniDots {
     const TILE_ROWS: usize = 12;
     const TILE_PANELS: usize = 2;
-    const SUMS: usize = 12;
+    const ACCUMULATORS: usize = 12;
     const WIDE: bool = true;
-    type Lanes = Avx512;
-    type Halves = __m512i;
-    type Whole = __m512i;
+    type F32x16 = Avx512;
+    type Nibbles = __m512i;
+    type Int8Line = __m512i;
     type GroupSums = Self;
 
     #[inline(always)]
-    unsafe fn run_apart<K: DotKernel>(kernel: K) {
+    unsafe fn run_outlined<K: DotKernel>(kernel: K) {
         // SAFETY: the trait's contract.
         unsafe { run_vnni(kernel) };
     }
@@ -56,7 +56,7 @@ impl Dots for VnniDots {
     }
 
     #[inline(always)]
-    unsafe fn whole(line: *const u8, _: usize) -> __m512i {
+    unsafe fn load_int8(line: *const u8, _: usize) -> __m512i {
         // SAFETY: the trait's contract: 64 bytes at `line`; the load needs no alignment.
         unsafe { _mm512_loadu_si512(line.cast()) }
     }
@@ -71,10 +71,10 @@ impl Dots for VnniDots {
     }
 
     #[inline(always)]
-    unsafe fn half(line: *const u8, high: bool) -> __m512i {
+    unsafe fn load_nibbles(line: *const u8, high: bool) -> __m512i {
         // SAFETY: the trait's contract.
         unsafe {
-            let bytes = Self::whole(line, 0);
+            let bytes = Self::load_int8(line, 0);
             let shifted = if high { _mm512_srli_epi16::<4>(bytes) } else { bytes };
             _mm512_and_si512(shifted, _mm512_set1_epi8(0x0f))
         }
@@ -87,9 +87,9 @@ impl Dots for VnniDots {
     }
 
     #[inline(always)]
-    unsafe fn dot_halves(sums: Self, halves: __m512i, x: *const i8) -> Self {
+    unsafe fn dot_nibbles(sums: Self, nibbles: __m512i, x: *const i8) -> Self {
         // SAFETY: the trait's contract.
-        unsafe { sums.dot(halves, x) }
+        unsafe { sums.dot(nibbles, x) }
     }
 
     #[inline(always)]
@@ -104,19 +104,19 @@ impl Dots for VnniDots {
     }
 }
 
-impl<const EVEX: bool> Dots for NarrowVnniDots<EVEX> {
+impl<const EVEX: bool> Dots for Vnni256Dots<EVEX> {
     const TILE_ROWS: usize = 6;
-    const SUMS: usize = 6;
-    const IN_ORDER: bool = true;
-    type Lanes = Avx2;
-    type Halves = (__m256i, __m256i);
-    type Whole = (__m256i, __m256i);
+    const ACCUMULATORS: usize = 6;
+    const KEEPS_LOAD_ORDER: bool = true;
+    type F32x16 = Avx2;
+    type Nibbles = (__m256i, __m256i);
+    type Int8Line = (__m256i, __m256i);
     type GroupSums = Self;
 
     #[inline(always)]
-    unsafe fn run_apart<K: DotKernel>(kernel: K) {
+    unsafe fn run_outlined<K: DotKernel>(kernel: K) {
         // SAFETY: the trait's contract.
-        unsafe { if EVEX { run_narrow_vnni(kernel) } else { run_avx_vnni(kernel) } };
+        unsafe { if EVEX { run_vnni_256(kernel) } else { run_avx_vnni(kernel) } };
     }
 
     #[inline(always)]
@@ -132,13 +132,13 @@ impl<const EVEX: bool> Dots for NarrowVnniDots<EVEX> {
     }
 
     #[inline(always)]
-    unsafe fn whole(line: *const u8, _: usize) -> Self::Whole {
+    unsafe fn load_int8(line: *const u8, _: usize) -> Self::Int8Line {
         // SAFETY: the trait's contract: 64 bytes at `line`.
         unsafe { load_line(line) }
     }
 
     #[inline(always)]
-    unsafe fn dot(self, whole: Self::Whole, x: *const i8) -> Self {
+    unsafe fn dot(self, whole: Self::Int8Line, x: *const i8) -> Self {
         // SAFETY: the trait's contract: the CPU supports the instruction in this encoding, and four i8 at x.
         unsafe {
             let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
@@ -151,9 +151,9 @@ impl<const EVEX: bool> Dots for NarrowVnniDots<EVEX> {
     }
 
     #[inline(always)]
-    unsafe fn half(line: *const u8, high: bool) -> Self::Halves {
+    unsafe fn load_nibbles(line: *const u8, high: bool) -> Self::Nibbles {
         // SAFETY: the trait's contract: 64 bytes at `line`.
-        unsafe { load_half(line, high) }
+        unsafe { split_nibbles(line, high) }
     }
 
     #[inline(always)]
@@ -163,9 +163,9 @@ impl<const EVEX: bool> Dots for NarrowVnniDots<EVEX> {
     }
 
     #[inline(always)]
-    unsafe fn dot_halves(sums: Self, halves: Self::Halves, x: *const i8) -> Self {
+    unsafe fn dot_nibbles(sums: Self, nibbles: Self::Nibbles, x: *const i8) -> Self {
         // SAFETY: the trait's contract.
-        unsafe { sums.dot(halves, x) }
+        unsafe { sums.dot(nibbles, x) }
     }
 
     #[inline(always)]
@@ -182,18 +182,18 @@ impl<const EVEX: bool> Dots for NarrowVnniDots<EVEX> {
 
 impl Dots for Avx2Dots {
     const TILE_ROWS: usize = 4;
-    const SUMS: usize = 1;
+    const ACCUMULATORS: usize = 1;
     const WORDS: usize = 2;
-    const IN_ORDER: bool = true;
-    const ROLLED: bool = true;
-    type Lanes = Avx2;
-    type Halves = (__m256i, __m256i);
-    type Whole = (__m256i, __m256i);
+    const KEEPS_LOAD_ORDER: bool = true;
+    const NO_UNROLL: bool = true;
+    type F32x16 = Avx2;
+    type Nibbles = (__m256i, __m256i);
+    type Int8Line = (__m256i, __m256i);
     /// Pairs of 16-bit sums, each pair one accumulator.
     type GroupSums = (__m256i, __m256i);
 
     #[inline(always)]
-    unsafe fn run_apart<K: DotKernel>(kernel: K) {
+    unsafe fn run_outlined<K: DotKernel>(kernel: K) {
         // SAFETY: the trait's contract.
         unsafe { run_avx2_dots(kernel) };
     }
@@ -212,7 +212,7 @@ impl Dots for Avx2Dots {
 
     /// Widens to 16 bits: bytes of even index for the first word, those of odd index for the second.
     #[inline(always)]
-    unsafe fn whole(line: *const u8, word: usize) -> Self::Whole {
+    unsafe fn load_int8(line: *const u8, word: usize) -> Self::Int8Line {
         // SAFETY: the trait's contract: 64 bytes at `line`.
         unsafe {
             let bytes = load_line(line);
@@ -226,7 +226,7 @@ impl Dots for Avx2Dots {
     }
 
     #[inline(always)]
-    unsafe fn dot(self, whole: Self::Whole, x: *const i8) -> Self {
+    unsafe fn dot(self, whole: Self::Int8Line, x: *const i8) -> Self {
         // SAFETY: the trait's contract: two i16 at x.
         unsafe {
             let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
@@ -237,9 +237,9 @@ impl Dots for Avx2Dots {
     }
 
     #[inline(always)]
-    unsafe fn half(line: *const u8, high: bool) -> Self::Halves {
+    unsafe fn load_nibbles(line: *const u8, high: bool) -> Self::Nibbles {
         // SAFETY: the trait's contract: 64 bytes at `line`.
-        unsafe { load_half(line, high) }
+        unsafe { split_nibbles(line, high) }
     }
 
     #[inline(always)]
@@ -249,11 +249,11 @@ impl Dots for Avx2Dots {
     }
 
     #[inline(always)]
-    unsafe fn dot_halves(sums: Self::GroupSums, halves: Self::Halves, x: *const i8) -> Self::GroupSums {
+    unsafe fn dot_nibbles(sums: Self::GroupSums, nibbles: Self::Nibbles, x: *const i8) -> Self::GroupSums {
         // SAFETY: the trait's contract: four i8 at x.
         unsafe {
             let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
-            let products = (_mm256_maddubs_epi16(halves.0, x), _mm256_maddubs_epi16(halves.1, x));
+            let products = (_mm256_maddubs_epi16(nibbles.0, x), _mm256_maddubs_epi16(nibbles.1, x));
             let sums = (_mm256_add_epi16(sums.0, products.0), _mm256_add_epi16(sums.1, products.1));
             (as_grouped(sums.0), as_grouped(sums.1))
         }
@@ -300,7 +300,7 @@ unsafe fn load_line(line: *const u8) -> (__m256i, __m256i) {
 /// # Safety
 /// The CPU supports AVX2, and 64 bytes are readable at `line`.
 #[inline(always)]
-unsafe fn load_half(line: *const u8, high: bool) -> (__m256i, __m256i) {
+unsafe fn split_nibbles(line: *const u8, high: bool) -> (__m256i, __m256i) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let (mut bytes, mask) = (load_line(line), _mm256_set1_epi8(0x0f));

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use crate::k_slices::{KSlices, NUM_SLICES, tree};
+use crate::k_slices::{KSlices, NUM_SLICES, tree_sum};
 use crate::matrix::QuantizedFormat;
 
 /// Numbers along K per int4 scale.
@@ -18,7 +18,7 @@ const SMALLEST: f32 = 1e-30;
 pub struct QuantizedWeights {
     format: QuantizedFormat,
     k: usize,
-    steps: Vec<i32>,
+    codes: Vec<i32>,
     /// int8: `[columns]`; int4: `[columns][ceil(k / 32)]`.
     scales: Vec<f32>,
 }
@@ -26,18 +26,18 @@ pub struct QuantizedWeights {
 impl QuantizedWeights {
     /// Quantizes `weights` `[columns, k]`.
     pub fn new(format: QuantizedFormat, weights: &[f32], k: usize) -> Self {
-        let mut quantized = Self { format, k, steps: Vec::new(), scales: Vec::new() };
+        let mut quantized = Self { format, k, codes: Vec::new(), scales: Vec::new() };
         for row in weights.chunks_exact(k) {
             match format {
                 QuantizedFormat::Int8 => {
-                    let (steps, scale) = int8(row);
-                    quantized.steps.extend(steps);
+                    let (codes, scale) = int8(row);
+                    quantized.codes.extend(codes);
                     quantized.scales.push(scale);
                 }
                 QuantizedFormat::Int4 => {
                     for group in row.chunks(GROUP) {
-                        let (steps, scale) = int4(group);
-                        quantized.steps.extend(steps);
+                        let (codes, scale) = int4(group);
+                        quantized.codes.extend(codes);
                         quantized.scales.push(scale);
                     }
                 }
@@ -52,13 +52,13 @@ impl QuantizedWeights {
         for row in x.chunks_exact(self.k) {
             let quantized: Vec<(Vec<i32>, f32)> =
                 slices.ranges().iter().map(|slice| int8(&row[slice.clone()])).collect();
-            for column in 0..self.steps.len() / self.k {
+            for column in 0..self.codes.len() / self.k {
                 let mut sums = [0.0f32; NUM_SLICES];
                 for (s, slice) in slices.ranges().iter().enumerate() {
-                    let (steps, scale) = &quantized[s];
-                    sums[s] = self.slice_sum(column, slice.clone(), steps) * scale;
+                    let (codes, scale) = &quantized[s];
+                    sums[s] = self.slice_sum(column, slice.clone(), codes) * scale;
                 }
-                let mut sum = if slices.ranges().len() == 1 { sums[0] } else { tree(sums) };
+                let mut sum = if slices.ranges().len() == 1 { sums[0] } else { tree_sum(sums) };
                 if self.format == QuantizedFormat::Int8 {
                     sum *= self.scales[column];
                 }
@@ -70,7 +70,7 @@ impl QuantizedWeights {
 
     /// Sum of one column over one slice, with the activations' codes.
     fn slice_sum(&self, column: usize, slice: Range<usize>, x: &[i32]) -> f32 {
-        let weights = &self.steps[column * self.k..(column + 1) * self.k];
+        let weights = &self.codes[column * self.k..(column + 1) * self.k];
         let exact = |range: Range<usize>| {
             range.map(|k| i64::from(weights[k]) * i64::from(x[k - slice.start])).sum::<i64>() as f32
         };
@@ -98,8 +98,8 @@ fn int8(numbers: &[f32]) -> (Vec<i32>, f32) {
     if largest < SMALLEST {
         return (vec![0; numbers.len()], 0.0);
     }
-    let step = |x: &f32| (x * (127.0 / largest)).round_ties_even().clamp(-127.0, 127.0) as i32;
-    (numbers.iter().map(step).collect(), largest / 127.0)
+    let quantize = |x: &f32| (x * (127.0 / largest)).round_ties_even().clamp(-127.0, 127.0) as i32;
+    (numbers.iter().map(quantize).collect(), largest / 127.0)
 }
 
 /// Quantizes so that the number farthest from zero (the first one if several) becomes -8, with a bf16 scale.
@@ -112,6 +112,6 @@ fn int4(group: &[f32]) -> (Vec<i32>, f32) {
         return (vec![0; group.len()], 0.0);
     }
     let scale = bf16::from_f32(farthest / -8.0).to_f32();
-    let step = |x: &f32| (x * (1.0 / scale)).round_ties_even().clamp(-8.0, 7.0) as i32;
-    (group.iter().map(step).collect(), scale)
+    let quantize = |x: &f32| (x * (1.0 / scale)).round_ties_even().clamp(-8.0, 7.0) as i32;
+    (group.iter().map(quantize).collect(), scale)
 }

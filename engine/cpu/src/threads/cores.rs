@@ -6,15 +6,15 @@ use crate::KernelError;
 
 /// Returns the cores that the calling thread may run on, in the system's order.
 pub fn allowed_cores() -> Result<Vec<usize>, KernelError> {
-    system::allowed().map_err(|error| refused(0, "read the CPU affinity of this thread", error))
+    system::allowed().map_err(|error| pin_error(0, "read the CPU affinity of this thread", error))
 }
 
 /// Pins the calling thread, and threads that it starts later, to one core.
-pub(super) fn stay_on(core: usize) -> Result<(), KernelError> {
-    system::stay_on(core).map_err(|error| refused(core, "pin a thread to this core", error))
+pub(super) fn pin_to_core(core: usize) -> Result<(), KernelError> {
+    system::pin_to_core(core).map_err(|error| pin_error(core, "pin a thread to this core", error))
 }
 
-fn refused(core: usize, what: &str, error: std::io::Error) -> KernelError {
+fn pin_error(core: usize, what: &str, error: std::io::Error) -> KernelError {
     let reason = format!("cannot {what}: {error}; do not pin");
     KernelError::BadOption { option: "pin", value: core as u64, reason }
 }
@@ -27,19 +27,19 @@ mod system {
     use nix::unistd::Pid;
 
     /// The pid that means the calling thread in these system calls.
-    fn this_thread() -> Pid {
+    fn current_thread() -> Pid {
         Pid::from_raw(0)
     }
 
     pub(super) fn allowed() -> Result<Vec<usize>> {
-        let set = sched_getaffinity(this_thread())?;
+        let set = sched_getaffinity(current_thread())?;
         Ok((0..CpuSet::count()).filter(|&core| set.is_set(core).unwrap_or(false)).collect())
     }
 
-    pub(super) fn stay_on(core: usize) -> Result<()> {
+    pub(super) fn pin_to_core(core: usize) -> Result<()> {
         let mut set = CpuSet::new();
         set.set(core)?;
-        Ok(sched_setaffinity(this_thread(), &set)?)
+        Ok(sched_setaffinity(current_thread(), &set)?)
     }
 }
 
@@ -51,7 +51,7 @@ mod system {
         Err(Error::new(ErrorKind::Unsupported, "not supported on this system"))
     }
 
-    pub(super) fn stay_on(_core: usize) -> Result<()> {
+    pub(super) fn pin_to_core(_core: usize) -> Result<()> {
         Err(Error::new(ErrorKind::Unsupported, "not supported on this system"))
     }
 }

@@ -62,7 +62,7 @@ fn extremes(len: usize, seed: u64) -> Vec<f32> {
 
 /// One CPU per instruction set of this machine, and one with several threads.
 fn every_cpu() -> impl Iterator<Item = Cpu> {
-    Cpu::every_isa().unwrap().into_iter().chain([Cpu::eager(3).unwrap()])
+    Cpu::every_isa().unwrap().into_iter().chain([Cpu::always_parallel(3).unwrap()])
 }
 
 fn config() -> ProptestConfig {
@@ -301,7 +301,7 @@ proptest! {
     }
 
     #[test]
-    fn rows_of_numbers_are_their_twins(rows in 1..5usize, half in 1..70usize, seed in any::<u64>()) {
+    fn elementwise_kernels_are_their_twins(rows in 1..5usize, half in 1..70usize, seed in any::<u64>()) {
         let width = 2 * half;
         let (x, y) = (numbers(rows * width, seed), numbers(rows * width, seed ^ 1));
         let (weight, cos, sin) = (numbers(width, 3), numbers(half, 4), numbers(half, 5));
@@ -333,7 +333,7 @@ proptest! {
 }
 
 #[test]
-fn a_number_that_is_not_one_stays_in_its_row() {
+fn a_nan_stays_in_its_row() {
     let k = 48;
     let mut x = numbers(3 * k, 1);
     x[k + 5] = f32::NAN;
@@ -353,7 +353,7 @@ fn a_number_that_is_not_one_stays_in_its_row() {
 }
 
 #[test]
-fn a_number_that_is_not_one_is_seen_through_quantization() {
+fn non_finite_numbers_survive_quantization() {
     let k = 48;
     let slices = KSlices::eighths(k, 6);
     for (format, bad) in [

@@ -13,14 +13,14 @@ use crate::cuda::ops::{
     draw as launch_draw, drawn, edit_logits, find_candidates, score, scores, undecided,
 };
 use crate::cuda::{CudaError, ScoreRow};
-use crate::draws::{DrawPlan, Filter, Outputs};
+use crate::draws::{DrawPlan, Filter, RankOutput};
 
 /// Draws rows as planned and reads all results. `logits` `[num_rows, width]` are changed in place.
 pub(super) fn draw<E: Executor>(
     state: &mut State<E>,
     logits: &mut Tensor<E::Memory, f32>,
     (num_rows, width): (usize, usize),
-    (plan, outputs): (&DrawPlan, &mut Outputs),
+    (plan, outputs): (&DrawPlan, &mut RankOutput),
 ) -> Result<(), EngineError> {
     let filters: Vec<FilterRow> = plan.filters.iter().map(|filter| filter.row).collect();
     let listed: Vec<DrawRow> = plan.candidates.iter().map(|candidate| candidate.draw).collect();
@@ -83,7 +83,7 @@ fn launch<E: Executor>(
     apply_filters(executor, drawing, logits, filters, sizes)?;
     launch_draw(executor, drawing, logits, &plan.rows, sizes)?;
     score(executor, (scoring, drawing), (&plan.scores, draws), sizes)?;
-    let places: Vec<Option<u32>> = listed.iter().map(|draw| plan.draw_of(draw.row)).collect();
+    let places: Vec<Option<u32>> = listed.iter().map(|draw| plan.draw_index(draw.row)).collect();
     find_candidates(executor, (listing, drawing), logits, (listed, &places), sizes)
 }
 

@@ -15,7 +15,7 @@ use crate::cuda::ops::{
     BF16_GRAIN, Fp8Layout, INT8_GRAIN, QuantizeRows, borders, check_borders, check_head_dim,
 };
 use crate::model_config::ModelConfig;
-use crate::weights::{Formats, LinearFormat, LinearTensors, Stacked, TensorPart, TensorSource};
+use crate::weights::{Formats, LinearFormat, LinearTensors, StackedRows, TensorPart, TensorSource};
 
 /// Bytes of f32 of the rows that are quantized at a time.
 const CHUNK_BYTES: usize = 64 << 20;
@@ -105,7 +105,7 @@ pub(super) fn table<E: Executor>(
     if format != MatrixFormat::Bf16 {
         return Err(unsupported("f32"));
     }
-    let stacked = Stacked::new(source, vec![part.clone()])?;
+    let stacked = StackedRows::new(source, vec![part.clone()])?;
     let (rows, columns) = (stacked.rows(), stacked.columns());
     let mut numbers = Tensor::zeros(executor, rows * columns, "the table of embeddings")?;
     upload_bf16(executor, &stacked, &mut numbers)?;
@@ -118,7 +118,7 @@ pub(super) fn linear<E: Executor>(
     executor: &mut E,
     tensors: &LinearTensors<'_>,
 ) -> Result<GpuLinear<E::Memory>, EngineError> {
-    let slices = tensors.slices.moved_to_zero();
+    let slices = tensors.slices.rebased();
     let (n, k) = (tensors.parts.iter().map(|part| part.rows.len()).sum(), slices.end());
     let (weights, scales_after, borders) = match tensors.format {
         LinearFormat::Float(MatrixFormat::F32) => return Err(unsupported("f32")),

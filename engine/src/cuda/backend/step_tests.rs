@@ -119,8 +119,8 @@ fn drawn_rows_are_what_the_host_draws_from_the_same_logits() {
         let before: &Vec<TokenId> = before;
         spec.as_ref().map(|spec| DrawRequest {
             spec,
-            before,
-            then: drafted,
+            prefix: before,
+            suffix: drafted,
             vocab_size: VOCAB,
             logprobs: spec.logprobs,
             prompt: None,
@@ -183,8 +183,8 @@ fn the_cpu_draws_nothing_and_says_so() {
     let slot = cpu.open();
     let request = DrawRequest {
         spec: &spec,
-        before: &[1],
-        then: &[],
+        prefix: &[1],
+        suffix: &[],
         vocab_size: 5,
         logprobs: None,
         prompt: None,
@@ -214,8 +214,8 @@ fn a_step_like_one_before_it_allocates_nothing() {
             // A decode step that is drawn, with a verify step whose logits are read.
             let request = DrawRequest {
                 spec: &spec,
-                before: &ids,
-                then: &[],
+                prefix: &ids,
+                suffix: &[],
                 vocab_size: VOCAB,
                 logprobs: Some(3),
                 prompt: None,

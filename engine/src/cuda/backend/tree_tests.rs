@@ -12,7 +12,7 @@ use speculation::logits::{TokenCounts, score};
 use speculation::tree::{Candidates, MAX_CANDIDATES};
 use speculation::{SamplingParams, SequenceSpec, TokenLogprobs};
 
-use crate::collective::Meeting;
+use crate::collective::RankBarrier;
 use crate::cuda::emulator::Emulator;
 use crate::cuda::numerics::Numerics;
 use crate::cuda::ranks::{Exchange, Ranks, SumPhases, load_on, on_device};
@@ -74,11 +74,11 @@ fn alone() -> Ranks<Emulator> {
 }
 
 fn two_ranks() -> Ranks<Emulator> {
-    let meeting = Arc::new(Meeting::new(2, Duration::from_secs(100)));
+    let barrier = Arc::new(RankBarrier::new(2, Duration::from_secs(100)));
     let member = |end| (Emulator::build(), Some(Box::new(end) as Box<dyn Exchange<Emulator>>));
-    let members = on_device(2, &meeting).into_iter().map(member).collect();
+    let members = on_device(2, &barrier).into_iter().map(member).collect();
     let (numerics, phases) = (Numerics::emulated(), SumPhases::BY_SIZE);
-    Ranks { members, meeting, memory_utilization: None, numerics, phases }
+    Ranks { members, barrier, memory_utilization: None, numerics, phases }
 }
 
 fn text(len: usize) -> Vec<TokenId> {
@@ -236,8 +236,8 @@ fn rows_of_trees_are_drawn_as_the_host_draws_them() {
         let rows = SequenceRows { slot, token_ids: &token_ids, num_logits: 1 + tree.ids.len() };
         let request = DrawRequest {
             spec: &spec,
-            before: &text,
-            then: &tree.ids,
+            prefix: &text,
+            suffix: &tree.ids,
             vocab_size,
             logprobs: spec.logprobs,
             prompt: None,

@@ -9,7 +9,7 @@ use half::bf16;
 use crate::EngineError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{Fp8Layout, random_bf16, random_f32};
-use crate::weights::{Fp8Rows, Stacked};
+use crate::weights::{Fp8Rows, StackedRows};
 
 /// Bytes that are read before they are copied. There are two such buffers: one is filled while the other is
 /// copied.
@@ -20,7 +20,7 @@ const SEEDED_ROWS: usize = 1 << 16;
 /// Writes all rows to `out` as bf16.
 pub(super) fn upload_bf16<E: Executor>(
     executor: &mut E,
-    rows: &Stacked<'_>,
+    rows: &StackedRows<'_>,
     out: &mut Tensor<E::Memory, bf16>,
 ) -> Result<(), EngineError> {
     let columns = rows.columns();
@@ -41,7 +41,7 @@ pub(super) fn upload_bf16<E: Executor>(
 /// Writes the rows `wanted` to the beginning of `out`, widened to f32.
 pub(super) fn upload_f32<E: Executor>(
     executor: &mut E,
-    rows: &Stacked<'_>,
+    rows: &StackedRows<'_>,
     wanted: Range<usize>,
     out: &mut Tensor<E::Memory, f32>,
 ) -> Result<(), EngineError> {
@@ -63,7 +63,7 @@ pub(super) fn upload_f32<E: Executor>(
 /// Writes all rows to `out`, one byte per number, and returns the scales of the rows.
 pub(super) fn upload_fp8<E: Executor>(
     executor: &mut E,
-    rows: &Stacked<'_>,
+    rows: &StackedRows<'_>,
     layout: &Fp8Layout,
     out: &mut Tensor<E::Memory, u8>,
 ) -> Result<Vec<f32>, EngineError> {

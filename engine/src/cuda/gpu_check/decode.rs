@@ -220,8 +220,8 @@ impl Timed {
             let before = &before[..=len as usize];
             Some(DrawRequest {
                 spec: &self.spec,
-                before,
-                then: &ids[1..],
+                prefix: before,
+                suffix: &ids[1..],
                 vocab_size,
                 logprobs: None,
                 prompt: None,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{CheckTarget, Report};
-use crate::collective::Meeting;
+use crate::collective::RankBarrier;
 use crate::cuda::numerics::Numerics;
 use crate::cuda::ranks::{Exchange, NcclLibrary, Ranks, SumPhases, connect, load_on, on_device};
 use crate::cuda::whole_model::{options, run};
@@ -15,8 +15,8 @@ use crate::{Engine, EngineError, LoadOptions, WeightFormat};
 /// Timeout for other ranks in these short runs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Two and four shards on one device, one rank with NCCL, and 2, 4 and 8 ranks if there are as many GPUs, those
-/// of more than two also with sums in two phases. Reports what cannot run on this machine.
+/// Two and four shards on one device, one rank with NCCL, and 2, 4 and 8 ranks if there are as many GPUs,
+/// those of more than two also with sums in two phases. Reports what cannot run on this machine.
 pub(super) fn ranks(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
     let gpus = CudaDevice::count()?;
     let library = NcclLibrary::load();
@@ -65,27 +65,27 @@ fn on_one_device(
     target: &CheckTarget,
     (count, phases): (usize, SumPhases),
 ) -> Result<Engine, EngineError> {
-    let meeting = Arc::new(Meeting::new(count, PATIENCE));
+    let barrier = Arc::new(RankBarrier::new(count, PATIENCE));
     let (mut members, mut capabilities) = (Vec::new(), Vec::new());
-    for end in on_device(count, &meeting) {
+    for end in on_device(count, &barrier) {
         let device = target.open()?;
         capabilities.push(device.capability());
         members.push((device, Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>)));
     }
     let numerics = Numerics::of_devices(&capabilities, None);
-    load(options, Ranks { members, meeting, memory_utilization: None, numerics, phases })
+    load(options, Ranks { members, barrier, memory_utilization: None, numerics, phases })
 }
 
 /// A rank on each of these GPUs; sums take two phases where they can.
 fn by_nccl(options: &LoadOptions, target: &CheckTarget, ordinals: &[usize]) -> Result<Engine, EngineError> {
-    let meeting = Arc::new(Meeting::new(ordinals.len(), PATIENCE));
+    let barrier = Arc::new(RankBarrier::new(ordinals.len(), PATIENCE));
     let open = |&ordinal| CudaDevice::open(ordinal, target.kernels.as_deref());
     let mut devices = ordinals.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    let ends = connect(&mut devices, &Arc::new(NcclLibrary::load()?), &meeting)?;
+    let ends = connect(&mut devices, &Arc::new(NcclLibrary::load()?), &barrier)?;
     let capabilities: Vec<(i32, i32)> = devices.iter().map(CudaDevice::capability).collect();
     let numerics = Numerics::of_devices(&capabilities, None);
     let boxed = |end| Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>);
     let members = devices.into_iter().zip(ends.into_iter().map(boxed)).collect();
     let phases = SumPhases::ALWAYS_TWO;
-    load(options, Ranks { members, meeting, memory_utilization: None, numerics, phases })
+    load(options, Ranks { members, barrier, memory_utilization: None, numerics, phases })
 }

@@ -179,11 +179,11 @@ impl Steps {
         let slots = &self.slots[..sequences];
         let rows = |&slot: &SlotId| SequenceRows { slot, token_ids: &ids, num_logits: drawn };
         let batch: Vec<SequenceRows<'_>> = slots.iter().map(rows).collect();
-        let then = &ids[..drawn - 1];
+        let suffix = &ids[..drawn - 1];
         let request = DrawRequest {
             spec: &spec,
-            before: &before,
-            then,
+            prefix: &before,
+            suffix,
             vocab_size,
             logprobs: None,
             prompt: None,

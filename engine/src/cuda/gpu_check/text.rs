@@ -182,8 +182,8 @@ impl<'a> Sequence<'a> {
         } else {
             let request = DrawRequest {
                 spec: self.spec,
-                before: ids,
-                then: drafted,
+                prefix: ids,
+                suffix: drafted,
                 vocab_size: self.vocab,
                 logprobs: None,
                 prompt: None,
@@ -214,8 +214,8 @@ impl<'a> Sequence<'a> {
             let rows = SequenceRows { slot: self.slot, token_ids: &token_ids, num_logits };
             let request = DrawRequest {
                 spec: self.spec,
-                before: &ids,
-                then: &draft.token_ids,
+                prefix: &ids,
+                suffix: &draft.token_ids,
                 vocab_size: self.vocab,
                 logprobs: None,
                 prompt: None,

@@ -131,7 +131,7 @@ mod tests {
         [hidden, heads, kv_heads, intermediate]: [usize; 4],
         ranks: usize,
     ) -> Vec<(&'static str, usize, KSlices)> {
-        let owned = |k: usize, unit: usize| KSlices::eighths(k, unit).owned(0..8 / ranks).moved_to_zero();
+        let owned = |k: usize, unit: usize| KSlices::eighths(k, unit).owned(0..8 / ranks).rebased();
         vec![
             ("qkv", (heads + 2 * kv_heads) * 128 / ranks, KSlices::whole(hidden)),
             ("o", hidden, owned(heads * 128, 128)),
@@ -168,7 +168,7 @@ mod tests {
             }
         }
         // Formerly a block had a warp for each of the eight slices, including those of other ranks.
-        let down = borders(&KSlices::eighths(28_672, 32).owned(0..1).moved_to_zero(), 8);
+        let down = borders(&KSlices::eighths(28_672, 32).owned(0..1).rebased(), 8);
         assert_eq!((0..8).filter(|&s| down[s] < down[s + 1]).count(), 1);
     }
 
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn blocks_cover_all_rows_and_channels() {
         let whole = borders(&KSlices::whole(4096), 8);
-        let half = borders(&KSlices::eighths(4096, 32).owned(4..8).moved_to_zero(), 8);
+        let half = borders(&KSlices::eighths(4096, 32).owned(4..8).rebased(), 8);
         for rows in 1..400 {
             for n in [1, 15, 16, 17, 2048, 4096, 57_344] {
                 for borders in [&whole, &half] {

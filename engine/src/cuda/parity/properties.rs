@@ -2,7 +2,7 @@
 //! splits, tiles, K-slices and ranks' parts that no list of cases covers. A normal test run tries few;
 //! `PROPTEST_CASES=6400 cargo nextest run -p outrider-engine --lib properties` tries 200 of each.
 
-use cpu_kernels::{KSlices, tree};
+use cpu_kernels::{KSlices, tree_sum};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use speculation::SamplingParams;
@@ -98,7 +98,7 @@ proptest! {
         // `ranks` 0: an unshared sum. Otherwise one of the ranks that have numbers.
         let owned = (0..ranks).map(|rank| all.owned(8 * rank / ranks..8 * (rank + 1) / ranks));
         let part = owned.filter(|part| part.start() < part.end()).nth(seed as usize % ranks.max(1));
-        let slices = part.map_or(KSlices::whole(unit * units), |part| part.moved_to_zero());
+        let slices = part.map_or(KSlices::whole(unit * units), |part| part.rebased());
         for parity in linear::kernels_agree(&mut Emulator::build(), (rows, n), &slices, seed).unwrap() {
             prop_assert!(parity.is_good(), "{}", parity);
         }
@@ -144,7 +144,7 @@ proptest! {
             .map(|i| {
                 let mut slices = [0.0; 8];
                 parts.iter().enumerate().for_each(|(rank, part)| slices[rank * 8 / ranks] = part[i]);
-                tree(slices)
+                tree_sum(slices)
             })
             .collect();
         prop_assert_eq!(sum.read(&mut e, 0..rows * width).unwrap(), expected);

@@ -7,7 +7,7 @@ use super::{Numbers, Parity, Scale, compare, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{random_bf16, random_f32};
-use crate::weights::{RandomTensors, Stacked, TensorPart};
+use crate::weights::{RandomTensors, StackedRows, TensorPart};
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let (rows, columns) = scale.pick((7, 300), (1000, 8192));
@@ -19,7 +19,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
         ("in part", vec![cut("a"), cut("b")]),
     ] {
         let source = RandomTensors { seed: Numbers(14).bits() };
-        let stacked = Stacked::new(&source, parts).expect("a generator has every tensor");
+        let stacked = StackedRows::new(&source, parts).expect("a generator has every tensor");
         let rows = 1..stacked.rows();
         let seeds = stacked.seeds(rows.clone()).expect("its numbers are made");
         let len = rows.len() * stacked.columns();

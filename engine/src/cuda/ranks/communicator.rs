@@ -6,7 +6,7 @@ use cudarc::nccl::sys::ncclComm_t;
 
 use super::library::NcclLibrary;
 use super::watch::Watch;
-use crate::collective::Meeting;
+use crate::collective::RankBarrier;
 use crate::cuda::CudaError;
 
 /// See the module documentation.
@@ -15,7 +15,7 @@ pub(crate) struct Communicator {
     pub(super) library: Arc<NcclLibrary>,
     /// `None` after an abort.
     comm: Mutex<Option<Pointer>>,
-    meeting: Arc<Meeting>,
+    barrier: Arc<RankBarrier>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -27,8 +27,8 @@ unsafe impl Send for Pointer {}
 impl Communicator {
     /// # Safety
     /// `comm` came from this library's `init_all` and is used nowhere else.
-    pub(super) unsafe fn new(library: Arc<NcclLibrary>, comm: ncclComm_t, meeting: Arc<Meeting>) -> Self {
-        Self { library, comm: Mutex::new(Some(Pointer(comm))), meeting }
+    pub(super) unsafe fn new(library: Arc<NcclLibrary>, comm: ncclComm_t, barrier: Arc<RankBarrier>) -> Self {
+        Self { library, comm: Mutex::new(Some(Pointer(comm))), barrier }
     }
 
     /// Calls a function with the communicator, unless it was aborted.
@@ -52,7 +52,7 @@ impl Watch for Communicator {
     fn fault(&self) -> Option<String> {
         // SAFETY: `with` passes a communicator that was not aborted, and holds its lock during the call.
         let asked = self.with(|library, comm| unsafe { library.fault(comm) });
-        let told = || self.meeting.check().err().map(|error| error.to_string());
+        let told = || self.barrier.check().err().map(|error| error.to_string());
         asked.err().map(|error| error.to_string()).or_else(told)
     }
 

@@ -11,7 +11,7 @@ use super::communicator::Communicator;
 use super::library::{Message, NcclLibrary};
 use super::{Exchange, Read, Readers};
 use crate::EngineError;
-use crate::collective::Meeting;
+use crate::collective::RankBarrier;
 use crate::cuda::CudaError;
 use crate::cuda::device::{CudaDevice, CudaMemory};
 use crate::cuda::executor::Tensor;
@@ -23,7 +23,7 @@ pub(crate) struct NcclExchange {
     rank: usize,
     ranks: usize,
     communicator: Arc<Communicator>,
-    meeting: Arc<Meeting>,
+    barrier: Arc<RankBarrier>,
     /// Receive buffer for parts of other ranks.
     receive_buffer: Mutex<Option<Tensor<CudaMemory, f32>>>,
 }
@@ -32,7 +32,7 @@ pub(crate) struct NcclExchange {
 pub(crate) fn connect(
     devices: &mut [CudaDevice],
     library: &Arc<NcclLibrary>,
-    meeting: &Arc<Meeting>,
+    barrier: &Arc<RankBarrier>,
 ) -> Result<Vec<NcclExchange>, EngineError> {
     for device in devices.iter() {
         let others = devices.iter().map(CudaDevice::ordinal).filter(|&other| other != device.ordinal());
@@ -44,14 +44,14 @@ pub(crate) fn connect(
     let mut ends = Vec::new();
     for ((rank, comm), device) in comms.into_iter().enumerate().zip(devices) {
         // SAFETY: just created, and not shared.
-        let communicator = unsafe { Communicator::new(Arc::clone(library), comm, Arc::clone(meeting)) };
+        let communicator = unsafe { Communicator::new(Arc::clone(library), comm, Arc::clone(barrier)) };
         let communicator = Arc::new(communicator);
-        device.set_rank_watch(Arc::clone(&communicator) as _, meeting.watchdog());
+        device.set_rank_watch(Arc::clone(&communicator) as _, barrier.watchdog());
         ends.push(NcclExchange {
             rank,
             ranks,
             communicator,
-            meeting: Arc::clone(meeting),
+            barrier: Arc::clone(barrier),
             receive_buffer: Mutex::default(),
         });
     }
@@ -66,8 +66,8 @@ impl Exchange<CudaDevice> for NcclExchange {
         (lens, readers): (&[usize], Readers),
         read: Read<'_, CudaDevice>,
     ) -> Result<(), EngineError> {
-        self.meeting.check()?;
-        self.meeting.go_on();
+        self.barrier.check()?;
+        self.barrier.record_progress();
         assert!(lens[self.rank] <= part.len(), "a part holds what it gives away");
         let stream = device.raw_stream()?;
         if readers == Readers::First && self.rank > 0 {

@@ -6,14 +6,14 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use super::{Exchange, Read, Readers};
 use crate::EngineError;
-use crate::collective::Meeting;
+use crate::collective::RankBarrier;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
 
 /// Address of each rank's part. A rank that reads holds the read locks until its device is done. A rank that
 /// withdraws its part takes the write lock, and so waits for the readers.
 #[derive(Debug)]
 struct PartAddresses {
-    meeting: Arc<Meeting>,
+    barrier: Arc<RankBarrier>,
     of_rank: Vec<RwLock<Option<u64>>>,
 }
 
@@ -24,10 +24,10 @@ pub(crate) struct SharedMemoryExchange {
     places: Arc<PartAddresses>,
 }
 
-/// Makes the exchanges of `ranks` ranks, which synchronise at `meeting`.
-pub(crate) fn on_device(ranks: usize, meeting: &Arc<Meeting>) -> Vec<SharedMemoryExchange> {
+/// Makes the exchanges of `ranks` ranks, which synchronise at `barrier`.
+pub(crate) fn on_device(ranks: usize, barrier: &Arc<RankBarrier>) -> Vec<SharedMemoryExchange> {
     let of_rank = (0..ranks).map(|_| RwLock::default()).collect();
-    let places = Arc::new(PartAddresses { meeting: Arc::clone(meeting), of_rank });
+    let places = Arc::new(PartAddresses { barrier: Arc::clone(barrier), of_rank });
     (0..ranks).map(|rank| SharedMemoryExchange { rank, places: Arc::clone(&places) }).collect()
 }
 
@@ -58,17 +58,17 @@ impl<E: Executor> Exchange<E> for SharedMemoryExchange {
     where
         E::Memory: DeviceMemory,
     {
-        let PartAddresses { meeting, of_rank } = self.places.as_ref();
+        let PartAddresses { barrier, of_rank } = self.places.as_ref();
         assert!(lens[self.rank] <= part.len(), "a part holds what it gives away");
         executor.wait()?;
         let shown = PublishedPart::new(&of_rank[self.rank], part.address());
-        meeting.wait(self.rank)?;
+        barrier.wait(self.rank)?;
         if readers != Readers::First || self.rank == 0 {
             let held: Vec<RwLockReadGuard<'_, Option<u64>>> =
                 of_rank.iter().map(|place| place.read().unwrap_or_else(PoisonError::into_inner)).collect();
             let parts: Option<Vec<u64>> = held.iter().map(|place| **place).collect();
             // A part is taken back early only by a rank that gave up.
-            let Some(mut parts) = parts else { return meeting.wait(self.rank) };
+            let Some(mut parts) = parts else { return barrier.wait(self.rank) };
             if readers == Readers::Shares {
                 let start = self.rank * (lens[0] / parts.len()) * size_of::<f32>();
                 parts.iter_mut().for_each(|part| *part += start as u64);
@@ -76,7 +76,7 @@ impl<E: Executor> Exchange<E> for SharedMemoryExchange {
             read(executor, &parts)?;
             executor.wait()?;
         }
-        let met = meeting.wait(self.rank);
+        let met = barrier.wait(self.rank);
         drop(shown);
         met
     }

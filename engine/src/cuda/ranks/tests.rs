@@ -11,7 +11,7 @@ use std::time::Duration;
 use cpu_kernels::NumbersMut;
 
 use super::{Exchange, Ranks, SumPhases, load_on, on_device};
-use crate::collective::Meeting;
+use crate::collective::RankBarrier;
 use crate::cuda::emulator::Emulator;
 use crate::cuda::numerics::Numerics;
 use crate::cuda::whole_model::run;
@@ -54,11 +54,11 @@ fn engine(options: &LoadOptions, ranks: Ranks<Emulator>) -> Engine {
 }
 
 fn ranks(count: usize) -> Ranks<Emulator> {
-    let meeting = Arc::new(Meeting::new(count, Duration::from_secs(100)));
+    let barrier = Arc::new(RankBarrier::new(count, Duration::from_secs(100)));
     let member = |end| (Emulator::build(), Some(Box::new(end) as Box<dyn Exchange<Emulator>>));
-    let members = on_device(count, &meeting).into_iter().map(member).collect();
+    let members = on_device(count, &barrier).into_iter().map(member).collect();
     let (numerics, phases) = (Numerics::emulated(), SumPhases::BY_SIZE);
-    Ranks { members, meeting, memory_utilization: None, numerics, phases }
+    Ranks { members, barrier, memory_utilization: None, numerics, phases }
 }
 
 fn check(kv_heads: u64, tied: bool, weights: WeightFormat, degrees: &[usize]) {

@@ -4,9 +4,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use speculation::FinishReason;
 
-use crate::api::answer::{Answer, AnswerPart, Change};
 use crate::api::functions::call_id;
-use crate::api::sse::{Events, named_event};
+use crate::api::parsed_output::{OutputPart, ParsedOutput, PartEvent};
+use crate::api::sse::{EventEncoder, write_named_event};
 use crate::error::RouterError;
 use crate::pipeline::text_delta::{ResponseInfo, TextDelta};
 use crate::pipeline::text_stream::TextStream;
@@ -50,11 +50,11 @@ enum Block<'a> {
 impl<'a> Block<'a> {
     /// Creates the block of a part. A truncated call has an empty input, because incomplete JSON has no
     /// value.
-    fn of(message_id: &str, part: &'a AnswerPart) -> Self {
+    fn new(message_id: &str, part: &'a OutputPart) -> Self {
         match part {
-            AnswerPart::Text(text) => Self::Text { text },
-            AnswerPart::Reasoning(thinking) => Self::Thinking { thinking, signature: "" },
-            AnswerPart::Call { idx, call } => Self::ToolUse {
+            OutputPart::Text(text) => Self::Text { text },
+            OutputPart::Reasoning(thinking) => Self::Thinking { thinking, signature: "" },
+            OutputPart::Call { idx, call } => Self::ToolUse {
                 id: call_id("toolu_", message_id, 0, *idx),
                 name: &call.name,
                 input: serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({})),
@@ -81,7 +81,7 @@ pub(super) struct StopReason<'a> {
 
 impl<'a> StopReason<'a> {
     /// Maps a finish reason to Anthropic's; `stop_string` is the one that ended the text, if any.
-    pub(super) fn of(finish: FinishReason, has_calls: bool, stop_string: Option<&'a str>) -> Self {
+    pub(super) fn new(finish: FinishReason, has_calls: bool, stop_string: Option<&'a str>) -> Self {
         let reason = match (finish, stop_string) {
             (FinishReason::Length, _) => "max_tokens",
             (FinishReason::Stop, Some(_)) => "stop_sequence",
@@ -105,7 +105,7 @@ impl From<&Usage> for MessageUsage {
 
 impl<'a> Message<'a> {
     /// A message without content.
-    fn begun(info: &'a ResponseInfo, usage: &Usage) -> Self {
+    fn started(info: &'a ResponseInfo, usage: &Usage) -> Self {
         Self {
             id: &info.id,
             r#type: "message",
@@ -121,17 +121,17 @@ impl<'a> Message<'a> {
     }
 
     /// A complete message.
-    pub(super) fn whole(
+    pub(super) fn complete(
         info: &'a ResponseInfo,
-        parts: &'a [AnswerPart],
+        parts: &'a [OutputPart],
         stop: StopReason<'a>,
         usage: &Usage,
     ) -> Self {
         Self {
-            content: parts.iter().map(|part| Block::of(&info.id, part)).collect(),
+            content: parts.iter().map(|part| Block::new(&info.id, part)).collect(),
             stop_reason: Some(stop.reason),
             stop_sequence: stop.sequence,
-            ..Self::begun(info, usage)
+            ..Self::started(info, usage)
         }
     }
 }
@@ -140,74 +140,74 @@ impl<'a> Message<'a> {
 #[derive(Debug)]
 pub(super) struct MessageEvents {
     message_id: String,
-    answer: Answer,
+    output: ParsedOutput,
     finish: Option<FinishReason>,
 }
 
 impl MessageEvents {
     pub(super) fn new(info: &ResponseInfo) -> Self {
-        Self { message_id: info.id.clone(), answer: Answer::new(&info.output), finish: None }
+        Self { message_id: info.id.clone(), output: ParsedOutput::new(&info.output), finish: None }
     }
 
     /// Appends the event of a change.
-    fn show(&self, change: Change, events: &mut Vec<u8>) {
-        let (name, rest) = match change {
-            Change::Began(index) => {
-                let empty = self.answer.parts()[index].emptied();
-                let block = Block::of(&self.message_id, &empty);
+    fn write_part_event(&self, part_event: PartEvent, events: &mut Vec<u8>) {
+        let (name, rest) = match part_event {
+            PartEvent::Started(index) => {
+                let empty = self.output.parts()[index].without_content();
+                let block = Block::new(&self.message_id, &empty);
                 let name = "content_block_start";
                 (name, json!({ "type": name, "index": index, "content_block": block }))
             }
-            Change::Grew(index, more) => {
-                let delta = match self.answer.parts()[index] {
-                    AnswerPart::Text(_) => json!({ "type": "text_delta", "text": more }),
-                    AnswerPart::Reasoning(_) => json!({ "type": "thinking_delta", "thinking": more }),
-                    AnswerPart::Call { .. } => json!({ "type": "input_json_delta", "partial_json": more }),
+            PartEvent::Delta(index, more) => {
+                let delta = match self.output.parts()[index] {
+                    OutputPart::Text(_) => json!({ "type": "text_delta", "text": more }),
+                    OutputPart::Reasoning(_) => json!({ "type": "thinking_delta", "thinking": more }),
+                    OutputPart::Call { .. } => json!({ "type": "input_json_delta", "partial_json": more }),
                 };
                 let name = "content_block_delta";
                 (name, json!({ "type": name, "index": index, "delta": delta }))
             }
-            Change::Ended(index) => {
+            PartEvent::Done(index) => {
                 let name = "content_block_stop";
                 (name, json!({ "type": name, "index": index }))
             }
         };
-        named_event(name, &rest, events);
+        write_named_event(name, &rest, events);
     }
 }
 
-impl Events for MessageEvents {
-    fn begin(&mut self, text: &TextStream, events: &mut Vec<u8>) {
-        let message = Message::begun(text.info(), &text.usage());
-        named_event("message_start", &json!({ "type": "message_start", "message": message }), events);
+impl EventEncoder for MessageEvents {
+    fn on_start(&mut self, text: &TextStream, events: &mut Vec<u8>) {
+        let message = Message::started(text.info(), &text.usage());
+        write_named_event("message_start", &json!({ "type": "message_start", "message": message }), events);
     }
 
-    fn piece(&mut self, _text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
+    fn on_delta(&mut self, _text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
         self.finish = self.finish.or(delta.finish);
-        for change in self.answer.read(&delta.text, delta.finish.is_some()) {
-            self.show(change, events);
+        for part_event in self.output.push(&delta.text, delta.finish.is_some()) {
+            self.write_part_event(part_event, events);
         }
     }
 
-    fn end(&mut self, text: &TextStream, events: &mut Vec<u8>) {
+    fn on_end(&mut self, text: &TextStream, events: &mut Vec<u8>) {
         let Some(finish) = self.finish else {
             let error = RouterError::Internal("the stream ended before its choice finished".into());
-            return self.fail(text, &error, events);
+            return self.on_error(text, &error, events);
         };
         let StopReason { reason, sequence } =
-            StopReason::of(finish, self.answer.has_calls(), text.stop_string(0));
+            StopReason::new(finish, self.output.has_calls(), text.stop_string(0));
         let delta = json!({ "stop_reason": reason, "stop_sequence": sequence });
         let usage = MessageUsage::from(&text.usage());
-        named_event(
+        write_named_event(
             "message_delta",
             &json!({ "type": "message_delta", "delta": delta, "usage": usage }),
             events,
         );
-        named_event("message_stop", &json!({ "type": "message_stop" }), events);
+        write_named_event("message_stop", &json!({ "type": "message_stop" }), events);
     }
 
-    fn fail(&mut self, _text: &TextStream, error: &RouterError, events: &mut Vec<u8>) {
-        named_event("error", &ErrorMessage::of(error), events);
+    fn on_error(&mut self, _text: &TextStream, error: &RouterError, events: &mut Vec<u8>) {
+        write_named_event("error", &ErrorMessage::new(error), events);
     }
 }
 
@@ -225,8 +225,8 @@ struct ErrorDetail {
 }
 
 impl ErrorMessage {
-    pub(super) fn of(error: &RouterError) -> Self {
-        let r#type = match error.meaning().status.as_u16() {
+    pub(super) fn new(error: &RouterError) -> Self {
+        let r#type = match error.mapping().status.as_u16() {
             401 => "authentication_error",
             404 => "not_found_error",
             413 => "request_too_large",

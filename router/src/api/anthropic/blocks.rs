@@ -3,8 +3,8 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::api::functions::read_arguments;
-use crate::api::turns::Turns;
+use crate::api::conversation::ConversationBuilder;
+use crate::api::functions::parse_arguments;
 use crate::error::RouterError;
 
 /// A text, or a list of blocks.
@@ -35,10 +35,15 @@ impl Content {
 
     /// Appends a message with this role to the conversation. Tool results precede the user's text, as
     /// templates expect.
-    pub(super) fn read(self, path: &str, role: &str, turns: &mut Turns) -> Result<(), RouterError> {
+    pub(super) fn read(
+        self,
+        path: &str,
+        role: &str,
+        builder: &mut ConversationBuilder,
+    ) -> Result<(), RouterError> {
         let blocks = match self {
             Self::Text(text) => {
-                turns.say(role, text);
+                builder.push_message(role, text);
                 return Ok(());
             }
             Self::Blocks(blocks) => blocks,
@@ -48,12 +53,12 @@ impl Content {
             let block = Block { path: format!("{path}[{idx}]"), fields };
             match (block.kind(), role) {
                 ("tool_use", "assistant") => calls.push(block),
-                ("thinking", "assistant") => turns.think(block.text("thinking")?.to_owned()),
+                ("thinking", "assistant") => builder.push_reasoning(block.text("thinking")?.to_owned()),
                 // Encrypted by another provider, so useless to the models here.
                 ("redacted_thinking", "assistant") => {}
                 ("tool_result", "user") => {
                     has_results = true;
-                    block.result(turns)?;
+                    block.result(builder)?;
                 }
                 ("tool_use" | "thinking" | "redacted_thinking", _) => {
                     return Err(block.misplaced("assistant"));
@@ -63,11 +68,11 @@ impl Content {
             }
         }
         if !texts.is_empty() || (calls.is_empty() && !has_results) {
-            turns.say(role, texts.join("\n"));
+            builder.push_message(role, texts.join("\n"));
         } else if !calls.is_empty() {
-            turns.say(role, String::new());
+            builder.push_message(role, String::new());
         }
-        calls.iter().try_for_each(|call| call.call(turns))
+        calls.iter().try_for_each(|call| call.call(builder))
     }
 }
 
@@ -99,20 +104,20 @@ impl Block<'_> {
         text.ok_or_else(|| RouterError::invalid(path(), format!("{} must be a string", path())))
     }
 
-    fn call(&self, turns: &mut Turns) -> Result<(), RouterError> {
+    fn call(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
         let input = self.fields.get("input").unwrap_or(&Value::Null);
         let path = format!("{}.input", self.path);
         let arguments = match input {
-            Value::Object(_) => read_arguments(&path, input)?,
+            Value::Object(_) => parse_arguments(&path, input)?,
             _ => return Err(RouterError::invalid(&path, format!("{path} must be an object"))),
         };
-        turns.call(self.text("id")?, self.text("name")?, arguments);
+        builder.push_tool_call(self.text("id")?, self.text("name")?, arguments);
         Ok(())
     }
 
     /// Appends a tool result. `is_error` is ignored: templates do not support it, so the text has to
     /// report the error.
-    fn result(&self, turns: &mut Turns) -> Result<(), RouterError> {
+    fn result(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
         let path = format!("{}.content", self.path);
         let content = self.fields.get("content").filter(|content| !content.is_null());
         let output = match content.map(Content::deserialize) {
@@ -123,6 +128,6 @@ impl Block<'_> {
                 return Err(RouterError::invalid(&path, message));
             }
         };
-        turns.answer(&format!("{}.tool_use_id", self.path), self.text("tool_use_id")?, output)
+        builder.push_tool_result(&format!("{}.tool_use_id", self.path), self.text("tool_use_id")?, output)
     }
 }

@@ -6,14 +6,14 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::blocks::Content;
-use crate::api::exchange::refuse_fields;
-use crate::api::functions::ToolShape;
+use crate::api::conversation::ConversationBuilder;
+use crate::api::functions::ToolFormat;
+use crate::api::handler::refuse_fields;
 use crate::api::openai::body::Speculation;
 use crate::api::openai::shapes::Object;
-use crate::api::turns::Turns;
 use crate::error::RouterError;
-use crate::request::SentRequest;
-use crate::request::sent::{FieldNames, SentPrompt, SentSampling};
+use crate::request::RawRequest;
+use crate::request::raw::{FieldNames, RawPrompt, RawSampling};
 use crate::request::tools::ToolChoice;
 
 /// A request body.
@@ -21,7 +21,7 @@ use crate::request::tools::ToolChoice;
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Body {
     model: Option<String>,
-    messages: Option<Vec<Object<SentMessage>>>,
+    messages: Option<Vec<Object<RawMessage>>>,
     pub(super) max_tokens: Option<i64>,
     system: Option<Content>,
     stop_sequences: Option<Vec<String>>,
@@ -38,7 +38,7 @@ pub(super) struct Body {
     speculation: Option<Object<Speculation>>,
 
     tools: Option<Vec<Value>>,
-    tool_choice: Option<Object<SentChoice>>,
+    tool_choice: Option<Object<RawToolChoice>>,
 
     thinking: Option<Value>,
     container: Option<Value>,
@@ -59,7 +59,7 @@ pub(super) struct Body {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SentMessage {
+struct RawMessage {
     role: String,
     content: Content,
 }
@@ -67,7 +67,7 @@ struct SentMessage {
 /// `tool_choice`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SentChoice {
+struct RawToolChoice {
     r#type: String,
     #[serde(default)]
     name: Option<String>,
@@ -75,7 +75,7 @@ struct SentChoice {
     disable_parallel_tool_use: Option<bool>,
 }
 
-impl SentChoice {
+impl RawToolChoice {
     /// Returns which calls are requested, and whether several are allowed.
     fn read(self) -> Result<(ToolChoice, bool), RouterError> {
         let choice = match (self.r#type.as_str(), self.name) {
@@ -107,48 +107,49 @@ impl SentChoice {
 
 /// Properties of the request that the response depends on.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct MessageForm {
+pub(super) struct MessageOptions {
     /// Stream the response as server-sent events.
     pub(super) stream: bool,
 }
 
 impl Body {
     /// Converts the body to the common request.
-    pub(super) fn into_sent(
+    pub(super) fn into_request(
         self,
         header_task_type: Option<String>,
-    ) -> Result<(SentRequest, MessageForm), RouterError> {
+    ) -> Result<(RawRequest, MessageOptions), RouterError> {
         self.refuse_unsupported()?;
         if self.max_tokens.is_none() {
             return Err(RouterError::invalid("max_tokens", "max_tokens is required"));
         }
-        let shape = ToolShape::InputSchema;
+        let tool_format = ToolFormat::InputSchema;
         let (choice, parallel) =
             self.tool_choice.map_or(Ok((ToolChoice::Auto, true)), |Object(choice)| choice.read())?;
-        let mut tools = shape.read(self.tools.unwrap_or_default(), choice, Some(parallel))?;
+        let mut tools = tool_format.parse(self.tools.unwrap_or_default(), choice, Some(parallel))?;
         let mut template_kwargs = Map::new();
-        tools.tell(&mut template_kwargs);
-        let mut turns = Turns::default();
+        tools.set_template_tools(&mut template_kwargs);
+        let mut builder = ConversationBuilder::default();
         if let Some(system) = self.system {
-            turns.say("system", system.into_text("system")?);
+            builder.push_message("system", system.into_text("system")?);
         }
-        let sent = self.messages.ok_or_else(|| RouterError::invalid("messages", "messages is required"))?;
-        for (idx, Object(SentMessage { role, content })) in sent.into_iter().enumerate() {
+        let messages =
+            self.messages.ok_or_else(|| RouterError::invalid("messages", "messages is required"))?;
+        for (idx, Object(RawMessage { role, content })) in messages.into_iter().enumerate() {
             if !matches!(role.as_str(), "user" | "assistant") {
                 let path = format!("messages[{idx}].role");
                 let problem = format!("{path} must be user or assistant, not `{role}`");
                 return Err(RouterError::invalid(path, problem));
             }
-            content.read(&format!("messages[{idx}].content"), &role, &mut turns)?;
+            content.read(&format!("messages[{idx}].content"), &role, &mut builder)?;
         }
-        let sent = SentRequest {
+        let raw_request = RawRequest {
             model: self.model,
-            prompts: vec![SentPrompt::Chat { messages: turns.into_messages(), template_kwargs }],
-            sampling: SentSampling {
+            prompts: vec![RawPrompt::Chat { messages: builder.into_messages(), template_kwargs }],
+            sampling: RawSampling {
                 temperature: self.temperature,
                 top_p: self.top_p,
                 top_k: self.top_k,
-                ..SentSampling::default()
+                ..RawSampling::default()
             },
             max_tokens: self.max_tokens,
             seed: self.seed,
@@ -156,12 +157,16 @@ impl Body {
             ignore_eos: self.ignore_eos.unwrap_or(false),
             priority: self.priority,
             task_type: self.task_type.or(header_task_type),
-            speculation: self.speculation.map(|Object(sent)| sent.into()).unwrap_or_default(),
-            tools: tools.sent,
-            names: FieldNames { prompt: "messages", tool_name: shape.name_path(), ..FieldNames::default() },
-            ..SentRequest::default()
+            speculation: self.speculation.map(|Object(speculation)| speculation.into()).unwrap_or_default(),
+            tools: tools.raw,
+            names: FieldNames {
+                prompt: "messages",
+                tool_name: tool_format.name_path(),
+                ..FieldNames::default()
+            },
+            ..RawRequest::default()
         };
-        Ok((sent, MessageForm { stream: self.stream == Some(true) }))
+        Ok((raw_request, MessageOptions { stream: self.stream == Some(true) }))
     }
 
     /// Refuses unsupported fields that would change the answer.
@@ -176,13 +181,13 @@ impl Body {
                 ("output_config", &self.output_config),
                 ("output_format", &self.output_format),
             ],
-            says_off,
+            is_disabled,
         )
     }
 }
 
 /// Whether the value of an unsupported field requests nothing.
-fn says_off(field: &str, value: &Value) -> bool {
+fn is_disabled(field: &str, value: &Value) -> bool {
     match (field, value) {
         (_, Value::Null | Value::Bool(false)) => true,
         (_, Value::Array(items)) => items.is_empty(),

@@ -12,16 +12,16 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use self::refused::says_off;
+use self::refused::is_disabled;
 use super::shapes::{Content, LogitBias, Logprobs, Object, Prompts, Stops};
 use super::structured::{GrammarFields, ResponseFormat, StructuredOutputs};
-use super::tools::earlier_calls;
-use crate::api::exchange::refuse_fields;
-use crate::api::functions::ToolShape;
+use super::tools::parse_earlier_calls;
+use crate::api::functions::ToolFormat;
+use crate::api::handler::refuse_fields;
 use crate::error::RouterError;
 use crate::request::Operation;
-use crate::request::sent::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
-use crate::request::structure::SentGrammar;
+use crate::request::raw::{FieldNames, RawPrompt, RawRequest, RawSampling, RawSpeculation};
+use crate::request::structure::RawGrammar;
 use text::ConversationMessage;
 
 /// A request body.
@@ -175,9 +175,9 @@ pub struct Speculation {
     pub acceptance: Option<String>,
 }
 
-impl From<Speculation> for SentSpeculation {
-    fn from(sent: Speculation) -> Self {
-        let Speculation { enabled, num_draft_tokens, num_tree_tokens, acceptance } = sent;
+impl From<Speculation> for RawSpeculation {
+    fn from(speculation: Speculation) -> Self {
+        let Speculation { enabled, num_draft_tokens, num_tree_tokens, acceptance } = speculation;
         Self { enabled, num_draft_tokens, num_tree_tokens, acceptance }
     }
 }
@@ -205,16 +205,16 @@ impl Prediction {
 
 /// Response options of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct AnswerForm {
+pub struct CompletionOptions {
     /// Stream the response as server-sent events.
-    pub stream: Option<StreamForm>,
+    pub stream: Option<StreamingOptions>,
     /// Add llama.cpp's `timings` next to the usage.
     pub timings: bool,
 }
 
 /// Options of a streamed response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct StreamForm {
+pub struct StreamingOptions {
     /// See [`StreamOptions::include_usage`].
     pub include_usage: bool,
     /// See [`StreamOptions::continuous_usage_stats`].
@@ -225,35 +225,36 @@ pub struct StreamForm {
 
 impl Body {
     /// Converts the body to the common request; `header_task_type` applies if the body has no task type.
-    pub fn into_sent(
+    pub fn into_request(
         mut self,
         operation: Operation,
         header_task_type: Option<String>,
-    ) -> Result<(SentRequest, AnswerForm), RouterError> {
+    ) -> Result<(RawRequest, CompletionOptions), RouterError> {
         self.refuse_unsupported(operation)?;
-        self.refuse_foreign(operation)?;
-        let form = self.answer_form()?;
+        self.refuse_other_endpoint(operation)?;
+        let options = self.response_options()?;
         let grammar = self.take_grammar()?;
-        let is_off = self.speculation_is_disabled()?;
+        let is_speculation_disabled = self.speculation_is_disabled()?;
         let (logprobs, logprobs_name) = self.logprobs(operation)?;
         let (max_tokens, max_tokens_name) = self.max_tokens()?;
-        let shape = ToolShape::Nested;
-        let choice = shape.read_choice(self.tool_choice.as_ref())?;
-        let mut tools = shape.read(self.tools.unwrap_or_default(), choice, self.parallel_tool_calls)?;
+        let tool_format = ToolFormat::Nested;
+        let choice = tool_format.parse_choice(self.tool_choice.as_ref())?;
+        let mut tools =
+            tool_format.parse(self.tools.unwrap_or_default(), choice, self.parallel_tool_calls)?;
         let (prompts, prompt_name) = match operation {
             Operation::Chat => {
                 let mut variables = self.chat_template_kwargs.unwrap_or_default();
-                tools.tell(&mut variables);
+                tools.set_template_tools(&mut variables);
                 (conversation(self.messages, variables)?, "messages")
             }
             Operation::Completion => (self.prompt.unwrap_or_default().0, "prompt"),
         };
         let speculation = self.speculation.map(|Object(speculation)| speculation).unwrap_or_default();
         let prediction = self.prediction.map(|Object(prediction)| prediction.into_text()).transpose()?;
-        let sent = SentRequest {
+        let raw_request = RawRequest {
             model: self.model,
             prompts,
-            sampling: SentSampling {
+            sampling: RawSampling {
                 temperature: self.temperature,
                 top_k: self.top_k,
                 top_p: self.top_p,
@@ -272,31 +273,31 @@ impl Body {
             ignore_eos: self.ignore_eos.unwrap_or(false),
             logprobs,
             echo: self.echo.unwrap_or(false),
-            tools: tools.sent,
+            tools: tools.raw,
             grammar,
             task_type: self.task_type.or(header_task_type),
-            speculation: SentSpeculation {
-                enabled: if is_off { Some(false) } else { speculation.enabled },
+            speculation: RawSpeculation {
+                enabled: if is_speculation_disabled { Some(false) } else { speculation.enabled },
                 ..speculation.into()
             },
             prediction,
             priority: self.priority,
             truncate_prompt_tokens: self.truncate_prompt_tokens,
             cache_salt: self.cache_salt,
-            wants_whole_window: false,
-            keep_out_of_log: self.store == Some(false),
+            fill_context_window: false,
+            exclude_from_log: self.store == Some(false),
             names: FieldNames {
                 max_tokens: max_tokens_name,
                 logprobs: logprobs_name,
                 prompt: prompt_name,
-                tool_name: shape.name_path(),
+                tool_name: tool_format.name_path(),
             },
         };
-        Ok((sent, form))
+        Ok((raw_request, options))
     }
 
     /// Takes the grammar from whichever field defines it.
-    fn take_grammar(&mut self) -> Result<Option<SentGrammar>, RouterError> {
+    fn take_grammar(&mut self) -> Result<Option<RawGrammar>, RouterError> {
         let fields = GrammarFields {
             response_format: self.response_format.take().map(|Object(format)| format),
             structured_outputs: self.structured_outputs.take().map(|Object(outputs)| outputs),
@@ -323,7 +324,7 @@ impl Body {
         Ok(self.disable_spec_decode == Some(true) || self.disable_speculative_decoding == Some(true))
     }
 
-    fn answer_form(&self) -> Result<AnswerForm, RouterError> {
+    fn response_options(&self) -> Result<CompletionOptions, RouterError> {
         let timings = self.timings_per_token == Some(true);
         if self.stream != Some(true) {
             return match self.stream_options {
@@ -331,17 +332,17 @@ impl Body {
                     "stream_options",
                     "stream_options is only allowed when stream is true",
                 )),
-                None => Ok(AnswerForm { stream: None, timings }),
+                None => Ok(CompletionOptions { stream: None, timings }),
             };
         }
         let options = self.stream_options.as_ref().map(|Object(options)| *options).unwrap_or_default();
         let include_usage = options.include_usage.unwrap_or(false);
-        let stream = StreamForm {
+        let stream = StreamingOptions {
             include_usage,
             continuous_usage: include_usage && options.continuous_usage_stats == Some(true),
             include_speculation: options.include_speculation.unwrap_or(false),
         };
-        Ok(AnswerForm { stream: Some(stream), timings })
+        Ok(CompletionOptions { stream: Some(stream), timings })
     }
 
     /// Returns the number of top log probabilities to report, and the field that sets it.
@@ -383,21 +384,21 @@ impl Body {
 pub fn conversation(
     messages: Option<Vec<Object<Message>>>,
     template_kwargs: Map<String, Value>,
-) -> Result<Vec<SentPrompt>, RouterError> {
+) -> Result<Vec<RawPrompt>, RouterError> {
     let Some(messages) = messages else { return Ok(Vec::new()) };
     let messages: Result<Vec<_>, _> = messages
         .into_iter()
         .enumerate()
         .map(|(idx, Object(message))| message.into_conversation(idx))
         .collect();
-    Ok(vec![SentPrompt::Chat { messages: messages?, template_kwargs }])
+    Ok(vec![RawPrompt::Chat { messages: messages?, template_kwargs }])
 }
 
 impl Message {
     fn into_conversation(self, idx: usize) -> Result<ConversationMessage, RouterError> {
         let unsupported =
             [("function_call", &self.function_call), ("audio", &self.audio), ("refusal", &self.refusal)];
-        refuse_fields(&format!("messages[{idx}]."), &unsupported, says_off)?;
+        refuse_fields(&format!("messages[{idx}]."), &unsupported, is_disabled)?;
         let only = |field: &str, role: &str, is_set: bool| {
             let path = format!("messages[{idx}].{field}");
             let message = format!("{path} is only allowed in messages of role {role}");
@@ -417,7 +418,7 @@ impl Message {
                 return Err(RouterError::invalid(path, message));
             }
         };
-        let tool_calls = earlier_calls(&format!("messages[{idx}].tool_calls"), tool_calls)?;
+        let tool_calls = parse_earlier_calls(&format!("messages[{idx}].tool_calls"), tool_calls)?;
         // Templates expect the older name of this role.
         let role = if self.role == "developer" { "system".to_owned() } else { self.role };
         Ok(ConversationMessage {

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::chunk::WRITABLE;
+use super::chunk::SERIALIZABLE;
 use super::response::{ChatChunkChoice, ChunkSpeculation, CompletionChoice};
 
 /// Writes the same JSON as its [`Serialize`] implementation.
@@ -43,9 +43,9 @@ fn append_end(
     json.push(b'}');
 }
 
-fn append<T: Serialize>(before: &[u8], value: &T, json: &mut Vec<u8>) {
-    json.extend_from_slice(before);
-    serde_json::to_writer(json, value).expect(WRITABLE);
+fn append<T: Serialize>(prefix: &[u8], value: &T, json: &mut Vec<u8>) {
+    json.extend_from_slice(prefix);
+    serde_json::to_writer(json, value).expect(SERIALIZABLE);
 }
 
 #[cfg(test)]
@@ -60,10 +60,10 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_written_as_serde_writes_it() {
-        let told = Some(ChunkSpeculation { num_tokens: 4, num_drafted: 3 });
+    fn a_choice_is_written_as_by_serde() {
+        let counts = Some(ChunkSpeculation { num_tokens: 4, num_drafted: 3 });
         for (finish_reason, speculation) in
-            [(None, None), (Some("stop"), told), (None, told), (Some("length"), None)]
+            [(None, None), (Some("stop"), counts), (None, counts), (Some("length"), None)]
         {
             let text = "a \"text\" \\ \u{1F600}\n".to_owned();
             for (role, content) in [(None, Some(text.clone())), (Some(ASSISTANT), None)] {

@@ -22,13 +22,13 @@ struct ErrorObject {
 
 impl From<&RouterError> for ErrorBody {
     fn from(error: &RouterError) -> Self {
-        let meaning = error.meaning();
+        let mapping = error.mapping();
         Self {
             error: ErrorObject {
                 message: error.to_string(),
-                r#type: meaning.kind,
+                r#type: mapping.kind,
                 param: error.param().map(str::to_owned),
-                code: meaning.code,
+                code: mapping.code,
             },
         }
     }
@@ -37,7 +37,7 @@ impl From<&RouterError> for ErrorBody {
 impl ErrorBody {
     /// Creates the HTTP response.
     pub fn respond(error: &RouterError) -> Response {
-        let mut response = (error.meaning().status, Json(Self::from(error))).into_response();
+        let mut response = (error.mapping().status, Json(Self::from(error))).into_response();
         let headers = response.headers_mut();
         if let Some(seconds) = error.retry_after_seconds() {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));

@@ -1,20 +1,20 @@
-//! [`OpenAi`]: writes text in OpenAI's format, as one JSON object (`whole`) or as chunks (`chunk`).
+//! [`OpenAi`]: writes text in OpenAI's format, as one JSON object (`full_response`) or as chunks (`chunk`).
 //! Must not withhold text: that is decided in [`crate::detokenize`].
 
 use std::time::Duration;
 
 use axum::response::Response;
 
-use super::body::{AnswerForm, Body};
+use super::body::{Body, CompletionOptions};
 use super::chunk::ChunkWriter;
 use super::error::ErrorBody;
-use super::whole;
-use crate::api::exchange::{Asked, Dialect};
+use super::full_response;
+use crate::api::handler::{ApiFormat, BodyContext};
 use crate::api::sse;
 use crate::error::RouterError;
 use crate::pipeline::AppState;
 use crate::pipeline::text_stream::TextStream;
-use crate::request::{Operation, SentRequest};
+use crate::request::{Operation, RawRequest};
 
 /// Keep-alive interval of a stream: proxies close idle connections after 30 s or more.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -22,9 +22,9 @@ pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Chat completions and completions.
 pub(in crate::api) struct OpenAi(pub(in crate::api) Operation);
 
-impl Dialect for OpenAi {
+impl ApiFormat for OpenAi {
     type Body = Body;
-    type Form = AnswerForm;
+    type Options = CompletionOptions;
 
     fn operation(&self) -> Operation {
         self.0
@@ -34,24 +34,28 @@ impl Dialect for OpenAi {
         self.0.id_prefix()
     }
 
-    fn read(&self, body: Body, asked: Asked<'_>) -> Result<(SentRequest, AnswerForm), RouterError> {
-        body.into_sent(self.0, asked.task_type)
+    fn parse(
+        &self,
+        body: Body,
+        context: BodyContext<'_>,
+    ) -> Result<(RawRequest, CompletionOptions), RouterError> {
+        body.into_request(self.0, context.task_type)
     }
 
     async fn respond(
         &self,
         state: &AppState,
         text: TextStream,
-        form: AnswerForm,
+        options: CompletionOptions,
     ) -> Result<Response, RouterError> {
-        if form.stream.is_some() {
-            let chunks = ChunkWriter::new(self.0, form, text.info());
+        if options.stream.is_some() {
+            let chunks = ChunkWriter::new(self.0, options, text.info());
             return Ok(sse::respond(text, chunks, state.keep_alive));
         }
-        whole::respond(text, (self.0, form), state.answer_memory.begin()).await
+        full_response::respond(text, (self.0, options), state.response_memory.reserve()).await
     }
 
-    fn refuse(&self, error: &RouterError) -> Response {
+    fn error_response(&self, error: &RouterError) -> Response {
         ErrorBody::respond(error)
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::tools::{MessageParts, ToolCallBody};
 use crate::generation::SpeculationUsage;
-use crate::pipeline::text_delta::{ResponseInfo, Times};
+use crate::pipeline::text_delta::{ResponseInfo, Timings};
 use crate::request::Usage;
 
 /// Fields around the choices of every answer and chunk.
@@ -31,7 +31,7 @@ pub struct Envelope<'a, C: Serialize> {
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<TimingsBody>,
     #[serde(skip)]
-    is_one_choice: bool,
+    has_single_choice: bool,
 }
 
 impl<'a, C: Serialize> Envelope<'a, C> {
@@ -48,19 +48,19 @@ impl<'a, C: Serialize> Envelope<'a, C> {
             usage: None,
             metrics: None,
             timings: None,
-            is_one_choice: info.num_choices == 1,
+            has_single_choice: info.num_choices == 1,
         }
     }
 
     /// Sets the usage; `None` writes null.
     pub fn with_usage(self, usage: Option<&Usage>) -> Self {
-        let metrics = usage.filter(|_| self.is_one_choice).and_then(MetricsBody::of);
+        let metrics = usage.filter(|_| self.has_single_choice).and_then(MetricsBody::from_usage);
         Self { usage: Some(usage.map(UsageBody::from)), metrics, ..self }
     }
 
     /// Sets the timings.
-    pub fn with_timings(self, usage: &Usage, times: Times) -> Self {
-        Self { timings: Some(TimingsBody::of(usage, times)), ..self }
+    pub fn with_timings(self, usage: &Usage, timings: Timings) -> Self {
+        Self { timings: Some(TimingsBody::new(usage, timings)), ..self }
     }
 }
 
@@ -249,7 +249,7 @@ struct SpeculativeDecodingBody {
 
 impl MetricsBody {
     /// Returns `None` if nothing was drafted; `usage.speculation` has the reason.
-    pub fn of(usage: &Usage) -> Option<Self> {
+    pub fn from_usage(usage: &Usage) -> Option<Self> {
         let SpeculationUsage { draft_tokens, accepted_tokens, .. } = usage.speculation;
         let num_spec_steps = usage.accepted.num_steps();
         (num_spec_steps > 0 && draft_tokens > 0).then(|| Self {
@@ -283,12 +283,12 @@ struct TimingsBody {
 }
 
 impl TimingsBody {
-    fn of(usage: &Usage, times: Times) -> Self {
+    fn new(usage: &Usage, timings: Timings) -> Self {
         let (prompt_n, predicted_n) = (usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens);
         let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
         // JSON has no infinity: a rate over zero time is 0.
         let ratio = |of: f64, by: f64| if by > 0.0 { of / by } else { 0.0 };
-        let (prompt_ms, predicted_ms) = (milliseconds(times.prompt), milliseconds(times.predicted));
+        let (prompt_ms, predicted_ms) = (milliseconds(timings.prompt), milliseconds(timings.predicted));
         Self {
             cache_n: usage.cached_tokens,
             prompt_n,

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::request::sent::SentPrompt;
+use crate::request::raw::RawPrompt;
 
 /// A JSON object. Derived types would also accept a list, field by field in order of declaration.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub struct Object<T>(pub T);
 
 /// `prompt`: a text, several texts, token ids, or several lists of token ids.
 #[derive(Debug, Clone, Default)]
-pub struct Prompts(pub Vec<SentPrompt>);
+pub struct Prompts(pub Vec<RawPrompt>);
 
 /// `stop`: a string or several.
 #[derive(Debug, Clone, Default)]
@@ -53,24 +53,24 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
 
 /// An integer. Values above `i64::MAX` are clamped, so that the later bounds check refuses them.
 #[derive(Debug, Clone, Copy)]
-struct Whole(i64);
+struct ClampedInt(i64);
 
-impl<'de> Deserialize<'de> for Whole {
+impl<'de> Deserialize<'de> for ClampedInt {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct WholeVisitor;
-        impl Visitor<'_> for WholeVisitor {
-            type Value = Whole;
+        struct ClampedIntVisitor;
+        impl Visitor<'_> for ClampedIntVisitor {
+            type Value = ClampedInt;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a token id")
             }
-            fn visit_i64<E: Error>(self, value: i64) -> Result<Whole, E> {
-                Ok(Whole(value))
+            fn visit_i64<E: Error>(self, value: i64) -> Result<ClampedInt, E> {
+                Ok(ClampedInt(value))
             }
-            fn visit_u64<E: Error>(self, value: u64) -> Result<Whole, E> {
-                Ok(Whole(i64::try_from(value).unwrap_or(i64::MAX)))
+            fn visit_u64<E: Error>(self, value: u64) -> Result<ClampedInt, E> {
+                Ok(ClampedInt(i64::try_from(value).unwrap_or(i64::MAX)))
             }
         }
-        deserializer.deserialize_i64(WholeVisitor)
+        deserializer.deserialize_i64(ClampedIntVisitor)
     }
 }
 
@@ -99,8 +99,8 @@ impl<'de> Deserialize<'de> for PromptItem {
                 Ok(PromptItem::Id(i64::try_from(id).unwrap_or(i64::MAX)))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<PromptItem, A::Error> {
-                let ids = Vec::<Whole>::deserialize(SeqAccessDeserializer::new(items))?;
-                Ok(PromptItem::Ids(ids.into_iter().map(|Whole(id)| id).collect()))
+                let ids = Vec::<ClampedInt>::deserialize(SeqAccessDeserializer::new(items))?;
+                Ok(PromptItem::Ids(ids.into_iter().map(|ClampedInt(id)| id).collect()))
             }
         }
         deserializer.deserialize_any(ItemVisitor)
@@ -118,26 +118,26 @@ impl<'de> Deserialize<'de> for Prompts {
                 )
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<Prompts, E> {
-                Ok(Prompts(vec![SentPrompt::Text(text.to_owned())]))
+                Ok(Prompts(vec![RawPrompt::Text(text.to_owned())]))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Prompts, A::Error> {
                 let mut prompts = Vec::new();
                 let mut ids = Vec::new();
                 while let Some(item) = items.next_element()? {
                     match item {
-                        PromptItem::Text(text) => prompts.push(SentPrompt::Text(text)),
-                        PromptItem::Ids(ids) => prompts.push(SentPrompt::TokenIds(ids)),
+                        PromptItem::Text(text) => prompts.push(RawPrompt::Text(text)),
+                        PromptItem::Ids(ids) => prompts.push(RawPrompt::TokenIds(ids)),
                         PromptItem::Id(id) => ids.push(id),
                     }
                 }
                 let homogeneous = prompts.windows(2).all(|pair| {
-                    matches!(pair[0], SentPrompt::Text(_)) == matches!(pair[1], SentPrompt::Text(_))
+                    matches!(pair[0], RawPrompt::Text(_)) == matches!(pair[1], RawPrompt::Text(_))
                 });
                 if !homogeneous || !(ids.is_empty() || prompts.is_empty()) {
                     return Err(Error::custom("a list of prompts must contain items of one type"));
                 }
                 if !ids.is_empty() {
-                    prompts.push(SentPrompt::TokenIds(ids));
+                    prompts.push(RawPrompt::TokenIds(ids));
                 }
                 Ok(Prompts(prompts))
             }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::shapes::Object;
 use crate::error::RouterError;
-use crate::request::structure::SentGrammar;
+use crate::request::structure::RawGrammar;
 
 /// Maximum number of texts in one `choice`.
 const CHOICES_MAX: usize = 4_096;
@@ -66,41 +66,41 @@ pub(super) struct GrammarFields {
 
 impl GrammarFields {
     /// Returns the grammar; at most one field may set it.
-    pub(super) fn into_grammar(self) -> Result<Option<SentGrammar>, RouterError> {
-        let mut asked = Vec::new();
+    pub(super) fn into_grammar(self) -> Result<Option<RawGrammar>, RouterError> {
+        let mut grammars = Vec::new();
         if let Some(format) = self.response_format {
-            asked.extend(format.into_grammar()?);
+            grammars.extend(format.into_grammar()?);
         }
         let outputs = self.structured_outputs.unwrap_or_default();
         if outputs.json_object == Some(true) {
-            asked.push(sent("structured_outputs.json_object", Grammar::json_object()));
+            grammars.push(raw_grammar("structured_outputs.json_object", Grammar::json_object()));
         }
         for (field, schema) in [("structured_outputs.json", outputs.json), ("guided_json", self.guided_json)]
         {
-            let grammar = schema.map(|schema| of_schema(field, &schema)).transpose()?;
-            asked.extend(grammar.map(|grammar| sent(field, grammar)));
+            let grammar = schema.map(|schema| grammar_from_schema(field, &schema)).transpose()?;
+            grammars.extend(grammar.map(|grammar| raw_grammar(field, grammar)));
         }
         for (field, text) in
             [("structured_outputs.regex", outputs.regex), ("guided_regex", self.guided_regex)]
         {
-            asked.extend(text.map(|text| sent(field, Grammar { kind: GrammarKind::Regex, text })));
+            grammars.extend(text.map(|text| raw_grammar(field, Grammar { kind: GrammarKind::Regex, text })));
         }
         for (field, choices) in
             [("structured_outputs.choice", outputs.choice), ("guided_choice", self.guided_choice)]
         {
-            asked.extend(choices.map(|choices| of_choices(field, &choices)).transpose()?);
+            grammars.extend(choices.map(|choices| grammar_from_choices(field, &choices)).transpose()?);
         }
         for (field, text) in
             [("structured_outputs.grammar", outputs.grammar), ("guided_grammar", self.guided_grammar)]
         {
-            asked.extend(text.map(|text| sent(field, Grammar { kind: GrammarKind::Lark, text })));
+            grammars.extend(text.map(|text| raw_grammar(field, Grammar { kind: GrammarKind::Lark, text })));
         }
-        if let [first, second, ..] = asked.as_slice() {
+        if let [first, second, ..] = grammars.as_slice() {
             let (first, second) = (first.field, second.field);
             let message = format!("{first} and {second} both constrain the output: send one of them");
             return Err(RouterError::invalid(second, message));
         }
-        Ok(asked.pop())
+        Ok(grammars.pop())
     }
 }
 
@@ -128,7 +128,7 @@ struct FormatNames {
 }
 
 impl ResponseFormat {
-    fn into_grammar(self) -> Result<Option<SentGrammar>, RouterError> {
+    fn into_grammar(self) -> Result<Option<RawGrammar>, RouterError> {
         let names = FormatNames {
             format: "response_format",
             kind: "response_format.type",
@@ -139,12 +139,12 @@ impl ResponseFormat {
             let message = format!("{field} is only allowed where {} is json_schema", names.kind);
             return Err(RouterError::invalid(field, message));
         }
-        of_format(&names, &self.r#type, self.json_schema.and_then(|Object(schema)| schema.schema))
+        grammar_from_format(&names, &self.r#type, self.json_schema.and_then(|Object(schema)| schema.schema))
     }
 }
 
 impl TextFormat {
-    pub(super) fn into_grammar(self) -> Result<Option<SentGrammar>, RouterError> {
+    pub(super) fn into_grammar(self) -> Result<Option<RawGrammar>, RouterError> {
         let names =
             FormatNames { format: "text.format", kind: "text.format.type", schema: "text.format.schema" };
         if self.schema.is_some() && self.r#type != "json_schema" {
@@ -152,23 +152,23 @@ impl TextFormat {
             let message = format!("{field} is only allowed where {} is json_schema", names.kind);
             return Err(RouterError::invalid(field, message));
         }
-        of_format(&names, &self.r#type, self.schema)
+        grammar_from_format(&names, &self.r#type, self.schema)
     }
 }
 
-fn of_format(
+fn grammar_from_format(
     names: &FormatNames,
     kind: &str,
     schema: Option<Value>,
-) -> Result<Option<SentGrammar>, RouterError> {
+) -> Result<Option<RawGrammar>, RouterError> {
     match kind {
         "text" => Ok(None),
-        "json_object" => Ok(Some(sent(names.format, Grammar::json_object()))),
+        "json_object" => Ok(Some(raw_grammar(names.format, Grammar::json_object()))),
         "json_schema" => {
             let field = names.schema;
             let missing = || format!("{field} is required where {} is json_schema", names.kind);
             let schema = schema.ok_or_else(|| RouterError::invalid(field, missing()))?;
-            Ok(Some(sent(field, of_schema(field, &schema)?)))
+            Ok(Some(raw_grammar(field, grammar_from_schema(field, &schema)?)))
         }
         other => {
             let field = names.kind;
@@ -178,12 +178,12 @@ fn of_format(
     }
 }
 
-fn sent(field: &'static str, grammar: Grammar) -> SentGrammar {
-    SentGrammar { field, grammar }
+fn raw_grammar(field: &'static str, grammar: Grammar) -> RawGrammar {
+    RawGrammar { field, grammar }
 }
 
 /// Accepts a schema as an object or as its text.
-fn of_schema(field: &'static str, schema: &Value) -> Result<Grammar, RouterError> {
+fn grammar_from_schema(field: &'static str, schema: &Value) -> Result<Grammar, RouterError> {
     match schema {
         Value::String(text) => Ok(Grammar { kind: GrammarKind::JsonSchema, text: text.clone() }),
         Value::Object(_) => Ok(Grammar::json_schema(schema)),
@@ -191,10 +191,10 @@ fn of_schema(field: &'static str, schema: &Value) -> Result<Grammar, RouterError
     }
 }
 
-fn of_choices(field: &'static str, choices: &[String]) -> Result<SentGrammar, RouterError> {
+fn grammar_from_choices(field: &'static str, choices: &[String]) -> Result<RawGrammar, RouterError> {
     if choices.is_empty() || choices.len() > CHOICES_MAX {
         let message = format!("{field} has {} texts, 1 to {CHOICES_MAX} are allowed", choices.len());
         return Err(RouterError::invalid(field, message));
     }
-    Ok(sent(field, Grammar::choice(choices)))
+    Ok(raw_grammar(field, Grammar::choice(choices)))
 }

@@ -3,27 +3,27 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::api::functions::{call_id, read_arguments};
+use crate::api::functions::{call_id, parse_arguments};
 use crate::error::RouterError;
-use crate::output::{OutputFormat, OutputReader, Piece, ToolCall};
+use crate::output::{OutputFormat, OutputParser, Piece, ToolCall};
 use crate::pipeline::text_delta::ResponseInfo;
 
 /// Reads an assistant's earlier calls for the template, with their arguments as objects.
-pub(super) fn earlier_calls(path: &str, calls: Vec<Value>) -> Result<Vec<Value>, RouterError> {
-    let read = |(idx, mut call): (usize, Value)| {
+pub(super) fn parse_earlier_calls(path: &str, calls: Vec<Value>) -> Result<Vec<Value>, RouterError> {
+    let parse = |(idx, mut call): (usize, Value)| {
         if !call["function"]["name"].is_string() {
             let path = format!("{path}[{idx}].function.name");
             return Err(RouterError::invalid(&path, format!("{path} must be a string")));
         }
         let arguments =
-            read_arguments(&format!("{path}[{idx}].function.arguments"), &call["function"]["arguments"])?;
+            parse_arguments(&format!("{path}[{idx}].function.arguments"), &call["function"]["arguments"])?;
         call["function"]["arguments"] = Value::Object(arguments);
         if call.get("type").is_none() {
             call["type"] = json!("function");
         }
         Ok(call)
     };
-    calls.into_iter().enumerate().map(read).collect()
+    calls.into_iter().enumerate().map(parse).collect()
 }
 
 /// A call in an answer, or part of one in a chunk.
@@ -49,8 +49,8 @@ struct FunctionBody {
 
 /// Parses the output of one choice.
 #[derive(Debug)]
-pub(super) struct ChoiceReader {
-    reader: OutputReader,
+pub(super) struct ChoiceParser {
+    parser: OutputParser,
     /// Used for the ids of the choice's calls.
     response_id: String,
     choice: u32,
@@ -59,26 +59,26 @@ pub(super) struct ChoiceReader {
 
 /// What a piece of output adds to a choice's message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Addition {
+pub(super) enum MessageDelta {
     Content(String),
     Reasoning(String),
     Call(ToolCallBody),
 }
 
-impl ChoiceReader {
+impl ChoiceParser {
     /// One reader per choice; empty if the format is plain.
     pub(super) fn all(info: &ResponseInfo) -> Vec<Self> {
         let format: &OutputFormat = &info.output;
         if format.is_plain() {
             return Vec::new();
         }
-        let reader = |choice| Self {
-            reader: OutputReader::new(format),
+        let parser = |choice| Self {
+            parser: OutputParser::new(format),
             response_id: info.id.clone(),
             choice,
             num_calls: 0,
         };
-        (0..info.num_choices).map(reader).collect()
+        (0..info.num_choices).map(parser).collect()
     }
 
     /// Whether the choice contains a call.
@@ -87,29 +87,29 @@ impl ChoiceReader {
     }
 
     /// Appends text; at the end of the choice withheld text is added.
-    pub(super) fn read(&mut self, text: &str, is_end: bool) -> Vec<Addition> {
-        let mut pieces = self.reader.push(text);
+    pub(super) fn push(&mut self, text: &str, is_end: bool) -> Vec<MessageDelta> {
+        let mut pieces = self.parser.push(text);
         if is_end {
-            pieces.extend(self.reader.finish());
+            pieces.extend(self.parser.finish());
         }
-        crate::output::joined(pieces).into_iter().map(|piece| self.addition(piece)).collect()
+        crate::output::merge_adjacent(pieces).into_iter().map(|piece| self.message_delta(piece)).collect()
     }
 
-    fn addition(&mut self, piece: Piece) -> Addition {
+    fn message_delta(&mut self, piece: Piece) -> MessageDelta {
         match piece {
-            Piece::Content(text) => Addition::Content(text),
-            Piece::Reasoning(text) => Addition::Reasoning(text),
+            Piece::Content(text) => MessageDelta::Content(text),
+            Piece::Reasoning(text) => MessageDelta::Reasoning(text),
             Piece::Call(ToolCall { name, arguments }) => {
                 let index = self.num_calls;
                 self.num_calls += 1;
-                Addition::Call(ToolCallBody {
+                MessageDelta::Call(ToolCallBody {
                     index: Some(index),
                     id: Some(call_id("call_", &self.response_id, self.choice, index)),
                     r#type: Some("function"),
                     function: FunctionBody { name: Some(name), arguments },
                 })
             }
-            Piece::Arguments(arguments) => Addition::Call(ToolCallBody {
+            Piece::Arguments(arguments) => MessageDelta::Call(ToolCallBody {
                 index: Some(self.num_calls.saturating_sub(1)),
                 id: None,
                 r#type: None,
@@ -128,16 +128,16 @@ pub(super) struct MessageParts {
 }
 
 impl MessageParts {
-    pub(super) fn of(additions: Vec<Addition>) -> Self {
+    pub(super) fn from_deltas(deltas: Vec<MessageDelta>) -> Self {
         let mut parts = Self::default();
-        for addition in additions {
-            match addition {
-                Addition::Content(text) => parts.content.push_str(&text),
-                Addition::Reasoning(text) => parts.reasoning.push_str(&text),
-                Addition::Call(call) if call.id.is_some() => {
+        for delta in deltas {
+            match delta {
+                MessageDelta::Content(text) => parts.content.push_str(&text),
+                MessageDelta::Reasoning(text) => parts.reasoning.push_str(&text),
+                MessageDelta::Call(call) if call.id.is_some() => {
                     parts.calls.push(ToolCallBody { index: None, ..call });
                 }
-                Addition::Call(more) => {
+                MessageDelta::Call(more) => {
                     if let Some(call) = parts.calls.last_mut() {
                         call.function.arguments.push_str(&more.function.arguments);
                     }

@@ -12,32 +12,32 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::generation::{GenerationEvent, GenerationStream, Unread};
+use crate::generation::{GenerationEvent, GenerationStream, UnreadBytes};
 use crate::workers::ConnectedWorker;
 
 /// Output of the driver in the scheduler's types: steps and closes by worker, tokens by sequence.
 #[derive(Debug, Default, PartialEq)]
-struct Left {
+struct Output {
     steps: Vec<(WorkerKey, Step)>,
     closes: Vec<(WorkerKey, SequenceId, u32)>,
     tokens: Vec<(SequenceId, Vec<TokenId>)>,
     finished: Vec<(SequenceId, FinishReason)>,
 }
 
-impl Left {
+impl Output {
     fn of(commands: &[Command]) -> Self {
-        let mut left = Self::default();
+        let mut output = Self::default();
         for command in commands {
             match command {
-                Command::Send(worker, step) => left.steps.push((*worker, step.clone())),
-                Command::Close(worker, id, assignment) => left.closes.push((*worker, *id, *assignment)),
-                Command::Commit(round) => left.tokens.push((round.id, round.commit.token_ids.clone())),
-                Command::Finish(id, reason, _) => left.finished.push((*id, *reason)),
+                Command::Send(worker, step) => output.steps.push((*worker, step.clone())),
+                Command::Close(worker, id, assignment) => output.closes.push((*worker, *id, *assignment)),
+                Command::Commit(round) => output.tokens.push((round.id, round.commit.token_ids.clone())),
+                Command::Finish(id, reason, _) => output.finished.push((*id, *reason)),
                 Command::Report(_) | Command::Assigned(_) => {}
                 other => panic!("not in this run: {other:?}"),
             }
         }
-        left.sorted()
+        output.sorted()
     }
 
     /// Sorts by worker and sequence: frames of different workers, and tokens of different clients, have no
@@ -52,13 +52,13 @@ impl Left {
 }
 
 /// A driver with the receiving ends of all its channels.
-struct World {
+struct Harness {
     driver: Driver,
     workers: Vec<(WorkerKey, Role, mpsc::Receiver<v1::RouterFrame>)>,
     clients: Vec<(SequenceId, GenerationStream)>,
 }
 
-impl World {
+impl Harness {
     fn new(recording: &Recording) -> Self {
         let metrics = RouterMetrics::register(&Metrics::new());
         let driver = Driver::new(recording.config.clone(), metrics, Health::new());
@@ -66,24 +66,24 @@ impl World {
     }
 
     /// Passes an event to the driver as its queues would.
-    fn pass(&mut self, now: Duration, event: Event) {
+    fn deliver(&mut self, now: Duration, event: Event) {
         match event {
             Event::Submit(new) => self.submit(now, *new),
             Event::WorkerUp(key, info) => {
                 let (outbox, frames) = mpsc::channel(64);
                 self.workers.push((key, info.role, frames));
-                self.driver.worker_event(
+                self.driver.on_worker_event(
                     now,
                     WorkerEvent::Up(ConnectedWorker {
                         key,
                         info: *info,
                         outbox,
-                        end: CancellationToken::new(),
+                        disconnect: CancellationToken::new(),
                     }),
                 );
             }
             Event::Frame(key, frame) => {
-                self.driver.worker_event(now, WorkerEvent::Frame(key, frame_to_wire(&frame)))
+                self.driver.on_worker_event(now, WorkerEvent::Frame(key, frame_to_wire(&frame)))
             }
             Event::Timer | Event::Dispatch => self.driver.on_event(now, event),
             other => panic!("not in this run: {other:?}"),
@@ -113,42 +113,42 @@ impl World {
             task_type: lane.task_type,
             speculation,
             prediction,
-            unread: Unread::default(),
+            unread: UnreadBytes::default(),
             api_key,
             may_expire,
             span: tracing::Span::none(),
         };
-        let (answer, answered) = oneshot::channel();
-        self.driver.submit(now, Submission { request, answer });
+        let (reply_tx, reply_rx) = oneshot::channel();
+        self.driver.submit(now, Submission { request, reply_tx });
         let stream =
-            answered.now_or_never().expect("the driver answers at once").expect("the driver answers");
+            reply_rx.now_or_never().expect("the driver answers at once").expect("the driver answers");
         self.clients.push((id, stream));
     }
 
     /// Output since the last call.
-    fn left(&mut self) -> Left {
+    fn take_output(&mut self) -> Output {
         assert!(self.driver.executor.outboxes.flush().is_none(), "the outboxes are drained");
         self.driver.executor.clients.flush();
-        let mut left = Left::default();
+        let mut output = Output::default();
         for (key, role, frames) in &mut self.workers {
             while let Ok(frame) = frames.try_recv() {
                 let step = |step| (*key, step_from_wire(step, *role).expect("the driver's own step"));
-                left.steps.extend(frame.steps.into_iter().map(step));
+                output.steps.extend(frame.steps.into_iter().map(step));
                 let close = |close: v1::CloseSequence| (*key, SequenceId(close.sequence_id), close.epoch);
-                left.closes.extend(frame.closes.into_iter().map(close));
+                output.closes.extend(frame.closes.into_iter().map(close));
             }
         }
         for (id, stream) in &mut self.clients {
             while let Some(Some(event)) = stream.next().now_or_never() {
                 match event {
-                    GenerationEvent::Tokens(tokens) => left.tokens.push((*id, tokens.token_ids.to_vec())),
-                    GenerationEvent::Finished { reason, .. } => left.finished.push((*id, reason)),
+                    GenerationEvent::Tokens(tokens) => output.tokens.push((*id, tokens.token_ids.to_vec())),
+                    GenerationEvent::Finished { reason, .. } => output.finished.push((*id, reason)),
                     other => panic!("not in this run: {other:?}"),
                 }
             }
         }
-        self.clients.retain(|(id, _)| left.finished.iter().all(|(finished, _)| finished != id));
-        left.sorted()
+        self.clients.retain(|(id, _)| output.finished.iter().all(|(finished, _)| finished != id));
+        output.sorted()
     }
 }
 
@@ -168,7 +168,7 @@ fn frame_to_wire(frame: &Frame) -> v1::WorkerFrame {
 }
 
 #[test]
-fn the_driver_sends_what_the_simulators_scheduler_commands() {
+fn driver_output_equals_the_commands_of_the_simulated_scheduler() {
     let profile = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/profiles/8b-h100.toml");
     let profile = Profile::parse(&std::fs::read_to_string(profile).unwrap()).unwrap();
     let kind = |task_type: &str, output_tokens| RequestKind {
@@ -185,23 +185,23 @@ fn the_driver_sends_what_the_simulators_scheduler_commands() {
         duration: std::time::Duration::from_secs(6),
         warm_up: std::time::Duration::from_secs(1),
     });
-    let mut world = World::new(&recording);
+    let mut harness = Harness::new(&recording);
     let (mut drafted, mut finished) = (0, 0);
     for (index, entry) in recording.entries.iter().enumerate() {
-        world.pass(entry.at, entry.event.clone());
-        let left = world.left();
-        assert_eq!(left, Left::of(&entry.commands), "event {index} at {:?}: {:?}", entry.at, entry.event);
+        harness.deliver(entry.at, entry.event.clone());
+        let output = harness.take_output();
+        assert_eq!(output, Output::of(&entry.commands), "event {index} at {:?}: {:?}", entry.at, entry.event);
         if matches!(entry.event, Event::Dispatch) {
-            world.driver.scheduler.next_wakeup();
+            harness.driver.scheduler.next_wakeup();
         }
-        drafted += left.tokens.iter().filter(|(_, ids)| ids.len() > 1).count();
-        finished += left.finished.len();
+        drafted += output.tokens.iter().filter(|(_, ids)| ids.len() > 1).count();
+        finished += output.finished.len();
     }
     assert!(drafted > 1_000 && finished > 50, "{drafted} spans of several tokens, {finished} requests");
 }
 
 #[test]
-fn a_request_that_is_not_sampled_hands_no_trace_on() {
+fn an_unsampled_request_propagates_no_trace() {
     use opentelemetry::trace::TracerProvider as _;
     use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
     use tracing_subscriber::layer::SubscriberExt as _;

@@ -24,7 +24,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     let slices = KSlices::eighths(cut, 32);
     parities.extend(kernels_agree(e, (scale.pick(9, 70), scale.pick(140, n)), &slices, 16)?);
     for owned in [0..4, 6..8, 3..4] {
-        parities.extend(kernels_agree(e, (9, 40), &slices.owned(owned).moved_to_zero(), 17)?);
+        parities.extend(kernels_agree(e, (9, 40), &slices.owned(owned).rebased(), 17)?);
     }
     Ok(parities)
 }

@@ -10,14 +10,14 @@ use crate::cuda::ops::concat_ranks;
 const EIGHT: &[(&str, &str)] = &[("OUTRIDER_HOST_DEVICES", "8")];
 
 /// A device and its exchange for each of `ranks` ranks.
-fn connected(driver: &HostDriver, ranks: usize, watchdog: Duration) -> (Vec<Rank>, Arc<Meeting>) {
-    let meeting = Arc::new(Meeting::new(ranks, watchdog));
+fn connected(driver: &HostDriver, ranks: usize, watchdog: Duration) -> (Vec<Rank>, Arc<RankBarrier>) {
+    let barrier = Arc::new(RankBarrier::new(ranks, watchdog));
     let open = |ordinal| CudaDevice::open(ordinal, Some(&driver.kernels)).unwrap();
     let mut devices: Vec<CudaDevice> = (0..ranks).map(open).collect();
     let library = Arc::new(NcclLibrary::load().unwrap());
-    let ends = connect(&mut devices, &library, &meeting).unwrap();
+    let ends = connect(&mut devices, &library, &barrier).unwrap();
     let ranks = devices.into_iter().zip(ends).map(|(device, end)| Rank { device, end }).collect();
-    (ranks, meeting)
+    (ranks, barrier)
 }
 
 struct Rank {
@@ -115,8 +115,8 @@ fn a_rank_that_never_comes_or_is_lost_ends_the_wait() {
     let name = "cuda::ranks::nccl::tests::a_rank_that_never_comes_or_is_lost_ends_the_wait";
     let Some(driver) = HostDriver::for_test_with(name, EIGHT) else { return };
     let first = |watchdog, lost: Option<&str>| {
-        let (mut ranks, meeting) = connected(&driver, 2, watchdog);
-        lost.into_iter().for_each(|reason| meeting.lose(1, reason.to_owned()));
+        let (mut ranks, barrier) = connected(&driver, 2, watchdog);
+        lost.into_iter().for_each(|reason| barrier.mark_lost(1, reason.to_owned()));
         let exchanged = ranks[0].exchange(&[4, 4], Readers::All, 8);
         let again = ranks[0].exchange(&[4, 4], Readers::All, 8).unwrap_err();
         (exchanged.unwrap_err().to_string(), again.to_string())

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::Body;
-use crate::api::exchange::refuse_fields;
+use crate::api::handler::refuse_fields;
 use crate::error::RouterError;
 use crate::request::Operation;
 
@@ -41,10 +41,10 @@ impl Body {
             ("kv_transfer_params", &self.kv_transfer_params),
         ];
         refuse_fields("", &fields, |field, value| match (field, operation) {
-            ("add_special_tokens", Operation::Completion) => says_on(value),
-            ("skip_special_tokens" | "add_generation_prompt" | "include_reasoning", _) => says_on(value),
+            ("add_special_tokens", Operation::Completion) => is_enabled(value),
+            ("skip_special_tokens" | "add_generation_prompt" | "include_reasoning", _) => is_enabled(value),
             ("length_penalty", _) => value.is_null() || value.as_f64() == Some(1.0),
-            _ => says_off(field, value),
+            _ => is_disabled(field, value),
         })?;
         let n = self.n.unwrap_or(1);
         match self.best_of {
@@ -59,8 +59,8 @@ impl Body {
     }
 
     /// Refuses fields of the other endpoint.
-    pub(super) fn refuse_foreign(&self, operation: Operation) -> Result<(), RouterError> {
-        let (fields, home) = match operation {
+    pub(super) fn refuse_other_endpoint(&self, operation: Operation) -> Result<(), RouterError> {
+        let (fields, endpoint) = match operation {
             Operation::Chat => (
                 vec![("prompt", self.prompt.is_some()), ("echo", self.echo == Some(true))],
                 "/v1/completions",
@@ -79,7 +79,7 @@ impl Body {
         match fields.into_iter().find(|(_, present)| *present) {
             Some((field, _)) => Err(RouterError::invalid(
                 field,
-                format!("{field} is a field of {home}, not of this endpoint"),
+                format!("{field} is a field of {endpoint}, not of this endpoint"),
             )),
             None => Ok(()),
         }
@@ -87,12 +87,12 @@ impl Body {
 }
 
 /// Whether a field that is on by default stays on.
-fn says_on(value: &Value) -> bool {
+fn is_enabled(value: &Value) -> bool {
     matches!(value, Value::Null | Value::Bool(true))
 }
 
 /// Whether the value of an unsupported field requests nothing.
-pub(super) fn says_off(field: &str, value: &Value) -> bool {
+pub(super) fn is_disabled(field: &str, value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::String(text) => {

@@ -4,23 +4,23 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use speculation::FinishReason;
 
-use super::body::{ResponseForm, function_call_id};
-use crate::api::answer::AnswerPart;
+use super::body::{ResponseOptions, function_call_id};
 use crate::api::functions::unique_part;
 use crate::api::openai::response::{ASSISTANT, MetricsBody};
+use crate::api::parsed_output::OutputPart;
 use crate::error::RouterError;
 use crate::pipeline::text_delta::ResponseInfo;
 use crate::request::Usage;
 
 /// Progress of a response.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Outcome<'a> {
+pub(super) enum ResponseState<'a> {
     /// More text will follow.
     Running,
     /// Complete, or cut off at its maximum length.
     Ended {
         /// Parts of the answer.
-        parts: &'a [AnswerPart],
+        parts: &'a [OutputPart],
         /// Finish reason.
         finish: FinishReason,
         /// Usage.
@@ -108,23 +108,23 @@ struct OutputDetails {
 
 impl<'a> Content<'a> {
     /// Returns the text of a part; `None` for a call.
-    pub(super) fn of(part: &'a AnswerPart) -> Option<Self> {
+    pub(super) fn from_part(part: &'a OutputPart) -> Option<Self> {
         match part {
-            AnswerPart::Text(text) => Some(Self::OutputText { text, annotations: [], logprobs: [] }),
-            AnswerPart::Reasoning(text) => Some(Self::ReasoningText { text }),
-            AnswerPart::Call { .. } => None,
+            OutputPart::Text(text) => Some(Self::OutputText { text, annotations: [], logprobs: [] }),
+            OutputPart::Reasoning(text) => Some(Self::ReasoningText { text }),
+            OutputPart::Call { .. } => None,
         }
     }
 }
 
 impl<'a> Item<'a> {
     /// Creates the item of a part from what is known so far.
-    pub(super) fn of(id: String, status: &'static str, response_id: &str, part: &'a AnswerPart) -> Self {
-        let content = Content::of(part).into_iter().collect();
+    pub(super) fn new(id: String, status: &'static str, response_id: &str, part: &'a OutputPart) -> Self {
+        let content = Content::from_part(part).into_iter().collect();
         match part {
-            AnswerPart::Text(_) => Self::Message { id, status, role: ASSISTANT, content },
-            AnswerPart::Reasoning(_) => Self::Reasoning { id, summary: [], content, status },
-            AnswerPart::Call { idx, call } => Self::FunctionCall {
+            OutputPart::Text(_) => Self::Message { id, status, role: ASSISTANT, content },
+            OutputPart::Reasoning(_) => Self::Reasoning { id, summary: [], content, status },
+            OutputPart::Call { idx, call } => Self::FunctionCall {
                 id,
                 call_id: function_call_id(response_id, *idx),
                 name: &call.name,
@@ -135,7 +135,7 @@ impl<'a> Item<'a> {
     }
 
     /// Returns the item at its beginning: without content, but with a call's name.
-    pub(super) fn begun(self) -> Self {
+    pub(super) fn in_progress(self) -> Self {
         match self {
             Self::Message { id, role, .. } => {
                 Self::Message { id, status: IN_PROGRESS, role, content: Vec::new() }
@@ -154,17 +154,17 @@ impl<'a> Item<'a> {
 const IN_PROGRESS: &str = "in_progress";
 
 /// Returns the id of the part at this index of the output.
-pub(super) fn item_id(response_id: &str, part: &AnswerPart, idx: usize) -> String {
+pub(super) fn item_id(response_id: &str, part: &OutputPart, idx: usize) -> String {
     let kind = match part {
-        AnswerPart::Text(_) => "msg",
-        AnswerPart::Reasoning(_) => "rs",
-        AnswerPart::Call { .. } => "fc",
+        OutputPart::Text(_) => "msg",
+        OutputPart::Reasoning(_) => "rs",
+        OutputPart::Call { .. } => "fc",
     };
     format!("{kind}_{}_{idx}", unique_part(response_id))
 }
 
 /// Returns the status of the part at this index: only the last one can be incomplete.
-pub(super) fn item_status(idx: usize, parts: &[AnswerPart], finish: Option<FinishReason>) -> &'static str {
+pub(super) fn item_status(idx: usize, parts: &[OutputPart], finish: Option<FinishReason>) -> &'static str {
     match finish {
         Some(finish) if idx + 1 == parts.len() => status_of(finish),
         _ => status_of(FinishReason::Stop),
@@ -172,21 +172,25 @@ pub(super) fn item_status(idx: usize, parts: &[AnswerPart], finish: Option<Finis
 }
 
 /// Creates all items of a complete answer.
-fn items<'a>(response_id: &str, parts: &'a [AnswerPart], finish: FinishReason) -> Vec<Item<'a>> {
+fn items<'a>(response_id: &str, parts: &'a [OutputPart], finish: FinishReason) -> Vec<Item<'a>> {
     let item = |(idx, part)| {
         let (id, status) = (item_id(response_id, part, idx), item_status(idx, parts, Some(finish)));
-        Item::of(id, status, response_id, part)
+        Item::new(id, status, response_id, part)
     };
     parts.iter().enumerate().map(item).collect()
 }
 
 impl<'a> ResponseObject<'a> {
     /// Creates the response of a request.
-    pub(super) fn of(form: &'a ResponseForm, info: &'a ResponseInfo, outcome: Outcome<'a>) -> Self {
-        let (status, output, usage) = match outcome {
-            Outcome::Running => (IN_PROGRESS, Vec::new(), None),
-            Outcome::Failed(_) => ("failed", Vec::new(), None),
-            Outcome::Ended { parts, finish, usage } => {
+    pub(super) fn new(
+        options: &'a ResponseOptions,
+        info: &'a ResponseInfo,
+        response_state: ResponseState<'a>,
+    ) -> Self {
+        let (status, output, usage) = match response_state {
+            ResponseState::Running => (IN_PROGRESS, Vec::new(), None),
+            ResponseState::Failed(_) => ("failed", Vec::new(), None),
+            ResponseState::Ended { parts, finish, usage } => {
                 (status_of(finish), items(&info.id, parts, finish), Some(usage))
             }
         };
@@ -197,30 +201,30 @@ impl<'a> ResponseObject<'a> {
             created_at: info.created,
             status,
             background: false,
-            error: if let Outcome::Failed(error) = outcome { Some(failed(error)) } else { None },
+            error: if let ResponseState::Failed(error) = response_state { Some(failed(error)) } else { None },
             incomplete_details: (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" })),
-            instructions: form.instructions.as_deref(),
-            max_output_tokens: form.max_output_tokens,
+            instructions: options.instructions.as_deref(),
+            max_output_tokens: options.max_output_tokens,
             max_tool_calls: None,
             model: &info.model,
             output,
-            parallel_tool_calls: form.parallel_tool_calls,
-            previous_response_id: form.previous_response_id.as_deref(),
+            parallel_tool_calls: options.parallel_tool_calls,
+            previous_response_id: options.previous_response_id.as_deref(),
             reasoning: json!({ "effort": null, "summary": null }),
-            store: form.store,
-            temperature: form.temperature,
-            text: json!({ "format": form.text_format }),
-            tool_choice: &form.tool_choice,
-            tools: &form.tools,
+            store: options.store,
+            temperature: options.temperature,
+            text: json!({ "format": options.text_format }),
+            tool_choice: &options.tool_choice,
+            tools: &options.tools,
             top_logprobs: 0,
-            top_p: form.top_p,
+            top_p: options.top_p,
             truncation: "disabled",
             usage: usage.map(ResponseUsage::from),
-            user: form.user.as_deref(),
-            metadata: &form.metadata,
+            user: options.user.as_deref(),
+            metadata: &options.metadata,
             system_fingerprint: &info.system_fingerprint,
             seed: info.seed as i64,
-            metrics: usage.and_then(MetricsBody::of),
+            metrics: usage.and_then(MetricsBody::from_usage),
         }
     }
 

@@ -6,17 +6,17 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use super::input::read_item;
-use crate::api::answer::AnswerPart;
-use crate::api::exchange::refuse_fields;
-use crate::api::functions::{ToolShape, call_id};
+use crate::api::conversation::ConversationBuilder;
+use crate::api::functions::{ToolFormat, call_id};
+use crate::api::handler::refuse_fields;
 use crate::api::openai::body::Speculation;
 use crate::api::openai::shapes::{Object, Stops};
 use crate::api::openai::structured::TextFormat;
-use crate::api::turns::Turns;
+use crate::api::parsed_output::OutputPart;
 use crate::error::RouterError;
 use crate::pipeline::response_store::{ResponseStore, StoredResponse};
-use crate::request::SentRequest;
-use crate::request::sent::{FieldNames, SentPrompt, SentSampling};
+use crate::request::RawRequest;
+use crate::request::raw::{FieldNames, RawPrompt, RawSampling};
 use text::ConversationMessage;
 
 /// A request body.
@@ -91,7 +91,7 @@ struct TextConfig {
 
 /// Properties of the request that the response depends on.
 #[derive(Debug)]
-pub(super) struct ResponseForm {
+pub(super) struct ResponseOptions {
     pub(super) stream: bool,
     pub(super) store: bool,
     pub(super) instructions: Option<String>,
@@ -112,15 +112,15 @@ pub(super) struct ResponseForm {
     conversation: Vec<ConversationMessage>,
 }
 
-impl ResponseForm {
+impl ResponseOptions {
     /// Stores a complete response, unless the client opted out.
-    pub(super) fn store(&self, responses: &ResponseStore, id: &str, parts: &[AnswerPart], json: &str) {
+    pub(super) fn store(&self, responses: &ResponseStore, id: &str, parts: &[OutputPart], json: &str) {
         if !self.store {
             return;
         }
-        let mut turns = Turns::after(self.conversation.clone());
-        turns.answered(parts, |call| function_call_id(id, call));
-        let stored = StoredResponse { conversation: turns.into_messages(), json: json.to_owned() };
+        let mut builder = ConversationBuilder::continuing(self.conversation.clone());
+        builder.push_output(parts, |call| function_call_id(id, call));
+        let stored = StoredResponse { conversation: builder.into_messages(), json: json.to_owned() };
         responses.put(self.isolation_key, id, stored);
     }
 }
@@ -132,12 +132,12 @@ pub(super) fn function_call_id(response_id: &str, call: u32) -> String {
 
 impl Body {
     /// Converts the body to the common request, which continues the `earlier` messages.
-    pub(super) fn into_sent(
+    pub(super) fn into_request(
         self,
         earlier: Vec<ConversationMessage>,
         isolation_key: u64,
         header_task_type: Option<String>,
-    ) -> Result<(SentRequest, ResponseForm), RouterError> {
+    ) -> Result<(RawRequest, ResponseOptions), RouterError> {
         self.refuse_unsupported()?;
         let conversation = read_input(self.input, earlier)?;
         let text_format = read_text(self.text)?;
@@ -145,23 +145,23 @@ impl Body {
             .map_err(|error| RouterError::invalid("text.format", format!("text.format: {error}")))?;
         let tool_choice = self.tool_choice.unwrap_or_else(|| json!("auto"));
         let tools = self.tools.unwrap_or_default();
-        let choice = ToolShape::Flat.read_choice(Some(&tool_choice))?;
-        let mut read = ToolShape::Flat.read(tools.clone(), choice, self.parallel_tool_calls)?;
+        let choice = ToolFormat::Flat.parse_choice(Some(&tool_choice))?;
+        let mut parsed_tools = ToolFormat::Flat.parse(tools.clone(), choice, self.parallel_tool_calls)?;
         let mut template_kwargs = Map::new();
-        read.tell(&mut template_kwargs);
+        parsed_tools.set_template_tools(&mut template_kwargs);
         // Instructions apply to this response only; later ones do not inherit them.
         let mut messages: Vec<ConversationMessage> =
             self.instructions.iter().map(|text| ConversationMessage::new("system", text.clone())).collect();
         messages.extend_from_slice(&conversation);
-        let sent = SentRequest {
+        let raw_request = RawRequest {
             model: self.model,
-            prompts: vec![SentPrompt::Chat { messages, template_kwargs }],
-            sampling: SentSampling {
+            prompts: vec![RawPrompt::Chat { messages, template_kwargs }],
+            sampling: RawSampling {
                 temperature: self.temperature,
                 top_p: self.top_p,
                 top_k: self.top_k,
                 min_p: self.min_p,
-                ..SentSampling::default()
+                ..RawSampling::default()
             },
             max_tokens: self.max_output_tokens,
             seed: self.seed,
@@ -169,19 +169,19 @@ impl Body {
             ignore_eos: self.ignore_eos.unwrap_or(false),
             priority: self.priority,
             task_type: self.task_type.or(header_task_type),
-            speculation: self.speculation.map(|Object(sent)| sent.into()).unwrap_or_default(),
-            tools: read.sent.clone(),
+            speculation: self.speculation.map(|Object(speculation)| speculation.into()).unwrap_or_default(),
+            tools: parsed_tools.raw.clone(),
             grammar: grammar.into_grammar()?,
-            keep_out_of_log: self.store == Some(false),
+            exclude_from_log: self.store == Some(false),
             names: FieldNames {
                 max_tokens: "max_output_tokens",
                 logprobs: "top_logprobs",
                 prompt: "input",
-                tool_name: ToolShape::Flat.name_path(),
+                tool_name: ToolFormat::Flat.name_path(),
             },
-            ..SentRequest::default()
+            ..RawRequest::default()
         };
-        let form = ResponseForm {
+        let options = ResponseOptions {
             stream: self.stream == Some(true),
             store: self.store != Some(false),
             instructions: self.instructions,
@@ -191,14 +191,14 @@ impl Body {
             top_p: self.top_p.unwrap_or(1.0),
             metadata: self.metadata.unwrap_or_default(),
             user: self.user,
-            parallel_tool_calls: read.sent.parallel,
+            parallel_tool_calls: parsed_tools.raw.parallel,
             tools,
             tool_choice,
             text_format,
             isolation_key,
             conversation,
         };
-        Ok((sent, form))
+        Ok((raw_request, options))
     }
 
     /// Refuses unsupported fields that would change the answer.
@@ -217,7 +217,7 @@ impl Body {
                 ("context_management", &self.context_management),
                 ("moderation", &self.moderation),
             ],
-            says_off,
+            is_disabled,
         )
     }
 }
@@ -227,21 +227,21 @@ fn read_input(
     input: Option<Input>,
     earlier: Vec<ConversationMessage>,
 ) -> Result<Vec<ConversationMessage>, RouterError> {
-    let mut turns = Turns::after(earlier);
+    let mut builder = ConversationBuilder::continuing(earlier);
     match input {
         None => return Err(RouterError::invalid("input", "input is required")),
-        Some(Input::Text(text)) => turns.say("user", text),
+        Some(Input::Text(text)) => builder.push_message("user", text),
         Some(Input::Items(items)) => {
             for (idx, item) in items.iter().enumerate() {
-                read_item(idx, item, &mut turns)?;
+                read_item(idx, item, &mut builder)?;
             }
         }
     }
-    Ok(turns.into_messages())
+    Ok(builder.into_messages())
 }
 
 /// Whether the value of an unsupported field requests nothing.
-fn says_off(field: &str, value: &Value) -> bool {
+fn is_disabled(field: &str, value: &Value) -> bool {
     match (field, value) {
         (_, Value::Null | Value::Bool(false)) => true,
         (_, Value::Array(items)) => items.is_empty(),

@@ -4,10 +4,10 @@
 use serde::Serialize;
 use speculation::FinishReason;
 
-use super::answer::{Content, Item, Outcome, ResponseObject, item_id, item_status};
-use super::body::ResponseForm;
-use crate::api::answer::{Answer, AnswerPart, Change};
-use crate::api::sse::{Events, named_event};
+use super::answer::{Content, Item, ResponseObject, ResponseState, item_id, item_status};
+use super::body::ResponseOptions;
+use crate::api::parsed_output::{OutputPart, ParsedOutput, PartEvent};
+use crate::api::sse::{EventEncoder, write_named_event};
 use crate::error::RouterError;
 use crate::pipeline::response_store::ResponseStore;
 use crate::pipeline::text_delta::{ResponseInfo, TextDelta};
@@ -15,17 +15,17 @@ use crate::pipeline::text_stream::TextStream;
 
 /// Writes the events of one response.
 pub(super) struct ResponseEvents {
-    form: ResponseForm,
+    options: ResponseOptions,
     responses: ResponseStore,
     response_id: String,
-    answer: Answer,
+    output: ParsedOutput,
     finish: Option<FinishReason>,
     sequence_number: u64,
 }
 
 /// Fields common to all events.
 #[derive(Serialize)]
-struct Numbered<'a, T> {
+struct SequencedEvent<'a, T> {
     r#type: &'a str,
     sequence_number: u64,
     #[serde(flatten)]
@@ -33,19 +33,19 @@ struct Numbered<'a, T> {
 }
 
 #[derive(Serialize)]
-struct OfResponse<'a> {
+struct ResponseEvent<'a> {
     response: ResponseObject<'a>,
 }
 
 #[derive(Serialize)]
-struct OfItem<'a> {
+struct ItemEvent<'a> {
     output_index: usize,
     item: Item<'a>,
 }
 
 /// Event about the content of an item: its position, and one of the other fields.
 #[derive(Serialize, Default)]
-struct Inside<'a> {
+struct ContentEvent<'a> {
     item_id: &'a str,
     output_index: usize,
     /// Only for texts; an item has one.
@@ -66,108 +66,117 @@ struct Inside<'a> {
 }
 
 impl ResponseEvents {
-    pub(super) fn new(form: ResponseForm, responses: ResponseStore, info: &ResponseInfo) -> Self {
-        let (response_id, answer) = (info.id.clone(), Answer::new(&info.output));
-        Self { form, responses, response_id, answer, finish: None, sequence_number: 0 }
+    pub(super) fn new(options: ResponseOptions, responses: ResponseStore, info: &ResponseInfo) -> Self {
+        let (response_id, output) = (info.id.clone(), ParsedOutput::new(&info.output));
+        Self { options, responses, response_id, output, finish: None, sequence_number: 0 }
     }
 
     /// Appends the events of a change.
-    fn show(&mut self, change: &Change, events: &mut Vec<u8>) {
-        let (Change::Began(idx) | Change::Grew(idx, _) | Change::Ended(idx)) = *change;
-        let (parts, number) = (self.answer.parts(), &mut self.sequence_number);
+    fn write_part_event(&mut self, part_event: &PartEvent, events: &mut Vec<u8>) {
+        let (PartEvent::Started(idx) | PartEvent::Delta(idx, _) | PartEvent::Done(idx)) = *part_event;
+        let (parts, number) = (self.output.parts(), &mut self.sequence_number);
         let part = &parts[idx];
         let id = item_id(&self.response_id, part, idx);
-        let is_text = !matches!(part, AnswerPart::Call { .. });
-        let at = || Inside {
+        let is_text = !matches!(part, OutputPart::Call { .. });
+        let base_event = || ContentEvent {
             item_id: &id,
             output_index: idx,
             content_index: is_text.then_some(0),
-            ..Inside::default()
+            ..ContentEvent::default()
         };
-        let item = |status| Item::of(id.clone(), status, &self.response_id, part);
-        let logprobs = matches!(part, AnswerPart::Text(_)).then_some([]);
-        match change {
-            Change::Began(_) => {
-                let item = OfItem { output_index: idx, item: item("").begun() };
+        let item = |status| Item::new(id.clone(), status, &self.response_id, part);
+        let logprobs = matches!(part, OutputPart::Text(_)).then_some([]);
+        match part_event {
+            PartEvent::Started(_) => {
+                let item = ItemEvent { output_index: idx, item: item("").in_progress() };
                 write(number, "response.output_item.added", item, events);
                 if is_text {
-                    let empty = part.emptied();
-                    let inside = Inside { part: Content::of(&empty), ..at() };
-                    write(number, "response.content_part.added", inside, events);
+                    let empty = part.without_content();
+                    let content_event = ContentEvent { part: Content::from_part(&empty), ..base_event() };
+                    write(number, "response.content_part.added", content_event, events);
                 }
             }
-            Change::Grew(_, more) => {
-                let inside = Inside { delta: Some(more), logprobs, ..at() };
-                write(number, &format!("response.{}.delta", kind(part)), inside, events);
+            PartEvent::Delta(_, more) => {
+                let content_event = ContentEvent { delta: Some(more), logprobs, ..base_event() };
+                write(number, &format!("response.{}.delta", kind(part)), content_event, events);
             }
-            Change::Ended(_) => {
+            PartEvent::Done(_) => {
                 let whole = match part {
-                    AnswerPart::Text(text) | AnswerPart::Reasoning(text) => {
-                        Inside { text: Some(text), logprobs, ..at() }
+                    OutputPart::Text(text) | OutputPart::Reasoning(text) => {
+                        ContentEvent { text: Some(text), logprobs, ..base_event() }
                     }
-                    AnswerPart::Call { call, .. } => {
-                        Inside { name: Some(&call.name), arguments: Some(&call.arguments), ..at() }
-                    }
+                    OutputPart::Call { call, .. } => ContentEvent {
+                        name: Some(&call.name),
+                        arguments: Some(&call.arguments),
+                        ..base_event()
+                    },
                 };
                 write(number, &format!("response.{}.done", kind(part)), whole, events);
                 if is_text {
-                    let inside = Inside { part: Content::of(part), ..at() };
-                    write(number, "response.content_part.done", inside, events);
+                    let content_event = ContentEvent { part: Content::from_part(part), ..base_event() };
+                    write(number, "response.content_part.done", content_event, events);
                 }
                 let item = item(item_status(idx, parts, self.finish));
-                write(number, "response.output_item.done", OfItem { output_index: idx, item }, events);
+                write(number, "response.output_item.done", ItemEvent { output_index: idx, item }, events);
             }
         }
     }
 }
 
 /// Name of a part's content in event names.
-fn kind(part: &AnswerPart) -> &'static str {
+fn kind(part: &OutputPart) -> &'static str {
     match part {
-        AnswerPart::Text(_) => "output_text",
-        AnswerPart::Reasoning(_) => "reasoning_text",
-        AnswerPart::Call { .. } => "function_call_arguments",
+        OutputPart::Text(_) => "output_text",
+        OutputPart::Reasoning(_) => "reasoning_text",
+        OutputPart::Call { .. } => "function_call_arguments",
     }
 }
 
 fn write<T: Serialize>(sequence_number: &mut u64, name: &str, rest: T, events: &mut Vec<u8>) {
-    named_event(name, &Numbered { r#type: name, sequence_number: *sequence_number, rest }, events);
+    write_named_event(
+        name,
+        &SequencedEvent { r#type: name, sequence_number: *sequence_number, rest },
+        events,
+    );
     *sequence_number += 1;
 }
 
-impl Events for ResponseEvents {
-    fn begin(&mut self, text: &TextStream, events: &mut Vec<u8>) {
+impl EventEncoder for ResponseEvents {
+    fn on_start(&mut self, text: &TextStream, events: &mut Vec<u8>) {
         for name in ["response.created", "response.in_progress"] {
-            let response = ResponseObject::of(&self.form, text.info(), Outcome::Running);
-            write(&mut self.sequence_number, name, OfResponse { response }, events);
+            let response = ResponseObject::new(&self.options, text.info(), ResponseState::Running);
+            write(&mut self.sequence_number, name, ResponseEvent { response }, events);
         }
     }
 
-    fn piece(&mut self, _text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
+    fn on_delta(&mut self, _text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
         self.finish = self.finish.or(delta.finish);
-        for change in self.answer.read(&delta.text, delta.finish.is_some()) {
-            self.show(&change, events);
+        for part_event in self.output.push(&delta.text, delta.finish.is_some()) {
+            self.write_part_event(&part_event, events);
         }
     }
 
-    fn end(&mut self, text: &TextStream, events: &mut Vec<u8>) {
+    fn on_end(&mut self, text: &TextStream, events: &mut Vec<u8>) {
         let Some(finish) = self.finish else {
             let error = RouterError::Internal("the stream ended before its choice finished".into());
-            return self.fail(text, &error, events);
+            return self.on_error(text, &error, events);
         };
-        let (parts, usage) = (self.answer.parts(), text.usage());
-        let response =
-            ResponseObject::of(&self.form, text.info(), Outcome::Ended { parts, finish, usage: &usage });
-        self.form.store(&self.responses, &self.response_id, parts, &response.to_json());
+        let (parts, usage) = (self.output.parts(), text.usage());
+        let response = ResponseObject::new(
+            &self.options,
+            text.info(),
+            ResponseState::Ended { parts, finish, usage: &usage },
+        );
+        self.options.store(&self.responses, &self.response_id, parts, &response.to_json());
         let name = match finish {
             FinishReason::Stop => "response.completed",
             FinishReason::Length => "response.incomplete",
         };
-        write(&mut self.sequence_number, name, OfResponse { response }, events);
+        write(&mut self.sequence_number, name, ResponseEvent { response }, events);
     }
 
-    fn fail(&mut self, text: &TextStream, error: &RouterError, events: &mut Vec<u8>) {
-        let response = ResponseObject::of(&self.form, text.info(), Outcome::Failed(error));
-        write(&mut self.sequence_number, "response.failed", OfResponse { response }, events);
+    fn on_error(&mut self, text: &TextStream, error: &RouterError, events: &mut Vec<u8>) {
+        let response = ResponseObject::new(&self.options, text.info(), ResponseState::Failed(error));
+        write(&mut self.sequence_number, "response.failed", ResponseEvent { response }, events);
     }
 }

@@ -3,8 +3,8 @@
 
 use serde_json::{Map, Value};
 
-use crate::api::functions::read_arguments;
-use crate::api::turns::Turns;
+use crate::api::conversation::ConversationBuilder;
+use crate::api::functions::parse_arguments;
 use crate::error::RouterError;
 
 /// One item, with its path for messages.
@@ -17,14 +17,14 @@ struct Item<'a> {
 pub(super) fn read_item(
     idx: usize,
     fields: &Map<String, Value>,
-    turns: &mut Turns,
+    builder: &mut ConversationBuilder,
 ) -> Result<(), RouterError> {
     let item = Item { path: format!("input[{idx}]"), fields };
     match fields.get("type").and_then(Value::as_str).unwrap_or("message") {
-        "message" => item.message(turns),
-        "function_call" => item.call(turns),
-        "function_call_output" => item.output(turns),
-        "reasoning" => item.thought(turns),
+        "message" => item.message(builder),
+        "function_call" => item.call(builder),
+        "function_call_output" => item.output(builder),
+        "reasoning" => item.reasoning(builder),
         other => {
             let path = item.path;
             let expected = "message, function_call, function_call_output or reasoning";
@@ -35,53 +35,53 @@ pub(super) fn read_item(
 }
 
 impl Item<'_> {
-    fn message(&self, turns: &mut Turns) -> Result<(), RouterError> {
-        self.knows(&["role", "content", "phase"])?;
+    fn message(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
+        self.check_fields(&["role", "content", "phase"])?;
         let role = self.text("role")?;
         if !["system", "developer", "user", "assistant"].contains(&role) {
             let expected = format!("one of system, developer, user, assistant, not `{role}`");
-            return Err(self.wrong("role", &expected));
+            return Err(self.invalid("role", &expected));
         }
         // Templates expect the older name of this role.
         let role = if role == "developer" { "system" } else { role };
         let content = self.content("content", &["input_text", "output_text", "text"])?;
-        turns.say(role, content);
+        builder.push_message(role, content);
         Ok(())
     }
 
-    fn call(&self, turns: &mut Turns) -> Result<(), RouterError> {
-        self.knows(&["call_id", "name", "arguments"])?;
+    fn call(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
+        self.check_fields(&["call_id", "name", "arguments"])?;
         let arguments = self.fields.get("arguments").unwrap_or(&Value::Null);
-        let arguments = read_arguments(&format!("{}.arguments", self.path), arguments)?;
-        turns.call(self.text("call_id")?, self.text("name")?, arguments);
+        let arguments = parse_arguments(&format!("{}.arguments", self.path), arguments)?;
+        builder.push_tool_call(self.text("call_id")?, self.text("name")?, arguments);
         Ok(())
     }
 
-    fn output(&self, turns: &mut Turns) -> Result<(), RouterError> {
-        self.knows(&["call_id", "output"])?;
+    fn output(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
+        self.check_fields(&["call_id", "output"])?;
         let output = self.content("output", &["input_text", "output_text", "text"])?;
-        turns.answer(&format!("{}.call_id", self.path), self.text("call_id")?, output)
+        builder.push_tool_result(&format!("{}.call_id", self.path), self.text("call_id")?, output)
     }
 
     /// Appends reasoning. The summary is ignored, because it is not the model's own reasoning.
-    fn thought(&self, turns: &mut Turns) -> Result<(), RouterError> {
-        self.knows(&["content", "summary", "encrypted_content"])?;
+    fn reasoning(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
+        self.check_fields(&["content", "summary", "encrypted_content"])?;
         if self.fields.get("content").is_some_and(|content| !content.is_null()) {
-            turns.think(self.content("content", &["reasoning_text"])?);
+            builder.push_reasoning(self.content("content", &["reasoning_text"])?);
         }
         Ok(())
     }
 
-    /// Refuses fields that are neither in `known`, nor common to all items, nor null.
-    fn knows(&self, known: &[&str]) -> Result<(), RouterError> {
-        let is_known = |name: &str| known.contains(&name) || ["type", "id", "status"].contains(&name);
-        let unknown = self.fields.iter().find(|(name, value)| !is_known(name) && !value.is_null());
+    /// Refuses fields that are neither in `allowed`, nor common to all items, nor null.
+    fn check_fields(&self, allowed: &[&str]) -> Result<(), RouterError> {
+        let is_allowed = |name: &str| allowed.contains(&name) || ["type", "id", "status"].contains(&name);
+        let unknown = self.fields.iter().find(|(name, value)| !is_allowed(name) && !value.is_null());
         let Some((name, _)) = unknown else { return Ok(()) };
         let path = format!("{}.{name}", self.path);
         Err(RouterError::invalid(&path, format!("{path} is not a field of this endpoint")))
     }
 
-    fn wrong(&self, field: &str, expected: &str) -> RouterError {
+    fn invalid(&self, field: &str, expected: &str) -> RouterError {
         let path = format!("{}.{field}", self.path);
         RouterError::invalid(&path, format!("{path} must be {expected}"))
     }
@@ -91,7 +91,7 @@ impl Item<'_> {
         match self.fields.get(field) {
             Some(Value::String(text)) => Ok(text),
             None | Some(Value::Null) => Err(RouterError::invalid(path(), format!("{} is required", path()))),
-            Some(_) => Err(self.wrong(field, "a string")),
+            Some(_) => Err(self.invalid(field, "a string")),
         }
     }
 
@@ -100,7 +100,7 @@ impl Item<'_> {
         let parts = match self.fields.get(field) {
             Some(Value::String(text)) => return Ok(text.clone()),
             Some(Value::Array(parts)) => parts,
-            _ => return Err(self.wrong(field, "a string or a list of text parts")),
+            _ => return Err(self.invalid(field, "a string or a list of text parts")),
         };
         let mut texts = Vec::with_capacity(parts.len());
         for (idx, part) in parts.iter().enumerate() {
@@ -109,7 +109,7 @@ impl Item<'_> {
                 Some(text) if kinds.contains(&kind) => texts.push(text),
                 _ => {
                     let expected = format!("a text part, not one of type `{kind}`");
-                    return Err(self.wrong(&format!("{field}[{idx}]"), &expected));
+                    return Err(self.invalid(&format!("{field}[{idx}]"), &expected));
                 }
             }
         }

@@ -13,22 +13,22 @@ use axum::response::{IntoResponse, Json, Response};
 use http::HeaderMap;
 use serde_json::json;
 
-use self::answer::{Outcome, ResponseObject};
-use self::body::{Body, ResponseForm};
+use self::answer::{ResponseObject, ResponseState};
+use self::body::{Body, ResponseOptions};
 use self::events::ResponseEvents;
 use super::error::ErrorBody;
-use crate::api::answer::Answer;
-use crate::api::exchange::{Asked, Dialect, collect, exchange, json_response};
+use crate::api::handler::{ApiFormat, BodyContext, collect_text, handle_request, json_response};
 use crate::api::incoming::authenticate;
+use crate::api::parsed_output::ParsedOutput;
 use crate::api::sse;
 use crate::error::RouterError;
 use crate::pipeline::AppState;
 use crate::pipeline::text_stream::TextStream;
-use crate::request::{Operation, SentRequest};
+use crate::request::{Operation, RawRequest};
 
 /// `POST /v1/responses`.
 pub(in crate::api) async fn create(State(state): State<AppState>, request: Request) -> Response {
-    exchange(state, Responses, request).await
+    handle_request(state, Responses, request).await
 }
 
 /// `GET /v1/responses/{id}`.
@@ -59,14 +59,14 @@ pub(in crate::api) async fn delete(
 fn not_found(param: &'static str, id: &str) -> RouterError {
     let message =
         format!("the response `{id}` is not stored here: it was never stored, or it was deleted or evicted");
-    RouterError::NotStored { message, param }
+    RouterError::ResponseNotFound { message, param }
 }
 
 struct Responses;
 
-impl Dialect for Responses {
+impl ApiFormat for Responses {
     type Body = Body;
-    type Form = ResponseForm;
+    type Options = ResponseOptions;
 
     fn operation(&self) -> Operation {
         Operation::Chat
@@ -76,8 +76,12 @@ impl Dialect for Responses {
         "resp_"
     }
 
-    fn read(&self, body: Body, asked: Asked<'_>) -> Result<(SentRequest, ResponseForm), RouterError> {
-        let Asked { state, caller, task_type } = asked;
+    fn parse(
+        &self,
+        body: Body,
+        context: BodyContext<'_>,
+    ) -> Result<(RawRequest, ResponseOptions), RouterError> {
+        let BodyContext { state, caller, task_type } = context;
         let isolation_key = caller.isolation_key;
         let earlier = match body.previous_response_id.as_deref() {
             None => Vec::new(),
@@ -86,29 +90,29 @@ impl Dialect for Responses {
                 stored.ok_or_else(|| not_found("previous_response_id", id))?.conversation.clone()
             }
         };
-        body.into_sent(earlier, isolation_key, task_type)
+        body.into_request(earlier, isolation_key, task_type)
     }
 
     async fn respond(
         &self,
         state: &AppState,
         mut text: TextStream,
-        form: ResponseForm,
+        options: ResponseOptions,
     ) -> Result<Response, RouterError> {
-        if form.stream {
-            let writer = ResponseEvents::new(form, state.responses.clone(), text.info());
+        if options.stream {
+            let writer = ResponseEvents::new(options, state.responses.clone(), text.info());
             return Ok(sse::respond(text, writer, state.keep_alive));
         }
-        let (said, finish, _hold) = collect(state, &mut text).await?;
+        let (output_text, finish, _reservation) = collect_text(state, &mut text).await?;
         let usage = text.usage();
-        let answer = Answer::whole(&text.info().output, &said);
-        let outcome = Outcome::Ended { parts: answer.parts(), finish, usage: &usage };
-        let json = ResponseObject::of(&form, text.info(), outcome).to_json();
-        form.store(&state.responses, &text.info().id, answer.parts(), &json);
+        let output = ParsedOutput::parse(&text.info().output, &output_text);
+        let response_state = ResponseState::Ended { parts: output.parts(), finish, usage: &usage };
+        let json = ResponseObject::new(&options, text.info(), response_state).to_json();
+        options.store(&state.responses, &text.info().id, output.parts(), &json);
         Ok(json_response(json))
     }
 
-    fn refuse(&self, error: &RouterError) -> Response {
+    fn error_response(&self, error: &RouterError) -> Response {
         ErrorBody::respond(error)
     }
 }

@@ -6,21 +6,21 @@ use http::{HeaderValue, header};
 use serde::Serialize;
 use speculation::FinishReason;
 
-use super::body::AnswerForm;
-use super::chunk::{json, with_calls};
+use super::body::CompletionOptions;
+use super::chunk::{finish_reason_with_calls, json};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::response::{AssistantMessage, ChatChoice, CompletionChoice, Envelope};
-use super::tools::{ChoiceReader, MessageParts};
+use super::tools::{ChoiceParser, MessageParts};
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
-use crate::pipeline::answer_memory::AnswerHold;
+use crate::pipeline::response_memory::MemoryReservation;
 use crate::pipeline::text_stream::TextStream;
 use crate::request::Operation;
-use crate::request::span::finish_word;
+use crate::request::span::finish_reason_name;
 
 /// One complete choice.
 #[derive(Debug, Default)]
-struct Collected {
+struct CompletedChoice {
     text: String,
     /// Kept only if log probabilities are requested.
     tokens: Vec<OutputToken>,
@@ -32,12 +32,12 @@ const TOKEN_BYTES: usize = 96;
 const TOP_TOKEN_BYTES: usize = 80;
 
 /// The response body, with the memory reserved for it.
-struct HeldAnswer {
+struct BufferedResponse {
     json: String,
-    _hold: AnswerHold,
+    _reservation: MemoryReservation,
 }
 
-impl AsRef<[u8]> for HeldAnswer {
+impl AsRef<[u8]> for BufferedResponse {
     fn as_ref(&self) -> &[u8] {
         self.json.as_bytes()
     }
@@ -45,15 +45,16 @@ impl AsRef<[u8]> for HeldAnswer {
 
 pub(super) async fn respond(
     mut text: TextStream,
-    (operation, form): (Operation, AnswerForm),
-    mut hold: AnswerHold,
+    (operation, options): (Operation, CompletionOptions),
+    mut reservation: MemoryReservation,
 ) -> Result<Response, RouterError> {
-    let mut choices: Vec<Collected> = Vec::new();
-    choices.resize_with(text.info().num_choices as usize, Collected::default);
+    let mut choices: Vec<CompletedChoice> = Vec::new();
+    choices.resize_with(text.info().num_choices as usize, CompletedChoice::default);
     let keeps_tokens = text.info().logprobs;
     while let Some(delta) = text.next().await {
         let delta = delta?;
-        hold.grow(delta.text.len() + if keeps_tokens { json_bytes(&delta.tokens) } else { 0 })
+        reservation
+            .grow(delta.text.len() + if keeps_tokens { json_bytes(&delta.tokens) } else { 0 })
             .inspect_err(|error| text.fail(error))?;
         let choice = &mut choices[delta.choice as usize];
         choice.text.push_str(&delta.text);
@@ -63,10 +64,10 @@ pub(super) async fn respond(
         choice.finish = choice.finish.or(delta.finish);
     }
     let json = match operation {
-        Operation::Chat => chat(&text, choices, form)?,
-        Operation::Completion => completion(&text, choices, form)?,
+        Operation::Chat => chat(&text, choices, options)?,
+        Operation::Completion => completion(&text, choices, options)?,
     };
-    let body = Body::from(Bytes::from_owner(HeldAnswer { json, _hold: hold }));
+    let body = Body::from(Bytes::from_owner(BufferedResponse { json, _reservation: reservation }));
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
 }
 
@@ -75,52 +76,60 @@ fn json_bytes(tokens: &[OutputToken]) -> usize {
     tokens.iter().map(|token| TOKEN_BYTES + TOP_TOKEN_BYTES * top(token)).sum()
 }
 
-fn chat(text: &TextStream, choices: Vec<Collected>, form: AnswerForm) -> Result<String, RouterError> {
+fn chat(
+    text: &TextStream,
+    choices: Vec<CompletedChoice>,
+    options: CompletionOptions,
+) -> Result<String, RouterError> {
     let (info, vocabulary) = (text.info(), text.model().vocabulary());
-    let mut readers = ChoiceReader::all(info);
-    let choice = |(index, choice): (usize, Collected)| {
+    let mut parsers = ChoiceParser::all(info);
+    let choice = |(index, choice): (usize, CompletedChoice)| {
         let finish_reason = finish_reason(&choice)?;
-        let parts = match readers.get_mut(index) {
-            Some(reader) => MessageParts::of(reader.read(&choice.text, true)),
+        let parts = match parsers.get_mut(index) {
+            Some(parser) => MessageParts::from_deltas(parser.push(&choice.text, true)),
             None => MessageParts { content: choice.text, ..MessageParts::default() },
         };
         Ok(ChatChoice {
             index: index as u32,
-            logprobs: info.logprobs.then(|| ChatLogprobs::of(vocabulary, &choice.tokens)),
-            finish_reason: with_calls(finish_reason, !parts.calls.is_empty()),
+            logprobs: info.logprobs.then(|| ChatLogprobs::new(vocabulary, &choice.tokens)),
+            finish_reason: finish_reason_with_calls(finish_reason, !parts.calls.is_empty()),
             message: AssistantMessage::new(parts),
         })
     };
     let choices: Result<Vec<_>, RouterError> = choices.into_iter().enumerate().map(choice).collect();
-    Ok(json(&with_totals(Envelope::new(info, "chat.completion", choices?), text, form)))
+    Ok(json(&with_totals(Envelope::new(info, "chat.completion", choices?), text, options)))
 }
 
-fn completion(text: &TextStream, choices: Vec<Collected>, form: AnswerForm) -> Result<String, RouterError> {
+fn completion(
+    text: &TextStream,
+    choices: Vec<CompletedChoice>,
+    options: CompletionOptions,
+) -> Result<String, RouterError> {
     let (info, vocabulary) = (text.info(), text.model().vocabulary());
-    let choice = |(index, choice): (usize, Collected)| {
+    let choice = |(index, choice): (usize, CompletedChoice)| {
         Ok(CompletionChoice {
             index: index as u32,
-            logprobs: info.logprobs.then(|| CompletionLogprobs::of(vocabulary, &choice.tokens)),
+            logprobs: info.logprobs.then(|| CompletionLogprobs::new(vocabulary, &choice.tokens)),
             finish_reason: Some(finish_reason(&choice)?),
             text: choice.text,
             speculation: None,
         })
     };
     let choices: Result<Vec<_>, RouterError> = choices.into_iter().enumerate().map(choice).collect();
-    Ok(json(&with_totals(Envelope::new(info, "text_completion", choices?), text, form)))
+    Ok(json(&with_totals(Envelope::new(info, "text_completion", choices?), text, options)))
 }
 
 fn with_totals<'a, C: Serialize>(
-    answer: Envelope<'a, C>,
+    envelope: Envelope<'a, C>,
     text: &TextStream,
-    form: AnswerForm,
+    options: CompletionOptions,
 ) -> Envelope<'a, C> {
     let usage = text.usage();
-    let answer = answer.with_usage(Some(&usage));
-    if form.timings { answer.with_timings(&usage, text.times()) } else { answer }
+    let envelope = envelope.with_usage(Some(&usage));
+    if options.timings { envelope.with_timings(&usage, text.timings()) } else { envelope }
 }
 
-fn finish_reason(choice: &Collected) -> Result<&'static str, RouterError> {
+fn finish_reason(choice: &CompletedChoice) -> Result<&'static str, RouterError> {
     let unfinished = || RouterError::Internal("the stream ended before its choice finished".into());
-    choice.finish.map(finish_word).ok_or_else(unfinished)
+    choice.finish.map(finish_reason_name).ok_or_else(unfinished)
 }

@@ -1,6 +1,6 @@
 //! Measures the throughput of forwards under CPU contention.
 //!
-//!     cargo run -p outrider-engine --example crowd -- CONFIG.json [FORMAT] [THREADS] [ROWS] [ROUNDS]
+//!     cargo run -p outrider-engine --example contention -- CONFIG.json [FORMAT] [THREADS] [ROWS] [ROUNDS]
 //!
 //! Uses random weights of the configuration's shape and forwards of ROWS rows after 128 tokens. Each round
 //! measures one time slice of each case: an engine with one thread alone, one with THREADS alone, beside a
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     let (Some(config), Some(format), (Some(threads), Some(rows), Some(rounds))) =
         (args.first(), format, numbers)
     else {
-        println!("usage: crowd CONFIG.json [bf16|fp8|int8|int4|f32] [THREADS] [ROWS] [ROUNDS]");
+        println!("usage: contention CONFIG.json [bf16|fp8|int8|int4|f32] [THREADS] [ROWS] [ROUNDS]");
         return ExitCode::from(64);
     };
     let setup = Setup { config: PathBuf::from(config), format, threads, rows };
@@ -52,13 +52,13 @@ struct Setup {
 }
 
 /// An engine with one sequence, and the ids of its repeated forward.
-struct Subject {
+struct EngineUnderTest {
     engine: Engine,
     slot: SlotId,
     ids: Vec<TokenId>,
 }
 
-impl Subject {
+impl EngineUnderTest {
     fn load(setup: &Setup, threads: usize) -> Result<Self, EngineError> {
         let mut engine = Engine::random(
             &LoadOptions {
@@ -102,15 +102,15 @@ impl Subject {
 
 fn run(setup: &Setup, rounds: usize, cores: usize) -> Result<(), EngineError> {
     let (threads, rows) = (setup.threads, setup.rows);
-    let mut one = Subject::load(setup, 1)?;
-    let mut many = [Subject::load(setup, threads)?, Subject::load(setup, threads)?];
+    let mut one = EngineUnderTest::load(setup, 1)?;
+    let mut many = [EngineUnderTest::load(setup, threads)?, EngineUnderTest::load(setup, threads)?];
     // Per round: one thread alone, many alone, beside a busy core, beside another engine, the other engine.
-    let mut seen: Vec<[f64; 5]> = Vec::new();
+    let mut samples: Vec<[f64; 5]> = Vec::new();
     for _ in 0..rounds {
         let (single, alone) = (one.slice()?, many[0].slice()?);
         let crowded = beside_busy_core(|| many[0].slice())?;
         let pair = both(&mut many)?;
-        seen.push([single, alone, crowded, pair[0], pair[1]]);
+        samples.push([single, alone, crowded, pair[0], pair[1]]);
     }
     println!("{:?}, {rows} rows, {threads} threads on {cores} cores, {rounds} rounds", setup.format);
     let fair = |others: usize| {
@@ -121,11 +121,11 @@ fn run(setup: &Setup, rounds: usize, cores: usize) -> Result<(), EngineError> {
             cores.max(1) as f64 / wanted as f64 * threads as f64 / threads.min(cores) as f64
         }
     };
-    line("one thread alone", &seen, 0, 1, None);
-    line("alone", &seen, 1, 1, None);
-    line("beside a busy core", &seen, 2, 1, Some(fair(1)));
-    line("two engines, the first", &seen, 3, 1, Some(fair(threads)));
-    line("two engines, the second", &seen, 4, 1, Some(fair(threads)));
+    line("one thread alone", &samples, 0, 1, None);
+    line("alone", &samples, 1, 1, None);
+    line("beside a busy core", &samples, 2, 1, Some(fair(1)));
+    line("two engines, the first", &samples, 3, 1, Some(fair(threads)));
+    line("two engines, the second", &samples, 4, 1, Some(fair(threads)));
     Ok(())
 }
 
@@ -144,7 +144,7 @@ fn beside_busy_core<T>(run: impl FnOnce() -> T) -> T {
     })
 }
 
-fn both(pair: &mut [Subject; 2]) -> Result<[f64; 2], EngineError> {
+fn both(pair: &mut [EngineUnderTest; 2]) -> Result<[f64; 2], EngineError> {
     let [first, second] = pair;
     std::thread::scope(|scope| {
         let other = scope.spawn(|| second.slice());
@@ -155,9 +155,9 @@ fn both(pair: &mut [Subject; 2]) -> Result<[f64; 2], EngineError> {
 }
 
 /// Prints forwards per second, the ratio to column `base`, and how that compares with a fair share.
-fn line(name: &str, seen: &[[f64; 5]], column: usize, base: usize, fair: Option<f64>) {
-    let speed = median(seen.iter().map(|round| round[column]).collect());
-    let mut ratios: Vec<f64> = seen.iter().map(|round| round[column] / round[base]).collect();
+fn line(name: &str, samples: &[[f64; 5]], column: usize, base: usize, fair: Option<f64>) {
+    let speed = median(samples.iter().map(|round| round[column]).collect());
+    let mut ratios: Vec<f64> = samples.iter().map(|round| round[column] / round[base]).collect();
     ratios.sort_by(f64::total_cmp);
     let (least, most) = (ratios[0], ratios[ratios.len() - 1]);
     let ratio = median(ratios);

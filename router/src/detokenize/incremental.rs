@@ -1,16 +1,16 @@
-//! [`TextAssembler`]: converts tokens to text one by one, for any decoder.
+//! [`IncrementalDecoder`]: converts tokens to text one by one, for any decoder.
 
 use speculation::TokenId;
 
 use text::ModelText;
 
-use super::utf8::Utf8Assembler;
+use super::utf8::Utf8Decoder;
 
 /// Incremental decoder for a sequence of tokens.
 #[derive(Debug)]
-pub(super) enum TextAssembler {
+pub(super) enum IncrementalDecoder {
     /// Each token has fixed bytes.
-    Bytes(Utf8Assembler),
+    Bytes(Utf8Decoder),
     /// A token's text depends on its neighbors (WordPiece, CTC, no decoder, ...), so the library's decoder is
     /// used.
     Window(DecodeWindow),
@@ -22,13 +22,13 @@ pub(super) enum TextAssembler {
 pub(super) struct DecodeWindow {
     ids: Vec<TokenId>,
     /// Number of `ids` whose text was already emitted.
-    num_shown: usize,
+    num_emitted: usize,
 }
 
-impl TextAssembler {
+impl IncrementalDecoder {
     pub(super) fn new(model: &ModelText) -> Self {
         match model.vocabulary().is_bytes() {
-            true => Self::Bytes(Utf8Assembler::default()),
+            true => Self::Bytes(Utf8Decoder::default()),
             false => Self::Window(DecodeWindow::default()),
         }
     }
@@ -42,7 +42,7 @@ impl TextAssembler {
     }
 
     /// Appends the spelling of a special token.
-    pub(super) fn push_spelt(&mut self, model: &ModelText, id: TokenId, text: &mut String) {
+    pub(super) fn push_special(&mut self, model: &ModelText, id: TokenId, text: &mut String) {
         match self {
             Self::Bytes(utf8) => utf8.push(model.vocabulary().bytes(id), text),
             Self::Window(window) => {
@@ -71,16 +71,16 @@ impl DecodeWindow {
             return;
         }
         text.push_str(&new);
-        self.ids.drain(..self.num_shown);
-        self.num_shown = self.ids.len();
+        self.ids.drain(..self.num_emitted);
+        self.num_emitted = self.ids.len();
     }
 
     /// Returns the text that the new tokens add after the emitted ones. A decoder may rewrite earlier text,
     /// but that was already emitted and stays.
     fn new_text(&self, model: &ModelText) -> String {
-        let (before, whole) = (model.decode(&self.ids[..self.num_shown]), model.decode(&self.ids));
-        let same = before.chars().zip(whole.chars()).take_while(|(before, whole)| before == whole);
-        let same: usize = same.map(|(character, _)| character.len_utf8()).sum();
-        whole[same..].to_owned()
+        let (emitted, whole) = (model.decode(&self.ids[..self.num_emitted]), model.decode(&self.ids));
+        let common = emitted.chars().zip(whole.chars()).take_while(|(emitted, whole)| emitted == whole);
+        let common_len: usize = common.map(|(character, _)| character.len_utf8()).sum();
+        whole[common_len..].to_owned()
     }
 }

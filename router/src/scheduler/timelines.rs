@@ -13,36 +13,36 @@ use speculation::step::{Reply, ReplyBody, Step, Work};
 use speculation::{Role, SequenceId};
 
 /// Maximum number of sequences recorded at once; others are not recorded.
-const RECORDED_AT_ONCE: usize = 4;
+const RECORDED_MAX: usize = 4;
 
 /// Maximum number of finished timelines kept.
-const KEPT: usize = 32;
+const KEPT_MAX: usize = 32;
 
 /// Maximum number of steps in a timeline; later ones are only counted.
 const STEPS_MAX: usize = 512;
 
 /// Finished timelines of a router. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct Trails(Arc<Mutex<VecDeque<Trail>>>);
+pub struct Timelines(Arc<Mutex<VecDeque<Timeline>>>);
 
-impl Trails {
+impl Timelines {
     /// Timelines, latest first.
-    pub fn latest(&self) -> Vec<Trail> {
+    pub fn latest(&self) -> Vec<Timeline> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
     }
 
-    fn keep(&self, trail: Trail) {
+    fn push(&self, timeline: Timeline) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() == KEPT {
+        if kept.len() == KEPT_MAX {
             kept.pop_front();
         }
-        kept.push_back(trail);
+        kept.push_back(timeline);
     }
 }
 
 /// One sequence from submission to end. Times are microseconds since the submission.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Trail {
+pub struct Timeline {
     /// Identifier of the sequence's request.
     pub request_id: String,
     /// Index of the choice within the request.
@@ -60,12 +60,12 @@ pub struct Trail {
     /// Number of steps beyond the recorded ones.
     pub steps_left_out: u64,
     /// Steps in the order they were sent.
-    pub steps: Vec<TrailStep>,
+    pub steps: Vec<TimelineStep>,
 }
 
 /// One step sent to a worker.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct TrailStep {
+pub struct TimelineStep {
     /// Role of the worker.
     pub role: Role,
     /// Sequence number of the step.
@@ -91,14 +91,14 @@ pub struct TrailStep {
 
 /// Sequences being recorded.
 #[derive(Debug, Default)]
-pub(super) struct Recorder {
-    trails: Trails,
+pub(super) struct TimelineRecorder {
+    timelines: Timelines,
     roles: BTreeMap<WorkerKey, Role>,
-    recorded: Vec<Recorded>,
+    recorded: Vec<RecordedSequence>,
 }
 
 /// A submitted sequence.
-pub(super) struct Joined<'a> {
+pub(super) struct SubmittedSequence<'a> {
     pub(super) id: SequenceId,
     pub(super) request_id: &'a str,
     pub(super) choice: u32,
@@ -107,15 +107,15 @@ pub(super) struct Joined<'a> {
 }
 
 #[derive(Debug)]
-struct Recorded {
+struct RecordedSequence {
     id: SequenceId,
     submitted: Duration,
-    trail: Trail,
+    timeline: Timeline,
 }
 
-impl Recorder {
-    pub(super) fn keeping(trails: Trails) -> Self {
-        Self { trails, ..Self::default() }
+impl TimelineRecorder {
+    pub(super) fn new(timelines: Timelines) -> Self {
+        Self { timelines, ..Self::default() }
     }
 
     pub(super) fn worker_joined(&mut self, key: WorkerKey, role: Role) {
@@ -127,33 +127,33 @@ impl Recorder {
     }
 
     /// Starts recording a submitted sequence, if there is capacity.
-    pub(super) fn join(&mut self, now: Duration, joined: &Joined<'_>) {
-        if self.recorded.len() == RECORDED_AT_ONCE {
+    pub(super) fn start(&mut self, now: Duration, sequence: &SubmittedSequence<'_>) {
+        if self.recorded.len() == RECORDED_MAX {
             return;
         }
-        let trail = Trail {
-            request_id: joined.request_id.to_owned(),
-            choice: joined.choice,
-            task_type: joined.task_type.to_owned(),
-            prompt_len: joined.prompt_len,
+        let timeline = Timeline {
+            request_id: sequence.request_id.to_owned(),
+            choice: sequence.choice,
+            task_type: sequence.task_type.to_owned(),
+            prompt_len: sequence.prompt_len,
             num_tokens: 0,
             ended_us: 0,
             end: "cancelled",
             steps_left_out: 0,
             steps: Vec::new(),
         };
-        self.recorded.push(Recorded { id: joined.id, submitted: now, trail });
+        self.recorded.push(RecordedSequence { id: sequence.id, submitted: now, timeline });
     }
 
     /// Records a step sent to a worker.
-    pub(super) fn sent(&mut self, now: Duration, worker: WorkerKey, step: &Step) {
+    pub(super) fn record_step(&mut self, now: Duration, worker: WorkerKey, step: &Step) {
         if self.recorded.is_empty() {
             return;
         }
         let Some(&role) = self.roles.get(&worker) else { return };
         let Some(recorded) = self.find(step.sequence_id) else { return };
-        if recorded.trail.steps.len() == STEPS_MAX {
-            recorded.trail.steps_left_out += 1;
+        if recorded.timeline.steps.len() == STEPS_MAX {
+            recorded.timeline.steps_left_out += 1;
             return;
         }
         let k = match &step.work {
@@ -162,7 +162,7 @@ impl Recorder {
             Work::Feed => 0,
         };
         let sent_us = micros(now - recorded.submitted);
-        recorded.trail.steps.push(TrailStep {
+        recorded.timeline.steps.push(TimelineStep {
             role,
             step_seq: step.step_seq,
             num_appended: step.append_ids.len() as u32,
@@ -177,14 +177,14 @@ impl Recorder {
     }
 
     /// Records a worker's replies and the timing of their forward.
-    pub(super) fn answered(&mut self, now: Duration, timing: &StepTiming, replies: &[Reply]) {
+    pub(super) fn record_replies(&mut self, now: Duration, timing: &StepTiming, replies: &[Reply]) {
         if self.recorded.is_empty() {
             return;
         }
         for reply in replies {
             let Some(recorded) = self.find(reply.sequence_id) else { continue };
             let answered_us = micros(now - recorded.submitted);
-            let mut steps = recorded.trail.steps.iter_mut().rev();
+            let mut steps = recorded.timeline.steps.iter_mut().rev();
             let Some(step) = steps.find(|step| step.step_seq == reply.step_seq) else { continue };
             step.answered_us = Some(answered_us);
             (step.queue_us, step.compute_us) = (micros(timing.queue), micros(timing.compute));
@@ -199,20 +199,20 @@ impl Recorder {
     }
 
     /// Counts committed tokens of the sequence.
-    pub(super) fn committed(&mut self, id: SequenceId, num_tokens: usize) {
+    pub(super) fn record_commit(&mut self, id: SequenceId, num_tokens: usize) {
         if let Some(recorded) = self.find(id) {
-            recorded.trail.num_tokens += num_tokens as u64;
+            recorded.timeline.num_tokens += num_tokens as u64;
         }
     }
 
     /// Ends the timeline of a sequence. A sequence that already ended is ignored.
-    pub(super) fn ended(&mut self, now: Duration, id: SequenceId, end: &'static str) {
+    pub(super) fn finish(&mut self, now: Duration, id: SequenceId, end: &'static str) {
         let Some(at) = self.recorded.iter().position(|recorded| recorded.id == id) else { return };
-        let Recorded { submitted, trail, .. } = self.recorded.swap_remove(at);
-        self.trails.keep(Trail { ended_us: micros(now - submitted), end, ..trail });
+        let RecordedSequence { submitted, timeline, .. } = self.recorded.swap_remove(at);
+        self.timelines.push(Timeline { ended_us: micros(now - submitted), end, ..timeline });
     }
 
-    fn find(&mut self, id: SequenceId) -> Option<&mut Recorded> {
+    fn find(&mut self, id: SequenceId) -> Option<&mut RecordedSequence> {
         self.recorded.iter_mut().find(|recorded| recorded.id == id)
     }
 }
@@ -231,12 +231,12 @@ mod tests {
     const TARGET: WorkerKey = WorkerKey(1);
     const DRAFT: WorkerKey = WorkerKey(2);
 
-    fn recorder() -> (Trails, Recorder) {
-        let trails = Trails::default();
-        let mut recorder = Recorder::keeping(trails.clone());
+    fn recorder() -> (Timelines, TimelineRecorder) {
+        let timelines = Timelines::default();
+        let mut recorder = TimelineRecorder::new(timelines.clone());
         recorder.worker_joined(TARGET, Role::Target);
         recorder.worker_joined(DRAFT, Role::Draft);
-        (trails, recorder)
+        (timelines, recorder)
     }
 
     fn step(id: u64, step_seq: u64, work: Work) -> Step {
@@ -264,33 +264,42 @@ mod tests {
         }
     }
 
-    fn join(recorder: &mut Recorder, id: u64) {
+    fn submit(recorder: &mut TimelineRecorder, id: u64) {
         let request_id = format!("request-{id}");
         let id = SequenceId(id);
-        recorder
-            .join(MS, &Joined { id, request_id: &request_id, choice: 0, task_type: "code", prompt_len: 3 });
+        recorder.start(
+            MS,
+            &SubmittedSequence { id, request_id: &request_id, choice: 0, task_type: "code", prompt_len: 3 },
+        );
     }
 
     #[test]
-    fn a_round_is_recorded_with_what_each_worker_took() {
-        let (trails, mut recorder) = recorder();
-        join(&mut recorder, 7);
-        recorder.sent(3 * MS, DRAFT, &step(7, 1, Work::Propose { num_draft_tokens: 4, num_tree_tokens: 0 }));
+    fn a_round_is_recorded_with_the_time_of_each_worker() {
+        let (timelines, mut recorder) = recorder();
+        submit(&mut recorder, 7);
+        recorder.record_step(
+            3 * MS,
+            DRAFT,
+            &step(7, 1, Work::Propose { num_draft_tokens: 4, num_tree_tokens: 0 }),
+        );
         let timing = StepTiming { queue: MS, compute: 2 * MS, ..StepTiming::default() };
         let draft = Draft::chain(vec![5, 6]);
         let proposal = Proposal { start: 3, draft: draft.clone() };
-        recorder.answered(7 * MS, &timing, &[reply(7, 1, ReplyBody::Proposal(proposal))]);
-        recorder.sent(8 * MS, TARGET, &step(7, 2, Work::Verify { draft }));
+        recorder.record_replies(7 * MS, &timing, &[reply(7, 1, ReplyBody::Proposal(proposal))]);
+        recorder.record_step(8 * MS, TARGET, &step(7, 2, Work::Verify { draft }));
         let span = TokenSpan { num_accepted: 1, token_ids: vec![5, 9], ..TokenSpan::default() };
-        recorder.answered(20 * MS, &timing, &[reply(7, 2, ReplyBody::Span(span))]);
-        recorder.committed(SequenceId(7), 2);
-        assert!(trails.latest().is_empty(), "the sequence is still running");
-        recorder.ended(21 * MS, SequenceId(7), "finished");
+        recorder.record_replies(20 * MS, &timing, &[reply(7, 2, ReplyBody::Span(span))]);
+        recorder.record_commit(SequenceId(7), 2);
+        assert!(timelines.latest().is_empty(), "the sequence is still running");
+        recorder.finish(21 * MS, SequenceId(7), "finished");
 
-        let trail = trails.latest().remove(0);
-        assert_eq!((trail.request_id.as_str(), trail.end, trail.ended_us), ("request-7", "finished", 20_000));
-        assert_eq!((trail.num_tokens, trail.steps_left_out), (2, 0));
-        let [draft, verify] = &trail.steps[..] else { panic!("two steps: {trail:?}") };
+        let timeline = timelines.latest().remove(0);
+        assert_eq!(
+            (timeline.request_id.as_str(), timeline.end, timeline.ended_us),
+            ("request-7", "finished", 20_000)
+        );
+        assert_eq!((timeline.num_tokens, timeline.steps_left_out), (2, 0));
+        let [draft, verify] = &timeline.steps[..] else { panic!("two steps: {timeline:?}") };
         assert_eq!(
             (draft.role, draft.k, draft.reply, draft.num_tokens),
             (Role::Draft, 4, Some("proposal"), 2)
@@ -305,41 +314,41 @@ mod tests {
     }
 
     #[test]
-    fn few_are_recorded_at_once_and_few_are_kept() {
-        let (trails, mut recorder) = recorder();
+    fn recorded_and_kept_timelines_are_limited() {
+        let (timelines, mut recorder) = recorder();
         for id in 0..10 {
-            join(&mut recorder, id);
+            submit(&mut recorder, id);
         }
         for id in 0..10 {
-            recorder.ended(2 * MS, SequenceId(id), "finished");
-            recorder.ended(2 * MS, SequenceId(id), "cancelled");
+            recorder.finish(2 * MS, SequenceId(id), "finished");
+            recorder.finish(2 * MS, SequenceId(id), "cancelled");
         }
-        assert_eq!(trails.latest().len(), RECORDED_AT_ONCE);
+        assert_eq!(timelines.latest().len(), RECORDED_MAX);
         for id in 10..100 {
-            join(&mut recorder, id);
-            recorder.ended(2 * MS, SequenceId(id), "cancelled");
+            submit(&mut recorder, id);
+            recorder.finish(2 * MS, SequenceId(id), "cancelled");
         }
-        let kept = trails.latest();
-        assert_eq!((kept.len(), kept[0].request_id.as_str()), (KEPT, "request-99"));
+        let kept = timelines.latest();
+        assert_eq!((kept.len(), kept[0].request_id.as_str()), (KEPT_MAX, "request-99"));
     }
 
     #[test]
-    fn a_long_trail_keeps_its_first_steps_and_counts_the_others() {
-        let (trails, mut recorder) = recorder();
-        join(&mut recorder, 1);
+    fn a_long_timeline_keeps_its_first_steps_and_counts_the_others() {
+        let (timelines, mut recorder) = recorder();
+        submit(&mut recorder, 1);
         for step_seq in 0..STEPS_MAX as u64 + 5 {
-            recorder.sent(2 * MS, TARGET, &step(1, step_seq, Work::Feed));
+            recorder.record_step(2 * MS, TARGET, &step(1, step_seq, Work::Feed));
         }
         // Replies to a step that was left out and to a sequence that is not recorded.
         let replies = [STEPS_MAX as u64 + 1, 3]
             .map(|seq| reply(1, seq, ReplyBody::Fed { cached_len: 3, prompt_logprobs: None }));
-        recorder.answered(3 * MS, &StepTiming::default(), &replies);
-        let stranger = reply(9, 1, ReplyBody::Refused { reason: String::new() });
-        recorder.answered(3 * MS, &StepTiming::default(), &[stranger]);
-        recorder.ended(4 * MS, SequenceId(1), "failed");
-        let trail = trails.latest().remove(0);
-        assert_eq!((trail.steps.len(), trail.steps_left_out), (STEPS_MAX, 5));
-        let answered = trail.steps.iter().filter(|step| step.answered_us.is_some());
+        recorder.record_replies(3 * MS, &StepTiming::default(), &replies);
+        let unrecorded = reply(9, 1, ReplyBody::Refused { reason: String::new() });
+        recorder.record_replies(3 * MS, &StepTiming::default(), &[unrecorded]);
+        recorder.finish(4 * MS, SequenceId(1), "failed");
+        let timeline = timelines.latest().remove(0);
+        assert_eq!((timeline.steps.len(), timeline.steps_left_out), (STEPS_MAX, 5));
+        let answered = timeline.steps.iter().filter(|step| step.answered_us.is_some());
         assert_eq!(answered.map(|step| step.step_seq).collect::<Vec<_>>(), [3]);
     }
 }

@@ -1,11 +1,11 @@
-//! [`Answer`]: the parts of one output, for APIs that represent each part separately. The parts
+//! [`ParsedOutput`]: the parts of one output, for APIs that represent each part separately. The parts
 //! depend only on the text. A stream receives the changes; a full response reads the parts at the end.
 
-use crate::output::{OutputFormat, OutputReader, Piece, ToolCall, joined};
+use crate::output::{OutputFormat, OutputParser, Piece, ToolCall, merge_adjacent};
 
 /// A part of an output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum AnswerPart {
+pub(super) enum OutputPart {
     /// Content.
     Text(String),
     /// Reasoning.
@@ -19,9 +19,9 @@ pub(super) enum AnswerPart {
     },
 }
 
-impl AnswerPart {
+impl OutputPart {
     /// Returns an empty part of the same kind.
-    pub(super) fn emptied(&self) -> Self {
+    pub(super) fn without_content(&self) -> Self {
         match self {
             Self::Text(_) => Self::Text(String::new()),
             Self::Reasoning(_) => Self::Reasoning(String::new()),
@@ -35,58 +35,58 @@ impl AnswerPart {
 
 /// A change of the parts; refers to a part by its index.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum PartEvent {
     /// A part begins. The name of a call is known.
-    Began(usize),
+    Started(usize),
     /// Text was appended to the part.
-    Grew(usize, String),
+    Delta(usize, String),
     /// The part is complete.
-    Ended(usize),
+    Done(usize),
 }
 
 /// One output, parsed so far.
 #[derive(Debug)]
-pub(super) struct Answer {
-    reader: OutputReader,
-    parts: Vec<AnswerPart>,
+pub(super) struct ParsedOutput {
+    parser: OutputParser,
+    parts: Vec<OutputPart>,
     num_calls: u32,
 }
 
-impl Answer {
+impl ParsedOutput {
     /// Creates an empty output.
     pub(super) fn new(format: &OutputFormat) -> Self {
-        Self { reader: OutputReader::new(format), parts: Vec::new(), num_calls: 0 }
+        Self { parser: OutputParser::new(format), parts: Vec::new(), num_calls: 0 }
     }
 
     /// Parses a complete output.
-    pub(super) fn whole(format: &OutputFormat, text: &str) -> Self {
-        let mut answer = Self::new(format);
-        answer.read(text, true);
-        answer
+    pub(super) fn parse(format: &OutputFormat, text: &str) -> Self {
+        let mut output = Self::new(format);
+        output.push(text, true);
+        output
     }
 
     /// Appends text and returns the changes. At the end, withheld text is added, and an output without parts
     /// gets an empty text part, because clients expect one.
-    pub(super) fn read(&mut self, text: &str, is_end: bool) -> Vec<Change> {
-        let mut pieces = self.reader.push(text);
+    pub(super) fn push(&mut self, text: &str, is_end: bool) -> Vec<PartEvent> {
+        let mut pieces = self.parser.push(text);
         if is_end {
-            pieces.extend(self.reader.finish());
+            pieces.extend(self.parser.finish());
         }
-        let mut changes = Vec::new();
-        for piece in joined(pieces) {
-            self.add(piece, &mut changes);
+        let mut events = Vec::new();
+        for piece in merge_adjacent(pieces) {
+            self.add(piece, &mut events);
         }
         if is_end {
             if self.parts.is_empty() {
-                self.begin(AnswerPart::Text(String::new()), &mut changes);
+                self.start_part(OutputPart::Text(String::new()), &mut events);
             }
-            changes.push(Change::Ended(self.parts.len() - 1));
+            events.push(PartEvent::Done(self.parts.len() - 1));
         }
-        changes
+        events
     }
 
     /// All parts so far.
-    pub(super) fn parts(&self) -> &[AnswerPart] {
+    pub(super) fn parts(&self) -> &[OutputPart] {
         &self.parts
     }
 
@@ -95,43 +95,43 @@ impl Answer {
         self.num_calls > 0
     }
 
-    fn add(&mut self, piece: Piece, changes: &mut Vec<Change>) {
+    fn add(&mut self, piece: Piece, events: &mut Vec<PartEvent>) {
         let more = match piece {
             Piece::Content(text) => {
-                if !matches!(self.parts.last(), Some(AnswerPart::Text(_))) {
-                    self.begin(AnswerPart::Text(String::new()), changes);
+                if !matches!(self.parts.last(), Some(OutputPart::Text(_))) {
+                    self.start_part(OutputPart::Text(String::new()), events);
                 }
                 text
             }
             Piece::Reasoning(text) => {
-                if !matches!(self.parts.last(), Some(AnswerPart::Reasoning(_))) {
-                    self.begin(AnswerPart::Reasoning(String::new()), changes);
+                if !matches!(self.parts.last(), Some(OutputPart::Reasoning(_))) {
+                    self.start_part(OutputPart::Reasoning(String::new()), events);
                 }
                 text
             }
             Piece::Call(ToolCall { name, arguments }) => {
                 let call = ToolCall { name, arguments: String::new() };
-                self.begin(AnswerPart::Call { idx: self.num_calls, call }, changes);
+                self.start_part(OutputPart::Call { idx: self.num_calls, call }, events);
                 self.num_calls += 1;
                 arguments
             }
             Piece::Arguments(arguments) => arguments,
         };
         match self.parts.last_mut() {
-            Some(AnswerPart::Text(text) | AnswerPart::Reasoning(text)) => text.push_str(&more),
-            Some(AnswerPart::Call { call, .. }) => call.arguments.push_str(&more),
+            Some(OutputPart::Text(text) | OutputPart::Reasoning(text)) => text.push_str(&more),
+            Some(OutputPart::Call { call, .. }) => call.arguments.push_str(&more),
             None => return,
         }
         if !more.is_empty() {
-            changes.push(Change::Grew(self.parts.len() - 1, more));
+            events.push(PartEvent::Delta(self.parts.len() - 1, more));
         }
     }
 
-    fn begin(&mut self, part: AnswerPart, changes: &mut Vec<Change>) {
+    fn start_part(&mut self, part: OutputPart, events: &mut Vec<PartEvent>) {
         if let Some(last) = self.parts.len().checked_sub(1) {
-            changes.push(Change::Ended(last));
+            events.push(PartEvent::Done(last));
         }
-        changes.push(Change::Began(self.parts.len()));
+        events.push(PartEvent::Started(self.parts.len()));
         self.parts.push(part);
     }
 }
@@ -143,44 +143,44 @@ mod tests {
 
     fn format() -> OutputFormat {
         let calls = CallFormat::Auto { syntax: ToolSyntax::Hermes, tools: vec!["f".to_owned()] };
-        OutputFormat { calls, reasoning: ReasoningFormat::Begun, single_call: false }
+        OutputFormat { calls, reasoning: ReasoningFormat::OpenedByPrompt, single_call: false }
     }
 
     /// However the text is split, the changes add up to the parts of the whole text.
     #[test]
-    fn parts_grow_to_what_the_whole_text_holds() {
+    fn events_add_up_to_the_parsed_text() {
         let text = "hm</think>I look\n<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>\
                     <tool_call>{\"name\": \"f\"}</tool_call> done";
-        let whole = Answer::whole(&format(), text);
+        let whole = ParsedOutput::parse(&format(), text);
         assert_eq!((whole.parts().len(), whole.has_calls()), (5, true), "{whole:?}");
         for cut in (0..=text.len()).filter(|cut| text.is_char_boundary(*cut)) {
-            let mut answer = Answer::new(&format());
-            let changes = [answer.read(&text[..cut], false), answer.read(&text[cut..], true)].concat();
-            assert_eq!(answer.parts(), whole.parts());
+            let mut output = ParsedOutput::new(&format());
+            let events = [output.push(&text[..cut], false), output.push(&text[cut..], true)].concat();
+            assert_eq!(output.parts(), whole.parts());
             let (mut open, mut grown) = (None, vec![String::new(); whole.parts().len()]);
-            for change in changes {
-                match change {
-                    Change::Began(idx) => assert_eq!(open.replace(idx), None),
-                    Change::Grew(idx, more) => {
+            for event in events {
+                match event {
+                    PartEvent::Started(idx) => assert_eq!(open.replace(idx), None),
+                    PartEvent::Delta(idx, more) => {
                         assert_eq!(open, Some(idx));
                         grown[idx].push_str(&more);
                     }
-                    Change::Ended(idx) => assert_eq!(open.take(), Some(idx)),
+                    PartEvent::Done(idx) => assert_eq!(open.take(), Some(idx)),
                 }
             }
             assert_eq!(open, None);
             for (part, grown) in whole.parts().iter().zip(grown) {
-                let (AnswerPart::Text(text)
-                | AnswerPart::Reasoning(text)
-                | AnswerPart::Call { call: ToolCall { arguments: text, .. }, .. }) = part;
+                let (OutputPart::Text(text)
+                | OutputPart::Reasoning(text)
+                | OutputPart::Call { call: ToolCall { arguments: text, .. }, .. }) = part;
                 assert_eq!(*text, grown);
             }
         }
     }
 
     #[test]
-    fn an_answer_that_says_nothing_is_an_empty_text() {
-        let changes = Answer::new(&OutputFormat::default()).read("", true);
-        assert_eq!(changes, [Change::Began(0), Change::Ended(0)]);
+    fn an_empty_output_is_one_empty_text_part() {
+        let events = ParsedOutput::new(&OutputFormat::default()).push("", true);
+        assert_eq!(events, [PartEvent::Started(0), PartEvent::Done(0)]);
     }
 }

@@ -12,61 +12,61 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
-use super::bell::Bell;
-use super::patience::Patience;
+use super::event_count::EventCount;
+use super::spin_policy::SpinPolicy;
 
 /// State shared by all threads of a pool.
 #[derive(Default)]
-struct Board {
+struct PoolState {
     /// Written by the leader, while no task is in progress.
-    section: UnsafeCell<Option<Section>>,
-    /// Number of tasks not yet taken. The next task to take is `pieces - left`.
-    left: OwnLine<AtomicUsize>,
+    job: UnsafeCell<Option<Job>>,
+    /// Number of tasks not yet taken. The next task to take is `num_tasks - remaining`.
+    remaining: CachePadded<AtomicUsize>,
     /// Number of tasks not yet done.
-    unfinished: OwnLine<AtomicUsize>,
+    unfinished: CachePadded<AtomicUsize>,
     /// Notified when there are tasks to take, or when the pool shuts down.
-    work: Bell,
+    work_available: EventCount,
     /// Notified when the last task is done.
-    done: Bell,
-    patience: Patience,
+    job_done: EventCount,
+    spin_policy: SpinPolicy,
     /// Payload of the first task that panicked.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    ended: AtomicBool,
+    shutdown: AtomicBool,
 }
 
 /// A value that all threads write, on its own cache lines to avoid false sharing.
 #[derive(Default)]
 #[repr(align(128))]
-struct OwnLine<T>(T);
+struct CachePadded<T>(T);
 
-/// Calls of `run` with 0..`pieces`.
-struct Section {
+/// Calls of `run` with 0..`num_tasks`.
+struct Job {
     run: *const (dyn Fn(usize) + Sync),
-    pieces: usize,
+    num_tasks: usize,
 }
 
-// SAFETY: `section` is written only by the holder of `Crew::leading` while `unfinished` is 0, and read only
+// SAFETY: `job` is written only by the holder of `ThreadPool::leader` while `unfinished` is 0, and read only
 // between taking a task and counting it as done, when `unfinished` is above 0; the closure that it points to
 // is Sync.
-unsafe impl Sync for Board {}
+unsafe impl Sync for PoolState {}
 // SAFETY: as above; nothing in it is tied to one thread.
-unsafe impl Send for Board {}
+unsafe impl Send for PoolState {}
 
 /// The pool's threads, without the leader. They end when this is dropped.
 #[derive(Default)]
-pub(super) struct Crew {
-    board: Arc<Board>,
+pub(super) struct ThreadPool {
+    state: Arc<PoolState>,
     /// Held by the leader of the current job.
-    leading: Mutex<()>,
+    leader: Mutex<()>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Crew {
+impl ThreadPool {
     /// Starts one more thread.
-    pub(super) fn hire(&mut self) -> std::io::Result<()> {
-        let board = Arc::clone(&self.board);
+    pub(super) fn spawn_thread(&mut self) -> std::io::Result<()> {
+        let state = Arc::clone(&self.state);
         let named = std::thread::Builder::new().name(format!("engine-{}", self.len()));
-        self.threads.push(named.spawn(move || board.serve())?);
+        self.threads.push(named.spawn(move || state.run_thread())?);
         Ok(())
     }
 
@@ -75,30 +75,30 @@ impl Crew {
         self.threads.len() + 1
     }
 
-    /// Runs tasks 0..`pieces` on the threads that are available, and returns when all are done. The panic
+    /// Runs tasks 0..`num_tasks` on the threads that are available, and returns when all are done. The panic
     /// of a task is resumed here. If called from a task, or while another thread is the leader, it runs the
     /// tasks in order on the calling thread.
-    pub(super) fn run(&self, pieces: usize, run: &(dyn Fn(usize) + Sync)) {
-        let _leading = match self.leading.try_lock() {
-            Ok(leading) => leading,
+    pub(super) fn run(&self, num_tasks: usize, run: &(dyn Fn(usize) + Sync)) {
+        let _leader = match self.leader.try_lock() {
+            Ok(leader) => leader,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return (0..pieces).for_each(run),
+            Err(TryLockError::WouldBlock) => return (0..num_tasks).for_each(run),
         };
-        self.board.begin(pieces, run);
-        while self.board.take_piece() {}
-        let board = &self.board;
-        board.done.wait_until(&board.patience, || board.unfinished.0.load(Ordering::Acquire) == 0);
-        let panic = board.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.state.publish(num_tasks, run);
+        while self.state.run_next_task() {}
+        let state = &self.state;
+        state.job_done.wait_until(&state.spin_policy, || state.unfinished.0.load(Ordering::Acquire) == 0);
+        let panic = state.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
     }
 }
 
-impl Drop for Crew {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
-        self.board.ended.store(true, Ordering::Release);
-        self.board.work.ring();
+        self.state.shutdown.store(true, Ordering::Release);
+        self.state.work_available.notify_all();
         for thread in self.threads.drain(..) {
             // Panics of tasks were caught, so the thread itself has not panicked.
             drop(thread.join());
@@ -106,59 +106,60 @@ impl Drop for Crew {
     }
 }
 
-impl Board {
+impl PoolState {
     /// Publishes a job to all threads. The caller is the leader, and waits until the job is done before `run`
     /// is dropped.
-    fn begin(&self, pieces: usize, run: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: this only drops the lifetime; `Crew::run` keeps `run` borrowed until every task
+    fn publish(&self, num_tasks: usize, run: &(dyn Fn(usize) + Sync)) {
+        // SAFETY: this only drops the lifetime; `ThreadPool::run` keeps `run` borrowed until every task
         // is done.
         let run =
             unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(run) };
         // SAFETY: the caller is the leader and no task is in progress, so no other thread reads the job.
-        unsafe { *self.section.get() = Some(Section { run, pieces }) };
-        self.unfinished.0.store(pieces, Ordering::Relaxed);
-        self.left.0.store(pieces, Ordering::Release);
-        self.work.ring();
+        unsafe { *self.job.get() = Some(Job { run, num_tasks }) };
+        self.unfinished.0.store(num_tasks, Ordering::Relaxed);
+        self.remaining.0.store(num_tasks, Ordering::Release);
+        self.work_available.notify_all();
     }
 
     /// Takes a task and runs it; returns false if none was left.
-    fn take_piece(&self) -> bool {
-        let less_one = |left: usize| left.checked_sub(1);
-        let Ok(left) = self.left.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, less_one) else {
+    fn run_next_task(&self) -> bool {
+        let decrement = |remaining: usize| remaining.checked_sub(1);
+        let Ok(remaining) = self.remaining.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, decrement)
+        else {
             return false;
         };
         // SAFETY: the task counts as unfinished until the decrement below, so the job does not change and its
         // closure lives.
-        let (run, piece) = unsafe {
-            let section =
-                (*self.section.get()).as_ref().expect("tasks are left only while a job is published");
-            (&*section.run, section.pieces - left)
+        let (run, task) = unsafe {
+            let job = (*self.job.get()).as_ref().expect("tasks are left only while a job is published");
+            (&*job.run, job.num_tasks - remaining)
         };
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(piece))) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(task))) {
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
         }
         // From here on the closure may be dropped.
         if self.unfinished.0.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.done.ring();
+            self.job_done.notify_all();
         }
         true
     }
 
     /// Loop of a pool thread, until the pool shuts down.
-    fn serve(&self) {
+    fn run_thread(&self) {
         loop {
-            while self.take_piece() {}
-            let ended = || self.ended.load(Ordering::Acquire);
-            self.work.wait_until(&self.patience, || self.left.0.load(Ordering::Relaxed) > 0 || ended());
-            if ended() {
+            while self.run_next_task() {}
+            let shutdown = || self.shutdown.load(Ordering::Acquire);
+            self.work_available
+                .wait_until(&self.spin_policy, || self.remaining.0.load(Ordering::Relaxed) > 0 || shutdown());
+            if shutdown() {
                 return;
             }
         }
     }
 }
 
-impl std::fmt::Debug for Crew {
+impl std::fmt::Debug for ThreadPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Crew").field("len", &self.len()).finish_non_exhaustive()
+        f.debug_struct("ThreadPool").field("len", &self.len()).finish_non_exhaustive()
     }
 }

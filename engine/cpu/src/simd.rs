@@ -16,25 +16,25 @@ pub(crate) const LANES: usize = 16;
 /// For every method: the CPU must support the instructions of the implementing type, which
 /// [`super::dispatch::Isa`] checks before it runs a kernel; pointers must be valid for the elements that the
 /// method names.
-pub(crate) trait Lanes: Copy {
+pub(crate) trait F32x16: Copy {
     /// Maximum activation rows of a tile, at most twelve: as many as have accumulators in registers.
     const TILE_ROWS: usize;
     /// Vectors of output channels that a tile multiplies at once, one or two.
     const TILE_VECTORS: usize;
     /// Rows up to which a single tile multiplies two vectors at once anyway, since the accumulators fit in
     /// registers.
-    const BOTH_VECTORS_ROWS: usize = if Self::TILE_VECTORS == 2 { Self::TILE_ROWS } else { 0 };
+    const TWO_VECTOR_ROWS: usize = if Self::TILE_VECTORS == 2 { Self::TILE_ROWS } else { 0 };
     /// Rows up to which the compiler may reorder loads: with more, accumulators need all registers.
-    const UNORDERED_ROWS: usize = Self::TILE_ROWS;
-    /// Whether [`Lanes::fma_pairs`] is one instruction, so that products with bf16 weights need no widening.
-    const MULTIPLIES_PAIRS: bool = false;
+    const REORDERED_LOAD_ROWS: usize = Self::TILE_ROWS;
+    /// Whether [`F32x16::fma_pairs`] is one instruction, so that products with bf16 weights need no widening.
+    const HAS_BF16_DOT: bool = false;
     /// Accumulators of attention that fit in registers beside the operands.
-    const ATTENTION_SUMS: usize = 4;
+    const ATTENTION_ACCUMULATORS: usize = 4;
 
     /// Runs a part of a kernel as a separate function. If the tiles for all row counts were inlined into one
     /// function, it would take the compiler minutes.
     #[inline(never)]
-    unsafe fn run_apart<K: Kernel>(kernel: K) -> K::Output {
+    unsafe fn run_outlined<K: Kernel>(kernel: K) -> K::Output {
         // SAFETY: guaranteed by the caller.
         unsafe { kernel.run::<Self>() }
     }
@@ -48,9 +48,9 @@ pub(crate) trait Lanes: Copy {
     /// half, and the second.
     unsafe fn load_bf16_pairs(p: *const u32) -> (Self, Self);
     /// Prefetches the cache line at `p`, any address, into the L1 cache.
-    unsafe fn prefetch_near(p: *const u8);
+    unsafe fn prefetch_l1(p: *const u8);
     /// Prefetches the cache line at `p`, any address, into the L2 cache.
-    unsafe fn prefetch_far(p: *const u8);
+    unsafe fn prefetch_l2(p: *const u8);
     /// Stores sixteen f32 to `p`.
     unsafe fn store(self, p: *mut f32);
     /// Stores the lowest byte of each lane's bits to `p`, which has space for sixteen.
@@ -58,7 +58,7 @@ pub(crate) trait Lanes: Copy {
     /// `self + a * b`, rounded once.
     unsafe fn fma(self, a: Self, b: Self) -> Self;
     /// `self + first a * first b + second a * second b`, rounded twice in this order, where each lane of `a`
-    /// and of `b` holds a bf16 pair in the format of [`Lanes::load_bf16_pairs`]. No number, product or sum
+    /// and of `b` holds a bf16 pair in the format of [`F32x16::load_bf16_pairs`]. No number, product or sum
     /// may be denormal.
     #[inline(always)]
     unsafe fn fma_pairs(self, a: Self, b: Self) -> Self {
@@ -80,9 +80,9 @@ pub(crate) trait Lanes: Copy {
     /// Multiplies lane by lane.
     unsafe fn mul(self, other: Self) -> Self;
     /// The sum of the lanes, by halves.
-    unsafe fn fold(self) -> f32;
+    unsafe fn reduce_sum(self) -> f32;
     /// The largest lane; unspecified if one is a NaN.
-    unsafe fn largest(self) -> f32;
+    unsafe fn reduce_max(self) -> f32;
 }
 
 /// A stored number format that a vector can be loaded from.
@@ -94,15 +94,15 @@ pub(crate) trait Element: Copy + Send + Sync {
     /// Loads sixteen elements from `p`.
     ///
     /// # Safety
-    /// As for [`Lanes`].
-    unsafe fn load<V: Lanes>(p: *const Self) -> V;
+    /// As for [`F32x16`].
+    unsafe fn load<V: F32x16>(p: *const Self) -> V;
 
     /// Loads `n` < 16 elements from `p`, padded with zeros.
     ///
     /// # Safety
-    /// As for [`Lanes`], for `n` elements.
+    /// As for [`F32x16`], for `n` elements.
     #[inline(always)]
-    unsafe fn load_part<V: Lanes>(p: *const Self, n: usize) -> V {
+    unsafe fn load_part<V: F32x16>(p: *const Self, n: usize) -> V {
         let mut padded = [Self::ZERO; LANES];
         // SAFETY: the caller's pointer holds n < 16 elements; the padded copy holds sixteen.
         unsafe {
@@ -121,7 +121,7 @@ impl Element for f32 {
     }
 
     #[inline(always)]
-    unsafe fn load<V: Lanes>(p: *const Self) -> V {
+    unsafe fn load<V: F32x16>(p: *const Self) -> V {
         // SAFETY: guaranteed by the caller.
         unsafe { V::load(p) }
     }
@@ -136,7 +136,7 @@ impl Element for bf16 {
     }
 
     #[inline(always)]
-    unsafe fn load<V: Lanes>(p: *const Self) -> V {
+    unsafe fn load<V: F32x16>(p: *const Self) -> V {
         // SAFETY: guaranteed by the caller.
         unsafe { V::load_bf16(p) }
     }
@@ -159,7 +159,7 @@ pub(crate) fn fold(mut lanes: [f32; LANES]) -> f32 {
 #[derive(Clone, Copy)]
 pub(crate) struct Portable([f32; LANES]);
 
-impl Lanes for Portable {
+impl F32x16 for Portable {
     const TILE_ROWS: usize = 4;
     const TILE_VECTORS: usize = 1;
 
@@ -191,10 +191,10 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    unsafe fn prefetch_near(_: *const u8) {}
+    unsafe fn prefetch_l1(_: *const u8) {}
 
     #[inline(always)]
-    unsafe fn prefetch_far(_: *const u8) {}
+    unsafe fn prefetch_l2(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
@@ -236,12 +236,12 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    unsafe fn fold(self) -> f32 {
+    unsafe fn reduce_sum(self) -> f32 {
         fold(self.0)
     }
 
     #[inline(always)]
-    unsafe fn largest(self) -> f32 {
+    unsafe fn reduce_max(self) -> f32 {
         self.0.iter().fold(f32::NEG_INFINITY, |largest, &x| if x > largest { x } else { largest })
     }
 }
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_are_folded_by_halves() {
+    fn lanes_are_reduced_by_halves() {
         // 2^26 swallows a lone 1, so the result shows the order of additions.
         let big = 67_108_864.0;
         let sum = |pairs: &[(usize, f32)]| {

@@ -1,5 +1,5 @@
 //! Handles one generation request over HTTP, from request head to response head, in the format of its API
-//! ([`Dialect`]).
+//! ([`ApiFormat`]).
 
 use std::panic::AssertUnwindSafe;
 
@@ -15,27 +15,30 @@ use service::telemetry;
 use speculation::FinishReason;
 use tracing::Instrument as _;
 
-use super::incoming::{authenticate, deadline_of, identity_of, read_object, task_type_of, through_gateway};
+use super::incoming::{
+    apply_gateway_headers, authenticate, deadline_from_headers, identity_from_headers, read_object,
+    task_type_from_headers,
+};
 use super::openai::respond::OpenAi;
 use crate::error::RouterError;
 use crate::metrics::Protocol;
-use crate::pipeline::answer_memory::AnswerHold;
 use crate::pipeline::deadline::Deadline;
+use crate::pipeline::response_memory::MemoryReservation;
 use crate::pipeline::text_stream::TextStream;
-use crate::pipeline::{AppState, Arrival, begin};
+use crate::pipeline::{AppState, RequestContext, start_request};
 use crate::request::gateway::Slo;
 use crate::request::record::RequestRecord;
-use crate::request::{Caller, Operation, SentRequest, span};
+use crate::request::{Caller, Operation, RawRequest, span};
 
 /// Identifies a request: the client's id if it sent one, else the router's.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The format of one API: request bodies and responses.
-pub(super) trait Dialect: Send + Sync {
+pub(super) trait ApiFormat: Send + Sync {
     /// A request body, not checked yet.
     type Body: DeserializeOwned + Send;
     /// Properties of the request that the response depends on.
-    type Form: Send;
+    type Options: Send;
 
     /// Kind of request.
     fn operation(&self) -> Operation;
@@ -44,22 +47,26 @@ pub(super) trait Dialect: Send + Sync {
     fn id_prefix(&self) -> &'static str;
 
     /// Converts a body to the common request.
-    fn read(&self, body: Self::Body, asked: Asked<'_>) -> Result<(SentRequest, Self::Form), RouterError>;
+    fn parse(
+        &self,
+        body: Self::Body,
+        context: BodyContext<'_>,
+    ) -> Result<(RawRequest, Self::Options), RouterError>;
 
     /// Answers a request that has started. For a stream this returns at once.
     fn respond(
         &self,
         state: &AppState,
         text: TextStream,
-        form: Self::Form,
+        options: Self::Options,
     ) -> impl Future<Output = Result<Response, RouterError>> + Send;
 
     /// Returns an error in the API's format.
-    fn refuse(&self, error: &RouterError) -> Response;
+    fn error_response(&self, error: &RouterError) -> Response;
 }
 
 /// Context of a request body.
-pub(super) struct Asked<'a> {
+pub(super) struct BodyContext<'a> {
     /// Shared state.
     pub(super) state: &'a AppState,
     /// The authenticated caller.
@@ -69,24 +76,28 @@ pub(super) struct Asked<'a> {
 }
 
 /// Answers one request. A panic fails only this request.
-pub(super) async fn exchange<D: Dialect>(state: AppState, dialect: D, request: Request) -> Response {
-    let span = span::open(Protocol::Http, dialect.operation());
+pub(super) async fn handle_request<D: ApiFormat>(
+    state: AppState,
+    api_format: D,
+    request: Request,
+) -> Response {
+    let span = span::open(Protocol::Http, api_format.operation());
     telemetry::set_parent_from_headers(&span, request.headers());
-    let request_id = new_id(dialect.id_prefix());
-    let own_id = HeaderValue::from_str(&request_id).expect("an id is letters, digits and an underscore");
-    let record = RequestRecord::arrived(Protocol::Http, span.clone(), &state.metrics);
-    let mut named = own_id;
-    if let Ok(identity) = identity_of(request.headers()) {
+    let request_id = new_id(api_format.id_prefix());
+    let default_id = HeaderValue::from_str(&request_id).expect("an id is letters, digits and an underscore");
+    let record = RequestRecord::new(Protocol::Http, span.clone(), &state.metrics);
+    let mut request_id_header = default_id;
+    if let Ok(identity) = identity_from_headers(request.headers()) {
         span::record_identity(&span, identity.request_id, identity.session_id);
-        named = request.headers().get(REQUEST_ID).cloned().unwrap_or(named);
+        request_id_header = request.headers().get(REQUEST_ID).cloned().unwrap_or(request_id_header);
     }
 
-    let answer = answer(&state, &dialect, request, request_id, record).instrument(span);
-    let outcome = AssertUnwindSafe(answer).catch_unwind().await;
+    let work = respond_to(&state, &api_format, request, request_id, record).instrument(span);
+    let outcome = AssertUnwindSafe(work).catch_unwind().await;
     let outcome =
         outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())));
-    let mut response = outcome.unwrap_or_else(|error| dialect.refuse(&error));
-    response.headers_mut().insert(REQUEST_ID, named);
+    let mut response = outcome.unwrap_or_else(|error| api_format.error_response(&error));
+    response.headers_mut().insert(REQUEST_ID, request_id_header);
     response
 }
 
@@ -95,24 +106,24 @@ pub(super) fn new_id(prefix: &str) -> String {
     format!("{prefix}{}", uuid::Uuid::now_v7().simple())
 }
 
-async fn answer<D: Dialect>(
+async fn respond_to<D: ApiFormat>(
     state: &AppState,
-    dialect: &D,
+    api_format: &D,
     request: Request,
     request_id: String,
     mut record: RequestRecord,
 ) -> Result<Response, RouterError> {
     let response = request.extensions().get::<ResponseHandle>().cloned();
-    match read(state, dialect, request).await {
-        Ok(Read { sent, form, caller, deadline, slo }) => {
-            record.held_to(slo);
-            let arrival = Arrival { request_id, deadline, response, record };
-            let answered = match begin(state, sent, &caller, arrival).await {
-                Ok(text) => dialect.respond(state, text, form).await,
+    match parse_request(state, api_format, request).await {
+        Ok(ParsedRequest { raw_request, options, caller, deadline, slo }) => {
+            record.set_slo(slo);
+            let request_context = RequestContext { request_id, deadline, response, record };
+            let result = match start_request(state, raw_request, &caller, request_context).await {
+                Ok(text) => api_format.respond(state, text, options).await,
                 Err(error) => Err(error),
             };
-            let mut response = answered.unwrap_or_else(|error| dialect.refuse(&error));
-            write_usage(&caller, response.headers_mut());
+            let mut response = result.unwrap_or_else(|error| api_format.error_response(&error));
+            write_rate_limit_headers(&caller, response.headers_mut());
             Ok(response)
         }
         Err(error) => {
@@ -122,35 +133,36 @@ async fn answer<D: Dialect>(
     }
 }
 
-fn write_usage(caller: &Caller, headers: &mut HeaderMap) {
+fn write_rate_limit_headers(caller: &Caller, headers: &mut HeaderMap) {
     if let Some(usage) = &caller.usage {
         usage.write_headers(headers);
     }
 }
 
 /// A request as it was sent.
-struct Read<F> {
-    sent: SentRequest,
-    form: F,
+struct ParsedRequest<F> {
+    raw_request: RawRequest,
+    options: F,
     caller: Caller,
     deadline: Option<Deadline>,
     slo: Slo,
 }
 
-async fn read<D: Dialect>(
+async fn parse_request<D: ApiFormat>(
     state: &AppState,
-    dialect: &D,
+    api_format: &D,
     request: Request,
-) -> Result<Read<D::Form>, RouterError> {
+) -> Result<ParsedRequest<D::Options>, RouterError> {
     let (head, body): (_, Body) = request.into_parts();
     let mut caller = authenticate(state, &head.headers)?;
-    identity_of(&head.headers)?;
-    let slo = through_gateway(state, &mut caller, |name| head.headers.get(name).map(HeaderValue::as_bytes))?;
-    let deadline = deadline_of(&head.headers)?;
+    identity_from_headers(&head.headers)?;
+    let slo =
+        apply_gateway_headers(state, &mut caller, |name| head.headers.get(name).map(HeaderValue::as_bytes))?;
+    let deadline = deadline_from_headers(&head.headers)?;
     let body = read_object(&head.headers, body, deadline).await?;
-    let asked = Asked { state, caller: &caller, task_type: task_type_of(&head.headers)? };
-    let (sent, form) = dialect.read(body, asked)?;
-    Ok(Read { sent, form, caller, deadline, slo })
+    let context = BodyContext { state, caller: &caller, task_type: task_type_from_headers(&head.headers)? };
+    let (raw_request, options) = api_format.parse(body, context)?;
+    Ok(ParsedRequest { raw_request, options, caller, deadline, slo })
 }
 
 /// Reads a chat completion request in OpenAI's format, with its caller and deadline, for handlers that answer
@@ -158,21 +170,22 @@ async fn read<D: Dialect>(
 pub(crate) async fn read_chat(
     state: &AppState,
     request: Request,
-) -> Result<(SentRequest, Caller, Option<Deadline>), RouterError> {
-    let Read { sent, caller, deadline, .. } = read(state, &OpenAi(Operation::Chat), request).await?;
-    Ok((sent, caller, deadline))
+) -> Result<(RawRequest, Caller, Option<Deadline>), RouterError> {
+    let ParsedRequest { raw_request, caller, deadline, .. } =
+        parse_request(state, &OpenAi(Operation::Chat), request).await?;
+    Ok((raw_request, caller, deadline))
 }
 
 /// Refuses the first field of the object at `path` (empty, or ending in a dot) that requests an unsupported
-/// feature. `says_off` recognizes values that request nothing.
+/// feature. `is_disabled` recognizes values that request nothing.
 pub(super) fn refuse_fields(
     path: &str,
     fields: &[(&str, &Option<Value>)],
-    says_off: impl Fn(&str, &Value) -> bool,
+    is_disabled: impl Fn(&str, &Value) -> bool,
 ) -> Result<(), RouterError> {
-    let asks =
-        |value: &Option<Value>, field: &str| value.as_ref().is_some_and(|value| !says_off(field, value));
-    match fields.iter().find(|(field, value)| asks(value, field)) {
+    let is_requested =
+        |value: &Option<Value>, field: &str| value.as_ref().is_some_and(|value| !is_disabled(field, value));
+    match fields.iter().find(|(field, value)| is_requested(value, field)) {
         Some((field, _)) => {
             let field = format!("{path}{field}");
             let message = format!("{field} is not supported: leave it out");
@@ -184,20 +197,20 @@ pub(super) fn refuse_fields(
 
 /// Collects the whole text of a single choice. Returns it with its finish reason and with the memory reserved
 /// for it.
-pub(super) async fn collect(
+pub(super) async fn collect_text(
     state: &AppState,
     text: &mut TextStream,
-) -> Result<(String, FinishReason, AnswerHold), RouterError> {
-    let mut hold = state.answer_memory.begin();
-    let (mut said, mut finish) = (String::new(), None);
+) -> Result<(String, FinishReason, MemoryReservation), RouterError> {
+    let mut reservation = state.response_memory.reserve();
+    let (mut output, mut finish) = (String::new(), None);
     while let Some(delta) = text.next().await {
         let delta = delta?;
-        hold.grow(delta.text.len()).inspect_err(|error| text.fail(error))?;
-        said.push_str(&delta.text);
+        reservation.grow(delta.text.len()).inspect_err(|error| text.fail(error))?;
+        output.push_str(&delta.text);
         finish = finish.or(delta.finish);
     }
     match finish {
-        Some(finish) => Ok((said, finish, hold)),
+        Some(finish) => Ok((output, finish, reservation)),
         None => Err(RouterError::Internal("the stream ended before its choice finished".into())),
     }
 }

@@ -10,14 +10,14 @@ use service::shutdown::Lifetime;
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::workers::follow::Endpoint;
-use crate::workers::registry::{List, Registry, named};
+use crate::workers::registry::{Listing, Registry, worker_id_of};
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
 /// The task that keeps a connection to one endpoint while it is listed, and then until the connection ends.
 #[derive(Debug)]
-pub(super) struct KeepConnected {
+pub(super) struct ReconnectLoop {
     pub(super) endpoint: Endpoint,
     /// Notified when another process may listen there: the next attempt is due at once.
     pub(super) changed: Arc<Notify>,
@@ -26,10 +26,10 @@ pub(super) struct KeepConnected {
     /// How to treat the worker once it is no longer listed.
     pub(super) unlisted: Unlisted,
     /// Receives the endpoint when the task ends because the worker is no longer listed.
-    pub(super) forgotten: mpsc::Sender<Endpoint>,
+    pub(super) ended_tx: mpsc::Sender<Endpoint>,
 }
 
-impl KeepConnected {
+impl ReconnectLoop {
     pub(super) async fn run(self, registry: Arc<Registry>, worker: Lifetime) {
         let cancelled = worker.cancelled();
         tokio::pin!(cancelled);
@@ -39,7 +39,7 @@ impl KeepConnected {
             // Shutdown, or the follower has removed the worker itself.
             () = cancelled => {}
             // An error means that the follower has ended and needs no message.
-            _ = self.forgotten.send(self.endpoint.clone()) => {}
+            _ = self.ended_tx.send(self.endpoint.clone()) => {}
         }
     }
 
@@ -54,38 +54,45 @@ impl KeepConnected {
         let mut last_worker_id = None;
         let mut last_error = None;
         loop {
-            let began = tokio::time::Instant::now();
-            let reached = tokio::select! {
+            let started_at = tokio::time::Instant::now();
+            let connected = tokio::select! {
                 biased;
                 // Removed by the follower, or shutdown.
                 () = &mut cancelled => return,
                 // Nothing is lost: there is no connection yet.
                 () = self.until_unlisted() => return,
-                reached = registry.reach(&self.endpoint, last_worker_id) => reached,
+                connected = registry.connect(&self.endpoint, last_worker_id) => connected,
             };
-            let ended = match reached {
+            let result = match connected {
                 Ok(connection) => {
                     last_error = None;
-                    last_worker_id = named(&connection.hello);
-                    let list = List::new(self.listed.clone(), self.unlisted == Unlisted::Removed);
-                    registry.serve(&self.endpoint, connection, cancelled.as_mut(), list).await
+                    last_worker_id = worker_id_of(&connection.hello);
+                    let listing = Listing::new(self.listed.clone(), self.unlisted == Unlisted::Removed);
+                    registry.serve(&self.endpoint, connection, cancelled.as_mut(), listing).await
                 }
                 Err(error) => Err(error),
             };
-            match ended.map_err(|error| causes(&error)) {
+            match result.map_err(|error| causes(&error)) {
                 Ok(()) => tracing::info!(role, address, "worker left"),
                 // Log repeated errors at debug level: the attempt is repeated every two seconds, possibly for
                 // hours.
-                Err(why) if last_error.as_ref() == Some(&why) => {
-                    tracing::debug!(role, address, "worker still unreachable: {why}");
+                Err(reason) if last_error.as_ref() == Some(&reason) => {
+                    tracing::debug!(role, address, "worker still unreachable: {reason}");
                 }
-                Err(why) => {
-                    tracing::info!(role, address, "worker unreachable, retrying while it is listed: {why}");
-                    last_error = Some(why);
+                Err(reason) => {
+                    tracing::info!(
+                        role,
+                        address,
+                        "worker unreachable, retrying while it is listed: {reason}"
+                    );
+                    last_error = Some(reason);
                 }
             }
-            backoff =
-                if began.elapsed() > MAX_BACKOFF { FIRST_BACKOFF } else { (backoff * 2).min(MAX_BACKOFF) };
+            backoff = if started_at.elapsed() > MAX_BACKOFF {
+                FIRST_BACKOFF
+            } else {
+                (backoff * 2).min(MAX_BACKOFF)
+            };
             tokio::select! {
                 biased;
                 // As above: removed by the follower, or shutdown.
@@ -126,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_that_repeats_its_own_is_told_once() {
+    fn a_repeated_cause_is_printed_once() {
         let refused = std::io::Error::other("connection refused");
         let error = anyhow::Error::new(refused).context("tcp: connection refused").context("cannot connect");
         assert_eq!(causes(&error), "cannot connect: tcp: connection refused");

@@ -1,21 +1,21 @@
-//! [`SentRequest`]: one request as the client sent it, independent of the protocol. Must not depend on JSON
+//! [`RawRequest`]: one request as the client sent it, independent of the protocol. Must not depend on JSON
 //! or protobuf.
 
 use serde_json::Map;
 
-use super::structure::SentGrammar;
-use super::tools::SentTools;
+use super::structure::RawGrammar;
+use super::tools::RawTools;
 use text::ConversationMessage;
 
 /// A request as the client sent it; absent fields take their default.
 #[derive(Debug, Clone, Default)]
-pub struct SentRequest {
+pub struct RawRequest {
     /// Required.
     pub model: Option<String>,
     /// At least one.
-    pub prompts: Vec<SentPrompt>,
+    pub prompts: Vec<RawPrompt>,
     /// Sampling parameters.
-    pub sampling: SentSampling,
+    pub sampling: RawSampling,
     /// Maximum number of output tokens.
     pub max_tokens: Option<i64>,
     /// Minimum number of output tokens.
@@ -35,13 +35,13 @@ pub struct SentRequest {
     /// Repeat the prompt before the output.
     pub echo: bool,
     /// Tools that may or must be called.
-    pub tools: SentTools,
+    pub tools: RawTools,
     /// Grammar that the output must match.
-    pub grammar: Option<SentGrammar>,
+    pub grammar: Option<RawGrammar>,
     /// Task type of the request.
     pub task_type: Option<String>,
     /// Settings for speculation.
-    pub speculation: SentSpeculation,
+    pub speculation: RawSpeculation,
     /// Text that the output is expected to repeat in part.
     pub prediction: Option<String>,
     /// Lower is more urgent.
@@ -51,16 +51,16 @@ pub struct SentRequest {
     /// Requests with different salts share no prefix blocks.
     pub cache_salt: Option<String>,
     /// Without `max_tokens`, a completion may fill the window, as a chat may.
-    pub wants_whole_window: bool,
+    pub fill_context_window: bool,
     /// Keep the request out of the request log.
-    pub keep_out_of_log: bool,
+    pub exclude_from_log: bool,
     /// The protocol's names of fields, for messages.
     pub names: FieldNames,
 }
 
 /// One prompt as sent.
 #[derive(Debug, Clone)]
-pub enum SentPrompt {
+pub enum RawPrompt {
     /// Plain text.
     Text(String),
     /// Token ids.
@@ -77,7 +77,7 @@ pub enum SentPrompt {
 /// Sampling parameters as sent.
 #[derive(Debug, Clone, Default)]
 #[expect(missing_docs, reason = "the fields are those of speculation::SamplingParams")]
-pub struct SentSampling {
+pub struct RawSampling {
     pub temperature: Option<f64>,
     pub top_k: Option<i64>,
     pub top_p: Option<f64>,
@@ -91,7 +91,7 @@ pub struct SentSampling {
 /// Settings for speculation as sent.
 #[derive(Debug, Clone, Default)]
 #[expect(missing_docs, reason = "the fields are those of SpeculationRequest")]
-pub struct SentSpeculation {
+pub struct RawSpeculation {
     pub enabled: Option<bool>,
     pub num_draft_tokens: Option<i64>,
     pub num_tree_tokens: Option<i64>,

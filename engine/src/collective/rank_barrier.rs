@@ -5,35 +5,35 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cpu_kernels::Patience;
+use cpu_kernels::SpinPolicy;
 
 use crate::EngineError;
 
 /// A barrier that can fail. Shared by all ranks and the thread that drives them.
 #[derive(Debug)]
-pub(crate) struct Meeting {
+pub(crate) struct RankBarrier {
     watchdog: Duration,
     /// Number of completed barriers and other signs of progress.
-    round: AtomicU64,
+    generation: AtomicU64,
     /// How long a rank spins before it blocks: a peer with the same work is a few microseconds late.
-    patience: Patience,
+    spin_policy: SpinPolicy,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
-    here: Vec<bool>,
+    arrived: Vec<bool>,
     lost: Option<(usize, String)>,
 }
 
-impl Meeting {
+impl RankBarrier {
     pub(crate) fn new(ranks: usize, watchdog: Duration) -> Self {
-        let state = Mutex::new(State { here: vec![false; ranks], lost: None });
+        let state = Mutex::new(State { arrived: vec![false; ranks], lost: None });
         Self {
             watchdog,
-            round: AtomicU64::new(0),
-            patience: Patience::default(),
+            generation: AtomicU64::new(0),
+            spin_policy: SpinPolicy::default(),
             state,
             changed: Condvar::new(),
         }
@@ -45,12 +45,12 @@ impl Meeting {
     }
 
     /// Grows with every completed barrier, which shows that ranks make progress.
-    pub(crate) fn round(&self) -> u64 {
-        self.round.load(Ordering::Acquire)
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     /// Marks a rank as permanently lost. The first reason recorded is kept.
-    pub(crate) fn lose(&self, rank: usize, reason: String) {
+    pub(crate) fn mark_lost(&self, rank: usize, reason: String) {
         self.lock().lost.get_or_insert((rank, reason));
         self.changed.notify_all();
     }
@@ -61,35 +61,39 @@ impl Meeting {
     }
 
     /// Records progress of ranks that synchronise elsewhere.
-    pub(crate) fn go_on(&self) {
-        self.round.fetch_add(1, Ordering::Release);
+    pub(crate) fn record_progress(&self) {
+        self.generation.fetch_add(1, Ordering::Release);
     }
 
     /// Waits until every rank has arrived.
     pub(crate) fn wait(&self, rank: usize) -> Result<(), EngineError> {
-        let round = self.round();
+        let generation = self.generation();
         {
             let mut state = self.lock();
             lost(&state)?;
-            state.here[rank] = true;
-            if state.here.iter().all(|here| *here) {
-                state.here.fill(false);
-                self.round.fetch_add(1, Ordering::Release);
+            state.arrived[rank] = true;
+            if state.arrived.iter().all(|arrived| *arrived) {
+                state.arrived.fill(false);
+                self.generation.fetch_add(1, Ordering::Release);
                 self.changed.notify_all();
                 return Ok(());
             }
         }
-        if self.patience.look(|| self.round() != round) { Ok(()) } else { self.sleep(round) }
+        if self.spin_policy.spin_until(|| self.generation() != generation) {
+            Ok(())
+        } else {
+            self.wait_blocking(generation)
+        }
     }
 
-    fn sleep(&self, round: u64) -> Result<(), EngineError> {
+    fn wait_blocking(&self, generation: u64) -> Result<(), EngineError> {
         let deadline = Instant::now() + self.watchdog;
         let mut state = self.lock();
-        while self.round() == round {
+        while self.generation() == generation {
             lost(&state)?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let missing = state.here.iter().position(|here| !here).unwrap_or(0);
+                let missing = state.arrived.iter().position(|arrived| !arrived).unwrap_or(0);
                 let reason = format!("it did not reach the barrier within {:?}", self.watchdog);
                 state.lost = Some((missing, reason));
                 self.changed.notify_all();
