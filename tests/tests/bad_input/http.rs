@@ -180,7 +180,7 @@ async fn bodies_and_doors_that_cannot_be_are_refused() -> anyhow::Result<()> {
         (post(Vec::new()), "no body", 400, none, "the body is not valid JSON"),
         (post(b"[]".to_vec()), "a list", 400, none, "the body does not have the expected shape"),
         (post(vec![b'['; 200_000]), "a deep list", 400, none, "the body"),
-        (post(b"{\"model\": \"\xff\"}".to_vec()), "invalid UTF-8", 400, none, "not valid UTF-8: byte 11"),
+        (post(b"{\"model\": \"\xff\"}".to_vec()), "invalid UTF-8", 400, none, "invalid sequence at byte 11"),
         (
             post(br#"{"model": "\ud800"}"#.to_vec()),
             "a lone surrogate",
