@@ -157,11 +157,14 @@ static bool contains_range(const std::map<uintptr_t, size_t>& memory, uintptr_t 
 }
 
 static bool on_device(uint64_t at, size_t bytes) { return contains_range(device_memory, at, bytes); }
+// The device whose pool has this memory; -1 if none has.
+static int owner_of(uint64_t at) {
+  auto next = owners.upper_bound(at);
+  return next == owners.begin() ? -1 : std::prev(next)->second;
+}
 // Whether a device may access memory: its own, or that of a pool that was shared with it.
 static bool may_touch(int device, uint64_t at) {
-  auto next = owners.upper_bound(at);
-  if (next == owners.begin()) return false;
-  const int owner = (--next)->second;
+  const int owner = owner_of(at);
   return owner == device || access_granted.count({owner, device});
 }
 static bool is_pinned(const void* at, size_t bytes) { return contains_range(pinned_memory, (uintptr_t)at, bytes); }

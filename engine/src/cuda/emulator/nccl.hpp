@@ -19,11 +19,11 @@ constexpr int FLOAT32 = 7;
 
 enum Kind { POINT_TO_POINT, ALL_GATHER };
 
-// One end of a message.
+// One end of a message, and the number of its group's ends that have not been copied yet.
 struct End {
   uint64_t address;
   size_t bytes;
-  std::shared_ptr<bool> done;
+  std::shared_ptr<size_t> num_open;
 };
 
 // What one call sends to or receives from one rank.
@@ -81,7 +81,8 @@ static void match(Clique& clique, const std::array<int, 3>& key) {
     }
     std::memmove((void*)to.address, (const void*)from.address, from.bytes);
     if (key[1] != key[2]) driver::counted.bytes_from_ranks += from.bytes;
-    *from.done = *to.done = true;
+    --*from.num_open;
+    --*to.num_open;
     sent.pop_front();
     received.pop_front();
   }
@@ -91,17 +92,18 @@ static Result check(const Comm& comm, const Stream& stream, const Part& part) {
   if (stream.captured) return refuse(INVALID_USAGE, "the host's nccl cannot be captured in a graph");
   if (stream.device != comm.device) return refuse(INVALID_ARGUMENT, "the stream is of another device");
   if (part.peer < 0 || (size_t)part.peer >= comm.clique->comms.size()) return refuse(INVALID_ARGUMENT, "no such rank");
-  auto owner = driver::owners.upper_bound(part.address);
-  if (!driver::on_device(part.address, part.bytes) || (--owner)->second != comm.device)
+  if (!driver::on_device(part.address, part.bytes) || driver::owner_of(part.address) != comm.device)
     return refuse(INVALID_ARGUMENT, "a buffer is too short, or not of the communicator's device");
   return SUCCESS;
 }
+
+static Result refuse_aborted() { return refuse(INVALID_ARGUMENT, "the communicator was aborted, or never made"); }
 
 // Puts the calls of one group, all with the same communicator, into their stream.
 static Result submit(const std::vector<Call>& calls) {
   if (calls.empty()) return SUCCESS;
   auto found = comms.find(calls[0].comm);
-  if (found == comms.end()) return refuse(INVALID_ARGUMENT, "the communicator was aborted, or never made");
+  if (found == comms.end()) return refuse_aborted();
   const std::shared_ptr<Comm> comm = found->second;
   std::vector<Part> parts;
   for (const Call& call : calls) {
@@ -110,7 +112,7 @@ static Result submit(const std::vector<Call>& calls) {
     if (Result result = check(*comm, *call.stream, call.part)) return result;
     if (call.part.bytes) parts.push_back(call.part);
   }
-  std::vector<std::shared_ptr<bool>> done;
+  const auto num_open = std::make_shared<size_t>(parts.size());
   bool is_posted = false;
   driver::put_work(*calls[0].stream, [=]() mutable {
     if (!is_posted && !comm->is_aborted) {
@@ -118,24 +120,25 @@ static Result submit(const std::vector<Call>& calls) {
       for (const Part& part : parts) {
         const int from = part.is_sent ? comm->rank : part.peer, to = part.is_sent ? part.peer : comm->rank;
         const std::array<int, 3> key = {part.kind, from, to};
-        done.push_back(std::make_shared<bool>(false));
-        (part.is_sent ? comm->clique->sent : comm->clique->received)[key].push_back({part.address, part.bytes, done.back()});
+        (part.is_sent ? comm->clique->sent : comm->clique->received)[key].push_back({part.address, part.bytes, num_open});
         match(*comm->clique, key);
       }
     }
-    return comm->is_aborted || std::all_of(done.begin(), done.end(), [](const std::shared_ptr<bool>& is_done) { return *is_done; });
+    return comm->is_aborted || *num_open == 0;
   });
   return SUCCESS;
 }
 
-static Result call(Comm* comm, Stream* stream, int type, std::vector<Part> parts) {
+// Submits the calls of this thread's group unless the group goes on.
+static Result submit_group() {
+  return depth > 0 ? SUCCESS : submit(std::exchange(grouped, {}));
+}
+
+static Result call(Comm* comm, Stream* stream, int type, const std::vector<Part>& parts) {
   driver::Lock lock(driver::turn);
   if (type != FLOAT32) return refuse(INVALID_ARGUMENT, "the host's nccl moves f32");
-  std::vector<Call> calls;
-  for (const Part& part : parts) calls.push_back({comm, stream, part});
-  if (depth == 0) return submit(calls);
-  grouped.insert(grouped.end(), calls.begin(), calls.end());
-  return SUCCESS;
+  for (const Part& part : parts) grouped.push_back({comm, stream, part});
+  return submit_group();
 }
 
 }  // namespace nccl
@@ -171,7 +174,7 @@ int ncclCommInitAll(nccl::Comm** out, int count, const int* devices) {
 int ncclCommAbort(nccl::Comm* comm) {
   driver::Lock lock(driver::turn);
   auto found = nccl::comms.find(comm);
-  if (found == nccl::comms.end()) return nccl::refuse(nccl::INVALID_ARGUMENT, "no such communicator");
+  if (found == nccl::comms.end()) return nccl::refuse_aborted();
   comm->is_aborted = true;
   for (auto& [key, ends] : comm->clique->sent)
     if (key[1] == comm->rank) ends.clear();
@@ -184,7 +187,7 @@ int ncclCommAbort(nccl::Comm* comm) {
 
 int ncclCommGetAsyncError(nccl::Comm* comm, int* error) {
   driver::Lock lock(driver::turn);
-  if (!nccl::comms.count(comm)) return nccl::refuse(nccl::INVALID_ARGUMENT, "no such communicator");
+  if (!nccl::comms.count(comm)) return nccl::refuse_aborted();
   return *error = comm->error, nccl::SUCCESS;
 }
 
@@ -197,6 +200,8 @@ int ncclRecv(void* to, size_t count, int type, int peer, nccl::Comm* comm, drive
 }
 
 int ncclAllGather(const void* from, void* to, size_t count, int type, nccl::Comm* comm, driver::Stream* stream) {
+  driver::Lock lock(driver::turn);
+  if (!nccl::comms.count(comm)) return nccl::refuse_aborted();
   const uint64_t bytes = 4 * count, own = (uint64_t)to + (uint64_t)comm->rank * bytes;
   const uint64_t ranks = comm->clique->comms.size();
   const bool overlaps = (uint64_t)from + bytes > (uint64_t)to && (uint64_t)from < (uint64_t)to + ranks * bytes;
@@ -206,7 +211,7 @@ int ncclAllGather(const void* from, void* to, size_t count, int type, nccl::Comm
     parts.push_back({nccl::ALL_GATHER, true, peer, (uint64_t)from, bytes});
     parts.push_back({nccl::ALL_GATHER, false, peer, (uint64_t)to + (uint64_t)peer * bytes, bytes});
   }
-  return nccl::call(comm, stream, type, std::move(parts));
+  return nccl::call(comm, stream, type, parts);
 }
 
 int ncclGroupStart() { return ++nccl::depth, nccl::SUCCESS; }
@@ -214,10 +219,8 @@ int ncclGroupStart() { return ++nccl::depth, nccl::SUCCESS; }
 int ncclGroupEnd() {
   driver::Lock lock(driver::turn);
   if (nccl::depth == 0) return nccl::refuse(nccl::INVALID_USAGE, "no group was started");
-  if (--nccl::depth > 0) return nccl::SUCCESS;
-  const std::vector<nccl::Call> calls = std::move(nccl::grouped);
-  nccl::grouped.clear();
-  return nccl::submit(calls);
+  --nccl::depth;
+  return nccl::submit_group();
 }
 
 }

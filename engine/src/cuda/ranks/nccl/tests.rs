@@ -1,5 +1,6 @@
 //! Exchanges over the host's NCCL (`emulator/nccl.hpp`), which refuses wrong buffers and waits for each rank.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use super::*;
@@ -7,7 +8,7 @@ use crate::cuda::executor::Executor;
 use crate::cuda::host_driver::HostDriver;
 use crate::cuda::ops::concat_ranks;
 
-const EIGHT: &[(&str, &str)] = &[("OUTRIDER_HOST_DEVICES", "8")];
+const EIGHT_DEVICES: &[(&str, &str)] = &[("OUTRIDER_HOST_DEVICES", "8")];
 
 /// A device and its exchange for each of `ranks` ranks.
 fn connected(driver: &HostDriver, ranks: usize, watchdog: Duration) -> (Vec<Rank>, Arc<RankBarrier>) {
@@ -20,6 +21,11 @@ fn connected(driver: &HostDriver, ranks: usize, watchdog: Duration) -> (Vec<Rank
     (ranks, barrier)
 }
 
+/// Numbers of a rank's part.
+fn numbers(rank: usize, range: Range<usize>) -> Vec<f32> {
+    range.map(|i| (1000 * rank + i) as f32).collect()
+}
+
 struct Rank {
     device: CudaDevice,
     end: NcclExchange,
@@ -28,8 +34,7 @@ struct Rank {
 impl Rank {
     /// This rank's part: numbers that no other rank has.
     fn part(&mut self, len: usize) -> Tensor<CudaMemory, f32> {
-        let numbers: Vec<f32> = (0..len).map(|i| (1000 * self.end.rank + i) as f32).collect();
-        Tensor::of(&mut self.device, &numbers, "a part").unwrap()
+        Tensor::of(&mut self.device, &numbers(self.end.rank, 0..len), "a part").unwrap()
     }
 
     /// Exchanges parts, and returns the numbers at all addresses that this rank can read, one part after the
@@ -60,31 +65,27 @@ fn on_every_rank<T: Send>(ranks: Vec<Rank>, run: impl Fn(Rank) -> T + Sync) -> V
 #[test]
 fn each_rank_reads_the_parts_of_all_ranks() {
     let name = "cuda::ranks::nccl::tests::each_rank_reads_the_parts_of_all_ranks";
-    let Some(driver) = HostDriver::for_test_with(name, EIGHT) else { return };
+    let Some(driver) = HostDriver::for_test_with(name, EIGHT_DEVICES) else { return };
     for count in [1, 2, 4, 8] {
         let (ranks, _) = connected(&driver, count, Duration::from_secs(100));
         on_every_rank(ranks, |mut rank| {
-            let number = |part: usize, i: usize| (1000 * part + i) as f32;
             // A large exchange first: the receive buffer is longer than what later ones need.
             for len in [24 * count, 8 * count, count] {
                 let all = rank.exchange(&vec![len; count], Readers::All, count * len).unwrap();
-                let expected: Vec<f32> =
-                    (0..count).flat_map(|part| (0..len).map(move |i| number(part, i))).collect();
+                let expected: Vec<f32> = (0..count).flat_map(|part| numbers(part, 0..len)).collect();
                 assert_eq!(all, expected);
 
                 let shares = rank.exchange(&vec![len; count], Readers::Shares, len).unwrap();
                 let (share, start) = (len / count, rank.end.rank * (len / count));
-                let expected: Vec<f32> = (0..count)
-                    .flat_map(|part| (start..start + share).map(move |i| number(part, i)))
-                    .collect();
+                let expected: Vec<f32> =
+                    (0..count).flat_map(|part| numbers(part, start..start + share)).collect();
                 assert_eq!(shares, expected);
             }
             // Parts of the vocabulary have unequal widths.
             let width = 8 * count + 3;
             let lens: Vec<usize> = (0..count).map(|r| (r + 1) * width / count - r * width / count).collect();
             let first = rank.exchange(&lens, Readers::First, width).unwrap();
-            let expected: Vec<f32> =
-                (0..count).flat_map(|part| (0..lens[part]).map(move |i| (1000 * part + i) as f32)).collect();
+            let expected: Vec<f32> = (0..count).flat_map(|part| numbers(part, 0..lens[part])).collect();
             assert_eq!(first, if rank.end.rank == 0 { expected } else { Vec::new() });
         });
     }
@@ -94,7 +95,7 @@ fn each_rank_reads_the_parts_of_all_ranks() {
 #[test]
 fn two_phases_receive_a_quarter_of_the_bytes() {
     let name = "cuda::ranks::nccl::tests::two_phases_receive_a_quarter_of_the_bytes";
-    let Some(driver) = HostDriver::for_test_with(name, EIGHT) else { return };
+    let Some(driver) = HostDriver::for_test_with(name, EIGHT_DEVICES) else { return };
     let received = |exchanges: &(dyn Fn(&mut Rank) + Sync)| {
         let (ranks, _) = connected(&driver, 8, Duration::from_secs(100));
         let before = driver.counts();
@@ -113,7 +114,7 @@ fn two_phases_receive_a_quarter_of_the_bytes() {
 #[test]
 fn a_rank_that_never_comes_or_is_lost_ends_the_wait() {
     let name = "cuda::ranks::nccl::tests::a_rank_that_never_comes_or_is_lost_ends_the_wait";
-    let Some(driver) = HostDriver::for_test_with(name, EIGHT) else { return };
+    let Some(driver) = HostDriver::for_test_with(name, EIGHT_DEVICES) else { return };
     let first = |watchdog, lost: Option<&str>| {
         let (mut ranks, barrier) = connected(&driver, 2, watchdog);
         lost.into_iter().for_each(|reason| barrier.mark_lost(1, reason.to_owned()));
@@ -133,7 +134,7 @@ fn a_rank_that_never_comes_or_is_lost_ends_the_wait() {
 #[test]
 fn a_fault_of_the_library_ends_the_wait_of_both_ranks() {
     let name = "cuda::ranks::nccl::tests::a_fault_of_the_library_ends_the_wait_of_both_ranks";
-    let Some(driver) = HostDriver::for_test_with(name, EIGHT) else { return };
+    let Some(driver) = HostDriver::for_test_with(name, EIGHT_DEVICES) else { return };
     let (ranks, _) = connected(&driver, 2, Duration::from_secs(100));
     let errors = on_every_rank(ranks, |mut rank| {
         let len = 4 + rank.end.rank;
@@ -147,7 +148,7 @@ fn a_fault_of_the_library_ends_the_wait_of_both_ranks() {
 #[test]
 fn buffers_that_are_too_short_are_refused() {
     let name = "cuda::ranks::nccl::tests::buffers_that_are_too_short_are_refused";
-    let Some(driver) = HostDriver::for_test_with(name, EIGHT) else { return };
+    let Some(driver) = HostDriver::for_test_with(name, EIGHT_DEVICES) else { return };
     let (mut ranks, _) = connected(&driver, 2, Duration::from_secs(100));
     let (part, foreign) = (ranks[0].part(4), ranks[1].part(4));
     let Rank { device, end } = &mut ranks[0];
