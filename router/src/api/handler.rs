@@ -76,9 +76,9 @@ pub(super) struct BodyContext<'a> {
 }
 
 /// Answers one request. A panic fails only this request.
-pub(super) async fn handle_request<D: ApiFormat>(
+pub(super) async fn handle_request<F: ApiFormat>(
     state: AppState,
-    api_format: D,
+    api_format: F,
     request: Request,
 ) -> Response {
     let span = span::open(Protocol::Http, api_format.operation());
@@ -106,9 +106,9 @@ pub(super) fn new_id(prefix: &str) -> String {
     format!("{prefix}{}", uuid::Uuid::now_v7().simple())
 }
 
-async fn respond_to<D: ApiFormat>(
+async fn respond_to<F: ApiFormat>(
     state: &AppState,
-    api_format: &D,
+    api_format: &F,
     request: Request,
     request_id: String,
     mut record: RequestRecord,
@@ -148,11 +148,11 @@ struct ParsedRequest<F> {
     slo: Slo,
 }
 
-async fn parse_request<D: ApiFormat>(
+async fn parse_request<F: ApiFormat>(
     state: &AppState,
-    api_format: &D,
+    api_format: &F,
     request: Request,
-) -> Result<ParsedRequest<D::Options>, RouterError> {
+) -> Result<ParsedRequest<F::Options>, RouterError> {
     let (head, body): (_, Body) = request.into_parts();
     let mut caller = authenticate(state, &head.headers)?;
     identity_from_headers(&head.headers)?;
