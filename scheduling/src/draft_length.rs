@@ -81,6 +81,8 @@ pub struct RoundTimes {
     /// Number of sequences in the forward that verified it, and in that of the sequence's round before; 0:
     /// there was none.
     pub forward_sequences: [u32; 2],
+    /// Whether the target completed a forward with prompt rows since the round began.
+    pub met_prompts: bool,
 }
 
 impl RoundTimes {
@@ -246,13 +248,15 @@ impl DraftLength {
         }
         let is_informative = (is_settled || self.probe == Some(k)) && k <= self.max_k;
         let Some(load) = self.load.filter(|_| is_informative) else { return };
-        if load.other_sequences == 0 && !round.is_steady() {
+        // How long a prompt delays a round depends on its length and on when it came, not on k.
+        if round.met_prompts || (load.other_sequences == 0 && !round.is_steady()) {
             return;
         }
         let chain_rows = 1.0 + self.supply.cumulative(k).iter().sum::<f64>();
         let rows_each = chain_rows + f64::from(round.num_leaves);
         let group_size = round.forward_sequences[0];
-        let price = self.prices(&load, target, draft).round_by_group_size(group_size, k, rows_each);
+        let prices = RoundPricer { with_prompts: false, ..self.prices(&load, target, draft) };
+        let price = prices.round_by_group_size(group_size, k, rows_each);
         let excess = (draft_wait + verify) / price.round_us() - 1.0;
         if excess.is_finite() {
             let sum = &mut self.excess_by_k[k as usize];
@@ -390,7 +394,7 @@ impl DraftLength {
     }
 
     fn prices<'a>(&self, load: &'a Load, target: &'a WorkerCost, draft: &'a WorkerCost) -> RoundPricer<'a> {
-        RoundPricer { load, groups_max: self.rules.groups_max, target, draft }
+        RoundPricer { load, groups_max: self.rules.groups_max, with_prompts: true, target, draft }
     }
 
     /// Changes k to the best value if that is worth it. Returns whether k changed.

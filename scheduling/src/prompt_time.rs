@@ -1,21 +1,38 @@
-//! Time that prompts add to a target's forwards. A round waits for its target's forwards, and those with
-//! prompt rows take longer than the step times of the other rows.
+//! Prompts in a target's forwards. A round waits for its target's forwards, and those with prompt rows take
+//! longer than the step times of the other rows.
 
 use crate::smoothing::EWMA_WINDOW;
 
-/// Prompt times of one worker: decayed means over its forwards.
+/// Prompts in the forwards of one worker: decayed means.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PromptTime {
     share: f64,
-    added_us: f64,
+    rows: f64,
+    log_ratio: f64,
+    forwards: u64,
 }
 
 impl PromptTime {
-    /// Records the microseconds that prompts added to a forward; `None`: it had no prompts.
-    pub fn observe(&mut self, added_us: Option<f64>) {
-        let (share, added_us) = added_us.map_or((0.0, 0.0), |added_us| (1.0, added_us.max(0.0)));
-        self.share += (share - self.share) / EWMA_WINDOW;
-        self.added_us += (added_us - self.added_us) / EWMA_WINDOW;
+    /// Records a forward without prompts.
+    pub(crate) fn observe_none(&mut self) {
+        self.share -= self.share / EWMA_WINDOW;
+    }
+
+    /// Records a forward with this number of prompt rows, and the ratio of its measured to its predicted time.
+    pub(crate) fn observe(&mut self, rows: f64, ratio: f64) {
+        if !(ratio.is_finite() && ratio > 0.0) {
+            return;
+        }
+        self.forwards += 1;
+        self.share += (1.0 - self.share) / EWMA_WINDOW;
+        let weight = (self.forwards as f64).min(EWMA_WINDOW);
+        self.rows += (rows - self.rows) / weight;
+        self.log_ratio += (ratio.ln() - self.log_ratio) / weight;
+    }
+
+    /// Number of forwards with prompts so far.
+    pub fn forwards(&self) -> u64 {
+        self.forwards
     }
 
     /// Share of forwards with prompts.
@@ -23,14 +40,14 @@ impl PromptTime {
         self.share
     }
 
-    /// Mean microseconds that prompts add to a forward, over all forwards.
-    pub fn added_us(&self) -> f64 {
-        self.added_us
+    /// Mean number of prompt rows in a forward with prompts.
+    pub fn rows(&self) -> f64 {
+        self.rows
     }
 
-    /// Mean microseconds that prompts add to a forward with prompts.
-    pub fn added_where_present_us(&self) -> f64 {
-        if self.share > 0.0 { self.added_us / self.share } else { 0.0 }
+    /// Ratio of measured to predicted times of forwards with prompts.
+    pub fn ratio(&self) -> f64 {
+        self.log_ratio.exp()
     }
 }
 
@@ -39,14 +56,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quarter_of_the_forwards_hold_a_prompt_that_takes_eight_milliseconds() {
+    fn a_quarter_of_the_forwards_hold_a_prompt() {
         let mut prompts = PromptTime::default();
-        assert_eq!(prompts.added_where_present_us(), 0.0, "no prompt was observed");
         for forward in 0..4_000 {
-            prompts.observe((forward % 4 == 0).then_some(8_000.0));
+            match forward % 8 {
+                0 => prompts.observe(64.0, 2.0),
+                4 => prompts.observe(32.0, 0.5),
+                _ => prompts.observe_none(),
+            }
         }
         assert!((prompts.share() - 0.25).abs() < 0.01, "{}", prompts.share());
-        assert!((prompts.added_us() - 2_000.0).abs() < 80.0, "{}", prompts.added_us());
-        assert!((prompts.added_where_present_us() - 8_000.0).abs() < 1.0);
+        assert!((prompts.rows() - 48.0).abs() < 0.5 && (prompts.ratio() - 1.0).abs() < 0.01, "{prompts:?}");
+        assert_eq!(prompts.forwards(), 1_000);
     }
 }

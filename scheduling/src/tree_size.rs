@@ -111,7 +111,7 @@ pub struct TreeSize {
 
 /// Chooses the number of a chain's best leaves, worth `worth` each, with the most tokens per time. The
 /// chain's round commits `tokens`. `round_us(leaves)` is the time of a round with that many leaves, or `None`
-/// if they are not allowed.
+/// if they are not allowed, and neither are more.
 pub fn tree_size(
     tokens: f64,
     worth: impl IntoIterator<Item = f64>,
@@ -126,7 +126,7 @@ pub fn tree_size(
         if !COMPARED_LENGTHS.contains(&with.num_leaves) {
             continue;
         }
-        let Some(us) = round_us(with.num_leaves) else { continue };
+        let Some(us) = round_us(with.num_leaves) else { break };
         let pace = with.expected_tokens / us.max(1.0);
         if pace > most {
             (most, best) = (pace, with);

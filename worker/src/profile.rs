@@ -58,6 +58,9 @@ fn profile_within(engine: &mut Engine, budget: Duration) -> Vec<StepTimePoint> {
         }
     }
     tracing::info!(points = points.len(), took = ?began.elapsed(), "measured step times");
+    for StepTimePoint { rows, kv_tokens, micros } in &points {
+        tracing::debug!(rows, kv_tokens, micros, "measured step time");
+    }
     points
 }
 

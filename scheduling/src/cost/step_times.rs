@@ -31,6 +31,11 @@ impl ForwardShape {
         Self { rows: sequences, sequences, context }
     }
 
+    /// The same forward with this many more rows.
+    pub fn with_rows(self, rows: f64) -> Self {
+        Self { rows: self.rows + rows, ..self }
+    }
+
     /// A forward that ran; its KV tokens, each sequence counted once, are divided among its sequences.
     pub fn measured(rows: u32, sequences: u32, kv_tokens: u64) -> Self {
         let context = kv_tokens as f64 / f64::from(sequences.max(1));
@@ -59,6 +64,8 @@ struct Curve {
     context: f64,
     /// (rows, micros), both ascending; never empty.
     points: Vec<(f64, f64)>,
+    /// Smallest ratio of micros to rows.
+    best_row_us: f64,
 }
 
 /// Row counts at which workers profile themselves; a worker leaves out those that take too long.
@@ -80,9 +87,15 @@ impl StepTimes {
             match curves.last_mut() {
                 Some(curve) if curve.context == point.kv_tokens as f64 => {
                     let floor = curve.points.last().map_or(0.0, |last| last.1);
-                    curve.points.push((rows, micros.max(floor)));
+                    let micros = micros.max(floor);
+                    curve.points.push((rows, micros));
+                    curve.best_row_us = curve.best_row_us.min(micros / rows);
                 }
-                _ => curves.push(Curve { context: point.kv_tokens as f64, points: vec![(rows, micros)] }),
+                _ => curves.push(Curve {
+                    context: point.kv_tokens as f64,
+                    points: vec![(rows, micros)],
+                    best_row_us: micros / rows,
+                }),
             }
         }
         let kv = match (curves.first(), curves.last()) {
@@ -100,6 +113,11 @@ impl StepTimes {
     /// Largest number of rows that was profiled.
     pub(super) fn max_rows(&self) -> f64 {
         self.curve.as_ref().map_or(0.0, |curve| curve.points[curve.points.len() - 1].0)
+    }
+
+    /// Microseconds per row of the profiled forward with the most rows per second.
+    pub(super) fn best_row_us(&self) -> f64 {
+        self.curve.as_ref().map_or(0.0, |curve| curve.best_row_us)
     }
 
     /// Smallest number of rows at which a forward reaches `share` of the rows per second of the largest

@@ -69,6 +69,8 @@ pub(super) struct RoundPricer<'a> {
     pub(super) load: &'a Load,
     /// Maximum number of alternating groups of sequences.
     pub(super) groups_max: u32,
+    /// Whether the target's forwards have prompts as often as they had lately; otherwise they have none.
+    pub(super) with_prompts: bool,
     pub(super) target: &'a WorkerCost,
     pub(super) draft: &'a WorkerCost,
 }
@@ -101,16 +103,21 @@ impl RoundPricer<'_> {
         self.in_groups((groups.round() as u32).clamp(1, self.groups_max), k, rows_each)
     }
 
-    /// Time of a forward with this number of the lane's sequences. Every forward also has the rows of other
-    /// lanes, whose rounds are independent, and prompts.
-    fn forward_us(&self, sequences: f64, rows_each: f64) -> f64 {
+    /// Rows of a forward with this number of the lane's sequences. Every forward also has the rows of other
+    /// lanes, whose rounds are independent.
+    fn forward(&self, sequences: f64, rows_each: f64) -> ForwardShape {
         let Load { other_rows, other_sequences, context, .. } = *self.load;
-        let forward = ForwardShape {
+        ForwardShape {
             rows: sequences * rows_each + f64::from(other_rows),
             sequences: sequences + f64::from(other_sequences),
             context,
-        };
-        self.target.forward_us(forward) + self.target.prompts.added_us()
+        }
+    }
+
+    /// Mean time of such a forward.
+    fn forward_us(&self, sequences: f64, rows_each: f64) -> f64 {
+        let forward = self.forward(sequences, rows_each);
+        if self.with_prompts { self.target.mean_forward_us(forward) } else { self.target.forward_us(forward) }
     }
 
     /// Price of a round of a lane whose sequences are split into `num_groups` alternating groups.
@@ -134,8 +141,12 @@ impl RoundPricer<'_> {
             let draft_us = draft.wire_us() + steps * step;
             let (round_us, forwards) =
                 self.at_target(num_groups, draft_us, verify_us, step * self.draft_offset_steps(k));
-            concurrent_groups = (groups_at_worker * steps * step / round_us).clamp(1.0, groups_at_worker);
             found = Price { draft_us, verify_us: round_us - draft_us, forwards };
+            let concurrent_next = (groups_at_worker * steps * step / round_us).clamp(1.0, groups_at_worker);
+            if concurrent_next == concurrent_groups {
+                break;
+            }
+            concurrent_groups = concurrent_next;
         }
         found
     }
@@ -156,7 +167,7 @@ impl RoundPricer<'_> {
         // to begin.
         let plain_us = self.forward_us(0.0, 0.0);
         let groups = f64::from(num_groups);
-        let forwards = (1.0 + self.forwards_missed(away_us, plain_us + wire_us)).max(groups);
+        let forwards = (1.0 + self.forwards_missed(away_us)).max(groups);
         let busy_us = groups * verify_us + (forwards - groups) * plain_us;
         let forwards_us = busy_us + forwards * wire_us;
         (
@@ -171,14 +182,17 @@ impl RoundPricer<'_> {
         (rows_each - f64::from(k + 1)).abs()
     }
 
-    /// Number of forwards that begin while a draft is away, if one begins every `interval_us` on average.
-    /// Forwards with prompts take longer.
-    fn forwards_missed(&self, away_us: f64, interval_us: f64) -> f64 {
-        let prompts = &self.target.prompts;
-        let bare_us = interval_us - prompts.added_us();
-        let long_us = bare_us + prompts.added_where_present_us();
-        let share = prompts.share();
-        (1.0 - share) * forwards_begun(away_us / bare_us) + share * forwards_begun(away_us / long_us)
+    /// Number of forwards without rows of the lane that begin while a draft is away. Those with prompts take
+    /// longer.
+    fn forwards_missed(&self, away_us: f64) -> f64 {
+        let (forward, wire_us) = (self.forward(0.0, 0.0), self.target.wire_us());
+        let missed = |forward_us: f64| forwards_begun(away_us / (forward_us + wire_us));
+        let bare = missed(self.target.forward_us(forward));
+        let share = if self.with_prompts { self.target.prompts().share() } else { 0.0 };
+        if share == 0.0 {
+            return bare;
+        }
+        (1.0 - share) * bare + share * missed(self.target.forward_with_prompts_us(forward))
     }
 }
 
@@ -209,7 +223,9 @@ mod tests {
     }
 
     fn round_us(load: &Load, target: &WorkerCost, k: u32) -> f64 {
-        RoundPricer { load, groups_max: 4, target, draft: &flat(4_000) }.round(k, f64::from(k + 1)).round_us()
+        RoundPricer { load, groups_max: 4, with_prompts: true, target, draft: &flat(4_000) }
+            .round(k, f64::from(k + 1))
+            .round_us()
     }
 
     #[test]
@@ -225,7 +241,8 @@ mod tests {
     #[test]
     fn a_round_is_priced_in_the_groups_that_it_went_in() {
         let (load, target, draft) = (load(0, 0), flat(10_000), flat(4_000));
-        let prices = RoundPricer { load: &load, groups_max: 4, target: &target, draft: &draft };
+        let prices =
+            RoundPricer { load: &load, groups_max: 4, with_prompts: true, target: &target, draft: &draft };
         let round_us = |forward_sequences| prices.round_by_group_size(forward_sequences, 1, 2.0).round_us();
         // One group of eight drafts for 4 ms. Two groups wait for each other's forwards, and so do four or
         // more.
@@ -270,9 +287,30 @@ mod tests {
     fn prompts_make_forwards_longer_and_fewer_of_them_are_missed() {
         let mut target = flat(10_000);
         for _ in 0..1_000 {
-            target.prompts.observe(Some(8_000.0));
+            let forward = ForwardShape::plain(8.0, 0.0);
+            target.observe_with_prompts(forward, 64, Duration::from_millis(18));
         }
         let rounds = [0, 3, 4].map(|k| round_us(&load(8, 8), &target, k).round());
-        assert_eq!(rounds, [18_000.0, 36_000.0, 36_000.0]);
+        // 64 of 4,096 rows of a full forward are the prompts' own time.
+        assert_eq!(rounds, [17_719.0, 35_438.0, 35_438.0]);
+    }
+
+    #[test]
+    fn rows_cost_more_beside_prompts_where_many_rows_are_bound_by_arithmetic() {
+        let points = [(1, 10_000), (8, 10_000), (64, 64_000)];
+        let points = points.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros });
+        let mut target = WorkerCost::new(StepTimes::new(&points));
+        let added = |target: &WorkerCost| {
+            let forward_us = |rows| target.mean_forward_us(ForwardShape::plain(rows, 0.0));
+            forward_us(8.0) - forward_us(4.0)
+        };
+        assert_eq!(added(&target), 0.0);
+        for _ in 0..1_000 {
+            let forward = ForwardShape::plain(4.0, 0.0);
+            target.observe_without_prompts(forward, Duration::from_millis(10));
+            target.observe_with_prompts(forward, 32, Duration::from_millis(37));
+        }
+        // Half of the forwards have prompts, beside which each row takes 54/56 ms.
+        assert!((added(&target) - 1_930.0).abs() < 60.0, "{}", added(&target));
     }
 }

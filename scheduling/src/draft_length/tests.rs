@@ -115,6 +115,7 @@ impl Run {
                 committed: accepted + 1,
                 num_leaves: 0,
                 forward_sequences: [n; 2],
+                met_prompts: false,
             };
             if k > 0 {
                 self.lane.observe_proposal(k, k);
@@ -278,6 +279,7 @@ fn probes_that_take_longer_than_predicted_become_rare() {
                 committed: 1,
                 num_leaves: 0,
                 forward_sequences: [8; 2],
+                met_prompts: false,
             };
             (0..8).for_each(|_| run.lane.observe_round(&late, &run.target, &run.draft));
         }
@@ -422,25 +424,38 @@ fn drafts_that_are_late_for_ever_are_asked_for_ever_more_seldom() {
 /// Correction factor of a plain round that a lane of four sequences learns from one lane round of about twice
 /// the price.
 fn learned(forward_sequences: [u32; 2], other_sequences: u32) -> f64 {
+    learned_from(RoundTimes { forward_sequences, ..LONG_ROUND }, other_sequences)
+}
+
+const LONG_ROUND: RoundTimes = RoundTimes {
+    num_draft_tokens: 0,
+    draft_wait: Duration::ZERO,
+    verify: Duration::from_millis(20),
+    committed: 1,
+    num_leaves: 0,
+    forward_sequences: [4; 2],
+    met_prompts: false,
+};
+
+fn learned_from(round: RoundTimes, other_sequences: u32) -> f64 {
     let point = |rows| StepTimePoint { rows, kv_tokens: 0, micros: 10_000 };
     let worker = WorkerCost::new(StepTimes::new(&[1, 64].map(point)));
     let load = Load { other_rows: other_sequences, other_sequences, ..Load::alone(4, 0.0) };
     let mut lane = DraftLength::new(0);
     for _ in 0..4 {
         lane.choose(load, &worker, &worker);
-        let round = RoundTimes {
-            num_draft_tokens: 0,
-            draft_wait: Duration::ZERO,
-            verify: duration(20_000.0),
-            committed: 1,
-            num_leaves: 0,
-            forward_sequences,
-        };
         lane.observe_round(&round, &worker, &worker);
     }
     lane.choose(load, &worker, &worker);
     let at = lane.explain().outlook[0];
     at.verify_us / at.table_verify_us
+}
+
+#[test]
+fn rounds_that_met_prompts_do_not_count() {
+    let met_prompts = RoundTimes { met_prompts: true, ..LONG_ROUND };
+    assert!(learned_from(LONG_ROUND, 0) > 1.5 && learned_from(LONG_ROUND, 4) > 1.5);
+    assert_eq!([0, 4].map(|other_sequences| learned_from(met_prompts, other_sequences)), [1.0; 2]);
 }
 
 #[test]

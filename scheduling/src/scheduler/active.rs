@@ -108,6 +108,8 @@ pub(super) struct Round {
     pub(super) num_tree_tokens: u32,
     /// Whether it includes prompt rows. Its time then tells nothing about drafting and verifying.
     pub(super) has_prompt: bool,
+    /// The target's number of forwards with prompts when the round began.
+    pub(super) prompt_forwards: u64,
     /// Source of its lookup draft, if it has one.
     pub(super) source: Option<LookupSource>,
     /// Whether it also sends a request to an unresponsive draft worker, without waiting for the proposal.

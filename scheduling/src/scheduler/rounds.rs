@@ -157,6 +157,7 @@ impl SchedulerState {
             source: active.lookup_draft.as_ref().map(|draft| draft.source),
             num_tree_tokens,
             has_prompt,
+            prompt_forwards: self.target_prompt_forwards(active),
             is_health_probe,
             ..Round::default()
         };
@@ -167,6 +168,12 @@ impl SchedulerState {
             let num_looked_up = active.lookup_draft.as_ref().map_or(0, |draft| draft.token_ids.len() as u32);
             self.commands.push(Command::RoundBegun(active.id, k + num_looked_up));
         }
+    }
+
+    /// Number of forwards with prompts that the sequence's target has completed.
+    fn target_prompt_forwards(&self, active: &ActiveSequence) -> u64 {
+        let target = active.worker(Role::Target).and_then(|key| self.workers.get(key));
+        target.map_or(0, |target| target.cost.prompts().forwards())
     }
 
     /// Returns a lookup draft if it promises more than the round that was chosen. A draft length fixed by the
