@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_pools_counts_and_takes_the_middle_of_the_ratios() {
+    fn a_row_sums_counts_and_takes_the_median_of_the_ratios() {
         let pairs = [
             Pair { drafted: timed(&[1, 2], 50, (4, 16, 8)), plain: timed(&[1, 2], 100, (12, 0, 0)) },
             Pair { drafted: timed(&[3], 100, (6, 24, 2)), plain: timed(&[4], 100, (8, 0, 0)) },
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_of_an_even_count_is_between_the_two_in_the_middle() {
+    fn the_median_of_an_even_count_is_the_mean_of_the_middle_two() {
         assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.5);
         assert!(median(Vec::new()).is_nan());
     }

@@ -215,21 +215,21 @@ async fn check(weights: &str, draft_weights: &str) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_accepts_what_check_pair_accepts() -> anyhow::Result<()> {
+async fn a_cluster_accepts_the_same_tokens_as_check_pair() -> anyhow::Result<()> {
     check("auto", "auto").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_with_a_quantized_draft_does_too() -> anyhow::Result<()> {
+async fn a_cluster_with_a_quantized_draft_accepts_the_same_tokens_as_check_pair() -> anyhow::Result<()> {
     check("auto", "int4").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_with_a_quantized_target_does_too() -> anyhow::Result<()> {
+async fn a_cluster_with_a_quantized_target_accepts_the_same_tokens_as_check_pair() -> anyhow::Result<()> {
     check("int4", "auto").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_with_both_quantized_does_too() -> anyhow::Result<()> {
+async fn a_cluster_with_both_quantized_accepts_the_same_tokens_as_check_pair() -> anyhow::Result<()> {
     check("int8", "int8").await
 }

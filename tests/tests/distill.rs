@@ -124,7 +124,7 @@ async fn check_same_text(draft: &Path) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_routers_log_makes_a_better_draft() -> anyhow::Result<()> {
+async fn distilling_a_routers_log_improves_the_draft() -> anyhow::Result<()> {
     let workplace = Workplace::new()?;
     let (log, out) = (workplace.path("log.jsonl"), workplace.path("new"));
     let answered = log_requests(workplace.draft.directory(), &log).await?;
@@ -177,7 +177,7 @@ async fn a_routers_log_makes_a_better_draft() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_cannot_be_distilled_is_refused_by_name() -> anyhow::Result<()> {
+fn errors_name_inputs_that_cannot_be_distilled() -> anyhow::Result<()> {
     let workplace = Workplace::new()?;
     let (log, out) = (workplace.path("log.jsonl"), workplace.path("new"));
     let line = json!({

@@ -15,7 +15,7 @@ async fn hits(draft: &RunningWorker) -> anyhow::Result<(u64, u64)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_drafted_ahead_changes_no_token() -> anyhow::Result<()> {
+async fn draft_ahead_changes_no_token() -> anyhow::Result<()> {
     let (cluster, _target, draft) = Cluster::of_pair(WorkerKind::DraftAhead).await?;
     let client = cluster.client().await?;
     let cases = covering_set(&PairText::load()?)?;
@@ -43,7 +43,7 @@ async fn what_is_drafted_ahead_changes_no_token() -> anyhow::Result<()> {
 
 /// The text continues without its draft worker, then on another target with another draft worker.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_draft_worker_that_drafts_ahead_and_dies_changes_no_token() -> anyhow::Result<()> {
+async fn losing_a_draft_worker_that_drafts_ahead_changes_no_token() -> anyhow::Result<()> {
     for temperature in [0.0, 1.0] {
         let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
         let mut case = Case::new(format!("a long text at T = {temperature}"), prompt, temperature);

@@ -155,7 +155,7 @@ async fn workers_that_join_later_are_used() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_targets_texts_go_on_at_the_other_one_unchanged() -> anyhow::Result<()> {
+async fn texts_of_a_killed_target_continue_unchanged_at_another_target() -> anyhow::Result<()> {
     let etcd = Etcd::start().await?;
     let mut cluster = cluster(&etcd, |spec| spec.target_workers = 2).await?;
     let http = HttpClient::new(cluster.http_url())?;
@@ -202,7 +202,7 @@ async fn a_killed_targets_texts_go_on_at_the_other_one_unchanged() -> anyhow::Re
 
 /// Until the killed process's lease expires, discovery lists one address under two ids.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_that_restart_at_their_address_within_the_lease_serve_again() -> anyhow::Result<()> {
+async fn workers_that_restart_within_their_lease_are_used_again() -> anyhow::Result<()> {
     let etcd = Etcd::start().await?;
     let mut cluster = cluster(&etcd, |_| ()).await?;
     let http = HttpClient::new(cluster.http_url())?;
@@ -258,7 +258,7 @@ async fn requests_are_served_while_etcd_is_down() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_that_are_deleted_come_back_and_no_connection_is_cut() -> anyhow::Result<()> {
+async fn deleted_keys_are_registered_again_and_no_connection_is_closed() -> anyhow::Result<()> {
     let etcd = Etcd::start().await?;
     let (mut cluster, logs) = logged_cluster(&etcd).await?;
     let http = HttpClient::new(cluster.http_url())?;
@@ -291,7 +291,7 @@ async fn keys_that_are_deleted_come_back_and_no_connection_is_cut() -> anyhow::R
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_etcd_that_loses_its_data_cuts_nobody_and_hears_of_all_again() -> anyhow::Result<()> {
+async fn workers_register_again_after_etcd_lost_its_data_and_keep_connections() -> anyhow::Result<()> {
     let mut etcd = Etcd::start().await?;
     let (mut cluster, logs) = logged_cluster(&etcd).await?;
     let http = HttpClient::new(cluster.http_url())?;
@@ -317,7 +317,7 @@ async fn an_etcd_that_loses_its_data_cuts_nobody_and_hears_of_all_again() -> any
 /// Three members: without one everything continues; without two no new worker is discovered but requests
 /// continue; restarted members are used again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_of_three_loses_one_and_two_and_recovers() -> anyhow::Result<()> {
+async fn an_etcd_cluster_of_three_recovers_from_losing_one_and_two_members() -> anyhow::Result<()> {
     let mut etcd = Etcd::start_members(3).await?;
     let (mut cluster, logs) = logged_cluster(&etcd).await?;
     let http = HttpClient::new(cluster.http_url())?;

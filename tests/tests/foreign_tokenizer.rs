@@ -89,7 +89,7 @@ async fn acceptance(config: DraftConfig, cases: &[Case]) -> anyhow::Result<f64> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_foreign_draft_changes_no_token() -> anyhow::Result<()> {
+async fn a_draft_with_another_tokenizer_changes_no_token() -> anyhow::Result<()> {
     let draft = ForeignDraft::new()?;
     let cluster = Cluster::start(|_| ()).await?;
     let _target = cluster.add(WorkerKind::Target).await?;
@@ -119,7 +119,7 @@ async fn a_foreign_draft_changes_no_token() -> anyhow::Result<()> {
 /// A draft with all of the target's tokens under other ids is worth as much as the bundled one; without a
 /// twentieth of them, somewhat less.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_foreign_draft_is_worth_nearly_what_the_bundled_one_is() -> anyhow::Result<()> {
+async fn a_draft_with_another_tokenizer_is_accepted_nearly_as_often() -> anyhow::Result<()> {
     let cases = covering_set(&PairText::load()?)?;
     let bundled = acceptance(draft_config(&pair::draft_dir())?, &cases).await?;
     let (renumbered, foreign) = (ForeignDraft::renumbered()?, ForeignDraft::new()?);
@@ -131,7 +131,7 @@ async fn a_foreign_draft_is_worth_nearly_what_the_bundled_one_is() -> anyhow::Re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_map_costs_acceptance_and_changes_no_token() -> anyhow::Result<()> {
+async fn a_wrong_translation_lowers_acceptance_and_changes_no_token() -> anyhow::Result<()> {
     let cases = covering_set(&PairText::load()?)?;
     let (right, wrong) = (ForeignDraft::new()?, ForeignDraft::with_a_wrong_tokenizer()?);
     let right = acceptance(translating(&right)?, &cases).await?;
@@ -142,7 +142,7 @@ async fn a_wrong_map_costs_acceptance_and_changes_no_token() -> anyhow::Result<(
 
 /// Features that depend on positions, masks and distributions: draft-ahead, grammars, rejection mode.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_foreign_draft_drafts_ahead_and_follows_grammars() -> anyhow::Result<()> {
+async fn a_draft_with_another_tokenizer_drafts_ahead_and_follows_grammars() -> anyhow::Result<()> {
     let draft = ForeignDraft::new()?;
     let cluster = Cluster::start(|_| ()).await?;
     let _target = cluster.add(WorkerKind::Target).await?;
@@ -186,7 +186,7 @@ async fn a_foreign_draft_drafts_ahead_and_follows_grammars() -> anyhow::Result<(
 
 /// A new draft worker receives the whole text at once, in the target's ids.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_foreign_draft_that_dies_and_another_one_change_no_token() -> anyhow::Result<()> {
+async fn replacing_a_draft_with_another_tokenizer_changes_no_token() -> anyhow::Result<()> {
     let draft = ForeignDraft::new()?;
     for temperature in [0.0, 1.0] {
         let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
@@ -211,7 +211,7 @@ async fn a_foreign_draft_that_dies_and_another_one_change_no_token() -> anyhow::
 /// The handshake contains the hash of the target's tokenizer: with a translation for another tokenizer the
 /// draft is not paired.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_draft_for_another_target_is_not_asked() -> anyhow::Result<()> {
+async fn a_draft_for_another_target_is_not_used() -> anyhow::Result<()> {
     let draft = ForeignDraft::new()?;
     let other = ForeignDraft::renumbered()?;
     let wrong_target =
@@ -231,7 +231,7 @@ async fn a_draft_for_another_target_is_not_asked() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tokenizer_that_shares_nothing_is_refused_at_start() -> anyhow::Result<()> {
+async fn a_tokenizer_without_common_tokens_is_rejected_at_start() -> anyhow::Result<()> {
     let draft = ForeignDraft::new()?;
     let nothing = tempfile::tempdir()?;
     for (file, content, expected) in [

@@ -49,7 +49,7 @@ impl Worker for OlderWorker {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_router_of_today_connects_to_a_worker_of_the_first_build() -> anyhow::Result<()> {
+async fn the_router_connects_to_a_worker_of_the_first_build() -> anyhow::Result<()> {
     let lifetime = Lifetime::new();
     let identity = RouterIdentity { router_id: 7, tls: None };
     for versions in [None, Some((0, 1)), Some((1, 9))] {

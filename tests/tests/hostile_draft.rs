@@ -47,7 +47,7 @@ async fn ask_beside(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_mischief_changes_a_token() -> anyhow::Result<()> {
+async fn no_misbehaviour_of_a_draft_worker_changes_a_token() -> anyhow::Result<()> {
     let cases: Vec<Case> = covering_set(&PairText::load()?)?.into_iter().step_by(4).take(REQUESTS).collect();
     let expected = plain_answers(&cases, REQUESTS).await?;
     // Concurrently: most of them make the router wait, not work.

@@ -44,7 +44,7 @@ async fn looked_up(cluster: &Cluster, source: &str) -> anyhow::Result<(u64, u64)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn looked_up_suffixes_change_no_token() -> anyhow::Result<()> {
+async fn suffix_lookup_changes_no_token() -> anyhow::Result<()> {
     let cases = cases()?;
     let expected = plain_answers(&cases, WIDTH).await?;
     for with_draft_worker in [false, true] {
@@ -61,7 +61,7 @@ async fn looked_up_suffixes_change_no_token() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn looked_up_suffixes_are_verified_in_rejection_mode() -> anyhow::Result<()> {
+async fn suffix_lookup_drafts_are_verified_in_rejection_mode() -> anyhow::Result<()> {
     let cluster = cluster().await?;
     let _target = cluster.add(WorkerKind::Target).await?;
     let client = cluster.client().await?;
@@ -106,7 +106,7 @@ async fn a_predicted_text_takes_fewer_steps_and_changes_no_token() -> anyhow::Re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prediction_outlives_the_target() -> anyhow::Result<()> {
+async fn a_prediction_is_still_used_after_its_target_is_lost() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
     let far = WireFaults { latency: Duration::from_millis(5), ..WireFaults::default() };
     let (first, _) = cluster.add_behind(WorkerKind::Target, far).await?;

@@ -85,7 +85,7 @@ async fn random_ids_change_no_token() -> anyhow::Result<()> {
 
 /// The oracle shares only tensors and pure rules with the serving path; see `tests::oracle`.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_token_is_the_one_that_the_oracle_draws() -> anyhow::Result<()> {
+async fn every_token_equals_the_one_drawn_by_the_oracle() -> anyhow::Result<()> {
     let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let client = cluster.client().await?;
     let oracle = OracleCheck::load()?;
@@ -137,7 +137,7 @@ async fn ballast_changes_no_token() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_oracle_notices_a_single_wrong_token() -> anyhow::Result<()> {
+async fn the_oracle_detects_a_single_wrong_token() -> anyhow::Result<()> {
     let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let oracle = OracleCheck::load()?;
     let mut case = covering_set(&PairText::load()?)?.swap_remove(1);
@@ -158,7 +158,7 @@ async fn the_oracle_notices_a_single_wrong_token() -> anyhow::Result<()> {
 
 /// The other two modes depend on the draft by definition; at T = 0 all three are the same.
 #[tokio::test(flavor = "multi_thread")]
-async fn rejection_and_typical_finish_and_are_the_targets_own_at_temperature_0() -> anyhow::Result<()> {
+async fn rejection_and_typical_modes_finish_and_are_exact_at_temperature_0() -> anyhow::Result<()> {
     for draft in [WorkerKind::Draft, WorkerKind::Ngram] {
         let (cluster, _target, _draft) = Cluster::of_pair(draft).await?;
         let client = cluster.client().await?;

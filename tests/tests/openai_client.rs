@@ -10,7 +10,7 @@ use tests::{pair, processes, python};
 const API_KEY: &str = "a-key-of-this-test";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_openai_package_works_as_its_users_expect() -> anyhow::Result<()> {
+async fn the_openai_package_works() -> anyhow::Result<()> {
     let scripts = pair::root().join("tests/tests/python");
     let python = python::interpreter(&scripts.join("requirements.txt"))?;
     let directory = tempfile::tempdir()?;

@@ -147,7 +147,7 @@ async fn a_better_and_a_worse_draft_are_scored_on_live_sequences_and_change_no_t
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_draft_beside_itself_is_no_better() -> anyhow::Result<()> {
+async fn a_draft_compared_with_itself_is_no_better() -> anyhow::Result<()> {
     let cases = covering_set(&PairText::load()?)?;
     let pools = Pools::start(1.0, WorkerKind::Draft, WorkerKind::ShadowDraft).await?;
     let client = pools.cluster.client().await?;
@@ -179,7 +179,7 @@ fn long_cases() -> anyhow::Result<Vec<Case>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_swap_under_load_loses_no_stream_and_changes_no_id() -> anyhow::Result<()> {
+async fn replacing_a_draft_under_load_loses_no_stream_and_changes_no_id() -> anyhow::Result<()> {
     let cases = long_cases()?;
     let expected = plain_answers(&cases, WIDTH).await?;
     let pools = Pools::start(0.0, WorkerKind::Ngram, WorkerKind::ShadowDraft).await?;
@@ -219,7 +219,7 @@ async fn a_swap_under_load_loses_no_stream_and_changes_no_id() -> anyhow::Result
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_promoted_draft_that_dies_is_stood_in_for() -> anyhow::Result<()> {
+async fn a_promoted_draft_that_fails_is_replaced() -> anyhow::Result<()> {
     let cases = long_cases()?;
     let expected = plain_answers(&cases, WIDTH).await?;
     let pools = Pools::start(1.0, WorkerKind::Ngram, WorkerKind::ShadowDraft).await?;
@@ -244,7 +244,7 @@ async fn a_promoted_draft_that_dies_is_stood_in_for() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn evidence_promotes_a_better_draft_and_takes_a_worse_one_back() -> anyhow::Result<()> {
+async fn a_better_draft_is_promoted_and_a_worse_one_rolled_back() -> anyhow::Result<()> {
     let cases = covering_set(&PairText::load()?)?;
     let expected = plain_answers(&cases, WIDTH).await?;
     for (serving, on_trial, draft, stage) in [

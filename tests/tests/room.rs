@@ -31,7 +31,7 @@ fn texts(count: usize, max_tokens: u32) -> anyhow::Result<Vec<Case>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_target_that_is_nearly_full_makes_wait_and_preempts_and_changes_no_id() -> anyhow::Result<()> {
+async fn a_nearly_full_target_queues_and_preempts_and_changes_no_id() -> anyhow::Result<()> {
     let (short, long) = (texts(12, 4)?, texts(10, 150)?);
     let expected = plain_answers(&long, 10).await?;
     let cluster = Cluster::start(|_| ()).await?;
@@ -67,7 +67,7 @@ async fn a_target_that_is_nearly_full_makes_wait_and_preempts_and_changes_no_id(
 /// Texts in lockstep fill the KV memory together: at its end each needs a block in the same forward, and none
 /// of them is idle.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_target_whose_sequences_all_run_stops_one_by_message_and_changes_no_id() -> anyhow::Result<()> {
+async fn a_target_whose_sequences_all_run_preempts_one_and_changes_no_id() -> anyhow::Result<()> {
     const ATTEMPTS: usize = 5;
     let short = texts(12, 4)?;
     let in_step: Vec<Case> = texts(3, 150)?.iter().map(|case| case.with_k(0)).collect();
@@ -109,7 +109,7 @@ fn urgency(priority: u32, max_tokens: u32) -> anyhow::Result<Case> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_urgent_overtake_those_that_came_before_them() -> anyhow::Result<()> {
+async fn urgent_requests_overtake_earlier_ones() -> anyhow::Result<()> {
     let (cluster, client) = one_at_a_time().await?;
     // It ends when its client disconnects, once all the others wait.
     let mut first = client.open(&urgency(0, 2_000)?).await?;
@@ -133,7 +133,7 @@ async fn the_urgent_overtake_those_that_came_before_them() -> anyhow::Result<()>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_patient_have_their_turn_under_a_load_of_urgent_ones() -> anyhow::Result<()> {
+async fn urgent_requests_do_not_starve_less_urgent_ones() -> anyhow::Result<()> {
     let (cluster, client) = one_at_a_time().await?;
     let (urgent, patient) = (urgency(0, 32)?, urgency(2, 4)?);
     let answered = std::sync::atomic::AtomicU64::new(0);

@@ -55,7 +55,7 @@ async fn add_known(cluster: &Cluster) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_target_without_sound_numbers_costs_no_request() -> anyhow::Result<()> {
+async fn a_target_that_computes_nan_fails_no_request() -> anyhow::Result<()> {
     let broken = CheckpointCopy::of(&pair::target_dir())?;
     fill_with_nan(&broken, "model.norm.weight")?;
     let cluster = Cluster::start(|_| ()).await?;
@@ -79,7 +79,7 @@ async fn a_target_without_sound_numbers_costs_no_request() -> anyhow::Result<()>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_target_with_a_short_window_gets_what_fits() -> anyhow::Result<()> {
+async fn a_target_with_a_short_window_gets_only_requests_that_fit() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
     cluster.add(WorkerKind::Target).await?;
     let client = cluster.client().await?;
@@ -97,7 +97,7 @@ async fn a_target_with_a_short_window_gets_what_fits() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_runs_at_a_stopped_target_moves_to_the_other_one() -> anyhow::Result<()> {
+async fn sequences_of_a_suspended_target_move_to_another_target() -> anyhow::Result<()> {
     let cluster = processes::start(|spec| spec.target_workers = 2).await?;
     let client = processes::client(&cluster).await?;
     until("the router has both targets", async || {
@@ -130,7 +130,7 @@ async fn what_runs_at_a_stopped_target_moves_to_the_other_one() -> anyhow::Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_target_that_is_told_to_stop_finishes_what_it_runs() -> anyhow::Result<()> {
+async fn a_target_that_shuts_down_finishes_its_sequences() -> anyhow::Result<()> {
     let mut cluster = processes::start(|_| ()).await?;
     let client = processes::client(&cluster).await?;
     let case = case(1_000)?;

@@ -231,7 +231,7 @@ fn profile(text: &str) -> anyhow::Result<(TempDir, PathBuf)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_draft_worker_is_found() -> anyhow::Result<()> {
+async fn a_slow_draft_worker_is_identified() -> anyhow::Result<()> {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4701";
     let (_folder, profile) = profile(SLOW_DRAFT)?;
     let observed = Observed::start(|spec| {
@@ -260,7 +260,7 @@ async fn a_slow_draft_worker_is_found() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_target_is_found() -> anyhow::Result<()> {
+async fn a_full_target_is_identified() -> anyhow::Result<()> {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4702";
     const HELD: usize = 250;
     let observed = Observed::start(|spec| {
@@ -302,7 +302,7 @@ async fn a_full_target_is_found() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cold_prefix_is_found() -> anyhow::Result<()> {
+async fn a_cold_prefix_is_identified() -> anyhow::Result<()> {
     const COLD: &str = "4bf92f3577b34da6a3ce929d0e0e4703";
     const WARM: &str = "4bf92f3577b34da6a3ce929d0e0e4704";
     let observed = Observed::start(|spec| spec.draft = DraftKind::None).await?;

@@ -96,7 +96,7 @@ macro_rules! places {
         })*
 
         #[test]
-        fn every_place_has_a_test() {
+        fn every_input_parser_has_a_test() {
             let tested = [$(stringify!($name)),*];
             assert_eq!(INPUT_PARSERS.map(|parser| parser.name), tested);
         }

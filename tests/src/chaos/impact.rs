@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_is_the_longest_silence_that_touches_the_fault() {
+    fn a_stall_is_the_longest_gap_that_overlaps_the_fault() {
         let zero = Instant::now();
         let faults = [fault(zero, FaultKind::KillTarget, (100, 300))];
         let streams = [
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_end_counts_at_the_last_fault_before_it() {
+    fn a_failed_stream_is_attributed_to_the_last_fault_before_it() {
         let zero = Instant::now();
         let faults =
             [fault(zero, FaultKind::CutDraft, (100, 110)), fault(zero, FaultKind::KillTarget, (200, 210))];

@@ -190,7 +190,7 @@ const GRPC_ROWS: [GrpcRow; 27] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fields_with_bad_values_are_named() -> anyhow::Result<()> {
+async fn errors_name_fields_with_invalid_values() -> anyhow::Result<()> {
     let fixture = Fixture::start().await?;
     let mut client = InferenceClient::connect(fixture.cluster.grpc_url()).await?;
     for (spoil, code, label, words) in GRPC_ROWS {
@@ -217,7 +217,7 @@ struct UntypedRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn text_that_is_not_utf8_is_refused() -> anyhow::Result<()> {
+async fn text_that_is_not_utf8_is_rejected() -> anyhow::Result<()> {
     let fixture = Fixture::start().await?;
     let channel = Channel::from_shared(fixture.cluster.grpc_url())?.connect().await?;
     let mut grpc = tonic::client::Grpc::new(channel);

@@ -149,7 +149,7 @@ fn our_own() -> Vec<FieldRow> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fields_with_bad_values_are_named() -> anyhow::Result<()> {
+async fn errors_name_fields_with_invalid_values() -> anyhow::Result<()> {
     let fixture = Fixture::start().await?;
     for (path, fields, param, words) in [prompts(), drawing(), answers(), our_own()].concat() {
         let name = format!("{path} with {param}: {words}");
@@ -162,7 +162,7 @@ async fn fields_with_bad_values_are_named() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodies_and_doors_that_cannot_be_are_refused() -> anyhow::Result<()> {
+async fn invalid_bodies_and_routes_are_rejected() -> anyhow::Result<()> {
     let fixture = Fixture::start().await?;
     let http = &fixture.http;
     let post = |body: Vec<u8>| {

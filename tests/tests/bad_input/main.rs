@@ -44,7 +44,7 @@ impl Fixture {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn noise_at_either_door_harms_nobody() -> anyhow::Result<()> {
+async fn random_bytes_at_a_port_disturb_no_other_request() -> anyhow::Result<()> {
     let fixture = Fixture::start().await?;
     let length_of_another_body = format!(
         "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n{{\"model\":"
