@@ -114,11 +114,11 @@ async fn ask_both_ways(client: &Client, case: &Case, plain_first: bool) -> anyho
 /// Times the whole request, prompt included. A client that shares the cores with all other processes reads
 /// first tokens late, so a time that starts there would be too short, the more so the busier the machine is.
 async fn ask(client: &Client, case: &Case) -> anyhow::Result<Timed> {
-    let began = Instant::now();
+    let start = Instant::now();
     let answer = client.open(case).await?.rest().await?;
     let tokens = answer.token_ids.len() as u32;
-    let took = began.elapsed();
-    Ok(Timed { answer, per_token: (tokens > 0).then(|| took / tokens) })
+    let elapsed = start.elapsed();
+    Ok(Timed { answer, per_token: (tokens > 0).then(|| elapsed / tokens) })
 }
 
 /// NaN for an empty list.

@@ -150,15 +150,15 @@ async fn carry_connection(
     router.set_nodelay(true).and_then(|()| worker.set_nodelay(true)).ok();
     let (from_router, to_router) = router.into_split();
     let (from_worker, to_worker) = worker.into_split();
-    let there =
+    let to_worker_done =
         forward(from_router, to_worker, Carried { way: Direction::ToWorker, number, state: state.clone() });
-    let back =
+    let to_router_done =
         forward(from_worker, to_router, Carried { way: Direction::ToRouter, number, state: state.clone() });
     tokio::select! {
         biased;
         // Both sockets are closed when this task ends.
         _ = state.wait_for(|state| number < state.cut_below) => {}
-        _ = futures::future::join(there, back) => {}
+        _ = futures::future::join(to_worker_done, to_router_done) => {}
     }
 }
 

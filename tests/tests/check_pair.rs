@@ -175,8 +175,8 @@ fn decode_as(
         )?;
         anyhow::Ok(Usage::of(&decoded))
     };
-    let here = decode(late)?;
-    if here == served || late == 0 { Ok(here) } else { decode(late - 1) }
+    let local = decode(late)?;
+    if local == served || late == 0 { Ok(local) } else { decode(late - 1) }
 }
 
 async fn check(weights: &str, draft_weights: &str) -> anyhow::Result<()> {
@@ -199,14 +199,14 @@ async fn check(weights: &str, draft_weights: &str) -> anyhow::Result<()> {
     for setting in settings(&TEMPERATURES, &MODES) {
         for (words, eval_prompt) in eval_prompts(&text)? {
             let served = ask(&cluster, (&words, &eval_prompt), &setting).await?;
-            let here = decode_as(&mut pair, &eval_prompt, (&setting, &eval_options), served)?;
+            let local = decode_as(&mut pair, &eval_prompt, (&setting, &eval_options), served)?;
             ensure!(
-                here == served,
-                "{} at {setting:?}, {weights} and {draft_weights}: {here:?} here, {served:?} served",
+                local == served,
+                "{} at {setting:?}, {weights} and {draft_weights}: {local:?} locally, {served:?} served",
                 eval_prompt.task
             );
-            drafted += here.drafted;
-            accepted += here.accepted;
+            drafted += local.drafted;
+            accepted += local.accepted;
         }
     }
     cluster.stop().await;

@@ -87,8 +87,8 @@ async fn log_requests(draft: &Path, log: &Path) -> anyhow::Result<usize> {
             }));
         }
     }
-    let asked = stream::iter(&requests).map(|body| client.ask(CHAT, body));
-    let answers: Vec<Value> = asked.buffered(WIDTH).try_collect().await?;
+    let responses = stream::iter(&requests).map(|body| client.ask(CHAT, body));
+    let answers: Vec<Value> = responses.buffered(WIDTH).try_collect().await?;
     let mut private = requests[0].clone();
     private["store"] = false.into();
     client.ask(CHAT, &private).await?;
@@ -118,7 +118,7 @@ async fn check_same_text(draft: &Path) -> anyhow::Result<()> {
     let got = client.ask_all(&cases, WIDTH).await?;
     check_all_same(&cases, (&expected, &got), "the new draft")?;
     let accepted: u64 = got.iter().map(|answer| answer.speculation().accepted_tokens).sum();
-    ensure!(accepted > 0, "the new draft guessed nothing");
+    ensure!(accepted > 0, "no token of the new draft was accepted");
     cluster.stop().await;
     Ok(())
 }

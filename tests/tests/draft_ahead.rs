@@ -25,15 +25,15 @@ async fn draft_ahead_changes_no_token() -> anyhow::Result<()> {
     for width in [1, 2, 4] {
         let chains = cases.iter().map(|case| (case, case.with_k(3)));
         let trees = cases.iter().map(|case| (case, case.with_tree(2, 6)));
-        let asked: Vec<(&Case, Case)> = chains.chain(trees).collect();
-        let variants: Vec<Case> = asked.iter().map(|(_, variant)| variant.clone()).collect();
+        let requests: Vec<(&Case, Case)> = chains.chain(trees).collect();
+        let variants: Vec<Case> = requests.iter().map(|(_, variant)| variant.clone()).collect();
         let answers = client.ask_by_name(&variants, width).await?;
-        for (case, variant) in &asked {
+        for (case, variant) in &requests {
             answers[&variant.name].check_same(&variant.name, &alone[&case.with_k(0).name])?;
         }
     }
-    let (hits, guesses) = hits(&draft).await?;
-    ensure!(hits > 0 && guesses > 0, "nothing of {hits} hits was drafted ahead: {guesses} guesses");
+    let (hits, drafted_ahead) = hits(&draft).await?;
+    ensure!(hits > 0 && drafted_ahead > 0, "{hits} hits, {drafted_ahead} tokens drafted ahead");
     until("what was drafted ahead is freed", async || {
         Ok(draft.metrics().await?.sum("outrider_worker_kv_blocks_used") == 0)
     })

@@ -87,8 +87,11 @@ async fn a_target_that_is_listed_twice_answers_every_request() -> anyhow::Result
         let answer = tokio::time::timeout(WAIT_TIMEOUT, client.ask(&case)).await;
         check_same(&expected, &answer.context("a request hangs")??)?;
     }
-    let whole = client.ask(&long_case(0.0)?.with_k(0)).await?;
-    check_same(&whole, &tokio::time::timeout(WAIT_TIMEOUT, stream.rest()).await.context("a stream hangs")??)?;
+    let expected_long = client.ask(&long_case(0.0)?.with_k(0)).await?;
+    check_same(
+        &expected_long,
+        &tokio::time::timeout(WAIT_TIMEOUT, stream.rest()).await.context("a stream hangs")??,
+    )?;
     ensure!(target.metrics().await?.sum("outrider_worker_streams") == 1, "more than one stream is open");
     cluster.stop().await
 }
@@ -125,7 +128,8 @@ async fn a_sequence_at_the_end_of_the_drafts_window_does_not_affect_others() -> 
     let client = cluster.client().await?;
     let long = long_case(0.7)?.with_k(4);
     let neighbour = Case { max_tokens: 40, ..long.clone() };
-    let (whole, alone) = (client.ask(&long.with_k(0)).await?, client.ask(&neighbour.with_k(0)).await?);
+    let (expected_long, alone) =
+        (client.ask(&long.with_k(0)).await?, client.ask(&neighbour.with_k(0)).await?);
     let mut stream = client.open(&long).await?;
     stream.read_tokens(20).await?;
     for _ in 0..8 {
@@ -135,7 +139,7 @@ async fn a_sequence_at_the_end_of_the_drafts_window_does_not_affect_others() -> 
         ensure!(used.disabled_reason != "draft_refused" && used.draft_tokens > 0, "{used:?}");
     }
     let rest = stream.rest().await?;
-    check_same(&whole, &rest)?;
+    check_same(&expected_long, &rest)?;
     ensure!(rest.speculation().disabled_reason == "draft_refused", "it never reached the window's end");
     cluster.stop().await
 }

@@ -14,7 +14,7 @@ use tests::pair::{self, PairText};
 use tests::wait::until;
 
 /// Concurrent sequences.
-const BESIDE: usize = 9;
+const CONCURRENCY: usize = 9;
 
 /// A draft worker that translates `draft` to the bundled target's ids.
 fn translating(draft: &ForeignDraft) -> anyhow::Result<DraftConfig> {
@@ -48,7 +48,7 @@ fn cases() -> anyhow::Result<Vec<Case>> {
 /// The target's answers without drafts, by case name.
 async fn plain(client: &Client, cases: &[Case]) -> anyhow::Result<HashMap<String, Answer>> {
     let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
-    let mut answers = client.ask_by_name(&plain, BESIDE).await?;
+    let mut answers = client.ask_by_name(&plain, CONCURRENCY).await?;
     let mut by_case = HashMap::new();
     for (case, plain) in cases.iter().zip(&plain) {
         by_case.insert(case.name.clone(), answers.remove(&plain.name).expect("each was asked for"));
@@ -97,9 +97,10 @@ async fn a_draft_with_another_tokenizer_changes_no_token() -> anyhow::Result<()>
     let client = cluster.client().await?;
     let cases = cases()?;
     let expected = plain(&client, &cases).await?;
-    let asked = (cases.as_slice(), &expected);
+    let expectations = (cases.as_slice(), &expected);
     for k in [1, 4, 8] {
-        let (drafted, accepted) = check(&client, asked, (BESIDE, |case: &Case| case.with_k(k))).await?;
+        let (drafted, accepted) =
+            check(&client, expectations, (CONCURRENCY, |case: &Case| case.with_k(k))).await?;
         ensure!(
             accepted * 20 > drafted,
             "k = {k}: only {accepted} of {drafted} drafted tokens were accepted"
@@ -107,12 +108,12 @@ async fn a_draft_with_another_tokenizer_changes_no_token() -> anyhow::Result<()>
     }
     for (k, num_tokens) in [(1, 4), (4, 12)] {
         let tree = |case: &Case| case.with_tree(k, num_tokens);
-        let (_, accepted) = check(&client, asked, (BESIDE, tree)).await?;
+        let (_, accepted) = check(&client, expectations, (CONCURRENCY, tree)).await?;
         ensure!(accepted > 0, "nothing of the trees of {num_tokens} tokens was accepted");
     }
     // Alternates drafted and plain rounds, as chosen by the lane.
     let left_to_lane = |case: &Case| Case { is_k_left_to_lane: true, ..case.clone() };
-    check(&client, asked, (2, left_to_lane)).await?;
+    check(&client, expectations, (2, left_to_lane)).await?;
     cluster.stop().await
 }
 

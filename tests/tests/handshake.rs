@@ -61,7 +61,7 @@ async fn the_router_connects_to_a_worker_of_the_first_build() -> anyhow::Result<
     for versions in [(2, 9), (0, 0), (3, 2)] {
         let url = serve(OlderWorker { versions: Some(versions) }, &lifetime).await?;
         let error =
-            connect(&url, &identity).await.err().with_context(|| format!("{versions:?} was let in"))?;
+            connect(&url, &identity).await.err().with_context(|| format!("{versions:?} was accepted"))?;
         ensure!(error.to_string().contains("upgrade the older one"), "{error:#}");
     }
     Ok(())

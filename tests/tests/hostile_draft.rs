@@ -35,7 +35,7 @@ async fn ask_beside(
         ensure!(*ids == expected.token_ids, "{name}: {ids:?} instead of {:?}", expected.token_ids);
         ensure!(got.logprobs == expected.logprobs, "{name}: other log probabilities");
     }
-    ensure!(num_misbehaviours.load(Ordering::Relaxed) > 0, "it was never asked for anything");
+    ensure!(num_misbehaviours.load(Ordering::Relaxed) > 0, "it received no request");
     let metrics = cluster.metrics().await?;
     if let Some(reason) = misbehaviour.counted_as() {
         let ignored = metrics.sum_where("outrider_rounds_ignored_total", &format!("reason=\"{reason}\""));

@@ -36,9 +36,9 @@ fn run(program: &str, arguments: &[&str], ports: &[SocketAddr]) -> anyhow::Resul
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    let began = Instant::now();
+    let start = Instant::now();
     let mut opened = None;
-    while child.try_wait()?.is_none() && opened.is_none() && began.elapsed() < SOON {
+    while child.try_wait()?.is_none() && opened.is_none() && start.elapsed() < SOON {
         opened =
             ports.iter().find(|port| TcpStream::connect_timeout(port, Duration::from_millis(50)).is_ok());
         std::thread::sleep(Duration::from_millis(1));
@@ -247,7 +247,7 @@ async fn ask_without_draft(cluster: &ProcessCluster) -> anyhow::Result<()> {
         speculation["disabled_reason"] == "no_draft_worker" && speculation["draft_tokens"] == 0,
         "{answer}"
     );
-    let asked = processes::metrics(cluster, "draft-0").await?.sum("outrider_worker_steps_total");
-    ensure!(asked == 0, "the draft worker got {asked} steps");
+    let steps = processes::metrics(cluster, "draft-0").await?.sum("outrider_worker_steps_total");
+    ensure!(steps == 0, "the draft worker got {steps} steps");
     Ok(())
 }

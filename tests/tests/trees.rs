@@ -11,7 +11,7 @@ use tests::processes;
 use tests::wait::until;
 
 /// Concurrent sequences.
-const BESIDE: usize = 9;
+const CONCURRENCY: usize = 9;
 
 /// Depth and number of tokens of the trees.
 const SHAPES: [(u32, u32); 4] = [(1, 4), (3, 4), (4, 12), (8, 48)];
@@ -33,7 +33,7 @@ async fn trees_of_every_shape_change_no_token() -> anyhow::Result<()> {
         let trees: Vec<Case> = cases.iter().map(|case| case.with_tree(k, num_tokens)).collect();
         // If other programs use the CPU, drafts are late and rounds plain: then repeat.
         until("drafts are larger than chains", async || {
-            let answers = client.ask_by_name(&trees, BESIDE).await?;
+            let answers = client.ask_by_name(&trees, CONCURRENCY).await?;
             for (case, tree) in cases.iter().zip(&trees) {
                 answers[&tree.name].check_same(&tree.name, &alone[&case.with_k(0).name])?;
             }
@@ -46,8 +46,8 @@ async fn trees_of_every_shape_change_no_token() -> anyhow::Result<()> {
     let chains: Vec<Case> = cases.iter().map(|case| case.with_k(4)).collect();
     let trees: Vec<Case> = cases.iter().map(|case| case.with_tree(4, 20)).collect();
     until("trees save a tenth of the rounds of chains", async || {
-        let (chains, _, _) = totals(client.ask_by_name(&chains, BESIDE).await?.values());
-        let (trees, _, _) = totals(client.ask_by_name(&trees, BESIDE).await?.values());
+        let (chains, _, _) = totals(client.ask_by_name(&chains, CONCURRENCY).await?.values());
+        let (trees, _, _) = totals(client.ask_by_name(&trees, CONCURRENCY).await?.values());
         Ok(trees * 10 < chains * 9)
     })
     .await?;

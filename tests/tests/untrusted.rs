@@ -61,7 +61,7 @@ fn mutate(seed: &[u8], rng: &mut StdRng) -> Vec<u8> {
 }
 
 fn limit_memory() {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux tells a process its size");
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux reports the size of a process");
     let pages: u64 = statm
         .split_whitespace()
         .next()

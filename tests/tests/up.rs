@@ -19,7 +19,7 @@ struct Up {
     child: Child,
     stdout: Receiver<String>,
     /// Lines of standard output read so far.
-    seen: Vec<String>,
+    printed: Vec<String>,
     children: Vec<Pid>,
 }
 
@@ -36,7 +36,7 @@ impl Up {
                 }
             }
         });
-        let mut up = Self { child, stdout, seen: Vec::new(), children: Vec::new() };
+        let mut up = Self { child, stdout, printed: Vec::new(), children: Vec::new() };
         let ready = up.line_with("outrider is ready at http://127.0.0.1:")?;
         ensure!(ready.contains("gRPC at http://127.0.0.1:"), "{ready}");
         let curl = up.line_with("curl ")?;
@@ -51,7 +51,7 @@ impl Up {
                 .stdout
                 .recv_timeout(WAIT_TIMEOUT)
                 .with_context(|| format!("no line `{start}..` came"))?;
-            self.seen.push(line.clone());
+            self.printed.push(line.clone());
             if line.starts_with(start) {
                 return Ok(line);
             }
@@ -154,8 +154,8 @@ async fn the_printed_command_gets_a_completion_and_ctrl_c_stops_all_processes() 
 async fn the_bundled_pair_gets_ballast_and_shows_that_drafting_changes_no_text() -> anyhow::Result<()> {
     // The amount is a default that the command line's tests check; here it would only take time.
     let (mut up, _) = Up::start(&["--ballast", "8M"]).await?;
-    let pair = up.seen.iter().find(|line| line.starts_with("target models/demo/target")).cloned();
-    ensure!(pair.is_some_and(|line| line.contains("8M parameters of ballast")), "{:?}", up.seen);
+    let pair = up.printed.iter().find(|line| line.starts_with("target models/demo/target")).cloned();
+    ensure!(pair.is_some_and(|line| line.contains("8M parameters of ballast")), "{:?}", up.printed);
     let evidence = up.line_with("drafting: ")?;
     ensure!(evidence.contains("tokens/s"), "{evidence}");
     ensure!(evidence.contains("identical text (64 tokens, seed 7)"), "{evidence}");
@@ -175,7 +175,7 @@ async fn the_bundled_pair_gets_ballast_and_shows_that_drafting_changes_no_text()
 async fn nothing_is_measured_without_a_draft() -> anyhow::Result<()> {
     let (mut up, _) = Up::start(&["--ballast", "0", "--draft", "none"]).await?;
     up.line_with("console: http://127.0.0.1:")?;
-    ensure!(!up.seen.iter().any(|line| line.starts_with("drafting: ")), "{:?}", up.seen);
+    ensure!(!up.printed.iter().any(|line| line.starts_with("drafting: ")), "{:?}", up.printed);
     up.signal(Signal::SIGTERM)?;
     let (status, stderr) = up.end().await?;
     ensure!(status.code() == Some(0) && !stderr.contains("drafting: "), "{status}\n{stderr}");

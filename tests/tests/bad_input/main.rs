@@ -23,7 +23,7 @@ struct Fixture {
     text: String,
 }
 
-fn sound() -> Value {
+fn valid_request() -> Value {
     json!({ "model": MODEL, "prompt": PROMPT, "max_tokens": 8, "seed": 1 })
 }
 
@@ -31,12 +31,13 @@ impl Fixture {
     async fn start() -> anyhow::Result<Self> {
         let cluster = processes::start(|_| ()).await?;
         let http = HttpClient::new(cluster.http_url())?;
-        let text = completion_text(&http.ask(COMPLETIONS, &sound()).await?)?.to_owned();
+        let text = completion_text(&http.ask(COMPLETIONS, &valid_request()).await?)?.to_owned();
         Ok(Self { cluster, http, text })
     }
 
     async fn next_request_works(&self, after: &str) -> anyhow::Result<()> {
-        let answer = self.http.ask(COMPLETIONS, &sound()).await.with_context(|| format!("after: {after}"))?;
+        let answer =
+            self.http.ask(COMPLETIONS, &valid_request()).await.with_context(|| format!("after: {after}"))?;
         let text = completion_text(&answer)?;
         ensure!(text == self.text, "after {after} another text: {text:?} instead of {:?}", self.text);
         Ok(())
