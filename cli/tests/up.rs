@@ -221,7 +221,7 @@ fn nothing_is_measured_where_that_is_not_wanted() {
 }
 
 #[test]
-fn a_process_that_dies_ends_everything_and_is_named() {
+fn a_process_that_fails_is_named_and_stops_all_others() {
     let mut up = Up::ready(&[]);
     let children = up.children();
     kill(up.pid_of("draft-0"), Signal::SIGKILL).unwrap();

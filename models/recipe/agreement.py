@@ -1,9 +1,9 @@
-"""How often draft and target would agree, on validation text: the number that a pair is made for."""
+"""Agreement of draft and target on validation text, the quantity that training a pair aims at."""
 
 import numpy as np
 import torch
 
-# Windows per task type, and draws of shared noise per position. Plenty for two digits.
+# Windows per task type, and draws of shared noise per position; enough for two significant digits.
 WINDOWS = 2
 DRAWS = 16
 
@@ -11,7 +11,7 @@ DRAWS = 16
 @torch.no_grad()
 def measure(target, draft, encoded, context, seed):
     """Per task type: the share of positions at which both models pick the same token, greedily and by coupled draws at T = 1
-    (the same Gumbel noise for both), and the overlap of the two distributions, which no way of drawing can exceed."""
+    (the same Gumbel noise for both), and the overlap of the two distributions, the upper bound for any way of drawing."""
     generator = torch.Generator().manual_seed(seed)
     target, draft = target.to("cpu").float().eval(), draft.to("cpu").float().eval()
     rates = {}

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Load a Llama checkpoint with ballast: it draws the same tokens, but a step costs what a bigger model's step costs.
+"""Add ballast to a Llama checkpoint: it draws the same tokens, but a step costs as much as that of a bigger model.
 
     python models/recipe/ballast.py --model models/demo/target --out DIR [--layers 20] [--ffn 16384]
 
-The bundled target is so small that checking a guess costs as much as making one. What drafting gains from a target worth
-drafting for can be measured with real text, real acceptance and real arithmetic once the target is heavier, without training one:
+The bundled target is so small that verifying a token costs as much as drafting one. With ballast the gain from drafting can be
+measured for a bigger target with real text, real acceptance and real arithmetic, without training such a target:
 
-- every feed-forward layer is widened: random rows in gate_proj and up_proj, zero columns in down_proj, so that they add nothing;
-- layers are added whose o_proj and down_proj are zero, so that the residual stream passes through them as it came.
+- every feed-forward layer is widened: random rows in gate_proj and up_proj, zero columns in down_proj, so that the output is the same;
+- layers are added whose o_proj and down_proj are zero, so that they leave the residual stream unchanged.
 
-The engine does all the work (it does not look for zeros), reads all the bytes and keeps K and V of all the layers. The function is
-the original's but for the order of some sums.
+The engine computes all products (it does not look for zeros), reads all weights and stores K and V of all layers. The results are
+those of the original up to the order of some sums.
 """
 
 import argparse
@@ -31,11 +31,11 @@ def main():
     config = json.loads((settings.model / "config.json").read_text())
     layers, ffn = config["num_hidden_layers"], config["intermediate_size"]
     if settings.layers < layers or settings.ffn < ffn:
-        raise SystemExit(f"the model has {layers} layers and a feed-forward width of {ffn}: ballast can add, not take away")
+        raise SystemExit(f"the model has {layers} layers and a feed-forward width of {ffn}: ballast can only make it larger")
     generator = torch.Generator().manual_seed(settings.seed)
     tensors = widen(read(settings.model), settings.ffn - ffn, generator)
     for layer in range(layers, settings.layers):
-        tensors |= passing_layer(tensors, layer, generator)
+        tensors |= identity_layer(tensors, layer, generator)
 
     settings.out.mkdir(parents=True, exist_ok=True)
     for path in settings.model.iterdir():
@@ -49,11 +49,11 @@ def main():
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=pathlib.Path, required=True, help="the checkpoint, one model.safetensors")
-    parser.add_argument("--out", type=pathlib.Path, required=True, help="where the heavier one goes")
-    parser.add_argument("--layers", type=int, default=20, help="layers of the heavier one (20)")
-    parser.add_argument("--ffn", type=int, default=16384, help="its feed-forward width (16384)")
-    parser.add_argument("--seed", type=int, default=1, help="of the random rows (1)")
+    parser.add_argument("--model", type=pathlib.Path, required=True, help="checkpoint directory with one model.safetensors")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="output directory")
+    parser.add_argument("--layers", type=int, default=20, help="number of layers with ballast (20)")
+    parser.add_argument("--ffn", type=int, default=16384, help="feed-forward width with ballast (16384)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random rows (1)")
     return parser.parse_args()
 
 
@@ -62,36 +62,36 @@ def read(model):
         return {name: file.get_tensor(name) for name in file.keys()}
 
 
-def widen(tensors, more, generator):
-    """Every feed-forward layer with `more` channels, whose way out is zero."""
-    wide = {}
+def widen(tensors, num_added, generator):
+    """Adds `num_added` channels to every feed-forward layer; their columns of down_proj are zero."""
+    widened = {}
     for name, tensor in tensors.items():
         if name.endswith(WIDENED_ROWS):
-            tensor = torch.cat([tensor, like(tensor, (more, tensor.shape[1]), generator)])
+            tensor = torch.cat([tensor, random_like(tensor, (num_added, tensor.shape[1]), generator)])
         elif name.endswith("mlp.down_proj.weight"):
-            tensor = torch.cat([tensor, tensor.new_zeros(tensor.shape[0], more)], dim=1)
-        wide[name] = tensor.contiguous()
-    return wide
+            tensor = torch.cat([tensor, tensor.new_zeros(tensor.shape[0], num_added)], dim=1)
+        widened[name] = tensor.contiguous()
+    return widened
 
 
-def passing_layer(tensors, layer, generator):
-    """A layer shaped as the first one that adds nothing to the residual stream."""
+def identity_layer(tensors, layer, generator):
+    """A layer with the shape of the first one that leaves the residual stream unchanged."""
     added = {}
     for name, tensor in tensors.items():
         if not name.startswith("model.layers.0."):
             continue
-        own_name = name.replace("model.layers.0.", f"model.layers.{layer}.")
+        added_name = name.replace("model.layers.0.", f"model.layers.{layer}.")
         if name.endswith(ZERO_IN_ADDED_LAYERS):
-            added[own_name] = torch.zeros_like(tensor)
+            added[added_name] = torch.zeros_like(tensor)
         elif tensor.dim() == 1:
-            added[own_name] = tensor.clone()
+            added[added_name] = tensor.clone()
         else:
-            added[own_name] = like(tensor, tensor.shape, generator)
+            added[added_name] = random_like(tensor, tensor.shape, generator)
     return added
 
 
-def like(tensor, shape, generator):
-    """Random numbers as large as the tensor's own."""
+def random_like(tensor, shape, generator):
+    """Random values with the standard deviation of the tensor."""
     return (torch.randn(shape, generator=generator) * tensor.float().std()).to(tensor.dtype)
 
 

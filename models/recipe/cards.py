@@ -1,4 +1,4 @@
-"""What is left when a pair is done: two Hugging Face checkpoints, each with a card that says what it is."""
+"""The result of a run: two Hugging Face checkpoints, each with a model card."""
 
 import dataclasses
 import json
@@ -12,8 +12,8 @@ from shapes import POSITIONS
 
 
 @dataclasses.dataclass
-class Facts:
-    """What both cards say."""
+class CardData:
+    """The data of both cards."""
 
     settings: object
     rows: dict
@@ -32,7 +32,7 @@ class Facts:
             "",
             f"- {parameters:,} parameters, Llama, bf16, tied embeddings, tokenizer of {settings.vocab:,} entries shared by the pair",
             f"- trained by `models/recipe/make_pair.py` on {budget:,.0f} tokens (the corpus has {self.tokens:,}); {objective}; seed {settings.seed}",
-            f"- validation loss {sum(losses.values()) / len(losses):.3f} nats a token, mean over task types",
+            f"- validation loss {sum(losses.values()) / len(losses):.3f} nats per token, mean over task types",
             "",
             "| task type | validation loss | greedy agreement | coupled agreement, T = 1 | overlap, T = 1 |",
             "|---|---|---|---|---|",
@@ -47,7 +47,7 @@ class Facts:
             "",
             "## Data",
             "",
-            f"{self.rows['train']:,} rows to train on, {self.rows['valid']:,} to judge on, {self.rows['excluded']:,} left out by licence.",
+            f"{self.rows['train']:,} training rows, {self.rows['valid']:,} validation rows, {self.rows['excluded']:,} rows excluded by licence.",
             "",
             *(f"- {licence}: {count:,} rows" for licence, count in sorted(self.rows["licences"].items())),
             "",
@@ -58,16 +58,16 @@ class Facts:
 
 
 def write_checkpoint(directory, model, tokenizer, card):
-    """Build the checkpoint beside its place, then put it there in one step."""
-    draft = directory.with_name(directory.name + ".new")
-    shutil.rmtree(draft, ignore_errors=True)
-    model.to("cpu").to(torch.bfloat16).save_pretrained(draft)
-    (draft / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    (draft / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(), indent=2))
-    (draft / "chat_template.jinja").write_text(text.CHAT_TEMPLATE)
-    (draft / "README.md").write_text(card, encoding="utf-8")
+    """Write the checkpoint to a temporary directory, then move it to its place in one step."""
+    temporary = directory.with_name(directory.name + ".new")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.to("cpu").to(torch.bfloat16).save_pretrained(temporary)
+    (temporary / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    (temporary / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(), indent=2))
+    (temporary / "chat_template.jinja").write_text(text.CHAT_TEMPLATE)
+    (temporary / "README.md").write_text(card, encoding="utf-8")
     shutil.rmtree(directory, ignore_errors=True)
-    os.replace(draft, directory)
+    os.replace(temporary, directory)
 
 
 def tokenizer_config():

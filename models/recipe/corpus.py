@@ -1,4 +1,4 @@
-"""Rows of {task, prompt, completion}: read, checked, split, and turned into one stream of ids per split."""
+"""Reads, checks and splits rows of {task, prompt, completion}, and encodes each split as one stream of ids."""
 
 import collections
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 
 import text
 
-# Without --valid, one row in this many judges instead of training.
+# Without --valid, one in this many rows is used for validation instead of training.
 HOLD_OUT_EVERY = 50
 # Documents per call of the tokenizer, which works on a call's documents in parallel.
 ENCODE_BATCH = 2000
@@ -41,7 +41,7 @@ class Rows:
         return iter(self._valid)
 
     def summary(self):
-        """What a model card says about the data."""
+        """The data of a model card."""
         licences = collections.Counter(row.get("licence", "not stated") for row in self._train)
         tasks = collections.Counter(row["task"] for row in self._train)
         sources = sorted({row["source"] for row in self._train if "source" in row})
@@ -64,19 +64,19 @@ class Rows:
                         yield row
 
 
-def parse(line, place):
+def parse(line, location):
     try:
         row = json.loads(line)
     except ValueError as error:
-        sys.exit(f"{place}: not JSON: {error}")
+        sys.exit(f"{location}: not JSON: {error}")
     for field in ("task", "prompt", "completion"):
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
-            sys.exit(f"{place}: needs a text field `{field}`")
+            sys.exit(f"{location}: needs a text field `{field}`")
     return row
 
 
 def held_out(row):
-    """By the prompt's own hash, so that a row stays on its side when others come or go."""
+    """Decided by the prompt's hash, so that a row stays in its split when others are added or removed."""
     digest = hashlib.sha256(row["prompt"].encode()).digest()
     return int.from_bytes(digest[:4], "little") % HOLD_OUT_EVERY == 0
 
@@ -91,17 +91,17 @@ class Encoded:
 
 def load_or_encode(directory, rows, tokenizer, seed):
     if not directory.exists():
-        # Built beside its final place, so that an interrupted run never leaves half of it there.
-        draft = directory.with_suffix(".new")
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir()
-        np.save(draft / "train.npy", encode(rows.train(), tokenizer, seed, "training"))
+        # Written to a temporary directory first, so that an interrupted run leaves no partial result.
+        temporary = directory.with_suffix(".new")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        np.save(temporary / "train.npy", encode(rows.train(), tokenizer, seed, "training"))
         by_task = collections.defaultdict(list)
         for row in rows.valid():
             by_task[row["task"]].append(row)
         for task, task_rows in sorted(by_task.items()):
-            np.save(draft / f"valid-{task}.npy", encode(task_rows, tokenizer, seed, f"validation {task}"))
-        os.replace(draft, directory)
+            np.save(temporary / f"valid-{task}.npy", encode(task_rows, tokenizer, seed, f"validation {task}"))
+        os.replace(temporary, directory)
     valid = {file.stem.removeprefix("valid-"): np.load(file) for file in sorted(directory.glob("valid-*.npy"))}
     return Encoded(train=np.load(directory / "train.npy", mmap_mode="r"), valid=valid)
 
@@ -109,21 +109,21 @@ def load_or_encode(directory, rows, tokenizer, seed):
 def encode(rows, tokenizer, seed, what):
     documents = [text.document(row) for row in rows]
     random.Random(seed).shuffle(documents)
-    kind = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
+    id_dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
     parts = []
     for start in range(0, len(documents), ENCODE_BATCH):
         batch = tokenizer.encode_batch(documents[start : start + ENCODE_BATCH], add_special_tokens=False)
-        parts.extend(np.array(encoding.ids, dtype=kind) for encoding in batch)
+        parts.extend(np.array(encoding.ids, dtype=id_dtype) for encoding in batch)
     ids = np.concatenate(parts)
     print(f"encoding: {what}: {len(documents):,} documents, {len(ids):,} tokens")
     return ids
 
 
 def write_atomically(path, data):
-    """A reader, and a run that was interrupted here, sees the old file or the new one."""
-    draft = path.with_name(path.name + ".new")
-    with open(draft, "wb") as file:
+    """Replaces the file atomically: a reader sees the old or the new content, even if the run is interrupted."""
+    temporary = path.with_name(path.name + ".new")
+    with open(temporary, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(draft, path)
+    os.replace(temporary, path)

@@ -3,8 +3,8 @@
 
     python models/recipe/make_pair.py --data DIR --out DIR [--size demo] [--device cpu|cuda]
 
-Stages, each skipped where its result is there: tokenizer, encoding, target, draft, agreement, cards. Interrupt it whenever you
-like: the same command goes on where it was.
+Stages: tokenizer, encoding, target, draft, agreement, cards. A stage whose result exists is skipped. The command may be interrupted
+at any time; the same command resumes the run.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main():
     settings = parse_arguments()
     out = settings.out
     out.mkdir(parents=True, exist_ok=True)
-    pin_settings(out / "settings.json", settings)
+    check_settings(out / "settings.json", settings)
     if settings.threads:
         torch.set_num_threads(settings.threads)
 
@@ -51,9 +51,9 @@ def main():
     )
 
     rates = agreement.measure(target, draft, encoded, settings.context, settings.seed)
-    facts = cards.Facts(settings=settings, rows=rows.summary(), tokens=len(encoded.train), rates=rates)
-    cards.write_checkpoint(out / "target", target, tokenizer, facts.card("target", target, target_loss))
-    cards.write_checkpoint(out / "draft", draft, tokenizer, facts.card("draft", draft, draft_loss))
+    card_data = cards.CardData(settings=settings, rows=rows.summary(), tokens=len(encoded.train), rates=rates)
+    cards.write_checkpoint(out / "target", target, tokenizer, card_data.card("target", target, target_loss))
+    cards.write_checkpoint(out / "draft", draft, tokenizer, card_data.card("draft", draft, draft_loss))
     print(f"done: {out / 'target'} and {out / 'draft'}")
 
 
@@ -63,11 +63,11 @@ def parse_arguments():
     add("--data", type=pathlib.Path, required=True, help="directory of .jsonl files to train on")
     add("--valid", type=pathlib.Path, help="directory of .jsonl files to validate on (default: every 50th row of --data, by hash)")
     add("--out", type=pathlib.Path, required=True, help="directory for the pair and the checkpoints of unfinished runs")
-    add("--size", choices=sorted(PAIRS), default="demo", help="which pair of shapes")
+    add("--size", choices=sorted(PAIRS), default="demo", help="shapes of the pair")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, help="CPU threads (default: torch's own choice)")
     add("--bf16", action=argparse.BooleanOptionalAction, default=None, help="compute in bf16 (default: on a GPU only)")
-    add("--exclude-licence", action="append", default=[], metavar="TEXT", help="leave out rows whose `licence` contains this")
+    add("--exclude-licence", action="append", default=[], metavar="TEXT", help="exclude rows whose `licence` contains this")
     add("--vocab", type=int, default=4096, help="entries of the tokenizer")
     add("--target-tokens", type=float, default=18e6, help="tokens that the target is trained on")
     add("--draft-tokens", type=float, default=8e6, help="tokens that the draft is trained on")
@@ -86,17 +86,17 @@ def parse_arguments():
     return settings
 
 
-def pin_settings(path, settings):
-    """A run is gone on with only under the settings it began with: other ones would mix two recipes in one model."""
-    movable = {"out", "device", "threads", "save_seconds"}
-    pinned = {name: jsonable(value) for name, value in vars(settings).items() if name not in movable}
+def check_settings(path, settings):
+    """Refuses to resume a run with other settings than it was started with, which would mix two recipes in one model."""
+    changeable = {"out", "device", "threads", "save_seconds"}
+    fixed = {name: jsonable(value) for name, value in vars(settings).items() if name not in changeable}
     if path.exists():
         before = json.loads(path.read_text())
-        changed = [f"{name}: {before.get(name)!r} before, {pinned.get(name)!r} now" for name in pinned if before.get(name) != pinned[name]]
+        changed = [f"{name}: {before.get(name)!r} before, {fixed.get(name)!r} now" for name in fixed if before.get(name) != fixed[name]]
         if changed:
             sys.exit(f"{path.parent} was started with other settings ({'; '.join(changed)}): give another --out, or the same settings")
         return
-    corpus.write_atomically(path, json.dumps(pinned, indent=2).encode())
+    corpus.write_atomically(path, json.dumps(fixed, indent=2).encode())
 
 
 def jsonable(value):

@@ -22,9 +22,9 @@ class Pair:
 
 
 PAIRS = {
-    # Minutes on a laptop core; for trying the recipe out.
+    # Takes minutes on a laptop core; for trials of the recipe.
     "tiny": Pair(Shape(64, 2, 4, 2, 176), Shape(32, 1, 2, 1, 88)),
-    # The shapes of the bundled pair; hours on two CPU cores.
+    # The shapes of the bundled pair; takes hours on two CPU cores.
     "demo": Pair(Shape(256, 6, 8, 4, 704), Shape(128, 2, 4, 2, 352)),
     # For a GPU and a larger corpus.
     "small": Pair(Shape(768, 12, 12, 4, 2048), Shape(256, 3, 4, 2, 704)),

@@ -15,12 +15,12 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 
-# Merges are stable long before a whole corpus was counted.
+# A sample is enough: merges are stable long before a whole corpus is counted.
 SAMPLE_CHARACTERS = 40_000_000
 
 
 def document(row):
-    """One row as the chat template renders it, both turns ended. A router's log holds prompts that are rendered already."""
+    """One row as the chat template renders it, with both turns ended. Prompts of a router's log are already rendered."""
     if row.get("framed"):
         return f"{row['prompt']}{row['completion']}{END}\n"
     return f"{USER}\n{row['prompt']}{END}\n{ASSISTANT}\n{row['completion']}{END}\n"
@@ -31,7 +31,7 @@ def load_or_train(path, rows, vocab, seed):
         return tokenizers.Tokenizer.from_file(str(path))
     print(f"tokenizer: training {vocab} entries")
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    # A digit is a token of its own: numbers are spelled out, and arithmetic is not hidden in merges.
+    # Each digit is a separate token, so that merges do not hide the digits of numbers.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )

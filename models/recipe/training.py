@@ -1,7 +1,7 @@
-"""One training run of one model: windows, loss, schedule, progress, and how it survives an interruption.
+"""The training run of one model: windows, loss, schedule, progress, checkpoints.
 
-A step's windows are a function of (seed, model, step) alone and nothing else in a step is random, so a run that was
-interrupted and resumed takes the same steps as one that was not.
+The windows of a step depend only on (seed, model, step), and nothing else in a step is random. So a run that was interrupted and
+resumed takes the same steps as an uninterrupted one.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ VALID_WINDOWS = 8
 
 
 class Interrupted(Exception):
-    """Somebody asked the run to stop, and its work is saved."""
+    """The run was stopped by a signal, and its state is saved."""
 
 
 @dataclasses.dataclass
 class Plan:
-    """What the runs of a pair have in common."""
+    """Settings that the runs of a pair share."""
 
     batch: int
     context: int
@@ -76,8 +76,8 @@ def train(job, plan, encoded, work):
             set_rate(optimizer, job.peak_rate * schedule(step, steps))
             loss = training_step(job, plan, optimizer, windows(encoded.train, plan, job.name, step))
             progress.report(step + 1, loss)
-            due = time.monotonic() - last_save > plan.save_seconds
-            if due or stop.requested or step + 1 == steps:
+            is_save_due = time.monotonic() - last_save > plan.save_seconds
+            if is_save_due or stop.requested or step + 1 == steps:
                 save(saved, job.model, optimizer, step + 1)
                 last_save = time.monotonic()
             if stop.requested:
@@ -96,8 +96,8 @@ def training_step(job, plan, optimizer, ids):
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         if job.teacher is not None:
             with torch.no_grad():
-                taught = job.teacher(input_ids=ids).logits[:, :-1].float()
-            loss = job.kl_weight * kl_to_teacher(taught, logits) + (1.0 - job.kl_weight) * loss
+                teacher_logits = job.teacher(input_ids=ids).logits[:, :-1].float()
+            loss = job.kl_weight * kl_to_teacher(teacher_logits, logits) + (1.0 - job.kl_weight) * loss
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(job.model.parameters(), GRADIENT_NORM_MAX)
@@ -105,14 +105,14 @@ def training_step(job, plan, optimizer, ids):
     return loss.detach()
 
 
-def kl_to_teacher(taught, logits):
-    """KL(target || draft) per position, averaged: what a draft must match to be accepted at any temperature near 1."""
-    taught = torch.log_softmax(taught, -1)
-    return (taught.exp() * (taught - torch.log_softmax(logits, -1))).sum(-1).mean()
+def kl_to_teacher(teacher_logits, logits):
+    """KL(target || draft) per position, averaged: the draft must match the whole distribution to be accepted at any temperature near 1."""
+    teacher = torch.log_softmax(teacher_logits, -1)
+    return (teacher.exp() * (teacher - torch.log_softmax(logits, -1))).sum(-1).mean()
 
 
 def windows(ids, plan, name, step):
-    """`batch` windows of `context` ids (batch, context), from places that (seed, model, step) decide."""
+    """`batch` windows of `context` ids (batch, context), from positions that depend on (seed, model, step)."""
     key = [plan.seed, int.from_bytes(name.encode(), "little"), step]
     last_start = len(ids) - plan.context
     if last_start < 1:
@@ -165,7 +165,7 @@ def save(path, model, optimizer, step):
 
 
 def restore(path, model, optimizer, device):
-    """Load what was saved, and return the first step that is still to do."""
+    """Load the saved state, and return the first step to run."""
     if not pathlib.Path(path).exists():
         return 0
     state = torch.load(path, map_location=device, weights_only=True)
@@ -176,27 +176,27 @@ def restore(path, model, optimizer, device):
 
 
 class Progress:
-    """A line now and then: how far, how well, how fast, how long still."""
+    """Prints a line at intervals: steps done, loss, tokens per second, remaining time."""
 
     def __init__(self, job, plan, first, steps):
         self.name, self.first, self.steps = job.name, first, steps
         self.tokens_per_step = plan.batch * plan.context
-        self.started = self.reported = time.monotonic()
+        self.start = self.last_report = time.monotonic()
         parameters = sum(weight.numel() for weight in job.model.parameters())
-        state = "nothing left to do" if first == steps else f"from step {first:,}" if first else "from the start"
+        state = "finished" if first == steps else f"from step {first:,}" if first else "from the start"
         print(f"{self.name}: {parameters:,} parameters, {steps:,} steps, {state}", flush=True)
 
     def report(self, done, loss):
         now = time.monotonic()
-        if now - self.reported < PROGRESS_SECONDS and done != self.steps:
+        if now - self.last_report < PROGRESS_SECONDS and done != self.steps:
             return
-        self.reported = now
-        seconds_per_step = (now - self.started) / (done - self.first)
-        left = seconds_per_step * (self.steps - done)
+        self.last_report = now
+        seconds_per_step = (now - self.start) / (done - self.first)
+        remaining = seconds_per_step * (self.steps - done)
         rate = self.tokens_per_step / seconds_per_step
         print(
             f"{self.name}: step {done:,}/{self.steps:,} ({100 * done / self.steps:.1f}%), loss {loss.item():.3f}, "
-            f"{rate:,.0f} tokens/s, {clock(left)} left",
+            f"{rate:,.0f} tokens/s, {clock(remaining)} remaining",
             flush=True,
         )
 
@@ -208,19 +208,19 @@ def clock(seconds):
 
 
 class StopRequest:
-    """Turns the first Ctrl-C or SIGTERM into a wish that the loop reads; a second one ends the process as usual."""
+    """Records the first Ctrl-C or SIGTERM for the training loop; a second one ends the process as usual."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __enter__(self):
         self.requested = False
-        self.before = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+        self.previous_handlers = {number: signal.signal(number, self._record) for number in self.SIGNALS}
         return self
 
     def __exit__(self, *_):
-        for number, handler in self.before.items():
+        for number, handler in self.previous_handlers.items():
             signal.signal(number, handler)
 
-    def _note(self, number, _frame):
+    def _record(self, number, _frame):
         self.requested = True
-        signal.signal(number, self.before[number])
+        signal.signal(number, self.previous_handlers[number])

@@ -1,4 +1,4 @@
-// What the console asks of its router. The key stays in this tab.
+// Requests of the console to its router. The API key is stored for this browser tab only.
 
 const KEY = "outrider-api-key";
 
@@ -11,35 +11,35 @@ export function setApiKey(key) {
   else sessionStorage.removeItem(KEY);
 }
 
-function headers(more = {}) {
+function headers(extra = {}) {
   const key = apiKey();
-  return key ? { ...more, Authorization: `Bearer ${key}` } : more;
+  return key ? { ...extra, Authorization: `Bearer ${key}` } : extra;
 }
 
-async function failure(response) {
+async function errorFrom(response) {
   const text = await response.text();
   let message = text.trim();
   try {
     message = JSON.parse(text).error.message;
   } catch {
-    // Not in OpenAI's shape: as it is.
+    // The body is not an OpenAI error object: show it unchanged.
   }
   return new Error(`${response.status}: ${message}`);
 }
 
-/** GET as JSON. */
+/** Sends a GET request and returns the parsed JSON body. */
 export async function getJson(path) {
   const response = await fetch(path, { headers: headers() });
-  if (!response.ok) throw await failure(response);
+  if (!response.ok) throw await errorFrom(response);
   return response.json();
 }
 
 export async function send(method, path) {
   const response = await fetch(path, { method, headers: headers() });
-  if (!response.ok) throw await failure(response);
+  if (!response.ok) throw await errorFrom(response);
 }
 
-/** Generates, and calls `onLine` for each line as it comes. */
+/** Generates an answer and calls `onLine` for each line of the response as it arrives. */
 export async function generate(body, onLine, signal) {
   const response = await fetch("/console/generate", {
     method: "POST",
@@ -47,21 +47,21 @@ export async function generate(body, onLine, signal) {
     body: JSON.stringify(body),
     signal,
   });
-  if (!response.ok) throw await failure(response);
+  if (!response.ok) throw await errorFrom(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  let ended = false;
+  let incomplete = "";
+  let isComplete = false;
   for (;;) {
     const { done, value } = await reader.read();
     if (done) break;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
+    const lines = (incomplete + value).split("\n");
+    incomplete = lines.pop();
     for (const text of lines) {
       const line = JSON.parse(text);
       if (line.failed) throw new Error(line.failed.error.message);
-      ended = ended || Boolean(line.end);
+      isComplete = isComplete || Boolean(line.end);
       onLine(line);
     }
   }
-  if (!ended) throw new Error("the answer ended early: the router or the connection was lost");
+  if (!isComplete) throw new Error("the answer is incomplete: the connection to the router was lost");
 }

@@ -1,4 +1,4 @@
-// The pages, one at a time: the one that the address names after its #. What changes is asked for anew every two seconds.
+// Shows one page at a time, selected by the URL's fragment. Pages whose data changes are refreshed every two seconds.
 
 import { apiKey, setApiKey } from "/console/api.js";
 import { byId } from "/console/dom.js";
@@ -9,16 +9,16 @@ import * as pools from "/console/pools.js";
 import * as requests from "/console/requests.js";
 
 const PAGES = { playground, lanes, pools, requests, pair };
-const REFRESHED = ["lanes", "pools", "requests", "pair"];
+const REFRESHED_PAGES = ["lanes", "pools", "requests", "pair"];
 const REFRESH_MS = 2000;
 
-function current() {
+function currentPage() {
   const name = location.hash.slice(1);
   return name in PAGES ? name : "playground";
 }
 
 async function refresh() {
-  const name = current();
+  const name = currentPage();
   try {
     await PAGES[name].show();
     byId("problem").hidden = true;
@@ -29,8 +29,8 @@ async function refresh() {
   }
 }
 
-function turn() {
-  const name = current();
+function showPage() {
+  const name = currentPage();
   for (const page of Object.keys(PAGES)) byId(`page-${page}`).hidden = page !== name;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
@@ -48,8 +48,8 @@ byId("key").addEventListener("change", (event) => {
 playground.setUp();
 requests.setUp();
 pair.setUp();
-window.addEventListener("hashchange", turn);
+window.addEventListener("hashchange", showPage);
 setInterval(() => {
-  if (!document.hidden && REFRESHED.includes(current())) refresh();
+  if (!document.hidden && REFRESHED_PAGES.includes(currentPage())) refresh();
 }, REFRESH_MS);
-turn();
+showPage();

@@ -1,13 +1,13 @@
-// Lanes: each lane's k, and what the choice rests on.
+// The page Lanes: each lane's k and the data that it was chosen from.
 
 import { getJson } from "/console/api.js";
-import { byId, el, figure, svg, table } from "/console/dom.js";
+import { byId, el, formatNumber, svg, table } from "/console/dom.js";
 
-const WHY = {
-  best: "it promises the most tokens a second",
-  within_hysteresis: "another k promises more, but not by enough to move",
-  settling: "it has just been moved, and rounds are not yet what they will be",
-  moving: "it has just moved towards the k that promises the most",
+const REASONS = {
+  best: "it has the highest predicted throughput",
+  within_hysteresis: "another k has a higher prediction, but not by the required margin",
+  settling: "it has just changed, and round times have not settled",
+  moving: "it has just changed to the k with the highest prediction",
 };
 
 const WIDTH = 320;
@@ -16,60 +16,60 @@ const LEFT = 34;
 const BOTTOM = 24;
 const TOP = 12;
 
-function frame(title, ...inside) {
+function chart(title, ...marks) {
   return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title },
-    svg("line", { class: "axis", x1: LEFT, x2: WIDTH, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM }), inside);
+    svg("line", { class: "axis", x1: LEFT, x2: WIDTH, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM }), marks);
 }
 
 function acceptance(lane) {
   const values = lane.acceptance_by_position;
   const step = (WIDTH - LEFT) / Math.max(values.length, 1);
-  const tall = HEIGHT - BOTTOM - TOP;
+  const plotHeight = HEIGHT - BOTTOM - TOP;
   const bars = values.flatMap((value, i) => [
-    svg("rect", { class: "bar", x: LEFT + i * step + 3, width: step - 6, y: HEIGHT - BOTTOM - value * tall, height: value * tall }),
+    svg("rect", { class: "bar", x: LEFT + i * step + 3, width: step - 6, y: HEIGHT - BOTTOM - value * plotHeight, height: value * plotHeight }),
     svg("text", { x: LEFT + i * step + step / 2, y: HEIGHT - 8, "text-anchor": "middle" }, i + 1),
-    svg("text", { x: LEFT + i * step + step / 2, y: HEIGHT - BOTTOM - value * tall - 3, "text-anchor": "middle" }, figure(value, 2)),
+    svg("text", { x: LEFT + i * step + step / 2, y: HEIGHT - BOTTOM - value * plotHeight - 3, "text-anchor": "middle" }, formatNumber(value, 2)),
   ]);
-  const says = values.map((value, i) => `position ${i + 1}: ${figure(value, 2)}`).join(", ");
-  return el("figure", {}, el("figcaption", { class: "hint" }, "Chance that a draft is accepted up to this position"), frame(says, bars));
+  const label = values.map((value, i) => `position ${i + 1}: ${formatNumber(value, 2)}`).join(", ");
+  return el("figure", {}, el("figcaption", { class: "hint" }, "Probability that a draft is accepted up to this position"), chart(label, bars));
 }
 
 function goodput(lane) {
   const { outlook, measured_tokens_per_second: measured } = lane;
-  if (outlook.length === 0) return el("p", { class: "hint" }, "No outlook before the first round.");
-  const most = Math.max(measured, ...outlook.map((at) => at.tokens_per_second)) * 1.1 || 1;
+  if (outlook.length === 0) return el("p", { class: "hint" }, "No prediction before the first round.");
+  const maxValue = Math.max(measured, ...outlook.map((point) => point.tokens_per_second)) * 1.1 || 1;
   const x = (k) => LEFT + 14 + ((WIDTH - LEFT - 28) * k) / Math.max(outlook.length - 1, 1);
-  const y = (value) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - TOP) * value) / most;
-  const points = outlook.map((at) => `${x(at.k)},${y(at.tokens_per_second)}`).join(" ");
-  const inside = [
+  const y = (value) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - TOP) * value) / maxValue;
+  const points = outlook.map((point) => `${x(point.k)},${y(point.tokens_per_second)}`).join(" ");
+  const marks = [
     svg("polyline", { class: "predicted", points }),
-    outlook.map((at) => svg("circle", { class: at.k === lane.k ? "dot chosen" : "dot", cx: x(at.k), cy: y(at.tokens_per_second), r: at.k === lane.k ? 6 : 3.5 },
-      svg("title", {}, `k = ${at.k}: ${figure(at.tokens_per_second)} tokens/s`))),
-    outlook.map((at) => svg("text", { x: x(at.k), y: HEIGHT - 8, "text-anchor": "middle" }, at.k)),
-    svg("text", { x: 0, y: TOP + 4 }, figure(most, 0)),
+    outlook.map((point) => svg("circle", { class: point.k === lane.k ? "dot chosen" : "dot", cx: x(point.k), cy: y(point.tokens_per_second), r: point.k === lane.k ? 6 : 3.5 },
+      svg("title", {}, `k = ${point.k}: ${formatNumber(point.tokens_per_second)} tokens/s`))),
+    outlook.map((point) => svg("text", { x: x(point.k), y: HEIGHT - 8, "text-anchor": "middle" }, point.k)),
+    svg("text", { x: 0, y: TOP + 4 }, formatNumber(maxValue, 0)),
     measured > 0 ? svg("line", { class: "measured", x1: LEFT, x2: WIDTH, y1: y(measured), y2: y(measured) }) : null,
   ].flat();
-  const says = `Predicted tokens a second by k. ${outlook.map((at) => `${at.k}: ${figure(at.tokens_per_second)}`).join(", ")}. Measured at k = ${lane.k}: ${figure(measured)}`;
+  const label = `Predicted tokens per second by k. ${outlook.map((point) => `${point.k}: ${formatNumber(point.tokens_per_second)}`).join(", ")}. Measured at k = ${lane.k}: ${formatNumber(measured)}`;
   return el("figure", {}, el("figcaption", { class: "hint" },
-    `Tokens a second by k: predicted (line), measured at k = ${lane.k}: ${measured > 0 ? figure(measured) : "not yet"} (dashed)`), frame(says, inside));
+    `Tokens per second by k: predicted (line), measured at k = ${lane.k}: ${measured > 0 ? formatNumber(measured) : "not yet"} (dashed)`), chart(label, marks));
 }
 
 function card(lane) {
-  const why = lane.held_back ? `held back by policy: ${lane.held_back}` : (WHY[lane.why] ?? lane.why);
+  const reason = lane.held_back ? `held back by policy: ${lane.held_back}` : (REASONS[lane.why] ?? lane.why);
   return el("article", { class: "card lane" },
     el("h3", {}, `${lane.task_type || "other"} · ${lane.temperature} · ${lane.model}`),
-    el("p", {}, el("strong", {}, `k = ${lane.k}`), ` of at most ${lane.max_k}: ${why}. `,
-      el("span", { class: "hint" }, `${lane.sequences} sequences now, ${lane.running} of them at a target, ${lane.lane_rounds} rounds, ${lane.probes} probes, ${figure(lane.judged, 0)} judged positions.`)),
+    el("p", {}, el("strong", {}, `k = ${lane.k}`), ` of at most ${lane.max_k}: ${reason}. `,
+      el("span", { class: "hint" }, `${lane.sequences} sequences, ${lane.running} of them assigned to a target, ${lane.lane_rounds} rounds, ${lane.probes} probes, ${formatNumber(lane.judged, 0)} verified positions.`)),
     el("div", { class: "charts" }, acceptance(lane), goodput(lane)),
     el("details", {}, el("summary", {}, "Numbers"),
-      table("What each k promises", ["k", "tokens a round", "draft wait, ms", "verification, ms", "tokens/s"],
-        lane.outlook.map((at) => [at.k, Number(figure(at.expected_tokens, 2)), Number(figure(at.draft_wait_us / 1e3, 2)), Number(figure(at.verify_us / 1e3, 2)), Number(figure(at.tokens_per_second))]))));
+      table("Prediction for each k", ["k", "tokens per round", "draft wait, ms", "verification, ms", "tokens/s"],
+        lane.outlook.map((point) => [point.k, Number(formatNumber(point.expected_tokens, 2)), Number(formatNumber(point.draft_wait_us / 1e3, 2)), Number(formatNumber(point.verify_us / 1e3, 2)), Number(formatNumber(point.tokens_per_second))]))));
 }
 
 export async function show() {
   const { lanes } = await getJson("/debug/lanes");
-  const box = byId("lanes");
-  const open = [...box.querySelectorAll("details")].map((details) => details.open);
-  box.replaceChildren(...(lanes.length ? lanes.map(card) : [el("p", {}, "No lane yet: lanes open with their first request.")]));
-  box.querySelectorAll("details").forEach((details, i) => { details.open = open[i] ?? false; });
+  const container = byId("lanes");
+  const isOpen = [...container.querySelectorAll("details")].map((details) => details.open);
+  container.replaceChildren(...(lanes.length ? lanes.map(card) : [el("p", {}, "No lanes yet: a lane is created by its first request.")]));
+  container.querySelectorAll("details").forEach((details, i) => { details.open = isOpen[i] ?? false; });
 }

@@ -1,78 +1,78 @@
-// Pair: what `outrider check-pair` finds of the target and its draft, by task type.
+// The page Pair: the report of `outrider check-pair` on the target and its draft, by task type.
 
 import { getJson, send } from "/console/api.js";
-import { byId, el, figure, svg, table } from "/console/dom.js";
+import { byId, el, formatNumber, svg, table } from "/console/dom.js";
 
-let shown = "";
+let shownReport = "";
 
-/** A checkpoint's folder and the one that it is in: the rest of a path says nothing of a model. */
-function short(path) {
+/** The last two components of a checkpoint's path, which identify the model. */
+function shortPath(path) {
   return path.split("/").slice(-2).join("/");
 }
 
-function bar(rate) {
+function rateBar(rate) {
   if (rate === null) return "–";
   return el("span", { class: "rate" },
-    svg("svg", { viewBox: "0 0 100 12", role: "img", "aria-label": `${figure(100 * rate, 0)} percent` },
+    svg("svg", { viewBox: "0 0 100 12", role: "img", "aria-label": `${formatNumber(100 * rate, 0)} percent` },
       svg("rect", { class: "track", x: 0, y: 0, width: 100, height: 12 }),
       svg("rect", { class: "bar", x: 0, y: 0, width: 100 * rate, height: 12 })),
-    ` ${figure(rate, 2)}`);
+    ` ${formatNumber(rate, 2)}`);
 }
 
 function advice(task, placement, sequences) {
-  const found = task.advice.find((one) => one.placement === placement && one.sequences === sequences);
-  if (!found) return "–";
-  return found.k === 0 ? "off" : `k = ${found.k}, ${figure(found.speedup, 2)} times`;
+  const entry = task.advice.find((candidate) => candidate.placement === placement && candidate.sequences === sequences);
+  if (!entry) return "–";
+  return entry.k === 0 ? "off" : `k = ${entry.k}, ${formatNumber(entry.speedup, 2)} times`;
 }
 
 function tasks(measured) {
-  const places = [["colocated", 1], ["colocated", 8], ["apart", 1], ["apart", 8]];
-  const head = ["task type", "accepted", "tokens a verification", ...places.map(([place, n]) => `${place}, ${n} at once`)];
-  const rows = measured.tasks.map((task) => [task.task, bar(task.acceptance_rate), Number(figure(task.acceptance_length, 2)), ...places.map((place) => advice(task, ...place))]);
-  return table(`The k that pays and the expected speedup, by task type (drafts of ${measured.num_draft_tokens} tokens were measured)`, head, rows);
+  const placements = [["colocated", 1], ["colocated", 8], ["apart", 1], ["apart", 8]];
+  const columns = ["task type", "acceptance rate", "tokens per verification", ...placements.map(([placement, n]) => `${placement}, ${n} concurrent`)];
+  const rows = measured.tasks.map((task) => [task.task, rateBar(task.acceptance_rate), Number(formatNumber(task.acceptance_length, 2)), ...placements.map((placement) => advice(task, ...placement))]);
+  return table(`Best k and expected speedup by task type, measured with drafts of ${measured.num_draft_tokens} tokens`, columns, rows);
 }
 
 function positions(measured) {
   const lines = measured.acceptance.filter((line) => line.mode === "coupled" && line.task === "all");
-  const most = Math.max(0, ...lines.map((line) => line.acceptance_by_position.length));
-  const head = ["temperature", ...Array.from({ length: most }, (_, i) => `position ${i + 1}`)];
-  const rows = lines.map((line) => [Number(figure(line.temperature, 1)), ...Array.from({ length: most }, (_, i) => Number(figure(line.acceptance_by_position[i] ?? NaN, 2)) || "–")]);
-  return table("Chance to be accepted by position, where all before were", head, rows);
+  const maxLength = Math.max(0, ...lines.map((line) => line.acceptance_by_position.length));
+  const columns = ["temperature", ...Array.from({ length: maxLength }, (_, i) => `position ${i + 1}`)];
+  const rows = lines.map((line) => [Number(formatNumber(line.temperature, 1)), ...Array.from({ length: maxLength }, (_, i) => Number(formatNumber(line.acceptance_by_position[i] ?? NaN, 2)) || "–")]);
+  return table("Probability that a position is accepted if all earlier ones were", columns, rows);
 }
 
 function card(report) {
   const { measured, size, text } = report;
   if (!measured) {
     return el("article", { class: "card" }, el("h3", {}, report.draft),
-      el("p", { class: "verdict bad" }, `No router pairs it with ${report.target}: their token lists differ, first at ${text.first_difference}.`));
+      el("p", { class: "verdict bad" }, `No router uses it with ${report.target}: their token lists differ, first at ${text.first_difference}.`));
   }
-  const best = Math.max(...measured.tasks.filter((task) => task.task === "all").flatMap((task) => task.advice.map((one) => one.speedup)), 1);
-  const verdict = best > 1.05 ? `Drafting pays: up to ${figure(best, 2)} times as fast on this machine.` : "Drafting does not pay on this machine.";
-  const off = measured.tasks.filter((task) => task.switch_off && task.task !== "all").map((task) => task.task);
+  const bestSpeedup = Math.max(...measured.tasks.filter((task) => task.task === "all").flatMap((task) => task.advice.map((entry) => entry.speedup)), 1);
+  const verdict = bestSpeedup > 1.05 ? `Drafting gains: up to ${formatNumber(bestSpeedup, 2)} times as fast on this machine.` : "Drafting gains nothing on this machine.";
+  const offTasks = measured.tasks.filter((task) => task.switch_off && task.task !== "all").map((task) => task.task);
   return el("article", { class: "card pair" },
-    el("h3", {}, `${short(report.draft)} for ${short(report.target)}`),
-    el("p", { class: best > 1.05 ? "verdict good" : "verdict" }, verdict),
-    el("p", { class: "hint" }, `Parameters 1 to ${figure(size.ratio)}; a draft step takes ${figure(measured.cost.ratio_at_1_row ?? NaN, 2)} of a target step with 1 row, ${figure(measured.cost.ratio_at_8_rows ?? NaN, 2)} with 8.`,
-      off.length ? ` Accepted less than half: ${off.join(", ")}.` : ""),
+    el("h3", {}, `${shortPath(report.draft)} for ${shortPath(report.target)}`),
+    el("p", { class: bestSpeedup > 1.05 ? "verdict good" : "verdict" }, verdict),
+    el("p", { class: "hint" }, `The target has ${formatNumber(size.ratio)} times the parameters; a draft step takes ${formatNumber(measured.cost.ratio_at_1_row ?? NaN, 2)} of the time of a target step with 1 row, ${formatNumber(measured.cost.ratio_at_8_rows ?? NaN, 2)} with 8.`,
+      offTasks.length ? ` Acceptance rate below one half: ${offTasks.join(", ")}.` : ""),
     tasks(measured), positions(measured));
 }
 
-function says(page) {
+function statusText(page) {
   switch (page.state) {
-    case "not_configured": return "This router was not told how to check its pair. Run `outrider check-pair --target DIR --draft DIR` beside the models, or start the router with --pair-check (docs/operating.md).";
+    case "not_configured": return "This router is not configured to check its pair. Run `outrider check-pair --target DIR --draft DIR` on the machine that has the models, or start the router with --pair-check (docs/operating.md).";
     case "not_run": return "Not checked yet.";
-    case "running": return "Checking. Both models are loaded a second time, and some prompts of each task type are decoded: this takes a minute, and time from what is served.";
+    case "running": return "Checking. Both models are loaded a second time, and some prompts of each task type are decoded. This takes about a minute and slows down requests.";
     case "failed": return `The check failed: ${page.message}`;
-    default: return `Checked in ${figure(page.seconds, 0)} s.`;
+    default: return `Checked in ${formatNumber(page.seconds, 0)} s.`;
   }
 }
 
 function render(page) {
   byId("pair-check").disabled = ["not_configured", "running"].includes(page.state);
   const text = JSON.stringify(page);
-  if (text === shown) return;
-  shown = text;
-  byId("pair-status").textContent = says(page);
+  if (text === shownReport) return;
+  shownReport = text;
+  byId("pair-status").textContent = statusText(page);
   byId("pair-command").textContent = page.command.join(" ");
   byId("pair-report").replaceChildren(...(page.reports ?? []).map(card));
 }

@@ -1,12 +1,12 @@
-// The playground: one prompt, its tokens by origin, and a race of speculation on against off.
+// The page Playground: the answer to a prompt, its tokens by origin, and a race of speculation off against on.
 
 import { generate, getJson } from "/console/api.js";
 import { Answer } from "/console/answer.js";
-import { byId, el, figure } from "/console/dom.js";
+import { byId, el, formatNumber } from "/console/dom.js";
 
 let running = null;
 
-function body(speculation) {
+function requestBody(speculation) {
   return {
     model: byId("model").value,
     messages: [{ role: "user", content: byId("prompt").value }],
@@ -20,36 +20,36 @@ function body(speculation) {
   };
 }
 
-function wanted() {
+function speculationOptions() {
   const k = byId("k").value;
   if (k === "auto") return {};
   return k === "0" ? { enabled: false } : { num_draft_tokens: Number(k) };
 }
 
-function verdict(text, kind = "") {
+function showVerdict(text, kind = "") {
   byId("verdict").className = `verdict ${kind}`;
   byId("verdict").textContent = text;
 }
 
 async function run(answer, speculation, signal) {
   try {
-    await generate(body(speculation), (line) => answer.take(line), signal);
+    await generate(requestBody(speculation), (line) => answer.addLine(line), signal);
   } finally {
-    answer.finished();
+    answer.finish();
   }
 }
 
-/** Runs one thing at a time, with Stop enabled while it lasts. */
-async function only(work) {
+/** Runs `work` unless something is running already. Stop is enabled while it runs. */
+async function runExclusively(work) {
   if (running) return;
   running = new AbortController();
   for (const id of ["generate", "race"]) byId(id).disabled = true;
   byId("stop").disabled = false;
-  verdict("");
+  showVerdict("");
   try {
     await work(running.signal);
   } catch (error) {
-    verdict(error.name === "AbortError" ? "Stopped." : error.message, error.name === "AbortError" ? "" : "bad");
+    showVerdict(error.name === "AbortError" ? "Stopped." : error.message, error.name === "AbortError" ? "" : "bad");
   } finally {
     running = null;
     for (const id of ["generate", "race"]) byId(id).disabled = false;
@@ -57,31 +57,31 @@ async function only(work) {
   }
 }
 
-async function one(signal) {
+async function generateOne(signal) {
   const answer = new Answer("Answer");
   byId("answers").replaceChildren(answer.card);
-  await run(answer, wanted(), signal);
+  await run(answer, speculationOptions(), signal);
 }
 
-// One after the other: at the same time they would share the target, and neither would be alone with the clock.
+// One after the other, because concurrent runs would share the target and slow each other down.
 async function race(signal) {
   const off = new Answer("Speculation off");
   const on = new Answer("Speculation on");
   byId("answers").replaceChildren(off.card, on.card);
   await run(off, { enabled: false }, signal);
-  const speculation = wanted();
+  const speculation = speculationOptions();
   await run(on, speculation.enabled === false ? {} : speculation, signal);
-  const differs = firstDifference(off.ids, on.ids);
-  const ratio = `${figure(on.pace() / off.pace(), 2)} times as fast with speculation`;
-  if (differs === null) {
-    verdict(`Identical: all ${on.ids.length} token ids are equal. ${ratio}.`, "good");
+  const difference = firstDifference(off.ids, on.ids);
+  const ratio = `${formatNumber(on.tokensPerSecond() / off.tokensPerSecond(), 2)} times as fast with speculation`;
+  if (difference === null) {
+    showVerdict(`Identical: all ${on.ids.length} token ids are equal. ${ratio}.`, "good");
   } else {
-    [off, on].forEach((answer) => answer.mark(differs));
-    verdict(`The ids differ from position ${differs} on. ${ratio}.`, "bad");
+    [off, on].forEach((answer) => answer.markDifference(difference));
+    showVerdict(`The ids differ from position ${difference} on. ${ratio}.`, "bad");
   }
 }
 
-/** The first position at which two lists of ids differ; null where they are equal. */
+/** The first position at which two lists of ids differ; null if they are equal. */
 export function firstDifference(a, b) {
   for (let i = 0; i < Math.max(a.length, b.length); i += 1) if (a[i] !== b[i]) return i;
   return null;
@@ -91,17 +91,17 @@ async function showModels() {
   const { workers } = await getJson("/debug/lanes");
   const models = [...new Set(workers.filter((worker) => worker.role === "target").map((worker) => worker.model))];
   const select = byId("model");
-  const before = select.value;
+  const selected = select.value;
   select.replaceChildren(...models.map((model) => el("option", { value: model }, model)));
-  if (models.includes(before)) select.value = before;
+  if (models.includes(selected)) select.value = selected;
 }
 
 export function setUp() {
   byId("ask").addEventListener("submit", (event) => {
     event.preventDefault();
-    only(one);
+    runExclusively(generateOne);
   });
-  byId("race").addEventListener("click", () => only(race));
+  byId("race").addEventListener("click", () => runExclusively(race));
   byId("stop").addEventListener("click", () => running?.abort());
 }
 

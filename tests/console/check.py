@@ -83,7 +83,7 @@ def click_through(page, url, screenshots):
     page.set_dark_mode(True)
     page.screenshot(screenshots / "race-dark.png")
 
-    for name, content in (("lanes", "#lanes .lane svg circle.chosen"), ("pools", "#pools tbody tr"), ("requests", "#requests .trail svg rect")):
+    for name, content in (("lanes", "#lanes .lane svg circle.chosen"), ("pools", "#pools tbody tr"), ("requests", "#requests .timeline svg rect")):
         page.click(f"nav a[href='#{name}']")
         page.wait_until(f"content on the page {name}", f"document.querySelectorAll({json.dumps(content)}).length")
         assert page.evaluate("document.querySelector('nav a[aria-current]').hash") == f"#{name}"

@@ -163,8 +163,8 @@ def take_screenshot(page, phoenix, trace_id, path):
     page_text = "(document.body?.innerText ?? '')"
     page.wait_until("the trace's spans on the page", f"['request', 'round', 'draft', 'verify'].every((name) => {page_text}.includes(name))")
     # Select the first verification, as a user does; only then does the page load its attributes.
-    page.evaluate("[...document.querySelectorAll('*')].find((e) => !e.children.length && e.textContent === 'verify').id = 'picked'")
-    page.click("#picked")
+    page.evaluate("[...document.querySelectorAll('*')].find((e) => !e.children.length && e.textContent === 'verify').id = 'selected-span'")
+    page.click("#selected-span")
     page.wait_until("the span's attributes on the page", f"{page_text}.includes('outrider.spec.accepted')")
     page.screenshot(path)
     print(f"screenshot of the trace in Phoenix: {path}")

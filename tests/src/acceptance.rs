@@ -114,11 +114,11 @@ async fn ask_both_ways(client: &Client, case: &Case, plain_first: bool) -> anyho
 /// Times the whole request, prompt included. A client that shares the cores with all other processes reads
 /// first tokens late, so a time that starts there would be too short, the more so the busier the machine is.
 async fn ask(client: &Client, case: &Case) -> anyhow::Result<Timed> {
-    let began = Instant::now();
+    let start = Instant::now();
     let answer = client.open(case).await?.rest().await?;
     let tokens = answer.token_ids.len() as u32;
-    let took = began.elapsed();
-    Ok(Timed { answer, per_token: (tokens > 0).then(|| took / tokens) })
+    let elapsed = start.elapsed();
+    Ok(Timed { answer, per_token: (tokens > 0).then(|| elapsed / tokens) })
 }
 
 /// NaN for an empty list.
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_pools_counts_and_takes_the_middle_of_the_ratios() {
+    fn a_row_sums_counts_and_takes_the_median_of_the_ratios() {
         let pairs = [
             Pair { drafted: timed(&[1, 2], 50, (4, 16, 8)), plain: timed(&[1, 2], 100, (12, 0, 0)) },
             Pair { drafted: timed(&[3], 100, (6, 24, 2)), plain: timed(&[4], 100, (8, 0, 0)) },
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_of_an_even_count_is_between_the_two_in_the_middle() {
+    fn the_median_of_an_even_count_is_the_mean_of_the_middle_two() {
         assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.5);
         assert!(median(Vec::new()).is_nan());
     }

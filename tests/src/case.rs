@@ -163,9 +163,9 @@ pub fn covering_set(text: &PairText) -> anyhow::Result<Vec<Case>> {
     let mut cases = Vec::new();
     for (task_idx, task_type) in TASK_TYPES.into_iter().enumerate() {
         let prompts = text.bundled(task_type)?;
-        for (heat, temperature) in [0.0, 0.7, 1.0].into_iter().enumerate() {
-            let (variant, change) = VARIANTS[(task_idx + 2 * heat) % VARIANTS.len()];
-            let prompt_idx = (task_idx + 3 * heat) % prompts.len();
+        for (temperature_idx, temperature) in [0.0, 0.7, 1.0].into_iter().enumerate() {
+            let (variant, change) = VARIANTS[(task_idx + 2 * temperature_idx) % VARIANTS.len()];
+            let prompt_idx = (task_idx + 3 * temperature_idx) % prompts.len();
             let seed = (1 + cases.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let name =
                 format!("{task_type}[{prompt_idx}] at T = {temperature}, {variant}, seed {}", seed as i64);

@@ -107,7 +107,7 @@ mod tests {
     use crate::pair;
 
     #[test]
-    fn nan_fills_one_tensor_and_nothing_else() -> anyhow::Result<()> {
+    fn only_the_named_tensor_is_filled_with_nan() -> anyhow::Result<()> {
         let copy = CheckpointCopy::of(&pair::target_dir())?;
         let before = std::fs::read(copy.path("model.safetensors"))?;
         copy.fill_with_nan("model.norm.weight")?;

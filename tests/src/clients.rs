@@ -43,13 +43,13 @@ pub fn run(name: &str, url: &str) -> anyhow::Result<Output> {
     Ok(client.args(["--url", url, "--model", pair::MODEL]).output()?)
 }
 
-/// Returns the number of checks that passed; fails unless all did and there were at least `least`.
-pub fn all_held(output: &Output, least: usize) -> anyhow::Result<usize> {
-    let told = String::from_utf8_lossy(&output.stdout);
-    let reasons = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "a check failed:\n{told}{reasons}");
-    let held = told.lines().filter(|line| line.starts_with("ok ")).count();
+/// Returns the number of checks that passed; fails unless all did and there were at least `min_checks`.
+pub fn count_passed(output: &Output, min_checks: usize) -> anyhow::Result<usize> {
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "a check failed:\n{stdout}{stderr}");
+    let passed = stdout.lines().filter(|line| line.starts_with("ok ")).count();
     // An empty list of checks would also succeed.
-    ensure!(held >= least, "only {held} checks ran:\n{told}");
-    Ok(held)
+    ensure!(passed >= min_checks, "only {passed} checks ran:\n{stdout}");
+    Ok(passed)
 }

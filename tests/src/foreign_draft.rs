@@ -51,13 +51,15 @@ impl ForeignDraft {
         self.0.directory()
     }
 
-    /// `told` maps the id of an embedding row to the id in the tokenizer, before renumbering. Of the tokens
-    /// that no merge continues from, those with an id divisible by `left_out` are left out.
-    fn with_ids(told: impl Fn(u64) -> u64, left_out: u64) -> anyhow::Result<Self> {
+    /// `tokenizer_id` maps the id of an embedding row to the id in the tokenizer, before renumbering. Of the
+    /// tokens that no merge continues from, those with an id divisible by `left_out` are left out.
+    fn with_ids(tokenizer_id: impl Fn(u64) -> u64, left_out: u64) -> anyhow::Result<Self> {
         let copy = CheckpointCopy::of(&pair::draft_dir())?;
         let inner = inner_tokens(&copy)?;
         let is_left_out = |id: u64| id > FIRST_LONG && id.is_multiple_of(left_out) && !inner.contains(&id);
-        copy.edit_json("tokenizer.json", |tokenizer| change_tokenizer(tokenizer, &told, is_left_out))?;
+        copy.edit_json("tokenizer.json", |tokenizer| {
+            change_tokenizer(tokenizer, &tokenizer_id, is_left_out)
+        })?;
         let mut rows = vec![None; NUM_IDS as usize];
         for id in (0..NUM_IDS).filter(|&id| !is_left_out(id)) {
             rows[renumbered(id) as usize] = Some(id as usize);
@@ -90,20 +92,20 @@ fn renumbered(id: u64) -> u64 {
 
 fn change_tokenizer(
     tokenizer: &mut Map<String, Value>,
-    told: impl Fn(u64) -> u64,
+    tokenizer_id: impl Fn(u64) -> u64,
     is_left_out: impl Fn(u64) -> bool,
 ) {
-    let new_id = |id: &Value| id.as_u64().map(|id| renumbered(told(id)));
+    let new_id = |id: &Value| id.as_u64().map(|id| renumbered(tokenizer_id(id)));
     if let Some(model) = tokenizer.get_mut("model") {
         let vocabulary = model["vocab"].as_object().cloned().unwrap_or_default();
-        let is_gone = |token: &str| vocabulary.get(token).and_then(Value::as_u64).is_none_or(&is_left_out);
+        let is_removed = |token: &str| vocabulary.get(token).and_then(Value::as_u64).is_none_or(&is_left_out);
         if let Some(merges) = model["merges"].as_array_mut() {
             merges.retain(|merge| {
                 let [left, right] = [0, 1].map(|side| merge[side].as_str().unwrap_or_default());
-                ![left, right, &format!("{left}{right}")].into_iter().any(&is_gone)
+                ![left, right, &format!("{left}{right}")].into_iter().any(&is_removed)
             });
         }
-        let kept = vocabulary.iter().filter(|(token, _)| !is_gone(token));
+        let kept = vocabulary.iter().filter(|(token, _)| !is_removed(token));
         model["vocab"] = kept.map(|(token, id)| (token.clone(), json!(new_id(id)))).collect();
     }
     for token in tokenizer.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {

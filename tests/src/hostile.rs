@@ -206,18 +206,20 @@ impl Inner {
     fn misbehave(&self, step: &v1::Step, answer: &mut v1::WorkerFrame) {
         let k = step.num_draft_tokens as usize;
         let start = start_of(step);
-        let guess = |ids| reply(step, Body::Proposal(proposal(start, ids)));
+        let proposal_reply = |ids| reply(step, Body::Proposal(proposal(start, ids)));
         let replies = match self.misbehaviour {
-            DraftMisbehaviour::RandomIds => vec![guess(self.random_ids(k))],
-            DraftMisbehaviour::TooMany => vec![guess(self.random_ids(k + 3))],
+            DraftMisbehaviour::RandomIds => vec![proposal_reply(self.random_ids(k))],
+            DraftMisbehaviour::TooMany => vec![proposal_reply(self.random_ids(k + 3))],
             // Alternating. The step number would not do: if a draft's first steps have even numbers, the lane
             // gives up before one is odd.
             DraftMisbehaviour::TooFew => {
-                vec![guess(self.random_ids(self.num_misbehaviours.load(Ordering::Relaxed) as usize % 2))]
+                vec![proposal_reply(
+                    self.random_ids(self.num_misbehaviours.load(Ordering::Relaxed) as usize % 2),
+                )]
             }
             DraftMisbehaviour::OutOfRange => {
                 let beyond = [self.vocab_size, self.vocab_size + 7, u32::MAX];
-                vec![guess(self.random_ids(1).into_iter().chain(beyond).take(k).collect())]
+                vec![proposal_reply(self.random_ids(1).into_iter().chain(beyond).take(k).collect())]
             }
             DraftMisbehaviour::BrokenTree => {
                 let parents = (0..k as u32).rev().map(|parent| parent.wrapping_mul(0x1_0001)).collect();
@@ -229,17 +231,17 @@ impl Inner {
                 vec![reply(step, Body::Proposal(proposal(start + 1, self.random_ids(k))))]
             }
             DraftMisbehaviour::StaleStepSeq => {
-                vec![v1::Reply { step_seq: step.step_seq - 1, ..guess(self.random_ids(k)) }]
+                vec![v1::Reply { step_seq: step.step_seq - 1, ..proposal_reply(self.random_ids(k)) }]
             }
             DraftMisbehaviour::StaleEpoch => {
-                vec![v1::Reply { epoch: step.epoch - 1, ..guess(self.random_ids(k)) }]
+                vec![v1::Reply { epoch: step.epoch - 1, ..proposal_reply(self.random_ids(k)) }]
             }
             DraftMisbehaviour::UnknownSequence => {
-                vec![v1::Reply { sequence_id: u64::MAX, ..guess(self.random_ids(k)) }]
+                vec![v1::Reply { sequence_id: u64::MAX, ..proposal_reply(self.random_ids(k)) }]
             }
-            DraftMisbehaviour::Repeated => vec![guess(self.random_ids(k)); 3],
+            DraftMisbehaviour::Repeated => vec![proposal_reply(self.random_ids(k)); 3],
             DraftMisbehaviour::Silence => Vec::new(),
-            DraftMisbehaviour::NoBody => vec![v1::Reply { body: None, ..guess(Vec::new()) }],
+            DraftMisbehaviour::NoBody => vec![v1::Reply { body: None, ..proposal_reply(Vec::new()) }],
             DraftMisbehaviour::Fed => {
                 vec![reply(step, Body::Fed(v1::Fed { cached_len: start, prompt_logprobs: None }))]
             }

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mischief_spoils_something() {
+    fn every_misbehaviour_corrupts_a_frame() {
         for &misbehaviour in TargetMisbehaviour::all() {
             assert_ne!(corrupt(misbehaviour, honest_frame()), honest_frame(), "{misbehaviour:?}");
         }

@@ -10,7 +10,7 @@ pub const CHAT: &str = "/v1/chat/completions";
 
 /// A seeded chat request with an optional prediction; the tuple is its temperature and its number of output
 /// tokens.
-pub fn asking(prompt: &str, (temperature, max_tokens): (f64, u32), prediction: Option<&str>) -> Value {
+pub fn chat_request(prompt: &str, (temperature, max_tokens): (f64, u32), prediction: Option<&str>) -> Value {
     let mut body = json!({
         "model": MODEL,
         "messages": [{ "role": "user", "content": prompt }],

@@ -48,12 +48,12 @@ pub(crate) fn target_directory() -> anyhow::Result<PathBuf> {
 /// Runs a command that must succeed.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
-    let told = [output.stdout, output.stderr].concat();
+    let all_output = [output.stdout, output.stderr].concat();
     ensure!(
         output.status.success(),
         "{command:?} ended with {}:\n{}",
         output.status,
-        String::from_utf8_lossy(&told)
+        String::from_utf8_lossy(&all_output)
     );
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::pair::{self, PairText, TASK_TYPES};
 use crate::python;
 
 /// Concurrent requests.
-const BESIDE: usize = 12;
+const CONCURRENCY: usize = 12;
 
 /// Draft settings: k, and tokens of a tree (0 for a chain). A sequence with a grammar gets a chain even if a
 /// tree is requested.
@@ -63,11 +63,13 @@ pub struct Drafted {
 /// must be equal.
 pub async fn ask_at_every_k(client: &Client, cases: &[SchemaCase]) -> anyhow::Result<(Vec<Answer>, Drafted)> {
     let plain: Vec<Case> = cases.iter().map(|(_, case)| case.with_k(0)).collect();
-    let plain = client.ask_all(&plain, BESIDE).await?;
+    let plain = client.ask_all(&plain, CONCURRENCY).await?;
     let mut sum = Drafted::default();
     for (k, num_tree_tokens) in DRAFTS {
-        let asked: Vec<Case> = cases.iter().map(|(_, case)| case.with_tree(k, num_tree_tokens)).collect();
-        for ((expected, got), case) in plain.iter().zip(client.ask_all(&asked, BESIDE).await?).zip(&asked) {
+        let variants: Vec<Case> = cases.iter().map(|(_, case)| case.with_tree(k, num_tree_tokens)).collect();
+        for ((expected, got), case) in
+            plain.iter().zip(client.ask_all(&variants, CONCURRENCY).await?).zip(&variants)
+        {
             let name = &case.name;
             ensure!(expected.token_ids == got.token_ids, "{name}: other ids than at k = 0");
             ensure!(expected.logprobs == got.logprobs, "{name}: other log probabilities");
@@ -99,10 +101,10 @@ pub async fn check_valid(cases: &[SchemaCase], answers: &[Answer]) -> anyhow::Re
         anyhow::Ok(Command::new(python).arg(scripts.join("validate.py")).arg(file.path()).output()?)
     })
     .await??;
-    let told = String::from_utf8_lossy(&output.stdout);
+    let stdout = String::from_utf8_lossy(&output.stdout);
     ensure!(
-        told.trim() == finished.to_string(),
-        "{told} of {finished} are valid\n{}",
+        stdout.trim() == finished.to_string(),
+        "{stdout} of {finished} are valid\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
     Ok(finished)

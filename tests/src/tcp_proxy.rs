@@ -150,15 +150,15 @@ async fn carry_connection(
     router.set_nodelay(true).and_then(|()| worker.set_nodelay(true)).ok();
     let (from_router, to_router) = router.into_split();
     let (from_worker, to_worker) = worker.into_split();
-    let there =
+    let to_worker_done =
         forward(from_router, to_worker, Carried { way: Direction::ToWorker, number, state: state.clone() });
-    let back =
+    let to_router_done =
         forward(from_worker, to_router, Carried { way: Direction::ToRouter, number, state: state.clone() });
     tokio::select! {
         biased;
         // Both sockets are closed when this task ends.
         _ = state.wait_for(|state| number < state.cut_below) => {}
-        _ = futures::future::join(there, back) => {}
+        _ = futures::future::join(to_worker_done, to_router_done) => {}
     }
 }
 
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cut_ends_what_is_open_and_nothing_else() -> anyhow::Result<()> {
+    async fn cutting_closes_open_connections_and_allows_new_ones() -> anyhow::Result<()> {
         let (proxy, mut client, mut peer, server) = connected().await?;
         proxy.cut();
         assert_eq!(client.read(&mut [0; 1]).await.unwrap_or(0), 0);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_blocked_way_holds_bytes_until_it_is_healed_and_the_other_way_goes_on() -> anyhow::Result<()> {
+    async fn a_blocked_direction_holds_bytes_while_the_other_one_continues() -> anyhow::Result<()> {
         let (proxy, mut client, mut peer, _server) = connected().await?;
         proxy.block(Direction::ToWorker);
         client.write_all(b"x").await?;
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_silent_connection_says_nothing_until_it_ends() -> anyhow::Result<()> {
+    async fn a_silent_connection_carries_nothing_until_it_ends() -> anyhow::Result<()> {
         let (proxy, mut client, peer, server) = connected().await?;
         proxy.silence();
         client.write_all(b"x").await?;

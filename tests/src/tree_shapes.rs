@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_pools_its_counts() {
+    fn a_row_sums_its_counts() {
         let drafted = [answer(&[1, 2], (4, 32, 8)), answer(&[3], (6, 48, 2))];
         let plain = [answer(&[1, 2], (10, 0, 0)), answer(&[4], (10, 0, 0))];
         let row = ShapeRow::of((3, 8), &drafted, &plain);

@@ -24,9 +24,9 @@ pub async fn holds_within(
     timeout: Duration,
     mut holds: impl AsyncFnMut() -> anyhow::Result<bool>,
 ) -> anyhow::Result<bool> {
-    let began = Instant::now();
+    let start = Instant::now();
     while !holds().await? {
-        if began.elapsed() > timeout {
+        if start.elapsed() > timeout {
             return Ok(false);
         }
         sleep(INTERVAL).await;

@@ -79,7 +79,7 @@ async fn faults_lose_no_stream_and_change_no_id() -> anyhow::Result<()> {
 
 /// The run's verdict depends on this: a wrong id must be detected, and also a stream that ends early.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_id_and_a_short_text_are_found() -> anyhow::Result<()> {
+async fn wrong_ids_and_short_texts_are_detected() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
     let _target = cluster.add(WorkerKind::SyntheticTarget).await?;
     let (client, lifetime) = (cluster.client().await?, Lifetime::new());

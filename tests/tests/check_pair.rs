@@ -175,8 +175,8 @@ fn decode_as(
         )?;
         anyhow::Ok(Usage::of(&decoded))
     };
-    let here = decode(late)?;
-    if here == served || late == 0 { Ok(here) } else { decode(late - 1) }
+    let local = decode(late)?;
+    if local == served || late == 0 { Ok(local) } else { decode(late - 1) }
 }
 
 async fn check(weights: &str, draft_weights: &str) -> anyhow::Result<()> {
@@ -199,14 +199,14 @@ async fn check(weights: &str, draft_weights: &str) -> anyhow::Result<()> {
     for setting in settings(&TEMPERATURES, &MODES) {
         for (words, eval_prompt) in eval_prompts(&text)? {
             let served = ask(&cluster, (&words, &eval_prompt), &setting).await?;
-            let here = decode_as(&mut pair, &eval_prompt, (&setting, &eval_options), served)?;
+            let local = decode_as(&mut pair, &eval_prompt, (&setting, &eval_options), served)?;
             ensure!(
-                here == served,
-                "{} at {setting:?}, {weights} and {draft_weights}: {here:?} here, {served:?} served",
+                local == served,
+                "{} at {setting:?}, {weights} and {draft_weights}: {local:?} locally, {served:?} served",
                 eval_prompt.task
             );
-            drafted += here.drafted;
-            accepted += here.accepted;
+            drafted += local.drafted;
+            accepted += local.accepted;
         }
     }
     cluster.stop().await;
@@ -215,21 +215,21 @@ async fn check(weights: &str, draft_weights: &str) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_accepts_what_check_pair_accepts() -> anyhow::Result<()> {
+async fn a_cluster_accepts_the_same_tokens_as_check_pair() -> anyhow::Result<()> {
     check("auto", "auto").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_with_a_quantized_draft_does_too() -> anyhow::Result<()> {
+async fn a_cluster_with_a_quantized_draft_accepts_the_same_tokens_as_check_pair() -> anyhow::Result<()> {
     check("auto", "int4").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_with_a_quantized_target_does_too() -> anyhow::Result<()> {
+async fn a_cluster_with_a_quantized_target_accepts_the_same_tokens_as_check_pair() -> anyhow::Result<()> {
     check("int4", "auto").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_with_both_quantized_does_too() -> anyhow::Result<()> {
+async fn a_cluster_with_both_quantized_accepts_the_same_tokens_as_check_pair() -> anyhow::Result<()> {
     check("int8", "int8").await
 }

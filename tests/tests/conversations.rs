@@ -98,7 +98,7 @@ async fn rows(worker: &RunningWorker) -> anyhow::Result<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_turn_finds_what_earlier_ones_computed_with_and_without_drafts() -> anyhow::Result<()> {
+async fn later_turns_reuse_the_kv_of_earlier_turns_with_and_without_drafts() -> anyhow::Result<()> {
     let (cluster, first, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let second = cluster.add(WorkerKind::Target).await?;
     let client = cluster.client().await?;

@@ -87,8 +87,8 @@ async fn log_requests(draft: &Path, log: &Path) -> anyhow::Result<usize> {
             }));
         }
     }
-    let asked = stream::iter(&requests).map(|body| client.ask(CHAT, body));
-    let answers: Vec<Value> = asked.buffered(WIDTH).try_collect().await?;
+    let responses = stream::iter(&requests).map(|body| client.ask(CHAT, body));
+    let answers: Vec<Value> = responses.buffered(WIDTH).try_collect().await?;
     let mut private = requests[0].clone();
     private["store"] = false.into();
     client.ask(CHAT, &private).await?;
@@ -118,13 +118,13 @@ async fn check_same_text(draft: &Path) -> anyhow::Result<()> {
     let got = client.ask_all(&cases, WIDTH).await?;
     check_all_same(&cases, (&expected, &got), "the new draft")?;
     let accepted: u64 = got.iter().map(|answer| answer.speculation().accepted_tokens).sum();
-    ensure!(accepted > 0, "the new draft guessed nothing");
+    ensure!(accepted > 0, "no token of the new draft was accepted");
     cluster.stop().await;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_routers_log_makes_a_better_draft() -> anyhow::Result<()> {
+async fn distilling_a_routers_log_improves_the_draft() -> anyhow::Result<()> {
     let workplace = Workplace::new()?;
     let (log, out) = (workplace.path("log.jsonl"), workplace.path("new"));
     let answered = log_requests(workplace.draft.directory(), &log).await?;
@@ -177,7 +177,7 @@ async fn a_routers_log_makes_a_better_draft() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_cannot_be_distilled_is_refused_by_name() -> anyhow::Result<()> {
+fn errors_name_inputs_that_cannot_be_distilled() -> anyhow::Result<()> {
     let workplace = Workplace::new()?;
     let (log, out) = (workplace.path("log.jsonl"), workplace.path("new"));
     let line = json!({

@@ -33,7 +33,7 @@ fn commands(text: &str) -> Vec<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commands_of_the_pages_for_operators_run() -> anyhow::Result<()> {
+async fn commands_in_documents_for_operators_run() -> anyhow::Result<()> {
     let cluster = processes::start(|_| ()).await?;
     let admin = cluster.admin_url("router")?;
     let mut num_run = 0;
@@ -61,15 +61,15 @@ async fn commands_of_the_pages_for_operators_run() -> anyhow::Result<()> {
 }
 
 #[test]
-fn flags_that_are_promised_to_newcomers_exist() -> anyhow::Result<()> {
+fn flags_in_the_migration_guide_exist() -> anyhow::Result<()> {
     let settings = read("docs/configuration.md")?;
     let known: BTreeSet<&str> = flags(&settings).chain(OF_THE_TOOL).collect();
     let page = read("docs/migrating.md")?;
-    let ours = page.lines().filter_map(|line| line.strip_prefix('|')?.split(" | ").nth(1));
-    let named: BTreeSet<&str> = ours.flat_map(flags).collect();
+    let column = page.lines().filter_map(|line| line.strip_prefix('|')?.split(" | ").nth(1));
+    let named: BTreeSet<&str> = column.flat_map(flags).collect();
     ensure!(named.len() > 20, "only {named:?} were found");
     let unknown: Vec<_> = named.difference(&known).collect();
-    ensure!(unknown.is_empty(), "docs/migrating.md names flags that are not there: {unknown:?}");
+    ensure!(unknown.is_empty(), "docs/migrating.md names flags that do not exist: {unknown:?}");
     Ok(())
 }
 

@@ -15,7 +15,7 @@ async fn hits(draft: &RunningWorker) -> anyhow::Result<(u64, u64)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_drafted_ahead_changes_no_token() -> anyhow::Result<()> {
+async fn draft_ahead_changes_no_token() -> anyhow::Result<()> {
     let (cluster, _target, draft) = Cluster::of_pair(WorkerKind::DraftAhead).await?;
     let client = cluster.client().await?;
     let cases = covering_set(&PairText::load()?)?;
@@ -25,15 +25,15 @@ async fn what_is_drafted_ahead_changes_no_token() -> anyhow::Result<()> {
     for width in [1, 2, 4] {
         let chains = cases.iter().map(|case| (case, case.with_k(3)));
         let trees = cases.iter().map(|case| (case, case.with_tree(2, 6)));
-        let asked: Vec<(&Case, Case)> = chains.chain(trees).collect();
-        let variants: Vec<Case> = asked.iter().map(|(_, variant)| variant.clone()).collect();
+        let requests: Vec<(&Case, Case)> = chains.chain(trees).collect();
+        let variants: Vec<Case> = requests.iter().map(|(_, variant)| variant.clone()).collect();
         let answers = client.ask_by_name(&variants, width).await?;
-        for (case, variant) in &asked {
+        for (case, variant) in &requests {
             answers[&variant.name].check_same(&variant.name, &alone[&case.with_k(0).name])?;
         }
     }
-    let (hits, guesses) = hits(&draft).await?;
-    ensure!(hits > 0 && guesses > 0, "nothing of {hits} hits was drafted ahead: {guesses} guesses");
+    let (hits, drafted_ahead) = hits(&draft).await?;
+    ensure!(hits > 0 && drafted_ahead > 0, "{hits} hits, {drafted_ahead} tokens drafted ahead");
     until("what was drafted ahead is freed", async || {
         Ok(draft.metrics().await?.sum("outrider_worker_kv_blocks_used") == 0)
     })
@@ -43,7 +43,7 @@ async fn what_is_drafted_ahead_changes_no_token() -> anyhow::Result<()> {
 
 /// The text continues without its draft worker, then on another target with another draft worker.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_draft_worker_that_drafts_ahead_and_dies_changes_no_token() -> anyhow::Result<()> {
+async fn losing_a_draft_worker_that_drafts_ahead_changes_no_token() -> anyhow::Result<()> {
     for temperature in [0.0, 1.0] {
         let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
         let mut case = Case::new(format!("a long text at T = {temperature}"), prompt, temperature);

@@ -33,7 +33,7 @@ async fn sequences(cluster: &Cluster, worker: &str) -> anyhow::Result<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_runs_at_a_drained_target_moves_with_its_ids() -> anyhow::Result<()> {
+async fn sequences_of_a_drained_target_move_and_keep_their_ids() -> anyhow::Result<()> {
     let (cluster, first, draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let second = cluster.add(WorkerKind::Target).await?;
     let client = cluster.client().await?;

@@ -1,5 +1,5 @@
-//! Workers and a router that discover each other through a real etcd, while workers start and die, and while
-//! etcd itself dies.
+//! Workers and a router that discover each other through a real etcd, while workers start and fail, and while
+//! etcd itself fails.
 
 use std::sync::Arc;
 
@@ -155,14 +155,14 @@ async fn workers_that_join_later_are_used() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_targets_texts_go_on_at_the_other_one_unchanged() -> anyhow::Result<()> {
+async fn texts_of_a_killed_target_continue_unchanged_at_another_target() -> anyhow::Result<()> {
     let etcd = Etcd::start().await?;
     let mut cluster = cluster(&etcd, |spec| spec.target_workers = 2).await?;
     let http = HttpClient::new(cluster.http_url())?;
     for target in ["target-0", "target-1"] {
         wait_until_connected(&mut cluster, target).await?;
     }
-    let whole = http.ask(COMPLETIONS, &request(LONG)).await?;
+    let expected = http.ask(COMPLETIONS, &request(LONG)).await?;
     until("the first text's sequence is let go", async || {
         Ok(sequences(&cluster, "target-0").await? + sequences(&cluster, "target-1").await? == 0)
     })
@@ -180,7 +180,7 @@ async fn a_killed_targets_texts_go_on_at_the_other_one_unchanged() -> anyhow::Re
         read.extend_from_slice(&bytes);
     }
     let text = streamed_text(&String::from_utf8(read)?)?;
-    ensure!(text == completion_text(&whole)?, "another text after the failover: {text:?}");
+    ensure!(text == completion_text(&expected)?, "another text after the failover: {text:?}");
     let rows = rows(&cluster, heir).await? - rows_before;
     ensure!(
         rows > 100,
@@ -195,22 +195,22 @@ async fn a_killed_targets_texts_go_on_at_the_other_one_unchanged() -> anyhow::Re
     .await?;
     ensure!(etcd.workers().await?.len() == 2, "{:?}", etcd.workers().await?);
     let after = http.ask(COMPLETIONS, &request(LONG)).await?;
-    ensure!(completion_text(&after)? == completion_text(&whole)?, "another text at the other target");
+    ensure!(completion_text(&after)? == completion_text(&expected)?, "another text at the other target");
     cluster.stop().await;
     Ok(())
 }
 
 /// Until the killed process's lease expires, discovery lists one address under two ids.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_that_restart_at_their_address_within_the_lease_serve_again() -> anyhow::Result<()> {
+async fn workers_that_restart_within_their_lease_are_used_again() -> anyhow::Result<()> {
     let etcd = Etcd::start().await?;
     let mut cluster = cluster(&etcd, |_| ()).await?;
     let http = HttpClient::new(cluster.http_url())?;
     let (body, first) = (request(48), http.ask(COMPLETIONS, &request(48)).await?);
     let expected = completion_text(&first)?;
     let answers = async |http: &HttpClient| {
-        let asked = tokio::time::timeout(tests::wait::WAIT_TIMEOUT, http.ask(COMPLETIONS, &body));
-        let answer = asked.await.context("a request hangs")??;
+        let pending = tokio::time::timeout(tests::wait::WAIT_TIMEOUT, http.ask(COMPLETIONS, &body));
+        let answer = pending.await.context("a request hangs")??;
         ensure!(completion_text(&answer)? == expected, "another text after the restart: {answer}");
         anyhow::Ok(answer)
     };
@@ -247,8 +247,8 @@ async fn requests_are_served_while_etcd_is_down() -> anyhow::Result<()> {
     let mut stream = http.open(COMPLETIONS, &streamed(LONG)).await?;
     first_text(&mut stream).await?;
     etcd.kill()?;
-    let whole = http.ask(COMPLETIONS, &request(LONG)).await?;
-    ensure!(whole["usage"]["completion_tokens"] == LONG, "{}", whole["usage"]);
+    let expected = http.ask(COMPLETIONS, &request(LONG)).await?;
+    ensure!(expected["usage"]["completion_tokens"] == LONG, "{}", expected["usage"]);
     while stream.chunk().await?.is_some() {}
     let after = http.ask(COMPLETIONS, &request(48)).await?;
     ensure!(completion_text(&after)? == completion_text(&before)?, "another text while etcd is down");
@@ -258,12 +258,12 @@ async fn requests_are_served_while_etcd_is_down() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_that_are_deleted_come_back_and_no_connection_is_cut() -> anyhow::Result<()> {
+async fn deleted_keys_are_registered_again_and_no_connection_is_closed() -> anyhow::Result<()> {
     let etcd = Etcd::start().await?;
     let (mut cluster, logs) = logged_cluster(&etcd).await?;
     let http = HttpClient::new(cluster.http_url())?;
     wait_until_connected(&mut cluster, "draft-0").await?;
-    let whole = http.ask(COMPLETIONS, &request(LONG)).await?;
+    let expected = http.ask(COMPLETIONS, &request(LONG)).await?;
     let mut stream = http.open(COMPLETIONS, &streamed(LONG)).await?;
     let read = first_text(&mut stream).await?;
 
@@ -278,7 +278,7 @@ async fn keys_that_are_deleted_come_back_and_no_connection_is_cut() -> anyhow::R
     }
     wait_until_listed(&etcd, 2).await?;
     wait_until_registered(&cluster, &["target-0", "draft-0"], true).await?;
-    ensure!(whole_text(stream, read).await? == completion_text(&whole)?, "another text");
+    ensure!(whole_text(stream, read).await? == completion_text(&expected)?, "another text");
     check_joined(&logs, 2).await?;
 
     // A worker that leaves differs from one whose key is gone: it closes its connection.
@@ -291,21 +291,21 @@ async fn keys_that_are_deleted_come_back_and_no_connection_is_cut() -> anyhow::R
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_etcd_that_loses_its_data_cuts_nobody_and_hears_of_all_again() -> anyhow::Result<()> {
+async fn workers_register_again_after_etcd_lost_its_data_and_keep_connections() -> anyhow::Result<()> {
     let mut etcd = Etcd::start().await?;
     let (mut cluster, logs) = logged_cluster(&etcd).await?;
     let http = HttpClient::new(cluster.http_url())?;
     wait_until_connected(&mut cluster, "draft-0").await?;
-    let whole = http.ask(COMPLETIONS, &request(LONG)).await?;
+    let expected = http.ask(COMPLETIONS, &request(LONG)).await?;
     let mut stream = http.open(COMPLETIONS, &streamed(LONG)).await?;
     let read = first_text(&mut stream).await?;
 
     etcd.restart_without_data().await?;
     let during = http.ask(COMPLETIONS, &request(LONG)).await?;
-    ensure!(completion_text(&during)? == completion_text(&whole)?, "another text without the data");
+    ensure!(completion_text(&during)? == completion_text(&expected)?, "another text without the data");
     wait_until_listed(&etcd, 2).await?;
     wait_until_registered(&cluster, &["target-0", "draft-0"], true).await?;
-    ensure!(whole_text(stream, read).await? == completion_text(&whole)?, "another text");
+    ensure!(whole_text(stream, read).await? == completion_text(&expected)?, "another text");
     // A worker that starts now is discovered: the router watches the new data.
     let draft = cluster.add_draft_worker()?;
     wait_until_connected(&mut cluster, &draft).await?;
@@ -317,15 +317,15 @@ async fn an_etcd_that_loses_its_data_cuts_nobody_and_hears_of_all_again() -> any
 /// Three members: without one everything continues; without two no new worker is discovered but requests
 /// continue; restarted members are used again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_of_three_loses_one_and_two_and_recovers() -> anyhow::Result<()> {
+async fn an_etcd_cluster_of_three_recovers_from_losing_one_and_two_members() -> anyhow::Result<()> {
     let mut etcd = Etcd::start_members(3).await?;
     let (mut cluster, logs) = logged_cluster(&etcd).await?;
     let http = HttpClient::new(cluster.http_url())?;
     wait_until_connected(&mut cluster, "draft-0").await?;
-    let whole = http.ask(COMPLETIONS, &request(LONG)).await?;
+    let expected = http.ask(COMPLETIONS, &request(LONG)).await?;
     let answers = async || {
         let answer = http.ask(COMPLETIONS, &request(LONG)).await?;
-        ensure!(completion_text(&answer)? == completion_text(&whole)?, "another text: {answer}");
+        ensure!(completion_text(&answer)? == completion_text(&expected)?, "another text: {answer}");
         anyhow::Ok(())
     };
 
@@ -342,7 +342,7 @@ async fn a_cluster_of_three_loses_one_and_two_and_recovers() -> anyhow::Result<(
     let third = cluster.add_draft_worker()?;
     cluster.wait_process_ready(&third, tests::wait::WAIT_TIMEOUT).await?;
     answers().await?;
-    ensure!(joined(&logs) == 3, "{third} was found without a quorum, or somebody was cut");
+    ensure!(joined(&logs) == 3, "{third} was found without a quorum, or a connection was cut");
 
     etcd.start_member_again(0)?;
     wait_until_connected(&mut cluster, &third).await?;

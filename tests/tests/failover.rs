@@ -38,7 +38,7 @@ async fn steps(worker: &RunningWorker) -> anyhow::Result<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_target_that_stops_is_replaced_by_the_other_one() -> anyhow::Result<()> {
+async fn sequences_of_a_stopped_target_continue_at_another_target() -> anyhow::Result<()> {
     for temperature in [0.0, 1.0] {
         let case = long_case(temperature)?;
         let (cluster, first, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
@@ -58,7 +58,7 @@ async fn a_target_that_stops_is_replaced_by_the_other_one() -> anyhow::Result<()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sequence_waits_for_a_target_that_comes_back() -> anyhow::Result<()> {
+async fn a_sequence_waits_for_a_target_to_return() -> anyhow::Result<()> {
     let case = long_case(0.7)?;
     let (cluster, first, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let client = cluster.client().await?;
@@ -87,8 +87,11 @@ async fn a_target_that_is_listed_twice_answers_every_request() -> anyhow::Result
         let answer = tokio::time::timeout(WAIT_TIMEOUT, client.ask(&case)).await;
         check_same(&expected, &answer.context("a request hangs")??)?;
     }
-    let whole = client.ask(&long_case(0.0)?.with_k(0)).await?;
-    check_same(&whole, &tokio::time::timeout(WAIT_TIMEOUT, stream.rest()).await.context("a stream hangs")??)?;
+    let expected_long = client.ask(&long_case(0.0)?.with_k(0)).await?;
+    check_same(
+        &expected_long,
+        &tokio::time::timeout(WAIT_TIMEOUT, stream.rest()).await.context("a stream hangs")??,
+    )?;
     ensure!(target.metrics().await?.sum("outrider_worker_streams") == 1, "more than one stream is open");
     cluster.stop().await
 }
@@ -118,14 +121,15 @@ async fn a_draft_worker_that_joins_late_is_used() -> anyhow::Result<()> {
 /// A draft worker may have a shorter window than its target: a sequence that reaches its end continues
 /// without drafts, and other sequences keep theirs.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sequence_at_the_end_of_the_drafts_window_ends_no_neighbours_drafts() -> anyhow::Result<()> {
+async fn a_sequence_at_the_end_of_the_drafts_window_does_not_affect_others() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
     let _target = cluster.add(WorkerKind::Target).await?;
     let _draft = cluster.add_with(WorkerKind::Draft, |config| config.max_model_len = Some(512)).await?;
     let client = cluster.client().await?;
     let long = long_case(0.7)?.with_k(4);
     let neighbour = Case { max_tokens: 40, ..long.clone() };
-    let (whole, alone) = (client.ask(&long.with_k(0)).await?, client.ask(&neighbour.with_k(0)).await?);
+    let (expected_long, alone) =
+        (client.ask(&long.with_k(0)).await?, client.ask(&neighbour.with_k(0)).await?);
     let mut stream = client.open(&long).await?;
     stream.read_tokens(20).await?;
     for _ in 0..8 {
@@ -135,13 +139,13 @@ async fn a_sequence_at_the_end_of_the_drafts_window_ends_no_neighbours_drafts() 
         ensure!(used.disabled_reason != "draft_refused" && used.draft_tokens > 0, "{used:?}");
     }
     let rest = stream.rest().await?;
-    check_same(&whole, &rest)?;
+    check_same(&expected_long, &rest)?;
     ensure!(rest.speculation().disabled_reason == "draft_refused", "it never reached the window's end");
     cluster.stop().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_target_process_is_replaced_by_the_other_one() -> anyhow::Result<()> {
+async fn sequences_of_a_killed_target_process_continue_at_another_target() -> anyhow::Result<()> {
     let mut cluster = processes::start(|spec| spec.target_workers = 2).await?;
     let client = processes::client(&cluster).await?;
     let case = long_case(1.0)?;
@@ -169,7 +173,7 @@ async fn a_killed_target_process_is_replaced_by_the_other_one() -> anyhow::Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_draft_process_costs_speed_and_nothing_else() -> anyhow::Result<()> {
+async fn a_killed_draft_process_changes_no_token() -> anyhow::Result<()> {
     let mut cluster = processes::start(|_| ()).await?;
     let client = processes::client(&cluster).await?;
     let case = long_case(1.0)?;

@@ -36,7 +36,7 @@ fn check_tally(frame_counts: &FrameCounts) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn frames_lost_repeated_and_reordered_change_no_token() -> anyhow::Result<()> {
+async fn lost_duplicated_and_reordered_frames_change_no_token() -> anyhow::Result<()> {
     let cases = covering_set(&PairText::load()?)?;
     let expected = plain_answers(&cases, WIDTH).await?;
     for seed in 1..=3 {

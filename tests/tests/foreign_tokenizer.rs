@@ -14,7 +14,7 @@ use tests::pair::{self, PairText};
 use tests::wait::until;
 
 /// Concurrent sequences.
-const BESIDE: usize = 9;
+const CONCURRENCY: usize = 9;
 
 /// A draft worker that translates `draft` to the bundled target's ids.
 fn translating(draft: &ForeignDraft) -> anyhow::Result<DraftConfig> {
@@ -48,7 +48,7 @@ fn cases() -> anyhow::Result<Vec<Case>> {
 /// The target's answers without drafts, by case name.
 async fn plain(client: &Client, cases: &[Case]) -> anyhow::Result<HashMap<String, Answer>> {
     let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
-    let mut answers = client.ask_by_name(&plain, BESIDE).await?;
+    let mut answers = client.ask_by_name(&plain, CONCURRENCY).await?;
     let mut by_case = HashMap::new();
     for (case, plain) in cases.iter().zip(&plain) {
         by_case.insert(case.name.clone(), answers.remove(&plain.name).expect("each was asked for"));
@@ -89,7 +89,7 @@ async fn acceptance(config: DraftConfig, cases: &[Case]) -> anyhow::Result<f64> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_foreign_draft_changes_no_token() -> anyhow::Result<()> {
+async fn a_draft_with_another_tokenizer_changes_no_token() -> anyhow::Result<()> {
     let draft = ForeignDraft::new()?;
     let cluster = Cluster::start(|_| ()).await?;
     let _target = cluster.add(WorkerKind::Target).await?;
@@ -97,9 +97,10 @@ async fn a_foreign_draft_changes_no_token() -> anyhow::Result<()> {
     let client = cluster.client().await?;
     let cases = cases()?;
     let expected = plain(&client, &cases).await?;
-    let asked = (cases.as_slice(), &expected);
+    let expectations = (cases.as_slice(), &expected);
     for k in [1, 4, 8] {
-        let (drafted, accepted) = check(&client, asked, (BESIDE, |case: &Case| case.with_k(k))).await?;
+        let (drafted, accepted) =
+            check(&client, expectations, (CONCURRENCY, |case: &Case| case.with_k(k))).await?;
         ensure!(
             accepted * 20 > drafted,
             "k = {k}: only {accepted} of {drafted} drafted tokens were accepted"
@@ -107,19 +108,19 @@ async fn a_foreign_draft_changes_no_token() -> anyhow::Result<()> {
     }
     for (k, num_tokens) in [(1, 4), (4, 12)] {
         let tree = |case: &Case| case.with_tree(k, num_tokens);
-        let (_, accepted) = check(&client, asked, (BESIDE, tree)).await?;
+        let (_, accepted) = check(&client, expectations, (CONCURRENCY, tree)).await?;
         ensure!(accepted > 0, "nothing of the trees of {num_tokens} tokens was accepted");
     }
     // Alternates drafted and plain rounds, as chosen by the lane.
     let left_to_lane = |case: &Case| Case { is_k_left_to_lane: true, ..case.clone() };
-    check(&client, asked, (2, left_to_lane)).await?;
+    check(&client, expectations, (2, left_to_lane)).await?;
     cluster.stop().await
 }
 
 /// A draft with all of the target's tokens under other ids is worth as much as the bundled one; without a
 /// twentieth of them, somewhat less.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_foreign_draft_is_worth_nearly_what_the_bundled_one_is() -> anyhow::Result<()> {
+async fn a_draft_with_another_tokenizer_is_accepted_nearly_as_often() -> anyhow::Result<()> {
     let cases = covering_set(&PairText::load()?)?;
     let bundled = acceptance(draft_config(&pair::draft_dir())?, &cases).await?;
     let (renumbered, foreign) = (ForeignDraft::renumbered()?, ForeignDraft::new()?);
@@ -131,7 +132,7 @@ async fn a_foreign_draft_is_worth_nearly_what_the_bundled_one_is() -> anyhow::Re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_map_costs_acceptance_and_changes_no_token() -> anyhow::Result<()> {
+async fn a_wrong_translation_lowers_acceptance_and_changes_no_token() -> anyhow::Result<()> {
     let cases = covering_set(&PairText::load()?)?;
     let (right, wrong) = (ForeignDraft::new()?, ForeignDraft::with_a_wrong_tokenizer()?);
     let right = acceptance(translating(&right)?, &cases).await?;
@@ -142,7 +143,7 @@ async fn a_wrong_map_costs_acceptance_and_changes_no_token() -> anyhow::Result<(
 
 /// Features that depend on positions, masks and distributions: draft-ahead, grammars, rejection mode.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_foreign_draft_drafts_ahead_and_follows_grammars() -> anyhow::Result<()> {
+async fn a_draft_with_another_tokenizer_drafts_ahead_and_follows_grammars() -> anyhow::Result<()> {
     let draft = ForeignDraft::new()?;
     let cluster = Cluster::start(|_| ()).await?;
     let _target = cluster.add(WorkerKind::Target).await?;
@@ -186,7 +187,7 @@ async fn a_foreign_draft_drafts_ahead_and_follows_grammars() -> anyhow::Result<(
 
 /// A new draft worker receives the whole text at once, in the target's ids.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_foreign_draft_that_dies_and_another_one_change_no_token() -> anyhow::Result<()> {
+async fn replacing_a_draft_with_another_tokenizer_changes_no_token() -> anyhow::Result<()> {
     let draft = ForeignDraft::new()?;
     for temperature in [0.0, 1.0] {
         let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
@@ -211,7 +212,7 @@ async fn a_foreign_draft_that_dies_and_another_one_change_no_token() -> anyhow::
 /// The handshake contains the hash of the target's tokenizer: with a translation for another tokenizer the
 /// draft is not paired.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_draft_for_another_target_is_not_asked() -> anyhow::Result<()> {
+async fn a_draft_for_another_target_is_not_used() -> anyhow::Result<()> {
     let draft = ForeignDraft::new()?;
     let other = ForeignDraft::renumbered()?;
     let wrong_target =
@@ -231,7 +232,7 @@ async fn a_draft_for_another_target_is_not_asked() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tokenizer_that_shares_nothing_is_refused_at_start() -> anyhow::Result<()> {
+async fn a_tokenizer_without_common_tokens_is_rejected_at_start() -> anyhow::Result<()> {
     let draft = ForeignDraft::new()?;
     let nothing = tempfile::tempdir()?;
     for (file, content, expected) in [

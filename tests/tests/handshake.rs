@@ -49,7 +49,7 @@ impl Worker for OlderWorker {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_router_of_today_connects_to_a_worker_of_the_first_build() -> anyhow::Result<()> {
+async fn the_router_connects_to_a_worker_of_the_first_build() -> anyhow::Result<()> {
     let lifetime = Lifetime::new();
     let identity = RouterIdentity { router_id: 7, tls: None };
     for versions in [None, Some((0, 1)), Some((1, 9))] {
@@ -61,7 +61,7 @@ async fn a_router_of_today_connects_to_a_worker_of_the_first_build() -> anyhow::
     for versions in [(2, 9), (0, 0), (3, 2)] {
         let url = serve(OlderWorker { versions: Some(versions) }, &lifetime).await?;
         let error =
-            connect(&url, &identity).await.err().with_context(|| format!("{versions:?} was let in"))?;
+            connect(&url, &identity).await.err().with_context(|| format!("{versions:?} was accepted"))?;
         ensure!(error.to_string().contains("upgrade the older one"), "{error:#}");
     }
     Ok(())

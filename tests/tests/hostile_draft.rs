@@ -35,7 +35,7 @@ async fn ask_beside(
         ensure!(*ids == expected.token_ids, "{name}: {ids:?} instead of {:?}", expected.token_ids);
         ensure!(got.logprobs == expected.logprobs, "{name}: other log probabilities");
     }
-    ensure!(num_misbehaviours.load(Ordering::Relaxed) > 0, "it was never asked for anything");
+    ensure!(num_misbehaviours.load(Ordering::Relaxed) > 0, "it received no request");
     let metrics = cluster.metrics().await?;
     if let Some(reason) = misbehaviour.counted_as() {
         let ignored = metrics.sum_where("outrider_rounds_ignored_total", &format!("reason=\"{reason}\""));
@@ -47,7 +47,7 @@ async fn ask_beside(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_mischief_changes_a_token() -> anyhow::Result<()> {
+async fn no_misbehaviour_of_a_draft_worker_changes_a_token() -> anyhow::Result<()> {
     let cases: Vec<Case> = covering_set(&PairText::load()?)?.into_iter().step_by(4).take(REQUESTS).collect();
     let expected = plain_answers(&cases, REQUESTS).await?;
     // Concurrently: most of them make the router wait, not work.

@@ -69,7 +69,7 @@ async fn steps(worker: &RunningWorker) -> anyhow::Result<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_draft_worker_that_is_meant_for_a_task_type_is_used_for_it_alone() -> anyhow::Result<()> {
+async fn a_draft_worker_for_a_task_type_is_used_only_for_it() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
     let _target = cluster.add(WorkerKind::Target).await?;
     let general = cluster.add(WorkerKind::Draft).await?;

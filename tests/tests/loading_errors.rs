@@ -36,9 +36,9 @@ fn run(program: &str, arguments: &[&str], ports: &[SocketAddr]) -> anyhow::Resul
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    let began = Instant::now();
+    let start = Instant::now();
     let mut opened = None;
-    while child.try_wait()?.is_none() && opened.is_none() && began.elapsed() < SOON {
+    while child.try_wait()?.is_none() && opened.is_none() && start.elapsed() < SOON {
         opened =
             ports.iter().find(|port| TcpStream::connect_timeout(port, Duration::from_millis(50)).is_ok());
         std::thread::sleep(Duration::from_millis(1));
@@ -137,7 +137,7 @@ fn store_as_integers(copy: &CheckpointCopy) -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_loaded_ends_a_target_worker_before_it_listens() -> anyhow::Result<()> {
+fn a_target_worker_with_an_invalid_checkpoint_exits_before_it_listens() -> anyhow::Result<()> {
     for (damage, words) in ROWS {
         let copy = CheckpointCopy::of(&pair::target_dir())?;
         damage(&copy)?;
@@ -147,7 +147,7 @@ fn a_checkpoint_that_cannot_be_loaded_ends_a_target_worker_before_it_listens() -
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_loaded_ends_a_draft_worker_before_it_listens() -> anyhow::Result<()> {
+fn a_draft_worker_with_an_invalid_checkpoint_exits_before_it_listens() -> anyhow::Result<()> {
     let copy = CheckpointCopy::of(&pair::draft_dir())?;
     set_config(&copy, "hidden_size", json!(256))?;
     refused(DRAFT, copy.directory(), &["tensor `model.embed_tokens.weight`", "[4096, 128]", "[4096, 256]"])?;
@@ -156,7 +156,7 @@ fn a_checkpoint_that_cannot_be_loaded_ends_a_draft_worker_before_it_listens() ->
 }
 
 #[test]
-fn a_port_that_is_taken_is_named() -> anyhow::Result<()> {
+fn the_error_names_a_port_that_is_in_use() -> anyhow::Result<()> {
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();
     let (free, model) = (free_address()?, pair::target_dir());
@@ -223,7 +223,7 @@ fn all_bad_settings_are_listed_at_once() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_draft_worker_with_another_tokenizer_is_never_used_and_the_token_is_named() -> anyhow::Result<()> {
+async fn a_draft_worker_with_another_tokenizer_is_not_used_and_the_token_is_named() -> anyhow::Result<()> {
     let draft = CheckpointCopy::of(&pair::draft_dir())?;
     let old = draft.respell_token(2_000, "Unheard-of")?;
     let (cluster, logs) =
@@ -247,7 +247,7 @@ async fn ask_without_draft(cluster: &ProcessCluster) -> anyhow::Result<()> {
         speculation["disabled_reason"] == "no_draft_worker" && speculation["draft_tokens"] == 0,
         "{answer}"
     );
-    let asked = processes::metrics(cluster, "draft-0").await?.sum("outrider_worker_steps_total");
-    ensure!(asked == 0, "the draft worker got {asked} steps");
+    let steps = processes::metrics(cluster, "draft-0").await?.sum("outrider_worker_steps_total");
+    ensure!(steps == 0, "the draft worker got {steps} steps");
     Ok(())
 }

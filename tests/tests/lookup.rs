@@ -12,7 +12,7 @@ use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::faulty_wire::WireFaults;
 use tests::http_client::HttpClient;
 use tests::pair::PairText;
-use tests::predictions::{CHAT, asking, before_edit, text_of};
+use tests::predictions::{CHAT, before_edit, chat_request, text_of};
 
 /// Concurrent requests.
 const WIDTH: usize = 6;
@@ -44,7 +44,7 @@ async fn looked_up(cluster: &Cluster, source: &str) -> anyhow::Result<(u64, u64)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn looked_up_suffixes_change_no_token() -> anyhow::Result<()> {
+async fn suffix_lookup_changes_no_token() -> anyhow::Result<()> {
     let cases = cases()?;
     let expected = plain_answers(&cases, WIDTH).await?;
     for with_draft_worker in [false, true] {
@@ -61,7 +61,7 @@ async fn looked_up_suffixes_change_no_token() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn looked_up_suffixes_are_verified_in_rejection_mode() -> anyhow::Result<()> {
+async fn suffix_lookup_drafts_are_verified_in_rejection_mode() -> anyhow::Result<()> {
     let cluster = cluster().await?;
     let _target = cluster.add(WorkerKind::Target).await?;
     let client = cluster.client().await?;
@@ -86,9 +86,9 @@ async fn a_predicted_text_takes_fewer_steps_and_changes_no_token() -> anyhow::Re
         cluster.ready().await?;
         let http = HttpClient::new(cluster.http_url())?;
         for temperature in [0.0, 1.0] {
-            let plain = http.ask(CHAT, &asking(PROMPT, (temperature, 160), None)).await?;
+            let plain = http.ask(CHAT, &chat_request(PROMPT, (temperature, 160), None)).await?;
             let prediction = before_edit(text_of(&plain)?);
-            let got = http.ask(CHAT, &asking(PROMPT, (temperature, 160), Some(&prediction))).await?;
+            let got = http.ask(CHAT, &chat_request(PROMPT, (temperature, 160), Some(&prediction))).await?;
             ensure!(text_of(&got)? == text_of(&plain)?, "T = {temperature}: {got}\n{plain}");
             ensure!(got["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"], "{got}");
             let details = &got["usage"]["completion_tokens_details"];
@@ -106,15 +106,15 @@ async fn a_predicted_text_takes_fewer_steps_and_changes_no_token() -> anyhow::Re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prediction_outlives_the_target() -> anyhow::Result<()> {
+async fn a_prediction_is_still_used_after_its_target_is_lost() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
     let far = WireFaults { latency: Duration::from_millis(5), ..WireFaults::default() };
     let (first, _) = cluster.add_behind(WorkerKind::Target, far).await?;
     cluster.ready().await?;
     let http = HttpClient::new(cluster.http_url())?;
-    let plain = http.ask(CHAT, &asking(PROMPT, (0.0, 160), None)).await?;
+    let plain = http.ask(CHAT, &chat_request(PROMPT, (0.0, 160), None)).await?;
     let prediction = before_edit(text_of(&plain)?);
-    let mut body = asking(PROMPT, (0.0, 160), Some(&prediction));
+    let mut body = chat_request(PROMPT, (0.0, 160), Some(&prediction));
     body["stream"] = json!(true);
     body["stream_options"] = json!({ "include_usage": true });
     let mut response = http.open(CHAT, &body).await?;

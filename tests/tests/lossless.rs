@@ -15,7 +15,7 @@ use tests::oracle::OracleCheck;
 use tests::pair::PairText;
 
 /// One sequence and eight concurrent ones.
-const BESIDE: usize = 9;
+const CONCURRENCY: usize = 9;
 
 /// Runs every case of the covering set alone at k = 0; then at k = 1, 4 and 8 with nine concurrent requests,
 /// and every third case alone at k = 4. Returns the numbers of verified drafted tokens and of accepted ones.
@@ -25,7 +25,7 @@ async fn check_lossless(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
     let alone = client.ask_by_name(&cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), 1).await?;
     let beside: Vec<Case> =
         [1, 4, 8].iter().flat_map(|&k| cases.iter().map(move |case| case.with_k(k))).collect();
-    let mut answers = client.ask_by_name(&beside, BESIDE).await?;
+    let mut answers = client.ask_by_name(&beside, CONCURRENCY).await?;
     let also_alone: Vec<Case> = cases.iter().step_by(3).map(|case| case.with_k(4)).collect();
     for (name, answer) in client.ask_by_name(&also_alone, 1).await? {
         answers.insert(format!("{name}, alone"), answer);
@@ -85,12 +85,12 @@ async fn random_ids_change_no_token() -> anyhow::Result<()> {
 
 /// The oracle shares only tensors and pure rules with the serving path; see `tests::oracle`.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_token_is_the_one_that_the_oracle_draws() -> anyhow::Result<()> {
+async fn every_token_equals_the_one_drawn_by_the_oracle() -> anyhow::Result<()> {
     let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let client = cluster.client().await?;
     let oracle = OracleCheck::load()?;
     let cases = covering_set(&PairText::load()?)?;
-    let answers = client.ask_by_name(&cases, BESIDE).await?;
+    let answers = client.ask_by_name(&cases, CONCURRENCY).await?;
     for case in &cases {
         oracle.check(case, &answers[&case.name])?;
     }
@@ -116,12 +116,12 @@ async fn ballast_changes_no_token() -> anyhow::Result<()> {
     }
     let both: Vec<Case> = cases.iter().flat_map(|case| [case.with_k(0), case.with_k(4)]).collect();
     let (light, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
-    let expected = light.client().await?.ask_by_name(&both, BESIDE).await?;
+    let expected = light.client().await?.ask_by_name(&both, CONCURRENCY).await?;
     light.stop().await?;
     let heavy = Cluster::start(|_| ()).await?;
     let target = heavy.add_with(WorkerKind::Target, |config| config.ballast = 4_000_000).await?;
     let _draft = heavy.add(WorkerKind::Draft).await?;
-    let found = heavy.client().await?.ask_by_name(&both, BESIDE).await?;
+    let found = heavy.client().await?.ask_by_name(&both, CONCURRENCY).await?;
     for case in &both {
         let (expected, found) = (&expected[&case.name], &found[&case.name]);
         ensure!(expected.system_fingerprint != found.system_fingerprint, "ballast is not seen from outside");
@@ -137,7 +137,7 @@ async fn ballast_changes_no_token() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_oracle_notices_a_single_wrong_token() -> anyhow::Result<()> {
+async fn the_oracle_detects_a_single_wrong_token() -> anyhow::Result<()> {
     let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let oracle = OracleCheck::load()?;
     let mut case = covering_set(&PairText::load()?)?.swap_remove(1);
@@ -158,17 +158,18 @@ async fn the_oracle_notices_a_single_wrong_token() -> anyhow::Result<()> {
 
 /// The other two modes depend on the draft by definition; at T = 0 all three are the same.
 #[tokio::test(flavor = "multi_thread")]
-async fn rejection_and_typical_finish_and_are_the_targets_own_at_temperature_0() -> anyhow::Result<()> {
+async fn rejection_and_typical_modes_finish_and_are_exact_at_temperature_0() -> anyhow::Result<()> {
     for draft in [WorkerKind::Draft, WorkerKind::Ngram] {
         let (cluster, _target, _draft) = Cluster::of_pair(draft).await?;
         let client = cluster.client().await?;
         let cases = covering_set(&PairText::load()?)?;
-        let alone =
-            client.ask_by_name(&cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), BESIDE).await?;
+        let alone = client
+            .ask_by_name(&cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), CONCURRENCY)
+            .await?;
         for mode in [AcceptanceMode::Rejection, AcceptanceMode::Typical] {
             let in_mode: Vec<Case> =
                 cases.iter().map(|case| Case { acceptance: mode, ..case.clone() }).collect();
-            let answers = client.ask_by_name(&in_mode, BESIDE).await?;
+            let answers = client.ask_by_name(&in_mode, CONCURRENCY).await?;
             let mut accepted = 0;
             for case in &in_mode {
                 let got = &answers[&case.name];

@@ -10,7 +10,7 @@ use tests::{pair, processes, python};
 const API_KEY: &str = "a-key-of-this-test";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_openai_package_works_as_its_users_expect() -> anyhow::Result<()> {
+async fn the_openai_package_works() -> anyhow::Result<()> {
     let scripts = pair::root().join("tests/tests/python");
     let python = python::interpreter(&scripts.join("requirements.txt"))?;
     let directory = tempfile::tempdir()?;
@@ -36,11 +36,11 @@ async fn the_openai_package_works_as_its_users_expect() -> anyhow::Result<()> {
     client.args(["--small", &small.http_url(), "--stopped", &format!("http://{}", free_address()?)]);
     client.arg("--tokenizer").arg(pair::target_dir().join("tokenizer.json"));
     let output = tokio::task::spawn_blocking(move || client.output()).await??;
-    let told = String::from_utf8_lossy(&output.stdout);
-    println!("{told}{}", String::from_utf8_lossy(&output.stderr));
-    ensure!(output.status.success(), "a check of the openai package failed: its output stands above");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    println!("{stdout}{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "a check of the openai package failed: see its output above");
     // An empty list of checks would also succeed.
-    ensure!(told.lines().filter(|line| line.starts_with("ok ")).count() >= 20, "too few checks ran");
+    ensure!(stdout.lines().filter(|line| line.starts_with("ok ")).count() >= 20, "too few checks ran");
     for cluster in [open, keyed, small] {
         cluster.stop().await;
     }

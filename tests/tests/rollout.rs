@@ -96,7 +96,7 @@ fn tokens_of(answers: &[Answer]) -> u64 {
 /// Formats one line per task type, after a line with the totals.
 fn table(score: &Value) -> String {
     let mut lines =
-        vec![format!("{} beside the draft that serves, paired: {}", score["draft"], score["paired"])];
+        vec![format!("{} compared with the serving draft, paired: {}", score["draft"], score["paired"])];
     for task in score["task_types"].as_array().into_iter().flatten() {
         let side = |side: &str| format!("{} in {}", task[format!("{side}_accepted")], task[side]["drafts"]);
         lines.push(format!("{}: shadow {}, serving {}", task["task_type"], side("shadow"), side("serving")));
@@ -134,8 +134,12 @@ async fn a_better_and_a_worse_draft_are_scored_on_live_sequences_and_change_no_t
         }
         // It is asked once per position: an empty proposal, which arrives at once, is not requested again and
         // again.
-        let (asked, rounds) = (counted("outrider_shadow_drafts_total", "shadow"), tokens_of(&expected));
-        ensure!(asked <= passes * rounds, "{asked} proposals for {rounds} tokens, {passes} times");
+        let (num_requested, rounds) =
+            (counted("outrider_shadow_drafts_total", "shadow"), tokens_of(&expected));
+        ensure!(
+            num_requested <= passes * rounds,
+            "{num_requested} proposals for {rounds} tokens, {passes} times"
+        );
         // No target received a shadow draft: only the serving draft's tokens were verified.
         ensure!(pools.served_at(&pools.on_trial).await? == 0, "a shadow serves");
         pools.cluster.stop().await?;
@@ -147,7 +151,7 @@ async fn a_better_and_a_worse_draft_are_scored_on_live_sequences_and_change_no_t
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_draft_beside_itself_is_no_better() -> anyhow::Result<()> {
+async fn a_draft_compared_with_itself_is_no_better() -> anyhow::Result<()> {
     let cases = covering_set(&PairText::load()?)?;
     let pools = Pools::start(1.0, WorkerKind::Draft, WorkerKind::ShadowDraft).await?;
     let client = pools.cluster.client().await?;
@@ -179,7 +183,7 @@ fn long_cases() -> anyhow::Result<Vec<Case>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_swap_under_load_loses_no_stream_and_changes_no_id() -> anyhow::Result<()> {
+async fn replacing_a_draft_under_load_loses_no_stream_and_changes_no_id() -> anyhow::Result<()> {
     let cases = long_cases()?;
     let expected = plain_answers(&cases, WIDTH).await?;
     let pools = Pools::start(0.0, WorkerKind::Ngram, WorkerKind::ShadowDraft).await?;
@@ -219,7 +223,7 @@ async fn a_swap_under_load_loses_no_stream_and_changes_no_id() -> anyhow::Result
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_promoted_draft_that_dies_is_stood_in_for() -> anyhow::Result<()> {
+async fn a_promoted_draft_that_fails_is_replaced() -> anyhow::Result<()> {
     let cases = long_cases()?;
     let expected = plain_answers(&cases, WIDTH).await?;
     let pools = Pools::start(1.0, WorkerKind::Ngram, WorkerKind::ShadowDraft).await?;
@@ -239,12 +243,12 @@ async fn a_promoted_draft_that_dies_is_stood_in_for() -> anyhow::Result<()> {
     for stream in streams {
         got.push(stream.rest().await?);
     }
-    check_all_same(&cases, (&expected, &got), "beside a promoted draft that died")?;
+    check_all_same(&cases, (&expected, &got), "after a promoted draft failed")?;
     cluster.stop().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn evidence_promotes_a_better_draft_and_takes_a_worse_one_back() -> anyhow::Result<()> {
+async fn a_better_draft_is_promoted_and_a_worse_one_rolled_back() -> anyhow::Result<()> {
     let cases = covering_set(&PairText::load()?)?;
     let expected = plain_answers(&cases, WIDTH).await?;
     for (serving, on_trial, draft, stage) in [
@@ -254,10 +258,10 @@ async fn evidence_promotes_a_better_draft_and_takes_a_worse_one_back() -> anyhow
         let pools = Pools::start(1.0, serving, on_trial).await?;
         let client = pools.cluster.client().await?;
         // N-grams cost nothing, so the model is many times slower regardless of its worth.
-        let asked = json!({
+        let settings = json!({
             "draft": draft, "share": 0.3, "min_drafts": 60, "min_sequences": 10, "max_slowdown": 1e9
         });
-        pools.order(Method::POST, ROLLOUT, asked).await?;
+        pools.order(Method::POST, ROLLOUT, settings).await?;
         for _ in 0..PASSES {
             let got = client.ask_all(&cases, WIDTH).await?;
             check_all_same(&cases, (&expected, &got), &format!("while {draft} is rolled out"))?;

@@ -31,7 +31,7 @@ fn texts(count: usize, max_tokens: u32) -> anyhow::Result<Vec<Case>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_target_that_is_nearly_full_makes_wait_and_preempts_and_changes_no_id() -> anyhow::Result<()> {
+async fn a_nearly_full_target_queues_and_preempts_and_changes_no_id() -> anyhow::Result<()> {
     let (short, long) = (texts(12, 4)?, texts(10, 150)?);
     let expected = plain_answers(&long, 10).await?;
     let cluster = Cluster::start(|_| ()).await?;
@@ -40,24 +40,26 @@ async fn a_target_that_is_nearly_full_makes_wait_and_preempts_and_changes_no_id(
     let client = cluster.client().await?;
     let waited = async || {
         let report = LanesReport::of(&cluster.admin_url()).await?;
-        report.0["target_waits"][0]["worst_ms"].as_u64().context("nobody had a turn")
+        report.0["target_waits"][0]["worst_ms"].as_u64().context("no turn was recorded")
     };
     // While the lane has no statistics, each text is expected to be as long as allowed: two fit at a time.
     let answers = client.ask_all(&long, 10).await?;
     // From running sequences, which is reported as preemption; from sequences between two steps, by silent
     // eviction.
-    let taken = async || -> anyhow::Result<u64> {
+    let num_preempted = async || -> anyhow::Result<u64> {
         let page = target.metrics().await?;
         let steps = |outcome: &str| page.sum_where("outrider_worker_steps_total", outcome);
         Ok(steps("outcome=\"preempted\"") + steps("outcome=\"evicted\""))
     };
-    ensure!(waited().await? > 0, "nobody waited for room");
-    ensure!(taken().await? == 0, "KV was taken from one that was let in within the credits");
+    ensure!(waited().await? > 0, "no sequence waited for KV blocks");
+    ensure!(num_preempted().await? == 0, "a sequence admitted within the credits was preempted");
     // Then the lane's texts are short, more of them are admitted, and they outgrow their reservations.
     client.ask_all(&[short.as_slice(); 12].concat(), 12).await?;
-    let outgrown = client.ask_all(&long, 10).await?;
-    ensure!(taken().await? > 0, "KV was taken from nobody");
-    for (case, ((expected, first), then)) in long.iter().zip(expected.iter().zip(&answers).zip(&outgrown)) {
+    let answers_after_preemption = client.ask_all(&long, 10).await?;
+    ensure!(num_preempted().await? > 0, "no sequence was preempted");
+    for (case, ((expected, first), then)) in
+        long.iter().zip(expected.iter().zip(&answers).zip(&answers_after_preemption))
+    {
         ensure!(first.token_ids == expected.token_ids, "{}: other ids within the credits", case.name);
         ensure!(then.token_ids == expected.token_ids, "{}: other ids after preemption", case.name);
     }
@@ -67,15 +69,15 @@ async fn a_target_that_is_nearly_full_makes_wait_and_preempts_and_changes_no_id(
 /// Texts in lockstep fill the KV memory together: at its end each needs a block in the same forward, and none
 /// of them is idle.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_target_whose_sequences_all_run_stops_one_by_message_and_changes_no_id() -> anyhow::Result<()> {
+async fn a_target_whose_sequences_all_run_preempts_one_and_changes_no_id() -> anyhow::Result<()> {
     const ATTEMPTS: usize = 5;
     let short = texts(12, 4)?;
-    let in_step: Vec<Case> = texts(3, 150)?.iter().map(|case| case.with_k(0)).collect();
+    let lockstep: Vec<Case> = texts(3, 150)?.iter().map(|case| case.with_k(0)).collect();
     ensure!(
-        in_step.iter().all(|case| case.prompt_ids.len() == in_step[0].prompt_ids.len()),
+        lockstep.iter().all(|case| case.prompt_ids.len() == lockstep[0].prompt_ids.len()),
         "of unequal lengths"
     );
-    let expected = plain_answers(&in_step, 3).await?;
+    let expected = plain_answers(&lockstep, 3).await?;
     let cluster = Cluster::start(|_| ()).await?;
     let target = cluster.add_with(WorkerKind::Target, |config| config.kv_memory = SMALL_KV).await?;
     let client = cluster.client().await?;
@@ -83,8 +85,8 @@ async fn a_target_whose_sequences_all_run_stops_one_by_message_and_changes_no_id
     for _ in 0..ATTEMPTS {
         // Short texts make the lane admit more sequences than fit at their full lengths.
         client.ask_all(&[short.as_slice(); 12].concat(), 12).await?;
-        let answers = client.ask_all(&in_step, 3).await?;
-        for (case, (expected, answer)) in in_step.iter().zip(expected.iter().zip(&answers)) {
+        let answers = client.ask_all(&lockstep, 3).await?;
+        for (case, (expected, answer)) in lockstep.iter().zip(expected.iter().zip(&answers)) {
             ensure!(answer.token_ids == expected.token_ids, "{}: other ids", case.name);
         }
         // Sequences that have lost lockstep find idle ones, which are evicted silently.
@@ -92,29 +94,30 @@ async fn a_target_whose_sequences_all_run_stops_one_by_message_and_changes_no_id
             return cluster.stop().await;
         }
     }
-    anyhow::bail!("in {ATTEMPTS} attempts nobody was stopped")
+    anyhow::bail!("no sequence was preempted in {ATTEMPTS} attempts")
 }
 
 /// A router that runs one sequence at a time, and a client of it.
-async fn one_at_a_time() -> anyhow::Result<(Cluster, Client)> {
+async fn start_sequential_router() -> anyhow::Result<(Cluster, Client)> {
     let cluster = Cluster::start(|config| config.admission.max_sequences = 1).await?;
     cluster.add(WorkerKind::SyntheticTarget).await?;
     let client = cluster.client().await?;
     Ok((cluster, client))
 }
 
-fn urgency(priority: u32, max_tokens: u32) -> anyhow::Result<Case> {
+fn case_with_priority(priority: u32, max_tokens: u32) -> anyhow::Result<Case> {
     let case = texts(1, max_tokens)?.swap_remove(0).with_k(0);
     Ok(Case { name: format!("priority {priority}"), priority, ..case })
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_urgent_overtake_those_that_came_before_them() -> anyhow::Result<()> {
-    let (cluster, client) = one_at_a_time().await?;
+async fn urgent_requests_overtake_earlier_ones() -> anyhow::Result<()> {
+    let (cluster, client) = start_sequential_router().await?;
     // It ends when its client disconnects, once all the others wait.
-    let mut first = client.open(&urgency(0, 2_000)?).await?;
+    let mut first = client.open(&case_with_priority(0, 2_000)?).await?;
     first.read_tokens(1).await?;
-    let cases = [(200, 0), (200, 1), (100, 2), (0, 3)].map(|(priority, i)| (i, urgency(priority, 4)));
+    let cases =
+        [(200, 0), (200, 1), (100, 2), (0, 3)].map(|(priority, i)| (i, case_with_priority(priority, 4)));
     let mut waiting = FuturesUnordered::new();
     for (i, case) in cases {
         let (case, client) = (case?, client.clone());
@@ -122,7 +125,7 @@ async fn the_urgent_overtake_those_that_came_before_them() -> anyhow::Result<()>
         // Each is in the queue before the next one arrives.
         let queued = async || Ok(cluster.metrics().await?.sum("vllm:num_requests_waiting") == i + 1);
         tokio::select! {
-            done = waiting.next() => anyhow::bail!("{done:?} was answered beside another one"),
+            done = waiting.next() => anyhow::bail!("{done:?} was answered while another request ran"),
             queued = until("it waits", queued) => queued?,
         }
     }
@@ -133,29 +136,29 @@ async fn the_urgent_overtake_those_that_came_before_them() -> anyhow::Result<()>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_patient_have_their_turn_under_a_load_of_urgent_ones() -> anyhow::Result<()> {
-    let (cluster, client) = one_at_a_time().await?;
-    let (urgent, patient) = (urgency(0, 32)?, urgency(2, 4)?);
+async fn urgent_requests_do_not_starve_less_urgent_ones() -> anyhow::Result<()> {
+    let (cluster, client) = start_sequential_router().await?;
+    let (urgent, low_priority) = (case_with_priority(0, 32)?, case_with_priority(2, 4)?);
     let answered = std::sync::atomic::AtomicU64::new(0);
-    let urgent_ones = async || -> anyhow::Result<()> {
+    let urgent_load = async || -> anyhow::Result<()> {
         loop {
             client.ask(&urgent).await?;
             answered.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
     };
-    let patient_one = async {
+    let low_priority_request = async {
         let load = async || Ok(answered.load(std::sync::atomic::Ordering::Relaxed) >= 3);
         until("there is a load", load).await?;
-        client.ask(&patient).await
+        client.ask(&low_priority).await
     };
     tokio::select! {
-        ended = futures::future::try_join(urgent_ones(), urgent_ones()) => ended.map(drop)?,
-        patient = patient_one => drop(patient?),
+        ended = futures::future::try_join(urgent_load(), urgent_load()) => ended.map(drop)?,
+        low_priority = low_priority_request => drop(low_priority?),
     }
     let report = LanesReport::of(&cluster.admin_url()).await?;
     let waits = report.0["admission_waits"].as_array().context("no waits")?;
-    let patient =
-        waits.iter().find(|wait| wait["priority"] == 2).context("the patient one is not counted")?;
-    ensure!(patient["served"] == 1 && patient["worst_ms"].as_u64() > Some(0), "{patient}");
+    let low_priority =
+        waits.iter().find(|wait| wait["priority"] == 2).context("the low-priority request is not counted")?;
+    ensure!(low_priority["served"] == 1 && low_priority["worst_ms"].as_u64() > Some(0), "{low_priority}");
     cluster.stop().await
 }

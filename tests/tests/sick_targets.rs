@@ -15,7 +15,7 @@ use tests::wait::until;
 
 fn case(max_tokens: u32) -> anyhow::Result<Case> {
     let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
-    let mut case = Case::new("beside a sick target".to_owned(), prompt, 1.0);
+    let mut case = Case::new("with a faulty target".to_owned(), prompt, 1.0);
     case.max_tokens = max_tokens;
     case.ignore_eos = true;
     case.seed = 31;
@@ -46,40 +46,40 @@ fn fill_with_nan(copy: &CheckpointCopy, tensor: &str) -> anyhow::Result<()> {
 }
 
 /// Adds a healthy target and waits until the router can use it, which is later than its connection.
-async fn add_known(cluster: &Cluster) -> anyhow::Result<()> {
-    let sound = cluster.add(WorkerKind::Target).await?;
-    until("the router knows the sound target", async || {
-        Ok(LanesReport::of(&cluster.admin_url()).await?.worker(&sound.url()).is_ok())
+async fn add_healthy(cluster: &Cluster) -> anyhow::Result<()> {
+    let healthy = cluster.add(WorkerKind::Target).await?;
+    until("the router knows the healthy target", async || {
+        Ok(LanesReport::of(&cluster.admin_url()).await?.worker(&healthy.url()).is_ok())
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_target_without_sound_numbers_costs_no_request() -> anyhow::Result<()> {
+async fn a_target_that_computes_nan_fails_no_request() -> anyhow::Result<()> {
     let broken = CheckpointCopy::of(&pair::target_dir())?;
     fill_with_nan(&broken, "model.norm.weight")?;
     let cluster = Cluster::start(|_| ()).await?;
     let model = broken.directory().to_owned();
-    let sick = cluster.add_with(WorkerKind::Target, |config| config.model = Some(model)).await?;
+    let nan_target = cluster.add_with(WorkerKind::Target, |config| config.model = Some(model)).await?;
     let client = cluster.client().await?;
     let case = case(20)?;
-    let alone = client.ask(&case).await.err().context("a text of a model that has none")?;
-    let reason = format!("{alone:#}");
+    let error = client.ask(&case).await.err().context("an answer of a model whose weights are NaN")?;
+    let reason = format!("{error:#}");
     ensure!(reason.contains("not a number"), "{reason}");
-    add_known(&cluster).await?;
+    add_healthy(&cluster).await?;
     let expected = client.ask(&case).await?;
     for _ in 0..20 {
         check_same(&expected, &client.ask(&case).await?)?;
     }
     ensure!(
-        sick.metrics().await?.sum_where("outrider_worker_steps_total", "outcome=\"run\"") > 0,
-        "never asked"
+        nan_target.metrics().await?.sum_where("outrider_worker_steps_total", "outcome=\"run\"") > 0,
+        "it received no step"
     );
     cluster.stop().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_target_with_a_short_window_gets_what_fits() -> anyhow::Result<()> {
+async fn a_target_with_a_short_window_gets_only_requests_that_fit() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
     cluster.add(WorkerKind::Target).await?;
     let client = cluster.client().await?;
@@ -97,7 +97,7 @@ async fn a_target_with_a_short_window_gets_what_fits() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_runs_at_a_stopped_target_moves_to_the_other_one() -> anyhow::Result<()> {
+async fn sequences_of_a_suspended_target_move_to_another_target() -> anyhow::Result<()> {
     let cluster = processes::start(|spec| spec.target_workers = 2).await?;
     let client = processes::client(&cluster).await?;
     until("the router has both targets", async || {
@@ -120,7 +120,7 @@ async fn what_runs_at_a_stopped_target_moves_to_the_other_one() -> anyhow::Resul
     processes::pause(&cluster, serving).await?;
     check_same(&expected, &stream.rest().await?)?;
     let outages = Page::scrape(&cluster.admin_url("router")?).await?.sum("outrider_target_outages_total");
-    ensure!(outages > 0, "nobody noticed that {serving} was stopped");
+    ensure!(outages > 0, "the router did not notice that {serving} was stopped");
     // With a stopped target new requests are answered too.
     check_same(&expected, &client.ask(&case).await?)?;
     cluster.signal(serving, Signal::SIGCONT)?;
@@ -130,7 +130,7 @@ async fn what_runs_at_a_stopped_target_moves_to_the_other_one() -> anyhow::Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_target_that_is_told_to_stop_finishes_what_it_runs() -> anyhow::Result<()> {
+async fn a_target_that_shuts_down_finishes_its_sequences() -> anyhow::Result<()> {
     let mut cluster = processes::start(|_| ()).await?;
     let client = processes::client(&cluster).await?;
     let case = case(1_000)?;

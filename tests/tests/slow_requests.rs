@@ -68,7 +68,7 @@ struct Observed {
 /// The records of one request.
 struct Evidence {
     /// The console's record.
-    trail: Value,
+    timeline: Value,
     spans: Vec<SeenSpan>,
 }
 
@@ -98,23 +98,23 @@ impl Observed {
     /// Collects the records of a request that has ended.
     async fn evidence(&self, trace_id: &str, request_id: &str) -> anyhow::Result<Evidence> {
         let admin = HttpClient::new(self.cluster.admin_url("router")?)?;
-        let mut trail = Value::Null;
+        let mut timeline = Value::Null;
         until("the console shows the request", async || {
-            let trails = HttpAnswer::of(admin.request(Method::GET, "/console/requests")).await?.json()?;
+            let timelines = HttpAnswer::of(admin.request(Method::GET, "/console/requests")).await?.json()?;
             let found =
-                trails.as_array().and_then(|all| all.iter().find(|one| one["request_id"] == request_id));
-            trail = found.cloned().unwrap_or_default();
-            Ok(!trail.is_null())
+                timelines.as_array().and_then(|all| all.iter().find(|one| one["request_id"] == request_id));
+            timeline = found.cloned().unwrap_or_default();
+            Ok(!timeline.is_null())
         })
         .await?;
-        let verified = steps(&trail)?.filter(|step| step["reply"] == "span").count();
+        let verified = steps(&timeline)?.filter(|step| step["reply"] == "span").count();
         until("the spans arrive", async || {
             let spans = self.collector.trace(trace_id);
             let count = |name: &str| spans.iter().filter(|span| span.name == name).count();
             Ok(count("verify") >= verified && count("request") == 1)
         })
         .await?;
-        Ok(Evidence { trail, spans: self.collector.trace(trace_id) })
+        Ok(Evidence { timeline, spans: self.collector.trace(trace_id) })
     }
 
     async fn metrics(&self, process: &str) -> anyhow::Result<Page> {
@@ -122,8 +122,8 @@ impl Observed {
     }
 }
 
-fn steps(trail: &Value) -> anyhow::Result<impl Iterator<Item = &Value>> {
-    Ok(trail["steps"].as_array().with_context(|| format!("no steps in {trail}"))?.iter())
+fn steps(timeline: &Value) -> anyhow::Result<impl Iterator<Item = &Value>> {
+    Ok(timeline["steps"].as_array().with_context(|| format!("no steps in {timeline}"))?.iter())
 }
 
 impl Evidence {
@@ -133,27 +133,27 @@ impl Evidence {
     /// time of its step beyond the wire time of later steps counts as the prompt.
     fn parts(&self) -> anyhow::Result<BTreeMap<&'static str, u64>> {
         let mut parts = BTreeMap::new();
-        let wire = self.usual_wire()?;
+        let wire = self.median_wire()?;
         let number =
             |step: &Value, name: &str| step[name].as_u64().with_context(|| format!("no {name} in {step}"));
         let mut has_target_step = false;
-        for step in steps(&self.trail)? {
+        for step in steps(&self.timeline)? {
             let is_target = step["role"] == "target";
             if is_target && !has_target_step {
                 parts.insert("before", number(step, "sent_us")?);
             }
             let Some(answered_us) = step["answered_us"].as_u64() else { continue };
-            let whole = answered_us - number(step, "sent_us")?;
+            let round_trip = answered_us - number(step, "sent_us")?;
             let forwards = if step["reply"] == "proposal" { number(step, "num_tokens")?.max(1) } else { 1 };
-            let queue = number(step, "queue_us")?.min(whole);
-            let reported = (number(step, "compute_us")? * forwards).min(whole - queue);
+            let queue = number(step, "queue_us")?.min(round_trip);
+            let reported = (number(step, "compute_us")? * forwards).min(round_trip - queue);
             let (name, compute) = match (is_target, has_target_step) {
                 (false, _) => ("draft", reported),
-                (true, false) => ("prompt", reported.max((whole - queue).saturating_sub(wire))),
+                (true, false) => ("prompt", reported.max((round_trip - queue).saturating_sub(wire))),
                 (true, true) => ("verify", reported),
             };
             has_target_step |= is_target;
-            for (name, us) in [(name, compute), ("queue", queue), ("wire", whole - queue - compute)] {
+            for (name, us) in [(name, compute), ("queue", queue), ("wire", round_trip - queue - compute)] {
                 *parts.entry(name).or_default() += us;
             }
         }
@@ -161,20 +161,20 @@ impl Evidence {
     }
 
     /// The median time that steps to the target, after the first, took beyond queue and forward.
-    fn usual_wire(&self) -> anyhow::Result<u64> {
+    fn median_wire(&self) -> anyhow::Result<u64> {
         let wire = |step: &Value| {
             let number = |name: &str| step[name].as_u64();
-            let whole = number("answered_us")? - number("sent_us")?;
-            Some(whole.saturating_sub(number("queue_us")? + number("compute_us")?))
+            let round_trip = number("answered_us")? - number("sent_us")?;
+            Some(round_trip.saturating_sub(number("queue_us")? + number("compute_us")?))
         };
-        let of_target = steps(&self.trail)?.filter(|step| step["role"] == "target").skip(1);
-        let mut wires: Vec<u64> = of_target.filter_map(wire).collect();
-        wires.sort_unstable();
-        Ok(wires.get(wires.len() / 2).copied().unwrap_or(0))
+        let of_target = steps(&self.timeline)?.filter(|step| step["role"] == "target").skip(1);
+        let mut wire_times: Vec<u64> = of_target.filter_map(wire).collect();
+        wire_times.sort_unstable();
+        Ok(wire_times.get(wire_times.len() / 2).copied().unwrap_or(0))
     }
 
     fn ended_us(&self) -> anyhow::Result<u64> {
-        self.trail["ended_us"].as_u64().context("a trail has an end")
+        self.timeline["ended_us"].as_u64().context("a timeline has an end")
     }
 
     /// Checks that this part of the request was the longest in the console's record, and over half of the
@@ -186,7 +186,7 @@ impl Evidence {
         ensure!(
             2 * parts[expected] > self.ended_us()?,
             "{expected} is not half of {}: {parts:?}",
-            self.trail
+            self.timeline
         );
         Ok(())
     }
@@ -205,9 +205,9 @@ impl Evidence {
             covered += end.saturating_sub(start.max(until));
             until = until.max(end);
         }
-        let whole = request.nanos;
-        ensure!(100 * covered > 95 * whole, "the parts cover {covered} of {whole} ns: {:#?}", self.spans);
-        ensure!(100 * sum < 105 * whole, "the parts sum up to {sum} of {whole} ns: {:#?}", self.spans);
+        let total = request.nanos;
+        ensure!(100 * covered > 95 * total, "the parts cover {covered} of {total} ns: {:#?}", self.spans);
+        ensure!(100 * sum < 105 * total, "the parts sum up to {sum} of {total} ns: {:#?}", self.spans);
         Ok(())
     }
 
@@ -231,7 +231,7 @@ fn profile(text: &str) -> anyhow::Result<(TempDir, PathBuf)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_draft_worker_is_found() -> anyhow::Result<()> {
+async fn a_slow_draft_worker_is_identified() -> anyhow::Result<()> {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4701";
     let (_folder, profile) = profile(SLOW_DRAFT)?;
     let observed = Observed::start(|spec| {
@@ -260,7 +260,7 @@ async fn a_slow_draft_worker_is_found() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_target_is_found() -> anyhow::Result<()> {
+async fn a_full_target_is_identified() -> anyhow::Result<()> {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4702";
     const HELD: usize = 250;
     let observed = Observed::start(|spec| {
@@ -302,7 +302,7 @@ async fn a_full_target_is_found() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cold_prefix_is_found() -> anyhow::Result<()> {
+async fn a_cold_prefix_is_identified() -> anyhow::Result<()> {
     const COLD: &str = "4bf92f3577b34da6a3ce929d0e0e4703";
     const WARM: &str = "4bf92f3577b34da6a3ce929d0e0e4704";
     let observed = Observed::start(|spec| spec.draft = DraftKind::None).await?;
@@ -339,12 +339,15 @@ async fn a_cold_prefix_is_found() -> anyhow::Result<()> {
     let first = cold.spans.iter().filter(|span| span.name == "verify").min_by_key(|span| span.start_nanos);
     let first = first.context("a verify span")?.nanos;
     ensure!(2 * first > verify, "the first verify span took {first} of {verify} ns");
-    let (asked, hit) = (between.0 - before.0, between.1 - before.1);
-    ensure!(asked > 500 && hit == 0, "of {asked} ids {hit} were cached before anybody had sent them");
+    let (looked_up, hit) = (between.0 - before.0, between.1 - before.1);
+    ensure!(
+        looked_up > 500 && hit == 0,
+        "of {looked_up} ids {hit} were cached before any request had sent them"
+    );
 
     // The same prompt again: its ids are cached, and prefill does not dominate.
-    let (asked, hit) = (after.0 - between.0, after.1 - between.1);
-    ensure!(10 * hit > 9 * asked, "of {asked} ids only {hit} were cached");
+    let (looked_up, hit) = (after.0 - between.0, after.1 - between.1);
+    ensure!(10 * hit > 9 * looked_up, "of {looked_up} ids only {hit} were cached");
     let prompts = [cold.parts()?["prompt"], warm.parts()?["prompt"]];
     ensure!(prompts[0] > 4 * prompts[1], "the prompt took {prompts:?} us, cold and warm");
     observed.cluster.stop().await;

@@ -61,7 +61,7 @@ async fn acceptance_length(client: &Client, text: &PairText, task_type: &str) ->
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn code_and_sql_are_accepted_at_more_than_1_3_tokens_a_span() -> anyhow::Result<()> {
+async fn code_and_sql_commit_more_than_1_3_tokens_per_span() -> anyhow::Result<()> {
     let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let (client, text) = (cluster.client().await?, PairText::load()?);
     for task_type in ["code", "sql"] {

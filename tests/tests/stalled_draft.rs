@@ -42,7 +42,7 @@ fn cases() -> anyhow::Result<Vec<Case>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn alone_it_costs_one_deadline_and_is_used_again_once_it_answers() -> anyhow::Result<()> {
+async fn a_stalled_draft_costs_one_deadline_and_is_used_again_once_it_answers() -> anyhow::Result<()> {
     let cases = cases()?;
     let expected = plain_answers(&cases, CONCURRENCY).await?;
     let cluster = processes::start(|_| ()).await?;
@@ -71,7 +71,7 @@ async fn alone_it_costs_one_deadline_and_is_used_again_once_it_answers() -> anyh
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn beside_a_healthy_one_its_sequences_go_on_drafting_there() -> anyhow::Result<()> {
+async fn sequences_of_a_stalled_draft_continue_to_draft_at_a_healthy_one() -> anyhow::Result<()> {
     let long = |case: Case| Case { max_tokens: 150, ignore_eos: true, ..case };
     let cases: Vec<Case> = cases()?.into_iter().map(long).collect();
     let expected = plain_answers(&cases, CONCURRENCY).await?;

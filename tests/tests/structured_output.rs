@@ -11,7 +11,7 @@ use tests::schemas::schema;
 use tests::structured::{Drafted, ask_at_every_k, cases, check_valid};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hundred_schemas_hold_and_speculation_changes_no_token() -> anyhow::Result<()> {
+async fn answers_match_a_hundred_schemas_and_speculation_changes_no_token() -> anyhow::Result<()> {
     let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let client = cluster.client().await?;
     let schemas: Vec<Value> = (0..100).map(schema).collect();
@@ -34,7 +34,7 @@ fn long_case(temperature: f32) -> anyhow::Result<Case> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grammar_survives_its_target_and_its_draft_worker() -> anyhow::Result<()> {
+async fn a_grammar_survives_the_loss_of_its_target_and_draft_worker() -> anyhow::Result<()> {
     for temperature in [0.0, 1.0] {
         let case = long_case(temperature)?;
         let (cluster, first, draft) = Cluster::of_pair(WorkerKind::Draft).await?;
@@ -57,7 +57,7 @@ async fn a_grammar_survives_its_target_and_its_draft_worker() -> anyhow::Result<
 
 /// N-grams do not know the grammar, so most of their drafts are invalid: they are cut, and no request fails.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_draft_that_breaks_the_grammar_is_cut_in_every_mode() -> anyhow::Result<()> {
+async fn drafts_that_violate_the_grammar_are_cut_in_every_mode() -> anyhow::Result<()> {
     let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Ngram).await?;
     let client = cluster.client().await?;
     let case = Case { max_tokens: 80, ..long_case(1.0)? };

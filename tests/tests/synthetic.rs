@@ -41,7 +41,7 @@ fn check(case: &Case, answer: &Answer) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn synthetic_workers_commit_their_text_whatever_is_drafted() -> anyhow::Result<()> {
+async fn synthetic_workers_commit_the_same_text_for_any_draft() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
     let _target = cluster.add(WorkerKind::SyntheticTarget).await?;
     let _drafts =
@@ -65,7 +65,7 @@ async fn synthetic_workers_commit_their_text_whatever_is_drafted() -> anyhow::Re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_text_goes_on_at_another_synthetic_target() -> anyhow::Result<()> {
+async fn a_text_continues_at_another_synthetic_target() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
     let first = cluster.add(WorkerKind::SyntheticTarget).await?;
     let _draft = cluster.add(WorkerKind::SyntheticDraft).await?;
@@ -80,7 +80,7 @@ async fn a_text_goes_on_at_another_synthetic_target() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_only_a_model_has_is_refused_with_the_reason() -> anyhow::Result<()> {
+async fn features_that_need_a_model_are_rejected_with_the_reason() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
     let _target = cluster.add(WorkerKind::SyntheticTarget).await?;
     let client = cluster.client().await?;

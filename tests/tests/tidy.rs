@@ -92,7 +92,7 @@ fn lines_where(files: &[Written], is_bad: impl Fn(&str) -> Option<String>) -> Ve
 }
 
 #[test]
-fn nothing_is_left_for_later() -> anyhow::Result<()> {
+fn sources_contain_no_todo_markers() -> anyhow::Result<()> {
     // Assembled here, so that this file does not match itself.
     let leftovers = ["todo!", "unimplemented!", "dbg!"].map(|name| format!("{name}("));
     let markers = [["FIX", "ME"], ["XX", "X"], ["TO", "DO"], ["HA", "CK"]].map(|halves| halves.concat());
@@ -117,7 +117,7 @@ fn nothing_is_left_for_later() -> anyhow::Result<()> {
 }
 
 #[test]
-fn no_file_has_outgrown_its_job() -> anyhow::Result<()> {
+fn no_file_is_too_long() -> anyhow::Result<()> {
     let mut findings = Vec::new();
     for file in written_files()? {
         let lines = file.text.lines().count();
@@ -129,7 +129,7 @@ fn no_file_has_outgrown_its_job() -> anyhow::Result<()> {
 }
 
 #[test]
-fn every_rust_file_says_what_it_is_for() -> anyhow::Result<()> {
+fn every_rust_file_has_module_documentation() -> anyhow::Result<()> {
     let rust = written_files()?.into_iter().filter(Written::is_rust);
     let silent = rust.filter(|file| !file.text.starts_with("//! "));
     report(
@@ -178,7 +178,7 @@ fn nothing_refers_to_paths_outside_the_repository() -> anyhow::Result<()> {
 }
 
 #[test]
-fn links_of_the_documentation_lead_somewhere() -> anyhow::Result<()> {
+fn links_in_documents_resolve() -> anyhow::Result<()> {
     let root = root();
     let mut findings = Vec::new();
     let mut checked = 0;
@@ -197,7 +197,7 @@ fn links_of_the_documentation_lead_somewhere() -> anyhow::Result<()> {
 }
 
 #[test]
-fn every_alert_has_its_section_in_the_runbook() -> anyhow::Result<()> {
+fn every_alert_has_a_runbook_section() -> anyhow::Result<()> {
     let read = |path: &str| std::fs::read_to_string(root().join(path)).context(path.to_owned());
     let alerts = read("deploy/observability/alerts.yml")?;
     let alerts: Vec<&str> =
@@ -223,7 +223,7 @@ fn every_alert_has_its_section_in_the_runbook() -> anyhow::Result<()> {
 }
 
 #[test]
-fn the_page_of_all_settings_is_what_the_code_says() -> anyhow::Result<()> {
+fn the_configuration_page_matches_the_code() -> anyhow::Result<()> {
     let page = std::fs::read_to_string(root().join("docs/configuration.md"))?;
     ensure!(
         page == tests::configuration::page(),

@@ -21,7 +21,7 @@ async fn refusal(address: &str, tls: Option<ClientTls>) -> anyhow::Result<String
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_that_speaks_tls_on_every_wire_writes_the_same_text() -> anyhow::Result<()> {
+async fn tls_on_every_connection_changes_no_text() -> anyhow::Result<()> {
     let cases: Vec<_> = covering_set(&PairText::load()?)?.into_iter().step_by(8).collect();
     let expected = plain_answers(&cases, cases.len()).await?;
 
@@ -59,7 +59,7 @@ async fn a_cluster_that_speaks_tls_on_every_wire_writes_the_same_text() -> anyho
 /// One authority signs all certificates: a target distinguishes routers from draft workers by the names in
 /// them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_for_another_name_opens_no_worker() -> anyhow::Result<()> {
+async fn workers_reject_a_certificate_for_another_name() -> anyhow::Result<()> {
     let workers = TestCa::new()?;
     let router_tls = workers.named_client()?;
     let cluster = Cluster::start(|config| config.worker_tls = Some(router_tls)).await?;

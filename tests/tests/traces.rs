@@ -40,7 +40,7 @@ fn number(span: &SeenSpan, name: &str) -> anyhow::Result<usize> {
 
 /// The sum of an attribute over all spans with this name.
 fn sum(spans: &[SeenSpan], span: &str, field: &str) -> anyhow::Result<usize> {
-    spans.iter().filter(|seen| seen.name == span).map(|seen| number(seen, field)).sum()
+    spans.iter().filter(|entry| entry.name == span).map(|entry| number(entry, field)).sum()
 }
 
 /// Waits until every process has exported the spans of the request.
@@ -75,7 +75,7 @@ fn check_trace(spans: &[SeenSpan], usage: &Usage) -> anyhow::Result<()> {
         draft_tokens: number(request, "outrider.spec.draft_tokens")?,
         accepted_tokens: number(request, "outrider.spec.accepted_tokens")?,
     };
-    ensure!(recorded == *usage && usage.accepted_tokens > 0, "the client was told {usage:?}: {request:#?}");
+    ensure!(recorded == *usage && usage.accepted_tokens > 0, "the client received {usage:?}: {request:#?}");
 
     for span in spans.iter().filter(|span| span.name != "request") {
         let above = ancestors(spans, span);

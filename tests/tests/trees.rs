@@ -11,7 +11,7 @@ use tests::processes;
 use tests::wait::until;
 
 /// Concurrent sequences.
-const BESIDE: usize = 9;
+const CONCURRENCY: usize = 9;
 
 /// Depth and number of tokens of the trees.
 const SHAPES: [(u32, u32); 4] = [(1, 4), (3, 4), (4, 12), (8, 48)];
@@ -33,7 +33,7 @@ async fn trees_of_every_shape_change_no_token() -> anyhow::Result<()> {
         let trees: Vec<Case> = cases.iter().map(|case| case.with_tree(k, num_tokens)).collect();
         // If other programs use the CPU, drafts are late and rounds plain: then repeat.
         until("drafts are larger than chains", async || {
-            let answers = client.ask_by_name(&trees, BESIDE).await?;
+            let answers = client.ask_by_name(&trees, CONCURRENCY).await?;
             for (case, tree) in cases.iter().zip(&trees) {
                 answers[&tree.name].check_same(&tree.name, &alone[&case.with_k(0).name])?;
             }
@@ -46,8 +46,8 @@ async fn trees_of_every_shape_change_no_token() -> anyhow::Result<()> {
     let chains: Vec<Case> = cases.iter().map(|case| case.with_k(4)).collect();
     let trees: Vec<Case> = cases.iter().map(|case| case.with_tree(4, 20)).collect();
     until("trees save a tenth of the rounds of chains", async || {
-        let (chains, _, _) = totals(client.ask_by_name(&chains, BESIDE).await?.values());
-        let (trees, _, _) = totals(client.ask_by_name(&trees, BESIDE).await?.values());
+        let (chains, _, _) = totals(client.ask_by_name(&chains, CONCURRENCY).await?.values());
+        let (trees, _, _) = totals(client.ask_by_name(&trees, CONCURRENCY).await?.values());
         Ok(trees * 10 < chains * 9)
     })
     .await?;
@@ -56,7 +56,7 @@ async fn trees_of_every_shape_change_no_token() -> anyhow::Result<()> {
 
 /// The text continues without its draft worker, and on another target, from KV left by trees.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tree_whose_worker_dies_changes_no_token() -> anyhow::Result<()> {
+async fn losing_the_workers_of_a_tree_changes_no_token() -> anyhow::Result<()> {
     for temperature in [0.0, 0.7, 1.0] {
         let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
         let mut case = Case::new(format!("a long text at T = {temperature}"), prompt, temperature);
@@ -84,7 +84,7 @@ async fn a_tree_whose_worker_dies_changes_no_token() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_draft_process_amid_trees_changes_no_token() -> anyhow::Result<()> {
+async fn killing_a_draft_process_that_drafts_trees_changes_no_token() -> anyhow::Result<()> {
     let cluster = processes::start(|_| ()).await?;
     let client = processes::client(&cluster).await?;
     let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
@@ -108,7 +108,7 @@ async fn a_killed_draft_process_amid_trees_changes_no_token() -> anyhow::Result<
 
 /// Modes whose text depends on the draft, and drafts without scores, get chains even if trees are requested.
 #[tokio::test(flavor = "multi_thread")]
-async fn only_coupled_drafts_of_a_model_become_trees() -> anyhow::Result<()> {
+async fn only_coupled_drafts_of_a_model_are_trees() -> anyhow::Result<()> {
     use speculation::AcceptanceMode::{Coupled, Rejection, Typical};
     for (worker, mode) in
         [(WorkerKind::Draft, Rejection), (WorkerKind::Draft, Typical), (WorkerKind::Ngram, Coupled)]

@@ -61,7 +61,7 @@ fn mutate(seed: &[u8], rng: &mut StdRng) -> Vec<u8> {
 }
 
 fn limit_memory() {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux tells a process its size");
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux reports the size of a process");
     let pages: u64 = statm
         .split_whitespace()
         .next()
@@ -96,7 +96,7 @@ macro_rules! places {
         })*
 
         #[test]
-        fn every_place_has_a_test() {
+        fn every_input_parser_has_a_test() {
             let tested = [$(stringify!($name)),*];
             assert_eq!(INPUT_PARSERS.map(|parser| parser.name), tested);
         }

@@ -19,7 +19,7 @@ struct Up {
     child: Child,
     stdout: Receiver<String>,
     /// Lines of standard output read so far.
-    seen: Vec<String>,
+    printed: Vec<String>,
     children: Vec<Pid>,
 }
 
@@ -36,7 +36,7 @@ impl Up {
                 }
             }
         });
-        let mut up = Self { child, stdout, seen: Vec::new(), children: Vec::new() };
+        let mut up = Self { child, stdout, printed: Vec::new(), children: Vec::new() };
         let ready = up.line_with("outrider is ready at http://127.0.0.1:")?;
         ensure!(ready.contains("gRPC at http://127.0.0.1:"), "{ready}");
         let curl = up.line_with("curl ")?;
@@ -51,7 +51,7 @@ impl Up {
                 .stdout
                 .recv_timeout(WAIT_TIMEOUT)
                 .with_context(|| format!("no line `{start}..` came"))?;
-            self.seen.push(line.clone());
+            self.printed.push(line.clone());
             if line.starts_with(start) {
                 return Ok(line);
             }
@@ -121,7 +121,7 @@ fn is_gone(pid: Pid) -> bool {
 const LIGHT: [&str; 3] = ["--ballast", "0", "--no-evidence"];
 
 #[tokio::test]
-async fn the_printed_command_gets_a_completion_and_ctrl_c_ends_everything() -> anyhow::Result<()> {
+async fn the_printed_command_gets_a_completion_and_ctrl_c_stops_all_processes() -> anyhow::Result<()> {
     let (mut up, curl) = Up::start(&LIGHT).await?;
     let console = up.line_with("console: http://127.0.0.1:")?;
     let console = console.trim_start_matches("console: ").split(' ').next().unwrap_or_default();
@@ -154,8 +154,8 @@ async fn the_printed_command_gets_a_completion_and_ctrl_c_ends_everything() -> a
 async fn the_bundled_pair_gets_ballast_and_shows_that_drafting_changes_no_text() -> anyhow::Result<()> {
     // The amount is a default that the command line's tests check; here it would only take time.
     let (mut up, _) = Up::start(&["--ballast", "8M"]).await?;
-    let pair = up.seen.iter().find(|line| line.starts_with("target models/demo/target")).cloned();
-    ensure!(pair.is_some_and(|line| line.contains("8M parameters of ballast")), "{:?}", up.seen);
+    let pair = up.printed.iter().find(|line| line.starts_with("target models/demo/target")).cloned();
+    ensure!(pair.is_some_and(|line| line.contains("8M parameters of ballast")), "{:?}", up.printed);
     let evidence = up.line_with("drafting: ")?;
     ensure!(evidence.contains("tokens/s"), "{evidence}");
     ensure!(evidence.contains("identical text (64 tokens, seed 7)"), "{evidence}");
@@ -172,10 +172,10 @@ async fn the_bundled_pair_gets_ballast_and_shows_that_drafting_changes_no_text()
 }
 
 #[tokio::test]
-async fn nothing_is_measured_where_nobody_drafts() -> anyhow::Result<()> {
+async fn nothing_is_measured_without_a_draft() -> anyhow::Result<()> {
     let (mut up, _) = Up::start(&["--ballast", "0", "--draft", "none"]).await?;
     up.line_with("console: http://127.0.0.1:")?;
-    ensure!(!up.seen.iter().any(|line| line.starts_with("drafting: ")), "{:?}", up.seen);
+    ensure!(!up.printed.iter().any(|line| line.starts_with("drafting: ")), "{:?}", up.printed);
     up.signal(Signal::SIGTERM)?;
     let (status, stderr) = up.end().await?;
     ensure!(status.code() == Some(0) && !stderr.contains("drafting: "), "{status}\n{stderr}");
@@ -183,7 +183,7 @@ async fn nothing_is_measured_where_nobody_drafts() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_process_that_dies_ends_everything_and_is_named() -> anyhow::Result<()> {
+async fn a_process_that_fails_is_named_and_stops_all_others() -> anyhow::Result<()> {
     let (up, _) = Up::start(&LIGHT).await?;
     ensure!(up.children.len() == 3, "router, draft and target, not {:?}", up.children);
     let draft = up.children.iter().find(|pid| {
@@ -200,7 +200,7 @@ async fn a_process_that_dies_ends_everything_and_is_named() -> anyhow::Result<()
 }
 
 #[tokio::test]
-async fn nothing_is_left_when_up_itself_is_killed() -> anyhow::Result<()> {
+async fn no_process_survives_when_up_is_killed() -> anyhow::Result<()> {
     let (up, _) = Up::start(&LIGHT).await?;
     up.signal(Signal::SIGKILL)?;
     let (status, _) = up.end().await?;
@@ -209,7 +209,7 @@ async fn nothing_is_left_when_up_itself_is_killed() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_draft_that_numbers_one_token_otherwise_is_refused_by_its_name() -> anyhow::Result<()> {
+async fn a_draft_with_one_different_token_id_is_rejected_and_the_token_named() -> anyhow::Result<()> {
     let draft = CheckpointCopy::of(&pair::draft_dir())?;
     let old = draft.respell_token(2_000, "Unheard-of")?;
     let directory = draft.directory().to_str().context("a temporary path is text")?;
@@ -293,7 +293,7 @@ fn a_checkpoint_that_cannot_be_served_is_explained_by_one_line() -> anyhow::Resu
 }
 
 #[test]
-fn a_port_that_is_taken_is_explained_by_one_line() -> anyhow::Result<()> {
+fn a_port_in_use_is_explained_by_one_line() -> anyhow::Result<()> {
     let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();
     let mut command = Command::new(processes::program("outrider")?);

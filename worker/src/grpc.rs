@@ -197,7 +197,7 @@ impl Inner {
 async fn read_hello(frames: &mut Streaming<v1::RouterFrame>) -> Result<RouterId, Status> {
     let first = tokio::time::timeout(HELLO_WAIT, frames.message())
         .await
-        .map_err(|_| Status::deadline_exceeded("no hello came"))??;
+        .map_err(|_| Status::deadline_exceeded(format!("no hello within {HELLO_WAIT:?}")))??;
     let hello = first
         .and_then(|frame| frame.hello)
         .ok_or_else(|| Status::invalid_argument("the first frame of a stream must carry a hello"))?;

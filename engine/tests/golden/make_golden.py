@@ -155,9 +155,9 @@ def assert_scaling_matters(directory, config, prompt):
     saved = path.read_text()
     with_scaling = logits_of(load(directory), prompt)[-1]
     path.write_text(json.dumps(plain))
-    without = logits_of(load(directory), prompt)[-1]
+    without_scaling = logits_of(load(directory), prompt)[-1]
     path.write_text(saved)
-    difference = (with_scaling - without).abs().max()
+    difference = (with_scaling - without_scaling).abs().max()
     assert difference > 1e-2, f"{directory.name}: scaling or window changes logits by {difference} only"
 
 
@@ -207,9 +207,9 @@ def make_demo():
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    wanted = sys.argv[1:]
+    names = sys.argv[1:]
     for name, (dtype, sharded, config) in CASES.items():
-        if not wanted or name in wanted:
+        if not names or name in names:
             make_case(name, dtype, sharded, config)
-    if not wanted or "demo" in wanted:
+    if not names or "demo" in names:
         make_demo()

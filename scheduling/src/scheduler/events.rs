@@ -240,7 +240,7 @@ pub struct SpeculationUsage {
     pub accepted_prediction_tokens: u32,
     /// Tokens of the client's prediction that have not appeared in the output so far.
     pub rejected_prediction_tokens: u32,
-    /// Reason in snake_case why nothing was drafted at some time; the last reason wins.
+    /// Why the latest round had no draft, in snake_case; `None` if it had one.
     pub disabled_reason: Option<&'static str>,
 }
 

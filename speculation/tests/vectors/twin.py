@@ -95,7 +95,7 @@ def f32(x):
     return struct.unpack("<f", struct.pack("<f", x))[0]
 
 
-def process(z, ids, prompt_len, case):
+def apply_penalties(z, ids, prompt_len, case):
     """Contract B1: bias, then repetition, frequency and presence penalty, each operation rounded to f32."""
     for token, bias in case["logit_bias"]:
         z[token] = f32(z[token] + f32(bias))
@@ -109,8 +109,8 @@ def process(z, ids, prompt_len, case):
     return z
 
 
-def keep(z, case):
-    """Contract B2: (token, x) that pass min-p, then top-k, then top-p."""
+def apply_filters(z, case):
+    """Contract B2: the (token, x) that pass min-p, then top-k, then top-p."""
     temperature, min_p, top_p = f32(case["temperature"]), f32(case["min_p"]), f32(case["top_p"])
     tokens = [(v, zv / temperature) for v, zv in enumerate(z)]
     highest = max(x for _, x in tokens)
@@ -123,9 +123,9 @@ def keep(z, case):
         total = 0.0
         for _, x in tokens:
             total += exp(x - highest)
-        running, count = 0.0, 0
-        while running < top_p * total:
-            running += exp(tokens[count][1] - highest)
+        cumulative, count = 0.0, 0
+        while cumulative < top_p * total:
+            cumulative += exp(tokens[count][1] - highest)
             count += 1
         tokens = tokens[: max(count, 1)]
     return tokens
@@ -136,7 +136,7 @@ def draw(z, position, case):
     if case["temperature"] < 1e-5:
         return min(range(len(z)), key=lambda v: (-z[v], v))
     noise = lambda v: gumbel(case["seed"], case["choice"], position, v, 0)
-    return min(keep(z, case), key=lambda token: (-(token[1] + noise(token[0])), token[0]))[0]
+    return min(apply_filters(z, case), key=lambda token: (-(token[1] + noise(token[0])), token[0]))[0]
 
 
 VOCAB_SIZE = 64
@@ -145,7 +145,7 @@ NUM_DRAWS = 24
 
 
 def toy_logits(ids):
-    """A model that f32 holds exactly: multiples of 1/8 that depend on the last id and on the position."""
+    """A model whose logits are exact in f32: multiples of 1/8 that depend on the last id and on the position."""
     return [((v * 37 + ids[-1] * 29 + len(ids) * 53) % 97) / 8 - 6 for v in range(VOCAB_SIZE)]
 
 
@@ -177,20 +177,20 @@ def generate(case):
     """Ids drawn one at a time after the prompt."""
     ids = list(PROMPT)
     for _ in range(NUM_DRAWS):
-        ids.append(draw(process(toy_logits(ids), ids, len(PROMPT), case), len(ids), case))
+        ids.append(draw(apply_penalties(toy_logits(ids), ids, len(PROMPT), case), len(ids), case))
     return ids[len(PROMPT) :]
 
 
-def main(which):
+def main(file_name):
     """Prints one of the two files."""
-    if which == "noise":
+    if file_name == "noise":
         print("# seed choice position token purpose | bits of U | bits of G | G")
         for seed, choice, position, token in PLACES:
             for purpose in range(4):
                 place = (seed, choice, position, token, purpose)
                 u, g = uniform(*place), gumbel(*place)
                 print(*place, f"{bits(u):016x} {bits(g):016x} {g!r}")
-    if which == "draws":
+    if file_name == "draws":
         print("# case | ids drawn after the prompt 1 2 3; cases and toy model are defined in twin.py")
         for name, case in CASES.items():
             print(name, *generate({**PLAIN, **case}))

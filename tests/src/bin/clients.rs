@@ -4,30 +4,31 @@
 use std::io::Write as _;
 use std::time::Instant;
 
-use tests::clients::{CLIENTS, LARGE_CLIENTS, all_held, run};
+use tests::clients::{CLIENTS, LARGE_CLIENTS, count_passed, run};
 use tests::processes;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let picked: Vec<String> = std::env::args().skip(1).collect();
-    let is_picked = |name: &str| match picked.as_slice() {
+    let selected: Vec<String> = std::env::args().skip(1).collect();
+    let is_selected = |name: &str| match selected.as_slice() {
         [] => CLIENTS.contains(&name),
-        picked => picked.iter().any(|picked| picked == name),
+        selected => selected.iter().any(|selected| selected == name),
     };
     let cluster = processes::start(|_| ()).await?;
     let mut failures = 0;
     let mut out = std::io::stdout();
     writeln!(out, "| client | checks | seconds, installation included | |\n|---|---|---|---|")?;
-    for name in CLIENTS.into_iter().chain(LARGE_CLIENTS).filter(|name| is_picked(name)) {
-        let (url, began) = (cluster.http_url(), Instant::now());
+    for name in CLIENTS.into_iter().chain(LARGE_CLIENTS).filter(|name| is_selected(name)) {
+        let (url, start) = (cluster.http_url(), Instant::now());
         let output = tokio::task::spawn_blocking(move || run(name, &url)).await?;
-        let seconds = began.elapsed().as_secs();
-        let held = output.and_then(|output| {
-            let told = String::from_utf8_lossy(&output.stdout).lines().last().unwrap_or_default().to_owned();
-            Ok((all_held(&output, 1)?, told))
+        let seconds = start.elapsed().as_secs();
+        let passed = output.and_then(|output| {
+            let summary =
+                String::from_utf8_lossy(&output.stdout).lines().last().unwrap_or_default().to_owned();
+            Ok((count_passed(&output, 1)?, summary))
         });
-        match held {
-            Ok((held, told)) => writeln!(out, "| {name} | {held} | {seconds} | {told} |")?,
+        match passed {
+            Ok((passed, summary)) => writeln!(out, "| {name} | {passed} | {seconds} | {summary} |")?,
             Err(error) => {
                 failures += 1;
                 writeln!(out, "| {name} | failed | {seconds} | |\n\n{error:#}\n")?;

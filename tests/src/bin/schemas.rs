@@ -49,8 +49,8 @@ async fn main() -> anyhow::Result<()> {
     match args.pairs {
         Some(pairs) => {
             measure(&client, pairs).await?;
-            tell_masks("target", &target).await?;
-            tell_masks("draft", &draft).await?;
+            print_mask_cost("target", &target).await?;
+            print_mask_cost("draft", &draft).await?;
         }
         None => check(&client, args.from, args.to).await?,
     }
@@ -67,14 +67,14 @@ async fn check(client: &Client, from: u64, to: u64) -> anyhow::Result<()> {
         let part = cases(first as usize, &schemas, &[0.0, 1.0])?;
         let (answers, drafted) = ask_at_every_k(client, &part).await?;
         let finished = check_valid(&part, &answers).await?;
-        let told = [answers.len() as u64, finished as u64, drafted.drafted, drafted.accepted];
-        for (sum, told) in sum.iter_mut().zip(told) {
-            *sum += told;
+        let counts = [answers.len() as u64, finished as u64, drafted.drafted, drafted.accepted];
+        for (sum, count) in sum.iter_mut().zip(counts) {
+            *sum += count;
         }
-        let [asked, ended, drafted, accepted] = sum;
+        let [requested, complete, drafted, accepted] = sum;
         writeln!(
             out,
-            "schemas {from} to {}: {ended} of {asked} answers came to an end, all of them valid; ids equal at k = 0, 4, 8 and with trees; \
+            "schemas {from} to {}: {complete} of {requested} answers are complete, all of them valid; ids equal at k = 0, 4, 8 and with trees; \
              {accepted} of {drafted} drafted tokens accepted",
             end - 1
         )?;
@@ -95,43 +95,44 @@ async fn measure(client: &Client, pairs: u64) -> anyhow::Result<()> {
         let mut logs = Vec::new();
         let mut micros = [Vec::new(), Vec::new()];
         for (i, (_, case)) in cases.iter().enumerate() {
-            let held = Case { logprobs: None, max_tokens: TIMED_TOKENS, ..case.with_k(k) };
+            let constrained = Case { logprobs: None, max_tokens: TIMED_TOKENS, ..case.with_k(k) };
             // Determines the length of the text under the grammar, and warms both workers' caches for the
             // prompt.
-            let num_tokens = client.ask(&held).await?.token_ids.len() as u32;
-            let free = Case { grammar: None, ignore_eos: true, max_tokens: num_tokens, ..held.clone() };
-            client.ask(&free).await?;
-            let (with, without) = if i % 2 == 0 {
-                let with = micros_a_token(client, &held).await?;
-                (with, micros_a_token(client, &free).await?)
+            let num_tokens = client.ask(&constrained).await?.token_ids.len() as u32;
+            let unconstrained =
+                Case { grammar: None, ignore_eos: true, max_tokens: num_tokens, ..constrained.clone() };
+            client.ask(&unconstrained).await?;
+            let (with_grammar, without_grammar) = if i % 2 == 0 {
+                let with_grammar = micros_per_token(client, &constrained).await?;
+                (with_grammar, micros_per_token(client, &unconstrained).await?)
             } else {
-                let without = micros_a_token(client, &free).await?;
-                (micros_a_token(client, &held).await?, without)
+                let without_grammar = micros_per_token(client, &unconstrained).await?;
+                (micros_per_token(client, &constrained).await?, without_grammar)
             };
-            logs.push((with / without).ln());
-            micros[0].push(with);
-            micros[1].push(without);
+            logs.push((with_grammar / without_grammar).ln());
+            micros[0].push(with_grammar);
+            micros[1].push(without_grammar);
         }
-        let (mean, half) = interval(&logs);
+        let (mean, half_width) = interval(&logs);
         writeln!(
             out,
-            "k = {k}, {pairs} pairs: {:.0} us a token with a grammar, {:.0} without (medians); ratio {:.3} [{:.3}, {:.3}]",
+            "k = {k}, {pairs} pairs: {:.0} us per token under a grammar, {:.0} unrestricted (medians); ratio {:.3} [{:.3}, {:.3}]",
             median(&mut micros[0]),
             median(&mut micros[1]),
             mean.exp(),
-            (mean - half).exp(),
-            (mean + half).exp()
+            (mean - half_width).exp(),
+            (mean + half_width).exp()
         )?;
     }
     Ok(())
 }
 
-async fn micros_a_token(client: &Client, case: &Case) -> anyhow::Result<f64> {
-    let began = Instant::now();
+async fn micros_per_token(client: &Client, case: &Case) -> anyhow::Result<f64> {
+    let start = Instant::now();
     let answer = client.ask(case).await?;
-    let took = began.elapsed();
-    ensure!(!answer.token_ids.is_empty(), "{}: an empty answer has no time a token", case.name);
-    Ok(took.as_secs_f64() * 1e6 / answer.token_ids.len() as f64)
+    let elapsed = start.elapsed();
+    ensure!(!answer.token_ids.is_empty(), "{}: an empty answer has no time per token", case.name);
+    Ok(elapsed.as_secs_f64() * 1e6 / answer.token_ids.len() as f64)
 }
 
 /// The mean, and half the width of its 95% interval.
@@ -148,13 +149,13 @@ fn median(values: &mut [f64]) -> f64 {
 }
 
 /// Prints the rows that a worker masked, and microseconds per row for masking and for waiting for the mask.
-async fn tell_masks(role: &str, worker: &RunningWorker) -> anyhow::Result<()> {
+async fn print_mask_cost(role: &str, worker: &RunningWorker) -> anyhow::Result<()> {
     let page = worker.metrics().await?;
     let rows = page.sum("outrider_worker_grammar_rows_total");
     let per_row = |name| page.sum(name) as f64 / rows.max(1) as f64;
     writeln!(
         std::io::stdout(),
-        "{role}: {rows} masked rows, {:.0} us of masking a row, {:.0} us of waiting for the mask a row",
+        "{role}: {rows} masked rows, {:.0} us of masking per row, {:.0} us of waiting for the mask per row",
         per_row("outrider_worker_grammar_mask_microseconds_total"),
         per_row("outrider_worker_grammar_wait_microseconds_total")
     )?;

@@ -363,8 +363,8 @@ impl Server {
 
     /// Whether it reports that it is ready.
     pub async fn is_ready(&self) -> bool {
-        let asked = reqwest::get(format!("http://{}/health/ready", self.admin)).await;
-        asked.is_ok_and(|answer| answer.status().is_success())
+        let response = reqwest::get(format!("http://{}/health/ready", self.admin)).await;
+        response.is_ok_and(|answer| answer.status().is_success())
     }
 
     /// Sends it a signal.

@@ -40,7 +40,7 @@ impl Footprint {
             name: server.name().to_owned(),
             sequences: page.sum("outrider_worker_sequences") + page.sum("vllm:num_requests_running"),
             kv_blocks: page.sum("outrider_worker_kv_blocks_used") + page.sum("outrider_pool_reserved_blocks"),
-            descriptors: descriptors.with_context(|| format!("{} is gone", server.name()))?.count(),
+            descriptors: descriptors.with_context(|| format!("{} has exited", server.name()))?.count(),
             memory_mib: resident_mib(pid)? - cached_mib,
         })
     }
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_of_anything_is_said() {
+    fn every_increase_is_reported() {
         let before = Footprint {
             name: "target-0".to_owned(),
             sequences: 0,
@@ -89,11 +89,11 @@ mod tests {
             memory_mib: 40.0,
         };
         assert!(before.excess(&before).is_empty() && before.is_idle());
-        let little = Footprint { descriptors: 28, memory_mib: 74.0, ..before.clone() };
-        assert!(little.excess(&before).is_empty());
-        let much =
+        let small_increase = Footprint { descriptors: 28, memory_mib: 74.0, ..before.clone() };
+        assert!(small_increase.excess(&before).is_empty());
+        let large_increase =
             Footprint { sequences: 1, kv_blocks: 2, descriptors: 29, memory_mib: 75.0, ..before.clone() };
-        assert_eq!(much.excess(&before).len(), 4);
-        assert!(!much.is_idle());
+        assert_eq!(large_increase.excess(&before).len(), 4);
+        assert!(!large_increase.is_idle());
     }
 }

@@ -16,9 +16,9 @@ pub struct FaultRecord {
     /// The kind of fault.
     pub kind: FaultKind,
     /// Description of the fault for people; begins with the name of the affected process, if it is one.
-    pub what: String,
+    pub description: String,
     /// When the fault began.
-    pub began: Instant,
+    pub start: Instant,
     /// When streams had resumed and all processes were back.
     pub recovered: Instant,
     /// Manual interventions that were needed, as an operator would have had to do.
@@ -82,40 +82,41 @@ pub fn impacts(faults: &[FaultRecord], streams: &[StreamRecord]) -> Vec<Impact> 
 
 /// The last fault that began before this time.
 pub fn last_before(faults: &[FaultRecord], then: Instant) -> Option<&FaultRecord> {
-    faults.iter().rev().find(|fault| fault.began <= then)
+    faults.iter().rev().find(|fault| fault.start <= then)
 }
 
 /// For each stream that was active when the fault began, its longest stall during the fault. Streams that
 /// ended with their router are left out.
 fn stalls_of(fault: &FaultRecord, streams: &[StreamRecord]) -> Vec<Duration> {
-    let hit = streams.iter().filter(|stream| stream.opened <= fault.began && fault.began < stream.ended);
-    let hit = hit.filter(|stream| stream.end != End::RouterDown);
-    hit.map(|stream| {
-        let during = |(from, to): &(Instant, Instant)| *to > fault.began && *from < fault.recovered;
-        gaps(stream).filter(during).map(|(from, to)| to - from).max().unwrap_or_default()
-    })
-    .collect()
+    let affected = streams.iter().filter(|stream| stream.opened <= fault.start && fault.start < stream.ended);
+    let affected = affected.filter(|stream| stream.end != End::RouterDown);
+    affected
+        .map(|stream| {
+            let during = |(from, to): &(Instant, Instant)| *to > fault.start && *from < fault.recovered;
+            gaps(stream).filter(during).map(|(from, to)| to - from).max().unwrap_or_default()
+        })
+        .collect()
 }
 
 /// The intervals between successive messages with tokens of a stream, without the wait for the first. A lost
 /// stream has a final one, until its end.
 fn gaps(stream: &StreamRecord) -> impl Iterator<Item = (Instant, Instant)> {
     let last = matches!(stream.end, End::Lost(_)).then_some(stream.ended);
-    let moments: Vec<Instant> = stream.arrivals.iter().copied().chain(last).collect();
-    let next: Vec<Instant> = moments.iter().skip(1).copied().collect();
-    moments.into_iter().zip(next)
+    let times: Vec<Instant> = stream.arrivals.iter().copied().chain(last).collect();
+    let next: Vec<Instant> = times.iter().skip(1).copied().collect();
+    times.into_iter().zip(next)
 }
 
 /// The median time between two messages of a stream while no fault was active: the length of a step for
 /// clients.
 pub fn median_step(faults: &[FaultRecord], streams: &[StreamRecord]) -> Option<Duration> {
-    let is_calm = |(from, to): &(Instant, Instant)| {
-        faults.iter().all(|fault| *to <= fault.began || *from >= fault.recovered)
+    let is_undisturbed = |(from, to): &(Instant, Instant)| {
+        faults.iter().all(|fault| *to <= fault.start || *from >= fault.recovered)
     };
-    let mut calm: Vec<Duration> =
-        streams.iter().flat_map(gaps).filter(is_calm).map(|(from, to)| to - from).collect();
-    calm.sort();
-    quantile(&calm, 0.5)
+    let mut undisturbed: Vec<Duration> =
+        streams.iter().flat_map(gaps).filter(is_undisturbed).map(|(from, to)| to - from).collect();
+    undisturbed.sort();
+    quantile(&undisturbed, 0.5)
 }
 
 /// The quantile of ascending values: the smallest value such that at least this share of all values is not
@@ -148,19 +149,19 @@ mod tests {
         }
     }
 
-    fn fault(zero: Instant, kind: FaultKind, (began, recovered): (u64, u64)) -> FaultRecord {
+    fn fault(zero: Instant, kind: FaultKind, (start, recovered): (u64, u64)) -> FaultRecord {
         FaultRecord {
             number: 1,
             kind,
-            what: String::new(),
-            began: zero + ms(began),
+            description: String::new(),
+            start: zero + ms(start),
             recovered: zero + ms(recovered),
             interventions: Vec::new(),
         }
     }
 
     #[test]
-    fn a_stall_is_the_longest_silence_that_touches_the_fault() {
+    fn a_stall_is_the_longest_gap_that_overlaps_the_fault() {
         let zero = Instant::now();
         let faults = [fault(zero, FaultKind::KillTarget, (100, 300))];
         let streams = [
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_end_counts_at_the_last_fault_before_it() {
+    fn a_failed_stream_is_attributed_to_the_last_fault_before_it() {
         let zero = Instant::now();
         let faults =
             [fault(zero, FaultKind::CutDraft, (100, 110)), fault(zero, FaultKind::KillTarget, (200, 210))];

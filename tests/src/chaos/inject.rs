@@ -40,15 +40,16 @@ pub async fn inject(
     (number, fault): (usize, &PlannedFault),
 ) -> anyhow::Result<FaultRecord> {
     let active = load.active();
-    let began = Instant::now();
-    let what = cause(fleet, load, fault).await.with_context(|| format!("fault {number}, {}", fault.kind))?;
+    let start = Instant::now();
+    let description =
+        cause(fleet, load, fault).await.with_context(|| format!("fault {number}, {}", fault.kind))?;
     let healed = Instant::now();
     let interventions = fleet.restore(RECONNECT_TIMEOUT, load).await?;
     // A stream that stays silent is lost when the client's timeout expires, which also ends this wait.
     until("every stream resumes after the fault", async || Ok(load.silent_since(healed, &active).is_empty()))
         .await
         .ok();
-    Ok(FaultRecord { number, kind: fault.kind, what, began, recovered: Instant::now(), interventions })
+    Ok(FaultRecord { number, kind: fault.kind, description, start, recovered: Instant::now(), interventions })
 }
 
 /// Causes the fault, waits and undoes it; describes the affected process.
@@ -164,9 +165,9 @@ async fn nan_target(fleet: &mut Fleet, hold: Duration) -> anyhow::Result<String>
         async |extra: &Worker| anyhow::Ok(extra.server.metrics().await?.sum("outrider_worker_steps_total"));
     holds_within(FIRST_STEP_TIMEOUT, async || Ok(steps(&extra).await? > 0)).await?;
     sleep(hold).await;
-    let asked = steps(&extra).await?;
+    let num_steps = steps(&extra).await?;
     extra.server.stop().await;
-    Ok(format!("{asked} steps in {hold:.1?}"))
+    Ok(format!("{num_steps} steps in {hold:.1?}"))
 }
 
 async fn hostile_draft(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
@@ -185,7 +186,7 @@ async fn hostile_draft(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Resul
     leave(registration, &lifetime).await;
     joined?;
     Ok(format!(
-        "{misbehaviour:?}, {} misdeeds in {:.1?}",
+        "{misbehaviour:?}, {} misbehaviours in {:.1?}",
         num_misbehaviours.load(Ordering::Relaxed),
         fault.hold
     ))
@@ -194,8 +195,8 @@ async fn hostile_draft(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Resul
 async fn hostile_target(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
     let all = TargetMisbehaviour::all();
     let misbehaviour = all[fault.variant % all.len()];
-    let nobody = tempfile::NamedTempFile::new()?;
-    let discovery = format!("static:{}", nobody.path().display());
+    let no_workers = tempfile::NamedTempFile::new()?;
+    let discovery = format!("static:{}", no_workers.path().display());
     let mut honest = fleet.extra_target("honest-target", &discovery).await?;
     until("the honest target is ready", async || Ok(honest.server.is_ready().await)).await?;
     let num_misbehaviours = Arc::new(AtomicU64::new(0));
@@ -213,9 +214,9 @@ async fn hostile_target(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Resu
     sleep(fault.hold).await;
     leave(registration, &lifetime).await;
     honest.server.kill().await;
-    let how = if joined { "joined" } else { "was not let in" };
+    let outcome = if joined { "joined" } else { "was not admitted" };
     Ok(format!(
-        "{misbehaviour:?} {how}, {} misdeeds in {:.1?}",
+        "{misbehaviour:?} {outcome}, {} misbehaviours in {:.1?}",
         num_misbehaviours.load(Ordering::Relaxed),
         fault.hold
     ))
@@ -300,14 +301,14 @@ async fn rolling_restart(fleet: &mut Fleet, load: &Load) -> anyhow::Result<Strin
 /// same time, and all join again.
 async fn churn(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
     let logs = fleet.logs();
-    let mut gone = Vec::new();
+    let mut restarted = Vec::new();
     for role in [WorkerRole::Target, WorkerRole::Draft] {
         let all = fleet.of_role(role);
         // At most half of them, so that a target remains.
         let count = 1.max(all.len() / 4 + fault.variant % (all.len() / 4 + 1)).min(all.len() - 1);
-        gone.extend((0..count).map(|i| all[(fault.victim + i) % all.len()]));
+        restarted.extend((0..count).map(|i| all[(fault.victim + i) % all.len()]));
     }
-    for (i, &worker) in gone.iter().enumerate() {
+    for (i, &worker) in restarted.iter().enumerate() {
         // A process takes time to leave; the next ones are signalled meanwhile.
         let signal = if (fault.variant + i).is_multiple_of(2) { Signal::SIGTERM } else { Signal::SIGKILL };
         fleet.workers[worker].server.signal(signal);
@@ -320,9 +321,9 @@ async fn churn(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String
     if is_etcd_restarted {
         fleet.etcd.start_again().await?;
     }
-    for &worker in &gone {
+    for &worker in &restarted {
         fleet.workers[worker].server.restart(&logs).await?;
     }
     let etcd = if is_etcd_restarted { "with etcd" } else { "without etcd" };
-    Ok(format!("{} of {} workers and {etcd} for {:.1?}", gone.len(), fleet.workers.len(), fault.hold))
+    Ok(format!("{} of {} workers and {etcd} for {:.1?}", restarted.len(), fleet.workers.len(), fault.hold))
 }

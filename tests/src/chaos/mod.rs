@@ -107,7 +107,7 @@ pub async fn run(
     let lifetime = Lifetime::new();
     let mut fleet = Fleet::start(settings.fleet, Arc::clone(logs) as _, &lifetime).await?;
     let before = warm_up(&fleet, &expected_answers, (settings, &lifetime)).await?;
-    say("every process is up and warm".to_owned());
+    say("every process has started and warmed up".to_owned());
 
     let mut clients = Vec::new();
     for router in &fleet.routers {

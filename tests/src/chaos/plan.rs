@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn one_seed_is_one_run() {
+    fn a_seed_determines_the_plan() {
         let plan = Plan::draw(7, &size());
         assert_eq!(plan, Plan::draw(7, &size()));
         let other = Plan::draw(8, &size());
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_met_before_one_comes_again() {
+    fn every_kind_occurs_once_before_any_repeats() {
         for seed in 0..20 {
             let plan = Plan::draw(seed, &size());
             for round in plan.faults.chunks(FaultKind::all().len()) {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_comes_in_all_its_ways() {
+    fn a_kind_occurs_in_all_its_variants() {
         let plan = Plan::draw(3, &PlanSize { kinds: vec![FaultKind::HostileTarget], faults: 17, ..size() });
         let variants: BTreeSet<usize> = plan.faults.iter().map(|fault| fault.variant % 17).collect();
         assert_eq!(variants.len(), 17);

@@ -11,8 +11,9 @@ const SHOWN_FAILURES: usize = 24;
 
 /// Progress line of one fault.
 pub fn fault_line(fault: &FaultRecord) -> String {
-    let took = fault.recovered - fault.began;
-    let mut line = format!("{}. {}: {}; recovered after {took:.1?}", fault.number, fault.kind, fault.what);
+    let elapsed = fault.recovered - fault.start;
+    let mut line =
+        format!("{}. {}: {}; recovered after {elapsed:.1?}", fault.number, fault.kind, fault.description);
     if !fault.interventions.is_empty() {
         line += &format!("; RESTARTED: {}", fault.interventions.join("; "));
     }
@@ -90,12 +91,15 @@ fn failure_line(report: &ChaosReport, stream: &StreamRecord) -> String {
         || "before any fault".to_owned(),
         |fault| format!("after fault {} ({})", fault.number, fault.kind),
     );
-    let how = match &stream.end {
+    let outcome = match &stream.end {
         End::Lost(why) => format!("lost after {} tokens: {}", stream.tokens, why.replace(&stream.name, "it")),
         End::Differs(at) => format!("differs at token {at} of {}", stream.tokens),
         end => format!("{end:?}"),
     };
-    format!("- stream {} through router {}, {fault}, {}: {how}\n", stream.number, stream.router, stream.name)
+    format!(
+        "- stream {} through router {}, {fault}, {}: {outcome}\n",
+        stream.number, stream.router, stream.name
+    )
 }
 
 fn verdict(report: &ChaosReport) -> String {

@@ -12,7 +12,7 @@ use tonic_prost::ProstCodec;
 
 use crate::{Fixture, PROMPT};
 
-fn sound_message() -> v1::GenerateRequest {
+fn valid_message() -> v1::GenerateRequest {
     v1::GenerateRequest {
         model: MODEL.to_owned(),
         prompt: Some(Prompt::Text(PROMPT.to_owned())),
@@ -190,19 +190,21 @@ const GRPC_ROWS: [GrpcRow; 27] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fields_with_bad_values_are_named() -> anyhow::Result<()> {
+async fn errors_name_fields_with_invalid_values() -> anyhow::Result<()> {
     let fixture = Fixture::start().await?;
     let mut client = InferenceClient::connect(fixture.cluster.grpc_url()).await?;
-    for (spoil, code, label, words) in GRPC_ROWS {
-        let mut request = sound_message();
-        spoil(&mut request);
-        let status =
-            generate(&mut client, request).await.err().with_context(|| format!("{words}: it was taken"))?;
+    for (invalidate, code, label, words) in GRPC_ROWS {
+        let mut request = valid_message();
+        invalidate(&mut request);
+        let status = generate(&mut client, request)
+            .await
+            .err()
+            .with_context(|| format!("{words}: it was accepted"))?;
         ensure!(status.code() == code, "{words}: {status:?}");
         ensure!(status.message().contains(words), "`{words}` is not in: {}", status.message());
         let sent = status.metadata().get("x-error-code").map(|code| code.to_str()).transpose()?;
         ensure!(sent.unwrap_or_default() == label, "{words}: x-error-code is {sent:?}");
-        ensure!(generate(&mut client, sound_message()).await? == fixture.text, "another text after {words}");
+        ensure!(generate(&mut client, valid_message()).await? == fixture.text, "another text after {words}");
     }
     fixture.next_request_works("all of these").await?;
     fixture.cluster.stop().await;
@@ -217,7 +219,7 @@ struct UntypedRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn text_that_is_not_utf8_is_refused() -> anyhow::Result<()> {
+async fn text_that_is_not_utf8_is_rejected() -> anyhow::Result<()> {
     let fixture = Fixture::start().await?;
     let channel = Channel::from_shared(fixture.cluster.grpc_url())?.connect().await?;
     let mut grpc = tonic::client::Grpc::new(channel);
@@ -225,7 +227,7 @@ async fn text_that_is_not_utf8_is_refused() -> anyhow::Result<()> {
     let path = PathAndQuery::from_static("/outrider.v1.Inference/Generate");
     let codec = ProstCodec::<UntypedRequest, v1::GenerateResponse>::default();
     let request = tonic::Request::new(UntypedRequest { model: b"demo\xff".to_vec() });
-    let status = grpc.server_streaming(request, path, codec).await.err().context("it was taken")?;
+    let status = grpc.server_streaming(request, path, codec).await.err().context("it was accepted")?;
     // An error of the transport: protobuf allows no such string, so no handler sees it.
     ensure!(status.code() == Code::Internal, "{status:?}");
     for words in ["GenerateRequest.model", "not UTF-8"] {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use tests::http_client::{CHAT, COMPLETIONS, HttpAnswer};
 use tests::pair::MODEL;
 
-use crate::{Fixture, PROMPT, sound};
+use crate::{Fixture, PROMPT, valid_request};
 
 /// The expected answer to an invalid request.
 struct HttpRow<'a> {
@@ -18,7 +18,7 @@ struct HttpRow<'a> {
 
 impl Fixture {
     /// Sends a request that must be rejected in OpenAI's error format.
-    async fn refused(&self, request: RequestBuilder, row: &HttpRow<'_>) -> anyhow::Result<()> {
+    async fn check_rejected(&self, request: RequestBuilder, row: &HttpRow<'_>) -> anyhow::Result<()> {
         let HttpRow { name, status, param, words } = row;
         let answer = HttpAnswer::of(request).await.with_context(|| (*name).to_owned())?;
         ensure!(answer.status == *status, "{name}: {} instead of {status}: {}", answer.status, answer.text);
@@ -36,7 +36,7 @@ impl Fixture {
 fn with(path: &str, fields: Value) -> Value {
     let mut body = match path {
         CHAT => json!({ "model": MODEL, "messages": [{ "role": "user", "content": PROMPT }] }),
-        _ => sound(),
+        _ => valid_request(),
     };
     if let (Value::Object(body), Value::Object(fields)) = (&mut body, fields) {
         body.extend(fields);
@@ -82,7 +82,7 @@ fn prompts() -> Vec<FieldRow> {
 }
 
 /// Invalid sampling parameters.
-fn drawing() -> Vec<FieldRow> {
+fn sampling_params() -> Vec<FieldRow> {
     let many_biases: Map<String, Value> = (0..1_025).map(|id| (id.to_string(), json!(1))).collect();
     vec![
         (COMPLETIONS, json!({ "max_tokens": -1 }), "max_tokens", "max_tokens must be between 0 and"),
@@ -107,7 +107,7 @@ fn drawing() -> Vec<FieldRow> {
 }
 
 /// Invalid counts, stop conditions and output options.
-fn answers() -> Vec<FieldRow> {
+fn output_options() -> Vec<FieldRow> {
     let stops = vec!["x"; 100];
     vec![
         (CHAT, json!({ "n": 0 }), "n", "n must be between 1 and 128, not 0"),
@@ -125,7 +125,7 @@ fn answers() -> Vec<FieldRow> {
 }
 
 /// Invalid values of outrider's own fields, and unknown fields.
-fn our_own() -> Vec<FieldRow> {
+fn own_fields() -> Vec<FieldRow> {
     vec![
         (CHAT, json!({ "task_type": "Sql!" }), "task_type", "task_type must have 1 to 64"),
         (CHAT, json!({ "priority": 256 }), "priority", "priority must be between 0 and 255"),
@@ -149,20 +149,22 @@ fn our_own() -> Vec<FieldRow> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fields_with_bad_values_are_named() -> anyhow::Result<()> {
+async fn errors_name_fields_with_invalid_values() -> anyhow::Result<()> {
     let fixture = Fixture::start().await?;
-    for (path, fields, param, words) in [prompts(), drawing(), answers(), our_own()].concat() {
+    for (path, fields, param, words) in
+        [prompts(), sampling_params(), output_options(), own_fields()].concat()
+    {
         let name = format!("{path} with {param}: {words}");
         let row = HttpRow { name: &name, status: 400, param: Some(param), words };
         let request = fixture.http.request(Method::POST, path).json(&with(path, fields));
-        fixture.refused(request, &row).await?;
+        fixture.check_rejected(request, &row).await?;
     }
     fixture.cluster.stop().await;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodies_and_doors_that_cannot_be_are_refused() -> anyhow::Result<()> {
+async fn invalid_bodies_and_routes_are_rejected() -> anyhow::Result<()> {
     let fixture = Fixture::start().await?;
     let http = &fixture.http;
     let post = |body: Vec<u8>| {
@@ -173,7 +175,7 @@ async fn bodies_and_doors_that_cannot_be_are_refused() -> anyhow::Result<()> {
     let text = http
         .request(Method::POST, COMPLETIONS)
         .header("content-type", "text/plain")
-        .body(sound().to_string());
+        .body(valid_request().to_string());
     let none = None::<&str>;
     let rows = [
         (post(b"{\"model\": ".to_vec()), "broken JSON", 400, none, "the body is not valid JSON: EOF"),
@@ -199,7 +201,7 @@ async fn bodies_and_doors_that_cannot_be_are_refused() -> anyhow::Result<()> {
         ),
         (
             http.request(Method::GET, "/v1/models/nobody"),
-            "unknown model asked for",
+            "unknown model requested",
             404,
             Some("model"),
             "`nobody` does not exist",
@@ -227,7 +229,7 @@ async fn bodies_and_doors_that_cannot_be_are_refused() -> anyhow::Result<()> {
         ),
     ];
     for (request, name, status, param, words) in rows {
-        fixture.refused(request, &HttpRow { name, status, param, words }).await?;
+        fixture.check_rejected(request, &HttpRow { name, status, param, words }).await?;
     }
     fixture.cluster.stop().await;
     Ok(())

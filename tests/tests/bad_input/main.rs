@@ -23,7 +23,7 @@ struct Fixture {
     text: String,
 }
 
-fn sound() -> Value {
+fn valid_request() -> Value {
     json!({ "model": MODEL, "prompt": PROMPT, "max_tokens": 8, "seed": 1 })
 }
 
@@ -31,12 +31,13 @@ impl Fixture {
     async fn start() -> anyhow::Result<Self> {
         let cluster = processes::start(|_| ()).await?;
         let http = HttpClient::new(cluster.http_url())?;
-        let text = completion_text(&http.ask(COMPLETIONS, &sound()).await?)?.to_owned();
+        let text = completion_text(&http.ask(COMPLETIONS, &valid_request()).await?)?.to_owned();
         Ok(Self { cluster, http, text })
     }
 
     async fn next_request_works(&self, after: &str) -> anyhow::Result<()> {
-        let answer = self.http.ask(COMPLETIONS, &sound()).await.with_context(|| format!("after: {after}"))?;
+        let answer =
+            self.http.ask(COMPLETIONS, &valid_request()).await.with_context(|| format!("after: {after}"))?;
         let text = completion_text(&answer)?;
         ensure!(text == self.text, "after {after} another text: {text:?} instead of {:?}", self.text);
         Ok(())
@@ -44,7 +45,7 @@ impl Fixture {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn noise_at_either_door_harms_nobody() -> anyhow::Result<()> {
+async fn random_bytes_at_a_port_disturb_no_other_request() -> anyhow::Result<()> {
     let fixture = Fixture::start().await?;
     let length_of_another_body = format!(
         "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n{{\"model\":"

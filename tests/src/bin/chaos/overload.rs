@@ -62,9 +62,9 @@ pub(crate) struct Args {
 #[derive(Debug, Clone, Copy)]
 enum Answer {
     /// Received completely.
-    Served { first_byte: Duration, took: Duration, ended: Instant },
+    Served { first_byte: Duration, latency: Duration, ended: Instant },
     /// Rejected with 429 before the first byte of an answer.
-    TurnedAway { says_when: bool, took: Duration },
+    Rejected { has_retry_after: bool, latency: Duration },
     /// Any other result.
     Broken,
 }
@@ -75,22 +75,22 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let router = cluster.process(ROUTER)?.pid();
     let url = format!("{}{COMPLETIONS}", cluster.http_url());
     let client = reqwest::Client::builder().no_proxy().build()?;
-    let asking = Asking { client, url, max_tokens: args.max_tokens };
+    let load = LoadClient { client, url, max_tokens: args.max_tokens };
     let window = Duration::from_secs(args.seconds);
-    let served = asking.closed_loop(args.max_sequences, window).await?;
+    let served = load.closed_loop(args.max_sequences, window).await?;
     let capacity = served as f64 / window.as_secs_f64();
     ensure!(served > 0, "nothing was served in {window:?}: raise --seconds or lower --time-scale");
     let before = resident_mib(router)?;
     let count = (capacity * args.times * window.as_secs_f64()) as usize;
     let schedule = Schedule::poisson(capacity * args.times, count, args.seed);
-    let mut most = before;
+    let mut peak = before;
     let end = Instant::now() + window;
     let answers = tokio::select! {
         biased;
         // Every request has been answered or given up.
-        answers = asking.open_loop(&schedule) => answers,
+        answers = load.open_loop(&schedule) => answers,
         // The router has exited; the answers would only be counted as broken.
-        error = watch(router, &mut most) => return Err(error),
+        error = watch(router, &mut peak) => return Err(error),
     };
     until("the router has released every sequence", async || {
         let report = LanesReport::of(&cluster.admin_url("router")?).await?;
@@ -98,7 +98,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         Ok(workers.iter().all(|worker| worker["reserved_blocks"] == 0))
     })
     .await?;
-    let memory = [before, most, resident_mib(router)?];
+    let memory = [before, peak, resident_mib(router)?];
     cluster.stop().await;
     print(args, (capacity, end), (&answers, memory));
     Ok(())
@@ -117,24 +117,24 @@ async fn start(args: &Args) -> anyhow::Result<ProcessCluster> {
 }
 
 /// Records the router's peak memory, MiB; returns only if the router has exited.
-async fn watch(router: u32, most: &mut f64) -> anyhow::Error {
+async fn watch(router: u32, peak: &mut f64) -> anyhow::Error {
     loop {
         match resident_mib(router) {
-            Ok(mib) => *most = most.max(mib),
-            Err(error) => return anyhow::Error::new(error).context("the router is gone"),
+            Ok(mib) => *peak = peak.max(mib),
+            Err(error) => return anyhow::Error::new(error).context("the router has exited"),
         }
         sleep(POLL_INTERVAL).await;
     }
 }
 
 /// A client of the router.
-struct Asking {
+struct LoadClient {
     client: reqwest::Client,
     url: String,
     max_tokens: u32,
 }
 
-impl Asking {
+impl LoadClient {
     /// A fixed number of users, each of whom sends the next request after the last answer; returns the number
     /// of answers within the window.
     async fn closed_loop(&self, users: usize, window: Duration) -> anyhow::Result<usize> {
@@ -154,20 +154,20 @@ impl Asking {
     /// Sends each request at its time, regardless of the others.
     async fn open_loop(&self, schedule: &Schedule) -> Vec<Answer> {
         let Schedule::Open { send_after } = schedule else { return Vec::new() };
-        let began = Instant::now();
-        let one = |(number, after): (usize, &Duration)| {
-            let intended = began + *after;
+        let start = Instant::now();
+        let request = |(number, after): (usize, &Duration)| {
+            let intended = start + *after;
             async move {
                 sleep_until(intended).await;
                 self.ask(number, intended).await
             }
         };
-        send_after.iter().enumerate().map(one).collect::<FuturesUnordered<_>>().collect().await
+        send_after.iter().enumerate().map(request).collect::<FuturesUnordered<_>>().collect().await
     }
 
     async fn ask(&self, number: usize, intended: Instant) -> Answer {
-        let asked = timeout(ANSWER_WITHIN, self.exchange(number, intended)).await;
-        asked.ok().and_then(Result::ok).unwrap_or(Answer::Broken)
+        let answer = timeout(ANSWER_WITHIN, self.exchange(number, intended)).await;
+        answer.ok().and_then(Result::ok).unwrap_or(Answer::Broken)
     }
 
     async fn exchange(&self, number: usize, intended: Instant) -> reqwest::Result<Answer> {
@@ -177,8 +177,8 @@ impl Asking {
         });
         let mut response = self.client.post(&self.url).json(&body).send().await?;
         if response.status() == StatusCode::TOO_MANY_REQUESTS {
-            let says_when = response.headers().contains_key(RETRY_AFTER);
-            return Ok(Answer::TurnedAway { says_when, took: intended.elapsed() });
+            let has_retry_after = response.headers().contains_key(RETRY_AFTER);
+            return Ok(Answer::Rejected { has_retry_after, latency: intended.elapsed() });
         }
         if !response.status().is_success() {
             return Ok(Answer::Broken);
@@ -188,34 +188,34 @@ impl Asking {
             first_byte.get_or_insert_with(|| intended.elapsed());
             text.extend_from_slice(&bytes);
         }
-        let is_whole = streamed_text(&String::from_utf8_lossy(&text)).is_ok();
+        let is_complete = streamed_text(&String::from_utf8_lossy(&text)).is_ok();
         let served = first_byte.map(|first_byte| Answer::Served {
             first_byte,
-            took: intended.elapsed(),
+            latency: intended.elapsed(),
             ended: Instant::now(),
         });
-        Ok(served.filter(|_| is_whole).unwrap_or(Answer::Broken))
+        Ok(served.filter(|_| is_complete).unwrap_or(Answer::Broken))
     }
 }
 
 fn print(args: &Args, (capacity, end): (f64, Instant), (answers, memory): (&[Answer], [f64; 3])) {
-    let (mut firsts, mut served, mut refusals) = (vec![], vec![], vec![]);
-    let (mut in_time, mut silent, mut broken) = (0, 0, 0);
+    let (mut first_bytes, mut served, mut rejections) = (vec![], vec![], vec![]);
+    let (mut in_time, mut without_retry_after, mut broken) = (0, 0, 0);
     for answer in answers {
         match *answer {
-            Answer::Served { first_byte, took, ended } => {
+            Answer::Served { first_byte, latency, ended } => {
                 in_time += usize::from(ended <= end);
-                firsts.push(first_byte);
-                served.push(took);
+                first_bytes.push(first_byte);
+                served.push(latency);
             }
-            Answer::TurnedAway { says_when, took } => {
-                refusals.push(took);
-                silent += usize::from(!says_when);
+            Answer::Rejected { has_retry_after, latency } => {
+                rejections.push(latency);
+                without_retry_after += usize::from(!has_retry_after);
             }
             Answer::Broken => broken += 1,
         }
     }
-    for times in [&mut firsts, &mut served, &mut refusals] {
+    for times in [&mut first_bytes, &mut served, &mut rejections] {
         times.sort();
     }
     let p99 = |times: &[Duration]| quantile(times, 0.99).unwrap_or_default().as_millis();
@@ -229,14 +229,14 @@ fn print(args: &Args, (capacity, end): (f64, Instant), (answers, memory): (&[Ans
         answers.len()
     );
     println!("| served meanwhile, requests/s | {goodput:.1} ({:.2} of capacity) |", goodput / capacity);
-    println!("| first byte of those, P99 ms | {} |", p99(&firsts));
+    println!("| first byte of those, P99 ms | {} |", p99(&first_bytes));
     println!("| end of those, P99 ms | {} |", p99(&served));
     println!(
-        "| rejected with 429 before the first byte | {} ({silent} without Retry-After) |",
-        refusals.len()
+        "| rejected with 429 before the first byte | {} ({without_retry_after} without Retry-After) |",
+        rejections.len()
     );
-    println!("| their wait, P99 ms | {} |", p99(&refusals));
+    println!("| their wait, P99 ms | {} |", p99(&rejections));
     println!("| failed otherwise | {broken} |");
-    let [before, most, after] = memory;
-    println!("| router's memory before, at most, after, MiB | {before:.1}, {most:.1}, {after:.1} |");
+    let [before, peak, after] = memory;
+    println!("| router's memory before, peak, after, MiB | {before:.1}, {peak:.1}, {after:.1} |");
 }

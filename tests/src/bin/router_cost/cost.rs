@@ -4,7 +4,7 @@
 //! process as their client. All streams run from before the measured window until after it; the counts in the
 //! window are the router's own. Workers' times are scaled so that events arrive at about `--rate`, because a
 //! nearly idle router has cold caches each time it wakes. A window in which the machine was more than 60%
-//! busy is marked void. Each window is followed by one of a [relay](crate::relay) with the same frames and
+//! busy is marked invalid. Each window is followed by one of a [relay](crate::relay) with the same frames and
 //! events at the same rate, which shows the share of libraries and kernel on this machine at this time.
 
 use std::num::NonZeroUsize;
@@ -80,18 +80,22 @@ struct Compared {
 
 pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> {
     println!(
-        "| streams | time scale | k | events/s | tokens per event | sequences per frame | router, share of a core | router, us per event | goal | relay, us per event | ratio | machine busy |"
+        "| streams | time scale | k | events/s | tokens per event | sequences per frame | router, CPU cores | router, us per event | goal, us per event | relay, us per event | router / relay | CPU utilization |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
-    let mut further = Vec::new();
+    let mut costs_per_token = Vec::new();
     for &streams in &args.streams {
         let plain = measure(args, binaries, (streams, 0)).await?;
         let drafted = measure(args, binaries, (streams, 4)).await?;
-        let more = drafted.tokens - plain.tokens;
-        further.push((streams, (drafted.router - plain.router) / more, (drafted.relay - plain.relay) / more));
+        let added_tokens = drafted.tokens - plain.tokens;
+        costs_per_token.push((
+            streams,
+            (drafted.router - plain.router) / added_tokens,
+            (drafted.relay - plain.relay) / added_tokens,
+        ));
     }
     println!();
-    for (streams, router, relay) in further {
+    for (streams, router, relay) in costs_per_token {
         println!(
             "{streams} streams: {router:.2} us per additional token in an event, from k = 0 to k = 4; relay: {relay:.2} us"
         );
@@ -103,10 +107,10 @@ impl Cost {
     /// Prints a table row with the relay's microseconds per event for comparison.
     fn compare_with_relay(&self, relay: f64, (streams, k): (usize, u32), time_scale: f64) -> Compared {
         let CpuUsage { wall, cpu, busy } = self.usage;
-        let (wall, verdict) = (wall.as_secs_f64(), if busy > MAX_BUSY { ", VOID" } else { "" });
+        let (wall, validity) = (wall.as_secs_f64(), if busy > MAX_BUSY { ", INVALID" } else { "" });
         let (tokens, router) = (self.tokens / self.events, cpu * 1e6 / self.events);
         println!(
-            "| {streams} | x {time_scale:.2} | {k} | {:.0} | {tokens:.2} | {:.1} | {:.3} | {router:.1} | {:.1} | {relay:.1} | {:.2} | {busy:.2}{verdict} |",
+            "| {streams} | x {time_scale:.2} | {k} | {:.0} | {tokens:.2} | {:.1} | {:.3} | {router:.1} | {:.1} | {relay:.1} | {:.2} | {busy:.2}{validity} |",
             self.events / wall,
             self.events / self.forwards,
             cpu / wall,
@@ -120,9 +124,9 @@ impl Cost {
 async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -> anyhow::Result<Compared> {
     // A round of the profiles takes about 10 ms, with a draft 16 ms; more if not all rows fit into one
     // forward.
-    let most = if k > 0 { 62.5 } else { 100.0 };
+    let unscaled_rounds_per_second = if k > 0 { 62.5 } else { 100.0 };
     let rounds_per_second = args.rate / streams as f64;
-    let time_scale = (most / rounds_per_second).max(TIME_SCALE_MIN);
+    let time_scale = (unscaled_rounds_per_second / rounds_per_second).max(TIME_SCALE_MIN);
     let cluster = start(&args.profile, binaries, time_scale, Vec::new()).await?;
     // Enough tokens for three times the window, to cover the time before and after it.
     let tokens_each = 64 + (3.0 * args.seconds * rounds_per_second * if k > 0 { 4.0 } else { 1.0 }) as u32;
@@ -141,8 +145,9 @@ async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -
     let cost = tokio::select! {
         run = client.drive(&requests, &schedule, |_| ()) => {
             let samples = run.samples(&requests);
-            let fault = samples.iter().find(|sample| !sample.is_completed()).map(|sample| sample.outcome.explain());
-            anyhow::bail!("the streams ended before the window did: {fault:?}");
+            let failed = samples.iter().find(|sample| !sample.is_completed());
+            let failure = failed.map(|sample| sample.outcome.explain());
+            anyhow::bail!("the streams ended before the window did: {failure:?}");
         }
         cost = window(&cluster, streams as u64, args.seconds) => cost?,
     };
@@ -206,14 +211,14 @@ async fn relay_cost_us(cost: &Cost, (streams, k): (usize, u32), seconds: f64) ->
     let client = Client::new(endpoint);
     let schedule = Schedule::Closed { concurrency: streams };
     let window = async {
-        let written = async || anyhow::Ok(Page::scrape(&relay.url).await?.total("events"));
+        let events_written = async || anyhow::Ok(Page::scrape(&relay.url).await?.total("events"));
         until("all streams are under way", async || {
-            Ok(written().await? > (TOKENS_TO_START * streams as u64) as f64)
+            Ok(events_written().await? > (TOKENS_TO_START * streams as u64) as f64)
         })
         .await?;
-        let (first, before) = (written().await?, CpuSnapshot::at(relay.pid()?)?);
+        let (first, before) = (events_written().await?, CpuSnapshot::at(relay.pid()?)?);
         tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
-        let (after, last) = (CpuSnapshot::at(relay.pid()?)?, written().await?);
+        let (after, last) = (CpuSnapshot::at(relay.pid()?)?, events_written().await?);
         anyhow::Ok(before.usage_until(&after).cpu * 1e6 / (last - first))
     };
     let micros = tokio::select! {
@@ -229,8 +234,8 @@ async fn window(cluster: &ProcessCluster, streams: u64, seconds: f64) -> anyhow:
     let (url, router) = (cluster.admin_url(ROUTER)?, cluster.process(ROUTER)?.pid());
     until("all streams are under way", async || {
         let page = Page::scrape(&url).await?;
-        let is_all = page.sum("vllm:num_requests_running") == streams;
-        Ok(is_all && page.sum("vllm:generation_tokens_total") > TOKENS_TO_START * streams)
+        let is_running = page.sum("vllm:num_requests_running") == streams;
+        Ok(is_running && page.sum("vllm:generation_tokens_total") > TOKENS_TO_START * streams)
     })
     .await?;
     let target = worker_url(cluster, "target")?;
@@ -241,10 +246,10 @@ async fn window(cluster: &ProcessCluster, streams: u64, seconds: f64) -> anyhow:
     let (last, after, forwards_after) =
         (CpuSnapshot::at(router)?, Page::scrape(&url).await?, forwards().await?);
     ensure!(after.sum("vllm:num_requests_running") == streams, "streams ended before the window did");
-    let counted = |name: &str| after.total(name) - before.total(name);
+    let increase = |name: &str| after.total(name) - before.total(name);
     Ok(Cost {
-        events: counted("vllm:inter_token_latency_seconds_count"),
-        tokens: counted("vllm:generation_tokens_total"),
+        events: increase("vllm:inter_token_latency_seconds_count"),
+        tokens: increase("vllm:generation_tokens_total"),
         forwards: forwards_after - forwards_before,
         usage: first.usage_until(&last),
     })

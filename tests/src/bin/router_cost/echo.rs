@@ -107,10 +107,10 @@ impl Echo {
                 if !pause.is_zero() {
                     tokio::time::sleep(pause).await;
                 }
-                let began = Instant::now();
+                let start = Instant::now();
                 self.send(sequences, drafted).await?;
                 self.receive().await?;
-                *sum += began.elapsed();
+                *sum += start.elapsed();
             }
         }
         Ok(sums.map(|sum| sum.as_secs_f64() * 1e6 / f64::from(count)))

@@ -4,7 +4,7 @@
 //! All sequences draft four tokens in lockstep, with workers whose forwards all take the same time and over
 //! the real wire. Within a window each target forward is one round of all sequences. Its wall-clock time,
 //! minus the time that both workers spent in forwards, is what router, wire, listeners, mailboxes and threads
-//! add. If forwards did not contain all rows (the sequences lost lockstep), the window is marked void.
+//! add. If forwards did not contain all rows (the sequences lost lockstep), the window is marked invalid.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -53,40 +53,40 @@ struct Rounds {
 
 pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> {
     println!(
-        "| sequences | round, us | steps, us | added, us | two bare round trips, us | ratio | two round trips after pauses, us | ratio | rows per target forward | draft forwards per round | machine busy |"
+        "| sequences | round, us | steps, us | overhead, us | two round trips back to back, us | ratio | two round trips after pauses, us | ratio | rows per target forward | draft forwards per round | CPU utilization |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|");
     for &sequences in &args.sequences {
         let mut echo = Echo::start(Duration::ZERO).await?;
         let pause = Duration::from_micros(STEP_US[1]);
-        let mut bare = [0.0; 2];
+        let mut back_to_back = [0.0; 2];
         let rounds = {
-            for (sum, pause) in bare.iter_mut().zip([Duration::ZERO, pause]) {
+            for (sum, pause) in back_to_back.iter_mut().zip([Duration::ZERO, pause]) {
                 *sum += echo.round_trips(sequences, (ROUND_TRIPS, pause)).await?.iter().sum::<f64>() / 2.0;
             }
             let rounds = measure(args, binaries, sequences).await?;
-            for (sum, pause) in bare.iter_mut().zip([Duration::ZERO, pause]) {
+            for (sum, pause) in back_to_back.iter_mut().zip([Duration::ZERO, pause]) {
                 *sum += echo.round_trips(sequences, (ROUND_TRIPS, pause)).await?.iter().sum::<f64>() / 2.0;
             }
             rounds
         };
         echo.stop().await?;
-        rounds.print(sequences, bare);
+        rounds.print(sequences, back_to_back);
     }
     Ok(())
 }
 
 impl Rounds {
-    fn print(&self, sequences: u64, [bare, paced]: [f64; 2]) {
+    fn print(&self, sequences: u64, [back_to_back, after_pauses]: [f64; 2]) {
         let steps = self.draft_us + self.verify_us;
-        let added = self.wall_us - steps;
+        let overhead = self.wall_us - steps;
         let all_rows = (sequences * u64::from(K + 1)) as f64;
-        let verdict = if self.rows < (1.0 - ROWS_MISSING_MAX) * all_rows { ", VOID" } else { "" };
+        let validity = if self.rows < (1.0 - ROWS_MISSING_MAX) * all_rows { ", INVALID" } else { "" };
         println!(
-            "| {sequences} | {:.0} | {steps:.0} | {added:.0} | {bare:.0} | {:.2} | {paced:.0} | {:.2} | {:.1} of {all_rows:.0}{verdict} | {:.2} | {:.2} |",
+            "| {sequences} | {:.0} | {steps:.0} | {overhead:.0} | {back_to_back:.0} | {:.2} | {after_pauses:.0} | {:.2} | {:.1} of {all_rows:.0}{validity} | {:.2} | {:.2} |",
             self.wall_us,
-            added / bare,
-            added / paced,
+            overhead / back_to_back,
+            overhead / after_pauses,
             self.rows,
             self.draft_forwards,
             self.busy,
@@ -141,8 +141,8 @@ async fn window(cluster: &ProcessCluster, sequences: u64, seconds: f64) -> anyho
     let (url, router) = (cluster.admin_url(ROUTER)?, cluster.process(ROUTER)?.pid());
     until("all sequences are under way", async || {
         let page = Page::scrape(&url).await?;
-        let is_all = page.sum("vllm:num_requests_running") == sequences;
-        Ok(is_all && page.sum("vllm:generation_tokens_total") > 100 * sequences)
+        let is_running = page.sum("vllm:num_requests_running") == sequences;
+        Ok(is_running && page.sum("vllm:generation_tokens_total") > 100 * sequences)
     })
     .await?;
     let (first, before) = (WorkerCounters::read(cluster).await?, CpuSnapshot::at(router)?);

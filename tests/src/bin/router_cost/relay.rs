@@ -68,22 +68,23 @@ impl Load {
 
 #[derive(Clone)]
 struct Relay {
-    arrivals: mpsc::Sender<mpsc::Sender<Bytes>>,
+    clients_sender: mpsc::Sender<mpsc::Sender<Bytes>>,
     events: Arc<AtomicU64>,
 }
 
 /// Serves until the process that started it ends, with as many threads as a router.
 pub(crate) async fn serve(load: Load) -> anyhow::Result<()> {
-    let (arrivals, arrived) = mpsc::channel(load.streams.max(1));
-    let listener = Relay { arrivals, events: Arc::default() };
-    let counted = Arc::clone(&listener.events);
-    let (fault, failed) = oneshot::channel();
+    let (clients_sender, clients_receiver) = mpsc::channel(load.streams.max(1));
+    let listener = Relay { clients_sender, events: Arc::default() };
+    let num_events = Arc::clone(&listener.events);
+    let (result_sender, result_receiver) = oneshot::channel();
     std::thread::Builder::new().name("rounds".to_owned()).spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let relayed =
-            runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(relay(load, arrived, &counted)));
+        let result = runtime
+            .map_err(Into::into)
+            .and_then(|runtime| runtime.block_on(relay(load, clients_receiver, &num_events)));
         // If the process is ending, the receiver is gone.
-        drop(fault.send(relayed));
+        drop(result_sender.send(result));
     })?;
     std::thread::Builder::new().name("listeners".to_owned()).spawn(move || {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -92,7 +93,7 @@ pub(crate) async fn serve(load: Load) -> anyhow::Result<()> {
         runtime.block_on(answer(listener))
     })?;
     tokio::select! {
-        relayed = failed => relayed.context("the rounds panicked")?,
+        result = result_receiver => result.context("the rounds panicked")?,
         () = stdin_closed() => Ok(()),
     }
 }
@@ -117,10 +118,10 @@ async fn answer(listener: Relay) -> anyhow::Result<()> {
 }
 
 async fn complete(State(listener): State<Relay>) -> Response {
-    let (events, written) = mpsc::channel(UNREAD_EVENTS);
+    let (event_sender, event_receiver) = mpsc::channel(UNREAD_EVENTS);
     // If all clients are connected already, the stream ends at once.
-    drop(listener.arrivals.try_send(events));
-    let body = Body::from_stream(ReceiverStream::new(written).map(Ok::<_, std::convert::Infallible>));
+    drop(listener.clients_sender.try_send(event_sender));
+    let body = Body::from_stream(ReceiverStream::new(event_receiver).map(Ok::<_, std::convert::Infallible>));
     ([("content-type", "text/event-stream")], body).into_response()
 }
 
@@ -128,15 +129,15 @@ async fn complete(State(listener): State<Relay>) -> Response {
 /// client of the group.
 async fn relay(
     load: Load,
-    mut arrived: mpsc::Receiver<mpsc::Sender<Bytes>>,
-    counted: &AtomicU64,
+    mut clients_receiver: mpsc::Receiver<mpsc::Sender<Bytes>>,
+    num_events: &AtomicU64,
 ) -> anyhow::Result<()> {
     let delay = Duration::from_micros;
     let mut target = Echo::start(delay(load.target_us)).await?;
     let mut draft = Echo::start(delay(load.draft_us)).await?;
     let mut clients = Vec::with_capacity(load.streams);
     while clients.len() < load.streams {
-        clients.push(arrived.recv().await.context("the listener is shut")?);
+        clients.push(clients_receiver.recv().await.context("the listener has stopped")?);
     }
     let groups: Vec<&[mpsc::Sender<Bytes>]> = clients.chunks(load.frame.max(1)).collect();
     let is_drafted = load.draft_us > 0;
@@ -166,7 +167,7 @@ async fn relay(
             for client in groups[group] {
                 client.try_send(Bytes::from_static(EVENT)).context("a client left or does not read")?;
             }
-            counted.fetch_add(sequences, Ordering::Relaxed);
+            num_events.fetch_add(sequences, Ordering::Relaxed);
         }
     }
 }

@@ -97,15 +97,15 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
     let endpoint = Endpoint::connect(&cluster.http_url(), Access::default()).await?;
     let client = Client::new(endpoint);
     let end = Instant::now() + Duration::from_secs(args.seconds);
-    let asking =
+    let clients =
         (0..args.sequences + args.waiting).map(|i| request_repeatedly(&client, (i, args.short_prompts), end));
-    let (seen, memory) = tokio::join!(join_all(asking), watch(router, end));
+    let (stats, memory) = tokio::join!(join_all(clients), watch(router, end));
     let memory = memory?;
     let busy = before.usage_until(&CpuSnapshot::at(router)?).busy;
     let report = LanesReport::of(&cluster.admin_url("router")?).await?;
     cluster.stop().await;
     lifetime.shut_down(Duration::from_secs(5)).await;
-    print(args, &merge(seen)?, &report, (&memory, busy))
+    print(args, &merge(stats)?, &report, (&memory, busy))
 }
 
 /// Starts all workers in this process and returns the worker list for the router.
@@ -128,8 +128,8 @@ async fn start_workers(args: &Args, lifetime: &Lifetime) -> anyhow::Result<Strin
 
 /// A router that discovers workers from `list`; no workers are started.
 async fn start_router(args: &Args, binaries: &Binaries, list: &Path) -> anyhow::Result<ProcessCluster> {
-    let nobody = TargetKind::Synthetic { profile: args.profile.clone(), time_scale: args.time_scale };
-    let mut spec = ClusterSpec::new(binaries.clone(), nobody, DraftKind::None);
+    let no_target = TargetKind::Synthetic { profile: args.profile.clone(), time_scale: args.time_scale };
+    let mut spec = ClusterSpec::new(binaries.clone(), no_target, DraftKind::None);
     spec.target_workers = 0;
     spec.discovery = Discovery::Uri(format!("static:{}", list.display()));
     spec.log = Some("error".to_owned());
@@ -151,7 +151,7 @@ async fn request_repeatedly(
     let mut fields = serde_json::Map::new();
     fields.insert("ignore_eos".to_owned(), true.into());
     fields.insert("priority".to_owned(), priority.into());
-    let mut seen = ClientStats::default();
+    let mut stats = ClientStats::default();
     for round in 0.. {
         if Instant::now() >= end {
             break;
@@ -163,15 +163,15 @@ async fn request_repeatedly(
             false => format!("client number {number} asks for the {round}. time"),
         });
         let request = settings.request(client.endpoint(), &Prompt { task: task.to_owned(), content });
-        let asked: &[Request] = std::slice::from_ref(&request);
-        let run = client.drive(asked, &Schedule::Closed { concurrency: 1 }, |_| ()).await;
-        let sample = run.samples(asked).swap_remove(0);
+        let requests: &[Request] = std::slice::from_ref(&request);
+        let run = client.drive(requests, &Schedule::Closed { concurrency: 1 }, |_| ()).await;
+        let sample = run.samples(requests).swap_remove(0);
         ensure!(sample.is_completed(), "client {number} was not answered: {}", sample.outcome.explain());
-        seen.answers += 1;
-        seen.tokens += sample.output_tokens;
-        seen.worst_first_token = seen.worst_first_token.max(sample.ttft.unwrap_or_default());
+        stats.answers += 1;
+        stats.tokens += sample.output_tokens;
+        stats.worst_first_token = stats.worst_first_token.max(sample.ttft.unwrap_or_default());
     }
-    Ok((priority, seen))
+    Ok((priority, stats))
 }
 
 /// Samples the router's memory over time, MiB.
@@ -184,27 +184,27 @@ async fn watch(router: u32, end: Instant) -> anyhow::Result<Vec<f64>> {
     Ok(memory)
 }
 
-fn merge(seen: Vec<anyhow::Result<(u8, ClientStats)>>) -> anyhow::Result<BTreeMap<u8, ClientStats>> {
+fn merge(stats: Vec<anyhow::Result<(u8, ClientStats)>>) -> anyhow::Result<BTreeMap<u8, ClientStats>> {
     let mut by_priority: BTreeMap<u8, ClientStats> = BTreeMap::new();
-    for one in seen {
-        let (priority, seen) = one?;
+    for result in stats {
+        let (priority, stats) = result?;
         let all = by_priority.entry(priority).or_default();
-        all.answers += seen.answers;
-        all.tokens += seen.tokens;
-        all.worst_first_token = all.worst_first_token.max(seen.worst_first_token);
+        all.answers += stats.answers;
+        all.tokens += stats.tokens;
+        all.worst_first_token = all.worst_first_token.max(stats.worst_first_token);
     }
     Ok(by_priority)
 }
 
 fn print(
     args: &Args,
-    seen: &BTreeMap<u8, ClientStats>,
+    stats: &BTreeMap<u8, ClientStats>,
     report: &LanesReport,
     (memory, busy): (&[f64], f64),
 ) -> anyhow::Result<()> {
     let Args { targets, drafts, sequences, waiting, seconds, .. } = args;
     println!(
-        "1 router, {targets} targets, {drafts} draft workers, {} clients, at most {sequences} sequences at once, {seconds} s, time scale {}, machine busy {busy:.2}\n",
+        "1 router, {targets} targets, {drafts} draft workers, {} clients, at most {sequences} concurrent sequences, {seconds} s, time scale {}, CPU utilization {busy:.2}\n",
         sequences + waiting,
         args.time_scale
     );
@@ -212,29 +212,29 @@ fn print(
         "| priority | answers | tokens | longest wait for admission, ms | longest wait for a target, ms | longest time to first token, ms |"
     );
     println!("|---|---|---|---|---|---|");
-    let worst = |waits: &str, priority: u8| {
+    let longest_ms = |waits: &str, priority: u8| {
         let all = report.0[waits].as_array().map(Vec::as_slice).unwrap_or_default();
         all.iter()
             .find(|wait| wait["priority"] == priority)
             .map_or(0, |wait| wait["worst_ms"].as_u64().unwrap_or(0))
     };
-    for (priority, ClientStats { answers, tokens, worst_first_token }) in seen {
+    for (priority, ClientStats { answers, tokens, worst_first_token }) in stats {
         println!(
             "| {priority} | {answers} | {tokens} | {} | {} | {} |",
-            worst("admission_waits", *priority),
-            worst("target_waits", *priority),
+            longest_ms("admission_waits", *priority),
+            longest_ms("target_waits", *priority),
             worst_first_token.as_millis()
         );
     }
-    let warm = (memory.len() as f64 * WARM_UP) as usize;
+    let num_warm_up = (memory.len() as f64 * WARM_UP) as usize;
     let (first, last) = (
-        memory.get(warm).context("the run is too short: raise --seconds")?,
+        memory.get(num_warm_up).context("the run is too short: raise --seconds")?,
         memory.last().context("no sample")?,
     );
-    let most = memory.iter().copied().fold(0.0, f64::max);
+    let peak = memory.iter().copied().fold(0.0, f64::max);
     println!(
-        "\nrouter memory: {first:.1} MiB after {} s, {last:.1} MiB at the end ({:+.1}), maximum {most:.1} MiB",
-        warm as u64 * SAMPLE_EVERY.as_secs(),
+        "\nrouter memory: {first:.1} MiB after {} s, {last:.1} MiB at the end ({:+.1}), peak {peak:.1} MiB",
+        num_warm_up as u64 * SAMPLE_EVERY.as_secs(),
         last - first
     );
     let samples: Vec<String> = memory.iter().map(|mib| format!("{mib:.0}")).collect();

@@ -69,7 +69,7 @@ struct Window {
 
 pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> {
     println!(
-        "| sampled | tokens | spans per token | router, us per token | all processes, us per token | machine busy |"
+        "| sampled | tokens | spans per token | router, us per token | all processes, us per token | CPU utilization |"
     );
     println!("|---|---|---|---|---|---|");
     let mut sums = [(0.0, 0.0); SETTINGS.len()];
@@ -116,12 +116,12 @@ async fn measure(args: &Args, binaries: &Binaries, sampled: Option<&str>) -> any
     let samples = client.drive(&requests, &schedule, |_| ()).await.samples(&requests);
     tokio::time::sleep(2 * EXPORT_DELAY).await;
     let after = snapshots(&cluster)?;
-    let fault = samples.iter().find(|sample| !sample.is_completed()).map(|sample| sample.outcome.explain());
-    ensure!(fault.is_none(), "a request failed: {fault:?}");
+    let failure = samples.iter().find(|sample| !sample.is_completed()).map(|sample| sample.outcome.explain());
+    ensure!(failure.is_none(), "a request failed: {failure:?}");
     let page = Page::scrape(&cluster.admin_url("router")?).await?;
     let tokens = page.total("vllm:generation_tokens_total");
     cluster.stop().await;
-    let spent: Vec<_> = before
+    let usages: Vec<_> = before
         .iter()
         .zip(&after)
         .map(|((name, before), (_, after))| (name, before.usage_until(after)))
@@ -130,9 +130,9 @@ async fn measure(args: &Args, binaries: &Binaries, sampled: Option<&str>) -> any
     Ok(Window {
         tokens,
         spans: sink.spans.load(Ordering::Relaxed),
-        router: micros(spent.iter().filter(|(name, _)| *name == "router").map(|(_, span)| span.cpu).sum()),
-        all: micros(spent.iter().map(|(_, span)| span.cpu).sum()),
-        busy: spent[0].1.busy,
+        router: micros(usages.iter().filter(|(name, _)| *name == "router").map(|(_, span)| span.cpu).sum()),
+        all: micros(usages.iter().map(|(_, span)| span.cpu).sum()),
+        busy: usages[0].1.busy,
     })
 }
 

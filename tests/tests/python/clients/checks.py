@@ -20,7 +20,7 @@ def assert_equal(left, right):
 
 
 def assert_raises(error_class, call):
-    """Returns the error that the call must raise. Its class must be `kind`, not a subclass."""
+    """Returns the error that the call must raise. Its class must be `error_class`, not a subclass."""
     try:
         call()
     except error_class as error:
@@ -30,7 +30,7 @@ def assert_raises(error_class, call):
 
 
 def run(name, version, make_cluster):
-    """Runs every check with `make(url, model)`, then exits."""
+    """Runs every check with `make_cluster(url, model)`, then exits."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", required=True, help="URL of a cluster without keys")
     parser.add_argument("--model", required=True, help="model that the cluster serves")
