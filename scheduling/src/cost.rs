@@ -154,21 +154,19 @@ impl WorkerCost {
         low.1.max(high.1 * rows / high.0) + kv
     }
 
-    /// Predicted microseconds that a forward takes for these rows, as a mean over forwards with and without
-    /// prompts. Of a forward with prompts, the time that their rows take at best is left out: prompts take it
-    /// whatever other rows there are. Where few rows are bound by memory and many by arithmetic, rows cost
-    /// more beside prompts.
+    /// Predicted microseconds of a forward, as a mean over forwards with and without prompts. Where few rows
+    /// are bound by memory and many by arithmetic, rows cost more beside prompts.
     pub fn mean_forward_us(&self, forward: ForwardShape) -> f64 {
         let share = self.prompts.share();
         let bare_us = self.forward_us(forward);
-        if share == 0.0 {
-            return bare_us;
+        if share > 0.0 {
+            bare_us + share * (self.forward_with_prompts_us(forward) - bare_us)
+        } else {
+            bare_us
         }
-        let prompts_us = self.prompts.ratio() * self.prompts.rows() * self.times.best_row_us();
-        bare_us + share * (self.forward_with_prompts_us(forward) - prompts_us - bare_us)
     }
 
-    /// Predicted microseconds of a whole forward that also has the mean number of prompt rows.
+    /// Predicted microseconds of a forward that also has the mean number of prompt rows.
     pub fn forward_with_prompts_us(&self, forward: ForwardShape) -> f64 {
         self.prompts.ratio() * self.forward_us(forward.with_rows(self.prompts.rows()))
     }

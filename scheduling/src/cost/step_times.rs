@@ -64,8 +64,6 @@ struct Curve {
     context: f64,
     /// (rows, micros), both ascending; never empty.
     points: Vec<(f64, f64)>,
-    /// Smallest ratio of micros to rows.
-    best_row_us: f64,
 }
 
 /// Row counts at which workers profile themselves; a worker leaves out those that take too long.
@@ -87,15 +85,9 @@ impl StepTimes {
             match curves.last_mut() {
                 Some(curve) if curve.context == point.kv_tokens as f64 => {
                     let floor = curve.points.last().map_or(0.0, |last| last.1);
-                    let micros = micros.max(floor);
-                    curve.points.push((rows, micros));
-                    curve.best_row_us = curve.best_row_us.min(micros / rows);
+                    curve.points.push((rows, micros.max(floor)));
                 }
-                _ => curves.push(Curve {
-                    context: point.kv_tokens as f64,
-                    points: vec![(rows, micros)],
-                    best_row_us: micros / rows,
-                }),
+                _ => curves.push(Curve { context: point.kv_tokens as f64, points: vec![(rows, micros)] }),
             }
         }
         let kv = match (curves.first(), curves.last()) {
@@ -113,11 +105,6 @@ impl StepTimes {
     /// Largest number of rows that was profiled.
     pub(super) fn max_rows(&self) -> f64 {
         self.curve.as_ref().map_or(0.0, |curve| curve.points[curve.points.len() - 1].0)
-    }
-
-    /// Microseconds per row of the profiled forward with the most rows per second.
-    pub(super) fn best_row_us(&self) -> f64 {
-        self.curve.as_ref().map_or(0.0, |curve| curve.best_row_us)
     }
 
     /// Smallest number of rows at which a forward reaches `share` of the rows per second of the largest
