@@ -31,8 +31,8 @@ pub struct WorkerCost {
     wire_us: f64,
     wire_replies: f64,
     first_wires: [f64; WIRE_FIRST_REPLIES],
-    /// Prompts in its forwards.
-    prompts: PromptTime,
+    /// Time that prompts add to its forwards.
+    pub prompts: PromptTime,
     /// Tokens drafted ahead, for which rounds do not wait (draft workers).
     pub drafted_ahead: DraftedAhead,
 }
@@ -79,19 +79,6 @@ impl WorkerCost {
         observed.weight = (observed.weight + 1.0).min(EWMA_WINDOW);
         observed.rows += (rows - observed.rows) / observed.weight;
         observed.micros += (took - self.times.kv_us(forward) - observed.micros) / observed.weight;
-    }
-
-    /// Records the time of a forward that also had this number of prompt rows.
-    pub fn observe_with_prompts(&mut self, forward: ForwardShape, prompt_rows: u32, took: Duration) {
-        let prompt_rows = f64::from(prompt_rows);
-        let predicted = self.forward_us(forward.with_rows(prompt_rows));
-        self.prompts.observe(prompt_rows, micros(took) / predicted);
-    }
-
-    /// Records the time of a forward without prompt rows, on a worker that also runs prompts.
-    pub fn observe_without_prompts(&mut self, forward: ForwardShape, took: Duration) {
-        self.observe_forward(forward, took);
-        self.prompts.observe_none();
     }
 
     /// Records a reply that took `waited`, of which the worker was busy or had it in its queue for `worked`;
@@ -152,28 +139,6 @@ impl WorkerCost {
         // Between observations assume the cost per row of the next larger forward. Optimistic on purpose: an
         // optimistic estimate gets tested, a pessimistic one never does.
         low.1.max(high.1 * rows / high.0) + kv
-    }
-
-    /// Predicted microseconds of a forward, as a mean over forwards with and without prompts. Where few rows
-    /// are bound by memory and many by arithmetic, rows cost more beside prompts.
-    pub fn mean_forward_us(&self, forward: ForwardShape) -> f64 {
-        let share = self.prompts.share();
-        let bare_us = self.forward_us(forward);
-        if share > 0.0 {
-            bare_us + share * (self.forward_with_prompts_us(forward) - bare_us)
-        } else {
-            bare_us
-        }
-    }
-
-    /// Predicted microseconds of a forward that also has the mean number of prompt rows.
-    pub fn forward_with_prompts_us(&self, forward: ForwardShape) -> f64 {
-        self.prompts.ratio() * self.forward_us(forward.with_rows(self.prompts.rows()))
-    }
-
-    /// Prompts in its forwards.
-    pub fn prompts(&self) -> &PromptTime {
-        &self.prompts
     }
 
     /// Network round trip in microseconds.

@@ -1,33 +1,23 @@
-//! Prompts in a target's forwards. A round waits for its target's forwards, and those with prompt rows take
-//! longer than the step times of the other rows.
+//! Time that prompts add to a target's forwards. A round waits for its target's forwards, and those with
+//! prompt rows take longer than the step times of the other rows.
 
 use crate::smoothing::EWMA_WINDOW;
 
-/// Prompts in the forwards of one worker: decayed means.
+/// Prompt times of one worker: decayed means over its forwards.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PromptTime {
     share: f64,
-    rows: f64,
-    log_ratio: f64,
+    added_us: f64,
     forwards: u64,
 }
 
 impl PromptTime {
-    /// Records a forward without prompts.
-    pub(crate) fn observe_none(&mut self) {
-        self.share -= self.share / EWMA_WINDOW;
-    }
-
-    /// Records a forward with this number of prompt rows, and the ratio of its measured to its predicted time.
-    pub(crate) fn observe(&mut self, rows: f64, ratio: f64) {
-        if !(ratio.is_finite() && ratio > 0.0) {
-            return;
-        }
-        self.forwards += 1;
-        self.share += (1.0 - self.share) / EWMA_WINDOW;
-        let weight = (self.forwards as f64).min(EWMA_WINDOW);
-        self.rows += (rows - self.rows) / weight;
-        self.log_ratio += (ratio.ln() - self.log_ratio) / weight;
+    /// Records the microseconds that prompts added to a forward; `None`: it had no prompts.
+    pub fn observe(&mut self, added_us: Option<f64>) {
+        self.forwards += u64::from(added_us.is_some());
+        let (share, added_us) = added_us.map_or((0.0, 0.0), |added_us| (1.0, added_us.max(0.0)));
+        self.share += (share - self.share) / EWMA_WINDOW;
+        self.added_us += (added_us - self.added_us) / EWMA_WINDOW;
     }
 
     /// Number of forwards with prompts so far.
@@ -40,14 +30,14 @@ impl PromptTime {
         self.share
     }
 
-    /// Mean number of prompt rows in a forward with prompts.
-    pub fn rows(&self) -> f64 {
-        self.rows
+    /// Mean microseconds that prompts add to a forward, over all forwards.
+    pub fn added_us(&self) -> f64 {
+        self.added_us
     }
 
-    /// Ratio of measured to predicted times of forwards with prompts.
-    pub fn ratio(&self) -> f64 {
-        self.log_ratio.exp()
+    /// Mean microseconds that prompts add to a forward with prompts.
+    pub fn added_where_present_us(&self) -> f64 {
+        if self.share > 0.0 { self.added_us / self.share } else { 0.0 }
     }
 }
 
@@ -56,17 +46,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quarter_of_the_forwards_hold_a_prompt() {
+    fn a_quarter_of_the_forwards_hold_a_prompt_that_takes_eight_milliseconds() {
         let mut prompts = PromptTime::default();
+        assert_eq!(prompts.added_where_present_us(), 0.0, "no prompt was observed");
         for forward in 0..4_000 {
-            match forward % 8 {
-                0 => prompts.observe(64.0, 2.0),
-                4 => prompts.observe(32.0, 0.5),
-                _ => prompts.observe_none(),
-            }
+            prompts.observe((forward % 4 == 0).then_some(8_000.0));
         }
-        assert!((prompts.share() - 0.25).abs() < 0.01, "{}", prompts.share());
-        assert!((prompts.rows() - 48.0).abs() < 0.5 && (prompts.ratio() - 1.0).abs() < 0.01, "{prompts:?}");
         assert_eq!(prompts.forwards(), 1_000);
+        assert!((prompts.share() - 0.25).abs() < 0.01, "{}", prompts.share());
+        assert!((prompts.added_us() - 2_000.0).abs() < 80.0, "{}", prompts.added_us());
+        assert!((prompts.added_where_present_us() - 8_000.0).abs() < 1.0);
     }
 }

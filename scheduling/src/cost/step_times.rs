@@ -31,11 +31,6 @@ impl ForwardShape {
         Self { rows: sequences, sequences, context }
     }
 
-    /// The same forward with this many more rows.
-    pub fn with_rows(self, rows: f64) -> Self {
-        Self { rows: self.rows + rows, ..self }
-    }
-
     /// A forward that ran; its KV tokens, each sequence counted once, are divided among its sequences.
     pub fn measured(rows: u32, sequences: u32, kv_tokens: u64) -> Self {
         let context = kv_tokens as f64 / f64::from(sequences.max(1));

@@ -54,7 +54,7 @@ impl DraftLength {
         let sequences = f64::from(load.sequences + load.other_sequences);
         let forward_us = |k: u32| {
             let rows = f64::from(load.sequences + load.other_rows + k);
-            target.mean_forward_us(ForwardShape { rows, sequences, context: load.context })
+            target.forward_us(ForwardShape { rows, sequences, context: load.context })
         };
         let plain_us = forward_us(0);
         (forward_us(k) - plain_us) / load.others.round_us.max(plain_us) <= MIN_GAIN

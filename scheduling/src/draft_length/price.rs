@@ -103,21 +103,16 @@ impl RoundPricer<'_> {
         self.in_groups((groups.round() as u32).clamp(1, self.groups_max), k, rows_each)
     }
 
-    /// Rows of a forward with this number of the lane's sequences. Every forward also has the rows of other
-    /// lanes, whose rounds are independent.
-    fn forward(&self, sequences: f64, rows_each: f64) -> ForwardShape {
+    /// Time of a forward with this number of the lane's sequences. Every forward also has the rows of other
+    /// lanes, whose rounds are independent, and prompts.
+    fn forward_us(&self, sequences: f64, rows_each: f64) -> f64 {
         let Load { other_rows, other_sequences, context, .. } = *self.load;
-        ForwardShape {
+        let forward = ForwardShape {
             rows: sequences * rows_each + f64::from(other_rows),
             sequences: sequences + f64::from(other_sequences),
             context,
-        }
-    }
-
-    /// Mean time of such a forward.
-    fn forward_us(&self, sequences: f64, rows_each: f64) -> f64 {
-        let forward = self.forward(sequences, rows_each);
-        if self.with_prompts { self.target.mean_forward_us(forward) } else { self.target.forward_us(forward) }
+        };
+        self.target.forward_us(forward) + if self.with_prompts { self.target.prompts.added_us() } else { 0.0 }
     }
 
     /// Price of a round of a lane whose sequences are split into `num_groups` alternating groups.
@@ -167,7 +162,7 @@ impl RoundPricer<'_> {
         // to begin.
         let plain_us = self.forward_us(0.0, 0.0);
         let groups = f64::from(num_groups);
-        let forwards = (1.0 + self.forwards_missed(away_us)).max(groups);
+        let forwards = (1.0 + self.forwards_missed(away_us, plain_us + wire_us)).max(groups);
         let busy_us = groups * verify_us + (forwards - groups) * plain_us;
         let forwards_us = busy_us + forwards * wire_us;
         (
@@ -182,17 +177,17 @@ impl RoundPricer<'_> {
         (rows_each - f64::from(k + 1)).abs()
     }
 
-    /// Number of forwards without rows of the lane that begin while a draft is away. Those with prompts take
-    /// longer.
-    fn forwards_missed(&self, away_us: f64) -> f64 {
-        let (forward, wire_us) = (self.forward(0.0, 0.0), self.target.wire_us());
-        let missed = |forward_us: f64| forwards_begun(away_us / (forward_us + wire_us));
-        let bare = missed(self.target.forward_us(forward));
-        let share = if self.with_prompts { self.target.prompts().share() } else { 0.0 };
-        if share == 0.0 {
-            return bare;
+    /// Number of forwards that begin while a draft is away, if one begins every `interval_us` on average.
+    /// Forwards with prompts take longer.
+    fn forwards_missed(&self, away_us: f64, interval_us: f64) -> f64 {
+        if !self.with_prompts {
+            return forwards_begun(away_us / interval_us);
         }
-        (1.0 - share) * bare + share * missed(self.target.forward_with_prompts_us(forward))
+        let prompts = &self.target.prompts;
+        let bare_us = interval_us - prompts.added_us();
+        let long_us = bare_us + prompts.added_where_present_us();
+        let share = prompts.share();
+        (1.0 - share) * forwards_begun(away_us / bare_us) + share * forwards_begun(away_us / long_us)
     }
 }
 
@@ -287,29 +282,9 @@ mod tests {
     fn prompts_make_forwards_longer_and_fewer_of_them_are_missed() {
         let mut target = flat(10_000);
         for _ in 0..1_000 {
-            let forward = ForwardShape::plain(8.0, 0.0);
-            target.observe_with_prompts(forward, 64, Duration::from_millis(18));
+            target.prompts.observe(Some(8_000.0));
         }
         let rounds = [0, 3, 4].map(|k| round_us(&load(8, 8), &target, k).round());
         assert_eq!(rounds, [18_000.0, 36_000.0, 36_000.0]);
-    }
-
-    #[test]
-    fn rows_cost_more_beside_prompts_where_many_rows_are_bound_by_arithmetic() {
-        let points = [(1, 10_000), (8, 10_000), (64, 64_000)];
-        let points = points.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros });
-        let mut target = WorkerCost::new(StepTimes::new(&points));
-        let added = |target: &WorkerCost| {
-            let forward_us = |rows| target.mean_forward_us(ForwardShape::plain(rows, 0.0));
-            forward_us(8.0) - forward_us(4.0)
-        };
-        assert_eq!(added(&target), 0.0);
-        for _ in 0..1_000 {
-            let forward = ForwardShape::plain(4.0, 0.0);
-            target.observe_without_prompts(forward, Duration::from_millis(10));
-            target.observe_with_prompts(forward, 32, Duration::from_millis(37));
-        }
-        // Half of the forwards have prompts, beside which each row takes 54/56 ms.
-        assert!((added(&target) - 1_930.0).abs() < 60.0, "{}", added(&target));
     }
 }

@@ -7,7 +7,7 @@ use speculation::{Reply, ReplyBody, Role};
 use super::active::{ActiveSequence, PendingProposal};
 use super::events::{Command, Report, StepTiming, WorkerKey};
 use super::state::SchedulerState;
-use crate::cost::ForwardShape;
+use crate::cost::{ForwardShape, micros};
 use crate::draft_length::RoundTimes;
 
 impl SchedulerState {
@@ -18,9 +18,12 @@ impl SchedulerState {
         let is_informative = round_rows > 0 && timing.sequences > 0;
         let Some(worker) = self.workers.get_mut(key).filter(|_| is_informative) else { return };
         let forward = ForwardShape::measured(round_rows, timing.sequences, timing.kv_tokens);
-        match timing.prefill_rows {
-            0 => worker.cost.observe_without_prompts(forward, timing.compute),
-            prompt_rows => worker.cost.observe_with_prompts(forward, prompt_rows, timing.compute),
+        if timing.prefill_rows == 0 {
+            worker.cost.observe_forward(forward, timing.compute);
+            worker.cost.prompts.observe(None);
+        } else {
+            let added_us = micros(timing.compute) - worker.cost.forward_us(forward);
+            worker.cost.prompts.observe(Some(added_us));
         }
     }
 
@@ -137,7 +140,7 @@ impl SchedulerState {
             committed: commit.token_ids.len() as u32,
             num_leaves: commit.num_draft_tokens.saturating_sub(judged),
             forward_sequences: active.forward_sequences,
-            met_prompts: workers.target.prompts().forwards() != round.prompt_forwards,
+            met_prompts: workers.target.prompts.forwards() != round.prompt_forwards,
         };
         active.forward_sequences[1] = active.forward_sequences[0];
         self.lanes.on_round(lane, &times, &workers);

@@ -173,7 +173,7 @@ impl SchedulerState {
     /// Number of forwards with prompts that the sequence's target has completed.
     fn target_prompt_forwards(&self, active: &ActiveSequence) -> u64 {
         let target = active.worker(Role::Target).and_then(|key| self.workers.get(key));
-        target.map_or(0, |target| target.cost.prompts().forwards())
+        target.map_or(0, |target| target.cost.prompts.forwards())
     }
 
     /// Returns a lookup draft if it promises more than the round that was chosen. A draft length fixed by the
