@@ -1,6 +1,6 @@
 # Every target calls cargo or a script. `make` without a target lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps helm-check observability-check traces-check up first-run console-check test test-release quick check fmt fuzz sanitize arm-check clients schemas docs measure measure-engine measure-never-lose measure-servers measure-lanes measure-lanes-cluster measure-plan measure-draft-ahead measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+.PHONY: help deps helm-check observability-check traces-check up first-run console-check test test-release quick check fmt fuzz sanitize arm-check clients schemas docs measure measure-engine measure-never-lose measure-servers measure-lanes measure-lanes-cluster measure-plan measure-draft-ahead measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check gpu-image-check clean
 
 # Targets (except sanitize) compile the workspace with clippy-driver, so that lints, tests and binaries share
 # build output. The settings are those of `cargo clippy -- --deny warnings`.
@@ -157,6 +157,9 @@ gpu-bundle: ## collect what a machine with a GPU needs for gpu-check in one fold
 
 gpu-bundle-check: ## run that bundle in another folder with an empty environment and a driver that runs kernels on the host (ARGS="device text" selects sections)
 	@deploy/gpu-bundle-check.sh $(ARGS)
+
+gpu-image-check: ## assemble the files of the image for GPU workers, print their sizes, and serve a completion with them on a driver that runs kernels on the host; needs no docker (downloads 800 MB once)
+	@deploy/gpu-image-check.sh
 
 docs: ## the API documentation, including private items, in target/doc
 	RUSTDOCFLAGS="--deny warnings --allow rustdoc::private-intra-doc-links" cargo doc --locked --workspace --no-deps --document-private-items

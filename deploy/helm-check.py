@@ -27,8 +27,11 @@ GPU_POOL = {
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}], "resources": {"requests": {"cpu": "8", "memory": "32Gi"}},
 }
 NGRAM_POOL = {"name": "ngram", "model": "ngram", "device": "cpu", "replicas": 2, "resources": {"requests": {"cpu": "1"}}}
+# The values of the page's example for GPUs.
+EXAMPLE = yaml.safe_load((CHART / "README.md").read_text().split("```yaml\n")[1].split("```")[0])
 VALID_VALUES = {
     "defaults": {},
+    "the example for GPUs": EXAMPLE,
     "TLS, an existing etcd": {
         "etcd": {"enabled": False, "endpoints": "etcd://10.0.0.5:2379,10.0.0.6:2379"},
         "tls": {"clientsSecret": "clients", "workersSecret": "workers"},
@@ -62,6 +65,7 @@ def main():
         objects = render(chart, values)
         errors = [error for manifest in objects for error in schema_errors(manifest)]
         errors += selectors_without_pods(objects)
+        errors += workers_in_the_wrong_image(objects, chart.merge_values(values)["images"])
         print(f"{name}: {len(objects)} objects, {len(errors)} errors")
         problems += [f"{name}: {error}" for error in errors]
         if settings.show == name:
@@ -112,6 +116,22 @@ def selectors_without_pods(objects):
         match_labels = selector.get("matchLabels", selector)
         if not any(match_labels.items() <= labels.items() for labels in pods):
             errors.append(f"{manifest['kind']} {manifest['metadata']['name']} selects no pod: {match_labels}")
+    return errors
+
+
+def workers_in_the_wrong_image(objects, images):
+    """Returns an error for each worker that does not run its own program, or that runs in an image for another device."""
+    errors = []
+    for manifest in objects:
+        pod = manifest.get("spec", {}).get("template", {})
+        if pod.get("metadata", {}).get("labels", {}).get("outrider/role") != "worker":
+            continue
+        container, = pod["spec"]["containers"]
+        role = pod["metadata"]["labels"]["outrider/pool"].split("-")[0]
+        on_gpu = "nvidia.com/gpu" in container["resources"].get("limits", {})
+        expected = images["gpu" if on_gpu else role], [f"outrider-{role}-worker"]
+        if (container["image"], container["command"]) != expected:
+            errors.append(f"{manifest['metadata']['name']} runs {container['command']} in {container['image']}, expected {expected}")
     return errors
 
 
