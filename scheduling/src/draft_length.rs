@@ -42,6 +42,7 @@ use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, SUPPLY_MEMORY};
 
 use crate::acceptance_by_position::AcceptanceByPosition;
 use crate::cost::{WorkerCost, micros};
+use crate::prompt_time::PromptTime;
 use crate::smoothing::EWMA_WINDOW;
 use crate::tree_size::{Leaf, SiblingRates, TreeSize, tree_size};
 use speculation::step::MAX_DRAFT_TOKENS;
@@ -230,7 +231,7 @@ impl DraftLength {
         }
     }
 
-    /// Records the times of a round without prompt rows; `target` and `draft` are its workers.
+    /// Records the times of a round without prompt rows of its own; `target` and `draft` are its workers.
     pub fn observe_round(&mut self, round: &RoundTimes, target: &WorkerCost, draft: &WorkerCost) {
         let k = round.num_draft_tokens;
         let (draft_wait, verify) = (micros(round.draft_wait), micros(round.verify));
@@ -255,7 +256,7 @@ impl DraftLength {
         let chain_rows = 1.0 + self.supply.cumulative(k).iter().sum::<f64>();
         let rows_each = chain_rows + f64::from(round.num_leaves);
         let group_size = round.forward_sequences[0];
-        let prices = RoundPricer { with_prompts: false, ..self.prices(&load, target, draft) };
+        let prices = RoundPricer { prompts: PromptTime::default(), ..self.prices(&load, target, draft) };
         let price = prices.round_by_group_size(group_size, k, rows_each);
         let excess = (draft_wait + verify) / price.round_us() - 1.0;
         if excess.is_finite() {
@@ -394,7 +395,7 @@ impl DraftLength {
     }
 
     fn prices<'a>(&self, load: &'a Load, target: &'a WorkerCost, draft: &'a WorkerCost) -> RoundPricer<'a> {
-        RoundPricer { load, groups_max: self.rules.groups_max, with_prompts: true, target, draft }
+        RoundPricer { load, groups_max: self.rules.groups_max, prompts: target.prompts, target, draft }
     }
 
     /// Changes k to the best value if that is worth it. Returns whether k changed.

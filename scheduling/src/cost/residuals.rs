@@ -68,8 +68,9 @@ impl Residuals {
 
 /// Class of this number of rows: its logarithm to base 2, rounded.
 pub(super) fn rows_class(rows: f64) -> usize {
-    let rounded_up = (rows.max(1.0) * std::f64::consts::SQRT_2) as u32;
-    (rounded_up.max(1).ilog2() as usize).min(ROWS_CLASSES - 1)
+    // The integer part of sqrt(2) * rows is at least 1, and has the rounded logarithm of `rows`.
+    let scaled = (rows.max(1.0) * std::f64::consts::SQRT_2) as u32;
+    (scaled.ilog2() as usize).min(ROWS_CLASSES - 1)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use super::Load;
 use crate::batch::groups::round_us;
 use crate::cost::{ForwardShape, WorkerCost};
+use crate::prompt_time::PromptTime;
 
 /// Iterations for the number of groups that a draft worker drafts for at once and the time that this takes.
 const ITERATIONS: u32 = 3;
@@ -69,8 +70,8 @@ pub(super) struct RoundPricer<'a> {
     pub(super) load: &'a Load,
     /// Maximum number of alternating groups of sequences.
     pub(super) groups_max: u32,
-    /// Whether the target's forwards have prompts as often as they had lately; otherwise they have none.
-    pub(super) with_prompts: bool,
+    /// Prompts in the target's forwards.
+    pub(super) prompts: PromptTime,
     pub(super) target: &'a WorkerCost,
     pub(super) draft: &'a WorkerCost,
 }
@@ -112,7 +113,7 @@ impl RoundPricer<'_> {
             sequences: sequences + f64::from(other_sequences),
             context,
         };
-        self.target.forward_us(forward) + if self.with_prompts { self.target.prompts.added_us() } else { 0.0 }
+        self.target.forward_us(forward) + self.prompts.added_us()
     }
 
     /// Price of a round of a lane whose sequences are split into `num_groups` alternating groups.
@@ -180,10 +181,7 @@ impl RoundPricer<'_> {
     /// Number of forwards that begin while a draft is away, if one begins every `interval_us` on average.
     /// Forwards with prompts take longer.
     fn forwards_missed(&self, away_us: f64, interval_us: f64) -> f64 {
-        if !self.with_prompts {
-            return forwards_begun(away_us / interval_us);
-        }
-        let prompts = &self.target.prompts;
+        let prompts = &self.prompts;
         let bare_us = interval_us - prompts.added_us();
         let long_us = bare_us + prompts.added_where_present_us();
         let share = prompts.share();
@@ -218,9 +216,9 @@ mod tests {
     }
 
     fn round_us(load: &Load, target: &WorkerCost, k: u32) -> f64 {
-        RoundPricer { load, groups_max: 4, with_prompts: true, target, draft: &flat(4_000) }
-            .round(k, f64::from(k + 1))
-            .round_us()
+        let prices =
+            RoundPricer { load, groups_max: 4, prompts: target.prompts, target, draft: &flat(4_000) };
+        prices.round(k, f64::from(k + 1)).round_us()
     }
 
     #[test]
@@ -236,8 +234,8 @@ mod tests {
     #[test]
     fn a_round_is_priced_in_the_groups_that_it_went_in() {
         let (load, target, draft) = (load(0, 0), flat(10_000), flat(4_000));
-        let prices =
-            RoundPricer { load: &load, groups_max: 4, with_prompts: true, target: &target, draft: &draft };
+        let prompts = target.prompts;
+        let prices = RoundPricer { load: &load, groups_max: 4, prompts, target: &target, draft: &draft };
         let round_us = |forward_sequences| prices.round_by_group_size(forward_sequences, 1, 2.0).round_us();
         // One group of eight drafts for 4 ms. Two groups wait for each other's forwards, and so do four or
         // more.

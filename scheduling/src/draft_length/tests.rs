@@ -3,6 +3,7 @@
 use super::*;
 use crate::agreement::Agreement;
 use crate::cost::{StepTimePoint, StepTimes};
+use crate::prompt_time::PromptTime;
 
 /// A pool whose sequences draft and verify in alternating groups, with 5% noise on every time.
 struct World {
@@ -424,7 +425,7 @@ fn drafts_that_are_late_for_ever_are_asked_for_ever_more_seldom() {
 /// Correction factor of a plain round that a lane of four sequences learns from one lane round of about twice
 /// the price.
 fn learned(forward_sequences: [u32; 2], other_sequences: u32) -> f64 {
-    learned_from(RoundTimes { forward_sequences, ..LONG_ROUND }, other_sequences)
+    learned_from(&RoundTimes { forward_sequences, ..LONG_ROUND }, other_sequences, PromptTime::default())
 }
 
 const LONG_ROUND: RoundTimes = RoundTimes {
@@ -437,14 +438,15 @@ const LONG_ROUND: RoundTimes = RoundTimes {
     met_prompts: false,
 };
 
-fn learned_from(round: RoundTimes, other_sequences: u32) -> f64 {
+fn learned_from(round: &RoundTimes, other_sequences: u32, prompts: PromptTime) -> f64 {
     let point = |rows| StepTimePoint { rows, kv_tokens: 0, micros: 10_000 };
-    let worker = WorkerCost::new(StepTimes::new(&[1, 64].map(point)));
+    let mut worker = WorkerCost::new(StepTimes::new(&[1, 64].map(point)));
+    worker.prompts = prompts;
     let load = Load { other_rows: other_sequences, other_sequences, ..Load::alone(4, 0.0) };
     let mut lane = DraftLength::new(0);
     for _ in 0..4 {
         lane.choose(load, &worker, &worker);
-        lane.observe_round(&round, &worker, &worker);
+        lane.observe_round(round, &worker, &worker);
     }
     lane.choose(load, &worker, &worker);
     let at = lane.explain().outlook[0];
@@ -454,8 +456,21 @@ fn learned_from(round: RoundTimes, other_sequences: u32) -> f64 {
 #[test]
 fn rounds_that_met_prompts_do_not_count() {
     let met_prompts = RoundTimes { met_prompts: true, ..LONG_ROUND };
-    assert!(learned_from(LONG_ROUND, 0) > 1.5 && learned_from(LONG_ROUND, 4) > 1.5);
-    assert_eq!([0, 4].map(|other_sequences| learned_from(met_prompts, other_sequences)), [1.0; 2]);
+    for other_sequences in [0, 4] {
+        let learned = |round| learned_from(round, other_sequences, PromptTime::default());
+        assert!(learned(&LONG_ROUND) > 1.5, "{other_sequences}");
+        assert_eq!(learned(&met_prompts), 1.0, "{other_sequences}");
+    }
+}
+
+#[test]
+fn rounds_that_met_no_prompts_are_compared_with_a_price_without_them() {
+    let mut prompts = PromptTime::default();
+    (0..1_000).for_each(|_| prompts.observe(Some(10_000.0)));
+    // A forward of 10 ms, and the network delay that is assumed.
+    let round = RoundTimes { verify: duration(10_300.0), ..LONG_ROUND };
+    let learned = learned_from(&round, 0, prompts);
+    assert!((learned - 1.0).abs() < 0.01, "{learned}");
 }
 
 #[test]

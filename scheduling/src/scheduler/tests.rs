@@ -93,6 +93,7 @@ impl World {
             "timer" => self.event(Event::Timer),
             "pools" => self.pools(),
             "lanes" => self.lanes(),
+            "prices" => self.prices(),
             "dispatch" => self.event(Event::Dispatch),
             "wakeup" => match self.scheduler.next_wakeup() {
                 Some(at) => format!("at {} us", at.as_micros()),
@@ -181,6 +182,19 @@ impl World {
         self.scheduler.report().lanes.into_iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
+    /// Measured times of plain rounds, as a part of their price.
+    fn prices(&self) -> String {
+        let line = |lane: LaneExplanation| {
+            let plain = &lane.choice.outlook[0];
+            format!(
+                "{}: plain rounds take {:.2} of their price",
+                lane.task_type,
+                plain.verify_us / plain.table_verify_us
+            )
+        };
+        self.scheduler.report().lanes.into_iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
     /// `drain NAME by operator` and `drain NAME undone` are orders of an operator; with `moving`, sequences
     /// move away.
     fn drain(&mut self, line: &Line) -> String {
@@ -235,8 +249,8 @@ impl World {
     /// `reply SEQUENCE WORKER what` answers the latest step of the sequence at the worker (with `late`: the
     /// step before). `what` is `propose=N` (N correct ids, or `right=N` of them), `accept=N` (N drafted ids
     /// and one more), `fed`, `need=N` (N ids are cached), `proposal` (which no target may send), or
-    /// `refused`. `took` is the duration of the forward pass, `cached` the part of the context that was
-    /// cached.
+    /// `refused`. `took` is the duration of the forward pass, `queued` the time before it, `prefill` its number of prompt rows beside the
+    /// others, `cached` the part of the context that was cached.
     fn reply(&mut self, line: &Line) -> String {
         let (id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
         let sent =
@@ -267,7 +281,15 @@ impl World {
             Work::Propose { .. } | Work::Feed => 1,
         };
         let compute = line.duration("took").unwrap_or_default();
-        let timing = StepTiming { rows, sequences: 1, compute, ..StepTiming::default() };
+        let prefill_rows = line.get("prefill").unwrap_or(0);
+        let timing = StepTiming {
+            rows: rows + prefill_rows,
+            prefill_rows,
+            sequences: 1,
+            queue: line.duration("queued").unwrap_or_default(),
+            compute,
+            ..StepTiming::default()
+        };
         let num_cached = line.get("cached").unwrap_or(0);
         let replies = vec![Reply { num_cached, ..Reply::to(&step, body) }];
         let frame = Frame { timing, replies, ..Frame::default() };
