@@ -43,8 +43,9 @@ use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, SUPPLY_MEMORY};
 use crate::acceptance_by_position::AcceptanceByPosition;
 use crate::cost::{WorkerCost, micros};
 use crate::prompt_time::PromptTime;
-use crate::smoothing::EWMA_WINDOW;
+use crate::smoothing::{EWMA_WINDOW, LONG_EWMA_WINDOW};
 use crate::tree_size::{Leaf, SiblingRates, TreeSize, tree_size};
+use speculation::sequence::RARE_FEED_LAG;
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::DraftOutcome;
 
@@ -122,7 +123,11 @@ pub struct DraftLength {
     probes: u64,
     /// Lane round of the latest evidence about acceptance.
     last_evidence_at: u64,
+    /// Whether draft workers report which fed tokens they would have drawn.
+    is_compared: bool,
     lane_rounds: u64,
+    /// Share of recent lane rounds with drafts, probes aside.
+    drafting_share: f64,
     /// Number of sequences that still begin a round in this lane round.
     sequences_left: u32,
     changes: VecDeque<Change>,
@@ -173,7 +178,9 @@ impl DraftLength {
             probe_credit: PROBE_CREDIT_MAX / 4.0,
             probes: 0,
             last_evidence_at: 0,
+            is_compared: false,
             lane_rounds: 0,
+            drafting_share: 0.0,
             sequences_left: 0,
             changes: VecDeque::new(),
             why: ChoiceReason::Best,
@@ -227,6 +234,7 @@ impl DraftLength {
     pub fn observe_agreement(&mut self, positions: Range<u32>, accepted: u32) {
         if !positions.is_empty() {
             self.last_evidence_at = self.lane_rounds;
+            self.is_compared = true;
             self.acceptance.observe(positions, accepted, self.sequences());
         }
     }
@@ -281,6 +289,12 @@ impl DraftLength {
         self.acceptance.rates(1).first().copied().filter(|_| is_known)
     }
 
+    /// Whether draft workers should get prompts and committed tokens at k = 0: the lane may draft soon, or
+    /// does not know its acceptance. Their replies tell which of the tokens they would have drawn.
+    pub fn keeps_drafts_fed(&self) -> bool {
+        self.drafting_share >= self.rules.idle_share || self.acceptance_rate().is_none()
+    }
+
     /// Returns everything that the next choice is based on.
     pub fn explain(&self) -> Explanation {
         Explanation {
@@ -331,6 +345,9 @@ impl DraftLength {
         if !self.update_k() {
             self.probe = self.due_probe();
         }
+        let is_drafting = f64::from(u8::from(self.k > 0));
+        let weight = (self.lane_rounds as f64).min(LONG_EWMA_WINDOW);
+        self.drafting_share += (is_drafting - self.drafting_share) / weight;
     }
 
     /// Resets poor supply after a time at k = 0. Drafts may have been late only because many prompts arrived
@@ -443,7 +460,11 @@ impl DraftLength {
     /// Returns the k of a probe if one is due and paid for.
     fn due_probe(&mut self) -> Option<u32> {
         self.probe_credit = (self.probe_credit + self.rules.probe_share).min(PROBE_CREDIT_MAX);
-        if self.lane_rounds - self.last_evidence_at < self.rules.probe_spacing || self.max_k == 0 {
+        // Where draft workers compare tokens, the next feed is evidence too, and is due after as many lane
+        // rounds as tokens.
+        let until_fed = if self.is_compared { u64::from(RARE_FEED_LAG) } else { 0 };
+        let spacing = until_fed + self.rules.probe_spacing;
+        if self.lane_rounds - self.last_evidence_at < spacing || self.max_k == 0 {
             return None;
         }
         // At k > 0 without evidence, the operator's policy holds back all drafts except probes.

@@ -23,8 +23,8 @@ use std::time::Duration;
 use crate::acceptance::supports_trees;
 use crate::prefix::Prefix;
 use crate::step::{
-    Draft, FinishReason, MAX_CONTEXT_IDS, MAX_DRAFT_TOKENS, PromptLogprobs, Proposal, Reply, ReplyBody, Step,
-    TokenSpan, Work,
+    Draft, FinishReason, MAX_COMPARED_IDS, MAX_CONTEXT_IDS, MAX_DRAFT_TOKENS, PromptLogprobs, Proposal,
+    Reply, ReplyBody, Step, TokenSpan, Work,
 };
 use crate::tree::MAX_TREE_TOKENS;
 use crate::{AcceptanceMode, Role, SequenceId, SequenceSpec, TokenId};
@@ -35,8 +35,16 @@ pub use shadow::{SHADOW_TOKENS, Shadow, ShadowFault, ShadowScore};
 /// A worker that lags by more ids is fed before it is asked to draw.
 pub const FEED_LAG: u32 = 64;
 
-/// A draft worker that is not being asked is fed when it lags this far, so that the next request is cheap.
-pub const IDLE_FEED_LAG: u32 = 8;
+/// A draft worker that is not being asked but may be soon is fed when it lags this far.
+const IDLE_FEED_LAG: u32 = 8;
+
+/// One that will hardly be asked is fed when it lacks this many drawn ids. It can compare that many, and a few
+/// more that are committed in the meantime, with its own draws.
+pub const RARE_FEED_LAG: u32 = 60;
+
+/// Drawn ids that a feed leaves out if it is too long for a comparison of its ids with the worker's own
+/// draws. The next step compares them.
+const COMPARED_LATER: u32 = 32;
 
 /// Consecutive `need_context` replies that end an assignment.
 const MAX_MISSES: u32 = 3;
@@ -208,8 +216,9 @@ impl Sequence {
                 Event::Lost(role) => self.on_lost(now, role),
                 Event::Reassign(role) if self.link(role).assigned => self.drop_worker(now, role),
                 Event::Reassign(_) => {}
-                Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait } => {
-                    self.begin_round(now, ProposalRequest { num_draft_tokens, num_tree_tokens }, draft_wait);
+                Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait, keep_draft_fed } => {
+                    let desired = ProposalRequest { num_draft_tokens, num_tree_tokens };
+                    self.begin_round(now, desired, draft_wait, keep_draft_fed);
                 }
                 Event::BeginLookupRound(token_ids) => self.begin_lookup_round(now, token_ids),
                 Event::Reply(role, reply) => self.on_reply(now, role, reply),
@@ -268,7 +277,13 @@ impl Sequence {
         }
     }
 
-    fn begin_round(&mut self, now: Duration, desired: ProposalRequest, draft_wait: Duration) {
+    fn begin_round(
+        &mut self,
+        now: Duration,
+        desired: ProposalRequest,
+        draft_wait: Duration,
+        keep_draft_fed: bool,
+    ) {
         if self.phase != Phase::Ready {
             return;
         }
@@ -293,12 +308,20 @@ impl Sequence {
             self.phase = Phase::Drafting { until: now + draft_wait };
             return;
         }
-        let worth_feeding =
-            if desired.num_draft_tokens > 0 { k > 0 && draft_lag > 1 } else { draft_lag >= IDLE_FEED_LAG };
+        let worth_feeding = match desired.num_draft_tokens {
+            0 if keep_draft_fed => draft_lag >= IDLE_FEED_LAG,
+            0 => draft_lag.min(self.num_drawn()) >= RARE_FEED_LAG,
+            _ => k > 0 && draft_lag > 1,
+        };
         if can_ask && worth_feeding {
             self.feed_draft(now, draft_wait);
         }
         self.verify(now, Draft::default());
+    }
+
+    /// Number of committed ids that are not the prompt's.
+    fn num_drawn(&self) -> u32 {
+        self.committed.len().saturating_sub(self.spec.prompt_len)
     }
 
     fn on_reply(&mut self, now: Duration, role: Role, reply: Reply) {

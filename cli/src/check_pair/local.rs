@@ -165,7 +165,8 @@ impl LocalPair<'_> {
         while let Some(action) = actions.pop_front() {
             let event = match action {
                 Action::Ready => {
-                    Event::BeginRound { num_draft_tokens, num_tree_tokens: 0, draft_wait: NO_DEADLINE }
+                    let (draft_wait, keep_draft_fed) = (NO_DEADLINE, true);
+                    Event::BeginRound { num_draft_tokens, num_tree_tokens: 0, draft_wait, keep_draft_fed }
                 }
                 Action::Send(Role::Target, step) => {
                     let body = self.target.verify(target, spec, &step)?;

@@ -40,6 +40,9 @@ pub struct Rules {
     pub probe_share: f64,
     /// Lane rounds without evidence about acceptance after which a lane probes.
     pub probe_spacing: u64,
+    /// Share of recent lane rounds with drafts below which a lane with known acceptance feeds draft workers
+    /// rarely. Prompts and tokens take time of draft workers, and of targets on the same machine.
+    pub idle_share: f64,
     /// Maximum number of alternating groups in the price of a round.
     pub groups_max: u32,
     /// Parameters of the residual filter.
@@ -58,6 +61,7 @@ impl Default for Rules {
             others_delay_max: 0.0,
             probe_share: 0.015,
             probe_spacing: 12,
+            idle_share: 0.1,
             groups_max: GROUPS_MAX,
             residuals: ResidualRules::default(),
             acceptance: AcceptanceRules::default(),

@@ -481,3 +481,30 @@ fn rounds_in_which_groups_join_or_part_count_only_beside_other_lanes() {
         assert!(learned(joining_or_parting, 4) > 1.5, "{joining_or_parting:?}");
     }
 }
+
+#[test]
+fn a_lane_that_hardly_drafts_feeds_rarely_once_it_knows_its_acceptance() {
+    let rules = Rules::default();
+    let world = world(&SHAPES[3], 0.2, 1);
+    let mut run = Run::new(&world);
+    assert!(run.lane.keeps_drafts_fed());
+    let choose = |lane: &mut DraftLength, rounds: u64| {
+        for _ in 0..rounds {
+            lane.choose(alone(1), &run.target, &run.draft);
+        }
+        lane.explain()
+    };
+    for _ in 0..ACCEPTANCE_EVIDENCE as u32 {
+        run.lane.observe_agreement(0..1, 0);
+    }
+    assert!(!run.lane.keeps_drafts_fed());
+    run.lane.drafting_share = rules.idle_share;
+    assert!(run.lane.keeps_drafts_fed(), "it drafts now and then");
+    choose(&mut run.lane, 1);
+    assert!(!run.lane.keeps_drafts_fed());
+    // It does not probe before its next feed is due, which gives the same evidence at less cost.
+    let probes = run.lane.explain().probes;
+    run.lane.observe_agreement(0..1, 0);
+    assert_eq!(choose(&mut run.lane, u64::from(RARE_FEED_LAG)).probes, probes);
+    assert_eq!(choose(&mut run.lane, 2 * rules.probe_spacing).probes, probes + 1, "no feed came");
+}

@@ -337,6 +337,11 @@ impl Lanes {
         lane.draft_length.choose_lookup(reached, (&load, target), asks_worker)
     }
 
+    /// Whether the lane's draft workers should get prompts and committed tokens at k = 0.
+    pub(super) fn keeps_drafts_fed(&self, id: LaneId) -> bool {
+        self.lanes[id.0 as usize].draft_length.keeps_drafts_fed()
+    }
+
     /// Records that a draft worker was asked for `asked` tokens and proposed `supplied` in time.
     pub(super) fn on_proposal(&mut self, id: LaneId, asked: u32, supplied: u32) {
         self.lane_mut(id).draft_length.observe_proposal(asked, supplied);

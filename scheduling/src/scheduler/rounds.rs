@@ -133,7 +133,8 @@ impl Scheduler {
                 (k, self.state.draft_wait(active, predicted))
             }
         };
-        self.drive(id, Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait });
+        let keep_draft_fed = self.state.lanes.keeps_drafts_fed(active.lane.id);
+        self.drive(id, Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait, keep_draft_fed });
     }
 }
 

@@ -26,6 +26,7 @@ pub(crate) const RULES: &[Rule] = rules![
     "others_delay_max": rules.others_delay_max as f64,
     "probe_share": rules.probe_share as f64,
     "probe_spacing": rules.probe_spacing as u64,
+    "idle_share": rules.idle_share as f64,
     "price_groups_max": rules.groups_max as u32,
     "residual_common": rules.residuals.common as f64,
     "residual_own": rules.residuals.own as f64,

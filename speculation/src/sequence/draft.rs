@@ -21,10 +21,18 @@ impl Sequence {
 
     pub(super) fn feed_draft(&mut self, now: Duration, wait: Duration) {
         let base = self.draft_cached_len();
-        let start = self.committed.len().min(base + MAX_CONTEXT_IDS as u32);
+        let start = self.feed_end(base).min(base + MAX_CONTEXT_IDS as u32);
         let wait = wait.max(FEED_WAIT);
         self.send_to_draft(now, (base, start), None, wait);
         self.draft_retry_at = now + wait.max(self.draft_retry_wait);
+    }
+
+    /// Where a feed from `base` ends: at the last committed id if the worker can compare all ids with its own
+    /// draws, else before the latest drawn ids, which it compares in the next step.
+    fn feed_end(&self, base: u32) -> u32 {
+        let len = self.committed.len();
+        let is_comparable = base + 1 >= self.spec.prompt_len && (len - base) as usize <= MAX_COMPARED_IDS;
+        if is_comparable { len } else { len - COMPARED_LATER.min(self.num_drawn()) }
     }
 
     fn send_to_draft(

@@ -25,6 +25,9 @@ pub enum Event {
         /// How long verification may wait for the proposal, from now. Zero: request a proposal without
         /// waiting; it is used as a late proposal.
         draft_wait: Duration,
+        /// In a round without a draft, whether the draft worker gets the prompt and committed ids soon. If
+        /// not, it is fed only after many drawn ids, and a short sequence that never drafts sends it nothing.
+        keep_draft_fed: bool,
     },
     /// Begins a round with a lookup draft; no draft worker is asked.
     BeginLookupRound(Vec<TokenId>),

@@ -219,7 +219,13 @@ impl World {
                 // Chains and trees alternate randomly.
                 let num_tree_tokens = (self.rng.next() % 2 * (u64::from(k) + 5)) as u32;
                 let draft_wait = Duration::from_millis(10);
-                events.push_back(Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait });
+                let keep_draft_fed = self.rng.chance(50);
+                events.push_back(Event::BeginRound {
+                    num_draft_tokens,
+                    num_tree_tokens,
+                    draft_wait,
+                    keep_draft_fed,
+                });
             }
             Action::TargetFault(TargetFault::Refused(reason)) => panic!("refused: {reason}"),
             Action::Commit(_)

@@ -20,7 +20,12 @@ fn assigned(mut sequence: Sequence) -> Sequence {
 }
 
 fn begin(sequence: &mut Sequence, k: u32) -> Vec<Action> {
-    sequence.step(NOW, Event::BeginRound { num_draft_tokens: k, num_tree_tokens: 0, draft_wait: WAIT })
+    begin_feeding(sequence, k, true)
+}
+
+fn begin_feeding(sequence: &mut Sequence, num_draft_tokens: u32, keep_draft_fed: bool) -> Vec<Action> {
+    let (num_tree_tokens, draft_wait) = (0, WAIT);
+    sequence.step(NOW, Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait, keep_draft_fed })
 }
 
 /// The only step sent to `role` among the actions.
@@ -276,7 +281,12 @@ fn cancel_closes_both_workers_and_nothing_follows() {
 #[test]
 fn a_proposal_that_nobody_waits_for_is_used_when_it_comes() {
     let mut sequence = assigned(sequence(&[1, 2, 3], 100));
-    let probe = Event::BeginRound { num_draft_tokens: 2, num_tree_tokens: 0, draft_wait: Duration::ZERO };
+    let probe = Event::BeginRound {
+        num_draft_tokens: 2,
+        num_tree_tokens: 0,
+        draft_wait: Duration::ZERO,
+        keep_draft_fed: true,
+    };
     let actions = sequence.step(NOW, probe.clone());
     let (draft, target) = (sent(&actions, Role::Draft), sent(&actions, Role::Target));
     assert_eq!(draft.work, Work::Propose { num_draft_tokens: 2, num_tree_tokens: 0 });
@@ -288,6 +298,55 @@ fn a_proposal_that_nobody_waits_for_is_used_when_it_comes() {
     let next = begin(&mut sequence, 4);
     let expected = Work::Verify { draft: Draft::chain(vec![12]) };
     assert_eq!(sent(&next, Role::Target).work, expected);
+}
+
+/// Runs plain rounds and answers every step; returns base and length of the draft worker's steps, with the
+/// number of drawn ids when each was sent.
+fn plain_rounds(sequence: &mut Sequence, rounds: u32, keep_draft_fed: bool) -> Vec<(u32, u32, u32)> {
+    let mut feeds = Vec::new();
+    for _ in 0..rounds {
+        let drawn = sequence.num_drawn();
+        let actions = begin_feeding(sequence, 0, keep_draft_fed);
+        if let Some(step) = actions.iter().find_map(|action| match action {
+            Action::Send(Role::Draft, step) => Some(step.clone()),
+            _ => None,
+        }) {
+            assert_eq!(step.work, Work::Feed);
+            feeds.push((drawn, step.base_len, step.append_ids.len() as u32));
+            answer(sequence, Role::Draft, &step, fed(&step));
+        }
+        let target = sent(&actions, Role::Target);
+        answer(sequence, Role::Target, &target, span(&target, 0, &[99]));
+    }
+    feeds
+}
+
+#[test]
+fn without_drafts_a_prompt_is_fed_only_with_enough_drawn_ids_behind_it() {
+    let prompt: Vec<TokenId> = (0..1_000).collect();
+    let mut long = assigned(sequence(&prompt, 2_000));
+    assert_eq!(plain_rounds(&mut long, 60, false), []);
+    // The prompt first, then drawn ids, as many as the worker can compare with its own draws.
+    let feeds = [(60, 0, 1_028), (88, 1_028, 60), (148, 1_088, 60)];
+    assert_eq!(plain_rounds(&mut long, 100, false), feeds);
+    let mut short = assigned(sequence(&[1, 2, 3], 2_000));
+    assert_eq!(plain_rounds(&mut short, 100, false), [(60, 0, 31), (88, 31, 60)]);
+}
+
+#[test]
+fn a_draft_worker_that_was_not_fed_for_long_is_fed_before_it_drafts() {
+    let prompt: Vec<TokenId> = (0..1_000).collect();
+    let mut sequence = assigned(sequence(&prompt, 2_000));
+    assert_eq!(plain_rounds(&mut sequence, 50, false), []);
+    let actions = begin_feeding(&mut sequence, 4, false);
+    let feed = sent(&actions, Role::Draft);
+    assert_eq!((feed.work.clone(), feed.append_ids.len()), (Work::Feed, 1_018));
+    let target = sent(&actions, Role::Target);
+    answer(&mut sequence, Role::Draft, &feed, fed(&feed));
+    answer(&mut sequence, Role::Target, &target, span(&target, 0, &[99]));
+    let request = sent(&begin_feeding(&mut sequence, 4, false), Role::Draft);
+    assert_eq!((request.base_len, request.append_ids.len()), (1_018, 33));
+    assert!(request.is_comparable(sequence.spec()));
 }
 
 #[test]
