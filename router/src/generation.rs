@@ -309,6 +309,11 @@ impl GenerationSink {
             || self.inner.shared.choices.get(choice as usize).is_none_or(CancelState::is_cancelled)
     }
 
+    /// Whether the choice's output is complete because a stop string was found.
+    pub fn is_stopped(&self, choice: u32) -> bool {
+        self.inner.shared.choices.get(choice as usize).is_some_and(CancelState::is_cancelled)
+    }
+
     /// Returns a token that is cancelled with the choice (stop string found, client disconnected or too
     /// slow), for the owner task to wait on while the choice is queued or its round is in flight.
     /// Out-of-range choices are cancelled from the start.
@@ -401,8 +406,8 @@ impl GenerationStream {
         }
     }
 
-    /// Cancels one choice; the others continue.
-    pub fn cancel_choice(&self, choice: u32) {
+    /// Ends one choice, whose output contains a stop string; the others continue.
+    pub fn stop_choice(&self, choice: u32) {
         if let Some(cancel_state) = self.shared.choices.get(choice as usize) {
             cancel_state.cancel();
         }

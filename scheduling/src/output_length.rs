@@ -16,7 +16,8 @@ pub struct OutputLengths {
 }
 
 impl OutputLengths {
-    /// Records the length of an output that ended by itself or at its limit. Cancelled outputs tell nothing.
+    /// Records the length of an output that ended by itself, at a stop string, or at its limit. Outputs whose
+    /// client left tell nothing.
     pub fn observe(&mut self, tokens: u32) {
         if self.latest.len() == MAX_OUTPUTS {
             self.latest.pop_front();

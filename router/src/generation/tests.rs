@@ -26,7 +26,7 @@ async fn dropping_the_stream_cancels_every_choice() {
 #[tokio::test]
 async fn one_choice_is_cancelled_alone() {
     let (sink, mut stream) = channel(2, UnreadBytes::default());
-    stream.cancel_choice(0);
+    stream.stop_choice(0);
     assert_eq!(sink.send(tokens(0, 7)), Delivery::Cancelled);
     assert_eq!(sink.send(tokens(1, 8)), Delivery::Delivered);
     assert!(

@@ -364,7 +364,7 @@ impl TextStream {
         });
         if span.stopped {
             if let Some(stream) = &self.prompts[prompt_idx].stream {
-                stream.cancel_choice(choice_in_prompt);
+                stream.stop_choice(choice_in_prompt);
             }
             self.close_choice(choice, FinishReason::Stop);
         }

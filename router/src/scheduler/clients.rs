@@ -22,6 +22,13 @@ pub(super) struct Client {
     round_span_id: u64,
 }
 
+impl Client {
+    /// Whether a stop string of the client ended the output.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.sink.is_stopped(self.choice)
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Clients {
     clients: FxHashMap<SequenceId, Client>,

@@ -154,18 +154,22 @@ impl Driver {
             for command in self.scheduler.on_event(now, event) {
                 self.executor.execute(now, command);
             }
-            next = self.executor.clients.next_unwanted().map(|id| {
-                self.executor.clients.remove(id);
-                self.executor.recorder.finish(now, id, "cancelled");
-                Event::Cancel(id)
-            });
+            next = self.executor.clients.next_unwanted().map(|id| self.end_event(now, id));
         }
     }
 
     fn cancel(&mut self, now: Duration, id: SequenceId) {
-        self.on_event(now, Event::Cancel(id));
-        self.executor.clients.remove(id);
-        self.executor.recorder.finish(now, id, "cancelled");
+        let event = self.end_event(now, id);
+        self.on_event(now, event);
+    }
+
+    /// Forgets the client of a sequence that it no longer wants; returns the event for the scheduler.
+    fn end_event(&mut self, now: Duration, id: SequenceId) -> Event {
+        let is_stopped = self.executor.clients.remove(id).is_some_and(|client| client.is_stopped());
+        let (end, event) =
+            if is_stopped { ("finished", Event::Stop(id)) } else { ("cancelled", Event::Cancel(id)) };
+        self.executor.recorder.finish(now, id, end);
+        event
     }
 
     fn submit(&mut self, now: Duration, Submission { request, reply_tx }: Submission) {

@@ -145,7 +145,7 @@ impl SchedulerState {
     /// and any sequence up to `target_wait` for a target that can serve it.
     pub(super) fn may_keep_waiting(&self, active: &mut ActiveSequence) -> bool {
         if self.workers.could_serve(&placement_request(self.now, &self.lanes, active, None)) {
-            active.no_target_deadline = self.now + self.config.target_wait;
+            active.no_target_deadline = self.now + self.config.target_wait.max(TIMER_SLACK);
         }
         self.now < active.no_target_deadline
     }

@@ -23,8 +23,10 @@ pub struct WorkerKey(pub u64);
 pub enum Event {
     /// A new sequence. It waits for a target of its model for [`super::SchedulerConfig::target_wait`].
     Submit(Box<NewSequence>),
-    /// The client disconnected, or has all it wants.
+    /// The client disconnected.
     Cancel(SequenceId),
+    /// The output is complete: it contains a stop string of the client.
+    Stop(SequenceId),
     /// A worker connected.
     WorkerUp(WorkerKey, Box<WorkerInfo>),
     /// A worker disconnected, and its state is lost.

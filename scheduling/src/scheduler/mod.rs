@@ -109,6 +109,13 @@ impl Scheduler {
                 self.drive(id, SequenceEvent::Cancel);
                 self.forget(id);
             }
+            Event::Stop(id) => {
+                if let Some(active) = self.sequences.get(&id) {
+                    self.state.on_output(active);
+                }
+                self.drive(id, SequenceEvent::Cancel);
+                self.forget(id);
+            }
             Event::WorkerUp(key, info) => {
                 self.state.workers.join(self.state.now, key, *info);
                 self.state.capacity_changed = true;

@@ -101,6 +101,9 @@ impl SchedulerState {
         while let Some(event) = follow_ups.pop_front() {
             self.step_sequence(active, event, &mut follow_ups);
         }
+        if active.draft.is_some() && active.sequence.draft_refusal().is_some() {
+            self.release_draft(active);
+        }
         if !active.sequence.is_done() {
             self.timers.arm(active);
         }
@@ -171,12 +174,30 @@ impl SchedulerState {
     }
 
     fn finished(&mut self, active: &ActiveSequence, reason: FinishReason) {
-        self.lanes.on_output(active.lane.id, active.output_len());
+        self.on_output(active);
         self.commands.push(Command::Finish(active.id, reason, active.usage()));
+    }
+
+    /// Learns from the length of a complete output. Requests that only score their prompt have none.
+    pub(super) fn on_output(&mut self, active: &ActiveSequence) {
+        let spec = active.sequence.spec();
+        if spec.max_len > spec.prompt_len {
+            self.lanes.on_output(active.lane.id, active.output_len());
+        }
     }
 
     pub(super) fn fail(&mut self, active: &ActiveSequence, failure: SequenceFailure) {
         self.commands.push(Command::Fail(active.id, failure));
+    }
+
+    /// Frees the capacity of a sequence at a draft worker that refused it. It is not assigned another one.
+    fn release_draft(&mut self, active: &mut ActiveSequence) {
+        self.credit_serving_draft(active);
+        active.pending_proposal = None;
+        if let Some(reservation) = active.draft.take() {
+            self.workers.release(reservation);
+            self.capacity_changed = true;
+        }
     }
 
     /// Frees the capacity of a sequence that ended.

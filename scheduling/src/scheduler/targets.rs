@@ -137,6 +137,9 @@ impl SchedulerState {
         }
         match &active.failures.reason {
             Some(TargetFault::Refused(reason)) => SequenceFailure::Refused(reason.clone()),
+            _ if self.workers.all_targets_drain(model) => {
+                SequenceFailure::Unavailable(format!("all target workers of model `{model}` are draining"))
+            }
             _ => {
                 let max_len = active.sequence.spec().max_len;
                 SequenceFailure::Unavailable(format!(

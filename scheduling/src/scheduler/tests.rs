@@ -76,6 +76,7 @@ impl World {
             "disconnect" => self.event(Event::WorkerDown(self.worker(&line.words[0]))),
             "submit" => self.submit(line),
             "cancel" => self.event(Event::Cancel(self.sequence(&line.words[0]))),
+            "stop" => self.event(Event::Stop(self.sequence(&line.words[0]))),
             "credit" => {
                 let frame = Frame { credit_blocks: Some(line.need("blocks")), ..Frame::default() };
                 self.event(Event::Frame(self.worker(&line.words[0]), frame))

@@ -243,6 +243,14 @@ impl Workers {
         self.targets.contains_key(model)
     }
 
+    /// Whether every target that serves a model drains.
+    pub(super) fn all_targets_drain(&self, model: &str) -> bool {
+        let is_draining = |worker: &Worker| worker.draining.is_active();
+        let mut targets =
+            self.values().filter(|worker| worker.info.role == Role::Target && worker.info.model_id == model);
+        self.is_served(model) && targets.all(is_draining)
+    }
+
     /// Number of targets that serve a model.
     pub(super) fn num_targets(&self, model: &str) -> u32 {
         self.targets.get(model).map_or(0, |targets| targets.len() as u32)
