@@ -5,7 +5,7 @@
 # Targets (except sanitize) compile the workspace with clippy-driver, so that lints, tests and binaries share
 # build output. The settings are those of `cargo clippy -- --deny warnings`.
 ifneq ($(shell command -v clippy-driver),)
-export RUSTC_WORKSPACE_WRAPPER := clippy-driver
+export RUSTC_WORKSPACE_WRAPPER := $(CURDIR)/deploy/clippy.sh
 export CLIPPY_ARGS := --deny__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 endif
 
@@ -162,7 +162,8 @@ gpu-image-check: ## assemble the files of the image for GPU workers, print their
 	@deploy/gpu-image-check.sh
 
 docs: ## the API documentation, including private items, in target/doc
-	RUSTDOCFLAGS="--deny warnings --allow rustdoc::private-intra-doc-links" cargo doc --locked --workspace --no-deps --document-private-items
+	@cargo build --locked --workspace --lib --bins --tests --examples
+	@deploy/docs.sh "$${CARGO_TARGET_DIR:-target}"
 
 clean: ## remove build output
 	cargo clean
