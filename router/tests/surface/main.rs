@@ -21,6 +21,7 @@ mod listeners;
 mod logs;
 mod models;
 mod prediction;
+mod replay;
 mod request_log;
 mod responses;
 mod rollout;
