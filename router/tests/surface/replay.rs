@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::client::{MODEL, TestRouter};
-use crate::tools::router_with;
+use crate::tools::{assembled, router_with};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -67,4 +67,22 @@ async fn fields_of_an_answer_are_refused_in_messages_of_other_roles() {
         let absent = with(json!({ "role": "user", "content": "x" }), &json!({ field: null }));
         router.ok(CHAT, &body(&absent)).await;
     }
+}
+
+#[tokio::test]
+async fn an_answer_with_only_reasoning_is_the_same_prompt_whole_and_streamed() {
+    let router = router_with(TEMPLATE).with_reply(" thinks");
+    let request = json!({ "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }] });
+    let whole = router.ok(CHAT, &request).await["choices"][0]["message"].clone();
+    assert_eq!((&whole["content"], &whole["reasoning_content"]), (&json!(""), &json!("0 thinks")));
+    let events = router.events(CHAT, &with(request, &json!({ "stream": true }))).await;
+    let (streamed, _) = assembled(&events);
+    assert_eq!(streamed["content"], Value::Null);
+    router.lanes.take_submitted();
+    let expected = prompt(&router, &body(&whole)).await;
+    assert_eq!(prompt(&router, &body(&streamed)).await, expected);
+    let without_content = json!({ "role": "assistant", "reasoning_content": "0 thinks" });
+    assert_eq!(prompt(&router, &body(&without_content)).await, expected);
+    let empty = json!({ "role": "assistant", "content": "", "reasoning": "0 thinks" });
+    assert_eq!(prompt(&router, &body(&empty)).await, expected);
 }

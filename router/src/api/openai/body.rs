@@ -423,8 +423,8 @@ impl Message {
         only("tool_call_id", "tool", self.tool_call_id.is_some())?;
         let content = match self.content {
             Some(Content(content)) => content,
-            // A message with only tool calls has no content.
-            None if !tool_calls.is_empty() => String::new(),
+            // An answer with only tool calls or only reasoning has no content.
+            None if self.role == "assistant" => String::new(),
             None => {
                 let path = format!("messages[{idx}].content");
                 let message = format!("{path} is required: a string or a list of text parts");
