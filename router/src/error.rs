@@ -291,6 +291,15 @@ impl RouterError {
         }
     }
 
+    /// Whether to tell the client not to retry. Client libraries retry every 408 and 5xx, but repeating one
+    /// of these requests only fails again and takes the same work once more. An internal error is a fault of
+    /// the router in one request: a retry may succeed, and libraries retry only a few times.
+    pub fn is_final(&self) -> bool {
+        let ErrorMapping { status, retryable, .. } = self.mapping();
+        let is_retried = status == StatusCode::REQUEST_TIMEOUT || status.is_server_error();
+        is_retried && !retryable && !matches!(self, Self::Internal(_))
+    }
+
     /// `error.param` in OpenAI's error object.
     pub fn param(&self) -> Option<&str> {
         match self {
