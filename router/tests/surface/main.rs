@@ -28,6 +28,7 @@ mod rollout;
 mod shapes;
 mod slow_client;
 mod telemetry;
+mod template_limits;
 mod tool_shapes;
 mod tools;
 mod vllm;
