@@ -1,5 +1,5 @@
-//! Renders a conversation in the form that the model's chat template accepts. Mistral's templates
-//! require short ids of tool calls.
+//! Renders a conversation in the form that the model's chat template accepts. Some templates restrict tool
+//! calls more than the APIs do: Mistral's require short ids, Llama 3's a single call per message.
 
 use std::borrow::Cow;
 
@@ -24,7 +24,16 @@ pub(super) fn render(
     if template.source().contains(SHORT_IDS_ONLY) {
         shorten_ids(messages.to_mut());
     }
-    model.render_chat(template, &messages, template_kwargs)
+    match model.render_chat(template, &messages, template_kwargs) {
+        // The template may refuse several calls in one message.
+        Err(TextError::Refused(reason)) => match with_single_calls(&messages) {
+            Some(split) => {
+                model.render_chat(template, &split, template_kwargs).map_err(|_| TextError::Refused(reason))
+            }
+            None => Err(TextError::Refused(reason)),
+        },
+        result => result,
+    }
 }
 
 /// Replaces the ids of calls and of their results.
@@ -52,4 +61,50 @@ fn short_id(id: &str) -> String {
         char::from(digit)
     };
     (0..SHORT_ID_LEN).map(|_| digit()).collect()
+}
+
+/// Splits messages with several calls; `None` if there are none.
+fn with_single_calls(messages: &[ConversationMessage]) -> Option<Vec<ConversationMessage>> {
+    if messages.iter().all(|message| message.tool_calls.len() < 2) {
+        return None;
+    }
+    let mut split = Vec::new();
+    let mut rest = messages;
+    while let Some((message, after)) = rest.split_first() {
+        rest = after;
+        if message.tool_calls.len() < 2 {
+            split.push(message.clone());
+            continue;
+        }
+        let num_results = after.iter().take_while(|message| message.role == "tool").count();
+        let (results, after) = after.split_at(num_results);
+        split_calls(message, results, &mut split);
+        rest = after;
+    }
+    Some(split)
+}
+
+/// Appends one message for each call, followed by the results of that call. The first of them has the text
+/// and the reasoning. Results of no call come last.
+fn split_calls(
+    message: &ConversationMessage,
+    results: &[ConversationMessage],
+    split: &mut Vec<ConversationMessage>,
+) {
+    let mut results: Vec<&ConversationMessage> = results.iter().collect();
+    for (idx, call) in message.tool_calls.iter().enumerate() {
+        let (content, reasoning_content) = match idx {
+            0 => (message.content.clone(), message.reasoning_content.clone()),
+            _ => (String::new(), None),
+        };
+        let tool_calls = vec![call.clone()];
+        split.push(ConversationMessage { content, reasoning_content, tool_calls, ..message.clone() });
+        let is_own = |result: &&ConversationMessage| {
+            result.tool_call_id.is_some() && result.tool_call_id.as_deref() == call["id"].as_str()
+        };
+        let (own, others): (Vec<_>, Vec<_>) = results.into_iter().partition(is_own);
+        split.extend(own.into_iter().cloned());
+        results = others;
+    }
+    split.extend(results.into_iter().cloned());
 }

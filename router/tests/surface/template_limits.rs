@@ -1,4 +1,4 @@
-//! Templates that restrict tool calls more than the APIs do.
+//! Templates that restrict tool calls more than the APIs do: short ids, or a single call per message.
 
 use serde_json::{Value, json};
 
@@ -15,6 +15,12 @@ const SHORT_IDS: &str = "{% if tools %}[TOOL_CALLS]{% endif %}{% macro id(i) %}\
 #{{ i }}#{% endmacro %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\
 {% for c in m.tool_calls %}{{ id(c.id) }}{% endfor %}{% if m.tool_call_id %}{{ id(m.tool_call_id) }}{% endif %}\
 <|end|>{% endfor %}<|assistant|>";
+
+/// Refuses several calls as Llama 3's do.
+const SINGLE_CALLS: &str = "{% for m in messages %}[{{ m.role }}]\
+{% if m.tool_calls and m.tool_calls | length != 1 %}\
+{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}\
+{{ m.content }}{% for c in m.tool_calls %}{{ c.id }}{% endfor %}{{ m.tool_call_id }};{% endfor %}[assistant]";
 
 const REPLY: &str = r#" sees [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "a"}}, {"name": "get_weather", "arguments": {"city": "b"}}]"#;
 
@@ -105,4 +111,30 @@ async fn an_id_that_the_template_accepts_is_kept() {
     let router = router_with(SHORT_IDS).with_reply(" fine");
     router.ok(CHAT, &with_calls(&["abcDEF123", "2"], &["abcDEF123", "2"])).await;
     assert!(check_ids(&router).contains("#abcDEF123#"));
+}
+
+#[tokio::test]
+async fn several_calls_are_split_where_the_template_allows_one_per_message() {
+    let router = router_with(SINGLE_CALLS).with_reply(" fine");
+    for (calls, results, expected) in [
+        (&["1"][..], &["1"][..], "[assistant]sees1;[tool]sun1;"),
+        (&["1", "2"], &["1", "2"], "[assistant]sees1;[tool]sun1;[assistant]2;[tool]sun2;"),
+        (&["1", "2"], &["2", "1"], "[assistant]sees1;[tool]sun1;[assistant]2;[tool]sun2;"),
+        (&["1", "2"], &["3", "2"], "[assistant]sees1;[assistant]2;[tool]sun2;[tool]sun3;"),
+        (&["1", "2"], &[], "[assistant]sees1;[assistant]2;"),
+    ] {
+        router.ok(CHAT, &with_calls(calls, results)).await;
+        assert_eq!(prompt(&router), format!("[user]hi;{expected}[user]go on;[assistant]"));
+    }
+}
+
+#[tokio::test]
+async fn a_template_that_refuses_split_calls_too_says_why() {
+    let router =
+        router_with(&format!("{SINGLE_CALLS}{{{{ raise_exception('no calls') }}}}")).with_reply(" fine");
+    for (calls, expected) in [(&["1"][..], "no calls"), (&["1", "2"], "single tool-calls at once")] {
+        let refused = router.post_json(CHAT, &with_calls(calls, calls)).await;
+        assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("messages")));
+        assert!(refused.text().contains(expected), "{}", refused.text());
+    }
 }
