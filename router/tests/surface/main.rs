@@ -7,6 +7,7 @@ mod admission;
 mod anthropic;
 mod bad_input;
 mod behaviour;
+mod calls_or_json;
 mod client;
 mod client_gone;
 mod console;
