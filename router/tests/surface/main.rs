@@ -11,6 +11,7 @@ mod calls_or_json;
 mod client;
 mod client_gone;
 mod console;
+mod cors;
 mod deadlines;
 mod drain;
 mod fake_lanes;
