@@ -55,6 +55,14 @@ impl Compiler {
     }
 }
 
+impl Grammar {
+    /// The right-hand side of a Lark rule that matches what [`GrammarKind::JsonSchema`] matches for this
+    /// schema.
+    pub fn lark_json(schema: &str) -> Result<String, GrammarError> {
+        Ok(format!("%json {}", schema_of(schema)?))
+    }
+}
+
 /// Checks that a grammar compiles, without a model's vocabulary.
 pub fn check(grammar: &Grammar) -> Result<(), GrammarError> {
     Compiler::with_slices(&Vocabulary::of_bytes(), &[])?.compile(grammar).map(drop)

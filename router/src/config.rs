@@ -18,6 +18,7 @@ use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::MAX_TREE_TOKENS;
 
 use crate::admission::AdmissionLimits;
+use crate::api::cors::AllowedOrigins;
 use crate::catalog::settings::ModelSettings;
 use crate::lane_config::RawLane;
 use crate::request::check::{check_defaults, check_task_type};
@@ -80,6 +81,10 @@ pub struct Flags {
     /// addresses may be served
     #[arg(long, value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
+    /// Origins of web pages that may call the HTTP API from a browser (CORS), comma-separated, as
+    /// https://chat.example; *: any page
+    #[arg(long, value_name = "ORIGINS", value_delimiter = ',')]
+    pub allowed_origins: Option<Vec<String>>,
     /// Number of tokens drafted per round, unless the request sets it; auto: each lane chooses by its
     /// measurements
     #[arg(long, value_name = "auto|K")]
@@ -168,6 +173,7 @@ pub struct RawRouter {
     grpc: SocketAddr,
     admin: SocketAddr,
     api_keys: Option<PathBuf>,
+    allowed_origins: Vec<String>,
     draft_tokens: DraftTokens,
     max_draft_tokens: u32,
     tree_tokens: DraftTokens,
@@ -209,6 +215,7 @@ impl Default for RawRouter {
             grpc: SocketAddr::from(([127, 0, 0, 1], 8001)),
             admin: SocketAddr::from(([127, 0, 0, 1], 8002)),
             api_keys: None,
+            allowed_origins: Vec::new(),
             draft_tokens: DraftTokens::Auto,
             max_draft_tokens: 8,
             tree_tokens: DraftTokens::Auto,
@@ -259,6 +266,8 @@ pub struct RouterConfig {
     pub listener: ListenerConfig,
     /// File of API keys; without it anyone may send requests.
     pub api_keys: Option<PathBuf>,
+    /// Origins of web pages that may call the HTTP API.
+    pub allowed_origins: AllowedOrigins,
     /// Limits on concurrent requests.
     pub admission: AdmissionLimits,
     /// Number of tokenizer threads.
@@ -305,6 +314,10 @@ impl RawConfig for RawRouter {
         faults.check("request_log_mib", (1..=REQUEST_LOG_MIB_MAX).contains(&self.request_log_mib), || {
             format!("{} is not between 1 and {REQUEST_LOG_MIB_MAX}", self.request_log_mib)
         });
+        let allowed_origins = AllowedOrigins::parse(&self.allowed_origins).unwrap_or_else(|error| {
+            faults.add("allowed_origins", error);
+            AllowedOrigins::Listed(Vec::new())
+        });
         let lanes = self.validate_lanes(faults);
         self.validate_models(faults);
         let lame_duck = Duration::from_secs(self.lame_duck_seconds);
@@ -314,6 +327,7 @@ impl RawConfig for RawRouter {
             admin: self.admin,
             listener: self.listener.validate(faults),
             api_keys: self.api_keys,
+            allowed_origins,
             admission: AdmissionLimits {
                 max_sequences: self.max_sequences,
                 max_waiting_requests: self.max_waiting_requests,
@@ -407,7 +421,7 @@ mod tests {
     use crate::catalog::settings::RequestDefaults;
 
     #[test]
-    fn every_fault_in_the_settings_of_a_model_is_reported() {
+    fn every_fault_is_reported_with_its_setting() {
         let serves =
             |served: &str| ModelSettings { serves: Some(served.to_owned()), ..ModelSettings::default() };
         let defaults = RequestDefaults { temperature: Some(3.0), ..RequestDefaults::default() };
@@ -415,11 +429,13 @@ mod tests {
         let models = [("a", serves("b")), ("b", serves("demo")), ("hot", hot), ("fine", serves("hot"))];
         let models = models.map(|(name, settings)| (name.to_owned(), settings)).into();
         let mut faults = Faults::new();
-        RawRouter { models, ..RawRouter::default() }.validate(&mut faults);
+        let allowed_origins = vec!["chat.example".to_owned()];
+        RawRouter { models, allowed_origins, ..RawRouter::default() }.validate(&mut faults);
         let message = faults.finish().unwrap_err().to_string();
         for expected in [
             "models.a: serves is `b`, which is an alias itself",
             "models.hot: temperature must be between 0 and 2, not 3",
+            "allowed_origins: `chat.example` is not an origin",
         ] {
             assert!(message.contains(expected), "{expected} is missing from {message}");
         }

@@ -197,7 +197,9 @@ const SERVER: &str = "server_error";
 impl From<text::TextError> for RouterError {
     fn from(error: text::TextError) -> Self {
         match error {
-            text::TextError::Conversation(message) => Self::invalid("messages", message),
+            text::TextError::Refused(message) | text::TextError::Conversation(message) => {
+                Self::invalid("messages", message)
+            }
             text::TextError::Internal(message) => Self::Internal(message),
         }
     }
@@ -289,6 +291,15 @@ impl RouterError {
             Self::RateLimited { retry_after, .. } => Some(ceil_seconds(*retry_after)),
             _ => self.mapping().retryable.then_some(RETRY_AFTER.as_secs()),
         }
+    }
+
+    /// Whether to tell the client not to retry. Client libraries retry every 408 and 5xx, but repeating one
+    /// of these requests only fails again and takes the same work once more. An internal error is a fault of
+    /// the router in one request: a retry may succeed, and libraries retry only a few times.
+    pub fn is_final(&self) -> bool {
+        let ErrorMapping { status, retryable, .. } = self.mapping();
+        let is_retried = status == StatusCode::REQUEST_TIMEOUT || status.is_server_error();
+        is_retried && !retryable && !matches!(self, Self::Internal(_))
     }
 
     /// `error.param` in OpenAI's error object.

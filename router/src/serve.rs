@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tonic::service::Routes;
 
 use crate::admission::Admission;
+use crate::api::cors::allow_origins;
 use crate::api::grpc::grpc_service;
 use crate::api::http::{admin_app, http_app};
 use crate::api::openai::respond::KEEP_ALIVE;
@@ -124,9 +125,16 @@ pub async fn serve_with(
     let pair = PairCheck::new(config.pair_check, state.lifetime.clone());
     let admin =
         admin_app(state.clone()).merge(console_app(state.clone(), timelines, pair, allows_generation));
-    sockets.serve(state, admin, config.tls, &connections).await?;
+    let http = allow_origins(http_app(state.clone()), &config.allowed_origins);
+    sockets.serve(state, Apps { http, admin }, config.tls, &connections).await?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin, "listening");
     Ok(addresses)
+}
+
+/// What a router serves over HTTP.
+struct Apps {
+    http: axum::Router,
+    admin: axum::Router,
 }
 
 /// Listening sockets of a router.
@@ -153,7 +161,7 @@ impl Sockets {
     async fn serve(
         self,
         state: AppState,
-        admin: axum::Router,
+        apps: Apps,
         tls: Option<ServerTls>,
         connections: &Connections,
     ) -> anyhow::Result<()> {
@@ -167,8 +175,8 @@ impl Sockets {
             .add_service(grpc_service(state.clone()))
             .add_service(vllm_grpc_service(state.clone()));
         Listener::new(self.grpc, tls.clone(), connections).serve_grpc("grpc", services, &lifetime);
-        serve_admin(self.admin, admin, connections, &lifetime);
-        Listener::new(self.http, tls, connections).serve_http("http", http_app(state), &lifetime);
+        serve_admin(self.admin, apps.admin, connections, &lifetime);
+        Listener::new(self.http, tls, connections).serve_http("http", apps.http, &lifetime);
         Ok(())
     }
 }

@@ -1,6 +1,8 @@
 //! [`TokenizePool`]: dedicated threads for rendering chat templates and tokenizing, which take milliseconds
 //! on long prompts and would block other requests on the async runtime. Their queue is bounded.
 
+mod chat;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -115,7 +117,7 @@ pub fn tokenize(
                     "this model has no chat template: send the whole prompt as text to /v1/completions",
                 )
             })?;
-            let rendered = model.render_chat(template, &messages, &template_kwargs)?;
+            let rendered = chat::render(model, template, &messages, &template_kwargs)?;
             check_bytes(model, &rendered.text, max_model_len, "messages")?;
             let (ids, task_type) = (model.encode_chat(&rendered)?, classify(&task_type_text(&messages)));
             let text = rendered.text;

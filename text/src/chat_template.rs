@@ -115,25 +115,32 @@ impl ChatTemplate {
         let mut output = LimitedOutput::default();
         template
             .render_captured_to(context! { ..standard, ..Value::from(Serde(extra)) }, &mut output)
-            .map_err(|error| TextError::Conversation(refusal(&error)))?;
+            .map_err(|error| client_error(&error))?;
         String::from_utf8(output.bytes)
             .map_err(|_| TextError::Internal("the chat template wrote invalid UTF-8".into()))
     }
 }
 
 /// The error for the client if the template fails on its conversation.
-fn refusal(error: &Error) -> String {
+fn client_error(error: &Error) -> TextError {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(cause) = source {
         if let Some(Raised(message)) = cause.downcast_ref() {
-            return format!("the model's chat template refuses these messages: {message}");
+            return TextError::Refused(format!(
+                "the model's chat template refuses these messages: {message}"
+            ));
         }
         source = cause.source();
     }
     if error.kind() == ErrorKind::OutOfFuel {
-        return format!("messages are too many: the model's chat template ran for more than {FUEL} steps");
+        let message =
+            format!("messages are too many: the model's chat template ran for more than {FUEL} steps");
+        return TextError::Conversation(message);
     }
-    format!("the model's chat template failed on these messages: {}", describe(error))
+    TextError::Conversation(format!(
+        "the model's chat template failed on these messages: {}",
+        describe(error)
+    ))
 }
 
 /// An error of the template engine in one line.

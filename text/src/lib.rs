@@ -35,7 +35,10 @@ pub mod asset {
 /// Why a conversation or a text cannot be converted to a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
-    /// The chat template refuses the conversation, or fails on it.
+    /// The chat template refuses the conversation deliberately (`raise_exception`).
+    #[error("{0}")]
+    Refused(String),
+    /// The chat template fails on the conversation.
     #[error("{0}")]
     Conversation(String),
     /// The template or the tokenizer failed.

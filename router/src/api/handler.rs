@@ -33,6 +33,9 @@ use crate::request::{Caller, Operation, RawRequest, span};
 /// Identifies a request: the client's id if it sent one, else the router's.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// Header by which the client libraries of OpenAI and Anthropic decide on a retry.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
 /// The format of one API: request bodies and responses.
 pub(super) trait ApiFormat: Send + Sync {
     /// A request body, not checked yet.
@@ -174,6 +177,16 @@ pub(crate) async fn read_chat(
     let ParsedRequest { raw_request, caller, deadline, .. } =
         parse_request(state, &OpenAi(Operation::Chat), request).await?;
     Ok((raw_request, caller, deadline))
+}
+
+/// Tells the client whether and when to retry.
+pub(super) fn write_retry_headers(error: &RouterError, headers: &mut HeaderMap) {
+    if let Some(seconds) = error.retry_after_seconds() {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if error.is_final() {
+        headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+    }
 }
 
 /// Refuses the first field of the object at `path` (empty, or ending in a dot) that requests an unsupported

@@ -5,6 +5,7 @@
 mod admin;
 mod anthropic;
 mod conversation;
+pub mod cors;
 mod debug;
 mod functions;
 pub mod grpc;

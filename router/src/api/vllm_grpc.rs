@@ -9,6 +9,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt as _, StreamExt as _};
+use grammar::{Grammar, GrammarKind};
 use proto::vllm;
 use proto::vllm::generate_request::Input;
 use proto::vllm::generate_response::Response as Body;
@@ -23,6 +24,7 @@ use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
 use super::grpc::{self, authenticate, deadline_from_metadata, widen};
+use super::openai::structured::grammar_from_choices;
 use crate::error::RouterError;
 use crate::metrics::Protocol;
 use crate::pipeline::text_stream::TextStream;
@@ -31,6 +33,7 @@ use crate::request::limits::BODY_BYTES_MAX;
 use crate::request::raw::{RawPrompt, RawRequest, RawSampling};
 use crate::request::record::RequestRecord;
 use crate::request::span::finish_reason_name;
+use crate::request::structure::RawGrammar;
 use crate::request::{Caller, Operation, span};
 
 const MODEL: &str = "x-model";
@@ -260,6 +263,7 @@ fn parse_request(message: vllm::GenerateRequest) -> Result<RawRequest, RouterErr
     refuse_unsupported(&sampling)?;
     Ok(RawRequest {
         prompts,
+        grammar: parse_constraint(sampling.constraint.as_ref())?,
         // By default the output may fill the rest of the window.
         max_tokens: sampling.max_tokens.map(i64::from),
         fill_context_window: sampling.max_tokens.is_none(),
@@ -274,18 +278,32 @@ fn parse_request(message: vllm::GenerateRequest) -> Result<RawRequest, RouterErr
     })
 }
 
-fn refuse_unsupported(sampling: &vllm::SamplingParams) -> Result<(), RouterError> {
-    let constraint = match &sampling.constraint {
-        None | Some(Constraint::JsonObject(false)) => None,
-        Some(Constraint::JsonSchema(_)) => Some("json_schema"),
-        Some(Constraint::Regex(_)) => Some("regex"),
-        Some(Constraint::Grammar(_)) => Some("grammar"),
-        Some(Constraint::StructuralTag(_)) => Some("structural_tag"),
-        Some(Constraint::JsonObject(true)) => Some("json_object"),
-        Some(Constraint::Choice(_)) => Some("choice"),
+/// Reads the constraint on the output: the same grammars as over HTTP.
+fn parse_constraint(constraint: Option<&Constraint>) -> Result<Option<RawGrammar>, RouterError> {
+    let (field, grammar) = match constraint {
+        Some(Constraint::JsonSchema(text)) => {
+            ("sampling_params.json_schema", Grammar { kind: GrammarKind::JsonSchema, text: text.clone() })
+        }
+        Some(Constraint::JsonObject(true)) => ("sampling_params.json_object", Grammar::json_object()),
+        Some(Constraint::Regex(text)) => {
+            ("sampling_params.regex", Grammar { kind: GrammarKind::Regex, text: text.clone() })
+        }
+        Some(Constraint::Choice(choice)) => {
+            return grammar_from_choices("sampling_params.choice", &choice.choices).map(Some);
+        }
+        // Grammars in EBNF and structural tags are refused.
+        Some(Constraint::JsonObject(false) | Constraint::Grammar(_) | Constraint::StructuralTag(_))
+        | None => {
+            return Ok(None);
+        }
     };
+    Ok(Some(RawGrammar { field, grammar }))
+}
+
+fn refuse_unsupported(sampling: &vllm::SamplingParams) -> Result<(), RouterError> {
     let unsupported = [
-        constraint,
+        matches!(sampling.constraint, Some(Constraint::Grammar(_))).then_some("grammar"),
+        matches!(sampling.constraint, Some(Constraint::StructuralTag(_))).then_some("structural_tag"),
         (sampling.n > 1).then_some("n"),
         // This protocol's responses have no fields for them.
         sampling.logprobs.is_some().then_some("logprobs"),

@@ -159,13 +159,7 @@ impl RawRequest {
     /// Returns the format of the output, given the grammar and the tools.
     fn check_output_format(&mut self, entry: &ModelEntry) -> Result<OutputFormat, RouterError> {
         self.tools.check(self.names.tool_name)?;
-        if let Some(calls) = self.tools.grammar()? {
-            if let Some(other) = &self.grammar {
-                let message = format!("tool_choice and {} both constrain the output", other.field);
-                return Err(RouterError::invalid("tool_choice", message));
-            }
-            self.grammar = Some(calls);
-        }
+        self.grammar = self.tools.grammar(self.grammar.take(), &entry.text)?;
         if let Some(grammar) = &self.grammar {
             grammar.check_compatible(self)?;
         }

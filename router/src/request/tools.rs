@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use grammar::Grammar;
+use grammar::{Grammar, GrammarKind};
 use serde_json::{Map, Value, json};
 use text::ModelText;
 
@@ -84,11 +84,38 @@ impl RawTools {
         }
     }
 
+    /// Returns the grammar of the output, given the grammar that the request asks for. With `tool_choice`
+    /// auto the model may call tools or answer; the answer must match the request's grammar.
+    pub(super) fn grammar(
+        &self,
+        requested: Option<RawGrammar>,
+        model: &ModelText,
+    ) -> Result<Option<RawGrammar>, RouterError> {
+        let required = self.required_grammar()?;
+        match (required, requested) {
+            (Some(_), Some(requested)) => {
+                let message = format!("tool_choice and {} both constrain the output", requested.field);
+                Err(RouterError::invalid("tool_choice", message))
+            }
+            (None, Some(requested)) if self.choice == ToolChoice::Auto && !self.tools.is_empty() => {
+                self.calls_or(&requested, model).map(Some)
+            }
+            (required, requested) => Ok(required.or(requested)),
+        }
+    }
+
     /// Returns the grammar of an output that must consist of calls.
-    pub(super) fn grammar(&self) -> Result<Option<RawGrammar>, RouterError> {
+    fn required_grammar(&self) -> Result<Option<RawGrammar>, RouterError> {
         let schema = match &self.choice {
             ToolChoice::None | ToolChoice::Auto => return Ok(None),
-            ToolChoice::Required => self.call_list_schema()?,
+            ToolChoice::Required => {
+                let (mut schema, calls) = self.call_schemas("parameters")?;
+                schema.insert("type".to_owned(), json!("array"));
+                schema.insert("minItems".to_owned(), json!(1));
+                schema.insert("maxItems".to_owned(), json!(self.max_calls()));
+                schema.insert("items".to_owned(), json!({ "anyOf": calls }));
+                Value::Object(schema)
+            }
             ToolChoice::Named(name) => {
                 let named = self.tools.iter().find(|tool| tool.name == *name);
                 Value::Object(named.map(Tool::schema).unwrap_or_default())
@@ -97,9 +124,57 @@ impl RawTools {
         Ok(Some(RawGrammar { field: FIELD, grammar: Grammar::json_schema(&schema) }))
     }
 
-    /// Schema of a list of calls. The `$defs` and `definitions` of the tools' schemas move to its root, where
-    /// references are resolved.
-    fn call_list_schema(&self) -> Result<Value, RouterError> {
+    /// Returns the grammar of an output that consists of calls, in the syntax of the chat template, or
+    /// matches `output`.
+    fn calls_or(&self, output: &RawGrammar, model: &ModelText) -> Result<RawGrammar, RouterError> {
+        let field = output.field;
+        let unsupported = |why: &str| {
+            let message = format!(
+                "tools cannot be combined with {field}{why}: leave one of them out, or set tool_choice to none"
+            );
+            RouterError::invalid(FIELD, message)
+        };
+        let syntax = tool_syntax(model)?;
+        if output.grammar.kind != GrammarKind::JsonSchema {
+            return Err(unsupported(", which is not a JSON schema"));
+        }
+        // A grammar excludes special tokens, and with them calls that begin with one.
+        let is_special =
+            |mark: &&str| model.token_id(mark).is_some_and(|id| model.vocabulary().text_bytes(id).is_empty());
+        let (arguments, open, close, separator) = match syntax {
+            ToolSyntax::Llama => ("parameters", "", "", r#"";" " "?"#),
+            ToolSyntax::Hermes if !syntax.special_tokens().iter().any(is_special) => {
+                ("arguments", r#""<tool_call>" "\n"? "#, r#" "\n"? "</tool_call>""#, r#""\n"?"#)
+            }
+            ToolSyntax::Hermes | ToolSyntax::Mistral => {
+                return Err(unsupported(" for this model, whose calls begin with a special token"));
+            }
+        };
+        let (mut schema, calls) = self.call_schemas(arguments)?;
+        schema.insert("anyOf".to_owned(), json!(calls));
+        let rule = |schema: &str| {
+            Grammar::lark_json(schema)
+                .map_err(|error| RouterError::invalid(field, format!("{field} cannot be used: {error}")))
+        };
+        let (call, value) = (rule(&Value::Object(schema).to_string())?, rule(&output.grammar.text)?);
+        let calls = match self.max_calls() {
+            1 => "call".to_owned(),
+            max => format!("call ({separator} call){{0,{}}}", max - 1),
+        };
+        let text = format!(
+            "start: calls | value\ncalls: {calls}\ncall: {open}body{close}\nbody: {call}\nvalue: {value}\n"
+        );
+        Ok(RawGrammar { field, grammar: Grammar { kind: GrammarKind::Lark, text } })
+    }
+
+    fn max_calls(&self) -> usize {
+        if self.parallel { limits::TOOL_CALLS_MAX } else { 1 }
+    }
+
+    /// Returns the schema of a call of each tool, with its arguments under this name, and the root that they
+    /// need: the `$defs` and `definitions` of the tools' schemas move there, because references are resolved
+    /// there.
+    fn call_schemas(&self, arguments: &str) -> Result<(Map<String, Value>, Vec<Value>), RouterError> {
         let mut root = Map::new();
         let mut calls = Vec::new();
         for tool in &self.tools {
@@ -119,16 +194,12 @@ impl RawTools {
             }
             calls.push(json!({
                 "type": "object",
-                "properties": { "name": { "const": tool.name }, "parameters": parameters },
-                "required": ["name", "parameters"],
+                "properties": { "name": { "const": tool.name }, arguments: parameters },
+                "required": ["name", arguments],
                 "additionalProperties": false
             }));
         }
-        root.insert("type".to_owned(), json!("array"));
-        root.insert("minItems".to_owned(), json!(1));
-        root.insert("maxItems".to_owned(), json!(if self.parallel { limits::TOOL_CALLS_MAX } else { 1 }));
-        root.insert("items".to_owned(), json!({ "anyOf": calls }));
-        Ok(Value::Object(root))
+        Ok((root, calls))
     }
 }
 
@@ -140,8 +211,17 @@ impl Tool {
     }
 }
 
-/// Returns how to parse this model's output. Output constrained by a grammar has no reasoning, and calls only
-/// where the grammar requires them.
+/// Returns the syntax of calls that the model's chat template describes.
+fn tool_syntax(model: &ModelText) -> Result<ToolSyntax, RouterError> {
+    let syntax = model.chat_template().and_then(|template| ToolSyntax::from_template(template.source()));
+    syntax.ok_or_else(|| {
+        let message = "this model's chat template has no supported tool call format (Hermes, Llama 3 or Mistral): \
+                       set tool_choice to required or to a tool, or leave tools out";
+        RouterError::invalid(FIELD, message)
+    })
+}
+
+/// Returns how to parse this model's output. Output constrained by a grammar has no reasoning.
 pub(super) fn output_format(
     tools: &RawTools,
     has_grammar: bool,
@@ -151,15 +231,10 @@ pub(super) fn output_format(
     let calls = match &tools.choice {
         ToolChoice::Required => CallFormat::Required,
         ToolChoice::Named(name) => CallFormat::Named(name.clone()),
-        ToolChoice::Auto if !tools.tools.is_empty() && !has_grammar => {
-            let syntax = template.and_then(|template| ToolSyntax::from_template(template.source()));
-            let syntax = syntax.ok_or_else(|| {
-                let message = "this model's chat template has no supported tool call format (Hermes, Llama 3 or \
-                               Mistral): set tool_choice to required or to a tool, or leave tools out";
-                RouterError::invalid(FIELD, message)
-            })?;
-            CallFormat::Auto { syntax, tools: tools.tools.iter().map(|tool| tool.name.clone()).collect() }
-        }
+        ToolChoice::Auto if !tools.tools.is_empty() => CallFormat::Auto {
+            syntax: tool_syntax(model)?,
+            tools: tools.tools.iter().map(|tool| tool.name.clone()).collect(),
+        },
         ToolChoice::None | ToolChoice::Auto => CallFormat::None,
     };
     let has_reasoning = template.is_some_and(|template| template.source().contains("<think>"));

@@ -114,13 +114,21 @@ const REFUSED: &str = r#"{"max_tokens": 0} | 400 | invalid_request_error | max_t
 {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": "x"}]}]} | 400 | invalid_request_error | messages[0].content[0].input must be an object
 {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "x"}]}]} | 400 | invalid_request_error | messages[0].content[0].tool_use_id is `1`, which matches no earlier call
 {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": 5}]}]} | 400 | invalid_request_error | messages[0].content[0].content must be a string or a list of text blocks
-{"thinking": {"type": "enabled", "budget_tokens": 9}} | 400 | invalid_request_error | thinking is not supported
+{"thinking": {"type": "perhaps"}} | 400 | invalid_request_error | thinking.type must be one of enabled, adaptive, disabled, not `perhaps`
+{"thinking": "enabled"} | 400 | invalid_request_error | thinking
+{"output_config": {"format": {"type": "json_schema", "schema": {}}}} | 400 | invalid_request_error | output_config.format is not supported
+{"output_config": {"size": 1}} | 400 | invalid_request_error | size is not a field
+{"output_format": {"type": "json_schema", "schema": {}}} | 400 | invalid_request_error | output_format is not supported
 {"top_k": -5} | 400 | invalid_request_error | top_k must be between -1
 {"colour": 1} | 400 | invalid_request_error | colour is not a field
 {"model": "nobody"} | 404 | not_found_error | does not exist"#;
 
-/// Values that request nothing.
-const OFF: &str = r#"{"tools": [], "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}, "metadata": {"user_id": "x"}}"#;
+/// Values that request nothing, or have no effect.
+const OFF: &str = r#"{"tools": [], "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}, "metadata": {"user_id": "x"}}
+{"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "high"}}
+{"thinking": {"type": "adaptive"}, "output_config": {"effort": null, "format": null}}
+{"thinking": {"type": "adaptive", "display": "summarized"}, "output_config": {}}
+{"thinking": null, "output_config": null, "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}"#;
 
 #[tokio::test]
 async fn bad_input_is_refused_in_the_format_of_anthropic_and_the_next_request_works() {
@@ -145,7 +153,16 @@ async fn bad_input_is_refused_in_the_format_of_anthropic_and_the_next_request_wo
         assert_eq!(router.ok(MESSAGES, &request(json!({}))).await["content"][0]["text"], "0 fine");
         router.lanes.take_submitted();
     }
-    router.ok(MESSAGES, &request(serde_json::from_str(OFF).unwrap())).await;
+    router.ok(MESSAGES, &request(json!({}))).await;
+    let expected = router.lanes.take_submitted().remove(0);
+    for row in OFF.lines() {
+        router.ok(MESSAGES, &request(serde_json::from_str(row).unwrap())).await;
+        let submitted = router.lanes.take_submitted().remove(0);
+        assert_eq!(
+            (submitted.prompt_ids, submitted.spec),
+            (expected.prompt_ids.clone(), expected.spec.clone())
+        );
+    }
 }
 
 #[tokio::test]

@@ -307,23 +307,35 @@ async fn a_model_that_a_key_may_not_use_is_not_found() {
 async fn scheduler_errors_keep_their_status() {
     let router = TestRouter::start();
     let unavailable = RouterError::Unavailable { reason: "no target worker is ready".into() };
-    for (script, status, expected) in [
-        (Script::Refuse(unavailable), 503, "no target worker is ready: retry after 1 s"),
-        (Script::Refuse(RouterError::Overloaded { what: "the lane" }), 429, "the lane is full"),
+    let quarantined = RouterError::Quarantined { reason: "4 targets failed".into() };
+    for (script, status, expected, is_final) in [
+        (Script::Refuse(unavailable), 503, "no target worker is ready: retry after 1 s", false),
+        (Script::Refuse(RouterError::Overloaded { what: "the lane" }), 429, "the lane is full", false),
         (
             Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }),
             500,
             "refused the sequence: a NaN",
+            true,
         ),
-        (Script::Panic, 500, "the request handler panicked"),
-        (Script::Vanish, 500, "the scheduler closed the stream early"),
+        (Script::FailAfterOneSpan(quarantined), 500, "4 targets failed", true),
+        (Script::FailAfterOneSpan(RouterError::SlowClient), 408, "reads too slowly", true),
+        (Script::Panic, 500, "the request handler panicked", false),
+        (Script::Vanish, 500, "the scheduler closed the stream early", false),
     ] {
         router.lanes.set_script(script);
+        let message =
+            json!({ "model": MODEL, "max_tokens": 9, "messages": [{ "role": "user", "content": "hi" }] });
+        let of_messages = router.post_json("/v1/messages", &message).await;
+        assert_eq!(of_messages.status, status, "{}", of_messages.text());
         let answer = router.post_json(COMPLETIONS, &completion(json!({}))).await;
         assert_eq!(answer.status, status, "{}", answer.text());
         let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
         assert!(message.contains(expected), "{message}");
-        assert_eq!(answer.headers.contains_key("retry-after"), matches!(status, 429 | 503));
+        for headers in [&answer.headers, &of_messages.headers] {
+            assert_eq!(headers.contains_key("retry-after"), matches!(status, 429 | 503));
+            let should_retry = headers.get("x-should-retry").map(|value| value.to_str().unwrap());
+            assert_eq!(should_retry, is_final.then_some("false"), "{expected}");
+        }
     }
     let router = router.with_reply(" fine");
     assert_eq!(text(&router.ok(COMPLETIONS, &completion(json!({}))).await, 0), "0 fine");

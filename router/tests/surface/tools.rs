@@ -40,7 +40,7 @@ fn chat(fields: Value) -> Value {
 }
 
 /// Builds the message from a stream's chunks; returns it with the finish reason.
-fn assembled(events: &[String]) -> (Value, Value) {
+pub(crate) fn assembled(events: &[String]) -> (Value, Value) {
     let (mut content, mut reasoning, mut calls) = (None, String::new(), Vec::<Value>::new());
     let mut finish = Value::Null;
     for chunk in chunks(events) {

@@ -3,6 +3,7 @@
 use proto::vllm;
 use proto::vllm::generate_request::Input;
 use proto::vllm::generate_response::Response as Answer;
+use proto::vllm::sampling_params::Constraint;
 use proto::vllm::vllm_engine_client::VllmEngineClient;
 use router::request::Auth;
 use serde_json::{Value, json};
@@ -192,11 +193,66 @@ const REFUSED: &[Refused] = &[
     (|message| sampling(message).temperature = Some(3.0), "temperature", "between 0 and 2, not 3"),
     (|message| sampling(message).stop_token_ids = vec![4_096], "stop_token_ids", "stop_token_ids[0] is 4096"),
     (
-        |message| sampling(message).constraint = Some(vllm::sampling_params::Constraint::Regex("x".into())),
-        "sampling_params.regex",
+        |message| sampling(message).constraint = Some(Constraint::Grammar("root ::= x".into())),
+        "sampling_params.grammar",
         "not supported",
     ),
+    (
+        |message| sampling(message).constraint = Some(Constraint::StructuralTag("{}".into())),
+        "sampling_params.structural_tag",
+        "not supported",
+    ),
+    (
+        |message| sampling(message).constraint = Some(Constraint::Regex("(".into())),
+        "sampling_params.regex",
+        "sampling_params.regex cannot be used",
+    ),
+    (
+        |message| sampling(message).constraint = Some(Constraint::JsonSchema("{".into())),
+        "sampling_params.json_schema",
+        "not JSON",
+    ),
+    (
+        |message| sampling(message).constraint = Some(Constraint::Choice(Default::default())),
+        "sampling_params.choice",
+        "1 to 4096 are allowed",
+    ),
+    (
+        |message| {
+            sampling(message).constraint = Some(Constraint::JsonObject(true));
+            sampling(message).ignore_eos = true;
+        },
+        "ignore_eos",
+        "cannot be combined with sampling_params.json_object",
+    ),
 ];
+
+/// Each constraint is the same grammar as that of a field of `/v1/completions`.
+#[tokio::test]
+async fn constraints_are_the_grammars_of_http() {
+    let router = TestRouter::start().with_reply(" fine");
+    let mut client = connect(&router).await;
+    let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
+    let choices = vec!["yes".to_owned(), "a|b".to_owned()];
+    for (constraint, fields) in [
+        (Constraint::JsonSchema(schema.to_string()), json!({ "guided_json": schema })),
+        (Constraint::JsonObject(true), json!({ "response_format": { "type": "json_object" } })),
+        (Constraint::JsonObject(false), json!({})),
+        (Constraint::Regex("[a-c]+".into()), json!({ "guided_regex": "[a-c]+" })),
+        (
+            Constraint::Choice(vllm::ChoiceConstraint { choices: choices.clone() }),
+            json!({ "guided_choice": choices }),
+        ),
+    ] {
+        let mut body = json!({ "model": MODEL, "prompt": "one two" });
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        router.ok("/v1/completions", &body).await;
+        let expected = router.lanes.take_one().spec.grammar;
+        assert_eq!(expected.is_some(), fields != json!({}));
+        read(&mut client, generate(|message| sampling(message).constraint = Some(constraint))).await;
+        assert_eq!(router.lanes.take_one().spec.grammar, expected, "{fields}");
+    }
+}
 
 #[tokio::test]
 async fn errors_name_the_field_and_the_next_request_works() {

@@ -40,12 +40,15 @@ pub(super) struct Body {
     tools: Option<Vec<Value>>,
     tool_choice: Option<Object<RawToolChoice>>,
 
-    thinking: Option<Value>,
+    thinking: Option<Object<Thinking>>,
     container: Option<Value>,
     mcp_servers: Option<Value>,
-    context_management: Option<Value>,
-    output_config: Option<Value>,
+    output_config: Option<Object<OutputConfig>>,
     output_format: Option<Value>,
+
+    // It may shorten a conversation; here all of it is the prompt.
+    #[serde(rename = "context_management")]
+    _context_management: IgnoredAny,
 
     #[serde(rename = "metadata")]
     _metadata: IgnoredAny,
@@ -62,6 +65,37 @@ pub(super) struct Body {
 struct RawMessage {
     role: String,
     content: Content,
+}
+
+/// `thinking`. Nothing but its type is read: a model that thinks does so by itself.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Thinking {
+    r#type: String,
+    #[serde(default, rename = "budget_tokens")]
+    _budget_tokens: Option<u64>,
+    #[serde(default, rename = "display")]
+    _display: IgnoredAny,
+}
+
+impl Thinking {
+    fn check(&self) -> Result<(), RouterError> {
+        if matches!(self.r#type.as_str(), "enabled" | "adaptive" | "disabled") {
+            return Ok(());
+        }
+        let field = "thinking.type";
+        let message = format!("{field} must be one of enabled, adaptive, disabled, not `{}`", self.r#type);
+        Err(RouterError::invalid(field, message))
+    }
+}
+
+/// `output_config`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct OutputConfig {
+    #[serde(rename = "effort")]
+    _effort: IgnoredAny,
+    format: Option<Value>,
 }
 
 /// `tool_choice`.
@@ -171,14 +205,17 @@ impl Body {
 
     /// Refuses unsupported fields that would change the answer.
     fn refuse_unsupported(&self) -> Result<(), RouterError> {
+        if let Some(Object(thinking)) = &self.thinking {
+            thinking.check()?;
+        }
+        if let Some(Object(config)) = &self.output_config {
+            refuse_fields("output_config.", &[("format", &config.format)], is_disabled)?;
+        }
         refuse_fields(
             "",
             &[
-                ("thinking", &self.thinking),
                 ("container", &self.container),
                 ("mcp_servers", &self.mcp_servers),
-                ("context_management", &self.context_management),
-                ("output_config", &self.output_config),
                 ("output_format", &self.output_format),
             ],
             is_disabled,
@@ -187,11 +224,10 @@ impl Body {
 }
 
 /// Whether the value of an unsupported field requests nothing.
-fn is_disabled(field: &str, value: &Value) -> bool {
-    match (field, value) {
-        (_, Value::Null | Value::Bool(false)) => true,
-        (_, Value::Array(items)) => items.is_empty(),
-        ("thinking", Value::Object(thinking)) => thinking.get("type").is_some_and(|kind| kind == "disabled"),
+fn is_disabled(_field: &str, value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(items) => items.is_empty(),
         _ => false,
     }
 }

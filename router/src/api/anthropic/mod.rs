@@ -8,12 +8,14 @@ mod body;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Json, Response};
-use http::{HeaderName, HeaderValue, header};
+use http::HeaderName;
 use serde_json::json;
 
 use self::answer::{ErrorMessage, Message, MessageEvents, StopReason};
 use self::body::{Body, MessageOptions};
-use super::handler::{ApiFormat, BodyContext, REQUEST_ID, collect_text, handle_request, json_response};
+use super::handler::{
+    ApiFormat, BodyContext, REQUEST_ID, collect_text, handle_request, json_response, write_retry_headers,
+};
 use super::incoming::{authenticate, deadline_from_headers, read_object};
 use super::parsed_output::ParsedOutput;
 use super::sse;
@@ -94,9 +96,7 @@ impl ApiFormat for Messages {
 
     fn error_response(&self, error: &RouterError) -> Response {
         let mut response = (error.mapping().status, Json(ErrorMessage::new(error))).into_response();
-        if let Some(seconds) = error.retry_after_seconds() {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
+        write_retry_headers(error, response.headers_mut());
         response
     }
 }

@@ -143,11 +143,20 @@ pub struct Message {
     #[serde(default)]
     pub reasoning_content: Option<String>,
     #[serde(default)]
+    pub reasoning: Option<String>,
+    #[serde(default)]
     pub function_call: Option<Value>,
     #[serde(default)]
     pub audio: Option<Value>,
     #[serde(default)]
     pub refusal: Option<Value>,
+    // Client libraries add these to an answer; clients send them back unchanged.
+    #[serde(default)]
+    annotations: Option<IgnoredAny>,
+    #[serde(default)]
+    parsed: Option<IgnoredAny>,
+    #[serde(default)]
+    provider_specific_fields: Option<IgnoredAny>,
 }
 
 /// `stream_options`.
@@ -407,11 +416,15 @@ impl Message {
         let tool_calls = self.tool_calls.unwrap_or_default();
         only("tool_calls", "assistant", !tool_calls.is_empty())?;
         only("reasoning_content", "assistant", self.reasoning_content.is_some())?;
+        only("reasoning", "assistant", self.reasoning.is_some())?;
+        only("annotations", "assistant", self.annotations.is_some())?;
+        only("parsed", "assistant", self.parsed.is_some())?;
+        only("provider_specific_fields", "assistant", self.provider_specific_fields.is_some())?;
         only("tool_call_id", "tool", self.tool_call_id.is_some())?;
         let content = match self.content {
             Some(Content(content)) => content,
-            // A message with only tool calls has no content.
-            None if !tool_calls.is_empty() => String::new(),
+            // An answer with only tool calls or only reasoning has no content.
+            None if self.role == "assistant" => String::new(),
             None => {
                 let path = format!("messages[{idx}].content");
                 let message = format!("{path} is required: a string or a list of text parts");
@@ -425,7 +438,7 @@ impl Message {
             role,
             content,
             name: self.name,
-            reasoning_content: self.reasoning_content,
+            reasoning_content: self.reasoning_content.or(self.reasoning),
             tool_calls,
             tool_call_id: self.tool_call_id,
         })

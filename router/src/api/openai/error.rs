@@ -4,6 +4,7 @@ use axum::response::{IntoResponse, Json, Response};
 use http::{HeaderValue, header};
 use serde::Serialize;
 
+use crate::api::handler::write_retry_headers;
 use crate::error::RouterError;
 
 /// `{"error": {...}}`.
@@ -39,9 +40,7 @@ impl ErrorBody {
     pub fn respond(error: &RouterError) -> Response {
         let mut response = (error.mapping().status, Json(Self::from(error))).into_response();
         let headers = response.headers_mut();
-        if let Some(seconds) = error.retry_after_seconds() {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
+        write_retry_headers(error, headers);
         if matches!(error, RouterError::Unauthenticated(_)) {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }

@@ -191,7 +191,11 @@ fn grammar_from_schema(field: &'static str, schema: &Value) -> Result<Grammar, R
     }
 }
 
-fn grammar_from_choices(field: &'static str, choices: &[String]) -> Result<RawGrammar, RouterError> {
+/// A grammar for one of these texts.
+pub(in crate::api) fn grammar_from_choices(
+    field: &'static str,
+    choices: &[String],
+) -> Result<RawGrammar, RouterError> {
     if choices.is_empty() || choices.len() > CHOICES_MAX {
         let message = format!("{field} has {} texts, 1 to {CHOICES_MAX} are allowed", choices.len());
         return Err(RouterError::invalid(field, message));

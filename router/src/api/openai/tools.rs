@@ -18,6 +18,10 @@ pub(super) fn parse_earlier_calls(path: &str, calls: Vec<Value>) -> Result<Vec<V
         let arguments =
             parse_arguments(&format!("{path}[{idx}].function.arguments"), &call["function"]["arguments"])?;
         call["function"]["arguments"] = Value::Object(arguments);
+        // Added by openai-python's parser; templates that write the whole function would show it.
+        if let Value::Object(function) = &mut call["function"] {
+            function.shift_remove("parsed_arguments");
+        }
         if call.get("type").is_none() {
             call["type"] = json!("function");
         }

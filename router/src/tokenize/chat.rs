@@ -1,0 +1,110 @@
+//! Renders a conversation in the form that the model's chat template accepts. Some templates restrict tool
+//! calls more than the APIs do: Mistral's require short ids, Llama 3's a single call per message.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value};
+use sha2::{Digest as _, Sha256};
+use text::{ChatTemplate, ConversationMessage, ModelText, RenderedChat, TextError};
+
+/// Part of the message with which Mistral's templates refuse other ids.
+const SHORT_IDS_ONLY: &str = "alphanumeric strings with length 9";
+/// Length of the ids that these templates accept.
+const SHORT_ID_LEN: usize = 9;
+const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+
+/// Renders a conversation.
+pub(super) fn render(
+    model: &ModelText,
+    template: &ChatTemplate,
+    messages: &[ConversationMessage],
+    template_kwargs: &Map<String, Value>,
+) -> Result<RenderedChat, TextError> {
+    let mut messages = Cow::Borrowed(messages);
+    if template.source().contains(SHORT_IDS_ONLY) {
+        shorten_ids(messages.to_mut());
+    }
+    match model.render_chat(template, &messages, template_kwargs) {
+        // The template may refuse several calls in one message.
+        Err(TextError::Refused(reason)) => match with_single_calls(&messages) {
+            Some(split) => {
+                model.render_chat(template, &split, template_kwargs).map_err(|_| TextError::Refused(reason))
+            }
+            None => Err(TextError::Refused(reason)),
+        },
+        result => result,
+    }
+}
+
+/// Replaces the ids of calls and of their results.
+fn shorten_ids(messages: &mut [ConversationMessage]) {
+    for message in messages {
+        for call in &mut message.tool_calls {
+            if let Some(Value::String(id)) = call.get_mut("id") {
+                *id = short_id(id);
+            }
+        }
+        message.tool_call_id = message.tool_call_id.as_deref().map(short_id);
+    }
+}
+
+/// Returns an id that these templates accept. Equal ids have equal short ids.
+fn short_id(id: &str) -> String {
+    if id.len() == SHORT_ID_LEN && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return id.to_owned();
+    }
+    let hash = Sha256::digest(id);
+    let mut rest = u64::from_le_bytes(hash[..8].try_into().expect("a hash has 32 bytes"));
+    let mut digit = || {
+        let digit = DIGITS[(rest % 62) as usize];
+        rest /= 62;
+        char::from(digit)
+    };
+    (0..SHORT_ID_LEN).map(|_| digit()).collect()
+}
+
+/// Splits messages with several calls; `None` if there are none.
+fn with_single_calls(messages: &[ConversationMessage]) -> Option<Vec<ConversationMessage>> {
+    if messages.iter().all(|message| message.tool_calls.len() < 2) {
+        return None;
+    }
+    let mut split = Vec::new();
+    let mut rest = messages;
+    while let Some((message, after)) = rest.split_first() {
+        rest = after;
+        if message.tool_calls.len() < 2 {
+            split.push(message.clone());
+            continue;
+        }
+        let num_results = after.iter().take_while(|message| message.role == "tool").count();
+        let (results, after) = after.split_at(num_results);
+        split_calls(message, results, &mut split);
+        rest = after;
+    }
+    Some(split)
+}
+
+/// Appends one message for each call, followed by the results of that call. The first of them has the text
+/// and the reasoning. Results of no call come last.
+fn split_calls(
+    message: &ConversationMessage,
+    results: &[ConversationMessage],
+    split: &mut Vec<ConversationMessage>,
+) {
+    let mut results: Vec<&ConversationMessage> = results.iter().collect();
+    for (idx, call) in message.tool_calls.iter().enumerate() {
+        let (content, reasoning_content) = match idx {
+            0 => (message.content.clone(), message.reasoning_content.clone()),
+            _ => (String::new(), None),
+        };
+        let tool_calls = vec![call.clone()];
+        split.push(ConversationMessage { content, reasoning_content, tool_calls, ..message.clone() });
+        let is_own = |result: &&ConversationMessage| {
+            result.tool_call_id.is_some() && result.tool_call_id.as_deref() == call["id"].as_str()
+        };
+        let (own, others): (Vec<_>, Vec<_>) = results.into_iter().partition(is_own);
+        split.extend(own.into_iter().cloned());
+        results = others;
+    }
+    split.extend(results.into_iter().cloned());
+}
