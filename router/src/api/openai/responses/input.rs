@@ -50,7 +50,8 @@ impl Item<'_> {
     }
 
     fn call(&self, builder: &mut ConversationBuilder) -> Result<(), RouterError> {
-        self.check_fields(&["call_id", "name", "arguments"])?;
+        // openai-python adds the parsed arguments to the calls of an answer.
+        self.check_fields(&["call_id", "name", "arguments", "parsed_arguments"])?;
         let arguments = self.fields.get("arguments").unwrap_or(&Value::Null);
         let arguments = parse_arguments(&format!("{}.arguments", self.path), arguments)?;
         builder.push_tool_call(self.text("call_id")?, self.text("name")?, arguments);
