@@ -3,7 +3,7 @@
 
 use super::residual_filter::ResidualRules;
 use crate::acceptance_by_position::AcceptanceRules;
-use crate::batch::groups::GROUPS_MAX;
+use crate::batch::groups::GroupRules;
 
 /// Prior probability that a draft worker proposes as much as it is asked for.
 pub(super) const PRIOR_SUPPLY: f64 = 0.98;
@@ -62,7 +62,7 @@ impl Default for Rules {
             probe_share: 0.015,
             probe_spacing: 12,
             idle_share: 0.1,
-            groups_max: GROUPS_MAX,
+            groups_max: GroupRules::default().groups_max,
             residuals: ResidualRules::default(),
             acceptance: AcceptanceRules::default(),
         }
