@@ -293,8 +293,11 @@ impl Lanes {
             .filter(same_model)
             .map(|(index, lane)| {
                 let pace = lane.draft_length.pace(lane.running);
-                let is_free = lane.held_back.is_none();
-                let joint = if is_free { lane.draft_length.joint() } else { JointChoice::HELD_BACK };
+                // Other lanes must not delay a lane that may not draft.
+                let joint = match lane.held_back {
+                    None => lane.draft_length.joint(),
+                    Some(_) => JointChoice { gain: 0.0, ..JointChoice::default() },
+                };
                 let num_leaves = if lane.k > 0 { lane.draft_length.num_leaves() } else { 0 };
                 let view = LaneView {
                     sequences: lane.running,
