@@ -26,10 +26,6 @@ use crate::tree_size::MAX_LEAVES;
 /// failover they form a queue.
 pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
 
-/// Assumed length of a sequence, in ids: for the capacity of an idle target, and for comparing the step times
-/// of two drafts.
-const TYPICAL_LEN: u32 = 1_024;
-
 /// Maximum entries of tables filled from outside: points of a profile, addresses of crashes and of drained
 /// workers, scores of drafts by task type.
 pub(super) const MAX_ENTRIES: usize = 1_024;
