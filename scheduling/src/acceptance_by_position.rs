@@ -14,12 +14,9 @@ use std::ops::Range;
 use crate::smoothing::PRIOR_WEIGHT;
 use speculation::step::MAX_DRAFT_TOKENS;
 
-/// Window buckets per lane round, if its drafts fill more than one.
-const BUCKETS_PER_LANE_ROUND: u32 = 4;
-
 /// Maximum buckets of one size; when one more is added, the two oldest merge into one of twice the size. So
 /// recent points in time are compared at a finer resolution.
-const BUCKETS_PER_SIZE: usize = 4;
+const BUCKETS_PER_SIZE: u32 = 4;
 
 /// Parameters of learning and of change detection.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -90,8 +87,9 @@ impl AcceptanceByPosition {
         newest.drafts += u32::from(positions.start == 0);
         newest.counts.add(positions.clone(), accepted);
         self.total.add(positions, accepted);
-        let bucket_drafts = self.rules.bucket_drafts as u32;
-        if newest.drafts >= bucket_drafts.max(sequences / BUCKETS_PER_LANE_ROUND) {
+        // All buckets of the smallest size together span at least one lane round.
+        let bucket_drafts = (self.rules.bucket_drafts as u32).max(sequences / BUCKETS_PER_SIZE);
+        if newest.drafts >= bucket_drafts {
             self.drop_outdated();
             self.buckets.push_front(Bucket::default());
             self.merge_old_buckets();
@@ -140,7 +138,7 @@ impl AcceptanceByPosition {
     fn merge_old_buckets(&mut self) {
         for size in 0.. {
             let of_size = |bucket: &&Bucket| bucket.size == size;
-            if self.buckets.iter().filter(of_size).count() <= BUCKETS_PER_SIZE {
+            if self.buckets.iter().filter(of_size).count() <= BUCKETS_PER_SIZE as usize {
                 break;
             }
             let oldest = self

@@ -14,6 +14,8 @@
 
 use std::time::Duration;
 
+use speculation::sequence::MAX_RETRY_WAIT;
+
 use crate::cost::WorkerCost;
 
 /// Limits of deadlines. Below the minimum, ordinary delays by the operating system look like a stall. The
@@ -35,19 +37,12 @@ const DEVIATIONS: f64 = 4.0;
 /// Minimum ratio of a deadline to the mean predicted arrival, even if replies do not vary.
 const MIN_MARGIN: f64 = 1.5;
 
-/// Maximum interval between probes. A worker that is out is probed after its deadline, then after twice that,
-/// and so on.
-pub const MAX_PROBE_WAIT: Duration = Duration::from_secs(5);
-
-/// Draft length of a probe. The tokens after the one that the round commits meanwhile may still be useful.
-pub const PROBE_TOKENS: u32 = 2;
-
 /// How a round may use its draft worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Ask it, and wait no longer than this.
     Wait(Duration),
-    /// It is out, and a probe is due: ask it for [`PROBE_TOKENS`] and do not wait.
+    /// It is out, and a probe is due: ask it for one token and do not wait.
     Probe,
     /// It is out: continue without it.
     Skip,
@@ -120,10 +115,11 @@ impl DraftHealth {
         wait.clamp(MIN_WAIT, MAX_WAIT)
     }
 
-    /// Records a probe, and doubles the interval to the next one.
+    /// Records a probe, and doubles the interval to the next one, up to the wait of a single sequence
+    /// ([`MAX_RETRY_WAIT`]).
     pub fn probed(&mut self, now: Duration) {
         if let Some(outage) = &mut self.outage {
-            outage.probe_wait = (outage.probe_wait * 2).min(MAX_PROBE_WAIT);
+            outage.probe_wait = (outage.probe_wait * 2).min(MAX_RETRY_WAIT);
             outage.probe_at = now + outage.probe_wait;
         }
     }

@@ -36,7 +36,6 @@ pub use lookup::LookupLength;
 use price::{Price, RoundPricer};
 use residual_filter::ResidualFilter;
 pub use residual_filter::ResidualRules;
-use rules::MIN_GAIN;
 pub use rules::Rules;
 use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, SUPPLY_MEMORY};
 

@@ -1,8 +1,8 @@
 //! A fair queue: priority classes, aging against starvation, and fair turns between API keys and between the
 //! lanes of a key. Pure: time is passed in.
 //!
-//! A lower class goes first. After each [`AGING`] of waiting an item counts as one class lower, so any item
-//! reaches the first class after at most 255 times that. Within a class, keys take turns by start-time fair
+//! A lower class goes first. After each second of waiting an item counts as one class lower, so any item
+//! reaches the first class after at most 255 seconds. Within a class, keys take turns by start-time fair
 //! queuing (Goyal, Vin, Cheng, SIGCOMM 1996): the key with the least service is next, and an idle key gains
 //! no credit. Within a key, its lanes take turns in the same way, by weight. So neither many requests nor
 //! many lanes, which clients choose by task type, give a key more turns. Within a lane and a class the order
@@ -10,9 +10,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-
-/// Waiting time that equals one class of priority.
-pub const AGING: Duration = Duration::from_secs(1);
 
 /// Scheduling data of a queued item.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -192,7 +189,7 @@ impl<K: Ord + Clone, L: Ord + Clone, T> FairQueue<K, L, T> {
             for (lane, share) in &lanes.queue.shares {
                 for (priority, class) in &share.queue.0 {
                     let Some((ticket, _)) = class.front() else { continue };
-                    let aged = (now.saturating_sub(ticket.since).as_millis() / AGING.as_millis()) as u64;
+                    let aged = now.saturating_sub(ticket.since).as_secs();
                     let class = u64::from(*priority).saturating_sub(aged);
                     let rank = (class, lanes.served, share.served, ticket.since);
                     if best.as_ref().is_none_or(|(least, _)| rank < *least) {

@@ -3,8 +3,7 @@
 
 use std::collections::VecDeque;
 
-/// Number of outputs that are remembered.
-const MAX_OUTPUTS: usize = 128;
+use crate::smoothing::LONG_EWMA_WINDOW;
 
 /// One in this many outputs may exceed the percentile; also the minimum number of observations.
 const ONE_IN: usize = 10;
@@ -19,7 +18,7 @@ impl OutputLengths {
     /// Records the length of an output that ended by itself, at a stop string, or at its limit. Outputs whose
     /// client left tell nothing.
     pub fn observe(&mut self, tokens: u32) {
-        if self.latest.len() == MAX_OUTPUTS {
+        if self.latest.len() == LONG_EWMA_WINDOW as usize {
             self.latest.pop_front();
         }
         self.latest.push_back(tokens);
@@ -31,9 +30,9 @@ impl OutputLengths {
         if self.latest.len() < ONE_IN {
             return None;
         }
-        let mut sorted: Vec<u32> = self.latest.iter().copied().collect();
-        sorted.sort_unstable();
-        sorted.get(sorted.len() - num_longer).copied()
+        let mut lengths: Vec<u32> = self.latest.iter().copied().collect();
+        let at = lengths.len() - num_longer;
+        Some(*lengths.select_nth_unstable(at).1)
     }
 }
 
@@ -50,7 +49,7 @@ mod tests {
         (0..1_000).for_each(|i| lengths.observe(i % 100));
         let p90 = lengths.p90().unwrap();
         assert!((85..=95).contains(&p90), "{p90}");
-        (0..200).for_each(|_| lengths.observe(7));
+        (0..300).for_each(|_| lengths.observe(7));
         assert_eq!(lengths.p90(), Some(7), "only the latest outputs count");
     }
 }

@@ -3,7 +3,7 @@
 /// In rounds, forwards or proposals: for values that change with the load.
 pub(crate) const EWMA_WINDOW: f64 = 64.0;
 
-/// In judged tokens or replies: for lasting values, such as the kind of text or the network delay.
+/// In judged tokens, replies or outputs: for lasting values, such as the kind of text or the network delay.
 pub(crate) const LONG_EWMA_WINDOW: f64 = 256.0;
 
 /// Weight of prior beliefs, in judged tokens.

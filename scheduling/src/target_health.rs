@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::smoothing::EWMA_WINDOW;
+
 /// Minimum silence before a target counts as silent: an operating system can delay a healthy process for this
 /// long.
 pub const MIN_SILENCE: Duration = Duration::from_millis(100);
@@ -25,14 +27,9 @@ const SILENT_WORKLOADS: u32 = 4;
 /// Minimum silence as a multiple of the longest recent gap between two frames.
 const SILENT_GAPS: u32 = 3;
 
-/// Factor by which the longest gap decays with each frame.
-const GAP_DECAY: f64 = 0.99;
-
 /// How long a target may be busy with work unknown to this router: prompts from another router, or, for a
-/// target without a profile that has sent fewer frames than [`WARM_FRAMES`], loading of kernels and
-/// memory.
+/// target without a profile, loading of kernels and memory.
 pub(crate) const UNKNOWN_WORK: Duration = Duration::from_secs(2);
-const WARM_FRAMES: u32 = 16;
 
 /// Consecutive failures that open the breaker.
 pub const FAILURES_TO_OPEN: u32 = 3;
@@ -57,7 +54,8 @@ pub struct TargetHealth {
     num_outstanding: u32,
     /// Time of the last frame, or of the first request after a time without outstanding answers.
     last_activity_at: Duration,
-    frames: u32,
+    /// Whether it profiled itself, and so has already run every kind of step.
+    is_profiled: bool,
     /// Longest gap between frames while an answer was outstanding; decays.
     longest_gap: Duration,
     silent_since: Option<Duration>,
@@ -88,11 +86,9 @@ pub struct TargetHealthReport {
 
 impl TargetHealth {
     /// Creates the health of a target that just joined. `crashes` is the number of consecutive connections to
-    /// it that ended while answers were outstanding. A target with a profile has already run every kind of
-    /// step.
+    /// it that ended while answers were outstanding.
     pub fn new(now: Duration, crashes: u32, is_profiled: bool) -> Self {
-        let frames = if is_profiled { WARM_FRAMES } else { 0 };
-        let mut health = Self { frames, ..Self::default() };
+        let mut health = Self { is_profiled, ..Self::default() };
         (0..crashes).for_each(|_| {
             health.failed(now);
         });
@@ -119,11 +115,10 @@ impl TargetHealth {
 
     /// Records a frame. Returns whether it ends a silence.
     pub fn frame_received(&mut self, now: Duration) -> bool {
-        self.frames = self.frames.saturating_add(1);
         let was_silent = self.silent_since.take().is_some();
         if self.num_outstanding > 0 && !was_silent {
             let gap = now.saturating_sub(self.last_activity_at);
-            self.longest_gap = gap.max(self.longest_gap.mul_f64(GAP_DECAY));
+            self.longest_gap = gap.max(self.longest_gap.mul_f64(1.0 - 1.0 / EWMA_WINDOW));
         }
         self.last_activity_at = now;
         was_silent
@@ -156,10 +151,10 @@ impl TargetHealth {
     }
 
     fn silence_timeout(&self, expected: ExpectedSteps) -> Duration {
-        let first = if self.frames < WARM_FRAMES { UNKNOWN_WORK } else { MIN_SILENCE };
+        let least = if self.is_profiled { MIN_SILENCE } else { UNKNOWN_WORK };
         let steps = expected.one_row.saturating_mul(SILENT_STEPS);
         let workload = expected.workload.saturating_mul(SILENT_WORKLOADS);
-        first.max(steps).max(workload).max(self.longest_gap.saturating_mul(SILENT_GAPS))
+        least.max(steps).max(workload).max(self.longest_gap.saturating_mul(SILENT_GAPS))
     }
 
     /// Records that a sequence got tokens there.
@@ -214,9 +209,9 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// A target with one outstanding answer that sent a frame every millisecond until 1 s.
+    /// A profiled target with one outstanding answer that sent a frame every millisecond until 1 s.
     fn steady() -> TargetHealth {
-        let mut health = TargetHealth::default();
+        let mut health = TargetHealth::new(ms(0), 0, true);
         health.request_sent(ms(0));
         for millis in 1..=1_000 {
             assert!(!health.frame_received(ms(millis)));
@@ -251,12 +246,13 @@ mod tests {
         assert_eq!(silent_after(&health, 1, 2), Some(ms(1_100)), "the gap has decayed");
         health.request_done();
         assert_eq!(silent_after(&health, 1, 2), None, "no answer is outstanding");
-        let mut fresh = TargetHealth::default();
-        fresh.request_sent(ms(1_000));
-        assert_eq!(silent_after(&fresh, 1, 2), Some(ms(2_000)), "a new target may be loading kernels");
-        let mut profiled = TargetHealth::new(ms(0), 0, true);
-        profiled.request_sent(ms(1_000));
-        assert_eq!(silent_after(&profiled, 1, 2), Some(ms(100)), "a profiled target has loaded them");
+        let fresh = |is_profiled| {
+            let mut health = TargetHealth::new(ms(0), 0, is_profiled);
+            health.request_sent(ms(1_000));
+            health
+        };
+        assert_eq!(silent_after(&fresh(false), 1, 2), Some(ms(2_000)), "it may be loading kernels");
+        assert_eq!(silent_after(&fresh(true), 1, 2), Some(ms(100)), "a profiled target has loaded them");
     }
 
     #[test]

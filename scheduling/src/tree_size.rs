@@ -11,10 +11,7 @@
 
 use crate::draft_length::COMPARED_LENGTHS;
 use crate::smoothing::{LONG_EWMA_WINDOW, PRIOR_WEIGHT};
-use speculation::tree::DraftOutcome;
-
-/// Number of distinct ranks; the first sibling of a chain's token has rank 1.
-const MAX_RANK: usize = 7;
+use speculation::tree::{DraftOutcome, MAX_CANDIDATES};
 
 /// Prior probability, from the bundled pair, that the target draws the next best token where it left the
 /// chain; the same share of the remaining cases for each further rank.
@@ -23,29 +20,24 @@ const PRIOR_RATE: f64 = 0.3;
 /// Maximum number of leaves per draft.
 pub const MAX_LEAVES: u32 = 24;
 
-/// Probability that the target draws a sibling of the token at which it left the chain, by rank.
-#[derive(Debug, Clone)]
+/// Probability that the target draws a sibling of the token at which it left the chain, by rank: the token is
+/// the first of the candidates, its siblings are the others.
+#[derive(Debug, Clone, Default)]
 pub struct SiblingRates {
     /// Decayed: number of positions with a sibling of that rank, and number of those where it was drawn.
-    offered: [f64; MAX_RANK],
-    drawn: [f64; MAX_RANK],
+    offered: [f64; MAX_CANDIDATES - 1],
+    drawn: [f64; MAX_CANDIDATES - 1],
     /// Siblings that were drawn, and tokens accepted from there on: more than one each if trees have
     /// branches.
     taken: f64,
     accepted: f64,
 }
 
-impl Default for SiblingRates {
-    fn default() -> Self {
-        Self { offered: [0.0; MAX_RANK], drawn: [0.0; MAX_RANK], taken: 0.0, accepted: 0.0 }
-    }
-}
-
 impl SiblingRates {
     /// Records a verification; only one that left its draft's path of first children is evidence.
     pub fn observe(&mut self, judged: &DraftOutcome) {
         let Some(mismatch) = judged.mismatch else { return };
-        let siblings = (mismatch.num_children as usize).saturating_sub(1).min(MAX_RANK);
+        let siblings = (mismatch.num_children as usize).saturating_sub(1).min(self.offered.len());
         for rank in 0..siblings {
             let was_drawn = mismatch.rank == Some(rank as u32 + 1);
             self.offered[rank] += 1.0 - self.offered[rank] / LONG_EWMA_WINDOW;
@@ -63,7 +55,7 @@ impl SiblingRates {
     }
 
     /// Probability of each sibling, best first, to be drawn where the chain is left.
-    pub fn rates(&self) -> [f64; MAX_RANK] {
+    pub fn rates(&self) -> [f64; MAX_CANDIDATES - 1] {
         let mut prior = PRIOR_RATE;
         let mut left = 1.0_f64;
         std::array::from_fn(|rank| {

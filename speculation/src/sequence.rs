@@ -46,6 +46,9 @@ pub const RARE_FEED_LAG: u32 = 60;
 /// draws. The next step compares them.
 const COMPARED_LATER: u32 = 32;
 
+/// Maximum wait before a silent draft worker is asked again; the wait doubles each time.
+pub const MAX_RETRY_WAIT: Duration = Duration::from_secs(5);
+
 /// Consecutive `need_context` replies that end an assignment.
 const MAX_MISSES: u32 = 3;
 

@@ -6,7 +6,7 @@
 //! worker drafts for all of its sequences at once or, if there are more groups than draft workers, for the
 //! sequences of one group at a time.
 
-use scheduling::batch::groups::{GROUPS_MAX, best_groups};
+use scheduling::batch::groups::{GroupRules, best_groups};
 
 use super::round::{Drafting, RoundModel};
 
@@ -33,9 +33,8 @@ impl Groups {
         let away = |groups: u32| rounds.away_us(sequences / f64::from(groups), batch(groups), k);
         let of_groups = |groups: u32| rounds.profiled_us(sequences / f64::from(groups), k);
         let mut groups = 1;
-        // Smaller groups may be drafted faster, which may allow more groups; there are never more than
-        // `GROUPS_MAX`.
-        for _ in 0..GROUPS_MAX {
+        // Smaller groups may be drafted faster, which may allow more groups.
+        for _ in 0..GroupRules::default().groups_max {
             groups = best_groups(groups, sequences as u32, away(groups), of_groups);
         }
         Self { groups: f64::from(groups), size: sequences / f64::from(groups), draft_batch: batch(groups) }

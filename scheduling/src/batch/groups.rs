@@ -11,18 +11,15 @@
 
 use super::{DraftingSequences, NUM_COMPARED, ReadyGroup, StepRows};
 
-/// Maximum number of groups; more gain little.
-pub const GROUPS_MAX: u32 = 4;
-
 /// The shortest possible round with this many groups: one group's own steps in sequence, or the forwards of
 /// all groups.
 pub fn round_us(groups: u32, away_us: f64, forward_us: f64) -> f64 {
     (away_us + forward_us).max(f64::from(groups) * forward_us)
 }
 
-/// The number of groups, 1 to [`GROUPS_MAX`], with the shortest round; `now` stays unless another number is
-/// clearly better. `away_us` is how long a sequence is away; `forward_us(groups)` predicts the forward of one
-/// of that many groups.
+/// The number of groups, 1 to [`GroupRules::groups_max`], with the shortest round; `now` stays unless another
+/// number is clearly better. `away_us` is how long a sequence is away; `forward_us(groups)` predicts the
+/// forward of one of that many groups.
 pub fn best_groups(now: u32, most: u32, away_us: f64, forward_us: impl Fn(u32) -> f64) -> u32 {
     best_by(&GroupRules::default(), (now, most), away_us, forward_us)
 }
@@ -43,7 +40,7 @@ fn best_by(
 /// Rules of forming groups.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupRules {
-    /// Maximum number of groups.
+    /// Maximum number of groups; more gain little.
     pub groups_max: u32,
     /// Minimum relative gain in round time for another number of groups.
     pub regroup_margin: f64,
@@ -55,7 +52,7 @@ pub struct GroupRules {
 
 impl Default for GroupRules {
     fn default() -> Self {
-        Self { groups_max: GROUPS_MAX, regroup_margin: 0.03, regroup_rounds: 16.0, by_lane: true }
+        Self { groups_max: 4, regroup_margin: 0.03, regroup_rounds: 16.0, by_lane: true }
     }
 }
 
@@ -146,10 +143,13 @@ impl Groups {
     }
 
     /// Minimum size of a group: smaller ones would make more groups than wanted, all of them too small.
-    /// Beyond [`GROUPS_MAX`] that costs nothing worth waiting for.
+    /// Beyond [`GroupRules::groups_max`] that costs nothing worth waiting for.
     fn min_group_size(self, most: u32) -> u32 {
+        if self.now == self.rules.groups_max {
+            return 0;
+        }
         let (now, next) = (f64::from(self.now), f64::from(self.now + 1));
-        if self.now == GROUPS_MAX { 0 } else { (f64::from(most) * (now / next + 1.0) / 2.0).ceil() as u32 }
+        (f64::from(most) * (now / next + 1.0) / 2.0).ceil() as u32
     }
 }
 
@@ -270,5 +270,19 @@ mod tests {
         );
         let least = size(15_000.0, |rows, _| 187.5 * rows).min_complete;
         assert_eq!(least, 1, "if time is proportional to rows, a smaller group is as good");
+    }
+
+    #[test]
+    fn the_largest_number_of_groups_waits_for_nobody() {
+        let min_complete = |groups_max, sequences| {
+            let drafting =
+                DraftingSequences { sequences, rows: 4 * sequences, away_us: 48_000.0, round_us: 0.0 };
+            let mut groups = Groups::with_rules(GroupRules { groups_max, ..GroupRules::default() });
+            let size = groups.size(drafting, |rows, _| 187.5 * rows);
+            (groups.now, size.min_complete)
+        };
+        // Whatever the maximum is: every further group would shorten the round.
+        assert_eq!([1, 2, 4, 5].map(|most| min_complete(most, 64)), [(1, 0), (2, 0), (4, 0), (5, 0)]);
+        assert_eq!(min_complete(5, 4), (4, 1), "no more sequences, but another group is allowed");
     }
 }

@@ -17,11 +17,6 @@ pub struct JointChoice {
     pub gain: f64,
 }
 
-impl JointChoice {
-    /// Value of a lane that may not draft; other lanes must not delay it.
-    pub const HELD_BACK: Self = Self { k: 0, num_leaves: 0, gain: 0.0 };
-}
-
 impl Default for JointChoice {
     /// Value of a lane before its first round.
     fn default() -> Self {

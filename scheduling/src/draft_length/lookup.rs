@@ -2,7 +2,7 @@
 //! its rows. No lookup draft is used if the round that the sequence would run otherwise has a higher
 //! throughput.
 
-use super::{DraftLength, Load, MIN_GAIN};
+use super::{DraftLength, Load};
 use crate::cost::{ForwardShape, WorkerCost};
 
 /// Lengths and numbers of leaves that are compared; values in between differ little.
@@ -42,7 +42,8 @@ impl DraftLength {
             .filter(fits)
             .map(|k| (pace(k), k))
             .max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-        let (pace, num_draft_tokens) = best.filter(|(pace, _)| *pace > baseline * (1.0 + MIN_GAIN))?;
+        let least = baseline * (1.0 + self.rules.hysteresis);
+        let (pace, num_draft_tokens) = best.filter(|(pace, _)| *pace > least)?;
         Some(LookupLength { num_draft_tokens, tokens_per_second: pace * 1e6 })
     }
 
@@ -57,7 +58,7 @@ impl DraftLength {
             target.forward_us(ForwardShape { rows, sequences, context: load.context })
         };
         let plain_us = forward_us(0);
-        (forward_us(k) - plain_us) / load.others.round_us.max(plain_us) <= MIN_GAIN
+        (forward_us(k) - plain_us) / load.others.round_us.max(plain_us) <= self.rules.hysteresis
     }
 }
 
@@ -65,6 +66,7 @@ impl DraftLength {
 mod tests {
     use std::time::Duration;
 
+    use super::super::Rules;
     use super::*;
     use crate::cost::{StepTimePoint, StepTimes};
 
@@ -100,6 +102,10 @@ mod tests {
         // Rows of all sequences in the forward.
         assert!(length(0.7, (300, 16)) < length(0.7, (300, 1)));
         assert_eq!(DraftLength::new(8).choose_lookup(&[], (&Load::alone(1, 100.0), &target(0)), false), None);
+        // 33 tokens per round instead of 1 are not 40 times as many.
+        let choosy = DraftLength::with_rules(8, Rules { hysteresis: 39.0, ..Rules::default() });
+        let load = Load::alone(1, 100.0);
+        assert_eq!(choosy.choose_lookup(&chances(1.0), (&load, &target(0)), false), None);
     }
 
     #[test]

@@ -9,16 +9,13 @@ use crate::prompt_time::PromptTime;
 /// Iterations for the number of groups that a draft worker drafts for at once and the time that this takes.
 const ITERATIONS: u32 = 3;
 
-/// Mean wait for the current draft step to end, as a share of a draft step.
-const STEP_BOUNDARY_WAIT: f64 = 0.5;
+/// Mean share of a running step that is left when a group or draft arrives at a random time and has to wait for
+/// its end.
+const MEAN_REMAINDER: f64 = 0.5;
 
 /// A draft that returns later than this share of a forward after a forward began has missed it. Before that
 /// it may still catch it, because forward times vary.
 const MISSED_SHARE: f64 = 0.2;
-
-/// Maximum share of a forward that a drafted round waits for another lane's drafted round to end. Drafts that
-/// return together share a forward.
-const MAX_BLOCKED_SHARE: f64 = 0.5;
 
 /// Price of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -132,8 +129,7 @@ impl RoundPricer<'_> {
         for _ in 0..ITERATIONS {
             let step =
                 draft.step_us((at_worker * concurrent_groups / groups_at_worker).max(1.0), load.context);
-            let steps =
-                draft.drafted_ahead.forwards(k) + STEP_BOUNDARY_WAIT * (concurrent_groups - 1.0).min(1.0);
+            let steps = draft.drafted_ahead.forwards(k) + MEAN_REMAINDER * (concurrent_groups - 1.0).min(1.0);
             let draft_us = draft.wire_us() + steps * step;
             let (round_us, forwards) =
                 self.at_target(num_groups, draft_us, verify_us, step * self.draft_offset_steps(k));
@@ -156,7 +152,9 @@ impl RoundPricer<'_> {
             return (round_us(num_groups, away_us, verify_us), Forwards::each(verify_us));
         }
         if self.load.other_plain_sequences == 0 {
-            let blocked_us = offset_us.min(MAX_BLOCKED_SHARE * verify_us);
+            // Drafts that return together share a forward. One that returns apart from those of other lanes
+            // arrives at a random time of their forward.
+            let blocked_us = offset_us.min(MEAN_REMAINDER * verify_us);
             return (round_us(num_groups, away_us + blocked_us, verify_us), Forwards::each(verify_us));
         }
         // Plain steps of other lanes follow each other without a pause, so a draft waits for the next forward

@@ -3,7 +3,7 @@
 
 use super::residual_filter::ResidualRules;
 use crate::acceptance_by_position::AcceptanceRules;
-use crate::batch::groups::GROUPS_MAX;
+use crate::batch::groups::GroupRules;
 
 /// Prior probability that a draft worker proposes as much as it is asked for.
 pub(super) const PRIOR_SUPPLY: f64 = 0.98;
@@ -11,11 +11,6 @@ pub(super) const PRIOR_SUPPLY: f64 = 0.98;
 /// Lane rounds at k = 0 after which an estimate of poor supply is reset, since nothing measures supply there.
 /// Doubles each time the estimate is confirmed.
 pub(super) const SUPPLY_MEMORY: u64 = 16;
-
-/// Minimum relative gain of a change. It covers the cost of changing k, when sequences with the old and the
-/// new k wait for each other for one or two lane rounds, and that of replacing a round by a lookup draft.
-/// Also the maximum delay that a lookup draft may cause to another lane.
-pub(super) const MIN_GAIN: f64 = 0.02;
 
 /// Maximum saved credit for probes, in rounds.
 pub(super) const PROBE_CREDIT_MAX: f64 = 4.0;
@@ -25,7 +20,9 @@ pub(super) const PROBE_CREDIT_MAX: f64 = 4.0;
 pub struct Rules {
     /// Prior acceptance rate of a new lane.
     pub prior_acceptance: f64,
-    /// Minimum relative gain of a change of k.
+    /// Minimum relative gain of a change. It covers the cost of changing k, when sequences with the old and the
+    /// new k wait for each other for one or two lane rounds, and that of replacing a round by a lookup draft.
+    /// Also the maximum delay that a lookup draft may cause to another lane.
     pub hysteresis: f64,
     /// Minimum relative gain until the last change has been measured.
     pub unconfirmed_hysteresis: f64,
@@ -55,14 +52,14 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             prior_acceptance: 0.6,
-            hysteresis: MIN_GAIN,
+            hysteresis: 0.02,
             unconfirmed_hysteresis: 0.1,
             settling_lane_rounds: 4,
             others_delay_max: 0.0,
             probe_share: 0.015,
             probe_spacing: 12,
             idle_share: 0.1,
-            groups_max: GROUPS_MAX,
+            groups_max: GroupRules::default().groups_max,
             residuals: ResidualRules::default(),
             acceptance: AcceptanceRules::default(),
         }

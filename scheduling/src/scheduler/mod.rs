@@ -55,12 +55,10 @@ pub use self::report::{SchedulerReport, WorkerReport};
 use self::shadows::Trial;
 use self::state::SchedulerState;
 use self::timers::TIMER_SLACK;
+use self::workers::MAX_REPORTED;
 use crate::agreement::Agreement;
 use crate::draft_length::Rules;
 use crate::placement::PrefixMarks;
-
-/// Upper bound on the step times that workers report; larger values are clamped.
-const MAX_REPORTED_STEP: Duration = Duration::from_secs(600);
 
 /// Settings of the operator.
 #[derive(Debug, Clone)]
@@ -249,8 +247,8 @@ impl Scheduler {
     fn frame(&mut self, key: WorkerKey, frame: Frame) {
         let Some(role) = self.state.workers.role_of(key) else { return };
         let Frame { mut timing, credit_blocks, replies, preempted, is_draining } = frame;
-        timing.compute = timing.compute.min(MAX_REPORTED_STEP);
-        timing.queue = timing.queue.min(MAX_REPORTED_STEP);
+        timing.compute = timing.compute.min(Duration::from_micros(MAX_REPORTED));
+        timing.queue = timing.queue.min(Duration::from_micros(MAX_REPORTED));
         if let Some(blocks) = credit_blocks {
             self.state.workers.set_credit(key, blocks);
             self.state.capacity_changed = true;

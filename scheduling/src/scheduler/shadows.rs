@@ -319,14 +319,9 @@ impl SchedulerState {
                 serving_accepted: score.serving.mean_accepted(),
             });
         }
-        let step_us = |draft: &str| {
-            let workers = self.workers.values().filter(|worker| worker.info.role == Role::Draft);
-            let of_draft = workers.filter(|worker| worker.info.model_id == draft);
-            of_draft.map(|worker| worker.cost.step_us(1.0, 0.0)).reduce(f64::min)
-        };
         let report = |(draft, task_types): (&str, _)| ShadowReport {
             draft: draft.to_owned(),
-            step_us: step_us(draft),
+            step_us: self.workers.fastest_step_us(|info| info.model_id == draft),
             paired: self.shadows.paired(draft).report(),
             task_types,
         };

@@ -19,8 +19,9 @@ use crate::target_health::UNKNOWN_WORK;
 /// cleared.
 pub(super) const SUSPECT_AFTER: u32 = 2;
 
-/// Number of such losses after which the sequence fails. It had the last target without another suspect.
-pub(super) const MAX_TARGETS_LOST: u32 = 4;
+/// Number of such losses after which the sequence fails. It had the second half of these targets without another
+/// suspect.
+pub(super) const MAX_TARGETS_LOST: u32 = 2 * SUSPECT_AFTER;
 
 /// A step is sent again after this multiple of its expected maximum time, and not before [`UNKNOWN_WORK`].
 const DEADLINE_WORKLOADS: u32 = 20;

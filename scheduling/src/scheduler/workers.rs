@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use speculation::{Role, SequenceId};
 
-use super::MAX_REPORTED_STEP;
 use super::events::{Report, WorkerInfo, WorkerKey};
 use super::lanes::{LaneId, LaneWorkers};
 use super::placement::{Candidate, choose_draft, choose_target};
@@ -27,16 +26,13 @@ use crate::tree_size::MAX_LEAVES;
 /// failover they form a queue.
 pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
 
-/// Assumed length of a sequence, in ids: for the capacity of an idle target, and for comparing the step times
-/// of two drafts.
-const TYPICAL_LEN: u32 = 1_024;
-
 /// Maximum entries of tables filled from outside: points of a profile, addresses of crashes and of drained
 /// workers, scores of drafts by task type.
 pub(super) const MAX_ENTRIES: usize = 1_024;
 
-/// Maximum KV size that a worker may report; larger values are clamped.
-const MAX_KV: u64 = u32::MAX as u64;
+/// Maximum of a number of KV blocks, KV tokens or microseconds (71 minutes) that a worker may report; larger
+/// numbers are clamped, so that no arithmetic on them overflows.
+pub(super) const MAX_REPORTED: u64 = u32::MAX as u64;
 
 /// One worker.
 #[derive(Debug)]
@@ -344,7 +340,7 @@ impl Workers {
     /// Sets how many blocks may be reserved at a worker.
     pub(super) fn set_credit(&mut self, key: WorkerKey, blocks: u64) {
         if let Some(worker) = self.workers.get_mut(&key) {
-            worker.credit = blocks.min(MAX_KV);
+            worker.credit = blocks.min(MAX_REPORTED);
             self.changed.insert(key);
         }
     }
@@ -434,21 +430,20 @@ impl Worker {
     }
 }
 
-/// Clamps what a worker reported, so that no arithmetic on it overflows.
+/// Clamps what a worker reported about itself.
 fn clamp_reported(info: WorkerInfo) -> WorkerInfo {
-    let longest = MAX_REPORTED_STEP.as_micros() as u64;
     let mut step_times = info.step_times;
     step_times.truncate(MAX_ENTRIES);
     step_times.retain(|point| point.rows > 0);
     for point in &mut step_times {
         point.rows = point.rows.min(MAX_PREFILL_IDS);
-        point.kv_tokens = point.kv_tokens.min(MAX_KV);
-        point.micros = point.micros.min(longest);
+        point.kv_tokens = point.kv_tokens.min(MAX_REPORTED);
+        point.micros = point.micros.min(MAX_REPORTED);
     }
     WorkerInfo {
         step_times,
-        kv_blocks: info.kv_blocks.min(MAX_KV),
-        credit_blocks: info.credit_blocks.map(|blocks| blocks.min(MAX_KV)),
+        kv_blocks: info.kv_blocks.min(MAX_REPORTED),
+        credit_blocks: info.credit_blocks.map(|blocks| blocks.min(MAX_REPORTED)),
         ..info
     }
 }

@@ -6,9 +6,6 @@ use super::*;
 /// Minimum wait for the reply to a feed before the draft worker is asked again.
 const FEED_WAIT: Duration = Duration::from_secs(1);
 
-/// Maximum wait before a silent draft worker is asked again; the wait doubles each time.
-const MAX_RETRY_WAIT: Duration = Duration::from_secs(5);
-
 /// Maximum entries of a received distribution (rejection mode).
 const MAX_Q_ENTRIES: usize = 64;
 

@@ -5,8 +5,11 @@ use speculation::Role;
 
 use super::super::events::Report;
 use super::super::lanes::Lanes;
-use super::{TYPICAL_LEN, Worker, Workers};
+use super::{Worker, Workers};
 use crate::headroom::{MeanRound, SequenceSlots, headroom};
+
+/// Minimum assumed length of a sequence at an idle target, in ids.
+const TYPICAL_LEN: u32 = 1_024;
 
 impl Workers {
     /// Headroom of each target whose block counts changed since they were last reported.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cost::StepTimePoint;
+use crate::rollout::{RolloutRules, RolloutSettings};
 
 /// A target with 10 blocks of 16 ids.
 fn target() -> WorkerInfo {
@@ -113,4 +114,29 @@ fn prefills_under_way_at_a_target_are_bounded() {
     assert_eq!(under_way.len(), 2);
     assert!(workers.grow_reservation(&mut under_way[0], 1));
     assert!(workers.reserve_target(&request, None).is_some());
+}
+
+#[test]
+fn a_candidate_is_compared_with_the_fastest_draft_that_serves() {
+    let mut workers = Workers::default();
+    let draft = |model: &str, micros: Option<u64>, is_shadow| {
+        let step_times = micros.map(|micros| StepTimePoint { rows: 1, kv_tokens: 0, micros });
+        let step_times = step_times.into_iter().collect();
+        WorkerInfo { step_times, is_shadow, ..WorkerInfo::of(Role::Draft, model) }
+    };
+    *workers.rollout_mut() = Some(Rollout::new(RolloutSettings {
+        draft: "new".to_owned(),
+        share: 0.1,
+        decides: true,
+        rules: RolloutRules::default(),
+    }));
+    let mut join = |key, info| {
+        workers.join(Duration::ZERO, WorkerKey(key), info);
+        (workers.fastest_step_us(|info| info.model_id == "new"), workers.slowdown())
+    };
+    assert_eq!(join(1, draft("new", Some(900), true)), (Some(900.0), None));
+    assert_eq!(join(2, draft("new", Some(600), true)), (Some(600.0), None));
+    assert_eq!(join(3, draft("trial", Some(100), true)), (Some(600.0), None), "another shadow serves nobody");
+    assert_eq!(join(4, draft("old", Some(400), false)), (Some(600.0), Some(1.5)));
+    assert_eq!(join(5, draft("ngram", None, false)), (Some(600.0), Some(600.0)), "no model takes no time");
 }

@@ -2,18 +2,14 @@
 
 use speculation::{Role, SequenceId};
 
-use super::{PlacementRequest, Reservation, TYPICAL_LEN, Worker, Workers};
+use super::{PlacementRequest, Reservation, Worker, Workers};
 use crate::rollout::{Preference, Rollout, is_scored, preference};
-use crate::scheduler::events::WorkerKey;
+use crate::scheduler::events::{WorkerInfo, WorkerKey};
 use crate::scheduler::pairing;
 
 /// Maximum sequences that one worker shadows for this router. Bounds the rows of its forward passes that
 /// produce no output.
 pub(in crate::scheduler) const MAX_SHADOWS: u32 = 8;
-
-/// Minimum cost of a step, microseconds: that of its messages. Without it, a draft without a model would be
-/// infinitely faster than any other.
-const MIN_STEP_US: f64 = 100.0;
 
 impl Workers {
     /// The current rollout.
@@ -95,14 +91,18 @@ impl Workers {
     /// Step time of the candidate divided by that of the fastest other draft, if both are connected.
     pub(in crate::scheduler) fn slowdown(&self) -> Option<f64> {
         let candidate = self.rollout()?.draft();
-        let step = |is_candidate: bool| {
-            let drafts = self.values().filter(|worker| worker.info.role == Role::Draft);
-            let of_draft = drafts.filter(|worker| {
-                let is_other = !worker.info.is_shadow && worker.info.model_id != candidate;
-                if is_candidate { worker.info.model_id == candidate } else { is_other }
-            });
-            of_draft.map(|worker| worker.cost.step_us(1.0, f64::from(TYPICAL_LEN))).reduce(f64::min)
-        };
-        Some((step(true)? + MIN_STEP_US) / (step(false)? + MIN_STEP_US))
+        let of_candidate = self.fastest_step_us(|draft| draft.model_id == candidate)?;
+        let of_other = self.fastest_step_us(|draft| !draft.is_shadow && draft.model_id != candidate)?;
+        // A draft without a model takes no time.
+        Some(of_candidate.max(1.0) / of_other.max(1.0))
+    }
+
+    /// Time of a one-row step at the fastest of these draft workers, microseconds; `None` if there is none.
+    pub(in crate::scheduler) fn fastest_step_us(
+        &self,
+        is_meant: impl Fn(&WorkerInfo) -> bool,
+    ) -> Option<f64> {
+        let drafts = self.values().filter(|worker| worker.info.role == Role::Draft && is_meant(&worker.info));
+        drafts.map(|worker| worker.cost.step_us(1.0, 0.0)).reduce(f64::min)
     }
 }
