@@ -37,12 +37,15 @@ const DEVIATIONS: f64 = 4.0;
 /// Minimum ratio of a deadline to the mean predicted arrival, even if replies do not vary.
 const MIN_MARGIN: f64 = 1.5;
 
+/// Draft length of a probe. The tokens after the one that the round commits meanwhile may still be useful.
+pub const PROBE_TOKENS: u32 = 2;
+
 /// How a round may use its draft worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Ask it, and wait no longer than this.
     Wait(Duration),
-    /// It is out, and a probe is due: ask it for one token and do not wait.
+    /// It is out, and a probe is due: ask it for [`PROBE_TOKENS`] and do not wait.
     Probe,
     /// It is out: continue without it.
     Skip,

@@ -17,7 +17,7 @@ use super::lanes::LaneChoice;
 use super::lookup::{BaselineRound, LookupDraft};
 use super::state::SchedulerState;
 use crate::decode_delay::{delay_pays, max_delay};
-use crate::draft_health::{Access, predicted_proposal};
+use crate::draft_health::{Access, PROBE_TOKENS, predicted_proposal};
 
 /// Rounds between two computations of the target's step deadline. It is a rough bound, not worth computing in
 /// every round.
@@ -126,9 +126,7 @@ impl Scheduler {
         }
         let num_tree_tokens = active.round.num_tree_tokens;
         let (num_draft_tokens, draft_wait) = match active.round {
-            // One token, as in a lane's probe: any answer shows that the worker is back, and the round has
-            // committed that token itself when the answer arrives.
-            Round { is_health_probe: true, .. } => (1, Duration::ZERO),
+            Round { is_health_probe: true, .. } => (PROBE_TOKENS, Duration::ZERO),
             Round { chosen: k, .. } => {
                 let predicted = self.state.predicted_proposal(active, k);
                 active.round.predicted = Some(predicted);
