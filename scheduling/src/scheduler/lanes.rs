@@ -24,6 +24,9 @@ use crate::smoothing::EWMA_WINDOW;
 /// types share the lane with an empty task type.
 pub const MAX_LANES: usize = 256;
 
+/// Number of lanes, those with the most sequences, that represent a model's mix when its pools are sized.
+const MIXED_LANES: usize = 4;
+
 /// Identifies a lane: its index in the order in which lanes were opened. Lanes are never closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(pub u32);
@@ -390,16 +393,22 @@ impl Lanes {
     }
 
     /// Predicts the tokens per second that one target would commit under a load of sequences and draft
-    /// workers. The lane with the most sequences represents the model's mix; see
-    /// [`DraftLength::predict_throughput`].
+    /// workers, for the mix of the busiest lanes; see [`DraftLength::predict_throughput`].
     pub(super) fn predict_throughput(
         &self,
         model: &str,
         load: (f64, f64),
-        workers: (&WorkerCost, &WorkerCost),
+        (target, draft): (&WorkerCost, &WorkerCost),
     ) -> f64 {
-        let largest = self.of_model(model).max_by_key(|lane| lane.sequences);
-        largest.map_or(0.0, |lane| lane.draft_length.predict_throughput(load, lane.context_len, workers))
+        let mut lanes: Vec<&Lane> = self.of_model(model).filter(|lane| lane.sequences > 0).collect();
+        lanes.sort_by_key(|lane| std::cmp::Reverse(lane.sequences));
+        lanes.truncate(MIXED_LANES);
+        let all: u32 = lanes.iter().map(|lane| lane.sequences).sum();
+        let of_lane = |lane: &&Lane| {
+            let throughput = lane.draft_length.predict_throughput(load, lane.context_len, (target, draft));
+            f64::from(lane.sequences) / f64::from(all) * throughput
+        };
+        lanes.iter().map(of_lane).sum()
     }
 
     fn of_model<'a>(&'a self, model: &'a str) -> impl Iterator<Item = &'a Lane> {

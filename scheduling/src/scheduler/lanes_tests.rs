@@ -59,23 +59,6 @@ fn each_lane_learns_for_itself_and_is_explained() {
 }
 
 #[test]
-fn the_lane_with_the_most_sequences_represents_its_model() {
-    let mut lanes = lanes(policy(&[]));
-    let (target, draft) = (flat(20_000), flat(1_000));
-    let predict = |lanes: &Lanes| lanes.predict_throughput("m", (2.0, 1.0), (&target, &draft));
-    assert_eq!(predict(&lanes), 0.0, "no lane");
-    let (good, bad) = (lanes.join(key("code")).id, lanes.join(key("chat")).id);
-    run(&mut lanes, good, &workers(&target, &draft), &[8]);
-    run(&mut lanes, bad, &workers(&target, &draft), &[0]);
-    let more = |lanes: &mut Lanes, task| (0..2).for_each(|_| drop(lanes.join(key(task))));
-    more(&mut lanes, "chat");
-    let plain = predict(&lanes);
-    assert!((plain - 100.0).abs() < 5.0, "two sequences at 20 ms per token: {plain}");
-    (0..2).for_each(|_| more(&mut lanes, "code"));
-    assert!(predict(&lanes) > 4.0 * plain, "{}", predict(&lanes));
-}
-
-#[test]
 fn those_that_wait_for_a_target_share_no_forward() {
     let mut lanes = lanes(policy(&[]));
     let (busy, waiting) = (lanes.join(key("code")).id, lanes.join(key("chat")).id);
