@@ -12,6 +12,7 @@ mod client_gone;
 mod console;
 mod deadlines;
 mod drain;
+mod echo;
 mod fake_lanes;
 mod fields;
 mod gateway;
