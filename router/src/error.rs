@@ -97,7 +97,7 @@ pub enum RouterError {
         path: String,
     },
     /// The body did not arrive in time.
-    #[error("the request body did not arrive within {} seconds", .limit.as_secs())]
+    #[error("the request body did not arrive within {} seconds", .limit.as_secs_f64())]
     BodyTimeout {
         /// Maximum time.
         limit: Duration,

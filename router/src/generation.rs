@@ -85,7 +85,8 @@ pub struct GenerationRequest {
 #[derive(Debug, Clone)]
 pub enum GenerationEvent {
     /// Log probabilities of the prompt, if `spec.prompt_logprobs` requests them: once per generation, in
-    /// ascending parts if the prompt is prefilled in parts, all before the first token of any choice.
+    /// ascending parts if the prompt is prefilled in parts, all before the first token of choice 0. Other
+    /// choices may be ahead.
     PromptLogprobs(PromptLogprobs),
     /// One committed span of a choice; never empty.
     Tokens(CommittedTokens),
@@ -103,8 +104,8 @@ pub enum GenerationEvent {
 }
 
 impl GenerationEvent {
-    /// Size while the event is unread. The prompt's log probabilities count as 0: they arrive once, before
-    /// the first token, and the window limits their number.
+    /// Size while the event is unread. The prompt's log probabilities count as 0: they arrive once, and the
+    /// window limits their number.
     fn num_bytes(&self) -> usize {
         let payload = match self {
             Self::Tokens(tokens) => {

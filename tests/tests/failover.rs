@@ -5,11 +5,14 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use outrider_cli::cluster;
+use reqwest::Method;
+use serde_json::json;
 use tests::case::Case;
 use tests::client::Answer;
 use tests::cluster::{Cluster, RunningWorker, WorkerKind};
 use tests::faulty_wire::WireFaults;
-use tests::pair::PairText;
+use tests::http_client::{CHAT, HttpAnswer, HttpClient};
+use tests::pair::{MODEL, PairText};
 use tests::processes;
 use tests::wait::{WAIT_TIMEOUT, until};
 
@@ -69,6 +72,29 @@ async fn a_sequence_waits_for_a_target_to_return() -> anyhow::Result<()> {
     let second = cluster.add(WorkerKind::Target).await?;
     check_same(&expected, &stream.rest().await?)?;
     ensure!(steps(&second).await? > 0, "the text ended before its target did");
+    cluster.stop().await
+}
+
+/// Clients see the window of the targets that are there, and are answered within it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_target_with_a_shorter_window_replaces_another() -> anyhow::Result<()> {
+    let cluster = Cluster::start(|_| ()).await?;
+    let first = cluster.add_with(WorkerKind::Target, |config| config.max_model_len = Some(512)).await?;
+    cluster.ready().await?;
+    let client = HttpClient::new(cluster.http_url())?;
+    let window = async || -> anyhow::Result<u64> {
+        let models = HttpAnswer::of(client.request(Method::GET, "/v1/models")).await?.json()?;
+        models["data"][0]["max_model_len"].as_u64().with_context(|| format!("{models} has no window"))
+    };
+    ensure!(window().await? == 512);
+    first.stop().await;
+    let _second = cluster.add_with(WorkerKind::Target, |config| config.max_model_len = Some(256)).await?;
+    until("the window of the second target", async || Ok(window().await? == 256)).await?;
+    // Without max_tokens, a chat may fill the window.
+    let chat =
+        json!({ "model": MODEL, "messages": [{ "role": "user", "content": "Hello" }], "ignore_eos": true });
+    let usage = client.ask(CHAT, &chat).await?["usage"].take();
+    ensure!(usage["total_tokens"] == 256, "{usage}");
     cluster.stop().await
 }
 

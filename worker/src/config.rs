@@ -9,6 +9,7 @@ use scheduling::profile::Profile;
 use serde::{Deserialize, Serialize};
 use service::accept::{ListenerConfig, ListenerFlags, RawListener};
 use service::config::Faults;
+use service::discovery::{DiscoveryUri, address_fault, has_unspecified_host};
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
 use service::tls::{RawServerTls, ServerTls, ServerTlsFlags};
 
@@ -355,6 +356,38 @@ impl RawWorker {
         });
     }
 
+    /// Routers must be able to connect to the address that the worker registers.
+    fn check_advertised(
+        &self,
+        scheme: &str,
+        listen: SocketAddr,
+        discovery: Option<&DiscoveryUri>,
+        faults: &mut Faults,
+    ) {
+        let Some(url) = &self.advertise else {
+            let is_registered = matches!(discovery, Some(DiscoveryUri::Etcd { .. }));
+            faults.check("advertise", !is_registered || !listen.ip().is_unspecified(), || {
+                format!(
+                    "routers cannot connect to {listen}, which stands for all addresses of this machine: pass \
+                     --advertise {scheme}://HOST:PORT with a name or an address of this machine that routers can reach"
+                )
+            });
+            return;
+        };
+        let is_usable = url.starts_with(&format!("{scheme}://")) && address_fault(url).is_none();
+        faults.check("advertise", is_usable, || {
+            format!(
+                "`{url}` is not {scheme}://HOST:PORT; the scheme is https with --tls-cert and http without it"
+            )
+        });
+        faults.check("advertise", !has_unspecified_host(url), || {
+            format!(
+                "routers cannot connect to `{url}`, whose host stands for all addresses of a machine: give a name \
+                 or an address of this machine that routers can reach"
+            )
+        });
+    }
+
     /// Validates all settings. Faults go to `faults`; returns `None` after some of them.
     pub fn validate(self, ports: DefaultPorts, faults: &mut Faults) -> Option<WorkerConfig> {
         let device = faults.parse::<ComputeDevice>("device", &self.device);
@@ -376,14 +409,6 @@ impl RawWorker {
         });
         self.check_isa(faults);
         let tls = self.tls.validate(faults);
-        if let Some(url) = &self.advertise {
-            let scheme = scheme(tls.as_ref());
-            faults.check("advertise", url.starts_with(&format!("{scheme}://")), || {
-                format!(
-                    "`{url}` is not {scheme}://HOST:PORT; the scheme is https with --tls-cert and http without it"
-                )
-            });
-        }
         let ballast = faults.parse::<ParameterCount>("ballast", &self.ballast);
         faults.check("ballast", self.needs_model() || ballast.is_none_or(|ballast| ballast.0 == 0), || {
             "a synthetic engine has no weights: remove --ballast".to_owned()
@@ -392,6 +417,8 @@ impl RawWorker {
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let listen = self.listen.unwrap_or_else(|| local(ports.listen));
         self.check_openness(listen, faults);
+        let discovery = process.as_ref().map(|process| &process.discovery.uri);
+        self.check_advertised(scheme(tls.as_ref()), listen, discovery, faults);
         Some(WorkerConfig {
             model: self.model,
             synthetic,
@@ -496,6 +523,52 @@ mod tests {
             let fault_of = fault(open, false).unwrap();
             assert!(fault_of.contains("--tls-client-ca") && fault_of.contains("--insecure"), "{fault_of}");
             assert_eq!(fault(open, true), None);
+        }
+    }
+
+    /// The faults of a worker that listens on `listen`, registers there and advertises `advertise`, if any.
+    fn advertised_fault(discovery: &str, listen: &str, advertise: Option<&str>) -> Option<String> {
+        let settings = serde_json::json!({
+            "discovery": discovery, "listen": listen, "advertise": advertise, "insecure": true
+        });
+        let mut raw = serde_json::to_value(RawWorker::default()).unwrap();
+        raw.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+        let raw: RawWorker = serde_json::from_value(raw).unwrap();
+        let mut faults = Faults::new();
+        raw.validate(DefaultPorts { listen: 0, admin: 0 }, &mut faults);
+        faults.finish().err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_worker_registers_an_address_that_routers_can_connect_to() {
+        let etcd = "etcd://10.0.0.2:2379/outrider";
+        for listen in ["0.0.0.0:8110", "[::]:8110"] {
+            let fault = advertised_fault(etcd, listen, None).unwrap();
+            assert!(fault.contains("pass --advertise http://HOST:PORT"), "{fault}");
+            for discovery in ["memory", "static:workers.toml"] {
+                assert_eq!(
+                    advertised_fault(discovery, listen, None),
+                    None,
+                    "such a worker does not register"
+                );
+            }
+            for usable in ["http://10.0.0.7:8110", "http://target-0:8110/", "http://[fd00::7]:8110"] {
+                assert_eq!(advertised_fault(etcd, listen, Some(usable)), None);
+            }
+            for (bad, expected) in [
+                ("http://10.0.0.7", "is not http://HOST:PORT"),
+                ("https://10.0.0.7:8110", "is not http://HOST:PORT"),
+                ("10.0.0.7:8110", "is not http://HOST:PORT"),
+                ("http://10.0.0.7:8110/v1", "is not http://HOST:PORT"),
+                ("http://0.0.0.0:8110", "routers cannot connect to"),
+                ("http://[::]:8110", "routers cannot connect to"),
+            ] {
+                let fault = advertised_fault(etcd, listen, Some(bad)).unwrap();
+                assert!(fault.contains(bad) && fault.contains(expected), "{fault}");
+            }
+        }
+        for listen in ["127.0.0.1:8110", "10.0.0.7:8110"] {
+            assert_eq!(advertised_fault(etcd, listen, None), None);
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Reads the parts common to all HTTP requests: the caller, and the body within its limits of size and time.
+//! Reads the parts common to all HTTP requests: the caller, and the body, within its limit of size.
 
 use axum::body::{Body, Bytes, HttpBody as _};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
+use service::accept::BodyTimedOut;
 use tracing::Span;
 
 use super::json;
@@ -13,7 +13,7 @@ use crate::error::RouterError;
 use crate::pipeline::AppState;
 use crate::pipeline::deadline::{Deadline, REQUEST_TIMEOUT_HEADER};
 use crate::request::gateway::{GatewayHeaders, Slo};
-use crate::request::limits::{BODY_BYTES_MAX, BODY_DISCARD_BYTES_MAX, BODY_WAIT_MAX};
+use crate::request::limits::{BODY_BYTES_MAX, BODY_DISCARD_BYTES_MAX};
 use crate::request::{Caller, span};
 
 /// Header that Anthropic's clients use for the key.
@@ -105,13 +105,8 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), RouterError> {
     Err(RouterError::UnsupportedMediaType { content_type })
 }
 
-/// Reads a whole body within its limits of size and time.
-async fn read_body(body: Body) -> Result<Bytes, RouterError> {
-    let timed_out = |_| RouterError::BodyTimeout { limit: BODY_WAIT_MAX };
-    timeout(BODY_WAIT_MAX, collect_body(body)).await.map_err(timed_out)?
-}
-
-async fn collect_body(mut body: Body) -> Result<Bytes, RouterError> {
+/// Reads a whole body of limited size. The listener limits the time.
+async fn read_body(mut body: Body) -> Result<Bytes, RouterError> {
     // Refuse a body announced as larger than this without reading it.
     if body.size_hint().lower() > BODY_DISCARD_BYTES_MAX as u64 {
         return Err(RouterError::BodyTooLarge { limit: BODY_BYTES_MAX });
@@ -119,7 +114,7 @@ async fn collect_body(mut body: Body) -> Result<Bytes, RouterError> {
     let mut bytes = Vec::new();
     let mut num_bytes = 0;
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| RouterError::ClientGone)?;
+        let frame = frame.map_err(body_error)?;
         let Some(data) = frame.data_ref() else { continue };
         num_bytes += data.len();
         if num_bytes <= BODY_BYTES_MAX {
@@ -136,4 +131,11 @@ async fn collect_body(mut body: Body) -> Result<Bytes, RouterError> {
         return Err(RouterError::BodyTooLarge { limit: BODY_BYTES_MAX });
     }
     Ok(bytes.into())
+}
+
+fn body_error(error: axum::Error) -> RouterError {
+    match BodyTimedOut::find(&error) {
+        Some(&BodyTimedOut { limit }) => RouterError::BodyTimeout { limit },
+        None => RouterError::ClientGone,
+    }
 }

@@ -2,6 +2,7 @@
 //! same for every API.
 
 pub mod deadline;
+pub mod echo;
 pub mod response_log;
 pub mod response_memory;
 pub mod response_store;
@@ -21,11 +22,12 @@ use speculation::lookup::PredictedText;
 use tracing::{Instrument as _, info_span};
 
 use self::deadline::Deadline;
+use self::echo::Echo;
 use self::response_log::ResponseLog;
 use self::response_memory::ResponseMemory;
 use self::response_store::ResponseStore;
 use self::text_delta::ResponseInfo;
-use self::text_stream::{Echo, StartedPrompt, TextStream, TextStreamParts};
+use self::text_stream::{StartedPrompt, TextStream, TextStreamParts};
 use crate::admission::{Admission, AdmissionRequest};
 use crate::catalog::Catalog;
 use crate::error::RouterError;

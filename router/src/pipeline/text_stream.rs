@@ -2,8 +2,8 @@
 //! generations' events, keeps one [`ChoiceText`] per choice, cancels a choice once its stop string is found,
 //! and records usage. Dropping it cancels all running generations.
 
-use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -12,13 +12,14 @@ use service::accept::ResponseHandle;
 use service::on_wake::OnWake;
 use service::shutdown::Lifetime;
 use speculation::step::PromptLogprobs;
-use speculation::{FinishReason, TokenId, TokenLogprobs};
+use speculation::{FinishReason, TokenId};
 use tokio::time::Instant;
 
 use super::deadline::{Deadline, DeadlineTimer};
+use super::echo::{DeltaQueue, Echo, PendingEcho};
 use super::response_log::ResponseLog;
 use super::text_delta::{Part, ResponseInfo, TextDelta, Timings};
-use crate::detokenize::{ChoiceText, OutputToken, StopConditions, prompt_tokens};
+use crate::detokenize::{ChoiceText, StopConditions, prompt_tokens};
 use crate::error::RouterError;
 use crate::generation::{CommittedTokens, GenerationEvent, GenerationStream, SpeculationUsage};
 use crate::request::record::RequestRecord;
@@ -36,17 +37,6 @@ pub struct StartedPrompt {
     pub echo: Echo,
     /// Task type of the prompt.
     pub task_type: String,
-}
-
-/// How a prompt is echoed.
-#[derive(Debug)]
-pub enum Echo {
-    /// No echo.
-    Off,
-    /// The text of the prompt.
-    Text(String),
-    /// The text of the prompt, with its tokens and their log probabilities.
-    Logprobs(String),
 }
 
 /// Parts of a [`TextStream`].
@@ -82,7 +72,7 @@ pub struct TextStream {
     prompts: Vec<PromptState>,
     choices: Vec<ChoiceState>,
     num_choices: usize,
-    ready: VecDeque<TextDelta>,
+    ready: DeltaQueue,
     record: RequestRecord,
     deadline: DeadlineTimer,
     response: Option<ResponseHandle>,
@@ -109,8 +99,8 @@ impl fmt::Debug for ShutdownSignal {
 struct PromptState {
     stream: Option<GenerationStream>,
     ids: Vec<TokenId>,
-    /// Echoed text and log probabilities received so far, until all of them are there.
-    pending_echo: Option<(String, Vec<TokenLogprobs>)>,
+    /// The echo, until its log probabilities are complete.
+    pending_echo: Option<PendingEcho>,
 }
 
 #[derive(Debug)]
@@ -134,7 +124,7 @@ impl TextStream {
             choices: Vec::with_capacity(prompts.len() * num_choices),
             model,
             num_choices,
-            ready: VecDeque::new(),
+            ready: DeltaQueue::default(),
             record,
             deadline: DeadlineTimer::new(parts.deadline),
             response: parts.response,
@@ -226,7 +216,7 @@ impl TextStream {
     /// [`Self::next`] as a poll function, for writing all ready deltas at once.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<TextDelta, RouterError>>> {
         loop {
-            if let Some(delta) = self.ready.pop_front() {
+            if let Some(delta) = self.ready.pop() {
                 return Poll::Ready(Some(Ok(delta)));
             }
             if self.failed || self.choices.iter().all(|choice| choice.finished) {
@@ -248,9 +238,10 @@ impl TextStream {
         let (echoed, pending_echo) = match echo {
             Echo::Off => (None, None),
             Echo::Text(text) => (Some(text), None),
-            Echo::Logprobs(text) => (Some(text.clone()), Some((text, Vec::new()))),
+            Echo::Logprobs(text) => (None, Some(PendingEcho::new(text))),
         };
-        let text_offset = echoed.as_ref().map_or(0, |text| text.chars().count());
+        let echoed_text = echoed.as_ref().or(pending_echo.as_ref().map(|pending| &pending.text));
+        let text_offset = echoed_text.map_or(0, |text| text.chars().count());
         let first_choice = self.choices.len();
         for _ in 0..self.num_choices {
             let text = ChoiceText::new(Arc::clone(&self.model), stop, text_offset);
@@ -263,17 +254,16 @@ impl TextStream {
         }
         let has_work = stream.is_some();
         let prompt_idx = self.prompts.len();
-        let has_pending_echo = pending_echo.is_some();
         if let (Some(stream), Some(response)) = (&stream, self.response.clone()) {
             // This stream is not polled while the client does not read, so close the connection from here.
             stream.on_overflow(move || response.cut());
         }
         self.prompts.push(PromptState { stream, ids, pending_echo });
-        match echoed {
-            Some(_) if has_pending_echo => self.emit_scored_prompt(prompt_idx),
-            Some(text) => self.emit_prompt(prompt_idx, &text, &[]),
-            None => {}
+        if let Some(text) = echoed {
+            self.ready.push_prompt(self.choices_of(prompt_idx), text, Vec::new());
         }
+        // A prompt of one token needs no scores. Nothing is held yet: no event has been read.
+        self.emit_scored_prompt(prompt_idx);
         if !has_work {
             for choice in first_choice..self.choices.len() {
                 self.finish(choice, FinishReason::Length);
@@ -305,6 +295,11 @@ impl TextStream {
     }
 
     fn handle_event(&mut self, prompt_idx: usize, event: GenerationEvent) -> Result<(), RouterError> {
+        let is_output = matches!(event, GenerationEvent::Tokens(_) | GenerationEvent::Finished { .. });
+        if let Some(pending) = self.prompts[prompt_idx].pending_echo.as_mut().filter(|_| is_output) {
+            pending.held.push(event);
+            return Ok(());
+        }
         match event {
             GenerationEvent::PromptLogprobs(part) => self.add_prompt_logprobs(prompt_idx, part),
             GenerationEvent::Tokens(tokens) => self.append_tokens(prompt_idx, tokens),
@@ -334,9 +329,6 @@ impl TextStream {
     fn append_tokens(&mut self, prompt_idx: usize, tokens: CommittedTokens) -> Result<(), RouterError> {
         let choice_in_prompt = tokens.choice;
         let choice = self.choice_idx(prompt_idx, choice_in_prompt)?;
-        if self.prompts[prompt_idx].pending_echo.is_some() {
-            return Err(RouterError::Internal("tokens arrived before the prompt's log probabilities".into()));
-        }
         let state = &mut self.choices[choice];
         // Tokens that were in flight when the stop string was found.
         if state.finished {
@@ -354,7 +346,7 @@ impl TextStream {
         if let Some(log) = &mut self.log {
             log.tokens(choice, &span.tokens);
         }
-        self.ready.push_back(TextDelta {
+        self.ready.push(TextDelta {
             choice: choice as u32,
             part: Part::Output,
             text: span.text,
@@ -375,7 +367,7 @@ impl TextStream {
     fn finish(&mut self, choice: usize, reason: FinishReason) {
         let (text, stopped) = self.choices[choice].text.finish();
         let reason = if stopped { FinishReason::Stop } else { reason };
-        self.ready.push_back(TextDelta {
+        self.ready.push(TextDelta {
             choice: choice as u32,
             part: Part::Output,
             text,
@@ -393,8 +385,7 @@ impl TextStream {
             log.finished(choice, reason);
         }
         let prompt_idx = choice / self.num_choices;
-        let choices_of_prompt = prompt_idx * self.num_choices..(prompt_idx + 1) * self.num_choices;
-        if self.choices[choices_of_prompt].iter().all(|choice| choice.finished) {
+        if self.choices[self.choices_of(prompt_idx)].iter().all(|choice| choice.finished) {
             self.prompts[prompt_idx].stream = None;
         }
         let all_added = self.choices.len() == self.info.num_choices as usize;
@@ -404,47 +395,33 @@ impl TextStream {
         }
     }
 
-    /// Appends part of a prompt's log probabilities. A part may overlap earlier ones where the target was
-    /// replaced during prefill; a gap is an error.
+    /// Appends part of a prompt's log probabilities. Once they are complete, emits the echo and then the
+    /// events that were held for it.
     fn add_prompt_logprobs(&mut self, prompt_idx: usize, part: PromptLogprobs) -> Result<(), RouterError> {
         let prompt = &mut self.prompts[prompt_idx];
-        let Some((_, scored)) = &mut prompt.pending_echo else { return Ok(()) };
-        // Position 0 has no log probability.
-        let next = scored.len() + 1;
-        let start = part.start as usize;
-        if start > next {
-            return Err(RouterError::Internal(format!(
-                "gap in the prompt's log probabilities: expected position {next}, got {start}"
-            )));
+        let Some(pending) = &mut prompt.pending_echo else { return Ok(()) };
+        pending.append(part, prompt.ids.len())?;
+        for event in self.emit_scored_prompt(prompt_idx) {
+            self.handle_event(prompt_idx, event)?;
         }
-        scored.extend(part.entries.into_iter().skip(next - start));
-        scored.truncate(prompt.ids.len() - 1);
-        self.emit_scored_prompt(prompt_idx);
         Ok(())
     }
 
-    /// Emits the echoed prompt once its log probabilities are complete.
-    fn emit_scored_prompt(&mut self, prompt_idx: usize) {
+    /// Emits the echoed prompt if it has just got all log probabilities. Returns the events held for it.
+    fn emit_scored_prompt(&mut self, prompt_idx: usize) -> Vec<GenerationEvent> {
         let prompt = &mut self.prompts[prompt_idx];
-        let complete = |(_, scored): &mut (String, Vec<TokenLogprobs>)| scored.len() + 1 >= prompt.ids.len();
-        if let Some((text, scored)) = prompt.pending_echo.take_if(complete) {
-            let tokens = prompt_tokens(&self.model, &prompt.ids, scored);
-            self.emit_prompt(prompt_idx, &text, &tokens);
-        }
+        let prompt_len = prompt.ids.len();
+        let Some(echo) = prompt.pending_echo.take_if(|pending| pending.is_complete(prompt_len)) else {
+            return Vec::new();
+        };
+        let tokens = prompt_tokens(&self.model, &prompt.ids, echo.scored);
+        self.ready.push_prompt(self.choices_of(prompt_idx), echo.text, tokens);
+        echo.held
     }
 
-    fn emit_prompt(&mut self, prompt_idx: usize, text: &str, tokens: &[OutputToken]) {
-        let first_choice = prompt_idx * self.num_choices;
-        for choice in first_choice..first_choice + self.num_choices {
-            self.ready.push_back(TextDelta {
-                choice: choice as u32,
-                part: Part::Prompt,
-                text: text.to_owned(),
-                tokens: tokens.to_vec(),
-                num_drafted: 0,
-                finish: None,
-            });
-        }
+    /// Indices of the prompt's choices.
+    fn choices_of(&self, prompt_idx: usize) -> Range<usize> {
+        prompt_idx * self.num_choices..(prompt_idx + 1) * self.num_choices
     }
 }
 

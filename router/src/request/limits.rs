@@ -1,7 +1,5 @@
 //! Limits on the content of one request. The message that refuses a request names the limit.
 
-use std::time::Duration;
-
 use proto::sampling::{MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS};
 
 /// Maximum size of a request body, over HTTP and gRPC.
@@ -9,8 +7,6 @@ pub const BODY_BYTES_MAX: usize = 2 << 20;
 /// Number of bytes of an oversized body that are read and discarded, so that the client can read the
 /// response.
 pub const BODY_DISCARD_BYTES_MAX: usize = 64 << 20;
-/// Maximum time for a body to arrive.
-pub const BODY_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Maximum number of prompts in a completions request.
 pub const PROMPTS_MAX: usize = 128;
 /// Maximum `n`.

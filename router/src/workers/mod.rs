@@ -1,10 +1,11 @@
-//! The workers known to this router: membership (`follow.rs`), models ([`registry`]), the stream to each
-//! worker ([`connection`]), and TLS ([`tls`]).
+//! The workers known to this router: membership (`follow.rs`), models ([`registry`], `served_models.rs`), the
+//! stream to each worker ([`connection`]), and TLS ([`tls`]).
 
 pub mod connection;
 mod follow;
 mod reconnect;
 pub mod registry;
+mod served_models;
 pub mod tls;
 
 pub use self::follow::{Membership, follow};

@@ -10,7 +10,7 @@ use service::shutdown::Lifetime;
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::workers::follow::Endpoint;
-use crate::workers::registry::{Listing, Registry, worker_id_of};
+use crate::workers::registry::{Listing, Registry};
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
@@ -66,7 +66,7 @@ impl ReconnectLoop {
             let result = match connected {
                 Ok(connection) => {
                     last_error = None;
-                    last_worker_id = worker_id_of(&connection.hello);
+                    last_worker_id = connection.worker_id();
                     let listing = Listing::new(self.listed.clone(), self.unlisted == Unlisted::Removed);
                     registry.serve(&self.endpoint, connection, cancelled.as_mut(), listing).await
                 }

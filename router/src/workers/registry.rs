@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use proto::v1;
@@ -20,10 +19,10 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
-use crate::catalog::settings::RequestDefaults;
-use crate::catalog::{Catalog, ModelEntry};
+use crate::catalog::Catalog;
 use crate::workers::connection::{Connection, RouterIdentity, connect, fetch_asset};
 use crate::workers::follow::Endpoint;
+use crate::workers::served_models::{ServedModels, TargetModel, asset_hashes};
 use crate::workers::{ConnectedWorker, WorkerEvent, WorkerKey, worker_info};
 use text::ModelText;
 
@@ -39,8 +38,7 @@ pub struct Registry {
 
 #[derive(Debug, Default)]
 struct RegistryState {
-    /// Every model that a target has served here.
-    models: BTreeMap<String, Arc<ModelEntry>>,
+    models: ServedModels,
     /// Workers that are connected now.
     connected: HashMap<WorkerKey, Peer>,
 }
@@ -52,6 +50,22 @@ struct Peer {
     client: WorkerClient<Channel>,
     /// Cancelled when a newer connection reaches the same process.
     replaced: CancellationToken,
+}
+
+/// A connection that may be served: its worker is the one that discovery lists, and if it is a target, its
+/// tokenizer and template can be used.
+#[derive(Debug)]
+pub(super) struct CheckedConnection {
+    connection: Connection,
+    /// `None` for a draft worker.
+    model: Option<TargetModel>,
+}
+
+impl CheckedConnection {
+    /// Identifies the worker's process; `None` if the worker sent no id.
+    pub(super) fn worker_id(&self) -> Option<u64> {
+        worker_id_of(&self.connection.hello)
+    }
 }
 
 impl Registry {
@@ -68,7 +82,7 @@ impl Registry {
         &self,
         endpoint: &Endpoint,
         last_worker_id: Option<u64>,
-    ) -> anyhow::Result<Connection> {
+    ) -> anyhow::Result<CheckedConnection> {
         if let Some(peer) = self.connected_as(endpoint, last_worker_id).await {
             // A second stream would end the first, whose retry would end the second, and so on.
             let (role, address) = (peer.info.role.as_str(), peer.info.address);
@@ -81,10 +95,11 @@ impl Registry {
             endpoint.role,
             connection.role.as_str()
         );
-        if connection.role == Role::Target {
-            self.publish_model(&connection.client, &connection.hello).await?;
-        }
-        Ok(connection)
+        let model = match connection.role {
+            Role::Target => Some(self.target_model(&connection.client, &connection.hello).await?),
+            Role::Draft => None,
+        };
+        Ok(CheckedConnection { connection, model })
     }
 
     /// Serves one connection until the worker ends it, `stopped` resolves, or the scheduler ends it because a
@@ -93,7 +108,7 @@ impl Registry {
     pub(super) async fn serve(
         &self,
         endpoint: &Endpoint,
-        connection: Connection,
+        CheckedConnection { connection, model }: CheckedConnection,
         mut stopped: impl Future<Output = ()> + Unpin,
         mut listing: Listing,
     ) -> anyhow::Result<()> {
@@ -104,7 +119,7 @@ impl Registry {
         let info = worker_info(role, address, &hello, credits);
         tracing::info!(role = role.as_str(), address, model = hello.model_id, "worker joined");
         let peer = Peer { info: info.clone(), hello, client, replaced: replaced.clone() };
-        let others = self.register(key, &peer).await;
+        let others = self.register(key, &peer, model).await;
         let up = ConnectedWorker { key, info, outbox, disconnect: disconnect.clone() };
         let mut is_driver_running = self.events.send(WorkerEvent::Up(up)).await.is_ok();
         // Runs concurrently, so that a worker that does not serve its tokenizer delays no frames.
@@ -148,27 +163,22 @@ impl Registry {
                 }
             }
         }
-        self.state.lock().await.connected.remove(&key);
+        self.unregister(key).await;
         // An error means that the driver has ended and needs no event.
         drop(self.events.send(WorkerEvent::Down(key)).await);
         result
     }
 
-    /// Publishes the target's model to clients. Tokenizer, template and limits come from the worker itself.
-    async fn publish_model(
+    /// Returns the target's model. Tokenizer and template are fetched from the worker, unless equal ones are
+    /// known.
+    async fn target_model(
         &self,
         client: &WorkerClient<Channel>,
         hello: &v1::WorkerHello,
-    ) -> anyhow::Result<()> {
-        if self
-            .state
-            .lock()
-            .await
-            .models
-            .get(&hello.model_id)
-            .is_some_and(|entry| entry.numerics_id == hello.numerics_id)
-        {
-            return Ok(());
+    ) -> anyhow::Result<TargetModel> {
+        let known = self.state.lock().await.models.text(&asset_hashes(hello));
+        if let Some(text) = known {
+            return Ok(TargetModel::new(hello, text));
         }
         let mut assets = BTreeMap::new();
         for asset in &hello.assets {
@@ -179,22 +189,7 @@ impl Registry {
         })
         .await?
         .context("the model's tokenizer or template cannot be used")?;
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let entry = ModelEntry {
-            id: hello.model_id.clone(),
-            model: hello.model_id.clone(),
-            defaults: RequestDefaults::default(),
-            created,
-            text: Arc::new(text),
-            max_model_len: hello.max_model_len,
-            vocab_size: hello.vocab_size,
-            eos_token_ids: hello.eos_token_ids.clone(),
-            numerics_id: hello.numerics_id.clone(),
-        };
-        let mut state = self.state.lock().await;
-        state.models.insert(entry.id.clone(), Arc::new(entry));
-        self.catalog.publish(state.models.values().cloned());
-        Ok(())
+        Ok(TargetModel::new(hello, Arc::new(text)))
     }
 
     /// Returns the live connection to the process `worker_id`, or to this address in another role.
@@ -206,9 +201,9 @@ impl Registry {
         state.connected.values().find(is_same_worker).cloned()
     }
 
-    /// Registers a worker and ends an older connection to the same process. Returns the workers of the other
-    /// role.
-    async fn register(&self, key: WorkerKey, peer: &Peer) -> Vec<Peer> {
+    /// Registers a worker, publishes a target's model to clients, and ends an older connection to the same
+    /// process. Returns the workers of the other role.
+    async fn register(&self, key: WorkerKey, peer: &Peer, model: Option<TargetModel>) -> Vec<Peer> {
         let mut state = self.state.lock().await;
         for other in state.connected.values() {
             if other.worker_id().is_some() && other.worker_id() == peer.worker_id() {
@@ -218,7 +213,19 @@ impl Registry {
         let others =
             state.connected.values().filter(|other| other.info.role != peer.info.role).cloned().collect();
         state.connected.insert(key, peer.clone());
+        if model.is_some_and(|model| state.models.join(key, model)) {
+            self.catalog.publish(state.models.entries());
+        }
         others
+    }
+
+    /// Removes a worker whose connection has ended.
+    async fn unregister(&self, key: WorkerKey) {
+        let mut state = self.state.lock().await;
+        state.connected.remove(&key);
+        if state.models.leave(key) {
+            self.catalog.publish(state.models.entries());
+        }
     }
 }
 
@@ -276,7 +283,7 @@ impl Peer {
     }
 }
 
-pub(super) fn worker_id_of(hello: &v1::WorkerHello) -> Option<u64> {
+fn worker_id_of(hello: &v1::WorkerHello) -> Option<u64> {
     (hello.worker_id != 0).then_some(hello.worker_id)
 }
 

@@ -26,6 +26,8 @@ pub(crate) const SPAN_LEN: usize = 3;
 pub(crate) enum Script {
     /// Choice `c` generates "`c` text", then its first stop token, if it has one.
     Reply(String),
+    /// As [`Self::Reply`], but the prompt is scored after all choices but the first have finished.
+    ScoreLate(String),
     /// Choices generate one span and then nothing until they are cancelled.
     Hang,
     /// The first choice generates spans until it is cancelled.
@@ -159,11 +161,19 @@ async fn run(
     if matches!(script, Script::Flood) {
         return flood(&handle.0, prompt_idx, &sink).await;
     }
-    score_prompt(&generation, &sink);
+    let scores_late = matches!(script, Script::ScoreLate(_));
+    if !scores_late {
+        score_prompt(&generation, &sink);
+    }
     let mut uncancelled = Vec::new();
-    for choice in 0..generation.num_choices {
+    let mut choices: Vec<u32> = (0..generation.num_choices).collect();
+    choices.rotate_left(usize::from(scores_late));
+    for choice in choices {
+        if scores_late && choice == 0 {
+            score_prompt(&generation, &sink);
+        }
         let text = match &script {
-            Script::Reply(text) => format!("{choice}{text}"),
+            Script::Reply(text) | Script::ScoreLate(text) => format!("{choice}{text}"),
             _ => format!("{choice} is only a beginning"),
         };
         if !generate((&script, handle.0.span_len), &generation, choice, &text, &sink) {
@@ -241,7 +251,7 @@ fn generate(
         if sink.send(GenerationEvent::Tokens(tokens)) == Delivery::Cancelled {
             return false;
         }
-        if !matches!(script, Script::Reply(_)) {
+        if !matches!(script, Script::Reply(_) | Script::ScoreLate(_)) {
             return true;
         }
     }

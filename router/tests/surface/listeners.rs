@@ -186,3 +186,23 @@ async fn a_draining_router_notifies_clients_and_finishes_their_streams() {
     drop(stream);
     assert_eq!(drained.await.unwrap(), service::shutdown::ShutdownOutcome::Clean);
 }
+
+#[tokio::test]
+async fn a_body_that_does_not_arrive_is_answered_with_a_timeout() {
+    let router = TestRouter::start().with_reply(" fine");
+    let mut config = listener_config();
+    config.timeouts.body = Duration::from_millis(50);
+    let address = router.listen_http_with(config).await;
+    let mut request = completion("");
+    request.truncate(request.len() - 1);
+    let received = send_until_closed(address, &request).await;
+    let text = String::from_utf8_lossy(&received);
+    assert_eq!(status_of(&received), Some(StatusCode::REQUEST_TIMEOUT), "{text}");
+    assert!(text.contains("the request body did not arrive within 0.05 seconds"), "{text}");
+    assert!(text.contains(r#""code":"body_timeout""#), "{text}");
+    let counted = r#"outrider_requests_total{protocol="http",outcome="body_timeout"} 1"#;
+    let page = router.metrics().await;
+    assert!(page.contains(counted), "{counted} is missing from\n{page}");
+    assert!(router.lanes.take_submitted().is_empty());
+    assert_http_serves(address, "").await;
+}

@@ -14,6 +14,7 @@ mod console;
 mod cors;
 mod deadlines;
 mod drain;
+mod echo;
 mod fake_lanes;
 mod fields;
 mod gateway;

@@ -26,6 +26,7 @@ use tonic::service::Routes;
 
 pub use self::config::{ListenerConfig, ListenerFlags, RawListener, Timeouts};
 pub use self::limits::Connections;
+pub use self::request_body::BodyTimedOut;
 pub use self::response::ResponseHandle;
 
 use self::connection::{CloseReason, ConnectionSetup, Protocol, serve};

@@ -1,6 +1,7 @@
 //! A request body with a timeout that applies until the response begins. A bidirectional stream responds at
 //! once and has no limit.
 
+use std::error::Error;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -12,6 +13,28 @@ use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 
 use super::response::ResponseSlot;
+
+/// Why reading a request body failed: it did not arrive in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the request's body did not arrive within {} s", .limit.as_secs_f64())]
+pub struct BodyTimedOut {
+    /// Maximum time.
+    pub limit: Duration,
+}
+
+impl BodyTimedOut {
+    /// Finds this error among an error's causes: layers wrap it.
+    pub fn find<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Self> {
+        let mut cause = Some(error);
+        while let Some(error) = cause {
+            if let Some(timed_out) = error.downcast_ref() {
+                return Some(timed_out);
+            }
+            cause = error.source();
+        }
+        None
+    }
+}
 
 /// The body as read by a handler.
 pub(super) struct RequestBody {
@@ -44,8 +67,7 @@ impl HttpBody for RequestBody {
         }
         let timeout = self.timeout;
         ready!(self.timer.get_or_insert_with(|| Box::pin(sleep(timeout))).as_mut().poll(context));
-        let message = format!("the request's body did not arrive within {} s", timeout.as_secs_f64());
-        Poll::Ready(Some(Err(axum::Error::new(message))))
+        Poll::Ready(Some(Err(axum::Error::new(BodyTimedOut { limit: timeout }))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -1,5 +1,7 @@
 //! One worker as listed by discovery, with checks that keep a mistake from spreading to every router.
 
+use std::net::IpAddr;
+
 use http::Uri;
 use serde::{Deserialize, Serialize};
 
@@ -59,13 +61,45 @@ pub(super) fn role_fault(role: &str) -> Option<String> {
     (role != DRAFT && role != TARGET).then(|| format!("role `{role}` is neither `{DRAFT}` nor `{TARGET}`"))
 }
 
-pub(super) fn address_fault(address: &str) -> Option<String> {
+/// What is wrong with the form of a worker's address, if anything.
+pub fn address_fault(address: &str) -> Option<String> {
     let usable = address.parse::<Uri>().is_ok_and(|uri| {
         let has_port = uri.authority().is_some_and(|host| host.port_u16().is_some_and(|port| port > 0));
+        let has_host = uri.host().is_some_and(|host| !host.is_empty());
         matches!(uri.scheme_str(), Some("http" | "https"))
+            && has_host
             && has_port
             && matches!(uri.path(), "" | "/")
             && uri.query().is_none()
     });
     (!usable).then(|| format!("address `{address}` is not of the form http://HOST:PORT or https://HOST:PORT"))
+}
+
+/// Whether the host of an address is `0.0.0.0` or `[::]`. A process can listen there, but other machines
+/// cannot connect to it.
+pub fn has_unspecified_host(address: &str) -> bool {
+    address.parse::<Uri>().is_ok_and(|uri| {
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+        host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_a_scheme_a_host_and_a_port_and_nothing_else() {
+        for address in ["http://10.0.0.7:8110", "https://[::1]:8110", "http://target-0:8110/"] {
+            assert_eq!((address_fault(address), has_unspecified_host(address)), (None, false), "{address}");
+        }
+        for address in
+            ["10.0.0.7:8110", "http://10.0.0.7", "http://:8110", "http://a:0", "http://a:1/x", "ftp://a:1"]
+        {
+            assert!(address_fault(address).is_some(), "{address}");
+        }
+        for address in ["http://0.0.0.0:8110", "https://[::]:8110"] {
+            assert_eq!((address_fault(address), has_unspecified_host(address)), (None, true), "{address}");
+        }
+    }
 }

@@ -1,0 +1,169 @@
+//! Echoed prompts: the wait for a prompt's log probabilities, and the queue of deltas, in which the choices
+//! of a prompt share its echo.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use speculation::TokenLogprobs;
+use speculation::step::PromptLogprobs;
+
+use super::text_delta::{Part, TextDelta};
+use crate::detokenize::OutputToken;
+use crate::error::RouterError;
+use crate::generation::GenerationEvent;
+
+/// How a prompt is echoed.
+#[derive(Debug)]
+pub enum Echo {
+    /// No echo.
+    Off,
+    /// The text of the prompt.
+    Text(String),
+    /// The text of the prompt, with its tokens and their log probabilities.
+    Logprobs(String),
+}
+
+/// An echo whose log probabilities are not complete. The prompt is scored for its first choice only, so other
+/// choices may be ahead of it.
+#[derive(Debug)]
+pub(super) struct PendingEcho {
+    pub(super) text: String,
+    /// Log probabilities received so far, from position 1 on: position 0 has none.
+    pub(super) scored: Vec<TokenLogprobs>,
+    /// Events of the prompt's choices that arrived too early, in order. They follow the echo.
+    pub(super) held: Vec<GenerationEvent>,
+}
+
+impl PendingEcho {
+    pub(super) fn new(text: String) -> Self {
+        Self { text, scored: Vec::new(), held: Vec::new() }
+    }
+
+    /// Whether all positions of a prompt of this length have their log probabilities.
+    pub(super) fn is_complete(&self, prompt_len: usize) -> bool {
+        self.scored.len() + 1 >= prompt_len
+    }
+
+    /// Appends a part. It may overlap earlier ones where the target was replaced during prefill; a gap is an
+    /// error.
+    pub(super) fn append(&mut self, part: PromptLogprobs, prompt_len: usize) -> Result<(), RouterError> {
+        let next = self.scored.len() + 1;
+        let start = part.start as usize;
+        if start > next {
+            return Err(RouterError::Internal(format!(
+                "gap in the prompt's log probabilities: expected position {next}, got {start}"
+            )));
+        }
+        self.scored.extend(part.entries.into_iter().skip(next - start));
+        self.scored.truncate(prompt_len - 1);
+        Ok(())
+    }
+}
+
+/// Deltas that are ready, in order.
+#[derive(Debug, Default)]
+pub(super) struct DeltaQueue(VecDeque<QueuedDelta>);
+
+#[derive(Debug)]
+enum QueuedDelta {
+    Output(TextDelta),
+    /// The echo of a choice. With log probabilities it may have megabytes, so its choices share it, and it is
+    /// copied when the client takes it.
+    Prompt {
+        choice: u32,
+        echo: Arc<EchoedPrompt>,
+    },
+}
+
+#[derive(Debug, Clone)]
+struct EchoedPrompt {
+    text: String,
+    tokens: Vec<OutputToken>,
+}
+
+impl DeltaQueue {
+    pub(super) fn push(&mut self, delta: TextDelta) {
+        self.0.push_back(QueuedDelta::Output(delta));
+    }
+
+    /// Appends the echo of each of these choices.
+    pub(super) fn push_prompt(
+        &mut self,
+        choices: std::ops::Range<usize>,
+        text: String,
+        tokens: Vec<OutputToken>,
+    ) {
+        let echo = Arc::new(EchoedPrompt { text, tokens });
+        self.0.extend(
+            choices.map(|choice| QueuedDelta::Prompt { choice: choice as u32, echo: Arc::clone(&echo) }),
+        );
+    }
+
+    pub(super) fn pop(&mut self) -> Option<TextDelta> {
+        Some(match self.0.pop_front()? {
+            QueuedDelta::Output(delta) => delta,
+            QueuedDelta::Prompt { choice, echo } => {
+                let EchoedPrompt { text, tokens } = Arc::unwrap_or_clone(echo);
+                TextDelta { choice, part: Part::Prompt, text, tokens, num_drafted: 0, finish: None }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompt_token(text_offset: usize) -> OutputToken {
+        OutputToken { id: 7, text_offset, logprobs: None }
+    }
+
+    /// The echo at the head of the queue.
+    fn next_echo(queue: &DeltaQueue) -> &Arc<EchoedPrompt> {
+        let Some(QueuedDelta::Prompt { echo, .. }) = queue.0.front() else { panic!("{queue:?}") };
+        echo
+    }
+
+    #[test]
+    fn the_choices_of_a_prompt_share_its_echo_until_they_are_taken() {
+        let mut queue = DeltaQueue::default();
+        let tokens: Vec<OutputToken> = (0..100).map(prompt_token).collect();
+        let at = tokens.as_ptr();
+        queue.push_prompt(3..131, "a prompt".to_owned(), tokens);
+        let after = TextDelta {
+            choice: 3,
+            part: Part::Output,
+            text: " and its continuation".to_owned(),
+            tokens: Vec::new(),
+            num_drafted: 0,
+            finish: None,
+        };
+        queue.push(after.clone());
+        for choice in 3..131 {
+            let echo = next_echo(&queue);
+            assert_eq!((echo.tokens.as_ptr(), Arc::strong_count(echo)), (at, 131 - choice as usize));
+            let delta = queue.pop().unwrap();
+            assert_eq!((delta.choice, delta.part, delta.text.as_str()), (choice, Part::Prompt, "a prompt"));
+            assert_eq!((delta.tokens.len(), &delta.tokens[99]), (100, &prompt_token(99)));
+            // The last choice gets the original.
+            assert_eq!(delta.tokens.as_ptr() == at, choice == 130);
+        }
+        assert_eq!((queue.pop(), queue.pop()), (Some(after), None));
+    }
+
+    #[test]
+    fn parts_may_overlap_but_leave_no_gap() {
+        let scored = |from: usize, to: usize| PromptLogprobs {
+            start: from as u32,
+            entries: (from..to).map(|at| TokenLogprobs { logprob: -(at as f32), top: Vec::new() }).collect(),
+        };
+        let mut echo = PendingEcho::new(String::new());
+        assert!(echo.append(scored(2, 4), 6).is_err());
+        for (part, is_complete) in [(scored(1, 3), false), (scored(1, 5), false), (scored(3, 8), true)] {
+            echo.append(part, 6).unwrap();
+            assert_eq!(echo.is_complete(6), is_complete);
+        }
+        let values: Vec<f32> = echo.scored.iter().map(|scored| scored.logprob).collect();
+        assert_eq!(values, [-1.0, -2.0, -3.0, -4.0, -5.0]);
+    }
+}

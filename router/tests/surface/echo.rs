@@ -1,0 +1,64 @@
+//! Echoed prompts of requests with several choices. The prompt is scored for the first choice only, and other
+//! choices may finish before.
+
+use serde_json::{Value, json};
+
+use crate::client::{MODEL, TestRouter, chunks};
+use crate::fake_lanes::Script;
+
+const COMPLETIONS: &str = "/v1/completions";
+const PROMPT: &str = "one two three";
+
+fn body(max_tokens: u32, stream: bool) -> Value {
+    json!({
+        "model": MODEL, "prompt": PROMPT, "echo": true, "logprobs": 1, "n": 3, "seed": 7,
+        "max_tokens": max_tokens, "stream": stream
+    })
+}
+
+/// A router whose prompts are scored before any choice, or after all but the first.
+fn router(is_late: bool) -> TestRouter {
+    let router = TestRouter::start();
+    let text = " and so on".to_owned();
+    router.lanes.set_script(if is_late { Script::ScoreLate(text) } else { Script::Reply(text) });
+    router
+}
+
+#[tokio::test]
+async fn choices_that_finish_before_the_prompt_is_scored_are_answered_as_others_are() {
+    for max_tokens in [0, 2, 16] {
+        let early = router(false).ok(COMPLETIONS, &body(max_tokens, false)).await;
+        let late = router(true).ok(COMPLETIONS, &body(max_tokens, false)).await;
+        assert_eq!(early["choices"].as_array().map(Vec::len), Some(3));
+        assert_eq!((&early["choices"], &early["usage"]), (&late["choices"], &late["usage"]));
+    }
+}
+
+#[tokio::test]
+async fn in_a_stream_every_choice_begins_with_the_scored_prompt_and_ends_with_its_finish() {
+    for (max_tokens, is_late) in [(0, false), (0, true), (2, true), (16, true)] {
+        let chunks = chunks(&router(is_late).events(COMPLETIONS, &body(max_tokens, true)).await);
+        let pieces: Vec<&Value> =
+            chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap()).collect();
+        // The echo of every choice comes before any output.
+        let heads: Vec<(&Value, &Value)> =
+            pieces.iter().take(3).map(|piece| (&piece["index"], &piece["text"])).collect();
+        let prompt = json!(PROMPT);
+        assert_eq!(heads, [(&json!(0), &prompt), (&json!(1), &prompt), (&json!(2), &prompt)]);
+        for index in 0..3 {
+            let of_choice: Vec<_> = pieces.iter().filter(|piece| piece["index"] == index).collect();
+            let scores = of_choice[0]["logprobs"]["token_logprobs"].as_array().unwrap();
+            assert!(scores.len() > 2 && scores[0].is_null() && scores[1] == json!(-1.25), "{scores:?}");
+            let finishes: Vec<bool> =
+                of_choice.iter().map(|piece| !piece["finish_reason"].is_null()).collect();
+            let num_finishes = finishes.iter().filter(|is_finish| **is_finish).count();
+            assert!(num_finishes == 1 && finishes.ends_with(&[true]), "{of_choice:?}");
+            let num_tokens: usize = of_choice[1..]
+                .iter()
+                .filter_map(|piece| piece["logprobs"]["tokens"].as_array())
+                .map(Vec::len)
+                .sum();
+            assert_eq!(num_tokens == 0, max_tokens == 0, "{of_choice:?}");
+        }
+    }
+}
