@@ -74,12 +74,12 @@ impl<B: Backend> Runner for Rank<B> {
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), EngineError> {
         self.backend.copy_block(&mut self.kv, from, to);
-        Ok(())
+        self.backend.check()
     }
 
     fn copy_tokens(&mut self, copies: &[TokenCopy]) -> Result<(), EngineError> {
         self.backend.copy_tokens(&mut self.kv, copies);
-        Ok(())
+        self.backend.check()
     }
 
     fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<RankOutput, EngineError> {
@@ -102,6 +102,8 @@ impl<B: Backend> Runner for Rank<B> {
                 backend.draw(&mut workspace.logits, num_rows, &draws, &mut outputs)?;
             }
         }
+        // A pass without logits reads nothing, so its errors are still stored.
+        backend.check()?;
         Ok(outputs)
     }
 

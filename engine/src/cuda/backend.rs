@@ -3,10 +3,12 @@
 //! that a GPU runs.
 //!
 //! Operations do not return errors. The first error is stored, later operations do nothing, and the next read
-//! of results returns the error. Only reads of drawn tokens or of logits wait for the device.
+//! of results or check returns the error. Only reads of drawn tokens or of logits wait for the device.
 
 mod attend;
 mod drawing;
+#[cfg(test)]
+mod failure_tests;
 mod fusion;
 mod load;
 mod pass;
@@ -196,6 +198,7 @@ impl<E: Executor> Gpu<E> {
             && let Err(error) = operation(&mut state)
         {
             state.delayed = None;
+            state.rounded_source = None;
             state.failed = Some(error);
         }
     }
@@ -389,6 +392,10 @@ where
             ensure_capacity(&mut rows.tensor, &mut state.executor, len.max(1), "rows of a pass").map(drop)
         });
         rows.len = len;
+    }
+
+    fn check(&self) -> Result<(), EngineError> {
+        self.lock_flushed().map(drop)
     }
 
     fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows) -> Result<(), EngineError> {
