@@ -5,7 +5,7 @@
 //! The trait does not say where numbers are stored: weights, KV and activations are types of the backend,
 //! which loads weights from a [`LinearTensors`] and returns numbers once per forward. Single operations do
 //! not return errors: a device keeps its first error and returns it from [`Backend::append_to`] or
-//! [`Backend::check`], one of which ends every forward.
+//! [`Backend::check`]; one of them, or [`Backend::wait`], ends every forward.
 
 use cpu_kernels::{HeadLayout, KvShape, MatrixFormat, Norm, Stage, StageTimes, TokenCopy};
 
@@ -124,6 +124,11 @@ pub(crate) trait Backend: Send + Sync {
     /// Returns the device's first error since the last call of a function that returns it. Does not wait.
     fn check(&self) -> Result<(), EngineError> {
         Ok(())
+    }
+
+    /// Waits until all requested operations are done. Returns errors like [`Backend::check`].
+    fn wait(&self) -> Result<(), EngineError> {
+        self.check()
     }
 
     /// Appends rows to `host`. Returns errors like [`Backend::check`].

@@ -3,7 +3,8 @@
 //! that a GPU runs.
 //!
 //! Operations do not return errors. The first error is stored, later operations do nothing, and the next read
-//! of results or check returns the error. Only reads of drawn tokens or of logits wait for the device.
+//! of results or check returns the error. Reads of drawn tokens or of logits wait for the device, and so does
+//! the end of a forward that reads nothing.
 
 mod attend;
 mod drawing;
@@ -396,6 +397,10 @@ where
 
     fn check(&self) -> Result<(), EngineError> {
         self.lock_flushed().map(drop)
+    }
+
+    fn wait(&self) -> Result<(), EngineError> {
+        Ok(self.lock_flushed()?.executor.wait()?)
     }
 
     fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows) -> Result<(), EngineError> {

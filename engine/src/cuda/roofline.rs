@@ -444,7 +444,7 @@ fn a_long_prompt_reads_its_keys_a_quarter_as_often() {
 }
 
 /// A Llama of two layers on the host driver. `vocab` replaces the size of its vocabulary.
-fn two_layers(driver: &HostDriver, vocab: Option<u32>) -> Engine {
+pub(super) fn two_layers(driver: &HostDriver, vocab: Option<u32>) -> Engine {
     let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/gpu_check/shapes/tiny.json");
     let mut config: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(shape).unwrap()).unwrap();
