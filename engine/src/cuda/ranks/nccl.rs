@@ -66,10 +66,8 @@ impl Exchange<CudaDevice> for NcclExchange {
         (lens, readers): (&[usize], Readers),
         read: Read<'_, CudaDevice>,
     ) -> Result<(), EngineError> {
-        self.barrier.check()?;
-        self.barrier.record_progress();
         assert!(lens[self.rank] <= part.len(), "a part holds what it gives away");
-        let stream = device.raw_stream()?;
+        let stream = self.begin(device)?;
         if readers == Readers::First && self.rank > 0 {
             // SAFETY: the check above ensures that the part has enough numbers; it is freed in stream order.
             self.communicator.with(|library, comm| unsafe {
@@ -102,9 +100,32 @@ impl Exchange<CudaDevice> for NcclExchange {
         };
         Ok(read(device, &parts)?)
     }
+
+    /// The library gathers in order of rank, so it can write to `out` itself.
+    fn gather(
+        &self,
+        device: &mut CudaDevice,
+        (part, len): (&Tensor<CudaMemory, f32>, usize),
+        (out, ranks): (&mut Tensor<CudaMemory, f32>, usize),
+    ) -> Result<(), EngineError> {
+        assert!(ranks == self.ranks && len <= part.len() && ranks * len <= out.len(), "a sum has its shares");
+        let stream = self.begin(device)?;
+        // SAFETY: both have enough numbers by the assertion above, and are freed in stream order.
+        self.communicator.with(|library, comm| unsafe {
+            library.all_gather((part.address(), out.address()), len, comm, stream)
+        })?;
+        Ok(())
+    }
 }
 
 impl NcclExchange {
+    /// Begins an exchange, unless a rank is lost.
+    fn begin(&self, device: &mut CudaDevice) -> Result<*mut c_void, EngineError> {
+        self.barrier.check()?;
+        self.barrier.record_progress();
+        Ok(device.raw_stream()?)
+    }
+
     /// Sends every rank its share of `part`, `len` numbers long, and receives this rank's share of the other
     /// parts in `receive_buffer`. Returns the address of this rank's share of each part.
     fn exchange_shares(
