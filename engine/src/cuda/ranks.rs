@@ -81,8 +81,9 @@ pub(crate) trait Exchange<E: Executor>: Send + Sync {
 
 /// The collective of one rank.
 pub(crate) struct GpuRank<E: Executor> {
-    state: SharedState<E>,
+    /// Dropped first: it ends what the device waits for, and the device is waited for when it is dropped.
     exchange: Box<dyn Exchange<E>>,
+    state: SharedState<E>,
     rank: usize,
     ranks: usize,
     phases: SumPhases,
@@ -105,7 +106,7 @@ impl<E: Executor> GpuRank<E> {
         phases: SumPhases,
     ) -> Self {
         let scratch = Mutex::new(Scratch { sums: None, share: None, joined: None });
-        Self { state, exchange, rank, ranks, phases, scratch }
+        Self { exchange, state, rank, ranks, phases, scratch }
     }
 }
 

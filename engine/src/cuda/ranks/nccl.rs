@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::communicator::Communicator;
 use super::library::{Message, NcclLibrary};
-use super::{Exchange, Read, Readers};
+use super::{Exchange, Read, Readers, Watch};
 use crate::EngineError;
 use crate::collective::RankBarrier;
 use crate::cuda::CudaError;
@@ -56,6 +56,13 @@ pub(crate) fn connect(
         });
     }
     Ok(ends)
+}
+
+impl Drop for NcclExchange {
+    /// Ends what the device waits for: the other ranks may be lost.
+    fn drop(&mut self) {
+        self.communicator.abort();
+    }
 }
 
 impl Exchange<CudaDevice> for NcclExchange {
@@ -119,9 +126,9 @@ impl Exchange<CudaDevice> for NcclExchange {
 }
 
 impl NcclExchange {
-    /// Begins an exchange, unless a rank is lost.
+    /// Begins an exchange, unless a rank is lost: then this rank's device must not wait for it any more.
     fn begin(&self, device: &mut CudaDevice) -> Result<*mut c_void, EngineError> {
-        self.barrier.check()?;
+        self.barrier.check().inspect_err(|_| self.communicator.abort())?;
         self.barrier.record_progress();
         Ok(device.raw_stream()?)
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::*;
+use crate::backend::Backend;
 use crate::collective::Collective;
 use crate::cuda::backend::{Gpu, GpuRows};
 use crate::cuda::executor::Executor;
@@ -215,5 +216,24 @@ fn a_sum_in_two_phases_is_one_launch() {
             assert_eq!(rank.sums(), expected);
         });
         assert_eq!(driver.counts().since(earlier).launches, count as u64);
+    }
+}
+
+/// The device has copies under way when it is dropped, and waits for them behind a sum that never ends.
+#[test]
+fn a_rank_can_be_dropped_after_another_is_lost() {
+    let name = "cuda::ranks::nccl::tests::a_rank_can_be_dropped_after_another_is_lost";
+    let Some(driver) = HostDriver::for_test_with(name, EIGHT_DEVICES) else { return };
+    for notices in [false, true] {
+        let (mut ranks, barrier) = connected(&driver, 4, Duration::from_secs(100));
+        let mut rank = SummingRank::new(ranks.swap_remove(0), 4, 16);
+        rank.collective.all_reduce(&mut rank.rows).unwrap();
+        barrier.mark_lost(1, "its kernel failed".to_owned());
+        if notices {
+            let lost = rank.collective.all_reduce(&mut rank.rows).unwrap_err().to_string();
+            assert!(lost.contains("its kernel failed"), "{lost}");
+            rank.gpu.wait().unwrap();
+        }
+        drop(rank);
     }
 }
