@@ -30,7 +30,7 @@ pub(crate) struct Emulator {
     failing_allocation: Arc<AtomicU32>,
     launches: Arc<AtomicU32>,
     /// A graph is the list of its launches here.
-    recorder: Option<LaunchRecorder<Vec<Launch>>>,
+    recorder: Option<LaunchRecorder<Arc<[Launch]>>>,
     replays: Arc<AtomicU32>,
     check: Check,
 }
@@ -224,12 +224,12 @@ impl Executor for Emulator {
             LaunchAction::Empty => return Ok(()),
             LaunchAction::LaunchEach(launches) => launches,
             LaunchAction::Capture(launches) => {
-                recorder.insert_graph(launches.clone(), launches.clone());
+                recorder.insert_graph(&launches, Arc::clone(&launches));
                 launches
             }
             LaunchAction::Replay(graph) => {
                 self.replays.fetch_add(1, Ordering::Relaxed);
-                recorder.graph(graph).clone()
+                Arc::clone(recorder.graph(graph))
             }
         };
         launches.iter().try_for_each(|launch| self.start(launch))
