@@ -4,8 +4,8 @@
 //!
 //! The trait does not say where numbers are stored: weights, KV and activations are types of the backend,
 //! which loads weights from a [`LinearTensors`] and returns numbers once per forward. Single operations do
-//! not return errors: a device keeps its first error and returns it from [`Backend::append_to`], which ends
-//! every forward that is read.
+//! not return errors: a device keeps its first error and returns it from [`Backend::append_to`] or
+//! [`Backend::check`]; one of them, or [`Backend::wait`], ends every forward.
 
 use cpu_kernels::{HeadLayout, KvShape, MatrixFormat, Norm, Stage, StageTimes, TokenCopy};
 
@@ -121,11 +121,21 @@ pub(crate) trait Backend: Send + Sync {
     /// Sets the length of rows that will be overwritten next; their content is unspecified.
     fn resize(&self, rows: &mut Self::Rows, len: usize);
 
-    /// Appends rows to `host`. Returns the device's first error since the last call.
+    /// Returns the device's first error since the last call of a function that returns it. Does not wait.
+    fn check(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    /// Waits until all requested operations are done. Returns errors like [`Backend::check`].
+    fn wait(&self) -> Result<(), EngineError> {
+        self.check()
+    }
+
+    /// Appends rows to `host`. Returns errors like [`Backend::check`].
     fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows) -> Result<(), EngineError>;
 
     /// Draws the rows of `logits` `[num_rows, width]` that `draws` lists, at least one. Appends the draws,
-    /// and the logits of all other rows, to `outputs`. Returns errors like [`Backend::append_to`].
+    /// and the logits of all other rows, to `outputs`. Returns errors like [`Backend::check`].
     fn draw(
         &self,
         _logits: &mut Self::Rows,

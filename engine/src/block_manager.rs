@@ -232,6 +232,17 @@ impl BlockManager {
         copy
     }
 
+    /// Makes a sequence reference the original of a block again, after the copy that
+    /// [`BlockManager::append`] returned has failed. No other call may have come in between.
+    pub(crate) fn undo_copy(&mut self, slot: SlotId, BlockCopy { from, to }: BlockCopy) {
+        let Some(sequence) = self.sequences.get_mut(&slot) else { return };
+        for block in sequence.block_table.iter_mut().filter(|block| **block == to) {
+            *block = from;
+            self.pool.add_reference(from);
+            self.pool.release(to);
+        }
+    }
+
     /// Extends a sequence by rows of a token tree, which are never published. They remain until the sequence
     /// is truncated or [`BlockManager::keep_path`] replaces them by a path.
     pub(crate) fn append_tree(&mut self, slot: SlotId, num_rows: u32) -> Option<BlockCopy> {

@@ -125,8 +125,8 @@ impl Engine {
         self.runner.pin(cores)
     }
 
-    /// Appends KV for every row and returns the requested logits in batch order. On an error nothing has
-    /// changed.
+    /// Appends KV for every row and returns the requested logits in batch order. After an error all sequences
+    /// are as before, and the call may be repeated.
     pub fn forward(&mut self, batch: &[SequenceRows<'_>]) -> Result<Logits, EngineError> {
         self.forward_and_draw(batch, &[]).map(|output| output.logits)
     }
@@ -167,12 +167,12 @@ impl Engine {
         if !self.draws && !plan.is_empty() {
             return Err(EngineError::BadBatch("this device does not support draws".to_owned()));
         }
-        self.reserve(batch, &trees)?;
-
-        let with_trees = batch.iter().zip(&trees);
-        let reserved: Vec<ReservedRows<'_>> =
-            with_trees.map(|(rows, tree)| reserved(&self.blocks, rows, *tree)).collect();
-        let RankOutput { logits, drawn, scores, candidates } = self.runner.forward(&reserved, &plan)?;
+        let before: Vec<u32> = batch.iter().map(|rows| self.len(rows.slot)).collect();
+        let ran = self.reserve(batch, &trees).and_then(|()| self.run(batch, &trees, &plan));
+        if ran.is_err() {
+            batch.iter().zip(before).for_each(|(rows, len)| self.blocks.truncate(rows.slot, len));
+        }
+        let RankOutput { logits, drawn, scores, candidates } = ran?;
         let logits = Logits::new(logits, self.info.vocab_size as usize);
         batch.iter().for_each(|rows| self.blocks.publish(rows.slot));
         self.record_stats(batch);
@@ -279,7 +279,21 @@ impl Engine {
         Ok(())
     }
 
-    /// Reserves KV blocks for all rows, or none.
+    /// Runs a batch whose KV is reserved.
+    fn run(
+        &mut self,
+        batch: &[SequenceRows<'_>],
+        trees: &[TreePart<'_>],
+        plan: &DrawPlan,
+    ) -> Result<RankOutput, EngineError> {
+        let with_trees = batch.iter().zip(trees);
+        let reserved: Vec<ReservedRows<'_>> =
+            with_trees.map(|(rows, tree)| reserved(&self.blocks, rows, *tree)).collect();
+        self.runner.forward(&reserved, plan)
+    }
+
+    /// Reserves KV blocks for all rows. After an error some sequences may be longer than before; the first
+    /// tokens of all sequences still have their KV.
     fn reserve(&mut self, batch: &[SequenceRows<'_>], trees: &[TreePart<'_>]) -> Result<(), EngineError> {
         let needed =
             batch.iter().map(|rows| self.blocks.blocks_needed(rows.slot, rows.token_ids.len() as u32)).sum();
@@ -289,7 +303,8 @@ impl Engine {
             let of_linear = self.blocks.append(rows.slot, linear);
             let of_tree = self.blocks.append_tree(rows.slot, tree.num_new() as u32);
             for copy in of_linear.into_iter().chain(of_tree) {
-                self.runner.copy_block(copy.from, copy.to)?;
+                let copied = self.runner.copy_block(copy.from, copy.to);
+                copied.inspect_err(|_| self.blocks.undo_copy(rows.slot, copy))?;
             }
         }
         Ok(())

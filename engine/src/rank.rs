@@ -74,12 +74,12 @@ impl<B: Backend> Runner for Rank<B> {
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), EngineError> {
         self.backend.copy_block(&mut self.kv, from, to);
-        Ok(())
+        self.backend.check()
     }
 
     fn copy_tokens(&mut self, copies: &[TokenCopy]) -> Result<(), EngineError> {
         self.backend.copy_tokens(&mut self.kv, copies);
-        Ok(())
+        self.backend.check()
     }
 
     fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<RankOutput, EngineError> {
@@ -87,12 +87,13 @@ impl<B: Backend> Runner for Rank<B> {
         let (backend, workspace) = (&self.backend, &mut self.workspace);
         let mut device = DeviceContext { backend, collective: self.collective.as_ref(), kv: &mut self.kv };
         let mut outputs = RankOutput::default();
-        let mut first = 0;
+        let (mut first, mut has_read_last) = (0, false);
         for pass in passes.iter().filter(|pass| pass.num_rows() > 0) {
             self.model.forward(&mut device, pass, workspace)?;
             let rows = first..first + pass.logit_rows.len();
             first = rows.end;
-            if !self.is_first || rows.is_empty() {
+            has_read_last = self.is_first && !rows.is_empty();
+            if !has_read_last {
                 continue;
             }
             let (num_rows, draws) = (rows.len(), draws.part(rows));
@@ -101,6 +102,14 @@ impl<B: Backend> Runner for Rank<B> {
             } else {
                 backend.draw(&mut workspace.logits, num_rows, &draws, &mut outputs)?;
             }
+        }
+        // A pass without logits reads nothing: its errors are still stored, and its device may be busy.
+        // Callers measure how long a forward takes, and must not request the next ones at the host's speed:
+        // an urgent forward would wait for all of them.
+        if self.is_first && !has_read_last {
+            backend.wait()?;
+        } else {
+            backend.check()?;
         }
         Ok(outputs)
     }

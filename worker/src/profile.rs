@@ -3,15 +3,16 @@
 //! port, leaves the engine as it found it, and has a time budget. Sizes that would not fit are skipped. A
 //! long context that takes too long to fill is measured at the length reached, or not at all; readers
 //! extrapolate. The row counts of short drafts are always measured: otherwise a router would treat the rows
-//! of a slow target as free.
+//! of a slow target as free. Rows are drawn on the device where serving draws them there: copies of logits,
+//! which serving does not make, would count as compute time.
 
 use std::time::{Duration, Instant};
 
-use engine::{Engine, EngineError, SequenceRows, SlotId};
+use engine::{DrawRequest, Engine, EngineError, SequenceRows, SlotId};
 use proto::v1::StepTimePoint;
 use scheduling::cost::PROFILED_ROWS;
 use scheduling::profile::PROFILED_CONTEXTS;
-use speculation::TokenId;
+use speculation::{SequenceSpec, TokenId};
 
 /// Time budget of all measurements.
 const BUDGET: Duration = Duration::from_millis(900);
@@ -129,34 +130,46 @@ fn fill(engine: &mut Engine, slot: SlotId, context: u32, budget: Duration) -> Re
     Ok(filled)
 }
 
-/// Appends `rows` ids to the sequence and computes logits for the last `num_logits`. The ids do not affect
-/// the time.
+/// Appends `rows` ids to the sequence and decides on the last `num_logits`, at least one: draws them if the
+/// device can, and reads their logits otherwise. The ids do not affect the time.
 fn forward(engine: &mut Engine, slot: SlotId, rows: u32, num_logits: u32) -> Result<(), EngineError> {
     let vocab_size = engine.info().vocab_size;
-    let token_ids: Vec<TokenId> = (0..rows).map(|row| row % vocab_size).collect();
-    let batch = [SequenceRows { slot, token_ids: &token_ids, num_logits: num_logits as usize }];
-    engine.forward(&batch).map(drop)
+    let len = engine.len(slot) as usize;
+    // All ids of the sequence afterwards; the device looks only at how many precede a row.
+    let ids: Vec<TokenId> = (0..len as u32 + rows).map(|id| id % vocab_size).collect();
+    let batch = [SequenceRows { slot, token_ids: &ids[len..], num_logits: num_logits as usize }];
+    let spec = SequenceSpec { max_len: u32::MAX, ..SequenceSpec::default() };
+    let (prefix, suffix) = ids.split_at(ids.len() - (num_logits as usize - 1));
+    let (logprobs, prompt, candidate_rows) = (None, None, 0);
+    let request = DrawRequest { spec: &spec, prefix, suffix, vocab_size, logprobs, prompt, candidate_rows };
+    let requests = [Some(request)];
+    let draws = engine.draws(&spec);
+    engine.forward_and_draw(&batch, if draws { &requests } else { &[] }).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
+    use engine::cuda::GpuOptions;
+    use engine::cuda::host_driver::HostDriver;
     use engine::{LoadOptions, WeightFormat};
 
     use super::*;
 
-    fn points(budget: Duration) -> Vec<(u32, u64)> {
-        let model_dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
-        let mut engine = Engine::load(&LoadOptions {
-            model_dir,
-            weights: WeightFormat::AsStored,
+    fn options(weights: WeightFormat) -> LoadOptions {
+        LoadOptions {
+            model_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft"),
+            weights,
             threads: 1,
             tensor_parallel: 1,
             kv_memory_bytes: 64 << 20,
             max_model_len: None,
-        })
-        .unwrap();
+        }
+    }
+
+    fn points(budget: Duration) -> Vec<(u32, u64)> {
+        let mut engine = Engine::load(&options(WeightFormat::AsStored)).unwrap();
         let before = engine.free_blocks();
         let points = profile_within(&mut engine, budget);
         assert_eq!(engine.free_blocks(), before, "the engine is left as it was");
@@ -167,6 +180,22 @@ mod tests {
     fn a_target_too_slow_for_the_budget_still_tells_what_the_rows_of_a_draft_cost() {
         let first = u64::from(PROFILED_CONTEXTS[0]);
         assert_eq!(points(Duration::ZERO), [1, 2, 4, 8, 12, 16, 32].map(|rows| (rows, first)));
+    }
+
+    /// The shortest profile, over the host driver: every row that is decided on is drawn there.
+    #[test]
+    fn a_profile_on_a_device_copies_at_most_16_bytes_a_row_back() {
+        let name = "profile::tests::a_profile_on_a_device_copies_at_most_16_bytes_a_row_back";
+        let Some(driver) = HostDriver::for_test(name) else { return };
+        let gpus = GpuOptions { kernels: Some(driver.kernels.clone()), ..GpuOptions::for_devices(&[0]) };
+        let mut engine = Engine::load_on_cuda(&options(WeightFormat::Bf16), &gpus).unwrap();
+        let before = driver.counts();
+        let points = profile_within(&mut engine, Duration::ZERO);
+        let bytes = driver.counts().since(before).bytes_from_device;
+        // Two more rows are drawn: at the end of the context, and in the first forward of the shape.
+        let rows = points.iter().map(|point| u64::from(point.rows)).sum::<u64>() + 2;
+        println!("{bytes} bytes for {rows} rows");
+        assert!(rows > 70 && (4 * rows..=16 * rows).contains(&bytes), "{bytes} bytes for {rows} rows");
     }
 
     #[test]

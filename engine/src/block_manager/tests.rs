@@ -246,6 +246,22 @@ fn appending_inside_a_shared_block_copies_it_and_inside_a_private_one_unpublishe
 }
 
 #[test]
+fn a_copy_that_failed_is_undone() {
+    let mut manager = BlockManager::new(100);
+    let ids: Vec<TokenId> = (0..20).collect();
+    let first = filled(&mut manager, 1, &ids);
+    let second = manager.fork(first, 18).unwrap();
+    let (tables, free) = (manager.block_table(first).to_vec(), manager.free_blocks());
+    let copy = manager.append(second, &[7; 40]).unwrap();
+    manager.undo_copy(second, copy);
+    manager.truncate(second, 18);
+    assert_eq!((manager.block_table(first), manager.block_table(second)), (&tables[..], &tables[..]));
+    assert_eq!(manager.free_blocks(), free);
+    manager.pool.check();
+    assert!(manager.append(first, &[7]).is_some(), "the block is shared again");
+}
+
+#[test]
 fn the_second_of_two_equal_prompts_waits_for_the_first() {
     let mut manager = BlockManager::new(100);
     let ids: Vec<TokenId> = (0..70).collect();

@@ -3,10 +3,13 @@
 //! that a GPU runs.
 //!
 //! Operations do not return errors. The first error is stored, later operations do nothing, and the next read
-//! of results returns the error. Only reads of drawn tokens or of logits wait for the device.
+//! of results or check returns the error. Reads of drawn tokens or of logits wait for the device, and so does
+//! the end of a forward that reads nothing.
 
 mod attend;
 mod drawing;
+#[cfg(test)]
+mod failure_tests;
 mod fusion;
 mod load;
 mod pass;
@@ -196,6 +199,7 @@ impl<E: Executor> Gpu<E> {
             && let Err(error) = operation(&mut state)
         {
             state.delayed = None;
+            state.rounded_source = None;
             state.failed = Some(error);
         }
     }
@@ -389,6 +393,14 @@ where
             ensure_capacity(&mut rows.tensor, &mut state.executor, len.max(1), "rows of a pass").map(drop)
         });
         rows.len = len;
+    }
+
+    fn check(&self) -> Result<(), EngineError> {
+        self.lock_flushed().map(drop)
+    }
+
+    fn wait(&self) -> Result<(), EngineError> {
+        Ok(self.lock_flushed()?.executor.wait()?)
     }
 
     fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows) -> Result<(), EngineError> {

@@ -426,7 +426,7 @@ impl Executor for CudaDevice {
             LaunchAction::LaunchEach(launches) => launches.iter().try_for_each(|launch| self.start(launch)),
             LaunchAction::Capture(launches) => self.capture(&launches).and_then(|graph| {
                 replay(&graph)?;
-                recorder.insert_graph(launches, graph);
+                recorder.insert_graph(&launches, graph);
                 Ok(())
             }),
             LaunchAction::Replay(graph) => replay(recorder.graph(graph)),

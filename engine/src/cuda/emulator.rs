@@ -26,9 +26,11 @@ pub(crate) struct Emulator {
     /// Number of launches that succeed before one fails.
     launches_left: Option<u32>,
     allocations: Arc<AtomicU32>,
+    /// Number of the allocation that fails, counted from 0.
+    failing_allocation: Arc<AtomicU32>,
     launches: Arc<AtomicU32>,
     /// A graph is the list of its launches here.
-    recorder: Option<LaunchRecorder<Vec<Launch>>>,
+    recorder: Option<LaunchRecorder<Arc<[Launch]>>>,
     replays: Arc<AtomicU32>,
     check: Check,
 }
@@ -65,7 +67,9 @@ impl Emulator {
         // SAFETY: the library is our own and its initialisers are those of its own containers.
         let library = unsafe { Library::new(file) }.unwrap();
         let (allocations, launches, replays) = Default::default();
-        Self { library, launches_left: None, allocations, launches, recorder: None, replays, check }
+        let failing_allocation = Arc::new(AtomicU32::new(u32::MAX));
+        let (launches_left, recorder) = (None, None);
+        Self { library, launches_left, allocations, failing_allocation, launches, recorder, replays, check }
     }
 
     /// Sets the order in which threads and blocks run from now on, chosen by `seed`.
@@ -86,6 +90,11 @@ impl Emulator {
     /// Counter of allocations.
     pub(crate) fn allocations(&self) -> Arc<AtomicU32> {
         Arc::clone(&self.allocations)
+    }
+
+    /// Number of the allocation, counted from 0, that fails for lack of memory; none by default.
+    pub(crate) fn failing_allocation(&self) -> Arc<AtomicU32> {
+        Arc::clone(&self.failing_allocation)
     }
 
     /// Counter of kernel launches.
@@ -166,8 +175,11 @@ impl Drop for HostMemory {
 impl Executor for Emulator {
     type Memory = HostMemory;
 
-    fn alloc(&mut self, bytes: usize, _purpose: &'static str) -> Result<HostMemory, CudaError> {
-        self.allocations.fetch_add(1, Ordering::Relaxed);
+    fn alloc(&mut self, bytes: usize, purpose: &'static str) -> Result<HostMemory, CudaError> {
+        let number = self.allocations.fetch_add(1, Ordering::Relaxed);
+        if number == self.failing_allocation.load(Ordering::Relaxed) {
+            return Err(CudaError::OutOfMemory { bytes: bytes as u64, purpose, free: 0 });
+        }
         let bytes = bytes.max(16);
         let alloc: Symbol<'_, unsafe extern "C" fn(usize) -> *mut c_void> = self.symbol("emulator_alloc");
         let free: Symbol<'_, unsafe extern "C" fn(*mut c_void, usize)> = self.symbol("emulator_free");
@@ -212,12 +224,12 @@ impl Executor for Emulator {
             LaunchAction::Empty => return Ok(()),
             LaunchAction::LaunchEach(launches) => launches,
             LaunchAction::Capture(launches) => {
-                recorder.insert_graph(launches.clone(), launches.clone());
+                recorder.insert_graph(&launches, Arc::clone(&launches));
                 launches
             }
             LaunchAction::Replay(graph) => {
                 self.replays.fetch_add(1, Ordering::Relaxed);
-                recorder.graph(graph).clone()
+                Arc::clone(recorder.graph(graph))
             }
         };
         launches.iter().try_for_each(|launch| self.start(launch))

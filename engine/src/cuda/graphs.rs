@@ -6,13 +6,16 @@
 //! because their buffers are kept (`ops/step_buffer.rs`) and sizes are often equal: the same numbers of rows,
 //! splits and tiles. Whether replay saves time has to be measured on a GPU.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use super::sources::Kernel;
 
-/// Maximum number of known launch lists. When it is reached, all lists and graphs are dropped and captured
-/// again on demand.
-const MAX_LAUNCH_LISTS: usize = 128;
+/// Maximum number of launches in all known lists. A driver holds memory for each launch of a graph, so this
+/// bounds its memory too. Steps of several ranks have a list between any two collectives: 162 lists of about
+/// 800 launches for 80 layers, as many launches as a step on one device. When the limit is reached, the lists
+/// that were not used for longest are dropped, and captured again on demand.
+const MAX_LAUNCHES: usize = 1 << 16;
 
 /// A kernel launch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -39,25 +42,45 @@ pub(crate) enum LaunchAction {
     /// No launches were collected.
     Empty,
     /// Launch them one by one: this list is new.
-    LaunchEach(Vec<Launch>),
+    LaunchEach(Arc<[Launch]>),
     /// Second occurrence: capture a graph, run it, and pass it to [`LaunchRecorder::insert_graph`].
-    Capture(Vec<Launch>),
-    /// Replay the graph with this number.
-    Replay(usize),
+    Capture(Arc<[Launch]>),
+    /// Replay the graph of the list with this number.
+    Replay(u64),
+}
+
+/// A list that ran before.
+#[derive(Debug)]
+struct KnownList {
+    number: u64,
+    /// When it ran last; key in [`LaunchRecorder::by_use`].
+    used_at: u64,
 }
 
 /// Collects launches, and holds the graphs `G` of lists that ran before.
 #[derive(Debug)]
 pub(crate) struct LaunchRecorder<G> {
     pending: Vec<Launch>,
-    /// Number of the graph; `None` for lists that ran once.
-    known: HashMap<Vec<Launch>, Option<usize>>,
-    graphs: Vec<G>,
+    known: HashMap<Arc<[Launch]>, KnownList>,
+    /// The same lists, by the time of their last use.
+    by_use: BTreeMap<u64, Arc<[Launch]>>,
+    /// Number of launches in the known lists.
+    num_launches: usize,
+    /// Graphs by the number of their list; none for lists that ran once.
+    graphs: HashMap<u64, G>,
+    clock: u64,
 }
 
 impl<G> Default for LaunchRecorder<G> {
     fn default() -> Self {
-        Self { pending: Vec::new(), known: HashMap::new(), graphs: Vec::new() }
+        Self {
+            pending: Vec::new(),
+            known: HashMap::new(),
+            by_use: BTreeMap::new(),
+            num_launches: 0,
+            graphs: HashMap::new(),
+            clock: 0,
+        }
     }
 }
 
@@ -72,33 +95,46 @@ impl<G> LaunchRecorder<G> {
         if self.pending.is_empty() {
             return LaunchAction::Empty;
         }
-        match self.known.get(&self.pending) {
-            Some(Some(graph)) => {
-                self.pending.clear();
-                LaunchAction::Replay(*graph)
-            }
-            Some(None) => LaunchAction::Capture(std::mem::take(&mut self.pending)),
-            None => {
-                if self.known.len() == MAX_LAUNCH_LISTS {
-                    self.known.clear();
-                    self.graphs.clear();
-                }
-                let launches = std::mem::take(&mut self.pending);
-                self.known.insert(launches.clone(), None);
-                LaunchAction::LaunchEach(launches)
-            }
+        self.clock += 1;
+        let Some(known) = self.known.get_mut(self.pending.as_slice()) else {
+            let launches: Arc<[Launch]> = std::mem::take(&mut self.pending).into();
+            self.insert_list(&launches);
+            return LaunchAction::LaunchEach(launches);
+        };
+        self.pending.clear();
+        let launches = self.by_use.remove(&known.used_at).expect("every known list has a time of use");
+        known.used_at = self.clock;
+        self.by_use.insert(self.clock, Arc::clone(&launches));
+        match self.graphs.contains_key(&known.number) {
+            true => LaunchAction::Replay(known.number),
+            false => LaunchAction::Capture(launches),
         }
     }
 
-    /// Stores the graph of these launches.
-    pub(crate) fn insert_graph(&mut self, launches: Vec<Launch>, graph: G) {
-        self.known.insert(launches, Some(self.graphs.len()));
-        self.graphs.push(graph);
+    /// Adds a new list, and drops old ones to make room.
+    fn insert_list(&mut self, launches: &Arc<[Launch]>) {
+        while self.num_launches + launches.len() > MAX_LAUNCHES
+            && let Some((_, oldest)) = self.by_use.pop_first()
+        {
+            self.num_launches -= oldest.len();
+            let known = self.known.remove(&oldest).expect("every time of use is that of a known list");
+            self.graphs.remove(&known.number);
+        }
+        self.num_launches += launches.len();
+        self.by_use.insert(self.clock, Arc::clone(launches));
+        self.known.insert(Arc::clone(launches), KnownList { number: self.clock, used_at: self.clock });
+    }
+
+    /// Stores the graph of these launches, of a [`LaunchAction::Capture`].
+    pub(crate) fn insert_graph(&mut self, launches: &[Launch], graph: G) {
+        if let Some(known) = self.known.get(launches) {
+            self.graphs.insert(known.number, graph);
+        }
     }
 
     /// The graph of a [`LaunchAction::Replay`].
-    pub(crate) fn graph(&self, number: usize) -> &G {
-        &self.graphs[number]
+    pub(crate) fn graph(&self, number: u64) -> &G {
+        &self.graphs[&number]
     }
 }
 
@@ -118,7 +154,7 @@ mod tests {
             LaunchAction::LaunchEach(_) => "e".to_owned(),
             LaunchAction::Capture(launches) => {
                 let graph = launches.iter().map(|launch| launch.kernel).collect();
-                recorder.insert_graph(launches, graph);
+                recorder.insert_graph(&launches, graph);
                 "c".to_owned()
             }
             LaunchAction::Replay(number) => recorder.graph(number).clone(),
@@ -145,14 +181,37 @@ mod tests {
         assert_eq!(step(&mut recorder, &both), "ab");
     }
 
+    /// Lists of a step of 80 layers on several ranks.
     #[test]
-    fn there_are_never_more_than_are_kept() {
+    fn the_many_lists_of_a_step_of_ranks_are_replayed() {
         let mut recorder = LaunchRecorder::default();
-        for i in 0..3 * MAX_LAUNCH_LISTS as u64 {
-            for _ in 0..3 {
-                step(&mut recorder, &[launch("a", 1, i)]);
+        for round in 0..4 {
+            for list in 0..162 {
+                let launches: Vec<Launch> = (0..5).map(|i| launch("a", i, list)).collect();
+                assert_eq!(step(&mut recorder, &launches), ["e", "c", "aaaaa", "aaaaa"][round]);
             }
-            assert!(recorder.known.len() <= MAX_LAUNCH_LISTS && recorder.graphs.len() <= MAX_LAUNCH_LISTS);
         }
+    }
+
+    #[test]
+    fn there_are_never_more_launches_than_are_kept() {
+        let mut recorder = LaunchRecorder::default();
+        let kept: Vec<Launch> = (0..1000).map(|i| launch("k", i, 0)).collect();
+        let list = |param: u64| -> Vec<Launch> { (0..1000).map(|i| launch("a", i, param)).collect() };
+        for param in 1..200 {
+            for _ in 0..2 {
+                step(&mut recorder, &list(param));
+            }
+            let found = step(&mut recorder, &kept);
+            assert!(found.len() == if param < 3 { 1 } else { 1000 }, "a list in use is kept");
+            let lists = recorder.known.len();
+            assert!(recorder.num_launches == 1000 * lists && recorder.num_launches <= MAX_LAUNCHES);
+            assert!(recorder.by_use.len() == lists && recorder.graphs.len() <= lists);
+        }
+        assert_eq!(recorder.known.len(), MAX_LAUNCHES / 1000);
+        assert_eq!(step(&mut recorder, &list(1)), "e", "the oldest was dropped");
+        let huge: Vec<Launch> = (0..=MAX_LAUNCHES as u32).map(|i| launch("h", i, 0)).collect();
+        step(&mut recorder, &huge);
+        assert_eq!(recorder.known.len(), 1);
     }
 }

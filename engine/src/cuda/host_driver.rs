@@ -50,6 +50,8 @@ pub struct DriverCounts {
     pub allocations: u64,
     /// Bytes that ranks have received from other ranks.
     pub bytes_from_ranks: u64,
+    /// Waits for a stream. Waits that watch other ranks are not counted: they poll.
+    pub waits: u64,
     /// Bytes of global memory read by kernels that count them: products, attention, filters and draws.
     pub bytes_read: u64,
 }
@@ -66,6 +68,7 @@ impl DriverCounts {
             bytes_from_device: self.bytes_from_device - earlier.bytes_from_device,
             allocations: self.allocations - earlier.allocations,
             bytes_from_ranks: self.bytes_from_ranks - earlier.bytes_from_ranks,
+            waits: self.waits - earlier.waits,
             bytes_read: self.bytes_read - earlier.bytes_read,
         }
     }
@@ -74,11 +77,11 @@ impl DriverCounts {
 impl HostDriver {
     /// Operations so far. The process must have loaded the driver.
     pub fn counts(&self) -> DriverCounts {
-        let mut counts = [0u64; 8];
+        let mut counts = [0u64; 9];
         // SAFETY: `build` made this file, and this process has loaded it as its driver.
         let library =
             unsafe { Library::new(self.libraries.join("libcuda.so")) }.expect("the driver was built");
-        // SAFETY: the signature is the one that driver.hpp declares; eight numbers are written.
+        // SAFETY: the signature is the one that driver.hpp declares; nine numbers are written.
         unsafe {
             let count: Symbol<'_, unsafe extern "C" fn(*mut u64)> =
                 library.get(b"outrider_counts").expect("the host's driver counts");
@@ -92,6 +95,7 @@ impl HostDriver {
             bytes_from_device,
             allocations,
             bytes_from_ranks,
+            waits,
             bytes_read,
         ] = counts;
         DriverCounts {
@@ -102,6 +106,7 @@ impl HostDriver {
             bytes_from_device,
             allocations,
             bytes_from_ranks,
+            waits,
             bytes_read,
         }
     }

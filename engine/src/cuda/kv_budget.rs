@@ -1,6 +1,6 @@
 //! Size of the KV cache on a GPU, after its weights are loaded. Pure arithmetic.
 
-use super::ops::{candidate_bytes, own_bytes, partial_bytes};
+use super::ops::{candidate_bytes, capacity, own_bytes, partial_bytes};
 use super::ranks::SumPhases;
 use crate::EngineError;
 use crate::forward_batch::PassLimits;
@@ -52,19 +52,28 @@ pub(crate) fn workspace_bytes(config: &ModelConfig, shard: Shard, max_len: u32) 
 fn bytes_of_passes(limits: PassLimits, config: &ModelConfig, shard: Shard, max_len: u32) -> u64 {
     let (PassLimits { rows, logit_rows }, layout) = (limits, shard.layout(config));
     let (hidden, intermediate) = (config.hidden_size, shard.intermediate(config).len());
+    let buffer = |rows: usize, width: usize| capacity(rows * width, size_of::<f32>());
+    let of_rows = 3 * buffer(rows, hidden)
+        + buffer(rows, layout.row_width())
+        + buffer(rows, layout.q_width())
+        + buffer(rows, 2 * intermediate)
+        + buffer(rows, intermediate);
     // Logits, a copy of the raw logits for logprobs, and with several ranks also the parts of all ranks.
-    let vocab = if shard.ranks == 1 { 2 * config.vocab_size } else { 3 * config.vocab_size };
-    let in_row = 3 * hidden + layout.row_width() + layout.q_width() + 3 * intermediate;
-    let in_logit_row = hidden + layout.row_width() + vocab;
+    let num_logits = if shard.ranks == 1 { 2 } else { 3 };
+    let of_logit_rows = buffer(logit_rows, hidden)
+        + buffer(logit_rows, layout.row_width())
+        + num_logits * buffer(logit_rows, config.vocab_size);
     let widest = hidden.max(intermediate).max(layout.q_width());
-    let partial = partial_bytes(rows, layout, max_len as usize);
+    let partial = capacity(partial_bytes(rows, layout, max_len as usize), 1);
     let sums =
         if shard.is_split() { SumPhases::BY_SIZE.workspace_len((rows, hidden), shard.ranks) } else { 0 };
-    let floats = rows * in_row + sums + logit_rows * in_logit_row;
+    // At most an eighth more than is needed, as for any large buffer.
+    let floats = of_rows + sums + sums / 8 + of_logit_rows;
     // Inputs of products are rounded to bf16, or int8 with eight scales a row: two bytes per number cover
     // both.
     let own = own_bytes(rows, layout);
-    (4 * floats + partial + own + 2 * rows * widest + candidate_bytes(config.vocab_size)) as u64
+    let rounded = capacity(2 * rows * widest, 1);
+    (4 * floats + partial + own + rounded + candidate_bytes(config.vocab_size)) as u64
 }
 
 #[cfg(test)]
@@ -102,8 +111,9 @@ mod tests {
         (config.num_heads, config.num_kv_heads, config.head_dim) = (32, 8, 128);
         let whole = Shard::all(1, &config).unwrap()[0];
         // Counted by hand. 2,048 rows: 3 x hidden, 6144 + 4096 for heads, 3 x 14336. 512 rows with logits:
-        // hidden, 6144 for heads, 2 x 128256 for the vocabulary. The splits of attention reach their limit.
-        let floats = 2048 * (3 * 4096 + 6144 + 4096 + 3 * 14_336) + 512 * (4096 + 6144 + 2 * 128_256);
+        // hidden, 6144 for heads, 2 x 131072 for a vocabulary of 128256, rounded up. The splits of attention
+        // reach their limit.
+        let floats = 2048 * (3 * 4096 + 6144 + 4096 + 3 * 14_336) + 512 * (4096 + 6144 + 2 * 131_072);
         // Filters: 64 rows x 32 parts x 1,024 candidates of 8 bytes.
         let candidates = 64 * 32 * 1024 * 8;
         // Rows of token trees: 64 MiB of gathered blocks.

@@ -39,7 +39,7 @@ pub(crate) use random::{random_bf16, random_f32};
 pub(crate) use ranks::{concat_ranks, sum_ranks};
 pub(crate) use rows::{Embedding, RmsNorm, add, add_at, finish_sum, swiglu, take_rows, to_bf16};
 pub(crate) use score::{ScoreBuffers, ScoreRow, copy_raw_rows, score, scores};
-pub(crate) use step_buffer::{StepBuffer, ensure_capacity};
+pub(crate) use step_buffer::{StepBuffer, capacity, ensure_capacity};
 #[cfg(test)]
 pub(crate) use tiling::count_attention;
 pub(crate) use tiling::{AttentionChunk, Limits, Tiling, partial_bytes};

@@ -64,12 +64,26 @@ pub(crate) trait Exchange<E: Executor>: Send + Sync {
         lens: (&[usize], Readers),
         read: Read<'_, E>,
     ) -> Result<(), EngineError>;
+
+    /// Puts `len` numbers of every rank's `part` into `out`, in order of rank. All ranks make this call.
+    fn gather(
+        &self,
+        executor: &mut E,
+        (part, len): (&Tensor<E::Memory, f32>, usize),
+        (out, ranks): (&mut Tensor<E::Memory, f32>, usize),
+    ) -> Result<(), EngineError> {
+        self.with_parts(executor, part, (&vec![len; ranks], Readers::All), &mut |executor, parts| {
+            // SAFETY: by the exchange's contract each address has `len` numbers until the launch is done.
+            unsafe { concat_ranks(executor, parts, out, (1, ranks * len)) }
+        })
+    }
 }
 
 /// The collective of one rank.
 pub(crate) struct GpuRank<E: Executor> {
-    state: SharedState<E>,
+    /// Dropped first: it ends what the device waits for, and the device is waited for when it is dropped.
     exchange: Box<dyn Exchange<E>>,
+    state: SharedState<E>,
     rank: usize,
     ranks: usize,
     phases: SumPhases,
@@ -92,7 +106,7 @@ impl<E: Executor> GpuRank<E> {
         phases: SumPhases,
     ) -> Self {
         let scratch = Mutex::new(Scratch { sums: None, share: None, joined: None });
-        Self { state, exchange, rank, ranks, phases, scratch }
+        Self { exchange, state, rank, ranks, phases, scratch }
     }
 }
 
@@ -121,16 +135,7 @@ where
                         unsafe { sum_ranks(executor, parts, share_sums, share) }
                     },
                 )?;
-                let lens = vec![share; self.ranks];
-                self.exchange.with_parts(
-                    executor,
-                    share_sums,
-                    (&lens, Readers::All),
-                    &mut |executor, parts| {
-                        // SAFETY: as above.
-                        unsafe { concat_ranks(executor, parts, sums, (1, len)) }
-                    },
-                )?;
+                self.exchange.gather(executor, (&*share_sums, share), (sums, self.ranks))?;
             } else {
                 self.exchange.with_parts(executor, part, (&lens, Readers::All), &mut |executor, parts| {
                     // SAFETY: by the exchange's contract each address has `len` numbers until the launch is

@@ -312,11 +312,8 @@ fn sum_over_ranks(code: Code, model: &Model, step: Step) -> f64 {
     if step.ranks == 1 {
         0.0
     } else if code == Code::Now && SumPhases::BY_SIZE.adds_shares(len, step.ranks) {
-        // The launch between the collectives, and the copy that puts the shares side by side.
-        2.0 * COLLECTIVE_LATENCY
-            + 2.0 * (ranks - 1.0) / ranks * part / LINK_BANDWIDTH
-            + 2.0 * LAUNCH_GAP
-            + 2.0 * part / CACHE_BANDWIDTH
+        // The launch between the collectives; the second one puts the shares side by side.
+        2.0 * COLLECTIVE_LATENCY + 2.0 * (ranks - 1.0) / ranks * part / LINK_BANDWIDTH + LAUNCH_GAP
     } else {
         COLLECTIVE_LATENCY + (ranks - 1.0) * part / LINK_BANDWIDTH
     }
@@ -444,7 +441,7 @@ fn a_long_prompt_reads_its_keys_a_quarter_as_often() {
 }
 
 /// A Llama of two layers on the host driver. `vocab` replaces the size of its vocabulary.
-fn two_layers(driver: &HostDriver, vocab: Option<u32>) -> Engine {
+pub(super) fn two_layers(driver: &HostDriver, vocab: Option<u32>) -> Engine {
     let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/gpu_check/shapes/tiny.json");
     let mut config: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(shape).unwrap()).unwrap();

@@ -9,13 +9,15 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, View};
 use crate::cuda::ops::{AttentionChunk, Limits, OwnBlocks, StepBuffer, Tiling, TilingViews};
 use crate::forward_batch::ForwardBatch;
-use crate::rope::Rope;
+use crate::rope::{AngleTable, Rope};
 
 /// Inputs that kernels read in the current pass, in one allocation, so that one copy uploads them.
 #[derive(Debug)]
 pub(super) struct Inputs<M> {
     words: StepBuffer<M, u32>,
     places: InputOffsets,
+    /// Angles of the positions of all passes so far.
+    angles: AngleTable,
     /// One per key that the model's layers have: usually one group size and few windows.
     tilings: Vec<PlacedTiling>,
 }
@@ -59,7 +61,8 @@ pub(super) fn tiling_key(layout: HeadLayout, window: Option<u32>) -> TilingKey {
 
 impl<M> Default for Inputs<M> {
     fn default() -> Self {
-        Self { words: StepBuffer::default(), places: InputOffsets::default(), tilings: Vec::new() }
+        let (words, places, angles) = Default::default();
+        Self { words, places, angles, tilings: Vec::new() }
     }
 }
 
@@ -108,14 +111,7 @@ impl<M: DeviceMemory> Inputs<M> {
         batch: &ForwardBatch<'_>,
         rope: &Rope,
     ) -> Result<(), CudaError> {
-        let half = rope.half_dim();
-        let (mut cos, mut sin) =
-            (vec![0.0f32; batch.num_rows() * half], vec![0.0f32; batch.num_rows() * half]);
-        for ((&position, cos), sin) in
-            batch.positions.iter().zip(cos.chunks_exact_mut(half)).zip(sin.chunks_exact_mut(half))
-        {
-            rope.angles(position, cos, sin);
-        }
+        let (cos, sin) = self.angles.of(rope, &batch.positions);
         let slots: Vec<u32> =
             batch.slot_mapping.iter().map(|slot| slot.block * BLOCK_SIZE as u32 + slot.offset).collect();
         let logit_rows: Vec<u32> = batch.logit_rows.iter().map(|&row| row as u32).collect();

@@ -17,7 +17,7 @@ use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, SlotId, TokenId, Wei
 const VOCAB: u32 = 100;
 
 /// An engine with random weights, and the counter of its allocations.
-fn engine(emulator: Emulator) -> (Engine, Arc<AtomicU32>) {
+pub(super) fn engine(emulator: Emulator) -> (Engine, Arc<AtomicU32>) {
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen3_norms/config.json");
     let text = std::fs::read_to_string(config).unwrap().replace("\"head_dim\": 12", "\"head_dim\": 16");
     let dir = tempfile::tempdir().unwrap();
@@ -37,7 +37,7 @@ fn engine(emulator: Emulator) -> (Engine, Arc<AtomicU32>) {
     (Engine::random_by(&options, 3, load).unwrap(), allocations)
 }
 
-fn spec(seed: u64, sampling: SamplingParams) -> SequenceSpec {
+pub(super) fn spec(seed: u64, sampling: SamplingParams) -> SequenceSpec {
     SequenceSpec {
         seed,
         prompt_len: 4,
@@ -195,7 +195,7 @@ fn the_cpu_draws_nothing_and_says_so() {
     assert_eq!(cpu.len(slot), 0, "refused before anything was appended");
 }
 
-fn rows(slot: SlotId, token_ids: &[TokenId], num_logits: usize) -> SequenceRows<'_> {
+pub(super) fn rows(slot: SlotId, token_ids: &[TokenId], num_logits: usize) -> SequenceRows<'_> {
     SequenceRows { slot, token_ids, num_logits }
 }
 

@@ -1,7 +1,9 @@
 //! Staged copies with the host driver.
 
 use super::*;
-use crate::cuda::host_driver::HostDriver;
+use crate::SequenceRows;
+use crate::cuda::host_driver::{DriverCounts, HostDriver};
+use crate::cuda::roofline::two_layers;
 
 /// The host driver copies as late as possible, so a piece staged over one that is still being copied would be
 /// lost.
@@ -33,4 +35,22 @@ fn what_is_staged_arrives_whole() {
     device.read(&memory, 0, &mut found).unwrap();
     let wrong = (0..2 * total).find(|&at| found[at] != byte(at));
     assert_eq!(wrong, None, "the first byte that differs");
+}
+
+/// Otherwise prompts would be requested at the host's speed, and a step would wait for all of them.
+#[test]
+fn a_forward_that_reads_nothing_waits_for_the_device() {
+    let name = "cuda::device::tests::a_forward_that_reads_nothing_waits_for_the_device";
+    let Some(driver) = HostDriver::for_test(name) else { return };
+    let mut engine = two_layers(&driver, None);
+    let slot = engine.open();
+    let mut counts = |token_ids: &[u32], num_logits| -> DriverCounts {
+        let earlier = driver.counts();
+        engine.forward(&[SequenceRows { slot, token_ids, num_logits }]).unwrap();
+        driver.counts().since(earlier)
+    };
+    let prompt = counts(&[1, 2, 3], 0);
+    assert_eq!((prompt.waits, prompt.copies_from_device), (1, 0), "{prompt:?}");
+    let step = counts(&[4], 1);
+    assert!(step.waits > 0 && step.copies_from_device == 1, "{step:?}");
 }

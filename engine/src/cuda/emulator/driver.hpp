@@ -78,7 +78,7 @@ static std::condition_variable_any& work_added = *new std::condition_variable_an
 // Counters of calls so far, in the order of `DriverCounts` of host_driver.rs, which has the bytes that
 // kernels read as its last field.
 static struct {
-  uint64_t launches, copies_to_device, bytes_to_device, copies_from_device, bytes_from_device, allocations, bytes_from_ranks;
+  uint64_t launches, copies_to_device, bytes_to_device, copies_from_device, bytes_from_device, allocations, bytes_from_ranks, waits;
 } counted;
 static thread_local int* current = nullptr;
 // The contexts of devices; each holds the device's number.
@@ -357,6 +357,7 @@ int cuStreamDestroy_v2(Stream* stream) {
 
 int cuStreamSynchronize(Stream* stream) {
   OUTRIDER_NO_CAPTURE(stream);
+  ++counted.waits;
   block_until_empty(lock, *stream);
   return SUCCESS;
 }

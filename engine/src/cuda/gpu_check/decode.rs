@@ -167,7 +167,7 @@ impl Timed {
         for _ in 0..3 {
             let start = Instant::now();
             self.engine.forward(&rows)?;
-            // Reading a drawn row waits for the device; the prompt alone does not.
+            // The step that draws the first id is part of the time.
             self.step(&[slot], 1)?;
             best = best.min(start.elapsed().as_secs_f64());
             self.engine.truncate(slot, 0);

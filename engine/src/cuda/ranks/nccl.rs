@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::communicator::Communicator;
 use super::library::{Message, NcclLibrary};
-use super::{Exchange, Read, Readers};
+use super::{Exchange, Read, Readers, Watch};
 use crate::EngineError;
 use crate::collective::RankBarrier;
 use crate::cuda::CudaError;
@@ -58,6 +58,13 @@ pub(crate) fn connect(
     Ok(ends)
 }
 
+impl Drop for NcclExchange {
+    /// Ends what the device waits for: the other ranks may be lost.
+    fn drop(&mut self) {
+        self.communicator.abort();
+    }
+}
+
 impl Exchange<CudaDevice> for NcclExchange {
     fn with_parts(
         &self,
@@ -66,10 +73,8 @@ impl Exchange<CudaDevice> for NcclExchange {
         (lens, readers): (&[usize], Readers),
         read: Read<'_, CudaDevice>,
     ) -> Result<(), EngineError> {
-        self.barrier.check()?;
-        self.barrier.record_progress();
         assert!(lens[self.rank] <= part.len(), "a part holds what it gives away");
-        let stream = device.raw_stream()?;
+        let stream = self.begin(device)?;
         if readers == Readers::First && self.rank > 0 {
             // SAFETY: the check above ensures that the part has enough numbers; it is freed in stream order.
             self.communicator.with(|library, comm| unsafe {
@@ -102,9 +107,32 @@ impl Exchange<CudaDevice> for NcclExchange {
         };
         Ok(read(device, &parts)?)
     }
+
+    /// The library gathers in order of rank, so it can write to `out` itself.
+    fn gather(
+        &self,
+        device: &mut CudaDevice,
+        (part, len): (&Tensor<CudaMemory, f32>, usize),
+        (out, ranks): (&mut Tensor<CudaMemory, f32>, usize),
+    ) -> Result<(), EngineError> {
+        assert!(ranks == self.ranks && len <= part.len() && ranks * len <= out.len(), "a sum has its shares");
+        let stream = self.begin(device)?;
+        // SAFETY: both have enough numbers by the assertion above, and are freed in stream order.
+        self.communicator.with(|library, comm| unsafe {
+            library.all_gather((part.address(), out.address()), len, comm, stream)
+        })?;
+        Ok(())
+    }
 }
 
 impl NcclExchange {
+    /// Begins an exchange, unless a rank is lost: then this rank's device must not wait for it any more.
+    fn begin(&self, device: &mut CudaDevice) -> Result<*mut c_void, EngineError> {
+        self.barrier.check().inspect_err(|_| self.communicator.abort())?;
+        self.barrier.record_progress();
+        Ok(device.raw_stream()?)
+    }
+
     /// Sends every rank its share of `part`, `len` numbers long, and receives this rank's share of the other
     /// parts in `receive_buffer`. Returns the address of this rank's share of each part.
     fn exchange_shares(

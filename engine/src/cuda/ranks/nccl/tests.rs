@@ -4,9 +4,13 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::*;
+use crate::backend::Backend;
+use crate::collective::Collective;
+use crate::cuda::backend::{Gpu, GpuRows};
 use crate::cuda::executor::Executor;
 use crate::cuda::host_driver::HostDriver;
 use crate::cuda::ops::concat_ranks;
+use crate::cuda::ranks::{GpuRank, SumPhases};
 
 const EIGHT_DEVICES: &[(&str, &str)] = &[("OUTRIDER_HOST_DEVICES", "8")];
 
@@ -162,4 +166,74 @@ fn buffers_that_are_too_short_are_refused() {
     assert!(refused.contains("ncclGroupEnd") && refused.contains("too short"), "{refused}");
     let refused = send(foreign.address(), 4).unwrap_err().to_string();
     assert!(refused.contains("not of the communicator's device"), "{refused}");
+}
+
+/// A rank as a model has it, with its part of a sum.
+struct SummingRank {
+    // In the order of a model's rank.
+    gpu: Gpu<CudaDevice>,
+    collective: GpuRank<CudaDevice>,
+    rows: GpuRows<CudaMemory>,
+}
+
+impl SummingRank {
+    fn new(Rank { device, end }: Rank, ranks: usize, len: usize) -> Self {
+        let (gpu, rank) = (Gpu::new(device, None), end.rank);
+        let collective = GpuRank::new(gpu.share_state(), Box::new(end), (rank, ranks), SumPhases::ALWAYS_TWO);
+        let mut this = Self { gpu, collective, rows: GpuRows::default() };
+        this.set_part(rank, len);
+        this
+    }
+
+    fn set_part(&mut self, rank: usize, len: usize) {
+        let state = self.gpu.share_state();
+        let part = state.run(|device| Ok(Tensor::of(device, &numbers(rank, 0..len), "a part")?)).unwrap();
+        *self.rows.slot().0 = Some(part);
+        self.rows.set_len(len);
+    }
+
+    fn sums(&mut self) -> Vec<f32> {
+        let (slot, len) = self.rows.slot();
+        let sums = slot.as_ref().unwrap();
+        self.gpu.share_state().run(|device| Ok(sums.read(device, 0..len)?)).unwrap()
+    }
+}
+
+/// A sum in two phases launches one kernel on each rank: the gathered shares are the sums.
+#[test]
+fn a_sum_in_two_phases_is_one_launch() {
+    let name = "cuda::ranks::nccl::tests::a_sum_in_two_phases_is_one_launch";
+    let Some(driver) = HostDriver::for_test_with(name, EIGHT_DEVICES) else { return };
+    for count in [4, 8] {
+        let (ranks, _) = connected(&driver, count, Duration::from_secs(100));
+        let len = 16 * count;
+        let earlier = driver.counts();
+        on_every_rank(ranks, |rank| {
+            let mut rank = SummingRank::new(rank, count, len);
+            rank.collective.all_reduce(&mut rank.rows).unwrap();
+            let of_all = |i: usize| (0..count).map(|rank| numbers(rank, i..i + 1)[0]).sum::<f32>();
+            let expected: Vec<f32> = (0..len).map(of_all).collect();
+            assert_eq!(rank.sums(), expected);
+        });
+        assert_eq!(driver.counts().since(earlier).launches, count as u64);
+    }
+}
+
+/// The device has copies under way when it is dropped, and waits for them behind a sum that never ends.
+#[test]
+fn a_rank_can_be_dropped_after_another_is_lost() {
+    let name = "cuda::ranks::nccl::tests::a_rank_can_be_dropped_after_another_is_lost";
+    let Some(driver) = HostDriver::for_test_with(name, EIGHT_DEVICES) else { return };
+    for notices in [false, true] {
+        let (mut ranks, barrier) = connected(&driver, 4, Duration::from_secs(100));
+        let mut rank = SummingRank::new(ranks.swap_remove(0), 4, 16);
+        rank.collective.all_reduce(&mut rank.rows).unwrap();
+        barrier.mark_lost(1, "its kernel failed".to_owned());
+        if notices {
+            let lost = rank.collective.all_reduce(&mut rank.rows).unwrap_err().to_string();
+            assert!(lost.contains("its kernel failed"), "{lost}");
+            rank.gpu.wait().unwrap();
+        }
+        drop(rank);
+    }
 }
