@@ -82,7 +82,7 @@ pub struct Flags {
     #[arg(long, value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
     /// Origins of web pages that may call the HTTP API from a browser (CORS), comma-separated, as
-    /// https://chat.example; *: any page
+    /// `https://chat.example`; *: any page
     #[arg(long, value_name = "ORIGINS", value_delimiter = ',')]
     pub allowed_origins: Option<Vec<String>>,
     /// Number of tokens drafted per round, unless the request sets it; auto: each lane chooses by its

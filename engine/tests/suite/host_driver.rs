@@ -40,11 +40,10 @@ fn drafts_do_not_change_the_text() {
 }
 
 #[test]
-fn graphs_and_shards_give_equal_bits() {
-    let Some(driver) = HostDriver::for_test("host_driver::graphs_and_shards_give_equal_bits") else { return };
-    let lines = run(&[Section::Graphs, Section::Ranks], &driver.kernels);
-    assert!(lines.iter().any(|line| line.starts_with("NOT RUN nccl with 2 or more gpus")), "{lines:#?}");
-    assert!(lines.iter().any(|line| line.contains("2 shards on one device")), "{lines:#?}");
+fn graphs_give_equal_bits() {
+    let Some(driver) = HostDriver::for_test("host_driver::graphs_give_equal_bits") else { return };
+    let lines = run(&[Section::Graphs], &driver.kernels);
+    assert!(lines.iter().any(|line| line.starts_with("ok")), "{lines:#?}");
 }
 
 /// Shards on one device, and one rank on each of several devices, connected by the host's NCCL.
