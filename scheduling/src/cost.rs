@@ -107,6 +107,15 @@ impl WorkerCost {
         self.forward_us(ForwardShape::plain(rows, context))
     }
 
+    /// Predicted microseconds that a draft takes longer if its request brings `rows` committed ids, more than a
+    /// round with `k` drafted tokens commits.
+    pub fn catch_up_us(&self, rows: u32, k: u32, (sequences, context): (u32, f64)) -> f64 {
+        let missed = f64::from(rows.saturating_sub(k + 1));
+        let step = ForwardShape::plain(f64::from(sequences.max(1)), context);
+        let longer = ForwardShape { rows: step.rows + missed, ..step };
+        (self.forward_us(longer) - self.forward_us(step)).max(0.0)
+    }
+
     /// Predicted microseconds of a forward.
     pub fn forward_us(&self, forward: ForwardShape) -> f64 {
         let (rows, max_rows) = (forward.rows, self.times.max_rows());
@@ -169,6 +178,14 @@ mod tests {
         }
         assert!((cost.step_us(8.0, 0.0) - 22_000.0).abs() < 1_500.0, "{}", cost.step_us(8.0, 0.0));
         assert!(cost.step_us(64.0, 0.0) > 1.5 * before);
+    }
+
+    #[test]
+    fn ids_beyond_those_of_a_round_take_time_of_their_own() {
+        let cost = WorkerCost::new(StepTimes::new(&[point(1, 0, 1_000), point(64, 0, 64_000)]));
+        let catch_up = |rows, k| cost.catch_up_us(rows, k, (4, 0.0));
+        assert_eq!([0, 1, 3].map(|rows| catch_up(rows, 2)), [0.0; 3]);
+        assert_eq!((catch_up(4, 2).round(), catch_up(60, 1).round()), (1_000.0, 58_000.0));
     }
 
     #[test]

@@ -71,6 +71,8 @@ pub struct Choice {
 pub struct RoundTimes {
     /// Number of tokens that the draft worker was asked for; 0: it was not asked.
     pub num_draft_tokens: u32,
+    /// Number of committed ids that the request brought to the draft worker.
+    pub draft_rows: u32,
     /// Time from the request until verification began.
     pub draft_wait: Duration,
     /// Time from then until the span arrived.
@@ -265,7 +267,8 @@ impl DraftLength {
         let group_size = round.forward_sequences[0];
         let prices = RoundPricer { prompts: PromptTime::default(), ..self.prices(&load, target, draft) };
         let price = prices.round_by_group_size(group_size, k, rows_each);
-        let excess = (draft_wait + verify) / price.round_us() - 1.0;
+        let catch_up_us = draft.catch_up_us(round.draft_rows, k, (load.draft_sequences, load.context));
+        let excess = (draft_wait + verify) / (price.round_us() + catch_up_us) - 1.0;
         if excess.is_finite() {
             let sum = &mut self.excess_by_k[k as usize];
             sum.rounds += 1.0;

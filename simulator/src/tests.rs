@@ -1,7 +1,7 @@
 //! Compares the simulator with results computed by hand, and with the plain server.
 
 use super::*;
-use scheduling::profile::Profile;
+use scheduling::profile::{Acceptance, Profile};
 use scheduling::scheduler::Command;
 
 const PROFILE: &str = r#"
@@ -129,6 +129,31 @@ fn requests_come_are_served_and_go() {
         assert!(tpot.iter().all(|ms| (1.0..30.0).contains(ms)), "{tpot:?}");
         assert!(kind.worst_wait < Duration::from_millis(100), "{:?}", kind.worst_wait);
     }
+}
+
+/// Probes of lanes at k = 0 reach draft workers that lack up to 60 ids. Time to catch up is not time of the
+/// draft length.
+#[test]
+fn lanes_that_were_rarely_fed_begin_to_draft() {
+    let types: Vec<(String, f64)> =
+        (0..11).map(|i| (format!("type {i}"), 0.54 + 0.032 * f64::from(i))).collect();
+    let rates: Vec<(&str, f64)> = types.iter().map(|(name, rate)| (name.as_str(), *rate)).collect();
+    let profile = Profile::parse(include_str!("../../deploy/profiles/cpu-pair.toml")).unwrap();
+    let profile = Profile { acceptance: Acceptance::by_task(&rates), ..profile };
+    let speed = |policy| {
+        let kinds = types.iter().map(|(name, _)| kind(name, 1.0 / 11.0)).collect();
+        let outcome = run(&Setup {
+            profile: &profile,
+            traffic: Traffic::Closed { sequences: 2, kinds },
+            policy,
+            seed: 1,
+            duration: Duration::from_secs(60),
+            warm_up: Duration::ZERO,
+        });
+        outcome.tokens_per_second()
+    };
+    let (lanes, plain) = (speed(Policy::Lanes { max_k: 8 }), speed(Policy::Fixed(0)));
+    assert!(lanes > 1.08 * plain, "{lanes} of {plain}");
 }
 
 #[test]

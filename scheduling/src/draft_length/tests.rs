@@ -111,6 +111,7 @@ impl Run {
             let (draft_wait, verify) = (duration(draft), duration(verify));
             let round = RoundTimes {
                 num_draft_tokens: k,
+                draft_rows: 1,
                 draft_wait,
                 verify,
                 committed: accepted + 1,
@@ -275,6 +276,7 @@ fn probes_that_take_longer_than_predicted_become_rare() {
             let Some(probe) = run.lane.probe.filter(|_| slower > 0.0) else { continue };
             let late = RoundTimes {
                 num_draft_tokens: probe,
+                draft_rows: 1,
                 draft_wait: duration(slower * 10_000.0),
                 verify: duration(10_000.0),
                 committed: 1,
@@ -430,6 +432,7 @@ fn learned(forward_sequences: [u32; 2], other_sequences: u32) -> f64 {
 
 const LONG_ROUND: RoundTimes = RoundTimes {
     num_draft_tokens: 0,
+    draft_rows: 0,
     draft_wait: Duration::ZERO,
     verify: Duration::from_millis(20),
     committed: 1,
@@ -507,4 +510,36 @@ fn a_lane_that_hardly_drafts_feeds_rarely_once_it_knows_its_acceptance() {
     run.lane.observe_agreement(0..1, 0);
     assert_eq!(choose(&mut run.lane, u64::from(RARE_FEED_LAG)).probes, probes);
     assert_eq!(choose(&mut run.lane, 2 * rules.probe_spacing).probes, probes + 1, "no feed came");
+}
+
+#[test]
+fn ids_that_a_draft_worker_lacked_do_not_make_a_draft_length_look_slow() {
+    let worker = |micros: fn(u32) -> u64| {
+        let point = |rows| StepTimePoint { rows, kv_tokens: 0, micros: micros(rows) };
+        let mut cost = WorkerCost::new(StepTimes::new(&[1, 64].map(point)));
+        (0..5).for_each(|_| cost.observe_wire(Duration::ZERO, Duration::ZERO));
+        cost
+    };
+    let (target, draft) = (worker(|_| 10_000), worker(|rows| 1_000 * u64::from(rows)));
+    // Drafts of 1 ms per token, after 30 ids at 1 ms each beyond those that a round commits.
+    let learned = |draft_rows: fn(u32) -> u32| {
+        let mut lane = DraftLength::new(4);
+        for _ in 0..20 {
+            let k = lane.choose(Load::alone(1, 0.0), &target, &draft).num_draft_tokens;
+            let round = RoundTimes {
+                num_draft_tokens: k,
+                draft_rows: draft_rows(k),
+                draft_wait: duration(1_000.0 * f64::from(k + 30)),
+                verify: duration(10_000.0),
+                forward_sequences: [1; 2],
+                ..LONG_ROUND
+            };
+            lane.observe_round(&round, &target, &draft);
+        }
+        assert!(lane.k > 0, "a lane that always drafts");
+        lane.outlook[lane.k as usize].draft_wait_us / lane.outlook[lane.k as usize].table_draft_us
+    };
+    let caught_up = learned(|k| k + 31);
+    assert!((caught_up - 1.0).abs() < 0.01, "{caught_up}");
+    assert!(learned(|k| k + 1) > 1.5, "time that nothing explains counts");
 }

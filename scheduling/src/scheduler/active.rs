@@ -116,6 +116,8 @@ pub(super) struct Round {
     pub(super) is_health_probe: bool,
     /// Number of tokens requested from a draft worker whose proposal the round waits for.
     pub(super) num_requested: u32,
+    /// Number of committed ids in that request.
+    pub(super) draft_rows: u32,
     /// Whether the proposal missed its deadline.
     pub(super) is_late: bool,
     /// When verification was first requested.

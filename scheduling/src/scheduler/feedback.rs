@@ -78,7 +78,7 @@ impl SchedulerState {
     pub(super) fn on_proposal_requested(
         &mut self,
         active: &mut ActiveSequence,
-        step: u64,
+        (step, num_ids): (u64, u32),
         num_draft_tokens: u32,
     ) {
         let predicted = match active.round.predicted.take() {
@@ -88,6 +88,7 @@ impl SchedulerState {
         active.pending_proposal = Some(PendingProposal { step, at: self.now, num_draft_tokens, predicted });
         if !active.round.is_health_probe {
             active.round.num_requested = num_draft_tokens;
+            active.round.draft_rows = num_ids;
         }
     }
 
@@ -135,6 +136,7 @@ impl SchedulerState {
         let Some(workers) = self.workers.lane_workers(&active.lane.key.model, target, draft) else { return };
         let times = RoundTimes {
             num_draft_tokens: round.num_requested,
+            draft_rows: round.draft_rows,
             draft_wait: verify_at.saturating_sub(round.begun_at),
             verify: now.saturating_sub(verify_at),
             committed: commit.token_ids.len() as u32,

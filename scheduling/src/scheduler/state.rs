@@ -155,7 +155,8 @@ impl SchedulerState {
     fn send(&mut self, active: &mut ActiveSequence, role: Role, step: Step) {
         match &step.work {
             Work::Propose { num_draft_tokens, .. } => {
-                self.on_proposal_requested(active, step.step_seq, *num_draft_tokens);
+                let request = (step.step_seq, step.append_ids.len() as u32);
+                self.on_proposal_requested(active, request, *num_draft_tokens);
             }
             Work::Verify { draft } => self.on_verify_requested(active, draft.depth()),
             Work::Feed => {}
