@@ -91,10 +91,16 @@ pub struct DraftHealthReport {
 }
 
 /// Predicted time of `k` tokens at a worker shared by `sequences`, by its step times and network delay: one
-/// forward per token.
-pub fn predicted_proposal(k: u32, sequences: u32, context: f64, draft: &WorkerCost) -> Duration {
+/// forward per token, the first of them with the `rows` committed ids that the worker lacks.
+pub fn predicted_proposal(
+    (rows, k): (u32, u32),
+    sequences: u32,
+    context: f64,
+    draft: &WorkerCost,
+) -> Duration {
     let step = draft.step_us(f64::from(sequences.max(1)), context);
-    Duration::from_secs_f64((draft.wire_us() + f64::from(k) * step) / 1e6)
+    let catch_up_us = draft.catch_up_us(rows, k, (sequences, context));
+    Duration::from_secs_f64((draft.wire_us() + f64::from(k) * step + catch_up_us) / 1e6)
 }
 
 impl DraftHealth {

@@ -300,7 +300,7 @@ impl Sequence {
             return self.verify(now, rest);
         }
         let can_ask = self.draft.assigned && self.try_free_draft(now);
-        let draft_lag = self.committed.len() - self.draft_cached_len();
+        let draft_lag = self.draft_lag();
         let prefilling = self.committed.len() - self.target.cached_len > FEED_LAG;
         if can_ask && k > 0 && !prefilling && draft_lag <= FEED_LAG {
             self.request_proposal(now, request, draft_wait);
@@ -320,6 +320,11 @@ impl Sequence {
             self.feed_draft(now, draft_wait);
         }
         self.verify(now, Draft::default());
+    }
+
+    /// Number of committed ids that the draft worker lacks.
+    pub fn draft_lag(&self) -> u32 {
+        self.committed.len() - self.draft_cached_len()
     }
 
     /// Number of committed ids that are not the prompt's.

@@ -83,7 +83,7 @@ impl SchedulerState {
     ) {
         let predicted = match active.round.predicted.take() {
             Some(predicted) if num_draft_tokens == active.round.chosen => predicted,
-            _ => self.predicted_proposal(active, num_draft_tokens),
+            _ => self.predicted_proposal(active, num_ids, num_draft_tokens),
         };
         active.pending_proposal = Some(PendingProposal { step, at: self.now, num_draft_tokens, predicted });
         if !active.round.is_health_probe {

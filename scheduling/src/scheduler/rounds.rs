@@ -128,7 +128,7 @@ impl Scheduler {
         let (num_draft_tokens, draft_wait) = match active.round {
             Round { is_health_probe: true, .. } => (PROBE_TOKENS, Duration::ZERO),
             Round { chosen: k, .. } => {
-                let predicted = self.state.predicted_proposal(active, k);
+                let predicted = self.state.predicted_proposal(active, active.sequence.draft_lag(), k);
                 active.round.predicted = Some(predicted);
                 (k, self.state.draft_wait(active, predicted))
             }
@@ -250,11 +250,13 @@ impl SchedulerState {
         worker.map_or(Duration::ZERO, |worker| worker.health.deadline(predicted))
     }
 
-    /// Predicted time of the sequence's draft worker for `k` tokens.
-    pub(super) fn predicted_proposal(&self, active: &ActiveSequence, k: u32) -> Duration {
+    /// Predicted time of the sequence's draft worker for `k` tokens after `rows` ids that it lacks.
+    pub(super) fn predicted_proposal(&self, active: &ActiveSequence, rows: u32, k: u32) -> Duration {
         let worker = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
         let context_len = f64::from(active.len());
-        worker.map_or(Duration::ZERO, |worker| predicted_proposal(k, worker.load, context_len, &worker.cost))
+        worker.map_or(Duration::ZERO, |worker| {
+            predicted_proposal((rows, k), worker.load, context_len, &worker.cost)
+        })
     }
 
     /// Records that the sequence's decode step, if one is in flight, is done at its target.
