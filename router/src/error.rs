@@ -225,15 +225,13 @@ impl RouterError {
         };
         let server = |grpc, code| row(S::INTERNAL_SERVER_ERROR, grpc, SERVER, code);
         let as_retryable = |row| ErrorMapping { retryable: true, ..row };
+        let bad_request = |code| row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, code);
         let rate_limited =
             |code| row(S::TOO_MANY_REQUESTS, Code::ResourceExhausted, "rate_limit_error", code);
         match self {
-            Self::InvalidRequest { .. } => {
-                let row = row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, "invalid_request");
-                ErrorMapping { code: None, ..row }
-            }
+            Self::InvalidRequest { .. } => ErrorMapping { code: None, ..bad_request("invalid_request") },
             Self::ContextLengthExceeded { .. } | Self::PromptTooLong { .. } => {
-                row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, "context_length_exceeded")
+                bad_request("context_length_exceeded")
             }
             Self::Unauthenticated(_) => {
                 let kind = "authentication_error";
@@ -245,7 +243,7 @@ impl RouterError {
             Self::CrossOrigin => row(S::FORBIDDEN, Code::PermissionDenied, INVALID, "cross_origin"),
             // Retrieving a missing response is "not found"; continuing one is an invalid field.
             Self::ResponseNotFound { param: "previous_response_id", .. } => {
-                row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, "previous_response_not_found")
+                bad_request("previous_response_not_found")
             }
             Self::ResponseNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "response_not_found"),
             Self::RouteNotFound { .. } => row(S::NOT_FOUND, Code::Unimplemented, INVALID, "route_not_found"),

@@ -26,7 +26,7 @@ pub(crate) use blocks::Variant;
 #[cfg(test)]
 pub(crate) use blocks::product_launch;
 pub(crate) use candidates::{CandidateBuffers, candidates, copy_edited_rows, find_candidates};
-pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, draw, drawn};
+pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, LogitsShape, draw, drawn};
 pub(crate) use filters::{FilterRow, apply_filters, candidate_bytes, undecided};
 pub(crate) use fp8::{Fp8Layout, GemmFp8};
 pub(crate) use gemm::{GRAIN as BF16_GRAIN, GemmBf16, borders, check_borders};

@@ -6,7 +6,7 @@ use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::WorkerKey;
 use scheduling::scheduler::events::{Report, WorkerInfo};
 use scheduling::scheduler::lanes::LaneId;
-use speculation::sequence::Commit;
+use speculation::sequence::{Commit, TargetFault};
 
 use crate::metrics::{KvPools, LaneMetrics, RouterMetrics, ShadowMetrics, WorkerMetrics};
 
@@ -85,15 +85,7 @@ impl Reports {
             Report::ShadowScored(scored) => self.shadows.count_scored(&scored),
             Report::ShadowDropped { draft, reason } => self.shadows.count_dropped(&draft, reason),
             Report::TargetFailed { worker, fault, is_opened } => {
-                let address = self.address_of(worker);
-                tracing::warn!(address, %fault, "a sequence failed at its target worker");
-                if is_opened {
-                    self.metrics.count_target_outage();
-                    tracing::warn!(
-                        address,
-                        "target worker fails repeatedly: circuit breaker open until a probe succeeds"
-                    );
-                }
+                self.target_failed(worker, &fault, is_opened)
             }
             Report::SequencesReplayed { role, address, sequences } => {
                 tracing::warn!(
@@ -118,6 +110,18 @@ impl Reports {
             Report::Headroom { worker, tokens_per_second } => {
                 self.kv_pools.set_headroom(worker, tokens_per_second);
             }
+        }
+    }
+
+    fn target_failed(&mut self, worker: WorkerKey, fault: &TargetFault, is_opened: bool) {
+        let address = self.address_of(worker);
+        tracing::warn!(address, %fault, "a sequence failed at its target worker");
+        if is_opened {
+            self.metrics.count_target_outage();
+            tracing::warn!(
+                address,
+                "target worker fails repeatedly: circuit breaker open until a probe succeeds"
+            );
         }
     }
 

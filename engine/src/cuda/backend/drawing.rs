@@ -9,7 +9,7 @@ use super::State;
 use crate::EngineError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    DrawRow, Drawn, FilterRow, apply_filters, candidates, copy_edited_rows, copy_raw_rows,
+    DrawRow, Drawn, FilterRow, LogitsShape, apply_filters, candidates, copy_edited_rows, copy_raw_rows,
     draw as launch_draw, drawn, edit_logits, find_candidates, score, scores, undecided,
 };
 use crate::cuda::{CudaError, ScoreRow};
@@ -25,7 +25,8 @@ pub(super) fn draw<E: Executor>(
     let filters: Vec<FilterRow> = plan.filters.iter().map(|filter| filter.row).collect();
     let listed: Vec<DrawRow> = plan.candidates.iter().map(|candidate| candidate.draw).collect();
     let draws = plan.draws_of_scores();
-    launch(state, logits, (plan, &filters), (&listed, &draws), width)?;
+    let shape = LogitsShape { vocab: plan.vocab, stride: width };
+    launch(state, logits, &Launches { plan, filters: &filters, listed: &listed, draws: &draws }, shape)?;
 
     let State { executor, drawing, scoring, listing, .. } = state;
     let vocab = plan.vocab;
@@ -48,7 +49,7 @@ pub(super) fn draw<E: Executor>(
         _ => None,
     };
     let redrawn: Vec<Option<u32>> = draws.iter().zip(&plan.scores).map(redrawn).collect();
-    outputs.scores.extend(scores(executor, scoring, (&plan.scores, &redrawn), (vocab, width))?);
+    outputs.scores.extend(scores(executor, scoring, (&plan.scores, &redrawn), shape)?);
     outputs.drawn.extend(drawn_rows);
     for (candidate, found) in plan.candidates.iter().zip(candidates(executor, listing, &listed, vocab)?) {
         let DrawRow { row, position, .. } = candidate.draw;
@@ -67,24 +68,33 @@ pub(super) fn draw<E: Executor>(
     Ok(())
 }
 
+/// A plan in the form that kernels read.
+struct Launches<'a> {
+    plan: &'a DrawPlan,
+    filters: &'a [FilterRow],
+    /// Rows whose candidates are listed.
+    listed: &'a [DrawRow],
+    /// Index of the draw of each score, unless its token is given.
+    draws: &'a [Option<u32>],
+}
+
 /// Launches all kernels of the plan.
 fn launch<E: Executor>(
     state: &mut State<E>,
     logits: &mut Tensor<E::Memory, f32>,
-    (plan, filters): (&DrawPlan, &[FilterRow]),
-    (listed, draws): (&[DrawRow], &[Option<u32>]),
-    width: usize,
+    &Launches { plan, filters, listed, draws }: &Launches<'_>,
+    shape: LogitsShape,
 ) -> Result<(), CudaError> {
     let State { executor, drawing, scoring, listing, .. } = state;
-    let sizes = (plan.vocab, width);
+    let width = shape.stride;
     copy_raw_rows(executor, scoring, logits, (&plan.scores, width))?;
     edit_logits(executor, drawing, logits, &plan.edits, width)?;
     copy_edited_rows(executor, listing, logits, (listed, width))?;
-    apply_filters(executor, drawing, logits, filters, sizes)?;
-    launch_draw(executor, drawing, logits, &plan.rows, sizes)?;
-    score(executor, (scoring, drawing), (&plan.scores, draws), sizes)?;
+    apply_filters(executor, drawing, logits, filters, shape)?;
+    launch_draw(executor, drawing, logits, &plan.rows, shape)?;
+    score(executor, (scoring, drawing), (&plan.scores, draws), shape)?;
     let places: Vec<Option<u32>> = listed.iter().map(|draw| plan.draw_index(draw.row)).collect();
-    find_candidates(executor, (listing, drawing), logits, (listed, &places), sizes)
+    find_candidates(executor, (listing, drawing), logits, (listed, &places), shape)
 }
 
 fn row_draw(drawn: Drawn) -> DrawResult {

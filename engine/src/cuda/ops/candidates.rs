@@ -4,7 +4,7 @@
 use speculation::tree::MAX_CANDIDATES;
 use speculation::{TokenId, TokenLogprobs};
 
-use super::draw::{DrawRow, num_parts};
+use super::draw::{DrawRow, LogitsShape, num_parts};
 use super::{DrawBuffers, ScoreBuffers, ScoreRow, StepBuffer, copy_raw_rows, score, scores};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
@@ -69,7 +69,7 @@ pub(crate) fn find_candidates<E: Executor>(
     (buffers, drawing): (&mut CandidateBuffers<E::Memory>, &DrawBuffers<E::Memory>),
     logits: &Tensor<E::Memory, f32>,
     (draws, places): (&[DrawRow], &[Option<u32>]),
-    (vocab, stride): (usize, usize),
+    shape: LogitsShape,
 ) -> Result<(), CudaError>
 where
     E::Memory: DeviceMemory,
@@ -78,8 +78,9 @@ where
     if draws.is_empty() {
         return Ok(());
     }
-    score(executor, (&mut buffers.scoring, drawing), (&first_scores(draws), places), (vocab, stride))?;
-    let num_parts = num_parts(kernel.name, (vocab, stride))?;
+    score(executor, (&mut buffers.scoring, drawing), (&first_scores(draws), places), shape)?;
+    let LogitsShape { vocab, stride } = shape;
+    let num_parts = num_parts(kernel.name, shape)?;
     let last = draws.iter().map(|draw| draw.row as usize).max().unwrap_or(0);
     let rows = logits.len() / stride;
     check(kernel.name, ("a row with candidates", last), last < rows, format!("below {rows}"))?;
@@ -111,7 +112,8 @@ where
     }
     let found = buffers.found.tensor().read(executor, 0..draws.len() * MAX_CANDIDATES)?;
     // The host scores no token again, so the stride is not used.
-    let scores = scores(executor, &buffers.scoring, (&first_scores(draws), &[]), (vocab, vocab))?;
+    let shape = LogitsShape { vocab, stride: vocab };
+    let scores = scores(executor, &buffers.scoring, (&first_scores(draws), &[]), shape)?;
     let of_row = |(row, score): (&[Candidate], TokenLogprobs)| {
         let listed = row.iter().take_while(|candidate| candidate.token_id != NO_TOKEN);
         let best = listed.map(|candidate| (candidate.token_id, candidate.score)).collect();

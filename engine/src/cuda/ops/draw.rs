@@ -46,11 +46,21 @@ pub(crate) struct Drawn {
     pub(crate) status: u32,
 }
 
+/// Columns of rows of logits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LogitsShape {
+    /// Number of columns that are used, from the first on.
+    pub(crate) vocab: usize,
+    /// Number of columns.
+    pub(crate) stride: usize,
+}
+
 /// Consecutive numbers of a row per block: `PART` of `parts.cuh`.
 pub(super) const PART: usize = 4096;
 
 /// Number of parts of a row, which is a grid size.
-pub(super) fn num_parts(kernel: &'static str, (vocab, stride): (usize, usize)) -> Result<usize, CudaError> {
+pub(super) fn num_parts(kernel: &'static str, shape: LogitsShape) -> Result<usize, CudaError> {
+    let LogitsShape { vocab, stride } = shape;
     check(kernel, ("vocab", vocab), (1..=stride).contains(&vocab), format!("1 to {stride}"))?;
     let parts = vocab.div_ceil(PART);
     check(kernel, ("parts of a row", parts), parts <= MAX_GRID_YZ, format!("at most {MAX_GRID_YZ}"))?;
@@ -105,7 +115,7 @@ pub(crate) fn draw<E: Executor>(
     buffers: &mut DrawBuffers<E::Memory>,
     logits: &Tensor<E::Memory, f32>,
     draws: &[DrawRow],
-    (vocab, stride): (usize, usize),
+    shape: LogitsShape,
 ) -> Result<(), CudaError>
 where
     E::Memory: DeviceMemory,
@@ -114,7 +124,8 @@ where
     if draws.is_empty() {
         return Ok(());
     }
-    let num_parts = num_parts(kernel.name, (vocab, stride))?;
+    let LogitsShape { vocab, stride } = shape;
+    let num_parts = num_parts(kernel.name, shape)?;
     let last = draws.iter().map(|draw| draw.row as usize).max().unwrap_or(0);
     let rows = logits.len() / stride;
     check(kernel.name, ("a drawn row", last), last < rows, format!("below {rows}"))?;

@@ -2,7 +2,7 @@
 
 use speculation::SamplingParams;
 
-use super::draw::{PART, num_parts};
+use super::draw::{LogitsShape, PART, num_parts};
 use super::{DrawBuffers, StepBuffer};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
@@ -88,7 +88,7 @@ pub(crate) fn apply_filters<E: Executor>(
     buffers: &mut DrawBuffers<E::Memory>,
     logits: &mut Tensor<E::Memory, f32>,
     filters: &[FilterRow],
-    (vocab, stride): (usize, usize),
+    shape: LogitsShape,
 ) -> Result<(), CudaError>
 where
     E::Memory: DeviceMemory,
@@ -97,7 +97,8 @@ where
     if filters.is_empty() {
         return Ok(());
     }
-    let num_parts = num_parts(find.name, (vocab, stride))?;
+    let LogitsShape { vocab, stride } = shape;
+    let num_parts = num_parts(find.name, shape)?;
     let last = filters.iter().map(|filter| filter.row as usize).max().unwrap_or(0);
     let rows = logits.len() / stride;
     check(find.name, ("a filtered row", last), last < rows, format!("below {rows}"))?;

@@ -4,7 +4,7 @@
 use speculation::TokenLogprobs;
 use speculation::logits::Normalizer;
 
-use super::{DrawBuffers, StepBuffer, take_rows};
+use super::{DrawBuffers, LogitsShape, StepBuffer, take_rows};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::SCORE;
@@ -98,7 +98,7 @@ pub(crate) fn score<E: Executor>(
     executor: &mut E,
     (buffers, drawing): (&mut ScoreBuffers<E::Memory>, &DrawBuffers<E::Memory>),
     (rows, draws): (&[ScoreRow], &[Option<u32>]),
-    (vocab, stride): (usize, usize),
+    LogitsShape { vocab, stride }: LogitsShape,
 ) -> Result<(), CudaError>
 where
     E::Memory: DeviceMemory,
@@ -146,7 +146,7 @@ pub(crate) fn scores<E: Executor>(
     executor: &mut E,
     buffers: &ScoreBuffers<E::Memory>,
     (rows, redrawn): (&[ScoreRow], &[Option<u32>]),
-    (vocab, stride): (usize, usize),
+    LogitsShape { vocab, stride }: LogitsShape,
 ) -> Result<Vec<TokenLogprobs>, CudaError>
 where
     E::Memory: DeviceMemory,
@@ -190,8 +190,9 @@ mod tests {
         let mut e = Emulator::build();
         let logits = Tensor::of(&mut e, &[1.0f32; 12], "logits").unwrap();
         let (mut drawing, mut scoring) = (DrawBuffers::default(), ScoreBuffers::default());
+        let shape = |vocab| LogitsShape { vocab, stride: 4 };
         let spec = speculation::SequenceSpec::default();
-        draw(&mut e, &mut drawing, &logits, &[DrawRow::new(0, &spec, 5)], (4, 4)).unwrap();
+        draw(&mut e, &mut drawing, &logits, &[DrawRow::new(0, &spec, 5)], shape(4)).unwrap();
         let rows = |row| [ScoreRow { row, top_n: 2, given: None }];
         let error = copy_raw_rows(&mut e, &mut scoring, &logits, (&rows(3), 4)).unwrap_err().to_string();
         assert!(error.contains("a scored row is 3, expected below 3"), "{error}");
@@ -204,9 +205,9 @@ mod tests {
             (&[Some(0)], 0, "vocab is 0, expected 1 to 4"),
         ] {
             let buffers = (&mut scoring, &drawing);
-            let error = score(&mut e, buffers, (&rows(2), draws), (vocab, 4)).unwrap_err().to_string();
+            let error = score(&mut e, buffers, (&rows(2), draws), shape(vocab)).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
-        assert_eq!(score(&mut e, (&mut scoring, &drawing), (&rows(2), &[Some(0)]), (4, 4)), Ok(()));
+        assert_eq!(score(&mut e, (&mut scoring, &drawing), (&rows(2), &[Some(0)]), shape(4)), Ok(()));
     }
 }

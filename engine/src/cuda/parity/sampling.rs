@@ -12,8 +12,8 @@ use crate::TokenId;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    CandidateBuffers, DrawBuffers, DrawRow, Drawn, FilterRow, apply_filters, candidates, copy_edited_rows,
-    draw, drawn, edit_logits, edits_of, find_candidates, undecided as left_to_host,
+    CandidateBuffers, DrawBuffers, DrawRow, Drawn, FilterRow, LogitsShape, apply_filters, candidates,
+    copy_edited_rows, draw, drawn, edit_logits, edits_of, find_candidates, undecided as left_to_host,
 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -38,10 +38,10 @@ fn keep_now<E: Executor>(
     e: &mut E,
     logits: &mut Tensor<E::Memory, f32>,
     filters: &[FilterRow],
-    sizes: (usize, usize),
+    shape: LogitsShape,
 ) -> Result<Vec<u32>, CudaError> {
     let mut buffers = DrawBuffers::default();
-    apply_filters(e, &mut buffers, logits, filters, sizes)?;
+    apply_filters(e, &mut buffers, logits, filters, shape)?;
     left_to_host(e, &buffers, filters)
 }
 
@@ -50,10 +50,10 @@ fn draw_now<E: Executor>(
     e: &mut E,
     logits: &Tensor<E::Memory, f32>,
     draws: &[DrawRow],
-    sizes: (usize, usize),
+    shape: LogitsShape,
 ) -> Result<Vec<Drawn>, CudaError> {
     let mut buffers = DrawBuffers::default();
-    draw(e, &mut buffers, logits, draws, sizes)?;
+    draw(e, &mut buffers, logits, draws, shape)?;
     drawn(e, &buffers, draws)
 }
 
@@ -100,7 +100,7 @@ pub(super) fn filter<E: Executor>(
         logits.extend([1e30; 3]);
     }
     let mut on_device = Tensor::of(e, &logits, "logits")?;
-    let left = keep_now(e, &mut on_device, &listed, (vocab, stride))?;
+    let left = keep_now(e, &mut on_device, &listed, LogitsShape { vocab, stride })?;
     let mut found = on_device.read(e, 0..logits.len())?;
     let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     for row in &left {
@@ -124,10 +124,10 @@ pub(super) fn passes(e: &mut crate::cuda::emulator::Emulator, vocab: usize) -> R
     let mut logits = Tensor::of(e, &rows, "logits")?;
     let filters: Vec<FilterRow> = (0..2).filter_map(|row| FilterRow::new(row, &spec.sampling)).collect();
     let begin = e.global_bytes();
-    keep_now(e, &mut logits, &filters, (vocab, vocab))?;
+    keep_now(e, &mut logits, &filters, LogitsShape { vocab, stride: vocab })?;
     let filtered = e.global_bytes();
     let draws = [0, 1].map(|row| DrawRow::new(row, &spec, 9));
-    draw_now(e, &logits, &draws, (vocab, vocab))?;
+    draw_now(e, &logits, &draws, LogitsShape { vocab, stride: vocab })?;
     let bytes = [filtered - begin, e.global_bytes() - filtered];
     Ok(bytes.map(|bytes| bytes as f64 / (rows.len() * size_of::<f32>()) as f64))
 }
@@ -159,7 +159,7 @@ fn undecided<E: Executor>(e: &mut E, vocab: usize) -> Result<Parity, CudaError> 
     let mut on_device = Tensor::of(e, &logits, "logits")?;
     let filters: Vec<FilterRow> =
         rows.iter().zip(0..).filter_map(|((_, sampling), row)| FilterRow::new(row, sampling)).collect();
-    let left = keep_now(e, &mut on_device, &filters, (vocab, vocab))?;
+    let left = keep_now(e, &mut on_device, &filters, LogitsShape { vocab, stride: vocab })?;
     Ok(compare_equal("rows that the host decides", &left, &[0, 1, 2]))
 }
 
@@ -203,7 +203,7 @@ fn draws<E: Executor>(
         logits.extend([1e30; 3]);
     }
     let logits = Tensor::of(e, &logits, "logits")?;
-    let found = draw_now(e, &logits, &draws, (vocab, stride))?;
+    let found = draw_now(e, &logits, &draws, LogitsShape { vocab, stride })?;
     Ok(compare_equal(format!("draw from {vocab} at T = {temperature}"), &found, &expected))
 }
 
@@ -246,9 +246,9 @@ fn several<E: Executor>(
     let logits = Tensor::of(e, &logits, "logits")?;
     let (mut drawing, mut listing) = (DrawBuffers::default(), CandidateBuffers::default());
     let places: Vec<Option<u32>> = (0..rows as u32).map(Some).collect();
-    draw(e, &mut drawing, &logits, &draws, (vocab, stride))?;
+    draw(e, &mut drawing, &logits, &draws, LogitsShape { vocab, stride })?;
     copy_edited_rows(e, &mut listing, &logits, (&draws, stride))?;
-    find_candidates(e, (&mut listing, &drawing), &logits, (&draws, &places), (vocab, stride))?;
+    find_candidates(e, (&mut listing, &drawing), &logits, (&draws, &places), LogitsShape { vocab, stride })?;
     let found = candidates(e, &listing, &draws, vocab)?;
     let found: Vec<Candidates> =
         found.iter().map(|found| Candidates::from_scores(&sampling, &found.best, found.surprise)).collect();
@@ -265,7 +265,7 @@ fn bad_rows<E: Executor>(e: &mut E) -> Result<Parity, CudaError> {
     rows[3].iter_mut().skip(1).for_each(|x| *x = f32::NEG_INFINITY);
     let draws: Vec<DrawRow> = (0..4).map(|i| DrawRow::new(i, &spec, i)).collect();
     let logits = Tensor::of(e, &rows.concat(), "logits")?;
-    let found = draw_now(e, &logits, &draws, (VOCAB, VOCAB))?;
+    let found = draw_now(e, &logits, &draws, LogitsShape { vocab: VOCAB, stride: VOCAB })?;
     let expected: Vec<Drawn> = rows.into_iter().zip(0..).map(|(row, i)| twin(&spec, i, row)).collect();
     // If no token is allowed, the id is unspecified.
     let without_id = |drawn: Drawn| if drawn.status == 2 { Drawn { token_id: 0, ..drawn } } else { drawn };
@@ -336,7 +336,12 @@ fn known_answers<E: Executor>(e: &mut E) -> Result<Vec<Parity>, CudaError> {
                 &edits_of(0, &spec, &ids, VOCAB)?,
                 VOCAB,
             )?;
-            let drawn = draw_now(e, &logits, &[DrawRow::new(0, &spec, len as u32)], (VOCAB, VOCAB))?;
+            let drawn = draw_now(
+                e,
+                &logits,
+                &[DrawRow::new(0, &spec, len as u32)],
+                LogitsShape { vocab: VOCAB, stride: VOCAB },
+            )?;
             ids.push(drawn[0].token_id);
         }
         parities.push(compare_equal(format!("known draws, {name}"), &ids[3..], &expected));

@@ -9,7 +9,7 @@ use super::{Parity, Scale, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    DrawBuffers, DrawRow, ScoreBuffers, ScoreRow, copy_raw_rows, draw, drawn, score, scores,
+    DrawBuffers, DrawRow, LogitsShape, ScoreBuffers, ScoreRow, copy_raw_rows, draw, drawn, score, scores,
 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -67,11 +67,11 @@ pub(super) fn scored<E: Executor>(
     let (mut drawing, mut scoring) = (DrawBuffers::default(), ScoreBuffers::default());
     let mut on_device = Tensor::of(e, &logits, "logits")?;
     copy_raw_rows(e, &mut scoring, &on_device, (&wanted, stride))?;
-    draw(e, &mut drawing, &on_device, &draws, (vocab, stride))?;
+    draw(e, &mut drawing, &on_device, &draws, LogitsShape { vocab, stride })?;
     // Later changes of the rows must not matter.
     on_device.write(e, 0, &vec![f32::NAN; logits.len()])?;
-    score(e, (&mut scoring, &drawing), (&wanted, &places), (vocab, stride))?;
-    let found = scores(e, &scoring, (&wanted, &redrawn), (vocab, stride))?;
+    score(e, (&mut scoring, &drawing), (&wanted, &places), LogitsShape { vocab, stride })?;
+    let found = scores(e, &scoring, (&wanted, &redrawn), LogitsShape { vocab, stride })?;
     let ids = drawn(e, &drawing, &draws)?;
     let row_of = |score: &ScoreRow| &logits[score.row as usize * stride..][..vocab];
     let expected = wanted.iter().zip(&redrawn).map(|(score, redrawn)| {
