@@ -103,11 +103,15 @@ impl KvPools {
     fn update_gauges(&mut self, model: &str) {
         let labels = ModelLabels { model_name: model.to_owned(), engine: ENGINE };
         let pools: Vec<&Pool> = self.pools.values().filter(|pool| pool.model == model).collect();
-        let sum = |of: fn(&Pool) -> u64| pools.iter().map(|pool| of(pool)).sum::<u64>();
+        // Workers report these numbers, and may report any.
+        let sum = |of: fn(&Pool) -> u64| pools.iter().fold(0, |sum: u64, pool| sum.saturating_add(of(pool)));
         let (credits, reserved) = (sum(|pool| pool.credits), sum(|pool| pool.reserved));
         let usage = if credits == 0 { 0.0 } else { (reserved as f64 / credits as f64).min(1.0) };
         self.families.kv_cache_usage.get_or_create(&labels).set(usage);
-        self.families.headroom.get_or_create(&labels).set(sum(|pool| pool.headroom) as i64);
+        self.families
+            .headroom
+            .get_or_create(&labels)
+            .set(i64::try_from(sum(|pool| pool.headroom)).unwrap_or(i64::MAX));
         let config = pools.first().map(|pool| CacheConfigLabels {
             model_name: model.to_owned(),
             engine: ENGINE,
@@ -176,6 +180,20 @@ mod tests {
         let started_at =
             text.lines().find_map(|line| line.strip_prefix(lora)).expect("the series is missing");
         assert!(started_at.parse::<f64>().expect("a number") > 1.6e9, "{started_at} is not a Unix time");
+    }
+
+    #[test]
+    fn targets_that_report_the_largest_pools_do_not_overflow_a_sum() {
+        let page = Metrics::new();
+        let mut pools = RouterMetrics::register(&page).kv_pools();
+        for key in [WorkerKey(1), WorkerKey(2)] {
+            pools.add_worker(key, &target("demo", u64::MAX));
+            pools.set_blocks(key, u64::MAX, u64::MAX);
+            pools.set_headroom(key, u64::MAX);
+        }
+        let text = page.encode(Exposition::Prometheus);
+        assert!(text.contains(&format!(r#"num_gpu_blocks="{}"}} 1"#, u64::MAX)), "{text}");
+        assert!(text.contains(&format!(r#"model_name="demo",engine="0"}} {}"#, i64::MAX)), "{text}");
     }
 
     #[test]
