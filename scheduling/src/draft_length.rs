@@ -19,6 +19,9 @@ mod load;
 mod lookup;
 mod price;
 mod residual_filter;
+#[cfg(test)]
+mod round_tests;
+mod round_times;
 mod rules;
 #[cfg(test)]
 mod tests;
@@ -26,7 +29,6 @@ mod throughput;
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::time::Duration;
 
 pub use explanation::{Change, ChoiceReason, Explanation, Outlook};
 pub use joint::{JointChoice, JointLoad};
@@ -36,6 +38,7 @@ pub use lookup::LookupLength;
 use price::{Price, RoundPricer};
 use residual_filter::ResidualFilter;
 pub use residual_filter::ResidualRules;
+pub use round_times::RoundTimes;
 pub use rules::Rules;
 use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, SUPPLY_MEMORY};
 
@@ -51,9 +54,6 @@ use speculation::tree::DraftOutcome;
 /// Number of recent changes kept for explanations.
 const CHANGES_KEPT: usize = 16;
 
-/// Maximum relative difference between the numbers of sequences in a round's forward and in the one before.
-const STEADY_TOLERANCE: f64 = 0.25;
-
 /// Judged positions needed before the lane's acceptance rate counts as known.
 const ACCEPTANCE_EVIDENCE: f64 = 32.0;
 
@@ -64,37 +64,6 @@ pub struct Choice {
     pub num_draft_tokens: u32,
     /// Whether this round is a probe.
     pub is_probe: bool,
-}
-
-/// Measured times of a round of one sequence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RoundTimes {
-    /// Number of tokens that the draft worker was asked for; 0: it was not asked.
-    pub num_draft_tokens: u32,
-    /// Number of committed ids that the request brought to the draft worker.
-    pub draft_rows: u32,
-    /// Time from the request until verification began.
-    pub draft_wait: Duration,
-    /// Time from then until the span arrived.
-    pub verify: Duration,
-    /// Number of committed tokens.
-    pub committed: u32,
-    /// Number of sibling rows in its verify step.
-    pub num_leaves: u32,
-    /// Number of sequences in the forward that verified it, and in that of the sequence's round before; 0:
-    /// there was none.
-    pub forward_sequences: [u32; 2],
-    /// Whether the target completed a forward with prompt rows since the round began.
-    pub met_prompts: bool,
-}
-
-impl RoundTimes {
-    /// Whether the round's forward had about as many sequences as that of the round before. If not, groups
-    /// were joining or splitting, which takes time that does not belong to this k.
-    fn is_steady(&self) -> bool {
-        let [now, before] = self.forward_sequences.map(f64::from);
-        (now - before).abs() <= STEADY_TOLERANCE * before
-    }
 }
 
 /// Controller of one lane's draft length.
