@@ -196,8 +196,15 @@ pub(crate) trait Backend: Send + Sync {
         out: &mut Self::Rows,
     );
 
-    /// `gate_up` `[rows, 2 * width]` -> `out` `[rows, width]`: silu(gate) * up.
-    fn silu_mul(&self, gate_up: &Self::Rows, width: usize, out: &mut Self::Rows);
+    /// `x` `[rows, k]` times `gate_up`, whose outputs are `[gate | up]`, then silu(gate) * up times `down` ->
+    /// `out`, as by `linear`. `buffers` `[rows, gate_up]` and half as wide are overwritten.
+    fn feed_forward(
+        &self,
+        gate_up_and_down: (&Self::Linear, &Self::Linear),
+        x: &mut Self::Rows,
+        buffers: (&mut Self::Rows, &mut Self::Rows),
+        out: &mut Self::Rows,
+    );
 
     /// Copies the rows of `x` `[rows, width]` that need logits -> `out` `[logit rows, width]`.
     fn take_logit_rows(&self, pass: &Self::Pass<'_>, width: usize, x: &Self::Rows, out: &mut Self::Rows);

@@ -226,8 +226,15 @@ impl Backend for Cpu {
         Cpu::attention(self, kv, &pass.step(at, qkv), out);
     }
 
-    fn silu_mul(&self, gate_up: &HostRows, width: usize, out: &mut HostRows) {
-        Cpu::silu_mul(self, gate_up, width, out);
+    fn feed_forward(
+        &self,
+        (gate_up, down): (&HostLinear, &HostLinear),
+        x: &mut HostRows,
+        (gates_and_ups, gated): (&mut HostRows, &mut HostRows),
+        out: &mut HostRows,
+    ) {
+        let layers = (&gate_up.linear, &down.linear);
+        Cpu::feed_forward(self, layers, x, (gates_and_ups, gated), out);
     }
 
     fn take_logit_rows(&self, pass: &HostPass<'_>, width: usize, x: &HostRows, out: &mut HostRows) {

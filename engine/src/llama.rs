@@ -29,7 +29,6 @@ pub(crate) struct Llama<B: Backend> {
 /// One decoder layer, with this rank's heads and intermediate columns.
 struct Layer<B: Backend> {
     attention: AttentionLayer,
-    intermediate: usize,
     input_norm: B::Norm,
     /// hidden -> `[q | k | v]`.
     qkv: B::Linear,
@@ -235,11 +234,9 @@ impl<B: Backend> Layer<B> {
         let DeviceContext { backend, collective, .. } = device;
         backend.rms_norm(&self.post_attention_norm, &rows.hidden, &mut scratch.normed); // [rows, hidden]
         backend.mark(Stage::Rest);
-        backend.linear(&self.gate_up, &mut scratch.normed, &mut scratch.gate_up); // [rows, 2 * intermediate]
-        backend.mark(Stage::Products);
-        backend.silu_mul(&scratch.gate_up, self.intermediate, &mut scratch.gated); // [rows, intermediate]
-        backend.mark(Stage::Rest);
-        backend.linear(&self.down, &mut scratch.gated, &mut scratch.delta); // [rows, hidden], partial sum
+        let Scratch { normed, gate_up, gated, delta, .. } = scratch;
+        let layers = (&self.gate_up, &self.down);
+        backend.feed_forward(layers, normed, (gate_up, gated), delta); // [rows, hidden], partial sum
         backend.mark(Stage::Products);
         collective.all_reduce(&mut scratch.delta)?;
         backend.finish_sum(&self.down, &mut scratch.delta);

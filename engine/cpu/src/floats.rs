@@ -29,7 +29,7 @@ pub(super) const PANEL: usize = 32;
 /// Vectors that hold one number of each channel of a panel.
 const PANEL_VECTORS: usize = 2;
 /// Numbers along K per step.
-const STEP: usize = 2;
+pub(super) const STEP: usize = 2;
 
 /// A K-slice, in columns of the matrix and in steps of a panel.
 #[derive(Debug, Clone)]
@@ -90,6 +90,11 @@ impl FloatMatrix {
                 }
             }
         }
+    }
+
+    /// Whether all K-slices have whole steps, so that columns are stored without gaps.
+    pub(super) fn has_even_slices(&self) -> bool {
+        self.slices.iter().all(|slice| slice.k.len().is_multiple_of(STEP))
     }
 
     /// Steps per panel.

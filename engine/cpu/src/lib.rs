@@ -4,8 +4,9 @@
 //! and tests link them (docs/adr/0068-cpu-kernels-are-a-crate.md).
 //!
 //! `simd` defines the arithmetic, `x86` and `neon` implement it in registers, `dispatch` chooses. `floats`
-//! and `packed` are the GEMMs with float and integer weights, stored in `lines`; `attention` and
-//! `elementwise` are the other kernels. [`reference`](mod@reference) holds the naive twins that tests compare
+//! and `packed` are the GEMMs with float and integer weights, stored in `lines`; `product` and
+//! `feed_forward` call them.
+//! `attention` and `elementwise` are the other kernels. [`reference`](mod@reference) holds the naive twins that tests compare
 //! them with (`tests/twins`). `table` is the embedding table, `threads` the thread pool. `pass`, `linear`,
 //! `matrix`, `kv_cache` and `k_slices` are the operands.
 
@@ -14,6 +15,7 @@ mod dispatch;
 mod elementwise;
 mod error;
 mod exp;
+mod feed_forward;
 mod floats;
 mod instruction_set;
 mod k_slices;
@@ -26,6 +28,7 @@ mod multiply;
 mod neon;
 mod packed;
 mod pass;
+mod product;
 mod read;
 pub mod reference;
 mod simd;
@@ -58,9 +61,8 @@ pub use threads::{SpinPolicy, Threads, allowed_cores};
 use attention::Attend;
 use dispatch::Isa;
 use elementwise::{RmsNorm, RmsNormInPlace, Rotate, SiluMul};
-use floats::{FloatMatMul, TiledRows};
 use kv_cache::{KvBlocks, KvElement, Stored};
-use packed::{PackedMatMul, QuantizedRows};
+use product::Activations;
 use simd::Element;
 use stages::StageClock;
 use threads::SharedSliceMut;
@@ -69,8 +71,6 @@ use threads::SharedSliceMut;
 /// with the arithmetic.
 pub const KERNEL_CLASS: &str = "f32-chain-3";
 
-/// Columns per unit of work of a thread: whole panels of weights of any format.
-const COLUMN_GRAIN: usize = floats::PANEL;
 /// Cost of one exponential in multiply-adds.
 const EXP_WORK: usize = 16;
 
@@ -81,15 +81,10 @@ pub struct Cpu {
     threads: Threads,
     /// Inputs of the current product. Locked so that `linear` can take `&self`; never contended.
     activations: Mutex<Activations>,
+    /// Inputs of a feed-forward layer's second product, packed while the first is computed; locked likewise.
+    gated: Mutex<Activations>,
     /// Locked for the same reason.
     stages: Mutex<StageClock>,
-}
-
-/// Inputs of a product, packed for its kernels.
-#[derive(Debug, Default)]
-struct Activations {
-    floats: TiledRows,
-    quantized: QuantizedRows,
 }
 
 impl Cpu {
@@ -112,7 +107,13 @@ impl Cpu {
     }
 
     fn with(isa: Isa, threads: Threads) -> Self {
-        Self { isa, threads, activations: Mutex::default(), stages: Mutex::default() }
+        Self {
+            isa,
+            threads,
+            activations: Mutex::default(),
+            gated: Mutex::default(),
+            stages: Mutex::default(),
+        }
     }
 
     /// The compute threads.
@@ -228,37 +229,6 @@ impl Cpu {
                 });
             }
         });
-    }
-
-    /// `x` `[rows, k]` -> `out` `[rows, width]`, both row-major.
-    pub fn linear(&self, linear: &Linear, x: &mut [f32], out: &mut [f32]) {
-        let (k, width) = (linear.k(), linear.width());
-        let rows = x.len() / k;
-        assert!(
-            x.len() == rows * k && out.len() == rows * width,
-            "input and output of a linear layer have different numbers of rows"
-        );
-        let (out, scales, bias) =
-            (&SharedSliceMut::new(out), linear.scales.as_deref(), linear.bias.as_deref());
-        let work = rows * k * width;
-        let mut activations = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
-        let with = (self.isa, &self.threads);
-        match &linear.weights {
-            LinearWeights::Floats(weights) => {
-                activations.floats.fill(weights, x, with);
-                let x = &activations.floats;
-                self.threads.for_ranges(width, COLUMN_GRAIN, work, |columns| {
-                    self.isa.run_floats(FloatMatMul { x, weights, scales, bias, columns, out });
-                });
-            }
-            LinearWeights::Packed(weights) => {
-                activations.quantized.fill(weights, x, with);
-                let x = &activations.quantized;
-                self.threads.for_ranges(width, COLUMN_GRAIN, work, |columns| {
-                    self.isa.run_dots(PackedMatMul { x, weights, bias, columns, out });
-                });
-            }
-        }
     }
 
     /// Stores the keys and values of `step.qkv` in the slots of the slot mapping.

@@ -15,6 +15,8 @@ mod rows;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use std::ops::Range;
+
 pub(super) use dots::{DotKernel, Dots, PortableDots};
 use half::bf16;
 use layout::KLayout;
@@ -53,6 +55,16 @@ enum Scales {
 }
 
 impl PackedMatrix {
+    /// Number of K-slices that are not empty.
+    pub(super) fn num_slices(&self) -> usize {
+        self.layout.slices().iter().filter(|pieces| !pieces.is_empty()).count()
+    }
+
+    /// Columns of each K-slice.
+    pub(super) fn slice_columns(&self) -> Vec<Range<usize>> {
+        self.layout.slices().iter().map(|pieces| self.layout.columns(pieces)).collect()
+    }
+
     /// Number of output channels.
     pub fn width(&self) -> usize {
         self.width

@@ -7,26 +7,26 @@ use std::time::{Duration, Instant};
 /// Kind of work in a forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// GEMMs with weights, except the vocabulary projection.
+    /// GEMMs with weights and gates, except the vocabulary projection.
     Products,
     /// Writing keys and values, and attention.
     Attention,
     /// The vocabulary projection.
     Vocabulary,
-    /// Embeddings, norms, rope, gates, all-reduce.
+    /// Embeddings, norms, rope, all-reduce.
     Rest,
 }
 
 /// Time per kind of work since start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StageTimes {
-    /// GEMMs with weights, except the vocabulary projection.
+    /// GEMMs with weights and gates, except the vocabulary projection.
     pub products: Duration,
     /// Writing keys and values, and attention.
     pub attention: Duration,
     /// The vocabulary projection.
     pub vocabulary: Duration,
-    /// Embeddings, norms, rope, gates, all-reduce.
+    /// Embeddings, norms, rope, all-reduce.
     pub rest: Duration,
 }
 

@@ -501,15 +501,23 @@ where
         self.run(|state| state.attend(kv, at, (pass.rows(), qkv.read().0), out));
     }
 
-    fn silu_mul(&self, gate_up: &Self::Rows, width: usize, out: &mut Self::Rows) {
+    fn feed_forward(
+        &self,
+        (gate_up, down): (&Self::Linear, &Self::Linear),
+        x: &mut Self::Rows,
+        (gates_and_ups, gated): (&mut Self::Rows, &mut Self::Rows),
+        out: &mut Self::Rows,
+    ) {
+        self.linear(gate_up, x, gates_and_ups);
         self.run(|state| {
-            let (out, len) = out.write();
+            let ((gated, len), width) = (gated.write(), down.k);
             state.ensure_rounded(len)?;
             let rounded = state.rounded.as_mut().filter(|_| state.reads_bf16);
-            swiglu(&mut state.executor, gate_up.read().0, out, rounded, (len / width, width))?;
-            state.set_rounded_source(out.address(), len);
+            swiglu(&mut state.executor, gates_and_ups.read().0, gated, rounded, (len / width, width))?;
+            state.set_rounded_source(gated.address(), len);
             Ok(())
         });
+        self.linear(down, gated, out);
     }
 
     fn take_logit_rows(&self, _pass: &Self::Pass<'_>, width: usize, x: &Self::Rows, out: &mut Self::Rows) {

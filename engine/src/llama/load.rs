@@ -127,7 +127,6 @@ impl<B: Backend> Loader<'_, B> {
             outputs(mlp("down_proj"), config.biases.mlp, shard.down_slices(config), config.intermediate_size);
         Ok(Layer {
             attention: AttentionLayer { layout: shard.layout(config), layer, window: config.windows[layer] },
-            intermediate: columns.len(),
             input_norm: self.norm(&name("input_layernorm.weight"), hidden)?,
             qkv: self.linear(inputs(qkv, config.biases.qkv))?,
             qk_norms,

@@ -40,8 +40,8 @@ pub(super) struct BlockedGemm<'a> {
     k_blocks: Vec<KBlock>,
     /// The current K block as f32 steps, if it is widened.
     wide: Vec<f32>,
-    /// `[TREE_LEVELS + 1][tile][vector][row of the tile][LANES]`: accumulators of the current slice, and
-    /// partial sums of the tree.
+    /// `[level][tile][vector][row of the tile][LANES]`: accumulators of the current slice, and partial sums of
+    /// the tree's levels if there is more than one slice.
     sums: Vec<f32>,
 }
 
@@ -87,7 +87,8 @@ impl<'a> BlockedGemm<'a> {
                 k_blocks.push(KBlock { steps, slice, begins_slice: i == 0, ends_slice: i + 1 == count });
             }
         }
-        let sums = (TREE_LEVELS + 1) * product.x.tiles.num_rows() * PANEL;
+        let levels = if product.weights.slices.len() == NUM_SLICES { TREE_LEVELS + 1 } else { 1 };
+        let sums = levels * product.x.tiles.num_rows() * PANEL;
         let wide = if W::WIDENS { max_len * STEP * PANEL } else { 0 };
         Self { product, k_blocks, wide: vec![0.0; wide], sums: vec![0.0; sums] }
     }

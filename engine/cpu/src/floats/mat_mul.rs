@@ -18,8 +18,8 @@ use crate::lines::{
     prefers_multi_stream,
 };
 use crate::matrix::MatrixFormat;
+use crate::product::OutputColumns;
 use crate::simd::{F32x16, LANES};
-use crate::threads::SharedSliceMut;
 use crate::tiles::SliceTree;
 
 /// Panels that a single row multiplies in parallel, where two vectors cover a panel.
@@ -35,8 +35,8 @@ pub(crate) struct FloatMatMul<'a> {
     pub(crate) bias: Option<&'a [f32]>,
     /// Whole panels, except at the matrix's end. No other thread writes these columns meanwhile.
     pub(crate) columns: Range<usize>,
-    /// `[rows, width]`.
-    pub(crate) out: &'a SharedSliceMut<'a, f32>,
+    /// Receives these columns.
+    pub(crate) out: OutputColumns<'a>,
 }
 
 impl Kernel for FloatMatMul<'_> {
@@ -232,7 +232,6 @@ impl FloatMatMul<'_> {
         let width = self.weights.width;
         let columns = LANES.min(width.saturating_sub(first));
         for (r, sums) in sums.iter().enumerate() {
-            let start = (row + r) * width + first;
             // SAFETY: no other task writes these columns; a whole vector is stored only if sixteen columns
             // are left.
             unsafe {
@@ -245,11 +244,11 @@ impl FloatMatMul<'_> {
                         Some(bias) => scaled.add(V::load(bias[first..].as_ptr())),
                         None => scaled,
                     };
-                    biased.store(self.out.slice_mut(start..start + LANES).as_mut_ptr());
+                    biased.store(self.out.slice_mut(row + r, first - self.columns.start, LANES).as_mut_ptr());
                 } else if columns > 0 {
                     let mut numbers = [0.0f32; LANES];
                     sums.store(numbers.as_mut_ptr());
-                    let out = self.out.slice_mut(start..start + columns);
+                    let out = self.out.slice_mut(row + r, first - self.columns.start, columns);
                     for (c, (out, number)) in out.iter_mut().zip(numbers).enumerate() {
                         let scaled = self.scales.map_or(number, |scales| number * scales[first + c]);
                         *out = self.bias.map_or(scaled, |bias| scaled + bias[first + c]);

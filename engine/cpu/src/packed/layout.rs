@@ -85,6 +85,14 @@ impl KLayout {
         &self.slices
     }
 
+    /// The columns of these pieces in a row without padding.
+    pub(super) fn columns(&self, pieces: &Range<usize>) -> Range<usize> {
+        match &self.pieces[pieces.clone()] {
+            [] => 0..0,
+            [first, ..] => first.k.start..self.pieces[pieces.end - 1].k.end,
+        }
+    }
+
     /// The columns of these pieces in a padded row.
     pub(super) fn padded_range(&self, pieces: &Range<usize>) -> Range<usize> {
         let boundary = |piece: usize| self.pieces.get(piece).map_or(self.padded, |piece| piece.start);

@@ -18,8 +18,8 @@ use crate::k_slices::NUM_SLICES;
 use crate::lines::{
     HardwarePrefetch, Line, Prefetch, StreamPrefetch, TilePrefetch, prefers_hardware_prefetch,
 };
+use crate::product::OutputColumns;
 use crate::simd::F32x16;
-use crate::threads::SharedSliceMut;
 use crate::tiles::SliceTree;
 
 /// Maximum accumulator chains per row.
@@ -33,8 +33,8 @@ pub(crate) struct PackedMatMul<'a> {
     pub(crate) bias: Option<&'a [f32]>,
     /// Whole panels, except at the matrix's end. No other thread writes these columns meanwhile.
     pub(crate) columns: Range<usize>,
-    /// `[rows, width]`.
-    pub(crate) out: &'a SharedSliceMut<'a, f32>,
+    /// Receives these columns.
+    pub(crate) out: OutputColumns<'a>,
 }
 
 impl DotKernel for PackedMatMul<'_> {
@@ -339,8 +339,7 @@ impl PackedMatMul<'_> {
                 if let Scales::Channel(scales) = &self.weights.scales {
                     lanes = lanes.mul(D::F32x16::load(scales.as_ptr().add(first)));
                 }
-                let start = (row + r) * width + first;
-                let out = self.out.slice_mut(start..start + columns);
+                let out = self.out.slice_mut(row + r, first - self.columns.start, columns);
                 if columns == PANEL {
                     lanes.store(out.as_mut_ptr());
                 } else {

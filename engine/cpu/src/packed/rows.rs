@@ -40,58 +40,103 @@ pub(crate) struct QuantizedRows {
     pub(super) tiles: Tiles,
 }
 
+/// Writes K-slices of [`QuantizedRows`] from several threads.
+pub(crate) struct QuantizedRowsWriter<'a> {
+    values: SharedSliceMut<'a, i8>,
+    corrections: SharedSliceMut<'a, i32>,
+    scales: SharedSliceMut<'a, f32>,
+    tiles: Tiles,
+    layout: &'a KLayout,
+    bytes_per_number: usize,
+    isa: Isa,
+}
+
 impl QuantizedRows {
+    /// Makes room for `rows` rows, the input of a product with `weights`. Every slice must then be written.
+    pub(crate) fn writer<'a>(
+        &'a mut self,
+        weights: &'a PackedMatrix,
+        rows: usize,
+        isa: Isa,
+    ) -> QuantizedRowsWriter<'a> {
+        let layout = &weights.layout;
+        let bytes_per_number = bytes_per_number(layout.format(), isa.dot_words());
+        self.tiles = Tiles::new(rows, isa.dot_tile_rows());
+        self.values.resize(rows * layout.padded() * bytes_per_number, 0);
+        self.corrections.resize(rows * layout.pieces().len(), 0);
+        self.scales.resize(rows * layout.slices().len(), 0.0);
+        QuantizedRowsWriter {
+            values: SharedSliceMut::new(&mut self.values),
+            corrections: SharedSliceMut::new(&mut self.corrections),
+            scales: SharedSliceMut::new(&mut self.scales),
+            tiles: self.tiles,
+            layout,
+            bytes_per_number,
+            isa,
+        }
+    }
+
     /// Replaces the content by `x` `[rows, k]`, in the format that `weights` needs.
     pub(crate) fn fill(&mut self, weights: &PackedMatrix, x: &[f32], (isa, threads): (Isa, &Threads)) {
-        let layout = &weights.layout;
-        let (k, padded) = (layout.k(), layout.padded());
-        let (pieces, slices) = (layout.pieces().len(), layout.slices().len());
-        let rows = x.len() / k;
-        let tiles = Tiles::new(rows, isa.dot_tile_rows());
-        let bytes = bytes_per_number(layout.format(), isa.dot_words());
-        self.tiles = tiles;
-        self.values.resize(rows * padded * bytes, 0);
-        self.corrections.resize(rows * pieces, 0);
-        self.scales.resize(rows * slices, 0.0);
-        let values = SharedSliceMut::new(&mut self.values);
-        let corrections = SharedSliceMut::new(&mut self.corrections);
-        let scales = SharedSliceMut::new(&mut self.scales);
+        let (k, slices) = (weights.layout.k(), weights.slice_columns());
+        let writer = self.writer(weights, x.len() / k, isa);
         // By slices, so that the threads share the work of a single tile, too.
-        threads.for_ranges(tiles.len() * slices, 1, 4 * x.len(), |range| {
+        threads.for_ranges(writer.tiles.len() * slices.len(), 1, 4 * x.len(), |range| {
             for item in range {
-                let (rows, slice) = (tiles.rows(item / slices), item % slices);
-                let slice_pieces = layout.slices()[slice].clone();
-                let columns = layout.padded_range(&slice_pieces);
-                // Range of a part of each row in a buffer with `width` entries per row.
-                let part_range = |width: usize, part: Range<usize>| {
-                    let start = rows.start * width;
-                    start + part.start * rows.len()..start + part.end * rows.len()
-                };
-                // SAFETY: each slice of each tile is quantized once, and its parts belong to no other.
-                let (values, corrections, scales) = unsafe {
-                    (
-                        values.slice_mut(part_range(
-                            padded * bytes,
-                            columns.start * bytes..columns.end * bytes,
-                        )),
-                        corrections.slice_mut(part_range(pieces, slice_pieces)),
-                        scales.slice_mut(part_range(slices, slice..slice + 1)),
-                    )
-                };
-                let x = &x[rows.start * k..rows.end * k];
-                match bytes {
-                    1 => isa.run(QuantizeSlice::<1> { x, layout, slice, values, corrections, scales }),
-                    _ => isa.run(QuantizeSlice::<2> { x, layout, slice, values, corrections, scales }),
-                }
+                let (tile, slice) = (item / slices.len(), item % slices.len());
+                // SAFETY: each slice of each tile is written once.
+                unsafe { writer.write(tile, slice, (&x[slices[slice].start..], k)) };
             }
         });
     }
 }
 
+impl QuantizedRowsWriter<'_> {
+    /// Quantizes a slice of all rows. `x` begins with its first column in the first row and has `stride`
+    /// numbers from one row to the next.
+    ///
+    /// # Safety
+    /// No other thread writes this slice.
+    pub(crate) unsafe fn write_slice(&self, slice: usize, (x, stride): (&[f32], usize)) {
+        for tile in 0..self.tiles.len() {
+            // SAFETY: guaranteed by the caller.
+            unsafe { self.write(tile, slice, (x, stride)) };
+        }
+    }
+
+    /// # Safety
+    /// No other thread writes this slice of the tile.
+    unsafe fn write(&self, tile: usize, slice: usize, (x, stride): (&[f32], usize)) {
+        let (layout, bytes, rows) = (self.layout, self.bytes_per_number, self.tiles.rows(tile));
+        let pieces = layout.slices()[slice].clone();
+        let columns = layout.padded_range(&pieces);
+        // Range of a part of each row in a buffer with `width` entries per row.
+        let part_range = |width: usize, part: Range<usize>| {
+            let start = rows.start * width;
+            start + part.start * rows.len()..start + part.end * rows.len()
+        };
+        let (num_pieces, num_slices) = (layout.pieces().len(), layout.slices().len());
+        let value_range = part_range(layout.padded() * bytes, columns.start * bytes..columns.end * bytes);
+        // SAFETY: guaranteed by the caller; the parts of a slice of a tile belong to no other.
+        let (values, corrections, scales) = unsafe {
+            (
+                self.values.slice_mut(value_range),
+                self.corrections.slice_mut(part_range(num_pieces, pieces)),
+                self.scales.slice_mut(part_range(num_slices, slice..slice + 1)),
+            )
+        };
+        let x = (&x[rows.start * stride..], stride);
+        match bytes {
+            1 => self.isa.run(QuantizeSlice::<1> { x, layout, slice, values, corrections, scales }),
+            _ => self.isa.run(QuantizeSlice::<2> { x, layout, slice, values, corrections, scales }),
+        }
+    }
+}
+
 /// Kernel that quantizes one slice of a tile, with `BYTES` bytes per number.
 struct QuantizeSlice<'a, const BYTES: usize> {
-    /// `[rows of the tile, k]`.
-    x: &'a [f32],
+    /// Numbers from the slice's first column in the tile's first row on, and the distance between rows.
+    x: (&'a [f32], usize),
     layout: &'a KLayout,
     slice: usize,
     values: &'a mut [i8],
@@ -106,18 +151,20 @@ impl<const BYTES: usize> Kernel for QuantizeSlice<'_, BYTES> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let shift = shift(self.layout.format());
-        let k = self.layout.k();
-        let rows = self.x.len() / k;
+        let (x, stride) = self.x;
+        let rows = self.scales.len();
         let pieces = &self.layout.pieces()[self.layout.slices()[self.slice].clone()];
         let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return self.scales.fill(0.0) };
-        for (r, x) in self.x.chunks_exact(k).enumerate() {
-            let (scale, inverse) = int8_scale(&x[first.k.start..last.k.end]);
+        let first_column = first.k.start;
+        for r in 0..rows {
+            let x = &x[r * stride..][..last.k.end - first_column];
+            let (scale, inverse) = int8_scale(x);
             self.scales[r] = scale;
             for (index, piece) in pieces.iter().enumerate() {
                 let start = piece.start - first.start;
                 let bytes = start * rows * BYTES..(start + piece.len) * rows * BYTES;
                 let part = &mut self.values[bytes];
-                let x = &x[piece.k.clone()];
+                let x = &x[piece.k.start - first_column..piece.k.end - first_column];
                 // SAFETY: this function's contract guarantees V's instructions.
                 let sum = unsafe { quantize::<V, BYTES>(x, inverse, (part, rows, r)) };
                 self.corrections[index * rows + r] = sum.wrapping_mul(shift).wrapping_neg();

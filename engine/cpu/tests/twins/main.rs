@@ -1,8 +1,9 @@
 //! Compares every kernel with its naive twin by `==`, on every instruction set of this machine, over odd
-//! shapes. Attention is in the module `attention`, everything else here.
+//! shapes. Attention and feed-forward layers are in modules of their own, everything else here.
 #![expect(clippy::unwrap_used, reason = "the lint sees tests, but not what tests call")]
 
 mod attention;
+mod feed_forward;
 
 use std::sync::Arc;
 
@@ -136,7 +137,7 @@ fn check_linear(product: &Product) {
     let expected = twin.compute();
     for cpu in every_cpu() {
         let mut out = vec![f32::NAN; rows * width];
-        cpu.linear(&linear, &mut x.clone(), &mut out);
+        cpu.linear(&linear, &x, &mut out);
         assert_eq!(bits(&out), bits(&expected), "{cpu:?}: {product:?}");
     }
 }
@@ -197,7 +198,7 @@ fn no_product_with_bf16_weights_is_denormal() {
     let linear = Linear { weights: LinearWeights::Floats(Arc::new(packed)), scales: None, bias: None };
     for cpu in every_cpu() {
         let mut out = vec![f32::NAN; rows.len()];
-        cpu.linear(&linear, &mut x.to_vec(), &mut out);
+        cpu.linear(&linear, &x, &mut out);
         assert_eq!(bits(&out), bits(&expected), "{cpu:?}");
     }
 }
@@ -234,7 +235,7 @@ fn check_packed(
     let linear = Linear { weights: LinearWeights::Packed(packed), scales: None, bias };
     for cpu in every_cpu() {
         let mut out = vec![f32::NAN; rows * width];
-        cpu.linear(&linear, &mut x.to_vec(), &mut out);
+        cpu.linear(&linear, x, &mut out);
         assert_eq!(
             bits(&out),
             bits(&expected),
@@ -273,7 +274,7 @@ fn the_longest_sum_of_int8_fits() {
     let linear = Linear { weights: LinearWeights::Packed(packed), scales: None, bias: None };
     for cpu in Cpu::every_isa().unwrap() {
         let mut out = [0.0; 2];
-        cpu.linear(&linear, &mut vec![1.0; k], &mut out);
+        cpu.linear(&linear, &vec![1.0; k], &mut out);
         // Codes are 127 on both sides; the scales restore the original size up to rounding.
         assert!((out[0] - k as f32).abs() < 0.1 && out[0] == -out[1], "{cpu:?}: {out:?}");
     }
@@ -345,7 +346,7 @@ fn a_nan_stays_in_its_row() {
     let linear = Linear { weights: LinearWeights::Floats(Arc::new(packed)), scales: None, bias: None };
     for cpu in Cpu::every_isa().unwrap() {
         let mut out = vec![0.0; 60];
-        cpu.linear(&linear, &mut x.clone(), &mut out);
+        cpu.linear(&linear, &x, &mut out);
         let nans: Vec<bool> = out.chunks(20).map(|row| row.iter().all(|x| x.is_nan())).collect();
         assert_eq!(nans, [false, true, false]);
         assert!(out[..20].iter().chain(&out[40..]).all(|x| x.is_finite()));
@@ -369,7 +370,7 @@ fn non_finite_numbers_survive_quantization() {
         let linear = Linear { weights: LinearWeights::Packed(packed), scales: None, bias: None };
         for cpu in Cpu::every_isa().unwrap() {
             let mut out = vec![0.0; 60];
-            cpu.linear(&linear, &mut x.clone(), &mut out);
+            cpu.linear(&linear, &x, &mut out);
             for (i, number) in out.iter().enumerate() {
                 assert_eq!(number.is_nan(), i / 20 == 1 || i % 20 == 7, "{cpu:?}: {format:?}, {i}");
             }

@@ -1,0 +1,167 @@
+//! Feed-forward layers: two products with silu(gate) * up between them. A thread computes gates and ups of a
+//! few columns at a time, multiplies them while they are in its cache, and packs them for the second product.
+
+use std::ops::Range;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::elementwise::SiluMulInPlace;
+use crate::floats::{FloatMatrix, PANEL, STEP};
+use crate::linear::{Linear, LinearWeights};
+use crate::packed::PackedMatrix;
+use crate::product::{Activations, COLUMN_GRAIN, OutputColumns, num_rows};
+use crate::threads::SharedSliceMut;
+use crate::{Cpu, EXP_WORK};
+
+/// Bytes of gates and ups that a thread computes before it multiplies them: few enough to stay in the L2
+/// cache together with the activations.
+const GATE_UP_BYTES: usize = 128 * 1024;
+
+/// Consecutive columns of silu(gate) * up.
+struct GatedColumns<'a> {
+    columns: Range<usize>,
+    /// Rows of `stride` elements that begin with these columns.
+    rows: &'a [f32],
+    stride: usize,
+}
+
+impl Cpu {
+    /// `x` `[rows, k]` times `gate_up`, whose outputs are `[gate | up]`, then silu(gate) * up times `down` ->
+    /// `out` `[rows, down.width()]`. `buffers` `[rows, gate_up.width()]` and half as wide are overwritten.
+    ///
+    /// Equals `linear`, `silu_mul` and `linear` in every bit.
+    pub fn feed_forward(
+        &self,
+        (gate_up, down): (&Linear, &Linear),
+        x: &[f32],
+        (gates_and_ups, gated): (&mut [f32], &mut [f32]),
+        out: &mut [f32],
+    ) {
+        let (rows, width) = (num_rows(gate_up, x), gate_up.width() / 2);
+        assert!(
+            gates_and_ups.len() == 2 * gated.len() && gated.len() == rows * width && width == down.k(),
+            "buffers of a feed-forward layer have inconsistent sizes"
+        );
+        if !width.is_multiple_of(PANEL) {
+            self.linear(gate_up, x, gates_and_ups);
+            self.silu_mul(gates_and_ups, width, gated);
+            self.linear(down, gated, out);
+            return;
+        }
+        let mut packed = self.gated.lock().unwrap_or_else(PoisonError::into_inner);
+        match &down.weights {
+            LinearWeights::Floats(weights) if weights.has_even_slices() => {
+                self.gate_into_floats(gate_up, x, gates_and_ups, (weights, &mut packed));
+                self.multiply_packed(down, &packed, out);
+            }
+            LinearWeights::Packed(weights) if weights.num_slices() >= self.threads.len() => {
+                self.gate_into_integers(gate_up, x, (gates_and_ups, gated), (weights, &mut packed));
+                self.multiply_packed(down, &packed, out);
+            }
+            _ => {
+                self.gate_into_rows(gate_up, x, (gates_and_ups, gated));
+                self.linear(down, gated, out);
+            }
+        }
+    }
+
+    /// Packs silu(gate) * up for a product with `weights`.
+    fn gate_into_floats(
+        &self,
+        gate_up: &Linear,
+        x: &[f32],
+        buffer: &mut [f32],
+        (weights, packed): (&FloatMatrix, &mut Activations),
+    ) {
+        let writer = packed.floats.writer(weights, num_rows(gate_up, x), self.isa);
+        self.gate(gate_up, x, buffer, |GatedColumns { columns, rows, stride }| {
+            // SAFETY: `gate` passes each column once.
+            unsafe { writer.write_columns((rows, stride), 0..columns.len(), columns.start / STEP) };
+        });
+    }
+
+    /// Quantizes silu(gate) * up for a product with `weights`. The scale of a K-slice needs all its numbers,
+    /// so the thread that completes a slice quantizes it.
+    fn gate_into_integers(
+        &self,
+        gate_up: &Linear,
+        x: &[f32],
+        (buffer, gated): (&mut [f32], &mut [f32]),
+        (weights, packed): (&PackedMatrix, &mut Activations),
+    ) {
+        let num_rows = num_rows(gate_up, x);
+        let slices = weights.slice_columns();
+        let writer = packed.quantized.writer(weights, num_rows, self.isa);
+        // `[slice][row][column of the slice]`
+        let gated = SharedSliceMut::new(gated);
+        let missing: Vec<_> = slices.iter().map(|slice| AtomicUsize::new(slice.len())).collect();
+        for slice in (0..slices.len()).filter(|&slice| slices[slice].is_empty()) {
+            // SAFETY: no thread completes a slice without columns.
+            unsafe { writer.write_slice(slice, (&[], 0)) };
+        }
+        self.gate(gate_up, x, buffer, |GatedColumns { columns, rows, stride }| {
+            for (index, slice) in slices.iter().enumerate() {
+                let part = columns.start.max(slice.start)..columns.end.min(slice.end);
+                if part.is_empty() {
+                    continue;
+                }
+                for (row, numbers) in rows.chunks_exact(stride).enumerate() {
+                    let start = num_rows * slice.start + row * slice.len() + (part.start - slice.start);
+                    // SAFETY: `gate` passes each column once.
+                    let out = unsafe { gated.slice_mut(start..start + part.len()) };
+                    out.copy_from_slice(&numbers[part.start - columns.start..part.end - columns.start]);
+                }
+                if missing[index].fetch_sub(part.len(), Ordering::AcqRel) == part.len() {
+                    // SAFETY: all columns of the slice are written, and only one thread finds that.
+                    unsafe {
+                        let numbers = gated.slice_mut(num_rows * slice.start..num_rows * slice.end);
+                        writer.write_slice(index, (numbers, slice.len()));
+                    }
+                }
+            }
+        });
+    }
+
+    /// Writes silu(gate) * up to `gated` `[rows, width]`.
+    fn gate_into_rows(&self, gate_up: &Linear, x: &[f32], (buffer, gated): (&mut [f32], &mut [f32])) {
+        let width = gate_up.width() / 2;
+        let gated = SharedSliceMut::new(gated);
+        self.gate(gate_up, x, buffer, |GatedColumns { columns, rows, stride }| {
+            for (row, numbers) in rows.chunks_exact(stride).enumerate() {
+                let range = row * width + columns.start..row * width + columns.end;
+                // SAFETY: `gate` passes each column once.
+                unsafe { gated.slice_mut(range) }.copy_from_slice(&numbers[..columns.len()]);
+            }
+        });
+    }
+
+    /// Computes silu(gate) * up and passes it to `finish`, each column once.
+    fn gate(
+        &self,
+        gate_up: &Linear,
+        x: &[f32],
+        buffer: &mut [f32],
+        finish: impl Fn(GatedColumns<'_>) + Sync,
+    ) {
+        let (rows, width) = (num_rows(gate_up, x), gate_up.width() / 2);
+        let max_columns = (GATE_UP_BYTES / (2 * size_of::<f32>() * rows.max(1))).next_multiple_of(PANEL);
+        let (activations, numbers) = (self.pack(gate_up, x), &SharedSliceMut::new(buffer));
+        let work = (x.len() * 2 + rows * EXP_WORK) * width;
+        self.threads.for_ranges(width, COLUMN_GRAIN, work, |columns| {
+            let start = 2 * rows * columns.start;
+            for first in columns.clone().step_by(max_columns) {
+                let columns = first..columns.end.min(first + max_columns);
+                let (len, stride) = (columns.len(), 2 * columns.len());
+                let at = |start| OutputColumns { numbers, start, stride };
+                self.multiply_columns(gate_up, &activations, columns.clone(), at(start));
+                let ups = columns.start + width..columns.end + width;
+                self.multiply_columns(gate_up, &activations, ups, at(start + len));
+                // SAFETY: this thread alone uses the part of the buffer that has as many elements as gates and
+                // ups of its columns.
+                let rows = unsafe { numbers.slice_mut(start..start + rows * stride) };
+                self.isa.run(SiluMulInPlace { gate_up: rows, width: len });
+                finish(GatedColumns { columns, rows, stride });
+            }
+        });
+    }
+}
