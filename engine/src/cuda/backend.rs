@@ -13,6 +13,7 @@ mod failure_tests;
 mod fusion;
 mod load;
 mod pass;
+mod rows;
 #[cfg(test)]
 mod step_tests;
 #[cfg(test)]
@@ -47,6 +48,7 @@ use fusion::DelayedOp;
 pub(super) use load::check_model;
 use load::{GpuLinear, GpuTable, GpuWeights};
 use pass::{GpuPass, Inputs, tiling_key};
+pub(crate) use rows::GpuRows;
 
 /// One device, used by one thread at a time.
 pub(crate) struct Gpu<E: Executor> {
@@ -102,41 +104,6 @@ struct State<E: Executor> {
     /// One layer's keys and values that single rows of token trees attend to, and the list of tokens to copy.
     own: Option<Tensor<E::Memory, bf16>>,
     copies: StepBuffer<E::Memory, u32>,
-}
-
-/// f32 numbers on the device. The allocation only grows.
-#[derive(Debug)]
-pub(crate) struct GpuRows<M> {
-    tensor: Option<Tensor<M, f32>>,
-    len: usize,
-}
-
-impl<M> Default for GpuRows<M> {
-    fn default() -> Self {
-        Self { tensor: None, len: 0 }
-    }
-}
-
-impl<M> GpuRows<M> {
-    /// The tensor and the number of valid elements. Panics if the rows were never sized, which is a bug in
-    /// the forward.
-    fn read(&self) -> (&Tensor<M, f32>, usize) {
-        (self.tensor.as_ref().expect("a forward sizes rows before it uses them"), self.len)
-    }
-
-    /// The tensor's slot and the number of valid elements.
-    pub(super) fn slot(&mut self) -> (&mut Option<Tensor<M, f32>>, usize) {
-        (&mut self.tensor, self.len)
-    }
-
-    /// Sets the number of elements, after another tensor was put into the slot.
-    pub(super) fn set_len(&mut self, len: usize) {
-        self.len = len;
-    }
-
-    fn write(&mut self) -> (&mut Tensor<M, f32>, usize) {
-        (self.tensor.as_mut().expect("a forward sizes rows before it uses them"), self.len)
-    }
 }
 
 /// A norm's weights.
