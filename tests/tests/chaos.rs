@@ -18,7 +18,7 @@ use tests::cluster::{Cluster, WorkerKind};
 use tests::wait::WAIT_TIMEOUT;
 
 /// Each kind once, in the order given by the seed.
-const KINDS: [FaultKind; 10] = [
+const KINDS: [FaultKind; 11] = [
     FaultKind::KillTarget,
     FaultKind::KillDraft,
     FaultKind::StopDraft,
@@ -29,6 +29,7 @@ const KINDS: [FaultKind; 10] = [
     FaultKind::StopTarget,
     FaultKind::DeleteKeys,
     FaultKind::NanTarget,
+    FaultKind::HostileTarget,
 ];
 
 fn settings() -> Settings {
