@@ -42,7 +42,10 @@ def measure_all(args, results):
         random.Random(args.seed + run).shuffle(cells)
         for number, cell in enumerate(cells):
             print(f"run {run + 1} of {args.runs}, cell {number + 1} of {len(cells)}: {cell}", file=sys.stderr, flush=True)
-            results.setdefault(cell, []).append(measure(args, cell, args.seed + run))
+            router, other = measure(args, cell, args.seed + run)
+            throughput, p99 = ([arm[key] for arm in (router, other)] for key in ("output_throughput", "p99_e2el_ms"))
+            print(f"  router and {cell[-1]}: {throughput[0]:.1f} and {throughput[1]:.1f} tokens/s, P99 {p99[0]:.0f} and {p99[1]:.0f} ms", file=sys.stderr, flush=True)
+            results.setdefault(cell, []).append((router, other))
 
 
 def arguments():
