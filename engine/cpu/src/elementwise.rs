@@ -108,11 +108,10 @@ impl Kernel for Rotate<'_> {
     }
 }
 
-/// `out = silu(gate) * up`, where a row of the input is `[gate | up]`.
+/// `gate = silu(gate) * up`.
 pub(super) struct SiluMul<'a> {
-    pub(super) gate_up: &'a [f32],
-    pub(super) out: &'a mut [f32],
-    pub(super) width: usize,
+    pub(super) gate: &'a mut [f32],
+    pub(super) up: &'a [f32],
 }
 
 impl Kernel for SiluMul<'_> {
@@ -120,40 +119,10 @@ impl Kernel for SiluMul<'_> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        for (row, out) in self.gate_up.chunks_exact(2 * self.width).zip(self.out.chunks_exact_mut(self.width))
-        {
-            let (gate, up) = row.split_at(self.width);
-            for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
-                *out = silu_mul(gate, up);
-            }
+        for (gate, &up) in self.gate.iter_mut().zip(self.up) {
+            *gate = *gate / (1.0 + exp(-*gate)) * up;
         }
     }
-}
-
-/// `gate = silu(gate) * up`, where a row is `[gate | up]`.
-pub(super) struct SiluMulInPlace<'a> {
-    pub(super) gate_up: &'a mut [f32],
-    pub(super) width: usize,
-}
-
-impl Kernel for SiluMulInPlace<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<V: F32x16>(self) {
-        for row in self.gate_up.chunks_exact_mut(2 * self.width) {
-            let (gate, up) = row.split_at_mut(self.width);
-            for (gate, &mut up) in gate.iter_mut().zip(up) {
-                *gate = silu_mul(*gate, up);
-            }
-        }
-    }
-}
-
-/// silu(gate) * up.
-#[inline(always)]
-fn silu_mul(gate: f32, up: f32) -> f32 {
-    gate / (1.0 + exp(-gate)) * up
 }
 
 /// Rounds to the nearest bf16, ties to even, like the `half` crate but without a branch.

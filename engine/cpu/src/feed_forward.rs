@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::elementwise::SiluMulInPlace;
+use crate::elementwise::SiluMul;
 use crate::floats::{FloatMatrix, PANEL, STEP};
 use crate::linear::{Linear, LinearWeights};
 use crate::packed::PackedMatrix;
@@ -159,7 +159,10 @@ impl Cpu {
                 // SAFETY: this thread alone uses the part of the buffer that has as many elements as gates and
                 // ups of its columns.
                 let rows = unsafe { numbers.slice_mut(start..start + rows * stride) };
-                self.isa.run(SiluMulInPlace { gate_up: rows, width: len });
+                for row in rows.chunks_exact_mut(stride) {
+                    let (gate, up) = row.split_at_mut(len);
+                    self.isa.run(SiluMul { gate, up });
+                }
                 finish(GatedColumns { columns, rows, stride });
             }
         });

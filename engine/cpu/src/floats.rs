@@ -20,6 +20,7 @@ use std::ops::Range;
 pub(super) use mat_mul::{FloatMatMul, with_rows};
 pub(super) use rows::TiledRows;
 
+use super::k_slices::NUM_SLICES;
 use super::lines::{Line, Lines};
 use super::simd::LANES;
 use crate::matrix::MatrixFormat;
@@ -90,6 +91,12 @@ impl FloatMatrix {
                 }
             }
         }
+    }
+
+    /// Whether a sum has several K-slices, which the tree joins.
+    #[inline(always)]
+    fn is_sliced(&self) -> bool {
+        self.slices.len() == NUM_SLICES
     }
 
     /// Whether all K-slices have whole steps, so that columns are stored without gaps.

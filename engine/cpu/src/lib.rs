@@ -255,11 +255,12 @@ impl Cpu {
     /// `gate_up` `[rows, 2 * width]` -> `out` `[rows, width]`: silu(gate) * up.
     pub fn silu_mul(&self, gate_up: &[f32], width: usize, out: &mut [f32]) {
         self.for_rows(out, width, gate_up.len() * EXP_WORK, |rows, out| {
-            self.isa.run(SiluMul {
-                gate_up: &gate_up[rows.start * 2 * width..rows.end * 2 * width],
-                out,
-                width,
-            });
+            let rows = gate_up[rows.start * 2 * width..].chunks_exact(2 * width);
+            for (out, row) in out.chunks_exact_mut(width).zip(rows) {
+                let (gate, up) = row.split_at(width);
+                out.copy_from_slice(gate);
+                self.isa.run(SiluMul { gate: out, up });
+            }
         });
     }
 }

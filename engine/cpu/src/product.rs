@@ -48,16 +48,11 @@ impl OutputColumns<'_> {
 impl Cpu {
     /// `x` `[rows, k]` -> `out` `[rows, width]`, both row-major.
     pub fn linear(&self, linear: &Linear, x: &[f32], out: &mut [f32]) {
-        let (rows, width) = (num_rows(linear, x), linear.width());
         assert!(
-            out.len() == rows * width,
+            out.len() == num_rows(linear, x) * linear.width(),
             "input and output of a linear layer have different numbers of rows"
         );
-        let (activations, numbers) = (self.pack(linear, x), &SharedSliceMut::new(out));
-        self.threads.for_ranges(width, COLUMN_GRAIN, x.len() * width, |columns| {
-            let out = OutputColumns { numbers, start: columns.start, stride: width };
-            self.multiply_columns(linear, &activations, columns, out);
-        });
+        self.multiply_packed(linear, &self.pack(linear, x), out);
     }
 
     /// Packs the input of a product.

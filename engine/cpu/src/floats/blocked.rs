@@ -12,7 +12,6 @@ use super::mat_mul::{FloatMatMul, with_rows};
 use super::steps::{PanelFormat, Steps};
 use super::{PANEL, PANEL_VECTORS, STEP};
 use crate::dispatch::Kernel;
-use crate::k_slices::NUM_SLICES;
 use crate::lines::{CachedLines, Line, Prefetch, TilePrefetch};
 use crate::simd::{F32x16, LANES};
 use crate::tiles::Tiles;
@@ -87,7 +86,7 @@ impl<'a> BlockedGemm<'a> {
                 k_blocks.push(KBlock { steps, slice, begins_slice: i == 0, ends_slice: i + 1 == count });
             }
         }
-        let levels = if product.weights.slices.len() == NUM_SLICES { TREE_LEVELS + 1 } else { 1 };
+        let levels = if product.weights.is_sliced() { TREE_LEVELS + 1 } else { 1 };
         let sums = levels * product.x.tiles.num_rows() * PANEL;
         let wide = if W::WIDENS { max_len * STEP * PANEL } else { 0 };
         Self { product, k_blocks, wide: vec![0.0; wide], sums: vec![0.0; sums] }
@@ -251,7 +250,7 @@ impl<'a> BlockedGemm<'a> {
             let x = x.add((at.row * weights.steps() + at.k_block.steps.start * R) * W::WORDS);
             let mut sums = steps.add::<V, W, R, M, M>(sums, x, prefetch);
 
-            let sliced = weights.slices.len() == NUM_SLICES;
+            let sliced = weights.is_sliced();
             let mut level = 0;
             if at.k_block.ends_slice && sliced {
                 // The tree of docs/contract.md C2 as a binary counter, as in `tiles::SliceTree`.

@@ -12,7 +12,6 @@ use super::blocked::BlockedGemm;
 use super::steps::{Pairs, PanelFormat, Steps};
 use super::{FloatMatrix, PANEL, PANEL_VECTORS, STEP, TiledRows};
 use crate::dispatch::Kernel;
-use crate::k_slices::NUM_SLICES;
 use crate::lines::{
     CachedLines, HardwarePrefetch, MultiStreamPrefetch, Prefetch, StreamPrefetch, prefers_hardware_prefetch,
     prefers_multi_stream,
@@ -211,7 +210,7 @@ impl FloatMatMul<'_> {
                 };
                 let x = self.x.words.as_ptr().add(slice.steps.start * W::WORDS * R);
                 let sums = steps.add::<V, W, R, M, T>([[V::splat(0.0); R]; M], x, prefetch);
-                joined = if slices.len() == NUM_SLICES { tree.join(index, sums) } else { sums };
+                joined = if self.weights.is_sliced() { tree.join(index, sums) } else { sums };
             }
             for (m, sums) in joined.iter().enumerate() {
                 let column = (panel + m / T) * PANEL + (first_vector + m % T) * LANES;

@@ -14,7 +14,7 @@ use crate::simd::F32x16;
 use crate::threads::{SharedSliceMut, Threads};
 use crate::tiles::Tiles;
 
-/// Upper limit of the rows of a tile.
+/// Most rows of a tile: as many as `with_rows` has arms.
 const MAX_TILE_ROWS: usize = 12;
 
 /// Rows in tiles; reused by the next product without a new allocation.
@@ -120,7 +120,7 @@ impl Kernel for Fill<'_> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        const { assert!(V::TILE_ROWS <= MAX_TILE_ROWS, "a tile has more rows than the packing buffer") };
+        const { assert!(V::TILE_ROWS <= MAX_TILE_ROWS, "a tile has more rows than `with_rows` has arms") };
         match self.format {
             MatrixFormat::F32 => self.fill::<V, f32>(),
             MatrixFormat::Bf16 if V::HAS_BF16_DOT => self.fill::<V, Pairs>(),
