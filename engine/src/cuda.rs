@@ -35,6 +35,8 @@ mod roofline;
 mod sass;
 mod sources;
 mod staging;
+#[cfg(test)]
+mod test_model;
 mod toolkit;
 mod whole_model;
 

@@ -11,6 +11,7 @@ use speculation::{SamplingParams, SequenceSpec, TokenLogprobs};
 
 use crate::cuda::emulator::Emulator;
 use crate::cuda::ranks::{Ranks, load_on};
+use crate::cuda::test_model::{TINY, changed_config};
 use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, SlotId, TokenId, WeightFormat};
 
 /// Ids below this may be drawn; the model's vocabulary is larger.
@@ -18,18 +19,7 @@ const VOCAB: u32 = 100;
 
 /// An engine with random weights, and the counter of its allocations.
 pub(super) fn engine(emulator: Emulator) -> (Engine, Arc<AtomicU32>) {
-    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen3_norms/config.json");
-    let text = std::fs::read_to_string(config).unwrap().replace("\"head_dim\": 12", "\"head_dim\": 16");
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("config.json"), text).unwrap();
-    let options = LoadOptions {
-        model_dir: dir.path().join("config.json"),
-        weights: WeightFormat::Bf16,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 1 << 20,
-        max_model_len: None,
-    };
+    let (_dir, options) = changed_config("tests/golden/qwen3_norms/config.json", &[("head_dim", 16)]);
     let allocations = emulator.allocations();
     let load = |source: &dyn crate::weights::TensorSource, model| {
         load_on(Ranks::alone(emulator), &options, source, model)
@@ -292,21 +282,8 @@ fn steps_of_sequences_that_grow_are_mostly_replayed() {
 /// its merge, SwiGLU.
 #[test]
 fn a_layer_takes_ten_launches() {
-    let launches = |layers: u32| {
-        let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/gpu_check/shapes/tiny.json");
-        let mut config: serde_json::Value =
-            serde_json::from_str(&std::fs::read_to_string(shape).unwrap()).unwrap();
-        config["num_hidden_layers"] = layers.into();
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-        let options = LoadOptions {
-            model_dir: dir.path().join("config.json"),
-            weights: WeightFormat::Bf16,
-            threads: 1,
-            tensor_parallel: 1,
-            kv_memory_bytes: 1 << 20,
-            max_model_len: None,
-        };
+    let launches = |layers: u64| {
+        let (_dir, options) = changed_config(TINY, &[("num_hidden_layers", layers)]);
         let emulator = Emulator::build();
         let count = emulator.launches();
         let load = |source: &dyn crate::weights::TensorSource, model| {

@@ -2,7 +2,6 @@
 //! kept path leaves the KV of a chain, and a draw from a row equals the host's draw from the same logits
 //! after the same ids.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,7 +15,8 @@ use crate::collective::RankBarrier;
 use crate::cuda::emulator::Emulator;
 use crate::cuda::numerics::Numerics;
 use crate::cuda::ranks::{Exchange, Ranks, SumPhases, load_on, on_device};
-use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, SlotId, TokenId, TreeRows, WeightFormat};
+use crate::cuda::test_model::changed_config;
+use crate::{DrawRequest, Engine, SequenceRows, SlotId, TokenId, TreeRows};
 
 /// Ids of a tree, and the parent of each.
 struct Tree {
@@ -49,21 +49,7 @@ fn tree() -> Tree {
 
 /// An engine with random weights for a golden configuration.
 fn engine(model: &str, changes: &[(&str, u64)], ranks: Ranks<Emulator>) -> Engine {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{model}/config.json"));
-    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-    for &(field, value) in changes {
-        config[field] = value.into();
-    }
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let options = LoadOptions {
-        model_dir: dir.path().join("config.json"),
-        weights: WeightFormat::Bf16,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 1 << 20,
-        max_model_len: None,
-    };
+    let (_dir, options) = changed_config(&format!("tests/golden/{model}/config.json"), changes);
     Engine::random_by(&options, 5, |source, model| load_on(ranks, &options, source, model)).unwrap()
 }
 

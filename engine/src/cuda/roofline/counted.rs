@@ -2,26 +2,13 @@
 
 use crate::cuda::GpuOptions;
 use crate::cuda::host_driver::HostDriver;
-use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, WeightFormat};
+use crate::cuda::test_model::{TINY, changed_config};
+use crate::{DrawRequest, Engine, SequenceRows};
 
 /// A Llama of two layers on the host driver. `vocab` replaces the size of its vocabulary.
 pub(in crate::cuda) fn two_layers(driver: &HostDriver, vocab: Option<u32>) -> Engine {
-    let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/gpu_check/shapes/tiny.json");
-    let mut config: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(shape).unwrap()).unwrap();
-    if let Some(vocab) = vocab {
-        config["vocab_size"] = vocab.into();
-    }
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let options = LoadOptions {
-        model_dir: dir.path().join("config.json"),
-        weights: WeightFormat::Bf16,
-        threads: 1,
-        tensor_parallel: 1,
-        kv_memory_bytes: 1 << 20,
-        max_model_len: None,
-    };
+    let changes: Vec<_> = vocab.map(|vocab| ("vocab_size", u64::from(vocab))).into_iter().collect();
+    let (_dir, options) = changed_config(TINY, &changes);
     let gpus = GpuOptions { kernels: Some(driver.kernels.clone()), ..GpuOptions::for_devices(&[0]) };
     Engine::random_on_cuda(&options, 7, &gpus).unwrap()
 }

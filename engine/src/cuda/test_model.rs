@@ -1,0 +1,30 @@
+//! Small models for tests: a configuration of this crate, changed, for random weights.
+
+use std::path::Path;
+
+use crate::{LoadOptions, WeightFormat};
+
+/// The shape from which `make gpu-check-dry` makes its smallest model, two layers.
+pub(super) const TINY: &str = "src/cuda/gpu_check/shapes/tiny.json";
+
+/// Copies a configuration, whose path is relative to this crate, and sets fields. Returns options that load
+/// it as bf16, and the directory, which must outlive the load.
+pub(super) fn changed_config(path: &str, changes: &[(&str, u64)]) -> (tempfile::TempDir, LoadOptions) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    for &(field, value) in changes {
+        config[field] = value.into();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let model_dir = dir.path().join("config.json");
+    std::fs::write(&model_dir, config.to_string()).unwrap();
+    let options = LoadOptions {
+        model_dir,
+        weights: WeightFormat::Bf16,
+        threads: 1,
+        tensor_parallel: 1,
+        kv_memory_bytes: 1 << 20,
+        max_model_len: None,
+    };
+    (dir, options)
+}
