@@ -13,6 +13,7 @@ mod failure_tests;
 mod fusion;
 mod load;
 mod pass;
+mod rounding;
 mod rows;
 #[cfg(test)]
 mod step_tests;
@@ -33,8 +34,9 @@ use super::CudaError;
 use super::executor::{Executor, Tensor};
 use super::kv_budget::{PASS_LIMITS, kv_bytes, workspace_bytes};
 use super::ops::{
-    CandidateBuffers, DrawBuffers, Embedding, GemmBf16, GemmFp8, GemmInt8, QuantizeRows, ScoreBuffers,
-    StepBuffer, WriteKv, copy_tokens, ensure_capacity, finish_sum, norm_heads, swiglu, take_rows, to_bf16,
+    CandidateBuffers, DrawBuffers, Embedding, GemmBf16, GemmFp8, GemmInt8, GemmPanels, InputLayout,
+    QuantizeRows, ScoreBuffers, StepBuffer, WriteKv, copy_tokens, ensure_capacity, finish_sum, norm_heads,
+    swiglu, take_rows,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend};
@@ -48,6 +50,7 @@ use fusion::DelayedOp;
 pub(super) use load::check_model;
 use load::{GpuLinear, GpuTable, GpuWeights};
 use pass::{GpuPass, Inputs, tiling_key};
+use rounding::{InputReaders, RoundedSource, round};
 pub(crate) use rows::GpuRows;
 
 /// One device, used by one thread at a time.
@@ -84,11 +87,11 @@ struct State<E: Executor> {
     failed: Option<CudaError>,
     /// Operation that was requested but not launched yet, because it may be fused with the next one.
     delayed: Option<DelayedOp>,
-    /// Whether products read bf16 inputs; if so, kernels that write f32 inputs also write them rounded to
+    /// How products read inputs in bf16. If any does, kernels that write f32 inputs also write them rounded to
     /// bf16.
-    reads_bf16: bool,
-    /// Address and length of the f32 numbers whose rounded copy the previous operation left in `rounded`.
-    rounded_source: Option<(u64, usize)>,
+    readers: InputReaders,
+    /// The f32 numbers whose rounded copy the previous operation left in `rounded`.
+    rounded_source: Option<RoundedSource>,
     /// The inputs of the current pass that kernels read.
     inputs: Inputs<E::Memory>,
     drawing: DrawBuffers<E::Memory>,
@@ -96,6 +99,8 @@ struct State<E: Executor> {
     listing: CandidateBuffers<E::Memory>,
     /// Inputs of a product, rounded to bf16.
     rounded: Option<Tensor<E::Memory, bf16>>,
+    /// Sums of groups of slices of a product.
+    sums: Option<Tensor<E::Memory, f32>>,
     /// Inputs of a product, quantized.
     steps: Option<Tensor<E::Memory, i8>>,
     scales: Option<Tensor<E::Memory, f32>>,
@@ -126,13 +131,14 @@ impl<E: Executor> Gpu<E> {
             executor,
             failed: None,
             delayed: None,
-            reads_bf16: false,
+            readers: InputReaders::default(),
             rounded_source: None,
             inputs: Inputs::default(),
             drawing: DrawBuffers::default(),
             scoring: ScoreBuffers::default(),
             listing: CandidateBuffers::default(),
             rounded: None,
+            sums: None,
             steps: None,
             scales: None,
             partial: None,
@@ -192,16 +198,20 @@ impl<E: Executor> State<E> {
     ) -> Result<(), CudaError> {
         let GpuLinear { n, k, .. } = *linear;
         let (rows, bias) = (x_len / k, linear.bias.as_ref());
-        let is_rounded = self.rounded_source.take() == Some((x.address(), x_len));
+        let rounded_source = self.rounded_source.take();
         self.flush_delayed()?;
         let borders = (&linear.borders.0, linear.borders.1.as_slice());
         let executor = &mut self.executor;
         match &linear.weights {
+            GpuWeights::Bf16Panels(weights) => {
+                let x =
+                    round(executor, &mut self.rounded, rounded_source, (x, (rows, k)), InputLayout::Panels)?;
+                let sums = &mut self.sums;
+                GemmPanels { x, weights, bias, borders, sums, out }.launch(executor, (rows, n, k))
+            }
             GpuWeights::Bf16(weights) => {
-                let rounded = ensure_capacity(&mut self.rounded, executor, x_len, "rounded activations")?;
-                if !is_rounded {
-                    to_bf16(executor, x, rounded, x_len)?;
-                }
+                let rounded =
+                    round(executor, &mut self.rounded, rounded_source, (x, (rows, k)), InputLayout::Rows)?;
                 let mut gemm = GemmBf16 { x: rounded, weights, bias, borders, out };
                 match (gemm.launch_cublaslt(executor, (rows, n, k))?, bias) {
                     (false, _) => gemm.launch(executor, (rows, n, k)),
@@ -210,10 +220,8 @@ impl<E: Executor> State<E> {
                 }
             }
             GpuWeights::Fp8 { codes: weights, channel_scales, layout: (borders, layout) } => {
-                let x_rounded = ensure_capacity(&mut self.rounded, executor, x_len, "rounded activations")?;
-                if !is_rounded {
-                    to_bf16(executor, x, x_rounded, x_len)?;
-                }
+                let x_rounded =
+                    round(executor, &mut self.rounded, rounded_source, (x, (rows, k)), InputLayout::Rows)?;
                 let (channel_scales, layout) = (channel_scales.as_ref(), (borders, layout));
                 GemmFp8 { x: x_rounded, weights, channel_scales, bias, layout, out }
                     .launch(executor, (rows, n, k))
@@ -264,7 +272,7 @@ where
 
     fn load_linear(&self, tensors: &LinearTensors<'_>) -> Result<Self::Linear, EngineError> {
         let linear = load::linear(&mut self.lock().executor, tensors)?;
-        self.lock().reads_bf16 |= matches!(linear.weights, GpuWeights::Bf16(_) | GpuWeights::Fp8 { .. });
+        self.lock().readers.add(&linear.weights);
         Ok(linear)
     }
 
@@ -478,10 +486,11 @@ where
         self.linear(gate_up, x, gates_and_ups);
         self.run(|state| {
             let ((gated, len), width) = (gated.write(), down.k);
-            state.ensure_rounded(len)?;
-            let rounded = state.rounded.as_mut().filter(|_| state.reads_bf16);
-            swiglu(&mut state.executor, gates_and_ups.read().0, gated, rounded, (len / width, width))?;
-            state.set_rounded_source(gated.address(), len);
+            let (size, address) = ((len / width, width), gated.address());
+            let layout = state.ensure_rounded(size)?;
+            let rounded = state.rounded.as_mut().zip(layout);
+            swiglu(&mut state.executor, gates_and_ups.read().0, gated, rounded, size)?;
+            state.set_rounded_source(address, size, layout);
             Ok(())
         });
         self.linear(down, gated, out);

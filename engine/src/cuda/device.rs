@@ -485,6 +485,10 @@ impl Executor for CudaDevice {
         Ok(())
     }
 
+    fn multiplies_panels(&self) -> bool {
+        self.products.is_none() && self.functions.contains_key("gemm_panels_8")
+    }
+
     unsafe fn multiply(&mut self, product: &Product) -> Result<bool, CudaError> {
         let [rows, ..] = product.shape;
         if self.products.as_ref().is_none_or(|products| rows < products.from_rows) {

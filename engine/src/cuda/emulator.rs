@@ -33,6 +33,7 @@ pub(crate) struct Emulator {
     recorder: Option<LaunchRecorder<Arc<[Launch]>>>,
     replays: Arc<AtomicU32>,
     check: Check,
+    multiplies_panels: bool,
 }
 
 /// Serialises launches: blocks run on the calling thread, but the library's state is global to the process.
@@ -69,7 +70,23 @@ impl Emulator {
         let (allocations, launches, replays) = Default::default();
         let failing_allocation = Arc::new(AtomicU32::new(u32::MAX));
         let (launches_left, recorder) = (None, None);
-        Self { library, launches_left, allocations, failing_allocation, launches, recorder, replays, check }
+        let multiplies_panels = true;
+        Self {
+            library,
+            launches_left,
+            allocations,
+            failing_allocation,
+            launches,
+            recorder,
+            replays,
+            check,
+            multiplies_panels,
+        }
+    }
+
+    /// Leaves all products to kernels that read operands row by row, as on compute capability 8.
+    pub(crate) fn without_panels(self) -> Self {
+        Self { multiplies_panels: false, ..self }
     }
 
     /// Sets the order in which threads and blocks run from now on, chosen by `seed`.
@@ -254,6 +271,10 @@ impl Executor for Emulator {
         // SAFETY: both inside the allocation by the assertion above.
         unsafe { std::ptr::copy(memory.address.add(from), memory.address.add(to), bytes) }
         Ok(())
+    }
+
+    fn multiplies_panels(&self) -> bool {
+        self.multiplies_panels
     }
 
     unsafe fn launch(

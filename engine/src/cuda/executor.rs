@@ -71,6 +71,12 @@ pub(crate) trait Executor {
         params: &mut Params,
     ) -> Result<(), CudaError>;
 
+    /// Whether it has the kernels of gemm_panels.cu, and products of many rows are not left to a library that
+    /// reads weights row by row.
+    fn multiplies_panels(&self) -> bool {
+        false
+    }
+
     /// Computes a product with a library, which sums in an order of its own choice, if this executor has a
     /// library and uses it for this number of rows. Returns whether it did.
     ///

@@ -125,6 +125,8 @@ pub enum Section {
     Peer,
     /// Steps of Llama 3 8B relative to their roofline: pass or fail.
     Roofline,
+    /// Steps of two layers of Llama 3 8B, for a profiler.
+    Profile,
     /// Times of steps of Llama 3 8B, bf16.
     Decode8bBf16,
     /// Times of steps of Llama 3 8B, int8.
@@ -135,7 +137,7 @@ pub enum Section {
 
 impl Section {
     /// All sections, in order.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Device,
         Self::Kernels,
         Self::Models,
@@ -150,6 +152,7 @@ impl Section {
         Self::Peer,
         Self::Decode8bInt8,
         Self::Decode70bInt8,
+        Self::Profile,
     ];
 
     /// Name on the command line.
@@ -169,17 +172,18 @@ impl Section {
             Self::Decode8bBf16 => "decode-8b-bf16",
             Self::Decode8bInt8 => "decode-8b-int8",
             Self::Decode70bInt8 => "decode-70b-int8",
+            Self::Profile => "profile",
         }
     }
 
     /// Estimated seconds on an H100. All sections together fill the nine minutes of a run.
     pub fn budget_seconds(self) -> u64 {
         match self {
-            Self::Device | Self::Graphs => 10,
+            Self::Device | Self::Graphs | Self::Profile => 10,
             Self::Kernels => 40,
             Self::Models | Self::Text | Self::Ranks | Self::Decode70bInt8 => 30,
             Self::Products => 15,
-            Self::Roofline => 120,
+            Self::Roofline => 110,
             Self::Library | Self::Decode8bBf16 | Self::Speculation => 60,
             Self::Peer => 25,
             Self::Decode8bInt8 => 20,
@@ -205,6 +209,7 @@ impl Section {
             Self::Speculation => speculation::speculation(target, report),
             Self::Peer => speculation::peer(target, report),
             Self::Roofline => roofline::roofline(target, report),
+            Self::Profile => roofline::profile(target, report),
             Self::Decode8bBf16 => decode::decode(target, decode::LLAMA_8B_BF16, report),
             Self::Decode8bInt8 => decode::decode(target, decode::LLAMA_8B_INT8, report),
             Self::Decode70bInt8 => decode::decode(target, decode::LLAMA_70B_INT8, report),
@@ -232,11 +237,10 @@ fn device(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineErr
 }
 
 fn kernels(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
-    for parity in run_all(&mut target.open()?, target.scale())? {
+    Ok(run_all(&mut target.open()?, target.scale(), |parity| {
         report.failed += usize::from(!parity.is_good());
         report.say(parity.to_string());
-    }
-    Ok(())
+    })?)
 }
 
 #[cfg(test)]

@@ -45,7 +45,8 @@ pub fn kernels_check(write_to: Option<&Path>) -> Result<KernelsReport, CudaError
     let began = std::time::Instant::now();
     for source in sources::all() {
         for arch in &ARCHITECTURES {
-            let compiled = nvrtc::compile(source, arch.name)?;
+            let Some(target) = source.target(arch.name) else { continue };
+            let compiled = nvrtc::compile(source, &target)?;
             if compiled.cubin.is_empty() {
                 report.faults.push(format!("{} for {}: no machine code came out", source.file, arch.name));
             }

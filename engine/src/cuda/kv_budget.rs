@@ -1,6 +1,6 @@
 //! Size of the KV cache on a GPU, after its weights are loaded. Pure arithmetic.
 
-use super::ops::{candidate_bytes, capacity, own_bytes, partial_bytes};
+use super::ops::{MAX_SUMS_BYTES, candidate_bytes, capacity, own_bytes, partial_bytes};
 use super::ranks::SumPhases;
 use crate::EngineError;
 use crate::forward_batch::PassLimits;
@@ -73,7 +73,9 @@ fn bytes_of_passes(limits: PassLimits, config: &ModelConfig, shard: Shard, max_l
     // both.
     let own = own_bytes(rows, layout);
     let rounded = capacity(2 * rows * widest, 1);
-    (4 * floats + partial + own + rounded + candidate_bytes(config.vocab_size)) as u64
+    let widest_output = [layout.row_width(), hidden, 2 * intermediate, config.vocab_size].into_iter().max();
+    let sums_of_groups = capacity(MAX_SUMS_BYTES.min(32 * rows * widest_output.unwrap_or(0)), 1);
+    (4 * floats + partial + own + rounded + sums_of_groups + candidate_bytes(config.vocab_size)) as u64
 }
 
 #[cfg(test)]
@@ -116,8 +118,8 @@ mod tests {
         let floats = 2048 * (3 * 4096 + 6144 + 4096 + 3 * 14_336) + 512 * (4096 + 6144 + 2 * 131_072);
         // Filters: 64 rows x 32 parts x 1,024 candidates of 8 bytes.
         let candidates = 64 * 32 * 1024 * 8;
-        // Rows of token trees: 64 MiB of gathered blocks.
-        let counted = 4 * floats + (512 << 20) + (64 << 20) + 2048 * 2 * 14_336 + candidates;
+        // Rows of token trees: 64 MiB of gathered blocks. Sums of groups of slices: 32 MiB.
+        let counted = 4 * floats + (512 << 20) + (64 << 20) + (32 << 20) + 2048 * 2 * 14_336 + candidates;
         assert_eq!(workspace_bytes(&config, whole, 2048), counted);
         let longer = workspace_bytes(&config, whole, 131_072);
         assert_eq!(longer, counted, "splits of a long context take turns");

@@ -57,7 +57,8 @@ pub(super) fn compile_all(arch: &str) -> Result<(MachineCode, CudaVersion), Cuda
     if let Some((_, code)) = last.as_ref().filter(|(compiled_for, _)| compiled_for == arch) {
         return Ok((code.clone(), toolkit));
     }
-    let compiled = sources::all().into_iter().map(|source| Ok((source, compile(source, arch)?.cubin)));
+    let targets = sources::all().into_iter().filter_map(|source| Some((source, source.target(arch)?)));
+    let compiled = targets.map(|(source, target)| Ok((source, compile(source, &target)?.cubin)));
     let code = compiled.collect::<Result<MachineCode, CudaError>>()?;
     *last = Some((arch.to_owned(), code.clone()));
     Ok((code, toolkit))

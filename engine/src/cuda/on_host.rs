@@ -10,6 +10,8 @@ use sha2::{Digest, Sha256};
 use super::sources;
 
 const SHIM: &str = include_str!("emulator/emulator.hpp");
+/// What warpgroups do.
+const WARPGROUP: &str = include_str!("emulator/warpgroup.hpp");
 /// Code that detects data races, if that is requested.
 const RACES: &str = include_str!("emulator/races.hpp");
 
@@ -24,7 +26,8 @@ pub(super) enum Check {
 
 /// Source text of the shim.
 pub(super) fn shim() -> String {
-    format!("{}\n", SHIM.replace("#include \"races.hpp\"", RACES))
+    let shim = SHIM.replace("#include \"races.hpp\"", RACES).replace("#include \"warpgroup.hpp\"", WARPGROUP);
+    format!("{}\n", shim.replace("#pragma once", ""))
 }
 
 /// The shim, all sources (each in a namespace, since names of helpers repeat) and an entry `run_NAME` for

@@ -12,6 +12,7 @@ mod heads;
 mod int8;
 mod logits;
 mod own_blocks;
+mod panels;
 mod probe;
 mod random;
 mod ranks;
@@ -34,10 +35,13 @@ pub(crate) use heads::{WriteKv, norm_heads, rotate, rotate_at};
 pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, QuantizeRows};
 pub(crate) use logits::{LogitEdit, edit_logits, edits_of};
 pub(crate) use own_blocks::{OwnBlocks, own_bytes};
+pub(crate) use panels::{
+    GemmPanels, InputLayout, MAX_SUMS_BYTES, PanelLaunch, ProductInput, fits_panels, pack_panels, packed_len,
+};
 pub(crate) use probe::{multiply_only, read_words};
 pub(crate) use random::{random_bf16, random_f32};
 pub(crate) use ranks::{concat_ranks, sum_ranks};
-pub(crate) use rows::{Embedding, RmsNorm, add, add_at, finish_sum, swiglu, take_rows, to_bf16};
+pub(crate) use rows::{Embedding, RmsNorm, add, add_at, finish_sum, swiglu, take_rows, to_bf16, to_panels};
 pub(crate) use score::{ScoreBuffers, ScoreRow, copy_raw_rows, score, scores};
 pub(crate) use step_buffer::{StepBuffer, capacity, ensure_capacity};
 #[cfg(test)]

@@ -5,6 +5,7 @@
 mod attention;
 mod elementwise;
 mod linear;
+mod panels;
 #[cfg(test)]
 mod properties;
 mod random;
@@ -139,17 +140,29 @@ fn widened(numbers: &[bf16]) -> Vec<f32> {
     numbers.iter().map(|x| x.to_f32()).collect()
 }
 
-/// Runs every case.
-pub(crate) fn run_all<E: Executor>(executor: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
-    let mut parities = Vec::new();
-    parities.extend(elementwise::cases(executor, scale)?);
-    parities.extend(linear::cases(executor, scale)?);
-    parities.extend(attention::cases(executor, scale)?);
-    parities.extend(trees::cases(executor, scale)?);
-    parities.extend(sampling::cases(executor, scale)?);
-    parities.extend(scores::cases(executor, scale)?);
-    parities.extend(random::cases(executor, scale)?);
-    Ok(parities)
+/// A group of cases.
+type Cases<E> = fn(&mut E, Scale) -> Result<Vec<Parity>, CudaError>;
+
+/// Runs every case, and calls `report` for each as soon as its group has run.
+pub(crate) fn run_all<E: Executor>(
+    executor: &mut E,
+    scale: Scale,
+    mut report: impl FnMut(Parity),
+) -> Result<(), CudaError> {
+    let groups: [Cases<E>; 8] = [
+        elementwise::cases,
+        linear::cases,
+        panels::cases,
+        attention::cases,
+        trees::cases,
+        sampling::cases,
+        scores::cases,
+        random::cases,
+    ];
+    for cases in groups {
+        cases(executor, scale)?.into_iter().for_each(&mut report);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -186,6 +199,7 @@ mod tests {
     without_races!(
         elementwise_kernels_have_no_races: elementwise::cases,
         linear_kernels_have_no_races: linear::cases,
+        products_of_panels_have_no_races: panels::cases,
         attention_kernels_have_no_races: attention::cases,
         trees_have_no_races: trees::cases,
         sampling_kernels_have_no_races: sampling::cases,
@@ -201,6 +215,11 @@ mod tests {
     #[test]
     fn linear_kernels_equal_their_twins() {
         check(linear::cases);
+    }
+
+    #[test]
+    fn products_of_panels_equal_those_of_rows() {
+        check(panels::cases);
     }
 
     #[test]

@@ -6,6 +6,7 @@ const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 /// Text between the prelude and files with matrix products.
 const PRODUCTS: &str = include_str!("kernels/products.cuh");
 const TILED: &str = include_str!("kernels/tiled.cuh");
+const WARPGROUP: &str = include_str!("kernels/warpgroup.cuh");
 /// Text between the prelude and files that split rows of logits into parts.
 const PARTS: &str = include_str!("kernels/parts.cuh");
 
@@ -47,6 +48,8 @@ pub(crate) struct Source {
     /// Text between the prelude and the file.
     before: &'static [&'static str],
     text: &'static str,
+    /// The only architecture that runs it; `None`: all do.
+    only_on: Option<&'static str>,
     /// Its entry points.
     pub(crate) kernels: &'static [Kernel],
 }
@@ -55,6 +58,15 @@ impl Source {
     /// The text that is compiled.
     pub(crate) fn text(&self) -> String {
         format!("{PRELUDE}\n{}\n#line 1 \"{}\"\n{}", self.before.join("\n"), self.file, self.text)
+    }
+
+    /// The target to compile for so that devices of `arch` run this file. `None` if none of them does. Code for
+    /// one architecture may use instructions that no other one has.
+    pub(crate) fn target(&self, arch: &str) -> Option<String> {
+        match self.only_on {
+            None => Some(arch.to_owned()),
+            Some(only) => (only == arch).then(|| format!("{arch}a")),
+        }
     }
 
     /// Whether the machine code of any of its kernels is checked.
@@ -136,15 +148,24 @@ const fn fp8_stage_bytes(rows: u32) -> u32 {
     stages * 64 * (128 + 2 * rows)
 }
 
+/// Bytes of `stages` stages of gemm_panels.cu for tiles of `rows` rows, of the sums of level 1, and of barriers.
+const fn ring_bytes(rows: u32, stages: u32) -> u32 {
+    stages * (128 + rows) * 128 + rows * 128 * 4 + stages * 16
+}
+
 macro_rules! source {
     ($constant:ident, $file:literal, [$($kernel:expr),+ $(,)?]) => {
         source!($constant, $file, [], [$($kernel),+]);
     };
     ($constant:ident, $file:literal, [$($before:expr),*], [$($kernel:expr),+ $(,)?]) => {
+        source!($constant, $file, None, [$($before),*], [$($kernel),+]);
+    };
+    ($constant:ident, $file:literal, $only_on:expr, [$($before:expr),*], [$($kernel:expr),+ $(,)?]) => {
         pub(crate) static $constant: Source = Source {
             file: $file,
             before: &[$($before),*],
             text: include_str!(concat!("kernels/", $file)),
+            only_on: $only_on,
             kernels: &[$($kernel),+],
         };
     };
@@ -157,6 +178,7 @@ source!(
     [
         kernel("add", 256, 32),
         kernel("to_bf16", 256, 32),
+        kernel("to_panels", 256, 32),
         kernel("take_rows", 256, 32),
         kernel("finish_sum", 256, 32)
     ]
@@ -224,6 +246,21 @@ source!(
     ]
 );
 source!(
+    GEMM_PANELS,
+    "gemm_panels.cu",
+    Some("sm_90"),
+    [WARPGROUP],
+    [
+        Kernel { shared_bytes: ring_bytes(8, 6), ..kernel("gemm_panels_8", 384, 80) },
+        Kernel { shared_bytes: ring_bytes(16, 5), ..kernel("gemm_panels_16", 384, 80) },
+        Kernel { shared_bytes: ring_bytes(40, 8), ..kernel("gemm_panels_40", 384, 168) },
+        Kernel { shared_bytes: ring_bytes(80, 7), ..kernel("gemm_panels_80", 384, 168) },
+        Kernel { shared_bytes: ring_bytes(128, 5), ..kernel("gemm_panels_128", 384, 168) },
+        kernel("sum_groups", 256, 32),
+        kernel("pack_panels", 256, 32),
+    ]
+);
+source!(
     ATTENTION,
     "attention.cu",
     [
@@ -270,7 +307,7 @@ source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32
 source!(PROBE, "probe.cu", [kernel("read_words", 256, 48), kernel("multiply_only", 256, 64)]);
 
 /// All source files.
-pub(crate) fn all() -> [&'static Source; 18] {
+pub(crate) fn all() -> [&'static Source; 19] {
     [
         &EMBEDDING,
         &ROWS,
@@ -281,6 +318,7 @@ pub(crate) fn all() -> [&'static Source; 18] {
         &INT8,
         &FP8,
         &GEMM_TILED,
+        &GEMM_PANELS,
         &ATTENTION,
         &TREES,
         &LOGITS,
@@ -309,6 +347,7 @@ mod tests {
                 "GEMM_INT8_TILED(",
                 "GEMM_FP8(",
                 "GEMM_FP8_TILED(",
+                "GEMM_PANELS(",
             ];
             let begins = |line: &str| calls.iter().any(|call| line.starts_with(call));
             let calls: Vec<&str> = source.text.lines().filter(|line| begins(line)).collect();
@@ -318,8 +357,15 @@ mod tests {
                     source.text.contains(&format!("{}(", kernel.name)) || calls.iter().any(is_called);
                 assert!(written, "{} is not in {}", kernel.name, source.file);
                 assert_eq!(kernel.threads % 32, 0, "{}: whole warps", kernel.name);
-                // Limit of an L4; 2048 bytes are for what the kernel declares and the system takes.
-                assert!(kernel.shared_bytes + 2048 <= 100 << 10, "{}: {}", kernel.name, kernel.shared_bytes);
+                // Limit of an L4, or of an H100; 2048 bytes are for what the kernel declares and the system
+                // takes.
+                let limit = if source.only_on.is_some() { 228 } else { 100 };
+                assert!(
+                    kernel.shared_bytes + 2048 <= limit << 10,
+                    "{}: {}",
+                    kernel.name,
+                    kernel.shared_bytes
+                );
             }
             // A macro that defines kernels contains one more match.
             let macros =

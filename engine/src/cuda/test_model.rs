@@ -6,6 +6,8 @@ use crate::{LoadOptions, WeightFormat};
 
 /// The shape from which `make gpu-check-dry` makes its smallest model, two layers.
 pub(super) const TINY: &str = "src/cuda/gpu_check/shapes/tiny.json";
+/// A shape whose products take operands in panels, two layers.
+pub(super) const PANELS: &str = "src/cuda/gpu_check/shapes/panels.json";
 
 /// Copies a configuration, whose path is relative to this crate, and sets fields. Returns options that load
 /// it as bf16, and the directory, which must outlive the load.

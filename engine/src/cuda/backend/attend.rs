@@ -19,8 +19,9 @@ impl<E: Executor> State<E> {
     ) -> Result<(), CudaError> {
         let (layer, out_len) = ((layer, kv.shape.num_layers), out.len);
         let kv = kv.blocks.as_ref().expect("a batch's blocks are there before its forward");
-        self.ensure_rounded(out_len)?;
-        let Self { executor, partial, own, inputs, rounded, reads_bf16, .. } = self;
+        let size = (rows, out_len / rows);
+        let rounding = self.ensure_rounded(size)?;
+        let Self { executor, partial, own, inputs, rounded, .. } = self;
         let tiling = inputs.tiling(tiling_key(layout, window));
         let partial =
             ensure_capacity(partial, executor, tiling.partial_len(layout), "partial sums of attention")?;
@@ -33,10 +34,10 @@ impl<E: Executor> State<E> {
         };
         let (positions, tables) = (inputs.positions(), inputs.tables());
         let (out, _) = out.write();
-        let (address, rounded) = (out.address(), rounded.as_mut().filter(|_| *reads_bf16));
+        let (address, rounded) = (out.address(), rounded.as_mut().zip(rounding));
         Attention { qkv, positions, kv, own, tables, tiling, partial, layout, layer, window, out, rounded }
             .launch(executor, rows)?;
-        self.set_rounded_source(address, out_len);
+        self.set_rounded_source(address, size, rounding);
         Ok(())
     }
 }

@@ -12,7 +12,7 @@ use cpu_kernels::HeadLayout;
 use super::{GpuNorm, State};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor, check_len};
-use crate::cuda::ops::{RmsNorm, add_at, ensure_capacity, rotate_at};
+use crate::cuda::ops::{RmsNorm, add_at, rotate_at};
 
 /// An operation that was requested and not launched yet.
 #[derive(Debug, Clone, Copy)]
@@ -90,26 +90,13 @@ impl<E: Executor> State<E> {
             _ => 0,
         };
         self.flush_delayed()?;
-        self.ensure_rounded(len)?;
-        let (address, rows) = (out.address(), len / norm.weight.len());
-        let rounded = self.rounded.as_mut().filter(|_| self.reads_bf16);
+        let (address, size) = (out.address(), (len / norm.weight.len(), norm.weight.len()));
+        let layout = self.ensure_rounded(size)?;
+        let rounded = self.rounded.as_mut().zip(layout);
         let launch = RmsNorm { x, weight: &norm.weight, eps: norm.eps, out, rounded };
         // SAFETY: `add` had mutable access to `x` and was delayed until now, and `delta` has as many numbers.
-        unsafe { launch.launch_with_add(&mut self.executor, rows, delta) }?;
-        self.set_rounded_source(address, len);
+        unsafe { launch.launch_with_add(&mut self.executor, size.0, delta) }?;
+        self.set_rounded_source(address, size, layout);
         Ok(())
-    }
-
-    /// Ensures that the buffer of rounded inputs has `len` elements, if products read bf16.
-    pub(super) fn ensure_rounded(&mut self, len: usize) -> Result<(), CudaError> {
-        if self.reads_bf16 {
-            ensure_capacity(&mut self.rounded, &mut self.executor, len, "rounded activations")?;
-        }
-        Ok(())
-    }
-
-    /// Records that `rounded` holds the rounded copy of these rows until the next operation.
-    pub(super) fn set_rounded_source(&mut self, address: u64, len: usize) {
-        self.rounded_source = self.reads_bf16.then_some((address, len));
     }
 }

@@ -12,12 +12,13 @@ use crate::EngineError;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
 use crate::cuda::ops::{
-    BF16_GRAIN, Fp8Layout, INT8_GRAIN, QuantizeRows, borders, check_borders, check_head_dim,
+    BF16_GRAIN, Fp8Layout, INT8_GRAIN, QuantizeRows, borders, check_borders, check_head_dim, fits_panels,
+    pack_panels, packed_len,
 };
 use crate::model_config::ModelConfig;
 use crate::weights::{Formats, LinearFormat, LinearTensors, StackedRows, TensorPart, TensorSource};
 
-/// Bytes of f32 of the rows that are quantized at a time.
+/// Bytes of the rows that are quantized or packed at a time.
 const CHUNK_BYTES: usize = 64 << 20;
 
 /// The embedding table.
@@ -43,6 +44,8 @@ impl<M> Clone for GpuTable<M> {
 pub(super) enum GpuWeights<M> {
     /// `[n, k]`.
     Bf16(Arc<Tensor<M, bf16>>),
+    /// `[n, k]`, packed in panels.
+    Bf16Panels(Tensor<M, bf16>),
     Fp8 {
         /// `[n, row bytes]`.
         codes: Tensor<M, u8>,
@@ -87,7 +90,7 @@ impl<M> GpuLinear<M> {
     /// Bytes of weights, scales and bias that a product reads.
     pub(super) fn bytes(&self) -> u64 {
         let (numbers, vectors) = match &self.weights {
-            GpuWeights::Bf16(_) => (2 * self.n * self.k, 0),
+            GpuWeights::Bf16(_) | GpuWeights::Bf16Panels(_) => (2 * self.n * self.k, 0),
             GpuWeights::Fp8 { layout, .. } => (layout.1.row_bytes() * self.n, 4 * self.n),
             GpuWeights::Int8 { .. } => (self.n * self.k, 4 * self.n),
         };
@@ -108,7 +111,7 @@ pub(super) fn table<E: Executor>(
     let stacked = StackedRows::new(source, vec![part.clone()])?;
     let (rows, columns) = (stacked.rows(), stacked.columns());
     let mut numbers = Tensor::zeros(executor, rows * columns, "the table of embeddings")?;
-    upload_bf16(executor, &stacked, &mut numbers)?;
+    upload_bf16(executor, &stacked, 0..rows, &mut numbers)?;
     let borders = upload_borders(executor, &KSlices::whole(columns), BF16_GRAIN)?;
     Ok(GpuTable { numbers: Arc::new(numbers), columns, rows, borders })
 }
@@ -124,9 +127,15 @@ pub(super) fn linear<E: Executor>(
         LinearFormat::Float(MatrixFormat::F32) => return Err(unsupported("f32")),
         LinearFormat::Float(MatrixFormat::Bf16) => {
             let borders = upload_borders(executor, &slices, BF16_GRAIN)?;
-            let mut weights = Tensor::zeros(executor, n * k, "weights")?;
-            upload_bf16(executor, &tensors.rows()?, &mut weights)?;
-            (GpuWeights::Bf16(Arc::new(weights)), None, borders)
+            let rows = tensors.rows()?;
+            let weights = if executor.multiplies_panels() && fits_panels(&borders.1) {
+                GpuWeights::Bf16Panels(packed(executor, &rows, (n, k))?)
+            } else {
+                let mut weights = Tensor::zeros(executor, n * k, "weights")?;
+                upload_bf16(executor, &rows, 0..n, &mut weights)?;
+                GpuWeights::Bf16(Arc::new(weights))
+            };
+            (weights, None, borders)
         }
         LinearFormat::Fp8 => {
             let borders = upload_borders(executor, &slices, BF16_GRAIN)?;
@@ -165,6 +174,25 @@ fn upload_borders<E: Executor>(
     check_borders("a product", &on_host, (slices.end(), grain))?;
     let on_device = Tensor::of(executor, &on_host, "borders of slices")?;
     Ok(Arc::new((on_device, on_host)))
+}
+
+/// Uploads rows in chunks and packs them into panels on the device.
+fn packed<E: Executor>(
+    executor: &mut E,
+    rows: &StackedRows<'_>,
+    (n, k): (usize, usize),
+) -> Result<Tensor<E::Memory, bf16>, EngineError> {
+    let mut weights = Tensor::zeros(executor, packed_len(n, k), "weights")?;
+    let channels = packed_len(n, k) / k;
+    let chunk = (CHUNK_BYTES / (2 * k)).next_multiple_of(packed_len(1, 1)).min(channels);
+    let mut unpacked = Tensor::zeros(executor, chunk * k, "rows to pack")?;
+    for first in (0..channels).step_by(chunk) {
+        upload_bf16(executor, rows, first..n.min(first + chunk), &mut unpacked)?;
+        pack_panels(executor, &unpacked, (&mut weights, first), (chunk.min(channels - first), k))?;
+    }
+    // The rows are freed here, but launches that use them may still be collected and not enqueued.
+    executor.flush()?;
+    Ok(weights)
 }
 
 /// Int8 weights `[n, k]` and scales `[n]`.

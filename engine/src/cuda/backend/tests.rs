@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::cuda::emulator::Emulator;
 use crate::cuda::kv_budget::PASS_LIMITS;
 use crate::cuda::ranks::{Ranks, load_on};
+use crate::cuda::test_model::{PANELS, changed_config};
 use crate::cuda::whole_model::{distance, run};
 use crate::load::Loaded;
 use crate::model_config::ModelConfig;
@@ -99,6 +100,23 @@ fn every_family_gives_the_cpus_logits() {
         println!("{model}: {distance:e}");
         assert!(distance <= 1e-2, "{model}: {distance} of the largest logit apart");
     }
+}
+
+/// Operands in panels, multiplied by warpgroups, give the bits of operands in rows, and the CPU's logits.
+#[test]
+fn panels_change_no_bit_of_a_model() {
+    let (_dir, options) = changed_config(PANELS, &[]);
+    let random = |emulator: fn() -> Emulator| {
+        Engine::random_by(&options, 5, |source, model| {
+            load_on(Ranks::alone(emulator()), &options, source, model)
+        })
+        .unwrap()
+    };
+    let of_panels = run(&mut random(Emulator::build)).unwrap();
+    let of_rows = run(&mut random(|| Emulator::build().without_panels())).unwrap();
+    assert!(of_panels == of_rows, "the bits differ");
+    let distance = distance(&of_panels, &run(&mut Engine::random(&options, 5).unwrap()).unwrap());
+    assert!(distance <= 1e-2, "{distance} of the largest logit apart");
 }
 
 #[test]

@@ -17,20 +17,21 @@ const CHUNK_BYTES: usize = 8 << 20;
 /// Number of rows whose seeds are sent to the device at a time.
 const SEEDED_ROWS: usize = 1 << 16;
 
-/// Writes all rows to `out` as bf16.
+/// Writes the rows `wanted` to the beginning of `out` as bf16.
 pub(super) fn upload_bf16<E: Executor>(
     executor: &mut E,
     rows: &StackedRows<'_>,
+    wanted: Range<usize>,
     out: &mut Tensor<E::Memory, bf16>,
 ) -> Result<(), EngineError> {
-    let columns = rows.columns();
-    for range in chunks(0..rows.rows(), SEEDED_ROWS) {
+    let (columns, first) = (rows.columns(), wanted.start);
+    for range in chunks(wanted, SEEDED_ROWS) {
         if let Some(seeds) = rows.seeds(range.clone()) {
-            random_bf16(executor, &seeds, (out, range.start))?;
+            random_bf16(executor, &seeds, (out, range.start - first))?;
             continue;
         }
         for range in chunks(range, rows_of_chunk(columns * size_of::<bf16>())) {
-            let (at, len) = (range.start * columns, range.len() * columns);
+            let (at, len) = ((range.start - first) * columns, range.len() * columns);
             let mut read = |numbers: &mut [bf16]| rows.read(range.clone(), NumbersMut::Bf16(numbers));
             out.write_by(executor, (at, len), &mut read)?;
         }

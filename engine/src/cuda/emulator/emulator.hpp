@@ -426,6 +426,8 @@ static inline void mma_int8(int32_t (&d)[4], const uint32_t (&a)[4], const uint3
   emulator::mma<int32_t, int32_t, 4>(d, a, b, [](uint32_t word, uint32_t quarter) { return emulator::int8_quarter(word, quarter); });
 }
 
+#include "warpgroup.hpp"
+
 template <typename To, typename From>
 static inline To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From), "");

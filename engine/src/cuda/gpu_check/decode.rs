@@ -28,6 +28,8 @@ const LLAMA_70B: &str = include_str!("shapes/llama-3-70b.json");
 pub(super) const LLAMA_1B: &str = include_str!("shapes/llama-3.2-1b.json");
 /// For dry runs.
 pub(super) const TINY: &str = include_str!("shapes/tiny.json");
+/// A small model whose products take operands in panels.
+pub(super) const PANELS: &str = include_str!("shapes/panels.json");
 
 pub(super) const LLAMA_8B_BF16: Shape =
     Shape { name: "llama 3 8B", config: LLAMA_8B, weights: WeightFormat::Bf16 };

@@ -1,10 +1,14 @@
 //! Whole models on the device: close to the CPU engine's logits, and equal to themselves when steps are
 //! replayed.
 
+use super::decode::{PANELS, write_config};
 use super::{CheckTarget, Report};
 use crate::cuda::GpuOptions;
 use crate::cuda::whole_model::{distance, options, run};
-use crate::{Engine, EngineError, WeightFormat};
+use crate::{Engine, EngineError, SequenceRows, WeightFormat};
+
+/// Seed of random weights.
+const SEED: u64 = 5;
 
 /// Largest allowed difference of logits on a GPU from the CPU engine's, relative to the largest logit.
 pub(super) const BF16_TOLERANCE: f32 = 1e-2;
@@ -30,7 +34,37 @@ pub(super) fn logits(target: &CheckTarget, report: &mut Report<'_>) -> Result<()
             );
         }
     }
-    Ok(())
+    panels(target, report)
+}
+
+/// A model of random weights whose products take operands in panels, where the device has them: near the CPU
+/// engine's logits, and equal to itself when every row is its own forward.
+fn panels(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
+    let file = write_config(PANELS, "panels")?;
+    let options = options(file.clone(), WeightFormat::Bf16);
+    let expected = run(&mut Engine::random(&options, SEED)?)?;
+    let mut engine = Engine::random_on_cuda(&options, SEED, &target.gpus())?;
+    let distance = distance(&run(&mut engine)?, &expected);
+    report.check(
+        distance <= BF16_TOLERANCE,
+        format!("logits of random weights in panels against the cpu's: {distance:.1e} of the largest apart, allowed {BF16_TOLERANCE:.0e}"),
+    );
+    let ids: Vec<u32> = (0..if target.is_dry { 40 } else { 400 }).map(|i| 2 + i * 5 % 60).collect();
+    let mut logits_of = |piece: usize| -> Result<Vec<Vec<f32>>, EngineError> {
+        let (slot, mut all) = (engine.open(), Vec::new());
+        for token_ids in ids.chunks(piece) {
+            let logits = engine.forward(&[SequenceRows { slot, token_ids, num_logits: token_ids.len() }])?;
+            all.extend((0..logits.rows()).map(|row| logits.row(row).to_vec()));
+        }
+        engine.close(slot);
+        Ok(all)
+    };
+    let whole = logits_of(ids.len())?;
+    for piece in [1, 7, 16, 37, 80, 160] {
+        let is_good = logits_of(piece)? == whole;
+        report.check(is_good, format!("panels: {} rows in pieces of {piece} == all at once", ids.len()));
+    }
+    std::fs::remove_file(&file).map_err(|source| EngineError::Io { path: file, source })
 }
 
 /// Compares the draft's logits with graphs, run several times so that steps are replayed, with those without

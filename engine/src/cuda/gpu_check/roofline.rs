@@ -4,17 +4,18 @@
 //!
 //! Time budget, by that model: contexts are extended in place, so 460,000 tokens of prompts take 50 s. The
 //! steps take 5 s, random weights and kernels 40 s.
-//! [`Section::budget_seconds`](super::Section::budget_seconds) allows 120 s.
+//! [`Section::budget_seconds`](super::Section::budget_seconds) allows 110 s.
 
 use std::time::Instant;
 
+use cudarc::driver::sys;
 use speculation::{SamplingParams, SequenceSpec, TokenId};
 
 use super::decode::{LLAMA_8B, TINY, write_config};
 use super::step_work::{H100, ModelSize, Rates, StepShape, rates_of};
 use super::{CheckTarget, Report};
-use crate::cuda::GpuOptions;
 use crate::cuda::whole_model::options;
+use crate::cuda::{CudaError, GpuOptions};
 use crate::{DrawRequest, Engine, EngineError, SequenceRows, SlotId, WeightFormat};
 
 /// Largest acceptable time as a multiple of the ideal, for verify and decode steps, and for a prompt.
@@ -24,6 +25,8 @@ const PROMPT_AIM: f64 = 1.6;
 const FILL_ROWS: usize = 2048;
 /// Verify rows per sequence.
 const VERIFY_ROWS: usize = 5;
+/// Layers of the model whose steps are profiled: every layer launches the same kernels.
+const PROFILED_LAYERS: usize = 2;
 
 /// Sizes of one run.
 struct Sizes {
@@ -46,6 +49,12 @@ const FULL: Sizes = Sizes {
 };
 const DRY: Sizes =
     Sizes { contexts: [20, 60, 130], sequences: [2, 3], prompt_rows: 70, max_len: 512, repetitions: 1 };
+
+impl Sizes {
+    fn of(target: &CheckTarget) -> Self {
+        if target.is_dry { DRY } else { FULL }
+    }
+}
 
 /// One timed case.
 struct Case {
@@ -93,28 +102,47 @@ impl Case {
 
 /// See the module documentation.
 pub(super) fn roofline(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
-    let name = target.open()?.properties()?.name;
-    let (text, sizes) = if target.is_dry { (TINY, DRY) } else { (LLAMA_8B, FULL) };
-    let mut config: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
-    let model = ModelSize::of(&config);
-    // Random weights do not depend on positions, so a longer limit is valid.
-    config["max_position_embeddings"] = sizes.max_len.into();
-    let file = write_config(&config.to_string(), "roofline")?;
-    let gpus = GpuOptions { memory_utilization: Some(0.9), ..target.gpus() };
-    let engine = Engine::random_on_cuda(&options(file.clone(), WeightFormat::Bf16), 1, &gpus)?;
-    report.say(format!("shares of the data sheet's roofline on {name}, bf16, random weights"));
-    let mut steps =
-        Steps { engine, model, rates: rates_of(&name), repetitions: sizes.repetitions, slots: Vec::new() };
+    let sizes = Sizes::of(target);
+    let mut steps = Steps::new(target, &sizes, None)?;
+    report.say(format!("shares of the data sheet's roofline on {}, bf16, random weights", steps.device));
     for context in sizes.contexts {
         steps.context(&sizes, context, report)?;
     }
-    std::fs::remove_file(&file).map_err(|source| EngineError::Io { path: file, source })
+    Ok(())
+}
+
+/// Runs each step of the shortest context once in a model of [`PROFILED_LAYERS`] layers, between
+/// `cuProfilerStart` and `cuProfilerStop`. `ncu --profile-from-start off` then shows the time of every kernel
+/// of a step.
+pub(super) fn profile(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineError> {
+    let sizes = Sizes::of(target);
+    let mut steps = Steps::new(target, &sizes, Some(PROFILED_LAYERS))?;
+    for case in Case::of_context(&sizes, sizes.contexts[0]) {
+        steps.fill(case.shape)?;
+        // The first call allocates memory.
+        steps.run(&case)?;
+        profiler(true)?;
+        steps.run(&case)?;
+        profiler(false)?;
+        report.say(format!("ran {}", case.name));
+    }
+    Ok(())
+}
+
+/// Starts or stops the profiler that observes this process, if one does.
+fn profiler(is_on: bool) -> Result<(), CudaError> {
+    // SAFETY: the engine has initialised the driver; neither call has arguments.
+    let said = unsafe { if is_on { sys::cuProfilerStart() } else { sys::cuProfilerStop() } };
+    said.result()
+        .map_err(|error| CudaError::Driver { action: "start or stop a profiler", reason: error.to_string() })
 }
 
 /// The engine whose steps are timed.
 struct Steps {
     engine: Engine,
     model: ModelSize,
+    /// Name of the device.
+    device: String,
     /// Rates of the device, if its data sheet is known.
     rates: Option<Rates>,
     repetitions: usize,
@@ -123,6 +151,26 @@ struct Steps {
 }
 
 impl Steps {
+    /// A model with random weights; with `layers`, of that many layers.
+    fn new(target: &CheckTarget, sizes: &Sizes, layers: Option<usize>) -> Result<Self, EngineError> {
+        let device = target.open()?.properties()?.name;
+        let text = if target.is_dry { TINY } else { LLAMA_8B };
+        let mut config: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+        if let Some(layers) = layers {
+            config["num_hidden_layers"] = layers.into();
+        }
+        // Random weights do not depend on positions, so a longer limit is valid.
+        config["max_position_embeddings"] = sizes.max_len.into();
+        let file = write_config(&config.to_string(), "roofline")?;
+        // A profiler needs memory of its own.
+        let share = if layers.is_some() { 0.3 } else { 0.9 };
+        let gpus = GpuOptions { memory_utilization: Some(share), ..target.gpus() };
+        let engine = Engine::random_on_cuda(&options(file.clone(), WeightFormat::Bf16), 1, &gpus)?;
+        std::fs::remove_file(&file).map_err(|source| EngineError::Io { path: file, source })?;
+        let (model, rates) = (ModelSize::of(&config), rates_of(&device));
+        Ok(Self { engine, model, device, rates, repetitions: sizes.repetitions, slots: Vec::new() })
+    }
+
     /// Whether the KV cache has room for this many sequences of `context` tokens and the longest rows of a
     /// case.
     fn fits(&self, sequences: usize, context: usize, prompt_rows: usize) -> bool {
@@ -173,7 +221,10 @@ impl Steps {
         let drawn = case.drawn_of_each;
         let ids: Vec<TokenId> = vec![7; rows_of_each];
         let before: Vec<TokenId> = vec![7; context + rows_of_each - drawn + 1];
-        let sampling = SamplingParams { top_p: case.top_p, ..SamplingParams::default() };
+        // Random weights give nearly equal logits. A low temperature makes the nucleus as small as a trained
+        // model's.
+        let temperature = if case.top_p < 1.0 { 0.05 } else { 1.0 };
+        let sampling = SamplingParams { top_p: case.top_p, temperature, ..SamplingParams::default() };
         let spec = SequenceSpec { max_len: u32::MAX, sampling, ..SequenceSpec::default() };
         let vocab_size = self.engine.info().vocab_size;
         let slots = &self.slots[..sequences];

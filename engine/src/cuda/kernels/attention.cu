@@ -350,9 +350,10 @@ ATTENTION(attention_wide_128, 128, 4, 2)
 struct Merged {
   float* out;
   bf16* rounded;
+  u32 row, column, width, panels;
   __device__ __forceinline__ void write(u32 i, float x) const {
     out[i] = x;
-    if (rounded) rounded[i] = narrow(x);
+    if (rounded) rounded[input_index(row, column + i, width, panels)] = narrow(x);
   }
 };
 
@@ -409,19 +410,20 @@ struct MergedQuery {
     maximum = largest;
   }
 
-  __device__ __forceinline__ Merged to(float* out, bf16* rounded, u32 query, u32 group, u32 head_dim) const {
-    const u64 head = ((u64)(query / group) * kv_heads + kv_head) * group + query % group;
-    return {out + head * head_dim, rounded ? rounded + head * head_dim : nullptr};
+  __device__ __forceinline__ Merged to(float* out, bf16* rounded, u32 query, u32 group, u32 head_dim, u32 panels) const {
+    const u32 row = query / group, column = (kv_head * group + query % group) * head_dim;
+    const u32 all = kv_heads * group * head_dim;
+    return {out + (u64)row * all + column, rounded, row, column, all, panels};
   }
 };
 
 // Combines the splits of each query from `first_query` on.
 //   partial, tiles as above, tile_of [queries]: the tile of a query -> out [rows, heads * head_dim] f32, and
-//   rounded (bf16 or null): out as the input of a product
+//   rounded (bf16 or null): out as the input of a product (input_index)
 // Grid (queries, kv_heads), one warp; head_dim at most 128.
 extern "C" __global__ void __launch_bounds__(32)
     attention_merge(const float* partial, const u32* positions, const AttentionTile* tiles, const u32* tile_of, float* out,
-                    bf16* rounded, u32 first_query, u32 group, u32 head_dim, u32 window) {
+                    bf16* rounded, u32 first_query, u32 group, u32 head_dim, u32 window, u32 panels) {
   const u32 query = first_query + blockIdx.x;
   const MergedQuery merged(partial, positions, tiles, tile_of, query, group, head_dim, window);
   SplitSum sums[SUMS] = {};
@@ -437,7 +439,7 @@ extern "C" __global__ void __launch_bounds__(32)
 #pragma unroll
   for (u32 a = 0; a < SUMS; ++a) all[a] = sums[a].sum;
   const float sum = tree(all);
-  const Merged to = merged.to(out, rounded, query, group, head_dim);
+  const Merged to = merged.to(out, rounded, query, group, head_dim, panels);
 #pragma unroll
   for (u32 j = 0; j < LANE_DIMS; ++j) {
     const u32 i = threadIdx.x + WARP * j;
@@ -451,7 +453,7 @@ extern "C" __global__ void __launch_bounds__(32)
 // The same with eight warps, one per sum: equal bits. Grid (queries, kv_heads), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     attention_merge_long(const float* partial, const u32* positions, const AttentionTile* tiles, const u32* tile_of,
-                         float* out, bf16* rounded, u32 first_query, u32 group, u32 head_dim, u32 window) {
+                         float* out, bf16* rounded, u32 first_query, u32 group, u32 head_dim, u32 window, u32 panels) {
   __shared__ float values[MAX_HEAD_DIM][SUMS + 1];
   __shared__ float sums[SUMS];
   const u32 query = first_query + blockIdx.x;
@@ -479,5 +481,5 @@ extern "C" __global__ void __launch_bounds__(256)
   const float sum = tree(all);
 #pragma unroll
   for (u32 a = 0; a < SUMS; ++a) all[a] = values[threadIdx.x][a];
-  merged.to(out, rounded, query, group, head_dim).write(threadIdx.x, tree(all) / sum);
+  merged.to(out, rounded, query, group, head_dim, panels).write(threadIdx.x, tree(all) / sum);
 }

@@ -1,12 +1,12 @@
 // RMS norm: out = x / sqrt(mean(x^2) + eps) * weight, fused with a preceding add and a following rounding.
 //   x [rows, width] f32; delta [rows, width] f32 or null: added to x first, in place; weight [width] f32
-//   -> out [rows, width] f32, rounded [rows, width] bf16 or null: out as the input of a product
+//   -> out [rows, width] f32, rounded (bf16 or null): out as the input of a product (input_index)
 // Grid (rows), 256 threads. Twin: cpu_kernels::reference::rms_norm, to tolerance: the sum of squares is added
 // in another order (thread i adds i, i + 256, ..; then a butterfly over each warp's lanes, then warps in
 // order), the same at every row count. The sum and the rounding equal those of `add` and `to_bf16` bit for
 // bit.
 extern "C" __global__ void __launch_bounds__(256)
-    rms_norm(float* x, const float* delta, const float* weight, float* out, bf16* rounded, u32 width, float eps) {
+    rms_norm(float* x, const float* delta, const float* weight, float* out, bf16* rounded, u32 width, float eps, u32 panels) {
   // Loads of a thread that are in flight together.
   constexpr u32 AHEAD = 8;
   __shared__ float warp_sums[8];
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(256)
       if (base + 256 * j >= width) break;
       const float normed = numbers[j] * scale * weights[j];
       out[first + base + 256 * j] = normed;
-      if (rounded) rounded[first + base + 256 * j] = narrow(normed);
+      if (rounded) rounded[input_index(blockIdx.x, base + 256 * j, width, panels)] = narrow(normed);
     }
   }
 }

@@ -13,6 +13,17 @@ extern "C" __global__ void __launch_bounds__(256) to_bf16(const float* x, bf16* 
   if (i < len) out[i] = narrow(x[i]);
 }
 
+// The same as panels. x [rows, width], width a multiple of 64 -> out [width / 64][panels] of panel_index.
+// Grid (ceil(width / 1024), rows), 256 threads of four numbers each.
+extern "C" __global__ void __launch_bounds__(256) to_panels(const float* x, bf16* out, u32 width, u32 panels) {
+  const u32 i = (blockIdx.x * 256 + threadIdx.x) * 4;
+  if (i >= width) return;
+  const uint4 numbers = load_16(x + (u64)blockIdx.y * width + i);
+  u32* words = (u32*)(out + panel_index(blockIdx.y, i, panels));
+  words[0] = pack(narrow(__uint_as_float(numbers.x)), narrow(__uint_as_float(numbers.y)));
+  words[1] = pack(narrow(__uint_as_float(numbers.z)), narrow(__uint_as_float(numbers.w)));
+}
+
 // x [*, width], which [rows] -> out [rows, width]. Grid (rows), 256 threads.
 extern "C" __global__ void __launch_bounds__(256) take_rows(const float* x, const u32* which, float* out, u32 width) {
   const u64 from = (u64)which[blockIdx.x] * width;

@@ -6,8 +6,9 @@ use cpu_kernels::HeadLayout;
 use half::bf16;
 
 use super::own_blocks::own_block_len;
+use super::rows::check_rounded;
 use super::tiling::{AttentionChunk, AttentionTile, WorkItem, part_len};
-use super::{GatherBlocks, MAX_GRID_YZ};
+use super::{GatherBlocks, MAX_GRID_YZ, ProductInput};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{ATTENTION, Kernel};
@@ -70,8 +71,11 @@ pub(crate) struct Attention<'a, M> {
     /// `[rows, layout.q_width()]`.
     pub(crate) out: &'a mut Tensor<M, f32>,
     /// `[rows, layout.q_width()]`: `out` as the input of a product.
-    pub(crate) rounded: Option<&'a mut Tensor<M, bf16>>,
+    pub(crate) rounded: Option<ProductInput<'a, M>>,
 }
+
+/// The rounded output, and the kernels' parameter `panels`.
+type Rounded<'b, 'a, M> = (&'b mut Option<&'a mut Tensor<M, bf16>>, usize);
 
 impl<M: DeviceMemory> Attention<'_, M> {
     pub(crate) fn launch<E>(mut self, executor: &mut E, rows: usize) -> Result<(), CudaError>
@@ -98,13 +102,18 @@ impl<M: DeviceMemory> Attention<'_, M> {
         let own_len = self.own.as_ref().map_or(0, |own| own.blocks.len());
         check_len(kernel.name, "own blocks", own_len, self.tiling.own_len(self.layout))?;
         check_len(kernel.name, "out", self.out.len(), rows * self.layout.q_width())?;
-        let rounded_len = self.rounded.as_ref().map_or(self.out.len(), |rounded| rounded.len());
-        check_len(kernel.name, "rounded", rounded_len, rows * self.layout.q_width())?;
-        chunks.iter().try_for_each(|chunk| self.launch_chunk(executor, chunk))
+        let size = (rows, self.layout.q_width());
+        let (mut rounded, panels) = check_rounded(kernel.name, self.rounded.take(), size)?;
+        chunks.iter().try_for_each(|chunk| self.launch_chunk(executor, chunk, (&mut rounded, panels)))
     }
 
     /// Launches a chunk: own blocks of trees, splits, merge. `launch` has checked everything.
-    fn launch_chunk<E>(&mut self, executor: &mut E, chunk: &AttentionChunk) -> Result<(), CudaError>
+    fn launch_chunk<E>(
+        &mut self,
+        executor: &mut E,
+        chunk: &AttentionChunk,
+        rounded: Rounded<'_, '_, M>,
+    ) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
     {
@@ -116,7 +125,7 @@ impl<M: DeviceMemory> Attention<'_, M> {
         for (work, is_wide) in chunk.work.iter().zip([false, true]).filter(|(work, _)| !work.is_empty()) {
             self.launch_work(executor, (work, chunk.own.start), is_wide)?;
         }
-        self.launch_merge(executor, chunk)
+        self.launch_merge(executor, chunk, rounded)
     }
 
     /// Launches the splits of the tiles of one width. The second item is the first own block of the chunk.
@@ -146,7 +155,12 @@ impl<M: DeviceMemory> Attention<'_, M> {
         unsafe { executor.launch(kernel_for(head_dim, is_wide)?, grid, &mut { params }) }
     }
 
-    fn launch_merge<E>(&mut self, executor: &mut E, chunk: &AttentionChunk) -> Result<(), CudaError>
+    fn launch_merge<E>(
+        &mut self,
+        executor: &mut E,
+        chunk: &AttentionChunk,
+        (rounded, panels): Rounded<'_, '_, M>,
+    ) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
     {
@@ -156,8 +170,8 @@ impl<M: DeviceMemory> Attention<'_, M> {
         let is_long = chunk.max_splits > MERGED_BY_A_WARP;
         let merge = ATTENTION.kernel(2 * HEAD_DIMS.len() + usize::from(is_long));
         let params = Params::default().read(self.partial).view(self.positions).view(tiles).view(tile_of);
-        let params = params.write(self.out).write_if(self.rounded.as_deref_mut()).u32(chunk.queries.start);
-        let params = params.u32(group).u32(head_dim).u32(window);
+        let params = params.write(self.out).write_if(rounded.as_deref_mut()).u32(chunk.queries.start);
+        let params = params.u32(group).u32(head_dim).u32(window).u32(panels);
         let grid = [chunk.queries.len() as u32, num_kv_heads as u32, 1];
         // SAFETY: these are the kernel's parameters; the tiles of these queries have a partial result for
         // every split that a position needs.

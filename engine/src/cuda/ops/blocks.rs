@@ -7,7 +7,7 @@ use cpu_kernels::NUM_SLICES;
 /// Warps per block.
 const WARPS: usize = 8;
 /// Streaming multiprocessors of an H100 SXM; fewer blocks leave some of them idle.
-const MULTIPROCESSORS: usize = 132;
+pub(super) const MULTIPROCESSORS: usize = 132;
 /// Channels per group of warps. Fewer than 16 leave a part of the tensor cores' operand empty, which costs
 /// nothing if few rows wait for weights, and gives more blocks.
 pub(super) const CHANNELS: [usize; 4] = [16, 8, 4, 2];
@@ -107,7 +107,7 @@ pub(crate) fn product_launch(
 
 /// Returns the smallest aligned run of 1, 2, 4 or 8 slices that contains all nonempty slices: its first
 /// slice, and the logarithm of its length.
-fn nonempty_slices(borders: &[u32]) -> (usize, usize) {
+pub(super) fn nonempty_slices(borders: &[u32]) -> (usize, usize) {
     let is_used = |s: &usize| borders.get(*s) < borders.get(*s + 1);
     let first = (0..NUM_SLICES).find(is_used).unwrap_or(0);
     let last = (0..NUM_SLICES).rfind(is_used).unwrap_or(NUM_SLICES - 1);

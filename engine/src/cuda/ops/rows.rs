@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::MAX_GRID_YZ;
+use super::{InputLayout, MAX_GRID_YZ, ProductInput};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{EMBEDDING, Kernel, RMS_NORM, ROWS, SWIGLU};
@@ -52,7 +52,7 @@ pub(crate) struct RmsNorm<'a, M> {
     /// `[rows, width]`.
     pub(crate) out: &'a mut Tensor<M, f32>,
     /// `[rows, width]`: `out` as the input of a product.
-    pub(crate) rounded: Option<&'a mut Tensor<M, bf16>>,
+    pub(crate) rounded: Option<ProductInput<'a, M>>,
 }
 
 impl<M: DeviceMemory> RmsNorm<'_, M> {
@@ -82,10 +82,9 @@ impl<M: DeviceMemory> RmsNorm<'_, M> {
         check(kernel.name, ("rows", rows), rows > 0, "at least 1")?;
         check_len(kernel.name, "x", self.x.len(), rows * width)?;
         check_len(kernel.name, "out", self.out.len(), rows * width)?;
-        let rounded_len = self.rounded.as_ref().map_or(rows * width, |rounded| rounded.len());
-        check_len(kernel.name, "rounded", rounded_len, rows * width)?;
+        let (rounded, panels) = check_rounded(kernel.name, self.rounded, (rows, width))?;
         let params = Params::default().read(self.x).u64(delta).read(self.weight).write(self.out);
-        let params = params.write_if(self.rounded).u32(width).f32(self.eps);
+        let params = params.write_if(rounded).u32(width).f32(self.eps).u32(panels);
         // SAFETY: these are the kernel's parameters; the checks and this function's contract ensure that
         // every row is in bounds.
         unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }
@@ -137,6 +136,40 @@ pub(crate) fn to_bf16<E: Executor>(
     unsafe { executor.launch(kernel, by_number(kernel, len)?, &mut { params }) }
 }
 
+/// Rounds rows to bf16 in panels; `width` is a multiple of 64.
+pub(crate) fn to_panels<E: Executor>(
+    executor: &mut E,
+    x: &Tensor<E::Memory, f32>,
+    out: &mut Tensor<E::Memory, bf16>,
+    (rows, width): (usize, usize),
+) -> Result<(), CudaError> {
+    let kernel = ROWS.kernel(2);
+    check(kernel.name, ("rows", rows), (1..=MAX_GRID_YZ).contains(&rows), format!("1 to {MAX_GRID_YZ}"))?;
+    check(kernel.name, ("width", width), width > 0 && width.is_multiple_of(64), "a multiple of 64")?;
+    check_len(kernel.name, "x", x.len(), rows * width)?;
+    let (out, panels) = check_rounded(kernel.name, Some((out, InputLayout::Panels)), (rows, width))?;
+    let params = Params::default().read(x).write_if(out).u32(width).u32(panels);
+    let grid = [width.div_ceil(4 * kernel.threads as usize) as u32, rows as u32, 1];
+    // SAFETY: these are the kernel's parameters; the checks ensure that every row is in bounds.
+    unsafe { executor.launch(kernel, grid, &mut { params }) }
+}
+
+/// A rounded output and the kernels' parameter `panels`.
+type RoundedParams<'a, M> = (Option<&'a mut Tensor<M, bf16>>, usize);
+
+/// Checks that a rounded output has room for its rows. Returns it and the kernels' parameter `panels`.
+pub(super) fn check_rounded<'a, M: DeviceMemory>(
+    kernel: &'static str,
+    rounded: Option<ProductInput<'a, M>>,
+    (rows, width): (usize, usize),
+) -> Result<RoundedParams<'a, M>, CudaError> {
+    let Some((tensor, layout)) = rounded else { return Ok((None, 0)) };
+    check_len(kernel, "rounded", tensor.len(), layout.len(rows, width))?;
+    let is_whole = layout == InputLayout::Rows || width.is_multiple_of(64);
+    check(kernel, ("width", width), is_whole, "a multiple of 64 in panels")?;
+    Ok((Some(tensor), layout.panels(rows)))
+}
+
 /// Copies the rows of `x` `[*, width]` that `which` lists -> `out`. The rows must exist: the builder of the
 /// batch counts them.
 pub(crate) fn take_rows<E: Executor>(
@@ -145,7 +178,7 @@ pub(crate) fn take_rows<E: Executor>(
     which: View<'_, u32>,
     out: &mut Tensor<E::Memory, f32>,
 ) -> Result<(), CudaError> {
-    let (kernel, rows) = (ROWS.kernel(2), which.len());
+    let (kernel, rows) = (ROWS.kernel(3), which.len());
     check(kernel.name, ("rows", rows), rows > 0, "at least 1")?;
     check_len(kernel.name, "out", out.len(), rows * width)?;
     let params = Params::default().read(x).view(which).write(out).u32(width);
@@ -164,7 +197,7 @@ pub(crate) fn finish_sum<E: Executor>(
     (scales, bias): (PerChannel<'_, E::Memory>, PerChannel<'_, E::Memory>),
     (rows, width): (usize, usize),
 ) -> Result<(), CudaError> {
-    let kernel = ROWS.kernel(3);
+    let kernel = ROWS.kernel(4);
     check(kernel.name, ("rows", rows), rows > 0, "at least 1")?;
     check_len(kernel.name, "sum", sum.len(), rows * width)?;
     check_len(kernel.name, "scales", scales.map_or(width, Tensor::len), width)?;
@@ -179,15 +212,15 @@ pub(crate) fn swiglu<E: Executor>(
     executor: &mut E,
     gate_up: &Tensor<E::Memory, f32>,
     out: &mut Tensor<E::Memory, f32>,
-    rounded: Option<&mut Tensor<E::Memory, bf16>>,
+    rounded: Option<ProductInput<'_, E::Memory>>,
     (rows, width): (usize, usize),
 ) -> Result<(), CudaError> {
     let kernel = SWIGLU.kernel(0);
     check(kernel.name, ("rows", rows), (1..=MAX_GRID_YZ).contains(&rows), format!("1 to {MAX_GRID_YZ}"))?;
     check_len(kernel.name, "gate_up", gate_up.len(), rows * 2 * width)?;
     check_len(kernel.name, "out", out.len(), rows * width)?;
-    check_len(kernel.name, "rounded", rounded.as_ref().map_or(rows * width, |x| x.len()), rows * width)?;
-    let params = Params::default().read(gate_up).write(out).write_if(rounded).u32(width);
+    let (rounded, panels) = check_rounded(kernel.name, rounded, (rows, width))?;
+    let params = Params::default().read(gate_up).write(out).write_if(rounded).u32(width).u32(panels);
     let grid = [width.div_ceil(4 * kernel.threads as usize) as u32, rows as u32, 1];
     // SAFETY: these are the kernel's parameters; the checks ensure that every row is in bounds.
     unsafe { executor.launch(kernel, grid, &mut { params }) }

@@ -7,8 +7,8 @@ use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    Embedding, RmsNorm, WriteKv, add, finish_sum, multiply_only, norm_heads, read_words, rotate, swiglu,
-    take_rows, to_bf16,
+    Embedding, InputLayout, RmsNorm, WriteKv, add, finish_sum, multiply_only, norm_heads, read_words, rotate,
+    swiglu, take_rows, to_bf16,
 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -133,7 +133,7 @@ fn joined_norm<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<
     to_bf16(e, &apart.1, &mut apart.2, len)?;
     let mut joined =
         (Tensor::of(e, &x, "x")?, Tensor::zeros(e, len, "out")?, Tensor::zeros(e, len, "rounded")?);
-    let rounded = Some(&mut joined.2);
+    let rounded = Some((&mut joined.2, InputLayout::Rows));
     let launch = RmsNorm { x: &joined.0, weight: &weight, eps, out: &mut joined.1, rounded };
     // SAFETY: `delta` has the length of `x`, which has no other user.
     unsafe { launch.launch_with_add(e, rows, delta.address()) }?;
@@ -272,7 +272,7 @@ fn silu<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Parity,
     let on_device = Tensor::of(e, &gate_up, "gate_up")?;
     let mut out = Tensor::zeros(e, rows * width, "out")?;
     let mut rounded = Tensor::zeros(e, rows * width, "rounded")?;
-    swiglu(e, &on_device, &mut out, Some(&mut rounded), (rows, width))?;
+    swiglu(e, &on_device, &mut out, Some((&mut rounded, InputLayout::Rows)), (rows, width))?;
     let (out, rounded) = (out.read(e, 0..rows * width)?, rounded.read(e, 0..rows * width)?);
     if let Some(wrong) = (0..out.len()).find(|&i| !is_rounded(out[i], rounded[i])) {
         let case = format!("swiglu of {width}, rounded at {wrong}");

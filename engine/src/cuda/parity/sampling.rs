@@ -189,7 +189,7 @@ fn draws<E: Executor>(
     let (mut logits, mut draws, mut expected) = (Vec::new(), Vec::new(), Vec::new());
     for row in 0..rows as u32 {
         let sampling = SamplingParams { temperature, ..SamplingParams::default() };
-        let seed = u64::from(row) * 0x1234_5678_9abc_def1;
+        let seed = u64::from(row).wrapping_mul(0x1234_5678_9abc_def1);
         let spec =
             SequenceSpec { seed, choice: row % 3, sampling, max_len: u32::MAX, ..SequenceSpec::default() };
         let mut numbers = model_row(vocab, row);
@@ -219,7 +219,7 @@ fn several<E: Executor>(
     let sampling = SamplingParams { temperature, ..SamplingParams::default() };
     let (mut logits, mut draws, mut expected) = (Vec::new(), Vec::new(), Vec::new());
     for row in 0..rows as u32 {
-        let (seed, sampling) = (u64::from(row) * 0x1234_5678_9abc_def1, sampling.clone());
+        let (seed, sampling) = (u64::from(row).wrapping_mul(0x1234_5678_9abc_def1), sampling.clone());
         let spec =
             SequenceSpec { seed, choice: row % 3, sampling, max_len: u32::MAX, ..SequenceSpec::default() };
         let mut numbers = model_row(vocab, row);

@@ -14,6 +14,7 @@ use super::{Exchange, Ranks, SumPhases, load_on, on_device};
 use crate::collective::RankBarrier;
 use crate::cuda::emulator::Emulator;
 use crate::cuda::numerics::Numerics;
+use crate::cuda::test_model::{PANELS, changed_config};
 use crate::cuda::whole_model::run;
 use crate::weights::{TensorPart, TensorSource};
 use crate::{Engine, EngineError, LoadOptions, WeightFormat};
@@ -85,6 +86,18 @@ fn ranks_change_no_bit() {
 }
 
 #[test]
+fn ranks_change_no_bit_of_products_of_panels() {
+    let (_dir, options) = changed_config(PANELS, &[]);
+    let expected = run(&mut engine(&options, Ranks::alone(Emulator::build()))).unwrap();
+    for count in [2, 4] {
+        assert!(
+            run(&mut engine(&options, ranks(count))).unwrap() == expected,
+            "{count} ranks: the bits differ"
+        );
+    }
+}
+
+#[test]
 fn kv_is_shared_out_over_ranks() {
     let dir = config(4, true);
     let options = options(&dir, WeightFormat::Bf16);
@@ -92,12 +105,12 @@ fn kv_is_shared_out_over_ranks() {
     assert_eq!(info.kv_blocks, (1 << 20) / (16 * info.kv_bytes_per_token));
 
     // Sized by device memory: 900 of 1024 MiB are free, 256 are slack, and a forward of this model needs
-    // little.
+    // less than a fifth of the rest.
     let engine = engine(&options, Ranks { memory_utilization: Some(0.75), ..ranks(2) });
     let on_rank = 16 * info.kv_bytes_per_token / 2;
     let most = (768 - 124 - 256) * (1 << 20) / on_rank;
     let blocks = engine.info().kv_blocks;
-    assert!(blocks < most && blocks > most * 9 / 10, "{blocks} of at most {most}");
+    assert!(blocks < most && blocks > most * 8 / 10, "{blocks} of at most {most}");
 }
 
 #[test]

@@ -96,6 +96,28 @@ fn by_bf16<E: Executor>(
     })
 }
 
+/// The bits of `x` `[rows, k]` times `weights` `[n, k]`, plus `bias`, by the reference kernel.
+pub(in crate::cuda::parity) fn multiply_by_reference<E: Executor>(
+    e: &mut E,
+    (x, weights): (&[bf16], &[bf16]),
+    slices: &KSlices,
+    bias: &Tensor<E::Memory, f32>,
+) -> Result<Vec<u32>, CudaError> {
+    let (n, k) = (bias.len(), slices.end());
+    let rows = x.len() / k;
+    let on_host = borders(slices, BF16_GRAIN);
+    let borders = Tensor::of(e, &on_host, "borders")?;
+    let (x, weights) = (Tensor::of(e, x, "x")?, Tensor::of(e, weights, "weights")?);
+    let mut out = Tensor::zeros(e, rows * n, "out")?;
+    let (borders, bias) = ((&borders, on_host.as_slice()), Some(bias));
+    GemmBf16 { x: &x, weights: &weights, bias, borders, out: &mut out }.launch_variant(
+        e,
+        (rows, n, k),
+        Some(REFERENCE),
+    )?;
+    bits(e, &out)
+}
+
 /// Computes the bits of an int8 product with a kernel.
 fn by_int8<E: Executor>(
     e: &mut E,
@@ -128,7 +150,10 @@ fn by_int8<E: Executor>(
     })
 }
 
-pub(super) fn bits<E: Executor>(e: &mut E, out: &Tensor<E::Memory, f32>) -> Result<Vec<u32>, CudaError> {
+pub(in crate::cuda::parity) fn bits<E: Executor>(
+    e: &mut E,
+    out: &Tensor<E::Memory, f32>,
+) -> Result<Vec<u32>, CudaError> {
     Ok(out.read(e, 0..out.len())?.iter().map(|x| x.to_bits()).collect())
 }
 

@@ -1,0 +1,91 @@
+//! Inputs of products, rounded to bf16. The kernel that writes an input in f32 also writes it rounded, in the
+//! layout that the model's products read. A product that needs another layout rounds its input itself.
+
+use half::bf16;
+
+use super::State;
+use super::load::GpuWeights;
+use crate::cuda::CudaError;
+use crate::cuda::executor::{Executor, Tensor};
+use crate::cuda::ops::{InputLayout, ensure_capacity, to_bf16, to_panels};
+
+/// Columns of a panel: rows whose length is no multiple of it are never packed.
+const PANEL_COLUMNS: usize = 64;
+
+/// How many of a model's matrices read inputs in bf16 of either layout.
+#[derive(Debug, Default)]
+pub(super) struct InputReaders {
+    rows: usize,
+    panels: usize,
+}
+
+impl InputReaders {
+    pub(super) fn add<M>(&mut self, weights: &GpuWeights<M>) {
+        match weights {
+            GpuWeights::Bf16Panels(_) => self.panels += 1,
+            GpuWeights::Bf16(_) | GpuWeights::Fp8 { .. } => self.rows += 1,
+            GpuWeights::Int8 { .. } => {}
+        }
+    }
+
+    /// The layout in which rows of `width` are written; `None` if no product reads bf16.
+    fn layout(&self, width: usize) -> Option<InputLayout> {
+        let is_packed = self.panels > self.rows && width.is_multiple_of(PANEL_COLUMNS);
+        let layout = if is_packed { InputLayout::Panels } else { InputLayout::Rows };
+        (self.panels + self.rows > 0).then_some(layout)
+    }
+}
+
+/// Numbers in f32 of which `rounded` holds a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RoundedSource {
+    address: u64,
+    len: usize,
+    layout: InputLayout,
+}
+
+/// `x` `[rows, k]`, rounded in this layout: the copy in `rounded` if it is one of `x`, else a new one.
+pub(super) fn round<'a, E: Executor>(
+    executor: &mut E,
+    rounded: &'a mut Option<Tensor<E::Memory, bf16>>,
+    source: Option<RoundedSource>,
+    (x, (rows, k)): (&Tensor<E::Memory, f32>, (usize, usize)),
+    layout: InputLayout,
+) -> Result<&'a Tensor<E::Memory, bf16>, CudaError> {
+    let wanted = RoundedSource { address: x.address(), len: rows * k, layout };
+    let copy = ensure_capacity(rounded, executor, layout.len(rows, k), "rounded activations")?;
+    match (source == Some(wanted), layout) {
+        (true, _) => {}
+        (false, InputLayout::Rows) => to_bf16(executor, x, copy, rows * k)?,
+        (false, InputLayout::Panels) => to_panels(executor, x, copy, (rows, k))?,
+    }
+    Ok(copy)
+}
+
+impl<E: Executor> State<E> {
+    /// Ensures that the buffer of rounded inputs has room for these rows, if products read bf16. Returns the
+    /// layout in which to write them.
+    pub(super) fn ensure_rounded(
+        &mut self,
+        (rows, width): (usize, usize),
+    ) -> Result<Option<InputLayout>, CudaError> {
+        let Some(layout) = self.readers.layout(width) else { return Ok(None) };
+        ensure_capacity(
+            &mut self.rounded,
+            &mut self.executor,
+            layout.len(rows, width),
+            "rounded activations",
+        )?;
+        Ok(Some(layout))
+    }
+
+    /// Records that `rounded` holds the rounded copy of these rows until the next operation.
+    pub(super) fn set_rounded_source(
+        &mut self,
+        address: u64,
+        (rows, width): (usize, usize),
+        layout: Option<InputLayout>,
+    ) {
+        self.rounded_source = layout.map(|layout| RoundedSource { address, len: rows * width, layout });
+    }
+}

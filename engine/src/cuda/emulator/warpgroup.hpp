@@ -1,0 +1,162 @@
+// The emulator's version of kernels/warpgroup.cuh. Bulk copies arrive when a thread waits for their barrier,
+// and products are computed when the thread waits for them: as late as a device may do it. Sets of 16 are
+// summed in the order of `mma`. The race check does not see these copies and products.
+#pragma once
+
+typedef char* SharedAddress;
+typedef const char* Operand;
+
+namespace emulator {
+
+// A barrier, at its place in shared memory.
+struct PhaseBarrier {
+  uint16_t expected, pending;
+  int32_t bytes_and_phase;  // bytes on their way, times two, plus the parity of the phase
+};
+static_assert(sizeof(PhaseBarrier) == 8, "");
+struct BulkCopy {
+  char* to;
+  const void* from;
+  uint32_t bytes;
+  char* barrier;
+};
+struct PanelProduct {
+  float* acc;
+  const char *weights, *rows;
+  uint32_t num_rows, group;
+};
+constexpr uint32_t MAX_BULK_COPIES = 64, MAX_PRODUCTS = 16, MOST_FRUITLESS_TURNS = 1u << 22;
+static BulkCopy bulk_copies[MAX_BULK_COPIES];
+static uint32_t num_bulk_copies;
+static PanelProduct panel_products[MAX_THREADS][MAX_PRODUCTS];
+static uint32_t num_products[MAX_THREADS], committed[MAX_THREADS];
+
+EMULATOR_ONLY static inline PhaseBarrier& phases_at(char* at) { return *(PhaseBarrier*)at; }
+
+EMULATOR_ONLY static inline void complete_if_done(PhaseBarrier& barrier) {
+  if (barrier.pending > 0 || barrier.bytes_and_phase >> 1 != 0) return;
+  barrier.pending = barrier.expected;
+  barrier.bytes_and_phase ^= 1;
+}
+
+EMULATOR_ONLY static inline void arrive(char* at, uint32_t bytes) {
+  PhaseBarrier& barrier = phases_at(at);
+  barrier.bytes_and_phase += 2 * (int32_t)bytes;
+  --barrier.pending;
+  complete_if_done(barrier);
+}
+
+EMULATOR_ONLY static inline void finish_bulk_copies(char* at) {
+  uint32_t left = 0;
+  for (uint32_t i = 0; i < num_bulk_copies; ++i) {
+    const BulkCopy copy = bulk_copies[i];
+    if (copy.barrier != at) {
+      bulk_copies[left++] = copy;
+      continue;
+    }
+    std::memcpy(copy.to, copy.from, copy.bytes);
+    phases_at(at).bytes_and_phase -= 2 * (int32_t)copy.bytes;
+    complete_if_done(phases_at(at));
+  }
+  num_bulk_copies = left;
+}
+
+EMULATOR_ONLY static bool is_phase_over(char* at, uint32_t parity) { return (uint32_t)(phases_at(at).bytes_and_phase & 1) != parity; }
+
+EMULATOR_ONLY static void wait_for_phase(char* at, uint32_t parity) {
+  for (uint32_t turn = 0; !is_phase_over(at, parity); ++turn) {
+    finish_bulk_copies(at);
+    if (is_phase_over(at, parity)) return;
+    if (turn == MOST_FRUITLESS_TURNS) {
+      std::fprintf(stderr, "emulator: a thread waits for a phase that is never complete\n");
+      std::abort();
+    }
+    yield();
+  }
+}
+
+EMULATOR_ONLY static void multiply_now(const PanelProduct& product) {
+  const uint32_t thread = current % 128, g = thread % 32 / 4, t = thread % 4;
+  for (uint32_t i = 0; i < product.num_rows / 2; ++i) {
+    const uint32_t channel = thread / 32 * 16 + g + 8 * (i / 2 % 2), row = i / 4 * 8 + 2 * t + i % 2;
+    double sum = product.acc[i];
+    for (uint32_t pair = 0; pair < 2; ++pair) {
+      for (uint32_t four = 0; four < 4; ++four) {
+        const uint32_t at = four / 2 * 128 + four % 2 * 8 + pair * 4;
+        uint32_t w, x;
+        std::memcpy(&w, product.weights + channel / 8 * 1024 + channel % 8 * 16 + at, 4);
+        std::memcpy(&x, product.rows + row / 8 * 1024 + row % 8 * 16 + at, 4);
+        for (uint32_t half = 0; half < 2; ++half) sum += bf16_half(w, half) * bf16_half(x, half);
+      }
+    }
+    product.acc[i] = (float)sum;
+  }
+}
+
+// Computes this thread's products of all but the last `left` groups.
+EMULATOR_ONLY static void finish_products(uint32_t left) {
+  PanelProduct* const mine = panel_products[current];
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < num_products[current]; ++i) {
+    if (mine[i].group + left < committed[current]) {
+      multiply_now(mine[i]);
+    } else {
+      mine[kept++] = mine[i];
+    }
+  }
+  num_products[current] = kept;
+}
+
+EMULATOR_ONLY static void start_product(float* acc, const char* weights, const char* rows, uint32_t num_rows) {
+  if (num_products[current] == MAX_PRODUCTS) {
+    std::fprintf(stderr, "emulator: more products under way than it keeps\n");
+    std::abort();
+  }
+  panel_products[current][num_products[current]++] = {acc, weights, rows, num_rows, committed[current]};
+}
+
+EMULATOR_ONLY static void start_bulk_copy(char* to, const void* from, uint32_t bytes, char* barrier) {
+  if (num_bulk_copies == MAX_BULK_COPIES) {
+    std::fprintf(stderr, "emulator: more bulk copies under way than it keeps\n");
+    std::abort();
+  }
+  global_bytes += bytes;
+  note_read(from, bytes);
+  std::memset(to, 0xa5, bytes);
+  bulk_copies[num_bulk_copies++] = {to, from, bytes, barrier};
+}
+
+EMULATOR_ONLY static void init_phases(char* at, uint32_t arrivals) {
+  phases_at(at) = {(uint16_t)arrivals, (uint16_t)arrivals, 0};
+}
+
+EMULATOR_ONLY static void commit_products() { ++committed[current]; }
+
+}  // namespace emulator
+
+static inline SharedAddress shared_address(const void* at) { return (char*)at; }
+static inline void barrier_init(SharedAddress at, uint32_t arrivals) { emulator::init_phases(at, arrivals); }
+static inline void barriers_ready() {}
+static inline void barrier_arrive(SharedAddress at) { emulator::arrive(at, 0); }
+static inline void barrier_expect(SharedAddress at, uint32_t bytes) { emulator::arrive(at, bytes); }
+static inline void barrier_wait(SharedAddress at, uint32_t parity) { emulator::wait_for_phase(at, parity); }
+static inline void copy_bulk(SharedAddress to, const void* from, uint32_t bytes, SharedAddress barrier) {
+  emulator::start_bulk_copy(to, from, bytes, barrier);
+}
+template <int COUNT>
+static inline void take_registers() {}
+template <int COUNT>
+static inline void release_registers() {}
+static inline Operand panels_at(SharedAddress at) { return at; }
+template <int LEN>
+static inline void order_registers(float (&)[LEN]) {}
+static inline void products_begin() {}
+static inline void products_commit() { emulator::commit_products(); }
+template <int LEFT>
+static inline void products_wait() {
+  emulator::finish_products(LEFT);
+}
+template <int ROWS>
+static inline void multiply_panels(float (&acc)[ROWS / 2], Operand weights, Operand rows) {
+  emulator::start_product(acc, weights, rows, ROWS);
+}

@@ -1,0 +1,107 @@
+// What a kernel of cooperating warpgroups needs on compute capability 9.0 (PTX ISA: wgmma, mbarrier,
+// cp.async.bulk, setmaxnreg). The emulator has its own version (emulator/warpgroup.hpp).
+
+#ifndef EMULATED
+// An address in shared memory.
+typedef u32 SharedAddress;
+
+__device__ __forceinline__ SharedAddress shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+
+// Makes the barrier at `at` complete a phase after `arrivals` arrivals and all bytes that were announced.
+__device__ __forceinline__ void barrier_init(SharedAddress at, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers visible to the copy engine. A __syncthreads follows.
+__device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ __forceinline__ void barrier_arrive(SharedAddress at) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+
+// Arrives, and announces `bytes` of copies.
+__device__ __forceinline__ void barrier_expect(SharedAddress at, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+
+// Waits until the phase of this parity is complete. The first phase has parity 0; that before it is complete.
+__device__ __forceinline__ void barrier_wait(SharedAddress at, u32 parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred is_complete;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 is_complete, [%0], %1;\n"
+      "@is_complete bra complete;\n"
+      "bra again;\n"
+      "complete:\n"
+      "}" ::"r"(at), "r"(parity) : "memory");
+}
+
+// Starts a copy of `bytes`, a multiple of 16, from global to shared memory. The barrier counts them as they
+// arrive.
+__device__ __forceinline__ void copy_bulk(SharedAddress to, const void* from, u32 bytes, SharedAddress barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// Sets the number of registers of each thread of this warpgroup; all its threads take part.
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void release_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Panels of 8 rows x 64 numbers as the operand of an instruction, from a set of 16 on: 128 bytes to the next
+// 8 numbers of K, 1,024 bytes to the next 8 rows, no swizzle.
+typedef u64 Operand;
+__device__ __forceinline__ Operand panels_at(SharedAddress at) {
+  return (u64)((at & 0x3ffffu) >> 4) | (u64)(128 >> 4) << 16 | (u64)(1024 >> 4) << 32;
+}
+
+// Orders the registers of `acc` before the instructions that add to them, or after those that have.
+template <int LEN>
+__device__ __forceinline__ void order_registers(float (&acc)[LEN]) {
+#pragma unroll
+  for (int i = 0; i < LEN; ++i) asm volatile("" : "+f"(acc[i])::"memory");
+}
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most LEFT committed groups of products are in flight.
+template <int LEFT>
+__device__ __forceinline__ void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+// acc += weights rows^T over a set of 16 of K: 64 channels x ROWS rows, f32 sums. The warpgroup's thread
+// 32 w + 4 g + t holds channels 16 w + g and 16 w + g + 8 of rows 2 t and 2 t + 1 of each group of 8 rows:
+// acc[4 j + i] is channel + 8 (i / 2), row 8 j + 2 t + i % 2. Asynchronous.
+template <int ROWS>
+__device__ __forceinline__ void multiply_panels(float (&acc)[ROWS / 2], Operand weights, Operand rows);
+
+#define REGISTERS_10(t)                                                                                             \
+  "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9"
+#define REGISTERS_FIRST_10 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9"
+#define SUMS_4(i) "+f"(acc[i]), "+f"(acc[i + 1]), "+f"(acc[i + 2]), "+f"(acc[i + 3])
+#define SUMS_20(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12), SUMS_4(i + 16)
+// REGISTERS names the registers of `acc`, FIRST and SECOND the two after them.
+#define MULTIPLY_PANELS(ROWS, REGISTERS, FIRST, SECOND, ...)                                                        \
+  template <>                                                                                                       \
+  __device__ __forceinline__ void multiply_panels<ROWS>(float (&acc)[ROWS / 2], Operand weights, Operand rows) {    \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #ROWS "k16.f32.bf16.bf16 {" REGISTERS "}, " FIRST ", " SECOND  \
+                 ", 1, 1, 1, 0, 0;"                                                                                 \
+                 : __VA_ARGS__                                                                                      \
+                 : "l"(weights), "l"(rows));                                                                        \
+  }
+MULTIPLY_PANELS(8, "%0, %1, %2, %3", "%4", "%5", SUMS_4(0))
+MULTIPLY_PANELS(16, "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", SUMS_4(0), SUMS_4(4))
+MULTIPLY_PANELS(40, REGISTERS_FIRST_10 ", " REGISTERS_10(1), "%20", "%21", SUMS_20(0))
+MULTIPLY_PANELS(80, REGISTERS_FIRST_10 ", " REGISTERS_10(1) ", " REGISTERS_10(2) ", " REGISTERS_10(3), "%40", "%41",
+                SUMS_20(0), SUMS_20(20))
+MULTIPLY_PANELS(128,
+                REGISTERS_FIRST_10 ", " REGISTERS_10(1) ", " REGISTERS_10(2) ", " REGISTERS_10(3) ", " REGISTERS_10(4) ", "
+                REGISTERS_10(5) ", %60, %61, %62, %63",
+                "%64", "%65", SUMS_20(0), SUMS_20(20), SUMS_20(40), SUMS_4(60))
+#endif

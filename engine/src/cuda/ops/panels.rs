@@ -1,0 +1,241 @@
+//! bf16 products by warpgroup instructions (`kernels/gemm_panels.cu`), of operands that are packed in panels
+//! of 8 rows by 64 columns. Equal bits to [`GemmBf16`](super::GemmBf16).
+
+use cpu_kernels::NUM_SLICES;
+use half::bf16;
+
+use super::blocks::{MULTIPROCESSORS, nonempty_slices};
+use super::gemm::{check_borders, check_product};
+use super::{MAX_GRID_YZ, ensure_capacity};
+use crate::cuda::CudaError;
+use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
+use crate::cuda::sources::{GEMM_PANELS, Kernel};
+
+/// Rows and columns of a panel.
+const PANEL: [usize; 2] = [8, 64];
+/// Channels of a unit of work; weights are padded to a multiple.
+const CHANNELS: usize = 128;
+/// Row tiles of the kernels, in their order in the file, with the number of blocks per multiprocessor.
+const TILES: [(usize, usize); 5] = [(8, 2), (16, 2), (40, 1), (80, 1), (128, 1)];
+/// Upper bound of the memory for sums of groups of slices.
+pub(crate) const MAX_SUMS_BYTES: usize = 32 << 20;
+
+/// How rows of bf16 that a product reads are in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InputLayout {
+    /// Row after row.
+    Rows,
+    /// Panels of 8 rows by 64 columns (`panel_index` of prelude.cuh).
+    Panels,
+}
+
+impl InputLayout {
+    /// Number of elements of `rows` rows.
+    pub(crate) fn len(self, rows: usize, width: usize) -> usize {
+        if self == Self::Panels { rows.next_multiple_of(PANEL[0]) * width } else { rows * width }
+    }
+
+    /// The kernels' parameter `panels` for this number of rows.
+    pub(super) fn panels(self, rows: usize) -> usize {
+        if self == Self::Panels { rows.div_ceil(PANEL[0]) } else { 0 }
+    }
+}
+
+/// The output of an operation, rounded as the input of a product.
+pub(crate) type ProductInput<'a, M> = (&'a mut Tensor<M, bf16>, InputLayout);
+
+/// Whether a product over slices of K with these borders can take operands in panels.
+pub(crate) fn fits_panels(borders: &[u32]) -> bool {
+    borders.iter().all(|border| border.is_multiple_of(PANEL[1] as u32))
+}
+
+/// Number of elements of packed weights `[n, k]`.
+pub(crate) fn packed_len(n: usize, k: usize) -> usize {
+    n.next_multiple_of(CHANNELS) * k
+}
+
+/// Packs rows of weights, from the first of `rows` on, into `to` from channel `first` on. Both numbers of rows
+/// are multiples of 128; the last rows may be padding.
+pub(crate) fn pack_panels<E: Executor>(
+    executor: &mut E,
+    rows: &Tensor<E::Memory, bf16>,
+    (to, first): (&mut Tensor<E::Memory, bf16>, usize),
+    (count, k): (usize, usize),
+) -> Result<(), CudaError> {
+    let kernel = GEMM_PANELS.kernel(TILES.len() + 1);
+    let tiles = count / CHANNELS;
+    let is_whole = count.is_multiple_of(CHANNELS) && first.is_multiple_of(CHANNELS);
+    check(kernel.name, ("rows", count), is_whole && (1..=MAX_GRID_YZ).contains(&tiles), "whole tiles")?;
+    check(kernel.name, ("k", k), k > 0 && k.is_multiple_of(PANEL[1]), "a multiple of 64")?;
+    check_len(kernel.name, "rows", rows.len(), count * k)?;
+    check_len(kernel.name, "packed weights", to.len(), (first + count) * k)?;
+    let params = Params::default().read(rows).write_from(to, first * k).u32(k);
+    let grid = [(k / PANEL[1]) as u32, tiles as u32, 1];
+    // SAFETY: these are the kernel's parameters; the checks ensure that every tile is in bounds.
+    unsafe { executor.launch(kernel, grid, &mut { params }) }
+}
+
+/// `x` times `weights`.
+#[derive(Debug)]
+pub(crate) struct GemmPanels<'a, M> {
+    /// `[rows, k]`, in panels.
+    pub(crate) x: &'a Tensor<M, bf16>,
+    /// `[n, k]`, packed.
+    pub(crate) weights: &'a Tensor<M, bf16>,
+    /// `[n]`.
+    pub(crate) bias: Option<&'a Tensor<M, f32>>,
+    /// Borders on the device, and the same borders on the host.
+    pub(crate) borders: (&'a Tensor<M, u32>, &'a [u32]),
+    /// Memory for sums of groups of slices.
+    pub(crate) sums: &'a mut Option<Tensor<M, f32>>,
+    /// `[rows, n]`.
+    pub(crate) out: &'a mut Tensor<M, f32>,
+}
+
+impl<M: DeviceMemory> GemmPanels<'_, M> {
+    pub(crate) fn launch<E>(self, executor: &mut E, shape: (usize, usize, usize)) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        let (rows, n, k) = shape;
+        let (_, log_slices) = nonempty_slices(self.borders.1);
+        let chosen = PanelLaunch::choose((rows.max(1), n.max(1), k), 1 << log_slices);
+        self.launch_as(executor, shape, chosen)
+    }
+
+    /// Launches a given kernel, for tests.
+    pub(crate) fn launch_as<E>(
+        self,
+        executor: &mut E,
+        (rows, n, k): (usize, usize, usize),
+        launch: PanelLaunch,
+    ) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        let Self { x, weights, bias, borders: (on_device, borders), sums, out } = self;
+        let kernel = launch.kernel();
+        let (first, log_slices) = nonempty_slices(borders);
+        let (slices, PanelLaunch { groups, .. }) = (1 << log_slices, launch);
+        check(kernel.name, ("rows", rows), (1..1 << 21).contains(&rows), "1 to 2^21")?;
+        check(kernel.name, ("n", n), (1..1 << 21).contains(&n), "1 to 2^21")?;
+        check_borders(kernel.name, borders, (k, PANEL[1]))?;
+        check(kernel.name, ("groups", groups), groups > 0 && slices >= groups, format!("1 to {slices}"))?;
+        check_product(kernel.name, (rows, n, k), (weights, bias), on_device, out)?;
+        check_len(kernel.name, "packed weights", weights.len(), packed_len(n, k))?;
+        check_len(kernel.name, "x", x.len(), InputLayout::Panels.len(rows, k))?;
+        let grid = [launch.units(rows, n).min(launch.blocks()) as u32, 1, 1];
+        let params = Params::default().read(x).read(weights);
+        let product = |params: Params| params.u32(rows).u32(n).u32(k).u32(first).u32(slices).u32(groups);
+        if groups == 1 {
+            let params = product(params.read_if(bias).read(on_device).write(out));
+            // SAFETY: these are the kernel's parameters; the checks ensure that every element is in bounds.
+            return unsafe { executor.launch(kernel, grid, &mut { params }) };
+        }
+        let len = rows * n;
+        let sums = ensure_capacity(sums, executor, groups * len, "sums of groups of slices")?;
+        let params = product(params.u64(0).read(on_device).write(sums));
+        // SAFETY: as above, with the sums of every group.
+        unsafe { executor.launch(kernel, grid, &mut { params }) }?;
+        let join = GEMM_PANELS.kernel(TILES.len());
+        let params = Params::default().read(sums).read_if(bias).write(out);
+        let params = params.u64(len as u64).u32(n).u32(groups).u32(slices);
+        let grid = [len.div_ceil(join.threads as usize) as u32, 1, 1];
+        // SAFETY: as above.
+        unsafe { executor.launch(join, grid, &mut { params }) }
+    }
+}
+
+/// A kernel for a product, and in how many groups its units divide the slices. No choice changes a bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PanelLaunch {
+    /// Index in [`TILES`].
+    tile: usize,
+    groups: usize,
+}
+
+impl PanelLaunch {
+    /// Every kernel with every number of groups of `slices` slices.
+    pub(crate) fn all(slices: usize) -> Vec<Self> {
+        let groups = |tile| {
+            std::iter::successors(Some(1), |groups| Some(2 * groups))
+                .take_while(move |groups| *groups <= slices)
+                .map(move |groups| Self { tile, groups })
+        };
+        (0..TILES.len()).flat_map(groups).collect()
+    }
+
+    /// The launch with the shortest modelled time.
+    fn choose((rows, n, k): (usize, usize, usize), slices: usize) -> Self {
+        let fits = |launch: &Self| launch.groups == 1 || launch.groups * rows * n * 4 <= MAX_SUMS_BYTES;
+        let all = Self::all(slices).into_iter().filter(fits);
+        // Of launches that wait for weights, that with the fewest units.
+        all.min_by_key(|launch| (launch.nanoseconds((rows, n, k)), launch.units(rows, n)))
+            .unwrap_or(Self { tile: 0, groups: 1 })
+    }
+
+    /// Time of a product: the steps of the units of a multiprocessor, or reading the weights from memory, whichever
+    /// takes longer, and adding the groups. Fitted to times on an H200 (docs/measurements/gpu.md).
+    fn nanoseconds(self, (rows, n, k): (usize, usize, usize)) -> usize {
+        let (height, _) = TILES[self.tile];
+        let steps = self.units(rows, n).div_ceil(MULTIPROCESSORS) * (k / PANEL[1]).div_ceil(self.groups);
+        let reading = n * k * 2 / 4300;
+        let adding = if self.groups > 1 { 2000 + rows * n * 4 * (2 * self.groups + 1) / 4000 } else { 0 };
+        (steps * (180 + 3 * height)).max(reading) + adding
+    }
+
+    /// Units of work: row tiles, tiles of channels, groups of slices.
+    fn units(self, rows: usize, n: usize) -> usize {
+        rows.div_ceil(TILES[self.tile].0) * n.div_ceil(CHANNELS) * self.groups
+    }
+
+    /// Number of blocks that run at the same time.
+    fn blocks(self) -> usize {
+        MULTIPROCESSORS * TILES[self.tile].1
+    }
+
+    fn kernel(self) -> &'static Kernel {
+        GEMM_PANELS.kernel(self.tile)
+    }
+}
+
+const _: () = assert!(NUM_SLICES == 8, "gemm_panels.cu adds eight slices");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_panels_are_padded() {
+        assert_eq!([1, 8, 9, 160].map(|rows| InputLayout::Panels.len(rows, 128)), [1024, 1024, 2048, 20_480]);
+        assert_eq!(InputLayout::Rows.len(9, 128), 9 * 128);
+        assert_eq!([1, 9].map(|rows| InputLayout::Panels.panels(rows)), [1, 2]);
+        assert_eq!([packed_len(128, 64), packed_len(129, 64)], [128 * 64, 256 * 64]);
+    }
+
+    /// Shapes of an 8B model; the choices that were fastest on an H200 or within a tenth of it.
+    #[test]
+    fn the_choice_fits_the_rows_and_fills_the_device() {
+        let chosen = |rows, n, k| {
+            let PanelLaunch { tile, groups } = PanelLaunch::choose((rows, n, k), 8);
+            (TILES[tile].0, groups)
+        };
+        assert_eq!([1, 16].map(|rows| chosen(rows, 28_672, 4096)), [(8, 1), (16, 1)]);
+        assert_eq!(chosen(40, 4096, 4096), (40, 4));
+        assert_eq!([28_672, 4096].map(|n| chosen(160, n, 4096)), [(80, 1), (80, 2)]);
+        assert_eq!(chosen(160, 4096, 14_336), (80, 2));
+        assert_eq!([28_672, 6144, 4096].map(|n| chosen(2048, n, 4096)), [(128, 1); 3]);
+        for rows in [1, 5, 40, 160, 700, 2048] {
+            for (n, k) in [(28_672, 4096), (4096, 14_336), (57_344, 8192), (1280, 8192), (8192, 3584)] {
+                let launch = PanelLaunch::choose((rows, n, k), 8);
+                assert!(launch.groups == 1 || launch.groups * rows * n * 4 <= MAX_SUMS_BYTES, "{launch:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn slices_that_a_step_would_cross_do_not_fit() {
+        assert!(fits_panels(&[0, 64, 128, 128, 192, 192, 192, 192, 192]));
+        assert!(!fits_panels(&[0, 32, 64, 96, 128, 160, 192, 224, 256]));
+    }
+}

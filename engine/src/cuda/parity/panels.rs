@@ -1,0 +1,124 @@
+//! Panels: how operands are packed, and products of panels against the kernel of few rows.
+
+use cpu_kernels::KSlices;
+use half::bf16;
+
+use super::linear::{bits, multiply_by_reference};
+use super::{Numbers, Parity, Scale, compare_equal};
+use crate::cuda::CudaError;
+use crate::cuda::executor::{Executor, Tensor};
+use crate::cuda::ops::{
+    BF16_GRAIN, GemmPanels, InputLayout, PanelLaunch, RmsNorm, borders, pack_panels, packed_len, swiglu,
+    to_panels,
+};
+
+/// The index of a number in panels; twin of `panel_index` in prelude.cuh.
+fn panel_index(row: usize, column: usize, panels: usize) -> usize {
+    let (inside, four) = (column % 64, column % 32 / 4);
+    let set = inside / 32 * 2 + four % 2;
+    let place = [set * 128, four / 4 * 64, row % 8 * 8, four / 2 % 2 * 4, column % 4];
+    (column / 64 * panels + row / 8) * 512 + place.into_iter().sum::<usize>()
+}
+
+/// Rows in panels; zeros in rows that do not exist.
+fn packed(numbers: &[bf16], (rows, width): (usize, usize)) -> Vec<bf16> {
+    let mut all = vec![bf16::ZERO; InputLayout::Panels.len(rows, width)];
+    for (i, number) in numbers.iter().enumerate() {
+        all[panel_index(i / width, i % width, rows.div_ceil(8))] = *number;
+    }
+    all
+}
+
+/// Weights in tiles of 128 channels, each in panels.
+fn packed_weights(weights: &[bf16], (n, k): (usize, usize)) -> Vec<bf16> {
+    let mut all = weights.to_vec();
+    all.resize(packed_len(n, k), bf16::ZERO);
+    all.chunks_exact(128 * k).flat_map(|tile| packed(tile, (128, k))).collect()
+}
+
+pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
+    let mut parities = layouts(e, scale.pick((11, 128), (700, 4096)))?;
+    let (n, k) = scale.pick((130, 512), (4096, 14_336));
+    let slices = KSlices::eighths(k, 64);
+    let all = PanelLaunch::all(8);
+    for (rows, launches) in scale.pick(
+        vec![(1, all.as_slice()), (45, &all[8..16]), (130, &all[12..])],
+        vec![(1, all.as_slice()), (45, &all), (160, &all), (300, &all)],
+    ) {
+        parities.extend(products(e, (rows, n), &slices, launches)?);
+    }
+    for owned in [0..4, 6..8, 3..4] {
+        let slices = slices.owned(owned).rebased();
+        let used = slices.ranges().iter().filter(|slice| !slice.is_empty()).count();
+        parities.extend(products(e, (9, n), &slices, &PanelLaunch::all(used)[..used.ilog2() as usize + 1])?);
+    }
+    Ok(parities)
+}
+
+/// Kernels that pack rows, or write them packed.
+fn layouts<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Vec<Parity>, CudaError> {
+    let (mut numbers, len) = (Numbers(41), InputLayout::Panels.len(rows, width));
+    let x = numbers.vec(rows * width, 2.0);
+    let on_device = Tensor::of(e, &x, "x")?;
+    let bits = |numbers: &[bf16]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let round = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
+    let mut parities = Vec::new();
+    let mut check = |case: &str, found: &[bf16], rounded: &[bf16]| {
+        let expected = bits(&packed(rounded, (rows, width)));
+        parities.push(compare_equal(format!("{case} of {rows} x {width}"), &bits(found), &expected));
+    };
+
+    let mut out = Tensor::zeros(e, len, "panels")?;
+    to_panels(e, &on_device, &mut out, (rows, width))?;
+    check("to_panels", &out.read(e, 0..len)?, &round(&x));
+
+    let weight = Tensor::of(e, &numbers.vec(width, 1.0), "weight")?;
+    let (mut normed, mut out) = (Tensor::zeros(e, rows * width, "out")?, Tensor::zeros(e, len, "panels")?);
+    let rounded = Some((&mut out, InputLayout::Panels));
+    RmsNorm { x: &on_device, weight: &weight, eps: 1e-5, out: &mut normed, rounded }.launch(e, rows)?;
+    check("panels of rms_norm", &out.read(e, 0..len)?, &round(&normed.read(e, 0..rows * width)?));
+
+    let gate_up = Tensor::of(e, &numbers.vec(rows * 2 * width, 2.0), "gate_up")?;
+    let (mut gated, mut out) = (Tensor::zeros(e, rows * width, "out")?, Tensor::zeros(e, len, "panels")?);
+    swiglu(e, &gate_up, &mut gated, Some((&mut out, InputLayout::Panels)), (rows, width))?;
+    check("panels of swiglu", &out.read(e, 0..len)?, &round(&gated.read(e, 0..rows * width)?));
+
+    let weights = numbers.bf16s(256 * width, 1.0);
+    let on_device = Tensor::of(e, &weights, "weights")?;
+    let mut out = Tensor::zeros(e, packed_len(256, width), "packed weights")?;
+    pack_panels(e, &on_device, (&mut out, 0), (256, width))?;
+    let found = out.read(e, 0..out.len())?;
+    let expected = packed_weights(&weights, (256, width));
+    parities.push(compare_equal(format!("pack_panels of 256 x {width}"), &bits(&found), &bits(&expected)));
+    Ok(parities)
+}
+
+/// A product by each of these launches, and by the kernel of few rows: equal bits.
+fn products<E: Executor>(
+    e: &mut E,
+    (rows, n): (usize, usize),
+    slices: &KSlices,
+    launches: &[PanelLaunch],
+) -> Result<Vec<Parity>, CudaError> {
+    let (k, mut numbers) = (slices.end(), Numbers(42));
+    let (x, weights) = (numbers.bf16s(rows * k, 1.0), numbers.bf16s(n * k, 1.0));
+    let bias = Tensor::of(e, &numbers.vec(n, 1.0), "bias")?;
+    let expected = multiply_by_reference(e, (&x, &weights), slices, &bias)?;
+    let on_host = borders(slices, BF16_GRAIN);
+    let on_device = Tensor::of(e, &on_host, "borders")?;
+    let x = Tensor::of(e, &packed(&x, (rows, k)), "x")?;
+    let weights = Tensor::of(e, &packed_weights(&weights, (n, k)), "weights")?;
+    let mut parities = Vec::new();
+    for &launch in launches {
+        let mut out = Tensor::of(e, &vec![f32::NAN; rows * n], "out")?;
+        let (borders, bias) = ((&on_device, on_host.as_slice()), Some(&bias));
+        GemmPanels { x: &x, weights: &weights, bias, borders, sums: &mut None, out: &mut out }.launch_as(
+            e,
+            (rows, n, k),
+            launch,
+        )?;
+        let case = format!("bf16 {rows} x {n} x {k} by {launch:?}");
+        parities.push(compare_equal(case, &bits(e, &out)?, &expected));
+    }
+    Ok(parities)
+}
