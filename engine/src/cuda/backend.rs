@@ -207,7 +207,9 @@ impl<E: Executor> State<E> {
                 let x =
                     round(executor, &mut self.rounded, rounded_source, (x, (rows, k)), InputLayout::Panels)?;
                 let sums = &mut self.sums;
-                GemmPanels { x, weights, bias, borders, sums, out }.launch(executor, (rows, n, k))
+                let gemm = GemmPanels { x, weights, bias, borders, sums, out };
+                self.delayed = gemm.launch(executor, (rows, n, k))?.map(DelayedOp::AddGroups);
+                Ok(())
             }
             GpuWeights::Bf16(weights) => {
                 let rounded =
@@ -412,7 +414,7 @@ where
     }
 
     fn add(&self, hidden: &mut Self::Rows, delta: &Self::Rows) {
-        self.run(|state| {
+        self.run_joined(|state| {
             let (sum, len) = hidden.write();
             state.delay_add(sum, delta.read().0, len)
         });

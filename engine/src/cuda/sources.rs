@@ -148,6 +148,11 @@ const fn fp8_stage_bytes(rows: u32) -> u32 {
     stages * 64 * (128 + 2 * rows)
 }
 
+/// Bytes of the steps that attention.cu keeps in shared memory: two of 64 keys and their values.
+const fn attention_stage_bytes(head_dim: u32) -> u32 {
+    2 * 64 * head_dim * 2 * 2
+}
+
 /// Bytes of `stages` stages of gemm_panels.cu for tiles of `rows` rows, of the sums of level 1, and of barriers.
 const fn ring_bytes(rows: u32, stages: u32) -> u32 {
     stages * (128 + rows) * 128 + rows * 128 * 4 + stages * 16
@@ -183,7 +188,7 @@ source!(
         kernel("finish_sum", 256, 32)
     ]
 );
-source!(RMS_NORM, "rms_norm.cu", [kernel("rms_norm", 256, 56)]);
+source!(RMS_NORM, "rms_norm.cu", [kernel("rms_norm", 256, 80)]);
 source!(
     HEADS,
     "heads.cu",
@@ -264,17 +269,17 @@ source!(
     ATTENTION,
     "attention.cu",
     [
-        kernel("attention_16", 32, 80).with_copies(0, false),
-        kernel("attention_32", 32, 112).with_copies(0, false),
-        kernel("attention_64", 32, 128).with_copies(0, false),
-        kernel("attention_96", 32, 168).with_copies(0, false),
-        kernel("attention_128", 32, 208).with_copies(0, false),
-        kernel("attention_wide_16", 128, 80).with_copies(0, false),
-        kernel("attention_wide_32", 128, 96).with_copies(0, false),
-        kernel("attention_wide_64", 128, 128).with_copies(0, false),
-        kernel("attention_wide_96", 128, 168).with_copies(0, false),
-        kernel("attention_wide_128", 128, 208).with_copies(0, false),
-        kernel("attention_merge", 32, 112),
+        kernel("attention_16", 64, 128).with_copies(attention_stage_bytes(16), false),
+        kernel("attention_32", 64, 128).with_copies(attention_stage_bytes(32), false),
+        kernel("attention_64", 64, 168).with_copies(attention_stage_bytes(64), false),
+        kernel("attention_96", 64, 216).with_copies(attention_stage_bytes(96), false),
+        kernel("attention_128", 64, 255).with_copies(attention_stage_bytes(128), false),
+        kernel("attention_wide_16", 128, 128).with_copies(attention_stage_bytes(16), false),
+        kernel("attention_wide_32", 128, 128).with_copies(attention_stage_bytes(32), false),
+        kernel("attention_wide_64", 128, 168).with_copies(attention_stage_bytes(64), false),
+        kernel("attention_wide_96", 128, 216).with_copies(attention_stage_bytes(96), false),
+        kernel("attention_wide_128", 128, 255).with_copies(attention_stage_bytes(128), false),
+        kernel("attention_merge", 128, 112),
         kernel("attention_merge_long", 256, 64),
     ]
 );

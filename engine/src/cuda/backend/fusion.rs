@@ -1,6 +1,6 @@
-//! Fuses an operation with the next one into one launch. A forward requests operations one by one. An
-//! addition that may be followed by a norm, and a rotation of heads that may be followed by a KV write, are
-//! delayed until the next request. A kernel that writes the input of a product also writes it rounded to
+//! Fuses an operation with the next one into one launch. A forward requests operations one by one. Adding the
+//! groups of slices of a product, an addition that may be followed by a norm, and a rotation of heads that may
+//! be followed by a KV write, are delayed until the next request. A kernel that writes the input of a product also writes it rounded to
 //! bf16. Fused kernels give the same bits as the separate ones.
 //!
 //! A delayed operation refers to memory by address. It is launched before any operation other than the one it
@@ -12,13 +12,15 @@ use cpu_kernels::HeadLayout;
 use super::{GpuNorm, State};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor, check_len};
-use crate::cuda::ops::{RmsNorm, add_at, rotate_at};
+use crate::cuda::ops::{GroupSums, RmsNorm, add_at, rotate_at};
 
 /// An operation that was requested and not launched yet.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum DelayedOp {
-    /// `sum += x`, of `len` numbers.
-    Add { sum: u64, x: u64, len: usize },
+    /// Adding the groups of slices of a product.
+    AddGroups(GroupSums),
+    /// `sum += x`, where x are sums of groups or one group.
+    Add { sum: u64, x: GroupSums },
     /// Rotary embedding of the queries and keys of `rows` rows at `qkv`, by the pass's angles.
     Rotate { qkv: u64, rows: usize, layout: HeadLayout },
 }
@@ -30,9 +32,16 @@ impl<E: Executor> State<E> {
         self.rounded_source = None;
         match self.delayed.take() {
             None => Ok(()),
-            // SAFETY: both were allocated with `len` numbers when the operation was requested, and no memory
-            // was freed since.
-            Some(DelayedOp::Add { sum, x, len }) => unsafe { add_at(&mut self.executor, sum, x, len) },
+            // SAFETY: the memory was allocated when the operation was requested, and none was freed since.
+            Some(DelayedOp::AddGroups(groups)) => unsafe { groups.add(&mut self.executor) },
+            Some(DelayedOp::Add { sum, x }) => {
+                if x.groups() > 1 {
+                    // SAFETY: as above.
+                    unsafe { x.add(&mut self.executor) }?;
+                }
+                // SAFETY: as above.
+                unsafe { add_at(&mut self.executor, sum, x.out(), x.len()) }
+            }
             Some(DelayedOp::Rotate { qkv, rows, layout }) => {
                 let angles = self.inputs.angles();
                 // SAFETY: as above; the angles are this pass's.
@@ -49,7 +58,15 @@ impl<E: Executor> State<E> {
     ) -> Result<(), CudaError> {
         check_len("add", "sum", sum.len(), len)?;
         check_len("add", "x", x.len(), len)?;
-        self.delayed = Some(DelayedOp::Add { sum: sum.address(), x: x.address(), len });
+        let x = match self.delayed {
+            Some(DelayedOp::AddGroups(groups)) if groups.are_of(x.address(), len) => groups,
+            _ => {
+                self.flush_delayed()?;
+                GroupSums::of_one(x.address(), len)
+            }
+        };
+        self.rounded_source = None;
+        self.delayed = Some(DelayedOp::Add { sum: sum.address(), x });
         Ok(())
     }
 
@@ -83,11 +100,11 @@ impl<E: Executor> State<E> {
         out: &mut Tensor<E::Memory, f32>,
     ) -> Result<(), CudaError> {
         let delta = match self.delayed {
-            Some(DelayedOp::Add { sum, x: delta, len: added }) if sum == x.address() && added == len => {
+            Some(DelayedOp::Add { sum, x: delta }) if sum == x.address() && delta.len() == len => {
                 self.delayed = None;
-                delta
+                Some(delta)
             }
-            _ => 0,
+            _ => None,
         };
         self.flush_delayed()?;
         let (address, size) = (out.address(), (len / norm.weight.len(), norm.weight.len()));

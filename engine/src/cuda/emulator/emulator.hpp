@@ -316,6 +316,19 @@ EMULATOR_ONLY static inline T shuffle(T value, uint32_t from) {
   return result;
 }
 
+// See prelude.cuh.
+EMULATOR_ONLY static inline void read_matrices(uint32_t (&to)[4], const void* row) {
+  std::memcpy(&exchange[warp()][lane()], &row, sizeof(row));
+  wait(warp_barriers[warp()]);
+  for (uint32_t m = 0; m < 4; ++m) {
+    const char* of_matrix;
+    std::memcpy(&of_matrix, &exchange[warp()][8 * m + lane() / 4], sizeof(of_matrix));
+    note_read(of_matrix + lane() % 4 * 4, 4);
+    std::memcpy(&to[m], of_matrix + lane() % 4 * 4, 4);
+  }
+  wait(warp_barriers[warp()]);
+}
+
 static inline double bf16_half(uint32_t word, uint32_t half) {
   const uint32_t bits = (half ? word >> 16 : word & 0xffffu) << 16;
   float value;
@@ -413,6 +426,7 @@ EMULATOR_ONLY static inline void cp_async_16(void* to, const void* from, bool in
   std::memset(to, 0xa5, 16);
   emulator::start_copy({to, inside ? from : nullptr});
 }
+static inline void load_matrices(uint32_t (&to)[4], const uint4* row) { emulator::read_matrices(to, row); }
 static inline void cp_async_commit() { emulator::commit_copies(); }
 template <int LEFT>
 static inline void cp_async_wait() {

@@ -3,11 +3,11 @@
 //   qkv [rows, row_width] f32: a row begins with its query heads, after rotary embedding; positions [rows]
 //   kv [blocks][layers][kv_heads][K: 16 x head_dim | V: head_dim x 16] bf16
 //   tables: all block tables, concatenated
-//   tiles [num_tiles]: up to 16 queries of one sequence that share a KV head; query q of a KV head is
+//   tiles [num_tiles]: up to 32 queries of one sequence that share a KV head; query q of a KV head is
 //   (row q / group, head kv_head * group + q % group)
 //
 // Keys are cut at fixed absolute positions into splits of 128. A warp processes a split for 16 queries as
-// FlashAttention-2 does (Dao 2023, arXiv 2307.08691): blocks of 16 keys in order, rescaled by the running
+// FlashAttention-2 does (Dao 2023, arXiv 2307.08691): steps of 64 keys in order, rescaled by the running
 // maximum. `attention_merge` combines a row's splits: each is weighted relative to the row's highest score;
 // splits i, i + 8, i + 16 .. are added in order, and the contract's tree adds the eight sums. So several
 // warps may share the splits, and a row's bits depend on its position alone. K and V are multiplied as
@@ -15,9 +15,8 @@
 // both products match f32 products to about 2^-16. A key block outside a query's range adds exactly zero, so
 // the other queries of a tile do not affect it. Twin: cpu_kernels::reference::attention, to tolerance.
 //
-// The warps of a block share the keys and values in shared memory: a tile of 64 queries loads them once, four
-// tiles of 16 would load them four times. A block processes a run of splits, so that it loads its queries
-// once.
+// The warps of a block share the keys and values in shared memory: a tile of 64 queries loads them once. A block
+// processes a run of splits, so that it loads its queries once and copies the next step meanwhile.
 //
 // Rows of a token tree share all splits before the one in which the tree begins, in tiles as above. From
 // there on each row has its own tile, whose block table ends with blocks that `gather_blocks` (trees.cu)
@@ -28,13 +27,15 @@
 
 #define SPLIT_KEYS 128
 #define SPLIT_BLOCKS 8u
-// Maximum number of splits in a run of a wide tile; other tiles have runs of one split.
+// Blocks of 16 keys of a step.
+#define STEP_BLOCKS 4u
+// Maximum number of splits in a run.
 #define RUN 8
 
 // One tile of queries; written by `ops/attention.rs`.
 struct AttentionTile {
   u32 first_query;  // row * group + head in group
-  u32 num_queries;  // 1 to 16, in the wide kernels 1 to 64
+  u32 num_queries;  // 1 to 32, in the wide kernels 1 to 64
   u32 table;        // offset of the sequence's block table
   u32 first_key;    // smallest key that a query of the tile attends to
   u32 end_key;      // one past the largest such key
@@ -53,8 +54,10 @@ struct AttentionWork {
 };
 #define NO_SPLIT 0xffffffffu
 
-// Index of the partial result of split `split` for query q of a tile and a KV head: HEAD_DIM values, the
-// maximum, the sum.
+// Length of a partial result: the values, the maximum, the sum, and two numbers that align the next one.
+__device__ __forceinline__ u32 part_len(u32 head_dim) { return head_dim + 4; }
+
+// Index of the partial result of split `split` for query q of a tile and a KV head.
 __device__ __forceinline__ u64 part_of(const AttentionTile& tile, u32 split, u32 q, u32 kv_heads, u32 kv_head) {
   const u32 part = tile.first_part + (split - tile.first_key / SPLIT_KEYS) * tile.part_stride + q;
   return (u64)part * kv_heads + kv_head;
@@ -114,21 +117,21 @@ struct Stage {
     }
   }
 
-  // Numbers 2 t and 2 t + 1 of a chunk of row 8 n + g, for g and t of this lane.
-  __device__ __forceinline__ u32 key(u32 n, u32 chunk) const {
-    const u32 g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-    const u32* row = (const u32*)chunks + g * KEY_CHUNKS * 4 + t;
-    return row[(chunk % 8 ^ key_swizzle(g)) * 4 + chunk / 8 * 32 + n * 32 * KEY_CHUNKS];
+  // Operands of products over 16 dimensions from 16 * step on: of keys 0 .. 7 (two registers) and 8 .. 15.
+  __device__ __forceinline__ void keys(u32 (&to)[4], u32 step) const {
+    const u32 matrix = threadIdx.x % WARP / 8, row = threadIdx.x % 8;
+    load_matrices(to, chunks + place_of_key(matrix / 2 * 8 + row, 2 * step + matrix % 2));
   }
-  __device__ __forceinline__ u32 value(u32 n, u32 chunk) const {
-    const u32 g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-    const u32* row = (const u32*)chunks + 4 * place_of_value(g, chunk) + t;
-    return row[n * 64];
+  // Operands of products over the 16 keys: of values of dimensions 16 * step .. + 7 (two registers) and the
+  // next eight.
+  __device__ __forceinline__ void values(u32 (&to)[4], u32 step) const {
+    const u32 matrix = threadIdx.x % WARP / 8, row = threadIdx.x % 8;
+    load_matrices(to, chunks + place_of_value(16 * step + matrix / 2 * 8 + row, matrix % 2));
   }
 };
 
-// Stages of key blocks: those in flight and the one in use.
-constexpr u32 RING = 3;
+// Steps in shared memory: the one in use and the next one.
+constexpr u32 STAGES = 2;
 
 // A warp's 16 queries as tensor-core fragments, and the key ranges of this lane's two queries, rows g and g +
 // 8.
@@ -179,56 +182,64 @@ struct SplitOfWarp {
     }
   }
 
-  // Computes the scores [2 x 8 keys] of a block of 16 keys.
+  // Computes the scores of a block of 16 keys.
   static __device__ __forceinline__ void multiply(const Queries<HEAD_DIM>& queries, const Stage<HEAD_DIM>& stage,
-                                                  float (&scores)[2][4]) {
+                                                  float (&first)[4], float (&second)[4]) {
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / 16; ++step) {
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const u32 b[2] = {stage.key(n, 2 * step), stage.key(n, 2 * step + 1)};
-        mma_bf16(scores[n], queries.low[step], b);
-        mma_bf16(scores[n], queries.high[step], b);
-      }
+      u32 keys[4];
+      stage.keys(keys, step);
+      const u32 b0[2] = {keys[0], keys[1]}, b1[2] = {keys[2], keys[3]};
+      mma_bf16(first, queries.low[step], b0);
+      mma_bf16(second, queries.low[step], b1);
+      mma_bf16(first, queries.high[step], b0);
+      mma_bf16(second, queries.high[step], b1);
     }
   }
 
-  // Adds a block of 16 keys.
-  __device__ __forceinline__ void add(const Queries<HEAD_DIM>& queries, const Stage<HEAD_DIM>& stage, u32 first_key,
-                                      float scale) {
+  // Adds a step of 64 keys, of which blocks `from .. to` are in shared memory; no query sees the others.
+  __device__ __forceinline__ void add(const Queries<HEAD_DIM>& queries, const Stage<HEAD_DIM>* step, u32 from, u32 to,
+                                      u32 first_key, float scale) {
     const u32 t = threadIdx.x % 4;
-    float scores[2][4] = {};
-    multiply(queries, stage, scores);
-    // The running maximum of each query: over this lane's four keys, then over the four lanes that share the
-    // query.
-    u32 high[4], low[4];
+    float scores[2 * STEP_BLOCKS][4] = {};
+#pragma unroll
+    for (u32 b = 0; b < STEP_BLOCKS; ++b) {
+      if (b >= from && b < to) multiply(queries, step[b], scores[2 * b], scores[2 * b + 1]);
+    }
+    // The running maximum of each query: over this lane's keys, then over the four lanes that share the query.
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float largest = maximum[r];
-      for (int n = 0; n < 2; ++n) {
+      // The range of keys that the query sees, counted from this lane's first one.
+      const i32 see_first = (i32)(queries.see_first[r] - first_key - 2 * t);
+      const i32 see_end = (i32)(queries.see_end[r] - first_key - 2 * t);
+#pragma unroll
+      for (int n = 0; n < 2 * STEP_BLOCKS; ++n) {
+#pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const u32 key = first_key + 8 * n + 2 * t + c;
+          const int key = 8 * n + c;
           float& score = scores[n][2 * r + c];
-          score = key >= queries.see_first[r] && key < queries.see_end[r] ? score * scale : NEG_INF;
+          score = key >= see_first && key < see_end ? score * scale : NEG_INF;
           largest = score > largest ? score : largest;
         }
       }
-      for (int step = 1; step < 4; step *= 2) {
-        const float other = __shfl_xor_sync(0xffffffffu, largest, step);
+      for (int other_lane = 1; other_lane < 4; other_lane *= 2) {
+        const float other = __shfl_xor_sync(0xffffffffu, largest, other_lane);
         largest = other > largest ? other : largest;
       }
-      const float rescale = maximum[r] == NEG_INF ? 0.0f : exp_f32(maximum[r] - largest);
+      // A query that has seen no key so far: every exponential below is that of -infinity, zero.
+      const float base = largest == NEG_INF ? 0.0f : largest;
+      const float rescale = exp_f32_below_zero(maximum[r] - base);
       maximum[r] = largest;
       sum[r] = sum[r] * rescale;
-      for (int n = 0; n < 2; ++n) {
-        float p[2];
+#pragma unroll
+      for (int n = 0; n < 2 * STEP_BLOCKS; ++n) {
+#pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const float score = scores[n][2 * r + c];
-          p[c] = score == NEG_INF ? 0.0f : exp_f32(score - largest);
-          sum[r] = sum[r] + p[c];
+          float& score = scores[n][2 * r + c];
+          score = exp_f32_below_zero(score - base);
+          sum[r] = sum[r] + score;
         }
-        // The lanes already hold the scores in the layout of the next product's left operand.
-        split_bf16(p[0], p[1], high[r + 2 * n], low[r + 2 * n]);
       }
 #pragma unroll
       for (int n = 0; n < HEAD_DIM / 8; ++n) {
@@ -237,10 +248,25 @@ struct SplitOfWarp {
       }
     }
 #pragma unroll
-    for (int n = 0; n < HEAD_DIM / 8; ++n) {
-      const u32 b[2] = {stage.value(n, 0), stage.value(n, 1)};
-      mma_bf16(values[n], low, b);
-      mma_bf16(values[n], high, b);
+    for (u32 b = 0; b < STEP_BLOCKS; ++b) {
+      if (b < from || b >= to) continue;
+      // The lanes already hold the probabilities in the layout of the product's left operand.
+      u32 high[4], low[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float (&two)[4] = scores[2 * b + i / 2];
+        split_bf16(two[i % 2 * 2], two[i % 2 * 2 + 1], high[i], low[i]);
+      }
+#pragma unroll
+      for (int n = 0; n < HEAD_DIM / 16; ++n) {
+        u32 of_values[4];
+        step[b].values(of_values, n);
+        const u32 b0[2] = {of_values[0], of_values[1]}, b1[2] = {of_values[2], of_values[3]};
+        mma_bf16(values[2 * n], low, b0);
+        mma_bf16(values[2 * n + 1], low, b1);
+        mma_bf16(values[2 * n], high, b0);
+        mma_bf16(values[2 * n + 1], high, b1);
+      }
     }
   }
 
@@ -253,7 +279,7 @@ struct SplitOfWarp {
       for (int step = 1; step < 4; step *= 2) sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step);
       const u32 q = g + 8 * r;
       if (q >= left) continue;
-      float* to = first_part + (u64)q * kv_heads * (HEAD_DIM + 2);
+      float* to = first_part + (u64)q * kv_heads * part_len(HEAD_DIM);
 #pragma unroll
       for (int n = 0; n < HEAD_DIM / 8; ++n) {
         to[8 * n + 2 * t] = values[n][2 * r];
@@ -267,16 +293,17 @@ struct SplitOfWarp {
   }
 };
 
-// partial [parts][kv_heads][HEAD_DIM + 2] f32: values, maximum, sum. own [blocks][kv_heads][K: 16 x HEAD_DIM
-// | V: HEAD_DIM x 16] bf16: blocks of single tree rows, of this layer, from block `first_own` of the pass on.
-// Grid (work, kv_heads), WARPS warps: tiles have up to 16 * WARPS queries.
+// partial [parts][kv_heads][part_len] f32. own [blocks][kv_heads][K: 16 x HEAD_DIM | V: HEAD_DIM x 16] bf16:
+// blocks of single tree rows, of this layer, from block `first_own` of the pass on. Dynamic shared memory:
+// STAGES steps. Grid (work, kv_heads), WARPS warps: tiles have up to 16 * WARPS queries.
 template <int HEAD_DIM, u32 WARPS>
 __device__ __forceinline__ void attend(const float* qkv, const u32* positions, const bf16* kv, const bf16* own,
                                        const u32* tables, const AttentionTile* tiles, const AttentionWork* work,
                                        float* partial, u32 first_own, u32 row_width, u32 group, u32 layer, u32 layers,
                                        u32 window, float scale) {
-  __shared__ Stage<HEAD_DIM> ring[RING];
-  __shared__ const bf16* blocks[(WARPS == 1 ? 1 : RUN) * SPLIT_BLOCKS];
+  DYNAMIC_SHARED(memory);
+  Stage<HEAD_DIM>* const ring = (Stage<HEAD_DIM>*)memory;
+  __shared__ const bf16* blocks[RUN * SPLIT_BLOCKS];
   const AttentionWork run = work[blockIdx.x];
   if (run.split == NO_SPLIT) return;  // all threads of the block return
   const AttentionTile tile = tiles[run.tile];
@@ -284,45 +311,57 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
   const u32 end = min(tile.end_key, run.end_split * SPLIT_KEYS);
   const u32 kv_head = blockIdx.y;
   const u32 kv_heads = gridDim.y;
-  const u32 first_block = begin / 16;
-  const u32 num_blocks = (end - 1) / 16 + 1 - first_block;
-  for (u32 i = threadIdx.x; i < num_blocks; i += WARPS * WARP) {
-    const u32 id = tables[tile.table + first_block + i];
+  const u32 first_block = begin / 16, end_block = (end - 1) / 16 + 1;
+  for (u32 i = first_block + threadIdx.x; i < end_block; i += WARPS * WARP) {
+    const u32 id = tables[tile.table + i];
     const u64 block = id & OWN ? (id & ~OWN) - first_own : (u64)id * layers + layer;
-    blocks[i] = (id & OWN ? own : kv) + (block * kv_heads + kv_head) * (u64)(32 * HEAD_DIM);
+    blocks[i - first_block] = (id & OWN ? own : kv) + (block * kv_heads + kv_head) * (u64)(32 * HEAD_DIM);
   }
   __syncthreads();
-  auto copy_block = [&](u32 i) {
-    if (i < num_blocks) ring[i % RING].template copy<WARPS * WARP>(blocks[i]);
+  // Copies the blocks of a step, if there is one.
+  auto copy_step = [&](u32 step) {
+#pragma unroll 1
+    for (u32 b = 0; b < STEP_BLOCKS; ++b) {
+      const u32 i = step * STEP_BLOCKS + b;
+      if (i >= first_block && i < end_block) {
+        ring[step % STAGES * STEP_BLOCKS + b].template copy<WARPS * WARP>(blocks[i - first_block]);
+      }
+    }
     cp_async_commit();
   };
-  for (u32 i = 0; i < RING - 1; ++i) copy_block(i);
+  const u32 first_step = first_block / STEP_BLOCKS, end_step = (end_block - 1) / STEP_BLOCKS + 1;
+  for (u32 step = first_step; step < first_step + STAGES; ++step) copy_step(step);
   const u32 first_query = threadIdx.x / WARP * 16;
   // A warp without queries only copies.
-  const bool has_queries = WARPS == 1 || first_query < tile.num_queries;
+  const bool has_queries = first_query < tile.num_queries;
   const Queries<HEAD_DIM> queries(qkv, positions, tile, first_query, row_width, group, kv_head, window);
   SplitOfWarp<HEAD_DIM> split;
-  for (u32 i = 0; i < num_blocks;) {
-    split.begin();
-    const u32 index = (first_block + i) / SPLIT_BLOCKS;
-    const u32 stop = min(num_blocks, (index + 1) * SPLIT_BLOCKS - first_block);
-    for (; i < stop; ++i) {
-      const u32 first_key = (first_block + i) * 16;
-      // This block has arrived for all lanes, and all have finished the previous one, which the next copy
-      // overwrites.
-      cp_async_wait<RING - 2>();
+  split.begin();
+  for (u32 step = first_step; step < end_step; ++step) {
+    const u32 first_key = step * STEP_BLOCKS * 16;
+    const Stage<HEAD_DIM>* const stage = ring + step % STAGES * STEP_BLOCKS;
+    // This step has arrived for all threads.
+    cp_async_wait<STAGES - 1>();
+    __syncthreads();
+    if (end < first_key + STEP_BLOCKS * 16 && end % 16 != 0) {
+      // Slots past the sequence's end hold other data: zero times that may be NaN.
+      ring[step % STAGES * STEP_BLOCKS + end % (STEP_BLOCKS * 16) / 16].template clear_values<WARPS * WARP>(end % 16);
       __syncthreads();
-      copy_block(i + RING - 1);
-      if (end - first_key < 16) {
-        // Slots past the sequence's end hold other data: zero times that may be NaN.
-        ring[i % RING].template clear_values<WARPS * WARP>(end - first_key);
-        __syncthreads();
-      }
-      if (has_queries) split.add(queries, ring[i % RING], first_key, scale);
     }
-    if (!has_queries) continue;
-    float* to = partial + part_of(tile, index, first_query, kv_heads, kv_head) * (HEAD_DIM + 2);
-    split.write(to, tile.num_queries - first_query, kv_heads);
+    if (has_queries) {
+      const u32 from = first_block > step * STEP_BLOCKS ? first_block - step * STEP_BLOCKS : 0;
+      split.add(queries, stage, from, min(end_block - step * STEP_BLOCKS, STEP_BLOCKS), first_key, scale);
+      // The last step of its split, or of the run.
+      if ((step + 1) % (SPLIT_BLOCKS / STEP_BLOCKS) == 0 || step + 1 == end_step) {
+        const u32 index = step * STEP_BLOCKS / SPLIT_BLOCKS;
+        float* to = partial + part_of(tile, index, first_query, kv_heads, kv_head) * part_len(HEAD_DIM);
+        split.write(to, tile.num_queries - first_query, kv_heads);
+        split.begin();
+      }
+    }
+    // All threads have read this step, which the next copy overwrites.
+    __syncthreads();
+    copy_step(step + STAGES);
   }
 }
 
@@ -335,25 +374,29 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
                             layers, window, scale);                                                                    \
   }
 
-ATTENTION(attention_16, 16, 1, 8)
-ATTENTION(attention_32, 32, 1, 8)
-ATTENTION(attention_64, 64, 1, 8)
-ATTENTION(attention_96, 96, 1, 8)
-ATTENTION(attention_128, 128, 1, 8)
+ATTENTION(attention_16, 16, 2, 4)
+ATTENTION(attention_32, 32, 2, 4)
+ATTENTION(attention_64, 64, 2, 4)
+ATTENTION(attention_96, 96, 2, 3)
+ATTENTION(attention_128, 128, 2, 3)
 ATTENTION(attention_wide_16, 16, 4, 3)
 ATTENTION(attention_wide_32, 32, 4, 3)
 ATTENTION(attention_wide_64, 64, 4, 3)
 ATTENTION(attention_wide_96, 96, 4, 2)
 ATTENTION(attention_wide_128, 128, 4, 2)
 
-// Output of `attention_merge` for one query.
+// Where the result of one query goes, as four neighbouring numbers of each lane.
 struct Merged {
   float* out;
   bf16* rounded;
   u32 row, column, width, panels;
-  __device__ __forceinline__ void write(u32 i, float x) const {
-    out[i] = x;
-    if (rounded) rounded[input_index(row, column + i, width, panels)] = narrow(x);
+  __device__ __forceinline__ void write(u32 i, float a, float b, float c, float d) const {
+    *(uint4*)(out + i) = make_uint4(__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
+    if (rounded) {
+      u32* words = (u32*)(rounded + input_index(row, column + i, width, panels));
+      words[0] = pack(narrow(a), narrow(b));
+      words[1] = pack(narrow(c), narrow(d));
+    }
   }
 };
 
@@ -363,18 +406,18 @@ constexpr u32 MAX_HEAD_DIM = 128;
 // Head dimensions per lane.
 constexpr u32 LANE_DIMS = MAX_HEAD_DIM / WARP;
 
-// Running sum of the splits that belong to one of the SUMS sums, in order.
+// Running sum of the splits that belong to one of the SUMS sums, in order: four neighbouring values per lane.
 struct SplitSum {
   float sum;
   float values[LANE_DIMS];
   __device__ __forceinline__ void add(const float* part, float weight, float part_sum, u32 head_dim, bool exists) {
     const float kept = exists ? weight : 0.0f;
     sum = fmaf(exists ? part_sum : 0.0f, kept, sum);
-#pragma unroll
-    for (u32 j = 0; j < LANE_DIMS; ++j) {
-      const float x = part[min(threadIdx.x % WARP + WARP * j, head_dim - 1)];
-      values[j] = fmaf(exists ? x : 0.0f, kept, values[j]);
-    }
+    const uint4 four = *(const uint4*)(part + LANE_DIMS * min(threadIdx.x % WARP, head_dim / LANE_DIMS - 1));
+    values[0] = fmaf(exists ? __uint_as_float(four.x) : 0.0f, kept, values[0]);
+    values[1] = fmaf(exists ? __uint_as_float(four.y) : 0.0f, kept, values[1]);
+    values[2] = fmaf(exists ? __uint_as_float(four.z) : 0.0f, kept, values[2]);
+    values[3] = fmaf(exists ? __uint_as_float(four.w) : 0.0f, kept, values[3]);
   }
 };
 
@@ -393,7 +436,7 @@ struct MergedQuery {
 
   __device__ __forceinline__ MergedQuery(const float* partial, const u32* positions, const AttentionTile* tiles,
                                          const u32* tile_of, u32 query, u32 group, u32 head_dim, u32 window)
-      : tile(tiles[tile_of[query]]), partial(partial), kv_head(blockIdx.y), kv_heads(gridDim.y), width(head_dim + 2) {
+      : tile(tiles[tile_of[query]]), partial(partial), kv_head(blockIdx.y), kv_heads(gridDim.y), width(part_len(head_dim)) {
     q = query - tile.first_query;
     const u32 len = positions[query / group] + 1;
     first = window != 0 && len > window ? (len - window) / SPLIT_KEYS : 0;
@@ -417,45 +460,50 @@ struct MergedQuery {
   }
 };
 
-// Combines the splits of each query from `first_query` on.
+// Combines the splits of each of `queries` queries from `first_query` on.
 //   partial, tiles as above, tile_of [queries]: the tile of a query -> out [rows, heads * head_dim] f32, and
 //   rounded (bf16 or null): out as the input of a product (input_index)
-// Grid (queries, kv_heads), one warp; head_dim at most 128.
-extern "C" __global__ void __launch_bounds__(32)
+// Grid (ceil(queries / 4), kv_heads), four warps, one per query; head_dim at most 128.
+extern "C" __global__ void __launch_bounds__(128)
     attention_merge(const float* partial, const u32* positions, const AttentionTile* tiles, const u32* tile_of, float* out,
-                    bf16* rounded, u32 first_query, u32 group, u32 head_dim, u32 window, u32 panels) {
-  const u32 query = first_query + blockIdx.x;
+                    bf16* rounded, u32 first_query, u32 queries, u32 group, u32 head_dim, u32 window, u32 panels) {
+  const u32 index = blockIdx.x * 4 + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  if (index >= queries) return;  // the whole warp returns
+  const u32 query = first_query + index;
   const MergedQuery merged(partial, positions, tiles, tile_of, query, group, head_dim, window);
   SplitSum sums[SUMS] = {};
   for (u32 split = merged.first / SUMS * SUMS; split < merged.end; split += SUMS) {
 #pragma unroll
     for (u32 a = 0; a < SUMS; ++a) {
+      // Past the end of a short sequence nothing is loaded; a sum without splits stays zero.
+      if (split + a >= merged.end) break;
       const float* part = merged.part(split + a);
-      const bool exists = split + a >= merged.first && split + a < merged.end;
+      const bool exists = split + a >= merged.first;
       sums[a].add(part, exp_f32(part[head_dim] - merged.maximum), part[head_dim + 1], head_dim, exists);
     }
   }
-  float all[SUMS];
+  float all[SUMS], values[LANE_DIMS];
 #pragma unroll
   for (u32 a = 0; a < SUMS; ++a) all[a] = sums[a].sum;
   const float sum = tree(all);
-  const Merged to = merged.to(out, rounded, query, group, head_dim, panels);
 #pragma unroll
   for (u32 j = 0; j < LANE_DIMS; ++j) {
-    const u32 i = threadIdx.x + WARP * j;
-    if (i >= head_dim) break;
 #pragma unroll
     for (u32 a = 0; a < SUMS; ++a) all[a] = sums[a].values[j];
-    to.write(i, tree(all) / sum);
+    values[j] = tree(all) / sum;
   }
+  const Merged to = merged.to(out, rounded, query, group, head_dim, panels);
+  if (LANE_DIMS * lane < head_dim) to.write(LANE_DIMS * lane, values[0], values[1], values[2], values[3]);
 }
 
-// The same with eight warps, one per sum: equal bits. Grid (queries, kv_heads), 256 threads.
+// The same with eight warps per query, one per sum: equal bits. Grid (queries, kv_heads), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     attention_merge_long(const float* partial, const u32* positions, const AttentionTile* tiles, const u32* tile_of,
-                         float* out, bf16* rounded, u32 first_query, u32 group, u32 head_dim, u32 window, u32 panels) {
+                         float* out, bf16* rounded, u32 first_query, u32 queries, u32 group, u32 head_dim, u32 window,
+                         u32 panels) {
   __shared__ float values[MAX_HEAD_DIM][SUMS + 1];
   __shared__ float sums[SUMS];
+  if (blockIdx.x >= queries) return;
   const u32 query = first_query + blockIdx.x;
   const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const MergedQuery merged(partial, positions, tiles, tile_of, query, group, head_dim, window);
@@ -471,15 +519,20 @@ extern "C" __global__ void __launch_bounds__(256)
     }
   }
 #pragma unroll
-  for (u32 j = 0; j < LANE_DIMS; ++j) values[lane + WARP * j][warp] = mine.values[j];
+  for (u32 j = 0; j < LANE_DIMS; ++j) values[LANE_DIMS * lane + j][warp] = mine.values[j];
   if (lane == 0) sums[warp] = mine.sum;
   __syncthreads();
-  if (threadIdx.x >= head_dim) return;
-  float all[SUMS];
+  if (LANE_DIMS * threadIdx.x >= head_dim) return;
+  float all[SUMS], merged_values[LANE_DIMS];
 #pragma unroll
   for (u32 a = 0; a < SUMS; ++a) all[a] = sums[a];
   const float sum = tree(all);
 #pragma unroll
-  for (u32 a = 0; a < SUMS; ++a) all[a] = values[threadIdx.x][a];
-  merged.to(out, rounded, query, group, head_dim, panels).write(threadIdx.x, tree(all) / sum);
+  for (u32 j = 0; j < LANE_DIMS; ++j) {
+#pragma unroll
+    for (u32 a = 0; a < SUMS; ++a) all[a] = values[LANE_DIMS * threadIdx.x + j][a];
+    merged_values[j] = tree(all) / sum;
+  }
+  const Merged to = merged.to(out, rounded, query, group, head_dim, panels);
+  to.write(LANE_DIMS * threadIdx.x, merged_values[0], merged_values[1], merged_values[2], merged_values[3]);
 }

@@ -6,7 +6,7 @@
 //   weights: panels [ceil(n / 128)][k / 64][16], x: panels [k / 64][ceil(rows / 8)]; a panel is 8 rows x 64 of
 //   K (`panel_index`), so that the operands of a step are contiguous in memory
 //   bias [n] f32 or null; borders [9]: K-slices, multiples of 64 -> out [rows, n] f32, or, if units divide the
-//   slices, [groups][rows, n] sums of groups of slices, which `sum_groups` adds
+//   slices, [groups][rows, n] sums of groups of slices, which `sum_groups` or the next norm adds
 //
 // A block is three warpgroups. One thread of the first keeps a ring of stages full by bulk copies; the others
 // multiply 64 channels each. A stage is 64 of K: 128 channels and ROWS rows. Blocks stay and take units of
@@ -73,9 +73,9 @@ struct Ring {
   }
 };
 
-// Copies the operands of all units of this block; one thread.
+// Copies the operands of all units of this block; one thread. cuts [9]: borders of the slices in steps.
 template <u32 ROWS, u32 STAGES>
-__device__ __forceinline__ void copy_operands(Ring<ROWS, STAGES> ring, const bf16* x, const bf16* weights, const u32* borders,
+__device__ __forceinline__ void copy_operands(Ring<ROWS, STAGES> ring, const bf16* x, const bf16* weights, const u32* cuts,
                                               const Product& of) {
   constexpr u32 PANEL = PANEL_BYTES / sizeof(bf16);
   const u32 steps = of.k / STEP, count = of.slices / of.groups;
@@ -84,7 +84,8 @@ __device__ __forceinline__ void copy_operands(Ring<ROWS, STAGES> ring, const bf1
     const u32 first_panel = unit.row_tile * (ROWS / 8);
     const u32 row_bytes = min(ROWS / 8, of.panels() - first_panel) * PANEL_BYTES;
     const u32 first = of.first + unit.group * count;
-    for (u32 step = borders[first] / STEP; step < borders[first + count] / STEP; ++step) {
+    const u32 end = cuts[first + count];
+    for (u32 step = cuts[first]; step < end; ++step) {
       barrier_wait(Ring<ROWS, STAGES>::read(ring.barriers, ring.at), ring.parity ^ 1);
       barrier_expect(ring.filled(), Ring<ROWS, STAGES>::WEIGHT_BYTES + row_bytes);
       copy_bulk(ring.stage(), weights + ((u64)unit.channel_tile * steps + step) * (CHANNELS / 8 * PANEL),
@@ -150,7 +151,7 @@ __device__ __forceinline__ void store_sums(const float (&acc)[ROWS / 2], const U
 
 // Multiplies all units of this block.
 template <u32 ROWS, u32 STAGES>
-__device__ __forceinline__ void multiply_units(Ring<ROWS, STAGES> ring, float* level_1, const float* bias, const u32* borders,
+__device__ __forceinline__ void multiply_units(Ring<ROWS, STAGES> ring, float* level_1, const float* bias, const u32* cuts,
                                                float* out, const Product& of) {
   const u32 count = of.slices / of.groups;
   float acc[ROWS / 2], level_0[ROWS / 2];
@@ -159,7 +160,7 @@ __device__ __forceinline__ void multiply_units(Ring<ROWS, STAGES> ring, float* l
     float* to = out + (u64)unit.group * of.rows * of.n;
     for (u32 i = 0; i < count; ++i) {
       const u32 slice = of.first + unit.group * count + i;
-      sum_slice(acc, ring, (borders[slice + 1] - borders[slice]) / STEP);
+      sum_slice(acc, ring, cuts[slice + 1] - cuts[slice]);
       const bool is_last = i + 1 == count;
       if (!(i & 1) && !is_last) {
 #pragma unroll
@@ -193,16 +194,18 @@ template <u32 ROWS, u32 STAGES, bool MOVES_REGISTERS>
 __device__ __forceinline__ void gemm_panels(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out,
                                             const Product& of) {
   DYNAMIC_SHARED(memory);
+  __shared__ u32 cuts[9];
   Ring<ROWS, STAGES> ring(memory);
   if (threadIdx.x == 0) ring.init();
+  if (threadIdx.x < 9) cuts[threadIdx.x] = borders[threadIdx.x] / STEP;
   __syncthreads();
   if (threadIdx.x < COPIERS) {
     if (MOVES_REGISTERS) release_registers<40>();
-    if (threadIdx.x == 0) copy_operands(ring, x, weights, borders, of);
+    if (threadIdx.x == 0) copy_operands(ring, x, weights, cuts, of);
   } else {
     if (MOVES_REGISTERS) take_registers<232>();
     float* level_1 = (float*)(memory + STAGES * Ring<ROWS, STAGES>::STAGE_BYTES / 16) + (threadIdx.x - COPIERS);
-    multiply_units(ring, level_1, bias, borders, out, of);
+    multiply_units(ring, level_1, bias, cuts, out, of);
   }
 }
 
@@ -228,13 +231,7 @@ extern "C" __global__ void __launch_bounds__(256)
     sum_groups(const float* sums, const float* bias, float* out, u64 len, u32 n, u32 groups, u32 slices) {
   const u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
   if (i >= len) return;
-  float parts[8];
-#pragma unroll
-  for (u32 g = 0; g < 8; ++g) parts[g] = g < groups ? sums[g * len + i] : 0.0f;
-  float sum = parts[0] + parts[1];
-  if (groups > 2) sum = sum + (parts[2] + parts[3]);
-  if (groups > 4) sum = sum + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
-  if (slices < 8) sum = sum + 0.0f;
+  const float sum = sum_of_groups(sums, len, i, groups, slices);
   out[i] = bias ? sum + bias[i % n] : sum;
 }
 

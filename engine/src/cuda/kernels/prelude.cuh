@@ -62,6 +62,16 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
+// Loads four matrices of 8 rows x 16 bytes from shared memory. Lanes 8 m .. 8 m + 7 pass the rows of matrix m.
+// Lane 4 g + t receives bytes 4 t .. 4 t + 3 of row g of each.
+__device__ __forceinline__ void load_matrices(u32 (&to)[4], const uint4* row) {
+  const u32 at = (u32)__cvta_generic_to_shared(row);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(at)
+               : "memory");
+}
+
 // Rounds two floats to bf16, nearest even; the first goes to the lower half.
 __device__ __forceinline__ u32 narrow_two(float x0, float x1) {
   u32 both;
@@ -115,8 +125,8 @@ __device__ __forceinline__ u32 narrow_two(float x0, float x1) { return (u32)narr
 // Packs two bf16 as the tensor cores read them: the lower index in the lower half.
 __device__ __forceinline__ u32 pack(bf16 low, bf16 high) { return (u32)low.bits | (u32)high.bits << 16; }
 
-// e^x: the engine's own version, equal to the CPU kernels' exp bit for bit.
-__device__ __forceinline__ float exp_f32(float x) {
+// e^x for x <= 0, equal to exp_f32.
+__device__ __forceinline__ float exp_f32_below_zero(float x) {
   const float rounder = 12582912.0f;  // 1.5 * 2^23
   float shifted = fmaf(x, 1.44269504088896340736f, rounder);
   float n = shifted - rounder;
@@ -129,7 +139,12 @@ __device__ __forceinline__ float exp_f32(float x) {
   series = fmaf(series, r, 0.5f);
   float mantissa = fmaf(r * r, series, r) + 1.0f;
   float power = __uint_as_float((__float_as_uint(shifted) - __float_as_uint(rounder) + 127u) << 23);
-  float value = x < -87.0f ? 0.0f : mantissa * power;
+  return x < -87.0f ? 0.0f : mantissa * power;
+}
+
+// e^x: the engine's own version, equal to the CPU kernels' exp bit for bit.
+__device__ __forceinline__ float exp_f32(float x) {
+  const float value = exp_f32_below_zero(x);
   return x > 88.0f ? POS_INF : value;
 }
 
@@ -142,6 +157,19 @@ __device__ __forceinline__ float warp_sum(float x) {
 // Adds the sums of eight K-slices in the tree order of docs/contract.md C2.
 __device__ __forceinline__ float tree(const float (&s)[8]) {
   return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
+
+// Number i of a product whose `slices` K-slices were summed in groups: sums [groups][len]. Slices without
+// numbers add zeros to the tree, which turns -0 into 0.
+__device__ __forceinline__ float sum_of_groups(const float* sums, u64 len, u64 i, u32 groups, u32 slices) {
+  float parts[8];
+#pragma unroll
+  for (u32 g = 0; g < 8; ++g) parts[g] = g < groups ? sums[g * len + i] : 0.0f;
+  float sum = parts[0];
+  if (groups > 1) sum = sum + parts[1];
+  if (groups > 2) sum = sum + (parts[2] + parts[3]);
+  if (groups > 4) sum = sum + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+  return groups > 1 && slices < 8 ? sum + 0.0f : sum;
 }
 
 // Functions for rows of logits.

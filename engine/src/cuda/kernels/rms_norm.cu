@@ -1,12 +1,14 @@
 // RMS norm: out = x / sqrt(mean(x^2) + eps) * weight, fused with a preceding add and a following rounding.
-//   x [rows, width] f32; delta [rows, width] f32 or null: added to x first, in place; weight [width] f32
+//   x [rows, width] f32; delta [groups][rows, width] f32 or null: a product's sums of groups of slices, or one
+//   group, added to x first, in place; weight [width] f32
 //   -> out [rows, width] f32, rounded (bf16 or null): out as the input of a product (input_index)
 // Grid (rows), 256 threads. Twin: cpu_kernels::reference::rms_norm, to tolerance: the sum of squares is added
 // in another order (thread i adds i, i + 256, ..; then a butterfly over each warp's lanes, then warps in
 // order), the same at every row count. The sum and the rounding equal those of `add` and `to_bf16` bit for
 // bit.
-extern "C" __global__ void __launch_bounds__(256)
-    rms_norm(float* x, const float* delta, const float* weight, float* out, bf16* rounded, u32 width, float eps, u32 panels) {
+extern "C" __global__ void __launch_bounds__(256, 3)
+    rms_norm(float* x, const float* delta, const float* weight, float* out, bf16* rounded, u32 width, float eps, u32 panels,
+             u32 groups, u32 slices) {
   // Loads of a thread that are in flight together.
   constexpr u32 AHEAD = 8;
   __shared__ float warp_sums[8];
@@ -20,7 +22,11 @@ extern "C" __global__ void __launch_bounds__(256)
     if (delta) {
       float added[AHEAD];
 #pragma unroll
-      for (u32 j = 0; j < AHEAD; ++j) added[j] = base + 256 * j < width ? delta[first + base + 256 * j] : 0.0f;
+      for (u32 j = 0; j < AHEAD; ++j) {
+        added[j] = base + 256 * j < width
+                       ? sum_of_groups(delta, (u64)gridDim.x * width, first + base + 256 * j, groups, slices)
+                       : 0.0f;
+      }
 #pragma unroll
       for (u32 j = 0; j < AHEAD; ++j) {
         numbers[j] = numbers[j] + added[j];

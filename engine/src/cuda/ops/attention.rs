@@ -13,8 +13,13 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{ATTENTION, Kernel};
 
-/// Maximum number of splits of a row that one warp merges. For more, eight warps merge them, with equal bits.
+/// Maximum number of splits of a row that one warp merges if few queries leave most of the device idle. For
+/// more, eight warps merge them, with equal bits.
 const MERGED_BY_A_WARP: usize = 8;
+/// Number of warps that fill the device.
+const FILLING_WARPS: usize = 4096;
+/// Queries per block of the kernel in which one warp merges a query's splits.
+const MERGED_QUERIES: usize = 4;
 /// Head sizes with a kernel, in the order of the kernels.
 const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
 
@@ -62,7 +67,7 @@ pub(crate) struct Attention<'a, M> {
     /// All block tables, concatenated. Each covers its tiles' keys with blocks inside `kv` or own blocks.
     pub(crate) tables: View<'a, u32>,
     pub(crate) tiling: TilingViews<'a>,
-    /// `[parts][kv heads][head_dim + 2]`, for the largest chunk.
+    /// `[parts][kv heads][head_dim + 4]`, for the largest chunk.
     pub(crate) partial: &'a mut Tensor<M, f32>,
     pub(crate) layout: HeadLayout,
     /// Index of this layer, and the number of layers.
@@ -167,12 +172,14 @@ impl<M: DeviceMemory> Attention<'_, M> {
         let HeadLayout { num_heads, num_kv_heads, head_dim } = self.layout;
         let TilingViews { tiles, tile_of, .. } = self.tiling;
         let (group, window) = (num_heads / num_kv_heads, self.window.unwrap_or(0) as usize);
-        let is_long = chunk.max_splits > MERGED_BY_A_WARP;
+        let queries = chunk.queries.len();
+        let is_long = chunk.max_splits > MERGED_BY_A_WARP && queries * num_kv_heads < FILLING_WARPS;
         let merge = ATTENTION.kernel(2 * HEAD_DIMS.len() + usize::from(is_long));
         let params = Params::default().read(self.partial).view(self.positions).view(tiles).view(tile_of);
         let params = params.write(self.out).write_if(rounded.as_deref_mut()).u32(chunk.queries.start);
-        let params = params.u32(group).u32(head_dim).u32(window).u32(panels);
-        let grid = [chunk.queries.len() as u32, num_kv_heads as u32, 1];
+        let params = params.u32(queries).u32(group).u32(head_dim).u32(window).u32(panels);
+        let blocks = if is_long { queries } else { queries.div_ceil(MERGED_QUERIES) };
+        let grid = [blocks as u32, num_kv_heads as u32, 1];
         // SAFETY: these are the kernel's parameters; the tiles of these queries have a partial result for
         // every split that a position needs.
         unsafe { executor.launch(merge, grid, &mut { params }) }
@@ -184,7 +191,7 @@ pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), CudaError> {
     kernel_for(head_dim, false).map(drop)
 }
 
-/// Returns the kernel for tiles of 16 or of 64 queries.
+/// Returns the kernel for tiles of 32 or of 64 queries.
 fn kernel_for(head_dim: usize, is_wide: bool) -> Result<&'static Kernel, CudaError> {
     let index = HEAD_DIMS.iter().position(|&size| size == head_dim);
     let known = format!("one of {HEAD_DIMS:?}");

@@ -92,8 +92,75 @@ pub(crate) struct GemmPanels<'a, M> {
     pub(crate) out: &'a mut Tensor<M, f32>,
 }
 
+/// Sums of groups of slices, at addresses of memory that outlives their use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GroupSums {
+    /// `[groups][rows, n]`.
+    sums: u64,
+    /// `[n]`, or 0.
+    bias: u64,
+    /// `[rows, n]`.
+    out: u64,
+    rows: usize,
+    n: usize,
+    groups: usize,
+    slices: usize,
+}
+
+impl GroupSums {
+    /// One group: `len` numbers at `x`.
+    pub(crate) fn of_one(x: u64, len: usize) -> Self {
+        Self { sums: x, bias: 0, out: x, rows: 1, n: len, groups: 1, slices: NUM_SLICES }
+    }
+
+    /// Whether these are the sums of a product without bias whose `len` outputs are at `out`.
+    pub(crate) fn are_of(&self, out: u64, len: usize) -> bool {
+        self.bias == 0 && (self.out, self.rows * self.n) == (out, len)
+    }
+
+    /// Address of the outputs.
+    pub(crate) fn out(&self) -> u64 {
+        self.out
+    }
+
+    /// Number of outputs.
+    pub(crate) fn len(&self) -> usize {
+        self.rows * self.n
+    }
+
+    /// Number of groups.
+    pub(crate) fn groups(&self) -> usize {
+        self.groups
+    }
+
+    /// Parameters of a kernel that adds the groups itself: their address, and after others of its own the
+    /// numbers of groups and of slices.
+    pub(super) fn params(&self) -> (u64, [usize; 2]) {
+        (self.sums, [self.groups, self.slices])
+    }
+
+    /// Adds the groups.
+    ///
+    /// # Safety
+    /// The addresses are those of the product, and the memory is still allocated.
+    pub(crate) unsafe fn add<E: Executor>(self, executor: &mut E) -> Result<(), CudaError> {
+        let (kernel, len) = (GEMM_PANELS.kernel(TILES.len()), self.len());
+        let params = Params::default().u64(self.sums).u64(self.bias).u64(self.out);
+        let params = params.u64(len as u64).u32(self.n).u32(self.groups).u32(self.slices);
+        let grid = [len.div_ceil(kernel.threads as usize) as u32, 1, 1];
+        // SAFETY: these are the kernel's parameters, by this function's contract.
+        unsafe { executor.launch(kernel, grid, &mut { params }) }
+    }
+}
+
 impl<M: DeviceMemory> GemmPanels<'_, M> {
-    pub(crate) fn launch<E>(self, executor: &mut E, shape: (usize, usize, usize)) -> Result<(), CudaError>
+    /// Launches the fastest kernel. If it sums groups of slices, `out` is only written when the caller adds
+    /// them.
+    pub(crate) fn launch<E>(
+        self,
+        executor: &mut E,
+        shape: (usize, usize, usize),
+    ) -> Result<Option<GroupSums>, CudaError>
     where
         E: Executor<Memory = M>,
     {
@@ -103,13 +170,13 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
         self.launch_as(executor, shape, chosen)
     }
 
-    /// Launches a given kernel, for tests.
+    /// Launches a given kernel.
     pub(crate) fn launch_as<E>(
         self,
         executor: &mut E,
         (rows, n, k): (usize, usize, usize),
         launch: PanelLaunch,
-    ) -> Result<(), CudaError>
+    ) -> Result<Option<GroupSums>, CudaError>
     where
         E: Executor<Memory = M>,
     {
@@ -130,19 +197,15 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
         if groups == 1 {
             let params = product(params.read_if(bias).read(on_device).write(out));
             // SAFETY: these are the kernel's parameters; the checks ensure that every element is in bounds.
-            return unsafe { executor.launch(kernel, grid, &mut { params }) };
+            unsafe { executor.launch(kernel, grid, &mut { params }) }?;
+            return Ok(None);
         }
-        let len = rows * n;
-        let sums = ensure_capacity(sums, executor, groups * len, "sums of groups of slices")?;
+        let sums = ensure_capacity(sums, executor, groups * rows * n, "sums of groups of slices")?;
         let params = product(params.u64(0).read(on_device).write(sums));
         // SAFETY: as above, with the sums of every group.
         unsafe { executor.launch(kernel, grid, &mut { params }) }?;
-        let join = GEMM_PANELS.kernel(TILES.len());
-        let params = Params::default().read(sums).read_if(bias).write(out);
-        let params = params.u64(len as u64).u32(n).u32(groups).u32(slices);
-        let grid = [len.div_ceil(join.threads as usize) as u32, 1, 1];
-        // SAFETY: as above.
-        unsafe { executor.launch(join, grid, &mut { params }) }
+        let (sums, bias, out) = (sums.address(), bias.map_or(0, Tensor::address), out.address());
+        Ok(Some(GroupSums { sums, bias, out, rows, n, groups, slices }))
     }
 }
 
@@ -181,7 +244,7 @@ impl PanelLaunch {
         let steps = self.units(rows, n).div_ceil(MULTIPROCESSORS) * (k / PANEL[1]).div_ceil(self.groups);
         let reading = n * k * 2 / 4300;
         let adding = if self.groups > 1 { 2000 + rows * n * 4 * (2 * self.groups + 1) / 4000 } else { 0 };
-        (steps * (180 + 3 * height)).max(reading) + adding
+        (steps * (220 + 3 * height)).max(reading) + adding
     }
 
     /// Units of work: row tiles, tiles of channels, groups of slices.

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{InputLayout, MAX_GRID_YZ, ProductInput};
+use super::{GroupSums, InputLayout, MAX_GRID_YZ, ProductInput};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{EMBEDDING, Kernel, RMS_NORM, ROWS, SWIGLU};
@@ -61,19 +61,19 @@ impl<M: DeviceMemory> RmsNorm<'_, M> {
         E: Executor<Memory = M>,
     {
         // SAFETY: nothing is added, so `x` is not written.
-        unsafe { self.launch_with_add(executor, rows, 0) }
+        unsafe { self.launch_with_add(executor, rows, None) }
     }
 
-    /// Adds `delta` to `x` in place, then normalizes it.
+    /// Adds `delta` to `x` in place, if it is given, then normalizes it.
     ///
     /// # Safety
-    /// `delta` must be 0 (add nothing) or the address of `rows * width` numbers that outlive the launch, and
-    /// the owner of `x` must expect it to be written.
+    /// `delta` must be sums of `rows * width` numbers that outlive the launch, and the owner of `x` must
+    /// expect it to be written.
     pub(crate) unsafe fn launch_with_add<E>(
         self,
         executor: &mut E,
         rows: usize,
-        delta: u64,
+        delta: Option<GroupSums>,
     ) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
@@ -83,8 +83,10 @@ impl<M: DeviceMemory> RmsNorm<'_, M> {
         check_len(kernel.name, "x", self.x.len(), rows * width)?;
         check_len(kernel.name, "out", self.out.len(), rows * width)?;
         let (rounded, panels) = check_rounded(kernel.name, self.rounded, (rows, width))?;
+        check_len(kernel.name, "delta", delta.map_or(rows * width, |delta| delta.len()), rows * width)?;
+        let (delta, [groups, slices]) = delta.map_or((0, [1, 8]), |delta| delta.params());
         let params = Params::default().read(self.x).u64(delta).read(self.weight).write(self.out);
-        let params = params.write_if(rounded).u32(width).f32(self.eps).u32(panels);
+        let params = params.write_if(rounded).u32(width).f32(self.eps).u32(panels).u32(groups).u32(slices);
         // SAFETY: these are the kernel's parameters; the checks and this function's contract ensure that
         // every row is in bounds.
         unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }

@@ -13,11 +13,10 @@ use super::own_blocks::{OwnBlocks, TreeRow, max_own_blocks};
 
 /// Keys per split, which a warp sums by itself: part of the numerics (`attention.cu`).
 pub(super) const SPLIT_KEYS: usize = 128;
-/// Queries per tile: of one warp, which is a dimension of the tensor cores' shape, and of four warps that
-/// share keys and values.
-const TILE_QUERIES: usize = 16;
+/// Queries per tile: of two and of four warps that share keys and values.
+const TILE_QUERIES: usize = 32;
 pub(super) const WIDE_QUERIES: usize = 64;
-/// Maximum number of splits per block of four warps: `RUN` of `attention.cu`.
+/// Maximum number of splits per block: `RUN` of `attention.cu`.
 const RUN: usize = 8;
 
 /// Limit of partial results in memory, in bytes; queries that need more are processed in several chunks.
@@ -82,8 +81,8 @@ pub(crate) struct Limits {
     pub(crate) max_parts: usize,
     /// Maximum number of own blocks of tree rows per chunk.
     pub(crate) max_own_blocks: usize,
-    /// Minimum number of blocks of a chunk's wide tiles, per KV head, if blocks process runs of several
-    /// splits.
+    /// Minimum number of blocks of a chunk's tiles of one width, per KV head, if blocks process runs of
+    /// several splits.
     pub(crate) min_runs: usize,
 }
 
@@ -100,7 +99,7 @@ impl Limits {
 /// Tiles that share the memory for partial results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AttentionChunk {
-    /// Ranges of all work items: for blocks of one warp and of four.
+    /// Ranges of all work items: for blocks of two warps and of four.
     pub(super) work: [Range<usize>; 2],
     /// Range of the pass's queries of a KV head.
     pub(super) queries: Range<usize>,
@@ -219,7 +218,7 @@ impl Tiling {
                 tile.first_part += of_turn as u32 + of_splits;
             }
         }
-        let work = [None, Some(min_runs)].map(|runs| self.add_work(chunk, runs));
+        let work = [false, true].map(|is_wide| self.add_work(chunk, is_wide, min_runs));
         let end_of = |tile: &AttentionTile| (tile.first_query + tile.num_queries) as usize;
         let first_of = |shared: Option<&TileGroup>| shared.map(|shared| self.tiles[shared.tiles.start]);
         let queries = first_of(chunk.first()).map_or(0, |tile| tile.first_query as usize)
@@ -231,18 +230,18 @@ impl Tiling {
         self.chunks.push(AttentionChunk { work, queries, num_parts, own, max_splits });
     }
 
-    /// Adds the work of the chunk's wide tiles, in runs that leave at least `min_runs` blocks, or of its
-    /// other tiles if that is `None`. Returns the range of the added work.
-    fn add_work(&mut self, chunk: &[TileGroup], min_runs: Option<usize>) -> Range<usize> {
+    /// Adds the work of the chunk's tiles of one width, in runs that leave at least `min_runs` blocks. Returns
+    /// the range of the added work.
+    fn add_work(&mut self, chunk: &[TileGroup], is_wide: bool, min_runs: usize) -> Range<usize> {
         let first_work = self.work.len();
         let mut tiles: Vec<(usize, Range<usize>)> = Vec::new();
         for shared in chunk {
             tiles.push((shared.tiles.start, shared.splits.clone()));
             tiles.extend(shared.tiles.clone().skip(1).map(|tile| (tile, self.tiles[tile].splits())));
         }
-        tiles.retain(|&(tile, _)| self.tiles[tile].is_wide() == min_runs.is_some());
+        tiles.retain(|&(tile, _)| self.tiles[tile].is_wide() == is_wide);
         let splits: usize = tiles.iter().map(|(_, splits)| splits.len()).sum();
-        let run = min_runs.map_or(1, |runs| (splits / runs).clamp(1, RUN));
+        let run = (splits / min_runs).clamp(1, RUN);
         let ends = tiles.iter().map(|(_, splits)| splits.end);
         // Tiles of a sequence read the same keys, so they are placed together.
         for split in (0..ends.max().unwrap_or(0)).step_by(run) {
@@ -285,7 +284,7 @@ fn rounded_up(len: usize) -> usize {
 
 /// Size of a partial result in numbers, for all KV heads.
 pub(super) fn part_len(layout: HeadLayout) -> usize {
-    layout.num_kv_heads * (layout.head_dim + 2)
+    layout.num_kv_heads * (layout.head_dim + 4)
 }
 
 /// Size of the partial results of `rows` rows of sequences of up to `max_len` tokens, in bytes.
@@ -306,7 +305,7 @@ fn tile_len(queries: usize, splits: usize, max_parts: usize) -> usize {
 #[cfg(test)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AttentionCounts {
-    /// Number of blocks of one warp, and of four.
+    /// Number of blocks of two warps, and of four.
     pub(crate) blocks: [usize; 2],
     /// Number of blocks of 16 keys that those blocks read; and of 16 keys x 16 queries that warps process.
     pub(crate) key_blocks: [usize; 2],

@@ -7,8 +7,8 @@ use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    Embedding, InputLayout, RmsNorm, WriteKv, add, finish_sum, multiply_only, norm_heads, read_words, rotate,
-    swiglu, take_rows, to_bf16,
+    Embedding, GroupSums, InputLayout, RmsNorm, WriteKv, add, finish_sum, multiply_only, norm_heads,
+    read_words, rotate, swiglu, take_rows, to_bf16,
 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -136,7 +136,7 @@ fn joined_norm<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<
     let rounded = Some((&mut joined.2, InputLayout::Rows));
     let launch = RmsNorm { x: &joined.0, weight: &weight, eps, out: &mut joined.1, rounded };
     // SAFETY: `delta` has the length of `x`, which has no other user.
-    unsafe { launch.launch_with_add(e, rows, delta.address()) }?;
+    unsafe { launch.launch_with_add(e, rows, Some(GroupSums::of_one(delta.address(), len))) }?;
     let bits = |numbers: Vec<bf16>| numbers.into_iter().map(bf16::to_bits).collect::<Vec<_>>();
     Ok(vec![
         compare(format!("joined sum of {width}"), 0.0, &joined.0.read(e, 0..len)?, &apart.0.read(e, 0..len)?),

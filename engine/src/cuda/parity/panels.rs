@@ -112,11 +112,12 @@ fn products<E: Executor>(
     for &launch in launches {
         let mut out = Tensor::of(e, &vec![f32::NAN; rows * n], "out")?;
         let (borders, bias) = ((&on_device, on_host.as_slice()), Some(&bias));
-        GemmPanels { x: &x, weights: &weights, bias, borders, sums: &mut None, out: &mut out }.launch_as(
-            e,
-            (rows, n, k),
-            launch,
-        )?;
+        let mut sums = None;
+        let gemm = GemmPanels { x: &x, weights: &weights, bias, borders, sums: &mut sums, out: &mut out };
+        if let Some(groups) = gemm.launch_as(e, (rows, n, k), launch)? {
+            // SAFETY: the product's memory is still allocated.
+            unsafe { groups.add(e) }?;
+        }
         let case = format!("bf16 {rows} x {n} x {k} by {launch:?}");
         parities.push(compare_equal(case, &bits(e, &out)?, &expected));
     }

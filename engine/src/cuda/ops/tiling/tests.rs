@@ -42,9 +42,8 @@ proptest! {
             {
                 let tile = &tiles[work.tile as usize];
                 in_chunk.insert(work.tile);
-                prop_assert_eq!(tile.num_queries > 16, is_wide);
-                let longest = if is_wide { 8 } else { 1 };
-                prop_assert!(work.split < work.end_split && work.end_split - work.split <= longest);
+                prop_assert_eq!(tile.num_queries > 32, is_wide);
+                prop_assert!(work.split < work.end_split && work.end_split - work.split <= 8);
                 prop_assert!(chunk.queries.contains(&(tile.first_query as usize)));
                 for split in work.split..work.end_split {
                     prop_assert!(tile.splits().contains(&(split as usize)));
@@ -175,7 +174,7 @@ fn long_contexts_take_turns_in_half_a_gigabyte() {
     let bytes = partial_bytes(512, layout, 131_072);
     println!("{} chunks, {most} bytes at most, {bytes} counted", tiling.chunks.len());
     assert!(most <= bytes && bytes <= 1 << 30, "{most} of {bytes}");
-    assert_eq!(partial_bytes(3, layout, 300), 12 * 3 * 8 * 130 * 4);
+    assert_eq!(partial_bytes(3, layout, 300), 12 * 3 * 8 * 132 * 4);
 }
 
 /// One long sequence among 63 short ones: formerly every tile had a block for each split of the longest.
