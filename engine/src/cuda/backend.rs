@@ -35,8 +35,8 @@ use super::executor::{Executor, Tensor};
 use super::kv_budget::{PASS_LIMITS, kv_bytes, workspace_bytes};
 use super::ops::{
     CandidateBuffers, DrawBuffers, Embedding, GemmBf16, GemmFp8, GemmInt8, GemmPanels, InputLayout,
-    QuantizeRows, ScoreBuffers, StepBuffer, WriteKv, copy_tokens, ensure_capacity, finish_sum, norm_heads,
-    swiglu, take_rows,
+    QuantizeRows, ScoreBuffers, StepBuffer, TiledWeights, WriteKv, copy_tokens, ensure_capacity, finish_sum,
+    norm_heads, swiglu, take_rows,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend};
@@ -203,13 +203,13 @@ impl<E: Executor> State<E> {
         let borders = (&linear.borders.0, linear.borders.1.as_slice());
         let executor = &mut self.executor;
         match &linear.weights {
-            GpuWeights::Bf16Panels(weights) => {
-                let x =
-                    round(executor, &mut self.rounded, rounded_source, (x, (rows, k)), InputLayout::Panels)?;
-                let sums = &mut self.sums;
-                let gemm = GemmPanels { x, weights, bias, borders, sums, out };
-                self.delayed = gemm.launch(executor, (rows, n, k))?.map(DelayedOp::AddGroups);
-                Ok(())
+            GpuWeights::Bf16Tiles(weights) => {
+                self.multiply_tiles((linear, TiledWeights::Bf16(weights)), (x, rows), rounded_source, out)
+            }
+            GpuWeights::Fp8Tiles { codes, channel_scales } => {
+                let channel_scales = channel_scales.as_ref();
+                let weights = TiledWeights::Fp8 { codes, channel_scales };
+                self.multiply_tiles((linear, weights), (x, rows), rounded_source, out)
             }
             GpuWeights::Bf16(weights) => {
                 let rounded =
@@ -240,6 +240,23 @@ impl<E: Executor> State<E> {
                     .launch(executor, (rows, n, k))
             }
         }
+    }
+
+    /// A product of weights in tiles. Groups of slices that it leaves are added by the next operation.
+    fn multiply_tiles(
+        &mut self,
+        (linear, weights): (&GpuLinear<E::Memory>, TiledWeights<'_, E::Memory>),
+        (x, rows): (&Tensor<E::Memory, f32>, usize),
+        rounded_source: Option<RoundedSource>,
+        out: &mut Tensor<E::Memory, f32>,
+    ) -> Result<(), CudaError> {
+        let GpuLinear { n, k, .. } = *linear;
+        let State { executor, rounded, sums, .. } = self;
+        let x = round(executor, rounded, rounded_source, (x, (rows, k)), InputLayout::Panels)?;
+        let (borders, bias) = ((&linear.borders.0, linear.borders.1.as_slice()), linear.bias.as_ref());
+        let gemm = GemmPanels { x, weights, bias, borders, sums, out };
+        self.delayed = gemm.launch(executor, (rows, n, k))?.map(DelayedOp::AddGroups);
+        Ok(())
     }
 }
 

@@ -225,6 +225,11 @@ impl CudaDevice {
         Ok(())
     }
 
+    /// Whether there are kernels of gemm_panels.cu for this device.
+    pub(super) fn has_panel_kernels(&self) -> bool {
+        self.functions.contains_key("gemm_panels_8")
+    }
+
     fn start(&self, launch: &Launch) -> Result<(), CudaError> {
         let function = self.functions.get(launch.kernel).expect("open loads every listed kernel");
         self.context.bind_to_thread().map_err(refused("take the thread"))?;
@@ -486,7 +491,7 @@ impl Executor for CudaDevice {
     }
 
     fn multiplies_panels(&self) -> bool {
-        self.products.is_none() && self.functions.contains_key("gemm_panels_8")
+        self.products.is_none() && self.has_panel_kernels()
     }
 
     unsafe fn multiply(&mut self, product: &Product) -> Result<bool, CudaError> {

@@ -7,6 +7,8 @@ const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 const PRODUCTS: &str = include_str!("kernels/products.cuh");
 const TILED: &str = include_str!("kernels/tiled.cuh");
 const WARPGROUP: &str = include_str!("kernels/warpgroup.cuh");
+const PANELS: &str = include_str!("kernels/panels.cuh");
+const WIDEN: &str = include_str!("kernels/widen.cuh");
 /// Text between the prelude and files that split rows of logits into parts.
 const PARTS: &str = include_str!("kernels/parts.cuh");
 
@@ -153,9 +155,10 @@ const fn attention_stage_bytes(head_dim: u32) -> u32 {
     2 * 64 * head_dim * 2 * 2
 }
 
-/// Bytes of `stages` stages of gemm_panels.cu for tiles of `rows` rows, of the sums of level 1, and of barriers.
-const fn ring_bytes(rows: u32, stages: u32) -> u32 {
-    stages * (128 + rows) * 128 + rows * 128 * 4 + stages * 16
+/// Bytes of `stages` stages of panels.cuh for tiles of `rows` rows and weights of `weight_bytes` each, of the sums
+/// of level 1, and of barriers.
+const fn ring_bytes((rows, stages): (u32, u32), weight_bytes: u32) -> u32 {
+    stages * 64 * (128 * weight_bytes + rows * 2) + rows * 128 * 4 + stages * 16
 }
 
 macro_rules! source {
@@ -188,7 +191,7 @@ source!(
         kernel("finish_sum", 256, 32)
     ]
 );
-source!(RMS_NORM, "rms_norm.cu", [kernel("rms_norm", 256, 80)]);
+source!(RMS_NORM, "rms_norm.cu", [kernel("rms_norm", 256, 128)]);
 source!(
     HEADS,
     "heads.cu",
@@ -226,7 +229,7 @@ source!(
 source!(
     FP8,
     "fp8.cu",
-    [PRODUCTS, TILED],
+    [PRODUCTS, TILED, WIDEN],
     [
         kernel("gemm_fp8_8", 256, 80).with_loads(8, 8),
         kernel("gemm_fp8_8_narrow", 256, 80).with_loads(10, 12),
@@ -254,15 +257,29 @@ source!(
     GEMM_PANELS,
     "gemm_panels.cu",
     Some("sm_90"),
-    [WARPGROUP],
+    [WARPGROUP, PANELS],
     [
-        Kernel { shared_bytes: ring_bytes(8, 6), ..kernel("gemm_panels_8", 384, 80) },
-        Kernel { shared_bytes: ring_bytes(16, 5), ..kernel("gemm_panels_16", 384, 80) },
-        Kernel { shared_bytes: ring_bytes(40, 8), ..kernel("gemm_panels_40", 384, 168) },
-        Kernel { shared_bytes: ring_bytes(80, 7), ..kernel("gemm_panels_80", 384, 168) },
-        Kernel { shared_bytes: ring_bytes(128, 5), ..kernel("gemm_panels_128", 384, 168) },
+        Kernel { shared_bytes: ring_bytes((8, 6), 2), ..kernel("gemm_panels_8", 384, 80) },
+        Kernel { shared_bytes: ring_bytes((16, 5), 2), ..kernel("gemm_panels_16", 384, 80) },
+        Kernel { shared_bytes: ring_bytes((40, 8), 2), ..kernel("gemm_panels_40", 384, 168) },
+        Kernel { shared_bytes: ring_bytes((80, 7), 2), ..kernel("gemm_panels_80", 384, 168) },
+        Kernel { shared_bytes: ring_bytes((128, 5), 2), ..kernel("gemm_panels_128", 384, 168) },
         kernel("sum_groups", 256, 32),
         kernel("pack_panels", 256, 32),
+    ]
+);
+source!(
+    FP8_PANELS,
+    "fp8_panels.cu",
+    Some("sm_90"),
+    [WARPGROUP, PANELS, WIDEN],
+    [
+        Kernel { shared_bytes: ring_bytes((8, 10), 1), ..kernel("fp8_panels_8", 384, 80) },
+        Kernel { shared_bytes: ring_bytes((16, 9), 1), ..kernel("fp8_panels_16", 384, 80) },
+        Kernel { shared_bytes: ring_bytes((40, 12), 1), ..kernel("fp8_panels_40", 384, 168) },
+        Kernel { shared_bytes: ring_bytes((80, 9), 1), ..kernel("fp8_panels_80", 384, 168) },
+        Kernel { shared_bytes: ring_bytes((128, 6), 1), ..kernel("fp8_panels_128", 384, 168) },
+        kernel("pack_fp8", 256, 32),
     ]
 );
 source!(
@@ -312,7 +329,7 @@ source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32
 source!(PROBE, "probe.cu", [kernel("read_words", 256, 48), kernel("multiply_only", 256, 64)]);
 
 /// All source files.
-pub(crate) fn all() -> [&'static Source; 19] {
+pub(crate) fn all() -> [&'static Source; 20] {
     [
         &EMBEDDING,
         &ROWS,
@@ -324,6 +341,7 @@ pub(crate) fn all() -> [&'static Source; 19] {
         &FP8,
         &GEMM_TILED,
         &GEMM_PANELS,
+        &FP8_PANELS,
         &ATTENTION,
         &TREES,
         &LOGITS,
@@ -353,6 +371,7 @@ mod tests {
                 "GEMM_FP8(",
                 "GEMM_FP8_TILED(",
                 "GEMM_PANELS(",
+                "FP8_PANELS(",
             ];
             let begins = |line: &str| calls.iter().any(|call| line.starts_with(call));
             let calls: Vec<&str> = source.text.lines().filter(|line| begins(line)).collect();

@@ -13,7 +13,7 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
 use crate::cuda::ops::{
     BF16_GRAIN, Fp8Layout, INT8_GRAIN, QuantizeRows, borders, check_borders, check_head_dim, fits_panels,
-    pack_panels, packed_len,
+    pack_fp8, pack_panels, packed_len,
 };
 use crate::model_config::ModelConfig;
 use crate::weights::{Formats, LinearFormat, LinearTensors, StackedRows, TensorPart, TensorSource};
@@ -44,8 +44,14 @@ impl<M> Clone for GpuTable<M> {
 pub(super) enum GpuWeights<M> {
     /// `[n, k]`.
     Bf16(Arc<Tensor<M, bf16>>),
-    /// `[n, k]`, packed in panels.
-    Bf16Panels(Tensor<M, bf16>),
+    /// `[n, k]`, in tiles.
+    Bf16Tiles(Tensor<M, bf16>),
+    Fp8Tiles {
+        /// `[n, k]`, in tiles.
+        codes: Tensor<M, u8>,
+        /// `[n]`. `None` if the scales are applied after an all-reduce.
+        channel_scales: Option<Tensor<M, f32>>,
+    },
     Fp8 {
         /// `[n, row bytes]`.
         codes: Tensor<M, u8>,
@@ -90,7 +96,8 @@ impl<M> GpuLinear<M> {
     /// Bytes of weights, scales and bias that a product reads.
     pub(super) fn bytes(&self) -> u64 {
         let (numbers, vectors) = match &self.weights {
-            GpuWeights::Bf16(_) | GpuWeights::Bf16Panels(_) => (2 * self.n * self.k, 0),
+            GpuWeights::Bf16(_) | GpuWeights::Bf16Tiles(_) => (2 * self.n * self.k, 0),
+            GpuWeights::Fp8Tiles { .. } => (self.n * self.k, 4 * self.n),
             GpuWeights::Fp8 { layout, .. } => (layout.1.row_bytes() * self.n, 4 * self.n),
             GpuWeights::Int8 { .. } => (self.n * self.k, 4 * self.n),
         };
@@ -129,7 +136,7 @@ pub(super) fn linear<E: Executor>(
             let borders = upload_borders(executor, &slices, BF16_GRAIN)?;
             let rows = tensors.rows()?;
             let weights = if executor.multiplies_panels() && fits_panels(&borders.1) {
-                GpuWeights::Bf16Panels(packed(executor, &rows, (n, k))?)
+                GpuWeights::Bf16Tiles(bf16_tiles(executor, &rows, (n, k))?)
             } else {
                 let mut weights = Tensor::zeros(executor, n * k, "weights")?;
                 upload_bf16(executor, &rows, 0..n, &mut weights)?;
@@ -139,14 +146,25 @@ pub(super) fn linear<E: Executor>(
         }
         LinearFormat::Fp8 => {
             let borders = upload_borders(executor, &slices, BF16_GRAIN)?;
-            let layout = Fp8Layout::new(&borders.1);
-            let mut codes = Tensor::zeros(executor, n * layout.row_bytes(), "weights")?;
-            let scales = upload_fp8(executor, &tensors.rows()?, &layout, &mut codes)?;
+            let (layout, rows) = (Fp8Layout::new(&borders.1), tensors.rows()?);
+            let is_tiled = executor.multiplies_panels() && fits_panels(&borders.1);
+            let (codes, scales) = if is_tiled {
+                fp8_tiles(executor, &rows, (&layout, n))?
+            } else {
+                let mut codes = Tensor::zeros(executor, n * layout.row_bytes(), "weights")?;
+                let scales = upload_fp8(executor, &rows, 0..n, (&layout, &mut codes))?;
+                (codes, scales)
+            };
             let scales = Tensor::of(executor, &scales, "scales of weights")?;
             let (channel_scales, after) =
                 if tensors.partial { (None, Some(scales)) } else { (Some(scales), None) };
-            let layout = (Tensor::of(executor, layout.borders(), "borders of slices")?, layout);
-            (GpuWeights::Fp8 { codes, channel_scales, layout }, after, borders)
+            let weights = if is_tiled {
+                GpuWeights::Fp8Tiles { codes, channel_scales }
+            } else {
+                let layout = (Tensor::of(executor, layout.borders(), "borders of slices")?, layout);
+                GpuWeights::Fp8 { codes, channel_scales, layout }
+            };
+            (weights, after, borders)
         }
         LinearFormat::Quantized(QuantizedFormat::Int8) => {
             let borders = upload_borders(executor, &slices, INT8_GRAIN)?;
@@ -176,8 +194,8 @@ fn upload_borders<E: Executor>(
     Ok(Arc::new((on_device, on_host)))
 }
 
-/// Uploads rows in chunks and packs them into panels on the device.
-fn packed<E: Executor>(
+/// Uploads rows in chunks and packs them into tiles on the device.
+fn bf16_tiles<E: Executor>(
     executor: &mut E,
     rows: &StackedRows<'_>,
     (n, k): (usize, usize),
@@ -193,6 +211,30 @@ fn packed<E: Executor>(
     // The rows are freed here, but launches that use them may still be collected and not enqueued.
     executor.flush()?;
     Ok(weights)
+}
+
+/// FP8 weights and the scales of their rows.
+type Fp8Weights<M> = (Tensor<M, u8>, Vec<f32>);
+
+/// Uploads rows in chunks and packs them into tiles on the device.
+fn fp8_tiles<E: Executor>(
+    executor: &mut E,
+    rows: &StackedRows<'_>,
+    (layout, n): (&Fp8Layout, usize),
+) -> Result<Fp8Weights<E::Memory>, EngineError> {
+    let k = layout.row_bytes();
+    let mut codes = Tensor::zeros(executor, packed_len(n, k), "weights")?;
+    let channels = packed_len(n, k) / k;
+    let chunk = (CHUNK_BYTES / k).next_multiple_of(packed_len(1, 1)).min(channels);
+    let mut unpacked = Tensor::zeros(executor, chunk * k, "rows to pack")?;
+    let mut scales = Vec::with_capacity(n);
+    for first in (0..channels).step_by(chunk) {
+        scales.extend(upload_fp8(executor, rows, first..n.min(first + chunk), (layout, &mut unpacked))?);
+        pack_fp8(executor, &unpacked, (&mut codes, first), (chunk.min(channels - first), k))?;
+    }
+    // The rows are freed here, but launches that use them may still be collected and not enqueued.
+    executor.flush()?;
+    Ok((codes, scales))
 }
 
 /// Int8 weights `[n, k]` and scales `[n]`.

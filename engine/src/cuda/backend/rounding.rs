@@ -22,7 +22,7 @@ pub(super) struct InputReaders {
 impl InputReaders {
     pub(super) fn add<M>(&mut self, weights: &GpuWeights<M>) {
         match weights {
-            GpuWeights::Bf16Panels(_) => self.panels += 1,
+            GpuWeights::Bf16Tiles(_) | GpuWeights::Fp8Tiles { .. } => self.panels += 1,
             GpuWeights::Bf16(_) | GpuWeights::Fp8 { .. } => self.rows += 1,
             GpuWeights::Int8 { .. } => {}
         }

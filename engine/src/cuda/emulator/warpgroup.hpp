@@ -23,6 +23,7 @@ struct BulkCopy {
 struct PanelProduct {
   float* acc;
   const char *weights, *rows;
+  uint32_t of_lane[4];  // the weights, if `weights` is null
   uint32_t num_rows, group;
 };
 constexpr uint32_t MAX_BULK_COPIES = 64, MAX_PRODUCTS = 16, MOST_FRUITLESS_TURNS = 1u << 22;
@@ -75,16 +76,22 @@ EMULATOR_ONLY static void wait_for_phase(char* at, uint32_t parity) {
   }
 }
 
-EMULATOR_ONLY static void multiply_now(const PanelProduct& product) {
+// Computes product `index` of this thread. Weights in registers are those of the four lanes of a channel.
+EMULATOR_ONLY static void multiply_now(uint32_t index) {
+  const PanelProduct& product = panel_products[current][index];
   const uint32_t thread = current % 128, g = thread % 32 / 4, t = thread % 4;
   for (uint32_t i = 0; i < product.num_rows / 2; ++i) {
     const uint32_t channel = thread / 32 * 16 + g + 8 * (i / 2 % 2), row = i / 4 * 8 + 2 * t + i % 2;
     double sum = product.acc[i];
     for (uint32_t pair = 0; pair < 2; ++pair) {
       for (uint32_t four = 0; four < 4; ++four) {
-        const uint32_t at = four / 2 * 128 + four % 2 * 8 + pair * 4;
+        const uint32_t at = pair * 128 + four * 4;
         uint32_t w, x;
-        std::memcpy(&w, product.weights + channel / 8 * 1024 + channel % 8 * 16 + at, 4);
+        if (product.weights) {
+          std::memcpy(&w, product.weights + channel / 8 * 1024 + channel % 8 * 16 + at, 4);
+        } else {
+          w = panel_products[current / 4 * 4 + four][index].of_lane[2 * pair + i / 2 % 2];
+        }
         std::memcpy(&x, product.rows + row / 8 * 1024 + row % 8 * 16 + at, 4);
         for (uint32_t half = 0; half < 2; ++half) sum += bf16_half(w, half) * bf16_half(x, half);
       }
@@ -96,23 +103,26 @@ EMULATOR_ONLY static void multiply_now(const PanelProduct& product) {
 // Computes this thread's products of all but the last `left` groups.
 EMULATOR_ONLY static void finish_products(uint32_t left) {
   PanelProduct* const mine = panel_products[current];
-  uint32_t kept = 0;
-  for (uint32_t i = 0; i < num_products[current]; ++i) {
-    if (mine[i].group + left < committed[current]) {
-      multiply_now(mine[i]);
-    } else {
-      mine[kept++] = mine[i];
-    }
-  }
-  num_products[current] = kept;
+  uint32_t done = 0;
+  // All lanes have started theirs.
+  wait(warp_barriers[warp()]);
+  for (; done < num_products[current] && mine[done].group + left < committed[current]; ++done) multiply_now(done);
+  // All lanes have read the others' weights.
+  wait(warp_barriers[warp()]);
+  for (uint32_t i = done; i < num_products[current]; ++i) mine[i - done] = mine[i];
+  num_products[current] -= done;
+  wait(warp_barriers[warp()]);
 }
 
-EMULATOR_ONLY static void start_product(float* acc, const char* weights, const char* rows, uint32_t num_rows) {
+EMULATOR_ONLY static void start_product(float* acc, const char* weights, const uint32_t* of_lane, const char* rows,
+                                        uint32_t num_rows) {
   if (num_products[current] == MAX_PRODUCTS) {
     std::fprintf(stderr, "emulator: more products under way than it keeps\n");
     std::abort();
   }
-  panel_products[current][num_products[current]++] = {acc, weights, rows, num_rows, committed[current]};
+  PanelProduct& product = panel_products[current][num_products[current]++];
+  product = {acc, weights, rows, {}, num_rows, committed[current]};
+  if (of_lane) std::memcpy(product.of_lane, of_lane, sizeof(product.of_lane));
 }
 
 EMULATOR_ONLY static void start_bulk_copy(char* to, const void* from, uint32_t bytes, char* barrier) {
@@ -158,5 +168,9 @@ static inline void products_wait() {
 }
 template <int ROWS>
 static inline void multiply_panels(float (&acc)[ROWS / 2], Operand weights, Operand rows) {
-  emulator::start_product(acc, weights, rows, ROWS);
+  emulator::start_product(acc, weights, nullptr, rows, ROWS);
+}
+template <int ROWS>
+static inline void multiply_lanes(float (&acc)[ROWS / 2], const uint32_t (&weights)[4], Operand rows) {
+  emulator::start_product(acc, nullptr, weights, rows, ROWS);
 }

@@ -6,7 +6,7 @@ use cpu_kernels::KSlices;
 use half::bf16;
 
 use super::models::BF16_TOLERANCE;
-use super::products::{best_of, weight_like};
+use super::products::{TiledProduct, best_of, weight_like};
 use super::{CheckTarget, Report};
 use crate::cuda::executor::Tensor;
 use crate::cuda::ops::{BF16_GRAIN, GemmBf16, borders};
@@ -14,7 +14,7 @@ use crate::cuda::whole_model::{distance, options, run};
 use crate::cuda::{CudaDevice, CudaError, GpuOptions};
 use crate::{Engine, EngineError, WeightFormat};
 
-const ROWS: [usize; 7] = [16, 32, 64, 128, 512, 1024, 2048];
+const ROWS: [usize; 7] = [16, 32, 64, 128, 160, 512, 2048];
 /// Outputs and inputs of the layers of an 8B model.
 const SHAPES: [(usize, usize); 3] = [(4096, 4096), (28_672, 4096), (4096, 14_336)];
 const DRY: ([usize; 2], [(usize, usize); 2]) = ([3, 40], [(36, 64), (20, 96)]);
@@ -95,9 +95,17 @@ impl ProductComparison {
         let mut own = Tensor::zeros(device, rows * n, "products")?;
         let mut library = Tensor::zeros(device, rows * n, "products")?;
         let (shape, borders) = ((rows, n, k), (&on_device, on_host.as_slice()));
-        let own_us = best_of(device, is_dry, |device| {
-            GemmBf16 { x: &x, weights: &weights, bias: None, borders, out: &mut own }.launch(device, shape)
-        })?;
+        let own_us = if device.has_panel_kernels() && !is_dry {
+            let mut tiled = TiledProduct::new(device, shape, false)?;
+            let us = best_of(device, is_dry, |device| tiled.launch(device))?;
+            own = tiled.out;
+            us
+        } else {
+            best_of(device, is_dry, |device| {
+                GemmBf16 { x: &x, weights: &weights, bias: None, borders, out: &mut own }
+                    .launch(device, shape)
+            })?
+        };
         let library_us = best_of(device, is_dry, |device| {
             let mut product = GemmBf16 { x: &x, weights: &weights, bias: None, borders, out: &mut library };
             product.launch_cublaslt(device, shape).map(|done| assert!(done, "it takes every row"))

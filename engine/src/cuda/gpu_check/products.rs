@@ -7,9 +7,11 @@ use half::bf16;
 
 use super::{CheckTarget, Report};
 use crate::EngineError;
+use crate::cuda::device::CudaMemory;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    BF16_GRAIN, Fp8Layout, GemmBf16, GemmFp8, GemmInt8, INT8_GRAIN, borders, multiply_only, read_words,
+    BF16_GRAIN, Fp8Layout, GemmBf16, GemmFp8, GemmInt8, GemmPanels, INT8_GRAIN, InputLayout, TiledWeights,
+    borders, multiply_only, pack_fp8, pack_panels, packed_len, read_words, to_panels,
 };
 use crate::cuda::{CudaDevice, CudaError};
 
@@ -31,18 +33,24 @@ pub(super) fn products(target: &CheckTarget, report: &mut Report<'_>) -> Result<
     let memory = read_bandwidth(&mut device, target.is_dry)?;
     report.say(format!("memory is read at {memory:.0} GB/s; rates below are of the weights' bytes"));
     report.say(format!("{:<36}{:>12}{:>12}{:>12}", "rows x outputs x inputs", "us", "GB/s", "of memory"));
-    let large = [(4096, 4096), (28_672, 4096), (4096, 14_336), (57_344, 8192)];
+    let large = [(4096, 4096), (28_672, 4096), (4096, 14_336), (8192, 8192)];
     let shapes = if target.is_dry { &[(32, 64)][..] } else { &large };
     for &(n, k) in shapes {
         for rows in ROWS {
             if target.is_dry && rows > 8 {
                 continue;
             }
-            for (kernel, us, bytes) in [
-                ("gemm_bf16", time_bf16(&mut device, (rows, n, k), target.is_dry)?, n * k * 2),
-                ("gemm_fp8", time_fp8(&mut device, (rows, n, k), target.is_dry)?, n * k),
-                ("gemm_int8", time_int8(&mut device, (rows, n, k), target.is_dry)?, n * k),
-            ] {
+            let (shape, is_dry) = ((rows, n, k), target.is_dry);
+            let mut times = vec![
+                ("gemm_bf16", time_bf16(&mut device, shape, is_dry)?, n * k * 2),
+                ("gemm_fp8", time_fp8(&mut device, shape, is_dry)?, n * k),
+                ("gemm_int8", time_int8(&mut device, shape, is_dry)?, n * k),
+            ];
+            if device.has_panel_kernels() && !is_dry {
+                times.push(("gemm_panels", time_tiles(&mut device, shape, false)?, n * k * 2));
+                times.push(("fp8_panels", time_tiles(&mut device, shape, true)?, n * k));
+            }
+            for (kernel, us, bytes) in times {
                 let rate = bytes as f64 / us / 1e3;
                 let case = format!("{kernel} {rows} x {n} x {k}");
                 report.say(format!("{case:<36}{us:>12.1}{rate:>12.0}{:>12.2}", rate / memory));
@@ -110,6 +118,72 @@ fn time_fp8(
         GemmFp8 { x: &x, weights, channel_scales, bias: None, layout, out: &mut out }
             .launch(device, (rows, n, k))
     })
+}
+
+/// Products of weights in tiles, bf16 or FP8. Random bytes are valid weights of either.
+fn time_tiles(
+    device: &mut CudaDevice,
+    (rows, n, k): (usize, usize, usize),
+    is_fp8: bool,
+) -> Result<f64, CudaError> {
+    let mut tiled = TiledProduct::new(device, (rows, n, k), is_fp8)?;
+    best_of(device, false, |device| tiled.launch(device))
+}
+
+/// A product whose operands are in panels and tiles.
+pub(super) struct TiledProduct {
+    bf16: Tensor<CudaMemory, bf16>,
+    fp8: Option<(Tensor<CudaMemory, u8>, Tensor<CudaMemory, f32>)>,
+    x: Tensor<CudaMemory, bf16>,
+    borders: (Tensor<CudaMemory, u32>, Vec<u32>),
+    sums: Option<Tensor<CudaMemory, f32>>,
+    pub(super) out: Tensor<CudaMemory, f32>,
+    shape: (usize, usize, usize),
+}
+
+impl TiledProduct {
+    /// Weights and inputs are [`weight_like`]; `n` is a multiple of 128.
+    pub(super) fn new(
+        device: &mut CudaDevice,
+        (rows, n, k): (usize, usize, usize),
+        is_fp8: bool,
+    ) -> Result<Self, CudaError> {
+        let numbers: Vec<bf16> = (0..n * k).map(weight_like).collect();
+        let mut bf16 = Tensor::zeros(device, packed_len(n, k), "tiles")?;
+        let mut fp8 = None;
+        if is_fp8 {
+            let codes: &[u8] = bytemuck::cast_slice(&numbers[..n * k / 2]);
+            let (rows, scales) = (Tensor::of(device, codes, "weights")?, vec![0.01f32; n]);
+            let mut tiles = Tensor::zeros(device, packed_len(n, k), "tiles")?;
+            pack_fp8(device, &rows, (&mut tiles, 0), (n, k))?;
+            fp8 = Some((tiles, Tensor::of(device, &scales, "scales")?));
+        } else {
+            let rows = Tensor::of(device, &numbers, "weights")?;
+            pack_panels(device, &rows, (&mut bf16, 0), (n, k))?;
+        }
+        let x: Vec<f32> = (0..rows * k).map(|i| weight_like(i).to_f32()).collect();
+        let by_rows = Tensor::of(device, &x, "activations")?;
+        let mut x = Tensor::zeros(device, InputLayout::Panels.len(rows, k), "panels")?;
+        to_panels(device, &by_rows, &mut x, (rows, k))?;
+        let on_host = borders(&KSlices::eighths(k, 32), BF16_GRAIN);
+        let borders = (Tensor::of(device, &on_host, "borders")?, on_host);
+        let out = Tensor::zeros(device, rows * n, "products")?;
+        // The unpacked operands are freed here.
+        device.wait()?;
+        Ok(Self { bf16, fp8, x, borders, sums: None, out, shape: (rows, n, k) })
+    }
+
+    pub(super) fn launch(&mut self, device: &mut CudaDevice) -> Result<(), CudaError> {
+        let Self { bf16, fp8, x, borders, sums, out, shape } = self;
+        let weights = match fp8 {
+            Some((codes, scales)) => TiledWeights::Fp8 { codes, channel_scales: Some(scales) },
+            None => TiledWeights::Bf16(bf16),
+        };
+        let borders = (&borders.0, borders.1.as_slice());
+        let groups = GemmPanels { x, weights, bias: None, borders, sums, out }.launch(device, *shape)?;
+        // SAFETY: the product's memory is still allocated.
+        groups.map_or(Ok(()), |groups| unsafe { groups.add(device) })
+    }
 }
 
 fn time_int8(

@@ -392,11 +392,7 @@ struct Merged {
   u32 row, column, width, panels;
   __device__ __forceinline__ void write(u32 i, float a, float b, float c, float d) const {
     *(uint4*)(out + i) = make_uint4(__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
-    if (rounded) {
-      u32* words = (u32*)(rounded + input_index(row, column + i, width, panels));
-      words[0] = pack(narrow(a), narrow(b));
-      words[1] = pack(narrow(c), narrow(d));
-    }
+    if (rounded) write_input(rounded, row, column + i, width, panels, a, b, c, d);
   }
 };
 

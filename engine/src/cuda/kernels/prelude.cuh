@@ -272,18 +272,27 @@ __device__ __forceinline__ u32 sum_before(u32 x, u32 (&shared)[8]) {
 
 // Rows of bf16 that products read are in memory row after row, or packed in panels for gemm_panels.cu. A panel
 // is 8 rows x 64 columns: four sets of 16 columns, each of 2 x 8 rows x 8 columns, where a set is what the
-// tensor cores multiply at once. A set takes every other four columns of 32, which is how gemm_bf16.cu
-// distributes them. Four columns from a multiple of 4 on stay together.
+// tensor cores multiply at once. A set takes every other four columns of 32, and the first two of each four
+// precede the last two: this is how gemm_bf16.cu and fp8.cu distribute columns to lanes. Two columns from an
+// even one on stay together.
 
 // Index in panels [columns / 64][panels]; `panels` is ceil(rows / 8).
 __device__ __forceinline__ u64 panel_index(u32 row, u32 column, u32 panels) {
   const u32 four = column % 32 / 4;
   const u32 set = column % 64 / 32 * 2 + four % 2;
-  const u32 inside = set * 128 + four / 4 * 64 + row % 8 * 8 + four / 2 % 2 * 4 + column % 4;
+  const u32 inside = set * 128 + column % 4 / 2 * 64 + row % 8 * 8 + four / 2 * 2 + column % 2;
   return ((u64)(column / 64) * panels + row / 8) * 512 + inside;
 }
 
 // Index of an input of a product. `panels` is 0 if rows follow one another.
 __device__ __forceinline__ u64 input_index(u32 row, u32 column, u32 width, u32 panels) {
   return panels == 0 ? (u64)row * width + column : panel_index(row, column, panels);
+}
+
+// Writes four columns from a multiple of 4 on, rounded.
+__device__ __forceinline__ void write_input(bf16* to, u32 row, u32 column, u32 width, u32 panels, float a, float b, float c,
+                                            float d) {
+  u32* words = (u32*)(to + input_index(row, column, width, panels));
+  words[0] = pack(narrow(a), narrow(b));
+  words[panels == 0 ? 1 : 32] = pack(narrow(c), narrow(d));
 }

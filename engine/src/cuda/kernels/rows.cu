@@ -19,9 +19,8 @@ extern "C" __global__ void __launch_bounds__(256) to_panels(const float* x, bf16
   const u32 i = (blockIdx.x * 256 + threadIdx.x) * 4;
   if (i >= width) return;
   const uint4 numbers = load_16(x + (u64)blockIdx.y * width + i);
-  u32* words = (u32*)(out + panel_index(blockIdx.y, i, panels));
-  words[0] = pack(narrow(__uint_as_float(numbers.x)), narrow(__uint_as_float(numbers.y)));
-  words[1] = pack(narrow(__uint_as_float(numbers.z)), narrow(__uint_as_float(numbers.w)));
+  write_input(out, blockIdx.y, i, width, panels, __uint_as_float(numbers.x), __uint_as_float(numbers.y),
+              __uint_as_float(numbers.z), __uint_as_float(numbers.w));
 }
 
 // x [*, width], which [rows] -> out [rows, width]. Grid (rows), 256 threads.

@@ -18,11 +18,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const float c = silu_mul(__uint_as_float(gate.z), __uint_as_float(up.z));
     const float d = silu_mul(__uint_as_float(gate.w), __uint_as_float(up.w));
     *(uint4*)(out + to) = make_uint4(__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
-    if (rounded) {
-      u32* words = (u32*)(rounded + input_index(blockIdx.y, i, width, panels));
-      words[0] = pack(narrow(a), narrow(b));
-      words[1] = pack(narrow(c), narrow(d));
-    }
+    if (rounded) write_input(rounded, blockIdx.y, i, width, panels, a, b, c, d);
     return;
   }
   for (u32 j = 0; j < 4 && i + j < width; ++j) {

@@ -81,27 +81,40 @@ __device__ __forceinline__ void products_wait() {
 template <int ROWS>
 __device__ __forceinline__ void multiply_panels(float (&acc)[ROWS / 2], Operand weights, Operand rows);
 
+// The same with the weights in registers: of channels 16 w + g and 16 w + g + 8, numbers 2 t and 2 t + 1 of the
+// set (weights[0], weights[1]) and numbers 2 t + 8 and 2 t + 9. They stay until the products are complete.
+template <int ROWS>
+__device__ __forceinline__ void multiply_lanes(float (&acc)[ROWS / 2], const u32 (&weights)[4], Operand rows);
+
 #define REGISTERS_10(t)                                                                                             \
   "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9"
 #define REGISTERS_FIRST_10 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9"
 #define SUMS_4(i) "+f"(acc[i]), "+f"(acc[i + 1]), "+f"(acc[i + 2]), "+f"(acc[i + 3])
 #define SUMS_20(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12), SUMS_4(i + 16)
-// REGISTERS names the registers of `acc`, FIRST and SECOND the two after them.
-#define MULTIPLY_PANELS(ROWS, REGISTERS, FIRST, SECOND, ...)                                                        \
+// REGISTERS names the registers of `acc`, NEXT the five after them.
+#define MULTIPLY_PANELS(ROWS, REGISTERS, NEXT_0, NEXT_1, NEXT_2, NEXT_3, NEXT_4, ...)                               \
   template <>                                                                                                       \
   __device__ __forceinline__ void multiply_panels<ROWS>(float (&acc)[ROWS / 2], Operand weights, Operand rows) {    \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #ROWS "k16.f32.bf16.bf16 {" REGISTERS "}, " FIRST ", " SECOND  \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #ROWS "k16.f32.bf16.bf16 {" REGISTERS "}, " NEXT_0 ", " NEXT_1  \
                  ", 1, 1, 1, 0, 0;"                                                                                 \
                  : __VA_ARGS__                                                                                      \
                  : "l"(weights), "l"(rows));                                                                        \
+  }                                                                                                                 \
+  template <>                                                                                                       \
+  __device__ __forceinline__ void multiply_lanes<ROWS>(float (&acc)[ROWS / 2], const u32 (&weights)[4],             \
+                                                       Operand rows) {                                              \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #ROWS "k16.f32.bf16.bf16 {" REGISTERS "}, {" NEXT_0 ", " NEXT_1 \
+                 ", " NEXT_2 ", " NEXT_3 "}, " NEXT_4 ", 1, 1, 1, 0;"                                               \
+                 : __VA_ARGS__                                                                                      \
+                 : "r"(weights[0]), "r"(weights[1]), "r"(weights[2]), "r"(weights[3]), "l"(rows));                  \
   }
-MULTIPLY_PANELS(8, "%0, %1, %2, %3", "%4", "%5", SUMS_4(0))
-MULTIPLY_PANELS(16, "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", SUMS_4(0), SUMS_4(4))
-MULTIPLY_PANELS(40, REGISTERS_FIRST_10 ", " REGISTERS_10(1), "%20", "%21", SUMS_20(0))
+MULTIPLY_PANELS(8, "%0, %1, %2, %3", "%4", "%5", "%6", "%7", "%8", SUMS_4(0))
+MULTIPLY_PANELS(16, "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", "%10", "%11", "%12", SUMS_4(0), SUMS_4(4))
+MULTIPLY_PANELS(40, REGISTERS_FIRST_10 ", " REGISTERS_10(1), "%20", "%21", "%22", "%23", "%24", SUMS_20(0))
 MULTIPLY_PANELS(80, REGISTERS_FIRST_10 ", " REGISTERS_10(1) ", " REGISTERS_10(2) ", " REGISTERS_10(3), "%40", "%41",
-                SUMS_20(0), SUMS_20(20))
+                "%42", "%43", "%44", SUMS_20(0), SUMS_20(20))
 MULTIPLY_PANELS(128,
                 REGISTERS_FIRST_10 ", " REGISTERS_10(1) ", " REGISTERS_10(2) ", " REGISTERS_10(3) ", " REGISTERS_10(4) ", "
                 REGISTERS_10(5) ", %60, %61, %62, %63",
-                "%64", "%65", SUMS_20(0), SUMS_20(20), SUMS_20(40), SUMS_4(60))
+                "%64", "%65", "%66", "%67", "%68", SUMS_20(0), SUMS_20(20), SUMS_20(40), SUMS_4(60))
 #endif

@@ -1,15 +1,16 @@
-//! bf16 products by warpgroup instructions (`kernels/gemm_panels.cu`), of operands that are packed in panels
-//! of 8 rows by 64 columns. Equal bits to [`GemmBf16`](super::GemmBf16).
+//! Products by warpgroup instructions (`kernels/panels.cuh`), of inputs that are packed in panels of 8 rows by
+//! 64 columns, and weights in bf16 or FP8 that are packed in tiles of 128 channels by 64 columns. Equal bits to
+//! [`GemmBf16`](super::GemmBf16) and [`GemmFp8`](super::GemmFp8).
 
 use cpu_kernels::NUM_SLICES;
 use half::bf16;
 
 use super::blocks::{MULTIPROCESSORS, nonempty_slices};
-use super::gemm::{check_borders, check_product};
+use super::gemm::check_borders;
 use super::{MAX_GRID_YZ, ensure_capacity};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
-use crate::cuda::sources::{GEMM_PANELS, Kernel};
+use crate::cuda::sources::{FP8_PANELS, GEMM_PANELS, Kernel};
 
 /// Rows and columns of a panel.
 const PANEL: [usize; 2] = [8, 64];
@@ -54,15 +55,46 @@ pub(crate) fn packed_len(n: usize, k: usize) -> usize {
     n.next_multiple_of(CHANNELS) * k
 }
 
-/// Packs rows of weights, from the first of `rows` on, into `to` from channel `first` on. Both numbers of rows
-/// are multiples of 128; the last rows may be padding.
+/// Weights in tiles.
+#[derive(Debug)]
+pub(crate) enum TiledWeights<'a, M> {
+    Bf16(&'a Tensor<M, bf16>),
+    Fp8 {
+        codes: &'a Tensor<M, u8>,
+        /// `[n]`; `None` for a rank's partial sum, which is scaled after the sum over ranks.
+        channel_scales: Option<&'a Tensor<M, f32>>,
+    },
+}
+
+/// Packs rows of bf16 weights into tiles of `to`, from channel `first` on. Both numbers of rows are multiples
+/// of 128; the last rows may be padding.
 pub(crate) fn pack_panels<E: Executor>(
     executor: &mut E,
     rows: &Tensor<E::Memory, bf16>,
-    (to, first): (&mut Tensor<E::Memory, bf16>, usize),
+    to: (&mut Tensor<E::Memory, bf16>, usize),
+    size: (usize, usize),
+) -> Result<(), CudaError> {
+    pack(executor, GEMM_PANELS.kernel(TILES.len() + 1), rows, to, size)
+}
+
+/// The same for rows of FP8 weights that [`Fp8Layout::pack`](super::Fp8Layout::pack) has packed, without
+/// padding between slices.
+pub(crate) fn pack_fp8<E: Executor>(
+    executor: &mut E,
+    rows: &Tensor<E::Memory, u8>,
+    to: (&mut Tensor<E::Memory, u8>, usize),
+    size: (usize, usize),
+) -> Result<(), CudaError> {
+    pack(executor, FP8_PANELS.kernel(TILES.len()), rows, to, size)
+}
+
+fn pack<E: Executor, T: bytemuck::Pod>(
+    executor: &mut E,
+    kernel: &'static Kernel,
+    rows: &Tensor<E::Memory, T>,
+    (to, first): (&mut Tensor<E::Memory, T>, usize),
     (count, k): (usize, usize),
 ) -> Result<(), CudaError> {
-    let kernel = GEMM_PANELS.kernel(TILES.len() + 1);
     let tiles = count / CHANNELS;
     let is_whole = count.is_multiple_of(CHANNELS) && first.is_multiple_of(CHANNELS);
     check(kernel.name, ("rows", count), is_whole && (1..=MAX_GRID_YZ).contains(&tiles), "whole tiles")?;
@@ -80,8 +112,8 @@ pub(crate) fn pack_panels<E: Executor>(
 pub(crate) struct GemmPanels<'a, M> {
     /// `[rows, k]`, in panels.
     pub(crate) x: &'a Tensor<M, bf16>,
-    /// `[n, k]`, packed.
-    pub(crate) weights: &'a Tensor<M, bf16>,
+    /// `[n, k]`.
+    pub(crate) weights: TiledWeights<'a, M>,
     /// `[n]`.
     pub(crate) bias: Option<&'a Tensor<M, f32>>,
     /// Borders on the device, and the same borders on the host.
@@ -97,7 +129,8 @@ pub(crate) struct GemmPanels<'a, M> {
 pub(crate) struct GroupSums {
     /// `[groups][rows, n]`.
     sums: u64,
-    /// `[n]`, or 0.
+    /// Scales and bias `[n]`, or 0.
+    scales: u64,
     bias: u64,
     /// `[rows, n]`.
     out: u64,
@@ -110,12 +143,12 @@ pub(crate) struct GroupSums {
 impl GroupSums {
     /// One group: `len` numbers at `x`.
     pub(crate) fn of_one(x: u64, len: usize) -> Self {
-        Self { sums: x, bias: 0, out: x, rows: 1, n: len, groups: 1, slices: NUM_SLICES }
+        Self { sums: x, scales: 0, bias: 0, out: x, rows: 1, n: len, groups: 1, slices: NUM_SLICES }
     }
 
-    /// Whether these are the sums of a product without bias whose `len` outputs are at `out`.
+    /// Whether these are the sums of a product without scales and bias whose `len` outputs are at `out`.
     pub(crate) fn are_of(&self, out: u64, len: usize) -> bool {
-        self.bias == 0 && (self.out, self.rows * self.n) == (out, len)
+        self.scales == 0 && self.bias == 0 && (self.out, self.rows * self.n) == (out, len)
     }
 
     /// Address of the outputs.
@@ -145,7 +178,7 @@ impl GroupSums {
     /// The addresses are those of the product, and the memory is still allocated.
     pub(crate) unsafe fn add<E: Executor>(self, executor: &mut E) -> Result<(), CudaError> {
         let (kernel, len) = (GEMM_PANELS.kernel(TILES.len()), self.len());
-        let params = Params::default().u64(self.sums).u64(self.bias).u64(self.out);
+        let params = Params::default().u64(self.sums).u64(self.scales).u64(self.bias).u64(self.out);
         let params = params.u64(len as u64).u32(self.n).u32(self.groups).u32(self.slices);
         let grid = [len.div_ceil(kernel.threads as usize) as u32, 1, 1];
         // SAFETY: these are the kernel's parameters, by this function's contract.
@@ -181,31 +214,56 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
         E: Executor<Memory = M>,
     {
         let Self { x, weights, bias, borders: (on_device, borders), sums, out } = self;
-        let kernel = launch.kernel();
         let (first, log_slices) = nonempty_slices(borders);
-        let (slices, PanelLaunch { groups, .. }) = (1 << log_slices, launch);
+        let (slices, PanelLaunch { tile, groups }) = (1 << log_slices, launch);
+        let kernel = match &weights {
+            TiledWeights::Bf16(_) => GEMM_PANELS.kernel(tile),
+            TiledWeights::Fp8 { .. } => FP8_PANELS.kernel(tile),
+        };
         check(kernel.name, ("rows", rows), (1..1 << 21).contains(&rows), "1 to 2^21")?;
         check(kernel.name, ("n", n), (1..1 << 21).contains(&n), "1 to 2^21")?;
         check_borders(kernel.name, borders, (k, PANEL[1]))?;
         check(kernel.name, ("groups", groups), groups > 0 && slices >= groups, format!("1 to {slices}"))?;
-        check_product(kernel.name, (rows, n, k), (weights, bias), on_device, out)?;
-        check_len(kernel.name, "packed weights", weights.len(), packed_len(n, k))?;
+        check_len(kernel.name, "borders", on_device.len(), NUM_SLICES + 1)?;
         check_len(kernel.name, "x", x.len(), InputLayout::Panels.len(rows, k))?;
+        check_len(kernel.name, "bias", bias.map_or(n, Tensor::len), n)?;
+        check_len(kernel.name, "out", out.len(), rows * n)?;
+        let (weights_len, scales, is_scaled) = match &weights {
+            TiledWeights::Bf16(weights) => (weights.len(), None, false),
+            TiledWeights::Fp8 { codes, channel_scales } => (codes.len(), *channel_scales, true),
+        };
+        check_len(kernel.name, "packed weights", weights_len, packed_len(n, k))?;
+        check_len(kernel.name, "channel_scales", scales.map_or(n, Tensor::len), n)?;
         let grid = [launch.units(rows, n).min(launch.blocks()) as u32, 1, 1];
-        let params = Params::default().read(x).read(weights);
+        let params = Params::default().read(x);
+        let params = match weights {
+            TiledWeights::Bf16(weights) => params.read(weights),
+            TiledWeights::Fp8 { codes, .. } => params.read(codes),
+        };
+        let is_whole = groups == 1;
+        let params = if is_scaled { params.read_if(scales.filter(|_| is_whole)) } else { params };
+        let params = params.read_if(bias.filter(|_| is_whole)).read(on_device);
         let product = |params: Params| params.u32(rows).u32(n).u32(k).u32(first).u32(slices).u32(groups);
-        if groups == 1 {
-            let params = product(params.read_if(bias).read(on_device).write(out));
+        if is_whole {
             // SAFETY: these are the kernel's parameters; the checks ensure that every element is in bounds.
-            unsafe { executor.launch(kernel, grid, &mut { params }) }?;
+            unsafe { executor.launch(kernel, grid, &mut product(params.write(out))) }?;
             return Ok(None);
         }
         let sums = ensure_capacity(sums, executor, groups * rows * n, "sums of groups of slices")?;
-        let params = product(params.u64(0).read(on_device).write(sums));
         // SAFETY: as above, with the sums of every group.
-        unsafe { executor.launch(kernel, grid, &mut { params }) }?;
-        let (sums, bias, out) = (sums.address(), bias.map_or(0, Tensor::address), out.address());
-        Ok(Some(GroupSums { sums, bias, out, rows, n, groups, slices }))
+        unsafe { executor.launch(kernel, grid, &mut product(params.write(sums))) }?;
+        let address = |numbers: Option<&Tensor<M, f32>>| numbers.map_or(0, Tensor::address);
+        let (scales, bias) = (address(scales), address(bias));
+        Ok(Some(GroupSums {
+            sums: sums.address(),
+            scales,
+            bias,
+            out: out.address(),
+            rows,
+            n,
+            groups,
+            slices,
+        }))
     }
 }
 
@@ -255,10 +313,6 @@ impl PanelLaunch {
     /// Number of blocks that run at the same time.
     fn blocks(self) -> usize {
         MULTIPROCESSORS * TILES[self.tile].1
-    }
-
-    fn kernel(self) -> &'static Kernel {
-        GEMM_PANELS.kernel(self.tile)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::cuda::ops::{
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let mut parities = vec![embedding(e, scale)?];
     parities.extend(rows(e, scale.pick((5, 33), (512, 4096)))?);
-    for width in scale.pick([48, 256, 300], [2048, 4096, 8192]) {
+    for width in scale.pick([48, 300, 8500], [4096, 8192, 9000]) {
         parities.push(rms_norm(e, scale.pick(3, 64), width)?);
         parities.extend(joined_norm(e, (scale.pick(3, 64), width))?);
     }

@@ -6,7 +6,7 @@ mod fp8;
 
 #[cfg(test)]
 pub(super) use all_kernels::kernels_agree;
-pub(super) use all_kernels::{bits, multiply_by_reference};
+pub(super) use all_kernels::{REFERENCE, bits, multiply_by_reference};
 
 use std::ops::Range;
 

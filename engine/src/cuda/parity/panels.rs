@@ -3,20 +3,20 @@
 use cpu_kernels::KSlices;
 use half::bf16;
 
-use super::linear::{bits, multiply_by_reference};
+use super::linear::{REFERENCE, bits, multiply_by_reference};
 use super::{Numbers, Parity, Scale, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    BF16_GRAIN, GemmPanels, InputLayout, PanelLaunch, RmsNorm, borders, pack_panels, packed_len, swiglu,
-    to_panels,
+    BF16_GRAIN, Fp8Layout, GemmFp8, GemmPanels, InputLayout, PanelLaunch, RmsNorm, TiledWeights, borders,
+    pack_fp8, pack_panels, packed_len, swiglu, to_panels,
 };
 
 /// The index of a number in panels; twin of `panel_index` in prelude.cuh.
 fn panel_index(row: usize, column: usize, panels: usize) -> usize {
     let (inside, four) = (column % 64, column % 32 / 4);
     let set = inside / 32 * 2 + four % 2;
-    let place = [set * 128, four / 4 * 64, row % 8 * 8, four / 2 % 2 * 4, column % 4];
+    let place = [set * 128, column % 4 / 2 * 64, row % 8 * 8, four / 2 * 2, column % 2];
     (column / 64 * panels + row / 8) * 512 + place.into_iter().sum::<usize>()
 }
 
@@ -46,9 +46,11 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
         vec![(1, all.as_slice()), (45, &all), (160, &all), (300, &all)],
     ) {
         parities.extend(products(e, (rows, n), &slices, launches)?);
+        parities.extend(fp8_products(e, (rows, n.min(520)), &slices, launches)?);
     }
     for owned in [0..4, 6..8, 3..4] {
         let slices = slices.owned(owned).rebased();
+        parities.extend(fp8_products(e, (9, n.min(520)), &slices, &all[..1])?);
         let used = slices.ranges().iter().filter(|slice| !slice.is_empty()).count();
         parities.extend(products(e, (9, n), &slices, &PanelLaunch::all(used)[..used.ilog2() as usize + 1])?);
     }
@@ -93,6 +95,56 @@ fn layouts<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Vec<
     Ok(parities)
 }
 
+/// The same for FP8 weights, with scales of channels.
+fn fp8_products<E: Executor>(
+    e: &mut E,
+    (rows, n): (usize, usize),
+    slices: &KSlices,
+    launches: &[PanelLaunch],
+) -> Result<Vec<Parity>, CudaError> {
+    let (k, mut numbers) = (slices.end(), Numbers(43));
+    let x = numbers.bf16s(rows * k, 1.0);
+    // Every code but the two that are no numbers.
+    let codes: Vec<u8> = (0..n * k)
+        .map(|_| (numbers.bits() >> 56) as u8)
+        .map(|code| if code & 127 == 127 { code - 1 } else { code })
+        .collect();
+    let bias = Tensor::of(e, &numbers.vec(n, 1.0), "bias")?;
+    let scales = Tensor::of(e, &numbers.vec(n, 0.5), "scales")?;
+    let on_host = borders(slices, BF16_GRAIN);
+    let layout = Fp8Layout::new(&on_host);
+    let mut by_rows = vec![0; packed_len(n, k)];
+    codes.chunks_exact(k).zip(by_rows.chunks_exact_mut(k)).for_each(|(codes, row)| layout.pack(codes, row));
+    let by_rows = Tensor::of(e, &by_rows, "weights")?;
+    let on_device = Tensor::of(e, layout.borders(), "borders")?;
+
+    let mut out = Tensor::zeros(e, rows * n, "out")?;
+    let x_rows = Tensor::of(e, &x, "x")?;
+    let (channel_scales, bias) = (Some(&scales), Some(&bias));
+    let layout = (&on_device, &layout);
+    let gemm = GemmFp8 { x: &x_rows, weights: &by_rows, channel_scales, bias, layout, out: &mut out };
+    gemm.launch_variant(e, (rows, n, k), Some(REFERENCE))?;
+    let expected = bits(e, &out)?;
+
+    let mut codes = Tensor::zeros(e, packed_len(n, k), "tiles")?;
+    pack_fp8(e, &by_rows, (&mut codes, 0), (packed_len(n, 1), k))?;
+    let x = Tensor::of(e, &packed(&x, (rows, k)), "x")?;
+    let mut parities = Vec::new();
+    for &launch in launches {
+        let mut out = Tensor::of(e, &vec![f32::NAN; rows * n], "out")?;
+        let (borders, mut sums) = ((&on_device, on_host.as_slice()), None);
+        let weights = TiledWeights::Fp8 { codes: &codes, channel_scales };
+        let gemm = GemmPanels { x: &x, weights, bias, borders, sums: &mut sums, out: &mut out };
+        if let Some(groups) = gemm.launch_as(e, (rows, n, k), launch)? {
+            // SAFETY: the product's memory is still allocated.
+            unsafe { groups.add(e) }?;
+        }
+        let case = format!("fp8 {rows} x {n} x {k} by {launch:?}");
+        parities.push(compare_equal(case, &bits(e, &out)?, &expected));
+    }
+    Ok(parities)
+}
+
 /// A product by each of these launches, and by the kernel of few rows: equal bits.
 fn products<E: Executor>(
     e: &mut E,
@@ -113,7 +165,14 @@ fn products<E: Executor>(
         let mut out = Tensor::of(e, &vec![f32::NAN; rows * n], "out")?;
         let (borders, bias) = ((&on_device, on_host.as_slice()), Some(&bias));
         let mut sums = None;
-        let gemm = GemmPanels { x: &x, weights: &weights, bias, borders, sums: &mut sums, out: &mut out };
+        let gemm = GemmPanels {
+            x: &x,
+            weights: TiledWeights::Bf16(&weights),
+            bias,
+            borders,
+            sums: &mut sums,
+            out: &mut out,
+        };
         if let Some(groups) = gemm.launch_as(e, (rows, n, k), launch)? {
             // SAFETY: the product's memory is still allocated.
             unsafe { groups.add(e) }?;

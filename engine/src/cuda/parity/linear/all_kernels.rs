@@ -12,7 +12,7 @@ use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, Variant, borders};
 
 /// The reference kernel: blocks of 8 rows, groups of 16 channels.
-pub(super) const REFERENCE: Variant = Variant::Few { rows: 8, channels: 16 };
+pub(in crate::cuda::parity) const REFERENCE: Variant = Variant::Few { rows: 8, channels: 16 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let (rows, n) = scale.pick((300, 20), (300, 4096));
