@@ -30,11 +30,11 @@ mod on_host;
 mod ops;
 mod parity;
 mod ranks;
-#[cfg(test)]
-mod roofline;
 mod sass;
 mod sources;
 mod staging;
+#[cfg(test)]
+mod step_counts;
 #[cfg(test)]
 mod test_model;
 mod toolkit;

@@ -24,8 +24,6 @@ mod trees;
 
 pub(crate) use attention::{Attention, OwnBlockViews, TilingViews, check_head_dim};
 pub(crate) use blocks::Variant;
-#[cfg(test)]
-pub(crate) use blocks::product_launch;
 pub(crate) use candidates::{CandidateBuffers, candidates, copy_edited_rows, find_candidates};
 pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, LogitsShape, draw, drawn};
 pub(crate) use filters::{FilterRow, apply_filters, candidate_bytes, undecided};

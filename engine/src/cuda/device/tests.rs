@@ -3,7 +3,7 @@
 use super::*;
 use crate::SequenceRows;
 use crate::cuda::host_driver::{DriverCounts, HostDriver};
-use crate::cuda::roofline::two_layers;
+use crate::cuda::step_counts::two_layers;
 
 /// The host driver copies as late as possible, so a piece staged over one that is still being copied would be
 /// lost.

@@ -60,9 +60,10 @@ pub(super) fn library(target: &CheckTarget, report: &mut Report<'_>) -> Result<(
             report.check(
                 both.worst <= TOLERANCE,
                 format!(
-                    "{rows} x {n} x {k}: own {:.1} us, cublaslt {:.1} us ({:.1} TFLOP/s); chosen {chosen}, faster {faster}; {} of \
+                    "{rows} x {n} x {k}: own {:.1} us{}, cublaslt {:.1} us ({:.1} TFLOP/s); chosen {chosen}, faster {faster}; {} of \
                      {} numbers differ, worst {:.1e} of the largest",
                     both.own_us,
+                    both.fp8_us.map_or_else(String::new, |us| format!(" (fp8 weights {us:.1})")),
                     both.library_us,
                     work / both.library_us / 1e6,
                     both.differ,
@@ -79,6 +80,8 @@ pub(super) fn library(target: &CheckTarget, report: &mut Report<'_>) -> Result<(
 struct ProductComparison {
     own_us: f64,
     library_us: f64,
+    /// Time with FP8 weights, where the device has kernels for tiles of them.
+    fp8_us: Option<f64>,
     /// Number of results whose bits differ.
     differ: usize,
     /// Largest difference, relative to the largest number.
@@ -95,10 +98,13 @@ impl ProductComparison {
         let mut own = Tensor::zeros(device, rows * n, "products")?;
         let mut library = Tensor::zeros(device, rows * n, "products")?;
         let (shape, borders) = ((rows, n, k), (&on_device, on_host.as_slice()));
+        let mut fp8_us = None;
         let own_us = if device.has_panel_kernels() && !is_dry {
             let mut tiled = TiledProduct::new(device, shape, false)?;
             let us = best_of(device, is_dry, |device| tiled.launch(device))?;
             own = tiled.out;
+            let mut tiled = TiledProduct::new(device, shape, true)?;
+            fp8_us = Some(best_of(device, is_dry, |device| tiled.launch(device))?);
             us
         } else {
             best_of(device, is_dry, |device| {
@@ -113,6 +119,6 @@ impl ProductComparison {
         let (own, library) = (own.read(device, 0..rows * n)?, library.read(device, 0..rows * n)?);
         let differ = own.iter().zip(&library).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
         let worst = distance(&[library], &[own]);
-        Ok(Self { own_us, library_us, differ, worst })
+        Ok(Self { own_us, library_us, fp8_us, differ, worst })
     }
 }

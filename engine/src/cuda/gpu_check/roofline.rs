@@ -163,7 +163,7 @@ impl Steps {
         config["max_position_embeddings"] = sizes.max_len.into();
         let file = write_config(&config.to_string(), "roofline")?;
         // A profiler needs memory of its own.
-        let share = if layers.is_some() { 0.3 } else { 0.9 };
+        let share = if layers.is_some() && !target.is_dry { 0.3 } else { 0.9 };
         let gpus = GpuOptions { memory_utilization: Some(share), ..target.gpus() };
         let engine = Engine::random_on_cuda(&options(file.clone(), WeightFormat::Bf16), 1, &gpus)?;
         std::fs::remove_file(&file).map_err(|source| EngineError::Io { path: file, source })?;

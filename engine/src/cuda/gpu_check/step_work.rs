@@ -1,5 +1,5 @@
 //! The minimum that a step reads and multiplies, and the time of that at the rates of a data sheet: the ideal
-//! that both `cuda::roofline` and `gpu-check` compare steps with.
+//! that `gpu-check` compares steps with.
 
 /// Bytes and bf16 operations per second, from a data sheet.
 #[derive(Debug, Clone, Copy, PartialEq)]

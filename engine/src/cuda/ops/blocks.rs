@@ -86,25 +86,6 @@ impl LaunchShape {
     }
 }
 
-/// Kernel and grid (blocks along rows and channels) of a bf16 product, for models of its time.
-#[cfg(test)]
-pub(crate) struct ProductLaunch {
-    pub(crate) variant: Variant,
-    pub(crate) grid: [usize; 2],
-}
-
-/// See [`ProductLaunch`]. `forced` selects a kernel.
-#[cfg(test)]
-pub(crate) fn product_launch(
-    shape: (usize, usize),
-    slices: &cpu_kernels::KSlices,
-    forced: Option<Variant>,
-) -> ProductLaunch {
-    let borders = super::gemm::borders(slices, super::gemm::GRAIN);
-    let variant = forced.unwrap_or_else(|| Variant::choose(shape, &borders, &TILE_ROWS));
-    ProductLaunch { variant, grid: LaunchShape::new(variant, shape, &borders).grid }
-}
-
 /// Returns the smallest aligned run of 1, 2, 4 or 8 slices that contains all nonempty slices: its first
 /// slice, and the logarithm of its length.
 pub(super) fn nonempty_slices(borders: &[u32]) -> (usize, usize) {

@@ -250,8 +250,7 @@ mod tests {
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// The digests are those of commit 9acca7f, where every tile had 16 queries, and every block one warp and
-    /// one split: tiles, warps and runs of splits do not affect numerics.
+    /// Tiles, warps and runs of splits do not affect numerics; the digests show when steps or splits do.
     #[test]
     fn attention_keeps_the_bits_of_small_tiles() {
         let cases = [
@@ -264,8 +263,12 @@ mod tests {
             let layout = HeadLayout { num_heads, num_kv_heads, head_dim };
             let pass = Pass::new(layout, window, &lens);
             let whole: Vec<Part> = lens.iter().enumerate().map(|(i, &(_, rows))| (i, 0..rows)).collect();
-            let found = digest(&pass.run(&mut Emulator::build(), &whole, NO_LIMITS).unwrap());
-            assert_eq!(found, expected, "heads of {head_dim}: {found:#x}");
+            let small_tiles = Limits { max_parts: 0, ..NO_LIMITS };
+            let in_runs = Limits { min_runs: 1, ..NO_LIMITS };
+            for limits in [NO_LIMITS, small_tiles, in_runs] {
+                let found = digest(&pass.run(&mut Emulator::build(), &whole, limits).unwrap());
+                assert_eq!(found, expected, "heads of {head_dim}, {limits:?}: {found:#x}");
+            }
         }
     }
 

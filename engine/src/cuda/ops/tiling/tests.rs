@@ -216,3 +216,19 @@ fn rows_of_a_tree_read_their_split_each() {
         assert!(ratio.contains(&times) && tree.blocks[1] >= blocks * 8 && tree.blocks[0] == 12 * 8);
     }
 }
+
+/// Keys and values read for a prompt of 2,048 rows of an 8B model behind 32,768 tokens, compared with tiles of
+/// 32 queries, each of which reads all of them.
+#[test]
+fn a_long_prompt_reads_its_keys_half_as_often() {
+    let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: 128 };
+    let segment = Segment { rows: 0..2048, start: 32_768, block_table: &[], tree: None };
+    let limits = Limits::of(layout);
+    let [wide, narrow] = [limits, Limits { max_parts: 0, ..limits }].map(|limits| {
+        let own = OwnBlocks::default();
+        count_attention(&Tiling::new(std::slice::from_ref(&segment), (&[0], &own), (4, None), limits), layout)
+    });
+    println!("{wide:?}\n{narrow:?}");
+    assert_eq!(wide.warp_blocks, narrow.warp_blocks);
+    assert!(wide.bytes_read * 7 < narrow.bytes_read * 4, "{wide:?}, {narrow:?}");
+}

@@ -17,8 +17,7 @@ pub(in crate::cuda) fn two_layers(driver: &HostDriver, vocab: Option<u32>) -> En
 /// that draws without filters, plus one for that draw.
 #[test]
 fn a_filtered_row_is_read_at_most_six_times() {
-    let Some(driver) =
-        HostDriver::for_test("cuda::roofline::counted::a_filtered_row_is_read_at_most_six_times")
+    let Some(driver) = HostDriver::for_test("cuda::step_counts::a_filtered_row_is_read_at_most_six_times")
     else {
         return;
     };
@@ -57,7 +56,7 @@ fn a_filtered_row_is_read_at_most_six_times() {
 /// device.
 #[test]
 fn what_a_step_asks_of_the_driver() {
-    let Some(driver) = HostDriver::for_test("cuda::roofline::counted::what_a_step_asks_of_the_driver") else {
+    let Some(driver) = HostDriver::for_test("cuda::step_counts::what_a_step_asks_of_the_driver") else {
         return;
     };
     let mut engine = two_layers(&driver, None);
