@@ -140,6 +140,11 @@ fn faults(kernel: &Kernel, usage: &Usage, code: Option<&Disassembled>) -> Vec<St
     let together = code.map_or(0, |code| code.all.loads_in_flight);
     let least = kernel.loads_in_flight;
     check(together >= least, format!("has {together} loads under way together, expected {least}"));
+    let declared = usage.shared_bytes;
+    check(
+        declared == 0 || !kernel.is_shared_aligned,
+        format!("declares {declared} bytes of shared memory before its stages"),
+    );
     let Some(wanted) = kernel.main_loop else { return faults };
     let Some(found) = code.and_then(|code| code.main_loop) else {
         faults.push("has no loop that multiplies".to_owned());

@@ -27,6 +27,9 @@ pub(crate) struct Kernel {
     pub(crate) main_loop: Option<LoopRequirements>,
     /// Minimum number of 16-byte loads from global memory that are in flight together.
     pub(crate) loads_in_flight: u32,
+    /// Whether it must declare no shared memory, because its dynamic shared memory begins at a multiple of 128
+    /// bytes.
+    pub(crate) is_shared_aligned: bool,
 }
 
 /// Requirements of the machine code of the innermost loop with the most products.
@@ -88,7 +91,15 @@ impl Source {
 }
 
 const fn kernel(name: &'static str, threads: u32, max_registers: u32) -> Kernel {
-    Kernel { name, threads, max_registers, shared_bytes: 0, main_loop: None, loads_in_flight: 0 }
+    Kernel {
+        name,
+        threads,
+        max_registers,
+        shared_bytes: 0,
+        main_loop: None,
+        loads_in_flight: 0,
+        is_shared_aligned: false,
+    }
 }
 
 impl Kernel {
@@ -103,6 +114,11 @@ impl Kernel {
             }),
             ..self
         }
+    }
+
+    /// Sets the size of a ring of stages for tiles of `rows` rows and weights of `weight_bytes` each.
+    const fn with_ring(self, rows_and_stages: (u32, u32), weight_bytes: u32) -> Self {
+        Self { shared_bytes: ring_bytes(rows_and_stages, weight_bytes), is_shared_aligned: true, ..self }
     }
 
     /// Requires `loads_in_flight` loads that are in flight together.
@@ -150,15 +166,15 @@ const fn fp8_stage_bytes(rows: u32) -> u32 {
     stages * 64 * (128 + 2 * rows)
 }
 
-/// Bytes of the steps that attention.cu keeps in shared memory: two of 64 keys and their values.
-const fn attention_stage_bytes(head_dim: u32) -> u32 {
-    2 * 64 * head_dim * 2 * 2
+/// Bytes of the steps of 64 keys and values that attention.cu keeps in shared memory.
+const fn attention_stage_bytes(head_dim: u32, steps: u32) -> u32 {
+    steps * 64 * head_dim * 2 * 2
 }
 
 /// Bytes of `stages` stages of panels.cuh for tiles of `rows` rows and weights of `weight_bytes` each, of the sums
-/// of level 1, and of barriers.
+/// of level 1, of barriers, and of borders.
 const fn ring_bytes((rows, stages): (u32, u32), weight_bytes: u32) -> u32 {
-    stages * 64 * (128 * weight_bytes + rows * 2) + rows * 128 * 4 + stages * 16
+    stages * 64 * (128 * weight_bytes + rows * 2) + rows * 128 * 4 + stages * 16 + 48
 }
 
 macro_rules! source {
@@ -259,11 +275,11 @@ source!(
     Some("sm_90"),
     [WARPGROUP, PANELS],
     [
-        Kernel { shared_bytes: ring_bytes((8, 6), 2), ..kernel("gemm_panels_8", 384, 80) },
-        Kernel { shared_bytes: ring_bytes((16, 5), 2), ..kernel("gemm_panels_16", 384, 80) },
-        Kernel { shared_bytes: ring_bytes((40, 8), 2), ..kernel("gemm_panels_40", 384, 168) },
-        Kernel { shared_bytes: ring_bytes((80, 7), 2), ..kernel("gemm_panels_80", 384, 168) },
-        Kernel { shared_bytes: ring_bytes((128, 5), 2), ..kernel("gemm_panels_128", 384, 168) },
+        kernel("gemm_panels_8", 384, 80).with_ring((8, 6), 2),
+        kernel("gemm_panels_16", 384, 80).with_ring((16, 5), 2),
+        kernel("gemm_panels_40", 384, 168).with_ring((40, 8), 2),
+        kernel("gemm_panels_80", 384, 168).with_ring((80, 7), 2),
+        kernel("gemm_panels_128", 384, 168).with_ring((128, 5), 2),
         kernel("sum_groups", 256, 32),
         kernel("pack_panels", 256, 32),
     ]
@@ -274,11 +290,11 @@ source!(
     Some("sm_90"),
     [WARPGROUP, PANELS, WIDEN],
     [
-        Kernel { shared_bytes: ring_bytes((8, 10), 1), ..kernel("fp8_panels_8", 384, 80) },
-        Kernel { shared_bytes: ring_bytes((16, 9), 1), ..kernel("fp8_panels_16", 384, 80) },
-        Kernel { shared_bytes: ring_bytes((40, 12), 1), ..kernel("fp8_panels_40", 384, 168) },
-        Kernel { shared_bytes: ring_bytes((80, 9), 1), ..kernel("fp8_panels_80", 384, 168) },
-        Kernel { shared_bytes: ring_bytes((128, 6), 1), ..kernel("fp8_panels_128", 384, 168) },
+        kernel("fp8_panels_8", 384, 80).with_ring((8, 10), 1),
+        kernel("fp8_panels_16", 384, 80).with_ring((16, 9), 1),
+        kernel("fp8_panels_40", 384, 168).with_ring((40, 12), 1),
+        kernel("fp8_panels_80", 384, 168).with_ring((80, 9), 1),
+        kernel("fp8_panels_128", 384, 168).with_ring((128, 6), 1),
         kernel("pack_fp8", 256, 32),
     ]
 );
@@ -286,16 +302,21 @@ source!(
     ATTENTION,
     "attention.cu",
     [
-        kernel("attention_16", 64, 128).with_copies(attention_stage_bytes(16), false),
-        kernel("attention_32", 64, 128).with_copies(attention_stage_bytes(32), false),
-        kernel("attention_64", 64, 168).with_copies(attention_stage_bytes(64), false),
-        kernel("attention_96", 64, 216).with_copies(attention_stage_bytes(96), false),
-        kernel("attention_128", 64, 255).with_copies(attention_stage_bytes(128), false),
-        kernel("attention_wide_16", 128, 128).with_copies(attention_stage_bytes(16), false),
-        kernel("attention_wide_32", 128, 128).with_copies(attention_stage_bytes(32), false),
-        kernel("attention_wide_64", 128, 168).with_copies(attention_stage_bytes(64), false),
-        kernel("attention_wide_96", 128, 216).with_copies(attention_stage_bytes(96), false),
-        kernel("attention_wide_128", 128, 255).with_copies(attention_stage_bytes(128), false),
+        kernel("attention_16", 32, 128).with_copies(attention_stage_bytes(16, 1), false),
+        kernel("attention_32", 32, 128).with_copies(attention_stage_bytes(32, 1), false),
+        kernel("attention_64", 32, 168).with_copies(attention_stage_bytes(64, 1), false),
+        kernel("attention_96", 32, 216).with_copies(attention_stage_bytes(96, 1), false),
+        kernel("attention_128", 32, 255).with_copies(attention_stage_bytes(128, 1), false),
+        kernel("attention_pair_16", 64, 128).with_copies(attention_stage_bytes(16, 2), false),
+        kernel("attention_pair_32", 64, 128).with_copies(attention_stage_bytes(32, 2), false),
+        kernel("attention_pair_64", 64, 168).with_copies(attention_stage_bytes(64, 2), false),
+        kernel("attention_pair_96", 64, 216).with_copies(attention_stage_bytes(96, 2), false),
+        kernel("attention_pair_128", 64, 255).with_copies(attention_stage_bytes(128, 2), false),
+        kernel("attention_wide_16", 128, 128).with_copies(attention_stage_bytes(16, 2), false),
+        kernel("attention_wide_32", 128, 128).with_copies(attention_stage_bytes(32, 2), false),
+        kernel("attention_wide_64", 128, 168).with_copies(attention_stage_bytes(64, 2), false),
+        kernel("attention_wide_96", 128, 216).with_copies(attention_stage_bytes(96, 2), false),
+        kernel("attention_wide_128", 128, 255).with_copies(attention_stage_bytes(128, 2), false),
         kernel("attention_merge", 128, 112),
         kernel("attention_merge_long", 256, 64),
     ]

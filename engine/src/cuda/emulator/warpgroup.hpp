@@ -130,6 +130,11 @@ EMULATOR_ONLY static void start_bulk_copy(char* to, const void* from, uint32_t b
     std::fprintf(stderr, "emulator: more bulk copies under way than it keeps\n");
     std::abort();
   }
+  // On a device the copy would touch more sectors of the cache. Dynamic shared memory begins at such a multiple.
+  if ((to - dynamic_shared) % 128 != 0) {
+    std::fprintf(stderr, "emulator: a bulk copy to an address that is no multiple of 128\n");
+    std::abort();
+  }
   global_bytes += bytes;
   note_read(from, bytes);
   std::memset(to, 0xa5, bytes);

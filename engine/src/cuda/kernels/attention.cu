@@ -3,7 +3,7 @@
 //   qkv [rows, row_width] f32: a row begins with its query heads, after rotary embedding; positions [rows]
 //   kv [blocks][layers][kv_heads][K: 16 x head_dim | V: head_dim x 16] bf16
 //   tables: all block tables, concatenated
-//   tiles [num_tiles]: up to 32 queries of one sequence that share a KV head; query q of a KV head is
+//   tiles [num_tiles]: up to 16 queries of one sequence that share a KV head; query q of a KV head is
 //   (row q / group, head kv_head * group + q % group)
 //
 // Keys are cut at fixed absolute positions into splits of 128. A warp processes a split for 16 queries as
@@ -35,7 +35,7 @@
 // One tile of queries; written by `ops/attention.rs`.
 struct AttentionTile {
   u32 first_query;  // row * group + head in group
-  u32 num_queries;  // 1 to 32, in the wide kernels 1 to 64
+  u32 num_queries;  // 1 to 16, 32 or 64: a warp has 16
   u32 table;        // offset of the sequence's block table
   u32 first_key;    // smallest key that a query of the tile attends to
   u32 end_key;      // one past the largest such key
@@ -93,7 +93,8 @@ struct Stage {
   template <u32 THREADS>
   __device__ __forceinline__ void copy(const bf16* block) {
     const uint4* from = (const uint4*)block + threadIdx.x;
-#pragma unroll
+// A warp alone copies in a loop: all its addresses at once would not fit in its registers.
+#pragma unroll (THREADS == WARP ? 2 : 8)
     for (u32 first = 0; first < CHUNKS / 2; first += THREADS) {
       const u32 i = first + threadIdx.x;
       if (CHUNKS / 2 % THREADS != 0 && i >= CHUNKS / 2) break;
@@ -130,8 +131,10 @@ struct Stage {
   }
 };
 
-// Steps in shared memory: the one in use and the next one.
-constexpr u32 STAGES = 2;
+// Steps in shared memory: the one in use and the next one. A block of one warp has only the one in use, so that
+// more blocks fit: they hide each other's copies.
+template <u32 WARPS>
+constexpr u32 STAGES = WARPS == 1 ? 1 : 2;
 
 // A warp's 16 queries as tensor-core fragments, and the key ranges of this lane's two queries, rows g and g +
 // 8.
@@ -324,13 +327,13 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
     for (u32 b = 0; b < STEP_BLOCKS; ++b) {
       const u32 i = step * STEP_BLOCKS + b;
       if (i >= first_block && i < end_block) {
-        ring[step % STAGES * STEP_BLOCKS + b].template copy<WARPS * WARP>(blocks[i - first_block]);
+        ring[step % STAGES<WARPS> * STEP_BLOCKS + b].template copy<WARPS * WARP>(blocks[i - first_block]);
       }
     }
     cp_async_commit();
   };
   const u32 first_step = first_block / STEP_BLOCKS, end_step = (end_block - 1) / STEP_BLOCKS + 1;
-  for (u32 step = first_step; step < first_step + STAGES; ++step) copy_step(step);
+  for (u32 step = first_step; step < first_step + STAGES<WARPS>; ++step) copy_step(step);
   const u32 first_query = threadIdx.x / WARP * 16;
   // A warp without queries only copies.
   const bool has_queries = first_query < tile.num_queries;
@@ -339,13 +342,13 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
   split.begin();
   for (u32 step = first_step; step < end_step; ++step) {
     const u32 first_key = step * STEP_BLOCKS * 16;
-    const Stage<HEAD_DIM>* const stage = ring + step % STAGES * STEP_BLOCKS;
+    const Stage<HEAD_DIM>* const stage = ring + step % STAGES<WARPS> * STEP_BLOCKS;
     // This step has arrived for all threads.
-    cp_async_wait<STAGES - 1>();
+    cp_async_wait<STAGES<WARPS> - 1>();
     __syncthreads();
     if (end < first_key + STEP_BLOCKS * 16 && end % 16 != 0) {
       // Slots past the sequence's end hold other data: zero times that may be NaN.
-      ring[step % STAGES * STEP_BLOCKS + end % (STEP_BLOCKS * 16) / 16].template clear_values<WARPS * WARP>(end % 16);
+      ring[step % STAGES<WARPS> * STEP_BLOCKS + end % (STEP_BLOCKS * 16) / 16].template clear_values<WARPS * WARP>(end % 16);
       __syncthreads();
     }
     if (has_queries) {
@@ -361,7 +364,7 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
     }
     // All threads have read this step, which the next copy overwrites.
     __syncthreads();
-    copy_step(step + STAGES);
+    copy_step(step + STAGES<WARPS>);
   }
 }
 
@@ -374,11 +377,16 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
                             layers, window, scale);                                                                    \
   }
 
-ATTENTION(attention_16, 16, 2, 4)
-ATTENTION(attention_32, 32, 2, 4)
-ATTENTION(attention_64, 64, 2, 4)
-ATTENTION(attention_96, 96, 2, 3)
-ATTENTION(attention_128, 128, 2, 3)
+ATTENTION(attention_16, 16, 1, 6)
+ATTENTION(attention_32, 32, 1, 6)
+ATTENTION(attention_64, 64, 1, 6)
+ATTENTION(attention_96, 96, 1, 6)
+ATTENTION(attention_128, 128, 1, 6)
+ATTENTION(attention_pair_16, 16, 2, 4)
+ATTENTION(attention_pair_32, 32, 2, 4)
+ATTENTION(attention_pair_64, 64, 2, 4)
+ATTENTION(attention_pair_96, 96, 2, 3)
+ATTENTION(attention_pair_128, 128, 2, 3)
 ATTENTION(attention_wide_16, 16, 4, 3)
 ATTENTION(attention_wide_32, 32, 4, 3)
 ATTENTION(attention_wide_64, 64, 4, 3)

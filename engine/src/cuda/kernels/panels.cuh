@@ -189,13 +189,15 @@ __device__ __forceinline__ void multiply_units(Ring<Weights, ROWS, STAGES> ring,
 // null; borders [9]: K-slices, multiples of 64 -> out [rows, n] f32, or, if units divide the slices, [groups]
 // [rows, n] sums of groups of slices, without scale and bias.
 // Grid: blocks that run at the same time, at most one per unit; 384 threads. Dynamic shared memory: stages, sums
-// of level 1, barriers (`ring_bytes` in sources.rs).
+// of level 1, barriers, borders (`ring_bytes` in sources.rs).
 template <typename Weights, u32 ROWS, u32 STAGES, bool MOVES_REGISTERS>
 __device__ __forceinline__ void gemm_of_panels(const bf16* x, const void* weights, const float* scales, const float* bias,
                                                const u32* borders, float* out, const Product& of) {
+  // No shared memory is declared beside it: the stages must begin at a multiple of 128 bytes, or the copies of
+  // each stage touch a half more of the cache's sectors.
   DYNAMIC_SHARED(memory);
-  __shared__ u32 cuts[9];
   Ring<Weights, ROWS, STAGES> ring(memory);
+  u32* const cuts = (u32*)(memory + (STAGES * Ring<Weights, ROWS, STAGES>::STAGE_BYTES + ROWS * CHANNELS * 4) / 16 + STAGES);
   if (threadIdx.x == 0) ring.init();
   if (threadIdx.x < 9) cuts[threadIdx.x] = borders[threadIdx.x] / STEP;
   __syncthreads();

@@ -88,7 +88,7 @@ impl<M: DeviceMemory> Attention<'_, M> {
         E: Executor<Memory = M>,
     {
         let HeadLayout { num_heads, num_kv_heads, head_dim } = self.layout;
-        let kernel = kernel_for(head_dim, false)?;
+        let kernel = kernel_for(head_dim, 0)?;
         let (layer, layers) = self.layer;
         let TilingViews { tiles, work, tile_of, chunks } = self.tiling;
         check(kernel.name, ("rows", rows), rows > 0 && !chunks.is_empty(), "at least 1, with tiles")?;
@@ -100,7 +100,7 @@ impl<M: DeviceMemory> Attention<'_, M> {
         let queries = rows * num_heads / num_kv_heads;
         check_len(kernel.name, "tiles of queries", tile_of.len(), queries)?;
         let last =
-            chunks.iter().map(|chunk| (chunk.work[1].end, chunk.queries.end)).max().unwrap_or_default();
+            chunks.iter().map(|chunk| (chunk.work[2].end, chunk.queries.end)).max().unwrap_or_default();
         check_len(kernel.name, "work", work.len(), last.0)?;
         check(kernel.name, ("queries", last.1), last.1 == queries && tiles.len() > 0, format!("{queries}"))?;
         check_len(kernel.name, "partial", self.partial.len(), self.tiling.partial_len(self.layout))?;
@@ -127,8 +127,8 @@ impl<M: DeviceMemory> Attention<'_, M> {
             GatherBlocks { kv, sources: *sources, own: blocks, layout, layer }
                 .launch(executor, chunk.own.clone())?;
         }
-        for (work, is_wide) in chunk.work.iter().zip([false, true]).filter(|(work, _)| !work.is_empty()) {
-            self.launch_work(executor, (work, chunk.own.start), is_wide)?;
+        for (width, work) in chunk.work.iter().enumerate().filter(|(_, work)| !work.is_empty()) {
+            self.launch_work(executor, (work, chunk.own.start), width)?;
         }
         self.launch_merge(executor, chunk, rounded)
     }
@@ -138,7 +138,7 @@ impl<M: DeviceMemory> Attention<'_, M> {
         &mut self,
         executor: &mut E,
         (turn_work, first_own): (&Range<usize>, usize),
-        is_wide: bool,
+        width: usize,
     ) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
@@ -157,7 +157,7 @@ impl<M: DeviceMemory> Attention<'_, M> {
         let grid = [turn_work.len() as u32, num_kv_heads as u32, 1];
         // SAFETY: these are the kernel's parameters; `launch` has checked rows, tiles and partial results,
         // the batch its blocks.
-        unsafe { executor.launch(kernel_for(head_dim, is_wide)?, grid, &mut { params }) }
+        unsafe { executor.launch(kernel_for(head_dim, width)?, grid, &mut { params }) }
     }
 
     fn launch_merge<E>(
@@ -174,7 +174,7 @@ impl<M: DeviceMemory> Attention<'_, M> {
         let (group, window) = (num_heads / num_kv_heads, self.window.unwrap_or(0) as usize);
         let queries = chunk.queries.len();
         let is_long = chunk.max_splits > MERGED_BY_A_WARP && queries * num_kv_heads < FILLING_WARPS;
-        let merge = ATTENTION.kernel(2 * HEAD_DIMS.len() + usize::from(is_long));
+        let merge = ATTENTION.kernel(3 * HEAD_DIMS.len() + usize::from(is_long));
         let params = Params::default().read(self.partial).view(self.positions).view(tiles).view(tile_of);
         let params = params.write(self.out).write_if(rounded.as_deref_mut()).u32(chunk.queries.start);
         let params = params.u32(queries).u32(group).u32(head_dim).u32(window).u32(panels);
@@ -188,15 +188,15 @@ impl<M: DeviceMemory> Attention<'_, M> {
 
 /// Returns an error if no kernel supports heads of this size.
 pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), CudaError> {
-    kernel_for(head_dim, false).map(drop)
+    kernel_for(head_dim, 0).map(drop)
 }
 
-/// Returns the kernel for tiles of 32 or of 64 queries.
-fn kernel_for(head_dim: usize, is_wide: bool) -> Result<&'static Kernel, CudaError> {
+/// Returns the kernel for tiles of up to 16, 32 or 64 queries.
+fn kernel_for(head_dim: usize, width: usize) -> Result<&'static Kernel, CudaError> {
     let index = HEAD_DIMS.iter().position(|&size| size == head_dim);
     let known = format!("one of {HEAD_DIMS:?}");
     check("attention", ("head_dim", head_dim), index.is_some(), known)?;
-    Ok(ATTENTION.kernel(index.unwrap_or(0) + if is_wide { HEAD_DIMS.len() } else { 0 }))
+    Ok(ATTENTION.kernel(index.unwrap_or(0) + width * HEAD_DIMS.len()))
 }
 
 #[cfg(test)]
@@ -205,10 +205,10 @@ mod tests {
 
     #[test]
     fn only_some_head_sizes_have_a_kernel() {
-        assert!(kernel_for(128, false).is_ok_and(|kernel| kernel.name == "attention_128"));
-        assert!(kernel_for(128, true).is_ok_and(|kernel| kernel.name == "attention_wide_128"));
-        assert!(kernel_for(16, true).is_ok_and(|kernel| kernel.name == "attention_wide_16"));
-        let error = kernel_for(80, true).unwrap_err().to_string();
+        assert!(kernel_for(128, 0).is_ok_and(|kernel| kernel.name == "attention_128"));
+        assert!(kernel_for(128, 2).is_ok_and(|kernel| kernel.name == "attention_wide_128"));
+        assert!(kernel_for(16, 1).is_ok_and(|kernel| kernel.name == "attention_pair_16"));
+        let error = kernel_for(80, 2).unwrap_err().to_string();
         assert_eq!(error, "attention: head_dim is 80, expected one of [16, 32, 64, 96, 128]");
     }
 }

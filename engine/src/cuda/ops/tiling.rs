@@ -13,9 +13,10 @@ use super::own_blocks::{OwnBlocks, TreeRow, max_own_blocks};
 
 /// Keys per split, which a warp sums by itself: part of the numerics (`attention.cu`).
 pub(super) const SPLIT_KEYS: usize = 128;
-/// Queries per tile: of two and of four warps that share keys and values.
-const TILE_QUERIES: usize = 32;
-pub(super) const WIDE_QUERIES: usize = 64;
+/// Queries per tile: of one, two and four warps that share keys and values.
+const TILE_QUERIES: [usize; 3] = [16, 32, 64];
+/// Queries of the widest tile.
+pub(super) const WIDE_QUERIES: usize = TILE_QUERIES[2];
 /// Maximum number of splits per block: `RUN` of `attention.cu`.
 const RUN: usize = 8;
 
@@ -46,8 +47,9 @@ impl AttentionTile {
         self.num_queries as usize * self.splits().len()
     }
 
-    fn is_wide(&self) -> bool {
-        self.num_queries as usize > TILE_QUERIES
+    /// Index of its width in [`TILE_QUERIES`].
+    fn width(&self) -> usize {
+        TILE_QUERIES.iter().take_while(|queries| self.num_queries as usize > **queries).count()
     }
 }
 
@@ -99,8 +101,8 @@ impl Limits {
 /// Tiles that share the memory for partial results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AttentionChunk {
-    /// Ranges of all work items: for blocks of two warps and of four.
-    pub(super) work: [Range<usize>; 2],
+    /// Ranges of all work items, for blocks of one, two and four warps.
+    pub(super) work: [Range<usize>; 3],
     /// Range of the pass's queries of a KV head.
     pub(super) queries: Range<usize>,
     /// Number of partial results per KV head.
@@ -218,7 +220,7 @@ impl Tiling {
                 tile.first_part += of_turn as u32 + of_splits;
             }
         }
-        let work = [false, true].map(|is_wide| self.add_work(chunk, is_wide, min_runs));
+        let work = [0, 1, 2].map(|width| self.add_work(chunk, width, min_runs));
         let end_of = |tile: &AttentionTile| (tile.first_query + tile.num_queries) as usize;
         let first_of = |shared: Option<&TileGroup>| shared.map(|shared| self.tiles[shared.tiles.start]);
         let queries = first_of(chunk.first()).map_or(0, |tile| tile.first_query as usize)
@@ -232,14 +234,14 @@ impl Tiling {
 
     /// Adds the work of the chunk's tiles of one width, in runs that leave at least `min_runs` blocks. Returns
     /// the range of the added work.
-    fn add_work(&mut self, chunk: &[TileGroup], is_wide: bool, min_runs: usize) -> Range<usize> {
+    fn add_work(&mut self, chunk: &[TileGroup], width: usize, min_runs: usize) -> Range<usize> {
         let first_work = self.work.len();
         let mut tiles: Vec<(usize, Range<usize>)> = Vec::new();
         for shared in chunk {
             tiles.push((shared.tiles.start, shared.splits.clone()));
             tiles.extend(shared.tiles.clone().skip(1).map(|tile| (tile, self.tiles[tile].splits())));
         }
-        tiles.retain(|&(tile, _)| self.tiles[tile].is_wide() == is_wide);
+        tiles.retain(|&(tile, _)| self.tiles[tile].width() == width);
         let splits: usize = tiles.iter().map(|(_, splits)| splits.len()).sum();
         let run = (splits / min_runs).clamp(1, RUN);
         let ends = tiles.iter().map(|(_, splits)| splits.end);
@@ -291,24 +293,28 @@ pub(super) fn part_len(layout: HeadLayout) -> usize {
 pub(crate) fn partial_bytes(rows: usize, layout: HeadLayout, max_len: usize) -> usize {
     let (group, splits) = (layout.num_heads / layout.num_kv_heads, max_len.div_ceil(SPLIT_KEYS));
     let bytes_of = |queries: usize| queries * splits * part_len(layout) * size_of::<f32>();
-    bytes_of(rows * group).min(PARTIAL_BYTES.max(bytes_of(TILE_QUERIES)))
+    bytes_of(rows * group).min(PARTIAL_BYTES.max(bytes_of(TILE_QUERIES[0])))
 }
 
 /// Queries per tile of a segment with `queries` queries and `splits` splits; they share each load of keys and
-/// values. A tile is not wide if its partial results exceed one chunk: they would need memory that was not
-/// reserved.
+/// values. The tile is narrow if the partial results of a wide one exceed one chunk: they would need memory
+/// that was not reserved.
 fn tile_len(queries: usize, splits: usize, max_parts: usize) -> usize {
-    if queries > TILE_QUERIES && WIDE_QUERIES * splits <= max_parts { WIDE_QUERIES } else { TILE_QUERIES }
+    if queries > TILE_QUERIES[0] && WIDE_QUERIES * splits <= max_parts {
+        WIDE_QUERIES
+    } else {
+        TILE_QUERIES[0]
+    }
 }
 
 /// Work of a layer's attention over all KV heads, for models of its time.
 #[cfg(test)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AttentionCounts {
-    /// Number of blocks of two warps, and of four.
-    pub(crate) blocks: [usize; 2],
+    /// Number of blocks of one, two and four warps.
+    pub(crate) blocks: [usize; 3],
     /// Number of blocks of 16 keys that those blocks read; and of 16 keys x 16 queries that warps process.
-    pub(crate) key_blocks: [usize; 2],
+    pub(crate) key_blocks: [usize; 3],
     pub(crate) warp_blocks: usize,
     /// Bytes of keys, values and queries that blocks read, and of partial results.
     pub(crate) bytes_read: usize,
@@ -325,9 +331,9 @@ pub(crate) fn count_attention(tiling: &Tiling, layout: HeadLayout) -> AttentionC
         let first = (work.split as usize * SPLIT_KEYS).max(tile.first_key as usize);
         let end = (work.end_split as usize * SPLIT_KEYS).min(tile.end_key as usize);
         let key_blocks = (end.div_ceil(16) - first / 16) * num_kv_heads;
-        counted.blocks[usize::from(tile.is_wide())] += num_kv_heads;
-        counted.key_blocks[usize::from(tile.is_wide())] += key_blocks;
-        counted.warp_blocks += key_blocks * (tile.num_queries as usize).div_ceil(TILE_QUERIES);
+        counted.blocks[tile.width()] += num_kv_heads;
+        counted.key_blocks[tile.width()] += key_blocks;
+        counted.warp_blocks += key_blocks * (tile.num_queries as usize).div_ceil(TILE_QUERIES[0]);
         counted.bytes_read += key_blocks * 16 * 2 * head_dim * size_of::<bf16>();
         counted.bytes_read += tile.num_queries as usize * head_dim * size_of::<f32>() * num_kv_heads;
     }

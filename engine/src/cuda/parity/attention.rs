@@ -300,13 +300,13 @@ mod tests {
         };
         let small = Limits { max_parts: 0, ..NO_LIMITS };
         let in_runs = Limits { min_runs: 1, ..NO_LIMITS };
-        // 48 rows are 192 queries: three wide tiles, or six small ones.
-        let [of_32, of_64, in_runs] = [small, NO_LIMITS, in_runs].map(|limits| read(&[(976, 48)], limits));
-        println!("{of_32:?}\n{of_64:?}\n{in_runs:?}");
-        assert_eq!((of_32.blocks, of_64.blocks), ([6 * 8 * 2, 0], [0, 3 * 8 * 2]));
-        assert!(of_64.bytes_read * 7 < of_32.bytes_read * 5 && in_runs.bytes_read * 2 < of_32.bytes_read);
-        assert_eq!(of_32.warp_blocks, of_64.warp_blocks);
-        // Five verify rows of four heads each: one tile, and so is a single row.
-        assert_eq!(read(&[(100, 5), (20, 1)], NO_LIMITS).blocks, [4, 0]);
+        // 48 rows are 192 queries: three wide tiles, or twelve small ones.
+        let [of_16, of_64, in_runs] = [small, NO_LIMITS, in_runs].map(|limits| read(&[(976, 48)], limits));
+        println!("{of_16:?}\n{of_64:?}\n{in_runs:?}");
+        assert_eq!((of_16.blocks, of_64.blocks), ([12 * 8 * 2, 0, 0], [0, 0, 3 * 8 * 2]));
+        assert!(of_64.bytes_read * 5 < of_16.bytes_read * 2 && in_runs.bytes_read * 7 < of_16.bytes_read * 2);
+        assert_eq!(of_16.warp_blocks, of_64.warp_blocks);
+        // Five verify rows of four heads each: one tile of two warps. A single row takes one warp.
+        assert_eq!(read(&[(100, 5), (20, 1)], NO_LIMITS).blocks, [2, 2, 0]);
     }
 }
