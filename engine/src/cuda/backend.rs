@@ -286,7 +286,7 @@ where
         part: &TensorPart,
         format: MatrixFormat,
     ) -> Result<Self::Table, EngineError> {
-        load::table(&mut self.lock().executor, source, (part, format))
+        load::table(&mut self.lock().executor, source, (part, format), false)
     }
 
     fn load_linear(&self, tensors: &LinearTensors<'_>) -> Result<Self::Linear, EngineError> {
@@ -305,8 +305,9 @@ where
         part: &TensorPart,
         format: MatrixFormat,
     ) -> Result<(Self::Table, Self::Linear), EngineError> {
-        let table = self.load_table(source, part, format)?;
+        let table = load::table(&mut self.lock().executor, source, (part, format), true)?;
         let linear = table.as_linear();
+        self.lock().readers.add(&linear.weights);
         Ok((table, linear))
     }
 
@@ -424,9 +425,10 @@ where
     fn embed(&self, table: &Self::Table, pass: &Self::Pass<'_>, out: &mut Self::Rows) {
         self.run(|state| {
             let (out, _) = out.write();
-            let (table, hidden) = (&table.numbers, table.columns);
+            let GpuTable { numbers: table, columns: hidden, is_tiled, .. } = table;
             let State { executor, inputs, .. } = state;
-            Embedding { table, token_ids: inputs.token_ids(), out }.launch(executor, pass.rows(), hidden)
+            let (token_ids, is_tiled) = (inputs.token_ids(), *is_tiled);
+            Embedding { table, is_tiled, token_ids, out }.launch(executor, pass.rows(), *hidden)
         });
     }
 

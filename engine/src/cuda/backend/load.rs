@@ -24,8 +24,9 @@ const CHUNK_BYTES: usize = 64 << 20;
 /// The embedding table.
 #[derive(Debug)]
 pub(crate) struct GpuTable<M> {
-    /// `[rows, columns]`.
+    /// `[rows, columns]`, row after row or in tiles.
     pub(super) numbers: Arc<Tensor<M, bf16>>,
+    pub(super) is_tiled: bool,
     pub(super) columns: usize,
     rows: usize,
     /// Used if the table is also the vocabulary projection.
@@ -35,7 +36,7 @@ pub(crate) struct GpuTable<M> {
 impl<M> Clone for GpuTable<M> {
     fn clone(&self) -> Self {
         let (numbers, borders) = (Arc::clone(&self.numbers), Arc::clone(&self.borders));
-        Self { numbers, borders, columns: self.columns, rows: self.rows }
+        Self { numbers, is_tiled: self.is_tiled, borders, columns: self.columns, rows: self.rows }
     }
 }
 
@@ -45,7 +46,7 @@ pub(super) enum GpuWeights<M> {
     /// `[n, k]`.
     Bf16(Arc<Tensor<M, bf16>>),
     /// `[n, k]`, in tiles.
-    Bf16Tiles(Tensor<M, bf16>),
+    Bf16Tiles(Arc<Tensor<M, bf16>>),
     Fp8Tiles {
         /// `[n, k]`, in tiles.
         codes: Tensor<M, u8>,
@@ -86,7 +87,9 @@ pub(crate) struct GpuLinear<M> {
 
 impl<M: DeviceMemory> GpuTable<M> {
     pub(super) fn as_linear(&self) -> GpuLinear<M> {
-        let (weights, borders) = (GpuWeights::Bf16(Arc::clone(&self.numbers)), Arc::clone(&self.borders));
+        let numbers = Arc::clone(&self.numbers);
+        let weights = if self.is_tiled { GpuWeights::Bf16Tiles(numbers) } else { GpuWeights::Bf16(numbers) };
+        let borders = Arc::clone(&self.borders);
         let (bias, scales_after, bias_after) = (None, None, None);
         GpuLinear { weights, bias, scales_after, bias_after, borders, n: self.rows, k: self.columns }
     }
@@ -106,21 +109,28 @@ impl<M> GpuLinear<M> {
     }
 }
 
-/// Uploads an embedding table.
+/// Uploads an embedding table, which may also be the vocabulary's projection (`is_tied`).
 pub(super) fn table<E: Executor>(
     executor: &mut E,
     source: &dyn TensorSource,
     (part, format): (&TensorPart, MatrixFormat),
+    is_tied: bool,
 ) -> Result<GpuTable<E::Memory>, EngineError> {
     if format != MatrixFormat::Bf16 {
         return Err(unsupported("f32"));
     }
     let stacked = StackedRows::new(source, vec![part.clone()])?;
     let (rows, columns) = (stacked.rows(), stacked.columns());
-    let mut numbers = Tensor::zeros(executor, rows * columns, "the table of embeddings")?;
-    upload_bf16(executor, &stacked, 0..rows, &mut numbers)?;
     let borders = upload_borders(executor, &KSlices::whole(columns), BF16_GRAIN)?;
-    Ok(GpuTable { numbers: Arc::new(numbers), columns, rows, borders })
+    let is_tiled = is_tied && executor.multiplies_panels() && fits_panels(&borders.1);
+    let numbers = if is_tiled {
+        bf16_tiles(executor, &stacked, (rows, columns))?
+    } else {
+        let mut numbers = Tensor::zeros(executor, rows * columns, "the table of embeddings")?;
+        upload_bf16(executor, &stacked, 0..rows, &mut numbers)?;
+        numbers
+    };
+    Ok(GpuTable { numbers: Arc::new(numbers), is_tiled, columns, rows, borders })
 }
 
 /// Uploads matrices that share their input; quantizes them on the device if the format is int8.
@@ -136,7 +146,7 @@ pub(super) fn linear<E: Executor>(
             let borders = upload_borders(executor, &slices, BF16_GRAIN)?;
             let rows = tensors.rows()?;
             let weights = if executor.multiplies_panels() && fits_panels(&borders.1) {
-                GpuWeights::Bf16Tiles(bf16_tiles(executor, &rows, (n, k))?)
+                GpuWeights::Bf16Tiles(Arc::new(bf16_tiles(executor, &rows, (n, k))?))
             } else {
                 let mut weights = Tensor::zeros(executor, n * k, "weights")?;
                 upload_bf16(executor, &rows, 0..n, &mut weights)?;

@@ -105,7 +105,18 @@ fn every_family_gives_the_cpus_logits() {
 /// Operands in panels, multiplied by warpgroups, give the bits of operands in rows, and the CPU's logits.
 #[test]
 fn panels_change_no_bit_of_a_model() {
-    let (_dir, options) = changed_config(PANELS, &[]);
+    for is_tied in [false, true] {
+        panels_change_no_bit(is_tied);
+    }
+}
+
+fn panels_change_no_bit(is_tied: bool) {
+    let (dir, options) = changed_config(PANELS, &[]);
+    let path = dir.path().join("config.json");
+    let config = std::fs::read_to_string(&path).unwrap();
+    let tied = format!("\"tie_word_embeddings\":{is_tied}");
+    std::fs::write(&path, config.replace("\"tie_word_embeddings\":false", &tied)).unwrap();
+    assert!(std::fs::read_to_string(&path).unwrap().contains(&tied));
     let random = |emulator: fn() -> Emulator| {
         Engine::random_by(&options, 5, |source, model| {
             load_on(Ranks::alone(emulator()), &options, source, model)

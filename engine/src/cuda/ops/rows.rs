@@ -11,8 +11,9 @@ use crate::cuda::sources::{EMBEDDING, Kernel, RMS_NORM, ROWS, SWIGLU};
 /// the batch checks them.
 #[derive(Debug)]
 pub(crate) struct Embedding<'a, M> {
-    /// `[vocab, hidden]`.
+    /// `[vocab, hidden]`, row after row or in tiles.
     pub(crate) table: &'a Tensor<M, bf16>,
+    pub(crate) is_tiled: bool,
     /// `[rows]`.
     pub(crate) token_ids: View<'a, u32>,
     /// `[rows, hidden]`.
@@ -35,6 +36,7 @@ impl<M: DeviceMemory> Embedding<'_, M> {
             "whole rows",
         )?;
         let params = Params::default().read(self.table).view(self.token_ids).write(self.out).u32(hidden);
+        let params = params.u32(usize::from(self.is_tiled));
         // SAFETY: these are the kernel's parameters; the checks ensure that rows of `token_ids` and `out` are
         // in bounds, the caller that rows of the table are.
         unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }

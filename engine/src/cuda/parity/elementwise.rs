@@ -58,7 +58,7 @@ fn embedding<E: Executor>(e: &mut E, scale: Scale) -> Result<Parity, CudaError> 
     let on_device = Tensor::of(e, &table, "table")?;
     let token_ids = Tensor::of(e, &ids, "ids")?;
     let mut out = Tensor::zeros(e, ids.len() * hidden, "out")?;
-    Embedding { table: &on_device, token_ids: token_ids.view(), out: &mut out }.launch(
+    Embedding { table: &on_device, is_tiled: false, token_ids: token_ids.view(), out: &mut out }.launch(
         e,
         ids.len(),
         hidden,
