@@ -3,6 +3,7 @@
 //! One thread opens and uses it. Everything runs on one stream in the order of the calls, so that memory
 //! needs no events. This module knows no tensor shapes; `ops` does.
 
+mod driver;
 #[cfg(test)]
 mod tests;
 
@@ -27,9 +28,10 @@ use super::memory_pool::MemoryPool;
 use super::ranks::{Watch, wait_watched};
 use super::sources::Kernel;
 use super::staging::{HALF_BYTES, Place, StagingHalves};
-use super::toolkit::CudaVersion;
 use super::{CudaError, kernel_files, nvrtc};
 use crate::EngineError;
+pub(super) use driver::refused;
+use driver::{driver_version, open_context, start_driver};
 
 /// Oldest architecture that has the tensor-core instructions used by the kernels.
 const OLDEST: (i32, i32) = (8, 0);
@@ -322,40 +324,6 @@ impl std::fmt::Debug for CudaDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CudaDevice").field("ordinal", &self.ordinal).finish_non_exhaustive()
     }
-}
-
-/// Checks for the driver's library, the driver and the device in this order, with a separate error for each.
-fn open_context(ordinal: usize) -> Result<Arc<CudaContext>, CudaError> {
-    let count = start_driver()?;
-    if ordinal >= count {
-        return Err(CudaError::NoSuchDevice { ordinal, count });
-    }
-    CudaContext::new(ordinal).map_err(refused("open the device"))
-}
-
-/// Loads and initialises the driver, and returns its number of devices.
-fn start_driver() -> Result<usize, CudaError> {
-    // SAFETY: loads the driver's library, whose initialisers do not affect this process's invariants.
-    if !unsafe { sys::is_culib_present() } {
-        let advice = "install the nvidia driver, or run with --device cpu";
-        return Err(CudaError::LibraryMissing { library: "libcuda.so", advice });
-    }
-    result::init().map_err(refused("start"))?;
-    let count = result::device::get_count().map_err(refused("count its devices"))?;
-    Ok(usize::try_from(count).unwrap_or(0))
-}
-
-/// The newest CUDA version that the driver supports.
-fn driver_version() -> Result<CudaVersion, CudaError> {
-    let mut version = 0;
-    // SAFETY: writes one number.
-    let said = unsafe { sys::cuDriverGetVersion(&raw mut version) };
-    said.result().map_err(refused("tell its version"))?;
-    Ok(CudaVersion::of_driver(version))
-}
-
-pub(super) fn refused(action: &'static str) -> impl Fn(DriverError) -> CudaError {
-    move |error| CudaError::Driver { action, reason: error.to_string() }
 }
 
 impl DeviceMemory for CudaMemory {

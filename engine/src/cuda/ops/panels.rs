@@ -1,6 +1,6 @@
 //! Products by warpgroup instructions (`kernels/panels.cuh`), of inputs that are packed in panels of 8 rows by
-//! 64 columns, and weights in bf16 or FP8 that are packed in tiles of 128 channels by 64 columns. Equal bits to
-//! [`GemmBf16`](super::GemmBf16) and [`GemmFp8`](super::GemmFp8).
+//! 64 columns, and weights in bf16 or FP8 that are packed in tiles of 128 channels by 64 columns. Equal bits
+//! to [`GemmBf16`](super::GemmBf16) and [`GemmFp8`](super::GemmFp8).
 
 use cpu_kernels::NUM_SLICES;
 use half::bf16;
