@@ -12,8 +12,8 @@ use crate::EngineError;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
 use crate::cuda::ops::{
-    BF16_GRAIN, Fp8Layout, INT8_GRAIN, QuantizeRows, borders, check_borders, check_head_dim, fits_panels,
-    pack_fp8, pack_panels, packed_len,
+    BF16_GRAIN, Fp8Layout, INT8_GRAIN, PackedChannels, QuantizeRows, borders, check_borders, check_head_dim,
+    fits_panels, pack_fp8, pack_panels, packed_len,
 };
 use crate::model_config::ModelConfig;
 use crate::weights::{Formats, LinearFormat, LinearTensors, StackedRows, TensorPart, TensorSource};
@@ -216,7 +216,8 @@ fn bf16_tiles<E: Executor>(
     let mut unpacked = Tensor::zeros(executor, chunk * k, "rows to pack")?;
     for first in (0..channels).step_by(chunk) {
         upload_bf16(executor, rows, first..n.min(first + chunk), &mut unpacked)?;
-        pack_panels(executor, &unpacked, (&mut weights, first), (chunk.min(channels - first), k))?;
+        let packed = PackedChannels { first, count: chunk.min(channels - first), k };
+        pack_panels(executor, &unpacked, &mut weights, packed)?;
     }
     // The rows are freed here, but launches that use them may still be collected and not enqueued.
     executor.flush()?;
@@ -240,7 +241,8 @@ fn fp8_tiles<E: Executor>(
     let mut scales = Vec::with_capacity(n);
     for first in (0..channels).step_by(chunk) {
         scales.extend(upload_fp8(executor, rows, first..n.min(first + chunk), (layout, &mut unpacked))?);
-        pack_fp8(executor, &unpacked, (&mut codes, first), (chunk.min(channels - first), k))?;
+        let packed = PackedChannels { first, count: chunk.min(channels - first), k };
+        pack_fp8(executor, &unpacked, &mut codes, packed)?;
     }
     // The rows are freed here, but launches that use them may still be collected and not enqueued.
     executor.flush()?;

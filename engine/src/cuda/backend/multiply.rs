@@ -3,7 +3,7 @@
 use super::State;
 use super::fusion::DelayedOp;
 use super::load::{GpuLinear, GpuWeights};
-use super::rounding::{RoundedSource, round};
+use super::rounding::ProductRows;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
@@ -21,23 +21,22 @@ impl<E: Executor> State<E> {
     ) -> Result<(), CudaError> {
         let GpuLinear { n, k, .. } = *linear;
         let (rows, bias) = (x_len / k, linear.bias.as_ref());
-        let rounded_source = self.rounded_source.take();
+        let input = ProductRows { x, rows, width: k, source: self.rounded_source.take() };
         self.flush_delayed()?;
         let borders = (&linear.borders.0, linear.borders.1.as_slice());
         let executor = &mut self.executor;
         match &linear.weights {
             GpuWeights::Bf16Tiles(weights) => {
-                self.multiply_tiles((linear, TiledWeights::Bf16(weights)), (x, rows), rounded_source, out)
+                self.multiply_tiles(linear, TiledWeights::Bf16(weights), &input, out)
             }
             GpuWeights::Fp8Tiles { codes, channel_scales } => {
                 let channel_scales = channel_scales.as_ref();
                 let weights = TiledWeights::Fp8 { codes, channel_scales };
-                self.multiply_tiles((linear, weights), (x, rows), rounded_source, out)
+                self.multiply_tiles(linear, weights, &input, out)
             }
             GpuWeights::Bf16(weights) => {
-                let rounded =
-                    round(executor, &mut self.rounded, rounded_source, (x, (rows, k)), InputLayout::Rows)?;
-                let mut gemm = GemmBf16 { x: rounded, weights, bias, borders, out };
+                let x = input.rounded(executor, &mut self.rounded, InputLayout::Rows)?;
+                let mut gemm = GemmBf16 { x, weights, bias, borders, out };
                 match (gemm.launch_cublaslt(executor, (rows, n, k))?, bias) {
                     (false, _) => gemm.launch(executor, (rows, n, k)),
                     (true, None) => Ok(()),
@@ -45,11 +44,9 @@ impl<E: Executor> State<E> {
                 }
             }
             GpuWeights::Fp8 { codes: weights, channel_scales, layout: (borders, layout) } => {
-                let x_rounded =
-                    round(executor, &mut self.rounded, rounded_source, (x, (rows, k)), InputLayout::Rows)?;
+                let x = input.rounded(executor, &mut self.rounded, InputLayout::Rows)?;
                 let (channel_scales, layout) = (channel_scales.as_ref(), (borders, layout));
-                GemmFp8 { x: x_rounded, weights, channel_scales, bias, layout, out }
-                    .launch(executor, (rows, n, k))
+                GemmFp8 { x, weights, channel_scales, bias, layout, out }.launch(executor, (rows, n, k))
             }
             GpuWeights::Int8 { steps: weights, channel_scales, slice_borders } => {
                 let slices = slice_borders.len() - 1;
@@ -68,17 +65,17 @@ impl<E: Executor> State<E> {
     /// A product of weights in tiles. Groups of slices that it leaves are added by the next operation.
     fn multiply_tiles(
         &mut self,
-        (linear, weights): (&GpuLinear<E::Memory>, TiledWeights<'_, E::Memory>),
-        (x, rows): (&Tensor<E::Memory, f32>, usize),
-        rounded_source: Option<RoundedSource>,
+        linear: &GpuLinear<E::Memory>,
+        weights: TiledWeights<'_, E::Memory>,
+        input: &ProductRows<'_, E::Memory>,
         out: &mut Tensor<E::Memory, f32>,
     ) -> Result<(), CudaError> {
-        let GpuLinear { n, k, .. } = *linear;
+        let shape = (input.rows, linear.n, linear.k);
         let State { executor, rounded, sums, .. } = self;
-        let x = round(executor, rounded, rounded_source, (x, (rows, k)), InputLayout::Panels)?;
+        let x = input.rounded(executor, rounded, InputLayout::Panels)?;
         let (borders, bias) = ((&linear.borders.0, linear.borders.1.as_slice()), linear.bias.as_ref());
         let gemm = GemmPanels { x, weights, bias, borders, sums, out };
-        self.delayed = gemm.launch(executor, (rows, n, k))?.map(DelayedOp::AddGroups);
+        self.delayed = gemm.launch(executor, shape)?.map(DelayedOp::AddGroups);
         Ok(())
     }
 }

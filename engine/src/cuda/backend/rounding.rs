@@ -6,7 +6,7 @@ use half::bf16;
 use super::State;
 use super::load::GpuWeights;
 use crate::cuda::CudaError;
-use crate::cuda::executor::{Executor, Tensor};
+use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
 use crate::cuda::ops::{InputLayout, ensure_capacity, to_bf16, to_panels};
 
 /// Columns of a panel: rows whose length is no multiple of it are never packed.
@@ -44,22 +44,35 @@ pub(super) struct RoundedSource {
     layout: InputLayout,
 }
 
-/// `x` `[rows, k]`, rounded in this layout: the copy in `rounded` if it is one of `x`, else a new one.
-pub(super) fn round<'a, E: Executor>(
-    executor: &mut E,
-    rounded: &'a mut Option<Tensor<E::Memory, bf16>>,
-    source: Option<RoundedSource>,
-    (x, (rows, k)): (&Tensor<E::Memory, f32>, (usize, usize)),
-    layout: InputLayout,
-) -> Result<&'a Tensor<E::Memory, bf16>, CudaError> {
-    let wanted = RoundedSource { address: x.address(), len: rows * k, layout };
-    let copy = ensure_capacity(rounded, executor, layout.len(rows, k), "rounded activations")?;
-    match (source == Some(wanted), layout) {
-        (true, _) => {}
-        (false, InputLayout::Rows) => to_bf16(executor, x, copy, rows * k)?,
-        (false, InputLayout::Panels) => to_panels(executor, x, copy, (rows, k))?,
+/// Input of a product.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ProductRows<'a, M> {
+    /// `[rows, width]`.
+    pub(super) x: &'a Tensor<M, f32>,
+    pub(super) rows: usize,
+    pub(super) width: usize,
+    /// The numbers of which `rounded` holds a copy.
+    pub(super) source: Option<RoundedSource>,
+}
+
+impl<M: DeviceMemory> ProductRows<'_, M> {
+    /// Rounds the rows in this layout: returns the copy in `rounded` if it is theirs, else a new one.
+    pub(super) fn rounded<'a, E: Executor<Memory = M>>(
+        &self,
+        executor: &mut E,
+        rounded: &'a mut Option<Tensor<M, bf16>>,
+        layout: InputLayout,
+    ) -> Result<&'a Tensor<M, bf16>, CudaError> {
+        let Self { x, rows, width, source } = *self;
+        let wanted = RoundedSource { address: x.address(), len: rows * width, layout };
+        let copy = ensure_capacity(rounded, executor, layout.len(rows, width), "rounded activations")?;
+        match (source == Some(wanted), layout) {
+            (true, _) => {}
+            (false, InputLayout::Rows) => to_bf16(executor, x, copy, rows * width)?,
+            (false, InputLayout::Panels) => to_panels(executor, x, copy, (rows, width))?,
+        }
+        Ok(copy)
     }
-    Ok(copy)
 }
 
 impl<E: Executor> State<E> {

@@ -10,8 +10,8 @@ use crate::EngineError;
 use crate::cuda::device::CudaMemory;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    BF16_GRAIN, Fp8Layout, GemmBf16, GemmFp8, GemmInt8, GemmPanels, INT8_GRAIN, InputLayout, TiledWeights,
-    borders, multiply_only, pack_fp8, pack_panels, packed_len, read_words, to_panels,
+    BF16_GRAIN, Fp8Layout, GemmBf16, GemmFp8, GemmInt8, GemmPanels, INT8_GRAIN, InputLayout, PackedChannels,
+    TiledWeights, borders, multiply_only, pack_fp8, pack_panels, packed_len, read_words, to_panels,
 };
 use crate::cuda::{CudaDevice, CudaError};
 
@@ -155,11 +155,11 @@ impl TiledProduct {
             let codes: &[u8] = bytemuck::cast_slice(&numbers[..n * k / 2]);
             let (rows, scales) = (Tensor::of(device, codes, "weights")?, vec![0.01f32; n]);
             let mut tiles = Tensor::zeros(device, packed_len(n, k), "tiles")?;
-            pack_fp8(device, &rows, (&mut tiles, 0), (n, k))?;
+            pack_fp8(device, &rows, &mut tiles, PackedChannels { first: 0, count: n, k })?;
             fp8 = Some((tiles, Tensor::of(device, &scales, "scales")?));
         } else {
             let rows = Tensor::of(device, &numbers, "weights")?;
-            pack_panels(device, &rows, (&mut bf16, 0), (n, k))?;
+            pack_panels(device, &rows, &mut bf16, PackedChannels { first: 0, count: n, k })?;
         }
         let x: Vec<f32> = (0..rows * k).map(|i| weight_like(i).to_f32()).collect();
         let by_rows = Tensor::of(device, &x, "activations")?;

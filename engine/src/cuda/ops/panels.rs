@@ -66,15 +66,22 @@ pub(crate) enum TiledWeights<'a, M> {
     },
 }
 
-/// Packs rows of bf16 weights into tiles of `to`, from channel `first` on. Both numbers of rows are multiples
-/// of 128; the last rows may be padding.
+/// Channels to pack. Both numbers of channels are multiples of 128; the last ones may be padding.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PackedChannels {
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+    pub(crate) k: usize,
+}
+
+/// Packs bf16 weights of `channels`, which are the first of `rows`, into tiles of `to`.
 pub(crate) fn pack_panels<E: Executor>(
     executor: &mut E,
     rows: &Tensor<E::Memory, bf16>,
-    to: (&mut Tensor<E::Memory, bf16>, usize),
-    size: (usize, usize),
+    to: &mut Tensor<E::Memory, bf16>,
+    channels: PackedChannels,
 ) -> Result<(), CudaError> {
-    pack(executor, GEMM_PANELS.kernel(TILES.len() + 1), rows, to, size)
+    pack(executor, GEMM_PANELS.kernel(TILES.len() + 1), rows, to, channels)
 }
 
 /// The same for rows of FP8 weights that [`Fp8Layout::pack`](super::Fp8Layout::pack) has packed, without
@@ -82,18 +89,18 @@ pub(crate) fn pack_panels<E: Executor>(
 pub(crate) fn pack_fp8<E: Executor>(
     executor: &mut E,
     rows: &Tensor<E::Memory, u8>,
-    to: (&mut Tensor<E::Memory, u8>, usize),
-    size: (usize, usize),
+    to: &mut Tensor<E::Memory, u8>,
+    channels: PackedChannels,
 ) -> Result<(), CudaError> {
-    pack(executor, FP8_PANELS.kernel(TILES.len()), rows, to, size)
+    pack(executor, FP8_PANELS.kernel(TILES.len()), rows, to, channels)
 }
 
 fn pack<E: Executor, T: bytemuck::Pod>(
     executor: &mut E,
     kernel: &'static Kernel,
     rows: &Tensor<E::Memory, T>,
-    (to, first): (&mut Tensor<E::Memory, T>, usize),
-    (count, k): (usize, usize),
+    to: &mut Tensor<E::Memory, T>,
+    PackedChannels { first, count, k }: PackedChannels,
 ) -> Result<(), CudaError> {
     let tiles = count / CHANNELS;
     let is_whole = count.is_multiple_of(CHANNELS) && first.is_multiple_of(CHANNELS);

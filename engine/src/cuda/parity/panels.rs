@@ -8,8 +8,8 @@ use super::{Numbers, Parity, Scale, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    BF16_GRAIN, Fp8Layout, GemmFp8, GemmPanels, InputLayout, PanelLaunch, RmsNorm, TiledWeights, borders,
-    pack_fp8, pack_panels, packed_len, swiglu, to_panels,
+    BF16_GRAIN, Fp8Layout, GemmFp8, GemmPanels, InputLayout, PackedChannels, PanelLaunch, RmsNorm,
+    TiledWeights, borders, pack_fp8, pack_panels, packed_len, swiglu, to_panels,
 };
 
 /// The index of a number in panels; twin of `panel_index` in prelude.cuh.
@@ -88,7 +88,7 @@ fn layouts<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Vec<
     let weights = numbers.bf16s(256 * width, 1.0);
     let on_device = Tensor::of(e, &weights, "weights")?;
     let mut out = Tensor::zeros(e, packed_len(256, width), "packed weights")?;
-    pack_panels(e, &on_device, (&mut out, 0), (256, width))?;
+    pack_panels(e, &on_device, &mut out, PackedChannels { first: 0, count: 256, k: width })?;
     let found = out.read(e, 0..out.len())?;
     let expected = packed_weights(&weights, (256, width));
     parities.push(compare_equal(format!("pack_panels of 256 x {width}"), &bits(&found), &bits(&expected)));
@@ -127,7 +127,7 @@ fn fp8_products<E: Executor>(
     let expected = bits(e, &out)?;
 
     let mut codes = Tensor::zeros(e, packed_len(n, k), "tiles")?;
-    pack_fp8(e, &by_rows, (&mut codes, 0), (packed_len(n, 1), k))?;
+    pack_fp8(e, &by_rows, &mut codes, PackedChannels { first: 0, count: packed_len(n, 1), k })?;
     let x = Tensor::of(e, &packed(&x, (rows, k)), "x")?;
     let mut parities = Vec::new();
     for &launch in launches {
