@@ -4,10 +4,10 @@
 //! name. Pure.
 
 /// Class of kernels with equal bits. Change it whenever the arithmetic changes.
-const KERNEL_CLASS: &str = "cuda-mma-2";
+const KERNEL_CLASS: &str = "cuda-mma-3";
 /// Class of kernels if cuBLASLt computes products of many rows: a row's bits then depend on the other rows of
 /// the batch.
-const LIBRARY_CLASS: &str = "cuda-cublaslt-1";
+const LIBRARY_CLASS: &str = "cuda-cublaslt-2";
 /// Device class of tests, which run on the host.
 #[cfg(test)]
 const EMULATED: &str = "cuda-emulated";
@@ -72,7 +72,7 @@ mod tests {
             cases.map(|(devices, library)| Numerics::of_devices(devices, library).names()).into();
         assert_eq!(names.len(), 9, "{names:?}");
         assert!(!names.contains(&Numerics::emulated().names()));
-        assert!(names.contains(&("cuda-mma-2", "cuda-sm_90")), "{names:?}");
+        assert!(names.contains(&("cuda-mma-3", "cuda-sm_90")), "{names:?}");
     }
 
     #[test]

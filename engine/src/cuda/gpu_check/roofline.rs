@@ -2,9 +2,8 @@
 //! sequences of five verify rows; a step with top-p; a prompt of 2,048 rows. A step passes if its median time
 //! is at most its aim times the ideal of `cuda::roofline`, the model for docs/design/gpu.md.
 //!
-//! Time budget, by that model: contexts are extended in place, so 460,000 tokens of prompts take 50 s. The
-//! steps take 5 s, random weights and kernels 40 s.
-//! [`Section::budget_seconds`](super::Section::budget_seconds) allows 110 s.
+//! Contexts are extended in place: 460,000 tokens of prompts take most of the 93 s that the section took on an
+//! H200 ([`Section::budget_seconds`](super::Section::budget_seconds) allows 100).
 
 use std::time::Instant;
 
