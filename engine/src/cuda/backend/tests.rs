@@ -106,12 +106,14 @@ fn every_family_gives_the_cpus_logits() {
 #[test]
 fn panels_change_no_bit_of_a_model() {
     for is_tied in [false, true] {
-        panels_change_no_bit(is_tied);
+        panels_change_no_bit(is_tied, &[]);
     }
+    // Slices of one and of two steps.
+    panels_change_no_bit(false, &[("hidden_size", 576), ("head_dim", 64)]);
 }
 
-fn panels_change_no_bit(is_tied: bool) {
-    let (dir, options) = changed_config(PANELS, &[]);
+fn panels_change_no_bit(is_tied: bool, changes: &[(&str, u64)]) {
+    let (dir, options) = changed_config(PANELS, changes);
     let path = dir.path().join("config.json");
     let config = std::fs::read_to_string(&path).unwrap();
     let tied = format!("\"tie_word_embeddings\":{is_tied}");

@@ -25,15 +25,19 @@ const FAMILY: KernelFamily = KernelFamily {
     ],
 };
 
-/// Returns the borders of K between the slices that a kernel's eight warps sum separately: the contract's
-/// slices, if it defines any.
+/// Numbers of K of a step of panels. Slices of whole steps can be multiplied in panels.
+const PANEL_STEP: usize = 64;
+
+/// Returns the borders of K between the slices that are summed separately: the contract's slices, if it
+/// defines any, else eighths of K, on steps of panels where each slice has at least one.
 pub(crate) fn borders(slices: &KSlices, grain: usize) -> Vec<u32> {
     let ranges = slices.ranges();
     if ranges.len() == NUM_SLICES {
         return std::iter::once(0).chain(ranges.iter().map(|slice| slice.end as u32)).collect();
     }
     let k = ranges.last().map_or(0, |slice| slice.end);
-    whole_borders(k, grain)
+    let has_steps = k.is_multiple_of(PANEL_STEP) && k >= NUM_SLICES * PANEL_STEP;
+    whole_borders(k, if has_steps { PANEL_STEP } else { grain })
 }
 
 /// Eighths of K in whole grains, for products whose order the contract leaves to the kernel.
@@ -214,6 +218,7 @@ mod tests {
         }
         assert_eq!(borders(&KSlices::eighths(704, 32), 8), [0, 64, 160, 256, 352, 416, 512, 608, 704]);
         assert_eq!(borders(&KSlices::whole(64), 8), [0, 8, 16, 24, 32, 40, 48, 56, 64]);
+        assert_eq!(borders(&KSlices::whole(896), 8), [0, 64, 192, 320, 448, 512, 640, 768, 896]);
     }
 
     #[test]
