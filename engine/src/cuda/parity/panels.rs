@@ -9,7 +9,7 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
     BF16_GRAIN, Fp8Layout, GemmFp8, GemmPanels, InputLayout, PackedChannels, PanelLaunch, RmsNorm,
-    TiledWeights, borders, pack_fp8, pack_panels, packed_len, swiglu, to_panels,
+    TiledWeights, add, borders, pack_fp8, pack_panels, packed_len, swiglu, to_panels,
 };
 
 /// The index of a number in panels; twin of `panel_index` in prelude.cuh.
@@ -48,6 +48,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
         parities.extend(products(e, (rows, n), &slices, launches)?);
         parities.extend(fp8_products(e, (rows, n.min(520)), &slices, launches)?);
     }
+    parities.extend(norms_of_groups(e, scale.pick((5, 384), (33, 4096)), &slices)?);
     for owned in [0..4, 6..8, 3..4] {
         let slices = slices.owned(owned).rebased();
         parities.extend(fp8_products(e, (9, n.min(520)), &slices, &all[..1])?);
@@ -95,7 +96,48 @@ fn layouts<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Vec<
     Ok(parities)
 }
 
-/// The same for FP8 weights, with scales of channels.
+/// Groups of slices that a norm adds, and that `sum_groups` and `add` add before it: equal bits.
+fn norms_of_groups<E: Executor>(
+    e: &mut E,
+    (rows, n): (usize, usize),
+    slices: &KSlices,
+) -> Result<Vec<Parity>, CudaError> {
+    let (k, mut numbers, len) = (slices.end(), Numbers(44), rows * n);
+    let x = Tensor::of(e, &packed(&numbers.bf16s(rows * k, 1.0), (rows, k)), "x")?;
+    let weights = Tensor::of(e, &packed_weights(&numbers.bf16s(n * k, 1.0), (n, k)), "weights")?;
+    let (hidden, weight) = (numbers.vec(len, 2.0), Tensor::of(e, &numbers.vec(n, 1.0), "weight")?);
+    let on_host = borders(slices, BF16_GRAIN);
+    let on_device = Tensor::of(e, &on_host, "borders")?;
+    let mut parities = Vec::new();
+    for launch in PanelLaunch::all(8).into_iter().take(4) {
+        let (mut sums, borders) = (None, (&on_device, on_host.as_slice()));
+        let mut out = Tensor::zeros(e, len, "out")?;
+        let weights = TiledWeights::Bf16(&weights);
+        let gemm = GemmPanels { x: &x, weights, bias: None, borders, sums: &mut sums, out: &mut out };
+        let Some(groups) = gemm.launch_as(e, (rows, n, k), launch)? else { continue };
+        let normed = |e: &mut E, sum: &Tensor<E::Memory, f32>, delta| -> Result<Vec<u32>, CudaError> {
+            let mut out = Tensor::zeros(e, len, "normed")?;
+            let norm = RmsNorm { x: sum, weight: &weight, eps: 1e-5, out: &mut out, rounded: None };
+            // SAFETY: the sums have as many numbers as `sum`, and the product's memory is still allocated.
+            unsafe { norm.launch_with_add(e, rows, delta) }?;
+            bits(e, &out)
+        };
+        let fused = Tensor::of(e, &hidden, "hidden")?;
+        let found = normed(e, &fused, Some(groups))?;
+        // SAFETY: as above.
+        unsafe { groups.add(e) }?;
+        let mut apart = Tensor::of(e, &hidden, "hidden")?;
+        add(e, &mut apart, &out, len)?;
+        let expected = normed(e, &apart, None)?;
+        let case = format!("of groups, {rows} x {n} x {k} by {launch:?}");
+        parities.push(compare_equal(format!("sum {case}"), &bits(e, &fused)?, &bits(e, &apart)?));
+        parities.push(compare_equal(format!("norm {case}"), &found, &expected));
+    }
+    Ok(parities)
+}
+
+/// Products of FP8 weights, with scales of channels, by each of these launches, and by the kernel of few rows:
+/// equal bits.
 fn fp8_products<E: Executor>(
     e: &mut E,
     (rows, n): (usize, usize),
