@@ -26,8 +26,7 @@ pub(super) enum Check {
 
 /// Source text of the shim.
 pub(super) fn shim() -> String {
-    let shim = SHIM.replace("#include \"races.hpp\"", RACES).replace("#include \"warpgroup.hpp\"", WARPGROUP);
-    format!("{}\n", shim.replace("#pragma once", ""))
+    SHIM.replace("#include \"races.hpp\"", RACES).replace("#include \"warpgroup.hpp\"", WARPGROUP) + "\n"
 }
 
 /// The shim, all sources (each in a namespace, since names of helpers repeat) and an entry `run_NAME` for

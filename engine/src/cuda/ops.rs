@@ -34,8 +34,8 @@ pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, QuantizeRows};
 pub(crate) use logits::{LogitEdit, edit_logits, edits_of};
 pub(crate) use own_blocks::{OwnBlocks, own_bytes};
 pub(crate) use panels::{
-    GemmPanels, GroupSums, InputLayout, MAX_SUMS_BYTES, PackedChannels, PanelLaunch, ProductInput,
-    TiledWeights, fits_panels, pack_fp8, pack_panels, packed_len,
+    GemmPanels, GroupSums, InputLayout, MAX_SUMS_BYTES, PANEL_COLUMNS, PackedChannels, PanelLaunch,
+    ProductInput, TiledWeights, fits_panels, pack_fp8, pack_panels, packed_len,
 };
 pub(crate) use probe::{multiply_only, read_words};
 pub(crate) use random::{random_bf16, random_f32};

@@ -7,10 +7,7 @@ use super::State;
 use super::load::GpuWeights;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
-use crate::cuda::ops::{InputLayout, ensure_capacity, to_bf16, to_panels};
-
-/// Columns of a panel: rows whose length is no multiple of it are never packed.
-const PANEL_COLUMNS: usize = 64;
+use crate::cuda::ops::{InputLayout, PANEL_COLUMNS, ensure_capacity, to_bf16, to_panels};
 
 /// How many of a model's matrices read inputs in bf16 of either layout.
 #[derive(Debug, Default)]

@@ -90,7 +90,7 @@ macro_rules! kernels {
                 shared_bytes: 0,
                 main_loop: None,
                 loads_in_flight: 0,
-            is_shared_aligned: false,
+                is_shared_aligned: false,
             };
         )+
 

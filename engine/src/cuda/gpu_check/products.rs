@@ -130,10 +130,15 @@ fn time_tiles(
     best_of(device, false, |device| tiled.launch(device))
 }
 
+/// Weights in tiles, with the scales of FP8.
+enum Tiles {
+    Bf16(Tensor<CudaMemory, bf16>),
+    Fp8(Tensor<CudaMemory, u8>, Tensor<CudaMemory, f32>),
+}
+
 /// A product whose operands are in panels and tiles.
 pub(super) struct TiledProduct {
-    bf16: Tensor<CudaMemory, bf16>,
-    fp8: Option<(Tensor<CudaMemory, u8>, Tensor<CudaMemory, f32>)>,
+    weights: Tiles,
     x: Tensor<CudaMemory, bf16>,
     borders: (Tensor<CudaMemory, u32>, Vec<u32>),
     sums: Option<Tensor<CudaMemory, f32>>,
@@ -149,18 +154,19 @@ impl TiledProduct {
         is_fp8: bool,
     ) -> Result<Self, CudaError> {
         let numbers: Vec<bf16> = (0..n * k).map(weight_like).collect();
-        let mut bf16 = Tensor::zeros(device, packed_len(n, k), "tiles")?;
-        let mut fp8 = None;
-        if is_fp8 {
+        let channels = PackedChannels { first: 0, count: n, k };
+        let weights = if is_fp8 {
             let codes: &[u8] = bytemuck::cast_slice(&numbers[..n * k / 2]);
-            let (rows, scales) = (Tensor::of(device, codes, "weights")?, vec![0.01f32; n]);
+            let by_rows = Tensor::of(device, codes, "weights")?;
             let mut tiles = Tensor::zeros(device, packed_len(n, k), "tiles")?;
-            pack_fp8(device, &rows, &mut tiles, PackedChannels { first: 0, count: n, k })?;
-            fp8 = Some((tiles, Tensor::of(device, &scales, "scales")?));
+            pack_fp8(device, &by_rows, &mut tiles, channels)?;
+            Tiles::Fp8(tiles, Tensor::of(device, &vec![0.01; n], "scales")?)
         } else {
-            let rows = Tensor::of(device, &numbers, "weights")?;
-            pack_panels(device, &rows, &mut bf16, PackedChannels { first: 0, count: n, k })?;
-        }
+            let by_rows = Tensor::of(device, &numbers, "weights")?;
+            let mut tiles = Tensor::zeros(device, packed_len(n, k), "tiles")?;
+            pack_panels(device, &by_rows, &mut tiles, channels)?;
+            Tiles::Bf16(tiles)
+        };
         let x: Vec<f32> = (0..rows * k).map(|i| weight_like(i).to_f32()).collect();
         let by_rows = Tensor::of(device, &x, "activations")?;
         let mut x = Tensor::zeros(device, InputLayout::Panels.len(rows, k), "panels")?;
@@ -170,19 +176,17 @@ impl TiledProduct {
         let out = Tensor::zeros(device, rows * n, "products")?;
         // The unpacked operands are freed here.
         device.wait()?;
-        Ok(Self { bf16, fp8, x, borders, sums: None, out, shape: (rows, n, k) })
+        Ok(Self { weights, x, borders, sums: None, out, shape: (rows, n, k) })
     }
 
     pub(super) fn launch(&mut self, device: &mut CudaDevice) -> Result<(), CudaError> {
-        let Self { bf16, fp8, x, borders, sums, out, shape } = self;
-        let weights = match fp8 {
-            Some((codes, scales)) => TiledWeights::Fp8 { codes, channel_scales: Some(scales) },
-            None => TiledWeights::Bf16(bf16),
+        let Self { weights, x, borders, sums, out, shape } = self;
+        let weights = match weights {
+            Tiles::Bf16(weights) => TiledWeights::Bf16(weights),
+            Tiles::Fp8(codes, scales) => TiledWeights::Fp8 { codes, channel_scales: Some(scales) },
         };
         let borders = (&borders.0, borders.1.as_slice());
-        let groups = GemmPanels { x, weights, bias: None, borders, sums, out }.launch(device, *shape)?;
-        // SAFETY: the product's memory is still allocated.
-        groups.map_or(Ok(()), |groups| unsafe { groups.add(device) })
+        GemmPanels { x, weights, bias: None, borders, sums, out }.launch_whole(device, *shape, None)
     }
 }
 

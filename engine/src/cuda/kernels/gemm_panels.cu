@@ -34,14 +34,21 @@ GEMM_PANELS(gemm_panels_40, 40, 8, 1)
 GEMM_PANELS(gemm_panels_80, 80, 7, 1)
 GEMM_PANELS(gemm_panels_128, 128, 5, 1)
 
-// Adds the sums of `groups` (2, 4 or 8) groups of slices in the contract's tree, then scale and bias.
+// Adds the sums of `groups` (2, 4 or 8) groups of slices in the contract's tree, then scale and bias. Slices
+// without numbers add zeros to the tree, which turns -0 into 0.
 //   sums [groups][len] f32, scales, bias [n] f32 or null -> out [len] f32; len a multiple of n
 // Grid (ceil(len / 256)), 256 threads. Twin: gemm_panels_8 with one group, equal bits.
 extern "C" __global__ void __launch_bounds__(256) sum_groups(const float* sums, const float* scales, const float* bias,
                                                              float* out, u64 len, u32 n, u32 groups, u32 slices) {
   const u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
   if (i >= len) return;
-  float sum = sum_of_groups(sums, len, i, groups, slices);
+  float parts[8];
+#pragma unroll
+  for (u32 g = 0; g < 8; ++g) parts[g] = g < groups ? sums[g * len + i] : 0.0f;
+  float sum = parts[0] + parts[1];
+  if (groups > 2) sum = sum + (parts[2] + parts[3]);
+  if (groups > 4) sum = sum + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+  if (slices < 8) sum = sum + 0.0f;
   if (scales) sum = sum * scales[i % n];
   out[i] = bias ? sum + bias[i % n] : sum;
 }

@@ -159,19 +159,6 @@ __device__ __forceinline__ float tree(const float (&s)[8]) {
   return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
 }
 
-// Number i of a product whose `slices` K-slices were summed in groups: sums [groups][len]. Slices without
-// numbers add zeros to the tree, which turns -0 into 0.
-__device__ __forceinline__ float sum_of_groups(const float* sums, u64 len, u64 i, u32 groups, u32 slices) {
-  float parts[8];
-#pragma unroll
-  for (u32 g = 0; g < 8; ++g) parts[g] = g < groups ? sums[g * len + i] : 0.0f;
-  float sum = parts[0];
-  if (groups > 1) sum = sum + parts[1];
-  if (groups > 2) sum = sum + (parts[2] + parts[3]);
-  if (groups > 4) sum = sum + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
-  return groups > 1 && slices < 8 ? sum + 0.0f : sum;
-}
-
 // Functions for rows of logits.
 
 // Result of drawing a token from a row.

@@ -6,6 +6,7 @@
 // in another order (thread i adds i, i + 256, ..; then a butterfly over each warp's lanes, then warps in
 // order), the same at every row count. The sum and the rounding equal those of `add` and `to_bf16` bit for
 // bit.
+
 // Loads of a thread that are in flight together: a batch, every 256th number of the row.
 constexpr u32 AHEAD = 8;
 constexpr u32 BATCH = 256 * AHEAD;
@@ -26,7 +27,7 @@ struct Batch {
   }
 };
 
-// A product's sums of groups of slices, for one row; see sum_of_groups.
+// A product's sums of groups of slices, for one row; see sum_groups.
 struct Delta {
   const float* row;
   u64 len;  // of a group

@@ -3,8 +3,8 @@
 use cpu_kernels::{KSlices, NUM_SLICES};
 use half::bf16;
 
-use super::MAX_GRID_YZ;
 use super::blocks::{CHANNELS, LaunchShape, TILE_ROWS, Variant};
+use super::{MAX_GRID_YZ, PANEL_COLUMNS};
 use crate::cuda::CudaError;
 use crate::cuda::blas::Product;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
@@ -25,19 +25,16 @@ const FAMILY: KernelFamily = KernelFamily {
     ],
 };
 
-/// Numbers of K of a step of panels. Slices of whole steps can be multiplied in panels.
-const PANEL_STEP: usize = 64;
-
 /// Returns the borders of K between the slices that are summed separately: the contract's slices, if it
-/// defines any, else eighths of K, on steps of panels where each slice has at least one.
+/// defines any, else eighths of K, of whole panels where each slice has at least one.
 pub(crate) fn borders(slices: &KSlices, grain: usize) -> Vec<u32> {
     let ranges = slices.ranges();
     if ranges.len() == NUM_SLICES {
         return std::iter::once(0).chain(ranges.iter().map(|slice| slice.end as u32)).collect();
     }
     let k = ranges.last().map_or(0, |slice| slice.end);
-    let has_steps = k.is_multiple_of(PANEL_STEP) && k >= NUM_SLICES * PANEL_STEP;
-    whole_borders(k, if has_steps { PANEL_STEP } else { grain })
+    let has_panels = k.is_multiple_of(PANEL_COLUMNS) && k >= NUM_SLICES * PANEL_COLUMNS;
+    whole_borders(k, if has_panels { PANEL_COLUMNS } else { grain })
 }
 
 /// Eighths of K in whole grains, for products whose order the contract leaves to the kernel.

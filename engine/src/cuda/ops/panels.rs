@@ -12,8 +12,10 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::{FP8_PANELS, GEMM_PANELS, Kernel};
 
-/// Rows and columns of a panel.
-const PANEL: [usize; 2] = [8, 64];
+/// Rows of a panel.
+const PANEL_ROWS: usize = 8;
+/// Columns of a panel: rows in panels and slices of K are whole multiples.
+pub(crate) const PANEL_COLUMNS: usize = 64;
 /// Channels of a unit of work; weights are padded to a multiple.
 const CHANNELS: usize = 128;
 /// Row tiles of the kernels, in their order in the file, with the number of blocks per multiprocessor.
@@ -33,12 +35,12 @@ pub(crate) enum InputLayout {
 impl InputLayout {
     /// Number of elements of `rows` rows.
     pub(crate) fn len(self, rows: usize, width: usize) -> usize {
-        if self == Self::Panels { rows.next_multiple_of(PANEL[0]) * width } else { rows * width }
+        if self == Self::Panels { rows.next_multiple_of(PANEL_ROWS) * width } else { rows * width }
     }
 
     /// The kernels' parameter `panels` for this number of rows.
     pub(super) fn panels(self, rows: usize) -> usize {
-        if self == Self::Panels { rows.div_ceil(PANEL[0]) } else { 0 }
+        if self == Self::Panels { rows.div_ceil(PANEL_ROWS) } else { 0 }
     }
 }
 
@@ -47,7 +49,7 @@ pub(crate) type ProductInput<'a, M> = (&'a mut Tensor<M, bf16>, InputLayout);
 
 /// Whether a product over slices of K with these borders can take operands in panels.
 pub(crate) fn fits_panels(borders: &[u32]) -> bool {
-    borders.iter().all(|border| border.is_multiple_of(PANEL[1] as u32))
+    borders.iter().all(|border| border.is_multiple_of(PANEL_COLUMNS as u32))
 }
 
 /// Number of elements of packed weights `[n, k]`.
@@ -105,11 +107,11 @@ fn pack<E: Executor, T: bytemuck::Pod>(
     let tiles = count / CHANNELS;
     let is_whole = count.is_multiple_of(CHANNELS) && first.is_multiple_of(CHANNELS);
     check(kernel.name, ("rows", count), is_whole && (1..=MAX_GRID_YZ).contains(&tiles), "whole tiles")?;
-    check(kernel.name, ("k", k), k > 0 && k.is_multiple_of(PANEL[1]), "a multiple of 64")?;
+    check(kernel.name, ("k", k), k > 0 && k.is_multiple_of(PANEL_COLUMNS), "a multiple of 64")?;
     check_len(kernel.name, "rows", rows.len(), count * k)?;
     check_len(kernel.name, "packed weights", to.len(), (first + count) * k)?;
     let params = Params::default().read(rows).write_from(to, first * k).u32(k);
-    let grid = [(k / PANEL[1]) as u32, tiles as u32, 1];
+    let grid = [(k / PANEL_COLUMNS) as u32, tiles as u32, 1];
     // SAFETY: these are the kernel's parameters; the checks ensure that every tile is in bounds.
     unsafe { executor.launch(kernel, grid, &mut { params }) }
 }
@@ -168,22 +170,20 @@ impl GroupSums {
         self.rows * self.n
     }
 
-    /// Number of groups.
-    pub(crate) fn groups(&self) -> usize {
-        self.groups
-    }
-
     /// Parameters of a kernel that adds the groups itself: their address, and after others of its own the
     /// numbers of groups and of slices.
     pub(super) fn params(&self) -> (u64, [usize; 2]) {
         (self.sums, [self.groups, self.slices])
     }
 
-    /// Adds the groups.
+    /// Adds the groups. One group is the output already.
     ///
     /// # Safety
     /// The addresses are those of the product, and the memory is still allocated.
     pub(crate) unsafe fn add<E: Executor>(self, executor: &mut E) -> Result<(), CudaError> {
+        if self.groups == 1 {
+            return Ok(());
+        }
         let (kernel, len) = (GEMM_PANELS.kernel(TILES.len()), self.len());
         let params = Params::default().u64(self.sums).u64(self.scales).u64(self.bias).u64(self.out);
         let params = params.u64(len as u64).u32(self.n).u32(self.groups).u32(self.slices);
@@ -210,6 +210,24 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
         self.launch_as(executor, shape, chosen)
     }
 
+    /// Launches a given kernel, or the fastest, and adds the groups.
+    pub(crate) fn launch_whole<E>(
+        self,
+        executor: &mut E,
+        shape: (usize, usize, usize),
+        given: Option<PanelLaunch>,
+    ) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        let groups = match given {
+            Some(launch) => self.launch_as(executor, shape, launch),
+            None => self.launch(executor, shape),
+        }?;
+        // SAFETY: `self` borrowed the product's memory, which outlives this call.
+        groups.map_or(Ok(()), |groups| unsafe { groups.add(executor) })
+    }
+
     /// Launches a given kernel.
     pub(crate) fn launch_as<E>(
         self,
@@ -229,7 +247,7 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
         };
         check(kernel.name, ("rows", rows), (1..1 << 21).contains(&rows), "1 to 2^21")?;
         check(kernel.name, ("n", n), (1..1 << 21).contains(&n), "1 to 2^21")?;
-        check_borders(kernel.name, borders, (k, PANEL[1]))?;
+        check_borders(kernel.name, borders, (k, PANEL_COLUMNS))?;
         check(kernel.name, ("groups", groups), groups > 0 && slices >= groups, format!("1 to {slices}"))?;
         check_len(kernel.name, "borders", on_device.len(), NUM_SLICES + 1)?;
         check_len(kernel.name, "x", x.len(), InputLayout::Panels.len(rows, k))?;
@@ -306,7 +324,7 @@ impl PanelLaunch {
     /// takes longer, and adding the groups. Fitted to times on an H200 (docs/measurements/gpu.md).
     fn nanoseconds(self, (rows, n, k): (usize, usize, usize)) -> usize {
         let (height, _) = TILES[self.tile];
-        let steps = self.units(rows, n).div_ceil(MULTIPROCESSORS) * (k / PANEL[1]).div_ceil(self.groups);
+        let steps = self.units(rows, n).div_ceil(MULTIPROCESSORS) * (k / PANEL_COLUMNS).div_ceil(self.groups);
         let reading = n * k * 2 / 4300;
         let adding = if self.groups > 1 { 2000 + rows * n * 4 * (2 * self.groups + 1) / 4000 } else { 0 };
         (steps * (220 + 3 * height)).max(reading) + adding

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{GroupSums, InputLayout, MAX_GRID_YZ, ProductInput};
+use super::{GroupSums, InputLayout, MAX_GRID_YZ, PANEL_COLUMNS, ProductInput};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{EMBEDDING, Kernel, RMS_NORM, ROWS, SWIGLU};
@@ -149,7 +149,12 @@ pub(crate) fn to_panels<E: Executor>(
 ) -> Result<(), CudaError> {
     let kernel = ROWS.kernel(2);
     check(kernel.name, ("rows", rows), (1..=MAX_GRID_YZ).contains(&rows), format!("1 to {MAX_GRID_YZ}"))?;
-    check(kernel.name, ("width", width), width > 0 && width.is_multiple_of(64), "a multiple of 64")?;
+    check(
+        kernel.name,
+        ("width", width),
+        width > 0 && width.is_multiple_of(PANEL_COLUMNS),
+        "a multiple of 64",
+    )?;
     check_len(kernel.name, "x", x.len(), rows * width)?;
     let (out, panels) = check_rounded(kernel.name, Some((out, InputLayout::Panels)), (rows, width))?;
     let params = Params::default().read(x).write_if(out).u32(width).u32(panels);
@@ -169,7 +174,7 @@ pub(super) fn check_rounded<'a, M: DeviceMemory>(
 ) -> Result<RoundedParams<'a, M>, CudaError> {
     let Some((tensor, layout)) = rounded else { return Ok((None, 0)) };
     check_len(kernel, "rounded", tensor.len(), layout.len(rows, width))?;
-    let is_whole = layout == InputLayout::Rows || width.is_multiple_of(64);
+    let is_whole = layout == InputLayout::Rows || width.is_multiple_of(PANEL_COLUMNS);
     check(kernel, ("width", width), is_whole, "a multiple of 64 in panels")?;
     Ok((Some(tensor), layout.panels(rows)))
 }

@@ -177,10 +177,7 @@ fn fp8_products<E: Executor>(
         let (borders, mut sums) = ((&on_device, on_host.as_slice()), None);
         let weights = TiledWeights::Fp8 { codes: &codes, channel_scales };
         let gemm = GemmPanels { x: &x, weights, bias, borders, sums: &mut sums, out: &mut out };
-        if let Some(groups) = gemm.launch_as(e, (rows, n, k), launch)? {
-            // SAFETY: the product's memory is still allocated.
-            unsafe { groups.add(e) }?;
-        }
+        gemm.launch_whole(e, (rows, n, k), Some(launch))?;
         let case = format!("fp8 {rows} x {n} x {k} by {launch:?}");
         parities.push(compare_equal(case, &bits(e, &out)?, &expected));
     }
@@ -215,10 +212,7 @@ fn products<E: Executor>(
             sums: &mut sums,
             out: &mut out,
         };
-        if let Some(groups) = gemm.launch_as(e, (rows, n, k), launch)? {
-            // SAFETY: the product's memory is still allocated.
-            unsafe { groups.add(e) }?;
-        }
+        gemm.launch_whole(e, (rows, n, k), Some(launch))?;
         let case = format!("bf16 {rows} x {n} x {k} by {launch:?}");
         parities.push(compare_equal(case, &bits(e, &out)?, &expected));
     }
