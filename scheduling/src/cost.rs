@@ -13,6 +13,10 @@ use crate::smoothing::{EWMA_WINDOW, LONG_EWMA_WINDOW};
 use residuals::{ROWS_CLASSES, Residuals, rows_class};
 pub use step_times::{ForwardShape, PROFILED_ROWS, StepTimePoint, StepTimes};
 
+/// Maximum of a number of KV blocks, KV tokens or microseconds (71 minutes) that a worker may report; larger
+/// numbers are clamped, so that no arithmetic on them overflows.
+pub(crate) const MAX_REPORTED: u64 = u32::MAX as u64;
+
 /// Assumed network round trip before any measurement.
 const FIRST_WIRE_US: f64 = 300.0;
 
@@ -161,12 +165,26 @@ pub fn micros(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
+/// A duration of this many microseconds, between 0 and [`MAX_REPORTED`]: predictions multiply what workers
+/// report, which may be any number.
+pub fn duration_of_micros(micros: f64) -> Duration {
+    // In this order NaN becomes 0.
+    Duration::from_secs_f64(micros.max(0.0).min(MAX_REPORTED as f64) / 1e6)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn point(rows: u32, kv_tokens: u64, micros: u64) -> StepTimePoint {
         StepTimePoint { rows, kv_tokens, micros }
+    }
+
+    #[test]
+    fn predicted_durations_are_bounded() {
+        let longest = Duration::from_micros(MAX_REPORTED);
+        let found = [1.5, -1.0, f64::NAN, 1e300, f64::INFINITY].map(duration_of_micros);
+        assert_eq!(found, [Duration::from_nanos(1_500), Duration::ZERO, Duration::ZERO, longest, longest]);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use crate::cost::WorkerCost;
+use crate::cost::{WorkerCost, duration_of_micros};
 
 /// Whether `ready` sequences, with one row each, gain by waiting for the `in_flight` ones to be answered: one
 /// larger forward and a network round trip compared with two alternating forwards.
@@ -24,7 +24,7 @@ pub fn delay_pays(ready: u32, in_flight: u32, context: f64, target: &WorkerCost)
 /// step leaves.
 pub fn max_delay(in_flight: u32, context: f64, target: &WorkerCost) -> Duration {
     let micros = target.wire_us() + target.step_us(f64::from(in_flight), context);
-    Duration::from_secs_f64(2.0 * micros / 1e6)
+    duration_of_micros(2.0 * micros)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use speculation::sequence::MAX_RETRY_WAIT;
 
-use crate::cost::WorkerCost;
+use crate::cost::{WorkerCost, duration_of_micros};
 
 /// Limits of deadlines. Below the minimum, ordinary delays by the operating system look like a stall. The
 /// maximum bounds what each sequence loses once at an unresponsive worker.
@@ -100,7 +100,7 @@ pub fn predicted_proposal(
 ) -> Duration {
     let step = draft.step_us(f64::from(sequences.max(1)), context);
     let catch_up_us = draft.catch_up_us(rows, k, (sequences, context));
-    Duration::from_secs_f64((draft.wire_us() + f64::from(k) * step + catch_up_us) / 1e6)
+    duration_of_micros(draft.wire_us() + f64::from(k) * step + catch_up_us)
 }
 
 impl DraftHealth {

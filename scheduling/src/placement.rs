@@ -44,13 +44,14 @@ pub fn choose<K: Ord + Copy>(workers: &[RankedWorker<K>]) -> Option<K> {
     let rank = workers.iter().map(|worker| worker.rank).min()?;
     let best = || workers.iter().filter(|worker| worker.rank == rank);
     let least = best().map(|worker| worker.load).min()?;
-    let most = least + ((f64::from(least) * LOAD_SLACK) as u32).max(1);
+    let most = least.saturating_add(((f64::from(least) * LOAD_SLACK) as u32).max(1));
     let saved = |worker: &RankedWorker<K>| worker.shared_prefix / IDS_PER_SEQUENCE;
     let better = |worker: &&RankedWorker<K>| {
         let least_loaded = (std::cmp::Reverse(worker.load), std::cmp::Reverse(worker.key));
         (saved(worker), worker.lane_load, worker.shared_prefix, least_loaded)
     };
-    let may_serve = |worker: &&RankedWorker<K>| worker.load <= most + saved(worker).min(MAX_EXTRA_LOAD);
+    let may_serve =
+        |worker: &&RankedWorker<K>| worker.load <= most.saturating_add(saved(worker).min(MAX_EXTRA_LOAD));
     best().filter(may_serve).max_by_key(better).map(|worker| worker.key)
 }
 
@@ -222,6 +223,13 @@ mod tests {
             [0, 1].iter().all(|worker| homes.iter().filter(|home| **home == Some(*worker)).count() >= 2),
             "{homes:?}"
         );
+    }
+
+    /// The load of a target that claims to be very slow is the largest number.
+    #[test]
+    fn loads_may_be_any_number() {
+        assert_eq!(choose(&[ranked(0, u32::MAX, 0, 0)]), Some(0));
+        assert_eq!(choose(&[ranked(0, u32::MAX, 9, 4_096), ranked(1, u32::MAX - 1, 0, 0)]), Some(0));
     }
 
     proptest! {

@@ -4,9 +4,11 @@
 //! Two independent signs of failure. **Silence**: an answer is outstanding and no frame has arrived for
 //! longer than the target's step times can explain. A stopped process or a broken network looks like this
 //! long before a transport reports it. **Consecutive failures** without a success in between: refusals,
-//! malformed replies, unanswered steps. After [`FAILURES_TO_OPEN`] of them the circuit breaker opens: the
-//! target gets sequences only if no other target serves them, until a probe succeeds, which is one sequence
-//! after a back-off (M. Nygard, "Release It!", chapter 5).
+//! malformed replies, unanswered steps. After [`FAILURES_TO_OPEN`] of them the circuit breaker opens.
+//!
+//! A target with either sign gets sequences only if no other target serves them, until a probe succeeds, which
+//! is one sequence after a back-off (M. Nygard, "Release It!", chapter 5). A silent target is probed once no
+//! answer is outstanding there: it may have lost the steps that it was sent, and then would stay silent.
 
 use std::time::Duration;
 
@@ -58,7 +60,10 @@ pub struct TargetHealth {
     is_profiled: bool,
     /// Longest gap between frames while an answer was outstanding; decays.
     longest_gap: Duration,
-    silent_since: Option<Duration>,
+    /// Set while it is silent: when it may be probed.
+    silent_probe_at: Option<Duration>,
+    /// Back-off after the latest silence; zero once a frame has arrived.
+    silent_backoff: Duration,
     failures: u32,
     breaker: Option<Breaker>,
     outages: u64,
@@ -115,7 +120,8 @@ impl TargetHealth {
 
     /// Records a frame. Returns whether it ends a silence.
     pub fn frame_received(&mut self, now: Duration) -> bool {
-        let was_silent = self.silent_since.take().is_some();
+        self.silent_probe_at = None;
+        let was_silent = !std::mem::take(&mut self.silent_backoff).is_zero();
         if self.num_outstanding > 0 && !was_silent {
             let gap = now.saturating_sub(self.last_activity_at);
             self.longest_gap = gap.max(self.longest_gap.mul_f64(1.0 - 1.0 / EWMA_WINDOW));
@@ -127,7 +133,7 @@ impl TargetHealth {
     /// When the target counts as silent if no frame arrives. `None` if no answer is outstanding or it is
     /// silent already.
     pub fn silent_at(&self, expected: ExpectedSteps) -> Option<Duration> {
-        (self.num_outstanding > 0 && self.silent_since.is_none())
+        (self.num_outstanding > 0 && self.silent_probe_at.is_none())
             .then(|| self.last_activity_at + self.silence_timeout(expected))
     }
 
@@ -140,14 +146,15 @@ impl TargetHealth {
             self.last_activity_at += lateness + MIN_SILENCE / 2;
             return false;
         }
-        self.silent_since = Some(now);
+        self.silent_backoff = (self.silent_backoff * 2).clamp(FIRST_BACKOFF, MAX_BACKOFF);
+        self.silent_probe_at = Some(now + self.silent_backoff);
         self.outages += 1;
         true
     }
 
     /// How long it has been silent; `None` if it is not.
     pub fn silent_for(&self, now: Duration) -> Option<Duration> {
-        self.silent_since.map(|_| now.saturating_sub(self.last_activity_at))
+        self.silent_probe_at.map(|_| now.saturating_sub(self.last_activity_at))
     }
 
     fn silence_timeout(&self, expected: ExpectedSteps) -> Duration {
@@ -174,8 +181,12 @@ impl TargetHealth {
         true
     }
 
-    /// Records an assigned sequence. If the breaker is open it is a probe, and the back-off doubles.
+    /// Records an assigned sequence. If the breaker is open it is a probe, and the back-off doubles. At a silent
+    /// target without outstanding answers it is a probe too; the next silence has twice the back-off.
     pub fn assigned(&mut self, now: Duration) {
+        if self.num_outstanding == 0 {
+            self.silent_probe_at = None;
+        }
         if let Some(breaker) = &mut self.breaker {
             breaker.backoff = (breaker.backoff * 2).min(MAX_BACKOFF);
             breaker.probe_at = now + breaker.backoff;
@@ -184,13 +195,14 @@ impl TargetHealth {
 
     /// Whether other targets must be preferred.
     pub fn is_unhealthy(&self, now: Duration) -> bool {
-        self.silent_since.is_some() || self.breaker.is_some_and(|breaker| now < breaker.probe_at)
+        let is_silent = self.silent_probe_at.is_some_and(|at| self.num_outstanding > 0 || now < at);
+        is_silent || self.breaker.is_some_and(|breaker| now < breaker.probe_at)
     }
 
     /// Creates the report.
     pub fn report(&self) -> TargetHealthReport {
         TargetHealthReport {
-            is_silent: self.silent_since.is_some(),
+            is_silent: !self.silent_backoff.is_zero(),
             is_open: self.breaker.is_some(),
             failures: self.failures,
             outages: self.outages,

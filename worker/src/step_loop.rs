@@ -24,6 +24,7 @@ use scheduling::cost::{ForwardShape, StepTimePoint, StepTimes};
 use service::shutdown::{GateGuard, Lifetime};
 use speculation::cached_sequence::{Admission, WorkerLimits};
 use speculation::{Reply, ReplyBody, SequenceId, Step, Work};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::ahead::DraftAhead;
@@ -420,10 +421,15 @@ impl<M: StepExecutor> StepLoop<M> {
             }
             let mut frame = std::mem::take(&mut router.outbox);
             frame.timing = (!frame.replies.is_empty()).then_some(*timing);
-            if router.replies.try_send(frame).is_err() {
-                self.metrics.count(StepOutcome::ReplyDropped);
-            } else {
-                router.is_drain_sent = self.is_draining;
+            match router.replies.try_send(frame) {
+                Ok(()) => router.is_drain_sent = self.is_draining,
+                // The router asks again for replies; it does not know what else there was.
+                Err(TrySendError::Full(frame)) => {
+                    self.metrics.count(StepOutcome::ReplyDropped);
+                    let v1::WorkerFrame { preempted, credits, .. } = frame;
+                    router.outbox = v1::WorkerFrame { preempted, credits, ..v1::WorkerFrame::default() };
+                }
+                Err(TrySendError::Closed(_)) => self.metrics.count(StepOutcome::ReplyDropped),
             }
         }
     }

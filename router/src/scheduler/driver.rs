@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
 use proto::convert::{reply_from_wire, step_to_wire};
 use proto::v1;
 use scheduling::scheduler::events::{Drain, Frame, NewSequence, StepTiming};
@@ -125,15 +125,32 @@ impl Driver {
                 // Deadlines.
                 () = &mut timer => self.on_event(self.now(), Event::Timer),
             }
-            while let Ok(event) = inbox.workers.try_recv() {
-                self.on_worker_event(self.now(), event);
-            }
+            self.take_waiting(&mut inbox);
             self.on_event(self.now(), Event::Dispatch);
             flush_retry_after = self.executor.outboxes.flush();
             if self.executor.clients.has_pending() {
                 yield_to_writers().await;
                 self.executor.clients.flush();
             }
+        }
+    }
+
+    /// Handles what waits beside the event that was selected: all events of workers and cancellations, one new
+    /// request, and deadlines. They would starve while workers never pause.
+    fn take_waiting(&mut self, inbox: &mut Inbox) {
+        for _ in 0..inbox.workers.len() {
+            if let Ok(event) = inbox.workers.try_recv() {
+                self.on_worker_event(self.now(), event);
+            }
+        }
+        while let Some(Some(id)) = self.cancelled.next().now_or_never() {
+            self.cancel(self.now(), id);
+        }
+        if let Ok(submission) = inbox.submissions.try_recv() {
+            self.submit(self.now(), submission);
+        }
+        if self.scheduler.next_wakeup().is_some_and(|at| at <= self.now()) {
+            self.on_event(self.now(), Event::Timer);
         }
     }
 

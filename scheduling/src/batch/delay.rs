@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::NUM_COMPARED;
-use crate::cost::micros;
+use crate::cost::{duration_of_micros, micros};
 
 /// A sequence that is overdue by more than this share of a forward is not waited for.
 const OVERDUE_SHARE: f64 = 0.25;
@@ -147,7 +147,7 @@ impl<K: Ord> ReturnTimes<K> {
             return None;
         }
         if let Some(wait_us) = self.completion_wait_us(now, (ready, delayed)) {
-            return Some(Duration::from_secs_f64(wait_us / 1e6));
+            return Some(duration_of_micros(wait_us));
         }
         // A sequence that returns later than a forward takes loses nothing by missing it. No delay exceeds
         // the forward's own time.
@@ -166,7 +166,7 @@ impl<K: Ord> ReturnTimes<K> {
         let wait_us = best_wait_us(ready, &expected, step_us)?;
         // Give an overdue sequence a share of the time left.
         let wait_us = if wait_us > 0.0 { wait_us } else { OVERDUE_SHARE * left_us };
-        Some(Duration::from_secs_f64(wait_us / 1e6))
+        Some(duration_of_micros(wait_us))
     }
 
     /// Time until the group of `ready` is complete, if waiting pays.

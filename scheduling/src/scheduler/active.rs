@@ -11,7 +11,7 @@ use super::lanes::{LaneRef, SequenceLengths};
 use super::lookup::{LookupDraft, Lookups};
 use super::policy::SpeculationRequest;
 use super::shadows::Trial;
-use super::targets::SUSPECT_AFTER;
+use super::targets::{MAX_LOSSES, SUSPECT_AFTER};
 use super::workers::Reservation;
 use crate::agreement::Agreement;
 use crate::lookup_rates::LookupSource;
@@ -66,8 +66,10 @@ pub(super) struct ActiveSequence {
 /// Failures of one sequence's targets.
 #[derive(Debug, Default)]
 pub(super) struct TargetFailures {
-    /// Consecutive targets that were lost or left before they committed anything.
-    pub(super) consecutive: u32,
+    /// Targets that were lost or left since one last committed anything, each once.
+    pub(super) lost: Vec<WorkerKey>,
+    /// Number of these losses, several at one target included.
+    pub(super) losses: u32,
     /// Target that it left last; other targets are preferred.
     pub(super) left: Option<WorkerKey>,
     /// Targets that refused it; they are not tried again.
@@ -77,9 +79,28 @@ pub(super) struct TargetFailures {
 }
 
 impl TargetFailures {
+    /// Records the loss of a target before it committed anything.
+    pub(super) fn on_loss(&mut self, key: WorkerKey) {
+        self.losses += 1;
+        if !self.lost.contains(&key) {
+            self.lost.push(key);
+        }
+    }
+
+    /// Records that a target committed tokens.
+    pub(super) fn on_success(&mut self) {
+        self.losses = 0;
+        self.lost.clear();
+    }
+
     /// Whether the sequence itself may cause its targets to fail.
     pub(super) fn is_suspect(&self) -> bool {
-        self.consecutive >= SUSPECT_AFTER
+        self.lost.len() >= SUSPECT_AFTER
+    }
+
+    /// Whether it lost so many targets, or one so often, that it is not tried again.
+    pub(super) fn is_final(&self) -> bool {
+        self.losses >= MAX_LOSSES
     }
 }
 

@@ -14,7 +14,6 @@ use super::active::{ActiveSequence, FollowUps};
 use super::events::{Command, Report, WorkerKey};
 use super::lanes::Lanes;
 use super::state::{QueueKey, SchedulerState, WaitKind};
-use super::targets::MAX_TARGETS_LOST;
 use super::timers::TIMER_SLACK;
 use super::workers::PlacementRequest;
 use crate::fair_queue::Ticket;
@@ -167,8 +166,8 @@ impl SchedulerState {
             key
         });
         match role {
-            Role::Target if active.failures.consecutive >= MAX_TARGETS_LOST => {
-                self.quarantine(active);
+            Role::Target if active.failures.is_final() => {
+                self.fail_after_losses(active);
                 follow_ups.push_back(Event::Cancel);
             }
             Role::Target => {
@@ -251,9 +250,8 @@ impl SchedulerState {
             return false;
         }
         let Some(target) = active.worker(Role::Target) else { return false };
-        let best =
-            self.workers.best_draft(&placement_request(self.now, &self.lanes, active, Some(key)), target);
-        best.and_then(|key| self.workers.get(key)).is_some_and(|worker| !worker.health.is_out())
+        let request = placement_request(self.now, &self.lanes, active, Some(key));
+        self.workers.best_responsive_draft(&request, target).is_some()
     }
 
     /// Returns whether the draft that a rollout prefers for the sequence has a responsive worker with

@@ -10,7 +10,7 @@ use speculation::{FinishReason, Reply, Role, SequenceId, SequenceSpec, Step, Tok
 
 use super::lanes::{LaneId, LaneKey};
 use super::policy::SpeculationRequest;
-use crate::cost::StepTimePoint;
+use crate::cost::{MAX_REPORTED, StepTimePoint};
 use crate::lookup_rates::LookupSource;
 use crate::rollout::{RolloutOrder, RolloutStage};
 
@@ -119,6 +119,11 @@ pub struct WorkerInfo {
 }
 
 impl WorkerInfo {
+    /// Whether its context window holds `len` ids.
+    pub(super) fn has_window(&self, len: u32) -> bool {
+        self.max_model_len == 0 || len <= self.max_model_len
+    }
+
     /// Creates the info of a worker that reports only its role and model.
     pub fn of(role: Role, model_id: &str) -> Self {
         Self {
@@ -171,6 +176,19 @@ pub struct StepTiming {
     pub queue: Duration,
     /// Duration of the forward pass.
     pub compute: Duration,
+}
+
+impl StepTiming {
+    /// The timing with every number that a worker may set freely at most [`MAX_REPORTED`].
+    pub(super) fn clamped(self) -> Self {
+        let longest = Duration::from_micros(MAX_REPORTED);
+        Self {
+            kv_tokens: self.kv_tokens.min(MAX_REPORTED),
+            queue: self.queue.min(longest),
+            compute: self.compute.min(longest),
+            ..self
+        }
+    }
 }
 
 /// An output of the scheduler; the driver executes commands in order.

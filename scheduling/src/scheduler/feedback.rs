@@ -27,6 +27,16 @@ impl SchedulerState {
         }
     }
 
+    /// Records that a draft worker answered. Any answer ends an outage, whether its sequence still waits for it or has
+    /// moved to another worker.
+    pub(super) fn on_draft_answer(&mut self, key: WorkerKey) {
+        let Some(worker) = self.workers.get_mut(key) else { return };
+        if worker.health.is_out() {
+            self.commands.push(Command::Report(Report::DraftWorkerRecovered(key)));
+        }
+        worker.health.answered(self.now);
+    }
+
     /// Learns the round-trip time of a reply, and the network's part of it.
     pub(super) fn on_reply_time(&mut self, active: &mut ActiveSequence, reply: &Answer<'_>) {
         let now = self.now;
@@ -40,10 +50,6 @@ impl SchedulerState {
         let round = active.round;
         let (requested_at, forwards) = match role {
             Role::Draft => {
-                if worker.health.is_out() {
-                    self.commands.push(Command::Report(Report::DraftWorkerRecovered(key)));
-                }
-                worker.health.answered(now);
                 let Some(pending) = active.pending_proposal.take_if(|pending| is_proposal_of(reply, pending))
                 else {
                     return;

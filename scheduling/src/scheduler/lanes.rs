@@ -379,7 +379,7 @@ impl Lanes {
         let lane = &self.lanes[id.0 as usize];
         let SequenceLengths { now, prompt, max } = lengths;
         let usual = lane.outputs.p90().map_or(max, |p90| prompt.saturating_add(p90).min(max));
-        usual.max(now) + lane.policy.max_k
+        usual.max(now).saturating_add(lane.policy.max_k)
     }
 
     /// Models of all lanes; may repeat.

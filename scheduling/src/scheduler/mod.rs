@@ -55,7 +55,6 @@ pub use self::report::{SchedulerReport, WorkerReport};
 use self::shadows::Trial;
 use self::state::SchedulerState;
 use self::timers::TIMER_SLACK;
-use self::workers::MAX_REPORTED;
 use crate::agreement::Agreement;
 use crate::draft_length::Rules;
 use crate::placement::PrefixMarks;
@@ -225,6 +224,9 @@ impl Scheduler {
         let Some(info) = self.state.workers.leave(key) else { return };
         let role = info.role;
         self.drop_shadows_at(key);
+        if role == Role::Target {
+            self.restart_target_wait(&info.model_id);
+        }
         let mut orphans: Vec<SequenceId> =
             self.sequences.values().filter(|at| at.worker(role) == Some(key)).map(|at| at.id).collect();
         // In order of arrival, not in hash map order.
@@ -238,7 +240,7 @@ impl Scheduler {
             if let Some(active) = self.sequences.get_mut(&id)
                 && active.target.as_ref().is_some_and(|target| target.key == key && target.awaits_reply())
             {
-                active.failures.consecutive += 1;
+                active.failures.on_loss(key);
             }
             self.drive(id, SequenceEvent::Lost(role));
         }
@@ -246,16 +248,17 @@ impl Scheduler {
 
     fn frame(&mut self, key: WorkerKey, frame: Frame) {
         let Some(role) = self.state.workers.role_of(key) else { return };
-        let Frame { mut timing, credit_blocks, replies, preempted, is_draining } = frame;
-        timing.compute = timing.compute.min(Duration::from_micros(MAX_REPORTED));
-        timing.queue = timing.queue.min(Duration::from_micros(MAX_REPORTED));
+        let Frame { timing, credit_blocks, replies, preempted, is_draining } = frame;
+        let timing = timing.clamped();
         if let Some(blocks) = credit_blocks {
             self.state.workers.set_credit(key, blocks);
             self.state.capacity_changed = true;
         }
         self.state.on_timing(key, &timing);
-        if role == Role::Target {
-            self.on_target_frame(key);
+        match role {
+            Role::Target => self.on_target_frame(key),
+            Role::Draft if !replies.is_empty() => self.state.on_draft_answer(key),
+            Role::Draft => {}
         }
         for reply in replies {
             let id = reply.sequence_id;

@@ -18,9 +18,9 @@ pub(super) struct Candidate<'a> {
     pub(super) lane_load: u32,
     /// Number of prompt ids that it received before.
     pub(super) shared_prefix: u32,
-    /// Whether a draft worker does not answer, or a target has no capacity.
+    /// Whether a draft worker does not answer and is not due to be asked again, or a target has no capacity.
     pub(super) is_unavailable: bool,
-    /// Whether a target is silent or failing; it is chosen only if no other target serves.
+    /// Whether a target is silent or failing; it is chosen only if no other target serves, full ones included.
     pub(super) is_unhealthy: bool,
     /// Time of a one-row step there, microseconds.
     pub(super) step_us: f64,
@@ -43,9 +43,10 @@ impl Candidate<'_> {
 }
 
 /// Chooses the target for a sequence of `model`. `numerics_id` is the numerics class of its earlier target,
-/// if it had one; only a target of the same class continues with the same text. `avoid` and targets that are
-/// out are chosen only if there is no other target. A target without capacity is never chosen. A slower
-/// target gets fewer sequences, in proportion.
+/// if it had one; only a target of the same class continues with the same text. Unhealthy targets are chosen only
+/// if there is no other target of the class, and `avoid` only if no other one has capacity. A target without
+/// capacity is never chosen: the sequence waits, for targets of its class, and for a healthy one if there is any.
+/// A slower target gets fewer sequences, in proportion.
 pub(super) fn choose_target<'a>(
     workers: impl Iterator<Item = Candidate<'a>>,
     model: &str,
@@ -67,11 +68,10 @@ pub(super) fn choose_target<'a>(
             )
         })
         .collect();
-    // Wait for the same class: another class is chosen only if no target of this class serves the model.
-    let best_class = ranked_workers.iter().map(|(_, ranked)| ranked.rank / 4).min()?;
+    let best = ranked_workers.iter().map(|(_, ranked)| ranked.rank / 2).min()?;
     let fit = ranked_workers
         .into_iter()
-        .filter(|(is_unavailable, ranked)| !is_unavailable && ranked.rank / 4 == best_class);
+        .filter(|(is_unavailable, ranked)| !is_unavailable && ranked.rank / 2 == best);
     choose(&fit.map(|(_, ranked)| ranked).collect::<Vec<_>>())
 }
 
@@ -88,11 +88,13 @@ fn relative_load(worker: &Candidate<'_>, fastest: f64) -> u32 {
 
 /// Chooses the draft worker for a sequence on `target`, among those that fit. Preferred in this order:
 /// workers that answer, workers of the draft that a rollout prefers for the sequence, workers other than
-/// `avoid`, and workers meant for `task_type` over those meant for all.
+/// the one that it left, workers with a window for all of the sequence, and workers meant for its task type over
+/// those meant for all.
 pub(super) fn choose_draft<'a>(
     workers: impl Iterator<Item = Candidate<'a>>,
     target: &WorkerInfo,
     task_type: &str,
+    max_len: u32,
     avoid: Option<WorkerKey>,
 ) -> Option<WorkerKey> {
     let ranked_workers: Vec<_> = workers
@@ -104,9 +106,9 @@ pub(super) fn choose_draft<'a>(
             let is_fallback = worker.preference? == Preference::Fallback;
             let is_general = worker.info.task_types.is_empty();
             let is_avoided = Some(worker.key) == avoid;
-            let rank =
-                8 * u8::from(worker.is_unavailable) + 4 * u8::from(is_fallback) + 2 * u8::from(is_avoided);
-            Some(worker.ranked(rank + u8::from(is_general)))
+            let is_short = !worker.info.has_window(max_len);
+            let faults = [worker.is_unavailable, is_fallback, is_avoided, is_short, is_general];
+            Some(worker.ranked(faults.iter().fold(0, |rank, fault| 2 * rank + u8::from(*fault))))
         })
         .collect();
     choose(&ranked_workers)
@@ -201,7 +203,7 @@ mod tests {
         let workers = [d(&[]), d(&["sql"]), d(&["code", "sql"]), d(&["chat"])];
         let target = worker(Role::Target, "m", "", &[]);
         let choose = |task, unfit: &[u64]| {
-            choose_draft(candidates(&workers, &[0, 5, 2, 0], unfit), &target, task, None).map(|key| key.0)
+            choose_draft(candidates(&workers, &[0, 5, 2, 0], unfit), &target, task, 8, None).map(|key| key.0)
         };
         assert_eq!(choose("sql", &[]), Some(2));
         assert_eq!(choose("math", &[]), Some(0));

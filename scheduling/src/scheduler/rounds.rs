@@ -133,7 +133,8 @@ impl Scheduler {
                 (k, self.state.draft_wait(active, predicted))
             }
         };
-        let keep_draft_fed = self.state.lanes.keeps_drafts_fed(active.lane.id);
+        let keep_draft_fed =
+            self.state.lanes.keeps_drafts_fed(active.lane.id) && !self.state.is_draft_out(active);
         self.drive(id, Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait, keep_draft_fed });
     }
 }
@@ -242,6 +243,12 @@ impl SchedulerState {
             self.commands.push(Command::Report(Report::DraftLength(active.lane.id, k)));
         }
         Some(chosen)
+    }
+
+    /// Whether the sequence's draft worker does not answer. What it is sent would only queue up.
+    fn is_draft_out(&self, active: &ActiveSequence) -> bool {
+        let worker = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
+        worker.is_some_and(|worker| worker.health.is_out())
     }
 
     /// How long a round waits for a proposal that is predicted to take `predicted`.

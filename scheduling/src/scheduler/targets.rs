@@ -8,7 +8,7 @@ use speculation::sequence::{Event, TargetFault};
 use speculation::{Role, SequenceId};
 
 use super::Scheduler;
-use super::active::ActiveSequence;
+use super::active::{ActiveSequence, TargetFailures};
 use super::assign::placement_request;
 use super::events::{Command, Report, SequenceFailure, WorkerKey};
 use super::state::SchedulerState;
@@ -17,11 +17,11 @@ use crate::target_health::UNKNOWN_WORK;
 /// Consecutive targets lost before they committed anything after which a sequence is a suspect: it shares no
 /// target with another suspect. A healthy sequence that ran beside the faulty one commits next time and is
 /// cleared.
-pub(super) const SUSPECT_AFTER: u32 = 2;
+pub(super) const SUSPECT_AFTER: usize = 2;
 
-/// Number of such losses after which the sequence fails. It had the second half of these targets without another
-/// suspect.
-pub(super) const MAX_TARGETS_LOST: u32 = 2 * SUSPECT_AFTER;
+/// Number of such losses, several at one target included, after which the sequence fails. If it lost a target each
+/// time, it had the second half of these without another suspect.
+pub(super) const MAX_LOSSES: u32 = 2 * SUSPECT_AFTER as u32;
 
 /// A step is sent again after this multiple of its expected maximum time, and not before [`UNKNOWN_WORK`].
 const DEADLINE_WORKLOADS: u32 = 20;
@@ -43,7 +43,7 @@ impl Scheduler {
     /// Handles the arrival of a target's frame.
     pub(super) fn on_target_frame(&mut self, key: WorkerKey) {
         let now = self.state.now;
-        if self.state.workers.get_mut(key).is_some_and(|worker| worker.target_health.frame_received(now)) {
+        if self.state.workers.frame_received(key, now) {
             self.state.commands.push(Command::Report(Report::TargetRecovered(key)));
             self.state.capacity_changed = true;
             self.move_from_silent_targets();
@@ -73,11 +73,10 @@ impl Scheduler {
     /// order).
     fn movable_sequences(&self, key: WorkerKey) -> Vec<SequenceId> {
         let may_move = |active: &&ActiveSequence| {
-            active.worker(Role::Target) == Some(key)
-                && self
-                    .state
-                    .workers
-                    .could_move(&placement_request(self.state.now, &self.state.lanes, active, None), key)
+            active.worker(Role::Target) == Some(key) && {
+                let request = placement_request(self.state.now, &self.state.lanes, active, None);
+                self.state.workers.could_move(&request, key)
+            }
         };
         let mut moving: Vec<SequenceId> =
             self.sequences.values().filter(may_move).map(|active| active.id).collect();
@@ -100,6 +99,20 @@ impl Scheduler {
         }
     }
 
+    /// Starts the wait for a target of `model` to appear, for all sequences that waited for one with capacity, if
+    /// the last target left.
+    pub(super) fn restart_target_wait(&mut self, model: &str) {
+        if self.state.workers.is_served(model) {
+            return;
+        }
+        let deadline = self.state.now + self.state.config.target_wait;
+        let is_waiting =
+            |active: &&mut ActiveSequence| active.target.is_none() && active.lane.key.model == model;
+        for active in self.sequences.values_mut().filter(is_waiting) {
+            active.no_target_deadline = deadline;
+        }
+    }
+
     /// Fails a sequence that has no target and may not wait any longer.
     pub(super) fn fail_unserved(&mut self, id: SequenceId) {
         let Some(active) = self.sequences.get(&id) else { return };
@@ -115,7 +128,7 @@ impl SchedulerState {
         let failures = &mut active.failures;
         match &fault {
             TargetFault::Refused(_) => failures.refused_by.push(key),
-            TargetFault::ProtocolViolation | TargetFault::Unanswered => failures.consecutive += 1,
+            TargetFault::ProtocolViolation | TargetFault::Unanswered => failures.on_loss(key),
         }
         failures.reason = Some(fault.clone());
         let now = self.now;
@@ -125,7 +138,7 @@ impl SchedulerState {
 
     /// Records that the target committed tokens of the sequence.
     pub(super) fn on_target_success(&mut self, active: &mut ActiveSequence) {
-        active.failures.consecutive = 0;
+        active.failures.on_success();
         if let Some(target) = &mut active.target {
             self.workers.succeeded(target);
         }
@@ -150,17 +163,22 @@ impl SchedulerState {
         }
     }
 
-    /// Fails a sequence that lost too many targets in a row.
-    pub(super) fn quarantine(&mut self, active: &ActiveSequence) {
-        let last = active
-            .failures
-            .reason
-            .as_ref()
-            .map_or("the target worker was lost".to_owned(), ToString::to_string);
-        let reason = format!(
-            "this request ran at {MAX_TARGETS_LOST} target workers in a row that failed; last failure: {last}"
-        );
-        self.fail(active, SequenceFailure::Quarantined(reason));
+    /// Fails a sequence after [`MAX_LOSSES`]. It is in quarantine if several targets failed while they ran it; one
+    /// target that does not answer says nothing about it.
+    pub(super) fn fail_after_losses(&mut self, active: &ActiveSequence) {
+        let TargetFailures { lost, reason, losses, .. } = &active.failures;
+        let last = reason.as_ref().map_or("the target worker was lost".to_owned(), ToString::to_string);
+        let failure = match (lost.len(), reason) {
+            (1, Some(TargetFault::Unanswered)) => {
+                let model = &active.lane.key.model;
+                SequenceFailure::Unavailable(format!("no target worker of model `{model}` answers"))
+            }
+            (targets, _) => SequenceFailure::Quarantined(format!(
+                "this request lost its target worker {losses} times in a row, {targets} different ones; last \
+                 failure: {last}"
+            )),
+        };
+        self.fail(active, failure);
     }
 
     /// Deadline of one step at the sequence's target.

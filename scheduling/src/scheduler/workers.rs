@@ -14,8 +14,8 @@ use speculation::{Role, SequenceId};
 use super::events::{Report, WorkerInfo, WorkerKey};
 use super::lanes::{LaneId, LaneWorkers};
 use super::placement::{Candidate, choose_draft, choose_target};
-use crate::cost::{StepTimes, WorkerCost};
-use crate::draft_health::DraftHealth;
+use crate::cost::{MAX_REPORTED, StepTimes, WorkerCost};
+use crate::draft_health::{Access, DraftHealth};
 use crate::headroom::MeanRound;
 use crate::placement::{PrefixMarks, RecentPrefixes};
 use crate::rollout::{Rollout, preference};
@@ -29,10 +29,6 @@ pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
 /// Maximum entries of tables filled from outside: points of a profile, addresses of crashes and of drained
 /// workers, scores of drafts by task type.
 pub(super) const MAX_ENTRIES: usize = 1_024;
-
-/// Maximum of a number of KV blocks, KV tokens or microseconds (71 minutes) that a worker may report; larger
-/// numbers are clamped, so that no arithmetic on them overflows.
-pub(super) const MAX_REPORTED: u64 = u32::MAX as u64;
 
 /// One worker.
 #[derive(Debug)]
@@ -296,12 +292,31 @@ impl Workers {
 
     /// The draft worker that a sequence on `target` would be assigned.
     pub(super) fn best_draft(&self, request: &PlacementRequest<'_>, target: WorkerKey) -> Option<WorkerKey> {
+        self.best_draft_of(request, target, |_| true)
+    }
+
+    /// The same among the workers that answer.
+    pub(super) fn best_responsive_draft(
+        &self,
+        request: &PlacementRequest<'_>,
+        target: WorkerKey,
+    ) -> Option<WorkerKey> {
+        self.best_draft_of(request, target, |worker| !worker.health.is_out())
+    }
+
+    fn best_draft_of(
+        &self,
+        request: &PlacementRequest<'_>,
+        target: WorkerKey,
+        is_eligible: impl Fn(&Worker) -> bool,
+    ) -> Option<WorkerKey> {
         let target = &self.get(target)?.info;
         let with_capacity = self.candidates(request).filter(|candidate| {
-            let worker = self.get(candidate.key);
-            worker.is_some_and(|worker| worker.has_blocks(worker.blocks_of(request.expected_len)))
+            self.get(candidate.key).is_some_and(|worker| {
+                is_eligible(worker) && worker.has_blocks(worker.blocks_of(request.expected_len))
+            })
         });
-        choose_draft(with_capacity, target, request.task_type, request.avoid)
+        choose_draft(with_capacity, target, request.task_type, request.max_len, request.avoid)
     }
 
     pub(super) fn release(&mut self, reservation: Reservation) {
@@ -380,10 +395,12 @@ impl Workers {
         let PlacementRequest { id, lane, expected_len, len, marks, is_suspect, now, .. } = *request;
         let rollout = self.rollout.as_ref();
         let may_serve = |worker: &&Worker| {
-            let window = worker.info.max_model_len;
-            let serves =
-                (window == 0 || request.max_len <= window) && !request.refused_by.contains(&worker.key);
-            !worker.draining.is_active() && (worker.info.role == Role::Draft || serves)
+            // A draft worker drafts until its window is full.
+            let needed =
+                if worker.info.role == Role::Draft { request.len.saturating_add(1) } else { request.max_len };
+            worker.info.has_window(needed)
+                && !worker.draining.is_active()
+                && !request.refused_by.contains(&worker.key)
         };
         self.workers.values().filter(may_serve).map(move |worker| Candidate {
             key: worker.key,
@@ -397,7 +414,7 @@ impl Workers {
                         || !worker.may_prefill(len)
                         || (is_suspect && worker.suspects > 0)
                 }
-                Role::Draft => worker.health.is_out(),
+                Role::Draft => worker.health.access(now, Duration::ZERO) == Access::Skip,
             },
             is_unhealthy: worker.target_health.is_unhealthy(now),
             step_us: worker.cost.step_us(1.0, 0.0),
@@ -426,7 +443,7 @@ impl Worker {
     }
 
     fn may_prefill(&self, ids: u32) -> bool {
-        self.prefilling == 0 || self.prefilling + ids <= MAX_PREFILL_IDS
+        self.prefilling == 0 || self.prefilling.saturating_add(ids) <= MAX_PREFILL_IDS
     }
 }
 

@@ -214,6 +214,24 @@ fn the_youngest_task_is_preempted_when_running_ones_fill_everything() {
     assert!(read[1].1.contains("alone needs more KV blocks"), "{read:?}");
 }
 
+/// A router that does not read loses replies, for which it asks again; it would never ask for a preemption.
+#[test]
+fn a_full_queue_keeps_a_preemption_until_the_router_reads() {
+    let mut bench = Bench::new(4);
+    let mut replies = bench.open(1, 1);
+    for epoch in 1..100 {
+        let step = bench.step(9, epoch, &[], &[1]);
+        bench.send(1, vec![step], &[]);
+    }
+    assert_eq!(replies.len(), replies.max_capacity(), "the queue is full");
+    let (first, second) = (bench.step(1, 1, &[], &[1; 5]), bench.step(2, 1, &[], &[1; 5]));
+    bench.send(1, vec![first, second], &[]);
+    read(&mut replies);
+    let step = bench.step(9, 100, &[], &[1]);
+    bench.send(1, vec![step], &[]);
+    assert_eq!(read(&mut replies), [said(2, "preempted"), said(9, "fed 1")]);
+}
+
 #[test]
 fn closing_frees_and_a_close_of_an_older_generation_does_not() {
     let mut bench = Bench::new(100);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::events::WorkerKey;
 use super::{PlacementRequest, Reservation, Worker, Workers};
-use crate::cost::ForwardShape;
+use crate::cost::{ForwardShape, duration_of_micros};
 use crate::target_health::{ExpectedSteps, MIN_SILENCE};
 
 /// Assumed maximum rows per sequence in a step, used to bound a target's work.
@@ -19,9 +19,7 @@ impl Workers {
             worker.target_health.request_sent(now);
         }
         if worker.check_at.is_none() {
-            let check_at = now + MIN_SILENCE;
-            worker.check_at = Some(check_at);
-            self.next_check = Some(self.next_check.map_or(check_at, |next| next.min(check_at)));
+            self.check_at(reservation.key, now + MIN_SILENCE);
         }
     }
 
@@ -74,27 +72,47 @@ impl Workers {
         self.candidates(request).any(|candidate| candidate.serves(request.model))
     }
 
-    /// Whether a healthy target of the same numerics class as `from` could serve the sequence.
+    /// Whether a healthy target of the same numerics class as `from` could serve the sequence: now or later if
+    /// `from` is unhealthy itself, and otherwise now.
     pub(in crate::scheduler) fn could_move(&self, request: &PlacementRequest<'_>, from: WorkerKey) -> bool {
         let Some(from) = self.get(from) else { return false };
+        let may_wait = from.target_health.is_unhealthy(request.now);
         self.candidates(request).any(|candidate| {
             candidate.key != from.key
                 && candidate.serves(request.model)
                 && candidate.info.numerics_id == from.info.numerics_id
                 && !candidate.is_unhealthy
+                && (may_wait || !candidate.is_unavailable)
         })
+    }
+
+    /// Records a frame of a target. Returns whether it ends a silence.
+    pub(in crate::scheduler) fn frame_received(&mut self, key: WorkerKey, now: Duration) -> bool {
+        let Some(worker) = self.workers.get_mut(&key) else { return false };
+        let ends_silence = worker.target_health.frame_received(now);
+        // Answers may be outstanding that this frame does not bring.
+        if worker.check_at.is_none() && worker.target_health.has_outstanding() {
+            self.check_at(key, now + MIN_SILENCE);
+        }
+        ends_silence
+    }
+
+    fn check_at(&mut self, key: WorkerKey, at: Duration) {
+        if let Some(worker) = self.workers.get_mut(&key) {
+            worker.check_at = Some(at);
+            self.next_check = Some(self.next_check.map_or(at, |next| next.min(at)));
+        }
     }
 }
 
 impl Worker {
     /// Expected step times of the target, which bound how long it may be silent.
     pub(in crate::scheduler) fn expected_steps(&self) -> ExpectedSteps {
-        let micros = |micros: f64| Duration::from_micros(micros as u64);
         let rows = f64::from(self.load) * MAX_ROWS_OF_A_SEQUENCE + f64::from(self.prefilling);
         let workload = ForwardShape { rows, sequences: f64::from(self.load.max(1)), context: 0.0 };
         ExpectedSteps {
-            one_row: micros(self.cost.step_us(1.0, 0.0)),
-            workload: micros(self.cost.forward_us(workload)),
+            one_row: duration_of_micros(self.cost.step_us(1.0, 0.0)),
+            workload: duration_of_micros(self.cost.forward_us(workload)),
         }
     }
 }
