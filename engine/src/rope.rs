@@ -1,7 +1,7 @@
 //! Rotary position embedding: from the configuration to the cosine and sine of an angle at a position. Values
-//! are rounded to f32 at the same points as in transformers (inverse frequency, angle, cosine), so that far
-//! positions agree with what the model was trained on. The computation in between uses our own f64 functions,
-//! so that every machine gets the same bits.
+//! are rounded to f32 at the same points as in transformers (exponent, wavelength, inverse frequency, angle,
+//! cosine), so that far positions agree with what the model was trained on. The computation in between uses
+//! our own f64 functions, so that every machine gets the same bits.
 
 mod angle_table;
 mod config;

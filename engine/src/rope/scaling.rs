@@ -18,8 +18,11 @@ pub(crate) enum Scaling {
 
 /// `[head_dim / 2]` radians per position, f32.
 pub(crate) fn inverse_frequencies(scaling: Scaling, theta: f64, head_dim: usize) -> Vec<f32> {
-    // theta^(2i / d), one f32 per pair.
-    let wavelengths = (0..head_dim / 2).map(|i| exp(2.0 * i as f64 / head_dim as f64 * ln(theta)) as f32);
+    // theta^(2i / d), one f32 per pair. The exponent is rounded to f32, which matters unless d is a power of two.
+    let wavelengths = (0..head_dim / 2).map(|i| {
+        let exponent = (2 * i) as f32 / head_dim as f32;
+        exp(f64::from(exponent) * ln(theta)) as f32
+    });
     match scaling {
         Scaling::None => wavelengths.map(|w| 1.0 / w).collect(),
         Scaling::Linear { factor } => wavelengths.map(|w| 1.0 / w / factor as f32).collect(),
@@ -36,14 +39,15 @@ fn llama3(scaling: Scaling, frequency: f32) -> f32 {
     let Scaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len } = scaling else {
         return frequency;
     };
-    let wavelength = (2.0 * std::f64::consts::PI) as f32 / frequency;
+    // A number by a tensor is the number times the rounded reciprocal there.
+    let wavelength = 1.0 / frequency * (2.0 * std::f64::consts::PI) as f32;
     if wavelength < (original_len / high_freq_factor) as f32 {
         return frequency;
     }
     if wavelength > (original_len / low_freq_factor) as f32 {
         return frequency / factor as f32;
     }
-    let smooth = (original_len as f32 / wavelength - low_freq_factor as f32)
+    let smooth = (1.0 / wavelength * original_len as f32 - low_freq_factor as f32)
         / (high_freq_factor - low_freq_factor) as f32;
     (1.0 - smooth) * frequency / factor as f32 + smooth * frequency
 }
@@ -78,4 +82,31 @@ fn yarn_ramp(scaling: Scaling, theta: f64, head_dim: usize) -> Vec<f32> {
 /// YaRN's factor of cosine and sine: 0.1 m ln(factor) + 1.
 pub(crate) fn yarn_mscale(factor: f64, m: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * m * ln(factor) + 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Values of transformers 5.23 for heads of 12 and theta 10,000.
+    #[test]
+    fn frequencies_are_those_of_transformers_where_heads_are_no_power_of_two() {
+        let original_len = 64.0;
+        let llama3 =
+            Scaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_len };
+        let yarn =
+            Scaling::Yarn { factor: 4.0, original_len, beta_fast: 32.0, beta_slow: 1.0, truncate: true };
+        for (scaling, expected) in [
+            (Scaling::None, [1.0, 0.21544345, 0.046415884, 0.01, 0.0021544343, 0.00046415895]),
+            (
+                Scaling::Linear { factor: 3.0 },
+                [0.33333334, 0.071814485, 0.015471961, 0.0033333332, 0.00071814476, 0.00015471964],
+            ),
+            (llama3, [1.0, 0.10198934, 0.0058019855, 0.00125, 0.0002693043, 0.00005801987]),
+            (yarn, [1.0, 0.13465215, 0.011603971, 0.0025, 0.0005386086, 0.00011603974]),
+        ] {
+            let expected: [f32; 6] = expected;
+            assert_eq!(inverse_frequencies(scaling, 10_000.0, 12), expected, "{scaling:?}");
+        }
+    }
 }

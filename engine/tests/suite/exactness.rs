@@ -226,9 +226,9 @@ fn fingerprints_of_this_kernel_class_are_pinned() {
     let pinned = [
         "llama_rope_yarn_new 0xce2bbcedddc40c96",
         "mistral_window 0x5c5aa72ad832c2c7",
-        "qwen3_norms 0x65166a9ad5914695",
+        "qwen3_norms 0x1b5057df0df439e0",
         "mistral_window 0x97038d1b0e9b9d7c",
-        "qwen3_norms 0x7dd408fe2777594a",
+        "qwen3_norms 0x992905753d48c811",
         "mistral_window 0x105733e477c8fe03",
     ];
     assert_eq!(found, pinned);
