@@ -9,6 +9,10 @@ use crate::EngineError;
 /// Window of a Mistral configuration without the field: its class default.
 const MISTRAL_DEFAULT_WINDOW: u32 = 4096;
 
+/// Defaults of Qwen's classes for a configuration with `use_sliding_window`.
+const QWEN_DEFAULT_WINDOW: u32 = 4096;
+const QWEN_DEFAULT_FULL_LAYERS: u64 = 28;
+
 /// The supported families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Architecture {
@@ -112,37 +116,37 @@ impl Architecture {
     ) -> Result<Vec<Option<u32>>, EngineError> {
         match self {
             Self::Llama => Ok(vec![None; num_layers]),
-            Self::Mistral => {
-                // `null` means "no window" here; only an absent field means the default.
-                let mentioned = fields.names().any(|name| name == "sliding_window");
-                let default = (!mentioned).then_some(MISTRAL_DEFAULT_WINDOW);
-                Ok(vec![window(fields)?.or(default); num_layers])
-            }
+            Self::Mistral => Ok(vec![window(fields, MISTRAL_DEFAULT_WINDOW)?; num_layers]),
             Self::Qwen2 | Self::Qwen3 => qwen_windows(fields, num_layers),
         }
     }
 }
 
-fn window(fields: &Fields<'_>) -> Result<Option<u32>, EngineError> {
-    Ok(fields.optional_count("sliding_window", MAX_POSITIONS)?.map(|window| window as u32))
+/// The configured window. `null` means "no window"; only an absent field means the default.
+fn window(fields: &Fields<'_>, default: u32) -> Result<Option<u32>, EngineError> {
+    let is_mentioned = fields.names().any(|name| name == "sliding_window");
+    let window = fields.optional_count("sliding_window", MAX_POSITIONS)?.map(|window| window as u32);
+    Ok(window.or((!is_mentioned).then_some(default)))
 }
 
 /// `layer_types` says which layers have the window. Older configurations give it to layers from
 /// `max_window_layers` on.
 fn qwen_windows(fields: &Fields<'_>, num_layers: usize) -> Result<Vec<Option<u32>>, EngineError> {
-    let window = if fields.flag("use_sliding_window", false)? {
-        Some(window(fields)?.ok_or_else(|| fields.missing("sliding_window"))?)
-    } else {
-        None
-    };
+    let is_on = fields.flag("use_sliding_window", false)?;
+    let window = if is_on { window(fields, QWEN_DEFAULT_WINDOW)? } else { None };
     if let Some(layer_types) = fields.get("layer_types") {
         return windows_by_layer_type(fields, layer_types, num_layers, window);
     }
     let Some(window) = window else { return Ok(vec![None; num_layers]) };
-    let first = fields.get("max_window_layers").ok_or_else(|| fields.missing("max_window_layers"))?;
-    let first = first
-        .as_u64()
-        .ok_or_else(|| fields.bad("max_window_layers", format!("is {first}, expected a whole number")))?;
+    let first = match fields.get("max_window_layers") {
+        None if fields.names().any(|name| name == "max_window_layers") => {
+            return Err(fields.missing("max_window_layers"));
+        }
+        None => QWEN_DEFAULT_FULL_LAYERS,
+        Some(first) => first
+            .as_u64()
+            .ok_or_else(|| fields.bad("max_window_layers", format!("is {first}, expected a whole number")))?,
+    };
     Ok((0..num_layers as u64).map(|layer| (layer >= first).then_some(window)).collect())
 }
 
@@ -160,9 +164,9 @@ fn windows_by_layer_type(
     let of_layer = |(layer, layer_type): (usize, &Value)| match layer_type.as_str() {
         Some("full_attention") => Ok(None),
         Some("sliding_attention") if window.is_some() => Ok(window),
-        Some("sliding_attention") => {
-            Err(bad(format!("has sliding_attention at layer {layer}, but use_sliding_window is not true")))
-        }
+        Some("sliding_attention") => Err(bad(format!(
+            "has sliding_attention at layer {layer}, but there is no window: set use_sliding_window to true and sliding_window"
+        ))),
         _ => Err(bad(format!(
             "has {layer_type} at layer {layer}, expected full_attention or sliding_attention"
         ))),

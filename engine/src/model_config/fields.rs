@@ -130,14 +130,15 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// One id or a list of ids; absent means none.
+    /// One id or a list of ids; absent means none, and so does -1, which some exporters write.
     pub(crate) fn ids(&self, name: &str) -> Result<Vec<u32>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(Vec::new()) };
         let list = match value {
             Value::Array(list) => list.as_slice(),
             one => std::slice::from_ref(one),
         };
-        let ids = list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
+        let named = list.iter().filter(|id| id.as_i64() != Some(-1));
+        let ids = named.map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
         ids.collect::<Option<Vec<u32>>>()
             .ok_or_else(|| self.bad(name, format!("is {value}, expected a token id or a list of token ids")))
     }

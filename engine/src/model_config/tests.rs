@@ -38,6 +38,7 @@ fn defaults_are_those_of_transformers() {
     assert_eq!(config.biases, Biases { qkv: false, o: false, mlp: false });
     assert!(config.eos_token_ids.is_empty());
     assert_eq!(parse(json!({"eos_token_id": [7, 9]})).unwrap().eos_token_ids, [7, 9]);
+    assert!(parse(json!({"eos_token_id": -1})).unwrap().eos_token_ids.is_empty());
 }
 
 #[test]
@@ -58,6 +59,17 @@ fn windows_by_family() {
     };
     assert_eq!(windows(qwen(false, json!(null))), [None; 4]);
     assert_eq!(windows(qwen(true, json!(null))), [None, None, None, Some(5)]);
+    let defaults = |window: Value| {
+        let mut config = json!({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": true,
+            "num_hidden_layers": 30});
+        if window != json!("absent") {
+            config["sliding_window"] = window;
+        }
+        windows(config)[27..].to_vec()
+    };
+    assert_eq!(defaults(json!("absent")), [None, Some(4096), Some(4096)], "class defaults");
+    assert_eq!(defaults(json!(7)), [None, Some(7), Some(7)]);
+    assert_eq!(defaults(json!(null)), [None; 3], "null means no window");
     let types = json!(["sliding_attention", "full_attention", "full_attention", "sliding_attention"]);
     assert_eq!(windows(qwen(true, types)), [Some(5), None, None, Some(5)], "layer_types takes precedence");
 }
@@ -82,4 +94,24 @@ fn both_rope_spellings_give_the_same_config() {
     let new = json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0});
     assert_eq!(old, parse(json!({"rope_parameters": new})).unwrap());
     assert_ne!(old.rope, parse(json!({"rope_scaling": scaling})).unwrap().rope, "theta matters");
+}
+
+#[test]
+fn rope_scaling_takes_precedence_over_rope_parameters() {
+    let yarn = json!({"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 250});
+    let parameters = json!({"rope_type": "default", "rope_theta": 700.0});
+    let both = |scaling: Value, theta: Value| {
+        parse(json!({"rope_parameters": parameters, "rope_scaling": scaling, "rope_theta": theta}))
+    };
+    let of = |scaling: Value, theta: f64| {
+        parse(json!({"rope_scaling": scaling, "rope_theta": theta})).unwrap().rope
+    };
+    assert_eq!(both(yarn.clone(), json!(500.0)).unwrap().rope, of(yarn.clone(), 500.0));
+    let mut with_theta = yarn.clone();
+    with_theta["rope_theta"] = json!(900.0);
+    assert_eq!(both(with_theta, json!(null)).unwrap().rope, of(yarn.clone(), 900.0));
+    assert_eq!(both(json!({}), json!(null)).unwrap().rope, of(json!(null), 700.0), "empty");
+
+    let error = both(yarn, json!(null)).unwrap_err().to_string();
+    assert!(error.contains("`rope_scaling`") && error.contains("`rope_parameters`"), "{error}");
 }

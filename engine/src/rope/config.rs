@@ -1,5 +1,5 @@
 //! The two spellings of rope in config.json: `rope_theta` beside `rope_scaling`, and transformers 5's
-//! `rope_parameters`.
+//! `rope_parameters`. If a file has both, `rope_scaling` takes precedence.
 
 use super::Rope;
 use super::scaling::{Scaling, inverse_frequencies, yarn_mscale};
@@ -38,11 +38,14 @@ impl Rope {
         head_dim: usize,
         max_position_embeddings: usize,
     ) -> Result<(Self, usize), EngineError> {
-        let rope = match config.nested("rope_parameters")? {
-            Some(rope) => Some(rope),
-            None => config.nested("rope_scaling")?,
+        let parameters = config.nested("rope_parameters")?;
+        // As in transformers: if both are present, `rope_scaling` replaces `rope_parameters` unless it is empty.
+        let scaling_object = config.nested("rope_scaling")?.filter(|object| object.names().next().is_some());
+        let theta = match (&scaling_object, &parameters) {
+            (Some(scaling), Some(parameters)) => theta_beside(config, scaling, parameters)?,
+            (rope, other) => theta(config, rope.as_ref().or(other.as_ref()))?,
         };
-        let theta = theta(config, rope.as_ref())?;
+        let rope = scaling_object.or(parameters);
         let Some(rope) = rope else {
             return Ok((Self::new(Scaling::None, theta, head_dim, 1.0), max_position_embeddings));
         };
@@ -69,6 +72,22 @@ impl Rope {
             attention_factor: attention_factor as f32,
         }
     }
+}
+
+/// Theta for a `rope_scaling` that replaces `rope_parameters`.
+fn theta_beside(
+    config: &Fields<'_>,
+    scaling: &Fields<'_>,
+    parameters: &Fields<'_>,
+) -> Result<f64, EngineError> {
+    let has_theta = |fields: &Fields<'_>| fields.get("rope_theta").is_some();
+    if has_theta(parameters) && !has_theta(scaling) && !has_theta(config) {
+        return Err(config.bad(
+            "rope_scaling",
+            "replaces `rope_parameters`, which alone has a rope_theta: add rope_theta to rope_scaling, or remove one of the two fields",
+        ));
+    }
+    theta(config, Some(scaling))
 }
 
 fn theta(config: &Fields<'_>, rope: Option<&Fields<'_>>) -> Result<f64, EngineError> {
