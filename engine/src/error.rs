@@ -85,6 +85,16 @@ pub enum EngineError {
         /// The stored format.
         found: String,
     },
+    /// A tensor of a checkpoint that is quantized in an unsupported way is not as the configuration implies.
+    #[error(
+        "{error}: the checkpoint is quantized ({method}), only FP8 is supported: use the original checkpoint"
+    )]
+    Quantized {
+        /// What is wrong with the tensor.
+        error: Box<EngineError>,
+        /// Method and format of the quantization.
+        method: String,
+    },
     /// An FP8 matrix with block scales cannot be used as stored: block scales cannot be applied to a finished
     /// sum.
     #[error(

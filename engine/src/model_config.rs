@@ -4,6 +4,7 @@
 
 mod family;
 pub(crate) mod fields;
+pub(crate) mod tensors;
 
 use std::path::Path;
 
@@ -57,6 +58,8 @@ pub(crate) struct ModelConfig {
     /// `_name_or_path` of the configuration.
     pub(crate) name: Option<String>,
     pub(crate) eos_token_ids: Vec<u32>,
+    /// How the checkpoint is quantized, unless not at all or as FP8.
+    pub(crate) quantization: Option<String>,
 }
 
 /// Returns the ids that end a text, from the content of a config.json or generation_config.json read from
@@ -120,6 +123,7 @@ impl ModelConfig {
             max_len: max_len.min(MAX_POSITIONS) as u32,
             name: fields.optional_string("_name_or_path")?.map(str::to_owned),
             eos_token_ids: fields.ids("eos_token_id")?,
+            quantization: quantization(fields)?,
         })
     }
 
@@ -152,6 +156,16 @@ impl ModelConfig {
     pub(crate) fn kv_width(&self) -> usize {
         self.num_kv_heads * self.head_dim
     }
+}
+
+/// The method of `quantization_config`, with the format if there is one; `None` for FP8.
+fn quantization(fields: &Fields<'_>) -> Result<Option<String>, EngineError> {
+    let Some(quantization) = fields.nested("quantization_config")? else { return Ok(None) };
+    let method = quantization.optional_string("quant_method")?;
+    let format = quantization.optional_string("format")?;
+    let words: Vec<&str> = method.into_iter().chain(format).collect();
+    let is_fp8 = words.iter().any(|word| word.contains("fp8") || *word == "float-quantized");
+    Ok((!words.is_empty() && !is_fp8).then(|| words.join(", ")))
 }
 
 fn refuse_other_activations(fields: &Fields<'_>) -> Result<(), EngineError> {

@@ -7,7 +7,9 @@ use crate::TokenId;
 /// Number format of the weights in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum WeightFormat {
-    /// As the checkpoint stores them: bf16 if every tensor is bf16, else f32 (which loses nothing).
+    /// As the checkpoint stores them: fp8 if every projection is FP8 with scales per tensor or channel, bf16
+    /// if only some are or scales are per block, bf16 if every tensor is bf16, else f32 (which loses
+    /// nothing).
     #[default]
     AsStored,
     /// f32 weights, f32 activations, f32 KV.

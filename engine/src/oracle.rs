@@ -48,8 +48,8 @@ impl Oracle {
     /// Loads a checkpoint as plain numbers, rounded or quantized to the format.
     pub fn load(model_dir: &Path, weights: WeightFormat) -> Result<Oracle, EngineError> {
         let config = ModelConfig::load(model_dir)?;
-        let checkpoint = Checkpoint::open(model_dir)?;
-        let formats = Formats::resolve(weights, checkpoint.stored_format());
+        let checkpoint = Checkpoint::open(model_dir, &config)?;
+        let formats = checkpoint.formats(weights, &config);
         let tensors = Tensors { formats, checkpoint, config };
         let (vocab, hidden) = (tensors.config.vocab_size, tensors.config.hidden_size);
 

@@ -3,6 +3,7 @@
 //! from config.json and are compared with the file's, and the file's own sizes are bounded by its length.
 
 mod checkpoint;
+mod contents;
 mod digest;
 mod format;
 mod fp8;
@@ -12,7 +13,7 @@ mod source;
 
 use std::ops::Range;
 
-use cpu_kernels::{MatrixFormat, NumbersMut};
+use cpu_kernels::NumbersMut;
 use half::bf16;
 
 pub(crate) use checkpoint::Checkpoint;
@@ -29,11 +30,6 @@ use crate::EngineError;
 const CHUNK_BYTES: usize = 1 << 17;
 
 impl Checkpoint {
-    /// Returns bf16 only if every tensor is stored as bf16, so that no number loses precision.
-    pub(crate) fn stored_format(&self) -> MatrixFormat {
-        if self.all_bf16() { MatrixFormat::Bf16 } else { MatrixFormat::F32 }
-    }
-
     /// Reads a tensor of any shape, widened to f32.
     pub(crate) fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
         if let &[rows, columns] = shape {

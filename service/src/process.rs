@@ -263,13 +263,38 @@ pub async fn stdin_closed() {
 fn fail(error: &anyhow::Error) -> ExitCode {
     use std::io::Write as _;
     // If stderr is closed, the exit code still reports the failure.
-    drop(writeln!(std::io::stderr(), "error: {error:#}"));
+    drop(writeln!(std::io::stderr(), "error: {}", describe(error)));
     ExitCode::FAILURE
+}
+
+/// The error and its causes, each once: many errors end with the text of their cause.
+fn describe(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.is_empty()) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_is_described_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot read a file: {source}")]
+        struct Read {
+            source: std::io::Error,
+        }
+        let read = Read { source: std::io::Error::other("no such file") };
+        let error = anyhow::Error::new(read).context("--model m");
+        assert_eq!(describe(&error), "--model m: cannot read a file: no such file");
+    }
 
     /// Returns the etcd user of these settings, or the fault.
     fn user(uri: &str, name: Option<&str>, password: Option<&str>) -> Result<Option<EtcdUser>, String> {

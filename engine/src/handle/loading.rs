@@ -62,8 +62,8 @@ impl Engine {
         check_threads(options)?;
         let config = ModelConfig::load(&options.model_dir)?;
         let mut identity = read_file(&options.model_dir.join(CONFIG_FILE))?;
-        let checkpoint = Checkpoint::open(&options.model_dir)?;
-        let formats = Formats::resolve(options.weights, checkpoint.stored_format());
+        let checkpoint = Checkpoint::open(&options.model_dir, &config)?;
+        let formats = checkpoint.formats(options.weights, &config);
         let (loaded, enlarged) = if parameters == 0 {
             (load(&checkpoint, (config.clone(), formats))?, config.clone())
         } else {

@@ -10,14 +10,12 @@ use super::{Layer, Llama};
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend};
 use crate::model_config::ModelConfig;
+use crate::model_config::tensors::{EMBEDDING, FINAL_NORM, LM_HEAD};
 use crate::shard::Shard;
 use crate::weights::{Formats, LinearFormat, LinearTensors, TensorPart, TensorSource};
 
 /// Interval between two log lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
-
-const EMBEDDING: &str = "model.embed_tokens.weight";
-const LM_HEAD: &str = "lm_head.weight";
 
 /// Loads the tensors of one rank in one format.
 struct Loader<'a, B> {
@@ -69,7 +67,7 @@ impl<B: Backend> Llama<B> {
                 tracing::info!(done, of, rank, weights = formats.as_str(), "loading layers");
             }
         }
-        let final_norm = loader.norm("model.norm.weight", config.hidden_size)?;
+        let final_norm = loader.norm(FINAL_NORM, config.hidden_size)?;
         Ok(Self { shard, embedding, layers, final_norm, lm_head, config })
     }
 

@@ -10,6 +10,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use super::fp8::{self, Granularity, StoredScales};
 use super::source::TensorPart;
 use crate::EngineError;
+use crate::model_config::ModelConfig;
 use crate::model_config::fields::{Fields, read_json_object};
 
 const SINGLE_FILE: &str = "model.safetensors";
@@ -99,17 +100,28 @@ pub(crate) struct Checkpoint {
     weight_map: HashMap<String, usize>,
     /// The file that lists the tensors.
     listing: PathBuf,
+    /// [`ModelConfig::quantization`], for errors.
+    quantization: Option<String>,
 }
 
 impl Checkpoint {
-    pub(crate) fn open(model_dir: &Path) -> Result<Self, EngineError> {
+    /// Opens the files of a checkpoint and compares them with its configuration.
+    pub(crate) fn open(model_dir: &Path, config: &ModelConfig) -> Result<Self, EngineError> {
+        let quantization = config.quantization.clone();
+        let checkpoint = Self { quantization, ..Self::open_files(model_dir)? };
+        checkpoint.check_tied(config)?;
+        checkpoint.warn_of_unused(config);
+        Ok(checkpoint)
+    }
+
+    fn open_files(model_dir: &Path) -> Result<Self, EngineError> {
         let index = model_dir.join(INDEX_FILE);
         let single = model_dir.join(SINGLE_FILE);
         // If both exist, the single file wins, as in transformers.
         if single.exists() || !index.exists() {
             let shard = ShardFile::open(single.clone())?;
             let weight_map = shard.tensors.keys().map(|name| (name.clone(), 0)).collect();
-            return Ok(Self { shards: vec![shard], weight_map, listing: single });
+            return Ok(Self { shards: vec![shard], weight_map, listing: single, quantization: None });
         }
         Self::open_sharded(model_dir, index)
     }
@@ -135,11 +147,18 @@ impl Checkpoint {
         let shard_of = |file| files.binary_search(&file).expect("all files of the map were collected above");
         let weight_map =
             file_of.iter().map(|(tensor, file)| ((*tensor).to_owned(), shard_of(*file))).collect();
-        Ok(Self { shards, weight_map, listing: index })
+        Ok(Self { shards, weight_map, listing: index, quantization: None })
     }
 
     /// Looks up a tensor and checks its shape.
     pub(super) fn tensor(&self, name: &str, expected: &[usize]) -> Result<StoredTensor<'_>, EngineError> {
+        self.find(name, expected).map_err(|error| match &self.quantization {
+            Some(method) => EngineError::Quantized { error: Box::new(error), method: method.clone() },
+            None => error,
+        })
+    }
+
+    fn find(&self, name: &str, expected: &[usize]) -> Result<StoredTensor<'_>, EngineError> {
         let (shard, location) = self.locate(name)?;
         if location.shape != expected {
             return Err(wrong_shape(name, expected, (shard, location)));
@@ -181,9 +200,19 @@ impl Checkpoint {
         self.locate(name).is_ok_and(|(_, location)| location.dtype == Dtype::F8_E4M3)
     }
 
-    /// Whether every tensor of the checkpoint is stored as bf16.
-    pub(super) fn all_bf16(&self) -> bool {
-        self.shards.iter().flat_map(|shard| shard.tensors.values()).all(|t| t.dtype == Dtype::BF16)
+    /// Whether there is a tensor of this name, stored as bf16.
+    pub(super) fn is_bf16(&self, name: &str) -> bool {
+        self.locate(name).is_ok_and(|(_, location)| location.dtype == Dtype::BF16)
+    }
+
+    /// Names of all tensors.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.weight_map.keys().map(String::as_str)
+    }
+
+    /// The directory of the files.
+    pub(super) fn directory(&self) -> &Path {
+        self.listing.parent().unwrap_or(Path::new(""))
     }
 
     /// The files in the order of their names.

@@ -176,27 +176,27 @@ fn fp8_checkpoints_give_the_bits_of_their_dequantized_numbers() {
     ] {
         let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         write_both(&model, granularity, fp8.path(), plain.path());
-        for weights in [WeightFormat::AsStored, WeightFormat::Bf16, WeightFormat::Int8] {
+        for weights in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8] {
             let found = logits(&mut load(fp8.path(), weights, 2));
             assert!(
                 found == logits(&mut load(plain.path(), weights, 1)),
                 "{model:?}, {granularity:?}, {weights:?}"
             );
         }
-        let ranks = |dir: &Path| logits(&mut Engine::load(&options(dir, WeightFormat::AsStored, 2)).unwrap());
+        let ranks = |dir: &Path| logits(&mut Engine::load(&options(dir, WeightFormat::F32, 2)).unwrap());
         // Three heads cannot be split over two ranks.
         if !model.ends_with("llama_wide_heads") {
             assert!(ranks(fp8.path()) == ranks(plain.path()), "{model:?}, {granularity:?}, two ranks");
         }
         let ids = [5, 9, 13, 21];
-        let oracle = Oracle::load(fp8.path(), WeightFormat::AsStored).unwrap();
-        let mut engine = load(fp8.path(), WeightFormat::AsStored, 1);
+        let oracle = Oracle::load(fp8.path(), WeightFormat::F32).unwrap();
+        let mut engine = load(fp8.path(), WeightFormat::F32, 1);
         let slot = engine.open();
         assert!(
             feed(&mut engine, slot, &ids, 4) == oracle.logits_at_every_position(&ids),
             "{model:?}, {granularity:?}"
         );
-        let ids = |dir: &Path| load(dir, WeightFormat::AsStored, 1).info().numerics_id.clone();
+        let ids = |dir: &Path| load(dir, WeightFormat::F32, 1).info().numerics_id.clone();
         assert_ne!(ids(fp8.path()), ids(plain.path()), "a separate numerics class");
     }
 }
@@ -237,6 +237,27 @@ fn fp8_weights_agree_with_the_oracle() {
         assert!(found != whole && distance(&found, &whole) < most, "{}", distance(&found, &whole));
         let id = |weights| load(fp8.path(), weights, 1).info().numerics_id.clone();
         assert_ne!(id(WeightFormat::Fp8), id(WeightFormat::Bf16), "a separate numerics class");
+    }
+}
+
+/// `auto`: FP8 where every projection can be held as stored, bf16 where some cannot.
+#[test]
+fn as_stored_keeps_fp8() {
+    let layers: fn(&str) -> bool = |name| name.ends_with("_proj.weight");
+    let some = |name: &str| name.ends_with("up_proj.weight");
+    for (granularity, is_chosen, expected) in [
+        (ScaleGranularity::Tensor, layers, WeightFormat::Fp8),
+        (ScaleGranularity::Row, layers, WeightFormat::Fp8),
+        (ScaleGranularity::Block, layers, WeightFormat::Bf16),
+        (ScaleGranularity::Row, some, WeightFormat::Bf16),
+    ] {
+        let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        write_both_of(&demo_dir("draft"), granularity, (fp8.path(), plain.path()), is_chosen);
+        let id = |weights| load(fp8.path(), weights, 1).info().numerics_id.clone();
+        assert_eq!(id(WeightFormat::AsStored), id(expected), "{granularity:?}");
+        let oracle = Oracle::load(fp8.path(), WeightFormat::AsStored).unwrap();
+        let expected = oracle.logits_at_every_position(&ids());
+        assert!(logits(&mut load(fp8.path(), WeightFormat::AsStored, 1)) == expected, "{granularity:?}");
     }
 }
 

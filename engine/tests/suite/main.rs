@@ -4,6 +4,7 @@
 
 mod ballast;
 mod broken_files;
+mod contents;
 mod exactness;
 mod fp8;
 mod golden;

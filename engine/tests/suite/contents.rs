@@ -1,0 +1,97 @@
+//! Checkpoints whose files hold something else than their configuration says: other projections of the
+//! vocabulary than the tied one, tensors that nothing uses, quantizations that are not supported.
+
+use std::path::Path;
+
+use engine::{Engine, LoadOptions, WeightFormat};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::golden_dir;
+
+/// Name, stored format, shape and bytes.
+type Tensor = (String, Dtype, Vec<usize>, Vec<u8>);
+
+/// A copy of a golden checkpoint with one file of tensors, with changes.
+fn changed(case: &str, config: Value, change: impl FnOnce(&mut Vec<Tensor>)) -> TempDir {
+    let (from, dir) = (golden_dir().join(case), TempDir::new().unwrap());
+    let mut object: Value =
+        serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
+    for (name, value) in config.as_object().unwrap() {
+        object[name] = value.clone();
+    }
+    std::fs::write(dir.path().join("config.json"), object.to_string()).unwrap();
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let stored = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: Vec<Tensor> = stored
+        .iter()
+        .map(|(name, view)| (name.to_owned(), view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+        .collect();
+    change(&mut tensors);
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
+    std::fs::write(dir.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap())
+        .unwrap();
+    dir
+}
+
+fn load(dir: &Path, weights: WeightFormat) -> Result<Engine, String> {
+    let options = LoadOptions {
+        model_dir: dir.to_owned(),
+        weights,
+        threads: 1,
+        tensor_parallel: 1,
+        kv_memory_bytes: 16 << 20,
+        max_model_len: None,
+    };
+    Engine::load(&options).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_projection_beside_tied_embeddings_must_equal_them() {
+    let with_head = |first_byte: u8| {
+        changed("llama_tied", json!({}), |tensors| {
+            let table = tensors.iter().find(|(name, ..)| name == "model.embed_tokens.weight").unwrap();
+            let mut head = table.clone();
+            head.0 = "lm_head.weight".to_owned();
+            head.3[0] ^= first_byte;
+            tensors.push(head);
+        })
+    };
+    assert!(load(with_head(0).path(), WeightFormat::AsStored).is_ok());
+    let error = load(with_head(1).path(), WeightFormat::AsStored).unwrap_err();
+    for words in ["`tie_word_embeddings`", "`lm_head.weight`", "set it to false", "remove"] {
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn tensors_that_nothing_uses_do_not_change_the_format() {
+    let plain = changed("mistral_full", json!({}), |_| ());
+    let extra = changed("mistral_full", json!({}), |tensors| {
+        let name = "model.layers.0.self_attn.rotary_emb.inv_freq".to_owned();
+        tensors.push((name, Dtype::F32, vec![2], vec![0; 8]));
+    });
+    let bytes = |dir: &TempDir| load(dir.path(), WeightFormat::AsStored).unwrap().info().weight_bytes;
+    assert_eq!(bytes(&plain), bytes(&extra), "both are bf16");
+}
+
+#[test]
+fn unsupported_quantizations_are_named() {
+    let awq = json!({"quantization_config": {"quant_method": "awq", "bits": 4}});
+    let fp8 =
+        json!({"quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized"}});
+    let without_matrix = |config: &Value| {
+        let dir = changed("llama_tied", config.clone(), |tensors| {
+            tensors.retain(|(name, ..)| !name.contains("up_proj"));
+        });
+        load(dir.path(), WeightFormat::AsStored).unwrap_err()
+    };
+    let error = without_matrix(&awq);
+    for words in ["up_proj.weight` is missing", "awq", "only FP8 is supported"] {
+        assert!(error.contains(words), "{error}");
+    }
+    assert!(!without_matrix(&fp8).contains("only FP8"), "{error}");
+}
