@@ -111,7 +111,8 @@ pub fn tokenize(
             ("prompt", TokenizedPrompt { task_type: classify(&text), ids, text })
         }
         Prompt::Chat { messages, template_kwargs } => {
-            let template = model.chat_template().ok_or_else(|| {
+            let has_tools = template_kwargs.get("tools").is_some_and(|tools| !tools.is_null());
+            let template = model.chat_template_for(has_tools).ok_or_else(|| {
                 RouterError::invalid(
                     "messages",
                     "this model has no chat template: send the whole prompt as text to /v1/completions",
@@ -153,8 +154,7 @@ pub fn predicted_text(
 fn task_type_text(messages: &[ConversationMessage]) -> String {
     let system = messages.iter().find(|message| message.role == "system");
     let last_user = messages.iter().rfind(|message| message.role == "user");
-    let texts: Vec<&str> =
-        system.into_iter().chain(last_user).map(|message| message.content.as_str()).collect();
+    let texts: Vec<&str> = system.into_iter().chain(last_user).map(ConversationMessage::text).collect();
     texts.join("\n")
 }
 

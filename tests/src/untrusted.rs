@@ -149,8 +149,11 @@ pub fn tokenizer(bytes: &[u8]) {
 pub fn chat_template(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(template) = ChatTemplate::compile(text, "<s>", "</s>") else { return };
-    let message =
-        ConversationMessage { role: "user".into(), content: "hi".into(), ..ConversationMessage::default() };
+    let message = ConversationMessage {
+        role: "user".into(),
+        content: Some("hi".into()),
+        ..ConversationMessage::default()
+    };
     drop(template.render(&[message], &Map::new()));
 }
 

@@ -3,16 +3,21 @@
 //! A template is untrusted code from the author of the checkpoint, run on untrusted input from clients. It
 //! gets fuel, a recursion limit and an output limit, and can access only its arguments. The environment is
 //! that of `transformers`: trimmed blocks, `raise_exception`, `strftime_now` (UTC), `tojson` without HTML
-//! escaping, and Python's string methods.
+//! escaping, Python's string methods, and tags around the assistant's text for training.
 //!
 //! User text cannot become a special token: see `shield`.
 
+mod calls;
+mod json;
+mod strings;
+mod tags;
+
 use std::io;
 
-use minijinja::value::{Kwargs, Rest, Serde};
+use minijinja::value::{Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use serde::Serialize;
-use serde_json::{Map, ser::Formatter};
+use serde_json::Map;
 
 use super::{ModelTextError, TextError};
 
@@ -30,8 +35,8 @@ const NAME: &str = "chat";
 pub struct ConversationMessage {
     /// The role, such as "user".
     pub role: String,
-    /// The text.
-    pub content: String,
+    /// The text; `None` if an assistant's message has tool calls only and the client sent null.
+    pub content: Option<String>,
     /// The participant's name, for templates that use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -49,7 +54,12 @@ pub struct ConversationMessage {
 impl ConversationMessage {
     /// Creates a message with a role and content only.
     pub fn new(role: &str, content: String) -> Self {
-        Self { role: role.to_owned(), content, ..Self::default() }
+        Self { role: role.to_owned(), content: Some(content), ..Self::default() }
+    }
+
+    /// The text, empty if there is none.
+    pub fn text(&self) -> &str {
+        self.content.as_deref().unwrap_or_default()
     }
 }
 
@@ -60,6 +70,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     bos_token: String,
     eos_token: String,
+    /// Further special tokens, by the names of their variables.
+    special_tokens: Map<String, serde_json::Value>,
 }
 
 impl ChatTemplate {
@@ -71,19 +83,28 @@ impl ChatTemplate {
             .set_syntax(syntax.map_err(|error| ModelTextError::ChatTemplate { reason: describe(&error) })?);
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(RECURSION_MAX);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(strings::call_method);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
-        environment.add_filter("tojson", to_json);
+        environment.add_filter("tojson", json::to_json);
+        environment.add_test("sequence", is_sequence);
         environment
-            .add_template_owned(NAME, source.to_owned())
+            .add_template_owned(NAME, tags::without_generation_tags(source).into_owned())
             .map_err(|error| ModelTextError::ChatTemplate { reason: describe(&error) })?;
         Ok(Self {
             source: source.to_owned(),
             environment,
             bos_token: bos_token.to_owned(),
             eos_token: eos_token.to_owned(),
+            special_tokens: Map::new(),
         })
+    }
+
+    /// Sets the variables of further special tokens, such as `unk_token`.
+    #[must_use]
+    pub(crate) fn with_special_tokens(mut self, tokens: Map<String, serde_json::Value>) -> Self {
+        self.special_tokens = tokens;
+        self
     }
 
     /// The source of the template.
@@ -113,8 +134,12 @@ impl ChatTemplate {
         };
         let template = self.environment.get_template(NAME).expect("compile added it");
         let mut output = LimitedOutput::default();
+        let special_tokens = Value::from(Serde(&self.special_tokens));
         template
-            .render_captured_to(context! { ..standard, ..Value::from(Serde(extra)) }, &mut output)
+            .render_captured_to(
+                context! { ..standard, ..special_tokens, ..Value::from(Serde(extra)) },
+                &mut output,
+            )
             .map_err(|error| client_error(&error))?;
         String::from_utf8(output.bytes)
             .map_err(|_| TextError::Internal("the chat template wrote invalid UTF-8".into()))
@@ -157,48 +182,16 @@ fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, "raised by the template").with_source(Raised(message)))
 }
 
+/// As in Jinja, where a text and an object are sequences, too.
+fn is_sequence(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Undefined | ValueKind::Seq | ValueKind::String | ValueKind::Map)
+}
+
 fn strftime_now(format: &str) -> Result<String, Error> {
     let now = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC);
     jiff::fmt::strtime::format(format, &now).map_err(|error| {
         Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {error}"))
     })
-}
-
-/// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`, which templates expect.
-fn to_json(value: Value, positional: Rest<Value>, options: Kwargs) -> Result<Value, Error> {
-    let indent = match options.get::<Option<usize>>("indent")? {
-        Some(indent) => Some(indent),
-        None => positional.first().map(|indent| usize::try_from(indent.clone())).transpose()?,
-    };
-    let mut json = Vec::new();
-    let written = match indent {
-        Some(indent) => {
-            let indent = " ".repeat(indent.min(16));
-            let formatter = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut json, formatter))
-        }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut json, PythonSpacing)),
-    };
-    written.map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    let json = String::from_utf8(json).expect("serde_json writes UTF-8");
-    Ok(Value::from_safe_string(json))
-}
-
-/// `", "` and `": "` between items, as in Python.
-struct PythonSpacing;
-
-impl Formatter for PythonSpacing {
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
-    }
 }
 
 /// Collects output up to the limit.
@@ -222,3 +215,6 @@ impl io::Write for LimitedOutput {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,7 +33,7 @@ impl<'a> SpecialTokenEscaper<'a> {
     pub(super) fn messages(&self, messages: &[ConversationMessage]) -> Vec<ConversationMessage> {
         let shielded = |message: &ConversationMessage| ConversationMessage {
             role: message.role.clone(),
-            content: self.text(&message.content),
+            content: message.content.as_deref().map(|content| self.text(content)),
             name: message.name.as_deref().map(|name| self.text(name)),
             reasoning_content: message.reasoning_content.as_deref().map(|text| self.text(text)),
             tool_calls: message.tool_calls.iter().map(|call| self.value(call)).collect(),

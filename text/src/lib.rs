@@ -7,19 +7,20 @@
 mod bytes_bound;
 mod chat_template;
 mod escaper;
+mod tokenizer_config;
 pub mod translation;
 mod vocabulary;
 
 use std::fmt;
 
 use escaper::SpecialTokenEscaper;
-use serde::Deserialize;
 use serde_json::{Map, Value};
 use speculation::TokenId;
 use tokenizers::Tokenizer;
 
 use bytes_bound::max_bytes_per_token;
 pub use chat_template::{ChatTemplate, ConversationMessage};
+use tokenizer_config::TokenizerConfig;
 pub use vocabulary::Vocabulary;
 
 /// Names of the assets of a model's text, as served by workers.
@@ -30,6 +31,8 @@ pub mod asset {
     pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
     /// The chat template; optional, overrides the one in the tokenizer's configuration.
     pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
+    /// The chat template of conversations with tools, if it differs; optional.
+    pub const TOOL_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
 }
 
 /// Why a conversation or a text cannot be converted to a prompt.
@@ -78,6 +81,8 @@ pub struct ModelText {
     vocabulary: Vocabulary,
     max_bytes_per_token: Option<usize>,
     chat_template: Option<ChatTemplate>,
+    /// Chat template of conversations with tools, if it differs.
+    tool_template: Option<ChatTemplate>,
     /// Spellings of special tokens.
     special: Vec<String>,
 }
@@ -106,6 +111,7 @@ impl ModelText {
     /// thread that may block.
     pub fn from_assets<'a>(fetch: impl Fn(&str) -> Option<&'a [u8]>) -> Result<Self, ModelTextError> {
         let tokenizer_json = fetch(asset::TOKENIZER).ok_or(ModelTextError::NoTokenizer)?;
+        let config_json = fetch(asset::TOKENIZER_CONFIG);
         let mut tokenizer = Tokenizer::from_bytes(tokenizer_json)
             .map_err(|error| ModelTextError::Tokenizer { reason: error.to_string() })?;
         // A checkpoint may contain the truncation or padding of its training; a server must not change a
@@ -114,31 +120,14 @@ impl ModelText {
             .with_truncation(None)
             .map_err(|error| ModelTextError::Tokenizer { reason: error.to_string() })?
             .with_padding(None);
-        let config = match fetch(asset::TOKENIZER_CONFIG) {
-            Some(bytes) => serde_json::from_slice(bytes)
-                .map_err(|error| ModelTextError::TokenizerConfig { reason: error.to_string() })?,
-            None => TokenizerConfig::default(),
-        };
-        let template = match fetch(asset::CHAT_TEMPLATE) {
-            Some(bytes) => Some(
-                std::str::from_utf8(bytes)
-                    .map_err(|error| ModelTextError::ChatTemplate { reason: error.to_string() })?,
-            ),
-            None => config.chat_template.as_ref().and_then(TemplateField::default_template),
-        };
-        let special =
-            |token: &Option<SpecialToken>| token.as_ref().map(SpecialToken::content).unwrap_or_default();
-        let chat_template = template
-            .map(|source| {
-                ChatTemplate::compile(source, &special(&config.bos_token), &special(&config.eos_token))
-            })
-            .transpose()?;
+        let config = TokenizerConfig::parse(config_json)?;
+        let (chat_template, tool_template) = config.templates(&fetch)?;
         let vocabulary = Vocabulary::of(&tokenizer)?;
         let max_bytes_per_token = max_bytes_per_token(&tokenizer, &vocabulary);
         let added = tokenizer.get_added_tokens_decoder();
         let special = added.values().filter(|token| token.special && !token.content.is_empty());
         let special = special.map(|token| token.content.clone()).collect();
-        Ok(Self { tokenizer, vocabulary, max_bytes_per_token, chat_template, special })
+        Ok(Self { tokenizer, vocabulary, max_bytes_per_token, chat_template, tool_template, special })
     }
 
     /// The bytes of each token.
@@ -172,6 +161,12 @@ impl ModelText {
         self.chat_template.as_ref()
     }
 
+    /// The chat template of conversations with tools or of others, if the model has one.
+    pub fn chat_template_for(&self, has_tools: bool) -> Option<&ChatTemplate> {
+        let tool_template = self.tool_template.as_ref().filter(|_| has_tools);
+        tool_template.or(self.chat_template.as_ref())
+    }
+
     /// The id of a token by its spelling.
     pub fn token_id(&self, spelling: &str) -> Option<TokenId> {
         self.tokenizer.token_to_id(spelling)
@@ -186,7 +181,7 @@ impl ModelText {
         extra: &Map<String, Value>,
     ) -> Result<RenderedChat, TextError> {
         let escaper = SpecialTokenEscaper::new(&self.special, messages, extra);
-        let rendered = template.render(&escaper.messages(messages), &escaper.object(extra))?;
+        let rendered = template.render_calls(&escaper.messages(messages), &escaper.object(extra))?;
         let parts: Vec<String> = escaper.parts(&rendered).map(str::to_owned).collect();
         Ok(RenderedChat { text: parts.concat(), parts })
     }
@@ -217,59 +212,6 @@ pub enum Framing {
     Add,
     /// Do not add them: the text contains what it needs.
     AsIs,
-}
-
-/// The used fields of tokenizer_config.json.
-#[derive(Debug, Default, Deserialize)]
-struct TokenizerConfig {
-    #[serde(default)]
-    bos_token: Option<SpecialToken>,
-    #[serde(default)]
-    eos_token: Option<SpecialToken>,
-    #[serde(default)]
-    chat_template: Option<TemplateField>,
-}
-
-/// A special token: its text, or an object that contains the text.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum SpecialToken {
-    Text(String),
-    Object { content: String },
-}
-
-impl SpecialToken {
-    fn content(&self) -> String {
-        match self {
-            Self::Text(text) | Self::Object { content: text } => text.clone(),
-        }
-    }
-}
-
-/// A chat template: one text, or several named ones.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum TemplateField {
-    One(String),
-    Named(Vec<NamedTemplate>),
-}
-
-#[derive(Debug, Deserialize)]
-struct NamedTemplate {
-    name: String,
-    template: String,
-}
-
-impl TemplateField {
-    /// The only template, or the one named "default".
-    fn default_template(&self) -> Option<&str> {
-        match self {
-            Self::One(template) => Some(template),
-            Self::Named(templates) => {
-                templates.iter().find(|named| named.name == "default").map(|named| named.template.as_str())
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -69,7 +69,11 @@ fn sentencepiece() -> Arc<ModelText> {
 }
 
 fn user(content: &str) -> ConversationMessage {
-    ConversationMessage { role: "user".into(), content: content.into(), ..ConversationMessage::default() }
+    ConversationMessage {
+        role: "user".into(),
+        content: Some(content.into()),
+        ..ConversationMessage::default()
+    }
 }
 
 fn render(source: &str, messages: &[ConversationMessage]) -> Result<String, TextError> {
@@ -130,7 +134,7 @@ fn templates_may_use_what_checkpoints_use() {
         user("a"),
         ConversationMessage {
             role: "assistant".into(),
-            content: "<t>x</t>\n\ny".into(),
+            content: Some("<t>x</t>\n\ny".into()),
             ..ConversationMessage::default()
         },
     ];
@@ -191,6 +195,55 @@ fn a_template_that_refuses_says_why_to_the_client() {
         assert_eq!(matches!(error, TextError::Refused(_)), is_deliberate, "{source}: {error}");
         assert!(error.to_string().contains(expected), "{source}: {error}");
     }
+}
+
+#[test]
+fn conversations_with_tools_may_have_their_own_template() {
+    let tokenizer = std::fs::read(
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target").join(asset::TOKENIZER),
+    )
+    .unwrap();
+    let listed =
+        json!([{ "name": "tool_use", "template": "tools" }, { "name": "default", "template": "plain" }]);
+    let named = json!({ "default": "plain", "tool_use": "tools" });
+    let text = |text: &str| text.as_bytes().to_vec();
+    let config = |field: &serde_json::Value| json!({ "chat_template": field }).to_string().into_bytes();
+    for (assets, expected) in [
+        (vec![(asset::TOKENIZER_CONFIG, config(&listed))], ["plain", "tools"]),
+        (vec![(asset::TOKENIZER_CONFIG, config(&named))], ["plain", "tools"]),
+        (vec![(asset::TOKENIZER_CONFIG, config(&json!("one")))], ["one", "one"]),
+        (
+            vec![(asset::CHAT_TEMPLATE, text("file")), (asset::TOOL_TEMPLATE, text("for tools"))],
+            ["file", "for tools"],
+        ),
+        (
+            vec![(asset::CHAT_TEMPLATE, text("file")), (asset::TOKENIZER_CONFIG, config(&listed))],
+            ["file", "file"],
+        ),
+    ] {
+        let assets = [assets, vec![(asset::TOKENIZER, tokenizer.clone())]].concat();
+        let model = ModelText::from_assets(|name| find(&assets, name)).unwrap();
+        let sources = [false, true].map(|has_tools| model.chat_template_for(has_tools).unwrap().source());
+        assert_eq!(sources, expected);
+    }
+}
+
+#[test]
+fn every_special_token_is_a_variable() {
+    let tokenizer = std::fs::read(
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target").join(asset::TOKENIZER),
+    )
+    .unwrap();
+    let config = json!({
+        "bos_token": "<s>", "unk_token": { "content": "<unk>" }, "pad_token": "<pad>", "add_bos_token": true,
+        "additional_special_tokens": ["<x>", { "content": "<y>" }], "extra_special_tokens": { "image_token": "<i>" },
+        "sep_token": null, "chat_template": "{{ bos_token }}{{ unk_token }}{{ pad_token }}{{ image_token }}\
+            {{ additional_special_tokens | join }}{{ sep_token is defined }}{{ add_bos_token is defined }}"
+    });
+    let assets = [(asset::TOKENIZER, tokenizer), (asset::TOKENIZER_CONFIG, config.to_string().into_bytes())];
+    let model = ModelText::from_assets(|name| find(&assets, name)).unwrap();
+    let text = model.chat_template().unwrap().render(&[user("a")], &Map::new()).unwrap();
+    assert_eq!(text, "<s><unk><pad><i><x><y>FalseFalse");
 }
 
 #[test]

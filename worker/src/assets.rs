@@ -10,11 +10,12 @@ use speculation::fingerprint::{TokenList, token_list_from_json};
 use text::{ModelText, ModelTextError};
 
 /// Files that a router may fetch.
-pub const ASSET_NAMES: [&str; 6] = [
+pub const ASSET_NAMES: [&str; 7] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
     "special_tokens_map.json",
+    "additional_chat_templates/tool_use.jinja",
     "generation_config.json",
     "config.json",
 ];

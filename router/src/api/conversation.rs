@@ -33,7 +33,7 @@ impl ConversationBuilder {
     /// that message.
     pub(super) fn push_message(&mut self, role: &str, text: String) {
         match self.messages.last_mut() {
-            Some(last) if role == ASSISTANT && has_only_reasoning(last) => last.content = text,
+            Some(last) if role == ASSISTANT && has_only_reasoning(last) => last.content = Some(text),
             _ => self.messages.push(ConversationMessage::new(role, text)),
         }
     }
@@ -102,7 +102,7 @@ impl ConversationBuilder {
 }
 
 fn has_only_reasoning(message: &ConversationMessage) -> bool {
-    message.reasoning_content.is_some() && message.content.is_empty() && message.tool_calls.is_empty()
+    message.reasoning_content.is_some() && message.text().is_empty() && message.tool_calls.is_empty()
 }
 
 #[cfg(test)]
@@ -135,7 +135,7 @@ mod tests {
         let messages = ConversationBuilder::continuing(builder.into_messages());
         assert!(messages.calls.contains("id0"));
         let [user, assistant, one, two, again] = messages.into_messages().try_into().unwrap();
-        assert_eq!((user.content.as_str(), assistant.content.as_str()), ("hi", "I look"));
+        assert_eq!((user.text(), assistant.text()), ("hi", "I look"));
         assert_eq!(assistant.reasoning_content.as_deref(), Some("hmm"));
         let names: Vec<_> =
             assistant.tool_calls.iter().map(|call| call["function"]["name"].clone()).collect();

@@ -202,7 +202,7 @@ fn parse_chat(chat: v1::Chat) -> Result<RawPrompt, RouterError> {
     };
     let messages = chat.messages.into_iter().map(|message| ConversationMessage {
         role: message.role,
-        content: message.content,
+        content: Some(message.content),
         name: message.name,
         ..ConversationMessage::default()
     });

@@ -27,7 +27,7 @@ impl StoredResponse {
         let message_bytes = |message: &ConversationMessage| {
             let calls = message.tool_calls.iter().map(|call| call.to_string().len()).sum::<usize>();
             let reasoning_bytes = message.reasoning_content.as_ref().map_or(0, String::len);
-            size_of::<ConversationMessage>() + message.content.len() + reasoning_bytes + calls
+            size_of::<ConversationMessage>() + message.text().len() + reasoning_bytes + calls
         };
         self.json.len() + self.conversation.iter().map(message_bytes).sum::<usize>()
     }

@@ -213,7 +213,8 @@ impl Tool {
 
 /// Returns the syntax of calls that the model's chat template describes.
 fn tool_syntax(model: &ModelText) -> Result<ToolSyntax, RouterError> {
-    let syntax = model.chat_template().and_then(|template| ToolSyntax::from_template(template.source()));
+    let template = model.chat_template_for(true);
+    let syntax = template.and_then(|template| ToolSyntax::from_template(template.source()));
     syntax.ok_or_else(|| {
         let message = "this model's chat template has no supported tool call format (Hermes, Llama 3 or Mistral): \
                        set tool_choice to required or to a tool, or leave tools out";
@@ -227,7 +228,8 @@ pub(super) fn output_format(
     has_grammar: bool,
     model: &ModelText,
 ) -> Result<OutputFormat, RouterError> {
-    let template = model.chat_template();
+    let uses_tools = tools.choice != ToolChoice::None && !tools.tools.is_empty();
+    let template = model.chat_template_for(uses_tools);
     let calls = match &tools.choice {
         ToolChoice::Required => CallFormat::Required,
         ToolChoice::Named(name) => CallFormat::Named(name.clone()),

@@ -95,7 +95,7 @@ fn split_calls(
     for (idx, call) in message.tool_calls.iter().enumerate() {
         let (content, reasoning_content) = match idx {
             0 => (message.content.clone(), message.reasoning_content.clone()),
-            _ => (String::new(), None),
+            _ => (message.content.as_ref().map(|_| String::new()), None),
         };
         let tool_calls = vec![call.clone()];
         split.push(ConversationMessage { content, reasoning_content, tool_calls, ..message.clone() });

@@ -179,3 +179,35 @@ async fn user_text_is_never_a_special_token() {
     router.ok(CHAT, &json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }] })).await;
     assert_eq!(router.lanes.take_one().prompt_ids, demo_encode("<|user|>hi<|end|><|assistant|>"));
 }
+
+/// A template of its own for tools decides on the format of calls, too; null content stays null with calls.
+#[tokio::test]
+async fn the_template_of_tools_is_used_for_tools() {
+    const TOOLS: &str = "{% if tools %}<tool_call>{% endif %}{% for m in messages %}\
+    {% if m.content is none %}{{ m.tool_calls[0].function.name }}{% else %}{{ m.content }}{% endif %}{% endfor %}";
+    let tokenizer = model_file(asset::TOKENIZER);
+    let fetch = |name: &str| match name {
+        asset::TOKENIZER => Some(tokenizer.as_slice()),
+        asset::CHAT_TEMPLATE => Some(&b"plain"[..]),
+        asset::TOOL_TEMPLATE => Some(TOOLS.as_bytes()),
+        _ => None,
+    };
+    let model = Arc::new(ModelText::from_assets(fetch).unwrap());
+    let router = TestRouter::start()
+        .with_reply("<tool_call>{\"name\": \"get_weather\", \"arguments\": {}}</tool_call>");
+    router.state.catalog.publish([entry(MODEL, Arc::clone(&model))]);
+    let messages = json!([
+        { "role": "user", "content": "hi" },
+        { "role": "assistant", "content": null, "tool_calls": [
+            { "id": "1", "type": "function", "function": { "name": "get_weather", "arguments": "{}" } }
+        ] }
+    ]);
+    let response = router.ok(CHAT, &chat(json!({ "messages": messages }))).await;
+    assert_eq!(response["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "get_weather");
+    let prompt =
+        |router: &TestRouter| router::detokenize::decode(&model, &router.lanes.take_one().prompt_ids);
+    assert_eq!(prompt(&router), "<tool_call>higet_weather");
+    // Without tools, the other template is used.
+    router.ok(CHAT, &chat(json!({ "tools": null }))).await;
+    assert_eq!(prompt(&router), "plain");
+}

@@ -422,9 +422,9 @@ impl Message {
         only("provider_specific_fields", "assistant", self.provider_specific_fields.is_some())?;
         only("tool_call_id", "tool", self.tool_call_id.is_some())?;
         let content = match self.content {
-            Some(Content(content)) => content,
-            // An answer with only tool calls or only reasoning has no content.
-            None if self.role == "assistant" => String::new(),
+            Some(Content(content)) => Some(content),
+            // An answer with only tool calls or only reasoning has no content. Templates get null with calls.
+            None if self.role == "assistant" => tool_calls.is_empty().then(String::new),
             None => {
                 let path = format!("messages[{idx}].content");
                 let message = format!("{path} is required: a string or a list of text parts");

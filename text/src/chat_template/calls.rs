@@ -1,0 +1,63 @@
+//! Conversations in which an assistant's message has tool calls and no content. The client sent null, and
+//! templates distinguish null from an empty text; but some fail on null, or write it as a word.
+
+use serde_json::{Map, Value};
+
+use super::{ChatTemplate, ConversationMessage};
+use crate::TextError;
+
+/// Python's spelling of null in a text.
+const NULL_WORD: &str = "None";
+
+impl ChatTemplate {
+    /// Renders a conversation. Content that is null is passed as null, or as an empty text if the template
+    /// cannot use null. Refuses a conversation if its template leaves out calls of such messages.
+    pub(crate) fn render_calls(
+        &self,
+        messages: &[ConversationMessage],
+        extra: &Map<String, Value>,
+    ) -> Result<String, TextError> {
+        let with_null = self.render(messages, extra);
+        if messages.iter().all(|message| message.content.is_some()) {
+            return with_null;
+        }
+        let missing = |prompt: &str| called_without_content(messages).find(|name| !prompt.contains(name));
+        if let Ok(prompt) = &with_null
+            && missing(prompt).is_none()
+            && !prompt.contains(NULL_WORD)
+        {
+            return with_null;
+        }
+        let with_text = |message: &ConversationMessage| ConversationMessage {
+            content: Some(message.text().to_owned()),
+            ..message.clone()
+        };
+        let filled: Vec<_> = messages.iter().map(with_text).collect();
+        let prompt = match (with_null, self.render(&filled, extra)) {
+            (Ok(with_null), Ok(with_text)) => {
+                let num_words = |prompt: &str| prompt.matches(NULL_WORD).count();
+                let writes_null = num_words(&with_null) > num_words(&with_text);
+                let lacks_calls = missing(&with_null).is_some();
+                if writes_null || lacks_calls { with_text } else { with_null }
+            }
+            (Ok(prompt), Err(_)) | (Err(_), Ok(prompt)) => prompt,
+            (Err(error), Err(_)) => return Err(error),
+        };
+        match missing(&prompt) {
+            None => Ok(prompt),
+            Some(name) => Err(TextError::Refused(format!(
+                "the model's chat template leaves out the call of `{name}` in a message without content: \
+                 leave tool calls out of messages, or write them in the content"
+            ))),
+        }
+    }
+}
+
+/// Names of the tools that messages without content call, as far as every template writes them unchanged.
+fn called_without_content(messages: &[ConversationMessage]) -> impl Iterator<Item = &str> {
+    let calls = messages.iter().filter(|message| message.content.is_none());
+    let names =
+        calls.flat_map(|message| &message.tool_calls).filter_map(|call| call["function"]["name"].as_str());
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    names.filter(move |name| name.chars().all(is_plain))
+}

@@ -1,0 +1,113 @@
+//! Tests of what chat templates of transformers use beyond minijinja. Expected values are those of Jinja and
+//! Python.
+
+use serde_json::{Map, json};
+
+use super::*;
+
+fn rendered(source: &str) -> Result<String, TextError> {
+    let messages = [ConversationMessage::new("user", "Hi there!".to_owned())];
+    ChatTemplate::compile(source, "<s>", "</s>").unwrap().render(&messages, &Map::new())
+}
+
+#[test]
+fn expressions_give_what_python_gives() {
+    for (expression, expected) in [
+        ("messages[0].content.rsplit('e', 1)", "['Hi ther', '!']"),
+        ("'a b  c '.rsplit(none, 1)", "['a b', 'c']"),
+        ("' a b'.rsplit()", "['a', 'b']"),
+        ("'a,b,c'.rsplit(',', maxsplit=1)", "['a,b', 'c']"),
+        ("'abc'.partition('b')", "('a', 'b', 'c')"),
+        ("'abc'.partition('x')", "('abc', '', '')"),
+        ("'a-b-c'.rpartition('-')", "('a-b', '-', 'c')"),
+        ("'éabc'.index('c')", "3"),
+        ("'abc'.removeprefix('a')", "bc"),
+        ("'abc'.removesuffix('c')", "ab"),
+        ("'abc'.removesuffix('x')", "abc"),
+        ("'Abc'.swapcase()", "aBC"),
+        ("'-7'.zfill(4)", "-007"),
+        ("'abc'.ljust(5) ~ '|'", "abc  |"),
+        ("'abc'.rjust(5, '*')", "**abc"),
+        ("'abc'.center(7) ~ '|'", "  abc  |"),
+        ("'ab'.center(5) ~ '|'", "  ab |"),
+        ("'abc' is sequence and {} is sequence and [] is sequence and 1 is not sequence", "True"),
+        (
+            r#"{'b': [true, none, 1.0, 1e20, 1e-7, 0.0001, "é<>&'\u2028\x7f\n"]} | tojson"#,
+            concat!(r#"{"b": [true, null, 1.0, 1e+20, 1e-07, 0.0001, "é<>&'"#, "\u{2028}\u{7f}", r#"\n"]}"#),
+        ),
+        (
+            "{'b': 1, 'a': 'é😀'} | tojson(ensure_ascii=true, sort_keys=true)",
+            r#"{"a": "\u00e9\ud83d\ude00", "b": 1}"#,
+        ),
+        ("[1, 2] | tojson(separators=(',', ':'))", "[1,2]"),
+        (
+            "{'a': [], 'b': {}, 'c': [1]} | tojson(indent=2)",
+            "{\n  \"a\": [],\n  \"b\": {},\n  \"c\": [\n    1\n  ]\n}",
+        ),
+        ("{1: 2, none: 4} | tojson", r#"{"1": 2, "null": 4}"#),
+    ] {
+        assert_eq!(rendered(&format!("{{{{ {expression} }}}}")).unwrap(), expected, "{expression}");
+    }
+    for (expression, words) in [
+        ("'abc'.index('x')", "substring not found"),
+        ("[1] | tojson(default=1)", "default"),
+        ("'a'.ljust(99999999)", "at most"),
+    ] {
+        let error = rendered(&format!("{{{{ {expression} }}}}")).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn a_deep_value_is_refused() {
+    let source =
+        "{% set ns = namespace(x=[]) %}{% for i in range(5000) %}{% set ns.x = [ns.x] %}{% endfor %}";
+    let error = rendered(&format!("{source}{{{{ ns.x | tojson }}}}")).unwrap_err().to_string();
+    assert!(error.contains("levels"), "{error}");
+}
+
+#[test]
+fn tags_of_training_change_no_text() {
+    for (source, expected) in [
+        ("a{% generation %}b{% endgeneration %}c", "abc"),
+        ("a {%- generation -%} b {%- endgeneration +%} c", "ab c"),
+        ("{%generation%}x{%endgeneration%}{% if true %}generation{% endif %}", "xgeneration"),
+    ] {
+        assert_eq!(rendered(source).unwrap(), expected, "{source}");
+    }
+}
+
+/// A conversation with a call of `get_weather` in a message without content.
+fn call() -> [ConversationMessage; 2] {
+    let call = json!({ "function": { "name": "get_weather", "arguments": {} } });
+    let message =
+        ConversationMessage { role: "assistant".into(), tool_calls: vec![call], ..Default::default() };
+    [ConversationMessage::new("user", "Hi".to_owned()), message]
+}
+
+#[test]
+fn templates_see_null_content_if_they_can_use_it() {
+    const NAMES: &str = "{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}";
+    for (body, expected) in [
+        // DeepSeek's: calls only without content.
+        ("{% if m.content is none %}N{{ m.tool_calls[0].function.name }}{% endif %}", Some("Nget_weather")),
+        // A test for truth.
+        (&format!("{{% if m.content %}}{{{{ m.content }}}}{{% endif %}}{NAMES}"), Some("Higet_weather")),
+        // Templates that fail on null, or write it.
+        (&format!("{{{{ m.content.strip() }}}}{NAMES}"), Some("Higet_weather")),
+        (&format!("{{{{ m.content + '.' }}}}{NAMES}"), Some("Hi..get_weather")),
+        (&format!("{{{{ m.content }}}}{NAMES}"), Some("Higet_weather")),
+        (&format!("{{% if m.content is string %}}{NAMES}{{% endif %}}"), Some("get_weather")),
+        // Calls that are left out.
+        ("{{ m.content }}", None),
+        ("{% if m.content %}{{ m.content }}{% endif %}", None),
+    ] {
+        let source = format!("{{% for m in messages %}}{body}{{% endfor %}}");
+        let template = ChatTemplate::compile(&source, "", "").unwrap();
+        match (template.render_calls(&call(), &Map::new()), expected) {
+            (Ok(found), Some(expected)) => assert_eq!(found, expected, "{body}"),
+            (Err(TextError::Refused(reason)), None) => assert!(reason.contains("`get_weather`"), "{reason}"),
+            (found, _) => panic!("{body}: {found:?}"),
+        }
+    }
+}
