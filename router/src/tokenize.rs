@@ -131,11 +131,27 @@ pub fn tokenize(
     Ok(tokenized)
 }
 
+/// Refuses tokens that the model has no embeddings for: added ones that it was not trained with.
+pub fn check_vocabulary(
+    model: &ModelText,
+    field: &'static str,
+    ids: &[TokenId],
+    vocab_size: u32,
+) -> Result<(), RouterError> {
+    let Some(&id) = ids.iter().find(|&&id| id >= vocab_size) else { return Ok(()) };
+    let message = format!(
+        "{field} has the token `{}` ({id}), which the tokenizer has and the model does not: leave it out",
+        model.vocabulary().spell(id)
+    );
+    Err(RouterError::invalid(field, message))
+}
+
 /// Tokenizes and indexes the text that the client predicts. Tokens beyond the window could never be used.
 pub fn predicted_text(
     model: &ModelText,
     text: &str,
     max_model_len: u32,
+    vocab_size: u32,
 ) -> Result<PredictedText, RouterError> {
     let field = "prediction";
     check_bytes(model, text, max_model_len, field)?;
@@ -147,6 +163,7 @@ pub fn predicted_text(
         );
         return Err(RouterError::invalid(field, message));
     }
+    check_vocabulary(model, field, &ids, vocab_size)?;
     Ok(PredictedText::new(ids))
 }
 
@@ -229,6 +246,18 @@ fn next_job(receiver: &Mutex<Receiver<Job>>) -> Option<Job> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_without_embeddings_are_refused() {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/target/");
+        let tokenizer = std::fs::read(format!("{dir}{}", text::asset::TOKENIZER)).unwrap();
+        let model =
+            ModelText::from_assets(|name| (name == text::asset::TOKENIZER).then_some(&*tokenizer)).unwrap();
+        check_vocabulary(&model, "prompt", &[0, 99], 100).unwrap();
+        let error = check_vocabulary(&model, "prompt", &[0, 100], 100).unwrap_err();
+        assert!(matches!(error, RouterError::InvalidRequest { message, .. } if message.contains("(100)")));
+        assert!(predicted_text(&model, "hello there", 100, 4).is_err());
+    }
 
     #[tokio::test]
     async fn a_panic_fails_one_job_and_the_pool_keeps_running() {

@@ -3,7 +3,7 @@
 //! Comparing sizes is not enough: models of one family pad their embeddings differently, and lists of equal
 //! length may differ in one entry. Input is the text of `tokenizer.json`; the caller reads the file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::Deserialize;
@@ -16,6 +16,8 @@ use crate::TokenId;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TokenList {
     tokens: BTreeMap<TokenId, String>,
+    /// Ids of `added_tokens`.
+    added: BTreeSet<TokenId>,
 }
 
 /// Why a token list could not be read from a tokenizer.json.
@@ -63,6 +65,11 @@ impl TokenList {
     /// if some ids have no token.
     pub fn num_ids(&self) -> u32 {
         self.tokens.last_key_value().map_or(0, |(id, _)| id.saturating_add(1))
+    }
+
+    /// The lowest id from `first` on whose token is not an added one.
+    pub fn first_not_added(&self, first: TokenId) -> Option<TokenId> {
+        self.tokens.range(first..).map(|(id, _)| *id).find(|id| !self.added.contains(id))
     }
 
     /// Whether there are no tokens.
@@ -139,10 +146,9 @@ pub fn token_list_from_json(tokenizer_json: &str) -> Result<TokenList, TokenList
             return Err(TokenListError::DuplicateId { id, first, second: token.to_owned() });
         }
     }
-    for added in file.added_tokens {
-        tokens.insert(added.id, added.content);
-    }
-    Ok(TokenList { tokens })
+    let added = file.added_tokens.iter().map(|added| added.id).collect();
+    tokens.extend(file.added_tokens.into_iter().map(|added| (added.id, added.content)));
+    Ok(TokenList { tokens, added })
 }
 
 /// (id, token) pairs: BPE, WordPiece and WordLevel map tokens to ids, Unigram lists [token, score] in order

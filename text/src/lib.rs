@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod added_tokens;
 mod bytes_bound;
 mod chat_template;
 mod escaper;
@@ -18,6 +19,7 @@ use serde_json::{Map, Value};
 use speculation::TokenId;
 use tokenizers::Tokenizer;
 
+pub use added_tokens::with_added_tokens;
 use bytes_bound::max_bytes_per_token;
 pub use chat_template::{ChatTemplate, ConversationMessage};
 use tokenizer_config::TokenizerConfig;
@@ -112,7 +114,8 @@ impl ModelText {
     pub fn from_assets<'a>(fetch: impl Fn(&str) -> Option<&'a [u8]>) -> Result<Self, ModelTextError> {
         let tokenizer_json = fetch(asset::TOKENIZER).ok_or(ModelTextError::NoTokenizer)?;
         let config_json = fetch(asset::TOKENIZER_CONFIG);
-        let mut tokenizer = Tokenizer::from_bytes(tokenizer_json)
+        let tokenizer_json = with_added_tokens(tokenizer_json, config_json)?;
+        let mut tokenizer = Tokenizer::from_bytes(&tokenizer_json)
             .map_err(|error| ModelTextError::Tokenizer { reason: error.to_string() })?;
         // A checkpoint may contain the truncation or padding of its training; a server must not change a
         // prompt's length.

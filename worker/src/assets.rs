@@ -1,21 +1,22 @@
 //! Text files of a checkpoint (tokenizer, chat template, defaults), served to routers so that they need no
 //! model files.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use bytes::Bytes;
 use proto::v1;
 use sha2::{Digest, Sha256};
 use speculation::fingerprint::{TokenList, token_list_from_json};
-use text::{ModelText, ModelTextError};
+use text::{ModelText, ModelTextError, asset, with_added_tokens};
 
 /// Files that a router may fetch.
 pub const ASSET_NAMES: [&str; 7] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
-    "special_tokens_map.json",
     "additional_chat_templates/tool_use.jinja",
+    "special_tokens_map.json",
     "generation_config.json",
     "config.json",
 ];
@@ -42,6 +43,14 @@ pub enum AssetError {
         /// Its size.
         bytes: u64,
     },
+    /// The tokens of tokenizer_config.json cannot be added to the tokenizer.
+    #[error("{directory}: {reason}")]
+    AddedTokens {
+        /// The checkpoint.
+        directory: String,
+        /// What is wrong.
+        reason: ModelTextError,
+    },
     /// The tokenizer is missing or invalid.
     #[error("{path}: {reason}")]
     Tokenizer {
@@ -60,7 +69,8 @@ pub struct Assets {
 }
 
 impl Assets {
-    /// Reads the files that exist; only tokenizer.json is required.
+    /// Reads the files that exist; only tokenizer.json is required. It is held with the tokens that only
+    /// tokenizer_config.json has, so that everything that reads it finds the same tokens.
     pub fn load(model_dir: &Path) -> Result<Self, AssetError> {
         let mut files = Vec::new();
         for name in ASSET_NAMES {
@@ -73,17 +83,35 @@ impl Assets {
                 }
                 _ => std::fs::read(&path).map_err(|source| AssetError::Read { path: shown, source })?,
             };
-            files.push((asset(name, &bytes), Bytes::from(bytes)));
+            files.push((described(name, &bytes), Bytes::from(bytes)));
         }
-        let token_list = token_list(model_dir, &files)?;
-        Ok(Self { files, token_list })
+        Self::with_tokens(model_dir, files)
     }
 
-    /// Creates assets from generated files, which must include tokenizer.json.
+    /// Creates assets from files in memory, which must include tokenizer.json.
     pub fn from_files(files: Vec<(&str, String)>) -> Result<Self, AssetError> {
-        let files: Vec<(v1::Asset, Bytes)> =
-            files.into_iter().map(|(name, text)| (asset(name, text.as_bytes()), Bytes::from(text))).collect();
-        let token_list = token_list(Path::new("(generated)"), &files)?;
+        let files: Vec<(v1::Asset, Bytes)> = files
+            .into_iter()
+            .map(|(name, text)| (described(name, text.as_bytes()), Bytes::from(text)))
+            .collect();
+        Self::with_tokens(Path::new("(generated)"), files)
+    }
+
+    /// Adds the tokens that only tokenizer_config.json has.
+    fn with_tokens(model_dir: &Path, mut files: Vec<(v1::Asset, Bytes)>) -> Result<Self, AssetError> {
+        let bytes_of =
+            |name| files.iter().find(|(asset, _)| asset.name == name).map(|(_, bytes)| bytes.clone());
+        if let Some(tokenizer) = bytes_of(asset::TOKENIZER) {
+            let config = bytes_of(asset::TOKENIZER_CONFIG);
+            let whole = with_added_tokens(&tokenizer, config.as_deref()).map_err(|reason| {
+                AssetError::AddedTokens { directory: model_dir.display().to_string(), reason }
+            })?;
+            if let Cow::Owned(whole) = whole {
+                files.retain(|(asset, _)| asset.name != asset::TOKENIZER);
+                files.insert(0, (described(asset::TOKENIZER, &whole), Bytes::from(whole)));
+            }
+        }
+        let token_list = token_list(model_dir, &files)?;
         Ok(Self { files, token_list })
     }
 
@@ -122,10 +150,38 @@ fn token_list(model_dir: &Path, files: &[(v1::Asset, Bytes)]) -> Result<TokenLis
     token_list_from_json(text).map_err(|error| broken(error.to_string()))
 }
 
-fn asset(name: &str, bytes: &[u8]) -> v1::Asset {
+fn described(name: &str, bytes: &[u8]) -> v1::Asset {
     v1::Asset { name: name.to_owned(), sha256: hex(&Sha256::digest(bytes)), size: bytes.len() as u64 }
 }
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_served_tokenizer_has_the_tokens_of_the_configuration() {
+        let tokenizer = json!({ "model": { "type": "BPE", "vocab": { "a": 0, "b": 1 }, "merges": [] } });
+        let load = |id: &str| {
+            let listed = json!({ "added_tokens_decoder": { id: { "content": "<x>", "special": true } } });
+            Assets::from_files(vec![
+                ("tokenizer.json", tokenizer.to_string()),
+                ("tokenizer_config.json", listed.to_string()),
+            ])
+        };
+        let assets = load("2").unwrap();
+        assert_eq!((assets.token_list().num_ids(), assets.token_list().get(2)), (3, Some("<x>")));
+        let served = assets.list().into_iter().find(|asset| asset.name == "tokenizer.json").unwrap();
+        let bytes = assets.get("tokenizer.json").unwrap();
+        assert_eq!((served.size, served.sha256), (bytes.len() as u64, hex(&Sha256::digest(&bytes))));
+        assets.check_text().unwrap();
+
+        let error = load("3").unwrap_err().to_string();
+        assert!(error.contains("tokenizer_config.json") && error.contains("its id is 2"), "{error}");
+    }
 }

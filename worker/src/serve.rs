@@ -2,6 +2,7 @@
 //! the process before any port is bound, and a worker is registered only once it can be reached.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -14,6 +15,7 @@ use service::health::{self, Health, serve_admin};
 use service::metrics::Metrics;
 use service::shutdown::Lifetime;
 use speculation::Role;
+use speculation::fingerprint::TokenList;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tonic::service::Routes;
@@ -92,7 +94,7 @@ pub fn load_model(config: &WorkerConfig, role: Role) -> anyhow::Result<LoadedMod
         role,
         model_id: config.served_model_name.clone().unwrap_or(info.model_id),
         numerics_id: info.numerics_id,
-        vocab_size: assets.token_list().num_ids(),
+        vocab_size: assets.token_list().num_ids().min(info.vocab_size),
         max_model_len: info.max_model_len,
         eos_token_ids: info.eos_token_ids,
         kv_blocks: info.kv_blocks,
@@ -162,13 +164,7 @@ fn load_engine(config: &WorkerConfig, role: Role) -> anyhow::Result<(Engine, Ass
         }
     };
     let info = engine.info();
-    anyhow::ensure!(
-        assets.token_list().num_ids() <= info.vocab_size,
-        "{}: the tokenizer needs {} embeddings, the model has {}: use the tokenizer that the model was trained with",
-        tokenizer.display(),
-        assets.token_list().num_ids(),
-        info.vocab_size
-    );
+    check_embeddings(&tokenizer, assets.token_list(), info.vocab_size)?;
     tracing::info!(
         model = info.model_id,
         parameters = info.num_parameters,
@@ -180,6 +176,27 @@ fn load_engine(config: &WorkerConfig, role: Role) -> anyhow::Result<(Engine, Ass
         "model loaded"
     );
     Ok((engine, assets))
+}
+
+/// Refuses a tokenizer with more ids than the model has embeddings, unless the others are added tokens: many
+/// models were saved with some that they were not trained with. Prompts with such tokens are refused.
+fn check_embeddings(tokenizer: &Path, tokens: &TokenList, num_embeddings: u32) -> anyhow::Result<()> {
+    let num_ids = tokens.num_ids();
+    if num_ids <= num_embeddings {
+        return Ok(());
+    }
+    let shown = tokenizer.display();
+    anyhow::ensure!(
+        tokens.first_not_added(num_embeddings).is_none(),
+        "{shown}: the tokenizer needs {num_ids} embeddings, the model has {num_embeddings}: use the tokenizer that the model was trained with"
+    );
+    let tokens =
+        (num_embeddings..num_ids).filter_map(|id| tokens.get(id)).take(4).collect::<Vec<_>>().join(", ");
+    tracing::warn!(
+        "{shown}: added tokens have ids up to {}, but the model has {num_embeddings} embeddings: prompts with them are refused (first: {tokens})",
+        num_ids - 1
+    );
+    Ok(())
 }
 
 /// Starts a loaded worker and registers it; everything it starts runs under `lifetime`.
@@ -254,4 +271,23 @@ fn announce_drain(messages: mpsc::Sender<Message>, lifetime: &Lifetime) {
 
 async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use speculation::fingerprint::token_list_from_json;
+
+    use super::*;
+
+    #[test]
+    fn only_added_tokens_may_lack_embeddings() {
+        let tokenizer = json!({ "model": { "vocab": { "a": 0, "b": 1, "c": 2 } }, "added_tokens": [
+            { "id": 2, "content": "c" }, { "id": 3, "content": "<x>" }] });
+        let tokens = token_list_from_json(&tokenizer.to_string()).unwrap();
+        let check = |num_embeddings| check_embeddings(Path::new("t.json"), &tokens, num_embeddings);
+        assert!([4, 3, 2].into_iter().all(|num_embeddings| check(num_embeddings).is_ok()));
+        let error = check(1).unwrap_err().to_string();
+        assert!(error.contains("needs 4 embeddings, the model has 1"), "{error}");
+    }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use speculation::TokenId;
 use speculation::fingerprint::{TokenList, first_difference, token_list_from_json};
-use text::{ConversationMessage, Framing, ModelText, asset};
+use text::{ConversationMessage, Framing, ModelText, asset, with_added_tokens};
 
 use super::error::CheckPairError;
 use crate::load::Prompt;
@@ -63,15 +63,17 @@ impl CheckpointText {
     /// Reads the text files of a checkpoint directory.
     pub fn read(directory: &Path) -> Result<Self, CheckPairError> {
         let path = directory.join(asset::TOKENIZER);
-        let tokenizer = read(&path)?;
-        let json = String::from_utf8_lossy(&tokenizer);
-        let tokens =
-            token_list_from_json(&json).map_err(|source| CheckPairError::TokenList { path, source })?;
         let optional = |name: &str| {
             let path = directory.join(name);
             path.exists().then(|| read(&path)).transpose()
         };
         let (config, template) = (optional(asset::TOKENIZER_CONFIG)?, optional(asset::CHAT_TEMPLATE)?);
+        let tokenizer = with_added_tokens(&read(&path)?, config.as_deref())
+            .map_err(|source| CheckPairError::Text { directory: directory.to_owned(), source })?
+            .into_owned();
+        let json = String::from_utf8_lossy(&tokenizer);
+        let tokens =
+            token_list_from_json(&json).map_err(|source| CheckPairError::TokenList { path, source })?;
         Ok(Self { directory: directory.to_owned(), tokenizer, config, template, tokens })
     }
 

@@ -10,6 +10,7 @@ use engine::ParameterCount;
 use scheduling::profile::Profile;
 use speculation::fingerprint::{TokenList, TokenListError, first_difference, token_list_from_json};
 use text::translation::{TokenizerFile, Translation, TranslationError};
+use text::{asset, with_added_tokens};
 
 use super::args::{DraftArg, SyntheticArg, UpArgs};
 use super::checkpoint::{self, BUNDLED_PAIR, display_path};
@@ -342,7 +343,12 @@ fn needs_translation(target: &Path, draft: &Path) -> Result<bool, PreflightFault
 
 fn read_tokenizer(directory: &Path) -> Result<String, PreflightFault> {
     let file = directory.join("tokenizer.json");
-    std::fs::read_to_string(&file).map_err(|source| PreflightFault::UnreadableTokenizer { file, source })
+    let json = std::fs::read_to_string(&file)
+        .map_err(|source| PreflightFault::UnreadableTokenizer { file, source })?;
+    // The worker reports tokens that cannot be added.
+    let config = std::fs::read(directory.join(asset::TOKENIZER_CONFIG)).ok();
+    let whole = with_added_tokens(json.as_bytes(), config.as_deref()).ok();
+    Ok(whole.and_then(|whole| String::from_utf8(whole.into_owned()).ok()).unwrap_or(json))
 }
 
 fn token_list(directory: &Path, json: &str) -> Result<TokenList, PreflightFault> {

@@ -37,7 +37,7 @@ use crate::request::gateway::Objectives;
 use crate::request::record::RequestRecord;
 use crate::request::{Auth, Caller, CheckedRequest, RawRequest, span};
 use crate::request_log::RequestLog;
-use crate::tokenize::{TokenizePool, TokenizedPrompt, predicted_text, tokenize};
+use crate::tokenize::{Prompt, TokenizePool, TokenizedPrompt, check_vocabulary, predicted_text, tokenize};
 
 /// State shared by the APIs. Clones are handles to the same state.
 #[derive(Clone)]
@@ -167,9 +167,14 @@ async fn tokenize_prompts(
 ) -> Result<Vec<TokenizedPrompt>, RouterError> {
     let (model, prompts) = (Arc::clone(&request.entry.text), std::mem::take(&mut request.prompts));
     let (max_model_len, max_prompt_tokens) = (request.entry.max_model_len, request.truncate_prompt_tokens);
+    let vocab_size = request.entry.vocab_size;
     let job = move || {
-        let tokenized =
-            |prompt| Ok(tokenize(&model, prompt, max_model_len)?.keep_last(max_prompt_tokens, &model));
+        let tokenized = |prompt| {
+            let field = if matches!(prompt, Prompt::Chat { .. }) { "messages" } else { "prompt" };
+            let prompt = tokenize(&model, prompt, max_model_len)?.keep_last(max_prompt_tokens, &model);
+            check_vocabulary(&model, field, &prompt.ids, vocab_size)?;
+            Ok(prompt)
+        };
         prompts.into_iter().map(tokenized).collect()
     };
     state.tokenize.run(job).instrument(info_span!("tokenize")).await
@@ -182,7 +187,8 @@ async fn tokenize_prediction(
 ) -> Result<Option<Arc<PredictedText>>, RouterError> {
     let Some(text) = request.prediction.take() else { return Ok(None) };
     let (model, max_model_len) = (Arc::clone(&request.entry.text), request.entry.max_model_len);
-    let job = move || Ok(Some(Arc::new(predicted_text(&model, &text, max_model_len)?)));
+    let vocab_size = request.entry.vocab_size;
+    let job = move || Ok(Some(Arc::new(predicted_text(&model, &text, max_model_len, vocab_size)?)));
     state.tokenize.run(job).instrument(info_span!("tokenize")).await
 }
 
