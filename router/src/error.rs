@@ -1,6 +1,7 @@
 //! [`RouterError`]: all the ways a request can fail, with one table of their meaning over HTTP, over gRPC, in
 //! metrics, and for retries.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -10,6 +11,12 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 
 /// Default wait sent to clients that are refused for overload.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Maximum size of a message sent to a client, in bytes. An error may repeat a value of any size. With gRPC,
+/// the message and the details that repeat it must fit the 8 KiB of metadata that clients accept.
+const MESSAGE_BYTES_MAX: usize = 1_024;
+/// Maximum size of a field's name sent to a client, in bytes.
+const PARAM_BYTES_MAX: usize = 256;
 
 /// Why a request was refused or failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -300,16 +307,40 @@ impl RouterError {
         is_retried && !retryable && !matches!(self, Self::Internal(_))
     }
 
-    /// `error.param` in OpenAI's error object.
-    pub fn param(&self) -> Option<&str> {
-        match self {
-            Self::InvalidRequest { param, .. } => param.as_deref(),
-            Self::ContextLengthExceeded { param, .. } | Self::PromptTooLong { param, .. } => Some(param),
-            Self::ModelNotFound { .. } => Some("model"),
-            Self::ResponseNotFound { param, .. } => Some(param),
-            _ => None,
-        }
+    /// Returns the text for the client. Of a long text the middle is left out: the beginning names the field,
+    /// the end says what to do.
+    pub fn message(&self) -> String {
+        clip(&self.to_string(), MESSAGE_BYTES_MAX).into_owned()
     }
+
+    /// `error.param` in OpenAI's error object.
+    pub fn param(&self) -> Option<Cow<'_, str>> {
+        let param = match self {
+            Self::InvalidRequest { param, .. } => param.as_deref()?,
+            Self::ContextLengthExceeded { param, .. } | Self::PromptTooLong { param, .. } => param,
+            Self::ModelNotFound { .. } => "model",
+            Self::ResponseNotFound { param, .. } => param,
+            _ => return None,
+        };
+        Some(clip(param, PARAM_BYTES_MAX))
+    }
+}
+
+/// Replaces the middle of a text of more than `max` bytes by an ellipsis.
+fn clip(text: &str, max: usize) -> Cow<'_, str> {
+    const ELLIPSIS: &str = "\u{2026}";
+    if text.len() <= max {
+        return Cow::Borrowed(text);
+    }
+    let num_kept = max - ELLIPSIS.len();
+    let (mut head, mut tail) = (num_kept - num_kept / 3, text.len() - num_kept / 3);
+    while !text.is_char_boundary(head) {
+        head -= 1;
+    }
+    while !text.is_char_boundary(tail) {
+        tail += 1;
+    }
+    Cow::Owned([&text[..head], ELLIPSIS, &text[tail..]].concat())
 }
 
 /// Rounds up, to at least 1.
@@ -326,10 +357,10 @@ impl From<RouterError> for tonic::Status {
     fn from(error: RouterError) -> Self {
         let mapping = error.mapping();
         let retry_after = error.retry_after_seconds();
-        let message = error.to_string();
+        let message = error.message();
         let mut details = ErrorDetails::with_error_info(mapping.label, "outrider", HashMap::new());
         if let Some(param) = error.param() {
-            details.add_bad_request_violation(param, message.as_str());
+            details.add_bad_request_violation(param.as_ref(), message.as_str());
         }
         if let Some(seconds) = retry_after {
             details.set_retry_info(Some(Duration::from_secs(seconds)));
@@ -398,6 +429,28 @@ mod tests {
             let text = error.to_string();
             assert!(!text.contains('\n') && !text.ends_with('.'), "{text}");
             assert!(text.starts_with(|c: char| c.is_lowercase()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_long_text_loses_its_middle_and_no_part_of_a_character() {
+        for character in ["x", "\u{e9}", "\u{20ac}", "\u{1F600}"] {
+            for num_chars in (1_000..1_050).chain([100_000]) {
+                let message = format!("n: {} is wrong", character.repeat(num_chars));
+                let error = RouterError::invalid(message.clone(), message.clone());
+                let (clipped, param) = (error.message(), error.param().expect("a field").into_owned());
+                if message.len() <= MESSAGE_BYTES_MAX {
+                    assert_eq!(clipped, message);
+                } else {
+                    assert!(
+                        (MESSAGE_BYTES_MAX - 8..=MESSAGE_BYTES_MAX).contains(&clipped.len()),
+                        "{clipped}"
+                    );
+                    let rest = clipped.replacen('\u{2026}', "", 1).replace(character, "");
+                    assert_eq!(rest, "n:  is wrong");
+                }
+                assert!((PARAM_BYTES_MAX - 8..=PARAM_BYTES_MAX).contains(&param.len()), "{param}");
+            }
         }
     }
 }

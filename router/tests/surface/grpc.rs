@@ -8,6 +8,7 @@ use router::request::Auth;
 use serde_json::json;
 use tonic::transport::Channel;
 use tonic::{Code, Request};
+use tonic_types::StatusExt as _;
 
 use crate::client::{ALIAS, END, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, eventually};
 use crate::fake_lanes::Script;
@@ -169,6 +170,39 @@ async fn bad_input_is_refused_with_the_same_messages() {
     let huge = text_request(&"x".repeat(5 << 20));
     assert_eq!(generate(&mut client, huge).await.unwrap_err().code(), Code::OutOfRange);
     assert_eq!(text_of(&generate(&mut client, text_request("hi")).await.unwrap(), 0), "0 fine");
+}
+
+/// Clients refuse metadata of more than 8 KiB and report RESOURCE_EXHAUSTED instead of the error.
+#[tokio::test]
+async fn errors_fit_the_metadata_of_an_answer() {
+    let router = TestRouter::start();
+    let mut client = client(&router).await;
+    let chat = |role: String| {
+        let message = v1::ChatMessage { role, content: "hi".into(), ..v1::ChatMessage::default() };
+        Some(Prompt::Chat(v1::Chat { messages: vec![message], ..v1::Chat::default() }))
+    };
+    for long in ["x".repeat(5_000), "x".repeat(200_000), "\u{20ac}".repeat(5_000), "\n".repeat(5_000)] {
+        let model = v1::GenerateRequest { model: long.clone(), ..text_request("hi") };
+        let role = v1::GenerateRequest { prompt: chat(long), ..text_request("") };
+        for (request, code, expected) in [
+            (model, Code::NotFound, "does not exist; GET /v1/models lists the available models"),
+            (role, Code::InvalidArgument, "messages[0].role must be one of"),
+        ] {
+            let status = generate(&mut client, request).await.unwrap_err();
+            assert_eq!(status.code(), code, "{status}");
+            assert!(status.message().len() <= 1_024 && status.message().contains(expected), "{status}");
+            let violations = status.get_error_details().bad_request().unwrap().field_violations.clone();
+            assert_eq!(violations[0].description, status.message());
+            let headers = status.metadata().clone().into_headers();
+            let size: usize =
+                headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum();
+            // The message is percent-encoded: three bytes for each that is not ASCII.
+            let message: usize =
+                status.message().bytes().map(|byte| if byte.is_ascii_graphic() { 1 } else { 3 }).sum();
+            let details = status.details().len() * 4 / 3;
+            assert!(size + message + details < 7_000, "{size} + {message} + {details}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ mod cors;
 mod deadlines;
 mod drain;
 mod echo;
+mod errors;
 mod fake_lanes;
 mod fields;
 mod gateway;

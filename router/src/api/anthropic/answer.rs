@@ -236,6 +236,6 @@ impl ErrorMessage {
             status if status < 500 => "invalid_request_error",
             _ => "api_error",
         };
-        Self { r#type: "error", error: ErrorDetail { r#type, message: error.to_string() } }
+        Self { r#type: "error", error: ErrorDetail { r#type, message: error.message() } }
     }
 }

@@ -1,5 +1,7 @@
 //! OpenAI's error object.
 
+use std::borrow::Cow;
+
 use axum::response::{IntoResponse, Json, Response};
 use http::{HeaderValue, header};
 use serde::Serialize;
@@ -26,9 +28,9 @@ impl From<&RouterError> for ErrorBody {
         let mapping = error.mapping();
         Self {
             error: ErrorObject {
-                message: error.to_string(),
+                message: error.message(),
                 r#type: mapping.kind,
-                param: error.param().map(str::to_owned),
+                param: error.param().map(Cow::into_owned),
                 code: mapping.code,
             },
         }

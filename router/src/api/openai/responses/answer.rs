@@ -194,7 +194,7 @@ impl<'a> ResponseObject<'a> {
                 (status_of(finish), items(&info.id, parts, finish), Some(usage))
             }
         };
-        let failed = |error: &RouterError| json!({ "code": "server_error", "message": error.to_string() });
+        let failed = |error: &RouterError| json!({ "code": "server_error", "message": error.message() });
         Self {
             id: &info.id,
             object: "response",

@@ -1,0 +1,88 @@
+//! What all errors have in common: their size, the ids of their requests, and the shape of their API. Paths
+//! and headers that no handler reads are covered, too.
+
+use axum::body::Body;
+use http::Request;
+use serde_json::{Value, json};
+
+use crate::client::{Answer, MODEL, TestRouter};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const RESPONSES: &str = "/v1/responses";
+const MESSAGES: &str = "/v1/messages";
+
+fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
+    let mut request = Request::builder().method(method).uri(path);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.body(Body::empty()).unwrap()
+}
+
+/// A valid body of a route.
+fn body(path: &str) -> Value {
+    let messages = json!([{ "role": "user", "content": "hi" }]);
+    match path {
+        COMPLETIONS => json!({ "model": MODEL, "prompt": "hi" }),
+        RESPONSES => json!({ "model": MODEL, "input": "hi" }),
+        MESSAGES => json!({ "model": MODEL, "messages": messages, "max_tokens": 5 }),
+        "/detokenize" => json!({ "model": MODEL, "tokens": [5] }),
+        _ => json!({ "model": MODEL, "messages": messages }),
+    }
+}
+
+fn with(path: &str, fields: Value) -> Value {
+    let mut body = body(path);
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+fn error_of(answer: &Answer) -> Value {
+    answer.json()["error"].clone()
+}
+
+fn message_of(answer: &Answer) -> String {
+    error_of(answer)["message"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn errors_repeat_only_part_of_a_long_value() {
+    let router = TestRouter::start();
+    let long = format!("\u{20ac}{}\u{20ac}", "\u{e9}".repeat(50_000));
+    for (path, fields, expected) in [
+        (CHAT, json!({ "model": long }), "does not exist; GET /v1/models lists"),
+        (CHAT, json!({ "messages": [{ "role": long, "content": "x" }] }), "messages[0].role must be one of"),
+        (CHAT, json!({ "temperature": long }), "expected f64 at line 1 column"),
+        (CHAT, json!({ long.as_str(): 1 }), "is not a field of this endpoint, at line 1 column"),
+        (CHAT, json!({ "response_format": { "type": long } }), "response_format.type must be one of"),
+        (RESPONSES, json!({ "previous_response_id": long }), "was deleted or evicted"),
+        (
+            RESPONSES,
+            json!({ "input": [{ "role": "user", "content": "x", long.as_str(): 1 }] }),
+            "not a field",
+        ),
+        (MESSAGES, json!({ "model": long }), "does not exist; GET /v1/models lists"),
+        (MESSAGES, json!({ "messages": [{ "role": "user", "content": [{ "type": long }] }] }), "text block"),
+    ] {
+        let answer = router.post(path, with(path, fields).to_string()).await;
+        assert!(answer.status.is_client_error(), "{path} {expected}: {}", answer.status);
+        let (message, error) = (message_of(&answer), error_of(&answer));
+        assert!(answer.body.len() < 2_000, "{path} {expected}: {} bytes", answer.body.len());
+        assert!(message.len() <= 1_024 && message.contains('\u{2026}'), "{path} {expected}: {message}");
+        assert!(message.contains(expected), "{path}: {expected} is not in {message}");
+        assert!(error["param"].as_str().is_none_or(|param| param.len() <= 256), "{path}: {error}");
+    }
+    let media_type = Request::post(CHAT).header("content-type", "x".repeat(9_000));
+    let segment = "x".repeat(9_000);
+    for request in [
+        media_type.body(Body::from("{}")).unwrap(),
+        request("GET", &format!("/{segment}"), &[]),
+        request("GET", &format!("/v1/models/{segment}"), &[]),
+        request("GET", &format!("{RESPONSES}/{segment}"), &[]),
+    ] {
+        let uri = request.uri().path()[..20.min(request.uri().path().len())].to_owned();
+        let answer = router.send(request).await;
+        assert!(answer.status.is_client_error() && answer.body.len() < 2_000, "{uri}: {}", answer.body.len());
+    }
+}
