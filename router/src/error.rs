@@ -115,6 +115,12 @@ pub enum RouterError {
         /// In bytes.
         limit: usize,
     },
+    /// The body is compressed.
+    #[error("the content-encoding must be identity, not `{encoding}`: send the body uncompressed")]
+    UnsupportedEncoding {
+        /// As sent.
+        encoding: String,
+    },
     /// The content type is not JSON.
     #[error("the content type must be application/json, not `{content_type}`")]
     UnsupportedMediaType {
@@ -265,6 +271,9 @@ impl RouterError {
             }
             Self::UnsupportedMediaType { .. } => {
                 row(S::UNSUPPORTED_MEDIA_TYPE, Code::InvalidArgument, INVALID, "unsupported_media_type")
+            }
+            Self::UnsupportedEncoding { .. } => {
+                row(S::UNSUPPORTED_MEDIA_TYPE, Code::InvalidArgument, INVALID, "unsupported_encoding")
             }
             Self::Overloaded { .. } => as_retryable(rate_limited("overloaded")),
             Self::RateLimited { .. } => {

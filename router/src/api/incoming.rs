@@ -1,5 +1,8 @@
 //! Reads the parts common to all HTTP requests: the caller, and the body, within its limit of size.
 
+use std::error::Error;
+use std::io;
+
 use axum::body::{Body, Bytes, HttpBody as _};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use http_body_util::BodyExt as _;
@@ -88,6 +91,7 @@ pub(super) async fn read_object<T: DeserializeOwned>(
     deadline: Option<Deadline>,
 ) -> Result<T, RouterError> {
     check_content_type(headers)?;
+    check_content_encoding(headers)?;
     let bytes = Deadline::enforce(deadline, read_body(body)).await?;
     let Object(body) = json::parse_body(&bytes)?;
     Ok(body)
@@ -103,6 +107,18 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), RouterError> {
         return Ok(());
     }
     Err(RouterError::UnsupportedMediaType { content_type })
+}
+
+/// Refuses compressed bodies, which would otherwise be reported as invalid UTF-8.
+fn check_content_encoding(headers: &HeaderMap) -> Result<(), RouterError> {
+    for value in headers.get_all(header::CONTENT_ENCODING) {
+        let encoding = String::from_utf8_lossy(value.as_bytes());
+        let is_identity = |name: &str| name.trim().is_empty() || name.trim().eq_ignore_ascii_case("identity");
+        if !encoding.split(',').all(is_identity) {
+            return Err(RouterError::UnsupportedEncoding { encoding: encoding.into_owned() });
+        }
+    }
+    Ok(())
 }
 
 /// Reads a whole body of limited size. The listener limits the time.
@@ -134,8 +150,28 @@ async fn read_body(mut body: Body) -> Result<Bytes, RouterError> {
 }
 
 fn body_error(error: axum::Error) -> RouterError {
-    match BodyTimedOut::find(&error) {
-        Some(&BodyTimedOut { limit }) => RouterError::BodyTimeout { limit },
+    if let Some(&BodyTimedOut { limit }) = BodyTimedOut::find(&error) {
+        return RouterError::BodyTimeout { limit };
+    }
+    match invalid_framing(&error) {
+        Some(reason) => {
+            let message = format!("the body's transfer encoding is invalid: {reason}");
+            RouterError::InvalidRequest { message, param: None }
+        }
         None => RouterError::ClientGone,
     }
+}
+
+/// Returns what is wrong with a body that arrived, but not in valid chunks. If the connection ended, the
+/// error's kind is another.
+fn invalid_framing(error: &axum::Error) -> Option<String> {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            let is_invalid = matches!(io.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData);
+            return is_invalid.then(|| io.to_string());
+        }
+        cause = error.source();
+    }
+    None
 }

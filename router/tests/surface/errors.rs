@@ -5,12 +5,13 @@ use axum::body::Body;
 use http::Request;
 use serde_json::{Value, json};
 
-use crate::client::{Answer, MODEL, TestRouter};
+use crate::client::{Answer, MODEL, TestRouter, post};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
+const COUNT: &str = "/v1/messages/count_tokens";
 
 fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
     let mut request = Request::builder().method(method).uri(path);
@@ -84,5 +85,36 @@ async fn errors_repeat_only_part_of_a_long_value() {
         let uri = request.uri().path()[..20.min(request.uri().path().len())].to_owned();
         let answer = router.send(request).await;
         assert!(answer.status.is_client_error() && answer.body.len() < 2_000, "{uri}: {}", answer.body.len());
+    }
+}
+
+#[tokio::test]
+async fn compressed_bodies_are_refused_by_their_encoding() {
+    let router = TestRouter::start().with_reply(" fine");
+    for path in [CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT, "/tokenize", "/detokenize"] {
+        let send = async |encodings: &[&str]| {
+            let mut request = post(path, body(path).to_string());
+            for encoding in encodings {
+                request.headers_mut().append("content-encoding", encoding.parse().unwrap());
+            }
+            router.send(request).await
+        };
+        for encodings in
+            [&["identity"][..], &["Identity"], &[""], &[" identity , identity "], &["identity"; 2]]
+        {
+            assert_eq!(send(encodings).await.status, 200, "{path} {encodings:?}");
+        }
+        for (encodings, named) in [
+            (&["gzip"][..], "gzip"),
+            (&["identity, br"], "identity, br"),
+            (&["identity", "zstd"], "zstd"),
+            (&["compress"], "compress"),
+        ] {
+            let answer = send(encodings).await;
+            assert_eq!(answer.status, 415, "{path} {encodings:?}: {}", answer.text());
+            let expected =
+                format!("content-encoding must be identity, not `{named}`: send the body uncompressed");
+            assert!(message_of(&answer).contains(&expected), "{path} {encodings:?}: {}", answer.text());
+        }
     }
 }

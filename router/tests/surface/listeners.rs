@@ -206,3 +206,29 @@ async fn a_body_that_does_not_arrive_is_answered_with_a_timeout() {
     assert!(router.lanes.take_submitted().is_empty());
     assert_http_serves(address, "").await;
 }
+
+/// A client that is still connected is told what is wrong with its body.
+#[tokio::test]
+async fn a_body_with_invalid_chunks_is_a_bad_request() {
+    let router = TestRouter::start().with_reply(" fine");
+    let address = router.listen_http().await;
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+                transfer-encoding: chunked\r\n\r\n";
+    let body = json!({ "model": MODEL, "prompt": "hi" }).to_string();
+    for (what, chunks) in [
+        ("a size that is no number", format!("zz\r\n{body}\r\n0\r\n\r\n")),
+        ("a size that is too small", format!("5\r\n{body}\r\n0\r\n\r\n")),
+        ("a size beyond 64 bits", format!("ffffffffffffffffff\r\n{body}\r\n0\r\n\r\n")),
+        ("no size", format!("\r\n{body}\r\n0\r\n\r\n")),
+    ] {
+        let received = send_until_closed(address, format!("{head}{chunks}").as_bytes()).await;
+        let text = String::from_utf8_lossy(&received);
+        assert_eq!(status_of(&received), Some(StatusCode::BAD_REQUEST), "{what}: {text}");
+        assert!(text.contains("the body's transfer encoding is invalid: "), "{what}: {text}");
+        assert!(text.contains(r#""type":"invalid_request_error""#), "{what}: {text}");
+        assert_http_serves(address, "").await;
+    }
+    let counted = r#"outrider_requests_total{protocol="http",outcome="invalid_request"} 4"#;
+    let page = router.metrics().await;
+    assert!(page.contains(counted), "{counted} is missing from\n{page}");
+}
