@@ -20,6 +20,7 @@ use super::incoming::{
     task_type_from_headers,
 };
 use super::openai::respond::OpenAi;
+use super::request_id::REQUEST_ID;
 use crate::error::RouterError;
 use crate::metrics::Protocol;
 use crate::pipeline::deadline::Deadline;
@@ -29,9 +30,6 @@ use crate::pipeline::{AppState, RequestContext, start_request};
 use crate::request::gateway::Slo;
 use crate::request::record::RequestRecord;
 use crate::request::{Caller, Operation, RawRequest, span};
-
-/// Identifies a request: the client's id if it sent one, else the router's.
-pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Header by which the client libraries of OpenAI and Anthropic decide on a retry.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
@@ -63,9 +61,6 @@ pub(super) trait ApiFormat: Send + Sync {
         text: TextStream,
         options: Self::Options,
     ) -> impl Future<Output = Result<Response, RouterError>> + Send;
-
-    /// Returns an error in the API's format.
-    fn error_response(&self, error: &RouterError) -> Response;
 }
 
 /// Context of a request body.
@@ -78,7 +73,8 @@ pub(super) struct BodyContext<'a> {
     pub(super) task_type: Option<String>,
 }
 
-/// Answers one request. A panic fails only this request.
+/// Answers one request; the id of the response identifies the request unless the client sent an id. A panic
+/// fails only this request.
 pub(super) async fn handle_request<F: ApiFormat>(
     state: AppState,
     api_format: F,
@@ -87,19 +83,18 @@ pub(super) async fn handle_request<F: ApiFormat>(
     let span = span::open(Protocol::Http, api_format.operation());
     telemetry::set_parent_from_headers(&span, request.headers());
     let request_id = new_id(api_format.id_prefix());
-    let default_id = HeaderValue::from_str(&request_id).expect("an id is letters, digits and an underscore");
+    let request_id_header =
+        HeaderValue::from_str(&request_id).expect("an id is letters, digits and an underscore");
     let record = RequestRecord::new(Protocol::Http, span.clone(), &state.metrics);
-    let mut request_id_header = default_id;
     if let Ok(identity) = identity_from_headers(request.headers()) {
         span::record_identity(&span, identity.request_id, identity.session_id);
-        request_id_header = request.headers().get(REQUEST_ID).cloned().unwrap_or(request_id_header);
     }
 
     let work = respond_to(&state, &api_format, request, request_id, record).instrument(span);
     let outcome = AssertUnwindSafe(work).catch_unwind().await;
     let outcome =
         outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())));
-    let mut response = outcome.unwrap_or_else(|error| api_format.error_response(&error));
+    let mut response = outcome.unwrap_or_else(RouterError::into_response);
     response.headers_mut().insert(REQUEST_ID, request_id_header);
     response
 }
@@ -125,7 +120,7 @@ async fn respond_to<F: ApiFormat>(
                 Ok(text) => api_format.respond(state, text, options).await,
                 Err(error) => Err(error),
             };
-            let mut response = result.unwrap_or_else(|error| api_format.error_response(&error));
+            let mut response = result.unwrap_or_else(RouterError::into_response);
             write_rate_limit_headers(&caller, response.headers_mut());
             Ok(response)
         }

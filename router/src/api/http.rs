@@ -1,7 +1,8 @@
-//! The HTTP API: routes, and errors in OpenAI's format for unknown routes. Servers mount [`http_app`].
+//! The HTTP API: routes, and errors for unknown routes. Servers mount [`http_app`].
 
 use axum::Router;
 use axum::extract::{Path, Request, State};
+use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use http::{HeaderMap, Method, Uri};
@@ -11,6 +12,7 @@ use super::incoming::authenticate;
 use super::openai::models::{Model, ModelList};
 use super::openai::respond::OpenAi;
 use super::openai::responses;
+use super::request_id::identify;
 use super::{anthropic, vllm};
 use crate::error::RouterError;
 use crate::pipeline::AppState;
@@ -34,6 +36,7 @@ pub fn http_app(state: AppState) -> Router {
         .merge(probes)
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(route_not_found)
+        .layer(from_fn(identify))
 }
 
 /// Routes for operators, served at a separate address: probes with reasons, metrics, the state of the lanes,

@@ -15,6 +15,7 @@ mod incoming;
 mod json;
 pub mod openai;
 mod parsed_output;
+mod request_id;
 mod rollout;
 mod sse;
 mod vllm;

@@ -3,6 +3,7 @@
 
 use axum::body::Body;
 use http::Request;
+use router::request::Auth;
 use serde_json::{Value, json};
 
 use crate::client::{Answer, MODEL, TestRouter, post};
@@ -86,6 +87,95 @@ async fn errors_repeat_only_part_of_a_long_value() {
         let answer = router.send(request).await;
         assert!(answer.status.is_client_error() && answer.body.len() < 2_000, "{uri}: {}", answer.body.len());
     }
+}
+
+#[tokio::test]
+async fn every_response_has_the_id_of_its_request() {
+    let router = TestRouter::start().with_reply(" fine");
+    let mut ids = Vec::new();
+    for (method, path) in [
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/nobody"),
+        ("GET", "/v1/responses/resp_0"),
+        ("DELETE", "/v1/responses/resp_0"),
+        ("GET", "/nowhere"),
+        ("GET", CHAT),
+        ("PUT", MESSAGES),
+        ("GET", "/health"),
+        ("GET", "/health/live"),
+        ("GET", "/version"),
+        ("GET", "/metrics"),
+    ] {
+        let own = router.send(request(method, path, &[])).await;
+        ids.push(own.headers["x-request-id"].to_str().unwrap().to_owned());
+        let sent = router.send(request(method, path, &[("x-request-id", "mine-1")])).await;
+        assert_eq!(sent.headers["x-request-id"], "mine-1", "{path}");
+        let bad = router.send(request(method, path, &[("x-request-id", "a b")])).await;
+        assert!(bad.headers["x-request-id"].to_str().unwrap().starts_with("req_"), "{path}");
+        assert_eq!(bad.headers.get_all("x-request-id").iter().count(), 1, "{path}");
+    }
+    for path in [CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT, "/tokenize", "/detokenize"] {
+        for body in [body(path).to_string(), "{".to_owned()] {
+            let answer = router.post(path, body).await;
+            ids.push(answer.headers["x-request-id"].to_str().unwrap().to_owned());
+            let own = answer.headers.get("request-id");
+            let expected = path.starts_with(MESSAGES).then(|| &answer.headers["x-request-id"]);
+            assert_eq!(own, expected, "{path}: Anthropic's header is only on Anthropic's routes");
+        }
+    }
+    let num_ids = ids.len();
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), num_ids, "ids are unique");
+}
+
+#[tokio::test]
+async fn errors_of_anthropics_routes_have_its_shape() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    std::fs::write(&path, "sk-one\n").unwrap();
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).with_reply(" fine");
+    let keyed = |method: &str, path: &str, body: &str, headers: &[(&str, &str)]| {
+        let mut request = request(method, path, headers);
+        request.headers_mut().insert("x-api-key", "sk-one".parse().unwrap());
+        request.headers_mut().insert("content-type", "application/json".parse().unwrap());
+        *request.body_mut() = Body::from(body.to_owned());
+        request
+    };
+    let unknown = with(MESSAGES, json!({ "model": "nobody" })).to_string();
+    let valid = body(MESSAGES).to_string();
+    for (request, status, kind) in [
+        (keyed("GET", MESSAGES, "", &[]), 405, "invalid_request_error"),
+        (keyed("GET", COUNT, "", &[]), 405, "invalid_request_error"),
+        (keyed("POST", "/v1/messages/batches", "{}", &[]), 404, "not_found_error"),
+        (keyed("POST", "/v1/messages/", "{}", &[]), 404, "not_found_error"),
+        (keyed("POST", MESSAGES, "{", &[]), 400, "invalid_request_error"),
+        (keyed("POST", COUNT, "{", &[]), 400, "invalid_request_error"),
+        (keyed("POST", MESSAGES, &unknown, &[]), 404, "not_found_error"),
+        (keyed("POST", MESSAGES, &unknown, &[("x-request-id", "mine-1")]), 404, "not_found_error"),
+        (keyed("POST", MESSAGES, &valid, &[("x-request-id", "a b")]), 400, "invalid_request_error"),
+        (keyed("POST", MESSAGES, &valid, &[("content-encoding", "gzip")]), 415, "invalid_request_error"),
+        (request("POST", MESSAGES, &[]), 401, "authentication_error"),
+    ] {
+        let description = format!("{} {} {status}", request.method(), request.uri());
+        let is_named = request.headers().get("x-request-id").is_some_and(|id| id == "mine-1");
+        let answer = router.send(request).await;
+        let body = answer.json();
+        assert_eq!((answer.status.as_u16(), &body["type"]), (status, &json!("error")), "{body}");
+        assert_eq!(body["error"]["type"], kind, "{description}: {body}");
+        assert!(body["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{body}");
+        assert_eq!(body["error"].as_object().unwrap().len(), 2, "{description}: {body}");
+        assert_eq!(body["request_id"], answer.headers["x-request-id"].to_str().unwrap(), "{description}");
+        assert_eq!(answer.headers["request-id"], answer.headers["x-request-id"], "{description}");
+        assert_eq!(is_named, answer.headers["request-id"] == "mine-1", "{description}");
+        assert_eq!(answer.headers["content-type"], "application/json", "{description}");
+    }
+    // Other routes keep OpenAI's shape.
+    let other = router.send(keyed("GET", "/v1/messages-of-others", "", &[])).await;
+    assert_eq!(
+        (error_of(&other)["code"].as_str(), &other.json()["request_id"]),
+        (Some("route_not_found"), &Value::Null)
+    );
 }
 
 #[tokio::test]

@@ -213,9 +213,12 @@ impl EventEncoder for MessageEvents {
 
 /// An error in Anthropic's format.
 #[derive(Debug, Serialize)]
-pub(super) struct ErrorMessage {
+pub(super) struct ErrorMessage<'a> {
     r#type: &'static str,
     error: ErrorDetail,
+    /// Absent in streams, whose head has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_id: Option<&'a str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -224,7 +227,7 @@ struct ErrorDetail {
     message: String,
 }
 
-impl ErrorMessage {
+impl<'a> ErrorMessage<'a> {
     pub(super) fn new(error: &RouterError) -> Self {
         let r#type = match error.mapping().status.as_u16() {
             401 => "authentication_error",
@@ -236,6 +239,12 @@ impl ErrorMessage {
             status if status < 500 => "invalid_request_error",
             _ => "api_error",
         };
-        Self { r#type: "error", error: ErrorDetail { r#type, message: error.message() } }
+        let error = ErrorDetail { r#type, message: error.message() };
+        Self { r#type: "error", error, request_id: None }
+    }
+
+    /// Adds the id of the request.
+    pub(super) fn with_request_id(self, request_id: &'a str) -> Self {
+        Self { request_id: Some(request_id), ..self }
     }
 }

@@ -8,14 +8,12 @@ mod body;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Json, Response};
-use http::HeaderName;
+use http::{HeaderName, HeaderValue, header};
 use serde_json::json;
 
 use self::answer::{ErrorMessage, Message, MessageEvents, StopReason};
 use self::body::{Body, MessageOptions};
-use super::handler::{
-    ApiFormat, BodyContext, REQUEST_ID, collect_text, handle_request, json_response, write_retry_headers,
-};
+use super::handler::{ApiFormat, BodyContext, collect_text, handle_request, json_response};
 use super::incoming::{authenticate, deadline_from_headers, read_object};
 use super::parsed_output::ParsedOutput;
 use super::sse;
@@ -24,34 +22,49 @@ use crate::pipeline::text_stream::TextStream;
 use crate::pipeline::{AppState, render};
 use crate::request::{Operation, RawRequest};
 
+/// Path of this API; others begin with it and a slash.
+const PATH: &str = "/v1/messages";
+
 /// Anthropic's header for the request id.
 const OWN_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// `POST /v1/messages`.
 pub(super) async fn create(State(state): State<AppState>, request: Request) -> Response {
-    let mut response = handle_request(state, Messages, request).await;
-    if let Some(id) = response.headers().get(REQUEST_ID).cloned() {
-        response.headers_mut().insert(OWN_REQUEST_ID, id);
-    }
-    response
+    handle_request(state, Messages, request).await
 }
 
 /// `POST /v1/messages/count_tokens`.
-pub(super) async fn count_tokens(State(state): State<AppState>, request: Request) -> Response {
-    counted(&state, request).await.unwrap_or_else(|error| Messages.error_response(&error))
-}
-
-async fn counted(state: &AppState, request: Request) -> Result<Response, RouterError> {
+pub(super) async fn count_tokens(
+    State(state): State<AppState>,
+    request: Request,
+) -> Result<Response, RouterError> {
     let (head, body) = request.into_parts();
-    let caller = authenticate(state, &head.headers)?;
+    let caller = authenticate(&state, &head.headers)?;
     let mut body: Body = read_object(&head.headers, body, deadline_from_headers(&head.headers)?).await?;
     let _running = caller.usage.as_ref().map(|usage| usage.acquire()).transpose()?;
     // Required by the body's checks, but counting produces no output.
     body.max_tokens = body.max_tokens.or(Some(1));
     let (raw_request, _) = body.into_request(None)?;
-    let rendered = render(state, raw_request, &caller).await?;
+    let rendered = render(&state, raw_request, &caller).await?;
     let input_tokens: usize = rendered.prompts.iter().map(|(prompt, _)| prompt.ids.len()).sum();
     Ok(Json(json!({ "input_tokens": input_tokens })).into_response())
+}
+
+/// Whether a path belongs to this API, including paths without a route.
+pub(super) fn is_own_path(path: &str) -> bool {
+    path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Adds the id of the request under Anthropic's name, and gives an error Anthropic's format.
+pub(super) fn complete(mut response: Response, request_id: HeaderValue) -> Response {
+    if let Some(error) = response.extensions_mut().remove::<RouterError>() {
+        let (mut head, _) = response.into_parts();
+        head.headers.remove(header::CONTENT_LENGTH);
+        let body = ErrorMessage::new(&error).with_request_id(request_id.to_str().unwrap_or_default());
+        response = (head, Json(body)).into_response();
+    }
+    response.headers_mut().insert(OWN_REQUEST_ID, request_id);
+    response
 }
 
 struct Messages;
@@ -92,11 +105,5 @@ impl ApiFormat for Messages {
         let message = Message::complete(text.info(), output.parts(), stop, &text.usage());
         let json = serde_json::to_string(&message).expect("text, numbers and lists of them are serializable");
         Ok(json_response(json))
-    }
-
-    fn error_response(&self, error: &RouterError) -> Response {
-        let mut response = (error.mapping().status, Json(ErrorMessage::new(error))).into_response();
-        write_retry_headers(error, response.headers_mut());
-        response
     }
 }

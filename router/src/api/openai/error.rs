@@ -37,21 +37,16 @@ impl From<&RouterError> for ErrorBody {
     }
 }
 
-impl ErrorBody {
-    /// Creates the HTTP response.
-    pub fn respond(error: &RouterError) -> Response {
-        let mut response = (error.mapping().status, Json(Self::from(error))).into_response();
+impl IntoResponse for RouterError {
+    /// The error itself is attached to the response, for APIs with another error object.
+    fn into_response(self) -> Response {
+        let mut response = (self.mapping().status, Json(ErrorBody::from(&self))).into_response();
         let headers = response.headers_mut();
-        write_retry_headers(error, headers);
-        if matches!(error, RouterError::Unauthenticated(_)) {
+        write_retry_headers(&self, headers);
+        if matches!(self, Self::Unauthenticated(_)) {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        response.extensions_mut().insert(self);
         response
-    }
-}
-
-impl IntoResponse for RouterError {
-    fn into_response(self) -> Response {
-        ErrorBody::respond(&self)
     }
 }

@@ -7,7 +7,6 @@ use axum::response::Response;
 
 use super::body::{Body, CompletionOptions};
 use super::chunk::ChunkWriter;
-use super::error::ErrorBody;
 use super::full_response;
 use crate::api::handler::{ApiFormat, BodyContext};
 use crate::api::sse;
@@ -53,9 +52,5 @@ impl ApiFormat for OpenAi {
             return Ok(sse::respond(text, chunks, state.keep_alive));
         }
         full_response::respond(text, (self.0, options), state.response_memory.reserve()).await
-    }
-
-    fn error_response(&self, error: &RouterError) -> Response {
-        ErrorBody::respond(error)
     }
 }

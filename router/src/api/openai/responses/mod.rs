@@ -16,7 +16,6 @@ use serde_json::json;
 use self::answer::{ResponseObject, ResponseState};
 use self::body::{Body, ResponseOptions};
 use self::events::ResponseEvents;
-use super::error::ErrorBody;
 use crate::api::handler::{ApiFormat, BodyContext, collect_text, handle_request, json_response};
 use crate::api::incoming::authenticate;
 use crate::api::parsed_output::ParsedOutput;
@@ -110,9 +109,5 @@ impl ApiFormat for Responses {
         let json = ResponseObject::new(&options, text.info(), response_state).to_json();
         options.store(&state.responses, &text.info().id, output.parts(), &json);
         Ok(json_response(json))
-    }
-
-    fn error_response(&self, error: &RouterError) -> Response {
-        ErrorBody::respond(error)
     }
 }
