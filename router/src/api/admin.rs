@@ -6,11 +6,14 @@
 //! target of the same numerics class, if there is one. The order also applies to workers that connect at the
 //! address later, until it is undone or the router ends.
 
-use axum::extract::{Path, Query, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::response::{IntoResponse as _, Json, Response};
 use http::{HeaderMap, HeaderValue, header};
 use serde::Deserialize;
 
+use super::incoming::invalid_query;
+use super::path_text::PathText;
 use crate::error::RouterError;
 use crate::generation::Drain;
 use crate::pipeline::AppState;
@@ -27,36 +30,32 @@ pub(super) struct DrainParams {
 /// `POST`.
 pub(super) async fn drain(
     State(state): State<AppState>,
-    Path(worker): Path<String>,
-    params: Query<DrainParams>,
+    worker: Result<PathText, RouterError>,
+    params: Result<Query<DrainParams>, QueryRejection>,
     headers: HeaderMap,
-) -> Response {
-    apply_drain(
-        &state,
-        &headers,
-        Drain { address: worker, is_draining: true, moves_sequences: params.r#move },
-    )
-    .await
+) -> Result<Response, RouterError> {
+    check_operator(&state, &headers)?;
+    let PathText(address) = worker?;
+    let Query(params) = params.map_err(|error| invalid_query(&error))?;
+    apply_drain(&state, Drain { address, is_draining: true, moves_sequences: params.r#move }).await
 }
 
 /// `DELETE`.
 pub(super) async fn undrain(
     State(state): State<AppState>,
-    Path(worker): Path<String>,
+    worker: Result<PathText, RouterError>,
     headers: HeaderMap,
-) -> Response {
-    apply_drain(&state, &headers, Drain { address: worker, is_draining: false, moves_sequences: false }).await
+) -> Result<Response, RouterError> {
+    check_operator(&state, &headers)?;
+    let PathText(address) = worker?;
+    apply_drain(&state, Drain { address, is_draining: false, moves_sequences: false }).await
 }
 
-async fn apply_drain(state: &AppState, headers: &HeaderMap, drain: Drain) -> Response {
-    if let Err(error) = check_operator(state, headers) {
-        return error.into_response();
-    }
+async fn apply_drain(state: &AppState, drain: Drain) -> Result<Response, RouterError> {
     let worker = drain.address.clone();
-    match state.generation.drain(drain).await {
-        Ok(Some(drained)) => Json(drained).into_response(),
-        Ok(None) => RouterError::WorkerNotFound { worker }.into_response(),
-        Err(error) => error.into_response(),
+    match state.generation.drain(drain).await? {
+        Some(drained) => Ok(Json(drained).into_response()),
+        None => Err(RouterError::WorkerNotFound { worker }),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The HTTP API: routes, and errors for unknown routes. Servers mount [`http_app`].
 
 use axum::Router;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
@@ -12,6 +12,7 @@ use super::incoming::authenticate;
 use super::openai::models::{Model, ModelList};
 use super::openai::respond::OpenAi;
 use super::openai::responses;
+use super::path_text::PathText;
 use super::request_id::identify;
 use super::{anthropic, vllm};
 use crate::error::RouterError;
@@ -74,12 +75,15 @@ async fn list_models(State(state): State<AppState>, headers: HeaderMap) -> Respo
     }
 }
 
-async fn get_model(State(state): State<AppState>, Path(id): Path<String>, headers: HeaderMap) -> Response {
-    let found = authenticate(&state, &headers).and_then(|caller| caller.model(&state.catalog, &id));
-    match found {
-        Ok(entry) => Json(Model::from(&*entry)).into_response(),
-        Err(error) => error.into_response(),
-    }
+async fn get_model(
+    State(state): State<AppState>,
+    id: Result<PathText, RouterError>,
+    headers: HeaderMap,
+) -> Result<Response, RouterError> {
+    let caller = authenticate(&state, &headers)?;
+    let PathText(id) = id?;
+    let entry = caller.model(&state.catalog, &id)?;
+    Ok(Json(Model::from(&*entry)).into_response())
 }
 
 async fn method_not_allowed(method: Method, uri: Uri) -> Response {

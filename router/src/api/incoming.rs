@@ -4,6 +4,7 @@ use std::error::Error;
 use std::io;
 
 use axum::body::{Body, Bytes, HttpBody as _};
+use axum::extract::rejection::QueryRejection;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
@@ -75,6 +76,17 @@ pub(super) fn apply_gateway_headers<'a>(
     span::record_gateway(&Span::current(), &gateway);
     gateway.apply(caller, &state.objectives);
     Ok(gateway.slo)
+}
+
+/// The error for query parameters that cannot be read; the reason names the parameter first, or in backticks.
+pub(super) fn invalid_query(rejection: &QueryRejection) -> RouterError {
+    let reason = rejection.source().map_or_else(|| rejection.body_text(), ToString::to_string);
+    let name = match reason.split_once('`') {
+        Some((before, rest)) if before.ends_with("field ") => rest.split('`').next(),
+        _ => reason.split_once(':').map(|(name, _)| name),
+    };
+    let param = name.map(str::to_owned);
+    RouterError::InvalidRequest { message: format!("the query parameters are invalid: {reason}"), param }
 }
 
 /// Reads the task type named by the client.

@@ -15,6 +15,7 @@ mod incoming;
 mod json;
 pub mod openai;
 mod parsed_output;
+mod path_text;
 mod request_id;
 mod rollout;
 mod sse;

@@ -179,6 +179,69 @@ async fn errors_of_anthropics_routes_have_its_shape() {
 }
 
 #[tokio::test]
+async fn a_path_with_invalid_encoding_is_refused_in_the_shape_of_the_api() {
+    let router = TestRouter::start();
+    for (method, path) in [
+        ("GET", "/v1/models/%ff"),
+        ("GET", "/v1/models/a%2fb%c3"),
+        ("GET", "/v1/responses/%ff"),
+        ("DELETE", "/v1/responses/%ff"),
+    ] {
+        let answer = router.send(request(method, path, &[])).await;
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+        assert_eq!(error_of(&answer)["type"], "invalid_request_error", "{path}");
+        assert!(message_of(&answer).contains("the path is not valid UTF-8"), "{path}: {}", answer.text());
+    }
+    for (method, path, param) in [
+        ("POST", "/admin/workers/%ff/drain", Value::Null),
+        ("DELETE", "/admin/workers/%ff/drain", Value::Null),
+        ("POST", "/admin/workers/a:1/drain?moves=true", json!("moves")),
+        ("POST", "/admin/workers/a:1/drain?move=perhaps", json!("move")),
+    ] {
+        let answer = router.admin(request(method, path, &[])).await;
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+        let error = error_of(&answer);
+        assert_eq!((&error["type"], &error["param"]), (&json!("invalid_request_error"), &param), "{path}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let keys = dir.path().join("keys");
+    std::fs::write(&keys, "sk-one\n").unwrap();
+    let router = TestRouter::with(Auth::from_file(&keys).unwrap(), Default::default());
+    assert_eq!(router.get("/v1/models/%ff").await.status, 401, "the key is checked first");
+    assert_eq!(router.admin(request("POST", "/admin/workers/%ff/drain", &[])).await.status, 401);
+}
+
+#[tokio::test]
+async fn a_stored_response_is_retrieved_whole_and_other_query_parameters_are_refused() {
+    let router = TestRouter::start().with_reply(" fine");
+    let stored = router.ok(RESPONSES, &body(RESPONSES)).await;
+    let path = format!("{RESPONSES}/{}", stored["id"].as_str().unwrap());
+    for query in
+        ["", "?", "?stream=false", "?include_obfuscation=true", "?stream=false&include_obfuscation=false"]
+    {
+        let answer = router.get(&format!("{path}{query}")).await;
+        assert_eq!((answer.status.as_u16(), answer.json()), (200, stored.clone()), "{query}");
+    }
+    for (query, param) in [
+        ("?stream=true", "stream"),
+        ("?stream", "stream"),
+        ("?starting_after=3", "starting_after"),
+        ("?include[]=reasoning.encrypted_content", "include[]"),
+        ("?include%5B%5D=x&stream=false", "include[]"),
+        ("?stream=false&colour=1", "colour"),
+        ("?%ff=1", "\u{fffd}"),
+    ] {
+        let answer = router.get(&format!("{path}{query}")).await;
+        assert_eq!((answer.status.as_u16(), &error_of(&answer)["param"]), (400, &json!(param)), "{query}");
+        assert!(
+            message_of(&answer).contains(&format!("query parameter {param} is not supported")),
+            "{query}"
+        );
+    }
+    assert_eq!(router.get(&path).await.json(), stored);
+}
+
+#[tokio::test]
 async fn compressed_bodies_are_refused_by_their_encoding() {
     let router = TestRouter::start().with_reply(" fine");
     for path in [CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT, "/tokenize", "/detokenize"] {

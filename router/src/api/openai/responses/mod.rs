@@ -8,7 +8,8 @@ mod body;
 mod events;
 mod input;
 
-use axum::extract::{Path, Request, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, Request, State};
 use axum::response::{IntoResponse, Json, Response};
 use http::HeaderMap;
 use serde_json::json;
@@ -17,8 +18,9 @@ use self::answer::{ResponseObject, ResponseState};
 use self::body::{Body, ResponseOptions};
 use self::events::ResponseEvents;
 use crate::api::handler::{ApiFormat, BodyContext, collect_text, handle_request, json_response};
-use crate::api::incoming::authenticate;
+use crate::api::incoming::{authenticate, invalid_query};
 use crate::api::parsed_output::ParsedOutput;
+use crate::api::path_text::PathText;
 use crate::api::sse;
 use crate::error::RouterError;
 use crate::pipeline::AppState;
@@ -30,13 +32,20 @@ pub(in crate::api) async fn create(State(state): State<AppState>, request: Reque
     handle_request(state, Responses, request).await
 }
 
+/// Query parameters, in the client's order.
+type Parameters = Vec<(String, String)>;
+
 /// `GET /v1/responses/{id}`.
 pub(in crate::api) async fn retrieve(
     State(state): State<AppState>,
-    Path(id): Path<String>,
+    id: Result<PathText, RouterError>,
+    parameters: Result<Query<Parameters>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, RouterError> {
     let caller = authenticate(&state, &headers)?;
+    let PathText(id) = id?;
+    let Query(parameters) = parameters.map_err(|error| invalid_query(&error))?;
+    refuse_parameters(&parameters)?;
     let stored =
         state.responses.get(caller.isolation_key, &id).ok_or_else(|| not_found("response_id", &id))?;
     Ok(json_response(stored.json.clone()))
@@ -45,14 +54,32 @@ pub(in crate::api) async fn retrieve(
 /// `DELETE /v1/responses/{id}`.
 pub(in crate::api) async fn delete(
     State(state): State<AppState>,
-    Path(id): Path<String>,
+    id: Result<PathText, RouterError>,
     headers: HeaderMap,
 ) -> Result<Response, RouterError> {
     let caller = authenticate(&state, &headers)?;
+    let PathText(id) = id?;
     if !state.responses.remove(caller.isolation_key, &id) {
         return Err(not_found("response_id", &id));
     }
     Ok(Json(json!({ "id": id, "object": "response.deleted", "deleted": true })).into_response())
+}
+
+/// Refuses query parameters that would change the answer: a stored response is only sent whole.
+fn refuse_parameters(parameters: &[(String, String)]) -> Result<(), RouterError> {
+    let is_disabled = |(name, value): &(String, String)| match name.as_str() {
+        "stream" => value == "false",
+        // Only streams can be obfuscated.
+        "include_obfuscation" => true,
+        _ => false,
+    };
+    match parameters.iter().find(|parameter| !is_disabled(parameter)) {
+        None => Ok(()),
+        Some((name, _)) => {
+            let message = format!("the query parameter {name} is not supported: leave it out");
+            Err(RouterError::invalid(name, message))
+        }
+    }
 }
 
 fn not_found(param: &'static str, id: &str) -> RouterError {
