@@ -271,3 +271,17 @@ async fn compressed_bodies_are_refused_by_their_encoding() {
         }
     }
 }
+
+#[tokio::test]
+async fn tokens_are_counted_beyond_the_window() {
+    let router = TestRouter::start();
+    for num_words in [1, 2_040, 2_100, 5_000] {
+        let messages = json!([{ "role": "user", "content": "word ".repeat(num_words) }]);
+        let body = json!({ "model": MODEL, "messages": messages });
+        let count = router.ok("/tokenize", &body).await["count"].clone();
+        assert_eq!(router.ok(COUNT, &body).await, json!({ "input_tokens": count }), "{num_words} words");
+    }
+    let messages = json!([{ "role": "user", "content": "x".repeat(1 << 20) }]);
+    let answer = router.post_json(COUNT, &json!({ "model": MODEL, "messages": messages })).await;
+    assert!(answer.status == 400 && answer.text().contains("shorten the prompt"), "{}", answer.text());
+}

@@ -18,9 +18,10 @@ use super::incoming::{authenticate, deadline_from_headers, read_object};
 use super::parsed_output::ParsedOutput;
 use super::sse;
 use crate::error::RouterError;
+use crate::pipeline::AppState;
 use crate::pipeline::text_stream::TextStream;
-use crate::pipeline::{AppState, render};
-use crate::request::{Operation, RawRequest};
+use crate::request::{CheckedRequest, Operation, RawRequest};
+use crate::tokenize::tokenize;
 
 /// Path of this API; others begin with it and a slash.
 const PATH: &str = "/v1/messages";
@@ -45,8 +46,13 @@ pub(super) async fn count_tokens(
     // Required by the body's checks, but counting produces no output.
     body.max_tokens = body.max_tokens.or(Some(1));
     let (raw_request, _) = body.into_request(None)?;
-    let rendered = render(&state, raw_request, &caller).await?;
-    let input_tokens: usize = rendered.prompts.iter().map(|(prompt, _)| prompt.ids.len()).sum();
+    let CheckedRequest { entry, prompts, .. } = raw_request.check(&state.catalog, &caller)?;
+    // A conversation longer than the window is counted, too: clients shorten it by its count.
+    let count = move || {
+        let tokens_of = |prompt| Ok(tokenize(&entry.text, prompt, entry.max_model_len)?.ids.len());
+        prompts.into_iter().map(tokens_of).sum()
+    };
+    let input_tokens: usize = state.tokenize.run(count).await?;
     Ok(Json(json!({ "input_tokens": input_tokens })).into_response())
 }
 
