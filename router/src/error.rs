@@ -30,17 +30,14 @@ pub enum RouterError {
         param: Option<String>,
     },
     /// The prompt, or prompt and requested output together, do not fit the model's window.
-    #[error(
-        "this model's maximum context length is {max_model_len} tokens, but {prompt_tokens} prompt tokens and \
-         {max_tokens} output tokens were requested: shorten the prompt or lower {param}"
-    )]
+    #[error("this model's maximum context length is {max_model_len} tokens{}", excess.explain(*prompt_tokens, param))]
     ContextLengthExceeded {
         /// Limit for prompt and output together, in tokens.
         max_model_len: u32,
         /// Tokens of this prompt.
         prompt_tokens: u32,
-        /// Minimum number of requested output tokens.
-        max_tokens: u32,
+        /// What does not fit.
+        excess: Excess,
         /// The field at fault.
         param: &'static str,
     },
@@ -352,6 +349,38 @@ fn clip(text: &str, max: usize) -> Cow<'_, str> {
     Cow::Owned([&text[..head], ELLIPSIS, &text[tail..]].concat())
 }
 
+/// What does not fit the model's window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Excess {
+    /// The prompt alone.
+    Prompt,
+    /// The prompt with this number of output tokens, as requested.
+    Output(u32),
+    /// The prompt with this number of output tokens, the default.
+    DefaultOutput(u32),
+}
+
+impl Excess {
+    /// Says what was requested and what to do.
+    fn explain(self, prompt_tokens: u32, param: &str) -> String {
+        match self {
+            Self::Prompt => {
+                format!(
+                    " for prompt and output, but the prompt alone has {prompt_tokens}: shorten the prompt"
+                )
+            }
+            Self::Output(max_tokens) => format!(
+                ", but {prompt_tokens} prompt tokens and {max_tokens} output tokens were requested: shorten the \
+                 prompt or lower {param}"
+            ),
+            Self::DefaultOutput(max_tokens) => format!(
+                ", but {prompt_tokens} prompt tokens and {max_tokens} output tokens (the default of {param}) were \
+                 requested: shorten the prompt or send a lower {param}"
+            ),
+        }
+    }
+}
+
 /// Rounds up, to at least 1.
 fn ceil_seconds(wait: Duration) -> u64 {
     (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
@@ -421,7 +450,7 @@ mod tests {
             RouterError::ContextLengthExceeded {
                 max_model_len: 2048,
                 prompt_tokens: 2049,
-                max_tokens: 1,
+                excess: Excess::Prompt,
                 param: "prompt",
             },
             RouterError::BodyTooLarge { limit: 7 },

@@ -25,8 +25,13 @@ fn explain(path: &str, error: &serde_json::Error) -> RouterError {
         return invalid(None, format!("the body is not valid JSON: {error}"));
     }
     let reason = error.to_string();
-    if let Some(field) = quoted_after(&reason, "unknown field ") {
-        return invalid(Some(field), format!("{field} is not a field of this endpoint, {at}"));
+    // The path of an unknown field includes the field, that of a field sent twice does not.
+    if reason.starts_with("unknown field `") {
+        return invalid(Some(path), format!("{path} is not a field of this endpoint, {at}"));
+    }
+    if let Some(field) = quoted_after(&reason, "duplicate field ") {
+        let path = if path == "." { field.to_owned() } else { format!("{path}.{field}") };
+        return invalid(Some(&path), format!("{path}: {reason}"));
     }
     if path == "." {
         return invalid(None, format!("the body does not have the expected shape: {reason}"));

@@ -32,6 +32,7 @@ impl RawRequest {
         let model = model.ok_or_else(|| RouterError::invalid("model", "model is required"))?;
         let entry = caller.model(catalog, model)?;
         self.sampling.apply_defaults(&entry.defaults);
+        let has_default_max_tokens = self.max_tokens.is_none();
         self.max_tokens = self.max_tokens.or(entry.defaults.max_tokens);
         let num_choices = integer("n", self.n, 1..=limits::CHOICES_MAX)?.unwrap_or(1) as u32;
         let prompts = self.checked_prompts(&entry, num_choices)?;
@@ -70,6 +71,7 @@ impl RawRequest {
             prompts,
             num_choices,
             max_tokens,
+            has_default_max_tokens,
             speculation,
         })
     }
@@ -112,13 +114,14 @@ impl RawRequest {
             return Err(RouterError::invalid("echo", "echo is not supported for conversations"));
         }
         let field = self.names.max_tokens;
-        let max_tokens = integer(field, self.max_tokens, 0..=i64::from(u32::MAX))?;
-        if max_tokens == Some(0) && !self.echo {
-            return Err(RouterError::invalid(
-                field,
-                format!("{field} must be at least 1, or 0 together with echo"),
-            ));
+        // Conversations, and the protocol whose completions fill the window, have no echo.
+        let can_echo = !is_chat && !self.fill_context_window;
+        if self.max_tokens == Some(0) && !self.echo {
+            let or_zero = if can_echo { ", or 0 together with echo" } else { "" };
+            return Err(RouterError::invalid(field, format!("{field} must be at least 1{or_zero}")));
         }
+        let min = i64::from(!can_echo);
+        let max_tokens = integer(field, self.max_tokens, min..=i64::from(u32::MAX))?;
         let default = (!is_chat && !self.fill_context_window).then_some(limits::COMPLETION_TOKENS_DEFAULT);
         Ok(max_tokens.map(|tokens| tokens as u32).or(default))
     }
@@ -176,19 +179,19 @@ impl RawRequest {
         min_tokens: u32,
         output: &OutputFormat,
     ) -> Result<StopConditions, RouterError> {
-        let max = limits::STOPS_MAX;
+        let (field, max) = (self.names.stop, limits::STOPS_MAX);
         if self.stop.len() > max {
-            let message = format!("stop has {} strings, at most {max} are allowed", self.stop.len());
-            return Err(RouterError::invalid("stop", message));
+            let message = format!("{field} has {} strings, at most {max} are allowed", self.stop.len());
+            return Err(RouterError::invalid(field, message));
         }
         for (idx, stop) in self.stop.iter().enumerate() {
             if stop.is_empty() || stop.len() > limits::STOP_BYTES_MAX {
                 let message = format!(
-                    "stop[{idx}] has {} bytes, a stop string must have 1 to {}",
+                    "{field}[{idx}] has {} bytes, a stop string must have 1 to {}",
                     stop.len(),
                     limits::STOP_BYTES_MAX
                 );
-                return Err(RouterError::invalid("stop", message));
+                return Err(RouterError::invalid(field, message));
             }
         }
         let (len, max) = (self.stop_token_ids.len(), limits::STOP_TOKEN_IDS_MAX);

@@ -8,7 +8,7 @@ use super::raw::FieldNames;
 use super::structure::RawGrammar;
 use crate::catalog::ModelEntry;
 use crate::detokenize::StopConditions;
-use crate::error::RouterError;
+use crate::error::{Excess, RouterError};
 use crate::generation::SpeculationRequest;
 use crate::output::OutputFormat;
 use crate::tokenize::Prompt;
@@ -24,6 +24,8 @@ pub struct CheckedRequest {
     pub num_choices: u32,
     /// Absent: the rest of the window.
     pub max_tokens: Option<u32>,
+    /// The client sent no `max_tokens`.
+    pub has_default_max_tokens: bool,
     /// Sampling parameters.
     pub sampling: SamplingParams,
     /// As requested, or drawn by the router.
@@ -76,19 +78,26 @@ impl CheckedRequest {
     ) -> Result<SequenceSpec, RouterError> {
         let max_model_len = self.entry.max_model_len;
         let remaining = max_model_len.checked_sub(prompt_len);
-        let too_long = |param| RouterError::ContextLengthExceeded {
+        let too_long = |excess, param| RouterError::ContextLengthExceeded {
             max_model_len,
             prompt_tokens: prompt_len,
-            max_tokens: self.max_tokens.unwrap_or(1),
+            excess,
             param,
         };
         let max_tokens = match (remaining, self.max_tokens) {
-            (None, _) | (Some(0), None) => return Err(too_long(self.names.prompt)),
+            (None, _) | (Some(0), None) => return Err(too_long(Excess::Prompt, self.names.prompt)),
             (Some(remaining), None) => remaining,
             (Some(remaining), Some(requested)) if requested <= remaining => requested,
             // The prompt alone fills the window.
-            (Some(0), Some(_)) => return Err(too_long(self.names.prompt)),
-            (Some(_), Some(_)) => return Err(too_long(self.names.max_tokens)),
+            (Some(0), Some(_)) => return Err(too_long(Excess::Prompt, self.names.prompt)),
+            (Some(_), Some(tokens)) => {
+                let excess = if self.has_default_max_tokens {
+                    Excess::DefaultOutput(tokens)
+                } else {
+                    Excess::Output(tokens)
+                };
+                return Err(too_long(excess, self.names.max_tokens));
+            }
         };
         Ok(SequenceSpec {
             seed: self.seed,

@@ -107,12 +107,20 @@ pub struct FieldNames {
     pub logprobs: &'static str,
     /// `prompt` or `messages`.
     pub prompt: &'static str,
+    /// `stop` or `stop_sequences`.
+    pub stop: &'static str,
     /// Path of the name within a tool.
     pub tool_name: &'static str,
 }
 
 impl Default for FieldNames {
     fn default() -> Self {
-        Self { max_tokens: "max_tokens", logprobs: "logprobs", prompt: "prompt", tool_name: ".function.name" }
+        Self {
+            max_tokens: "max_tokens",
+            logprobs: "logprobs",
+            prompt: "prompt",
+            stop: "stop",
+            tool_name: ".function.name",
+        }
     }
 }

@@ -203,7 +203,7 @@ async fn fields_that_would_have_no_effect() {
         (
             CHAT,
             json!({"stream": true, "stream_options": {"usage": true}}),
-            json!("usage"),
+            json!("stream_options.usage"),
             "usage is not a field",
         ),
         (
@@ -383,7 +383,7 @@ async fn invalid_output_constraints() {
         (
             COMPLETIONS,
             json!({"structured_outputs": {"structural_tag": {}}}),
-            json!("structural_tag"),
+            json!("structured_outputs.structural_tag"),
             "not a field of this endpoint",
         ),
         (

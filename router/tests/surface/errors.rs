@@ -6,7 +6,7 @@ use http::Request;
 use router::request::Auth;
 use serde_json::{Value, json};
 
-use crate::client::{Answer, MODEL, TestRouter, post};
+use crate::client::{ALIAS, Answer, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, post};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -273,6 +273,60 @@ async fn compressed_bodies_are_refused_by_their_encoding() {
 }
 
 #[tokio::test]
+async fn a_request_longer_than_the_window_is_told_what_to_change() {
+    let router = TestRouter::start();
+    let long = "word ".repeat(2_100);
+    let long_chat = json!([{ "role": "user", "content": long }]);
+    let full = demo_encode("hi")[0];
+    let nearly_full = vec![full; MAX_MODEL_LEN as usize - 3];
+    let alone = "tokens for prompt and output, but the prompt alone has";
+    for (path, fields, param, expected) in [
+        (CHAT, json!({ "messages": long_chat }), "messages", alone),
+        (CHAT, json!({ "messages": long_chat, "max_tokens": 7 }), "messages", alone),
+        (COMPLETIONS, json!({ "prompt": long }), "prompt", alone),
+        (RESPONSES, json!({ "input": long }), "input", alone),
+        (MESSAGES, json!({ "messages": long_chat }), "messages", alone),
+        (
+            COMPLETIONS,
+            json!({ "max_tokens": 2_048 }),
+            "max_tokens",
+            "and 2048 output tokens were requested: shorten the prompt or lower max_tokens",
+        ),
+        (
+            CHAT,
+            json!({ "max_completion_tokens": 2_048 }),
+            "max_completion_tokens",
+            "shorten the prompt or lower max_completion_tokens",
+        ),
+        (RESPONSES, json!({ "max_output_tokens": 2_048 }), "max_output_tokens", "or lower max_output_tokens"),
+        (MESSAGES, json!({ "max_tokens": 2_048 }), "max_tokens", "shorten the prompt or lower max_tokens"),
+        (
+            COMPLETIONS,
+            json!({ "prompt": nearly_full }),
+            "max_tokens",
+            "but 2045 prompt tokens and 16 output tokens (the default of max_tokens) were requested: shorten the \
+             prompt or send a lower max_tokens",
+        ),
+        (
+            COMPLETIONS,
+            json!({ "prompt": nearly_full, "model": ALIAS }),
+            "max_tokens",
+            "and 5 output tokens (the default",
+        ),
+    ] {
+        let answer = router.post(path, with(path, fields).to_string()).await;
+        let message = message_of(&answer);
+        assert!(answer.status == 400 && message.contains(expected), "{path} {expected}: {message}");
+        let ends_with_prompt = message.ends_with(": shorten the prompt");
+        assert_eq!(ends_with_prompt, expected == alone, "{path}: {message}");
+        if !path.starts_with(MESSAGES) {
+            let error = error_of(&answer);
+            assert_eq!((&error["param"], &error["code"]), (&json!(param), &json!("context_length_exceeded")));
+        }
+    }
+}
+
+#[tokio::test]
 async fn tokens_are_counted_beyond_the_window() {
     let router = TestRouter::start();
     for num_words in [1, 2_040, 2_100, 5_000] {
@@ -284,4 +338,47 @@ async fn tokens_are_counted_beyond_the_window() {
     let messages = json!([{ "role": "user", "content": "x".repeat(1 << 20) }]);
     let answer = router.post_json(COUNT, &json!({ "model": MODEL, "messages": messages })).await;
     assert!(answer.status == 400 && answer.text().contains("shorten the prompt"), "{}", answer.text());
+}
+
+#[tokio::test]
+async fn fields_have_the_names_of_their_api() {
+    let router = TestRouter::start();
+    let limit = |field: &str| format!("{field} must be at least 1");
+    for (path, fields, expected) in [
+        (MESSAGES, json!({ "stop_sequences": ["a", ""] }), "stop_sequences[1] has 0 bytes".to_owned()),
+        (MESSAGES, json!({ "stop_sequences": vec!["x"; 17] }), "stop_sequences has 17 strings".to_owned()),
+        (CHAT, json!({ "stop": ["a", ""] }), "stop[1] has 0 bytes".to_owned()),
+        (RESPONSES, json!({ "stop": vec!["x"; 17] }), "stop has 17 strings".to_owned()),
+        (MESSAGES, json!({ "max_tokens": 0 }), limit("max_tokens")),
+        (CHAT, json!({ "max_tokens": 0 }), limit("max_tokens")),
+        (RESPONSES, json!({ "max_output_tokens": 0 }), limit("max_output_tokens")),
+        (COMPLETIONS, json!({ "max_tokens": 0 }), limit("max_tokens") + ", or 0 together with echo"),
+        (MESSAGES, json!({ "max_tokens": -1 }), "max_tokens must be between 1 and".to_owned()),
+        (CHAT, json!({ "max_tokens": -1 }), "max_tokens must be between 1 and".to_owned()),
+        (COMPLETIONS, json!({ "max_tokens": -1 }), "max_tokens must be between 0 and".to_owned()),
+    ] {
+        let message = message_of(&router.post(path, with(path, fields).to_string()).await);
+        assert!(message.starts_with(&expected), "{path}: {expected} is not in {message}");
+        assert!(message.contains("echo") == expected.contains("echo"), "{path}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn nested_and_repeated_fields_are_named_with_their_path() {
+    let router = TestRouter::start();
+    for (body, param) in [
+        (r#"{"model": "org/demo", "speculation": {"speed": 1}}"#, "speculation.speed"),
+        (r#"{"messages": [{"role": "user", "content": "x", "colour": 1}]}"#, "messages[0].colour"),
+        (r#"{"colour": 1}"#, "colour"),
+        (r#"{"model": "a", "model": "b"}"#, "model"),
+        (
+            r#"{"stream_options": {"include_usage": true, "include_usage": true}}"#,
+            "stream_options.include_usage",
+        ),
+    ] {
+        let answer = router.post(CHAT, body).await;
+        let error = error_of(&answer);
+        assert_eq!((answer.status.as_u16(), &error["param"]), (400, &json!(param)), "{body}: {error}");
+        assert!(message_of(&answer).contains(param), "{body}: {error}");
+    }
 }

@@ -142,7 +142,12 @@ fn own_fields() -> Vec<FieldRow> {
             "between 0 and 32, not 33",
         ),
         (CHAT, json!({ "speculation": { "enabled": 1 } }), "speculation.enabled", "expected a boolean"),
-        (CHAT, json!({ "speculation": { "speed": 1 } }), "speed", "speed is not a field of this endpoint"),
+        (
+            CHAT,
+            json!({ "speculation": { "speed": 1 } }),
+            "speculation.speed",
+            "speculation.speed is not a field of this endpoint",
+        ),
         (CHAT, json!({ "max_token": 5 }), "max_token", "max_token is not a field of this endpoint"),
         (CHAT, json!({ "tools": [{ "type": "function" }] }), "tools[0].function", "must be an object"),
     ]

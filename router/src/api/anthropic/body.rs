@@ -195,6 +195,7 @@ impl Body {
             tools: tools.raw,
             names: FieldNames {
                 prompt: "messages",
+                stop: "stop_sequences",
                 tool_name: tool_format.name_path(),
                 ..FieldNames::default()
             },

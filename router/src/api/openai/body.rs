@@ -300,6 +300,7 @@ impl Body {
                 logprobs: logprobs_name,
                 prompt: prompt_name,
                 tool_name: tool_format.name_path(),
+                ..FieldNames::default()
             },
         };
         Ok((raw_request, options))

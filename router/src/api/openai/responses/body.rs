@@ -178,6 +178,7 @@ impl Body {
                 logprobs: "top_logprobs",
                 prompt: "input",
                 tool_name: ToolFormat::Flat.name_path(),
+                ..FieldNames::default()
             },
             ..RawRequest::default()
         };
