@@ -1,5 +1,6 @@
 //! [`ConversationBuilder`]: builds a conversation from items or blocks, which contain a turn's text,
-//! reasoning and calls separately, while chat templates expect one message.
+//! reasoning and calls separately, while chat templates expect one message. Also checks a client's variables
+//! of the template.
 
 use std::collections::HashSet;
 
@@ -10,6 +11,34 @@ use super::parsed_output::OutputPart;
 use crate::error::RouterError;
 
 const ASSISTANT: &str = "assistant";
+
+/// Variables of a chat template that only the router sets, besides `tools`.
+pub(super) const OWN_VARIABLES: [&str; 5] =
+    ["messages", "add_generation_prompt", "bos_token", "eos_token", "documents"];
+
+/// Refuses variables of the chat template that have one of these names; `field` contains them.
+pub(super) fn refuse_variables(
+    field: &str,
+    variables: &Map<String, Value>,
+    names: &[&str],
+) -> Result<(), RouterError> {
+    let is_default = |name: &str, value: &Value| match value {
+        Value::Null => true,
+        Value::Bool(true) => name == "add_generation_prompt",
+        Value::Array(items) => name != "messages" && items.is_empty(),
+        _ => false,
+    };
+    let is_refused =
+        |(name, value): &(&String, &Value)| names.contains(&name.as_str()) && !is_default(name, value);
+    match variables.iter().find(is_refused) {
+        None => Ok(()),
+        Some((name, _)) => {
+            let path = format!("{field}.{name}");
+            let message = format!("{path} is a variable that this server sets: leave it out");
+            Err(RouterError::invalid(path, message))
+        }
+    }
+}
 
 /// The messages so far.
 #[derive(Debug, Default)]

@@ -16,6 +16,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
+use super::conversation::{OWN_VARIABLES, refuse_variables};
 use super::incoming;
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
@@ -200,6 +201,8 @@ fn parse_chat(chat: v1::Chat) -> Result<RawPrompt, RouterError> {
             RouterError::invalid("template_kwargs", format!("template_kwargs must be a JSON object: {error}"))
         })?
     };
+    // This API has no other way to pass tools to the template.
+    refuse_variables("template_kwargs", &template_kwargs, &OWN_VARIABLES)?;
     let messages = chat.messages.into_iter().map(|message| ConversationMessage {
         role: message.role,
         content: Some(message.content),

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use service::metrics::Exposition;
 
 use super::incoming::{authenticate, deadline_from_headers, read_object, task_type_from_headers};
-use super::openai::body::{Body as OpenAiBody, Message, conversation};
+use super::openai::body::{Body as OpenAiBody, Message, checked_variables, conversation};
 use super::openai::shapes::Object;
 use crate::catalog::ModelEntry;
 use crate::detokenize::decode_all;
@@ -156,7 +156,7 @@ impl TokenizeBody {
                 invalid("add_special_tokens", "is not supported for conversations: the template adds its own")
             }
             (None, messages) => {
-                let prompts = conversation(messages, self.chat_template_kwargs.unwrap_or_default())?;
+                let prompts = conversation(messages, checked_variables(self.chat_template_kwargs)?)?;
                 let prompt = prompts.first().map(|prompt| prompt.check("messages", entry)).transpose()?;
                 prompt
                     .map(TokenizePrompt::Chat)

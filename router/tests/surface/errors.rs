@@ -364,6 +364,31 @@ async fn fields_have_the_names_of_their_api() {
 }
 
 #[tokio::test]
+async fn variables_of_the_router_are_refused_in_chat_template_kwargs() {
+    let router = TestRouter::start().with_reply(" fine");
+    let field = "chat_template_kwargs";
+    for path in [CHAT, "/v1/chat/completions/render", "/tokenize"] {
+        for (name, value) in [
+            ("messages", json!([])),
+            ("add_generation_prompt", json!(false)),
+            ("bos_token", json!("x")),
+            ("eos_token", json!("x")),
+            ("tools", json!([{ "type": "function" }])),
+            ("documents", json!([{ "title": "x" }])),
+        ] {
+            let answer = router.post(path, with(path, json!({ field: { name: value } })).to_string()).await;
+            let error = error_of(&answer);
+            let param = format!("{field}.{name}");
+            assert_eq!((answer.status.as_u16(), &error["param"]), (400, &json!(param)), "{path}: {error}");
+            assert!(message_of(&answer).starts_with(&format!("{param} ")), "{path}: {error}");
+        }
+        let off = json!({ "add_generation_prompt": true, "tools": null, "documents": [], "enable_thinking": false });
+        let answer = router.post(path, with(path, json!({ field: off })).to_string()).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+    }
+}
+
+#[tokio::test]
 async fn nested_and_repeated_fields_are_named_with_their_path() {
     let router = TestRouter::start();
     for (body, param) in [

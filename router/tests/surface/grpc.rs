@@ -206,6 +206,21 @@ async fn errors_fit_the_metadata_of_an_answer() {
 }
 
 #[tokio::test]
+async fn variables_of_the_router_are_refused_in_template_kwargs() {
+    let router = TestRouter::start().with_reply(" fine");
+    let mut client = client(&router).await;
+    let message = v1::ChatMessage { role: "user".into(), content: "hi".into(), ..v1::ChatMessage::default() };
+    let request = |kwargs: &str| {
+        let chat = v1::Chat { messages: vec![message.clone()], template_kwargs: kwargs.into() };
+        v1::GenerateRequest { prompt: Some(Prompt::Chat(chat)), ..text_request("") }
+    };
+    let status = generate(&mut client, request(r#"{"bos_token": "x"}"#)).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    assert!(status.message().starts_with("template_kwargs.bos_token "), "{status}");
+    generate(&mut client, request(r#"{"thinking": true}"#)).await.unwrap();
+}
+
+#[tokio::test]
 async fn failures_keep_their_codes() {
     let router = TestRouter::start();
     let mut client = client(&router).await;

@@ -16,6 +16,7 @@ use self::refused::is_disabled;
 use super::shapes::{Content, LogitBias, Logprobs, Object, Prompts, Stops};
 use super::structured::{GrammarFields, ResponseFormat, StructuredOutputs};
 use super::tools::parse_earlier_calls;
+use crate::api::conversation::{OWN_VARIABLES, refuse_variables};
 use crate::api::functions::ToolFormat;
 use crate::api::handler::refuse_fields;
 use crate::error::RouterError;
@@ -252,7 +253,7 @@ impl Body {
             tool_format.parse(self.tools.unwrap_or_default(), choice, self.parallel_tool_calls)?;
         let (prompts, prompt_name) = match operation {
             Operation::Chat => {
-                let mut variables = self.chat_template_kwargs.unwrap_or_default();
+                let mut variables = checked_variables(self.chat_template_kwargs)?;
                 tools.set_template_tools(&mut variables);
                 (conversation(self.messages, variables)?, "messages")
             }
@@ -388,6 +389,16 @@ impl Body {
             (old, None) => Ok((old, "max_tokens")),
         }
     }
+}
+
+/// Checks `chat_template_kwargs`.
+pub(in crate::api) fn checked_variables(
+    variables: Option<Map<String, Value>>,
+) -> Result<Map<String, Value>, RouterError> {
+    let (field, variables) = ("chat_template_kwargs", variables.unwrap_or_default());
+    refuse_variables(field, &variables, &OWN_VARIABLES)?;
+    refuse_variables(field, &variables, &["tools"])?;
+    Ok(variables)
 }
 
 /// Builds the prompt of a conversation; empty if `messages` is missing.

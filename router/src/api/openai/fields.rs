@@ -95,7 +95,12 @@ pub const FIELDS: &[Field] = &[
     },
     chat("top_logprobs", "0", "with `logprobs`, up to 20"),
     completions("echo", "true", "with `logprobs`, also reports the prompt's log probabilities"),
-    chat("chat_template_kwargs", "{\"x\": 1}", "vLLM's"),
+    chat(
+        "chat_template_kwargs",
+        "{\"x\": 1}",
+        "vLLM's; the router's own variables are refused by name: `messages`, `tools`, `documents`, \
+         `add_generation_prompt`, `bos_token`, `eos_token`",
+    ),
     both(
         Honoured,
         "truncate_prompt_tokens",
