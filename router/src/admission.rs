@@ -4,7 +4,7 @@
 //! or is dropped. If the queue is full, the request fails with [`RouterError::Overloaded`] before the first
 //! byte.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -64,17 +64,14 @@ struct Gate {
 #[derive(Debug)]
 struct State {
     available: u32,
-    /// Number of waiting requests, without cancelled ones.
-    num_waiting: usize,
-    /// Waiting requests by key. All are in one lane, because the task type is not known yet. Cancelled
-    /// requests are skipped.
-    waiting: FairQueue<u64, (), WaitingRequest>,
+    /// The waiting requests by number, and their order. All are in one lane, because the task type is not
+    /// known yet.
+    waiting: BTreeMap<u64, WaitingRequest>,
+    order: FairQueue<u64, (), u64>,
     /// Number of waiting requests by key.
     num_waiting_by_key: BTreeMap<u64, usize>,
     /// Number assigned to the next waiting request.
     next_number: u64,
-    /// Requests that were evicted in favor of another key and have not been polled since.
-    evicted: BTreeSet<u64>,
     waits: WaitStats,
 }
 
@@ -83,7 +80,6 @@ struct WaitingRequest {
     num_sequences: u32,
     priority: u8,
     since: Duration,
-    number: u64,
     key: u64,
     permit_tx: oneshot::Sender<Permit>,
 }
@@ -100,11 +96,10 @@ impl Admission {
     pub fn new(limits: AdmissionLimits) -> Self {
         let state = State {
             available: limits.max_sequences,
-            num_waiting: 0,
-            waiting: FairQueue::default(),
+            waiting: BTreeMap::new(),
+            order: FairQueue::default(),
             num_waiting_by_key: BTreeMap::new(),
             next_number: 0,
-            evicted: BTreeSet::new(),
             waits: WaitStats::default(),
         };
         let gate = Gate { started_at: Instant::now(), state: Mutex::new(state) };
@@ -128,23 +123,22 @@ impl Admission {
         let _slot = {
             let mut state = self.gate.state();
             // Waiting requests go first.
-            if state.num_waiting == 0 && num_sequences <= state.available {
+            if state.waiting.is_empty() && num_sequences <= state.available {
                 state.waits.observe(priority, Duration::ZERO);
                 return Ok(self.gate.grant(&mut state, num_sequences));
             }
-            if state.num_waiting >= self.limits.max_waiting_requests && !state.evict_for(key) {
+            if state.waiting.len() >= self.limits.max_waiting_requests && !state.evict_for(key) {
                 return Err(RouterError::Overloaded { what: QUEUE });
             }
-            state.num_waiting += 1;
             *state.num_waiting_by_key.entry(key).or_default() += 1;
             let number = state.next_number;
             state.next_number += 1;
             let cost = f64::from(num_sequences);
             let since = self.gate.started_at.elapsed();
-            let ticket = Ticket { priority, weight: 1.0, cost, since };
-            let waiting = WaitingRequest { num_sequences, priority, since, number, key, permit_tx };
-            state.waiting.push(key, (), ticket, waiting);
-            QueueSlot { gate: &self.gate, number, key }
+            let ticket = Ticket { priority, weight: 1.0, cost, arrived: since, since };
+            state.order.push(key, (), ticket, number);
+            state.waiting.insert(number, WaitingRequest { num_sequences, priority, since, key, permit_tx });
+            QueueSlot { gate: &self.gate, number }
         };
         match tokio::time::timeout(self.wait_max, permit_rx).await {
             // The sender was dropped: the request was evicted in favor of another key.
@@ -156,7 +150,7 @@ impl Admission {
     /// How long requests waited here, by priority.
     pub fn waits(&self) -> Vec<WaitReport> {
         let state = self.gate.state();
-        state.waits.report(&state.waiting.waiting(), self.gate.started_at.elapsed())
+        state.waits.report(&state.order.waiting(), self.gate.started_at.elapsed())
     }
 
     /// Number of sequences that could be admitted now.
@@ -172,26 +166,21 @@ impl State {
         let own_count = self.num_waiting_by_key.get(&key).copied().unwrap_or(0);
         let busiest = self.num_waiting_by_key.iter().max_by_key(|(_, count)| **count);
         let Some((&busiest, _)) = busiest.filter(|(_, count)| **count > own_count + 1) else { return false };
-        // Skip cancelled requests.
-        while let Some(waiting) = self.waiting.pop_newest(&busiest) {
-            if !waiting.permit_tx.is_closed() {
-                self.remove_waiting(waiting.key);
-                self.evicted.insert(waiting.number);
-                return true;
-            }
-        }
-        false
+        // Dropping it tells the waiting future.
+        self.order.newest(busiest).and_then(|number| self.remove(number)).is_some()
     }
 
-    /// Removes a waiting request of `key` from the counts.
-    fn remove_waiting(&mut self, key: u64) {
-        self.num_waiting -= 1;
-        if let Some(count) = self.num_waiting_by_key.get_mut(&key) {
+    /// Removes a request if it still waits.
+    fn remove(&mut self, number: u64) -> Option<WaitingRequest> {
+        self.order.remove(number);
+        let waiting = self.waiting.remove(&number)?;
+        if let Some(count) = self.num_waiting_by_key.get_mut(&waiting.key) {
             *count -= 1;
             if *count == 0 {
-                self.num_waiting_by_key.remove(&key);
+                self.num_waiting_by_key.remove(&waiting.key);
             }
         }
+        Some(waiting)
     }
 }
 
@@ -218,20 +207,14 @@ impl Gate {
     fn next_admission(self: &Arc<Self>) -> Option<(oneshot::Sender<Permit>, Permit)> {
         let mut state = self.state();
         let now = self.started_at.elapsed();
-        loop {
-            let next = state.waiting.peek(now)?;
-            if next.permit_tx.is_closed() {
-                state.waiting.pop(now, false);
-                continue;
-            }
-            if next.num_sequences > state.available {
-                return None;
-            }
-            let WaitingRequest { num_sequences, priority, since, permit_tx, .. } =
-                state.waiting.pop(now, true)?;
-            state.waits.observe(priority, now.saturating_sub(since));
-            return Some((permit_tx, self.grant(&mut state, num_sequences)));
+        let number = state.order.peek(now)?;
+        if state.waiting.get(&number)?.num_sequences > state.available {
+            return None;
         }
+        state.order.serve(number);
+        let WaitingRequest { num_sequences, priority, since, permit_tx, .. } = state.remove(number)?;
+        state.waits.observe(priority, now.saturating_sub(since));
+        Some((permit_tx, self.grant(&mut state, num_sequences)))
     }
 }
 
@@ -246,17 +229,12 @@ impl Drop for Permit {
 struct QueueSlot<'a> {
     gate: &'a Arc<Gate>,
     number: u64,
-    key: u64,
 }
 
 impl Drop for QueueSlot<'_> {
     fn drop(&mut self) {
-        {
-            let mut state = self.gate.state();
-            if !state.evicted.remove(&self.number) {
-                state.remove_waiting(self.key);
-            }
-        }
+        // Absent if it was admitted or evicted. Its lock must be released before the next line.
+        drop(self.gate.state().remove(self.number));
         // A cancelled request that was too large for the free capacity no longer blocks the ones behind it.
         self.gate.admit_waiting();
     }

@@ -1,14 +1,16 @@
 //! A fair queue: priority classes, aging against starvation, and fair turns between API keys and between the
 //! lanes of a key. Pure: time is passed in.
 //!
-//! A lower class goes first. After each second of waiting an item counts as one class lower, so any item
-//! reaches the first class after at most 255 seconds. Within a class, keys take turns by start-time fair
-//! queuing (Goyal, Vin, Cheng, SIGCOMM 1996): the key with the least service is next, and an idle key gains
-//! no credit. Within a key, its lanes take turns in the same way, by weight. So neither many requests nor
-//! many lanes, which clients choose by task type, give a key more turns. Within a lane and a class the order
-//! is first come, first served.
+//! A lower class goes first. Each second of waiting is worth one class, in seconds of the clock, so an item
+//! reaches the first class `priority` seconds after its wait began. Items that will reach it in the same
+//! second are of one class. Within a class, keys take turns by start-time fair queuing (Goyal, Vin, Cheng,
+//! SIGCOMM 1996): the key with the least service is next, and an idle key gains no credit. Within a key, its
+//! lanes take turns in the same way, by weight. So neither many requests nor many lanes, which clients choose
+//! by task type, give a key more turns. Within a lane and a class the order is first come, first served.
+//!
+//! A turn takes time in proportion to the lanes of one key, and to the logarithm of the number of keys.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Scheduling data of a queued item.
@@ -20,185 +22,255 @@ pub struct Ticket {
     pub weight: f64,
     /// Cost of one turn, in units of the resource; above 0.
     pub cost: f64,
-    /// When its wait began.
+    /// When it first arrived: its place among items of its class.
+    pub arrived: Duration,
+    /// When its wait began; later than its arrival if it was served in between.
     pub since: Duration,
 }
 
-/// A queue of items from several keys, each with several lanes.
-#[derive(Debug, Clone)]
-pub struct FairQueue<K, L, T> {
-    keys: Shares<K, Shares<L, Lane<T>>>,
-    len: usize,
+impl Ticket {
+    /// The second in which the item reaches the first class; see [`second_of`].
+    fn first_class_at(&self) -> u64 {
+        second_of(self.since).saturating_add(u64::from(self.priority))
+    }
 }
 
-/// Shares of a resource, and the virtual time: the service of the latest served share at its turn.
+/// The second of a time, from 1 on: 0 stands for items in the first class.
+fn second_of(time: Duration) -> u64 {
+    time.as_secs().saturating_add(1)
+}
+
+/// A queue of items, identified by `I`, from several keys, each with several lanes.
 #[derive(Debug, Clone)]
-struct Shares<N, Q> {
-    shares: BTreeMap<N, Share<Q>>,
+pub struct FairQueue<K, L, I> {
+    items: BTreeMap<I, Item<K, L>>,
+    keys: BTreeMap<K, Key<L, I>>,
+    /// All keys in the order of their turns.
+    turns: BTreeMap<Turn, K>,
+    /// Virtual time: the service of the latest served key at its turn.
     served: f64,
+    /// Latest known time; see [`second_of`].
+    now: u64,
+    /// Number given to the next item or key.
+    next_number: u64,
+    /// Lanes that were compared.
+    #[cfg(test)]
+    num_compared: usize,
 }
 
 #[derive(Debug, Clone)]
-struct Share<Q> {
+struct Item<K, L> {
+    key: K,
+    lane: L,
+    ticket: Ticket,
+    number: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Key<L, I> {
+    /// Service received.
+    served: f64,
+    lanes: BTreeMap<L, Lane<I>>,
+    /// Virtual time of the key's lanes.
+    lanes_served: f64,
+    turn: Turn,
+}
+
+#[derive(Debug, Clone)]
+struct Lane<I> {
     /// Service received, divided by the weight.
     served: f64,
-    queue: Q,
+    items: BTreeMap<Place, I>,
 }
 
-/// By priority, oldest first.
-#[derive(Debug, Clone)]
-struct Lane<T>(BTreeMap<u8, VecDeque<(Ticket, T)>>);
-
-/// A queue that can be empty.
-trait Queue {
-    fn is_empty(&self) -> bool;
+/// Place of a key among all keys. The order of the fields is the order of the turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Turn {
+    /// The second in which its first item reaches the first class; 0 if it has, and [`IDLE`] without items.
+    at: u64,
+    /// Bits of its service: numbers that are not negative have the order of their bits.
+    served: u64,
+    /// When its first item arrived.
+    arrived: Duration,
+    /// Distinguishes keys.
+    number: u64,
 }
 
-impl<T> Queue for Lane<T> {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
+/// [`Turn::at`] of a key without items. It is remembered while it has more service than the virtual time.
+const IDLE: u64 = u64::MAX;
+
+impl Turn {
+    /// The first possible turn of a class.
+    fn first(at: u64) -> Self {
+        Self { at, served: 0, arrived: Duration::ZERO, number: 0 }
     }
 }
 
-impl<N, Q: Queue> Queue for Shares<N, Q> {
-    fn is_empty(&self) -> bool {
-        self.shares.values().all(|share| share.queue.is_empty())
-    }
+/// Place of an item in its lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    /// See [`Turn::at`].
+    at: u64,
+    arrived: Duration,
+    number: u64,
 }
 
-impl<T> Default for Lane<T> {
-    fn default() -> Self {
-        Self(BTreeMap::new())
-    }
-}
-
-impl<N, Q> Default for Shares<N, Q> {
-    fn default() -> Self {
-        Self { shares: BTreeMap::new(), served: 0.0 }
-    }
-}
-
-impl<N: Ord + Clone, Q: Queue + Default> Shares<N, Q> {
-    /// Returns the queue of `name`, which is about to get an item.
-    fn join(&mut self, name: N) -> &mut Q {
-        let served = self.served;
-        self.shares.retain(|_, share| !share.queue.is_empty() || share.served > served);
-        let share = self.shares.entry(name).or_insert_with(|| Share { served, queue: Q::default() });
-        if share.queue.is_empty() {
-            share.served = share.served.max(served);
+impl<I> Lane<I> {
+    /// Returns the place of the first item, after items that reached the first class joined those there.
+    fn first(&mut self, now: u64) -> Option<Place> {
+        let next = Place { at: 1, arrived: Duration::ZERO, number: 0 };
+        while let Some((&place, _)) = self.items.range(next..).next().filter(|(place, _)| place.at <= now) {
+            let item = self.items.remove(&place).expect("the place was just read");
+            self.items.insert(Place { at: 0, ..place }, item);
         }
-        &mut share.queue
+        self.items.first_key_value().map(|(place, _)| *place)
     }
+}
 
-    /// Charges `name` for a turn; `cost` is already divided by the weight, if there is one.
-    fn charge(&mut self, name: &N, cost: f64) {
-        if let Some(share) = self.shares.get_mut(name) {
-            self.served = self.served.max(share.served);
-            share.served += cost;
+impl<L, I: Copy> Key<L, I> {
+    /// Returns the next item and its place.
+    fn first(&mut self, now: u64) -> Option<(Place, I)> {
+        let lanes = self.lanes.values_mut().filter_map(|lane| {
+            let place = lane.first(now)?;
+            Some(((place.at, lane.served.to_bits(), place), lane))
+        });
+        let ((.., place), lane) = lanes.min_by_key(|(rank, _)| *rank)?;
+        Some((place, *lane.items.get(&place)?))
+    }
+}
+
+impl<K, L, I> Default for FairQueue<K, L, I> {
+    fn default() -> Self {
+        Self {
+            items: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            turns: BTreeMap::new(),
+            served: 0.0,
+            now: 0,
+            next_number: 0,
+            #[cfg(test)]
+            num_compared: 0,
         }
     }
 }
 
-impl<K, L, T> Default for FairQueue<K, L, T> {
-    fn default() -> Self {
-        Self { keys: Shares::default(), len: 0 }
-    }
-}
-
-impl<K: Ord + Clone, L: Ord + Clone, T> FairQueue<K, L, T> {
+impl<K: Ord + Copy, L: Ord + Copy, I: Ord + Copy> FairQueue<K, L, I> {
     /// Number of queued items.
     pub fn len(&self) -> usize {
-        self.len
+        self.items.len()
     }
 
     /// Whether the queue is empty.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.items.is_empty()
     }
 
     /// Number of queued items by priority, and when the first of them began to wait.
     pub fn waiting(&self) -> BTreeMap<u8, (usize, Duration)> {
-        let mut waiting: BTreeMap<u8, (usize, Duration)> = BTreeMap::new();
-        let lanes = self.keys.shares.values().flat_map(|key| key.queue.shares.values());
-        for (priority, class) in lanes.flat_map(|lane| &lane.queue.0) {
-            let Some((first, _)) = class.front() else { continue };
-            let (count, since) = waiting.entry(*priority).or_insert((0, first.since));
-            *count += class.len();
-            *since = first.since.min(*since);
+        let mut waiting = BTreeMap::new();
+        for Item { ticket, .. } in self.items.values() {
+            let (count, since) = waiting.entry(ticket.priority).or_insert((0, ticket.since));
+            *count += 1;
+            *since = ticket.since.min(*since);
         }
         waiting
     }
 
-    /// Adds an item.
-    pub fn push(&mut self, key: K, lane: L, ticket: Ticket, item: T) {
-        let class = self.keys.join(key).join(lane).0.entry(ticket.priority).or_default();
-        // An item that returns after a loss keeps its earlier start of waiting.
-        let at = class.partition_point(|(waiting, _)| waiting.since <= ticket.since);
-        class.insert(at, (ticket, item));
-        self.len += 1;
+    /// Adds an item, which must not be queued.
+    pub fn push(&mut self, key: K, lane: L, ticket: Ticket, item: I) {
+        self.now = self.now.max(second_of(ticket.since));
+        let number = self.next_number;
+        self.next_number += 1;
+        let (served, turn) = (self.served, Turn { number, ..Turn::first(IDLE) });
+        let share =
+            self.keys.entry(key).or_insert(Key { served, lanes: BTreeMap::new(), lanes_served: 0.0, turn });
+        if share.turn.at == IDLE {
+            share.served = share.served.max(served);
+        }
+        let lanes_served = share.lanes_served;
+        let queue = share.lanes.entry(lane).or_insert(Lane { served: lanes_served, items: BTreeMap::new() });
+        if queue.items.is_empty() {
+            queue.served = queue.served.max(lanes_served);
+        }
+        let place = Place { at: ticket.first_class_at(), arrived: ticket.arrived, number };
+        queue.items.insert(place, item);
+        self.items.insert(item, Item { key, lane, ticket, number });
+        self.update_turn(key);
     }
 
     /// Returns the next item.
-    pub fn peek(&self, now: Duration) -> Option<&T> {
-        let (key, lane, priority) = self.next(now)?;
-        let lane = self.keys.shares.get(&key)?.queue.shares.get(&lane)?;
-        lane.queue.0.get(&priority)?.front().map(|(_, item)| item)
+    pub fn peek(&mut self, now: Duration) -> Option<I> {
+        self.now = self.now.max(second_of(now));
+        // Keys whose first item reached the first class take their turns there.
+        while let Some((_, &key)) =
+            self.turns.range(Turn::first(1)..).next().filter(|(turn, _)| turn.at <= self.now)
+        {
+            self.update_turn(key);
+        }
+        let (_, key) = self.turns.first_key_value()?;
+        self.keys.get_mut(key)?.first(self.now).map(|(_, item)| item)
     }
 
-    /// Removes the next item. `is_served` is false if it could not use its turn; its key and lane are then
-    /// not charged.
-    pub fn pop(&mut self, now: Duration, is_served: bool) -> Option<T> {
-        let (key, lane, priority) = self.next(now)?;
-        let lanes = &mut self.keys.shares.get_mut(&key)?.queue;
-        let classes = &mut lanes.shares.get_mut(&lane)?.queue.0;
-        let class = classes.get_mut(&priority)?;
-        let (ticket, item) = class.pop_front()?;
-        if class.is_empty() {
-            classes.remove(&priority);
+    /// Removes an item that got its turn, and charges its key and its lane.
+    pub fn serve(&mut self, item: I) {
+        self.take(item, true);
+    }
+
+    /// Removes an item without a turn. Returns whether it was queued.
+    pub fn remove(&mut self, item: I) -> bool {
+        self.take(item, false)
+    }
+
+    /// The newest item of `key` in its least urgent class.
+    pub fn newest(&self, key: K) -> Option<I> {
+        let items = self.items.iter().filter(|(_, item)| item.key == key);
+        let newest = items.max_by_key(|(_, item)| (item.ticket.priority, item.ticket.since, item.number));
+        newest.map(|(item, _)| *item)
+    }
+
+    fn take(&mut self, item: I, is_served: bool) -> bool {
+        let Some(Item { key, lane, ticket, number }) = self.items.remove(&item) else { return false };
+        let Some(share) = self.keys.get_mut(&key) else { return false };
+        let Some(queue) = share.lanes.get_mut(&lane) else { return false };
+        let place = Place { at: 0, arrived: ticket.arrived, number };
+        if queue.items.remove(&place).is_none() {
+            queue.items.remove(&Place { at: ticket.first_class_at(), ..place });
         }
         if is_served {
-            lanes.charge(&lane, ticket.cost / ticket.weight);
-            self.keys.charge(&key, ticket.cost);
+            share.lanes_served = share.lanes_served.max(queue.served);
+            queue.served += ticket.cost / ticket.weight;
+            self.served = self.served.max(share.served);
+            share.served += ticket.cost;
         }
-        self.len -= 1;
-        Some(item)
+        let lanes_served = share.lanes_served;
+        share.lanes.retain(|_, queue| !queue.items.is_empty() || queue.served > lanes_served);
+        self.update_turn(key);
+        self.forget_idle();
+        true
     }
 
-    /// Removes the newest item of `key` in the least urgent class, without a turn.
-    pub fn pop_newest(&mut self, key: &K) -> Option<T> {
-        let lanes = &mut self.keys.shares.get_mut(key)?.queue.shares;
-        let last = |share: &Share<Lane<T>>| {
-            let (priority, class) = share.queue.0.last_key_value()?;
-            Some((*priority, class.back()?.0.since))
-        };
-        let lane = lanes.values_mut().max_by_key(|share| last(share))?;
-        let (&priority, class) = lane.queue.0.iter_mut().next_back()?;
-        let (_, item) = class.pop_back()?;
-        if class.is_empty() {
-            lane.queue.0.remove(&priority);
-        }
-        self.len -= 1;
-        Some(item)
+    /// Moves a key to its present place among the keys.
+    fn update_turn(&mut self, key: K) {
+        let Some(share) = self.keys.get_mut(&key) else { return };
+        self.turns.remove(&share.turn);
+        let (at, arrived) =
+            share.first(self.now).map_or((IDLE, Duration::ZERO), |(place, _)| (place.at, place.arrived));
+        share.turn = Turn { at, served: share.served.to_bits(), arrived, ..share.turn };
+        self.turns.insert(share.turn, key);
+        #[cfg(test)]
+        (self.num_compared += share.lanes.len());
     }
 
-    fn next(&self, now: Duration) -> Option<(K, L, u8)> {
-        /// Class after aging, the key's service so far, the lane's, and when its wait began.
-        type Rank = (u64, f64, f64, Duration);
-        let mut best: Option<(Rank, (&K, &L, u8))> = None;
-        for (key, lanes) in &self.keys.shares {
-            for (lane, share) in &lanes.queue.shares {
-                for (priority, class) in &share.queue.0 {
-                    let Some((ticket, _)) = class.front() else { continue };
-                    let aged = now.saturating_sub(ticket.since).as_secs();
-                    let class = u64::from(*priority).saturating_sub(aged);
-                    let rank = (class, lanes.served, share.served, ticket.since);
-                    if best.as_ref().is_none_or(|(least, _)| rank < *least) {
-                        best = Some((rank, (key, lane, *priority)));
-                    }
-                }
+    /// Forgets keys without items that have no more service than a new key would start with.
+    fn forget_idle(&mut self) {
+        let served = self.served.to_bits();
+        while let Some((&turn, _)) =
+            self.turns.range(Turn::first(IDLE)..).next().filter(|(turn, _)| turn.served <= served)
+        {
+            if let Some(key) = self.turns.remove(&turn) {
+                self.keys.remove(&key);
             }
         }
-        best.map(|(_, (key, lane, priority))| (key.clone(), lane.clone(), priority))
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    fn parse(text: &str, place: String) -> Self {
+    pub(crate) fn parse(text: &str, place: String) -> Self {
         let mut tokens = split(text).into_iter();
         let verb = tokens.next().unwrap_or_default();
         let (mut words, mut pairs) = (Vec::new(), Vec::new());

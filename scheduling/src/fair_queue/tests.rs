@@ -7,22 +7,32 @@ use super::*;
 type Turns = FairQueue<u64, &'static str, u32>;
 
 fn ticket(priority: u8, weight: f64, since_ms: u64) -> Ticket {
-    Ticket { priority, weight, cost: 1.0, since: Duration::from_millis(since_ms) }
+    let since = Duration::from_millis(since_ms);
+    Ticket { priority, weight, cost: 1.0, arrived: since, since }
+}
+
+fn pop(turns: &mut Turns, now_ms: u64) -> Option<u32> {
+    let item = turns.peek(Duration::from_millis(now_ms))?;
+    turns.serve(item);
+    Some(item)
 }
 
 fn drain(turns: &mut Turns, now_ms: u64) -> Vec<u32> {
-    std::iter::from_fn(|| turns.pop(Duration::from_millis(now_ms), true)).collect()
+    std::iter::from_fn(|| pop(turns, now_ms)).collect()
 }
 
-/// Numbers of turns that the items 0, 1 and 2 get among the next `count`.
+/// Numbers of turns that items with 0, 1 and 2 as their hundreds of thousands get among the next `count`.
 fn shares(turns: &mut Turns, now_ms: u64, count: usize) -> [usize; 3] {
     let mut shares = [0; 3];
     for _ in 0..count {
-        let item = turns.pop(Duration::from_millis(now_ms), true).unwrap();
-        shares[item as usize] += 1;
+        let item = pop(turns, now_ms).unwrap();
+        shares[(item / GROUP) as usize] += 1;
     }
     shares
 }
+
+/// Items of a group: see [`shares`].
+const GROUP: u32 = 100_000;
 
 #[test]
 fn lower_classes_go_first_and_each_in_order_of_arrival() {
@@ -30,7 +40,7 @@ fn lower_classes_go_first_and_each_in_order_of_arrival() {
     for (item, priority, since) in [(1, 5, 0), (2, 0, 3), (3, 5, 1), (4, 0, 2)] {
         turns.push(0, "a", ticket(priority, 1.0, since), item);
     }
-    assert_eq!(turns.peek(Duration::ZERO), Some(&4));
+    assert_eq!(turns.peek(Duration::ZERO), Some(4));
     assert_eq!(turns.len(), 4);
     let since = |ms| Duration::from_millis(ms);
     assert_eq!(turns.waiting(), BTreeMap::from([(0, (2, since(2))), (5, (2, since(0)))]));
@@ -42,23 +52,23 @@ fn lower_classes_go_first_and_each_in_order_of_arrival() {
 fn who_waited_long_enough_overtakes_a_lower_class() {
     let mut turns = Turns::default();
     turns.push(0, "a", ticket(3, 1.0, 0), 1);
-    turns.push(0, "a", ticket(1, 1.0, 2_500), 2);
-    assert_eq!(turns.peek(Duration::from_millis(1_999)), Some(&2), "class 2 waits behind class 1");
-    assert_eq!(turns.peek(Duration::from_millis(3_000)), Some(&1));
+    turns.push(0, "a", ticket(1, 1.0, 1_500), 2);
+    assert_eq!(turns.peek(Duration::from_millis(1_999)), Some(2), "class 2 waits behind class 1");
+    assert_eq!(turns.peek(Duration::from_millis(3_000)), Some(1));
 }
 
 #[test]
 fn lanes_of_a_key_share_turns_by_weight_and_idling_earns_nothing() {
     let mut turns = Turns::default();
     for i in 0..300 {
-        turns.push(0, "heavy", ticket(0, 2.0, i), 0);
-        turns.push(0, "light", ticket(0, 1.0, i), 1);
+        turns.push(0, "heavy", ticket(0, 2.0, i), i as u32);
+        turns.push(0, "light", ticket(0, 1.0, i), GROUP + i as u32);
     }
     let [_, light, _] = shares(&mut turns, 300, 90);
     assert!((29..=31).contains(&light), "{light} of 90");
     // A lane that returns shares from now on and does not catch up.
     for i in 0..300 {
-        turns.push(0, "late", ticket(0, 1.0, 300 + i), 2);
+        turns.push(0, "late", ticket(0, 1.0, 300 + i), 2 * GROUP + i as u32);
     }
     let [_, _, late] = shares(&mut turns, 700, 80);
     assert!((19..=21).contains(&late), "{late} of 80");
@@ -70,16 +80,16 @@ fn a_key_with_many_requests_many_lanes_or_a_heavy_lane_gets_no_more_turns() {
     let mut turns = Turns::default();
     for i in 0..400 {
         // Many requests, long before the others arrive; many lanes; a lane with a high weight.
-        turns.push(7, "a", ticket(0, 1.0, 0), 0);
-        turns.push(8, lanes[i % lanes.len()], ticket(0, 1.0, 500), 1);
-        turns.push(9, "heavy", ticket(0, 50.0, 500), 2);
+        turns.push(7, "a", ticket(0, 1.0, 0), i);
+        turns.push(8, lanes[i as usize % lanes.len()], ticket(0, 1.0, 500), GROUP + i);
+        turns.push(9, "heavy", ticket(0, 50.0, 500), 2 * GROUP + i);
     }
     let shares_of = shares(&mut turns, 600, 300);
     assert!(shares_of.iter().all(|count| (99..=101).contains(count)), "{shares_of:?}");
     // A key that returns gets one of the next turns, regardless of the queue's length, and does not catch up.
-    turns.push(10, "a", ticket(0, 1.0, 600), 2);
-    let next: Vec<u32> = (0..4).filter_map(|_| turns.pop(Duration::from_millis(600), true)).collect();
-    assert!(next.contains(&2), "{next:?}");
+    turns.push(10, "a", ticket(0, 1.0, 600), 3 * GROUP);
+    let next: Vec<u32> = (0..4).filter_map(|_| pop(&mut turns, 600)).collect();
+    assert!(next.contains(&(3 * GROUP)), "{next:?}");
 }
 
 #[test]
@@ -89,10 +99,9 @@ fn a_turn_without_use_costs_its_lane_nothing() {
         turns.push(0, "a", ticket(0, 1.0, 0), item);
     }
     turns.push(0, "b", ticket(0, 1.0, 0), 10);
-    let now = Duration::ZERO;
-    assert_eq!(turns.pop(now, false), Some(1));
-    assert_eq!(turns.pop(now, true), Some(2));
-    assert_eq!(turns.pop(now, true), Some(10));
+    assert_eq!(turns.peek(Duration::ZERO), Some(1));
+    assert!(turns.remove(1) && !turns.remove(1));
+    assert_eq!(drain(&mut turns, 0), [2, 10, 3]);
 }
 
 proptest! {
@@ -104,9 +113,10 @@ proptest! {
         let mut waited = None;
         for second in 0..400_u64 {
             for rival in 0..rivals {
-                turns.push(rival % keys, "rival", ticket(0, weight, second * 1_000 + rival), 1);
+                let item = 1 + second * rivals + rival;
+                turns.push(rival % keys, "rival", ticket(0, weight, second * 1_000 + rival), item as u32);
             }
-            if turns.pop(Duration::from_millis(second * 1_000 + 500), true) == Some(0) {
+            if pop(&mut turns, second * 1_000 + 500) == Some(0) {
                 waited = Some(second);
                 break;
             }
@@ -124,7 +134,54 @@ fn the_newest_of_a_key_is_the_last_of_its_least_urgent_class() {
     {
         turns.push(key, lane, ticket(priority, 1.0, since), item);
     }
-    let newest: Vec<u32> = std::iter::from_fn(|| turns.pop_newest(&1)).collect();
-    assert_eq!(newest, [3, 2, 1]);
-    assert_eq!((turns.len(), turns.pop_newest(&3)), (1, None));
+    for newest in [3, 2, 1] {
+        assert_eq!(turns.newest(1), Some(newest));
+        turns.remove(newest);
+    }
+    assert_eq!((turns.len(), turns.newest(1), turns.newest(3)), (1, None, None));
+}
+
+#[test]
+fn an_item_that_returns_keeps_its_place_in_its_class_and_ages_anew() {
+    let mut turns = Turns::default();
+    let returned = |priority, since_ms| Ticket { arrived: Duration::ZERO, ..ticket(priority, 1.0, since_ms) };
+    // It ran for 300 s.
+    turns.push(0, "a", returned(255, 300_600), 1);
+    turns.push(0, "a", ticket(0, 1.0, 300_500), 2);
+    turns.push(0, "a", ticket(255, 1.0, 300_700), 3);
+    assert_eq!(drain(&mut turns, 301_000), [2, 1, 3], "urgent ones first, then in order of arrival");
+    turns.push(0, "a", ticket(0, 1.0, 299_000), 4);
+    turns.push(0, "a", returned(0, 300_600), 5);
+    assert_eq!(drain(&mut turns, 301_000), [5, 4]);
+}
+
+/// Every key waits with one item, and then every key sends another one.
+#[test]
+fn a_turn_among_many_keys_compares_the_lanes_of_one() {
+    const KEYS: u32 = 10_000;
+    let mut turns = Turns::default();
+    for round in 0..2 {
+        for key in 0..KEYS {
+            turns.push(key.into(), "a", ticket(3, 1.0, 0), round * KEYS + key);
+        }
+        assert_eq!(drain(&mut turns, 500).len(), KEYS as usize);
+    }
+    turns.push(0, "a", ticket(0, 1.0, 500), 0);
+    assert!(turns.num_compared <= 6 * KEYS as usize, "{} lanes compared", turns.num_compared);
+    assert!(turns.keys.len() <= KEYS as usize + 1 && turns.keys.len() == turns.turns.len());
+}
+
+#[test]
+fn a_key_is_forgotten_once_it_has_no_more_service_than_a_new_one() {
+    let mut turns = Turns::default();
+    for item in 0..100 {
+        turns.push(item.into(), "a", ticket(0, 1.0, 0), item);
+    }
+    drain(&mut turns, 0);
+    assert_eq!(turns.keys.len(), 100, "each had a turn more than a new key");
+    for item in 100..102 {
+        turns.push(0, "a", ticket(0, 1.0, 0), item);
+    }
+    drain(&mut turns, 0);
+    assert_eq!(turns.keys.len(), 1);
 }

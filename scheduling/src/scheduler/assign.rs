@@ -46,28 +46,30 @@ impl Scheduler {
     /// starve long sequences. Returns the outcome for the head where serving stopped.
     fn serve_queue(&mut self, key: &QueueKey) -> Option<AssignOutcome> {
         loop {
-            let id = self.state.waiting.get(key).and_then(|queue| queue.peek(self.state.now)).copied()?;
-            // The sequence may have ended, or got its target through an earlier entry.
-            let active = self.sequences.get_mut(&id).filter(|active| active.target.is_none());
-            let outcome = active.map(|active| self.state.try_assign_target_within_budget(active));
-            if matches!(outcome, Some(AssignOutcome::NoCapacity | AssignOutcome::OverBudget)) {
-                return outcome;
+            let now = self.state.now;
+            let id = self.state.waiting.get_mut(key).and_then(|queue| queue.peek(now))?;
+            let active = self.sequences.get_mut(&id)?;
+            let outcome = self.state.try_assign_target_within_budget(active);
+            if matches!(outcome, AssignOutcome::NoCapacity | AssignOutcome::OverBudget) {
+                return Some(outcome);
             }
             self.finish_turn(key, id, outcome);
         }
     }
 
     /// Records the turn of a queue's head.
-    fn finish_turn(&mut self, key: &QueueKey, id: SequenceId, outcome: Option<AssignOutcome>) {
-        let now = self.state.now;
+    fn finish_turn(&mut self, key: &QueueKey, id: SequenceId, outcome: AssignOutcome) {
         if let Some(queue) = self.state.waiting.get_mut(key) {
-            queue.pop(now, outcome == Some(AssignOutcome::Assigned));
+            match outcome {
+                AssignOutcome::Assigned => queue.serve(id),
+                _ => drop(queue.remove(id)),
+            }
         }
         match outcome {
-            Some(AssignOutcome::Assigned) => self.drive(id, Event::Assigned(Role::Target)),
-            Some(AssignOutcome::Refused) => self.fail_unserved(id),
-            Some(AssignOutcome::Unserved) => self.state.unserved.push(id),
-            Some(AssignOutcome::NoCapacity | AssignOutcome::OverBudget) | None => {}
+            AssignOutcome::Assigned => self.drive(id, Event::Assigned(Role::Target)),
+            AssignOutcome::Refused => self.fail_unserved(id),
+            AssignOutcome::Unserved => drop(self.state.unserved.insert(id)),
+            AssignOutcome::NoCapacity | AssignOutcome::OverBudget => {}
         }
     }
 
@@ -116,16 +118,22 @@ impl SchedulerState {
             priority: active.sequence.spec().priority,
             weight: self.lanes.weight(active.lane.id),
             cost: 1.0,
+            arrived: active.submitted_at,
             since: active.submitted_at,
         };
-        let kind = match () {
-            () if active.failures.is_suspect() => WaitKind::Suspect,
-            () if active.is_replay => WaitKind::Replay,
-            () => WaitKind::Ordinary,
-        };
-        let queue = self.waiting.entry(QueueKey { model: active.lane.key.model.clone(), kind }).or_default();
+        let queue = self.waiting.entry(queue_key(active)).or_default();
         queue.push(active.api_key, active.lane.id, ticket, active.id);
         self.capacity_changed = true;
+    }
+
+    /// Removes a sequence that ends from where it waits for a target, if it does.
+    pub(super) fn stop_waiting(&mut self, active: &ActiveSequence) {
+        if active.target.is_none() {
+            self.unserved.remove(&active.id);
+            if let Some(queue) = self.waiting.get_mut(&queue_key(active)) {
+                queue.remove(active.id);
+            }
+        }
     }
 
     /// Returns how long an expired sequence waited: its wait limit passed before it had a target, and the
@@ -270,6 +278,16 @@ impl SchedulerState {
             self.capacity_changed |= self.workers.grow_reservation(reservation, len);
         }
     }
+}
+
+/// The queue in which a sequence waits; it stays the same during a wait.
+fn queue_key(active: &ActiveSequence) -> QueueKey {
+    let kind = match () {
+        () if active.failures.is_suspect() => WaitKind::Suspect,
+        () if active.is_replay => WaitKind::Replay,
+        () => WaitKind::Ordinary,
+    };
+    QueueKey { model: active.lane.key.model.clone(), kind }
 }
 
 pub(super) fn placement_request<'a>(

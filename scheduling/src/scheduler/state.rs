@@ -1,7 +1,7 @@
 //! State of the scheduler except for the sequences, so that a sequence and this state can be borrowed mutably
 //! together.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use speculation::sequence::{Action, Anomaly, Event};
@@ -51,7 +51,7 @@ pub(super) struct SchedulerState {
     /// Decode steps that wait to share a forward pass, and the end of their wait.
     pub(super) delayed: Vec<SequenceId>,
     pub(super) delayed_until: Option<Duration>,
-    /// Sequences that wait for a target. Entries may be stale.
+    /// Sequences that wait for a target.
     pub(super) waiting: BTreeMap<QueueKey, FairQueue<u64, LaneId, SequenceId>>,
     /// Recent replays, by model.
     pub(super) replays: BTreeMap<String, ReplayBudget>,
@@ -59,7 +59,7 @@ pub(super) struct SchedulerState {
     pub(super) replay_at: Option<Duration>,
     /// Sequences that no target of their model can serve. They wait outside the queues for another target to
     /// join.
-    pub(super) unserved: Vec<SequenceId>,
+    pub(super) unserved: BTreeSet<SequenceId>,
     /// Waiting times for targets.
     pub(super) target_waits: WaitStats,
     pub(super) shadows: Shadows,
@@ -85,7 +85,7 @@ impl SchedulerState {
             waiting: BTreeMap::new(),
             replays: BTreeMap::new(),
             replay_at: None,
-            unserved: Vec::new(),
+            unserved: BTreeSet::new(),
             target_waits: WaitStats::default(),
             shadows: Shadows::default(),
             capacity_changed: false,
@@ -201,8 +201,9 @@ impl SchedulerState {
         }
     }
 
-    /// Frees the capacity of a sequence that ended.
+    /// Frees the capacity of a sequence that ended, or ends its wait for that.
     pub(super) fn release(&mut self, mut active: ActiveSequence) {
+        self.stop_waiting(&active);
         self.decode_answered(&mut active);
         self.end_trial(&mut active);
         if active.target.is_some() {

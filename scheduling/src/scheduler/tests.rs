@@ -17,6 +17,8 @@ use crate::draft_score::PairedReport;
 use crate::rollout::{RolloutOrder, RolloutRules, RolloutSettings};
 use crate::testdata::{Line, run_folder};
 
+mod work;
+
 /// Vocabulary size of every model.
 const VOCAB_SIZE: u32 = 1_000;
 
