@@ -27,6 +27,8 @@ pub(super) struct ActiveSequence {
     pub(super) api_key: u64,
     pub(super) target: Option<Reservation>,
     pub(super) draft: Option<Reservation>,
+    /// Number of changes of draft workers when it found none on its target; it looks again after another one.
+    pub(super) no_draft_since: Option<u64>,
     pub(super) failures: TargetFailures,
     /// Prefixes of the prompt, used to choose a target.
     pub(super) marks: PrefixMarks,

@@ -233,6 +233,7 @@ impl SchedulerState {
             active.cached.assigned(reservation.key);
         }
         active.target = Some(reservation);
+        active.no_draft_since = None;
         self.lanes.set_running(active.lane.id, true);
         active.sequence.set_target_deadline(self.target_deadline(active));
         let (priority, waited) =
@@ -246,8 +247,13 @@ impl SchedulerState {
         let Some(target) = active.worker(Role::Target).filter(|_| active.can_use_draft()) else {
             return false;
         };
+        let changes = self.workers.num_draft_changes();
+        if active.no_draft_since == Some(changes) {
+            return false;
+        }
         let request = placement_request(self.now, &self.lanes, active, avoid);
         active.draft = self.workers.reserve_draft(&request, target);
+        active.no_draft_since = active.draft.is_none().then_some(changes);
         active.draft.is_some()
     }
 

@@ -60,6 +60,7 @@ impl Scheduler {
     fn resume_assignments(&mut self, key: WorkerKey) {
         if self.state.workers.get(key).is_some_and(|worker| !worker.draining.is_active()) {
             self.state.commands.push(Command::Report(Report::WorkerUndrained(key)));
+            self.state.workers.drafts_changed();
             self.state.capacity_changed = true;
             self.requeue_unserved();
         }

@@ -197,6 +197,7 @@ impl Scheduler {
             api_key,
             target: None,
             draft: None,
+            no_draft_since: None,
             failures: TargetFailures::default(),
             numerics_id: None,
             round: Round::default(),

@@ -4,7 +4,7 @@ use speculation::Role;
 
 use super::events::{WorkerInfo, WorkerKey};
 use super::pairing;
-use crate::placement::{RankedWorker, choose};
+use crate::placement::{PrefixMarks, RankedWorker, RecentPrefixes, choose};
 use crate::rollout::Preference;
 
 /// One worker, as needed for a placement.
@@ -16,8 +16,8 @@ pub(super) struct Candidate<'a> {
     pub(super) load: u32,
     /// Sequences of these in the lane.
     pub(super) lane_load: u32,
-    /// Number of prompt ids that it received before.
-    pub(super) shared_prefix: u32,
+    /// Prefixes that it received, and those of the prompt; looked up when it is ranked.
+    pub(super) prefixes: Option<(&'a RecentPrefixes, &'a PrefixMarks)>,
     /// Whether a draft worker does not answer and is not due to be asked again, or a target has no capacity.
     pub(super) is_unavailable: bool,
     /// Whether a target is silent or failing; it is chosen only if no other target serves, full ones included.
@@ -37,7 +37,8 @@ impl Candidate<'_> {
     }
 
     fn ranked(&self, rank: u8) -> RankedWorker<WorkerKey> {
-        let Self { key, load, lane_load, shared_prefix, .. } = *self;
+        let Self { key, load, lane_load, .. } = *self;
+        let shared_prefix = self.prefixes.map_or(0, |(prefixes, marks)| prefixes.shared(marks));
         RankedWorker { key, rank, load, lane_load, shared_prefix }
     }
 }
@@ -59,6 +60,9 @@ pub(super) fn choose_target<'a>(
     let ranked_workers: Vec<_> = serving
         .into_iter()
         .map(|worker| {
+            // Full targets are not chosen, whatever their prefixes.
+            let prefixes = worker.prefixes.filter(|_| !worker.is_unavailable);
+            let worker = Candidate { prefixes, ..worker };
             let other_class = numerics_id.is_some_and(|numerics_id| worker.info.numerics_id != numerics_id);
             let is_avoided = Some(worker.key) == avoid;
             let rank = 4 * u8::from(other_class) + 2 * u8::from(worker.is_unhealthy) + u8::from(is_avoided);
@@ -136,7 +140,7 @@ mod tests {
             info,
             load: *load,
             lane_load: 0,
-            shared_prefix: 0,
+            prefixes: None,
             is_unavailable: unfit.contains(&(i as u64)),
             is_unhealthy: false,
             step_us: 1_000.0,

@@ -71,6 +71,7 @@ impl Scheduler {
     /// promoted draft, and drops shadows at workers that are no longer on trial. Returns the number of
     /// sequences that moved.
     fn move_to_preferred(&mut self) -> usize {
+        self.state.workers.drafts_changed();
         let is_promoted =
             self.state.workers.rollout().is_some_and(|rollout| rollout.stage() == RolloutStage::Promoted);
         let leaves = |active: &&ActiveSequence| {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use speculation::{Role, SequenceId};
 
+use self::draining::Draining;
 use super::events::{Report, WorkerInfo, WorkerKey};
 use super::lanes::{LaneId, LaneWorkers};
 use super::placement::{Candidate, choose_draft, choose_target};
@@ -64,33 +65,6 @@ pub(super) struct Worker {
     shadows: u32,
 }
 
-/// Reasons for which a worker gets no new sequences.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Draining {
-    /// It is about to stop.
-    pub(super) by_worker: bool,
-    /// An operator drains it.
-    pub(super) by_operator: bool,
-    /// An operator removed it from the list of workers.
-    pub(super) is_unlisted: bool,
-}
-
-impl Draining {
-    pub(super) fn is_active(self) -> bool {
-        self.reason().is_some()
-    }
-
-    /// Returns the reason in one word.
-    pub(super) fn reason(self) -> Option<&'static str> {
-        match () {
-            () if self.by_worker => Some("stopping"),
-            () if self.is_unlisted => Some("unlisted"),
-            () if self.by_operator => Some("operator"),
-            () => None,
-        }
-    }
-}
-
 /// A sequence that needs a worker.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PlacementRequest<'a> {
@@ -141,6 +115,9 @@ pub(super) struct Workers {
     workers: BTreeMap<WorkerKey, Worker>,
     /// Targets of each model; read in every round.
     targets: BTreeMap<String, BTreeSet<WorkerKey>>,
+    drafts: BTreeSet<WorkerKey>,
+    /// Changes when a draft worker may have become able to take a sequence that found none.
+    draft_changes: u64,
     /// By address, consecutive connections to a target that ended while answers were outstanding.
     crashes: BTreeMap<String, u32>,
     /// Addresses that an operator drains.
@@ -163,6 +140,9 @@ impl Workers {
         let crashes = self.crashes.get(&info.address).copied().unwrap_or(0);
         if info.role == Role::Target {
             self.targets.entry(info.model_id.clone()).or_default().insert(key);
+        } else {
+            self.drafts.insert(key);
+            self.drafts_changed();
         }
         let worker = Worker {
             key,
@@ -192,6 +172,7 @@ impl Workers {
         if info.role == Role::Draft && !info.is_shadow {
             self.last_draft = Some((info.clone(), cost));
         }
+        self.drafts.remove(&key);
         self.changed.remove(&key);
         self.unlisted.remove(&key);
         if info.role == Role::Target && target_health.has_outstanding() {
@@ -246,6 +227,17 @@ impl Workers {
     /// Number of targets that serve a model.
     pub(super) fn num_targets(&self, model: &str) -> u32 {
         self.targets.get(model).map_or(0, |targets| targets.len() as u32)
+    }
+
+    /// Number of times that draft workers joined, freed blocks, stopped draining, or were meant for other
+    /// sequences.
+    pub(super) fn num_draft_changes(&self) -> u64 {
+        self.draft_changes
+    }
+
+    /// Records such a change.
+    pub(super) fn drafts_changed(&mut self) {
+        self.draft_changes += 1;
     }
 
     pub(super) fn has(&self, role: Role) -> bool {
@@ -311,12 +303,19 @@ impl Workers {
         is_eligible: impl Fn(&Worker) -> bool,
     ) -> Option<WorkerKey> {
         let target = &self.get(target)?.info;
-        let with_capacity = self.candidates(request).filter(|candidate| {
-            self.get(candidate.key).is_some_and(|worker| {
-                is_eligible(worker) && worker.has_blocks(worker.blocks_of(request.expected_len))
-            })
+        let fits = |worker: &&Worker| {
+            // It drafts until its window is full.
+            worker.info.has_window(request.len.saturating_add(1))
+                && !worker.draining.is_active()
+                && is_eligible(worker)
+                && worker.has_blocks(worker.blocks_of(request.expected_len))
+        };
+        let drafts = self.drafts.iter().filter_map(|key| self.workers.get(key)).filter(fits);
+        let candidates = drafts.map(|worker| Candidate {
+            is_unavailable: worker.health.access(request.now, Duration::ZERO) == Access::Skip,
+            ..self.candidate(worker, request)
         });
-        choose_draft(with_capacity, target, request.task_type, request.max_len, request.avoid)
+        choose_draft(candidates, target, request.task_type, request.max_len, request.avoid)
     }
 
     pub(super) fn release(&mut self, reservation: Reservation) {
@@ -336,6 +335,7 @@ impl Workers {
             }
         }
         self.changed.insert(key);
+        self.draft_changes += u64::from(self.drafts.contains(&key));
     }
 
     /// Updates a reservation: the sequence has `len` ids, and its first step is done. Returns whether this
@@ -357,6 +357,7 @@ impl Workers {
         if let Some(worker) = self.workers.get_mut(&key) {
             worker.credit = blocks.min(MAX_REPORTED);
             self.changed.insert(key);
+            self.draft_changes += u64::from(self.drafts.contains(&key));
         }
     }
 
@@ -391,35 +392,38 @@ impl Workers {
         Some(reservation)
     }
 
-    fn candidates(&self, request: &PlacementRequest<'_>) -> impl Iterator<Item = Candidate<'_>> {
-        let PlacementRequest { id, lane, expected_len, len, marks, is_suspect, now, .. } = *request;
-        let rollout = self.rollout.as_ref();
+    /// The targets of the sequence's model that may serve it. Prefixes are not looked up at full ones.
+    fn candidates<'a>(&'a self, request: &'a PlacementRequest<'_>) -> impl Iterator<Item = Candidate<'a>> {
+        let targets = self.targets.get(request.model).into_iter().flatten();
         let may_serve = |worker: &&Worker| {
-            // A draft worker drafts until its window is full.
-            let needed =
-                if worker.info.role == Role::Draft { request.len.saturating_add(1) } else { request.max_len };
-            worker.info.has_window(needed)
-                && !worker.draining.is_active()
+            worker.info.has_window(request.max_len)
                 && !request.refused_by.contains(&worker.key)
+                && !worker.draining.is_active()
         };
-        self.workers.values().filter(may_serve).map(move |worker| Candidate {
+        targets.filter_map(|key| self.workers.get(key)).filter(may_serve).map(move |worker| {
+            let is_full = !worker.has_blocks(worker.blocks_of(request.expected_len))
+                || !worker.may_prefill(request.len)
+                || (request.is_suspect && worker.suspects > 0);
+            Candidate { is_unavailable: is_full, ..self.candidate(worker, request) }
+        })
+    }
+
+    fn candidate<'a>(&self, worker: &'a Worker, request: &PlacementRequest<'a>) -> Candidate<'a> {
+        Candidate {
             key: worker.key,
             info: &worker.info,
             load: worker.load,
-            lane_load: worker.lane_loads.get(&lane).copied().unwrap_or(0),
-            shared_prefix: worker.prefixes.shared(marks),
-            is_unavailable: match worker.info.role {
-                Role::Target => {
-                    !worker.has_blocks(worker.blocks_of(expected_len))
-                        || !worker.may_prefill(len)
-                        || (is_suspect && worker.suspects > 0)
-                }
-                Role::Draft => worker.health.access(now, Duration::ZERO) == Access::Skip,
-            },
-            is_unhealthy: worker.target_health.is_unhealthy(now),
+            lane_load: worker.lane_loads.get(&request.lane).copied().unwrap_or(0),
+            prefixes: Some((&worker.prefixes, request.marks)),
+            is_unavailable: false,
+            is_unhealthy: worker.target_health.is_unhealthy(request.now),
             step_us: worker.cost.step_us(1.0, 0.0),
-            preference: preference(rollout, (&worker.info.model_id, worker.info.is_shadow), id),
-        })
+            preference: preference(
+                self.rollout.as_ref(),
+                (&worker.info.model_id, worker.info.is_shadow),
+                request.id,
+            ),
+        }
     }
 }
 

@@ -33,3 +33,25 @@ fn sequences_that_left_wait_no_longer() {
         );
     }
 }
+
+/// Draft workers of which none fits: rounds look for one again only after something changed.
+#[test]
+fn a_round_without_a_draft_worker_does_not_look_for_one_again() {
+    let mut world = World::new(DraftTokens::Auto);
+    world.run("target t1 us=(1,20000,64,20000)");
+    world.run("draft d1 blocks=10 us=(1,1000)");
+    world.run("submit a prompt=100 max=50");
+    world.run("submit b prompt=100 max=50");
+    world.run("dispatch");
+    let b = world.sequences["b"];
+    let found_none_at = |world: &World| world.scheduler.sequences[&b].no_draft_since;
+    let full = found_none_at(&world);
+    assert!(full.is_some());
+    world.run("reply b t1 accept=0 at=20ms");
+    world.run("dispatch");
+    assert_eq!(found_none_at(&world), full);
+    world.run("cancel a");
+    world.run("reply b t1 accept=0 at=40ms");
+    let sent = world.run("dispatch");
+    assert!(sent.contains("send d1: b"), "{sent}");
+}

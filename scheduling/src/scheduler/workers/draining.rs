@@ -3,6 +3,33 @@
 use super::super::events::{Drain, WorkerKey};
 use super::{MAX_ENTRIES, Workers};
 
+/// Reasons for which a worker gets no new sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(in crate::scheduler) struct Draining {
+    /// It is about to stop.
+    pub(in crate::scheduler) by_worker: bool,
+    /// An operator drains it.
+    pub(in crate::scheduler) by_operator: bool,
+    /// An operator removed it from the list of workers.
+    pub(in crate::scheduler) is_unlisted: bool,
+}
+
+impl Draining {
+    pub(in crate::scheduler) fn is_active(self) -> bool {
+        self.reason().is_some()
+    }
+
+    /// Returns the reason in one word.
+    pub(in crate::scheduler) fn reason(self) -> Option<&'static str> {
+        match () {
+            () if self.by_worker => Some("stopping"),
+            () if self.is_unlisted => Some("unlisted"),
+            () if self.by_operator => Some("operator"),
+            () => None,
+        }
+    }
+}
+
 impl Workers {
     /// Executes an operator's drain order for an address. Returns the workers there whose state changed.
     pub(in crate::scheduler) fn drain(&mut self, drain: &Drain) -> Vec<WorkerKey> {
