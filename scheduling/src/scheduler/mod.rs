@@ -16,6 +16,7 @@
 mod active;
 mod assign;
 mod cached_prompt;
+mod delayed;
 pub mod demand;
 mod drain;
 pub mod events;
@@ -139,7 +140,7 @@ impl Scheduler {
     pub fn next_wakeup(&mut self) -> Option<Duration> {
         self.postpone_timers();
         let timer = self.state.timers.first().map(|(at, _)| at);
-        let others = [self.state.delayed_until, self.state.workers.next_check(), self.state.replay_at];
+        let others = [self.state.delayed.until(), self.state.workers.next_check(), self.state.replay_at];
         timer.into_iter().chain(others.into_iter().flatten()).min()
     }
 
@@ -256,6 +257,7 @@ impl Scheduler {
             self.state.capacity_changed = true;
         }
         self.state.on_timing(key, &timing);
+        self.state.delayed.target_changed(key);
         match role {
             Role::Target => self.on_target_frame(key),
             Role::Draft if !replies.is_empty() => self.state.on_draft_answer(key),

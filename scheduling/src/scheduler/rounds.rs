@@ -1,10 +1,9 @@
 //! Beginning of rounds. The draft length is chosen first. Rounds with a draft leave at once. Decode steps
 //! leave together with other decode steps of the same target if sharing its next forward pass pays
-//! ([`crate::decode_delay`]). The health of the draft worker decides whether a round asks it and how long it
+//! (`delayed.rs`). The health of the draft worker decides whether a round asks it and how long it
 //! waits for the proposal ([`crate::draft_health`]). A lookup draft replaces the choice if it promises more;
 //! such a round is a decode step with more rows.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use speculation::sequence::Event;
@@ -16,7 +15,6 @@ use super::events::{Command, Report, WorkerKey};
 use super::lanes::LaneChoice;
 use super::lookup::{BaselineRound, LookupDraft};
 use super::state::SchedulerState;
-use crate::decode_delay::{delay_pays, max_delay};
 use crate::draft_health::{Access, PROBE_TOKENS, predicted_proposal};
 
 /// Rounds between two computations of the target's step deadline. It is a rough bound, not worth computing in
@@ -68,58 +66,10 @@ impl Scheduler {
                 RoundPhase::Begun | RoundPhase::DecodeInFlight => self.begin_round(id),
             }
         }
-        if !self.state.delayed.is_empty() {
-            self.begin_decode_rounds();
-        }
+        self.begin_decode_rounds();
     }
 
-    /// Begins delayed decode steps, for each target all of them or none.
-    fn begin_decode_rounds(&mut self) {
-        let now = self.state.now;
-        self.state.delayed_until = None;
-        let mut by_target: BTreeMap<Option<WorkerKey>, Vec<SequenceId>> = BTreeMap::new();
-        for id in std::mem::take(&mut self.state.delayed) {
-            if let Some(active) = self.sequences.get(&id) {
-                by_target.entry(active.worker(Role::Target)).or_default().push(id);
-            }
-        }
-        for (target, ids) in by_target {
-            match self.delay_until(target, &ids) {
-                Some(until) if now < until => {
-                    let earliest = self.state.delayed_until.map_or(until, |other| other.min(until));
-                    self.state.delayed_until = Some(earliest);
-                    self.state.delayed.extend(ids);
-                }
-                _ => ids.into_iter().for_each(|id| self.begin_decode_round(id)),
-            }
-        }
-    }
-
-    /// Returns until when these decode steps wait for those that run at their target, if the delay pays.
-    fn delay_until(&self, target: Option<WorkerKey>, ids: &[SequenceId]) -> Option<Duration> {
-        let worker = self.state.workers.get(target?)?;
-        let sequences = || ids.iter().filter_map(|id| self.sequences.get(id));
-        let context_len = sequences().map(|active| f64::from(active.len())).sum::<f64>() / ids.len() as f64;
-        let in_flight = worker.decodes_in_flight;
-        if !delay_pays(ids.len() as u32, in_flight, context_len, &worker.cost) {
-            return None;
-        }
-        let since = sequences().map(|active| active.round.begun_at).min()?;
-        Some(since + max_delay(in_flight, context_len, &worker.cost))
-    }
-
-    fn begin_decode_round(&mut self, id: SequenceId) {
-        let Some(active) = self.sequences.get_mut(&id) else { return };
-        active.round.phase = RoundPhase::Begun;
-        // Without a target nothing is in flight; the sequence becomes ready again once it has one.
-        if let Some(worker) = active.worker(Role::Target).and_then(|key| self.state.workers.get_mut(key)) {
-            worker.decodes_in_flight += 1;
-            active.round.phase = RoundPhase::DecodeInFlight;
-        }
-        self.begin_round(id);
-    }
-
-    fn begin_round(&mut self, id: SequenceId) {
+    pub(super) fn begin_round(&mut self, id: SequenceId) {
         let Some(active) = self.sequences.get_mut(&id) else { return };
         if let Some(LookupDraft { token_ids, .. }) = active.lookup_draft.take() {
             return self.drive(id, Event::BeginLookupRound(token_ids));
@@ -266,14 +216,17 @@ impl SchedulerState {
         })
     }
 
-    /// Records that the sequence's decode step, if one is in flight, is done at its target.
+    /// Records that the sequence's decode step, if one is in flight or delayed, is done at its target, or is
+    /// not sent there.
     pub(super) fn decode_answered(&mut self, active: &mut ActiveSequence) {
-        if active.round.phase != RoundPhase::DecodeInFlight {
-            return;
+        match active.round.phase {
+            RoundPhase::Begun => return,
+            RoundPhase::Delayed => return self.delayed.leave(active.id, active.worker(Role::Target)),
+            RoundPhase::DecodeInFlight => active.round.phase = RoundPhase::Begun,
         }
-        active.round.phase = RoundPhase::Begun;
         if let Some(worker) = active.worker(Role::Target).and_then(|key| self.workers.get_mut(key)) {
             worker.decodes_in_flight = worker.decodes_in_flight.saturating_sub(1);
+            self.delayed.target_changed(worker.key);
         }
     }
 }

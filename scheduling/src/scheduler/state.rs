@@ -9,6 +9,7 @@ use speculation::{FinishReason, Role, SequenceId, Step, Work};
 
 use super::SchedulerConfig;
 use super::active::{ActiveSequence, FollowUps};
+use super::delayed::DelayedDecodes;
 use super::events::{Command, Report, SequenceFailure, WorkerKey};
 use super::lanes::{LaneId, Lanes};
 use super::shadows::Shadows;
@@ -48,9 +49,8 @@ pub(super) struct SchedulerState {
     pub(super) timers: Timers,
     /// Sequences that may begin a round.
     pub(super) ready: VecDeque<SequenceId>,
-    /// Decode steps that wait to share a forward pass, and the end of their wait.
-    pub(super) delayed: Vec<SequenceId>,
-    pub(super) delayed_until: Option<Duration>,
+    /// Decode steps that wait to share a forward pass.
+    pub(super) delayed: DelayedDecodes,
     /// Sequences that wait for a target.
     pub(super) waiting: BTreeMap<QueueKey, FairQueue<u64, LaneId, SequenceId>>,
     /// Recent replays, by model.
@@ -80,8 +80,7 @@ impl SchedulerState {
             workers: Workers::default(),
             timers: Timers::default(),
             ready: VecDeque::new(),
-            delayed: Vec::new(),
-            delayed_until: None,
+            delayed: DelayedDecodes::default(),
             waiting: BTreeMap::new(),
             replays: BTreeMap::new(),
             replay_at: None,

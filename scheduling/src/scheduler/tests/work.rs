@@ -34,6 +34,39 @@ fn sequences_that_left_wait_no_longer() {
     }
 }
 
+/// Two targets with a step in flight and a delayed one each; then only one of them answers.
+#[test]
+fn delayed_steps_are_considered_where_something_changed() {
+    let mut world = World::new(DraftTokens::Fixed(0));
+    for (target, sequences) in [("t1", ["a", "c"]), ("t2", ["b", "d"])] {
+        world.run(&format!("target {target} model={target} us=(1,20000,64,20000)"));
+        for sequence in sequences {
+            world.run(&format!("submit {sequence} model={target}"));
+        }
+    }
+    world.run("dispatch");
+    for line in ["reply a t1 accept=0 at=20ms", "reply b t2 accept=0", "dispatch"] {
+        world.run(line);
+    }
+    for line in ["reply c t1 accept=0 at=25ms", "reply d t2 accept=0", "dispatch"] {
+        world.run(line);
+    }
+    let considered = |world: &World| world.scheduler.state.delayed.num_considered;
+    let before = considered(&world);
+    (0..100).for_each(|_| drop(world.run("dispatch")));
+    assert_eq!(considered(&world), before, "nothing happened");
+    world.run("reply a t1 accept=0 at=30ms");
+    let sent = world.run("dispatch");
+    assert!(sent.contains("send t1: c") && sent.contains("send t1: a") && !sent.contains("t2"), "{sent}");
+    assert_eq!(considered(&world), before + 1, "only t1 changed");
+    // One that is delayed is preempted and gets the same target again: its step is sent once.
+    for line in ["preempt d t2", "dispatch", "reply b t2 accept=0 at=31ms"] {
+        world.run(line);
+    }
+    let sent = world.run("dispatch");
+    assert_eq!(sent.matches("send t2: d").count(), 1, "{sent}");
+}
+
 /// Draft workers of which none fits: rounds look for one again only after something changed.
 #[test]
 fn a_round_without_a_draft_worker_does_not_look_for_one_again() {
