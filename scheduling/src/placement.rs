@@ -9,7 +9,6 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use speculation::TokenId;
 use speculation::prefix::Prefix;
 
 /// Fraction by which a worker's load may exceed the least load and the worker still be chosen.
@@ -74,10 +73,8 @@ pub struct PrefixMarks(Vec<u64>);
 
 impl PrefixMarks {
     /// Computes the marks of `prompt`.
-    pub fn of(prompt: &[TokenId], isolation_key: u64) -> Self {
-        let prefix = Prefix::new(prompt);
-        let lengths = mark_lengths().take_while(|len| *len <= prompt.len());
-        let hashes = lengths.map_while(|len| prefix.hash_at(len as u32));
+    pub fn of(prompt: &Prefix, isolation_key: u64) -> Self {
+        let hashes = mark_lengths().map_while(|len| prompt.hash_at(u32::try_from(len).ok()?));
         Self(hashes.map(|hash| hash ^ isolation_key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect())
     }
 }
@@ -115,8 +112,13 @@ impl RecentPrefixes {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use speculation::TokenId;
 
     use super::*;
+
+    fn marks_of(prompt: &[TokenId], isolation_key: u64) -> PrefixMarks {
+        PrefixMarks::of(&Prefix::new(prompt), isolation_key)
+    }
 
     fn ranked(key: u32, load: u32, lane_load: u32, shared_prefix: u32) -> RankedWorker<u32> {
         RankedWorker { key, rank: 0, load, lane_load, shared_prefix }
@@ -165,22 +167,22 @@ mod tests {
         let mut other = prompt.clone();
         other[100] = 7;
         let mut memory = RecentPrefixes::default();
-        memory.remember(&PrefixMarks::of(&prompt, 1));
-        assert_eq!(memory.shared(&PrefixMarks::of(&prompt, 1)), 256);
-        assert_eq!(memory.shared(&PrefixMarks::of(&other, 1)), 64);
+        memory.remember(&marks_of(&prompt, 1));
+        assert_eq!(memory.shared(&marks_of(&prompt, 1)), 256);
+        assert_eq!(memory.shared(&marks_of(&other, 1)), 64);
         let longer: Vec<TokenId> = (0..2_000).map(|id| id % 1_000 + 300 * (id / 1_800)).collect();
-        memory.remember(&PrefixMarks::of(&longer[..1_500], 1));
+        memory.remember(&marks_of(&longer[..1_500], 1));
         assert_eq!(
-            memory.shared(&PrefixMarks::of(&longer, 1)),
+            memory.shared(&marks_of(&longer, 1)),
             1_458,
             "rounded down to a mark, at most an eighth less"
         );
-        assert_eq!(memory.shared(&PrefixMarks::of(&prompt[..31], 1)), 0);
-        assert_eq!(memory.shared(&PrefixMarks::of(&prompt, 2)), 0, "another isolation key");
+        assert_eq!(memory.shared(&marks_of(&prompt[..31], 1)), 0);
+        assert_eq!(memory.shared(&marks_of(&prompt, 2)), 0, "another isolation key");
         for i in 0..MAX_MARKS as u32 {
-            memory.remember(&PrefixMarks::of(&[i + 10_000; FIRST_MARK], 1));
+            memory.remember(&marks_of(&[i + 10_000; FIRST_MARK], 1));
         }
-        assert_eq!((memory.shared(&PrefixMarks::of(&prompt, 1)), memory.seen.len()), (0, MAX_MARKS));
+        assert_eq!((memory.shared(&marks_of(&prompt, 1)), memory.seen.len()), (0, MAX_MARKS));
     }
 
     /// Turns of eight conversations with the same beginning, on two workers. Turns end in random order, and
@@ -206,7 +208,7 @@ mod tests {
             let ids = |i: usize| if i < 96 { i as TokenId } else { (i * 8 + conversation) as TokenId };
             let prompt: Vec<TokenId> = (0..lengths[conversation]).map(ids).collect();
             lengths[conversation] = (lengths[conversation] + 64) % 4_000 + 64;
-            let marks = PrefixMarks::of(&prompt, 1);
+            let marks = marks_of(&prompt, 1);
             let load = |worker| running.iter().filter(|at| **at == Some(worker)).count() as u32;
             let workers = [0, 1].map(|worker| RankedWorker {
                 shared_prefix: memories[worker].shared(&marks),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use scheduling::profile::text::{SyntheticText, mix};
 use scheduling::scheduler::Command;
-use scheduling::scheduler::events::CommittedRound;
+use scheduling::scheduler::events::{CommittedRound, Prompt};
 use speculation::{SequenceId, SequenceSpec, TokenId};
 
 use crate::{RequestKind, Rng, RunOutcome, Setup, Traffic};
@@ -17,7 +17,7 @@ pub(super) struct Request {
     pub(super) id: SequenceId,
     pub(super) task_type: String,
     pub(super) spec: SequenceSpec,
-    pub(super) prompt_ids: Arc<[TokenId]>,
+    pub(super) prompt: Arc<Prompt>,
 }
 
 /// One request in progress.
@@ -189,7 +189,8 @@ impl<'a> Clients<'a> {
             max_len: prompt_len.saturating_add(output),
             ..SequenceSpec::default()
         };
-        Request { id, task_type: task_type.clone(), spec, prompt_ids: prompt_ids.into() }
+        let prompt = Arc::new(Prompt::new(&prompt_ids, spec.isolation_key));
+        Request { id, task_type: task_type.clone(), spec, prompt }
     }
 
     /// The kind at point `at` of the cumulative shares.

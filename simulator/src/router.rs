@@ -109,7 +109,7 @@ impl Router {
 
     /// Converts a request to a submission, as the router's front end does.
     pub(super) fn submission(&self, request: Request) -> Event {
-        let Request { id, task_type, spec, prompt_ids } = request;
+        let Request { id, task_type, spec, prompt } = request;
         // A client that wants no drafts says so in its request.
         let enabled = (self.policy == Policy::Fixed(0)).then_some(false);
         let temperature = TemperatureBand::of(&spec.sampling);
@@ -118,7 +118,7 @@ impl Router {
             lane: LaneKey { model: MODEL.to_owned(), task_type, temperature },
             spec,
             vocab_size: self.vocab_size,
-            prompt_ids,
+            prompt,
             speculation: SpeculationRequest { enabled, ..SpeculationRequest::default() },
             prediction: None,
             api_key: 0,

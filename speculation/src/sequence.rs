@@ -108,11 +108,21 @@ pub struct Sequence {
 impl Sequence {
     /// Creates a sequence with its prompt and no target.
     pub fn new(id: SequenceId, spec: Arc<SequenceSpec>, prompt: &[TokenId], config: SequenceConfig) -> Self {
+        Self::with_prefix(id, spec, Prefix::new(prompt), config)
+    }
+
+    /// Like [`Self::new`], with a prompt that is hashed already.
+    pub fn with_prefix(
+        id: SequenceId,
+        spec: Arc<SequenceSpec>,
+        prompt: Prefix,
+        config: SequenceConfig,
+    ) -> Self {
         Self {
             id,
             spec,
             config,
-            committed: Prefix::new(prompt),
+            committed: prompt,
             phase: Phase::Unassigned,
             step_seq: 0,
             target: WorkerLink::default(),

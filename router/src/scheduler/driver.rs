@@ -14,12 +14,12 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use proto::convert::{reply_from_wire, step_to_wire};
 use proto::v1;
-use scheduling::scheduler::events::{Drain, Frame, NewSequence, StepTiming};
+use scheduling::scheduler::events::{Drain, Frame, NewSequence, Prompt, StepTiming};
 use scheduling::scheduler::lanes::{LaneKey, TemperatureBand};
 use scheduling::scheduler::{Command, Event, Scheduler, SchedulerConfig, WorkerKey};
 use service::health::Health;
 use service::shutdown::Lifetime;
-use speculation::{Role, SequenceId, SequenceSpec, TokenId};
+use speculation::{Role, SequenceId, SequenceSpec};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -191,9 +191,9 @@ impl Driver {
 
     fn submit(&mut self, now: Duration, Submission { request, reply_tx }: Submission) {
         let (sink, stream) = channel(request.num_choices, request.unread.clone());
-        let prompt_ids: Arc<[TokenId]> = request.prompt_ids.as_slice().into();
+        let prompt = Arc::new(Prompt::new(&request.prompt_ids, request.spec.isolation_key));
         for choice in 0..request.num_choices {
-            let new = self.new_sequence(&request, choice, &prompt_ids, sink.clone());
+            let new = self.new_sequence(&request, choice, &prompt, sink.clone());
             let submitted = SubmittedSequence {
                 id: new.id,
                 request_id: &request.request_id,
@@ -212,7 +212,7 @@ impl Driver {
         &mut self,
         request: &GenerationRequest,
         choice: u32,
-        prompt_ids: &Arc<[TokenId]>,
+        prompt: &Arc<Prompt>,
         sink: GenerationSink,
     ) -> NewSequence {
         let id = SequenceId(self.next_sequence);
@@ -236,13 +236,13 @@ impl Driver {
             temperature: TemperatureBand::of(&spec.sampling),
         };
         let (vocab_size, speculation) = (request.vocab_size, request.speculation);
-        let prompt_ids = Arc::clone(prompt_ids);
+        let prompt = Arc::clone(prompt);
         // Only the first choice may expire: once it has begun the client reads its stream, and the other
         // choices must not fail the request.
         let may_expire = request.may_expire && choice == 0;
         let api_key = request.api_key;
         let prediction = request.prediction.clone();
-        NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, prediction, api_key, may_expire }
+        NewSequence { id, lane, spec, vocab_size, prompt, speculation, prediction, api_key, may_expire }
     }
 
     /// Executes an operator's order. The operator may have left before the answer.

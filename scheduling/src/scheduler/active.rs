@@ -1,5 +1,6 @@
 //! An active sequence: its state machine and what the scheduler tracks beside it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use speculation::sequence::{Commit, Event, Sequence, TargetFault};
@@ -31,7 +32,7 @@ pub(super) struct ActiveSequence {
     pub(super) no_draft_since: Option<u64>,
     pub(super) failures: TargetFailures,
     /// Prefixes of the prompt, used to choose a target.
-    pub(super) marks: PrefixMarks,
+    pub(super) marks: Arc<PrefixMarks>,
     /// Numerics class of the text so far; absent before the first target.
     pub(super) numerics_id: Option<String>,
     pub(super) round: Round,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use speculation::lookup::PredictedText;
+use speculation::prefix::Prefix;
 use speculation::sequence::{Anomaly, Commit, TargetFault};
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, Reply, Role, SequenceId, SequenceSpec, Step, TokenId};
@@ -12,6 +13,7 @@ use super::lanes::{LaneId, LaneKey};
 use super::policy::SpeculationRequest;
 use crate::cost::{MAX_REPORTED, StepTimePoint};
 use crate::lookup_rates::LookupSource;
+use crate::placement::PrefixMarks;
 use crate::rollout::{RolloutOrder, RolloutStage};
 
 /// Identifies one connection to one worker. A worker that reconnects has a new key.
@@ -58,6 +60,27 @@ pub struct Drain {
     pub moves_sequences: bool,
 }
 
+/// A prompt, hashed once for all choices of a request.
+#[derive(Debug, Clone)]
+pub struct Prompt {
+    pub(super) prefix: Prefix,
+    pub(super) marks: Arc<PrefixMarks>,
+}
+
+impl Prompt {
+    /// Hashes a prompt. Prefixes are shared only under the same isolation key, that of the sequences' specs.
+    pub fn new(ids: &[TokenId], isolation_key: u64) -> Self {
+        let prefix = Prefix::new(ids);
+        let marks = Arc::new(PrefixMarks::of(&prefix, isolation_key));
+        Self { prefix, marks }
+    }
+
+    /// The ids.
+    pub fn ids(&self) -> &[TokenId] {
+        self.prefix.ids()
+    }
+}
+
 /// A sequence to schedule.
 #[derive(Debug, Clone)]
 pub struct NewSequence {
@@ -69,8 +92,8 @@ pub struct NewSequence {
     pub spec: SequenceSpec,
     /// Size of the model's vocabulary; a target's ids at or above it are rejected.
     pub vocab_size: u32,
-    /// The prompt, not empty.
-    pub prompt_ids: Arc<[TokenId]>,
+    /// The prompt, not empty; shared by the choices of a request.
+    pub prompt: Arc<Prompt>,
     /// The client's settings for speculation.
     pub speculation: SpeculationRequest,
     /// The output that the client predicts.

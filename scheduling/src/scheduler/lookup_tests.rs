@@ -10,7 +10,7 @@ use speculation::{
     SequenceSpec, Step, TokenSpan,
 };
 
-use super::super::events::{Frame, NewSequence, SpeculationUsage, StepTiming, WorkerInfo};
+use super::super::events::{Frame, NewSequence, Prompt, SpeculationUsage, StepTiming, WorkerInfo};
 use super::super::lanes::{LaneKey, TemperatureBand};
 use super::super::policy::{DraftTokens, PolicyConfig, SpeculationRequest};
 use super::super::{Command, Event, Scheduler, SchedulerConfig, WorkerKey};
@@ -116,7 +116,7 @@ impl World {
             lane,
             spec,
             vocab_size: VOCAB_SIZE,
-            prompt_ids: asked.prompt.into(),
+            prompt: Arc::new(Prompt::new(asked.prompt, 0)),
             speculation: asked.speculation,
             prediction,
             api_key: 0,

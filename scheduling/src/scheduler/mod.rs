@@ -58,7 +58,6 @@ use self::state::SchedulerState;
 use self::timers::TIMER_SLACK;
 use crate::agreement::Agreement;
 use crate::draft_length::Rules;
-use crate::placement::PrefixMarks;
 
 /// Settings of the operator.
 #[derive(Debug, Clone)]
@@ -170,17 +169,8 @@ impl Scheduler {
     }
 
     fn submit(&mut self, new: NewSequence) {
-        let NewSequence {
-            id,
-            lane,
-            spec,
-            vocab_size,
-            prompt_ids,
-            speculation,
-            prediction,
-            api_key,
-            may_expire,
-        } = new;
+        let NewSequence { id, lane, spec, vocab_size, prompt, speculation, prediction, api_key, may_expire } =
+            new;
         let limits = SequenceConfig { vocab_size, target_deadline: self.state.config.target_deadline };
         let lane = self.state.lanes.join(lane);
         if lane.is_new {
@@ -191,8 +181,8 @@ impl Scheduler {
         let now = self.state.now;
         let mut active = ActiveSequence {
             id,
-            marks: PrefixMarks::of(&prompt_ids, spec.isolation_key),
-            sequence: Sequence::new(id, Arc::new(spec), &prompt_ids, limits),
+            marks: Arc::clone(&prompt.marks),
+            sequence: Sequence::with_prefix(id, Arc::new(spec), prompt.prefix.clone(), limits),
             lane,
             speculation,
             api_key,
@@ -203,7 +193,7 @@ impl Scheduler {
             numerics_id: None,
             round: Round::default(),
             agreement: Agreement::default(),
-            lookups: Lookups::new(prediction, prompt_ids.len() as u32),
+            lookups: Lookups::new(prediction, prompt.prefix.len()),
             lookup_draft: None,
             pending_proposal: None,
             submitted_at: now,

@@ -7,7 +7,7 @@ use speculation::step::Work;
 use speculation::{Draft, Proposal, Reply, ReplyBody, SamplingParams, Step, TokenSpan};
 
 use super::demand::PoolDemand;
-use super::events::{Drain, StepTiming, WorkerInfo};
+use super::events::{Drain, Prompt, StepTiming, WorkerInfo};
 use super::lanes::{LaneExplanation, LaneKey, TemperatureBand};
 use super::policy::{DraftTokens, SpeculationRequest};
 use super::shadows::ShadowReport;
@@ -230,22 +230,14 @@ impl World {
             temperature: TemperatureBand::Greedy,
         };
         let speculation = SpeculationRequest { num_draft_tokens: line.get("k"), ..Default::default() };
-        let prompt_ids: Arc<[u32]> = (0..prompt_len).map(|i| i + 10).collect();
+        let prompt_ids: Vec<u32> = (0..prompt_len).map(|i| i + 10).collect();
+        let prompt = Arc::new(Prompt::new(&prompt_ids, spec.isolation_key));
         let may_expire = line.get("choice").unwrap_or(0) == 0;
         let api_key = line.get("key").unwrap_or(0);
         let vocab_size = VOCAB_SIZE;
         let prediction = None;
-        let new = NewSequence {
-            id,
-            lane,
-            spec,
-            vocab_size,
-            prompt_ids,
-            speculation,
-            prediction,
-            api_key,
-            may_expire,
-        };
+        let new =
+            NewSequence { id, lane, spec, vocab_size, prompt, speculation, prediction, api_key, may_expire };
         self.event(Event::Submit(Box::new(new)))
     }
 

@@ -91,23 +91,14 @@ impl Harness {
     }
 
     fn submit(&mut self, now: Duration, new: NewSequence) {
-        let NewSequence {
-            id,
-            lane,
-            spec,
-            vocab_size,
-            prompt_ids,
-            speculation,
-            prediction,
-            api_key,
-            may_expire,
-        } = new;
+        let NewSequence { id, lane, spec, vocab_size, prompt, speculation, prediction, api_key, may_expire } =
+            new;
         self.driver.next_sequence = id.0;
         let request = GenerationRequest {
             request_id: String::new(),
             model: lane.model,
             vocab_size,
-            prompt_ids: prompt_ids.to_vec(),
+            prompt_ids: prompt.ids().to_vec(),
             num_choices: 1,
             spec,
             task_type: lane.task_type,
