@@ -34,7 +34,7 @@ impl Scheduler {
             if key.kind == WaitKind::Ordinary && blocked_model == Some(&key.model) {
                 continue;
             }
-            if self.serve_queue(key) == Some(AssignOutcome::NoCapacity) && key.kind == WaitKind::Replay {
+            if self.serve_queue(key) == Some(AssignOutcome::NoCapacity) && key.kind != WaitKind::Ordinary {
                 blocked_model = Some(&key.model);
             }
         }
@@ -50,7 +50,7 @@ impl Scheduler {
             let id = self.state.waiting.get_mut(key).and_then(|queue| queue.peek(now))?;
             let active = self.sequences.get_mut(&id)?;
             let outcome = self.state.try_assign_target_within_budget(active);
-            if matches!(outcome, AssignOutcome::NoCapacity | AssignOutcome::OverBudget) {
+            if outcome.stays_in_queue() {
                 return Some(outcome);
             }
             self.finish_turn(key, id, outcome);
@@ -69,7 +69,7 @@ impl Scheduler {
             AssignOutcome::Assigned => self.drive(id, Event::Assigned(Role::Target)),
             AssignOutcome::Refused => self.fail_unserved(id),
             AssignOutcome::Unserved => drop(self.state.unserved.insert(id)),
-            AssignOutcome::NoCapacity | AssignOutcome::OverBudget => {}
+            AssignOutcome::NoCapacity | AssignOutcome::BesideSuspect | AssignOutcome::OverBudget => {}
         }
     }
 
@@ -94,6 +94,8 @@ enum AssignOutcome {
     Assigned,
     /// It stays in the queue: every eligible target is full.
     NoCapacity,
+    /// It stays in the queue: it is a suspect, and every eligible target runs another one.
+    BesideSuspect,
     /// It stays in the queue: the replay budget is used up.
     OverBudget,
     /// It fails: every connected target refused it before the client received anything.
@@ -101,6 +103,12 @@ enum AssignOutcome {
     /// It leaves the queue: targets are connected, but none can serve it. One with a longer context window,
     /// or a healthy one, may join.
     Unserved,
+}
+
+impl AssignOutcome {
+    fn stays_in_queue(self) -> bool {
+        matches!(self, Self::NoCapacity | Self::BesideSuspect | Self::OverBudget)
+    }
 }
 
 impl SchedulerState {
@@ -119,7 +127,7 @@ impl SchedulerState {
             weight: self.lanes.weight(active.lane.id),
             cost: 1.0,
             arrived: active.submitted_at,
-            since: active.submitted_at,
+            since: active.waiting_since,
         };
         let queue = self.waiting.entry(queue_key(active)).or_default();
         queue.push(active.api_key, active.lane.id, ticket, active.id);
@@ -213,8 +221,10 @@ impl SchedulerState {
     fn try_assign_target(&mut self, active: &mut ActiveSequence) -> AssignOutcome {
         let Self { workers, lanes, now, .. } = self;
         let request = placement_request(*now, lanes, active, active.failures.left);
-        let Some(reservation) = workers.reserve_target(&request, active.numerics_id.as_deref()) else {
+        let numerics_id = active.numerics_id.as_deref();
+        let Some(reservation) = workers.reserve_target(&request, numerics_id) else {
             return match workers.could_serve(&request) || !workers.is_served(request.model) {
+                true if workers.all_run_suspects(&request, numerics_id) => AssignOutcome::BesideSuspect,
                 true => AssignOutcome::NoCapacity,
                 false if active.output_len() == 0 && !request.refused_by.is_empty() => AssignOutcome::Refused,
                 false => AssignOutcome::Unserved,

@@ -32,11 +32,11 @@ pub(super) enum WaitKind {
     /// It lost its target and is replayed within the budget ([`crate::replay_budget`]). Its client may have
     /// received text.
     Replay,
+    /// A replay that is a suspect. It needs a target without another suspect, so it waits in a separate queue
+    /// and delays no other sequence while there is none.
+    Suspect,
     /// It is new, or was preempted.
     Ordinary,
-    /// A replay that is a suspect. It needs a target without another suspect, so it waits in a separate queue
-    /// and delays no other sequence.
-    Suspect,
 }
 
 #[derive(Debug)]

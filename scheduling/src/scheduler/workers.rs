@@ -272,6 +272,18 @@ impl Workers {
         self.reserve(chosen?, request)
     }
 
+    /// Whether a suspect can get no target because each target of its numerics class, or each target if there
+    /// is none of that class, runs another suspect.
+    pub(super) fn all_run_suspects(&self, request: &PlacementRequest<'_>, numerics_id: Option<&str>) -> bool {
+        let is_same = |candidate: &Candidate<'_>| {
+            numerics_id.is_none_or(|numerics_id| candidate.info.numerics_id == numerics_id)
+        };
+        let any_same = self.candidates(request).any(|candidate| is_same(&candidate));
+        let mut eligible = self.candidates(request).filter(|candidate| !any_same || is_same(candidate));
+        request.is_suspect
+            && eligible.all(|candidate| self.get(candidate.key).is_some_and(|worker| worker.suspects > 0))
+    }
+
     /// Reserves capacity at the best draft worker for a sequence on `target`.
     pub(super) fn reserve_draft(
         &mut self,
