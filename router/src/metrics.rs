@@ -134,6 +134,13 @@ struct LaneLabels {
     temperature: &'static str,
 }
 
+impl LaneLabels {
+    fn of(lane: &LaneKey) -> Self {
+        let LaneKey { model, task_type, temperature } = lane.clone();
+        Self { model, task_type, temperature: temperature.as_str() }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WorkerLabels {
     role: &'static str,
@@ -376,11 +383,7 @@ impl RouterMetrics {
     /// Returns the handles of one lane. At most [`scheduling::scheduler::lanes::MAX_LANES`] lanes exist, plus
     /// one per model and temperature band.
     pub fn lane(&self, lane: &LaneKey) -> LaneMetrics {
-        let labels = LaneLabels {
-            model: lane.model.clone(),
-            task_type: lane.task_type.clone(),
-            temperature: lane.temperature.as_str(),
-        };
+        let labels = LaneLabels::of(lane);
         LaneMetrics {
             k: self.families.lane_k.get_or_create(&labels).clone(),
             draft_tokens: self.families.lane_draft_tokens.get_or_create(&labels).clone(),
@@ -388,6 +391,15 @@ impl RouterMetrics {
             output_tokens: self.families.lane_output_tokens.get_or_create(&labels).clone(),
             model_drafts: self.verified_drafts(&lane.model),
         }
+    }
+
+    /// Removes the series of a lane that was replaced, so that their number stays limited.
+    pub fn remove_lane(&self, lane: &LaneKey) {
+        let labels = LaneLabels::of(lane);
+        self.families.lane_k.remove(&labels);
+        self.families.lane_draft_tokens.remove(&labels);
+        self.families.lane_accepted_tokens.remove(&labels);
+        self.families.lane_output_tokens.remove(&labels);
     }
 
     /// Returns the handles of one worker while it is connected.

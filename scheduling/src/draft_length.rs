@@ -166,13 +166,13 @@ impl DraftLength {
             self.load = Some(load);
             self.begin_lane_round(&load, (target, draft));
         }
-        self.next_in_lane_round().expect("a lane round has at least one sequence")
+        self.next_in_lane_round(load.lane_sequences).expect("a lane round has at least one sequence")
     }
 
-    /// Returns k for another sequence in the current lane round; `None` if all sequences had their turn and
-    /// [`Self::choose`] must decide.
-    pub fn next_in_lane_round(&mut self) -> Option<Choice> {
-        self.sequences_left = self.sequences_left.checked_sub(1)?;
+    /// Returns k for another sequence in the current lane round; `None` if all of the lane's `sequences` had
+    /// their turn and [`Self::choose`] must decide. Sequences that left the lane have no more turns.
+    pub fn next_in_lane_round(&mut self, sequences: u32) -> Option<Choice> {
+        self.sequences_left = self.sequences_left.min(sequences.max(1)).checked_sub(1)?;
         Some(Choice { num_draft_tokens: self.probe.unwrap_or(self.k), is_probe: self.probe.is_some() })
     }
 

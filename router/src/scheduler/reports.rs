@@ -1,11 +1,12 @@
 //! Turns the scheduler's reports into metrics and log lines.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::WorkerKey;
 use scheduling::scheduler::events::{Report, WorkerInfo};
-use scheduling::scheduler::lanes::LaneId;
+use scheduling::scheduler::lanes::{LaneId, LaneKey};
 use speculation::sequence::{Commit, TargetFault};
 
 use crate::metrics::{KvPools, LaneMetrics, RouterMetrics, ShadowMetrics, WorkerMetrics};
@@ -14,7 +15,7 @@ use crate::metrics::{KvPools, LaneMetrics, RouterMetrics, ShadowMetrics, WorkerM
 pub(super) struct Reports {
     metrics: RouterMetrics,
     /// By lane id.
-    lanes: Vec<LaneMetrics>,
+    lanes: Vec<(Arc<LaneKey>, LaneMetrics)>,
     workers: BTreeMap<WorkerKey, (String, WorkerMetrics)>,
     kv_pools: KvPools,
     shadows: ShadowMetrics,
@@ -38,7 +39,7 @@ impl Reports {
     }
 
     pub(super) fn on_commit(&mut self, lane: LaneId, commit: &Commit) {
-        if let Some(metrics) = self.lanes.get_mut(lane.0 as usize) {
+        if let Some((_, metrics)) = self.lanes.get_mut(lane.0 as usize) {
             metrics.count_output_tokens(commit.token_ids.len());
             metrics.count_verified_draft(commit.num_draft_tokens, commit.num_accepted);
         }
@@ -48,11 +49,23 @@ impl Reports {
         self.metrics.count_lookup_draft(source, num_draft_tokens, num_accepted);
     }
 
+    /// Adds the metrics of a lane, and removes those of the idle lane that it replaces.
+    fn open_lane(&mut self, lane: LaneId, key: Arc<LaneKey>) {
+        let metrics = self.metrics.lane(&key);
+        match self.lanes.get_mut(lane.0 as usize) {
+            None => self.lanes.push((key, metrics)),
+            Some(idle) => {
+                let (replaced, _) = std::mem::replace(idle, (key, metrics));
+                self.metrics.remove_lane(&replaced);
+            }
+        }
+    }
+
     pub(super) fn report(&mut self, report: Report) {
         match report {
-            Report::LaneOpened(_, key) => self.lanes.push(self.metrics.lane(&key)),
+            Report::LaneOpened(lane, key) => self.open_lane(lane, key),
             Report::DraftLength(lane, k) => {
-                if let Some(metrics) = self.lanes.get(lane.0 as usize) {
+                if let Some((_, metrics)) = self.lanes.get(lane.0 as usize) {
                     metrics.set_k(k);
                 }
             }

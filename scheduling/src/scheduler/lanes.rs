@@ -20,14 +20,15 @@ use crate::lookup_rates::{LookupRates, LookupSource};
 use crate::output_length::OutputLengths;
 use crate::smoothing::EWMA_WINDOW;
 
-/// Maximum number of distinct lanes. Clients choose task types, so beyond this limit requests of new task
-/// types share the lane with an empty task type.
+/// Number of lanes from which on a new lane replaces the idle one that was joined least recently. Clients
+/// choose task types, so while all have sequences, new task types without a policy share the lane with an
+/// empty task type.
 pub const MAX_LANES: usize = 256;
 
 /// Number of lanes, those with the most sequences, that represent a model's mix when its pools are sized.
 const MIXED_LANES: usize = 4;
 
-/// Identifies a lane: its index in the order in which lanes were opened. Lanes are never closed.
+/// Identifies a lane: its index. A lane that replaces an idle one gets its index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(pub u32);
 
@@ -36,7 +37,7 @@ pub struct LaneId(pub u32);
 pub struct LaneKey {
     /// The model.
     pub model: String,
-    /// Kind of text; empty beyond [`MAX_LANES`].
+    /// Kind of text; may be empty beyond [`MAX_LANES`].
     pub task_type: String,
     /// Temperature band.
     pub temperature: TemperatureBand,
@@ -82,7 +83,7 @@ impl TemperatureBand {
 pub struct LaneExplanation {
     /// The model.
     pub model: String,
-    /// Kind of text; empty beyond [`MAX_LANES`].
+    /// Kind of text; may be empty beyond [`MAX_LANES`].
     pub task_type: String,
     /// Temperature band.
     pub temperature: &'static str,
@@ -165,6 +166,8 @@ pub(super) struct Lanes {
     ids: BTreeMap<LaneKey, LaneId>,
     /// Indexed by lane id.
     lanes: Vec<Lane>,
+    /// Number of sequences that joined a lane.
+    num_joined: u64,
 }
 
 #[derive(Debug)]
@@ -177,6 +180,8 @@ struct Lane {
     outputs: OutputLengths,
     /// Number of sequences, including those that wait for a target.
     sequences: u32,
+    /// Value of [`Lanes::num_joined`] when a sequence last joined it.
+    joined_at: u64,
     /// Sequences of these that have a target.
     running: u32,
     /// Mean length of the lane's sequences.
@@ -190,52 +195,73 @@ struct Lane {
 pub(super) struct LaneRef {
     pub(super) id: LaneId,
     pub(super) key: Arc<LaneKey>,
-    /// Whether the sequence opened the lane.
-    pub(super) is_new: bool,
 }
 
 impl Lanes {
     pub(super) fn new(policy: PolicyConfig, rules: Rules) -> Self {
-        Self { policy, rules, ids: BTreeMap::new(), lanes: Vec::new() }
+        Self { policy, rules, ids: BTreeMap::new(), lanes: Vec::new(), num_joined: 0 }
     }
 
     pub(super) fn policy(&self) -> &PolicyConfig {
         &self.policy
     }
 
-    /// Adds a sequence to the lane of `key`, and opens that lane if it is new.
-    pub(super) fn join(&mut self, mut key: LaneKey) -> LaneRef {
-        if self.lanes.len() >= MAX_LANES && !self.ids.contains_key(&key) {
-            key.task_type = String::new();
-        }
-        let known = self.ids.get(&key).copied();
-        let id = known.unwrap_or_else(|| self.open(key));
+    /// Adds a sequence to the lane of `key`. Returns the lane, and whether it is new.
+    pub(super) fn join(&mut self, key: LaneKey) -> (LaneRef, bool) {
+        let known = self.ids.get(&key).map(|id| (*id, false));
+        let (id, is_new) = known.unwrap_or_else(|| self.open(key));
+        self.num_joined += 1;
+        let joined_at = self.num_joined;
         let lane = self.lane_mut(id);
         lane.sequences += 1;
-        LaneRef { id, key: Arc::clone(&lane.key), is_new: known.is_none() }
+        lane.joined_at = joined_at;
+        (LaneRef { id, key: Arc::clone(&lane.key) }, is_new)
     }
 
-    fn open(&mut self, key: LaneKey) -> LaneId {
-        let id = LaneId(self.lanes.len() as u32);
+    /// Returns the lane of a new key, and whether it is new; see [`MAX_LANES`].
+    fn open(&mut self, mut key: LaneKey) -> (LaneId, bool) {
+        let mut index = self.lanes.len();
+        if self.lanes.len() >= MAX_LANES {
+            let idle = self.lanes.iter().enumerate().filter(|(_, lane)| lane.sequences == 0);
+            if let Some((idle, lane)) = idle.min_by_key(|(_, lane)| lane.joined_at) {
+                self.ids.remove(&*lane.key);
+                index = idle;
+            } else if !self.policy.lanes.contains_key(&key.task_type) {
+                key.task_type = String::new();
+                if let Some(shared) = self.ids.get(&key) {
+                    return (*shared, false);
+                }
+            }
+        }
+        let lane = self.new_lane(&key);
+        match self.lanes.get_mut(index) {
+            Some(idle) => *idle = lane,
+            None => self.lanes.push(lane),
+        }
+        let id = LaneId(index as u32);
+        self.ids.insert(key, id);
+        (id, true)
+    }
+
+    fn new_lane(&self, key: &LaneKey) -> Lane {
         let policy = self.policy.lane(&key.task_type);
         let max_k = policy.max_k.min(self.policy.max_draft_tokens);
-        self.lanes.push(Lane {
+        Lane {
             key: Arc::new(key.clone()),
             draft_length: DraftLength::with_rules(max_k, self.rules),
             policy,
             lookup_rates: LookupSource::ALL.map(|_| LookupRates::of_lane()),
             outputs: OutputLengths::default(),
             sequences: 0,
+            joined_at: 0,
             running: 0,
             context_len: 0.0,
             k: 0,
             held_back: None,
-        });
-        self.ids.insert(key, id);
-        id
+        }
     }
 
-    /// Removes a sequence. The lane keeps what it learned.
+    /// Removes a sequence. The lane keeps what it learned while it is not replaced.
     pub(super) fn leave(&mut self, id: LaneId) {
         let lane = self.lane_mut(id);
         lane.sequences = lane.sequences.saturating_sub(1);
@@ -249,7 +275,8 @@ impl Lanes {
 
     /// Chooses the draft length of the next round of one of the lane's sequences.
     pub(super) fn choose(&mut self, id: LaneId, workers: &LaneWorkers<'_>) -> LaneChoice {
-        let choice = match self.lane_mut(id).draft_length.next_in_lane_round() {
+        let running = self.lane_mut(id).running;
+        let choice = match self.lane_mut(id).draft_length.next_in_lane_round(running) {
             Some(choice) => choice,
             None => {
                 let supports_trees =

@@ -46,7 +46,7 @@ fn run(lanes: &mut Lanes, lane: LaneId, workers: &LaneWorkers<'_>, accepted: &[u
 #[test]
 fn each_lane_learns_for_itself_and_is_explained() {
     let mut lanes = lanes(policy(&[]));
-    let (good, bad) = (lanes.join(key("code")).id, lanes.join(key("chat")).id);
+    let (good, bad) = (lanes.join(key("code")).0.id, lanes.join(key("chat")).0.id);
     let (target, draft) = (flat(20_000), flat(1_000));
     for (lane, accepted) in [(good, [8]), (bad, [0])] {
         run(&mut lanes, lane, &workers(&target, &draft), &accepted);
@@ -61,7 +61,7 @@ fn each_lane_learns_for_itself_and_is_explained() {
 #[test]
 fn those_that_wait_for_a_target_share_no_forward() {
     let mut lanes = lanes(policy(&[]));
-    let (busy, waiting) = (lanes.join(key("code")).id, lanes.join(key("chat")).id);
+    let (busy, waiting) = (lanes.join(key("code")).0.id, lanes.join(key("chat")).0.id);
     (0..100).for_each(|_| drop(lanes.join(key("code"))));
     (0..3).for_each(|_| lanes.set_running(busy, true));
     lanes.set_running(busy, false);
@@ -74,6 +74,20 @@ fn those_that_wait_for_a_target_share_no_forward() {
     let seen: Vec<_> =
         loads.map(|load| (load.sequences, load.lane_sequences, load.other_sequences)).collect();
     assert_eq!(seen, [(1, 1, 2), (2, 2, 0)], "chat, then code");
+}
+
+#[test]
+fn a_lane_that_lost_most_of_its_sequences_soon_decides_anew() {
+    let mut lanes = lanes(policy(&[]));
+    let lane = lanes.join(key("code")).0.id;
+    (0..512).for_each(|_| lanes.set_running(lane, true));
+    let (target, draft) = (flat(20_000), flat(1_000));
+    lanes.choose(lane, &workers(&target, &draft));
+    (0..510).for_each(|_| lanes.set_running(lane, false));
+    for _ in 0..4 {
+        lanes.choose(lane, &workers(&target, &draft));
+    }
+    assert_eq!(lanes.explain()[0].choice.lane_rounds, 2, "two of the first round were left");
 }
 
 #[test]
@@ -90,7 +104,7 @@ fn policy_keeps_a_lane_from_drafting_but_for_probes() {
         ("crowded", 0, 0, Some("lane_max_batch")),
         ("short", 190, 200, None),
     ] {
-        let lane = lanes.join(key(task)).id;
+        let lane = lanes.join(key(task)).0.id;
         let chosen = run(&mut lanes, lane, &workers, &[8, 8, 8, 8, 0]);
         let drafted = chosen.iter().filter(|chosen| chosen.num_draft_tokens > 0).count();
         assert!((least..=most).contains(&drafted), "{task}: {drafted} of 200 rounds drafted");
@@ -103,7 +117,7 @@ fn policy_keeps_a_lane_from_drafting_but_for_probes() {
 #[test]
 fn reservations_follow_the_output_lengths_of_the_lane() {
     let mut lanes = lanes(policy(&[]));
-    let lane = lanes.join(key("code")).id;
+    let lane = lanes.join(key("code")).0.id;
     let expected =
         |lanes: &Lanes, now, max| lanes.expected_len(lane, SequenceLengths { now, prompt: 10, max });
     assert_eq!(expected(&lanes, 10, 1_000), 1_008, "no output has ended, so the maximum is reserved");
@@ -115,12 +129,27 @@ fn reservations_follow_the_output_lengths_of_the_lane() {
 
 #[test]
 fn clients_cannot_open_lanes_without_end() {
-    let mut lanes = lanes(policy(&[]));
+    let careful = LanePolicy { max_k: 2, ..policy(&[]).lane("") };
+    let mut lanes = lanes(policy(&[("careful", careful)]));
+    let join = |lanes: &mut Lanes, task: &str| {
+        let (lane, is_new) = lanes.join(key(task));
+        (lane.id, lane.key.task_type.clone(), is_new)
+    };
     for task in 0..2 * MAX_LANES {
-        let lane = lanes.join(key(&format!("task-{task}")));
-        lanes.leave(lane.id);
+        let (lane, ..) = join(&mut lanes, &format!("idle-{task}"));
+        lanes.leave(lane);
     }
-    assert_eq!(lanes.explain().len(), MAX_LANES + 1);
-    assert_eq!(lanes.join(key("one-more")).key.task_type, "");
-    assert_eq!(lanes.join(key("task-3")).key.task_type, "task-3");
+    assert_eq!(lanes.explain().len(), MAX_LANES);
+    let newest = format!("idle-{}", 2 * MAX_LANES - 1);
+    assert_eq!(join(&mut lanes, &newest), (LaneId(MAX_LANES as u32 - 1), newest.clone(), false));
+    for task in 1..MAX_LANES {
+        let (.., is_new) = join(&mut lanes, &format!("busy-{task}"));
+        assert!(is_new, "idle lanes are replaced, the least recently used one first");
+    }
+    assert_eq!(join(&mut lanes, &newest), (LaneId(MAX_LANES as u32 - 1), newest, false));
+    let shared = (LaneId(MAX_LANES as u32), String::new());
+    assert_eq!(join(&mut lanes, "more"), (shared.0, shared.1.clone(), true));
+    assert_eq!(join(&mut lanes, "other"), (shared.0, shared.1, false));
+    let (id, task_type, _) = join(&mut lanes, "careful");
+    assert_eq!((task_type.as_str(), lanes.lanes[id.0 as usize].policy), ("careful", careful));
 }

@@ -172,8 +172,8 @@ impl Scheduler {
         let NewSequence { id, lane, spec, vocab_size, prompt, speculation, prediction, api_key, may_expire } =
             new;
         let limits = SequenceConfig { vocab_size, target_deadline: self.state.config.target_deadline };
-        let lane = self.state.lanes.join(lane);
-        if lane.is_new {
+        let (lane, is_new_lane) = self.state.lanes.join(lane);
+        if is_new_lane {
             let opened = Report::LaneOpened(lane.id, Arc::clone(&lane.key));
             self.state.commands.push(Command::Report(opened));
         }
