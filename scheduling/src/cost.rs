@@ -65,7 +65,8 @@ impl WorkerCost {
     }
 
     /// Records the time of a forward of `rows` sequences with one row each, over `context` tokens each.
-    pub fn observe_step(&mut self, rows: u32, context: f64, took: Duration) {
+    #[cfg(test)]
+    pub(crate) fn observe_step(&mut self, rows: u32, context: f64, took: Duration) {
         self.observe_forward(ForwardShape::plain(f64::from(rows), context), took);
     }
 

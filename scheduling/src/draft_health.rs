@@ -43,8 +43,8 @@ pub const PROBE_TOKENS: u32 = 2;
 /// How a round may use its draft worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Ask it, and wait no longer than this.
-    Wait(Duration),
+    /// Ask it, and wait until the deadline.
+    Wait,
     /// It is out, and a probe is due: ask it for [`PROBE_TOKENS`] and do not wait.
     Probe,
     /// It is out: continue without it.
@@ -104,10 +104,10 @@ pub fn predicted_proposal(
 }
 
 impl DraftHealth {
-    /// How a round may use the worker for a proposal with this predicted time.
-    pub fn access(&self, now: Duration, predicted: Duration) -> Access {
+    /// How a round may use the worker.
+    pub fn access(&self, now: Duration) -> Access {
         match &self.outage {
-            None => Access::Wait(self.deadline(predicted)),
+            None => Access::Wait,
             Some(outage) if now >= outage.probe_at => Access::Probe,
             Some(_) => Access::Skip,
         }
@@ -239,7 +239,7 @@ mod tests {
             !health.deadline_missed(ms(10_010), ms(10_070)),
             "marked as out once, not once per waiting round"
         );
-        let access = |health: &DraftHealth, at| health.access(ms(at), ms(10));
+        let access = |health: &DraftHealth, at| health.access(ms(at));
         assert_eq!(access(&health, 10_100), Access::Skip);
         assert!(!health.should_reassign(ms(10_110)) && health.should_reassign(ms(10_130)));
         assert_eq!(access(&health, 10_120), Access::Probe);
@@ -251,7 +251,7 @@ mod tests {
             DraftHealthReport { is_out: true, out_ms: 100, missed_deadlines: 2, outages: 1 }
         );
         health.answered(ms(20_000));
-        assert!(matches!(access(&health, 20_000), Access::Wait(_)));
+        assert_eq!(access(&health, 20_000), Access::Wait);
         assert!(!health.should_reassign(ms(30_000)));
     }
 
@@ -262,7 +262,7 @@ mod tests {
         let (mut now, mut probes) = (ms(250), 0);
         while now < ms(60_000) {
             now += ms(10);
-            if health.access(now, ms(10)) == Access::Probe {
+            if health.access(now) == Access::Probe {
                 health.probed(now);
                 probes += 1;
             }
@@ -278,8 +278,9 @@ mod tests {
             let mut now = ms(1_000_000);
             let mut waits = 0;
             for _ in 0..100 {
-                match health.access(now, ms(k)) {
-                    Access::Wait(wait) => {
+                match health.access(now) {
+                    Access::Wait => {
+                        let wait = health.deadline(ms(k));
                         waits += 1;
                         health.deadline_missed(now, now + wait);
                         now += wait;

@@ -179,16 +179,6 @@ impl Sequence {
         self.config.target_deadline = deadline;
     }
 
-    /// Whether a target worker is assigned.
-    pub fn has_target(&self) -> bool {
-        self.target.assigned
-    }
-
-    /// Whether a draft worker is assigned.
-    pub fn has_draft(&self) -> bool {
-        self.draft.assigned
-    }
-
     /// Whether the draft worker may receive a step: none is in flight, or its retry wait has passed.
     pub fn can_request_proposal(&self, now: Duration) -> bool {
         self.draft.assigned && (self.draft.in_flight.is_none() || now >= self.draft_retry_at)

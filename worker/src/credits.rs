@@ -1,5 +1,5 @@
-//! Computes how many KV blocks each router may reserve (docs/contract.md A). Pure arithmetic; `device` counts
-//! blocks and sends the credits.
+//! Computes how many KV blocks each router may reserve (docs/contract.md A). Pure arithmetic;
+//! `step_loop/kv_blocks.rs` counts blocks and sends the credits.
 
 /// A grant is sent only if it changed by at least 1/64 of the pool.
 const MIN_CHANGE_DIVISOR: u64 = 64;

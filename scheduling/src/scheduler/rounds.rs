@@ -156,8 +156,8 @@ impl SchedulerState {
         let Some(draft_worker) = draft.and_then(|key| self.workers.get_mut(key)) else {
             return RoundPlan::decode("no_draft_worker");
         };
-        match draft_worker.health.access(self.now, Duration::ZERO) {
-            Access::Wait(_) => {}
+        match draft_worker.health.access(self.now) {
+            Access::Wait => {}
             Access::Probe if active.sequence.can_request_proposal(self.now) => {
                 draft_worker.health.probed(self.now);
                 return RoundPlan { is_health_probe: true, ..RoundPlan::decode("draft_silent") };
