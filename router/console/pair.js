@@ -53,7 +53,7 @@ function card(report) {
     el("h3", {}, `${shortPath(report.draft)} for ${shortPath(report.target)}`),
     el("p", { class: bestSpeedup > 1.05 ? "verdict good" : "verdict" }, verdict),
     el("p", { class: "hint" }, `The target has ${formatNumber(size.ratio)} times the parameters; a draft step takes ${formatNumber(measured.cost.ratio_at_1_row ?? NaN, 2)} of the time of a target step with 1 row, ${formatNumber(measured.cost.ratio_at_8_rows ?? NaN, 2)} with 8.`,
-      offTasks.length ? ` Acceptance rate below one half: ${offTasks.join(", ")}.` : ""),
+      offTasks.length ? ` No draft length gains for: ${offTasks.join(", ")}.` : ""),
     tasks(measured), positions(measured));
 }
 

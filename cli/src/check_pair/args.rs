@@ -11,22 +11,25 @@ use super::error::CheckPairError;
 /// Text after the flags in `outrider check-pair --help`.
 const AFTER_HELP: &str = "\
 How to read it:
-  acceptance rate   accepted / drafted tokens; a task type below 0.5 is better served without a draft
-  by position       probability that a drafted token is accepted, given that all before it were; the router
-                    chooses k by it
+  acceptance rate   accepted / drafted tokens; falls with k, so compare it only at the same k
+  by position       probability that a drafted token is accepted, given that all before it were; the
+                    router chooses k by it
   coupled           the mode that is served: exact, and the same text with and without a draft
   rejection         the standard rule, also exact: shows how much acceptance coupling costs
   typical           lossy: accepts tokens that are likely enough under the target
   cost ratio        time of a draft step / time of a target step, measured here alternately
-  k that pays       chosen by the router's own code from these acceptance counts and step times; 'off' if no k
-                    pays
+  k that pays       chosen by the router's own code from these acceptance counts and step times;
+                    'off' if no k pays there; 'switch off' in the last column if no k pays in any
+                    column
 
-Prompts are lines of JSON, {\"task\": .., \"prompt\": ..} or {\"task\": .., \"messages\": [..]}, in a file or in all
-*.jsonl of a directory. Use prompts from your own traffic; without --prompts a small built-in set is used.
+Prompts are lines of JSON, {\"task\": .., \"prompt\": ..} or {\"task\": .., \"messages\": [..]}, in a
+file or in all *.jsonl of a directory. Use prompts from your own traffic; without --prompts a small
+built-in set is used.
 
 Examples:
   outrider check-pair --target models/demo/target --draft models/demo/draft
-  outrider check-pair --target big --draft small --against small-retrained --prompts mine.jsonl --weights int8
+  outrider check-pair --target big --draft small --against small-retrained \\
+      --prompts mine.jsonl --weights int8
   outrider check-pair --target big --draft small --quantization";
 
 /// Arguments of `outrider check-pair`.

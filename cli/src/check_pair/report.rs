@@ -13,8 +13,6 @@ use super::texts::TextCheck;
 
 /// Range of target / draft size in which published pairs work best.
 pub const GOOD_RATIO: (f64, f64) = (8.0, 12.0);
-/// Task types with a lower acceptance rate should be switched off.
-pub const SWITCH_OFF_BELOW: f64 = 0.5;
 /// Concurrent sequences that advice is computed for.
 const LOADS: [u32; 2] = [1, 8];
 
@@ -110,7 +108,7 @@ pub struct TaskReport {
     pub acceptance_rate: Option<f64>,
     /// Tokens per verification.
     pub acceptance_length: f64,
-    /// Whether the acceptance rate is below [`SWITCH_OFF_BELOW`].
+    /// Whether no k pays, at any placement and load that advice is given for.
     pub switch_off: bool,
     /// The best k, by placement and load.
     pub advice: Vec<Advice>,
@@ -148,12 +146,13 @@ impl MeasuredReport {
             let advice = loads.into_iter().filter_map(|(placement, sequences)| {
                 advise(&counts.verified_rounds, &costs, Deployment { placement, sequences, context, wire })
             });
+            let advice: Vec<Advice> = advice.collect();
             TaskReport {
                 task,
                 acceptance_rate: counts.acceptance_rate(),
                 acceptance_length: counts.acceptance_length(),
-                switch_off: counts.acceptance_rate().is_some_and(|rate| rate < SWITCH_OFF_BELOW),
-                advice: advice.collect(),
+                switch_off: no_k_pays(&advice),
+                advice,
             }
         });
         let tasks = tasks.collect();
@@ -173,8 +172,30 @@ impl MeasuredReport {
     }
 }
 
+/// Whether there is advice, and all of it says not to draft.
+fn no_k_pays(advice: &[Advice]) -> bool {
+    !advice.is_empty() && advice.iter().all(|advice| advice.k == 0)
+}
+
 /// The task types, followed by their sum.
 fn with_sum(by_task: BTreeMap<String, Counts>) -> Vec<(String, Counts)> {
     let sum = Counts::sum(by_task.values());
     by_task.into_iter().chain([(ALL.to_owned(), sum)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_type_is_switched_off_only_if_no_k_pays_anywhere() {
+        let advice = |k, placement| {
+            let speedup = if k == 0 { 1.0 } else { 1.5 };
+            Advice { placement, sequences: 1, k, speedup, expected_tokens: 1.0 }
+        };
+        let off = [advice(0, Placement::Colocated), advice(0, Placement::Apart)];
+        let pays_apart = [advice(0, Placement::Colocated), advice(4, Placement::Apart)];
+        assert!(no_k_pays(&off) && !no_k_pays(&pays_apart));
+        assert!(!no_k_pays(&[]), "nothing was measured");
+    }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::advice::{Advice, Placement};
-use super::report::{ALL, AcceptanceLine, MeasuredReport, Report, SWITCH_OFF_BELOW};
+use super::report::{ALL, AcceptanceLine, MeasuredReport, Report};
 use super::texts::{TemplateCheck, TextCheck};
 
 /// Renders one report.
@@ -194,13 +194,12 @@ fn tasks(text: &mut String, measured: &MeasuredReport) {
     match off.is_empty() {
         true => line(
             text,
-            format_args!("\nThe acceptance rate of every task type is {SWITCH_OFF_BELOW} or more."),
+            format_args!("\nDrafting pays for every task type at one placement and load at least."),
         ),
         false => line(
             text,
             format_args!(
-                "\nAcceptance below {SWITCH_OFF_BELOW} at k = {}; switch drafting off for these, or limit it to the k in the table: {}.",
-                measured.num_draft_tokens,
+                "\nNo k pays at any placement and load of the table; switch drafting off for these: {}.",
                 off.join(", ")
             ),
         ),
