@@ -8,14 +8,18 @@ use service::config::{Faults, RawConfig};
 use worker::config::{DefaultPorts, RawWorker, WorkerConfig, WorkerFlags};
 
 const EXAMPLES: &str = "\
-The tokenizer must equal the target's: routers compare fingerprints and report the first token that differs. For a draft with another
-tokenizer, pass the target's with --target-tokenizer; the draft worker then translates to the target's ids.
+The tokenizer must equal the target's: routers compare fingerprints and report the first token
+that differs. For a draft with another tokenizer, pass the target's with --target-tokenizer; the
+draft worker then translates to the target's ids.
 
 Examples:
-  outrider-draft-worker --model models/qwen3-0.6b --weights int8 --discovery etcd://10.0.0.5:2379/outrider \\
+  outrider-draft-worker --model models/qwen3-0.6b --weights int8 --insecure \\
+      --discovery etcd://10.0.0.5:2379/outrider \\
       --listen 0.0.0.0:8120 --advertise http://10.0.0.21:8120
-  outrider-draft-worker --model models/qwen3-0.6b --target-tokenizer models/llama-3.1-70b --discovery static:workers.toml
-  outrider-draft-worker --method ngram --task-types code,sql --discovery static:workers.toml    no model: drafts from the text itself";
+  outrider-draft-worker --model models/qwen3-0.6b --target-tokenizer models/llama-3.1-70b \\
+      --discovery static:workers.toml
+  # No model: drafts from the text itself.
+  outrider-draft-worker --method ngram --task-types code,sql --discovery static:workers.toml";
 
 /// Serves drafts: guesses the next tokens of sequences that a target worker then checks.
 ///
@@ -32,7 +36,9 @@ pub struct Flags {
     /// bytes; the text stays the target's own
     #[arg(long, value_name = "FILE|DIR")]
     pub target_tokenizer: Option<PathBuf>,
-    /// Task types that this worker is intended for; all if none is given
+    /// Task types that this worker is intended for, as code,sql; all if none is given. A router detects
+    /// translation, summarization, sql, api_call, shell, code, support, creative, math, qa and chat, and
+    /// requests may name others
     #[arg(long, value_name = "TYPE", value_delimiter = ',')]
     pub task_types: Vec<String>,
     /// Maximum outcomes of a proposal to draft ahead while a target verifies it and the worker is idle, as
@@ -64,7 +70,8 @@ pub struct RawDraft {
 
 impl Default for RawDraft {
     fn default() -> Self {
-        let (method, worker) = ("model".to_owned(), RawWorker::default());
+        let (method, worker) =
+            ("model".to_owned(), RawWorker::new(DefaultPorts { listen: 8120, admin: 8121 }));
         let (target_tokenizer, task_types) = (None, Vec::new());
         Self { method, target_tokenizer, task_types, draft_ahead: DRAFT_AHEAD, shadow: false, worker }
     }
@@ -134,7 +141,7 @@ impl RawConfig for RawDraft {
         faults.check("target_tokenizer", self.target_tokenizer.is_none() || takes_tokenizer, || {
             "applies only to a draft that runs a model: n-gram and synthetic drafts work with any target's ids".to_owned()
         });
-        let worker = self.worker.validate(DefaultPorts { listen: 8120, admin: 8121 }, faults);
+        let worker = self.worker.validate(faults);
         let (task_types, draft_ahead, is_shadow) = (self.task_types, self.draft_ahead, self.shadow);
         let is_model = method == Some(DraftMethod::Model);
         faults.check("ballast", is_model || worker.as_ref().is_none_or(|worker| worker.ballast == 0), || {

@@ -21,6 +21,7 @@ use crate::admission::AdmissionLimits;
 use crate::api::cors::AllowedOrigins;
 use crate::catalog::settings::ModelSettings;
 use crate::lane_config::RawLane;
+use crate::request::Auth;
 use crate::request::check::{check_defaults, check_task_type};
 use crate::request::gateway::Objectives;
 use crate::workers::tls::{RawWorkerTls, WorkerTlsFlags};
@@ -32,32 +33,40 @@ const LAME_DUCK_SECONDS_MAX: u64 = 600;
 const REQUEST_LOG_MIB_MAX: u64 = 1 << 20;
 
 const AFTER_HELP: &str = "\
-Lanes, by task type, in the file only:
+Lanes, by task type, in the file, or all of them in one variable
+(OUTRIDER_LANES='{code={max_k=6}, sql={weight=2.0}}'; OUTRIDER_MODELS and OUTRIDER_OBJECTIVES alike):
   [lanes.\"code\"]
   max_k = 6                          # maximum k, also if a request sets k
-  min_acceptance = 0.3               # below this acceptance of first tokens: no drafting, except probes
+  min_acceptance = 0.3               # below this acceptance of first tokens: only probes draft
   max_batch_for_speculation = 64     # more sequences at the target: no drafting
   weight = 2.0                       # share of turns while sequences wait for capacity
 
-Aliases of models and defaults of requests, in the file only:
+Aliases of models and defaults of requests:
   [models.\"gpt-4o\"]
-  serves = \"llama-3.3-70b\"           # the model's name at its targets; absent: defaults of the model of this name
-  temperature = 0.3                  # also top_p, top_k, min_p, repetition_penalty, max_tokens, task_type
+  serves = \"llama-3.3-70b\"           # name at its targets; absent: defaults of the model of this name
+  temperature = 0.3                  # also top_p, top_k, min_p, repetition_penalty, max_tokens,
+                                     # task_type
 
-Priorities of a gateway's objectives (header x-llm-d-inference-objective), in the file only; 0 to 255, lower is more urgent:
+Priorities of a gateway's objectives (header x-llm-d-inference-objective); 0 to 255, lower is more
+urgent:
   [objectives]
   \"batch\" = 200
 
-The file of --api-keys lists keys, in plain text or as digests (printf %s KEY | sha256sum), with their limits:
+The file of --api-keys lists keys, in plain text or as digests (printf %s KEY | sha256sum), with their
+limits:
   sha256:DIGEST alice models=demo priority=1 max_concurrent_requests=8
   KEY bob task_type=code requests_per_minute=60 tokens_per_minute=100000
+  KEY carol admin=true
+admin=true: an operator's key, for drains, rollouts, /debug/lanes and the console at --admin.
 
 Decisions and their reasons: GET /debug/lanes. Metrics: GET /metrics. Both at --admin.
-Clients set a deadline for the whole response with the header x-request-timeout-ms, over gRPC with grpc-timeout.
+Clients set a deadline for the whole response with the header x-request-timeout-ms, over gRPC with
+grpc-timeout.
 
 Examples:
   outrider-router --discovery static:workers.toml
-  outrider-router --http 0.0.0.0:8000 --api-keys keys.txt --discovery etcd://10.0.0.5:2379/outrider --config router.toml";
+  outrider-router --http 0.0.0.0:8000 --api-keys keys.txt --config router.toml \\
+      --discovery etcd://10.0.0.5:2379/outrider";
 
 /// Serves clients over HTTP (OpenAI's API) and gRPC; draft workers propose tokens and target workers verify
 /// them.
@@ -73,8 +82,8 @@ pub struct Flags {
     /// Address of the gRPC API
     #[arg(long, value_name = "ADDR")]
     pub grpc: Option<SocketAddr>,
-    /// Address for operators: /metrics, /debug/lanes and /health with reasons; the HTTP API has /health
-    /// without reasons
+    /// Address for operators: the console, /metrics, /debug/lanes, drains and rollouts (/admin/*), and
+    /// /health with reasons; the HTTP API has /health without reasons
     #[arg(long, value_name = "ADDR")]
     pub admin: Option<SocketAddr>,
     /// File of API keys and their limits, one per line, reread when it changes; without it only loopback
@@ -299,6 +308,10 @@ impl RawConfig for RawRouter {
                 format!("{address} is reachable by others: set --api-keys FILE, or listen on 127.0.0.1")
             });
         }
+        if let Some(Err(error)) = self.api_keys.as_deref().map(Auth::from_file) {
+            faults.add("api_keys", error);
+        }
+        faults.check_distinct(&[("http", self.http), ("grpc", self.grpc), ("admin", self.admin)]);
         self.validate_drafts(faults);
         faults.check("max_sequences", self.max_sequences > 0, || "must be at least 1".to_owned());
         faults.check("tokenize_threads", (1..=64).contains(&self.tokenize_threads), || {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Faults;
-use crate::discovery::{DiscoveryUri, EtcdUser, Source};
+use crate::discovery::{DiscoveryUri, EtcdUser, Source, check_static_file};
 use crate::health::Health;
 use crate::secret::Secret;
 use crate::shutdown::{Lifetime, termination_signal};
@@ -30,7 +30,8 @@ pub struct ProcessFlags {
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
-    /// Source of the list of workers: memory, static:FILE or etcd://HOST:PORT,HOST:PORT/PREFIX
+    /// Source of the list of workers, the same for all routers and workers of a cluster: static:FILE or
+    /// etcd://HOST:PORT,HOST:PORT/PREFIX; memory: within this process only, so nothing is found
     #[arg(long, value_name = "URI")]
     pub discovery: Option<String>,
     /// CA certificate for etcd, PEM; with it etcd is reached over TLS only
@@ -49,8 +50,8 @@ pub struct ProcessFlags {
     /// Log filter, for example `info` or `warn,router=debug`
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
-    /// Format of log lines
-    #[arg(long, value_enum)]
+    /// Format of log lines: text, or json with one object per line
+    #[arg(long, value_enum, value_name = "FORMAT", hide_possible_values = true)]
     pub log_format: Option<LogFormat>,
     /// How long requests in flight may take to finish after a signal to stop
     #[arg(long, value_name = "SECONDS")]
@@ -136,6 +137,11 @@ impl RawProcess {
         faults.check("discovery_ca", ca.is_none() || matches!(uri, DiscoveryUri::Etcd { .. }), || {
             format!("applies only to etcd, but --discovery is `{uri}`")
         });
+        if let DiscoveryUri::Static(path) = &uri
+            && let Err(error) = check_static_file(path)
+        {
+            faults.add("discovery", error);
+        }
         let user = self.etcd_user(&uri, faults);
         Some(Source { uri, tls, user })
     }
@@ -204,7 +210,11 @@ where
         biased;
         // A signal to stop during the start aborts it.
         () = stop_requested(config.exit_on_stdin_close) => {
-            tracing::info!(lame_duck = ?config.lame_duck, "stopping: requests in flight may finish");
+            if config.lame_duck.is_zero() {
+                tracing::info!("stopping: requests in flight may finish");
+            } else {
+                tracing::info!(lame_duck = ?config.lame_duck, "stopping: requests in flight may finish");
+            }
             health.set_draining("the process is stopping");
             lifetime.leave();
             tokio::time::sleep(config.lame_duck).await;

@@ -7,9 +7,11 @@ use worker::config::{DefaultPorts, RawWorker, WorkerConfig, WorkerFlags};
 
 const EXAMPLES: &str = "\
 Examples:
-  outrider-target-worker --model models/qwen3-32b --device cuda:0,1 --discovery etcd://10.0.0.5:2379/outrider \\
+  outrider-target-worker --model models/qwen3-32b --device cuda:0,1 --insecure \\
+      --discovery etcd://10.0.0.5:2379/outrider \\
       --listen 0.0.0.0:8110 --advertise http://10.0.0.11:8110
-  outrider-target-worker --model models/demo/target --weights int8 --threads 8 --kv-memory 4GiB --discovery static:workers.toml";
+  outrider-target-worker --model models/demo/target --weights int8 --threads 8 --kv-memory 4GiB \\
+      --discovery static:workers.toml";
 
 /// Serves a target model: checks drafted tokens in one forward pass and draws every token of the text.
 ///
@@ -25,10 +27,16 @@ pub struct Flags {
 }
 
 /// Unvalidated settings.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct RawTarget {
     #[serde(flatten)]
     worker: RawWorker,
+}
+
+impl Default for RawTarget {
+    fn default() -> Self {
+        Self { worker: RawWorker::new(DefaultPorts { listen: 8110, admin: 8111 }) }
+    }
 }
 
 impl RawConfig for RawTarget {
@@ -38,6 +46,6 @@ impl RawConfig for RawTarget {
         if self.worker.needs_model() {
             faults.require("model", self.worker.model());
         }
-        self.worker.validate(DefaultPorts { listen: 8110, admin: 8111 }, faults)
+        self.worker.validate(faults)
     }
 }

@@ -350,7 +350,7 @@ pub fn draft_config(directory: &Path) -> anyhow::Result<DraftConfig> {
 }
 
 fn worker_config() -> anyhow::Result<WorkerConfig> {
-    let config = RawWorker::default().validate(DefaultPorts { listen: 0, admin: 0 }, &mut Faults::new());
+    let config = RawWorker::new(DefaultPorts { listen: 0, admin: 0 }).validate(&mut Faults::new());
     Ok(WorkerConfig { threads: 1, ..config.context("the default configuration is invalid")? })
 }
 

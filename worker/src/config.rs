@@ -69,7 +69,7 @@ pub struct WorkerFlags {
     pub cuda_graphs: Option<bool>,
     /// On GPUs: the bits of a row depend only on that row, not on the rest of the batch; with false cuBLASLt
     /// computes bf16 products of many rows, which should be faster but makes the bits depend on the other
-    /// rows [default: true]
+    /// rows
     #[arg(long, value_name = "true|false")]
     pub cuda_deterministic: Option<bool>,
     /// On GPUs: directory of compiled kernels, for machines without NVRTC [default: compiled at start]
@@ -142,8 +142,8 @@ pub struct RawWorker {
     max_model_len: Option<u32>,
     max_batch_rows: usize,
     profile_steps: bool,
-    listen: Option<SocketAddr>,
-    admin: Option<SocketAddr>,
+    listen: SocketAddr,
+    admin: SocketAddr,
     advertise: Option<String>,
     zone: Option<String>,
     insecure: bool,
@@ -155,8 +155,10 @@ pub struct RawWorker {
     process: RawProcess,
 }
 
-impl Default for RawWorker {
-    fn default() -> Self {
+impl RawWorker {
+    /// The defaults of a role.
+    pub fn new(ports: DefaultPorts) -> Self {
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
         Self {
             model: None,
             engine: "model".to_owned(),
@@ -177,8 +179,8 @@ impl Default for RawWorker {
             max_model_len: None,
             max_batch_rows: 512,
             profile_steps: true,
-            listen: None,
-            admin: None,
+            listen: local(ports.listen),
+            admin: local(ports.admin),
             advertise: None,
             zone: None,
             insecure: false,

@@ -7,6 +7,7 @@
 //! sk-another carol requests_per_minute=60 tokens_per_minute=100000
 //! sk-gateway gateway fairness_ids=true
 //! sk-logged dave log_requests=true
+//! sk-operator eve admin=true
 //! ```
 //!
 //! `printf %s KEY | sha256sum` computes the digest of a key. A file with only digests reveals no key.
@@ -42,12 +43,12 @@ pub(super) struct ApiKey {
 #[derive(Debug, thiserror::Error)]
 pub enum ApiKeysError {
     /// The file cannot be read.
-    #[error("cannot read the API key file {}: {source}", path.display())]
+    #[error("cannot read the API key file {}: {error}", path.display())]
     Unreadable {
         /// Path of the file.
         path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
+        /// Cause. Not a `source`, because the text already contains it.
+        error: std::io::Error,
     },
     /// A line without a valid key. The error does not repeat the line, because it contains a key.
     #[error("{}, line {line}: {reason}", path.display())]
@@ -141,13 +142,14 @@ fn apply_setting(name: &str, value: &str, caller: &mut Caller, limits: &mut KeyL
         }
         "fairness_ids" => caller.honors_fairness_ids = parse_bool(name, value)?,
         "log_requests" => caller.may_be_logged = parse_bool(name, value)?,
+        "admin" => caller.is_operator = parse_bool(name, value)?,
         "max_concurrent_requests" => limits.max_concurrent_requests = Some(parse_positive(name, value)?),
         "requests_per_minute" => limits.requests_per_minute = Some(parse_positive(name, value)?),
         "tokens_per_minute" => limits.tokens_per_minute = Some(parse_positive(name, value)?),
         _ => {
             return Err(format!(
                 "unknown setting {name}: expected task_type, priority, models, fairness_ids, \
-                 log_requests, max_concurrent_requests, requests_per_minute or tokens_per_minute"
+                 log_requests, admin, max_concurrent_requests, requests_per_minute or tokens_per_minute"
             ));
         }
     }
@@ -233,6 +235,7 @@ mod tests {
             ("\nsk-one priority=900\n", "line 2: priority must be 0 to 255, not 900"),
             ("sk-one color=red\n", "line 1: unknown setting color"),
             ("sk-one log_requests=1\n", "line 1: log_requests must be true or false, not 1"),
+            ("sk-one admin=yes\n", "line 1: admin must be true or false, not yes"),
             ("sk-one task_type=A!\n", "line 1: task_type"),
             ("sk-one models=a,,b\n", "line 1: models must be a comma-separated list"),
             ("sk-one requests_per_minute=0\n", "line 1: requests_per_minute must be a positive whole number"),

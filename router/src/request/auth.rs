@@ -34,6 +34,9 @@ pub struct Caller {
     pub honors_fairness_ids: bool,
     /// Whether requests may be written to the request log: the key allows it, or no keys are configured.
     pub may_be_logged: bool,
+    /// Whether the key may give an operator's orders and read other clients' requests, or no keys are
+    /// configured.
+    pub is_operator: bool,
     /// Key for fair queueing derived from a fairness id, if the request has one.
     pub fairness_key: Option<u64>,
     /// Models that the key may use; absent: all.
@@ -93,7 +96,12 @@ impl Auth {
     /// Returns the caller with this `authorization` header.
     pub fn authenticate(&self, authorization: Option<&[u8]>) -> Result<Caller, RouterError> {
         let Self::Keys(ApiKeys(keys)) = self else {
-            return Ok(Caller { honors_fairness_ids: true, may_be_logged: true, ..Caller::default() });
+            return Ok(Caller {
+                honors_fairness_ids: true,
+                may_be_logged: true,
+                is_operator: true,
+                ..Caller::default()
+            });
         };
         let header = authorization.ok_or(RouterError::Unauthenticated(
             "an API key is required: send it as `Authorization: Bearer KEY`",
@@ -109,6 +117,14 @@ impl Auth {
             }
         }
         found.cloned().ok_or(RouterError::Unauthenticated("the API key is invalid"))
+    }
+}
+
+impl Auth {
+    /// Returns the operator with this `authorization` header.
+    pub fn authenticate_operator(&self, authorization: Option<&[u8]>) -> Result<Caller, RouterError> {
+        let caller = self.authenticate(authorization)?;
+        if caller.is_operator { Ok(caller) } else { Err(RouterError::NotAnOperator) }
     }
 }
 
@@ -155,7 +171,7 @@ impl Caller {
 
 fn read(path: &Path) -> Result<(String, Vec<ApiKey>), ApiKeysError> {
     let text = std::fs::read_to_string(path)
-        .map_err(|source| ApiKeysError::Unreadable { path: path.to_owned(), source })?;
+        .map_err(|error| ApiKeysError::Unreadable { path: path.to_owned(), error })?;
     let keys = api_keys::parse(&text, path)?;
     Ok((text, keys))
 }
@@ -216,7 +232,7 @@ mod tests {
     fn unknown_keys_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keys");
-        std::fs::write(&path, "sk-one\n  sk-two bob\n").unwrap();
+        std::fs::write(&path, "sk-one\n  sk-two bob\nsk-operator admin=true\n").unwrap();
         let auth = Auth::from_file(&path).unwrap();
         for header in
             [None, Some(&b"Bearer sk-on"[..]), Some(b"Bearer "), Some(b"Basic sk-one"), Some(b"sk-one")]
@@ -227,8 +243,11 @@ mod tests {
         }
         let bob = auth.authenticate(Some(b"bearer  sk-two ")).unwrap();
         assert_eq!(bob.name.as_deref(), Some("bob"));
-        let everyone = Caller { honors_fairness_ids: true, may_be_logged: true, ..Caller::default() };
-        assert_eq!(Auth::Open.authenticate(None).unwrap(), everyone);
+        assert_eq!(auth.authenticate_operator(Some(b"Bearer sk-two")), Err(RouterError::NotAnOperator));
+        assert!(auth.authenticate_operator(Some(b"Bearer sk-operator")).is_ok());
+        let everyone =
+            Caller { honors_fairness_ids: true, may_be_logged: true, is_operator: true, ..Caller::default() };
+        assert_eq!(Auth::Open.authenticate_operator(None).unwrap(), everyone);
     }
 
     #[tokio::test]

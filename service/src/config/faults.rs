@@ -2,6 +2,7 @@
 //! them at once.
 
 use std::fmt::{self, Display};
+use std::net::SocketAddr;
 use std::str::FromStr;
 
 use figment::Figment;
@@ -72,6 +73,21 @@ impl Faults {
             );
         }
         value
+    }
+
+    /// Adds a fault of each address that an earlier field listens on as well. Port 0 is a new one each time.
+    pub fn check_distinct(&mut self, addresses: &[(&str, SocketAddr)]) {
+        for (i, (field, address)) in addresses.iter().enumerate() {
+            let is_taken = |(_, other): &&(&str, SocketAddr)| {
+                let (ip, other_ip) = (address.ip(), other.ip());
+                let overlaps = ip == other_ip || ip.is_unspecified() || other_ip.is_unspecified();
+                address.port() != 0 && address.port() == other.port() && overlaps
+            };
+            if let Some((other, _)) = addresses[..i].iter().find(is_taken) {
+                let flag = other.replace('_', "-");
+                self.add(field, format_args!("{address} is also the address of --{flag}: give another port"));
+            }
+        }
     }
 
     /// Whether no fault was found so far.

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use figment::error::Kind;
 use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 use serde::Serialize;
@@ -101,8 +102,11 @@ fn read_all<R: RawConfig>(known: &Value, variables: &[Variable], faults: &mut Fa
             Ok(raw) => return Some(raw),
             Err(error) => error,
         };
-        let place =
-            if error.path.is_empty() { find_culprit::<R>(known, faults, &error)? } else { error.path };
+        // An error inside `#[serde(flatten)]` has no path.
+        let (place, kind) = match error.path.is_empty() {
+            true => find_culprit::<R>(known, faults, &error)?,
+            false => (error.path, error.kind),
+        };
         let path = nearest_known(known, &place);
         // The variable `OUTRIDER_MODEL=7b` looks like text and `=7` like a number; only the field's type
         // decides.
@@ -113,7 +117,10 @@ fn read_all<R: RawConfig>(known: &Value, variables: &[Variable], faults: &mut Fa
             faults.merge(variable.origin(), nested(&path, Value::from(variable.text.as_str())));
             continue;
         }
-        faults.add(&place.join("."), &error.kind);
+        faults.add(&place.join("."), &kind);
+        if remove_entry(&path, &place, faults) {
+            continue;
+        }
         let default = known.find_ref(&path)?.clone();
         if path.is_empty() || !replaced.insert(path.clone()) {
             return None;
@@ -122,20 +129,35 @@ fn read_all<R: RawConfig>(known: &Value, variables: &[Variable], faults: &mut Fa
     }
 }
 
-/// Finds the field that causes an error without a path, as errors inside `#[serde(flatten)]` are: the one
-/// that fails even if all others have their defaults. If there is none, adds a fault of the whole
-/// configuration.
+/// Removes the entry of the map at `path` that contains `place`, so that faults of other entries are found as
+/// well; returns whether there was one.
+fn remove_entry(path: &str, place: &[String], faults: &mut Faults) -> bool {
+    let Some(entry) = place.get(path.split('.').count()) else { return false };
+    let Ok(Value::Dict(_, mut map)) = faults.values.find_value(path) else { return false };
+    let is_removed = map.remove(entry).is_some();
+    if is_removed {
+        let origin = faults.origin_of(path).unwrap_or_default();
+        // Maps are merged by their entries; a value between the two replaces the first one.
+        faults.merge("", nested(path, Value::from(false)));
+        faults.merge(origin, nested(path, Value::from(map)));
+    }
+    is_removed
+}
+
+/// Finds the field that causes an error without a path, as errors inside `#[serde(flatten)]` are, and what is
+/// wrong with it: the one that fails even if all others have their defaults. If there is none, adds a fault
+/// of the whole configuration.
 fn find_culprit<R: RawConfig>(
     known: &Value,
     faults: &mut Faults,
     error: &figment::Error,
-) -> Option<Vec<String>> {
+) -> Option<(Vec<String>, Kind)> {
     let defaults = known.as_dict()?;
     for field in defaults.keys().filter(|field| faults.origin_of(field).is_some()) {
         let mut alone = defaults.clone();
         alone.insert(field.clone(), faults.values.find_value(field).ok()?);
-        if Figment::from(Layer { origin: String::new(), dict: alone }).extract::<R>().is_err() {
-            return Some(vec![field.clone()]);
+        if let Err(own) = Figment::from(Layer { origin: String::new(), dict: alone }).extract::<R>() {
+            return Some((vec![field.clone()], own.kind));
         }
     }
     faults.add("configuration", &error.kind);

@@ -213,6 +213,82 @@ fn flattened_parts_are_fields_like_the_others() {
     assert!(error.contains("grace_seconds (set by TEST_GRACE_SECONDS): invalid type"), "{error}");
     assert!(error.contains("port (set by TEST_PORT): invalid type"), "{error}");
     assert!(error.starts_with("bad configuration, 2 faults:"), "{error}");
+
+    // Each fault shows its own value, in whatever order the fields are read.
+    let given = [("TEST_GRACE_SECONDS", "soon"), ("TEST_PORT", "far")];
+    let error = resolve::<Whole>(&no_flags, None, environment(&given)).unwrap_err().to_string();
+    for (field, value) in [("grace_seconds", "soon"), ("port", "far")] {
+        let is_told =
+            |line: &str| line.contains(&format!("{field} (")) && line.contains(&format!("{value:?}"));
+        assert!(error.lines().any(is_told), "{error}");
+    }
+}
+
+/// A configuration with a map, whose entries may have any names.
+#[derive(Debug, Serialize, Deserialize)]
+struct WithMap {
+    port: u16,
+    lanes: std::collections::BTreeMap<String, RawLimits>,
+}
+
+impl Default for WithMap {
+    fn default() -> Self {
+        Self { port: 1, lanes: std::collections::BTreeMap::new() }
+    }
+}
+
+impl RawConfig for WithMap {
+    type Config = Self;
+
+    fn validate(self, faults: &mut Faults) -> Option<Self> {
+        for (name, lane) in &self.lanes {
+            faults.check(&format!("lanes.{name}.queue"), lane.queue > 0, || "must be at least 1".to_owned());
+        }
+        Some(self)
+    }
+}
+
+#[test]
+fn a_fault_in_a_map_hides_no_other() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let text = "port = 'near'\n[lanes.a]\nqueue = 'x'\nwait_ms = 1\n[lanes.b]\nqueue = 1\nwait_ms = 'y'\n\
+                [lanes.c]\nqueue = 0\nwait_ms = 1\n";
+    file.write_all(text.as_bytes()).unwrap();
+    let environment = Environment::new("TEST_", std::iter::empty());
+    let error =
+        resolve::<WithMap>(&Flags::default(), Some(file.path()), environment).unwrap_err().to_string();
+    for expected in ["lanes.a.queue", "lanes.b.wait_ms", "lanes.c.queue", "port"] {
+        assert!(
+            error.lines().any(|line| line.trim().starts_with(expected)),
+            "{expected} is missing: {error}"
+        );
+    }
+    assert!(error.starts_with("bad configuration, 4 faults:"), "{error}");
+}
+
+#[test]
+fn a_variable_sets_a_whole_map() {
+    let text = "{code={queue=3, wait_ms=4}, sql={queue=5, wait_ms=6}}";
+    let variables = [("TEST_LANES".to_owned(), text.to_owned())];
+    let environment = Environment::new("TEST_", variables.into_iter());
+    let config = resolve::<WithMap>(&Flags::default(), None, environment).unwrap();
+    let queues: Vec<_> = config.lanes.iter().map(|(name, lane)| (name.as_str(), lane.queue)).collect();
+    assert_eq!(queues, [("code", 3), ("sql", 5)]);
+}
+
+#[test]
+fn two_listeners_cannot_share_an_address() {
+    let faults_of = |addresses: [&str; 3]| {
+        let mut faults = Faults::new();
+        let [one, two, three] = addresses.map(|address| address.parse().unwrap());
+        faults.check_distinct(&[("http", one), ("grpc", two), ("admin", three)]);
+        faults.finish().err().map(|error| error.to_string())
+    };
+    assert_eq!(faults_of(["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]), None);
+    assert_eq!(faults_of(["127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"]), None, "a free port each");
+    assert_eq!(faults_of(["127.0.0.1:1", "127.0.0.2:1", "127.0.0.3:1"]), None, "three addresses");
+    let error = faults_of(["127.0.0.1:1", "127.0.0.1:2", "0.0.0.0:1"]).unwrap();
+    assert!(error.contains("admin: 0.0.0.0:1 is also the address of --http"), "{error}");
 }
 
 #[test]

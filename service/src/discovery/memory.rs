@@ -93,6 +93,7 @@ mod tests {
         let one = memory.register(worker("one", 1)).await.unwrap();
         let two = memory.register(worker("two", 2)).await.unwrap();
         assert_eq!(ports(&members), ["1", "2"]);
+        assert!(!*one.listed().borrow(), "no router of another process sees it");
         one.leave().await;
         assert_eq!(ports(&members), ["2"]);
         drop(two);

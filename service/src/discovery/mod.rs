@@ -22,6 +22,7 @@ use tokio::sync::watch;
 
 pub use member::{DRAFT, Load, Member, TARGET, address_fault, has_unspecified_host};
 pub use registration::Registration;
+pub(crate) use static_file::check as check_static_file;
 pub use uri::{BadUri, DiscoveryUri};
 
 use crate::polled_file::POLL_INTERVAL;
@@ -87,12 +88,12 @@ pub enum Unlisted {
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
     /// The static list cannot be read.
-    #[error("cannot read the list of workers {}: {source}", path.display())]
+    #[error("cannot read the list of workers {}: {error}", path.display())]
     Read {
         /// Path of the file.
         path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
+        /// The system's error. Not a `source`, because the text already contains it.
+        error: std::io::Error,
     },
     /// The static list is invalid.
     #[error("the list of workers {}, {fault}", path.display())]
@@ -118,7 +119,14 @@ pub enum DiscoveryError {
 /// readable and valid at this time; an etcd may be unreachable.
 pub async fn open(source: &Source, lifetime: &Lifetime) -> Result<Arc<dyn Discovery>, DiscoveryError> {
     match &source.uri {
-        DiscoveryUri::Memory => Ok(Arc::new(memory::Memory::new())),
+        DiscoveryUri::Memory => {
+            // The default is a trap for a cluster: every process looks ready, and none finds another.
+            tracing::warn!(
+                "--discovery is `memory`, which is the default: this process finds no worker of another process \
+                 and is found by none; give all processes the same static:FILE or etcd://HOST:PORT/PREFIX"
+            );
+            Ok(Arc::new(memory::Memory::new()))
+        }
         DiscoveryUri::Static(path) => {
             let list = static_file::StaticFile::open(path.clone(), POLL_INTERVAL, lifetime).await?;
             Ok(Arc::new(list))

@@ -28,12 +28,12 @@ struct OnDrop(Option<Box<dyn FnOnce() + Send + Sync>>);
 
 impl Registration {
     pub(super) fn external() -> Self {
-        Self { owner: RegistrationOwner::External, listed: always(), load: watch::Sender::default() }
+        Self { owner: RegistrationOwner::External, listed: constant(true), load: watch::Sender::default() }
     }
 
     pub(super) fn with_withdrawal(withdraw: impl FnOnce() + Send + Sync + 'static) -> Self {
         let owner = RegistrationOwner::Drop(OnDrop(Some(Box::new(withdraw))));
-        Self { owner, listed: always(), load: watch::Sender::default() }
+        Self { owner, listed: constant(false), load: watch::Sender::default() }
     }
 
     pub(super) fn with_task(
@@ -45,8 +45,8 @@ impl Registration {
         Self { owner: RegistrationOwner::Task { stop: stop.drop_guard(), task }, listed, load }
     }
 
-    /// Whether the list contained the worker when last checked, and its changes. Always true for lists in
-    /// memory and lists maintained by others.
+    /// Whether the list contained the worker when last checked, and its changes. Always true for lists
+    /// maintained by others, and always false for lists in memory, which routers of other processes never see.
     pub fn listed(&self) -> watch::Receiver<bool> {
         self.listed.clone()
     }
@@ -73,8 +73,8 @@ impl Registration {
     }
 }
 
-fn always() -> watch::Receiver<bool> {
-    watch::channel(true).1
+fn constant(is_listed: bool) -> watch::Receiver<bool> {
+    watch::channel(is_listed).1
 }
 
 impl Drop for OnDrop {

@@ -13,7 +13,7 @@
 //! nothing runs there.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -53,10 +53,7 @@ impl StaticFile {
         poll_every: Duration,
         lifetime: &Lifetime,
     ) -> Result<Self, DiscoveryError> {
-        let text = tokio::fs::read_to_string(&path)
-            .await
-            .map_err(|source| DiscoveryError::Read { path: path.clone(), source })?;
-        let first = parse(&text).map_err(|fault| DiscoveryError::List { path: path.clone(), fault })?;
+        let (text, first) = read(&path)?;
         let (sender, members) = watch::channel(Members::new(first));
         let cancelled = lifetime.cancelled();
         let file = PolledFile::new(path, &text, poll_every);
@@ -69,6 +66,19 @@ impl StaticFile {
         });
         Ok(Self { members })
     }
+}
+
+/// Checks that the list can be read and is valid.
+pub(crate) fn check(path: &Path) -> Result<(), DiscoveryError> {
+    read(path).map(drop)
+}
+
+/// Reads the list once, at start.
+fn read(path: &Path) -> Result<(String, BTreeMap<String, Member>), DiscoveryError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| DiscoveryError::Read { path: path.to_owned(), error })?;
+    let list = parse(&text).map_err(|fault| DiscoveryError::List { path: path.to_owned(), fault })?;
+    Ok((text, list))
 }
 
 /// Publishes each edit; never returns.

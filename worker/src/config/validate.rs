@@ -9,7 +9,7 @@ use scheduling::profile::Profile;
 use service::config::Faults;
 use service::discovery::{DiscoveryUri, address_fault, has_unspecified_host};
 
-use super::{DefaultPorts, RawWorker, SyntheticConfig, WorkerConfig, scheme};
+use super::{RawWorker, SyntheticConfig, WorkerConfig, scheme};
 use crate::compute_device::ComputeDevice;
 use crate::memory::MemoryLimit;
 
@@ -128,7 +128,7 @@ impl RawWorker {
     }
 
     /// Validates all settings. Faults go to `faults`; returns `None` after some of them.
-    pub fn validate(self, ports: DefaultPorts, faults: &mut Faults) -> Option<WorkerConfig> {
+    pub fn validate(self, faults: &mut Faults) -> Option<WorkerConfig> {
         let device = faults.parse::<ComputeDevice>("device", &self.device);
         let weights = WeightFormat::named(&self.weights);
         faults.check("weights", weights.is_some(), || {
@@ -153,8 +153,8 @@ impl RawWorker {
             "a synthetic engine has no weights: remove --ballast".to_owned()
         });
         let process = self.process.validate(faults);
-        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        let listen = self.listen.unwrap_or_else(|| local(ports.listen));
+        let (listen, admin) = (self.listen, self.admin);
+        faults.check_distinct(&[("listen", listen), ("admin", admin)]);
         self.check_openness(listen, faults);
         let discovery = process.as_ref().map(|process| &process.discovery.uri);
         self.check_advertised(scheme(tls.as_ref()), listen, discovery, faults);
@@ -178,7 +178,7 @@ impl RawWorker {
             max_batch_rows: self.max_batch_rows,
             profile_steps: self.profile_steps,
             listen,
-            admin: self.admin.unwrap_or_else(|| local(ports.admin)),
+            admin,
             advertise: self.advertise,
             zone: self.zone,
             listener: self.listener.validate(faults),
@@ -203,6 +203,11 @@ impl RawWorker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::DefaultPorts;
+
+    fn defaults() -> RawWorker {
+        RawWorker::new(DefaultPorts { listen: 0, admin: 0 })
+    }
 
     /// The resulting fraction of GPU memory; outer `None` if the settings are rejected.
     fn part(device: &str, kv_memory: Option<&str>, given: Option<f32>) -> Option<Option<f32>> {
@@ -210,10 +215,10 @@ mod tests {
             device: device.to_owned(),
             kv_memory: kv_memory.map(str::to_owned),
             gpu_memory_utilization: given,
-            ..RawWorker::default()
+            ..defaults()
         };
         let mut faults = Faults::new();
-        let config = raw.validate(DefaultPorts { listen: 0, admin: 0 }, &mut faults);
+        let config = raw.validate(&mut faults);
         faults.is_empty().then(|| config.map(|config| config.gpu_memory_utilization))?
     }
 
@@ -233,9 +238,9 @@ mod tests {
     #[test]
     fn an_instruction_set_is_one_that_the_cpu_has() {
         let fault = |isa: &str| {
-            let raw = RawWorker { isa: Some(isa.to_owned()), ..RawWorker::default() };
+            let raw = RawWorker { isa: Some(isa.to_owned()), ..defaults() };
             let mut faults = Faults::new();
-            raw.validate(DefaultPorts { listen: 0, admin: 0 }, &mut faults);
+            raw.validate(&mut faults);
             faults.finish().err().map(|error| error.to_string())
         };
         for isa in engine::instruction_sets() {
@@ -247,9 +252,9 @@ mod tests {
 
     /// The faults of listening on `listen`, if any.
     fn fault(listen: &str, insecure: bool) -> Option<String> {
-        let raw = RawWorker { listen: Some(listen.parse().unwrap()), insecure, ..RawWorker::default() };
+        let raw = RawWorker { listen: listen.parse().unwrap(), insecure, ..defaults() };
         let mut faults = Faults::new();
-        raw.validate(DefaultPorts { listen: 0, admin: 0 }, &mut faults);
+        raw.validate(&mut faults);
         faults.finish().err().map(|error| error.to_string())
     }
 
@@ -270,11 +275,11 @@ mod tests {
         let settings = serde_json::json!({
             "discovery": discovery, "listen": listen, "advertise": advertise, "insecure": true
         });
-        let mut raw = serde_json::to_value(RawWorker::default()).unwrap();
+        let mut raw = serde_json::to_value(defaults()).unwrap();
         raw.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
         let raw: RawWorker = serde_json::from_value(raw).unwrap();
         let mut faults = Faults::new();
-        raw.validate(DefaultPorts { listen: 0, admin: 0 }, &mut faults);
+        raw.validate(&mut faults);
         faults.finish().err().map(|error| error.to_string())
     }
 
