@@ -7,7 +7,7 @@ use service::tls::{ClientTls, Clients, ServerTls};
 use tempfile::TempDir;
 
 /// Name in some of the certificates.
-const NAME: &str = "router.outrider.test";
+pub const NAME: &str = "router.outrider.test";
 
 /// The authority's certificate and certificates that it signed, as files.
 #[derive(Debug)]
@@ -48,6 +48,11 @@ impl TestCa {
     pub fn server_for_named(&self) -> anyhow::Result<ServerTls> {
         let clients = Clients { ca: &self.file("ca.pem"), names: &[NAME.to_owned()] };
         Ok(ServerTls::read(&self.file("cert.pem"), &self.file("key.pem"), Some(clients))?)
+    }
+
+    /// A server whose certificate is for [`NAME`], and for no address.
+    pub fn named_server(&self) -> anyhow::Result<ServerTls> {
+        Ok(ServerTls::read(&self.file("named.pem"), &self.file("key.pem"), None)?)
     }
 
     /// A client that trusts the authority and presents no certificate.

@@ -4,7 +4,7 @@
 use anyhow::{Context as _, ensure};
 use router::workers::connection::{RouterIdentity, connect};
 use service::tls::ClientTls;
-use tests::authority::TestCa;
+use tests::authority::{NAME, TestCa};
 use tests::case::{Case, covering_set};
 use tests::client::Client;
 use tests::cluster::{Cluster, WorkerKind, plain_answers};
@@ -41,6 +41,8 @@ async fn tls_on_every_connection_changes_no_text() -> anyhow::Result<()> {
     refusal(&https, Some(workers.client_without_certificate()?)).await?;
     refusal(&https, Some(clients.client()?)).await?;
     refusal(&https, Some(workers.expired_client()?)).await?;
+    let other_name = refusal(&https, Some(workers.client()?.expecting("elsewhere"))).await?;
+    ensure!(other_name.contains("certificate"), "no reason in: {other_name}");
     let demanded = refusal(&http, Some(workers.client()?)).await?;
     ensure!(demanded.contains("--worker-ca requires TLS"), "no reason in: {demanded}");
 
@@ -70,6 +72,19 @@ async fn workers_reject_a_certificate_for_another_name() -> anyhow::Result<()> {
     let case = Case::new("after a refusal", vec![7, 8, 9], 0.0);
     ensure!(!cluster.client().await?.ask(&case.with_k(0)).await?.token_ids.is_empty(), "no text");
     cluster.stop().await.context("a certificate for another name keeps the cluster up")
+}
+
+/// The addresses of pods are in no certificate.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_may_be_known_by_its_name_instead_of_its_address() -> anyhow::Result<()> {
+    let workers = TestCa::new()?;
+    let router_tls = workers.client()?.expecting(NAME);
+    let cluster = Cluster::start(|config| config.worker_tls = Some(router_tls)).await?;
+    let (_target, listen) = cluster.add_target_with_tls(workers.named_server()?).await?;
+    let reason = refusal(&format!("https://{listen}"), Some(workers.client()?)).await?;
+    ensure!(reason.contains("certificate"), "no reason in: {reason}");
+    cluster.ready().await?;
+    cluster.stop().await
 }
 
 #[tokio::test(flavor = "multi_thread")]

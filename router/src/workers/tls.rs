@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use service::config::Faults;
-use service::tls::{ClientFiles, ClientTls};
+use service::tls::{ClientFiles, ClientTls, is_server_name};
 
 /// Flags of TLS for connections to workers.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
@@ -19,6 +19,10 @@ pub struct WorkerTlsFlags {
     /// The private key of --worker-cert, PEM
     #[arg(long, value_name = "FILE")]
     pub worker_key: Option<PathBuf>,
+    /// Name that the certificate of every worker must have, instead of the host of the worker's address: for
+    /// workers whose addresses no certificate can list, such as pods
+    #[arg(long, value_name = "NAME")]
+    pub worker_name: Option<String>,
 }
 
 /// Raw settings of TLS for connections to workers.
@@ -27,12 +31,24 @@ pub struct RawWorkerTls {
     worker_ca: Option<PathBuf>,
     worker_cert: Option<PathBuf>,
     worker_key: Option<PathBuf>,
+    worker_name: Option<String>,
 }
 
 impl RawWorkerTls {
     /// Returns the TLS settings; `None` without an authority, or if there was a fault.
     pub fn validate(&self, faults: &mut Faults) -> Option<ClientTls> {
         let [ca, cert, key] = [&self.worker_ca, &self.worker_cert, &self.worker_key].map(Option::as_deref);
-        ClientFiles { name: "worker", ca, cert, key }.validate(faults)
+        let name = self.worker_name.as_deref();
+        faults.check("worker_name", name.is_none() || ca.is_some(), || {
+            "needs --worker-ca FILE as well".to_owned()
+        });
+        faults.check("worker_name", name.is_none_or(is_server_name), || {
+            "is no name or address that a certificate can have".to_owned()
+        });
+        let tls = ClientFiles { name: "worker", ca, cert, key }.validate(faults)?;
+        Some(match name {
+            Some(name) => tls.expecting(name),
+            None => tls,
+        })
     }
 }

@@ -195,7 +195,11 @@ impl ResolvesServerCert for CurrentCertificate {
 
 /// Trusted authority, and optional client certificate, for `https://` addresses.
 #[derive(Debug, Clone)]
-pub struct ClientTls(Arc<ReloadedFiles<ClientTlsConfig>>);
+pub struct ClientTls {
+    files: Arc<ReloadedFiles<ClientTlsConfig>>,
+    /// Name that the server's certificate must have, instead of the host of its address.
+    server_name: Option<String>,
+}
 
 impl ClientTls {
     /// Reads the authority for the servers' certificates, and a client certificate with its key, if servers
@@ -206,12 +210,21 @@ impl ClientTls {
         let mut paths = vec![ca.clone()];
         paths.extend(identity.iter().flat_map(|(cert, key)| [cert.clone(), key.clone()]));
         let config = ReloadedFiles::new(paths, move || client_config(&ca, identity.as_ref()))?;
-        Ok(Self(Arc::new(config)))
+        Ok(Self { files: Arc::new(config), server_name: None })
+    }
+
+    /// Requires this name in a server's certificate instead of the host of its address.
+    pub fn expecting(self, server_name: impl Into<String>) -> Self {
+        Self { server_name: Some(server_name.into()), ..self }
     }
 
     /// Settings for `tonic::transport::Endpoint::tls_config`, from the files' current content.
     pub fn config(&self) -> ClientTlsConfig {
-        self.0.current()
+        let config = self.files.current();
+        match &self.server_name {
+            Some(name) => config.domain_name(name.clone()),
+            None => config,
+        }
     }
 }
 
@@ -285,6 +298,11 @@ impl ClientFiles<'_> {
         let tls = ClientTls::read(self.ca?, self.cert.zip(self.key));
         tls.map_err(|error| faults.add(&format!("{name}_ca"), error)).ok()
     }
+}
+
+/// Whether a certificate can be for this name.
+pub fn is_server_name(name: &str) -> bool {
+    rustls::pki_types::ServerName::try_from(name).is_ok()
 }
 
 /// The same cryptography library everywhere, whatever others the build contains.
