@@ -23,7 +23,7 @@ async function refresh() {
     await PAGES[name].show();
     byId("problem").hidden = true;
   } catch (error) {
-    const hint = error.message.startsWith("401") ? " Enter an API key above." : "";
+    const hint = /^40[13]/.test(error.message) ? " Enter an operator's API key (admin=true) above." : "";
     byId("problem").textContent = `The router did not answer as expected. ${error.message}${hint}`;
     byId("problem").hidden = false;
   }

@@ -73,6 +73,11 @@ pub enum RouterError {
         /// As requested.
         worker: String,
     },
+    /// The API key is valid, but does not belong to an operator.
+    #[error(
+        "this API key does not belong to an operator: give its line in the file of --api-keys the setting admin=true"
+    )]
+    NotAnOperator,
     /// The request comes from a web page of another origin.
     #[error("cross-origin requests are not allowed here: send no Origin header")]
     CrossOrigin,
@@ -250,6 +255,9 @@ impl RouterError {
             }
             Self::ModelNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "model_not_found"),
             Self::WorkerNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "worker_not_found"),
+            Self::NotAnOperator => {
+                row(S::FORBIDDEN, Code::PermissionDenied, INVALID, "operator_key_required")
+            }
             Self::CrossOrigin => row(S::FORBIDDEN, Code::PermissionDenied, INVALID, "cross_origin"),
             // Retrieving a missing response is "not found"; continuing one is an invalid field.
             Self::ResponseNotFound { param: "previous_response_id", .. } => {

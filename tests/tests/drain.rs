@@ -66,5 +66,17 @@ async fn sequences_of_a_drained_target_move_and_keep_their_ids() -> anyhow::Resu
     }
     let answer = order(&cluster, Method::DELETE, &serving, "").await?;
     ensure!(answer["workers"][0]["draining"].is_null(), "{answer}");
+
+    let readiness = async || {
+        let client = HttpClient::new(cluster.admin_url())?;
+        HttpAnswer::of(client.request(Method::GET, "/health/ready")).await
+    };
+    order(&cluster, Method::POST, &serving, "").await?;
+    ensure!(readiness().await?.status == 200, "{other} takes sequences");
+    order(&cluster, Method::POST, &other, "").await?;
+    let unready = readiness().await?;
+    ensure!(unready.status == 503 && unready.text.contains("is draining"), "{}", unready.text);
+    order(&cluster, Method::DELETE, &other, "").await?;
+    ensure!(readiness().await?.status == 200, "{other} takes sequences again");
     cluster.stop().await
 }

@@ -1,5 +1,5 @@
 //! `POST /admin/workers/{id}/drain` and `DELETE` of the same: an operator drains a worker, so that it gets
-//! nothing new, or undoes that. Requires an API key if keys are configured.
+//! nothing new, or undoes that. Requires an operator's API key (`admin=true`) if keys are configured.
 //!
 //! `{id}` is the worker's address as shown by `/debug/lanes`, percent-encoded, or just its HOST:PORT.
 //! Sequences at a draining target finish there; with `?move=true` they move, with their ids, to another
@@ -59,7 +59,7 @@ async fn apply_drain(state: &AppState, drain: Drain) -> Result<Response, RouterE
     }
 }
 
-/// Checks the key, and that the request is not cross-origin: browsers send such requests without a preflight,
+/// Checks that the key is an operator's, and that the request is not cross-origin: browsers send such requests without a preflight,
 /// and a web page must not be able to drain a visitor's workers.
 pub(crate) fn check_operator(state: &AppState, headers: &HeaderMap) -> Result<(), RouterError> {
     let header_bytes = |name| headers.get(name).map(HeaderValue::as_bytes);
@@ -72,5 +72,5 @@ pub(crate) fn check_operator(state: &AppState, headers: &HeaderMap) -> Result<()
     {
         return Err(RouterError::CrossOrigin);
     }
-    state.auth.authenticate(header_bytes(header::AUTHORIZATION)).map(drop)
+    state.auth.authenticate_operator(header_bytes(header::AUTHORIZATION)).map(drop)
 }

@@ -1,5 +1,5 @@
 //! `/debug/lanes`: for operators, the inputs of each lane's choice of k and the state of its workers.
-//! Requires an API key if keys are configured.
+//! Requires an operator's API key (`admin=true`) if keys are configured.
 
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Json, Response};
@@ -21,8 +21,8 @@ struct LanesPage {
 
 /// `GET /debug/lanes`.
 pub(super) async fn lanes(State(state): State<AppState>, headers: HeaderMap) -> Response {
-    if let Err(error) = state.auth.authenticate(headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes))
-    {
+    let key = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    if let Err(error) = state.auth.authenticate_operator(key) {
         return error.into_response();
     }
     match state.generation.report().await {

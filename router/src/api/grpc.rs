@@ -64,6 +64,7 @@ impl Inference for InferenceService {
         telemetry::set_parent_from_metadata(&span, &metadata);
         let record = RequestRecord::new(Protocol::Grpc, span.clone(), &self.state.metrics);
         let request_id = operation.new_request_id();
+        span::record_id(&span, &request_id);
         let response = extensions.get::<ResponseHandle>().cloned();
 
         let request_context =

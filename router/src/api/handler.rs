@@ -85,6 +85,7 @@ pub(super) async fn handle_request<F: ApiFormat>(
     let request_id = new_id(api_format.id_prefix());
     let request_id_header =
         HeaderValue::from_str(&request_id).expect("an id is letters, digits and an underscore");
+    span::record_id(&span, &request_id);
     let record = RequestRecord::new(Protocol::Http, span.clone(), &state.metrics);
     if let Ok(identity) = identity_from_headers(request.headers()) {
         span::record_identity(&span, identity.request_id, identity.session_id);

@@ -1,8 +1,10 @@
 //! `/admin/rollout`: an operator gives a new draft a share of the sequences, promotes it or rolls it back.
 //! `GET` shows the state, `POST` begins a rollout, `POST` to `/admin/rollout/promote` gives the draft all
-//! sequences, `DELETE` ends the rollout. Requires an API key if keys are configured.
+//! sequences, `DELETE` ends the rollout. Requires an operator's API key (`admin=true`) if keys are configured.
 //!
 //! The order applies to this router until it is undone or the router ends; no text depends on it.
+
+use std::collections::BTreeSet;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Json, Response};
@@ -39,6 +41,9 @@ struct RolloutPage {
     rollout: Option<RolloutReport>,
     /// Addresses of the candidate's connected draft workers.
     workers: Vec<String>,
+    /// Set if there are none: the rollout then has no effect, until one connects.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<String>,
     /// Scores of drafts on trial.
     shadows: ShadowsReport,
 }
@@ -46,10 +51,20 @@ struct RolloutPage {
 impl From<SchedulerReport> for RolloutPage {
     fn from(report: SchedulerReport) -> Self {
         let draft = report.rollout.as_ref().map(|rollout| rollout.settings.draft.clone());
-        let workers = report.workers.into_iter().filter(|worker| worker.role == Role::Draft);
-        let workers = workers.filter(|worker| draft.as_ref() == Some(&worker.model));
+        let drafts = report.workers.into_iter().filter(|worker| worker.role == Role::Draft);
+        let (candidates, others): (Vec<_>, Vec<_>) =
+            drafts.partition(|worker| draft.as_ref() == Some(&worker.model));
+        let warning = draft.filter(|_| candidates.is_empty()).map(|draft| {
+            let models: BTreeSet<String> = others.into_iter().map(|worker| worker.model).collect();
+            let models = if models.is_empty() { "none".to_owned() } else { Vec::from_iter(models).join(", ") };
+            format!(
+                "no connected draft worker has the model id `{draft}` (connected: {models}): the rollout has no \
+                 effect until one connects"
+            )
+        });
         Self {
-            workers: workers.map(|worker| worker.address).collect(),
+            workers: candidates.into_iter().map(|worker| worker.address).collect(),
+            warning,
             rollout: report.rollout,
             shadows: report.shadows,
         }
@@ -60,7 +75,7 @@ impl From<SchedulerReport> for RolloutPage {
 pub(super) async fn show(State(state): State<AppState>, headers: HeaderMap) -> Response {
     let result = async {
         check_operator(&state, &headers)?;
-        state.generation.report().await
+        Ok(state.generation.report().await?.into())
     };
     respond(result.await)
 }
@@ -72,7 +87,14 @@ pub(super) async fn begin(State(state): State<AppState>, request: Request) -> Re
         check_operator(&state, &head.headers)?;
         let body: Body = read_object(&head.headers, body, deadline_from_headers(&head.headers)?).await?;
         let settings = body.settings()?;
-        state.generation.rollout(RolloutOrder::Begin(settings)).await
+        let (draft, share, decides) = (settings.draft.clone(), settings.share, settings.decides);
+        let report = state.generation.rollout(RolloutOrder::Begin(settings)).await?;
+        tracing::info!(draft, share, decides, "an operator began the rollout of a draft");
+        let page = RolloutPage::from(report);
+        if let Some(warning) = &page.warning {
+            tracing::warn!(draft, "{warning}");
+        }
+        Ok(page)
     };
     respond(result.await)
 }
@@ -82,8 +104,11 @@ pub(super) async fn promote(State(state): State<AppState>, headers: HeaderMap) -
     let result = async {
         check_operator(&state, &headers)?;
         let report = state.generation.rollout(RolloutOrder::Promote).await?;
-        match report.rollout {
-            Some(_) => Ok(report),
+        match &report.rollout {
+            Some(rollout) => {
+                tracing::info!(draft = rollout.settings.draft, "an operator promoted the draft of a rollout");
+                Ok(report.into())
+            }
             None => Err(RouterError::InvalidRequest {
                 message: "no rollout is in progress: POST /admin/rollout with a draft first".to_owned(),
                 param: None,
@@ -97,14 +122,19 @@ pub(super) async fn promote(State(state): State<AppState>, headers: HeaderMap) -
 pub(super) async fn end(State(state): State<AppState>, headers: HeaderMap) -> Response {
     let result = async {
         check_operator(&state, &headers)?;
-        state.generation.rollout(RolloutOrder::End).await
+        let ended = state.generation.report().await?.rollout.map(|rollout| rollout.settings.draft);
+        let report = state.generation.rollout(RolloutOrder::End).await?;
+        if let Some(draft) = ended {
+            tracing::info!(draft, "an operator cancelled the rollout of a draft");
+        }
+        Ok(report.into())
     };
     respond(result.await)
 }
 
-fn respond(report: Result<SchedulerReport, RouterError>) -> Response {
-    match report {
-        Ok(report) => Json(RolloutPage::from(report)).into_response(),
+fn respond(page: Result<RolloutPage, RouterError>) -> Response {
+    match page {
+        Ok(page) => Json(page).into_response(),
         Err(error) => error.into_response(),
     }
 }

@@ -238,6 +238,7 @@ impl Engine {
                 format!("request_id must have at most {REQUEST_ID_LEN_MAX} visible ASCII characters");
             return Err(RouterError::invalid("request_id", message));
         }
+        span::record_id(request_context.record.span(), id);
         let entry = caller.model_or_sole(&self.state.catalog, model_from_metadata(metadata))?;
         let raw_request = RawRequest { model: Some(entry.id.clone()), ..parse_request(message)? };
         let running = self.running.register((caller.isolation_key, id.clone()))?;

@@ -68,6 +68,8 @@ pub(super) async fn generate(State(console): State<Console>, request: Request) -
     }
     let arrived = Instant::now();
     let span = span::open(Protocol::Http, Operation::Chat);
+    let request_id = Operation::Chat.new_request_id();
+    span::record_id(&span, &request_id);
     let mut record = RequestRecord::new(Protocol::Http, span.clone(), &console.state.metrics);
     let response = request.extensions().get::<ResponseHandle>().cloned();
     let started = async {
@@ -78,7 +80,6 @@ pub(super) async fn generate(State(console): State<Console>, request: Request) -
                 return Err(error);
             }
         };
-        let request_id = Operation::Chat.new_request_id();
         start_request(
             &console.state,
             sent,

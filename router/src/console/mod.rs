@@ -3,8 +3,8 @@
 //! the playground and marks the drafted tokens, [`requests`] lists timelines of recent requests,
 //! [`pair`] checks the pair of models.
 //!
-//! Everything but the files requires an API key if keys are configured. The console must never do more than a
-//! client could.
+//! If keys are configured, the playground requires an API key, and everything else but the files an
+//! operator's. The playground must never do more than a client could.
 
 mod files;
 mod generate;

@@ -203,7 +203,7 @@ async fn check_and_submit(
         return Err(RouterError::Draining);
     }
     let mut request = raw_request.check(&state.catalog, caller)?;
-    span::record_request(record.span(), request_id, caller, &request);
+    span::record_request(record.span(), caller, &request);
     admit(state, &request, caller, record).await?;
 
     let tokenized = tokenize_prompts(state, &mut request).await?;

@@ -176,8 +176,12 @@ impl RequestRecord {
         });
         let mapping = error.mapping();
         let is_client_deadline = matches!(error, RouterError::DeadlineExceeded { .. });
-        if mapping.status.is_server_error() && !mapping.retryable && !is_client_deadline {
-            tracing::error!(parent: &self.span, %error, "a request failed");
+        match mapping.status.is_server_error() {
+            true if mapping.retryable || is_client_deadline => {
+                tracing::warn!(parent: &self.span, %error, code = mapping.label, "a request was not completed");
+            }
+            true => tracing::error!(parent: &self.span, %error, code = mapping.label, "a request failed"),
+            false => {}
         }
         self.release();
     }

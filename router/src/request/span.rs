@@ -47,6 +47,11 @@ pub fn open(protocol: Protocol, operation: Operation) -> Span {
     )
 }
 
+/// Records the router's id of the request, so that every log line of the request has it.
+pub fn record_id(span: &Span, request_id: &str) {
+    span.record("gen_ai.response.id", request_id);
+}
+
 /// Records the client's request id and session id.
 pub fn record_identity(span: &Span, request_id: Option<&str>, session_id: Option<&str>) {
     if let Some(request_id) = request_id {
@@ -68,7 +73,7 @@ pub fn record_gateway(span: &Span, headers: &GatewayHeaders) {
 }
 
 /// Records the parameters of a checked request.
-pub fn record_request(span: &Span, request_id: &str, caller: &Caller, request: &CheckedRequest) {
+pub fn record_request(span: &Span, caller: &Caller, request: &CheckedRequest) {
     if let Some(name) = &caller.name {
         span.record("outrider.caller", name.as_str());
     }
@@ -80,7 +85,6 @@ pub fn record_request(span: &Span, request_id: &str, caller: &Caller, request: &
     span.record("gen_ai.request.top_p", f64::from(request.sampling.top_p));
     span.record("gen_ai.request.seed", request.seed as i64);
     span.record("gen_ai.request.choice.count", request.num_choices);
-    span.record("gen_ai.response.id", request_id);
     span.record("gen_ai.response.model", request.entry.model.as_str());
     span.record("outrider.priority", request.priority);
 }

@@ -248,7 +248,10 @@ impl Driver {
     /// Executes an operator's order. The operator may have left before the answer.
     fn on_order(&mut self, now: Duration, order: Order) {
         match order {
-            Order::Drain(drain, reply_tx) => drop(reply_tx.send(self.drain(now, drain))),
+            Order::Drain(drain, reply_tx) => {
+                drop(reply_tx.send(self.drain(now, drain)));
+                self.update_health();
+            }
             Order::Rollout(order, reply_tx) => {
                 self.on_event(now, Event::Rollout(order));
                 drop(reply_tx.send(self.scheduler.report()));
@@ -289,19 +292,28 @@ impl Driver {
                 self.executor.recorder.worker_left(key);
                 self.update_health();
             }
-            WorkerEvent::Listed(key, is_listed) => self.on_event(now, Event::Listed(key, is_listed)),
+            WorkerEvent::Listed(key, is_listed) => {
+                self.on_event(now, Event::Listed(key, is_listed));
+                self.update_health();
+            }
             WorkerEvent::Frame(key, frame) => {
                 let frame = frame_from_wire(key, frame);
                 self.executor.recorder.record_replies(now, &frame.timing, &frame.replies);
-                self.on_event(now, Event::Frame(key, frame))
+                let is_draining = frame.is_draining;
+                self.on_event(now, Event::Frame(key, frame));
+                if is_draining {
+                    self.update_health();
+                }
             }
         }
     }
 
-    /// The router is ready only while a target is connected.
+    /// The router is ready only while a target takes new sequences.
     fn update_health(&self) {
-        if self.scheduler.has_worker(Role::Target) {
+        if self.scheduler.has_open_worker(Role::Target) {
             self.health.set_ready();
+        } else if self.scheduler.has_worker(Role::Target) {
+            self.health.set_not_ready("every connected target worker is draining");
         } else {
             self.health.set_not_ready("no target worker is connected");
         }
@@ -310,6 +322,7 @@ impl Driver {
 
 impl Executor {
     fn execute(&mut self, now: Duration, command: Command) {
+        self.reports.warn_of_long_outages(now);
         match command {
             Command::Send(worker, step) => {
                 self.recorder.record_step(now, worker, &step);
@@ -346,7 +359,7 @@ impl Executor {
                 self.recorder.finish(now, id, "failed");
                 self.clients.fail(id, failure);
             }
-            Command::Report(report) => self.reports.report(report),
+            Command::Report(report) => self.reports.report(now, report),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::WorkerKey;
@@ -11,20 +12,35 @@ use speculation::sequence::{Commit, TargetFault};
 
 use crate::metrics::{KvPools, LaneMetrics, RouterMetrics, ShadowMetrics, WorkerMetrics};
 
+/// An outage of a draft worker that ends sooner is logged at level debug only: on a busy machine they are
+/// frequent, and rounds continue without a draft.
+const LONG_OUTAGE: Duration = Duration::from_secs(1);
+
 #[derive(Debug)]
 pub(super) struct Reports {
     metrics: RouterMetrics,
     /// By lane id.
     lanes: Vec<(Arc<LaneKey>, LaneMetrics)>,
     workers: BTreeMap<WorkerKey, (String, WorkerMetrics)>,
+    draft_outages: Vec<DraftOutage>,
     kv_pools: KvPools,
     shadows: ShadowMetrics,
+}
+
+/// A draft worker that does not answer now.
+#[derive(Debug)]
+struct DraftOutage {
+    worker: WorkerKey,
+    since: Duration,
+    /// Whether it was logged as a warning.
+    is_logged: bool,
 }
 
 impl Reports {
     pub(super) fn new(metrics: RouterMetrics) -> Self {
         let (kv_pools, shadows) = (metrics.kv_pools(), metrics.shadows());
-        Self { metrics, lanes: Vec::new(), workers: BTreeMap::new(), kv_pools, shadows }
+        let (lanes, workers, draft_outages) = (Vec::new(), BTreeMap::new(), Vec::new());
+        Self { metrics, lanes, workers, draft_outages, kv_pools, shadows }
     }
 
     pub(super) fn worker_joined(&mut self, key: WorkerKey, info: &WorkerInfo) {
@@ -35,6 +51,7 @@ impl Reports {
 
     pub(super) fn worker_left(&mut self, key: WorkerKey) {
         self.workers.remove(&key);
+        self.draft_outages.retain(|outage| outage.worker != key);
         self.kv_pools.remove_worker(key);
     }
 
@@ -61,7 +78,24 @@ impl Reports {
         }
     }
 
-    pub(super) fn report(&mut self, report: Report) {
+    /// Logs draft workers that have not answered for [`LONG_OUTAGE`], once per outage.
+    pub(super) fn warn_of_long_outages(&mut self, now: Duration) {
+        for outage in &mut self.draft_outages {
+            let waited = now.saturating_sub(outage.since);
+            if waited >= LONG_OUTAGE && !outage.is_logged {
+                outage.is_logged = true;
+                let address = self.workers.get(&outage.worker).map_or("", |(address, _)| address);
+                let waited_ms = waited.as_millis() as u64;
+                tracing::warn!(
+                    address,
+                    waited_ms,
+                    "draft worker does not answer: rounds continue without it"
+                );
+            }
+        }
+    }
+
+    pub(super) fn report(&mut self, now: Duration, report: Report) {
         match report {
             Report::LaneOpened(lane, key) => self.open_lane(lane, key),
             Report::DraftLength(lane, k) => {
@@ -73,12 +107,11 @@ impl Reports {
             Report::DraftWorkerSilent { worker, waited } => {
                 self.metrics.count_draft_outage();
                 let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
-                tracing::warn!(
-                    address,
-                    waited_ms,
-                    "draft worker does not answer: rounds continue without it"
-                );
+                tracing::debug!(address, waited_ms, "draft worker is late: rounds continue without it");
+                let since = now.saturating_sub(waited);
+                self.draft_outages.push(DraftOutage { worker, since, is_logged: false });
             }
+            Report::DraftWorkerRecovered(worker) => self.draft_recovered(worker),
             Report::TargetSilent { worker, waited, moved } => {
                 self.metrics.count_target_outage();
                 let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
@@ -93,8 +126,7 @@ impl Reports {
             | Report::WorkerUndrained(_)
             | Report::SequencesMoved { .. }
             | Report::TargetRecovered(_)
-            | Report::RolloutEnded { .. }
-            | Report::DraftWorkerRecovered(_) => self.log(&report),
+            | Report::RolloutEnded { .. } => self.log(&report),
             Report::ShadowScored(scored) => self.shadows.count_scored(&scored),
             Report::ShadowDropped { draft, reason } => self.shadows.count_dropped(&draft, reason),
             Report::TargetFailed { worker, fault, is_opened } => {
@@ -138,6 +170,17 @@ impl Reports {
         }
     }
 
+    fn draft_recovered(&mut self, worker: WorkerKey) {
+        let was_logged = self.draft_outages.iter().any(|outage| outage.worker == worker && outage.is_logged);
+        self.draft_outages.retain(|outage| outage.worker != worker);
+        let address = self.address_of(worker);
+        if was_logged {
+            tracing::info!(address, "draft worker answers again");
+        } else {
+            tracing::debug!(address, "draft worker answers again");
+        }
+    }
+
     /// Logs events that are worth a line but are no fault.
     fn log(&self, report: &Report) {
         match report {
@@ -164,9 +207,6 @@ impl Reports {
             }
             Report::TargetRecovered(worker) => {
                 tracing::info!(address = self.address_of(*worker), "target worker answers again");
-            }
-            Report::DraftWorkerRecovered(worker) => {
-                tracing::info!(address = self.address_of(*worker), "draft worker answers again");
             }
             _ => {}
         }

@@ -10,7 +10,7 @@ use service::shutdown::Lifetime;
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::workers::follow::Endpoint;
-use crate::workers::registry::{Listing, Registry};
+use crate::workers::registry::{ConnectionEnded, Listing, Registry};
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
@@ -72,12 +72,21 @@ impl ReconnectLoop {
                 }
                 Err(error) => Err(error),
             };
+            let is_refusal = result.as_ref().is_err_and(is_refusal);
             match result.map_err(|error| causes(&error)) {
                 Ok(()) => tracing::info!(role, address, "worker left"),
                 // Log repeated errors at debug level: the attempt is repeated every two seconds, possibly for
                 // hours.
                 Err(reason) if last_error.as_ref() == Some(&reason) => {
                     tracing::debug!(role, address, "worker still unreachable: {reason}");
+                }
+                Err(reason) if is_refusal => {
+                    tracing::warn!(
+                        role,
+                        address,
+                        "worker cannot be used, retrying while it is listed: {reason}"
+                    );
+                    last_error = Some(reason);
                 }
                 Err(reason) => {
                     tracing::info!(
@@ -114,6 +123,22 @@ impl ReconnectLoop {
     }
 }
 
+/// Whether a connection failed for a reason that waiting does not remove: a certificate, or what either side
+/// said in the handshake. A worker that is down, restarting or silent is no refusal.
+fn is_refusal(error: &anyhow::Error) -> bool {
+    let is_of_transport = |cause: &(dyn std::error::Error + 'static)| {
+        cause.is::<ConnectionEnded>()
+            || cause.is::<tonic::transport::Error>()
+            || cause.is::<tonic::Status>()
+            || cause.is::<std::io::Error>()
+            || cause.is::<tokio::time::error::Elapsed>()
+    };
+    let text = causes(error);
+    // TLS faults arrive as texts of the transport.
+    let is_of_tls = ["certificate", "fatal alert", "HandshakeFailure"].iter().any(|word| text.contains(word));
+    is_of_tls || !error.chain().any(is_of_transport)
+}
+
 /// Joins an error and its causes, skipping repetitions: transports repeat the text of their causes.
 fn causes(error: &anyhow::Error) -> String {
     let mut causes = String::new();
@@ -139,5 +164,21 @@ mod tests {
         assert_eq!(causes(&error), "cannot connect: tcp: connection refused");
         let error = anyhow::anyhow!("no route").context("tcp connect error").context("tcp connect error");
         assert_eq!(causes(&error), "tcp connect error: no route");
+    }
+
+    #[test]
+    fn certificates_and_handshakes_are_refusals_and_outages_are_not() {
+        let io =
+            |text: &'static str| anyhow::Error::new(std::io::Error::other(text)).context("cannot connect");
+        let status = |text: &str| anyhow::Error::new(tonic::Status::unavailable(text));
+        for (error, expected) in [
+            (io("connection refused"), false),
+            (status("broken pipe"), false),
+            (io("invalid peer certificate: UnknownIssuer"), true),
+            (status("received fatal alert: CertificateRequired"), true),
+            (anyhow::anyhow!("discovery lists the worker as draft, but its hello says target"), true),
+        ] {
+            assert_eq!(is_refusal(&error), expected, "{error:#}");
+        }
     }
 }

@@ -61,6 +61,11 @@ pub(super) struct CheckedConnection {
     model: Option<TargetModel>,
 }
 
+/// An established connection that broke: the worker stopped, or the network between.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct ConnectionEnded(String);
+
 impl CheckedConnection {
     /// Identifies the worker's process; `None` if the worker sent no id.
     pub(super) fn worker_id(&self) -> Option<u64> {
@@ -141,7 +146,8 @@ impl Registry {
                 }
                 // A newer connection reaches the same process, which answers only there.
                 () = replaced.cancelled() => {
-                    result = Err(anyhow::anyhow!("a newer connection to the same worker replaces this one"));
+                    let reason = "a newer connection to the same worker replaces this one";
+                    result = Err(ConnectionEnded(reason.to_owned()).into());
                     break;
                 }
                 // A frame, or the end of the stream.
@@ -158,7 +164,7 @@ impl Registry {
                 }
                 Ok(None) => break,
                 Err(status) => {
-                    result = Err(anyhow::anyhow!("{}", status.message()));
+                    result = Err(ConnectionEnded(status.message().to_owned()).into());
                     break;
                 }
             }

@@ -96,7 +96,7 @@ async fn bad_requests_get_the_same_errors_as_on_the_client_api() {
 async fn the_console_requires_a_key_if_clients_need_one() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one\n").unwrap();
+    std::fs::write(&path, "sk-one\nsk-operator admin=true\n").unwrap();
     let auth = Auth::from_file(&path).unwrap();
     let router = TestRouter::with(auth, AdmissionLimits::default()).with_reply(" fine");
     for request in
@@ -105,10 +105,17 @@ async fn the_console_requires_a_key_if_clients_need_one() {
         assert_eq!(router.console(request).await.status, 401);
     }
     assert_eq!(router.console(get("/")).await.status, 200, "the page itself contains no data");
-    let mut with_key = get("/console/requests");
-    with_key.headers_mut().insert("authorization", "Bearer sk-one".parse().unwrap());
-    let answer = router.console(with_key).await;
-    assert_eq!((answer.status.as_u16(), answer.json()), (200, json!([])));
+    let with_key = async |mut request: Request<Body>, key: &str| {
+        request.headers_mut().insert("authorization", key.parse().unwrap());
+        router.console(request).await
+    };
+    let client = "Bearer sk-one";
+    assert_eq!(with_key(generate_request(json!({})), client).await.status, 200, "as at the client address");
+    for request in [get("/console/requests"), get(PAIR), post(PAIR, String::new())] {
+        assert_eq!(with_key(request, client).await.status, 403, "other clients' requests");
+    }
+    let answer = with_key(get("/console/requests"), "Bearer sk-operator").await;
+    assert_eq!(answer.status.as_u16(), 200);
 }
 
 #[tokio::test]

@@ -44,9 +44,16 @@ async fn workers_are_drained_by_operators_only() {
     }
     let dir = tempfile::tempdir().unwrap();
     let keys = dir.path().join("keys");
-    std::fs::write(&keys, "sk-one\n").unwrap();
+    std::fs::write(&keys, "sk-one\nsk-operator admin=true\n").unwrap();
     let router = TestRouter::with(Auth::from_file(&keys).unwrap(), Default::default());
     assert_eq!(router.admin(admin_request("POST", path, &[])).await.status, 401);
-    let bearer = [("authorization", "Bearer sk-one")];
-    assert_eq!(router.admin(admin_request("POST", path, &bearer)).await.status, 200);
+    for (key, status) in [("Bearer sk-none", 401), ("Bearer sk-one", 403), ("Bearer sk-operator", 200)] {
+        let answer = router.admin(admin_request("POST", path, &[("authorization", key)])).await;
+        assert_eq!(answer.status, status, "{key}");
+        assert!(
+            status != 403 || answer.json()["error"]["code"] == "operator_key_required",
+            "{}",
+            answer.text()
+        );
+    }
 }

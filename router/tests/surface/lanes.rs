@@ -63,7 +63,12 @@ async fn debug_lanes_requires_the_operator_address() {
     );
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
-    std::fs::write(&path, "sk-one\n").unwrap();
+    std::fs::write(&path, "sk-one\nsk-operator admin=true\n").unwrap();
     let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default());
     assert_eq!(router.admin(debug_request()).await.status, 401);
+    for (key, status) in [("Bearer sk-one", 403), ("Bearer sk-operator", 200)] {
+        let mut with_key = debug_request();
+        with_key.headers_mut().insert("authorization", key.parse().unwrap());
+        assert_eq!(router.admin(with_key).await.status, status, "{key}");
+    }
 }

@@ -66,6 +66,11 @@ async fn prompts_and_answers_are_never_logged() {
             router.post_json(path, &streamed).await;
         }
     }
+    let unavailable = RouterError::Unavailable { reason: "no target".into() };
+    router.lanes.set_script(Script::Refuse(unavailable));
+    let mut identified = post(chat, conversation.to_string());
+    identified.headers_mut().insert("x-request-id", "mine-7".parse().unwrap());
+    assert_eq!(router.send(identified).await.status, 503);
     let too_long = format!("{SECRET} ").repeat(40_000);
     for body in [
         format!(r#"{{ "model": "{MODEL}", "prompt": "{SECRET}" "#),
@@ -79,6 +84,10 @@ async fn prompts_and_answers_are_never_logged() {
     }
     let written = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     assert!(written.contains("a request failed"), "no failure was logged:\n{written}");
+    let unavailable = written.lines().find(|line| line.contains("a request was not completed")).unwrap();
+    for expected in ["WARN", "\"unavailable\"", "mine-7", "\"chatcmpl-"] {
+        assert!(unavailable.contains(expected), "{expected} is not in {unavailable}");
+    }
     let found: Vec<&str> = written.lines().filter(|line| line.contains(SECRET)).collect();
     assert!(found.is_empty(), "{found:#?}");
 }

@@ -28,6 +28,8 @@ async fn a_rollout_is_started_and_reported() {
     let shown = ["draft", "share", "decides", "stage", "verdict"].map(|field| rollout[field].clone());
     assert_eq!(shown, [json!("new"), json!(0.25), json!(false), json!("canary"), json!("undecided")]);
     assert_eq!((&rollout["min_drafts"], &rollout["margin"]), (&json!(50), &json!(0.03)));
+    let warning = answer.json()["warning"].as_str().unwrap().to_owned();
+    assert!(warning.contains("no connected draft worker has the model id `new`"), "{warning}");
     for (method, path) in [("GET", PATH), ("DELETE", PATH)] {
         let answer = router.admin(admin_request(method, path, ("", &[]))).await;
         assert_eq!((answer.status.as_u16(), &answer.json()["rollout"]), (200, &Value::Null), "{method}");
@@ -55,9 +57,11 @@ async fn invalid_orders_are_refused_with_the_fault() {
     assert_eq!(router.admin(admin_request("DELETE", PATH, ("", &other_origin))).await.status, 403);
     let dir = tempfile::tempdir().unwrap();
     let keys = dir.path().join("keys");
-    std::fs::write(&keys, "sk-one\n").unwrap();
+    std::fs::write(&keys, "sk-one\nsk-operator admin=true\n").unwrap();
     let router = TestRouter::with(Auth::from_file(&keys).unwrap(), Default::default());
     assert_eq!(router.admin(admin_request("GET", PATH, ("", &[]))).await.status, 401);
-    let bearer = [("authorization", "Bearer sk-one")];
-    assert_eq!(router.admin(admin_request("GET", PATH, ("", &bearer))).await.status, 200);
+    for (key, status) in [("Bearer sk-one", 403), ("Bearer sk-operator", 200)] {
+        let answer = router.admin(admin_request("GET", PATH, ("", &[("authorization", key)]))).await;
+        assert_eq!(answer.status, status, "{key}");
+    }
 }

@@ -148,6 +148,12 @@ impl Scheduler {
         self.state.workers.has(role)
     }
 
+    /// Returns whether a worker of this role is connected that takes new sequences: it does not drain.
+    pub fn has_open_worker(&self, role: Role) -> bool {
+        let mut workers = self.state.workers.values();
+        workers.any(|worker| worker.info.role == role && !worker.draining.is_active())
+    }
+
     /// Number of active sequences, including waiting ones.
     pub fn num_sequences(&self) -> usize {
         self.sequences.len()
