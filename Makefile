@@ -28,10 +28,10 @@ first-run: ## build, then record a new user's first run: time to ready, gain fro
 	cargo build --locked --workspace --exclude tests --bins
 	@tests/first-run.sh "$${CARGO_TARGET_DIR:-target}/debug/outrider" $(ARGS)
 
-console-check: ## test the console of `outrider up` in headless Chromium and write docs/console/*.png (URL=http://127.0.0.1:8002/ tests a running router)
+console-check: ## test the console of `outrider up` in headless Chromium, pictures in target/console (SCREENSHOTS=docs/console updates the documents' ones, URL=http://127.0.0.1:8002/ tests a running router)
 	@deploy/deps.sh browser
 	$(if $(URL),,cargo build --locked --workspace --exclude tests --bins)
-	@PYTHONPATH="$$(deploy/wheel.sh websocket-client 1.9.2 websocket/__init__.py)/.." python3 tests/console/check.py $(if $(URL),--url $(URL),--outrider "$${CARGO_TARGET_DIR:-target}/debug/outrider") $(if $(ARGS),-- $(ARGS))
+	@PYTHONPATH="$$(deploy/wheel.sh websocket-client 1.9.2 websocket/__init__.py)/.." python3 tests/console/check.py $(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS)) $(if $(URL),--url $(URL),--outrider "$${CARGO_TARGET_DIR:-target}/debug/outrider") $(if $(ARGS),-- $(ARGS))
 
 test: ## the full gate: formatting, lints, kernels, documentation and all tests (what .ci/run runs)
 	@deploy/deps.sh build test

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Click through the console in headless Chromium and write its screenshots.
 
-    tests/console/check.py --outrider target/debug/outrider [--screenshots docs/console]
-    tests/console/check.py --url http://127.0.0.1:8002/ [--screenshots docs/console]
+    tests/console/check.py --outrider target/debug/outrider [--screenshots target/console]
+    tests/console/check.py --url http://127.0.0.1:8002/ [--screenshots target/console]
 
 Starts `outrider up` on free ports, or uses a running console (--url), and drives a real browser over the
 DevTools protocol with mouse and keyboard events. It generates an answer, runs a race, opens the pages of
@@ -47,12 +47,13 @@ def parse_arguments():
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--outrider", help="path of the built `outrider` binary")
     source.add_argument("--url", help="URL of a running console with a draft and a target worker")
-    parser.add_argument("--screenshots", type=pathlib.Path, default=pathlib.Path("docs/console"), help="directory for the screenshots")
+    parser.add_argument("--screenshots", type=pathlib.Path, default=pathlib.Path("target/console"), help="directory for the screenshots")
     parser.add_argument("up", nargs="*", help="further arguments of `outrider up`, after --")
     return parser.parse_args()
 
 
 def click_through(page, url, screenshots):
+    screenshots.mkdir(parents=True, exist_ok=True)
     page.set_dark_mode(False)
     page.call("Page.navigate", url=url)
     page.wait_until("the model name", "document.querySelector('#model option')?.value")

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
+use clap::{Args as _, CommandFactory as _};
+use outrider_cli::{bench, check_pair, distill, engine_bench, plan, up};
 use tests::pair::{MODEL, root};
 use tests::processes;
 
@@ -13,6 +15,9 @@ const RUN: [&str; 3] = ["docs/operating.md", "docs/runbook.md", "docs/migrating.
 
 /// Flags of the tool `outrider`, which are not in docs/configuration.md, a page about the servers.
 const OF_THE_TOOL: [&str; 5] = ["--target", "--draft", "--url", "--concurrency", "--threads"];
+
+/// Maximum length of a line of help that is printed as it is written.
+const HELP_WIDTH: usize = 100;
 
 fn read(page: &str) -> anyhow::Result<String> {
     std::fs::read_to_string(root().join(page)).with_context(|| page.to_owned())
@@ -70,6 +75,32 @@ fn flags_in_the_migration_guide_exist() -> anyhow::Result<()> {
     ensure!(named.len() > 20, "only {named:?} were found");
     let unknown: Vec<_> = named.difference(&known).collect();
     ensure!(unknown.is_empty(), "docs/migrating.md names flags that do not exist: {unknown:?}");
+    Ok(())
+}
+
+/// Help is wrapped at 100 columns: a longer line of an example could not be pasted.
+#[test]
+fn no_line_of_a_help_page_is_broken_by_wrapping() -> anyhow::Result<()> {
+    let tool = |name: &'static str| clap::Command::new(name);
+    let commands = [
+        router::config::Flags::command(),
+        target_worker::config::Flags::command(),
+        draft_worker::config::Flags::command(),
+        up::UpArgs::augment_args(tool("up")),
+        bench::BenchArgs::augment_args(tool("bench")),
+        engine_bench::BenchArgs::augment_args(tool("engine-bench")),
+        check_pair::CheckPairArgs::augment_args(tool("check-pair")),
+        distill::DistillArgs::augment_args(tool("distill")),
+        plan::PlanArgs::augment_args(tool("plan")),
+    ];
+    let mut findings = Vec::new();
+    for command in commands {
+        let text = command.get_after_long_help().context("no examples")?.to_string();
+        ensure!(text.contains("Examples:"), "{} has no examples", command.get_name());
+        let long = text.lines().filter(|line| line.chars().count() > HELP_WIDTH);
+        findings.extend(long.map(|line| format!("{}: {line}", command.get_name())));
+    }
+    ensure!(findings.is_empty(), "lines over {HELP_WIDTH} characters:\n{}", findings.join("\n"));
     Ok(())
 }
 

@@ -13,18 +13,25 @@ use crate::load::{Access, Slo, Trust};
 
 const AFTER_HELP: &str = "\
 How to read it:
-  speedup       time per output token of the second arm / that of the first, compared in pairs of blocks. The verdict
-                depends on its confidence interval: ship if the whole interval is above --threshold, do not if it is
-                below, undecided (run longer) otherwise
+  TTFT, TPOT,   milliseconds to the first token, per output token after it, and to the last one;
+  E2EL          tok/s: output tokens per second of all requests; accept: accepted / drafted tokens;
+                length: tokens per round
+  speedup       time per output token of the second arm / that of the first, compared in pairs of
+                blocks. The verdict depends on its confidence interval: ship if the whole interval is
+                above --threshold, do not if it is below, undecided (run longer) otherwise
   goodput       responses per second that met every limit of --slo
   acceptance    accepted / drafted tokens, by request (P10, P50, P90) and by position
   With several loads, the report names the load at which speculation stops paying.
 
 Examples:
-  outrider bench                                                          our local router, speculation on and off
-  outrider bench --prompts prompts.jsonl --concurrency 1,8,32 --slo ttft:500ms,tpot:30ms --html report.html
-  outrider bench --url http://a:8000 --arm new:url=http://b:8000 --arm old    two servers, alternating
-  outrider bench --rate 0.5,2,8 --temperatures 0,0.8 --save-json run.json     open loop, Poisson arrivals";
+  # The local router, speculation on and off.
+  outrider bench
+  outrider bench --prompts prompts.jsonl --concurrency 1,8,32 --slo ttft:500ms,tpot:30ms \\
+      --html report.html
+  # Two servers, alternating.
+  outrider bench --url http://a:8000 --arm new:url=http://b:8000 --arm old
+  # Open loop, Poisson arrivals.
+  outrider bench --rate 0.5,2,8 --temperatures 0,0.8 --save-json run.json";
 
 /// Arguments of `outrider bench`.
 #[derive(Debug, Clone, clap::Args)]

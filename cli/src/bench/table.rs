@@ -41,6 +41,10 @@ fn head(report: &Report) -> String {
     for arm in &report.arms {
         line!(text, "arm {}: {} at {}, served by {}", arm.name, arm.model, arm.url, arm.served_by);
     }
+    line!(
+        text,
+        "latencies (TTFT, TPOT, E2EL) in milliseconds; tok/s of all requests; length in tokens per round"
+    );
     text
 }
 

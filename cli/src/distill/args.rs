@@ -6,15 +6,17 @@ use super::error::DistillCommandError;
 use crate::check_pair::WeightsArg;
 
 const AFTER_HELP: &str = "\
-The log is the file that a router writes with --request-log FILE; the previous part, FILE.1, is read as well if it exists. One row in
-ten, chosen by a hash of its prompt, is held out: it is used for evaluation and never for training.
+The log is the file that a router writes with --request-log FILE; the previous part, FILE.1, is
+read as well if it exists. One row in ten, chosen by a hash of its prompt, is held out: it is used
+for evaluation and never for training.
 
-Training minimizes 0.8 KL(target || draft) + 0.2 cross entropy over the answers of the log. The new draft has the shape, the
-tokenizer and the number format of the old one.
+Training minimizes 0.8 KL(target || draft) + 0.2 cross entropy over the answers of the log. The new
+draft has the shape, the tokenizer and the number format of the old one.
 
 Examples:
   outrider distill --log requests.jsonl --target models/target --draft models/draft --out models/draft-2
-  outrider distill --log a.jsonl --log b.jsonl --target big --weights int8 --draft small --out small-2 --steps 2000";
+  outrider distill --log a.jsonl --log b.jsonl --target big --weights int8 --draft small \\
+      --out small-2 --steps 2000";
 
 /// Arguments of `outrider distill`.
 #[derive(Debug, Clone, clap::Args)]

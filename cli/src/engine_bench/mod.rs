@@ -35,19 +35,23 @@ const COUNT_MAX: usize = 1 << 20;
 /// Text after the arguments in `--help`.
 const AFTER_HELP: &str = "\
 How to read it:
-  A step is a forward over `rows` new tokens of each sequence after `context` cached tokens, and one draw (temperature 1) \
-from each row of logits. Up to 64 rows, logits are computed for all rows, as in verification; above, the rows are a prompt, \
-and only the last one needs logits: these tokens/s are the prefill speed.
-  bandwidth share: the bytes that a forward must read (weights, keys and values; not the embedding table) relative to the \
-bytes that plain loops read from memory in the same time, measured alternately with the forwards. 1.0 is the limit; the value \
-at one row shows the quality of decoding, those at 8 and 16 rows what speculation and batching can gain.
-  attention, vocabulary, draws: shares of the step, timed within it (attention and vocabulary use several threads, draws one).
+  A step is a forward over `rows` new tokens of each sequence after `context` cached tokens, and one
+  draw (temperature 1) from each row of logits. Up to 64 rows, logits are computed for all rows, as in
+  verification; above, the rows are a prompt, and only the last one needs logits: these tokens/s are
+  the prefill speed.
+  bandwidth share: the bytes that a forward must read (weights, keys and values; not the embedding
+  table) relative to the bytes that plain loops read from memory in the same time, measured
+  alternately with the forwards. 1.0 is the limit; the value at one row shows the quality of decoding,
+  those at 8 and 16 rows what speculation and batching can gain.
+  attention, vocabulary, draws: shares of the step, timed within it (attention and vocabulary use
+  several threads, draws one).
   warning: a smaller format took longer than a larger one by more than noise (5%).
   knee: the largest number of rows whose forward costs at most 1.5 times that of one row.
 
 Examples:
   outrider engine-bench --model models/demo/target
-  outrider engine-bench --model random:config.json --weights bf16,int8,int4 --threads 2 --context 128,2048,8192
+  outrider engine-bench --model random:config.json --weights bf16,int8,int4 --threads 2 \\
+      --context 128,2048,8192
   outrider engine-bench --model random:config.json --weights bf16,int8,int4 --isa avx2
   outrider engine-bench --model random:config.json --weights int8 --vocab 152000 --rows 1 --json";
 

@@ -50,7 +50,8 @@ matters most: measure it with `outrider check-pair` and give it by position (--a
 Cost is printed if --gpu-price is given: prices change too often to have defaults.
 
 Examples:
-  outrider plan --target llama-70b/config.json --draft llama-8b/config.json --gpus 2xH100-80 --weights int8
+  outrider plan --target llama-70b/config.json --draft llama-8b/config.json --gpus 2xH100-80 \\
+      --weights int8
   outrider plan --target qwen3-32b --draft qwen3-0.6b --gpus 2xA100-80 --draft-gpus 1xL4 \\
       --acceptance 0.65 --rate 4 --gpu-price 1.80 --draft-gpu-price 0.60";
 
@@ -66,7 +67,8 @@ pub struct PlanArgs {
     #[arg(long, value_name = "CONFIG")]
     pub draft: Option<PathBuf>,
 
-    /// The targets' GPUs, such as 2xH100-80
+    /// The targets' GPUs, such as 2xH100-80. Known: B200-180, H200-141, H100-80, H100-PCIE-80, A100-80,
+    /// A100-40, L40S-48, L4-24, A10-24, T4-16, RTX5090-32, RTX4090-24, RTX3090-24
     #[arg(long, value_name = "NxGPU")]
     pub gpus: GpuSet,
 

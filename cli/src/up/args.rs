@@ -12,14 +12,18 @@ use engine::ParameterCount;
 const WORKERS_MAX: u64 = 64;
 
 const EXAMPLES: &str = "\
-Once all are ready it prints where they listen and a curl command to paste; then, within seconds, what drafting gained on this machine:
-one seeded prompt with drafts and without, token ids compared. One process that ends takes the others along.
+Once all are ready it prints where they listen and a curl command to paste; then, within seconds,
+what drafting gained on this machine: one seeded prompt with drafts and without, token ids compared.
+One process that ends takes the others along.
 
 Examples:
-  outrider up                                                  the bundled pair: it writes nonsense, at the pace of a model of 250M parameters
+  # The bundled pair: it writes nonsense, at the pace of a model of 250M parameters.
+  outrider up
   outrider up --target models/qwen3-8b --draft models/qwen3-0.6b --draft-workers 2
-  outrider up --target models/qwen3-8b --draft ngram           guesses out of the text itself, no second model
-  outrider up --engine synthetic:deploy/profiles/8b-h100.toml  the timing of a pool, to try routers and load against";
+  # Guesses out of the text itself, no second model.
+  outrider up --target models/qwen3-8b --draft ngram
+  # The timing of a pool, to try routers and load against.
+  outrider up --engine synthetic:deploy/profiles/8b-h100.toml";
 
 /// Arguments of `outrider up`.
 #[derive(Debug, Clone, clap::Args)]

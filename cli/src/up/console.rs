@@ -13,7 +13,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::evidence::PROMPT;
 use super::preflight::Checked;
-use crate::cluster::{LogSink, ProcessCluster};
+use crate::cluster::{LogSink, ProcessCluster, TargetKind};
 
 /// ANSI colours of the prefixes, by order of first appearance.
 const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
@@ -171,15 +171,28 @@ impl LogSink for Console {
     }
 }
 
-/// The name under which the router serves the target. With API keys the router does not report it, and a
-/// placeholder is returned.
-pub(super) async fn served_model(url: &str) -> String {
+/// The name under which the router serves the target. With API keys the router does not report it, and the
+/// name is found as the worker finds it.
+pub(super) async fn served_model(url: &str, target: &TargetKind) -> String {
     let ask = async {
         let models =
             reqwest::get(format!("{url}/v1/models")).await.ok()?.json::<serde_json::Value>().await.ok()?;
         Some(models["data"][0]["id"].as_str()?.to_owned())
     };
-    ask.await.unwrap_or_else(|| "MODEL".to_owned())
+    ask.await.unwrap_or_else(|| model_name(target))
+}
+
+/// The name in the checkpoint's config.json, unless it is a path; else the directory's.
+fn model_name(target: &TargetKind) -> String {
+    let TargetKind::Model(directory) = target else { return "synthetic".to_owned() };
+    let config = std::fs::read_to_string(directory.join("config.json")).ok();
+    let config = config.and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok());
+    let name = config.as_ref().and_then(|config| config["_name_or_path"].as_str());
+    if let Some(name) = name.filter(|name| !name.is_empty() && !name.starts_with(['/', '.', '~'])) {
+        return name.to_owned();
+    }
+    let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.clone());
+    directory.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 fn curl_command(url: &str, model: &str, with_key: bool) -> String {
@@ -205,5 +218,11 @@ mod tests {
         assert!(!body.contains('\''), "a quote would end the shell's string: {body}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(body).unwrap()["model"], "target");
         assert!(curl_command("http://h", "m", true).contains("Bearer $OUTRIDER_API_KEY"));
+    }
+
+    #[test]
+    fn a_target_is_named_as_its_directory() {
+        let name = |directory: &str| model_name(&TargetKind::Model(directory.into()));
+        assert_eq!((name("models/demo/target/").as_str(), name("qwen").as_str()), ("target", "qwen"));
     }
 }

@@ -105,7 +105,8 @@ async fn serve(
     let after = started.elapsed();
     console.end_loading();
     console.flush_logs();
-    let (model, admin) = (served_model(&cluster.http_url()).await, cluster.admin_url(ROUTER)?);
+    let (model, admin) =
+        (served_model(&cluster.http_url(), &checked.spec.target).await, cluster.admin_url(ROUTER)?);
     console.ready(checked, cluster, (&model, after));
     if checked.evidence {
         tokio::select! {

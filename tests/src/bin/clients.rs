@@ -14,6 +14,12 @@ async fn main() -> anyhow::Result<()> {
         [] => CLIENTS.contains(&name),
         selected => selected.iter().any(|selected| selected == name),
     };
+    let is_unknown =
+        |name: &&String| !CLIENTS.iter().chain(&LARGE_CLIENTS).any(|known| *known == name.as_str());
+    if let Some(name) = selected.iter().find(is_unknown) {
+        let known: Vec<&str> = CLIENTS.into_iter().chain(LARGE_CLIENTS).collect();
+        anyhow::bail!("there is no client `{name}`, only {}", known.join(", "));
+    }
     let cluster = processes::start(|_| ()).await?;
     let mut failures = 0;
     let mut out = std::io::stdout();
