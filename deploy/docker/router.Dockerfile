@@ -22,5 +22,9 @@ EXPOSE 8000 8001 8002
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=2s --start-period=10s \
     CMD ["curl", "--fail", "--silent", "--output", "/dev/null", "http://127.0.0.1:8002/health/live"]
+# These arguments do not suffice: without --discovery the router finds no worker, and without --api-keys it
+# refuses to listen beyond loopback (exit code 64). Give both, with the addresses below:
+#   docker run -v ./keys:/keys:ro outrider-router --http 0.0.0.0:8000 --grpc 0.0.0.0:8001 --admin 0.0.0.0:8002 \
+#       --api-keys /keys --discovery etcd://10.0.0.5:2379/outrider
 ENTRYPOINT ["outrider-router"]
 CMD ["--http", "0.0.0.0:8000", "--grpc", "0.0.0.0:8001", "--admin", "0.0.0.0:8002"]
