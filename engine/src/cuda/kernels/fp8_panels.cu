@@ -3,7 +3,8 @@
 // Twins: gemm_fp8_8, and gemm_panels_8 on the widened weights, then the scale: equal bits.
 
 struct Fp8Weights {
-  static constexpr u32 TILE_BYTES = CHANNELS * STEP;
+  typedef FloatSums Sums;
+  static constexpr u32 STEP_COLUMNS = STEP, TILE_BYTES = CHANNELS * STEP;
   static constexpr bool COMPLETES = true;
 
   template <u32 ROWS, typename Ring>

@@ -2,22 +2,9 @@
 //   weights: tiles of 128 channels x 64 of K, each 16 panels
 // Twin: gemm_bf16_8, equal bits.
 
-struct PanelWeights {
-  static constexpr u32 TILE_BYTES = CHANNELS / 8 * PANEL_BYTES;
-  static constexpr bool COMPLETES = false;
-
-  template <u32 ROWS, typename Ring>
-  static __device__ __forceinline__ void multiply(float (&acc)[ROWS / 2], const Ring& ring) {
-    constexpr u32 SET_BYTES = 256;
-    const u32 channels = (threadIdx.x - COPIERS) / 128 * (64 / 8 * PANEL_BYTES);
-    order_registers(acc);
-    products_begin();
-#pragma unroll
-    for (u32 set = 0; set < 4; ++set) {
-      multiply_panels<ROWS>(acc, panels_at(ring.stage() + channels + set * SET_BYTES), panels_at(ring.rows() + set * SET_BYTES));
-    }
-    products_commit();
-  }
+struct PanelWeights : PackedTiles {
+  typedef FloatSums Sums;
+  static constexpr u32 STEP_COLUMNS = STEP;
 };
 
 #define GEMM_PANELS(NAME, ROWS, STAGES, BLOCKS)                                                                     \

@@ -1,20 +1,23 @@
 // Products of operands in panels (`panel_index`), by warpgroup instructions of compute capability 9.0, at every
 // number of rows. Equal bits to gemm_bf16.cu: the same sets of 16 of K in the same order, and the same tree of
 // slices. Inside a set the hardware adds before it rounds, so the order does not matter
-// (docs/measurements/gpu.md).
+// (docs/measurements/gpu.md). Sums of int8 are exact in any order.
 //
 // A block is three warpgroups. One thread of the first keeps a ring of stages full by bulk copies; the others
-// multiply 64 channels each. A stage is 64 of K: 128 channels and ROWS rows. Blocks stay and take units of
+// multiply 64 channels each. A stage is a step of K (64 of bf16 or FP8, 128 of int8): 128 channels and ROWS
+// rows, of which a panel holds eight in 1,024 bytes. Blocks stay and take units of
 // work in turn: unit u is row tile u % row tiles, channels of u / row tiles, and a group of slices. So the
 // stages of the next unit are copied while the last one's sums are stored.
 //
 // The slices' sums form the contract's tree like a binary counter: level 0 in registers, level 1 in shared
 // memory, level 2 in `out`, each at the thread's own place.
 //
-// `Weights` defines a tile of weights, 128 channels x 64 of K: TILE_BYTES, and how it is multiplied.
+// `Weights` defines a tile of weights, 128 channels x STEP_COLUMNS of K: TILE_BYTES, how it is multiplied, and by
+// `Sums` the type of the sums of a slice and how they become floats.
 
 constexpr u32 PANEL_BYTES = 1024;
 constexpr u32 CHANNELS = 128;
+// Columns of a step of bf16 or FP8.
 constexpr u32 STEP = 64;
 constexpr u32 COPIERS = 128;
 constexpr u32 MULTIPLIERS = 256;
@@ -75,10 +78,9 @@ struct Ring {
 
 // Copies the operands of all units of this block; one thread. cuts [9]: borders of the slices in steps.
 template <typename Weights, u32 ROWS, u32 STAGES>
-__device__ __forceinline__ void copy_operands(Ring<Weights, ROWS, STAGES> ring, const bf16* x, const void* weights, const u32* cuts,
+__device__ __forceinline__ void copy_operands(Ring<Weights, ROWS, STAGES> ring, const void* x, const void* weights, const u32* cuts,
                                               const Product& of) {
-  constexpr u32 PANEL = PANEL_BYTES / sizeof(bf16);
-  const u32 steps = of.k / STEP, count = of.slices / of.groups;
+  const u32 steps = of.k / Weights::STEP_COLUMNS, count = of.slices / of.groups;
   for (u32 number = blockIdx.x; number < Unit<ROWS>::count(of); number += gridDim.x) {
     const Unit<ROWS> unit(number, of);
     const u32 first_panel = unit.row_tile * (ROWS / 8);
@@ -90,18 +92,52 @@ __device__ __forceinline__ void copy_operands(Ring<Weights, ROWS, STAGES> ring, 
       barrier_expect(ring.filled(), Weights::TILE_BYTES + row_bytes);
       copy_bulk(ring.stage(), (const char*)weights + ((u64)unit.channel_tile * steps + step) * Weights::TILE_BYTES,
                 Weights::TILE_BYTES, ring.filled());
-      copy_bulk(ring.rows(), x + ((u64)step * of.panels() + first_panel) * PANEL, row_bytes, ring.filled());
+      copy_bulk(ring.rows(), (const char*)x + ((u64)step * of.panels() + first_panel) * PANEL_BYTES, row_bytes, ring.filled());
       ring.next();
     }
   }
 }
 
+// Weights that are panels, too.
+struct PackedTiles {
+  static constexpr u32 TILE_BYTES = CHANNELS / 8 * PANEL_BYTES;
+  static constexpr bool COMPLETES = false;
+
+  // Multiplies the four sets of a stage.
+  template <u32 ROWS, typename Sum, typename Ring>
+  static __device__ __forceinline__ void multiply(Sum (&acc)[ROWS / 2], const Ring& ring) {
+    constexpr u32 SET_BYTES = 256;
+    const u32 channels = (threadIdx.x - COPIERS) / 128 * (64 / 8 * PANEL_BYTES);
+    order_registers(acc);
+    products_begin();
+#pragma unroll
+    for (u32 set = 0; set < 4; ++set) {
+      multiply_panels<ROWS>(acc, panels_at(ring.stage() + channels + set * SET_BYTES), panels_at(ring.rows() + set * SET_BYTES));
+    }
+    products_commit();
+  }
+};
+
+// Sums in f32, which need no conversion: each slice is a leaf of the tree.
+struct FloatSums {
+  typedef float Sum;
+  // How many of a group's `count` slices are summed as one.
+  __device__ __forceinline__ u32 joined(u32 count) const { return 1; }
+  template <u32 ROWS>
+  __device__ __forceinline__ void to_floats(float (&to)[ROWS / 2], const float (&sums)[ROWS / 2], const Unit<ROWS>& unit,
+                                            const Product& of, u32 slice) const {
+#pragma unroll
+    for (u32 i = 0; i < ROWS / 2; ++i) to[i] = sums[i];
+  }
+};
+
 // Computes the sums of a slice of `steps` steps. A stage is released when its products are complete: those of
 // weights in shared memory while the next ones are computed.
 template <typename Weights, u32 ROWS, u32 STAGES>
-__device__ __forceinline__ void sum_slice(float (&acc)[ROWS / 2], Ring<Weights, ROWS, STAGES>& ring, u32 steps) {
+__device__ __forceinline__ void sum_slice(typename Weights::Sums::Sum (&acc)[ROWS / 2], Ring<Weights, ROWS, STAGES>& ring,
+                                          u32 steps) {
 #pragma unroll
-  for (u32 i = 0; i < ROWS / 2; ++i) acc[i] = 0.0f;
+  for (u32 i = 0; i < ROWS / 2; ++i) acc[i] = 0;
   u32 before = 0;
   for (u32 step = 0; step < steps; ++step) {
     barrier_wait(ring.filled(), ring.parity);
@@ -146,16 +182,19 @@ __device__ __forceinline__ void store_sums(const float (&acc)[ROWS / 2], const U
 // Multiplies all units of this block.
 template <typename Weights, u32 ROWS, u32 STAGES>
 __device__ __forceinline__ void multiply_units(Ring<Weights, ROWS, STAGES> ring, float* level_1, const float* scales,
-                                               const float* bias, const u32* cuts, float* out, const Product& of) {
-  const u32 count = of.slices / of.groups;
+                                               const float* bias, const u32* cuts, float* out, const Product& of,
+                                               const typename Weights::Sums& sums) {
+  const u32 count = of.slices / of.groups, joined = sums.joined(count);
+  typename Weights::Sums::Sum of_slice[ROWS / 2];
   float acc[ROWS / 2], level_0[ROWS / 2];
   for (u32 number = blockIdx.x; number < Unit<ROWS>::count(of); number += gridDim.x) {
     const Unit<ROWS> unit(number, of);
     float* to = out + (u64)unit.group * of.rows * of.n;
-    for (u32 i = 0; i < count; ++i) {
+    for (u32 i = 0; i < count; i += joined) {
       const u32 slice = of.first + unit.group * count + i;
-      sum_slice(acc, ring, cuts[slice + 1] - cuts[slice]);
-      const bool is_last = i + 1 == count;
+      sum_slice(of_slice, ring, cuts[slice + joined] - cuts[slice]);
+      sums.to_floats(acc, of_slice, unit, of, slice);
+      const bool is_last = i + joined == count;
       if (!(i & 1) && !is_last) {
 #pragma unroll
         for (u32 j = 0; j < ROWS / 2; ++j) level_0[j] = acc[j];
@@ -174,8 +213,8 @@ __device__ __forceinline__ void multiply_units(Ring<Weights, ROWS, STAGES> ring,
 #pragma unroll
         for (u32 j = 0; j < ROWS / 2; ++j) acc[j] = level_1[j * MULTIPLIERS] + acc[j];
       }
-      // The tree also adds the zeros of slices without numbers, which turn -0 into 0.
-      if (is_last && of.slices < 8) {
+      // The tree also adds the zeros of slices without numbers, which turn -0 into 0. Joined slices have no tree.
+      if (is_last && of.slices < 8 && joined == 1) {
 #pragma unroll
         for (u32 j = 0; j < ROWS / 2; ++j) acc[j] = acc[j] + 0.0f;
       }
@@ -185,21 +224,22 @@ __device__ __forceinline__ void multiply_units(Ring<Weights, ROWS, STAGES> ring,
   }
 }
 
-// x: panels [k / 64][ceil(rows / 8)] of bf16; weights: tiles [ceil(n / 128)][k / 64]; scales, bias [n] f32 or
-// null; borders [9]: K-slices, multiples of 64 -> out [rows, n] f32, or, if units divide the slices, [groups]
+// x: panels [k / step][ceil(rows / 8)]; weights: tiles [ceil(n / 128)][k / step]; scales, bias [n] f32 or
+// null; borders [9]: K-slices, multiples of a step -> out [rows, n] f32, or, if units divide the slices, [groups]
 // [rows, n] sums of groups of slices, without scale and bias.
 // Grid: blocks that run at the same time, at most one per unit; 384 threads. Dynamic shared memory: stages, sums
 // of level 1, barriers, borders (`ring_bytes` in sources.rs).
 template <typename Weights, u32 ROWS, u32 STAGES, bool MOVES_REGISTERS>
-__device__ __forceinline__ void gemm_of_panels(const bf16* x, const void* weights, const float* scales, const float* bias,
-                                               const u32* borders, float* out, const Product& of) {
+__device__ __forceinline__ void gemm_of_panels(const void* x, const void* weights, const float* scales, const float* bias,
+                                               const u32* borders, float* out, const Product& of,
+                                               const typename Weights::Sums& sums = {}) {
   // No shared memory is declared beside it: the stages must begin at a multiple of 128 bytes, or the copies of
   // each stage touch a half more of the cache's sectors.
   DYNAMIC_SHARED(memory);
   Ring<Weights, ROWS, STAGES> ring(memory);
   u32* const cuts = (u32*)(memory + (STAGES * Ring<Weights, ROWS, STAGES>::STAGE_BYTES + ROWS * CHANNELS * 4) / 16 + STAGES);
   if (threadIdx.x == 0) ring.init();
-  if (threadIdx.x < 9) cuts[threadIdx.x] = borders[threadIdx.x] / STEP;
+  if (threadIdx.x < 9) cuts[threadIdx.x] = borders[threadIdx.x] / Weights::STEP_COLUMNS;
   __syncthreads();
   if (threadIdx.x < COPIERS) {
     if (MOVES_REGISTERS) release_registers<40>();
@@ -207,6 +247,6 @@ __device__ __forceinline__ void gemm_of_panels(const bf16* x, const void* weight
   } else {
     if (MOVES_REGISTERS) take_registers<232>();
     float* level_1 = (float*)(memory + STAGES * Ring<Weights, ROWS, STAGES>::STAGE_BYTES / 16) + (threadIdx.x - COPIERS);
-    multiply_units(ring, level_1, scales, bias, cuts, out, of);
+    multiply_units(ring, level_1, scales, bias, cuts, out, of, sums);
   }
 }
