@@ -50,7 +50,7 @@ use fusion::DelayedOp;
 pub(super) use load::check_model;
 use load::{GpuLinear, GpuTable};
 use pass::{GpuPass, Inputs, tiling_key};
-use rounding::{InputReaders, RoundedSource};
+use rounding::{InputReaders, QuantizedRows, RoundedSource};
 pub(crate) use rows::GpuRows;
 
 /// One device, used by one thread at a time.
@@ -102,8 +102,7 @@ struct State<E: Executor> {
     /// Sums of groups of slices of a product.
     sums: Option<Tensor<E::Memory, f32>>,
     /// Inputs of a product, quantized.
-    steps: Option<Tensor<E::Memory, i8>>,
-    scales: Option<Tensor<E::Memory, f32>>,
+    quantized: QuantizedRows<E::Memory>,
     /// Partial results of attention's splits.
     partial: Option<Tensor<E::Memory, f32>>,
     /// One layer's keys and values that single rows of token trees attend to, and the list of tokens to copy.
@@ -139,8 +138,7 @@ impl<E: Executor> Gpu<E> {
             listing: CandidateBuffers::default(),
             rounded: None,
             sums: None,
-            steps: None,
-            scales: None,
+            quantized: QuantizedRows::EMPTY,
             partial: None,
             own: None,
             copies: StepBuffer::default(),

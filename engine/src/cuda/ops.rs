@@ -30,12 +30,13 @@ pub(crate) use filters::{FilterRow, apply_filters, candidate_bytes, undecided};
 pub(crate) use fp8::{Fp8Layout, GemmFp8};
 pub(crate) use gemm::{GRAIN as BF16_GRAIN, GemmBf16, borders, check_borders};
 pub(crate) use heads::{WriteKv, norm_heads, rotate, rotate_at};
-pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, QuantizeRows};
+pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, Int8Rows, QuantizeRows, StepLayout};
 pub(crate) use logits::{LogitEdit, edit_logits, edits_of};
 pub(crate) use own_blocks::{OwnBlocks, own_bytes};
 pub(crate) use panels::{
-    GemmPanels, GroupSums, InputLayout, MAX_SUMS_BYTES, PANEL_COLUMNS, PackedChannels, PanelLaunch,
-    ProductInput, TiledWeights, fits_panels, pack_fp8, pack_panels, packed_len,
+    CHANNELS as TILE_CHANNELS, GemmPanels, GroupSums, INT8_PANEL_COLUMNS, INT8_TILE_ROWS, InputLayout,
+    MAX_SUMS_BYTES, PANEL_COLUMNS, PackedChannels, PanelLaunch, PanelOperands, ProductInput, TILE_ROWS,
+    fits_panels, pack_fp8, pack_panels, packed_len,
 };
 pub(crate) use probe::{multiply_only, read_words};
 pub(crate) use random::{random_bf16, random_f32};

@@ -172,7 +172,7 @@ const fn attention_stage_bytes(head_dim: u32, steps: u32) -> u32 {
 }
 
 /// Bytes of `stages` stages of panels.cuh for tiles of `rows` rows and weights of `weight_bytes` each, of the sums
-/// of level 1, of barriers, and of borders.
+/// of level 1, of barriers, and of borders. A step of 128 int8 takes the bytes of one of 64 bf16.
 const fn ring_bytes((rows, stages): (u32, u32), weight_bytes: u32) -> u32 {
     stages * 64 * (128 * weight_bytes + rows * 2) + rows * 128 * 4 + stages * 16 + 48
 }
@@ -299,6 +299,20 @@ source!(
     ]
 );
 source!(
+    INT8_PANELS,
+    "int8_panels.cu",
+    Some("sm_90"),
+    [WARPGROUP, PANELS],
+    [
+        kernel("int8_panels_8", 384, 80).with_ring((8, 6), 2),
+        kernel("int8_panels_16", 384, 80).with_ring((16, 5), 2),
+        kernel("int8_panels_48", 384, 168).with_ring((48, 8), 2),
+        kernel("int8_panels_80", 384, 168).with_ring((80, 7), 2),
+        kernel("int8_panels_128", 384, 168).with_ring((128, 5), 2),
+        kernel("sum_int8_groups", 256, 32),
+    ]
+);
+source!(
     ATTENTION,
     "attention.cu",
     [
@@ -350,7 +364,7 @@ source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32
 source!(PROBE, "probe.cu", [kernel("read_words", 256, 48), kernel("multiply_only", 256, 64)]);
 
 /// All source files.
-pub(crate) fn all() -> [&'static Source; 20] {
+pub(crate) fn all() -> [&'static Source; 21] {
     [
         &EMBEDDING,
         &ROWS,
@@ -363,6 +377,7 @@ pub(crate) fn all() -> [&'static Source; 20] {
         &GEMM_TILED,
         &GEMM_PANELS,
         &FP8_PANELS,
+        &INT8_PANELS,
         &ATTENTION,
         &TREES,
         &LOGITS,
@@ -393,6 +408,7 @@ mod tests {
                 "GEMM_FP8_TILED(",
                 "GEMM_PANELS(",
                 "FP8_PANELS(",
+                "INT8_PANELS(",
             ];
             let begins = |line: &str| calls.iter().any(|call| line.starts_with(call));
             let calls: Vec<&str> = source.text.lines().filter(|line| begins(line)).collect();

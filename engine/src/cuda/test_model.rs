@@ -8,6 +8,8 @@ use crate::{LoadOptions, WeightFormat};
 pub(super) const TINY: &str = "src/cuda/gpu_check/shapes/tiny.json";
 /// A shape whose products take operands in panels, two layers.
 pub(super) const PANELS: &str = "src/cuda/gpu_check/shapes/panels.json";
+/// Changes of that shape with which int8 takes all operands in panels, o_proj's inputs too.
+pub(super) const WIDE_HEADS: &[(&str, u64)] = &[("num_attention_heads", 16), ("head_dim", 64)];
 
 /// Copies a configuration, whose path is relative to this crate, and sets fields. Returns options that load
 /// it as bf16, and the directory, which must outlive the load.

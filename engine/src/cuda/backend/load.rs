@@ -12,8 +12,9 @@ use crate::EngineError;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
 use crate::cuda::ops::{
-    BF16_GRAIN, Fp8Layout, INT8_GRAIN, PackedChannels, QuantizeRows, borders, check_borders, check_head_dim,
-    fits_panels, pack_fp8, pack_panels, packed_len,
+    BF16_GRAIN, Fp8Layout, INT8_GRAIN, INT8_PANEL_COLUMNS, PANEL_COLUMNS, PackedChannels, QuantizeRows,
+    StepLayout, TILE_CHANNELS, borders, check_borders, check_head_dim, fits_panels, pack_fp8, pack_panels,
+    packed_len,
 };
 use crate::model_config::ModelConfig;
 use crate::weights::{Formats, LinearFormat, LinearTensors, StackedRows, TensorPart, TensorSource};
@@ -62,8 +63,9 @@ pub(super) enum GpuWeights<M> {
         layout: (Tensor<M, u32>, Fp8Layout),
     },
     Int8 {
-        /// `[n, k]`.
+        /// `[n, k]`, row after row or in tiles.
         steps: Tensor<M, i8>,
+        is_tiled: bool,
         /// `[n]`. `None` if the scales are applied after an all-reduce.
         channel_scales: Option<Tensor<M, f32>>,
         /// Borders of the slices of an input row; each slice has its own scale.
@@ -122,7 +124,7 @@ pub(super) fn table<E: Executor>(
     let stacked = StackedRows::new(source, vec![part.clone()])?;
     let (rows, columns) = (stacked.rows(), stacked.columns());
     let borders = upload_borders(executor, &KSlices::whole(columns), BF16_GRAIN)?;
-    let is_tiled = is_tied && executor.multiplies_panels() && fits_panels(&borders.1);
+    let is_tiled = is_tied && executor.multiplies_panels() && fits_panels(&borders.1, PANEL_COLUMNS);
     let numbers = if is_tiled {
         bf16_tiles(executor, &stacked, (rows, columns))?
     } else {
@@ -145,7 +147,7 @@ pub(super) fn linear<E: Executor>(
         LinearFormat::Float(MatrixFormat::Bf16) => {
             let borders = upload_borders(executor, &slices, BF16_GRAIN)?;
             let rows = tensors.rows()?;
-            let weights = if executor.multiplies_panels() && fits_panels(&borders.1) {
+            let weights = if executor.multiplies_panels() && fits_panels(&borders.1, PANEL_COLUMNS) {
                 GpuWeights::Bf16Tiles(Arc::new(bf16_tiles(executor, &rows, (n, k))?))
             } else {
                 let mut weights = Tensor::zeros(executor, n * k, "weights")?;
@@ -157,7 +159,7 @@ pub(super) fn linear<E: Executor>(
         LinearFormat::Fp8 => {
             let borders = upload_borders(executor, &slices, BF16_GRAIN)?;
             let (layout, rows) = (Fp8Layout::new(&borders.1), tensors.rows()?);
-            let is_tiled = executor.multiplies_panels() && fits_panels(&borders.1);
+            let is_tiled = executor.multiplies_panels() && fits_panels(&borders.1, PANEL_COLUMNS);
             let (codes, scales) = if is_tiled {
                 fp8_tiles(executor, &rows, (&layout, n))?
             } else {
@@ -177,14 +179,18 @@ pub(super) fn linear<E: Executor>(
             (weights, after, borders)
         }
         LinearFormat::Quantized(QuantizedFormat::Int8) => {
-            let borders = upload_borders(executor, &slices, INT8_GRAIN)?;
-            let (steps, scales) = quantize(executor, tensors, (n, k))?;
+            let is_tiled = executor.multiplies_panels()
+                && fits_panels(&borders(&slices, INT8_PANEL_COLUMNS), INT8_PANEL_COLUMNS);
+            let grain = if is_tiled { INT8_PANEL_COLUMNS } else { INT8_GRAIN };
+            let borders = upload_borders(executor, &slices, grain)?;
+            let layout = if is_tiled { StepLayout::Tiles(TILE_CHANNELS) } else { StepLayout::Rows };
+            let (steps, scales) = quantize(executor, tensors, (n, k), layout)?;
             let ends = slices.ranges().iter().map(|slice| slice.end as u32);
             let slice_borders: Vec<u32> = std::iter::once(0).chain(ends).collect();
             let slice_borders = Tensor::of(executor, &slice_borders, "borders of slices")?;
             let (channel_scales, after) =
                 if tensors.partial { (None, Some(scales)) } else { (Some(scales), None) };
-            (GpuWeights::Int8 { steps, channel_scales, slice_borders }, after, borders)
+            (GpuWeights::Int8 { steps, is_tiled, channel_scales, slice_borders }, after, borders)
         }
         LinearFormat::Quantized(QuantizedFormat::Int4) => return Err(unsupported("int4")),
     };
@@ -257,19 +263,23 @@ fn quantize<E: Executor>(
     executor: &mut E,
     tensors: &LinearTensors<'_>,
     (n, k): (usize, usize),
+    layout: StepLayout,
 ) -> Result<Quantized<E::Memory>, EngineError> {
     let rows = tensors.whole_rows()?;
     let (whole_k, first) = (rows.columns(), tensors.slices.start());
-    let (mut steps, mut scales) =
-        (Tensor::zeros(executor, n * k, "weights")?, Tensor::zeros(executor, n, "scales of weights")?);
+    let (mut steps, mut scales) = (
+        Tensor::zeros(executor, layout.len(n, k), "weights")?,
+        Tensor::zeros(executor, n, "scales of weights")?,
+    );
     let whole_row = Tensor::of(executor, &[0, whole_k as u32], "borders of a row")?;
-    let chunk_rows = (CHUNK_BYTES / (4 * whole_k)).clamp(1, n);
+    // Whole tiles.
+    let chunk_rows = (CHUNK_BYTES / (4 * whole_k)).max(1).next_multiple_of(TILE_CHANNELS).min(n);
     let mut floats = Tensor::zeros(executor, chunk_rows * whole_k, "rows to quantize")?;
     for from in (0..n).step_by(chunk_rows) {
         let count = chunk_rows.min(n - from);
         upload_f32(executor, &rows, from..from + count, &mut floats)?;
         let (x, borders, columns) = (&floats, &whole_row, first..first + k);
-        QuantizeRows { x, borders, steps: &mut steps, scales: &mut scales, to_row: from, columns }
+        QuantizeRows { x, borders, steps: &mut steps, layout, scales: &mut scales, to_row: from, columns }
             .launch(executor, count, whole_k)?;
     }
     // The floats are freed here, but launches that use them may still be collected and not enqueued.

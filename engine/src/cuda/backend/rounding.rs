@@ -1,5 +1,6 @@
-//! Inputs of products, rounded to bf16. The kernel that writes an input in f32 also writes it rounded, in the
-//! layout that the model's products read. A product that needs another layout rounds its input itself.
+//! Inputs of products, rounded to bf16 or quantized to int8. The kernel that writes an input in f32 also writes it
+//! in bf16, in the layout that the model's products read. A product that needs another layout rounds its input
+//! itself, and one of int8 quantizes it.
 
 use half::bf16;
 
@@ -7,7 +8,9 @@ use super::State;
 use super::load::GpuWeights;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
-use crate::cuda::ops::{InputLayout, PANEL_COLUMNS, ensure_capacity, to_bf16, to_panels};
+use crate::cuda::ops::{
+    InputLayout, Int8Rows, PANEL_COLUMNS, QuantizeRows, StepLayout, ensure_capacity, to_bf16, to_panels,
+};
 
 /// How many of a model's matrices read inputs in bf16 of either layout.
 #[derive(Debug, Default)]
@@ -41,6 +44,20 @@ pub(super) struct RoundedSource {
     layout: InputLayout,
 }
 
+/// Memory for the input of a product, quantized to int8.
+#[derive(Debug)]
+pub(super) struct QuantizedRows<M> {
+    /// `[rows, width]`.
+    steps: Option<Tensor<M, i8>>,
+    /// `[rows, slices]`.
+    scales: Option<Tensor<M, f32>>,
+}
+
+impl<M> QuantizedRows<M> {
+    /// Memory that is allocated when it is needed.
+    pub(super) const EMPTY: Self = Self { steps: None, scales: None };
+}
+
 /// Input of a product.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ProductRows<'a, M> {
@@ -69,6 +86,24 @@ impl<M: DeviceMemory> ProductRows<'_, M> {
             (false, InputLayout::Panels) => to_panels(executor, x, copy, (rows, width))?,
         }
         Ok(copy)
+    }
+
+    /// Quantizes the rows in this layout, with a scale for each slice between two of `borders`. Returns steps and
+    /// scales.
+    pub(super) fn quantized<'a, E: Executor<Memory = M>>(
+        &self,
+        executor: &mut E,
+        QuantizedRows { steps, scales }: &'a mut QuantizedRows<M>,
+        borders: &Tensor<M, u32>,
+        layout: StepLayout,
+    ) -> Result<Int8Rows<'a, M>, CudaError> {
+        let Self { x, rows, width, .. } = *self;
+        let steps = ensure_capacity(steps, executor, layout.len(rows, width), "quantized activations")?;
+        let len = rows * (borders.len() - 1);
+        let scales = ensure_capacity(scales, executor, len, "scales of activations")?;
+        QuantizeRows { x, borders, steps, layout, scales, to_row: 0, columns: 0..width }
+            .launch(executor, rows, width)?;
+        Ok((steps, scales))
     }
 }
 

@@ -1,6 +1,6 @@
 // The emulator's version of kernels/warpgroup.cuh. Bulk copies arrive when a thread waits for their barrier,
-// and products are computed when the thread waits for them: as late as a device may do it. Sets of 16 are
-// summed in the order of `mma`. The race check does not see these copies and products.
+// and products are computed when the thread waits for them: as late as a device may do it. Sets of 16 bf16 are
+// summed in the order of `mma`, sets of 32 int8 exactly. The race check does not see these copies and products.
 #pragma once
 
 typedef char* SharedAddress;
@@ -21,10 +21,11 @@ struct BulkCopy {
   char* barrier;
 };
 struct PanelProduct {
-  float* acc;
+  void* acc;  // floats, or i32 if the operands are int8
   const char *weights, *rows;
   uint32_t of_lane[4];  // the weights, if `weights` is null
   uint32_t num_rows, group;
+  bool is_int8;
 };
 constexpr uint32_t MAX_BULK_COPIES = 64, MAX_PRODUCTS = 16, MOST_FRUITLESS_TURNS = 1u << 22;
 static BulkCopy bulk_copies[MAX_BULK_COPIES];
@@ -77,12 +78,14 @@ EMULATOR_ONLY static void wait_for_phase(char* at, uint32_t parity) {
 }
 
 // Computes product `index` of this thread. Weights in registers are those of the four lanes of a channel.
-EMULATOR_ONLY static void multiply_now(uint32_t index) {
+template <typename Sum, typename Acc, uint32_t PER_WORD, typename Get>
+EMULATOR_ONLY static void multiply_now(uint32_t index, Get get) {
   const PanelProduct& product = panel_products[current][index];
   const uint32_t thread = current % 128, g = thread % 32 / 4, t = thread % 4;
   for (uint32_t i = 0; i < product.num_rows / 2; ++i) {
     const uint32_t channel = thread / 32 * 16 + g + 8 * (i / 2 % 2), row = i / 4 * 8 + 2 * t + i % 2;
-    double sum = product.acc[i];
+    Acc& acc = ((Acc*)product.acc)[i];
+    Sum sum = acc;
     for (uint32_t pair = 0; pair < 2; ++pair) {
       for (uint32_t four = 0; four < 4; ++four) {
         const uint32_t at = pair * 128 + four * 4;
@@ -93,10 +96,18 @@ EMULATOR_ONLY static void multiply_now(uint32_t index) {
           w = panel_products[current / 4 * 4 + four][index].of_lane[2 * pair + i / 2 % 2];
         }
         std::memcpy(&x, product.rows + row / 8 * 1024 + row % 8 * 16 + at, 4);
-        for (uint32_t half = 0; half < 2; ++half) sum += bf16_half(w, half) * bf16_half(x, half);
+        for (uint32_t part = 0; part < PER_WORD; ++part) sum += get(w, part) * get(x, part);
       }
     }
-    product.acc[i] = (float)sum;
+    acc = (Acc)sum;
+  }
+}
+
+EMULATOR_ONLY static void multiply_now(uint32_t index) {
+  if (panel_products[current][index].is_int8) {
+    multiply_now<int64_t, int32_t, 4>(index, int8_quarter);
+  } else {
+    multiply_now<double, float, 2>(index, bf16_half);
   }
 }
 
@@ -114,14 +125,14 @@ EMULATOR_ONLY static void finish_products(uint32_t left) {
   wait(warp_barriers[warp()]);
 }
 
-EMULATOR_ONLY static void start_product(float* acc, const char* weights, const uint32_t* of_lane, const char* rows,
-                                        uint32_t num_rows) {
+EMULATOR_ONLY static void start_product(void* acc, const char* weights, const uint32_t* of_lane, const char* rows,
+                                        uint32_t num_rows, bool is_int8 = false) {
   if (num_products[current] == MAX_PRODUCTS) {
     std::fprintf(stderr, "emulator: more products under way than it keeps\n");
     std::abort();
   }
   PanelProduct& product = panel_products[current][num_products[current]++];
-  product = {acc, weights, rows, {}, num_rows, committed[current]};
+  product = {acc, weights, rows, {}, num_rows, committed[current], is_int8};
   if (of_lane) std::memcpy(product.of_lane, of_lane, sizeof(product.of_lane));
 }
 
@@ -163,8 +174,8 @@ static inline void take_registers() {}
 template <int COUNT>
 static inline void release_registers() {}
 static inline Operand panels_at(SharedAddress at) { return at; }
-template <int LEN>
-static inline void order_registers(float (&)[LEN]) {}
+template <typename Sum, int LEN>
+static inline void order_registers(Sum (&)[LEN]) {}
 static inline void products_begin() {}
 static inline void products_commit() { emulator::commit_products(); }
 template <int LEFT>
@@ -174,6 +185,10 @@ static inline void products_wait() {
 template <int ROWS>
 static inline void multiply_panels(float (&acc)[ROWS / 2], Operand weights, Operand rows) {
   emulator::start_product(acc, weights, nullptr, rows, ROWS);
+}
+template <int ROWS>
+static inline void multiply_panels(int32_t (&acc)[ROWS / 2], Operand weights, Operand rows) {
+  emulator::start_product(acc, weights, nullptr, rows, ROWS, true);
 }
 template <int ROWS>
 static inline void multiply_lanes(float (&acc)[ROWS / 2], const uint32_t (&weights)[4], Operand rows) {

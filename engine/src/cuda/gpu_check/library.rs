@@ -100,10 +100,10 @@ impl ProductComparison {
         let (shape, borders) = ((rows, n, k), (&on_device, on_host.as_slice()));
         let mut fp8_us = None;
         let own_us = if device.has_panel_kernels() && !is_dry {
-            let mut tiled = TiledProduct::new(device, shape, false)?;
+            let mut tiled = TiledProduct::new(device, shape, WeightFormat::Bf16)?;
             let us = best_of(device, is_dry, |device| tiled.launch(device))?;
             own = tiled.out;
-            let mut tiled = TiledProduct::new(device, shape, true)?;
+            let mut tiled = TiledProduct::new(device, shape, WeightFormat::Fp8)?;
             fp8_us = Some(best_of(device, is_dry, |device| tiled.launch(device))?);
             us
         } else {

@@ -6,14 +6,14 @@ use cpu_kernels::KSlices;
 use half::bf16;
 
 use super::{CheckTarget, Report};
-use crate::EngineError;
 use crate::cuda::device::CudaMemory;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
     BF16_GRAIN, Fp8Layout, GemmBf16, GemmFp8, GemmInt8, GemmPanels, INT8_GRAIN, InputLayout, PackedChannels,
-    TiledWeights, borders, multiply_only, pack_fp8, pack_panels, packed_len, read_words, to_panels,
+    PanelOperands, borders, multiply_only, pack_fp8, pack_panels, packed_len, read_words, to_panels,
 };
 use crate::cuda::{CudaDevice, CudaError};
+use crate::{EngineError, WeightFormat};
 
 /// Launches before timing, timed runs, and launches per run. One of each in a dry run, whose times mean
 /// nothing.
@@ -34,7 +34,8 @@ pub(super) fn products(target: &CheckTarget, report: &mut Report<'_>) -> Result<
     report.say(format!("memory is read at {memory:.0} GB/s; rates below are of the weights' bytes"));
     report.say(format!("{:<36}{:>12}{:>12}{:>12}", "rows x outputs x inputs", "us", "GB/s", "of memory"));
     let large = [(4096, 4096), (28_672, 4096), (4096, 14_336), (8192, 8192)];
-    let shapes = if target.is_dry { &[(32, 64)][..] } else { &large };
+    // Whole tiles, and slices of whole panels.
+    let shapes = if target.is_dry { &[(128, 1024)][..] } else { &large };
     for &(n, k) in shapes {
         for rows in ROWS {
             if target.is_dry && rows > 8 {
@@ -46,9 +47,11 @@ pub(super) fn products(target: &CheckTarget, report: &mut Report<'_>) -> Result<
                 ("gemm_fp8", time_fp8(&mut device, shape, is_dry)?, n * k),
                 ("gemm_int8", time_int8(&mut device, shape, is_dry)?, n * k),
             ];
-            if device.has_panel_kernels() && !is_dry {
-                times.push(("gemm_panels", time_tiles(&mut device, shape, false)?, n * k * 2));
-                times.push(("fp8_panels", time_tiles(&mut device, shape, true)?, n * k));
+            if device.has_panel_kernels() {
+                let mut time = |format| time_tiles(&mut device, shape, format, is_dry);
+                times.push(("gemm_panels", time(WeightFormat::Bf16)?, n * k * 2));
+                times.push(("fp8_panels", time(WeightFormat::Fp8)?, n * k));
+                times.push(("int8_panels", time(WeightFormat::Int8)?, n * k));
             }
             for (kernel, us, bytes) in times {
                 let rate = bytes as f64 / us / 1e3;
@@ -120,26 +123,39 @@ fn time_fp8(
     })
 }
 
-/// Products of weights in tiles, bf16 or FP8. Random bytes are valid weights of either.
+/// Products of weights in tiles.
 fn time_tiles(
     device: &mut CudaDevice,
-    (rows, n, k): (usize, usize, usize),
-    is_fp8: bool,
+    shape: (usize, usize, usize),
+    format: WeightFormat,
+    is_dry: bool,
 ) -> Result<f64, CudaError> {
-    let mut tiled = TiledProduct::new(device, (rows, n, k), is_fp8)?;
-    best_of(device, false, |device| tiled.launch(device))
+    let mut tiled = TiledProduct::new(device, shape, format)?;
+    best_of(device, is_dry, |device| tiled.launch(device))
 }
 
-/// Weights in tiles, with the scales of FP8.
+/// Operands in panels and tiles.
 enum Tiles {
-    Bf16(Tensor<CudaMemory, bf16>),
-    Fp8(Tensor<CudaMemory, u8>, Tensor<CudaMemory, f32>),
+    Bf16 {
+        x: Tensor<CudaMemory, bf16>,
+        weights: Tensor<CudaMemory, bf16>,
+    },
+    Fp8 {
+        x: Tensor<CudaMemory, bf16>,
+        codes: Tensor<CudaMemory, u8>,
+        scales: Tensor<CudaMemory, f32>,
+    },
+    Int8 {
+        x: Tensor<CudaMemory, i8>,
+        steps: Tensor<CudaMemory, i8>,
+        /// Of rows and slices, and of channels.
+        scales: Tensor<CudaMemory, f32>,
+    },
 }
 
 /// A product whose operands are in panels and tiles.
 pub(super) struct TiledProduct {
-    weights: Tiles,
-    x: Tensor<CudaMemory, bf16>,
+    operands: Tiles,
     borders: (Tensor<CudaMemory, u32>, Vec<u32>),
     sums: Option<Tensor<CudaMemory, f32>>,
     pub(super) out: Tensor<CudaMemory, f32>,
@@ -147,47 +163,71 @@ pub(super) struct TiledProduct {
 }
 
 impl TiledProduct {
-    /// Weights and inputs are [`weight_like`]; `n` is a multiple of 128.
+    /// Weights and inputs are [`weight_like`], or random bytes, which are valid numbers of FP8 and int8. Any format
+    /// but these two is bf16. `n` is a multiple of 128.
     pub(super) fn new(
         device: &mut CudaDevice,
         (rows, n, k): (usize, usize, usize),
-        is_fp8: bool,
+        format: WeightFormat,
     ) -> Result<Self, CudaError> {
         let numbers: Vec<bf16> = (0..n * k).map(weight_like).collect();
         let channels = PackedChannels { first: 0, count: n, k };
-        let weights = if is_fp8 {
-            let codes: &[u8] = bytemuck::cast_slice(&numbers[..n * k / 2]);
-            let by_rows = Tensor::of(device, codes, "weights")?;
-            let mut tiles = Tensor::zeros(device, packed_len(n, k), "tiles")?;
-            pack_fp8(device, &by_rows, &mut tiles, channels)?;
-            Tiles::Fp8(tiles, Tensor::of(device, &vec![0.01; n], "scales")?)
-        } else {
-            let by_rows = Tensor::of(device, &numbers, "weights")?;
-            let mut tiles = Tensor::zeros(device, packed_len(n, k), "tiles")?;
-            pack_panels(device, &by_rows, &mut tiles, channels)?;
-            Tiles::Bf16(tiles)
+        let operands = match format {
+            WeightFormat::Int8 => Tiles::Int8 {
+                x: Tensor::of(
+                    device,
+                    &(0..rows.next_multiple_of(8) * k).map(step_like).collect::<Vec<_>>(),
+                    "x",
+                )?,
+                steps: Tensor::of(device, &(0..n * k).map(step_like).collect::<Vec<_>>(), "tiles")?,
+                scales: Tensor::of(device, &vec![0.01; n.max(rows * 8)], "scales")?,
+            },
+            WeightFormat::Fp8 => {
+                let codes: &[u8] = bytemuck::cast_slice(&numbers[..n * k / 2]);
+                let by_rows = Tensor::of(device, codes, "weights")?;
+                let mut codes = Tensor::zeros(device, packed_len(n, k), "tiles")?;
+                pack_fp8(device, &by_rows, &mut codes, channels)?;
+                let scales = Tensor::of(device, &vec![0.01; n], "scales")?;
+                Tiles::Fp8 { x: panels(device, (rows, k))?, codes, scales }
+            }
+            _ => {
+                let by_rows = Tensor::of(device, &numbers, "weights")?;
+                let mut weights = Tensor::zeros(device, packed_len(n, k), "tiles")?;
+                pack_panels(device, &by_rows, &mut weights, channels)?;
+                Tiles::Bf16 { x: panels(device, (rows, k))?, weights }
+            }
         };
-        let x: Vec<f32> = (0..rows * k).map(|i| weight_like(i).to_f32()).collect();
-        let by_rows = Tensor::of(device, &x, "activations")?;
-        let mut x = Tensor::zeros(device, InputLayout::Panels.len(rows, k), "panels")?;
-        to_panels(device, &by_rows, &mut x, (rows, k))?;
         let on_host = borders(&KSlices::eighths(k, 32), BF16_GRAIN);
         let borders = (Tensor::of(device, &on_host, "borders")?, on_host);
         let out = Tensor::zeros(device, rows * n, "products")?;
         // The unpacked operands are freed here.
         device.wait()?;
-        Ok(Self { weights, x, borders, sums: None, out, shape: (rows, n, k) })
+        Ok(Self { operands, borders, sums: None, out, shape: (rows, n, k) })
     }
 
     pub(super) fn launch(&mut self, device: &mut CudaDevice) -> Result<(), CudaError> {
-        let Self { weights, x, borders, sums, out, shape } = self;
-        let weights = match weights {
-            Tiles::Bf16(weights) => TiledWeights::Bf16(weights),
-            Tiles::Fp8(codes, scales) => TiledWeights::Fp8 { codes, channel_scales: Some(scales) },
+        let Self { operands, borders, sums, out, shape } = self;
+        let operands = match operands {
+            Tiles::Bf16 { x, weights } => PanelOperands::Bf16 { x, weights },
+            Tiles::Fp8 { x, codes, scales } => PanelOperands::Fp8 { x, codes, channel_scales: Some(scales) },
+            Tiles::Int8 { x, steps, scales } => {
+                PanelOperands::Int8 { x: (x, scales), steps, channel_scales: Some(scales), scales_of_row: 8 }
+            }
         };
         let borders = (&borders.0, borders.1.as_slice());
-        GemmPanels { x, weights, bias: None, borders, sums, out }.launch_whole(device, *shape, None)
+        GemmPanels { operands, bias: None, borders, sums, out }.launch_whole(device, *shape, None)
     }
+}
+
+/// Inputs in panels.
+fn panels(device: &mut CudaDevice, (rows, k): (usize, usize)) -> Result<Tensor<CudaMemory, bf16>, CudaError> {
+    let x: Vec<f32> = (0..rows * k).map(|i| weight_like(i).to_f32()).collect();
+    let by_rows = Tensor::of(device, &x, "activations")?;
+    let mut x = Tensor::zeros(device, InputLayout::Panels.len(rows, k), "panels")?;
+    to_panels(device, &by_rows, &mut x, (rows, k))?;
+    // The rows are freed here.
+    device.wait()?;
+    Ok(x)
 }
 
 fn time_int8(
@@ -195,10 +235,9 @@ fn time_int8(
     (rows, n, k): (usize, usize, usize),
     is_dry: bool,
 ) -> Result<f64, CudaError> {
-    let number = |i: usize| (i.wrapping_mul(40_503) >> 7) as i8;
-    let numbers: Vec<i8> = (0..n * k).map(number).collect();
+    let numbers: Vec<i8> = (0..n * k).map(step_like).collect();
     let weights = Tensor::of(device, &numbers, "weights")?;
-    let x: Vec<i8> = (0..rows * k).map(number).collect();
+    let x: Vec<i8> = (0..rows * k).map(step_like).collect();
     let x = Tensor::of(device, &x, "activations")?;
     let scales = Tensor::of(device, &vec![0.01f32; n.max(rows * 8)], "scales")?;
     let on_host = borders(&KSlices::eighths(k, 32), INT8_GRAIN);
@@ -214,6 +253,11 @@ fn time_int8(
 /// Varied numbers: zeros would take less power and raise the clock rate.
 pub(super) fn weight_like(i: usize) -> bf16 {
     bf16::from_bits(0x3f00 | ((i.wrapping_mul(40_503) >> 7) as u16 & 0x80ff))
+}
+
+/// The same for int8.
+fn step_like(i: usize) -> i8 {
+    (i.wrapping_mul(40_503) >> 7) as i8
 }
 
 /// Best mean of several timed runs, in microseconds per launch.

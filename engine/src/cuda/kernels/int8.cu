@@ -2,11 +2,22 @@
 // exact in i32, scales are applied afterwards. Every float operation is the CPU's too, so the bits equal the
 // CPU's at every row count. Twin: cpu_kernels::reference::QuantizedWeights, equal bits.
 
-// x [rows, k] f32, borders [slices + 1] -> steps [rows, kept] int8 of columns first .. first + kept, scales
-// [rows, slices] f32 of all columns. Grid (rows, slices), 128 threads. A number that is not finite makes its
-// scale NaN.
+// Index of the step of a row and column. If `panels` is 0, rows of `width` follow one another. Else rows are
+// packed for int8_panels.cu, in tiles of `panels` panels: a tile is panels [width / 128][panels], and a panel is
+// 8 rows x 128 columns, eight pieces of 16 columns of 8 rows.
+__device__ __forceinline__ u64 step_index(u32 row, u32 column, u32 width, u32 panels) {
+  if (panels == 0) return (u64)row * width + column;
+  const u32 in_tile = row % (8 * panels);
+  const u64 panel = (u64)(column / 128) * panels + in_tile / 8;
+  return (u64)(row - in_tile) * width + panel * 1024 + column % 128 / 16 * 128 + row % 8 * 16 + column % 16;
+}
+
+// x [rows, k] f32, borders [slices + 1] -> steps [rows, kept] int8 (step_index) of columns first .. first + kept,
+// scales [rows, slices] f32 of all columns. Grid (rows, slices), 128 threads. A number that is not finite makes
+// its scale NaN.
 extern "C" __global__ void __launch_bounds__(128)
-    quantize_rows(const float* x, const u32* borders, signed char* steps, float* scales, u32 k, u32 first, u32 kept) {
+    quantize_rows(const float* x, const u32* borders, signed char* steps, float* scales, u32 k, u32 first, u32 kept,
+                  u32 panels) {
   __shared__ float warp_largest[4];
   __shared__ u32 warp_bad[4];
   const u64 row = blockIdx.x;
@@ -38,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(128)
     const float step = fminf(fmaxf(rintf(x[row * k + i] * steps_per_unit), -127.0f), 127.0f);
     // For columns before `first` the subtraction wraps around, so that the test below fails.
     const u32 at = i - first;
-    if (at < kept) steps[row * kept + at] = counts ? (signed char)(i32)step : 0;
+    if (at < kept) steps[step_index(row, at, kept, panels)] = counts ? (signed char)(i32)step : 0;
   }
   if (threadIdx.x == 0) {
     const float scale = bad ? __uint_as_float(0x7fc00000u) : counts ? largest / 127.0f : 0.0f;

@@ -67,6 +67,11 @@ __device__ __forceinline__ void order_registers(float (&acc)[LEN]) {
 #pragma unroll
   for (int i = 0; i < LEN; ++i) asm volatile("" : "+f"(acc[i])::"memory");
 }
+template <int LEN>
+__device__ __forceinline__ void order_registers(i32 (&acc)[LEN]) {
+#pragma unroll
+  for (int i = 0; i < LEN; ++i) asm volatile("" : "+r"(acc[i])::"memory");
+}
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most LEFT committed groups of products are in flight.
@@ -81,7 +86,11 @@ __device__ __forceinline__ void products_wait() {
 template <int ROWS>
 __device__ __forceinline__ void multiply_panels(float (&acc)[ROWS / 2], Operand weights, Operand rows);
 
-// The same with the weights in registers: of channels 16 w + g and 16 w + g + 8, numbers 2 t and 2 t + 1 of the
+// The same over a set of 32 int8 of K, exact in i32. A set takes as many bytes as one of 16 bf16.
+template <int ROWS>
+__device__ __forceinline__ void multiply_panels(i32 (&acc)[ROWS / 2], Operand weights, Operand rows);
+
+// As the first with the weights in registers: of channels 16 w + g and 16 w + g + 8, numbers 2 t and 2 t + 1 of the
 // set (weights[0], weights[1]) and numbers 2 t + 8 and 2 t + 9. They stay until the products are complete.
 template <int ROWS>
 __device__ __forceinline__ void multiply_lanes(float (&acc)[ROWS / 2], const u32 (&weights)[4], Operand rows);
@@ -117,4 +126,25 @@ MULTIPLY_PANELS(128,
                 REGISTERS_FIRST_10 ", " REGISTERS_10(1) ", " REGISTERS_10(2) ", " REGISTERS_10(3) ", " REGISTERS_10(4) ", "
                 REGISTERS_10(5) ", %60, %61, %62, %63",
                 "%64", "%65", "%66", "%67", "%68", SUMS_20(0), SUMS_20(20), SUMS_20(40), SUMS_4(60))
+
+#define EXACT_4(i) "+r"(acc[i]), "+r"(acc[i + 1]), "+r"(acc[i + 2]), "+r"(acc[i + 3])
+#define EXACT_20(i) EXACT_4(i), EXACT_4(i + 4), EXACT_4(i + 8), EXACT_4(i + 12), EXACT_4(i + 16)
+#define MULTIPLY_INT8(ROWS, REGISTERS, NEXT_0, NEXT_1, ...)                                                         \
+  template <>                                                                                                       \
+  __device__ __forceinline__ void multiply_panels<ROWS>(i32 (&acc)[ROWS / 2], Operand weights, Operand rows) {      \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #ROWS "k32.s32.s8.s8 {" REGISTERS "}, " NEXT_0 ", " NEXT_1      \
+                 ", 1;"                                                                                             \
+                 : __VA_ARGS__                                                                                      \
+                 : "l"(weights), "l"(rows));                                                                        \
+  }
+// The instruction has no form of 40 rows.
+MULTIPLY_INT8(8, "%0, %1, %2, %3", "%4", "%5", EXACT_4(0))
+MULTIPLY_INT8(16, "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", EXACT_4(0), EXACT_4(4))
+MULTIPLY_INT8(48, REGISTERS_FIRST_10 ", " REGISTERS_10(1) ", %20, %21, %22, %23", "%24", "%25", EXACT_20(0), EXACT_4(20))
+MULTIPLY_INT8(80, REGISTERS_FIRST_10 ", " REGISTERS_10(1) ", " REGISTERS_10(2) ", " REGISTERS_10(3), "%40", "%41",
+              EXACT_20(0), EXACT_20(20))
+MULTIPLY_INT8(128,
+              REGISTERS_FIRST_10 ", " REGISTERS_10(1) ", " REGISTERS_10(2) ", " REGISTERS_10(3) ", " REGISTERS_10(4) ", "
+              REGISTERS_10(5) ", %60, %61, %62, %63",
+              "%64", "%65", EXACT_20(0), EXACT_20(20), EXACT_20(40), EXACT_4(60))
 #endif

@@ -34,7 +34,7 @@ pub(crate) fn borders(slices: &KSlices, grain: usize) -> Vec<u32> {
     }
     let k = ranges.last().map_or(0, |slice| slice.end);
     let has_panels = k.is_multiple_of(PANEL_COLUMNS) && k >= NUM_SLICES * PANEL_COLUMNS;
-    whole_borders(k, if has_panels { PANEL_COLUMNS } else { grain })
+    whole_borders(k, if has_panels { PANEL_COLUMNS.max(grain) } else { grain })
 }
 
 /// Eighths of K in whole grains, for products whose order the contract leaves to the kernel.

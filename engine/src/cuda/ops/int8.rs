@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use cpu_kernels::NUM_SLICES;
 
-use super::MAX_GRID_YZ;
 use super::blocks::Variant;
 use super::gemm::{ChosenKernel, KernelFamily, check_borders, check_product};
+use super::{INT8_PANEL_COLUMNS, MAX_GRID_YZ};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::{GEMM_TILED, INT8, Kernel};
@@ -14,13 +14,49 @@ use crate::cuda::sources::{GEMM_TILED, INT8, Kernel};
 /// Numbers per load of a lane.
 pub(crate) const GRAIN: usize = 16;
 /// From this K on, a sum of products could overflow i32.
-const MAX_K: usize = 1 << 17;
+pub(super) const MAX_K: usize = 1 << 17;
 
 const FEW: [[&Kernel; 2]; 2] = [[INT8.kernel(1), INT8.kernel(2)], [INT8.kernel(3), INT8.kernel(4)]];
 /// Kernels with one scale per row, and with one per row and slice.
 const EXACT: KernelFamily =
     KernelFamily { few: FEW, tiled: &[(64, GEMM_TILED.kernel(3)), (80, GEMM_TILED.kernel(4))] };
 const SLICED: KernelFamily = KernelFamily { few: FEW, tiled: &[(64, GEMM_TILED.kernel(5))] };
+
+/// Quantized rows: steps `[rows, k]` and scales `[rows, slices]`.
+pub(crate) type Int8Rows<'a, M> = (&'a Tensor<M, i8>, &'a Tensor<M, f32>);
+
+/// How quantized rows are in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StepLayout {
+    /// Row after row.
+    Rows,
+    /// Tiles of this many rows, a multiple of 8; a tile is panels of 8 rows by 128 columns (`step_index` of int8.cu).
+    Tiles(usize),
+}
+
+impl StepLayout {
+    /// One tile of `rows` rows: inputs of products of panels.
+    pub(crate) fn one_tile(rows: usize) -> Self {
+        Self::Tiles(rows.next_multiple_of(8))
+    }
+
+    /// Number of elements of `rows` rows.
+    pub(crate) fn len(self, rows: usize, width: usize) -> usize {
+        match self {
+            Self::Rows => rows * width,
+            Self::Tiles(of_tile) => rows.next_multiple_of(of_tile) * width,
+        }
+    }
+
+    /// The kernel's parameter `panels`: panels of a tile, 0 for rows.
+    fn check(self, kernel: &'static str, (to_row, kept): (usize, usize)) -> Result<usize, CudaError> {
+        let Self::Tiles(of_tile) = self else { return Ok(0) };
+        check(kernel, ("rows of a tile", of_tile), of_tile > 0 && of_tile.is_multiple_of(8), "whole panels")?;
+        check(kernel, ("first row", to_row), to_row.is_multiple_of(of_tile), "whole tiles")?;
+        check(kernel, ("columns", kept), kept.is_multiple_of(INT8_PANEL_COLUMNS), "whole panels")?;
+        Ok(of_tile / 8)
+    }
+}
 
 /// Quantizes rows to int8, with one scale per row and slice.
 #[derive(Debug)]
@@ -31,6 +67,7 @@ pub(crate) struct QuantizeRows<'a, M> {
     pub(crate) borders: &'a Tensor<M, u32>,
     /// `[rows, columns.len()]`, from row `to_row` on.
     pub(crate) steps: &'a mut Tensor<M, i8>,
+    pub(crate) layout: StepLayout,
     /// `[rows, slices]`, from row `to_row` on.
     pub(crate) scales: &'a mut Tensor<M, f32>,
     pub(crate) to_row: usize,
@@ -50,12 +87,13 @@ impl<M: DeviceMemory> QuantizeRows<'_, M> {
         check_len(kernel.name, "x", self.x.len(), rows * k)?;
         let kept = self.columns.len();
         check(kernel.name, ("columns", self.columns.end), self.columns.end <= k, format!("at most {k}"))?;
-        check_len(kernel.name, "steps", self.steps.len(), (self.to_row + rows) * kept)?;
+        let panels = self.layout.check(kernel.name, (self.to_row, kept))?;
+        check_len(kernel.name, "steps", self.steps.len(), self.layout.len(self.to_row + rows, kept))?;
         check_len(kernel.name, "scales", self.scales.len(), (self.to_row + rows) * slices)?;
         let params = Params::default().read(self.x).read(self.borders);
         let params = params.write_from(self.steps, self.to_row * kept);
         let params = params.write_from(self.scales, self.to_row * slices);
-        let params = params.u32(k).u32(self.columns.start).u32(kept);
+        let params = params.u32(k).u32(self.columns.start).u32(kept).u32(panels);
         // SAFETY: these are the kernel's parameters; the checks ensure that rows are in bounds, and
         // `check_borders` of the product that uses the borders that they end at k.
         unsafe { executor.launch(kernel, [rows as u32, slices as u32, 1], &mut { params }) }
@@ -65,8 +103,7 @@ impl<M: DeviceMemory> QuantizeRows<'_, M> {
 /// Quantized `x` times quantized `weights`.
 #[derive(Debug)]
 pub(crate) struct GemmInt8<'a, M> {
-    /// `[rows, k]` and scales `[rows, slices]`.
-    pub(crate) x: (&'a Tensor<M, i8>, &'a Tensor<M, f32>),
+    pub(crate) x: Int8Rows<'a, M>,
     /// `[n, k]`.
     pub(crate) weights: &'a Tensor<M, i8>,
     /// `[n]`; `None` for a rank's partial sum, which is scaled after the sum over ranks.

@@ -1,6 +1,11 @@
 //! Products by warpgroup instructions (`kernels/panels.cuh`), of inputs that are packed in panels of 8 rows by
-//! 64 columns, and weights in bf16 or FP8 that are packed in tiles of 128 channels by 64 columns. Equal bits
-//! to [`GemmBf16`](super::GemmBf16) and [`GemmFp8`](super::GemmFp8).
+//! 64 columns, and weights in bf16 or FP8 that are packed in tiles of 128 channels by 64 columns; of int8, panels
+//! and tiles have 128 columns. Equal bits to [`GemmBf16`](super::GemmBf16), [`GemmFp8`](super::GemmFp8) and
+//! [`GemmInt8`](super::GemmInt8).
+
+mod operands;
+
+pub(crate) use operands::{INT8_PANEL_COLUMNS, INT8_TILE_ROWS, PanelOperands, TILE_ROWS};
 
 use cpu_kernels::NUM_SLICES;
 use half::bf16;
@@ -10,16 +15,16 @@ use super::gemm::check_borders;
 use super::{MAX_GRID_YZ, ensure_capacity};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
-use crate::cuda::sources::{FP8_PANELS, GEMM_PANELS, Kernel};
+use crate::cuda::sources::{FP8_PANELS, GEMM_PANELS, INT8_PANELS, Kernel};
 
 /// Rows of a panel.
 const PANEL_ROWS: usize = 8;
-/// Columns of a panel: rows in panels and slices of K are whole multiples.
+/// Columns of a panel of bf16: rows in panels and slices of K are whole multiples.
 pub(crate) const PANEL_COLUMNS: usize = 64;
 /// Channels of a unit of work; weights are padded to a multiple.
-const CHANNELS: usize = 128;
-/// Row tiles of the kernels, in their order in the file, with the number of blocks per multiprocessor.
-const TILES: [(usize, usize); 5] = [(8, 2), (16, 2), (40, 1), (80, 1), (128, 1)];
+pub(crate) const CHANNELS: usize = 128;
+/// Row tiles up to this height run two blocks per multiprocessor.
+const ROWS_OF_TWO_BLOCKS: usize = 16;
 /// Upper bound of the memory for sums of groups of slices.
 pub(crate) const MAX_SUMS_BYTES: usize = 32 << 20;
 
@@ -47,25 +52,14 @@ impl InputLayout {
 /// The output of an operation, rounded as the input of a product.
 pub(crate) type ProductInput<'a, M> = (&'a mut Tensor<M, bf16>, InputLayout);
 
-/// Whether a product over slices of K with these borders can take operands in panels.
-pub(crate) fn fits_panels(borders: &[u32]) -> bool {
-    borders.iter().all(|border| border.is_multiple_of(PANEL_COLUMNS as u32))
+/// Whether a product over slices of K with these borders can take operands in panels of this many columns.
+pub(crate) fn fits_panels(borders: &[u32], columns: usize) -> bool {
+    borders.iter().all(|border| border.is_multiple_of(columns as u32))
 }
 
 /// Number of elements of packed weights `[n, k]`.
 pub(crate) fn packed_len(n: usize, k: usize) -> usize {
     n.next_multiple_of(CHANNELS) * k
-}
-
-/// Weights in tiles.
-#[derive(Debug)]
-pub(crate) enum TiledWeights<'a, M> {
-    Bf16(&'a Tensor<M, bf16>),
-    Fp8 {
-        codes: &'a Tensor<M, u8>,
-        /// `[n]`; `None` for a rank's partial sum, which is scaled after the sum over ranks.
-        channel_scales: Option<&'a Tensor<M, f32>>,
-    },
 }
 
 /// Channels to pack. Both numbers of channels are multiples of 128; the last ones may be padding.
@@ -83,7 +77,7 @@ pub(crate) fn pack_panels<E: Executor>(
     to: &mut Tensor<E::Memory, bf16>,
     channels: PackedChannels,
 ) -> Result<(), CudaError> {
-    pack(executor, GEMM_PANELS.kernel(TILES.len() + 1), rows, to, channels)
+    pack(executor, GEMM_PANELS.kernel(TILE_ROWS.len() + 1), rows, to, channels)
 }
 
 /// The same for rows of FP8 weights that [`Fp8Layout::pack`](super::Fp8Layout::pack) has packed, without
@@ -94,7 +88,7 @@ pub(crate) fn pack_fp8<E: Executor>(
     to: &mut Tensor<E::Memory, u8>,
     channels: PackedChannels,
 ) -> Result<(), CudaError> {
-    pack(executor, FP8_PANELS.kernel(TILES.len()), rows, to, channels)
+    pack(executor, FP8_PANELS.kernel(TILE_ROWS.len()), rows, to, channels)
 }
 
 fn pack<E: Executor, T: bytemuck::Pod>(
@@ -116,13 +110,10 @@ fn pack<E: Executor, T: bytemuck::Pod>(
     unsafe { executor.launch(kernel, grid, &mut { params }) }
 }
 
-/// `x` times `weights`.
+/// Inputs times weights.
 #[derive(Debug)]
 pub(crate) struct GemmPanels<'a, M> {
-    /// `[rows, k]`, in panels.
-    pub(crate) x: &'a Tensor<M, bf16>,
-    /// `[n, k]`.
-    pub(crate) weights: TiledWeights<'a, M>,
+    pub(crate) operands: PanelOperands<'a, M>,
     /// `[n]`.
     pub(crate) bias: Option<&'a Tensor<M, f32>>,
     /// Borders on the device, and the same borders on the host.
@@ -138,6 +129,8 @@ pub(crate) struct GemmPanels<'a, M> {
 pub(crate) struct GroupSums {
     /// `[groups][rows, n]`.
     sums: u64,
+    /// Scales `[rows]` of exact sums of int8, which are integers; 0 if the sums are floats.
+    exact_scales: u64,
     /// Scales and bias `[n]`, or 0.
     scales: u64,
     bias: u64,
@@ -152,12 +145,14 @@ pub(crate) struct GroupSums {
 impl GroupSums {
     /// One group: `len` numbers at `x`.
     pub(crate) fn of_one(x: u64, len: usize) -> Self {
-        Self { sums: x, scales: 0, bias: 0, out: x, rows: 1, n: len, groups: 1, slices: NUM_SLICES }
+        let (exact_scales, scales, bias) = (0, 0, 0);
+        Self { sums: x, exact_scales, scales, bias, out: x, rows: 1, n: len, groups: 1, slices: NUM_SLICES }
     }
 
-    /// Whether these are the sums of a product without scales and bias whose `len` outputs are at `out`.
+    /// Whether these are the sums in f32 of a product without scales and bias whose `len` outputs are at `out`.
     pub(crate) fn are_of(&self, out: u64, len: usize) -> bool {
-        self.scales == 0 && self.bias == 0 && (self.out, self.rows * self.n) == (out, len)
+        let is_plain = [self.exact_scales, self.scales, self.bias] == [0; 3];
+        is_plain && (self.out, self.rows * self.n) == (out, len)
     }
 
     /// Address of the outputs.
@@ -184,9 +179,13 @@ impl GroupSums {
         if self.groups == 1 {
             return Ok(());
         }
-        let (kernel, len) = (GEMM_PANELS.kernel(TILES.len()), self.len());
-        let params = Params::default().u64(self.sums).u64(self.scales).u64(self.bias).u64(self.out);
-        let params = params.u64(len as u64).u32(self.n).u32(self.groups).u32(self.slices);
+        let (is_exact, len) = (self.exact_scales != 0, self.len());
+        let kernel = if is_exact { &INT8_PANELS } else { &GEMM_PANELS }.kernel(TILE_ROWS.len());
+        let params = Params::default().u64(self.sums);
+        let params = if is_exact { params.u64(self.exact_scales) } else { params };
+        let params = params.u64(self.scales).u64(self.bias).u64(self.out);
+        let params = params.u64(len as u64).u32(self.n).u32(self.groups);
+        let params = if is_exact { params } else { params.u32(self.slices) };
         let grid = [len.div_ceil(kernel.threads as usize) as u32, 1, 1];
         // SAFETY: these are the kernel's parameters, by this function's contract.
         unsafe { executor.launch(kernel, grid, &mut { params }) }
@@ -206,7 +205,9 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
     {
         let (rows, n, k) = shape;
         let (_, log_slices) = nonempty_slices(self.borders.1);
-        let chosen = PanelLaunch::choose((rows.max(1), n.max(1), k), 1 << log_slices);
+        let steps = k / self.operands.columns();
+        let tiles = self.operands.tile_rows();
+        let chosen = PanelLaunch::choose((rows.max(1), n.max(1), steps), tiles, 1 << log_slices);
         self.launch_as(executor, shape, chosen)
     }
 
@@ -238,37 +239,25 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
     where
         E: Executor<Memory = M>,
     {
-        let Self { x, weights, bias, borders: (on_device, borders), sums, out } = self;
+        let Self { operands, bias, borders: (on_device, borders), sums, out } = self;
         let (first, log_slices) = nonempty_slices(borders);
-        let (slices, PanelLaunch { tile, groups }) = (1 << log_slices, launch);
-        let kernel = match &weights {
-            TiledWeights::Bf16(_) => GEMM_PANELS.kernel(tile),
-            TiledWeights::Fp8 { .. } => FP8_PANELS.kernel(tile),
-        };
+        let (slices, groups) = (1 << log_slices, launch.groups);
+        let kernel = operands.kernel(launch.tile_rows)?;
         check(kernel.name, ("rows", rows), (1..1 << 21).contains(&rows), "1 to 2^21")?;
         check(kernel.name, ("n", n), (1..1 << 21).contains(&n), "1 to 2^21")?;
-        check_borders(kernel.name, borders, (k, PANEL_COLUMNS))?;
+        check_borders(kernel.name, borders, (k, operands.columns()))?;
         check(kernel.name, ("groups", groups), groups > 0 && slices >= groups, format!("1 to {slices}"))?;
         check_len(kernel.name, "borders", on_device.len(), NUM_SLICES + 1)?;
-        check_len(kernel.name, "x", x.len(), InputLayout::Panels.len(rows, k))?;
         check_len(kernel.name, "bias", bias.map_or(n, Tensor::len), n)?;
         check_len(kernel.name, "out", out.len(), rows * n)?;
-        let (weights_len, scales, is_scaled) = match &weights {
-            TiledWeights::Bf16(weights) => (weights.len(), None, false),
-            TiledWeights::Fp8 { codes, channel_scales } => (codes.len(), *channel_scales, true),
-        };
-        check_len(kernel.name, "packed weights", weights_len, packed_len(n, k))?;
-        check_len(kernel.name, "channel_scales", scales.map_or(n, Tensor::len), n)?;
+        operands.check(kernel.name, (rows, n, k))?;
         let grid = [launch.units(rows, n).min(launch.blocks()) as u32, 1, 1];
-        let params = Params::default().read(x);
-        let params = match weights {
-            TiledWeights::Bf16(weights) => params.read(weights),
-            TiledWeights::Fp8 { codes, .. } => params.read(codes),
-        };
         let is_whole = groups == 1;
-        let params = if is_scaled { params.read_if(scales.filter(|_| is_whole)) } else { params };
-        let params = params.read_if(bias.filter(|_| is_whole)).read(on_device);
-        let product = |params: Params| params.u32(rows).u32(n).u32(k).u32(first).u32(slices).u32(groups);
+        let params = operands.params(is_whole).read_if(bias.filter(|_| is_whole)).read(on_device);
+        let product = |params: Params| {
+            let params = params.u32(rows).u32(n).u32(k).u32(first).u32(slices).u32(groups);
+            operands.last_params(params)
+        };
         if is_whole {
             // SAFETY: these are the kernel's parameters; the checks ensure that every element is in bounds.
             unsafe { executor.launch(kernel, grid, &mut product(params.write(out))) }?;
@@ -278,11 +267,11 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
         // SAFETY: as above, with the sums of every group.
         unsafe { executor.launch(kernel, grid, &mut product(params.write(sums))) }?;
         let address = |numbers: Option<&Tensor<M, f32>>| numbers.map_or(0, Tensor::address);
-        let (scales, bias) = (address(scales), address(bias));
         Ok(Some(GroupSums {
             sums: sums.address(),
-            scales,
-            bias,
+            exact_scales: address(operands.scales_of_exact_sums()),
+            scales: address(operands.channel_scales()),
+            bias: address(bias),
             out: out.address(),
             rows,
             n,
@@ -295,49 +284,49 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
 /// A kernel for a product, and in how many groups its units divide the slices. No choice changes a bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PanelLaunch {
-    /// Index in [`TILES`].
-    tile: usize,
+    tile_rows: usize,
     groups: usize,
 }
 
 impl PanelLaunch {
-    /// Every kernel with every number of groups of `slices` slices.
-    pub(crate) fn all(slices: usize) -> Vec<Self> {
-        let groups = |tile| {
+    /// Every kernel, of tiles of these rows, with every number of groups of `slices` slices.
+    pub(crate) fn all(tiles: &[usize], slices: usize) -> Vec<Self> {
+        let groups = |&tile_rows: &usize| {
             std::iter::successors(Some(1), |groups| Some(2 * groups))
                 .take_while(move |groups| *groups <= slices)
-                .map(move |groups| Self { tile, groups })
+                .map(move |groups| Self { tile_rows, groups })
         };
-        (0..TILES.len()).flat_map(groups).collect()
+        tiles.iter().flat_map(groups).collect()
     }
 
-    /// The launch with the shortest modelled time.
-    fn choose((rows, n, k): (usize, usize, usize), slices: usize) -> Self {
+    /// The launch with the shortest modelled time, of `rows` by `n` outputs over `steps` steps of K.
+    fn choose((rows, n, steps): (usize, usize, usize), tiles: &[usize], slices: usize) -> Self {
         let fits = |launch: &Self| launch.groups == 1 || launch.groups * rows * n * 4 <= MAX_SUMS_BYTES;
-        let all = Self::all(slices).into_iter().filter(fits);
+        let all = Self::all(tiles, slices).into_iter().filter(fits);
         // Of launches that wait for weights, that with the fewest units.
-        all.min_by_key(|launch| (launch.nanoseconds((rows, n, k)), launch.units(rows, n)))
-            .unwrap_or(Self { tile: 0, groups: 1 })
+        all.min_by_key(|launch| (launch.nanoseconds((rows, n, steps)), launch.units(rows, n)))
+            .unwrap_or(Self { tile_rows: TILE_ROWS[0], groups: 1 })
     }
 
     /// Time of a product: the steps of the units of a multiprocessor, or reading the weights from memory, whichever
-    /// takes longer, and adding the groups. Fitted to times on an H200 (docs/measurements/gpu.md).
-    fn nanoseconds(self, (rows, n, k): (usize, usize, usize)) -> usize {
-        let (height, _) = TILES[self.tile];
-        let steps = self.units(rows, n).div_ceil(MULTIPROCESSORS) * (k / PANEL_COLUMNS).div_ceil(self.groups);
-        let reading = n * k * 2 / 4300;
+    /// takes longer, and adding the groups. Fitted to times of bf16 on an H200 (docs/measurements/gpu.md). A step of
+    /// int8 has the same bytes and instructions; its times are not measured.
+    fn nanoseconds(self, (rows, n, steps): (usize, usize, usize)) -> usize {
+        let of_unit = steps.div_ceil(self.groups) * (220 + 3 * self.tile_rows);
+        let multiplying = self.units(rows, n).div_ceil(MULTIPROCESSORS) * of_unit;
+        let reading = n * steps * (PANEL_COLUMNS * size_of::<bf16>()) / 4300;
         let adding = if self.groups > 1 { 2000 + rows * n * 4 * (2 * self.groups + 1) / 4000 } else { 0 };
-        (steps * (220 + 3 * height)).max(reading) + adding
+        multiplying.max(reading) + adding
     }
 
     /// Units of work: row tiles, tiles of channels, groups of slices.
     fn units(self, rows: usize, n: usize) -> usize {
-        rows.div_ceil(TILES[self.tile].0) * n.div_ceil(CHANNELS) * self.groups
+        rows.div_ceil(self.tile_rows) * n.div_ceil(CHANNELS) * self.groups
     }
 
     /// Number of blocks that run at the same time.
     fn blocks(self) -> usize {
-        MULTIPROCESSORS * TILES[self.tile].1
+        MULTIPROCESSORS * if self.tile_rows <= ROWS_OF_TWO_BLOCKS { 2 } else { 1 }
     }
 }
 
@@ -358,9 +347,10 @@ mod tests {
     /// Shapes of an 8B model; the choices that were fastest on an H200 or within a tenth of it.
     #[test]
     fn the_choice_fits_the_rows_and_fills_the_device() {
+        let choose = |rows, n, k| PanelLaunch::choose((rows, n, k / PANEL_COLUMNS), &TILE_ROWS, 8);
         let chosen = |rows, n, k| {
-            let PanelLaunch { tile, groups } = PanelLaunch::choose((rows, n, k), 8);
-            (TILES[tile].0, groups)
+            let PanelLaunch { tile_rows, groups } = choose(rows, n, k);
+            (tile_rows, groups)
         };
         assert_eq!([1, 16].map(|rows| chosen(rows, 28_672, 4096)), [(8, 1), (16, 1)]);
         assert_eq!(chosen(40, 4096, 4096), (40, 4));
@@ -369,7 +359,7 @@ mod tests {
         assert_eq!([28_672, 6144, 4096].map(|n| chosen(2048, n, 4096)), [(128, 1); 3]);
         for rows in [1, 5, 40, 160, 700, 2048] {
             for (n, k) in [(28_672, 4096), (4096, 14_336), (57_344, 8192), (1280, 8192), (8192, 3584)] {
-                let launch = PanelLaunch::choose((rows, n, k), 8);
+                let launch = choose(rows, n, k);
                 assert!(launch.groups == 1 || launch.groups * rows * n * 4 <= MAX_SUMS_BYTES, "{launch:?}");
             }
         }
@@ -377,7 +367,8 @@ mod tests {
 
     #[test]
     fn slices_that_a_step_would_cross_do_not_fit() {
-        assert!(fits_panels(&[0, 64, 128, 128, 192, 192, 192, 192, 192]));
-        assert!(!fits_panels(&[0, 32, 64, 96, 128, 160, 192, 224, 256]));
+        let borders = [0, 64, 128, 128, 192, 192, 192, 192, 192];
+        assert!(fits_panels(&borders, PANEL_COLUMNS) && !fits_panels(&borders, INT8_PANEL_COLUMNS));
+        assert!(!fits_panels(&[0, 32, 64, 96, 128, 160, 192, 224, 256], PANEL_COLUMNS));
     }
 }

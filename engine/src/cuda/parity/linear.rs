@@ -16,7 +16,7 @@ use half::bf16;
 use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, QuantizeRows, borders};
+use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, QuantizeRows, StepLayout, borders};
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let mut parities = Vec::new();
@@ -97,9 +97,16 @@ fn quantized<E: Executor>(
     let (x, on_device) = (Tensor::of(e, x, "x")?, Tensor::of(e, borders, "borders")?);
     let mut steps = Tensor::zeros(e, rows * k, "steps")?;
     let mut scales = Tensor::zeros(e, rows * (borders.len() - 1), "scales")?;
-    let (steps_of, scales_of) = (&mut steps, &mut scales);
-    QuantizeRows { x: &x, borders: &on_device, steps: steps_of, scales: scales_of, to_row: 0, columns: 0..k }
-        .launch(e, rows, k)?;
+    QuantizeRows {
+        x: &x,
+        borders: &on_device,
+        steps: &mut steps,
+        layout: StepLayout::Rows,
+        scales: &mut scales,
+        to_row: 0,
+        columns: 0..k,
+    }
+    .launch(e, rows, k)?;
     Ok((steps, scales))
 }
 
@@ -159,8 +166,8 @@ fn part_of_columns<E: Executor>(e: &mut E, (rows, k): (usize, usize)) -> Result<
     let mut quantized = |columns: Range<usize>| -> Result<(Vec<i8>, Vec<f32>), CudaError> {
         let len = rows * columns.len();
         let (mut steps, mut scales) = (Tensor::zeros(e, len, "steps")?, Tensor::zeros(e, rows, "scales")?);
-        let (x, borders) = (&on_device, &borders);
-        QuantizeRows { x, borders, steps: &mut steps, scales: &mut scales, to_row: 0, columns }
+        let (x, borders, layout) = (&on_device, &borders, StepLayout::Rows);
+        QuantizeRows { x, borders, steps: &mut steps, layout, scales: &mut scales, to_row: 0, columns }
             .launch(e, rows, k)?;
         Ok((steps.read(e, 0..len)?, scales.read(e, 0..rows)?))
     };

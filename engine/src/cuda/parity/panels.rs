@@ -1,5 +1,7 @@
 //! Panels: how operands are packed, and products of panels against the kernel of few rows.
 
+mod int8;
+
 use cpu_kernels::KSlices;
 use half::bf16;
 
@@ -8,8 +10,8 @@ use super::{Numbers, Parity, Scale, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    BF16_GRAIN, Fp8Layout, GemmFp8, GemmPanels, InputLayout, PackedChannels, PanelLaunch, RmsNorm,
-    TiledWeights, add, borders, pack_fp8, pack_panels, packed_len, swiglu, to_panels,
+    BF16_GRAIN, Fp8Layout, GemmFp8, GemmPanels, InputLayout, PackedChannels, PanelLaunch, PanelOperands,
+    RmsNorm, TILE_ROWS, add, borders, pack_fp8, pack_panels, packed_len, swiglu, to_panels,
 };
 
 /// The index of a number in panels; twin of `panel_index` in prelude.cuh.
@@ -40,7 +42,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     let mut parities = layouts(e, scale.pick((11, 128), (700, 4096)))?;
     let (n, k) = scale.pick((130, 512), (4096, 14_336));
     let slices = KSlices::eighths(k, 64);
-    let all = PanelLaunch::all(8);
+    let all = PanelLaunch::all(&TILE_ROWS, 8);
     for (rows, launches) in scale.pick(
         vec![(1, all.as_slice()), (45, &all[8..16]), (130, &all[12..])],
         vec![(1, all.as_slice()), (45, &all), (160, &all), (300, &all)],
@@ -53,8 +55,9 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
         let slices = slices.owned(owned).rebased();
         parities.extend(fp8_products(e, (9, n.min(520)), &slices, &all[..1])?);
         let used = slices.ranges().iter().filter(|slice| !slice.is_empty()).count();
-        parities.extend(products(e, (9, n), &slices, &PanelLaunch::all(used)[..used.ilog2() as usize + 1])?);
+        parities.extend(products(e, (9, n), &slices, &PanelLaunch::all(&TILE_ROWS[..1], used))?);
     }
+    parities.extend(int8::cases(e, scale)?);
     Ok(parities)
 }
 
@@ -109,11 +112,11 @@ fn norms_of_groups<E: Executor>(
     let on_host = borders(slices, BF16_GRAIN);
     let on_device = Tensor::of(e, &on_host, "borders")?;
     let mut parities = Vec::new();
-    for launch in PanelLaunch::all(8).into_iter().take(4) {
+    for launch in PanelLaunch::all(&TILE_ROWS[..1], 8) {
         let (mut sums, borders) = (None, (&on_device, on_host.as_slice()));
         let mut out = Tensor::zeros(e, len, "out")?;
-        let weights = TiledWeights::Bf16(&weights);
-        let gemm = GemmPanels { x: &x, weights, bias: None, borders, sums: &mut sums, out: &mut out };
+        let operands = PanelOperands::Bf16 { x: &x, weights: &weights };
+        let gemm = GemmPanels { operands, bias: None, borders, sums: &mut sums, out: &mut out };
         let Some(groups) = gemm.launch_as(e, (rows, n, k), launch)? else { continue };
         let normed = |e: &mut E, sum: &Tensor<E::Memory, f32>, delta| -> Result<Vec<u32>, CudaError> {
             let mut out = Tensor::zeros(e, len, "normed")?;
@@ -175,8 +178,8 @@ fn fp8_products<E: Executor>(
     for &launch in launches {
         let mut out = Tensor::of(e, &vec![f32::NAN; rows * n], "out")?;
         let (borders, mut sums) = ((&on_device, on_host.as_slice()), None);
-        let weights = TiledWeights::Fp8 { codes: &codes, channel_scales };
-        let gemm = GemmPanels { x: &x, weights, bias, borders, sums: &mut sums, out: &mut out };
+        let operands = PanelOperands::Fp8 { x: &x, codes: &codes, channel_scales };
+        let gemm = GemmPanels { operands, bias, borders, sums: &mut sums, out: &mut out };
         gemm.launch_whole(e, (rows, n, k), Some(launch))?;
         let case = format!("fp8 {rows} x {n} x {k} by {launch:?}");
         parities.push(compare_equal(case, &bits(e, &out)?, &expected));
@@ -204,14 +207,8 @@ fn products<E: Executor>(
         let mut out = Tensor::of(e, &vec![f32::NAN; rows * n], "out")?;
         let (borders, bias) = ((&on_device, on_host.as_slice()), Some(&bias));
         let mut sums = None;
-        let gemm = GemmPanels {
-            x: &x,
-            weights: TiledWeights::Bf16(&weights),
-            bias,
-            borders,
-            sums: &mut sums,
-            out: &mut out,
-        };
+        let operands = PanelOperands::Bf16 { x: &x, weights: &weights };
+        let gemm = GemmPanels { operands, bias, borders, sums: &mut sums, out: &mut out };
         gemm.launch_whole(e, (rows, n, k), Some(launch))?;
         let case = format!("bf16 {rows} x {n} x {k} by {launch:?}");
         parities.push(compare_equal(case, &bits(e, &out)?, &expected));

@@ -14,7 +14,7 @@ use super::{Exchange, Ranks, SumPhases, load_on, on_device};
 use crate::collective::RankBarrier;
 use crate::cuda::emulator::Emulator;
 use crate::cuda::numerics::Numerics;
-use crate::cuda::test_model::{PANELS, changed_config};
+use crate::cuda::test_model::{PANELS, WIDE_HEADS, changed_config};
 use crate::cuda::whole_model::run;
 use crate::weights::{TensorPart, TensorSource};
 use crate::{Engine, EngineError, LoadOptions, WeightFormat};
@@ -87,13 +87,14 @@ fn ranks_change_no_bit() {
 
 #[test]
 fn ranks_change_no_bit_of_products_of_panels() {
-    let (_dir, options) = changed_config(PANELS, &[]);
-    let expected = run(&mut engine(&options, Ranks::alone(Emulator::build()))).unwrap();
-    for count in [2, 4] {
-        assert!(
-            run(&mut engine(&options, ranks(count))).unwrap() == expected,
-            "{count} ranks: the bits differ"
-        );
+    for (weights, changes) in [(WeightFormat::Bf16, &[][..]), (WeightFormat::Int8, WIDE_HEADS)] {
+        let (_dir, options) = changed_config(PANELS, changes);
+        let options = LoadOptions { weights, ..options };
+        let expected = run(&mut engine(&options, Ranks::alone(Emulator::build()))).unwrap();
+        for count in [2, 4] {
+            let found = run(&mut engine(&options, ranks(count))).unwrap();
+            assert!(found == expected, "{weights:?}, {count} ranks: the bits differ");
+        }
     }
 }
 

@@ -1,0 +1,124 @@
+//! Operands of a product of panels in each of their formats: which kernels multiply them, and their parameters.
+
+use cpu_kernels::NUM_SLICES;
+use half::bf16;
+
+use super::super::int8::{Int8Rows, MAX_K};
+use super::{InputLayout, PANEL_COLUMNS, packed_len};
+use crate::cuda::CudaError;
+use crate::cuda::executor::{DeviceMemory, Params, Tensor, check, check_len};
+use crate::cuda::sources::{FP8_PANELS, GEMM_PANELS, INT8_PANELS, Kernel};
+
+/// Rows of a tile of the kernels of bf16 and FP8, in their order in the files.
+pub(crate) const TILE_ROWS: [usize; 5] = [8, 16, 40, 80, 128];
+/// The same of int8, whose instruction has no form of 40 rows.
+pub(crate) const INT8_TILE_ROWS: [usize; 5] = [8, 16, 48, 80, 128];
+/// Columns of a panel of int8: as many bytes as 64 of bf16.
+pub(crate) const INT8_PANEL_COLUMNS: usize = 2 * PANEL_COLUMNS;
+
+/// Inputs `[rows, k]` in panels and weights `[n, k]` in tiles.
+#[derive(Debug)]
+pub(crate) enum PanelOperands<'a, M> {
+    Bf16 {
+        x: &'a Tensor<M, bf16>,
+        weights: &'a Tensor<M, bf16>,
+    },
+    Fp8 {
+        x: &'a Tensor<M, bf16>,
+        codes: &'a Tensor<M, u8>,
+        /// `[n]`; `None` for a rank's partial sum, which is scaled after the sum over ranks.
+        channel_scales: Option<&'a Tensor<M, f32>>,
+    },
+    Int8 {
+        x: Int8Rows<'a, M>,
+        steps: &'a Tensor<M, i8>,
+        /// As of FP8.
+        channel_scales: Option<&'a Tensor<M, f32>>,
+        /// 1, or one for each of the eight slices of K.
+        scales_of_row: usize,
+    },
+}
+
+impl<'a, M: DeviceMemory> PanelOperands<'a, M> {
+    /// Columns of a panel and of a step: slices of K are whole multiples.
+    pub(super) fn columns(&self) -> usize {
+        if matches!(self, Self::Int8 { .. }) { INT8_PANEL_COLUMNS } else { PANEL_COLUMNS }
+    }
+
+    /// Rows of the tiles that have a kernel.
+    pub(super) fn tile_rows(&self) -> &'static [usize; 5] {
+        if matches!(self, Self::Int8 { .. }) { &INT8_TILE_ROWS } else { &TILE_ROWS }
+    }
+
+    /// The kernel of tiles of `rows` rows.
+    pub(super) fn kernel(&self, rows: usize) -> Result<&'static Kernel, CudaError> {
+        let file = match self {
+            Self::Bf16 { .. } => &GEMM_PANELS,
+            Self::Fp8 { .. } => &FP8_PANELS,
+            Self::Int8 { .. } => &INT8_PANELS,
+        };
+        let tiles = self.tile_rows();
+        let index =
+            tiles.iter().position(|of_tile| *of_tile == rows).ok_or_else(|| CudaError::BadLaunch {
+                kernel: file.kernel(0).name,
+                what: "rows of a tile",
+                found: rows,
+                expected: format!("one of {tiles:?}"),
+            })?;
+        Ok(file.kernel(index))
+    }
+
+    pub(super) fn channel_scales(&self) -> Option<&'a Tensor<M, f32>> {
+        match *self {
+            Self::Bf16 { .. } => None,
+            Self::Fp8 { channel_scales, .. } | Self::Int8 { channel_scales, .. } => channel_scales,
+        }
+    }
+
+    /// Scales of rows, if all slices are one exact sum: groups of it are integers.
+    pub(super) fn scales_of_exact_sums(&self) -> Option<&'a Tensor<M, f32>> {
+        match *self {
+            Self::Int8 { x: (_, scales), scales_of_row: 1, .. } => Some(scales),
+            _ => None,
+        }
+    }
+
+    pub(super) fn check(
+        &self,
+        kernel: &'static str,
+        (rows, n, k): (usize, usize, usize),
+    ) -> Result<(), CudaError> {
+        let (x_len, weights_len) = match self {
+            Self::Bf16 { x, weights } => (x.len(), weights.len()),
+            Self::Fp8 { x, codes, .. } => (x.len(), codes.len()),
+            Self::Int8 { x, steps, .. } => (x.0.len(), steps.len()),
+        };
+        check_len(kernel, "x", x_len, InputLayout::Panels.len(rows, k))?;
+        check_len(kernel, "packed weights", weights_len, packed_len(n, k))?;
+        check_len(kernel, "channel_scales", self.channel_scales().map_or(n, Tensor::len), n)?;
+        let Self::Int8 { x: (_, scales), scales_of_row, .. } = *self else { return Ok(()) };
+        let is_good = scales_of_row == 1 || scales_of_row == NUM_SLICES;
+        check(kernel, ("scales of a row", scales_of_row), is_good, "1 or 8")?;
+        check(kernel, ("k", k), k < MAX_K, format!("below {MAX_K}"))?;
+        check_len(kernel, "x scales", scales.len(), rows * scales_of_row)
+    }
+
+    /// The kernel's first parameters. Scales of channels multiply whole sums only.
+    pub(super) fn params(&self, is_whole: bool) -> Params {
+        let params = Params::default();
+        match *self {
+            Self::Bf16 { x, weights } => params.read(x).read(weights),
+            Self::Fp8 { x, codes, channel_scales } => {
+                params.read(x).read(codes).read_if(channel_scales.filter(|_| is_whole))
+            }
+            Self::Int8 { x: (x, scales), steps, channel_scales, .. } => {
+                params.read(x).read(scales).read(steps).read_if(channel_scales.filter(|_| is_whole))
+            }
+        }
+    }
+
+    /// The parameters that follow those of all formats.
+    pub(super) fn last_params(&self, params: Params) -> Params {
+        if let Self::Int8 { scales_of_row, .. } = *self { params.u32(scales_of_row) } else { params }
+    }
+}
