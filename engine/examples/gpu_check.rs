@@ -1,12 +1,14 @@
 //! `make gpu-check`: on a machine with a GPU, checks correctness and measures times
 //! (`engine::cuda::gpu_check`). Without a GPU it prints one line and fails.
 //!
-//!     gpu_check [--device N] [--kernels DIR] [--models DIR] [--peer FILE] [--minutes M] [--out FILE] [--dry] [SECTION ..]
+//!     gpu_check [--device N] [--kernels DIR] [--models DIR] [--peer FILE] [--minutes M] [--out FILE] [--clusters] [--dry]
+//!         [SECTION ..]
 //!
 //! N is the driver's device number [0]. `--kernels` is a folder of compiled kernels [compiled at start, which
 //! needs NVRTC]. `--models` holds `draft` and `target` [models/demo]. `--peer` is the path of gpu-peer.py
 //! [deploy/gpu-peer.py]. After M minutes the current section is stopped and no other starts [9]. `--out`
-//! appends the report to FILE as well, line by line. `--dry` uses sizes for a host that emulates the device,
+//! appends the report to FILE as well, line by line. `--clusters` lets blocks of products share operands, as
+//! workers do not yet. `--dry` uses sizes for a host that emulates the device,
 //! with the draft in place of both models.
 //!
 //! Each section runs in a separate process, so that a section which crashes, hangs, or breaks its device does
@@ -58,7 +60,7 @@ impl Options {
     fn parse(args: &[String]) -> Result<Self, String> {
         let models = PathBuf::from("models/demo");
         let (pair, peer) = ((models.clone(), models), PathBuf::from("deploy/gpu-peer.py"));
-        let target = CheckTarget { ordinal: 0, kernels: None, pair, peer, is_dry: false };
+        let target = CheckTarget { ordinal: 0, kernels: None, pair, peer, is_dry: false, clusters: false };
         let time = 9 * 60 * SECOND;
         let mut options = Self { target, sections: Vec::new(), time, out: None, in_process: false };
         let mut args = args.iter();
@@ -77,6 +79,7 @@ impl Options {
                 "--models" => options.target.pair = (value()?.into(), PathBuf::new()),
                 "--peer" => options.target.peer = value()?.into(),
                 "--out" => options.out = Some(value()?.into()),
+                "--clusters" => options.target.clusters = true,
                 "--dry" => options.target.is_dry = true,
                 IN_PROCESS => options.in_process = true,
                 name => options.sections.push(
@@ -152,7 +155,7 @@ fn run_section(
     left: Duration,
     report: &mut ReportWriter,
 ) -> Result<Option<String>, String> {
-    let CheckTarget { ordinal, kernels, pair, peer, is_dry } = &options.target;
+    let CheckTarget { ordinal, kernels, pair, peer, is_dry, clusters } = &options.target;
     let this = std::env::current_exe().map_err(to_message)?;
     let models = pair.0.parent().unwrap_or(&pair.0);
     let mut command = Command::new(this);
@@ -161,8 +164,10 @@ fn run_section(
     if let Some(dir) = kernels {
         command.arg("--kernels").arg(dir);
     }
-    if *is_dry {
-        command.arg("--dry");
+    for (is_set, flag) in [(*is_dry, "--dry"), (*clusters, "--clusters")] {
+        if is_set {
+            command.arg(flag);
+        }
     }
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(to_message)?;
     let (sender, lines) = sync_channel::<String>(MAX_QUEUED_LINES);

@@ -51,6 +51,7 @@ pub struct CudaDevice {
     /// Allocated on the first write.
     staging: Option<Staging>,
     products: Option<LibraryProducts>,
+    multiplies_in_clusters: bool,
 }
 
 /// Products that cuBLASLt computes.
@@ -156,10 +157,22 @@ impl CudaDevice {
                 functions.insert(kernel.name, function);
             }
         }
-        let (watch, recorder, staging, products) = (None, None, None, None);
+        let (watch, recorder, staging, products, multiplies_in_clusters) = (None, None, None, None, false);
         let (capability, pool) = ((major, minor), MemoryPool::of_device(ordinal)?);
         pool.keep_freed()?;
-        Ok(Self { context, stream, functions, ordinal, capability, pool, watch, recorder, staging, products })
+        Ok(Self {
+            context,
+            stream,
+            functions,
+            ordinal,
+            capability,
+            pool,
+            watch,
+            recorder,
+            staging,
+            products,
+            multiplies_in_clusters,
+        })
     }
 
     /// Number of devices that the driver reports.
@@ -210,6 +223,11 @@ impl CudaDevice {
     /// Collects launches from now on, and replays repeated ones as one graph.
     pub(super) fn enable_graphs(&mut self) {
         self.recorder = Some(LaunchRecorder::default());
+    }
+
+    /// Lets blocks of products share operands in clusters from now on.
+    pub(super) fn use_clusters(&mut self) {
+        self.multiplies_in_clusters = true;
     }
 
     /// Has cuBLASLt compute bf16 products of at least `from_rows` rows from now on. Errors name in one line
@@ -460,6 +478,10 @@ impl Executor for CudaDevice {
 
     fn multiplies_panels(&self) -> bool {
         self.products.is_none() && self.has_panel_kernels()
+    }
+
+    fn multiplies_in_clusters(&self) -> bool {
+        self.multiplies_in_clusters && self.multiplies_panels()
     }
 
     unsafe fn multiply(&mut self, product: &Product) -> Result<bool, CudaError> {

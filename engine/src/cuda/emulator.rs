@@ -141,7 +141,7 @@ impl Emulator {
         let mut pointers: Vec<*mut c_void> =
             params.iter_mut().map(|param| std::ptr::from_mut(param).cast()).collect();
         let [x, y, z] = launch.grid;
-        let shape = [x, y, z, launch.threads, launch.shared_bytes];
+        let shape = [x, y, z, launch.threads, launch.shared_bytes, launch.cluster];
         let _guard = LAUNCH_LOCK.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // SAFETY: the parameters are the kernel's by the contract of `launch`, and its memory is still
         // allocated by that of `flush`.
@@ -274,6 +274,10 @@ impl Executor for Emulator {
     }
 
     fn multiplies_panels(&self) -> bool {
+        self.multiplies_panels
+    }
+
+    fn multiplies_in_clusters(&self) -> bool {
         self.multiplies_panels
     }
 

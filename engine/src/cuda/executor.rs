@@ -77,6 +77,11 @@ pub(crate) trait Executor {
         false
     }
 
+    /// Whether blocks of products may share operands in clusters. Must be false without `multiplies_panels`.
+    fn multiplies_in_clusters(&self) -> bool {
+        false
+    }
+
     /// Computes a product with a library, which sums in an order of its own choice, if this executor has a
     /// library and uses it for this number of rows. Returns whether it did.
     ///

@@ -35,15 +35,22 @@ pub struct CheckTarget {
     pub peer: PathBuf,
     /// Whether this is a dry run on the host driver, with small sizes.
     pub is_dry: bool,
+    /// Whether products share operands in clusters.
+    pub clusters: bool,
 }
 
 impl CheckTarget {
     fn open(&self) -> Result<CudaDevice, CudaError> {
-        CudaDevice::open(self.ordinal, self.kernels.as_deref())
+        let mut device = CudaDevice::open(self.ordinal, self.kernels.as_deref())?;
+        if self.clusters {
+            device.use_clusters();
+        }
+        Ok(device)
     }
 
     fn gpus(&self) -> GpuOptions {
-        GpuOptions { kernels: self.kernels.clone(), ..GpuOptions::for_devices(&[self.ordinal]) }
+        let (kernels, clusters) = (self.kernels.clone(), self.clusters);
+        GpuOptions { kernels, clusters, ..GpuOptions::for_devices(&[self.ordinal]) }
     }
 
     fn scale(&self) -> Scale {

@@ -26,6 +26,9 @@ pub struct GpuOptions {
     pub memory_utilization: Option<f32>,
     /// Whether repeated kernel launches are replayed as CUDA graphs.
     pub graphs: bool,
+    /// Whether blocks of products share operands in clusters, on compute capability 9.0. Off in workers until it
+    /// has run on a GPU (docs/adr/0096-clusters-share-operands.md).
+    pub clusters: bool,
     /// Minimum number of rows of bf16 products that cuBLASLt computes. `None`: this crate's deterministic
     /// kernels compute all products.
     pub cublaslt_min_rows: Option<usize>,
@@ -38,10 +41,17 @@ impl GpuOptions {
     /// batches. From this number on it is faster on an H200 (docs/measurements/gpu.md).
     pub const CUBLASLT_MIN_ROWS: usize = 32;
 
-    /// These GPUs with a fixed size of the KV cache, deterministic products and no graphs.
+    /// These GPUs with a fixed size of the KV cache, deterministic products, no graphs and no clusters.
     pub fn for_devices(ordinals: &[usize]) -> Self {
         let (memory_utilization, cublaslt_min_rows, kernels) = (None, None, None);
-        Self { ordinals: ordinals.to_vec(), memory_utilization, graphs: false, cublaslt_min_rows, kernels }
+        Self {
+            ordinals: ordinals.to_vec(),
+            memory_utilization,
+            graphs: false,
+            clusters: false,
+            cublaslt_min_rows,
+            kernels,
+        }
     }
 }
 
@@ -59,6 +69,9 @@ pub(crate) fn load_on_gpus(
     let library = (ordinals.len() > 1).then(NcclLibrary::load).transpose()?;
     let open = |&ordinal| CudaDevice::open(ordinal, gpus.kernels.as_deref());
     let mut devices = ordinals.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    if gpus.clusters {
+        devices.iter_mut().for_each(CudaDevice::use_clusters);
+    }
     if gpus.graphs {
         devices.iter_mut().for_each(CudaDevice::enable_graphs);
     }

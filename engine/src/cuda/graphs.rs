@@ -25,14 +25,16 @@ pub(crate) struct Launch {
     pub(crate) threads: u32,
     /// Dynamic shared memory of a block, in bytes.
     pub(crate) shared_bytes: u32,
+    /// Blocks of a cluster.
+    pub(crate) cluster: u32,
     pub(crate) grid: [u32; 3],
     pub(crate) params: Vec<u64>,
 }
 
 impl Launch {
     pub(crate) fn new(kernel: &'static Kernel, grid: [u32; 3], params: &[u64]) -> Self {
-        let Kernel { name, threads, shared_bytes, .. } = *kernel;
-        Self { kernel: name, threads, shared_bytes, grid, params: params.to_vec() }
+        let Kernel { name, threads, shared_bytes, cluster, .. } = *kernel;
+        Self { kernel: name, threads, shared_bytes, cluster, grid, params: params.to_vec() }
     }
 }
 
@@ -143,7 +145,7 @@ mod tests {
     use super::*;
 
     fn launch(kernel: &'static str, x: u32, param: u64) -> Launch {
-        Launch { kernel, threads: 32, shared_bytes: 0, grid: [x, 1, 1], params: vec![param] }
+        Launch { kernel, threads: 32, shared_bytes: 0, cluster: 1, grid: [x, 1, 1], params: vec![param] }
     }
 
     /// How a list of launches is run: `e`ach, `c`apture, or the name of the replayed graph.

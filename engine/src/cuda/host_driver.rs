@@ -12,7 +12,7 @@ use libloading::{Library, Symbol};
 
 use super::kernel_files::{self, HOST_KERNELS};
 use super::on_host::{self, Check};
-use super::sources;
+use super::sources::{self, Kernel};
 use super::toolkit::CudaVersion;
 
 const DRIVER: &str = include_str!("emulator/driver.hpp");
@@ -117,8 +117,8 @@ impl HostDriver {
             .iter()
             .flat_map(|source| source.kernels)
             .map(|kernel| {
-                let (name, threads) = (kernel.name, kernel.threads);
-                format!("    {{\"{name}\", {{run_{name}, params_{name}, {threads}}}}},\n")
+                let Kernel { name, threads, cluster, .. } = kernel;
+                format!("    {{\"{name}\", {{run_{name}, params_{name}, {threads}, {cluster}}}}},\n")
             })
             .collect();
         let find = format!(

@@ -34,9 +34,9 @@ pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, Int8Rows, QuantizeRows, Ste
 pub(crate) use logits::{LogitEdit, edit_logits, edits_of};
 pub(crate) use own_blocks::{OwnBlocks, own_bytes};
 pub(crate) use panels::{
-    CHANNELS as TILE_CHANNELS, GemmPanels, GroupSums, INT8_PANEL_COLUMNS, INT8_TILE_ROWS, InputLayout,
-    MAX_SUMS_BYTES, PANEL_COLUMNS, PackedChannels, PanelLaunch, PanelOperands, ProductInput, TILE_ROWS,
-    fits_panels, pack_fp8, pack_panels, packed_len,
+    CHANNELS as TILE_CHANNELS, GemmPanels, GroupSums, INT8_PANEL_COLUMNS, INT8_TILES, InputLayout,
+    MAX_SUMS_BYTES, NUM_ALONE, PANEL_COLUMNS, PackedChannels, PanelLaunch, PanelOperands, ProductInput,
+    TILES, fits_panels, pack_fp8, pack_panels, packed_len,
 };
 pub(crate) use probe::{multiply_only, read_words};
 pub(crate) use random::{random_bf16, random_f32};

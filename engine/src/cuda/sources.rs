@@ -23,6 +23,9 @@ pub(crate) struct Kernel {
     pub(crate) max_registers: u32,
     /// Dynamic shared memory of a block in bytes, in addition to what the kernel declares.
     pub(crate) shared_bytes: u32,
+    /// Number of blocks of a cluster: they run at the same time and copy to each other's shared memory. It divides
+    /// the grid's x.
+    pub(crate) cluster: u32,
     /// Requirements of the machine code of its main loop, if that is checked.
     pub(crate) main_loop: Option<LoopRequirements>,
     /// Minimum number of 16-byte loads from global memory that are in flight together.
@@ -96,6 +99,7 @@ const fn kernel(name: &'static str, threads: u32, max_registers: u32) -> Kernel 
         threads,
         max_registers,
         shared_bytes: 0,
+        cluster: 1,
         main_loop: None,
         loads_in_flight: 0,
         is_shared_aligned: false,
@@ -119,6 +123,11 @@ impl Kernel {
     /// Sets the size of a ring of stages for tiles of `rows` rows and weights of `weight_bytes` each.
     const fn with_ring(self, rows_and_stages: (u32, u32), weight_bytes: u32) -> Self {
         Self { shared_bytes: ring_bytes(rows_and_stages, weight_bytes), is_shared_aligned: true, ..self }
+    }
+
+    /// Sets the number of blocks of a cluster.
+    const fn in_clusters_of(self, cluster: u32) -> Self {
+        Self { cluster, ..self }
     }
 
     /// Requires `loads_in_flight` loads that are in flight together.
@@ -172,7 +181,7 @@ const fn attention_stage_bytes(head_dim: u32, steps: u32) -> u32 {
 }
 
 /// Bytes of `stages` stages of panels.cuh for tiles of `rows` rows and weights of `weight_bytes` each, of the sums
-/// of level 1, of barriers, and of borders. A step of 128 int8 takes the bytes of one of 64 bf16.
+/// of level 2, of barriers, and of borders. A step of 128 int8 takes the bytes of one of 64 bf16.
 const fn ring_bytes((rows, stages): (u32, u32), weight_bytes: u32) -> u32 {
     stages * 64 * (128 * weight_bytes + rows * 2) + rows * 128 * 4 + stages * 16 + 48
 }
@@ -280,6 +289,9 @@ source!(
         kernel("gemm_panels_40", 384, 168).with_ring((40, 8), 2),
         kernel("gemm_panels_80", 384, 168).with_ring((80, 7), 2),
         kernel("gemm_panels_128", 384, 168).with_ring((128, 5), 2),
+        kernel("gemm_panels_80_by_2", 384, 168).with_ring((80, 7), 2).in_clusters_of(2),
+        kernel("gemm_panels_128_by_2", 384, 168).with_ring((128, 5), 2).in_clusters_of(2),
+        kernel("gemm_panels_128_by_4", 384, 168).with_ring((128, 5), 2).in_clusters_of(4),
         kernel("sum_groups", 256, 32),
         kernel("pack_panels", 256, 32),
     ]
@@ -295,6 +307,9 @@ source!(
         kernel("fp8_panels_40", 384, 168).with_ring((40, 12), 1),
         kernel("fp8_panels_80", 384, 168).with_ring((80, 9), 1),
         kernel("fp8_panels_128", 384, 168).with_ring((128, 6), 1),
+        kernel("fp8_panels_80_by_2", 384, 168).with_ring((80, 9), 1).in_clusters_of(2),
+        kernel("fp8_panels_128_by_2", 384, 168).with_ring((128, 6), 1).in_clusters_of(2),
+        kernel("fp8_panels_128_by_4", 384, 168).with_ring((128, 6), 1).in_clusters_of(4),
         kernel("pack_fp8", 256, 32),
     ]
 );
@@ -309,6 +324,9 @@ source!(
         kernel("int8_panels_48", 384, 168).with_ring((48, 8), 2),
         kernel("int8_panels_80", 384, 168).with_ring((80, 7), 2),
         kernel("int8_panels_128", 384, 168).with_ring((128, 5), 2),
+        kernel("int8_panels_80_by_2", 384, 168).with_ring((80, 7), 2).in_clusters_of(2),
+        kernel("int8_panels_128_by_2", 384, 168).with_ring((128, 5), 2).in_clusters_of(2),
+        kernel("int8_panels_128_by_4", 384, 168).with_ring((128, 5), 2).in_clusters_of(4),
         kernel("sum_int8_groups", 256, 32),
     ]
 );

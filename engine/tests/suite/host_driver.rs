@@ -17,6 +17,7 @@ fn target(kernels: &Path) -> CheckTarget {
         pair: (draft.clone(), draft),
         peer,
         is_dry: true,
+        clusters: true,
     }
 }
 

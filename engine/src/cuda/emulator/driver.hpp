@@ -37,6 +37,7 @@ enum Result {
   NOT_READY = 600,
   ILLEGAL_ADDRESS = 700,
   CAPTURE_UNSUPPORTED = 900,
+  INVALID_CLUSTER_SIZE = 912,
 };
 
 constexpr size_t TOTAL_BYTES = 512u << 20;
@@ -49,6 +50,8 @@ struct Kernel {
   void (*entry)(void**);
   uint32_t num_params;
   uint32_t max_threads;
+  // Blocks of a cluster.
+  uint32_t cluster;
   // Maximum dynamic shared memory per block.
   uint32_t max_shared_bytes = 48 << 10;
 };
@@ -181,6 +184,7 @@ static const char* name_of(int result) {
     case NOT_FOUND: return "CUDA_ERROR_NOT_FOUND";
     case NOT_READY: return "CUDA_ERROR_NOT_READY";
     case ILLEGAL_ADDRESS: return "CUDA_ERROR_ILLEGAL_ADDRESS";
+    case INVALID_CLUSTER_SIZE: return "CUDA_ERROR_INVALID_CLUSTER_SIZE";
     case CAPTURE_UNSUPPORTED: return "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
     default: return "an error that the host's driver does not have";
   }
@@ -458,13 +462,14 @@ int cuLaunchKernel(Kernel* kernel, unsigned x, unsigned y, unsigned z, unsigned 
   const bool grid_fits = x > 0 && y > 0 && z > 0 && x <= 0x7fffffffu && y <= 65535 && z <= 65535;
   const bool block_fits = threads > 0 && threads <= kernel->max_threads && threads_y == 1 && threads_z == 1;
   if (!grid_fits || !block_fits || shared_bytes > kernel->max_shared_bytes || extra) return INVALID_VALUE;
+  if (x % kernel->cluster != 0) return INVALID_CLUSTER_SIZE;
   ++counted.launches;
   std::vector<uint64_t> values(kernel->num_params);
   for (uint32_t i = 0; i < kernel->num_params; ++i) std::memcpy(&values[i], params[i], 8);
   put(*stream, [=]() mutable {
     std::vector<void*> places;
     for (uint64_t& value : values) places.push_back(&value);
-    const uint32_t shape[5] = {x, y, z, threads, shared_bytes};
+    const uint32_t shape[6] = {x, y, z, threads, shared_bytes, kernel->cluster};
     emulator_launch(kernel->entry, shape, places.data());
   });
   return SUCCESS;

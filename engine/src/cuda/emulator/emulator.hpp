@@ -1,6 +1,6 @@
 // Runs the kernels' own sources on the host. Every thread of a block is a fiber; at a barrier a fiber waits
-// for the others. Blocks run one after another; threads between barriers, and blocks of a grid, run in random
-// order. Slow and exact: it tests indices, barriers, bounds and arithmetic, but neither speed nor the
+// for the others. Blocks run one after another, those of a cluster together; threads between barriers, and
+// blocks of a grid, run in random order. Slow and exact: it tests indices, barriers, bounds and arithmetic, but neither speed nor the
 // rounding inside a tensor-core instruction (here products are summed in f64 and rounded once).
 //
 // Built with CHECK_RACES and -fsanitize=thread it also records, for every byte, which thread of which block
@@ -47,8 +47,9 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 // A static variable can stand for shared memory, because blocks run one after another and all fibers on one
-// thread.
+// thread. Kernels of clusters declare none.
 #define __shared__ static
 
 struct Dim3 {
@@ -65,7 +66,9 @@ static Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator {
 
-constexpr uint32_t MAX_THREADS = 1024;
+constexpr uint32_t MAX_CLUSTER = 4;
+// Of all blocks of a cluster.
+constexpr uint32_t MAX_THREADS = MAX_CLUSTER * 384;
 constexpr size_t STACK_BYTES = 64 << 10;
 
 // Saved context of a fiber or of the scheduler: the buffer of GCC's and Clang's __builtin_setjmp. The C
@@ -77,14 +80,15 @@ struct Barrier {
   uint32_t expected = 0, arrived = 0, generation = 0;
 };
 
-static Barrier block_barrier, warp_barriers[MAX_THREADS / 32];
+static Barrier cluster_barrier, block_barriers[MAX_CLUSTER], warp_barriers[MAX_THREADS / 32];
 static SavedContext scheduler, fibers[MAX_THREADS];
 // A fiber is created once per process, and runs one thread of each block after another.
 static bool created[MAX_THREADS], done[MAX_THREADS];
 // The barrier that a fiber waits for, and the generation that must end first.
 static Barrier* awaited[MAX_THREADS];
 static uint32_t awaited_generation[MAX_THREADS];
-static uint32_t current;
+// Fiber r * block_threads + t is thread t of block r of the cluster, whose first block is number `cluster_first`.
+static uint32_t current, block_threads, cluster_first;
 static void (*body)(void**);
 static void** body_params;
 static uint64_t exchange[MAX_THREADS / 32][32];
@@ -101,8 +105,8 @@ struct Copies {
   uint32_t first, under_way, first_group, groups;
 };
 static Copies copies[MAX_THREADS];
-// Shared memory whose size is a launch parameter; it ends at a protected page.
-static char* dynamic_shared;
+// Shared memory of each block of the cluster, whose size is a launch parameter; it ends at a protected page.
+static char* shared_of_blocks[MAX_CLUSTER];
 // Bytes that kernels have read from global memory by load_16, load_8, load_4 and cp_async_16.
 static uint64_t global_bytes;
 // Stacks of all fibers.
@@ -130,7 +134,11 @@ EMULATOR_ONLY static bool is_device_memory(uintptr_t page) {
   std::lock_guard<std::mutex> guard(regions_turn);
   // An allocation ends at a page boundary.
   auto next = regions.upper_bound(page + 4095);
-  if (next == regions.begin() || (char*)(--next)->first == dynamic_shared) return false;
+  if (next == regions.begin()) return false;
+  --next;
+  for (const char* shared : shared_of_blocks) {
+    if ((const char*)next->first == shared) return false;
+  }
   return page < next->first + next->second;
 }
 EMULATOR_ONLY static void note_region(uintptr_t at, size_t bytes) {
@@ -142,12 +150,15 @@ EMULATOR_ONLY static void note_region(uintptr_t at, size_t bytes) {
     regions.erase(at);
   }
 }
-EMULATOR_ONLY static void note_barrier() { ++races::interval; }
+EMULATOR_ONLY static void note_barrier(uint32_t rank) { races::intervals[rank] = ++races::last_interval; }
 EMULATOR_ONLY static void note_launch() { ++races::launch; }
-EMULATOR_ONLY static void note_block(uint32_t block) {
-  races::block = block;
-  ++races::interval;
+EMULATOR_ONLY static void note_begin() {
+  for (uint32_t& interval : races::intervals) interval = ++races::last_interval;
   races::is_running = true;
+}
+EMULATOR_ONLY static void note_turn(uint32_t block, uint32_t rank) {
+  races::block = block;
+  races::rank = rank;
 }
 EMULATOR_ONLY static void note_end() { races::is_running = false; }
 // Records a write that the emulator makes for a thread.
@@ -155,9 +166,10 @@ EMULATOR_ONLY static void note_write(void* to, size_t bytes) { races::touch(to, 
 EMULATOR_ONLY static void note_read(const void* from, size_t bytes) { races::touch((void*)from, bytes, false); }
 #else
 EMULATOR_ONLY static void note_region(uintptr_t, size_t) {}
-EMULATOR_ONLY static void note_barrier() {}
+EMULATOR_ONLY static void note_barrier(uint32_t) {}
 EMULATOR_ONLY static void note_launch() {}
-EMULATOR_ONLY static void note_block(uint32_t) {}
+EMULATOR_ONLY static void note_begin() {}
+EMULATOR_ONLY static void note_turn(uint32_t, uint32_t) {}
 EMULATOR_ONLY static void note_end() {}
 EMULATOR_ONLY static void note_write(void*, size_t) {}
 EMULATOR_ONLY static void note_read(const void*, size_t) {}
@@ -214,7 +226,9 @@ EMULATOR_ONLY static inline void release_if_full(Barrier& barrier) {
   if (barrier.expected > 0 && barrier.arrived == barrier.expected) {
     barrier.arrived = 0;
     ++barrier.generation;
-    if (&barrier == &block_barrier) note_barrier();
+    for (uint32_t rank = 0; rank < MAX_CLUSTER; ++rank) {
+      if (&barrier == &block_barriers[rank] || &barrier == &cluster_barrier) note_barrier(rank);
+    }
   }
 }
 
@@ -229,7 +243,9 @@ EMULATOR_ONLY static inline void wait(Barrier& barrier) {
 }
 
 EMULATOR_ONLY static inline uint32_t lane() { return current % 32; }
+// Warps are counted through the blocks of the cluster.
 EMULATOR_ONLY static inline uint32_t warp() { return current / 32; }
+EMULATOR_ONLY static inline uint32_t rank() { return current / block_threads; }
 
 // Main function of a fiber, on the fiber's stack; never returns. Each iteration runs one thread of one block.
 EMULATOR_ONLY static void fiber_main() {
@@ -239,10 +255,10 @@ EMULATOR_ONLY static void fiber_main() {
     Copies& mine = copies[current];
     mine.first = mine.under_way = mine.first_group = mine.groups = mine.sizes[0] = 0;
     done[current] = true;
-    --block_barrier.expected;
-    release_if_full(block_barrier);
-    --warp_barriers[warp()].expected;
-    release_if_full(warp_barriers[warp()]);
+    for (Barrier* barrier : {&cluster_barrier, &block_barriers[rank()], &warp_barriers[warp()]}) {
+      --barrier->expected;
+      release_if_full(*barrier);
+    }
     yield();
   }
 }
@@ -250,7 +266,10 @@ EMULATOR_ONLY static void fiber_main() {
 // Runs a fiber until it waits at a barrier or its thread returns.
 EMULATOR_ONLY SWITCHES static void resume(uint32_t fiber) {
   current = fiber;
-  threadIdx = {fiber, 0, 0};
+  threadIdx = {fiber % block_threads, 0, 0};
+  const uint32_t block = cluster_first + rank();
+  blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y, block / gridDim.x / gridDim.y};
+  note_turn(block, rank());
   awaited[fiber] = nullptr;
   if (__builtin_setjmp(scheduler)) return;
   if (created[current]) jump(fibers[current]);
@@ -269,8 +288,10 @@ EMULATOR_ONLY static bool is_waiting(uint32_t fiber) {
   return awaited[fiber] && awaited[fiber]->generation == awaited_generation[fiber];
 }
 
-EMULATOR_ONLY static void run_block(uint32_t threads) {
-  block_barrier = {threads, 0, 0};
+EMULATOR_ONLY static void run_cluster(uint32_t blocks) {
+  const uint32_t threads = blocks * block_threads;
+  cluster_barrier = {threads, 0, 0};
+  for (uint32_t rank = 0; rank < blocks; ++rank) block_barriers[rank] = {block_threads, 0, 0};
   for (uint32_t w = 0; w < (threads + 31) / 32; ++w) {
     warp_barriers[w] = {threads - w * 32 < 32 ? threads - w * 32 : 32, 0, 0};
   }
@@ -280,6 +301,7 @@ EMULATOR_ONLY static void run_block(uint32_t threads) {
     awaited[i] = nullptr;
     turns[i] = i;
   }
+  uint32_t held_block = 0, held_turns = 0;
   for (uint32_t left = threads; left > 0;) {
     // Fibers that are not waiting run in random order.
     for (uint32_t i = threads - 1; i > 0; --i) {
@@ -288,13 +310,22 @@ EMULATOR_ONLY static void run_block(uint32_t threads) {
       turns[i] = turns[other];
       turns[other] = kept;
     }
+    // Now and then a block of a cluster stands still for a while, and the others go on.
+    if (blocks > 1 && held_turns == 0 && random_below(16) == 0) {
+      held_block = random_below(blocks);
+      held_turns = random_below(64);
+    }
     bool resumed = false;
     for (uint32_t turn = 0; turn < threads; ++turn) {
       const uint32_t i = turns[turn];
-      if (done[i] || is_waiting(i)) continue;
+      if (done[i] || is_waiting(i) || (held_turns > 0 && i / block_threads == held_block)) continue;
       resumed = true;
       resume(i);
       if (done[i]) --left;
+    }
+    if (held_turns > 0) {
+      held_turns = resumed ? held_turns - 1 : 0;
+      continue;
     }
     if (!resumed) {
       std::fprintf(stderr, "emulator: threads of block (%u, %u, %u) wait for a barrier that not all reach\n",
@@ -395,7 +426,8 @@ constexpr uint32_t num_params(void (*)(Args...)) {
 
 }  // namespace emulator
 
-static inline void __syncthreads() { emulator::wait(emulator::block_barrier); }
+static inline void __syncthreads() { emulator::wait(emulator::block_barriers[emulator::rank()]); }
+static inline void __syncwarp() { emulator::wait(emulator::warp_barriers[emulator::warp()]); }
 template <typename T>
 static inline T __shfl_xor_sync(uint32_t, T value, uint32_t with) {
   return emulator::shuffle(value, emulator::lane() ^ with);
@@ -432,7 +464,7 @@ template <int LEFT>
 static inline void cp_async_wait() {
   emulator::finish_groups(LEFT);
 }
-#define DYNAMIC_SHARED(name) uint4* name = (uint4*)emulator::dynamic_shared
+#define DYNAMIC_SHARED(name) uint4* name = (uint4*)emulator::shared_of_blocks[emulator::rank()]
 static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   emulator::mma<float, double, 2>(d, a, b, [](uint32_t word, uint32_t half) { return emulator::bf16_half(word, half); });
 }
@@ -454,6 +486,7 @@ static inline uint32_t __float_as_uint(float x) { return bits_as<uint32_t>(x); }
 static inline double __longlong_as_double(long long x) { return bits_as<double>(x); }
 static inline long long __double_as_longlong(double x) { return bits_as<long long>(x); }
 static inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static inline uint32_t max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 extern "C" {
 
@@ -482,32 +515,45 @@ uint64_t emulator_global_bytes() { return emulator::global_bytes; }
 // Sets the seed of the order in which threads and blocks run from now on.
 void emulator_order(uint64_t seed) { emulator::order = seed; }
 
-// Runs a kernel over its grid. `shape`: the grid, threads per block, and bytes of dynamic shared memory per
-// block.
+// Runs a kernel over its grid. `shape`: the grid, threads per block, bytes of dynamic shared memory per block,
+// and blocks of a cluster, which divide the grid's x.
 void emulator_launch(void (*kernel)(void**), const uint32_t* shape, void** params) {
   const uint32_t* grid = shape;
-  const uint32_t threads = shape[3], shared_bytes = shape[4];
-  if (shared_bytes) emulator::dynamic_shared = (char*)emulator_alloc(shared_bytes);
+  const uint32_t threads = shape[3], shared_bytes = shape[4], cluster = shape[5];
+  if (cluster > emulator::MAX_CLUSTER || cluster * threads > emulator::MAX_THREADS || grid[0] % cluster != 0) {
+    std::fprintf(stderr, "emulator: %u blocks of %u threads are not in clusters of %u\n", grid[0], threads, cluster);
+    std::abort();
+  }
+  // Only the blocks of a cluster have memory: a copy to another one is noticed.
+  for (uint32_t rank = 0; shared_bytes && rank < cluster; ++rank) {
+    emulator::shared_of_blocks[rank] = (char*)emulator_alloc(shared_bytes);
+  }
   emulator::body = kernel;
   emulator::body_params = params;
+  emulator::block_threads = threads;
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {threads, 1, 1};
   emulator::note_launch();
-  // Visits blocks with a random stride that is coprime to their number.
-  const uint64_t blocks = (uint64_t)grid[0] * grid[1] * grid[2];
+  // Visits clusters with a random stride that is coprime to their number.
+  const uint64_t clusters = (uint64_t)grid[0] * grid[1] * grid[2] / cluster;
   uint64_t step = 1 + emulator::random_below(1u << 20);
-  while (std::gcd(step, blocks) != 1) ++step;
-  uint64_t next = emulator::random_below((uint32_t)std::min<uint64_t>(blocks, 1u << 30));
-  for (uint64_t i = 0; i < blocks; ++i) {
-    blockIdx = {(uint32_t)(next % grid[0]), (uint32_t)(next / grid[0] % grid[1]), (uint32_t)(next / grid[0] / grid[1])};
+  while (std::gcd(step, clusters) != 1) ++step;
+  uint64_t next = emulator::random_below((uint32_t)std::min<uint64_t>(clusters, 1u << 30));
+  for (uint64_t i = 0; i < clusters; ++i) {
+    emulator::cluster_first = (uint32_t)next * cluster;
     // Shared memory starts with garbage in every block.
-    if (shared_bytes) std::memset(emulator::dynamic_shared, 0xa5, shared_bytes);
-    emulator::note_block((uint32_t)next);
-    emulator::run_block(threads);
+    for (uint32_t rank = 0; shared_bytes && rank < cluster; ++rank) {
+      std::memset(emulator::shared_of_blocks[rank], 0xa5, shared_bytes);
+    }
+    emulator::note_begin();
+    emulator::run_cluster(cluster);
     emulator::note_end();
-    next = (next + step) % blocks;
+    next = (next + step) % clusters;
   }
-  if (shared_bytes) emulator_free(emulator::dynamic_shared, shared_bytes);
+  for (uint32_t rank = 0; shared_bytes && rank < cluster; ++rank) {
+    emulator_free(emulator::shared_of_blocks[rank], shared_bytes);
+    emulator::shared_of_blocks[rank] = nullptr;
+  }
 }
 
 }

@@ -88,6 +88,7 @@ macro_rules! kernels {
                 threads: 64,
                 max_registers: 32,
                 shared_bytes: 0,
+                cluster: 1,
                 main_loop: None,
                 loads_in_flight: 0,
                 is_shared_aligned: false,

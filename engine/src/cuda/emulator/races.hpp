@@ -43,7 +43,9 @@ struct Page {
 static std::unordered_map<uintptr_t, Page*>& pages = *new std::unordered_map<uintptr_t, Page*>;
 constexpr uintptr_t NEAR = 1024;
 static Page* near_pages[NEAR];
-static uint32_t interval = 1, launch = 0, block = 0;
+// The block that runs, its place in the cluster, and the interval of each block of the cluster.
+static uint32_t last_interval = 1, launch = 0, block = 0, rank = 0;
+static uint32_t intervals[MAX_CLUSTER];
 // Whether a kernel is running; only then are accesses checked.
 static bool is_running = false;
 static char found[256];
@@ -75,7 +77,7 @@ EMULATOR_ONLY static void report(const char* what, uintptr_t at, const Access& o
 EMULATOR_ONLY static bool conflicts(const Access& other, bool common) {
   if (other.launch != launch) return false;
   if (other.block != block) return common;
-  return other.interval == interval && other.thread != current;
+  return other.interval == intervals[rank] && other.thread != current;
 }
 
 EMULATOR_ONLY static void touch(void* address, size_t bytes, bool writes) {
@@ -83,7 +85,7 @@ EMULATOR_ONLY static void touch(void* address, size_t bytes, bool writes) {
   if (!is_running || is_stack(first)) return;
   // Functions called from here are instrumented too.
   is_running = false;
-  const Access now = {interval, launch, block, (uint16_t)current};
+  const Access now = {intervals[rank], launch, block, (uint16_t)current};
   for (uintptr_t at = first; at < first + bytes; ++at) {
     Page& page = page_of(at);
     Byte& byte = page.bytes[at % PAGE];
@@ -96,7 +98,7 @@ EMULATOR_ONLY static void touch(void* address, size_t bytes, bool writes) {
       continue;
     }
     byte.read_by_several = same_launch && (byte.read_by_several || byte.read.block != block);
-    const bool same_interval = same_launch && byte.read.block == block && byte.read.interval == interval;
+    const bool same_interval = same_launch && byte.read.block == block && byte.read.interval == intervals[rank];
     const bool by_several = same_interval && byte.read.thread != current;
     byte.read = now;
     if (by_several) byte.read.thread = SEVERAL;

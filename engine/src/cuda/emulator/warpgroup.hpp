@@ -27,7 +27,7 @@ struct PanelProduct {
   uint32_t num_rows, group;
   bool is_int8;
 };
-constexpr uint32_t MAX_BULK_COPIES = 64, MAX_PRODUCTS = 16, MOST_FRUITLESS_TURNS = 1u << 22;
+constexpr uint32_t MAX_BULK_COPIES = 256, MAX_PRODUCTS = 16, MOST_FRUITLESS_TURNS = 1u << 10;
 static BulkCopy bulk_copies[MAX_BULK_COPIES];
 static uint32_t num_bulk_copies;
 static PanelProduct panel_products[MAX_THREADS][MAX_PRODUCTS];
@@ -136,20 +136,26 @@ EMULATOR_ONLY static void start_product(void* acc, const char* weights, const ui
   if (of_lane) std::memcpy(product.of_lane, of_lane, sizeof(product.of_lane));
 }
 
-EMULATOR_ONLY static void start_bulk_copy(char* to, const void* from, uint32_t bytes, char* barrier) {
-  if (num_bulk_copies == MAX_BULK_COPIES) {
-    std::fprintf(stderr, "emulator: more bulk copies under way than it keeps\n");
-    std::abort();
-  }
+// The place in block `to` of the cluster that corresponds to one in this block.
+EMULATOR_ONLY static char* place_in(char* at, uint32_t to) { return shared_of_blocks[to] + (at - shared_of_blocks[rank()]); }
+
+EMULATOR_ONLY static void start_bulk_copy(char* to, const void* from, uint32_t bytes, char* barrier, uint32_t blocks) {
   // On a device the copy would touch more sectors of the cache. Dynamic shared memory begins at such a multiple.
-  if ((to - dynamic_shared) % 128 != 0) {
+  if ((to - shared_of_blocks[rank()]) % 128 != 0) {
     std::fprintf(stderr, "emulator: a bulk copy to an address that is no multiple of 128\n");
     std::abort();
   }
   global_bytes += bytes;
   note_read(from, bytes);
-  std::memset(to, 0xa5, bytes);
-  bulk_copies[num_bulk_copies++] = {to, from, bytes, barrier};
+  for (uint32_t block = 0; blocks >> block != 0; ++block) {
+    if (!(blocks >> block & 1)) continue;
+    if (num_bulk_copies == MAX_BULK_COPIES) {
+      std::fprintf(stderr, "emulator: more bulk copies under way than it keeps\n");
+      std::abort();
+    }
+    std::memset(place_in(to, block), 0xa5, bytes);
+    bulk_copies[num_bulk_copies++] = {place_in(to, block), from, bytes, place_in(barrier, block)};
+  }
 }
 
 EMULATOR_ONLY static void init_phases(char* at, uint32_t arrivals) {
@@ -164,10 +170,16 @@ static inline SharedAddress shared_address(const void* at) { return (char*)at; }
 static inline void barrier_init(SharedAddress at, uint32_t arrivals) { emulator::init_phases(at, arrivals); }
 static inline void barriers_ready() {}
 static inline void barrier_arrive(SharedAddress at) { emulator::arrive(at, 0); }
+static inline void barrier_arrive_in(uint32_t block, SharedAddress at) { emulator::arrive(emulator::place_in(at, block), 0); }
+static inline uint32_t cluster_rank() { return emulator::rank(); }
+static inline void cluster_sync() { emulator::wait(emulator::cluster_barrier); }
 static inline void barrier_expect(SharedAddress at, uint32_t bytes) { emulator::arrive(at, bytes); }
 static inline void barrier_wait(SharedAddress at, uint32_t parity) { emulator::wait_for_phase(at, parity); }
 static inline void copy_bulk(SharedAddress to, const void* from, uint32_t bytes, SharedAddress barrier) {
-  emulator::start_bulk_copy(to, from, bytes, barrier);
+  emulator::start_bulk_copy(to, from, bytes, barrier, 1u << emulator::rank());
+}
+static inline void copy_bulk_to(uint32_t blocks, SharedAddress to, const void* from, uint32_t bytes, SharedAddress barrier) {
+  emulator::start_bulk_copy(to, from, bytes, barrier, blocks);
 }
 template <int COUNT>
 static inline void take_registers() {}

@@ -34,19 +34,22 @@ struct Fp8Weights {
   }
 };
 
-#define FP8_PANELS(NAME, ROWS, STAGES, BLOCKS)                                                                      \
-  extern "C" __global__ void __launch_bounds__(384, BLOCKS)                                                         \
+#define FP8_PANELS(NAME, ROWS, STAGES, BLOCKS, CLUSTER, ROW_TILES, CHANNEL_TILES)                                   \
+  extern "C" __global__ void CLUSTER __launch_bounds__(384, BLOCKS)                                                 \
       NAME(const bf16* x, const unsigned char* weights, const float* channel_scales, const float* bias,             \
            const u32* borders, float* out, u32 rows, u32 n, u32 k, u32 first, u32 slices, u32 groups) {             \
-    gemm_of_panels<Fp8Weights, ROWS, STAGES, BLOCKS == 1>(x, weights, channel_scales, bias, borders, out,           \
-                                                          {rows, n, k, first, slices, groups});                     \
+    gemm_of_panels<Fp8Weights, ROWS, STAGES, BLOCKS == 1, Cluster<ROW_TILES, CHANNEL_TILES>>(                       \
+        x, weights, channel_scales, bias, borders, out, {rows, n, k, first, slices, groups});                       \
   }
 
-FP8_PANELS(fp8_panels_8, 8, 10, 2)
-FP8_PANELS(fp8_panels_16, 16, 9, 2)
-FP8_PANELS(fp8_panels_40, 40, 12, 1)
-FP8_PANELS(fp8_panels_80, 80, 9, 1)
-FP8_PANELS(fp8_panels_128, 128, 6, 1)
+FP8_PANELS(fp8_panels_8, 8, 10, 2, , 1, 1)
+FP8_PANELS(fp8_panels_16, 16, 9, 2, , 1, 1)
+FP8_PANELS(fp8_panels_40, 40, 12, 1, , 1, 1)
+FP8_PANELS(fp8_panels_80, 80, 9, 1, , 1, 1)
+FP8_PANELS(fp8_panels_128, 128, 6, 1, , 1, 1)
+FP8_PANELS(fp8_panels_80_by_2, 80, 9, 1, __cluster_dims__(2, 1, 1), 2, 1)
+FP8_PANELS(fp8_panels_128_by_2, 128, 6, 1, __cluster_dims__(2, 1, 1), 2, 1)
+FP8_PANELS(fp8_panels_128_by_4, 128, 6, 1, __cluster_dims__(4, 1, 1), 2, 2)
 
 // Packs rows of weights into tiles. from [rows, k] bytes, a multiple of 128 rows. Grid (k / 64, rows / 128), 256
 // threads.

@@ -7,19 +7,23 @@ struct PanelWeights : PackedTiles {
   static constexpr u32 STEP_COLUMNS = STEP;
 };
 
-#define GEMM_PANELS(NAME, ROWS, STAGES, BLOCKS)                                                                     \
-  extern "C" __global__ void __launch_bounds__(384, BLOCKS)                                                         \
+// CLUSTER: attributes of the kernel; ROW_TILES x CHANNEL_TILES: its blocks.
+#define GEMM_PANELS(NAME, ROWS, STAGES, BLOCKS, CLUSTER, ROW_TILES, CHANNEL_TILES)                                  \
+  extern "C" __global__ void CLUSTER __launch_bounds__(384, BLOCKS)                                                 \
       NAME(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out, u32 rows, u32 n,  \
            u32 k, u32 first, u32 slices, u32 groups) {                                                              \
-    gemm_of_panels<PanelWeights, ROWS, STAGES, BLOCKS == 1>(x, weights, nullptr, bias, borders, out,                \
-                                                            {rows, n, k, first, slices, groups});                   \
+    gemm_of_panels<PanelWeights, ROWS, STAGES, BLOCKS == 1, Cluster<ROW_TILES, CHANNEL_TILES>>(                     \
+        x, weights, nullptr, bias, borders, out, {rows, n, k, first, slices, groups});                              \
   }
 
-GEMM_PANELS(gemm_panels_8, 8, 6, 2)
-GEMM_PANELS(gemm_panels_16, 16, 5, 2)
-GEMM_PANELS(gemm_panels_40, 40, 8, 1)
-GEMM_PANELS(gemm_panels_80, 80, 7, 1)
-GEMM_PANELS(gemm_panels_128, 128, 5, 1)
+GEMM_PANELS(gemm_panels_8, 8, 6, 2, , 1, 1)
+GEMM_PANELS(gemm_panels_16, 16, 5, 2, , 1, 1)
+GEMM_PANELS(gemm_panels_40, 40, 8, 1, , 1, 1)
+GEMM_PANELS(gemm_panels_80, 80, 7, 1, , 1, 1)
+GEMM_PANELS(gemm_panels_128, 128, 5, 1, , 1, 1)
+GEMM_PANELS(gemm_panels_80_by_2, 80, 7, 1, __cluster_dims__(2, 1, 1), 2, 1)
+GEMM_PANELS(gemm_panels_128_by_2, 128, 5, 1, __cluster_dims__(2, 1, 1), 2, 1)
+GEMM_PANELS(gemm_panels_128_by_4, 128, 5, 1, __cluster_dims__(4, 1, 1), 2, 2)
 
 // Adds the sums of `groups` (2, 4 or 8) groups of slices in the contract's tree, then scale and bias. Slices
 // without numbers add zeros to the tree, which turns -0 into 0.

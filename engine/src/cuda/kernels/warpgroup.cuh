@@ -19,6 +19,30 @@ __device__ __forceinline__ void barrier_arrive(SharedAddress at) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
 
+// Arrives at the barrier that has this place in the shared memory of block `block` of the cluster.
+__device__ __forceinline__ void barrier_arrive_in(u32 block, SharedAddress at) {
+  asm volatile(
+      "{\n"
+      ".reg .u32 place;\n"
+      "mapa.shared::cluster.u32 place, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [place];\n"
+      "}" ::"r"(at), "r"(block) : "memory");
+}
+
+// This block's number in its cluster.
+__device__ __forceinline__ u32 cluster_rank() {
+  u32 rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Waits until all threads of the cluster have called it. What they wrote before is visible after.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;" ::: "memory");
+}
+
 // Arrives, and announces `bytes` of copies.
 __device__ __forceinline__ void barrier_expect(SharedAddress at, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
@@ -42,6 +66,15 @@ __device__ __forceinline__ void copy_bulk(SharedAddress to, const void* from, u3
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(bytes), "r"(barrier)
                : "memory");
+}
+
+// The same to all blocks of the cluster whose bit is set in `blocks`: the bytes arrive at this place of each, and
+// are counted by its barrier.
+__device__ __forceinline__ void copy_bulk_to(u32 blocks, SharedAddress to, const void* from, u32 bytes, SharedAddress barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "h"((unsigned short)blocks)
+      : "memory");
 }
 
 // Sets the number of registers of each thread of this warpgroup; all its threads take part.

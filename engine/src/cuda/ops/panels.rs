@@ -4,13 +4,16 @@
 //! [`GemmInt8`](super::GemmInt8).
 
 mod operands;
+mod tile;
 
-pub(crate) use operands::{INT8_PANEL_COLUMNS, INT8_TILE_ROWS, PanelOperands, TILE_ROWS};
+pub(crate) use operands::{INT8_PANEL_COLUMNS, PanelOperands};
+use tile::usable;
+pub(crate) use tile::{INT8_TILES, NUM_ALONE, TILES, Tile};
 
 use cpu_kernels::NUM_SLICES;
 use half::bf16;
 
-use super::blocks::{MULTIPROCESSORS, nonempty_slices};
+use super::blocks::nonempty_slices;
 use super::gemm::check_borders;
 use super::{MAX_GRID_YZ, ensure_capacity};
 use crate::cuda::CudaError;
@@ -23,8 +26,6 @@ const PANEL_ROWS: usize = 8;
 pub(crate) const PANEL_COLUMNS: usize = 64;
 /// Channels of a unit of work; weights are padded to a multiple.
 pub(crate) const CHANNELS: usize = 128;
-/// Row tiles up to this height run two blocks per multiprocessor.
-const ROWS_OF_TWO_BLOCKS: usize = 16;
 /// Upper bound of the memory for sums of groups of slices.
 pub(crate) const MAX_SUMS_BYTES: usize = 32 << 20;
 
@@ -77,7 +78,7 @@ pub(crate) fn pack_panels<E: Executor>(
     to: &mut Tensor<E::Memory, bf16>,
     channels: PackedChannels,
 ) -> Result<(), CudaError> {
-    pack(executor, GEMM_PANELS.kernel(TILE_ROWS.len() + 1), rows, to, channels)
+    pack(executor, GEMM_PANELS.kernel(TILES.len() + 1), rows, to, channels)
 }
 
 /// The same for rows of FP8 weights that [`Fp8Layout::pack`](super::Fp8Layout::pack) has packed, without
@@ -88,7 +89,7 @@ pub(crate) fn pack_fp8<E: Executor>(
     to: &mut Tensor<E::Memory, u8>,
     channels: PackedChannels,
 ) -> Result<(), CudaError> {
-    pack(executor, FP8_PANELS.kernel(TILE_ROWS.len()), rows, to, channels)
+    pack(executor, FP8_PANELS.kernel(TILES.len()), rows, to, channels)
 }
 
 fn pack<E: Executor, T: bytemuck::Pod>(
@@ -180,7 +181,7 @@ impl GroupSums {
             return Ok(());
         }
         let (is_exact, len) = (self.exact_scales != 0, self.len());
-        let kernel = if is_exact { &INT8_PANELS } else { &GEMM_PANELS }.kernel(TILE_ROWS.len());
+        let kernel = if is_exact { &INT8_PANELS } else { &GEMM_PANELS }.kernel(TILES.len());
         let params = Params::default().u64(self.sums);
         let params = if is_exact { params.u64(self.exact_scales) } else { params };
         let params = params.u64(self.scales).u64(self.bias).u64(self.out);
@@ -206,7 +207,7 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
         let (rows, n, k) = shape;
         let (_, log_slices) = nonempty_slices(self.borders.1);
         let steps = k / self.operands.columns();
-        let tiles = self.operands.tile_rows();
+        let tiles = usable(self.operands.tiles(), executor.multiplies_in_clusters());
         let chosen = PanelLaunch::choose((rows.max(1), n.max(1), steps), tiles, 1 << log_slices);
         self.launch_as(executor, shape, chosen)
     }
@@ -242,7 +243,7 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
         let Self { operands, bias, borders: (on_device, borders), sums, out } = self;
         let (first, log_slices) = nonempty_slices(borders);
         let (slices, groups) = (1 << log_slices, launch.groups);
-        let kernel = operands.kernel(launch.tile_rows)?;
+        let kernel = operands.kernel(launch.tile)?;
         check(kernel.name, ("rows", rows), (1..1 << 21).contains(&rows), "1 to 2^21")?;
         check(kernel.name, ("n", n), (1..1 << 21).contains(&n), "1 to 2^21")?;
         check_borders(kernel.name, borders, (k, operands.columns()))?;
@@ -251,7 +252,7 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
         check_len(kernel.name, "bias", bias.map_or(n, Tensor::len), n)?;
         check_len(kernel.name, "out", out.len(), rows * n)?;
         operands.check(kernel.name, (rows, n, k))?;
-        let grid = [launch.units(rows, n).min(launch.blocks()) as u32, 1, 1];
+        let grid = [launch.blocks(rows, n) as u32, 1, 1];
         let is_whole = groups == 1;
         let params = operands.params(is_whole).read_if(bias.filter(|_| is_whole)).read(on_device);
         let product = |params: Params| {
@@ -284,36 +285,35 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
 /// A kernel for a product, and in how many groups its units divide the slices. No choice changes a bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PanelLaunch {
-    tile_rows: usize,
+    tile: Tile,
     groups: usize,
 }
 
 impl PanelLaunch {
-    /// Every kernel, of tiles of these rows, with every number of groups of `slices` slices.
-    pub(crate) fn all(tiles: &[usize], slices: usize) -> Vec<Self> {
-        let groups = |&tile_rows: &usize| {
+    /// Every kernel of these tiles with every number of groups of `slices` slices.
+    pub(crate) fn all(tiles: &[Tile], slices: usize) -> Vec<Self> {
+        let groups = |&tile: &Tile| {
             std::iter::successors(Some(1), |groups| Some(2 * groups))
                 .take_while(move |groups| *groups <= slices)
-                .map(move |groups| Self { tile_rows, groups })
+                .map(move |groups| Self { tile, groups })
         };
         tiles.iter().flat_map(groups).collect()
     }
 
     /// The launch with the shortest modelled time, of `rows` by `n` outputs over `steps` steps of K.
-    fn choose((rows, n, steps): (usize, usize, usize), tiles: &[usize], slices: usize) -> Self {
+    fn choose((rows, n, steps): (usize, usize, usize), tiles: &[Tile], slices: usize) -> Self {
         let fits = |launch: &Self| launch.groups == 1 || launch.groups * rows * n * 4 <= MAX_SUMS_BYTES;
         let all = Self::all(tiles, slices).into_iter().filter(fits);
         // Of launches that wait for weights, that with the fewest units.
         all.min_by_key(|launch| (launch.nanoseconds((rows, n, steps)), launch.units(rows, n)))
-            .unwrap_or(Self { tile_rows: TILE_ROWS[0], groups: 1 })
+            .unwrap_or(Self { tile: TILES[0], groups: 1 })
     }
 
     /// Time of a product: the steps of the units of a multiprocessor, or reading the weights from memory, whichever
-    /// takes longer, and adding the groups. Fitted to times of bf16 on an H200 (docs/measurements/gpu.md). A step of
-    /// int8 has the same bytes and instructions; its times are not measured.
+    /// takes longer, and adding the groups.
     fn nanoseconds(self, (rows, n, steps): (usize, usize, usize)) -> usize {
-        let of_unit = steps.div_ceil(self.groups) * (220 + 3 * self.tile_rows);
-        let multiplying = self.units(rows, n).div_ceil(MULTIPROCESSORS) * of_unit;
+        let of_unit = steps.div_ceil(self.groups) * self.tile.nanoseconds_of_step();
+        let multiplying = self.units(rows, n).div_ceil(self.tile.multiprocessors()) * of_unit;
         let reading = n * steps * (PANEL_COLUMNS * size_of::<bf16>()) / 4300;
         let adding = if self.groups > 1 { 2000 + rows * n * 4 * (2 * self.groups + 1) / 4000 } else { 0 };
         multiplying.max(reading) + adding
@@ -321,12 +321,14 @@ impl PanelLaunch {
 
     /// Units of work: row tiles, tiles of channels, groups of slices.
     fn units(self, rows: usize, n: usize) -> usize {
-        rows.div_ceil(self.tile_rows) * n.div_ceil(CHANNELS) * self.groups
+        let Tile { rows: height, cluster: (row_tiles, channel_tiles), .. } = self.tile;
+        let clusters = rows.div_ceil(height * row_tiles) * n.div_ceil(CHANNELS * channel_tiles);
+        clusters * self.tile.cluster_size() * self.groups
     }
 
-    /// Number of blocks that run at the same time.
-    fn blocks(self) -> usize {
-        MULTIPROCESSORS * if self.tile_rows <= ROWS_OF_TWO_BLOCKS { 2 } else { 1 }
+    /// Blocks of a launch.
+    fn blocks(self, rows: usize, n: usize) -> usize {
+        self.units(rows, n).min(self.tile.multiprocessors() * self.tile.blocks)
     }
 }
 
@@ -347,19 +349,28 @@ mod tests {
     /// Shapes of an 8B model; the choices that were fastest on an H200 or within a tenth of it.
     #[test]
     fn the_choice_fits_the_rows_and_fills_the_device() {
-        let choose = |rows, n, k| PanelLaunch::choose((rows, n, k / PANEL_COLUMNS), &TILE_ROWS, 8);
+        let choose = |(rows, n, k), in_clusters| {
+            let tiles = usable(&TILES, in_clusters);
+            let PanelLaunch { tile, groups } =
+                PanelLaunch::choose((rows, n, k / PANEL_COLUMNS), tiles, NUM_SLICES);
+            (tile.rows, tile.cluster, groups)
+        };
         let chosen = |rows, n, k| {
-            let PanelLaunch { tile_rows, groups } = choose(rows, n, k);
-            (tile_rows, groups)
+            let (height, _, groups) = choose((rows, n, k), false);
+            (height, groups)
         };
         assert_eq!([1, 16].map(|rows| chosen(rows, 28_672, 4096)), [(8, 1), (16, 1)]);
         assert_eq!(chosen(40, 4096, 4096), (40, 4));
         assert_eq!([28_672, 4096].map(|n| chosen(160, n, 4096)), [(80, 1), (80, 2)]);
         assert_eq!(chosen(160, 4096, 14_336), (80, 2));
         assert_eq!([28_672, 6144, 4096].map(|n| chosen(2048, n, 4096)), [(128, 1); 3]);
+        // In clusters: as alone while one row tile holds all rows, then pairs, then squares.
+        assert_eq!([1, 40].map(|rows| choose((rows, 28_672, 4096), true).1), [(1, 1); 2]);
+        assert_eq!(choose((160, 28_672, 4096), true), (80, (2, 1), 1));
+        assert_eq!([28_672, 6144].map(|n| choose((2048, n, 4096), true)), [(128, (2, 2), 1); 2]);
         for rows in [1, 5, 40, 160, 700, 2048] {
             for (n, k) in [(28_672, 4096), (4096, 14_336), (57_344, 8192), (1280, 8192), (8192, 3584)] {
-                let launch = choose(rows, n, k);
+                let launch = PanelLaunch::choose((rows, n, k / PANEL_COLUMNS), &TILES, NUM_SLICES);
                 assert!(launch.groups == 1 || launch.groups * rows * n * 4 <= MAX_SUMS_BYTES, "{launch:?}");
             }
         }

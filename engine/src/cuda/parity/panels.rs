@@ -10,8 +10,8 @@ use super::{Numbers, Parity, Scale, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    BF16_GRAIN, Fp8Layout, GemmFp8, GemmPanels, InputLayout, PackedChannels, PanelLaunch, PanelOperands,
-    RmsNorm, TILE_ROWS, add, borders, pack_fp8, pack_panels, packed_len, swiglu, to_panels,
+    BF16_GRAIN, Fp8Layout, GemmFp8, GemmPanels, InputLayout, NUM_ALONE, PackedChannels, PanelLaunch,
+    PanelOperands, RmsNorm, TILES, add, borders, pack_fp8, pack_panels, packed_len, swiglu, to_panels,
 };
 
 /// The index of a number in panels; twin of `panel_index` in prelude.cuh.
@@ -42,20 +42,26 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     let mut parities = layouts(e, scale.pick((11, 128), (700, 4096)))?;
     let (n, k) = scale.pick((130, 512), (4096, 14_336));
     let slices = KSlices::eighths(k, 64);
-    let all = PanelLaunch::all(&TILE_ROWS, 8);
+    let all = PanelLaunch::all(&TILES, 8);
+    let (alone, in_clusters) = all.split_at(4 * NUM_ALONE);
     for (rows, launches) in scale.pick(
-        vec![(1, all.as_slice()), (45, &all[8..16]), (130, &all[12..])],
+        vec![(1, alone), (45, &alone[8..16]), (130, &alone[12..]), (130, &in_clusters[1..3])],
         vec![(1, all.as_slice()), (45, &all), (160, &all), (300, &all)],
     ) {
         parities.extend(products(e, (rows, n), &slices, launches)?);
         parities.extend(fp8_products(e, (rows, n.min(520)), &slices, launches)?);
     }
+    // So many steps that stages are reused many times.
+    let in_clusters = PanelLaunch::all(&TILES[NUM_ALONE..], 1);
+    let (rows, n, k) = scale.pick((130, 130, 1024), (300, 4096, 14_336));
+    parities.extend(products(e, (rows, n), &KSlices::eighths(k, 64), &in_clusters)?);
+    parities.extend(fp8_products(e, (rows, n), &KSlices::eighths(k, 64), &in_clusters)?);
     parities.extend(norms_of_groups(e, scale.pick((5, 384), (33, 4096)), &slices)?);
     for owned in [0..4, 6..8, 3..4] {
         let slices = slices.owned(owned).rebased();
         parities.extend(fp8_products(e, (9, n.min(520)), &slices, &all[..1])?);
         let used = slices.ranges().iter().filter(|slice| !slice.is_empty()).count();
-        parities.extend(products(e, (9, n), &slices, &PanelLaunch::all(&TILE_ROWS[..1], used))?);
+        parities.extend(products(e, (9, n), &slices, &PanelLaunch::all(&TILES[..1], used))?);
     }
     parities.extend(int8::cases(e, scale)?);
     Ok(parities)
@@ -112,7 +118,7 @@ fn norms_of_groups<E: Executor>(
     let on_host = borders(slices, BF16_GRAIN);
     let on_device = Tensor::of(e, &on_host, "borders")?;
     let mut parities = Vec::new();
-    for launch in PanelLaunch::all(&TILE_ROWS[..1], 8) {
+    for launch in PanelLaunch::all(&TILES[..1], 8) {
         let (mut sums, borders) = (None, (&on_device, on_host.as_slice()));
         let mut out = Tensor::zeros(e, len, "out")?;
         let operands = PanelOperands::Bf16 { x: &x, weights: &weights };
@@ -214,4 +220,37 @@ fn products<E: Executor>(
         parities.push(compare_equal(case, &bits(e, &out)?, &expected));
     }
     Ok(parities)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::emulator::Emulator;
+
+    /// Two row tiles and two channel tiles: each block reads its operands alone, or what blocks of a cluster share is
+    /// read once.
+    #[test]
+    fn clusters_read_operands_once() {
+        let (n, k) = (256, 512);
+        let mut e = Emulator::build();
+        let slices = KSlices::eighths(k, 64);
+        let on_host = borders(&slices, BF16_GRAIN);
+        let on_device = Tensor::of(&mut e, &on_host, "borders").unwrap();
+        let weights = Tensor::zeros(&mut e, packed_len(n, k), "weights").unwrap();
+        let mut read = |rows, tile: usize| {
+            let x = Tensor::zeros(&mut e, InputLayout::Panels.len(rows, k), "x").unwrap();
+            let mut out = Tensor::zeros(&mut e, rows * n, "out").unwrap();
+            let (operands, borders) =
+                (PanelOperands::Bf16 { x: &x, weights: &weights }, (&on_device, on_host.as_slice()));
+            let gemm = GemmPanels { operands, bias: None, borders, sums: &mut None, out: &mut out };
+            let before = e.global_bytes();
+            gemm.launch_whole(&mut e, (rows, n, k), Some(PanelLaunch::all(&TILES[tile..=tile], 1)[0]))
+                .unwrap();
+            (e.global_bytes() - before) as usize
+        };
+        let operands = |weights: usize, rows: usize| (weights * 128 + rows) * k * 2;
+        assert_eq!([3, 5].map(|tile| read(160, tile)), [operands(4, 4 * 80), operands(2, 4 * 80)]);
+        let all = [operands(4, 4 * 128), operands(2, 4 * 128), operands(2, 2 * 128)];
+        assert_eq!([4, 6, 7].map(|tile| read(256, tile)), all);
+    }
 }

@@ -4,15 +4,12 @@ use cpu_kernels::NUM_SLICES;
 use half::bf16;
 
 use super::super::int8::{Int8Rows, MAX_K};
+use super::tile::{INT8_TILES, TILES, Tile};
 use super::{InputLayout, PANEL_COLUMNS, packed_len};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Params, Tensor, check, check_len};
 use crate::cuda::sources::{FP8_PANELS, GEMM_PANELS, INT8_PANELS, Kernel};
 
-/// Rows of a tile of the kernels of bf16 and FP8, in their order in the files.
-pub(crate) const TILE_ROWS: [usize; 5] = [8, 16, 40, 80, 128];
-/// The same of int8, whose instruction has no form of 40 rows.
-pub(crate) const INT8_TILE_ROWS: [usize; 5] = [8, 16, 48, 80, 128];
 /// Columns of a panel of int8: as many bytes as 64 of bf16.
 pub(crate) const INT8_PANEL_COLUMNS: usize = 2 * PANEL_COLUMNS;
 
@@ -45,26 +42,25 @@ impl<'a, M: DeviceMemory> PanelOperands<'a, M> {
         if matches!(self, Self::Int8 { .. }) { INT8_PANEL_COLUMNS } else { PANEL_COLUMNS }
     }
 
-    /// Rows of the tiles that have a kernel.
-    pub(super) fn tile_rows(&self) -> &'static [usize; 5] {
-        if matches!(self, Self::Int8 { .. }) { &INT8_TILE_ROWS } else { &TILE_ROWS }
+    /// The tiles that have a kernel.
+    pub(super) fn tiles(&self) -> &'static [Tile; 8] {
+        if matches!(self, Self::Int8 { .. }) { &INT8_TILES } else { &TILES }
     }
 
-    /// The kernel of tiles of `rows` rows.
-    pub(super) fn kernel(&self, rows: usize) -> Result<&'static Kernel, CudaError> {
+    /// The kernel of a tile.
+    pub(super) fn kernel(&self, tile: Tile) -> Result<&'static Kernel, CudaError> {
         let file = match self {
             Self::Bf16 { .. } => &GEMM_PANELS,
             Self::Fp8 { .. } => &FP8_PANELS,
             Self::Int8 { .. } => &INT8_PANELS,
         };
-        let tiles = self.tile_rows();
-        let index =
-            tiles.iter().position(|of_tile| *of_tile == rows).ok_or_else(|| CudaError::BadLaunch {
-                kernel: file.kernel(0).name,
-                what: "rows of a tile",
-                found: rows,
-                expected: format!("one of {tiles:?}"),
-            })?;
+        let tiles = self.tiles();
+        let index = tiles.iter().position(|other| *other == tile).ok_or_else(|| CudaError::BadLaunch {
+            kernel: file.kernel(0).name,
+            what: "rows of a tile",
+            found: tile.rows,
+            expected: format!("one of {tiles:?}"),
+        })?;
         Ok(file.kernel(index))
     }
 

@@ -7,7 +7,7 @@ use super::super::{Numbers, Parity, Scale, compare, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    GemmInt8, GemmPanels, INT8_GRAIN, INT8_PANEL_COLUMNS, INT8_TILE_ROWS, PanelLaunch, PanelOperands,
+    GemmInt8, GemmPanels, INT8_GRAIN, INT8_PANEL_COLUMNS, INT8_TILES, NUM_ALONE, PanelLaunch, PanelOperands,
     QuantizeRows, StepLayout, TILE_CHANNELS, borders,
 };
 
@@ -33,10 +33,11 @@ fn packed(steps: &[i8], width: usize, of_tile: usize) -> Vec<i8> {
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let mut parities = layouts(e, scale.pick((300, 384), (700, 4096)))?;
     let (n, k) = scale.pick((130, 1280), (520, 14_336));
-    let all = PanelLaunch::all(&INT8_TILE_ROWS, NUM_SLICES);
+    let all = PanelLaunch::all(&INT8_TILES, NUM_SLICES);
+    let (alone, in_clusters) = all.split_at(4 * NUM_ALONE);
     let (exact, sliced) = (KSlices::whole(k), KSlices::eighths(k, 128));
     for (rows, launches) in scale.pick(
-        vec![(1, all.as_slice()), (9, &all), (45, &all[8..16]), (130, &all[12..]), (300, &all[15..17])],
+        vec![(9, alone), (45, &alone[8..12]), (130, &alone[14..18]), (130, &in_clusters[3..10])],
         vec![(1, all.as_slice()), (45, &all), (160, &all), (300, &all)],
     ) {
         for slices in [&exact, &sliced] {
@@ -45,7 +46,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     }
     // Slices that ranks own, and fewer columns than there are slices.
     for owned in [0..4, 6..8, 3..4] {
-        let launches = PanelLaunch::all(&INT8_TILE_ROWS[..1], owned.len());
+        let launches = PanelLaunch::all(&INT8_TILES[..1], owned.len());
         parities.extend(products(e, (9, n), &sliced.owned(owned).rebased(), &launches)?);
     }
     parities.extend(products(e, (9, n), &KSlices::whole(128), &all[..1])?);
