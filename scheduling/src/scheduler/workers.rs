@@ -324,7 +324,7 @@ impl Workers {
         };
         let drafts = self.drafts.iter().filter_map(|key| self.workers.get(key)).filter(fits);
         let candidates = drafts.map(|worker| Candidate {
-            is_unavailable: worker.health.access(request.now, Duration::ZERO) == Access::Skip,
+            is_unavailable: worker.health.access(request.now) == Access::Skip,
             ..self.candidate(worker, request)
         });
         choose_draft(candidates, target, request.task_type, request.max_len, request.avoid)
