@@ -37,7 +37,8 @@ async fn follow_once(
     follow_changes(cluster, changes, present, members).await
 }
 
-/// Applies each change to `present`, the known membership, and publishes it.
+/// Applies each change to `present`, the known membership, and publishes it. Workers report their load every
+/// few seconds, and no watcher needs it, so a change of loads alone is not published.
 pub(super) async fn follow_changes(
     cluster: &EtcdCluster,
     mut changes: WatchStream,
@@ -50,10 +51,13 @@ pub(super) async fn follow_changes(
         if response.canceled() {
             return Err(Fault::WatchCancelled(reason(&response)));
         }
+        let mut is_changed = false;
         for event in response.events() {
-            cluster.apply(event, &mut present);
+            is_changed |= cluster.apply(event, &mut present);
         }
-        publish(members, present.clone());
+        if is_changed {
+            publish(members, present.clone());
+        }
     }
 }
 
@@ -87,12 +91,17 @@ impl EtcdCluster {
         within_timeout(client.watch(self.workers.as_str(), Some(options))).await
     }
 
-    fn apply(&self, event: &Event, present: &mut BTreeMap<String, Member>) {
-        let Some(pair) = event.kv() else { return };
+    /// Applies a change. Returns whether it changed more than a load.
+    fn apply(&self, event: &Event, present: &mut BTreeMap<String, Member>) -> bool {
+        let Some(pair) = event.kv() else { return false };
         match (event.event_type(), self.member_of(pair)) {
-            (EventType::Put, Some(member)) => drop(present.insert(member.id.clone(), member)),
+            (EventType::Put, Some(member)) => {
+                let is_known = present.get(&member.id).is_some_and(|known| known.is_same_worker(&member));
+                present.insert(member.id.clone(), member);
+                !is_known
+            }
             // Deleted, or replaced by something that is not a member.
-            _ => drop(self.id_of(pair).and_then(|id| present.remove(id))),
+            _ => self.id_of(pair).and_then(|id| present.remove(id)).is_some(),
         }
     }
 
