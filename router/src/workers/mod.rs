@@ -7,6 +7,7 @@ mod reconnect;
 pub mod registry;
 mod served_models;
 pub mod tls;
+mod token_differences;
 
 pub use self::follow::{Membership, follow};
 use proto::v1;

@@ -23,6 +23,7 @@ use crate::catalog::Catalog;
 use crate::workers::connection::{Connection, RouterIdentity, connect, fetch_asset};
 use crate::workers::follow::Endpoint;
 use crate::workers::served_models::{ServedModels, TargetModel, asset_hashes};
+use crate::workers::token_differences::TokenDifferences;
 use crate::workers::{ConnectedWorker, WorkerEvent, WorkerKey, worker_info};
 use text::ModelText;
 
@@ -34,6 +35,7 @@ pub struct Registry {
     events: mpsc::Sender<WorkerEvent>,
     next_key: AtomicU64,
     state: Mutex<RegistryState>,
+    token_differences: TokenDifferences,
 }
 
 #[derive(Debug, Default)]
@@ -76,7 +78,8 @@ impl CheckedConnection {
 impl Registry {
     /// Creates a registry that sends its events to `events`.
     pub fn new(identity: RouterIdentity, catalog: Catalog, events: mpsc::Sender<WorkerEvent>) -> Self {
-        Self { identity, catalog, events, next_key: AtomicU64::new(1), state: Mutex::default() }
+        let (state, token_differences) = (Mutex::default(), TokenDifferences::default());
+        Self { identity, catalog, events, next_key: AtomicU64::new(1), state, token_differences }
     }
 
     /// Connects and checks that the worker's role matches discovery. `last_worker_id` is the process that
@@ -128,7 +131,7 @@ impl Registry {
         let up = ConnectedWorker { key, info, outbox, disconnect: disconnect.clone() };
         let mut is_driver_running = self.events.send(WorkerEvent::Up(up)).await.is_ok();
         // Runs concurrently, so that a worker that does not serve its tokenizer delays no frames.
-        let pairing_check = log_unpairable(peer, others);
+        let pairing_check = self.log_unpairable(peer, others);
         tokio::pin!(pairing_check);
         let mut is_pairing_checked = false;
         let mut result = Ok(());
@@ -225,10 +228,37 @@ impl Registry {
         others
     }
 
+    /// Logs which of `others` the worker can never be paired with, and why.
+    async fn log_unpairable(&self, peer: Peer, others: Vec<Peer>) {
+        for other in others {
+            let (draft, target) =
+                if peer.info.role == Role::Draft { (&peer, &other) } else { (&other, &peer) };
+            let Err(fault) = pairing::check(&draft.info, &target.info) else { continue };
+            let detail = match fault {
+                pairing::PairingError::Tokenizer => {
+                    let of = |peer: &Peer| peer.info.tokenizer_fingerprint.clone();
+                    let compare = differing_token(draft, target);
+                    let difference = self.token_differences.describe((of(draft), of(target)), compare).await;
+                    difference
+                        .unwrap_or_else(|error| format!(" (cannot determine the differing token: {error:#})"))
+                }
+                pairing::PairingError::SamplingScheme { .. } => String::new(),
+            };
+            tracing::warn!(
+                draft = draft.info.address,
+                target = target.info.address,
+                "these workers cannot be paired: {fault}{detail}"
+            );
+        }
+    }
+
     /// Removes a worker whose connection has ended.
     async fn unregister(&self, key: WorkerKey) {
         let mut state = self.state.lock().await;
         state.connected.remove(&key);
+        self.token_differences.retain(|fingerprint| {
+            state.connected.values().any(|peer| peer.info.tokenizer_fingerprint == fingerprint)
+        });
         if state.models.leave(key) {
             self.catalog.publish(state.models.entries());
         }
@@ -264,24 +294,6 @@ impl Listing {
     }
 }
 
-/// Logs which of `others` the worker can never be paired with, and why.
-async fn log_unpairable(peer: Peer, others: Vec<Peer>) {
-    for other in others {
-        let (draft, target) = if peer.info.role == Role::Draft { (&peer, &other) } else { (&other, &peer) };
-        if let Err(fault) = pairing::check(&draft.info, &target.info) {
-            let detail = match fault {
-                pairing::PairingError::Tokenizer => differing_token(draft, target).await,
-                pairing::PairingError::SamplingScheme { .. } => String::new(),
-            };
-            tracing::warn!(
-                draft = draft.info.address,
-                target = target.info.address,
-                "these workers cannot be paired: {fault}{detail}"
-            );
-        }
-    }
-}
-
 impl Peer {
     /// Identifies the worker's process; `None` if the worker sent no id.
     fn worker_id(&self) -> Option<u64> {
@@ -294,19 +306,17 @@ fn worker_id_of(hello: &v1::WorkerHello) -> Option<u64> {
 }
 
 /// Describes the first token to which two workers give different ids, if both serve their tokenizer.
-async fn differing_token(draft: &Peer, target: &Peer) -> String {
-    let lists = async {
-        let mut lists = Vec::new();
-        for peer in [draft, target] {
-            let asset = peer.hello.assets.iter().find(|asset| asset.name == "tokenizer.json");
-            let bytes = fetch_asset(&peer.client, asset.context("no tokenizer.json")?).await?;
-            lists.push(token_list_from_json(std::str::from_utf8(&bytes)?)?);
-        }
-        anyhow::Ok(first_difference(&lists[0], &lists[1]))
-    };
-    match lists.await {
-        Ok(Some(difference)) => format!(": {difference}"),
-        Ok(None) => String::new(),
-        Err(error) => format!(" (cannot determine the differing token: {error:#})"),
+async fn differing_token(draft: &Peer, target: &Peer) -> anyhow::Result<String> {
+    let mut files = Vec::new();
+    for peer in [draft, target] {
+        let asset = peer.hello.assets.iter().find(|asset| asset.name == "tokenizer.json");
+        files.push(fetch_asset(&peer.client, asset.context("no tokenizer.json")?).await?);
     }
+    // Reading token lists takes tens of milliseconds.
+    let compare = move || {
+        let read = |file: &Vec<u8>| anyhow::Ok(token_list_from_json(std::str::from_utf8(file)?)?);
+        anyhow::Ok(first_difference(&read(&files[0])?, &read(&files[1])?))
+    };
+    let difference = tokio::task::spawn_blocking(compare).await??;
+    Ok(difference.map_or_else(String::new, |difference| format!(": {difference}")))
 }
