@@ -4,16 +4,18 @@
 //! The router parses a client's grammar into a [`Grammar`] and checks it ([`check`]). Draft and target
 //! workers compile it for their tokenizer ([`Compiler`]) and get masks from a [`Matcher`]. The parser is the
 //! crate `llguidance`, which is used only here. Everything here is CPU-bound: call it on a thread that may
-//! block.
+//! block. The parser is recursive: the thread needs a stack of [`STACK_BYTES`].
 
 #![forbid(unsafe_code)]
 
 mod compiler;
 mod document;
+mod expressions;
+mod limits;
 mod matcher;
 mod vocabulary;
 
-pub use compiler::{Compiler, check};
+pub use compiler::{Compiler, STACK_BYTES, check};
 pub use document::{Grammar, GrammarKind, TEXT_BYTES_MAX};
 pub use matcher::Matcher;
 pub use vocabulary::Vocabulary;

@@ -13,6 +13,13 @@ use speculation::logits::TokenMask;
 use crate::GrammarError;
 use crate::compiler::one_line;
 
+/// Maximum forced tokens that [`Matcher::check_start`] follows. A limit of the parser may be reached behind the
+/// brace that begins an object.
+const FORCED_MAX: usize = 16;
+
+/// The parser's reason where nothing can follow.
+const NO_CHOICE: &str = "NoExtension";
+
 /// One grammar and the state of one sequence in it.
 pub struct Matcher {
     /// The parser at the start of the text; never advanced.
@@ -66,6 +73,27 @@ impl Matcher {
         Ok(masks)
     }
 
+    /// Checks that the grammar allows an output, as far as its first choice.
+    pub(crate) fn check_start(&mut self) -> Result<(), GrammarError> {
+        // Any id stands for the end.
+        let end = 0;
+        let mut output = Vec::new();
+        while output.len() < FORCED_MAX {
+            let mask = self.masks(&output, &[], &[end]).map_err(|error| match error {
+                GrammarError::Match { reason, .. } if reason.contains(NO_CHOICE) => no_output(),
+                error => error,
+            })?;
+            let mask = &mask[0];
+            let mut allowed = (0..self.num_tokens as TokenId).filter(|&id| mask.allows(id));
+            match (allowed.next(), allowed.next()) {
+                (None, _) => return Err(no_output()),
+                (Some(forced), None) if forced != end => output.push(forced),
+                _ => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
     /// Moves the parser to `output`.
     fn rewind_and_consume(&mut self, output: &[TokenId]) -> Result<(), GrammarError> {
         let shared = self.consumed.iter().zip(output).take_while(|(read, id)| read == id).count();
@@ -116,6 +144,10 @@ impl Matcher {
         self.parser = self.initial.deep_clone();
         self.consumed.clear();
     }
+}
+
+fn no_output() -> GrammarError {
+    GrammarError::Compile("no output matches the grammar".to_owned())
 }
 
 #[cfg(test)]
