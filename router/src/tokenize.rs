@@ -1,5 +1,6 @@
 //! [`TokenizePool`]: dedicated threads for rendering chat templates and tokenizing, which take milliseconds
-//! on long prompts and would block other requests on the async runtime. Their queue is bounded.
+//! on long prompts and would block other requests on the async runtime, and others for checking grammars.
+//! Their queues are bounded.
 
 mod chat;
 
@@ -18,11 +19,21 @@ use tokio::sync::oneshot;
 use crate::detokenize::decode;
 use crate::error::RouterError;
 use crate::metrics::GaugeGuard;
+use crate::request::structure::RawGrammar;
 use crate::task_type::classify;
 use text::{ConversationMessage, Framing, ModelText};
 
 /// Maximum number of queued jobs.
 pub const TOKENIZE_QUEUE_MAX: usize = 1_024;
+
+/// Maximum number of queued grammars.
+pub const GRAMMAR_QUEUE_MAX: usize = 64;
+
+/// Number of threads that check grammars: one slow grammar leaves the other to the other clients.
+const GRAMMAR_THREADS: usize = 2;
+
+/// Stack of a thread for prompts, in bytes: the default of the standard library.
+const TOKENIZE_STACK_BYTES: usize = 2 << 20;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -179,6 +190,8 @@ fn task_type_text(messages: &[ConversationMessage]) -> String {
 #[derive(Clone)]
 pub struct TokenizePool {
     jobs: SyncSender<Job>,
+    /// Grammars to check, which takes up to seconds: on other threads, so that it delays no prompt.
+    grammars: SyncSender<Job>,
     /// Number of queued jobs.
     queue: Gauge,
 }
@@ -190,27 +203,52 @@ impl fmt::Debug for TokenizePool {
 }
 
 impl TokenizePool {
-    /// Starts `num_threads` threads, which end when the last handle is dropped.
+    /// Starts `num_threads` threads for prompts and [`GRAMMAR_THREADS`], which end when the last handle is
+    /// dropped.
     pub fn start(num_threads: usize, lifetime: &Lifetime, queue: Gauge) -> io::Result<Self> {
-        let (jobs, receiver) = sync_channel(TOKENIZE_QUEUE_MAX);
-        let receiver = Arc::new(Mutex::new(receiver));
-        for thread_idx in 0..num_threads.max(1) {
-            let receiver = Arc::clone(&receiver);
-            let guard = lifetime.thread("tokenize");
-            thread::Builder::new().name(format!("tokenize-{thread_idx}")).spawn(move || {
-                let _guard = guard;
-                while let Some(job) = next_job(&receiver) {
-                    job();
-                }
-            })?;
-        }
-        Ok(Self { jobs, queue })
+        let start = |num_threads: usize, queue_max, name: &'static str, stack_bytes| {
+            let (jobs, receiver) = sync_channel(queue_max);
+            let receiver = Arc::new(Mutex::new(receiver));
+            for thread_idx in 0..num_threads {
+                let receiver = Arc::clone(&receiver);
+                let guard = lifetime.thread(name);
+                let thread = thread::Builder::new().name(format!("{name}-{thread_idx}"));
+                thread.stack_size(stack_bytes).spawn(move || {
+                    let _guard = guard;
+                    while let Some(job) = next_job(&receiver) {
+                        job();
+                    }
+                })?;
+            }
+            Ok::<_, io::Error>(jobs)
+        };
+        Ok(Self {
+            jobs: start(num_threads.max(1), TOKENIZE_QUEUE_MAX, "tokenize", TOKENIZE_STACK_BYTES)?,
+            grammars: start(GRAMMAR_THREADS, GRAMMAR_QUEUE_MAX, "check-grammar", grammar::STACK_BYTES)?,
+            queue,
+        })
     }
 
     /// Runs `job` on one of the threads. A panic fails only this call.
     ///
     /// Cancel safety: if the future is dropped the job still runs, and its result is discarded.
     pub async fn run<T, F>(&self, job: F) -> Result<T, RouterError>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> Result<T, RouterError> + Send + 'static,
+    {
+        self.run_on(&self.jobs, "the tokenizer's queue", job).await
+    }
+
+    /// Checks a grammar on a thread with the stack that this needs. Other clients' prompts do not wait for it,
+    /// only their grammars.
+    ///
+    /// Cancel safety: as of [`Self::run`].
+    pub async fn check_grammar(&self, grammar: RawGrammar) -> Result<(), RouterError> {
+        self.run_on(&self.grammars, "the queue of grammars to check", move || grammar.check()).await
+    }
+
+    async fn run_on<T, F>(&self, jobs: &SyncSender<Job>, what: &'static str, job: F) -> Result<T, RouterError>
     where
         T: Send + 'static,
         F: FnOnce() -> Result<T, RouterError> + Send + 'static,
@@ -229,8 +267,8 @@ impl TokenizePool {
                 tracing::debug!("the client disconnected while its prompt was tokenized");
             }
         });
-        self.jobs.try_send(job).map_err(|error| match error {
-            TrySendError::Full(_) => RouterError::Overloaded { what: "the tokenizer's queue" },
+        jobs.try_send(job).map_err(|error| match error {
+            TrySendError::Full(_) => RouterError::Overloaded { what },
             TrySendError::Disconnected(_) => RouterError::Draining,
         })?;
         result.await.unwrap_or(Err(RouterError::Draining))
@@ -284,6 +322,22 @@ mod tests {
         }
         assert!(matches!(pool.run(|| Ok(())).await, Err(RouterError::Overloaded { .. })));
         release.send(()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn prompts_do_not_wait_for_grammars() {
+        let pool = TokenizePool::start(1, &Lifetime::new(), Gauge::default()).unwrap();
+        let (release, blocked) = std::sync::mpsc::channel::<()>();
+        let blocked = Arc::new(Mutex::new(blocked));
+        for _ in 0..GRAMMAR_THREADS {
+            let blocked = Arc::clone(&blocked);
+            let job = move || drop(blocked.lock().unwrap().recv());
+            pool.grammars.send(Box::new(job)).unwrap();
+        }
+        assert_eq!(pool.run(|| Ok(7)).await, Ok(7));
+        drop(release);
+        let grammar = RawGrammar { field: "guided_regex", grammar: grammar::Grammar::choice(&["a"]) };
+        assert_eq!(pool.check_grammar(grammar).await, Ok(()));
     }
 
     #[tokio::test]
