@@ -9,11 +9,11 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use grammar::{Compiler, Grammar, GrammarError, Matcher, Vocabulary};
+use grammar::{Compiler, Grammar, GrammarError, Matcher, STACK_BYTES, Vocabulary};
 use speculation::logits::{DrawError, TokenMask};
 use speculation::{SequenceSpec, TokenId};
 
@@ -22,6 +22,9 @@ use crate::task::Slot;
 
 /// Maximum compiled grammars in the cache. Clients send few distinct grammars many times.
 const COMPILED_MAX: usize = 64;
+
+/// Maximum time that the device thread waits for a grammar before it looks for messages again.
+const WAIT_MAX: Duration = Duration::from_millis(5);
 
 /// Cost of masks since start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -86,8 +89,12 @@ impl Grammars {
         let (masks, mask_jobs) = channel();
         thread::Builder::new()
             .name("grammar-compile".to_owned())
+            .stack_size(STACK_BYTES)
             .spawn(move || compile_all(&tokenizer_json, &compile_jobs))?;
-        thread::Builder::new().name("grammar-mask".to_owned()).spawn(move || mask_all(&mask_jobs))?;
+        thread::Builder::new()
+            .name("grammar-mask".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || mask_all(&mask_jobs))?;
         Ok(Self { compiles, masks, sequences: HashMap::new(), stats: GrammarStats::default() })
     }
 
@@ -115,13 +122,17 @@ impl Grammars {
         true
     }
 
-    /// Waits for the first grammar that one of `tasks` is still compiling. Returns whether there was one.
-    /// Compile time is limited.
+    /// Waits up to [`WAIT_MAX`] for the first grammar that one of `tasks` is still compiling. Returns whether
+    /// there was one.
     pub fn wait(&mut self, tasks: &VecDeque<Task>) -> bool {
         for task in tasks {
             let Some(sequence) = self.sequences.get_mut(&task.slot) else { continue };
             if let GrammarState::Compiling(reply) = &sequence.state {
-                sequence.state = reply.recv().map_or_else(|_| GrammarState::lost(), GrammarState::of);
+                match reply.recv_timeout(WAIT_MAX) {
+                    Ok(compiled) => sequence.state = GrammarState::of(compiled),
+                    Err(RecvTimeoutError::Disconnected) => sequence.state = GrammarState::lost(),
+                    Err(RecvTimeoutError::Timeout) => {}
+                }
                 return true;
             }
         }
@@ -256,5 +267,35 @@ fn mask_all(jobs: &Receiver<MaskJob>) {
         if let Ok(masked) = masked {
             drop(reply.send(masked));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokenizer_json() -> String {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/target/tokenizer.json");
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    /// The compile thread's answer to a grammar that no router checked.
+    fn compiled(grammars: &Grammars, grammar: &Grammar) -> Result<Matcher, String> {
+        let GrammarState::Compiling(reply) = grammars.compile(grammar.to_wire()) else {
+            panic!("the thread is gone")
+        };
+        reply.recv().expect("the thread did not panic").map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_grammar_that_nests_too_deeply_fails_and_the_next_one_compiles() {
+        let grammars = Grammars::start(tokenizer_json()).unwrap();
+        let rules: String = (0..5_000).map(|i| format!("r{i}: r{0} r{0} | \"a\"\n", i + 1)).collect();
+        let text = format!("start: r0\n{rules}r5000: \"b\"");
+        let deep = Grammar { kind: grammar::GrammarKind::Lark, text };
+        let refused = compiled(&grammars, &deep).unwrap_err();
+        assert!(refused.contains("levels deep"), "{refused}");
+        let mut matcher = compiled(&grammars, &Grammar::choice(&["a"])).unwrap();
+        assert_eq!(matcher.masks(&[], &[], &[0]).map(|masks| masks.len()), Ok(1));
     }
 }

@@ -200,6 +200,9 @@ impl<D: RoleLogic> StepExecutor for ModelExecutor<D> {
         let mut plan = self.plan(tasks, prompt_rows);
         if plan.is_empty() && self.grammars.as_mut().is_some_and(|grammars| grammars.wait(tasks)) {
             plan = self.plan(tasks, prompt_rows);
+            if plan.is_empty() {
+                return Ok(Vec::new());
+            }
         }
         if plan.is_empty() {
             return Err(OutOfKvBlocks);

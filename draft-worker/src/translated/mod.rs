@@ -264,6 +264,9 @@ impl StepExecutor for TranslatedExecutor {
         let mut plan = self.plan(tasks, prompt_rows);
         if plan.is_empty() && finished.is_empty() && self.grammars.wait(tasks) {
             plan = self.plan(tasks, prompt_rows);
+            if plan.is_empty() {
+                return Ok(Vec::new());
+            }
         }
         if plan.is_empty() {
             return if finished.is_empty() { Err(OutOfKvBlocks) } else { Ok(finished) };

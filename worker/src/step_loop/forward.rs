@@ -47,6 +47,8 @@ impl<M: StepExecutor> StepLoop<M> {
         self.running.append(&mut others);
         self.running.make_contiguous().sort_by_key(|task| task.started);
         match advanced {
+            // All of them wait for their grammars.
+            Ok(finished) if finished.is_empty() && self.executor.stats().sequences == before.sequences => {}
             Ok(finished) => {
                 let after = self.executor.stats();
                 timing.rows = (after.rows - before.rows) as u32;
