@@ -98,7 +98,8 @@ enum AssignOutcome {
     BesideSuspect,
     /// It stays in the queue: the replay budget is used up.
     OverBudget,
-    /// It fails: every connected target refused it before the client received anything.
+    /// It fails: every connected target refused it, or, before the client received anything, one did and no
+    /// other can serve it.
     Refused,
     /// It leaves the queue: targets are connected, but none can serve it. One with a longer context window,
     /// or a healthy one, may join.
@@ -226,6 +227,7 @@ impl SchedulerState {
             return match workers.could_serve(&request) || !workers.is_served(request.model) {
                 true if workers.all_run_suspects(&request, numerics_id) => AssignOutcome::BesideSuspect,
                 true => AssignOutcome::NoCapacity,
+                false if workers.all_refused(&request) => AssignOutcome::Refused,
                 false if active.output_len() == 0 && !request.refused_by.is_empty() => AssignOutcome::Refused,
                 false => AssignOutcome::Unserved,
             };

@@ -132,7 +132,9 @@ impl SchedulerState {
         }
         failures.reason = Some(fault.clone());
         let now = self.now;
-        let is_opened = self.workers.get_mut(key).is_some_and(|worker| worker.target_health.failed(now));
+        // Any client could open breakers with grammars.
+        let is_opened = !fault.is_of_grammar()
+            && self.workers.get_mut(key).is_some_and(|worker| worker.target_health.failed(now));
         self.commands.push(Command::Report(Report::TargetFailed { worker: key, fault, is_opened }));
     }
 

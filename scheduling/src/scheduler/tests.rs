@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use speculation::logits::NO_MASK;
 use speculation::step::Work;
 use speculation::{Draft, Proposal, Reply, ReplyBody, SamplingParams, Step, TokenSpan};
 
@@ -243,8 +244,8 @@ impl World {
 
     /// `reply SEQUENCE WORKER what` answers the latest step of the sequence at the worker (with `late`: the
     /// step before). `what` is `propose=N` (N correct ids, or `right=N` of them), `accept=N` (N drafted ids
-    /// and one more), `fed`, `need=N` (N ids are cached), `proposal` (which no target may send), or
-    /// `refused`. `took` is the duration of the forward pass, `queued` the time before it, `prefill` its number of prompt rows beside the
+    /// and one more), `fed`, `need=N` (N ids are cached), `proposal` (which no target may send),
+    /// `no_mask` (a refusal because of the grammar), or `refused`. `took` is the duration of the forward pass, `queued` the time before it, `prefill` its number of prompt rows beside the
     /// others, `cached` the part of the context that was cached.
     fn reply(&mut self, line: &Line) -> String {
         let (id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
@@ -268,6 +269,8 @@ impl World {
             ReplyBody::Proposal(Proposal { start, draft: Draft::default() })
         } else if line.words.iter().any(|word| word == "fed") {
             ReplyBody::Fed { cached_len: start, prompt_logprobs: None }
+        } else if line.words.iter().any(|word| word == "no_mask") {
+            ReplyBody::Refused { reason: format!("{NO_MASK} at position {start}: no") }
         } else {
             ReplyBody::Refused { reason: "no".to_owned() }
         };

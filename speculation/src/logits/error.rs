@@ -2,6 +2,9 @@
 
 use crate::TokenId;
 
+/// How the text of [`DrawError::NoMask`] begins. Routers read it in a refusal.
+pub const NO_MASK: &str = "the grammar gives no mask";
+
 /// An error of a draw; all variants have the absolute position of the token to draw.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DrawError {
@@ -32,7 +35,7 @@ pub enum DrawError {
         reason: String,
     },
     /// The sequence's grammar has no mask for this position.
-    #[error("the grammar gives no mask at position {position}: {reason}")]
+    #[error("{NO_MASK} at position {position}: {reason}")]
     NoMask {
         /// Position of the token to draw.
         position: u32,

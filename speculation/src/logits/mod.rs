@@ -14,7 +14,7 @@ mod mask;
 mod score;
 
 pub use counts::TokenCounts;
-pub use error::DrawError;
+pub use error::{DrawError, NO_MASK};
 pub use filters::{FilteredTokens, apply_filters};
 pub(crate) use filters::{by_likelihood, check_row, highest};
 pub use mask::TokenMask;

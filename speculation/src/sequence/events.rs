@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::logits::NO_MASK;
 use crate::step::{FinishReason, PromptLogprobs, Reply, Step, TokenLogprobs};
 use crate::tree::DraftOutcome;
 use crate::{Role, TokenId};
@@ -91,6 +92,13 @@ pub enum TargetFault {
     ProtocolViolation,
     /// It did not answer a step that was sent several times.
     Unanswered,
+}
+
+impl TargetFault {
+    /// Whether the cause is the sequence's grammar, which no target can use, and not the target.
+    pub fn is_of_grammar(&self) -> bool {
+        matches!(self, Self::Refused(reason) if reason.starts_with(NO_MASK))
+    }
 }
 
 impl fmt::Display for TargetFault {

@@ -72,6 +72,12 @@ impl Workers {
         self.candidates(request).any(|candidate| candidate.serves(request.model))
     }
 
+    /// Whether every connected target of the model refused the sequence.
+    pub(in crate::scheduler) fn all_refused(&self, request: &PlacementRequest<'_>) -> bool {
+        let targets = self.targets.get(request.model);
+        targets.is_some_and(|targets| targets.iter().all(|key| request.refused_by.contains(key)))
+    }
+
     /// Whether a healthy target of the same numerics class as `from` could serve the sequence: now or later if
     /// `from` is unhealthy itself, and otherwise now.
     pub(in crate::scheduler) fn could_move(&self, request: &PlacementRequest<'_>, from: WorkerKey) -> bool {
