@@ -17,8 +17,8 @@ use crate::{GrammarError, Matcher, Vocabulary, expressions, limits};
 /// Whitespace between two tokens of JSON. Without a bound a weak model could emit it forever.
 const WHITESPACE: &str = r"[\x20\n\r\t]{1,20}";
 
-/// Maximum parser items at one position. An optional property of an object takes four. The first mask takes 1 ms
-/// at 2,000 items, 22 ms at 4,000 and 82 ms at 12,000 (debug build).
+/// Maximum parser items at one position. An optional property of an object takes four. The first mask takes
+/// 1 ms at 2,000 items, 22 ms at 4,000 and 82 ms at 12,000 (debug build).
 const ITEMS_MAX: usize = 5_000;
 
 /// Maximum lines of the parser's message, and characters of a line; it may quote the grammar.

@@ -13,8 +13,8 @@ use speculation::logits::TokenMask;
 use crate::GrammarError;
 use crate::compiler::one_line;
 
-/// Maximum forced tokens that [`Matcher::check_start`] follows. A limit of the parser may be reached behind the
-/// brace that begins an object.
+/// Maximum forced tokens that [`Matcher::check_start`] follows. A limit of the parser may be reached behind
+/// the brace that begins an object.
 const FORCED_MAX: usize = 16;
 
 /// The parser's reason where nothing can follow.

@@ -33,8 +33,8 @@ const LAME_DUCK_SECONDS_MAX: u64 = 600;
 const REQUEST_LOG_MIB_MAX: u64 = 1 << 20;
 
 const AFTER_HELP: &str = "\
-Lanes, by task type, in the file, or all of them in one variable
-(OUTRIDER_LANES='{code={max_k=6}, sql={weight=2.0}}'; OUTRIDER_MODELS and OUTRIDER_OBJECTIVES alike):
+Lanes, by task type, in the file, or all of them in one variable, as models and objectives
+(OUTRIDER_LANES='{code={max_k=6}, sql={weight=2.0}}', OUTRIDER_MODELS, OUTRIDER_OBJECTIVES):
   [lanes.\"code\"]
   max_k = 6                          # maximum k, also if a request sets k
   min_acceptance = 0.3               # below this acceptance of first tokens: only probes draft
@@ -43,7 +43,7 @@ Lanes, by task type, in the file, or all of them in one variable
 
 Aliases of models and defaults of requests:
   [models.\"gpt-4o\"]
-  serves = \"llama-3.3-70b\"           # name at its targets; absent: defaults of the model of this name
+  serves = \"llama-3.3-70b\"           # name at its targets; absent: the model of this name
   temperature = 0.3                  # also top_p, top_k, min_p, repetition_penalty, max_tokens,
                                      # task_type
 
@@ -52,8 +52,8 @@ urgent:
   [objectives]
   \"batch\" = 200
 
-The file of --api-keys lists keys, in plain text or as digests (printf %s KEY | sha256sum), with their
-limits:
+The file of --api-keys lists keys, in plain text or as digests (printf %s KEY | sha256sum), with
+their limits:
   sha256:DIGEST alice models=demo priority=1 max_concurrent_requests=8
   KEY bob task_type=code requests_per_minute=60 tokens_per_minute=100000
   KEY carol admin=true

@@ -241,6 +241,8 @@ impl RouterError {
         let server = |grpc, code| row(S::INTERNAL_SERVER_ERROR, grpc, SERVER, code);
         let as_retryable = |row| ErrorMapping { retryable: true, ..row };
         let bad_request = |code| row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, code);
+        let forbidden = |code| row(S::FORBIDDEN, Code::PermissionDenied, INVALID, code);
+        let unsupported = |code| row(S::UNSUPPORTED_MEDIA_TYPE, Code::InvalidArgument, INVALID, code);
         let rate_limited =
             |code| row(S::TOO_MANY_REQUESTS, Code::ResourceExhausted, "rate_limit_error", code);
         match self {
@@ -255,10 +257,8 @@ impl RouterError {
             }
             Self::ModelNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "model_not_found"),
             Self::WorkerNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "worker_not_found"),
-            Self::NotAnOperator => {
-                row(S::FORBIDDEN, Code::PermissionDenied, INVALID, "operator_key_required")
-            }
-            Self::CrossOrigin => row(S::FORBIDDEN, Code::PermissionDenied, INVALID, "cross_origin"),
+            Self::NotAnOperator => forbidden("operator_key_required"),
+            Self::CrossOrigin => forbidden("cross_origin"),
             // Retrieving a missing response is "not found"; continuing one is an invalid field.
             Self::ResponseNotFound { param: "previous_response_id", .. } => {
                 bad_request("previous_response_not_found")
@@ -274,12 +274,8 @@ impl RouterError {
             Self::BodyTooLarge { .. } => {
                 row(S::PAYLOAD_TOO_LARGE, Code::OutOfRange, INVALID, "request_too_large")
             }
-            Self::UnsupportedMediaType { .. } => {
-                row(S::UNSUPPORTED_MEDIA_TYPE, Code::InvalidArgument, INVALID, "unsupported_media_type")
-            }
-            Self::UnsupportedEncoding { .. } => {
-                row(S::UNSUPPORTED_MEDIA_TYPE, Code::InvalidArgument, INVALID, "unsupported_encoding")
-            }
+            Self::UnsupportedMediaType { .. } => unsupported("unsupported_media_type"),
+            Self::UnsupportedEncoding { .. } => unsupported("unsupported_encoding"),
             Self::Overloaded { .. } => as_retryable(rate_limited("overloaded")),
             Self::RateLimited { .. } => {
                 ErrorMapping { label: "rate_limited", ..as_retryable(rate_limited("rate_limit_exceeded")) }

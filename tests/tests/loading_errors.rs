@@ -31,7 +31,7 @@ struct Refusal {
 fn run(program: &str, arguments: &[&str], ports: &[SocketAddr]) -> anyhow::Result<Refusal> {
     let mut child = Command::new(processes::program(program)?)
         .args(arguments)
-        .args(["--log", "warn"])
+        .args(["--log", "error"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

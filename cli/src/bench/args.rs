@@ -17,8 +17,8 @@ How to read it:
   E2EL          tok/s: output tokens per second of all requests; accept: accepted / drafted tokens;
                 length: tokens per round
   speedup       time per output token of the second arm / that of the first, compared in pairs of
-                blocks. The verdict depends on its confidence interval: ship if the whole interval is
-                above --threshold, do not if it is below, undecided (run longer) otherwise
+                blocks. The verdict depends on its confidence interval: ship if all of it is above
+                --threshold, do not if it is below, undecided (run longer) otherwise
   goodput       responses per second that met every limit of --slo
   acceptance    accepted / drafted tokens, by request (P10, P50, P90) and by position
   With several loads, the report names the load at which speculation stops paying.

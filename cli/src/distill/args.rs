@@ -14,7 +14,8 @@ Training minimizes 0.8 KL(target || draft) + 0.2 cross entropy over the answers 
 draft has the shape, the tokenizer and the number format of the old one.
 
 Examples:
-  outrider distill --log requests.jsonl --target models/target --draft models/draft --out models/draft-2
+  outrider distill --log requests.jsonl --target models/target --draft models/draft \\
+      --out models/draft-2
   outrider distill --log a.jsonl --log b.jsonl --target big --weights int8 --draft small \\
       --out small-2 --steps 2000";
 

@@ -35,14 +35,14 @@ const COUNT_MAX: usize = 1 << 20;
 /// Text after the arguments in `--help`.
 const AFTER_HELP: &str = "\
 How to read it:
-  A step is a forward over `rows` new tokens of each sequence after `context` cached tokens, and one
-  draw (temperature 1) from each row of logits. Up to 64 rows, logits are computed for all rows, as in
-  verification; above, the rows are a prompt, and only the last one needs logits: these tokens/s are
-  the prefill speed.
-  bandwidth share: the bytes that a forward must read (weights, keys and values; not the embedding
-  table) relative to the bytes that plain loops read from memory in the same time, measured
-  alternately with the forwards. 1.0 is the limit; the value at one row shows the quality of decoding,
-  those at 8 and 16 rows what speculation and batching can gain.
+  A step is a forward over `rows` new tokens of each sequence after `context` cached tokens, and
+  one draw (temperature 1) from each row of logits. Up to 64 rows, logits are computed for all
+  rows, as in verification; above, the rows are a prompt, and only the last one needs logits:
+  these tokens/s are the prefill speed.
+  bandwidth share: the bytes that a forward must read (weights, keys and values; not the
+  embedding table) relative to the bytes that plain loops read from memory in the same time,
+  measured alternately with the forwards. 1.0 is the limit; the value at one row shows the
+  quality of decoding, those at 8 and 16 rows what speculation and batching can gain.
   attention, vocabulary, draws: shares of the step, timed within it (attention and vocabulary use
   several threads, draws one).
   warning: a smaller format took longer than a larger one by more than noise (5%).

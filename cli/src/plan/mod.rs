@@ -34,19 +34,21 @@ const RANKS: [u32; 4] = [1, 2, 4, 8];
 /// Text after the flags in `outrider plan --help`.
 const AFTER_HELP: &str = "\
 How to read it:
-  weights       every parameter at its format's width; scales of quantized weights and parameters that are
-                never quantized (input embeddings, norms) are counted separately and must fit as well
+  weights       every parameter at its format's width; scales of quantized weights and parameters
+                that are never quantized (input embeddings, norms) are counted separately and must
+                fit as well
   KV budget     memory left for keys and values; divided by --context it gives the concurrency
   colocated     the draft runs on the target's GPUs, alternating with it: no wire, but the target
                 waits, and the draft's weights and KV use memory that the target's KV could use
-  apart         the draft has separate GPUs (--draft-gpus): none of the target's memory is used for it
+  apart         the draft has separate GPUs (--draft-gpus): it uses none of the target's memory
   wanted ratio  draft GPUs per target beyond which one more adds less than 5%
   breaks first  which of memory, bandwidth, compute, draft and speculation reaches its limit at the
                 fewest sequences
 
 Step times follow a roofline model: the slower of memory reads and arithmetic, at assumed shares of
 the data sheet. Measure your own with `outrider engine-bench` and set --bandwidth-share. Acceptance
-matters most: measure it with `outrider check-pair` and give it by position (--acceptance 0.8,0.75,0.7).
+matters most: measure it with `outrider check-pair` and give it by position
+(--acceptance 0.8,0.75,0.7).
 Cost is printed if --gpu-price is given: prices change too often to have defaults.
 
 Examples:

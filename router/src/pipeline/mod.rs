@@ -268,7 +268,7 @@ async fn admit(
     }
     record.waiting(&request.entry.model);
     if let Some(grammar) = request.grammar.clone() {
-        state.tokenize.check_grammar(grammar).instrument(info_span!("grammar")).await?;
+        state.tokenize.check_grammar(move || grammar.check()).instrument(info_span!("grammar")).await?;
     }
     let admission_request = AdmissionRequest {
         num_sequences: request.num_sequences(),

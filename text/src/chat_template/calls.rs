@@ -11,7 +11,7 @@ const NULL_WORD: &str = "None";
 
 impl ChatTemplate {
     /// Renders a conversation. Content that is null is passed as null, or as an empty text if the template
-    /// cannot use null. Refuses a conversation if its template leaves out calls of such messages.
+    /// cannot use null. Refuses a conversation if its template writes calls, but leaves out those of such messages.
     pub(crate) fn render_calls(
         &self,
         messages: &[ConversationMessage],
@@ -43,7 +43,7 @@ impl ChatTemplate {
             (Ok(prompt), Err(_)) | (Err(_), Ok(prompt)) => prompt,
             (Err(error), Err(_)) => return Err(error),
         };
-        match missing(&prompt) {
+        match missing(&prompt).filter(|_| self.source.contains("tool_calls")) {
             None => Ok(prompt),
             Some(name) => Err(TextError::Refused(format!(
                 "the model's chat template leaves out the call of `{name}` in a message without content: \

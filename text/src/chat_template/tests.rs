@@ -98,9 +98,11 @@ fn templates_see_null_content_if_they_can_use_it() {
         (&format!("{{{{ m.content + '.' }}}}{NAMES}"), Some("Hi..get_weather")),
         (&format!("{{{{ m.content }}}}{NAMES}"), Some("Higet_weather")),
         (&format!("{{% if m.content is string %}}{NAMES}{{% endif %}}"), Some("get_weather")),
+        // Templates that never write calls.
+        ("{{ m.content }}", Some("Hi")),
+        ("{% if m.content %}{{ m.content }}{% endif %}", Some("Hi")),
         // Calls that are left out.
-        ("{{ m.content }}", None),
-        ("{% if m.content %}{{ m.content }}{% endif %}", None),
+        (&format!("{{% if m.content %}}{{{{ m.content }}}}{NAMES}{{% endif %}}"), None),
     ] {
         let source = format!("{{% for m in messages %}}{body}{{% endfor %}}");
         let template = ChatTemplate::compile(&source, "", "").unwrap();

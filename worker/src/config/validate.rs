@@ -289,7 +289,7 @@ mod tests {
         for listen in ["0.0.0.0:8110", "[::]:8110"] {
             let fault = advertised_fault(etcd, listen, None).unwrap();
             assert!(fault.contains("pass --advertise http://HOST:PORT"), "{fault}");
-            for discovery in ["memory", "static:workers.toml"] {
+            for discovery in ["memory", "static:/dev/null"] {
                 assert_eq!(
                     advertised_fault(discovery, listen, None),
                     None,

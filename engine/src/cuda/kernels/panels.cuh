@@ -325,10 +325,10 @@ __device__ __forceinline__ void gemm_of_panels(const void* x, const void* weight
   if (threadIdx.x < 9) cuts[threadIdx.x] = borders[threadIdx.x] / Weights::STEP_COLUMNS;
   Blocks().sync();
   if (threadIdx.x < COPIERS) {
-    if (MOVES_REGISTERS) release_registers<32>();
+    if (MOVES_REGISTERS) release_registers<40>();
     if (threadIdx.x == 0) copy_operands(ring, x, weights, cuts, of);
   } else {
-    if (MOVES_REGISTERS) take_registers<240>();
+    if (MOVES_REGISTERS) take_registers<232>();
     float* level_2 = (float*)(memory + RING_BYTES / 16) + (threadIdx.x - COPIERS);
     multiply_units(ring, level_2, scales, bias, cuts, out, of, sums);
   }

@@ -7,7 +7,7 @@ use proto::convert::{reply_to_wire, step_from_wire};
 use scheduling::profile::Profile;
 use service::metrics::Metrics;
 use simulator::{ENDLESS, Policy, Recording, RequestKind, Setup, Traffic, run_recorded};
-use speculation::{FinishReason, Step};
+use speculation::{FinishReason, Step, TokenId};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
