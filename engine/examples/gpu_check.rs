@@ -1,7 +1,8 @@
 //! `make gpu-check`: on a machine with a GPU, checks correctness and measures times
 //! (`engine::cuda::gpu_check`). Without a GPU it prints one line and fails.
 //!
-//!     gpu_check [--device N] [--kernels DIR] [--models DIR] [--peer FILE] [--minutes M] [--out FILE] [--clusters] [--dry]
+//!     gpu_check [--device N] [--kernels DIR] [--models DIR] [--peer FILE] [--minutes M] [--out FILE]
+//!               [--clusters] [--dry]
 //!         [SECTION ..]
 //!
 //! N is the driver's device number [0]. `--kernels` is a folder of compiled kernels [compiled at start, which

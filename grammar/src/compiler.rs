@@ -60,11 +60,7 @@ impl Compiler {
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher, GrammarError> {
         grammar.check_size()?;
         limits::check(grammar)?;
-        let parsed = match grammar.kind {
-            GrammarKind::JsonSchema => TopLevelGrammar::from_json_schema(schema_of(&grammar.text)?),
-            GrammarKind::Regex => TopLevelGrammar::from_regex(&grammar.text),
-            GrammarKind::Lark => TopLevelGrammar::from_lark(grammar.text.clone()),
-        };
+        let parsed = parse(grammar)?;
         let (env, limits) = (Some(self.factory.tok_env().clone()), self.factory.limits().clone());
         let parsed = || GrammarInit::Serialized(parsed).to_internal(env, limits);
         let (rules, lexer) = catch_unwind(AssertUnwindSafe(parsed)).map_err(chain_refused)?;
@@ -114,6 +110,14 @@ pub fn check(grammar: &Grammar) -> Result<(), GrammarError> {
     static COMPILER: LazyLock<Result<Compiler, GrammarError>> =
         LazyLock::new(|| Compiler::new(&Vocabulary::of_bytes()));
     COMPILER.as_ref().map_err(GrammarError::clone)?.compile(grammar)?.check_start()
+}
+
+fn parse(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarError> {
+    Ok(match grammar.kind {
+        GrammarKind::JsonSchema => TopLevelGrammar::from_json_schema(schema_of(&grammar.text)?),
+        GrammarKind::Regex => TopLevelGrammar::from_regex(&grammar.text),
+        GrammarKind::Lark => TopLevelGrammar::from_lark(grammar.text.clone()),
+    })
 }
 
 /// Parses the schema and replaces its whitespace rule by ours.
@@ -176,12 +180,8 @@ mod tests {
 
     /// The parser as it compiles without our checks.
     fn twin(compiler: &Compiler, grammar: &Grammar) -> Matcher {
-        let parsed = match grammar.kind {
-            GrammarKind::JsonSchema => TopLevelGrammar::from_json_schema(schema_of(&grammar.text).unwrap()),
-            GrammarKind::Regex => TopLevelGrammar::from_regex(&grammar.text),
-            GrammarKind::Lark => TopLevelGrammar::from_lark(grammar.text.clone()),
-        };
-        Matcher::new(Parser::new(compiler.factory.create_parser(parsed)), compiler.num_tokens)
+        let parser = compiler.factory.create_parser(parse(grammar).unwrap());
+        Matcher::new(Parser::new(parser), compiler.num_tokens)
     }
 
     #[test]

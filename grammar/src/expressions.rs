@@ -1,8 +1,8 @@
 //! Size of the expressions that a lexer's first step builds, which the parser's fuel counts only afterwards.
 //!
-//! The parser derives expressions by a byte. The derivative of a sequence whose leading parts may be empty has
-//! one alternative for each of them, and so has that of each of its tails: a run of optional parts takes time
-//! quadratic in its length.
+//! The parser derives expressions by a byte. The derivative of a sequence whose leading parts may be empty
+//! has one alternative for each of them, and so has that of each of its tails: a run of optional parts takes
+//! time quadratic in its length.
 
 use llguidance::derivre::{ExprRef, RegexBuilder};
 use llguidance::earley::lexerspec::LexerSpec;

@@ -239,8 +239,8 @@ impl TokenizePool {
         self.run_on(&self.jobs, "the tokenizer's queue", job).await
     }
 
-    /// Runs the check of a grammar on a thread with the stack that this needs. Other clients' prompts do not wait
-    /// for it, only their grammars.
+    /// Runs the check of a grammar on a thread with the stack that this needs. Other clients' prompts do not
+    /// wait for it, only their grammars.
     ///
     /// Cancel safety: as of [`Self::run`].
     pub async fn check_grammar<F>(&self, check: F) -> Result<(), RouterError>

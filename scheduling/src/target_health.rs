@@ -6,9 +6,10 @@
 //! long before a transport reports it. **Consecutive failures** without a success in between: refusals,
 //! malformed replies, unanswered steps. After [`FAILURES_TO_OPEN`] of them the circuit breaker opens.
 //!
-//! A target with either sign gets sequences only if no other target serves them, until a probe succeeds, which
-//! is one sequence after a back-off (M. Nygard, "Release It!", chapter 5). A silent target is probed once no
-//! answer is outstanding there: it may have lost the steps that it was sent, and then would stay silent.
+//! A target with either sign gets sequences only if no other target serves them, until a probe succeeds,
+//! which is one sequence after a back-off (M. Nygard, "Release It!", chapter 5). A silent target is probed
+//! once no answer is outstanding there: it may have lost the steps that it was sent, and then would stay
+//! silent.
 
 use std::time::Duration;
 
@@ -181,8 +182,8 @@ impl TargetHealth {
         true
     }
 
-    /// Records an assigned sequence. If the breaker is open it is a probe, and the back-off doubles. At a silent
-    /// target without outstanding answers it is a probe too; the next silence has twice the back-off.
+    /// Records an assigned sequence. If the breaker is open it is a probe, and the back-off doubles. At a
+    /// silent target without outstanding answers it is a probe too; the next silence has twice the back-off.
     pub fn assigned(&mut self, now: Duration) {
         if self.num_outstanding == 0 {
             self.silent_probe_at = None;

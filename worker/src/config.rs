@@ -48,8 +48,8 @@ pub struct WorkerFlags {
     /// bit-identical [default: the fastest, or OUTRIDER_ISA]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
-    /// Weight format: auto (as stored; FP8 checkpoints as fp8 if all projections can be held so, else as bf16),
-    /// f32, bf16, fp8 (as stored in an FP8 checkpoint), or int8 or int4, quantized while loading
+    /// Weight format: auto (as stored; FP8 checkpoints as fp8 if all projections can be held so, else as
+    /// bf16), f32, bf16, fp8 (as stored in an FP8 checkpoint), or int8 or int4, quantized while loading
     #[arg(long, value_name = "FORMAT")]
     pub weights: Option<String>,
     /// Number of tensor-parallel ranks: 1, 2, 4 or 8; on the CPU each rank is a thread with a share of

@@ -26,8 +26,8 @@ pub struct GpuOptions {
     pub memory_utilization: Option<f32>,
     /// Whether repeated kernel launches are replayed as CUDA graphs.
     pub graphs: bool,
-    /// Whether blocks of products share operands in clusters, on compute capability 9.0. Off in workers until it
-    /// has run on a GPU (docs/adr/0096-clusters-share-operands.md).
+    /// Whether blocks of products share operands in clusters, on compute capability 9.0. Off in workers until
+    /// it has run on a GPU (docs/adr/0096-clusters-share-operands.md).
     pub clusters: bool,
     /// Minimum number of rows of bf16 products that cuBLASLt computes. `None`: this crate's deterministic
     /// kernels compute all products.

@@ -23,8 +23,8 @@ pub(crate) struct Kernel {
     pub(crate) max_registers: u32,
     /// Dynamic shared memory of a block in bytes, in addition to what the kernel declares.
     pub(crate) shared_bytes: u32,
-    /// Number of blocks of a cluster: they run at the same time and copy to each other's shared memory. It divides
-    /// the grid's x.
+    /// Number of blocks of a cluster: they run at the same time and copy to each other's shared memory. It
+    /// divides the grid's x.
     pub(crate) cluster: u32,
     /// Requirements of the machine code of its main loop, if that is checked.
     pub(crate) main_loop: Option<LoopRequirements>,

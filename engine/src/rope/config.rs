@@ -39,7 +39,8 @@ impl Rope {
         max_position_embeddings: usize,
     ) -> Result<(Self, usize), EngineError> {
         let parameters = config.nested("rope_parameters")?;
-        // As in transformers: if both are present, `rope_scaling` replaces `rope_parameters` unless it is empty.
+        // As in transformers: if both are present, `rope_scaling` replaces `rope_parameters` unless it is
+        // empty.
         let scaling_object = config.nested("rope_scaling")?.filter(|object| object.names().next().is_some());
         let theta = match (&scaling_object, &parameters) {
             (Some(scaling), Some(parameters)) => theta_beside(config, scaling, parameters)?,

@@ -18,7 +18,8 @@ pub(crate) enum Scaling {
 
 /// `[head_dim / 2]` radians per position, f32.
 pub(crate) fn inverse_frequencies(scaling: Scaling, theta: f64, head_dim: usize) -> Vec<f32> {
-    // theta^(2i / d), one f32 per pair. The exponent is rounded to f32, which matters unless d is a power of two.
+    // theta^(2i / d), one f32 per pair. The exponent is rounded to f32, which matters unless d is a power of
+    // two.
     let wavelengths = (0..head_dim / 2).map(|i| {
         let exponent = (2 * i) as f32 / head_dim as f32;
         exp(f64::from(exponent) * ln(theta)) as f32

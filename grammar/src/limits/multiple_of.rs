@@ -1,4 +1,5 @@
-//! Limits on `multipleOf`. Its automaton has one state per remainder, and the parser's arithmetic has 32 bits.
+//! Limits on `multipleOf`. Its automaton has one state per remainder, and the parser's arithmetic has 32
+//! bits.
 
 use serde_json::Value;
 

@@ -1,6 +1,7 @@
 //! `/admin/rollout`: an operator gives a new draft a share of the sequences, promotes it or rolls it back.
 //! `GET` shows the state, `POST` begins a rollout, `POST` to `/admin/rollout/promote` gives the draft all
-//! sequences, `DELETE` ends the rollout. Requires an operator's API key (`admin=true`) if keys are configured.
+//! sequences, `DELETE` ends the rollout. Requires an operator's API key (`admin=true`) if keys are
+//! configured.
 //!
 //! The order applies to this router until it is undone or the router ends; no text depends on it.
 

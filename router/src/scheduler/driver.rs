@@ -127,6 +127,7 @@ impl Driver {
             }
             self.take_waiting(&mut inbox);
             self.on_event(self.now(), Event::Dispatch);
+            self.executor.reports.warn_of_long_outages(self.now());
             flush_retry_after = self.executor.outboxes.flush();
             if self.executor.clients.has_pending() {
                 yield_to_writers().await;
@@ -135,8 +136,8 @@ impl Driver {
         }
     }
 
-    /// Handles what waits beside the event that was selected: all events of workers and cancellations, one new
-    /// request, and deadlines. They would starve while workers never pause.
+    /// Handles what waits beside the event that was selected: all events of workers and cancellations, one
+    /// new request, and deadlines. They would starve while workers never pause.
     fn take_waiting(&mut self, inbox: &mut Inbox) {
         for _ in 0..inbox.workers.len() {
             if let Ok(event) = inbox.workers.try_recv() {
@@ -322,7 +323,6 @@ impl Driver {
 
 impl Executor {
     fn execute(&mut self, now: Duration, command: Command) {
-        self.reports.warn_of_long_outages(now);
         match command {
             Command::Send(worker, step) => {
                 self.recorder.record_step(now, worker, &step);

@@ -1,5 +1,6 @@
 //! An active sequence: its state machine and what the scheduler tracks beside it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,10 +70,9 @@ pub(super) struct ActiveSequence {
 /// Failures of one sequence's targets.
 #[derive(Debug, Default)]
 pub(super) struct TargetFailures {
-    /// Targets that were lost or left since one last committed anything, each once.
+    /// Targets that were lost or left since one last committed anything; one that was lost twice is there
+    /// twice.
     pub(super) lost: Vec<WorkerKey>,
-    /// Number of these losses, several at one target included.
-    pub(super) losses: u32,
     /// Target that it left last; other targets are preferred.
     pub(super) left: Option<WorkerKey>,
     /// Targets that refused it; they are not tried again.
@@ -82,28 +82,19 @@ pub(super) struct TargetFailures {
 }
 
 impl TargetFailures {
-    /// Records the loss of a target before it committed anything.
-    pub(super) fn on_loss(&mut self, key: WorkerKey) {
-        self.losses += 1;
-        if !self.lost.contains(&key) {
-            self.lost.push(key);
-        }
-    }
-
-    /// Records that a target committed tokens.
-    pub(super) fn on_success(&mut self) {
-        self.losses = 0;
-        self.lost.clear();
+    /// Number of different targets that were lost.
+    pub(super) fn num_targets_lost(&self) -> usize {
+        self.lost.iter().collect::<HashSet<_>>().len()
     }
 
     /// Whether the sequence itself may cause its targets to fail.
     pub(super) fn is_suspect(&self) -> bool {
-        self.lost.len() >= SUSPECT_AFTER
+        self.num_targets_lost() >= SUSPECT_AFTER
     }
 
-    /// Whether it lost so many targets, or one so often, that it is not tried again.
+    /// Whether the sequence has used up its attempts.
     pub(super) fn is_final(&self) -> bool {
-        self.losses >= MAX_LOSSES
+        self.lost.len() >= MAX_LOSSES
     }
 }
 

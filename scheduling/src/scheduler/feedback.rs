@@ -27,8 +27,8 @@ impl SchedulerState {
         }
     }
 
-    /// Records that a draft worker answered. Any answer ends an outage, whether its sequence still waits for it or has
-    /// moved to another worker.
+    /// Records that a draft worker answered. Any answer ends an outage, whether its sequence still waits for
+    /// it or has moved to another worker.
     pub(super) fn on_draft_answer(&mut self, key: WorkerKey) {
         let Some(worker) = self.workers.get_mut(key) else { return };
         if worker.health.is_out() {

@@ -238,7 +238,7 @@ impl Scheduler {
             if let Some(active) = self.sequences.get_mut(&id)
                 && active.target.as_ref().is_some_and(|target| target.key == key && target.awaits_reply())
             {
-                active.failures.on_loss(key);
+                active.failures.lost.push(key);
             }
             self.drive(id, SequenceEvent::Lost(role));
         }

@@ -20,7 +20,8 @@ pub(super) struct Candidate<'a> {
     pub(super) prefixes: Option<(&'a RecentPrefixes, &'a PrefixMarks)>,
     /// Whether a draft worker does not answer and is not due to be asked again, or a target has no capacity.
     pub(super) is_unavailable: bool,
-    /// Whether a target is silent or failing; it is chosen only if no other target serves, full ones included.
+    /// Whether a target is silent or failing; it is chosen only if no other target serves, full ones
+    /// included.
     pub(super) is_unhealthy: bool,
     /// Time of a one-row step there, microseconds.
     pub(super) step_us: f64,
@@ -44,39 +45,29 @@ impl Candidate<'_> {
 }
 
 /// Chooses the target for a sequence of `model`. `numerics_id` is the numerics class of its earlier target,
-/// if it had one; only a target of the same class continues with the same text. Unhealthy targets are chosen only
-/// if there is no other target of the class, and `avoid` only if no other one has capacity. A target without
-/// capacity is never chosen: the sequence waits, for targets of its class, and for a healthy one if there is any.
-/// A slower target gets fewer sequences, in proportion.
+/// if it had one; only a target of the same class continues with the same text. Unhealthy targets are chosen
+/// only if there is no other target of the class, and `avoid` only if no other one has capacity. A target
+/// without capacity is never chosen: the sequence waits, for targets of its class, and for a healthy one if
+/// there is any. A slower target gets fewer sequences, in proportion.
 pub(super) fn choose_target<'a>(
     workers: impl Iterator<Item = Candidate<'a>>,
     model: &str,
     numerics_id: Option<&str>,
     avoid: Option<WorkerKey>,
 ) -> Option<WorkerKey> {
-    let serving = workers.filter(|worker| worker.serves(model));
-    let serving: Vec<_> = serving.collect();
+    let serving: Vec<_> = workers.filter(|worker| worker.serves(model)).collect();
     let fastest = serving.iter().map(|worker| worker.step_us).fold(f64::INFINITY, f64::min);
-    let ranked_workers: Vec<_> = serving
-        .into_iter()
-        .map(|worker| {
-            // Full targets are not chosen, whatever their prefixes.
-            let prefixes = worker.prefixes.filter(|_| !worker.is_unavailable);
-            let worker = Candidate { prefixes, ..worker };
-            let other_class = numerics_id.is_some_and(|numerics_id| worker.info.numerics_id != numerics_id);
-            let is_avoided = Some(worker.key) == avoid;
-            let rank = 4 * u8::from(other_class) + 2 * u8::from(worker.is_unhealthy) + u8::from(is_avoided);
-            (
-                worker.is_unavailable,
-                RankedWorker { load: relative_load(&worker, fastest), ..worker.ranked(rank) },
-            )
-        })
-        .collect();
-    let best = ranked_workers.iter().map(|(_, ranked)| ranked.rank / 2).min()?;
-    let fit = ranked_workers
-        .into_iter()
-        .filter(|(is_unavailable, ranked)| !is_unavailable && ranked.rank / 2 == best);
-    choose(&fit.map(|(_, ranked)| ranked).collect::<Vec<_>>())
+    let class_and_health = |worker: &Candidate<'_>| {
+        let is_other_class = numerics_id.is_some_and(|numerics_id| worker.info.numerics_id != numerics_id);
+        (is_other_class, worker.is_unhealthy)
+    };
+    let best = serving.iter().map(class_and_health).min()?;
+    let fit = serving.iter().filter(|worker| !worker.is_unavailable && class_and_health(worker) == best);
+    let ranked = fit.map(|worker| RankedWorker {
+        load: relative_load(worker, fastest),
+        ..worker.ranked(u8::from(Some(worker.key) == avoid))
+    });
+    choose(&ranked.collect::<Vec<_>>())
 }
 
 /// Load of a worker in terms of the fastest target: the number of sequences there at which one more is as
@@ -92,8 +83,8 @@ fn relative_load(worker: &Candidate<'_>, fastest: f64) -> u32 {
 
 /// Chooses the draft worker for a sequence on `target`, among those that fit. Preferred in this order:
 /// workers that answer, workers of the draft that a rollout prefers for the sequence, workers other than
-/// the one that it left, workers with a window for all of the sequence, and workers meant for its task type over
-/// those meant for all.
+/// the one that it left, workers with a window for all of the sequence, and workers meant for its task type
+/// over those meant for all.
 pub(super) fn choose_draft<'a>(
     workers: impl Iterator<Item = Candidate<'a>>,
     target: &WorkerInfo,

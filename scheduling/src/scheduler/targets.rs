@@ -19,9 +19,9 @@ use crate::target_health::UNKNOWN_WORK;
 /// cleared.
 pub(super) const SUSPECT_AFTER: usize = 2;
 
-/// Number of such losses, several at one target included, after which the sequence fails. If it lost a target each
-/// time, it had the second half of these without another suspect.
-pub(super) const MAX_LOSSES: u32 = 2 * SUSPECT_AFTER as u32;
+/// Number of such losses, several at one target included, after which the sequence fails. If it lost a target
+/// each time, it had the second half of these without another suspect.
+pub(super) const MAX_LOSSES: usize = 2 * SUSPECT_AFTER;
 
 /// A step is sent again after this multiple of its expected maximum time, and not before [`UNKNOWN_WORK`].
 const DEADLINE_WORKLOADS: u32 = 20;
@@ -72,14 +72,12 @@ impl Scheduler {
     /// Returns the sequences at a target that another target could run, in order of arrival (not in hash map
     /// order).
     fn movable_sequences(&self, key: WorkerKey) -> Vec<SequenceId> {
-        let may_move = |active: &&ActiveSequence| {
-            active.worker(Role::Target) == Some(key) && {
-                let request = placement_request(self.state.now, &self.state.lanes, active, None);
-                self.state.workers.could_move(&request, key)
-            }
+        let could_move = |active: &&ActiveSequence| {
+            let request = placement_request(self.state.now, &self.state.lanes, active, None);
+            self.state.workers.could_move(&request, key)
         };
-        let mut moving: Vec<SequenceId> =
-            self.sequences.values().filter(may_move).map(|active| active.id).collect();
+        let at_target = self.sequences.values().filter(|active| active.worker(Role::Target) == Some(key));
+        let mut moving: Vec<SequenceId> = at_target.filter(could_move).map(|active| active.id).collect();
         moving.sort_unstable();
         moving
     }
@@ -99,8 +97,8 @@ impl Scheduler {
         }
     }
 
-    /// Starts the wait for a target of `model` to appear, for all sequences that waited for one with capacity, if
-    /// the last target left.
+    /// Starts the wait for a target of `model` to appear, for all sequences that waited for one with
+    /// capacity, if the last target left.
     pub(super) fn restart_target_wait(&mut self, model: &str) {
         if self.state.workers.is_served(model) {
             return;
@@ -128,7 +126,7 @@ impl SchedulerState {
         let failures = &mut active.failures;
         match &fault {
             TargetFault::Refused(_) => failures.refused_by.push(key),
-            TargetFault::ProtocolViolation | TargetFault::Unanswered => failures.on_loss(key),
+            TargetFault::ProtocolViolation | TargetFault::Unanswered => failures.lost.push(key),
         }
         failures.reason = Some(fault.clone());
         let now = self.now;
@@ -140,7 +138,7 @@ impl SchedulerState {
 
     /// Records that the target committed tokens of the sequence.
     pub(super) fn on_target_success(&mut self, active: &mut ActiveSequence) {
-        active.failures.on_success();
+        active.failures.lost.clear();
         if let Some(target) = &mut active.target {
             self.workers.succeeded(target);
         }
@@ -165,19 +163,20 @@ impl SchedulerState {
         }
     }
 
-    /// Fails a sequence after [`MAX_LOSSES`]. It is in quarantine if several targets failed while they ran it; one
-    /// target that does not answer says nothing about it.
+    /// Fails a sequence after [`MAX_LOSSES`]. It is in quarantine if several targets failed while they ran
+    /// it; one target that does not answer says nothing about it.
     pub(super) fn fail_after_losses(&mut self, active: &ActiveSequence) {
-        let TargetFailures { lost, reason, losses, .. } = &active.failures;
+        let TargetFailures { lost, reason, .. } = &active.failures;
+        let (losses, num_targets) = (lost.len(), active.failures.num_targets_lost());
         let last = reason.as_ref().map_or("the target worker was lost".to_owned(), ToString::to_string);
-        let failure = match (lost.len(), reason) {
+        let failure = match (num_targets, reason) {
             (1, Some(TargetFault::Unanswered)) => {
                 let model = &active.lane.key.model;
                 SequenceFailure::Unavailable(format!("no target worker of model `{model}` answers"))
             }
-            (targets, _) => SequenceFailure::Quarantined(format!(
-                "this request lost its target worker {losses} times in a row, {targets} different ones; last \
-                 failure: {last}"
+            _ => SequenceFailure::Quarantined(format!(
+                "this request lost its target worker {losses} times in a row, {num_targets} different ones; \
+                 last failure: {last}"
             )),
         };
         self.fail(active, failure);

@@ -245,9 +245,9 @@ impl World {
     /// `reply SEQUENCE WORKER what` answers the latest step of the sequence at the worker (with `late`: the
     /// step before). `what` is `propose=N` (N correct ids, or `right=N` of them), `accept=N` (N drafted ids
     /// and one more), `fed`, `need=N` (N ids are cached), `proposal` (which no target may send),
-    /// `no_mask` (a refusal because of the grammar), or `refused`. `took` is the duration of the forward pass,
-    /// `queued` the time before it, `prefill` its number of prompt rows beside the others, `cached` the part of
-    /// the context that was cached.
+    /// `no_mask` (a refusal because of the grammar), or `refused`. `took` is the duration of the forward
+    /// pass, `queued` the time before it, `prefill` its number of prompt rows beside the others, `cached` the
+    /// part of the context that was cached.
     fn reply(&mut self, line: &Line) -> String {
         let (id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
         let sent =

@@ -404,7 +404,7 @@ impl Workers {
         Some(reservation)
     }
 
-    /// The targets of the sequence's model that may serve it. Prefixes are not looked up at full ones.
+    /// The targets of the sequence's model that may serve it.
     fn candidates<'a>(&'a self, request: &'a PlacementRequest<'_>) -> impl Iterator<Item = Candidate<'a>> {
         let targets = self.targets.get(request.model).into_iter().flatten();
         let may_serve = |worker: &&Worker| {

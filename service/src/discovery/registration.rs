@@ -46,7 +46,8 @@ impl Registration {
     }
 
     /// Whether the list contained the worker when last checked, and its changes. Always true for lists
-    /// maintained by others, and always false for lists in memory, which routers of other processes never see.
+    /// maintained by others, and always false for lists in memory, which routers of other processes never
+    /// see.
     pub fn listed(&self) -> watch::Receiver<bool> {
         self.listed.clone()
     }

@@ -11,7 +11,8 @@ const NULL_WORD: &str = "None";
 
 impl ChatTemplate {
     /// Renders a conversation. Content that is null is passed as null, or as an empty text if the template
-    /// cannot use null. Refuses a conversation if its template writes calls, but leaves out those of such messages.
+    /// cannot use null. Refuses a conversation if its template writes calls, but leaves out those of such
+    /// messages.
     pub(crate) fn render_calls(
         &self,
         messages: &[ConversationMessage],

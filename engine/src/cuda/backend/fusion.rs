@@ -1,7 +1,7 @@
 //! Fuses an operation with the next one into one launch. A forward requests operations one by one. Adding
 //! the groups of slices of a product, an addition that may be followed by a norm, and a rotation of heads
-//! that may be followed by a KV write, are delayed until the next request. A kernel that writes the input of a
-//! product also writes it rounded to bf16. Fused kernels give the same bits as the separate ones.
+//! that may be followed by a KV write, are delayed until the next request. A kernel that writes the input of
+//! a product also writes it rounded to bf16. Fused kernels give the same bits as the separate ones.
 //!
 //! A delayed operation refers to memory by address. It is launched before any operation other than the one it
 //! is fused with, including frees and reads by other ranks: all access to the device goes through

@@ -11,8 +11,8 @@ use crate::cuda::ops::{
 };
 
 impl<E: Executor> State<E> {
-    /// `x` times a matrix, with its bias. Groups of slices that a product of panels leaves are added by the next
-    /// operation.
+    /// `x` times a matrix, with its bias. Groups of slices that a product of panels leaves are added by the
+    /// next operation.
     pub(super) fn multiply(
         &mut self,
         linear: &GpuLinear<E::Memory>,

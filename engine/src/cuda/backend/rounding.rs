@@ -1,6 +1,6 @@
-//! Inputs of products, rounded to bf16 or quantized to int8. The kernel that writes an input in f32 also writes it
-//! in bf16, in the layout that the model's products read. A product that needs another layout rounds its input
-//! itself, and one of int8 quantizes it.
+//! Inputs of products, rounded to bf16 or quantized to int8. The kernel that writes an input in f32 also
+//! writes it in bf16, in the layout that the model's products read. A product that needs another layout
+//! rounds its input itself, and one of int8 quantizes it.
 
 use half::bf16;
 
@@ -88,8 +88,8 @@ impl<M: DeviceMemory> ProductRows<'_, M> {
         Ok(copy)
     }
 
-    /// Quantizes the rows in this layout, with a scale for each slice between two of `borders`. Returns steps and
-    /// scales.
+    /// Quantizes the rows in this layout, with a scale for each slice between two of `borders`. Returns steps
+    /// and scales.
     pub(super) fn quantized<'a, E: Executor<Memory = M>>(
         &self,
         executor: &mut E,

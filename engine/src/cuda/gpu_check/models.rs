@@ -40,8 +40,8 @@ pub(super) fn logits(target: &CheckTarget, report: &mut Report<'_>) -> Result<()
     panels(target, report, (WeightFormat::Int8, RANDOM_INT8_TOLERANCE))
 }
 
-/// A model of random weights whose products take operands in panels, where the device has them (of int8 all but
-/// o_proj): near the CPU engine's logits, and equal to itself when every row is its own forward.
+/// A model of random weights whose products take operands in panels, where the device has them (of int8 all
+/// but o_proj): near the CPU engine's logits, and equal to itself when every row is its own forward.
 fn panels(
     target: &CheckTarget,
     report: &mut Report<'_>,

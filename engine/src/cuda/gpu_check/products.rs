@@ -163,8 +163,8 @@ pub(super) struct TiledProduct {
 }
 
 impl TiledProduct {
-    /// Weights and inputs are [`weight_like`], or random bytes, which are valid numbers of FP8 and int8. Any format
-    /// but these two is bf16. `n` is a multiple of 128.
+    /// Weights and inputs are [`weight_like`], or random bytes, which are valid numbers of FP8 and int8. Any
+    /// format but these two is bf16. `n` is a multiple of 128.
     pub(super) fn new(
         device: &mut CudaDevice,
         (rows, n, k): (usize, usize, usize),

@@ -30,7 +30,8 @@ pub(crate) type Int8Rows<'a, M> = (&'a Tensor<M, i8>, &'a Tensor<M, f32>);
 pub(crate) enum StepLayout {
     /// Row after row.
     Rows,
-    /// Tiles of this many rows, a multiple of 8; a tile is panels of 8 rows by 128 columns (`step_index` of int8.cu).
+    /// Tiles of this many rows, a multiple of 8; a tile is panels of 8 rows by 128 columns (`step_index` of
+    /// int8.cu).
     Tiles(usize),
 }
 

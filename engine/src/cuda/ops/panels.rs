@@ -1,7 +1,7 @@
 //! Products by warpgroup instructions (`kernels/panels.cuh`), of inputs that are packed in panels of 8 rows by
-//! 64 columns, and weights in bf16 or FP8 that are packed in tiles of 128 channels by 64 columns; of int8, panels
-//! and tiles have 128 columns. Equal bits to [`GemmBf16`](super::GemmBf16), [`GemmFp8`](super::GemmFp8) and
-//! [`GemmInt8`](super::GemmInt8).
+//! 64 columns, and weights in bf16 or FP8 that are packed in tiles of 128 channels by 64 columns; of int8,
+//! panels and tiles have 128 columns. Equal bits to [`GemmBf16`](super::GemmBf16),
+//! [`GemmFp8`](super::GemmFp8) and [`GemmInt8`](super::GemmInt8).
 
 mod operands;
 mod tile;
@@ -150,7 +150,8 @@ impl GroupSums {
         Self { sums: x, exact_scales, scales, bias, out: x, rows: 1, n: len, groups: 1, slices: NUM_SLICES }
     }
 
-    /// Whether these are the sums in f32 of a product without scales and bias whose `len` outputs are at `out`.
+    /// Whether these are the sums in f32 of a product without scales and bias whose `len` outputs are at
+    /// `out`.
     pub(crate) fn are_of(&self, out: u64, len: usize) -> bool {
         let is_plain = [self.exact_scales, self.scales, self.bias] == [0; 3];
         is_plain && (self.out, self.rows * self.n) == (out, len)

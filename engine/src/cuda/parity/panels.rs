@@ -227,8 +227,8 @@ mod tests {
     use super::*;
     use crate::cuda::emulator::Emulator;
 
-    /// Two row tiles and two channel tiles: each block reads its operands alone, or what blocks of a cluster share is
-    /// read once.
+    /// Two row tiles and two channel tiles: each block reads its operands alone, or what blocks of a cluster
+    /// share is read once.
     #[test]
     fn clusters_read_operands_once() {
         let (n, k) = (256, 512);

@@ -69,7 +69,7 @@ impl Workers {
 
     /// Whether any target could serve the sequence, regardless of capacity.
     pub(in crate::scheduler) fn could_serve(&self, request: &PlacementRequest<'_>) -> bool {
-        self.candidates(request).any(|candidate| candidate.serves(request.model))
+        self.candidates(request).next().is_some()
     }
 
     /// Whether every connected target of the model refused the sequence.
@@ -78,14 +78,13 @@ impl Workers {
         targets.is_some_and(|targets| targets.iter().all(|key| request.refused_by.contains(key)))
     }
 
-    /// Whether a healthy target of the same numerics class as `from` could serve the sequence: now or later if
-    /// `from` is unhealthy itself, and otherwise now.
+    /// Whether a healthy target of the same numerics class as `from` could serve the sequence: now or later
+    /// if `from` is unhealthy itself, and otherwise now.
     pub(in crate::scheduler) fn could_move(&self, request: &PlacementRequest<'_>, from: WorkerKey) -> bool {
         let Some(from) = self.get(from) else { return false };
         let may_wait = from.target_health.is_unhealthy(request.now);
         self.candidates(request).any(|candidate| {
             candidate.key != from.key
-                && candidate.serves(request.model)
                 && candidate.info.numerics_id == from.info.numerics_id
                 && !candidate.is_unhealthy
                 && (may_wait || !candidate.is_unavailable)

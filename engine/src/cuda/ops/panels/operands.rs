@@ -1,4 +1,5 @@
-//! Operands of a product of panels in each of their formats: which kernels multiply them, and their parameters.
+//! Operands of a product of panels in each of their formats: which kernels multiply them, and their
+//! parameters.
 
 use cpu_kernels::NUM_SLICES;
 use half::bf16;

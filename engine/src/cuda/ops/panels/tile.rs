@@ -26,14 +26,15 @@ impl Tile {
         self.cluster.0 * self.cluster.1
     }
 
-    /// Number of multiprocessors that clusters fill. They lie in groups of 16 or 18, and a cluster in one group.
+    /// Number of multiprocessors that clusters fill. They lie in groups of 16 or 18, and a cluster in one
+    /// group.
     pub(super) const fn multiprocessors(&self) -> usize {
         if self.cluster_size() > 2 { MULTIPROCESSORS / 16 * 16 } else { MULTIPROCESSORS }
     }
 
-    /// Time of a step. Clusters read less from the cache (a KiB takes 17 ns) until multiplying takes longer. Fitted
-    /// to times of bf16 on an H200 (docs/measurements/gpu.md); what clusters save is an estimate, and a step of int8
-    /// has the same bytes and instructions.
+    /// Time of a step. Clusters read less from the cache (a KiB takes 17 ns) until multiplying takes longer.
+    /// Fitted to times of bf16 on an H200 (docs/measurements/gpu.md); what clusters save is an estimate, and
+    /// a step of int8 has the same bytes and instructions.
     pub(super) fn nanoseconds_of_step(&self) -> usize {
         let (row_tiles, channel_tiles) = self.cluster;
         let alone = 220 + 3 * self.rows;

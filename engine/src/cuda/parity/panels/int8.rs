@@ -56,8 +56,8 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     Ok(parities)
 }
 
-/// Rows quantized into one tile, as inputs are, and into tiles of channels in two parts, as weights are loaded:
-/// equal to rows quantized one after another and packed on the host. Some columns only, too.
+/// Rows quantized into one tile, as inputs are, and into tiles of channels in two parts, as weights are
+/// loaded: equal to rows quantized one after another and packed on the host. Some columns only, too.
 fn layouts<E: Executor>(e: &mut E, (rows, k): (usize, usize)) -> Result<Vec<Parity>, CudaError> {
     let x = Numbers(45).vec(rows * k, 2.0);
     let borders = Tensor::of(e, &[0, k as u32 / 2, k as u32], "borders")?;
@@ -104,8 +104,8 @@ fn steps(numbers: &mut Numbers, (rows, k): (usize, usize)) -> Vec<i8> {
     (0..rows * k).map(|i| step(i, numbers.bits())).collect()
 }
 
-/// Scales of rows and slices; 0 for empty slices, as they are quantized. Of more than 8 rows, one is 0 and one NaN in
-/// their first numbers.
+/// Scales of rows and slices; 0 for empty slices, as they are quantized. Of more than 8 rows, one is 0 and
+/// one NaN in their first numbers.
 fn scales(numbers: &mut Numbers, rows: usize, slices: &KSlices) -> Vec<f32> {
     let of_row = slices.ranges();
     let first = of_row.iter().position(|slice| !slice.is_empty()).unwrap_or(0);
