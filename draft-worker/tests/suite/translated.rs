@@ -1,6 +1,6 @@
 //! Translation between two equal tokenizers changes no bit of proposals, trees or agreement. Between
 //! different tokenizers, the KV of draft ids that change is never used. Other differences between tokenizers
-//! are tested in `text::translation` and tests/tests/foreign_tokenizer.rs.
+//! are tested in `text::translation` and tests/tests/suite/foreign_tokenizer.rs.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};

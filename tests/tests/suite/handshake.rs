@@ -13,7 +13,7 @@ use service::shutdown::Lifetime;
 use tests::fake_worker::serve;
 use tonic::{Request, Response, Status, Streaming};
 
-const WORKER: &[u8] = include_bytes!("../../proto/testdata/worker_hello_1.bin");
+const WORKER: &[u8] = include_bytes!("../../../proto/testdata/worker_hello_1.bin");
 
 /// Sends the recorded worker's hello, with these versions if given, and then nothing.
 struct OlderWorker {

@@ -122,7 +122,7 @@ fn each_bit_is_the_guess_that_a_proposal_would_have_begun_with() {
 /// filters.
 #[test]
 fn a_worker_that_draws_on_its_device_says_what_the_cpus_says() {
-    let name = "a_worker_that_draws_on_its_device_says_what_the_cpus_says";
+    let name = "agreement::a_worker_that_draws_on_its_device_says_what_the_cpus_says";
     let Some(driver) = HostDriver::for_test(name) else { return };
     let kernels = driver.kernels.to_string_lossy();
     let device = ["--device", "cuda:0", "--cuda-kernels", &kernels, "--kv-memory", "4MiB"];

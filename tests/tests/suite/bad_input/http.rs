@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use tests::http_client::{CHAT, COMPLETIONS, HttpAnswer};
 use tests::pair::MODEL;
 
-use crate::{Fixture, PROMPT, valid_request};
+use super::{Fixture, PROMPT, valid_request};
 
 /// The expected answer to an invalid request.
 struct HttpRow<'a> {

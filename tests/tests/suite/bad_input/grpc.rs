@@ -10,7 +10,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
 
-use crate::{Fixture, PROMPT};
+use super::{Fixture, PROMPT};
 
 fn valid_message() -> v1::GenerateRequest {
     v1::GenerateRequest {

@@ -205,7 +205,7 @@ fn every_tree_is_made_of_the_bits_of_chains() {
 
 #[test]
 fn a_device_lists_the_candidates_of_the_same_trees() {
-    let name = "a_device_lists_the_candidates_of_the_same_trees";
+    let name = "branches::a_device_lists_the_candidates_of_the_same_trees";
     let Some(driver) = HostDriver::for_test(name) else { return };
     let (with_branches, _) = check_trees(executor_on_device(&driver, false), engine_on_device(&driver), 3);
     assert!(with_branches > 3, "{with_branches} of 12 trees have branches");

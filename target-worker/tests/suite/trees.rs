@@ -150,7 +150,8 @@ impl Running {
 
 #[test]
 fn trees_change_no_id_of_a_target_on_a_device() {
-    let Some(driver) = HostDriver::for_test("trees_change_no_id_of_a_target_on_a_device") else { return };
+    let name = "trees::trees_change_no_id_of_a_target_on_a_device";
+    let Some(driver) = HostDriver::for_test(name) else { return };
     let engine = engine(&driver.kernels);
     assert_eq!(max_tree_tokens(&engine, Role::Target), 64);
     let mut executor = ModelExecutor::new(engine, Role::Target, VOCAB, 512, Verify);

@@ -112,7 +112,7 @@ fn check_near(found: &[TokenLogprobs], expected: &[TokenLogprobs], top_n: usize)
 
 #[test]
 fn a_device_tells_probabilities_beside_sequences_that_want_none() {
-    let name = "a_device_tells_probabilities_beside_sequences_that_want_none";
+    let name = "logprobs::a_device_tells_probabilities_beside_sequences_that_want_none";
     let Some(driver) = HostDriver::for_test(name) else { return };
     let mut on_cpu = executor(None, 512);
     let first = spans(&mut on_cpu, &Default::default());

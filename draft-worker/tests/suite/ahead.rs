@@ -218,7 +218,7 @@ fn proposals_are_the_same_with_drafting_ahead() {
 /// drafted ahead.
 #[test]
 fn proposals_of_a_worker_that_draws_on_its_device_are_the_same_too() {
-    let name = "proposals_of_a_worker_that_draws_on_its_device_are_the_same_too";
+    let name = "ahead::proposals_of_a_worker_that_draws_on_its_device_are_the_same_too";
     let Some(driver) = HostDriver::for_test(name) else { return };
     let kernels = driver.kernels.to_string_lossy();
     let device = ["--device", "cuda:0", "--cuda-kernels", &kernels, "--kv-memory", "4MiB"];

@@ -1,0 +1,7 @@
+//! Tests of a draft worker through its service. One binary, because linking several takes longer than running
+//! them.
+
+mod agreement;
+mod ahead;
+mod branches;
+mod translated;
