@@ -26,6 +26,18 @@ pub(crate) struct AttentionLayer {
     pub(crate) window: Option<u32>,
 }
 
+/// Rows that a feed-forward layer reads and writes.
+pub(crate) struct FeedForwardRows<'a, R> {
+    /// `[rows, k of gate_up]`; may be rounded in place like the input of any product.
+    pub(crate) x: &'a mut R,
+    /// `[rows, width of gate_up]`: overwritten, with unspecified content.
+    pub(crate) gates_and_ups: &'a mut R,
+    /// `[rows, k of down]`: overwritten likewise.
+    pub(crate) gated: &'a mut R,
+    /// `[rows, width of down]`.
+    pub(crate) out: &'a mut R,
+}
+
 /// The operations of a forward, and the types of a model on the device that runs them.
 pub(crate) trait Backend: Send + Sync {
     /// f32 numbers that operations read and write: the rows of a pass.
@@ -196,14 +208,13 @@ pub(crate) trait Backend: Send + Sync {
         out: &mut Self::Rows,
     );
 
-    /// `x` `[rows, k]` times `gate_up`, whose outputs are `[gate | up]`, then silu(gate) * up times `down` ->
-    /// `out`, as by `linear`. `buffers` `[rows, gate_up]` and half as wide are overwritten.
+    /// `x` times `gate_up`, whose outputs are `[gate | up]`, then silu(gate) * up times `down` -> `out`, as by
+    /// `linear`.
     fn feed_forward(
         &self,
-        gate_up_and_down: (&Self::Linear, &Self::Linear),
-        x: &mut Self::Rows,
-        buffers: (&mut Self::Rows, &mut Self::Rows),
-        out: &mut Self::Rows,
+        gate_up: &Self::Linear,
+        down: &Self::Linear,
+        rows: FeedForwardRows<'_, Self::Rows>,
     );
 
     /// Copies the rows of `x` `[rows, width]` that need logits -> `out` `[logit rows, width]`.

@@ -7,12 +7,12 @@ mod rows;
 use std::sync::Arc;
 
 use cpu_kernels::{
-    Angles, AttentionStep, Cpu, FloatMatrix, HeadLayout, KSlices, KvCache, KvShape, Linear, LinearWeights,
-    MatrixFormat, Norm, PackedMatrix, Stage, StageTimes, Table, TokenCopy,
+    Angles, AttentionStep, Cpu, FeedForwardStep, FloatMatrix, HeadLayout, KSlices, KvCache, KvShape, Linear,
+    LinearWeights, MatrixFormat, Norm, PackedMatrix, Stage, StageTimes, Table, TokenCopy,
 };
 
 use crate::EngineError;
-use crate::backend::{AttentionLayer, Backend};
+use crate::backend::{AttentionLayer, Backend, FeedForwardRows};
 use crate::forward_batch::ForwardBatch;
 use crate::rope::Rope;
 use crate::weights::{LinearFormat, LinearTensors, StackedRows, TensorPart, TensorSource, WidenedRows};
@@ -226,15 +226,10 @@ impl Backend for Cpu {
         Cpu::attention(self, kv, &pass.step(at, qkv), out);
     }
 
-    fn feed_forward(
-        &self,
-        (gate_up, down): (&HostLinear, &HostLinear),
-        x: &mut HostRows,
-        (gates_and_ups, gated): (&mut HostRows, &mut HostRows),
-        out: &mut HostRows,
-    ) {
-        let layers = (&gate_up.linear, &down.linear);
-        Cpu::feed_forward(self, layers, x, (gates_and_ups, gated), out);
+    fn feed_forward(&self, gate_up: &HostLinear, down: &HostLinear, rows: FeedForwardRows<'_, HostRows>) {
+        let (gate_up, down) = (&gate_up.linear, &down.linear);
+        let FeedForwardRows { x, gates_and_ups, gated, out } = rows;
+        Cpu::feed_forward(self, FeedForwardStep { gate_up, down, x, gates_and_ups, gated, out });
     }
 
     fn take_logit_rows(&self, pass: &HostPass<'_>, width: usize, x: &HostRows, out: &mut HostRows) {

@@ -7,7 +7,7 @@ mod load;
 use cpu_kernels::{HeadLayout, Stage};
 
 use crate::EngineError;
-use crate::backend::{AttentionLayer, Backend};
+use crate::backend::{AttentionLayer, Backend, FeedForwardRows};
 use crate::collective::Collective;
 use crate::forward_batch::ForwardBatch;
 use crate::model_config::ModelConfig;
@@ -235,8 +235,8 @@ impl<B: Backend> Layer<B> {
         backend.rms_norm(&self.post_attention_norm, &rows.hidden, &mut scratch.normed); // [rows, hidden]
         backend.mark(Stage::Rest);
         let Scratch { normed, gate_up, gated, delta, .. } = scratch;
-        let layers = (&self.gate_up, &self.down);
-        backend.feed_forward(layers, normed, (gate_up, gated), delta); // [rows, hidden], partial sum
+        let operands = FeedForwardRows { x: normed, gates_and_ups: gate_up, gated, out: delta };
+        backend.feed_forward(&self.gate_up, &self.down, operands); // delta: [rows, hidden], partial sum
         backend.mark(Stage::Products);
         collective.all_reduce(&mut scratch.delta)?;
         backend.finish_sum(&self.down, &mut scratch.delta);

@@ -17,6 +17,43 @@ use crate::{Cpu, EXP_WORK};
 /// cache together with the activations.
 const GATE_UP_BYTES: usize = 128 * 1024;
 
+/// One feed-forward layer of a pass: its linear layers, and rows in row-major order.
+#[derive(Debug)]
+pub struct FeedForwardStep<'a> {
+    /// The first product, whose outputs are `[gate | up]`.
+    pub gate_up: &'a Linear,
+    /// The second product, of silu(gate) * up.
+    pub down: &'a Linear,
+    /// `[rows, gate_up.k()]`.
+    pub x: &'a [f32],
+    /// `[rows, gate_up.width()]`: overwritten, with unspecified content.
+    pub gates_and_ups: &'a mut [f32],
+    /// `[rows, down.k()]`: overwritten likewise.
+    pub gated: &'a mut [f32],
+    /// `[rows, down.width()]`.
+    pub out: &'a mut [f32],
+}
+
+/// The layer's first product.
+struct GateUp<'a> {
+    linear: &'a Linear,
+    /// `[rows, linear.k()]`.
+    x: &'a [f32],
+    /// `[rows, linear.width()]`: each thread uses the part of its columns for gates and ups.
+    buffer: &'a mut [f32],
+}
+
+impl GateUp<'_> {
+    fn num_rows(&self) -> usize {
+        num_rows(self.linear, self.x)
+    }
+
+    /// Number of columns of the gate, and of the ups.
+    fn width(&self) -> usize {
+        self.linear.width() / 2
+    }
+}
+
 /// Consecutive columns of silu(gate) * up.
 struct GatedColumns<'a> {
     columns: Range<usize>,
@@ -26,17 +63,11 @@ struct GatedColumns<'a> {
 }
 
 impl Cpu {
-    /// `x` `[rows, k]` times `gate_up`, whose outputs are `[gate | up]`, then silu(gate) * up times `down` ->
-    /// `out` `[rows, down.width()]`. `buffers` `[rows, gate_up.width()]` and half as wide are overwritten.
+    /// `x` times `gate_up`, then silu(gate) * up times `down` -> `out`.
     ///
     /// Equals `linear`, `silu_mul` and `linear` in every bit.
-    pub fn feed_forward(
-        &self,
-        (gate_up, down): (&Linear, &Linear),
-        x: &[f32],
-        (gates_and_ups, gated): (&mut [f32], &mut [f32]),
-        out: &mut [f32],
-    ) {
+    pub fn feed_forward(&self, step: FeedForwardStep<'_>) {
+        let FeedForwardStep { gate_up, down, x, gates_and_ups, gated, out } = step;
         let (rows, width) = (num_rows(gate_up, x), gate_up.width() / 2);
         assert!(
             gates_and_ups.len() == 2 * gated.len() && gated.len() == rows * width && width == down.k(),
@@ -48,48 +79,43 @@ impl Cpu {
             self.linear(down, gated, out);
             return;
         }
+        let gate_up = GateUp { linear: gate_up, x, buffer: gates_and_ups };
         let mut packed = self.gated.lock().unwrap_or_else(PoisonError::into_inner);
         match &down.weights {
             LinearWeights::Floats(weights) if weights.has_even_slices() => {
-                self.gate_into_floats(gate_up, x, gates_and_ups, (weights, &mut packed));
+                self.gate_into_floats(gate_up, weights, &mut packed);
                 self.multiply_packed(down, &packed, out);
             }
             LinearWeights::Packed(weights) if weights.num_slices() >= self.threads.len() => {
-                self.gate_into_integers(gate_up, x, (gates_and_ups, gated), (weights, &mut packed));
+                self.gate_into_integers(gate_up, gated, weights, &mut packed);
                 self.multiply_packed(down, &packed, out);
             }
             _ => {
-                self.gate_into_rows(gate_up, x, (gates_and_ups, gated));
+                self.gate_into_rows(gate_up, gated);
                 self.linear(down, gated, out);
             }
         }
     }
 
     /// Packs silu(gate) * up for a product with `weights`.
-    fn gate_into_floats(
-        &self,
-        gate_up: &Linear,
-        x: &[f32],
-        buffer: &mut [f32],
-        (weights, packed): (&FloatMatrix, &mut Activations),
-    ) {
-        let writer = packed.floats.writer(weights, num_rows(gate_up, x), self.isa);
-        self.gate(gate_up, x, buffer, |GatedColumns { columns, rows, stride }| {
+    fn gate_into_floats(&self, gate_up: GateUp<'_>, weights: &FloatMatrix, packed: &mut Activations) {
+        let writer = packed.floats.writer(weights, gate_up.num_rows(), self.isa);
+        self.gate(gate_up, |GatedColumns { columns, rows, stride }| {
             // SAFETY: `gate` passes each column once.
             unsafe { writer.write_columns((rows, stride), 0..columns.len(), columns.start / STEP) };
         });
     }
 
     /// Quantizes silu(gate) * up for a product with `weights`. The scale of a K-slice needs all its numbers,
-    /// so the thread that completes a slice quantizes it.
+    /// so `gated` collects them, and the thread that completes a slice quantizes it.
     fn gate_into_integers(
         &self,
-        gate_up: &Linear,
-        x: &[f32],
-        (buffer, gated): (&mut [f32], &mut [f32]),
-        (weights, packed): (&PackedMatrix, &mut Activations),
+        gate_up: GateUp<'_>,
+        gated: &mut [f32],
+        weights: &PackedMatrix,
+        packed: &mut Activations,
     ) {
-        let num_rows = num_rows(gate_up, x);
+        let num_rows = gate_up.num_rows();
         let slices = weights.slice_columns();
         let writer = packed.quantized.writer(weights, num_rows, self.isa);
         // `[slice][row][column of the slice]`
@@ -99,7 +125,7 @@ impl Cpu {
             // SAFETY: no thread completes a slice without columns.
             unsafe { writer.write_slice(slice, (&[], 0)) };
         }
-        self.gate(gate_up, x, buffer, |GatedColumns { columns, rows, stride }| {
+        self.gate(gate_up, |GatedColumns { columns, rows, stride }| {
             for (index, slice) in slices.iter().enumerate() {
                 let part = columns.start.max(slice.start)..columns.end.min(slice.end);
                 if part.is_empty() {
@@ -123,10 +149,10 @@ impl Cpu {
     }
 
     /// Writes silu(gate) * up to `gated` `[rows, width]`.
-    fn gate_into_rows(&self, gate_up: &Linear, x: &[f32], (buffer, gated): (&mut [f32], &mut [f32])) {
-        let width = gate_up.width() / 2;
+    fn gate_into_rows(&self, gate_up: GateUp<'_>, gated: &mut [f32]) {
+        let width = gate_up.width();
         let gated = SharedSliceMut::new(gated);
-        self.gate(gate_up, x, buffer, |GatedColumns { columns, rows, stride }| {
+        self.gate(gate_up, |GatedColumns { columns, rows, stride }| {
             for (row, numbers) in rows.chunks_exact(stride).enumerate() {
                 let range = row * width + columns.start..row * width + columns.end;
                 // SAFETY: `gate` passes each column once.
@@ -136,16 +162,11 @@ impl Cpu {
     }
 
     /// Computes silu(gate) * up and passes it to `finish`, each column once.
-    fn gate(
-        &self,
-        gate_up: &Linear,
-        x: &[f32],
-        buffer: &mut [f32],
-        finish: impl Fn(GatedColumns<'_>) + Sync,
-    ) {
-        let (rows, width) = (num_rows(gate_up, x), gate_up.width() / 2);
+    fn gate(&self, gate_up: GateUp<'_>, finish: impl Fn(GatedColumns<'_>) + Sync) {
+        let (rows, width) = (gate_up.num_rows(), gate_up.width());
+        let GateUp { linear, x, buffer } = gate_up;
         let max_columns = (GATE_UP_BYTES / (2 * size_of::<f32>() * rows.max(1))).next_multiple_of(PANEL);
-        let (activations, numbers) = (self.pack(gate_up, x), &SharedSliceMut::new(buffer));
+        let (activations, numbers) = (self.pack(linear, x), &SharedSliceMut::new(buffer));
         let work = (x.len() * 2 + rows * EXP_WORK) * width;
         self.threads.for_ranges(width, COLUMN_GRAIN, work, |columns| {
             let start = 2 * rows * columns.start;
@@ -153,9 +174,9 @@ impl Cpu {
                 let columns = first..columns.end.min(first + max_columns);
                 let (len, stride) = (columns.len(), 2 * columns.len());
                 let at = |start| OutputColumns { numbers, start, stride };
-                self.multiply_columns(gate_up, &activations, columns.clone(), at(start));
+                self.multiply_columns(linear, &activations, columns.clone(), at(start));
                 let ups = columns.start + width..columns.end + width;
-                self.multiply_columns(gate_up, &activations, ups, at(start + len));
+                self.multiply_columns(linear, &activations, ups, at(start + len));
                 // SAFETY: this thread alone uses the part of the buffer that has as many elements as gates and
                 // ups of its columns.
                 let rows = unsafe { numbers.slice_mut(start..start + rows * stride) };

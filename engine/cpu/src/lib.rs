@@ -44,6 +44,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 pub use error::KernelError;
+pub use feed_forward::FeedForwardStep;
 pub use floats::FloatMatrix;
 pub use instruction_set::{cpu_name, instruction_set, instruction_sets, use_instruction_set};
 pub use k_slices::{KSlices, NUM_SLICES, tree_sum};

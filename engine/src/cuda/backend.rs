@@ -39,7 +39,7 @@ use super::ops::{
     ensure_capacity, finish_sum, norm_heads, swiglu, take_rows,
 };
 use crate::EngineError;
-use crate::backend::{AttentionLayer, Backend};
+use crate::backend::{AttentionLayer, Backend, FeedForwardRows};
 use crate::draws::{DrawPlan, RankOutput};
 use crate::forward_batch::{ForwardBatch, PassLimits};
 use crate::model_config::ModelConfig;
@@ -426,11 +426,11 @@ where
 
     fn feed_forward(
         &self,
-        (gate_up, down): (&Self::Linear, &Self::Linear),
-        x: &mut Self::Rows,
-        (gates_and_ups, gated): (&mut Self::Rows, &mut Self::Rows),
-        out: &mut Self::Rows,
+        gate_up: &Self::Linear,
+        down: &Self::Linear,
+        rows: FeedForwardRows<'_, Self::Rows>,
     ) {
+        let FeedForwardRows { x, gates_and_ups, gated, out } = rows;
         self.linear(gate_up, x, gates_and_ups);
         self.run(|state| {
             let ((gated, len), width) = (gated.write(), down.k);

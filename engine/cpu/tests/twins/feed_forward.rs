@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use cpu_kernels::{
-    Cpu, FloatMatrix, KSlices, Linear, LinearWeights, Matrix, MatrixData, MatrixFormat, PackedMatrix,
-    QuantizedFormat, Threads,
+    Cpu, FeedForwardStep, FloatMatrix, KSlices, Linear, LinearWeights, Matrix, MatrixData, MatrixFormat,
+    PackedMatrix, QuantizedFormat, Threads,
 };
 use proptest::prelude::*;
 
@@ -60,7 +60,14 @@ fn check(formats: (Format, Format), shape: [usize; 4], unit: Option<usize>) {
     for cpu in every_cpu() {
         let (mut gates_and_ups, mut gated) = buffers();
         let mut out = vec![f32::NAN; rows * outputs];
-        cpu.feed_forward((&gate_up, &down), &x, (&mut gates_and_ups, &mut gated), &mut out);
+        cpu.feed_forward(FeedForwardStep {
+            gate_up: &gate_up,
+            down: &down,
+            x: &x,
+            gates_and_ups: &mut gates_and_ups,
+            gated: &mut gated,
+            out: &mut out,
+        });
         assert_eq!(bits(&out), bits(&expected), "{cpu:?}: {formats:?}, {shape:?}, {unit:?}");
     }
 }
