@@ -44,4 +44,4 @@ pub use device::{CudaDevice, DeviceProperties};
 pub use error::CudaError;
 pub use gpus::GpuOptions;
 pub(crate) use gpus::load_on_gpus;
-pub(crate) use ops::{DrawRow, FilterRow, LogitEdit, ScoreRow, edits_of};
+pub(crate) use ops::{DrawRow, FilterRow, ListedRow, LogitEdit, ScoreRow, ScoredToken, edits_of};

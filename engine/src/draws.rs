@@ -9,7 +9,7 @@ use speculation::acceptance::{DrawResult, has_independent_rows};
 use speculation::tree::Candidates;
 use speculation::{SequenceSpec, TokenLogprobs};
 
-use crate::cuda::{DrawRow, FilterRow, LogitEdit, ScoreRow, edits_of};
+use crate::cuda::{DrawRow, FilterRow, ListedRow, LogitEdit, ScoreRow, ScoredToken, edits_of};
 use crate::{EngineError, Logits, SequenceRows, TokenId};
 
 /// Requests draws of one sequence's rows instead of their logits. The last row predicts the id after `prefix`
@@ -125,7 +125,7 @@ pub(crate) struct RankOutput {
 /// A drawn row whose best tokens are listed.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct CandidateRow {
-    pub(crate) draw: DrawRow,
+    pub(crate) row: ListedRow,
     pub(crate) spec: Arc<SequenceSpec>,
 }
 
@@ -211,20 +211,23 @@ impl DrawPlan {
             }
             if let Some(PromptRows { top_n, next }) = prompt.filter(|_| i < num_rows - num_drawn) {
                 let given = suffix.get(num_visible + i).copied().or(next);
-                self.scores.push(ScoreRow { row, top_n, given: Some(given.unwrap_or_default()) });
+                let token = ScoredToken::Given(given.unwrap_or_default());
+                self.scores.push(ScoreRow { row, top_n, token });
                 ids.extend(given);
                 continue;
             }
-            let draw = DrawRow::new(row, spec, ids.len() as u32);
+            let (draw, draw_idx) = (DrawRow::new(row, spec, ids.len() as u32), self.rows.len() as u32);
             if let (Some(filter), Some(spec)) = (&filter, &shared) {
                 let (row, position) = (filter.of_row(row), ids.len() as u32);
                 self.filters.push(Filter { row, spec: Arc::clone(spec), position });
             }
             if let Some(spec) = shared.as_ref().filter(|_| i >= num_rows - candidate_rows) {
-                self.candidates.push(CandidateRow { draw, spec: Arc::clone(spec) });
+                let row = ListedRow { draw, draw_idx };
+                self.candidates.push(CandidateRow { row, spec: Arc::clone(spec) });
             }
             self.rows.push(draw);
-            self.scores.extend(logprobs.map(|top_n| ScoreRow { row, top_n, given: None }));
+            let token = ScoredToken::Drawn { draw_idx };
+            self.scores.extend(logprobs.map(|top_n| ScoreRow { row, top_n, token }));
             self.edits.extend(edits_of(row, spec, &ids, self.vocab)?);
             ids.extend(suffix.get(num_visible + i).filter(|_| parents.is_empty()));
         }
@@ -239,16 +242,27 @@ impl DrawPlan {
         let edits = self.edits.iter().filter(|edit| is_in(edit.row));
         let filters = self.filters.iter().filter(|filter| is_in(filter.row.row)).cloned();
         let scores = self.scores.iter().filter(|score| is_in(score.row));
-        let candidates = self.candidates.iter().filter(|candidate| is_in(candidate.draw.row)).cloned();
+        let candidates = self.candidates.iter().filter(|candidate| is_in(candidate.row.draw.row));
+        let draws_before = self.rows.iter().filter(|draw| draw.row < first).count() as u32;
+        let token_of = |score: &ScoreRow| match score.token {
+            ScoredToken::Drawn { draw_idx } => ScoredToken::Drawn { draw_idx: draw_idx - draws_before },
+            ScoredToken::Given(token_id) => ScoredToken::Given(token_id),
+        };
+        let listed = |ListedRow { draw, draw_idx }: ListedRow| ListedRow {
+            draw: draw.of_row(draw.row - first),
+            draw_idx: draw_idx - draws_before,
+        };
         Self {
             rows: rows.map(|draw| draw.of_row(draw.row - first)).collect(),
             edits: edits.map(|edit| LogitEdit { row: edit.row - first, ..*edit }).collect(),
             filters: filters
                 .map(|filter| Filter { row: filter.row.of_row(filter.row.row - first), ..filter })
                 .collect(),
-            scores: scores.map(|score| ScoreRow { row: score.row - first, ..*score }).collect(),
+            scores: scores
+                .map(|score| ScoreRow { row: score.row - first, token: token_of(score), ..*score })
+                .collect(),
             candidates: candidates
-                .map(|CandidateRow { draw, spec }| CandidateRow { draw: draw.of_row(draw.row - first), spec })
+                .map(|CandidateRow { row, spec }| CandidateRow { row: listed(*row), spec: Arc::clone(spec) })
                 .collect(),
             vocab: self.vocab,
         }
@@ -259,21 +273,12 @@ impl DrawPlan {
         self.rows.is_empty() && self.scores.is_empty()
     }
 
-    /// For each row to score, the index of its draw; `None` if its token is given.
-    pub(crate) fn draws_of_scores(&self) -> Vec<Option<u32>> {
-        self.scores.iter().map(|score| self.draw_index(score.row)).collect()
-    }
-
-    /// Index of a row's draw.
-    pub(crate) fn draw_index(&self, row: u32) -> Option<u32> {
-        self.rows.iter().position(|draw| draw.row == row).map(|place| place as u32)
-    }
-
     /// Ranges within the first `num_rows` rows that are neither drawn nor scored with a given token.
     pub(crate) fn other_rows(&self, num_rows: usize) -> Vec<Range<usize>> {
         let mut runs = Vec::new();
         let mut next = 0;
-        let given = self.scores.iter().filter(|score| score.given.is_some()).map(|score| score.row);
+        let is_given = |score: &&ScoreRow| matches!(score.token, ScoredToken::Given(_));
+        let given = self.scores.iter().filter(is_given).map(|score| score.row);
         let mut answered: Vec<u32> = self.rows.iter().map(|draw| draw.row).chain(given).collect();
         answered.sort_unstable();
         for row in answered.into_iter().map(|row| row as usize).chain([num_rows]) {
@@ -356,11 +361,9 @@ mod tests {
     fn part_keeps_the_scores_of_its_rows() {
         let spec = SequenceSpec { logprobs: Some(4), ..SequenceSpec::default() };
         let whole = plan([2, 3, 1], [true, false, true], &spec).unwrap();
-        assert_eq!(whole.scores.iter().map(|score| score.row).collect::<Vec<_>>(), [0, 1, 5]);
-        assert_eq!(whole.draws_of_scores(), [0, 1, 2].map(Some));
-        let part = whole.part(1..6);
-        assert_eq!(part.scores, [0, 4].map(|row| ScoreRow { row, top_n: 4, given: None }));
-        assert_eq!(part.draws_of_scores(), [0, 1].map(Some));
+        let drawn = |(row, draw_idx)| ScoreRow { row, top_n: 4, token: ScoredToken::Drawn { draw_idx } };
+        assert_eq!(whole.scores, [(0, 0), (1, 1), (5, 2)].map(drawn));
+        assert_eq!(whole.part(1..6).scores, [(0, 0), (4, 1)].map(drawn));
         assert!(plan([2, 3, 1], [true; 3], &SequenceSpec::default()).unwrap().scores.is_empty());
     }
 
@@ -382,12 +385,14 @@ mod tests {
             };
             DrawPlan::new(&[rows], (&[Some(request)], &[]), 12)
         };
-        let listed = |plan: &DrawPlan| plan.candidates.iter().map(|row| row.draw.row).collect::<Vec<_>>();
+        let listed = |plan: &DrawPlan| -> Vec<(u32, u32)> {
+            plan.candidates.iter().map(|CandidateRow { row, .. }| (row.draw.row, row.draw_idx)).collect()
+        };
         let two = plan(2, None).unwrap();
-        assert_eq!((listed(&two), listed(&two.part(2..3))), (vec![1, 2], vec![0]));
+        assert_eq!((listed(&two), listed(&two.part(2..3))), (vec![(1, 1), (2, 2)], vec![(0, 0)]));
         assert!(plan(0, None).unwrap().candidates.is_empty());
         let prompt = Some(PromptRows { top_n: 0, next: None });
-        assert_eq!(listed(&plan(1, prompt).unwrap()), [2]);
+        assert_eq!(listed(&plan(1, prompt).unwrap()), [(2, 0)]);
         assert!(plan(2, prompt).is_err(), "rows of the prompt are not drawn");
     }
 
@@ -412,15 +417,16 @@ mod tests {
             assert_eq!((drawn, scored), (plan.rows.len(), plan.scores.len()));
             assert!(plan.other_rows(num_logits).is_empty() && !plan.is_empty());
             let draws: Vec<(u32, u32)> = plan.rows.iter().map(|draw| (draw.row, draw.position)).collect();
-            (plan.scores.iter().map(|score| score.given).collect::<Vec<_>>(), draws)
+            (plan.scores.iter().map(|score| score.token).collect::<Vec<_>>(), draws)
         };
-        let given = |ids: &[u32]| ids.iter().copied().map(Some).collect::<Vec<_>>();
+        let given = |ids: &[u32]| ids.iter().copied().map(ScoredToken::Given).collect::<Vec<_>>();
         assert_eq!(check(9, Some(6), 4, None), (given(&[3, 4, 5, 6]), vec![]));
         assert_eq!(check(9, None, 2, None), (given(&[5, 0]), vec![]));
         assert_eq!(check(5, None, 4, None), (given(&[3, 4, 5]), vec![(3, 5)]));
+        let drawn = [0, 1, 2].map(|draw_idx| ScoredToken::Drawn { draw_idx });
         assert_eq!(
             check(3, None, 4, Some(1)),
-            (vec![Some(3), None, None, None], vec![(1, 3), (2, 4), (3, 5)])
+            ([given(&[3]), drawn.to_vec()].concat(), vec![(1, 3), (2, 4), (3, 5)])
         );
     }
 

@@ -339,9 +339,7 @@ where
         draws: &DrawPlan,
         outputs: &mut RankOutput,
     ) -> Result<(), EngineError> {
-        let mut state = self.lock_flushed()?;
-        let (tensor, len) = logits.write();
-        drawing::draw(&mut state, tensor, (num_rows, len / num_rows), (draws, outputs))
+        self.lock_flushed()?.draw(logits, num_rows, draws, outputs)
     }
 
     fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> GpuPass<'a> {

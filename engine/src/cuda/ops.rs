@@ -24,7 +24,9 @@ mod trees;
 
 pub(crate) use attention::{Attention, OwnBlockViews, TilingViews, check_head_dim};
 pub(crate) use blocks::Variant;
-pub(crate) use candidates::{CandidateBuffers, candidates, copy_edited_rows, find_candidates};
+pub(crate) use candidates::{
+    CandidateBuffers, ListedRow, candidates, copy_edited_rows, find_candidates, score_first_candidates,
+};
 pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, LogitsShape, draw, drawn};
 pub(crate) use filters::{FilterRow, apply_filters, candidate_bytes, undecided};
 pub(crate) use fp8::{Fp8Layout, GemmFp8};
@@ -42,7 +44,7 @@ pub(crate) use probe::{multiply_only, read_words};
 pub(crate) use random::{random_bf16, random_f32};
 pub(crate) use ranks::{concat_ranks, sum_ranks};
 pub(crate) use rows::{Embedding, RmsNorm, add, add_at, finish_sum, swiglu, take_rows, to_bf16, to_panels};
-pub(crate) use score::{ScoreBuffers, ScoreRow, copy_raw_rows, score, scores};
+pub(crate) use score::{ScoreBuffers, ScoreRow, ScoredToken, copy_raw_rows, score, scores};
 pub(crate) use step_buffer::{StepBuffer, capacity, ensure_capacity};
 #[cfg(test)]
 pub(crate) use tiling::count_attention;

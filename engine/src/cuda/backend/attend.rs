@@ -13,10 +13,11 @@ impl<E: Executor> State<E> {
     pub(super) fn attend(
         &mut self,
         kv: &GpuKv<E::Memory>,
-        AttentionLayer { layout, layer, window }: AttentionLayer,
+        at: AttentionLayer,
         (rows, qkv): (usize, &Tensor<E::Memory, f32>),
         out: &mut GpuRows<E::Memory>,
     ) -> Result<(), CudaError> {
+        let AttentionLayer { layout, layer, window } = at;
         let (layer, out_len) = ((layer, kv.shape.num_layers), out.len);
         let kv = kv.blocks.as_ref().expect("a batch's blocks are there before its forward");
         let size = (rows, out_len / rows);

@@ -5,7 +5,7 @@ use speculation::tree::MAX_CANDIDATES;
 use speculation::{TokenId, TokenLogprobs};
 
 use super::draw::{DrawRow, LogitsShape, num_parts};
-use super::{DrawBuffers, ScoreBuffers, ScoreRow, StepBuffer, copy_raw_rows, score, scores};
+use super::{DrawBuffers, ScoreBuffers, ScoreRow, ScoredToken, StepBuffer, copy_raw_rows, score, scores};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
 use crate::cuda::sources::DRAW;
@@ -21,6 +21,14 @@ struct Candidate {
 
 /// Marks the end of a row's candidates.
 const NO_TOKEN: u32 = u32::MAX;
+
+/// Request to list the best tokens of a row that is drawn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct ListedRow {
+    pub(crate) draw: DrawRow,
+    /// Index of the draw among the latest ones.
+    pub(crate) draw_idx: u32,
+}
 
 /// Candidates of a row.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,43 +59,57 @@ impl<M> Default for CandidateBuffers<M> {
     }
 }
 
-/// Copies the rows of `draws` before filters mask tokens in them: the surprise depends on the whole row.
+/// Copies the rows of `listed` before filters mask tokens in them: the surprise depends on the whole row.
 pub(crate) fn copy_edited_rows<E: Executor>(
     executor: &mut E,
     buffers: &mut CandidateBuffers<E::Memory>,
     logits: &Tensor<E::Memory, f32>,
-    (draws, stride): (&[DrawRow], usize),
+    (listed, stride): (&[ListedRow], usize),
 ) -> Result<(), CudaError> {
-    copy_raw_rows(executor, &mut buffers.scoring, logits, (&first_scores(draws), stride))
+    copy_raw_rows(executor, &mut buffers.scoring, logits, (&first_scores(listed), stride))
 }
 
-/// Finds the best tokens of rows of `logits` `[*, stride]`, of which the first `vocab` columns are used, by
-/// the scores of their `draws`. [`copy_edited_rows`] must have been called with the same rows; row i's draw
-/// is number `places[i]` of the latest ones. [`candidates`] reads the result.
+/// Scores the first candidates of `listed` in the rows that [`copy_edited_rows`] has copied for them: the
+/// surprise.
+pub(crate) fn score_first_candidates<E: Executor>(
+    executor: &mut E,
+    buffers: &mut CandidateBuffers<E::Memory>,
+    drawing: &DrawBuffers<E::Memory>,
+    listed: &[ListedRow],
+    shape: LogitsShape,
+) -> Result<(), CudaError>
+where
+    E::Memory: DeviceMemory,
+{
+    score(executor, &mut buffers.scoring, drawing, &first_scores(listed), shape)
+}
+
+/// Finds the best tokens of `listed` rows of `logits` `[*, stride]`, of which the first `vocab` columns are
+/// used, by the scores of their draws. [`candidates`] reads the result.
 pub(crate) fn find_candidates<E: Executor>(
     executor: &mut E,
-    (buffers, drawing): (&mut CandidateBuffers<E::Memory>, &DrawBuffers<E::Memory>),
+    buffers: &mut CandidateBuffers<E::Memory>,
     logits: &Tensor<E::Memory, f32>,
-    (draws, places): (&[DrawRow], &[Option<u32>]),
+    listed: &[ListedRow],
     shape: LogitsShape,
 ) -> Result<(), CudaError>
 where
     E::Memory: DeviceMemory,
 {
     let [kernel, join] = [2, 3].map(|index| DRAW.kernel(index));
-    if draws.is_empty() {
+    if listed.is_empty() {
         return Ok(());
     }
-    score(executor, (&mut buffers.scoring, drawing), (&first_scores(draws), places), shape)?;
+    let draws: Vec<DrawRow> = listed.iter().map(|listed| listed.draw).collect();
     let LogitsShape { vocab, stride } = shape;
     let num_parts = num_parts(kernel.name, shape)?;
     let last = draws.iter().map(|draw| draw.row as usize).max().unwrap_or(0);
     let rows = logits.len() / stride;
     check(kernel.name, ("a row with candidates", last), last < rows, format!("below {rows}"))?;
-    let listed = draws.len() * MAX_CANDIDATES;
-    let rows = buffers.draws.fill(executor, draws, "rows with candidates")?;
-    let parts = buffers.parts.resize(executor, listed * num_parts, "candidates of parts of rows")?;
-    let found = buffers.found.resize(executor, listed, "candidates")?;
+    let num_candidates = draws.len() * MAX_CANDIDATES;
+    let rows = buffers.draws.fill(executor, &draws, "rows with candidates")?;
+    let parts = buffers.parts.resize(executor, num_candidates * num_parts, "candidates of parts of rows")?;
+    let found = buffers.found.resize(executor, num_candidates, "candidates")?;
     let num_draws = draws.len() as u32;
     let params = Params::default().read(logits).read(rows).write(parts).u32(vocab).u32(stride);
     // SAFETY: these are the kernel's parameters; the checks ensure that every row is in bounds.
@@ -97,23 +119,24 @@ where
     unsafe { executor.launch(join, [num_draws, 1, 1], &mut { params }) }
 }
 
-/// Waits for the latest [`find_candidates`], which had these draws, and returns its results in their order.
+/// Waits for the latest [`score_first_candidates`] and [`find_candidates`], which had these rows, and returns
+/// their results in this order.
 pub(crate) fn candidates<E: Executor>(
     executor: &mut E,
     buffers: &CandidateBuffers<E::Memory>,
-    draws: &[DrawRow],
+    listed: &[ListedRow],
     vocab: usize,
 ) -> Result<Vec<RowCandidates>, CudaError>
 where
     E::Memory: DeviceMemory,
 {
-    if draws.is_empty() {
+    if listed.is_empty() {
         return Ok(Vec::new());
     }
-    let found = buffers.found.tensor().read(executor, 0..draws.len() * MAX_CANDIDATES)?;
+    let found = buffers.found.tensor().read(executor, 0..listed.len() * MAX_CANDIDATES)?;
     // The host scores no token again, so the stride is not used.
     let shape = LogitsShape { vocab, stride: vocab };
-    let scores = scores(executor, &buffers.scoring, (&first_scores(draws), &[]), shape)?;
+    let scores = scores(executor, &buffers.scoring, &first_scores(listed), &[], shape)?;
     let of_row = |(row, score): (&[Candidate], TokenLogprobs)| {
         let listed = row.iter().take_while(|candidate| candidate.token_id != NO_TOKEN);
         let best = listed.map(|candidate| (candidate.token_id, candidate.score)).collect();
@@ -123,6 +146,10 @@ where
 }
 
 /// Requests for the probability of each row's drawn token, which is its first candidate.
-fn first_scores(draws: &[DrawRow]) -> Vec<ScoreRow> {
-    draws.iter().map(|draw| ScoreRow { row: draw.row, top_n: 0, given: None }).collect()
+fn first_scores(listed: &[ListedRow]) -> Vec<ScoreRow> {
+    let of_row = |listed: &ListedRow| {
+        let token = ScoredToken::Drawn { draw_idx: listed.draw_idx };
+        ScoreRow { row: listed.draw.row, top_n: 0, token }
+    };
+    listed.iter().map(of_row).collect()
 }

@@ -16,8 +16,16 @@ pub(crate) struct ScoreRow {
     pub(crate) row: u32,
     /// Number of most likely tokens to return.
     pub(crate) top_n: u32,
-    /// The token to score, if none is drawn from this row.
-    pub(crate) given: Option<u32>,
+    pub(crate) token: ScoredToken,
+}
+
+/// The token of a row that is scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScoredToken {
+    /// The result of one of the latest draws.
+    Drawn { draw_idx: u32 },
+    /// A token of a row that is not drawn.
+    Given(u32),
 }
 
 /// Marks a row whose token is given.
@@ -92,36 +100,39 @@ pub(crate) fn copy_raw_rows<E: Executor>(
     take_rows(executor, (logits, stride), which.view_as(0..rows.len()), raw)
 }
 
-/// Scores the rows that [`copy_raw_rows`] has copied. `draws[i]` is the index of row i's draw among the
-/// latest ones, `None` if its token is given.
+/// Scores the rows that [`copy_raw_rows`] has copied. `drawing` has the latest draws.
 pub(crate) fn score<E: Executor>(
     executor: &mut E,
-    (buffers, drawing): (&mut ScoreBuffers<E::Memory>, &DrawBuffers<E::Memory>),
-    (rows, draws): (&[ScoreRow], &[Option<u32>]),
-    LogitsShape { vocab, stride }: LogitsShape,
+    buffers: &mut ScoreBuffers<E::Memory>,
+    drawing: &DrawBuffers<E::Memory>,
+    rows: &[ScoreRow],
+    shape: LogitsShape,
 ) -> Result<(), CudaError>
 where
     E::Memory: DeviceMemory,
 {
-    let kernel = SCORE.kernel(0);
+    let (kernel, LogitsShape { vocab, stride }) = (SCORE.kernel(0), shape);
     if rows.is_empty() {
         return Ok(());
     }
     check(kernel.name, ("vocab", vocab), (1..=stride).contains(&vocab), format!("1 to {stride}"))?;
-    check(kernel.name, ("draws", draws.len()), draws.len() == rows.len(), "one a row")?;
     check_len(kernel.name, "raw", buffers.raw.len(), rows.len() * stride)?;
     let num_drawn = drawing.drawn().len();
-    let last = draws.iter().flatten().max().copied();
-    let found = last.map_or(0, |last| last as usize);
-    check(kernel.name, ("a draw", found), last.is_none() || found < num_drawn, format!("below {num_drawn}"))?;
-    let has_token = rows.iter().zip(draws).all(|(row, draw)| row.given.is_some() != draw.is_some());
-    check(kernel.name, ("scores", rows.len()), has_token, "a draw or a given token for each")?;
-    let ask = |(row, draw): (&ScoreRow, &Option<u32>)| ScoreRequest {
-        draw: draw.unwrap_or(NO_DRAW),
-        top_n: row.top_n.min(vocab as u32),
-        given: row.given.unwrap_or_default(),
+    let draw_of = |row: &ScoreRow| match row.token {
+        ScoredToken::Drawn { draw_idx } => Some(draw_idx as usize),
+        ScoredToken::Given(_) => None,
     };
-    let requests: Vec<ScoreRequest> = rows.iter().zip(draws).map(ask).collect();
+    let last = rows.iter().filter_map(draw_of).max();
+    let is_good = last.is_none_or(|last| last < num_drawn);
+    check(kernel.name, ("a draw", last.unwrap_or(0)), is_good, format!("below {num_drawn}"))?;
+    let ask = |row: &ScoreRow| {
+        let (draw, given) = match row.token {
+            ScoredToken::Drawn { draw_idx } => (draw_idx, 0),
+            ScoredToken::Given(token_id) => (NO_DRAW, token_id),
+        };
+        ScoreRequest { draw, top_n: row.top_n.min(vocab as u32), given }
+    };
+    let requests: Vec<ScoreRequest> = rows.iter().map(ask).collect();
     let width = width(rows);
     let ScoreBuffers { raw, requests: places, scored, top, .. } = buffers;
     let requests = places.fill(executor, &requests, "scores")?;
@@ -145,8 +156,9 @@ fn width(rows: &[ScoreRow]) -> usize {
 pub(crate) fn scores<E: Executor>(
     executor: &mut E,
     buffers: &ScoreBuffers<E::Memory>,
-    (rows, redrawn): (&[ScoreRow], &[Option<u32>]),
-    LogitsShape { vocab, stride }: LogitsShape,
+    rows: &[ScoreRow],
+    redrawn: &[Option<u32>],
+    shape: LogitsShape,
 ) -> Result<Vec<TokenLogprobs>, CudaError>
 where
     E::Memory: DeviceMemory,
@@ -154,7 +166,7 @@ where
     if rows.is_empty() {
         return Ok(Vec::new());
     }
-    let width = width(rows);
+    let (width, LogitsShape { vocab, stride }) = (width(rows), shape);
     let scored = buffers.scored.tensor().read(executor, 0..rows.len())?;
     let top = buffers.top.tensor().read(executor, 0..rows.len() * width)?;
     let mut all = Vec::new();
@@ -193,21 +205,19 @@ mod tests {
         let shape = |vocab| LogitsShape { vocab, stride: 4 };
         let spec = speculation::SequenceSpec::default();
         draw(&mut e, &mut drawing, &logits, &[DrawRow::new(0, &spec, 5)], shape(4)).unwrap();
-        let rows = |row| [ScoreRow { row, top_n: 2, given: None }];
-        let error = copy_raw_rows(&mut e, &mut scoring, &logits, (&rows(3), 4)).unwrap_err().to_string();
+        let rows = |row, draw_idx| [ScoreRow { row, top_n: 2, token: ScoredToken::Drawn { draw_idx } }];
+        let error = copy_raw_rows(&mut e, &mut scoring, &logits, (&rows(3, 0), 4)).unwrap_err().to_string();
         assert!(error.contains("a scored row is 3, expected below 3"), "{error}");
-        copy_raw_rows(&mut e, &mut scoring, &logits, (&rows(2), 4)).unwrap();
-        for (draws, vocab, says) in [
-            (&[][..], 4, "draws is 0, expected one a row"),
-            (&[Some(1)], 4, "a draw is 1, expected below 1"),
-            (&[None], 4, "scores is 1, expected a draw or a given token for each"),
-            (&[Some(0)], 5, "vocab is 5, expected 1 to 4"),
-            (&[Some(0)], 0, "vocab is 0, expected 1 to 4"),
+        copy_raw_rows(&mut e, &mut scoring, &logits, (&rows(2, 0), 4)).unwrap();
+        for (draw_idx, vocab, says) in [
+            (1, 4, "a draw is 1, expected below 1"),
+            (0, 5, "vocab is 5, expected 1 to 4"),
+            (0, 0, "vocab is 0, expected 1 to 4"),
         ] {
-            let buffers = (&mut scoring, &drawing);
-            let error = score(&mut e, buffers, (&rows(2), draws), shape(vocab)).unwrap_err().to_string();
+            let refused = score(&mut e, &mut scoring, &drawing, &rows(2, draw_idx), shape(vocab));
+            let error = refused.unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
-        assert_eq!(score(&mut e, (&mut scoring, &drawing), (&rows(2), &[Some(0)]), shape(4)), Ok(()));
+        assert_eq!(score(&mut e, &mut scoring, &drawing, &rows(2, 0), shape(4)), Ok(()));
     }
 }

@@ -12,8 +12,9 @@ use crate::TokenId;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    CandidateBuffers, DrawBuffers, DrawRow, Drawn, FilterRow, LogitsShape, apply_filters, candidates,
-    copy_edited_rows, draw, drawn, edit_logits, edits_of, find_candidates, undecided as left_to_host,
+    CandidateBuffers, DrawBuffers, DrawRow, Drawn, FilterRow, ListedRow, LogitsShape, apply_filters,
+    candidates, copy_edited_rows, draw, drawn, edit_logits, edits_of, find_candidates,
+    score_first_candidates, undecided as left_to_host,
 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -245,11 +246,14 @@ fn several<E: Executor>(
     }
     let logits = Tensor::of(e, &logits, "logits")?;
     let (mut drawing, mut listing) = (DrawBuffers::default(), CandidateBuffers::default());
-    let places: Vec<Option<u32>> = (0..rows as u32).map(Some).collect();
-    draw(e, &mut drawing, &logits, &draws, LogitsShape { vocab, stride })?;
-    copy_edited_rows(e, &mut listing, &logits, (&draws, stride))?;
-    find_candidates(e, (&mut listing, &drawing), &logits, (&draws, &places), LogitsShape { vocab, stride })?;
-    let found = candidates(e, &listing, &draws, vocab)?;
+    let shape = LogitsShape { vocab, stride };
+    let listed: Vec<ListedRow> =
+        draws.iter().zip(0..).map(|(&draw, draw_idx)| ListedRow { draw, draw_idx }).collect();
+    draw(e, &mut drawing, &logits, &draws, shape)?;
+    copy_edited_rows(e, &mut listing, &logits, (&listed, stride))?;
+    score_first_candidates(e, &mut listing, &drawing, &listed, shape)?;
+    find_candidates(e, &mut listing, &logits, &listed, shape)?;
+    let found = candidates(e, &listing, &listed, vocab)?;
     let found: Vec<Candidates> =
         found.iter().map(|found| Candidates::from_scores(&sampling, &found.best, found.surprise)).collect();
     Ok(compare_equal(format!("candidates of {vocab} at T = {temperature}"), &found, &expected))

@@ -9,7 +9,8 @@ use super::{Parity, Scale, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    DrawBuffers, DrawRow, LogitsShape, ScoreBuffers, ScoreRow, copy_raw_rows, draw, drawn, score, scores,
+    DrawBuffers, DrawRow, LogitsShape, ScoreBuffers, ScoreRow, ScoredToken, copy_raw_rows, draw, drawn,
+    score, scores,
 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -57,11 +58,12 @@ pub(super) fn scored<E: Executor>(
         draws.push(DrawRow::new(row, &spec, row));
     }
     let token = |i: u32| i * 7 % vocab as u32;
-    let given = |i: u32| (i % 3 == 2).then_some(token(i));
+    let scored = |i: u32| match i % 3 {
+        2 => ScoredToken::Given(token(i)),
+        _ => ScoredToken::Drawn { draw_idx: 2 * i },
+    };
     let wanted: Vec<ScoreRow> =
-        (0..rows as u32).map(|i| ScoreRow { row: 2 * i, top_n, given: given(i) }).collect();
-    let places: Vec<Option<u32>> =
-        wanted.iter().map(|score| score.given.is_none().then_some(score.row)).collect();
+        (0..rows as u32).map(|i| ScoreRow { row: 2 * i, top_n, token: scored(i) }).collect();
     let redrawn: Vec<Option<u32>> = (0..rows as u32).map(|i| (i % 3 == 1).then_some(token(i))).collect();
 
     let (mut drawing, mut scoring) = (DrawBuffers::default(), ScoreBuffers::default());
@@ -70,12 +72,15 @@ pub(super) fn scored<E: Executor>(
     draw(e, &mut drawing, &on_device, &draws, LogitsShape { vocab, stride })?;
     // Later changes of the rows must not matter.
     on_device.write(e, 0, &vec![f32::NAN; logits.len()])?;
-    score(e, (&mut scoring, &drawing), (&wanted, &places), LogitsShape { vocab, stride })?;
-    let found = scores(e, &scoring, (&wanted, &redrawn), LogitsShape { vocab, stride })?;
+    score(e, &mut scoring, &drawing, &wanted, LogitsShape { vocab, stride })?;
+    let found = scores(e, &scoring, &wanted, &redrawn, LogitsShape { vocab, stride })?;
     let ids = drawn(e, &drawing, &draws)?;
     let row_of = |score: &ScoreRow| &logits[score.row as usize * stride..][..vocab];
     let expected = wanted.iter().zip(&redrawn).map(|(score, redrawn)| {
-        let id = redrawn.or(score.given).unwrap_or(ids[score.row as usize].token_id);
+        let id = redrawn.unwrap_or(match score.token {
+            ScoredToken::Drawn { draw_idx } => ids[draw_idx as usize].token_id,
+            ScoredToken::Given(token_id) => token_id,
+        });
         bits(&twin(row_of(score), id, top_n))
     });
     let (found, expected): (Vec<Bits>, Vec<Bits>) = (found.iter().map(bits).collect(), expected.collect());
