@@ -29,7 +29,17 @@ const TRANSPOSED: u32 = 1;
 /// Minimum alignment of operands in bytes, for every allocator used here.
 const ALIGNMENT: u32 = 16;
 
-/// A product of operands in device memory: x `[rows, k]` times weights `[n, k]` -> out `[rows, n]`.
+/// Sizes of a product: x `[rows, k]` times weights `[n, k]` -> out `[rows, n]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct ProductShape {
+    pub(crate) rows: usize,
+    /// Outputs per row.
+    pub(crate) n: usize,
+    /// Inputs per row.
+    pub(crate) k: usize,
+}
+
+/// A product of operands in device memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product {
     /// bf16.
@@ -38,8 +48,7 @@ pub(crate) struct Product {
     pub(crate) weights: u64,
     /// f32.
     pub(crate) out: u64,
-    /// rows, n, k.
-    pub(crate) shape: [usize; 3],
+    pub(crate) shape: ProductShape,
 }
 
 /// The library on one device.
@@ -48,7 +57,7 @@ pub(super) struct Blas {
     handle: cublasLtHandle_t,
     operations: Operations,
     /// By shape. At most one per number of rows in a pass and matrix of a model.
-    plans: HashMap<[usize; 3], Plan>,
+    plans: HashMap<ProductShape, Plan>,
 }
 
 // SAFETY: descriptors and handle are only used through `&mut` access to the device, so by one thread at a
@@ -137,7 +146,7 @@ impl Blas {
     }
 
     /// Asks the library for an algorithm for a shape.
-    fn plan(&self, shape: [usize; 3]) -> Result<Plan, CudaError> {
+    fn plan(&self, shape: ProductShape) -> Result<Plan, CudaError> {
         let layouts = describe(&self.library, shape)?;
         let Layouts { weights, x, out } = layouts;
         let Operations { operation, preference } = self.operations;
@@ -160,7 +169,7 @@ impl Blas {
         };
         let action = "cublasLtMatmulAlgoGetHeuristic";
         let usable = self.library.check(action, status).and_then(|()| {
-            let [rows, n, k] = shape;
+            let ProductShape { rows, n, k } = shape;
             let reason =
                 format!("it knows no way to multiply {rows} x {k} by {n} x {k} in {WORKSPACE_BYTES} bytes");
             let fits = count > 0 && found.workspace_bytes <= WORKSPACE_BYTES;
@@ -251,8 +260,9 @@ impl Operations {
     }
 }
 
-/// Describes the memory layouts of a product of rows, n, k.
-fn describe(blas: &BlasLibrary, [rows, n, k]: [usize; 3]) -> Result<Layouts, CudaError> {
+/// Describes the memory layouts of a product of this shape.
+fn describe(blas: &BlasLibrary, shape: ProductShape) -> Result<Layouts, CudaError> {
+    let ProductShape { rows, n, k } = shape;
     let (bf16, f32) = (cudaDataType::CUDA_R_16BF, cudaDataType::CUDA_R_32F);
     let mut made: Vec<cublasLtMatrixLayout_t> = Vec::new();
     for (format, height, width) in [(bf16, k, n), (bf16, k, rows), (f32, n, rows)] {
@@ -290,7 +300,7 @@ mod tests {
 
     /// x `[3, 4]`, weights `[5, 4]`: all three sizes differ, so that a swapped operand layout gives a wrong
     /// result.
-    const SHAPE: [usize; 3] = [3, 5, 4];
+    const SHAPE: ProductShape = ProductShape { rows: 3, n: 5, k: 4 };
 
     /// The host's library rejects every call after the first: each differs from it in one wrong argument.
     #[test]
@@ -327,9 +337,12 @@ mod tests {
         refused(run(&mut blas, &Product { x: good.x + 2, ..good }, workspace.address()), "7");
         refused(run(&mut blas, &Product { out: good.out + 4, ..good }, workspace.address()), "7");
         refused(run(&mut blas, &good, workspace.address() + 16), "7");
-        refused(run(&mut blas, &Product { shape: [3, 500, 4], ..good }, workspace.address()), "7");
+        refused(
+            run(&mut blas, &Product { shape: ProductShape { n: 500, ..SHAPE }, ..good }, workspace.address()),
+            "7",
+        );
         // An algorithm that was found for another shape.
-        let other = blas.plan([4, 5, 4]).unwrap();
+        let other = blas.plan(ProductShape { rows: 4, ..SHAPE }).unwrap();
         blas.plans.get_mut(&SHAPE).unwrap().algorithm = other.algorithm;
         refused(run(&mut blas, &good, workspace.address()), "7");
         other.layouts.destroy(&blas.library);

@@ -485,8 +485,7 @@ impl Executor for CudaDevice {
     }
 
     unsafe fn multiply(&mut self, product: &Product) -> Result<bool, CudaError> {
-        let [rows, ..] = product.shape;
-        if self.products.as_ref().is_none_or(|products| rows < products.from_rows) {
+        if self.products.as_ref().is_none_or(|products| product.shape.rows < products.from_rows) {
             return Ok(false);
         }
         let stream = self.raw_stream()?;

@@ -5,6 +5,7 @@ use super::fusion::DelayedOp;
 use super::load::{GpuLinear, GpuWeights};
 use super::rounding::ProductRows;
 use crate::cuda::CudaError;
+use crate::cuda::blas::ProductShape;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
     GemmBf16, GemmFp8, GemmInt8, GemmPanels, InputLayout, PanelOperands, StepLayout, finish_sum,
@@ -21,7 +22,8 @@ impl<E: Executor> State<E> {
     ) -> Result<(), CudaError> {
         let GpuLinear { n, k, .. } = *linear;
         let (rows, bias) = (x_len / k, linear.bias.as_ref());
-        let (shape, borders) = ((rows, n, k), (&linear.borders.0, linear.borders.1.as_slice()));
+        let (shape, borders) =
+            (ProductShape { rows, n, k }, (&linear.borders.0, linear.borders.1.as_slice()));
         let input = ProductRows { x, rows, width: k, source: self.rounded_source.take() };
         self.flush_delayed()?;
         let Self { executor, rounded, quantized, sums, .. } = self;

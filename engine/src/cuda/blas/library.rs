@@ -100,7 +100,7 @@ impl BlasLibrary {
 mod tests {
     use cudarc::cublaslt::sys::cublasLtMatmulHeuristicResult_t;
 
-    use super::super::{Operations, describe};
+    use super::super::{Operations, ProductShape, describe};
     use super::*;
 
     /// With the library on the path (deploy/cublas.sh) and no GPU: all functions are present, all attributes
@@ -121,7 +121,7 @@ mod tests {
         };
         println!("cublaslt {}: {} functions are there", blas.version, BlasLibrary::FUNCTIONS.len());
         let operations = Operations::new(&blas, 1 << 20).unwrap();
-        let layouts = describe(&blas, [100, 64, 32]).unwrap();
+        let layouts = describe(&blas, ProductShape { rows: 100, n: 64, k: 32 }).unwrap();
         println!("its descriptors take every attribute");
         layouts.destroy(&blas);
         operations.destroy(&blas);

@@ -8,6 +8,7 @@ use half::bf16;
 use super::models::BF16_TOLERANCE;
 use super::products::{TiledProduct, best_of, weight_like};
 use super::{CheckTarget, Report};
+use crate::cuda::blas::ProductShape;
 use crate::cuda::executor::Tensor;
 use crate::cuda::ops::{BF16_GRAIN, GemmBf16, borders};
 use crate::cuda::whole_model::{distance, options, run};
@@ -53,7 +54,7 @@ pub(super) fn library(target: &CheckTarget, report: &mut Report<'_>) -> Result<(
     report.say(format!("--cuda-deterministic false chooses cublaslt from {chosen_from} rows on"));
     for &(n, k) in shapes {
         for &rows in all_rows {
-            let both = ProductComparison::run(&mut device, [rows, n, k], target.is_dry)?;
+            let both = ProductComparison::run(&mut device, ProductShape { rows, n, k }, target.is_dry)?;
             let work = 2.0 * (rows * n * k) as f64;
             let chosen = if rows < chosen_from { "own" } else { "cublaslt" };
             let faster = if both.own_us <= both.library_us { "own" } else { "cublaslt" };
@@ -89,7 +90,8 @@ struct ProductComparison {
 }
 
 impl ProductComparison {
-    fn run(device: &mut CudaDevice, [rows, n, k]: [usize; 3], is_dry: bool) -> Result<Self, CudaError> {
+    fn run(device: &mut CudaDevice, shape: ProductShape, is_dry: bool) -> Result<Self, CudaError> {
+        let ProductShape { rows, n, k } = shape;
         let numbers = |len: usize| -> Vec<bf16> { (0..len).map(weight_like).collect() };
         let weights = Tensor::of(device, &numbers(n * k), "weights")?;
         let x = Tensor::of(device, &numbers(rows * k), "activations")?;
@@ -97,7 +99,7 @@ impl ProductComparison {
         let on_device = Tensor::of(device, &on_host, "borders")?;
         let mut own = Tensor::zeros(device, rows * n, "products")?;
         let mut library = Tensor::zeros(device, rows * n, "products")?;
-        let (shape, borders) = ((rows, n, k), (&on_device, on_host.as_slice()));
+        let borders = (&on_device, on_host.as_slice());
         let mut fp8_us = None;
         let own_us = if device.has_panel_kernels() && !is_dry {
             let mut tiled = TiledProduct::new(device, shape, WeightFormat::Bf16)?;

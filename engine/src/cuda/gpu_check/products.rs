@@ -6,6 +6,7 @@ use cpu_kernels::KSlices;
 use half::bf16;
 
 use super::{CheckTarget, Report};
+use crate::cuda::blas::ProductShape;
 use crate::cuda::device::CudaMemory;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
@@ -41,7 +42,7 @@ pub(super) fn products(target: &CheckTarget, report: &mut Report<'_>) -> Result<
             if target.is_dry && rows > 8 {
                 continue;
             }
-            let (shape, is_dry) = ((rows, n, k), target.is_dry);
+            let (shape, is_dry) = (ProductShape { rows, n, k }, target.is_dry);
             let mut times = vec![
                 ("gemm_bf16", time_bf16(&mut device, shape, is_dry)?, n * k * 2),
                 ("gemm_fp8", time_fp8(&mut device, shape, is_dry)?, n * k),
@@ -83,11 +84,8 @@ pub(super) fn multiply_peak(device: &mut CudaDevice, is_dry: bool) -> Result<f64
     Ok(work as f64 / us / 1e6)
 }
 
-fn time_bf16(
-    device: &mut CudaDevice,
-    (rows, n, k): (usize, usize, usize),
-    is_dry: bool,
-) -> Result<f64, CudaError> {
+fn time_bf16(device: &mut CudaDevice, shape: ProductShape, is_dry: bool) -> Result<f64, CudaError> {
+    let ProductShape { rows, n, k } = shape;
     let numbers: Vec<bf16> = (0..n * k).map(weight_like).collect();
     let weights = Tensor::of(device, &numbers, "weights")?;
     let x: Vec<bf16> = (0..rows * k).map(weight_like).collect();
@@ -97,15 +95,12 @@ fn time_bf16(
     let mut out = Tensor::zeros(device, rows * n, "products")?;
     best_of(device, is_dry, |device| {
         let (weights, borders) = (&weights, (&on_device, on_host.as_slice()));
-        GemmBf16 { x: &x, weights, bias: None, borders, out: &mut out }.launch(device, (rows, n, k))
+        GemmBf16 { x: &x, weights, bias: None, borders, out: &mut out }.launch(device, shape)
     })
 }
 
-fn time_fp8(
-    device: &mut CudaDevice,
-    (rows, n, k): (usize, usize, usize),
-    is_dry: bool,
-) -> Result<f64, CudaError> {
+fn time_fp8(device: &mut CudaDevice, shape: ProductShape, is_dry: bool) -> Result<f64, CudaError> {
+    let ProductShape { rows, n, k } = shape;
     let layout = Fp8Layout::new(&borders(&KSlices::eighths(k, 32), BF16_GRAIN));
     // Any bytes are valid weights in every layout.
     let number = |i: usize| (i.wrapping_mul(40_503) >> 7) as u8;
@@ -118,15 +113,14 @@ fn time_fp8(
     let mut out = Tensor::zeros(device, rows * n, "products")?;
     best_of(device, is_dry, |device| {
         let (weights, channel_scales, layout) = (&weights, Some(&scales), (&on_device, &layout));
-        GemmFp8 { x: &x, weights, channel_scales, bias: None, layout, out: &mut out }
-            .launch(device, (rows, n, k))
+        GemmFp8 { x: &x, weights, channel_scales, bias: None, layout, out: &mut out }.launch(device, shape)
     })
 }
 
 /// Products of weights in tiles.
 fn time_tiles(
     device: &mut CudaDevice,
-    shape: (usize, usize, usize),
+    shape: ProductShape,
     format: WeightFormat,
     is_dry: bool,
 ) -> Result<f64, CudaError> {
@@ -159,7 +153,7 @@ pub(super) struct TiledProduct {
     borders: (Tensor<CudaMemory, u32>, Vec<u32>),
     sums: Option<Tensor<CudaMemory, f32>>,
     pub(super) out: Tensor<CudaMemory, f32>,
-    shape: (usize, usize, usize),
+    shape: ProductShape,
 }
 
 impl TiledProduct {
@@ -167,9 +161,10 @@ impl TiledProduct {
     /// format but these two is bf16. `n` is a multiple of 128.
     pub(super) fn new(
         device: &mut CudaDevice,
-        (rows, n, k): (usize, usize, usize),
+        shape: ProductShape,
         format: WeightFormat,
     ) -> Result<Self, CudaError> {
+        let ProductShape { rows, n, k } = shape;
         let numbers: Vec<bf16> = (0..n * k).map(weight_like).collect();
         let channels = PackedChannels { first: 0, count: n, k };
         let operands = match format {
@@ -202,7 +197,7 @@ impl TiledProduct {
         let out = Tensor::zeros(device, rows * n, "products")?;
         // The unpacked operands are freed here.
         device.wait()?;
-        Ok(Self { operands, borders, sums: None, out, shape: (rows, n, k) })
+        Ok(Self { operands, borders, sums: None, out, shape })
     }
 
     pub(super) fn launch(&mut self, device: &mut CudaDevice) -> Result<(), CudaError> {
@@ -230,11 +225,8 @@ fn panels(device: &mut CudaDevice, (rows, k): (usize, usize)) -> Result<Tensor<C
     Ok(x)
 }
 
-fn time_int8(
-    device: &mut CudaDevice,
-    (rows, n, k): (usize, usize, usize),
-    is_dry: bool,
-) -> Result<f64, CudaError> {
+fn time_int8(device: &mut CudaDevice, shape: ProductShape, is_dry: bool) -> Result<f64, CudaError> {
+    let ProductShape { rows, n, k } = shape;
     let numbers: Vec<i8> = (0..n * k).map(step_like).collect();
     let weights = Tensor::of(device, &numbers, "weights")?;
     let x: Vec<i8> = (0..rows * k).map(step_like).collect();
@@ -246,7 +238,7 @@ fn time_int8(
     best_of(device, is_dry, |device| {
         let (x, channel_scales, borders) = ((&x, &scales), Some(&scales), (&on_device, on_host.as_slice()));
         GemmInt8 { x, weights: &weights, channel_scales, bias: None, borders, slices: 8, out: &mut out }
-            .launch(device, (rows, n, k))
+            .launch(device, shape)
     })
 }
 

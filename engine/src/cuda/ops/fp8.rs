@@ -6,6 +6,7 @@ use half::bf16;
 use super::blocks::{TILE_ROWS, Variant};
 use super::gemm::{ChosenKernel, GRAIN, KernelFamily, check_borders, check_product};
 use crate::cuda::CudaError;
+use crate::cuda::blas::ProductShape;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::FP8;
 
@@ -122,7 +123,7 @@ pub(crate) struct GemmFp8<'a, M> {
 }
 
 impl<M: DeviceMemory> GemmFp8<'_, M> {
-    pub(crate) fn launch<E>(self, executor: &mut E, shape: (usize, usize, usize)) -> Result<(), CudaError>
+    pub(crate) fn launch<E>(self, executor: &mut E, shape: ProductShape) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
     {
@@ -133,20 +134,21 @@ impl<M: DeviceMemory> GemmFp8<'_, M> {
     pub(crate) fn launch_variant<E>(
         self,
         executor: &mut E,
-        (rows, n, k): (usize, usize, usize),
+        shape: ProductShape,
         forced: Option<Variant>,
     ) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
     {
+        let ProductShape { rows, n, k } = shape;
         let (borders, layout) = self.layout;
         let chosen = ChosenKernel::new(&FAMILY, (rows, n), layout.of_k(), forced)?;
         let kernel = chosen.kernel;
         check_borders(kernel.name, layout.of_k(), (k, GRAIN))?;
         check_len(kernel.name, "x", self.x.len(), rows * k)?;
         check_len(kernel.name, "channel_scales", self.channel_scales.map_or(n, Tensor::len), n)?;
-        let operands = (self.weights, self.bias);
-        check_product(kernel.name, (rows, n, layout.row_bytes()), operands, borders, self.out)?;
+        check_len(kernel.name, "weights", self.weights.len(), n * layout.row_bytes())?;
+        check_product(kernel.name, shape, borders, self.bias, self.out)?;
         check(kernel.name, ("borders", borders.len()), borders.len() >= 2 * BORDERS, "eighteen")?;
         let params = Params::default().read(self.x).read(self.weights).read_if(self.channel_scales);
         let params = params.read_if(self.bias).read(borders).write(self.out);

@@ -6,7 +6,7 @@ use half::bf16;
 use super::blocks::{CHANNELS, LaunchShape, TILE_ROWS, Variant};
 use super::{MAX_GRID_YZ, PANEL_COLUMNS};
 use crate::cuda::CudaError;
-use crate::cuda::blas::Product;
+use crate::cuda::blas::{Product, ProductShape};
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::{GEMM_BF16, GEMM_TILED, Kernel};
 
@@ -56,16 +56,14 @@ pub(crate) fn check_borders(
     check(kernel, ("borders", borders.len()), is_good, format!("nine, from 0 to {k}, multiples of {grain}"))
 }
 
-/// Checks the operands that all products share: weights `[n, k]` (for FP8 `[n, row bytes]`), borders, bias
-/// `[n]`, `out` `[rows, n]`.
-pub(super) fn check_product<T: bytemuck::Pod, M: DeviceMemory>(
+/// Checks the operands that products of all formats share: borders, bias `[n]`, `out` `[rows, n]`.
+pub(super) fn check_product<M: DeviceMemory>(
     kernel: &'static str,
-    (rows, n, k): (usize, usize, usize),
-    (weights, bias): (&Tensor<M, T>, Option<&Tensor<M, f32>>),
+    ProductShape { rows, n, .. }: ProductShape,
     borders: &Tensor<M, u32>,
+    bias: Option<&Tensor<M, f32>>,
     out: &Tensor<M, f32>,
 ) -> Result<(), CudaError> {
-    check_len(kernel, "weights", weights.len(), n * k)?;
     check_len(kernel, "borders", borders.len(), NUM_SLICES + 1)?;
     check_len(kernel, "out", out.len(), rows * n)?;
     check_len(kernel, "bias", bias.map_or(n, Tensor::len), n)
@@ -151,7 +149,7 @@ pub(crate) struct GemmBf16<'a, M> {
 }
 
 impl<M: DeviceMemory> GemmBf16<'_, M> {
-    pub(crate) fn launch<E>(self, executor: &mut E, shape: (usize, usize, usize)) -> Result<(), CudaError>
+    pub(crate) fn launch<E>(self, executor: &mut E, shape: ProductShape) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
     {
@@ -162,18 +160,19 @@ impl<M: DeviceMemory> GemmBf16<'_, M> {
     pub(crate) fn launch_variant<E>(
         self,
         executor: &mut E,
-        (rows, n, k): (usize, usize, usize),
+        shape: ProductShape,
         forced: Option<Variant>,
     ) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
     {
+        let ProductShape { rows, n, k } = shape;
         let chosen = ChosenKernel::new(&FAMILY, (rows, n), self.borders.1, forced)?;
         let kernel = chosen.kernel;
         check_borders(kernel.name, self.borders.1, (k, GRAIN))?;
         check_len(kernel.name, "x", self.x.len(), rows * k)?;
-        let operands = (self.weights, self.bias);
-        check_product(kernel.name, (rows, n, k), operands, self.borders.0, self.out)?;
+        check_len(kernel.name, "weights", self.weights.len(), n * k)?;
+        check_product(kernel.name, shape, self.borders.0, self.bias, self.out)?;
         let params =
             Params::default().read(self.x).read(self.weights).read_if(self.bias).read(self.borders.0);
         let params = chosen.params(params.write(self.out).u32(rows).u32(n).u32(k));
@@ -187,12 +186,12 @@ impl<M: DeviceMemory> GemmBf16<'_, M> {
     pub(crate) fn launch_cublaslt<E>(
         &mut self,
         executor: &mut E,
-        (rows, n, k): (usize, usize, usize),
+        shape: ProductShape,
     ) -> Result<bool, CudaError>
     where
         E: Executor<Memory = M>,
     {
-        let name = "a product by cublaslt";
+        let (name, ProductShape { rows, n, k }) = ("a product by cublaslt", shape);
         let sizes = rows * n * k;
         check(name, ("numbers to multiply", sizes), sizes > 0, "at least 1")?;
         check_len(name, "x", self.x.len(), rows * k)?;
@@ -200,7 +199,7 @@ impl<M: DeviceMemory> GemmBf16<'_, M> {
         check_len(name, "out", self.out.len(), rows * n)?;
         let (x, weights, out) = (self.x.address(), self.weights.address(), self.out.address());
         // SAFETY: the checks ensure that every element is in bounds.
-        unsafe { executor.multiply(&Product { x, weights, out, shape: [rows, n, k] }) }
+        unsafe { executor.multiply(&Product { x, weights, out, shape }) }
     }
 }
 

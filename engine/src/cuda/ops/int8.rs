@@ -8,6 +8,7 @@ use super::blocks::Variant;
 use super::gemm::{ChosenKernel, KernelFamily, check_borders, check_product};
 use super::{INT8_PANEL_COLUMNS, MAX_GRID_YZ};
 use crate::cuda::CudaError;
+use crate::cuda::blas::ProductShape;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::{GEMM_TILED, INT8, Kernel};
 
@@ -120,7 +121,7 @@ pub(crate) struct GemmInt8<'a, M> {
 }
 
 impl<M: DeviceMemory> GemmInt8<'_, M> {
-    pub(crate) fn launch<E>(self, executor: &mut E, shape: (usize, usize, usize)) -> Result<(), CudaError>
+    pub(crate) fn launch<E>(self, executor: &mut E, shape: ProductShape) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
     {
@@ -131,12 +132,13 @@ impl<M: DeviceMemory> GemmInt8<'_, M> {
     pub(crate) fn launch_variant<E>(
         self,
         executor: &mut E,
-        (rows, n, k): (usize, usize, usize),
+        shape: ProductShape,
         forced: Option<Variant>,
     ) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
     {
+        let ProductShape { rows, n, k } = shape;
         let family = if self.slices == 1 { &EXACT } else { &SLICED };
         let chosen = ChosenKernel::new(family, (rows, n), self.borders.1, forced)?;
         let kernel = chosen.kernel;
@@ -147,8 +149,8 @@ impl<M: DeviceMemory> GemmInt8<'_, M> {
         check_len(kernel.name, "x", self.x.0.len(), rows * k)?;
         check_len(kernel.name, "x scales", self.x.1.len(), rows * self.slices)?;
         check_len(kernel.name, "channel_scales", self.channel_scales.map_or(n, Tensor::len), n)?;
-        let operands = (self.weights, self.bias);
-        check_product(kernel.name, (rows, n, k), operands, self.borders.0, self.out)?;
+        check_len(kernel.name, "weights", self.weights.len(), n * k)?;
+        check_product(kernel.name, shape, self.borders.0, self.bias, self.out)?;
         let params = Params::default().read(self.x.0).read(self.x.1).read(self.weights);
         let params =
             params.read_if(self.channel_scales).read_if(self.bias).read(self.borders.0).write(self.out);

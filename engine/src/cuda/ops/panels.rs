@@ -17,6 +17,7 @@ use super::blocks::nonempty_slices;
 use super::gemm::check_borders;
 use super::{MAX_GRID_YZ, ensure_capacity};
 use crate::cuda::CudaError;
+use crate::cuda::blas::ProductShape;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::{FP8_PANELS, GEMM_PANELS, INT8_PANELS, Kernel};
 
@@ -200,12 +201,12 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
     pub(crate) fn launch<E>(
         self,
         executor: &mut E,
-        shape: (usize, usize, usize),
+        shape: ProductShape,
     ) -> Result<Option<GroupSums>, CudaError>
     where
         E: Executor<Memory = M>,
     {
-        let (rows, n, k) = shape;
+        let ProductShape { rows, n, k } = shape;
         let (_, log_slices) = nonempty_slices(self.borders.1);
         let steps = k / self.operands.columns();
         let tiles = usable(self.operands.tiles(), executor.multiplies_in_clusters());
@@ -217,7 +218,7 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
     pub(crate) fn launch_whole<E>(
         self,
         executor: &mut E,
-        shape: (usize, usize, usize),
+        shape: ProductShape,
         given: Option<PanelLaunch>,
     ) -> Result<(), CudaError>
     where
@@ -235,12 +236,13 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
     pub(crate) fn launch_as<E>(
         self,
         executor: &mut E,
-        (rows, n, k): (usize, usize, usize),
+        shape: ProductShape,
         launch: PanelLaunch,
     ) -> Result<Option<GroupSums>, CudaError>
     where
         E: Executor<Memory = M>,
     {
+        let ProductShape { rows, n, k } = shape;
         let Self { operands, bias, borders: (on_device, borders), sums, out } = self;
         let (first, log_slices) = nonempty_slices(borders);
         let (slices, groups) = (1 << log_slices, launch.groups);
@@ -252,7 +254,7 @@ impl<M: DeviceMemory> GemmPanels<'_, M> {
         check_len(kernel.name, "borders", on_device.len(), NUM_SLICES + 1)?;
         check_len(kernel.name, "bias", bias.map_or(n, Tensor::len), n)?;
         check_len(kernel.name, "out", out.len(), rows * n)?;
-        operands.check(kernel.name, (rows, n, k))?;
+        operands.check(kernel.name, shape)?;
         let grid = [launch.blocks(rows, n) as u32, 1, 1];
         let is_whole = groups == 1;
         let params = operands.params(is_whole).read_if(bias.filter(|_| is_whole)).read(on_device);

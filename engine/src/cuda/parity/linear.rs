@@ -15,6 +15,7 @@ use half::bf16;
 
 use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
 use crate::cuda::CudaError;
+use crate::cuda::blas::ProductShape;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, QuantizeRows, StepLayout, borders};
 
@@ -57,7 +58,7 @@ fn multiply<E: Executor>(
     let mut out = Tensor::zeros(e, rows * n, "out")?;
     let x = Tensor::of(e, x, "x")?;
     GemmBf16 { x: &x, weights, bias, borders: (&on_device, &on_host), out: &mut out }
-        .launch(e, (rows, n, k))?;
+        .launch(e, ProductShape { rows, n, k })?;
     out.read(e, 0..rows * n)
 }
 
@@ -141,7 +142,7 @@ pub(super) fn gemm_int8<E: Executor>(
         slices: ranges.len(),
         out: &mut out,
     };
-    gemm.launch(e, (rows, n, k))?;
+    gemm.launch(e, ProductShape { rows, n, k })?;
 
     let columns: Vec<usize> = (0..n).step_by((n / 64).max(1)).chain([n - 1]).collect();
     let chosen: Vec<f32> = columns.iter().flat_map(|&c| weights[c * k..(c + 1) * k].to_vec()).collect();

@@ -8,6 +8,7 @@ use half::bf16;
 use super::linear::{REFERENCE, bits, multiply_by_reference};
 use super::{Numbers, Parity, Scale, compare_equal};
 use crate::cuda::CudaError;
+use crate::cuda::blas::ProductShape;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
     BF16_GRAIN, Fp8Layout, GemmFp8, GemmPanels, InputLayout, NUM_ALONE, PackedChannels, PanelLaunch,
@@ -123,7 +124,7 @@ fn norms_of_groups<E: Executor>(
         let mut out = Tensor::zeros(e, len, "out")?;
         let operands = PanelOperands::Bf16 { x: &x, weights: &weights };
         let gemm = GemmPanels { operands, bias: None, borders, sums: &mut sums, out: &mut out };
-        let Some(groups) = gemm.launch_as(e, (rows, n, k), launch)? else { continue };
+        let Some(groups) = gemm.launch_as(e, ProductShape { rows, n, k }, launch)? else { continue };
         let normed = |e: &mut E, sum: &Tensor<E::Memory, f32>, delta| -> Result<Vec<u32>, CudaError> {
             let mut out = Tensor::zeros(e, len, "normed")?;
             let norm = RmsNorm { x: sum, weight: &weight, eps: 1e-5, out: &mut out, rounded: None };
@@ -174,7 +175,7 @@ fn fp8_products<E: Executor>(
     let (channel_scales, bias) = (Some(&scales), Some(&bias));
     let layout = (&on_device, &layout);
     let gemm = GemmFp8 { x: &x_rows, weights: &by_rows, channel_scales, bias, layout, out: &mut out };
-    gemm.launch_variant(e, (rows, n, k), Some(REFERENCE))?;
+    gemm.launch_variant(e, ProductShape { rows, n, k }, Some(REFERENCE))?;
     let expected = bits(e, &out)?;
 
     let mut codes = Tensor::zeros(e, packed_len(n, k), "tiles")?;
@@ -186,7 +187,7 @@ fn fp8_products<E: Executor>(
         let (borders, mut sums) = ((&on_device, on_host.as_slice()), None);
         let operands = PanelOperands::Fp8 { x: &x, codes: &codes, channel_scales };
         let gemm = GemmPanels { operands, bias, borders, sums: &mut sums, out: &mut out };
-        gemm.launch_whole(e, (rows, n, k), Some(launch))?;
+        gemm.launch_whole(e, ProductShape { rows, n, k }, Some(launch))?;
         let case = format!("fp8 {rows} x {n} x {k} by {launch:?}");
         parities.push(compare_equal(case, &bits(e, &out)?, &expected));
     }
@@ -215,7 +216,7 @@ fn products<E: Executor>(
         let mut sums = None;
         let operands = PanelOperands::Bf16 { x: &x, weights: &weights };
         let gemm = GemmPanels { operands, bias, borders, sums: &mut sums, out: &mut out };
-        gemm.launch_whole(e, (rows, n, k), Some(launch))?;
+        gemm.launch_whole(e, ProductShape { rows, n, k }, Some(launch))?;
         let case = format!("bf16 {rows} x {n} x {k} by {launch:?}");
         parities.push(compare_equal(case, &bits(e, &out)?, &expected));
     }
@@ -244,8 +245,12 @@ mod tests {
                 (PanelOperands::Bf16 { x: &x, weights: &weights }, (&on_device, on_host.as_slice()));
             let gemm = GemmPanels { operands, bias: None, borders, sums: &mut None, out: &mut out };
             let before = e.global_bytes();
-            gemm.launch_whole(&mut e, (rows, n, k), Some(PanelLaunch::all(&TILES[tile..=tile], 1)[0]))
-                .unwrap();
+            gemm.launch_whole(
+                &mut e,
+                ProductShape { rows, n, k },
+                Some(PanelLaunch::all(&TILES[tile..=tile], 1)[0]),
+            )
+            .unwrap();
             (e.global_bytes() - before) as usize
         };
         let operands = |weights: usize, rows: usize| (weights * 128 + rows) * k * 2;

@@ -8,6 +8,7 @@ use super::super::int8::{Int8Rows, MAX_K};
 use super::tile::{INT8_TILES, TILES, Tile};
 use super::{InputLayout, PANEL_COLUMNS, packed_len};
 use crate::cuda::CudaError;
+use crate::cuda::blas::ProductShape;
 use crate::cuda::executor::{DeviceMemory, Params, Tensor, check, check_len};
 use crate::cuda::sources::{FP8_PANELS, GEMM_PANELS, INT8_PANELS, Kernel};
 
@@ -83,7 +84,7 @@ impl<'a, M: DeviceMemory> PanelOperands<'a, M> {
     pub(super) fn check(
         &self,
         kernel: &'static str,
-        (rows, n, k): (usize, usize, usize),
+        ProductShape { rows, n, k }: ProductShape,
     ) -> Result<(), CudaError> {
         let (x_len, weights_len) = match self {
             Self::Bf16 { x, weights } => (x.len(), weights.len()),

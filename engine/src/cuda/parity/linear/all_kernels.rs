@@ -8,6 +8,7 @@ use half::bf16;
 use super::super::{Numbers, Parity, Scale, compare_equal};
 use super::fp8::{by_fp8, reference_of_fp8};
 use crate::cuda::CudaError;
+use crate::cuda::blas::ProductShape;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, Variant, borders};
 
@@ -89,7 +90,7 @@ fn by_bf16<E: Executor>(
         let borders = (&borders, on_host.as_slice());
         GemmBf16 { x: &x, weights: &weights, bias: Some(&bias), borders, out: &mut out }.launch_variant(
             e,
-            (rows, n, k),
+            ProductShape { rows, n, k },
             Some(variant),
         )?;
         bits(e, &out)
@@ -112,7 +113,7 @@ pub(in crate::cuda::parity) fn multiply_by_reference<E: Executor>(
     let (borders, bias) = ((&borders, on_host.as_slice()), Some(bias));
     GemmBf16 { x: &x, weights: &weights, bias, borders, out: &mut out }.launch_variant(
         e,
-        (rows, n, k),
+        ProductShape { rows, n, k },
         Some(REFERENCE),
     )?;
     bits(e, &out)
@@ -145,7 +146,7 @@ fn by_int8<E: Executor>(
             slices: count,
             out: &mut out,
         };
-        gemm.launch_variant(e, (rows, n, k), Some(variant))?;
+        gemm.launch_variant(e, ProductShape { rows, n, k }, Some(variant))?;
         bits(e, &out)
     })
 }

@@ -7,6 +7,7 @@ use half::bf16;
 use super::super::{Numbers, Parity, compare, widened};
 use super::all_kernels::{REFERENCE, bits};
 use crate::cuda::CudaError;
+use crate::cuda::blas::ProductShape;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{BF16_GRAIN, Fp8Layout, GemmBf16, GemmFp8, Variant, borders};
 
@@ -63,7 +64,7 @@ pub(super) fn by_fp8<E: Executor>(
             layout: (&borders, &layout),
             out: &mut out,
         };
-        gemm.launch_variant(e, (rows, n, k), Some(variant))?;
+        gemm.launch_variant(e, ProductShape { rows, n, k }, Some(variant))?;
         bits(e, &out)
     })
 }
@@ -81,7 +82,7 @@ pub(super) fn reference_of_fp8<E: Executor>(
     let (x, weights) = (Tensor::of(e, &product.x, "x")?, Tensor::of(e, &product.weights(), "weights")?);
     let (borders, mut out) = (Tensor::of(e, &on_host, "borders")?, Tensor::zeros(e, rows * n, "out")?);
     GemmBf16 { x: &x, weights: &weights, bias: None, borders: (&borders, &on_host), out: &mut out }
-        .launch_variant(e, (rows, n, k), Some(REFERENCE))?;
+        .launch_variant(e, ProductShape { rows, n, k }, Some(REFERENCE))?;
     let finish = |(i, sum): (usize, f32)| {
         let scaled = product.scales.as_ref().map_or(sum, |scales| sum * scales[i % n]);
         (scaled + product.bias[i % n]).to_bits()

@@ -5,6 +5,7 @@ use cpu_kernels::{KSlices, NUM_SLICES};
 use super::super::linear::{REFERENCE, bits};
 use super::super::{Numbers, Parity, Scale, compare, compare_equal};
 use crate::cuda::CudaError;
+use crate::cuda::blas::ProductShape;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
     GemmInt8, GemmPanels, INT8_GRAIN, INT8_PANEL_COLUMNS, INT8_TILES, NUM_ALONE, PanelLaunch, PanelOperands,
@@ -146,7 +147,7 @@ fn products<E: Executor>(
         slices: count,
         out: &mut out,
     };
-    gemm.launch_variant(e, (rows, n, k), Some(REFERENCE))?;
+    gemm.launch_variant(e, ProductShape { rows, n, k }, Some(REFERENCE))?;
     let expected = bits(e, &out)?;
 
     let on_host = borders(slices, INT8_PANEL_COLUMNS);
@@ -165,7 +166,7 @@ fn products<E: Executor>(
         };
         let (borders, bias) = ((&on_device, on_host.as_slice()), Some(&bias));
         let gemm = GemmPanels { operands, bias, borders, sums: &mut sums, out: &mut out };
-        gemm.launch_whole(e, (rows, n, k), Some(launch))?;
+        gemm.launch_whole(e, ProductShape { rows, n, k }, Some(launch))?;
         let case = format!("int8 {rows} x {n} x {k}, {count} scales a row, by {launch:?}");
         parities.push(compare_equal(case, &bits(e, &out)?, &expected));
     }
