@@ -35,8 +35,8 @@ use super::CudaError;
 use super::executor::{Executor, Tensor};
 use super::kv_budget::{PASS_LIMITS, kv_bytes, workspace_bytes};
 use super::ops::{
-    CandidateBuffers, DrawBuffers, Embedding, ScoreBuffers, StepBuffer, WriteKv, copy_tokens,
-    ensure_capacity, finish_sum, norm_heads, swiglu, take_rows,
+    CandidateBuffers, DrawBuffers, Embedding, FinishSum, NormHeads, ScoreBuffers, StepBuffer, Swiglu,
+    WriteKv, copy_tokens, ensure_capacity, take_rows,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, FeedForwardRows};
@@ -371,8 +371,9 @@ where
     fn norm_heads(&self, layout: HeadLayout, (q, k): (&Self::Norm, &Self::Norm), qkv: &mut Self::Rows) {
         self.run(|state| {
             let (qkv, len) = qkv.write();
-            let rows = len / layout.row_width();
-            norm_heads(&mut state.executor, qkv, (&q.weight, &k.weight), (q.eps, k.eps), (rows, layout))
+            let (q_weight, q_eps, k_weight, k_eps) = (&q.weight, q.eps, &k.weight, k.eps);
+            NormHeads { qkv, layout, q_weight, q_eps, k_weight, k_eps }
+                .launch(&mut state.executor, len / layout.row_width())
         });
     }
 
@@ -391,7 +392,7 @@ where
         }
         self.run(|state| {
             let (sum, len) = sum.write();
-            finish_sum(&mut state.executor, sum, (scales, bias), (len / linear.n, linear.n))
+            FinishSum { sum, scales, bias }.launch(&mut state.executor, len / linear.n, linear.n)
         });
     }
 
@@ -431,12 +432,16 @@ where
         let FeedForwardRows { x, gates_and_ups, gated, out } = rows;
         self.linear(gate_up, x, gates_and_ups);
         self.run(|state| {
-            let ((gated, len), width) = (gated.write(), down.k);
-            let (size, address) = ((len / width, width), gated.address());
-            let layout = state.ensure_rounded(size)?;
+            let ((out, len), width) = (gated.write(), down.k);
+            let (rows, address) = (len / width, out.address());
+            let layout = state.ensure_rounded((rows, width))?;
             let rounded = state.rounded.as_mut().zip(layout);
-            swiglu(&mut state.executor, gates_and_ups.read().0, gated, rounded, size)?;
-            state.set_rounded_source(address, size, layout);
+            Swiglu { gate_up: gates_and_ups.read().0, out, rounded }.launch(
+                &mut state.executor,
+                rows,
+                width,
+            )?;
+            state.set_rounded_source(address, (rows, width), layout);
             Ok(())
         });
         self.linear(down, gated, out);

@@ -31,7 +31,7 @@ pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, LogitsShape, draw, drawn};
 pub(crate) use filters::{FilterRow, apply_filters, candidate_bytes, undecided};
 pub(crate) use fp8::{Fp8Layout, GemmFp8};
 pub(crate) use gemm::{GRAIN as BF16_GRAIN, GemmBf16, borders, check_borders};
-pub(crate) use heads::{WriteKv, norm_heads, rotate, rotate_at};
+pub(crate) use heads::{NormHeads, WriteKv, rotate, rotate_at};
 pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, Int8Rows, QuantizeRows, StepLayout};
 pub(crate) use logits::{LogitEdit, edit_logits, edits_of};
 pub(crate) use own_blocks::{OwnBlocks, own_bytes};
@@ -43,7 +43,7 @@ pub(crate) use panels::{
 pub(crate) use probe::{multiply_only, read_words};
 pub(crate) use random::{random_bf16, random_f32};
 pub(crate) use ranks::{concat_ranks, sum_ranks};
-pub(crate) use rows::{Embedding, RmsNorm, add, add_at, finish_sum, swiglu, take_rows, to_bf16, to_panels};
+pub(crate) use rows::{Embedding, FinishSum, RmsNorm, Swiglu, add, add_at, take_rows, to_bf16, to_panels};
 pub(crate) use score::{ScoreBuffers, ScoreRow, ScoredToken, copy_raw_rows, score, scores};
 pub(crate) use step_buffer::{StepBuffer, capacity, ensure_capacity};
 #[cfg(test)]

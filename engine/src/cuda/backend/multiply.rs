@@ -8,7 +8,7 @@ use crate::cuda::CudaError;
 use crate::cuda::blas::ProductShape;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    GemmBf16, GemmFp8, GemmInt8, GemmPanels, InputLayout, PanelOperands, StepLayout, finish_sum,
+    FinishSum, GemmBf16, GemmFp8, GemmInt8, GemmPanels, InputLayout, PanelOperands, StepLayout,
 };
 
 impl<E: Executor> State<E> {
@@ -52,7 +52,7 @@ impl<E: Executor> State<E> {
                 return match (gemm.launch_cublaslt(executor, shape)?, bias) {
                     (false, _) => gemm.launch(executor, shape),
                     (true, None) => Ok(()),
-                    (true, bias) => finish_sum(executor, out, (None, bias), (rows, n)),
+                    (true, bias) => FinishSum { sum: out, scales: None, bias }.launch(executor, rows, n),
                 };
             }
             GpuWeights::Fp8 { codes: weights, channel_scales, layout: (borders, layout) } => {

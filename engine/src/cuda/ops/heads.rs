@@ -8,31 +8,40 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{HEADS, Kernel};
 
-/// Norm weights of queries and of keys.
-type Norms<'a, M> = (&'a Tensor<M, f32>, &'a Tensor<M, f32>);
 /// Cosines and sines.
 type Angles<'a> = (View<'a, f32>, View<'a, f32>);
 
-/// Applies RMS norm to the query and key heads of `qkv` `[rows, layout.row_width()]`, with weights
-/// `[head_dim]`.
-pub(crate) fn norm_heads<E: Executor>(
-    executor: &mut E,
-    qkv: &mut Tensor<E::Memory, f32>,
-    norms: Norms<'_, E::Memory>,
-    eps: (f32, f32),
-    (rows, layout): (usize, HeadLayout),
-) -> Result<(), CudaError> {
-    let kernel = HEADS.kernel(0);
-    check_heads(kernel, rows, layout, qkv.len())?;
-    for norm in [norms.0, norms.1] {
-        check_len(kernel.name, "norm", norm.len(), layout.head_dim)?;
+/// RMS norm of each query and key head.
+#[derive(Debug)]
+pub(crate) struct NormHeads<'a, M> {
+    /// `[rows, layout.row_width()]`, changed in place.
+    pub(crate) qkv: &'a mut Tensor<M, f32>,
+    pub(crate) layout: HeadLayout,
+    /// `[head_dim]`.
+    pub(crate) q_weight: &'a Tensor<M, f32>,
+    pub(crate) q_eps: f32,
+    /// `[head_dim]`.
+    pub(crate) k_weight: &'a Tensor<M, f32>,
+    pub(crate) k_eps: f32,
+}
+
+impl<M: DeviceMemory> NormHeads<'_, M> {
+    pub(crate) fn launch<E>(self, executor: &mut E, rows: usize) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        let (kernel, Self { qkv, layout, q_weight, q_eps, k_weight, k_eps }) = (HEADS.kernel(0), self);
+        check_heads(kernel, rows, layout, qkv.len())?;
+        for weight in [q_weight, k_weight] {
+            check_len(kernel.name, "norm", weight.len(), layout.head_dim)?;
+        }
+        let params = Params::default().write(qkv).read(q_weight).read(k_weight);
+        let params = params.u32(layout.num_heads).u32(layout.num_kv_heads).u32(layout.head_dim);
+        let params = params.f32(q_eps).f32(k_eps);
+        let grid = [rows as u32, (layout.num_heads + layout.num_kv_heads) as u32, 1];
+        // SAFETY: these are the kernel's parameters; the checks ensure that every head is in bounds.
+        unsafe { executor.launch(kernel, grid, &mut { params }) }
     }
-    let params = Params::default().write(qkv).read(norms.0).read(norms.1);
-    let params =
-        params.u32(layout.num_heads).u32(layout.num_kv_heads).u32(layout.head_dim).f32(eps.0).f32(eps.1);
-    let grid = [rows as u32, (layout.num_heads + layout.num_kv_heads) as u32, 1];
-    // SAFETY: these are the kernel's parameters; the checks ensure that every head is in bounds.
-    unsafe { executor.launch(kernel, grid, &mut { params }) }
 }
 
 /// Applies rotary embedding to the query and key heads by the angles `[rows, head_dim / 2]` of each row.

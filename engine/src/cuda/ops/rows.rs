@@ -196,43 +196,59 @@ pub(crate) fn take_rows<E: Executor>(
     unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }
 }
 
-/// Optional numbers per channel, `[width]`.
-type PerChannel<'a, M> = Option<&'a Tensor<M, f32>>;
-
-/// Applies the scales and biases of channels, if given, to `sum` `[rows, width]`.
-pub(crate) fn finish_sum<E: Executor>(
-    executor: &mut E,
-    sum: &mut Tensor<E::Memory, f32>,
-    (scales, bias): (PerChannel<'_, E::Memory>, PerChannel<'_, E::Memory>),
-    (rows, width): (usize, usize),
-) -> Result<(), CudaError> {
-    let kernel = ROWS.kernel(4);
-    check(kernel.name, ("rows", rows), rows > 0, "at least 1")?;
-    check_len(kernel.name, "sum", sum.len(), rows * width)?;
-    check_len(kernel.name, "scales", scales.map_or(width, Tensor::len), width)?;
-    check_len(kernel.name, "bias", bias.map_or(width, Tensor::len), width)?;
-    let params = Params::default().write(sum).read_if(scales).read_if(bias).u32(width);
-    // SAFETY: these are the kernel's parameters; the checks ensure that every number is in bounds.
-    unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }
+/// Scales and biases of channels, applied to a finished sum.
+#[derive(Debug)]
+pub(crate) struct FinishSum<'a, M> {
+    /// `[rows, width]`, changed in place.
+    pub(crate) sum: &'a mut Tensor<M, f32>,
+    /// `[width]`.
+    pub(crate) scales: Option<&'a Tensor<M, f32>>,
+    /// `[width]`.
+    pub(crate) bias: Option<&'a Tensor<M, f32>>,
 }
 
-/// `gate_up` `[rows, 2 * width]` -> `out` `[rows, width]`, and, if given, `out` as the input of a product.
-pub(crate) fn swiglu<E: Executor>(
-    executor: &mut E,
-    gate_up: &Tensor<E::Memory, f32>,
-    out: &mut Tensor<E::Memory, f32>,
-    rounded: Option<ProductInput<'_, E::Memory>>,
-    (rows, width): (usize, usize),
-) -> Result<(), CudaError> {
-    let kernel = SWIGLU.kernel(0);
-    check(kernel.name, ("rows", rows), (1..=MAX_GRID_YZ).contains(&rows), format!("1 to {MAX_GRID_YZ}"))?;
-    check_len(kernel.name, "gate_up", gate_up.len(), rows * 2 * width)?;
-    check_len(kernel.name, "out", out.len(), rows * width)?;
-    let (rounded, panels) = check_rounded(kernel.name, rounded, (rows, width))?;
-    let params = Params::default().read(gate_up).write(out).write_if(rounded).u32(width).u32(panels);
-    let grid = [width.div_ceil(4 * kernel.threads as usize) as u32, rows as u32, 1];
-    // SAFETY: these are the kernel's parameters; the checks ensure that every row is in bounds.
-    unsafe { executor.launch(kernel, grid, &mut { params }) }
+impl<M: DeviceMemory> FinishSum<'_, M> {
+    pub(crate) fn launch<E>(self, executor: &mut E, rows: usize, width: usize) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        let (kernel, Self { sum, scales, bias }) = (ROWS.kernel(4), self);
+        check(kernel.name, ("rows", rows), rows > 0, "at least 1")?;
+        check_len(kernel.name, "sum", sum.len(), rows * width)?;
+        check_len(kernel.name, "scales", scales.map_or(width, Tensor::len), width)?;
+        check_len(kernel.name, "bias", bias.map_or(width, Tensor::len), width)?;
+        let params = Params::default().write(sum).read_if(scales).read_if(bias).u32(width);
+        // SAFETY: these are the kernel's parameters; the checks ensure that every number is in bounds.
+        unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }
+    }
+}
+
+/// silu(gate) * up of rows, optionally fused with a following rounding.
+#[derive(Debug)]
+pub(crate) struct Swiglu<'a, M> {
+    /// `[rows, 2 * width]`.
+    pub(crate) gate_up: &'a Tensor<M, f32>,
+    /// `[rows, width]`.
+    pub(crate) out: &'a mut Tensor<M, f32>,
+    /// `[rows, width]`: `out` as the input of a product.
+    pub(crate) rounded: Option<ProductInput<'a, M>>,
+}
+
+impl<M: DeviceMemory> Swiglu<'_, M> {
+    pub(crate) fn launch<E>(self, executor: &mut E, rows: usize, width: usize) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        let (kernel, Self { gate_up, out, rounded }) = (SWIGLU.kernel(0), self);
+        check(kernel.name, ("rows", rows), (1..=MAX_GRID_YZ).contains(&rows), format!("1 to {MAX_GRID_YZ}"))?;
+        check_len(kernel.name, "gate_up", gate_up.len(), rows * 2 * width)?;
+        check_len(kernel.name, "out", out.len(), rows * width)?;
+        let (rounded, panels) = check_rounded(kernel.name, rounded, (rows, width))?;
+        let params = Params::default().read(gate_up).write(out).write_if(rounded).u32(width).u32(panels);
+        let grid = [width.div_ceil(4 * kernel.threads as usize) as u32, rows as u32, 1];
+        // SAFETY: these are the kernel's parameters; the checks ensure that every row is in bounds.
+        unsafe { executor.launch(kernel, grid, &mut { params }) }
+    }
 }
 
 /// Returns a grid with one thread per number.

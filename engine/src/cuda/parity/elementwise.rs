@@ -7,8 +7,8 @@ use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    Embedding, GroupSums, InputLayout, RmsNorm, WriteKv, add, finish_sum, multiply_only, norm_heads,
-    read_words, rotate, swiglu, take_rows, to_bf16,
+    Embedding, FinishSum, GroupSums, InputLayout, NormHeads, RmsNorm, Swiglu, WriteKv, add, multiply_only,
+    read_words, rotate, take_rows, to_bf16,
 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -96,7 +96,8 @@ fn rows<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Vec<Par
     let mut finished = Tensor::of(e, &y, "sum")?;
     let (scales_on_device, bias_on_device) =
         (Tensor::of(e, &scales, "scales")?, Tensor::of(e, &bias, "bias")?);
-    finish_sum(e, &mut finished, (Some(&scales_on_device), Some(&bias_on_device)), (rows, width))?;
+    FinishSum { sum: &mut finished, scales: Some(&scales_on_device), bias: Some(&bias_on_device) }
+        .launch(e, rows, width)?;
     let expected: Vec<f32> =
         y.iter().enumerate().map(|(i, y)| y * scales[i % width] + bias[i % width]).collect();
     parities.push(compare("finish_sum", 0.0, &finished.read(e, 0..len)?, &expected));
@@ -234,7 +235,8 @@ fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, Cuda
     let mut on_device = Tensor::of(e, &given.qkv, "qkv")?;
     let norms = (Tensor::of(e, &given.norms[0], "norm")?, Tensor::of(e, &given.norms[1], "norm")?);
     let angles = (Tensor::of(e, &given.cos, "cos")?, Tensor::of(e, &given.sin, "sin")?);
-    norm_heads(e, &mut on_device, (&norms.0, &norms.1), given.eps, (rows, layout))?;
+    let ((q_weight, k_weight), (q_eps, k_eps)) = ((&norms.0, &norms.1), given.eps);
+    NormHeads { qkv: &mut on_device, layout, q_weight, q_eps, k_weight, k_eps }.launch(e, rows)?;
     let normed = on_device.read(e, 0..len)?;
     rotate(e, &mut on_device, (angles.0.view(), angles.1.view()), (rows, layout))?;
     let turned = on_device.read(e, 0..len)?;
@@ -272,7 +274,8 @@ fn silu<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Parity,
     let on_device = Tensor::of(e, &gate_up, "gate_up")?;
     let mut out = Tensor::zeros(e, rows * width, "out")?;
     let mut rounded = Tensor::zeros(e, rows * width, "rounded")?;
-    swiglu(e, &on_device, &mut out, Some((&mut rounded, InputLayout::Rows)), (rows, width))?;
+    let rounded_out = Some((&mut rounded, InputLayout::Rows));
+    Swiglu { gate_up: &on_device, out: &mut out, rounded: rounded_out }.launch(e, rows, width)?;
     let (out, rounded) = (out.read(e, 0..rows * width)?, rounded.read(e, 0..rows * width)?);
     if let Some(wrong) = (0..out.len()).find(|&i| !is_rounded(out[i], rounded[i])) {
         let case = format!("swiglu of {width}, rounded at {wrong}");

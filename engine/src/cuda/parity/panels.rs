@@ -12,7 +12,7 @@ use crate::cuda::blas::ProductShape;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
     BF16_GRAIN, Fp8Layout, GemmFp8, GemmPanels, InputLayout, NUM_ALONE, PackedChannels, PanelLaunch,
-    PanelOperands, RmsNorm, TILES, add, borders, pack_fp8, pack_panels, packed_len, swiglu, to_panels,
+    PanelOperands, RmsNorm, Swiglu, TILES, add, borders, pack_fp8, pack_panels, packed_len, to_panels,
 };
 
 /// The index of a number in panels; twin of `panel_index` in prelude.cuh.
@@ -93,7 +93,8 @@ fn layouts<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Vec<
 
     let gate_up = Tensor::of(e, &numbers.vec(rows * 2 * width, 2.0), "gate_up")?;
     let (mut gated, mut out) = (Tensor::zeros(e, rows * width, "out")?, Tensor::zeros(e, len, "panels")?);
-    swiglu(e, &gate_up, &mut gated, Some((&mut out, InputLayout::Panels)), (rows, width))?;
+    let rounded = Some((&mut out, InputLayout::Panels));
+    Swiglu { gate_up: &gate_up, out: &mut gated, rounded }.launch(e, rows, width)?;
     check("panels of swiglu", &out.read(e, 0..len)?, &round(&gated.read(e, 0..rows * width)?));
 
     let weights = numbers.bf16s(256 * width, 1.0);
