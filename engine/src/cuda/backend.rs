@@ -36,7 +36,7 @@ use super::executor::{Executor, Tensor};
 use super::kv_budget::{PASS_LIMITS, kv_bytes, workspace_bytes};
 use super::ops::{
     CandidateBuffers, DrawBuffers, Embedding, FinishSum, NormHeads, ScoreBuffers, StepBuffer, Swiglu,
-    WriteKv, copy_tokens, ensure_capacity, take_rows,
+    TilingKey, WriteKv, copy_tokens, ensure_capacity, take_rows,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, FeedForwardRows};
@@ -49,7 +49,7 @@ use crate::weights::{LinearTensors, TensorPart, TensorSource};
 use fusion::DelayedOp;
 pub(super) use load::check_model;
 use load::{GpuLinear, GpuTable};
-use pass::{GpuPass, Inputs, tiling_key};
+use pass::{GpuPass, Inputs};
 use rounding::{InputReaders, QuantizedRows, RoundedSource};
 pub(crate) use rows::GpuRows;
 
@@ -256,7 +256,7 @@ where
     ) -> Result<Option<u64>, EngineError> {
         let layout = shard.layout(config);
         for window in &config.windows {
-            self.lock().inputs.add_tiling_key(tiling_key(layout, *window));
+            self.lock().inputs.add_tiling_key(TilingKey::of(layout, *window));
         }
         let Some(utilization) = self.memory_utilization else { return Ok(None) };
         let memory = self.lock().executor.memory_info()?;

@@ -48,7 +48,7 @@ pub(crate) use score::{ScoreBuffers, ScoreRow, ScoredToken, copy_raw_rows, score
 pub(crate) use step_buffer::{StepBuffer, capacity, ensure_capacity};
 #[cfg(test)]
 pub(crate) use tiling::count_attention;
-pub(crate) use tiling::{AttentionChunk, Limits, Tiling, partial_bytes};
+pub(crate) use tiling::{AttentionChunk, Limits, Tiling, TilingKey, partial_bytes};
 pub(crate) use trees::{GatherBlocks, copy_tokens};
 
 /// Largest size of a grid along y and z.

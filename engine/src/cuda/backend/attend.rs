@@ -1,12 +1,11 @@
 //! Attention of one layer. KV blocks for rows of token trees are gathered first, into memory that all layers
 //! share.
 
-use super::pass::tiling_key;
 use super::{GpuKv, GpuRows, State};
 use crate::backend::AttentionLayer;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{Attention, OwnBlockViews, ensure_capacity};
+use crate::cuda::ops::{Attention, OwnBlockViews, TilingKey, ensure_capacity};
 
 impl<E: Executor> State<E> {
     /// Attention of the `rows` rows of queries in `qkv` over the KV blocks of their sequences.
@@ -23,7 +22,7 @@ impl<E: Executor> State<E> {
         let size = (rows, out_len / rows);
         let rounding = self.ensure_rounded(size)?;
         let Self { executor, partial, own, inputs, rounded, .. } = self;
-        let tiling = inputs.tiling(tiling_key(layout, window));
+        let tiling = inputs.tiling(TilingKey::of(layout, window));
         let partial =
             ensure_capacity(partial, executor, tiling.partial_len(layout), "partial sums of attention")?;
         let own = match tiling.own_len(layout) {

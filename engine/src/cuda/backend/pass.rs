@@ -3,11 +3,11 @@
 
 use std::ops::Range;
 
-use cpu_kernels::{BLOCK_SIZE, HeadLayout};
+use cpu_kernels::BLOCK_SIZE;
 
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, View};
-use crate::cuda::ops::{AttentionChunk, Limits, OwnBlocks, StepBuffer, Tiling, TilingViews};
+use crate::cuda::ops::{AttentionChunk, OwnBlocks, StepBuffer, Tiling, TilingKey, TilingViews};
 use crate::forward_batch::ForwardBatch;
 use crate::rope::{AngleTable, Rope};
 
@@ -49,14 +49,6 @@ struct PlacedTiling {
     chunks: Vec<AttentionChunk>,
     /// Tiles, their work list, and the tiles of queries.
     places: [Range<usize>; 3],
-}
-
-/// Number of heads that share a KV head, window, and limits of chunks and blocks.
-pub(super) type TilingKey = (usize, Option<u32>, Limits);
-
-/// Key of a layer's attention.
-pub(super) fn tiling_key(layout: HeadLayout, window: Option<u32>) -> TilingKey {
-    (layout.num_heads / layout.num_kv_heads, window, Limits::of(layout))
 }
 
 impl<M> Default for Inputs<M> {
@@ -130,8 +122,7 @@ impl<M: DeviceMemory> Inputs<M> {
             ..InputOffsets::default()
         };
         for placed in &mut self.tilings {
-            let (group, window, limits) = placed.key;
-            let tiling = Tiling::new(&batch.segments, (&starts, &own), (group, window), limits);
+            let tiling = Tiling::new(&batch.segments, &starts, &own, placed.key);
             placed.places = packed.put_tiling(&tiling);
             placed.chunks = tiling.chunks;
         }

@@ -98,6 +98,23 @@ impl Limits {
     }
 }
 
+/// What a tiling depends on besides the segments of a pass. Layers with equal keys share one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TilingKey {
+    /// Number of query heads that share a KV head.
+    pub(crate) group: usize,
+    /// Sliding window: attend only to this many of the last positions.
+    pub(crate) window: Option<u32>,
+    pub(crate) limits: Limits,
+}
+
+impl TilingKey {
+    /// Key of a layer's attention, with the limits for serving.
+    pub(crate) fn of(layout: HeadLayout, window: Option<u32>) -> Self {
+        Self { group: layout.num_heads / layout.num_kv_heads, window, limits: Limits::of(layout) }
+    }
+}
+
 /// Tiles that share the memory for partial results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AttentionChunk {
@@ -113,8 +130,8 @@ pub(crate) struct AttentionChunk {
     pub(super) max_splits: usize,
 }
 
-/// A pass's queries for one group size and window: tiles, their splits and their chunks. Every required split
-/// is in exactly one work item; padding adds at most a sixteenth.
+/// A pass's queries for one key: tiles, their splits and their chunks. Every required split is in exactly one
+/// work item; padding adds at most a sixteenth.
 #[derive(Debug, Default)]
 pub(crate) struct Tiling {
     pub(crate) tiles: Vec<AttentionTile>,
@@ -129,14 +146,14 @@ impl Tiling {
     /// within the limits or consists of one tile.
     pub(crate) fn new(
         segments: &[Segment<'_>],
-        (table_starts, own): (&[u32], &OwnBlocks),
-        (group, window): (usize, Option<u32>),
-        limits: Limits,
+        table_starts: &[u32],
+        own: &OwnBlocks,
+        key: TilingKey,
     ) -> Self {
-        let mut tiling = Self::default();
+        let (mut tiling, limits) = (Self::default(), key.limits);
         let mut all = Vec::new();
         for (segment, &table) in segments.iter().zip(table_starts) {
-            all.extend(tiling.add_tiles(segment, (table, own), (group, window), limits.max_parts));
+            all.extend(tiling.add_tiles(segment, table, own, key));
         }
         let mut left = all.as_slice();
         while !left.is_empty() {
@@ -155,10 +172,11 @@ impl Tiling {
     fn add_tiles(
         &mut self,
         segment: &Segment<'_>,
-        (table, own): (u32, &OwnBlocks),
-        (group, window): (usize, Option<u32>),
-        max_parts: usize,
+        table: u32,
+        own: &OwnBlocks,
+        key: TilingKey,
     ) -> Vec<TileGroup> {
+        let TilingKey { group, window, limits } = key;
         let (begin, end) = (segment.rows.start * group, segment.rows.end * group);
         let position = |query: usize| {
             let row = query / group;
@@ -167,7 +185,7 @@ impl Tiling {
         };
         let first_key = |query| window.map_or(0, |window| (position(query) + 1).saturating_sub(window));
         let splits = (position(end - 1) as usize + 1).div_ceil(SPLIT_KEYS);
-        let tile_len = tile_len(end - begin, splits, max_parts);
+        let tile_len = tile_len(end - begin, splits, limits.max_parts);
         let mut all = Vec::new();
         for first in (begin..end).step_by(tile_len) {
             let queries = first..end.min(first + tile_len);

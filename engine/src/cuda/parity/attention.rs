@@ -7,7 +7,7 @@ use half::bf16;
 use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{Attention, Limits, OwnBlockViews, OwnBlocks, Tiling, TilingViews};
+use crate::cuda::ops::{Attention, Limits, OwnBlockViews, OwnBlocks, Tiling, TilingKey, TilingViews};
 
 /// A sequence's keys and values, `[kv head][position][head_dim]`.
 pub(super) struct Sequence {
@@ -159,7 +159,7 @@ impl Pass {
         let rows = positions.len();
         let group = layout.num_heads / layout.num_kv_heads;
         let own = OwnBlocks::new(&segments, &mut tables);
-        let tiling = Tiling::new(&segments, (&starts, &own), (group, self.window), limits);
+        let tiling = Tiling::new(&segments, &starts, &own, TilingKey { group, window: self.window, limits });
         let tiles = Tensor::of(e, &tiling.tiles, "tiles")?;
         let work = Tensor::of(e, &tiling.work, "splits of tiles")?;
         let tile_of = Tensor::of(e, &tiling.tile_of, "tiles of queries")?;
@@ -290,7 +290,8 @@ mod tests {
             let firsts = lens.iter().scan(0, |row, len| Some(std::mem::replace(row, *row + len.1)));
             let segments: Vec<Segment<'_>> = firsts.zip(lens).map(|(row, len)| segment(row, len)).collect();
             let own = OwnBlocks::default();
-            let tiling = Tiling::new(&segments, (&vec![0; lens.len()], &own), (4, None), limits);
+            let key = TilingKey { limits, ..TilingKey::of(layout, None) };
+            let tiling = Tiling::new(&segments, &vec![0; lens.len()], &own, key);
             let before = e.global_bytes();
             pass.run(&mut e, &whole, limits).unwrap();
             let found = (e.global_bytes() - before) as usize;

@@ -25,7 +25,9 @@ proptest! {
             row += rows;
         }
         let starts = vec![0; lens.len()];
-        let Tiling { tiles, work, tile_of, chunks } = Tiling::new(&segments, (&starts, &OwnBlocks::default()), (group, window), Limits { max_parts, min_runs, ..NO_LIMITS });
+        let key = TilingKey { group, window, limits: Limits { max_parts, min_runs, ..NO_LIMITS } };
+        let tiling = Tiling::new(&segments, &starts, &OwnBlocks::default(), key);
+        let Tiling { tiles, work, tile_of, chunks } = tiling;
         let (mut next_query, mut next_work) = (0, 0);
         for chunk in &chunks {
             let [narrow, pair, wide] = chunk.work.clone();
@@ -82,7 +84,8 @@ proptest! {
         }
         let starts: Vec<u32> = (0..lens.len() as u32).map(|i| i * 1000).collect();
         let mut next = 0;
-        for tile in Tiling::new(&segments, (&starts, &OwnBlocks::default()), (group, window), NO_LIMITS).tiles {
+        let key = TilingKey { group, window, limits: NO_LIMITS };
+        for tile in Tiling::new(&segments, &starts, &OwnBlocks::default(), key).tiles {
             prop_assert_eq!(tile.first_query, next);
             next += tile.num_queries;
             let rows: Vec<usize> = (tile.first_query..next).map(|query| query as usize / group).collect();
@@ -127,8 +130,8 @@ proptest! {
             }
         }
         let own = OwnBlocks::new(&segments, &mut tables);
-        let limits = Limits { max_parts, max_own_blocks, min_runs: 4 };
-        let Tiling { tiles, work, tile_of, chunks } = Tiling::new(&segments, (&starts, &own), (group, window), limits);
+        let key = TilingKey { group, window, limits: Limits { max_parts, max_own_blocks, min_runs: 4 } };
+        let Tiling { tiles, work, tile_of, chunks } = Tiling::new(&segments, &starts, &own, key);
         prop_assert_eq!(tile_of.len(), row * group);
         for chunk in &chunks {
             let mut seen = vec![0; chunk.num_parts];
@@ -169,7 +172,7 @@ proptest! {
 fn long_contexts_take_turns_in_half_a_gigabyte() {
     let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: 128 };
     let segment = Segment { rows: 0..512, start: 131_072 - 512, block_table: &[], tree: None };
-    let tiling = Tiling::new(&[segment], (&[0], &OwnBlocks::default()), (4, None), Limits::of(layout));
+    let tiling = Tiling::new(&[segment], &[0], &OwnBlocks::default(), TilingKey::of(layout, None));
     let most = tiling.chunks.iter().map(|chunk| chunk.num_parts).max().unwrap_or(0) * part_len(layout) * 4;
     let bytes = partial_bytes(512, layout, 131_072);
     println!("{} chunks, {most} bytes at most, {bytes} counted", tiling.chunks.len());
@@ -183,12 +186,9 @@ fn short_sequences_launch_no_blocks_for_a_long_one() {
     let start = |i: usize| if i == 0 { 32_767 } else { 100 };
     let segments: Vec<Segment<'_>> =
         (0..64).map(|i| Segment { rows: i..i + 1, start: start(i), block_table: &[], tree: None }).collect();
-    let tiling = Tiling::new(
-        &segments,
-        (&[0; 64], &OwnBlocks::default()),
-        (4, None),
-        Limits { max_parts: 1 << 20, min_runs: 1024, ..NO_LIMITS },
-    );
+    let limits = Limits { max_parts: 1 << 20, min_runs: 1024, ..NO_LIMITS };
+    let key = TilingKey { group: 4, window: None, limits };
+    let tiling = Tiling::new(&segments, &[0; 64], &OwnBlocks::default(), key);
     let useful = tiling.work.iter().filter(|work| work.split != NO_SPLIT).count();
     println!("{} pieces of work, {useful} useful, before {}", tiling.work.len(), 64 * 256);
     assert_eq!(useful, 256 + 63);
@@ -207,7 +207,7 @@ fn rows_of_a_tree_read_their_split_each() {
             let segment = Segment { rows: 0..12, start, block_table: &block_table, tree };
             let mut tables = block_table.clone();
             let own = OwnBlocks::new(std::slice::from_ref(&segment), &mut tables);
-            count_attention(&Tiling::new(&[segment], (&[0], &own), (4, None), Limits::of(layout)), layout)
+            count_attention(&Tiling::new(&[segment], &[0], &own, TilingKey::of(layout, None)), layout)
         };
         let tree = read(Some(TreeSegment { start, first: 0, parents: &parents }));
         let chain = read(None);
@@ -226,7 +226,8 @@ fn a_long_prompt_reads_its_keys_a_quarter_as_often() {
     let limits = Limits::of(layout);
     let [wide, narrow] = [limits, Limits { max_parts: 0, ..limits }].map(|limits| {
         let own = OwnBlocks::default();
-        count_attention(&Tiling::new(std::slice::from_ref(&segment), (&[0], &own), (4, None), limits), layout)
+        let key = TilingKey { limits, ..TilingKey::of(layout, None) };
+        count_attention(&Tiling::new(std::slice::from_ref(&segment), &[0], &own, key), layout)
     });
     println!("{wide:?}\n{narrow:?}");
     assert_eq!(wide.warp_blocks, narrow.warp_blocks);
