@@ -36,28 +36,33 @@ pub(super) const NO_LIMITS: Limits =
 /// Index of this layer, and the number of layers.
 const LAYER: (usize, usize) = (1, 2);
 
+/// The layout of this many heads, KV heads and numbers per head.
+pub(super) fn layout_of([num_heads, num_kv_heads, head_dim]: [usize; 3]) -> HeadLayout {
+    HeadLayout { num_heads, num_kv_heads, head_dim }
+}
+
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let small: &[(u32, usize)] = &[(0, 1), (15, 3), (140, 5), (0, 20)];
     let large: &[(u32, usize)] = &[(0, 1), (4095, 1), (1000, 8), (0, 300), (700, 129)];
     let lens = scale.pick(small, large);
     let mut parities = Vec::new();
     for (heads, window) in
-        [((4, 2, 16), None), ((4, 4, 32), Some(7)), ((6, 1, 64), Some(130)), ((2, 1, 96), None)]
+        [([4, 2, 16], None), ([4, 4, 32], Some(7)), ([6, 1, 64], Some(130)), ([2, 1, 96], None)]
     {
-        parities.extend(attention(e, heads, window, lens)?);
+        parities.extend(attention(e, layout_of(heads), window, lens)?);
     }
-    let (heads, lens) = scale.pick(((8, 1, 128), &[(130, 2), (260, 1)][..]), ((32, 8, 128), large));
-    parities.extend(attention(e, heads, None, lens)?);
+    let (heads, lens) = scale.pick(([8, 1, 128], &[(130, 2), (260, 1)][..]), ([32, 8, 128], large));
+    parities.extend(attention(e, layout_of(heads), None, lens)?);
     Ok(parities)
 }
 
 pub(super) fn attention<E: Executor>(
     e: &mut E,
-    (num_heads, num_kv_heads, head_dim): (usize, usize, usize),
+    layout: HeadLayout,
     window: Option<u32>,
     lens: &[(u32, usize)],
 ) -> Result<Vec<Parity>, CudaError> {
-    let layout = HeadLayout { num_heads, num_kv_heads, head_dim };
+    let HeadLayout { num_heads, num_kv_heads, head_dim } = layout;
     let pass = Pass::new(layout, window, lens);
     let whole: Vec<Part> = lens.iter().enumerate().map(|(i, &(_, rows))| (i, 0..rows)).collect();
     let together = pass.run(e, &whole, NO_LIMITS)?;
@@ -254,20 +259,20 @@ mod tests {
     #[test]
     fn attention_keeps_the_bits_of_small_tiles() {
         let cases = [
-            ((4, 2, 16), None, 0x9770_c9f3_6fa8_09ea_u64),
-            ((6, 1, 64), Some(130), 0xac39_a245_bcdf_22fc),
-            ((8, 2, 128), None, 0xcb8d_5214_23b4_2b51),
+            ([4, 2, 16], None, 0x9770_c9f3_6fa8_09ea_u64),
+            ([6, 1, 64], Some(130), 0xac39_a245_bcdf_22fc),
+            ([8, 2, 128], None, 0xcb8d_5214_23b4_2b51),
         ];
         let lens = [(0, 1), (15, 3), (300, 20), (0, 70), (500, 5)];
-        for ((num_heads, num_kv_heads, head_dim), window, expected) in cases {
-            let layout = HeadLayout { num_heads, num_kv_heads, head_dim };
+        for (heads, window, expected) in cases {
+            let layout = layout_of(heads);
             let pass = Pass::new(layout, window, &lens);
             let whole: Vec<Part> = lens.iter().enumerate().map(|(i, &(_, rows))| (i, 0..rows)).collect();
             let small_tiles = Limits { max_parts: 0, ..NO_LIMITS };
             let in_runs = Limits { min_runs: 1, ..NO_LIMITS };
             for limits in [NO_LIMITS, small_tiles, in_runs] {
                 let found = digest(&pass.run(&mut Emulator::build(), &whole, limits).unwrap());
-                assert_eq!(found, expected, "heads of {head_dim}, {limits:?}: {found:#x}");
+                assert_eq!(found, expected, "{layout:?}, {limits:?}: {found:#x}");
             }
         }
     }

@@ -2,7 +2,7 @@
 //! splits, tiles, K-slices and ranks' parts that no list of cases covers. A normal test run tries few;
 //! `PROPTEST_CASES=6400 cargo nextest run -p outrider-engine --lib properties` tries 200 of each.
 
-use cpu_kernels::{KSlices, tree_sum};
+use cpu_kernels::{HeadLayout, KSlices, tree_sum};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use speculation::SamplingParams;
@@ -18,6 +18,34 @@ fn few() -> Config {
     Config { cases: (config.cases / 32).max(1), failure_persistence: None, ..config }
 }
 
+/// Layouts of heads of one of these sizes; `counts` is the number of KV heads and of heads that share one.
+fn layouts(
+    counts: impl Strategy<Value = (usize, usize)>,
+    head_dims: &'static [usize],
+) -> impl Strategy<Value = HeadLayout> {
+    (counts, prop::sample::select(head_dims)).prop_map(|((num_kv_heads, group), head_dim)| HeadLayout {
+        num_heads: num_kv_heads * group,
+        num_kv_heads,
+        head_dim,
+    })
+}
+
+/// The first position of a token tree of any shape, and the parents of its ids.
+fn any_tree() -> impl Strategy<Value = (u32, Vec<u32>)> {
+    // Each id is on the last level or starts a new one: ids are in order of depth.
+    let parents_of = |numbers: Vec<u32>| {
+        let (mut parents, mut level) = (Vec::new(), 0..1u32);
+        for number in numbers {
+            if number % 3 == 0 && !parents.is_empty() && parents.len() as u32 >= level.end {
+                level = level.end..parents.len() as u32 + 1;
+            }
+            parents.push(level.start + number / 3 % level.len() as u32);
+        }
+        parents
+    };
+    (1u32..150, prop::collection::vec(any::<u32>(), 1..9).prop_map(parents_of))
+}
+
 proptest! {
     #![proptest_config(few())]
 
@@ -25,16 +53,14 @@ proptest! {
     /// or a split.
     #[test]
     fn attention_over_any_block_tables(
-        (kv_heads, group) in (1usize..4, 1usize..6),
-        head_dim in prop::sample::select(vec![16usize, 32, 64]),
+        layout in layouts((1usize..4, 1usize..6), &[16, 32, 64]),
         window in prop::option::of(1u32..180),
         lens in prop::collection::vec((0u32..300, 1usize..6), 1..4),
         prefill in prop::option::of(1usize..40),
     ) {
         let mut lens = lens;
         lens.extend(prefill.map(|rows| (0, rows)));
-        let heads = (kv_heads * group, kv_heads, head_dim);
-        for parity in attention::attention(&mut Emulator::build(), heads, window, &lens).unwrap() {
+        for parity in attention::attention(&mut Emulator::build(), layout, window, &lens).unwrap() {
             prop_assert!(parity.is_good(), "{}: {:?}", parity, lens);
         }
     }
@@ -43,29 +69,15 @@ proptest! {
     /// inside a tree.
     #[test]
     fn rows_of_any_trees_are_chains(
-        (kv_heads, group) in prop_oneof![4 => (1usize..3, 1usize..6), 1 => Just((1, 17))],
-        head_dim in prop::sample::select(vec![16usize, 32]),
+        layout in layouts(prop_oneof![4 => (1usize..3, 1usize..6), 1 => Just((1, 17))], &[16, 32]),
         window in prop::option::of(1u32..150),
-        shapes in prop::collection::vec((1u32..150, prop::collection::vec(any::<u32>(), 1..9)), 1..3),
+        token_trees in prop::collection::vec(any_tree(), 1..3),
         chain in prop::option::of((0u32..100, 1usize..4)),
     ) {
-        // Each id is on the last level or starts a new one: ids are in order of depth.
-        let parents_of = |numbers: &Vec<u32>| {
-            let (mut parents, mut level) = (Vec::new(), 0..1u32);
-            for &number in numbers {
-                if number % 3 == 0 && !parents.is_empty() && parents.len() as u32 >= level.end {
-                    level = level.end..parents.len() as u32 + 1;
-                }
-                parents.push(level.start + number / 3 % level.len() as u32);
-            }
-            parents
-        };
-        let parents: Vec<Vec<u32>> = shapes.iter().map(|(_, numbers)| parents_of(numbers)).collect();
         let mut rows: Vec<trees::Rows<'_>> =
-            shapes.iter().zip(&parents).map(|((start, _), parents)| (*start, parents.as_slice(), 0)).collect();
+            token_trees.iter().map(|(start, parents)| (*start, parents.as_slice(), 0)).collect();
         rows.extend(chain.map(|(start, rows)| (start, &[][..], rows)));
-        let heads = (kv_heads * group, kv_heads, head_dim);
-        for parity in trees::trees(&mut Emulator::build(), heads, window, &rows).unwrap() {
+        for parity in trees::trees(&mut Emulator::build(), layout, window, &rows).unwrap() {
             prop_assert!(parity.is_good(), "{}: {:?}", parity, rows);
         }
     }

@@ -4,7 +4,7 @@
 use cpu_kernels::{BLOCK_SIZE, HeadLayout, KvShape, KvSlot, TokenCopy};
 use half::bf16;
 
-use super::attention::{NO_LIMITS, Part, Pass, Sequence, kv_memory};
+use super::attention::{NO_LIMITS, Part, Pass, Sequence, kv_memory, layout_of};
 use super::{Numbers, Parity, Scale, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
@@ -19,18 +19,18 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     let (deep, leaves, wide) = (&[0, 0, 1, 1, 2, 3, 6, 7, 8, 9, 9][..], &[0, 0, 1, 1, 3][..], &[0, 0, 0][..]);
     let mut parities = Vec::new();
     for (heads, window, rows) in [
-        ((4, 2, 16), None, &[(125, deep, 0), (3, &[][..], 4), (10, leaves, 0)][..]),
-        ((4, 4, 32), Some(7), &[(125, deep, 0)]),
-        ((6, 1, 64), Some(130), &[(140, leaves, 0), (0, &[], 3)]),
-        ((20, 1, 16), None, &[(130, leaves, 0)]),
-        ((2, 1, 96), None, &[(15, wide, 0)]),
-        ((8, 1, 128), None, &[(16, wide, 0)]),
+        ([4, 2, 16], None, &[(125, deep, 0), (3, &[][..], 4), (10, leaves, 0)][..]),
+        ([4, 4, 32], Some(7), &[(125, deep, 0)]),
+        ([6, 1, 64], Some(130), &[(140, leaves, 0), (0, &[], 3)]),
+        ([20, 1, 16], None, &[(130, leaves, 0)]),
+        ([2, 1, 96], None, &[(15, wide, 0)]),
+        ([8, 1, 128], None, &[(16, wide, 0)]),
     ] {
-        parities.extend(trees(e, heads, window, rows)?);
+        parities.extend(trees(e, layout_of(heads), window, rows)?);
     }
     if scale == Scale::Large {
         let rows = [(1020, deep, 0), (1, leaves, 0), (500, &[][..], 5), (2040, leaves, 0)];
-        parities.extend(trees(e, (32, 8, 128), None, &rows)?);
+        parities.extend(trees(e, layout_of([32, 8, 128]), None, &rows)?);
     }
     for (shape, copies) in [((2, 3, 16), 5), ((1, 1, 128), 9), ((3, 2, 96), 1)] {
         parities.push(copied(e, shape, copies)?);
@@ -41,11 +41,11 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
 /// Trees and chains in one pass, compared with every row as a separate chain.
 pub(super) fn trees<E: Executor>(
     e: &mut E,
-    (num_heads, num_kv_heads, head_dim): (usize, usize, usize),
+    layout: HeadLayout,
     window: Option<u32>,
     rows: &[Rows<'_>],
 ) -> Result<Vec<Parity>, CudaError> {
-    let layout = HeadLayout { num_heads, num_kv_heads, head_dim };
+    let HeadLayout { num_heads, num_kv_heads, head_dim } = layout;
     let pass = with_trees(layout, window, rows);
     let chains = pass.as_chains();
     let each: Vec<Part> = (0..chains.sequences.len()).map(|sequence| (sequence, 0..1)).collect();
