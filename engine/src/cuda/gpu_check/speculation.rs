@@ -43,12 +43,12 @@ fn bundled(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineEr
     let options = |dir: &PathBuf| options(dir.clone(), WeightFormat::Bf16);
     let mut target_engine = Engine::load_on_cuda(&options(&target.pair.1), &target.gpus())?;
     let name = "the bundled pair, bf16";
-    let text = Text::alone(&mut target_engine, if target.is_dry { DRY } else { PAIR })?;
+    let text = Text::alone(name, &mut target_engine, if target.is_dry { DRY } else { PAIR })?;
     report.say(format!("{name}: {:.3} ms an id by the target alone", text.ms_per_token));
-    let mut on_gpu = Engine::load_on_cuda(&options(&target.pair.0), &target.gpus())?;
-    text.compare_drafted((&mut on_gpu, &mut target_engine), (name, "on the gpu"), None, report)?;
-    let mut on_host = Engine::load(&options(&target.pair.0))?;
-    text.compare_drafted((&mut on_host, &mut target_engine), (name, "on the host"), None, report)
+    let engine = &mut Engine::load_on_cuda(&options(&target.pair.0), &target.gpus())?;
+    text.compare_drafted(Draft { engine, place: "on the gpu", share: None }, &mut target_engine, report)?;
+    let engine = &mut Engine::load(&options(&target.pair.0))?;
+    text.compare_drafted(Draft { engine, place: "on the host", share: None }, &mut target_engine, report)
 }
 
 /// Models of real sizes, with a given share of right guesses.
@@ -63,11 +63,12 @@ fn large(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineErro
     };
     let mut target_engine = on_gpu(&files.0)?;
     let name = if target.is_dry { "tiny shapes" } else { "8B and 1B, random bf16" };
-    let text = Text::alone(&mut target_engine, sizes)?;
+    let text = Text::alone(name, &mut target_engine, sizes)?;
     report.say(format!("{name}: {:.3} ms an id by the target alone", text.ms_per_token));
-    let mut judged = |draft: &mut Engine, place| {
+    let mut judged = |engine: &mut Engine, place| {
         let mut of_share = |&share| {
-            text.compare_drafted((&mut *draft, &mut target_engine), (name, place), Some(share), report)
+            let draft = Draft { engine: &mut *engine, place, share: Some(share) };
+            text.compare_drafted(draft, &mut target_engine, report)
         };
         shares.iter().try_for_each(&mut of_share)
     };
@@ -78,8 +79,19 @@ fn large(target: &CheckTarget, report: &mut Report<'_>) -> Result<(), EngineErro
         .try_for_each(|path| std::fs::remove_file(&path).map_err(|source| EngineError::Io { path, source }))
 }
 
+/// The engine that drafts.
+struct Draft<'a> {
+    engine: &'a mut Engine,
+    /// Where it runs, for the report.
+    place: &'static str,
+    /// If given, this share of its guesses is replaced by the right ids and the others by wrong ones.
+    share: Option<f64>,
+}
+
 /// A text by the target alone.
 struct Text {
+    /// Name of the models, for the report.
+    name: &'static str,
     spec: SequenceSpec,
     sizes: Sizes,
     /// The prompt and the ids after it.
@@ -89,7 +101,7 @@ struct Text {
 }
 
 impl Text {
-    fn alone(target_engine: &mut Engine, sizes: Sizes) -> Result<Self, EngineError> {
+    fn alone(name: &'static str, target_engine: &mut Engine, sizes: Sizes) -> Result<Self, EngineError> {
         let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
         let (prompt_len, max_len) = (sizes.prompt as u32, u32::MAX);
         let spec = SequenceSpec { prompt_len, sampling, max_len, ..SequenceSpec::default() };
@@ -103,22 +115,20 @@ impl Text {
         }
         let ms_per_token = start.elapsed().as_secs_f64() * 1e3 / (sizes.drawn - 1) as f64;
         drop(sequence);
-        Ok(Self { spec, sizes, ids, ms_per_token })
+        Ok(Self { name, spec, sizes, ids, ms_per_token })
     }
 
-    /// Generates the same text with a draft. If a share is given, that share of the guesses is replaced by
-    /// the right ids and the others by wrong ones.
+    /// Generates the same text with a draft.
     fn compare_drafted(
         &self,
-        (draft, target_engine): (&mut Engine, &mut Engine),
-        (name, place): (&str, &str),
-        share: Option<f64>,
+        draft: Draft<'_>,
+        target_engine: &mut Engine,
         report: &mut Report<'_>,
     ) -> Result<(), EngineError> {
-        let Self { spec, sizes, .. } = self;
+        let (Self { name, spec, sizes, .. }, Draft { engine, place, share }) = (self, draft);
         let vocab = target_engine.info().vocab_size;
         let mut ids = self.ids[..=sizes.prompt].to_vec();
-        let mut draft_sequence = Sequence::open(draft, spec, vocab);
+        let mut draft_sequence = Sequence::open(engine, spec, vocab);
         let mut target_sequence = Sequence::open(target_engine, spec, vocab);
         for sequence in [&mut draft_sequence, &mut target_sequence] {
             sequence.draw(&ids, &[])?;
