@@ -12,12 +12,12 @@ use crate::collective::{Collective, RankBarrier, SingleRank, shared_memory};
 use crate::host::HostRows;
 use crate::host_memory::check_fits;
 use crate::llama::Llama;
-use crate::model_config::ModelConfig;
+use crate::numerics_id::NumericsClass;
 use crate::options::LoadOptions;
 use crate::rank::{Rank, Runner, SingleRankRunner, panic_message};
 use crate::rank_group::RankGroup;
 use crate::shard::Shard;
-use crate::weights::{Formats, TensorSource};
+use crate::weights::{ModelSpec, TensorSource};
 
 /// Limit that catches typing errors.
 pub(crate) const MAX_THREADS: usize = 1024;
@@ -28,8 +28,7 @@ pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// A loaded model.
 pub(crate) struct Loaded {
-    /// Kernel class and device class; equal classes compute equal bits.
-    pub(crate) numerics: (&'static str, &'static str),
+    pub(crate) numerics: NumericsClass,
     pub(crate) runner: Box<dyn Runner>,
     /// Whether the device can sample rows itself.
     pub(crate) draws: bool,
@@ -47,10 +46,10 @@ pub(crate) struct Loaded {
 pub(crate) fn load_on_cpu(
     options: &LoadOptions,
     source: &dyn TensorSource,
-    (config, formats): (ModelConfig, Formats),
+    model: ModelSpec,
 ) -> Result<Loaded, EngineError> {
-    let shards = Shard::all(options.tensor_parallel, &config)?;
-    check_fits(&config, formats)?;
+    let shards = Shard::all(options.tensor_parallel, &model.config)?;
+    check_fits(&model.config, model.formats)?;
     let barrier = Arc::new(RankBarrier::new(shards.len(), WATCHDOG));
     let ends: Vec<Box<dyn Collective<HostRows>>> = match shards.len() {
         1 => vec![Box::new(SingleRank)],
@@ -60,25 +59,35 @@ pub(crate) fn load_on_cpu(
     for end in ends {
         members.push((Cpu::new((options.threads / shards.len()).max(1))?, end));
     }
-    let members = (members, (KERNEL_CLASS, "cpu"));
-    load_ranks(members, &barrier, options, source, (config, formats))
+    let numerics = NumericsClass { kernel_class: KERNEL_CLASS, device_class: "cpu" };
+    load_ranks(ConnectedRanks { members, barrier, numerics }, options, source, model)
 }
 
-/// Backends and their ends of the collective in order of rank, with the kernel class and device class.
-type Members<B> = (Vec<(B, Box<dyn Collective<<B as Backend>::Rows>>)>, (&'static str, &'static str));
+/// A backend and its end of the collective.
+type Member<B> = (B, Box<dyn Collective<<B as Backend>::Rows>>);
+
+/// The ranks of a model that is to be loaded.
+pub(crate) struct ConnectedRanks<B: Backend> {
+    /// In order of rank.
+    pub(crate) members: Vec<Member<B>>,
+    /// Barrier of the ranks, which also reports a lost rank.
+    pub(crate) barrier: Arc<RankBarrier>,
+    pub(crate) numerics: NumericsClass,
+}
 
 /// Loads a model onto backends, one rank each. Ranks load in parallel if each has its own memory.
 pub(crate) fn load_ranks<B: Backend + 'static>(
-    (members, numerics): Members<B>,
-    barrier: &Arc<RankBarrier>,
+    ranks: ConnectedRanks<B>,
     options: &LoadOptions,
     source: &dyn TensorSource,
-    (config, formats): (ModelConfig, Formats),
+    model: ModelSpec,
 ) -> Result<Loaded, EngineError> {
-    let shards = Shard::all(members.len(), &config)?;
+    let ConnectedRanks { members, barrier, numerics } = ranks;
+    let shards = Shard::all(members.len(), &model.config)?;
     let (mut ranks, mut weight_bytes, mut kv_bytes_per_token) = (Vec::new(), 0, 0);
     let backends: Vec<&B> = members.iter().map(|(backend, _)| backend).collect();
-    let models = load_shards(&backends, &shards, source, (&config, formats))?;
+    let models = load_shards(&backends, &shards, source, &model)?;
+    let ModelSpec { config, formats } = model;
     for ((shard, model), (backend, end)) in shards.into_iter().zip(models).zip(members) {
         let layout = shard.layout(&config);
         let shape = KvShape {
@@ -108,7 +117,7 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
     let mut runners: Vec<Box<dyn Runner>> = ranks.into_iter().enumerate().map(runner).collect();
     let runner: Box<dyn Runner> = match runners.len() {
         1 => Box::new(SingleRankRunner::new(runners.remove(0))),
-        _ => Box::new(RankGroup::start(runners, Arc::clone(barrier))?),
+        _ => Box::new(RankGroup::start(runners, barrier)?),
     };
     let kv_memory_bytes = kv_blocks * block_bytes;
     let (draws, trees) = (B::DRAWS, B::TREES);
@@ -120,11 +129,10 @@ fn load_shards<B: Backend>(
     backends: &[&B],
     shards: &[Shard],
     source: &dyn TensorSource,
-    (config, formats): (&ModelConfig, Formats),
+    model: &ModelSpec,
 ) -> Result<Vec<Llama<B>>, EngineError> {
-    let load = |shard: Shard, backend: &B, embedding| {
-        Llama::load(backend, source, (config.clone(), formats), shard, embedding)
-    };
+    let load =
+        |shard: Shard, backend: &B, embedding| Llama::load(backend, source, model.clone(), shard, embedding);
     let ranks = shards.iter().copied().zip(backends.iter().copied());
     if B::SHARES_TABLES || backends.len() == 1 {
         let mut embedding = None;

@@ -9,6 +9,13 @@ const CONTRACT_VERSION: &str = "2";
 /// Hex digits of the id: 64 bits, enough to distinguish the engines of one operator.
 const DIGITS: usize = 16;
 
+/// Names of kernels and devices: those with equal names compute equal bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct NumericsClass {
+    pub(crate) kernel_class: &'static str,
+    pub(crate) device_class: &'static str,
+}
+
 /// Everything that determines an engine's bits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NumericsParts<'a> {

@@ -18,7 +18,7 @@ use half::bf16;
 
 pub(crate) use checkpoint::Checkpoint;
 use checkpoint::{StoredDtype, StoredTensor};
-pub(crate) use format::{Formats, LinearFormat};
+pub(crate) use format::{Formats, LinearFormat, ModelSpec};
 use fp8::Granularity;
 pub(crate) use fp8_rows::{Fp8Rows, WidenedRows};
 pub(crate) use random::RandomTensors;

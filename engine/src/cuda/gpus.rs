@@ -13,7 +13,7 @@ use crate::load::{Loaded, WATCHDOG};
 use crate::model_config::ModelConfig;
 use crate::options::LoadOptions;
 use crate::shard::Shard;
-use crate::weights::{Formats, TensorSource};
+use crate::weights::{ModelSpec, TensorSource};
 
 /// The GPUs that a model is loaded onto, and how they are used.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,11 +59,11 @@ impl GpuOptions {
 pub(crate) fn load_on_gpus(
     options: &LoadOptions,
     source: &dyn TensorSource,
-    model: (ModelConfig, Formats),
+    model: ModelSpec,
     gpus: &GpuOptions,
 ) -> Result<Loaded, EngineError> {
     let ordinals = gpus.ordinals.as_slice();
-    check_ranks(options, &model.0, ordinals)?;
+    check_ranks(options, &model.config, ordinals)?;
     let barrier = Arc::new(RankBarrier::new(ordinals.len(), WATCHDOG));
     // Load NCCL first: a missing library is reported before minutes of compiling and loading.
     let library = (ordinals.len() > 1).then(NcclLibrary::load).transpose()?;

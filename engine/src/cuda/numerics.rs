@@ -3,6 +3,8 @@
 //! sums differently, and so do versions of a library that selects kernels by shape, so both are part of a
 //! name. Pure.
 
+use crate::numerics_id::NumericsClass;
+
 /// Class of kernels with equal bits. Change it whenever the arithmetic changes.
 const KERNEL_CLASS: &str = "cuda-mma-3";
 /// Class of kernels if cuBLASLt computes products of many rows: a row's bits then depend on the other rows of
@@ -43,8 +45,8 @@ impl Numerics {
 
     /// The two names as a loaded model keeps them. They are leaked: a process loads one or two models and
     /// keeps them until it exits.
-    pub(crate) fn names(self) -> (&'static str, &'static str) {
-        (self.kernel_class.leak(), self.device_class.leak())
+    pub(crate) fn names(self) -> NumericsClass {
+        NumericsClass { kernel_class: self.kernel_class.leak(), device_class: self.device_class.leak() }
     }
 }
 
@@ -72,7 +74,8 @@ mod tests {
             cases.map(|(devices, library)| Numerics::of_devices(devices, library).names()).into();
         assert_eq!(names.len(), 9, "{names:?}");
         assert!(!names.contains(&Numerics::emulated().names()));
-        assert!(names.contains(&("cuda-mma-3", "cuda-sm_90")), "{names:?}");
+        let on_h100 = NumericsClass { kernel_class: "cuda-mma-3", device_class: "cuda-sm_90" };
+        assert!(names.contains(&on_h100), "{names:?}");
     }
 
     #[test]

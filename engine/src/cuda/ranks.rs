@@ -31,10 +31,9 @@ use super::numerics::Numerics;
 use super::ops::{concat_ranks, ensure_capacity, sum_ranks};
 use crate::EngineError;
 use crate::collective::{Collective, RankBarrier, SingleRank};
-use crate::load::{Loaded, load_ranks};
-use crate::model_config::ModelConfig;
+use crate::load::{ConnectedRanks, Loaded, load_ranks};
 use crate::options::LoadOptions;
-use crate::weights::{Formats, TensorSource};
+use crate::weights::{ModelSpec, TensorSource};
 
 /// Which ranks read the parts of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,12 +211,12 @@ pub(crate) fn load_on<E>(
     ranks: Ranks<E>,
     options: &LoadOptions,
     source: &dyn TensorSource,
-    model: (ModelConfig, Formats),
+    model: ModelSpec,
 ) -> Result<Loaded, EngineError>
 where
     E: Executor<Memory: Send + Sync> + Send + 'static,
 {
-    super::backend::check_model(&model.0, model.1)?;
+    super::backend::check_model(&model)?;
     let Ranks { members, barrier, memory_utilization, numerics, phases } = ranks;
     let ranks = members.len();
     let with_collective = |(rank, (executor, exchange)): (usize, RankMember<E>)| {
@@ -229,5 +228,6 @@ where
         (gpu, end)
     };
     let members = members.into_iter().enumerate().map(with_collective).collect();
-    load_ranks((members, numerics.names()), &barrier, options, source, model)
+    let numerics = numerics.names();
+    load_ranks(ConnectedRanks { members, barrier, numerics }, options, source, model)
 }

@@ -14,9 +14,9 @@ use crate::cuda::{GpuOptions, load_on_gpus};
 use crate::load::{Loaded, MAX_THREADS, load_on_cpu};
 use crate::model_config::fields::read_file;
 use crate::model_config::{CONFIG_FILE, ModelConfig};
-use crate::numerics_id::NumericsParts;
+use crate::numerics_id::{NumericsClass, NumericsParts};
 use crate::options::{EngineInfo, EngineStats, LoadOptions};
-use crate::weights::{Checkpoint, Formats, RandomTensors, TensorSource};
+use crate::weights::{Checkpoint, Formats, ModelSpec, RandomTensors, TensorSource};
 
 impl Engine {
     /// Loads a checkpoint into memory, converted or quantized if the requested format differs from the stored
@@ -48,7 +48,7 @@ impl Engine {
     /// Loads a checkpoint with a function that puts its weights on a device.
     pub(crate) fn load_by(
         options: &LoadOptions,
-        load: impl FnOnce(&dyn TensorSource, (ModelConfig, Formats)) -> Result<Loaded, EngineError>,
+        load: impl FnOnce(&dyn TensorSource, ModelSpec) -> Result<Loaded, EngineError>,
     ) -> Result<Engine, EngineError> {
         Self::load_with_ballast_by(options, 0, load)
     }
@@ -57,24 +57,26 @@ impl Engine {
     pub(crate) fn load_with_ballast_by(
         options: &LoadOptions,
         parameters: u64,
-        load: impl FnOnce(&dyn TensorSource, (ModelConfig, Formats)) -> Result<Loaded, EngineError>,
+        load: impl FnOnce(&dyn TensorSource, ModelSpec) -> Result<Loaded, EngineError>,
     ) -> Result<Engine, EngineError> {
         check_threads(options)?;
         let config = ModelConfig::load(&options.model_dir)?;
         let mut identity = read_file(&options.model_dir.join(CONFIG_FILE))?;
         let checkpoint = Checkpoint::open(&options.model_dir, &config)?;
         let formats = checkpoint.formats(options.weights, &config);
-        let (loaded, enlarged) = if parameters == 0 {
-            (load(&checkpoint, (config.clone(), formats))?, config.clone())
+        let num_parameters = config.num_parameters();
+        let (loaded, model) = if parameters == 0 {
+            let model = ModelSpec { config, formats };
+            (load(&checkpoint, model.clone())?, model)
         } else {
             let ballast = Ballast::plan(parameters, &config)?;
             identity.extend_from_slice(ballast.name().as_bytes());
-            let enlarged = ballast.apply(config.clone());
-            (load(&ballast.wrap(&checkpoint), (enlarged.clone(), formats))?, enlarged)
+            let model = ModelSpec { config: ballast.apply(config), formats };
+            (load(&ballast.wrap(&checkpoint), model.clone())?, model)
         };
         let digest = checkpoint.digest(&Threads::new(options.threads)?)?;
-        let mut engine = Self::from_loaded(options, (loaded, enlarged), formats, (&identity, digest))?;
-        engine.info.ballast_parameters = engine.info.num_parameters - config.num_parameters();
+        let mut engine = Self::from_loaded(options, loaded, &model, &identity, digest)?;
+        engine.info.ballast_parameters = engine.info.num_parameters - num_parameters;
         engine.log_loaded(formats);
         Ok(engine)
     }
@@ -99,17 +101,18 @@ impl Engine {
     pub(crate) fn random_by(
         options: &LoadOptions,
         seed: u64,
-        load: impl FnOnce(&dyn TensorSource, (ModelConfig, Formats)) -> Result<Loaded, EngineError>,
+        load: impl FnOnce(&dyn TensorSource, ModelSpec) -> Result<Loaded, EngineError>,
     ) -> Result<Engine, EngineError> {
         check_threads(options)?;
         let config = ModelConfig::read(&options.model_dir)?;
         let config_bytes = read_file(&options.model_dir)?;
         let source = RandomTensors { seed };
         let formats = Formats::resolve(options.weights, MatrixFormat::Bf16);
-        let loaded = load(&source, (config.clone(), formats))?;
+        let model = ModelSpec { config, formats };
+        let loaded = load(&source, model.clone())?;
         let mut digest = [0; 32];
         digest[..8].copy_from_slice(&seed.to_le_bytes());
-        let engine = Self::from_loaded(options, (loaded, config), formats, (&config_bytes, digest))?;
+        let engine = Self::from_loaded(options, loaded, &model, &config_bytes, digest)?;
         engine.log_loaded(formats);
         Ok(engine)
     }
@@ -118,13 +121,15 @@ impl Engine {
     /// digest of the weights.
     fn from_loaded(
         options: &LoadOptions,
-        (loaded, config): (Loaded, ModelConfig),
-        formats: Formats,
-        (config_bytes, checkpoint): (&[u8], [u8; 32]),
+        loaded: Loaded,
+        model: &ModelSpec,
+        config_bytes: &[u8],
+        checkpoint: [u8; 32],
     ) -> Result<Engine, EngineError> {
+        let ModelSpec { config, formats } = model;
         let Loaded { numerics, runner, draws, trees, weight_bytes, kv_bytes_per_token, kv_memory_bytes } =
             loaded;
-        let (kernel_class, device_class) = numerics;
+        let NumericsClass { kernel_class, device_class } = numerics;
         let blocks = new_block_manager(kv_bytes_per_token * BLOCK_SIZE as u64, (kv_memory_bytes, options))?;
         let numerics = NumericsParts {
             config: config_bytes,
@@ -140,9 +145,9 @@ impl Engine {
             false => (config.vocab_size * config.hidden_size * formats.embedding.size()) as u64,
         };
         let info = EngineInfo {
-            model_id: model_id(&config, &options.model_dir),
+            model_id: model_id(config, &options.model_dir),
             vocab_size: config.vocab_size as u32,
-            max_model_len: max_model_len(options, &config, &blocks)?,
+            max_model_len: max_model_len(options, config, &blocks)?,
             eos_token_ids: config.eos_token_ids.clone(),
             numerics_id: numerics.id(),
             kv_blocks: blocks.total_blocks(),

@@ -12,7 +12,7 @@ use crate::backend::{AttentionLayer, Backend};
 use crate::model_config::ModelConfig;
 use crate::model_config::tensors::{EMBEDDING, FINAL_NORM, LM_HEAD};
 use crate::shard::Shard;
-use crate::weights::{Formats, LinearFormat, LinearTensors, TensorPart, TensorSource};
+use crate::weights::{Formats, LinearFormat, LinearTensors, ModelSpec, TensorPart, TensorSource};
 
 /// Interval between two log lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
@@ -45,10 +45,11 @@ impl<B: Backend> Llama<B> {
     pub(crate) fn load(
         backend: &B,
         source: &dyn TensorSource,
-        (config, formats): (ModelConfig, Formats),
+        model: ModelSpec,
         shard: Shard,
         embedding: Option<B::Table>,
     ) -> Result<Self, EngineError> {
+        let ModelSpec { config, formats } = model;
         let loader = Loader { backend, source, config: &config, formats, shard };
         let shape = [config.vocab_size, config.hidden_size];
         let whole = TensorPart::whole(EMBEDDING.to_owned(), shape);

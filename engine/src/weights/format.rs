@@ -4,6 +4,7 @@
 use cpu_kernels::{MatrixFormat, QuantizedFormat};
 
 use crate::WeightFormat;
+use crate::model_config::ModelConfig;
 
 /// Format of the matrices that activations are multiplied with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +22,13 @@ pub(crate) struct Formats {
     pub(crate) embedding: MatrixFormat,
     /// All projections; for the vocabulary projection see [`Formats::vocabulary`].
     pub(crate) linear: LinearFormat,
+}
+
+/// A model to be loaded.
+#[derive(Debug, Clone)]
+pub(crate) struct ModelSpec {
+    pub(crate) config: ModelConfig,
+    pub(crate) formats: Formats,
 }
 
 impl Formats {

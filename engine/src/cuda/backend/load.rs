@@ -16,8 +16,7 @@ use crate::cuda::ops::{
     StepLayout, TILE_CHANNELS, borders, check_borders, check_head_dim, fits_panels, pack_fp8, pack_panels,
     packed_len,
 };
-use crate::model_config::ModelConfig;
-use crate::weights::{Formats, LinearFormat, LinearTensors, StackedRows, TensorPart, TensorSource};
+use crate::weights::{LinearFormat, LinearTensors, ModelSpec, StackedRows, TensorPart, TensorSource};
 
 /// Bytes of the rows that are quantized or packed at a time.
 const CHUNK_BYTES: usize = 64 << 20;
@@ -293,9 +292,9 @@ fn unsupported(format: &'static str) -> EngineError {
 }
 
 /// Returns an error if there are no kernels for a model's head size or formats.
-pub(in crate::cuda) fn check_model(config: &ModelConfig, formats: Formats) -> Result<(), EngineError> {
-    check_head_dim(config.head_dim)?;
-    match (formats.embedding, formats.linear) {
+pub(in crate::cuda) fn check_model(model: &ModelSpec) -> Result<(), EngineError> {
+    check_head_dim(model.config.head_dim)?;
+    match (model.formats.embedding, model.formats.linear) {
         (MatrixFormat::F32, _) => Err(unsupported("f32")),
         (_, LinearFormat::Quantized(QuantizedFormat::Int4)) => Err(unsupported("int4")),
         _ => Ok(()),

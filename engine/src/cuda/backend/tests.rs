@@ -9,8 +9,7 @@ use crate::cuda::ranks::{Ranks, load_on};
 use crate::cuda::test_model::{PANELS, WIDE_HEADS, changed_config};
 use crate::cuda::whole_model::{distance, run};
 use crate::load::Loaded;
-use crate::model_config::ModelConfig;
-use crate::weights::{Formats, TensorSource};
+use crate::weights::{ModelSpec, TensorSource};
 use crate::{Engine, EngineError, LoadOptions, SequenceRows, WeightFormat};
 
 fn options(model: &str, weights: WeightFormat) -> LoadOptions {
@@ -27,7 +26,7 @@ fn options(model: &str, weights: WeightFormat) -> LoadOptions {
 fn on_emulator(
     options: &LoadOptions,
     source: &dyn TensorSource,
-    model: (ModelConfig, Formats),
+    model: ModelSpec,
 ) -> Result<Loaded, EngineError> {
     load_on(Ranks::alone(Emulator::build()), options, source, model)
 }
