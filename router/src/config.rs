@@ -313,20 +313,7 @@ impl RawConfig for RawRouter {
         }
         faults.check_distinct(&[("http", self.http), ("grpc", self.grpc), ("admin", self.admin)]);
         self.validate_drafts(faults);
-        faults.check("max_sequences", self.max_sequences > 0, || "must be at least 1".to_owned());
-        faults.check("tokenize_threads", (1..=64).contains(&self.tokenize_threads), || {
-            format!("{} is not between 1 and 64", self.tokenize_threads)
-        });
-        faults.check("target_deadline_seconds", self.target_deadline_seconds > 0, || {
-            "must be at least 1".to_owned()
-        });
-        faults.check("queue_wait_seconds", self.queue_wait_seconds > 0, || "must be at least 1".to_owned());
-        faults.check("lame_duck_seconds", self.lame_duck_seconds <= LAME_DUCK_SECONDS_MAX, || {
-            format!("{} is over {LAME_DUCK_SECONDS_MAX}", self.lame_duck_seconds)
-        });
-        faults.check("request_log_mib", (1..=REQUEST_LOG_MIB_MAX).contains(&self.request_log_mib), || {
-            format!("{} is not between 1 and {REQUEST_LOG_MIB_MAX}", self.request_log_mib)
-        });
+        self.validate_limits(faults);
         let allowed_origins = AllowedOrigins::parse(&self.allowed_origins).unwrap_or_else(|error| {
             faults.add("allowed_origins", error);
             AllowedOrigins::Listed(Vec::new())
@@ -394,6 +381,23 @@ impl RawRouter {
         }
         faults.check("shadow_share", (0.0..=1.0).contains(&self.shadow_share), || {
             format!("{} is not between 0 and 1", self.shadow_share)
+        });
+    }
+
+    fn validate_limits(&self, faults: &mut Faults) {
+        faults.check("max_sequences", self.max_sequences > 0, || "must be at least 1".to_owned());
+        faults.check("tokenize_threads", (1..=64).contains(&self.tokenize_threads), || {
+            format!("{} is not between 1 and 64", self.tokenize_threads)
+        });
+        faults.check("target_deadline_seconds", self.target_deadline_seconds > 0, || {
+            "must be at least 1".to_owned()
+        });
+        faults.check("queue_wait_seconds", self.queue_wait_seconds > 0, || "must be at least 1".to_owned());
+        faults.check("lame_duck_seconds", self.lame_duck_seconds <= LAME_DUCK_SECONDS_MAX, || {
+            format!("{} is over {LAME_DUCK_SECONDS_MAX}", self.lame_duck_seconds)
+        });
+        faults.check("request_log_mib", (1..=REQUEST_LOG_MIB_MAX).contains(&self.request_log_mib), || {
+            format!("{} is not between 1 and {REQUEST_LOG_MIB_MAX}", self.request_log_mib)
         });
     }
 

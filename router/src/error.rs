@@ -245,6 +245,7 @@ impl RouterError {
         let unsupported = |code| row(S::UNSUPPORTED_MEDIA_TYPE, Code::InvalidArgument, INVALID, code);
         let rate_limited =
             |code| row(S::TOO_MANY_REQUESTS, Code::ResourceExhausted, "rate_limit_error", code);
+        let unavailable = |code| as_retryable(row(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, code));
         match self {
             Self::InvalidRequest { .. } => ErrorMapping { code: None, ..bad_request("invalid_request") },
             Self::ContextLengthExceeded { .. } | Self::PromptTooLong { .. } => {
@@ -288,12 +289,8 @@ impl RouterError {
             }
             Self::SlowClient => row(S::REQUEST_TIMEOUT, Code::Aborted, INVALID, "slow_client"),
             Self::ClientGone => row(client_closed_request(), Code::Cancelled, INVALID, "client_gone"),
-            Self::Unavailable { .. } => {
-                as_retryable(row(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, "unavailable"))
-            }
-            Self::Draining => {
-                as_retryable(row(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, "draining"))
-            }
+            Self::Unavailable { .. } => unavailable("unavailable"),
+            Self::Draining => unavailable("draining"),
             Self::Refused { .. } => server(Code::FailedPrecondition, "refused"),
             Self::Quarantined { .. } => server(Code::Internal, "quarantined"),
             Self::Internal(_) => server(Code::Internal, "internal"),

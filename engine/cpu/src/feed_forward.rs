@@ -165,7 +165,8 @@ impl Cpu {
     fn gate(&self, gate_up: GateUp<'_>, finish: impl Fn(GatedColumns<'_>) + Sync) {
         let (rows, width) = (gate_up.num_rows(), gate_up.width());
         let GateUp { linear, x, buffer } = gate_up;
-        let max_columns = (GATE_UP_BYTES / (2 * size_of::<f32>() * rows.max(1))).next_multiple_of(PANEL);
+        let columns_in_cache = GATE_UP_BYTES / (2 * size_of::<f32>() * rows.max(1));
+        let max_columns = columns_in_cache.max(1).next_multiple_of(PANEL);
         let (activations, numbers) = (self.pack(linear, x), &SharedSliceMut::new(buffer));
         let work = (x.len() * 2 + rows * EXP_WORK) * width;
         self.threads.for_ranges(width, COLUMN_GRAIN, work, |columns| {

@@ -244,6 +244,7 @@ impl Body {
         self.refuse_other_endpoint(operation)?;
         let options = self.response_options()?;
         let grammar = self.take_grammar()?;
+        let sampling = self.take_sampling();
         let is_speculation_disabled = self.speculation_is_disabled()?;
         let (logprobs, logprobs_name) = self.logprobs(operation)?;
         let (max_tokens, max_tokens_name) = self.max_tokens()?;
@@ -264,16 +265,7 @@ impl Body {
         let raw_request = RawRequest {
             model: self.model,
             prompts,
-            sampling: RawSampling {
-                temperature: self.temperature,
-                top_k: self.top_k,
-                top_p: self.top_p,
-                min_p: self.min_p,
-                repetition_penalty: self.repetition_penalty,
-                frequency_penalty: self.frequency_penalty,
-                presence_penalty: self.presence_penalty,
-                logit_bias: self.logit_bias.unwrap_or_default().0,
-            },
+            sampling,
             max_tokens,
             min_tokens: self.min_tokens,
             n: self.n,
@@ -305,6 +297,19 @@ impl Body {
             },
         };
         Ok((raw_request, options))
+    }
+
+    fn take_sampling(&mut self) -> RawSampling {
+        RawSampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            logit_bias: self.logit_bias.take().unwrap_or_default().0,
+        }
     }
 
     /// Takes the grammar from whichever field defines it.
