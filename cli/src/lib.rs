@@ -19,5 +19,6 @@ pub mod cluster;
 pub mod distill;
 pub mod engine_bench;
 pub mod load;
+mod output;
 pub mod plan;
 pub mod up;

@@ -27,13 +27,14 @@ pub use compare::{Comparison, Difference, ShipVerdict, VerdictRules, compare};
 pub use error::BenchError;
 pub use plan::LoadLevel;
 
-use crate::EXIT_USAGE;
+use crate::{EXIT_USAGE, output};
+use report::Report;
 
 /// Runs the subcommand. Prints an error on one line.
 #[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub async fn main(args: BenchArgs) -> ExitCode {
     match bench(&args).await {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(printed) => printed,
         Err(error) => {
             eprintln!("outrider: {error}");
             match error {
@@ -44,23 +45,29 @@ pub async fn main(args: BenchArgs) -> ExitCode {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "the report is the program's output")]
-async fn bench(args: &BenchArgs) -> Result<(), BenchError> {
+async fn bench(args: &BenchArgs) -> Result<ExitCode, BenchError> {
+    let files = [&args.save_json, &args.html];
+    files.into_iter().flatten().try_for_each(|path| check_writable(path))?;
     let experiment = run::prepare(args).await?;
     let observations = run::run(&experiment).await?;
-    let report = report::Report::new(args, &experiment, &observations);
+    let report = Report::new(args, &experiment, &observations);
     let json = format!("{:#}\n", report.to_json());
-    match args.json {
-        true => print!("{json}"),
-        false => print!("{}", table::table(&report)),
-    }
-    if let Some(path) = &args.save_json {
-        write(path, &json)?;
-    }
-    if let Some(path) = &args.html {
-        write(path, &page::page(&report))?;
-    }
-    Ok(())
+    // A failure of one output must not cost the others.
+    let written = write_files(args, &report, &json);
+    let printed = output::finish(&if args.json { json } else { table::table(&report) });
+    written.map(|()| printed)
+}
+
+fn write_files(args: &BenchArgs, report: &Report, json: &str) -> Result<(), BenchError> {
+    let saved = args.save_json.as_ref().map_or(Ok(()), |path| write(path, json));
+    let shown = args.html.as_ref().map_or(Ok(()), |path| write(path, &page::page(report)));
+    saved.and(shown)
+}
+
+/// Finds out before the measurement that a report cannot be written. An old report is kept until then.
+fn check_writable(path: &Path) -> Result<(), BenchError> {
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map(drop).map_err(|source| BenchError::Write { path: path.to_owned(), source })
 }
 
 fn write(path: &Path, text: &str) -> Result<(), BenchError> {

@@ -4,6 +4,8 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::output::note;
+
 /// Progress shown on standard error.
 pub(super) struct Progress {
     bar: ProgressBar,
@@ -24,7 +26,6 @@ impl Progress {
     }
 
     /// Sets the condition that is measured next.
-    #[expect(clippy::print_stderr, reason = "progress is printed for the user")]
     pub(super) fn on_condition(&self, what: String) {
         if self.bar.is_hidden() {
             let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
@@ -33,7 +34,7 @@ impl Progress {
                 0 => String::new(),
                 done => format!(", about {:.0} s left", elapsed * (all as f64 / done as f64 - 1.0)),
             };
-            eprintln!("outrider: {done}/{all} requests after {elapsed:.0} s{left}: {what}");
+            note(&format!("outrider: {done}/{all} requests after {elapsed:.0} s{left}: {what}"));
         }
         self.bar.set_message(what);
     }

@@ -28,8 +28,8 @@ use speculation::{AcceptanceMode, TokenId};
 
 pub use args::{CheckPairArgs, WeightsArg};
 
-use crate::EXIT_USAGE;
 use crate::load::Prompt;
+use crate::{EXIT_USAGE, output};
 use error::CheckPairError;
 use local::{LocalModel, LocalPair};
 use measure::{EvalOptions, EvalPrompt, settings};
@@ -43,7 +43,7 @@ const MODES: [AcceptanceMode; 3] =
     [AcceptanceMode::Coupled, AcceptanceMode::Rejection, AcceptanceMode::Typical];
 
 /// Runs the subcommand. Prints an error on one line; a pair that cannot be served is also a failure.
-#[expect(clippy::print_stdout, clippy::print_stderr, reason = "the report is the program's output")]
+#[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub fn main(args: &CheckPairArgs) -> ExitCode {
     let outcome = args.check().and_then(|()| match args.quantization {
         true => quantization::run(args).map(|report| (quantization::output(args, &report), true)),
@@ -54,8 +54,8 @@ pub fn main(args: &CheckPairArgs) -> ExitCode {
     });
     match outcome {
         Ok((text, all_pair)) => {
-            print!("{text}");
-            if all_pair { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            let printed = output::finish(&text);
+            if all_pair { printed } else { ExitCode::FAILURE }
         }
         Err(error) => {
             eprintln!("outrider: {error}");

@@ -21,7 +21,7 @@ use measure::{Bench, Case, FormatBench};
 use memory::{LoadMemoryMeter, probe_bytes};
 use speculation::logits::DrawError;
 
-use crate::EXIT_USAGE;
+use crate::{EXIT_USAGE, output};
 
 /// Seed of random weights, so that two runs measure the same model.
 const SEED: u64 = 1;
@@ -124,7 +124,7 @@ enum BenchError {
 #[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub fn main(args: &BenchArgs) -> ExitCode {
     match run(args) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(text) => output::finish(&text),
         Err(error) => {
             eprintln!("outrider: {error}");
             match error {
@@ -135,7 +135,8 @@ pub fn main(args: &BenchArgs) -> ExitCode {
     }
 }
 
-fn run(args: &BenchArgs) -> Result<(), BenchError> {
+/// Measures and returns the text to print.
+fn run(args: &BenchArgs) -> Result<String, BenchError> {
     let formats = formats(&args.weights)?;
     let threads = args.threads.get();
     check_counts("--rows", &args.rows)?;
@@ -167,8 +168,7 @@ fn run(args: &BenchArgs) -> Result<(), BenchError> {
     for case in &cases {
         bench.measure(*case)?;
     }
-    report::print(args, &bench.finish()?, &left_out);
-    Ok(())
+    Ok(report::text(args, &bench.finish()?, &left_out))
 }
 
 /// All cases, ordered by context, so that a sequence only grows.

@@ -107,16 +107,16 @@ fn knees(rows: &[Row]) -> Vec<Knee> {
     .collect()
 }
 
-/// Prints the results to standard output.
-#[expect(clippy::print_stdout, reason = "the report is the program's output")]
-pub(super) fn print(args: &BenchArgs, results: &BenchResults, left_out: &[Case]) {
-    for format in &results.formats {
+/// The text to print.
+pub(super) fn text(args: &BenchArgs, results: &BenchResults, left_out: &[Case]) -> String {
+    let of_format = |format: &FormatBench| {
         let document = document(args, results, format, left_out);
         match args.json {
-            true => println!("{}", serde_json::json!(document)),
-            false => print!("{}", table(&document)),
+            true => format!("{}\n", serde_json::json!(document)),
+            false => table(&document),
         }
-    }
+    };
+    results.formats.iter().map(of_format).collect()
 }
 
 fn document<'a>(

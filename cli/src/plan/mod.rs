@@ -26,7 +26,7 @@ use placement::{Inputs, ModelOnGpus, Plan, Prices, Traffic};
 use step_time::Assumptions;
 use weights::{Format, KvFormat};
 
-use crate::EXIT_USAGE;
+use crate::{EXIT_USAGE, output};
 
 /// Numbers of ranks over which the engine can split a model (docs/contract.md C2).
 const RANKS: [u32; 4] = [1, 2, 4, 8];
@@ -188,16 +188,15 @@ pub enum PlanError {
 }
 
 /// Runs the subcommand. Prints an error on one line.
-#[expect(clippy::print_stdout, clippy::print_stderr, reason = "the plan is the program's output")]
+#[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub fn main(args: &PlanArgs) -> ExitCode {
     match inputs(args) {
         Ok(inputs) => {
             let plan = Plan::new(&inputs);
-            match args.json {
-                true => println!("{}", serde_json::json!(plan)),
-                false => print!("{}", table::text(&plan)),
-            }
-            ExitCode::SUCCESS
+            output::finish(&match args.json {
+                true => format!("{}\n", serde_json::json!(plan)),
+                false => table::text(&plan),
+            })
         }
         Err(error) => {
             eprintln!("outrider: {error}");

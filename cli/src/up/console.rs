@@ -14,6 +14,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use super::evidence::PROMPT;
 use super::preflight::Checked;
 use crate::cluster::{LogSink, ProcessCluster, TargetKind};
+use crate::output;
 
 /// ANSI colours of the prefixes, by order of first appearance.
 const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
@@ -143,15 +144,14 @@ impl Console {
         format!("\x1b[{}m{name:NAME_WIDTH$}|\x1b[0m", COLOURS[position % COLOURS.len()])
     }
 
-    #[expect(clippy::print_stderr, reason = "this file writes to the user's terminal")]
     fn write(&self, line: &str) {
         // Suspends progress lines while this line is printed.
-        self.progress.suspend(|| eprintln!("{line}"));
+        self.progress.suspend(|| output::note(line));
     }
 
-    #[expect(clippy::print_stdout, reason = "where the cluster serves is the output of the command")]
+    /// The cluster serves whether or not somebody reads where.
     fn print_result(&self, text: &str) {
-        self.progress.suspend(|| println!("{text}"));
+        self.progress.suspend(|| output::print(&format!("{text}\n")).ok());
     }
 }
 

@@ -243,6 +243,33 @@ fn failed_requests_are_shown_and_nothing_is_claimed() {
     );
 }
 
+/// A report that nobody reads on standard output is written to its file, and one that cannot be written is
+/// refused before the measurement.
+#[test]
+fn the_saved_report_does_not_depend_on_standard_output() {
+    let server = server();
+    let directory = tempfile::tempdir().unwrap();
+    let file = prompts(directory.path(), &[r#"{"task": "a", "prompt": "one"}"#]);
+    let saved = directory.path().join("report.json").display().to_string();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_outrider"));
+    command.args(["bench", "--url", &server.url(), "--blocks", "1", "--concurrency", "1", "--warmup", "0"]);
+    command.args(["--prompts", &file, "--save-json", &saved]).stdout(writer);
+    let output = command.output().expect("the program starts");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
+    assert_eq!(report["results"][0]["completed"], 2);
+
+    let below_a_file = format!("{saved}/report.json");
+    let output =
+        bench(&server.url(), &["--prompts", &file, "--concurrency", "1", "--save-json", &below_a_file]);
+    let fault = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{fault}");
+    assert!(fault.starts_with(&format!("outrider: cannot write {below_a_file}")), "{fault}");
+    assert_eq!(text(&output.stdout), "");
+}
+
 #[test]
 fn what_cannot_be_measured_is_refused_with_a_reason() {
     let server = server();

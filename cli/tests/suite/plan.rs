@@ -2,7 +2,7 @@
 //! errors.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
@@ -216,6 +216,26 @@ fn what_does_not_fit_is_said_to_break_by_memory_and_apart_it_fits() {
     {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
+}
+
+/// As `outrider plan | head` and a full disk do it.
+#[test]
+fn output_that_nobody_reads_is_no_panic_and_output_that_is_lost_is_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let target = published(directory.path(), "qwen3-8b");
+    let into = |stdout: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_outrider"));
+        command.args(["plan", "--target", &target, "--gpus", "1xL4", "--json"]).stdout(stdout);
+        let output = command.output().expect("the program starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(into(writer.into()), (Some(0), String::new()));
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let (code, error) = into(full.into());
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.starts_with("outrider: cannot write to standard output: "), "{error}");
 }
 
 #[test]

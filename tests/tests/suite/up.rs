@@ -171,6 +171,24 @@ async fn the_bundled_pair_gets_ballast_and_shows_that_drafting_changes_no_text()
     Ok(())
 }
 
+/// As with `outrider up 2>&1 | head`: the cluster serves on, and is stopped in order.
+#[tokio::test]
+async fn the_cluster_does_not_depend_on_a_reader_of_its_output() -> anyhow::Result<()> {
+    let (mut up, curl) = Up::start(&LIGHT).await?;
+    drop(up.child.stderr.take());
+    let output = Command::new("sh").arg("-c").arg(&curl).output()?;
+    ensure!(String::from_utf8(output.stdout)?.trim_end().ends_with("data: [DONE]"));
+    up.signal(Signal::SIGINT)?;
+    let mut ended = None;
+    until("`outrider up` ends", async || {
+        ended = up.child.try_wait()?;
+        Ok(ended.is_some())
+    })
+    .await?;
+    ensure!(ended.is_some_and(|status| status.code() == Some(0)), "{ended:?}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn nothing_is_measured_without_a_draft() -> anyhow::Result<()> {
     let (mut up, _) = Up::start(&["--ballast", "0", "--draft", "none"]).await?;
