@@ -22,6 +22,8 @@ const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
 const NAME_WIDTH: usize = 9;
 /// Log lines kept while processes load; the oldest are dropped first.
 const BUFFERED_LINES_MAX: usize = 2_000;
+/// Timeout of the request for the model's name.
+const NAME_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between two frames of a spinner.
 const TICK: Duration = Duration::from_millis(120);
 
@@ -175,8 +177,10 @@ impl LogSink for Console {
 /// name is found as the worker finds it.
 pub(super) async fn served_model(url: &str, target: &TargetKind) -> String {
     let ask = async {
-        let models =
-            reqwest::get(format!("{url}/v1/models")).await.ok()?.json::<serde_json::Value>().await.ok()?;
+        // A proxy of the environment does not reach this machine's loopback addresses.
+        let client = reqwest::Client::builder().timeout(NAME_TIMEOUT).no_proxy().build().ok()?;
+        let response = client.get(format!("{url}/v1/models")).send().await.ok()?;
+        let models = response.json::<serde_json::Value>().await.ok()?;
         Some(models["data"][0]["id"].as_str()?.to_owned())
     };
     ask.await.unwrap_or_else(|| model_name(target))

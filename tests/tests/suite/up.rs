@@ -26,7 +26,11 @@ struct Up {
 impl Up {
     /// Starts it, waits until it is ready, and returns the command that it prints for pasting.
     async fn start(arguments: &[&str]) -> anyhow::Result<(Self, String)> {
-        let mut child = command(arguments)?.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        Self::start_command(command(arguments)?)
+    }
+
+    fn start_command(mut command: Command) -> anyhow::Result<(Self, String)> {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let (lines, stdout) = channel();
         let pipe = child.stdout.take().context("stdout is a pipe")?;
         std::thread::spawn(move || {
@@ -168,6 +172,25 @@ async fn the_bundled_pair_gets_ballast_and_shows_that_drafting_changes_no_text()
         "{stderr}"
     );
     ensure!(stderr.contains("ballast_parameters="), "the log names it: {stderr}");
+    Ok(())
+}
+
+/// The environment of many companies names a proxy, which no request between processes of this machine may
+/// take. This one takes connections and never answers.
+#[tokio::test]
+async fn a_proxy_of_the_environment_is_not_asked() -> anyhow::Result<()> {
+    let proxy = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let mut command = command(&LIGHT)?;
+    command.env("http_proxy", format!("http://{}", proxy.local_addr()?)).env_remove("no_proxy");
+    let (mut up, curl) = Up::start_command(command)?;
+    ensure!(curl.contains("\"model\":\"target\""), "{curl}");
+    up.line_with("console: http://127.0.0.1:")?;
+    proxy.set_nonblocking(true)?;
+    let asked = proxy.accept();
+    ensure!(asked.is_err(), "the proxy was asked: {asked:?}");
+    up.signal(Signal::SIGINT)?;
+    let (status, stderr) = up.end().await?;
+    ensure!(status.code() == Some(0), "{status}\n{stderr}");
     Ok(())
 }
 
