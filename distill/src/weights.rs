@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use ndarray::Array2;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use tempfile::TempDir;
 
 use crate::error::DistillError;
 
@@ -93,13 +94,7 @@ impl Weights {
     /// A file cannot be written, or `out` already exists.
     pub fn write(&self, out: &Path) -> Result<(), DistillError> {
         let unwritable = |source| DistillError::Write { path: out.to_owned(), source };
-        let parent = match out.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        fs::create_dir_all(parent).map_err(unwritable)?;
-        let unfinished =
-            tempfile::Builder::new().prefix(".distilled-").tempdir_in(parent).map_err(unwritable)?;
+        let unfinished = unfinished_beside(out).map_err(unwritable)?;
         for path in files(&self.directory)?.into_iter().filter(|path| path.is_file() && !is_weights(path)) {
             let name = path.file_name().expect("a file of a directory has a name");
             if !name.to_string_lossy().ends_with(".safetensors.index.json") {
@@ -125,6 +120,28 @@ impl Weights {
         let format = Some([("format".to_owned(), "pt".to_owned())].into());
         safetensors::serialize(views, format).expect("tensors in memory can be written to memory")
     }
+}
+
+/// Finds out before a training whether its result can be written to `out`, whose parents are created.
+///
+/// # Errors
+/// `out` exists, or no directory can be created beside it.
+pub fn check_out(out: &Path) -> Result<(), DistillError> {
+    let checked = match fs::symlink_metadata(out) {
+        Ok(_) => Err(std::io::ErrorKind::AlreadyExists.into()),
+        Err(_) => unfinished_beside(out).map(drop),
+    };
+    checked.map_err(|source| DistillError::Write { path: out.to_owned(), source })
+}
+
+/// An empty directory in which a checkpoint is written before it is renamed to `out`.
+fn unfinished_beside(out: &Path) -> std::io::Result<TempDir> {
+    let parent = match out.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    fs::create_dir_all(parent)?;
+    tempfile::Builder::new().prefix(".distilled-").tempdir_in(parent)
 }
 
 fn read(view: &TensorView<'_>) -> Result<Tensor, String> {

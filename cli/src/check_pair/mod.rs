@@ -191,7 +191,7 @@ pub fn eval_prompts(
 }
 
 /// Keeps the prompts that fit into a window of `window` tokens.
-fn keep_fitting(
+pub(crate) fn keep_fitting(
     args: &CheckPairArgs,
     given_prompts: &[EvalPrompt],
     window: u32,

@@ -19,13 +19,13 @@ pub use args::DistillArgs;
 use error::DistillCommandError;
 pub use run::run;
 
-use crate::EXIT_USAGE;
+use crate::{EXIT_USAGE, output};
 
 /// Runs the subcommand. Prints an error on one line.
 #[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub fn main(args: &DistillArgs) -> ExitCode {
     match run(args) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(text) => output::finish(&text),
         Err(error) => {
             eprintln!("outrider: {error}");
             match error {

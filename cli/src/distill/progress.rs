@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use distill::training::StepReport;
 
+use crate::output::note;
+
 /// Minimum time between two lines.
 const PRINT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -22,7 +24,6 @@ impl Progress {
     }
 
     /// Records a finished step.
-    #[expect(clippy::print_stderr, reason = "progress is printed for the user")]
     pub(super) fn step(&mut self, StepReport { steps: done, loss, tokens }: StepReport) {
         self.tokens += tokens;
         if self.last_printed_at.elapsed() < PRINT_INTERVAL && done != self.steps {
@@ -31,13 +32,13 @@ impl Progress {
         self.last_printed_at = Instant::now();
         let seconds = self.began.elapsed().as_secs_f64();
         let left = seconds / done as f64 * (self.steps - done) as f64;
-        eprintln!(
+        note(&format!(
             "step {done} of {} ({:.0}%), loss {loss:.3}, {:.0} tokens/s, {} left",
             self.steps,
             100.0 * done as f64 / self.steps as f64,
             self.tokens as f64 / seconds,
             clock(left),
-        );
+        ));
     }
 }
 

@@ -78,9 +78,11 @@ impl Rows {
     /// A file cannot be read, or there are rows of several models and none was selected.
     pub fn read(logs: &[PathBuf], model: Option<&str>, num_ids: u32) -> Result<Self, DistillCommandError> {
         let mut rows = Self::default();
+        let mut read = BTreeSet::new();
         for log in logs {
             for path in [previous(log), log.clone()] {
-                if path == *log || path.exists() {
+                // The predecessor may also be named as a log.
+                if (path == *log || path.exists()) && read.insert(path.clone()) {
                     rows.read_file(&path, model, num_ids)?;
                 }
             }
@@ -109,7 +111,7 @@ impl Rows {
         let file = std::fs::File::open(path).map_err(unreadable)?;
         for (idx, line) in BufReader::new(file).split(b'\n').enumerate() {
             let line = line.map_err(unreadable)?;
-            if line.is_empty() {
+            if line.trim_ascii().is_empty() {
                 continue;
             }
             match parse(&line, num_ids) {
@@ -168,12 +170,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("log.jsonl");
         let good: String = (0..50).map(|first| line("m", first)).collect();
-        let broken = "half a li\n{\"task\":\"chat\"}\n\n";
+        let broken = "half a li\n{\"task\":\"chat\"}\n\r\n";
         let strange = line("m", 70);
         std::fs::write(previous(&path), good).unwrap();
         std::fs::write(&path, [broken, strange.as_str(), &line("m", 60)].concat()).unwrap();
         let rows = Rows::read(std::slice::from_ref(&path), None, 64).unwrap();
         assert_eq!((rows.train.len() + rows.held_out.len(), rows.faults.count), (51, 3));
+        let again = Rows::read(&[path.clone(), previous(&path), path], None, 64).unwrap();
+        assert_eq!(again.train, rows.train, "a file counts once");
         assert!(!rows.held_out.is_empty() && rows.held_out.len() < 15, "{}", rows.held_out.len());
         let said = rows.faults.to_string();
         for expected in

@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 
 use distill::draft::DraftModel;
 use distill::training::{EvalLoss, TrainingOptions, evaluate, train};
+use distill::weights::check_out;
 use distill::windows::{Window, cut};
 use engine::ParameterCount;
 use serde::Serialize;
@@ -19,6 +20,7 @@ use crate::check_pair::measure::EvalPrompt;
 use crate::check_pair::report::Report;
 use crate::check_pair::texts::CheckpointText;
 use crate::check_pair::{self, CheckPairArgs, WeightsArg};
+use crate::output::note;
 
 /// Maximum number of held-out windows for the evaluation of losses.
 const EVAL_WINDOWS_MAX: usize = 64;
@@ -42,14 +44,14 @@ struct DistillReport {
     reports: Vec<Report>,
 }
 
-/// Distils the draft and prints the report.
-#[expect(clippy::print_stdout, clippy::print_stderr, reason = "the report is the program's output")]
-pub fn run(args: &DistillArgs) -> Result<(), DistillCommandError> {
+/// Distils the draft and returns the report to print.
+pub fn run(args: &DistillArgs) -> Result<String, DistillCommandError> {
     args.check()?;
+    check_out(&args.out)?;
     let text = paired_text(args)?;
     let rows = Rows::read(&args.log, args.model.as_deref(), text.num_ids())?;
     if rows.faults.count > 0 {
-        eprintln!("{}", rows.faults);
+        note(&rows.faults.to_string());
     }
     check_enough(args, &rows)?;
     let (before, after) = train_and_write(args, &rows, text.num_ids())?;
@@ -63,11 +65,10 @@ pub fn run(args: &DistillArgs) -> Result<(), DistillCommandError> {
         after,
         reports,
     };
-    match args.json {
-        true => println!("{}", serde_json::json!(report)),
-        false => print!("{}", report.text(args, &check_pair::text(&pair_args, &report.reports))),
-    }
-    Ok(())
+    Ok(match args.json {
+        true => format!("{}\n", serde_json::json!(report)),
+        false => report.text(args, &check_pair::text(&pair_args, &report.reports)),
+    })
 }
 
 /// Reads the target's text files; fails if the draft numbers its tokens differently.
@@ -96,7 +97,6 @@ fn check_enough(args: &DistillArgs, rows: &Rows) -> Result<(), DistillCommandErr
 }
 
 /// Trains and writes the new draft; returns the losses on held-out rows before and after.
-#[expect(clippy::print_stderr, reason = "progress is printed for the user")]
 fn train_and_write(
     args: &DistillArgs,
     rows: &Rows,
@@ -114,13 +114,16 @@ fn train_and_write(
         (windows(&rows.train), evenly_spaced(windows(&rows.held_out), EVAL_WINDOWS_MAX));
     let mut served = check_pair::load(&pair_args, &args.draft, (WeightsArg::F32, num_ids))?;
     check_same_logits(args, &draft, &mut served, &eval_windows[0])?;
+    // The comparison after the training must not be the first to find that no prompt fits.
+    let window = target.info().max_model_len.min(served.info().max_model_len);
+    check_pair::keep_fitting(&pair_args, &eval_prompts(&rows.held_out, args.num_prompts), window)?;
     drop(served);
-    eprintln!(
+    note(&format!(
         "training on {} rows with {} answer tokens, {} rows held out",
         rows.train.len(),
         rows.train_tokens(),
         rows.held_out.len()
-    );
+    ));
     let before = evaluate(&draft, &mut target, &eval_windows)?;
     let plan = TrainingOptions {
         steps: args.steps,

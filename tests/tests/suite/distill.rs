@@ -207,8 +207,27 @@ fn errors_name_inputs_that_cannot_be_distilled() -> anyhow::Result<()> {
     other.respell_token(777, "another")?;
     check(other.directory(), &[], 1, "cannot draft for")?;
     check(other.directory(), &[], 1, "token 777 is")?;
-    std::fs::create_dir(&out)?;
+    let rows: String = (0..40)
+        .map(|first| {
+            let ids =
+                json!({ "task": "chat", "model": MODEL, "prompt_ids": [first, 6], "completion_ids": [7, 8] });
+            format!("{ids}\n")
+        })
+        .collect();
+    std::fs::write(&log, rows)?;
+    // Faults that would come to light only after the training.
+    check(
+        draft,
+        &["--min-tokens=1", "--steps=1", "--max-tokens=5000"],
+        1,
+        "no prompt fits the models' window",
+    )?;
     let draft = draft.display().to_string();
+    let below_a_file = log.join("new").display().to_string();
+    let output = workplace.distill(&log, &["--draft", &draft, "--out", &below_a_file])?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(error.contains(&format!("cannot write {below_a_file}")), "{error}");
+    std::fs::create_dir(&out)?;
     let output = workplace.distill(&log, &["--draft", &draft, "--out", &out])?;
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.code() == Some(64), "{error}");
