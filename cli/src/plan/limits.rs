@@ -19,7 +19,7 @@ pub struct Limit {
 }
 
 /// Largest number of sequences considered.
-const SEQUENCES_MAX: u64 = 1 << 16;
+pub(super) const SEQUENCES_MAX: u64 = 1 << 16;
 
 /// The limits of a target, lowest first; limits that are never reached come last.
 pub fn limits(rounds: &RoundModel<'_>, target: &Roofline, concurrency: u64) -> Vec<Limit> {
@@ -64,12 +64,20 @@ pub fn limits(rounds: &RoundModel<'_>, target: &Roofline, concurrency: u64) -> V
         },
         Limit {
             what: "speculation",
-            sequences: first(|n| rounds.best(n).k == 0),
+            sequences: stops_paying(rounds, concurrency),
             then: "k = 0 is best from here on: drafting stops paying".to_owned(),
         },
     ];
     all.sort_by_key(|limit| limit.sequences.unwrap_or(u64::MAX));
     all
+}
+
+/// The smallest number of sequences from which on no draft pays at any load that fits; `None` if one pays at
+/// the largest. The best k does not fall steadily: where a forward is full, other numbers of rows fit better.
+fn stops_paying(rounds: &RoundModel<'_>, concurrency: u64) -> Option<u64> {
+    let most = concurrency.min(SEQUENCES_MAX);
+    let last_that_pays = (1..=most).rev().find(|&n| rounds.best(n as f64).k > 0).unwrap_or(0);
+    (last_that_pays < most).then_some(last_that_pays + 1)
 }
 
 /// The longest round-trip time to a draft worker at which drafting still pays, milliseconds; `None` if it

@@ -6,7 +6,7 @@ use scheduling::cost::StepTimes;
 use serde::Serialize;
 
 use super::gpu::GpuSet;
-use super::limits::{Limit, desired_draft_workers, limits, longest_wire_ms};
+use super::limits::{Limit, SEQUENCES_MAX, desired_draft_workers, limits, longest_wire_ms};
 use super::round::{Drafting, RoundEstimate, RoundModel};
 use super::step_time::{Assumptions, ForwardBatch, Roofline, StepCost, as_profiled};
 use super::weights::{Format, KvFormat, WeightMemory, kv_bytes_per_token};
@@ -122,6 +122,8 @@ pub struct Placement {
     pub draft_kv_budget_gb: Option<f64>,
     /// Sequences of `context` tokens that fit into one target and its share of the draft workers.
     pub concurrency: u64,
+    /// What is missing where not even one fits.
+    pub shortage: Option<Shortage>,
     /// Results by load.
     pub loads: Vec<LoadLine>,
     /// Result for `--rate`, if given.
@@ -132,6 +134,17 @@ pub struct Placement {
     pub wanted_draft_gpus_per_target: Option<u64>,
     /// The longest round-trip time to the draft at which drafting pays for one sequence, milliseconds.
     pub longest_wire_ms: Option<f64>,
+}
+
+/// Memory that is too small for a single sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Shortage {
+    /// Whether a draft worker lacks it, else the target.
+    pub at_draft: bool,
+    /// Memory left for KV, GB; negative if the weights do not fit.
+    pub left_gb: f64,
+    /// KV of one sequence there, GB.
+    pub sequence_gb: f64,
 }
 
 /// Results at one load.
@@ -207,6 +220,7 @@ struct MemoryLimits {
     kv_budget_gb: f64,
     draft_kv_budget_gb: Option<f64>,
     concurrency: u64,
+    shortage: Option<Shortage>,
 }
 
 impl Inputs {
@@ -223,9 +237,9 @@ impl Inputs {
             kv_budget_gb,
             draft_kv_budget_gb: None,
             concurrency: self.sequences(kv_budget_gb, per_token),
+            shortage: self.shortage(false, kv_budget_gb, per_token),
         };
-        let rounds =
-            RoundModel { acceptance: &[0.0], ..self.rounds(target, Drafting::Colocated(target.roofline)) };
+        let rounds = self.rounds(target, Drafting::Nowhere);
         self.placement("plain", (&rounds, target.roofline), memory)
     }
 
@@ -243,6 +257,7 @@ impl Inputs {
             kv_budget_gb,
             draft_kv_budget_gb: None,
             concurrency: self.sequences(kv_budget_gb, per_token),
+            shortage: self.shortage(false, kv_budget_gb, per_token),
         };
         let rounds = self.rounds(target, Drafting::Colocated(&draft));
         Some(self.placement("colocated", (&rounds, target.roofline), memory))
@@ -263,11 +278,21 @@ impl Inputs {
             - WeightMemory::of(&self.target.shape, self.target.format).resident_gb;
         let draft_budget_gb = self.memory_gb(one) - WeightMemory::of(shape, *format).resident_gb;
         let per_token = kv_bytes_per_token(&self.target.shape, self.kv, self.target.gpus.count);
-        let drafted = self.sequences(draft_budget_gb, kv_bytes_per_token(shape, self.kv, 1)) as f64 * workers;
+        let draft_per_token = kv_bytes_per_token(shape, self.kv, 1);
+        let at_one_worker = self.sequences(draft_budget_gb, draft_per_token) as f64;
+        let drafted = at_one_worker * workers;
+        // Where targets share a draft worker, each has a part of the sequences that fit there.
+        let draft_left_gb = match at_one_worker {
+            0.0 => draft_budget_gb,
+            _ => drafted * self.sequence_gb(draft_per_token),
+        };
         let memory = MemoryLimits {
             kv_budget_gb,
             draft_kv_budget_gb: Some(draft_budget_gb),
             concurrency: self.sequences(kv_budget_gb, per_token).min(drafted as u64),
+            shortage: self
+                .shortage(false, kv_budget_gb, per_token)
+                .or_else(|| self.shortage(true, draft_left_gb, draft_per_token)),
         };
         Some(self.placement("apart", (&rounds, target.roofline), memory))
     }
@@ -310,6 +335,7 @@ impl Inputs {
             kv_budget_gb: memory.kv_budget_gb,
             draft_kv_budget_gb: memory.draft_kv_budget_gb,
             concurrency: memory.concurrency,
+            shortage: memory.shortage,
             loads: loads.into_iter().map(line).collect(),
             rate: self
                 .traffic
@@ -347,8 +373,10 @@ impl Inputs {
         let requests = |n: u64| {
             rounds.best(n as f64).tokens_per_second * targets / f64::from(self.traffic.output_tokens)
         };
-        let most = (1..=concurrency).map(requests).fold(0.0, f64::max);
-        let at = (1..=concurrency).find(|&n| requests(n) >= rate).map(line);
+        // Tiny models and contexts fit a hundred million times; so many loads would take minutes.
+        let mut loads = (1..=concurrency.min(SEQUENCES_MAX)).chain([concurrency]);
+        let most = loads.clone().map(requests).fold(0.0, f64::max);
+        let at = loads.find(|&n| requests(n) >= rate).map(line);
         RateAnswer { most, at, targets_needed: (rate / (most / targets)).ceil() as u64 }
     }
 
@@ -357,10 +385,21 @@ impl Inputs {
         f64::from(gpus.count) * gpus.gpu.memory_gb * self.assumed.memory_share
     }
 
+    /// The shortage of a KV budget into which no sequence fits.
+    fn shortage(&self, at_draft: bool, left_gb: f64, bytes_per_token: f64) -> Option<Shortage> {
+        let sequence_gb = self.sequence_gb(bytes_per_token);
+        (left_gb < sequence_gb).then_some(Shortage { at_draft, left_gb, sequence_gb })
+    }
+
+    /// KV of one sequence, GB.
+    fn sequence_gb(&self, bytes_per_token: f64) -> f64 {
+        bytes_per_token * f64::from(self.traffic.context) / 1e9
+    }
+
     /// Number of whole sequences that fit into a KV budget.
     fn sequences(&self, budget_gb: f64, bytes_per_token: f64) -> u64 {
         // A negative budget saturates at 0.
-        (budget_gb * 1e9 / (bytes_per_token * f64::from(self.traffic.context))) as u64
+        (budget_gb / self.sequence_gb(bytes_per_token)) as u64
     }
 
     /// Prefill time of one prompt, microseconds.

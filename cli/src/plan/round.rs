@@ -13,6 +13,8 @@ pub const MAX_K: u32 = 10;
 /// Where drafting runs.
 #[derive(Clone, Copy)]
 pub enum Drafting<'a> {
+    /// Nowhere: every round is plain.
+    Nowhere,
     /// On the target's GPUs, alternating with it.
     Colocated(&'a dyn StepCost),
     /// On separate workers, over a wire; each drafts for an equal share of the sequences.
@@ -86,7 +88,7 @@ impl RoundModel<'_> {
         // the router works in parallel.
         let round = match self.drafting {
             Drafting::Apart { .. } => (draft + verify).max(forwards),
-            Drafting::Colocated(_) => draft + self.target_wire_us + router + forwards,
+            Drafting::Colocated(_) | Drafting::Nowhere => draft + self.target_wire_us + router + forwards,
         };
         let tpot_us = round / expected_tokens + (sequences - 1.0).max(0.0) * self.prompt_us_per_token;
         RoundEstimate {
@@ -102,7 +104,8 @@ impl RoundModel<'_> {
 
     /// The k that commits the most tokens per second.
     pub fn best(&self, sequences: f64) -> RoundEstimate {
-        let all = (0..=MAX_K).map(|k| self.at(sequences, k));
+        let max_k = if matches!(self.drafting, Drafting::Nowhere) { 0 } else { MAX_K };
+        let all = (0..=max_k).map(|k| self.at(sequences, k));
         all.reduce(|best, next| if next.tokens_per_second > best.tokens_per_second { next } else { best })
             .unwrap_or_else(|| self.at(sequences, 0))
     }
@@ -151,6 +154,7 @@ impl RoundModel<'_> {
     /// Time of k draft steps of one worker, including the wire.
     fn draft_us(&self, sequences: f64, k: u32) -> f64 {
         let (draft, wire_us) = match self.drafting {
+            Drafting::Nowhere => return 0.0,
             Drafting::Colocated(draft) => (draft, 0.0),
             Drafting::Apart { draft, wire_us, .. } => (draft, wire_us),
         };

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::limits::Limit;
-use super::placement::{LoadLine, Placement, Plan, RateAnswer};
+use super::placement::{LoadLine, Placement, Plan, RateAnswer, Shortage};
 use super::weights::WeightMemory;
 
 /// Renders the whole plan.
@@ -87,21 +87,18 @@ fn write_placement(text: &mut String, plan: &Plan, placement: &Placement) {
         "colocated" => "draft on the target's GPUs",
         _ => "draft on separate GPUs",
     };
-    let budget = placement.kv_budget_gb;
-    if placement.concurrency == 0 {
-        let short = match placement.draft_kv_budget_gb.filter(|&draft| draft < budget) {
-            Some(draft) => format!("a draft GPU has {draft:.1} GB left for KV"),
-            None => format!("{budget:.1} GB are left for KV"),
-        };
+    if let Some(Shortage { at_draft, left_gb, sequence_gb }) = placement.shortage {
+        let place = if at_draft { " at a draft GPU for one target" } else { "" };
         return line(
             text,
             format_args!(
-                "{title}: does not fit: {short}, and a sequence of {} tokens needs {:.1} GB; breaks first: memory",
+                "{title}: does not fit: {left_gb:.1} GB are left for KV{place}, and a sequence of {} tokens needs {sequence_gb:.1} GB \
+                 there; breaks first: memory",
                 plan.context,
-                plan.kv_bytes_per_token * f64::from(plan.context) / 1e9
             ),
         );
     }
+    let budget = placement.kv_budget_gb;
     line(
         text,
         format_args!(

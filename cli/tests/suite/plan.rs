@@ -218,6 +218,83 @@ fn what_does_not_fit_is_said_to_break_by_memory_and_apart_it_fits() {
     }
 }
 
+/// The shortage that is named must be a shortage: 20 GB left do not explain that 17 GB do not fit.
+#[test]
+fn a_sequence_that_does_not_fit_is_measured_where_it_does_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let target = published(directory.path(), "llama-3.1-70b");
+    let draft = published(directory.path(), "llama-3.1-8b");
+    let pair = ["--target", &target, "--draft", &draft, "--weights", "int8", "--context", "32768"];
+    // 72.4 GB are left beside the target, 56.4 with the draft; a sequence takes 10.7 GB at the target, 4.3
+    // at the draft.
+    let of = |gpus: &[&str], name: &str| {
+        let found = document(&[&pair[..], gpus].concat());
+        found["placements"].as_array().unwrap().iter().find(|p| p["name"] == name).unwrap().clone()
+    };
+    for (gpus, name, at_draft, sequence_gb) in [
+        (&["--gpus", "1xH100-80"][..], "plain", false, 10.737),
+        (&["--gpus", "1xH100-80"], "colocated", false, 15.032),
+        // 20.0 GB at two thirds of 24 GB, after 16.1 GB of weights: 1.5 GB.
+        (&["--gpus", "2xH100-80", "--draft-gpus", "1xL4", "--memory-share", "0.73"], "apart", true, 4.295),
+        // A draft GPU that four targets share holds one sequence.
+        (
+            &["--gpus", "8xH100-80", "--targets", "4", "--draft-gpus", "1xL4", "--memory-share", "0.9"],
+            "apart",
+            true,
+            4.295,
+        ),
+    ] {
+        let placement = of(gpus, name);
+        assert_eq!(placement["concurrency"], 0, "{gpus:?}");
+        let shortage = &placement["shortage"];
+        assert_eq!(shortage["at_draft"], at_draft, "{gpus:?}: {placement}");
+        assert!((number(&shortage["sequence_gb"]) - sequence_gb).abs() < 0.001, "{gpus:?}: {placement}");
+        assert!(number(&shortage["left_gb"]) < sequence_gb, "{gpus:?}: {placement}");
+    }
+    let apart = ["--gpus", "2xH100-80", "--draft-gpus", "1xL4", "--memory-share", "0.73"];
+    let text = String::from_utf8(plan(&[&pair[..], &apart].concat()).stdout).unwrap();
+    let expected =
+        "left for KV at a draft GPU for one target, and a sequence of 32768 tokens needs 4.3 GB there";
+    assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+    assert_eq!(of(&["--gpus", "2xH100-80"], "plain")["shortage"], Value::Null);
+}
+
+/// Drafts stop paying where the plan's own lines say so. Beyond the memory, where the search went, they pay
+/// again in the model.
+#[test]
+fn drafting_stops_paying_where_k_is_0_from_then_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let (target, draft) =
+        (published(directory.path(), "llama-3.1-70b"), published(directory.path(), "llama-3.1-8b"));
+    let pair = ["--target", &target, "--draft", &draft, "--gpus", "8xH100-80", "--context", "512"];
+    let loads = "1,16,32,64,96,128,160,192,224,256,384,512,768,1024,1536";
+    let found = document(&[&pair[..], &["--max-batch-rows", "4096", "--concurrency", loads]].concat());
+    let colocated = &found["placements"][1];
+    let limits = colocated["limits"].as_array().unwrap();
+    let stops = limits.iter().find(|limit| limit["what"] == "speculation").unwrap()["sequences"].as_u64();
+    let stops = stops.expect("it stops within the memory");
+    for load in colocated["loads"].as_array().unwrap() {
+        let (sequences, k) = (load["sequences"].as_u64().unwrap(), load["best"]["k"].as_u64().unwrap());
+        assert!(k == 0 || sequences < stops, "k = {k} at {sequences}, but drafting stops at {stops}");
+    }
+    let pays_at = |load: &&Value| load["best"]["k"] != 0;
+    let last = colocated["loads"].as_array().unwrap().iter().rfind(pays_at).unwrap();
+    let next = stops - last["sequences"].as_u64().unwrap();
+    assert!(next <= 128, "the last load that pays is {last}, but drafting stops at {stops}");
+}
+
+/// With 256 sequences of a small model the router's time is most of a round, which a plan without a draft
+/// must not shorten by drafting.
+#[test]
+fn a_plan_without_a_draft_drafts_nothing() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target").display().to_string();
+    let found =
+        document(&["--target", &demo, "--gpus", "1xH100", "--context", "256", "--output-tokens", "64"]);
+    for load in found["placements"][0]["loads"].as_array().unwrap() {
+        assert_eq!((&load["best"]["k"], &load["speedup"]), (&json!(0), &json!(1.0)), "{load}");
+    }
+}
+
 /// As `outrider plan | head` and a full disk do it.
 #[test]
 fn output_that_nobody_reads_is_no_panic_and_output_that_is_lost_is_an_error() {
