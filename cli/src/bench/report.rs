@@ -55,6 +55,8 @@ pub(super) struct ArmResult {
     pub(super) drafts_per_position: Option<Vec<f64>>,
     /// Mean acceptance length from the server's counters, without plain rounds.
     pub(super) draft_length: Option<f64>,
+    /// Number of verified drafts from the server's counters.
+    pub(super) num_drafts: Option<u64>,
     /// Milliseconds per token of each completed request, ascending.
     pub(super) ms_per_token: Vec<f64>,
 }
@@ -172,6 +174,7 @@ impl Report {
             // Per draft, as vLLM counts; the figures from chunks include plain rounds.
             fields.insert("spec_decode_per_position_acceptance_rates".to_owned(), json!(rates));
             fields.insert("spec_decode_acceptance_length".to_owned(), json!(result.draft_length));
+            fields.insert("spec_decode_num_drafts".to_owned(), json!(result.num_drafts));
         }
         Value::Object(fields)
     }
@@ -210,6 +213,7 @@ impl ArmResult {
                 counters.accepted_per_position.iter().map(|accepted| accepted / counters.drafts).collect()
             }),
             draft_length: drafted.map(|counters| 1.0 + counters.accepted_tokens / counters.drafts),
+            num_drafts: drafted.map(|counters| counters.drafts as u64),
             ms_per_token,
         }
     }

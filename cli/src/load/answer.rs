@@ -185,12 +185,6 @@ impl Answer {
                 self.token_chunks.push(TokenChunk { arrived, num_tokens, num_drafted });
             }
         }
-        if let Some(usage) = chunk.usage {
-            self.usage = Some((usage.prompt_tokens, usage.completion_tokens));
-            if let Some(UsageSpeculation { rounds, draft_tokens, accepted_tokens }) = usage.speculation {
-                self.speculation = Some(SpeculationCounts { rounds, draft_tokens, accepted_tokens });
-            }
-        }
         if let Some(Metrics { speculative_decoding: Some(counts) }) = chunk.metrics {
             self.speculation = Some(SpeculationCounts {
                 rounds: counts.num_spec_steps,
@@ -198,6 +192,13 @@ impl Answer {
                 accepted_tokens: counts.num_accepted_draft_tokens,
             });
             self.acceptance_histogram = counts.acceptance_histogram;
+        }
+        if let Some(usage) = chunk.usage {
+            self.usage = Some((usage.prompt_tokens, usage.completion_tokens));
+            // Takes precedence over `metrics`, which count no plain rounds and are absent without drafts.
+            if let Some(UsageSpeculation { rounds, draft_tokens, accepted_tokens }) = usage.speculation {
+                self.speculation = Some(SpeculationCounts { rounds, draft_tokens, accepted_tokens });
+            }
         }
         if let Some(timings) = chunk.timings {
             let counted = timings.prompt_n.zip(timings.predicted_n);
@@ -289,7 +290,7 @@ mod tests {
             r#"{"choices":[{"index":0,"text":"ab","finish_reason":null,"speculation":{"num_tokens":3,"num_drafted":2}}]}"#,
             r#"{"choices":[{"index":0,"text":"","finish_reason":null,"speculation":{"num_tokens":1,"num_drafted":0}}]}"#,
             r#"{"choices":[{"index":0,"text":"c","finish_reason":"stop","speculation":{"num_tokens":2,"num_drafted":1}}]}"#,
-            r#"{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":6,"total_tokens":10,"speculation":{"rounds":3,"draft_tokens":9,"accepted_tokens":3,"acceptance_length":2.0,"disabled_reason":null}}}"#,
+            r#"{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":6,"total_tokens":10,"speculation":{"rounds":3,"draft_tokens":9,"accepted_tokens":3,"acceptance_length":2.0,"disabled_reason":null}},"metrics":{"speculative_decoding":{"acceptance_histogram":[0,1,1],"num_spec_steps":2,"num_accepted_draft_tokens":3,"num_draft_tokens":9}}}"#,
             "[DONE]",
         ]);
         let answer = Answer::of(&exchange);
