@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use http_body_util::Full;
 use serde_json::Value;
+use tokio::net::TcpStream;
 
 use super::connection::{Connection, Exchange, ExchangeEnd};
 use super::counters::SpeculationCounters;
@@ -17,6 +18,9 @@ use super::tls::{Tls, Trust};
 
 /// Timeout of requests that are not measured.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Timeout of a connection that only shows whether a server listens at an address.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Access settings of an endpoint.
 #[derive(Debug, Clone, Default)]
@@ -94,8 +98,9 @@ impl Endpoint {
         };
         let port = parsed.port_or_known_default().expect("both schemes have a port");
         let unreachable = |reason: String| LoadError::Unreachable { url: base.clone(), reason };
-        let address = tokio::net::lookup_host((bare_host, port)).await;
-        let address = address.map_err(|error| unreachable(error.to_string()))?.next();
+        let addresses = tokio::net::lookup_host((bare_host, port)).await;
+        let addresses: Vec<SocketAddr> = addresses.map_err(|error| unreachable(error.to_string()))?.collect();
+        let address = first_reachable(&addresses).await;
         let mut endpoint = Self {
             authority: format!("{host}:{port}"),
             path: parsed.path().trim_end_matches('/').to_owned(),
@@ -229,5 +234,34 @@ impl Endpoint {
             (ExchangeEnd::Broken(reason), _) => Err(reason),
             (end, _) => Err(format!("{end:?}")),
         }
+    }
+}
+
+/// The first address that accepts a connection, else the first one: `localhost` mostly is `::1` and 127.0.0.1,
+/// and a server listens at one of them.
+async fn first_reachable(addresses: &[SocketAddr]) -> Option<SocketAddr> {
+    for address in addresses.iter().filter(|_| addresses.len() > 1) {
+        let connected = tokio::time::timeout(PROBE_TIMEOUT, TcpStream::connect(address)).await;
+        if matches!(connected, Ok(Ok(_))) {
+            return Some(*address);
+        }
+    }
+    addresses.first().copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_name_with_several_addresses_is_reached_where_a_server_listens() {
+        let listeners = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        let [closed, open] = listeners.each_ref().map(|listener| listener.local_addr().unwrap());
+        let [closed_listener, _open_listener] = listeners;
+        drop(closed_listener);
+        assert_eq!(first_reachable(&[closed, open]).await, Some(open));
+        assert_eq!(first_reachable(&[open, closed]).await, Some(open));
+        assert_eq!(first_reachable(&[closed]).await, Some(closed));
+        assert_eq!(first_reachable(&[]).await, None);
     }
 }

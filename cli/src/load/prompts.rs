@@ -54,6 +54,8 @@ impl Prompt {
             let text = std::fs::read_to_string(&file)
                 .map_err(|source| LoadError::ReadPrompts { path: file.clone(), source })?;
             let task = file.file_stem().map_or(UNNAMED_TASK.into(), |name| name.to_string_lossy());
+            // Some editors begin a file with a byte order mark.
+            let text = text.trim_start_matches('\u{feff}');
             for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
                 let prompt = Self::parse(line, &task);
                 prompts.push(prompt.map_err(|reason| LoadError::BadPrompt {
@@ -116,7 +118,7 @@ mod tests {
     fn a_directory_is_read_whole_and_faults_are_named() {
         let directory = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
-        write("b.jsonl", "{\"prompt\": \"two\", \"licence\": \"any\"}\n\n");
+        write("b.jsonl", "\u{feff}{\"prompt\": \"two\", \"licence\": \"any\"}\r\n\r\n");
         write(
             "a.jsonl",
             "{\"task\": \"chat\", \"messages\": [{\"role\": \"user\", \"content\": \"one\"}]}\n",
