@@ -179,7 +179,7 @@ fn number(text: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64,
 }
 
 fn rate(text: &str) -> Result<f64, String> {
-    number(text, |rate| rate > 0.0 && rate <= 1e5, "requests a second, above 0 and up to 100000")
+    number(text, |rate| (1e-3..=1e5).contains(&rate), "requests a second, 0.001 to 100000")
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -259,7 +259,8 @@ mod tests {
             ("--slo itl:3ms", "no latency `itl`"),
             ("--slo ttft", "expected NAME:TIME"),
             ("--slo ttft:-3ms", "a time such as"),
-            ("--rate 0", "above 0"),
+            ("--rate 0", "0.001 to 100000"),
+            ("--rate 1e-300", "0.001 to 100000"),
             ("--temperatures 0,3", "0 to 2"),
             ("--confidence 1", "below 1"),
             ("--concurrency 0", "invalid value"),

@@ -202,7 +202,7 @@ pub(crate) fn keep_fitting(
 
 /// Whether a prompt and its output fit into a window of `window` tokens.
 fn fits(prompt_ids: &[TokenId], args: &CheckPairArgs, window: u32) -> bool {
-    prompt_ids.len() as u32 + args.max_tokens <= window
+    prompt_ids.len() as u64 + u64::from(args.max_tokens) <= u64::from(window)
 }
 
 fn require_some(eval_prompts: Vec<EvalPrompt>, window: u32) -> Result<Vec<EvalPrompt>, CheckPairError> {

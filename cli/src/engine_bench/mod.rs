@@ -228,12 +228,12 @@ impl Model {
             (Some(config), None) => Ok(Self::Random { config: PathBuf::from(config), _dir: None }),
             (Some(config), Some(vocab)) => {
                 let text = std::fs::read_to_string(config)?;
-                let mut fields: serde_json::Value =
+                let mut fields: serde_json::Map<String, serde_json::Value> =
                     serde_json::from_str(&text).map_err(std::io::Error::from)?;
-                fields["vocab_size"] = vocab.into();
+                fields.insert("vocab_size".to_owned(), vocab.into());
                 let dir = tempfile::tempdir()?;
                 let path = dir.path().join("config.json");
-                std::fs::write(&path, fields.to_string())?;
+                std::fs::write(&path, serde_json::Value::Object(fields).to_string())?;
                 Ok(Self::Random { config: path, _dir: Some(dir) })
             }
             (None, None) => Ok(Self::Checkpoint(PathBuf::from(&args.model))),

@@ -131,6 +131,7 @@ fn what_makes_no_sense_is_refused_by_name() {
     };
     check(&["--draft-tokens", "99"], 64, "--draft-tokens is 99, expected 1 to 32");
     check(&["--temperatures", "0,3"], 64, "--temperatures is 3, expected 0 to 2");
+    check(&["--max-tokens", "4294967295"], 1, "no prompt fits the models' window");
     check(&["--prompts", "nowhere.jsonl"], 1, "cannot read prompts from nowhere.jsonl");
     check(&["--max-tokens", "5000"], 1, "no prompt fits the models' window of 2048 tokens");
     let nowhere = check_pair(Path::new("nowhere"), &demo("draft"), &[]);

@@ -102,4 +102,11 @@ fn faults_are_one_line_and_a_code() {
     refused(&["--model", "models/nothing"], 1, "models/nothing");
     refused(&["--model", "random:models/nothing.json"], 1, "models/nothing.json");
     refused(&["--model", "models/demo/draft", "--context", "9000"], 1, "2048");
+    let list = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&list, "[1, 2]").unwrap();
+    refused(
+        &["--model", &format!("random:{}", list.path().display()), "--vocab", "500"],
+        1,
+        "config.json for --vocab",
+    );
 }
