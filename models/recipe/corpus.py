@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import sys
+from urllib.parse import quote, unquote
 
 import numpy as np
 
@@ -55,8 +56,10 @@ class Rows:
         if not files:
             sys.exit(f"no .jsonl files in {directory}")
         for file in files:
-            with open(file, encoding="utf-8") as lines:
+            with open(file, "rb") as lines:
                 for number, line in enumerate(lines, 1):
+                    if not line.strip():
+                        continue
                     row = parse(line, f"{file}:{number}")
                     if any(part in row.get("licence", "") for part in self.exclude_licences):
                         self.excluded += 1
@@ -70,9 +73,18 @@ def parse(line, location):
     except ValueError as error:
         sys.exit(f"{location}: not JSON: {error}")
     for field in ("task", "prompt", "completion"):
-        if not isinstance(row, dict) or not isinstance(row.get(field), str):
+        if not isinstance(row, dict) or not is_text(row.get(field)):
             sys.exit(f"{location}: needs a text field `{field}`")
-    return row
+    # Optional fields may be null.
+    return {field: value for field, value in row.items() if value is not None}
+
+
+def is_text(value):
+    """JSON can escape halves of UTF-16 pairs, which no text has."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def held_out(row):
@@ -100,9 +112,9 @@ def load_or_encode(directory, rows, tokenizer, seed):
         for row in rows.valid():
             by_task[row["task"]].append(row)
         for task, task_rows in sorted(by_task.items()):
-            np.save(temporary / f"valid-{task}.npy", encode(task_rows, tokenizer, seed, f"validation {task}"))
+            np.save(temporary / f"valid-{quote(task, safe=' ')}.npy", encode(task_rows, tokenizer, seed, f"validation {task}"))
         os.replace(temporary, directory)
-    valid = {file.stem.removeprefix("valid-"): np.load(file) for file in sorted(directory.glob("valid-*.npy"))}
+    valid = {unquote(file.stem.removeprefix("valid-")): np.load(file) for file in sorted(directory.glob("valid-*.npy"))}
     return Encoded(train=np.load(directory / "train.npy", mmap_mode="r"), valid=valid)
 
 
