@@ -74,6 +74,15 @@ struct Choice {
 struct Delta {
     content: Option<String>,
     reasoning_content: Option<String>,
+    /// vLLM's newer name of the former.
+    reasoning: Option<String>,
+}
+
+impl Delta {
+    fn text(&self) -> &str {
+        let texts = [&self.content, &self.reasoning_content, &self.reasoning];
+        texts.into_iter().flatten().find(|text| !text.is_empty()).map_or("", String::as_str)
+    }
 }
 
 #[derive(Deserialize)]
@@ -82,29 +91,30 @@ struct ChunkSpeculation {
     num_drafted: u32,
 }
 
+/// Counts of more than 32 bits make an answer malformed: their sums would overflow.
 #[derive(Deserialize)]
 struct Usage {
     #[serde(default)]
-    prompt_tokens: u64,
+    prompt_tokens: u32,
     #[serde(default)]
-    completion_tokens: u64,
+    completion_tokens: u32,
     speculation: Option<UsageSpeculation>,
 }
 
 #[derive(Deserialize)]
 struct UsageSpeculation {
-    rounds: u64,
-    draft_tokens: u64,
-    accepted_tokens: u64,
+    rounds: u32,
+    draft_tokens: u32,
+    accepted_tokens: u32,
 }
 
 /// Sent by llama.cpp.
 #[derive(Deserialize)]
 struct Timings {
-    prompt_n: Option<u64>,
-    predicted_n: Option<u64>,
-    draft_n: Option<u64>,
-    draft_n_accepted: Option<u64>,
+    prompt_n: Option<u32>,
+    predicted_n: Option<u32>,
+    draft_n: Option<u32>,
+    draft_n_accepted: Option<u32>,
 }
 
 /// Sent by vLLM next to the usage in the last chunk, if it was started with
@@ -117,10 +127,10 @@ struct Metrics {
 #[derive(Deserialize)]
 struct SpeculativeDecoding {
     /// Verifications of drafts, without plain steps.
-    num_spec_steps: u64,
-    num_draft_tokens: u64,
-    num_accepted_draft_tokens: u64,
-    acceptance_histogram: Option<Vec<u64>>,
+    num_spec_steps: u32,
+    num_draft_tokens: u32,
+    num_accepted_draft_tokens: u32,
+    acceptance_histogram: Option<Vec<u32>>,
 }
 
 impl Answer {
@@ -174,8 +184,7 @@ impl Answer {
         for choice in chunk.choices {
             let content = match (&choice.text, &choice.delta) {
                 (Some(text), _) => text.as_str(),
-                (None, Some(Delta { content: Some(content), .. })) if !content.is_empty() => content,
-                (None, Some(delta)) => delta.reasoning_content.as_deref().unwrap_or_default(),
+                (None, Some(delta)) => delta.text(),
                 (None, None) => "",
             };
             text.write(content.as_bytes());
@@ -187,24 +196,33 @@ impl Answer {
         }
         if let Some(Metrics { speculative_decoding: Some(counts) }) = chunk.metrics {
             self.speculation = Some(SpeculationCounts {
-                rounds: counts.num_spec_steps,
-                draft_tokens: counts.num_draft_tokens,
-                accepted_tokens: counts.num_accepted_draft_tokens,
+                rounds: counts.num_spec_steps.into(),
+                draft_tokens: counts.num_draft_tokens.into(),
+                accepted_tokens: counts.num_accepted_draft_tokens.into(),
             });
-            self.acceptance_histogram = counts.acceptance_histogram;
+            let histogram = counts.acceptance_histogram;
+            self.acceptance_histogram = histogram.map(|counts| counts.into_iter().map(u64::from).collect());
         }
         if let Some(usage) = chunk.usage {
-            self.usage = Some((usage.prompt_tokens, usage.completion_tokens));
+            self.usage = Some((usage.prompt_tokens.into(), usage.completion_tokens.into()));
             // Takes precedence over `metrics`, which count no plain rounds and are absent without drafts.
-            if let Some(UsageSpeculation { rounds, draft_tokens, accepted_tokens }) = usage.speculation {
-                self.speculation = Some(SpeculationCounts { rounds, draft_tokens, accepted_tokens });
+            if let Some(counts) = usage.speculation {
+                self.speculation = Some(SpeculationCounts {
+                    rounds: counts.rounds.into(),
+                    draft_tokens: counts.draft_tokens.into(),
+                    accepted_tokens: counts.accepted_tokens.into(),
+                });
             }
         }
         if let Some(timings) = chunk.timings {
             let counted = timings.prompt_n.zip(timings.predicted_n);
-            self.usage = self.usage.or(counted);
-            if let Some((draft_tokens, accepted_tokens)) = timings.draft_n.zip(timings.draft_n_accepted) {
-                self.speculation = Some(SpeculationCounts { rounds: 0, draft_tokens, accepted_tokens });
+            self.usage = self.usage.or(counted.map(|(input, output)| (input.into(), output.into())));
+            if let Some((drafted, accepted)) = timings.draft_n.zip(timings.draft_n_accepted) {
+                self.speculation = Some(SpeculationCounts {
+                    rounds: 0,
+                    draft_tokens: drafted.into(),
+                    accepted_tokens: accepted.into(),
+                });
             }
         }
     }
@@ -323,13 +341,14 @@ mod tests {
         // are next to the usage.
         let vllm = exchange(&[
             r#"{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}"#,
+            r#"{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"reasoning":"hm"},"logprobs":null,"finish_reason":null,"token_ids":null}]}"#,
             r#"{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"a b c"},"logprobs":null,"finish_reason":null,"token_ids":null}]}"#,
             r#"{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":" d"},"logprobs":null,"finish_reason":"stop","stop_reason":null,"token_ids":null}]}"#,
             r#"{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[],"usage":{"prompt_tokens":9,"total_tokens":62,"completion_tokens":53,"prompt_tokens_details":null},"metrics":{"speculative_decoding":{"mean_acceptance_length":1.2325581395348837,"draft_acceptance_rate":0.07751937984496124,"acceptance_histogram":[39,1,0,3],"num_spec_steps":43,"num_accepted_draft_tokens":10,"num_draft_tokens":129,"num_spec_tokens":3}}}"#,
             "[DONE]",
         ]);
         let answer = Answer::of(&vllm);
-        assert_eq!((answer.outcome.label(), arrivals(&answer, &vllm)), ("completed", vec![20, 30]));
+        assert_eq!((answer.outcome.label(), arrivals(&answer, &vllm)), ("completed", vec![20, 30, 40]));
         let expected = SpeculationCounts { rounds: 43, draft_tokens: 129, accepted_tokens: 10 };
         assert_eq!((answer.output_tokens(), answer.speculation), (53, Some(expected)));
         assert_eq!(answer.accepted_by_position(), Some(vec![4, 3, 3]));
@@ -337,6 +356,9 @@ mod tests {
         let bare = exchange(&[r#"{"choices":[{"text":"a"}]}"#, r#"{"choices":[{"text":"b"}]}"#, "[DONE]"]);
         assert_eq!(Answer::of(&bare).output_tokens(), 2);
         assert_ne!(Answer::of(&bare).text_hash, answer.text_hash);
+        let endless =
+            r#"{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":18446744073709551615}}"#;
+        assert_eq!(Answer::of(&exchange(&[endless, "[DONE]"])).outcome.label(), "malformed");
     }
 
     /// Events in one read share its arrival time; an event split over several reads counts from the last.
