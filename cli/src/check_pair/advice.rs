@@ -53,11 +53,14 @@ pub struct Advice {
     pub expected_tokens: f64,
 }
 
-/// Returns the best k for text with these verdicts.
+/// Returns the best k for text with these verdicts; `None` if nothing was drafted, because the controller
+/// would then answer from its assumptions.
 pub fn advise(rounds: &[VerifiedRound], costs: &Costs, deployment: Deployment) -> Option<Advice> {
     let Deployment { placement, sequences, context, wire } = deployment;
     let mut lane = DraftLength::new(MAX_K);
-    for round in rounds.iter().filter(|round| round.drafted > 0) {
+    let mut drafted = rounds.iter().filter(|round| round.drafted > 0).peekable();
+    drafted.peek()?;
+    for round in drafted {
         lane.observe_verification(round.drafted, round.accepted);
         // A short proposal is not the worker's fault: the sequence or the text ended.
         lane.observe_proposal(round.drafted, round.drafted);
@@ -110,6 +113,14 @@ mod tests {
         assert!(cheap.k >= 6 && cheap.speedup > 3.0, "{cheap:?}");
         let dear = best([0, 0, 1, 0], &costs(20_000, 10_000), Placement::Colocated, 0);
         assert_eq!((dear.k, dear.speedup), (0, 1.0));
+    }
+
+    #[test]
+    fn nothing_is_advised_without_a_draft() {
+        let deployment =
+            Deployment { placement: Placement::Colocated, sequences: 1, context: 0.0, wire: Duration::ZERO };
+        let plain = [VerifiedRound { drafted: 0, accepted: 0 }];
+        assert_eq!(advise(&plain, &costs(20_000, 1_000), deployment), None);
     }
 
     #[test]

@@ -194,7 +194,9 @@ fn tasks(text: &mut String, measured: &MeasuredReport) {
     match off.is_empty() {
         true => line(
             text,
-            format_args!("\nDrafting pays for every task type at one placement and load at least."),
+            format_args!(
+                "\nDrafting pays at one placement and load at least for every task type in which tokens were drafted."
+            ),
         ),
         false => line(
             text,
