@@ -35,8 +35,8 @@ while IFS= read -r line <&"$lines"; do
   esac
 done
 if [ -z "$curl_command" ]; then
-  tail -1 "$LOG" >&2
-  exit 1 # the last log line states the reason
+  grep -m 1 '^error' "$LOG" >&2 || tail -1 "$LOG" >&2
+  exit 1
 fi
 
 echo

@@ -8,7 +8,8 @@ measures the cells in random order.
 
 The table has geometric means over runs with 95% confidence intervals (Student's t on logarithms): the ratio
 of tokens/s with the router's choice to tokens/s with the other setting, and the ratio of the P99 request
-times (with few requests per block, that is close to the longest time). Ctrl-C prints the results so far.
+times (with few requests per block, that is close to the longest time). Ctrl-C or a failure prints the results
+so far.
 """
 
 import argparse
@@ -31,9 +32,11 @@ STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]
 def main():
     args = arguments()
     results = {}
-    with contextlib.suppress(KeyboardInterrupt):
-        measure_all(args, results)
-    print_table(results)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            measure_all(args, results)
+    finally:
+        print_table(results)
 
 
 def measure_all(args, results):
