@@ -68,11 +68,14 @@ impl Args {
                 }
                 "--cell" => {
                     let point = words.next().and_then(|point| point_of(&point));
-                    args.cells.push(point.ok_or("--cell requires SEQUENCES,ACCEPTANCE, such as 64,0.8")?);
+                    let expected =
+                        "--cell requires SEQUENCES,ACCEPTANCE, such as 64,0.8: 1 to 65536 and 0 to 1";
+                    args.cells.push(point.ok_or(expected)?);
                     args.parts.push("cell".to_owned());
                 }
                 "--without" => args.without.push(words.next().unwrap_or_default()),
                 "--rule" => rules::set(&mut args.experiment, &words.next().unwrap_or_default())?,
+                _ if word.starts_with('-') => return Err(format!("no option is called {word}")),
                 _ => args.profiles.push(word.into()),
             }
         }
@@ -103,7 +106,9 @@ impl Args {
 /// Parses a point of the map.
 fn point_of(word: &str) -> Option<(u32, f64)> {
     let (sequences, acceptance) = word.split_once(',')?;
-    Some((sequences.parse().ok()?, acceptance.parse().ok()?))
+    let (sequences, acceptance): (u32, f64) = (sequences.parse().ok()?, acceptance.parse().ok()?);
+    let is_possible = (1..=1 << 16).contains(&sequences) && (0.0..=1.0).contains(&acceptance);
+    is_possible.then_some((sequences, acceptance))
 }
 
 /// Endless sequences of one kind.
