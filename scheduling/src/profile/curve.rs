@@ -2,7 +2,7 @@
 //! rate for prompt rows.
 
 use super::raw::RawStep;
-use super::{PROFILED_CONTEXTS, ProfileError, between, non_negative};
+use super::{MICROS_MAX, PROFILED_CONTEXTS, ProfileError, between, micros};
 use crate::batch::MAX_ROUND_CONTEXT;
 use crate::cost::{PROFILED_ROWS, StepTimePoint, StepTimes};
 
@@ -105,8 +105,10 @@ impl StepCurve {
         }
         for (i, (rows, micros)) in raw.micros_by_rows.iter().enumerate() {
             let named = format!("{table}[{i}]");
-            if *rows == 0 || !micros.is_finite() || *micros <= 0.0 {
-                let fault = format!("is [{rows}, {micros}], expected at least one row and a time above 0");
+            if *rows == 0 || !(*micros > 0.0 && *micros <= MICROS_MAX) {
+                let fault = format!(
+                    "is [{rows}, {micros}], expected at least one row and a time above 0, at most {MICROS_MAX}"
+                );
                 return Err(ProfileError::value(named, fault));
             }
             if i > 0 && (raw.micros_by_rows[i - 1].0 >= *rows || raw.micros_by_rows[i - 1].1 > *micros) {
@@ -115,10 +117,11 @@ impl StepCurve {
             }
         }
         between(&format!("{role}.step.stair_rows"), raw.stair_rows, (1, 4_096))?;
-        non_negative(&format!("{role}.step.kv_us_per_token"), raw.kv_us_per_token)?;
-        non_negative(&format!("{role}.step.kv_us_per_row_token"), raw.kv_us_per_row_token)?;
-        if !raw.prefill_tokens_per_second.is_finite() || raw.prefill_tokens_per_second <= 0.0 {
-            let fault = format!("is {}, expected more than 0", raw.prefill_tokens_per_second);
+        micros(&format!("{role}.step.kv_us_per_token"), raw.kv_us_per_token)?;
+        micros(&format!("{role}.step.kv_us_per_row_token"), raw.kv_us_per_row_token)?;
+        let speed = raw.prefill_tokens_per_second;
+        if !(speed.is_finite() && 1e6 / speed > 0.0 && 1e6 / speed <= MICROS_MAX) {
+            let fault = format!("is {speed}, expected more than 0, and at least one token an hour");
             return Err(ProfileError::value(format!("{role}.step.prefill_tokens_per_second"), fault));
         }
         Ok(Self {

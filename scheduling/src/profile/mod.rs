@@ -30,6 +30,9 @@ const VOCAB_SIZE_MIN: u32 = 2 * text::RESERVED_IDS;
 /// Upper limit on the workers of a pool; larger values are taken for typing errors.
 const WORKERS_MAX: u32 = 4_096;
 
+/// An hour.
+const MICROS_MAX: f64 = 3.6e9;
+
 /// Context lengths, in tokens of one sequence, at which a worker profiles its step times: a short context,
 /// and one long enough to show the cost of reading KV. A worker that cannot fill the long context within its
 /// time budget uses the length that it reached.
@@ -119,7 +122,7 @@ impl raw::RawProfile {
         between("vocab_size", self.vocab_size, (VOCAB_SIZE_MIN, VOCAB_SIZE_MAX))?;
         between("max_model_len", self.max_model_len, (1, u32::MAX))?;
         fraction("noise", self.noise)?;
-        non_negative("wire_us", self.wire_us)?;
+        micros("wire_us", self.wire_us)?;
         Ok(Profile {
             name: self.name,
             vocab_size: self.vocab_size,
@@ -169,6 +172,14 @@ fn fraction(field: &str, value: f64) -> Result<(), ProfileError> {
         return Ok(());
     }
     Err(ProfileError::value(field, format!("is {value}, expected 0 to 1")))
+}
+
+/// Longer times are mistakes, and sums of them would be too large for a clock.
+fn micros(field: &str, value: f64) -> Result<(), ProfileError> {
+    if (0.0..=MICROS_MAX).contains(&value) {
+        return Ok(());
+    }
+    Err(ProfileError::value(field, format!("is {value}, expected 0 to {MICROS_MAX}, an hour")))
 }
 
 fn non_negative(field: &str, value: f64) -> Result<(), ProfileError> {

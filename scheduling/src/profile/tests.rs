@@ -101,11 +101,14 @@ fn faults_are_named_with_field_and_limit() {
     check("vocab_size = 1024", "vocab_size = 300", &["vocab_size is 300", "expected 520 to"]);
     check("noise = 0.05", "noise = 5", &["noise is 5", "0 to 1"]);
     check("wire_us = 100", "wire_us = -1", &["wire_us is -1"]);
+    check("wire_us = 100", "wire_us = 1e300", &["wire_us is 1", "3600000000, an hour"]);
     check("wire_us = 100", "wire_ms = 100", &["cannot be read", "unknown field `wire_ms`", "line 5"]);
     check("workers = 2", "workers = 0", &["draft.workers is 0"]);
     check("max_batch_rows = 512", "max_batch_rows = 8", &["target.max_batch_rows is 8", "33"]);
     check("kv_blocks = 100", "kv_blocks = 0", &["target.kv_blocks is 0"]);
     check("[64, 1000]", "[64, 999]", &["target.step.micros_by_rows[1]", "at least its time"]);
+    check("[64, 1000]", "[64, 1e12]", &["target.step.micros_by_rows[1]", "at most 3600000000"]);
+    check("= 100000", "= 1e-300", &["draft.step.prefill_tokens_per_second is 0.0", "one token an hour"]);
     check("[64, 1000]", "[1, 1000]", &["target.step.micros_by_rows[1]", "more rows"]);
     check("[[1, 100]]", "[]", &["draft.step.micros_by_rows is empty"]);
     check("stair_rows = 8", "stair_rows = 0", &["target.step.stair_rows is 0"]);
