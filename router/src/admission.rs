@@ -140,6 +140,8 @@ impl Admission {
             state.waiting.insert(number, WaitingRequest { num_sequences, priority, since, key, permit_tx });
             QueueSlot { gate: &self.gate, number }
         };
+        // It may go before a larger one that waits for more capacity than is free.
+        self.gate.admit_waiting();
         match tokio::time::timeout(self.wait_max, permit_rx).await {
             // The sender was dropped: the request was evicted in favor of another key.
             Ok(permit) => permit.map_err(|_| RouterError::Overloaded { what: QUEUE }),

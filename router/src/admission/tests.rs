@@ -69,6 +69,17 @@ async fn lower_priorities_go_first() {
 }
 
 #[tokio::test]
+async fn a_request_that_goes_first_and_fits_does_not_wait_for_the_next_release() {
+    let admission = admission(4, 8);
+    let _permit = admission.admit(request(2, 9)).await.unwrap();
+    let mut large = Box::pin(admission.admit(request(4, 9)));
+    assert!(large.as_mut().now_or_never().is_none());
+    let urgent = admission.admit(request(1, 0)).now_or_never();
+    assert!(urgent.is_some_and(|permit| permit.is_ok()), "it goes before the large one, and it fits");
+    assert!(large.as_mut().now_or_never().is_none());
+}
+
+#[tokio::test]
 async fn a_cancelled_request_unblocks_those_behind_it() {
     let admission = admission(4, 8);
     let _permit = admission.admit(request(2, 0)).await.unwrap();
