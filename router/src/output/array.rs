@@ -36,8 +36,7 @@ impl ToolCallParser for CallArray {
         }
         if self.depth == 1 && !self.item.is_empty() {
             let item = std::mem::take(&mut self.item);
-            let value = serde_json::from_str(&item).ok();
-            pieces.extend(value.and_then(|value| ToolCall::from_json(&value, None)).map(Piece::Call));
+            pieces.extend(ToolCall::from_json(&item, None).map(Piece::Call));
         }
     }
 

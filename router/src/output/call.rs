@@ -1,6 +1,7 @@
-//! [`ToolCall`], and parsing it from JSON.
+//! [`ToolCall`], and parsing it from JSON. Arguments stay as the model wrote them but for the spaces between
+//! their tokens: a number that is parsed and written again may become another one.
 
-use serde_json::{Map, Value};
+use serde_json::{Deserializer, Map, Value};
 
 /// A tool call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,30 +13,103 @@ pub struct ToolCall {
 }
 
 impl ToolCall {
-    /// Parses a call as models write it: an object with a name, and arguments under one of two names. With
-    /// `tools`, only calls of these tools are accepted.
-    pub(super) fn from_json(value: &Value, tools: Option<&[String]>) -> Option<Self> {
-        let name = value.get("name")?.as_str()?;
+    /// Creates a call with these arguments, as JSON. With `tools`, only calls of these tools are accepted.
+    pub(super) fn new(name: &str, arguments: Option<&str>, tools: Option<&[String]>) -> Option<Self> {
         if tools.is_some_and(|tools| !tools.iter().any(|tool| tool == name)) {
             return None;
         }
-        let arguments = match value.get("arguments").or_else(|| value.get("parameters")) {
-            None | Some(Value::Null) => Value::Object(Map::new()),
-            Some(Value::Object(arguments)) => Value::Object(arguments.clone()),
+        let arguments = match arguments {
+            None | Some("null") => "{}".to_owned(),
             // Some models write the arguments as a JSON string.
-            Some(Value::String(text)) => serde_json::from_str(text).ok().filter(Value::is_object)?,
-            Some(_) => return None,
+            Some(text) if text.starts_with('"') => {
+                compact_object(&serde_json::from_str::<String>(text).ok()?)?
+            }
+            Some(text) => compact_object(text)?,
         };
-        Some(Self { name: name.to_owned(), arguments: arguments.to_string() })
+        Some(Self { name: name.to_owned(), arguments })
+    }
+
+    /// Parses a call as models write it: an object with a name, and arguments under one of two names.
+    pub(super) fn from_json(json: &str, tools: Option<&[String]>) -> Option<Self> {
+        let fields: Map<String, Value> = serde_json::from_str(json).ok()?;
+        let name = fields.get("name")?.as_str()?;
+        // Of equal fields the last one counts, as above.
+        let written = |wanted: &str| {
+            let of_name = |item| written_field(item).filter(|(name, _)| name == wanted);
+            written_items(json).into_iter().rev().find_map(of_name).map(|(_, value)| value)
+        };
+        Self::new(name, written("arguments").or_else(|| written("parameters")), tools)
     }
 
     /// Parses one call or a non-empty list of calls; `None` if any of them is not a call.
-    pub(super) fn list_from_json(value: &Value, tools: &[String]) -> Option<Vec<Self>> {
-        match value {
-            Value::Array(items) if !items.is_empty() => {
-                items.iter().map(|item| Self::from_json(item, Some(tools))).collect()
-            }
-            item => Some(vec![Self::from_json(item, Some(tools))?]),
+    pub(super) fn list_from_json(json: &str, tools: &[String]) -> Option<Vec<Self>> {
+        if !json.starts_with('[') {
+            return Some(vec![Self::from_json(json, Some(tools))?]);
         }
+        serde_json::from_str::<Vec<Value>>(json).ok().filter(|items| !items.is_empty())?;
+        written_items(json).into_iter().map(|item| Self::from_json(item, Some(tools))).collect()
+    }
+}
+
+/// Returns the first JSON value of a text, and what follows it.
+pub(super) fn first_value(text: &str) -> Option<(&str, &str)> {
+    let mut values = Deserializer::from_str(text).into_iter::<Value>();
+    values.next()?.ok()?;
+    Some(text.split_at(values.byte_offset()))
+}
+
+/// Splits a valid list or object into its items, as they are written.
+fn written_items(json: &str) -> Vec<&str> {
+    let json = json.trim();
+    let inner = &json[1..json.len() - 1];
+    let (mut depth, mut strings) = (0_usize, Strings::default());
+    let is_separator = |character: char| {
+        if !strings.is_outside(character) {
+            return false;
+        }
+        match character {
+            '[' | '{' => depth += 1,
+            ']' | '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        depth == 0 && character == ','
+    };
+    inner.split(is_separator).map(str::trim).filter(|item| !item.is_empty()).collect()
+}
+
+/// Splits an item of an object into its name and its value.
+fn written_field(item: &str) -> Option<(String, &str)> {
+    let mut names = Deserializer::from_str(item).into_iter::<String>();
+    let name = names.next()?.ok()?;
+    let value = item[names.byte_offset()..].trim_start().strip_prefix(':')?;
+    Some((name, value.trim()))
+}
+
+/// Returns an object without the spaces between its tokens; `None` if the JSON is something else.
+fn compact_object(json: &str) -> Option<String> {
+    serde_json::from_str::<Map<String, Value>>(json).ok()?;
+    let mut strings = Strings::default();
+    let is_kept = |character: &char| !strings.is_outside(*character) || !character.is_ascii_whitespace();
+    Some(json.chars().filter(is_kept).collect())
+}
+
+/// Tells strings from the rest of a valid JSON text, character by character.
+#[derive(Debug, Default)]
+struct Strings {
+    is_in_string: bool,
+    is_escaped: bool,
+}
+
+impl Strings {
+    /// Whether the next character is outside of strings; their quotes are inside.
+    fn is_outside(&mut self, character: char) -> bool {
+        let was_in_string = self.is_in_string;
+        match character {
+            _ if self.is_escaped => self.is_escaped = false,
+            '\\' => self.is_escaped = true,
+            '"' => self.is_in_string = !self.is_in_string,
+            _ => {}
+        }
+        !was_in_string && !self.is_in_string
     }
 }

@@ -36,8 +36,7 @@ impl Hermes {
     }
 
     fn close(&mut self, body: &str, end: &str, pieces: &mut Vec<Piece>) {
-        let value = serde_json::from_str(body.trim()).ok();
-        match value.and_then(|value| ToolCall::list_from_json(&value, &self.tools)) {
+        match ToolCall::list_from_json(body.trim(), &self.tools) {
             Some(calls) => {
                 self.space.clear();
                 self.is_after_call = true;

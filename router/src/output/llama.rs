@@ -1,9 +1,7 @@
 //! [`Llama`]: the whole output is one call as a JSON object, or several separated by `;`, optionally after
 //! `<|python_tag|>`.
 
-use serde_json::{Deserializer, Value};
-
-use super::call::ToolCall;
+use super::call::{ToolCall, first_value};
 use super::{Piece, ToolCallParser, push_content, push_content_char};
 
 const TAG: &str = "<|python_tag|>";
@@ -25,11 +23,9 @@ impl Llama {
         rest = rest.strip_prefix(TAG).unwrap_or(rest).trim();
         let mut calls = Vec::new();
         while !rest.is_empty() {
-            let mut values = Deserializer::from_str(rest).into_iter::<Value>();
-            let value = values.next()?.ok()?;
-            calls.extend(ToolCall::list_from_json(&value, &self.tools)?);
-            let end = values.byte_offset();
-            rest = rest[end..].trim_start_matches(|c: char| c == ';' || c.is_whitespace());
+            let (value, after) = first_value(rest)?;
+            calls.extend(ToolCall::list_from_json(value, &self.tools)?);
+            rest = after.trim_start_matches(|c: char| c == ';' || c.is_whitespace());
         }
         (!calls.is_empty()).then_some(calls)
     }

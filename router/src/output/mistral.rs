@@ -1,9 +1,7 @@
 //! [`Mistral`]: text, then `[TOOL_CALLS]` and a JSON list of calls; newer models write each call as
 //! `[TOOL_CALLS]name[ARGS]{..}` or `name{..}`.
 
-use serde_json::{Deserializer, Value, json};
-
-use super::call::ToolCall;
+use super::call::{ToolCall, first_value};
 use super::marker::{Marker, MarkerMatch};
 use super::{Piece, ToolCallParser, push_content};
 
@@ -27,27 +25,21 @@ impl Mistral {
         let mut calls = Vec::new();
         let mut rest = text.trim();
         while !rest.is_empty() {
-            let (value, end) = if rest.starts_with(['[', '{']) {
-                first_value(rest)?
+            if rest.starts_with(['[', '{']) {
+                let (value, after) = first_value(rest)?;
+                calls.extend(ToolCall::list_from_json(value, &self.tools)?);
+                rest = after.trim_start();
             } else {
                 let (name, body) = rest.split_at(rest.find('{')?);
-                let (arguments, end) = first_value(body)?;
+                let (arguments, after) = first_value(body)?;
                 let name = name.trim().trim_end_matches(ARGS).trim();
-                (json!({ "name": name, "arguments": arguments }), rest.len() - body.len() + end)
-            };
-            calls.extend(ToolCall::list_from_json(&value, &self.tools)?);
-            rest = rest[end..].trim_start();
+                calls.push(ToolCall::new(name, Some(arguments), Some(&self.tools))?);
+                rest = after.trim_start();
+            }
             rest = rest.strip_prefix(OPEN).unwrap_or(rest).trim_start();
         }
         (!calls.is_empty()).then_some(calls)
     }
-}
-
-/// Returns the first JSON value of a text, and the offset of its end.
-fn first_value(text: &str) -> Option<(Value, usize)> {
-    let mut values = Deserializer::from_str(text).into_iter::<Value>();
-    let value = values.next()?.ok()?;
-    Some((value, values.byte_offset()))
 }
 
 impl ToolCallParser for Mistral {

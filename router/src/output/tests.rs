@@ -121,6 +121,29 @@ fn mistral() {
     }
 }
 
+/// Numbers beyond 64 bits and beyond the precision of f64 are ids and amounts of the client's.
+#[test]
+fn numbers_in_arguments_are_as_the_model_wrote_them() {
+    let arguments =
+        r#"{"id":123456789012345678901234,"at":[31.245270191439438,1e2,-0,0.10],"s":"a \"b\" \u00e9"}"#;
+    let written = arguments.replace(',', ", ").replace(':', ": ");
+    let expected = [call("send", arguments)];
+    let object = |field: &str| format!(r#"{{"name": "send", "{field}": {written}}}"#);
+    let hermes = format!("<tool_call>\n{}\n</tool_call>", object("arguments"));
+    let as_text = format!(r#"{{"name": "send", "parameters": {}}}"#, serde_json::json!(written));
+    for (syntax, text) in [
+        (ToolSyntax::Hermes, hermes),
+        (ToolSyntax::Llama, object("parameters")),
+        (ToolSyntax::Llama, as_text),
+        (ToolSyntax::Mistral, format!("[TOOL_CALLS][{}]", object("arguments"))),
+        (ToolSyntax::Mistral, format!("[TOOL_CALLS]send[ARGS]{written}")),
+    ] {
+        check(&auto(syntax, ReasoningFormat::None), &text, &expected);
+    }
+    let required = OutputFormat { calls: CallFormat::Required, ..OutputFormat::default() };
+    check(&required, &format!("[{}]", object("parameters")), &expected);
+}
+
 #[test]
 fn reasoning_comes_before_everything() {
     let optional = auto(ToolSyntax::Hermes, ReasoningFormat::Optional);
