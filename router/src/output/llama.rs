@@ -11,11 +11,13 @@ pub(super) struct Llama {
     tools: Vec<String>,
     /// Text that may be calls; `None` once it is known not to be.
     buffered: Option<String>,
+    /// Where the text begins after leading whitespace, which may be long.
+    text_start: usize,
 }
 
 impl Llama {
     pub(super) fn new(tools: Vec<String>) -> Self {
-        Self { tools, buffered: Some(String::new()) }
+        Self { tools, buffered: Some(String::new()), text_start: 0 }
     }
 
     fn calls(&self, text: &str) -> Option<Vec<ToolCall>> {
@@ -31,17 +33,19 @@ impl Llama {
     }
 }
 
-/// Whether the text may still become calls.
+/// Whether the text, without leading whitespace, may still become calls.
 fn may_be_calls(text: &str) -> bool {
-    let text = text.trim_start();
     text.starts_with(['{', '[']) || text.starts_with(TAG) || TAG.starts_with(text)
 }
 
 impl ToolCallParser for Llama {
     fn push(&mut self, character: char, pieces: &mut Vec<Piece>) {
         let Some(buffered) = &mut self.buffered else { return push_content_char(character, pieces) };
+        if self.text_start == buffered.len() && character.is_whitespace() {
+            self.text_start += character.len_utf8();
+        }
         buffered.push(character);
-        if !may_be_calls(buffered) {
+        if !may_be_calls(&buffered[self.text_start..]) {
             push_content(&self.buffered.take().unwrap_or_default(), pieces);
         }
     }

@@ -9,8 +9,8 @@ const CLOSE: &str = "</think>";
 /// Current position in the output.
 #[derive(Debug)]
 enum State {
-    /// Only whitespace so far, and possibly a prefix of the opening marker.
-    Before(String),
+    /// Only whitespace so far, which may be long, and possibly a prefix of the opening marker.
+    Before { space: String, prefix: String },
     /// Inside the reasoning.
     Inside(Marker),
     /// After it: everything goes to the parser of calls.
@@ -26,7 +26,7 @@ impl Reasoning {
     pub(super) fn new(format: ReasoningFormat) -> Self {
         let state = match format {
             ReasoningFormat::None => State::After,
-            ReasoningFormat::Optional => State::Before(String::new()),
+            ReasoningFormat::Optional => State::Before { space: String::new(), prefix: String::new() },
             ReasoningFormat::OpenedByPrompt => State::Inside(Marker::new(CLOSE)),
         };
         Self { state }
@@ -45,12 +45,14 @@ impl Reasoning {
                     self.state = State::After;
                 }
             }
-            State::Before(buffered) => {
-                buffered.push(character);
-                let prefix = buffered.trim_start();
+            State::Before { space, prefix } if prefix.is_empty() && character.is_whitespace() => {
+                space.push(character);
+            }
+            State::Before { prefix, .. } => {
+                prefix.push(character);
                 if prefix == OPEN {
                     self.state = State::Inside(Marker::new(CLOSE));
-                } else if !OPEN.starts_with(prefix) {
+                } else if !OPEN.starts_with(prefix.as_str()) {
                     self.flush_buffered(calls, pieces);
                 }
             }
@@ -62,14 +64,14 @@ impl Reasoning {
         match &mut self.state {
             State::After => {}
             State::Inside(close) => push_reasoning(close.finish(), pieces),
-            State::Before(_) => self.flush_buffered(calls, pieces),
+            State::Before { .. } => self.flush_buffered(calls, pieces),
         }
     }
 
     /// The output does not begin with reasoning: pass on the withheld text.
     fn flush_buffered(&mut self, calls: &mut dyn ToolCallParser, pieces: &mut Vec<Piece>) {
-        if let State::Before(buffered) = std::mem::replace(&mut self.state, State::After) {
-            buffered.chars().for_each(|character| calls.push(character, pieces));
+        if let State::Before { space, prefix } = std::mem::replace(&mut self.state, State::After) {
+            space.chars().chain(prefix.chars()).for_each(|character| calls.push(character, pieces));
         }
     }
 }

@@ -185,3 +185,20 @@ fn the_syntax_is_detected_from_the_template() {
         assert_eq!(ToolSyntax::from_template(source), syntax, "{source}");
     }
 }
+
+/// A model in a loop may write nothing but whitespace up to its limit. Work per character that grows with the
+/// text would hold a thread of the runtime for minutes.
+#[test]
+fn a_long_output_of_whitespace_is_parsed_in_linear_time() {
+    let text = " ".repeat(4 << 20);
+    let tools = vec!["f".to_owned()];
+    let calls = CallFormat::Auto { syntax: ToolSyntax::Llama, tools };
+    for format in [
+        OutputFormat { calls, ..OutputFormat::default() },
+        OutputFormat { reasoning: ReasoningFormat::Optional, ..OutputFormat::default() },
+    ] {
+        let mut parser = OutputParser::new(&format);
+        assert!(parser.push(&text).is_empty(), "it may still become something else");
+        assert_eq!(parser.finish(), [Piece::Content(text.clone())]);
+    }
+}
