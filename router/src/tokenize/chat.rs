@@ -97,8 +97,15 @@ fn split_calls(
             0 => (message.content.clone(), message.reasoning_content.clone()),
             _ => (message.content.as_ref().map(|_| String::new()), None),
         };
-        let tool_calls = vec![call.clone()];
-        split.push(ConversationMessage { content, reasoning_content, tool_calls, ..message.clone() });
+        // Field by field: a copy of the message would copy all of its calls.
+        split.push(ConversationMessage {
+            role: message.role.clone(),
+            content,
+            name: message.name.clone(),
+            reasoning_content,
+            tool_calls: vec![call.clone()],
+            tool_call_id: message.tool_call_id.clone(),
+        });
         let is_own = |result: &&ConversationMessage| {
             result.tool_call_id.is_some() && result.tool_call_id.as_deref() == call["id"].as_str()
         };
@@ -107,4 +114,31 @@ fn split_calls(
         results = others;
     }
     split.extend(results.into_iter().cloned());
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A body has room for 30,000 calls; copying all of them once for each would take minutes.
+    #[test]
+    fn a_message_with_many_calls_is_split_in_linear_time() {
+        let num_calls = 30_000;
+        let call =
+            |idx: usize| json!({ "id": idx.to_string(), "function": { "name": "f", "arguments": {} } });
+        let mut message = ConversationMessage::new("assistant", "I look".to_owned());
+        message.reasoning_content = Some("hm".to_owned());
+        message.tool_calls = (0..num_calls).map(call).collect();
+        let mut result = ConversationMessage::new("tool", "sun".to_owned());
+        result.tool_call_id = Some("1".to_owned());
+        let split = with_single_calls(&[message, result.clone()]).unwrap();
+        assert_eq!(split.len(), num_calls + 1);
+        assert_eq!((split[0].text(), split[0].reasoning_content.as_deref()), ("I look", Some("hm")));
+        assert_eq!((split[1].text(), &split[1].reasoning_content), ("", &None));
+        assert_eq!(split[2], result, "it follows its call");
+        assert!(split.iter().all(|message| message.role == "tool" || message.tool_calls.len() == 1));
+        assert_eq!(split[num_calls].tool_calls[0]["id"], (num_calls - 1).to_string());
+    }
 }
