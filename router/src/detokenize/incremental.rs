@@ -64,6 +64,10 @@ impl IncrementalDecoder {
 
 impl DecodeWindow {
     fn push(&mut self, model: &ModelText, id: TokenId, text: &mut String) {
+        // The decoder does not get it, and a run of such tokens would fill the window.
+        if model.vocabulary().text_bytes(id).is_empty() {
+            return;
+        }
         self.ids.push(id);
         let new = self.new_text(model);
         // An incomplete character decodes to a replacement character.

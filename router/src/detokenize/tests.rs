@@ -226,6 +226,16 @@ proptest! {
     }
 }
 
+/// With `ignore_eos` an output may be thousands of end tokens, and a prompt of ids as many as a body has.
+#[test]
+fn a_run_of_special_tokens_is_decoded_in_linear_time() {
+    let model = with_decoder(serde_json::json!({ "type": "WordPiece", "prefix": "##", "cleanup": true }));
+    let mut ids = vec![0; 1 << 20];
+    ids[0] = 1;
+    ids.extend([3, 2]);
+    assert_eq!(decode(&model, &ids), "helloly world");
+}
+
 #[test]
 fn word_pieces_are_decoded_incrementally() {
     let model = with_decoder(serde_json::json!({ "type": "WordPiece", "prefix": "##", "cleanup": true }));
