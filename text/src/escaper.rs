@@ -14,6 +14,8 @@ const ESCAPE_MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 pub(super) struct SpecialTokenEscaper<'a> {
     /// Spellings of the special tokens.
     special: &'a [String],
+    /// The characters with which they begin: few, while a model may have thousands of special tokens.
+    first_characters: Vec<char>,
     mark: char,
 }
 
@@ -27,7 +29,11 @@ impl<'a> SpecialTokenEscaper<'a> {
         let written = serde_json::to_string(&(messages, extra)).unwrap_or_default();
         let mut marks = ESCAPE_MARKS;
         let mark = marks.find(|&mark| !written.contains(mark)).unwrap_or(*ESCAPE_MARKS.end());
-        Self { special, mark }
+        let mut first_characters: Vec<char> =
+            special.iter().filter_map(|token| token.chars().next()).collect();
+        first_characters.sort_unstable();
+        first_characters.dedup();
+        Self { special, first_characters, mark }
     }
 
     pub(super) fn messages(&self, messages: &[ConversationMessage]) -> Vec<ConversationMessage> {
@@ -61,7 +67,8 @@ impl<'a> SpecialTokenEscaper<'a> {
         let mut shielded = String::with_capacity(text.len());
         for (at, character) in text.char_indices().filter(|(_, character)| *character != self.mark) {
             shielded.push(character);
-            if self.special.iter().any(|special| text[at..].starts_with(special.as_str())) {
+            let may_be_special = self.first_characters.contains(&character);
+            if may_be_special && self.special.iter().any(|special| text[at..].starts_with(special.as_str())) {
                 shielded.push(self.mark);
             }
         }
@@ -71,5 +78,23 @@ impl<'a> SpecialTokenEscaper<'a> {
     /// Splits a rendered text at the marks.
     pub(super) fn parts<'t>(&self, rendered: &'t str) -> impl Iterator<Item = &'t str> + use<'t> {
         rendered.split(self.mark)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Some models reserve more than a thousand special tokens. Comparing each of them with the text at every
+    /// character would take minutes.
+    #[test]
+    fn a_long_text_is_escaped_fast_however_many_special_tokens_there_are() {
+        let special: Vec<String> = (0..4_000).map(|idx| format!("<|reserved_{idx}|>")).collect();
+        let text = format!("{}<|reserved_3999|>", "word ".repeat(800_000));
+        let messages = [ConversationMessage::new("user", text.clone())];
+        let escaper = SpecialTokenEscaper::new(&special, &messages, &Map::new());
+        let escaped = escaper.messages(&messages);
+        let parts: Vec<&str> = escaper.parts(escaped[0].text()).collect();
+        assert_eq!((parts.concat(), parts.len()), (text, 2), "the special token is split");
     }
 }
