@@ -34,7 +34,7 @@ use crate::request::raw::{RawPrompt, RawRequest, RawSampling};
 use crate::request::record::RequestRecord;
 use crate::request::span::finish_reason_name;
 use crate::request::structure::RawGrammar;
-use crate::request::{Caller, Operation, span};
+use crate::request::{Caller, Operation, Usage, span};
 
 const MODEL: &str = "x-model";
 
@@ -69,7 +69,7 @@ struct RunningState {
     last_received_at: f64,
 }
 
-/// Registration of a running request; removed on drop.
+/// Registration of a running request, from its arrival on; removed on drop.
 struct Registration {
     key: Key,
     abort: CancellationToken,
@@ -125,6 +125,10 @@ impl VllmEngine for Engine {
         let outcome = AssertUnwindSafe(started).catch_unwind().await;
         let (text, running) =
             outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())))?;
+        let Some(text) = text else {
+            let aborted = complete(Vec::new(), "abort", &Usage::default());
+            return Ok(Response::new(stream::once(async { Ok(aborted) }).boxed()));
+        };
         Ok(Response::new(
             ResponseStream {
                 text,
@@ -211,10 +215,16 @@ impl Engine {
         metadata: &MetadataMap,
         message: vllm::GenerateRequest,
         mut request_context: RequestContext,
-    ) -> Result<(TextStream, Registration), RouterError> {
+    ) -> Result<(Option<TextStream>, Registration), RouterError> {
         match self.read(metadata, message, &mut request_context) {
             Ok((raw_request, caller, running)) => {
-                Ok((start_request(&self.state, raw_request, &caller, request_context).await?, running))
+                let text = tokio::select! {
+                    biased;
+                    // Aborted while it waits: dropping the start gives up its place.
+                    () = running.abort.cancelled() => None,
+                    text = start_request(&self.state, raw_request, &caller, request_context) => Some(text?),
+                };
+                Ok((text, running))
             }
             Err(error) => {
                 request_context.record.failed(&error);
@@ -406,14 +416,18 @@ impl ResponseStream {
 
     fn complete(&mut self, finish_reason: &str) -> vllm::GenerateResponse {
         self.ended = true;
-        let usage = self.text.usage();
-        let complete = vllm::GenerateComplete {
-            output_ids: std::mem::take(&mut self.output_ids),
-            finish_reason: finish_reason.to_owned(),
-            prompt_tokens: usage.prompt_tokens as u32,
-            completion_tokens: usage.completion_tokens as u32,
-            cached_tokens: usage.cached_tokens as u32,
-        };
-        vllm::GenerateResponse { response: Some(Body::Complete(complete)) }
+        complete(std::mem::take(&mut self.output_ids), finish_reason, &self.text.usage())
     }
+}
+
+/// The last message of a request.
+fn complete(output_ids: Vec<TokenId>, finish_reason: &str, usage: &Usage) -> vllm::GenerateResponse {
+    let complete = vllm::GenerateComplete {
+        output_ids,
+        finish_reason: finish_reason.to_owned(),
+        prompt_tokens: usage.prompt_tokens as u32,
+        completion_tokens: usage.completion_tokens as u32,
+        cached_tokens: usage.cached_tokens as u32,
+    };
+    vllm::GenerateResponse { response: Some(Body::Complete(complete)) }
 }

@@ -5,6 +5,7 @@ use proto::vllm::generate_request::Input;
 use proto::vllm::generate_response::Response as Answer;
 use proto::vllm::sampling_params::Constraint;
 use proto::vllm::vllm_engine_client::VllmEngineClient;
+use router::admission::AdmissionLimits;
 use router::request::Auth;
 use serde_json::{Value, json};
 use tonic::transport::Channel;
@@ -157,6 +158,33 @@ async fn a_request_is_aborted_by_its_id() {
     let router = router.with_reply(" fine");
     assert_eq!(read(&mut client, generate(|_| ())).await.1.finish_reason, "stop", "the id can be reused");
     drop(router);
+}
+
+#[tokio::test]
+async fn a_request_that_waits_is_aborted_at_once() {
+    let limits = AdmissionLimits { max_sequences: 1, max_waiting_requests: 1 };
+    let router = TestRouter::with(Auth::Open, limits);
+    router.lanes.set_script(Script::Hang);
+    let mut client = connect(&router).await;
+    let running = client.generate(generate(|_| ())).await.unwrap().into_inner();
+    let page = || router.state.metrics_page.encode(service::metrics::Exposition::Prometheus);
+    let num_waiting =
+        |count| format!(r#"vllm:num_requests_waiting{{model_name="org/demo",engine="0"}} {count}"#);
+    let mut second = client.clone();
+    let waiting = second.generate(generate(|message| message.request_id = "two".into()));
+    let (waiting, ()) = tokio::join!(waiting, async {
+        eventually("waiting", || page().contains(&num_waiting(1))).await;
+        client.abort(vllm::AbortRequest { request_ids: vec!["two".to_owned()] }).await.unwrap();
+    });
+    let mut stream = waiting.unwrap().into_inner();
+    let last = stream.message().await.unwrap().unwrap().response;
+    let Some(Answer::Complete(complete)) = last else { panic!("{last:?}") };
+    assert_eq!((complete.finish_reason.as_str(), complete.output_ids.len()), ("abort", 0));
+    assert!(stream.message().await.unwrap().is_none());
+    assert!(page().contains(&num_waiting(0)), "it left the queue");
+    assert!(page().contains(r#"outrider_requests_total{protocol="grpc",outcome="client_gone"} 1"#));
+    assert_eq!(router.lanes.take_submitted().len(), 1);
+    drop(running);
 }
 
 #[tokio::test]
