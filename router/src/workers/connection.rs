@@ -61,7 +61,6 @@ pub struct RouterIdentity {
 pub async fn connect(address: &str, identity: &RouterIdentity) -> anyhow::Result<Connection> {
     let mut endpoint = Endpoint::from_shared(address.to_owned())
         .with_context(|| format!("`{address}` is not an address; expected http://HOST:PORT"))?
-        .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
@@ -78,7 +77,7 @@ pub async fn connect(address: &str, identity: &RouterIdentity) -> anyhow::Result
             "`{address}` is plain text, but --worker-ca requires TLS for every worker: set --tls-cert at the worker, or remove --worker-ca"
         );
     }
-    let channel = endpoint.connect().await.context("cannot connect")?;
+    let channel = open(&endpoint, CONNECT_TIMEOUT).await?;
     let mut client = WorkerClient::new(channel).max_decoding_message_size(4 * MAX_FRAME_BYTES);
     let (outbox, outgoing) = mpsc::channel(OUTBOX_FRAMES);
     let hello = v1::RouterHello {
@@ -111,6 +110,13 @@ pub async fn connect(address: &str, identity: &RouterIdentity) -> anyhow::Result
     Ok(Connection { client, hello, credits, role, outbox, frames })
 }
 
+/// Opens a channel within `timeout`. The endpoint's own timeout would end with TCP's handshake, before that of
+/// TLS.
+async fn open(endpoint: &Endpoint, timeout: Duration) -> anyhow::Result<Channel> {
+    let opened = tokio::time::timeout(timeout, endpoint.connect()).await;
+    opened.context("timed out connecting")?.context("cannot connect")
+}
+
 /// Fetches one asset within a minute and checks it against the hash in the handshake.
 pub async fn fetch_asset(client: &WorkerClient<Channel>, asset: &v1::Asset) -> anyhow::Result<Vec<u8>> {
     let fetched = tokio::time::timeout(ASSET_TIMEOUT, read_asset(client, asset)).await;
@@ -141,4 +147,24 @@ async fn read_asset(client: &WorkerClient<Channel>, asset: &v1::Asset) -> anyhow
     let digest: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
     ensure!(digest == asset.sha256, "{name} does not have the announced hash");
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stopped process, or a proxy without one behind it, accepts connections and says nothing.
+    #[tokio::test]
+    async fn a_worker_that_never_answers_the_tls_handshake_is_given_up() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("https://{}", silent.local_addr().unwrap());
+        let directory = tempfile::tempdir().unwrap();
+        let ca = directory.path().join("ca.pem");
+        let authority = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        std::fs::write(&ca, authority.cert.pem()).unwrap();
+        let tls = ClientTls::read(&ca, None).unwrap().config();
+        let endpoint = Endpoint::from_shared(address).unwrap().tls_config(tls).unwrap();
+        let error = open(&endpoint, Duration::from_millis(20)).await.unwrap_err();
+        assert_eq!(error.to_string(), "timed out connecting");
+    }
 }
