@@ -36,7 +36,11 @@ impl RotatingFile {
         let num_bytes = line.len() as u64;
         let is_full = |len: u64| len > 0 && len + num_bytes > self.bytes_max;
         if self.open.as_ref().is_some_and(|(_, len)| is_full(*len)) {
-            std::fs::rename(&self.path, previous(&self.path))?;
+            match std::fs::rename(&self.path, previous(&self.path)) {
+                // Moved away or deleted by someone else: there is nothing to keep.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                renamed => renamed?,
+            }
             self.open = None;
         }
         let (file, len) = match &mut self.open {
@@ -129,6 +133,18 @@ mod tests {
         std::fs::write(&path, "whole\nhal").unwrap();
         RotatingFile::open(&path, 80).unwrap().append(b"next\n").unwrap();
         assert_eq!(read(&path), "whole\nhal\nnext\n");
+    }
+
+    #[test]
+    fn a_file_that_was_moved_away_is_replaced_by_a_new_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let mut file = RotatingFile::open(&path, 4).unwrap();
+        file.append(b"one\n").unwrap();
+        std::fs::rename(&path, directory.path().join("taken")).unwrap();
+        file.append(b"two\n").unwrap();
+        assert_eq!(read(&path), "two\n");
+        assert!(!previous(&path).exists());
     }
 
     #[test]
