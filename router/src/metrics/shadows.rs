@@ -42,7 +42,18 @@ struct DraftCounters {
 #[derive(Debug)]
 pub struct ShadowMetrics {
     families: Arc<Families>,
-    counters: HashMap<(Arc<str>, String, &'static str), DraftCounters>,
+    counters: HashMap<Key, DraftCounters>,
+}
+
+/// Draft, task type and `of`.
+type Key = (Arc<str>, String, &'static str);
+
+fn positions() -> std::ops::Range<u32> {
+    0..speculation::sequence::SHADOW_TOKENS
+}
+
+fn position_labels((draft, task_type, of): &Key, position: u32) -> ShadowPositionLabels {
+    ShadowPositionLabels { draft: draft.to_string(), task_type: task_type.clone(), of, position }
 }
 
 impl ShadowMetrics {
@@ -69,6 +80,26 @@ impl ShadowMetrics {
         }
     }
 
+    /// Removes the series of a task type without lanes, so that their number stays limited: clients name
+    /// task types.
+    pub fn remove_task_type(&mut self, task_type: &str) {
+        let families = &self.families;
+        self.counters.retain(|key, _| {
+            let (draft, of_type, of) = key;
+            let is_kept = of_type != task_type;
+            if !is_kept {
+                for position in positions() {
+                    let labels = position_labels(key, position);
+                    families.shadow_judged.remove(&labels);
+                    families.shadow_accepted.remove(&labels);
+                }
+                let (draft, task_type) = (draft.to_string(), of_type.clone());
+                families.shadow_drafts.remove(&ShadowLabels { draft, task_type, of });
+            }
+            is_kept
+        });
+    }
+
     /// Counts a shadow draft that was dropped for one sequence.
     pub fn count_dropped(&self, draft: &str, reason: &'static str) {
         let labels = DroppedLabels { draft: draft.to_owned(), reason };
@@ -77,20 +108,14 @@ impl ShadowMetrics {
 }
 
 impl DraftCounters {
-    fn new(families: &Families, (draft, task_type, of): &(Arc<str>, String, &'static str)) -> Self {
-        let (draft, task_type) = (draft.to_string(), task_type.clone());
-        let at = |position| ShadowPositionLabels {
-            draft: draft.clone(),
-            task_type: task_type.clone(),
-            of,
-            position,
-        };
-        let positions = || 0..speculation::sequence::SHADOW_TOKENS;
+    fn new(families: &Families, key: &Key) -> Self {
+        let at = |position| position_labels(key, position);
         let judged = positions().map(|position| families.shadow_judged.get_or_create(&at(position)).clone());
         let accepted =
             positions().map(|position| families.shadow_accepted.get_or_create(&at(position)).clone());
         let (judged, accepted) = (judged.collect(), accepted.collect());
-        let labels = ShadowLabels { draft, task_type, of };
+        let (draft, task_type, of) = key;
+        let labels = ShadowLabels { draft: draft.to_string(), task_type: task_type.clone(), of };
         Self { drafts: families.shadow_drafts.get_or_create(&labels).clone(), judged, accepted }
     }
 }

@@ -74,6 +74,9 @@ impl Reports {
             Some(idle) => {
                 let (replaced, _) = std::mem::replace(idle, (key, metrics));
                 self.metrics.remove_lane(&replaced);
+                if self.lanes.iter().all(|(lane, _)| lane.task_type != replaced.task_type) {
+                    self.shadows.remove_task_type(&replaced.task_type);
+                }
             }
         }
     }
@@ -214,5 +217,41 @@ impl Reports {
 
     fn address_of(&self, worker: WorkerKey) -> &str {
         self.workers.get(&worker).map_or("", |(address, _)| address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use scheduling::scheduler::events::ShadowScored;
+    use scheduling::scheduler::lanes::TemperatureBand;
+    use service::metrics::{Exposition, Metrics};
+
+    use super::*;
+
+    #[test]
+    fn a_replaced_lane_leaves_no_series_of_shadow_drafts() {
+        let page = Metrics::new();
+        let mut reports = Reports::new(RouterMetrics::register(&page));
+        let lane = |task_type: &str, temperature| {
+            let (model, task_type) = ("demo".to_owned(), task_type.to_owned());
+            Arc::new(LaneKey { model, task_type, temperature })
+        };
+        let mut open = |id, lane: &Arc<LaneKey>| {
+            reports.report(Duration::ZERO, Report::LaneOpened(LaneId(id), Arc::clone(lane)));
+            let (shadow, serving) = ((2, 1), Some((2, 1)));
+            let scored = ShadowScored { draft: "next".into(), lane: Arc::clone(lane), shadow, serving };
+            reports.report(Duration::ZERO, Report::ShadowScored(scored));
+            let text = page.encode(Exposition::Prometheus);
+            ["old", "new"].map(|task_type| {
+                let label = format!(r#"draft="next",task_type="{task_type}""#);
+                text.lines().filter(|line| line.contains(&label)).count()
+            })
+        };
+        let old = lane("old", TemperatureBand::Greedy);
+        let [num_series, _] = open(0, &old);
+        assert!(num_series > 0);
+        open(1, &lane("old", TemperatureBand::Low));
+        assert_eq!(open(0, &lane("new", TemperatureBand::Greedy)), [num_series; 2], "a lane still has it");
+        assert_eq!(open(1, &lane("new", TemperatureBand::Low)), [0, num_series]);
     }
 }
