@@ -28,6 +28,9 @@ pub enum BenchError {
         /// The outcome of the first request.
         first: String,
     },
+    /// Ctrl-C before the first block had ended.
+    #[error("interrupted before anything was measured")]
+    Interrupted,
     /// A report could not be written.
     #[error("cannot write {path}: {source}")]
     Write {

@@ -30,7 +30,10 @@ pub use plan::LoadLevel;
 use crate::{EXIT_USAGE, output};
 use report::Report;
 
-/// Runs the subcommand. Prints an error on one line.
+/// Exit code after Ctrl-C, as of a program that SIGINT ended in a shell.
+const EXIT_INTERRUPTED: u8 = 130;
+
+/// Runs the subcommand. Ctrl-C ends the measurement; what was measured is reported. Prints an error on one line.
 #[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub async fn main(args: BenchArgs) -> ExitCode {
     match bench(&args).await {
@@ -39,6 +42,7 @@ pub async fn main(args: BenchArgs) -> ExitCode {
             eprintln!("outrider: {error}");
             match error {
                 BenchError::Usage { .. } => ExitCode::from(EXIT_USAGE),
+                BenchError::Interrupted => ExitCode::from(EXIT_INTERRUPTED),
                 _ => ExitCode::FAILURE,
             }
         }
@@ -55,7 +59,7 @@ async fn bench(args: &BenchArgs) -> Result<ExitCode, BenchError> {
     // A failure of one output must not cost the others.
     let written = write_files(args, &report, &json);
     let printed = output::finish(&if args.json { json } else { table::table(&report) });
-    written.map(|()| printed)
+    written.map(|()| if observations.is_interrupted { ExitCode::from(EXIT_INTERRUPTED) } else { printed })
 }
 
 fn write_files(args: &BenchArgs, report: &Report, json: &str) -> Result<(), BenchError> {

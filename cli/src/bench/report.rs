@@ -83,13 +83,19 @@ impl Report {
         tasks.dedup();
         let rules = VerdictRules { threshold: args.threshold, confidence: args.confidence };
         let options = FigureOptions { slo: args.slo, seed: args.seed.into() };
-        let conditions = experiment.plan.conditions.clone();
+        // An interrupted run did not reach all of them.
+        let is_measured = |cells: &Vec<Cell>| cells.iter().any(|cell| !cell.samples.is_empty());
+        let planned = experiment.plan.conditions.iter().zip(&observations.cells);
+        let (conditions, cells): (Vec<Condition>, Vec<&Vec<Cell>>) = planned
+            .filter(|(_, cells)| is_measured(cells))
+            .map(|(condition, cells)| (condition.clone(), cells))
+            .unzip();
         let of_condition = |cells: &Vec<Cell>| -> Vec<ArmResult> {
             cells.iter().map(|cell| ArmResult::new(cell, &tasks, &options)).collect()
         };
-        let results = observations.cells.iter().map(of_condition).collect();
+        let results = cells.iter().copied().map(of_condition).collect();
         let comparisons: Vec<ConditionComparison> =
-            observations.cells.iter().filter_map(|cells| compare_cells(cells, &tasks, &rules)).collect();
+            cells.iter().filter_map(|cells| compare_cells(cells, &tasks, &rules)).collect();
         let arm = |arm: &super::arm::Arm| ArmReport {
             name: arm.spec.name.clone(),
             url: arm.endpoint.url().to_owned(),

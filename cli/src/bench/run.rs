@@ -3,6 +3,7 @@
 //! Everything else happens between blocks, when nothing is measured: parsing responses, reading the
 //! speculation counters, preparing the next request bodies.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use super::args::BenchArgs;
@@ -13,6 +14,7 @@ use super::progress::Progress;
 use crate::load::counters::SpeculationCounters;
 use crate::load::cpu::{CpuMeter, GeneratorCost};
 use crate::load::{Access, Client, Endpoint, Prompt, Request, Sample, Settings};
+use crate::output::note;
 
 /// Largest number of arms: a verdict compares two.
 const ARMS_MAX: usize = 2;
@@ -33,6 +35,8 @@ pub(super) struct Experiment {
 pub(super) struct Observations {
     pub(super) cells: Vec<Vec<Cell>>,
     pub(super) generator: GeneratorCost,
+    /// Whether Ctrl-C ended the run. Blocks that had not ended are not in the results.
+    pub(super) is_interrupted: bool,
 }
 
 /// Results of one arm under one condition.
@@ -133,7 +137,7 @@ impl Experiment {
     }
 }
 
-/// Runs the whole plan.
+/// Runs the plan, until its end or Ctrl-C.
 pub(super) async fn run(experiment: &Experiment) -> Result<Observations, BenchError> {
     let Experiment { arms, plan, .. } = experiment;
     let client = |arm: &Arm| Client::new(arm.endpoint.clone()).with_timeout(experiment.timeout);
@@ -142,7 +146,9 @@ pub(super) async fn run(experiment: &Experiment) -> Result<Observations, BenchEr
     let mut observations = Observations {
         cells: plan.conditions.iter().map(empty).collect(),
         generator: GeneratorCost::default(),
+        is_interrupted: false,
     };
+    let mut interrupt = pin!(tokio::signal::ctrl_c());
     let progress = Progress::new(plan.num_requests());
     let mut current = None;
     for block in &plan.blocks {
@@ -161,7 +167,16 @@ pub(super) async fn run(experiment: &Experiment) -> Result<Observations, BenchEr
             false => client.endpoint().speculation_counters().await,
         };
         let meter = CpuMeter::start();
-        let run = client.drive(&requests, &plan.schedule(block), |_| progress.on_request()).await;
+        let schedule = plan.schedule(block);
+        let run = tokio::select! {
+            biased;
+            // Requests in flight are ended with the program.
+            _ = &mut interrupt => {
+                observations.is_interrupted = true;
+                break;
+            }
+            run = client.drive(&requests, &schedule, |_| progress.on_request()) => run,
+        };
         let cost = meter.read();
         let samples = run.samples(&requests);
         if block.is_warmup {
@@ -178,6 +193,12 @@ pub(super) async fn run(experiment: &Experiment) -> Result<Observations, BenchEr
         }
     }
     progress.end();
+    if observations.is_interrupted {
+        if observations.cells.iter().flatten().all(|cell| cell.samples.is_empty()) {
+            return Err(BenchError::Interrupted);
+        }
+        note("outrider: interrupted; this is what was measured until then");
+    }
     Ok(observations)
 }
 

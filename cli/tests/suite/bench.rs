@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use outrider_cli::load::scripted::{Script, ScriptedServer, Step};
 use serde_json::Value;
 
@@ -111,6 +113,45 @@ fn two_settings_of_one_server_are_told_apart() {
     for outside in ["<script", "<link", "<img", "src=", "href=", "@import", "url("] {
         assert!(!page.contains(outside), "the page must need nothing else: {outside}");
     }
+}
+
+/// The server stops answering in the middle of the first load.
+#[test]
+fn an_interrupted_run_reports_the_blocks_that_ended() {
+    let (asked, waits) = (AtomicU64::new(0), std::sync::mpsc::channel());
+    let server = ScriptedServer::start(move |_| {
+        if asked.fetch_add(1, Ordering::Relaxed) < 12 {
+            return Script::tokens(&[Duration::from_millis(1); 5]);
+        }
+        waits.0.send(()).expect("the test waits");
+        Script::tokens(&[Duration::from_secs(3_600)])
+    })
+    .expect("a free port");
+    let directory = tempfile::tempdir().unwrap();
+    let file = prompts(directory.path(), &[r#"{"task": "sql", "prompt": "one"}"#]);
+    let json = directory.path().join("report.json");
+    let bench = Command::new(env!("CARGO_BIN_EXE_outrider"))
+        .args(["bench", "--url", &server.url(), "--prompts", &file, "--blocks", "4", "--warmup", "2"])
+        .args(["--concurrency", "1,2", "--block-requests", "2", "--arm", "a", "--arm", "b"])
+        .args(["--save-json", json.to_str().unwrap()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    waits.1.recv_timeout(Duration::from_secs(60)).expect("the server is asked");
+    kill(Pid::from_raw(bench.id() as i32), Signal::SIGINT).unwrap();
+    let output = bench.wait_with_output().unwrap();
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(130), "{stderr}");
+    assert!(stderr.contains("interrupted; this is what was measured until then"), "{stderr}");
+    assert!(stdout.contains("== 1 at a time") && !stdout.contains("== 2 at a time"), "{stdout}");
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let all = report["results"].as_array().unwrap().iter().filter(|result| result["task"] == "all");
+    let completed: u64 = all.map(|result| result["completed"].as_u64().unwrap()).sum();
+    assert!(
+        (1..12).contains(&completed) && completed.is_multiple_of(2),
+        "{completed} in whole blocks of two"
+    );
 }
 
 /// A server that responds as vLLM does: several tokens per chunk, speculation totals next to the usage,
