@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use speculation::acceptance::effective_mode;
 use speculation::cached_sequence::WorkerLimits;
 use speculation::{AcceptanceMode, Draft, Proposal, ReplyBody, Role, Work};
 use worker::Task;
@@ -57,7 +58,7 @@ fn answer(mut task: Task) -> (Task, ReplyBody) {
         return (task, ReplyBody::Fed { cached_len: start, prompt_logprobs: None });
     };
     let token_ids = speculation::ngram::propose(task.cached.ids(), num_draft_tokens as usize);
-    let q = match task.spec().acceptance {
+    let q = match effective_mode(task.spec()) {
         AcceptanceMode::Rejection => speculation::ngram::point_distributions(&token_ids),
         AcceptanceMode::Coupled | AcceptanceMode::Typical => Vec::new(),
     };

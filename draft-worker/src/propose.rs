@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use speculation::acceptance::{Guess, guess, guess_candidates, supports_trees};
+use speculation::acceptance::{Guess, effective_mode, guess, guess_candidates, supports_trees};
 use speculation::logits::DrawError;
 use speculation::tree::{Candidates, MAX_CANDIDATES, TreeGrowth, with_leaves};
 use speculation::{AcceptanceMode, Draft, Proposal, ReplyBody, SequenceSpec, Work};
@@ -35,7 +35,7 @@ impl RoleLogic for Propose {
             let wants_several = self.wants_candidates(task);
             let guessed = guess_next(task, &spec, wants_several, rows)?;
             task.guesses.token_ids.push(guessed.token_id);
-            if spec.acceptance == AcceptanceMode::Rejection {
+            if effective_mode(&spec) == AcceptanceMode::Rejection {
                 task.guesses.q.push(guessed.q);
             }
         }
@@ -169,7 +169,7 @@ fn proposal(task: &Task, spec: &SequenceSpec) -> Option<StepProgress> {
     let chain = &task.guesses;
     let num_guessed = chain.token_ids.len() as u32;
     // Nothing follows a stop token. In rejection mode the draft length must not depend on the drawn tokens.
-    let stopped = spec.acceptance != AcceptanceMode::Rejection
+    let stopped = effective_mode(spec) != AcceptanceMode::Rejection
         && chain.token_ids.last().is_some_and(|id| spec.stop_token_ids.contains(id));
     if num_guessed < num_draft_tokens && !stopped && start + num_guessed < spec.max_len {
         return None;

@@ -20,7 +20,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acceptance::supports_trees;
+use crate::acceptance::{effective_mode, supports_trees};
 use crate::prefix::Prefix;
 use crate::step::{
     Draft, FinishReason, MAX_COMPARED_IDS, MAX_CONTEXT_IDS, MAX_DRAFT_TOKENS, PromptLogprobs, Proposal,
@@ -83,6 +83,8 @@ enum Phase {
 pub struct Sequence {
     id: SequenceId,
     spec: Arc<SequenceSpec>,
+    /// The spec as the draft worker gets it.
+    draft_spec: Arc<SequenceSpec>,
     config: SequenceConfig,
     committed: Prefix,
     phase: Phase,
@@ -120,6 +122,7 @@ impl Sequence {
     ) -> Self {
         Self {
             id,
+            draft_spec: without_logprobs(&spec),
             spec,
             config,
             committed: prompt,
@@ -423,7 +426,11 @@ impl Sequence {
     fn make_step(&mut self, role: Role, base: u32, start: u32, work: Work) -> Step {
         self.step_seq += 1;
         let step_seq = self.step_seq;
-        let spec = (!self.link(role).spec_sent).then(|| Arc::clone(&self.spec));
+        let spec = match role {
+            Role::Draft => &self.draft_spec,
+            Role::Target => &self.spec,
+        };
+        let spec = (!self.link(role).spec_sent).then(|| Arc::clone(spec));
         let link = self.link_mut(role);
         link.spec_sent = true;
         let epoch = link.epoch;
@@ -480,4 +487,13 @@ impl Sequence {
             Role::Target => &mut self.target,
         }
     }
+}
+
+/// Log probabilities are the target's: a draft worker that was asked for them would compute the logits of
+/// every prompt row, and reuse no prefix, for scores that nobody reads.
+fn without_logprobs(spec: &Arc<SequenceSpec>) -> Arc<SequenceSpec> {
+    if spec.logprobs.is_none() && spec.prompt_logprobs.is_none() {
+        return Arc::clone(spec);
+    }
+    Arc::new(SequenceSpec { logprobs: None, prompt_logprobs: None, ..(**spec).clone() })
 }

@@ -244,8 +244,9 @@ pub fn check_draft(spec: &SequenceSpec, start: u32, draft: &Draft) -> Result<(),
     }
 }
 
-/// A greedy sequence has nothing to sample: all modes equal coupled mode (contract B5).
-fn effective_mode(spec: &SequenceSpec) -> AcceptanceMode {
+/// The mode that applies: a greedy sequence has nothing to sample, so all modes equal coupled mode (contract
+/// B5). Its drafts have no distributions.
+pub fn effective_mode(spec: &SequenceSpec) -> AcceptanceMode {
     if spec.sampling.is_greedy() { AcceptanceMode::Coupled } else { spec.acceptance }
 }
 

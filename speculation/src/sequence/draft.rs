@@ -114,7 +114,7 @@ impl Sequence {
         };
         if matches!(self.phase, Phase::Drafting { .. }) {
             self.verify(now, proposal.draft);
-        } else if self.spec.acceptance == AcceptanceMode::Rejection {
+        } else if effective_mode(&self.spec) == AcceptanceMode::Rejection {
             self.report_anomaly(Anomaly::UnusableProposal);
         } else {
             self.late_proposal = Some(proposal);
@@ -127,7 +127,7 @@ impl Sequence {
             step.requested.unwrap_or(ProposalRequest { num_draft_tokens: 0, num_tree_tokens: 0 });
         let draft = &mut proposal.draft;
         let vocab_size = self.config.vocab_size;
-        let is_q_valid = match self.spec.acceptance {
+        let is_q_valid = match effective_mode(&self.spec) {
             AcceptanceMode::Rejection => {
                 // Dropping single ids because of their value would bias the text, so it is all or nothing.
                 draft.q.len() == draft.token_ids.len()

@@ -18,7 +18,7 @@ impl Sequence {
         if self.draft.assigned && is_behind && self.try_free_draft(now) {
             self.feed_draft(now, Duration::ZERO);
         }
-        let q = match self.spec.acceptance {
+        let q = match effective_mode(&self.spec) {
             AcceptanceMode::Rejection => point_distributions(&token_ids),
             AcceptanceMode::Coupled | AcceptanceMode::Typical => Vec::new(),
         };

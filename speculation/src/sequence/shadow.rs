@@ -69,9 +69,7 @@ impl Shadow {
             // Lowest priority, so that it yields to all served sequences; no spans in the request's trace.
             priority: u8::MAX,
             traceparent: String::new(),
-            logprobs: None,
-            prompt_logprobs: None,
-            ..(**sequence.spec()).clone()
+            ..(*sequence.draft_spec).clone()
         };
         let id = SequenceId(sequence.id.0 | SHADOW_BIT);
         Self { id, spec: Arc::new(spec), step_seq: 0, link, proposal: None, last_requested_at: None }

@@ -2,7 +2,7 @@
 //! not fit.
 
 use super::*;
-use crate::TokenLogprobs;
+use crate::{SamplingParams, TokenLogprobs};
 
 const NOW: Duration = Duration::from_secs(1);
 const WAIT: Duration = Duration::from_millis(20);
@@ -358,4 +358,41 @@ fn a_draft_worker_that_is_given_up_is_closed_and_another_one_chosen() {
     assert!(actions.contains(&Action::Assign(Role::Draft)));
     assert_eq!(sent(&actions, Role::Target).work, Work::Verify { draft: Draft::default() });
     assert_eq!(sequence.step(NOW, Event::Reassign(Role::Draft)), [], "nobody to give up");
+}
+
+/// A greedy sequence is coupled in every mode (contract B5): its drafts need no distributions.
+#[test]
+fn a_greedy_sequence_takes_drafts_without_distributions_in_rejection_mode() {
+    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let acceptance = AcceptanceMode::Rejection;
+    let spec = SequenceSpec { prompt_len: 3, max_len: 100, sampling, acceptance, ..SequenceSpec::default() };
+    let limits = SequenceConfig { vocab_size: 50_000, target_deadline: Duration::from_secs(30) };
+    let mut sequence = assigned(Sequence::new(SequenceId(7), Arc::new(spec), &[1, 2, 3], limits));
+    let draft = sent(&begin(&mut sequence, 2), Role::Draft);
+    let actions = answer(&mut sequence, Role::Draft, &draft, proposal(&draft, &[11, 12]));
+    let target = sent(&actions, Role::Target);
+    assert_eq!(target.work, Work::Verify { draft: Draft::chain(vec![11, 12]) });
+    answer(&mut sequence, Role::Target, &target, span(&target, 2, &[11, 12, 13]));
+    // A late one is used as well.
+    let draft = sent(&begin(&mut sequence, 2), Role::Draft);
+    let target = sent(&sequence.step(NOW + WAIT, Event::Tick), Role::Target);
+    answer(&mut sequence, Role::Draft, &draft, proposal(&draft, &[14, 15]));
+    answer(&mut sequence, Role::Target, &target, span(&target, 0, &[14]));
+    let next = sent(&begin(&mut sequence, 2), Role::Target);
+    assert_eq!(next.work, Work::Verify { draft: Draft::chain(vec![15]) });
+}
+
+/// Prompts are scored by the target alone: a draft worker would compute every row's logits for nothing.
+#[test]
+fn a_draft_worker_is_not_asked_for_log_probabilities() {
+    let (logprobs, prompt_logprobs) = (Some(5), Some(5));
+    let spec =
+        SequenceSpec { prompt_len: 3, max_len: 100, logprobs, prompt_logprobs, ..SequenceSpec::default() };
+    let limits = SequenceConfig { vocab_size: 50_000, target_deadline: Duration::from_secs(30) };
+    let mut sequence = assigned(Sequence::new(SequenceId(7), Arc::new(spec.clone()), &[1, 2, 3], limits));
+    let draft = sent(&begin(&mut sequence, 2), Role::Draft);
+    let of_draft = draft.spec.as_deref().unwrap();
+    assert_eq!((of_draft.logprobs, of_draft.prompt_logprobs), (None, None));
+    let target = sent(&answer(&mut sequence, Role::Draft, &draft, proposal(&draft, &[])), Role::Target);
+    assert_eq!(target.spec.as_deref(), Some(&spec));
 }
