@@ -8,8 +8,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -55,14 +55,23 @@ struct SequenceGrammar {
 
 #[derive(Debug)]
 enum GrammarState {
-    Compiling(Receiver<Result<Matcher, GrammarError>>),
+    Compiling(CompilingGrammar),
     Ready(Box<Matcher>),
     Masking(Receiver<MaskResult>),
     Failed(String),
 }
 
+#[derive(Debug)]
+struct CompilingGrammar {
+    reply: Receiver<Result<Matcher, GrammarError>>,
+    /// See [`CompileJob::sequence`].
+    _sequence: Arc<()>,
+}
+
 struct CompileJob {
     document: String,
+    /// Gone once the sequence is closed.
+    sequence: Weak<()>,
     reply: Sender<Result<Matcher, GrammarError>>,
 }
 
@@ -112,8 +121,8 @@ impl Grammars {
             self.sequences.insert(task.slot, SequenceGrammar { document: document.clone(), state });
         }
         let sequence = self.sequences.get_mut(&task.slot).expect("it was put there above");
-        if let GrammarState::Compiling(reply) = &sequence.state {
-            match reply.try_recv() {
+        if let GrammarState::Compiling(compiling) = &sequence.state {
+            match compiling.reply.try_recv() {
                 Ok(compiled) => sequence.state = GrammarState::of(compiled),
                 Err(TryRecvError::Disconnected) => sequence.state = GrammarState::lost(),
                 Err(TryRecvError::Empty) => return false,
@@ -127,8 +136,8 @@ impl Grammars {
     pub fn wait(&mut self, tasks: &VecDeque<Task>) -> bool {
         for task in tasks {
             let Some(sequence) = self.sequences.get_mut(&task.slot) else { continue };
-            if let GrammarState::Compiling(reply) = &sequence.state {
-                match reply.recv_timeout(WAIT_MAX) {
+            if let GrammarState::Compiling(compiling) = &sequence.state {
+                match compiling.reply.recv_timeout(WAIT_MAX) {
                     Ok(compiled) => sequence.state = GrammarState::of(compiled),
                     Err(RecvTimeoutError::Disconnected) => sequence.state = GrammarState::lost(),
                     Err(RecvTimeoutError::Timeout) => {}
@@ -202,9 +211,20 @@ impl Grammars {
     }
 
     fn compile(&self, document: String) -> GrammarState {
-        let (reply, compiled) = channel();
-        let is_sent = self.compiles.send(CompileJob { document, reply }).is_ok();
-        if is_sent { GrammarState::Compiling(compiled) } else { GrammarState::lost() }
+        let (send, reply) = channel();
+        let sequence = Arc::new(());
+        let job = CompileJob { document, sequence: Arc::downgrade(&sequence), reply: send };
+        match self.compiles.send(job) {
+            Ok(()) => GrammarState::Compiling(CompilingGrammar { reply, _sequence: sequence }),
+            Err(_) => GrammarState::lost(),
+        }
+    }
+}
+
+impl CompileJob {
+    /// Whether a sequence still waits for the grammar. Work for clients that have left would delay all others.
+    fn is_wanted(&self) -> bool {
+        self.sequence.strong_count() > 0
     }
 }
 
@@ -228,7 +248,7 @@ fn compile_all(tokenizer_json: &str, jobs: &Receiver<CompileJob>) {
     let mut compiler = None;
     // Least recently used first.
     let mut compiled: VecDeque<(String, Matcher)> = VecDeque::new();
-    while let Ok(CompileJob { document, reply }) = jobs.recv() {
+    for CompileJob { document, reply, .. } in jobs.iter().filter(CompileJob::is_wanted) {
         let matcher = catch_unwind(AssertUnwindSafe(|| {
             if let Some(known) = compiled.iter().position(|(known, _)| *known == document) {
                 let entry = compiled.remove(known).expect("it was found there");
@@ -272,7 +292,11 @@ fn mask_all(jobs: &Receiver<MaskJob>) {
 
 #[cfg(test)]
 mod tests {
+    use speculation::cached_sequence::{Admission, CachedSequence, WorkerLimits};
+    use speculation::{Draft, Role, SequenceId, Step, Work};
+
     use super::*;
+    use crate::table::{RouterId, SequenceKey};
 
     fn tokenizer_json() -> String {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/target/tokenizer.json");
@@ -281,10 +305,52 @@ mod tests {
 
     /// The compile thread's answer to a grammar that no router checked.
     fn compiled(grammars: &Grammars, grammar: &Grammar) -> Result<Matcher, String> {
-        let GrammarState::Compiling(reply) = grammars.compile(grammar.to_wire()) else {
+        let GrammarState::Compiling(compiling) = grammars.compile(grammar.to_wire()) else {
             panic!("the thread is gone")
         };
-        reply.recv().expect("the thread did not panic").map_err(|error| error.to_string())
+        compiling.reply.recv().expect("the thread did not panic").map_err(|error| error.to_string())
+    }
+
+    /// A step of a sequence with this grammar.
+    fn task(slot: u64, grammar: &Grammar) -> Task {
+        let spec = SequenceSpec { grammar: Some(grammar.to_wire()), ..SequenceSpec::default() };
+        let step = Step {
+            sequence_id: SequenceId(slot),
+            epoch: 1,
+            step_seq: 1,
+            spec: Some(Arc::new(spec)),
+            base_len: 0,
+            prefix_hash: 0,
+            append_ids: vec![1],
+            work: Work::Verify { draft: Draft::default() },
+        };
+        let limits = WorkerLimits {
+            role: Role::Target,
+            vocab_size: 10,
+            max_model_len: 10,
+            max_tree_tokens: 0,
+            grammars: true,
+        };
+        let mut cached = CachedSequence::default();
+        assert_eq!(cached.admit(&step, &limits), Admission::Run);
+        let key = SequenceKey { router: RouterId(1), sequence: step.sequence_id };
+        Task::new(key, Slot(slot), step, cached, Instant::now())
+    }
+
+    #[test]
+    fn grammars_of_clients_that_left_are_not_compiled() {
+        let ((compiles, jobs), (masks, _masks)) = (channel(), channel());
+        let (sequences, stats) = (HashMap::new(), GrammarStats::default());
+        let mut grammars = Grammars { compiles, masks, sequences, stats };
+        let slow = ["a", "b", "c"].map(|text| Grammar::choice(&[text]));
+        for (slot, grammar) in (0..).zip(&slow) {
+            assert!(!grammars.is_ready(&task(slot, grammar)));
+        }
+        grammars.close(Slot(0));
+        grammars.close(Slot(1));
+        let wanted: Vec<String> =
+            jobs.try_iter().filter(CompileJob::is_wanted).map(|job| job.document).collect();
+        assert_eq!(wanted, [slow[2].to_wire()]);
     }
 
     #[test]

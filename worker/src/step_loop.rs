@@ -119,7 +119,7 @@ pub struct StepLoop<M> {
     limits: WorkerLimits,
     table: SequenceTable,
     routers: HashMap<RouterId, Router>,
-    /// Sequences with queued steps, oldest first.
+    /// Sequences with queued steps, oldest first; once for each step.
     waiting: VecDeque<SequenceKey>,
     running: VecDeque<Task>,
     batch_former: BatchFormer<SequenceKey>,
@@ -288,7 +288,9 @@ impl<M: StepExecutor> StepLoop<M> {
         }
         let executor = &mut self.executor;
         let entry = self.table.entry(key, || executor.open());
-        if entry.waiting.len() >= WAITING_STEPS {
+        if entry.waiting.len() < WAITING_STEPS {
+            self.waiting.push_back(key);
+        } else {
             entry.waiting.pop_front();
             self.metrics.count(StepOutcome::Overrun);
         }
@@ -297,7 +299,6 @@ impl<M: StepExecutor> StepLoop<M> {
         let arrived_at = received.saturating_duration_since(self.began);
         self.batch_former.arrived(arrived_at, key, StepRows::remaining(&sent.step, 0, 0));
         entry.waiting.push_back((sent, received));
-        self.waiting.push_back(key);
     }
 
     /// Closes a sequence, even while its step runs, because the router ignores the reply. A close of an older
@@ -354,6 +355,13 @@ impl<M: StepExecutor> StepLoop<M> {
         let mut cached = entry.cached.take().expect("the caller checked that it is idle");
         let slot = entry.slot;
         let (outcome, body) = match cached.admit(&step, &self.limits) {
+            // A feed that only cuts: no forward could run it, because it has no rows.
+            Admission::Run if step.append_ids.is_empty() => {
+                self.ahead.drop_sequence(&mut self.executor, &key);
+                self.executor.truncate(slot, step.base_len);
+                let (cached_len, prompt_logprobs) = (step.base_len, None);
+                (StepOutcome::Run, Some(ReplyBody::Fed { cached_len, prompt_logprobs }))
+            }
             Admission::Run => {
                 self.metrics.count(StepOutcome::Run);
                 let found = self.ahead.take(&mut self.executor, (&key, &step, &cached), received);

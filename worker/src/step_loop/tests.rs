@@ -53,7 +53,8 @@ impl StepExecutor for Blocks {
     ) -> Result<Vec<(Task, ReplyBody)>, OutOfKvBlocks> {
         let free = self.total - self.used.values().sum::<u32>() as usize;
         let first = tasks.front().expect("called with tasks").step.append_ids.len();
-        if first > free {
+        // A forward has rows.
+        if first > free || first == 0 {
             return Err(OutOfKvBlocks);
         }
         let task = tasks.pop_front().expect("there is one");
@@ -189,6 +190,38 @@ fn the_idle_sequence_used_longest_ago_makes_room_and_is_rebuilt() {
     bench.send(1, vec![second], &[]);
     bench.send(1, vec![first], &[]);
     assert_eq!(read(&mut replies), [said(2, "fed 3"), said(1, "need 0 true")]);
+}
+
+/// A step that only cuts has no row for a forward. Counted as one that does not fit, it cost every idle
+/// sequence its KV, and running ones were preempted.
+#[test]
+fn a_step_that_only_cuts_is_answered_and_costs_nobody_anything() {
+    let mut bench = Bench::new(10);
+    let mut one = bench.open(1, 1);
+    let mut two = bench.open(2, 2);
+    for router in [1, 2] {
+        let step = bench.step(5, 1, &[], &[1, 2, 3]);
+        bench.send(router, vec![step], &[]);
+    }
+    let (cut, empty) = (bench.step(5, 1, &[1, 2], &[]), bench.step(6, 1, &[], &[]));
+    bench.send(2, vec![cut, empty], &[]);
+    assert_eq!(read(&mut two), [said(5, "fed 3"), said(5, "fed 2"), said(6, "fed 0")]);
+    assert_eq!(bench.blocks_used(), 3 + 2, "the other router's sequence and what is left of this one");
+    let next = bench.step(5, 1, &[1, 2, 3], &[4]);
+    bench.send(1, vec![next], &[]);
+    assert_eq!(read(&mut one), [said(5, "fed 3"), said(5, "fed 4")], "its KV is still there");
+}
+
+/// The queue of a sequence is bounded, and so is the queue of all of them.
+#[test]
+fn steps_that_newer_ones_displace_leave_nothing_behind() {
+    let mut bench = Bench::new(100);
+    let _replies = bench.open(1, 1);
+    let steps: Vec<SentStep> =
+        (0..10 * WAITING_STEPS).map(|_| SentStep { step: bench.step(1, 1, &[], &[1]), span_id: 0 }).collect();
+    let (router, stream, closes) = (RouterId(1), StreamId(1), Vec::new());
+    bench.step_loop.receive(Message::Frame { router, stream, steps, closes, received: Instant::now() });
+    assert_eq!(bench.step_loop.waiting.len(), WAITING_STEPS);
 }
 
 #[test]
