@@ -1,5 +1,5 @@
 //! The life of a process, the same for every role: check the configuration, set up telemetry, start the role,
-//! wait for a signal, drain work in flight, stop everything, return the exit code.
+//! wait for a signal, drain work in flight (a second signal ends that), stop everything, return the exit code.
 //!
 //! A role supplies only its start ([`run`]'s `start`); it must never install a signal handler or exit.
 
@@ -15,7 +15,7 @@ use crate::config::Faults;
 use crate::discovery::{DiscoveryUri, EtcdUser, Source, check_static_file};
 use crate::health::Health;
 use crate::secret::Secret;
-use crate::shutdown::{Lifetime, termination_signal};
+use crate::shutdown::{Lifetime, TerminationSignals};
 use crate::telemetry::{self, LogFilter, LogFormat, TelemetryConfig};
 use crate::tls::ClientFiles;
 
@@ -206,25 +206,35 @@ where
 {
     crate::descriptors::raise_limit();
     let (lifetime, health) = (Lifetime::new(), Health::new());
-    let code = tokio::select! {
+    let mut signals = TerminationSignals::listen();
+    let (code, lame_duck) = tokio::select! {
         biased;
         // A signal to stop during the start aborts it.
-        () = stop_requested(config.exit_on_stdin_close) => {
+        () = stop_requested(&mut signals, config.exit_on_stdin_close) => {
             if config.lame_duck.is_zero() {
                 tracing::info!("stopping: requests in flight may finish");
             } else {
                 tracing::info!(lame_duck = ?config.lame_duck, "stopping: requests in flight may finish");
             }
-            health.set_draining("the process is stopping");
-            lifetime.leave();
-            tokio::time::sleep(config.lame_duck).await;
-            ExitCode::SUCCESS
+            (ExitCode::SUCCESS, config.lame_duck)
         }
         // When the role fails, the reason is the last line of the log.
-        code = start_and_report(start(lifetime.clone(), health.clone()), &health) => code,
+        code = start_and_report(start(lifetime.clone(), health.clone()), &health) => (code, Duration::ZERO),
     };
     health.set_draining("the process is stopping");
-    lifetime.drain(config.grace).await;
+    let finish = async {
+        lifetime.leave();
+        tokio::time::sleep(lame_duck).await;
+        lifetime.drain(config.grace).await;
+    };
+    tokio::select! {
+        biased;
+        // Who asks again does not want to wait.
+        signal = signals.next() => {
+            tracing::warn!(signal, "stopping at once: requests in flight are ended");
+        }
+        () = finish => {}
+    }
     lifetime.shut_down(STOP_GRACE).await;
     code
 }
@@ -243,11 +253,10 @@ async fn start_and_report(start: impl Future<Output = anyhow::Result<()>>, healt
     ExitCode::FAILURE
 }
 
-async fn stop_requested(on_stdin_close: bool) {
+async fn stop_requested(signals: &mut TerminationSignals, on_stdin_close: bool) {
     tokio::select! {
         biased;
-        // SIGINT and SIGTERM.
-        _ = termination_signal() => {}
+        _ = signals.next() => {}
         // The parent has ended.
         () = stdin_closed(), if on_stdin_close => {}
     }

@@ -114,6 +114,38 @@ async fn a_signal_drains_and_ends_well() {
     }
 }
 
+/// A role whose request ends only when it is cancelled.
+async fn serve_a_request_that_hangs(lifetime: Lifetime, health: Health) -> anyhow::Result<()> {
+    health.set_ready();
+    let (draining, cancelled, request) =
+        (lifetime.draining(), lifetime.cancelled(), lifetime.work("request"));
+    lifetime.spawn("server", async move {
+        draining.await;
+        eprintln!("the drain waits");
+        cancelled.await;
+        drop(request);
+    });
+    eprintln!("ready");
+    Ok(())
+}
+
+/// The grace period may be up to an hour.
+#[tokio::test]
+async fn a_second_signal_ends_the_drain() {
+    if env_var(RUN_AGAIN).is_some() {
+        return off_the_runtime(|| play(false, serve_a_request_that_hangs)).await;
+    }
+    for (first, second) in [(Signal::SIGTERM, Signal::SIGTERM), (Signal::SIGTERM, Signal::SIGINT)] {
+        let mut role = Role::start("a_second_signal_ends_the_drain");
+        role.tells("ready").await;
+        role.signal(first);
+        role.tells("the drain waits").await;
+        role.signal(second);
+        role.tells("stopping at once").await;
+        role.tells("ended with success").await;
+    }
+}
+
 #[tokio::test]
 async fn a_closed_stdin_ends_it_where_asked_for() {
     if env_var(RUN_AGAIN).is_some() {

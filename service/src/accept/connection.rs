@@ -256,7 +256,12 @@ impl ConnectionMonitor {
         if let Some((at, reason)) = self.end_at
             && at <= now
         {
-            return ConnectionAction::End(reason);
+            let is_idle = self.state.traffic().idle_since.is_some();
+            if is_idle || reason != CloseReason::IdleTimeout {
+                return ConnectionAction::End(reason);
+            }
+            // A request crossed with the notice to go, and HTTP/2 promises to process it.
+            self.end_at = Some((now + CLOSE_GRACE, reason));
         }
         let unread = now.checked_sub(self.timeouts.write).unwrap_or(self.opened);
         if self.state.cut_unread(unread) && self.state.is_http1() {
@@ -410,6 +415,19 @@ mod tests {
         monitor.state.written.fetch_add(17, Ordering::Relaxed);
         assert_eq!(monitor.check(after(242)), ConnectionAction::Close, "a ping is no answer");
         assert_eq!(monitor.check(after(246)), ConnectionAction::End(CloseReason::IdleTimeout));
+    }
+
+    /// HTTP/2 processes requests that crossed with the notice to go.
+    #[test]
+    fn a_request_that_crosses_with_the_end_of_an_idle_connection_is_answered() {
+        let mut monitor = monitor();
+        drop(monitor.state.begin(Version::HTTP_2));
+        assert_eq!(monitor.check(after(121)), ConnectionAction::Close);
+        let (_slot, body) = monitor.state.begin(Version::HTTP_2);
+        assert_eq!(monitor.check(after(124)), ConnectionAction::Continue, "it is being answered");
+        assert_eq!(monitor.check(after(3_600)), ConnectionAction::Continue, "however long that takes");
+        drop(body);
+        assert_eq!(monitor.check(after(3_604)), ConnectionAction::End(CloseReason::IdleTimeout));
     }
 
     #[test]

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use gate::Gate;
 pub use gate::GateGuard;
-pub use signal::termination_signal;
+pub use signal::TerminationSignals;
 
 /// Token and gate of the tasks of a process, or of a part of it.
 ///

@@ -1,23 +1,32 @@
 //! The signals that ask a process to end.
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Listens for SIGINT and SIGTERM from this call on; the future resolves to the name of the first to arrive.
-///
-/// Call it early, await it late: a signal that arrives in between is not lost. Needs a Tokio runtime with
-/// I/O.
-///
-/// Cancel safety: safe.
-pub fn termination_signal() -> impl Future<Output = &'static str> + Send {
-    let listen = |kind| signal(kind).expect("a runtime with I/O can listen for SIGINT and SIGTERM");
-    let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt()), listen(SignalKind::terminate()));
-    async move {
+/// SIGINT and SIGTERM, from [`TerminationSignals::listen`] on.
+#[derive(Debug)]
+pub struct TerminationSignals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl TerminationSignals {
+    /// Listens from this call on: call it early, and a signal that arrives before [`next`](Self::next) is not
+    /// lost. Needs a Tokio runtime with I/O.
+    pub fn listen() -> Self {
+        let listen = |kind| signal(kind).expect("a runtime with I/O can listen for SIGINT and SIGTERM");
+        Self { interrupt: listen(SignalKind::interrupt()), terminate: listen(SignalKind::terminate()) }
+    }
+
+    /// Waits for the next signal and returns its name.
+    ///
+    /// Cancel safety: safe.
+    pub async fn next(&mut self) -> &'static str {
         tokio::select! {
             biased;
-            // Ctrl-C; also sent by `outrider up` to its children.
-            _ = interrupt.recv() => "SIGINT",
-            // Sent first by container runtimes.
-            _ = terminate.recv() => "SIGTERM",
+            // Ctrl-C.
+            _ = self.interrupt.recv() => "SIGINT",
+            // Sent first by container runtimes, and by `outrider up` to its children.
+            _ = self.terminate.recv() => "SIGTERM",
         }
     }
 }

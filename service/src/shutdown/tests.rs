@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Lifetime, ShutdownOutcome, termination_signal};
+use super::{Lifetime, ShutdownOutcome, TerminationSignals};
 
 /// A grace period that a passing test never uses up.
 const AMPLE: Duration = Duration::from_secs(60);
@@ -74,7 +74,7 @@ async fn a_panic_opens_the_gate_and_reaches_the_handle() {
 
 #[tokio::test]
 async fn sigterm_is_seen_even_before_the_future_is_awaited() {
-    let signal = termination_signal();
+    let mut signals = TerminationSignals::listen();
     nix::sys::signal::raise(nix::sys::signal::Signal::SIGTERM).unwrap();
-    assert_eq!(signal.await, "SIGTERM");
+    assert_eq!(signals.next().await, "SIGTERM");
 }

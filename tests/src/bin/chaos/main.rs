@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use service::shutdown::termination_signal;
+use service::shutdown::TerminationSignals;
 use tests::chaos::fault::FaultKind;
 use tests::chaos::fleet::{Engine, FleetSize};
 use tests::chaos::logs::FileLogs;
@@ -168,10 +168,11 @@ async fn main() -> anyhow::Result<ExitCode> {
     let settings = args.settings();
     let logs = Arc::new(FileLogs::new(args.logs.as_deref())?);
     eprintln!("seed {}, {} faults, at least {} streams", settings.seed, settings.plan.faults, args.streams);
+    let mut signals = TerminationSignals::listen();
     let played = tokio::select! {
         biased;
         // On a signal everything that was started, including etcd, stops with this program.
-        _ = termination_signal() => anyhow::bail!("stopped by a signal"),
+        _ = signals.next() => anyhow::bail!("stopped by a signal"),
         played = run(&settings, &logs, |line| eprintln!("{line}")) => played,
     };
     let report = played.inspect_err(|_| eprintln!("logs: {}", logs.keep().display()))?;
