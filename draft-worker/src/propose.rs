@@ -168,9 +168,9 @@ fn proposal(task: &Task, spec: &SequenceSpec) -> Option<StepProgress> {
     let (num_draft_tokens, num_tree_tokens) = asked(task);
     let chain = &task.guesses;
     let num_guessed = chain.token_ids.len() as u32;
-    // Nothing follows a stop token. In rejection mode the draft length must not depend on the drawn tokens.
-    let stopped = effective_mode(spec) != AcceptanceMode::Rejection
-        && chain.token_ids.last().is_some_and(|id| spec.stop_token_ids.contains(id));
+    // Nothing follows a stop token. This does not bias rejection mode, where the draft length must not depend
+    // on the drawn tokens: an id behind a stop token is never verified.
+    let stopped = chain.token_ids.last().is_some_and(|id| spec.stop_token_ids.contains(id));
     if num_guessed < num_draft_tokens && !stopped && start + num_guessed < spec.max_len {
         return None;
     }
