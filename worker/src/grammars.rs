@@ -18,7 +18,7 @@ use speculation::logits::{DrawError, TokenMask};
 use speculation::{SequenceSpec, TokenId};
 
 use crate::Task;
-use crate::task::Slot;
+use crate::task::{PrefixLookup, Slot};
 
 /// Maximum compiled grammars in the cache. Clients send few distinct grammars many times.
 const COMPILED_MAX: usize = 64;
@@ -131,9 +131,16 @@ impl Grammars {
         true
     }
 
-    /// Waits up to [`WAIT_MAX`] for the first grammar that one of `tasks` is still compiling. Returns whether
-    /// there was one.
+    /// Waits up to [`WAIT_MAX`] for the first grammar that one of `tasks` is still compiling. Returns false at
+    /// once if there is none, or if one of `tasks` could run but for its KV: freeing KV must not wait.
     pub fn wait(&mut self, tasks: &VecDeque<Task>) -> bool {
+        let is_compiling = |task: &Task| {
+            let sequence = self.sequences.get(&task.slot);
+            sequence.is_some_and(|sequence| matches!(sequence.state, GrammarState::Compiling(_)))
+        };
+        if tasks.iter().any(|task| task.prefix == PrefixLookup::Done && !is_compiling(task)) {
+            return false;
+        }
         for task in tasks {
             let Some(sequence) = self.sequences.get_mut(&task.slot) else { continue };
             if let GrammarState::Compiling(compiling) = &sequence.state {
@@ -208,6 +215,14 @@ impl Grammars {
     /// Drops the state of a sequence.
     pub fn close(&mut self, slot: Slot) {
         self.sequences.remove(&slot);
+    }
+
+    /// Without threads: nothing is ever compiled. For tests.
+    #[cfg(test)]
+    pub(crate) fn that_never_compile() -> (Self, impl Sized) {
+        let ((compiles, jobs), (masks, mask_jobs)) = (channel(), channel());
+        let (sequences, stats) = (HashMap::new(), GrammarStats::default());
+        (Self { compiles, masks, sequences, stats }, (jobs, mask_jobs))
     }
 
     fn compile(&self, document: String) -> GrammarState {
@@ -339,9 +354,8 @@ mod tests {
 
     #[test]
     fn grammars_of_clients_that_left_are_not_compiled() {
-        let ((compiles, jobs), (masks, _masks)) = (channel(), channel());
-        let (sequences, stats) = (HashMap::new(), GrammarStats::default());
-        let mut grammars = Grammars { compiles, masks, sequences, stats };
+        let (compiles, jobs) = channel();
+        let mut grammars = Grammars { compiles, ..Grammars::start(tokenizer_json()).unwrap() };
         let slow = ["a", "b", "c"].map(|text| Grammar::choice(&[text]));
         for (slot, grammar) in (0..).zip(&slow) {
             assert!(!grammars.is_ready(&task(slot, grammar)));

@@ -260,3 +260,72 @@ impl<D: RoleLogic> StepExecutor for ModelExecutor<D> {
         ExecutorStats::of_engine(&self.engine, self.counts, grammars)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use engine::{LoadOptions, WeightFormat};
+    use speculation::cached_sequence::{Admission, CachedSequence};
+    use speculation::logits::DrawError;
+    use speculation::{SequenceId, SequenceSpec, Step};
+
+    use super::*;
+    use crate::role_logic::{OutputRows, StepProgress};
+    use crate::table::{RouterId, SequenceKey};
+
+    struct FeedsOnly;
+
+    impl RoleLogic for FeedsOnly {
+        fn process_rows(&mut self, _: &mut Task, _: OutputRows<'_>) -> Result<StepProgress, DrawError> {
+            unreachable!("nothing is drawn")
+        }
+    }
+
+    /// A step that feeds so many ids into a new sequence.
+    fn task(executor: &mut ModelExecutor<FeedsOnly>, num_ids: u32, grammar: Option<&str>) -> Task {
+        let slot = executor.open();
+        let key = SequenceKey { router: RouterId(1), sequence: SequenceId(slot.0) };
+        let spec = SequenceSpec { grammar: grammar.map(str::to_owned), ..SequenceSpec::default() };
+        let step = Step {
+            sequence_id: key.sequence,
+            epoch: 1,
+            step_seq: 1,
+            spec: Some(Arc::new(spec)),
+            base_len: 0,
+            prefix_hash: 0,
+            append_ids: (0..num_ids).map(|i| 7 + (i + slot.0 as u32) % 90).collect(),
+            work: Work::Feed,
+        };
+        let mut cached = CachedSequence::default();
+        assert_eq!(cached.admit(&step, &executor.limits()), Admission::Run);
+        Task::new(key, slot, step, cached, Instant::now())
+    }
+
+    /// The device thread frees KV only if it is told that some is missing. A grammar may take seconds.
+    #[test]
+    fn who_lacks_kv_does_not_wait_for_the_grammar_of_another() {
+        let options = LoadOptions {
+            model_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft"),
+            weights: WeightFormat::AsStored,
+            threads: 1,
+            tensor_parallel: 1,
+            kv_memory_bytes: 256 << 10,
+            max_model_len: None,
+        };
+        let engine = Engine::load(&options).unwrap();
+        let most = (engine.info().kv_blocks * u64::from(engine.info().kv_block_size)) as u32;
+        let (grammars, _threads) = Grammars::that_never_compile();
+        let mut executor =
+            ModelExecutor::new(engine, Role::Draft, 1_000, 512, FeedsOnly).with_grammars(grammars);
+        let mut filling = VecDeque::from([task(&mut executor, most, None)]);
+        while executor.advance(&mut filling, u32::MAX).expect("it fits").is_empty() {}
+        let waiting = task(&mut executor, 1, Some("{}"));
+        let mut tasks = VecDeque::from([waiting, task(&mut executor, 20, None)]);
+        assert!(matches!(executor.advance(&mut tasks, u32::MAX), Err(OutOfKvBlocks)));
+        tasks.pop_back();
+        assert!(matches!(executor.advance(&mut tasks, u32::MAX), Ok(finished) if finished.is_empty()));
+    }
+}
