@@ -191,7 +191,7 @@ impl<M: StepExecutor> StepLoop<M> {
                     continue;
                 }
                 if let Some(queue_us) = self.admit_waiting() {
-                    // Replies computed ahead do not wait for a forward.
+                    // Replies that need no forward do not wait for one.
                     let timing = v1::StepTiming { queue_us, ..v1::StepTiming::default() };
                     reactor.write_and_read(|| self.flush(&timing));
                 }
@@ -324,8 +324,7 @@ impl<M: StepExecutor> StepLoop<M> {
         }
     }
 
-    /// Admits queued steps. If one was answered without a forward, by work computed ahead, returns its queue
-    /// time in microseconds.
+    /// Admits queued steps. If one was answered without a forward, returns its queue time in microseconds.
     fn admit_waiting(&mut self) -> Option<u64> {
         let mut answered = None;
         for _ in 0..self.waiting.len() {
@@ -343,7 +342,7 @@ impl<M: StepExecutor> StepLoop<M> {
         answered
     }
 
-    /// Admits one step. If it is answered by work computed ahead, returns its queue time in microseconds.
+    /// Admits one step. If it is answered without a forward, returns its queue time in microseconds.
     fn admit(
         &mut self,
         key: SequenceKey,
@@ -390,10 +389,8 @@ impl<M: StepExecutor> StepLoop<M> {
         };
         entry.cached = Some(cached);
         self.metrics.count(outcome);
-        if let Some(body) = body {
-            self.answer(key.router, &Reply::to(&step, body));
-        }
-        None
+        self.answer(key.router, &Reply::to(&step, body?));
+        Some(received.elapsed().as_micros() as u64)
     }
 
     fn finish(&mut self, mut task: Task, body: ReplyBody) {

@@ -212,6 +212,21 @@ fn a_step_that_only_cuts_is_answered_and_costs_nobody_anything() {
     assert_eq!(read(&mut one), [said(5, "fed 3"), said(5, "fed 4")], "its KV is still there");
 }
 
+/// A router waits for this answer before it sends the context.
+#[test]
+fn an_answer_that_needs_no_forward_does_not_wait_for_one() {
+    let mut bench = Bench::new(100);
+    let mut replies = bench.open(1, 1);
+    let (long, lost) = (bench.step(1, 1, &[], &[1; 50]), bench.step(2, 1, &[1, 2], &[3]));
+    let steps = [long, lost].map(|step| SentStep { step, span_id: 0 }).into();
+    let (router, stream, closes) = (RouterId(1), StreamId(1), Vec::new());
+    bench.step_loop.receive(Message::Frame { router, stream, steps, closes, received: Instant::now() });
+    assert!(bench.step_loop.admit_waiting().is_some(), "there is something to send");
+    bench.step_loop.flush(&v1::StepTiming::default());
+    assert_eq!(bench.step_loop.running.len(), 1, "the other step has not run");
+    assert_eq!(read(&mut replies), [said(2, "need 0 false")]);
+}
+
 /// The queue of a sequence is bounded, and so is the queue of all of them.
 #[test]
 fn steps_that_newer_ones_displace_leave_nothing_behind() {
