@@ -4,4 +4,5 @@
 mod agreement;
 mod ahead;
 mod branches;
+mod grammars;
 mod translated;
