@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use engine::{Engine, LoadOptions, SequenceRows, SlotId, TokenId, TreeRows, WeightFormat};
-use speculation::acceptance::{guess_candidates, verify};
+use speculation::acceptance::{RawRows, guess_candidates, verify};
 use speculation::logits::TokenCounts;
 use speculation::tree::{Candidates, MAX_CANDIDATES, TreeGrowth, with_leaves};
 use speculation::{Draft, SamplingParams, SequenceSpec};
@@ -353,7 +353,8 @@ impl Pair {
         let mut logits = self.target.forward_with_trees(&batch, &[], &trees)?.logits;
         let (rows, vocab_size) = (0..logits.rows(), logits.vocab_size());
         let mut counts = TokenCounts::default();
-        let verdict = verify(spec, &mut counts, start, draft, logits.rows_mut(rows), vocab_size)?;
+        let verdict =
+            verify(spec, &mut counts, start, draft, RawRows::new(logits.rows_mut(rows), vocab_size))?;
         let accepted = &verdict.token_ids[..verdict.num_accepted as usize];
         if draft.is_tree() {
             let path: Vec<usize> = draft.rows_on_path(accepted).into_iter().map(|row| row - 1).collect();

@@ -5,7 +5,7 @@
 
 use grammar::{Compiler, Grammar, GrammarKind, Matcher, Vocabulary};
 use serde_json::{Value, json};
-use speculation::acceptance::{RawRows, guess, verify_masked};
+use speculation::acceptance::{RawRows, guess, verify};
 use speculation::logits::TokenCounts;
 use speculation::noise::{Noise, Purpose};
 use speculation::{AcceptanceMode, Draft, FinishReason, SamplingParams, SequenceSpec, TokenId};
@@ -70,7 +70,7 @@ impl Pair<'_> {
             let rows = RawRows { logits: &mut rows, vocab_size, masks: &masks };
             let mut counts = TokenCounts::new(0);
             let start = output.len() as u32;
-            let verdict = verify_masked(&self.spec, &mut counts, start, &draft, rows).unwrap();
+            let verdict = verify(&self.spec, &mut counts, start, &draft, rows).unwrap();
             self.accepted += verdict.num_accepted;
             output.extend(verdict.token_ids);
             if let Some(finish) = verdict.finish {

@@ -1,6 +1,6 @@
 //! The target's part of a step: verifies the drafted ids and draws the next token.
 
-use speculation::acceptance::{RawRows, verify_draws, verify_masked};
+use speculation::acceptance::{RawRows, verify, verify_draws};
 use speculation::logits::DrawError;
 use speculation::{ReplyBody, TokenSpan, Work};
 use worker::{OutputRows, RoleLogic, StepProgress, Task};
@@ -21,7 +21,7 @@ impl RoleLogic for Verify {
         let verification = match rows {
             OutputRows::Logits { values, vocab_size, masks, .. } => {
                 let rows = RawRows { logits: values, vocab_size, masks };
-                verify_masked(&spec, task.cached.counts_mut(), start, draft, rows)?
+                verify(&spec, task.cached.counts_mut(), start, draft, rows)?
             }
             OutputRows::DeviceDraws { drawn, scores, .. } => {
                 verify_draws(&spec, start, draft, (drawn, scores))?

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{Engine, EngineInfo, Logits, SequenceRows, SlotId};
-use speculation::acceptance::{guess, verify};
+use speculation::acceptance::{RawRows, guess, verify};
 use speculation::logits::TokenCounts;
 use speculation::sequence::{Action, Event, Sequence, SequenceConfig};
 use speculation::{
@@ -220,7 +220,8 @@ impl LocalModel {
         let vocab_size = logits.vocab_size();
         // No sequence here has penalties, so nothing is counted.
         let mut counts = TokenCounts::new(spec.prompt_len);
-        let verdict = verify(spec, &mut counts, start, draft, logits.rows_mut(0..num_rows), vocab_size)?;
+        let verdict =
+            verify(spec, &mut counts, start, draft, RawRows::new(logits.rows_mut(0..num_rows), vocab_size))?;
         self.engine.truncate(slot, start + verdict.num_accepted);
         Ok(ReplyBody::Span(TokenSpan {
             start,

@@ -101,7 +101,7 @@ pub fn draw_processed(spec: &SequenceSpec, position: u32, logits: &[f32]) -> Dra
 mod tests {
     use super::*;
     use crate::SamplingParams;
-    use crate::acceptance::verify;
+    use crate::acceptance::{RawRows, verify};
     use crate::logits::{TokenCounts, score};
     use crate::noise::{Noise, Purpose};
 
@@ -141,7 +141,8 @@ mod tests {
                 draft.token_ids.push(if i == case % 5 { (right + 1) % VOCAB as u32 } else { right });
             }
             let drawn = draw_rows(&spec, &mut counts, (5, &draft.token_ids), &mut rows.clone());
-            let expected = verify(&spec, &mut counts, 5, &draft, &mut rows.clone(), VOCAB).unwrap();
+            let expected =
+                verify(&spec, &mut counts, 5, &draft, RawRows::new(&mut rows.clone(), VOCAB)).unwrap();
             assert_eq!(verify_draws(&spec, 5, &draft, (&drawn, &[])), Ok(expected.clone()), "case {case}");
             accepted_counts.push(expected.num_accepted);
 
@@ -150,7 +151,8 @@ mod tests {
             let of_row =
                 |(row, drawn): (&[f32], &DrawResult)| score(row, drawn.token(0).unwrap(), case as u32 % 4);
             let scores: Vec<TokenLogprobs> = rows.chunks_exact(VOCAB).zip(&drawn).map(of_row).collect();
-            let expected = verify(&spec, &mut counts, 5, &draft, &mut rows.clone(), VOCAB).unwrap();
+            let expected =
+                verify(&spec, &mut counts, 5, &draft, RawRows::new(&mut rows.clone(), VOCAB)).unwrap();
             assert_eq!(expected.logprobs.len(), expected.token_ids.len());
             assert_eq!(verify_draws(&spec, 5, &draft, (&drawn, &scores)), Ok(expected), "case {case}");
             assert!(verify_draws(&spec, 5, &draft, (&drawn, &scores[1..])).is_err(), "one is missing");

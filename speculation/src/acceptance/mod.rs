@@ -109,25 +109,6 @@ struct CommittedToken {
     next: Option<usize>,
 }
 
-/// Verifies `draft` at `start` and draws one more token, as defined in contract A and B.
-///
-/// `logits` holds one raw row of `vocab_size` for each drafted token plus one: row 0 predicts position
-/// `start`, row i + 1 predicts the position after drafted token i, given the ids before `start` and the path
-/// to that token. Rows are modified in place. `counts` describes the ids before `start` (unread unless the
-/// sequence has penalties) and is unchanged on return. The walk begins at row 0 and continues at the accepted
-/// child. The span ends with the first draw that matches no child, with a stop token, or at `max_len`.
-#[expect(clippy::too_many_arguments, reason = "four values of the step, and the logits with their shape")]
-pub fn verify(
-    spec: &SequenceSpec,
-    counts: &mut TokenCounts,
-    start: u32,
-    draft: &Draft,
-    logits: &mut [f32],
-    vocab_size: usize,
-) -> Result<Verification, DrawError> {
-    verify_masked(spec, counts, start, draft, RawRows { logits, vocab_size, masks: &[] })
-}
-
 /// The logits of one verification, as in [`verify`], and the tokens that may be drawn from them.
 #[derive(Debug)]
 pub struct RawRows<'a> {
@@ -140,8 +121,21 @@ pub struct RawRows<'a> {
     pub masks: &'a [TokenMask],
 }
 
-/// [`verify`] for a sequence with a grammar.
-pub fn verify_masked(
+impl<'a> RawRows<'a> {
+    /// Rows of a sequence without a grammar.
+    pub fn new(logits: &'a mut [f32], vocab_size: usize) -> Self {
+        Self { logits, vocab_size, masks: &[] }
+    }
+}
+
+/// Verifies `draft` at `start` and draws one more token, as defined in contract A and B.
+///
+/// `rows` has one row for each drafted token plus one: row 0 predicts position `start`, row i + 1 predicts
+/// the position after drafted token i, given the ids before `start` and the path to that token. Rows are
+/// modified in place. `counts` describes the ids before `start` (unread unless the sequence has penalties)
+/// and is unchanged on return. The walk begins at row 0 and continues at the accepted child. The span ends
+/// with the first draw that matches no child, with a stop token, or at `max_len`.
+pub fn verify(
     spec: &SequenceSpec,
     counts: &mut TokenCounts,
     start: u32,

@@ -1,7 +1,7 @@
 //! The guarantee of coupled mode, checked with `==`: for any draft, the committed ids, their scores and the
 //! finish reason equal those of drawing one token at a time, and those of the naive twin.
 
-use speculation::acceptance::{guess, verify};
+use speculation::acceptance::{RawRows, guess, verify};
 use speculation::logits::TokenCounts;
 use speculation::noise::{Noise, Purpose};
 use speculation::{
@@ -69,7 +69,8 @@ fn generate(spec: &SequenceSpec, drafter: Drafter, k: usize, truth: &[TokenId]) 
         let mut rows = TARGET.rows(&ids, &draft.token_ids);
         let before = counts.clone();
         let start = ids.len() as u32;
-        let verification = verify(spec, &mut counts, start, &draft, &mut rows, TARGET.vocab_size).unwrap();
+        let verification =
+            verify(spec, &mut counts, start, &draft, RawRows::new(&mut rows, TARGET.vocab_size)).unwrap();
         assert_eq!(counts, before, "counts are restored");
         let accepted = verification.num_accepted as usize;
         assert_eq!(verification.token_ids[..accepted], draft.token_ids[..accepted]);

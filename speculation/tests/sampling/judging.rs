@@ -1,6 +1,6 @@
 //! Single verifications: where a span ends, what is refused, and the thresholds of the probabilistic modes.
 
-use speculation::acceptance::{MAX_Q_TOKENS, Verification, check_draft, guess, verify};
+use speculation::acceptance::{MAX_Q_TOKENS, RawRows, Verification, check_draft, guess, verify};
 use speculation::logits::{DrawError, TokenCounts};
 use speculation::step::DraftDistribution;
 use speculation::{AcceptanceMode, Draft, FinishReason, SamplingParams, SequenceSpec, TokenId, ngram};
@@ -19,7 +19,7 @@ fn draft(token_ids: &[TokenId]) -> Draft {
 }
 
 fn judge(spec: &SequenceSpec, draft: &Draft, rows: &[[f32; VOCAB_SIZE]]) -> Result<Verification, DrawError> {
-    verify(spec, &mut TokenCounts::new(0), 10, draft, &mut rows.concat(), VOCAB_SIZE)
+    verify(spec, &mut TokenCounts::new(0), 10, draft, RawRows::new(&mut rows.concat(), VOCAB_SIZE))
 }
 
 fn spec() -> SequenceSpec {
@@ -80,7 +80,7 @@ fn shapes_that_do_not_fit_are_refused() {
     let rows = [certain(1), certain(2)];
     let error = judge(&spec(), &draft(&[1, 2]), &rows).unwrap_err();
     assert_eq!(error, DrawError::WrongShape { position: 10, expected: 12, got: 8 });
-    let empty = verify(&spec(), &mut TokenCounts::new(0), 10, &draft(&[]), &mut [], 0);
+    let empty = verify(&spec(), &mut TokenCounts::new(0), 10, &draft(&[]), RawRows::new(&mut [], 0));
     assert!(matches!(empty, Err(DrawError::WrongShape { .. })));
 }
 
@@ -92,7 +92,7 @@ fn an_error_behind_accepted_ids_names_its_position_and_restores_the_counts() {
     (0..10).for_each(|_| counts.push(0));
     let before = counts.clone();
     let mut rows = [certain(1), certain(2), [f32::NAN; VOCAB_SIZE]].concat();
-    let judged = verify(&spec, &mut counts, 10, &draft(&[1, 2]), &mut rows, VOCAB_SIZE);
+    let judged = verify(&spec, &mut counts, 10, &draft(&[1, 2]), RawRows::new(&mut rows, VOCAB_SIZE));
     assert_eq!(judged, Err(DrawError::NotANumber { position: 12, token_id: 0 }));
     assert_eq!(counts, before);
 }
@@ -196,15 +196,17 @@ fn check_typical(probabilities: &[f32], id: TokenId, expected: bool) {
     for seed in 0..40 {
         let mut spec = SequenceSpec { seed, ..spec() };
         let mut counts = TokenCounts::new(0);
-        let own =
-            verify(&spec, &mut counts, 10, &draft(&[]), &mut row.clone(), row.len()).unwrap().token_ids[0];
+        let own = verify(&spec, &mut counts, 10, &draft(&[]), RawRows::new(&mut row.clone(), row.len()))
+            .unwrap()
+            .token_ids[0];
         if own == id {
             continue;
         }
         seen += 1;
         spec.acceptance = AcceptanceMode::Typical;
         let mut rows = [&row[..], &row[..]].concat();
-        let verification = verify(&spec, &mut counts, 10, &draft(&[id]), &mut rows, row.len()).unwrap();
+        let verification =
+            verify(&spec, &mut counts, 10, &draft(&[id]), RawRows::new(&mut rows, row.len())).unwrap();
         assert_eq!(verification.num_accepted == 1, expected, "token {id}, seed {seed}");
         assert_eq!(
             verification.token_ids[0],

@@ -2,7 +2,7 @@
 //! committed ids, their scores and the finish reason equal those of drawing one token at a time. Rows
 //! computed with wrong ancestors must be detected.
 
-use speculation::acceptance::{check_draft, guess_candidates, verify};
+use speculation::acceptance::{RawRows, check_draft, guess_candidates, verify};
 use speculation::logits::TokenCounts;
 use speculation::noise::{Noise, Purpose};
 use speculation::tree::{Candidates, MAX_TREE_TOKENS, with_leaves};
@@ -144,7 +144,8 @@ fn generate(spec: &SequenceSpec, drafter: Drafter, truth: &[TokenId], fault: Fau
         let mut rows = rows(&ids, &draft, fault);
         let before = counts.clone();
         let start = ids.len() as u32;
-        let verification = verify(spec, &mut counts, start, &draft, &mut rows, TARGET.vocab_size).unwrap();
+        let verification =
+            verify(spec, &mut counts, start, &draft, RawRows::new(&mut rows, TARGET.vocab_size)).unwrap();
         assert_eq!(counts, before, "counts are restored");
         let accepted = &verification.token_ids[..verification.num_accepted as usize];
         assert_eq!(draft.rows_on_path(accepted).len(), accepted.len(), "accepted ids are a path");

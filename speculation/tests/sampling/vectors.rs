@@ -1,7 +1,7 @@
 //! Known answers of the sampling contract: the published Philox vectors, and frozen noise and draws from a
 //! second implementation (vectors/twin.py). Changing them changes the contract.
 
-use speculation::acceptance::verify;
+use speculation::acceptance::{RawRows, verify};
 use speculation::logits::TokenCounts;
 use speculation::noise::{Noise, Purpose, philox4x32_10};
 use speculation::{Draft, SamplingParams, SequenceSpec, TokenId};
@@ -49,7 +49,8 @@ fn frozen_draw_of_a_rare_token() {
     let spec = SequenceSpec { seed: 1, max_len: u32::MAX, ..SequenceSpec::default() };
     let mut row = [-18.5, 0.0];
     let verification =
-        verify(&spec, &mut TokenCounts::new(0), position, &Draft::default(), &mut row, 2).unwrap();
+        verify(&spec, &mut TokenCounts::new(0), position, &Draft::default(), RawRows::new(&mut row, 2))
+            .unwrap();
     assert_eq!(verification.token_ids, [0]);
 }
 
@@ -111,7 +112,8 @@ fn generate(spec: &SequenceSpec, num_draws: usize) -> Vec<TokenId> {
     for _ in 0..num_draws {
         let start = ids.len() as u32;
         let mut row = toy_logits(&ids);
-        let verification = verify(spec, &mut counts, start, &Draft::default(), &mut row, VOCAB_SIZE).unwrap();
+        let verification =
+            verify(spec, &mut counts, start, &Draft::default(), RawRows::new(&mut row, VOCAB_SIZE)).unwrap();
         assert_eq!((verification.num_accepted, verification.token_ids.len()), (0, 1));
         counts.push(verification.token_ids[0]);
         ids.push(verification.token_ids[0]);

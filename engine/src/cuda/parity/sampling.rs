@@ -1,7 +1,7 @@
 //! Compares the logit pipeline and the coupled draw with `speculation`: equal bits and equal ids, and the
 //! contract's known answers.
 
-use speculation::acceptance::{candidates_from_processed, verify};
+use speculation::acceptance::{RawRows, candidates_from_processed, verify};
 use speculation::logits::{DrawError, TokenCounts, process};
 use speculation::noise::{Noise, Purpose};
 use speculation::tree::{Candidates, MAX_CANDIDATES};
@@ -167,7 +167,7 @@ fn undecided<E: Executor>(e: &mut E, vocab: usize) -> Result<Parity, CudaError> 
 /// The host's draw, in the kernel's format.
 fn twin(spec: &SequenceSpec, position: u32, mut logits: Vec<f32>) -> Drawn {
     let (vocab, mut counts) = (logits.len(), TokenCounts::new(spec.prompt_len));
-    match verify(spec, &mut counts, position, &Draft::default(), &mut logits, vocab) {
+    match verify(spec, &mut counts, position, &Draft::default(), RawRows::new(&mut logits, vocab)) {
         Ok(verdict) => Drawn { token_id: verdict.token_ids[0], status: 0 },
         Err(DrawError::NotANumber { token_id, .. }) => Drawn { token_id, status: 1 },
         Err(_) => Drawn { token_id: 0, status: 2 },

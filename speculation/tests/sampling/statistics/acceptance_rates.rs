@@ -1,7 +1,7 @@
 //! Acceptance rates of each mode against theory for the same distributions: rows of 128 tokens with the long
 //! tails of language models, and drafts with small, medium and large deviations.
 
-use speculation::acceptance::{guess, verify};
+use speculation::acceptance::{RawRows, guess, verify};
 use speculation::logits::TokenCounts;
 use speculation::step::DraftDistribution;
 use speculation::{AcceptanceMode, Draft, SequenceSpec};
@@ -43,7 +43,8 @@ fn rates(acceptance: AcceptanceMode, deviation: f64) -> Rates {
             ..Draft::chain(vec![guess.token_id])
         };
         let mut rows = [&row[..], &row[..]].concat();
-        let verification = verify(&spec, &mut counts, position, &draft, &mut rows, VOCAB_SIZE).unwrap();
+        let verification =
+            verify(&spec, &mut counts, position, &draft, RawRows::new(&mut rows, VOCAB_SIZE)).unwrap();
 
         let overlap: f64 = p.iter().zip(&q).map(|(p, q)| p.min(*q)).sum();
         let coupling_bound = overlap / (2.0 - overlap);

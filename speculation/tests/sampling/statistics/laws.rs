@@ -4,7 +4,7 @@
 //! A joint distribution shows faults that marginals hide: noise shared between positions, or a draft length
 //! that depends on the draw.
 
-use speculation::acceptance::{guess, verify};
+use speculation::acceptance::{RawRows, guess, verify};
 use speculation::logits::{TokenCounts, process};
 use speculation::{AcceptanceMode, Draft, SamplingParams, SequenceSpec, TokenId};
 
@@ -52,7 +52,9 @@ impl Rules for Ours {
     fn verify(&self, spec: &SequenceSpec, ids: &[TokenId], draft: &Draft) -> Vec<TokenId> {
         let mut rows = TARGET.rows(ids, &draft.token_ids);
         let mut counts = TokenCounts::default();
-        verify(spec, &mut counts, ids.len() as u32, draft, &mut rows, TARGET.vocab_size).unwrap().token_ids
+        verify(spec, &mut counts, ids.len() as u32, draft, RawRows::new(&mut rows, TARGET.vocab_size))
+            .unwrap()
+            .token_ids
     }
 }
 
