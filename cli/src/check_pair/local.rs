@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{Engine, EngineInfo, Logits, SequenceRows, SlotId};
-use speculation::acceptance::{RawRows, guess, verify};
+use speculation::acceptance::{RawRows, effective_mode, guess, verify};
 use speculation::logits::TokenCounts;
 use speculation::sequence::{Action, Event, Sequence, SequenceConfig};
 use speculation::{
@@ -251,13 +251,12 @@ impl LocalModel {
             let guessed = guess(spec, &counts, position, logits.row_mut(0))?;
             rows = vec![guessed.token_id];
             draft.token_ids.push(guessed.token_id);
-            if spec.acceptance == AcceptanceMode::Rejection {
+            if effective_mode(spec) == AcceptanceMode::Rejection {
                 draft.q.push(guessed.q);
             }
             let num_guessed = draft.token_ids.len() as u32;
-            // Nothing follows a stop token; in rejection mode k must not depend on the drawn tokens.
-            let stopped = spec.acceptance != AcceptanceMode::Rejection
-                && spec.stop_token_ids.contains(&guessed.token_id);
+            // Nothing follows a stop token.
+            let stopped = spec.stop_token_ids.contains(&guessed.token_id);
             if num_guessed >= num_draft_tokens || stopped || start + num_guessed >= spec.max_len {
                 return Ok(ReplyBody::Proposal(Proposal { start, draft }));
             }

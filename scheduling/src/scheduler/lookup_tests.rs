@@ -48,12 +48,13 @@ struct Asked<'a> {
     suffix_drafts: bool,
     speculation: SpeculationRequest,
     acceptance: AcceptanceMode,
+    temperature: f32,
 }
 
 impl<'a> Asked<'a> {
     fn of(prompt: &'a [TokenId], output: &'a [TokenId]) -> Self {
-        let (speculation, acceptance) = Default::default();
-        Self { prompt, output, prediction: None, suffix_drafts: false, speculation, acceptance }
+        let (prediction, suffix_drafts, speculation, acceptance) = Default::default();
+        Self { prompt, output, prediction, suffix_drafts, speculation, acceptance, temperature: 0.0 }
     }
 }
 
@@ -103,7 +104,7 @@ impl World {
             prompt_len: asked.prompt.len() as u32,
             max_len: self.truth.len() as u32,
             acceptance: asked.acceptance,
-            sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+            sampling: SamplingParams { temperature: asked.temperature, ..SamplingParams::default() },
             ..SequenceSpec::default()
         };
         let lane =
@@ -307,11 +308,17 @@ fn in_rejection_mode_a_looked_up_id_is_certain_of_itself() {
     let file = text(100, 50);
     let acceptance = AcceptanceMode::Rejection;
     let asked = Asked { prediction: Some(&file), acceptance, ..Asked::of(&[1, 2, 3], &file) };
-    let world = run(&asked, false);
+    let world = run(&Asked { temperature: 1.0, ..asked }, false);
     assert!(!world.drafts.is_empty());
     for draft in &world.drafts {
         assert_eq!(draft.q, speculation::ngram::point_distributions(&draft.token_ids));
     }
+    let greedy = run(&asked, false);
+    assert!(!greedy.drafts.is_empty());
+    assert!(
+        greedy.drafts.iter().all(|draft| draft.q.is_empty()),
+        "a greedy sequence is coupled in every mode"
+    );
 }
 
 #[test]
