@@ -88,7 +88,7 @@ impl Report {
         let planned = experiment.plan.conditions.iter().zip(&observations.cells);
         let (conditions, cells): (Vec<Condition>, Vec<&Vec<Cell>>) = planned
             .filter(|(_, cells)| is_measured(cells))
-            .map(|(condition, cells)| (condition.clone(), cells))
+            .map(|(condition, cells)| (*condition, cells))
             .unzip();
         let of_condition = |cells: &Vec<Cell>| -> Vec<ArmResult> {
             cells.iter().map(|cell| ArmResult::new(cell, &tasks, &options)).collect()
