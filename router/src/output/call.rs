@@ -1,6 +1,9 @@
 //! [`ToolCall`], and parsing it from JSON. Arguments stay as the model wrote them but for the spaces between
 //! their tokens: a number that is parsed and written again may become another one.
 
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
 use serde_json::{Deserializer, Map, Value};
 
 /// A tool call.
@@ -29,16 +32,13 @@ impl ToolCall {
         Some(Self { name: name.to_owned(), arguments })
     }
 
-    /// Parses a call as models write it: an object with a name, and arguments under one of two names.
+    /// Parses a call as models write it: an object with a name, and arguments under one of two names. Of equal
+    /// fields the last one counts.
     pub(super) fn from_json(json: &str, tools: Option<&[String]>) -> Option<Self> {
-        let fields: Map<String, Value> = serde_json::from_str(json).ok()?;
-        let name = fields.get("name")?.as_str()?;
-        // Of equal fields the last one counts, as above.
-        let written = |wanted: &str| {
-            let of_name = |item| written_field(item).filter(|(name, _)| name == wanted);
-            written_items(json).into_iter().rev().find_map(of_name).map(|(_, value)| value)
-        };
-        Self::new(name, written("arguments").or_else(|| written("parameters")), tools)
+        let fields: BTreeMap<String, &RawValue> = serde_json::from_str(json).ok()?;
+        let name: String = serde_json::from_str(fields.get("name")?.get()).ok()?;
+        let arguments = fields.get("arguments").or_else(|| fields.get("parameters"));
+        Self::new(&name, arguments.map(|value| value.get()), tools)
     }
 
     /// Parses one call or a non-empty list of calls; `None` if any of them is not a call.
@@ -46,8 +46,9 @@ impl ToolCall {
         if !json.starts_with('[') {
             return Some(vec![Self::from_json(json, Some(tools))?]);
         }
-        serde_json::from_str::<Vec<Value>>(json).ok().filter(|items| !items.is_empty())?;
-        written_items(json).into_iter().map(|item| Self::from_json(item, Some(tools))).collect()
+        let items: Vec<&RawValue> = serde_json::from_str(json).ok()?;
+        let calls = items.iter().map(|item| Self::from_json(item.get(), Some(tools)));
+        calls.collect::<Option<Vec<_>>>().filter(|calls| !calls.is_empty())
     }
 }
 
@@ -56,33 +57,6 @@ pub(super) fn first_value(text: &str) -> Option<(&str, &str)> {
     let mut values = Deserializer::from_str(text).into_iter::<Value>();
     values.next()?.ok()?;
     Some(text.split_at(values.byte_offset()))
-}
-
-/// Splits a valid list or object into its items, as they are written.
-fn written_items(json: &str) -> Vec<&str> {
-    let json = json.trim();
-    let inner = &json[1..json.len() - 1];
-    let (mut depth, mut strings) = (0_usize, Strings::default());
-    let is_separator = |character: char| {
-        if !strings.is_outside(character) {
-            return false;
-        }
-        match character {
-            '[' | '{' => depth += 1,
-            ']' | '}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        depth == 0 && character == ','
-    };
-    inner.split(is_separator).map(str::trim).filter(|item| !item.is_empty()).collect()
-}
-
-/// Splits an item of an object into its name and its value.
-fn written_field(item: &str) -> Option<(String, &str)> {
-    let mut names = Deserializer::from_str(item).into_iter::<String>();
-    let name = names.next()?.ok()?;
-    let value = item[names.byte_offset()..].trim_start().strip_prefix(':')?;
-    Some((name, value.trim()))
 }
 
 /// Returns an object without the spaces between its tokens; `None` if the JSON is something else.

@@ -1,7 +1,8 @@
 //! Responses in Anthropic's format: a message, the events of a streamed message, and errors.
 
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
+use serde_json::value::RawValue;
 use speculation::FinishReason;
 
 use crate::api::functions::call_id;
@@ -43,7 +44,7 @@ enum Block<'a> {
     ToolUse {
         id: String,
         name: &'a str,
-        input: Value,
+        input: &'a RawValue,
     },
 }
 
@@ -57,10 +58,14 @@ impl<'a> Block<'a> {
             OutputPart::Call { idx, call } => Self::ToolUse {
                 id: call_id("toolu_", message_id, 0, *idx),
                 name: &call.name,
-                input: serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({})),
+                input: serde_json::from_str(&call.arguments).unwrap_or_else(|_| empty_input()),
             },
         }
     }
+}
+
+fn empty_input() -> &'static RawValue {
+    serde_json::from_str("{}").expect("it is JSON")
 }
 
 /// Usage; cached tokens are counted separately from `input_tokens`.
