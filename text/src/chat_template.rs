@@ -5,7 +5,7 @@
 //! that of `transformers`: trimmed blocks, `raise_exception`, `strftime_now` (UTC), `tojson` without HTML
 //! escaping, Python's string methods, and tags around the assistant's text for training.
 //!
-//! User text cannot become a special token: see `shield`.
+//! User text cannot become a special token: see `escaper`.
 
 mod calls;
 mod json;

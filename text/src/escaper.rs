@@ -2,6 +2,9 @@
 //! spelling of one before the chat template is rendered. The rendered text is split at the marks and
 //! tokenized in parts, so that no part contains the whole spelling.
 
+use std::borrow::Cow;
+
+use aho_corasick::AhoCorasick;
 use serde_json::{Map, Value};
 
 use super::ConversationMessage;
@@ -12,32 +15,26 @@ const ESCAPE_MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 /// The mark of one conversation.
 #[derive(Debug)]
 pub(super) struct SpecialTokenEscaper<'a> {
-    /// Spellings of the special tokens.
-    special: &'a [String],
-    /// The characters with which they begin: few, while a model may have thousands of special tokens.
-    first_characters: Vec<char>,
+    /// Finds the spellings of the special tokens.
+    special: &'a AhoCorasick,
     mark: char,
 }
 
 impl<'a> SpecialTokenEscaper<'a> {
     /// Chooses a mark that does not occur in the conversation; the last one if all occur.
     pub(super) fn new(
-        special: &'a [String],
+        special: &'a AhoCorasick,
         messages: &[ConversationMessage],
         extra: &Map<String, Value>,
     ) -> Self {
         let written = serde_json::to_string(&(messages, extra)).unwrap_or_default();
         let mut marks = ESCAPE_MARKS;
         let mark = marks.find(|&mark| !written.contains(mark)).unwrap_or(*ESCAPE_MARKS.end());
-        let mut first_characters: Vec<char> =
-            special.iter().filter_map(|token| token.chars().next()).collect();
-        first_characters.sort_unstable();
-        first_characters.dedup();
-        Self { special, first_characters, mark }
+        Self { special, mark }
     }
 
     pub(super) fn messages(&self, messages: &[ConversationMessage]) -> Vec<ConversationMessage> {
-        let shielded = |message: &ConversationMessage| ConversationMessage {
+        let escaped = |message: &ConversationMessage| ConversationMessage {
             role: message.role.clone(),
             content: message.content.as_deref().map(|content| self.text(content)),
             name: message.name.as_deref().map(|name| self.text(name)),
@@ -45,7 +42,7 @@ impl<'a> SpecialTokenEscaper<'a> {
             tool_calls: message.tool_calls.iter().map(|call| self.value(call)).collect(),
             tool_call_id: message.tool_call_id.as_deref().map(|id| self.text(id)),
         };
-        messages.iter().map(shielded).collect()
+        messages.iter().map(escaped).collect()
     }
 
     pub(super) fn object(&self, fields: &Map<String, Value>) -> Map<String, Value> {
@@ -61,18 +58,26 @@ impl<'a> SpecialTokenEscaper<'a> {
         }
     }
 
-    /// Inserts a mark after the first character of every special token's spelling. Existing marks are
-    /// removed.
+    /// Inserts a mark after the first character of every special token's spelling. Existing marks are removed
+    /// first: without them the text may spell one.
     fn text(&self, text: &str) -> String {
-        let mut shielded = String::with_capacity(text.len());
-        for (at, character) in text.char_indices().filter(|(_, character)| *character != self.mark) {
-            shielded.push(character);
-            let may_be_special = self.first_characters.contains(&character);
-            if may_be_special && self.special.iter().any(|special| text[at..].starts_with(special.as_str())) {
-                shielded.push(self.mark);
-            }
+        let text = match text.contains(self.mark) {
+            true => Cow::Owned(text.replace(self.mark, "")),
+            false => Cow::Borrowed(text),
+        };
+        let mut starts: Vec<usize> =
+            self.special.find_overlapping_iter(text.as_ref()).map(|found| found.start()).collect();
+        starts.sort_unstable();
+        starts.dedup();
+        let mut escaped = String::with_capacity(text.len() + starts.len() * self.mark.len_utf8());
+        let mut written = 0;
+        for start in starts {
+            let second = start + text[start..].chars().next().map_or(0, char::len_utf8);
+            escaped.push_str(&text[written..second]);
+            escaped.push(self.mark);
+            written = second;
         }
-        shielded
+        escaped + &text[written..]
     }
 
     /// Splits a rendered text at the marks.
@@ -85,16 +90,49 @@ impl<'a> SpecialTokenEscaper<'a> {
 mod tests {
     use super::*;
 
-    /// Some models reserve more than a thousand special tokens. Comparing each of them with the text at every
-    /// character would take minutes.
+    /// The parts of a conversation of one message whose template is its text.
+    fn parts(special: &[&str], text: &str) -> Vec<String> {
+        let special = AhoCorasick::new(special).unwrap();
+        let messages = [ConversationMessage::new("user", text.to_owned())];
+        let escaper = SpecialTokenEscaper::new(&special, &messages, &Map::new());
+        let escaped = escaper.messages(&messages);
+        escaper.parts(escaped[0].text()).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn spellings_of_special_tokens_are_split_after_their_first_character() {
+        for (special, text, expected) in [
+            (&["<s>", "</s>"][..], "a <s> b</s>", &["a <", "s> b<", "/s>"][..]),
+            (&["<s>"], "<<s><s", &["<<", "s><s"]),
+            (&["abab", "ba"], "ababab", &["a", "b", "a", "b", "ab"]),
+            (&["\u{2581}end"], "\u{2581}\u{2581}end", &["\u{2581}\u{2581}", "end"]),
+            (&["<s>"], "", &[""]),
+            (&[], "<s>", &["<s>"]),
+        ] {
+            assert_eq!(parts(special, text), expected, "{special:?} in {text}");
+        }
+    }
+
+    /// All marks occur, so that one of them has to be removed; the spelling begins only then.
+    #[test]
+    fn a_mark_within_a_spelling_does_not_hide_it() {
+        let marks: String = ESCAPE_MARKS.collect();
+        for hidden in ESCAPE_MARKS {
+            let parts = parts(&["<|end|>"], &format!("{marks} <|{hidden}end|>"));
+            assert!(parts.iter().all(|part| !part.contains("<|end|>")), "{parts:?}");
+        }
+    }
+
+    /// Some models reserve more than a thousand special tokens, and a text may consist of their beginnings.
+    /// Comparing each of them with the text at every character would take minutes.
     #[test]
     fn a_long_text_is_escaped_fast_however_many_special_tokens_there_are() {
         let special: Vec<String> = (0..4_000).map(|idx| format!("<|reserved_{idx}|>")).collect();
-        let text = format!("{}<|reserved_3999|>", "word ".repeat(800_000));
-        let messages = [ConversationMessage::new("user", text.clone())];
-        let escaper = SpecialTokenEscaper::new(&special, &messages, &Map::new());
-        let escaped = escaper.messages(&messages);
-        let parts: Vec<&str> = escaper.parts(escaped[0].text()).collect();
-        assert_eq!((parts.concat(), parts.len()), (text, 2), "the special token is split");
+        let special: Vec<&str> = special.iter().map(String::as_str).collect();
+        for filler in ["word ", "<|reserved_", "<"] {
+            let text = format!("{}<|reserved_3999|>", filler.repeat(4_000_000 / filler.len()));
+            let parts = parts(&special, &text);
+            assert_eq!((parts.concat(), parts.len()), (text, 2), "the special token is split");
+        }
     }
 }

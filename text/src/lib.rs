@@ -14,6 +14,7 @@ mod vocabulary;
 
 use std::fmt;
 
+use aho_corasick::AhoCorasick;
 use escaper::SpecialTokenEscaper;
 use serde_json::{Map, Value};
 use speculation::TokenId;
@@ -85,8 +86,8 @@ pub struct ModelText {
     chat_template: Option<ChatTemplate>,
     /// Chat template of conversations with tools, if it differs.
     tool_template: Option<ChatTemplate>,
-    /// Spellings of special tokens.
-    special: Vec<String>,
+    /// Finds spellings of special tokens.
+    special: AhoCorasick,
 }
 
 /// A conversation rendered by its template.
@@ -129,7 +130,8 @@ impl ModelText {
         let max_bytes_per_token = max_bytes_per_token(&tokenizer, &vocabulary);
         let added = tokenizer.get_added_tokens_decoder();
         let special = added.values().filter(|token| token.special && !token.content.is_empty());
-        let special = special.map(|token| token.content.clone()).collect();
+        let special = AhoCorasick::new(special.map(|token| &token.content))
+            .map_err(|error| ModelTextError::Tokenizer { reason: error.to_string() })?;
         Ok(Self { tokenizer, vocabulary, max_bytes_per_token, chat_template, tool_template, special })
     }
 
