@@ -208,8 +208,8 @@ pub(crate) trait Backend: Send + Sync {
         out: &mut Self::Rows,
     );
 
-    /// `x` times `gate_up`, whose outputs are `[gate | up]`, then silu(gate) * up times `down` -> `out`, as by
-    /// `linear`.
+    /// `x` times `gate_up`, whose outputs are `[gate | up]`, then silu(gate) * up times `down` -> `out`, as
+    /// by `linear`.
     fn feed_forward(
         &self,
         gate_up: &Self::Linear,

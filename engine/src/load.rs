@@ -66,7 +66,7 @@ pub(crate) fn load_on_cpu(
 /// A backend and its end of the collective.
 type Member<B> = (B, Box<dyn Collective<<B as Backend>::Rows>>);
 
-/// The ranks of a model that is to be loaded.
+/// The ranks that load a model: their backends, connected to each other.
 pub(crate) struct ConnectedRanks<B: Backend> {
     /// In order of rank.
     pub(crate) members: Vec<Member<B>>,

@@ -1,5 +1,6 @@
 //! The life of a process, the same for every role: check the configuration, set up telemetry, start the role,
-//! wait for a signal, drain work in flight (a second signal ends that), stop everything, return the exit code.
+//! wait for a signal, drain work in flight (a second signal ends that), stop everything, return the exit
+//! code.
 //!
 //! A role supplies only its start ([`run`]'s `start`); it must never install a signal handler or exit.
 
@@ -229,7 +230,7 @@ where
     };
     tokio::select! {
         biased;
-        // Who asks again does not want to wait.
+        // A second signal asks to stop without waiting.
         signal = signals.next() => {
             tracing::warn!(signal, "stopping at once: requests in flight are ended");
         }

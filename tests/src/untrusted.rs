@@ -1,5 +1,6 @@
 //! One function for each place where untrusted bytes enter: it must return for any input, using little
-//! memory. The fuzzer (`fuzz/`, nightly) and the gate (`tests/tests/suite/untrusted.rs`) call the same functions.
+//! memory. The fuzzer (`fuzz/`, nightly) and the gate (`tests/tests/suite/untrusted.rs`) call the same
+//! functions.
 
 use std::path::{Path, PathBuf};
 

@@ -131,8 +131,8 @@ impl Grammars {
         true
     }
 
-    /// Waits up to [`WAIT_MAX`] for the first grammar that one of `tasks` is still compiling. Returns false at
-    /// once if there is none, or if one of `tasks` could run but for its KV: freeing KV must not wait.
+    /// Waits up to [`WAIT_MAX`] for the first grammar that one of `tasks` is still compiling. Returns false
+    /// at once if there is none, or if one of `tasks` could run but for its KV: freeing KV must not wait.
     pub fn wait(&mut self, tasks: &VecDeque<Task>) -> bool {
         let is_compiling = |task: &Task| {
             let sequence = self.sequences.get(&task.slot);
@@ -237,7 +237,8 @@ impl Grammars {
 }
 
 impl CompileJob {
-    /// Whether a sequence still waits for the grammar. Work for clients that have left would delay all others.
+    /// Whether a sequence still waits for the grammar. Work for clients that have left would delay all
+    /// others.
     fn is_wanted(&self) -> bool {
         self.sequence.strong_count() > 0
     }

@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    /// A step that feeds so many ids into a new sequence.
+    /// A step that feeds `num_ids` ids into a new sequence.
     fn task(executor: &mut ModelExecutor<FeedsOnly>, num_ids: u32, grammar: Option<&str>) -> Task {
         let slot = executor.open();
         let key = SequenceKey { router: RouterId(1), sequence: SequenceId(slot.0) };

@@ -33,7 +33,8 @@ use report::Report;
 /// Exit code after Ctrl-C, as of a program that SIGINT ended in a shell.
 const EXIT_INTERRUPTED: u8 = 130;
 
-/// Runs the subcommand. Ctrl-C ends the measurement; what was measured is reported. Prints an error on one line.
+/// Runs the subcommand. Ctrl-C ends the measurement; what was measured is reported. Prints an error on one
+/// line.
 #[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub async fn main(args: BenchArgs) -> ExitCode {
     match bench(&args).await {

@@ -237,8 +237,8 @@ impl Endpoint {
     }
 }
 
-/// The first address that accepts a connection, else the first one: `localhost` mostly is `::1` and 127.0.0.1,
-/// and a server listens at one of them.
+/// The first address that accepts a connection, else the first one: `localhost` mostly is `::1` and
+/// 127.0.0.1, and a server listens at one of them.
 async fn first_reachable(addresses: &[SocketAddr]) -> Option<SocketAddr> {
     for address in addresses.iter().filter(|_| addresses.len() > 1) {
         let connected = tokio::time::timeout(PROBE_TIMEOUT, TcpStream::connect(address)).await;

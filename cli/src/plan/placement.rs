@@ -373,7 +373,7 @@ impl Inputs {
         let requests = |n: u64| {
             rounds.best(n as f64).tokens_per_second * targets / f64::from(self.traffic.output_tokens)
         };
-        // Tiny models and contexts fit a hundred million times; so many loads would take minutes.
+        // Up to a hundred million sequences of a tiny model fit; trying every number would take minutes.
         let mut loads = (1..=concurrency.min(SEQUENCES_MAX)).chain([concurrency]);
         let most = loads.clone().map(requests).fold(0.0, f64::max);
         let at = loads.find(|&n| requests(n) >= rate).map(line);

@@ -432,11 +432,11 @@ where
         let FeedForwardRows { x, gates_and_ups, gated, out } = rows;
         self.linear(gate_up, x, gates_and_ups);
         self.run(|state| {
-            let ((out, len), width) = (gated.write(), down.k);
-            let (rows, address) = (len / width, out.address());
+            let ((product, len), width) = (gated.write(), down.k);
+            let (rows, address) = (len / width, product.address());
             let layout = state.ensure_rounded((rows, width))?;
             let rounded = state.rounded.as_mut().zip(layout);
-            Swiglu { gate_up: gates_and_ups.read().0, out, rounded }.launch(
+            Swiglu { gate_up: gates_and_ups.read().0, out: product, rounded }.launch(
                 &mut state.executor,
                 rows,
                 width,

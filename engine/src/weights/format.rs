@@ -24,7 +24,7 @@ pub(crate) struct Formats {
     pub(crate) linear: LinearFormat,
 }
 
-/// A model to be loaded.
+/// Configuration of a model, and the formats in which its weights are loaded.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelSpec {
     pub(crate) config: ModelConfig,

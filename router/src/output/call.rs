@@ -32,8 +32,8 @@ impl ToolCall {
         Some(Self { name: name.to_owned(), arguments })
     }
 
-    /// Parses a call as models write it: an object with a name, and arguments under one of two names. Of equal
-    /// fields the last one counts.
+    /// Parses a call as models write it: an object with a name, and arguments under one of two names. Of
+    /// equal fields the last one counts.
     pub(super) fn from_json(json: &str, tools: Option<&[String]>) -> Option<Self> {
         let fields: BTreeMap<String, &RawValue> = serde_json::from_str(json).ok()?;
         let name: String = serde_json::from_str(fields.get("name")?.get()).ok()?;

@@ -110,8 +110,8 @@ pub async fn connect(address: &str, identity: &RouterIdentity) -> anyhow::Result
     Ok(Connection { client, hello, credits, role, outbox, frames })
 }
 
-/// Opens a channel within `timeout`. The endpoint's own timeout would end with TCP's handshake, before that of
-/// TLS.
+/// Opens a channel within `timeout`. The endpoint's own timeout would end with TCP's handshake, before that
+/// of TLS.
 async fn open(endpoint: &Endpoint, timeout: Duration) -> anyhow::Result<Channel> {
     let opened = tokio::time::timeout(timeout, endpoint.connect()).await;
     opened.context("timed out connecting")?.context("cannot connect")

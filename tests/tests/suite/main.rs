@@ -1,5 +1,5 @@
-//! End-to-end tests on real processes, and tests of the repository's documents and sources. One binary: linking
-//! one for each file takes longer than running most of them.
+//! End-to-end tests on real processes, and tests of the repository's documents and sources. One binary:
+//! linking one for each file takes longer than running most of them.
 
 mod bad_input;
 mod chaos;
