@@ -31,6 +31,7 @@ fn worker_hello() -> v1::WorkerHello {
         step_times: vec![v1::StepTimePoint { rows: 1, kv_tokens: 512, micros: 900 }],
         max_tree_tokens: 0,
         shadow: false,
+        cpu: None,
     }
 }
 

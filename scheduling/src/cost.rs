@@ -155,6 +155,17 @@ impl WorkerCost {
         low.1.max(high.1 * rows / high.0) + kv
     }
 
+    /// Predicted microseconds by which `larger` takes longer than `forward`, which it extends. Both get the same
+    /// correction: corrections of different numbers of rows differ by noise, which must not count as a
+    /// difference between the two.
+    pub fn added_us(&self, forward: ForwardShape, larger: ForwardShape) -> f64 {
+        if larger.rows > self.times.max_rows() {
+            return (self.forward_us(larger) - self.forward_us(forward)).max(0.0);
+        }
+        let added_us = self.times.micros(larger) - self.times.micros(forward);
+        added_us.max(0.0) * self.residuals.factor(forward.rows)
+    }
+
     /// Network round trip in microseconds.
     pub fn wire_us(&self) -> f64 {
         self.wire_us
@@ -197,6 +208,21 @@ mod tests {
         }
         assert!((cost.step_us(8.0, 0.0) - 22_000.0).abs() < 1_500.0, "{}", cost.step_us(8.0, 0.0));
         assert!(cost.step_us(64.0, 0.0) > 1.5 * before);
+    }
+
+    #[test]
+    fn more_rows_never_look_faster_because_the_machine_was() {
+        let flat = |rows| point(rows, 0, if rows < 32 { 20_000 } else { 40_000 });
+        let mut cost = WorkerCost::new(StepTimes::new(&[1, 16, 32, 64].map(flat)));
+        for _ in 0..30 {
+            cost.observe_step(8, 0.0, Duration::from_micros(24_000));
+            cost.observe_step(16, 0.0, Duration::from_micros(18_000));
+        }
+        let shape = |rows| ForwardShape::plain(rows, 0.0);
+        assert!(cost.step_us(16.0, 0.0) < cost.step_us(8.0, 0.0));
+        assert_eq!(cost.added_us(shape(8.0), shape(16.0)), 0.0);
+        let knee_us = cost.added_us(shape(8.0), shape(32.0));
+        assert!((knee_us - cost.step_us(8.0, 0.0)).abs() < 1.0, "the table's knee counts: {knee_us}");
     }
 
     #[test]

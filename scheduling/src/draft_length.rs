@@ -27,6 +27,7 @@ mod rules;
 mod tests;
 mod throughput;
 
+use std::cell::LazyCell;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -40,14 +41,14 @@ use residual_filter::ResidualFilter;
 pub use residual_filter::ResidualRules;
 pub use round_times::RoundTimes;
 pub use rules::Rules;
-use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, SUPPLY_MEMORY};
+use rules::{CREDIT_MAX, FED_PROBE_SPACING, PRIOR_SUPPLY, SUPPLY_MEMORY};
 
 use crate::acceptance_by_position::AcceptanceByPosition;
-use crate::cost::{WorkerCost, micros};
+use crate::cost::{ForwardShape, WorkerCost, micros};
 use crate::prompt_time::PromptTime;
 use crate::smoothing::{EWMA_WINDOW, LONG_EWMA_WINDOW};
 use crate::tree_size::{Leaf, SiblingRates, TreeSize, tree_size};
-use speculation::sequence::RARE_FEED_LAG;
+use speculation::sequence::FEED_LAG;
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::DraftOutcome;
 
@@ -89,10 +90,12 @@ pub struct DraftLength {
     load: Option<Load>,
     /// The k of this lane round if it is a probe.
     probe: Option<u32>,
-    probe_credit: f64,
+    /// Lane rounds' worth of time that the lane may spend on probes, and on feeds at k = 0.
+    probe_credit: Credit,
+    feed_credit: Credit,
     probes: u64,
-    /// Lane round of the latest evidence about acceptance.
-    last_evidence_at: u64,
+    /// Lane round of the latest verification of a draft, or of the latest probe.
+    last_judged_at: u64,
     /// Whether draft workers report which fed tokens they would have drawn.
     is_compared: bool,
     lane_rounds: u64,
@@ -100,6 +103,8 @@ pub struct DraftLength {
     drafting_share: f64,
     /// Number of sequences that still begin a round in this lane round.
     sequences_left: u32,
+    /// Number of further lane rounds at this k before the next choice.
+    lane_rounds_left: u32,
     changes: VecDeque<Change>,
     why: ChoiceReason,
     speed: Speed,
@@ -111,6 +116,25 @@ struct Speed {
     rounds: f64,
     tokens: f64,
     micros: f64,
+}
+
+/// Time that may be spent, in lane rounds.
+#[derive(Debug, Clone, Copy)]
+struct Credit(f64);
+
+impl Credit {
+    fn earn(&mut self, lane_rounds: f64) {
+        self.0 = (self.0 + lane_rounds).min(CREDIT_MAX);
+    }
+
+    /// Spends this much, or returns `false` without credit. What exceeds the maximum credit leaves a debt.
+    fn pay(&mut self, lane_rounds: f64) -> bool {
+        let has_credit = self.0 >= lane_rounds.min(CREDIT_MAX);
+        if has_credit {
+            self.0 -= lane_rounds;
+        }
+        has_credit
+    }
 }
 
 /// Excess of round times over the price in one lane round, for one k.
@@ -144,14 +168,15 @@ impl DraftLength {
             joint: JointChoice::default(),
             load: None,
             probe: None,
-            // A new lane has no evidence, so it may probe soon.
-            probe_credit: PROBE_CREDIT_MAX / 4.0,
+            probe_credit: Credit(CREDIT_MAX / 4.0),
+            feed_credit: Credit(CREDIT_MAX),
             probes: 0,
-            last_evidence_at: 0,
+            last_judged_at: 0,
             is_compared: false,
             lane_rounds: 0,
             drafting_share: 0.0,
             sequences_left: 0,
+            lane_rounds_left: 0,
             changes: VecDeque::new(),
             why: ChoiceReason::Best,
             speed: Speed::default(),
@@ -169,9 +194,15 @@ impl DraftLength {
         self.next_in_lane_round(load.lane_sequences).expect("a lane round has at least one sequence")
     }
 
-    /// Returns k for another sequence in the current lane round; `None` if all of the lane's `sequences` had
-    /// their turn and [`Self::choose`] must decide. Sequences that left the lane have no more turns.
+    /// Returns k for another sequence in the current lane round, or in the next one if that is at the same k;
+    /// `None` if all of the lane's `sequences` had their turn and [`Self::choose`] must decide. Sequences that
+    /// left the lane have no more turns.
     pub fn next_in_lane_round(&mut self, sequences: u32) -> Option<Choice> {
+        if self.sequences_left == 0 && self.lane_rounds_left > 0 {
+            self.lane_rounds_left -= 1;
+            self.sequences_left = sequences.max(1);
+            self.end_lane_round(sequences);
+        }
         self.sequences_left = self.sequences_left.min(sequences.max(1)).checked_sub(1)?;
         Some(Choice { num_draft_tokens: self.probe.unwrap_or(self.k), is_probe: self.probe.is_some() })
     }
@@ -184,7 +215,7 @@ impl DraftLength {
     /// Records that a verification judged `judged` drafted tokens and accepted the first `accepted`.
     pub fn observe_verification(&mut self, judged: u32, accepted: u32) {
         if judged > 0 {
-            self.last_evidence_at = self.lane_rounds;
+            self.last_judged_at = self.lane_rounds;
             self.acceptance.observe(0..judged, accepted.min(judged), self.sequences());
         }
     }
@@ -203,7 +234,6 @@ impl DraftLength {
     /// Positions count from where its draft would have begun.
     pub fn observe_agreement(&mut self, positions: Range<u32>, accepted: u32) {
         if !positions.is_empty() {
-            self.last_evidence_at = self.lane_rounds;
             self.is_compared = true;
             self.acceptance.observe(positions, accepted, self.sequences());
         }
@@ -266,6 +296,27 @@ impl DraftLength {
         self.drafting_share >= self.rules.idle_share || self.acceptance_rate().is_none()
     }
 
+    /// Pays for feeding a draft worker `rows` ids of one sequence at k = 0. Returns `false` without credit for
+    /// a sequence's first feed, and in a lane that never chose a k (all its requests fix it). Later feeds are
+    /// short, and leave a debt if necessary: without them the first one was for nothing.
+    ///
+    /// The price is the time of the draft worker, as if the rounds of all sequences at the target waited for
+    /// it. They do if both share cores; if not, forwards of the target take so much longer than those of the
+    /// draft worker that the price is small.
+    pub fn pays_for_feed(&mut self, rows: u32, draft: &WorkerCost) -> bool {
+        let (Some(load), Some(here)) = (self.load, self.outlook.get(self.k as usize)) else { return false };
+        let sequences = f64::from(load.draft_sequences.max(1));
+        let feed = ForwardShape { rows: sequences * f64::from(rows), sequences, context: load.context };
+        let others = f64::from(load.other_sequences) / f64::from(load.sequences.max(1));
+        let round_us = here.draft_wait_us + here.verify_us;
+        let lane_rounds = (1.0 + others) * draft.forward_us(feed) / sequences / round_us.max(1.0);
+        if rows <= FEED_LAG {
+            self.feed_credit.0 -= lane_rounds;
+            return true;
+        }
+        self.feed_credit.pay(lane_rounds)
+    }
+
     /// Returns everything that the next choice is based on.
     pub fn explain(&self) -> Explanation {
         Explanation {
@@ -280,7 +331,7 @@ impl DraftLength {
             acceptance_by_position: self.acceptance.cumulative(self.max_k),
             supply: self.supply.cumulative(self.max_k),
             judged: self.acceptance.evidence(),
-            outlook: self.outlook.clone(),
+            outlook: self.outlook.iter().map(|at| at.corrected(self.residuals.factor(at.k))).collect(),
             measured_tokens_per_second: self
                 .pace(self.load.map_or(1, |load| load.sequences))
                 .tokens_per_second,
@@ -300,25 +351,45 @@ impl DraftLength {
     }
 
     fn begin_lane_round(&mut self, load: &Load, (target, draft): (&WorkerCost, &WorkerCost)) {
+        self.end_lane_round(load.lane_sequences);
+        self.outlook = self.compute_outlook(load, target, draft);
+        self.apply_joint_choice(load, (target, draft));
+        if !self.update_k() {
+            self.probe = self.due_probe(draft);
+        }
+        let is_far = self.k == 0
+            && self.joint.k == 0
+            && self.probe.is_none()
+            && self.acceptance_rate().is_some()
+            && self.lags_far_behind();
+        self.lane_rounds_left = if is_far { self.rules.plain_lane_rounds } else { 0 };
+    }
+
+    /// Records the lane round that ended, and begins the next one.
+    fn end_lane_round(&mut self, lane_sequences: u32) {
+        let is_drafting = f64::from(u8::from(self.k > 0));
+        let weight = (self.lane_rounds as f64).clamp(1.0, LONG_EWMA_WINDOW);
+        self.drafting_share += (is_drafting - self.drafting_share) / weight;
         self.lane_rounds += 1;
         self.probe = None;
+        self.probe_credit.earn(self.rules.evidence_share);
+        self.feed_credit.earn(self.rules.evidence_share);
         self.residuals.age();
         for (k, sum) in (0..).zip(&mut self.excess_by_k) {
             let ExcessSum { rounds, excess } = std::mem::take(sum);
             if rounds > 0.0 {
-                let part = rounds / f64::from(load.lane_sequences.max(1));
+                let part = rounds / f64::from(lane_sequences.max(1));
                 self.residuals.observe(k, excess / rounds, part);
             }
         }
         self.expire_poor_supply();
-        self.outlook = self.compute_outlook(load, target, draft);
-        self.apply_joint_choice(load, (target, draft));
-        if !self.update_k() {
-            self.probe = self.due_probe();
-        }
-        let is_drafting = f64::from(u8::from(self.k > 0));
-        let weight = (self.lane_rounds as f64).min(LONG_EWMA_WINDOW);
-        self.drafting_share += (is_drafting - self.drafting_share) / weight;
+    }
+
+    /// Whether each draft length that is allowed is clearly slower than k = 0.
+    fn lags_far_behind(&self) -> bool {
+        let plain = self.outlook[0].tokens_per_second;
+        let mut allowed = self.outlook.iter().skip(1).filter(|at| !self.delays_others(at));
+        allowed.all(|at| at.tokens_per_second < (1.0 - self.rules.unconfirmed_hysteresis) * plain)
     }
 
     /// Resets poor supply after a time at k = 0. Drafts may have been late only because many prompts arrived
@@ -344,8 +415,8 @@ impl DraftLength {
         let supply = self.supply.cumulative(self.max_k);
         let sequences = f64::from(load.sequences.max(1));
         let prices = self.prices(load, target, draft);
-        let leaves =
-            if load.supports_trees { self.siblings.leaves(&accepted_by_position) } else { Vec::new() };
+        let leaves = LazyCell::new(|| self.siblings.leaves(&accepted_by_position));
+        let mut plain_us = 0.0;
         let (mut chain_tokens, mut rows_each) = (1.0, 1.0);
         let mut outlook = Vec::with_capacity(self.max_k as usize + 1);
         for k in 0..=self.max_k {
@@ -354,10 +425,25 @@ impl DraftLength {
                 chain_tokens += supplied * survived;
                 rows_each += supplied;
             }
-            let TreeSize { num_leaves, expected_tokens } =
-                size_of_tree(&prices, (k, chain_tokens, rows_each), &leaves);
-            let price = prices.round(k, rows_of((k, rows_each), num_leaves));
+            let chain = prices.round(k, rows_each);
             let factor = self.residuals.factor(k);
+            let chain_us = chain.round_us() * factor;
+            if k == 0 {
+                plain_us = chain_us;
+            }
+            // Other trees that are slower than k = 0 even if their leaves take no time need no price.
+            let has_leaves = k > 0 && load.supports_trees && {
+                let left = 1.0 - accepted_by_position[k as usize - 1];
+                k == self.k || (chain_tokens + self.siblings.worth_limit(left)) * plain_us > chain_us
+            };
+            let TreeSize { num_leaves, expected_tokens } = match has_leaves {
+                true => size_of_tree(&prices, (k, chain_tokens, rows_each), (&chain, &leaves)),
+                false => TreeSize { num_leaves: 0, expected_tokens: chain_tokens },
+            };
+            let price = match num_leaves {
+                0 => chain,
+                _ => prices.round(k, rows_of((k, rows_each), num_leaves)),
+            };
             let (draft_wait_us, verify_us) = (price.draft_us * factor, price.verify_us * factor);
             outlook.push(Outlook {
                 k,
@@ -368,16 +454,15 @@ impl DraftLength {
                 draft_wait_us,
                 verify_us,
                 tokens_per_second: sequences * expected_tokens * 1e6 / (draft_wait_us + verify_us).max(1.0),
-                others_delay: price.forwards.mean_us(factor / self.residuals.factor(0)),
+                others_delay: price.forwards.mean_added_us(factor / self.residuals.factor(0)),
             });
         }
         // Rounds of other lanes wait for this lane's rows. The round time of lanes that have just moved is
         // unknown; assume at least one forward.
-        let plain_us = outlook[0].others_delay;
-        let others_round_us = load.others.round_us.max(plain_us);
+        let plain_added_us = outlook[0].others_delay;
+        let others_round_us = load.others.round_us.max(outlook[0].table_verify_us);
         for at in &mut outlook {
-            at.others_delay =
-                if load.other_sequences > 0 { (at.others_delay - plain_us) / others_round_us } else { 0.0 };
+            at.others_delay = (at.others_delay - plain_added_us) / others_round_us;
         }
         outlook
     }
@@ -389,7 +474,9 @@ impl DraftLength {
     /// Changes k to the best value if that is worth it. Returns whether k changed.
     fn update_k(&mut self) -> bool {
         let here = self.outlook[self.k as usize];
-        let must_leave = self.delays_others(&here);
+        // Others are delayed by a little more or less as their own rows change. A lane that stopped and began
+        // again each time would delay them more.
+        let must_leave = here.others_delay > self.rules.others_delay_max + self.rules.hysteresis;
         let margin =
             if self.is_unconfirmed() { self.rules.unconfirmed_hysteresis } else { self.rules.hysteresis };
         let best = self.outlook.iter().filter(|at| at.k != self.k && !self.delays_others(at)).map(|at| {
@@ -429,26 +516,22 @@ impl DraftLength {
     }
 
     /// Returns the k of a probe if one is due and paid for.
-    fn due_probe(&mut self) -> Option<u32> {
-        self.probe_credit = (self.probe_credit + self.rules.probe_share).min(PROBE_CREDIT_MAX);
-        // Where draft workers compare tokens, the next feed is evidence too, and is due after as many lane
-        // rounds as tokens.
-        let until_fed = if self.is_compared { u64::from(RARE_FEED_LAG) } else { 0 };
-        let spacing = until_fed + self.rules.probe_spacing;
-        if self.lane_rounds - self.last_evidence_at < spacing || self.max_k == 0 {
-            return None;
-        }
+    fn due_probe(&mut self, draft: &WorkerCost) -> Option<u32> {
+        let spacing = if self.is_compared { FED_PROBE_SPACING } else { self.rules.probe_spacing };
+        let is_due = self.lane_rounds - self.last_judged_at >= spacing && self.max_k > 0;
+        let load = self.load.filter(|load| is_due && load.draft_lag <= FEED_LAG)?;
         // At k > 0 without evidence, the operator's policy holds back all drafts except probes.
         let probe = self.k.max(1);
         let (here, there) = (&self.outlook[self.k as usize], &self.outlook[probe as usize]);
-        let slower = (there.draft_wait_us + there.verify_us) / (here.draft_wait_us + here.verify_us);
+        let catch_up_us = draft.catch_up_us(load.draft_lag, probe, (load.draft_sequences, load.context));
+        let slower =
+            (there.draft_wait_us + there.verify_us + catch_up_us) / (here.draft_wait_us + here.verify_us);
         let loss = (slower - there.expected_tokens / here.expected_tokens).max(0.0);
-        if self.probe_credit < loss.min(PROBE_CREDIT_MAX) {
+        if !self.probe_credit.pay(loss) {
             return None;
         }
-        self.probe_credit -= loss;
         self.probes += 1;
-        self.last_evidence_at = self.lane_rounds;
+        self.last_judged_at = self.lane_rounds;
         Some(probe)
     }
 }
@@ -458,14 +541,13 @@ impl DraftLength {
 fn size_of_tree(
     prices: &RoundPricer<'_>,
     (k, tokens, rows_each): (u32, f64, f64),
-    leaves: &[Leaf],
+    (chain, leaves): (&Price, &[Leaf]),
 ) -> TreeSize {
-    let chain = prices.round(k, rows_each);
-    let forward_us = |price: &Price| price.forwards.mean_us(1.0);
+    let added_us = |price: &Price| price.forwards.mean_added_us(1.0);
     let worth = leaves.iter().filter(|leaf| leaf.position < k).map(|leaf| leaf.worth);
-    tree_size(tokens, worth, |num_leaves| {
+    tree_size((tokens, chain.round_us()), worth, |num_leaves| {
         let price = prices.round(k, rows_of((k, rows_each), num_leaves));
-        let delays_others = prices.load.other_sequences > 0 && forward_us(&price) > forward_us(&chain);
+        let delays_others = added_us(&price) > added_us(chain);
         (!delays_others).then(|| price.round_us())
     })
 }

@@ -18,6 +18,7 @@ pub mod batch;
 pub mod batch_former;
 pub mod cluster_mean;
 pub mod cost;
+pub mod cpu_share;
 pub mod decode_delay;
 pub mod draft_health;
 pub mod draft_length;

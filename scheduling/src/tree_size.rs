@@ -68,6 +68,11 @@ impl SiblingRates {
         })
     }
 
+    /// Maximum worth of all leaves of a chain that the target leaves with probability `left`.
+    pub fn worth_limit(&self, left: f64) -> f64 {
+        left * self.rates().iter().sum::<f64>() * self.accepted_each()
+    }
+
     /// The leaves that a chain may get, best first. `reached[i]` is the probability that the chain is
     /// accepted up to token i.
     pub fn leaves(&self, reached: &[f64]) -> Vec<Leaf> {
@@ -102,15 +107,14 @@ pub struct TreeSize {
 }
 
 /// Chooses the number of a chain's best leaves, worth `worth` each, with the most tokens per time. The
-/// chain's round commits `tokens`. `round_us(leaves)` is the time of a round with that many leaves, or `None`
-/// if they are not allowed, and neither are more.
+/// chain's round commits `tokens` in `chain_us`. `round_us(leaves)` is the time of a round with that many
+/// leaves, or `None` if they are not allowed, and neither are more.
 pub fn tree_size(
-    tokens: f64,
+    (tokens, chain_us): (f64, f64),
     worth: impl IntoIterator<Item = f64>,
     round_us: impl Fn(u32) -> Option<f64>,
 ) -> TreeSize {
     let chain = TreeSize { num_leaves: 0, expected_tokens: tokens };
-    let Some(chain_us) = round_us(0) else { return chain };
     let mut most = tokens / chain_us.max(1.0);
     let (mut best, mut with) = (chain, chain);
     for worth in worth.into_iter().take(MAX_LEAVES as usize) {
@@ -142,7 +146,7 @@ mod tests {
     }
 
     fn size(tokens: f64, leaves: &[Leaf], round_us: impl Fn(u32) -> Option<f64>) -> u32 {
-        tree_size(tokens, leaves.iter().map(|leaf| leaf.worth), round_us).num_leaves
+        tree_size((tokens, round_us(0).unwrap()), leaves.iter().map(|leaf| leaf.worth), round_us).num_leaves
     }
 
     #[test]
@@ -167,7 +171,7 @@ mod tests {
             3,
             "more leaves are not allowed"
         );
-        let size = tree_size(1.8, [0.2, 0.1], |_| Some(1_000.0));
+        let size = tree_size((1.8, 1_000.0), [0.2, 0.1], |_| Some(1_000.0));
         assert!(size.num_leaves == 2 && (size.expected_tokens - 2.1).abs() < 1e-9, "{size:?}");
     }
 

@@ -38,13 +38,9 @@ pub const FEED_LAG: u32 = 64;
 /// A draft worker that is not being asked but may be soon is fed when it lags this far.
 const IDLE_FEED_LAG: u32 = 8;
 
-/// One that will hardly be asked is fed when it lacks this many drawn ids. It can compare that many, and a few
-/// more that are committed in the meantime, with its own draws.
-pub const RARE_FEED_LAG: u32 = 60;
-
-/// Drawn ids that a feed leaves out if it is too long for a comparison of its ids with the worker's own
-/// draws. The next step compares them.
-const COMPARED_LATER: u32 = 32;
+/// One that will hardly be asked is fed this many ids at once, to compare them with its own draws. A feed that
+/// is too long for a comparison leaves out as many of the latest drawn ids; the next step compares them.
+const COMPARED_FEED: u32 = 32;
 
 /// Maximum wait before a silent draft worker is asked again; the wait doubles each time.
 pub const MAX_RETRY_WAIT: Duration = Duration::from_secs(5);
@@ -222,11 +218,13 @@ impl Sequence {
                 Event::Lost(role) => self.on_lost(now, role),
                 Event::Reassign(role) if self.link(role).assigned => self.drop_worker(now, role),
                 Event::Reassign(_) => {}
-                Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait, keep_draft_fed } => {
+                Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait, feed_draft } => {
                     let desired = ProposalRequest { num_draft_tokens, num_tree_tokens };
-                    self.begin_round(now, desired, draft_wait, keep_draft_fed);
+                    self.begin_round(now, desired, draft_wait, feed_draft);
                 }
-                Event::BeginLookupRound(token_ids) => self.begin_lookup_round(now, token_ids),
+                Event::BeginLookupRound { token_ids, feed_draft } => {
+                    self.begin_lookup_round(now, token_ids, feed_draft);
+                }
                 Event::Reply(role, reply) => self.on_reply(now, role, reply),
                 Event::Preempted(role, epoch) => {
                     if epoch == self.link(role).epoch && self.link(role).assigned {
@@ -288,7 +286,7 @@ impl Sequence {
         now: Duration,
         desired: ProposalRequest,
         draft_wait: Duration,
-        keep_draft_fed: bool,
+        feed_draft: bool,
     ) {
         if self.phase != Phase::Ready {
             return;
@@ -315,14 +313,25 @@ impl Sequence {
             return;
         }
         let worth_feeding = match desired.num_draft_tokens {
-            0 if keep_draft_fed => draft_lag >= IDLE_FEED_LAG,
-            0 => draft_lag.min(self.num_drawn()) >= RARE_FEED_LAG,
+            0 => feed_draft && draft_lag > 0,
             _ => k > 0 && draft_lag > 1,
         };
         if can_ask && worth_feeding {
             self.feed_draft(now, draft_wait);
         }
         self.verify(now, Draft::default());
+    }
+
+    /// Number of committed ids to feed to a draft worker that is not asked for a draft; `None`: it is not
+    /// assigned, has not answered its last step, or lacks too few. One that may be asked soon is fed early;
+    /// any other gets the prompt once a few ids were drawn.
+    pub fn ids_to_feed(&self, now: Duration, may_be_asked: bool) -> Option<u32> {
+        let lag = self.draft_lag();
+        let is_due = match may_be_asked {
+            true => lag >= IDLE_FEED_LAG,
+            false => lag >= COMPARED_FEED && self.num_drawn() >= IDLE_FEED_LAG,
+        };
+        (is_due && self.can_request_proposal(now)).then_some(lag)
     }
 
     /// Number of committed ids that the draft worker lacks.
@@ -341,10 +350,16 @@ impl Sequence {
             return self.report_anomaly(Anomaly::StaleReply);
         }
         let Some(step) = link.in_flight.take() else { return self.report_anomaly(Anomaly::StaleReply) };
-        if !matches!(reply.body, ReplyBody::NeedContext { .. }) {
+        let is_target = role == Role::Target;
+        // A feed to a target is only half of its work: it could take the feed and lose it again without end.
+        let is_progress = match reply.body {
+            ReplyBody::NeedContext { .. } => false,
+            ReplyBody::Fed { .. } => !is_target,
+            _ => true,
+        };
+        if is_progress {
             link.misses = 0;
         }
-        let is_target = role == Role::Target;
         match reply.body {
             ReplyBody::Span(span) if is_target => self.on_span(now, span),
             ReplyBody::Proposal(proposal) if !is_target => self.on_proposal(now, &step, proposal),

@@ -244,6 +244,7 @@ fn huge_hello(hello: v1::WorkerHello) -> v1::WorkerHello {
         kv_blocks: u64::MAX,
         kv_block_size: 0,
         step_times: vec![point(0, 1), point(1, u64::MAX)],
+        cpu: Some(v1::CpuShare { host_id: String::new(), cores: vec![0, u32::MAX], threads: u32::MAX }),
         ..hello
     }
 }

@@ -38,6 +38,8 @@ pub struct WorkerFacts {
     pub ballast_parameters: u64,
     /// Forward times; empty if not profiled, or if steps are nearly free (n-gram).
     pub step_times: Vec<v1::StepTimePoint>,
+    /// The CPU cores that the worker computes on, if any.
+    pub cpu: Option<v1::CpuShare>,
 }
 
 impl WorkerFacts {
@@ -67,6 +69,7 @@ impl WorkerFacts {
             step_times: self.step_times.clone(),
             max_tree_tokens: self.max_tree_tokens,
             shadow: self.is_shadow,
+            cpu: self.cpu.clone(),
         }
     }
 }

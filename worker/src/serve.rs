@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use engine::cuda::GpuOptions;
 use engine::{Engine, LoadOptions};
+use proto::v1;
 use proto::v1::worker_server::WorkerServer;
 use service::accept::{Connections, Listener};
 use service::discovery::Discovery;
@@ -104,6 +105,7 @@ pub fn load_model(config: &WorkerConfig, role: Role) -> anyhow::Result<LoadedMod
         is_shadow: false,
         ballast_parameters: info.ballast_parameters,
         step_times: if config.profile_steps { profile(&mut engine) } else { Vec::new() },
+        cpu: if matches!(config.device, ComputeDevice::Cpu) { cpu_share(engine.num_threads()) } else { None },
     };
     let cores = if config.pin { Some(cores_for(&engine)?) } else { None };
     Ok(LoadedModel { engine, assets, facts, cores })
@@ -113,6 +115,18 @@ pub fn load_model(config: &WorkerConfig, role: Role) -> anyhow::Result<LoadedMod
 pub fn grammars(assets: &Assets) -> anyhow::Result<Grammars> {
     let tokenizer = assets.get("tokenizer.json").context("a model's assets hold its tokenizer.json")?;
     Ok(Grammars::start(String::from_utf8(tokenizer.into())?)?)
+}
+
+/// The cores that this number of compute threads may use; `None` if the system does not tell.
+fn cpu_share(threads: usize) -> Option<v1::CpuShare> {
+    // The kernel's boot id is the same in all containers of a host.
+    let host_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let cores = engine::allowed_cores().ok()?.into_iter().filter_map(|core| u32::try_from(core).ok());
+    Some(v1::CpuShare {
+        host_id: host_id.trim().to_owned(),
+        cores: cores.collect(),
+        threads: threads.try_into().unwrap_or(u32::MAX),
+    })
 }
 
 /// Cores for the compute threads, from those that this process may run on.
@@ -280,6 +294,15 @@ mod tests {
     use speculation::fingerprint::token_list_from_json;
 
     use super::*;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_worker_reports_the_cores_that_it_may_use() {
+        let cpu = cpu_share(3).unwrap();
+        let cores = engine::allowed_cores().unwrap();
+        assert_eq!((cpu.cores.len(), cpu.threads), (cores.len(), 3));
+        assert!(!cpu.cores.is_empty() && cpu.host_id.len() > 8, "{cpu:?}");
+    }
 
     #[test]
     fn only_added_tokens_may_lack_embeddings() {

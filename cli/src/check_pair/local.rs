@@ -165,8 +165,9 @@ impl LocalPair<'_> {
         while let Some(action) = actions.pop_front() {
             let event = match action {
                 Action::Ready => {
-                    let (draft_wait, keep_draft_fed) = (NO_DEADLINE, true);
-                    Event::BeginRound { num_draft_tokens, num_tree_tokens: 0, draft_wait, keep_draft_fed }
+                    let feed_draft = sequence.ids_to_feed(Duration::ZERO, true).is_some();
+                    let draft_wait = NO_DEADLINE;
+                    Event::BeginRound { num_draft_tokens, num_tree_tokens: 0, draft_wait, feed_draft }
                 }
                 Action::Send(Role::Target, step) => {
                     let body = self.target.verify(target, spec, &step)?;

@@ -12,6 +12,7 @@ mod token_differences;
 pub use self::follow::{Membership, follow};
 use proto::v1;
 use scheduling::cost::StepTimePoint;
+use scheduling::cpu_share::CpuShare;
 pub use scheduling::scheduler::WorkerKey;
 use scheduling::scheduler::events::WorkerInfo;
 use speculation::Role;
@@ -72,5 +73,9 @@ pub fn worker_info(role: Role, address: &str, hello: &v1::WorkerHello, credits: 
         step_times: hello.step_times.iter().map(point).collect(),
         max_tree_tokens: hello.max_tree_tokens.min(MAX_TREE_TOKENS as u32),
         is_shadow: hello.shadow,
+        cpu: hello
+            .cpu
+            .as_ref()
+            .map(|cpu| CpuShare::new(cpu.host_id.clone(), cpu.cores.iter().copied(), cpu.threads)),
     }
 }

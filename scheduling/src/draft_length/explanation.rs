@@ -29,7 +29,7 @@ pub struct Explanation {
     pub supply: Vec<f64>,
     /// Number of judged positions in the acceptance estimate.
     pub judged: f64,
-    /// Prediction for each k.
+    /// Prediction for each k at that load, corrected by all rounds measured so far.
     pub outlook: Vec<Outlook>,
     /// Recently measured throughput at this k, to compare with the outlook; 0 before the first round.
     pub measured_tokens_per_second: f64,
@@ -77,6 +77,16 @@ pub struct Outlook {
     /// Relative increase in the round time of lanes that share the target, compared with k = 0; 0 if there
     /// are none.
     pub others_delay: f64,
+}
+
+impl Outlook {
+    /// The same prediction with this ratio of measured to priced round times.
+    pub(super) fn corrected(&self, factor: f64) -> Self {
+        let before_us = self.draft_wait_us + self.verify_us;
+        let (draft_wait_us, verify_us) = (self.table_draft_us * factor, self.table_verify_us * factor);
+        let slower = ((draft_wait_us + verify_us) / before_us.max(1.0)).max(f64::MIN_POSITIVE);
+        Self { draft_wait_us, verify_us, tokens_per_second: self.tokens_per_second / slower, ..*self }
+    }
 }
 
 /// One change of k.

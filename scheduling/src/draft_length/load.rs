@@ -17,8 +17,12 @@ pub struct Load {
     pub other_plain_sequences: u32,
     /// Sequences of this lane, and of others that draft now, at one draft worker.
     pub draft_sequences: u32,
+    /// Number of ids that the draft worker lacks of the sequence that begins the lane round.
+    pub draft_lag: u32,
     /// Mean number of tokens per sequence.
     pub context: f64,
+    /// Whether the draft worker and the target take turns on the same CPU cores.
+    pub shares_cores: bool,
     /// Whether drafts may be token trees.
     pub supports_trees: bool,
     /// Throughput of the other lanes at that target and their round time, to price rows that delay them.
@@ -63,7 +67,9 @@ impl Load {
             other_sequences: 0,
             other_plain_sequences: 0,
             draft_sequences: sequences,
+            draft_lag: 0,
             context,
+            shares_cores: false,
             supports_trees: false,
             others: Pace::default(),
             joint: JointLoad::default(),
@@ -94,7 +100,9 @@ impl Load {
             other_sequences: sequences / targets,
             other_plain_sequences: plain / targets,
             draft_sequences: (at_draft.ceil() as u32).max(1),
+            draft_lag: 0,
             context: lanes[own].context,
+            shares_cores: false,
             supports_trees: false,
             others,
             joint: joint.per_target(targets, draft_sequences),

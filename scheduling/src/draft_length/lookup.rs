@@ -53,12 +53,10 @@ impl DraftLength {
             return true;
         }
         let sequences = f64::from(load.sequences + load.other_sequences);
-        let forward_us = |k: u32| {
-            let rows = f64::from(load.sequences + load.other_rows + k);
-            target.forward_us(ForwardShape { rows, sequences, context: load.context })
-        };
-        let plain_us = forward_us(0);
-        (forward_us(k) - plain_us) / load.others.round_us.max(plain_us) <= self.rules.hysteresis
+        let rows = f64::from(load.sequences + load.other_rows);
+        let plain = ForwardShape { rows, sequences, context: load.context };
+        let added_us = target.added_us(plain, ForwardShape { rows: rows + f64::from(k), ..plain });
+        added_us / load.others.round_us.max(target.forward_us(plain)) <= self.rules.hysteresis
     }
 }
 

@@ -35,23 +35,21 @@ pub(super) struct Forwards {
     pub(super) number: f64,
     /// Number with rows of the lane.
     pub(super) with_rows: f64,
-    /// Microseconds of a forward with rows of the lane.
-    pub(super) with_rows_us: f64,
-    /// Microseconds of a forward without.
-    pub(super) without_us: f64,
+    /// Microseconds by which the lane makes all of them together longer: by its rows, and by drafts that take
+    /// turns with the target.
+    pub(super) added_us: f64,
 }
 
 impl Forwards {
     /// All forwards have rows of the lane.
-    fn each(us: f64) -> Self {
-        Self { number: 1.0, with_rows: 1.0, with_rows_us: us, without_us: us }
+    fn each(added_us: f64) -> Self {
+        Self { number: 1.0, with_rows: 1.0, added_us }
     }
 
-    /// Mean forward time if rounds take `residual` times their price: a shorter round has fewer forwards
-    /// without its rows.
-    pub(super) fn mean_us(&self, residual: f64) -> f64 {
-        let number = (self.number * residual).max(self.with_rows);
-        self.without_us + (self.with_rows_us - self.without_us) * self.with_rows / number
+    /// Mean time that the lane adds to a forward if rounds take `residual` times their price: a shorter round
+    /// has fewer forwards without its rows.
+    pub(super) fn mean_added_us(&self, residual: f64) -> f64 {
+        self.added_us / (self.number * residual).max(self.with_rows)
     }
 }
 
@@ -82,9 +80,11 @@ impl RoundPricer<'_> {
     /// the same time in one forward.
     pub(super) fn round(&self, k: u32, rows_each: f64) -> Price {
         if k == 0 {
-            let forward_us = self.forward_us(f64::from(self.load.sequences.max(1)), rows_each);
+            let sequences = f64::from(self.load.sequences.max(1));
+            let forward_us = self.forward_us(sequences, rows_each);
             let verify_us = round_us(1, self.target.wire_us(), forward_us);
-            return Price { draft_us: 0.0, verify_us, forwards: Forwards::each(forward_us) };
+            let forwards = Forwards::each(self.added_us(sequences, rows_each));
+            return Price { draft_us: 0.0, verify_us, forwards };
         }
         let most = self.groups_max.min(self.load.sequences.max(1));
         let rounds = (1..=most).map(|groups| self.in_groups(groups, k, rows_each));
@@ -104,20 +104,33 @@ impl RoundPricer<'_> {
     /// Time of a forward with this number of the lane's sequences. Every forward also has the rows of other
     /// lanes, whose rounds are independent, and prompts.
     fn forward_us(&self, sequences: f64, rows_each: f64) -> f64 {
+        self.target.forward_us(self.forward(sequences, rows_each)) + self.prompts.added_us()
+    }
+
+    /// Time that this number of the lane's sequences adds to a forward of the other lanes.
+    fn added_us(&self, sequences: f64, rows_each: f64) -> f64 {
+        if self.load.other_sequences == 0 {
+            return 0.0;
+        }
+        self.target.added_us(self.forward(0.0, 0.0), self.forward(sequences, rows_each))
+    }
+
+    fn forward(&self, sequences: f64, rows_each: f64) -> ForwardShape {
         let Load { other_rows, other_sequences, context, .. } = *self.load;
-        let forward = ForwardShape {
+        ForwardShape {
             rows: sequences * rows_each + f64::from(other_rows),
             sequences: sequences + f64::from(other_sequences),
             context,
-        };
-        self.target.forward_us(forward) + self.prompts.added_us()
+        }
     }
 
     /// Price of a round of a lane whose sequences are split into `num_groups` alternating groups.
     fn in_groups(&self, num_groups: u32, k: u32, rows_each: f64) -> Price {
         let Self { load, draft, .. } = *self;
         let groups = f64::from(num_groups);
-        let verify_us = self.forward_us(f64::from(load.sequences.max(1)) / groups, rows_each);
+        let in_group = f64::from(load.sequences.max(1)) / groups;
+        let (verify_us, added_us) =
+            (self.forward_us(in_group, rows_each), self.added_us(in_group, rows_each));
         // A group consists of sequences that returned together: all sequences of a draft worker, or a part of
         // them if there are more groups than workers.
         let at_worker = f64::from(load.draft_sequences.max(1));
@@ -131,8 +144,10 @@ impl RoundPricer<'_> {
                 draft.step_us((at_worker * concurrent_groups / groups_at_worker).max(1.0), load.context);
             let steps = draft.drafted_ahead.forwards(k) + MEAN_REMAINDER * (concurrent_groups - 1.0).min(1.0);
             let draft_us = draft.wire_us() + steps * step;
-            let (round_us, forwards) =
+            let (round_us, (number, with_rows)) =
                 self.at_target(num_groups, draft_us, verify_us, step * self.draft_offset_steps(k));
+            let drafting_us = if load.shares_cores && load.other_sequences > 0 { steps * step } else { 0.0 };
+            let forwards = Forwards { number, with_rows, added_us: with_rows * added_us + drafting_us };
             found = Price { draft_us, verify_us: round_us - draft_us, forwards };
             let concurrent_next = (groups_at_worker * steps * step / round_us).clamp(1.0, groups_at_worker);
             if concurrent_next == concurrent_groups {
@@ -143,19 +158,20 @@ impl RoundPricer<'_> {
         found
     }
 
-    /// Time of a whole round, and the target's forwards during it. Inputs are the time of its draft, the
-    /// verify time of one group, and how far apart the drafts of other lanes return.
-    fn at_target(&self, num_groups: u32, draft_us: f64, verify_us: f64, offset_us: f64) -> (f64, Forwards) {
+    /// Time of a whole round, and the number of the target's forwards during it: in total, and with rows of
+    /// the lane. Inputs are the time of its draft, the verify time of one group, and how far apart the drafts
+    /// of other lanes return.
+    fn at_target(&self, num_groups: u32, draft_us: f64, verify_us: f64, offset_us: f64) -> (f64, (f64, f64)) {
         let wire_us = self.target.wire_us();
         let away_us = draft_us + wire_us;
         if self.load.other_sequences == 0 {
-            return (round_us(num_groups, away_us, verify_us), Forwards::each(verify_us));
+            return (round_us(num_groups, away_us, verify_us), (1.0, 1.0));
         }
         if self.load.other_plain_sequences == 0 {
             // Drafts that return together share a forward. One that returns apart from those of other lanes
             // arrives at a random time of their forward.
             let blocked_us = offset_us.min(MEAN_REMAINDER * verify_us);
-            return (round_us(num_groups, away_us + blocked_us, verify_us), Forwards::each(verify_us));
+            return (round_us(num_groups, away_us + blocked_us, verify_us), (1.0, 1.0));
         }
         // Plain steps of other lanes follow each other without a pause, so a draft waits for the next forward
         // to begin.
@@ -163,11 +179,7 @@ impl RoundPricer<'_> {
         let groups = f64::from(num_groups);
         let forwards = (1.0 + self.forwards_missed(away_us, plain_us + wire_us)).max(groups);
         let busy_us = groups * verify_us + (forwards - groups) * plain_us;
-        let forwards_us = busy_us + forwards * wire_us;
-        (
-            forwards_us,
-            Forwards { number: forwards, with_rows: groups, with_rows_us: verify_us, without_us: plain_us },
-        )
+        (busy_us + forwards * wire_us, (forwards, groups))
     }
 
     /// Mean difference, in draft steps, between the drafts of other lanes and those at `k`.
@@ -255,6 +267,27 @@ mod tests {
     }
 
     #[test]
+    fn drafts_that_take_turns_with_the_target_delay_others() {
+        let (target, draft) = (flat(10_000), flat(4_000));
+        let added_us = |load: Load| {
+            let prices = RoundPricer {
+                load: &load,
+                groups_max: 4,
+                prompts: target.prompts,
+                target: &target,
+                draft: &draft,
+            };
+            [0, 1, 2].map(|k| prices.round(k, f64::from(k + 1)).forwards.mean_added_us(1.0))
+        };
+        assert_eq!(added_us(load(8, 8)), [0.0; 3], "rows cost no time, and drafts run elsewhere");
+        let shared = Load { shares_cores: true, ..load(8, 8) };
+        // Drafts of 4 and 8 ms during two forwards.
+        assert_eq!(added_us(shared), [0.0, 2_000.0, 4_000.0]);
+        let alone = Load { shares_cores: true, ..load(0, 0) };
+        assert_eq!(added_us(alone), [0.0; 3], "there are no others");
+    }
+
+    #[test]
     fn a_draft_much_shorter_than_a_forward_misses_little_of_one() {
         let rounds = [200_000, 10_000].map(|micros| round_us(&load(8, 8), &flat(micros), 1).round());
         assert_eq!(rounds, [220_000.0, 20_000.0], "a draft of 1/50 forward misses 1/10 of one");
@@ -262,10 +295,10 @@ mod tests {
 
     #[test]
     fn rows_are_in_more_of_the_forwards_where_rounds_are_shorter_than_priced() {
-        let forwards = Forwards { number: 2.0, with_rows: 1.0, with_rows_us: 14_000.0, without_us: 10_000.0 };
+        let forwards = Forwards { number: 2.0, with_rows: 1.0, added_us: 4_000.0 };
         assert_eq!(
-            [1.0, 0.75, 0.5, 0.25].map(|residual| forwards.mean_us(residual).round()),
-            [12_000.0, 12_667.0, 14_000.0, 14_000.0]
+            [1.0, 0.75, 0.5, 0.25].map(|residual| forwards.mean_added_us(residual).round()),
+            [2_000.0, 2_667.0, 4_000.0, 4_000.0]
         );
     }
 

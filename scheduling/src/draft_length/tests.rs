@@ -443,11 +443,39 @@ fn a_lane_that_hardly_drafts_feeds_rarely_once_it_knows_its_acceptance() {
     assert!(!run.lane.keeps_drafts_fed());
     run.lane.drafting_share = rules.idle_share;
     assert!(run.lane.keeps_drafts_fed(), "it drafts now and then");
-    choose(&mut run.lane, 1);
-    assert!(!run.lane.keeps_drafts_fed());
-    // It does not probe before its next feed is due, which gives the same evidence at less cost.
+    run.lane.drafting_share = 0.0;
+    // Feeds tell the acceptance, so it probes only rarely, to measure the time of such rounds.
     let probes = run.lane.explain().probes;
-    run.lane.observe_agreement(0..1, 0);
-    assert_eq!(choose(&mut run.lane, u64::from(RARE_FEED_LAG)).probes, probes);
-    assert_eq!(choose(&mut run.lane, 2 * rules.probe_spacing).probes, probes + 1, "no feed came");
+    assert_eq!(choose(&mut run.lane, FED_PROBE_SPACING - 2).probes, probes);
+    assert_eq!(choose(&mut run.lane, 20).probes, probes + 1);
+    // A draft worker that lacks the prompt is fed first.
+    let unfed = Load { draft_lag: FEED_LAG + 1, ..alone(1) };
+    (0..2 * FED_PROBE_SPACING).for_each(|_| _ = run.lane.choose(unfed, &run.target, &run.draft));
+    assert_eq!(run.lane.explain().probes, probes + 1);
+}
+
+#[test]
+fn feeds_keep_to_their_share_of_the_time() {
+    let world = world(&SHAPES[3], 0.2, 1);
+    let mut run = Run::new(&world);
+    let mut feeds = |rows: u32, others: u32| {
+        let load =
+            Load { other_rows: others, other_sequences: others, other_plain_sequences: others, ..alone(1) };
+        let fed = |run: &mut Run| {
+            run.lane.choose(load, &run.target, &run.draft);
+            run.lane.pays_for_feed(rows, &run.draft)
+        };
+        // Lane rounds at first spend the credit of a new lane.
+        (0..20_000).for_each(|_| _ = fed(&mut run));
+        (0..20_000).filter(|_| fed(&mut run)).count() as f64
+    };
+    let price = |rows: u32| {
+        let rows_us = World::cost(world.draft).forward_us(ForwardShape::plain(f64::from(rows), 0.0));
+        rows_us / World::cost(world.target).step_us(1.0, 0.0)
+    };
+    for rows in [FEED_LAG + 1, 400] {
+        let share = feeds(rows, 0) * price(rows) / 20_000.0;
+        assert!((0.5..1.1).contains(&(share / Rules::default().evidence_share)), "{rows} rows: {share}");
+    }
+    assert!(feeds(200, 7) < 0.3 * feeds(200, 0), "the sequences of other lanes wait too");
 }

@@ -12,6 +12,7 @@ use speculation::{FinishReason, Reply, Role, SequenceId, SequenceSpec, Step, Tok
 use super::lanes::{LaneId, LaneKey};
 use super::policy::SpeculationRequest;
 use crate::cost::{MAX_REPORTED, StepTimePoint};
+use crate::cpu_share::CpuShare;
 use crate::lookup_rates::LookupSource;
 use crate::placement::PrefixMarks;
 use crate::rollout::{RolloutOrder, RolloutStage};
@@ -139,6 +140,8 @@ pub struct WorkerInfo {
     pub max_tree_tokens: u32,
     /// Whether the draft worker is on trial: its proposals are scored and are sent to no target.
     pub is_shadow: bool,
+    /// The CPU cores that it computes on, if any.
+    pub cpu: Option<CpuShare>,
 }
 
 impl WorkerInfo {
@@ -165,6 +168,7 @@ impl WorkerInfo {
             step_times: Vec::new(),
             max_tree_tokens: 0,
             is_shadow: false,
+            cpu: None,
         }
     }
 }

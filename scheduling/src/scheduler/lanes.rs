@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use speculation::SamplingParams;
 use speculation::lookup::CheckedPrediction;
+use speculation::sequence::FEED_LAG;
 use speculation::tree::DraftOutcome;
 
 use super::policy::{DraftTokens, LanePolicy, PolicyConfig};
@@ -127,6 +128,10 @@ pub(super) struct LaneWorkers<'a> {
     pub(super) target_sequences: u32,
     /// This scheduler's sequences at the draft worker.
     pub(super) draft_sequences: u32,
+    /// Number of ids that the draft worker lacks of the sequence.
+    pub(super) draft_lag: u32,
+    /// Whether both workers take turns on the same CPU cores.
+    pub(super) shares_cores: bool,
     /// Maximum tokens of a tree that the target verifies.
     pub(super) max_tree_tokens: u32,
 }
@@ -282,7 +287,8 @@ impl Lanes {
                 let supports_trees =
                     workers.max_tree_tokens > 0 && self.policy.tree_tokens == DraftTokens::Auto;
                 let load = self.load(id, (workers.num_targets, workers.draft_sequences));
-                let load = Load { supports_trees, ..load };
+                let LaneWorkers { draft_lag, shares_cores, .. } = *workers;
+                let load = Load { supports_trees, draft_lag, shares_cores, ..load };
                 self.lane_mut(id).draft_length.choose(load, workers.target, workers.draft)
             }
         };
@@ -297,7 +303,10 @@ impl Lanes {
             () if is_poor => Some("lane_min_acceptance"),
             () => None,
         };
-        let num_draft_tokens = if lane.held_back.is_some() { 0 } else { choice.num_draft_tokens };
+        // A probe feeds no prompts.
+        let is_unfed_probe = choice.is_probe && workers.draft_lag > FEED_LAG;
+        let drafts = lane.held_back.is_none() && !is_unfed_probe;
+        let num_draft_tokens = if drafts { choice.num_draft_tokens } else { 0 };
         if !choice.is_probe {
             lane.k = num_draft_tokens;
         }
@@ -370,6 +379,11 @@ impl Lanes {
     /// Whether the lane's draft workers should get prompts and committed tokens at k = 0.
     pub(super) fn keeps_drafts_fed(&self, id: LaneId) -> bool {
         self.lanes[id.0 as usize].draft_length.keeps_drafts_fed()
+    }
+
+    /// Pays for feeding a draft worker `rows` ids of one sequence; see `DraftLength::pays_for_feed`.
+    pub(super) fn pays_for_feed(&mut self, id: LaneId, rows: u32, draft: &WorkerCost) -> bool {
+        self.lane_mut(id).draft_length.pays_for_feed(rows, draft)
     }
 
     /// Records that a draft worker was asked for `asked` tokens and proposed `supplied` in time.

@@ -28,7 +28,16 @@ fn lanes(policy: PolicyConfig) -> Lanes {
 }
 
 fn workers<'a>(target: &'a WorkerCost, draft: &'a WorkerCost) -> LaneWorkers<'a> {
-    LaneWorkers { target, draft, num_targets: 1, target_sequences: 2, draft_sequences: 2, max_tree_tokens: 0 }
+    LaneWorkers {
+        target,
+        draft,
+        num_targets: 1,
+        target_sequences: 2,
+        draft_sequences: 2,
+        draft_lag: 0,
+        shares_cores: false,
+        max_tree_tokens: 0,
+    }
 }
 
 /// Runs 200 rounds that accept the tokens of `accepted` in a cycle.
@@ -56,6 +65,22 @@ fn each_lane_learns_for_itself_and_is_explained() {
     assert_eq!(k_of("code"), Some(8));
     assert_eq!(k_of("chat"), Some(0));
     assert!((explained[0].choice.load.unwrap().context - 96.0).abs() < 5.0);
+}
+
+#[test]
+fn a_probe_asks_only_draft_workers_that_have_the_prompt() {
+    let mut lanes = lanes(policy(&[]));
+    let lane = lanes.join(key("code")).0.id;
+    (0..2).for_each(|_| lanes.set_running(lane, true));
+    let (target, draft) = (flat(10_000), flat(8_000));
+    let fed = workers(&target, &draft);
+    let unfed = LaneWorkers { draft_lag: FEED_LAG + 1, ..workers(&target, &draft) };
+    // Two sequences take turns; one of them was fed.
+    let chosen: Vec<[LaneChoice; 2]> =
+        (0..100).map(|_| [lanes.choose(lane, &fed), lanes.choose(lane, &unfed)]).collect();
+    let drafted = |turn: usize| chosen.iter().filter(|chosen| chosen[turn].num_draft_tokens > 0).count();
+    assert!(drafted(0) > 0, "no probe came");
+    assert_eq!(drafted(1), 0);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use speculation::{Role, SequenceId};
 use super::Scheduler;
 use super::active::{ActiveSequence, Round, RoundPhase};
 use super::events::{Command, Report, WorkerKey};
-use super::lanes::LaneChoice;
+use super::lanes::{LaneChoice, LaneWorkers};
 use super::lookup::{BaselineRound, LookupDraft};
 use super::state::SchedulerState;
 use crate::draft_health::{Access, PROBE_TOKENS, predicted_proposal};
@@ -72,7 +72,8 @@ impl Scheduler {
     pub(super) fn begin_round(&mut self, id: SequenceId) {
         let Some(active) = self.sequences.get_mut(&id) else { return };
         if let Some(LookupDraft { token_ids, .. }) = active.lookup_draft.take() {
-            return self.drive(id, Event::BeginLookupRound(token_ids));
+            let feed_draft = self.state.feeds_draft(active);
+            return self.drive(id, Event::BeginLookupRound { token_ids, feed_draft });
         }
         let num_tree_tokens = active.round.num_tree_tokens;
         let (num_draft_tokens, draft_wait) = match active.round {
@@ -83,9 +84,8 @@ impl Scheduler {
                 (k, self.state.draft_wait(active, predicted))
             }
         };
-        let keep_draft_fed =
-            self.state.lanes.keeps_drafts_fed(active.lane.id) && !self.state.is_draft_out(active);
-        self.drive(id, Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait, keep_draft_fed });
+        let feed_draft = num_draft_tokens == 0 && self.state.feeds_draft(active);
+        self.drive(id, Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait, feed_draft });
     }
 }
 
@@ -188,11 +188,22 @@ impl SchedulerState {
         draft: Option<WorkerKey>,
     ) -> Option<LaneChoice> {
         let workers = self.workers.lane_workers(&active.lane.key.model, target, draft)?;
+        let workers = LaneWorkers { draft_lag: active.sequence.draft_lag(), ..workers };
         let chosen = self.lanes.choose(active.lane.id, &workers);
         if let Some(k) = chosen.lane_draft_length {
             self.commands.push(Command::Report(Report::DraftLength(active.lane.id, k)));
         }
         Some(chosen)
+    }
+
+    /// Whether the sequence's draft worker, not asked for a draft, is fed: enough ids are due, and the lane
+    /// pays for them.
+    fn feeds_draft(&mut self, active: &ActiveSequence) -> bool {
+        let id = active.lane.id;
+        let may_be_asked = self.lanes.keeps_drafts_fed(id) && !self.is_draft_out(active);
+        let Some(rows) = active.sequence.ids_to_feed(self.now, may_be_asked) else { return false };
+        let draft = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
+        draft.is_some_and(|draft| self.lanes.pays_for_feed(id, rows, &draft.cost))
     }
 
     /// Whether the sequence's draft worker does not answer. What it is sent would only queue up.

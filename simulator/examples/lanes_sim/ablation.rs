@@ -36,7 +36,7 @@ struct Mechanism {
 fn mechanisms() -> Vec<Mechanism> {
     let by = |name, leave_out| Mechanism { name, leave_out };
     vec![
-        by("probes", |e| e.rules.probe_share = 0.0),
+        by("probes", |e| e.rules.evidence_share = 0.0),
         by("agreement of fed tokens", |e| e.reports_agreement = false),
         by("unconfirmed hysteresis", |e| e.rules.unconfirmed_hysteresis = e.rules.hysteresis),
         by("hysteresis", |e| (e.rules.unconfirmed_hysteresis, e.rules.hysteresis) = (0.0, 0.0)),

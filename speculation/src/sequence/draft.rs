@@ -29,7 +29,7 @@ impl Sequence {
     fn feed_end(&self, base: u32) -> u32 {
         let len = self.committed.len();
         let is_comparable = base + 1 >= self.spec.prompt_len && (len - base) as usize <= MAX_COMPARED_IDS;
-        if is_comparable { len } else { len - COMPARED_LATER.min(self.num_drawn()) }
+        if is_comparable { len } else { len - COMPARED_FEED.min(self.num_drawn()) }
     }
 
     fn send_to_draft(

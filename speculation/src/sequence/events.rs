@@ -26,12 +26,17 @@ pub enum Event {
         /// How long verification may wait for the proposal, from now. Zero: request a proposal without
         /// waiting; it is used as a late proposal.
         draft_wait: Duration,
-        /// In a round without a draft, whether the draft worker gets the prompt and committed ids soon. If
-        /// not, it is fed only after many drawn ids, and a short sequence that never drafts sends it nothing.
-        keep_draft_fed: bool,
+        /// In a round without a draft, whether the draft worker is fed the ids that it lacks
+        /// ([`Sequence::ids_to_feed`](crate::sequence::Sequence::ids_to_feed)).
+        feed_draft: bool,
     },
     /// Begins a round with a lookup draft; no draft worker is asked.
-    BeginLookupRound(Vec<TokenId>),
+    BeginLookupRound {
+        /// The drafted ids.
+        token_ids: Vec<TokenId>,
+        /// Whether the draft worker is fed the ids that it lacks.
+        feed_draft: bool,
+    },
     /// A worker replied.
     Reply(Role, Reply),
     /// A worker preempted the sequence to free KV.

@@ -5,17 +5,19 @@ use crate::ngram::point_distributions;
 
 impl Sequence {
     /// Begins a round with these drafted ids, cut at the first invalid id and to the remaining length.
-    pub(super) fn begin_lookup_round(&mut self, now: Duration, mut token_ids: Vec<TokenId>) {
+    pub(super) fn begin_lookup_round(
+        &mut self,
+        now: Duration,
+        mut token_ids: Vec<TokenId>,
+        feed_draft: bool,
+    ) {
         if self.phase != Phase::Ready {
             return;
         }
         let room = self.spec.max_len.saturating_sub(self.committed.len() + 1) as usize;
         let exist = token_ids.iter().position(|id| *id >= self.config.vocab_size).unwrap_or(token_ids.len());
         token_ids.truncate(exist.min(room).min(MAX_DRAFT_TOKENS));
-        // Keep the draft worker up to date, as in rounds without a draft: it is asked again once no lookup
-        // draft is found.
-        let is_behind = self.committed.len() - self.draft_cached_len() >= IDLE_FEED_LAG;
-        if self.draft.assigned && is_behind && self.try_free_draft(now) {
+        if feed_draft && self.draft_lag() > 0 && self.draft.assigned && self.try_free_draft(now) {
             self.feed_draft(now, Duration::ZERO);
         }
         let q = match effective_mode(&self.spec) {

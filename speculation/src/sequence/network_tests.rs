@@ -212,19 +212,20 @@ impl World {
                     let wrong = !self.rng.chance(self.faults.skill);
                     drafted.push(model(&drafted) + u32::from(wrong));
                 }
-                events.push_back(Event::BeginLookupRound(drafted.split_off(ids.len())));
+                let (token_ids, feed_draft) = (drafted.split_off(ids.len()), self.rng.chance(50));
+                events.push_back(Event::BeginLookupRound { token_ids, feed_draft });
             }
             Action::Ready => {
                 let num_draft_tokens = (self.rng.next() % (u64::from(k) + 1)) as u32;
                 // Chains and trees alternate randomly.
                 let num_tree_tokens = (self.rng.next() % 2 * (u64::from(k) + 5)) as u32;
                 let draft_wait = Duration::from_millis(10);
-                let keep_draft_fed = self.rng.chance(50);
+                let feed_draft = self.rng.chance(50);
                 events.push_back(Event::BeginRound {
                     num_draft_tokens,
                     num_tree_tokens,
                     draft_wait,
-                    keep_draft_fed,
+                    feed_draft,
                 });
             }
             Action::TargetFault(TargetFault::Refused(reason)) => panic!("refused: {reason}"),

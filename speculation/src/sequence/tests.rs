@@ -20,12 +20,13 @@ fn assigned(mut sequence: Sequence) -> Sequence {
 }
 
 fn begin(sequence: &mut Sequence, k: u32) -> Vec<Action> {
-    begin_feeding(sequence, k, true)
+    let feed_draft = sequence.ids_to_feed(NOW, true).is_some();
+    begin_feeding(sequence, k, feed_draft)
 }
 
-fn begin_feeding(sequence: &mut Sequence, num_draft_tokens: u32, keep_draft_fed: bool) -> Vec<Action> {
+fn begin_feeding(sequence: &mut Sequence, num_draft_tokens: u32, feed_draft: bool) -> Vec<Action> {
     let (num_tree_tokens, draft_wait) = (0, WAIT);
-    sequence.step(NOW, Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait, keep_draft_fed })
+    sequence.step(NOW, Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait, feed_draft })
 }
 
 /// The only step sent to `role` among the actions.
@@ -229,6 +230,28 @@ fn need_context_resends_then_resends_all_then_asks_for_another_worker() {
 }
 
 #[test]
+fn a_target_that_takes_feeds_and_loses_them_is_given_up() {
+    let prompt: Vec<TokenId> = (0..10_000).collect();
+    let mut sequence = assigned(sequence(&prompt, 20_000));
+    let mut step = sent(&begin(&mut sequence, 0), Role::Target);
+    let mut actions = Vec::new();
+    let mut replies = 0;
+    while replies < 20 && !actions.contains(&Action::TargetFault(TargetFault::ProtocolViolation)) {
+        let body = match step.work {
+            Work::Feed => fed(&step),
+            _ => ReplyBody::NeedContext { cached_len: 0, has_spec: true },
+        };
+        actions = answer(&mut sequence, Role::Target, &step, body);
+        replies += 1;
+        step = match actions.last() {
+            Some(Action::Send(Role::Target, next)) => next.clone(),
+            _ => step,
+        };
+    }
+    assert_eq!(replies, 6, "three feeds, each lost: {actions:?}");
+}
+
+#[test]
 fn a_lost_target_is_replayed_from_ids() {
     let mut sequence = assigned(sequence(&[1, 2, 3], 100));
     let step = sent(&begin(&mut sequence, 0), Role::Target);
@@ -285,7 +308,7 @@ fn a_proposal_that_nobody_waits_for_is_used_when_it_comes() {
         num_draft_tokens: 2,
         num_tree_tokens: 0,
         draft_wait: Duration::ZERO,
-        keep_draft_fed: true,
+        feed_draft: true,
     };
     let actions = sequence.step(NOW, probe.clone());
     let (draft, target) = (sent(&actions, Role::Draft), sent(&actions, Role::Target));
@@ -300,13 +323,17 @@ fn a_proposal_that_nobody_waits_for_is_used_when_it_comes() {
     assert_eq!(sent(&next, Role::Target).work, expected);
 }
 
-/// Runs plain rounds and answers every step; returns base and length of the draft worker's steps, with the
-/// number of drawn ids when each was sent.
-fn plain_rounds(sequence: &mut Sequence, rounds: u32, keep_draft_fed: bool) -> Vec<(u32, u32, u32)> {
+/// Runs plain rounds, some of which feed the draft worker, and answers every step. Returns base and length of
+/// the draft worker's steps, with the number of drawn ids when each was sent.
+fn plain_rounds(
+    sequence: &mut Sequence,
+    rounds: u32,
+    feeds_draft: impl Fn(&Sequence) -> bool,
+) -> Vec<(u32, u32, u32)> {
     let mut feeds = Vec::new();
     for _ in 0..rounds {
-        let drawn = sequence.num_drawn();
-        let actions = begin_feeding(sequence, 0, keep_draft_fed);
+        let (drawn, feed_draft) = (sequence.num_drawn(), feeds_draft(sequence));
+        let actions = begin_feeding(sequence, 0, feed_draft);
         if let Some(step) = actions.iter().find_map(|action| match action {
             Action::Send(Role::Draft, step) => Some(step.clone()),
             _ => None,
@@ -322,22 +349,24 @@ fn plain_rounds(sequence: &mut Sequence, rounds: u32, keep_draft_fed: bool) -> V
 }
 
 #[test]
-fn without_drafts_a_prompt_is_fed_only_with_enough_drawn_ids_behind_it() {
+fn a_draft_worker_that_is_hardly_asked_gets_the_prompt_and_then_ids_to_compare() {
     let prompt: Vec<TokenId> = (0..1_000).collect();
+    let rarely = |sequence: &Sequence| sequence.ids_to_feed(NOW, false).is_some();
     let mut long = assigned(sequence(&prompt, 2_000));
-    assert_eq!(plain_rounds(&mut long, 60, false), []);
-    // The prompt first, then drawn ids, as many as the worker can compare with its own draws.
-    let feeds = [(60, 0, 1_028), (88, 1_028, 60), (148, 1_088, 60)];
-    assert_eq!(plain_rounds(&mut long, 100, false), feeds);
+    assert_eq!(plain_rounds(&mut long, 8, rarely), [], "most short outputs are never fed");
+    assert_eq!(plain_rounds(&mut long, 60, rarely), [(8, 0, 1_000), (32, 1_000, 32), (64, 1_032, 32)]);
     let mut short = assigned(sequence(&[1, 2, 3], 2_000));
-    assert_eq!(plain_rounds(&mut short, 100, false), [(60, 0, 31), (88, 31, 60)]);
+    assert_eq!(plain_rounds(&mut short, 70, rarely), [(29, 0, 3), (32, 3, 32), (64, 35, 32)]);
+    let soon = |sequence: &Sequence| sequence.ids_to_feed(NOW, true).is_some();
+    let mut soon_asked = assigned(sequence(&prompt, 2_000));
+    assert_eq!(plain_rounds(&mut soon_asked, 20, soon), [(0, 0, 1_000), (8, 1_000, 8), (16, 1_008, 8)]);
 }
 
 #[test]
 fn a_draft_worker_that_was_not_fed_for_long_is_fed_before_it_drafts() {
     let prompt: Vec<TokenId> = (0..1_000).collect();
     let mut sequence = assigned(sequence(&prompt, 2_000));
-    assert_eq!(plain_rounds(&mut sequence, 50, false), []);
+    assert_eq!(plain_rounds(&mut sequence, 50, |_| false), []);
     let actions = begin_feeding(&mut sequence, 4, false);
     let feed = sent(&actions, Role::Draft);
     assert_eq!((feed.work.clone(), feed.append_ids.len()), (Work::Feed, 1_018));

@@ -61,6 +61,7 @@ pub fn load(
         is_shadow: false,
         ballast_parameters: 0,
         step_times: step_times.iter().map(scaled).collect(),
+        cpu: None,
     };
     tracing::info!(
         profile = profile.name,
