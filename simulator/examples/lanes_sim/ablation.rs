@@ -36,7 +36,8 @@ struct Mechanism {
 fn mechanisms() -> Vec<Mechanism> {
     let by = |name, leave_out| Mechanism { name, leave_out };
     vec![
-        by("probes", |e| e.rules.evidence_share = 0.0),
+        by("probes and feeds at k = 0", |e| e.rules.evidence_share = 0.0),
+        by("fewer choices at k = 0", |e| e.rules.plain_lane_rounds = 0),
         by("agreement of fed tokens", |e| e.reports_agreement = false),
         by("unconfirmed hysteresis", |e| e.rules.unconfirmed_hysteresis = e.rules.hysteresis),
         by("hysteresis", |e| (e.rules.unconfirmed_hysteresis, e.rules.hysteresis) = (0.0, 0.0)),

@@ -64,6 +64,10 @@ pub(crate) fn set(experiment: &mut Experiment, word: &str) -> Result<(), String>
         return Ok(());
     }
     let rule = RULES.iter().find(|rule| rule.name == name).ok_or_else(fault)?;
+    let least = if name.ends_with("groups_max") { 1.0 } else { 0.0 };
+    if !value.is_finite() || value < least {
+        return Err(format!("--rule {word}: the value must be a number of at least {least}"));
+    }
     rule.set(experiment, value);
     Ok(())
 }
