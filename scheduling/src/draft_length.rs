@@ -10,9 +10,10 @@
 //! alternating groups if that pays.
 //!
 //! k = 0 is a choice like the others. Acceptance is known there too if the draft worker reports which of the
-//! committed tokens fed to it it would have drawn. Only without any such evidence, a lane at k = 0 runs an
-//! occasional round with a draft: a probe, paid for from a fixed share of the lane's time.
+//! committed tokens fed to it it would have drawn. A lane at k = 0 also runs an occasional round with a draft,
+//! a probe. Feeds and probes are paid for from a fixed share of the lane's time (`evidence.rs`).
 
+mod evidence;
 mod explanation;
 mod joint;
 mod load;
@@ -31,6 +32,7 @@ use std::cell::LazyCell;
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use evidence::Credit;
 pub use explanation::{Change, ChoiceReason, Explanation, Outlook};
 pub use joint::{JointChoice, JointLoad};
 pub use load::{LaneView, Load, Pace};
@@ -41,14 +43,13 @@ use residual_filter::ResidualFilter;
 pub use residual_filter::ResidualRules;
 pub use round_times::RoundTimes;
 pub use rules::Rules;
-use rules::{CREDIT_MAX, FED_PROBE_SPACING, PRIOR_SUPPLY, SUPPLY_MEMORY};
+use rules::{CREDIT_MAX, PRIOR_SUPPLY, SUPPLY_MEMORY};
 
 use crate::acceptance_by_position::AcceptanceByPosition;
-use crate::cost::{ForwardShape, WorkerCost, micros};
+use crate::cost::{WorkerCost, micros};
 use crate::prompt_time::PromptTime;
 use crate::smoothing::{EWMA_WINDOW, LONG_EWMA_WINDOW};
 use crate::tree_size::{Leaf, SiblingRates, TreeSize, tree_size};
-use speculation::sequence::FEED_LAG;
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::DraftOutcome;
 
@@ -116,25 +117,6 @@ struct Speed {
     rounds: f64,
     tokens: f64,
     micros: f64,
-}
-
-/// Time that may be spent, in lane rounds.
-#[derive(Debug, Clone, Copy)]
-struct Credit(f64);
-
-impl Credit {
-    fn earn(&mut self, lane_rounds: f64) {
-        self.0 = (self.0 + lane_rounds).min(CREDIT_MAX);
-    }
-
-    /// Spends this much, or returns `false` without credit. What exceeds the maximum credit leaves a debt.
-    fn pay(&mut self, lane_rounds: f64) -> bool {
-        let has_credit = self.0 >= lane_rounds.min(CREDIT_MAX);
-        if has_credit {
-            self.0 -= lane_rounds;
-        }
-        has_credit
-    }
 }
 
 /// Excess of round times over the price in one lane round, for one k.
@@ -288,33 +270,6 @@ impl DraftLength {
     pub fn acceptance_rate(&self) -> Option<f64> {
         let is_known = self.acceptance.evidence() >= ACCEPTANCE_EVIDENCE;
         self.acceptance.rates(1).first().copied().filter(|_| is_known)
-    }
-
-    /// Whether draft workers should get prompts and committed tokens at k = 0: the lane may draft soon, or
-    /// does not know its acceptance. Their replies tell which of the tokens they would have drawn.
-    pub fn keeps_drafts_fed(&self) -> bool {
-        self.drafting_share >= self.rules.idle_share || self.acceptance_rate().is_none()
-    }
-
-    /// Pays for feeding a draft worker `rows` ids of one sequence at k = 0. Returns `false` without credit for
-    /// a sequence's first feed, and in a lane that never chose a k (all its requests fix it). Later feeds are
-    /// short, and leave a debt if necessary: without them the first one was for nothing.
-    ///
-    /// The price is the time of the draft worker, as if the rounds of all sequences at the target waited for
-    /// it. They do if both share cores; if not, forwards of the target take so much longer than those of the
-    /// draft worker that the price is small.
-    pub fn pays_for_feed(&mut self, rows: u32, draft: &WorkerCost) -> bool {
-        let (Some(load), Some(here)) = (self.load, self.outlook.get(self.k as usize)) else { return false };
-        let sequences = f64::from(load.draft_sequences.max(1));
-        let feed = ForwardShape { rows: sequences * f64::from(rows), sequences, context: load.context };
-        let others = f64::from(load.other_sequences) / f64::from(load.sequences.max(1));
-        let round_us = here.draft_wait_us + here.verify_us;
-        let lane_rounds = (1.0 + others) * draft.forward_us(feed) / sequences / round_us.max(1.0);
-        if rows <= FEED_LAG {
-            self.feed_credit.0 -= lane_rounds;
-            return true;
-        }
-        self.feed_credit.pay(lane_rounds)
     }
 
     /// Returns everything that the next choice is based on.
@@ -513,26 +468,6 @@ impl DraftLength {
     /// Whether the last change has not been measured yet.
     fn is_unconfirmed(&self) -> bool {
         self.since_change().is_some_and(|since| since < 2 * self.rules.settling_lane_rounds)
-    }
-
-    /// Returns the k of a probe if one is due and paid for.
-    fn due_probe(&mut self, draft: &WorkerCost) -> Option<u32> {
-        let spacing = if self.is_compared { FED_PROBE_SPACING } else { self.rules.probe_spacing };
-        let is_due = self.lane_rounds - self.last_judged_at >= spacing && self.max_k > 0;
-        let load = self.load.filter(|load| is_due && load.draft_lag <= FEED_LAG)?;
-        // At k > 0 without evidence, the operator's policy holds back all drafts except probes.
-        let probe = self.k.max(1);
-        let (here, there) = (&self.outlook[self.k as usize], &self.outlook[probe as usize]);
-        let catch_up_us = draft.catch_up_us(load.draft_lag, probe, (load.draft_sequences, load.context));
-        let slower =
-            (there.draft_wait_us + there.verify_us + catch_up_us) / (here.draft_wait_us + here.verify_us);
-        let loss = (slower - there.expected_tokens / here.expected_tokens).max(0.0);
-        if !self.probe_credit.pay(loss) {
-            return None;
-        }
-        self.probes += 1;
-        self.last_judged_at = self.lane_rounds;
-        Some(probe)
     }
 }
 

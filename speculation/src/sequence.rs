@@ -35,13 +35,6 @@ pub use shadow::{SHADOW_TOKENS, Shadow, ShadowFault, ShadowScore};
 /// A worker that lags by more ids is fed before it is asked to draw.
 pub const FEED_LAG: u32 = 64;
 
-/// A draft worker that is not being asked but may be soon is fed when it lags this far.
-const IDLE_FEED_LAG: u32 = 8;
-
-/// One that will hardly be asked is fed this many ids at once, to compare them with its own draws. A feed that
-/// is too long for a comparison leaves out as many of the latest drawn ids; the next step compares them.
-const COMPARED_FEED: u32 = 32;
-
 /// Maximum wait before a silent draft worker is asked again; the wait doubles each time.
 pub const MAX_RETRY_WAIT: Duration = Duration::from_secs(5);
 
@@ -320,23 +313,6 @@ impl Sequence {
             self.feed_draft(now, draft_wait);
         }
         self.verify(now, Draft::default());
-    }
-
-    /// Number of committed ids to feed to a draft worker that is not asked for a draft; `None`: it is not
-    /// assigned, has not answered its last step, or lacks too few. One that may be asked soon is fed early;
-    /// any other gets the prompt once a few ids were drawn.
-    pub fn ids_to_feed(&self, now: Duration, may_be_asked: bool) -> Option<u32> {
-        let lag = self.draft_lag();
-        let is_due = match may_be_asked {
-            true => lag >= IDLE_FEED_LAG,
-            false => lag >= COMPARED_FEED && self.num_drawn() >= IDLE_FEED_LAG,
-        };
-        (is_due && self.can_request_proposal(now)).then_some(lag)
-    }
-
-    /// Number of committed ids that the draft worker lacks.
-    pub fn draft_lag(&self) -> u32 {
-        self.committed.len() - self.draft_cached_len()
     }
 
     /// Number of committed ids that are not the prompt's.

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use speculation::sequence::FEED_LAG;
+
+use super::rules::FED_PROBE_SPACING;
 use super::*;
 use crate::agreement::Agreement;
-use crate::cost::{StepTimePoint, StepTimes};
+use crate::cost::{ForwardShape, StepTimePoint, StepTimes};
 
 /// A pool whose sequences draft and verify in alternating groups, with 5% noise on every time.
 struct World {

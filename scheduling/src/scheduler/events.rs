@@ -150,6 +150,11 @@ impl WorkerInfo {
         self.max_model_len == 0 || len <= self.max_model_len
     }
 
+    /// Whether the two workers take turns on the same CPU cores.
+    pub(super) fn shares_cores_with(&self, other: &Self) -> bool {
+        self.cpu.as_ref().zip(other.cpu.as_ref()).is_some_and(|(own, other)| own.contends_with(other))
+    }
+
     /// Creates the info of a worker that reports only its role and model.
     pub fn of(role: Role, model_id: &str) -> Self {
         Self {

@@ -259,7 +259,7 @@ impl Workers {
             target_sequences: target.load,
             draft_sequences: draft.load,
             draft_lag: 0,
-            shares_cores: contend(&target.info, &draft.info),
+            shares_cores: target.info.shares_cores_with(&draft.info),
             max_tree_tokens: target.info.max_tree_tokens,
         })
     }
@@ -490,11 +490,6 @@ fn step_times(info: &WorkerInfo) -> StepTimes {
         return StepTimes::assumed();
     }
     StepTimes::new(&info.step_times)
-}
-
-/// Whether the two workers take turns on the same CPU cores.
-fn contend(target: &WorkerInfo, draft: &WorkerInfo) -> bool {
-    target.cpu.as_ref().zip(draft.cpu.as_ref()).is_some_and(|(target, draft)| target.contends_with(draft))
 }
 
 #[cfg(test)]
