@@ -1,9 +1,9 @@
 //! Builds the kernels for the host: the same sources with a shim (`emulator/emulator.hpp`), compiled by the
 //! system's C++ compiler. For checks without a GPU; a server never loads these libraries.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
 use sha2::{Digest, Sha256};
 
@@ -53,16 +53,15 @@ pub(super) fn build(text: &str, file: &str, check: Check) -> Result<PathBuf, Str
     let id: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let dir = std::env::temp_dir().join("outrider-kernels").join(id);
     let library = dir.join(file);
-    // One thread of this process builds at a time; other processes use other file names.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let failed = |error: std::io::Error| format!("{}: {error}", dir.display());
+    std::fs::create_dir_all(&dir).map_err(failed)?;
+    // Tests run in many processes; one of them builds, and the others wait.
+    let turn = File::create(dir.join("lock")).map_err(failed)?;
+    turn.lock().map_err(failed)?;
     if library.exists() {
         return Ok(library);
     }
-    let failed = |error: std::io::Error| format!("{}: {error}", dir.display());
-    std::fs::create_dir_all(&dir).map_err(failed)?;
-    let unique = std::process::id();
-    let [source, object, built] = ["cpp", "o", "so"].map(|end| dir.join(format!("{unique}.{end}")));
+    let [source, object, built] = ["kernels.cpp", "kernels.o", "built"].map(|name| dir.join(name));
     std::fs::write(&source, text).map_err(failed)?;
     let flags = [
         "-std=c++17",
@@ -81,7 +80,7 @@ pub(super) fn build(text: &str, file: &str, check: Check) -> Result<PathBuf, Str
     run_compiler(Command::new("c++").arg("-shared").arg("-o").args([&built, &object]))?;
     std::fs::remove_file(&source).map_err(failed)?;
     std::fs::remove_file(&object).map_err(failed)?;
-    // Several processes may build at the same time; the last rename wins, and all files are equal.
+    // Only a complete library has the name that others look for.
     std::fs::rename(&built, &library).map_err(failed)?;
     Ok(library)
 }

@@ -89,9 +89,13 @@ static Barrier* awaited[MAX_THREADS];
 static uint32_t awaited_generation[MAX_THREADS];
 // Fiber r * block_threads + t is thread t of block r of the cluster, whose first block is number `cluster_first`.
 static uint32_t current, block_threads, cluster_first;
+// The block of each fiber in the cluster, and the place of these blocks in the grid.
+static uint8_t ranks[MAX_THREADS];
+static Dim3 places[MAX_CLUSTER];
 static void (*body)(void**);
 static void** body_params;
-static uint64_t exchange[MAX_THREADS / 32][32];
+// What lanes give each other between two barriers of their warp; see `slot`.
+static uint64_t exchange[2][MAX_THREADS / 32][32];
 // Asynchronous copies of a thread, in order; `sizes` holds the sizes of its groups, the open group last. Like
 // all state here it is never destroyed: the process may exit while a thread still runs a kernel.
 struct Copy {
@@ -245,7 +249,7 @@ EMULATOR_ONLY static inline void wait(Barrier& barrier) {
 EMULATOR_ONLY static inline uint32_t lane() { return current % 32; }
 // Warps are counted through the blocks of the cluster.
 EMULATOR_ONLY static inline uint32_t warp() { return current / 32; }
-EMULATOR_ONLY static inline uint32_t rank() { return current / block_threads; }
+EMULATOR_ONLY static inline uint32_t rank() { return ranks[current]; }
 
 // Main function of a fiber, on the fiber's stack; never returns. Each iteration runs one thread of one block.
 EMULATOR_ONLY static void fiber_main() {
@@ -266,10 +270,9 @@ EMULATOR_ONLY static void fiber_main() {
 // Runs a fiber until it waits at a barrier or its thread returns.
 EMULATOR_ONLY SWITCHES static void resume(uint32_t fiber) {
   current = fiber;
-  threadIdx = {fiber % block_threads, 0, 0};
-  const uint32_t block = cluster_first + rank();
-  blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y, block / gridDim.x / gridDim.y};
-  note_turn(block, rank());
+  threadIdx = {fiber - rank() * block_threads, 0, 0};
+  blockIdx = places[rank()];
+  note_turn(cluster_first + rank(), rank());
   awaited[fiber] = nullptr;
   if (__builtin_setjmp(scheduler)) return;
   if (created[current]) jump(fibers[current]);
@@ -291,7 +294,11 @@ EMULATOR_ONLY static bool is_waiting(uint32_t fiber) {
 EMULATOR_ONLY static void run_cluster(uint32_t blocks) {
   const uint32_t threads = blocks * block_threads;
   cluster_barrier = {threads, 0, 0};
-  for (uint32_t rank = 0; rank < blocks; ++rank) block_barriers[rank] = {block_threads, 0, 0};
+  for (uint32_t rank = 0; rank < blocks; ++rank) {
+    block_barriers[rank] = {block_threads, 0, 0};
+    const uint32_t block = cluster_first + rank;
+    places[rank] = {block % gridDim.x, block / gridDim.x % gridDim.y, block / gridDim.x / gridDim.y};
+  }
   for (uint32_t w = 0; w < (threads + 31) / 32; ++w) {
     warp_barriers[w] = {threads - w * 32 < 32 ? threads - w * 32 : 32, 0, 0};
   }
@@ -300,6 +307,7 @@ EMULATOR_ONLY static void run_cluster(uint32_t blocks) {
     done[i] = false;
     awaited[i] = nullptr;
     turns[i] = i;
+    ranks[i] = (uint8_t)(i / block_threads);
   }
   uint32_t held_block = 0, held_turns = 0;
   for (uint32_t left = threads; left > 0;) {
@@ -318,7 +326,7 @@ EMULATOR_ONLY static void run_cluster(uint32_t blocks) {
     bool resumed = false;
     for (uint32_t turn = 0; turn < threads; ++turn) {
       const uint32_t i = turns[turn];
-      if (done[i] || is_waiting(i) || (held_turns > 0 && i / block_threads == held_block)) continue;
+      if (done[i] || is_waiting(i) || (held_turns > 0 && ranks[i] == held_block)) continue;
       resumed = true;
       resume(i);
       if (done[i]) --left;
@@ -335,25 +343,30 @@ EMULATOR_ONLY static void run_cluster(uint32_t blocks) {
   }
 }
 
+// The buffer of a warp's next exchange. Exchanges alternate between two buffers, so that one barrier suffices:
+// lanes write a buffer again after the following barrier, which all lanes reach after they have read it.
+EMULATOR_ONLY static inline uint32_t slot() { return warp_barriers[warp()].generation % 2; }
+
 // Returns the value of lane `from`.
 template <typename T>
 EMULATOR_ONLY static inline T shuffle(T value, uint32_t from) {
   static_assert(sizeof(T) <= 8, "");
-  std::memcpy(&exchange[warp()][lane()], &value, sizeof(T));
+  uint64_t(&values)[32] = exchange[slot()][warp()];
+  std::memcpy(&values[lane()], &value, sizeof(T));
   wait(warp_barriers[warp()]);
   T result;
-  std::memcpy(&result, &exchange[warp()][from], sizeof(T));
-  wait(warp_barriers[warp()]);
+  std::memcpy(&result, &values[from], sizeof(T));
   return result;
 }
 
-// See prelude.cuh.
+// See prelude.cuh. No lane goes on before all have read.
 EMULATOR_ONLY static inline void read_matrices(uint32_t (&to)[4], const void* row) {
-  std::memcpy(&exchange[warp()][lane()], &row, sizeof(row));
+  uint64_t(&rows)[32] = exchange[slot()][warp()];
+  std::memcpy(&rows[lane()], &row, sizeof(row));
   wait(warp_barriers[warp()]);
   for (uint32_t m = 0; m < 4; ++m) {
     const char* of_matrix;
-    std::memcpy(&of_matrix, &exchange[warp()][8 * m + lane() / 4], sizeof(of_matrix));
+    std::memcpy(&of_matrix, &rows[8 * m + lane() / 4], sizeof(of_matrix));
     note_read(of_matrix + lane() % 4 * 4, 4);
     std::memcpy(&to[m], of_matrix + lane() % 4 * 4, 4);
   }
@@ -369,31 +382,48 @@ static inline double bf16_half(uint32_t word, uint32_t half) {
 
 static inline int32_t int8_quarter(uint32_t word, uint32_t quarter) { return (int8_t)(word >> (8 * quarter)); }
 
+// Operands and sums of a warp's `mma`.
+template <typename Sum, uint32_t K>
+struct alignas(16) Tile {
+  Sum a[16][K], b[K][8], d[16][8];
+};
+
+// d += a b, in the order of K. Written so that the sums of a row stay in registers.
+template <typename Sum, uint32_t K>
+EMULATOR_ONLY static void multiply(Tile<Sum, K>& tile) {
+  typedef Sum Part __attribute__((vector_size(16)));
+  constexpr uint32_t PARTS = 8 * sizeof(Sum) / sizeof(Part);
+  for (uint32_t row = 0; row < 16; ++row) {
+    Part* const d = (Part*)tile.d[row];
+    Part sums[PARTS];
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < PARTS; ++i) sums[i] = d[i];
+    for (uint32_t k = 0; k < K; ++k) {
+      const Part* const b = (const Part*)tile.b[k];
+#pragma GCC unroll 4
+      for (uint32_t i = 0; i < PARTS; ++i) sums[i] += tile.a[row][k] * b[i];
+    }
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < PARTS; ++i) d[i] = sums[i];
+  }
+}
+
 // d[16 x 8] += a b, with PER_REGISTER numbers along K in each register; see prelude.cuh for the fragment
-// layout.
+// layout. The last lane that arrives multiplies for all.
 template <typename D, typename Sum, uint32_t PER_REGISTER, typename Get>
 EMULATOR_ONLY static inline void mma(D (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Get get) {
-  // Operands of a warp's lanes, [register][number along K].
-  static Sum operand_a[MAX_THREADS / 32][32][4][PER_REGISTER], operand_b[MAX_THREADS / 32][32][2][PER_REGISTER];
-  for (uint32_t e = 0; e < PER_REGISTER; ++e) {
-    for (uint32_t i = 0; i < 4; ++i) operand_a[warp()][lane()][i][e] = (Sum)get(a[i], e);
-    for (uint32_t i = 0; i < 2; ++i) operand_b[warp()][lane()][i][e] = (Sum)get(b[i], e);
-  }
-  wait(warp_barriers[warp()]);
+  static Tile<Sum, 8 * PER_REGISTER> tiles[2][MAX_THREADS / 32];
+  Tile<Sum, 8 * PER_REGISTER>& tile = tiles[slot()][warp()];
   const uint32_t g = lane() / 4, t = lane() % 4;
-  for (uint32_t i = 0; i < 4; ++i) {
-    const uint32_t row = g + 8 * (i / 2), column = 2 * t + i % 2;
-    Sum sum = (Sum)d[i];
-    for (uint32_t half = 0; half < 2; ++half) {
-      for (uint32_t other = 0; other < 4; ++other) {
-        const Sum* const numbers_a = operand_a[warp()][row % 8 * 4 + other][row / 8 + 2 * half];
-        const Sum* const numbers_b = operand_b[warp()][column * 4 + other][half];
-        for (uint32_t e = 0; e < PER_REGISTER; ++e) sum += numbers_a[e] * numbers_b[e];
-      }
-    }
-    d[i] = (D)sum;
+  for (uint32_t e = 0; e < PER_REGISTER; ++e) {
+    for (uint32_t i = 0; i < 4; ++i) tile.a[g + 8 * (i % 2)][(i / 2 * 4 + t) * PER_REGISTER + e] = (Sum)get(a[i], e);
+    for (uint32_t i = 0; i < 2; ++i) tile.b[(i * 4 + t) * PER_REGISTER + e][g] = (Sum)get(b[i], e);
   }
-  wait(warp_barriers[warp()]);
+  for (uint32_t i = 0; i < 4; ++i) tile.d[g + 8 * (i / 2)][2 * t + i % 2] = (Sum)d[i];
+  Barrier& barrier = warp_barriers[warp()];
+  if (barrier.arrived + 1 == barrier.expected) multiply(tile);
+  wait(barrier);
+  for (uint32_t i = 0; i < 4; ++i) d[i] = (D)tile.d[g + 8 * (i / 2)][2 * t + i % 2];
 }
 
 template <typename T>
