@@ -59,8 +59,9 @@ struct RunningStep {
     context_done: usize,
     drafted: Draft,
     agreed: Vec<bool>,
-    /// Time that it waited for admission.
-    queued: Duration,
+    received: Duration,
+    /// Time until its first forward.
+    queued: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -183,7 +184,7 @@ impl Worker {
             let body = match cached.admit(&step, &self.limits) {
                 Admission::Run => {
                     sequence.kv_tokens = step.base_len.min(sequence.kv_tokens);
-                    let mut task = RunningStep::new(step, cached, now - received);
+                    let mut task = RunningStep::new(step, cached, received);
                     if self.setup.has_cached_prompts && task.step.base_len == 0 {
                         // Everything except the row whose logits are needed comes from the prefix cache.
                         task.context_done = task.step.append_ids.len().saturating_sub(1);
@@ -216,6 +217,8 @@ impl Worker {
                 .sequences
                 .get_mut(&ready[chunk.index].key)
                 .expect("the sequence of a running step is known");
+            let task = &mut self.tasks[chunk.index];
+            task.queued.get_or_insert(now - task.received);
             let tail = chunk.rows(&rows[chunk.index]) - chunk.context;
             sequence.kv_tokens += chunk.context + tail;
             forward.add((chunk.context, tail), sequence.kv_tokens);
@@ -251,7 +254,7 @@ impl Worker {
         (Frame { timing, replies, ..Frame::default() }, took)
     }
 
-    /// Answers the complete steps. Returns the replies and their mean time until admission.
+    /// Answers the complete steps. Returns the replies and their mean time until their first forward.
     fn finish(&mut self, now: Duration, mut answers: BTreeMap<usize, ReplyBody>) -> (Vec<Reply>, Duration) {
         let mut replies = std::mem::take(&mut self.outbox);
         let (mut queue, num_answers) = (Duration::ZERO, answers.len().max(1) as u32);
@@ -264,7 +267,7 @@ impl Worker {
                 continue;
             };
             let RunningStep { step, cached, agreed, queued, .. } = task;
-            queue += queued;
+            queue += queued.unwrap_or_default();
             let id = step.sequence_id;
             let sequence = self.sequences.get_mut(&id).expect("the sequence of a running step is known");
             sequence.kv_tokens = cached.len();
@@ -289,8 +292,9 @@ fn whole_micros(duration: Duration) -> Duration {
 }
 
 impl RunningStep {
-    fn new(step: Step, cached: CachedSequence, queued: Duration) -> Self {
-        Self { step, cached, context_done: 0, drafted: Draft::default(), agreed: Vec::new(), queued }
+    fn new(step: Step, cached: CachedSequence, received: Duration) -> Self {
+        let (drafted, agreed) = (Draft::default(), Vec::new());
+        Self { step, cached, context_done: 0, drafted, agreed, received, queued: None }
     }
 
     fn in_progress(&mut self) -> StepInProgress<'_> {

@@ -75,7 +75,7 @@ const MALFORMED: CounterName = CounterName::new(
 );
 const QUEUE_SECONDS: HistogramName = HistogramName::new(
     "outrider_worker_queue_seconds",
-    "Time from a step's arrival to its admission",
+    "Time from a step's arrival until its first forward begins",
     &[0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0],
 );
 
@@ -189,7 +189,7 @@ impl WorkerMetrics {
         self.steps.get_or_create(&vec![("outcome", outcome.as_str().to_owned())]).inc();
     }
 
-    /// Records how long a step waited for admission.
+    /// Records how long a step waited for its first forward.
     pub fn queued(&self, time: Duration) {
         self.queue_seconds.observe(time.as_secs_f64());
     }

@@ -377,7 +377,7 @@ impl<M: StepExecutor> StepLoop<M> {
                     self.running.push_back(task);
                     return None;
                 };
-                let queue = (task.started - task.received).as_micros() as u64;
+                let queue = task.queue_time().as_micros() as u64;
                 self.finish(task, body);
                 return Some(queue);
             }
@@ -396,7 +396,7 @@ impl<M: StepExecutor> StepLoop<M> {
     fn finish(&mut self, mut task: Task, body: ReplyBody) {
         self.ahead.on_reply(&mut task, &body, self.table.len());
         let reply = task.reply(body);
-        let (key, queue) = (task.key, task.started - task.received);
+        let (key, queue) = (task.key, task.queue_time());
         self.return_to_table(task);
         self.metrics.queued(queue);
         self.answer(key.router, &reply);

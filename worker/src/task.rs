@@ -1,7 +1,7 @@
 //! One step in progress, from its admission to its reply.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use scheduling::batch::StepRows;
 use scheduling::batch_former::ReadyStep;
@@ -43,6 +43,8 @@ pub struct Task {
     pub received: Instant,
     /// When the step was admitted.
     pub started: Instant,
+    /// When its first forward began.
+    pub first_forward: Option<Instant>,
     /// Number of context ids whose KV is computed.
     pub context_done: usize,
     /// Number of context ids whose KV came from the prefix cache.
@@ -76,6 +78,7 @@ impl Task {
             cached,
             received,
             started: Instant::now(),
+            first_forward: None,
             context_done: 0,
             num_cached: 0,
             num_ahead: 0,
@@ -117,6 +120,11 @@ impl Task {
         self.candidates = candidates;
         self.prefix = PrefixLookup::Done;
         self
+    }
+
+    /// Time until its first forward began, or until its admission if it has run none.
+    pub fn queue_time(&self) -> Duration {
+        self.first_forward.unwrap_or(self.started).saturating_duration_since(self.received)
     }
 
     /// The sequence's spec.

@@ -39,6 +39,9 @@ impl<M: StepExecutor> StepLoop<M> {
             self.running = others;
             return timing;
         }
+        for task in &mut self.running {
+            task.first_forward.get_or_insert(began);
+        }
         let prefill = prefill_left(&self.running);
         let advanced = self.executor.advance(&mut self.running, batch.prompt_rows);
         let prefill_now_left = prefill_left(&self.running);
@@ -107,8 +110,9 @@ fn prefill_left(tasks: &VecDeque<Task>) -> u32 {
     prefill_rows(tasks.iter().map(Task::rows_left))
 }
 
-/// Mean time that these steps waited for admission, in microseconds.
+/// Mean time until the first forward of these steps, in microseconds. Waits for steps of other sequences are part
+/// of it: otherwise a router would take them for network time.
 fn mean_queue_us(finished: &[(Task, ReplyBody)]) -> u64 {
-    let waited: u128 = finished.iter().map(|(task, _)| (task.started - task.received).as_micros()).sum();
+    let waited: u128 = finished.iter().map(|(task, _)| task.queue_time().as_micros()).sum();
     (waited / finished.len().max(1) as u128) as u64
 }

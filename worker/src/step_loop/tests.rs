@@ -227,6 +227,23 @@ fn an_answer_that_needs_no_forward_does_not_wait_for_one() {
     assert_eq!(read(&mut replies), [said(2, "need 0 false")]);
 }
 
+/// The batch former may wait for other steps before it starts a forward. A router would take this time for
+/// network time.
+#[test]
+fn the_wait_of_an_admitted_step_for_its_forward_is_queue_time() {
+    let mut bench = Bench::new(100);
+    let _replies = bench.open(1, 1);
+    let steps = vec![SentStep { step: bench.step(1, 1, &[], &[1]), span_id: 0 }];
+    let (router, stream, closes) = (RouterId(1), StreamId(1), Vec::new());
+    bench.step_loop.receive(Message::Frame { router, stream, steps, closes, received: Instant::now() });
+    bench.step_loop.admit_waiting();
+    let wait = Duration::from_millis(10);
+    std::thread::sleep(wait);
+    let Decision::Run(batch) = bench.step_loop.next_forward() else { panic!("nothing else is awaited") };
+    let timing = bench.step_loop.forward(&batch);
+    assert!(u128::from(timing.queue_us) >= wait.as_micros(), "{timing:?}");
+}
+
 /// The queue of a sequence is bounded, and so is the queue of all of them.
 #[test]
 fn steps_that_newer_ones_displace_leave_nothing_behind() {
