@@ -28,6 +28,7 @@ use crate::step::{
 };
 use crate::tree::MAX_TREE_TOKENS;
 use crate::{AcceptanceMode, Role, SequenceId, SequenceSpec, TokenId};
+pub use draft::DueFeed;
 pub use events::{Action, Anomaly, Commit, Counters, Event, TargetFault};
 use link::{InFlight, ProposalRequest, WorkerLink};
 pub use shadow::{SHADOW_TOKENS, Shadow, ShadowFault, ShadowScore};

@@ -165,7 +165,7 @@ impl LocalPair<'_> {
         while let Some(action) = actions.pop_front() {
             let event = match action {
                 Action::Ready => {
-                    let feed_draft = sequence.ids_to_feed(Duration::ZERO, true).is_some();
+                    let feed_draft = sequence.due_feed(Duration::ZERO, true).is_some();
                     let draft_wait = NO_DEADLINE;
                     Event::BeginRound { num_draft_tokens, num_tree_tokens: 0, draft_wait, feed_draft }
                 }

@@ -1,7 +1,7 @@
 //! Evidence about drafts that a lane pays for at k = 0: ids that draft workers are fed and compare with their
 //! own draws, and rounds with a draft as a probe.
 
-use speculation::sequence::FEED_LAG;
+use speculation::sequence::{DueFeed, FEED_LAG};
 
 use super::DraftLength;
 use super::rules::{CREDIT_MAX, FED_PROBE_SPACING};
@@ -33,25 +33,26 @@ impl DraftLength {
         self.drafting_share >= self.rules.idle_share || self.acceptance_rate().is_none()
     }
 
-    /// Pays for feeding a draft worker `rows` ids of one sequence at k = 0. Returns `false` without credit for
-    /// a sequence's first feed, and in a lane that never chose a k (all its requests fix it). Later feeds are
-    /// short, and leave a debt if necessary: without them the first one was for nothing.
+    /// Pays for a feed of one sequence at k = 0. Returns `false` without credit for a sequence's first feed
+    /// or a long one, and in a lane that never chose a k (all its requests fix it). Other feeds leave a debt if
+    /// necessary: without them the first one was for nothing.
     ///
     /// The price is the time of the draft worker, as if the rounds of all sequences at the target waited for
     /// it. They do if both share cores; if not, forwards of the target take so much longer than those of the
     /// draft worker that the price is small.
-    pub fn pays_for_feed(&mut self, rows: u32, draft: &WorkerCost) -> bool {
+    pub fn pays_for_feed(&mut self, due: DueFeed, draft: &WorkerCost) -> bool {
         let (Some(load), Some(here)) = (self.load, self.outlook.get(self.k as usize)) else { return false };
         let sequences = f64::from(load.draft_sequences.max(1));
-        let feed = ForwardShape { rows: sequences * f64::from(rows), sequences, context: load.context };
+        let feed =
+            ForwardShape { rows: sequences * f64::from(due.num_ids), sequences, context: load.context };
         let others = f64::from(load.other_sequences) / f64::from(load.sequences.max(1));
         let round_us = here.draft_wait_us + here.verify_us;
         let lane_rounds = (1.0 + others) * draft.forward_us(feed) / sequences / round_us.max(1.0);
-        if rows <= FEED_LAG {
-            self.feed_credit.0 -= lane_rounds;
-            return true;
+        if due.is_first || due.num_ids > FEED_LAG {
+            return self.feed_credit.pay(lane_rounds);
         }
-        self.feed_credit.pay(lane_rounds)
+        self.feed_credit.0 -= lane_rounds;
+        true
     }
 
     /// Returns the k of a probe if one is due and paid for.

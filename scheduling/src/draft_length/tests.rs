@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use speculation::sequence::FEED_LAG;
+use speculation::sequence::{DueFeed, FEED_LAG};
 
 use super::rules::FED_PROBE_SPACING;
 use super::*;
@@ -466,7 +466,7 @@ fn feeds_keep_to_their_share_of_the_time() {
             Load { other_rows: others, other_sequences: others, other_plain_sequences: others, ..alone(1) };
         let fed = |run: &mut Run| {
             run.lane.choose(load, &run.target, &run.draft);
-            run.lane.pays_for_feed(rows, &run.draft)
+            run.lane.pays_for_feed(DueFeed { num_ids: rows, is_first: true }, &run.draft)
         };
         // Lane rounds at first spend the credit of a new lane.
         (0..20_000).for_each(|_| _ = fed(&mut run));
@@ -476,7 +476,7 @@ fn feeds_keep_to_their_share_of_the_time() {
         let rows_us = World::cost(world.draft).forward_us(ForwardShape::plain(f64::from(rows), 0.0));
         rows_us / World::cost(world.target).step_us(1.0, 0.0)
     };
-    for rows in [FEED_LAG + 1, 400] {
+    for rows in [30, FEED_LAG + 1, 400] {
         let share = feeds(rows, 0) * price(rows) / 20_000.0;
         assert!((0.5..1.1).contains(&(share / Rules::default().evidence_share)), "{rows} rows: {share}");
     }

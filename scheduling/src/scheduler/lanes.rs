@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use speculation::SamplingParams;
 use speculation::lookup::CheckedPrediction;
-use speculation::sequence::FEED_LAG;
+use speculation::sequence::{DueFeed, FEED_LAG};
 use speculation::tree::DraftOutcome;
 
 use super::policy::{DraftTokens, LanePolicy, PolicyConfig};
@@ -381,9 +381,9 @@ impl Lanes {
         self.lanes[id.0 as usize].draft_length.keeps_drafts_fed()
     }
 
-    /// Pays for feeding a draft worker `rows` ids of one sequence; see `DraftLength::pays_for_feed`.
-    pub(super) fn pays_for_feed(&mut self, id: LaneId, rows: u32, draft: &WorkerCost) -> bool {
-        self.lane_mut(id).draft_length.pays_for_feed(rows, draft)
+    /// Pays for a feed of one sequence; see `DraftLength::pays_for_feed`.
+    pub(super) fn pays_for_feed(&mut self, id: LaneId, due: DueFeed, draft: &WorkerCost) -> bool {
+        self.lane_mut(id).draft_length.pays_for_feed(due, draft)
     }
 
     /// Records that a draft worker was asked for `asked` tokens and proposed `supplied` in time.

@@ -201,9 +201,9 @@ impl SchedulerState {
     fn feeds_draft(&mut self, active: &ActiveSequence) -> bool {
         let id = active.lane.id;
         let may_be_asked = self.lanes.keeps_drafts_fed(id) && !self.is_draft_out(active);
-        let Some(rows) = active.sequence.ids_to_feed(self.now, may_be_asked) else { return false };
+        let Some(feed) = active.sequence.due_feed(self.now, may_be_asked) else { return false };
         let draft = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
-        draft.is_some_and(|draft| self.lanes.pays_for_feed(id, rows, &draft.cost))
+        draft.is_some_and(|draft| self.lanes.pays_for_feed(id, feed, &draft.cost))
     }
 
     /// Whether the sequence's draft worker does not answer. What it is sent would only queue up.

@@ -16,6 +16,15 @@ const IDLE_FEED_LAG: u32 = 8;
 /// is too long for a comparison leaves out as many of the latest drawn ids; the next step compares them.
 const COMPARED_FEED: u32 = 32;
 
+/// A feed that is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DueFeed {
+    /// Committed ids that the draft worker lacks.
+    pub num_ids: u32,
+    /// Whether the draft worker has no ids of the sequence.
+    pub is_first: bool,
+}
+
 impl Sequence {
     pub(super) fn request_proposal(&mut self, now: Duration, request: ProposalRequest, wait: Duration) {
         let len = self.committed.len();
@@ -23,16 +32,17 @@ impl Sequence {
         self.send_to_draft(now, (base, len), Some(request), wait);
     }
 
-    /// Number of committed ids to feed to a draft worker that is not asked for a draft; `None`: it is not
-    /// assigned, has not answered its last step, or lacks too few. One that may be asked soon is fed early;
-    /// any other gets the prompt once a few ids were drawn.
-    pub fn ids_to_feed(&self, now: Duration, may_be_asked: bool) -> Option<u32> {
+    /// The feed of a draft worker that is not asked for a draft; `None`: it is not assigned, has not answered
+    /// its last step, or lacks too few ids. One that may be asked soon is fed early; any other gets the prompt
+    /// once a few ids were drawn.
+    pub fn due_feed(&self, now: Duration, may_be_asked: bool) -> Option<DueFeed> {
         let lag = self.draft_lag();
         let is_due = match may_be_asked {
             true => lag >= IDLE_FEED_LAG,
             false => lag >= COMPARED_FEED && self.num_drawn() >= IDLE_FEED_LAG,
         };
-        (is_due && self.can_request_proposal(now)).then_some(lag)
+        let feed = DueFeed { num_ids: lag, is_first: self.draft_cached_len() == 0 };
+        (is_due && self.can_request_proposal(now)).then_some(feed)
     }
 
     /// Number of committed ids that the draft worker lacks.

@@ -27,7 +27,7 @@ pub enum Event {
         /// waiting; it is used as a late proposal.
         draft_wait: Duration,
         /// In a round without a draft, whether the draft worker is fed the ids that it lacks
-        /// ([`Sequence::ids_to_feed`](crate::sequence::Sequence::ids_to_feed)).
+        /// ([`Sequence::due_feed`](crate::sequence::Sequence::due_feed)).
         feed_draft: bool,
     },
     /// Begins a round with a lookup draft; no draft worker is asked.

@@ -20,7 +20,7 @@ fn assigned(mut sequence: Sequence) -> Sequence {
 }
 
 fn begin(sequence: &mut Sequence, k: u32) -> Vec<Action> {
-    let feed_draft = sequence.ids_to_feed(NOW, true).is_some();
+    let feed_draft = sequence.due_feed(NOW, true).is_some();
     begin_feeding(sequence, k, feed_draft)
 }
 
@@ -351,13 +351,13 @@ fn plain_rounds(
 #[test]
 fn a_draft_worker_that_is_hardly_asked_gets_the_prompt_and_then_ids_to_compare() {
     let prompt: Vec<TokenId> = (0..1_000).collect();
-    let rarely = |sequence: &Sequence| sequence.ids_to_feed(NOW, false).is_some();
+    let rarely = |sequence: &Sequence| sequence.due_feed(NOW, false).is_some();
     let mut long = assigned(sequence(&prompt, 2_000));
     assert_eq!(plain_rounds(&mut long, 8, rarely), [], "most short outputs are never fed");
     assert_eq!(plain_rounds(&mut long, 60, rarely), [(8, 0, 1_000), (32, 1_000, 32), (64, 1_032, 32)]);
     let mut short = assigned(sequence(&[1, 2, 3], 2_000));
     assert_eq!(plain_rounds(&mut short, 70, rarely), [(29, 0, 3), (32, 3, 32), (64, 35, 32)]);
-    let soon = |sequence: &Sequence| sequence.ids_to_feed(NOW, true).is_some();
+    let soon = |sequence: &Sequence| sequence.due_feed(NOW, true).is_some();
     let mut soon_asked = assigned(sequence(&prompt, 2_000));
     assert_eq!(plain_rounds(&mut soon_asked, 20, soon), [(0, 0, 1_000), (8, 1_000, 8), (16, 1_008, 8)]);
 }
