@@ -392,7 +392,10 @@ impl DraftLength {
                 k == self.k || (chain_tokens + self.siblings.worth_limit(left)) * plain_us > chain_us
             };
             let TreeSize { num_leaves, expected_tokens } = match has_leaves {
-                true => size_of_tree(&prices, (k, chain_tokens, rows_each), (&chain, &leaves)),
+                true => {
+                    let draft = ChainDraft { k, tokens: chain_tokens, rows_each };
+                    size_of_tree(&prices, draft, &chain, &leaves)
+                }
                 false => TreeSize { num_leaves: 0, expected_tokens: chain_tokens },
             };
             let price = match num_leaves {
@@ -471,13 +474,20 @@ impl DraftLength {
     }
 }
 
-/// Number of `leaves` that pay beside a chain of `k` tokens, given the tokens and rows of the chain's round.
+/// A chain of `k` drafted tokens.
+#[derive(Debug, Clone, Copy)]
+struct ChainDraft {
+    k: u32,
+    /// Expected number of committed tokens per round.
+    tokens: f64,
+    /// Expected rows of the verify step.
+    rows_each: f64,
+}
+
+/// Number of `leaves` that pay beside a chain whose round has this price.
 /// Leaves must not delay other lanes.
-fn size_of_tree(
-    prices: &RoundPricer<'_>,
-    (k, tokens, rows_each): (u32, f64, f64),
-    (chain, leaves): (&Price, &[Leaf]),
-) -> TreeSize {
+fn size_of_tree(prices: &RoundPricer<'_>, draft: ChainDraft, chain: &Price, leaves: &[Leaf]) -> TreeSize {
+    let ChainDraft { k, tokens, rows_each } = draft;
     let added_us = |price: &Price| price.forwards.mean_added_us(1.0);
     let worth = leaves.iter().filter(|leaf| leaf.position < k).map(|leaf| leaf.worth);
     tree_size((tokens, chain.round_us()), worth, |num_leaves| {
