@@ -7,12 +7,8 @@ set -euo pipefail
 # Tests are optimized less than what they call in other crates: the optimizer would take longer than they run.
 arguments=("$@")
 if [[ " $* " == *" --test "* ]]; then
-  for i in "${!arguments[@]}"; do
-    case "${arguments[i]}" in
-      opt-level=1) arguments[i]=opt-level=0 ;;
-      opt-level=3) arguments[i]=opt-level=1 ;;
-    esac
-  done
+  arguments=("${arguments[@]/#opt-level=1/opt-level=0}")
+  arguments=("${arguments[@]/#opt-level=3/opt-level=1}")
 fi
 clippy-driver "${arguments[@]}"
 

@@ -274,6 +274,7 @@ impl DraftLength {
 
     /// Returns everything that the next choice is based on.
     pub fn explain(&self) -> Explanation {
+        let sequences = self.load.map_or(1, |load| load.sequences);
         Explanation {
             k: self.k,
             max_k: self.max_k,
@@ -286,10 +287,12 @@ impl DraftLength {
             acceptance_by_position: self.acceptance.cumulative(self.max_k),
             supply: self.supply.cumulative(self.max_k),
             judged: self.acceptance.evidence(),
-            outlook: self.outlook.iter().map(|at| at.corrected(self.residuals.factor(at.k))).collect(),
-            measured_tokens_per_second: self
-                .pace(self.load.map_or(1, |load| load.sequences))
-                .tokens_per_second,
+            outlook: self
+                .outlook
+                .iter()
+                .map(|at| at.corrected(self.residuals.factor(at.k), sequences))
+                .collect(),
+            measured_tokens_per_second: self.pace(sequences).tokens_per_second,
             lane_rounds: self.lane_rounds,
             probes: self.probes,
             changes: self.changes.iter().copied().collect(),
@@ -368,7 +371,6 @@ impl DraftLength {
     fn compute_outlook(&self, load: &Load, target: &WorkerCost, draft: &WorkerCost) -> Vec<Outlook> {
         let accepted_by_position = self.acceptance.cumulative(self.max_k);
         let supply = self.supply.cumulative(self.max_k);
-        let sequences = f64::from(load.sequences.max(1));
         let prices = self.prices(load, target, draft);
         let leaves = LazyCell::new(|| self.siblings.leaves(&accepted_by_position));
         let mut plain_us = 0.0;
@@ -402,18 +404,16 @@ impl DraftLength {
                 0 => chain,
                 _ => prices.round(k, rows_of((k, rows_each), num_leaves)),
             };
-            let (draft_wait_us, verify_us) = (price.draft_us * factor, price.verify_us * factor);
-            outlook.push(Outlook {
+            let priced = Outlook {
                 k,
                 num_leaves,
                 expected_tokens,
                 table_draft_us: price.draft_us,
                 table_verify_us: price.verify_us,
-                draft_wait_us,
-                verify_us,
-                tokens_per_second: sequences * expected_tokens * 1e6 / (draft_wait_us + verify_us).max(1.0),
                 others_delay: price.forwards.mean_added_us(factor / self.residuals.factor(0)),
-            });
+                ..Outlook::default()
+            };
+            outlook.push(priced.corrected(factor, load.sequences));
         }
         // Rounds of other lanes wait for this lane's rows. The round time of lanes that have just moved is
         // unknown; assume at least one forward.

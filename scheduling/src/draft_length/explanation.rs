@@ -56,7 +56,7 @@ pub enum ChoiceReason {
 }
 
 /// Prediction for one k.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Outlook {
     /// The k.
     pub k: u32,
@@ -80,12 +80,12 @@ pub struct Outlook {
 }
 
 impl Outlook {
-    /// The same prediction with this ratio of measured to priced round times.
-    pub(super) fn corrected(&self, factor: f64) -> Self {
-        let before_us = self.draft_wait_us + self.verify_us;
+    /// The prediction for a lane of `sequences`, with this ratio of measured to priced round times.
+    pub(super) fn corrected(self, factor: f64, sequences: u32) -> Self {
         let (draft_wait_us, verify_us) = (self.table_draft_us * factor, self.table_verify_us * factor);
-        let slower = ((draft_wait_us + verify_us) / before_us.max(1.0)).max(f64::MIN_POSITIVE);
-        Self { draft_wait_us, verify_us, tokens_per_second: self.tokens_per_second / slower, ..*self }
+        let tokens = f64::from(sequences.max(1)) * self.expected_tokens;
+        let tokens_per_second = tokens * 1e6 / (draft_wait_us + verify_us).max(1.0);
+        Self { draft_wait_us, verify_us, tokens_per_second, ..self }
     }
 }
 

@@ -1,21 +1,21 @@
 //! Lanes: groups of requests with similar drafts (same model, task type and temperature band) that share a
 //! policy and one choice of draft length. Holds no sequences.
 
+mod explanation;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use serde::Serialize;
 use speculation::SamplingParams;
 use speculation::lookup::CheckedPrediction;
 use speculation::sequence::{DueFeed, FEED_LAG};
 use speculation::tree::DraftOutcome;
 
+pub use self::explanation::{LaneExplanation, LookupExplanation};
 use super::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use crate::cost::WorkerCost;
-use crate::draft_length::{
-    DraftLength, Explanation, JointChoice, LaneView, Load, LookupLength, Pace, RoundTimes, Rules,
-};
+use crate::draft_length::{DraftLength, JointChoice, LaneView, Load, LookupLength, Pace, RoundTimes, Rules};
 use crate::headroom::MeanRound;
 use crate::lookup_rates::{LookupRates, LookupSource};
 use crate::output_length::OutputLengths;
@@ -77,44 +77,6 @@ impl TemperatureBand {
             _ => Self::High,
         }
     }
-}
-
-/// One lane in the report of `/debug/lanes`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct LaneExplanation {
-    /// The model.
-    pub model: String,
-    /// Kind of text; may be empty beyond [`MAX_LANES`].
-    pub task_type: String,
-    /// Temperature band.
-    pub temperature: &'static str,
-    /// Current number of sequences.
-    pub sequences: u32,
-    /// Sequences of these that have a target, and are not waiting for one.
-    pub running: u32,
-    /// The operator's policy for the lane.
-    pub policy: LanePolicy,
-    /// Why the operator's policy prevented the latest round from drafting.
-    pub held_back: Option<&'static str>,
-    /// 90th percentile of output lengths; absent until a few outputs ended.
-    pub output_p90: Option<u32>,
-    /// Evidence about the lane's lookup sources.
-    pub lookup: Vec<LookupExplanation>,
-    /// Reasons for its draft length.
-    #[serde(flatten)]
-    pub choice: Explanation,
-}
-
-/// How often a lookup source predicted a lane's latest committed tokens correctly, whether it drafted them or
-/// not.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct LookupExplanation {
-    /// The source.
-    pub source: LookupSource,
-    /// Decayed number of tokens for which it had a prediction.
-    pub expected: f64,
-    /// How many of these predictions were correct.
-    pub right: f64,
 }
 
 /// A sequence's workers, as needed to choose its draft length.
@@ -473,37 +435,8 @@ impl Lanes {
         self.lanes[id.0 as usize].policy.weight
     }
 
-    pub(super) fn explain(&self) -> Vec<LaneExplanation> {
-        let explained = |(key, id): (&LaneKey, &LaneId)| {
-            let lane = &self.lanes[id.0 as usize];
-            LaneExplanation {
-                model: key.model.clone(),
-                task_type: key.task_type.clone(),
-                temperature: key.temperature.as_str(),
-                sequences: lane.sequences,
-                running: lane.running,
-                policy: lane.policy,
-                held_back: lane.held_back,
-                output_p90: lane.outputs.p90(),
-                lookup: lane.explain_lookup(),
-                choice: lane.draft_length.explain(),
-            }
-        };
-        self.ids.iter().map(explained).collect()
-    }
-
     fn lane_mut(&mut self, id: LaneId) -> &mut Lane {
         &mut self.lanes[id.0 as usize]
-    }
-}
-
-impl Lane {
-    fn explain_lookup(&self) -> Vec<LookupExplanation> {
-        let explained = |source: LookupSource| {
-            let (expected, right) = self.lookup_rates[source as usize].evidence();
-            LookupExplanation { source, expected, right }
-        };
-        LookupSource::ALL.into_iter().map(explained).collect()
     }
 }
 

@@ -122,17 +122,21 @@ impl Bench {
     }
 
     fn send_by(&mut self, (router, stream): (u64, u64), steps: Vec<Step>, closes: &[(u64, u32)]) {
-        let closes = closes.iter().map(|(id, epoch)| (SequenceId(*id), *epoch)).collect();
-        let steps = steps.into_iter().map(|step| SentStep { step, span_id: 0 }).collect();
-        let (router, stream) = (RouterId(router), StreamId(stream));
-        let frame = Message::Frame { router, stream, steps, closes, received: Instant::now() };
-        self.step_loop.receive(frame);
+        self.receive((router, stream), steps, closes);
         while !self.step_loop.waiting.is_empty() || !self.step_loop.running.is_empty() {
             self.step_loop.admit_waiting();
             let Decision::Run(batch) = self.step_loop.next_forward() else { continue };
             let timing = self.step_loop.forward(&batch);
             self.step_loop.flush(&timing);
         }
+    }
+
+    /// Queues a frame's steps without running them.
+    fn receive(&mut self, (router, stream): (u64, u64), steps: Vec<Step>, closes: &[(u64, u32)]) {
+        let closes = closes.iter().map(|(id, epoch)| (SequenceId(*id), *epoch)).collect();
+        let steps = steps.into_iter().map(|step| SentStep { step, span_id: 0 }).collect();
+        let (router, stream) = (RouterId(router), StreamId(stream));
+        self.step_loop.receive(Message::Frame { router, stream, steps, closes, received: Instant::now() });
     }
 
     fn blocks_used(&self) -> u64 {
@@ -218,9 +222,7 @@ fn an_answer_that_needs_no_forward_does_not_wait_for_one() {
     let mut bench = Bench::new(100);
     let mut replies = bench.open(1, 1);
     let (long, lost) = (bench.step(1, 1, &[], &[1; 50]), bench.step(2, 1, &[1, 2], &[3]));
-    let steps = [long, lost].map(|step| SentStep { step, span_id: 0 }).into();
-    let (router, stream, closes) = (RouterId(1), StreamId(1), Vec::new());
-    bench.step_loop.receive(Message::Frame { router, stream, steps, closes, received: Instant::now() });
+    bench.receive((1, 1), vec![long, lost], &[]);
     assert!(bench.step_loop.admit_waiting().is_some(), "there is something to send");
     bench.step_loop.flush(&v1::StepTiming::default());
     assert_eq!(bench.step_loop.running.len(), 1, "the other step has not run");
@@ -233,9 +235,8 @@ fn an_answer_that_needs_no_forward_does_not_wait_for_one() {
 fn the_wait_of_an_admitted_step_for_its_forward_is_queue_time() {
     let mut bench = Bench::new(100);
     let _replies = bench.open(1, 1);
-    let steps = vec![SentStep { step: bench.step(1, 1, &[], &[1]), span_id: 0 }];
-    let (router, stream, closes) = (RouterId(1), StreamId(1), Vec::new());
-    bench.step_loop.receive(Message::Frame { router, stream, steps, closes, received: Instant::now() });
+    let step = bench.step(1, 1, &[], &[1]);
+    bench.receive((1, 1), vec![step], &[]);
     bench.step_loop.admit_waiting();
     let wait = Duration::from_millis(10);
     std::thread::sleep(wait);
@@ -249,10 +250,8 @@ fn the_wait_of_an_admitted_step_for_its_forward_is_queue_time() {
 fn steps_that_newer_ones_displace_leave_nothing_behind() {
     let mut bench = Bench::new(100);
     let _replies = bench.open(1, 1);
-    let steps: Vec<SentStep> =
-        (0..10 * WAITING_STEPS).map(|_| SentStep { step: bench.step(1, 1, &[], &[1]), span_id: 0 }).collect();
-    let (router, stream, closes) = (RouterId(1), StreamId(1), Vec::new());
-    bench.step_loop.receive(Message::Frame { router, stream, steps, closes, received: Instant::now() });
+    let steps = (0..10 * WAITING_STEPS).map(|_| bench.step(1, 1, &[], &[1])).collect();
+    bench.receive((1, 1), steps, &[]);
     assert_eq!(bench.step_loop.waiting.len(), WAITING_STEPS);
 }
 
