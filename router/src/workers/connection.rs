@@ -140,11 +140,14 @@ async fn read_asset(client: &WorkerClient<Channel>, asset: &v1::Asset) -> anyhow
         .with_context(|| format!("cannot fetch {name}"))?
         .into_inner();
     let mut bytes = Vec::with_capacity(asset.size as usize);
+    // Hashed as it arrives: an asset may have many megabytes, and other tasks run between two chunks.
+    let mut hasher = Sha256::new();
     while let Some(chunk) = chunks.message().await.with_context(|| format!("cannot fetch {name}"))? {
         ensure!(bytes.len() + chunk.data.len() <= asset.size as usize, "{name} is longer than announced");
+        hasher.update(&chunk.data);
         bytes.extend_from_slice(&chunk.data);
     }
-    let digest: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     ensure!(digest == asset.sha256, "{name} does not have the announced hash");
     Ok(bytes)
 }

@@ -1,6 +1,9 @@
 //! Conversations in which an assistant's message has tool calls and no content. The client sent null, and
 //! templates distinguish null from an empty text; but some fail on null, or write it as a word.
 
+use std::collections::HashSet;
+
+use aho_corasick::AhoCorasick;
 use serde_json::{Map, Value};
 
 use super::{ChatTemplate, ConversationMessage};
@@ -22,9 +25,9 @@ impl ChatTemplate {
         if messages.iter().all(|message| message.content.is_some()) {
             return with_null;
         }
-        let missing = |prompt: &str| called_without_content(messages).find(|name| !prompt.contains(name));
+        let names = CalledNames::without_content(messages);
         if let Ok(prompt) = &with_null
-            && missing(prompt).is_none()
+            && names.missing_in(prompt).is_none()
             && !prompt.contains(NULL_WORD)
         {
             return with_null;
@@ -38,13 +41,13 @@ impl ChatTemplate {
             (Ok(with_null), Ok(with_text)) => {
                 let num_words = |prompt: &str| prompt.matches(NULL_WORD).count();
                 let writes_null = num_words(&with_null) > num_words(&with_text);
-                let lacks_calls = missing(&with_null).is_some();
+                let lacks_calls = names.missing_in(&with_null).is_some();
                 if writes_null || lacks_calls { with_text } else { with_null }
             }
             (Ok(prompt), Err(_)) | (Err(_), Ok(prompt)) => prompt,
             (Err(error), Err(_)) => return Err(error),
         };
-        match missing(&prompt).filter(|_| self.source.contains("tool_calls")) {
+        match names.missing_in(&prompt).filter(|_| self.source.contains("tool_calls")) {
             None => Ok(prompt),
             Some(name) => Err(TextError::Refused(format!(
                 "the model's chat template leaves out the call of `{name}` in a message without content: \
@@ -55,10 +58,34 @@ impl ChatTemplate {
 }
 
 /// Names of the tools that messages without content call, as far as every template writes them unchanged.
-fn called_without_content(messages: &[ConversationMessage]) -> impl Iterator<Item = &str> {
-    let calls = messages.iter().filter(|message| message.content.is_none());
-    let names =
-        calls.flat_map(|message| &message.tool_calls).filter_map(|call| call["function"]["name"].as_str());
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-    names.filter(move |name| name.chars().all(is_plain))
+struct CalledNames<'a> {
+    /// Each name once.
+    names: Vec<&'a str>,
+    /// Finds all of them in one pass, because a client may send tens of thousands.
+    search: AhoCorasick,
+}
+
+impl<'a> CalledNames<'a> {
+    fn without_content(messages: &'a [ConversationMessage]) -> Self {
+        let calls = messages.iter().filter(|message| message.content.is_none());
+        let names = calls
+            .flat_map(|message| &message.tool_calls)
+            .filter_map(|call| call["function"]["name"].as_str());
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        let mut seen = HashSet::new();
+        let names: Vec<&str> =
+            names.filter(|name| name.chars().all(is_plain) && seen.insert(*name)).collect();
+        let search = AhoCorasick::new(&names).expect("a request is far below the limit of states");
+        Self { names, search }
+    }
+
+    /// Returns the first name that does not occur in `prompt`.
+    fn missing_in(&self, prompt: &str) -> Option<&'a str> {
+        let mut is_found = vec![false; self.names.len()];
+        for found in self.search.find_overlapping_iter(prompt) {
+            is_found[found.pattern().as_usize()] = true;
+        }
+        let missing = is_found.iter().position(|is_found| !is_found)?;
+        Some(self.names[missing])
+    }
 }

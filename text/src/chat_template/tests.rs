@@ -113,3 +113,25 @@ fn templates_see_null_content_if_they_can_use_it() {
         }
     }
 }
+
+/// One name is part of another, and the first one that is left out is named.
+#[test]
+fn many_calls_without_content_are_searched_at_once() {
+    let call = |name: String| json!({ "function": { "name": name, "arguments": {} } });
+    let num_calls = 20_000;
+    let names = (0..num_calls).rev().map(|number| format!("tool_{number}"));
+    let mut message = ConversationMessage {
+        role: "assistant".into(),
+        tool_calls: names.map(call).collect(),
+        ..Default::default()
+    };
+    let source = "{% for c in messages[0].tool_calls if c.function.name[:5] == 'tool_' %}{{ c.function.name }} {% endfor %}";
+    let template = ChatTemplate::compile(source, "", "").unwrap();
+    let prompt = template.render_calls(std::slice::from_ref(&message), &Map::new()).unwrap();
+    assert_eq!(prompt.split_whitespace().count(), num_calls);
+    message.tool_calls.extend(["left", "out"].map(|name| call(name.to_owned())));
+    match template.render_calls(&[message], &Map::new()) {
+        Err(TextError::Refused(reason)) => assert!(reason.contains("`left`"), "{reason}"),
+        found => panic!("{found:?}"),
+    }
+}
