@@ -2,9 +2,12 @@
 //! `make kernels-check`. Registers and register spills come from the assembler's log, the order of loads and
 //! products from the machine code. Needs NVRTC and CUDA's disassembler, but no GPU.
 
+use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
-use super::nvrtc::Usage;
+use super::nvrtc::{Compiled, Usage};
 use super::sass::{self, Disassembled};
 use super::sources::{Kernel, Source};
 use super::{CudaError, kernel_files, nvrtc, sources};
@@ -36,6 +39,15 @@ pub struct KernelsReport {
     pub faults: Vec<String>,
 }
 
+/// One file compiled for one architecture.
+struct CompiledSource {
+    source: &'static Source,
+    arch: &'static Architecture,
+    compiled: Compiled,
+    /// Empty for files without checks of their machine code.
+    machine_code: Vec<Disassembled>,
+}
+
 /// Compiles all kernels, and writes the machine code to a folder if one is given. Fails if NVRTC is missing,
 /// or if a file does not compile or cannot be written.
 pub fn kernels_check(write_to: Option<&Path>) -> Result<KernelsReport, CudaError> {
@@ -43,19 +55,13 @@ pub fn kernels_check(write_to: Option<&Path>) -> Result<KernelsReport, CudaError
     let mut report = KernelsReport { table: heading(), faults: Vec::new() };
     let mut bytes = 0;
     let began = std::time::Instant::now();
-    for source in sources::all() {
-        for arch in &ARCHITECTURES {
-            let Some(target) = source.target(arch.name) else { continue };
-            let compiled = nvrtc::compile(source, &target)?;
-            if compiled.cubin.is_empty() {
-                report.faults.push(format!("{} for {}: no machine code came out", source.file, arch.name));
-            }
-            bytes += compiled.cubin.len();
-            write_to.map_or(Ok(()), |dir| kernel_files::write(dir, arch.name, source, &compiled.cubin))?;
-            let machine_code =
-                if source.has_code_checks() { sass::disassemble(&compiled.cubin)? } else { Vec::new() };
-            report.judge(source, arch, (&compiled.usage, &machine_code));
+    for CompiledSource { source, arch, compiled, machine_code } in compile_all()? {
+        if compiled.cubin.is_empty() {
+            report.faults.push(format!("{} for {}: no machine code came out", source.file, arch.name));
         }
+        bytes += compiled.cubin.len();
+        write_to.map_or(Ok(()), |dir| kernel_files::write(dir, arch.name, source, &compiled.cubin))?;
+        report.judge(source, arch, (&compiled.usage, &machine_code));
     }
     let seconds = began.elapsed().as_secs_f64();
     let total =
@@ -64,6 +70,35 @@ pub fn kernels_check(write_to: Option<&Path>) -> Result<KernelsReport, CudaError
     let toolkit = nvrtc::version()?;
     write_to.map_or(Ok(()), |dir| kernel_files::write_digest(dir, toolkit))?;
     Ok(report)
+}
+
+/// Compiles every file for every architecture, on all cores. Returns them in the order of the table.
+fn compile_all() -> Result<Vec<CompiledSource>, CudaError> {
+    let targets = sources::all().into_iter().flat_map(|source| {
+        ARCHITECTURES.iter().filter_map(move |arch| Some((source, arch, source.target(arch.name)?)))
+    });
+    let jobs: Vec<_> = targets.collect();
+    let next = AtomicUsize::new(0);
+    let compile_next = || -> Result<Vec<(usize, CompiledSource)>, CudaError> {
+        let mut done = Vec::new();
+        loop {
+            let job = next.fetch_add(1, Ordering::Relaxed);
+            let Some((source, arch, target)) = jobs.get(job) else { return Ok(done) };
+            let compiled = nvrtc::compile(source, target)?;
+            let machine_code =
+                if source.has_code_checks() { sass::disassemble(&compiled.cubin)? } else { Vec::new() };
+            done.push((job, CompiledSource { source, arch, compiled, machine_code }));
+        }
+    };
+    let num_threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let by_thread = thread::scope(|scope| {
+        let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(compile_next)).collect();
+        let results = threads.into_iter().map(|thread| thread.join().expect("a compiling thread panicked"));
+        results.collect::<Result<Vec<_>, CudaError>>()
+    })?;
+    let mut all: Vec<_> = by_thread.into_iter().flatten().collect();
+    all.sort_by_key(|(job, _)| *job);
+    Ok(all.into_iter().map(|(_, compiled)| compiled).collect())
 }
 
 fn heading() -> String {
