@@ -13,6 +13,9 @@ use tokio::time::Instant;
 
 use super::state::InFlight;
 
+/// Maximum bytes of a frame. A connection copies a frame into its write buffer, which keeps its size.
+const FRAME_BYTES: usize = 16 << 10;
+
 /// Handle to a response for its handler, stored in the request's extensions. Clones are handles to the same
 /// response.
 #[derive(Clone, Debug)]
@@ -45,15 +48,36 @@ pub(super) struct ResponseSlot {
 #[derive(Debug)]
 struct Content {
     body: Option<Body>,
+    /// The rest of a frame of `body` that is longer than [`FRAME_BYTES`].
+    rest: Bytes,
     in_flight: Option<InFlight>,
     /// Time of the last frame, if the connection has not polled for another one.
     unread_since: Option<Instant>,
 }
 
+impl Content {
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if !self.rest.is_empty() {
+            let rest = std::mem::take(&mut self.rest);
+            return Poll::Ready(Some(Ok(Frame::data(self.first_part(rest)))));
+        }
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        let polled = Pin::new(body).poll_frame(context);
+        polled.map_ok(|frame| frame.map_data(|data| self.first_part(data)))
+    }
+
+    /// Returns the first part of `data` and keeps the rest.
+    fn first_part(&mut self, mut data: Bytes) -> Bytes {
+        let first = data.split_to(data.len().min(FRAME_BYTES));
+        self.rest = data;
+        first
+    }
+}
+
 impl ResponseSlot {
     /// Creates the slot of a response that does not exist yet.
     pub(super) fn new(wake: Arc<Notify>) -> Self {
-        let content = Content { body: None, in_flight: None, unread_since: None };
+        let content = Content { body: None, rest: Bytes::new(), in_flight: None, unread_since: None };
         Self {
             content: Mutex::new(content),
             is_started: AtomicBool::new(false),
@@ -86,7 +110,7 @@ impl ResponseSlot {
         let emptied = {
             let mut content = self.content();
             content.unread_since = None;
-            (content.body.take(), content.in_flight.take())
+            (content.body.take(), std::mem::take(&mut content.rest), content.in_flight.take())
         };
         // Dropped after the lock is released, because the body has locks of its own.
         drop(emptied);
@@ -127,11 +151,11 @@ impl HttpBody for ResponseBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let mut content = self.0.content();
-        let Some(body) = &mut content.body else {
+        if content.body.is_none() {
             let cut = self.0.is_cut().then(|| Err(axum::Error::new("the response was cut")));
             return Poll::Ready(cut);
-        };
-        let polled = Pin::new(body).poll_frame(context);
+        }
+        let polled = content.poll_frame(context);
         content.unread_since = matches!(polled, Poll::Ready(Some(Ok(_)))).then(Instant::now);
         drop(content);
         if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
@@ -141,17 +165,51 @@ impl HttpBody for ResponseBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        let is_over = |body: &Body| body.is_end_stream();
-        self.0.content().body.as_ref().map_or_else(|| !self.0.is_cut(), is_over)
+        let content = self.0.content();
+        let is_over = |body: &Body| body.is_end_stream() && content.rest.is_empty();
+        content.body.as_ref().map_or_else(|| !self.0.is_cut(), is_over)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.0.content().body.as_ref().map_or_else(SizeHint::new, HttpBody::size_hint)
+        let content = self.0.content();
+        let Some(body) = &content.body else { return SizeHint::new() };
+        let (hint, rest) = (body.size_hint(), content.rest.len() as u64);
+        let mut with_rest = SizeHint::new();
+        with_rest.set_lower(hint.lower() + rest);
+        if let Some(upper) = hint.upper() {
+            with_rest.set_upper(upper + rest);
+        }
+        with_rest
     }
 }
 
 impl Drop for ResponseBody {
     fn drop(&mut self) {
         self.0.empty();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+    use crate::accept::state::ConnectionState;
+
+    #[test]
+    fn a_long_frame_is_split_and_the_length_stays_right() {
+        let whole: Vec<u8> = (0..FRAME_BYTES * 2 + 5).map(|at| at as u8).collect();
+        let (_slot, mut body) = Arc::new(ConnectionState::new()).begin(http::Version::HTTP_11);
+        body.fill(Body::from(whole.clone()));
+        let mut context = Context::from_waker(Waker::noop());
+        let (mut read, mut lengths) = (Vec::new(), Vec::new());
+        while !body.is_end_stream() {
+            assert_eq!(body.size_hint().exact(), Some((whole.len() - read.len()) as u64));
+            let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body).poll_frame(&mut context) else { panic!() };
+            let data = frame.into_data().expect("it is data");
+            lengths.push(data.len());
+            read.extend_from_slice(&data);
+        }
+        assert_eq!((read, lengths), (whole, vec![FRAME_BYTES, FRAME_BYTES, 5]));
     }
 }
