@@ -210,7 +210,8 @@ impl CancelState {
 struct ChannelState {
     /// When it is cancelled, so are all of `choices`.
     all: CancelState,
-    choices: Vec<CancelState>,
+    /// Usually one, and then stored inline: it is read for every token.
+    choices: SmallVec<[CancelState; 1]>,
     /// Cancelled when a choice gets its first target.
     started: CancellationToken,
     /// The client fell too far behind: the generation is cancelled.
@@ -241,11 +242,11 @@ impl ChannelState {
 
 /// Result of sending an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "work for a cancelled choice must stop"]
 pub enum Delivery {
     /// The event was queued.
     Delivered,
-    /// The choice is cancelled: close its sequence. Other choices may continue.
+    /// The choice is cancelled, and the event was dropped. [`GenerationSink::cancelled`] tells the driver to
+    /// close its sequence. Other choices may continue.
     Cancelled,
 }
 
@@ -290,14 +291,6 @@ impl GenerationSink {
         Delivery::Cancelled
     }
 
-    /// [`Self::send`] for [`GenerationEvent::Finished`] and [`GenerationEvent::Failed`]: the result is
-    /// ignored, because there is nothing left to stop.
-    pub fn send_last(&self, event: GenerationEvent) {
-        match self.send(event) {
-            Delivery::Delivered | Delivery::Cancelled => {}
-        }
-    }
-
     /// Reports that a choice has its first target: the response may begin, so later errors cannot set its
     /// status.
     pub fn mark_started(&self) {
@@ -305,7 +298,7 @@ impl GenerationSink {
     }
 
     /// Whether the choice is cancelled.
-    pub fn is_cancelled(&self, choice: u32) -> bool {
+    fn is_cancelled(&self, choice: u32) -> bool {
         self.inner.shared.all.is_cancelled()
             || self.inner.shared.choices.get(choice as usize).is_none_or(CancelState::is_cancelled)
     }

@@ -1,9 +1,11 @@
 //! Client events and the trace span of each round. Events are queued here until the steps of the same
 //! dispatch have been sent: workers are waiting for the steps, and writing to clients wakes threads on the
-//! same cores.
+//! same cores. A client's channel is touched only then: with hundreds of clients it is no longer in the cache
+//! when it is touched a second time.
 
 use rustc_hash::FxHashMap;
 use scheduling::scheduler::events::{CommittedRound, SequenceFailure, SpeculationUsage};
+use speculation::sequence::Commit;
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, SequenceId};
 
@@ -29,12 +31,19 @@ impl Client {
     }
 }
 
+/// Something for the client of one sequence.
+#[derive(Debug)]
+pub(super) enum ClientEvent {
+    Commit(CommittedRound),
+    PromptLogprobs(SequenceId, PromptLogprobs),
+    Finish(SequenceId, FinishReason, SpeculationUsage),
+    Fail(SequenceId, SequenceFailure),
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Clients {
     clients: FxHashMap<SequenceId, Client>,
-    pending: Vec<(GenerationSink, GenerationEvent)>,
-    /// Sequences whose client no longer wants their events; to be cancelled.
-    unwanted: Vec<SequenceId>,
+    pending: Vec<ClientEvent>,
     /// Number of rounds being traced. At 0 no step looks up its span.
     num_traced_rounds: usize,
 }
@@ -81,59 +90,25 @@ impl Clients {
         }
     }
 
-    pub(super) fn commit(&mut self, round: CommittedRound) {
-        let CommittedRound { id, commit, usage, .. } = round;
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        if client.round_span_id != 0 {
-            client.round.record("outrider.spec.drafted", commit.num_draft_tokens);
-            client.round.record("outrider.spec.accepted", commit.num_accepted);
-            (client.round, client.round_span_id) = (tracing::Span::none(), 0);
-            self.num_traced_rounds -= 1;
+    /// Queues an event for [`Self::flush`].
+    pub(super) fn push(&mut self, event: ClientEvent) {
+        if let ClientEvent::Commit(round) = &event
+            && self.num_traced_rounds > 0
+        {
+            self.end_round(round.id, &round.commit);
         }
-        if client.sink.is_cancelled(client.choice) {
-            return self.unwanted.push(id);
-        }
-        let tokens = CommittedTokens {
-            choice: client.choice,
-            token_ids: commit.token_ids.as_slice().into(),
-            num_drafted: commit.num_accepted,
-            logprobs: commit.logprobs,
-            usage,
+        self.pending.push(event);
+    }
+
+    /// Closes the span of a round.
+    fn end_round(&mut self, id: SequenceId, commit: &Commit) {
+        let Some(client) = self.clients.get_mut(&id).filter(|client| client.round_span_id != 0) else {
+            return;
         };
-        self.pending.push((client.sink.clone(), GenerationEvent::Tokens(tokens)));
-    }
-
-    pub(super) fn prompt_logprobs(&mut self, id: SequenceId, scores: PromptLogprobs) {
-        let Some(client) = self.clients.get(&id) else { return };
-        if client.sink.is_cancelled(client.choice) {
-            self.unwanted.push(id);
-        } else {
-            self.pending.push((client.sink.clone(), GenerationEvent::PromptLogprobs(scores)));
-        }
-    }
-
-    pub(super) fn finish(&mut self, id: SequenceId, reason: FinishReason, usage: SpeculationUsage) {
-        let Some(client) = self.remove(id) else { return };
-        let choice = client.choice;
-        self.pending.push((client.sink, GenerationEvent::Finished { choice, reason, usage }));
-    }
-
-    pub(super) fn fail(&mut self, id: SequenceId, failure: SequenceFailure) {
-        let Some(client) = self.remove(id) else { return };
-        let error = match failure {
-            SequenceFailure::Refused(reason) => RouterError::Refused { reason },
-            SequenceFailure::Quarantined(reason) => RouterError::Quarantined { reason },
-            SequenceFailure::Expired(_) => RouterError::Overloaded {
-                what: "the queue for target workers (timed out waiting for capacity)",
-            },
-            SequenceFailure::Unavailable(reason) => RouterError::Unavailable { reason },
-        };
-        self.pending.push((client.sink, GenerationEvent::Failed(error)));
-    }
-
-    /// Pops a sequence whose client no longer wants its events.
-    pub(super) fn next_unwanted(&mut self) -> Option<SequenceId> {
-        self.unwanted.pop()
+        client.round.record("outrider.spec.drafted", commit.num_draft_tokens);
+        client.round.record("outrider.spec.accepted", commit.num_accepted);
+        (client.round, client.round_span_id) = (tracing::Span::none(), 0);
+        self.num_traced_rounds -= 1;
     }
 
     pub(super) fn has_pending(&self) -> bool {
@@ -142,10 +117,52 @@ impl Clients {
 
     /// Sends the queued events in order.
     pub(super) fn flush(&mut self) {
-        for (sink, event) in self.pending.drain(..) {
-            // A client too far behind is disconnected here; its sequences are then cancelled as if it had
-            // left.
-            sink.send_last(event);
+        let mut pending = std::mem::take(&mut self.pending);
+        for event in pending.drain(..) {
+            self.send(event);
         }
+        self.pending = pending;
+    }
+
+    /// Sends an event. One that is no longer wanted is dropped: the driver hears of a client that has left,
+    /// or is too far behind, by the cancellation of its sequence.
+    fn send(&mut self, event: ClientEvent) {
+        match event {
+            ClientEvent::Commit(CommittedRound { id, commit, usage, .. }) => {
+                let Some(client) = self.clients.get(&id) else { return };
+                let tokens = CommittedTokens {
+                    choice: client.choice,
+                    token_ids: commit.token_ids.as_slice().into(),
+                    num_drafted: commit.num_accepted,
+                    logprobs: commit.logprobs,
+                    usage,
+                };
+                client.sink.send(GenerationEvent::Tokens(tokens));
+            }
+            ClientEvent::PromptLogprobs(id, scores) => {
+                if let Some(client) = self.clients.get(&id) {
+                    client.sink.send(GenerationEvent::PromptLogprobs(scores));
+                }
+            }
+            ClientEvent::Finish(id, reason, usage) => {
+                let Some(Client { sink, choice, .. }) = self.remove(id) else { return };
+                sink.send(GenerationEvent::Finished { choice, reason, usage });
+            }
+            ClientEvent::Fail(id, failure) => {
+                let Some(Client { sink, .. }) = self.remove(id) else { return };
+                sink.send(GenerationEvent::Failed(failure_to_error(failure)));
+            }
+        }
+    }
+}
+
+fn failure_to_error(failure: SequenceFailure) -> RouterError {
+    match failure {
+        SequenceFailure::Refused(reason) => RouterError::Refused { reason },
+        SequenceFailure::Quarantined(reason) => RouterError::Quarantined { reason },
+        SequenceFailure::Expired(_) => {
+            RouterError::Overloaded { what: "the queue for target workers (timed out waiting for capacity)" }
+        }
+        SequenceFailure::Unavailable(reason) => RouterError::Unavailable { reason },
     }
 }

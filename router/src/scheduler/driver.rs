@@ -23,7 +23,7 @@ use speculation::{Role, SequenceId, SequenceSpec};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::clients::Clients;
+use super::clients::{ClientEvent, Clients};
 use super::outbox::Outboxes;
 use super::reports::Reports;
 use super::timelines::{SubmittedSequence, TimelineRecorder, Timelines};
@@ -167,27 +167,18 @@ impl Driver {
 
     /// Passes an event to the scheduler and executes the resulting commands.
     fn on_event(&mut self, now: Duration, event: Event) {
-        let mut next = Some(event);
-        while let Some(event) = next {
-            for command in self.scheduler.on_event(now, event) {
-                self.executor.execute(now, command);
-            }
-            next = self.executor.clients.next_unwanted().map(|id| self.end_event(now, id));
+        for command in self.scheduler.on_event(now, event) {
+            self.executor.execute(now, command);
         }
     }
 
+    /// Ends a sequence that its client no longer wants.
     fn cancel(&mut self, now: Duration, id: SequenceId) {
-        let event = self.end_event(now, id);
-        self.on_event(now, event);
-    }
-
-    /// Forgets the client of a sequence that it no longer wants; returns the event for the scheduler.
-    fn end_event(&mut self, now: Duration, id: SequenceId) -> Event {
         let is_stopped = self.executor.clients.remove(id).is_some_and(|client| client.is_stopped());
         let (end, event) =
             if is_stopped { ("finished", Event::Stop(id)) } else { ("cancelled", Event::Cancel(id)) };
         self.executor.recorder.finish(now, id, end);
-        event
+        self.on_event(now, event);
     }
 
     fn submit(&mut self, now: Duration, Submission { request, reply_tx }: Submission) {
@@ -348,16 +339,18 @@ impl Executor {
                 if let Some(source) = round.source {
                     self.reports.on_lookup_draft(source, commit.num_draft_tokens, commit.num_accepted);
                 }
-                self.clients.commit(round);
+                self.clients.push(ClientEvent::Commit(round));
             }
-            Command::PromptLogprobs(id, scores) => self.clients.prompt_logprobs(id, scores),
+            Command::PromptLogprobs(id, scores) => {
+                self.clients.push(ClientEvent::PromptLogprobs(id, scores));
+            }
             Command::Finish(id, reason, usage) => {
                 self.recorder.finish(now, id, "finished");
-                self.clients.finish(id, reason, usage);
+                self.clients.push(ClientEvent::Finish(id, reason, usage));
             }
             Command::Fail(id, failure) => {
                 self.recorder.finish(now, id, "failed");
-                self.clients.fail(id, failure);
+                self.clients.push(ClientEvent::Fail(id, failure));
             }
             Command::Report(report) => self.reports.report(now, report),
         }

@@ -190,7 +190,7 @@ async fn run(
             }
         }
         Script::FailAfterOneSpan(error) => {
-            sink.send_last(GenerationEvent::Failed(error));
+            sink.send(GenerationEvent::Failed(error));
         }
         _ => {}
     }
@@ -255,7 +255,7 @@ fn generate(
             return true;
         }
     }
-    sink.send_last(GenerationEvent::Finished { choice, reason, usage });
+    sink.send(GenerationEvent::Finished { choice, reason, usage });
     true
 }
 

@@ -7,18 +7,18 @@ use std::time::Duration;
 use speculation::{Role, SequenceId};
 
 use super::Scheduler;
-use super::active::RoundPhase;
+use super::active::{ActiveSequence, RoundPhase};
 use super::events::WorkerKey;
 use crate::decode_delay::{delay_pays, max_delay};
 
 /// See the module documentation.
 #[derive(Debug, Default)]
 pub(super) struct DelayedDecodes {
-    /// Delayed since the last dispatch.
-    new: Vec<SequenceId>,
     by_target: BTreeMap<WorkerKey, Delay>,
     /// Targets to consider again.
     changed: BTreeSet<WorkerKey>,
+    /// Sequences with a delayed step and no target.
+    without_target: Vec<SequenceId>,
     /// The earliest end of a delay.
     until: Option<Duration>,
     /// Number of targets that were considered.
@@ -29,23 +29,35 @@ pub(super) struct DelayedDecodes {
 /// The delayed steps of one target, and until when they wait.
 #[derive(Debug, Default)]
 struct Delay {
-    sequences: Vec<SequenceId>,
+    steps: Vec<DelayedStep>,
     until: Duration,
+}
+
+/// One delayed step. Holds what the decision needs of its sequence, so that this is not looked up again.
+#[derive(Debug, Clone, Copy)]
+struct DelayedStep {
+    id: SequenceId,
+    /// Length of the sequence.
+    context_len: u32,
+    begun_at: Duration,
 }
 
 impl DelayedDecodes {
     /// Delays the decode step of a sequence that has no step in flight.
-    pub(super) fn push(&mut self, id: SequenceId) {
-        self.new.push(id);
+    pub(super) fn push(&mut self, active: &ActiveSequence) {
+        let Some(target) = active.worker(Role::Target) else { return self.without_target.push(active.id) };
+        let step = DelayedStep { id: active.id, context_len: active.len(), begun_at: active.round.begun_at };
+        self.by_target.entry(target).or_default().steps.push(step);
+        self.changed.insert(target);
     }
 
     /// Removes the delayed step of a sequence that ends, or delays it anew where it lost its target.
     pub(super) fn leave(&mut self, id: SequenceId, target: Option<WorkerKey>) {
         if let Some((key, delay)) = target.and_then(|key| Some((key, self.by_target.get_mut(&key)?))) {
-            delay.sequences.retain(|other| *other != id);
+            delay.steps.retain(|step| step.id != id);
             self.changed.insert(key);
         }
-        self.new.push(id);
+        self.without_target.push(id);
     }
 
     /// Records that a target's forward times, its decode steps in flight or its delayed steps changed.
@@ -61,28 +73,24 @@ impl DelayedDecodes {
     }
 
     /// Removes and returns the targets to consider at `now`, and their steps.
-    fn take_changed(&mut self, now: Duration) -> Vec<(WorkerKey, Vec<SequenceId>)> {
+    fn take_changed(&mut self, now: Duration) -> Vec<(WorkerKey, Vec<DelayedStep>)> {
         if self.until.is_some_and(|until| until <= now) {
             let due = self.by_target.iter().filter(|(_, delay)| delay.until <= now);
             self.changed.extend(due.map(|(key, _)| *key));
         }
         let changed = std::mem::take(&mut self.changed).into_iter();
-        changed.filter_map(|key| Some((key, self.by_target.remove(&key)?.sequences))).collect()
+        changed.filter_map(|key| Some((key, self.by_target.remove(&key)?.steps))).collect()
     }
 }
 
 impl Scheduler {
     /// Begins delayed decode steps, for each target all of them or none.
     pub(super) fn begin_decode_rounds(&mut self) {
-        for id in std::mem::take(&mut self.state.delayed.new) {
-            match self.sequences.get(&id).map(|active| active.worker(Role::Target)) {
-                Some(Some(target)) => {
-                    let delayed = &mut self.state.delayed;
-                    delayed.by_target.entry(target).or_default().sequences.push(id);
-                    delayed.changed.insert(target);
-                }
-                // It lost its target meanwhile; it becomes ready again at the next one.
-                Some(None) => self.begin_decode_round(id),
+        for id in std::mem::take(&mut self.state.delayed.without_target) {
+            match self.sequences.get(&id) {
+                Some(active) if active.worker(Role::Target).is_some() => self.state.delayed.push(active),
+                // It becomes ready again at its next target.
+                Some(_) => self.begin_decode_round(id),
                 None => {}
             }
         }
@@ -90,14 +98,14 @@ impl Scheduler {
         if changed.is_empty() {
             return;
         }
-        for (target, sequences) in changed {
+        for (target, steps) in changed {
             #[cfg(test)]
             (self.state.delayed.num_considered += 1);
-            match self.delay_until(target, &sequences) {
+            match self.delay_until(target, &steps) {
                 Some(until) if self.state.now < until => {
-                    self.state.delayed.by_target.insert(target, Delay { sequences, until });
+                    self.state.delayed.by_target.insert(target, Delay { steps, until });
                 }
-                _ => sequences.into_iter().for_each(|id| self.begin_decode_round(id)),
+                _ => steps.into_iter().for_each(|step| self.begin_decode_round(step.id)),
             }
         }
         let delayed = &mut self.state.delayed;
@@ -105,15 +113,15 @@ impl Scheduler {
     }
 
     /// Returns until when these decode steps wait for those that run at their target, if the delay pays.
-    fn delay_until(&self, target: WorkerKey, ids: &[SequenceId]) -> Option<Duration> {
+    fn delay_until(&self, target: WorkerKey, steps: &[DelayedStep]) -> Option<Duration> {
         let worker = self.state.workers.get(target)?;
-        let sequences = || ids.iter().filter_map(|id| self.sequences.get(id));
-        let context_len = sequences().map(|active| f64::from(active.len())).sum::<f64>() / ids.len() as f64;
+        let context_len =
+            steps.iter().map(|step| f64::from(step.context_len)).sum::<f64>() / steps.len() as f64;
         let in_flight = worker.decodes_in_flight;
-        if !delay_pays(ids.len() as u32, in_flight, context_len, &worker.cost) {
+        if !delay_pays(steps.len() as u32, in_flight, context_len, &worker.cost) {
             return None;
         }
-        let since = sequences().map(|active| active.round.begun_at).min()?;
+        let since = steps.iter().map(|step| step.begun_at).min()?;
         Some(since + max_delay(in_flight, context_len, &worker.cost))
     }
 

@@ -62,7 +62,7 @@ impl Scheduler {
             let Some(active) = self.sequences.get_mut(&id) else { continue };
             self.state.prepare_round(active);
             match active.round.phase {
-                RoundPhase::Delayed => self.state.delayed.push(id),
+                RoundPhase::Delayed => self.state.delayed.push(active),
                 RoundPhase::Begun | RoundPhase::DecodeInFlight => self.begin_round(id),
             }
         }
