@@ -124,7 +124,7 @@ fn builder(protocol: Protocol, timeouts: Timeouts) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     // No timer: this module implements the header timeout, for both protocols and before the protocol is
     // known.
-    // A server-sent event is copied into the buffer: the kernel takes longer to read the three parts of a chunk
+    // Without `writev`, a chunk is copied into the buffer: the kernel takes longer to read its three parts
     // than to read one.
     builder.http1().max_buf_size(HTTP1_BUFFER_BYTES).writev(false);
     builder

@@ -26,8 +26,9 @@ impl ChatTemplate {
             return with_null;
         }
         let names = CalledNames::without_content(messages);
+        let lacks_calls = with_null.as_ref().is_ok_and(|prompt| names.missing_in(prompt).is_some());
         if let Ok(prompt) = &with_null
-            && names.missing_in(prompt).is_none()
+            && !lacks_calls
             && !prompt.contains(NULL_WORD)
         {
             return with_null;
@@ -41,7 +42,6 @@ impl ChatTemplate {
             (Ok(with_null), Ok(with_text)) => {
                 let num_words = |prompt: &str| prompt.matches(NULL_WORD).count();
                 let writes_null = num_words(&with_null) > num_words(&with_text);
-                let lacks_calls = names.missing_in(&with_null).is_some();
                 if writes_null || lacks_calls { with_text } else { with_null }
             }
             (Ok(prompt), Err(_)) | (Err(_), Ok(prompt)) => prompt,
