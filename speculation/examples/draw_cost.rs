@@ -2,15 +2,15 @@
 //! `cargo run -p outrider-speculation --example draw_cost`.
 //!
 //! Uses one thread, a vocabulary of 152,000 tokens, temperature 1, and rows from flat to peaked. Prints
-//! milliseconds per row and the ratio of the two, then the cost of draws with filters. Fails if the two draws
-//! commit different tokens; makes no assertions about time.
+//! milliseconds per row and the ratio of the two, the cost of a draft's candidates and of log probabilities,
+//! then that of draws with filters. Fails if the draws commit different tokens; makes no assertions about time.
 
 #![expect(clippy::print_stdout, reason = "the output is the job")]
 
 use std::time::Instant;
 
-use speculation::acceptance::guess;
-use speculation::logits::TokenCounts;
+use speculation::acceptance::{guess, guess_candidates};
+use speculation::logits::{TokenCounts, score};
 use speculation::noise::{Noise, Purpose};
 use speculation::{SamplingParams, SequenceSpec, TokenId};
 
@@ -18,9 +18,16 @@ const VOCAB_SIZE: u32 = 152_000;
 const DRAWS: u32 = 60;
 const PLAIN_DRAWS: u32 = 6;
 const FILTERED_DRAWS: u32 = 12;
+/// Candidates for a token tree: a draw, the next best tokens and the row's surprise.
+const NUM_CANDIDATES: usize = 8;
+/// Log probabilities per token: the most that OpenAI's API allows.
+const TOP_LOGPROBS: u32 = 20;
 
 fn main() {
-    println!("{:<34} {:>9} {:>9} {:>7}", "logits", "plain ms", "draw ms", "ratio");
+    println!(
+        "{:<34} {:>9} {:>9} {:>7} {:>14} {:>12}",
+        "logits", "plain ms", "draw ms", "ratio", "candidates ms", "logprobs ms"
+    );
     for (name, mut logits) in rows() {
         let spec = SequenceSpec { seed: 7, ..SequenceSpec::default() };
         let counts = TokenCounts::new(0);
@@ -28,10 +35,21 @@ fn main() {
             guess(&spec, &counts, position, &mut logits).expect("a row of numbers can be drawn from").token_id
         };
         let (drawn, draw_ms) = timed(DRAWS, &mut draw);
+        let (best, candidates_ms) = timed(DRAWS, &mut |position| {
+            let found = guess_candidates(&spec, &counts, (position, NUM_CANDIDATES), &mut logits);
+            found.expect("a row of numbers can be drawn from").token_ids[0]
+        });
+        assert_eq!(drawn, best, "the draw and the best candidate disagree on {name}");
+        let (scored, logprobs_ms) =
+            timed(FILTERED_DRAWS, &mut |_| score(&logits, 0, TOP_LOGPROBS).top.len() as TokenId);
+        assert!(scored.iter().all(|&listed| listed == TOP_LOGPROBS), "{name}: too few log probabilities");
         let noise = Noise { seed: spec.seed, choice: spec.choice };
         let (plain, plain_ms) = timed(PLAIN_DRAWS, &mut |position| plain_draw(noise, position, &logits));
         assert_eq!(drawn[..plain.len()], plain[..], "the draw and the plain loop disagree on {name}");
-        println!("{name:<34} {plain_ms:>9.3} {draw_ms:>9.3} {:>7.1}", plain_ms / draw_ms);
+        println!(
+            "{name:<34} {plain_ms:>9.3} {draw_ms:>9.3} {:>7.1} {candidates_ms:>14.3} {logprobs_ms:>12.3}",
+            plain_ms / draw_ms
+        );
     }
     filters();
 }

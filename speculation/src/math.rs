@@ -46,6 +46,9 @@ const LN_2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fe00_0000);
 /// The remainder of ln 2 after [`LN_2_HIGH`].
 const LN_2_LOW: f64 = f64::from_bits(0x3e1f_473d_e6af_278f);
 
+/// Adding and subtracting 1.5 * 2^52 rounds to the nearest integer.
+const ROUNDER: f64 = 6_755_399_441_055_744.0;
+
 /// Natural logarithm. `ln(0) = -inf`, negative numbers and NaN give NaN.
 pub fn ln(x: f64) -> f64 {
     if !(f64::MIN_POSITIVE..f64::INFINITY).contains(&x) {
@@ -90,6 +93,30 @@ fn ln_special(x: f64) -> f64 {
     }
 }
 
+/// [`exp`] of x <= 0, with the same bits down to -700 and 0 below. Without branches, so that a loop over it uses
+/// vector registers; must be inlined into the function that is compiled for them.
+#[inline(always)]
+pub(crate) fn exp_of_at_most_0(x: f64) -> f64 {
+    const LOWEST: f64 = -700.0;
+    let clamped = if x < LOWEST { LOWEST } else { x };
+    let shifted = clamped * std::f64::consts::LOG2_E + ROUNDER;
+    let k = shifted - ROUNDER;
+    let mantissa = exp_of_remainder((clamped - k * LN_2_HIGH) - k * LN_2_LOW);
+    // The low bits of `shifted` are k itself; 2^k has k in its exponent.
+    let power = f64::from_bits(shifted.to_bits().wrapping_sub(ROUNDER.to_bits()).wrapping_add(1023) << 52);
+    if x < LOWEST { 0.0 } else { mantissa * power }
+}
+
+/// e to the r for a small r, by its series.
+#[inline(always)]
+fn exp_of_remainder(r: f64) -> f64 {
+    let mut series = INVERSE_FACTORIALS[11];
+    for i in (0..11).rev() {
+        series = series * r + INVERSE_FACTORIALS[i];
+    }
+    1.0 + (r + (r * r) * series)
+}
+
 /// e to the x. Overflows to infinity, underflows through the subnormals to 0; `exp(-inf) = 0`, NaN stays NaN.
 pub fn exp(x: f64) -> f64 {
     // Beyond these the result rounds to infinity or to zero.
@@ -104,15 +131,8 @@ pub fn exp(x: f64) -> f64 {
     if x.is_nan() {
         return x;
     }
-    // Adding and subtracting 1.5 * 2^52 rounds to the nearest integer.
-    const ROUNDER: f64 = 6_755_399_441_055_744.0;
     let k = (x * std::f64::consts::LOG2_E + ROUNDER) - ROUNDER;
-    let r = (x - k * LN_2_HIGH) - k * LN_2_LOW;
-    let mut series = INVERSE_FACTORIALS[11];
-    for i in (0..11).rev() {
-        series = series * r + INVERSE_FACTORIALS[i];
-    }
-    let mantissa = 1.0 + (r + (r * r) * series);
+    let mantissa = exp_of_remainder((x - k * LN_2_HIGH) - k * LN_2_LOW);
     // Two factors, because 2^k alone may not be representable; only the second product can round (into a
     // subnormal).
     let k = k as i64;
@@ -161,6 +181,17 @@ mod tests {
         let all = grid(-745.2, 709.8).chain(grid(-1.0, 1.0)).chain(tiny);
         let (ulps, x) = all.map(|x| (ulps_between(exp(x), x.exp()), x)).max_by_key(|w| w.0).unwrap();
         assert!(ulps <= 1, "{ulps} ulp at {x:e}");
+    }
+
+    #[test]
+    fn the_exp_without_branches_has_the_bits_of_the_other() {
+        let tiny = grid(-60.0, -1.0).map(|e| -e.exp2());
+        for x in grid(-700.0, 0.0).chain(grid(-1.0, 0.0)).chain(tiny).chain([0.0, -0.0, -700.0]) {
+            assert_eq!(exp_of_at_most_0(x).to_bits(), exp(x).to_bits(), "{x:e}");
+        }
+        for x in grid(-2_000.0, -700.1).chain([f64::MIN, f64::NEG_INFINITY]) {
+            assert_eq!(exp_of_at_most_0(x).to_bits(), 0, "{x:e}");
+        }
     }
 
     #[test]

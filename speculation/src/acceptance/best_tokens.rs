@@ -4,16 +4,17 @@
 
 use crate::TokenId;
 use crate::logits::{DrawError, apply_filters, check_row, highest};
-use crate::noise::{BLOCK, GUMBEL_MAX, Purpose, gumbel_bound, high_word};
+use crate::noise::{BLOCK, Purpose};
 
 use super::DrawInput;
+use super::scan::{Winners, scan_row};
 
 /// Returns at most `count` tokens with their scores, best first, and at least one. The scores of a greedy
 /// sequence are its logits.
 pub(super) fn best_tokens(input: &DrawInput<'_>, count: usize) -> Result<Vec<(TokenId, f64)>, DrawError> {
     let DrawInput { noise, position, sampling, logits } = *input;
     let likeliest = check_row(logits, position)?;
-    let mut best_tokens = BestTokens { count: count.max(1), list: Vec::with_capacity(count + 1) };
+    let mut best_tokens = BestTokens::new(count.max(1));
     if sampling.is_greedy() {
         for (block, row) in logits.chunks(BLOCK).enumerate() {
             if f64::from(highest(row)) < best_tokens.floor() {
@@ -31,24 +32,7 @@ pub(super) fn best_tokens(input: &DrawInput<'_>, count: usize) -> Result<Vec<(To
         }
         return Ok(best_tokens.list);
     }
-    let temperature = f64::from(sampling.temperature);
-    // As in the draw, skip blocks and tokens whose highest possible score is too low. Starting with the block
-    // of the likeliest token makes most others skippable early.
-    let first = likeliest as usize / BLOCK;
-    let others = (0..logits.len().div_ceil(BLOCK)).filter(|&block| block != first);
-    for block in std::iter::once(first).chain(others) {
-        let row = &logits[block * BLOCK..logits.len().min((block + 1) * BLOCK)];
-        if f64::from(highest(row)) / temperature + GUMBEL_MAX < best_tokens.floor() {
-            continue;
-        }
-        for (id, &logit) in ((block * BLOCK) as TokenId..).zip(row) {
-            let x = f64::from(logit) / temperature;
-            let bits = noise.bits(position, id, Purpose::Draw);
-            if x + gumbel_bound(high_word(bits)) >= best_tokens.floor() {
-                best_tokens.offer(id, x + gumbel(id));
-            }
-        }
-    }
+    scan_row(input, likeliest, &mut best_tokens);
     Ok(best_tokens.list)
 }
 
@@ -56,12 +40,19 @@ pub(super) fn best_tokens(input: &DrawInput<'_>, count: usize) -> Result<Vec<(To
 struct BestTokens {
     count: usize,
     list: Vec<(TokenId, f64)>,
+    floor: f64,
 }
 
 impl BestTokens {
-    /// Scores below this cannot enter the list.
+    fn new(count: usize) -> Self {
+        Self { count, list: Vec::with_capacity(count + 1), floor: f64::NEG_INFINITY }
+    }
+}
+
+impl Winners for BestTokens {
+    #[inline(always)]
     fn floor(&self) -> f64 {
-        if self.list.len() < self.count { f64::NEG_INFINITY } else { self.list[self.count - 1].1 }
+        self.floor
     }
 
     fn offer(&mut self, token_id: TokenId, score: f64) {
@@ -74,6 +65,7 @@ impl BestTokens {
         if at < self.count {
             self.list.insert(at, (token_id, score));
             self.list.truncate(self.count);
+            self.floor = self.list.get(self.count - 1).map_or(f64::NEG_INFINITY, |lowest| lowest.1);
         }
     }
 }

@@ -1,16 +1,12 @@
 //! The argmax of logit plus Gumbel noise, which is a draw from the softmax: over a row of logits or over a
-//! list of tokens.
-//!
-//! The rule is "highest score, lowest id among equals", with scores in f64. The scan is fast because a cheap
-//! upper bound of a token's noise follows from its random bits, so only tokens that might win are scored. The
-//! bits are computed for a block of tokens at a time in vector registers. The plain loop that scores every
-//! token is the reference in the tests below. The scan must always pick the same token as the plain loop.
+//! list of tokens. The rule is "highest score, lowest id among equals", with scores in f64.
 
 use crate::TokenId;
-use crate::logits::{DrawError, apply_filters, check_row, highest};
-use crate::noise::{BLOCK, GUMBEL_MAX, Noise, Purpose, gumbel_bound, gumbel_from_bits, high_word};
+use crate::logits::{DrawError, apply_filters, check_row};
+use crate::noise::{GUMBEL_MAX, Noise, Purpose, gumbel_bound, gumbel_from_bits, high_word};
 
 use super::DrawInput;
+use super::scan::{Winners, scan_row};
 
 /// The draw of contract B4 from a processed row. The target commits it; the draft, with its own logits,
 /// guesses it.
@@ -24,7 +20,9 @@ pub(super) fn draw_token(input: &DrawInput<'_>) -> Result<TokenId, DrawError> {
         return Ok(from_tokens(noise, position, Purpose::Draw, kept.tokens.iter().copied()));
     }
     let likeliest = check_row(logits, position)?;
-    Ok(from_row(input, likeliest))
+    let mut best = Best::NONE;
+    scan_row(input, likeliest, &mut best);
+    Ok(best.token_id)
 }
 
 /// The best token so far.
@@ -34,17 +32,19 @@ struct Best {
 }
 
 impl Best {
+    const NONE: Self = Self { token_id: TokenId::MAX, score: f64::NEG_INFINITY };
+}
+
+impl Winners for Best {
+    #[inline(always)]
+    fn floor(&self) -> f64 {
+        self.score
+    }
+
     fn offer(&mut self, token_id: TokenId, score: f64) {
         if score > self.score || (score == self.score && token_id < self.token_id) {
             *self = Self { token_id, score };
         }
-    }
-
-    /// Not inlined: few tokens get here, and the scan's loop stays short.
-    #[inline(never)]
-    fn offer_token(&mut self, input: &DrawInput<'_>, token_id: TokenId) {
-        let x = f64::from(input.logits[token_id as usize]) / f64::from(input.sampling.temperature);
-        self.offer(token_id, x + input.noise.gumbel(input.position, token_id, Purpose::Draw));
     }
 }
 
@@ -55,7 +55,7 @@ pub(super) fn from_tokens(
     purpose: Purpose,
     tokens: impl Iterator<Item = (TokenId, f64)>,
 ) -> TokenId {
-    let mut best = Best { token_id: TokenId::MAX, score: f64::NEG_INFINITY };
+    let mut best = Best::NONE;
     for (token_id, x) in tokens {
         if x + GUMBEL_MAX < best.score {
             continue;
@@ -69,74 +69,12 @@ pub(super) fn from_tokens(
     best.token_id
 }
 
-/// Argmax of `logit / temperature + noise` over a whole row that has passed [`check_row`].
-fn from_row(input: &DrawInput<'_>, likeliest: TokenId) -> TokenId {
-    pulp::Arch::new().dispatch(Scan { input, likeliest })
-}
-
-/// The scan of a row.
-///
-/// Skips a block of tokens if its highest logit plus an upper bound of its noise is below the best score. No
-/// winner is lost: let x be the largest x of the block and g the bound. Every token's score is
-/// `fl(x_v + G_v)` with x_v <= x (division by one positive temperature is monotone after rounding) and G_v <=
-/// g. Rounded addition is monotone too, so the score is at most `fl(x + g)`. A score strictly below the best
-/// can neither win nor tie.
-struct Scan<'a> {
-    input: &'a DrawInput<'a>,
-    likeliest: TokenId,
-}
-
-/// Compiled once for each vector register width; the version is chosen at run time. The width changes no
-/// bits: integer arithmetic wraps the same way everywhere, floats are rounded one by one, and the compiler
-/// never fuses a multiplication and an addition on its own. Functions called for every block must be
-/// `inline(always)`, because a separate function would be compiled without those registers.
-impl pulp::NullaryFnOnce for Scan<'_> {
-    type Output = TokenId;
-
-    #[inline(always)]
-    fn call(self) -> TokenId {
-        let DrawInput { noise, position, sampling, logits } = *self.input;
-        let temperature = f64::from(sampling.temperature);
-        // Starting with the likeliest token gives a score that most others cannot reach.
-        let mut best = Best { token_id: self.likeliest, score: f64::NEG_INFINITY };
-        best.offer_token(self.input, self.likeliest);
-        for (block, row) in logits.chunks(BLOCK).enumerate() {
-            let x_max = f64::from(highest(row)) / temperature;
-            if x_max + GUMBEL_MAX < best.score {
-                continue;
-            }
-            let first = (block * BLOCK) as TokenId;
-            let words = noise.high_words(position, first, Purpose::Draw);
-            if x_max + gumbel_bound(highest_word(&words)) < best.score {
-                continue;
-            }
-            for (i, &logit) in row.iter().enumerate() {
-                let bound = gumbel_bound(words[i % 2][i / 2]);
-                // The first test avoids the division for most tokens.
-                if x_max + bound >= best.score && f64::from(logit) / temperature + bound >= best.score {
-                    best.offer_token(self.input, first + i as TokenId);
-                }
-            }
-        }
-        best.token_id
-    }
-}
-
-/// The highest of a block's words. Words past the end of the row may raise it, which only costs time.
-#[inline(always)]
-fn highest_word(words: &[[u32; BLOCK / 2]; 2]) -> u32 {
-    let mut highest = 0;
-    for (&even, &odd) in words[0].iter().zip(&words[1]) {
-        highest = highest.max(even).max(odd);
-    }
-    highest
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
     use pulp::NullaryFnOnce;
 
+    use super::super::scan::Scan;
     use super::*;
     use crate::SamplingParams;
 
@@ -202,12 +140,17 @@ mod tests {
 
     /// Results of the scan with each vector register width of this host, and as plain code.
     fn on_every_width(input: &DrawInput<'_>, likeliest: TokenId) -> Vec<TokenId> {
-        let scan = || Scan { input, likeliest };
-        let mut drawn = vec![scan().call(), pulp::Arch::new().dispatch(scan())];
+        let drawn_by = |scan: &dyn Fn(Scan<'_, Best>)| {
+            let mut best = Best::NONE;
+            scan(Scan { input, likeliest, winners: &mut best });
+            best.token_id
+        };
+        let mut drawn =
+            vec![drawn_by(&|scan| scan.call()), drawn_by(&|scan| pulp::Arch::new().dispatch(scan))];
         #[cfg(target_arch = "x86_64")]
         {
-            drawn.extend(pulp::x86::V3::try_new().map(|simd| simd.vectorize(scan())));
-            drawn.extend(pulp::x86::V4::try_new().map(|simd| simd.vectorize(scan())));
+            drawn.extend(pulp::x86::V3::try_new().map(|simd| drawn_by(&|scan| simd.vectorize(scan))));
+            drawn.extend(pulp::x86::V4::try_new().map(|simd| drawn_by(&|scan| simd.vectorize(scan))));
         }
         drawn
     }

@@ -50,6 +50,7 @@ mod coupled;
 mod device_draws;
 mod draw;
 mod rejection;
+mod scan;
 mod typical;
 
 pub use device_draws::{DrawResult, draw_processed, draw_rows, has_independent_rows, verify_draws};

@@ -7,6 +7,7 @@
 //! filters decide which to keep.
 
 use crate::TokenId;
+use crate::math::exp_of_at_most_0;
 
 /// Tokens per block.
 const BLOCK: usize = 32;
@@ -58,9 +59,8 @@ impl<'a> Blocks<'a> {
         tokens
     }
 
-    /// The sum of `exp(x - max)` over all tokens, where `max` is the largest x, in an unspecified order and
-    /// with an exponential that may be off by an ulp or two. Within 16 (n + 16) rounding errors of the true
-    /// sum.
+    /// The sum of `exp(x - max)` over all tokens, where `max` is the largest x, in an unspecified order. Within
+    /// 16 (n + 16) rounding errors of the true sum.
     pub(super) fn any_order_sum(&self, max: f64) -> f64 {
         let Self { logits, temperature, .. } = *self;
         pulp::Arch::new().dispatch(|| {
@@ -69,65 +69,18 @@ impl<'a> Blocks<'a> {
             let mut sums = [0.0; LANES];
             for chunk in chunks {
                 for (sum, logit) in sums.iter_mut().zip(chunk) {
-                    *sum += weight(f64::from(*logit) / temperature - max);
+                    *sum += exp_of_at_most_0(f64::from(*logit) / temperature - max);
                 }
             }
-            let rest = rest.iter().map(|logit| weight(f64::from(*logit) / temperature - max));
+            let rest = rest.iter().map(|logit| exp_of_at_most_0(f64::from(*logit) / temperature - max));
             sums.iter().sum::<f64>() + rest.sum::<f64>()
         })
     }
 }
 
-/// e to the x for x <= 0, without branches so that it vectorizes. Returns 0 below -700, which makes no
-/// difference in a sum that contains 1.
-#[inline(always)]
-fn weight(x: f64) -> f64 {
-    const ROUNDER: f64 = 6_755_399_441_055_744.0;
-    const INVERSE_FACTORIALS: [f64; 12] = [
-        1.0 / 479_001_600.0,
-        1.0 / 39_916_800.0,
-        1.0 / 3_628_800.0,
-        1.0 / 362_880.0,
-        1.0 / 40_320.0,
-        1.0 / 5_040.0,
-        1.0 / 720.0,
-        1.0 / 120.0,
-        1.0 / 24.0,
-        1.0 / 6.0,
-        1.0 / 2.0,
-        1.0,
-    ];
-    let clamped = if x < -700.0 { -700.0 } else { x };
-    let shifted = clamped * std::f64::consts::LOG2_E + ROUNDER;
-    let k = shifted - ROUNDER;
-    let r = (clamped - k * 0.693_147_180_369_123_8) - k * 1.908_214_929_270_587_7e-10;
-    let mut series = INVERSE_FACTORIALS[0];
-    for factor in &INVERSE_FACTORIALS[1..] {
-        series = series * r + factor;
-    }
-    // The low bits of `shifted` are k itself; 2^k has k in its exponent.
-    let power = f64::from_bits(shifted.to_bits().wrapping_sub(ROUNDER.to_bits()).wrapping_add(1023) << 52);
-    let value = (series * r + 1.0) * power;
-    if x < -700.0 { 0.0 } else { value }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn weights_are_exponentials() {
-        for i in 0..200_000 {
-            let x = -f64::from(i) * 0.0035;
-            let exact = if x < -700.0 { 0.0 } else { x.exp() };
-            assert!(
-                (weight(x) - exact).abs() <= 4.0 * f64::EPSILON * exact,
-                "{x}: {} and {exact}",
-                weight(x)
-            );
-        }
-        assert_eq!((weight(0.0), weight(f64::NEG_INFINITY)), (1.0, 0.0));
-    }
 
     #[test]
     fn enough_tokens_reach_a_floor() {

@@ -1,9 +1,10 @@
 //! Log probabilities of the raw logits, as reported to clients: the model's output before mask, bias,
 //! penalties or temperature.
 
-use crate::math::{exp, ln};
+use crate::math::{exp_of_at_most_0, ln};
 use crate::{TokenId, TokenLogprobs};
 
+use super::block_max::Blocks;
 use super::{by_likelihood, highest};
 
 /// Number of partial sums of a row's weights, assigned by id: a device has as many threads per row.
@@ -32,12 +33,15 @@ impl Normalizer {
         if !is_number || max == f64::NEG_INFINITY {
             return Self { max, log_sum: f64::NAN };
         }
+        // Weights below e^-700 count as 0, which changes no bit: the sum contains 1.
         let mut lanes = [0.0; LANES];
-        for row in raw_logits.chunks(LANES) {
-            for (lane, &logit) in lanes.iter_mut().zip(row) {
-                *lane += exp(f64::from(logit) - max);
+        pulp::Arch::new().dispatch(|| {
+            for row in raw_logits.chunks(LANES) {
+                for (lane, &logit) in lanes.iter_mut().zip(row) {
+                    *lane += exp_of_at_most_0(f64::from(logit) - max);
+                }
             }
-        }
+        });
         let sum: f64 = lanes.as_chunks::<GROUP>().0.iter().map(pairwise_sum).sum();
         Self { max, log_sum: ln(sum) }
     }
@@ -86,7 +90,12 @@ fn top_tokens(logits: &[f32], top_n: usize) -> Vec<(TokenId, f64)> {
     if top_n == 0 {
         return Vec::new();
     }
-    let mut tokens: Vec<(TokenId, f64)> = (0..).zip(logits.iter().map(|&logit| f64::from(logit))).collect();
+    let blocks = Blocks::new(logits, 1.0);
+    let mut tokens = match blocks.floor_of(top_n) {
+        Some(floor) if floor > f32::NEG_INFINITY => blocks.at_least(floor),
+        // Few blocks, or so few tokens that masked ones are among the likeliest.
+        _ => (0..).zip(logits.iter().map(|&logit| f64::from(logit))).collect(),
+    };
     tokens.select_nth_unstable_by(top_n - 1, by_likelihood);
     tokens.truncate(top_n);
     tokens.sort_unstable_by(by_likelihood);
@@ -96,6 +105,7 @@ fn top_tokens(logits: &[f32], top_n: usize) -> Vec<(TokenId, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::math::exp;
     use crate::noise::{Noise, Purpose};
 
     fn row(len: u32) -> Vec<f32> {
@@ -116,6 +126,25 @@ mod tests {
         }
     }
 
+    /// The sum as defined, one `exp` after the other.
+    #[test]
+    fn the_sum_has_the_bits_of_scalar_arithmetic() {
+        for len in [1, 16, 255, 256, 257, 4_096] {
+            let mut row = row(len);
+            // Masked tokens, and tokens whose weights are subnormal, or 0.
+            for (i, low) in [f32::NEG_INFINITY, -705.0, -744.0, -1e4].into_iter().enumerate() {
+                row.iter_mut().skip(i + 1).step_by(9).for_each(|logit| *logit = low);
+            }
+            let found = Normalizer::of(&row);
+            let mut lanes = [0.0; LANES];
+            for (id, &logit) in row.iter().enumerate() {
+                lanes[id % LANES] += exp(f64::from(logit) - found.max);
+            }
+            let sum: f64 = lanes.as_chunks::<GROUP>().0.iter().map(pairwise_sum).sum();
+            assert_eq!(found.log_sum.to_bits(), ln(sum).to_bits(), "{len}");
+        }
+    }
+
     #[test]
     fn masked_tokens_and_padding_change_no_bit() {
         let row = row(1_000);
@@ -124,6 +153,25 @@ mod tests {
         assert_eq!(Normalizer::of(&padded), Normalizer::of(&row));
         assert_eq!(score(&padded, 7, 20), score(&row, 7, 20));
         assert_eq!(score(&padded, 1_200, 0).logprob, f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn the_likeliest_of_a_long_row_are_those_of_a_full_sort() {
+        // With equal logits, and with so many masked tokens that some are listed.
+        let ties = row(3_000).iter().map(|logit| logit.round()).collect::<Vec<_>>();
+        let mut masked = row(3_000);
+        masked
+            .iter_mut()
+            .enumerate()
+            .filter(|(id, _)| id % 300 != 7)
+            .for_each(|(_, x)| *x = f32::NEG_INFINITY);
+        for row in [row(3_000), ties, masked] {
+            let mut all: Vec<(TokenId, f64)> = (0..).zip(row.iter().map(|&logit| f64::from(logit))).collect();
+            all.sort_by(by_likelihood);
+            for n in [1, 2, 20, 93, 94, 2_999] {
+                assert_eq!(top_tokens(&row, n), all[..n], "{n}");
+            }
+        }
     }
 
     #[test]
