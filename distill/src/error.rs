@@ -41,6 +41,9 @@ pub enum DistillError {
         /// The shape according to config.json.
         shape: Vec<usize>,
     },
+    /// Threads of the training cannot be started.
+    #[error("cannot start the threads of the training: {0}")]
+    Threads(String),
     /// The loss diverged.
     #[error("the loss of step {step} is not a number: lower --learning-rate")]
     Diverged {

@@ -3,6 +3,8 @@
 use std::num::NonZeroUsize;
 
 use ndarray::Array2;
+use rayon::ThreadPool;
+use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 use serde::Serialize;
 
 use crate::adamw::{AdamW, Gradients, clip};
@@ -11,6 +13,9 @@ use crate::error::DistillError;
 use crate::loss::Loss;
 use crate::schedule::share;
 use crate::windows::{Window, WindowOrder};
+
+/// Windows per thread whose gradients are held at once: threads that get short windows take more of them.
+const WINDOWS_PER_THREAD: usize = 4;
 
 /// Source of the target's logits.
 pub trait Teacher {
@@ -79,13 +84,14 @@ pub fn evaluate<T: Teacher>(
 /// Trains the draft in place and calls `done` after each step.
 ///
 /// # Errors
-/// The target cannot run, or the loss is not finite.
+/// The target cannot run, no thread can be started, or the loss is not finite.
 pub fn train<T: Teacher>(
     draft: &mut DraftModel,
     target: &mut T,
     windows: &[Window],
     (options, done): (&TrainingOptions, &mut dyn FnMut(StepReport)),
 ) -> Result<(), T::Error> {
+    let threads = thread_pool(options.threads)?;
     let mut optimizer = AdamW::default();
     let mut order = WindowOrder::new(options.seed, windows.len());
     for step in 0..options.steps {
@@ -95,7 +101,7 @@ pub fn train<T: Teacher>(
             target_logits.push((window, target.logits(window)?));
         }
         let tokens = target_logits.iter().map(|(window, _)| window.num_labels()).sum();
-        let (mut gradients, loss) = gradients(draft, target_logits, options.threads);
+        let (mut gradients, loss) = gradients(draft, target_logits, &threads);
         let loss = loss.weighted() / tokens as f64;
         if !loss.is_finite() {
             return Err(DistillError::Diverged { step: step + 1 }.into());
@@ -109,29 +115,29 @@ pub fn train<T: Teacher>(
     Ok(())
 }
 
-/// Sums over windows, each with the target's logits: the gradient of the weighted loss, and the loss. Windows
-/// are distributed over threads and added in their order, regardless of which thread finishes first.
+fn thread_pool(num_threads: NonZeroUsize) -> Result<ThreadPool, DistillError> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads.get()).build();
+    pool.map_err(|error| DistillError::Threads(error.to_string()))
+}
+
+/// Sums over windows, each with the target's logits: the gradient of the weighted loss, and the loss. They are
+/// added in the order of the windows, regardless of which thread computes them and when.
 fn gradients(
     draft: &DraftModel,
     target_logits: Vec<(&Window, Array2<f32>)>,
-    threads: NonZeroUsize,
+    threads: &ThreadPool,
 ) -> (Gradients, Loss) {
     let mut sum: Option<(Gradients, Loss)> = None;
     let mut target_logits = target_logits.into_iter();
     loop {
-        let at_once: Vec<_> = target_logits.by_ref().take(threads.get()).collect();
-        if at_once.is_empty() {
+        let chunk: Vec<_> =
+            target_logits.by_ref().take(WINDOWS_PER_THREAD * threads.current_num_threads()).collect();
+        if chunk.is_empty() {
             return sum.expect("a batch has at least one window");
         }
-        let found = std::thread::scope(|scope| {
-            let running: Vec<_> = at_once
-                .into_iter()
-                .map(|(window, target_logits)| scope.spawn(move || gradient(draft, window, target_logits)))
-                .collect();
-            running
-                .into_iter()
-                .map(|one| one.join().expect("a gradient thread does not panic"))
-                .collect::<Vec<_>>()
+        let found: Vec<_> = threads.install(|| {
+            let each = chunk.into_par_iter();
+            each.map(|(window, target_logits)| gradient(draft, window, target_logits)).collect()
         });
         for (gradients, loss) in found {
             match &mut sum {

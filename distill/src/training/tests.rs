@@ -213,7 +213,7 @@ fn the_number_of_threads_changes_no_bit() {
     let windows = [window(24, 8, 4096), window(20, 4, 4096), window(9, 1, 4096)];
     let mut with = |threads: usize| {
         let target_logits = windows.iter().map(|window| (window, target.logits(window).unwrap())).collect();
-        gradients(&draft, target_logits, NonZeroUsize::new(threads).unwrap())
+        gradients(&draft, target_logits, &thread_pool(NonZeroUsize::new(threads).unwrap()).unwrap())
     };
     let (one, two) = (with(1), with(2));
     assert_eq!(one, two);

@@ -2,10 +2,9 @@
 //! `make kernels-check`. Registers and register spills come from the assembler's log, the order of loads and
 //! products from the machine code. Needs NVRTC and CUDA's disassembler, but no GPU.
 
-use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+
+use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 
 use super::nvrtc::{Compiled, Usage};
 use super::sass::{self, Disassembled};
@@ -78,27 +77,13 @@ fn compile_all() -> Result<Vec<CompiledSource>, CudaError> {
         ARCHITECTURES.iter().filter_map(move |arch| Some((source, arch, source.target(arch.name)?)))
     });
     let jobs: Vec<_> = targets.collect();
-    let next = AtomicUsize::new(0);
-    let compile_next = || -> Result<Vec<(usize, CompiledSource)>, CudaError> {
-        let mut done = Vec::new();
-        loop {
-            let job = next.fetch_add(1, Ordering::Relaxed);
-            let Some((source, arch, target)) = jobs.get(job) else { return Ok(done) };
-            let compiled = nvrtc::compile(source, target)?;
-            let machine_code =
-                if source.has_code_checks() { sass::disassemble(&compiled.cubin)? } else { Vec::new() };
-            done.push((job, CompiledSource { source, arch, compiled, machine_code }));
-        }
-    };
-    let num_threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let by_thread = thread::scope(|scope| {
-        let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(compile_next)).collect();
-        let results = threads.into_iter().map(|thread| thread.join().expect("a compiling thread panicked"));
-        results.collect::<Result<Vec<_>, CudaError>>()
-    })?;
-    let mut all: Vec<_> = by_thread.into_iter().flatten().collect();
-    all.sort_by_key(|(job, _)| *job);
-    Ok(all.into_iter().map(|(_, compiled)| compiled).collect())
+    let compiled = jobs.into_par_iter().map(|(source, arch, target)| {
+        let compiled = nvrtc::compile(source, &target)?;
+        let machine_code =
+            if source.has_code_checks() { sass::disassemble(&compiled.cubin)? } else { Vec::new() };
+        Ok(CompiledSource { source, arch, compiled, machine_code })
+    });
+    compiled.collect()
 }
 
 fn heading() -> String {

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cudarc::nvrtc::result::{compile_program, create_program, destroy_program, get_program_log};
 use cudarc::nvrtc::sys;
+use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 
 use super::CudaError;
 use super::kernel_files::MachineCode;
@@ -47,8 +48,9 @@ pub(crate) fn check_present() -> Result<(), CudaError> {
     if present { Ok(()) } else { Err(CudaError::LibraryMissing { library: "libnvrtc.so", advice }) }
 }
 
-/// Machine code of every file for an architecture such as `sm_90`, and the version of the toolkit that
-/// compiled it. The result of the last architecture is cached, so that ranks on equal devices share it.
+/// Machine code of every file for an architecture such as `sm_90`, compiled on all cores, and the version of
+/// the toolkit that compiled it. The result of the last architecture is cached, so that ranks on equal devices
+/// share it.
 pub(super) fn compile_all(arch: &str) -> Result<(MachineCode, CudaVersion), CudaError> {
     static COMPILED: Mutex<Option<(String, MachineCode)>> = Mutex::new(None);
     check_present()?;
@@ -57,7 +59,7 @@ pub(super) fn compile_all(arch: &str) -> Result<(MachineCode, CudaVersion), Cuda
     if let Some((_, code)) = last.as_ref().filter(|(compiled_for, _)| compiled_for == arch) {
         return Ok((code.clone(), toolkit));
     }
-    let targets = sources::all().into_iter().filter_map(|source| Some((source, source.target(arch)?)));
+    let targets = sources::all().into_par_iter().filter_map(|source| Some((source, source.target(arch)?)));
     let compiled = targets.map(|(source, target)| Ok((source, compile(source, &target)?.cubin)));
     let code = compiled.collect::<Result<MachineCode, CudaError>>()?;
     *last = Some((arch.to_owned(), code.clone()));
