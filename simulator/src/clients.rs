@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use scheduling::profile::text::{SyntheticText, mix};
-use scheduling::scheduler::Command;
-use scheduling::scheduler::events::{CommittedRound, Prompt};
+use scheduling::scheduler::events::{ClientEvent, CommittedRound, Prompt};
 use speculation::{SequenceId, SequenceSpec, TokenId};
 
 use crate::{RequestKind, Rng, RunOutcome, Setup, Traffic};
@@ -112,22 +111,16 @@ impl<'a> Clients<'a> {
         Some(self.request(now, kind))
     }
 
-    /// Processes a command for a client. Returns its next request, if it sends one.
-    pub(super) fn on_command(&mut self, now: Duration, command: Command) -> Option<Request> {
-        match command {
-            Command::Commit(round) => {
+    /// Processes an event for a client. Returns its next request, if it sends one.
+    pub(super) fn on_event(&mut self, now: Duration, event: ClientEvent) -> Option<Request> {
+        match event {
+            ClientEvent::Commit(round) => {
                 self.committed(now, &round);
                 None
             }
-            Command::Finish(id, ..) => self.finished(now, id),
-            Command::Fail(id, failure) => panic!("{id:?} failed: {failure:?}"),
-            Command::Send(..)
-            | Command::Close(..)
-            | Command::RoundBegun(..)
-            | Command::Assigned(_)
-            | Command::Disconnect(_)
-            | Command::PromptLogprobs(..)
-            | Command::Report(_) => None,
+            ClientEvent::PromptLogprobs(..) => None,
+            ClientEvent::Finish(id, ..) => self.finished(now, id),
+            ClientEvent::Fail(id, failure) => panic!("{id:?} failed: {failure:?}"),
         }
     }
 

@@ -166,13 +166,13 @@ impl<'a> Simulation<'a> {
         self.send_event(submission);
     }
 
-    /// Passes an event to the scheduler, and its commands to the clients.
+    /// Passes an event to the scheduler, and the events that follow to the clients.
     fn send_event(&mut self, event: Event) {
         let now = self.clock.now;
         self.is_dispatch_due = true;
         let mut next: Vec<Request> = Vec::new();
-        for command in self.router.on_event(now, event) {
-            next.extend(self.clients.on_command(now, command));
+        for event in self.router.on_event(now, event) {
+            next.extend(self.clients.on_event(now, event));
         }
         next.into_iter().for_each(|request| self.submit(request));
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use scheduling::profile::{PoolProfile, Profile};
-use scheduling::scheduler::events::{NewSequence, WorkerInfo};
+use scheduling::scheduler::events::{ClientEvent, NewSequence, WorkerInfo};
 use scheduling::scheduler::lanes::{LaneKey, TemperatureBand};
 use scheduling::scheduler::policy::{DraftTokens, PolicyConfig, SpeculationRequest};
 use scheduling::scheduler::{Command, Event, Scheduler, SchedulerConfig, SchedulerReport, WorkerKey};
@@ -69,8 +69,8 @@ impl Router {
         self.recording.take()
     }
 
-    /// Passes an event in and adds steps and closes to the outboxes. Returns the commands for clients.
-    pub(super) fn on_event(&mut self, now: Duration, event: Event) -> Vec<Command> {
+    /// Passes an event in and adds steps and closes to the outboxes. Returns the events for clients.
+    pub(super) fn on_event(&mut self, now: Duration, event: Event) -> Vec<ClientEvent> {
         let Self { scheduler, outboxes, recording, .. } = self;
         let mut entry =
             recording.is_some().then(|| Entry { at: now, event: event.clone(), commands: Vec::new() });
@@ -84,8 +84,11 @@ impl Router {
                 Command::Close(key, id, assignment) => {
                     outboxes.entry(key).or_default().closes.push((id, assignment));
                 }
-                Command::Report(_) | Command::Assigned(_) | Command::Disconnect(_) => {}
-                other => for_clients.push(other),
+                Command::Client(event) => for_clients.push(event),
+                Command::RoundBegun(..)
+                | Command::Assigned(_)
+                | Command::Disconnect(_)
+                | Command::Report(_) => {}
             }
         }
         if let Some(recording) = recording {

@@ -4,10 +4,9 @@
 //! when it is touched a second time.
 
 use rustc_hash::FxHashMap;
-use scheduling::scheduler::events::{CommittedRound, SequenceFailure, SpeculationUsage};
+use scheduling::scheduler::events::{ClientEvent, CommittedRound, SequenceFailure};
+use speculation::SequenceId;
 use speculation::sequence::Commit;
-use speculation::step::PromptLogprobs;
-use speculation::{FinishReason, SequenceId};
 
 use crate::error::RouterError;
 use crate::generation::{CommittedTokens, GenerationEvent, GenerationSink};
@@ -29,15 +28,6 @@ impl Client {
     pub(super) fn is_stopped(&self) -> bool {
         self.sink.is_stopped(self.choice)
     }
-}
-
-/// Something for the client of one sequence.
-#[derive(Debug)]
-pub(super) enum ClientEvent {
-    Commit(CommittedRound),
-    PromptLogprobs(SequenceId, PromptLogprobs),
-    Finish(SequenceId, FinishReason, SpeculationUsage),
-    Fail(SequenceId, SequenceFailure),
 }
 
 #[derive(Debug, Default)]

@@ -14,7 +14,7 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use proto::convert::{reply_from_wire, step_to_wire};
 use proto::v1;
-use scheduling::scheduler::events::{Drain, Frame, NewSequence, Prompt, StepTiming};
+use scheduling::scheduler::events::{ClientEvent, Drain, Frame, NewSequence, Prompt, StepTiming};
 use scheduling::scheduler::lanes::{LaneKey, TemperatureBand};
 use scheduling::scheduler::{Command, Event, Scheduler, SchedulerConfig, WorkerKey};
 use service::health::Health;
@@ -23,7 +23,7 @@ use speculation::{Role, SequenceId, SequenceSpec};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::clients::{ClientEvent, Clients};
+use super::clients::Clients;
 use super::outbox::Outboxes;
 use super::reports::Reports;
 use super::timelines::{SubmittedSequence, TimelineRecorder, Timelines};
@@ -332,27 +332,28 @@ impl Executor {
                 }
             }
             Command::RoundBegun(id, num_draft_tokens) => self.clients.begin_round(id, num_draft_tokens),
-            Command::Commit(round) => {
+            Command::Client(event) => {
+                self.record_event(now, &event);
+                self.clients.push(event);
+            }
+            Command::Report(report) => self.reports.report(now, report),
+        }
+    }
+
+    /// Records a client's event in metrics and in the flight recorder.
+    fn record_event(&mut self, now: Duration, event: &ClientEvent) {
+        match event {
+            ClientEvent::Commit(round) => {
                 let commit = &round.commit;
                 self.recorder.record_commit(round.id, commit.token_ids.len());
                 self.reports.on_commit(round.lane, commit);
                 if let Some(source) = round.source {
                     self.reports.on_lookup_draft(source, commit.num_draft_tokens, commit.num_accepted);
                 }
-                self.clients.push(ClientEvent::Commit(round));
             }
-            Command::PromptLogprobs(id, scores) => {
-                self.clients.push(ClientEvent::PromptLogprobs(id, scores));
-            }
-            Command::Finish(id, reason, usage) => {
-                self.recorder.finish(now, id, "finished");
-                self.clients.push(ClientEvent::Finish(id, reason, usage));
-            }
-            Command::Fail(id, failure) => {
-                self.recorder.finish(now, id, "failed");
-                self.clients.push(ClientEvent::Fail(id, failure));
-            }
-            Command::Report(report) => self.reports.report(now, report),
+            ClientEvent::PromptLogprobs(..) => {}
+            ClientEvent::Finish(id, ..) => self.recorder.finish(now, *id, "finished"),
+            ClientEvent::Fail(id, _) => self.recorder.finish(now, *id, "failed"),
         }
     }
 }

@@ -236,16 +236,23 @@ pub enum Command {
     Disconnect(WorkerKey),
     /// A round of a traced sequence begins; the number is its draft length.
     RoundBegun(SequenceId, u32),
-    /// Tokens for the client.
+    /// Tell a client.
+    Client(ClientEvent),
+    /// For metrics and logs.
+    Report(Report),
+}
+
+/// Something for the client of one sequence.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ClientEvent {
+    /// Tokens.
     Commit(CommittedRound),
-    /// Scored prompt ids for the client, in order and without repeats.
+    /// Scored prompt ids, in order and without repeats.
     PromptLogprobs(SequenceId, PromptLogprobs),
     /// The sequence is complete, and the scheduler dropped it.
     Finish(SequenceId, FinishReason, SpeculationUsage),
     /// The sequence failed, and the scheduler dropped it.
     Fail(SequenceId, SequenceFailure),
-    /// For metrics and logs.
-    Report(Report),
 }
 
 /// One verified span of one sequence.

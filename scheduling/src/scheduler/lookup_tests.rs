@@ -10,7 +10,9 @@ use speculation::{
     SequenceSpec, Step, TokenSpan,
 };
 
-use super::super::events::{Frame, NewSequence, Prompt, SpeculationUsage, StepTiming, WorkerInfo};
+use super::super::events::{
+    ClientEvent, Frame, NewSequence, Prompt, SpeculationUsage, StepTiming, WorkerInfo,
+};
 use super::super::lanes::{LaneKey, TemperatureBand};
 use super::super::policy::{DraftTokens, PolicyConfig, SpeculationRequest};
 use super::super::{Command, Event, Scheduler, SchedulerConfig, WorkerKey};
@@ -142,7 +144,7 @@ impl World {
             for command in commands {
                 match command {
                     Command::Send(key, step) => events.insert(0, self.answer(key, &step)),
-                    Command::Commit(round) => {
+                    Command::Client(ClientEvent::Commit(round)) => {
                         self.committed.extend(&round.commit.token_ids);
                         self.usage = Some(round.usage);
                         if self.loses_target_at.is_some_and(|at| self.committed.len() >= at) {
@@ -152,7 +154,7 @@ impl World {
                             events.insert(0, Event::WorkerDown(WorkerKey(1)));
                         }
                     }
-                    Command::Fail(_, failure) => panic!("{failure:?}"),
+                    Command::Client(ClientEvent::Fail(_, failure)) => panic!("{failure:?}"),
                     _ => {}
                 }
             }

@@ -10,7 +10,7 @@ use speculation::{FinishReason, Role, SequenceId, Step, Work};
 use super::SchedulerConfig;
 use super::active::{ActiveSequence, FollowUps};
 use super::delayed::DelayedDecodes;
-use super::events::{Command, Report, SequenceFailure, WorkerKey};
+use super::events::{ClientEvent, Command, Report, SequenceFailure, WorkerKey};
 use super::lanes::{LaneId, Lanes};
 use super::shadows::Shadows;
 use super::timers::Timers;
@@ -134,10 +134,10 @@ impl SchedulerState {
                 self.on_round(active, &commit);
                 self.follow_lookups(active);
                 self.follow_shadow(active, &commit);
-                self.commands.push(Command::Commit(active.committed(commit)));
+                self.commands.push(Command::Client(ClientEvent::Commit(active.committed(commit))));
             }
             Action::PromptLogprobs(scores) => {
-                self.commands.push(Command::PromptLogprobs(active.id, scores));
+                self.commands.push(Command::Client(ClientEvent::PromptLogprobs(active.id, scores)));
             }
             Action::Finished(reason) => self.finished(active, reason),
             Action::TargetFault(fault) => self.on_target_fault(active, fault),
@@ -175,7 +175,7 @@ impl SchedulerState {
 
     fn finished(&mut self, active: &ActiveSequence, reason: FinishReason) {
         self.on_output(active);
-        self.commands.push(Command::Finish(active.id, reason, active.usage()));
+        self.commands.push(Command::Client(ClientEvent::Finish(active.id, reason, active.usage())));
     }
 
     /// Learns from the length of a complete output. Requests that only score their prompt have none.
@@ -187,7 +187,7 @@ impl SchedulerState {
     }
 
     pub(super) fn fail(&mut self, active: &ActiveSequence, failure: SequenceFailure) {
-        self.commands.push(Command::Fail(active.id, failure));
+        self.commands.push(Command::Client(ClientEvent::Fail(active.id, failure)));
     }
 
     /// Frees the capacity of a sequence at a draft worker that refused it. It is not assigned another one.

@@ -8,7 +8,7 @@ use speculation::step::Work;
 use speculation::{Draft, Proposal, Reply, ReplyBody, SamplingParams, Step, TokenSpan};
 
 use super::demand::PoolDemand;
-use super::events::{Drain, Prompt, StepTiming, WorkerInfo};
+use super::events::{ClientEvent, Drain, Prompt, StepTiming, WorkerInfo};
 use super::lanes::{LaneExplanation, LaneKey, TemperatureBand};
 use super::policy::{DraftTokens, SpeculationRequest};
 use super::shadows::ShadowReport;
@@ -335,7 +335,14 @@ impl World {
             Command::Assigned(_) => String::new(),
             Command::Disconnect(worker) => format!("disconnect {}", self.name_of(worker)),
             Command::RoundBegun(id, k) => format!("round {} k={k}", self.name_of_sequence(id)),
-            Command::Commit(round) => {
+            Command::Client(event) => self.print_client_event(event),
+            Command::Report(report) => self.print_report(&report),
+        }
+    }
+
+    fn print_client_event(&self, event: ClientEvent) -> String {
+        match event {
+            ClientEvent::Commit(round) => {
                 let (name, commit) = (self.name_of_sequence(round.id), &round.commit);
                 let (accepted, drafted) = (commit.num_accepted, commit.num_draft_tokens);
                 let cached = match round.usage.cached_tokens {
@@ -344,13 +351,12 @@ impl World {
                 };
                 format!("commit {name} {:?} accepted {accepted} of {drafted}{cached}", commit.token_ids)
             }
-            Command::PromptLogprobs(id, _) => format!("prompt logprobs {}", self.name_of_sequence(id)),
-            Command::Finish(id, reason, usage) => {
+            ClientEvent::PromptLogprobs(id, _) => format!("prompt logprobs {}", self.name_of_sequence(id)),
+            ClientEvent::Finish(id, reason, usage) => {
                 let why = usage.disabled_reason.map(|why| format!(" ({why})")).unwrap_or_default();
                 format!("finish {} {reason:?}, {} rounds{why}", self.name_of_sequence(id), usage.rounds)
             }
-            Command::Fail(id, failure) => format!("fail {} {failure:?}", self.name_of_sequence(id)),
-            Command::Report(report) => self.print_report(&report),
+            ClientEvent::Fail(id, failure) => format!("fail {} {failure:?}", self.name_of_sequence(id)),
         }
     }
 

@@ -31,8 +31,10 @@ impl Output {
             match command {
                 Command::Send(worker, step) => output.steps.push((*worker, step.clone())),
                 Command::Close(worker, id, assignment) => output.closes.push((*worker, *id, *assignment)),
-                Command::Commit(round) => output.tokens.push((round.id, round.commit.token_ids.clone())),
-                Command::Finish(id, reason, _) => output.finished.push((*id, *reason)),
+                Command::Client(ClientEvent::Commit(round)) => {
+                    output.tokens.push((round.id, round.commit.token_ids.clone()))
+                }
+                Command::Client(ClientEvent::Finish(id, reason, _)) => output.finished.push((*id, *reason)),
                 Command::Report(_) | Command::Assigned(_) => {}
                 other => panic!("not in this run: {other:?}"),
             }
