@@ -307,6 +307,9 @@ fn without_room_for_branches_there_are_leaves() {
     for more in [["--max-model-len", "32"], ["--kv-memory", "64KiB"]] {
         let mut executor = executor(&more);
         let mut sequence = Sequence::new(&mut executor, 2, SamplingParams::default());
+        // Otherwise the chain might end early.
+        sequence.spec =
+            Arc::new(SequenceSpec { stop_token_ids: vec![], ..SequenceSpec::clone(&sequence.spec) });
         let window = executor.limits().max_model_len.min(executor.stats().kv_blocks_total as u32 * 16);
         let filler = (sequence.ids.len() as TokenId..window - 6).map(|i| 20 + i);
         sequence.ids.extend(filler);
