@@ -74,8 +74,9 @@ def read_prompts(file, settings):
     """The distinct prompts of a file that are short enough and whose licence is not excluded."""
     with open(file, encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines if line.strip()]
-    is_allowed = lambda row: not any(text in row.get("licence", "") for text in settings.exclude_licence)
-    return sorted({row["prompt"] for row in rows if is_allowed(row) and len(row["prompt"]) <= settings.max_prompt_chars})
+    excluded, longest = settings.exclude_licence, settings.max_prompt_chars
+    allowed = [row["prompt"] for row in rows if not any(text in row.get("licence", "") for text in excluded)]
+    return sorted({prompt for prompt in allowed if len(prompt) <= longest})
 
 
 def body(settings, prompt, number):

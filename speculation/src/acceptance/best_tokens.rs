@@ -25,10 +25,9 @@ pub(super) fn best_tokens(input: &DrawInput<'_>, count: usize) -> Result<Vec<(To
         }
         return Ok(best_tokens.list);
     }
-    let gumbel = |id| noise.gumbel(position, id, Purpose::Draw);
     if sampling.has_filters() {
         for (id, x) in apply_filters(logits, sampling, position)?.tokens {
-            best_tokens.offer(id, x + gumbel(id));
+            best_tokens.offer(id, x + noise.gumbel(position, id, Purpose::Draw));
         }
         return Ok(best_tokens.list);
     }

@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn the_likeliest_of_a_long_row_are_those_of_a_full_sort() {
-        // With equal logits, and with so many masked tokens that some are listed.
+        // Some logits of `ties` are equal. `masked` has ten tokens that are not masked.
         let ties = row(3_000).iter().map(|logit| logit.round()).collect::<Vec<_>>();
         let mut masked = row(3_000);
         masked
