@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use speculation::step::{DraftDistribution, MAX_COMPARED_IDS, PromptLogprobs};
 use speculation::{
-    Draft, Proposal, Reply, ReplyBody, Role, SequenceId, Step, TokenLogprobs, TokenSpan, Work,
+    Draft, Proposal, Refusal, RefusalCause, Reply, ReplyBody, Role, SequenceId, Step, TokenLogprobs,
+    TokenSpan, Work,
 };
 
 use crate::sampling::{
@@ -79,7 +80,10 @@ pub fn reply_to_wire(reply: &Reply) -> v1::Reply {
         ReplyBody::NeedContext { cached_len, has_spec } => {
             Body::NeedContext(v1::NeedContext { cached_len: *cached_len, has_spec: *has_spec })
         }
-        ReplyBody::Refused { reason } => Body::Refused(v1::Refused { reason: reason.clone() }),
+        ReplyBody::Refused(refusal) => Body::Refused(v1::Refused {
+            reason: refusal.reason.clone(),
+            cause: refusal_cause_to_wire(refusal.cause).into(),
+        }),
         ReplyBody::Proposal(proposal) => Body::Proposal(v1::Proposal {
             start: proposal.start,
             draft_token_ids: proposal.draft.token_ids.clone(),
@@ -112,7 +116,10 @@ pub fn reply_from_wire(wire: v1::Reply) -> Result<Reply, WireError> {
         Body::NeedContext(reply) => {
             ReplyBody::NeedContext { cached_len: reply.cached_len, has_spec: reply.has_spec }
         }
-        Body::Refused(refused) => ReplyBody::Refused { reason: refused.reason },
+        Body::Refused(refused) => {
+            let cause = refusal_cause_from_wire(refused.cause());
+            ReplyBody::Refused(Refusal { cause, reason: refused.reason })
+        }
         Body::Proposal(proposal) => ReplyBody::Proposal(Proposal {
             start: proposal.start,
             draft: Draft {
@@ -168,6 +175,23 @@ fn prompt_logprobs_from_wire(wire: v1::PromptLogprobs) -> PromptLogprobs {
 
 fn token_logprobs_from_wire(wire: Vec<v1::TokenLogprobs>) -> Vec<TokenLogprobs> {
     wire.into_iter().map(logprobs_from_wire).collect()
+}
+
+fn refusal_cause_to_wire(cause: RefusalCause) -> v1::RefusalCause {
+    match cause {
+        RefusalCause::Fault => v1::RefusalCause::Unspecified,
+        RefusalCause::Grammar => v1::RefusalCause::Grammar,
+        RefusalCause::Capacity => v1::RefusalCause::Capacity,
+    }
+}
+
+/// Causes that this version does not know count as failures.
+fn refusal_cause_from_wire(cause: v1::RefusalCause) -> RefusalCause {
+    match cause {
+        v1::RefusalCause::Unspecified => RefusalCause::Fault,
+        v1::RefusalCause::Grammar => RefusalCause::Grammar,
+        v1::RefusalCause::Capacity => RefusalCause::Capacity,
+    }
 }
 
 fn distribution_to_wire(q: &DraftDistribution) -> v1::DraftDistribution {

@@ -38,7 +38,7 @@ mod tests {
     fn worker_frames_are_split_and_keep_every_reply_in_order() {
         let reply = |i| v1::Reply {
             sequence_id: i,
-            body: Some(v1::reply::Body::Refused(v1::Refused { reason: "x".repeat(300_000) })),
+            body: Some(v1::reply::Body::Refused(v1::Refused { reason: "x".repeat(300_000), cause: 0 })),
             ..v1::Reply::default()
         };
         let frame = v1::WorkerFrame { replies: (0..9).map(reply).collect(), ..v1::WorkerFrame::default() };

@@ -12,8 +12,8 @@ use proto::sampling::{sampling_from_wire, spec_from_wire};
 use proto::v1;
 use speculation::step::PromptLogprobs;
 use speculation::{
-    AcceptanceMode, Draft, FinishReason, Proposal, Reply, ReplyBody, Role, SamplingParams, SequenceId,
-    SequenceSpec, Step, TokenLogprobs, TokenSpan, Work,
+    AcceptanceMode, Draft, FinishReason, Proposal, Refusal, RefusalCause, Reply, ReplyBody, Role,
+    SamplingParams, SequenceId, SequenceSpec, Step, TokenLogprobs, TokenSpan, Work,
 };
 
 fn sampling() -> impl Strategy<Value = SamplingParams> {
@@ -101,6 +101,12 @@ fn prompt_logprobs() -> impl Strategy<Value = Option<PromptLogprobs>> {
     )
 }
 
+fn refusal() -> impl Strategy<Value = Refusal> {
+    let cause =
+        prop_oneof![Just(RefusalCause::Fault), Just(RefusalCause::Grammar), Just(RefusalCause::Capacity)];
+    (cause, ".{0,20}").prop_map(|(cause, reason)| Refusal { cause, reason })
+}
+
 fn body() -> impl Strategy<Value = ReplyBody> {
     let finish = prop_oneof![Just(None), Just(Some(FinishReason::Stop)), Just(Some(FinishReason::Length))];
     let span =
@@ -120,7 +126,7 @@ fn body() -> impl Strategy<Value = ReplyBody> {
             .prop_map(|(cached_len, prompt_logprobs)| ReplyBody::Fed { cached_len, prompt_logprobs }),
         (any::<u32>(), any::<bool>())
             .prop_map(|(cached_len, has_spec)| ReplyBody::NeedContext { cached_len, has_spec }),
-        ".{0,20}".prop_map(|reason| ReplyBody::Refused { reason }),
+        refusal().prop_map(ReplyBody::Refused),
         (any::<u32>(), draft()).prop_map(|(start, draft)| ReplyBody::Proposal(Proposal { start, draft })),
         span.prop_map(ReplyBody::Span),
     ]

@@ -51,6 +51,11 @@ impl Line {
         Self { verb, words, pairs, place }
     }
 
+    /// Whether the line has a word.
+    pub(crate) fn has(&self, word: &str) -> bool {
+        self.words.iter().any(|has| has == word)
+    }
+
     /// Value of a key, if the line has it.
     pub(crate) fn get<T: FromStr<Err: Debug>>(&self, key: &str) -> Option<T> {
         self.value(key).map(|value| self.convert(key, value))

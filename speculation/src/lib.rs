@@ -23,7 +23,10 @@ pub mod step;
 pub mod tree;
 
 pub use spec::{AcceptanceMode, SamplingParams, SequenceSpec};
-pub use step::{Draft, FinishReason, Proposal, Reply, ReplyBody, Step, TokenLogprobs, TokenSpan, Work};
+pub use step::{
+    Draft, FinishReason, Proposal, Refusal, RefusalCause, Reply, ReplyBody, Step, TokenLogprobs, TokenSpan,
+    Work,
+};
 
 /// The id of a vocabulary entry.
 pub type TokenId = u32;

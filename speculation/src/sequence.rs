@@ -27,7 +27,7 @@ use crate::step::{
     Reply, ReplyBody, Step, TokenSpan, Work,
 };
 use crate::tree::MAX_TREE_TOKENS;
-use crate::{AcceptanceMode, Role, SequenceId, SequenceSpec, TokenId};
+use crate::{AcceptanceMode, Refusal, Role, SequenceId, SequenceSpec, TokenId};
 pub use draft::DueFeed;
 pub use events::{Action, Anomaly, Commit, Counters, Event, TargetFault};
 use link::{InFlight, ProposalRequest, WorkerLink};
@@ -347,7 +347,7 @@ impl Sequence {
             ReplyBody::NeedContext { cached_len, has_spec } => {
                 self.on_need_context(now, role, &step, (cached_len, has_spec));
             }
-            ReplyBody::Refused { reason } => self.on_refused(now, role, &reason),
+            ReplyBody::Refused(refusal) => self.on_refused(now, role, refusal),
             // Includes `fed` in reply to a request for a span or proposal: asking again could loop forever.
             ReplyBody::Proposal(_) | ReplyBody::Span(_) | ReplyBody::Fed { .. } => {
                 self.on_protocol_violation(now, role);
@@ -382,14 +382,14 @@ impl Sequence {
         }
     }
 
-    fn on_refused(&mut self, now: Duration, role: Role, reason: &str) {
+    fn on_refused(&mut self, now: Duration, role: Role, refusal: Refusal) {
         match role {
             Role::Target if !self.verifying.token_ids.is_empty() => self.verify(now, Draft::default()),
-            Role::Target => self.drop_target(now, TargetFault::Refused(reason.to_owned())),
+            Role::Target => self.drop_target(now, TargetFault::Refused(refusal)),
             Role::Draft => {
                 self.actions.push(Action::Close(role, self.draft.epoch));
                 self.draft.release();
-                self.draft_refusal = Some(reason.to_owned());
+                self.draft_refusal = Some(refusal.reason);
                 if matches!(self.phase, Phase::Drafting { .. }) {
                     self.verify(now, Draft::default());
                 }

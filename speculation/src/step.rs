@@ -174,6 +174,33 @@ impl Reply {
 /// Maximum number of context ids for which a reply reports agreement.
 pub const MAX_COMPARED_IDS: usize = 64;
 
+/// Why a worker refused a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// What the cause is.
+    pub cause: RefusalCause,
+    /// What is wrong and what to do.
+    pub reason: String,
+}
+
+/// What the cause of a refusal is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefusalCause {
+    /// A failure of the worker, or a malformed step.
+    Fault,
+    /// The sequence's grammar, which no worker can apply there.
+    Grammar,
+    /// The sequence is too large for this worker, or the worker has too many sequences.
+    Capacity,
+}
+
+impl Refusal {
+    /// Creates a refusal because of a failure or a malformed step.
+    pub fn fault(reason: impl Into<String>) -> Self {
+        Self { cause: RefusalCause::Fault, reason: reason.into() }
+    }
+}
+
 /// The result of a step; see [`Reply`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum ReplyBody {
@@ -192,10 +219,7 @@ pub enum ReplyBody {
         has_spec: bool,
     },
     /// The step is malformed or cannot be run.
-    Refused {
-        /// What is wrong and what to do.
-        reason: String,
-    },
+    Refused(Refusal),
     /// From a draft worker.
     Proposal(Proposal),
     /// From a target worker.

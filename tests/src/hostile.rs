@@ -259,7 +259,10 @@ impl Inner {
                 Vec::new()
             }
             DraftMisbehaviour::Refuses => {
-                vec![reply(step, Body::Refused(v1::Refused { reason: "not in the mood".to_owned() }))]
+                vec![reply(
+                    step,
+                    Body::Refused(v1::Refused { reason: "not in the mood".to_owned(), cause: 0 }),
+                )]
             }
         };
         answer.replies.extend(replies);

@@ -187,7 +187,7 @@ fn corrupt_reply(misbehaviour: TargetMisbehaviour, mut reply: v1::Reply) -> v1::
             reply.body = Some(Body::NeedContext(v1::NeedContext { cached_len: u32::MAX, has_spec: true }));
         }
         TargetMisbehaviour::Refuses => {
-            reply.body = Some(Body::Refused(v1::Refused { reason: "not in the mood".to_owned() }));
+            reply.body = Some(Body::Refused(v1::Refused { reason: "not in the mood".to_owned(), cause: 0 }));
         }
         TargetMisbehaviour::NoBody => reply.body = None,
         TargetMisbehaviour::UnknownSequence => reply.sequence_id = u64::MAX,

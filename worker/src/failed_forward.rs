@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use engine::EngineError;
-use speculation::ReplyBody;
+use speculation::{Refusal, ReplyBody};
 
 use crate::executor::StepExecutor;
 use crate::task::{Task, take_tasks};
@@ -39,7 +39,7 @@ pub fn refuse(
         .map(|mut task| {
             task.cached.truncate(0);
             executor.truncate(task.slot, 0);
-            (task, ReplyBody::Refused { reason: reason.clone() })
+            (task, ReplyBody::Refused(Refusal::fault(&reason)))
         })
         .collect()
 }

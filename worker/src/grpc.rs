@@ -15,7 +15,7 @@ use proto::v1;
 use proto::v1::worker_server::Worker;
 use proto::version::{PROTOCOL_VERSIONS, common_version};
 use service::shutdown::Lifetime;
-use speculation::{Reply, ReplyBody, SequenceId};
+use speculation::{Refusal, Reply, ReplyBody, SequenceId};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -177,7 +177,7 @@ impl Inner {
             match step_from_wire(step, self.facts.role) {
                 Ok(step) => steps.push(SentStep { step, span_id }),
                 Err(error) => {
-                    let body = ReplyBody::Refused { reason: error.to_string() };
+                    let body = ReplyBody::Refused(Refusal::fault(error.to_string()));
                     refused.push(reply_to_wire(&Reply {
                         sequence_id,
                         epoch,

@@ -23,7 +23,7 @@ use scheduling::batch_former::{BatchFormer, Decision};
 use scheduling::cost::{ForwardShape, StepTimePoint, StepTimes};
 use service::shutdown::{GateGuard, Lifetime};
 use speculation::cached_sequence::{Admission, WorkerLimits};
-use speculation::{Reply, ReplyBody, SequenceId, Step, Work};
+use speculation::{Refusal, RefusalCause, Reply, ReplyBody, SequenceId, Step, Work};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
@@ -284,7 +284,8 @@ impl<M: StepExecutor> StepLoop<M> {
         if self.table.len() >= MAX_SEQUENCES && self.table.get_mut(&key).is_none() {
             self.metrics.count(StepOutcome::Refused);
             let reason = format!("this worker already has {MAX_SEQUENCES} open sequences, its maximum");
-            return self.answer(key.router, &Reply::to(&sent.step, ReplyBody::Refused { reason }));
+            let refusal = Refusal { cause: RefusalCause::Capacity, reason };
+            return self.answer(key.router, &Reply::to(&sent.step, ReplyBody::Refused(refusal)));
         }
         let executor = &mut self.executor;
         let entry = self.table.entry(key, || executor.open());
@@ -385,7 +386,9 @@ impl<M: StepExecutor> StepLoop<M> {
             Admission::NeedContext { cached_len, has_spec } => {
                 (StepOutcome::NeedContext, Some(ReplyBody::NeedContext { cached_len, has_spec }))
             }
-            Admission::Refused(reason) => (StepOutcome::Refused, Some(ReplyBody::Refused { reason })),
+            Admission::Refused(reason) => {
+                (StepOutcome::Refused, Some(ReplyBody::Refused(Refusal::fault(reason))))
+            }
         };
         entry.cached = Some(cached);
         self.metrics.count(outcome);

@@ -1,8 +1,8 @@
 //! Processes the output rows of a forward: context progress, agreement, and finally the role's decision.
 
 use engine::Logits;
-use speculation::ReplyBody;
 use speculation::acceptance::guess;
+use speculation::{Refusal, ReplyBody};
 use worker::{OutputRows, RoleLogic as _, StepExecutor as _, StepProgress, Task};
 
 use super::TranslatedExecutor;
@@ -34,7 +34,7 @@ impl TranslatedExecutor {
         }
         let masks = match self.grammars.take_masks(task) {
             Ok(masks) => masks,
-            Err(error) => return Some(self.refuse_draw(task, &error)),
+            Err(error) => return Some(self.refuse(task, error.into())),
         };
         let draft_row = logits.row(first_row + entry.num_logits() - 1);
         self.translation.scatter(draft_row, &mut self.row);
@@ -42,7 +42,7 @@ impl TranslatedExecutor {
         let rows = OutputRows::Logits { values: &mut self.row, vocab_size, masks: &masks, max_tree_rows: 0 };
         match self.role_logic.process_rows(task, rows) {
             Ok(decision) => self.apply_progress(task, decision),
-            Err(error) => Some(self.refuse_draw(task, &error)),
+            Err(error) => Some(self.refuse(task, error.into())),
         }
     }
 
@@ -77,9 +77,9 @@ impl TranslatedExecutor {
     }
 
     /// Refuses a step whose draw failed; its context stays cached.
-    fn refuse_draw(&mut self, task: &mut Task, error: &dyn std::error::Error) -> ReplyBody {
+    fn refuse(&mut self, task: &mut Task, refusal: Refusal) -> ReplyBody {
         task.cached.truncate(task.step.start());
         self.truncate(task.slot, task.step.start());
-        ReplyBody::Refused { reason: error.to_string() }
+        ReplyBody::Refused(refusal)
     }
 }

@@ -193,7 +193,7 @@ impl TimelineRecorder {
                 ReplyBody::Proposal(proposal) => (Some("proposal"), proposal.draft.token_ids.len() as u32),
                 ReplyBody::Span(span) => (Some("span"), span.num_accepted),
                 ReplyBody::NeedContext { .. } => (Some("need_context"), 0),
-                ReplyBody::Refused { .. } => (Some("refused"), 0),
+                ReplyBody::Refused(_) => (Some("refused"), 0),
             };
         }
     }
@@ -223,7 +223,7 @@ fn micros(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use speculation::step::{Draft, Proposal, TokenSpan};
+    use speculation::step::{Draft, Proposal, Refusal, TokenSpan};
 
     use super::*;
 
@@ -343,7 +343,7 @@ mod tests {
         let replies = [STEPS_MAX as u64 + 1, 3]
             .map(|seq| reply(1, seq, ReplyBody::Fed { cached_len: 3, prompt_logprobs: None }));
         recorder.record_replies(3 * MS, &StepTiming::default(), &replies);
-        let unrecorded = reply(9, 1, ReplyBody::Refused { reason: String::new() });
+        let unrecorded = reply(9, 1, ReplyBody::Refused(Refusal::fault("no")));
         recorder.record_replies(3 * MS, &StepTiming::default(), &[unrecorded]);
         recorder.finish(4 * MS, SequenceId(1), "failed");
         let timeline = timelines.latest().remove(0);

@@ -133,7 +133,7 @@ fn run_line(former: &mut BatchFormer<char>, line: &Line) -> Option<String> {
             former.forward_done(forward, line.duration("took")?);
         }
         "next" => {
-            let is_verify = !line.words.iter().any(|word| word == "draft");
+            let is_verify = !line.has("draft");
             let entries: Vec<String> = line.list("ready");
             let ready: Vec<ReadyStep<char>> =
                 entries.iter().map(|entry| ReadyStep { is_verify, ..ready_step(entry) }).collect();

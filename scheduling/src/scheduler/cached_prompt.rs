@@ -37,7 +37,7 @@ impl CachedPrompt {
         let end = match &reply.body {
             ReplyBody::Fed { cached_len, .. } => *cached_len,
             ReplyBody::Span(span) => span.start,
-            ReplyBody::NeedContext { .. } | ReplyBody::Refused { .. } | ReplyBody::Proposal(_) => return,
+            ReplyBody::NeedContext { .. } | ReplyBody::Refused(_) | ReplyBody::Proposal(_) => return,
         };
         let Some((_, tokens)) = self.targets.get_mut(self.current).filter(|_| end > self.counted_to) else {
             return;

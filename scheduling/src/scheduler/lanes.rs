@@ -90,8 +90,6 @@ pub(super) struct LaneWorkers<'a> {
     pub(super) target_sequences: u32,
     /// This scheduler's sequences at the draft worker.
     pub(super) draft_sequences: u32,
-    /// Number of ids that the draft worker lacks of the sequence.
-    pub(super) draft_lag: u32,
     /// Whether both workers take turns on the same CPU cores.
     pub(super) shares_cores: bool,
     /// Maximum tokens of a tree that the target verifies.
@@ -240,8 +238,9 @@ impl Lanes {
         lane.running = if is_running { lane.running + 1 } else { lane.running.saturating_sub(1) };
     }
 
-    /// Chooses the draft length of the next round of one of the lane's sequences.
-    pub(super) fn choose(&mut self, id: LaneId, workers: &LaneWorkers<'_>) -> LaneChoice {
+    /// Chooses the draft length of the next round of one of the lane's sequences, of which the draft worker
+    /// lacks `draft_lag` ids.
+    pub(super) fn choose(&mut self, id: LaneId, workers: &LaneWorkers<'_>, draft_lag: u32) -> LaneChoice {
         let running = self.lane_mut(id).running;
         let choice = match self.lane_mut(id).draft_length.next_in_lane_round(running) {
             Some(choice) => choice,
@@ -249,8 +248,7 @@ impl Lanes {
                 let supports_trees =
                     workers.max_tree_tokens > 0 && self.policy.tree_tokens == DraftTokens::Auto;
                 let load = self.load(id, (workers.num_targets, workers.draft_sequences));
-                let LaneWorkers { draft_lag, shares_cores, .. } = *workers;
-                let load = Load { supports_trees, draft_lag, shares_cores, ..load };
+                let load = Load { supports_trees, draft_lag, shares_cores: workers.shares_cores, ..load };
                 self.lane_mut(id).draft_length.choose(load, workers.target, workers.draft)
             }
         };
@@ -266,7 +264,7 @@ impl Lanes {
             () => None,
         };
         // A probe feeds no prompts.
-        let is_unfed_probe = choice.is_probe && workers.draft_lag > FEED_LAG;
+        let is_unfed_probe = choice.is_probe && draft_lag > FEED_LAG;
         let drafts = lane.held_back.is_none() && !is_unfed_probe;
         let num_draft_tokens = if drafts { choice.num_draft_tokens } else { 0 };
         if !choice.is_probe {

@@ -12,7 +12,7 @@ use speculation::{Role, SequenceId};
 use super::Scheduler;
 use super::active::{ActiveSequence, Round, RoundPhase};
 use super::events::{Command, Report, WorkerKey};
-use super::lanes::{LaneChoice, LaneWorkers};
+use super::lanes::LaneChoice;
 use super::lookup::{BaselineRound, LookupDraft};
 use super::state::SchedulerState;
 use crate::draft_health::{Access, PROBE_TOKENS, predicted_proposal};
@@ -188,8 +188,7 @@ impl SchedulerState {
         draft: Option<WorkerKey>,
     ) -> Option<LaneChoice> {
         let workers = self.workers.lane_workers(&active.lane.key.model, target, draft)?;
-        let workers = LaneWorkers { draft_lag: active.sequence.draft_lag(), ..workers };
-        let chosen = self.lanes.choose(active.lane.id, &workers);
+        let chosen = self.lanes.choose(active.lane.id, &workers, active.sequence.draft_lag());
         if let Some(k) = chosen.lane_draft_length {
             self.commands.push(Command::Report(Report::DraftLength(active.lane.id, k)));
         }

@@ -130,8 +130,8 @@ impl SchedulerState {
         }
         failures.reason = Some(fault.clone());
         let now = self.now;
-        // Any client could open breakers with grammars.
-        let is_opened = !fault.is_of_grammar()
+        // Any client could open breakers with grammars and long sequences.
+        let is_opened = fault.is_failure()
             && self.workers.get_mut(key).is_some_and(|worker| worker.target_health.failed(now));
         self.commands.push(Command::Report(Report::TargetFailed { worker: key, fault, is_opened }));
     }
@@ -150,7 +150,7 @@ impl SchedulerState {
             return SequenceFailure::Unavailable(format!("no target worker is ready for model `{model}`"));
         }
         match &active.failures.reason {
-            Some(TargetFault::Refused(reason)) => SequenceFailure::Refused(reason.clone()),
+            Some(TargetFault::Refused(refusal)) => SequenceFailure::Refused(refusal.reason.clone()),
             _ if self.workers.all_targets_drain(model) => {
                 SequenceFailure::Unavailable(format!("all target workers of model `{model}` are draining"))
             }

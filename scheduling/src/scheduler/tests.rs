@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use speculation::logits::NO_MASK;
 use speculation::step::Work;
-use speculation::{Draft, Proposal, Reply, ReplyBody, SamplingParams, Step, TokenSpan};
+use speculation::{
+    Draft, Proposal, Refusal, RefusalCause, Reply, ReplyBody, SamplingParams, Step, TokenSpan,
+};
 
 use super::demand::PoolDemand;
 use super::events::{ClientEvent, Drain, Prompt, StepTiming, WorkerInfo};
@@ -123,7 +124,7 @@ impl World {
             max_model_len: line.get("window").unwrap_or(0),
             numerics_id: line.get("numerics").unwrap_or_default(),
             task_types: line.list("tasks"),
-            is_shadow: line.words.iter().any(|word| word == "shadow"),
+            is_shadow: line.has("shadow"),
             step_times: times.chunks(2).map(point).collect(),
             ..WorkerInfo::of(role, &line.get::<String>("model").unwrap_or_else(|| "m".to_owned()))
         };
@@ -202,11 +203,10 @@ impl World {
     /// `drain NAME by operator` and `drain NAME undone` are orders of an operator; with `moving`, sequences
     /// move away.
     fn drain(&mut self, line: &Line) -> String {
-        let says = |word: &str| line.words.iter().any(|said| said == word);
         self.event(Event::Drain(Drain {
             address: line.words[0].clone(),
-            is_draining: !says("undone"),
-            moves_sequences: says("moving"),
+            is_draining: !line.has("undone"),
+            moves_sequences: line.has("moving"),
         }))
     }
 
@@ -245,13 +245,12 @@ impl World {
     /// `reply SEQUENCE WORKER what` answers the latest step of the sequence at the worker (with `late`: the
     /// step before). `what` is `propose=N` (N correct ids, or `right=N` of them), `accept=N` (N drafted ids
     /// and one more), `fed`, `need=N` (N ids are cached), `proposal` (which no target may send),
-    /// `no_mask` (a refusal because of the grammar), or `refused`. `took` is the duration of the forward
+    /// `no_mask`, `too_large` or `refused` (a refusal by its cause). `took` is the duration of the forward
     /// pass, `queued` the time before it, `prefill` its number of prompt rows beside the others, `cached` the
     /// part of the context that was cached.
     fn reply(&mut self, line: &Line) -> String {
         let (id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
-        let sent =
-            if line.words.iter().any(|word| word == "late") { &self.steps_before } else { &self.steps };
+        let sent = if line.has("late") { &self.steps_before } else { &self.steps };
         let step = sent[&(id, worker)].clone();
         let start = step.start();
         // Token ids equal their positions, so that every draft can be correct.
@@ -266,14 +265,17 @@ impl World {
             ReplyBody::Span(TokenSpan { start, num_accepted, token_ids, ..TokenSpan::default() })
         } else if let Some(cached_len) = line.get("need") {
             ReplyBody::NeedContext { cached_len, has_spec: true }
-        } else if line.words.iter().any(|word| word == "proposal") {
+        } else if line.has("proposal") {
             ReplyBody::Proposal(Proposal { start, draft: Draft::default() })
-        } else if line.words.iter().any(|word| word == "fed") {
+        } else if line.has("fed") {
             ReplyBody::Fed { cached_len: start, prompt_logprobs: None }
-        } else if line.words.iter().any(|word| word == "no_mask") {
-            ReplyBody::Refused { reason: format!("{NO_MASK} at position {start}: no") }
         } else {
-            ReplyBody::Refused { reason: "no".to_owned() }
+            let (cause, reason) = match () {
+                () if line.has("no_mask") => (RefusalCause::Grammar, "no mask"),
+                () if line.has("too_large") => (RefusalCause::Capacity, "too large"),
+                () => (RefusalCause::Fault, "no"),
+            };
+            ReplyBody::Refused(Refusal { cause, reason: reason.to_owned() })
         };
         let rows = match &step.work {
             Work::Verify { draft } => 1 + draft.token_ids.len() as u32,

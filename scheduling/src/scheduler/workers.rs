@@ -258,7 +258,6 @@ impl Workers {
             num_targets: self.num_targets(model),
             target_sequences: target.load,
             draft_sequences: draft.load,
-            draft_lag: 0,
             shares_cores: target.info.shares_cores_with(&draft.info),
             max_tree_tokens: target.info.max_tree_tokens,
         })

@@ -1,9 +1,6 @@
 //! Errors of drawing a token. Every variant refuses only one sequence's step.
 
-use crate::TokenId;
-
-/// How the text of [`DrawError::NoMask`] begins. Routers read it in a refusal.
-pub const NO_MASK: &str = "the grammar gives no mask";
+use crate::{Refusal, RefusalCause, TokenId};
 
 /// An error of a draw; all variants have the absolute position of the token to draw.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,7 +32,7 @@ pub enum DrawError {
         reason: String,
     },
     /// The sequence's grammar has no mask for this position.
-    #[error("{NO_MASK} at position {position}: {reason}")]
+    #[error("the grammar gives no mask at position {position}: {reason}")]
     NoMask {
         /// Position of the token to draw.
         position: u32,
@@ -54,4 +51,17 @@ pub enum DrawError {
         /// Number of logits passed.
         got: usize,
     },
+}
+
+impl From<DrawError> for Refusal {
+    fn from(error: DrawError) -> Self {
+        let cause = match error {
+            DrawError::NoMask { .. } => RefusalCause::Grammar,
+            DrawError::NothingAllowed { .. }
+            | DrawError::NotANumber { .. }
+            | DrawError::BadDraft { .. }
+            | DrawError::WrongShape { .. } => RefusalCause::Fault,
+        };
+        Self { cause, reason: error.to_string() }
+    }
 }

@@ -11,6 +11,7 @@ use crate::{SamplingParams, TokenId};
 
 use super::DrawError;
 use super::block_max::Blocks;
+use super::summary::{SUMMARY_BLOCK, Summary};
 
 /// The tokens that passed the filters.
 #[derive(Debug, Clone, PartialEq)]
@@ -128,7 +129,7 @@ pub(crate) fn by_likelihood(a: &(TokenId, f64), b: &(TokenId, f64)) -> Ordering 
 /// Returns the likeliest token (lowest id among equals), or the reason why nothing can be drawn from this
 /// row.
 pub(crate) fn check_row(logits: &[f32], position: u32) -> Result<TokenId, DrawError> {
-    let Summary { max, max_block, all_numbers } = pulp::Arch::new().dispatch(Summarize(logits));
+    let Summary { max, max_block, all_numbers } = Summary::of(logits);
     if !all_numbers {
         let bad = logits.iter().position(|&logit| logit.is_nan() || logit == f32::INFINITY);
         let token_id = bad.expect("the pass above found one") as TokenId;
@@ -140,67 +141,6 @@ pub(crate) fn check_row(logits: &[f32], position: u32) -> Result<TokenId, DrawEr
     let before = max_block * SUMMARY_BLOCK;
     let likeliest = logits[before..].iter().position(|&logit| logit == max);
     Ok((before + likeliest.expect("the maximum is one of its block")) as TokenId)
-}
-
-/// Result of one pass over a row.
-struct Summary {
-    max: f32,
-    /// The first block of [`SUMMARY_BLOCK`] logits that contains `max`.
-    max_block: usize,
-    /// Whether no logit is NaN or +inf.
-    all_numbers: bool,
-}
-
-const SUMMARY_BLOCK: usize = 256;
-
-/// Compiled for each vector register width; the result does not depend on it, because comparisons do not
-/// round.
-struct Summarize<'a>(&'a [f32]);
-
-impl pulp::NullaryFnOnce for Summarize<'_> {
-    type Output = Summary;
-
-    #[inline(always)]
-    fn call(self) -> Summary {
-        let mut summary = Summary { max: f32::NEG_INFINITY, max_block: 0, all_numbers: true };
-        for (block, logits) in self.0.chunks(SUMMARY_BLOCK).enumerate() {
-            let max = highest(logits);
-            if max > summary.max {
-                (summary.max, summary.max_block) = (max, block);
-            }
-            // `<` is false for NaN, so a bad logit is found regardless of the others.
-            let mut fine = 1;
-            for &logit in logits {
-                fine &= u32::from(logit < f32::INFINITY);
-            }
-            summary.all_numbers &= fine == 1;
-        }
-        summary
-    }
-}
-
-/// The highest logit; NaN is ignored.
-#[inline(always)]
-pub(crate) fn highest(logits: &[f32]) -> f32 {
-    // Independent lanes fit vector registers; a single running maximum would be a dependency chain.
-    const LANES: usize = 16;
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let (chunks, rest) = logits.as_chunks::<LANES>();
-    for chunk in chunks {
-        for lane in 0..LANES {
-            lanes[lane] = higher(lanes[lane], chunk[lane]);
-        }
-    }
-    let mut max = f32::NEG_INFINITY;
-    for &logit in lanes.iter().chain(rest) {
-        max = higher(max, logit);
-    }
-    max
-}
-
-#[inline(always)]
-fn higher(a: f32, b: f32) -> f32 {
-    if b > a { b } else { a }
 }
 
 fn largest(tokens: &[(TokenId, f64)]) -> f64 {

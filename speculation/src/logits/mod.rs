@@ -12,13 +12,15 @@ mod error;
 mod filters;
 mod mask;
 mod score;
+mod summary;
 
 pub use counts::TokenCounts;
-pub use error::{DrawError, NO_MASK};
+pub use error::DrawError;
 pub use filters::{FilteredTokens, apply_filters};
-pub(crate) use filters::{by_likelihood, check_row, highest};
+pub(crate) use filters::{by_likelihood, check_row};
 pub use mask::TokenMask;
 pub use score::{Normalizer, score};
+pub(crate) use summary::highest;
 
 use crate::{SequenceSpec, TokenId};
 

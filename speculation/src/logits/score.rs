@@ -5,7 +5,8 @@ use crate::math::{exp_of_at_most_0, ln};
 use crate::{TokenId, TokenLogprobs};
 
 use super::block_max::Blocks;
-use super::{by_likelihood, highest};
+use super::by_likelihood;
+use super::summary::Summary;
 
 /// Number of partial sums of a row's weights, assigned by id: a device has as many threads per row.
 const LANES: usize = 256;
@@ -28,9 +29,9 @@ impl Normalizer {
     /// halves (i and i + 16, then i and i + 8, ..), and the eight sums are added in order. Masked tokens
     /// change no bit of it.
     pub fn of(raw_logits: &[f32]) -> Self {
-        let max = f64::from(highest(raw_logits)) + 0.0;
-        let is_number = raw_logits.iter().all(|&logit| logit < f32::INFINITY);
-        if !is_number || max == f64::NEG_INFINITY {
+        let Summary { max, all_numbers, .. } = Summary::of(raw_logits);
+        let max = f64::from(max) + 0.0;
+        if !all_numbers || max == f64::NEG_INFINITY {
             return Self { max, log_sum: f64::NAN };
         }
         // Weights below e^-700 count as 0, which changes no bit: the sum contains 1.
@@ -105,6 +106,7 @@ fn top_tokens(logits: &[f32], top_n: usize) -> Vec<(TokenId, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::logits::highest;
     use crate::math::exp;
     use crate::noise::{Noise, Purpose};
 

@@ -3,10 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::logits::NO_MASK;
 use crate::step::{FinishReason, PromptLogprobs, Reply, Step, TokenLogprobs};
 use crate::tree::DraftOutcome;
-use crate::{Role, TokenId};
+use crate::{Refusal, RefusalCause, Role, TokenId};
 
 /// An input of a sequence.
 #[derive(Debug, Clone)]
@@ -92,7 +91,7 @@ pub struct Commit {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TargetFault {
     /// It refused the sequence: window or memory too small, or invalid logits.
-    Refused(String),
+    Refused(Refusal),
     /// Its reply violates the contract.
     ProtocolViolation,
     /// It did not answer a step that was sent several times.
@@ -100,16 +99,21 @@ pub enum TargetFault {
 }
 
 impl TargetFault {
-    /// Whether the cause is the sequence's grammar, which no target can use, and not the target.
-    pub fn is_of_grammar(&self) -> bool {
-        matches!(self, Self::Refused(reason) if reason.starts_with(NO_MASK))
+    /// Whether the target failed. Otherwise the sequence's grammar or its size is the cause.
+    pub fn is_failure(&self) -> bool {
+        match self {
+            Self::Refused(refusal) => refusal.cause == RefusalCause::Fault,
+            Self::ProtocolViolation | Self::Unanswered => true,
+        }
     }
 }
 
 impl fmt::Display for TargetFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused(reason) => write!(f, "the target worker refused the sequence: {reason}"),
+            Self::Refused(Refusal { reason, .. }) => {
+                write!(f, "the target worker refused the sequence: {reason}")
+            }
             Self::ProtocolViolation => f.write_str("the target worker's reply violates the protocol"),
             Self::Unanswered => f.write_str("the target worker does not answer"),
         }

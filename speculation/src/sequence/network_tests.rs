@@ -118,7 +118,7 @@ impl World {
             Admission::NeedContext { cached_len, has_spec } => {
                 ReplyBody::NeedContext { cached_len, has_spec }
             }
-            Admission::Refused(reason) => ReplyBody::Refused { reason },
+            Admission::Refused(reason) => ReplyBody::Refused(Refusal::fault(reason)),
             Admission::Run => self.run(role, &step),
         };
         self.send(Frame::Reply(role, incarnation, Reply::to(&step, body)));
@@ -228,7 +228,7 @@ impl World {
                     feed_draft,
                 });
             }
-            Action::TargetFault(TargetFault::Refused(reason)) => panic!("refused: {reason}"),
+            Action::TargetFault(TargetFault::Refused(refusal)) => panic!("refused: {}", refusal.reason),
             Action::Commit(_)
             | Action::PromptLogprobs(_)
             | Action::Finished(_)

@@ -164,7 +164,7 @@ impl Shadow {
                 self.proposal = Some(UncheckedProposal { start, asked: num_draft_tokens, token_ids });
                 Ok(())
             }
-            (ReplyBody::Refused { .. }, _) => Err(ShadowFault::Refused),
+            (ReplyBody::Refused(_), _) => Err(ShadowFault::Refused),
             _ => Err(ShadowFault::ProtocolViolation),
         }
     }
@@ -285,7 +285,7 @@ mod tests {
 
         for (answer, fault) in [
             (proposes as fn(&Step, &[TokenId]) -> Reply, ShadowFault::ProtocolViolation),
-            (|step, _| Reply::to(step, ReplyBody::Refused { reason: "no".to_owned() }), ShadowFault::Refused),
+            (|step, _| Reply::to(step, ReplyBody::Refused(Refusal::fault("no"))), ShadowFault::Refused),
             (|step, _| fed(step), ShadowFault::ProtocolViolation),
         ] {
             let mut shadow = Shadow::new(&sequence);

@@ -2,7 +2,7 @@
 //! not fit.
 
 use super::*;
-use crate::{SamplingParams, TokenLogprobs};
+use crate::{RefusalCause, SamplingParams, TokenLogprobs};
 
 const NOW: Duration = Duration::from_secs(1);
 const WAIT: Duration = Duration::from_millis(20);
@@ -203,9 +203,9 @@ fn a_target_that_only_says_fed_to_a_verification_is_left() {
 fn a_refused_sequence_wants_another_target() {
     let mut sequence = assigned(sequence(&[1, 2, 3], 100));
     let step = sent(&begin(&mut sequence, 0), Role::Target);
-    let refused = ReplyBody::Refused { reason: "no memory".to_owned() };
-    let actions = answer(&mut sequence, Role::Target, &step, refused);
-    let fault = Action::TargetFault(TargetFault::Refused("no memory".to_owned()));
+    let refusal = Refusal { cause: RefusalCause::Capacity, reason: "no memory".to_owned() };
+    let actions = answer(&mut sequence, Role::Target, &step, ReplyBody::Refused(refusal.clone()));
+    let fault = Action::TargetFault(TargetFault::Refused(refusal));
     assert_eq!(actions, [fault, Action::Close(Role::Target, 1), Action::Assign(Role::Target)]);
     assert_eq!(sequence.step(NOW, Event::Assigned(Role::Target)), [Action::Ready]);
 }

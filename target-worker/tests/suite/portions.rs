@@ -7,7 +7,9 @@ use std::time::Instant;
 
 use engine::{Engine, LoadOptions, WeightFormat};
 use speculation::cached_sequence::{Admission, CachedSequence, WorkerLimits};
-use speculation::{Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
+use speculation::{
+    Draft, Refusal, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work,
+};
 use target_worker::verify::Verify;
 use worker::executor::StepExecutor;
 use worker::model::ModelExecutor;
@@ -185,7 +187,9 @@ fn a_task_that_fails_its_forward_fails_alone() {
         done.extend(executor.advance(&mut queue, u32::MAX).expect("the KV pool is ample"));
     }
     let bodies: Vec<ReplyBody> = done.into_iter().map(|(_, body)| body).collect();
-    let [first, ReplyBody::Refused { reason }, third] = &bodies[..] else { panic!("{bodies:?}") };
+    let [first, ReplyBody::Refused(Refusal { reason, .. }), third] = &bodies[..] else {
+        panic!("{bodies:?}")
+    };
     assert!(reason.contains("4294967295"), "{reason}");
     assert_eq!([first, third], [&expected[0], &expected[1]]);
 }

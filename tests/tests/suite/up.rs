@@ -351,10 +351,11 @@ fn a_port_in_use_is_explained_by_one_line() -> anyhow::Result<()> {
 #[test]
 fn too_little_memory_is_explained_by_one_line() -> anyhow::Result<()> {
     // The shell limits the address space of each process: 18 GB of ballast do not fit, and may not fit in the
-    // machine.
+    // machine. With an arena of 64 MiB for each thread, glibc would leave no address space for threads.
     let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -v 1000000; exec \"$@\"", "sh"]);
     let up = command(&["--ballast", "9B"])?;
+    limited.env("MALLOC_ARENA_MAX", "1");
     limited.arg(up.get_program()).args(up.get_args()).current_dir(pair::root()).stdin(Stdio::null());
     let line = refusal(&mut limited)?;
     for words in ["error: target-0 cannot start", "memory", "use a smaller model"] {

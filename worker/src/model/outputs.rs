@@ -7,7 +7,7 @@ use std::ops::Range;
 use engine::{Answers, EngineError, ForwardOutput, Logits, NumAnswers};
 use speculation::acceptance::{DrawResult, guess};
 use speculation::logits::score;
-use speculation::{ReplyBody, Role, Work};
+use speculation::{Refusal, ReplyBody, Role, Work};
 
 use super::ModelExecutor;
 use super::batch_entry::BatchEntry;
@@ -102,7 +102,7 @@ impl<D: RoleLogic> ModelExecutor<D> {
         let masks = match self.grammars.as_mut().map_or(Ok(Vec::new()), |grammars| grammars.take_masks(task))
         {
             Ok(masks) => masks,
-            Err(error) => return Some(self.refuse_draw(task, &error)),
+            Err(error) => return Some(self.refuse(task, error.into())),
         };
         let vocab_size = logits.vocab_size();
         let decided = logits.rows_mut(decided);
@@ -130,7 +130,7 @@ impl<D: RoleLogic> ModelExecutor<D> {
     fn run_role_logic(&mut self, task: &mut Task, rows: OutputRows<'_>) -> Option<ReplyBody> {
         match self.role_logic.process_rows(task, rows) {
             Ok(decision) => self.apply_progress(task, decision),
-            Err(error) => Some(self.refuse_draw(task, &error)),
+            Err(error) => Some(self.refuse(task, error.into())),
         }
     }
 
@@ -140,7 +140,7 @@ impl<D: RoleLogic> ModelExecutor<D> {
         match self.truncate_kv(task, keep) {
             Ok(()) => Some(body),
             Err(error) if error.is_fatal() => panic!("{error}"),
-            Err(error) => Some(self.refuse_draw(task, &error)),
+            Err(error) => Some(self.refuse(task, Refusal::fault(error.to_string()))),
         }
     }
 
@@ -165,10 +165,10 @@ impl<D: RoleLogic> ModelExecutor<D> {
     }
 
     /// Refuses a step whose draw failed; its context stays cached.
-    fn refuse_draw(&mut self, task: &mut Task, error: &dyn std::error::Error) -> ReplyBody {
+    fn refuse(&mut self, task: &mut Task, refusal: Refusal) -> ReplyBody {
         task.cached.truncate(task.step.start());
         self.engine.truncate(self.slots[&task.slot], task.step.start());
-        ReplyBody::Refused { reason: error.to_string() }
+        ReplyBody::Refused(refusal)
     }
 }
 

@@ -155,7 +155,7 @@ fn read(replies: &mut mpsc::Receiver<v1::WorkerFrame>) -> Vec<(u64, String)> {
             let words = match reply.body.unwrap() {
                 Body::Fed(fed) => format!("fed {}", fed.cached_len),
                 Body::NeedContext(need) => format!("need {} {}", need.cached_len, need.has_spec),
-                Body::Refused(refused) => refused.reason,
+                Body::Refused(refused) => format!("{}: {}", refused.cause().as_str_name(), refused.reason),
                 Body::Proposal(_) | Body::Span(_) => unreachable!("the executor only feeds"),
             };
             (reply.sequence_id, words)
@@ -262,7 +262,10 @@ fn a_sequence_that_never_fits_is_refused_with_the_setting_to_raise() {
     let step = bench.step(1, 1, &[], &[1, 2, 3]);
     bench.send(1, vec![step], &[]);
     let read = read(&mut replies);
-    assert!(read[0].1.contains("--kv-memory"), "{read:?}");
+    assert!(
+        read[0].1.starts_with("REFUSAL_CAUSE_CAPACITY: ") && read[0].1.contains("--kv-memory"),
+        "{read:?}"
+    );
     assert_eq!(bench.blocks_used(), 0);
 }
 

@@ -13,7 +13,7 @@ use scheduling::profile::synthetic::{StepInProgress, SyntheticModel};
 use scheduling::profile::text::{mix, unit};
 use scheduling::profile::{ForwardRows, Profile};
 use speculation::cached_sequence::WorkerLimits;
-use speculation::{AcceptanceMode, ReplyBody, Role, SequenceSpec};
+use speculation::{AcceptanceMode, Refusal, ReplyBody, Role, SequenceSpec};
 
 use crate::Task;
 use crate::executor::{ExecutorStats, OutOfKvBlocks, StepExecutor};
@@ -189,7 +189,7 @@ impl StepExecutor for SyntheticExecutor {
             let task = tasks.remove(index).expect("it was found there");
             let reason =
                 "the synthetic engine has no probabilities: request no logprobs, and coupled acceptance";
-            return Ok(vec![(task, ReplyBody::Refused { reason: reason.to_owned() })]);
+            return Ok(vec![(task, ReplyBody::Refused(Refusal::fault(reason)))]);
         }
         let shares = self.plan(tasks, prompt_rows);
         if shares.is_empty() {
