@@ -2,8 +2,8 @@
 //! (see `emulator.hpp`), so that every test run executes them without a GPU. Slow: meant for test shapes.
 
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libloading::{Library, Symbol};
 
@@ -36,8 +36,11 @@ pub(crate) struct Emulator {
     multiplies_panels: bool,
 }
 
-/// Serialises launches: blocks run on the calling thread, but the library's state is global to the process.
-static LAUNCH_LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+/// Lets one thread at a time use the library, whose state is global to the process. Blocks run on that thread.
+fn library_turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Memory followed by a protected page: an access past its end (rounded up to 16 bytes) ends the process.
 pub(crate) struct HostMemory {
@@ -92,7 +95,7 @@ impl Emulator {
     /// Sets the order in which threads and blocks run from now on, chosen by `seed`.
     pub(crate) fn order(&self, seed: u64) {
         let order: Symbol<'_, unsafe extern "C" fn(u64)> = self.symbol("emulator_order");
-        let _guard = LAUNCH_LOCK.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _turn = library_turn();
         // SAFETY: the signature that the shim declares; no kernel runs while the lock is held.
         unsafe { order(seed) }
     }
@@ -142,7 +145,7 @@ impl Emulator {
             params.iter_mut().map(|param| std::ptr::from_mut(param).cast()).collect();
         let [x, y, z] = launch.grid;
         let shape = [x, y, z, launch.threads, launch.shared_bytes, launch.cluster];
-        let _guard = LAUNCH_LOCK.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _turn = library_turn();
         // SAFETY: the parameters are the kernel's by the contract of `launch`, and its memory is still
         // allocated by that of `flush`.
         unsafe { run(*entry, shape.as_ptr(), pointers.as_mut_ptr()) }
@@ -184,6 +187,7 @@ impl DeviceMemory for HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
+        let _turn = library_turn();
         // SAFETY: allocated by the same library with this size, and dropped once.
         unsafe { (self.free)(self.address.cast(), self.bytes) }
     }
@@ -200,6 +204,7 @@ impl Executor for Emulator {
         let bytes = bytes.max(16);
         let alloc: Symbol<'_, unsafe extern "C" fn(usize) -> *mut c_void> = self.symbol("emulator_alloc");
         let free: Symbol<'_, unsafe extern "C" fn(*mut c_void, usize)> = self.symbol("emulator_free");
+        let _turn = library_turn();
         // SAFETY: accepts any size.
         let address = unsafe { alloc(bytes) };
         assert!(!address.is_null(), "the host has memory for a test");

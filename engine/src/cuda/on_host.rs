@@ -49,7 +49,8 @@ pub(super) fn kernels() -> String {
 
 /// Builds a library with file name `file` in a separate folder, once for each `text` and check.
 pub(super) fn build(text: &str, file: &str, check: Check) -> Result<PathBuf, String> {
-    let digest = Sha256::new().chain_update(text).chain_update([u8::from(check == Check::Races)]).finalize();
+    let settings = [check == Check::Races, has_avx2()].map(u8::from);
+    let digest = Sha256::new().chain_update(text).chain_update(settings).finalize();
     let id: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let dir = std::env::temp_dir().join("outrider-kernels").join(id);
     let library = dir.join(file);
@@ -63,6 +64,8 @@ pub(super) fn build(text: &str, file: &str, check: Check) -> Result<PathBuf, Str
     }
     let [source, object, built] = ["kernels.cpp", "kernels.o", "built"].map(|name| dir.join(name));
     std::fs::write(&source, text).map_err(failed)?;
+    // Without contraction no bit depends on the instruction set.
+    let registers: &[&str] = if has_avx2() { &["-mavx2"] } else { &[] };
     let flags = [
         "-std=c++17",
         "-O2",
@@ -76,13 +79,22 @@ pub(super) fn build(text: &str, file: &str, check: Check) -> Result<PathBuf, Str
     // The shim implements the calls that the sanitizer adds to kernels; the sanitizer's own library is not
     // linked.
     let races: &[&str] = if check == Check::Races { &["-fsanitize=thread", "-DCHECK_RACES"] } else { &[] };
-    run_compiler(Command::new("c++").args(flags).args(races).arg("-o").args([&object, &source]))?;
+    run_compiler(
+        Command::new("c++").args(flags).args(registers).args(races).arg("-o").args([&object, &source]),
+    )?;
     run_compiler(Command::new("c++").arg("-shared").arg("-o").args([&built, &object]))?;
     std::fs::remove_file(&source).map_err(failed)?;
     std::fs::remove_file(&object).map_err(failed)?;
     // Only a complete library has the name that others look for.
     std::fs::rename(&built, &library).map_err(failed)?;
     Ok(library)
+}
+
+fn has_avx2() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("avx2");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 fn run_compiler(command: &mut Command) -> Result<(), String> {

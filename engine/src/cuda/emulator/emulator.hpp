@@ -1,7 +1,8 @@
 // Runs the kernels' own sources on the host. Every thread of a block is a fiber; at a barrier a fiber waits
-// for the others. Blocks run one after another, those of a cluster together; threads between barriers, and
-// blocks of a grid, run in random order. Slow and exact: it tests indices, barriers, bounds and arithmetic, but neither speed nor the
-// rounding inside a tensor-core instruction (here products are summed in f64 and rounded once).
+// for the others. Blocks run one after another, those of a cluster together. Blocks of a grid, warps, and the
+// lanes of a warp between two barriers run in random order. Slow and exact: it tests indices, barriers, bounds
+// and arithmetic, but neither speed nor the rounding inside a tensor-core instruction (here products are summed
+// in f64 and rounded once).
 //
 // Built with CHECK_RACES and -fsanitize=thread it also records, for every byte, which thread of which block
 // read and wrote it since the last barrier (races.hpp).
@@ -20,9 +21,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <sys/mman.h>
+#include <type_traits>
 #include <ucontext.h>
 #include <utility>
 
@@ -30,8 +31,11 @@
 #ifdef CHECK_RACES
 // Marks functions that are not part of a kernel: the sanitizer does not instrument their accesses.
 #define EMULATOR_ONLY __attribute__((no_sanitize("thread"), noinline))
+// The same for small functions that only such functions call.
+#define EMULATOR_INLINE __attribute__((no_sanitize("thread"), always_inline)) inline
 #else
 #define EMULATOR_ONLY
+#define EMULATOR_INLINE inline
 #endif
 // Marks functions that switch fibers: other code runs before they return, so callers must not assume that
 // they preserve registers.
@@ -70,6 +74,7 @@ constexpr uint32_t MAX_CLUSTER = 4;
 // Of all blocks of a cluster.
 constexpr uint32_t MAX_THREADS = MAX_CLUSTER * 384;
 constexpr size_t STACK_BYTES = 64 << 10;
+constexpr uint32_t MOST_TURNS_OF_A_WARP = 16;
 
 // Saved context of a fiber or of the scheduler: the buffer of GCC's and Clang's __builtin_setjmp. The C
 // library's setjmp checks more on each jump.
@@ -82,8 +87,16 @@ struct Barrier {
 
 static Barrier cluster_barrier, block_barriers[MAX_CLUSTER], warp_barriers[MAX_THREADS / 32];
 static SavedContext scheduler, fibers[MAX_THREADS];
-// A fiber is created once per process, and runs one thread of each block after another.
-static bool created[MAX_THREADS], done[MAX_THREADS];
+// A fiber is created once per process, and runs one thread of each cluster after another.
+static uint32_t num_created, num_fibers;
+static bool done[MAX_THREADS];
+constexpr uint32_t NO_FIBER = ~0u;
+// The turn of a warp: the order of its lanes, how many ran, how many of these returned, and whether one looked
+// for something that no barrier announces and did not find it.
+static struct {
+  uint32_t warp, first_lane, step, lanes_tried, ran, returned;
+  bool is_polling;
+} turn;
 // The barrier that a fiber waits for, and the generation that must end first.
 static Barrier* awaited[MAX_THREADS];
 static uint32_t awaited_generation[MAX_THREADS];
@@ -132,10 +145,8 @@ EMULATOR_ONLY static uint32_t random_below(uint32_t end) {
 namespace emulator {
 // Allocated memory: start addresses and sizes in bytes.
 static std::map<uintptr_t, size_t>& regions = *new std::map<uintptr_t, size_t>;
-static std::mutex regions_turn;
 EMULATOR_ONLY static bool is_stack(uintptr_t at) { return at >= (uintptr_t)stacks && at < (uintptr_t)stacks + sizeof(stacks); }
 EMULATOR_ONLY static bool is_device_memory(uintptr_t page) {
-  std::lock_guard<std::mutex> guard(regions_turn);
   // An allocation ends at a page boundary.
   auto next = regions.upper_bound(page + 4095);
   if (next == regions.begin()) return false;
@@ -146,7 +157,6 @@ EMULATOR_ONLY static bool is_device_memory(uintptr_t page) {
   return page < next->first + next->second;
 }
 EMULATOR_ONLY static void note_region(uintptr_t at, size_t bytes) {
-  std::lock_guard<std::mutex> guard(regions_turn);
   ++regions_changed;
   if (bytes) {
     regions[at] = bytes;
@@ -221,9 +231,36 @@ EMULATOR_ONLY static inline void finish_groups(uint32_t left) {
 // A separate function, because a longjmp must not be in the function that called setjmp.
 EMULATOR_ONLY SWITCHES __attribute__((noreturn)) static void jump(SavedContext& to) { __builtin_longjmp(to, 1); }
 
-// Switches to the scheduler; returns when this fiber is resumed.
+EMULATOR_ONLY static bool is_waiting(uint32_t fiber) {
+  return awaited[fiber] && awaited[fiber]->generation == awaited_generation[fiber];
+}
+
+// The next lane of the warp's turn that waits for nothing, or NO_FIBER.
+EMULATOR_ONLY static uint32_t next_lane() {
+  while (turn.lanes_tried < 32) {
+    const uint32_t fiber = turn.warp * 32 + (turn.first_lane + turn.lanes_tried++ * turn.step) % 32;
+    if (fiber < num_fibers && !done[fiber] && !is_waiting(fiber)) return fiber;
+  }
+  return NO_FIBER;
+}
+
+// Makes `fiber` the one that runs.
+EMULATOR_ONLY static void enter(uint32_t fiber) {
+  current = fiber;
+  ++turn.ran;
+  threadIdx = {fiber - ranks[fiber] * block_threads, 0, 0};
+  blockIdx = places[ranks[fiber]];
+  note_turn(cluster_first + ranks[fiber], ranks[fiber]);
+  awaited[fiber] = nullptr;
+}
+
+// Switches to the next lane of the warp, or to the scheduler; returns when this fiber is resumed.
 EMULATOR_ONLY SWITCHES static void yield() {
-  if (!__builtin_setjmp(fibers[current])) jump(scheduler);
+  if (__builtin_setjmp(fibers[current])) return;
+  const uint32_t next = next_lane();
+  if (next == NO_FIBER) jump(scheduler);
+  enter(next);
+  jump(fibers[next]);
 }
 
 EMULATOR_ONLY static inline void release_if_full(Barrier& barrier) {
@@ -251,72 +288,78 @@ EMULATOR_ONLY static inline uint32_t lane() { return current % 32; }
 EMULATOR_ONLY static inline uint32_t warp() { return current / 32; }
 EMULATOR_ONLY static inline uint32_t rank() { return ranks[current]; }
 
+// The place where a fiber waits for its first thread.
+EMULATOR_ONLY SWITCHES static void stand_by() {
+  if (!__builtin_setjmp(fibers[current])) jump(scheduler);
+}
+
 // Main function of a fiber, on the fiber's stack; never returns. Each iteration runs one thread of one block.
 EMULATOR_ONLY static void fiber_main() {
-  for (;;) {
+  for (stand_by();; yield()) {
     body(body_params);
     // Copies that the thread did not wait for never arrive.
     Copies& mine = copies[current];
     mine.first = mine.under_way = mine.first_group = mine.groups = mine.sizes[0] = 0;
     done[current] = true;
+    ++turn.returned;
     for (Barrier* barrier : {&cluster_barrier, &block_barriers[rank()], &warp_barriers[warp()]}) {
       --barrier->expected;
       release_if_full(*barrier);
     }
-    yield();
   }
 }
 
-// Runs a fiber until it waits at a barrier or its thread returns.
-EMULATOR_ONLY SWITCHES static void resume(uint32_t fiber) {
+EMULATOR_ONLY SWITCHES static void create(uint32_t fiber) {
   current = fiber;
-  threadIdx = {fiber - rank() * block_threads, 0, 0};
-  blockIdx = places[rank()];
-  note_turn(cluster_first + rank(), rank());
-  awaited[fiber] = nullptr;
   if (__builtin_setjmp(scheduler)) return;
-  if (created[current]) jump(fibers[current]);
-  created[current] = true;
   static ucontext_t context;
   getcontext(&context);
-  context.uc_stack.ss_sp = &stacks[current * STACK_BYTES];
+  context.uc_stack.ss_sp = &stacks[fiber * STACK_BYTES];
   // Stack tops a power of two apart would share few cache lines, so they are staggered.
-  context.uc_stack.ss_size = STACK_BYTES - current % 128 * 192;
+  context.uc_stack.ss_size = STACK_BYTES - fiber % 128 * 192;
   context.uc_link = nullptr;
   makecontext(&context, fiber_main, 0);
   setcontext(&context);
 }
 
-EMULATOR_ONLY static bool is_waiting(uint32_t fiber) {
-  return awaited[fiber] && awaited[fiber]->generation == awaited_generation[fiber];
+// Runs the lanes of a warp that wait for nothing, in random order, until each waits or has returned: a lane
+// hands over to the next. Returns whether the warp may get further if it runs again.
+EMULATOR_ONLY SWITCHES static bool run_warp(uint32_t warp) {
+  turn = {warp, random_below(32), 2 * random_below(16) + 1, 0, 0, 0, false};
+  const uint32_t first = next_lane();
+  if (first == NO_FIBER) return false;
+  if (__builtin_setjmp(scheduler)) return !turn.is_polling;
+  enter(first);
+  jump(fibers[first]);
 }
 
 EMULATOR_ONLY static void run_cluster(uint32_t blocks) {
-  const uint32_t threads = blocks * block_threads;
+  const uint32_t threads = blocks * block_threads, warps = (threads + 31) / 32;
+  for (; num_created < threads; ++num_created) create(num_created);
+  num_fibers = threads;
   cluster_barrier = {threads, 0, 0};
   for (uint32_t rank = 0; rank < blocks; ++rank) {
     block_barriers[rank] = {block_threads, 0, 0};
     const uint32_t block = cluster_first + rank;
     places[rank] = {block % gridDim.x, block / gridDim.x % gridDim.y, block / gridDim.x / gridDim.y};
   }
-  for (uint32_t w = 0; w < (threads + 31) / 32; ++w) {
+  static uint32_t order_of_warps[MAX_THREADS / 32];
+  for (uint32_t w = 0; w < warps; ++w) {
     warp_barriers[w] = {threads - w * 32 < 32 ? threads - w * 32 : 32, 0, 0};
+    order_of_warps[w] = w;
   }
-  static uint32_t turns[MAX_THREADS];
   for (uint32_t i = 0; i < threads; ++i) {
     done[i] = false;
     awaited[i] = nullptr;
-    turns[i] = i;
     ranks[i] = (uint8_t)(i / block_threads);
   }
   uint32_t held_block = 0, held_turns = 0;
   for (uint32_t left = threads; left > 0;) {
-    // Fibers that are not waiting run in random order.
-    for (uint32_t i = threads - 1; i > 0; --i) {
+    for (uint32_t i = warps - 1; i > 0; --i) {
       // Not std::swap, whose accesses would count as the thread's.
-      const uint32_t other = random_below(i + 1), kept = turns[i];
-      turns[i] = turns[other];
-      turns[other] = kept;
+      const uint32_t other = random_below(i + 1), kept = order_of_warps[i];
+      order_of_warps[i] = order_of_warps[other];
+      order_of_warps[other] = kept;
     }
     // Now and then a block of a cluster stands still for a while, and the others go on.
     if (blocks > 1 && held_turns == 0 && random_below(16) == 0) {
@@ -324,12 +367,17 @@ EMULATOR_ONLY static void run_cluster(uint32_t blocks) {
       held_turns = random_below(64);
     }
     bool resumed = false;
-    for (uint32_t turn = 0; turn < threads; ++turn) {
-      const uint32_t i = turns[turn];
-      if (done[i] || is_waiting(i) || (held_turns > 0 && ranks[i] == held_block)) continue;
-      resumed = true;
-      resume(i);
-      if (done[i]) --left;
+    for (uint32_t i = 0; i < warps; ++i) {
+      const uint32_t w = order_of_warps[i];
+      if (held_turns > 0 && ranks[w * 32] == held_block) continue;
+      // A warp gets ahead of the others by a random number of its barriers: the stacks of all warps together
+      // would not fit in the first-level cache.
+      bool goes_on = true;
+      for (uint32_t again = 1 + random_below(MOST_TURNS_OF_A_WARP); goes_on && again > 0; --again) {
+        goes_on = run_warp(w);
+        resumed |= turn.ran > 0;
+        left -= turn.returned;
+      }
     }
     if (held_turns > 0) {
       held_turns = resumed ? held_turns - 1 : 0;
@@ -373,57 +421,69 @@ EMULATOR_ONLY static inline void read_matrices(uint32_t (&to)[4], const void* ro
   wait(warp_barriers[warp()]);
 }
 
-static inline double bf16_half(uint32_t word, uint32_t half) {
-  const uint32_t bits = (half ? word >> 16 : word & 0xffffu) << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
+// Number `part` of a word, as it is summed: a bf16 as f64, an int8 as i32.
+template <typename Sum>
+EMULATOR_INLINE static Sum number(uint32_t word, uint32_t part) {
+  if constexpr (std::is_same<Sum, double>::value) {
+    const uint32_t bits = (part ? word >> 16 : word & 0xffffu) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+  } else {
+    return (int8_t)(word >> (8 * part));
+  }
 }
 
-static inline int32_t int8_quarter(uint32_t word, uint32_t quarter) { return (int8_t)(word >> (8 * quarter)); }
-
-// Operands and sums of a warp's `mma`.
-template <typename Sum, uint32_t K>
-struct alignas(16) Tile {
-  Sum a[16][K], b[K][8], d[16][8];
+// Operands and sums of a warp's `mma`, as lanes hold them: 8 words of a row of `a` and of a column of `b`.
+template <typename D>
+struct alignas(32) Tile {
+  uint32_t a[16][8], b[8][8];
+  D d[16][8];
 };
 
 // d += a b, in the order of K. Written so that the sums of a row stay in registers.
-template <typename Sum, uint32_t K>
-EMULATOR_ONLY static void multiply(Tile<Sum, K>& tile) {
-  typedef Sum Part __attribute__((vector_size(16)));
-  constexpr uint32_t PARTS = 8 * sizeof(Sum) / sizeof(Part);
+template <typename Sum, uint32_t PER_REGISTER, typename D>
+EMULATOR_ONLY static void multiply(Tile<D>& tile) {
+  typedef Sum Part __attribute__((vector_size(32)));
+  constexpr uint32_t LANES = sizeof(Part) / sizeof(Sum), PARTS = 8 / LANES, K = 8 * PER_REGISTER;
+  Part b[K][PARTS];
+  for (uint32_t k = 0; k < K; ++k) {
+    for (uint32_t n = 0; n < 8; ++n) b[k][n / LANES][n % LANES] = number<Sum>(tile.b[k / PER_REGISTER][n], k % PER_REGISTER);
+  }
   for (uint32_t row = 0; row < 16; ++row) {
-    Part* const d = (Part*)tile.d[row];
     Part sums[PARTS];
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < PARTS; ++i) sums[i] = d[i];
+#pragma GCC unroll 8
+    for (uint32_t n = 0; n < 8; ++n) sums[n / LANES][n % LANES] = (Sum)tile.d[row][n];
+#pragma GCC unroll 32
     for (uint32_t k = 0; k < K; ++k) {
-      const Part* const b = (const Part*)tile.b[k];
+      const Sum a = number<Sum>(tile.a[row][k / PER_REGISTER], k % PER_REGISTER);
 #pragma GCC unroll 4
-      for (uint32_t i = 0; i < PARTS; ++i) sums[i] += tile.a[row][k] * b[i];
+      for (uint32_t i = 0; i < PARTS; ++i) sums[i] += a * b[k][i];
     }
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < PARTS; ++i) d[i] = sums[i];
+#pragma GCC unroll 8
+    for (uint32_t n = 0; n < 8; ++n) tile.d[row][n] = (D)sums[n / LANES][n % LANES];
   }
 }
 
 // d[16 x 8] += a b, with PER_REGISTER numbers along K in each register; see prelude.cuh for the fragment
 // layout. The last lane that arrives multiplies for all.
-template <typename D, typename Sum, uint32_t PER_REGISTER, typename Get>
-EMULATOR_ONLY static inline void mma(D (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Get get) {
-  static Tile<Sum, 8 * PER_REGISTER> tiles[2][MAX_THREADS / 32];
-  Tile<Sum, 8 * PER_REGISTER>& tile = tiles[slot()][warp()];
+template <typename D, typename Sum, uint32_t PER_REGISTER>
+EMULATOR_ONLY static inline void mma(D (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  static Tile<D> tiles[2][MAX_THREADS / 32];
+  Tile<D>& tile = tiles[slot()][warp()];
   const uint32_t g = lane() / 4, t = lane() % 4;
-  for (uint32_t e = 0; e < PER_REGISTER; ++e) {
-    for (uint32_t i = 0; i < 4; ++i) tile.a[g + 8 * (i % 2)][(i / 2 * 4 + t) * PER_REGISTER + e] = (Sum)get(a[i], e);
-    for (uint32_t i = 0; i < 2; ++i) tile.b[(i * 4 + t) * PER_REGISTER + e][g] = (Sum)get(b[i], e);
+#pragma GCC unroll 4
+  for (uint32_t i = 0; i < 4; ++i) {
+    tile.a[g + 8 * (i % 2)][i / 2 * 4 + t] = a[i];
+    tile.d[g + 8 * (i / 2)][2 * t + i % 2] = d[i];
   }
-  for (uint32_t i = 0; i < 4; ++i) tile.d[g + 8 * (i / 2)][2 * t + i % 2] = (Sum)d[i];
+  tile.b[t][g] = b[0];
+  tile.b[4 + t][g] = b[1];
   Barrier& barrier = warp_barriers[warp()];
-  if (barrier.arrived + 1 == barrier.expected) multiply(tile);
+  if (barrier.arrived + 1 == barrier.expected) multiply<Sum, PER_REGISTER>(tile);
   wait(barrier);
-  for (uint32_t i = 0; i < 4; ++i) d[i] = (D)tile.d[g + 8 * (i / 2)][2 * t + i % 2];
+#pragma GCC unroll 4
+  for (uint32_t i = 0; i < 4; ++i) d[i] = tile.d[g + 8 * (i / 2)][2 * t + i % 2];
 }
 
 template <typename T>
@@ -496,10 +556,10 @@ static inline void cp_async_wait() {
 }
 #define DYNAMIC_SHARED(name) uint4* name = (uint4*)emulator::shared_of_blocks[emulator::rank()]
 static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  emulator::mma<float, double, 2>(d, a, b, [](uint32_t word, uint32_t half) { return emulator::bf16_half(word, half); });
+  emulator::mma<float, double, 2>(d, a, b);
 }
 static inline void mma_int8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  emulator::mma<int32_t, int32_t, 4>(d, a, b, [](uint32_t word, uint32_t quarter) { return emulator::int8_quarter(word, quarter); });
+  emulator::mma<int32_t, int32_t, 4>(d, a, b);
 }
 
 #include "warpgroup.hpp"

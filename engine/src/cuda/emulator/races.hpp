@@ -50,7 +50,7 @@ static uint32_t intervals[MAX_CLUSTER];
 static bool is_running = false;
 static char found[256];
 
-EMULATOR_ONLY static Page& page_of(uintptr_t at) {
+EMULATOR_INLINE static Page& page_of(uintptr_t at) {
   const uintptr_t number = at / PAGE;
   Page*& near_page = near_pages[number % NEAR];
   if (!near_page || near_page->number != number) {
@@ -74,7 +74,7 @@ EMULATOR_ONLY static void report(const char* what, uintptr_t at, const Access& o
                 (unsigned long)at, current, block, by, other.block);
 }
 
-EMULATOR_ONLY static bool conflicts(const Access& other, bool common) {
+EMULATOR_INLINE static bool conflicts(const Access& other, bool common) {
   if (other.launch != launch) return false;
   if (other.block != block) return common;
   return other.interval == intervals[rank] && other.thread != current;
@@ -86,8 +86,10 @@ EMULATOR_ONLY static void touch(void* address, size_t bytes, bool writes) {
   // Functions called from here are instrumented too.
   is_running = false;
   const Access now = {intervals[rank], launch, block, (uint16_t)current};
+  Page* of_page = &page_of(first);
   for (uintptr_t at = first; at < first + bytes; ++at) {
-    Page& page = page_of(at);
+    if (at % PAGE == 0) of_page = &page_of(at);
+    Page& page = *of_page;
     Byte& byte = page.bytes[at % PAGE];
     if (conflicts(byte.written, page.is_device_memory)) report(writes ? "two writes" : "a read beside a write", at, byte.written);
     const bool same_launch = byte.read.launch == launch;

@@ -66,48 +66,58 @@ EMULATOR_ONLY static inline void finish_bulk_copies(char* at) {
 EMULATOR_ONLY static bool is_phase_over(char* at, uint32_t parity) { return (uint32_t)(phases_at(at).bytes_and_phase & 1) != parity; }
 
 EMULATOR_ONLY static void wait_for_phase(char* at, uint32_t parity) {
-  for (uint32_t turn = 0; !is_phase_over(at, parity); ++turn) {
+  for (uint32_t tries = 0; !is_phase_over(at, parity); ++tries) {
     finish_bulk_copies(at);
     if (is_phase_over(at, parity)) return;
-    if (turn == MOST_FRUITLESS_TURNS) {
+    if (tries == MOST_FRUITLESS_TURNS) {
       std::fprintf(stderr, "emulator: a thread waits for a phase that is never complete\n");
       std::abort();
     }
+    turn.is_polling = true;
     yield();
   }
 }
 
-// Computes product `index` of this thread. Weights in registers are those of the four lanes of a channel.
-template <typename Sum, typename Acc, uint32_t PER_WORD, typename Get>
-EMULATOR_ONLY static void multiply_now(uint32_t index, Get get) {
+// Computes product `index` of this thread: rows by two channels, summed in the order of K. Weights in registers
+// are those of the four lanes of a channel.
+template <typename Acc, typename Sum, uint32_t PER_WORD>
+EMULATOR_ONLY static void multiply_now(uint32_t index) {
+  constexpr uint32_t K = 8 * PER_WORD;
+  typedef Sum Channels __attribute__((vector_size(2 * sizeof(Sum))));
   const PanelProduct& product = panel_products[current][index];
   const uint32_t thread = current % 128, g = thread % 32 / 4, t = thread % 4;
-  for (uint32_t i = 0; i < product.num_rows / 2; ++i) {
-    const uint32_t channel = thread / 32 * 16 + g + 8 * (i / 2 % 2), row = i / 4 * 8 + 2 * t + i % 2;
-    Acc& acc = ((Acc*)product.acc)[i];
-    Sum sum = acc;
-    for (uint32_t pair = 0; pair < 2; ++pair) {
-      for (uint32_t four = 0; four < 4; ++four) {
-        const uint32_t at = pair * 128 + four * 4;
-        uint32_t w, x;
-        if (product.weights) {
-          std::memcpy(&w, product.weights + channel / 8 * 1024 + channel % 8 * 16 + at, 4);
-        } else {
-          w = panel_products[current / 4 * 4 + four][index].of_lane[2 * pair + i / 2 % 2];
-        }
-        std::memcpy(&x, product.rows + row / 8 * 1024 + row % 8 * 16 + at, 4);
-        for (uint32_t part = 0; part < PER_WORD; ++part) sum += get(w, part) * get(x, part);
+  Channels weights[K];
+  for (uint32_t word = 0; word < 8; ++word) {
+    for (uint32_t c = 0; c < 2; ++c) {
+      const uint32_t channel = thread / 32 * 16 + g + 8 * c;
+      uint32_t w;
+      if (product.weights) {
+        std::memcpy(&w, product.weights + channel / 8 * 1024 + channel % 8 * 16 + word / 4 * 128 + word % 4 * 4, 4);
+      } else {
+        w = panel_products[current / 4 * 4 + word % 4][index].of_lane[word / 4 * 2 + c];
       }
+      for (uint32_t part = 0; part < PER_WORD; ++part) weights[word * PER_WORD + part][c] = number<Sum>(w, part);
     }
-    acc = (Acc)sum;
+  }
+  for (uint32_t i = 0; i < product.num_rows / 4; ++i) {
+    const uint32_t row = i / 2 * 8 + 2 * t + i % 2;
+    Acc* const acc = (Acc*)product.acc + i / 2 * 4 + i % 2;
+    Channels sums = {(Sum)acc[0], (Sum)acc[2]};
+    for (uint32_t word = 0; word < 8; ++word) {
+      uint32_t x;
+      std::memcpy(&x, product.rows + row / 8 * 1024 + row % 8 * 16 + word / 4 * 128 + word % 4 * 4, 4);
+      for (uint32_t part = 0; part < PER_WORD; ++part) sums += weights[word * PER_WORD + part] * number<Sum>(x, part);
+    }
+    acc[0] = (Acc)sums[0];
+    acc[2] = (Acc)sums[1];
   }
 }
 
 EMULATOR_ONLY static void multiply_now(uint32_t index) {
   if (panel_products[current][index].is_int8) {
-    multiply_now<int64_t, int32_t, 4>(index, int8_quarter);
+    multiply_now<int32_t, int32_t, 4>(index);
   } else {
-    multiply_now<double, float, 2>(index, bf16_half);
+    multiply_now<float, double, 2>(index);
   }
 }
 
