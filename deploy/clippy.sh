@@ -4,11 +4,14 @@
 # built already. `cargo doc` compiles the metadata of all dependencies once more, which takes minutes.
 set -euo pipefail
 
-# Tests are optimized less than what they call in other crates: the optimizer would take longer than they run.
+# Tests and examples are optimized less than what they call in other crates: the optimizer would take longer than
+# they run. The engine's unit tests wait for kernels, which are in another crate or compiled by c++.
 arguments=("$@")
-if [[ " $* " == *" --test "* ]]; then
+if [[ " $* " == *" --test "* || " $* " == *"/examples/"* ]]; then
   arguments=("${arguments[@]/#opt-level=1/opt-level=0}")
-  arguments=("${arguments[@]/#opt-level=3/opt-level=1}")
+  level=1
+  if [[ " $* " == *" --crate-name engine "* ]]; then level=0; fi
+  arguments=("${arguments[@]/#opt-level=3/opt-level=$level}")
 fi
 clippy-driver "${arguments[@]}"
 
