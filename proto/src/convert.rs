@@ -179,7 +179,7 @@ fn token_logprobs_from_wire(wire: Vec<v1::TokenLogprobs>) -> Vec<TokenLogprobs> 
 
 fn refusal_cause_to_wire(cause: RefusalCause) -> v1::RefusalCause {
     match cause {
-        RefusalCause::Fault => v1::RefusalCause::Unspecified,
+        RefusalCause::Failure => v1::RefusalCause::Unspecified,
         RefusalCause::Grammar => v1::RefusalCause::Grammar,
         RefusalCause::Capacity => v1::RefusalCause::Capacity,
     }
@@ -188,7 +188,7 @@ fn refusal_cause_to_wire(cause: RefusalCause) -> v1::RefusalCause {
 /// Causes that this version does not know count as failures.
 fn refusal_cause_from_wire(cause: v1::RefusalCause) -> RefusalCause {
     match cause {
-        v1::RefusalCause::Unspecified => RefusalCause::Fault,
+        v1::RefusalCause::Unspecified => RefusalCause::Failure,
         v1::RefusalCause::Grammar => RefusalCause::Grammar,
         v1::RefusalCause::Capacity => RefusalCause::Capacity,
     }

@@ -103,7 +103,7 @@ fn prompt_logprobs() -> impl Strategy<Value = Option<PromptLogprobs>> {
 
 fn refusal() -> impl Strategy<Value = Refusal> {
     let cause =
-        prop_oneof![Just(RefusalCause::Fault), Just(RefusalCause::Grammar), Just(RefusalCause::Capacity)];
+        prop_oneof![Just(RefusalCause::Failure), Just(RefusalCause::Grammar), Just(RefusalCause::Capacity)];
     (cause, ".{0,20}").prop_map(|(cause, reason)| Refusal { cause, reason })
 }
 

@@ -197,7 +197,7 @@ impl Worker {
                 Admission::NeedContext { cached_len, has_spec } => {
                     Some(ReplyBody::NeedContext { cached_len, has_spec })
                 }
-                Admission::Refused(reason) => Some(ReplyBody::Refused(Refusal::fault(reason))),
+                Admission::Refused(reason) => Some(ReplyBody::Refused(Refusal::failure(reason))),
             };
             sequence.cached = Some(cached);
             if let Some(body) = body {

@@ -187,7 +187,7 @@ pub struct Refusal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusalCause {
     /// A failure of the worker, or a malformed step.
-    Fault,
+    Failure,
     /// The sequence's grammar, which no worker can apply there.
     Grammar,
     /// The sequence is too large for this worker, or the worker has too many sequences.
@@ -196,8 +196,8 @@ pub enum RefusalCause {
 
 impl Refusal {
     /// Creates a refusal because of a failure or a malformed step.
-    pub fn fault(reason: impl Into<String>) -> Self {
-        Self { cause: RefusalCause::Fault, reason: reason.into() }
+    pub fn failure(reason: impl Into<String>) -> Self {
+        Self { cause: RefusalCause::Failure, reason: reason.into() }
     }
 }
 

@@ -39,7 +39,7 @@ pub fn refuse(
         .map(|mut task| {
             task.cached.truncate(0);
             executor.truncate(task.slot, 0);
-            (task, ReplyBody::Refused(Refusal::fault(&reason)))
+            (task, ReplyBody::Refused(Refusal::failure(&reason)))
         })
         .collect()
 }

@@ -177,7 +177,7 @@ impl Inner {
             match step_from_wire(step, self.facts.role) {
                 Ok(step) => steps.push(SentStep { step, span_id }),
                 Err(error) => {
-                    let body = ReplyBody::Refused(Refusal::fault(error.to_string()));
+                    let body = ReplyBody::Refused(Refusal::failure(error.to_string()));
                     refused.push(reply_to_wire(&Reply {
                         sequence_id,
                         epoch,

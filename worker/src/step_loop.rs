@@ -6,6 +6,8 @@
 //! go through the gRPC service; between short forwards this thread drives the service's runtime itself
 //! ([`crate::reactor`]).
 
+#[cfg(test)]
+mod bench;
 mod forward;
 mod kv_blocks;
 #[cfg(test)]
@@ -387,7 +389,7 @@ impl<M: StepExecutor> StepLoop<M> {
                 (StepOutcome::NeedContext, Some(ReplyBody::NeedContext { cached_len, has_spec }))
             }
             Admission::Refused(reason) => {
-                (StepOutcome::Refused, Some(ReplyBody::Refused(Refusal::fault(reason))))
+                (StepOutcome::Refused, Some(ReplyBody::Refused(Refusal::failure(reason))))
             }
         };
         entry.cached = Some(cached);

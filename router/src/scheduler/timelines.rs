@@ -343,7 +343,7 @@ mod tests {
         let replies = [STEPS_MAX as u64 + 1, 3]
             .map(|seq| reply(1, seq, ReplyBody::Fed { cached_len: 3, prompt_logprobs: None }));
         recorder.record_replies(3 * MS, &StepTiming::default(), &replies);
-        let unrecorded = reply(9, 1, ReplyBody::Refused(Refusal::fault("no")));
+        let unrecorded = reply(9, 1, ReplyBody::Refused(Refusal::failure("no")));
         recorder.record_replies(3 * MS, &StepTiming::default(), &[unrecorded]);
         recorder.finish(4 * MS, SequenceId(1), "failed");
         let timeline = timelines.latest().remove(0);

@@ -273,7 +273,7 @@ impl World {
             let (cause, reason) = match () {
                 () if line.has("no_mask") => (RefusalCause::Grammar, "no mask"),
                 () if line.has("too_large") => (RefusalCause::Capacity, "too large"),
-                () => (RefusalCause::Fault, "no"),
+                () => (RefusalCause::Failure, "no"),
             };
             ReplyBody::Refused(Refusal { cause, reason: reason.to_owned() })
         };

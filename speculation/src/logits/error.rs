@@ -60,8 +60,29 @@ impl From<DrawError> for Refusal {
             DrawError::NothingAllowed { .. }
             | DrawError::NotANumber { .. }
             | DrawError::BadDraft { .. }
-            | DrawError::WrongShape { .. } => RefusalCause::Fault,
+            | DrawError::WrongShape { .. } => RefusalCause::Failure,
         };
         Self { cause, reason: error.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_missing_mask_is_refused_because_of_the_grammar() {
+        let reason = "no".to_owned();
+        let errors = [
+            (DrawError::NoMask { position: 3, reason: reason.clone() }, RefusalCause::Grammar),
+            (DrawError::NothingAllowed { position: 3 }, RefusalCause::Failure),
+            (DrawError::NotANumber { position: 3, token_id: 1 }, RefusalCause::Failure),
+            (DrawError::BadDraft { position: 3, reason }, RefusalCause::Failure),
+            (DrawError::WrongShape { position: 3, expected: 8, got: 4 }, RefusalCause::Failure),
+        ];
+        for (error, cause) in errors {
+            let words = error.to_string();
+            assert_eq!(Refusal::from(error), Refusal { cause, reason: words });
+        }
     }
 }

@@ -102,7 +102,7 @@ impl TargetFault {
     /// Whether the target failed. Otherwise the sequence's grammar or its size is the cause.
     pub fn is_failure(&self) -> bool {
         match self {
-            Self::Refused(refusal) => refusal.cause == RefusalCause::Fault,
+            Self::Refused(refusal) => refusal.cause == RefusalCause::Failure,
             Self::ProtocolViolation | Self::Unanswered => true,
         }
     }

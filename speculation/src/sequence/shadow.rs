@@ -285,7 +285,7 @@ mod tests {
 
         for (answer, fault) in [
             (proposes as fn(&Step, &[TokenId]) -> Reply, ShadowFault::ProtocolViolation),
-            (|step, _| Reply::to(step, ReplyBody::Refused(Refusal::fault("no"))), ShadowFault::Refused),
+            (|step, _| Reply::to(step, ReplyBody::Refused(Refusal::failure("no"))), ShadowFault::Refused),
             (|step, _| fed(step), ShadowFault::ProtocolViolation),
         ] {
             let mut shadow = Shadow::new(&sequence);

@@ -140,7 +140,7 @@ impl<D: RoleLogic> ModelExecutor<D> {
         match self.truncate_kv(task, keep) {
             Ok(()) => Some(body),
             Err(error) if error.is_fatal() => panic!("{error}"),
-            Err(error) => Some(self.refuse(task, Refusal::fault(error.to_string()))),
+            Err(error) => Some(self.refuse(task, Refusal::failure(error.to_string()))),
         }
     }
 

@@ -189,7 +189,7 @@ impl StepExecutor for SyntheticExecutor {
             let task = tasks.remove(index).expect("it was found there");
             let reason =
                 "the synthetic engine has no probabilities: request no logprobs, and coupled acceptance";
-            return Ok(vec![(task, ReplyBody::Refused(Refusal::fault(reason)))]);
+            return Ok(vec![(task, ReplyBody::Refused(Refusal::failure(reason)))]);
         }
         let shares = self.plan(tasks, prompt_rows);
         if shares.is_empty() {
