@@ -68,8 +68,6 @@ struct State {
     /// known yet.
     waiting: BTreeMap<u64, WaitingRequest>,
     order: FairQueue<u64, (), u64>,
-    /// Number of waiting requests by key.
-    num_waiting_by_key: BTreeMap<u64, usize>,
     /// Number assigned to the next waiting request.
     next_number: u64,
     waits: WaitStats,
@@ -80,7 +78,6 @@ struct WaitingRequest {
     num_sequences: u32,
     priority: u8,
     since: Duration,
-    key: u64,
     permit_tx: oneshot::Sender<Permit>,
 }
 
@@ -98,7 +95,6 @@ impl Admission {
             available: limits.max_sequences,
             waiting: BTreeMap::new(),
             order: FairQueue::default(),
-            num_waiting_by_key: BTreeMap::new(),
             next_number: 0,
             waits: WaitStats::default(),
         };
@@ -130,14 +126,13 @@ impl Admission {
             if state.waiting.len() >= self.limits.max_waiting_requests && !state.evict_for(key) {
                 return Err(RouterError::Overloaded { what: QUEUE });
             }
-            *state.num_waiting_by_key.entry(key).or_default() += 1;
             let number = state.next_number;
             state.next_number += 1;
             let cost = f64::from(num_sequences);
             let since = self.gate.started_at.elapsed();
             let ticket = Ticket { priority, weight: 1.0, cost, arrived: since, since };
             state.order.push(key, (), ticket, number);
-            state.waiting.insert(number, WaitingRequest { num_sequences, priority, since, key, permit_tx });
+            state.waiting.insert(number, WaitingRequest { num_sequences, priority, since, permit_tx });
             QueueSlot { gate: &self.gate, number }
         };
         // It may go before a larger one that waits for more capacity than is free.
@@ -162,27 +157,17 @@ impl Admission {
 }
 
 impl State {
-    /// Evicts the newest request of the key with the most waiting requests, if `key` would still have fewer.
-    /// So no key can keep others out of the queue.
+    /// Makes room for a request of `key`, if another key has more of them. So no key can keep others out of the
+    /// queue. Returns whether there is room.
     fn evict_for(&mut self, key: u64) -> bool {
-        let own_count = self.num_waiting_by_key.get(&key).copied().unwrap_or(0);
-        let busiest = self.num_waiting_by_key.iter().max_by_key(|(_, count)| **count);
-        let Some((&busiest, _)) = busiest.filter(|(_, count)| **count > own_count + 1) else { return false };
         // Dropping it tells the waiting future.
-        self.order.newest(busiest).and_then(|number| self.remove(number)).is_some()
+        self.order.newest_of_busiest(key).and_then(|number| self.remove(number)).is_some()
     }
 
     /// Removes a request if it still waits.
     fn remove(&mut self, number: u64) -> Option<WaitingRequest> {
         self.order.remove(number);
-        let waiting = self.waiting.remove(&number)?;
-        if let Some(count) = self.num_waiting_by_key.get_mut(&waiting.key) {
-            *count -= 1;
-            if *count == 0 {
-                self.num_waiting_by_key.remove(&waiting.key);
-            }
-        }
-        Some(waiting)
+        self.waiting.remove(&number)
     }
 }
 

@@ -1,11 +1,12 @@
 //! [`TokenizePool`]: dedicated threads for rendering chat templates and tokenizing, which take milliseconds
 //! on long prompts and would block other requests on the async runtime, and others for checking grammars.
-//! Their queues are bounded.
+//! Their queues are bounded and fair between API keys.
 
 mod chat;
+mod jobs;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{fmt, io, thread};
 
@@ -22,6 +23,8 @@ use crate::metrics::GaugeGuard;
 use crate::task_type::classify;
 use text::{ConversationMessage, Framing, ModelText};
 
+use self::jobs::{Job, JobQueue};
+
 /// Maximum number of queued jobs.
 pub const TOKENIZE_QUEUE_MAX: usize = 1_024;
 
@@ -33,8 +36,6 @@ const GRAMMAR_THREADS: usize = 2;
 
 /// Stack of a thread for prompts, in bytes: the default of the standard library.
 const TOKENIZE_STACK_BYTES: usize = 2 << 20;
-
-type Job = Box<dyn FnOnce() + Send>;
 
 /// Prompt of a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -188,11 +189,21 @@ fn task_type_text(messages: &[ConversationMessage]) -> String {
 /// The tokenizer threads.
 #[derive(Clone)]
 pub struct TokenizePool {
-    jobs: SyncSender<Job>,
-    /// Grammars to check, which takes up to seconds: on other threads, so that it delays no prompt.
-    grammars: SyncSender<Job>,
+    prompts: Threads,
+    /// Check grammars, which takes up to seconds: on other threads, so that it delays no prompt.
+    grammars: Threads,
     /// Number of queued jobs.
     queue: Gauge,
+}
+
+/// Threads and the queue of their jobs. The threads end with the last handle.
+#[derive(Clone)]
+struct Threads {
+    jobs: Arc<JobQueue>,
+    /// Wakes a thread. There are at least as many messages as queued jobs.
+    wake: Sender<()>,
+    /// Name of the queue in errors.
+    what: &'static str,
 }
 
 impl fmt::Debug for TokenizePool {
@@ -205,52 +216,66 @@ impl TokenizePool {
     /// Starts `num_threads` threads for prompts and [`GRAMMAR_THREADS`], which end when the last handle is
     /// dropped.
     pub fn start(num_threads: usize, lifetime: &Lifetime, queue: Gauge) -> io::Result<Self> {
-        let start = |num_threads: usize, queue_max, name: &'static str, stack_bytes| {
-            let (jobs, receiver) = sync_channel(queue_max);
-            let receiver = Arc::new(Mutex::new(receiver));
+        let start = |num_threads, max_jobs, name: &'static str, stack_bytes, what| {
+            let jobs = Arc::new(JobQueue::new(max_jobs));
+            let (wake, woken) = channel();
+            let woken = Arc::new(Mutex::new(woken));
             for thread_idx in 0..num_threads {
-                let receiver = Arc::clone(&receiver);
+                let (jobs, woken) = (Arc::clone(&jobs), Arc::clone(&woken));
                 let guard = lifetime.thread(name);
                 let thread = thread::Builder::new().name(format!("{name}-{thread_idx}"));
                 thread.stack_size(stack_bytes).spawn(move || {
                     let _guard = guard;
-                    while let Some(job) = next_job(&receiver) {
-                        job();
+                    while wait(&woken) {
+                        // A job that gave way to another leaves a message without a job.
+                        if let Some(job) = jobs.pop() {
+                            job();
+                        }
                     }
                 })?;
             }
-            Ok::<_, io::Error>(jobs)
+            Ok::<_, io::Error>(Threads { jobs, wake, what })
         };
-        Ok(Self {
-            jobs: start(num_threads.max(1), TOKENIZE_QUEUE_MAX, "tokenize", TOKENIZE_STACK_BYTES)?,
-            grammars: start(GRAMMAR_THREADS, GRAMMAR_QUEUE_MAX, "check-grammar", grammar::STACK_BYTES)?,
-            queue,
-        })
+        let prompts = start(
+            num_threads.max(1),
+            TOKENIZE_QUEUE_MAX,
+            "tokenize",
+            TOKENIZE_STACK_BYTES,
+            "the tokenizer's queue",
+        )?;
+        let grammars = start(
+            GRAMMAR_THREADS,
+            GRAMMAR_QUEUE_MAX,
+            "check-grammar",
+            grammar::STACK_BYTES,
+            "the queue of grammars to check",
+        )?;
+        Ok(Self { prompts, grammars, queue })
     }
 
-    /// Runs `job` on one of the threads. A panic fails only this call.
+    /// Runs `job` on one of the threads, in the turn of API key `key`. A panic fails only this call.
     ///
-    /// Cancel safety: if the future is dropped the job still runs, and its result is discarded.
-    pub async fn run<T, F>(&self, job: F) -> Result<T, RouterError>
+    /// Cancel safety: if the future is dropped while the job runs, its result is discarded.
+    pub async fn run<T, F>(&self, key: u64, job: F) -> Result<T, RouterError>
     where
         T: Send + 'static,
         F: FnOnce() -> Result<T, RouterError> + Send + 'static,
     {
-        self.run_on(&self.jobs, "the tokenizer's queue", job).await
+        self.run_on(&self.prompts, key, job).await
     }
 
     /// Runs the check of a grammar on a thread with the stack that this needs. Other clients' prompts do not
     /// wait for it, only their grammars.
     ///
     /// Cancel safety: as of [`Self::run`].
-    pub async fn check_grammar<F>(&self, check: F) -> Result<(), RouterError>
+    pub async fn check_grammar<F>(&self, key: u64, check: F) -> Result<(), RouterError>
     where
         F: FnOnce() -> Result<(), RouterError> + Send + 'static,
     {
-        self.run_on(&self.grammars, "the queue of grammars to check", check).await
+        self.run_on(&self.grammars, key, check).await
     }
 
-    async fn run_on<T, F>(&self, jobs: &SyncSender<Job>, what: &'static str, job: F) -> Result<T, RouterError>
+    async fn run_on<T, F>(&self, threads: &Threads, key: u64, job: F) -> Result<T, RouterError>
     where
         T: Send + 'static,
         F: FnOnce() -> Result<T, RouterError> + Send + 'static,
@@ -269,18 +294,19 @@ impl TokenizePool {
                 tracing::debug!("the client disconnected while its prompt was tokenized");
             }
         });
-        jobs.try_send(job).map_err(|error| match error {
-            TrySendError::Full(_) => RouterError::Overloaded { what },
-            TrySendError::Disconnected(_) => RouterError::Draining,
-        })?;
-        result.await.unwrap_or(Err(RouterError::Draining))
+        let overloaded = RouterError::Overloaded { what: threads.what };
+        if threads.jobs.push(key, job).is_err() || threads.wake.send(()).is_err() {
+            return Err(overloaded);
+        }
+        // A dropped job gave way to one of another key.
+        result.await.unwrap_or(Err(overloaded))
     }
 }
 
-/// Waits for a job; `None` once all handles are dropped.
-fn next_job(receiver: &Mutex<Receiver<Job>>) -> Option<Job> {
+/// Waits for a message; false once all handles are dropped.
+fn wait(woken: &Mutex<Receiver<()>>) -> bool {
     // Poisoned means that another thread panicked between two jobs; the receiver is still valid.
-    receiver.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+    woken.lock().unwrap_or_else(PoisonError::into_inner).recv().is_ok()
 }
 
 #[cfg(test)]
@@ -302,43 +328,55 @@ mod tests {
     #[tokio::test]
     async fn a_panic_fails_one_job_and_the_pool_keeps_running() {
         let pool = TokenizePool::start(1, &Lifetime::new(), Gauge::default()).unwrap();
-        let broken: Result<(), _> = pool.run(|| panic!("a tokenizer with a bug")).await;
+        let broken: Result<(), _> = pool.run(1, || panic!("a tokenizer with a bug")).await;
         assert!(matches!(broken, Err(RouterError::Internal(_))));
-        assert_eq!(pool.run(|| Ok(7)).await, Ok(7));
+        assert_eq!(pool.run(1, || Ok(7)).await, Ok(7));
+    }
+
+    /// Occupies all threads until the sender is dropped.
+    fn block(threads: &Threads, num_threads: usize) -> Sender<()> {
+        let (release, blocked) = channel::<()>();
+        let blocked = Arc::new(Mutex::new(blocked));
+        let (started, running) = channel();
+        for _ in 0..num_threads {
+            let (blocked, started) = (Arc::clone(&blocked), started.clone());
+            let job = move || {
+                started.send(()).unwrap();
+                assert!(blocked.lock().unwrap().recv().is_err(), "it waits until the end");
+            };
+            threads.jobs.push(0, Box::new(job)).unwrap();
+            threads.wake.send(()).unwrap();
+        }
+        (0..num_threads).for_each(|_| running.recv().unwrap());
+        release
     }
 
     #[tokio::test]
-    async fn a_full_queue_refuses_immediately() {
-        let pool = TokenizePool::start(1, &Lifetime::new(), Gauge::default()).unwrap();
-        let (release, blocked) = std::sync::mpsc::channel::<()>();
-        let (started, running) = std::sync::mpsc::channel::<()>();
-        pool.jobs
-            .send(Box::new(move || {
-                started.send(()).unwrap();
-                blocked.recv().unwrap();
-            }))
-            .unwrap();
-        running.recv().unwrap();
-        for _ in 0..TOKENIZE_QUEUE_MAX {
-            pool.jobs.try_send(Box::new(|| ())).unwrap();
-        }
-        assert!(matches!(pool.run(|| Ok(())).await, Err(RouterError::Overloaded { .. })));
-        release.send(()).unwrap();
+    async fn a_full_queue_refuses_the_key_that_filled_it_and_serves_others() {
+        let queued = Gauge::default();
+        let pool = TokenizePool::start(1, &Lifetime::new(), queued.clone()).unwrap();
+        let release = block(&pool.prompts, 1);
+        let jobs: Vec<_> = (0..TOKENIZE_QUEUE_MAX).map(|i| pool.run(1, move || Ok(i))).collect();
+        let mut jobs = Box::pin(futures::future::join_all(jobs));
+        assert!(futures::poll!(&mut jobs).is_pending(), "all are queued");
+        assert!(matches!(pool.run(1, || Ok(())).await, Err(RouterError::Overloaded { .. })));
+        let mut other = Box::pin(pool.run(2, || Ok("served")));
+        assert!(futures::poll!(&mut other).is_pending(), "the first key has given way");
+        drop(release);
+        assert_eq!(other.await, Ok("served"));
+        let (last, rest) = (TOKENIZE_QUEUE_MAX - 1, jobs.await);
+        assert!(matches!(rest[last], Err(RouterError::Overloaded { .. })), "its newest job");
+        assert!(rest[..last].iter().enumerate().all(|(i, result)| *result == Ok(i)));
+        assert_eq!(queued.get(), 0);
     }
 
     #[tokio::test]
     async fn prompts_do_not_wait_for_grammars() {
         let pool = TokenizePool::start(1, &Lifetime::new(), Gauge::default()).unwrap();
-        let (release, blocked) = std::sync::mpsc::channel::<()>();
-        let blocked = Arc::new(Mutex::new(blocked));
-        for _ in 0..GRAMMAR_THREADS {
-            let blocked = Arc::clone(&blocked);
-            let job = move || assert!(blocked.lock().unwrap().recv().is_err(), "it waits until the end");
-            pool.grammars.send(Box::new(job)).unwrap();
-        }
-        assert_eq!(pool.run(|| Ok(7)).await, Ok(7));
+        let release = block(&pool.grammars, GRAMMAR_THREADS);
+        assert_eq!(pool.run(1, || Ok(7)).await, Ok(7));
         drop(release);
-        assert_eq!(pool.check_grammar(|| Ok(())).await, Ok(()));
+        assert_eq!(pool.check_grammar(1, || Ok(())).await, Ok(()));
     }
 
     #[tokio::test]

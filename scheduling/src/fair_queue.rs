@@ -127,6 +127,12 @@ impl<I> Lane<I> {
     }
 }
 
+impl<L, I> Key<L, I> {
+    fn num_items(&self) -> usize {
+        self.lanes.values().map(|lane| lane.items.len()).sum()
+    }
+}
+
 impl<L, I: Copy> Key<L, I> {
     /// Returns the next item and its place.
     fn first(&mut self, now: u64) -> Option<(Place, I)> {
@@ -221,9 +227,15 @@ impl<K: Ord + Copy, L: Ord + Copy, I: Ord + Copy> FairQueue<K, L, I> {
         self.take(item, false)
     }
 
-    /// The newest item of `key` in its least urgent class.
-    pub fn newest(&self, key: K) -> Option<I> {
-        let items = self.items.iter().filter(|(_, item)| item.key == key);
+    /// The item that gives way to one more of `key` in a full queue: the newest, in its least urgent class, of
+    /// the key with the most items. `None` if `key` would then have more items than that one.
+    pub fn newest_of_busiest(&self, key: K) -> Option<I> {
+        let own_count = self.keys.get(&key).map_or(0, Key::num_items);
+        let (&busiest, share) = self.keys.iter().max_by_key(|(_, share)| share.num_items())?;
+        if share.num_items() <= own_count + 1 {
+            return None;
+        }
+        let items = self.items.iter().filter(|(_, item)| item.key == busiest);
         let newest = items.max_by_key(|(_, item)| (item.ticket.priority, item.ticket.since, item.number));
         newest.map(|(item, _)| *item)
     }

@@ -117,7 +117,7 @@ async fn tokenize_text(State(state): State<AppState>, request: Request) -> Resul
         TokenizePrompt::Text(prompt, framing) => encode_text(&text, &prompt, framing, max_model_len),
         TokenizePrompt::Chat(prompt) => Ok(tokenize(&text, prompt, max_model_len)?.ids),
     };
-    let tokens = state.tokenize.run(job).await?;
+    let tokens = state.tokenize.run(caller.fair_queue_key(), job).await?;
     let vocabulary = entry.text.vocabulary();
     let strings = || tokens.iter().map(|&id| vocabulary.spell(id)).collect();
     let token_strs = with_token_strs.then(strings);
@@ -184,7 +184,7 @@ async fn detokenize_ids(State(state): State<AppState>, request: Request) -> Resu
     let tokens = body.tokens.ok_or_else(|| RouterError::invalid("tokens", "tokens is required"))?;
     let ids = checked_token_ids("tokens", &tokens, &entry)?;
     let text = entry.text.clone();
-    let prompt = state.tokenize.run(move || Ok(decode_all(&text, &ids))).await?;
+    let prompt = state.tokenize.run(caller.fair_queue_key(), move || Ok(decode_all(&text, &ids))).await?;
     Ok(Json(json!({ "prompt": prompt })).into_response())
 }
 

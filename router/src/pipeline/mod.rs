@@ -153,7 +153,7 @@ pub async fn render(
         return Err(RouterError::Draining);
     }
     let mut request = raw_request.check(&state.catalog, caller)?;
-    let prompts = tokenize_prompts(state, &mut request).await?;
+    let prompts = tokenize_prompts(state, &mut request, caller).await?;
     let prepare =
         |prompt| prepare(state, &request, prompt).map(|PreparedPrompt { prompt, spec, .. }| (prompt, spec));
     let prompts = prompts.into_iter().map(prepare).collect::<Result<_, RouterError>>()?;
@@ -164,6 +164,7 @@ pub async fn render(
 async fn tokenize_prompts(
     state: &AppState,
     request: &mut CheckedRequest,
+    caller: &Caller,
 ) -> Result<Vec<TokenizedPrompt>, RouterError> {
     let (model, prompts) = (Arc::clone(&request.entry.text), std::mem::take(&mut request.prompts));
     let (max_model_len, max_prompt_tokens) = (request.entry.max_model_len, request.truncate_prompt_tokens);
@@ -177,19 +178,20 @@ async fn tokenize_prompts(
         };
         prompts.into_iter().map(tokenized).collect()
     };
-    state.tokenize.run(job).instrument(info_span!("tokenize")).await
+    state.tokenize.run(caller.fair_queue_key(), job).instrument(info_span!("tokenize")).await
 }
 
 /// Tokenizes the text that the client predicts, taking it out of the request.
 async fn tokenize_prediction(
     state: &AppState,
     request: &mut CheckedRequest,
+    caller: &Caller,
 ) -> Result<Option<Arc<PredictedText>>, RouterError> {
     let Some(text) = request.prediction.take() else { return Ok(None) };
     let (model, max_model_len) = (Arc::clone(&request.entry.text), request.entry.max_model_len);
     let vocab_size = request.entry.vocab_size;
     let job = move || Ok(Some(Arc::new(predicted_text(&model, &text, max_model_len, vocab_size)?)));
-    state.tokenize.run(job).instrument(info_span!("tokenize")).await
+    state.tokenize.run(caller.fair_queue_key(), job).instrument(info_span!("tokenize")).await
 }
 
 async fn check_and_submit(
@@ -206,8 +208,8 @@ async fn check_and_submit(
     span::record_request(record.span(), caller, &request);
     admit(state, &request, caller, record).await?;
 
-    let tokenized = tokenize_prompts(state, &mut request).await?;
-    let prediction = tokenize_prediction(state, &mut request).await?;
+    let tokenized = tokenize_prompts(state, &mut request, caller).await?;
+    let prediction = tokenize_prediction(state, &mut request, caller).await?;
     if let [prompt] = tokenized.as_slice() {
         request.output.apply_prompt(&prompt.text);
     }
@@ -268,7 +270,8 @@ async fn admit(
     }
     record.waiting(&request.entry.model);
     if let Some(grammar) = request.grammar.clone() {
-        state.tokenize.check_grammar(move || grammar.check()).instrument(info_span!("grammar")).await?;
+        let check = state.tokenize.check_grammar(caller.fair_queue_key(), move || grammar.check());
+        check.instrument(info_span!("grammar")).await?;
     }
     let admission_request = AdmissionRequest {
         num_sequences: request.num_sequences(),

@@ -127,18 +127,18 @@ proptest! {
 }
 
 #[test]
-fn the_newest_of_a_key_is_the_last_of_its_least_urgent_class() {
+fn the_newest_in_the_least_urgent_class_of_the_busiest_key_gives_way() {
     let mut turns = Turns::default();
     for (key, lane, priority, since, item) in
         [(1, "a", 0, 5, 1), (1, "a", 2, 1, 2), (1, "b", 2, 3, 3), (2, "a", 9, 9, 4)]
     {
         turns.push(key, lane, ticket(priority, 1.0, since), item);
     }
-    for newest in [3, 2, 1] {
-        assert_eq!(turns.newest(1), Some(newest));
-        turns.remove(newest);
-    }
-    assert_eq!((turns.len(), turns.newest(1), turns.newest(3)), (1, None, None));
+    assert_eq!([1, 2, 3].map(|key| turns.newest_of_busiest(key)), [None, Some(3), Some(3)]);
+    turns.remove(3);
+    assert_eq!([1, 2, 3].map(|key| turns.newest_of_busiest(key)), [None, None, Some(2)]);
+    turns.remove(2);
+    assert_eq!((turns.len(), turns.newest_of_busiest(3)), (2, None));
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub(super) async fn count_tokens(
         let tokens_of = |prompt| Ok(tokenize(&entry.text, prompt, entry.max_model_len)?.ids.len());
         prompts.into_iter().map(tokens_of).sum()
     };
-    let input_tokens: usize = state.tokenize.run(count).await?;
+    let input_tokens: usize = state.tokenize.run(caller.fair_queue_key(), count).await?;
     Ok(Json(json!({ "input_tokens": input_tokens })).into_response())
 }
 
