@@ -123,7 +123,7 @@ impl AcceptanceByPosition {
     fn drop_outdated(&mut self) {
         let (mut newer, mut changed) = (Counts::default(), None);
         for (at, bucket) in self.buckets.iter().enumerate() {
-            newer.merge(&bucket.counts, (1.0, self.depth));
+            newer.merge(&bucket.counts, self.depth);
             let deviations = newer.deviations_within(&self.total, self.depth);
             if deviations > changed.map_or(self.rules.change_deviations, |(most, _)| most) {
                 changed = Some((deviations, at + 1));
@@ -148,7 +148,7 @@ impl AcceptanceByPosition {
                 .expect("more buckets of this size exist than are kept");
             let old = self.buckets.remove(oldest).expect("rposition found this index");
             let into = &mut self.buckets[oldest - 1];
-            into.counts.merge(&old.counts, (1.0, self.depth));
+            into.counts.merge(&old.counts, self.depth);
             into.size += 1;
         }
     }
@@ -156,7 +156,7 @@ impl AcceptanceByPosition {
     fn recompute_total(&mut self) {
         self.total = Counts::default();
         for bucket in &self.buckets {
-            self.total.merge(&bucket.counts, (1.0, self.depth));
+            self.total.merge(&bucket.counts, self.depth);
         }
     }
 }
@@ -187,11 +187,11 @@ impl Counts {
         surplus.abs() / (variance + 1.0).sqrt()
     }
 
-    /// Adds the counts of the first `depth` positions, or subtracts them by `sign`.
-    fn merge(&mut self, other: &Self, (sign, depth): (f64, usize)) {
+    /// Adds the counts of the first `depth` positions.
+    fn merge(&mut self, other: &Self, depth: usize) {
         for i in 0..depth {
-            self.judged[i] += sign * other.judged[i];
-            self.accepted[i] += sign * other.accepted[i];
+            self.judged[i] += other.judged[i];
+            self.accepted[i] += other.accepted[i];
         }
     }
 

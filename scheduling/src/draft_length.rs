@@ -97,8 +97,8 @@ pub struct DraftLength {
     probes: u64,
     /// Lane round of the latest verification of a draft, or of the latest probe.
     last_judged_at: u64,
-    /// Whether draft workers report which fed tokens they would have drawn.
-    is_compared: bool,
+    /// Lane round in which a draft worker last reported which fed tokens it would have drawn.
+    last_compared_at: Option<u64>,
     lane_rounds: u64,
     /// Share of recent lane rounds with drafts, probes aside.
     drafting_share: f64,
@@ -154,7 +154,7 @@ impl DraftLength {
             feed_credit: Credit(CREDIT_MAX),
             probes: 0,
             last_judged_at: 0,
-            is_compared: false,
+            last_compared_at: None,
             lane_rounds: 0,
             drafting_share: 0.0,
             sequences_left: 0,
@@ -216,7 +216,7 @@ impl DraftLength {
     /// Positions count from where its draft would have begun.
     pub fn observe_agreement(&mut self, positions: Range<u32>, accepted: u32) {
         if !positions.is_empty() {
-            self.is_compared = true;
+            self.last_compared_at = Some(self.lane_rounds);
             self.acceptance.observe(positions, accepted, self.sequences());
         }
     }

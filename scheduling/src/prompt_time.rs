@@ -3,7 +3,7 @@
 
 use crate::smoothing::EWMA_WINDOW;
 
-/// Prompt times of one worker: decayed means over its forwards.
+/// Prompt times of one worker: decayed means over its forwards with rows of rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PromptTime {
     share: f64,
@@ -20,7 +20,13 @@ impl PromptTime {
         self.added_us += (added_us - self.added_us) / EWMA_WINDOW;
     }
 
-    /// Number of forwards with prompts so far.
+    /// Records a forward of prompts alone. It adds nothing to the time of other rows, but rounds may have
+    /// waited for its end.
+    pub fn observe_alone(&mut self) {
+        self.forwards += 1;
+    }
+
+    /// Number of forwards with prompts so far, those of prompts alone included.
     pub fn forwards(&self) -> u64 {
         self.forwards
     }
@@ -56,5 +62,9 @@ mod tests {
         assert!((prompts.share() - 0.25).abs() < 0.01, "{}", prompts.share());
         assert!((prompts.added_us() - 2_000.0).abs() < 80.0, "{}", prompts.added_us());
         assert!((prompts.added_where_present_us() - 8_000.0).abs() < 1.0);
+        let means = |prompts: &PromptTime| (prompts.share(), prompts.added_us());
+        let before = means(&prompts);
+        prompts.observe_alone();
+        assert_eq!((prompts.forwards(), means(&prompts)), (1_001, before));
     }
 }

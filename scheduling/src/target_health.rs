@@ -153,9 +153,14 @@ impl TargetHealth {
         true
     }
 
+    /// Whether it has not answered since it became silent, and no sequence probes it.
+    pub fn is_silent(&self) -> bool {
+        self.silent_probe_at.is_some()
+    }
+
     /// How long it has been silent; `None` if it is not.
     pub fn silent_for(&self, now: Duration) -> Option<Duration> {
-        self.silent_probe_at.map(|_| now.saturating_sub(self.last_activity_at))
+        self.is_silent().then(|| now.saturating_sub(self.last_activity_at))
     }
 
     fn silence_timeout(&self, expected: ExpectedSteps) -> Duration {

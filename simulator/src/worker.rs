@@ -15,7 +15,7 @@ use scheduling::profile::synthetic::{StepInProgress, SyntheticModel};
 use scheduling::profile::{ForwardRows, Profile};
 use scheduling::scheduler::events::{Frame, StepTiming};
 use speculation::cached_sequence::{Admission, CachedSequence, WorkerLimits};
-use speculation::{Draft, Refusal, Reply, ReplyBody, Role, SequenceId, Step};
+use speculation::{Draft, Reply, ReplyBody, Role, SequenceId, Step};
 
 use crate::Experiment;
 use crate::clock::RouterFrame;
@@ -197,7 +197,7 @@ impl Worker {
                 Admission::NeedContext { cached_len, has_spec } => {
                     Some(ReplyBody::NeedContext { cached_len, has_spec })
                 }
-                Admission::Refused(reason) => Some(ReplyBody::Refused(Refusal::failure(reason))),
+                Admission::Refused(refusal) => Some(ReplyBody::Refused(refusal)),
             };
             sequence.cached = Some(cached);
             if let Some(body) = body {

@@ -10,7 +10,7 @@ use crate::logits::TokenCounts;
 use crate::prefix::Prefix;
 use crate::step::{MAX_CONTEXT_IDS, MAX_DRAFT_TOKENS, Step, Work};
 use crate::tree::MAX_TREE_TOKENS;
-use crate::{Draft, Role, SequenceSpec, TokenId};
+use crate::{Draft, Refusal, RefusalCause, Role, SequenceSpec, TokenId};
 
 /// Capabilities of a worker; steps beyond them are refused.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +43,7 @@ pub enum Admission {
         has_spec: bool,
     },
     /// Malformed, or beyond this worker's limits.
-    Refused(String),
+    Refused(Refusal),
 }
 
 /// A worker's cached state of one sequence. See the module documentation.
@@ -99,8 +99,8 @@ impl CachedSequence {
             return Admission::Stale;
         }
         self.highest_step_seq = step.step_seq;
-        if let Err(reason) = check(step, limits) {
-            return Admission::Refused(reason);
+        if let Err(refusal) = check(step, limits) {
+            return Admission::Refused(refusal);
         }
         let has_spec = self.spec.is_some();
         if step.base_len > self.len() {
@@ -150,21 +150,30 @@ impl CachedSequence {
     }
 }
 
-fn check(step: &Step, limits: &WorkerLimits) -> Result<(), String> {
+fn check(step: &Step, limits: &WorkerLimits) -> Result<(), Refusal> {
+    check_form(step, limits).map_err(Refusal::failure)?;
+    let too_long = |reason| Refusal { cause: RefusalCause::Capacity, reason };
+    check_window(step, limits.max_model_len).map_err(too_long)?;
+    if !limits.grammars && step.spec.as_ref().is_some_and(|spec| spec.grammar.is_some()) {
+        let reason = "this worker cannot apply grammars: send none".to_owned();
+        return Err(Refusal { cause: RefusalCause::Grammar, reason });
+    }
+    Ok(())
+}
+
+/// Checks that a worker of this role could run the step, however long the sequence is.
+fn check_form(step: &Step, limits: &WorkerLimits) -> Result<(), String> {
     if step.append_ids.len() > MAX_CONTEXT_IDS {
         return Err(format!(
             "context has {} ids, at most {MAX_CONTEXT_IDS} fit one step",
             step.append_ids.len()
         ));
     }
-    let Some(start) = step.base_len.checked_add(step.append_ids.len() as u32) else {
+    if step.base_len.checked_add(step.append_ids.len() as u32).is_none() {
         return Err(format!("base_len {} overflows", step.base_len));
-    };
-    if start > limits.max_model_len {
-        return Err(format!("{start} ids exceed the window of {}", limits.max_model_len));
     }
-    let drafted: &[TokenId] = match &step.work {
-        Work::Feed => &[],
+    match &step.work {
+        Work::Feed => {}
         Work::Propose { num_draft_tokens, num_tree_tokens } => {
             check_draw(step, limits, Role::Draft)?;
             if *num_draft_tokens as usize > MAX_DRAFT_TOKENS {
@@ -175,7 +184,6 @@ fn check(step: &Step, limits: &WorkerLimits) -> Result<(), String> {
                     "a tree of {num_tree_tokens} ids is requested, at most {MAX_TREE_TOKENS} are allowed"
                 ));
             }
-            &[]
         }
         Work::Verify { draft } => {
             check_draw(step, limits, Role::Target)?;
@@ -183,19 +191,33 @@ fn check(step: &Step, limits: &WorkerLimits) -> Result<(), String> {
             if !draft.q.is_empty() && draft.q.len() != draft.token_ids.len() {
                 return Err(format!("{} distributions for {} ids", draft.q.len(), draft.token_ids.len()));
             }
-            if start + draft.token_ids.len() as u32 > limits.max_model_len {
-                return Err(format!("the draft reaches past the window of {}", limits.max_model_len));
-            }
-            &draft.token_ids
         }
-    };
-    if let Some(id) = step.append_ids.iter().chain(drafted).find(|id| **id >= limits.vocab_size) {
+    }
+    let mut ids = step.append_ids.iter().chain(drafted(step));
+    if let Some(id) = ids.find(|id| **id >= limits.vocab_size) {
         return Err(format!("id {id} is outside the vocabulary of {}", limits.vocab_size));
     }
-    if !limits.grammars && step.spec.as_ref().is_some_and(|spec| spec.grammar.is_some()) {
-        return Err("this worker cannot apply grammars: send none".to_owned());
+    Ok(())
+}
+
+/// Checks that the sequence has at most `window` ids, drafted ones included.
+fn check_window(step: &Step, window: u32) -> Result<(), String> {
+    let start = step.start();
+    if start > window {
+        return Err(format!("{start} ids exceed the window of {window}"));
+    }
+    if drafted(step).len() as u32 > window - start {
+        return Err(format!("the draft reaches past the window of {window}"));
     }
     Ok(())
+}
+
+/// The ids to verify.
+fn drafted(step: &Step) -> &[TokenId] {
+    match &step.work {
+        Work::Verify { draft } => &draft.token_ids,
+        Work::Feed | Work::Propose { .. } => &[],
+    }
 }
 
 fn check_shape(draft: &Draft, limits: &WorkerLimits) -> Result<(), String> {
@@ -298,43 +320,59 @@ mod tests {
             (&[0, 0], 0, "chains only"),
             (&[0, 2], 9, "is row 2, which comes after it"),
         ] {
-            let Admission::Refused(reason) = judged(parents, most) else { panic!("{parents:?} was taken") };
+            let Admission::Refused(refusal) = judged(parents, most) else { panic!("{parents:?} was taken") };
+            let Refusal { cause, reason } = refusal;
+            assert_eq!(cause, RefusalCause::Failure, "{reason}");
             assert!(reason.contains(words), "{reason} lacks {words}");
+        }
+    }
+
+    fn refused(limits: &WorkerLimits, change: impl FnOnce(&mut Step)) -> Refusal {
+        let mut step = step(1, 1, &[], &[1]);
+        change(&mut step);
+        match CachedSequence::default().admit(&step, limits) {
+            Admission::Refused(refusal) => refusal,
+            other => panic!("{other:?} for {step:?}"),
         }
     }
 
     #[test]
     fn refuses_malformed_steps_naming_the_limit() {
-        let mut step_seq = 0;
-        let mut refused = |change: &dyn Fn(&mut Step), words: &str| {
-            step_seq += 1;
-            let mut step = step(1, step_seq, &[], &[1]);
-            change(&mut step);
-            match CachedSequence::default().admit(&step, &LIMITS) {
-                Admission::Refused(reason) => assert!(reason.contains(words), "{reason} lacks {words}"),
-                other => panic!("{other:?} for {words}"),
-            }
+        let check = |words: &str, change: &dyn Fn(&mut Step)| {
+            let Refusal { cause, reason } = refused(&LIMITS, change);
+            assert_eq!(cause, RefusalCause::Failure, "{reason}");
+            assert!(reason.contains(words), "{reason} lacks {words}");
         };
-        refused(&|s| s.append_ids = vec![1; MAX_CONTEXT_IDS + 1], "8192");
-        refused(&|s| s.append_ids = vec![1; 65], "window of 64");
-        refused(&|s| s.append_ids = vec![100], "id 100");
-        let grammar = Some("{}".to_owned());
-        refused(
-            &|s| {
-                s.spec = Some(Arc::new(SequenceSpec { grammar: grammar.clone(), ..SequenceSpec::default() }))
-            },
-            "grammars",
-        );
-        refused(&|s| s.base_len = u32::MAX, "overflows");
-        refused(&|s| s.work = Work::Propose { num_draft_tokens: 33, num_tree_tokens: 0 }, "at most 32");
-        refused(&|s| s.work = Work::Propose { num_draft_tokens: 1, num_tree_tokens: 65 }, "at most 64");
-        refused(&|s| s.work = Work::Verify { draft: Default::default() }, "draft worker");
-        refused(
-            &|s| {
-                s.append_ids.clear();
-                s.work = Work::Propose { num_draft_tokens: 1, num_tree_tokens: 0 }
-            },
-            "at least one context id",
-        );
+        check("8192", &|s| s.append_ids = vec![1; MAX_CONTEXT_IDS + 1]);
+        check("id 100", &|s| s.append_ids = vec![100]);
+        check("overflows", &|s| s.base_len = u32::MAX);
+        check("at most 32", &|s| s.work = Work::Propose { num_draft_tokens: 33, num_tree_tokens: 0 });
+        check("at most 64", &|s| s.work = Work::Propose { num_draft_tokens: 1, num_tree_tokens: 65 });
+        check("draft worker", &|s| s.work = Work::Verify { draft: Draft::default() });
+        check("at least one context id", &|s| {
+            s.append_ids.clear();
+            s.work = Work::Propose { num_draft_tokens: 1, num_tree_tokens: 0 };
+        });
+    }
+
+    /// Three failures in a row open a target's circuit breaker. Any client could open it with grammars and
+    /// long sequences.
+    #[test]
+    fn a_grammar_and_a_long_sequence_are_no_failures_of_the_worker() {
+        let limits = WorkerLimits { role: Role::Target, ..LIMITS };
+        let check = |cause: RefusalCause, words: &str, change: &dyn Fn(&mut Step)| {
+            let refusal = refused(&limits, change);
+            assert_eq!(refusal.cause, cause, "{}", refusal.reason);
+            assert!(refusal.reason.contains(words), "{} lacks {words}", refusal.reason);
+        };
+        check(RefusalCause::Grammar, "grammars", &|s| {
+            let grammar = Some("{}".to_owned());
+            s.spec = Some(Arc::new(SequenceSpec { grammar, ..SequenceSpec::default() }));
+        });
+        check(RefusalCause::Capacity, "65 ids exceed the window of 64", &|s| s.append_ids = vec![1; 65]);
+        check(RefusalCause::Capacity, "past the window of 64", &|s| {
+            s.append_ids = vec![1; 63];
+            s.work = Work::Verify { draft: Draft::chain(vec![1, 2]) };
+        });
     }
 }

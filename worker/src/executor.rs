@@ -72,6 +72,16 @@ impl ExecutorStats {
     }
 }
 
+/// Pins an engine's compute threads to `cores` (see [`Engine::pin_threads`]); `None` leaves them unpinned.
+/// Called on the device thread.
+pub fn pin_compute_threads(engine: &mut Engine, cores: Option<&[usize]>) {
+    if let Some(cores) = cores
+        && let Err(error) = engine.pin_threads(cores)
+    {
+        tracing::warn!(%error, "cannot pin the compute threads: they run unpinned");
+    }
+}
+
 /// Computes replies. Owned by the device thread, which blocks while a call runs.
 pub trait StepExecutor: Send + 'static {
     /// Called once on the device thread before any other call.
@@ -101,8 +111,9 @@ pub trait StepExecutor: Send + 'static {
     fn truncate(&mut self, slot: Slot, len: u32);
 
     /// Runs one forward over as many tasks as fit, oldest first. Finished tasks leave the queue and are
-    /// returned with their replies. At most `prompt_rows` context ids of prompts run. At least one task
-    /// progresses, otherwise [`OutOfKvBlocks`] is returned.
+    /// returned with their replies; of the others, those that ran rows are marked ([`Task::has_run`]). At
+    /// most `prompt_rows` context ids of prompts run. At least one task progresses, otherwise
+    /// [`OutOfKvBlocks`] is returned.
     fn advance(
         &mut self,
         tasks: &mut VecDeque<Task>,

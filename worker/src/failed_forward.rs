@@ -1,4 +1,5 @@
-//! Handles the tasks of a failed forward. Shared by the executors that run a model.
+//! Answers tasks that could not be computed: their forward failed, or the draw from its rows. Shared by the
+//! executors that run a model.
 
 use std::collections::VecDeque;
 
@@ -8,8 +9,46 @@ use speculation::{Refusal, ReplyBody};
 use crate::executor::StepExecutor;
 use crate::task::{Task, take_tasks};
 
-/// Runs each task in `failed` in a separate forward, because it is not known which one caused the failure.
-pub fn advance_one_by_one(
+/// Handles the error of a forward of the tasks at the indices `failed`. Several tasks run one by one, to find
+/// the cause; a task that failed alone is refused. Returns the finished tasks and their replies.
+///
+/// # Panics
+///
+/// If the device is unusable: the panic ends the device thread, which marks the process as failed.
+pub fn on_failed_forward(
+    executor: &mut impl StepExecutor,
+    tasks: &mut VecDeque<Task>,
+    failed: Vec<usize>,
+    error: &EngineError,
+) -> Vec<(Task, ReplyBody)> {
+    if error.is_fatal() {
+        panic!("{error}");
+    }
+    if failed.len() > 1 {
+        tracing::warn!(%error, "a forward pass failed: running its sequences one by one to find the cause");
+        return advance_one_by_one(executor, tasks, failed);
+    }
+    tracing::error!(%error, "the forward pass of one sequence failed: the step is refused");
+    let reason = format!("the forward pass failed: {error}");
+    take_tasks(tasks, failed)
+        .into_iter()
+        .map(|mut task| {
+            task.cached.truncate(0);
+            executor.truncate(task.slot, 0);
+            (task, ReplyBody::Refused(Refusal::failure(&reason)))
+        })
+        .collect()
+}
+
+/// Refuses a step whose draw failed; its context stays cached.
+pub fn refuse_draw(executor: &mut impl StepExecutor, task: &mut Task, refusal: Refusal) -> ReplyBody {
+    task.cached.truncate(task.step.start());
+    executor.truncate(task.slot, task.step.start());
+    ReplyBody::Refused(refusal)
+}
+
+/// Runs each task in `failed` in a separate forward.
+fn advance_one_by_one(
     executor: &mut impl StepExecutor,
     tasks: &mut VecDeque<Task>,
     failed: Vec<usize>,
@@ -23,23 +62,4 @@ pub fn advance_one_by_one(
     }
     tasks.make_contiguous().sort_by_key(|task| task.started);
     finished
-}
-
-/// Refuses the task in `failed` after its forward failed alone, and drops what it held.
-pub fn refuse(
-    executor: &mut impl StepExecutor,
-    tasks: &mut VecDeque<Task>,
-    failed: Vec<usize>,
-    error: &EngineError,
-) -> Vec<(Task, ReplyBody)> {
-    tracing::error!(%error, "the forward pass of one sequence failed: the step is refused");
-    let reason = format!("the forward pass failed: {error}");
-    take_tasks(tasks, failed)
-        .into_iter()
-        .map(|mut task| {
-            task.cached.truncate(0);
-            executor.truncate(task.slot, 0);
-            (task, ReplyBody::Refused(Refusal::failure(&reason)))
-        })
-        .collect()
 }

@@ -15,6 +15,7 @@
 
 pub mod ahead;
 pub mod assets;
+pub mod batch_plan;
 pub mod compute_device;
 pub mod config;
 pub mod credits;

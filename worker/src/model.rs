@@ -10,14 +10,15 @@ mod outputs;
 use std::collections::{HashMap, VecDeque};
 
 use engine::{DrawRequest, Engine, NumAnswers, SequenceRows, SlotId, TreeRows};
-use scheduling::batch::{MAX_ROUND_CONTEXT, RowLimits, StepRows, form_batch};
+use scheduling::batch::{RowLimits, StepRows};
 use speculation::cached_sequence::WorkerLimits;
 use speculation::tree::MAX_TREE_TOKENS;
 use speculation::{ReplyBody, Role, Work};
 
 use self::batch_entry::{BatchEntry, batch_entry};
-use crate::executor::{ExecutorCounters, ExecutorStats, OutOfKvBlocks, StepExecutor};
-use crate::failed_forward::{advance_one_by_one, refuse};
+use crate::batch_plan::{FoundPrefix, choose_chunks, look_up_prefixes};
+use crate::executor::{ExecutorCounters, ExecutorStats, OutOfKvBlocks, StepExecutor, pin_compute_threads};
+use crate::failed_forward::on_failed_forward;
 use crate::grammars::{GrammarStats, Grammars};
 use crate::role_logic::RoleLogic;
 use crate::task::{PrefixLookup, Slot, Task, take_tasks};
@@ -74,51 +75,31 @@ impl<D: RoleLogic> ModelExecutor<D> {
         Self { grammars: Some(grammars), ..self }
     }
 
-    /// Looks up new tasks' contexts in the prefix cache and shares the KV found there.
-    fn look_up_prefixes(&mut self, tasks: &mut VecDeque<Task>) {
-        for task in tasks.iter_mut().filter(|task| task.prefix != PrefixLookup::Done) {
-            let context = task.step.append_ids.len();
-            if task.is_scoring() || (task.step.base_len > 0 && context <= MAX_ROUND_CONTEXT as usize) {
-                // A score needs its row computed, and the context of a round is shorter than a block.
-                task.prefix = PrefixLookup::Done;
-                continue;
-            }
-            if task.prefix == PrefixLookup::Wanted {
-                self.counts.prefix_query_tokens += context as u64;
-            }
-            let key = task.spec().isolation_key;
-            let found = self.engine.share_prefix(self.slots[&task.slot], key, task.cached.ids());
-            let done = (found.len - task.step.base_len) as usize;
-            self.counts.prefix_hit_tokens += (done - task.context_done) as u64;
-            task.num_cached += (done - task.context_done) as u32;
-            task.context_done = done;
-            task.prefix = if found.wait { PrefixLookup::Waiting } else { PrefixLookup::Done };
-        }
-        // A task waits for another task of the queue. If all of them wait, none would ever run, so the first
-        // runs.
-        if tasks.iter().all(|task| task.prefix == PrefixLookup::Waiting)
-            && let Some(first) = tasks.front_mut()
-        {
-            first.prefix = PrefixLookup::Done;
-        }
+    /// Plans the entries of the next forward; see [`crate::batch_plan`].
+    fn plan(&mut self, tasks: &mut VecDeque<Task>, prompt_rows: u32) -> Vec<BatchEntry> {
+        let is_ready = |task| self.grammars.as_mut().is_none_or(|grammars| grammars.is_ready(task));
+        let is_ready: Vec<bool> = tasks.iter().map(is_ready).collect();
+        look_up_prefixes(tasks, &is_ready, |task| self.share_prefix(task));
+        let rows: Vec<StepRows> = tasks.iter().map(Task::rows_left).collect();
+        let limits = RowLimits { all: self.max_batch_rows as u32, prompts: prompt_rows };
+        let chunks = choose_chunks((&self.engine, limits), tasks, &is_ready, &rows, |slot| self.slots[&slot]);
+        chunks.iter().map(|chunk| batch_entry(&tasks[chunk.index], chunk, self.role)).collect()
     }
 
-    /// Plans the entries of the next forward: `scheduling::batch` chooses the tasks, the engine checks that
-    /// their KV fits.
-    fn plan(&mut self, tasks: &VecDeque<Task>, prompt_rows: u32) -> Vec<BatchEntry> {
-        let is_ready = |task| self.grammars.as_mut().is_none_or(|grammars| grammars.is_ready(task));
-        let has_grammar: Vec<bool> = tasks.iter().map(is_ready).collect();
-        let ready: Vec<StepRows> = tasks.iter().map(Task::rows_left).collect();
-        let mut blocks_left = self.engine.free_blocks();
-        let limits = RowLimits { all: self.max_batch_rows as u32, prompts: prompt_rows };
-        let shares = form_batch(&ready, limits, |index, rows| {
-            let blocks = self.engine.blocks_needed(self.slots[&tasks[index].slot], rows);
-            let fits =
-                blocks <= blocks_left && tasks[index].prefix == PrefixLookup::Done && has_grammar[index];
-            blocks_left -= if fits { blocks } else { 0 };
-            fits
-        });
-        shares.iter().map(|share| batch_entry(&tasks[share.index], share, self.role)).collect()
+    /// Shares the KV of a task's context that is in the prefix cache.
+    fn share_prefix(&mut self, task: &Task) -> Option<FoundPrefix> {
+        if task.is_scoring() {
+            // A score needs its row computed.
+            return None;
+        }
+        if task.prefix == PrefixLookup::Wanted {
+            self.counts.prefix_query_tokens += task.step.append_ids.len() as u64;
+        }
+        let key = task.spec().isolation_key;
+        let found = self.engine.share_prefix(self.slots[&task.slot], key, task.cached.ids());
+        let context_done = (found.len - task.step.base_len) as usize;
+        self.counts.prefix_hit_tokens += (context_done - task.context_done) as u64;
+        Some(FoundPrefix { context_done, wait: found.wait })
     }
 
     /// Requests the masks of all entries that are decided on after the next forward.
@@ -141,11 +122,7 @@ fn indices(plan: &[BatchEntry]) -> Vec<usize> {
 
 impl<D: RoleLogic> StepExecutor for ModelExecutor<D> {
     fn begin(&mut self) {
-        if let Some(cores) = &self.cores
-            && let Err(error) = self.engine.pin_threads(cores)
-        {
-            tracing::warn!(%error, "cannot pin the compute threads: they run unpinned");
-        }
+        pin_compute_threads(&mut self.engine, self.cores.as_deref());
     }
 
     fn limits(&self) -> WorkerLimits {
@@ -196,7 +173,6 @@ impl<D: RoleLogic> StepExecutor for ModelExecutor<D> {
         tasks: &mut VecDeque<Task>,
         prompt_rows: u32,
     ) -> Result<Vec<(Task, ReplyBody)>, OutOfKvBlocks> {
-        self.look_up_prefixes(tasks);
         let mut plan = self.plan(tasks, prompt_rows);
         if plan.is_empty() && self.grammars.as_mut().is_some_and(|grammars| grammars.wait(tasks)) {
             plan = self.plan(tasks, prompt_rows);
@@ -234,13 +210,7 @@ impl<D: RoleLogic> StepExecutor for ModelExecutor<D> {
         let ran = self.engine.forward_with_trees(&batch, &requests, &trees);
         let outcome = match ran {
             Ok(outcome) => outcome,
-            // The device is unusable: panic to end the device thread, which marks the process as failed.
-            Err(error) if error.is_fatal() => panic!("{error}"),
-            Err(error) if plan.len() > 1 => {
-                tracing::warn!(%error, "a forward pass failed: running its sequences one by one to find the cause");
-                return Ok(advance_one_by_one(self, tasks, indices(&plan)));
-            }
-            Err(error) => return Ok(refuse(self, tasks, indices(&plan), &error)),
+            Err(error) => return Ok(on_failed_forward(self, tasks, indices(&plan), &error)),
         };
         self.counts.sequences += plan.len() as u64;
         let mut bodies = self.process_outputs(tasks, plan.iter().zip(num_answers), outcome);
@@ -262,70 +232,4 @@ impl<D: RoleLogic> StepExecutor for ModelExecutor<D> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-    use std::sync::Arc;
-    use std::time::Instant;
-
-    use engine::{LoadOptions, WeightFormat};
-    use speculation::cached_sequence::{Admission, CachedSequence};
-    use speculation::logits::DrawError;
-    use speculation::{SequenceId, SequenceSpec, Step};
-
-    use super::*;
-    use crate::role_logic::{OutputRows, StepProgress};
-    use crate::table::{RouterId, SequenceKey};
-
-    struct FeedsOnly;
-
-    impl RoleLogic for FeedsOnly {
-        fn process_rows(&mut self, _: &mut Task, _: OutputRows<'_>) -> Result<StepProgress, DrawError> {
-            unreachable!("nothing is drawn")
-        }
-    }
-
-    /// A step that feeds `num_ids` ids into a new sequence.
-    fn task(executor: &mut ModelExecutor<FeedsOnly>, num_ids: u32, grammar: Option<&str>) -> Task {
-        let slot = executor.open();
-        let key = SequenceKey { router: RouterId(1), sequence: SequenceId(slot.0) };
-        let spec = SequenceSpec { grammar: grammar.map(str::to_owned), ..SequenceSpec::default() };
-        let step = Step {
-            sequence_id: key.sequence,
-            epoch: 1,
-            step_seq: 1,
-            spec: Some(Arc::new(spec)),
-            base_len: 0,
-            prefix_hash: 0,
-            append_ids: (0..num_ids).map(|i| 7 + (i + slot.0 as u32) % 90).collect(),
-            work: Work::Feed,
-        };
-        let mut cached = CachedSequence::default();
-        assert_eq!(cached.admit(&step, &executor.limits()), Admission::Run);
-        Task::new(key, slot, step, cached, Instant::now())
-    }
-
-    /// The device thread frees KV only if it is told that some is missing. A grammar may take seconds.
-    #[test]
-    fn who_lacks_kv_does_not_wait_for_the_grammar_of_another() {
-        let options = LoadOptions {
-            model_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft"),
-            weights: WeightFormat::AsStored,
-            threads: 1,
-            tensor_parallel: 1,
-            kv_memory_bytes: 256 << 10,
-            max_model_len: None,
-        };
-        let engine = Engine::load(&options).unwrap();
-        let most = (engine.info().kv_blocks * u64::from(engine.info().kv_block_size)) as u32;
-        let (grammars, _threads) = Grammars::that_never_compile();
-        let mut executor =
-            ModelExecutor::new(engine, Role::Draft, 1_000, 512, FeedsOnly).with_grammars(grammars);
-        let mut filling = VecDeque::from([task(&mut executor, most, None)]);
-        while executor.advance(&mut filling, u32::MAX).expect("it fits").is_empty() {}
-        let waiting = task(&mut executor, 1, Some("{}"));
-        let mut tasks = VecDeque::from([waiting, task(&mut executor, 20, None)]);
-        assert!(matches!(executor.advance(&mut tasks, u32::MAX), Err(OutOfKvBlocks)));
-        tasks.pop_back();
-        assert!(matches!(executor.advance(&mut tasks, u32::MAX), Ok(finished) if finished.is_empty()));
-    }
-}
+pub(crate) mod tests;

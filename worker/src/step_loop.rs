@@ -388,9 +388,7 @@ impl<M: StepExecutor> StepLoop<M> {
             Admission::NeedContext { cached_len, has_spec } => {
                 (StepOutcome::NeedContext, Some(ReplyBody::NeedContext { cached_len, has_spec }))
             }
-            Admission::Refused(reason) => {
-                (StepOutcome::Refused, Some(ReplyBody::Refused(Refusal::failure(reason))))
-            }
+            Admission::Refused(refusal) => (StepOutcome::Refused, Some(ReplyBody::Refused(refusal))),
         };
         entry.cached = Some(cached);
         self.metrics.count(outcome);

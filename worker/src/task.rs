@@ -43,6 +43,8 @@ pub struct Task {
     pub received: Instant,
     /// When the step was admitted.
     pub started: Instant,
+    /// Whether a forward has run rows of it. Set by the executor.
+    pub has_run: bool,
     /// When its first forward began.
     pub first_forward: Option<Instant>,
     /// Number of context ids whose KV is computed.
@@ -78,6 +80,7 @@ impl Task {
             cached,
             received,
             started: Instant::now(),
+            has_run: false,
             first_forward: None,
             context_done: 0,
             num_cached: 0,

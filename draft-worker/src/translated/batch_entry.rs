@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
-use scheduling::batch::{RowLimits, StepRows, form_batch};
+use scheduling::batch::{RowLimits, StepRows};
 use speculation::{TokenId, Work};
-use worker::task::{PrefixLookup, Task};
+use worker::Task;
+use worker::batch_plan::{choose_chunks, look_up_prefixes};
 
 use super::TranslatedExecutor;
 
@@ -31,21 +32,14 @@ impl BatchEntry {
 }
 
 impl TranslatedExecutor {
-    /// Plans the entries of the next forward: `scheduling::batch` chooses the tasks, the engine checks that
-    /// their KV fits. The tasks must be aligned.
-    pub(super) fn plan(&mut self, tasks: &VecDeque<Task>, prompt_rows: u32) -> Vec<BatchEntry> {
-        let has_grammar: Vec<bool> = tasks.iter().map(|task| self.grammars.is_ready(task)).collect();
-        let ready: Vec<StepRows> = tasks.iter().map(|task| self.step_rows(task)).collect();
-        let mut blocks_left = self.engine.free_blocks();
+    /// Plans the entries of the next forward; see [`worker::batch_plan`]. The tasks must be aligned.
+    pub(super) fn plan(&mut self, tasks: &mut VecDeque<Task>, prompt_rows: u32) -> Vec<BatchEntry> {
+        let is_ready: Vec<bool> = tasks.iter().map(|task| self.grammars.is_ready(task)).collect();
+        look_up_prefixes(tasks, &is_ready, |task| Some(self.share_prefix(task)));
+        let rows: Vec<StepRows> = tasks.iter().map(|task| self.step_rows(task)).collect();
         let limits = RowLimits { all: self.max_batch_rows as u32, prompts: prompt_rows };
-        let shares = form_batch(&ready, limits, |index, rows| {
-            let slot = self.sequences[&tasks[index].slot].slot;
-            let blocks = self.engine.blocks_needed(slot, rows);
-            let fits =
-                blocks <= blocks_left && tasks[index].prefix == PrefixLookup::Done && has_grammar[index];
-            blocks_left -= if fits { blocks } else { 0 };
-            fits
-        });
+        let chunks =
+            choose_chunks((&self.engine, limits), tasks, &is_ready, &rows, |slot| self.sequences[&slot].slot);
         let entry = |index: usize, rows: u32| {
             let (task, pending) = (&tasks[index], self.pending(&tasks[index]));
             let ends_context = rows as usize == pending.len();
@@ -59,7 +53,7 @@ impl TranslatedExecutor {
                 compares: ends_context && is_new && task.is_comparable(),
             }
         };
-        shares.iter().map(|share| entry(share.index, share.rows(&ready[share.index]))).collect()
+        chunks.iter().map(|chunk| entry(chunk.index, chunk.rows(&rows[chunk.index]))).collect()
     }
 
     /// Rows that a task still needs. A step that is a round for other methods is a round here too and is

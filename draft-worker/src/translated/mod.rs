@@ -12,13 +12,13 @@ mod outputs;
 use std::collections::{HashMap, VecDeque};
 
 use engine::{Engine, SequenceRows, SlotId};
-use scheduling::batch::MAX_ROUND_CONTEXT;
 use speculation::cached_sequence::WorkerLimits;
 use speculation::{Proposal, ReplyBody, Role, TokenId, Work};
 use text::translation::{TranslatedSequence, Translation};
 use worker::RoleLogic as _;
-use worker::executor::{ExecutorCounters, ExecutorStats, OutOfKvBlocks, StepExecutor};
-use worker::failed_forward::{advance_one_by_one, refuse};
+use worker::batch_plan::FoundPrefix;
+use worker::executor::{ExecutorCounters, ExecutorStats, OutOfKvBlocks, StepExecutor, pin_compute_threads};
+use worker::failed_forward::on_failed_forward;
 use worker::grammars::Grammars;
 use worker::task::{PrefixLookup, Slot, Task, take_tasks};
 
@@ -114,33 +114,27 @@ impl TranslatedExecutor {
         Some(body)
     }
 
-    /// Looks up new tasks' draft ids in the prefix cache and shares the KV found there.
-    fn look_up_prefixes(&mut self, tasks: &mut VecDeque<Task>) {
-        for task in tasks.iter_mut().filter(|task| task.prefix != PrefixLookup::Done) {
-            if task.step.base_len > 0 && task.step.append_ids.len() <= MAX_ROUND_CONTEXT as usize {
-                task.prefix = PrefixLookup::Done;
-                continue;
-            }
-            let sequence = &self.sequences[&task.slot];
-            let ids = sequence.text.draft_ids();
-            let len = self.engine.len(sequence.slot);
-            if task.prefix == PrefixLookup::Wanted {
-                self.counts.prefix_query_tokens += ids.len() as u64 - u64::from(len);
-            }
-            let key = task.cached.spec().map_or(0, |spec| spec.isolation_key);
-            let found = self.engine.share_prefix(sequence.slot, key, ids);
-            self.counts.prefix_hit_tokens += u64::from(found.len - len);
-            let covered = sequence.text.num_covered(found.len as usize) as u32;
-            task.num_cached = covered.saturating_sub(task.step.base_len);
-            task.prefix = if found.wait { PrefixLookup::Waiting } else { PrefixLookup::Done };
+    /// Shares the KV of a task's draft ids that is in the prefix cache.
+    fn share_prefix(&mut self, task: &Task) -> FoundPrefix {
+        let sequence = &self.sequences[&task.slot];
+        let ids = sequence.text.draft_ids();
+        let len = self.engine.len(sequence.slot);
+        if task.prefix == PrefixLookup::Wanted {
+            self.counts.prefix_query_tokens += ids.len() as u64 - u64::from(len);
         }
-        // A task waits for another task of the queue. If all of them wait, none would ever run, so the first
-        // runs.
-        if tasks.iter().all(|task| task.prefix == PrefixLookup::Waiting)
-            && let Some(first) = tasks.front_mut()
-        {
-            first.prefix = PrefixLookup::Done;
-        }
+        let key = task.cached.spec().map_or(0, |spec| spec.isolation_key);
+        let found = self.engine.share_prefix(sequence.slot, key, ids);
+        self.counts.prefix_hit_tokens += u64::from(found.len - len);
+        FoundPrefix { context_done: self.num_covered_context(task), wait: found.wait }
+    }
+
+    /// Number of context ids whose draft ids all have KV. The last context id never counts, because the last
+    /// row has to run.
+    fn num_covered_context(&self, task: &Task) -> usize {
+        let sequence = &self.sequences[&task.slot];
+        let covered = sequence.text.num_covered(self.engine.len(sequence.slot) as usize);
+        let most = task.step.append_ids.len().saturating_sub(1);
+        covered.saturating_sub(task.step.base_len as usize).min(most)
     }
 
     /// Requests the masks of all entries that are decided on after the next forward.
@@ -166,13 +160,7 @@ impl TranslatedExecutor {
             .collect();
         let logits = match self.engine.forward(&batch) {
             Ok(logits) => logits,
-            // The device is unusable: panic to end the device thread, which marks the process as failed.
-            Err(error) if error.is_fatal() => panic!("{error}"),
-            Err(error) if plan.len() > 1 => {
-                tracing::warn!(%error, "a forward pass failed: running its sequences one by one to find the cause");
-                return advance_one_by_one(self, tasks, indices(plan));
-            }
-            Err(error) => return refuse(self, tasks, indices(plan), &error),
+            Err(error) => return on_failed_forward(self, tasks, indices(plan), &error),
         };
         self.counts.sequences += plan.len() as u64;
         let (mut finished, mut bodies, mut row) = (Vec::new(), Vec::new(), 0);
@@ -203,11 +191,7 @@ fn indices(plan: &[BatchEntry]) -> Vec<usize> {
 
 impl StepExecutor for TranslatedExecutor {
     fn begin(&mut self) {
-        if let Some(cores) = &self.cores
-            && let Err(error) = self.engine.pin_threads(cores)
-        {
-            tracing::warn!(%error, "cannot pin the compute threads: they run unpinned");
-        }
+        pin_compute_threads(&mut self.engine, self.cores.as_deref());
     }
 
     /// In the target's ids and positions.
@@ -260,7 +244,6 @@ impl StepExecutor for TranslatedExecutor {
         prompt_rows: u32,
     ) -> Result<Vec<(Task, ReplyBody)>, OutOfKvBlocks> {
         let mut finished = self.answer_at_once(tasks);
-        self.look_up_prefixes(tasks);
         let mut plan = self.plan(tasks, prompt_rows);
         if plan.is_empty() && finished.is_empty() && self.grammars.wait(tasks) {
             plan = self.plan(tasks, prompt_rows);

@@ -1,8 +1,9 @@
 //! Processes the output rows of a forward: context progress, agreement, and finally the role's decision.
 
 use engine::Logits;
+use speculation::ReplyBody;
 use speculation::acceptance::guess;
-use speculation::{Refusal, ReplyBody};
+use worker::failed_forward::refuse_draw;
 use worker::{OutputRows, RoleLogic as _, StepExecutor as _, StepProgress, Task};
 
 use super::TranslatedExecutor;
@@ -17,12 +18,11 @@ impl TranslatedExecutor {
         entry: &BatchEntry,
         (logits, first_row): (&Logits, usize),
     ) -> Option<ReplyBody> {
-        let sequence = &self.sequences[&task.slot];
-        let covered = sequence.text.num_covered(self.engine.len(sequence.slot) as usize);
-        let len = task.step.append_ids.len();
         // Context ids count as done once they are covered; the last id only with the context's last row.
-        let done = covered.saturating_sub(task.step.base_len as usize).min(len.saturating_sub(1));
-        task.context_done = if entry.ends_context { len } else { done.max(task.context_done) };
+        task.context_done = match entry.ends_context {
+            true => task.step.append_ids.len(),
+            false => self.num_covered_context(task).max(task.context_done),
+        };
         if !entry.ends_context {
             return None;
         }
@@ -34,7 +34,7 @@ impl TranslatedExecutor {
         }
         let masks = match self.grammars.take_masks(task) {
             Ok(masks) => masks,
-            Err(error) => return Some(self.refuse(task, error.into())),
+            Err(error) => return Some(refuse_draw(self, task, error.into())),
         };
         let draft_row = logits.row(first_row + entry.num_logits() - 1);
         self.translation.scatter(draft_row, &mut self.row);
@@ -42,7 +42,7 @@ impl TranslatedExecutor {
         let rows = OutputRows::Logits { values: &mut self.row, vocab_size, masks: &masks, max_tree_rows: 0 };
         match self.role_logic.process_rows(task, rows) {
             Ok(decision) => self.apply_progress(task, decision),
-            Err(error) => Some(self.refuse(task, error.into())),
+            Err(error) => Some(refuse_draw(self, task, error.into())),
         }
     }
 
@@ -74,12 +74,5 @@ impl TranslatedExecutor {
         let StepProgress::Done { body, keep } = decision else { return None };
         self.truncate(task.slot, keep);
         Some(body)
-    }
-
-    /// Refuses a step whose draw failed; its context stays cached.
-    fn refuse(&mut self, task: &mut Task, refusal: Refusal) -> ReplyBody {
-        task.cached.truncate(task.step.start());
-        self.truncate(task.slot, task.step.start());
-        ReplyBody::Refused(refusal)
     }
 }

@@ -25,8 +25,8 @@ pub struct Load {
     pub shares_cores: bool,
     /// Whether drafts may be token trees.
     pub supports_trees: bool,
-    /// Throughput of the other lanes at that target and their round time, to price rows that delay them.
-    pub others: Pace,
+    /// Mean round time of the other lanes' sequences at that target, to price rows that delay them.
+    pub others_round_us: f64,
     /// Choices of the other lanes if all lanes drafted.
     pub joint: JointLoad,
 }
@@ -51,8 +51,8 @@ pub struct LaneView {
     pub num_leaves: u32,
     /// Mean number of tokens per sequence.
     pub context: f64,
-    /// Its speed ([`super::DraftLength::pace`]).
-    pub pace: Pace,
+    /// Its mean round time ([`super::DraftLength::pace`]).
+    pub round_us: f64,
     /// Its choice if all lanes drafted.
     pub joint: JointChoice,
 }
@@ -71,7 +71,7 @@ impl Load {
             context,
             shares_cores: false,
             supports_trees: false,
-            others: Pace::default(),
+            others_round_us: 0.0,
             joint: JointLoad::default(),
         }
     }
@@ -79,7 +79,7 @@ impl Load {
     /// Load of lane `own` among all `lanes` of one model, spread evenly over `targets`. `draft_sequences` is
     /// the number of sequences of all lanes at one draft worker, whether they draft now or not.
     pub fn of(lanes: &[LaneView], own: usize, (targets, draft_sequences): (u32, u32)) -> Self {
-        let (mut other_rows, mut sequences, mut plain, mut others) = (0, 0, 0, Pace::default());
+        let (mut other_rows, mut sequences, mut plain, mut others_round_us) = (0, 0, 0, 0.0);
         let mut drafting = lanes[own].sequences;
         let mut joint = JointLoad::default();
         for (_, lane) in lanes.iter().enumerate().filter(|(i, lane)| *i != own && lane.sequences > 0) {
@@ -87,10 +87,9 @@ impl Load {
             sequences += lane.sequences;
             *(if lane.k > 0 { &mut drafting } else { &mut plain }) += lane.sequences;
             joint.add(lane.sequences, lane.joint);
-            others.tokens_per_second += lane.pace.tokens_per_second / f64::from(targets);
-            others.round_us += f64::from(lane.sequences) * lane.pace.round_us;
+            others_round_us += f64::from(lane.sequences) * lane.round_us;
         }
-        others.round_us /= f64::from(sequences.max(1));
+        others_round_us /= f64::from(sequences.max(1));
         let all = f64::from((lanes[own].sequences + sequences).max(1));
         let at_draft = f64::from(draft_sequences) * f64::from(drafting) / all;
         Self {
@@ -104,7 +103,7 @@ impl Load {
             context: lanes[own].context,
             shares_cores: false,
             supports_trees: false,
-            others,
+            others_round_us,
             joint: joint.per_target(targets, draft_sequences),
         }
     }

@@ -56,7 +56,7 @@ impl DraftLength {
         let rows = f64::from(load.sequences + load.other_rows);
         let plain = ForwardShape { rows, sequences, context: load.context };
         let added_us = target.added_us(plain, ForwardShape { rows: rows + f64::from(k), ..plain });
-        added_us / load.others.round_us.max(target.forward_us(plain)) <= self.rules.hysteresis
+        added_us / load.others_round_us.max(target.forward_us(plain)) <= self.rules.hysteresis
     }
 }
 
@@ -128,8 +128,8 @@ mod tests {
 
     #[test]
     fn rows_that_slow_down_other_lanes_are_not_taken() {
-        let others = super::super::Pace { tokens_per_second: 100.0, round_us: 10_000.0 };
-        let shared = Load { other_rows: 4, other_sequences: 4, others, ..Load::alone(1, 100.0) };
+        let others_round_us = 10_000.0;
+        let shared = Load { other_rows: 4, other_sequences: 4, others_round_us, ..Load::alone(1, 100.0) };
         let mut target = target(50);
         target.observe_step(1, 100.0, Duration::from_millis(10));
         let lane = DraftLength::new(8);

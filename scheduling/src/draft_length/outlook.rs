@@ -64,7 +64,7 @@ impl DraftLength {
         // Rounds of other lanes wait for this lane's rows. The round time of lanes that have just moved is
         // unknown; assume at least one forward.
         let plain_added_us = outlook[0].others_delay;
-        let others_round_us = load.others.round_us.max(outlook[0].table_verify_us);
+        let others_round_us = load.others_round_us.max(outlook[0].table_verify_us);
         for at in &mut outlook {
             at.others_delay = (at.others_delay - plain_added_us) / others_round_us;
         }

@@ -13,7 +13,8 @@ pub(super) const PRIOR_SUPPLY: f64 = 0.98;
 pub(super) const SUPPLY_MEMORY: u64 = 16;
 
 /// Lane rounds without a draft after which a lane probes although draft workers compare what they are fed: the
-/// comparison tells nothing about the time of rounds with drafts.
+/// comparison tells nothing about the time of rounds with drafts. Also the number of lane rounds for which a
+/// comparison counts.
 pub(super) const FED_PROBE_SPACING: u64 = 256;
 
 /// Maximum saved credit for probes, and for feeds, in lane rounds.
@@ -44,7 +45,7 @@ pub struct Rules {
     /// Maximum share of a lane's time that its predicted losses by probes take, and as much again that draft
     /// workers take that are fed at k = 0.
     pub evidence_share: f64,
-    /// Lane rounds without a draft after which a lane probes if its draft workers compare nothing.
+    /// Lane rounds without a draft after which a lane probes if its draft workers compared nothing recently.
     pub probe_spacing: u64,
     /// Share of recent lane rounds with drafts below which a lane with known acceptance feeds draft workers
     /// rarely. Prompts and tokens take time of draft workers, and of targets on the same machine.

@@ -302,14 +302,13 @@ fn rows_that_would_slow_other_lanes_down_are_not_free() {
     let mut ks = Vec::new();
     // Three cases: no other lane waits for the rows; other lanes have just moved and do not know their round
     // time; other lanes know it.
-    for (other_sequences, round_us) in [(0, 0.0), (16, 0.0), (16, 10_000.0)] {
+    for (other_sequences, others_round_us) in [(0, 0.0), (16, 0.0), (16, 10_000.0)] {
         let mut run = Run::new(&world);
-        let others = Pace { tokens_per_second: 1_600.0, round_us };
         let load = Load {
             other_rows: 16,
             other_sequences,
             other_plain_sequences: other_sequences,
-            others,
+            others_round_us,
             ..alone(1)
         };
         for _ in 0..100 {
@@ -333,7 +332,7 @@ fn beside_each_other<const N: usize>(num_right: [u32; N], micros_a_row: f64) -> 
                 k: lane.k,
                 num_leaves: lane.num_leaves(),
                 context: 0.0,
-                pace: Pace::default(),
+                round_us: 0.0,
                 joint: lane.joint(),
             };
             let views: Vec<LaneView> = lanes.iter().map(view).collect();
@@ -434,11 +433,14 @@ fn a_lane_that_hardly_drafts_feeds_rarely_once_it_knows_its_acceptance() {
     let world = world(&SHAPES[3], 0.2, 1);
     let mut run = Run::new(&world);
     assert!(run.lane.keeps_drafts_fed());
-    let choose = |lane: &mut DraftLength, rounds: u64| {
+    let choose = |lane: &mut DraftLength, rounds: u64, is_compared: bool| {
         for _ in 0..rounds {
             lane.choose(alone(1), &run.target, &run.draft);
+            if is_compared {
+                lane.observe_agreement(0..1, 0);
+            }
         }
-        lane.explain()
+        lane.explain().probes
     };
     for _ in 0..ACCEPTANCE_EVIDENCE as u32 {
         run.lane.observe_agreement(0..1, 0);
@@ -449,12 +451,14 @@ fn a_lane_that_hardly_drafts_feeds_rarely_once_it_knows_its_acceptance() {
     run.lane.drafting_share = 0.0;
     // Feeds tell the acceptance, so it probes only rarely, to measure the time of such rounds.
     let probes = run.lane.explain().probes;
-    assert_eq!(choose(&mut run.lane, FED_PROBE_SPACING - 2).probes, probes);
-    assert_eq!(choose(&mut run.lane, 20).probes, probes + 1);
+    assert_eq!(choose(&mut run.lane, FED_PROBE_SPACING - 2, true), probes);
+    assert_eq!(choose(&mut run.lane, 20, true), probes + 1);
     // A draft worker that lacks the prompt is fed first.
     let unfed = Load { draft_lag: FEED_LAG + 1, ..alone(1) };
     (0..2 * FED_PROBE_SPACING).for_each(|_| _ = run.lane.choose(unfed, &run.target, &run.draft));
     assert_eq!(run.lane.explain().probes, probes + 1);
+    // Nothing has been compared for long, so only probes tell the acceptance.
+    assert!(choose(&mut run.lane, 100, false) >= probes + 4);
 }
 
 #[test]

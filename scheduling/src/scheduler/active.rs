@@ -4,11 +4,14 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use speculation::sequence::{Commit, Event, Sequence, TargetFault};
-use speculation::{Reply, Role, SequenceId};
+use speculation::sequence::{Commit, Event, Sequence, SequenceConfig, TargetFault};
+use speculation::spec::lane_number;
+use speculation::{Reply, Role, SequenceId, SequenceSpec};
 
+use super::SchedulerConfig;
 use super::cached_prompt::CachedPrompt;
-use super::events::{CommittedRound, SpeculationUsage, WorkerKey};
+use super::disabled_reason::DisabledReason;
+use super::events::{CommittedRound, NewSequence, SpeculationUsage, WorkerKey};
 use super::lanes::{LaneRef, SequenceLengths};
 use super::lookup::{LookupDraft, Lookups};
 use super::policy::SpeculationRequest;
@@ -54,13 +57,14 @@ pub(super) struct ActiveSequence {
     pub(super) expires_at: Option<Duration>,
     /// Number of sequences in the latest target forward, and in that of the latest round without prompt rows.
     pub(super) forward_sequences: [u32; 2],
-    /// Whether it lost its last target other than by preemption.
+    /// Whether it lost its last target other than by preemption, or by a refusal before its first token.
     pub(super) is_replay: bool,
     /// Set while a preemption is processed.
     pub(super) is_preempted: bool,
     /// Time of its timer entry.
     pub(super) timer: Option<Duration>,
-    pub(super) disabled_reason: Option<&'static str>,
+    /// Why its latest round asked no draft worker and had no lookup draft.
+    pub(super) disabled_reason: Option<DisabledReason>,
     /// Prompt tokens that the target had cached from other sequences.
     pub(super) cached: CachedPrompt,
     /// State of shadow drafts for this sequence.
@@ -121,7 +125,8 @@ pub(super) struct Round {
     pub(super) predicted: Option<Duration>,
     /// Maximum number of tree tokens.
     pub(super) num_tree_tokens: u32,
-    /// Whether it includes prompt rows. Its time then tells nothing about drafting and verifying.
+    /// Whether it includes rows of a prompt or replay. Its time then tells nothing about drafting and
+    /// verifying.
     pub(super) has_prompt: bool,
     /// The target's number of forwards with prompts when the round began.
     pub(super) prompt_forwards: u64,
@@ -151,6 +156,44 @@ pub(super) struct PendingProposal {
 }
 
 impl ActiveSequence {
+    /// Creates a sequence of this lane, without workers.
+    pub(super) fn new(new: NewSequence, lane: LaneRef, now: Duration, config: &SchedulerConfig) -> Self {
+        let NewSequence {
+            id, spec, vocab_size, prompt, speculation, prediction, api_key, may_expire, ..
+        } = new;
+        let limits = SequenceConfig { vocab_size, target_deadline: config.target_deadline };
+        let spec = SequenceSpec { lane: lane_number(&lane.key.task_type), ..spec };
+        Self {
+            id,
+            sequence: Sequence::with_prefix(id, Arc::new(spec), prompt.prefix.clone(), limits),
+            lane,
+            speculation,
+            api_key,
+            target: None,
+            draft: None,
+            no_draft_since: None,
+            failures: TargetFailures::default(),
+            marks: Arc::clone(&prompt.marks),
+            numerics_id: None,
+            round: Round::default(),
+            agreement: Agreement::default(),
+            lookups: Lookups::new(prediction, prompt.prefix.len()),
+            lookup_draft: None,
+            pending_proposal: None,
+            submitted_at: now,
+            waiting_since: now,
+            no_target_deadline: now,
+            expires_at: may_expire.then(|| now + config.queue_wait),
+            forward_sequences: [0; 2],
+            is_replay: false,
+            is_preempted: false,
+            timer: None,
+            disabled_reason: None,
+            cached: CachedPrompt::default(),
+            trial: Trial::default(),
+        }
+    }
+
     pub(super) fn worker(&self, role: Role) -> Option<WorkerKey> {
         let reservation = match role {
             Role::Draft => &self.draft,
@@ -177,7 +220,7 @@ impl ActiveSequence {
             cached_tokens: self.cached.tokens().min(self.sequence.spec().prompt_len.saturating_sub(1).into()),
             accepted_prediction_tokens: appeared,
             rejected_prediction_tokens: not_yet,
-            disabled_reason: self.disabled_reason,
+            disabled_reason: self.disabled_reason.map(DisabledReason::as_str),
         }
     }
 
@@ -192,6 +235,12 @@ impl ActiveSequence {
         if self.output_len() == 0 {
             self.cached.answered(reply);
         }
+    }
+
+    /// Whether its first step at its present target is not done. That step runs the whole context: the
+    /// prompt, or a replay.
+    pub(super) fn is_prefilling(&self) -> bool {
+        self.target.as_ref().is_some_and(Reservation::is_prefilling)
     }
 
     /// Number of ids: prompt and output.

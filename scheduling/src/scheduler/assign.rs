@@ -1,8 +1,8 @@
 //! Assignment of workers to sequences. Sequences without a target wait in one fair queue per model
 //! ([`crate::fair_queue`]) until a target has capacity: KV blocks within its credit, and few enough prefills
-//! in progress. Sequences that lost their target wait in a separate queue. It is served first and within a
-//! budget ([`crate::replay_budget`]), so that a mass failover is processed in order and new sequences still
-//! get turns.
+//! in progress. Sequences that lost their target wait in a separate queue, unless it refused them before
+//! their first token. That queue is served first and within a budget ([`crate::replay_budget`]), so that a
+//! mass failover is processed in order and new sequences still get turns.
 
 use std::time::Duration;
 
@@ -189,7 +189,10 @@ impl SchedulerState {
             }
             Role::Target => {
                 active.failures.left = lost;
-                active.is_replay = !active.is_preempted;
+                // A request that was refused before its first token is as new as others.
+                let is_refused = lost.is_some_and(|key| active.failures.refused_by.contains(&key));
+                let is_new = is_refused && active.output_len() == 0;
+                active.is_replay = !active.is_preempted && !is_new;
                 self.wait_for_target(active);
             }
             Role::Draft => {
@@ -206,7 +209,8 @@ impl SchedulerState {
             return self.try_assign_target(active);
         }
         let model = active.lane.key.model.clone();
-        let rate = f64::from(self.config.replay_ids_per_second) * f64::from(self.workers.num_targets(&model));
+        let num_targets = self.workers.num_targets(&model).max(1);
+        let rate = f64::from(self.config.replay_ids_per_second) * f64::from(num_targets);
         let next = self.replays.get(&model).map_or(self.now, |budget| budget.next_at(self.now, rate));
         if next > self.now {
             self.replay_at = Some(self.replay_at.map_or(next, |at| at.min(next)));

@@ -17,8 +17,6 @@ pub(super) struct DelayedDecodes {
     by_target: BTreeMap<WorkerKey, Delay>,
     /// Targets to consider again.
     changed: BTreeSet<WorkerKey>,
-    /// Sequences with a delayed step and no target.
-    without_target: Vec<SequenceId>,
     /// The earliest end of a delay.
     until: Option<Duration>,
     /// Number of targets that were considered.
@@ -45,19 +43,19 @@ struct DelayedStep {
 impl DelayedDecodes {
     /// Delays the decode step of a sequence that has no step in flight.
     pub(super) fn push(&mut self, active: &ActiveSequence) {
-        let Some(target) = active.worker(Role::Target) else { return self.without_target.push(active.id) };
+        // A sequence that is ready has a target.
+        let Some(target) = active.worker(Role::Target) else { return };
         let step = DelayedStep { id: active.id, context_len: active.len(), begun_at: active.round.begun_at };
         self.by_target.entry(target).or_default().steps.push(step);
         self.changed.insert(target);
     }
 
-    /// Removes the delayed step of a sequence that ends, or delays it anew where it lost its target.
+    /// Removes the delayed step of a sequence that ends or loses its target.
     pub(super) fn leave(&mut self, id: SequenceId, target: Option<WorkerKey>) {
         if let Some((key, delay)) = target.and_then(|key| Some((key, self.by_target.get_mut(&key)?))) {
             delay.steps.retain(|step| step.id != id);
             self.changed.insert(key);
         }
-        self.without_target.push(id);
     }
 
     /// Records that a target's forward times, its decode steps in flight or its delayed steps changed.
@@ -86,14 +84,6 @@ impl DelayedDecodes {
 impl Scheduler {
     /// Begins delayed decode steps, for each target all of them or none.
     pub(super) fn begin_decode_rounds(&mut self) {
-        for id in std::mem::take(&mut self.state.delayed.without_target) {
-            match self.sequences.get(&id) {
-                Some(active) if active.worker(Role::Target).is_some() => self.state.delayed.push(active),
-                // It becomes ready again at its next target.
-                Some(_) => self.begin_decode_round(id),
-                None => {}
-            }
-        }
         let changed = self.state.delayed.take_changed(self.state.now);
         if changed.is_empty() {
             return;

@@ -12,11 +12,14 @@ use crate::draft_length::RoundTimes;
 
 impl SchedulerState {
     /// Learns from one forward pass of a worker. One with prompt rows shows how much time these add for the
-    /// other rows.
+    /// other rows, if it has any.
     pub(super) fn on_timing(&mut self, key: WorkerKey, timing: &StepTiming) {
-        let round_rows = timing.rows.saturating_sub(timing.prefill_rows);
-        let is_informative = round_rows > 0 && timing.sequences > 0;
+        let is_informative = timing.rows > 0 && timing.sequences > 0;
         let Some(worker) = self.workers.get_mut(key).filter(|_| is_informative) else { return };
+        let round_rows = timing.rows.saturating_sub(timing.prefill_rows);
+        if round_rows == 0 {
+            return worker.cost.prompts.observe_alone();
+        }
         let forward = ForwardShape::measured(round_rows, timing.sequences, timing.kv_tokens);
         if timing.prefill_rows == 0 {
             worker.cost.observe_forward(forward, timing.compute);
@@ -46,6 +49,8 @@ impl SchedulerState {
         };
         if role == Role::Target {
             active.forward_sequences[0] = timing.sequences;
+            // The step is sent again with the context that the target has lost.
+            active.round.has_prompt |= matches!(reply.body, ReplyBody::NeedContext { .. });
         }
         let round = active.round;
         let (requested_at, forwards) = match role {
@@ -64,8 +69,11 @@ impl SchedulerState {
                 }
                 (pending.at, pending.num_draft_tokens.saturating_sub(reply.num_ahead))
             }
-            Role::Target if !round.has_prompt => (round.verify_at.unwrap_or(now), 1),
-            Role::Target => return,
+            // A prompt or replay may run in several forwards, of which the reply reports only the last.
+            Role::Target => match round.verify_at.filter(|_| !round.has_prompt) {
+                Some(verify_at) => (verify_at, 1),
+                None => return,
+            },
         };
         let worked = timing.queue.saturating_add(timing.compute.saturating_mul(forwards));
         worker.cost.observe_wire(now.saturating_sub(requested_at), worked);
@@ -139,7 +147,7 @@ impl SchedulerState {
             return;
         }
         let (target, draft) = (active.worker(Role::Target), active.worker(Role::Draft));
-        let Some(workers) = self.workers.lane_workers(&active.lane.key.model, target, draft) else { return };
+        let Some(workers) = self.workers.lane_workers(target, draft) else { return };
         let times = RoundTimes {
             num_draft_tokens: round.num_requested,
             draft_rows: round.draft_rows,

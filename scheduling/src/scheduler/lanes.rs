@@ -13,6 +13,7 @@ use speculation::sequence::{DueFeed, FEED_LAG};
 use speculation::tree::DraftOutcome;
 
 pub use self::explanation::{LaneExplanation, LookupExplanation};
+use super::disabled_reason::DisabledReason;
 use super::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use crate::cost::WorkerCost;
 use crate::draft_length::{DraftLength, JointChoice, LaneView, Load, LookupLength, Pace, RoundTimes, Rules};
@@ -84,8 +85,6 @@ impl TemperatureBand {
 pub(super) struct LaneWorkers<'a> {
     pub(super) target: &'a WorkerCost,
     pub(super) draft: &'a WorkerCost,
-    /// Number of targets that serve the model.
-    pub(super) num_targets: u32,
     /// This scheduler's sequences at the target.
     pub(super) target_sequences: u32,
     /// This scheduler's sequences at the draft worker.
@@ -103,7 +102,7 @@ pub(super) struct LaneChoice {
     /// Maximum tokens of a tree; the draft is a chain unless this exceeds `num_draft_tokens`.
     pub(super) num_tree_tokens: u32,
     /// Why the operator's policy set it to 0, if it did.
-    pub(super) held_back: Option<&'static str>,
+    pub(super) held_back: Option<DisabledReason>,
     /// The lane's draft length; absent if this round is a probe of another one.
     pub(super) lane_draft_length: Option<u32>,
 }
@@ -152,7 +151,7 @@ struct Lane {
     /// Mean length of the lane's sequences.
     context_len: f64,
     k: u32,
-    held_back: Option<&'static str>,
+    held_back: Option<DisabledReason>,
 }
 
 /// The lane that a sequence joined.
@@ -239,28 +238,34 @@ impl Lanes {
     }
 
     /// Chooses the draft length of the next round of one of the lane's sequences, of which the draft worker
-    /// lacks `draft_lag` ids.
-    pub(super) fn choose(&mut self, id: LaneId, workers: &LaneWorkers<'_>, draft_lag: u32) -> LaneChoice {
+    /// lacks `draft_lag` ids. `num_targets` counts the targets that share the model's sequences; it is called
+    /// once per lane round.
+    pub(super) fn choose(
+        &mut self,
+        id: LaneId,
+        workers: &LaneWorkers<'_>,
+        num_targets: impl FnOnce() -> u32,
+        draft_lag: u32,
+    ) -> LaneChoice {
         let running = self.lane_mut(id).running;
         let choice = match self.lane_mut(id).draft_length.next_in_lane_round(running) {
             Some(choice) => choice,
             None => {
                 let supports_trees =
                     workers.max_tree_tokens > 0 && self.policy.tree_tokens == DraftTokens::Auto;
-                let load = self.load(id, (workers.num_targets, workers.draft_sequences));
+                let load = self.load(id, (num_targets(), workers.draft_sequences));
                 let load = Load { supports_trees, draft_lag, shares_cores: workers.shares_cores, ..load };
                 self.lane_mut(id).draft_length.choose(load, workers.target, workers.draft)
             }
         };
+        let is_crowded = self.is_crowded(id, workers.target_sequences);
         let lane = self.lane_mut(id);
-        let policy = &lane.policy;
-        let is_crowded = policy.max_batch_for_speculation.is_some_and(|most| workers.target_sequences > most);
         // Probes continue; otherwise a rise in acceptance would go unnoticed.
         let is_poor = !choice.is_probe
-            && lane.draft_length.acceptance_rate().is_some_and(|rate| rate < policy.min_acceptance);
+            && lane.draft_length.acceptance_rate().is_some_and(|rate| rate < lane.policy.min_acceptance);
         lane.held_back = match () {
-            () if is_crowded => Some("lane_max_batch"),
-            () if is_poor => Some("lane_min_acceptance"),
+            () if is_crowded => Some(DisabledReason::LaneMaxBatch),
+            () if is_poor => Some(DisabledReason::LaneMinAcceptance),
             () => None,
         };
         // A probe feeds no prompts.
@@ -278,6 +283,12 @@ impl Lanes {
         LaneChoice { num_draft_tokens, num_tree_tokens, held_back: lane.held_back, lane_draft_length }
     }
 
+    /// Whether a target has more sequences than the lane's policy allows for drafts of any kind.
+    pub(super) fn is_crowded(&self, id: LaneId, target_sequences: u32) -> bool {
+        let policy = &self.lanes[id.0 as usize].policy;
+        policy.max_batch_for_speculation.is_some_and(|most| target_sequences > most)
+    }
+
     /// Load that a lane shares its workers with: the lanes of its model.
     fn load(&self, id: LaneId, (num_targets, draft_sequences): (u32, u32)) -> Load {
         let own = &self.lanes[id.0 as usize];
@@ -288,7 +299,6 @@ impl Lanes {
             .enumerate()
             .filter(same_model)
             .map(|(index, lane)| {
-                let pace = lane.draft_length.pace(lane.running);
                 // Other lanes must not delay a lane that may not draft.
                 let joint = match lane.held_back {
                     None => lane.draft_length.joint(),
@@ -300,7 +310,7 @@ impl Lanes {
                     k: lane.k,
                     num_leaves,
                     context: lane.context_len,
-                    pace,
+                    round_us: lane.draft_length.pace(1).round_us,
                     joint,
                 };
                 (index, view)
@@ -320,7 +330,8 @@ impl Lanes {
     }
 
     /// Chooses how many tokens of a lookup draft are worth verifying; see `DraftLength::choose_lookup`.
-    /// `target` is the cost of the sequence's target and the number of targets that serve the model.
+    /// `target` is the cost of the sequence's target and the number of targets that share the model's
+    /// sequences.
     pub(super) fn choose_lookup(
         &self,
         id: LaneId,

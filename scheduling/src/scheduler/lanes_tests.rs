@@ -31,7 +31,6 @@ fn workers<'a>(target: &'a WorkerCost, draft: &'a WorkerCost) -> LaneWorkers<'a>
     LaneWorkers {
         target,
         draft,
-        num_targets: 1,
         target_sequences: 2,
         draft_sequences: 2,
         shares_cores: false,
@@ -42,7 +41,7 @@ fn workers<'a>(target: &'a WorkerCost, draft: &'a WorkerCost) -> LaneWorkers<'a>
 /// Runs 200 rounds that accept the tokens of `accepted` in a cycle.
 fn run(lanes: &mut Lanes, lane: LaneId, workers: &LaneWorkers<'_>, accepted: &[u32]) -> Vec<LaneChoice> {
     let round = |i: usize| {
-        let chosen = lanes.choose(lane, workers, 0);
+        let chosen = lanes.choose(lane, workers, || 1, 0);
         let (k, accepted) = (chosen.num_draft_tokens, accepted[i % accepted.len()]);
         let judged = DraftOutcome { num_positions: k, num_first: accepted.min(k), mismatch: None };
         lanes.on_verified(lane, &judged, 100);
@@ -75,7 +74,7 @@ fn a_probe_asks_only_draft_workers_that_have_the_prompt() {
     let workers = workers(&target, &draft);
     // Two sequences take turns; one of them was fed.
     let chosen: Vec<[LaneChoice; 2]> =
-        (0..100).map(|_| [0, FEED_LAG + 1].map(|lag| lanes.choose(lane, &workers, lag))).collect();
+        (0..100).map(|_| [0, FEED_LAG + 1].map(|lag| lanes.choose(lane, &workers, || 1, lag))).collect();
     let drafted = |turn: usize| chosen.iter().filter(|chosen| chosen[turn].num_draft_tokens > 0).count();
     assert!(drafted(0) > 0, "no probe came");
     assert_eq!(drafted(1), 0);
@@ -90,7 +89,7 @@ fn those_that_wait_for_a_target_share_no_forward() {
     lanes.set_running(busy, false);
     let (target, draft) = (flat(20_000), flat(1_000));
     for lane in [busy, waiting] {
-        lanes.choose(lane, &workers(&target, &draft), 0);
+        lanes.choose(lane, &workers(&target, &draft), || 1, 0);
     }
     let explained = lanes.explain();
     let loads = explained.iter().map(|lane| lane.choice.load.expect("the lane has chosen a draft length"));
@@ -105,10 +104,10 @@ fn a_lane_that_lost_most_of_its_sequences_soon_decides_anew() {
     let lane = lanes.join(key("code")).0.id;
     (0..512).for_each(|_| lanes.set_running(lane, true));
     let (target, draft) = (flat(20_000), flat(1_000));
-    lanes.choose(lane, &workers(&target, &draft), 0);
+    lanes.choose(lane, &workers(&target, &draft), || 1, 0);
     (0..510).for_each(|_| lanes.set_running(lane, false));
     for _ in 0..4 {
-        lanes.choose(lane, &workers(&target, &draft), 0);
+        lanes.choose(lane, &workers(&target, &draft), || 1, 0);
     }
     assert_eq!(lanes.explain()[0].choice.lane_rounds, 2, "two of the first round were left");
 }
@@ -123,8 +122,8 @@ fn policy_keeps_a_lane_from_drafting_but_for_probes() {
     let mut lanes = lanes(policy(&[("poor", poor), ("crowded", crowded), ("short", short)]));
     let workers = workers(&target, &draft);
     for (task, least, most, reason) in [
-        ("poor", 8, 80, Some("lane_min_acceptance")),
-        ("crowded", 0, 0, Some("lane_max_batch")),
+        ("poor", 8, 80, Some(DisabledReason::LaneMinAcceptance)),
+        ("crowded", 0, 0, Some(DisabledReason::LaneMaxBatch)),
         ("short", 190, 200, None),
     ] {
         let lane = lanes.join(key(task)).0.id;

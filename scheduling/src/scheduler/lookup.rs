@@ -90,7 +90,8 @@ impl SchedulerState {
         policy.suffix_drafts && pinned() != Some(0)
     }
 
-    /// Returns the lookup draft that promises most, if one promises more than the round without it.
+    /// Returns the lookup draft that promises most, if one promises more than the round without it. The
+    /// lane's limit on sequences at a target holds for lookup drafts too: their rows take time as well.
     pub(super) fn choose_lookup(
         &self,
         active: &ActiveSequence,
@@ -98,13 +99,15 @@ impl SchedulerState {
     ) -> Option<LookupDraft> {
         let target = self.workers.get(active.worker(Role::Target)?)?;
         let (lane, ids) = (active.lane.id, active.sequence.ids());
-        let num_targets = self.workers.num_targets(&active.lane.key.model);
+        if self.lanes.is_crowded(lane, target.load) {
+            return None;
+        }
         let max_tokens = (baseline.max_tokens as usize).min(MAX_DRAFT_TOKENS);
         let drafts = LookupSource::ALL.into_iter().filter_map(|source| {
             let mut found = active.lookups.find(source, ids, max_tokens)?;
             let rates = (self.lanes.lookup_rates(lane, source), &active.lookups.rates[source as usize]);
             let reached = reach_probabilities(source, rates, (found.match_len, found.token_ids.len()));
-            let target = (&target.cost, num_targets);
+            let target = (&target.cost, self.workers.num_targets(&active.lane.key.model));
             let length = self.lanes.choose_lookup(lane, &reached, target, baseline.asks_worker)?;
             found.token_ids.truncate(length.num_draft_tokens as usize);
             Some((length.tokens_per_second, LookupDraft { source, token_ids: found.token_ids }))

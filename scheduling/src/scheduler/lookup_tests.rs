@@ -14,7 +14,7 @@ use super::super::events::{
     ClientEvent, Frame, NewSequence, Prompt, SpeculationUsage, StepTiming, WorkerInfo,
 };
 use super::super::lanes::{LaneKey, TemperatureBand};
-use super::super::policy::{DraftTokens, PolicyConfig, SpeculationRequest};
+use super::super::policy::{DraftTokens, LanePolicy, PolicyConfig, SpeculationRequest};
 use super::super::{Command, Event, Scheduler, SchedulerConfig, WorkerKey};
 use super::*;
 use crate::cost::StepTimePoint;
@@ -51,24 +51,29 @@ struct Asked<'a> {
     speculation: SpeculationRequest,
     acceptance: AcceptanceMode,
     temperature: f32,
+    /// The lane's limit on sequences at a target.
+    max_batch: Option<u32>,
 }
 
 impl<'a> Asked<'a> {
     fn of(prompt: &'a [TokenId], output: &'a [TokenId]) -> Self {
-        let (prediction, suffix_drafts, speculation, acceptance) = Default::default();
-        Self { prompt, output, prediction, suffix_drafts, speculation, acceptance, temperature: 0.0 }
+        let (prediction, suffix_drafts, speculation, acceptance, max_batch) = Default::default();
+        let temperature = 0.0;
+        Self { prompt, output, prediction, suffix_drafts, speculation, acceptance, temperature, max_batch }
     }
 }
 
 impl World {
     fn new(asked: &Asked<'_>, with_draft_worker: bool) -> Self {
-        let policy = PolicyConfig {
+        let mut policy = PolicyConfig {
             draft_tokens: DraftTokens::Auto,
             max_draft_tokens: 16,
             tree_tokens: DraftTokens::Fixed(0),
             suffix_drafts: asked.suffix_drafts,
             lanes: BTreeMap::new(),
         };
+        let lane = LanePolicy { max_batch_for_speculation: asked.max_batch, ..policy.lane("") };
+        policy.lanes.insert(String::new(), lane);
         let minute = Duration::from_secs(60);
         let mut world = Self {
             scheduler: Scheduler::new(SchedulerConfig {
@@ -303,6 +308,18 @@ fn a_request_that_wants_no_drafts_gets_none_and_is_told_what_appeared() {
     assert_eq!((world.drafts.len(), world.num_verified), (0, 60));
     let usage = world.usage.unwrap();
     assert_eq!((usage.accepted_prediction_tokens, usage.rejected_prediction_tokens), (60, 40));
+}
+
+#[test]
+fn a_crowded_target_verifies_no_lookup_drafts_even_without_a_draft_worker() {
+    let file = text(100, 100);
+    for (max_batch, is_drafted) in [(Some(0), false), (Some(1), true), (None, true)] {
+        for with_draft_worker in [false, true] {
+            let asked = Asked { prediction: Some(&file), max_batch, ..Asked::of(&[1, 2, 3], &file) };
+            let world = run(&asked, with_draft_worker);
+            assert_eq!(!world.drafts.is_empty(), is_drafted, "{max_batch:?} {with_draft_worker}");
+        }
+    }
 }
 
 #[test]

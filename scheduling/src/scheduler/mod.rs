@@ -18,6 +18,7 @@ mod assign;
 mod cached_prompt;
 mod delayed;
 pub mod demand;
+mod disabled_reason;
 mod drain;
 pub mod events;
 mod feedback;
@@ -41,22 +42,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
-use speculation::sequence::{Event as SequenceEvent, Sequence, SequenceConfig, Shadow};
-use speculation::spec::lane_number;
-use speculation::{Role, SequenceId, SequenceSpec};
+use speculation::sequence::{Event as SequenceEvent, Shadow};
+use speculation::{Role, SequenceId};
 
-use self::active::{ActiveSequence, Round, TargetFailures};
-use self::cached_prompt::CachedPrompt;
+use self::active::ActiveSequence;
 pub use self::events::{Command, Event, WorkerKey};
 use self::events::{Frame, NewSequence, Report, SequenceFailure};
 use self::feedback::Answer;
-use self::lookup::Lookups;
 use self::policy::PolicyConfig;
 pub use self::report::{SchedulerReport, WorkerReport};
-use self::shadows::Trial;
 use self::state::SchedulerState;
 use self::timers::TIMER_SLACK;
-use crate::agreement::Agreement;
 use crate::draft_length::Rules;
 
 /// Settings of the operator.
@@ -175,47 +171,14 @@ impl Scheduler {
     }
 
     fn submit(&mut self, new: NewSequence) {
-        let NewSequence { id, lane, spec, vocab_size, prompt, speculation, prediction, api_key, may_expire } =
-            new;
-        let limits = SequenceConfig { vocab_size, target_deadline: self.state.config.target_deadline };
-        let (lane, is_new_lane) = self.state.lanes.join(lane);
+        let (lane, is_new_lane) = self.state.lanes.join(new.lane.clone());
         if is_new_lane {
             let opened = Report::LaneOpened(lane.id, Arc::clone(&lane.key));
             self.state.commands.push(Command::Report(opened));
         }
-        let spec = SequenceSpec { lane: lane_number(&lane.key.task_type), ..spec };
-        let now = self.state.now;
-        let mut active = ActiveSequence {
-            id,
-            marks: Arc::clone(&prompt.marks),
-            sequence: Sequence::with_prefix(id, Arc::new(spec), prompt.prefix.clone(), limits),
-            lane,
-            speculation,
-            api_key,
-            target: None,
-            draft: None,
-            no_draft_since: None,
-            failures: TargetFailures::default(),
-            numerics_id: None,
-            round: Round::default(),
-            agreement: Agreement::default(),
-            lookups: Lookups::new(prediction, prompt.prefix.len()),
-            lookup_draft: None,
-            pending_proposal: None,
-            submitted_at: now,
-            waiting_since: now,
-            no_target_deadline: now,
-            expires_at: may_expire.then(|| now + self.state.config.queue_wait),
-            forward_sequences: [0; 2],
-            is_replay: false,
-            is_preempted: false,
-            timer: None,
-            disabled_reason: None,
-            cached: CachedPrompt::default(),
-            trial: Trial::default(),
-        };
+        let mut active = ActiveSequence::new(new, lane, self.state.now, &self.state.config);
         self.state.wait_for_target(&mut active);
-        self.sequences.insert(id, active);
+        self.sequences.insert(active.id, active);
     }
 
     fn worker_down(&mut self, key: WorkerKey) {

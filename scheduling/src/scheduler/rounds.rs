@@ -11,6 +11,7 @@ use speculation::{Role, SequenceId};
 
 use super::Scheduler;
 use super::active::{ActiveSequence, Round, RoundPhase};
+use super::disabled_reason::DisabledReason;
 use super::events::{Command, Report, WorkerKey};
 use super::lanes::LaneChoice;
 use super::lookup::{BaselineRound, LookupDraft};
@@ -21,7 +22,8 @@ use crate::draft_health::{Access, PROBE_TOKENS, predicted_proposal};
 /// every round.
 const ROUNDS_PER_DEADLINE: u64 = 64;
 
-/// How a round begins.
+/// How a round begins. By default it asks no draft worker.
+#[derive(Debug, Default)]
 struct RoundPlan {
     num_draft_tokens: u32,
     /// Maximum tokens of a tree; the draft is a chain unless this exceeds `num_draft_tokens`.
@@ -31,18 +33,12 @@ struct RoundPlan {
     /// The round is a probe of another draft length and must not be replaced by a lookup draft.
     is_probe: bool,
     /// Why nothing is drafted.
-    disabled_reason: Option<&'static str>,
+    disabled_reason: Option<DisabledReason>,
 }
 
 impl RoundPlan {
-    fn decode(reason: &'static str) -> Self {
-        Self {
-            num_draft_tokens: 0,
-            num_tree_tokens: 0,
-            is_health_probe: false,
-            is_probe: false,
-            disabled_reason: Some(reason),
-        }
+    fn decode(reason: DisabledReason) -> Self {
+        Self { disabled_reason: Some(reason), ..Self::default() }
     }
 }
 
@@ -50,8 +46,8 @@ impl Scheduler {
     /// Begins the rounds of all sequences that are ready.
     pub(super) fn begin_rounds(&mut self) {
         while let Some(id) = self.state.ready.pop_front() {
-            // Skip stale entries. Delayed: the target was lost during the delay, and the round begins at the
-            // new one. Not ready: the target was lost, and a new entry will follow.
+            // Skip stale entries: the target was lost and a new entry will follow, or the round began or is
+            // delayed because of another entry.
             let begins = |active: &ActiveSequence| {
                 active.sequence.is_ready() && active.round.phase != RoundPhase::Delayed
             };
@@ -94,10 +90,10 @@ impl SchedulerState {
     fn prepare_round(&mut self, active: &mut ActiveSequence) {
         let pinned = self.lanes.policy().pinned_draft_tokens(&active.lane.key.task_type, &active.speculation);
         let mut plan = self.plan_round(active, pinned);
-        let has_prompt = active.sequence.counters().rounds == 0;
+        let has_prompt = active.is_prefilling();
         active.lookup_draft = if has_prompt { None } else { self.look_up(active, &plan, pinned) };
         if active.lookup_draft.is_some() {
-            plan = RoundPlan { disabled_reason: None, ..RoundPlan::decode("") };
+            plan = RoundPlan::default();
         }
         let RoundPlan { num_draft_tokens: k, num_tree_tokens, is_health_probe, disabled_reason, .. } = plan;
         active.disabled_reason = disabled_reason;
@@ -134,8 +130,7 @@ impl SchedulerState {
     fn look_up(&self, active: &ActiveSequence, plan: &RoundPlan, pinned: Option<u32>) -> Option<LookupDraft> {
         let asks_worker = plan.num_draft_tokens > 0;
         let is_fixed = pinned.is_some() && asks_worker;
-        let is_barred = plan.disabled_reason == Some("lane_max_batch") || pinned == Some(0);
-        if is_fixed || is_barred || plan.is_health_probe || plan.is_probe {
+        if is_fixed || pinned == Some(0) || plan.is_health_probe || plan.is_probe {
             return None;
         }
         let policy = self.lanes.policy();
@@ -147,22 +142,25 @@ impl SchedulerState {
     /// `pinned` is the draft length fixed by the request or the operator.
     fn plan_round(&mut self, active: &ActiveSequence, pinned: Option<u32>) -> RoundPlan {
         match pinned {
-            _ if active.speculation.disables_drafting() => return RoundPlan::decode("request"),
-            Some(0) => return RoundPlan::decode("policy"),
-            _ if active.sequence.draft_refusal().is_some() => return RoundPlan::decode("draft_refused"),
+            _ if active.speculation.disables_drafting() => return RoundPlan::decode(DisabledReason::Request),
+            Some(0) => return RoundPlan::decode(DisabledReason::Policy),
+            _ if active.sequence.draft_refusal().is_some() => {
+                return RoundPlan::decode(DisabledReason::DraftRefused);
+            }
             _ => {}
         }
         let (target, draft) = (active.worker(Role::Target), active.worker(Role::Draft));
         let Some(draft_worker) = draft.and_then(|key| self.workers.get_mut(key)) else {
-            return RoundPlan::decode("no_draft_worker");
+            return RoundPlan::decode(DisabledReason::NoDraftWorker);
         };
         match draft_worker.health.access(self.now) {
             Access::Wait => {}
             Access::Probe if active.sequence.can_request_proposal(self.now) => {
                 draft_worker.health.probed(self.now);
-                return RoundPlan { is_health_probe: true, ..RoundPlan::decode("draft_silent") };
+                let reason = DisabledReason::DraftSilent;
+                return RoundPlan { is_health_probe: true, ..RoundPlan::decode(reason) };
             }
-            Access::Probe | Access::Skip => return RoundPlan::decode("draft_silent"),
+            Access::Probe | Access::Skip => return RoundPlan::decode(DisabledReason::DraftSilent),
         }
         let chosen = match pinned {
             Some(k) => Some(LaneChoice::fixed(k)),
@@ -170,10 +168,10 @@ impl SchedulerState {
         };
         let Some(LaneChoice { num_draft_tokens: k, num_tree_tokens: lane_tree, held_back, .. }) = chosen
         else {
-            return RoundPlan::decode("does_not_pay");
+            return RoundPlan::decode(DisabledReason::DoesNotPay);
         };
         let is_probe = chosen.is_some_and(|chosen| chosen.lane_draft_length.is_none());
-        let disabled_reason = (k == 0).then_some(held_back.unwrap_or("does_not_pay"));
+        let disabled_reason = (k == 0).then_some(held_back.unwrap_or(DisabledReason::DoesNotPay));
         let takes =
             target.and_then(|key| self.workers.get(key)).map_or(0, |target| target.info.max_tree_tokens);
         let pinned_tree = self.lanes.policy().pinned_tree_tokens(&active.speculation);
@@ -187,8 +185,9 @@ impl SchedulerState {
         target: Option<WorkerKey>,
         draft: Option<WorkerKey>,
     ) -> Option<LaneChoice> {
-        let workers = self.workers.lane_workers(&active.lane.key.model, target, draft)?;
-        let chosen = self.lanes.choose(active.lane.id, &workers, active.sequence.draft_lag());
+        let workers = self.workers.lane_workers(target, draft)?;
+        let num_targets = || self.workers.num_targets(&active.lane.key.model);
+        let chosen = self.lanes.choose(active.lane.id, &workers, num_targets, active.sequence.draft_lag());
         if let Some(k) = chosen.lane_draft_length {
             self.commands.push(Command::Report(Report::DraftLength(active.lane.id, k)));
         }
@@ -227,11 +226,14 @@ impl SchedulerState {
     }
 
     /// Records that the sequence's decode step, if one is in flight or delayed, is done at its target, or is
-    /// not sent there.
+    /// not sent there. At the next target another round begins, with a replay.
     pub(super) fn decode_answered(&mut self, active: &mut ActiveSequence) {
         match active.round.phase {
             RoundPhase::Begun => return,
-            RoundPhase::Delayed => return self.delayed.leave(active.id, active.worker(Role::Target)),
+            RoundPhase::Delayed => {
+                active.round.phase = RoundPhase::Begun;
+                return self.delayed.leave(active.id, active.worker(Role::Target));
+            }
             RoundPhase::DecodeInFlight => active.round.phase = RoundPhase::Begun,
         }
         if let Some(worker) = active.worker(Role::Target).and_then(|key| self.workers.get_mut(key)) {

@@ -35,7 +35,7 @@ pub(super) enum WaitKind {
     /// A replay that is a suspect. It needs a target without another suspect, so it waits in a separate queue
     /// and delays no other sequence while there is none.
     Suspect,
-    /// It is new, or was preempted.
+    /// It is new, was refused before its first token, or was preempted.
     Ordinary,
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use speculation::step::Work;
 use speculation::{
-    Draft, Proposal, Refusal, RefusalCause, Reply, ReplyBody, SamplingParams, Step, TokenSpan,
+    Draft, Proposal, Refusal, RefusalCause, Reply, ReplyBody, SamplingParams, SequenceSpec, Step, TokenSpan,
 };
 
 use super::demand::PoolDemand;
@@ -99,6 +99,7 @@ impl World {
             "pools" => self.pools(),
             "lanes" => self.lanes(),
             "prices" => self.prices(),
+            "network" => self.network(line),
             "dispatch" => self.event(Event::Dispatch),
             "wakeup" => match self.scheduler.next_wakeup() {
                 Some(at) => format!("at {} us", at.as_micros()),
@@ -200,6 +201,13 @@ impl World {
         self.scheduler.report().lanes.into_iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
+    /// `network NAME` prints the measured network delay of a worker.
+    fn network(&self, line: &Line) -> String {
+        let name = &line.words[0];
+        let worker = self.scheduler.state.workers.get(self.worker(name)).expect("the worker is connected");
+        format!("{name}: {:.0} us", worker.cost.wire_us())
+    }
+
     /// `drain NAME by operator` and `drain NAME undone` are orders of an operator; with `moving`, sequences
     /// move away.
     fn drain(&mut self, line: &Line) -> String {
@@ -246,8 +254,8 @@ impl World {
     /// step before). `what` is `propose=N` (N correct ids, or `right=N` of them), `accept=N` (N drafted ids
     /// and one more), `fed`, `need=N` (N ids are cached), `proposal` (which no target may send),
     /// `no_mask`, `too_large` or `refused` (a refusal by its cause). `took` is the duration of the forward
-    /// pass, `queued` the time before it, `prefill` its number of prompt rows beside the others, `cached` the
-    /// part of the context that was cached.
+    /// pass, `queued` the time before it, `prefill` its number of prompt rows beside the others (with
+    /// `prompt_only` there are no others), `cached` the part of the context that was cached.
     fn reply(&mut self, line: &Line) -> String {
         let (id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
         let sent = if line.has("late") { &self.steps_before } else { &self.steps };
@@ -278,6 +286,7 @@ impl World {
             ReplyBody::Refused(Refusal { cause, reason: reason.to_owned() })
         };
         let rows = match &step.work {
+            _ if line.has("prompt_only") => 0,
             Work::Verify { draft } => 1 + draft.token_ids.len() as u32,
             Work::Propose { .. } | Work::Feed => 1,
         };

@@ -107,13 +107,18 @@ impl Reservation {
     pub(super) fn awaits_reply(&self) -> bool {
         self.awaits_reply
     }
+
+    /// Whether the sequence's first step there is not done.
+    pub(super) fn is_prefilling(&self) -> bool {
+        self.prefilling > 0
+    }
 }
 
 /// All connected workers.
 #[derive(Debug, Default)]
 pub(super) struct Workers {
     workers: BTreeMap<WorkerKey, Worker>,
-    /// Targets of each model; read in every round.
+    /// Targets of each model.
     targets: BTreeMap<String, BTreeSet<WorkerKey>>,
     drafts: BTreeSet<WorkerKey>,
     /// Changes when a draft worker may have become able to take a sequence that found none.
@@ -224,11 +229,6 @@ impl Workers {
         self.is_served(model) && targets.all(is_draining)
     }
 
-    /// Number of targets that serve a model.
-    pub(super) fn num_targets(&self, model: &str) -> u32 {
-        self.targets.get(model).map_or(0, |targets| targets.len() as u32)
-    }
-
     /// Number of times that draft workers joined, freed blocks, stopped draining, or were meant for other
     /// sequences.
     pub(super) fn num_draft_changes(&self) -> u64 {
@@ -244,10 +244,9 @@ impl Workers {
         self.workers.values().any(|worker| worker.info.role == role)
     }
 
-    /// Returns the workers of a sequence of `model`; `None` if it lacks one.
+    /// Returns the workers of a sequence; `None` if it lacks one.
     pub(super) fn lane_workers(
         &self,
-        model: &str,
         target: Option<WorkerKey>,
         draft: Option<WorkerKey>,
     ) -> Option<LaneWorkers<'_>> {
@@ -255,7 +254,6 @@ impl Workers {
         Some(LaneWorkers {
             target: &target.cost,
             draft: &draft.cost,
-            num_targets: self.num_targets(model),
             target_sequences: target.load,
             draft_sequences: draft.load,
             shares_cores: target.info.shares_cores_with(&draft.info),

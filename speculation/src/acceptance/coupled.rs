@@ -1,4 +1,4 @@
-//! Coupled acceptance (contract B4, B8): drafted tokens are compared with the target's draw, not weighed by
+//! Coupled acceptance (contract B4, B9): drafted tokens are compared with the target's draw, not weighed by
 //! probability.
 
 use crate::{Draft, TokenId};

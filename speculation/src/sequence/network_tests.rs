@@ -118,7 +118,7 @@ impl World {
             Admission::NeedContext { cached_len, has_spec } => {
                 ReplyBody::NeedContext { cached_len, has_spec }
             }
-            Admission::Refused(reason) => ReplyBody::Refused(Refusal::failure(reason)),
+            Admission::Refused(refusal) => ReplyBody::Refused(refusal),
             Admission::Run => self.run(role, &step),
         };
         self.send(Frame::Reply(role, incarnation, Reply::to(&step, body)));

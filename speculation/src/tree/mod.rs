@@ -1,4 +1,4 @@
-//! Token trees (contract B8): several drafted ids for one position, all verified in one forward. A chain is a
+//! Token trees (contract B9): several drafted ids for one position, all verified in one forward. A chain is a
 //! tree without siblings, and its [`Draft::parents`] is empty.
 //!
 //! Rows are numbered as in a verification: row 0 is the context's last id, row i + 1 is drafted id i. A row's

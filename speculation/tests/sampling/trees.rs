@@ -1,4 +1,4 @@
-//! The guarantee of coupled mode for token trees (contract B8), checked with `==`: for any tree, the
+//! The guarantee of coupled mode for token trees (contract B9), checked with `==`: for any tree, the
 //! committed ids, their scores and the finish reason equal those of drawing one token at a time. Rows
 //! computed with wrong ancestors must be detected.
 

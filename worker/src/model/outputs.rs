@@ -11,6 +11,7 @@ use speculation::{Refusal, ReplyBody, Role, Work};
 
 use super::ModelExecutor;
 use super::batch_entry::BatchEntry;
+use crate::failed_forward::refuse_draw;
 use crate::role_logic::{OutputRows, RoleLogic, StepProgress};
 use crate::task::Task;
 
@@ -102,7 +103,7 @@ impl<D: RoleLogic> ModelExecutor<D> {
         let masks = match self.grammars.as_mut().map_or(Ok(Vec::new()), |grammars| grammars.take_masks(task))
         {
             Ok(masks) => masks,
-            Err(error) => return Some(self.refuse(task, error.into())),
+            Err(error) => return Some(refuse_draw(self, task, error.into())),
         };
         let vocab_size = logits.vocab_size();
         let decided = logits.rows_mut(decided);
@@ -130,7 +131,7 @@ impl<D: RoleLogic> ModelExecutor<D> {
     fn run_role_logic(&mut self, task: &mut Task, rows: OutputRows<'_>) -> Option<ReplyBody> {
         match self.role_logic.process_rows(task, rows) {
             Ok(decision) => self.apply_progress(task, decision),
-            Err(error) => Some(self.refuse(task, error.into())),
+            Err(error) => Some(refuse_draw(self, task, error.into())),
         }
     }
 
@@ -140,7 +141,7 @@ impl<D: RoleLogic> ModelExecutor<D> {
         match self.truncate_kv(task, keep) {
             Ok(()) => Some(body),
             Err(error) if error.is_fatal() => panic!("{error}"),
-            Err(error) => Some(self.refuse(task, Refusal::failure(error.to_string()))),
+            Err(error) => Some(refuse_draw(self, task, Refusal::failure(error.to_string()))),
         }
     }
 
@@ -162,13 +163,6 @@ impl<D: RoleLogic> ModelExecutor<D> {
                 Ok(())
             }
         }
-    }
-
-    /// Refuses a step whose draw failed; its context stays cached.
-    fn refuse(&mut self, task: &mut Task, refusal: Refusal) -> ReplyBody {
-        task.cached.truncate(task.step.start());
-        self.engine.truncate(self.slots[&task.slot], task.step.start());
-        ReplyBody::Refused(refusal)
     }
 }
 

@@ -71,8 +71,8 @@ impl StepExecutor for Blocks {
     }
 }
 
-pub(super) struct Bench {
-    pub(super) step_loop: StepLoop<Blocks>,
+pub(super) struct Bench<M = Blocks> {
+    pub(super) step_loop: StepLoop<M>,
     step_seq: u64,
 }
 
@@ -82,7 +82,12 @@ impl Bench {
     }
 
     pub(super) fn with_step_times(total: usize, times: &[v1::StepTimePoint]) -> Self {
-        let executor = Blocks { total, used: HashMap::new(), next: 0 };
+        Self::of(Blocks { total, used: HashMap::new(), next: 0 }, times)
+    }
+}
+
+impl<M: StepExecutor> Bench<M> {
+    pub(super) fn of(executor: M, times: &[v1::StepTimePoint]) -> Self {
         Self { step_loop: StepLoop::new(executor, times, WorkerMetrics::new(&Metrics::new())), step_seq: 0 }
     }
 

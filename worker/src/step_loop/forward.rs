@@ -39,12 +39,15 @@ impl<M: StepExecutor> StepLoop<M> {
             self.running = others;
             return timing;
         }
-        for task in &mut self.running {
+        let (prefill, cached) = (prefill_left(&self.running), num_cached(self.running.iter()));
+        let mut advanced = self.executor.advance(&mut self.running, batch.prompt_rows);
+        let prefill_now_left = prefill_left(&self.running);
+        let finished = advanced.iter().flatten().map(|(task, _)| task);
+        let newly_cached = num_cached(self.running.iter().chain(finished)).saturating_sub(cached);
+        let finished = advanced.iter_mut().flatten().map(|(task, _)| task);
+        for task in self.running.iter_mut().filter(|task| task.has_run).chain(finished) {
             task.first_forward.get_or_insert(began);
         }
-        let prefill = prefill_left(&self.running);
-        let advanced = self.executor.advance(&mut self.running, batch.prompt_rows);
-        let prefill_now_left = prefill_left(&self.running);
         // Keep tasks in order of age. If tasks left out of this forward always came first, a step that found
         // no free rows could starve.
         self.running.append(&mut others);
@@ -55,7 +58,8 @@ impl<M: StepExecutor> StepLoop<M> {
             Ok(finished) => {
                 let after = self.executor.stats();
                 timing.rows = (after.rows - before.rows) as u32;
-                timing.prefill_rows = prefill.saturating_sub(prefill_now_left).min(timing.rows);
+                let progress = prefill.saturating_sub(prefill_now_left);
+                timing.prefill_rows = progress.saturating_sub(newly_cached).min(timing.rows);
                 timing.kv_tokens = after.kv_tokens - before.kv_tokens;
                 timing.sequences = (after.sequences - before.sequences) as u32;
                 let took = began.elapsed();
@@ -110,8 +114,13 @@ fn prefill_left(tasks: &VecDeque<Task>) -> u32 {
     prefill_rows(tasks.iter().map(Task::rows_left))
 }
 
-/// Mean time until the first forward of these steps, in microseconds. Waits for steps of other sequences are part
-/// of it: otherwise a router would take them for network time.
+/// Number of these tasks' context ids whose KV came from the prefix cache: no forward computes them.
+fn num_cached<'a>(tasks: impl Iterator<Item = &'a Task>) -> u32 {
+    tasks.map(|task| task.num_cached).sum()
+}
+
+/// Mean time until the first forward of these steps, in microseconds. Waits for steps of other sequences are
+/// part of it: otherwise a router would take them for network time.
 fn mean_queue_us(finished: &[(Task, ReplyBody)]) -> u64 {
     let waited: u128 = finished.iter().map(|(task, _)| task.queue_time().as_micros()).sum();
     (waited / finished.len().max(1) as u128) as u64

@@ -4,11 +4,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use speculation::SequenceSpec;
+use speculation::{SequenceSpec, TokenId};
 use tokio::sync::oneshot::error::TryRecvError;
 
 use super::bench::*;
 use super::*;
+use crate::model;
 
 #[test]
 fn steps_of_one_sequence_run_in_order_and_others_beside_them() {
@@ -87,6 +88,44 @@ fn the_wait_of_an_admitted_step_for_its_forward_is_queue_time() {
     assert!(u128::from(timing.queue_us) >= wait.as_micros(), "{timing:?}");
 }
 
+/// The executor runs one task per forward, so the second one waits for the first one's forward.
+#[test]
+fn the_wait_of_a_step_that_gets_no_rows_is_queue_time() {
+    let mut bench = Bench::new(100);
+    let _replies = bench.open(1, 1);
+    let steps = vec![bench.step(1, 1, &[], &[1]), bench.step(2, 1, &[], &[2])];
+    bench.receive((1, 1), steps, &[]);
+    bench.step_loop.admit_waiting();
+    let wait = Duration::from_millis(10);
+    let queue_us = [Duration::ZERO, wait].map(|wait| {
+        std::thread::sleep(wait);
+        let Decision::Run(batch) = bench.step_loop.next_forward() else { panic!("nothing else is awaited") };
+        u128::from(bench.step_loop.forward(&batch).queue_us)
+    });
+    assert!(bench.step_loop.running.is_empty(), "each forward ran one of them");
+    assert!(queue_us[1] >= wait.as_micros(), "{queue_us:?}");
+}
+
+/// Counted as prefill, ids from the prefix cache hid the rows of other steps in the same forward: 2 rows of a
+/// round and 8 of a prompt were 10 prefill rows.
+#[test]
+fn ids_from_the_prefix_cache_are_no_prefill_rows() {
+    let mut bench = Bench::of(model::tests::executor(1 << 20), &[]);
+    let mut replies = bench.open(1, 1);
+    let prompt: Vec<TokenId> = (100..156).collect();
+    let first = bench.step(1, 1, &[], &prompt);
+    bench.send(1, vec![first], &[]);
+    let steps = vec![bench.step(1, 1, &prompt, &[9, 9]), bench.step(2, 1, &[], &prompt)];
+    bench.receive((1, 1), steps, &[]);
+    bench.step_loop.admit_waiting();
+    let Decision::Run(batch) = bench.step_loop.next_forward() else { panic!("nothing else is awaited") };
+    let timing = bench.step_loop.forward(&batch);
+    // Three blocks of 16 ids are cached.
+    assert_eq!((timing.rows, timing.prefill_rows), (10, 8), "{timing:?}");
+    bench.step_loop.flush(&timing);
+    assert_eq!(read(&mut replies), [said(1, "fed 56"), said(1, "fed 58"), said(2, "fed 56")]);
+}
+
 /// The queue of a sequence is bounded, and so is the queue of all of them.
 #[test]
 fn steps_that_newer_ones_displace_leave_nothing_behind() {
@@ -109,6 +148,24 @@ fn a_sequence_that_never_fits_is_refused_with_the_setting_to_raise() {
         "{read:?}"
     );
     assert_eq!(bench.blocks_used(), 0);
+}
+
+/// Three failures in a row open a target's circuit breaker: three long requests, or three with a grammar.
+#[test]
+fn a_step_beyond_the_workers_limits_is_refused_with_its_cause() {
+    let mut bench = Bench::new(2_000);
+    let mut replies = bench.open(1, 1);
+    let long = bench.step(1, 1, &[], &[1; 1_001]);
+    let spec = SequenceSpec { grammar: Some("{}".to_owned()), ..SequenceSpec::default() };
+    let masked = Step { spec: Some(Arc::new(spec)), ..bench.step(2, 1, &[], &[1]) };
+    let malformed = bench.step(3, 1, &[], &[1_000]);
+    bench.send(1, vec![long, masked, malformed], &[]);
+    let causes = ["REFUSAL_CAUSE_CAPACITY", "REFUSAL_CAUSE_GRAMMAR", "REFUSAL_CAUSE_UNSPECIFIED"];
+    let read = read(&mut replies);
+    assert_eq!(read.len(), causes.len(), "{read:?}");
+    for ((_, words), cause) in read.iter().zip(causes) {
+        assert!(words.starts_with(&format!("{cause}: ")), "{words} lacks {cause}");
+    }
 }
 
 #[test]

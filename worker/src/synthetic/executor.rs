@@ -198,7 +198,9 @@ impl StepExecutor for SyntheticExecutor {
         self.forward(tasks, &shares);
         let mut bodies: HashMap<usize, ReplyBody> = HashMap::new();
         for share in &shares {
-            if let Some(body) = self.process_chunk(&mut tasks[share.index], share) {
+            let task = &mut tasks[share.index];
+            task.has_run = true;
+            if let Some(body) = self.process_chunk(task, share) {
                 bodies.insert(share.index, body);
             }
         }

@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::{Lane, LaneId, LaneKey, Lanes};
 use crate::draft_length::Explanation;
 use crate::lookup_rates::LookupSource;
+use crate::scheduler::disabled_reason::DisabledReason;
 use crate::scheduler::policy::LanePolicy;
 
 /// One lane in the report of `/debug/lanes`.
@@ -56,7 +57,7 @@ impl Lanes {
                 sequences: lane.sequences,
                 running: lane.running,
                 policy: lane.policy,
-                held_back: lane.held_back,
+                held_back: lane.held_back.map(DisabledReason::as_str),
                 output_p90: lane.outputs.p90(),
                 lookup: lane.explain_lookup(),
                 choice: lane.draft_length.explain(),

@@ -60,10 +60,8 @@ fn delayed_steps_are_considered_where_something_changed() {
     assert!(sent.contains("send t1: c") && sent.contains("send t1: a") && !sent.contains("t2"), "{sent}");
     assert_eq!(considered(&world), before + 1, "only t1 changed");
     // One that is delayed is preempted and gets the same target again: its step is sent once.
-    for line in ["preempt d t2", "dispatch", "reply b t2 accept=0 at=31ms"] {
-        world.run(line);
-    }
-    let sent = world.run("dispatch");
+    let lines = ["preempt d t2", "dispatch", "reply b t2 accept=0 at=31ms", "dispatch"];
+    let sent = lines.map(|line| world.run(line)).join("\n");
     assert_eq!(sent.matches("send t2: d").count(), 1, "{sent}");
 }
 

@@ -72,6 +72,16 @@ impl Workers {
         self.candidates(request).next().is_some()
     }
 
+    /// Number of targets that share the sequences of a model: those that have any, and those that may get
+    /// some because they neither drain nor are silent.
+    pub(in crate::scheduler) fn num_targets(&self, model: &str) -> u32 {
+        let takes_part = |target: &&Worker| {
+            target.load > 0 || !(target.draining.is_active() || target.target_health.is_silent())
+        };
+        let targets = self.targets.get(model).into_iter().flatten();
+        targets.filter_map(|key| self.workers.get(key)).filter(takes_part).count() as u32
+    }
+
     /// Whether every connected target of the model refused the sequence.
     pub(in crate::scheduler) fn all_refused(&self, request: &PlacementRequest<'_>) -> bool {
         let targets = self.targets.get(request.model);

@@ -117,6 +117,35 @@ fn prefills_under_way_at_a_target_are_bounded() {
 }
 
 #[test]
+fn a_target_without_sequences_that_gets_none_shares_no_load() {
+    let (mut workers, marks) = (Workers::default(), PrefixMarks::default());
+    (1..=3).for_each(|key| workers.join(Duration::ZERO, WorkerKey(key), target()));
+    assert_eq!((workers.num_targets("m"), workers.num_targets("other")), (3, 0));
+    let request = placement_request(10, 10, &marks);
+    let mut reservation = workers.reserve_target(&request, None).unwrap();
+    let key = reservation.key;
+    workers.set_listed(key, false);
+    assert_eq!(workers.num_targets("m"), 3, "its sequence is still there");
+    workers.request_sent(&mut reservation, Duration::ZERO);
+    let worker = workers.get(key).unwrap();
+    let silent_at = worker.target_health.silent_at(worker.expected_steps()).unwrap();
+    workers.release(reservation);
+    assert_eq!(workers.num_targets("m"), 2);
+    workers.set_listed(key, true);
+    assert_eq!(workers.num_targets("m"), 3);
+    // The same for one that does not answer.
+    let mut reservation = workers.reserve_target(&request, None).unwrap();
+    assert_eq!(reservation.key, key);
+    workers.request_sent(&mut reservation, Duration::ZERO);
+    assert_eq!(workers.newly_silent(silent_at), [key]);
+    assert_eq!(workers.num_targets("m"), 3);
+    workers.release(reservation);
+    assert_eq!(workers.num_targets("m"), 2);
+    workers.frame_received(key, silent_at);
+    assert_eq!(workers.num_targets("m"), 3);
+}
+
+#[test]
 fn a_candidate_is_compared_with_the_fastest_draft_that_serves() {
     let mut workers = Workers::default();
     let draft = |model: &str, micros: Option<u64>, is_shadow| {
