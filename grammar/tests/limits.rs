@@ -137,6 +137,16 @@ fn recursive_and_moderately_nested_grammars_compile() {
     let mut ring = chain(50, |next| json!({ "type": "array", "items": next }));
     ring["$defs"]["d50"] = json!({ "anyOf": [{ "$ref": "#/$defs/d0" }, { "type": "integer" }] });
     let document = json!({ "type": "object", "properties": { "child": { "$ref": "#" } } });
+    // The schemas of several tools.
+    let whole = |name: &str| {
+        json!({ "type": "object", "properties": { "child": { "$ref": format!("#/$defs/{name}") } },
+            "$defs": { "a": { "type": "integer" } } })
+    };
+    let documents = json!({
+        "$defs": { "tool0": whole("tool0"), "tool1": whole("tool1/$defs/a") },
+        "type": "array",
+        "items": { "anyOf": [{ "$ref": "#/$defs/tool0" }, { "$ref": "#/$defs/tool1" }] }
+    });
     let inherits = json!({
         "$defs": {
             "base": { "type": "object", "properties": { "id": { "type": "integer" } } }
@@ -147,6 +157,7 @@ fn recursive_and_moderately_nested_grammars_compile() {
         ("a tree", json_schema(&tree)),
         ("a ring", json_schema(&ring)),
         ("the document itself", json_schema(&document)),
+        ("documents among the definitions", json_schema(&documents)),
         ("a base", json_schema(&inherits)),
         ("the deepest chain", json_schema(&chain(198, |next| json!({ "type": "array", "items": next })))),
         (

@@ -18,6 +18,7 @@ use tonic::service::Routes;
 use crate::admission::Admission;
 use crate::api::cors::allow_origins;
 use crate::api::grpc::grpc_service;
+use crate::api::grpc_key::require_key;
 use crate::api::http::{admin_app, http_app};
 use crate::api::openai::respond::KEEP_ALIVE;
 use crate::api::vllm_grpc::vllm_grpc_service;
@@ -174,6 +175,7 @@ impl Sockets {
             .add_service(reflection)
             .add_service(grpc_service(state.clone()))
             .add_service(vllm_grpc_service(state.clone()));
+        let services = require_key(state.clone(), services);
         Listener::new(self.grpc, tls.clone(), connections).serve_grpc("grpc", services, &lifetime);
         serve_admin(self.admin, apps.admin, connections, &lifetime);
         Listener::new(self.http, tls, connections).serve_http("http", apps.http, &lifetime);

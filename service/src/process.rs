@@ -134,7 +134,8 @@ impl RawProcess {
         let [ca, cert, key] =
             [&self.discovery_ca, &self.discovery_cert, &self.discovery_key].map(Option::as_deref);
         let tls = ClientFiles { name: "discovery", ca, cert, key }.validate(faults);
-        let uri: DiscoveryUri = faults.parse("discovery", &self.discovery)?;
+        // Not `Faults::parse`, which repeats the text: it may hold a password.
+        let uri: DiscoveryUri = self.discovery.parse().map_err(|error| faults.add("discovery", error)).ok()?;
         faults.check("discovery_ca", ca.is_none() || matches!(uri, DiscoveryUri::Etcd { .. }), || {
             format!("applies only to etcd, but --discovery is `{uri}`")
         });
@@ -340,6 +341,7 @@ mod tests {
             (etcd, Some("workers"), None, "OUTRIDER_DISCOVERY_PASSWORD"),
             (etcd, None, Some("sesame"), "--discovery-user"),
             ("memory", Some("workers"), Some("sesame"), "applies only to etcd"),
+            ("etcd://workers:sesame@127.0.0.1:2379/outrider", None, None, "do not belong into the URI"),
         ] {
             let error = user(uri, name, password).unwrap_err();
             assert!(error.contains(expected) && !error.contains("sesame"), "{error}");

@@ -183,7 +183,11 @@ fn parse_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result
         cache_salt: None,
         fill_context_window: false,
         exclude_from_log: false,
-        names: FieldNames { prompt: prompt_name, ..FieldNames::default() },
+        names: FieldNames {
+            prompt: prompt_name,
+            echo: (prompt_name == "prompt").then_some("echo"),
+            ..FieldNames::default()
+        },
     })
 }
 

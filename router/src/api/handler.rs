@@ -15,10 +15,7 @@ use service::telemetry;
 use speculation::FinishReason;
 use tracing::Instrument as _;
 
-use super::incoming::{
-    apply_gateway_headers, authenticate, deadline_from_headers, identity_from_headers, read_object,
-    task_type_from_headers,
-};
+use super::incoming::{RequestHead, identity_from_headers, read_head, read_object, task_type_from_headers};
 use super::openai::respond::OpenAi;
 use super::request_id::REQUEST_ID;
 use crate::error::RouterError;
@@ -153,11 +150,8 @@ async fn parse_request<F: ApiFormat>(
     request: Request,
 ) -> Result<ParsedRequest<F::Options>, RouterError> {
     let (head, body): (_, Body) = request.into_parts();
-    let mut caller = authenticate(state, &head.headers)?;
+    let RequestHead { caller, slo, deadline } = read_head(state, &head.headers)?;
     identity_from_headers(&head.headers)?;
-    let slo =
-        apply_gateway_headers(state, &mut caller, |name| head.headers.get(name).map(HeaderValue::as_bytes))?;
-    let deadline = deadline_from_headers(&head.headers)?;
     let body = read_object(&head.headers, body, deadline).await?;
     let context = BodyContext { state, caller: &caller, task_type: task_type_from_headers(&head.headers)? };
     let (raw_request, options) = api_format.parse(body, context)?;

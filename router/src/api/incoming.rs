@@ -66,6 +66,23 @@ pub(super) fn deadline_from_headers(headers: &HeaderMap) -> Result<Option<Deadli
     Ok(timeout.map(Deadline::from_millis_header).transpose()?.flatten())
 }
 
+/// What the head of a request says, whatever its body.
+pub(super) struct RequestHead {
+    /// The authenticated caller, with a gateway's headers applied.
+    pub(super) caller: Caller,
+    /// Latency objectives set by a gateway.
+    pub(super) slo: Slo,
+    /// Time by which the whole answer is due.
+    pub(super) deadline: Option<Deadline>,
+}
+
+/// Authenticates a request and reads the rest of its head.
+pub(super) fn read_head(state: &AppState, headers: &HeaderMap) -> Result<RequestHead, RouterError> {
+    let mut caller = authenticate(state, headers)?;
+    let slo = apply_gateway_headers(state, &mut caller, |name| headers.get(name).map(HeaderValue::as_bytes))?;
+    Ok(RequestHead { caller, slo, deadline: deadline_from_headers(headers)? })
+}
+
 /// Applies a gateway's headers to the caller; `header` returns the value of a header or of metadata.
 pub(super) fn apply_gateway_headers<'a>(
     state: &AppState,

@@ -4,11 +4,14 @@
 
 mod admin;
 mod anthropic;
+mod buffered_response;
 mod conversation;
 pub mod cors;
 mod debug;
+mod disabled;
 mod functions;
 pub mod grpc;
+pub mod grpc_key;
 mod handler;
 pub mod http;
 mod incoming;
@@ -19,6 +22,7 @@ mod path_text;
 mod request_id;
 mod rollout;
 mod sse;
+mod tokenizer_request;
 mod vllm;
 pub mod vllm_grpc;
 

@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use service::metrics::Exposition;
 
-use super::incoming::{authenticate, deadline_from_headers, read_object, task_type_from_headers};
+use super::incoming::{authenticate, task_type_from_headers};
 use super::openai::body::{Body as OpenAiBody, Message, checked_variables, conversation};
 use super::openai::shapes::Object;
+use super::tokenizer_request::TokenizerRequest;
 use crate::catalog::ModelEntry;
 use crate::detokenize::decode_all;
 use crate::error::RouterError;
@@ -105,11 +106,8 @@ struct TokenizeResponse {
 }
 
 async fn tokenize_text(State(state): State<AppState>, request: Request) -> Result<Response, RouterError> {
-    let (head, body) = request.into_parts();
-    let caller = authenticate(&state, &head.headers)?;
-    let body: TokenizeBody = read_object(&head.headers, body, deadline_from_headers(&head.headers)?).await?;
-    let _running_request = caller.usage.as_ref().map(|usage| usage.acquire()).transpose()?;
-    let entry = caller.model_or_sole(&state.catalog, body.model.as_deref())?;
+    let (request, body): (_, TokenizeBody) = TokenizerRequest::read(&state, request).await?;
+    let entry = request.caller.model_or_sole(&state.catalog, body.model.as_deref())?;
     let with_token_strs = body.return_token_strs.unwrap_or(false);
     let prompt = body.into_prompt(&entry)?;
     let (text, max_model_len) = (entry.text.clone(), entry.max_model_len);
@@ -117,7 +115,7 @@ async fn tokenize_text(State(state): State<AppState>, request: Request) -> Resul
         TokenizePrompt::Text(prompt, framing) => encode_text(&text, &prompt, framing, max_model_len),
         TokenizePrompt::Chat(prompt) => Ok(tokenize(&text, prompt, max_model_len)?.ids),
     };
-    let tokens = state.tokenize.run(caller.fair_queue_key(), job).await?;
+    let tokens = request.tokenize(&state, job).await?;
     let vocabulary = entry.text.vocabulary();
     let strings = || tokens.iter().map(|&id| vocabulary.spell(id)).collect();
     let token_strs = with_token_strs.then(strings);
@@ -175,24 +173,18 @@ struct DetokenizeBody {
 }
 
 async fn detokenize_ids(State(state): State<AppState>, request: Request) -> Result<Response, RouterError> {
-    let (head, body) = request.into_parts();
-    let caller = authenticate(&state, &head.headers)?;
-    let body: DetokenizeBody =
-        read_object(&head.headers, body, deadline_from_headers(&head.headers)?).await?;
-    let _running_request = caller.usage.as_ref().map(|usage| usage.acquire()).transpose()?;
-    let entry = caller.model_or_sole(&state.catalog, body.model.as_deref())?;
+    let (request, body): (_, DetokenizeBody) = TokenizerRequest::read(&state, request).await?;
+    let entry = request.caller.model_or_sole(&state.catalog, body.model.as_deref())?;
     let tokens = body.tokens.ok_or_else(|| RouterError::invalid("tokens", "tokens is required"))?;
     let ids = checked_token_ids("tokens", &tokens, &entry)?;
     let text = entry.text.clone();
-    let prompt = state.tokenize.run(caller.fair_queue_key(), move || Ok(decode_all(&text, &ids))).await?;
+    let prompt = request.tokenize(&state, move || Ok(decode_all(&text, &ids))).await?;
     Ok(Json(json!({ "prompt": prompt })).into_response())
 }
 
 async fn embeddings(State(state): State<AppState>, request: Request) -> Result<Response, RouterError> {
-    let (head, body) = request.into_parts();
-    let caller = authenticate(&state, &head.headers)?;
-    let body: Value = read_object(&head.headers, body, deadline_from_headers(&head.headers)?).await?;
-    let model = caller.model_or_sole(&state.catalog, body["model"].as_str())?;
+    let (request, body): (_, Value) = TokenizerRequest::read(&state, request).await?;
+    let model = request.caller.model_or_sole(&state.catalog, body["model"].as_str())?;
     let message = format!(
         "the model `{}` generates text and does not support embeddings: use an embedding model",
         model.id
@@ -272,13 +264,11 @@ async fn render_prompts(
     operation: Operation,
     request: Request,
 ) -> Result<Vec<RenderedPrompt>, RouterError> {
-    let (head, body) = request.into_parts();
-    let caller = authenticate(state, &head.headers)?;
-    let deadline = deadline_from_headers(&head.headers)?;
-    let body: OpenAiBody = read_object(&head.headers, body, deadline).await?;
-    let (raw_request, options) = body.into_request(operation, task_type_from_headers(&head.headers)?)?;
-    let _running_request = caller.usage.as_ref().map(|usage| usage.acquire()).transpose()?;
-    let Rendered { request, prompts } = render(state, raw_request, &caller).await?;
+    let task_type = task_type_from_headers(request.headers())?;
+    let (tokenizer_request, body): (_, OpenAiBody) = TokenizerRequest::read(state, request).await?;
+    let (raw_request, options) = body.into_request(operation, task_type)?;
+    let rendering = render(state, raw_request, &tokenizer_request.caller);
+    let Rendered { request, prompts } = tokenizer_request.until_deadline(rendering).await?;
     let request_id = operation.new_request_id();
     let is_single = prompts.len() == 1;
     let prompts = prompts.into_iter().enumerate().map(|(idx, (prompt, spec))| RenderedPrompt {

@@ -12,6 +12,10 @@ use crate::detokenize::OutputToken;
 use crate::error::RouterError;
 use crate::generation::GenerationEvent;
 
+/// Most tokens of an echo in one delta. With 20 alternatives each these are some 200 kB of JSON. Between deltas
+/// other streams have their turn, and a client that does not read is noticed.
+const ECHOED_TOKENS_PER_DELTA: usize = 256;
+
 /// How a prompt is echoed.
 #[derive(Debug)]
 pub enum Echo {
@@ -67,15 +71,16 @@ pub(super) struct DeltaQueue(VecDeque<QueuedDelta>);
 #[derive(Debug)]
 enum QueuedDelta {
     Output(TextDelta),
-    /// The echo of a choice. With log probabilities it may have megabytes, so its choices share it, and it is
-    /// copied when the client takes it.
+    /// The rest of the echo of a choice, from this token on. With log probabilities an echo may have
+    /// megabytes, so the choices share it, and it is copied piece by piece as the client takes it.
     Prompt {
         choice: u32,
+        from: usize,
         echo: Arc<EchoedPrompt>,
     },
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct EchoedPrompt {
     text: String,
     tokens: Vec<OutputToken>,
@@ -94,16 +99,20 @@ impl DeltaQueue {
         tokens: Vec<OutputToken>,
     ) {
         let echo = Arc::new(EchoedPrompt { text, tokens });
-        self.0.extend(
-            choices.map(|choice| QueuedDelta::Prompt { choice: choice as u32, echo: Arc::clone(&echo) }),
-        );
+        let queued = |choice| QueuedDelta::Prompt { choice: choice as u32, from: 0, echo: Arc::clone(&echo) };
+        self.0.extend(choices.map(queued));
     }
 
     pub(super) fn pop(&mut self) -> Option<TextDelta> {
         Some(match self.0.pop_front()? {
             QueuedDelta::Output(delta) => delta,
-            QueuedDelta::Prompt { choice, echo } => {
-                let EchoedPrompt { text, tokens } = Arc::unwrap_or_clone(echo);
+            QueuedDelta::Prompt { choice, from, echo } => {
+                let to = echo.tokens.len().min(from + ECHOED_TOKENS_PER_DELTA);
+                let text = if from == 0 { echo.text.clone() } else { String::new() };
+                let tokens = echo.tokens[from..to].to_vec();
+                if to < echo.tokens.len() {
+                    self.0.push_front(QueuedDelta::Prompt { choice, from: to, echo });
+                }
                 TextDelta { choice, part: Part::Prompt, text, tokens, num_drafted: 0, finish: None }
             }
         })
@@ -124,31 +133,48 @@ mod tests {
         echo
     }
 
+    fn output(choice: u32) -> TextDelta {
+        TextDelta {
+            choice,
+            part: Part::Output,
+            text: " and its continuation".to_owned(),
+            tokens: Vec::new(),
+            num_drafted: 0,
+            finish: None,
+        }
+    }
+
     #[test]
     fn the_choices_of_a_prompt_share_its_echo_until_they_are_taken() {
         let mut queue = DeltaQueue::default();
         let tokens: Vec<OutputToken> = (0..100).map(prompt_token).collect();
         let at = tokens.as_ptr();
         queue.push_prompt(3..131, "a prompt".to_owned(), tokens);
-        let after = TextDelta {
-            choice: 3,
-            part: Part::Output,
-            text: " and its continuation".to_owned(),
-            tokens: Vec::new(),
-            num_drafted: 0,
-            finish: None,
-        };
-        queue.push(after.clone());
+        queue.push(output(3));
         for choice in 3..131 {
             let echo = next_echo(&queue);
             assert_eq!((echo.tokens.as_ptr(), Arc::strong_count(echo)), (at, 131 - choice as usize));
             let delta = queue.pop().unwrap();
             assert_eq!((delta.choice, delta.part, delta.text.as_str()), (choice, Part::Prompt, "a prompt"));
             assert_eq!((delta.tokens.len(), &delta.tokens[99]), (100, &prompt_token(99)));
-            // The last choice gets the original.
-            assert_eq!(delta.tokens.as_ptr() == at, choice == 130);
         }
-        assert_eq!((queue.pop(), queue.pop()), (Some(after), None));
+        assert_eq!((queue.pop(), queue.pop()), (Some(output(3)), None));
+    }
+
+    #[test]
+    fn a_long_echo_comes_in_pieces() {
+        let mut queue = DeltaQueue::default();
+        let tokens: Vec<OutputToken> = (0..600).map(prompt_token).collect();
+        queue.push_prompt(0..2, "a prompt".to_owned(), tokens.clone());
+        queue.push(output(0));
+        for choice in 0..2 {
+            let pieces: Vec<TextDelta> = (0..3).map(|_| queue.pop().unwrap()).collect();
+            assert!(pieces.iter().all(|piece| (piece.choice, piece.part) == (choice, Part::Prompt)));
+            assert_eq!(pieces.iter().map(|piece| piece.text.as_str()).collect::<String>(), "a prompt");
+            assert_eq!(pieces.iter().map(|piece| piece.tokens.len()).collect::<Vec<_>>(), [256, 256, 88]);
+            assert_eq!(pieces.into_iter().flat_map(|piece| piece.tokens).collect::<Vec<_>>(), tokens);
+        }
+        assert_eq!((queue.pop(), queue.pop()), (Some(output(0)), None));
     }
 
     #[test]

@@ -5,7 +5,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde_json::Value;
 use text::ConversationMessage;
+
+use crate::request::json_values::num_values;
 
 /// Maximum number of stored responses.
 pub const STORED_RESPONSES_MAX: usize = 4_096;
@@ -24,10 +27,15 @@ pub struct StoredResponse {
 
 impl StoredResponse {
     fn num_bytes(&self) -> usize {
+        let call_bytes = |call: &Value| num_values(call) * size_of::<Value>() + call.to_string().len();
         let message_bytes = |message: &ConversationMessage| {
-            let calls = message.tool_calls.iter().map(|call| call.to_string().len()).sum::<usize>();
-            let reasoning_bytes = message.reasoning_content.as_ref().map_or(0, String::len);
-            size_of::<ConversationMessage>() + message.text().len() + reasoning_bytes + calls
+            let ConversationMessage { role, content, name, reasoning_content, tool_calls, tool_call_id } =
+                message;
+            let texts = [content, name, reasoning_content, tool_call_id].into_iter().flatten();
+            size_of::<ConversationMessage>()
+                + role.len()
+                + texts.map(String::len).sum::<usize>()
+                + tool_calls.iter().map(call_bytes).sum::<usize>()
         };
         self.json.len() + self.conversation.iter().map(message_bytes).sum::<usize>()
     }
@@ -103,6 +111,8 @@ impl Stored {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn response(bytes: usize) -> StoredResponse {
@@ -130,6 +140,15 @@ mod tests {
         assert_eq!(store.stored().responses.len(), 1);
         store.put(1, "too large", response(STORED_BYTES_MAX + 1));
         assert!(store.get(1, "too large").is_none() && store.get(1, "large").is_some());
+    }
+
+    #[test]
+    fn calls_count_with_the_memory_of_their_values() {
+        let mut message = ConversationMessage::new("assistant", "x".repeat(100));
+        message.tool_calls = vec![json!({ "function": { "arguments": { "x": vec![0; 1_000] } } })];
+        message.tool_call_id = Some("x".repeat(200));
+        let stored = StoredResponse { conversation: vec![message], json: String::new() };
+        assert!(stored.num_bytes() > 1_004 * size_of::<Value>() + 300, "{}", stored.num_bytes());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Converts a [`RawRequest`] to a [`CheckedRequest`], checking the bounds of every field. HTTP and gRPC both
-//! use [`RawRequest::check`]; values are checked nowhere else.
+//! Converts a [`RawRequest`] to a [`CheckedRequest`], checking the bounds of every field, those of prompts in
+//! `prompts`. HTTP and gRPC both use [`RawRequest::check`]; values are checked nowhere else.
 
 use std::collections::HashSet;
 
@@ -12,8 +12,9 @@ use speculation::{SamplingParams, TokenId};
 use super::auth::Caller;
 use super::bounds::{integer, number, token_id};
 use super::checked::CheckedRequest;
+use super::json_values::ValueCount;
 use super::limits;
-use super::raw::{RawPrompt, RawRequest, RawSampling, RawSpeculation};
+use super::raw::{RawRequest, RawSampling, RawSpeculation};
 use super::tools::output_format;
 use crate::catalog::settings::RequestDefaults;
 use crate::catalog::{Catalog, ModelEntry};
@@ -23,7 +24,6 @@ use crate::generation::SpeculationRequest;
 use crate::lane_config::parse_acceptance_mode;
 use crate::output::OutputFormat;
 use crate::tokenize::Prompt;
-use text::ConversationMessage;
 
 impl RawRequest {
     /// Checks every field and applies the defaults of the model and the caller.
@@ -31,12 +31,14 @@ impl RawRequest {
         let model = self.model.as_deref().filter(|model| !model.is_empty());
         let model = model.ok_or_else(|| RouterError::invalid("model", "model is required"))?;
         let entry = caller.model(catalog, model)?;
+        self.check_num_values()?;
         self.sampling.apply_defaults(&entry.defaults);
         let has_default_max_tokens = self.max_tokens.is_none();
         self.max_tokens = self.max_tokens.or(entry.defaults.max_tokens);
         let num_choices = integer("n", self.n, 1..=limits::CHOICES_MAX)?.unwrap_or(1) as u32;
         let prompts = self.checked_prompts(&entry, num_choices)?;
-        let max_tokens = self.checked_max_tokens(&prompts)?;
+        let is_chat = prompts.iter().any(|prompt| matches!(prompt, Prompt::Chat { .. }));
+        let max_tokens = self.checked_max_tokens(is_chat)?;
         let min_tokens_max = max_tokens.unwrap_or(entry.max_model_len);
         let min_tokens =
             integer("min_tokens", self.min_tokens, 0..=min_tokens_max.into())?.unwrap_or(0) as u32;
@@ -44,7 +46,7 @@ impl RawRequest {
         let speculation = self.speculation.check()?;
         let requested_priority = integer("priority", self.priority, 0..=u8::MAX.into())?.unwrap_or(0) as u8;
         self.check_prediction(num_choices)?;
-        let output = self.check_output_format(&entry)?;
+        let output = self.check_output_format(&entry, is_chat)?;
         if let Some(task_type) = &self.task_type {
             check_task_type(task_type)?;
         }
@@ -76,52 +78,50 @@ impl RawRequest {
         })
     }
 
-    fn checked_prompts(&self, entry: &ModelEntry, num_choices: u32) -> Result<Vec<Prompt>, RouterError> {
-        let field = self.names.prompt;
-        if self.prompts.is_empty() {
+    /// Limits the JSON values of all fields together that may hold any JSON.
+    fn check_num_values(&self) -> Result<(), RouterError> {
+        let mut count = ValueCount::default();
+        self.prompts.iter().try_for_each(|prompt| prompt.count_values(self.names.prompt, &mut count))?;
+        self.tools.count_values(&mut count)
+    }
+
+    /// Checks the prompts, taking them out of the request.
+    fn checked_prompts(&mut self, entry: &ModelEntry, num_choices: u32) -> Result<Vec<Prompt>, RouterError> {
+        let (field, len) = (self.names.prompt, self.prompts.len());
+        if len == 0 {
             return Err(RouterError::invalid(field, format!("{field} is required and must not be empty")));
         }
-        if self.prompts.len() > limits::PROMPTS_MAX {
-            let (len, max) = (self.prompts.len(), limits::PROMPTS_MAX);
+        if len > limits::PROMPTS_MAX {
+            let max = limits::PROMPTS_MAX;
             return Err(RouterError::invalid(
                 field,
                 format!("{field} has {len} prompts, at most {max} are allowed"),
             ));
         }
-        let num_sequences = self.prompts.len() * num_choices as usize;
+        let num_sequences = len * num_choices as usize;
         if num_sequences > limits::SEQUENCES_MAX {
             let max = limits::SEQUENCES_MAX;
             let message =
                 format!("prompts times n make {num_sequences} sequences, at most {max} are allowed");
             return Err(RouterError::invalid("n", message));
         }
-        self.prompts
-            .iter()
-            .enumerate()
-            .map(|(idx, prompt)| prompt.check(&self.prompt_path(idx), entry))
-            .collect()
+        let path = |idx: usize| if len == 1 { field.to_owned() } else { format!("{field}[{idx}]") };
+        let prompts = std::mem::take(&mut self.prompts).into_iter().enumerate();
+        prompts.map(|(idx, prompt)| prompt.into_checked(&path(idx), entry)).collect()
     }
 
-    /// Name of a prompt in messages.
-    fn prompt_path(&self, prompt_idx: usize) -> String {
-        let field = self.names.prompt;
-        if self.prompts.len() == 1 { field.to_owned() } else { format!("{field}[{prompt_idx}]") }
-    }
-
-    fn checked_max_tokens(&self, prompts: &[Prompt]) -> Result<Option<u32>, RouterError> {
-        let is_chat = prompts.iter().any(|prompt| matches!(prompt, Prompt::Chat { .. }));
+    fn checked_max_tokens(&self, is_chat: bool) -> Result<Option<u32>, RouterError> {
         if is_chat && self.echo {
             return Err(RouterError::invalid("echo", "echo is not supported for conversations"));
         }
         let field = self.names.max_tokens;
-        // Conversations, and the protocol whose completions fill the window, have no echo.
-        let can_echo = !is_chat && !self.fill_context_window;
         if self.max_tokens == Some(0) && !self.echo {
-            let or_zero = if can_echo { ", or 0 together with echo" } else { "" };
-            return Err(RouterError::invalid(field, format!("{field} must be at least 1{or_zero}")));
+            let or_zero = self.names.echo.map(|echo| format!(", or 0 together with {echo}"));
+            let message = format!("{field} must be at least 1{}", or_zero.unwrap_or_default());
+            return Err(RouterError::invalid(field, message));
         }
-        let min = i64::from(!can_echo);
-        let max_tokens = integer(field, self.max_tokens, min..=i64::from(u32::MAX))?;
+        let may_be_zero = self.echo || self.names.echo.is_some();
+        let max_tokens = integer(field, self.max_tokens, i64::from(!may_be_zero)..=i64::from(u32::MAX))?;
         let default = (!is_chat && !self.fill_context_window).then_some(limits::COMPLETION_TOKENS_DEFAULT);
         Ok(max_tokens.map(|tokens| tokens as u32).or(default))
     }
@@ -160,13 +160,16 @@ impl RawRequest {
     }
 
     /// Returns the format of the output, given the grammar and the tools.
-    fn check_output_format(&mut self, entry: &ModelEntry) -> Result<OutputFormat, RouterError> {
+    fn check_output_format(
+        &mut self,
+        entry: &ModelEntry,
+        is_chat: bool,
+    ) -> Result<OutputFormat, RouterError> {
         self.tools.check(self.names.tool_name)?;
         self.grammar = self.tools.grammar(self.grammar.take(), &entry.text)?;
         if let Some(grammar) = &self.grammar {
             grammar.check_compatible(self)?;
         }
-        let is_chat = self.prompts.iter().any(|prompt| matches!(prompt, RawPrompt::Chat { .. }));
         if !is_chat {
             return Ok(OutputFormat::default());
         }
@@ -234,53 +237,6 @@ fn salted_isolation_key(isolation_key: u64, salt: Option<&str>) -> Result<u64, R
 pub fn checked_token_ids(field: &str, ids: &[i64], entry: &ModelEntry) -> Result<Vec<TokenId>, RouterError> {
     let check = |(idx, &id)| token_id(field, &format!("{field}[{idx}]"), id, entry);
     ids.iter().enumerate().map(check).collect()
-}
-
-impl RawPrompt {
-    /// Checks a prompt; `path` names it in messages.
-    pub fn check(&self, path: &str, entry: &ModelEntry) -> Result<Prompt, RouterError> {
-        let empty = || RouterError::invalid(path, format!("{path} must not be empty"));
-        match self {
-            Self::Text(text) if text.is_empty() => Err(empty()),
-            Self::Text(text) => Ok(Prompt::Text(text.clone())),
-            Self::TokenIds(ids) if ids.is_empty() => Err(empty()),
-            Self::TokenIds(ids) => Ok(Prompt::TokenIds(checked_token_ids(path, ids, entry)?)),
-            Self::Chat { messages, .. } if messages.is_empty() => Err(empty()),
-            Self::Chat { messages, template_kwargs } => {
-                check_messages(path, messages)?;
-                Ok(Prompt::Chat { messages: messages.clone(), template_kwargs: template_kwargs.clone() })
-            }
-        }
-    }
-}
-
-/// Allowed roles of a message; templates write a role into the prompt verbatim.
-const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
-
-fn check_messages(path: &str, messages: &[ConversationMessage]) -> Result<(), RouterError> {
-    let (len, max) = (messages.len(), limits::MESSAGES_MAX);
-    if len > max {
-        return Err(RouterError::invalid(
-            path,
-            format!("{path} has {len} messages, at most {max} are allowed"),
-        ));
-    }
-    for (idx, message) in messages.iter().enumerate() {
-        let role = message.role.as_str();
-        if !ROLES.contains(&role) {
-            let param = format!("{path}[{idx}].role");
-            let message =
-                format!("{param} must be one of system, developer, user, assistant, tool, not `{role}`");
-            return Err(RouterError::invalid(param, message));
-        }
-        if message.name.as_ref().is_some_and(|name| !is_name(name)) {
-            let param = format!("{path}[{idx}].name");
-            let max = limits::NAME_LEN_MAX;
-            let message = format!("{param} must have 1 to {max} of the characters A-Z a-z 0-9 _ . -");
-            return Err(RouterError::invalid(param, message));
-        }
-    }
-    Ok(())
 }
 
 /// Checks that a model's defaults are valid values of a request.
@@ -383,7 +339,8 @@ pub(crate) fn check_task_type(task_type: &str) -> Result<(), RouterError> {
     Err(RouterError::invalid("task_type", message))
 }
 
-fn is_name(text: &str) -> bool {
+/// Whether a text may be the name of a task type or of a participant.
+pub(super) fn is_name(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
     (1..=limits::NAME_LEN_MAX).contains(&text.len()) && text.chars().all(allowed)
 }

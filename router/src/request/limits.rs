@@ -36,6 +36,10 @@ pub const TOOLS_MAX: usize = 128;
 /// Maximum number of calls in an answer that must consist of calls.
 pub const TOOL_CALLS_MAX: usize = 16;
 
+/// Maximum number of JSON values in the fields of a request that may hold any JSON. Each takes 72 bytes, more
+/// in an object.
+pub const JSON_VALUES_MAX: usize = 65_536;
+
 // A worker refuses a sequence that exceeds the wire's limits. The model's own stop ids are added to the
 // request's.
 const _: () = assert!(STOP_TOKEN_IDS_MAX < MAX_STOP_TOKEN_IDS);

@@ -1,7 +1,7 @@
-//! One request, for every API: as sent ([`raw`]) and as checked ([`checked`], by [`check`], within
-//! [`limits`]), the required form of its output ([`structure`], [`tools`]), its sender ([`auth`], and the
-//! headers of a gateway: [`gateway`]) and their limits ([`key_limits`]), and what is recorded of it
-//! ([`record`], [`span`]).
+//! One request, for every API: as sent ([`raw`]) and as checked ([`checked`], by [`check`] and `prompts`,
+//! within [`limits`] and [`json_values`]), the required form of its output ([`structure`], [`tools`]), its
+//! sender ([`auth`], and the headers of a gateway: [`gateway`]) and their limits ([`key_limits`]), and what
+//! is recorded of it ([`record`], [`span`]).
 
 mod api_keys;
 pub mod auth;
@@ -9,8 +9,11 @@ mod bounds;
 pub mod check;
 pub mod checked;
 pub mod gateway;
+pub mod json_values;
 pub mod key_limits;
 pub mod limits;
+mod moved_schema;
+mod prompts;
 pub mod raw;
 pub mod record;
 pub mod span;

@@ -111,6 +111,8 @@ pub struct FieldNames {
     pub stop: &'static str,
     /// Path of the name within a tool.
     pub tool_name: &'static str,
+    /// `echo`; `None` if the request cannot have it.
+    pub echo: Option<&'static str>,
 }
 
 impl Default for FieldNames {
@@ -121,6 +123,7 @@ impl Default for FieldNames {
             prompt: "prompt",
             stop: "stop",
             tool_name: ".function.name",
+            echo: None,
         }
     }
 }

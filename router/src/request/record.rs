@@ -206,6 +206,10 @@ impl RequestRecord {
 
 impl Drop for RequestRecord {
     fn drop(&mut self) {
-        self.failed(&RouterError::ClientGone);
+        if std::thread::panicking() {
+            self.failed(&RouterError::Internal("the request's handler panicked".into()));
+        } else {
+            self.failed(&RouterError::ClientGone);
+        }
     }
 }

@@ -6,7 +6,9 @@ use grammar::{Grammar, GrammarKind};
 use serde_json::{Map, Value, json};
 use text::ModelText;
 
+use super::json_values::ValueCount;
 use super::limits;
+use super::moved_schema::moved_schema;
 use super::structure::RawGrammar;
 use crate::error::RouterError;
 use crate::output::{CallFormat, OutputFormat, ReasoningFormat, ToolSyntax};
@@ -84,6 +86,16 @@ impl RawTools {
         }
     }
 
+    /// Counts the JSON values of the schemas. Unless no call is allowed, the variables of the chat template
+    /// contain them, too, and they are counted there.
+    pub(super) fn count_values(&self, count: &mut ValueCount) -> Result<(), RouterError> {
+        if self.choice != ToolChoice::None {
+            return Ok(());
+        }
+        let schemas = self.tools.iter().filter_map(|tool| tool.parameters.as_ref());
+        count.add(FIELD, schemas.flat_map(Map::values))
+    }
+
     /// Returns the grammar of the output, given the grammar that the request asks for. With `tool_choice`
     /// auto the model may call tools or answer; the answer must match the request's grammar.
     pub(super) fn grammar(
@@ -91,8 +103,7 @@ impl RawTools {
         requested: Option<RawGrammar>,
         model: &ModelText,
     ) -> Result<Option<RawGrammar>, RouterError> {
-        let required = self.required_grammar()?;
-        match (required, requested) {
+        match (self.required_grammar(), requested) {
             (Some(_), Some(requested)) => {
                 let message = format!("tool_choice and {} both constrain the output", requested.field);
                 Err(RouterError::invalid("tool_choice", message))
@@ -105,11 +116,11 @@ impl RawTools {
     }
 
     /// Returns the grammar of an output that must consist of calls.
-    fn required_grammar(&self) -> Result<Option<RawGrammar>, RouterError> {
+    fn required_grammar(&self) -> Option<RawGrammar> {
         let schema = match &self.choice {
-            ToolChoice::None | ToolChoice::Auto => return Ok(None),
+            ToolChoice::None | ToolChoice::Auto => return None,
             ToolChoice::Required => {
-                let (mut schema, calls) = self.call_schemas("parameters")?;
+                let (mut schema, calls) = self.call_schemas("parameters");
                 schema.insert("type".to_owned(), json!("array"));
                 schema.insert("minItems".to_owned(), json!(1));
                 schema.insert("maxItems".to_owned(), json!(self.max_calls()));
@@ -121,7 +132,7 @@ impl RawTools {
                 Value::Object(named.map(Tool::schema).unwrap_or_default())
             }
         };
-        Ok(Some(RawGrammar { field: FIELD, grammar: Grammar::json_schema(&schema) }))
+        Some(RawGrammar { field: FIELD, grammar: Grammar::json_schema(&schema) })
     }
 
     /// Returns the grammar of an output that consists of calls, in the syntax of the chat template, or
@@ -150,7 +161,7 @@ impl RawTools {
                 return Err(unsupported(" for this model, whose calls begin with a special token"));
             }
         };
-        let (mut schema, calls) = self.call_schemas(arguments)?;
+        let (mut schema, calls) = self.call_schemas(arguments);
         schema.insert("anyOf".to_owned(), json!(calls));
         let rule = |schema: &str| {
             Grammar::lark_json(schema)
@@ -172,34 +183,25 @@ impl RawTools {
     }
 
     /// Returns the schema of a call of each tool, with its arguments under this name, and the root that they
-    /// need: the `$defs` and `definitions` of the tools' schemas move there, because references are resolved
-    /// there.
-    fn call_schemas(&self, arguments: &str) -> Result<(Map<String, Value>, Vec<Value>), RouterError> {
-        let mut root = Map::new();
+    /// need: the schema of each tool's arguments is a definition there.
+    fn call_schemas(&self, arguments: &str) -> (Map<String, Value>, Vec<Value>) {
+        let mut definitions = Map::new();
         let mut calls = Vec::new();
-        for tool in &self.tools {
-            let mut parameters = tool.schema();
-            for section in ["$defs", "definitions"] {
-                let Some(Value::Object(definitions)) = parameters.remove(section) else { continue };
-                let merged = root.entry(section).or_insert_with(|| json!({}));
-                for (name, definition) in definitions {
-                    if merged.get(&name).is_some_and(|existing| *existing != definition) {
-                        let message = format!(
-                            "tools contain two different definitions of {section}/{name}: rename one of them"
-                        );
-                        return Err(RouterError::invalid(FIELD, message));
-                    }
-                    merged[name] = definition;
-                }
-            }
+        for (idx, tool) in self.tools.iter().enumerate() {
+            let name = format!("tool{idx}");
             calls.push(json!({
                 "type": "object",
-                "properties": { "name": { "const": tool.name }, arguments: parameters },
+                "properties": {
+                    "name": { "const": tool.name },
+                    arguments: { "$ref": format!("#/$defs/{name}") }
+                },
                 "required": ["name", arguments],
                 "additionalProperties": false
             }));
+            let schema = moved_schema(&name, tool.schema());
+            definitions.insert(name, schema);
         }
-        Ok((root, calls))
+        (Map::from_iter([("$defs".to_owned(), Value::Object(definitions))]), calls)
     }
 }
 

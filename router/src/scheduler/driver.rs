@@ -137,7 +137,7 @@ impl Driver {
     }
 
     /// Handles what waits beside the event that was selected: all events of workers and cancellations, one
-    /// new request, and deadlines. They would starve while workers never pause.
+    /// new request, one report, one order, and deadlines. They would starve while workers never pause.
     fn take_waiting(&mut self, inbox: &mut Inbox) {
         for _ in 0..inbox.workers.len() {
             if let Ok(event) = inbox.workers.try_recv() {
@@ -149,6 +149,12 @@ impl Driver {
         }
         if let Ok(submission) = inbox.submissions.try_recv() {
             self.submit(self.now(), submission);
+        }
+        if let Ok(reply_tx) = inbox.report_requests.try_recv() {
+            drop(reply_tx.send(self.scheduler.report()));
+        }
+        if let Ok(order) = inbox.orders.try_recv() {
+            self.on_order(self.now(), order);
         }
         if self.scheduler.next_wakeup().is_some_and(|at| at <= self.now()) {
             self.on_event(self.now(), Event::Timer);

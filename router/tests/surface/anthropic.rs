@@ -128,6 +128,7 @@ const OFF: &str = r#"{"tools": [], "tool_choice": {"type": "auto"}, "thinking": 
 {"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "high"}}
 {"thinking": {"type": "adaptive"}, "output_config": {"effort": null, "format": null}}
 {"thinking": {"type": "adaptive", "display": "summarized"}, "output_config": {}}
+{"container": "", "mcp_servers": [], "output_format": null}
 {"thinking": null, "output_config": null, "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}"#;
 
 #[tokio::test]

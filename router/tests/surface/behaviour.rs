@@ -337,6 +337,13 @@ async fn scheduler_errors_keep_their_status() {
             assert_eq!(should_retry, is_final.then_some("false"), "{expected}");
         }
     }
+    let page = router.metrics().await;
+    // Two requests per script; the closed stream is an internal error, too.
+    for (outcome, count) in [("internal", 4), ("unavailable", 2), ("slow_client", 2)] {
+        let counted = format!(r#"outrider_requests_total{{protocol="http",outcome="{outcome}"}} {count}"#);
+        assert!(page.contains(&counted), "{page}");
+    }
+    assert!(!page.contains(r#"outcome="client_gone""#), "a panic is not the client's: {page}");
     let router = router.with_reply(" fine");
     assert_eq!(text(&router.ok(COMPLETIONS, &completion(json!({}))).await, 0), "0 fine");
     assert_eq!(router.state.admission.available(), 1_024, "failed requests return their permits");

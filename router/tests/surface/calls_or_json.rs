@@ -30,8 +30,8 @@ fn body(fields: Value) -> Value {
     body
 }
 
-/// Whether the grammar of the single generation that was submitted matches this text.
-fn matches(grammar: &str, text: &str) -> bool {
+/// Whether a grammar matches this text.
+pub(crate) fn matches(grammar: &str, text: &str) -> bool {
     let vocabulary = String::from_utf8(model_file(asset::TOKENIZER)).unwrap();
     let compiler = Compiler::new(&Vocabulary::from_tokenizer_json(&vocabulary).unwrap()).unwrap();
     let mut matcher = compiler.compile(&Grammar::from_wire(grammar).unwrap()).unwrap();
@@ -41,7 +41,7 @@ fn matches(grammar: &str, text: &str) -> bool {
 }
 
 /// The grammar of the single generation that was submitted.
-fn submitted(router: &TestRouter) -> String {
+pub(crate) fn submitted(router: &TestRouter) -> String {
     router.lanes.take_one().spec.grammar.unwrap().to_string()
 }
 

@@ -12,6 +12,7 @@ use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use router::admission::{Admission, AdmissionLimits};
 use router::api::grpc::grpc_service;
+use router::api::grpc_key::require_key;
 use router::api::http::{admin_app, http_app};
 use router::api::vllm_grpc::vllm_grpc_service;
 use router::catalog::settings::{ModelSettings, RequestDefaults};
@@ -299,6 +300,7 @@ impl TestRouter {
         let connections = Connections::new(config, &Metrics::new());
         let services =
             Routes::new(grpc_service(self.state.clone())).add_service(vllm_grpc_service(self.state.clone()));
+        let services = require_key(self.state.clone(), services);
         Listener::new(socket, None, &connections).serve_grpc("grpc", services, &self.state.lifetime);
         address
     }

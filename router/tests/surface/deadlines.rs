@@ -58,6 +58,34 @@ async fn the_wait_for_admission_counts_against_the_deadline() {
 }
 
 #[tokio::test]
+async fn the_wait_for_the_tokenizer_counts_against_the_deadline() {
+    let router = TestRouter::start();
+    let (begin, begun) = tokio::sync::oneshot::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let job = move || {
+        begin.send(()).unwrap();
+        Ok(released.recv().is_err())
+    };
+    let pool = router.state.tokenize.clone();
+    let busy = router.state.lifetime.spawn("a long prompt", async move { pool.run(7, job).await });
+    begun.await.unwrap();
+    for (path, mut body) in [
+        ("/tokenize", json!({ "prompt": "hi" })),
+        ("/detokenize", json!({ "tokens": [1] })),
+        ("/v1/completions/render", json!({ "prompt": "hi" })),
+        ("/v1/messages/count_tokens", json!({ "messages": [{ "role": "user", "content": "hi" }] })),
+    ] {
+        body["model"] = MODEL.into();
+        let mut request = post(path, body.to_string());
+        request.headers_mut().insert("x-request-timeout-ms", "20".parse().unwrap());
+        let answer = router.send(request).await;
+        assert_eq!(answer.status, 504, "{path}: {}", answer.text());
+    }
+    drop(release);
+    assert!(busy.await.unwrap().unwrap());
+}
+
+#[tokio::test]
 async fn an_invalid_timeout_is_refused_and_a_long_one_has_no_effect() {
     let router = TestRouter::start().with_reply(" fine");
     let answer = post_with_deadline(&router, json!({}), "soon").await;

@@ -121,3 +121,14 @@ async fn grpc_metadata_carries_the_same_headers() {
     let refused = client.generate(request).await.unwrap_err();
     assert!(refused.message().contains("x-llm-d-slo-ttft-ms"), "{refused}");
 }
+
+#[tokio::test]
+async fn requests_without_a_target_read_the_headers_too() {
+    let router = TestRouter::start();
+    let request = Request::post("/tokenize")
+        .header("content-type", "application/json")
+        .header(FAIRNESS_ID, "two words")
+        .body(Body::from(json!({ "model": MODEL, "prompt": "hi" }).to_string()));
+    let answer = router.send(request.unwrap()).await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["param"]), (400, &json!(FAIRNESS_ID)));
+}

@@ -1,5 +1,6 @@
 //! The gRPC API: the same semantics as over HTTP, checked in the same place.
 
+use http::uri::PathAndQuery;
 use proto::v1::inference_client::InferenceClient;
 use proto::v1::{self, generate_request::Prompt};
 use router::admission::AdmissionLimits;
@@ -8,6 +9,7 @@ use router::request::Auth;
 use serde_json::json;
 use tonic::transport::Channel;
 use tonic::{Code, Request};
+use tonic_prost::ProstCodec;
 use tonic_types::StatusExt as _;
 
 use crate::client::{ALIAS, END, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, eventually};
@@ -94,6 +96,23 @@ async fn a_conversation_is_rendered() {
 }
 
 #[tokio::test]
+async fn the_role_developer_is_that_of_the_system() {
+    let router = TestRouter::start().with_reply(" fine");
+    let mut client = client(&router).await;
+    let message = |role: &str| v1::ChatMessage {
+        role: role.into(),
+        content: "be brief".into(),
+        ..v1::ChatMessage::default()
+    };
+    let chat = v1::Chat { messages: vec![message("developer"), message("user")], ..v1::Chat::default() };
+    generate(&mut client, v1::GenerateRequest { prompt: Some(Prompt::Chat(chat)), ..text_request("") })
+        .await
+        .unwrap();
+    let expected = "<|system|>\nbe brief<|end|>\n<|user|>\nbe brief<|end|>\n<|assistant|>\n";
+    assert_eq!(router.lanes.take_one().prompt_ids, demo_encode(expected));
+}
+
+#[tokio::test]
 async fn an_echo_contains_the_logprobs_of_the_prompt() {
     let router = TestRouter::start().with_reply(" fine");
     let mut client = client(&router).await;
@@ -122,6 +141,8 @@ async fn bad_input_is_refused_with_the_same_messages() {
     let wide = v1::SamplingParams { top_p: Some(2.0), ..v1::SamplingParams::default() };
     let unknown_mode = v1::Speculation { acceptance: 17, ..v1::Speculation::default() };
     let kwargs = v1::Chat { template_kwargs: "[".into(), ..v1::Chat::default() };
+    let many_values = json!({ "x": vec![0; 65_536] }).to_string();
+    let many_values = v1::Chat { template_kwargs: many_values, ..v1::Chat::default() };
     let rows = [
         (
             v1::GenerateRequest { sampling: sampling(cold), ..text_request("hi") },
@@ -154,6 +175,10 @@ async fn bad_input_is_refused_with_the_same_messages() {
         (
             v1::GenerateRequest { prompt: Some(Prompt::Chat(kwargs)), ..text_request("") },
             "template_kwargs must be a JSON object",
+        ),
+        (
+            v1::GenerateRequest { prompt: Some(Prompt::Chat(many_values)), ..text_request("") },
+            "65537 JSON values in schemas, calls, variables and metadata, at most 65536 are allowed",
         ),
         (v1::GenerateRequest { model: String::new(), ..text_request("hi") }, "model is required"),
     ];
@@ -251,6 +276,7 @@ async fn keys_and_limits_apply() {
     let status = client.generate(text_request("hi")).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated);
     assert_eq!(client.list_models(v1::ListModelsRequest {}).await.unwrap_err().code(), Code::Unauthenticated);
+    assert_eq!(before_a_message(&router).await.code(), Code::Unauthenticated);
     let open = client.generate(keyed(text_request("hi"))).await.unwrap();
     assert_eq!(router.lanes.take_one().task_type, "sql");
     let status = client.generate(keyed(text_request("hi"))).await.unwrap_err();
@@ -271,4 +297,14 @@ async fn models_are_listed() {
         ["no-template", MODEL, ALIAS]
     );
     assert_eq!(models[1].max_model_len, MAX_MODEL_LEN);
+}
+
+/// The answer to a call without a key whose message never arrives.
+async fn before_a_message(router: &TestRouter) -> tonic::Status {
+    let channel = Channel::from_shared(router.listen_grpc().await).unwrap().connect().await.unwrap();
+    let mut client = tonic::client::Grpc::new(channel);
+    client.ready().await.unwrap();
+    let codec = ProstCodec::<v1::GenerateRequest, v1::GenerateResponse>::default();
+    let path = PathAndQuery::from_static("/outrider.v1.Inference/Generate");
+    client.streaming(Request::new(futures::stream::pending()), path, codec).await.unwrap_err()
 }

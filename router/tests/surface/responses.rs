@@ -198,7 +198,7 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 
 /// Values that request nothing.
 const OFF: &str = r#"{"tools": [], "tool_choice": "auto", "text": {"format": {"type": "text"}, "verbosity": "medium"}, "parallel_tool_calls": false, "truncation": "disabled",
-    "include": [], "reasoning": {"effort": null}, "top_logprobs": 0, "background": false}"#;
+    "include": [], "reasoning": {"effort": null}, "top_logprobs": 0, "background": false, "conversation": ""}"#;
 
 #[tokio::test]
 async fn bad_input_is_refused_by_name_and_the_next_request_works() {

@@ -143,7 +143,8 @@ async fn tool_choice_becomes_a_grammar() {
     );
     let item = &schema["items"]["anyOf"][0]["properties"];
     assert_eq!(item["name"]["const"], "get_weather");
-    assert_eq!(item["parameters"], weather()["function"]["parameters"]);
+    assert_eq!(item["parameters"], json!({ "$ref": "#/$defs/tool0" }));
+    assert_eq!(schema["$defs"]["tool0"], weather()["function"]["parameters"]);
     let call = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
     assert_eq!(*call, json!({ "name": "get_weather", "arguments": "{\"city\":\"x\"}" }));
     assert_eq!(answer["choices"][0]["message"]["content"], Value::Null);

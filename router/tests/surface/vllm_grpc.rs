@@ -219,6 +219,7 @@ const REFUSED: &[Refused] = &[
     (|message| sampling(message).n = 2, "sampling_params.n", "not supported over this protocol"),
     (|message| sampling(message).logprobs = Some(1), "sampling_params.logprobs", "not supported"),
     (|message| sampling(message).temperature = Some(3.0), "temperature", "between 0 and 2, not 3"),
+    (|message| sampling(message).max_tokens = Some(0), "max_tokens", "max_tokens must be at least 1"),
     (|message| sampling(message).stop_token_ids = vec![4_096], "stop_token_ids", "stop_token_ids[0] is 4096"),
     (
         |message| sampling(message).constraint = Some(Constraint::Grammar("root ::= x".into())),
@@ -290,6 +291,7 @@ async fn errors_name_the_field_and_the_next_request_works() {
         let status = client.generate(generate(change)).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{field}: {status:?}");
         assert!(status.message().contains(expected), "{field}: {}", status.message());
+        assert!(!status.message().contains("echo"), "this protocol has none: {}", status.message());
         let details = status.get_error_details();
         let violations = &details.bad_request().expect("which field").field_violations;
         assert_eq!(

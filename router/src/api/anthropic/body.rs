@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::blocks::Content;
 use crate::api::conversation::ConversationBuilder;
+use crate::api::disabled::is_disabled;
 use crate::api::functions::ToolFormat;
 use crate::api::handler::refuse_fields;
 use crate::api::openai::body::Speculation;
@@ -221,14 +222,5 @@ impl Body {
             ],
             is_disabled,
         )
-    }
-}
-
-/// Whether the value of an unsupported field requests nothing.
-fn is_disabled(_field: &str, value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Array(items) => items.is_empty(),
-        _ => false,
     }
 }

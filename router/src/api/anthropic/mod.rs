@@ -13,10 +13,11 @@ use serde_json::json;
 
 use self::answer::{ErrorMessage, Message, MessageEvents, StopReason};
 use self::body::{Body, MessageOptions};
-use super::handler::{ApiFormat, BodyContext, collect_text, handle_request, json_response};
-use super::incoming::{authenticate, deadline_from_headers, read_object};
+use super::buffered_response::buffered_response;
+use super::handler::{ApiFormat, BodyContext, collect_text, handle_request};
 use super::parsed_output::ParsedOutput;
 use super::sse;
+use super::tokenizer_request::TokenizerRequest;
 use crate::error::RouterError;
 use crate::pipeline::AppState;
 use crate::pipeline::text_stream::TextStream;
@@ -39,20 +40,17 @@ pub(super) async fn count_tokens(
     State(state): State<AppState>,
     request: Request,
 ) -> Result<Response, RouterError> {
-    let (head, body) = request.into_parts();
-    let caller = authenticate(&state, &head.headers)?;
-    let mut body: Body = read_object(&head.headers, body, deadline_from_headers(&head.headers)?).await?;
-    let _running = caller.usage.as_ref().map(|usage| usage.acquire()).transpose()?;
+    let (request, mut body): (_, Body) = TokenizerRequest::read(&state, request).await?;
     // Required by the body's checks, but counting produces no output.
     body.max_tokens = body.max_tokens.or(Some(1));
     let (raw_request, _) = body.into_request(None)?;
-    let CheckedRequest { entry, prompts, .. } = raw_request.check(&state.catalog, &caller)?;
+    let CheckedRequest { entry, prompts, .. } = raw_request.check(&state.catalog, &request.caller)?;
     // A conversation longer than the window is counted, too: clients shorten it by its count.
     let count = move || {
         let tokens_of = |prompt| Ok(tokenize(&entry.text, prompt, entry.max_model_len)?.ids.len());
         prompts.into_iter().map(tokens_of).sum()
     };
-    let input_tokens: usize = state.tokenize.run(caller.fair_queue_key(), count).await?;
+    let input_tokens: usize = request.tokenize(&state, count).await?;
     Ok(Json(json!({ "input_tokens": input_tokens })).into_response())
 }
 
@@ -105,11 +103,11 @@ impl ApiFormat for Messages {
             let writer = MessageEvents::new(text.info());
             return Ok(sse::respond(text, writer, state.keep_alive));
         }
-        let (output_text, finish, _reservation) = collect_text(state, &mut text).await?;
+        let (output_text, finish, reservation) = collect_text(state, &mut text).await?;
         let output = ParsedOutput::parse(&text.info().output, &output_text);
         let stop = StopReason::new(finish, output.has_calls(), text.stop_string(0));
         let message = Message::complete(text.info(), output.parts(), stop, &text.usage());
         let json = serde_json::to_string(&message).expect("text, numbers and lists of them are serializable");
-        Ok(json_response(json))
+        Ok(buffered_response(json, reservation))
     }
 }

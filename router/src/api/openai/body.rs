@@ -12,11 +12,11 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use self::refused::is_disabled;
 use super::shapes::{Content, LogitBias, Logprobs, Object, Prompts, Stops};
 use super::structured::{GrammarFields, ResponseFormat, StructuredOutputs};
 use super::tools::parse_earlier_calls;
 use crate::api::conversation::{OWN_VARIABLES, refuse_variables};
+use crate::api::disabled::is_disabled;
 use crate::api::functions::ToolFormat;
 use crate::api::handler::refuse_fields;
 use crate::error::RouterError;
@@ -293,6 +293,7 @@ impl Body {
                 logprobs: logprobs_name,
                 prompt: prompt_name,
                 tool_name: tool_format.name_path(),
+                echo: (operation == Operation::Completion).then_some("echo"),
                 ..FieldNames::default()
             },
         };
@@ -449,10 +450,8 @@ impl Message {
             }
         };
         let tool_calls = parse_earlier_calls(&format!("messages[{idx}].tool_calls"), tool_calls)?;
-        // Templates expect the older name of this role.
-        let role = if self.role == "developer" { "system".to_owned() } else { self.role };
         Ok(ConversationMessage {
-            role,
+            role: self.role,
             content,
             name: self.name,
             reasoning_content: self.reasoning_content.or(self.reasoning),

@@ -1,8 +1,6 @@
 //! A response as one JSON object, sent once every choice is complete.
 
-use axum::body::{Body, Bytes};
-use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, header};
+use axum::response::Response;
 use serde::Serialize;
 use speculation::FinishReason;
 
@@ -11,6 +9,7 @@ use super::chunk::{finish_reason_with_calls, json};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::response::{AssistantMessage, ChatChoice, CompletionChoice, Envelope};
 use super::tools::{ChoiceParser, MessageParts};
+use crate::api::buffered_response::buffered_response;
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
 use crate::pipeline::response_memory::MemoryReservation;
@@ -30,18 +29,6 @@ struct CompletedChoice {
 /// Approximate JSON size of one token, without top log probabilities, and of each of those.
 const TOKEN_BYTES: usize = 96;
 const TOP_TOKEN_BYTES: usize = 80;
-
-/// The response body, with the memory reserved for it.
-struct BufferedResponse {
-    json: String,
-    _reservation: MemoryReservation,
-}
-
-impl AsRef<[u8]> for BufferedResponse {
-    fn as_ref(&self) -> &[u8] {
-        self.json.as_bytes()
-    }
-}
 
 pub(super) async fn respond(
     mut text: TextStream,
@@ -67,8 +54,7 @@ pub(super) async fn respond(
         Operation::Chat => chat(&text, choices, options)?,
         Operation::Completion => completion(&text, choices, options)?,
     };
-    let body = Body::from(Bytes::from_owner(BufferedResponse { json, _reservation: reservation }));
-    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
+    Ok(buffered_response(json, reservation))
 }
 
 fn json_bytes(tokens: &[OutputToken]) -> usize {

@@ -12,7 +12,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::generation::{GenerationEvent, GenerationStream, UnreadBytes};
+use crate::generation::{GenerationEvent, GenerationService as _, GenerationStream, UnreadBytes};
+use crate::scheduler::queues;
 use crate::workers::ConnectedWorker;
 
 /// Output of the driver in the scheduler's types: steps and closes by worker, tokens by sequence.
@@ -160,8 +161,8 @@ fn frame_to_wire(frame: &Frame) -> v1::WorkerFrame {
     }
 }
 
-#[test]
-fn driver_output_equals_the_commands_of_the_simulated_scheduler() {
+/// A simulated run of two lanes.
+fn recording(seconds: u64) -> Recording {
     let profile = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/profiles/8b-h100.toml");
     let profile = Profile::parse(&std::fs::read_to_string(profile).unwrap()).unwrap();
     let kind = |task_type: &str, output_tokens| RequestKind {
@@ -175,9 +176,15 @@ fn driver_output_equals_the_commands_of_the_simulated_scheduler() {
         traffic: Traffic::Closed { sequences: 12, kinds: vec![kind("code", 60), kind("chat", ENDLESS)] },
         policy: Policy::Lanes { max_k: 8 },
         seed: 7,
-        duration: std::time::Duration::from_secs(6),
-        warm_up: std::time::Duration::from_secs(1),
+        duration: Duration::from_secs(seconds),
+        warm_up: Duration::from_secs(1),
     });
+    recording
+}
+
+#[test]
+fn driver_output_equals_the_commands_of_the_simulated_scheduler() {
+    let recording = recording(6);
     let mut harness = Harness::new(&recording);
     let (mut drafted, mut finished) = (0, 0);
     for (index, entry) in recording.entries.iter().enumerate() {
@@ -191,6 +198,20 @@ fn driver_output_equals_the_commands_of_the_simulated_scheduler() {
         finished += output.finished.len();
     }
     assert!(drafted > 1_000 && finished > 50, "{drafted} spans of several tokens, {finished} requests");
+}
+
+/// As when the next frames of workers always wait already: then the driver selects nothing but them.
+#[test]
+fn reports_and_orders_have_a_turn_beside_every_frame() {
+    let metrics = RouterMetrics::register(&Metrics::new());
+    let mut driver = Driver::new(recording(1).config, metrics, Health::new());
+    let (handle, _events, mut inbox) = queues();
+    let drain = Drain { address: "10.0.0.1:8100".to_owned(), is_draining: true, moves_sequences: false };
+    let (mut report, mut drained) = (handle.report(), handle.drain(drain));
+    assert!((&mut report).now_or_never().is_none() && (&mut drained).now_or_never().is_none());
+    driver.take_waiting(&mut inbox);
+    assert!(report.now_or_never().expect("a report").is_ok());
+    assert!(drained.now_or_never().expect("an answer to the order").is_ok());
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use serde_json::Value;
 
 use super::Body;
+use crate::api::disabled::is_disabled;
 use crate::api::handler::refuse_fields;
 use crate::error::RouterError;
 use crate::request::Operation;
@@ -89,17 +90,4 @@ impl Body {
 /// Whether a field that is on by default stays on.
 fn is_enabled(value: &Value) -> bool {
     matches!(value, Value::Null | Value::Bool(true))
-}
-
-/// Whether the value of an unsupported field requests nothing.
-pub(super) fn is_disabled(field: &str, value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::String(text) => {
-            let off = matches!((field, text.as_str()), ("function_call", "none" | "auto"));
-            text.is_empty() || off
-        }
-        Value::Array(items) => items.is_empty() || (field == "modalities" && *items == ["text"]),
-        _ => false,
-    }
 }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::input::read_item;
 use crate::api::conversation::ConversationBuilder;
+use crate::api::disabled::is_disabled;
 use crate::api::functions::{ToolFormat, call_id};
 use crate::api::handler::refuse_fields;
 use crate::api::openai::body::Speculation;
@@ -16,6 +17,7 @@ use crate::api::parsed_output::OutputPart;
 use crate::error::RouterError;
 use crate::pipeline::response_store::{ResponseStore, StoredResponse};
 use crate::request::RawRequest;
+use crate::request::json_values::ValueCount;
 use crate::request::raw::{FieldNames, RawPrompt, RawSampling};
 use text::ConversationMessage;
 
@@ -113,6 +115,15 @@ pub(super) struct ResponseOptions {
 }
 
 impl ResponseOptions {
+    /// Limits the JSON values that are kept until the response repeats them.
+    fn check_num_values(&self) -> Result<(), RouterError> {
+        let mut count = ValueCount::default();
+        count.add("tools", &self.tools)?;
+        count.add("tool_choice", [&self.tool_choice])?;
+        count.add("text.format", [&self.text_format])?;
+        count.add("metadata", self.metadata.values())
+    }
+
     /// Stores a complete response, unless the client opted out.
     pub(super) fn store(&self, responses: &ResponseStore, id: &str, parts: &[OutputPart], json: &str) {
         if !self.store {
@@ -199,6 +210,7 @@ impl Body {
             isolation_key,
             conversation,
         };
+        options.check_num_values()?;
         Ok((raw_request, options))
     }
 
@@ -239,18 +251,6 @@ fn read_input(
         }
     }
     Ok(builder.into_messages())
-}
-
-/// Whether the value of an unsupported field requests nothing.
-fn is_disabled(field: &str, value: &Value) -> bool {
-    match (field, value) {
-        (_, Value::Null | Value::Bool(false)) => true,
-        (_, Value::Array(items)) => items.is_empty(),
-        ("truncation", Value::String(truncation)) => truncation == "disabled",
-        ("top_logprobs", Value::Number(count)) => count.as_u64() == Some(0),
-        ("reasoning", Value::Object(fields)) => fields.values().all(Value::is_null),
-        _ => false,
-    }
 }
 
 /// Returns the format requested by `text`.

@@ -42,8 +42,6 @@ impl Item<'_> {
             let expected = format!("one of system, developer, user, assistant, not `{role}`");
             return Err(self.invalid("role", &expected));
         }
-        // Templates expect the older name of this role.
-        let role = if role == "developer" { "system" } else { role };
         let content = self.content("content", &["input_text", "output_text", "text"])?;
         builder.push_message(role, content);
         Ok(())

@@ -17,6 +17,7 @@ use serde_json::json;
 use self::answer::{ResponseObject, ResponseState};
 use self::body::{Body, ResponseOptions};
 use self::events::ResponseEvents;
+use crate::api::buffered_response::buffered_response;
 use crate::api::handler::{ApiFormat, BodyContext, collect_text, handle_request, json_response};
 use crate::api::incoming::{authenticate, invalid_query};
 use crate::api::parsed_output::ParsedOutput;
@@ -129,12 +130,12 @@ impl ApiFormat for Responses {
             let writer = ResponseEvents::new(options, state.responses.clone(), text.info());
             return Ok(sse::respond(text, writer, state.keep_alive));
         }
-        let (output_text, finish, _reservation) = collect_text(state, &mut text).await?;
+        let (output_text, finish, reservation) = collect_text(state, &mut text).await?;
         let usage = text.usage();
         let output = ParsedOutput::parse(&text.info().output, &output_text);
         let response_state = ResponseState::Ended { parts: output.parts(), finish, usage: &usage };
         let json = ResponseObject::new(&options, text.info(), response_state).to_json();
         options.store(&state.responses, &text.info().id, output.parts(), &json);
-        Ok(json_response(json))
+        Ok(buffered_response(json, reservation))
     }
 }
