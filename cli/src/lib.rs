@@ -11,7 +11,7 @@
 #![forbid(unsafe_code)]
 
 /// Exit code for an invalid command line, the same as for an invalid configuration of a server.
-pub(crate) use service::config::EXIT_BAD_CONFIG as EXIT_USAGE;
+pub use service::config::EXIT_BAD_CONFIG as EXIT_USAGE;
 
 pub mod bench;
 pub mod check_pair;
@@ -21,4 +21,5 @@ pub mod engine_bench;
 pub mod load;
 mod output;
 pub mod plan;
+mod progress;
 pub mod up;

@@ -5,11 +5,19 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use outrider_cli::{bench, check_pair, distill, engine_bench, plan, up};
+use outrider_cli::{EXIT_USAGE, bench, check_pair, distill, engine_bench, plan, up};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    success, also if a signal stopped `up`
+  1    the command failed, a process of `up` ended, or a pair of `check-pair` cannot be served
+  3    `bench --fail-unless-ship`: a verdict is not `ship`
+  64   the command line is invalid, or `up` cannot serve what it names
+  130  interrupted by Ctrl-C; `bench` reports what it has measured";
 
 /// Speculative decoding with separate draft and target workers.
 #[derive(Parser)]
-#[command(name = "outrider", version)]
+#[command(name = "outrider", version, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -33,7 +41,15 @@ enum Command {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Ignore a closed stdout or stderr.
+            drop(error.print());
+            return ExitCode::from(if error.use_stderr() { EXIT_USAGE } else { 0 });
+        }
+    };
+    match cli.command {
         Command::Up(args) => up::main(args).await,
         Command::Bench(args) => bench::main(*args).await,
         Command::EngineBench(args) => engine_bench::main(&args),

@@ -141,6 +141,14 @@ impl RawConfig for RawDraft {
         faults.check("target_tokenizer", self.target_tokenizer.is_none() || takes_tokenizer, || {
             "applies only to a draft that runs a model: n-gram and synthetic drafts work with any target's ids".to_owned()
         });
+        if let Some(path) = &self.target_tokenizer {
+            faults.check("target_tokenizer", path.exists(), || {
+                format!(
+                    "{} cannot be read: give the target's tokenizer.json or its directory",
+                    path.display()
+                )
+            });
+        }
         let worker = self.worker.validate(faults);
         let (task_types, draft_ahead, is_shadow) = (self.task_types, self.draft_ahead, self.shadow);
         let is_model = method == Some(DraftMethod::Model);
@@ -149,5 +157,32 @@ impl RawConfig for RawDraft {
         });
         let (method, target_tokenizer) = (method?, self.target_tokenizer);
         Some(DraftConfig { method, target_tokenizer, task_types, draft_ahead, is_shadow, worker: worker? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// The faults of a draft for a target with this tokenizer, if any.
+    fn fault(target_tokenizer: &Path) -> Option<String> {
+        let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/draft");
+        let tokenizer = target_tokenizer.to_str().unwrap();
+        let flags =
+            Flags::parse_from(["outrider-draft-worker", "--model", demo, "--target-tokenizer", tokenizer]);
+        let config = service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_");
+        config.err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_targets_tokenizer_is_a_file_or_a_directory_that_exists() {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
+        assert_eq!(fault(&demo), None);
+        assert_eq!(fault(&demo.join("tokenizer.json")), None);
+        let missing = fault(&demo.join("nowhere")).unwrap();
+        assert!(missing.contains("target_tokenizer (set by --target-tokenizer): "), "{missing}");
+        assert!(missing.contains("nowhere cannot be read"), "{missing}");
     }
 }

@@ -1,9 +1,10 @@
-//! The router's metrics: their names (`names`), [`RouterMetrics`] to look them up, and handles to update
-//! them. Names that begin with `vllm:` are vLLM's, so that its dashboards and `vllm bench serve` work with a
-//! router; the others are Outrider's.
+//! The router's metrics: their names (`names`) with the values of their labels (`labels`), [`RouterMetrics`]
+//! to look them up, and handles to update them. Names that begin with `vllm:` are vLLM's, so that its
+//! dashboards and `vllm bench serve` work with a router; the others are Outrider's.
 
 mod handles;
 mod kv_pools;
+mod labels;
 mod names;
 mod shadows;
 
@@ -38,24 +39,35 @@ const ANOMALIES: [Anomaly; 5] = [
     Anomaly::TargetResend,
 ];
 
+/// The errors by which alerts count requests that the service failed.
+fn failures() -> [RouterError; 4] {
+    let reason = String::new;
+    [
+        RouterError::Unavailable { reason: reason() },
+        RouterError::Refused { reason: reason() },
+        RouterError::Quarantined { reason: reason() },
+        RouterError::Internal(reason()),
+    ]
+}
+
 /// vLLM numbers its engines; clients see the router as a single one.
 const ENGINE: &str = "0";
 
 /// The labels of every vLLM series.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ModelLabels {
     model_name: String,
     engine: &'static str,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PositionLabels {
     model_name: String,
     engine: &'static str,
     position: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct FinishLabels {
     model_name: String,
     engine: &'static str,
@@ -69,7 +81,7 @@ impl FinishLabels {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct SloLabels {
     model_name: String,
     engine: &'static str,
@@ -77,18 +89,18 @@ struct SloLabels {
     met: &'static str,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
     protocol: &'static str,
     outcome: &'static str,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLogLabels {
     outcome: &'static str,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct AnomalyLabels {
     reason: &'static str,
 }
@@ -106,17 +118,17 @@ impl AnomalyLabels {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LookupLabels {
     source: &'static str,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PriorityLabels {
     priority: &'static str,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LoraLabels {
     max_lora: &'static str,
     running_lora_adapters: &'static str,
@@ -127,7 +139,7 @@ struct LoraLabels {
 const NO_LORA: LoraLabels =
     LoraLabels { max_lora: "0", running_lora_adapters: "", waiting_lora_adapters: "" };
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LaneLabels {
     model: String,
     task_type: String,
@@ -141,7 +153,7 @@ impl LaneLabels {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WorkerLabels {
     role: &'static str,
     address: String,
@@ -300,6 +312,11 @@ impl RouterMetrics {
         // start.
         for anomaly in ANOMALIES {
             drop(families.ignored.get_or_create(&AnomalyLabels::of(anomaly)));
+        }
+        for protocol in [Protocol::Http, Protocol::Grpc].map(Protocol::as_str) {
+            for outcome in failures().map(|error| error.mapping().label) {
+                drop(families.requests.get_or_create(&RequestLabels { protocol, outcome }));
+            }
         }
         Self { families: Arc::new(families) }
     }

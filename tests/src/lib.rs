@@ -35,6 +35,7 @@ pub mod hostile_target;
 pub mod http_client;
 pub mod lanes_report;
 pub mod metrics;
+pub mod metrics_reference;
 pub mod node;
 pub mod oracle;
 pub mod pair;

@@ -10,6 +10,24 @@ pub struct Page {
     text: String,
 }
 
+/// One sample of a scrape, without its value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample<'a> {
+    /// Name of the metric, with the suffix of a histogram.
+    pub name: &'a str,
+    /// Names and values of the labels.
+    pub labels: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Sample<'a> {
+    fn new(line: &'a str) -> Self {
+        let series = line.rsplit_once(' ').map_or(line, |(series, _)| series);
+        let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+        let labels = labels.trim_end_matches('}').split("\",").filter_map(|label| label.split_once("=\""));
+        Self { name, labels: labels.map(|(name, value)| (name, value.trim_end_matches('"'))).collect() }
+    }
+}
+
 impl Page {
     /// Scrapes `base`, as `http://HOST:PORT`.
     pub async fn scrape(base: &str) -> anyhow::Result<Self> {
@@ -31,6 +49,11 @@ impl Page {
     /// Like [`Self::sum`], without rounding, for instance for seconds.
     pub fn total(&self, name: &str) -> f64 {
         self.total_where(name, "")
+    }
+
+    /// All samples.
+    pub fn samples(&self) -> impl Iterator<Item = Sample<'_>> {
+        self.text.lines().filter(|line| !line.starts_with('#')).map(Sample::new)
     }
 
     fn total_where(&self, name: &str, label: &str) -> f64 {
@@ -55,5 +78,18 @@ mod tests {
         assert_eq!(page.sum("a_total"), 5);
         assert_eq!(page.sum_where("a_total", "why=\"x\""), 2);
         assert_eq!((page.sum("ab_total"), page.sum("ab"), page.sum("none")), (7, 1, 0));
+    }
+
+    #[test]
+    fn samples_have_a_name_and_labels() {
+        let text = "# TYPE a gauge\na{why=\"x y\",n=\"\"} 2\na{n=\"\"} 3\nb 1.5\n";
+        let page = Page { text: text.to_owned() };
+        let samples: Vec<Sample<'_>> = page.samples().collect();
+        let expected = [
+            Sample { name: "a", labels: vec![("why", "x y"), ("n", "")] },
+            Sample { name: "a", labels: vec![("n", "")] },
+            Sample { name: "b", labels: Vec::new() },
+        ];
+        assert_eq!(samples, expected);
     }
 }

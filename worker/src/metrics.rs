@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use service::discovery::Load;
-use service::metrics::{Counter, CounterName, Family, Gauge, GaugeName, Histogram, HistogramName, Metrics};
+use service::metrics::{Counter, CounterName, Family, Gauge, GaugeName, Histogram, HistogramName};
+use service::metrics::{LabelValues, Metrics};
 
 use crate::ahead::AheadStats;
 use crate::executor::ExecutorStats;
 
-const STEPS: CounterName = CounterName::new("outrider_worker_steps_total", "Steps received, by outcome");
+const STEPS: CounterName = CounterName::new("outrider_worker_steps_total", "Steps received, by outcome")
+    .with_labels(&[("outcome", LabelValues::Listed(|| StepOutcome::ALL.map(StepOutcome::as_str).to_vec()))]);
 const FORWARDS: CounterName =
     CounterName::new("outrider_worker_forwards_total", "Forward passes of the model");
 const FORWARD_SECONDS: HistogramName = HistogramName::new(
@@ -51,7 +53,8 @@ const SEQUENCES: GaugeName = GaugeName::new("outrider_worker_sequences", "Open s
 const AHEAD_STEPS: CounterName = CounterName::new(
     "outrider_worker_draft_ahead_steps_total",
     "Requests for a proposal that was drafted ahead, by result: hit, miss (the verification had another outcome), too_early (no token was drafted yet)",
-);
+)
+.with_labels(&[("result", LabelValues::Listed(|| vec!["hit", "miss", "too_early"]))]);
 const AHEAD_GUESSES: CounterName = CounterName::new(
     "outrider_worker_draft_ahead_guesses_total",
     "Draft tokens that were ready when their proposal was requested; each saves a forward pass",
@@ -101,6 +104,18 @@ pub enum StepOutcome {
 }
 
 impl StepOutcome {
+    /// All variants.
+    const ALL: [Self; 8] = [
+        Self::Run,
+        Self::Stale,
+        Self::NeedContext,
+        Self::Refused,
+        Self::Overrun,
+        Self::Evicted,
+        Self::Preempted,
+        Self::ReplyDropped,
+    ];
+
     fn as_str(self) -> &'static str {
         match self {
             Self::Run => "run",

@@ -134,6 +134,11 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub timeout_s: u64,
 
+    /// End with exit code 3 unless the verdict over all task types is ship at every load and temperature, for
+    /// continuous integration; needs two arms
+    #[arg(long)]
+    pub fail_unless_ship: bool,
+
     /// Print JSON instead of the table
     #[arg(long)]
     pub json: bool,

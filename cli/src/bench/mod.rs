@@ -13,7 +13,6 @@ mod error;
 mod machine;
 mod page;
 mod plan;
-mod progress;
 mod report;
 mod run;
 mod table;
@@ -30,6 +29,8 @@ pub use plan::LoadLevel;
 use crate::{EXIT_USAGE, output};
 use report::Report;
 
+/// Exit code of `--fail-unless-ship` if a verdict is not to ship.
+const EXIT_NOT_SHIP: u8 = 3;
 /// Exit code after Ctrl-C, as of a program that SIGINT ended in a shell.
 const EXIT_INTERRUPTED: u8 = 130;
 
@@ -60,7 +61,21 @@ async fn bench(args: &BenchArgs) -> Result<ExitCode, BenchError> {
     // A failure of one output must not cost the others.
     let written = write_files(args, &report, &json);
     let printed = output::finish(&if args.json { json } else { table::table(&report) });
-    written.map(|()| if observations.is_interrupted { ExitCode::from(EXIT_INTERRUPTED) } else { printed })
+    written?;
+    if observations.is_interrupted {
+        return Ok(ExitCode::from(EXIT_INTERRUPTED));
+    }
+    let verdicts = report.comparisons.iter().map(|compared| &compared.overall.verdict);
+    Ok(match args.fail_unless_ship && !are_all_ship(verdicts) {
+        true => ExitCode::from(EXIT_NOT_SHIP),
+        false => printed,
+    })
+}
+
+/// Whether there are verdicts, and all are to ship.
+fn are_all_ship<'a>(verdicts: impl IntoIterator<Item = &'a ShipVerdict>) -> bool {
+    let mut verdicts = verdicts.into_iter().peekable();
+    verdicts.peek().is_some() && verdicts.all(|verdict| *verdict == ShipVerdict::Ship)
 }
 
 fn write_files(args: &BenchArgs, report: &Report, json: &str) -> Result<(), BenchError> {
@@ -77,4 +92,21 @@ fn check_writable(path: &Path) -> Result<(), BenchError> {
 
 fn write(path: &Path, text: &str) -> Result<(), BenchError> {
     std::fs::write(path, text).map_err(|source| BenchError::Write { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_verdicts_that_are_all_ship_pass() {
+        let undecided = || ShipVerdict::Undecided("run longer".to_owned());
+        assert!(are_all_ship(&[ShipVerdict::Ship]));
+        assert!(are_all_ship(&[ShipVerdict::Ship, ShipVerdict::Ship]));
+        assert!(!are_all_ship(&[] as &[ShipVerdict]), "nothing was compared");
+        assert!(!are_all_ship(&[ShipVerdict::DoNot]));
+        assert!(!are_all_ship(&[undecided()]));
+        assert!(!are_all_ship(&[ShipVerdict::Ship, undecided()]));
+        assert!(!are_all_ship(&[ShipVerdict::DoNot, ShipVerdict::Ship]));
+    }
 }

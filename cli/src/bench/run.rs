@@ -10,11 +10,11 @@ use super::args::BenchArgs;
 use super::arm::{Arm, ArmSpec};
 use super::error::BenchError;
 use super::plan::{Block, Plan, PlanInputs};
-use super::progress::Progress;
 use crate::load::counters::SpeculationCounters;
 use crate::load::cpu::{CpuMeter, GeneratorCost};
 use crate::load::{Access, Client, Endpoint, Prompt, Request, Sample, Settings};
 use crate::output::note;
+use crate::progress::Progress;
 
 /// Largest number of arms: a verdict compares two.
 const ARMS_MAX: usize = 2;
@@ -102,6 +102,9 @@ async fn arms(args: &BenchArgs, access: &Access) -> Result<Vec<Arm>, BenchError>
     if specs.len() > ARMS_MAX {
         return usage(specs[ARMS_MAX].name.clone(), "at most two arms: compare others in a separate run");
     }
+    if args.fail_unless_ship && specs.len() < ARMS_MAX {
+        return usage(specs[0].name.clone(), "two arms, because --fail-unless-ship needs a verdict");
+    }
     if specs.len() == ARMS_MAX && specs[0].name == specs[1].name {
         return usage(specs[0].name.clone(), "two different names");
     }
@@ -149,16 +152,12 @@ pub(super) async fn run(experiment: &Experiment) -> Result<Observations, BenchEr
         is_interrupted: false,
     };
     let mut interrupt = pin!(tokio::signal::ctrl_c());
-    let progress = Progress::new(plan.num_requests());
+    let progress = Progress::new(plan.num_requests(), "requests");
     let mut current = None;
     for block in &plan.blocks {
         if current.replace(block.condition) != Some(block.condition) {
             let condition = &plan.conditions[block.condition];
-            progress.on_condition(format!(
-                "{}, temperature {}",
-                condition.level.name(),
-                condition.temperature
-            ));
+            progress.begin_part(format!("{}, temperature {}", condition.level.name(), condition.temperature));
         }
         let client = &clients[block.arm];
         let requests = experiment.requests(block);
@@ -175,7 +174,7 @@ pub(super) async fn run(experiment: &Experiment) -> Result<Observations, BenchEr
                 observations.is_interrupted = true;
                 break;
             }
-            run = client.drive(&requests, &schedule, |_| progress.on_request()) => run,
+            run = client.drive(&requests, &schedule, |_| progress.finish_unit()) => run,
         };
         let cost = meter.read();
         let samples = run.samples(&requests);

@@ -2,6 +2,7 @@
 //! position in the draft.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::Serialize;
 use speculation::{AcceptanceMode, SamplingParams, SequenceSpec, TokenId};
@@ -111,6 +112,12 @@ pub struct Setting {
     pub mode: AcceptanceMode,
 }
 
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "temperature {}, {}", self.temperature, self.mode.as_str())
+    }
+}
+
 /// All counters, by setting and task type.
 #[derive(Debug, Clone, Default)]
 pub struct AcceptanceCounts {
@@ -143,17 +150,21 @@ pub fn settings(temperatures: &[f32], modes: &[AcceptanceMode]) -> Vec<Setting> 
     temperatures.iter().flat_map(of).collect()
 }
 
-/// Decodes every prompt in every setting; calls `on_sequence` after each.
+/// Decodes every prompt in every setting. Calls `on_task` before the first sequence of each task type in a
+/// setting, and `on_sequence` after every sequence.
 pub fn measure(
     pair: &mut LocalPair<'_>,
     eval_prompts: &[EvalPrompt],
     (settings, eval_options): (&[Setting], &EvalOptions),
-    mut on_sequence: impl FnMut(),
+    (mut on_task, mut on_sequence): (impl FnMut(&Setting, &str), impl FnMut()),
 ) -> Result<AcceptanceCounts, CheckPairError> {
     let mut measured = AcceptanceCounts::default();
     for setting in settings {
         let mut by_task: BTreeMap<String, Counts> = BTreeMap::new();
         for eval_prompt in eval_prompts {
+            if !by_task.contains_key(&eval_prompt.task) {
+                on_task(setting, &eval_prompt.task);
+            }
             let decoded = pair.decode(
                 sequence_spec(eval_prompt, setting, eval_options),
                 &eval_prompt.prompt_ids,

@@ -23,16 +23,16 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use engine::{Engine, LoadOptions};
-use indicatif::{ProgressBar, ProgressStyle};
 use speculation::{AcceptanceMode, TokenId};
 
 pub use args::{CheckPairArgs, WeightsArg};
 
 use crate::load::Prompt;
+use crate::progress::Progress;
 use crate::{EXIT_USAGE, output};
 use error::CheckPairError;
 use local::{LocalModel, LocalPair};
-use measure::{EvalOptions, EvalPrompt, settings};
+use measure::{EvalOptions, EvalPrompt, Setting, settings};
 use report::{MeasuredReport, Report, SizeCheck};
 use texts::CheckpointText;
 
@@ -116,9 +116,11 @@ fn measure_pair(
     };
     let settings = settings(&args.temperatures, &MODES);
     let eval_options = eval_options(args, pair.target);
-    let bar = progress(eval_prompts.len() * settings.len(), "sequences");
-    let measured = measure::measure(&mut pair, &eval_prompts, (&settings, &eval_options), || bar.inc(1))?;
-    bar.finish_and_clear();
+    let progress = Progress::new(eval_prompts.len() * settings.len(), "sequences");
+    let on_task = |setting: &Setting, task: &str| progress.begin_part(format!("{setting}, {task}"));
+    let hooks = (on_task, || progress.finish_unit());
+    let measured = measure::measure(&mut pair, &eval_prompts, (&settings, &eval_options), hooks)?;
+    progress.end();
     let costs = cost::measure(pair.target, pair.draft)?;
     let tokens: usize = eval_prompts.iter().map(|eval_prompt| eval_prompt.prompt_ids.len()).sum();
     let context = tokens as f64 / eval_prompts.len() as f64 + f64::from(args.max_tokens) / 2.0;
@@ -210,13 +212,6 @@ fn require_some(eval_prompts: Vec<EvalPrompt>, window: u32) -> Result<Vec<EvalPr
         true => Err(CheckPairError::NoPromptFits(window)),
         false => Ok(eval_prompts),
     }
-}
-
-/// A progress bar with the remaining time on a terminal; elsewhere nothing.
-fn progress(len: usize, what: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}, {eta} left");
-    let style = style.expect("the template is a constant that names known fields");
-    ProgressBar::new(len as u64).with_style(style).with_message(what.to_owned())
 }
 
 /// The printed text of these reports.

@@ -16,7 +16,8 @@ use super::measure::{
 };
 use super::report::ALL;
 use super::texts::CheckpointText;
-use super::{CheckPairArgs, WeightsArg, eval_options, eval_prompts, load, progress};
+use super::{CheckPairArgs, WeightsArg, eval_options, eval_prompts, load};
+use crate::progress::Progress;
 use fidelity::{Fidelity, Text, compare};
 
 /// The quantized formats that are measured.
@@ -90,26 +91,25 @@ pub fn run(args: &CheckPairArgs) -> Result<QuantizationReport, CheckPairError> {
     let eval_prompts = eval_prompts(args, &target_text, pair.window())?;
     let settings = settings(&args.temperatures, &[AcceptanceMode::Coupled]);
     let eval_options = eval_options(args, pair.target);
-    let bar = progress(eval_prompts.len() * (settings.len() * COLUMNS + 1), "sequences");
-    let step = || bar.inc(1);
+    let progress = Progress::new(eval_prompts.len() * (settings.len() * COLUMNS + 1), "sequences");
     let workload: Workload<'_> = (&eval_prompts, &settings, &eval_options);
-    let texts = greedy_texts(&mut pair, (&eval_prompts, &eval_options), step)?;
+    let texts = greedy_texts(&mut pair, (&eval_prompts, &eval_options), &progress)?;
 
     let mut fidelity = Vec::new();
     let pair = LocalPair { target: &mut target, draft: &mut draft };
-    let mut acceptance = vec![column((Quantized::Neither, WeightsArg::Bf16), pair, workload, step)?];
+    let mut acceptance = vec![column((Quantized::Neither, WeightsArg::Bf16), pair, workload, &progress)?];
     for weights in QUANTIZED {
         let (mut small_target, mut small_draft) = (target_in(weights)?, draft_in(weights)?);
         fidelity.push(compare(("target", weights), (&mut target, &mut small_target), &texts)?);
         fidelity.push(compare(("draft", weights), (&mut draft, &mut small_draft), &texts)?);
         let pair = LocalPair { target: &mut target, draft: &mut small_draft };
-        acceptance.push(column((Quantized::Draft, weights), pair, workload, step)?);
+        acceptance.push(column((Quantized::Draft, weights), pair, workload, &progress)?);
         let pair = LocalPair { target: &mut small_target, draft: &mut draft };
-        acceptance.push(column((Quantized::Target, weights), pair, workload, step)?);
+        acceptance.push(column((Quantized::Target, weights), pair, workload, &progress)?);
         let pair = LocalPair { target: &mut small_target, draft: &mut small_draft };
-        acceptance.push(column((Quantized::Both, weights), pair, workload, step)?);
+        acceptance.push(column((Quantized::Both, weights), pair, workload, &progress)?);
     }
-    bar.finish_and_clear();
+    progress.end();
     let (num_draft_tokens, num_prompts) = (args.draft_tokens, args.num_prompts);
     Ok(QuantizationReport { fidelity, acceptance, num_draft_tokens, num_prompts })
 }
@@ -118,8 +118,9 @@ pub fn run(args: &CheckPairArgs) -> Result<QuantizationReport, CheckPairError> {
 fn greedy_texts(
     pair: &mut LocalPair<'_>,
     (eval_prompts, eval_options): (&[EvalPrompt], &EvalOptions),
-    on_sequence: impl Fn(),
+    progress: &Progress,
 ) -> Result<Vec<Text>, CheckPairError> {
+    progress.begin_part("texts to compare logits on".to_owned());
     let greedy = Setting { temperature: 0.0, mode: AcceptanceMode::Coupled };
     let mut texts = Vec::new();
     for eval_prompt in eval_prompts {
@@ -130,7 +131,7 @@ fn greedy_texts(
             eval_options.num_draft_tokens,
         )?;
         texts.push(Text { ids: [prompt, &decoded.token_ids].concat(), prompt_len: prompt.len() });
-        on_sequence();
+        progress.finish_unit();
     }
     Ok(texts)
 }
@@ -139,10 +140,14 @@ fn column(
     (who, weights): (Quantized, WeightsArg),
     mut pair: LocalPair<'_>,
     (eval_prompts, settings, eval_options): Workload<'_>,
-    on_sequence: impl Fn(),
+    progress: &Progress,
 ) -> Result<AcceptanceColumn, CheckPairError> {
-    let measured = measure(&mut pair, eval_prompts, (settings, eval_options), on_sequence)?;
-    Ok(AcceptanceColumn { who, weights: weights.as_str(), cells: cells(&measured) })
+    let weights = weights.as_str();
+    let head = head(who, weights);
+    let on_task = |setting: &Setting, task: &str| progress.begin_part(format!("{head}, {setting}, {task}"));
+    let hooks = (on_task, || progress.finish_unit());
+    let measured = measure(&mut pair, eval_prompts, (settings, eval_options), hooks)?;
+    Ok(AcceptanceColumn { who, weights, cells: cells(&measured) })
 }
 
 fn cells(measured: &AcceptanceCounts) -> Vec<AcceptanceCell> {
@@ -172,7 +177,8 @@ pub(super) fn output(args: &CheckPairArgs, report: &QuantizationReport) -> Strin
     let mut line = |arguments: std::fmt::Arguments<'_>| {
         writeln!(text, "{arguments}").expect("a String can always be written to");
     };
-    let heads: Vec<String> = report.acceptance.iter().map(head).collect();
+    let heads: Vec<String> =
+        report.acceptance.iter().map(|column| head(column.who, column.weights)).collect();
     line(format_args!(
         "\n| T | task type | {} |\n|---|---|{}",
         heads.join(" | "),
@@ -189,11 +195,12 @@ pub(super) fn output(args: &CheckPairArgs, report: &QuantizationReport) -> Strin
     text
 }
 
-fn head(column: &AcceptanceColumn) -> String {
-    match column.who {
+/// Heading of a column.
+fn head(who: Quantized, weights: &str) -> String {
+    match who {
         Quantized::Neither => "bf16".to_owned(),
-        Quantized::Draft => format!("draft {}", column.weights),
-        Quantized::Target => format!("target {}", column.weights),
-        Quantized::Both => format!("both {}", column.weights),
+        Quantized::Draft => format!("draft {weights}"),
+        Quantized::Target => format!("target {weights}"),
+        Quantized::Both => format!("both {weights}"),
     }
 }

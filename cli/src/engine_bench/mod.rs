@@ -3,7 +3,7 @@
 //!
 //! Loads one engine per requested format, then measures case by case (`measure`), alternating between formats
 //! and plain memory reads: the speed of a shared machine varies, so only adjacent measurements are compared.
-//! Prints the results (`report`).
+//! Shows the progress on standard error and prints the results (`report`).
 
 mod measure;
 mod memory;
@@ -21,6 +21,7 @@ use measure::{Bench, Case, FormatBench};
 use memory::{LoadMemoryMeter, probe_bytes};
 use speculation::logits::DrawError;
 
+use crate::progress::Progress;
 use crate::{EXIT_USAGE, output};
 
 /// Seed of random weights, so that two runs measure the same model.
@@ -165,9 +166,14 @@ fn run(args: &BenchArgs) -> Result<String, BenchError> {
         loaded.iter_mut().try_for_each(|format| format.engine.pin_threads(&cores))?;
     }
     let mut bench = Bench::new(loaded, probe, Duration::from_millis(args.case_ms));
+    let progress = Progress::new(cases.len(), "cases");
     for case in &cases {
+        let Case { context, rows, sequences } = case;
+        progress.begin_part(format!("context {context}, sequences {sequences}, rows {rows}"));
         bench.measure(*case)?;
+        progress.finish_unit();
     }
+    progress.end();
     Ok(report::text(args, &bench.finish()?, &left_out))
 }
 

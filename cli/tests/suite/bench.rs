@@ -115,6 +115,25 @@ fn two_settings_of_one_server_are_told_apart() {
     }
 }
 
+#[test]
+fn a_verdict_can_decide_the_exit_code() {
+    let server = server();
+    let directory = tempfile::tempdir().unwrap();
+    let file = prompts(directory.path(), &[r#"{"task": "sql", "prompt": "one"}"#]);
+    let common = ["--prompts", &file, "--concurrency", "1", "--block-requests", "2", "--fail-unless-ship"];
+    let code_of = |arms: &[&str]| {
+        let output = bench(&server.url(), &[&common[..], arms].concat());
+        (output.status.code(), text(&output.stderr))
+    };
+    let (code, stderr) = code_of(&["--arm", "fast", "--arm", "slow:prompt=slow"]);
+    assert_eq!(code, Some(0), "{stderr}");
+    let (code, stderr) = code_of(&["--arm", "slow:prompt=slow", "--arm", "fast"]);
+    assert_eq!(code, Some(3), "{stderr}");
+    let (code, stderr) = code_of(&["--arm", "alone"]);
+    assert_eq!(code, Some(64), "{stderr}");
+    assert!(stderr.contains("--arm is `alone`, expected two arms"), "{stderr}");
+}
+
 /// The server stops answering in the middle of the first load.
 #[test]
 fn an_interrupted_run_reports_the_blocks_that_ended() {

@@ -41,6 +41,11 @@ fn the_bundled_pair_is_measured_in_every_mode_and_compared_with_another_draft() 
         &[&SHORT[..], &["--against", &against, "--json"]].concat(),
     );
     let found = reports(&output);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    // For each of the two drafts: four settings with eleven task types, one prompt each.
+    assert_eq!(stderr.lines().count(), 2 * 4 * 11, "{stderr}");
+    assert!(stderr.starts_with("outrider: 0/44 sequences after "), "{stderr}");
+    assert!(stderr.lines().any(|line| line.ends_with(": temperature 1, rejection, sql")), "{stderr}");
     let (ours, perfect) = (&found[0], &found[1]);
     assert_eq!(ours["text"]["first_difference"], Value::Null);
     assert_eq!(ours["text"]["chat_template"], "equal");

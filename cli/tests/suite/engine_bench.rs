@@ -65,6 +65,19 @@ fn one_document_for_each_format() {
 }
 
 #[test]
+fn each_case_is_a_line_on_standard_error() {
+    let found = bench(&["--model", "models/demo/draft", "--rows", "1,2", "--context", "8", "--json"]);
+    let stderr = String::from_utf8_lossy(&found.stderr).into_owned();
+    assert_eq!(documents(&found).len(), 1);
+    let lines: Vec<&str> = stderr.lines().collect();
+    assert_eq!(lines.len(), 3, "{stderr}");
+    assert!(lines[0].starts_with("outrider: 0/3 cases after "), "{stderr}");
+    assert!(lines[0].ends_with(": context 8, sequences 1, rows 1"), "{stderr}");
+    assert!(lines[2].starts_with("outrider: 2/3 cases after "), "{stderr}");
+    assert!(lines[2].ends_with(": context 8, sequences 8, rows 1"), "{stderr}");
+}
+
+#[test]
 fn random_weights_need_a_configuration_only() {
     let model = ["--model", "random:models/demo/draft/config.json", "--rows", "2", "--context", "8"];
     let found = bench(&model);

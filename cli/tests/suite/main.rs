@@ -2,6 +2,7 @@
 
 mod bench;
 mod check_pair;
+mod command_line;
 mod engine_bench;
 mod https;
 mod load;

@@ -380,7 +380,7 @@ fn what_makes_no_sense_is_refused_by_name() {
         "--acceptance is 1.2, expected 0 to 1",
     );
     check(&["--target", &target, "--gpus", "1xL4", "--context", "99999"], 64, "expected 1 to 32768");
-    check(&["--target", &target, "--gpus", "1xTPU"], 2, "known: B200-180");
-    check(&["--target", &target, "--gpus", "1xL4", "--draft-gpus", "1xL4"], 2, "--draft <CONFIG>");
+    check(&["--target", &target, "--gpus", "1xTPU"], 64, "known: B200-180");
+    check(&["--target", &target, "--gpus", "1xL4", "--draft-gpus", "1xL4"], 64, "--draft <CONFIG>");
     check(&["--target", "nowhere.json", "--gpus", "1xL4"], 1, "cannot read nowhere.json");
 }

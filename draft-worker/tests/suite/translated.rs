@@ -10,6 +10,7 @@ use std::time::Instant;
 use clap::Parser;
 use draft_worker::config::{DraftConfig, Flags, RawDraft};
 use draft_worker::propose::Propose;
+use draft_worker::translated::TranslatedExecutor;
 use serde_json::Value;
 use speculation::cached_sequence::{Admission, CachedSequence};
 use speculation::prefix::Prefix;
@@ -152,6 +153,65 @@ fn between_equal_tokenizers_translation_changes_no_bit() {
         assert!(num_compared > 10 && num_agreed < num_compared, "{num_agreed} of {num_compared}");
         assert!(num_tree_tokens > 0 || num_agreed > 0, "nothing that was compared agreed");
     }
+}
+
+/// The bundled draft, translated between equal tokenizers.
+fn executor() -> TranslatedExecutor {
+    let config = config(&demo("target"), &[]);
+    let tokenizer = config.target_tokenizer.as_deref().expect("it was given");
+    let decide = Propose { keeps_candidates: false };
+    draft_worker::translated::load(&config.worker, tokenizer, decide).expect("the draft loads").executor
+}
+
+/// A step that feeds `ids` into a new sequence.
+fn feed(executor: &mut TranslatedExecutor, sequence_id: u64, spec: &SequenceSpec, ids: &[TokenId]) -> Task {
+    let sequence_id = SequenceId(sequence_id);
+    let step = step((1, &Arc::new(spec.clone())), (ids, 0, ids.len()), Work::Feed);
+    let step = Step { sequence_id, ..step };
+    let mut cached = CachedSequence::default();
+    assert_eq!(cached.admit(&step, &executor.limits()), Admission::Run);
+    let key = SequenceKey { router: RouterId(1), sequence: sequence_id };
+    Task::new(key, executor.open(), step, cached, Instant::now())
+}
+
+/// Ids of a prompt whose last block of 16 lacks a few ids.
+fn prompt_ids() -> Vec<TokenId> {
+    const TEXT: &str = "Nevertheless everybody understood that the government would probably reconsider the recommendation of the \
+        committee, because its members had considered the interesting arguments carefully.";
+    let bundled = std::fs::read(demo("target").join("tokenizer.json")).expect("it is bundled");
+    let first_words = |num: usize| TEXT.split_inclusive(' ').take(num).collect::<String>();
+    let mut prompts = (1..20).map(|num| ids(&bundled, &first_words(num)));
+    prompts.find(|ids| ids.len() > 20 && ids.len() % 16 > 4).expect("a word has few ids")
+}
+
+/// Context ids from the prefix cache counted as run in the step's next forward, which had computed others.
+#[test]
+fn ids_from_the_prefix_cache_are_done_before_any_row_runs() {
+    let mut executor = executor();
+    let (ids, spec) = (prompt_ids(), SequenceSpec::default());
+    let mut tasks = VecDeque::from([feed(&mut executor, 1, &spec, &ids)]);
+    while executor.advance(&mut tasks, u32::MAX).expect("there is room").is_empty() {}
+    let mut tasks = VecDeque::from([2, 3].map(|sequence| feed(&mut executor, sequence, &spec, &ids)));
+    // One row of a prompt: it belongs to the first.
+    assert!(executor.advance(&mut tasks, 1).expect("there is room").is_empty());
+    assert_eq!(tasks.iter().map(|task| task.has_run).collect::<Vec<_>>(), [true, false]);
+    let waiting = &tasks[1];
+    assert!(waiting.num_cached >= 16, "{} ids", waiting.num_cached);
+    assert_eq!(waiting.context_done, waiting.num_cached as usize);
+}
+
+/// The step whose grammar compiles claimed the blocks of the prefix, and the other step waited for it.
+#[test]
+fn nobody_waits_for_the_prefix_of_a_step_that_waits_for_its_grammar() {
+    let mut executor = executor();
+    let (ids, plain) = (prompt_ids(), SequenceSpec::default());
+    let grammar = serde_json::json!({ "kind": "regex", "text": "[a-c]{3}" }).to_string();
+    let masked = SequenceSpec { grammar: Some(grammar), ..plain.clone() };
+    let mut tasks =
+        VecDeque::from([feed(&mut executor, 1, &masked, &ids), feed(&mut executor, 2, &plain, &ids)]);
+    let finished = executor.advance(&mut tasks, u32::MAX).expect("there is room");
+    let finished: Vec<SequenceId> = finished.iter().map(|(task, _)| task.key.sequence).collect();
+    assert_eq!(finished, [SequenceId(2)]);
 }
 
 /// A step with the context `ids[base..end]`.

@@ -12,7 +12,7 @@ use speculation::Role;
 
 use super::{ChoiceOutcome, ENGINE, Families, FinishLabels, ModelLabels};
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct CacheConfigLabels {
     model_name: String,
     engine: &'static str,

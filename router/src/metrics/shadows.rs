@@ -9,14 +9,14 @@ use service::metrics::{Counter, EncodeLabelSet};
 use super::Families;
 
 /// `of` is `shadow`, or `serving` for the draft that served at the same positions.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct ShadowLabels {
     draft: String,
     task_type: String,
     of: &'static str,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct ShadowPositionLabels {
     draft: String,
     task_type: String,
@@ -24,7 +24,7 @@ pub(super) struct ShadowPositionLabels {
     position: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct DroppedLabels {
     draft: String,
     reason: &'static str,

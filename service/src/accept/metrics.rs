@@ -2,20 +2,32 @@
 
 use prometheus_client::encoding::EncodeLabelSet;
 
-use crate::metrics::{Counter, CounterName, Family, Gauge, GaugeName, Metrics};
+use super::connection::CloseReason;
+use super::limits::LimitReached;
+use crate::metrics::{Counter, CounterName, Family, Gauge, GaugeName, Label, LabelValues, Metrics};
 
-const OPEN: GaugeName = GaugeName::new("outrider_connections", "Open connections, by listener");
+const LISTENER: Label = ("listener", LabelValues::Listed(|| vec!["http", "grpc", "admin"]));
+const OPEN: GaugeName =
+    GaugeName::new("outrider_connections", "Open connections, by listener").with_labels(&[LISTENER]);
 const CLOSED: CounterName = CounterName::new(
     "outrider_connections_closed_total",
     "Connections closed or refused, by listener and reason",
-);
+)
+.with_labels(&[LISTENER, ("reason", LabelValues::Listed(reasons))]);
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+fn reasons() -> Vec<&'static str> {
+    use CloseReason as C;
+    let closed = [C::Finished, C::HeaderTimeout, C::IdleTimeout, C::WriteTimeout, C::Stopped];
+    let refused = [LimitReached::Process, LimitReached::Peer].map(LimitReached::as_str);
+    closed.map(CloseReason::as_str).into_iter().chain(refused).chain(["tls", "accept_error"]).collect()
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ListenerLabels {
     listener: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabels {
     listener: &'static str,
     reason: &'static str,

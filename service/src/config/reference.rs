@@ -42,14 +42,25 @@ fn heading_of(arg: &Arg) -> &str {
 
 fn row(flag: &Arg, defaults: &Value) -> String {
     let name = flag.get_id().as_str();
-    let value = flag.get_value_names().filter(|_| flag.get_action().takes_values());
-    let value = value.map(|names| format!(" {}", names.join(" "))).unwrap_or_default();
+    let value = value_of(flag).unwrap_or_default();
     let key = if defaults.get(name).is_some() { format!("`{name}`") } else { String::new() };
     let default = defaults.get(name).and_then(help::display_value).filter(|said| !said.is_empty());
     let default = default.map(|said| format!("`{said}`")).unwrap_or_default();
     let help = flag.get_long_help().or_else(|| flag.get_help()).map(ToString::to_string).unwrap_or_default();
     let cells = [format!("`--{}{value}`", name.replace('_', "-")), key, default, help];
     format!("| {} |\n", cells.map(|cell| cell.replace('|', "\\|").replace('\n', " ")).join(" | "))
+}
+
+/// The flag's value as on the command line, with what separates it from the name: ` N`, `=N`, or in brackets
+/// if it may be left out.
+fn value_of(flag: &Arg) -> Option<String> {
+    let names = flag.get_value_names().filter(|_| flag.get_action().takes_values())?.join(" ");
+    let separator = if flag.is_require_equals_set() { "=" } else { " " };
+    let is_optional = flag.get_num_args().is_some_and(|num_args| num_args.min_values() == 0);
+    Some(match is_optional {
+        true => format!("[{separator}{names}]"),
+        false => format!("{separator}{names}"),
+    })
 }
 
 /// Lists the settings that only a file or a variable can set.
@@ -72,4 +83,19 @@ fn without_flag(flags: &[&Arg], defaults: &Value) -> String {
         "\nWithout a flag, in the file only or by a variable (`{ENV_PREFIX}..`): {}.\n",
         others.join(", ")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_written_as_the_command_line_takes_it() {
+        let flag = |name: &'static str| Arg::new(name).long(name).value_name("V");
+        assert_eq!(value_of(&flag("a")).as_deref(), Some(" V"));
+        assert_eq!(value_of(&flag("a").require_equals(true)).as_deref(), Some("=V"));
+        assert_eq!(value_of(&flag("a").num_args(0..=1)).as_deref(), Some("[ V]"));
+        assert_eq!(value_of(&flag("a").num_args(0..=1).require_equals(true)).as_deref(), Some("[=V]"));
+        assert_eq!(value_of(&flag("a").action(clap::ArgAction::SetTrue)), None);
+    }
 }

@@ -4,10 +4,13 @@
 //! that names are not strings scattered through the code; registering a name returns the metric's handle.
 //! Names are written as on `/metrics`, including `_total`.
 //!
-//! A metric must never decide anything: the process does not read them.
+//! A metric must never decide anything: the process does not read them. docs/metrics.md is generated from
+//! what is registered ([`reference()`]).
 
+mod description;
 mod exposition;
 mod name;
+mod reference;
 mod traced;
 
 use std::collections::BTreeSet;
@@ -18,12 +21,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use prometheus_client::metrics::family::MetricConstructor;
 use prometheus_client::registry::{Metric, Registry};
 
+use description::{Registered, label_names};
+
+pub use description::{Label, LabelDescription, LabelValues, MetricDescription};
 pub use exposition::Exposition;
 pub use name::{CounterName, GaugeName, HistogramName};
 pub use prometheus_client::encoding::EncodeLabelSet;
 pub use prometheus_client::metrics::counter::Counter;
 pub use prometheus_client::metrics::family::Family;
 pub use prometheus_client::metrics::histogram::Histogram;
+pub use reference::reference;
 pub use traced::{TracedHistogram, TracedHistogramFamily};
 
 /// A gauge with integer values.
@@ -37,10 +44,10 @@ pub type HistogramFamily<L> = Family<L, Histogram, Buckets>;
 
 /// Labels of a family's members: `Vec<(&'static str, String)>`, or a struct that derives
 /// `prometheus_client::encoding::EncodeLabelSet`. Label values must come from small closed sets, never from
-/// clients.
-pub trait Labels: EncodeLabelSet + Clone + Debug + Eq + Hash + Send + Sync + 'static {}
+/// clients. The reference of metrics reads the labels' names from the default value.
+pub trait Labels: EncodeLabelSet + Clone + Debug + Default + Eq + Hash + Send + Sync + 'static {}
 
-impl<L: EncodeLabelSet + Clone + Debug + Eq + Hash + Send + Sync + 'static> Labels for L {}
+impl<L: EncodeLabelSet + Clone + Debug + Default + Eq + Hash + Send + Sync + 'static> Labels for L {}
 
 /// Constructor of a family's histograms.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +66,8 @@ pub struct Metrics {
 struct Inner {
     registry: Registry,
     names: BTreeSet<&'static str>,
+    /// In the order of registration.
+    registered: Vec<Registered>,
 }
 
 impl Metrics {
@@ -69,47 +78,55 @@ impl Metrics {
 
     /// Registers a counter.
     pub fn counter(&self, name: &CounterName) -> Counter {
-        self.register(name.family(), name.help, Counter::default())
+        self.register(name.family(), name.registered(Vec::new), Counter::default())
     }
 
     /// Registers counters with a common name and different labels.
     pub fn counter_family<L: Labels>(&self, name: &CounterName) -> Family<L, Counter> {
-        self.register(name.family(), name.help, Family::default())
+        self.register(name.family(), name.registered(label_names::<L>), Family::default())
     }
 
     /// Registers a gauge with integer values.
     pub fn gauge(&self, name: &GaugeName) -> Gauge {
-        self.register(name.name, name.help, Gauge::default())
+        self.register(name.name, name.registered(Vec::new), Gauge::default())
     }
 
     /// Registers gauges with integer values, a common name and different labels.
     pub fn gauge_family<L: Labels>(&self, name: &GaugeName) -> Family<L, Gauge> {
-        self.register(name.name, name.help, Family::default())
+        self.register(name.name, name.registered(label_names::<L>), Family::default())
     }
 
     /// Registers a gauge with fractional values.
     pub fn rate_gauge(&self, name: &GaugeName) -> RateGauge {
-        self.register(name.name, name.help, RateGauge::default())
+        self.register(name.name, name.registered(Vec::new), RateGauge::default())
     }
 
     /// Registers gauges with fractional values, a common name and different labels.
     pub fn rate_gauge_family<L: Labels>(&self, name: &GaugeName) -> Family<L, RateGauge> {
-        self.register(name.name, name.help, Family::default())
+        self.register(name.name, name.registered(label_names::<L>), Family::default())
     }
 
     /// Registers a histogram.
     pub fn histogram(&self, name: &HistogramName) -> Histogram {
-        self.register(name.name, name.help, Buckets(name.buckets).new_metric())
+        self.register(name.name, name.registered(Vec::new), Buckets(name.buckets).new_metric())
     }
 
     /// Registers histograms with a common name and different labels.
     pub fn histogram_family<L: Labels>(&self, name: &HistogramName) -> HistogramFamily<L> {
-        self.register(name.name, name.help, Family::new_with_constructor(Buckets(name.buckets)))
+        self.register(
+            name.name,
+            name.registered(label_names::<L>),
+            Family::new_with_constructor(Buckets(name.buckets)),
+        )
     }
 
     /// Registers histograms with a trace per bucket as exemplar.
     pub fn traced_histogram_family<L: Labels>(&self, name: &HistogramName) -> TracedHistogramFamily<L> {
-        self.register(name.name, name.help, Family::new_with_constructor(Buckets(name.buckets)))
+        self.register(
+            name.name,
+            name.registered(label_names::<L>),
+            Family::new_with_constructor(Buckets(name.buckets)),
+        )
     }
 
     /// Returns the page for a scraper.
@@ -118,10 +135,17 @@ impl Metrics {
         exposition.encode(&inner.registry)
     }
 
-    fn register<M: Metric + Clone>(&self, family: &'static str, help: &'static str, metric: M) -> M {
+    /// Describes all registered metrics, in the order of registration.
+    pub fn descriptions(&self) -> Vec<MetricDescription> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.registered.iter().map(Registered::describe).collect()
+    }
+
+    fn register<M: Metric + Clone>(&self, family: &'static str, registered: Registered, metric: M) -> M {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(inner.names.insert(family), "metric {family} is registered twice");
-        inner.registry.register(family, help, metric.clone());
+        inner.registry.register(family, registered.help, metric.clone());
+        inner.registered.push(registered);
         metric
     }
 }

@@ -1,25 +1,30 @@
 //! Constants for tables of metric names, checked at compile time.
 
+use super::description::{Label, Registered};
+
 /// Name of a counter, which ends in `_total`.
 #[derive(Clone, Copy, Debug)]
 pub struct CounterName {
     pub(super) name: &'static str,
-    pub(super) help: &'static str,
+    help: &'static str,
+    labels: &'static [Label],
 }
 
 /// Name of a gauge.
 #[derive(Clone, Copy, Debug)]
 pub struct GaugeName {
     pub(super) name: &'static str,
-    pub(super) help: &'static str,
+    help: &'static str,
+    labels: &'static [Label],
 }
 
 /// Name of a histogram, with the upper bounds of its buckets.
 #[derive(Clone, Copy, Debug)]
 pub struct HistogramName {
     pub(super) name: &'static str,
-    pub(super) help: &'static str,
+    help: &'static str,
     pub(super) buckets: &'static [f64],
+    labels: &'static [Label],
 }
 
 const TOTAL: &str = "_total";
@@ -29,7 +34,12 @@ impl CounterName {
     pub const fn new(name: &'static str, help: &'static str) -> Self {
         assert!(is_name(name), "a metric name holds only ASCII letters, digits after the first, `_` and `:`");
         assert!(is_total(name), "a counter's name ends in _total");
-        Self { name, help }
+        Self { name, help, labels: &[] }
+    }
+
+    /// Notes the values of labels, for the reference of metrics.
+    pub const fn with_labels(self, labels: &'static [Label]) -> Self {
+        Self { labels, ..self }
     }
 
     /// The name as on `/metrics`.
@@ -41,6 +51,11 @@ impl CounterName {
     pub(super) fn family(&self) -> &'static str {
         self.name.strip_suffix(TOTAL).expect("checked by the constructor")
     }
+
+    pub(super) fn registered(&self, label_names: fn() -> Vec<String>) -> Registered {
+        let Self { name, help, labels, .. } = *self;
+        Registered { name, kind: "counter", help, labels, label_names }
+    }
 }
 
 impl GaugeName {
@@ -48,12 +63,22 @@ impl GaugeName {
     pub const fn new(name: &'static str, help: &'static str) -> Self {
         assert!(is_name(name), "a metric name holds only ASCII letters, digits after the first, `_` and `:`");
         assert!(!is_total(name), "a name that ends in _total is a counter's");
-        Self { name, help }
+        Self { name, help, labels: &[] }
+    }
+
+    /// Notes the values of labels, for the reference of metrics.
+    pub const fn with_labels(self, labels: &'static [Label]) -> Self {
+        Self { labels, ..self }
     }
 
     /// The name as on `/metrics`.
     pub const fn as_str(&self) -> &'static str {
         self.name
+    }
+
+    pub(super) fn registered(&self, label_names: fn() -> Vec<String>) -> Registered {
+        let Self { name, help, labels, .. } = *self;
+        Registered { name, kind: "gauge", help, labels, label_names }
     }
 }
 
@@ -67,12 +92,22 @@ impl HistogramName {
             assert!(buckets[bucket - 1] < buckets[bucket], "a histogram's buckets rise");
             bucket += 1;
         }
-        Self { name, help, buckets }
+        Self { name, help, buckets, labels: &[] }
+    }
+
+    /// Notes the values of labels, for the reference of metrics.
+    pub const fn with_labels(self, labels: &'static [Label]) -> Self {
+        Self { labels, ..self }
     }
 
     /// The name as on `/metrics`, where it is followed by `_bucket`, `_sum` and `_count`.
     pub const fn as_str(&self) -> &'static str {
         self.name
+    }
+
+    pub(super) fn registered(&self, label_names: fn() -> Vec<String>) -> Registered {
+        let Self { name, help, labels, .. } = *self;
+        Registered { name, kind: "histogram", help, labels, label_names }
     }
 }
 

@@ -1,5 +1,5 @@
 //! Commands in documents must work: commands on the pages for operators are run against a cluster, and flags
-//! named there must exist.
+//! named there must exist. The reference of metrics must contain what a cluster exposes.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -7,6 +7,9 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use clap::{Args as _, CommandFactory as _};
 use outrider_cli::{bench, check_pair, distill, engine_bench, plan, up};
+use serde_json::json;
+use tests::http_client::{COMPLETIONS, HttpClient};
+use tests::metrics_reference::{router_metrics, undocumented, worker_metrics};
 use tests::pair::{MODEL, root};
 use tests::processes;
 
@@ -61,6 +64,24 @@ async fn commands_in_documents_for_operators_run() -> anyhow::Result<()> {
         }
     }
     ensure!(num_run >= 7, "only {num_run} commands were found");
+    cluster.stop().await;
+    Ok(())
+}
+
+/// docs/metrics.md is generated from the same descriptions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_reference_of_metrics_contains_what_a_cluster_exposes() -> anyhow::Result<()> {
+    let cluster = processes::start(|_| ()).await?;
+    let request = json!({ "model": MODEL, "prompt": "def reverse(", "max_tokens": 16 });
+    HttpClient::new(cluster.http_url())?.ask(COMPLETIONS, &request).await?;
+    let (router, worker) = (router_metrics(), worker_metrics());
+    for (name, metrics) in [("router", &router), ("draft-0", &worker), ("target-0", &worker)] {
+        let scraped = processes::metrics(&cluster, name).await?;
+        let num_samples = scraped.samples().count();
+        ensure!(num_samples > 20, "{name} exposes only {num_samples} samples");
+        let unknown = undocumented(metrics, &scraped);
+        ensure!(unknown.is_empty(), "{name} exposes what is not in the reference:\n{}", unknown.join("\n"));
+    }
     cluster.stop().await;
     Ok(())
 }

@@ -143,7 +143,24 @@ fn a_target_worker_with_an_invalid_checkpoint_exits_before_it_listens() -> anyho
         damage(&copy)?;
         refused(TARGET, copy.directory(), words)?;
     }
-    refused(TARGET, Path::new("/nowhere/at-all"), &["/nowhere/at-all"])
+    Ok(())
+}
+
+#[test]
+fn a_path_that_does_not_exist_is_a_bad_configuration() -> anyhow::Result<()> {
+    let (missing, draft) = ("/nowhere/at-all", pair::draft_dir());
+    let draft = draft.to_str().context("the repository's path is text")?;
+    for (program, arguments, field) in [
+        (TARGET, &["--model", missing][..], "model"),
+        (DRAFT, &["--model", missing], "model"),
+        (DRAFT, &["--model", draft, "--target-tokenizer", missing], "target_tokenizer"),
+        (TARGET, &["--engine", "synthetic:/nowhere/at-all"], "engine"),
+    ] {
+        let refusal = run(program, arguments, &[])?;
+        ensure!(refusal.code == Some(64), "{program} {arguments:?}: {refusal:?}");
+        one_line(&refusal, &["bad configuration", field, missing])?;
+    }
+    Ok(())
 }
 
 #[test]

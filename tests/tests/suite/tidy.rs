@@ -232,6 +232,16 @@ fn the_configuration_page_matches_the_code() -> anyhow::Result<()> {
     Ok(())
 }
 
+#[test]
+fn the_metrics_page_matches_the_code() -> anyhow::Result<()> {
+    let page = std::fs::read_to_string(root().join("docs/metrics.md"))?;
+    ensure!(
+        page == tests::metrics_reference::page(),
+        "docs/metrics.md is out of date: cargo run --package tests --example metrics_reference -- docs/metrics.md"
+    );
+    Ok(())
+}
+
 /// Line and target of each link `](target)` within the repository, except in code blocks.
 fn relative_links(text: &str) -> Vec<(usize, &str)> {
     let mut links = Vec::new();

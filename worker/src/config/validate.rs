@@ -58,6 +58,15 @@ impl RawWorker {
         }
     }
 
+    /// A missing checkpoint is a fault of the configuration. Its files are checked by loading them.
+    fn check_model(&self, faults: &mut Faults) {
+        if let Some(directory) = &self.model {
+            faults.check("model", directory.is_dir(), || {
+                format!("{} is not a directory that can be read", directory.display())
+            });
+        }
+    }
+
     /// Fraction of GPU memory to use; `None` on the CPU or if `kv_memory` gives a size.
     fn gpu_memory_utilization(&self, device: Option<&ComputeDevice>, faults: &mut Faults) -> Option<f32> {
         let (given, sized) = (self.gpu_memory_utilization, self.kv_memory.is_some());
@@ -135,6 +144,7 @@ impl RawWorker {
             format!("`{}` is unknown, expected auto, f32, bf16, fp8, int8 or int4", self.weights)
         });
         let synthetic = self.synthetic(faults);
+        self.check_model(faults);
         let kv_memory = match &self.kv_memory {
             None => Some(DEFAULT_KV_MEMORY),
             Some(size) => faults.parse::<MemoryLimit>("kv_memory", size),
@@ -202,6 +212,8 @@ impl RawWorker {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::config::DefaultPorts;
 
@@ -248,6 +260,32 @@ mod tests {
         }
         let text = fault("mmx").unwrap();
         assert!(text.contains("`mmx`") && text.contains("portable"), "{text}");
+    }
+
+    #[test]
+    fn a_checkpoint_is_a_directory_that_exists() {
+        let fault = |model: &Path| {
+            let raw = RawWorker { model: Some(model.to_owned()), ..defaults() };
+            let mut faults = Faults::new();
+            raw.validate(&mut faults);
+            faults.finish().err().map(|error| error.to_string())
+        };
+        let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+        assert_eq!(fault(crate_dir), None, "its files are checked by loading them");
+        for bad in [crate_dir.join("nowhere"), crate_dir.join("Cargo.toml")] {
+            let expected =
+                format!("bad configuration: model: {} is not a directory that can be read", bad.display());
+            assert_eq!(fault(&bad), Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_missing_profile_is_named() {
+        let raw = RawWorker { engine: "synthetic:nowhere.toml".to_owned(), ..defaults() };
+        let mut faults = Faults::new();
+        raw.validate(&mut faults);
+        let fault = faults.finish().unwrap_err().to_string();
+        assert!(fault.contains("engine: nowhere.toml: No such file"), "{fault}");
     }
 
     /// The faults of listening on `listen`, if any.

@@ -1,0 +1,25 @@
+//! The command line of `outrider`: where help and errors are printed, and their exit codes.
+
+use std::process::Command;
+
+#[test]
+fn an_invalid_command_line_ends_with_the_code_of_a_bad_configuration() {
+    for (arguments, code, expected) in [
+        (&["--help"][..], 0, "Exit codes:"),
+        (&["bench", "--help"], 0, "--fail-unless-ship"),
+        (&["--version"], 0, "outrider "),
+        (&[], 64, "Usage:"),
+        (&["benchmark"], 64, "unrecognized subcommand"),
+        (&["bench", "--threshold", "0"], 64, "expected a factor above 0"),
+        (&["engine-bench"], 64, "--model"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_outrider")).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}");
+        let (said, silent) = match code {
+            0 => (&output.stdout, &output.stderr),
+            _ => (&output.stderr, &output.stdout),
+        };
+        let said = String::from_utf8_lossy(said);
+        assert!(said.contains(expected) && silent.is_empty(), "{arguments:?}: {said}");
+    }
+}
