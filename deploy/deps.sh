@@ -7,7 +7,8 @@
 #   deploy/deps.sh browser      Chromium, and Python with venv (for `make console-check`)
 #   deploy/deps.sh prometheus   Prometheus with promtool, and Python with venv (`make observability-check`)
 #
-# Rust must be installed already; rust-toolchain.toml names the version.
+# Rust must be installed already: rust-toolchain.toml names the channel (stable), `rust-version` in Cargo.toml the
+# oldest version.
 set -euo pipefail
 
 readonly NEXTEST_VERSION=0.9.143

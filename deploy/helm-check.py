@@ -10,7 +10,9 @@ is available here, so only their shape is checked. Nothing is applied to a clust
 
 import argparse
 import pathlib
+import re
 import sys
+import tomllib
 
 import helm_python
 import kubernetes_validate
@@ -26,12 +28,36 @@ GPU_POOL = {
     "extraArgs": ["--gpu-memory-utilization=0.85"], "nodeSelector": {"gpu": "h100"},
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}], "resources": {"requests": {"cpu": "8", "memory": "32Gi"}},
 }
+
+
+def cpu_pool(name, cpu=None, **fields):
+    return {"name": name, "model": "/models/8b", "device": "cpu", "replicas": 1, "resources": {"requests": {"cpu": cpu}} if cpu else {}, **fields}
+
+
 NGRAM_POOL = {"name": "ngram", "model": "ngram", "device": "cpu", "replicas": 2, "resources": {"requests": {"cpu": "1"}}}
-# The values of the page's example for GPUs.
-EXAMPLE = yaml.safe_load((CHART / "README.md").read_text().split("```yaml\n")[1].split("```")[0])
+# The values of the page's examples, and settings of a router's file that must come out as they are.
+EXAMPLES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", (CHART / "README.md").read_text(), re.DOTALL)]
+CONFIG = {
+    "max_sequences": 512, "suffix_drafts": True, "shadow_share": 0.1, "allowed_origins": ["https://a.example", "https://b.example"],
+    "pair_check": ["outrider", "check-pair", "--json"], "objectives": {"batch": 200},
+    "lanes": {"code": {"max_k": 6, "min_acceptance": 0.3}, "a.b": {"weight": 2.5, "acceptance": "coupled"}},
+    "models": {'org/"m" <&>': {"serves": "llama-3.3-70b", "temperature": 0.3}},
+}
+ENV = [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector:4317"}]
+EXTRAS = {
+    "env": ENV, "envFrom": [{"secretRef": {"name": "more"}}], "extraVolumes": [{"name": "extra", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+}
 VALID_VALUES = {
     "defaults": {},
-    "the example for GPUs": EXAMPLE,
+    **{f"example {i} of the page": values for i, values in enumerate(EXAMPLES, 1)},
+    "a router's file, variables and volumes": {
+        "router": {**EXTRAS, "config": CONFIG}, "targetPools": [{**GPU_POOL, **EXTRAS}], "draftPools": [{**NGRAM_POOL, **EXTRAS}],
+    },
+    "threads": {
+        "targetPools": [cpu_pool("set", threads=3), cpu_pool("whole", cpu="4"), cpu_pool("number", cpu=6), cpu_pool("milli", cpu="2500m")],
+        "draftPools": [cpu_pool("half", cpu="500m"), cpu_pool("none"), cpu_pool("argument", cpu="4", extraArgs=["--threads=7"])],
+    },
     "TLS, an existing etcd": {
         "etcd": {"enabled": False, "endpoints": "etcd://10.0.0.5:2379,10.0.0.6:2379"},
         "tls": {"clientsSecret": "clients", "workersSecret": "workers"},
@@ -41,6 +67,7 @@ VALID_VALUES = {
         "targetPools": [{**GPU_POOL, "scaling": {"min": 1, "max": 3, "models": "70b", "share": 0.5}}],
         "hpa": {"enabled": True}, "scaling": {"tpotMs": 40},
     },
+    "KEDA with a regular expression": {"targetPools": [{**GPU_POOL, "scaling": {"models": "(8b|70b)/.*"}}], "keda": {"enabled": True}},
     "no drafts, no policies": {"draftPools": [], "networkPolicies": {"enabled": False}},
 }
 INVALID_VALUES = {
@@ -50,7 +77,15 @@ INVALID_VALUES = {
     "two autoscalers at once": {"keda": {"enabled": True}, "hpa": {"enabled": True}},
     "a share over 1": {"draftPools": [{**NGRAM_POOL, "scaling": {"share": 2}}]},
     "a misspelt field": {"targetPools": [{**GPU_POOL, "replica": 1}]},
+    "a misspelt field of the router": {"router": {"extraArg": []}},
+    "a misspelt field at the top": {"targetPool": [GPU_POOL]},
+    "no threads": {"targetPools": [cpu_pool("none", threads=0)]},
+    "a setting without a value": {"router": {"config": {"lanes": {"code": {"max_k": None}}}}},
+    "an HPA with a regular expression": {"targetPools": [{**GPU_POOL, "scaling": {"models": "8b|70b"}}], "hpa": {"enabled": True}},
+    "an HPA with a model name that is no label value": {"targetPools": [{**GPU_POOL, "scaling": {"models": "org/70b"}}], "hpa": {"enabled": True}},
 }
+# The threads that the pools of the case above must have; None: the worker's default.
+THREADS = {"set": "3", "whole": "4", "number": "6", "milli": "2", "half": "1", "none": None, "argument": "7"}
 
 
 def main():
@@ -65,7 +100,11 @@ def main():
         objects = render(chart, values)
         errors = [error for manifest in objects for error in schema_errors(manifest)]
         errors += selectors_without_pods(objects)
-        errors += workers_in_the_wrong_image(objects, chart.merge_values(values)["images"])
+        merged = chart.merge_values(values)
+        errors += workers_in_the_wrong_image(objects, merged["images"])
+        errors += pods_without_their_extras(objects, merged)
+        if name == "threads":
+            errors += wrong_threads(objects)
         print(f"{name}: {len(objects)} objects, {len(errors)} errors")
         problems += [f"{name}: {error}" for error in errors]
         if settings.show == name:
@@ -133,6 +172,50 @@ def workers_in_the_wrong_image(objects, images):
         if (container["image"], container["command"]) != expected:
             errors.append(f"{manifest['metadata']['name']} runs {container['command']} in {container['image']}, expected {expected}")
     return errors
+
+
+def pods_without_their_extras(objects, values):
+    """Returns an error for each pod with a service account's token, and for each that lacks what its values add: the
+    router's file, variables, volumes."""
+    pools = {f"{role}-{pool['name']}": pool for role in ("target", "draft") for pool in values[f"{role}Pools"]}
+    extras_by_pool = {**pools, "router": values["router"], "etcd": {}}
+    errors = []
+    for manifest in objects:
+        template = manifest.get("spec", {}).get("template")
+        if template is None:
+            continue
+        name, pod = template["metadata"]["labels"]["outrider/pool"], template["spec"]
+        container, = pod["containers"]
+        extras = extras_by_pool[name]
+        added = (
+            (extras.get("env"), container.get("env")), (extras.get("envFrom"), container.get("envFrom")),
+            (extras.get("extraVolumeMounts"), container.get("volumeMounts")), (extras.get("extraVolumes"), pod.get("volumes")),
+        )
+        errors += [f"{name} lacks {item}" for wanted, rendered in added for item in wanted or [] if item not in (rendered or [])]
+        volumes = {volume["name"] for volume in pod.get("volumes", [])} | {"data"}
+        errors += [f"{name} mounts {mount['name']}, which is no volume" for mount in container["volumeMounts"] if mount["name"] not in volumes]
+        if pod.get("automountServiceAccountToken") is not False:
+            errors.append(f"{name} has the token of its service account")
+    files = [tomllib.loads(manifest["data"]["router.toml"]) for manifest in objects if manifest["kind"] == "ConfigMap"]
+    if files != ([values["router"]["config"]] if values["router"]["config"] else []):
+        errors.append(f"the router's file has {files}")
+    has_file = any("--config=/etc/outrider/config/router.toml" in arguments(manifest) for manifest in objects)
+    return errors + ([] if has_file == bool(files) else ["the router does not read its file"])
+
+
+def wrong_threads(objects):
+    threads_by_pool = {}
+    for manifest in objects:
+        labels = manifest.get("spec", {}).get("template", {}).get("metadata", {}).get("labels", {})
+        if labels.get("outrider/role") == "worker":
+            values = [argument.removeprefix("--threads=") for argument in arguments(manifest) if argument.startswith("--threads=")]
+            threads_by_pool[labels["outrider/pool"].split("-")[1]] = ",".join(values) or None
+    return [] if threads_by_pool == THREADS else [f"threads are {threads_by_pool}, expected {THREADS}"]
+
+
+def arguments(manifest):
+    containers = manifest.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])
+    return [argument for container in containers for argument in container.get("args", [])]
 
 
 if __name__ == "__main__":

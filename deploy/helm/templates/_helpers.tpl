@@ -44,6 +44,40 @@ readOnlyRootFilesystem: true
 {{- end }}
 {{- end }}
 
+{{- /* Renders a value of router.config as TOML. toToml would write whole numbers of a values file as 6.0. */}}
+{{- define "outrider.toml" -}}
+{{- if kindIs "map" . -}}
+{ {{- $comma := "" }}{{ range $key, $value := . }}{{ $comma }} {{ toJson $key }} = {{ include "outrider.toml" $value }}{{ $comma = "," }}{{ end }} }
+{{- else if kindIs "slice" . -}}
+[ {{- $comma := "" }}{{ range . }}{{ $comma }} {{ include "outrider.toml" . }}{{ $comma = "," }}{{ end }} ]
+{{- else if kindIs "invalid" . -}}
+{{ fail "router.config has a key without a value" }}
+{{- else -}}
+{{ toJson . }}
+{{- end }}
+{{- end }}
+
+{{- define "outrider.routerConfig" -}}
+{{- range $key, $value := .Values.router.config }}
+{{ toJson $key }} = {{ include "outrider.toml" $value }}
+{{- end }}
+{{- end }}
+
+{{- /* Returns the compute threads of a pool's worker: as set, or the whole cores of its CPU request, which is the CPU
+       limit if none is given. Empty if there is neither. */}}
+{{- define "outrider.threads" -}}
+{{- $requests := .resources.requests | default dict }}
+{{- $limits := .resources.limits | default dict }}
+{{- $cpu := $requests.cpu | default $limits.cpu | default "" | toString }}
+{{- if .threads }}
+{{- .threads }}
+{{- else if hasSuffix "m" $cpu }}
+{{- max 1 (div (int (trimSuffix "m" $cpu)) 1000) }}
+{{- else if $cpu }}
+{{- max 1 (int (floor (float64 $cpu))) }}
+{{- end }}
+{{- end }}
+
 {{- /* Returns the scaled pools as JSON: Deployment, metric, models, share of the metric, and bounds. */}}
 {{- define "outrider.scaled" -}}
 {{- $root := . }}
