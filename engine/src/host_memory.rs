@@ -8,10 +8,24 @@ use crate::model_config::ModelConfig;
 use crate::model_shape::ModelShape;
 use crate::weights::{Formats, LinearFormat};
 
-/// Refuses a model whose weights need more memory than is free. Accepts any model if the system does not
-/// report free memory.
-pub(crate) fn check_fits(config: &ModelConfig, formats: Formats) -> Result<(), EngineError> {
-    fits(weight_bytes(config, formats), free_bytes())
+/// Refuses a model whose weights need more memory than is free, and warns if its KV does not fit beside them:
+/// that memory is taken as sequences grow. Accepts any model if the system does not report free memory.
+pub(crate) fn check_fits(
+    config: &ModelConfig,
+    formats: Formats,
+    kv_memory_bytes: u64,
+) -> Result<(), EngineError> {
+    let (weights, free) = (weight_bytes(config, formats), free_bytes());
+    fits(weights, free)?;
+    if fits(weights.saturating_add(kv_memory_bytes), free).is_err() {
+        tracing::warn!(
+            weights,
+            kv_memory_bytes,
+            free,
+            "KV may not fit beside the weights: lower kv_memory_bytes"
+        );
+    }
+    Ok(())
 }
 
 fn fits(needed: u64, free: Option<u64>) -> Result<(), EngineError> {

@@ -25,6 +25,7 @@ mod handle;
 mod host;
 mod host_memory;
 mod instruction_set;
+mod kv_limits;
 mod llama;
 mod load;
 mod logits;

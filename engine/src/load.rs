@@ -11,7 +11,9 @@ use crate::backend::Backend;
 use crate::collective::{Collective, RankBarrier, SingleRank, shared_memory};
 use crate::host::HostRows;
 use crate::host_memory::check_fits;
+use crate::kv_limits::check_kv;
 use crate::llama::Llama;
+use crate::model_config::ModelConfig;
 use crate::numerics_id::NumericsClass;
 use crate::options::LoadOptions;
 use crate::rank::{Rank, Runner, SingleRankRunner, panic_message};
@@ -49,7 +51,10 @@ pub(crate) fn load_on_cpu(
     model: ModelSpec,
 ) -> Result<Loaded, EngineError> {
     let shards = Shard::all(options.tensor_parallel, &model.config)?;
-    check_fits(&model.config, model.formats)?;
+    let ModelSpec { config, formats } = &model;
+    let token_len = shards.iter().map(|shard| kv_shape(shard, config).token_len() as u64).sum::<u64>();
+    check_kv(options, config, token_len * formats.kv().size() as u64)?;
+    check_fits(config, *formats, options.kv_memory_bytes)?;
     let barrier = Arc::new(RankBarrier::new(shards.len(), WATCHDOG));
     let ends: Vec<Box<dyn Collective<HostRows>>> = match shards.len() {
         1 => vec![Box::new(SingleRank)],
@@ -89,12 +94,7 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
     let models = load_shards(&backends, &shards, source, &model)?;
     let ModelSpec { config, formats } = model;
     for ((shard, model), (backend, end)) in shards.into_iter().zip(models).zip(members) {
-        let layout = shard.layout(&config);
-        let shape = KvShape {
-            num_layers: config.num_layers,
-            num_kv_heads: layout.num_kv_heads,
-            head_dim: layout.head_dim,
-        };
+        let shape = kv_shape(&shard, &config);
         weight_bytes += model.weight_bytes(&backend);
         kv_bytes_per_token += (shape.token_len() * formats.kv().size()) as u64;
         ranks.push((backend, end, model, shape));
@@ -122,6 +122,12 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
     let kv_memory_bytes = kv_blocks * block_bytes;
     let (draws, trees) = (B::DRAWS, B::TREES);
     Ok(Loaded { numerics, runner, draws, trees, weight_bytes, kv_bytes_per_token, kv_memory_bytes })
+}
+
+/// Shape of the KV that a rank holds.
+fn kv_shape(shard: &Shard, config: &ModelConfig) -> KvShape {
+    let layout = shard.layout(config);
+    KvShape { num_layers: config.num_layers, num_kv_heads: layout.num_kv_heads, head_dim: layout.head_dim }
 }
 
 /// Loads each rank's part of a model.

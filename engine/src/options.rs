@@ -8,7 +8,7 @@ use crate::TokenId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum WeightFormat {
     /// As the checkpoint stores them: fp8 if every projection is FP8 with scales per tensor or channel, bf16
-    /// if only some are or scales are per block, bf16 if every tensor is bf16, else f32 (which loses
+    /// if only some are or scales are per block, bf16 if every matrix is bf16, else f32 (which loses
     /// nothing).
     #[default]
     AsStored,

@@ -11,6 +11,7 @@ use crate::EngineError;
 use crate::ballast::Ballast;
 use crate::block_manager::BlockManager;
 use crate::cuda::{GpuOptions, load_on_gpus};
+use crate::kv_limits::{max_model_len, num_kv_blocks};
 use crate::load::{Loaded, MAX_THREADS, load_on_cpu};
 use crate::model_config::fields::read_file;
 use crate::model_config::{CONFIG_FILE, ModelConfig};
@@ -61,6 +62,7 @@ impl Engine {
     ) -> Result<Engine, EngineError> {
         check_threads(options)?;
         let config = ModelConfig::load(&options.model_dir)?;
+        max_model_len(options, &config, u64::MAX)?;
         let mut identity = read_file(&options.model_dir.join(CONFIG_FILE))?;
         let checkpoint = Checkpoint::open(&options.model_dir, &config)?;
         let formats = checkpoint.formats(options.weights, &config);
@@ -130,7 +132,8 @@ impl Engine {
         let Loaded { numerics, runner, draws, trees, weight_bytes, kv_bytes_per_token, kv_memory_bytes } =
             loaded;
         let NumericsClass { kernel_class, device_class } = numerics;
-        let blocks = new_block_manager(kv_bytes_per_token * BLOCK_SIZE as u64, (kv_memory_bytes, options))?;
+        let kv_blocks = num_kv_blocks(kv_bytes_per_token, (kv_memory_bytes, options))?;
+        let blocks = BlockManager::new(u32::try_from(kv_blocks).unwrap_or(u32::MAX));
         let numerics = NumericsParts {
             config: config_bytes,
             checkpoint,
@@ -147,7 +150,7 @@ impl Engine {
         let info = EngineInfo {
             model_id: model_id(config, &options.model_dir),
             vocab_size: config.vocab_size as u32,
-            max_model_len: max_model_len(options, config, &blocks)?,
+            max_model_len: max_model_len(options, config, blocks.total_blocks() * BLOCK_SIZE as u64)?,
             eos_token_ids: config.eos_token_ids.clone(),
             numerics_id: numerics.id(),
             kv_blocks: blocks.total_blocks(),
@@ -191,39 +194,6 @@ fn check_threads(options: &LoadOptions) -> Result<(), EngineError> {
         return Err(EngineError::BadOption { option: "threads", value: options.threads as u64, reason });
     }
     Ok(())
-}
-
-fn new_block_manager(
-    block_bytes: u64,
-    (kv_memory_bytes, options): (u64, &LoadOptions),
-) -> Result<BlockManager, EngineError> {
-    let blocks = kv_memory_bytes / block_bytes;
-    if blocks == 0 {
-        let reason = format!("less than one block of {BLOCK_SIZE} tokens, {block_bytes} bytes");
-        let value = options.kv_memory_bytes;
-        return Err(EngineError::BadOption { option: "kv_memory_bytes", value, reason });
-    }
-    Ok(BlockManager::new(u32::try_from(blocks).unwrap_or(u32::MAX)))
-}
-
-fn max_model_len(
-    options: &LoadOptions,
-    config: &ModelConfig,
-    blocks: &BlockManager,
-) -> Result<u32, EngineError> {
-    let kv_tokens = blocks.total_blocks() * BLOCK_SIZE as u64;
-    let max = config.max_len.min(u32::try_from(kv_tokens).unwrap_or(u32::MAX));
-    match options.max_model_len {
-        None => Ok(max),
-        Some(len) if (1..=max).contains(&len) => Ok(len),
-        Some(len) => {
-            let reason = format!(
-                "expected 1 to {max} (the model supports {}, kv_memory_bytes holds {kv_tokens})",
-                config.max_len
-            );
-            Err(EngineError::BadOption { option: "max_model_len", value: u64::from(len), reason })
-        }
-    }
 }
 
 /// Name of the model. `_name_or_path` may be the path of the training run, which is not a name.

@@ -19,12 +19,12 @@ const ROPE_TABLE: &str = ".rotary_emb.inv_freq";
 impl Checkpoint {
     /// Formats of a model of this configuration. "As stored" is FP8 if every projection is stored as FP8 and
     /// can be held so, bf16 if any is stored as FP8 otherwise; else bf16 or f32, so that no number loses
-    /// precision.
+    /// precision. Norms and biases do not count: they are always held as f32.
     pub(crate) fn formats(&self, wanted: WeightFormat, config: &ModelConfig) -> Formats {
         let projections = config.projections();
         let is_fp8 = |(name, _): &(String, [usize; 2])| self.is_fp8(name);
-        let others = config.other_tensors();
-        let all_bf16 = others.iter().all(|name| self.is_bf16(name))
+        let head = (!config.tie_word_embeddings).then_some(LM_HEAD);
+        let all_bf16 = [EMBEDDING].into_iter().chain(head).all(|name| self.is_bf16(name))
             && projections.iter().all(|(name, _)| self.is_bf16(name) || self.is_fp8(name));
         let wanted = match wanted {
             WeightFormat::AsStored if !projections.iter().any(is_fp8) => WeightFormat::AsStored,

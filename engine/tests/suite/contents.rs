@@ -78,6 +78,21 @@ fn tensors_that_nothing_uses_do_not_change_the_format() {
     assert_eq!(bytes(&plain), bytes(&extra), "both are bf16");
 }
 
+/// As after merging a fine-tune that held them so.
+#[test]
+fn norms_in_f32_do_not_change_the_format() {
+    let widen = |bytes: &[u8]| bytes.chunks_exact(2).flat_map(|half| [0, 0, half[0], half[1]]).collect();
+    let wide = changed("mistral_full", json!({}), |tensors| {
+        for (name, dtype, _, bytes) in tensors.iter_mut().filter(|(name, ..)| name.contains("norm")) {
+            assert_eq!(*dtype, Dtype::BF16, "{name}");
+            (*dtype, *bytes) = (Dtype::F32, widen(bytes));
+        }
+    });
+    let plain = changed("mistral_full", json!({}), |_| ());
+    let bytes = |dir: &TempDir| load(dir.path(), WeightFormat::AsStored).unwrap().info().weight_bytes;
+    assert_eq!(bytes(&plain), bytes(&wide), "both are bf16");
+}
+
 #[test]
 fn unsupported_quantizations_are_named() {
     let awq = json!({"quantization_config": {"quant_method": "awq", "bits": 4}});

@@ -78,6 +78,13 @@ EMULATOR_ONLY static void wait_for_phase(char* at, uint32_t parity) {
   }
 }
 
+// Word `word` of a row, or of a channel of weights. Panels are 128 bytes apart along K and 1024 across (`panels_at`).
+EMULATOR_ONLY static inline uint32_t word_in_panels(const char* panels, uint32_t row, uint32_t word) {
+  uint32_t x;
+  std::memcpy(&x, panels + row / 8 * 1024 + row % 8 * 16 + word / 4 * 128 + word % 4 * 4, 4);
+  return x;
+}
+
 // Computes product `index` of this thread: rows by two channels, summed in the order of K. Weights in registers
 // are those of the four lanes of a channel.
 template <typename Acc, typename Sum, uint32_t PER_WORD>
@@ -90,12 +97,8 @@ EMULATOR_ONLY static void multiply_now(uint32_t index) {
   for (uint32_t word = 0; word < 8; ++word) {
     for (uint32_t c = 0; c < 2; ++c) {
       const uint32_t channel = thread / 32 * 16 + g + 8 * c;
-      uint32_t w;
-      if (product.weights) {
-        std::memcpy(&w, product.weights + channel / 8 * 1024 + channel % 8 * 16 + word / 4 * 128 + word % 4 * 4, 4);
-      } else {
-        w = panel_products[current / 4 * 4 + word % 4][index].of_lane[word / 4 * 2 + c];
-      }
+      const uint32_t w = product.weights ? word_in_panels(product.weights, channel, word)
+                                         : panel_products[current / 4 * 4 + word % 4][index].of_lane[word / 4 * 2 + c];
       for (uint32_t part = 0; part < PER_WORD; ++part) weights[word * PER_WORD + part][c] = number<Sum>(w, part);
     }
   }
@@ -104,8 +107,7 @@ EMULATOR_ONLY static void multiply_now(uint32_t index) {
     Acc* const acc = (Acc*)product.acc + i / 2 * 4 + i % 2;
     Channels sums = {(Sum)acc[0], (Sum)acc[2]};
     for (uint32_t word = 0; word < 8; ++word) {
-      uint32_t x;
-      std::memcpy(&x, product.rows + row / 8 * 1024 + row % 8 * 16 + word / 4 * 128 + word % 4 * 4, 4);
+      const uint32_t x = word_in_panels(product.rows, row, word);
       for (uint32_t part = 0; part < PER_WORD; ++part) sums += weights[word * PER_WORD + part] * number<Sum>(x, part);
     }
     acc[0] = (Acc)sums[0];
