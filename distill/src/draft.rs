@@ -1,40 +1,23 @@
 //! The draft as a trainable model: the families that the engine runs (Llama, Mistral, Qwen2, Qwen3), in f32,
 //! one text at a time. Biases and head norms are used if the checkpoint has them. Sliding windows and scaled
-//! rope are not implemented. Callers must compare its logits with the engine's before training: the trained
-//! model must be the same as the served one.
+//! rope are not implemented, and `config` refuses them. Callers must also compare its logits with the
+//! engine's before training: the trained model must be the same as the served one.
 
 use std::path::Path;
 
 use engine::{ModelShape, TokenId};
 use ndarray::{Array1, Array2, ArrayView1, Axis, Slice, concatenate};
-use serde::Deserialize;
 
 use crate::adamw::Gradients;
 use crate::attention::{AttentionGradients, Heads, Projections, Rope, attend, attend_backward};
+use crate::config::DraftConfig;
 use crate::error::DistillError;
 use crate::ops::{gated, gated_backward, linear, linear_backward, rms_norm, rms_norm_backward};
 use crate::weights::Weights;
 
-const CONFIG_FILE: &str = "config.json";
 const EMBEDDINGS: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
 const LAST_NORM: &str = "model.norm.weight";
-
-/// Default of the model classes, for checkpoints without a value.
-const DEFAULT_ROPE_THETA: f64 = 10_000.0;
-
-/// Settings that the engine's model shape does not contain.
-#[derive(Deserialize)]
-struct Config {
-    rms_norm_eps: f32,
-    rope_theta: Option<f64>,
-    rope_parameters: Option<RopeParameters>,
-}
-
-#[derive(Deserialize)]
-struct RopeParameters {
-    rope_theta: Option<f64>,
-}
 
 /// A trainable draft.
 #[derive(Debug, Clone)]
@@ -83,23 +66,20 @@ pub struct Pass {
 }
 
 impl DraftModel {
-    /// Reads a checkpoint directory.
-    pub fn read(directory: &Path) -> Result<Self, DistillError> {
-        let path = directory.join(CONFIG_FILE);
-        let shape = ModelShape::read(&path)?;
-        let text =
-            std::fs::read(&path).map_err(|source| DistillError::Read { path: path.clone(), source })?;
-        let config: Config = serde_json::from_slice(&text)
-            .map_err(|error| DistillError::Unsupported { path, reason: error.to_string() })?;
-        let in_parameters = config.rope_parameters.and_then(|parameters| parameters.rope_theta);
+    /// Reads a checkpoint directory, to run over texts of at most `context` tokens.
+    ///
+    /// # Errors
+    /// A file cannot be read, or the model has a feature that is not implemented.
+    pub fn read(directory: &Path, context: usize) -> Result<Self, DistillError> {
+        let DraftConfig { shape, rms_norm_eps, rope_theta } = DraftConfig::read(directory, context)?;
         let model = Self {
             heads: Heads {
                 queries: shape.num_heads as usize,
                 kv: shape.num_kv_heads as usize,
                 dim: shape.head_dim as usize,
             },
-            eps: config.rms_norm_eps,
-            rope_theta: in_parameters.or(config.rope_theta).unwrap_or(DEFAULT_ROPE_THETA),
+            eps: rms_norm_eps,
+            rope_theta,
             weights: Weights::read(directory)?,
             shape,
         };

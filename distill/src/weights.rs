@@ -1,6 +1,6 @@
 //! A checkpoint's weights as trainable numbers, and writing a new checkpoint in the same format.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,30 @@ use half::{bf16, f16};
 use ndarray::Array2;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use serde::Deserialize;
 use tempfile::TempDir;
 
 use crate::error::DistillError;
 
 /// File name of a new checkpoint's weights.
 const WEIGHTS_FILE: &str = "model.safetensors";
+
+/// Lists the files of a checkpoint in several files.
+const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Endings of files with weights and of their indices, in any format. They are not copied: beside the trained
+/// weights, the old ones could be taken for them.
+const WEIGHT_ENDINGS: [&str; 9] = [
+    ".safetensors",
+    ".safetensors.index.json",
+    ".bin",
+    ".bin.index.json",
+    ".pt",
+    ".pth",
+    ".gguf",
+    ".h5",
+    ".msgpack",
+];
 
 /// Makes a checkpoint readable by other users.
 const DIRECTORY_MODE: u32 = 0o755;
@@ -24,6 +42,12 @@ const DIRECTORY_MODE: u32 = 0o755;
 pub struct Weights {
     directory: PathBuf,
     tensors: BTreeMap<String, Tensor>,
+}
+
+/// The part of [`INDEX_FILE`] that is needed: the file of each tensor.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
 }
 
 /// A tensor of a checkpoint.
@@ -44,13 +68,13 @@ impl Tensor {
 }
 
 impl Weights {
-    /// Reads all safetensors files of a checkpoint directory.
+    /// Reads the weights that the engine would load from a checkpoint directory.
     ///
     /// # Errors
     /// A file cannot be read, or has a format other than f32, f16 or bf16.
     pub fn read(directory: &Path) -> Result<Self, DistillError> {
         let mut tensors = BTreeMap::new();
-        for path in files(directory)?.into_iter().filter(|path| is_weights(path)) {
+        for path in weight_files(directory)? {
             let bytes =
                 fs::read(&path).map_err(|source| DistillError::Read { path: path.clone(), source })?;
             let broken = |reason: String| DistillError::Unsupported { path: path.clone(), reason };
@@ -87,17 +111,17 @@ impl Weights {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Writes a checkpoint directory with these weights, in their original formats, and copies every other
-    /// file of the old directory. The directory appears whole or not at all.
+    /// Writes a checkpoint directory with these weights, in their original formats, and copies every file of
+    /// the old directory that holds no weights. The directory appears whole or not at all.
     ///
     /// # Errors
     /// A file cannot be written, or `out` already exists.
     pub fn write(&self, out: &Path) -> Result<(), DistillError> {
         let unwritable = |source| DistillError::Write { path: out.to_owned(), source };
         let unfinished = unfinished_beside(out).map_err(unwritable)?;
-        for path in files(&self.directory)?.into_iter().filter(|path| path.is_file() && !is_weights(path)) {
+        for path in files(&self.directory)?.into_iter().filter(|path| path.is_file()) {
             let name = path.file_name().expect("a file of a directory has a name");
-            if !name.to_string_lossy().ends_with(".safetensors.index.json") {
+            if !holds_weights(&name.to_string_lossy()) {
                 fs::copy(&path, unfinished.path().join(name)).map_err(unwritable)?;
             }
         }
@@ -175,8 +199,22 @@ fn bytes(tensor: &Tensor) -> Vec<u8> {
     }
 }
 
-fn is_weights(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ending == "safetensors")
+/// The files that the engine would read: a single file if it exists, else those of the index.
+fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, DistillError> {
+    let (single, index) = (directory.join(WEIGHTS_FILE), directory.join(INDEX_FILE));
+    if single.exists() || !index.exists() {
+        return Ok(vec![single]);
+    }
+    let bytes = fs::read(&index).map_err(|source| DistillError::Read { path: index.clone(), source })?;
+    let Index { weight_map } = serde_json::from_slice(&bytes)
+        .map_err(|error| DistillError::Unsupported { path: index, reason: error.to_string() })?;
+    let names: BTreeSet<String> = weight_map.into_values().collect();
+    Ok(names.into_iter().map(|name| directory.join(name)).collect())
+}
+
+/// Whether a file of this name holds weights or lists files that do.
+fn holds_weights(name: &str) -> bool {
+    WEIGHT_ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
 fn files(directory: &Path) -> Result<Vec<PathBuf>, DistillError> {
@@ -218,6 +256,47 @@ mod tests {
         }
         let siblings = files(out.parent().unwrap()).unwrap();
         assert_eq!(siblings.len(), 1, "something unfinished is left: {siblings:?}");
+    }
+
+    /// Writes a file with one tensor of this number.
+    fn write_tensor(path: &Path, name: &str, number: f32) {
+        let data = number.to_le_bytes();
+        let view = TensorView::new(Dtype::F32, vec![1], &data).unwrap();
+        fs::write(path, safetensors::serialize([(name, view)], None).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn the_files_of_the_index_are_read_and_no_other_weights_are_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        write_tensor(&path("model-1-of-2.safetensors"), "a", 1.0);
+        write_tensor(&path("model-2-of-2.safetensors"), "b", 2.0);
+        // Their names come after those of the shards, so that they would win.
+        write_tensor(&path("other.safetensors"), "a", 7.0);
+        write_tensor(&path("outdated.safetensors"), "c", 7.0);
+        let index = r#"{"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}"#;
+        fs::write(path(INDEX_FILE), index).unwrap();
+        let kept = ["config.json", "tokenizer.json", "vocab.txt"];
+        let others = ["pytorch_model.bin", "pytorch_model.bin.index.json", "c.pth", "d.pt", "e.gguf"];
+        for name in kept.iter().chain(&others) {
+            fs::write(path(name), "x").unwrap();
+        }
+
+        let weights = Weights::read(directory.path()).unwrap();
+        assert_eq!(weights.names().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(weights.get("a", &[1]).unwrap()[[0, 0]], 1.0);
+        let parent = tempfile::tempdir().unwrap();
+        let out = parent.path().join("out");
+        weights.write(&out).unwrap();
+        let found: Vec<String> =
+            files(&out).unwrap().iter().map(|path| path.file_name().unwrap().display().to_string()).collect();
+        assert_eq!(found, ["config.json", WEIGHTS_FILE, "tokenizer.json", "vocab.txt"]);
+
+        // As in the engine, a single file takes precedence over an index.
+        write_tensor(&path(WEIGHTS_FILE), "a", 3.0);
+        let weights = Weights::read(directory.path()).unwrap();
+        assert_eq!(weights.names().collect::<Vec<_>>(), ["a"]);
+        assert_eq!(weights.get("a", &[1]).unwrap()[[0, 0]], 3.0);
     }
 
     #[test]

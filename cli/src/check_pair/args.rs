@@ -2,11 +2,13 @@
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use engine::{ParameterCount, WeightFormat};
 use speculation::step::MAX_DRAFT_TOKENS;
 
 use super::error::CheckPairError;
+use super::eval::PairOptions;
 
 /// Text after the flags in `outrider check-pair --help`.
 const AFTER_HELP: &str = "\
@@ -143,6 +145,20 @@ impl WeightsArg {
 }
 
 impl CheckPairArgs {
+    /// How the pair is run and measured.
+    pub(super) fn pair_options(&self) -> PairOptions {
+        PairOptions {
+            target_weights: self.weights.format(),
+            draft_weights: self.draft_weights.format(),
+            threads: self.threads,
+            ballast: self.ballast,
+            temperatures: self.temperatures.clone(),
+            num_draft_tokens: self.draft_tokens,
+            max_tokens: self.max_tokens,
+            wire: Duration::from_micros(self.wire_us),
+        }
+    }
+
     /// Rejects invalid values; the error names the flag.
     pub(super) fn check(&self) -> Result<(), CheckPairError> {
         let expect = |flag, value: String, expected: &str, holds: bool| match holds {

@@ -10,13 +10,14 @@ use serde::Serialize;
 use speculation::{AcceptanceMode, TokenId};
 
 use super::error::CheckPairError;
+use super::eval::load;
 use super::local::LocalPair;
 use super::measure::{
     AcceptanceCounts, Counts, EvalOptions, EvalPrompt, Setting, measure, sequence_spec, settings,
 };
 use super::report::ALL;
 use super::texts::CheckpointText;
-use super::{CheckPairArgs, WeightsArg, eval_options, eval_prompts, load};
+use super::{CheckPairArgs, WeightsArg, eval_prompts};
 use crate::progress::Progress;
 use fidelity::{Fidelity, Text, compare};
 
@@ -84,13 +85,15 @@ pub fn run(args: &CheckPairArgs) -> Result<QuantizationReport, CheckPairError> {
     if let Some(difference) = target_text.compare(&draft_text).first_difference {
         return Err(CheckPairError::TokenizersDiffer(difference));
     }
-    let target_in = |weights| load(args, &args.target, (weights, target_text.num_ids()));
-    let draft_in = |weights| load(args, &args.draft, (weights, draft_text.num_ids()));
+    let target_in =
+        |weights: WeightsArg| load(&args.target, (weights.format(), target_text.num_ids()), args.threads);
+    let draft_in =
+        |weights: WeightsArg| load(&args.draft, (weights.format(), draft_text.num_ids()), args.threads);
     let (mut target, mut draft) = (target_in(WeightsArg::Bf16)?, draft_in(WeightsArg::Bf16)?);
     let mut pair = LocalPair { target: &mut target, draft: &mut draft };
     let eval_prompts = eval_prompts(args, &target_text, pair.window())?;
     let settings = settings(&args.temperatures, &[AcceptanceMode::Coupled]);
-    let eval_options = eval_options(args, pair.target);
+    let eval_options = args.pair_options().eval_options(pair.target);
     let progress = Progress::new(eval_prompts.len() * (settings.len() * COLUMNS + 1), "sequences");
     let workload: Workload<'_> = (&eval_prompts, &settings, &eval_options);
     let texts = greedy_texts(&mut pair, (&eval_prompts, &eval_options), &progress)?;

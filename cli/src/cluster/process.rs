@@ -3,7 +3,8 @@
 //! Its standard input is a pipe that this process keeps open, so that a child that watches it exits with its
 //! parent. A thread per output pipe reads lines into the log sink and a bounded buffer of recent lines. The
 //! child has a separate process group: Ctrl-C at the terminal reaches only the parent, which then stops the
-//! children in order.
+//! children in order. A child that is killed cannot end the processes that it has started itself, so SIGKILL
+//! goes to its whole group.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -16,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use tokio::process::{Child, ChildStdin, Command};
 
@@ -135,12 +136,19 @@ impl Process {
         lines
     }
 
-    /// Sends a signal. Does nothing if the process has ended.
+    /// Sends a signal; SIGKILL also goes to all processes of its group. Does nothing if its exit status has
+    /// been collected.
     pub fn signal(&self, signal: Signal) {
-        // The id is available until the exit status is collected, so it cannot belong to another process yet.
+        // The id is available until the exit status is collected, so neither it nor the group, which has the
+        // same id, can belong to another process yet.
         let Some(pid) = self.child.id().and_then(|pid| i32::try_from(pid).ok()) else { return };
+        let pid = Pid::from_raw(pid);
+        let sent = match signal {
+            Signal::SIGKILL => killpg(pid, signal),
+            _ => kill(pid, signal),
+        };
         // The only possible error is that the process has just ended.
-        nix::sys::signal::kill(Pid::from_raw(pid), signal).ok();
+        sent.ok();
     }
 
     /// Waits until the process has ended and its output has been read.
@@ -158,7 +166,7 @@ impl Process {
         self.report(status)
     }
 
-    /// Sends SIGTERM, and SIGKILL if the process has not ended within `grace`.
+    /// Sends SIGTERM, and SIGKILL to its group if the process has not ended within `grace`.
     pub async fn stop(&mut self, grace: Duration) -> ExitReport {
         self.signal(Signal::SIGTERM);
         if let Ok(report) = tokio::time::timeout(grace, self.wait()).await {
@@ -179,7 +187,7 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// Kills the process and waits for its end, so that its ports are free again.
+    /// Kills the process and its group, and waits for its end, so that its ports are free again.
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
         let began = std::time::Instant::now();

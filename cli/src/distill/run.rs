@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::time::Duration;
 
 use distill::draft::DraftModel;
 use distill::training::{EvalLoss, TrainingOptions, evaluate, train};
 use distill::weights::check_out;
 use distill::windows::{Window, cut};
-use engine::ParameterCount;
+use engine::{ParameterCount, TokenId, WeightFormat};
 use serde::Serialize;
 
 use super::args::DistillArgs;
@@ -15,11 +16,13 @@ use super::error::DistillCommandError;
 use super::progress::Progress;
 use super::rows::{HOLD_OUT_EVERY, Row, Rows};
 use super::teacher::max_logit_difference;
+use crate::check_pair;
+use crate::check_pair::error::CheckPairError;
+use crate::check_pair::eval::{Evaluation, PairOptions, fits, load, require_some};
 use crate::check_pair::local::LocalModel;
 use crate::check_pair::measure::EvalPrompt;
 use crate::check_pair::report::Report;
 use crate::check_pair::texts::CheckpointText;
-use crate::check_pair::{self, CheckPairArgs, WeightsArg};
 use crate::output::note;
 
 /// Maximum number of held-out windows for the evaluation of losses.
@@ -55,9 +58,13 @@ pub fn run(args: &DistillArgs) -> Result<String, DistillCommandError> {
     }
     check_enough(args, &rows)?;
     let (before, after) = train_and_write(args, &rows, text.num_ids())?;
-    let pair_args = pair_args(args);
-    let eval_prompts = eval_prompts(&rows.held_out, args.num_prompts);
-    let reports = check_pair::run_on(&pair_args, Some(&eval_prompts))?;
+    let evaluation = Evaluation {
+        target_dir: &args.target,
+        target_text: &text,
+        options: &pair_options(args),
+        prompts: &|window| fitting_prompts(args, &rows.held_out, window),
+    };
+    let reports = evaluation.reports(&[&args.draft, &args.out])?;
     let report = DistillReport {
         rows: [rows.train.len(), rows.held_out.len()],
         unusable_lines: rows.faults.count,
@@ -67,7 +74,7 @@ pub fn run(args: &DistillArgs) -> Result<String, DistillCommandError> {
     };
     Ok(match args.json {
         true => format!("{}\n", serde_json::json!(report)),
-        false => report.text(args, &check_pair::text(&pair_args, &report.reports)),
+        false => report.text(args, &check_pair::text(&report.reports)),
     })
 }
 
@@ -102,9 +109,8 @@ fn train_and_write(
     rows: &Rows,
     num_ids: u32,
 ) -> Result<(EvalLoss, EvalLoss), DistillCommandError> {
-    let pair_args = pair_args(args);
-    let mut target = check_pair::load(&pair_args, &args.target, (args.weights, num_ids))?;
-    let mut draft = DraftModel::read(&args.draft)?;
+    let mut target = load(&args.target, (args.weights.format(), num_ids), all_cores())?;
+    let mut draft = DraftModel::read(&args.draft, args.context)?;
     let context = args.context.min(draft.max_len()).min(target.info().max_model_len as usize);
     let windows = |rows: &[Row]| {
         let of = |row: &Row| cut(&row.prompt_ids, &row.completion_ids, context);
@@ -112,11 +118,11 @@ fn train_and_write(
     };
     let (train_windows, eval_windows) =
         (windows(&rows.train), evenly_spaced(windows(&rows.held_out), EVAL_WINDOWS_MAX));
-    let mut served = check_pair::load(&pair_args, &args.draft, (WeightsArg::F32, num_ids))?;
-    check_same_logits(args, &draft, &mut served, &eval_windows[0])?;
+    let mut served = load(&args.draft, (WeightFormat::F32, num_ids), all_cores())?;
+    check_same_logits(args, &draft, &mut served, longest(&eval_windows))?;
     // The comparison after the training must not be the first to find that no prompt fits.
     let window = target.info().max_model_len.min(served.info().max_model_len);
-    check_pair::keep_fitting(&pair_args, &eval_prompts(&rows.held_out, args.num_prompts), window)?;
+    fitting_prompts(args, &rows.held_out, window)?;
     drop(served);
     note(&format!(
         "training on {} rows with {} answer tokens, {} rows held out",
@@ -159,10 +165,29 @@ fn evenly_spaced(all: Vec<Window>, max_windows: usize) -> Vec<Window> {
     all.into_iter().step_by(every).collect()
 }
 
-/// Distinct held-out prompts, up to `num_prompts` per task type.
-fn eval_prompts(held_out: &[Row], num_prompts: usize) -> Vec<EvalPrompt> {
+/// The window with the most tokens: some settings change logits only at later positions.
+fn longest(windows: &[Window]) -> &Window {
+    windows.iter().max_by_key(|window| window.ids.len()).expect("each of the held-out rows has a window")
+}
+
+/// The held-out prompts that are compared, for models with a window of `window` tokens.
+fn fitting_prompts(
+    args: &DistillArgs,
+    held_out: &[Row],
+    window: u32,
+) -> Result<Vec<EvalPrompt>, CheckPairError> {
+    let is_fitting = |prompt_ids: &[TokenId]| fits(prompt_ids.len(), args.max_tokens, window);
+    require_some(eval_prompts(held_out, args.num_prompts, is_fitting), window)
+}
+
+/// Distinct held-out prompts for which `is_fitting` holds, up to `num_prompts` per task type.
+fn eval_prompts(
+    held_out: &[Row],
+    num_prompts: usize,
+    is_fitting: impl Fn(&[TokenId]) -> bool,
+) -> Vec<EvalPrompt> {
     let mut asked: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
-    for row in held_out {
+    for row in held_out.iter().filter(|row| is_fitting(&row.prompt_ids)) {
         let of_task = asked.entry(&row.task).or_default();
         let is_known = of_task.iter().any(|known| known.prompt_ids == row.prompt_ids);
         if of_task.len() < num_prompts && !is_known {
@@ -181,24 +206,17 @@ fn all_cores() -> NonZeroUsize {
     std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }
 
-/// The arguments for `outrider check-pair --against`.
-fn pair_args(args: &DistillArgs) -> CheckPairArgs {
-    CheckPairArgs {
-        target: args.target.clone(),
-        draft: args.draft.clone(),
-        against: Some(args.out.clone()),
-        prompts: None,
-        num_prompts: args.num_prompts,
-        max_tokens: args.max_tokens,
-        temperatures: vec![0.0, 1.0],
-        draft_tokens: 4,
-        weights: args.weights,
-        draft_weights: WeightsArg::Auto,
+/// How both drafts are compared.
+fn pair_options(args: &DistillArgs) -> PairOptions {
+    PairOptions {
+        target_weights: args.weights.format(),
+        draft_weights: WeightFormat::AsStored,
         threads: all_cores(),
         ballast: ParameterCount(0),
-        wire_us: 300,
-        quantization: false,
-        json: false,
+        temperatures: vec![0.0, 1.0],
+        num_draft_tokens: 4,
+        max_tokens: args.max_tokens,
+        wire: Duration::from_micros(300),
     }
 }
 
@@ -239,11 +257,28 @@ mod tests {
     #[test]
     fn different_prompts_of_each_task_type_are_asked() {
         let rows = [row("b", 1), row("a", 2), row("b", 1), row("b", 3), row("b", 4)];
-        let asked: Vec<_> = eval_prompts(&rows, 2)
+        let asked: Vec<_> = eval_prompts(&rows, 2, |_| true)
             .into_iter()
             .map(|eval_prompt| (eval_prompt.task, eval_prompt.prompt_ids[0], eval_prompt.seed))
             .collect();
         let expected = [("a", 2, 0), ("b", 1, 0), ("b", 3, 1)];
         assert_eq!(asked, expected.map(|(task, id, seed)| (task.to_owned(), id, seed)));
+    }
+
+    #[test]
+    fn prompts_that_do_not_fit_take_no_places() {
+        let long = Row { prompt_ids: vec![9; 5], ..row("a", 9) };
+        let rows = [long.clone(), long, row("b", 1), row("a", 2), row("a", 3)];
+        let asked: Vec<_> = eval_prompts(&rows, 1, |prompt_ids| fits(prompt_ids.len(), 4, 8))
+            .into_iter()
+            .map(|eval_prompt| (eval_prompt.task, eval_prompt.prompt_ids))
+            .collect();
+        assert_eq!(asked, [("a".to_owned(), vec![2]), ("b".to_owned(), vec![1])]);
+    }
+
+    #[test]
+    fn logits_are_compared_over_the_longest_window() {
+        let windows = [2, 7, 3].map(|len| Window { ids: (0..len).collect(), first_label: 1 });
+        assert_eq!(longest(&windows), &windows[1]);
     }
 }

@@ -14,7 +14,6 @@ use std::collections::{HashMap, VecDeque};
 use scheduling::pool_size::{CurrentPools, Demand, desired_workers};
 
 use super::round::{Drafting, RoundModel};
-use super::step_time::{ForwardBatch, StepCost};
 
 /// Seconds per day.
 pub const DAY: u32 = 86_400;
@@ -141,16 +140,6 @@ pub struct Pools<'a> {
     speeds: RefCell<HashMap<(u32, u32), f64>>,
 }
 
-/// A draft worker shared by several targets, from the view of one of them: its forwards also contain the
-/// others' sequences.
-struct SharedDraft<'a>(&'a dyn StepCost, f64);
-
-impl StepCost for SharedDraft<'_> {
-    fn micros(&self, forward: ForwardBatch) -> f64 {
-        self.0.micros(ForwardBatch { sequences: forward.sequences * self.1, ..forward })
-    }
-}
-
 /// Resolution of draft workers per target: 1/16.
 const DRAFT_RESOLUTION: f64 = 16.0;
 
@@ -178,8 +167,7 @@ impl<'a> Pools<'a> {
         if drafts <= 0.0 {
             return self.rounds.at(sequences, 0).tokens_per_second;
         }
-        let shared = SharedDraft(draft, (1.0 / drafts).max(1.0));
-        let drafting = Drafting::Apart { draft: &shared, workers: drafts.max(1.0), wire_us };
+        let drafting = Drafting::Apart { draft, workers: drafts, wire_us };
         RoundModel { drafting, ..self.rounds }.best(sequences).tokens_per_second
     }
 }
@@ -274,6 +262,7 @@ impl DayResult {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::step_time::{ForwardBatch, StepCost};
 
     struct Line(f64, f64);
 

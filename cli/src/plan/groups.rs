@@ -4,7 +4,8 @@
 //! The number of groups follows the target workers' own rule ([`best_groups`]) with the step times that they
 //! would know; targets keep groups complete. Sequences that are drafted together return together: a draft
 //! worker drafts for all of its sequences at once or, if there are more groups than draft workers, for the
-//! sequences of one group at a time.
+//! sequences of one group at a time. The sequences of other targets at a shared draft worker are counted in
+//! [`super::round`].
 
 use scheduling::batch::groups::{GroupRules, best_groups};
 
@@ -17,7 +18,7 @@ pub struct Groups {
     pub groups: f64,
     /// Sequences per group.
     pub size: f64,
-    /// Sequences per draft batch.
+    /// This target's sequences per draft batch.
     pub draft_batch: f64,
 }
 
@@ -29,6 +30,7 @@ impl Groups {
         if k == 0 {
             return together;
         }
+        // There is at least one group, so targets that share a draft worker count as having a whole one.
         let batch = |groups: u32| (sequences / workers.max(f64::from(groups))).max(1.0);
         let away = |groups: u32| rounds.away_us(sequences / f64::from(groups), batch(groups), k);
         let of_groups = |groups: u32| rounds.profiled_us(sequences / f64::from(groups), k);

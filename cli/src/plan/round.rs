@@ -21,7 +21,7 @@ pub enum Drafting<'a> {
     Apart {
         /// Step times of one worker.
         draft: &'a dyn StepCost,
-        /// Number of workers.
+        /// Number of workers per target: below 1 if targets share a worker.
         workers: f64,
         /// Round-trip time to a worker, microseconds.
         wire_us: f64,
@@ -151,13 +151,15 @@ impl RoundModel<'_> {
         if rest > 0.0 { whole + self.verify_us(rest, k) } else { whole }
     }
 
-    /// Time of k draft steps of one worker, including the wire.
+    /// Time of k draft steps of one worker for `sequences` of this target, including the wire.
     fn draft_us(&self, sequences: f64, k: u32) -> f64 {
-        let (draft, wire_us) = match self.drafting {
+        let (draft, targets_per_worker, wire_us) = match self.drafting {
             Drafting::Nowhere => return 0.0,
-            Drafting::Colocated(draft) => (draft, 0.0),
-            Drafting::Apart { draft, wire_us, .. } => (draft, wire_us),
+            Drafting::Colocated(draft) => (draft, 1.0, 0.0),
+            Drafting::Apart { draft, workers, wire_us } => (draft, (1.0 / workers).max(1.0), wire_us),
         };
+        // The forwards of a shared worker also contain the sequences of the other targets.
+        let sequences = sequences * targets_per_worker;
         let step =
             |rows_each: f64| draft.micros(ForwardBatch { sequences, rows_each, context: self.context });
         // The first step appends the ids committed since: the target's token and, if all drafts were
@@ -254,6 +256,17 @@ mod tests {
         let rounds = RoundModel { router_us: 100.0, ..rounds(&target, drafting, &[1.0]) };
         assert!((rounds.at(1.0, 1).tpot_ms - 11.0 / 2.0).abs() < 1e-9);
         assert!((rounds.at(41.0, 1).tpot_ms - 15.0 / 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_draft_worker_that_targets_share_drafts_for_the_sequences_of_all() {
+        let (target, draft) = (Line(10_000.0, 0.0), Line(0.0, 100.0));
+        let draft_ms = |workers| {
+            let drafting = Drafting::Apart { draft: &draft, workers, wire_us: 0.0 };
+            rounds(&target, drafting, &[0.0]).at(8.0, 1).draft_ms
+        };
+        // 100 us for each of 4, 8, 16 and 32 sequences.
+        assert_eq!([2.0, 1.0, 0.5, 0.25].map(draft_ms), [0.4, 0.8, 1.6, 3.2]);
     }
 
     #[test]

@@ -218,6 +218,27 @@ fn what_does_not_fit_is_said_to_break_by_memory_and_apart_it_fits() {
     }
 }
 
+/// A draft GPU of four targets drafts for four times the sequences of one that has a target to itself.
+#[test]
+fn a_draft_gpu_that_targets_share_takes_longer() {
+    let directory = tempfile::tempdir().unwrap();
+    let (target, draft) =
+        (published(directory.path(), "qwen3-32b"), published(directory.path(), "qwen3-0.6b"));
+    let pair = ["--target", &target, "--draft", &draft, "--context", "512", "--acceptance", "0.9"];
+    let at_4 = |gpus: &[&str]| {
+        let found = document(&[&pair[..], &["--concurrency", "4"], gpus].concat());
+        let placements = found["placements"].as_array().unwrap();
+        let apart = placements.iter().find(|placement| placement["name"] == "apart").unwrap();
+        apart["loads"].as_array().unwrap().iter().find(|load| load["sequences"] == 4).unwrap()["best"].clone()
+    };
+    let alone = at_4(&["--gpus", "2xH100-80", "--draft-gpus", "1xL4"]);
+    let each = at_4(&["--gpus", "8xH100-80", "--targets", "4", "--draft-gpus", "4xL4"]);
+    let shared = at_4(&["--gpus", "8xH100-80", "--targets", "4", "--draft-gpus", "1xL4"]);
+    assert!(number(&alone["draft_ms"]) > 0.0, "nothing is drafted: {alone}");
+    assert_eq!(each, alone);
+    assert!(number(&shared["tpot_ms"]) > 1.05 * number(&alone["tpot_ms"]), "{shared}, alone {alone}");
+}
+
 /// The shortage that is named must be a shortage: 20 GB left do not explain that 17 GB do not fit.
 #[test]
 fn a_sequence_that_does_not_fit_is_measured_where_it_does_not() {

@@ -44,6 +44,31 @@ fn is_alive(pid: u32) -> bool {
     kill(Pid::from_raw(pid as i32), None).is_ok()
 }
 
+/// Whether a process still runs. One that has ended keeps its id until its parent has waited for it.
+fn is_running(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+async fn ends(pid: u32) -> bool {
+    let ended = async {
+        while is_running(pid) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(GRACE, ended).await.is_ok()
+}
+
+/// A process and the id of a process that it has started.
+async fn spawn_with_child() -> (Process, u32) {
+    let process = spawn("sleep 60 >/dev/null 2>&1 & echo $!; wait");
+    while process.lines().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let child = process.lines()[0].parse().unwrap();
+    (process, child)
+}
+
 /// A directory with three "servers" that run these scripts.
 fn binaries(directory: &Path, scripts: [(&str, &str); 3]) -> Binaries {
     for (name, script) in scripts {
@@ -129,6 +154,25 @@ async fn dropping_a_process_ends_it() {
     assert!(is_alive(pid));
     drop(process);
     assert!(!is_alive(pid));
+}
+
+#[tokio::test]
+async fn a_killed_process_leaves_none_that_it_started() {
+    let (mut killed, child) = spawn_with_child().await;
+    assert!(is_running(child));
+    killed.signal(Signal::SIGKILL);
+    killed.wait().await;
+    assert!(ends(child).await, "it outlived a killed process");
+
+    let (dropped, child) = spawn_with_child().await;
+    drop(dropped);
+    assert!(ends(child).await, "it outlived a dropped process");
+
+    // A process that can still act ends its own children, in its own order.
+    let (mut terminated, child) = spawn_with_child().await;
+    assert_eq!(terminated.stop(GRACE).await.cause(), "was killed by SIGTERM");
+    assert!(is_running(child), "SIGTERM reached more than the process");
+    kill(Pid::from_raw(child as i32), Signal::SIGKILL).unwrap();
 }
 
 #[tokio::test]

@@ -16,6 +16,9 @@ use super::*;
 /// Vocabulary size of all models here except the bundled ones.
 const TINY_VOCAB: usize = 96;
 
+/// No text here is longer.
+const CONTEXT: usize = 64;
+
 fn bundled(role: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo").join(role)
 }
@@ -142,12 +145,13 @@ fn largest_difference(draft: &DraftModel, served: &mut Served, window: &Window) 
 
 #[test]
 fn logits_are_the_engines() {
-    let (draft, mut served) = (DraftModel::read(&bundled("draft")).unwrap(), Served::load(&bundled("draft")));
+    let (draft, mut served) =
+        (DraftModel::read(&bundled("draft"), CONTEXT).unwrap(), Served::load(&bundled("draft")));
     let difference = largest_difference(&draft, &mut served, &window(40, 3, 4096));
     assert!(difference < 1e-3, "the bundled draft: {difference}");
     for form in forms() {
         let directory = random_checkpoint(&form);
-        let draft = DraftModel::read(directory.path()).unwrap();
+        let draft = DraftModel::read(directory.path(), CONTEXT).unwrap();
         let mut served = Served::load(directory.path());
         let difference = largest_difference(&draft, &mut served, &window(40, 3, TINY_VOCAB));
         assert!(difference < 1e-4, "{}: {difference}", form.config);
@@ -156,14 +160,16 @@ fn logits_are_the_engines() {
 
 #[test]
 fn a_model_that_is_computed_otherwise_shows_in_its_logits() {
-    let scaled = json!({
+    let plain = random_checkpoint(&Form::new(json!({ "architectures": ["LlamaForCausalLM"] })));
+    // The same weights.
+    let scaled = random_checkpoint(&Form::new(json!({
         "architectures": ["LlamaForCausalLM"], "rope_scaling": { "rope_type": "linear", "factor": 4.0 },
-    });
-    let directory = random_checkpoint(&Form::new(scaled));
-    let draft = DraftModel::read(directory.path()).unwrap();
-    let difference =
-        largest_difference(&draft, &mut Served::load(directory.path()), &window(40, 3, TINY_VOCAB));
+    })));
+    let draft = DraftModel::read(plain.path(), CONTEXT).unwrap();
+    let difference = largest_difference(&draft, &mut Served::load(scaled.path()), &window(40, 3, TINY_VOCAB));
     assert!(difference > 0.05, "{difference}");
+    let refused = DraftModel::read(scaled.path(), CONTEXT).unwrap_err().to_string();
+    assert!(refused.contains("rope_scaling has the type \"linear\""), "{refused}");
 }
 
 /// Along each weight's gradient the loss rises by the gradient's norm.
@@ -172,7 +178,7 @@ fn the_gradient_is_the_slope_of_the_loss() {
     let tied = Form::new(json!({ "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": true }));
     for form in forms().into_iter().chain([tied]) {
         let (directory, config) = (random_checkpoint(&form), &form.config);
-        let mut draft = DraftModel::read(directory.path()).unwrap();
+        let mut draft = DraftModel::read(directory.path(), CONTEXT).unwrap();
         // The vocabulary is smaller than the table, as with a padded table.
         let window = window(24, 8, 90);
         let target_logits =
@@ -208,7 +214,7 @@ fn draft_is_tied(config: &Value) -> bool {
 
 #[test]
 fn the_number_of_threads_changes_no_bit() {
-    let draft = DraftModel::read(&bundled("draft")).unwrap();
+    let draft = DraftModel::read(&bundled("draft"), CONTEXT).unwrap();
     let mut target = Served::load(&bundled("target"));
     let windows = [window(24, 8, 4096), window(20, 4, 4096), window(9, 1, 4096)];
     let mut with = |threads: usize| {
@@ -221,7 +227,7 @@ fn the_number_of_threads_changes_no_bit() {
 
 #[test]
 fn steps_bring_the_draft_nearer_and_a_rate_without_bounds_is_noticed() {
-    let mut draft = DraftModel::read(&bundled("draft")).unwrap();
+    let mut draft = DraftModel::read(&bundled("draft"), CONTEXT).unwrap();
     let mut target = Served::load(&bundled("target"));
     let windows = [window(24, 8, 4096), window(20, 4, 4096)];
     let before = evaluate(&draft, &mut target, &windows).unwrap();
