@@ -23,7 +23,8 @@ async function refresh() {
     await PAGES[name].show();
     byId("problem").hidden = true;
   } catch (error) {
-    const hint = /^40[13]/.test(error.message) ? " Enter an operator's API key (admin=true) above." : "";
+    const key = name === "playground" ? "an API key" : "an operator's API key (admin=true)";
+    const hint = /^40[13]/.test(error.message) ? ` Enter ${key} above.` : "";
     byId("problem").textContent = `The router did not answer as expected. ${error.message}${hint}`;
     byId("problem").hidden = false;
   }

@@ -88,8 +88,8 @@ export function firstDifference(a, b) {
 }
 
 async function showModels() {
-  const { workers } = await getJson("/debug/lanes");
-  const models = [...new Set(workers.filter((worker) => worker.role === "target").map((worker) => worker.model))];
+  const { data } = await getJson("/console/models");
+  const models = data.map((model) => model.id);
   const select = byId("model");
   const selected = select.value;
   select.replaceChildren(...models.map((model) => el("option", { value: model }, model)));

@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tonic::service::Routes;
 
 use crate::admission::Admission;
+use crate::api::allowed_hosts::{AllowedHosts, check_host};
 use crate::api::cors::allow_origins;
 use crate::api::grpc::grpc_service;
 use crate::api::grpc_key::require_key;
@@ -124,9 +125,15 @@ pub async fn serve_with(
     // reach it.
     let allows_generation = !state.auth.is_open() || addresses.admin.ip().is_loopback();
     let pair = PairCheck::new(config.pair_check, state.lifetime.clone());
-    let admin =
-        admin_app(state.clone()).merge(console_app(state.clone(), timelines, pair, allows_generation));
-    let http = allow_origins(http_app(state.clone()), &config.allowed_origins);
+    let console = console_app(state.clone(), timelines, pair, allows_generation);
+    let admin_hosts = AllowedHosts::at(addresses.admin, &state.auth);
+    let admin = check_host(admin_app(state.clone()).merge(console), admin_hosts);
+    let http_hosts = match config.tls {
+        None => AllowedHosts::at(addresses.http, &state.auth),
+        // A foreign host fails in the browser: the certificate is for another name.
+        Some(_) => AllowedHosts::Any,
+    };
+    let http = allow_origins(http_app(state.clone(), http_hosts), &config.allowed_origins);
     sockets.serve(state, Apps { http, admin }, config.tls, &connections).await?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin, "listening");
     Ok(addresses)
@@ -214,7 +221,42 @@ async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use service::config::{Faults, RawConfig as _};
+    use service::shutdown::ShutdownOutcome;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+
     use super::*;
+    use crate::config::RawRouter;
+
+    /// Sends a GET request and returns the first twelve bytes of the response.
+    async fn status(address: SocketAddr, path: &str, host: &str) -> String {
+        let mut connection = TcpStream::connect(address).await.unwrap();
+        let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        connection.write_all(head.as_bytes()).await.unwrap();
+        let mut response = String::new();
+        connection.read_to_string(&mut response).await.unwrap();
+        response.chars().take(12).collect()
+    }
+
+    #[tokio::test]
+    async fn a_router_without_keys_refuses_foreign_hosts() {
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        let config = RawRouter::default().validate(&mut Faults::new()).unwrap();
+        let config = RouterConfig { http: any_port, grpc: any_port, admin: any_port, ..config };
+        let lifetime = Lifetime::new();
+        let addresses = Box::pin(serve(config, lifetime.clone(), Health::new())).await.unwrap();
+        for (address, path) in
+            [(addresses.http, "/v1/models"), (addresses.admin, "/debug/lanes"), (addresses.admin, "/")]
+        {
+            for (host, expected) in [("evil.example", "HTTP/1.1 421"), ("localhost:8002", "HTTP/1.1 200")] {
+                assert_eq!(status(address, path, host).await, expected, "{path} at {host}");
+            }
+        }
+        assert_eq!(lifetime.shut_down(Duration::from_secs(10)).await, ShutdownOutcome::Clean);
+    }
 
     #[tokio::test]
     async fn a_router_fails_if_its_scheduler_panics() {

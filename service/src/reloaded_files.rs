@@ -3,7 +3,8 @@
 //! The files are checked when the value is requested, at most once a second, so that nothing runs in the
 //! background and no handshake after that second uses the old certificate. If the files are invalid (a
 //! certificate whose key is not written yet, a missing file), the error is logged once and the last good
-//! value stays.
+//! value stays. They are tried again at every check, because the cause may be transient, such as a lack of
+//! file descriptors.
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
@@ -25,8 +26,10 @@ pub(crate) struct ReloadedFiles<T> {
 
 struct Loaded<T> {
     value: T,
-    /// Hash of the files' contents when they were last read; private keys are not kept for comparison.
+    /// Hash of the contents from which `value` was made; private keys are not kept for comparison.
     contents_hash: u64,
+    /// Hash of the contents whose error was logged last, until the files are valid.
+    logged_hash: Option<u64>,
     checked_at: Instant,
 }
 
@@ -37,8 +40,12 @@ impl<T: Clone> ReloadedFiles<T> {
         make: impl Fn() -> Result<T, TlsError> + Send + Sync + 'static,
     ) -> Result<Self, TlsError> {
         let hasher = RandomState::new();
-        let loaded =
-            Loaded { contents_hash: contents(&paths, &hasher), value: make()?, checked_at: Instant::now() };
+        let loaded = Loaded {
+            contents_hash: contents(&paths, &hasher),
+            logged_hash: None,
+            value: make()?,
+            checked_at: Instant::now(),
+        };
         Ok(Self {
             paths,
             make: Box::new(make),
@@ -56,21 +63,31 @@ impl<T: Clone> ReloadedFiles<T> {
             return loaded.value.clone();
         }
         loaded.checked_at = Instant::now();
-        let contents = contents(&self.paths, &self.hasher);
-        if contents != loaded.contents_hash {
-            loaded.contents_hash = contents;
-            let files: Vec<String> = self.paths.iter().map(|path| path.display().to_string()).collect();
-            match (self.make)() {
-                Ok(value) => {
-                    loaded.value = value;
-                    tracing::info!(files = files.join(", "), "loaded the changed certificates");
-                }
-                Err(error) => {
+        self.reload(&mut loaded);
+        loaded.value.clone()
+    }
+
+    /// Makes the value again if the files have changed.
+    fn reload(&self, loaded: &mut Loaded<T>) {
+        let contents_hash = contents(&self.paths, &self.hasher);
+        if contents_hash == loaded.contents_hash {
+            loaded.logged_hash = None;
+            return;
+        }
+        match (self.make)() {
+            Ok(value) => {
+                loaded.value = value;
+                loaded.contents_hash = contents_hash;
+                loaded.logged_hash = None;
+                let files: Vec<String> = self.paths.iter().map(|path| path.display().to_string()).collect();
+                tracing::info!(files = files.join(", "), "loaded the changed certificates");
+            }
+            Err(error) => {
+                if loaded.logged_hash.replace(contents_hash) != Some(contents_hash) {
                     tracing::error!(%error, "cannot use the changed certificates: the previous ones stay in use");
                 }
             }
         }
-        loaded.value.clone()
     }
 
     /// Checks the files on every call.
@@ -95,6 +112,9 @@ impl<T> fmt::Debug for ReloadedFiles<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -120,5 +140,30 @@ mod tests {
         assert_eq!(renewed.current(), "two");
         write("three");
         assert_eq!(renewed.current(), "three");
+    }
+
+    #[test]
+    fn a_change_is_tried_again_after_a_transient_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, "one").unwrap();
+        let is_failing = Arc::new(AtomicBool::new(false));
+        let (from, fails) = (path.clone(), Arc::clone(&is_failing));
+        let make = move || {
+            let text = match fails.load(Ordering::Relaxed) {
+                true => Err(std::io::Error::other("too many open files")),
+                false => std::fs::read_to_string(&from),
+            };
+            text.map_err(|source| TlsError::Read { path: from.clone(), source })
+        };
+        let renewed = ReloadedFiles::new(vec![path.clone()], make).unwrap().checking_always();
+        let logged = || renewed.loaded.lock().unwrap().logged_hash;
+        is_failing.store(true, Ordering::Relaxed);
+        std::fs::write(&path, "two").unwrap();
+        assert_eq!((renewed.current().as_str(), logged().is_some()), ("one", true));
+        let first = logged();
+        assert_eq!((renewed.current().as_str(), logged()), ("one", first), "the error is logged once");
+        is_failing.store(false, Ordering::Relaxed);
+        assert_eq!((renewed.current().as_str(), logged()), ("two", None), "the file is the same as before");
     }
 }

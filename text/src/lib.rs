@@ -78,6 +78,9 @@ pub enum ModelTextError {
     },
 }
 
+/// Precedes parts of a rendered conversation; few tokenizers merge it with text.
+const LINE_BREAK: &str = "\n";
+
 /// A model's tokenizer, token bytes and chat template.
 pub struct ModelText {
     tokenizer: Tokenizer,
@@ -193,9 +196,26 @@ impl ModelText {
 
     /// Encodes a rendered conversation.
     pub fn encode_chat(&self, rendered: &RenderedChat) -> Result<Vec<TokenId>, TextError> {
-        let parts: Result<Vec<_>, _> =
-            rendered.parts.iter().map(|part| self.encode(part, Framing::AsIs)).collect();
-        Ok(parts?.concat())
+        let Some((first, rest)) = rendered.parts.split_first() else { return Ok(Vec::new()) };
+        let mut ids = self.encode(first, Framing::AsIs)?;
+        if !rest.is_empty() {
+            let line_break = self.encode(LINE_BREAK, Framing::AsIs)?;
+            for part in rest {
+                ids.extend(self.encode_continuation(part, &line_break)?);
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Encodes a part that continues other text. SentencePiece tokenizers mark the beginning of a text like a
+    /// space. The part has no such mark behind a line break, whose ids are dropped. Where they merge with the
+    /// part, it is encoded alone, possibly with the mark.
+    fn encode_continuation(&self, part: &str, line_break: &[TokenId]) -> Result<Vec<TokenId>, TextError> {
+        let ids = self.encode(&[LINE_BREAK, part].concat(), Framing::AsIs)?;
+        match ids.strip_prefix(line_break) {
+            Some(ids) => Ok(ids.to_vec()),
+            None => self.encode(part, Framing::AsIs),
+        }
     }
 
     /// Encodes text. Text that spells a special token becomes that token, as in `transformers`. The

@@ -128,6 +128,22 @@ fn bos_is_added_to_plain_text_and_never_twice() {
     assert_eq!(ids.iter().filter(|&&id| id == 0).count(), 1);
 }
 
+/// The spelling is split. Only the first part begins with the tokenizer's mark (7).
+#[test]
+fn a_split_spelling_of_a_special_token_gains_no_space() {
+    let model = sentencepiece();
+    let template = model.chat_template().unwrap();
+    for (content, expected) in [
+        // `[user]i<` and `s>i`, whose unknown characters (2) are one token.
+        ("i<s>i", &[0, 7, 2, 9, 2, 2, 9][..]),
+        ("i</s>!<s>", &[0, 7, 2, 9, 2, 2, 12, 2, 2]),
+        ("i<s>i\n!", &[0, 7, 2, 9, 2, 2, 9, 6, 12]),
+    ] {
+        let rendered = model.render_chat(template, &[user(content)], &Map::new()).unwrap();
+        assert_eq!(model.encode_chat(&rendered).unwrap(), expected, "{content}");
+    }
+}
+
 #[test]
 fn templates_may_use_what_checkpoints_use() {
     let messages = [

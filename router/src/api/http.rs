@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use http::{HeaderMap, Method, Uri};
 
+use super::allowed_hosts::{AllowedHosts, check_host};
 use super::handler::handle_request;
 use super::incoming::authenticate;
 use super::openai::models::{Model, ModelList};
@@ -20,9 +21,9 @@ use crate::pipeline::AppState;
 use crate::request::Operation;
 
 /// Routes for clients: OpenAI's, vLLM's and Anthropic's endpoints, and the probes.
-pub fn http_app(state: AppState) -> Router {
+pub fn http_app(state: AppState, hosts: AllowedHosts) -> Router {
     let probes = service::health::probes(state.health.clone());
-    Router::new()
+    let routes = Router::new()
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
         .route("/v1/responses", post(responses::create))
@@ -36,8 +37,8 @@ pub fn http_app(state: AppState) -> Router {
         .with_state(state)
         .merge(probes)
         .method_not_allowed_fallback(method_not_allowed)
-        .fallback(route_not_found)
-        .layer(from_fn(identify))
+        .fallback(route_not_found);
+    check_host(routes, hosts).layer(from_fn(identify))
 }
 
 /// Routes for operators, served at a separate address: probes with reasons, metrics, the state of the lanes,
@@ -64,7 +65,8 @@ async fn completions(State(state): State<AppState>, request: Request) -> Respons
     handle_request(state, OpenAi(Operation::Completion), request).await
 }
 
-async fn list_models(State(state): State<AppState>, headers: HeaderMap) -> Response {
+/// `GET /v1/models`: the models that the key may use.
+pub(crate) async fn list_models(State(state): State<AppState>, headers: HeaderMap) -> Response {
     match authenticate(&state, &headers) {
         Ok(caller) => {
             let models = caller.models(&state.catalog);

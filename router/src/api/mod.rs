@@ -3,6 +3,7 @@
 //! `TextStream` to its responses. An API never checks values, counts tokens or knows about workers.
 
 mod admin;
+pub mod allowed_hosts;
 mod anthropic;
 mod buffered_response;
 mod conversation;

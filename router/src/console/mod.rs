@@ -1,7 +1,7 @@
 //! The console: web pages about a router at the operators' address (`--admin`). The pages are static files in
 //! the binary ([`files`]). Their data comes from here and from `/debug/lanes`: [`generate`] runs a request of
-//! the playground and marks the drafted tokens, [`requests`] lists timelines of recent requests,
-//! [`pair`] checks the pair of models.
+//! the playground and marks the drafted tokens, `/console/models` lists the models that it may use,
+//! [`requests`] lists timelines of recent requests, [`pair`] checks the pair of models.
 //!
 //! If keys are configured, the playground requires an API key, and everything else but the files an
 //! operator's. The playground must never do more than a client could.
@@ -15,6 +15,7 @@ use axum::Router;
 use axum::routing::{get, post};
 
 use self::pair::PairCheck;
+use crate::api::http::list_models;
 use crate::pipeline::AppState;
 use crate::scheduler::timelines::Timelines;
 
@@ -40,6 +41,7 @@ pub fn console_app(
         .route("/", get(files::index))
         .route("/console/{name}", get(files::file))
         .route("/console/generate", post(generate::generate))
+        .route("/console/models", get(list_models).with_state(state.clone()))
         .route("/console/requests", get(requests::requests))
         .route("/console/pair", get(pair::pair).post(pair::check_pair))
         .with_state(Console { state, timelines, pair, allows_generation })

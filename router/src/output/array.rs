@@ -1,15 +1,14 @@
 //! [`CallArray`]: an output that a grammar constrains to a JSON list of calls. Each call is emitted when it
 //! is complete.
 
-use super::call::ToolCall;
+use super::call::{Strings, ToolCall};
 use super::{Piece, ToolCallParser};
 
 #[derive(Debug, Default)]
 pub(super) struct CallArray {
     /// Number of open brackets and braces.
     depth: usize,
-    in_string: bool,
-    is_escaped: bool,
+    strings: Strings,
     /// The current item so far.
     item: String,
 }
@@ -19,17 +18,10 @@ impl ToolCallParser for CallArray {
         if self.depth > 1 || (self.depth == 1 && character == '{') {
             self.item.push(character);
         }
-        if self.in_string {
-            match character {
-                _ if self.is_escaped => self.is_escaped = false,
-                '\\' => self.is_escaped = true,
-                '"' => self.in_string = false,
-                _ => {}
-            }
+        if !self.strings.is_outside(character) {
             return;
         }
         match character {
-            '"' => self.in_string = true,
             '[' | '{' => self.depth += 1,
             ']' | '}' => self.depth = self.depth.saturating_sub(1),
             _ => {}

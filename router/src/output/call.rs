@@ -69,14 +69,14 @@ fn compact_object(json: &str) -> Option<String> {
 
 /// Tells strings from the rest of a valid JSON text, character by character.
 #[derive(Debug, Default)]
-struct Strings {
+pub(super) struct Strings {
     is_in_string: bool,
     is_escaped: bool,
 }
 
 impl Strings {
     /// Whether the next character is outside of strings; their quotes are inside.
-    fn is_outside(&mut self, character: char) -> bool {
+    pub(super) fn is_outside(&mut self, character: char) -> bool {
         let was_in_string = self.is_in_string;
         match character {
             _ if self.is_escaped => self.is_escaped = false,

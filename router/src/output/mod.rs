@@ -49,7 +49,8 @@ impl ToolSyntax {
     /// Detects the syntax that a chat template describes; `None` if it is not supported.
     pub fn from_template(source: &str) -> Option<Self> {
         let contains = |words: &str| source.contains(words);
-        if !contains("tools") {
+        // Calls in XML, such as those of Qwen3-Coder and GLM, may stand in `<tool_call>` as well.
+        if !contains("tools") || contains("<function=") || contains("<arg_key>") {
             return None;
         }
         if contains("[TOOL_CALLS]") {
@@ -112,6 +113,15 @@ pub enum ReasoningFormat {
     Optional,
     /// It does: the prompt already ends with `<think>`.
     OpenedByPrompt,
+}
+
+impl ReasoningFormat {
+    /// Detects whether a model writes reasoning from its chat template. Some templates have only `</think>`,
+    /// with which they remove the reasoning of earlier messages.
+    pub fn from_template(source: &str) -> Self {
+        let has_reasoning = source.contains("<think>") || source.contains("</think>");
+        if has_reasoning { Self::Optional } else { Self::None }
+    }
 }
 
 impl OutputFormat {

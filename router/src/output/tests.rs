@@ -181,8 +181,21 @@ fn the_syntax_is_detected_from_the_template() {
         ("{% if tools %}Environment: ipython {\"name\": .., \"parameters\": ..}", Some(ToolSyntax::Llama)),
         ("{% if tools %}?{% endif %}", None),
         ("{{ messages }}<tool_call>", None),
+        ("{% if tools %}<tool_call>\n<function=name>\n<parameter=key>{% endif %}", None),
+        ("{% if tools %}<tool_call>name\n<arg_key>key</arg_key>{% endif %}", None),
     ] {
         assert_eq!(ToolSyntax::from_template(source), syntax, "{source}");
+    }
+}
+
+#[test]
+fn reasoning_is_detected_from_the_template() {
+    for (source, format) in [
+        ("{% if add_generation_prompt %}<think>{% endif %}", ReasoningFormat::Optional),
+        ("{{ m.content.split('</think>')[-1] }}", ReasoningFormat::Optional),
+        ("{{ m.content }} think", ReasoningFormat::None),
+    ] {
+        assert_eq!(ReasoningFormat::from_template(source), format, "{source}");
     }
 }
 

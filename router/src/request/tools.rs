@@ -241,8 +241,9 @@ pub(super) fn output_format(
         },
         ToolChoice::None | ToolChoice::Auto => CallFormat::None,
     };
-    let has_reasoning = template.is_some_and(|template| template.source().contains("<think>"));
-    let reasoning =
-        if has_reasoning && !has_grammar { ReasoningFormat::Optional } else { ReasoningFormat::None };
+    let reasoning = match template {
+        Some(template) if !has_grammar => ReasoningFormat::from_template(template.source()),
+        _ => ReasoningFormat::None,
+    };
     Ok(OutputFormat { calls, reasoning, single_call: !tools.parallel })
 }

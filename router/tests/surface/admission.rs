@@ -3,6 +3,7 @@
 use axum::body::Body;
 use http_body_util::BodyExt as _;
 use router::admission::AdmissionLimits;
+use router::api::allowed_hosts::AllowedHosts;
 use router::api::http::http_app;
 use router::request::Auth;
 use serde_json::{Value, json};
@@ -25,7 +26,7 @@ fn small() -> TestRouter {
 async fn open_stream(router: &TestRouter) -> Body {
     router.lanes.set_script(Script::Hang);
     let request = post("/v1/completions", body(json!({ "n": 2, "stream": true })).to_string());
-    let response = http_app(router.state.clone()).oneshot(request).await.unwrap();
+    let response = http_app(router.state.clone(), AllowedHosts::Any).oneshot(request).await.unwrap();
     assert_eq!(response.status(), 200);
     response.into_body()
 }
@@ -50,7 +51,7 @@ async fn a_full_router_refuses_before_the_first_byte() {
 async fn a_finished_stream_releases_its_permit_before_it_is_dropped() {
     let router = small().with_reply(" fine");
     let request = post("/v1/completions", body(json!({ "n": 2, "stream": true })).to_string());
-    let response = http_app(router.state.clone()).oneshot(request).await.unwrap();
+    let response = http_app(router.state.clone(), AllowedHosts::Any).oneshot(request).await.unwrap();
     let mut response = response.into_body();
     assert_eq!(router.state.admission.available(), 0);
     let mut received = Vec::new();

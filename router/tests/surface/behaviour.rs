@@ -5,6 +5,7 @@ use std::time::Instant;
 use axum::body::Body;
 use futures::StreamExt as _;
 use http::Request;
+use router::api::allowed_hosts::AllowedHosts;
 use router::api::http::http_app;
 use router::error::RouterError;
 use router::request::Auth;
@@ -264,7 +265,7 @@ async fn concurrent_requests_of_a_key_are_limited() {
     router.lanes.set_script(Script::Hang);
     let mut request = post(COMPLETIONS, completion(json!({ "stream": true })).to_string());
     request.headers_mut().insert("authorization", "Bearer sk-one".parse().unwrap());
-    let open = http_app(router.state.clone()).oneshot(request).await.unwrap();
+    let open = http_app(router.state.clone(), AllowedHosts::Any).oneshot(request).await.unwrap();
     assert_eq!(open.status(), 200);
 
     let refused = post_as(&router, "sk-one", json!({})).await;

@@ -11,6 +11,7 @@ use axum::body::{Body, BodyDataStream, Bytes};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use router::admission::{Admission, AdmissionLimits};
+use router::api::allowed_hosts::AllowedHosts;
 use router::api::grpc::grpc_service;
 use router::api::grpc_key::require_key;
 use router::api::http::{admin_app, http_app};
@@ -169,14 +170,14 @@ impl TestRouter {
             lifetime,
         };
         let pair = PairCheck::new(Vec::new(), state.lifetime.clone());
-        Self { lanes, app: http_app(state.clone()), pair, state }
+        Self { lanes, app: http_app(state.clone(), AllowedHosts::Any), pair, state }
     }
 
     /// Writes finished requests to this file.
     pub(crate) fn with_request_log(self, path: &Path) -> Self {
         let log = RequestLog::start(path, 1 << 20, &self.state.lifetime, self.state.metrics.request_log());
         let state = AppState { request_log: Some(log.unwrap()), ..self.state };
-        Self { app: http_app(state.clone()), state, ..self }
+        Self { app: http_app(state.clone(), AllowedHosts::Any), state, ..self }
     }
 
     /// Uses this program for the console's check of the pair.
@@ -226,7 +227,7 @@ impl TestRouter {
             ..self.state.clone()
         };
         let pair = PairCheck::new(Vec::new(), state.lifetime.clone());
-        Self { lanes, app: http_app(state.clone()), pair, state }
+        Self { lanes, app: http_app(state.clone(), AllowedHosts::Any), pair, state }
     }
 
     /// Sends a request that must be answered with 200 and JSON.
@@ -262,8 +263,12 @@ impl TestRouter {
 
     /// Sends a request to the console at a loopback address.
     pub(crate) async fn console(&self, request: Request<Body>) -> Answer {
-        let app = console_app(self.state.clone(), Timelines::default(), self.pair.clone(), true);
-        Answer::of(app.oneshot(request).await.unwrap()).await
+        Answer::of(self.console_app().oneshot(request).await.unwrap()).await
+    }
+
+    /// The console at a loopback address.
+    pub(crate) fn console_app(&self) -> Router {
+        console_app(self.state.clone(), Timelines::default(), self.pair.clone(), true)
     }
 
     /// Sends a request to the console at an address reachable by others, of a router without keys.
@@ -316,7 +321,7 @@ pub(crate) fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
 }
 
 impl Answer {
-    async fn of(response: http::Response<Body>) -> Self {
+    pub(crate) async fn of(response: http::Response<Body>) -> Self {
         let (head, body) = response.into_parts();
         Self { status: head.status, headers: head.headers, body: body.collect().await.unwrap().to_bytes() }
     }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
+use router::api::allowed_hosts::AllowedHosts;
 use router::api::http::http_app;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -71,7 +72,7 @@ async fn a_stop_string_cancels_only_its_own_choice() {
     router.lanes.set_script(Script::Hang);
     let body = json!({ "model": MODEL, "prompt": "hi", "n": 2, "stream": true, "stop": "0 is" });
     let request = post("/v1/completions", body.to_string());
-    let response = http_app(router.state.clone()).oneshot(request).await.unwrap();
+    let response = http_app(router.state.clone(), AllowedHosts::Any).oneshot(request).await.unwrap();
     let mut response = response.into_body();
     let mut received = String::new();
     while !received.contains(r#""finish_reason":"stop""#) {

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::client::{MODEL, TestRouter, post};
 
 const GENERATE: &str = "/console/generate";
+const MODELS: &str = "/console/models";
 const PAIR: &str = "/console/pair";
 
 fn get(path: &str) -> Request<Body> {
@@ -99,9 +100,13 @@ async fn the_console_requires_a_key_if_clients_need_one() {
     std::fs::write(&path, "sk-one\nsk-operator admin=true\n").unwrap();
     let auth = Auth::from_file(&path).unwrap();
     let router = TestRouter::with(auth, AdmissionLimits::default()).with_reply(" fine");
-    for request in
-        [generate_request(json!({})), get("/console/requests"), get(PAIR), post(PAIR, String::new())]
-    {
+    for request in [
+        generate_request(json!({})),
+        get(MODELS),
+        get("/console/requests"),
+        get(PAIR),
+        post(PAIR, String::new()),
+    ] {
         assert_eq!(router.console(request).await.status, 401);
     }
     assert_eq!(router.console(get("/")).await.status, 200, "the page itself contains no data");
@@ -116,6 +121,30 @@ async fn the_console_requires_a_key_if_clients_need_one() {
     }
     let answer = with_key(get("/console/requests"), "Bearer sk-operator").await;
     assert_eq!(answer.status.as_u16(), 200);
+}
+
+/// The playground takes any key, so its page must not need an operator's.
+#[tokio::test]
+async fn the_playground_lists_the_models_that_the_key_may_use() {
+    let router = TestRouter::start();
+    let script = router.console(get("/console/playground.js")).await;
+    assert!(script.text().contains(MODELS) && !script.text().contains("/debug/"), "{}", script.text());
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    std::fs::write(&path, format!("sk-one models={MODEL}\nsk-all\n")).unwrap();
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), AdmissionLimits::default());
+    for (key, only) in [("Bearer sk-one", Some(MODEL)), ("Bearer sk-all", None)] {
+        let with_key =
+            |path: &str| Request::get(path).header("authorization", key).body(Body::empty()).unwrap();
+        let listed = router.console(with_key(MODELS)).await;
+        assert_eq!(listed.status, 200, "{}", listed.text());
+        assert_eq!(listed.json(), router.send(with_key("/v1/models")).await.json());
+        let listed = listed.json();
+        let ids: Vec<&str> =
+            listed["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+        assert!(ids.contains(&MODEL) && only.is_none_or(|only| ids == [only]), "{key}: {ids:?}");
+    }
 }
 
 #[tokio::test]

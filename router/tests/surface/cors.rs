@@ -2,6 +2,7 @@
 
 use axum::body::Body;
 use http::{HeaderMap, Request, StatusCode};
+use router::api::allowed_hosts::AllowedHosts;
 use router::api::cors::{AllowedOrigins, allow_origins};
 use router::api::http::http_app;
 use serde_json::json;
@@ -15,7 +16,8 @@ const FOREIGN: &str = "https://other.example";
 async fn send(router: &TestRouter, origins: &[&str], request: Request<Body>) -> (StatusCode, HeaderMap) {
     let origins: Vec<String> = origins.iter().map(|&origin| origin.to_owned()).collect();
     let origins = AllowedOrigins::parse(&origins).unwrap();
-    let response = allow_origins(http_app(router.state.clone()), &origins).oneshot(request).await.unwrap();
+    let app = allow_origins(http_app(router.state.clone(), AllowedHosts::Any), &origins);
+    let response = app.oneshot(request).await.unwrap();
     (response.status(), response.headers().clone())
 }
 

@@ -21,6 +21,7 @@ mod fake_lanes;
 mod fields;
 mod gateway;
 mod grpc;
+mod hosts;
 mod json_values;
 mod lanes;
 mod listeners;
