@@ -24,8 +24,8 @@ fn one_document_for_each_format() {
     assert_eq!(found.len(), 3);
     let bytes: Vec<u64> = found.iter().filter_map(|document| document["bytes_per_token"].as_u64()).collect();
     assert!(bytes[0] > bytes[1] && bytes[1] > bytes[2], "{bytes:?}");
-    // After a context of 16, a token reads the KV of 17: 2 layers, 2 heads of 32, keys and values in bf16.
-    assert_eq!(found[0]["weight_bytes"].as_u64().map(|bytes| bytes + 17 * 512), Some(bytes[0]));
+    // After a context of 16, a token reads the KV of 17: 4 layers, 2 heads of 32, keys and values in bf16.
+    assert_eq!(found[0]["weight_bytes"].as_u64().map(|bytes| bytes + 17 * 1024), Some(bytes[0]));
     for document in &found {
         assert!(document["read_gb_s"].as_f64().is_some_and(|speed| speed > 0.0));
         let rows = document["rows"].as_array().expect("a list");
