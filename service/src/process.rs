@@ -135,7 +135,8 @@ impl RawProcess {
             [&self.discovery_ca, &self.discovery_cert, &self.discovery_key].map(Option::as_deref);
         let tls = ClientFiles { name: "discovery", ca, cert, key }.validate(faults);
         // Not `Faults::parse`, which repeats the text: it may hold a password.
-        let uri: DiscoveryUri = self.discovery.parse().map_err(|error| faults.add("discovery", error)).ok()?;
+        let uri: DiscoveryUri =
+            self.discovery.parse().map_err(|error| faults.add("discovery", error)).ok()?;
         faults.check("discovery_ca", ca.is_none() || matches!(uri, DiscoveryUri::Etcd { .. }), || {
             format!("applies only to etcd, but --discovery is `{uri}`")
         });
