@@ -54,7 +54,7 @@ impl PairOptions {
     }
 }
 
-/// The prompts to evaluate on, for models with a window of so many tokens; see [`fits`] and [`require_some`].
+/// Returns the prompts that fit into a window of this many tokens; see [`fits`] and [`require_some`].
 pub type PromptSource<'a> = &'a dyn Fn(u32) -> Result<Vec<EvalPrompt>, CheckPairError>;
 
 /// A target and how drafts for it are evaluated.

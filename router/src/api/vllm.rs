@@ -155,7 +155,8 @@ impl TokenizeBody {
             }
             (None, messages) => {
                 let prompts = conversation(messages, checked_variables(self.chat_template_kwargs)?)?;
-                let prompt = prompts.first().map(|prompt| prompt.check("messages", entry)).transpose()?;
+                let prompt =
+                    prompts.into_iter().next().map(|prompt| prompt.check("messages", entry)).transpose()?;
                 prompt
                     .map(TokenizePrompt::Chat)
                     .ok_or_else(|| RouterError::invalid("messages", "messages is required"))

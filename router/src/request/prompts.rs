@@ -15,9 +15,9 @@ const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 impl RawPrompt {
     /// Checks a prompt that is a whole request by itself; `path` names it in messages.
-    pub fn check(&self, path: &str, entry: &ModelEntry) -> Result<Prompt, RouterError> {
+    pub fn check(self, path: &str, entry: &ModelEntry) -> Result<Prompt, RouterError> {
         self.count_values(path, &mut ValueCount::default())?;
-        self.clone().into_checked(path, entry)
+        self.into_checked(path, entry)
     }
 
     /// Counts the JSON values of calls and of template variables; `path` names the messages.
