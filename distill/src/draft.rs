@@ -5,12 +5,12 @@
 
 use std::path::Path;
 
-use engine::{ModelShape, TokenId};
+use engine::{ModelSettings, ModelShape, TokenId};
 use ndarray::{Array1, Array2, ArrayView1, Axis, Slice, concatenate};
 
 use crate::adamw::Gradients;
 use crate::attention::{AttentionGradients, Heads, Projections, Rope, attend, attend_backward};
-use crate::config::DraftConfig;
+use crate::config;
 use crate::error::DistillError;
 use crate::ops::{gated, gated_backward, linear, linear_backward, rms_norm, rms_norm_backward};
 use crate::weights::Weights;
@@ -71,7 +71,7 @@ impl DraftModel {
     /// # Errors
     /// A file cannot be read, or the model has a feature that is not implemented.
     pub fn read(directory: &Path, context: usize) -> Result<Self, DistillError> {
-        let DraftConfig { shape, rms_norm_eps, rope_theta } = DraftConfig::read(directory, context)?;
+        let ModelSettings { shape, rms_norm_eps, rope_theta, .. } = config::read(directory, context)?;
         let model = Self {
             heads: Heads {
                 queries: shape.num_heads as usize,

@@ -90,7 +90,7 @@ impl ModelConfig {
         Self::from_fields(&Fields::top(path, &object))
     }
 
-    fn from_fields(fields: &Fields<'_>) -> Result<Self, EngineError> {
+    pub(crate) fn from_fields(fields: &Fields<'_>) -> Result<Self, EngineError> {
         let architecture = Architecture::from_fields(fields)?;
         refuse_other_activations(fields)?;
 

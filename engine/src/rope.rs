@@ -9,6 +9,7 @@ mod scaling;
 mod sin_cos;
 
 pub(crate) use angle_table::AngleTable;
+pub(crate) use config::rope_field;
 pub(crate) use sin_cos::sin_cos;
 
 /// Rotation of queries and keys by position.
@@ -18,6 +19,10 @@ pub(crate) struct Rope {
     inverse_frequencies: Vec<f32>,
     /// Factor of cosine and sine (yarn's temperature).
     attention_factor: f32,
+    /// Base of the frequencies before scaling.
+    pub(crate) theta: f64,
+    /// Name of their scaling, if they are scaled.
+    pub(crate) scaling: Option<&'static str>,
 }
 
 impl Rope {

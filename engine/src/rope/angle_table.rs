@@ -37,7 +37,8 @@ mod tests {
     use super::*;
 
     fn rope(first: f32) -> Rope {
-        Rope { inverse_frequencies: vec![first, 0.1, 0.003], attention_factor: 1.25 }
+        let inverse_frequencies = vec![first, 0.1, 0.003];
+        Rope { inverse_frequencies, attention_factor: 1.25, theta: 10_000.0, scaling: None }
     }
 
     /// The angles of each position, without a table.

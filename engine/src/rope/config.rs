@@ -30,6 +30,17 @@ const SUPPORTED_FIELDS: [&str; 15] = [
     "finetuned",
 ];
 
+/// The object of rope's settings that replaces `rope_parameters` if both are present: as in transformers,
+/// `rope_scaling` unless it is empty.
+fn scaling_object<'a>(config: &Fields<'a>) -> Result<Option<Fields<'a>>, EngineError> {
+    Ok(config.nested("rope_scaling")?.filter(|object| object.names().next().is_some()))
+}
+
+/// Name of the object in use.
+pub(crate) fn rope_field(config: &Fields<'_>) -> Result<&'static str, EngineError> {
+    Ok(if scaling_object(config)?.is_some() { "rope_scaling" } else { "rope_parameters" })
+}
+
 impl Rope {
     /// Reads either spelling. Also returns the longest sequence that the model supports, which scaling may
     /// extend past `max_position_embeddings`.
@@ -39,9 +50,7 @@ impl Rope {
         max_position_embeddings: usize,
     ) -> Result<(Self, usize), EngineError> {
         let parameters = config.nested("rope_parameters")?;
-        // As in transformers: if both are present, `rope_scaling` replaces `rope_parameters` unless it is
-        // empty.
-        let scaling_object = config.nested("rope_scaling")?.filter(|object| object.names().next().is_some());
+        let scaling_object = scaling_object(config)?;
         let theta = match (&scaling_object, &parameters) {
             (Some(scaling), Some(parameters)) => theta_beside(config, scaling, parameters)?,
             (rope, other) => theta(config, rope.as_ref().or(other.as_ref()))?,
@@ -71,6 +80,8 @@ impl Rope {
         Self {
             inverse_frequencies: inverse_frequencies(scaling, theta, head_dim),
             attention_factor: attention_factor as f32,
+            theta,
+            scaling: scaling.name(),
         }
     }
 }

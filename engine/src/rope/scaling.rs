@@ -16,6 +16,18 @@ pub(crate) enum Scaling {
     Yarn { factor: f64, original_len: f64, beta_fast: f64, beta_slow: f64, truncate: bool },
 }
 
+impl Scaling {
+    /// Its name in config.json; `None` without scaling.
+    pub(crate) fn name(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Linear { .. } => Some("linear"),
+            Self::Llama3 { .. } => Some("llama3"),
+            Self::Yarn { .. } => Some("yarn"),
+        }
+    }
+}
+
 /// `[head_dim / 2]` radians per position, f32.
 pub(crate) fn inverse_frequencies(scaling: Scaling, theta: f64, head_dim: usize) -> Vec<f32> {
     // theta^(2i / d), one f32 per pair. The exponent is rounded to f32, which matters unless d is a power of
