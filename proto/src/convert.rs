@@ -182,6 +182,7 @@ fn refusal_cause_to_wire(cause: RefusalCause) -> v1::RefusalCause {
         RefusalCause::Failure => v1::RefusalCause::Unspecified,
         RefusalCause::Grammar => v1::RefusalCause::Grammar,
         RefusalCause::Capacity => v1::RefusalCause::Capacity,
+        RefusalCause::Unsupported => v1::RefusalCause::Unsupported,
     }
 }
 
@@ -191,6 +192,7 @@ fn refusal_cause_from_wire(cause: v1::RefusalCause) -> RefusalCause {
         v1::RefusalCause::Unspecified => RefusalCause::Failure,
         v1::RefusalCause::Grammar => RefusalCause::Grammar,
         v1::RefusalCause::Capacity => RefusalCause::Capacity,
+        v1::RefusalCause::Unsupported => RefusalCause::Unsupported,
     }
 }
 

@@ -102,8 +102,12 @@ fn prompt_logprobs() -> impl Strategy<Value = Option<PromptLogprobs>> {
 }
 
 fn refusal() -> impl Strategy<Value = Refusal> {
-    let cause =
-        prop_oneof![Just(RefusalCause::Failure), Just(RefusalCause::Grammar), Just(RefusalCause::Capacity)];
+    let cause = prop_oneof![
+        Just(RefusalCause::Failure),
+        Just(RefusalCause::Grammar),
+        Just(RefusalCause::Capacity),
+        Just(RefusalCause::Unsupported),
+    ];
     (cause, ".{0,20}").prop_map(|(cause, reason)| Refusal { cause, reason })
 }
 

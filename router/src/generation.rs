@@ -12,6 +12,9 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use async_trait::async_trait;
+use futures::StreamExt as _;
+use futures::future::join_all;
+use futures::stream::FuturesUnordered;
 pub use scheduling::rollout::RolloutOrder;
 pub use scheduling::scheduler::events::{Drain, SpeculationUsage};
 pub use scheduling::scheduler::policy::SpeculationRequest;
@@ -22,7 +25,7 @@ use speculation::lookup::PredictedText;
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, SequenceSpec, TokenId, TokenLogprobs};
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::error::RouterError;
 
@@ -326,24 +329,22 @@ impl GenerationSink {
 pub struct GenerationStream {
     receiver: mpsc::Receiver<GenerationEvent>,
     shared: Arc<ChannelState>,
-    /// Event received by [`Self::wait_started`], not yet returned.
+    /// Event received by [`Self::peek`], not yet returned.
     peeked: Option<GenerationEvent>,
     ended: bool,
 }
 
 impl GenerationStream {
-    /// Waits until a choice has a target. An error here is sent to the client before the first byte.
+    /// Resolves when a choice gets its first target.
+    fn started(&self) -> WaitForCancellationFutureOwned {
+        self.shared.started.clone().cancelled_owned()
+    }
+
+    /// Waits for the next event and keeps it, unless it is a failure.
     ///
     /// Cancel safety: no event is lost when the future is dropped.
-    pub async fn wait_started(&mut self) -> Result<(), RouterError> {
-        let started = self.shared.started.clone();
-        let event = tokio::select! {
-            biased;
-            // Check received events first: a failure may directly follow the beginning.
-            event = self.next() => event,
-            () = started.cancelled() => return Ok(()),
-        };
-        match event {
+    async fn peek(&mut self) -> Result<(), RouterError> {
+        match self.next().await {
             Some(GenerationEvent::Failed(error)) => Err(error),
             Some(event) => {
                 self.peeked = Some(event);
@@ -408,10 +409,31 @@ impl GenerationStream {
     }
 }
 
+/// Waits until the response to a request may begin: each of its generations has a target, or one of them has
+/// an event, which must not wait for the others. An error here is sent to the client before the first byte.
+///
+/// Cancel safety: no event is lost when the future is dropped.
+pub async fn wait_started<'a>(
+    streams: impl IntoIterator<Item = &'a mut GenerationStream>,
+) -> Result<(), RouterError> {
+    let streams: Vec<&mut GenerationStream> = streams.into_iter().collect();
+    let started = join_all(streams.iter().map(|stream| stream.started()));
+    let mut events: FuturesUnordered<_> = streams.into_iter().map(GenerationStream::peek).collect();
+    tokio::select! {
+        biased;
+        // Check received events first: a failure may directly follow the beginning.
+        Some(event) = events.next() => event,
+        // Every generation has a target.
+        _ = started => Ok(()),
+    }
+}
+
 impl Drop for GenerationStream {
     fn drop(&mut self) {
         self.shared.all.cancel();
-        // Release the unread events: other generations of the request may continue.
+        // Release the unread events: other generations of the request may continue. Closed first, because the
+        // driver may be sending an event now.
+        self.receiver.close();
         while let Ok(event) = self.receiver.try_recv() {
             self.shared.unread.release(event.num_bytes());
         }

@@ -10,7 +10,7 @@
 //!
 //! A turn takes time in proportion to the lanes of one key, and to the logarithm of the number of keys.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Scheduling data of a queued item.
@@ -115,15 +115,17 @@ struct Place {
     number: u64,
 }
 
-impl<I> Lane<I> {
-    /// Returns the place of the first item, after items that reached the first class joined those there.
-    fn first(&mut self, now: u64) -> Option<Place> {
+impl<I: Ord + Copy> Lane<I> {
+    /// Returns the first item that is not in `passed_over`, and its place, after items that reached the first
+    /// class joined those there.
+    fn first(&mut self, now: u64, passed_over: &BTreeSet<I>) -> Option<(Place, I)> {
         let next = Place { at: 1, arrived: Duration::ZERO, number: 0 };
         while let Some((&place, _)) = self.items.range(next..).next().filter(|(place, _)| place.at <= now) {
             let item = self.items.remove(&place).expect("the place was just read");
             self.items.insert(Place { at: 0, ..place }, item);
         }
-        self.items.first_key_value().map(|(place, _)| *place)
+        let mut items = self.items.iter().map(|(place, item)| (*place, *item));
+        items.find(|(_, item)| !passed_over.contains(item))
     }
 }
 
@@ -133,15 +135,15 @@ impl<L, I> Key<L, I> {
     }
 }
 
-impl<L, I: Copy> Key<L, I> {
-    /// Returns the next item and its place.
-    fn first(&mut self, now: u64) -> Option<(Place, I)> {
+impl<L, I: Ord + Copy> Key<L, I> {
+    /// Returns the next item that is not in `passed_over`, and its place.
+    fn first(&mut self, now: u64, passed_over: &BTreeSet<I>) -> Option<(Place, I)> {
         let lanes = self.lanes.values_mut().filter_map(|lane| {
-            let place = lane.first(now)?;
-            Some(((place.at, lane.served.to_bits(), place), lane))
+            let (place, item) = lane.first(now, passed_over)?;
+            Some(((place.at, lane.served.to_bits(), place), item))
         });
-        let ((.., place), lane) = lanes.min_by_key(|(rank, _)| *rank)?;
-        Some((place, *lane.items.get(&place)?))
+        let ((.., place), item) = lanes.min_by_key(|(rank, _)| *rank)?;
+        Some((place, item))
     }
 }
 
@@ -206,15 +208,37 @@ impl<K: Ord + Copy, L: Ord + Copy, I: Ord + Copy> FairQueue<K, L, I> {
 
     /// Returns the next item.
     pub fn peek(&mut self, now: Duration) -> Option<I> {
+        self.peek_beyond(now, &BTreeSet::new())
+    }
+
+    /// Returns the next item that is not in `passed_over`. These keep their places, and their keys and lanes
+    /// keep their turns.
+    pub fn peek_beyond(&mut self, now: Duration, passed_over: &BTreeSet<I>) -> Option<I> {
+        self.advance(now);
+        let mut next: Option<(Turn, I)> = None;
+        for (turn, key) in &self.turns {
+            // Passing over items makes no turn earlier, except among keys with the same service.
+            if turn.at == IDLE || next.is_some_and(|(earliest, _)| earliest < *turn) {
+                break;
+            }
+            let first = self.keys.get_mut(key).and_then(|share| share.first(self.now, passed_over));
+            let Some((place, item)) = first else { continue };
+            let turn = Turn { at: place.at, arrived: place.arrived, ..*turn };
+            if next.is_none_or(|(earliest, _)| turn < earliest) {
+                next = Some((turn, item));
+            }
+        }
+        next.map(|(_, item)| item)
+    }
+
+    /// Moves the time on: keys whose first item reached the first class take their turns there.
+    fn advance(&mut self, now: Duration) {
         self.now = self.now.max(second_of(now));
-        // Keys whose first item reached the first class take their turns there.
         while let Some((_, &key)) =
             self.turns.range(Turn::first(1)..).next().filter(|(turn, _)| turn.at <= self.now)
         {
             self.update_turn(key);
         }
-        let (_, key) = self.turns.first_key_value()?;
-        self.keys.get_mut(key)?.first(self.now).map(|(_, item)| item)
     }
 
     /// Removes an item that got its turn, and charges its key and its lane.
@@ -265,8 +289,8 @@ impl<K: Ord + Copy, L: Ord + Copy, I: Ord + Copy> FairQueue<K, L, I> {
     fn update_turn(&mut self, key: K) {
         let Some(share) = self.keys.get_mut(&key) else { return };
         self.turns.remove(&share.turn);
-        let (at, arrived) =
-            share.first(self.now).map_or((IDLE, Duration::ZERO), |(place, _)| (place.at, place.arrived));
+        let first = share.first(self.now, &BTreeSet::new());
+        let (at, arrived) = first.map_or((IDLE, Duration::ZERO), |(place, _)| (place.at, place.arrived));
         share.turn = Turn { at, served: share.served.to_bits(), arrived, ..share.turn };
         self.turns.insert(share.turn, key);
         #[cfg(test)]

@@ -205,6 +205,15 @@ impl TargetHealth {
         is_silent || self.breaker.is_some_and(|breaker| now < breaker.probe_at)
     }
 
+    /// When a probe may be sent there; `None` if it may be now, or if only a frame can end the silence.
+    pub fn next_probe(&self, now: Duration) -> Option<Duration> {
+        if self.silent_probe_at.is_some() && self.num_outstanding > 0 {
+            return None;
+        }
+        let breaker_probe_at = self.breaker.map(|breaker| breaker.probe_at);
+        self.silent_probe_at.max(breaker_probe_at).filter(|at| now < *at)
+    }
+
     /// Creates the report.
     pub fn report(&self) -> TargetHealthReport {
         TargetHealthReport {
@@ -235,6 +244,22 @@ mod tests {
             assert!(!health.frame_received(ms(millis)));
         }
         health
+    }
+
+    #[test]
+    fn a_probe_is_due_after_the_back_off_and_not_while_an_answer_is_outstanding() {
+        let mut health = steady();
+        assert_eq!(health.next_probe(ms(1_000)), None, "a healthy target needs no probe");
+        assert!(health.check_silence(ms(1_100), STEP));
+        assert_eq!(health.next_probe(ms(1_100)), None, "only a frame ends the silence");
+        health.request_done();
+        assert_eq!(health.next_probe(ms(1_100)), Some(ms(2_100)));
+        for _ in 0..FAILURES_TO_OPEN {
+            health.failed(ms(1_500));
+        }
+        assert_eq!(health.next_probe(ms(1_500)), Some(ms(2_500)), "the later of the two");
+        assert!(health.is_unhealthy(ms(2_499)) && !health.is_unhealthy(ms(2_500)));
+        assert_eq!(health.next_probe(ms(2_500)), None, "it may be probed now");
     }
 
     #[test]

@@ -188,10 +188,12 @@ pub struct Refusal {
 pub enum RefusalCause {
     /// A failure of the worker, or a malformed step.
     Failure,
-    /// The sequence's grammar, which no worker can apply there.
+    /// The sequence's grammar, which this worker cannot apply there. Another worker may.
     Grammar,
     /// The sequence is too large for this worker, or the worker has too many sequences.
     Capacity,
+    /// The sequence requests something that the worker's engine cannot do.
+    Unsupported,
 }
 
 impl Refusal {

@@ -112,24 +112,49 @@ async fn nothing_is_read_after_a_failure() {
 #[tokio::test]
 async fn a_failure_before_the_first_target_is_returned_before_the_stream_starts() {
     let (sink, mut stream) = channel(1, UnreadBytes::default());
-    assert!(futures::FutureExt::now_or_never(stream.wait_started()).is_none(), "no target yet");
+    assert!(futures::FutureExt::now_or_never(wait_started([&mut stream])).is_none(), "no target yet");
     let full = RouterError::Overloaded { what: "the queue" };
     assert_eq!(sink.send(GenerationEvent::Failed(full.clone())), Delivery::Delivered);
-    assert_eq!(stream.wait_started().await, Err(full));
+    assert_eq!(wait_started([&mut stream]).await, Err(full));
 
     let (sink, mut stream) = channel(1, UnreadBytes::default());
     sink.mark_started();
-    assert_eq!(stream.wait_started().await, Ok(()));
+    assert_eq!(wait_started([&mut stream]).await, Ok(()));
     assert_eq!(sink.send(GenerationEvent::Failed(RouterError::ClientGone)), Delivery::Delivered);
     assert!(matches!(stream.next().await, Some(GenerationEvent::Failed(_))), "the failure follows the start");
 
     let (sink, mut stream) = channel(1, UnreadBytes::default());
     assert_eq!(sink.send(tokens(0, 7)), Delivery::Delivered);
-    assert_eq!(stream.wait_started().await, Ok(()));
+    assert_eq!(wait_started([&mut stream]).await, Ok(()));
     assert!(matches!(stream.next().await, Some(GenerationEvent::Tokens(_))), "nothing is lost");
     drop((sink, stream));
 
     let (sink, mut stream) = channel(1, UnreadBytes::default());
     drop(sink);
-    assert_eq!(stream.wait_started().await, Err(RouterError::Draining));
+    assert_eq!(wait_started([&mut stream]).await, Err(RouterError::Draining));
+}
+
+#[tokio::test]
+async fn a_response_begins_once_all_generations_have_a_target_or_one_has_an_event() {
+    let pair = || (channel(1, UnreadBytes::default()), channel(1, UnreadBytes::default()));
+    let is_waiting = |first: &mut GenerationStream, second: &mut GenerationStream| {
+        futures::FutureExt::now_or_never(wait_started([first, second])).is_none()
+    };
+    let ((first, mut first_stream), (second, mut second_stream)) = pair();
+    first.mark_started();
+    assert!(is_waiting(&mut first_stream, &mut second_stream), "the second has no target yet");
+    second.mark_started();
+    assert_eq!(wait_started([&mut first_stream, &mut second_stream]).await, Ok(()));
+
+    let ((first, mut first_stream), (second, mut second_stream)) = pair();
+    first.mark_started();
+    assert!(is_waiting(&mut first_stream, &mut second_stream));
+    assert_eq!(second.send(GenerationEvent::Failed(RouterError::Draining)), Delivery::Delivered);
+    let started = wait_started([&mut first_stream, &mut second_stream]).await;
+    assert_eq!(started, Err(RouterError::Draining), "the second fails before the response begins");
+
+    let ((first, mut first_stream), (_second, mut second_stream)) = pair();
+    assert_eq!(first.send(tokens(0, 7)), Delivery::Delivered);
+    assert_eq!(wait_started([&mut first_stream, &mut second_stream]).await, Ok(()));
+    assert!(matches!(first_stream.next().await, Some(GenerationEvent::Tokens(_))), "nothing is lost");
 }

@@ -31,7 +31,7 @@ use self::text_stream::{StartedPrompt, TextStream, TextStreamParts};
 use crate::admission::{Admission, AdmissionRequest};
 use crate::catalog::Catalog;
 use crate::error::RouterError;
-use crate::generation::{GenerationRequest, GenerationService, UnreadBytes};
+use crate::generation::{GenerationRequest, GenerationService, UnreadBytes, wait_started};
 use crate::metrics::RouterMetrics;
 use crate::request::gateway::Objectives;
 use crate::request::record::RequestRecord;
@@ -249,12 +249,9 @@ async fn check_and_submit(
         };
         started.push(StartedPrompt { stream, ids, echo, task_type });
     }
-    // Until the first target is assigned nothing is streamed, so an error can still set the response's
-    // status.
-    let first = started.iter_mut().find_map(|prompt| prompt.stream.as_mut());
-    if let Some(first) = first {
-        first.wait_started().instrument(info_span!("wait for target")).await?;
-    }
+    // Until then nothing is streamed, so an error of any prompt can still set the response's status.
+    let streams = started.iter_mut().filter_map(|prompt| prompt.stream.as_mut());
+    wait_started(streams).instrument(info_span!("wait for target")).await?;
     Ok((request, started))
 }
 

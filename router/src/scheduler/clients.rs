@@ -149,6 +149,7 @@ impl Clients {
 fn failure_to_error(failure: SequenceFailure) -> RouterError {
     match failure {
         SequenceFailure::Refused(reason) => RouterError::Refused { reason },
+        SequenceFailure::Unsupported(message) => RouterError::InvalidRequest { message, param: None },
         SequenceFailure::Quarantined(reason) => RouterError::Quarantined { reason },
         SequenceFailure::Expired(_) => {
             RouterError::Overloaded { what: "the queue for target workers (timed out waiting for capacity)" }

@@ -104,6 +104,31 @@ fn a_turn_without_use_costs_its_lane_nothing() {
     assert_eq!(drain(&mut turns, 0), [2, 10, 3]);
 }
 
+#[test]
+fn who_is_passed_over_keeps_its_place_and_costs_nobody_a_turn() {
+    let mut turns = Turns::default();
+    for (key, lane, item) in [(1, "a", 10), (1, "a", 11), (1, "b", 12), (2, "a", 20), (2, "a", 21)] {
+        turns.push(key, lane, ticket(0, 1.0, 0), item);
+    }
+    let now = Duration::ZERO;
+    assert_eq!(turns.peek_beyond(now, &BTreeSet::from([10])), Some(11));
+    assert_eq!(turns.peek_beyond(now, &BTreeSet::from([10, 11])), Some(12));
+    assert_eq!(turns.peek_beyond(now, &BTreeSet::from([10, 11, 12])), Some(20));
+    assert_eq!(turns.peek_beyond(now, &BTreeSet::from([10, 11, 12, 20, 21])), None);
+    turns.serve(20);
+    assert_eq!(drain(&mut turns, 0), [10, 12, 21, 11]);
+}
+
+#[test]
+fn beyond_an_urgent_item_comes_the_most_urgent_one_of_any_key() {
+    let mut turns = Turns::default();
+    turns.push(1, "a", ticket(0, 1.0, 0), 10);
+    turns.push(1, "a", ticket(9, 1.0, 0), 11);
+    turns.push(2, "a", ticket(5, 1.0, 0), 20);
+    assert_eq!(turns.peek_beyond(Duration::ZERO, &BTreeSet::from([10])), Some(20));
+    assert_eq!(turns.peek_beyond(Duration::ZERO, &BTreeSet::from([10, 20])), Some(11));
+}
+
 proptest! {
     /// Every item gets a turn in bounded time, whatever arrives in lower classes of its own key or of others.
     #[test]

@@ -3,7 +3,12 @@
 //! in progress. Sequences that lost their target wait in a separate queue, unless it refused them before
 //! their first token. That queue is served first and within a budget ([`crate::replay_budget`]), so that a
 //! mass failover is processed in order and new sequences still get turns.
+//!
+//! A sequence that finds no capacity keeps the targets for which it waits from all that come after it;
+//! otherwise long sequences would starve. Those that come after it get other targets: of another numerics
+//! class, or with a context window that is too small for it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use speculation::sequence::Event;
@@ -19,45 +24,56 @@ use super::workers::PlacementRequest;
 use crate::fair_queue::Ticket;
 use crate::rollout::Preference;
 
+/// Maximum sequences of one queue that are passed over at once because the targets for which they wait are
+/// full.
+const MAX_PASSED_OVER: usize = 64;
+
 impl Scheduler {
     /// Assigns targets to waiting sequences while targets have capacity.
     pub(super) fn assign_targets(&mut self) {
         if !std::mem::take(&mut self.state.capacity_changed) {
             return;
         }
-        self.state.replay_at = None;
+        self.state.serve_queues_at = None;
         let queues: Vec<QueueKey> = self.state.waiting.keys().cloned().collect();
-        let mut blocked_model = None;
-        for key in &queues {
-            // A replay that finds no capacity blocks new sequences of its model; otherwise long replays would
-            // starve.
-            if key.kind == WaitKind::Ordinary && blocked_model == Some(&key.model) {
-                continue;
-            }
-            if self.serve_queue(key) == Some(AssignOutcome::NoCapacity) && key.kind != WaitKind::Ordinary {
-                blocked_model = Some(&key.model);
-            }
+        for queues in queues.chunk_by(|a, b| a.model == b.model) {
+            let mut awaited = Vec::new();
+            queues.iter().for_each(|key| self.serve_queue(key, &mut awaited));
         }
         self.state.waiting.retain(|_, queue| !queue.is_empty());
+        if !self.state.waiting.is_empty() {
+            let next_probe = self.state.workers.next_probe(self.state.now);
+            self.state.serve_queues_at = self.state.serve_queues_at.into_iter().chain(next_probe).min();
+        }
         self.state.report_waiting();
     }
 
-    /// Serves a queue until it is empty or its head gets nothing. No sequence overtakes the head, which would
-    /// starve long sequences. Returns the outcome for the head where serving stopped.
-    fn serve_queue(&mut self, key: &QueueKey) -> Option<AssignOutcome> {
-        loop {
+    /// Serves a queue until it is empty or no target has capacity for what is left. `awaited` collects the
+    /// targets for which sequences of the model wait.
+    fn serve_queue(&mut self, key: &QueueKey, awaited: &mut Vec<WorkerKey>) {
+        let mut passed_over = BTreeSet::new();
+        while passed_over.len() <= MAX_PASSED_OVER {
             let now = self.state.now;
-            let id = self.state.waiting.get_mut(key).and_then(|queue| queue.peek(now))?;
-            let active = self.sequences.get_mut(&id)?;
-            let outcome = self.state.try_assign_target_within_budget(active);
-            if outcome.stays_in_queue() {
-                return Some(outcome);
+            let queue = self.state.waiting.get_mut(key);
+            let Some(id) = queue.and_then(|queue| queue.peek_beyond(now, &passed_over)) else { return };
+            let Some(active) = self.sequences.get_mut(&id) else { return };
+            match self.state.try_assign_target_within_budget(active, awaited) {
+                AssignOutcome::OverBudget => return,
+                AssignOutcome::NoCapacity => self.state.await_targets(active, awaited),
+                AssignOutcome::BesideSuspect => {}
+                outcome => {
+                    self.finish_turn(key, id, outcome);
+                    continue;
+                }
             }
-            self.finish_turn(key, id, outcome);
+            if !self.state.workers.has_capacity_beside(&key.model, awaited) {
+                return;
+            }
+            passed_over.insert(id);
         }
     }
 
-    /// Records the turn of a queue's head.
+    /// Records the turn of a sequence in a queue.
     fn finish_turn(&mut self, key: &QueueKey, id: SequenceId, outcome: AssignOutcome) {
         if let Some(queue) = self.state.waiting.get_mut(key) {
             match outcome {
@@ -87,16 +103,16 @@ impl Scheduler {
     }
 }
 
-/// Outcome of a turn at the head of a queue.
+/// Outcome of a sequence's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AssignOutcome {
     /// It got a target.
     Assigned,
-    /// It stays in the queue: every eligible target is full.
+    /// It stays in the queue: every eligible target is full, or a sequence that goes first waits for it.
     NoCapacity,
     /// It stays in the queue: it is a suspect, and every eligible target runs another one.
     BesideSuspect,
-    /// It stays in the queue: the replay budget is used up.
+    /// It stays in the queue, as do all behind it: the replay budget is used up.
     OverBudget,
     /// It fails: every connected target refused it, or, before the client received anything, one did and no
     /// other can serve it.
@@ -104,12 +120,6 @@ enum AssignOutcome {
     /// It leaves the queue: targets are connected, but none can serve it. One with a longer context window,
     /// or a healthy one, may join.
     Unserved,
-}
-
-impl AssignOutcome {
-    fn stays_in_queue(self) -> bool {
-        matches!(self, Self::NoCapacity | Self::BesideSuspect | Self::OverBudget)
-    }
 }
 
 impl SchedulerState {
@@ -204,28 +214,33 @@ impl SchedulerState {
         }
     }
 
-    fn try_assign_target_within_budget(&mut self, active: &mut ActiveSequence) -> AssignOutcome {
+    fn try_assign_target_within_budget(
+        &mut self,
+        active: &mut ActiveSequence,
+        awaited: &[WorkerKey],
+    ) -> AssignOutcome {
         if !active.is_replay {
-            return self.try_assign_target(active);
+            return self.try_assign_target(active, awaited);
         }
         let model = active.lane.key.model.clone();
         let num_targets = self.workers.num_targets(&model).max(1);
         let rate = f64::from(self.config.replay_ids_per_second) * f64::from(num_targets);
         let next = self.replays.get(&model).map_or(self.now, |budget| budget.next_at(self.now, rate));
         if next > self.now {
-            self.replay_at = Some(self.replay_at.map_or(next, |at| at.min(next)));
+            self.serve_queues_at = Some(self.serve_queues_at.map_or(next, |at| at.min(next)));
             return AssignOutcome::OverBudget;
         }
-        let outcome = self.try_assign_target(active);
+        let outcome = self.try_assign_target(active, awaited);
         if outcome == AssignOutcome::Assigned && rate > 0.0 {
             self.replays.entry(model).or_default().take(self.now, active.len(), rate);
         }
         outcome
     }
 
-    fn try_assign_target(&mut self, active: &mut ActiveSequence) -> AssignOutcome {
+    fn try_assign_target(&mut self, active: &mut ActiveSequence, awaited: &[WorkerKey]) -> AssignOutcome {
         let Self { workers, lanes, now, .. } = self;
-        let request = placement_request(*now, lanes, active, active.failures.left);
+        let request =
+            PlacementRequest { awaited, ..placement_request(*now, lanes, active, active.failures.left) };
         let numerics_id = active.numerics_id.as_deref();
         let Some(reservation) = workers.reserve_target(&request, numerics_id) else {
             return match workers.could_serve(&request) || !workers.is_served(request.model) {
@@ -257,6 +272,16 @@ impl SchedulerState {
         self.target_waits.observe(priority, waited);
         self.commands.push(Command::Report(Report::TargetAssigned { priority, waited }));
         AssignOutcome::Assigned
+    }
+
+    /// Adds the targets for which the sequence waits.
+    fn await_targets(&self, active: &ActiveSequence, awaited: &mut Vec<WorkerKey>) {
+        let request = placement_request(self.now, &self.lanes, active, None);
+        for key in self.workers.awaited_targets(&request, active.numerics_id.as_deref()) {
+            if !awaited.contains(&key) {
+                awaited.push(key);
+            }
+        }
     }
 
     fn try_assign_draft(&mut self, active: &mut ActiveSequence, avoid: Option<WorkerKey>) -> bool {
@@ -329,7 +354,9 @@ pub(super) fn placement_request<'a>(
         max_len: active.sequence.spec().max_len,
         avoid,
         refused_by: &active.failures.refused_by,
+        awaited: &[],
         is_suspect: active.failures.is_suspect(),
+        has_grammar: active.sequence.spec().grammar.is_some(),
         now,
     }
 }

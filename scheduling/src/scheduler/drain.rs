@@ -48,6 +48,8 @@ impl Scheduler {
         let Some(worker) = self.state.workers.get(key) else { return };
         let report = Report::WorkerDraining { worker: key, sequences: worker.load };
         self.state.commands.push(Command::Report(report));
+        // Sequences that waited for it may get a target that was avoided.
+        self.state.capacity_changed = true;
         let drafting = self.sequences.values().filter(|active| active.worker(Role::Draft) == Some(key));
         let mut leaving: Vec<SequenceId> = drafting.map(|active| active.id).collect();
         leaving.sort_unstable();

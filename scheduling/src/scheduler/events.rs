@@ -275,6 +275,8 @@ pub struct CommittedRound {
 pub enum SequenceFailure {
     /// Every target refused it.
     Refused(String),
+    /// The last target refused it because its engine cannot do what the request asks for.
+    Unsupported(String),
     /// No target serves its model.
     Unavailable(String),
     /// Too many targets in a row failed while it ran there.

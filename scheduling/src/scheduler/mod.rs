@@ -122,7 +122,7 @@ impl Scheduler {
             Event::Listed(key, is_listed) => self.set_listed(key, is_listed),
             Event::Rollout(order) => self.on_rollout_order(order),
             Event::Timer => {
-                self.state.capacity_changed |= self.state.replay_at.is_some_and(|at| at <= now);
+                self.state.capacity_changed |= self.state.serve_queues_at.is_some_and(|at| at <= now);
                 self.check_targets();
                 self.fire_timers();
             }
@@ -135,7 +135,8 @@ impl Scheduler {
     pub fn next_wakeup(&mut self) -> Option<Duration> {
         self.postpone_timers();
         let timer = self.state.timers.first().map(|(at, _)| at);
-        let others = [self.state.delayed.until(), self.state.workers.next_check(), self.state.replay_at];
+        let SchedulerState { delayed, workers, serve_queues_at, .. } = &self.state;
+        let others = [delayed.until(), workers.next_check(), *serve_queues_at];
         timer.into_iter().chain(others.into_iter().flatten()).min()
     }
 

@@ -57,17 +57,36 @@ pub(super) fn choose_target<'a>(
 ) -> Option<WorkerKey> {
     let serving: Vec<_> = workers.filter(|worker| worker.serves(model)).collect();
     let fastest = serving.iter().map(|worker| worker.step_us).fold(f64::INFINITY, f64::min);
-    let class_and_health = |worker: &Candidate<'_>| {
-        let is_other_class = numerics_id.is_some_and(|numerics_id| worker.info.numerics_id != numerics_id);
-        (is_other_class, worker.is_unhealthy)
-    };
-    let best = serving.iter().map(class_and_health).min()?;
-    let fit = serving.iter().filter(|worker| !worker.is_unavailable && class_and_health(worker) == best);
+    let fit = preferred(&serving, numerics_id).filter(|worker| !worker.is_unavailable);
     let ranked = fit.map(|worker| RankedWorker {
         load: relative_load(worker, fastest),
         ..worker.ranked(u8::from(Some(worker.key) == avoid))
     });
     choose(&ranked.collect::<Vec<_>>())
+}
+
+/// Returns the targets for which a sequence waits if [`choose_target`] finds none with capacity.
+pub(super) fn awaited_targets<'a>(
+    workers: impl Iterator<Item = Candidate<'a>>,
+    model: &str,
+    numerics_id: Option<&str>,
+) -> Vec<WorkerKey> {
+    let serving: Vec<_> = workers.filter(|worker| worker.serves(model)).collect();
+    preferred(&serving, numerics_id).map(|worker| worker.key).collect()
+}
+
+/// The targets of the sequence's numerics class, if there are any, and of these the healthy ones, if there
+/// are any.
+fn preferred<'c, 'a>(
+    serving: &'c [Candidate<'a>],
+    numerics_id: Option<&str>,
+) -> impl Iterator<Item = &'c Candidate<'a>> {
+    let class_and_health = move |worker: &Candidate<'_>| {
+        let is_other_class = numerics_id.is_some_and(|numerics_id| worker.info.numerics_id != numerics_id);
+        (is_other_class, worker.is_unhealthy)
+    };
+    let best = serving.iter().map(class_and_health).min();
+    serving.iter().filter(move |worker| Some(class_and_health(worker)) == best)
 }
 
 /// Load of a worker in terms of the fastest target: the number of sequences there at which one more is as

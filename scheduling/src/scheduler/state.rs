@@ -55,8 +55,9 @@ pub(super) struct SchedulerState {
     pub(super) waiting: BTreeMap<QueueKey, FairQueue<u64, LaneId, SequenceId>>,
     /// Recent replays, by model.
     pub(super) replays: BTreeMap<String, ReplayBudget>,
-    /// When the budget allows the next replay, if one waits for that.
-    pub(super) replay_at: Option<Duration>,
+    /// When the queues must be served again although no capacity was freed: the budget allows the next
+    /// replay, or a target may be probed by a sequence that waits.
+    pub(super) serve_queues_at: Option<Duration>,
     /// Sequences that no target of their model can serve. They wait outside the queues for another target to
     /// join.
     pub(super) unserved: BTreeSet<SequenceId>,
@@ -83,7 +84,7 @@ impl SchedulerState {
             delayed: DelayedDecodes::default(),
             waiting: BTreeMap::new(),
             replays: BTreeMap::new(),
-            replay_at: None,
+            serve_queues_at: None,
             unserved: BTreeSet::new(),
             target_waits: WaitStats::default(),
             shadows: Shadows::default(),

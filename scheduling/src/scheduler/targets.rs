@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use speculation::sequence::{Event, TargetFault};
-use speculation::{Role, SequenceId};
+use speculation::{Refusal, RefusalCause, Role, SequenceId};
 
 use super::Scheduler;
 use super::active::{ActiveSequence, TargetFailures};
@@ -37,6 +37,8 @@ impl Scheduler {
             let report = Report::TargetSilent { worker, waited, moved: moving.len() };
             self.state.commands.push(Command::Report(report));
             self.leave_target(moving);
+            // Sequences that waited for it may get a target that was avoided.
+            self.state.capacity_changed = true;
         }
     }
 
@@ -150,7 +152,12 @@ impl SchedulerState {
             return SequenceFailure::Unavailable(format!("no target worker is ready for model `{model}`"));
         }
         match &active.failures.reason {
-            Some(TargetFault::Refused(refusal)) => SequenceFailure::Refused(refusal.reason.clone()),
+            Some(TargetFault::Refused(Refusal { cause, reason })) => match cause {
+                RefusalCause::Unsupported => SequenceFailure::Unsupported(reason.clone()),
+                RefusalCause::Failure | RefusalCause::Grammar | RefusalCause::Capacity => {
+                    SequenceFailure::Refused(reason.clone())
+                }
+            },
             _ if self.workers.all_targets_drain(model) => {
                 SequenceFailure::Unavailable(format!("all target workers of model `{model}` are draining"))
             }

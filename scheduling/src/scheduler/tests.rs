@@ -219,7 +219,7 @@ impl World {
     }
 
     /// `submit NAME prompt=N max=N k=N task=T priority=N key=N` submits a sequence of N prompt ids; `k` pins
-    /// the draft length.
+    /// the draft length. With `grammar` its output must match a grammar.
     fn submit(&mut self, line: &Line) -> String {
         let id = SequenceId(self.sequences.len() as u64 / 2 + 1);
         self.sequences.insert(line.words[0].clone(), id);
@@ -231,6 +231,7 @@ impl World {
             max_len: prompt_len + line.get("max").unwrap_or(100),
             priority: line.get("priority").unwrap_or(0),
             sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+            grammar: line.has("grammar").then(|| "{}".to_owned()),
             ..SequenceSpec::default()
         };
         let lane = LaneKey {

@@ -1,6 +1,7 @@
 //! The connected workers: what they reported about themselves, the sequences assigned to them, the capacity
 //! reserved there, and the cost of their steps.
 
+mod capacity;
 mod draining;
 mod headroom;
 mod health;
@@ -14,7 +15,7 @@ use speculation::{Role, SequenceId};
 use self::draining::Draining;
 use super::events::{Report, WorkerInfo, WorkerKey};
 use super::lanes::{LaneId, LaneWorkers};
-use super::placement::{Candidate, choose_draft, choose_target};
+use super::placement::{Candidate, choose_draft};
 use crate::cost::{MAX_REPORTED, StepTimes, WorkerCost};
 use crate::draft_health::{Access, DraftHealth};
 use crate::headroom::MeanRound;
@@ -44,6 +45,8 @@ pub(super) struct Worker {
     reserved: u64,
     /// Ids of sequences whose first step there is in flight.
     prefilling: u32,
+    /// Number of these sequences that have a grammar, which the worker may have to compile first.
+    compiling: u32,
     prefixes: RecentPrefixes,
     /// Responsiveness (draft workers).
     pub(super) health: DraftHealth,
@@ -83,9 +86,13 @@ pub(super) struct PlacementRequest<'a> {
     pub(super) avoid: Option<WorkerKey>,
     /// Targets that refused it.
     pub(super) refused_by: &'a [WorkerKey],
+    /// Targets for which sequences wait that go first; it gets none of these.
+    pub(super) awaited: &'a [WorkerKey],
     /// Whether several targets were lost while they ran it. It does not share a target with another suspect,
     /// so that the sequence that causes the failures is identified.
     pub(super) is_suspect: bool,
+    /// Whether its output must match a grammar.
+    pub(super) has_grammar: bool,
     pub(super) now: Duration,
 }
 
@@ -97,6 +104,8 @@ pub(super) struct Reservation {
     blocks: u64,
     /// Length of the sequence in ids while its first step there is in flight.
     prefilling: u32,
+    /// Whether it has a grammar and its first step there is in flight.
+    is_compiling: bool,
     is_suspect: bool,
     /// Whether an answer of the target is outstanding.
     awaits_reply: bool,
@@ -156,6 +165,7 @@ impl Workers {
             credit: info.credit_blocks.unwrap_or(info.kv_blocks),
             reserved: 0,
             prefilling: 0,
+            compiling: 0,
             prefixes: RecentPrefixes::default(),
             health: DraftHealth::default(),
             draining: Draining { by_operator: self.drained.contains(&info.address), ..Draining::default() },
@@ -261,28 +271,6 @@ impl Workers {
         })
     }
 
-    /// Reserves capacity at the best target that has enough.
-    pub(super) fn reserve_target(
-        &mut self,
-        request: &PlacementRequest<'_>,
-        numerics_id: Option<&str>,
-    ) -> Option<Reservation> {
-        let chosen = choose_target(self.candidates(request), request.model, numerics_id, request.avoid);
-        self.reserve(chosen?, request)
-    }
-
-    /// Whether a suspect can get no target because each target of its numerics class, or each target if there
-    /// is none of that class, runs another suspect.
-    pub(super) fn all_run_suspects(&self, request: &PlacementRequest<'_>, numerics_id: Option<&str>) -> bool {
-        let is_same = |candidate: &Candidate<'_>| {
-            numerics_id.is_none_or(|numerics_id| candidate.info.numerics_id == numerics_id)
-        };
-        let any_same = self.candidates(request).any(|candidate| is_same(&candidate));
-        let mut eligible = self.candidates(request).filter(|candidate| !any_same || is_same(candidate));
-        request.is_suspect
-            && eligible.all(|candidate| self.get(candidate.key).is_some_and(|worker| worker.suspects > 0))
-    }
-
     /// Reserves capacity at the best draft worker for a sequence on `target`.
     pub(super) fn reserve_draft(
         &mut self,
@@ -330,7 +318,8 @@ impl Workers {
     }
 
     pub(super) fn release(&mut self, reservation: Reservation) {
-        let Reservation { key, lane, blocks, prefilling, is_suspect, awaits_reply } = reservation;
+        let Reservation { key, lane, blocks, prefilling, is_compiling, is_suspect, awaits_reply } =
+            reservation;
         let Some(worker) = self.workers.get_mut(&key) else { return };
         if awaits_reply {
             worker.target_health.request_done();
@@ -339,6 +328,7 @@ impl Workers {
         worker.load = worker.load.saturating_sub(1);
         worker.reserved = worker.reserved.saturating_sub(blocks);
         worker.prefilling = worker.prefilling.saturating_sub(prefilling);
+        worker.compiling = worker.compiling.saturating_sub(u32::from(is_compiling));
         if let Some(load) = worker.lane_loads.get_mut(&lane) {
             *load -= 1;
             if *load == 0 {
@@ -360,6 +350,8 @@ impl Workers {
             self.changed.insert(reservation.key);
         }
         worker.prefilling = worker.prefilling.saturating_sub(reservation.prefilling);
+        let was_compiling = std::mem::take(&mut reservation.is_compiling);
+        worker.compiling = worker.compiling.saturating_sub(u32::from(was_compiling));
         std::mem::take(&mut reservation.prefilling) > 0
     }
 
@@ -389,6 +381,7 @@ impl Workers {
             lane: request.lane,
             blocks,
             prefilling: request.len,
+            is_compiling: request.has_grammar,
             is_suspect: request.is_suspect,
             awaits_reply: false,
         };
@@ -398,6 +391,7 @@ impl Workers {
         *worker.lane_loads.entry(request.lane).or_default() += 1;
         worker.reserved += blocks;
         worker.prefilling += request.len;
+        worker.compiling += u32::from(request.has_grammar);
         worker.prefixes.remember(request.marks);
         self.changed.insert(key);
         Some(reservation)
@@ -414,7 +408,8 @@ impl Workers {
         targets.filter_map(|key| self.workers.get(key)).filter(may_serve).map(move |worker| {
             let is_full = !worker.has_blocks(worker.blocks_of(request.expected_len))
                 || !worker.may_prefill(request.len)
-                || (request.is_suspect && worker.suspects > 0);
+                || (request.is_suspect && worker.suspects > 0)
+                || request.awaited.contains(&worker.key);
             Candidate { is_unavailable: is_full, ..self.candidate(worker, request) }
         })
     }

@@ -52,7 +52,7 @@ impl Registration {
         self.listed.clone()
     }
 
-    /// Reports the worker's load. It is written to etcd with the lease's next renewal, and to no other list.
+    /// Reports the worker's load. It is written to etcd with the next check of the key, and to no other list.
     pub fn report_load(&self, load: Load) {
         self.load.send_if_modified(|told| {
             let is_news = *told != load;

@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use scheduling::profile::Profile;
 use simulator::{ENDLESS, Experiment, RequestKind};
 
-/// Maximum k, the router's default.
+/// Maximum k; routers use 8 by default.
 const MAX_K: u32 = 10;
 
 /// Number of seeds that each result is averaged over.

@@ -13,7 +13,7 @@ use scheduling::profile::synthetic::{StepInProgress, SyntheticModel};
 use scheduling::profile::text::{mix, unit};
 use scheduling::profile::{ForwardRows, Profile};
 use speculation::cached_sequence::WorkerLimits;
-use speculation::{AcceptanceMode, Refusal, ReplyBody, Role, SequenceSpec};
+use speculation::{AcceptanceMode, Refusal, RefusalCause, ReplyBody, Role, SequenceSpec};
 
 use crate::Task;
 use crate::executor::{ExecutorStats, OutOfKvBlocks, StepExecutor};
@@ -186,10 +186,13 @@ impl StepExecutor for SyntheticExecutor {
         prompt_rows: u32,
     ) -> Result<Vec<(Task, ReplyBody)>, OutOfKvBlocks> {
         if let Some(index) = tasks.iter().position(|task| needs_model(task.spec())) {
-            let task = tasks.remove(index).expect("it was found there");
+            let mut task = tasks.remove(index).expect("it was found there");
+            // No row of its context runs.
+            task.cached.truncate(task.step.base_len);
             let reason =
                 "the synthetic engine has no probabilities: request no logprobs, and coupled acceptance";
-            return Ok(vec![(task, ReplyBody::Refused(Refusal::failure(reason)))]);
+            let refusal = Refusal { cause: RefusalCause::Unsupported, reason: reason.to_owned() };
+            return Ok(vec![(task, ReplyBody::Refused(refusal))]);
         }
         let shares = self.plan(tasks, prompt_rows);
         if shares.is_empty() {
@@ -230,4 +233,72 @@ fn needs_model(spec: &SequenceSpec) -> bool {
     spec.logprobs.is_some()
         || spec.prompt_logprobs.is_some()
         || (spec.acceptance != AcceptanceMode::Coupled && !spec.sampling.is_greedy())
+}
+
+#[cfg(test)]
+mod tests {
+    use speculation::cached_sequence::{Admission, CachedSequence};
+    use speculation::{SamplingParams, SequenceId, Step, Work};
+
+    use super::*;
+    use crate::table::{RouterId, SequenceKey};
+
+    /// A target of the bundled pair's profile, in no time.
+    fn target() -> SyntheticExecutor {
+        let profile = Profile::parse(include_str!("../../../deploy/profiles/cpu-pair.toml")).unwrap();
+        SyntheticExecutor::new(Arc::new(profile), Role::Target, (2_048, 1e-9))
+    }
+
+    /// A step that feeds three ids into a new sequence.
+    fn task(executor: &mut SyntheticExecutor, spec: SequenceSpec) -> Task {
+        let key = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
+        let step = Step {
+            sequence_id: key.sequence,
+            epoch: 1,
+            step_seq: 1,
+            spec: Some(Arc::new(spec)),
+            base_len: 0,
+            prefix_hash: 0,
+            append_ids: vec![5, 6, 7],
+            work: Work::Feed,
+        };
+        let mut cached = CachedSequence::default();
+        assert_eq!(cached.admit(&step, &executor.limits()), Admission::Run);
+        Task::new(key, executor.open(), step, cached, Instant::now())
+    }
+
+    /// The refused context counted as cached, without KV: a later step could build on it.
+    #[test]
+    fn what_needs_probabilities_is_refused_and_nothing_of_it_is_cached() {
+        let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+        let sampled = SamplingParams::default();
+        let typical = AcceptanceMode::Typical;
+        let spec = |sampling: &SamplingParams, acceptance, logprobs, prompt_logprobs| SequenceSpec {
+            sampling: sampling.clone(),
+            acceptance,
+            logprobs,
+            prompt_logprobs,
+            ..SequenceSpec::default()
+        };
+        for (spec, is_refused) in [
+            (spec(&sampled, AcceptanceMode::Coupled, None, None), false),
+            (spec(&greedy, typical, None, None), false),
+            (spec(&sampled, typical, None, None), true),
+            (spec(&sampled, AcceptanceMode::Rejection, None, None), true),
+            (spec(&greedy, AcceptanceMode::Coupled, Some(0), None), true),
+            (spec(&greedy, AcceptanceMode::Coupled, None, Some(0)), true),
+        ] {
+            let mut executor = target();
+            let mut tasks = VecDeque::from([task(&mut executor, spec.clone())]);
+            let finished = executor.advance(&mut tasks, u32::MAX).expect("there is room");
+            let [(task, body)] = &finished[..] else { panic!("{spec:?} is not answered") };
+            let cause = match body {
+                ReplyBody::Refused(refusal) => Some(refusal.cause),
+                _ => None,
+            };
+            assert_eq!(cause, is_refused.then_some(RefusalCause::Unsupported), "{spec:?}: {body:?}");
+            let kv = executor.slots[&task.slot];
+            assert_eq!((task.cached.len(), kv), if is_refused { (0, 0) } else { (3, 3) }, "{spec:?}");
+        }
+    }
 }

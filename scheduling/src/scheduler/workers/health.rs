@@ -11,6 +11,10 @@ use crate::target_health::{ExpectedSteps, MIN_SILENCE};
 /// Assumed maximum rows per sequence in a step, used to bound a target's work.
 const MAX_ROWS_OF_A_SEQUENCE: f64 = 8.0;
 
+/// Assumed time of a target for a grammar that it may have to compile. Its first one takes some tenths of a
+/// second with a large vocabulary, and nothing that depends on it is answered before.
+const GRAMMAR_WORK: Duration = Duration::from_millis(500);
+
 impl Workers {
     /// Records that a step is sent to the sequence's target.
     pub(in crate::scheduler) fn request_sent(&mut self, reservation: &mut Reservation, now: Duration) {
@@ -45,6 +49,11 @@ impl Workers {
     /// Latest time for the next call of [`Self::newly_silent`].
     pub(in crate::scheduler) fn next_check(&self) -> Option<Duration> {
         self.next_check
+    }
+
+    /// When the first of the targets that get no sequences now may be probed.
+    pub(in crate::scheduler) fn next_probe(&self, now: Duration) -> Option<Duration> {
+        self.workers.values().filter_map(|worker| worker.target_health.next_probe(now)).min()
     }
 
     /// Returns the targets that became silent since the last call.
@@ -125,9 +134,10 @@ impl Worker {
     pub(in crate::scheduler) fn expected_steps(&self) -> ExpectedSteps {
         let rows = f64::from(self.load) * MAX_ROWS_OF_A_SEQUENCE + f64::from(self.prefilling);
         let workload = ForwardShape { rows, sequences: f64::from(self.load.max(1)), context: 0.0 };
+        let grammars = if self.compiling > 0 { GRAMMAR_WORK } else { Duration::ZERO };
         ExpectedSteps {
             one_row: duration_of_micros(self.cost.step_us(1.0, 0.0)),
-            workload: duration_of_micros(self.cost.forward_us(workload)),
+            workload: duration_of_micros(self.cost.forward_us(workload)).saturating_add(grammars),
         }
     }
 }

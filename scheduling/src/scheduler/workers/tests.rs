@@ -27,7 +27,9 @@ fn placement_request(expected_len: u32, len: u32, marks: &PrefixMarks) -> Placem
         max_len: expected_len,
         avoid: None,
         refused_by: &[],
+        awaited: &[],
         is_suspect: false,
+        has_grammar: false,
         now: Duration::ZERO,
     }
 }

@@ -1,9 +1,12 @@
 //! The worker's side: one key under one lease, kept alive. If the key disappears for any reason (an expired
 //! lease, a manual deletion, an etcd that lost its data), the worker writes it again.
+//!
+//! The lease is renewed while the key is checked: etcd answers a write only after it has reached the disks of
+//! a majority, and a slow disk must not cost the lease.
 
 use std::convert::Infallible;
 
-use etcd_client::{Client, Compare, CompareOp, PutOptions, Txn, TxnOp};
+use etcd_client::{Client, Compare, CompareOp, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp};
 use tokio::sync::watch;
 
 use super::backoff::Backoff;
@@ -75,10 +78,24 @@ async fn hold_lease(
     backoff: &mut Backoff,
 ) -> Result<Infallible, Fault> {
     key.put_if_missing(&mut client, worker.member_now()).await?;
-    let (mut keeper, mut answers) = within_timeout(client.lease_keep_alive(key.lease)).await?;
+    let (keeper, answers) = within_timeout(client.lease_keep_alive(key.lease)).await?;
     backoff.succeeded();
     tracing::info!(worker = worker.member.id, "registered in etcd");
     worker.listed.send_replace(true);
+    tokio::select! {
+        biased;
+        // The lease is lost, or etcd does not answer.
+        result = keep_renewing(keeper, answers) => result,
+        // The key cannot be written. Boxed because the client's futures are large.
+        result = Box::pin(keep_written(key, client, worker)) => result,
+    }
+}
+
+/// Renews the lease; ends with a fault.
+async fn keep_renewing(
+    mut keeper: LeaseKeeper,
+    mut answers: LeaseKeepAliveStream,
+) -> Result<Infallible, Fault> {
     loop {
         tokio::time::sleep(RENEW_EVERY).await;
         within_timeout(keeper.keep_alive()).await?;
@@ -87,13 +104,25 @@ async fn hold_lease(
             Some(_) => return Err(Fault::LeaseLost),
             None => return Err(Fault::StreamEnded),
         }
-        // A key can be deleted while its lease lives; it is then rewritten at the pace of renewals, however
-        // often it is deleted.
-        let has_news = worker.load.has_changed().unwrap_or(false);
-        if key.put_if_missing(&mut client, worker.member_now()).await? {
-            tracing::warn!(worker = worker.member.id, "the worker's key was missing in etcd: wrote it again");
-        } else if has_news {
-            key.put(&mut client, &worker.member).await?;
+    }
+}
+
+/// Writes the key again if it was deleted while its lease lives, and the worker's load; ends with a fault. A
+/// key that is deleted again and again is written at this pace.
+async fn keep_written(
+    key: &Key<'_>,
+    mut client: Client,
+    worker: &mut RegisteredWorker,
+) -> Result<Infallible, Fault> {
+    let mut has_news = false;
+    loop {
+        tokio::time::sleep(RENEW_EVERY).await;
+        has_news |= worker.load.has_changed().unwrap_or(false);
+        match key.update(&mut client, worker.member_now(), has_news).await {
+            Ok(()) => has_news = false,
+            // The key stays with its lease. If etcd does not answer at all, the next renewal fails.
+            Err(fault @ Fault::Timeout) => tracing::debug!(%fault, "etcd is slow: the key is checked again"),
+            Err(fault) => return Err(fault),
         }
     }
 }
@@ -120,6 +149,16 @@ impl Key<'_> {
         let answer =
             within_timeout(client.txn(Txn::new().when([is_there]).or_else([self.to_put(member)]))).await?;
         Ok(!answer.succeeded())
+    }
+
+    /// Writes the key if it is missing or its member has changed.
+    async fn update(&self, client: &mut Client, member: &Member, has_changed: bool) -> Result<(), Fault> {
+        if self.put_if_missing(client, member).await? {
+            tracing::warn!(worker = member.id, "the worker's key was missing in etcd: wrote it again");
+        } else if has_changed {
+            self.put(client, member).await?;
+        }
+        Ok(())
     }
 
     /// Writes a changed member.

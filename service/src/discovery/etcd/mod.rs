@@ -25,14 +25,16 @@ use super::{Discovery, DiscoveryError, EtcdUser, Load, Member, Members, Registra
 use crate::shutdown::Lifetime;
 use crate::tls::ClientTls;
 
-/// How long a dead worker stays listed.
-const LEASE_TTL: Duration = Duration::from_secs(6);
+/// How long a dead worker stays listed. Routers learn of its death from their connection to it, so a long
+/// lease costs them only attempts to connect.
+const LEASE_TTL: Duration = Duration::from_secs(12);
 
-/// Renewal interval of a lease. A failed renewal is followed at once by a new lease.
-const RENEW_EVERY: Duration = Duration::from_secs(2);
+/// Interval of a lease's renewals, and of checks of the key under it. A failed renewal is followed at once by
+/// a new lease.
+const RENEW_EVERY: Duration = Duration::from_secs(3);
 
-/// Timeout of one call, after which the connection is abandoned.
-const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Timeout of one call. After a renewal that took longer the connection is abandoned.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval of keep-alive probes on an idle connection, so that a watch on a dead peer ends. etcd closes
 /// connections that are probed more often than every 5 s (its --grpc-keepalive-min-time); with probes every 3

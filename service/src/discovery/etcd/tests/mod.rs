@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use self::server::EtcdServer;
 use super::follow::follow_changes;
-use super::{EtcdCluster, Fault, LEASE_TTL};
+use super::{CALL_TIMEOUT, EtcdCluster, Fault, LEASE_TTL, RENEW_EVERY};
 use crate::discovery::{Discovery, DiscoveryUri, EtcdUser, Load, Member, Members, Source, TARGET, open};
 use crate::secret::Secret;
 use crate::shutdown::{Lifetime, ShutdownOutcome};
@@ -74,6 +74,22 @@ async fn lease_of(client: &mut Client, id: &str, before: Option<i64>) -> i64 {
         }
     };
     tokio::time::timeout(AMPLE, changed).await.expect("the worker's key under a new lease")
+}
+
+/// Waits until a worker's key holds this load.
+async fn wait_for_load(client: &mut Client, id: &str, load: Load) {
+    let listed = async {
+        loop {
+            let answer = client.get(key_of(id), None).await.unwrap();
+            let pair = answer.kvs().first();
+            let member = pair.map(|pair| serde_json::from_slice::<Member>(pair.value()).unwrap());
+            if member == Some(Member { load, ..worker(id) }) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(AMPLE, listed).await.expect("the load arrives");
 }
 
 #[tokio::test]
@@ -235,6 +251,30 @@ async fn an_etcd_that_hangs_is_left_for_a_fresh_connection() {
     see(&mut members, &["a"]).await;
 }
 
+/// etcd answers nothing for longer than the interval of renewals, but within the timeout of a call.
+#[tokio::test]
+async fn slow_answers_cost_no_lease() {
+    let server = EtcdServer::start_new().await;
+    let (router, worker_process) = (Process::start(&server).await, Process::start(&server).await);
+    let mut members = router.members().await;
+    let registration = worker_process.discovery.register(worker("a")).await.unwrap();
+    see(&mut members, &["a"]).await;
+    let mut client = server.client().await;
+    let lease = lease_of(&mut client, "a", None).await;
+    let pause = RENEW_EVERY + Duration::from_millis(200);
+    assert!(pause < CALL_TIMEOUT);
+
+    server.signal(Signal::SIGSTOP);
+    tokio::time::sleep(pause).await;
+    server.signal(Signal::SIGCONT);
+    // Its load shows that the worker has written its key since.
+    let load = Load { sequences: 1, kv_blocks_used: 2 };
+    registration.report_load(load);
+    wait_for_load(&mut client, "a", load).await;
+    assert_eq!(lease_of(&mut client, "a", None).await, lease, "the lease was kept");
+    see(&mut members, &["a"]).await;
+}
+
 #[tokio::test]
 async fn an_etcd_that_is_away_at_the_start_is_waited_for() {
     let mut server = EtcdServer::stopped();
@@ -282,17 +322,7 @@ async fn what_a_worker_carries_is_listed_under_the_same_lease() {
     for sequences in [3, 0] {
         let load = Load { sequences, kv_blocks_used: 7 };
         one.report_load(load);
-        let listed = async {
-            loop {
-                let answer = client.get(key_of("one"), None).await.unwrap();
-                let member = serde_json::from_slice::<Member>(answer.kvs()[0].value()).unwrap();
-                if member == (Member { load, ..worker("one") }) {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(AMPLE, listed).await.expect("the load arrives");
+        wait_for_load(&mut client, "one", load).await;
     }
     assert_eq!(lease_of(&mut client, "one", None).await, lease, "its lease was never lost");
     assert!(!members.has_changed().unwrap(), "loads alone are not published");
