@@ -54,6 +54,12 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
+    /// Leaves out the tokens with ids from `num_ids` on.
+    pub(super) fn truncate(&mut self, num_ids: usize) {
+        self.ends.truncate(num_ids);
+        self.special.truncate(num_ids);
+    }
+
     /// Number of ids. A model may have more rows than its tokenizer has tokens.
     pub fn len(&self) -> usize {
         self.ends.len()

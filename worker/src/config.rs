@@ -29,7 +29,8 @@ pub struct WorkerFlags {
     /// Synthetic engine: factor by which every step time is multiplied
     #[arg(long, value_name = "FACTOR")]
     pub time_scale: Option<f64>,
-    /// Model name that clients request [default: the directory's name]
+    /// Model name that clients request [default: _name_or_path of config.json unless it is a path, else the
+    /// directory's name]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
     /// Compute device: cpu, a GPU as cuda:0, or several GPUs of this machine as cuda:0,1 to split the model

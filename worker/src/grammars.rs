@@ -1,27 +1,27 @@
 //! [`Grammars`]: grammar masks, computed beside the device thread while it runs forwards.
 //!
-//! One thread compiles grammars and another computes masks, so neither blocks a forward or the other. A step
-//! waits for its grammar before its first forward. The masks for a forward's rows are requested before the
-//! forward and collected after it. A mask depends only on the grammar and the output ids
+//! One thread compiles grammars ([`compile`]) and another computes masks, so neither blocks a forward or the
+//! other. A step waits for its grammar before its first forward. The masks for a forward's rows are requested
+//! before the forward and collected after it. A mask depends only on the grammar and the output ids
 //! ([`grammar::Matcher`]), so nothing here is state of the sequence.
+
+mod compile;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use grammar::{Compiler, Grammar, GrammarError, Matcher, STACK_BYTES, Vocabulary};
+use grammar::{GrammarError, Matcher, STACK_BYTES};
 use speculation::logits::{DrawError, TokenMask};
 use speculation::{SequenceSpec, TokenId};
 
+use self::compile::{CompileThreads, Compiled, CompilingGrammar};
 use crate::Task;
 use crate::task::{PrefixLookup, Slot};
-
-/// Maximum compiled grammars in the cache. Clients send few distinct grammars many times.
-const COMPILED_MAX: usize = 64;
 
 /// Maximum time that the device thread waits for a grammar before it looks for messages again.
 const WAIT_MAX: Duration = Duration::from_millis(5);
@@ -40,7 +40,7 @@ pub struct GrammarStats {
 /// Grammars of a device's sequences. Owned by the device thread; its threads end when it is dropped.
 #[derive(Debug)]
 pub struct Grammars {
-    compiles: Sender<CompileJob>,
+    compiles: CompileThreads,
     masks: Sender<MaskJob>,
     sequences: HashMap<Slot, SequenceGrammar>,
     stats: GrammarStats,
@@ -59,20 +59,6 @@ enum GrammarState {
     Ready(Box<Matcher>),
     Masking(Receiver<MaskResult>),
     Failed(String),
-}
-
-#[derive(Debug)]
-struct CompilingGrammar {
-    reply: Receiver<Result<Matcher, GrammarError>>,
-    /// See [`CompileJob::sequence`].
-    _sequence: Arc<()>,
-}
-
-struct CompileJob {
-    document: String,
-    /// Gone once the sequence is closed.
-    sequence: Weak<()>,
-    reply: Sender<Result<Matcher, GrammarError>>,
 }
 
 /// A request for the masks after `output` and after each id of `drafted`.
@@ -94,12 +80,11 @@ struct MaskResult {
 impl Grammars {
     /// Starts the threads for a tokenizer.json, which is parsed when the first grammar arrives.
     pub fn start(tokenizer_json: String) -> io::Result<Self> {
-        let (compiles, compile_jobs) = channel();
+        Self::with_compiles(CompileThreads::start(compile::for_tokenizer(tokenizer_json))?)
+    }
+
+    fn with_compiles(compiles: CompileThreads) -> io::Result<Self> {
         let (masks, mask_jobs) = channel();
-        thread::Builder::new()
-            .name("grammar-compile".to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(move || compile_all(&tokenizer_json, &compile_jobs))?;
         thread::Builder::new()
             .name("grammar-mask".to_owned())
             .stack_size(STACK_BYTES)
@@ -112,12 +97,16 @@ impl Grammars {
         self.stats
     }
 
-    /// Whether the step can run: it has no grammar, or its grammar is compiled or failed to compile. Starts
-    /// compiling a new grammar.
+    /// Whether the step can run: it has no grammar, or its grammar is compiled or failed to compile, as one
+    /// that takes too long does. Starts compiling a new grammar.
     pub fn is_ready(&mut self, task: &Task) -> bool {
+        self.is_ready_at(task, Instant::now)
+    }
+
+    fn is_ready_at(&mut self, task: &Task, now: impl Fn() -> Instant) -> bool {
         let Some(document) = &task.spec().grammar else { return true };
         if self.sequences.get(&task.slot).is_none_or(|sequence| sequence.document != *document) {
-            let state = self.compile(document.clone());
+            let state = GrammarState::Compiling(self.compiles.compile(document.clone()));
             self.sequences.insert(task.slot, SequenceGrammar { document: document.clone(), state });
         }
         let sequence = self.sequences.get_mut(&task.slot).expect("it was put there above");
@@ -125,7 +114,10 @@ impl Grammars {
             match compiling.reply.try_recv() {
                 Ok(compiled) => sequence.state = GrammarState::of(compiled),
                 Err(TryRecvError::Disconnected) => sequence.state = GrammarState::lost(),
-                Err(TryRecvError::Empty) => return false,
+                Err(TryRecvError::Empty) => match self.compiles.give_up(document, now()) {
+                    Some(error) => sequence.state = GrammarState::of(Err(error)),
+                    None => return false,
+                },
             }
         }
         true
@@ -220,34 +212,17 @@ impl Grammars {
     /// Without threads: nothing is ever compiled. For tests.
     #[cfg(test)]
     pub(crate) fn that_never_compile() -> (Self, impl Sized) {
-        let ((compiles, jobs), (masks, mask_jobs)) = (channel(), channel());
+        let compiles = CompileThreads::without_threads(|_| unreachable!("there are no threads"));
+        let (masks, mask_jobs) = channel();
         let (sequences, stats) = (HashMap::new(), GrammarStats::default());
-        (Self { compiles, masks, sequences, stats }, (jobs, mask_jobs))
-    }
-
-    fn compile(&self, document: String) -> GrammarState {
-        let (send, reply) = channel();
-        let sequence = Arc::new(());
-        let job = CompileJob { document, sequence: Arc::downgrade(&sequence), reply: send };
-        match self.compiles.send(job) {
-            Ok(()) => GrammarState::Compiling(CompilingGrammar { reply, _sequence: sequence }),
-            Err(_) => GrammarState::lost(),
-        }
-    }
-}
-
-impl CompileJob {
-    /// Whether a sequence still waits for the grammar. Work for clients that have left would delay all
-    /// others.
-    fn is_wanted(&self) -> bool {
-        self.sequence.strong_count() > 0
+        (Self { compiles, masks, sequences, stats }, mask_jobs)
     }
 }
 
 const THREAD_FAILED: &str = "the grammar thread panicked on this grammar";
 
 impl GrammarState {
-    fn of(compiled: Result<Matcher, GrammarError>) -> Self {
+    fn of(compiled: Compiled) -> Self {
         match compiled {
             Ok(matcher) => Self::Ready(Box::new(matcher)),
             Err(error) => Self::Failed(error.to_string()),
@@ -256,39 +231,6 @@ impl GrammarState {
 
     fn lost() -> Self {
         Self::Failed(THREAD_FAILED.to_owned())
-    }
-}
-
-/// Thread that compiles grammars. A panic of the parser fails only one grammar.
-fn compile_all(tokenizer_json: &str, jobs: &Receiver<CompileJob>) {
-    let mut compiler = None;
-    // Least recently used first.
-    let mut compiled: VecDeque<(String, Matcher)> = VecDeque::new();
-    for CompileJob { document, reply, .. } in jobs.iter().filter(CompileJob::is_wanted) {
-        let matcher = catch_unwind(AssertUnwindSafe(|| {
-            if let Some(known) = compiled.iter().position(|(known, _)| *known == document) {
-                let entry = compiled.remove(known).expect("it was found there");
-                let fork = entry.1.fork();
-                compiled.push_back(entry);
-                return Ok(fork);
-            }
-            let compiler = compiler.get_or_insert_with(|| {
-                Vocabulary::from_tokenizer_json(tokenizer_json)
-                    .and_then(|vocabulary| Compiler::new(&vocabulary))
-            });
-            let compiler = compiler.as_ref().map_err(GrammarError::clone)?;
-            let matcher = compiler.compile(&Grammar::from_wire(&document)?)?;
-            let fork = matcher.fork();
-            compiled.push_back((document, matcher));
-            if compiled.len() > COMPILED_MAX {
-                compiled.pop_front();
-            }
-            Ok(fork)
-        }));
-        // If no reply is sent, the sequence's grammar counts as failed. The receiver may be dropped.
-        if let Ok(matcher) = matcher {
-            drop(reply.send(matcher));
-        }
     }
 }
 
@@ -308,8 +250,11 @@ fn mask_all(jobs: &Receiver<MaskJob>) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use grammar::{Grammar, GrammarKind};
     use speculation::cached_sequence::{Admission, CachedSequence, WorkerLimits};
-    use speculation::{Draft, Role, SequenceId, Step, Work};
+    use speculation::{Draft, Refusal, RefusalCause, Role, SequenceId, Step, Work};
 
     use super::*;
     use crate::table::{RouterId, SequenceKey};
@@ -321,9 +266,7 @@ mod tests {
 
     /// The compile thread's answer to a grammar that no router checked.
     fn compiled(grammars: &Grammars, grammar: &Grammar) -> Result<Matcher, String> {
-        let GrammarState::Compiling(compiling) = grammars.compile(grammar.to_wire()) else {
-            panic!("the thread is gone")
-        };
+        let compiling = grammars.compiles.compile(grammar.to_wire());
         compiling.reply.recv().expect("the thread did not panic").map_err(|error| error.to_string())
     }
 
@@ -353,19 +296,28 @@ mod tests {
         Task::new(key, Slot(slot), step, cached, Instant::now())
     }
 
+    /// The device thread would wait for it without end, and so would every later grammar.
     #[test]
-    fn grammars_of_clients_that_left_are_not_compiled() {
-        let (compiles, jobs) = channel();
-        let mut grammars = Grammars { compiles, ..Grammars::start(tokenizer_json()).unwrap() };
-        let slow = ["a", "b", "c"].map(|text| Grammar::choice(&[text]));
-        for (slot, grammar) in (0..).zip(&slow) {
-            assert!(!grammars.is_ready(&task(slot, grammar)));
-        }
-        grammars.close(Slot(0));
-        grammars.close(Slot(1));
-        let wanted: Vec<String> =
-            jobs.try_iter().filter(CompileJob::is_wanted).map(|job| job.document).collect();
-        assert_eq!(wanted, [slow[2].to_wire()]);
+    fn a_step_whose_grammar_takes_too_long_is_refused_because_of_it() {
+        let ((begin, begun), (release, released)) = (channel(), channel::<()>());
+        let released = Mutex::new(released);
+        let compiles = CompileThreads::start(move |_| {
+            begin.send(()).unwrap_or_default();
+            released.lock().unwrap().recv().unwrap_or_default();
+            Err(GrammarError::Compile("done".to_owned()))
+        });
+        let mut grammars = Grammars::with_compiles(compiles.unwrap()).unwrap();
+        let task = task(1, &Grammar::choice(&["a"]));
+        let early = Instant::now();
+        assert!(!grammars.is_ready_at(&task, || early));
+        begun.recv().unwrap();
+        assert!(!grammars.is_ready_at(&task, || early), "it has time");
+        assert!(grammars.is_ready_at(&task, || Instant::now() + Duration::from_secs(3_600)));
+        grammars.request_masks(&task, None);
+        let refusal = Refusal::from(grammars.take_masks(&task).unwrap_err());
+        assert_eq!(refusal.cause, RefusalCause::Grammar);
+        assert!(refusal.reason.contains(" s to compile"), "{}", refusal.reason);
+        drop(release);
     }
 
     #[test]
@@ -373,7 +325,7 @@ mod tests {
         let grammars = Grammars::start(tokenizer_json()).unwrap();
         let rules: String = (0..5_000).map(|i| format!("r{i}: r{0} r{0} | \"a\"\n", i + 1)).collect();
         let text = format!("start: r0\n{rules}r5000: \"b\"");
-        let deep = Grammar { kind: grammar::GrammarKind::Lark, text };
+        let deep = Grammar { kind: GrammarKind::Lark, text };
         let refused = compiled(&grammars, &deep).unwrap_err();
         assert!(refused.contains("levels deep"), "{refused}");
         let mut matcher = compiled(&grammars, &Grammar::choice(&["a"])).unwrap();

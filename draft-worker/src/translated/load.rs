@@ -34,7 +34,8 @@ pub fn load(
         let (target_json, draft_json) = (tokenizer_json(&target)?, tokenizer_json(&draft)?);
         let target = TokenizerFile { json: &target_json, eos_token_ids: &target_ends };
         let draft = TokenizerFile { json: &draft_json, eos_token_ids: &facts.eos_token_ids };
-        Box::new(Translation::new(target, draft)?)
+        // Until it is set below, this is the number of the draft's ids that have an embedding.
+        Box::new(Translation::for_embeddings(target, draft, facts.vocab_size)?)
     };
     let coverage = translation.coverage();
     tracing::info!(

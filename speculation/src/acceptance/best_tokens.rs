@@ -3,17 +3,20 @@
 //! [`super::draw::draw_token`].
 
 use crate::TokenId;
-use crate::logits::{DrawError, apply_filters, check_row, highest};
+use crate::logits::{DrawError, apply_filters, highest};
 use crate::noise::{BLOCK, Purpose};
 
 use super::DrawInput;
 use super::scan::{Winners, scan_row};
 
 /// Returns at most `count` tokens with their scores, best first, and at least one. The scores of a greedy
-/// sequence are its logits.
-pub(super) fn best_tokens(input: &DrawInput<'_>, count: usize) -> Result<Vec<(TokenId, f64)>, DrawError> {
+/// sequence are its logits. The row must have passed [`check_row`](crate::logits::check_row), which returned
+/// `likeliest`.
+pub(super) fn best_tokens(
+    input: &DrawInput<'_>,
+    (likeliest, count): (TokenId, usize),
+) -> Result<Vec<(TokenId, f64)>, DrawError> {
     let DrawInput { noise, position, sampling, logits } = *input;
-    let likeliest = check_row(logits, position)?;
     let mut best_tokens = BestTokens::new(count.max(1));
     if sampling.is_greedy() {
         for (block, row) in logits.chunks(BLOCK).enumerate() {
@@ -76,6 +79,7 @@ mod tests {
     use super::*;
     use crate::SamplingParams;
     use crate::acceptance::draw::draw_token;
+    use crate::logits::check_row;
     use crate::noise::Noise;
 
     /// The rule as defined: score all kept tokens, sort, truncate.
@@ -112,11 +116,15 @@ mod tests {
         ) {
             let sampling = SamplingParams { temperature, top_k, ..SamplingParams::default() };
             let input = DrawInput { noise: Noise { seed, choice }, position, sampling: &sampling, logits: &row };
-            if row.iter().all(|&logit| logit == f32::NEG_INFINITY) {
-                prop_assert_eq!(best_tokens(&input, count), Err(DrawError::NothingAllowed { position }));
-                return Ok(());
-            }
-            let found = best_tokens(&input, count).unwrap();
+            let likeliest = match check_row(&row, position) {
+                Ok(likeliest) => likeliest,
+                Err(error) => {
+                    prop_assert_eq!(error, DrawError::NothingAllowed { position });
+                    prop_assert!(row.iter().all(|&logit| logit == f32::NEG_INFINITY));
+                    return Ok(());
+                }
+            };
+            let found = best_tokens(&input, (likeliest, count)).unwrap();
             prop_assert_eq!(&found, &naive(&input, count));
             prop_assert_eq!(Ok(found[0].0), draw_token(&input), "the first is what is drawn");
         }

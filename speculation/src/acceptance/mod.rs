@@ -55,7 +55,7 @@ mod typical;
 
 pub use device_draws::{DrawResult, draw_processed, draw_rows, has_independent_rows, verify_draws};
 
-use crate::logits::{DrawError, Normalizer, TokenCounts, TokenMask, process, score};
+use crate::logits::{DrawError, Normalizer, TokenCounts, TokenMask, check_row, process, score};
 use crate::noise::Noise;
 use crate::step::DraftDistribution;
 use crate::tree::Candidates;
@@ -212,8 +212,11 @@ pub fn candidates_from_processed(
     (position, num_candidates): (u32, usize),
     logits: &[f32],
 ) -> Result<Candidates, DrawError> {
-    let best = best_tokens::best_tokens(&DrawInput::new(spec, position, logits), num_candidates)?;
-    let surprise = -Normalizer::of(logits).logprob(logits[best[0].0 as usize]);
+    let likeliest = check_row(logits, position)?;
+    let input = DrawInput::new(spec, position, logits);
+    let best = best_tokens::best_tokens(&input, (likeliest, num_candidates))?;
+    let normalizer = Normalizer::with_max(logits, logits[likeliest as usize]);
+    let surprise = -normalizer.logprob(logits[best[0].0 as usize]);
     Ok(Candidates::from_scores(&spec.sampling, &best, surprise))
 }
 

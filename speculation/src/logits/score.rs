@@ -30,14 +30,20 @@ impl Normalizer {
     /// change no bit of it.
     pub fn of(raw_logits: &[f32]) -> Self {
         let Summary { max, all_numbers, .. } = Summary::of(raw_logits);
-        let max = f64::from(max) + 0.0;
-        if !all_numbers || max == f64::NEG_INFINITY {
-            return Self { max, log_sum: f64::NAN };
+        if !all_numbers || max == f32::NEG_INFINITY {
+            return Self { max: f64::from(max) + 0.0, log_sum: f64::NAN };
         }
+        Self::with_max(raw_logits, max)
+    }
+
+    /// [`Self::of`] for a row that [`super::check_row`] accepted, with its highest logit: one pass less.
+    pub(crate) fn with_max(checked_logits: &[f32], max: f32) -> Self {
+        // -0 becomes 0.
+        let max = f64::from(max) + 0.0;
         // Weights below e^-700 count as 0, which changes no bit: the sum contains 1.
         let mut lanes = [0.0; LANES];
         pulp::Arch::new().dispatch(|| {
-            for row in raw_logits.chunks(LANES) {
+            for row in checked_logits.chunks(LANES) {
                 for (lane, &logit) in lanes.iter_mut().zip(row) {
                     *lane += exp_of_at_most_0(f64::from(logit) - max);
                 }
@@ -106,7 +112,7 @@ fn top_tokens(logits: &[f32], top_n: usize) -> Vec<(TokenId, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::logits::highest;
+    use crate::logits::{check_row, highest};
     use crate::math::exp;
     use crate::noise::{Noise, Purpose};
 
@@ -144,6 +150,16 @@ mod tests {
             }
             let sum: f64 = lanes.as_chunks::<GROUP>().0.iter().map(pairwise_sum).sum();
             assert_eq!(found.log_sum.to_bits(), ln(sum).to_bits(), "{len}");
+        }
+    }
+
+    #[test]
+    fn a_known_maximum_changes_no_bit() {
+        let zeros = [[-0.0_f32, 0.0], [0.0, -0.0], [-0.0, -0.0]].map(|row| row.to_vec());
+        for row in zeros.into_iter().chain([row(1), row(300), row(5_000)]) {
+            let max = row[check_row(&row, 0).unwrap() as usize];
+            let bits = |normalizer: Normalizer| [normalizer.max, normalizer.log_sum].map(f64::to_bits);
+            assert_eq!(bits(Normalizer::with_max(&row, max)), bits(Normalizer::of(&row)), "{}", row.len());
         }
     }
 

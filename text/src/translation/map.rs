@@ -54,8 +54,8 @@ impl TokenMap {
             let tokens = if target.is_special(id) { &special } else { &ordinary };
             to_draft[id as usize] = tokens.get(target.bytes(id)).copied();
         }
-        let is_taken = |id: &TokenId| to_draft.contains(&Some(*id));
-        let free: Vec<TokenId> = draft_ends.iter().copied().filter(|id| !is_taken(id)).collect();
+        let is_free = |id: &TokenId| (*id as usize) < draft.len() && !to_draft.contains(&Some(*id));
+        let free: Vec<TokenId> = draft_ends.iter().copied().filter(is_free).collect();
         let is_unpaired = |id: &TokenId| to_draft.get(*id as usize).is_some_and(Option::is_none);
         let unpaired: Vec<TokenId> = target_ends.iter().copied().filter(is_unpaired).collect();
         for (end, draft_end) in unpaired.into_iter().zip(free) {

@@ -106,10 +106,22 @@ pub struct Translation {
 impl Translation {
     /// Reads both tokenizers and builds the map. Takes up to a second for large vocabularies.
     pub fn new(target: TokenizerFile<'_>, draft: TokenizerFile<'_>) -> Result<Self, TranslationError> {
+        Self::for_embeddings(target, draft, u32::MAX)
+    }
+
+    /// Like [`Self::new`], for a draft model with this number of embeddings. A tokenizer may have added
+    /// tokens beyond them: the model can neither read nor draw these, so they are not used.
+    pub fn for_embeddings(
+        target: TokenizerFile<'_>,
+        draft: TokenizerFile<'_>,
+        num_embeddings: u32,
+    ) -> Result<Self, TranslationError> {
         let (target_tokenizer, target_vocabulary) = read(Side::Target, target.json)?;
-        let (mut draft_tokenizer, draft_vocabulary) = read(Side::Draft, draft.json)?;
+        let (mut draft_tokenizer, mut draft_vocabulary) = read(Side::Draft, draft.json)?;
+        draft_vocabulary.truncate(num_embeddings as usize);
         let frame_of = |tokenizer: &Tokenizer| draft_text::frame(tokenizer);
-        let (target_frame, draft_frame) = (frame_of(&target_tokenizer), frame_of(&draft_tokenizer));
+        let (target_frame, mut draft_frame) = (frame_of(&target_tokenizer), frame_of(&draft_tokenizer));
+        draft_frame.retain(|&id| id < num_embeddings);
         // Special tokens are translated by the map; text that spells one remains text.
         draft_tokenizer.set_encode_special_tokens(true);
         let ends = (target.eos_token_ids, draft.eos_token_ids);

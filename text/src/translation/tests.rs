@@ -345,6 +345,37 @@ fn the_map_pairs_equal_bytes_and_special_tokens_by_rule() {
     assert_eq!([0, 1, 2, 3].map(|id| PAIRS[1].to_draft(id)), [Some(2), None, None, None]);
 }
 
+/// Checkpoints are often saved with an added token, such as one for padding, for which the model has no
+/// embedding. Its missing logit would end the worker.
+#[test]
+fn a_token_without_an_embedding_is_not_used() {
+    let mut draft: Value = serde_json::from_str(BUNDLED).unwrap();
+    let num_embeddings = draft["model"]["vocab"].as_object().unwrap().len() as u32;
+    for (id, content, special) in
+        [(num_embeddings, "<unk>", true), (num_embeddings + 1, "the large house", false)]
+    {
+        let token = json!({"id": id, "content": content, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": special});
+        draft["added_tokens"].as_array_mut().unwrap().push(token);
+    }
+    let (target, draft) = (sentencepiece().to_string(), draft.to_string());
+    let ends = [num_embeddings + 1, END];
+    let read = |num_embeddings| {
+        let target = TokenizerFile { json: target.as_bytes(), eos_token_ids: &[2] };
+        let draft = TokenizerFile { json: draft.as_bytes(), eos_token_ids: &ends };
+        Translation::for_embeddings(target, draft, num_embeddings).unwrap()
+    };
+    let whole = read(u32::MAX);
+    assert_eq!([0, 2].map(|id| whole.to_draft(id)), [num_embeddings, num_embeddings + 1].map(Some));
+    let translation = read(num_embeddings);
+    assert_eq!([0, 2].map(|id| translation.to_draft(id)), [None, Some(END)]);
+    let mut row = vec![0.0; translation.num_target_ids()];
+    translation.scatter(&vec![1.0; num_embeddings as usize], &mut row);
+    let mut sequence = TranslatedSequence::default();
+    sequence.extend(&translation, &target_ids(2, "in the large house"));
+    assert!(sequence.is_covered() && sequence.draft_ids().iter().all(|&id| id < num_embeddings));
+}
+
 #[test]
 fn scores_stand_at_the_targets_ids_and_nowhere_twice() {
     for translation in PAIRS.iter() {

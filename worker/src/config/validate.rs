@@ -67,6 +67,18 @@ impl RawWorker {
         }
     }
 
+    /// Limit of KV cache memory.
+    fn kv_memory(&self, device: Option<&ComputeDevice>, faults: &mut Faults) -> Option<MemoryLimit> {
+        let Some(size) = &self.kv_memory else { return Some(DEFAULT_KV_MEMORY) };
+        let limit = faults.parse::<MemoryLimit>("kv_memory", size)?;
+        let of_host = matches!(limit, MemoryLimit::Percent(_));
+        let on_gpu = matches!(device, Some(ComputeDevice::Cuda(_)));
+        faults.check("kv_memory", !(of_host && on_gpu), || {
+            format!("{size} is a part of the host's memory, not of a GPU's: give a size, or use --gpu-memory-utilization")
+        });
+        Some(limit)
+    }
+
     /// Fraction of GPU memory to use; `None` on the CPU or if `kv_memory` gives a size.
     fn gpu_memory_utilization(&self, device: Option<&ComputeDevice>, faults: &mut Faults) -> Option<f32> {
         let (given, sized) = (self.gpu_memory_utilization, self.kv_memory.is_some());
@@ -145,10 +157,7 @@ impl RawWorker {
         });
         let synthetic = self.synthetic(faults);
         self.check_model(faults);
-        let kv_memory = match &self.kv_memory {
-            None => Some(DEFAULT_KV_MEMORY),
-            Some(size) => faults.parse::<MemoryLimit>("kv_memory", size),
-        };
+        let kv_memory = self.kv_memory(device.as_ref(), faults);
         let gpu_memory_utilization = self.gpu_memory_utilization(device.as_ref(), faults);
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
         let threads = self.threads.unwrap_or(cores);
@@ -242,6 +251,8 @@ mod tests {
         assert_eq!(part("cuda:0", Some("4GiB"), None), Some(None));
         assert_eq!(part("cuda:0", Some("4GiB"), Some(0.5)), None);
         assert_eq!(part("cpu", None, Some(0.5)), None);
+        assert_eq!(part("cpu", Some("60%"), None), Some(None));
+        assert_eq!(part("cuda:0", Some("60%"), None), None, "a part of the host's memory");
         for bad in [0.0, -1.0, 1.01, f32::NAN] {
             assert_eq!(part("cuda:0", None, Some(bad)), None, "{bad}");
         }
