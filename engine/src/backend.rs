@@ -101,23 +101,32 @@ pub(crate) trait Backend: Send + Sync {
     /// Loads a norm.
     fn load_norm(&self, norm: Norm) -> Result<Self::Norm, EngineError>;
 
-    /// Creates a KV cache without blocks.
-    fn new_kv(&self, shape: KvShape, format: MatrixFormat) -> Self::Kv;
-
-    /// Bytes of device memory available for KV, if the device overrides
-    /// [`crate::LoadOptions::kv_memory_bytes`]. Called after the weights are loaded, for sequences of up to
-    /// `max_len` tokens.
-    fn kv_memory_bytes(
+    /// Bytes of device memory for KV if a share of `utilization` of it may be used in total, with sequences
+    /// of up to `max_len` tokens. Called after the weights are loaded.
+    fn free_kv_bytes(
         &self,
         _config: &ModelConfig,
         _shard: Shard,
         _max_len: u32,
-    ) -> Result<Option<u64>, EngineError> {
-        Ok(None)
+        _utilization: f32,
+    ) -> Result<u64, EngineError> {
+        unreachable!("only KV on GPUs is sized by a utilization")
     }
 
-    /// Sets the maximum number of KV blocks; a device may allocate them all at once.
-    fn limit_kv(&self, _num_blocks: u32) {}
+    /// Creates a KV cache for `num_blocks` blocks. A device allocates them now, or later in
+    /// [`Backend::grow_kv`].
+    fn new_kv(&self, shape: KvShape, format: MatrixFormat, num_blocks: u32) -> Result<Self::Kv, EngineError>;
+
+    /// Logs a warning if weights and KV leave less memory than the largest forward may need, with sequences
+    /// of up to `max_len` tokens.
+    fn warn_of_workspace(
+        &self,
+        _config: &ModelConfig,
+        _shard: Shard,
+        _max_len: u32,
+    ) -> Result<(), EngineError> {
+        Ok(())
+    }
 
     /// Allocates blocks 0..`num_blocks` if they do not exist.
     fn grow_kv(&self, kv: &mut Self::Kv, num_blocks: u32) -> Result<(), EngineError>;

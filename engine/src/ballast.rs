@@ -74,7 +74,7 @@ impl Ballast {
         if wanted > max_width as u64 || min_width > max_width {
             let max_parameters = added(&with_sizes(enlarged_layers, max_width.max(intermediate)));
             let reason = format!("expected at most {max_parameters} for this model");
-            return Err(EngineError::BadOption { option: "ballast", value: parameters, reason });
+            return Err(EngineError::BadOption { option: "ballast", value: parameters.to_string(), reason });
         }
         let rounded = (wanted as usize + WIDTH_UNIT / 2) / WIDTH_UNIT * WIDTH_UNIT;
         Ok(with_sizes(enlarged_layers, rounded.clamp(min_width, max_width)))

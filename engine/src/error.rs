@@ -108,10 +108,10 @@ pub enum EngineError {
     /// A load option is out of range.
     #[error("option {option} is {value}: {reason}")]
     BadOption {
-        /// Name of the field of [`crate::LoadOptions`].
+        /// Name of the field of [`crate::LoadOptions`], or `gpu_memory_utilization`.
         option: &'static str,
         /// Its value.
-        value: u64,
+        value: String,
         /// The limit, and what to do.
         reason: String,
     },
@@ -175,8 +175,11 @@ pub enum EngineError {
 impl EngineError {
     /// Whether the engine is unusable and the process must be restarted.
     pub fn is_fatal(&self) -> bool {
-        use crate::cuda::CudaError::{Driver, Nccl, RankFailure};
-        matches!(self, Self::RankLost { .. } | Self::Cuda(Driver { .. } | Nccl { .. } | RankFailure { .. }))
+        match self {
+            Self::RankLost { .. } => true,
+            Self::Cuda(error) => error.is_fatal(),
+            _ => false,
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::backend::Backend;
 use crate::collective::{Collective, RankBarrier, SingleRank, shared_memory};
 use crate::host::HostRows;
 use crate::host_memory::check_fits;
-use crate::kv_limits::check_kv;
+use crate::kv_limits::{KvSize, check_kv};
 use crate::llama::Llama;
 use crate::model_config::ModelConfig;
 use crate::numerics_id::NumericsClass;
@@ -38,10 +38,14 @@ pub(crate) struct Loaded {
     pub(crate) trees: bool,
     /// Bytes of weights that a forward with logits reads, over all ranks.
     pub(crate) weight_bytes: u64,
+    /// Bytes of embedding tables beside the vocabulary projection, over all ranks.
+    pub(crate) table_bytes: u64,
     /// Bytes of keys and values per token, over all ranks.
     pub(crate) kv_bytes_per_token: u64,
-    /// Bytes available for KV, over all ranks, in whole blocks.
-    pub(crate) kv_memory_bytes: u64,
+    /// The setting that determined `kv_blocks`.
+    pub(crate) kv_size: KvSize,
+    /// Number of KV blocks; every rank holds its part of each.
+    pub(crate) kv_blocks: u32,
 }
 
 /// Loads all ranks of a model into this process.
@@ -50,22 +54,34 @@ pub(crate) fn load_on_cpu(
     source: &dyn TensorSource,
     model: ModelSpec,
 ) -> Result<Loaded, EngineError> {
-    let shards = Shard::all(options.tensor_parallel, &model.config)?;
-    let ModelSpec { config, formats } = &model;
-    let token_len = shards.iter().map(|shard| kv_shape(shard, config).token_len() as u64).sum::<u64>();
-    check_kv(options, config, token_len * formats.kv().size() as u64)?;
-    check_fits(config, *formats, options.kv_memory_bytes)?;
-    let barrier = Arc::new(RankBarrier::new(shards.len(), WATCHDOG));
-    let ends: Vec<Box<dyn Collective<HostRows>>> = match shards.len() {
+    let ranks = options.tensor_parallel;
+    let kv_size = KvSize::new(options, None);
+    check_kv_options(kv_size, options, &model, ranks)?;
+    check_fits(&model.config, model.formats, options.kv_memory_bytes)?;
+    let barrier = Arc::new(RankBarrier::new(ranks, WATCHDOG));
+    let ends: Vec<Box<dyn Collective<HostRows>>> = match ranks {
         1 => vec![Box::new(SingleRank)],
         ranks => shared_memory(ranks, &barrier),
     };
     let mut members = Vec::new();
     for end in ends {
-        members.push((Cpu::new((options.threads / shards.len()).max(1))?, end));
+        members.push((Cpu::new((options.threads / ranks).max(1))?, end));
     }
     let numerics = NumericsClass { kernel_class: KERNEL_CLASS, device_class: "cpu" };
-    load_ranks(ConnectedRanks { members, barrier, numerics }, options, source, model)
+    load_ranks(ConnectedRanks { members, barrier, numerics, kv_size }, options, source, model)
+}
+
+/// Refuses a model that cannot be split over this many ranks, and KV options that do not suit it. Reads no
+/// weights and uses no device.
+pub(crate) fn check_kv_options(
+    kv_size: KvSize,
+    options: &LoadOptions,
+    model: &ModelSpec,
+    ranks: usize,
+) -> Result<(), EngineError> {
+    let shards = Shard::all(ranks, &model.config)?;
+    let block_bytes = shards.iter().map(|shard| kv_block_bytes(*shard, model)).sum();
+    check_kv(kv_size, options, &model.config, block_bytes)
 }
 
 /// A backend and its end of the collective.
@@ -78,6 +94,8 @@ pub(crate) struct ConnectedRanks<B: Backend> {
     /// Barrier of the ranks, which also reports a lost rank.
     pub(crate) barrier: Arc<RankBarrier>,
     pub(crate) numerics: NumericsClass,
+    /// What determines the size of the KV cache.
+    pub(crate) kv_size: KvSize,
 }
 
 /// Loads a model onto backends, one rank each. Ranks load in parallel if each has its own memory.
@@ -87,47 +105,85 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
     source: &dyn TensorSource,
     model: ModelSpec,
 ) -> Result<Loaded, EngineError> {
-    let ConnectedRanks { members, barrier, numerics } = ranks;
+    let ConnectedRanks { members, barrier, numerics, kv_size } = ranks;
     let shards = Shard::all(members.len(), &model.config)?;
-    let (mut ranks, mut weight_bytes, mut kv_bytes_per_token) = (Vec::new(), 0, 0);
     let backends: Vec<&B> = members.iter().map(|(backend, _)| backend).collect();
     let models = load_shards(&backends, &shards, source, &model)?;
-    let ModelSpec { config, formats } = model;
-    for ((shard, model), (backend, end)) in shards.into_iter().zip(models).zip(members) {
-        let shape = kv_shape(&shard, &config);
-        weight_bytes += model.weight_bytes(&backend);
-        kv_bytes_per_token += (shape.token_len() * formats.kv().size()) as u64;
-        ranks.push((backend, end, model, shape));
-    }
-    let block_bytes = kv_bytes_per_token * BLOCK_SIZE as u64;
-    let max_len = options.max_model_len.unwrap_or(config.max_len);
-    let mut measured: Option<u64> = None;
-    for (rank, (backend, _, _, shape)) in ranks.iter().enumerate() {
-        let shard = Shard { rank, ranks: ranks.len() };
-        let on_rank = (shape.block_len() * formats.kv().size()) as u64;
-        let blocks = backend.kv_memory_bytes(&config, shard, max_len)?.map(|bytes| bytes / on_rank);
-        measured = blocks.into_iter().chain(measured).min();
-    }
-    let kv_blocks = measured.unwrap_or(options.kv_memory_bytes / block_bytes);
-    let runner = |(rank, (backend, end, model, shape)): (usize, (B, _, _, _))| {
-        backend.limit_kv(u32::try_from(kv_blocks).unwrap_or(u32::MAX));
-        let kv = backend.new_kv(shape, formats.kv());
-        Box::new(Rank::new(backend, end, model, kv, rank)) as Box<dyn Runner>
+    let weight_bytes = models.iter().zip(&backends).map(|(part, backend)| part.weight_bytes(backend)).sum();
+    let block_bytes: u64 = shards.iter().map(|shard| kv_block_bytes(*shard, &model)).sum();
+    // All devices are measured before any of them allocates: ranks may share one.
+    let kv_blocks = match kv_size {
+        KvSize::Bytes(bytes) => kv_size.num_blocks(bytes, block_bytes)?,
+        KvSize::Utilization(utilization) => {
+            let ranks = shards.iter().copied().zip(backends.iter().copied());
+            fewest_kv_blocks(utilization, ranks, options, &model)?
+        }
     };
-    let mut runners: Vec<Box<dyn Runner>> = ranks.into_iter().enumerate().map(runner).collect();
+    let mut runners: Vec<Box<dyn Runner>> = Vec::new();
+    for ((shard, part), (backend, end)) in shards.iter().zip(models).zip(members) {
+        let kv = backend.new_kv(kv_shape(*shard, &model.config), model.formats.kv(), kv_blocks);
+        let kv = kv.map_err(|error| kv_size.failed_to_allocate(error, shard.rank))?;
+        backend.warn_of_workspace(&model.config, *shard, max_len(options, &model))?;
+        runners.push(Box::new(Rank::new(backend, end, part, kv, shard.rank)));
+    }
     let runner: Box<dyn Runner> = match runners.len() {
         1 => Box::new(SingleRankRunner::new(runners.remove(0))),
         _ => Box::new(RankGroup::start(runners, barrier)?),
     };
-    let kv_memory_bytes = kv_blocks * block_bytes;
-    let (draws, trees) = (B::DRAWS, B::TREES);
-    Ok(Loaded { numerics, runner, draws, trees, weight_bytes, kv_bytes_per_token, kv_memory_bytes })
+    Ok(Loaded {
+        numerics,
+        runner,
+        draws: B::DRAWS,
+        trees: B::TREES,
+        weight_bytes,
+        table_bytes: table_bytes::<B>(&model, shards.len()),
+        kv_bytes_per_token: block_bytes / BLOCK_SIZE as u64,
+        kv_size,
+        kv_blocks,
+    })
+}
+
+/// Number of KV blocks of the rank whose device has memory for the fewest.
+fn fewest_kv_blocks<'a, B: Backend + 'a>(
+    utilization: f32,
+    ranks: impl Iterator<Item = (Shard, &'a B)>,
+    options: &LoadOptions,
+    model: &ModelSpec,
+) -> Result<u32, EngineError> {
+    let mut fewest = u32::MAX;
+    for (shard, backend) in ranks {
+        let bytes = backend.free_kv_bytes(&model.config, shard, max_len(options, model), utilization)?;
+        let blocks = KvSize::Utilization(utilization).num_blocks(bytes, kv_block_bytes(shard, model))?;
+        fewest = fewest.min(blocks);
+    }
+    Ok(fewest)
+}
+
+/// Upper bound of the length of a sequence.
+fn max_len(options: &LoadOptions, model: &ModelSpec) -> u32 {
+    options.max_model_len.unwrap_or(model.config.max_len)
 }
 
 /// Shape of the KV that a rank holds.
-fn kv_shape(shard: &Shard, config: &ModelConfig) -> KvShape {
+fn kv_shape(shard: Shard, config: &ModelConfig) -> KvShape {
     let layout = shard.layout(config);
     KvShape { num_layers: config.num_layers, num_kv_heads: layout.num_kv_heads, head_dim: layout.head_dim }
+}
+
+/// Bytes of a rank's part of a KV block.
+fn kv_block_bytes(shard: Shard, model: &ModelSpec) -> u64 {
+    (kv_shape(shard, &model.config).block_len() * model.formats.kv().size()) as u64
+}
+
+/// Bytes of the embedding tables that are not vocabulary projections at the same time, over all ranks.
+fn table_bytes<B: Backend>(model: &ModelSpec, ranks: usize) -> u64 {
+    let ModelSpec { config, formats } = model;
+    let tables = match ranks {
+        1 if config.tie_word_embeddings && formats.ties() => 0,
+        _ if B::SHARES_TABLES => 1,
+        ranks => ranks,
+    };
+    (tables * config.vocab_size * config.hidden_size * formats.embedding.size()) as u64
 }
 
 /// Loads each rank's part of a model.

@@ -55,7 +55,8 @@ pub struct LoadOptions {
     pub threads: usize,
     /// Number of tensor parallel ranks: 1, 2, 4 or 8. Does not change results, bit for bit.
     pub tensor_parallel: usize,
-    /// Upper limit of KV cache memory in bytes. On the CPU it is allocated as sequences grow.
+    /// Upper limit of KV cache memory in bytes, over all ranks. On the CPU it is allocated as sequences grow,
+    /// on GPUs when the model is loaded.
     pub kv_memory_bytes: u64,
     /// Longest sequence in tokens. `None` takes the model's limit, or what the KV memory holds if that is
     /// less; a value above either is refused.
@@ -117,10 +118,10 @@ pub struct EngineInfo {
     pub ballast_parameters: u64,
     /// Bytes of weights that every forward with logits reads, independent of its number of rows: all but the
     /// input embedding table, of which only one row per token is read. A tied table is counted, since the
-    /// vocabulary projection reads it.
+    /// vocabulary projection reads it. Over all ranks.
     pub weight_bytes: u64,
-    /// Bytes of weights in memory: `weight_bytes`, plus the input embedding table if it is stored separately
-    /// from the vocabulary projection.
+    /// Bytes of weights in memory, over all ranks: `weight_bytes`, plus the input embedding table if it is
+    /// stored separately from the vocabulary projection. With several GPUs each holds the whole table.
     pub resident_bytes: u64,
     /// Bytes of keys and values per token, over all layers.
     pub kv_bytes_per_token: u64,

@@ -23,7 +23,7 @@ impl Shard {
     /// Returns all ranks of a model, or an error that says why it cannot be split this way.
     pub(crate) fn all(ranks: usize, config: &ModelConfig) -> Result<Vec<Shard>, EngineError> {
         let refuse = |reason: String| {
-            Err(EngineError::BadOption { option: "tensor_parallel", value: ranks as u64, reason })
+            Err(EngineError::BadOption { option: "tensor_parallel", value: ranks.to_string(), reason })
         };
         if !matches!(ranks, 1 | 2 | 4 | 8) {
             return refuse("expected 1, 2, 4 or 8".to_owned());

@@ -24,7 +24,6 @@ mod tests;
 mod tree_tests;
 mod upload;
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cpu_kernels::{HeadLayout, KvShape, MatrixFormat, Norm, TokenCopy};
@@ -33,7 +32,7 @@ use speculation::tree::MAX_TREE_TOKENS;
 
 use super::CudaError;
 use super::executor::{Executor, Tensor};
-use super::kv_budget::{PASS_LIMITS, kv_bytes, workspace_bytes};
+use super::kv_budget::{MemoryInfo, PASS_LIMITS, kv_bytes, workspace_bytes};
 use super::ops::{
     CandidateBuffers, DrawBuffers, Embedding, FinishSum, NormHeads, ScoreBuffers, StepBuffer, Swiglu,
     TilingKey, WriteKv, copy_tokens, ensure_capacity, take_rows,
@@ -56,10 +55,6 @@ pub(crate) use rows::GpuRows;
 /// One device, used by one thread at a time.
 pub(crate) struct Gpu<E: Executor> {
     state: Arc<Mutex<State<E>>>,
-    /// Number of KV blocks to allocate; all of them are allocated on first use.
-    kv_blocks: AtomicU32,
-    /// Share of the device's memory that may be used in total, if the KV cache is sized by it.
-    memory_utilization: Option<f32>,
 }
 
 /// A device's state, shared with the collective of its rank.
@@ -120,12 +115,12 @@ pub(crate) struct GpuNorm<M> {
 /// Blocks of keys and values, `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
 #[derive(Debug)]
 pub(crate) struct GpuKv<M> {
-    blocks: Option<Tensor<M, bf16>>,
+    blocks: Tensor<M, bf16>,
     shape: KvShape,
 }
 
 impl<E: Executor> Gpu<E> {
-    pub(super) fn new(executor: E, memory_utilization: Option<f32>) -> Self {
+    pub(super) fn new(executor: E) -> Self {
         let state = State {
             executor,
             failed: None,
@@ -143,7 +138,15 @@ impl<E: Executor> Gpu<E> {
             own: None,
             copies: StepBuffer::default(),
         };
-        Self { state: Arc::new(Mutex::new(state)), kv_blocks: AtomicU32::new(0), memory_utilization }
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Tells how the model's layers divide attention. Called once, before the first pass.
+    pub(super) fn add_tilings(&self, config: &ModelConfig, shard: Shard) {
+        let (layout, mut state) = (shard.layout(config), self.lock());
+        for window in &config.windows {
+            state.inputs.add_tiling_key(TilingKey::of(layout, *window));
+        }
     }
 
     /// Shares the state with the collective of this rank.
@@ -243,68 +246,66 @@ where
         Ok(GpuNorm { weight, eps: norm.eps })
     }
 
-    fn new_kv(&self, shape: KvShape, format: MatrixFormat) -> Self::Kv {
-        assert!(format == MatrixFormat::Bf16, "f32 weights were refused, and with them f32 keys and values");
-        GpuKv { blocks: None, shape }
-    }
-
-    fn kv_memory_bytes(
+    fn free_kv_bytes(
         &self,
         config: &ModelConfig,
         shard: Shard,
         max_len: u32,
-    ) -> Result<Option<u64>, EngineError> {
-        let layout = shard.layout(config);
-        for window in &config.windows {
-            self.lock().inputs.add_tiling_key(TilingKey::of(layout, *window));
-        }
-        let Some(utilization) = self.memory_utilization else { return Ok(None) };
+        utilization: f32,
+    ) -> Result<u64, EngineError> {
         let memory = self.lock().executor.memory_info()?;
         let bytes = kv_bytes(memory, workspace_bytes(config, shard, max_len), utilization)?;
-        tracing::info!(
-            bytes,
-            free = memory.free_bytes,
-            total = memory.total_bytes,
-            rank = shard.rank,
-            "kv memory"
-        );
-        Ok(Some(bytes))
+        let MemoryInfo { free_bytes, total_bytes } = memory;
+        tracing::info!(bytes, free = free_bytes, total = total_bytes, rank = shard.rank, "kv memory");
+        Ok(bytes)
     }
 
-    fn limit_kv(&self, num_blocks: u32) {
-        self.kv_blocks.store(num_blocks, Ordering::Relaxed);
+    fn new_kv(&self, shape: KvShape, format: MatrixFormat, num_blocks: u32) -> Result<Self::Kv, EngineError> {
+        assert!(format == MatrixFormat::Bf16, "f32 weights were refused, and with them f32 keys and values");
+        let State { executor, copies, .. } = &mut *self.lock();
+        // Returns what was freed during loading to the device, which then has it for the cache.
+        executor.memory_info()?;
+        let blocks = Tensor::zeros(executor, num_blocks as usize * shape.block_len(), "kv blocks")?;
+        // Allocated here, so that keeping a tree's accepted path never runs out of memory: that error would
+        // only appear in the forward of another sequence.
+        copies.resize(executor, 2 * MAX_TREE_TOKENS, "copies of tokens")?;
+        Ok(GpuKv { blocks, shape })
+    }
+
+    fn warn_of_workspace(&self, config: &ModelConfig, shard: Shard, max_len: u32) -> Result<(), EngineError> {
+        let (rank, workspace) = (shard.rank, workspace_bytes(config, shard, max_len));
+        let MemoryInfo { free_bytes: free, .. } = self.lock().executor.memory_info()?;
+        if free < workspace {
+            tracing::warn!(
+                rank,
+                free,
+                workspace,
+                "the largest forward may need more memory than weights and KV leave: lower kv_memory_bytes"
+            );
+        }
+        Ok(())
     }
 
     fn grow_kv(&self, kv: &mut Self::Kv, num_blocks: u32) -> Result<(), EngineError> {
-        let (block_len, total) = (kv.shape.block_len(), self.kv_blocks.load(Ordering::Relaxed));
-        if num_blocks > total {
-            return Err(EngineError::OutOfKv { needed: u64::from(num_blocks), free: u64::from(total) });
-        }
-        if kv.blocks.is_none() && num_blocks > 0 {
-            let purpose = "kv blocks, lower kv_memory_bytes to what the device has";
-            let State { executor, copies, .. } = &mut *self.lock();
-            kv.blocks = Some(Tensor::zeros(executor, total as usize * block_len, purpose)?);
-            // Allocated here, so that keeping a tree's accepted path never runs out of memory: that error
-            // would only appear in the forward of another sequence.
-            copies.resize(executor, 2 * MAX_TREE_TOKENS, "copies of tokens")?;
+        let (needed, total) = (u64::from(num_blocks), (kv.blocks.len() / kv.shape.block_len()) as u64);
+        if needed > total {
+            return Err(EngineError::OutOfKv { needed, free: total });
         }
         Ok(())
     }
 
     fn copy_block(&self, kv: &mut Self::Kv, from: u32, to: u32) {
         let len = kv.shape.block_len();
-        let Some(blocks) = &mut kv.blocks else { return };
         self.run(|state| {
-            blocks.copy_within(&mut state.executor, (from as usize * len, to as usize * len), len)
+            kv.blocks.copy_within(&mut state.executor, (from as usize * len, to as usize * len), len)
         });
     }
 
     fn copy_tokens(&self, kv: &mut Self::Kv, copies: &[TokenCopy]) {
-        let shape = kv.shape;
-        let Some(blocks) = &mut kv.blocks else { return };
+        let GpuKv { blocks, shape } = kv;
         self.run(|state| {
             let State { executor, copies: held, .. } = state;
-            let mut copy = |copies| copy_tokens(executor, (&mut *blocks, shape), copies, held);
+            let mut copy = |copies| copy_tokens(executor, (&mut *blocks, *shape), copies, held);
             copies.chunks(MAX_TREE_TOKENS).try_for_each(&mut copy)
         });
     }
@@ -397,8 +398,7 @@ where
     }
 
     fn write_kv(&self, kv: &mut Self::Kv, at: AttentionLayer, pass: &Self::Pass<'_>, qkv: &Self::Rows) {
-        let layer = (at.layer, kv.shape.num_layers);
-        let kv = kv.blocks.as_mut().expect("a batch's blocks are there before its forward");
+        let (layer, kv) = ((at.layer, kv.shape.num_layers), &mut kv.blocks);
         self.run_joined(|state| {
             let turn = state.take_delayed_rotate(qkv.read().0, pass.rows())?;
             let State { executor, inputs, .. } = state;

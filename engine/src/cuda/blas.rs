@@ -145,7 +145,8 @@ impl Blas {
         self.library.check("cublasLtMatmul", status)
     }
 
-    /// Asks the library for an algorithm for a shape.
+    /// Asks the library for an algorithm for a shape. It looks for one on the host, so a failure says nothing
+    /// about the device.
     fn plan(&self, shape: ProductShape) -> Result<Plan, CudaError> {
         let layouts = describe(&self.library, shape)?;
         let Layouts { weights, x, out } = layouts;
@@ -168,22 +169,17 @@ impl Blas {
             )
         };
         let action = "cublasLtMatmulAlgoGetHeuristic";
-        let usable = self.library.check(action, status).and_then(|()| {
-            let ProductShape { rows, n, k } = shape;
-            let reason =
-                format!("it knows no way to multiply {rows} x {k} by {n} x {k} in {WORKSPACE_BYTES} bytes");
-            let fits = count > 0 && found.workspace_bytes <= WORKSPACE_BYTES;
-            if fits {
-                self.library.check(action, found.status)
-            } else {
-                Err(CudaError::Blas { action, reason })
+        let checked = self.library.check(action, status);
+        let reason = match checked.and_then(|()| self.library.check(action, found.status)) {
+            Err(error) => error.to_string(),
+            Ok(()) if count < 1 || found.workspace_bytes > WORKSPACE_BYTES => {
+                format!("it knows no way in {WORKSPACE_BYTES} bytes")
             }
-        });
-        if let Err(error) = usable {
-            layouts.destroy(&self.library);
-            return Err(error);
-        }
-        Ok(Plan { layouts, algorithm: found.algorithm })
+            Ok(()) => return Ok(Plan { layouts, algorithm: found.algorithm }),
+        };
+        layouts.destroy(&self.library);
+        let ProductShape { rows, n, k } = shape;
+        Err(CudaError::NoBlasAlgorithm { rows, n, k, reason })
     }
 }
 

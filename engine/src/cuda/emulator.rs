@@ -18,6 +18,9 @@ use crate::EngineError;
 #[cfg(test)]
 mod race_tests;
 
+/// Free memory of the emulated device, whatever is allocated: no larger allocation succeeds.
+pub(super) const FREE_BYTES: u64 = 900 << 20;
+
 type Run = unsafe extern "C" fn(*const c_void, *const u32, *mut *mut c_void);
 
 /// A library of all kernels.
@@ -198,8 +201,10 @@ impl Executor for Emulator {
 
     fn alloc(&mut self, bytes: usize, purpose: &'static str) -> Result<HostMemory, CudaError> {
         let number = self.allocations.fetch_add(1, Ordering::Relaxed);
-        if number == self.failing_allocation.load(Ordering::Relaxed) {
-            return Err(CudaError::OutOfMemory { bytes: bytes as u64, purpose, free: 0 });
+        let fails = number == self.failing_allocation.load(Ordering::Relaxed);
+        if fails || bytes as u64 > FREE_BYTES {
+            let free = if fails { 0 } else { FREE_BYTES };
+            return Err(CudaError::OutOfMemory { bytes: bytes as u64, purpose, free });
         }
         let bytes = bytes.max(16);
         let alloc: Symbol<'_, unsafe extern "C" fn(usize) -> *mut c_void> = self.symbol("emulator_alloc");
@@ -258,7 +263,7 @@ impl Executor for Emulator {
     }
 
     fn memory_info(&mut self) -> Result<MemoryInfo, CudaError> {
-        Ok(MemoryInfo { free_bytes: 900 << 20, total_bytes: 1 << 30 })
+        Ok(MemoryInfo { free_bytes: FREE_BYTES, total_bytes: 1 << 30 })
     }
 
     fn wait(&mut self) -> Result<(), CudaError> {

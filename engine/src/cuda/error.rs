@@ -80,10 +80,33 @@ pub enum CudaError {
         expected: String,
     },
     /// Weights were requested in a format that no kernel reads.
-    #[error("{format} weights have no cuda kernels: pass --weights bf16, fp8 or int8 (these have)")]
+    #[error(
+        "{format} weights have no cuda kernels: pass --weights bf16 or fp8, or int8 if the checkpoint is bf16"
+    )]
     UnsupportedFormat {
         /// The format.
         format: &'static str,
+    },
+    /// The requested format keeps the embedding table as stored, and no kernel reads that.
+    #[error(
+        "--weights {format} keeps the embedding table as stored, but this checkpoint is not all bf16 and no \
+         cuda kernel reads an f32 table: pass --weights bf16 or fp8"
+    )]
+    UnsupportedTable {
+        /// The format.
+        format: &'static str,
+    },
+    /// cuBLASLt has no algorithm for a product. It looks for one on the host: the device still works.
+    #[error("cublaslt cannot multiply {rows} x {k} by {n} x {k}: {reason}")]
+    NoBlasAlgorithm {
+        /// Rows of the activations.
+        rows: usize,
+        /// Outputs per row.
+        n: usize,
+        /// Inputs per row.
+        k: usize,
+        /// The library's error.
+        reason: String,
     },
     /// A cuBLASLt call failed, or a function is missing.
     #[error("cublaslt failed at {action}: {reason}")]
@@ -117,4 +140,43 @@ pub enum CudaError {
         /// Free bytes.
         free: u64,
     },
+}
+
+impl CudaError {
+    /// Whether the device's context or a connection between ranks may be lost, so that the process must be
+    /// restarted. Libraries report a lost context with errors of their own.
+    pub fn is_fatal(&self) -> bool {
+        match self {
+            Self::Driver { .. } | Self::Blas { .. } | Self::Nccl { .. } | Self::RankFailure { .. } => true,
+            Self::LibraryMissing { .. }
+            | Self::NoSuchDevice { .. }
+            | Self::TooOld { .. }
+            | Self::DriverTooOld { .. }
+            | Self::Compile { .. }
+            | Self::BadKernelFiles { .. }
+            | Self::BadLaunch { .. }
+            | Self::UnsupportedFormat { .. }
+            | Self::UnsupportedTable { .. }
+            | Self::NoBlasAlgorithm { .. }
+            | Self::OutOfMemory { .. } => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EngineError;
+
+    #[test]
+    fn errors_of_a_lost_context_end_the_process() {
+        let reason = || "status 13: execution failed".to_owned();
+        let fatal = |error: CudaError| EngineError::from(error).is_fatal();
+        assert!(fatal(CudaError::Driver { action: "finish a kernel", reason: reason() }));
+        assert!(fatal(CudaError::Blas { action: "cublasLtMatmul", reason: reason() }));
+        assert!(fatal(CudaError::Nccl { action: "ncclGroupEnd", reason: reason() }));
+        assert!(fatal(CudaError::RankFailure { reason: reason() }));
+        assert!(!fatal(CudaError::NoBlasAlgorithm { rows: 32, n: 5, k: 4, reason: reason() }));
+        assert!(!fatal(CudaError::OutOfMemory { bytes: 2, purpose: "rows of a pass", free: 1 }));
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::device::CudaDevice;
 use super::numerics::Numerics;
-use super::ranks::{Exchange, NcclLibrary, Ranks, SumPhases, connect, load_on};
+use super::ranks::{Exchange, NcclLibrary, Ranks, SumPhases, check_loadable, connect, load_on};
 use crate::EngineError;
 use crate::collective::RankBarrier;
 use crate::load::{Loaded, WATCHDOG};
@@ -63,9 +63,11 @@ pub(crate) fn load_on_gpus(
     gpus: &GpuOptions,
 ) -> Result<Loaded, EngineError> {
     let ordinals = gpus.ordinals.as_slice();
+    // First whatever needs no device: it is refused before minutes of compiling, connecting and loading.
     check_ranks(options, &model.config, ordinals)?;
+    check_loadable(options, &model, (ordinals.len(), gpus.memory_utilization))?;
     let barrier = Arc::new(RankBarrier::new(ordinals.len(), WATCHDOG));
-    // Load NCCL first: a missing library is reported before minutes of compiling and loading.
+    // For the same reason before the devices are opened.
     let library = (ordinals.len() > 1).then(NcclLibrary::load).transpose()?;
     let open = |&ordinal| CudaDevice::open(ordinal, gpus.kernels.as_deref());
     let mut devices = ordinals.iter().map(open).collect::<Result<Vec<_>, _>>()?;
@@ -102,7 +104,7 @@ fn numerics_of(devices: &[CudaDevice]) -> Numerics {
 /// Checks that a model can be split over these devices: one rank per device, each device once.
 fn check_ranks(options: &LoadOptions, config: &ModelConfig, ordinals: &[usize]) -> Result<(), EngineError> {
     let refuse = |value: usize, reason: String| {
-        Err(EngineError::BadOption { option: "tensor_parallel", value: value as u64, reason })
+        Err(EngineError::BadOption { option: "tensor_parallel", value: value.to_string(), reason })
     };
     let gpus = ordinals.len();
     if options.tensor_parallel != 1 && options.tensor_parallel != gpus {
@@ -119,20 +121,49 @@ fn check_ranks(options: &LoadOptions, config: &ModelConfig, ordinals: &[usize]) 
 
 #[cfg(test)]
 mod tests {
+    use cpu_kernels::MatrixFormat;
+
     use super::*;
     use crate::WeightFormat;
+    use crate::weights::{Formats, RandomTensors};
 
-    #[test]
-    fn gpus_are_counted_and_named_once() {
-        let config = crate::model_config::tests::tiny();
-        let options = |tensor_parallel| LoadOptions {
-            model_dir: std::path::PathBuf::new(),
+    fn options(tensor_parallel: usize) -> LoadOptions {
+        LoadOptions {
+            model_dir: PathBuf::new(),
             weights: WeightFormat::Bf16,
             threads: 1,
             tensor_parallel,
             kv_memory_bytes: 1,
             max_model_len: None,
+        }
+    }
+
+    /// The driver and NCCL are loaded later: without them, their absence would be the error.
+    #[test]
+    fn an_impossible_model_is_refused_before_a_library_is_loaded() {
+        let refused = |head_dim, weights, ordinals: &[usize]| {
+            let mut config = crate::model_config::tests::tiny();
+            config.head_dim = head_dim;
+            let model = ModelSpec { config, formats: Formats::resolve(weights, MatrixFormat::Bf16) };
+            let gpus = GpuOptions::for_devices(ordinals);
+            let loaded = load_on_gpus(&options(1), &RandomTensors { seed: 1 }, model, &gpus);
+            loaded.map(drop).unwrap_err().to_string()
         };
+        for ordinals in [&[0][..], &[0, 1]] {
+            for (head_dim, weights, says) in [
+                (80, WeightFormat::Bf16, "head_dim is 80, expected one of"),
+                (16, WeightFormat::F32, "f32 weights have no cuda kernels"),
+                (16, WeightFormat::Bf16, "option kv_memory_bytes is 1: 1 bytes for KV are less than one"),
+            ] {
+                let error = refused(head_dim, weights, ordinals);
+                assert!(error.contains(says), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn gpus_are_counted_and_named_once() {
+        let config = crate::model_config::tests::tiny();
         let check = |ranks, ordinals: &[usize]| {
             check_ranks(&options(ranks), &config, ordinals).map_err(|error| error.to_string())
         };

@@ -4,6 +4,7 @@ use super::ops::{MAX_SUMS_BYTES, candidate_bytes, capacity, own_bytes, partial_b
 use super::ranks::SumPhases;
 use crate::EngineError;
 use crate::forward_batch::PassLimits;
+use crate::kv_limits::KvSize;
 use crate::model_config::ModelConfig;
 use crate::shard::Shard;
 
@@ -25,20 +26,18 @@ pub(crate) struct MemoryInfo {
 /// included: that share less all memory in use now, the workspace and some slack.
 pub(crate) fn kv_bytes(memory: MemoryInfo, workspace: u64, utilization: f32) -> Result<u64, EngineError> {
     let MemoryInfo { free_bytes, total_bytes } = memory;
-    let hundredths = (utilization * 100.0) as u64;
+    let size = KvSize::Utilization(utilization);
     if !(utilization > 0.0 && utilization <= 1.0) {
-        let reason = "expected more than 0 and at most 1".to_owned();
-        return Err(EngineError::BadOption { option: "gpu_memory_utilization", value: hundredths, reason });
+        return Err(size.refuse("expected more than 0 and at most 1".to_owned()));
     }
     let allowed = (total_bytes as f64 * f64::from(utilization)) as u64;
     let held = total_bytes.saturating_sub(free_bytes);
     let needed = held + workspace + SLACK_BYTES;
     allowed.checked_sub(needed).filter(|bytes| *bytes > 0).ok_or_else(|| {
-        let reason = format!(
-            "hundredths of {total_bytes} bytes leave none for kv: {held} are held, weights included, and a forward needs \
-             {workspace}; raise it, lower --max-model-len, or use more gpus"
-        );
-        EngineError::BadOption { option: "gpu_memory_utilization", value: hundredths, reason }
+        size.refuse(format!(
+            "that part of {total_bytes} bytes leaves none for kv: {held} are held, weights included, and a \
+             forward needs {workspace}; raise it, lower --max-model-len, or use more gpus"
+        ))
     })
 }
 
@@ -97,9 +96,11 @@ mod tests {
     #[test]
     fn a_part_that_leaves_nothing_is_refused_with_the_numbers() {
         let memory = MemoryInfo { free_bytes: 60 * GIB, total_bytes: 80 * GIB };
-        for (utilization, says) in
-            [(0.25, "leave none for kv: 21474836480 are held"), (0.0, "more than 0"), (1.5, "at most 1")]
-        {
+        for (utilization, says) in [
+            (0.25, "is 0.25: that part of 85899345920 bytes leaves none for kv: 21474836480 are held"),
+            (0.0, "more than 0"),
+            (1.5, "at most 1"),
+        ] {
             let error = kv_bytes(memory, GIB, utilization).unwrap_err().to_string();
             assert!(error.contains("gpu_memory_utilization") && error.contains(says), "{error}");
         }

@@ -31,8 +31,10 @@ use super::numerics::Numerics;
 use super::ops::{concat_ranks, ensure_capacity, sum_ranks};
 use crate::EngineError;
 use crate::collective::{Collective, RankBarrier, SingleRank};
-use crate::load::{ConnectedRanks, Loaded, load_ranks};
+use crate::kv_limits::KvSize;
+use crate::load::{ConnectedRanks, Loaded, check_kv_options, load_ranks};
 use crate::options::LoadOptions;
+use crate::shard::Shard;
 use crate::weights::{ModelSpec, TensorSource};
 
 /// Which ranks read the parts of an exchange.
@@ -206,7 +208,18 @@ impl<E: Executor> Ranks<E> {
     }
 }
 
-/// Loads a model onto one executor per rank. Returns an error if there are no kernels for the model.
+/// Refuses a model for which there are no kernels or that cannot be split over this many ranks, and KV
+/// options that do not suit it. Reads no weights and uses no device.
+pub(crate) fn check_loadable(
+    options: &LoadOptions,
+    model: &ModelSpec,
+    (ranks, memory_utilization): (usize, Option<f32>),
+) -> Result<(), EngineError> {
+    super::backend::check_model(model)?;
+    check_kv_options(KvSize::new(options, memory_utilization), options, model, ranks)
+}
+
+/// Loads a model onto one executor per rank, after [`check_loadable`].
 pub(crate) fn load_on<E>(
     ranks: Ranks<E>,
     options: &LoadOptions,
@@ -216,11 +229,12 @@ pub(crate) fn load_on<E>(
 where
     E: Executor<Memory: Send + Sync> + Send + 'static,
 {
-    super::backend::check_model(&model)?;
     let Ranks { members, barrier, memory_utilization, numerics, phases } = ranks;
     let ranks = members.len();
+    check_loadable(options, &model, (ranks, memory_utilization))?;
     let with_collective = |(rank, (executor, exchange)): (usize, RankMember<E>)| {
-        let gpu = Gpu::new(executor, memory_utilization);
+        let gpu = Gpu::new(executor);
+        gpu.add_tilings(&model.config, Shard { rank, ranks });
         let end: Box<dyn Collective<GpuRows<E::Memory>>> = match exchange {
             None => Box::new(SingleRank),
             Some(exchange) => Box::new(GpuRank::new(gpu.share_state(), exchange, (rank, ranks), phases)),
@@ -228,6 +242,6 @@ where
         (gpu, end)
     };
     let members = members.into_iter().enumerate().map(with_collective).collect();
-    let numerics = numerics.names();
-    load_ranks(ConnectedRanks { members, barrier, numerics }, options, source, model)
+    let (numerics, kv_size) = (numerics.names(), KvSize::new(options, memory_utilization));
+    load_ranks(ConnectedRanks { members, barrier, numerics, kv_size }, options, source, model)
 }

@@ -11,7 +11,7 @@ use crate::EngineError;
 use crate::ballast::Ballast;
 use crate::block_manager::BlockManager;
 use crate::cuda::{GpuOptions, load_on_gpus};
-use crate::kv_limits::{max_model_len, num_kv_blocks};
+use crate::kv_limits::max_model_len;
 use crate::load::{Loaded, MAX_THREADS, load_on_cpu};
 use crate::model_config::fields::read_file;
 use crate::model_config::{CONFIG_FILE, ModelConfig};
@@ -26,8 +26,8 @@ impl Engine {
         Self::load_by(options, |source, model| load_on_cpu(options, source, model))
     }
 
-    /// Loads a checkpoint onto GPUs of this machine, one rank each. Each GPU allocates its part of the KV
-    /// cache with the first block.
+    /// Loads a checkpoint onto GPUs of this machine, one rank each. Each GPU allocates its part of the whole
+    /// KV cache.
     pub fn load_on_cuda(options: &LoadOptions, gpus: &GpuOptions) -> Result<Engine, EngineError> {
         Self::load_by(options, |source, model| load_on_gpus(options, source, model, gpus))
     }
@@ -62,7 +62,7 @@ impl Engine {
     ) -> Result<Engine, EngineError> {
         check_threads(options)?;
         let config = ModelConfig::load(&options.model_dir)?;
-        max_model_len(options, &config, u64::MAX)?;
+        max_model_len(options, &config, None)?;
         let mut identity = read_file(&options.model_dir.join(CONFIG_FILE))?;
         let checkpoint = Checkpoint::open(&options.model_dir, &config)?;
         let formats = checkpoint.formats(options.weights, &config);
@@ -129,11 +129,9 @@ impl Engine {
         checkpoint: [u8; 32],
     ) -> Result<Engine, EngineError> {
         let ModelSpec { config, formats } = model;
-        let Loaded { numerics, runner, draws, trees, weight_bytes, kv_bytes_per_token, kv_memory_bytes } =
-            loaded;
+        let Loaded { numerics, runner, draws, trees, .. } = loaded;
         let NumericsClass { kernel_class, device_class } = numerics;
-        let kv_blocks = num_kv_blocks(kv_bytes_per_token, (kv_memory_bytes, options))?;
-        let blocks = BlockManager::new(u32::try_from(kv_blocks).unwrap_or(u32::MAX));
+        let blocks = BlockManager::new(loaded.kv_blocks);
         let numerics = NumericsParts {
             config: config_bytes,
             checkpoint,
@@ -142,24 +140,19 @@ impl Engine {
             kernel_class,
             device_class,
         };
-        let is_tied_table = config.tie_word_embeddings && formats.ties() && options.tensor_parallel == 1;
-        let table_bytes = match is_tied_table {
-            true => 0,
-            false => (config.vocab_size * config.hidden_size * formats.embedding.size()) as u64,
-        };
         let info = EngineInfo {
             model_id: model_id(config, &options.model_dir),
             vocab_size: config.vocab_size as u32,
-            max_model_len: max_model_len(options, config, blocks.total_blocks() * BLOCK_SIZE as u64)?,
+            max_model_len: max_model_len(options, config, Some((loaded.kv_size, loaded.kv_blocks)))?,
             eos_token_ids: config.eos_token_ids.clone(),
             numerics_id: numerics.id(),
             kv_blocks: blocks.total_blocks(),
             kv_block_size: BLOCK_SIZE as u32,
             num_parameters: config.num_parameters(),
             ballast_parameters: 0,
-            weight_bytes,
-            resident_bytes: weight_bytes + table_bytes,
-            kv_bytes_per_token,
+            weight_bytes: loaded.weight_bytes,
+            resident_bytes: loaded.weight_bytes + loaded.table_bytes,
+            kv_bytes_per_token: loaded.kv_bytes_per_token,
         };
         Ok(Engine {
             info,
@@ -191,7 +184,7 @@ impl Engine {
 fn check_threads(options: &LoadOptions) -> Result<(), EngineError> {
     if options.threads == 0 || options.threads > MAX_THREADS {
         let reason = format!("expected 1 to {MAX_THREADS}");
-        return Err(EngineError::BadOption { option: "threads", value: options.threads as u64, reason });
+        return Err(EngineError::BadOption { option: "threads", value: options.threads.to_string(), reason });
     }
     Ok(())
 }

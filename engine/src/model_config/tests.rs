@@ -78,6 +78,11 @@ fn windows_by_family() {
 fn rope_scaling_extends_the_maximum_length() {
     assert_eq!(max_len(json!({"rope_type": "default"})), 1000);
     assert_eq!(max_len(json!({"rope_type": "linear", "factor": 2.5})), 2500);
+    let linear =
+        |original: u32| json!({"type": "linear", "factor": 4, "original_max_position_embeddings": original});
+    assert_eq!(max_len(linear(1000)), 4000);
+    assert_eq!(max_len(linear(250)), 1000, "the configuration has the extended length");
+    assert_eq!(max_len(linear(500)), 2000);
     let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
         "original_max_position_embeddings": 100});
     assert_eq!(max_len(llama3), 1000, "the configuration has the extended length");

@@ -65,13 +65,15 @@ impl Rope {
             Scaling::Yarn { factor, .. } => yarn_attention_factor(&rope, factor)?,
             _ => 1.0,
         };
+        // The configuration may hold the original length or the extended one.
+        let extended =
+            |original_len: f64, factor: f64| max_position_embeddings.max((original_len * factor) as usize);
         let max_len = match scaling {
             Scaling::None | Scaling::Llama3 { .. } => max_position_embeddings,
-            Scaling::Linear { factor } => (max_position_embeddings as f64 * factor) as usize,
-            // The configuration may hold the original length or the extended one.
-            Scaling::Yarn { factor, original_len, .. } => {
-                max_position_embeddings.max((original_len * factor) as usize)
+            Scaling::Linear { factor } => {
+                extended(original_len(config, &rope, max_position_embeddings)?, factor)
             }
+            Scaling::Yarn { factor, original_len, .. } => extended(original_len, factor),
         };
         Ok((Self::new(scaling, theta, head_dim, attention_factor), max_len))
     }

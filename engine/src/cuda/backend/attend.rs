@@ -17,8 +17,7 @@ impl<E: Executor> State<E> {
         out: &mut GpuRows<E::Memory>,
     ) -> Result<(), CudaError> {
         let AttentionLayer { layout, layer, window } = at;
-        let (layer, out_len) = ((layer, kv.shape.num_layers), out.len);
-        let kv = kv.blocks.as_ref().expect("a batch's blocks are there before its forward");
+        let (layer, kv, out_len) = ((layer, kv.shape.num_layers), &kv.blocks, out.len);
         let size = (rows, out_len / rows);
         let rounding = self.ensure_rounded(size)?;
         let Self { executor, partial, own, inputs, rounded, .. } = self;

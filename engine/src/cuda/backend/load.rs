@@ -291,12 +291,17 @@ fn unsupported(format: &'static str) -> EngineError {
     CudaError::UnsupportedFormat { format }.into()
 }
 
-/// Returns an error if there are no kernels for a model's head size or formats.
+/// Returns an error if there are no kernels for a model's head size or formats. Needs no device.
 pub(in crate::cuda) fn check_model(model: &ModelSpec) -> Result<(), EngineError> {
     check_head_dim(model.config.head_dim)?;
-    match (model.formats.embedding, model.formats.linear) {
-        (MatrixFormat::F32, _) => Err(unsupported("f32")),
-        (_, LinearFormat::Quantized(QuantizedFormat::Int4)) => Err(unsupported("int4")),
+    let format = model.formats.as_str();
+    match model.formats.linear {
+        LinearFormat::Float(MatrixFormat::F32) | LinearFormat::Quantized(QuantizedFormat::Int4) => {
+            Err(unsupported(format))
+        }
+        _ if model.formats.embedding == MatrixFormat::F32 => {
+            Err(CudaError::UnsupportedTable { format }.into())
+        }
         _ => Ok(()),
     }
 }

@@ -3,13 +3,16 @@
 
 use std::path::{Path, PathBuf};
 
+use cpu_kernels::MatrixFormat;
+
+use super::check_model;
 use crate::cuda::emulator::Emulator;
 use crate::cuda::kv_budget::PASS_LIMITS;
 use crate::cuda::ranks::{Ranks, load_on};
 use crate::cuda::test_model::{PANELS, WIDE_HEADS, changed_config};
 use crate::cuda::whole_model::{distance, run};
 use crate::load::Loaded;
-use crate::weights::{ModelSpec, TensorSource};
+use crate::weights::{Formats, ModelSpec, TensorSource};
 use crate::{Engine, EngineError, LoadOptions, SequenceRows, WeightFormat};
 
 fn options(model: &str, weights: WeightFormat) -> LoadOptions {
@@ -202,6 +205,24 @@ fn formats_without_kernels_are_refused() {
         let options = options("../models/demo/draft", weights);
         let engine = Engine::load_by(&options, |source, model| on_emulator(&options, source, model));
         let error = engine.unwrap_err().to_string();
-        assert!(error.contains(name) && error.contains("bf16, fp8 or int8"), "{error}");
+        let advice = "pass --weights bf16 or fp8, or int8 if the checkpoint is bf16";
+        assert!(error.starts_with(name) && error.ends_with(advice), "{error}");
     }
+}
+
+/// int8 and fp8 of a checkpoint that is not bf16: only fp8 rounds the embedding table.
+#[test]
+fn int8_of_an_f16_checkpoint_is_refused_with_advice_that_works() {
+    let check = |weights| {
+        let mut config = crate::model_config::tests::tiny();
+        config.head_dim = 16;
+        let formats = Formats::resolve(weights, MatrixFormat::F32);
+        check_model(&ModelSpec { config, formats }).map_err(|error| error.to_string())
+    };
+    let error = check(WeightFormat::Int8).unwrap_err();
+    assert!(error.starts_with("--weights int8 keeps the embedding table"), "{error}");
+    assert!(error.ends_with("pass --weights bf16 or fp8"), "{error}");
+    assert_eq!((check(WeightFormat::Bf16), check(WeightFormat::Fp8)), (Ok(()), Ok(())));
+    assert!(check(WeightFormat::AsStored).unwrap_err().starts_with("f32 weights"));
+    assert!(check(WeightFormat::Int4).unwrap_err().starts_with("int4 weights"));
 }

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use cpu_kernels::NumbersMut;
 
 use super::{Exchange, Ranks, SumPhases, load_on, on_device};
 use crate::collective::RankBarrier;
-use crate::cuda::emulator::Emulator;
+use crate::cuda::emulator::{Emulator, FREE_BYTES};
 use crate::cuda::numerics::Numerics;
 use crate::cuda::test_model::{PANELS, WIDE_HEADS, changed_config};
 use crate::cuda::whole_model::run;
@@ -112,6 +113,44 @@ fn kv_is_shared_out_over_ranks() {
     let most = (768 - 124 - 256) * (1 << 20) / on_rank;
     let blocks = engine.info().kv_blocks;
     assert!(blocks < most && blocks > most * 8 / 10, "{blocks} of at most {most}");
+}
+
+/// Each GPU holds the whole embedding table, a single one only if it is not the vocabulary projection too.
+#[test]
+fn resident_bytes_count_the_table_of_every_rank() {
+    // 111 entries of 32 bf16 numbers.
+    let table = 111 * 32 * 2;
+    for (tied, count, tables) in [(true, 1, 0), (true, 2, 2), (false, 1, 1), (false, 4, 4)] {
+        let dir = config(4, tied);
+        let info = engine(&options(&dir, WeightFormat::Bf16), ranks(count)).info().clone();
+        assert_eq!(info.resident_bytes - info.weight_bytes, tables * table, "{tied}, {count} ranks");
+    }
+}
+
+#[test]
+fn a_kv_cache_without_room_is_refused_when_it_is_loaded() {
+    let dir = config(4, true);
+    let refused = |kv_memory_bytes, ranks: Ranks<Emulator>| {
+        let options = LoadOptions { kv_memory_bytes, ..options(&dir, WeightFormat::Bf16) };
+        let load = |source: &dyn TensorSource, model| load_on(ranks, &options, source, model);
+        Engine::random_by(&options, 7, load).unwrap_err().to_string()
+    };
+    for (ranks, needed) in [(ranks(1), 1u64 << 40), (ranks(2), 1 << 39)] {
+        let error = refused(1 << 40, ranks);
+        assert!(error.starts_with("option kv_memory_bytes is 1099511627776: the gpu of rank 0 "), "{error}");
+        let numbers = format!("{FREE_BYTES} bytes free beside the weights, and KV needs {needed} there");
+        assert!(error.contains(&numbers) && error.ends_with("lower --kv-memory"), "{error}");
+    }
+
+    // Only the second rank has no room. Its last two allocations are the cache and the list of copies.
+    let counted = ranks(2);
+    let allocations = counted.members[1].0.allocations();
+    drop(engine(&options(&dir, WeightFormat::Bf16), counted));
+    let failing = ranks(2);
+    let cache = allocations.load(Ordering::Relaxed) - 2;
+    failing.members[1].0.failing_allocation().store(cache, Ordering::Relaxed);
+    let error = refused(1 << 20, failing);
+    assert!(error.contains("gpu of rank 1 has 0 bytes free") && error.contains("524288 there"), "{error}");
 }
 
 #[test]

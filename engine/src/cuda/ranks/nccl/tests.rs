@@ -178,7 +178,7 @@ struct SummingRank {
 
 impl SummingRank {
     fn new(Rank { device, end }: Rank, ranks: usize, len: usize) -> Self {
-        let (gpu, rank) = (Gpu::new(device, None), end.rank);
+        let (gpu, rank) = (Gpu::new(device), end.rank);
         let collective = GpuRank::new(gpu.share_state(), Box::new(end), (rank, ranks), SumPhases::ALWAYS_TWO);
         let mut this = Self { gpu, collective, rows: GpuRows::default() };
         this.set_part(rank, len);
