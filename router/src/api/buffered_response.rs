@@ -8,19 +8,22 @@ use http::{HeaderValue, header};
 use crate::pipeline::response_memory::MemoryReservation;
 
 /// The body, with the memory reserved for it.
-struct ReservedJson {
-    json: String,
+struct ReservedJson<J> {
+    json: J,
     _reservation: MemoryReservation,
 }
 
-impl AsRef<[u8]> for ReservedJson {
+impl<J: AsRef<[u8]>> AsRef<[u8]> for ReservedJson<J> {
     fn as_ref(&self) -> &[u8] {
-        self.json.as_bytes()
+        self.json.as_ref()
     }
 }
 
 /// Response with the given JSON body.
-pub(super) fn buffered_response(json: String, reservation: MemoryReservation) -> Response {
+pub(super) fn buffered_response(
+    json: impl AsRef<[u8]> + Send + 'static,
+    reservation: MemoryReservation,
+) -> Response {
     let body = Body::from(Bytes::from_owner(ReservedJson { json, _reservation: reservation }));
     ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
 }

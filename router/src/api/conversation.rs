@@ -40,6 +40,24 @@ pub(super) fn refuse_variables(
     }
 }
 
+/// Checks `chat_template_kwargs`.
+pub(super) fn checked_variables(
+    variables: Option<Map<String, Value>>,
+) -> Result<Map<String, Value>, RouterError> {
+    let (field, variables) = ("chat_template_kwargs", variables.unwrap_or_default());
+    refuse_variables(field, &variables, &OWN_VARIABLES)?;
+    refuse_variables(field, &variables, &["tools"])?;
+    Ok(variables)
+}
+
+/// Passes the requested effort of reasoning to the chat template, in the variable that vLLM uses for it. A
+/// value that the client sets as a variable of the template is kept.
+pub(super) fn set_reasoning_effort(variables: &mut Map<String, Value>, effort: Option<String>) {
+    if let Some(effort) = effort.filter(|effort| !effort.is_empty()) {
+        variables.entry("reasoning_effort").or_insert(Value::String(effort));
+    }
+}
+
 /// The messages so far.
 #[derive(Debug, Default)]
 pub(super) struct ConversationBuilder {

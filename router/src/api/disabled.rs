@@ -8,10 +8,12 @@ pub(super) fn is_disabled(field: &str, value: &Value) -> bool {
         (_, Value::Null | Value::Bool(false)) => true,
         ("function_call", Value::String(choice)) => matches!(choice.as_str(), "" | "none" | "auto"),
         ("truncation", Value::String(truncation)) => matches!(truncation.as_str(), "" | "disabled"),
+        ("verbosity", Value::String(verbosity)) => matches!(verbosity.as_str(), "" | "medium"),
         (_, Value::String(text)) => text.is_empty(),
         ("modalities", Value::Array(items)) => items.is_empty() || *items == ["text"],
+        // Reasoning is always sent as plain text, so there is nothing to encrypt.
+        ("include", Value::Array(items)) => items.iter().all(|item| item == "reasoning.encrypted_content"),
         (_, Value::Array(items)) => items.is_empty(),
-        ("reasoning", Value::Object(fields)) => fields.values().all(Value::is_null),
         ("top_logprobs", Value::Number(count)) => count.as_u64() == Some(0),
         _ => false,
     }
@@ -41,8 +43,11 @@ mod tests {
             ("modalities", json!(["text", "audio"]), false),
             ("truncation", json!("disabled"), true),
             ("truncation", json!("auto"), false),
-            ("reasoning", json!({ "effort": null }), true),
-            ("reasoning", json!({ "effort": "low" }), false),
+            ("verbosity", json!("medium"), true),
+            ("verbosity", json!("low"), false),
+            ("include", json!([]), true),
+            ("include", json!(["reasoning.encrypted_content"]), true),
+            ("include", json!(["reasoning.encrypted_content", "message.output_text.logprobs"]), false),
             ("top_logprobs", json!(0), true),
             ("top_logprobs", json!(1), false),
         ] {

@@ -1,5 +1,6 @@
 //! The gRPC API: `outrider.v1.Inference`. Converts messages to a [`RawRequest`] and text deltas to messages;
-//! the rest of the path is shared with HTTP. Servers mount [`grpc_service`].
+//! the rest of the path is shared with HTTP. Servers mount [`grpc_service`] behind
+//! [`require_key`](super::grpc_key::require_key), which tells it the caller.
 
 use std::panic::AssertUnwindSafe;
 
@@ -13,10 +14,11 @@ use service::accept::ResponseHandle;
 use service::telemetry;
 use speculation::FinishReason;
 use tonic::metadata::MetadataMap;
-use tonic::{Request, Response, Status};
+use tonic::{Extensions, Request, Response, Status};
 use tracing::Instrument as _;
 
 use super::conversation::{OWN_VARIABLES, refuse_variables};
+use super::grpc_key::checked_caller;
 use super::incoming;
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
@@ -69,7 +71,7 @@ impl Inference for InferenceService {
 
         let request_context =
             RequestContext { request_id: request_id.clone(), deadline: None, response, record };
-        let started = start(&self.state, &metadata, message, request_context).instrument(span);
+        let started = start(&self.state, (&metadata, &extensions), message, request_context).instrument(span);
         let outcome = AssertUnwindSafe(started).catch_unwind().await;
         let text =
             outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())))?;
@@ -83,7 +85,7 @@ impl Inference for InferenceService {
         &self,
         request: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
-        let caller = authenticate(&self.state, request.metadata())?;
+        let caller = checked_caller(request.extensions())?;
         let models = caller.models(&self.state.catalog);
         let models = models.iter().map(|entry| v1::Model {
             id: entry.id.clone(),
@@ -96,16 +98,11 @@ impl Inference for InferenceService {
 
 async fn start(
     state: &AppState,
-    metadata: &MetadataMap,
+    head: (&MetadataMap, &Extensions),
     message: v1::GenerateRequest,
     mut request_context: RequestContext,
 ) -> Result<TextStream, RouterError> {
-    let parsed = read_request(state, metadata, message).and_then(|(raw_request, mut caller)| {
-        request_context.deadline = deadline_from_metadata(metadata)?;
-        request_context.record.set_slo(apply_gateway_headers(state, &mut caller, metadata)?);
-        Ok((raw_request, caller))
-    });
-    match parsed {
+    match read_request(state, head, message, &mut request_context) {
         Ok((raw_request, caller)) => start_request(state, raw_request, &caller, request_context).await,
         Err(error) => {
             request_context.record.failed(&error);
@@ -116,11 +113,15 @@ async fn start(
 
 fn read_request(
     state: &AppState,
-    metadata: &MetadataMap,
+    (metadata, extensions): (&MetadataMap, &Extensions),
     message: v1::GenerateRequest,
+    request_context: &mut RequestContext,
 ) -> Result<(RawRequest, Caller), RouterError> {
-    let caller = authenticate(state, metadata)?;
-    Ok((parse_request(metadata, message)?, caller))
+    let mut caller = checked_caller(extensions)?;
+    let raw_request = parse_request(metadata, message)?;
+    request_context.deadline = deadline_from_metadata(metadata)?;
+    request_context.record.set_slo(apply_gateway_headers(state, &mut caller, metadata)?);
+    Ok((raw_request, caller))
 }
 
 /// Applies a gateway's metadata to the caller.
@@ -138,10 +139,6 @@ pub(super) fn apply_gateway_headers(
 pub(super) fn deadline_from_metadata(metadata: &MetadataMap) -> Result<Option<Deadline>, RouterError> {
     let timeout = metadata.get(GRPC_TIMEOUT_HEADER).map(|value| value.as_encoded_bytes());
     Ok(timeout.map(Deadline::from_grpc_timeout).transpose()?.flatten())
-}
-
-pub(super) fn authenticate(state: &AppState, metadata: &MetadataMap) -> Result<Caller, RouterError> {
-    state.auth.authenticate(metadata.get("authorization").map(|value| value.as_encoded_bytes()))
 }
 
 fn parse_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<RawRequest, RouterError> {

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::response::{IntoResponse as _, Response};
 use futures::FutureExt as _;
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http::{HeaderMap, HeaderValue};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use service::accept::ResponseHandle;
@@ -27,9 +27,6 @@ use crate::pipeline::{AppState, RequestContext, start_request};
 use crate::request::gateway::Slo;
 use crate::request::record::RequestRecord;
 use crate::request::{Caller, Operation, RawRequest, span};
-
-/// Header by which the client libraries of OpenAI and Anthropic decide on a retry.
-const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// The format of one API: request bodies and responses.
 pub(super) trait ApiFormat: Send + Sync {
@@ -169,16 +166,6 @@ pub(crate) async fn read_chat(
     Ok((raw_request, caller, deadline))
 }
 
-/// Tells the client whether and when to retry.
-pub(super) fn write_retry_headers(error: &RouterError, headers: &mut HeaderMap) {
-    if let Some(seconds) = error.retry_after_seconds() {
-        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    if error.is_final() {
-        headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
-    }
-}
-
 /// Refuses the first field of the object at `path` (empty, or ending in a dot) that requests an unsupported
 /// feature. `is_disabled` recognizes values that request nothing.
 pub(super) fn refuse_fields(
@@ -216,9 +203,4 @@ pub(super) async fn collect_text(
         Some(finish) => Ok((output, finish, reservation)),
         None => Err(RouterError::Internal("the stream ended before its choice finished".into())),
     }
-}
-
-/// Response with the given JSON body.
-pub(super) fn json_response(json: String) -> Response {
-    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], json).into_response()
 }

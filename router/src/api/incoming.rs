@@ -12,7 +12,7 @@ use service::accept::BodyTimedOut;
 use tracing::Span;
 
 use super::json;
-use super::openai::shapes::Object;
+use super::object::Object;
 use crate::error::RouterError;
 use crate::pipeline::AppState;
 use crate::pipeline::deadline::{Deadline, REQUEST_TIMEOUT_HEADER};

@@ -10,18 +10,23 @@ mod conversation;
 pub mod cors;
 mod debug;
 mod disabled;
+mod error;
 mod functions;
+mod grammars;
 pub mod grpc;
 pub mod grpc_key;
 mod handler;
 pub mod http;
 mod incoming;
 mod json;
+pub mod object;
 pub mod openai;
+mod output_deltas;
 mod parsed_output;
 mod path_text;
 mod request_id;
 mod rollout;
+pub mod speculation_settings;
 mod sse;
 mod tokenizer_request;
 mod vllm;
@@ -30,11 +35,12 @@ pub mod vllm_grpc;
 pub(crate) use admin::check_operator;
 pub(crate) use handler::read_chat;
 
+use self::object::Object;
 use crate::error::RouterError;
 use crate::request::{Operation, RawRequest};
 
 /// Parses a body as the HTTP API does, for tests on untrusted input.
 pub fn read_openai_body(operation: Operation, body: &[u8]) -> Result<RawRequest, RouterError> {
-    let openai::shapes::Object(body): openai::shapes::Object<openai::body::Body> = json::parse_body(body)?;
+    let Object(body): Object<openai::body::Body> = json::parse_body(body)?;
     body.into_request(operation, None).map(|(request, _)| request)
 }

@@ -1,7 +1,8 @@
-//! [`ParsedOutput`]: the parts of one output, for APIs that represent each part separately. The parts
-//! depend only on the text. A stream receives the changes; a full response reads the parts at the end.
+//! [`ParsedOutput`]: the parts of one output, which depend only on the text. A full response reads them at
+//! the end; a stream of an API that represents each part separately receives their changes.
 
-use crate::output::{OutputFormat, OutputParser, Piece, ToolCall, merge_adjacent};
+use super::output_deltas::{OutputDelta, OutputDeltas};
+use crate::output::{OutputFormat, ToolCall};
 
 /// A part of an output.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,15 +48,14 @@ pub(super) enum PartEvent {
 /// One output, parsed so far.
 #[derive(Debug)]
 pub(super) struct ParsedOutput {
-    parser: OutputParser,
+    deltas: OutputDeltas,
     parts: Vec<OutputPart>,
-    num_calls: u32,
 }
 
 impl ParsedOutput {
     /// Creates an empty output.
     pub(super) fn new(format: &OutputFormat) -> Self {
-        Self { parser: OutputParser::new(format), parts: Vec::new(), num_calls: 0 }
+        Self { deltas: OutputDeltas::new(format), parts: Vec::new() }
     }
 
     /// Parses a complete output.
@@ -68,13 +68,9 @@ impl ParsedOutput {
     /// Appends text and returns the changes. At the end, withheld text is added, and an output without parts
     /// gets an empty text part, because clients expect one.
     pub(super) fn push(&mut self, text: &str, is_end: bool) -> Vec<PartEvent> {
-        let mut pieces = self.parser.push(text);
-        if is_end {
-            pieces.extend(self.parser.finish());
-        }
         let mut events = Vec::new();
-        for piece in merge_adjacent(pieces) {
-            self.add(piece, &mut events);
+        for delta in self.deltas.push(text, is_end) {
+            self.add(delta, &mut events);
         }
         if is_end {
             if self.parts.is_empty() {
@@ -90,32 +86,36 @@ impl ParsedOutput {
         &self.parts
     }
 
-    /// Whether the output contains a tool call.
-    pub(super) fn has_calls(&self) -> bool {
-        self.num_calls > 0
+    /// Returns all parts.
+    pub(super) fn into_parts(self) -> Vec<OutputPart> {
+        self.parts
     }
 
-    fn add(&mut self, piece: Piece, events: &mut Vec<PartEvent>) {
-        let more = match piece {
-            Piece::Content(text) => {
+    /// Whether the output contains a tool call.
+    pub(super) fn has_calls(&self) -> bool {
+        self.deltas.has_calls()
+    }
+
+    fn add(&mut self, delta: OutputDelta, events: &mut Vec<PartEvent>) {
+        let more = match delta {
+            OutputDelta::Text(text) => {
                 if !matches!(self.parts.last(), Some(OutputPart::Text(_))) {
                     self.start_part(OutputPart::Text(String::new()), events);
                 }
                 text
             }
-            Piece::Reasoning(text) => {
+            OutputDelta::Reasoning(text) => {
                 if !matches!(self.parts.last(), Some(OutputPart::Reasoning(_))) {
                     self.start_part(OutputPart::Reasoning(String::new()), events);
                 }
                 text
             }
-            Piece::Call(ToolCall { name, arguments }) => {
+            OutputDelta::Call { idx, call: ToolCall { name, arguments } } => {
                 let call = ToolCall { name, arguments: String::new() };
-                self.start_part(OutputPart::Call { idx: self.num_calls, call }, events);
-                self.num_calls += 1;
+                self.start_part(OutputPart::Call { idx, call }, events);
                 arguments
             }
-            Piece::Arguments(arguments) => arguments,
+            OutputDelta::Arguments { more, .. } => more,
         };
         match self.parts.last_mut() {
             Some(OutputPart::Text(text) | OutputPart::Reasoning(text)) => text.push_str(&more),

@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use service::metrics::Exposition;
 
+use super::conversation::checked_variables;
 use super::incoming::{authenticate, task_type_from_headers};
-use super::openai::body::{Body as OpenAiBody, Message, checked_variables, conversation};
-use super::openai::shapes::Object;
+use super::object::Object;
+use super::openai::body::{Body as OpenAiBody, Message, conversation};
 use super::tokenizer_request::TokenizerRequest;
 use crate::catalog::ModelEntry;
 use crate::detokenize::decode_all;

@@ -20,11 +20,12 @@ use service::telemetry;
 use speculation::{FinishReason, TokenId};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
-use tonic::{Request, Response, Status};
+use tonic::{Extensions, Request, Response, Status};
 use tracing::Instrument as _;
 
-use super::grpc::{self, authenticate, deadline_from_metadata, widen};
-use super::openai::structured::grammar_from_choices;
+use super::grammars::grammar_from_choices;
+use super::grpc::{self, deadline_from_metadata, widen};
+use super::grpc_key::checked_caller;
 use crate::error::RouterError;
 use crate::metrics::Protocol;
 use crate::pipeline::text_stream::TextStream;
@@ -121,7 +122,7 @@ impl VllmEngine for Engine {
         let response = extensions.get::<ResponseHandle>().cloned();
         let request_context = RequestContext { request_id, deadline: None, response, record };
         let is_streaming = message.stream;
-        let started = self.start(&metadata, message, request_context).instrument(span);
+        let started = self.start((&metadata, &extensions), message, request_context).instrument(span);
         let outcome = AssertUnwindSafe(started).catch_unwind().await;
         let (text, running) =
             outcome.unwrap_or_else(|_| Err(RouterError::Internal("the request handler panicked".into())))?;
@@ -144,9 +145,8 @@ impl VllmEngine for Engine {
 
     async fn embed(
         &self,
-        request: Request<vllm::EmbedRequest>,
+        _request: Request<vllm::EmbedRequest>,
     ) -> Result<Response<vllm::EmbedResponse>, Status> {
-        authenticate(&self.state, request.metadata())?;
         Err(Status::unimplemented("the models here generate text and do not support embeddings"))
     }
 
@@ -163,7 +163,7 @@ impl VllmEngine for Engine {
         &self,
         request: Request<vllm::AbortRequest>,
     ) -> Result<Response<vllm::AbortResponse>, Status> {
-        let caller = authenticate(&self.state, request.metadata())?;
+        let caller = checked_caller(request.extensions())?;
         let state = self.running.state();
         for id in request.into_inner().request_ids {
             // A request that has ended is ignored.
@@ -178,7 +178,7 @@ impl VllmEngine for Engine {
         &self,
         request: Request<vllm::GetModelInfoRequest>,
     ) -> Result<Response<vllm::GetModelInfoResponse>, Status> {
-        let caller = authenticate(&self.state, request.metadata())?;
+        let caller = checked_caller(request.extensions())?;
         let entry = caller.model_or_sole(&self.state.catalog, model_from_metadata(request.metadata()))?;
         Ok(Response::new(vllm::GetModelInfoResponse {
             model_path: entry.id.clone(),
@@ -191,9 +191,8 @@ impl VllmEngine for Engine {
 
     async fn get_server_info(
         &self,
-        request: Request<vllm::GetServerInfoRequest>,
+        _request: Request<vllm::GetServerInfoRequest>,
     ) -> Result<Response<vllm::GetServerInfoResponse>, Status> {
-        authenticate(&self.state, request.metadata())?;
         let running = self.running.state();
         Ok(Response::new(vllm::GetServerInfoResponse {
             active_requests: running.aborts.len() as u32,
@@ -212,11 +211,11 @@ fn model_from_metadata(metadata: &MetadataMap) -> Option<&str> {
 impl Engine {
     async fn start(
         &self,
-        metadata: &MetadataMap,
+        head: (&MetadataMap, &Extensions),
         message: vllm::GenerateRequest,
         mut request_context: RequestContext,
     ) -> Result<(Option<TextStream>, Registration), RouterError> {
-        match self.read(metadata, message, &mut request_context) {
+        match self.read(head, message, &mut request_context) {
             Ok((raw_request, caller, running)) => {
                 let text = tokio::select! {
                     biased;
@@ -235,11 +234,11 @@ impl Engine {
 
     fn read(
         &self,
-        metadata: &MetadataMap,
+        (metadata, extensions): (&MetadataMap, &Extensions),
         message: vllm::GenerateRequest,
         request_context: &mut RequestContext,
     ) -> Result<(RawRequest, Caller, Registration), RouterError> {
-        let mut caller = authenticate(&self.state, metadata)?;
+        let mut caller = checked_caller(extensions)?;
         request_context.record.set_slo(grpc::apply_gateway_headers(&self.state, &mut caller, metadata)?);
         request_context.deadline = deadline_from_metadata(metadata)?;
         let id = &request_context.request_id;

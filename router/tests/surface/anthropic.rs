@@ -116,9 +116,12 @@ const REFUSED: &str = r#"{"max_tokens": 0} | 400 | invalid_request_error | max_t
 {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": 5}]}]} | 400 | invalid_request_error | messages[0].content[0].content must be a string or a list of text blocks
 {"thinking": {"type": "perhaps"}} | 400 | invalid_request_error | thinking.type must be one of enabled, adaptive, disabled, not `perhaps`
 {"thinking": "enabled"} | 400 | invalid_request_error | thinking
-{"output_config": {"format": {"type": "json_schema", "schema": {}}}} | 400 | invalid_request_error | output_config.format is not supported
+{"output_config": {"format": {"type": "json_schema"}}} | 400 | invalid_request_error | output_config.format.schema is required
+{"output_config": {"format": {"type": "xml"}}} | 400 | invalid_request_error | output_config.format.type must be one of text, json_object, json_schema, not `xml`
+{"output_config": {"format": {"type": "json_object", "colour": 1}}} | 400 | invalid_request_error | colour is not a field
+{"output_config": {"format": {"type": "json_object"}}, "output_format": {"type": "json_object"}} | 400 | invalid_request_error | output_config.format and output_format both constrain the output
 {"output_config": {"size": 1}} | 400 | invalid_request_error | size is not a field
-{"output_format": {"type": "json_schema", "schema": {}}} | 400 | invalid_request_error | output_format is not supported
+{"output_format": {"type": "json_schema", "schema": 5}} | 400 | invalid_request_error | output_format.schema must be a JSON schema: an object
 {"top_k": -5} | 400 | invalid_request_error | top_k must be between -1
 {"colour": 1} | 400 | invalid_request_error | colour is not a field
 {"model": "nobody"} | 404 | not_found_error | does not exist"#;
@@ -163,6 +166,19 @@ async fn bad_input_is_refused_in_the_format_of_anthropic_and_the_next_request_wo
             (submitted.prompt_ids, submitted.spec),
             (expected.prompt_ids.clone(), expected.spec.clone())
         );
+    }
+}
+
+#[tokio::test]
+async fn a_format_becomes_a_grammar() {
+    let router = TestRouter::start().with_reply("{}");
+    let schema = json!({ "type": "object", "properties": {}, "additionalProperties": false });
+    let format = json!({ "type": "json_schema", "schema": schema });
+    for fields in [json!({ "output_config": { "format": format } }), json!({ "output_format": format })] {
+        router.ok(MESSAGES, &request(fields.clone())).await;
+        let document: Value = serde_json::from_str(&router.lanes.take_one().spec.grammar.unwrap()).unwrap();
+        assert_eq!(document["kind"], "json_schema", "{fields}");
+        assert_eq!(serde_json::from_str::<Value>(document["text"].as_str().unwrap()).unwrap(), schema);
     }
 }
 

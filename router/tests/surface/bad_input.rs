@@ -187,11 +187,12 @@ async fn fields_that_would_have_no_effect() {
     check_table(vec![
         (CHAT, json!({"functions": [{}]}), json!("functions"), "functions is not supported"),
         (CHAT, json!({"modalities": ["text", "audio"]}), json!("modalities"), "modalities is not supported"),
+        (CHAT, json!({"verbosity": "high"}), json!("verbosity"), "verbosity is not supported"),
         (
-            CHAT,
+            COMPLETIONS,
             json!({"reasoning_effort": "high"}),
             json!("reasoning_effort"),
-            "reasoning_effort is not supported",
+            "a field of /v1/chat/completions",
         ),
         (COMPLETIONS, json!({"suffix": "end"}), json!("suffix"), "suffix is not supported"),
         (CHAT, json!({"prompt": "x"}), json!("prompt"), "a field of /v1/completions"),

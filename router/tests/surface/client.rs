@@ -247,7 +247,12 @@ impl TestRouter {
 
     /// Sends a streamed request that must be answered with 200; returns the body as a stream.
     pub(crate) async fn open(&self, path: &str, body: &Value) -> BodyDataStream {
-        let response = self.app.clone().oneshot(post(path, body.to_string())).await.unwrap();
+        self.open_request(post(path, body.to_string())).await
+    }
+
+    /// Sends a request that must be answered with 200; returns the body as a stream.
+    pub(crate) async fn open_request(&self, request: Request<Body>) -> BodyDataStream {
+        let response = self.app.clone().oneshot(request).await.unwrap();
         assert_eq!(response.status(), 200);
         response.into_body().into_data_stream()
     }

@@ -34,6 +34,8 @@ pub(crate) enum Script {
     Flood,
     /// Choices generate one span and then fail.
     FailAfterOneSpan(RouterError),
+    /// The first prompt gets a target and generates nothing; others fail before they get one.
+    FailOtherPrompts(RouterError),
     /// Requests are refused.
     Refuse(RouterError),
     /// A lane with a bug: panics.
@@ -124,7 +126,12 @@ impl GenerationService for SharedLanes {
             _ => {}
         }
         let (sink, stream) = channel(generation.num_choices, generation.unread.clone());
-        sink.mark_started();
+        match &script {
+            Script::FailOtherPrompts(error) if prompt_idx > 0 => {
+                sink.send(GenerationEvent::Failed(error.clone()));
+            }
+            _ => sink.mark_started(),
+        }
         let handle = Handle(Arc::clone(&self.0));
         self.0.lifetime.spawn("fake-lane", run(handle, script, generation, prompt_idx, sink));
         Ok(stream)
@@ -158,8 +165,10 @@ async fn run(
     prompt_idx: usize,
     sink: GenerationSink,
 ) {
-    if matches!(script, Script::Flood) {
-        return flood(&handle.0, prompt_idx, &sink).await;
+    match script {
+        Script::Flood => return flood(&handle.0, prompt_idx, &sink).await,
+        Script::FailOtherPrompts(_) => return sink.cancelled(0).cancelled().await,
+        _ => {}
     }
     let scores_late = matches!(script, Script::ScoreLate(_));
     if !scores_late {

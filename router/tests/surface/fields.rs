@@ -99,6 +99,8 @@ async fn defaults_of_refused_fields_are_accepted() {
         (CHAT, "add_generation_prompt", json!(true)),
         (CHAT, "include_reasoning", json!(true)),
         (CHAT, "add_special_tokens", json!(false)),
+        (CHAT, "verbosity", json!("medium")),
+        (COMPLETIONS, "reasoning_effort", json!("")),
         (COMPLETIONS, "use_beam_search", json!(false)),
         (COMPLETIONS, "length_penalty", json!(1.0)),
         (COMPLETIONS, "prompt_logprobs", Value::Null),

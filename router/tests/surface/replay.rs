@@ -44,6 +44,8 @@ async fn fields_that_client_libraries_add_to_an_answer_change_nothing() {
         json!({ "annotations": [], "parsed": null, "provider_specific_fields": null, "reasoning": null }),
         json!({ "parsed": { "a": 1 }, "tool_calls": [call(&parsed_function)] }),
         json!({ "provider_specific_fields": { "refusal": null } }),
+        json!({ "reasoning_details": [{ "type": "reasoning.text", "text": "hm" }], "thinking_blocks": [{}] }),
+        json!({ "cache_control": { "type": "ephemeral" } }),
         json!({ "reasoning": "hm" }),
         json!({ "reasoning": "another" }),
         json!({ "reasoning": "hm", "reasoning_content": null }),
@@ -59,6 +61,8 @@ async fn fields_of_an_answer_are_refused_in_messages_of_other_roles() {
         ("annotations", json!([])),
         ("parsed", json!({})),
         ("provider_specific_fields", json!({})),
+        ("reasoning_details", json!([])),
+        ("thinking_blocks", json!([])),
         ("reasoning", json!("hm")),
     ] {
         let message = with(json!({ "role": "user", "content": "x" }), &json!({ field: value }));

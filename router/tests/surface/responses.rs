@@ -153,11 +153,40 @@ async fn items_are_read_like_messages() {
     assert_eq!(router.lanes.take_one().prompt_ids, prompt);
 }
 
+#[tokio::test]
+async fn items_of_stored_responses_may_be_referenced() {
+    let router = TestRouter::start().with_reply(" fine");
+    let first = router.ok(RESPONSES, &request(json!({}))).await;
+    router.lanes.take_submitted();
+    let item = &first["output"][0];
+    let reference = json!({ "type": "item_reference", "id": item["id"] });
+    let user = json!({ "role": "user", "content": "more" });
+    router.ok(RESPONSES, &request(json!({ "input": [item, user] }))).await;
+    let expected = router.lanes.take_one().prompt_ids;
+    router.ok(RESPONSES, &request(json!({ "input": [reference, user] }))).await;
+    assert_eq!(router.lanes.take_one().prompt_ids, expected);
+
+    let unstored = router.ok(RESPONSES, &request(json!({ "store": false }))).await;
+    router.lanes.take_submitted();
+    let unstored = json!({ "type": "item_reference", "id": unstored["output"][0]["id"] });
+    for (input, param) in [
+        (json!([reference, reference]), "input[1].id"),
+        (json!([user, unstored]), "input[1].id"),
+        (json!([{ "type": "item_reference", "id": "msg" }]), "input[0].id"),
+        (json!([{ "type": "item_reference" }]), "input[0].id"),
+    ] {
+        let refused = router.post_json(RESPONSES, &request(json!({ "input": input }))).await;
+        let error = refused.json()["error"].clone();
+        assert_eq!((refused.status.as_u16(), &error["param"]), (400, &json!(param)), "{error}");
+        assert!(router.lanes.take_submitted().is_empty());
+    }
+}
+
 /// Additional fields, `param` and part of the message.
 const REFUSED: &str = r#"{"input": null} | input | input is required
 {"input": 5} | input | input must be a string or a list of items
 {"input": []} | input | input must not be empty
-{"input": [{"type": "computer_call"}]} | input[0] | must be of type message, function_call, function_call_output or reasoning, not `computer_call`
+{"input": [{"type": "computer_call"}]} | input[0] | must be of type message, function_call, function_call_output, reasoning or item_reference, not `computer_call`
 {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]} | input[0].call_id | input[0].call_id is required
 {"input": [{"type": "function_call", "call_id": 1, "name": "f"}]} | input[0].call_id | input[0].call_id must be a string
 {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "[1"}]} | input[0].arguments | must be a JSON object, written as a string
@@ -189,6 +218,10 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 {"text": {"format": {"type": "json_object", "schema": {}}}} | text.format.schema | only allowed where text.format.type is json_schema
 {"text": {"format": {"colour": 1}}} | text.format | unknown field `colour`
 {"text": {"verbosity": "high"}} | text.verbosity | is not supported
+{"reasoning": "high"} | reasoning | expected an object
+{"reasoning": {"effort": 5}} | reasoning.effort | expected a string
+{"reasoning": {"summary": "detailed"}} | reasoning.summary | reasoning.summary is not supported
+{"include": ["message.output_text.logprobs"]} | include | include is not supported
 {"background": true} | background | background is not supported
 {"text": {"format": {"type": "json_schema"}}} | text.format.schema | text.format.schema is required
 {"max_output_tokens": 0} | max_output_tokens | must be at least 1
@@ -198,7 +231,7 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 
 /// Values that request nothing.
 const OFF: &str = r#"{"tools": [], "tool_choice": "auto", "text": {"format": {"type": "text"}, "verbosity": "medium"}, "parallel_tool_calls": false, "truncation": "disabled",
-    "include": [], "reasoning": {"effort": null}, "top_logprobs": 0, "background": false, "conversation": ""}"#;
+    "include": ["reasoning.encrypted_content"], "reasoning": {"effort": null, "summary": "auto"}, "top_logprobs": 0, "background": false, "conversation": ""}"#;
 
 #[tokio::test]
 async fn bad_input_is_refused_by_name_and_the_next_request_works() {

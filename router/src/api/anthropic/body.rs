@@ -9,12 +9,14 @@ use super::blocks::Content;
 use crate::api::conversation::ConversationBuilder;
 use crate::api::disabled::is_disabled;
 use crate::api::functions::ToolFormat;
+use crate::api::grammars::{FormatNames, grammar_from_format};
 use crate::api::handler::refuse_fields;
-use crate::api::openai::body::Speculation;
-use crate::api::openai::shapes::Object;
+use crate::api::object::Object;
+use crate::api::speculation_settings::SpeculationSettings;
 use crate::error::RouterError;
 use crate::request::RawRequest;
 use crate::request::raw::{FieldNames, RawPrompt, RawSampling};
+use crate::request::structure::RawGrammar;
 use crate::request::tools::ToolChoice;
 
 /// A request body.
@@ -36,7 +38,7 @@ pub(super) struct Body {
     ignore_eos: Option<bool>,
     priority: Option<i64>,
     task_type: Option<String>,
-    speculation: Option<Object<Speculation>>,
+    speculation: Option<Object<SpeculationSettings>>,
 
     tools: Option<Vec<Value>>,
     tool_choice: Option<Object<RawToolChoice>>,
@@ -45,7 +47,7 @@ pub(super) struct Body {
     container: Option<Value>,
     mcp_servers: Option<Value>,
     output_config: Option<Object<OutputConfig>>,
-    output_format: Option<Value>,
+    output_format: Option<Object<OutputFormat>>,
 
     // It may shorten a conversation; here all of it is the prompt.
     #[serde(rename = "context_management")]
@@ -96,7 +98,16 @@ impl Thinking {
 struct OutputConfig {
     #[serde(rename = "effort")]
     _effort: IgnoredAny,
-    format: Option<Value>,
+    format: Option<Object<OutputFormat>>,
+}
+
+/// `output_config.format`, or `output_format`, its name before.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OutputFormat {
+    r#type: String,
+    #[serde(default)]
+    schema: Option<Value>,
 }
 
 /// `tool_choice`.
@@ -150,13 +161,14 @@ pub(super) struct MessageOptions {
 impl Body {
     /// Converts the body to the common request.
     pub(super) fn into_request(
-        self,
+        mut self,
         header_task_type: Option<String>,
     ) -> Result<(RawRequest, MessageOptions), RouterError> {
         self.refuse_unsupported()?;
         if self.max_tokens.is_none() {
             return Err(RouterError::invalid("max_tokens", "max_tokens is required"));
         }
+        let grammar = self.take_grammar()?;
         let tool_format = ToolFormat::InputSchema;
         let (choice, parallel) =
             self.tool_choice.map_or(Ok((ToolChoice::Auto, true)), |Object(choice)| choice.read())?;
@@ -194,6 +206,7 @@ impl Body {
             task_type: self.task_type.or(header_task_type),
             speculation: self.speculation.map(|Object(speculation)| speculation.into()).unwrap_or_default(),
             tools: tools.raw,
+            grammar,
             names: FieldNames {
                 prompt: "messages",
                 stop: "stop_sequences",
@@ -210,17 +223,31 @@ impl Body {
         if let Some(Object(thinking)) = &self.thinking {
             thinking.check()?;
         }
-        if let Some(Object(config)) = &self.output_config {
-            refuse_fields("output_config.", &[("format", &config.format)], is_disabled)?;
+        refuse_fields("", &[("container", &self.container), ("mcp_servers", &self.mcp_servers)], is_disabled)
+    }
+
+    /// Takes the grammar of the requested format.
+    fn take_grammar(&mut self) -> Result<Option<RawGrammar>, RouterError> {
+        let config = self.output_config.take().map(|Object(config)| config).unwrap_or_default();
+        let names = FormatNames {
+            format: "output_config.format",
+            kind: "output_config.format.type",
+            schema: "output_config.format.schema",
+        };
+        let older_names = FormatNames {
+            format: "output_format",
+            kind: "output_format.type",
+            schema: "output_format.schema",
+        };
+        match (config.format, self.output_format.take()) {
+            (Some(_), Some(_)) => {
+                let (format, older) = (names.format, older_names.format);
+                let message = format!("{format} and {older} both constrain the output: send one of them");
+                Err(RouterError::invalid(older, message))
+            }
+            (Some(Object(format)), None) => grammar_from_format(&names, &format.r#type, format.schema),
+            (None, Some(Object(format))) => grammar_from_format(&older_names, &format.r#type, format.schema),
+            (None, None) => Ok(None),
         }
-        refuse_fields(
-            "",
-            &[
-                ("container", &self.container),
-                ("mcp_servers", &self.mcp_servers),
-                ("output_format", &self.output_format),
-            ],
-            is_disabled,
-        )
     }
 }

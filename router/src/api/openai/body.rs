@@ -12,13 +12,15 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use super::shapes::{Content, LogitBias, Logprobs, Object, Prompts, Stops};
+use super::shapes::{Content, LogitBias, Logprobs, Prompts, Stops};
 use super::structured::{GrammarFields, ResponseFormat, StructuredOutputs};
 use super::tools::parse_earlier_calls;
-use crate::api::conversation::{OWN_VARIABLES, refuse_variables};
+use crate::api::conversation::{checked_variables, set_reasoning_effort};
 use crate::api::disabled::is_disabled;
 use crate::api::functions::ToolFormat;
 use crate::api::handler::refuse_fields;
+use crate::api::object::Object;
+use crate::api::speculation_settings::SpeculationSettings;
 use crate::error::RouterError;
 use crate::request::Operation;
 use crate::request::raw::{FieldNames, RawPrompt, RawRequest, RawSampling, RawSpeculation};
@@ -60,9 +62,10 @@ pub struct Body {
     pub top_logprobs: Option<i64>,
     pub echo: Option<bool>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
+    pub reasoning_effort: Option<String>,
 
     pub task_type: Option<String>,
-    pub speculation: Option<Object<Speculation>>,
+    pub speculation: Option<Object<SpeculationSettings>>,
     pub priority: Option<i64>,
     pub disable_spec_decode: Option<bool>,
     pub disable_speculative_decoding: Option<bool>,
@@ -86,7 +89,6 @@ pub struct Body {
     pub modalities: Option<Value>,
     pub audio: Option<Value>,
     pub prediction: Option<Object<Prediction>>,
-    pub reasoning_effort: Option<Value>,
     pub verbosity: Option<Value>,
     pub web_search_options: Option<Value>,
     pub moderation: Option<Value>,
@@ -151,13 +153,20 @@ pub struct Message {
     pub audio: Option<Value>,
     #[serde(default)]
     pub refusal: Option<Value>,
-    // Client libraries add these to an answer; clients send them back unchanged.
+    // Client libraries, gateways and other servers add these to an answer; clients send them back unchanged.
     #[serde(default)]
     annotations: Option<IgnoredAny>,
     #[serde(default)]
     parsed: Option<IgnoredAny>,
     #[serde(default)]
     provider_specific_fields: Option<IgnoredAny>,
+    #[serde(default)]
+    reasoning_details: Option<IgnoredAny>,
+    #[serde(default)]
+    thinking_blocks: Option<IgnoredAny>,
+    // Prefixes are matched by content.
+    #[serde(default, rename = "cache_control")]
+    _cache_control: IgnoredAny,
 }
 
 /// `stream_options`.
@@ -172,24 +181,6 @@ pub struct StreamOptions {
     pub continuous_usage_stats: Option<bool>,
     #[serde(rename = "include_obfuscation")]
     _include_obfuscation: IgnoredAny,
-}
-
-/// `speculation`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "the fields are those of SpeculationRequest")]
-pub struct Speculation {
-    pub enabled: Option<bool>,
-    pub num_draft_tokens: Option<i64>,
-    pub num_tree_tokens: Option<i64>,
-    pub acceptance: Option<String>,
-}
-
-impl From<Speculation> for RawSpeculation {
-    fn from(speculation: Speculation) -> Self {
-        let Speculation { enabled, num_draft_tokens, num_tree_tokens, acceptance } = speculation;
-        Self { enabled, num_draft_tokens, num_tree_tokens, acceptance }
-    }
 }
 
 /// `prediction`.
@@ -255,6 +246,7 @@ impl Body {
         let (prompts, prompt_name) = match operation {
             Operation::Chat => {
                 let mut variables = checked_variables(self.chat_template_kwargs)?;
+                set_reasoning_effort(&mut variables, self.reasoning_effort);
                 tools.set_template_tools(&mut variables);
                 (conversation(self.messages, variables)?, "messages")
             }
@@ -397,16 +389,6 @@ impl Body {
     }
 }
 
-/// Checks `chat_template_kwargs`.
-pub(in crate::api) fn checked_variables(
-    variables: Option<Map<String, Value>>,
-) -> Result<Map<String, Value>, RouterError> {
-    let (field, variables) = ("chat_template_kwargs", variables.unwrap_or_default());
-    refuse_variables(field, &variables, &OWN_VARIABLES)?;
-    refuse_variables(field, &variables, &["tools"])?;
-    Ok(variables)
-}
-
 /// Builds the prompt of a conversation; empty if `messages` is missing.
 pub fn conversation(
     messages: Option<Vec<Object<Message>>>,
@@ -438,6 +420,8 @@ impl Message {
         only("annotations", "assistant", self.annotations.is_some())?;
         only("parsed", "assistant", self.parsed.is_some())?;
         only("provider_specific_fields", "assistant", self.provider_specific_fields.is_some())?;
+        only("reasoning_details", "assistant", self.reasoning_details.is_some())?;
+        only("thinking_blocks", "assistant", self.thinking_blocks.is_some())?;
         only("tool_call_id", "tool", self.tool_call_id.is_some())?;
         let content = match self.content {
             Some(Content(content)) => Some(content),

@@ -10,7 +10,9 @@ use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::response::{
     ASSISTANT, ChatChunkChoice, ChatDelta, ChunkSpeculation, CompletionChoice, Envelope, UsageBody,
 };
-use super::tools::{ChoiceParser, MessageDelta};
+use super::tools::ToolCallBody;
+use crate::api::functions::call_id;
+use crate::api::output_deltas::{OutputDelta, OutputDeltas};
 use crate::api::sse::{EventEncoder, write_event};
 use crate::error::RouterError;
 use crate::pipeline::text_delta::{Part, ResponseInfo, TextDelta};
@@ -27,8 +29,8 @@ pub(super) struct ChunkWriter {
     timings: bool,
     /// Whether each choice has sent its role.
     role_sent: Vec<bool>,
-    /// One reader per choice of a chat completion whose output has more than content.
-    parsers: Vec<ChoiceParser>,
+    /// One parser per choice of a chat completion whose output has more than content.
+    parsers: Vec<OutputDeltas>,
     /// JSON before and after the choice, equal in every chunk.
     frame: [Vec<u8>; 2],
     /// Number of output tokens in chunks written so far; usage at that point, if every chunk reports it.
@@ -41,7 +43,9 @@ impl ChunkWriter {
         let CompletionOptions { stream, timings } = options;
         let options = stream.unwrap_or_default();
         let frame = frame(&envelope((operation, options), info, NO_CHOICES));
-        let parsers = if operation == Operation::Chat { ChoiceParser::all(info) } else { Vec::new() };
+        let is_parsed = operation == Operation::Chat && !info.output.is_plain();
+        let num_parsers = if is_parsed { info.num_choices } else { 0 };
+        let parsers = (0..num_parsers).map(|_| OutputDeltas::new(&info.output)).collect();
         let role_sent = vec![false; info.num_choices as usize];
         Self { operation, options, timings, role_sent, parsers, frame, num_tokens: 0, usage: None }
     }
@@ -105,21 +109,14 @@ impl ChunkWriter {
     ) {
         let index = delta.choice;
         let parser = &mut self.parsers[index as usize];
-        let message_deltas = parser.push(&delta.text, delta.finish.is_some());
+        let output_deltas = parser.push(&delta.text, delta.finish.is_some());
         let finish_reason = delta
             .finish
             .map(|reason| finish_reason_with_calls(finish_reason_name(reason), parser.has_calls()));
-        for message_delta in message_deltas {
-            let added = match message_delta {
-                MessageDelta::Content(text) => ChatDelta { content: Some(text), ..ChatDelta::default() },
-                MessageDelta::Reasoning(text) => {
-                    ChatDelta { reasoning_content: Some(text), ..ChatDelta::default() }
-                }
-                MessageDelta::Call(call) => ChatDelta { tool_calls: vec![call], ..ChatDelta::default() },
-            };
+        for output_delta in output_deltas {
             let choice = ChatChunkChoice {
                 index,
-                delta: ChatDelta { role: self.take_role(index), ..added },
+                delta: ChatDelta { role: self.take_role(index), ..chat_delta(info, index, output_delta) },
                 logprobs: None,
                 finish_reason: None,
                 speculation: None,
@@ -186,6 +183,21 @@ impl ChunkWriter {
             .options
             .continuous_usage
             .then(|| Usage { completion_tokens: self.num_tokens, ..text.usage() });
+    }
+}
+
+/// Creates the delta of a choice, without its role.
+fn chat_delta(info: &ResponseInfo, choice: u32, output_delta: OutputDelta) -> ChatDelta {
+    match output_delta {
+        OutputDelta::Text(text) => ChatDelta { content: Some(text), ..ChatDelta::default() },
+        OutputDelta::Reasoning(text) => ChatDelta { reasoning_content: Some(text), ..ChatDelta::default() },
+        OutputDelta::Call { idx, call } => {
+            let id = call_id("call_", &info.id, choice, idx);
+            ChatDelta { tool_calls: vec![ToolCallBody::started(id, idx, call)], ..ChatDelta::default() }
+        }
+        OutputDelta::Arguments { idx, more } => {
+            ChatDelta { tool_calls: vec![ToolCallBody::continued(idx, more)], ..ChatDelta::default() }
+        }
     }
 }
 

@@ -2,11 +2,8 @@
 
 use std::borrow::Cow;
 
-use axum::response::{IntoResponse, Json, Response};
-use http::{HeaderValue, header};
 use serde::Serialize;
 
-use crate::api::handler::write_retry_headers;
 use crate::error::RouterError;
 
 /// `{"error": {...}}`.
@@ -34,19 +31,5 @@ impl From<&RouterError> for ErrorBody {
                 code: mapping.code,
             },
         }
-    }
-}
-
-impl IntoResponse for RouterError {
-    /// The error itself is attached to the response, for APIs with another error object.
-    fn into_response(self) -> Response {
-        let mut response = (self.mapping().status, Json(ErrorBody::from(&self))).into_response();
-        let headers = response.headers_mut();
-        write_retry_headers(&self, headers);
-        if matches!(self, Self::Unauthenticated(_)) {
-            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        response.extensions_mut().insert(self);
-        response
     }
 }

@@ -8,8 +8,9 @@ use super::body::CompletionOptions;
 use super::chunk::{finish_reason_with_calls, json};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::response::{AssistantMessage, ChatChoice, CompletionChoice, Envelope};
-use super::tools::{ChoiceParser, MessageParts};
 use crate::api::buffered_response::buffered_response;
+use crate::api::functions::call_id;
+use crate::api::parsed_output::ParsedOutput;
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
 use crate::pipeline::response_memory::MemoryReservation;
@@ -68,18 +69,15 @@ fn chat(
     options: CompletionOptions,
 ) -> Result<String, RouterError> {
     let (info, vocabulary) = (text.info(), text.model().vocabulary());
-    let mut parsers = ChoiceParser::all(info);
     let choice = |(index, choice): (usize, CompletedChoice)| {
-        let finish_reason = finish_reason(&choice)?;
-        let parts = match parsers.get_mut(index) {
-            Some(parser) => MessageParts::from_deltas(parser.push(&choice.text, true)),
-            None => MessageParts { content: choice.text, ..MessageParts::default() },
-        };
+        let (index, finish_reason) = (index as u32, finish_reason(&choice)?);
+        let output = ParsedOutput::parse(&info.output, &choice.text);
+        let id_of = |call| call_id("call_", &info.id, index, call);
         Ok(ChatChoice {
-            index: index as u32,
+            index,
             logprobs: info.logprobs.then(|| ChatLogprobs::new(vocabulary, &choice.tokens)),
-            finish_reason: finish_reason_with_calls(finish_reason, !parts.calls.is_empty()),
-            message: AssistantMessage::new(parts),
+            finish_reason: finish_reason_with_calls(finish_reason, output.has_calls()),
+            message: AssistantMessage::new(output.into_parts(), id_of),
         })
     };
     let choices: Result<Vec<_>, RouterError> = choices.into_iter().enumerate().map(choice).collect();

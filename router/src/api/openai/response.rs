@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
-use super::tools::{MessageParts, ToolCallBody};
+use super::tools::ToolCallBody;
+use crate::api::parsed_output::OutputPart;
 use crate::generation::SpeculationUsage;
 use crate::pipeline::text_delta::{ResponseInfo, Timings};
 use crate::request::Usage;
@@ -91,8 +92,16 @@ pub struct AssistantMessage {
 }
 
 impl AssistantMessage {
-    pub(super) fn new(parts: MessageParts) -> Self {
-        let MessageParts { content, reasoning, calls } = parts;
+    /// Creates the message with these parts; `id_of` returns the ids of its calls.
+    pub(super) fn new(parts: Vec<OutputPart>, id_of: impl Fn(u32) -> String) -> Self {
+        let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+        for part in parts {
+            match part {
+                OutputPart::Text(text) => append(&mut content, text),
+                OutputPart::Reasoning(text) => append(&mut reasoning, text),
+                OutputPart::Call { idx, call } => calls.push(ToolCallBody::whole(id_of(idx), call)),
+            }
+        }
         Self {
             role: ASSISTANT,
             content: (calls.is_empty() || !content.is_empty()).then_some(content),
@@ -100,6 +109,15 @@ impl AssistantMessage {
             tool_calls: calls,
             refusal: None,
         }
+    }
+}
+
+/// Appends a text, which may be long: the first one is not copied.
+fn append(to: &mut String, text: String) {
+    if to.is_empty() {
+        *to = text;
+    } else {
+        to.push_str(&text);
     }
 }
 

@@ -2,17 +2,13 @@
 //! the wrong type say what is expected.
 
 use std::fmt;
-use std::marker::PhantomData;
 
 use serde::Deserialize;
-use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use crate::api::object::Object;
 use crate::request::raw::RawPrompt;
-
-/// A JSON object. Derived types would also accept a list, field by field in order of declaration.
-#[derive(Debug)]
-pub struct Object<T>(pub T);
 
 /// `prompt`: a text, several texts, token ids, or several lists of token ids.
 #[derive(Debug, Clone, Default)]
@@ -33,22 +29,6 @@ pub enum Logprobs {
     Switch(bool),
     /// In completions.
     Count(i64),
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ObjectVisitor<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
-            type Value = Object<T>;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Object<T>, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(fields)).map(Object)
-            }
-        }
-        deserializer.deserialize_map(ObjectVisitor(PhantomData))
-    }
 }
 
 /// An integer. Values above `i64::MAX` are clamped, so that the later bounds check refuses them.

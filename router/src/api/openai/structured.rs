@@ -6,12 +6,12 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::shapes::Object;
+use crate::api::grammars::{
+    FormatNames, grammar_from_choices, grammar_from_format, grammar_from_schema, raw_grammar,
+};
+use crate::api::object::Object;
 use crate::error::RouterError;
 use crate::request::structure::RawGrammar;
-
-/// Maximum number of texts in one `choice`.
-const CHOICES_MAX: usize = 4_096;
 
 /// `response_format`.
 #[derive(Debug, Deserialize)]
@@ -77,8 +77,7 @@ impl GrammarFields {
         }
         for (field, schema) in [("structured_outputs.json", outputs.json), ("guided_json", self.guided_json)]
         {
-            let grammar = schema.map(|schema| grammar_from_schema(field, &schema)).transpose()?;
-            grammars.extend(grammar.map(|grammar| raw_grammar(field, grammar)));
+            grammars.extend(schema.map(|schema| grammar_from_schema(field, &schema)).transpose()?);
         }
         for (field, text) in
             [("structured_outputs.regex", outputs.regex), ("guided_regex", self.guided_regex)]
@@ -120,13 +119,6 @@ pub struct TextFormat {
     _description: Option<String>,
 }
 
-/// Names of a format's fields, for messages.
-struct FormatNames {
-    format: &'static str,
-    kind: &'static str,
-    schema: &'static str,
-}
-
 impl ResponseFormat {
     fn into_grammar(self) -> Result<Option<RawGrammar>, RouterError> {
         let names = FormatNames {
@@ -154,51 +146,4 @@ impl TextFormat {
         }
         grammar_from_format(&names, &self.r#type, self.schema)
     }
-}
-
-fn grammar_from_format(
-    names: &FormatNames,
-    kind: &str,
-    schema: Option<Value>,
-) -> Result<Option<RawGrammar>, RouterError> {
-    match kind {
-        "text" => Ok(None),
-        "json_object" => Ok(Some(raw_grammar(names.format, Grammar::json_object()))),
-        "json_schema" => {
-            let field = names.schema;
-            let missing = || format!("{field} is required where {} is json_schema", names.kind);
-            let schema = schema.ok_or_else(|| RouterError::invalid(field, missing()))?;
-            Ok(Some(raw_grammar(field, grammar_from_schema(field, &schema)?)))
-        }
-        other => {
-            let field = names.kind;
-            let message = format!("{field} must be one of text, json_object, json_schema, not `{other}`");
-            Err(RouterError::invalid(field, message))
-        }
-    }
-}
-
-fn raw_grammar(field: &'static str, grammar: Grammar) -> RawGrammar {
-    RawGrammar { field, grammar }
-}
-
-/// Accepts a schema as an object or as its text.
-fn grammar_from_schema(field: &'static str, schema: &Value) -> Result<Grammar, RouterError> {
-    match schema {
-        Value::String(text) => Ok(Grammar { kind: GrammarKind::JsonSchema, text: text.clone() }),
-        Value::Object(_) => Ok(Grammar::json_schema(schema)),
-        _ => Err(RouterError::invalid(field, format!("{field} must be a JSON schema: an object"))),
-    }
-}
-
-/// A grammar for one of these texts.
-pub(in crate::api) fn grammar_from_choices(
-    field: &'static str,
-    choices: &[String],
-) -> Result<RawGrammar, RouterError> {
-    if choices.is_empty() || choices.len() > CHOICES_MAX {
-        let message = format!("{field} has {} texts, 1 to {CHOICES_MAX} are allowed", choices.len());
-        return Err(RouterError::invalid(field, message));
-    }
-    Ok(raw_grammar(field, Grammar::choice(choices)))
 }

@@ -18,7 +18,6 @@ impl Body {
             ("suffix", &self.suffix),
             ("modalities", &self.modalities),
             ("audio", &self.audio),
-            ("reasoning_effort", &self.reasoning_effort),
             ("verbosity", &self.verbosity),
             ("web_search_options", &self.web_search_options),
             ("moderation", &self.moderation),
@@ -71,6 +70,10 @@ impl Body {
                     ("messages", self.messages.is_some()),
                     ("top_logprobs", self.top_logprobs.is_some()),
                     ("chat_template_kwargs", self.chat_template_kwargs.is_some()),
+                    (
+                        "reasoning_effort",
+                        self.reasoning_effort.as_ref().is_some_and(|effort| !effort.is_empty()),
+                    ),
                     ("tools", self.tools.as_ref().is_some_and(|tools| !tools.is_empty())),
                     ("prediction", self.prediction.is_some()),
                 ];

@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use speculation::FinishReason;
 
+use super::ID_PREFIX;
 use super::body::{ResponseOptions, function_call_id};
 use crate::api::functions::unique_part;
 use crate::api::openai::response::{ASSISTANT, MetricsBody};
@@ -163,6 +164,13 @@ pub(super) fn item_id(response_id: &str, part: &OutputPart, idx: usize) -> Strin
     format!("{kind}_{}_{idx}", unique_part(response_id))
 }
 
+/// Returns the id of the response that has the item with this id; `None` if it is not an id of an item.
+pub(super) fn response_id_of(item_id: &str) -> Option<String> {
+    let (_kind, rest) = item_id.split_once('_')?;
+    let (unique, _idx) = rest.split_once('_')?;
+    Some(format!("{ID_PREFIX}{unique}"))
+}
+
 /// Returns the status of the part at this index: only the last one can be incomplete.
 pub(super) fn item_status(idx: usize, parts: &[OutputPart], finish: Option<FinishReason>) -> &'static str {
     match finish {
@@ -210,7 +218,7 @@ impl<'a> ResponseObject<'a> {
             output,
             parallel_tool_calls: options.parallel_tool_calls,
             previous_response_id: options.previous_response_id.as_deref(),
-            reasoning: json!({ "effort": null, "summary": null }),
+            reasoning: json!({ "effort": options.reasoning_effort, "summary": null }),
             store: options.store,
             temperature: options.temperature,
             text: json!({ "format": options.text_format }),

@@ -6,14 +6,16 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use super::input::read_item;
-use crate::api::conversation::ConversationBuilder;
+use super::references::resolve;
+use crate::api::conversation::{ConversationBuilder, set_reasoning_effort};
 use crate::api::disabled::is_disabled;
 use crate::api::functions::{ToolFormat, call_id};
 use crate::api::handler::refuse_fields;
-use crate::api::openai::body::Speculation;
-use crate::api::openai::shapes::{Object, Stops};
+use crate::api::object::Object;
+use crate::api::openai::shapes::Stops;
 use crate::api::openai::structured::TextFormat;
 use crate::api::parsed_output::OutputPart;
+use crate::api::speculation_settings::SpeculationSettings;
 use crate::error::RouterError;
 use crate::pipeline::response_store::{ResponseStore, StoredResponse};
 use crate::request::RawRequest;
@@ -45,15 +47,15 @@ pub(super) struct Body {
     ignore_eos: Option<bool>,
     priority: Option<i64>,
     task_type: Option<String>,
-    speculation: Option<Object<Speculation>>,
+    speculation: Option<Object<SpeculationSettings>>,
 
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     text: Option<Object<TextConfig>>,
+    reasoning: Option<Object<Reasoning>>,
 
     max_tool_calls: Option<Value>,
-    reasoning: Option<Value>,
     include: Option<Value>,
     background: Option<Value>,
     conversation: Option<Value>,
@@ -91,6 +93,29 @@ struct TextConfig {
     verbosity: Option<String>,
 }
 
+/// `reasoning`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Reasoning {
+    effort: Option<String>,
+    summary: Option<String>,
+    generate_summary: Option<String>,
+}
+
+impl Reasoning {
+    /// Returns the effort. A summary is refused unless the server may decide to write none.
+    fn into_effort(self) -> Result<Option<String>, RouterError> {
+        for (field, summary) in
+            [("reasoning.summary", self.summary), ("reasoning.generate_summary", self.generate_summary)]
+        {
+            if summary.is_some_and(|summary| summary != "auto") {
+                return Err(RouterError::invalid(field, format!("{field} is not supported: leave it out")));
+            }
+        }
+        Ok(self.effort)
+    }
+}
+
 /// Properties of the request that the response depends on.
 #[derive(Debug)]
 pub(super) struct ResponseOptions {
@@ -108,6 +133,7 @@ pub(super) struct ResponseOptions {
     pub(super) tool_choice: Value,
     pub(super) parallel_tool_calls: bool,
     pub(super) text_format: Value,
+    pub(super) reasoning_effort: Option<String>,
     /// Isolation key of the caller.
     isolation_key: u64,
     /// The conversation for later responses, without this response's text.
@@ -142,6 +168,18 @@ pub(super) fn function_call_id(response_id: &str, call: u32) -> String {
 }
 
 impl Body {
+    /// Replaces references to items of stored responses by the items.
+    pub(super) fn resolve_references(
+        &mut self,
+        responses: &ResponseStore,
+        isolation_key: u64,
+    ) -> Result<(), RouterError> {
+        match &mut self.input {
+            Some(Input::Items(items)) => resolve(items, |id| responses.get(isolation_key, id)),
+            _ => Ok(()),
+        }
+    }
+
     /// Converts the body to the common request, which continues the `earlier` messages.
     pub(super) fn into_request(
         self,
@@ -158,7 +196,10 @@ impl Body {
         let tools = self.tools.unwrap_or_default();
         let choice = ToolFormat::Flat.parse_choice(Some(&tool_choice))?;
         let mut parsed_tools = ToolFormat::Flat.parse(tools.clone(), choice, self.parallel_tool_calls)?;
+        let reasoning = self.reasoning.map(|Object(reasoning)| reasoning).unwrap_or_default();
+        let reasoning_effort = reasoning.into_effort()?;
         let mut template_kwargs = Map::new();
+        set_reasoning_effort(&mut template_kwargs, reasoning_effort.clone());
         parsed_tools.set_template_tools(&mut template_kwargs);
         // Instructions apply to this response only; later ones do not inherit them.
         let mut messages: Vec<ConversationMessage> =
@@ -207,6 +248,7 @@ impl Body {
             tools,
             tool_choice,
             text_format,
+            reasoning_effort,
             isolation_key,
             conversation,
         };
@@ -220,7 +262,6 @@ impl Body {
             "",
             &[
                 ("max_tool_calls", &self.max_tool_calls),
-                ("reasoning", &self.reasoning),
                 ("include", &self.include),
                 ("background", &self.background),
                 ("conversation", &self.conversation),

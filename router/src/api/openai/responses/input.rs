@@ -27,7 +27,7 @@ pub(super) fn read_item(
         "reasoning" => item.reasoning(builder),
         other => {
             let path = item.path;
-            let expected = "message, function_call, function_call_output or reasoning";
+            let expected = "message, function_call, function_call_output, reasoning or item_reference";
             let message = format!("{path} must be of type {expected}, not `{other}`");
             Err(RouterError::invalid(path, message))
         }

@@ -1,12 +1,15 @@
 //! OpenAI's responses API: `/v1/responses`. A body becomes the same request as a chat completion's ([`body`],
 //! [`input`]), and the text becomes one response object ([`answer`]) or its stream of events ([`events`]).
 //! Responses are stored for a while in [`crate::pipeline::response_store`], so that a later request can
-//! continue one.
+//! continue one, or refer to its items ([`references`]).
 
 mod answer;
 mod body;
 mod events;
 mod input;
+mod references;
+
+use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
@@ -18,15 +21,19 @@ use self::answer::{ResponseObject, ResponseState};
 use self::body::{Body, ResponseOptions};
 use self::events::ResponseEvents;
 use crate::api::buffered_response::buffered_response;
-use crate::api::handler::{ApiFormat, BodyContext, collect_text, handle_request, json_response};
+use crate::api::handler::{ApiFormat, BodyContext, collect_text, handle_request};
 use crate::api::incoming::{authenticate, invalid_query};
 use crate::api::parsed_output::ParsedOutput;
 use crate::api::path_text::PathText;
 use crate::api::sse;
 use crate::error::RouterError;
 use crate::pipeline::AppState;
+use crate::pipeline::response_store::StoredResponse;
 use crate::pipeline::text_stream::TextStream;
 use crate::request::{Operation, RawRequest};
+
+/// Prefix of the ids of responses.
+const ID_PREFIX: &str = "resp_";
 
 /// `POST /v1/responses`.
 pub(in crate::api) async fn create(State(state): State<AppState>, request: Request) -> Response {
@@ -49,7 +56,19 @@ pub(in crate::api) async fn retrieve(
     refuse_parameters(&parameters)?;
     let stored =
         state.responses.get(caller.isolation_key, &id).ok_or_else(|| not_found("response_id", &id))?;
-    Ok(json_response(stored.json.clone()))
+    // The store may evict the response while its client reads it.
+    let mut reservation = state.response_memory.reserve();
+    reservation.grow(stored.json.len())?;
+    Ok(buffered_response(StoredJson(stored), reservation))
+}
+
+/// The JSON of a stored response, without a copy.
+struct StoredJson(Arc<StoredResponse>);
+
+impl AsRef<[u8]> for StoredJson {
+    fn as_ref(&self) -> &[u8] {
+        self.0.json.as_bytes()
+    }
 }
 
 /// `DELETE /v1/responses/{id}`.
@@ -100,12 +119,12 @@ impl ApiFormat for Responses {
     }
 
     fn id_prefix(&self) -> &'static str {
-        "resp_"
+        ID_PREFIX
     }
 
     fn parse(
         &self,
-        body: Body,
+        mut body: Body,
         context: BodyContext<'_>,
     ) -> Result<(RawRequest, ResponseOptions), RouterError> {
         let BodyContext { state, caller, task_type } = context;
@@ -117,6 +136,7 @@ impl ApiFormat for Responses {
                 stored.ok_or_else(|| not_found("previous_response_id", id))?.conversation.clone()
             }
         };
+        body.resolve_references(&state.responses, isolation_key)?;
         body.into_request(earlier, isolation_key, task_type)
     }
 
