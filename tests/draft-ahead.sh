@@ -12,7 +12,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly BINARIES=$1
+readonly BINARIES=${1:?usage: draft-ahead.sh BINARIES [ARGUMENT of outrider bench ..]}
 shift
 readonly PROFILE=${PROFILE:-deploy/profiles/70b-8xh100-l4.toml}
 readonly WORK_DIR=$(mktemp -d)

@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly OUTRIDER=$1
+readonly OUTRIDER=${1:?usage: first-run.sh OUTRIDER [ARGUMENT of outrider up ..]}
 shift
 readonly LOG=$(mktemp)
 

@@ -20,10 +20,12 @@ import math
 import os
 import random
 import re
+import shlex
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 
 # 97.5% quantiles of Student's t for 1 to 9 degrees of freedom.
 STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]
@@ -55,16 +57,16 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     comma_separated = lambda kind: lambda text: [kind(part) for part in text.split(",")]
     parser.add_argument("--outrider", default="target/debug/outrider", help="path of `outrider`; the worker binaries must be in the same directory")
-    parser.add_argument("--up", default="", help="further options of `outrider up`")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--streams", type=comma_separated(int), default=[1, 2, 4, 8, 16], help="concurrent requests")
-    parser.add_argument("--temperatures", type=comma_separated(float), default=[0.0, 1.0])
-    parser.add_argument("--max-tokens", type=comma_separated(int), default=[64])
-    parser.add_argument("--isa", type=comma_separated(str), default=["native"], help="instruction sets of the workers: native, avx2, ..")
-    parser.add_argument("--against", type=comma_separated(str), default=["off"], help="settings to compare with: off, or a fixed k")
-    parser.add_argument("--prompts", default="models/demo/prompts")
-    parser.add_argument("--block-requests", type=int, default=22, help="requests per block; raised to twice the number of streams")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--up", default="", help="further options of `outrider up`, as one argument, such as --up='--threads 1'")
+    parser.add_argument("--runs", type=int, default=3, help="measurements of each cell; intervals need at least 2 (3)")
+    parser.add_argument("--streams", type=comma_separated(int), default=[1, 2, 4, 8, 16], help="concurrent requests (1,2,4,8,16)")
+    parser.add_argument("--temperatures", type=comma_separated(float), default=[0.0, 1.0], help="sampling temperatures (0,1)")
+    parser.add_argument("--max-tokens", type=comma_separated(int), default=[64], help="tokens per answer (64)")
+    parser.add_argument("--isa", type=comma_separated(str), default=["native"], help="instruction sets of the workers: native, avx2, .. (native)")
+    parser.add_argument("--against", type=comma_separated(str), default=["off"], help="settings to compare with: off, or a fixed k (off)")
+    parser.add_argument("--prompts", default="models/demo/prompts", help="prompts of `outrider bench` (models/demo/prompts)")
+    parser.add_argument("--block-requests", type=int, default=22, help="requests per block; raised to twice the number of streams (22)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of sampling and of the order of cells (1)")
     return parser.parse_args()
 
 
@@ -76,22 +78,28 @@ def measure(args, cell, seed):
         environment["OUTRIDER_ISA"] = isa
     free_port = "127.0.0.1:0"
     up = [args.outrider, "up", "--no-evidence", "--http", free_port, "--grpc", free_port, "--admin", free_port]
+    errors = tempfile.TemporaryFile("w+")
     servers = subprocess.Popen(
-        up + args.up.split(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment, start_new_session=True
+        up + shlex.split(args.up), stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True
     )
     try:
         url = next((found.group(1) for line in servers.stdout if (found := re.search(r"ready at (http://\S+)", line))), None)
         if url is None:
-            sys.exit("`outrider up` exited before it was ready")
+            errors.seek(0)
+            sys.exit(f"`outrider up` exited before it was ready:\n{errors.read()}")
         bench = [args.outrider, "bench", "--url", url, "--prompts", args.prompts, "--concurrency", str(streams)]
         bench += ["--temperatures", str(temperature), "--max-tokens", str(max_tokens), "--body", "ignore_eos=true"]
         bench += ["--blocks", "2", "--block-requests", str(max(args.block_requests, 2 * streams)), "--warmup", "0"]
         bench += ["--seed", str(seed), "--json", "--arm", "router", "--arm", f"other:speculation={against}"]
-        report = json.loads(subprocess.run(bench, stdout=subprocess.PIPE, check=True).stdout)
+        measured = subprocess.run(bench, stdout=subprocess.PIPE)
+        if measured.returncode:
+            sys.exit(f"`outrider bench` failed with exit code {measured.returncode}: see above")
+        report = json.loads(measured.stdout)
     finally:
         os.killpg(servers.pid, signal.SIGINT)
         servers.stdout.read()
         servers.wait(timeout=60)
+        errors.close()
     by_arm = {result["arm"]: result for result in report["results"] if result["task"] == "all"}
     router, other = by_arm["router"], by_arm["other"]
     if router["failed"] or other["failed"]:

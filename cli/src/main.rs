@@ -7,17 +7,23 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use outrider_cli::{EXIT_USAGE, bench, check_pair, distill, engine_bench, plan, up};
 
-const EXIT_CODES: &str = "\
+const AFTER_HELP: &str = "\
+First steps:
+  outrider up       runs the bundled pair and prints a curl command to paste
+  outrider bench    in a second terminal: measures what drafting gains there
+  `outrider COMMAND --help` explains a command's output and has examples.
+
 Exit codes:
   0    success, also if a signal stopped `up`
   1    the command failed, a process of `up` ended, or a pair of `check-pair` cannot be served
   3    `bench --fail-unless-ship`: a verdict is not `ship`
+  4    `bench`: over 2% of an arm's requests failed at one load; the report is complete
   64   the command line is invalid, or `up` cannot serve what it names
   130  interrupted by Ctrl-C; `bench` reports what it has measured";
 
 /// Speculative decoding with separate draft and target workers.
 #[derive(Parser)]
-#[command(name = "outrider", version, after_help = EXIT_CODES)]
+#[command(name = "outrider", version, after_help = AFTER_HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

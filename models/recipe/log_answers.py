@@ -30,11 +30,16 @@ def main():
     for request in requests:
         waiting.put(request)
     progress = Progress(len(requests))
-    clients = [threading.Thread(target=send_all, args=(settings, waiting, progress)) for _ in range(settings.concurrency)]
+    # Daemons end with the process, so that Ctrl-C does not wait for the remaining requests.
+    clients = [threading.Thread(target=send_all, args=(settings, waiting, progress), daemon=True) for _ in range(settings.concurrency)]
     for client in clients:
         client.start()
-    for client in clients:
-        client.join()
+    try:
+        for client in clients:
+            client.join()
+    except KeyboardInterrupt:
+        progress.report()
+        sys.exit("interrupted; the router has logged these answers")
     progress.report()
     if progress.failed > 0:
         sys.exit(f"{progress.failed} of {len(requests)} requests failed, the first with: {progress.first_failure}")
@@ -44,14 +49,14 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data", type=pathlib.Path, required=True, help="directory of .jsonl files of {task, prompt}, one file per task type")
-    add("--server", default="127.0.0.1:8000", metavar="HOST:PORT", help="the router's HTTP address")
-    add("--model", default="target", help="the model's name")
-    add("--per-task", type=int, default=4000, help="requests per task type; prompts are repeated where there are fewer")
-    add("--max-prompt-chars", type=int, default=1200, help="leave out longer prompts")
-    add("--max-tokens", type=int, default=128, help="tokens per answer")
+    add("--server", default="127.0.0.1:8000", metavar="HOST:PORT", help="the router's HTTP address (127.0.0.1:8000)")
+    add("--model", default="target", help="the model's name (target)")
+    add("--per-task", type=int, default=4000, help="requests per task type; prompts are repeated where there are fewer (4000)")
+    add("--max-prompt-chars", type=int, default=1200, help="leave out longer prompts (1200)")
+    add("--max-tokens", type=int, default=128, help="maximum tokens per answer (128)")
     add("--exclude-licence", action="append", default=[], metavar="TEXT", help="leave out rows whose `licence` contains this")
-    add("--concurrency", type=int, default=24, help="requests in progress")
-    add("--seed", type=int, default=0, help="of the order of prompts")
+    add("--concurrency", type=int, default=24, help="requests in progress (24)")
+    add("--seed", type=int, default=0, help="seed of the order of prompts (0)")
     return parser.parse_args()
 
 
@@ -61,10 +66,12 @@ def plan(settings):
     planned = []
     for file in sorted(settings.data.glob("*.jsonl")):
         prompts = read_prompts(file, settings)
+        if not prompts:
+            print(f"{file.stem} is left out: no prompt in {file} is short enough and of a licence that is not excluded", file=sys.stderr)
         rng.shuffle(prompts)
         planned += [(file.stem, prompt) for prompt in itertools.islice(itertools.cycle(prompts), settings.per_task)]
     if not planned:
-        sys.exit(f"no prompts in {settings.data}: expected .jsonl files with a field `prompt` per line")
+        sys.exit(f"no prompts to send in {settings.data}: expected .jsonl files with a field `prompt` per line")
     requests = [(task, body(settings, prompt, number)) for number, (task, prompt) in enumerate(planned)]
     rng.shuffle(requests)
     return requests
@@ -73,10 +80,20 @@ def plan(settings):
 def read_prompts(file, settings):
     """The distinct prompts of a file that are short enough and whose licence is not excluded."""
     with open(file, encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines if line.strip()]
+        rows = [parse(line, f"{file}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     excluded, longest = settings.exclude_licence, settings.max_prompt_chars
-    allowed = [row["prompt"] for row in rows if not any(text in row.get("licence", "") for text in excluded)]
+    allowed = [row["prompt"] for row in rows if not any(text in (row.get("licence") or "") for text in excluded)]
     return sorted({prompt for prompt in allowed if len(prompt) <= longest})
+
+
+def parse(line, location):
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        sys.exit(f"{location}: not JSON: {error}")
+    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+        sys.exit(f"{location}: needs a text field `prompt`")
+    return row
 
 
 def body(settings, prompt, number):
@@ -101,7 +118,8 @@ def send_all(settings, waiting, progress):
             if response.status != 200:
                 raise http.client.HTTPException(f"{response.status}: {answer[:200].decode(errors='replace')}")
             progress.count(json.loads(answer)["usage"]["completion_tokens"])
-        except (OSError, http.client.HTTPException) as failure:
+        # An answer that is not JSON, or has no usage, has failed as well.
+        except (OSError, http.client.HTTPException, ValueError, LookupError) as failure:
             progress.count_failure(failure)
             connection.close()
 

@@ -1,15 +1,19 @@
 """Starts `outrider up` as a child process of a check."""
 
 import subprocess
+import tempfile
 
 
 def start(outrider, *arguments, **options):
-    """Starts `outrider up` on free ports."""
+    """Starts `outrider up` on free ports. Its standard error goes to the file `errors` of the process."""
     ports = [word for flag in ("--http", "--grpc", "--admin") for word in (flag, "127.0.0.1:0")]
-    return subprocess.Popen(
+    errors = tempfile.TemporaryFile("w+")
+    process = subprocess.Popen(
         [outrider, "up", *ports, *arguments],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **options,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, **options,
     )
+    process.errors = errors
+    return process
 
 
 def wait_for_line(process, prefix):
@@ -18,4 +22,5 @@ def wait_for_line(process, prefix):
         print(line, end="", flush=True)
         if line.startswith(prefix):
             return line.removeprefix(prefix).split()[0]
-    raise SystemExit(f"`outrider up` exited with status {process.wait()} before it printed `{prefix}`")
+    process.errors.seek(0)
+    raise SystemExit(f"`outrider up` exited with status {process.wait()} before it printed `{prefix}`:\n{process.errors.read()}")

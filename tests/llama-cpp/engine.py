@@ -58,7 +58,7 @@ def parse_arguments():
     parser.add_argument("--old", help="another build of `speed` to compare")
     parser.add_argument("--isa", default="full", choices=["full", "avx2"], help="full: all instruction sets; avx2: without AVX-512 (full)")
     parser.add_argument("--formats", type=lambda text: text.split(","), default=list(FORMATS), help="weight formats of our engine (bf16,int8,int4)")
-    parser.add_argument("--rows", default="1,2,4,8,16,32,512", help="numbers of rows per forward")
+    parser.add_argument("--rows", default="1,2,4,8,16,32,512", help="numbers of rows per forward (1,2,4,8,16,32,512)")
     parser.add_argument("--context", type=int, default=64, help="tokens already in the KV cache (64)")
     parser.add_argument("--threads", type=int, default=1, help="threads (1)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")

@@ -143,7 +143,7 @@ def measure(settings, processes, case):
         command += ["--max-tokens", settings.max_tokens, "--body", "ignore_eos=true", "--save-json", report_file]
         cpu_before = {name: cpu_seconds(process.pid) for name, process in processes.items()}
         completed = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if not report_file.exists():
+        if completed.returncode:
             raise SystemExit(f"outrider bench failed:\n{completed.stdout}")
         report = json.loads(report_file.read_text())
     for name, arm in {"ours": "ours", "llama.cpp": "theirs"}.items():

@@ -21,6 +21,9 @@ How to read it:
                 --threshold, do not if it is below, undecided (run longer) otherwise
   goodput       responses per second that met every limit of --slo
   acceptance    accepted / drafted tokens, by request (P10, P50, P90) and by position
+  failed        failed requests by kind, without latency; `fault:` at the end quotes some. If over
+                2% of an arm's requests at one load and temperature failed, its figures claim
+                nothing: there is no verdict, and the exit code is 4; with fewer it is 0
   With several loads, the report names the load at which speculation stops paying.
 
 Examples:
@@ -77,11 +80,12 @@ pub struct BenchArgs {
     #[arg(long = "arm", value_name = "SPEC")]
     pub arms: Vec<ArmSpec>,
 
-    /// Additional fields of every request's body: KEY=VALUE,..
-    #[arg(long, value_name = "FIELDS", value_parser = parse_fields, default_value = "")]
+    /// Additional fields of every request's body, such as top_p=0.9,ignore_eos=true [default: none]
+    #[arg(long, value_name = "KEY=VALUE,..", value_parser = parse_fields, default_value = "")]
+    #[arg(hide_default_value = true)]
     pub body: Map<String, Value>,
 
-    /// Send prompts as chat completions
+    /// Send prompts as chat completions instead of text completions; `messages` are always sent as chat
     #[arg(long)]
     pub chat: bool,
 
@@ -118,11 +122,12 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u32,
 
-    /// Latency limits that a good request keeps: ttft:500ms,tpot:30ms,e2el:10s
-    #[arg(long, value_name = "LIMITS", value_parser = slo, default_value = "")]
+    /// Latency limits that a good request keeps, such as ttft:500ms,tpot:30ms,e2el:10s; a number without a
+    /// unit is milliseconds [default: none, no goodput]
+    #[arg(long, value_name = "LIMITS", value_parser = slo, default_value = "", hide_default_value = true)]
     pub slo: Slo,
 
-    /// Speedup above which the first arm is worth shipping
+    /// Speedup above which the first arm is worth shipping, as a factor: 1.3 is 30% faster
     #[arg(long, value_name = "X", default_value_t = 1.3, value_parser = threshold)]
     pub threshold: f64,
 
@@ -131,7 +136,7 @@ pub struct BenchArgs {
     pub confidence: f64,
 
     /// Timeout of one request, seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = timeout())]
     pub timeout_s: u64,
 
     /// End with exit code 3 unless the verdict over all task types is ship at every load and temperature, for
@@ -197,6 +202,11 @@ fn threshold(text: &str) -> Result<f64, String> {
 
 fn confidence(text: &str) -> Result<f64, String> {
     number(text, |share| (0.5..1.0).contains(&share), "a share from 0.5 to below 1")
+}
+
+/// At most a day, to catch typing errors.
+fn timeout() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..=86_400)
 }
 
 fn slo(text: &str) -> Result<Slo, String> {
@@ -269,6 +279,7 @@ mod tests {
             ("--temperatures 0,3", "0 to 2"),
             ("--confidence 1", "below 1"),
             ("--concurrency 0", "invalid value"),
+            ("--timeout-s 0", "0 is not in 1..=86400"),
         ] {
             let error = parse(line).unwrap_err();
             assert!(error.contains(fault), "{line}: {error}");

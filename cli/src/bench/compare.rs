@@ -10,13 +10,12 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::failures::{FAILED_SHARE_MAX, failed_share};
 use crate::load::Sample;
 use crate::load::statistics::{Estimate, mean_interval};
 
 /// Minimum number of pairs of blocks for a verdict.
 const OBSERVATIONS_MIN: usize = 4;
-/// Above this share of failed requests in either arm there is no verdict.
-const FAILED_SHARE_MAX: f64 = 0.02;
 /// Largest number of blocks that is proposed for a longer run.
 const PROPOSED_BLOCKS_MAX: f64 = 1000.0;
 
@@ -109,7 +108,7 @@ pub fn compare(first: &[&Sample], second: &[&Sample], rules: &VerdictRules) -> C
     });
     let failures = |samples: &[&Sample]| samples.iter().filter(|sample| !sample.is_completed()).count();
     let worst_share = [first, second]
-        .map(|samples| failures(samples) as f64 / samples.len().max(1) as f64)
+        .map(|samples| failed_share(failures(samples), samples.len()))
         .into_iter()
         .fold(0.0, f64::max);
     Comparison {

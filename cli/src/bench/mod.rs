@@ -3,13 +3,15 @@
 //! In order: [`args`] parses the command line and [`arm`] defines what is compared; [`plan`] lays out blocks
 //! of requests with alternating arms; [`run`] sends them through [`crate::load`] and keeps the measurements;
 //! [`mod@compare`] and [`mod@break_even`] judge; [`report`] collects everything for [`table`], JSON and
-//! [`page`]. Planning and judging are pure and tested on simulated servers.
+//! [`page`]; [`failures`] decides whether so many requests failed that the measurement did. Planning and
+//! judging are pure and tested on simulated servers.
 
 mod args;
 mod arm;
 mod break_even;
 mod compare;
 mod error;
+mod failures;
 mod machine;
 mod page;
 mod plan;
@@ -27,21 +29,23 @@ pub use error::BenchError;
 pub use plan::LoadLevel;
 
 use crate::{EXIT_USAGE, output};
+use failures::Failures;
 use report::Report;
 
 /// Exit code of `--fail-unless-ship` if a verdict is not to ship.
 const EXIT_NOT_SHIP: u8 = 3;
+/// Exit code if too many requests failed. The report is complete, so it differs from that of an error.
+const EXIT_FAILED_REQUESTS: u8 = 4;
 /// Exit code after Ctrl-C, as of a program that SIGINT ended in a shell.
 const EXIT_INTERRUPTED: u8 = 130;
 
 /// Runs the subcommand. Ctrl-C ends the measurement; what was measured is reported. Prints an error on one
 /// line.
-#[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub async fn main(args: BenchArgs) -> ExitCode {
     match bench(&args).await {
         Ok(printed) => printed,
         Err(error) => {
-            eprintln!("outrider: {error}");
+            output::note(&format!("outrider: {error}"));
             match error {
                 BenchError::Usage { .. } => ExitCode::from(EXIT_USAGE),
                 BenchError::Interrupted => ExitCode::from(EXIT_INTERRUPTED),
@@ -62,13 +66,20 @@ async fn bench(args: &BenchArgs) -> Result<ExitCode, BenchError> {
     let written = write_files(args, &report, &json);
     let printed = output::finish(&if args.json { json } else { table::table(&report) });
     written?;
+    let failures = Failures::of(report.results.iter().flatten().map(|result| &result.overall));
+    if let Some(text) = failures.explain(&report.faults) {
+        output::note(&format!("outrider: {text}"));
+    }
     if observations.is_interrupted {
         return Ok(ExitCode::from(EXIT_INTERRUPTED));
     }
     let verdicts = report.comparisons.iter().map(|compared| &compared.overall.verdict);
-    Ok(match args.fail_unless_ship && !are_all_ship(verdicts) {
-        true => ExitCode::from(EXIT_NOT_SHIP),
-        false => printed,
+    Ok(if args.fail_unless_ship && !are_all_ship(verdicts) {
+        ExitCode::from(EXIT_NOT_SHIP)
+    } else if failures.are_too_many() {
+        ExitCode::from(EXIT_FAILED_REQUESTS)
+    } else {
+        printed
     })
 }
 
@@ -84,10 +95,13 @@ fn write_files(args: &BenchArgs, report: &Report, json: &str) -> Result<(), Benc
     saved.and(shown)
 }
 
-/// Finds out before the measurement that a report cannot be written. An old report is kept until then.
+/// Finds out before the measurement that a report cannot be written. Until then an old report is kept, and a
+/// new file is not left behind, which would look like a report if the measurement fails.
 fn check_writable(path: &Path) -> Result<(), BenchError> {
-    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
-    opened.map(drop).map_err(|source| BenchError::Write { path: path.to_owned(), source })
+    let is_new = !path.exists();
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path).map(drop);
+    let checked = opened.and_then(|()| if is_new { std::fs::remove_file(path) } else { Ok(()) });
+    checked.map_err(|source| BenchError::Write { path: path.to_owned(), source })
 }
 
 fn write(path: &Path, text: &str) -> Result<(), BenchError> {

@@ -278,7 +278,9 @@ fn faults(observations: &Observations) -> Vec<String> {
 
 /// The command line as typed, without the API key.
 fn command_line() -> String {
-    let mut words: Vec<String> = std::env::args().collect();
+    // A path need not be valid Unicode.
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let mut words: Vec<String> = words.collect();
     if let Some(program) = words.first_mut() {
         *program = "outrider".to_owned();
     }

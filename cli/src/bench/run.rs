@@ -112,6 +112,11 @@ async fn arms(args: &BenchArgs, access: &Access) -> Result<Vec<Arm>, BenchError>
     for spec in specs {
         arms.push(Arm::connect(spec, &args.url, access.clone()).await?);
     }
+    if let Some(url) = &args.metrics_url
+        && arms[0].endpoint.speculation_counters().await.is_none()
+    {
+        note(&format!("outrider: --metrics-url {url} shows no speculation counters: check host and port"));
+    }
     Ok(arms)
 }
 

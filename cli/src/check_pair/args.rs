@@ -66,7 +66,7 @@ pub struct CheckPairArgs {
     #[arg(long, value_name = "T,..", value_delimiter = ',', default_value = "0,0.7,1")]
     pub temperatures: Vec<f32>,
 
-    /// Tokens drafted per round
+    /// Tokens drafted per round (k), 1 to 32
     #[arg(long, value_name = "K", default_value_t = 4)]
     pub draft_tokens: u32,
 

@@ -1,6 +1,7 @@
 //! Evaluates drafts for one target on prompts and returns a report per draft. `outrider check-pair` and
 //! `outrider distill` call it with their own prompts; it must not depend on the command line of either.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
@@ -54,8 +55,46 @@ impl PairOptions {
     }
 }
 
-/// Returns the prompts that fit into a window of this many tokens; see [`fits`] and [`require_some`].
-pub type PromptSource<'a> = &'a dyn Fn(u32) -> Result<Vec<EvalPrompt>, CheckPairError>;
+/// The prompts that a pair is evaluated on.
+#[derive(Debug, Clone)]
+pub struct EvalPrompts {
+    /// The prompts, at least one.
+    pub prompts: Vec<EvalPrompt>,
+    /// Task types without one among them, with their number of prompts, of which none fits.
+    pub left_out: BTreeMap<String, usize>,
+}
+
+impl EvalPrompts {
+    /// Prompts that fit into a window of `window` tokens, out of `offered` by task type.
+    ///
+    /// # Errors
+    /// None fits.
+    pub fn new(
+        prompts: Vec<EvalPrompt>,
+        mut offered: BTreeMap<String, usize>,
+        window: u32,
+    ) -> Result<Self, CheckPairError> {
+        if prompts.is_empty() {
+            return Err(CheckPairError::NoPromptFits(window));
+        }
+        offered.retain(|task, _| prompts.iter().all(|prompt| prompt.task != *task));
+        Ok(Self { prompts, left_out: offered })
+    }
+}
+
+/// Names the task types that are left out, with their number of prompts; `None` if there are none.
+pub fn left_out_text(left_out: &BTreeMap<String, usize>) -> Option<String> {
+    let task = |(task, count): (&String, &usize)| {
+        let prompts = if *count == 1 { "prompt" } else { "prompts" };
+        format!("{task} ({count} {prompts})")
+    };
+    let tasks = left_out.iter().map(task).collect::<Vec<_>>().join(", ");
+    (!tasks.is_empty())
+        .then(|| format!("left out, because no prompt of theirs fits together with --max-tokens: {tasks}"))
+}
+
+/// Returns the prompts that fit into a window of this many tokens; see [`fits`].
+pub type PromptSource<'a> = &'a dyn Fn(u32) -> Result<EvalPrompts, CheckPairError>;
 
 /// A target and how drafts for it are evaluated.
 pub struct Evaluation<'a> {
@@ -99,7 +138,7 @@ impl Evaluation<'_> {
 
     fn measure(&self, mut pair: LocalPair<'_>) -> Result<MeasuredReport, CheckPairError> {
         let options = self.options;
-        let eval_prompts = (self.prompts)(pair.window())?;
+        let EvalPrompts { prompts: eval_prompts, left_out } = (self.prompts)(pair.window())?;
         let settings = settings(&options.temperatures, &MODES);
         let eval_options = options.eval_options(pair.target);
         let progress = Progress::new(eval_prompts.len() * settings.len(), "sequences");
@@ -110,7 +149,8 @@ impl Evaluation<'_> {
         let costs = cost::measure(pair.target, pair.draft)?;
         let tokens: usize = eval_prompts.iter().map(|eval_prompt| eval_prompt.prompt_ids.len()).sum();
         let context = tokens as f64 / eval_prompts.len() as f64 + f64::from(options.max_tokens) / 2.0;
-        Ok(MeasuredReport::new(&measured, costs, options.num_draft_tokens, (options.wire, context)))
+        let report = MeasuredReport::new(&measured, costs, options.num_draft_tokens, (options.wire, context));
+        Ok(MeasuredReport { left_out, ..report })
     }
 
     /// Loads the target with ballast.
@@ -147,10 +187,23 @@ pub fn fits(prompt_len: usize, max_tokens: u32, window: u32) -> bool {
     prompt_len as u64 + u64::from(max_tokens) <= u64::from(window)
 }
 
-/// Fails if there are no prompts.
-pub fn require_some(eval_prompts: Vec<EvalPrompt>, window: u32) -> Result<Vec<EvalPrompt>, CheckPairError> {
-    match eval_prompts.is_empty() {
-        true => Err(CheckPairError::NoPromptFits(window)),
-        false => Ok(eval_prompts),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn task_types_without_a_fitting_prompt_are_named_with_their_counts() {
+        let prompt = |task: &str| EvalPrompt { task: task.to_owned(), prompt_ids: vec![1], seed: 0 };
+        let found = |prompts| {
+            let offered = [("chat", 4), ("code", 1), ("sql", 2)];
+            let offered = offered.into_iter().map(|(task, count)| (task.to_owned(), count)).collect();
+            EvalPrompts::new(prompts, offered, 64)
+        };
+        let some = found(vec![prompt("sql"), prompt("sql")]).unwrap();
+        let text = left_out_text(&some.left_out).unwrap();
+        assert!(text.ends_with(": chat (4 prompts), code (1 prompt)"), "{text}");
+        let all = found(vec![prompt("sql"), prompt("chat"), prompt("code")]).unwrap();
+        assert_eq!(left_out_text(&all.left_out), None);
+        assert!(matches!(found(Vec::new()), Err(CheckPairError::NoPromptFits(64))));
     }
 }

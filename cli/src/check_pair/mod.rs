@@ -27,13 +27,12 @@ pub use args::{CheckPairArgs, WeightsArg};
 use crate::load::Prompt;
 use crate::{EXIT_USAGE, output};
 use error::CheckPairError;
-use eval::{Evaluation, fits, require_some};
+use eval::{EvalPrompts, Evaluation, fits};
 use measure::EvalPrompt;
 use report::Report;
 use texts::CheckpointText;
 
 /// Runs the subcommand. Prints an error on one line; a pair that cannot be served is also a failure.
-#[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub fn main(args: &CheckPairArgs) -> ExitCode {
     let outcome = args.check().and_then(|()| match args.quantization {
         true => quantization::run(args).map(|report| (quantization::output(args, &report), true)),
@@ -52,7 +51,7 @@ pub fn main(args: &CheckPairArgs) -> ExitCode {
             if all_pair { printed } else { ExitCode::FAILURE }
         }
         Err(error) => {
-            eprintln!("outrider: {error}");
+            output::note(&format!("outrider: {error}"));
             match error {
                 CheckPairError::Usage { .. } => ExitCode::from(EXIT_USAGE),
                 _ => ExitCode::FAILURE,
@@ -82,16 +81,17 @@ fn eval_prompts(
     args: &CheckPairArgs,
     target_text: &CheckpointText,
     window: u32,
-) -> Result<Vec<EvalPrompt>, CheckPairError> {
+) -> Result<EvalPrompts, CheckPairError> {
     let prompts = match &args.prompts {
         Some(path) => Prompt::read(path)?,
         None => Prompt::built_in(),
     };
     let prompt_encoder = target_text.prompt_encoder()?;
-    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    let (mut offered, mut taken) = (BTreeMap::<String, usize>::new(), BTreeMap::<String, usize>::new());
     let mut eval_prompts = Vec::new();
     for prompt in &prompts {
-        let count = seen.entry(prompt.task.clone()).or_default();
+        *offered.entry(prompt.task.clone()).or_default() += 1;
+        let count = taken.entry(prompt.task.clone()).or_default();
         if *count == args.num_prompts {
             continue;
         }
@@ -102,7 +102,7 @@ fn eval_prompts(
         eval_prompts.push(EvalPrompt { task: prompt.task.clone(), prompt_ids, seed: *count as u64 });
         *count += 1;
     }
-    require_some(eval_prompts, window)
+    EvalPrompts::new(eval_prompts, offered, window)
 }
 
 /// The reports as Markdown.

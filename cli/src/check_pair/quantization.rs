@@ -4,13 +4,14 @@
 
 mod fidelity;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::Serialize;
 use speculation::{AcceptanceMode, TokenId};
 
 use super::error::CheckPairError;
-use super::eval::load;
+use super::eval::{EvalPrompts, left_out_text, load};
 use super::local::LocalPair;
 use super::measure::{
     AcceptanceCounts, Counts, EvalOptions, EvalPrompt, Setting, measure, sequence_spec, settings,
@@ -52,6 +53,8 @@ pub struct QuantizationReport {
     pub num_draft_tokens: u32,
     /// Maximum number of prompts per task type.
     pub num_prompts: usize,
+    /// Task types that were not measured because none of their prompts fits, with their number of prompts.
+    pub left_out: BTreeMap<String, usize>,
 }
 
 /// Acceptance with certain models quantized.
@@ -91,7 +94,7 @@ pub fn run(args: &CheckPairArgs) -> Result<QuantizationReport, CheckPairError> {
         |weights: WeightsArg| load(&args.draft, (weights.format(), draft_text.num_ids()), args.threads);
     let (mut target, mut draft) = (target_in(WeightsArg::Bf16)?, draft_in(WeightsArg::Bf16)?);
     let mut pair = LocalPair { target: &mut target, draft: &mut draft };
-    let eval_prompts = eval_prompts(args, &target_text, pair.window())?;
+    let EvalPrompts { prompts: eval_prompts, left_out } = eval_prompts(args, &target_text, pair.window())?;
     let settings = settings(&args.temperatures, &[AcceptanceMode::Coupled]);
     let eval_options = args.pair_options().eval_options(pair.target);
     let progress = Progress::new(eval_prompts.len() * (settings.len() * COLUMNS + 1), "sequences");
@@ -114,7 +117,7 @@ pub fn run(args: &CheckPairArgs) -> Result<QuantizationReport, CheckPairError> {
     }
     progress.end();
     let (num_draft_tokens, num_prompts) = (args.draft_tokens, args.num_prompts);
-    Ok(QuantizationReport { fidelity, acceptance, num_draft_tokens, num_prompts })
+    Ok(QuantizationReport { fidelity, acceptance, num_draft_tokens, num_prompts, left_out })
 }
 
 /// Each prompt followed by the greedy output of the pair.
@@ -194,6 +197,9 @@ pub(super) fn output(args: &CheckPairArgs, report: &QuantizationReport) -> Strin
         let rates: Vec<String> =
             rates.map(|rate| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.3}"))).collect();
         line(format_args!("| {temperature} | {task} | {} |", rates.join(" | ")));
+    }
+    if let Some(left_out) = left_out_text(&report.left_out) {
+        line(format_args!("\nTask types {left_out}"));
     }
     text
 }

@@ -64,6 +64,8 @@ pub struct MeasuredReport {
     pub cost: CostReport,
     /// By task type, in coupled mode, over all temperatures.
     pub tasks: Vec<TaskReport>,
+    /// Task types that were not measured because none of their prompts fits, with their number of prompts.
+    pub left_out: BTreeMap<String, usize>,
 }
 
 /// Acceptance in one setting.
@@ -118,8 +120,8 @@ pub struct TaskReport {
 pub const ALL: &str = "all";
 
 impl MeasuredReport {
-    /// Summarizes the measurements. `wire` is the round-trip time to a separate draft worker, `context` the
-    /// mean length of a sequence in tokens.
+    /// Summarizes the measurements, without what was left out. `wire` is the round-trip time to a separate
+    /// draft worker, `context` the mean length of a sequence in tokens.
     pub fn new(
         measured: &AcceptanceCounts,
         costs: Costs,
@@ -162,7 +164,7 @@ impl MeasuredReport {
             target: costs.target,
             draft: costs.draft,
         };
-        Self { num_draft_tokens, acceptance, cost, tasks }
+        Self { num_draft_tokens, acceptance, cost, tasks, left_out: BTreeMap::new() }
     }
 
     /// Returns the task types to switch off.

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::advice::{Advice, Placement};
+use super::eval::left_out_text;
 use super::report::{ALL, AcceptanceLine, MeasuredReport, Report};
 use super::texts::{TemplateCheck, TextCheck};
 
@@ -24,6 +25,9 @@ pub(super) fn text(report: &Report) -> String {
     }
     if let Some(measured) = &report.measured {
         cost(&mut text, measured);
+        if let Some(left_out) = left_out_text(&measured.left_out) {
+            line(&mut text, format_args!("- task types {left_out}"));
+        }
         acceptance(&mut text, measured);
         modes(&mut text, measured);
         tasks(&mut text, measured);

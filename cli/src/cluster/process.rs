@@ -3,8 +3,8 @@
 //! Its standard input is a pipe that this process keeps open, so that a child that watches it exits with its
 //! parent. A thread per output pipe reads lines into the log sink and a bounded buffer of recent lines. The
 //! child has a separate process group: Ctrl-C at the terminal reaches only the parent, which then stops the
-//! children in order. A child that is killed cannot end the processes that it has started itself, so SIGKILL
-//! goes to its whole group.
+//! children in order. A child that is killed, by us or by somebody else, cannot end the processes that it has
+//! started itself, so SIGKILL goes to its whole group.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -155,7 +155,11 @@ impl Process {
     ///
     /// Cancel safety: can be called again, also after the exit.
     pub async fn wait(&mut self) -> ExitReport {
+        let is_first_wait = self.child.id().is_some();
         let status = self.child.wait().await.ok();
+        if is_first_wait && status.is_some_and(had_no_time_to_stop) {
+            self.kill_group();
+        }
         let output_read = async {
             while !(self.output.is_finished() && self.errors.is_finished()) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -164,6 +168,15 @@ impl Process {
         // The remaining output is held open by a grandchild; the report does not include it.
         tokio::time::timeout(OUTPUT_GRACE, output_read).await.ok();
         self.report(status)
+    }
+
+    /// Sends SIGKILL to what is left of the process's group. To be called as soon as its exit status has been
+    /// collected: while the group has members, its id is not reused.
+    fn kill_group(&self) {
+        if let Ok(pid) = i32::try_from(self.pid) {
+            // An error means that the group is empty.
+            killpg(Pid::from_raw(pid), Signal::SIGKILL).ok();
+        }
     }
 
     /// Sends SIGTERM, and SIGKILL to its group if the process has not ended within `grace`.
@@ -195,6 +208,12 @@ impl Drop for Process {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
+}
+
+/// Whether the process was killed or crashed. Before any other end it could end the processes that it had
+/// started, in its own order.
+fn had_no_time_to_stop(status: ExitStatus) -> bool {
+    status.signal().is_some_and(|number| number != Signal::SIGTERM as i32)
 }
 
 impl ExitReport {

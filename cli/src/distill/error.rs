@@ -43,6 +43,14 @@ pub enum DistillCommandError {
         /// Their names.
         models: String,
     },
+    /// The log has rows, but none of the selected model.
+    #[error("the log has no row of --model {model}, only of {others}")]
+    NoSuchModel {
+        /// The selected name.
+        model: String,
+        /// The names in the log.
+        others: String,
+    },
     /// The log has too few answer tokens.
     #[error(
         "the log has {tokens} answer tokens in {rows} rows to train on, fewer than the {min_tokens} of --min-tokens: log more"

@@ -3,11 +3,12 @@
 //!
 //! [`rows`] reads the log and holds out some rows. Crate `distill` trains the current draft on the other
 //! rows, with the engine as teacher ([`teacher`]). The new checkpoint is written completely or not at all,
-//! and [`check_pair`](crate::check_pair) compares both drafts on the held-out rows ([`mod@run`]). It must
-//! never change what is served: the operator rolls out the new draft.
+//! and [`check_pair`](crate::check_pair) compares both drafts on held-out rows ([`mod@run`]), which
+//! [`held_out`] chooses. It must never change what is served: the operator rolls out the new draft.
 
 mod args;
 pub mod error;
+mod held_out;
 mod progress;
 pub mod rows;
 mod run;
@@ -22,12 +23,11 @@ pub use run::run;
 use crate::{EXIT_USAGE, output};
 
 /// Runs the subcommand. Prints an error on one line.
-#[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub fn main(args: &DistillArgs) -> ExitCode {
     match run(args) {
         Ok(text) => output::finish(&text),
         Err(error) => {
-            eprintln!("outrider: {error}");
+            output::note(&format!("outrider: {error}"));
             match error {
                 DistillCommandError::Usage { .. } => ExitCode::from(EXIT_USAGE),
                 _ => ExitCode::FAILURE,

@@ -39,6 +39,8 @@ pub struct Rows {
     pub held_out: Vec<Row>,
     /// Lines that could not be used.
     pub faults: Faults,
+    /// Models in the log other than the selected one.
+    pub other_models: BTreeSet<String>,
 }
 
 /// Unusable lines.
@@ -75,7 +77,8 @@ impl Rows {
     /// the tokenizer.
     ///
     /// # Errors
-    /// A file cannot be read, or there are rows of several models and none was selected.
+    /// A file cannot be read, there are rows of several models and none was selected, or there are rows but
+    /// none of the selected model.
     pub fn read(logs: &[PathBuf], model: Option<&str>, num_ids: u32) -> Result<Self, DistillCommandError> {
         let mut rows = Self::default();
         let mut read = BTreeSet::new();
@@ -92,6 +95,13 @@ impl Rows {
         if models.len() > 1 {
             let models = models.into_iter().collect::<Vec<_>>().join(", ");
             return Err(DistillCommandError::SeveralModels { models });
+        }
+        if let Some(model) = model
+            && models.is_empty()
+            && !rows.other_models.is_empty()
+        {
+            let others = rows.other_models.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(DistillCommandError::NoSuchModel { model: model.to_owned(), others });
         }
         Ok(rows)
     }
@@ -115,7 +125,9 @@ impl Rows {
                 continue;
             }
             match parse(&line, num_ids) {
-                Ok(row) if model.is_some_and(|model| model != row.model) => {}
+                Ok(row) if model.is_some_and(|model| model != row.model) => {
+                    self.other_models.insert(row.model);
+                }
                 Ok(row) if is_held_out(&row.prompt_ids) => self.held_out.push(row),
                 Ok(row) => self.train.push(row),
                 Err(reason) => self.faults.add(format!("{}:{}", path.display(), idx + 1), &reason),
@@ -204,6 +216,8 @@ mod tests {
         assert!(error.contains("several models, a, b: choose one with --model"), "{error}");
         let rows = read(Some("b")).unwrap();
         assert_eq!(rows.train.len() + rows.held_out.len(), 1);
+        let unknown = read(Some("c")).unwrap_err().to_string();
+        assert_eq!(unknown, "the log has no row of --model c, only of a, b");
         let missing = Rows::read(&[directory.path().join("nowhere")], None, 64).unwrap_err().to_string();
         assert!(missing.starts_with("cannot read ") && missing.contains("nowhere"), "{missing}");
     }

@@ -1,6 +1,5 @@
 //! Runs `outrider distill` from its arguments to its report.
 
-use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
@@ -8,19 +7,18 @@ use distill::draft::DraftModel;
 use distill::training::{EvalLoss, TrainingOptions, evaluate, train};
 use distill::weights::check_out;
 use distill::windows::{Window, cut};
-use engine::{ParameterCount, TokenId, WeightFormat};
+use engine::{ParameterCount, WeightFormat};
 use serde::Serialize;
 
 use super::args::DistillArgs;
 use super::error::DistillCommandError;
+use super::held_out::{fitting_prompts, left_out_notes};
 use super::progress::Progress;
 use super::rows::{HOLD_OUT_EVERY, Row, Rows};
 use super::teacher::max_logit_difference;
 use crate::check_pair;
-use crate::check_pair::error::CheckPairError;
-use crate::check_pair::eval::{Evaluation, PairOptions, fits, load, require_some};
+use crate::check_pair::eval::{Evaluation, PairOptions, load};
 use crate::check_pair::local::LocalModel;
-use crate::check_pair::measure::EvalPrompt;
 use crate::check_pair::report::Report;
 use crate::check_pair::texts::CheckpointText;
 use crate::output::note;
@@ -122,7 +120,8 @@ fn train_and_write(
     check_same_logits(args, &draft, &mut served, longest(&eval_windows))?;
     // The comparison after the training must not be the first to find that no prompt fits.
     let window = target.info().max_model_len.min(served.info().max_model_len);
-    fitting_prompts(args, &rows.held_out, window)?;
+    let prompts = fitting_prompts(args, &rows.held_out, window)?;
+    left_out_notes(rows, &prompts.left_out).iter().for_each(|text| note(text));
     drop(served);
     note(&format!(
         "training on {} rows with {} answer tokens, {} rows held out",
@@ -170,38 +169,6 @@ fn longest(windows: &[Window]) -> &Window {
     windows.iter().max_by_key(|window| window.ids.len()).expect("each of the held-out rows has a window")
 }
 
-/// The held-out prompts that are compared, for models with a window of `window` tokens.
-fn fitting_prompts(
-    args: &DistillArgs,
-    held_out: &[Row],
-    window: u32,
-) -> Result<Vec<EvalPrompt>, CheckPairError> {
-    let is_fitting = |prompt_ids: &[TokenId]| fits(prompt_ids.len(), args.max_tokens, window);
-    require_some(eval_prompts(held_out, args.num_prompts, is_fitting), window)
-}
-
-/// Distinct held-out prompts for which `is_fitting` holds, up to `num_prompts` per task type.
-fn eval_prompts(
-    held_out: &[Row],
-    num_prompts: usize,
-    is_fitting: impl Fn(&[TokenId]) -> bool,
-) -> Vec<EvalPrompt> {
-    let mut asked: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
-    for row in held_out.iter().filter(|row| is_fitting(&row.prompt_ids)) {
-        let of_task = asked.entry(&row.task).or_default();
-        let is_known = of_task.iter().any(|known| known.prompt_ids == row.prompt_ids);
-        if of_task.len() < num_prompts && !is_known {
-            of_task.push(row);
-        }
-    }
-    let eval_prompt = |(seed, row): (u64, &&Row)| EvalPrompt {
-        task: row.task.clone(),
-        prompt_ids: row.prompt_ids.clone(),
-        seed,
-    };
-    asked.values().flat_map(|rows| (0..).zip(rows).map(eval_prompt)).collect()
-}
-
 fn all_cores() -> NonZeroUsize {
     std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }
@@ -244,37 +211,6 @@ impl DistillReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn row(task: &str, prompt: u32) -> Row {
-        Row {
-            task: task.to_owned(),
-            model: "m".to_owned(),
-            prompt_ids: vec![prompt],
-            completion_ids: vec![1],
-        }
-    }
-
-    #[test]
-    fn different_prompts_of_each_task_type_are_asked() {
-        let rows = [row("b", 1), row("a", 2), row("b", 1), row("b", 3), row("b", 4)];
-        let asked: Vec<_> = eval_prompts(&rows, 2, |_| true)
-            .into_iter()
-            .map(|eval_prompt| (eval_prompt.task, eval_prompt.prompt_ids[0], eval_prompt.seed))
-            .collect();
-        let expected = [("a", 2, 0), ("b", 1, 0), ("b", 3, 1)];
-        assert_eq!(asked, expected.map(|(task, id, seed)| (task.to_owned(), id, seed)));
-    }
-
-    #[test]
-    fn prompts_that_do_not_fit_take_no_places() {
-        let long = Row { prompt_ids: vec![9; 5], ..row("a", 9) };
-        let rows = [long.clone(), long, row("b", 1), row("a", 2), row("a", 3)];
-        let asked: Vec<_> = eval_prompts(&rows, 1, |prompt_ids| fits(prompt_ids.len(), 4, 8))
-            .into_iter()
-            .map(|eval_prompt| (eval_prompt.task, eval_prompt.prompt_ids))
-            .collect();
-        assert_eq!(asked, [("a".to_owned(), vec![2]), ("b".to_owned(), vec![1])]);
-    }
 
     #[test]
     fn logits_are_compared_over_the_longest_window() {

@@ -11,15 +11,16 @@ mod report;
 mod slower;
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use engine::{Engine, EngineError, KernelError, LoadOptions, ReadProbe, WeightFormat};
+use speculation::logits::DrawError;
+use tempfile::TempDir;
 
 use measure::{Bench, Case, FormatBench};
 use memory::{LoadMemoryMeter, probe_bytes};
-use speculation::logits::DrawError;
 
 use crate::progress::Progress;
 use crate::{EXIT_USAGE, output};
@@ -28,6 +29,8 @@ use crate::{EXIT_USAGE, output};
 const SEED: u64 = 1;
 /// An upper limit: KV memory is allocated as sequences grow.
 const KV_MEMORY_BYTES: u64 = 16 << 30;
+/// File name of a model's configuration.
+const CONFIG_FILE: &str = "config.json";
 /// Number of sequences in the batch case, with one row each.
 const BATCH: usize = 8;
 /// Upper limit for counts on the command line, to catch typing errors.
@@ -115,19 +118,18 @@ enum BenchError {
     Engine(#[from] EngineError),
     #[error("a draw failed: {0}")]
     Draw(#[from] DrawError),
-    #[error("cannot read or write config.json for --vocab: {0}")]
-    Config(#[from] std::io::Error),
+    #[error("cannot use {} with --vocab: {source}", path.display())]
+    Config { path: PathBuf, source: std::io::Error },
     #[error("no case fits the model's window of {0} tokens: use a smaller --context")]
     NoCaseFits(u32),
 }
 
 /// Runs the subcommand. Prints an error on one line.
-#[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub fn main(args: &BenchArgs) -> ExitCode {
     match run(args) {
         Ok(text) => output::finish(&text),
         Err(error) => {
-            eprintln!("outrider: {error}");
+            output::note(&format!("outrider: {error}"));
             match error {
                 BenchError::Usage { .. } => ExitCode::from(EXIT_USAGE),
                 _ => ExitCode::FAILURE,
@@ -218,13 +220,23 @@ fn check_counts(flag: &'static str, counts: &[usize]) -> Result<(), BenchError> 
     }
 }
 
+/// Copies a config.json with another vocabulary size into a new directory.
+fn with_vocab(config: &Path, vocab: u32) -> std::io::Result<TempDir> {
+    let text = std::fs::read_to_string(config)?;
+    let mut fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&text)?;
+    fields.insert("vocab_size".to_owned(), vocab.into());
+    let dir = tempfile::tempdir()?;
+    std::fs::write(dir.path().join(CONFIG_FILE), serde_json::Value::Object(fields).to_string())?;
+    Ok(dir)
+}
+
 /// Source of the model.
 enum Model {
     Checkpoint(PathBuf),
     Random {
         config: PathBuf,
         /// Directory of a config.json with another vocabulary; deleted with this value.
-        _dir: Option<tempfile::TempDir>,
+        _dir: Option<TempDir>,
     },
 }
 
@@ -233,14 +245,9 @@ impl Model {
         match (args.model.strip_prefix("random:"), args.vocab) {
             (Some(config), None) => Ok(Self::Random { config: PathBuf::from(config), _dir: None }),
             (Some(config), Some(vocab)) => {
-                let text = std::fs::read_to_string(config)?;
-                let mut fields: serde_json::Map<String, serde_json::Value> =
-                    serde_json::from_str(&text).map_err(std::io::Error::from)?;
-                fields.insert("vocab_size".to_owned(), vocab.into());
-                let dir = tempfile::tempdir()?;
-                let path = dir.path().join("config.json");
-                std::fs::write(&path, serde_json::Value::Object(fields).to_string())?;
-                Ok(Self::Random { config: path, _dir: Some(dir) })
+                let path = PathBuf::from(config);
+                let dir = with_vocab(&path, vocab).map_err(|source| BenchError::Config { path, source })?;
+                Ok(Self::Random { config: dir.path().join(CONFIG_FILE), _dir: Some(dir) })
             }
             (None, None) => Ok(Self::Checkpoint(PathBuf::from(&args.model))),
             (None, Some(vocab)) => Err(BenchError::Usage {

@@ -19,6 +19,9 @@ use super::tls::{Tls, Trust};
 /// Timeout of requests that are not measured.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// What a URL must look like.
+const URL_FORM: &str = "expected http://HOST:PORT or https://HOST";
+
 /// Timeout of a connection that only shows whether a server listens at an address.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -88,8 +91,8 @@ impl Endpoint {
     pub async fn connect(url: &str, access: Access) -> Result<Self, LoadError> {
         let bad = |reason: &str| LoadError::Url { url: url.to_owned(), reason: reason.to_owned() };
         let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        let parsed = reqwest::Url::parse(&base).map_err(|error| bad(&error.to_string()))?;
-        let host = parsed.host_str().ok_or_else(|| bad("it has no host"))?;
+        let parsed = reqwest::Url::parse(&base).map_err(|error| bad(&format!("{error}: {URL_FORM}")))?;
+        let host = parsed.host_str().ok_or_else(|| bad(&format!("it has no host: {URL_FORM}")))?;
         let bare_host = host.trim_matches(['[', ']']);
         let tls = match parsed.scheme() {
             "http" => None,
@@ -226,7 +229,11 @@ impl Endpoint {
             .body(Full::default())
             .map_err(|error| error.to_string())?;
         let mut exchange = Exchange::new(Instant::now());
-        Connection::open(self).await?.exchange(request, &mut exchange).await;
+        let opened = Connection::open(self).await.map_err(|reason| match self.tls {
+            None => format!("{reason}; start a server there, such as `outrider up`, or check the URL"),
+            Some(_) => reason,
+        });
+        opened?.exchange(request, &mut exchange).await;
         match (exchange.end, exchange.status) {
             (ExchangeEnd::Complete, Some(status)) => {
                 Ok((status, String::from_utf8_lossy(&exchange.bytes).into_owned()))

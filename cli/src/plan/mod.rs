@@ -188,7 +188,6 @@ pub enum PlanError {
 }
 
 /// Runs the subcommand. Prints an error on one line.
-#[expect(clippy::print_stderr, reason = "errors are printed for the user")]
 pub fn main(args: &PlanArgs) -> ExitCode {
     match inputs(args) {
         Ok(inputs) => {
@@ -199,7 +198,7 @@ pub fn main(args: &PlanArgs) -> ExitCode {
             })
         }
         Err(error) => {
-            eprintln!("outrider: {error}");
+            output::note(&format!("outrider: {error}"));
             match error {
                 PlanError::Usage { .. } => ExitCode::from(EXIT_USAGE),
                 PlanError::Config(_) => ExitCode::FAILURE,

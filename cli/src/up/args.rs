@@ -43,8 +43,8 @@ pub struct UpArgs {
     #[arg(long, value_name = "synthetic:FILE", conflicts_with = "target")]
     pub engine: Option<SyntheticArg>,
 
-    /// Factor on every step time of a synthetic engine
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, requires = "engine")]
+    /// Factor on every step time of a synthetic engine: 2 makes it half as fast
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = time_scale, requires = "engine")]
     pub time_scale: f64,
 
     /// Number of draft workers [default: 1, or the profile's number]
@@ -55,11 +55,11 @@ pub struct UpArgs {
     #[arg(long, value_name = "N", value_parser = workers())]
     pub target_workers: Option<u64>,
 
-    /// HTTP address; port 0 selects a free port
+    /// Address of the HTTP APIs (OpenAI's and Anthropic's); port 0 selects a free port
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
     pub http: SocketAddr,
 
-    /// gRPC address; port 0 selects a free port
+    /// Address of the gRPC APIs; port 0 selects a free port
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8001")]
     pub grpc: SocketAddr,
 
@@ -81,7 +81,8 @@ pub struct UpArgs {
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
 
-    /// File of accepted API keys; without it the server accepts only loopback addresses
+    /// File of accepted API keys, one per line (docs/operating.md); without it only loopback addresses may be
+    /// served
     #[arg(long, value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
 
@@ -130,6 +131,11 @@ impl FromStr for SyntheticArg {
             _ => Err("expected synthetic:FILE, a profile like those in deploy/profiles".to_owned()),
         }
     }
+}
+
+fn time_scale(text: &str) -> Result<f64, String> {
+    let factor = f64::from_str(text).ok().filter(|factor| *factor > 0.0 && factor.is_finite());
+    factor.ok_or_else(|| "expected a factor above 0, such as 2 for half the speed".to_owned())
 }
 
 fn workers() -> clap::builder::RangedU64ValueParser {

@@ -2,8 +2,8 @@
 //! processes.
 //!
 //! Everything goes to standard error except results (the ready line with the command to paste, the evidence
-//! and the console's address), which go to standard output. Colours and animated lines are used only on a
-//! terminal.
+//! and the console's address), which go to standard output. Animated lines are used only on a terminal,
+//! colours only there and without `NO_COLOR` (<https://no-color.org>).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -30,6 +30,7 @@ const TICK: Duration = Duration::from_millis(120);
 /// The terminal or the log file that `up` writes to.
 pub(super) struct Console {
     terminal: bool,
+    coloured: bool,
     progress: MultiProgress,
     bars: Mutex<HashMap<String, ProgressBar>>,
     names: Mutex<Vec<String>>,
@@ -43,6 +44,7 @@ impl Console {
         let terminal = !progress.is_hidden();
         Self {
             terminal,
+            coloured: terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
             progress,
             bars: Mutex::default(),
             names: Mutex::default(),
@@ -129,12 +131,12 @@ impl Console {
 
     /// Prints an error.
     pub(super) fn error(&self, text: &str) {
-        let label = if self.terminal { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
+        let label = if self.coloured { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
         self.write(&format!("{label} {text}"));
     }
 
     fn prefix(&self, name: &str) -> String {
-        if !self.terminal {
+        if !self.coloured {
             return format!("{name:NAME_WIDTH$}|");
         }
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
@@ -222,6 +224,13 @@ mod tests {
         assert!(!body.contains('\''), "a quote would end the shell's string: {body}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(body).unwrap()["model"], "target");
         assert!(curl_command("http://h", "m", true).contains("Bearer $OUTRIDER_API_KEY"));
+    }
+
+    #[test]
+    fn colours_are_left_out_where_they_are_not_wanted() {
+        let prefix = |coloured| Console { coloured, ..Console::new() }.prefix("router");
+        assert_eq!(prefix(false), "router   |");
+        assert_eq!(prefix(true), "\x1b[36mrouter   |\x1b[0m");
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //! page, and its errors.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
@@ -279,16 +281,20 @@ fn blocks_share_no_cached_prompt() {
     assert!(found.keys().eq([&None]), "a server that does not know the field gets none: {found:?}");
 }
 
-/// Failures are counted and quoted, and prevent a verdict.
+/// Failures are counted and quoted, prevent a verdict, and decide the exit code.
 #[test]
 fn failed_requests_are_shown_and_nothing_is_claimed() {
     let server = server();
     let directory = tempfile::tempdir().unwrap();
     let lines = [r#"{"task": "a", "prompt": "fine"}"#, r#"{"task": "b", "prompt": "is cut"}"#];
     let file = prompts(directory.path(), &lines);
+    let url = server.url();
     let arguments = ["--prompts", &file, "--concurrency", "2", "--arm", "x", "--arm", "y", "--json"];
-    let output = bench(&server.url(), &arguments);
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = bench(&url, &[&arguments[..], &["--metrics-url", &url]].concat());
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains(&format!("--metrics-url {url} shows no speculation counters")), "{stderr}");
+    assert_eq!(output.status.code(), Some(4), "{stderr}");
+    assert!(stderr.contains("outrider: 16 of 32 requests failed; in one arm at one load 50.0%"), "{stderr}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let all = &report["results"][0];
     assert_eq!(
@@ -301,6 +307,19 @@ fn failed_requests_are_shown_and_nothing_is_claimed() {
         "{}",
         report["faults"]
     );
+}
+
+#[test]
+fn a_path_that_is_not_unicode_can_be_measured_with() {
+    let server = server();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join(OsStr::from_bytes(b"caf\xe9.jsonl"));
+    std::fs::write(&file, r#"{"task": "a", "prompt": "one"}"#).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_outrider"));
+    command.args(["bench", "--url", &server.url(), "--blocks", "1", "--concurrency", "1", "--warmup", "0"]);
+    let output = command.arg("--prompts").arg(&file).output().expect("the program starts");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("caf\u{fffd}.jsonl"), "{}", text(&output.stdout));
 }
 
 /// A report that nobody reads on standard output is written to its file, and one that cannot be written is
@@ -320,6 +339,11 @@ fn the_saved_report_does_not_depend_on_standard_output() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
     assert_eq!(report["results"][0]["completed"], 2);
+
+    let fresh = directory.path().join("fresh.json");
+    let arguments = ["--prompts", &file, "--tasks", "none", "--save-json", fresh.to_str().unwrap()];
+    assert_eq!(bench(&server.url(), &arguments).status.code(), Some(64));
+    assert!(!fresh.exists(), "nothing was measured");
 
     let below_a_file = format!("{saved}/report.json");
     let output =
@@ -352,7 +376,13 @@ fn what_cannot_be_measured_is_refused_with_a_reason() {
     let url = server.url();
     drop(server);
     std::thread::sleep(Duration::from_millis(100));
-    for (url, reason) in [(url.as_str(), "request to http://"), ("ftp://h", "expected http:// or https://")] {
+    let unreachable = "start a server there, such as `outrider up`";
+    for (url, reason) in [
+        (url.as_str(), unreachable),
+        ("ftp://h", "expected http:// or https://"),
+        ("127.0.0.1:8000", "expected http://HOST:PORT"),
+        ("localhost:8000", "it has no host: expected http://HOST:PORT"),
+    ] {
         let output = bench(url, &[]);
         assert!(text(&output.stderr).contains(reason), "{url}: {}", text(&output.stderr));
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn demo(role: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo").join(role)
@@ -102,6 +102,26 @@ fn a_draft_that_numbers_a_token_differently_is_named_and_not_run() {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
     assert!(!text.contains("Acceptance"), "{text}");
+}
+
+#[test]
+fn a_task_type_without_a_fitting_prompt_is_named() {
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let prompts = directory.path().join("prompts.jsonl");
+    let line = |task: &str, prompt: &str| format!("{}\n", json!({ "task": task, "prompt": prompt }));
+    let long = "many words ".repeat(3_000);
+    std::fs::write(&prompts, [line("long", &long), line("short", "one"), line("long", &long)].concat())
+        .expect("it can be written");
+    let prompts = prompts.display().to_string();
+    let check = |args: &[&str]| {
+        let common = ["--prompts", &prompts, "--max-tokens", "4", "--temperatures", "0"];
+        check_pair(&demo("target"), &demo("draft"), &[&common[..], args].concat())
+    };
+    let found = reports(&check(&["--json"]));
+    assert_eq!(found[0]["measured"]["left_out"], json!({ "long": 2 }));
+    let output = check(&[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("- task types left out, ") && text.contains(": long (2 prompts)\n"), "{text}");
 }
 
 #[test]

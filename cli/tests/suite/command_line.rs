@@ -6,7 +6,9 @@ use std::process::Command;
 fn an_invalid_command_line_ends_with_the_code_of_a_bad_configuration() {
     for (arguments, code, expected) in [
         (&["--help"][..], 0, "Exit codes:"),
+        (&["--help"], 0, "First steps:"),
         (&["bench", "--help"], 0, "--fail-unless-ship"),
+        (&["bench", "--help"], 0, "the exit code is 4"),
         (&["--version"], 0, "outrider "),
         (&[], 64, "Usage:"),
         (&["benchmark"], 64, "unrecognized subcommand"),

@@ -120,6 +120,7 @@ fn faults_are_one_line_and_a_code() {
     refused(
         &["--model", &format!("random:{}", list.path().display()), "--vocab", "500"],
         1,
-        "config.json for --vocab",
+        &format!("cannot use {} with --vocab: ", list.path().display()),
     );
+    refused(&["--model", "random:models/nothing.json", "--vocab", "500"], 1, "models/nothing.json");
 }

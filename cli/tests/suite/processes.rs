@@ -164,6 +164,11 @@ async fn a_killed_process_leaves_none_that_it_started() {
     killed.wait().await;
     assert!(ends(child).await, "it outlived a killed process");
 
+    let (mut killed, child) = spawn_with_child().await;
+    kill(Pid::from_raw(killed.pid() as i32), Signal::SIGKILL).unwrap();
+    assert_eq!(killed.wait().await.cause(), "was killed by SIGKILL");
+    assert!(ends(child).await, "it outlived a process that somebody else killed");
+
     let (dropped, child) = spawn_with_child().await;
     drop(dropped);
     assert!(ends(child).await, "it outlived a dropped process");

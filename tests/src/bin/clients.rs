@@ -4,22 +4,31 @@
 use std::io::Write as _;
 use std::time::Instant;
 
+use clap::Parser;
+use clap::builder::PossibleValuesParser;
 use tests::clients::{CLIENTS, LARGE_CLIENTS, count_passed, run};
 use tests::processes;
 
+/// Runs client programs against a cluster of the bundled pair, each installed in a separate environment
+#[derive(Debug, Parser)]
+#[command(name = "clients")]
+struct Args {
+    /// Clients to run [default: all but guidellm and vllm, whose environments take 6 GB and more]
+    #[arg(value_name = "CLIENT", value_parser = names())]
+    selected: Vec<String>,
+}
+
+fn names() -> PossibleValuesParser {
+    PossibleValuesParser::new(CLIENTS.into_iter().chain(LARGE_CLIENTS))
+}
+
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let selected: Vec<String> = std::env::args().skip(1).collect();
+    let Args { selected } = Args::parse();
     let is_selected = |name: &str| match selected.as_slice() {
         [] => CLIENTS.contains(&name),
         selected => selected.iter().any(|selected| selected == name),
     };
-    let is_unknown =
-        |name: &&String| !CLIENTS.iter().chain(&LARGE_CLIENTS).any(|known| *known == name.as_str());
-    if let Some(name) = selected.iter().find(is_unknown) {
-        let known: Vec<&str> = CLIENTS.into_iter().chain(LARGE_CLIENTS).collect();
-        anyhow::bail!("there is no client `{name}`, only {}", known.join(", "));
-    }
     let cluster = processes::start(|_| ()).await?;
     let mut failures = 0;
     let mut out = std::io::stdout();

@@ -137,6 +137,11 @@ fn one_port_cannot_serve_both_doors() {
 }
 
 #[test]
-fn no_worker_at_all_is_refused_by_the_parser() {
+fn no_worker_at_all_and_no_time_at_all_are_refused_by_the_parser() {
     assert!(Cli::try_parse_from(["up", "--draft-workers", "0"]).is_err());
+    for factor in ["0", "-1", "nan", "fast"] {
+        let scale = format!("--time-scale={factor}");
+        let error = Cli::try_parse_from(["up", "--engine", "synthetic:/p.toml", &scale]).err().unwrap();
+        assert!(error.to_string().contains("--time-scale <FACTOR>': expected a factor above 0"), "{error}");
+    }
 }
