@@ -12,7 +12,7 @@ use llguidance::{Matcher as Parser, ParserFactory};
 use serde_json::{Value, json};
 
 use crate::document::{Grammar, GrammarKind};
-use crate::{GrammarError, Matcher, Vocabulary, expressions, limits};
+use crate::{GrammarError, Matcher, TimedCompiler, Vocabulary, expressions, limits};
 
 /// Whitespace between two tokens of JSON. Without a bound a weak model could emit it forever.
 const WHITESPACE: &str = r"[\x20\n\r\t]{1,20}";
@@ -104,9 +104,15 @@ impl Grammar {
     }
 }
 
-/// Checks that a grammar compiles and allows an output, without a model's vocabulary. Needs a thread with
-/// [`STACK_BYTES`] of stack.
+/// Checks that a grammar compiles and allows an output, without a model's vocabulary. Compiles on another
+/// thread for a limited time, and keeps the results: see [`TimedCompiler`].
 pub fn check(grammar: &Grammar) -> Result<(), GrammarError> {
+    static CHECKS: LazyLock<TimedCompiler<()>> = LazyLock::new(|| TimedCompiler::new(check_on_this_thread));
+    CHECKS.compile(grammar)
+}
+
+/// [`check`] without a limit on time. Needs a thread with [`STACK_BYTES`] of stack.
+pub fn check_on_this_thread(grammar: &Grammar) -> Result<(), GrammarError> {
     static COMPILER: LazyLock<Result<Compiler, GrammarError>> =
         LazyLock::new(|| Compiler::new(&Vocabulary::of_bytes()));
     COMPILER.as_ref().map_err(GrammarError::clone)?.compile(grammar)?.check_start()

@@ -34,9 +34,6 @@ pub const GRAMMAR_QUEUE_MAX: usize = 64;
 /// Number of threads that check grammars: one slow grammar leaves the other to the other clients.
 const GRAMMAR_THREADS: usize = 2;
 
-/// Stack of a thread for prompts, in bytes: the default of the standard library.
-const TOKENIZE_STACK_BYTES: usize = 2 << 20;
-
 /// Prompt of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Prompt {
@@ -190,7 +187,7 @@ fn task_type_text(messages: &[ConversationMessage]) -> String {
 #[derive(Clone)]
 pub struct TokenizePool {
     prompts: Threads,
-    /// Check grammars, which takes up to seconds: on other threads, so that it delays no prompt.
+    /// Check grammars, which takes up to 10 s: on other threads, so that it delays no prompt.
     grammars: Threads,
     /// Number of queued jobs.
     queue: Gauge,
@@ -216,7 +213,7 @@ impl TokenizePool {
     /// Starts `num_threads` threads for prompts and [`GRAMMAR_THREADS`], which end when the last handle is
     /// dropped.
     pub fn start(num_threads: usize, lifetime: &Lifetime, queue: Gauge) -> io::Result<Self> {
-        let start = |num_threads, max_jobs, name: &'static str, stack_bytes, what| {
+        let start = |num_threads, max_jobs, name: &'static str, what| {
             let jobs = Arc::new(JobQueue::new(max_jobs));
             let (wake, woken) = channel();
             let woken = Arc::new(Mutex::new(woken));
@@ -224,7 +221,7 @@ impl TokenizePool {
                 let (jobs, woken) = (Arc::clone(&jobs), Arc::clone(&woken));
                 let guard = lifetime.thread(name);
                 let thread = thread::Builder::new().name(format!("{name}-{thread_idx}"));
-                thread.stack_size(stack_bytes).spawn(move || {
+                thread.spawn(move || {
                     let _guard = guard;
                     while wait(&woken) {
                         // A job that gave way to another leaves a message without a job.
@@ -236,20 +233,9 @@ impl TokenizePool {
             }
             Ok::<_, io::Error>(Threads { jobs, wake, what })
         };
-        let prompts = start(
-            num_threads.max(1),
-            TOKENIZE_QUEUE_MAX,
-            "tokenize",
-            TOKENIZE_STACK_BYTES,
-            "the tokenizer's queue",
-        )?;
-        let grammars = start(
-            GRAMMAR_THREADS,
-            GRAMMAR_QUEUE_MAX,
-            "check-grammar",
-            grammar::STACK_BYTES,
-            "the queue of grammars to check",
-        )?;
+        let prompts = start(num_threads.max(1), TOKENIZE_QUEUE_MAX, "tokenize", "the tokenizer's queue")?;
+        let grammars =
+            start(GRAMMAR_THREADS, GRAMMAR_QUEUE_MAX, "check-grammar", "the queue of grammars to check")?;
         Ok(Self { prompts, grammars, queue })
     }
 
@@ -264,8 +250,8 @@ impl TokenizePool {
         self.run_on(&self.prompts, key, job).await
     }
 
-    /// Runs the check of a grammar on a thread with the stack that this needs. Other clients' prompts do not
-    /// wait for it, only their grammars.
+    /// Runs the check of a grammar ([`grammar::check`], which is over within [`grammar::COMPILE_MAX`]). Other
+    /// clients' prompts do not wait for it, only their grammars.
     ///
     /// Cancel safety: as of [`Self::run`].
     pub async fn check_grammar<F>(&self, key: u64, check: F) -> Result<(), RouterError>

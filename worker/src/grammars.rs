@@ -19,7 +19,7 @@ use grammar::{GrammarError, Matcher, STACK_BYTES};
 use speculation::logits::{DrawError, TokenMask};
 use speculation::{SequenceSpec, TokenId};
 
-use self::compile::{CompileThreads, Compiled, CompilingGrammar};
+use self::compile::{CompileThread, Compiled};
 use crate::Task;
 use crate::task::{PrefixLookup, Slot};
 
@@ -40,7 +40,7 @@ pub struct GrammarStats {
 /// Grammars of a device's sequences. Owned by the device thread; its threads end when it is dropped.
 #[derive(Debug)]
 pub struct Grammars {
-    compiles: CompileThreads,
+    compiles: CompileThread,
     masks: Sender<MaskJob>,
     sequences: HashMap<Slot, SequenceGrammar>,
     stats: GrammarStats,
@@ -49,13 +49,13 @@ pub struct Grammars {
 /// The grammar of one sequence.
 #[derive(Debug)]
 struct SequenceGrammar {
-    document: String,
+    document: Arc<String>,
     state: GrammarState,
 }
 
 #[derive(Debug)]
 enum GrammarState {
-    Compiling(CompilingGrammar),
+    Compiling(Receiver<Compiled>),
     Ready(Box<Matcher>),
     Masking(Receiver<MaskResult>),
     Failed(String),
@@ -80,10 +80,10 @@ struct MaskResult {
 impl Grammars {
     /// Starts the threads for a tokenizer.json, which is parsed when the first grammar arrives.
     pub fn start(tokenizer_json: String) -> io::Result<Self> {
-        Self::with_compiles(CompileThreads::start(compile::for_tokenizer(tokenizer_json))?)
+        Self::with_compiles(CompileThread::start(compile::for_tokenizer(tokenizer_json))?)
     }
 
-    fn with_compiles(compiles: CompileThreads) -> io::Result<Self> {
+    fn with_compiles(compiles: CompileThread) -> io::Result<Self> {
         let (masks, mask_jobs) = channel();
         thread::Builder::new()
             .name("grammar-mask".to_owned())
@@ -100,24 +100,18 @@ impl Grammars {
     /// Whether the step can run: it has no grammar, or its grammar is compiled or failed to compile, as one
     /// that takes too long does. Starts compiling a new grammar.
     pub fn is_ready(&mut self, task: &Task) -> bool {
-        self.is_ready_at(task, Instant::now)
-    }
-
-    fn is_ready_at(&mut self, task: &Task, now: impl Fn() -> Instant) -> bool {
         let Some(document) = &task.spec().grammar else { return true };
-        if self.sequences.get(&task.slot).is_none_or(|sequence| sequence.document != *document) {
-            let state = GrammarState::Compiling(self.compiles.compile(document.clone()));
-            self.sequences.insert(task.slot, SequenceGrammar { document: document.clone(), state });
+        if self.sequences.get(&task.slot).is_none_or(|sequence| *sequence.document != *document) {
+            let document = Arc::new(document.clone());
+            let state = GrammarState::Compiling(self.compiles.compile(&document));
+            self.sequences.insert(task.slot, SequenceGrammar { document, state });
         }
         let sequence = self.sequences.get_mut(&task.slot).expect("it was put there above");
         if let GrammarState::Compiling(compiling) = &sequence.state {
-            match compiling.reply.try_recv() {
+            match compiling.try_recv() {
                 Ok(compiled) => sequence.state = GrammarState::of(compiled),
                 Err(TryRecvError::Disconnected) => sequence.state = GrammarState::lost(),
-                Err(TryRecvError::Empty) => match self.compiles.give_up(document, now()) {
-                    Some(error) => sequence.state = GrammarState::of(Err(error)),
-                    None => return false,
-                },
+                Err(TryRecvError::Empty) => return false,
             }
         }
         true
@@ -136,7 +130,7 @@ impl Grammars {
         for task in tasks {
             let Some(sequence) = self.sequences.get_mut(&task.slot) else { continue };
             if let GrammarState::Compiling(compiling) = &sequence.state {
-                match compiling.reply.recv_timeout(WAIT_MAX) {
+                match compiling.recv_timeout(WAIT_MAX) {
                     Ok(compiled) => sequence.state = GrammarState::of(compiled),
                     Err(RecvTimeoutError::Disconnected) => sequence.state = GrammarState::lost(),
                     Err(RecvTimeoutError::Timeout) => {}
@@ -212,10 +206,10 @@ impl Grammars {
     /// Without threads: nothing is ever compiled. For tests.
     #[cfg(test)]
     pub(crate) fn that_never_compile() -> (Self, impl Sized) {
-        let compiles = CompileThreads::without_threads(|_| unreachable!("there are no threads"));
+        let (compiles, compile_jobs) = CompileThread::that_never_compiles();
         let (masks, mask_jobs) = channel();
         let (sequences, stats) = (HashMap::new(), GrammarStats::default());
-        (Self { compiles, masks, sequences, stats }, mask_jobs)
+        (Self { compiles, masks, sequences, stats }, (compile_jobs, mask_jobs))
     }
 }
 
@@ -250,8 +244,6 @@ fn mask_all(jobs: &Receiver<MaskJob>) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use grammar::{Grammar, GrammarKind};
     use speculation::cached_sequence::{Admission, CachedSequence, WorkerLimits};
     use speculation::{Draft, Refusal, RefusalCause, Role, SequenceId, Step, Work};
@@ -266,8 +258,9 @@ mod tests {
 
     /// The compile thread's answer to a grammar that no router checked.
     fn compiled(grammars: &Grammars, grammar: &Grammar) -> Result<Matcher, String> {
-        let compiling = grammars.compiles.compile(grammar.to_wire());
-        compiling.reply.recv().expect("the thread did not panic").map_err(|error| error.to_string())
+        let document = Arc::new(grammar.to_wire());
+        let compiling = grammars.compiles.compile(&document);
+        compiling.recv().expect("the thread did not panic").map_err(|error| error.to_string())
     }
 
     /// A step of a sequence with this grammar.
@@ -296,28 +289,18 @@ mod tests {
         Task::new(key, Slot(slot), step, cached, Instant::now())
     }
 
-    /// The device thread would wait for it without end, and so would every later grammar.
     #[test]
     fn a_step_whose_grammar_takes_too_long_is_refused_because_of_it() {
-        let ((begin, begun), (release, released)) = (channel(), channel::<()>());
-        let released = Mutex::new(released);
-        let compiles = CompileThreads::start(move |_| {
-            begin.send(()).unwrap_or_default();
-            released.lock().unwrap().recv().unwrap_or_default();
-            Err(GrammarError::Compile("done".to_owned()))
-        });
+        let compiles = CompileThread::start(|_: &Grammar| Err(GrammarError::TakesTooLong));
         let mut grammars = Grammars::with_compiles(compiles.unwrap()).unwrap();
         let task = task(1, &Grammar::choice(&["a"]));
-        let early = Instant::now();
-        assert!(!grammars.is_ready_at(&task, || early));
-        begun.recv().unwrap();
-        assert!(!grammars.is_ready_at(&task, || early), "it has time");
-        assert!(grammars.is_ready_at(&task, || Instant::now() + Duration::from_secs(3_600)));
+        while !grammars.is_ready(&task) {
+            thread::yield_now();
+        }
         grammars.request_masks(&task, None);
         let refusal = Refusal::from(grammars.take_masks(&task).unwrap_err());
         assert_eq!(refusal.cause, RefusalCause::Grammar);
         assert!(refusal.reason.contains(" s to compile"), "{}", refusal.reason);
-        drop(release);
     }
 
     #[test]

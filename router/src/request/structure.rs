@@ -36,12 +36,14 @@ impl RawGrammar {
         Ok(())
     }
 
-    /// Compiles the grammar as a worker would, to refuse grammars no worker can use. Takes milliseconds: run
-    /// it on a thread that does not serve other requests.
+    /// Compiles the grammar as a worker would, to refuse grammars no worker can use. Blocks for up to
+    /// [`grammar::COMPILE_MAX`]: run it on a thread that does not serve other requests.
     pub fn check(&self) -> Result<(), RouterError> {
-        grammar::check(&self.grammar).map_err(|error: GrammarError| {
-            let field = self.field;
-            RouterError::invalid(field, format!("{field} cannot be used: {error}"))
+        let field = self.field;
+        grammar::check(&self.grammar).map_err(|error| match error {
+            GrammarError::Busy => RouterError::Overloaded { what: "the compiler of grammars" },
+            GrammarError::Panicked => RouterError::Internal(error.to_string()),
+            error => RouterError::invalid(field, format!("{field} cannot be used: {error}")),
         })
     }
 }
