@@ -269,6 +269,26 @@ async fn a_protocol_that_is_not_spoken_is_refused() {
     assert!(told.contains("refused: OTEL_EXPORTER_OTLP_PROTOCOL=http/json: only"), "{told}");
 }
 
+/// It was ignored, and the collector refused the connection without a word.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_certificate_without_its_key_is_refused() {
+    if env_var(RUN_AGAIN).is_some() {
+        let error = telemetry::init(&config()).expect_err("the key is missing").to_string();
+        eprintln!("refused: {error}");
+        return;
+    }
+    for protocol in ["grpc", "http/protobuf"] {
+        let variables = [
+            (ENDPOINT, "https://127.0.0.1:1"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),
+            ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", "cert.pem"),
+        ];
+        let output = run_again("a_client_certificate_without_its_key_is_refused", &variables).await;
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains("refused: OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and"), "{told}");
+    }
+}
+
 #[tokio::test]
 async fn without_an_endpoint_there_are_logs_only() {
     if env_var(RUN_AGAIN).is_some() {

@@ -1,4 +1,4 @@
-//! One connection, from its first byte to its end, with the same rules for HTTP/1 and HTTP/2.
+//! One connection, from its first byte to its end, with the same rules for HTTP/1 and HTTP/2 (`monitor`).
 //!
 //! A connection is closed when no complete request head arrives within the header timeout, when there is no
 //! request for the idle timeout, or when a response is not read for the write timeout (HTTP/2: only that
@@ -6,25 +6,25 @@
 //! flight.
 
 use std::convert::Infallible;
-use std::error::Error;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::body::Body;
 use http::{HeaderValue, Request, Response, header};
 use hyper::body::Incoming;
+use hyper::rt::Executor;
 use hyper::service::{Service, service_fn};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::config::Timeouts;
+use super::monitor::{CloseReason, ConnectionAction, ConnectionMonitor};
 use super::request_body::RequestBody;
 use super::response::{ResponseBody, ResponseHandle};
-use super::state::{ConnectionState, Traffic};
+use super::state::ConnectionState;
 use super::write_timeout::WriteTimeout;
 use crate::on_wake::OnWake;
 use crate::shutdown::Lifetime;
@@ -35,12 +35,6 @@ const HTTP1_BUFFER_BYTES: usize = 64 << 10;
 /// Send buffer of an HTTP/2 stream, for data beyond the client's window.
 const HTTP2_SEND_BUFFER_BYTES: usize = 64 << 10;
 
-/// An idle connection on which this many bytes are written per idle timeout is still delivering a response.
-const DELIVERING_BYTES: u64 = 64 << 10;
-
-/// Time for a connection to end after it was told to.
-const CLOSE_GRACE: Duration = Duration::from_secs(3);
-
 /// Protocol of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
@@ -48,34 +42,6 @@ pub(super) enum Protocol {
     Http,
     /// gRPC: HTTP/2 only.
     Grpc,
-}
-
-/// Why a connection ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CloseReason {
-    /// Closed by the peer, protocol error, or closed after the last response.
-    Finished,
-    /// No request head arrived in time.
-    HeaderTimeout,
-    /// No request arrived for too long.
-    IdleTimeout,
-    /// The peer did not read.
-    WriteTimeout,
-    /// The process stops.
-    Stopped,
-}
-
-impl CloseReason {
-    /// Name in metrics.
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Finished => "finished",
-            Self::HeaderTimeout => "header_timeout",
-            Self::IdleTimeout => "idle_timeout",
-            Self::WriteTimeout => "write_timeout",
-            Self::Stopped => "stopped",
-        }
-    }
 }
 
 /// What a listener's connections share.
@@ -87,8 +53,22 @@ pub(super) struct ConnectionSetup {
     pub(super) lifetime: Lifetime,
 }
 
-/// Serves a connection until it ends.
-pub(super) async fn serve<I>(io: I, setup: ConnectionSetup) -> CloseReason
+/// Runs the requests of HTTP/2 connections as tasks of the lifetime, which waits for them and logs their
+/// panics.
+#[derive(Clone)]
+struct StreamExecutor(Lifetime);
+
+impl<F> Executor<F> for StreamExecutor
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    fn execute(&self, stream: F) {
+        drop(self.0.spawn("http2-stream", stream));
+    }
+}
+
+/// Serves a connection, which was accepted at this time, until it ends.
+pub(super) async fn serve<I>(io: I, setup: ConnectionSetup, accepted: Instant) -> CloseReason
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -101,9 +81,9 @@ where
         let state = Arc::clone(&of_requests);
         answer(app.clone(), state, lifetime.clone(), timeouts.body, request)
     });
-    let builder = builder(setup.protocol, timeouts);
+    let builder = builder(&setup);
     let mut connection = Box::pin(builder.serve_connection(io, service));
-    let mut monitor = ConnectionMonitor::new(state, timeouts);
+    let mut monitor = ConnectionMonitor::new(state, timeouts, accepted);
     loop {
         let event = OnWake::new(monitor.next_event(setup.lifetime.clone()));
         tokio::select! {
@@ -120,9 +100,9 @@ where
     }
 }
 
-fn builder(protocol: Protocol, timeouts: Timeouts) -> Builder<TokioExecutor> {
-    let mut builder = Builder::new(TokioExecutor::new());
-    // No timer: this module implements the header timeout, for both protocols and before the protocol is
+fn builder(setup: &ConnectionSetup) -> Builder<StreamExecutor> {
+    let mut builder = Builder::new(StreamExecutor(setup.lifetime.clone()));
+    // No timer: the monitor implements the header timeout, for both protocols and before the protocol is
     // known.
     // Without `writev`, a chunk is copied into the buffer: the kernel takes longer to read its three parts
     // than to read one.
@@ -130,10 +110,10 @@ fn builder(protocol: Protocol, timeouts: Timeouts) -> Builder<TokioExecutor> {
     builder
         .http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(timeouts.keep_alive)
-        .keep_alive_timeout(timeouts.keep_alive)
+        .keep_alive_interval(setup.timeouts.keep_alive)
+        .keep_alive_timeout(setup.timeouts.keep_alive)
         .max_send_buf_size(HTTP2_SEND_BUFFER_BYTES);
-    match protocol {
+    match setup.protocol {
         Protocol::Http => builder,
         Protocol::Grpc => builder.http2_only(),
     }
@@ -156,302 +136,4 @@ async fn answer(
     }
     body.fill(content);
     Ok(Response::from_parts(head, body))
-}
-
-/// Events besides the connection's own I/O.
-#[derive(Debug, Clone, Copy)]
-enum Event {
-    /// The requests changed, a response is to be cut, or a timeout may have expired.
-    Check,
-    Leaving,
-    Draining,
-    Cancelled,
-}
-
-/// What to do with a connection.
-#[derive(Debug, PartialEq, Eq)]
-enum ConnectionAction {
-    Continue,
-    /// Accept no further requests and end after those in flight.
-    Close,
-    End(CloseReason),
-}
-
-/// Timeouts and shutdown state of a connection.
-struct ConnectionMonitor {
-    state: Arc<ConnectionState>,
-    timeouts: Timeouts,
-    opened: Instant,
-    /// Bytes written, and the time, when an idle peer was last seen to be still receiving.
-    delivering: (u64, Instant),
-    leaving: bool,
-    draining: bool,
-    stopped: bool,
-    /// The connection was told to close.
-    closing: bool,
-    /// When the connection ends regardless of requests in flight, and why.
-    end_at: Option<(Instant, CloseReason)>,
-}
-
-impl ConnectionMonitor {
-    fn new(state: Arc<ConnectionState>, timeouts: Timeouts) -> Self {
-        let opened = Instant::now();
-        Self {
-            state,
-            timeouts,
-            opened,
-            delivering: (0, opened),
-            leaving: false,
-            draining: false,
-            stopped: false,
-            closing: false,
-            end_at: None,
-        }
-    }
-
-    /// Returns the next event. Cancel safety: safe.
-    fn next_event(&self, lifetime: Lifetime) -> impl Future<Output = Event> + use<> {
-        let wake = Arc::clone(&self.state.wake);
-        let (leaving, draining, stopped) = (self.leaving, self.draining, self.stopped);
-        let check_at = self.next_check(Instant::now());
-        async move {
-            tokio::select! {
-                biased;
-                () = wake.notified() => Event::Check,
-                () = lifetime.leaving(), if !leaving => Event::Leaving,
-                () = lifetime.draining(), if !draining => Event::Draining,
-                () = lifetime.cancelled(), if !stopped => Event::Cancelled,
-                () = sleep_until(check_at) => Event::Check,
-            }
-        }
-    }
-
-    fn on_event(&mut self, event: Event) {
-        match event {
-            Event::Check => {}
-            Event::Leaving => self.leaving = true,
-            Event::Draining => self.draining = true,
-            Event::Cancelled => {
-                self.stopped = true;
-                self.end_at = Some((Instant::now() + CLOSE_GRACE, CloseReason::Stopped));
-            }
-        }
-    }
-
-    /// Latest time of the next check.
-    fn next_check(&self, now: Instant) -> Instant {
-        if let Some((at, _)) = self.end_at {
-            return at;
-        }
-        match self.state.traffic() {
-            Traffic { any_begun: false, .. } => self.opened + self.timeouts.header,
-            Traffic { idle_since: Some(since), .. } => self.idle_from(since) + self.timeouts.idle,
-            Traffic { idle_since: None, .. } => now + self.timeouts.write / 2,
-        }
-    }
-
-    fn idle_from(&self, since: Instant) -> Instant {
-        since.max(self.delivering.1)
-    }
-
-    fn check(&mut self, now: Instant) -> ConnectionAction {
-        if let Some((at, reason)) = self.end_at
-            && at <= now
-        {
-            let is_idle = self.state.traffic().idle_since.is_some();
-            if is_idle || reason != CloseReason::IdleTimeout {
-                return ConnectionAction::End(reason);
-            }
-            // A request crossed with the notice to go, and HTTP/2 promises to process it.
-            self.end_at = Some((now + CLOSE_GRACE, reason));
-        }
-        let unread = now.checked_sub(self.timeouts.write).unwrap_or(self.opened);
-        if self.state.cut_unread(unread) && self.state.is_http1() {
-            return ConnectionAction::End(CloseReason::WriteTimeout);
-        }
-        match self.state.traffic() {
-            Traffic { any_begun: false, .. } if now >= self.opened + self.timeouts.header => {
-                return ConnectionAction::End(CloseReason::HeaderTimeout);
-            }
-            Traffic { any_begun: true, idle_since: Some(since) }
-                if self.end_at.is_none()
-                    && now >= self.idle_from(since) + self.timeouts.idle
-                    && !self.is_delivering(now) =>
-            {
-                if self.state.is_http1() {
-                    return ConnectionAction::End(CloseReason::IdleTimeout);
-                }
-                self.end_at = Some((now + CLOSE_GRACE, CloseReason::IdleTimeout));
-                return self.close();
-            }
-            _ => {}
-        }
-        // Before the first request has been answered, the peer is not told to close.
-        let may_close = self.state.traffic().any_begun || self.stopped;
-        let must_close = self.draining || self.stopped || (self.leaving && !self.state.is_http1());
-        if may_close && must_close { self.close() } else { ConnectionAction::Continue }
-    }
-
-    fn close(&mut self) -> ConnectionAction {
-        if std::mem::replace(&mut self.closing, true) {
-            ConnectionAction::Continue
-        } else {
-            ConnectionAction::Close
-        }
-    }
-
-    /// Whether the last response of an idle connection is still being delivered.
-    fn is_delivering(&mut self, now: Instant) -> bool {
-        let written = self.state.written.load(Ordering::Relaxed);
-        let delivers = written - self.delivering.0 >= DELIVERING_BYTES;
-        self.delivering = (written, if delivers { now } else { self.delivering.1 });
-        delivers
-    }
-
-    fn close_reason(&self, ended: Result<(), Box<dyn Error + Send + Sync>>) -> CloseReason {
-        let Err(error) = ended else {
-            return self.end_at.map_or(CloseReason::Finished, |(_, reason)| reason);
-        };
-        let mut source: Option<&(dyn Error + 'static)> = Some(error.as_ref());
-        while let Some(cause) = source {
-            let timed_out = |io: &std::io::Error| io.kind() == std::io::ErrorKind::TimedOut;
-            if cause.downcast_ref::<std::io::Error>().is_some_and(timed_out) {
-                return CloseReason::WriteTimeout;
-            }
-            source = cause.source();
-        }
-        tracing::debug!(%error, "a connection broke");
-        CloseReason::Finished
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::task::{Context, Waker};
-
-    use axum::body::{Bytes, HttpBody as _};
-    use futures::stream;
-    use http::Version;
-
-    use super::*;
-
-    fn timeouts() -> Timeouts {
-        let seconds = Duration::from_secs;
-        Timeouts {
-            header: seconds(10),
-            body: seconds(30),
-            idle: seconds(120),
-            write: seconds(30),
-            keep_alive: seconds(20),
-        }
-    }
-
-    fn monitor() -> ConnectionMonitor {
-        ConnectionMonitor::new(Arc::new(ConnectionState::new()), timeouts())
-    }
-
-    fn after(seconds: u64) -> Instant {
-        Instant::now() + Duration::from_secs(seconds)
-    }
-
-    /// A body that yields one chunk and then stays pending.
-    fn talking() -> Body {
-        let first = stream::once(async { Ok::<_, Infallible>(Bytes::from_static(b"text")) });
-        Body::from_stream(futures::StreamExt::chain(first, stream::pending()))
-    }
-
-    fn poll(body: &mut ResponseBody) -> bool {
-        let mut context = Context::from_waker(Waker::noop());
-        std::pin::Pin::new(body).poll_frame(&mut context).is_ready()
-    }
-
-    #[test]
-    fn a_request_head_is_waited_for_once() {
-        let mut monitor = monitor();
-        assert_eq!(monitor.check(after(9)), ConnectionAction::Continue);
-        assert_eq!(monitor.check(after(10)), ConnectionAction::End(CloseReason::HeaderTimeout));
-        let (_slot, body) = monitor.state.begin(Version::HTTP_11);
-        assert_eq!(monitor.check(after(3_600)), ConnectionAction::Continue, "an answer may take its time");
-        drop(body);
-        assert_eq!(monitor.check(after(119)), ConnectionAction::Continue);
-        assert_eq!(monitor.check(after(121)), ConnectionAction::End(CloseReason::IdleTimeout));
-    }
-
-    #[test]
-    fn an_answer_that_is_read_or_has_nothing_to_say_is_not_cut() {
-        let mut monitor = monitor();
-        let (slot, mut body) = monitor.state.begin(Version::HTTP_11);
-        body.fill(talking());
-        assert!(poll(&mut body));
-        assert_eq!(monitor.check(after(29)), ConnectionAction::Continue);
-        assert!(!poll(&mut body), "it was read, and waits for text");
-        assert_eq!(monitor.check(after(3_600)), ConnectionAction::Continue);
-        assert!(!slot.is_cut());
-    }
-
-    #[test]
-    fn an_unread_answer_takes_a_connection_of_http1_along_and_of_http2_only_itself() {
-        for (version, expected) in [
-            (Version::HTTP_11, ConnectionAction::End(CloseReason::WriteTimeout)),
-            (Version::HTTP_2, ConnectionAction::Continue),
-        ] {
-            let mut monitor = monitor();
-            let (slot, mut body) = monitor.state.begin(version);
-            body.fill(talking());
-            let (read_slot, mut read) = monitor.state.begin(version);
-            read.fill(talking());
-            assert!(poll(&mut body) && poll(&mut read) && !poll(&mut read));
-            assert_eq!(monitor.check(after(31)), expected);
-            assert!(slot.is_cut() && !read_slot.is_cut());
-            assert!(poll(&mut body), "an error, should it be asked for more");
-        }
-    }
-
-    #[test]
-    fn a_last_answer_that_is_still_written_is_waited_for() {
-        let mut monitor = monitor();
-        drop(monitor.state.begin(Version::HTTP_2));
-        monitor.state.written.fetch_add(DELIVERING_BYTES, Ordering::Relaxed);
-        assert_eq!(monitor.check(after(121)), ConnectionAction::Continue);
-        assert_eq!(monitor.check(after(240)), ConnectionAction::Continue);
-        monitor.state.written.fetch_add(17, Ordering::Relaxed);
-        assert_eq!(monitor.check(after(242)), ConnectionAction::Close, "a ping is no answer");
-        assert_eq!(monitor.check(after(246)), ConnectionAction::End(CloseReason::IdleTimeout));
-    }
-
-    /// HTTP/2 processes requests that crossed with the notice to go.
-    #[test]
-    fn a_request_that_crosses_with_the_end_of_an_idle_connection_is_answered() {
-        let mut monitor = monitor();
-        drop(monitor.state.begin(Version::HTTP_2));
-        assert_eq!(monitor.check(after(121)), ConnectionAction::Close);
-        let (_slot, body) = monitor.state.begin(Version::HTTP_2);
-        assert_eq!(monitor.check(after(124)), ConnectionAction::Continue, "it is being answered");
-        assert_eq!(monitor.check(after(3_600)), ConnectionAction::Continue, "however long that takes");
-        drop(body);
-        assert_eq!(monitor.check(after(3_604)), ConnectionAction::End(CloseReason::IdleTimeout));
-    }
-
-    #[test]
-    fn who_has_not_asked_yet_is_answered_before_it_is_told_to_go() {
-        let mut monitor = monitor();
-        monitor.leaving = true;
-        monitor.draining = true;
-        assert_eq!(monitor.check(after(0)), ConnectionAction::Continue);
-        let _request = monitor.state.begin(Version::HTTP_11);
-        assert_eq!(monitor.check(after(0)), ConnectionAction::Close);
-        assert_eq!(monitor.check(after(0)), ConnectionAction::Continue, "it is told once");
-    }
-
-    #[test]
-    fn http1_connections_stay_in_the_lame_duck_period() {
-        for (version, expected) in
-            [(Version::HTTP_11, ConnectionAction::Continue), (Version::HTTP_2, ConnectionAction::Close)]
-        {
-            let mut monitor = monitor();
-            drop(monitor.state.begin(version));
-            monitor.leaving = true;
-            assert_eq!(monitor.check(after(0)), expected);
-        }
-    }
 }

@@ -2,8 +2,8 @@
 
 use prometheus_client::encoding::EncodeLabelSet;
 
-use super::connection::CloseReason;
 use super::limits::LimitReached;
+use super::monitor::CloseReason;
 use crate::metrics::{Counter, CounterName, Family, Gauge, GaugeName, Label, LabelValues, Metrics};
 
 const LISTENER: Label = ("listener", LabelValues::Listed(|| vec!["http", "grpc", "admin"]));

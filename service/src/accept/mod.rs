@@ -1,12 +1,13 @@
 //! Listeners: bound ports and the connections they accept. All ports of all processes are served here, so
 //! that the same rules apply everywhere: TLS if configured, limits on the number of connections (`limits`),
-//! timeouts (`connection`), sockets that send without delay and detect dead peers (`socket`), and a pause
+//! timeouts (`monitor`), sockets that send without delay and detect dead peers (`socket`), and a pause
 //! when the process runs out of file descriptors.
 
 mod config;
 mod connection;
 mod limits;
 mod metrics;
+mod monitor;
 mod request_body;
 mod reserve_descriptor;
 mod response;
@@ -22,6 +23,7 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
 use tonic::service::Routes;
 
 pub use self::config::{ListenerConfig, ListenerFlags, RawListener, Timeouts};
@@ -29,7 +31,8 @@ pub use self::limits::Connections;
 pub use self::request_body::BodyTimedOut;
 pub use self::response::ResponseHandle;
 
-use self::connection::{CloseReason, ConnectionSetup, Protocol, serve};
+use self::connection::{ConnectionSetup, Protocol, serve};
+use self::monitor::CloseReason;
 use self::reserve_descriptor::ReserveDescriptor;
 use crate::shutdown::Lifetime;
 use crate::tls::ServerTls;
@@ -117,14 +120,14 @@ impl Listener {
         setup: &ConnectionSetup,
     ) {
         let (metrics, tls, setup) = (self.connections.metrics.clone(), self.tls.clone(), setup.clone());
-        let reserve = self.reserve.clone();
+        let (reserve, accepted) = (self.reserve.clone(), Instant::now());
         let lifetime = setup.lifetime.clone();
         lifetime.spawn("connection", async move {
             let (_permit, _open) = (permit, metrics.opened(name));
             socket::prepare(&connection, setup.timeouts.write);
             let reason = match tls {
-                None => serve(connection, setup).await.as_str(),
-                Some(tls) => serve_tls(connection, &tls, setup).await,
+                None => serve(connection, setup, accepted).await.as_str(),
+                Some(tls) => serve_tls((connection, accepted), &tls, setup).await,
             };
             metrics.closed(name, reason);
             if let Some(reserve) = reserve {
@@ -135,14 +138,21 @@ impl Listener {
 }
 
 /// Performs the TLS handshake, then serves the connection; returns why it ended.
-async fn serve_tls(connection: TcpStream, tls: &ServerTls, setup: ConnectionSetup) -> &'static str {
+async fn serve_tls(
+    (connection, accepted): (TcpStream, Instant),
+    tls: &ServerTls,
+    setup: ConnectionSetup,
+) -> &'static str {
+    let handshake = timeout_at(accepted + setup.timeouts.header, tls.acceptor().accept(connection));
     let shaken = tokio::select! {
         biased;
+        // The process stops: nothing was requested yet.
         () = setup.lifetime.cancelled() => return CloseReason::Stopped.as_str(),
-        shaken = tokio::time::timeout(setup.timeouts.header, tls.acceptor().accept(connection)) => shaken,
+        // The handshake ended, or takes too long.
+        shaken = handshake => shaken,
     };
     match shaken {
-        Ok(Ok(connection)) => serve(connection, setup).await.as_str(),
+        Ok(Ok(connection)) => serve(connection, setup, accepted).await.as_str(),
         Ok(Err(error)) => {
             tracing::debug!(%error, "no TLS connection came about");
             "tls"

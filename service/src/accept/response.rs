@@ -136,8 +136,10 @@ impl ResponseBody {
     /// Sets the content, once the head exists.
     pub(super) fn fill(&self, body: Body) {
         self.0.is_started.store(true, Ordering::Release);
+        let mut content = self.0.content();
+        // Checked under the lock: a body that is filled in after `release` would never be dropped.
         if !self.0.is_cut() {
-            self.0.content().body = Some(body);
+            content.body = Some(body);
         }
     }
 }

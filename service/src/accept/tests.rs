@@ -90,7 +90,7 @@ impl Server {
             timeouts,
             lifetime: self.lifetime.clone(),
         };
-        (self.lifetime.spawn("connection", serve(here, serving)), there)
+        (self.lifetime.spawn("connection", serve(here, serving, Instant::now())), there)
     }
 
     /// Whether a body is alive; the routes of an ended connection hold no token.
@@ -249,6 +249,25 @@ async fn an_http2_client_hears_at_once_that_the_process_leaves() {
     server.lifetime.leave();
     assert!(http2_frames(&mut peer).await.contains(&GOAWAY));
     assert_eq!(ended.await.unwrap(), CloseReason::Finished);
+}
+
+/// A panic in one is logged, and a shutdown waits for it and names it.
+#[tokio::test]
+async fn http2_requests_are_tasks_of_the_lifetime() {
+    let server = Server::new();
+    let (ended, mut peer) = server.connect(|_| ());
+    peer.write_all(&[HTTP2_PREFACE, &http2_get("/silent")].concat()).await.unwrap();
+    let mut buffer = [0; 512];
+    let mut received = Vec::new();
+    while !received.windows(5).any(|bytes| bytes == b"first") {
+        let len = peer.read(&mut buffer).await.unwrap();
+        received.extend_from_slice(&buffer[..len]);
+    }
+    assert_eq!(server.lifetime.tasks(), "connection x1, http2-stream x1");
+    drop(peer);
+    assert_eq!(ended.await.unwrap(), CloseReason::Finished);
+    let outcome = server.lifetime.shut_down(Duration::from_secs(20)).await;
+    assert_eq!(outcome, crate::shutdown::ShutdownOutcome::Clean);
 }
 
 #[tokio::test]

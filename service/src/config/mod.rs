@@ -107,17 +107,12 @@ pub fn parse_flags<R: RawConfig, F: clap::Parser>() -> Result<F, ExitCode> {
     })
 }
 
-/// Exit code of a process with a bad configuration.
-pub fn exit_code(_error: &ConfigError) -> ExitCode {
-    ExitCode::from(EXIT_BAD_CONFIG)
-}
-
 /// Writes the error to stderr, because telemetry is not set up yet, and returns the exit code.
 pub fn report(error: &ConfigError) -> ExitCode {
     use std::io::Write as _;
     // If stderr is closed, the exit code still reports the failure.
     drop(writeln!(std::io::stderr(), "error: {error}"));
-    exit_code(error)
+    ExitCode::from(EXIT_BAD_CONFIG)
 }
 
 /// Reads an environment variable defined elsewhere, such as the standard `OTEL_*`; an empty one counts as not

@@ -190,6 +190,12 @@ impl Lifetime {
         tracing::warn!(%work, %tasks, ?grace, "the shutdown timed out: these tasks are left running until the process exits");
         ShutdownOutcome::TimedOut
     }
+
+    /// Names of the tasks and threads that run.
+    #[cfg(test)]
+    pub(crate) fn tasks(&self) -> String {
+        self.inner.tasks.holders().to_string()
+    }
 }
 
 impl Default for Lifetime {

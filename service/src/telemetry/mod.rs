@@ -84,6 +84,11 @@ pub enum TelemetryError {
         /// Its value.
         value: String,
     },
+    /// A client certificate without its key, or the reverse.
+    #[error(
+        "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY need each other: set both or neither"
+    )]
+    HalfIdentity,
     /// A certificate or key named by a variable cannot be used.
     #[error(
         "cannot use a file that OTEL_EXPORTER_OTLP_CERTIFICATE, _CLIENT_CERTIFICATE or _CLIENT_KEY names: {0}"

@@ -7,11 +7,11 @@
 //! | `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` | the SDK; the default is the process's name |
 //! | `OTEL_TRACES_SAMPLER[_ARG]`, `OTEL_BSP_*`, `OTEL_SPAN_*_LIMIT` | the SDK |
 //! | `OTEL_EXPORTER_OTLP[_TRACES]_{HEADERS,TIMEOUT,INSECURE}` | the exporter; the timeout of calls over HTTP here |
-//! | `OTEL_EXPORTER_OTLP[_TRACES]_{CERTIFICATE,CLIENT_CERTIFICATE,CLIENT_KEY}` | here, for an endpoint at `https://`: CA certificate instead of the system's authorities, client certificate and key |
+//! | `OTEL_EXPORTER_OTLP[_TRACES]_{CERTIFICATE,CLIENT_CERTIFICATE,CLIENT_KEY}` | here, for an endpoint at `https://`: CA certificate instead of the system's authorities, client certificate and key; the last two need each other |
 //!
 //! Exports over gRPC, or as protobuf over HTTP if `http/protobuf` is requested.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,12 +21,11 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use tokio::runtime::Handle;
 use tokio_rustls::TlsConnector;
-use tonic::transport::ClientTlsConfig;
 
 use super::TelemetryError;
 use super::http_client::ExportClient;
 use crate::config::env_var;
-use crate::tls::{self, ClientTls};
+use crate::tls;
 
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 const PROTOCOLS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
@@ -55,17 +54,14 @@ pub(super) fn provider(service_name: &str) -> Result<Option<SdkTracerProvider>, 
 
 fn over_grpc() -> Result<SpanExporter, TelemetryError> {
     // TLS settings for an endpoint at `https://`.
-    let [ca, cert, key] = tls_files();
-    let tls = match ca {
-        None => ClientTlsConfig::new().with_enabled_roots(),
-        Some(ca) => ClientTls::read(&ca, cert.as_deref().zip(key.as_deref()))?.config(),
-    };
+    let files = TlsFiles::from_environment()?;
+    let tls = tls::grpc_client(files.ca.as_deref(), files.identity())?;
     Ok(SpanExporter::builder().with_tonic().with_tls_config(tls).build()?)
 }
 
 fn over_http() -> Result<SpanExporter, TelemetryError> {
-    let [ca, cert, key] = tls_files();
-    let tls = tls::https_client(ca.as_deref(), cert.as_deref().zip(key.as_deref()))?;
+    let files = TlsFiles::from_environment()?;
+    let tls = tls::https_client(files.ca.as_deref(), files.identity())?;
     let millis = TIMEOUTS.into_iter().find_map(|name| env_var(name)?.parse().ok()).unwrap_or(TIMEOUT_MILLIS);
     let client = ExportClient {
         runtime: Handle::current(),
@@ -76,9 +72,25 @@ fn over_http() -> Result<SpanExporter, TelemetryError> {
     Ok(builder.with_http_client(client).build()?)
 }
 
-/// Files of the CA certificate, the client certificate and its key.
-fn tls_files() -> [Option<PathBuf>; 3] {
-    ["CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"].map(file)
+/// The files that the variables name.
+struct TlsFiles {
+    ca: Option<PathBuf>,
+    /// Client certificate and its key.
+    identity: Option<(PathBuf, PathBuf)>,
+}
+
+impl TlsFiles {
+    fn from_environment() -> Result<Self, TelemetryError> {
+        let [ca, cert, key] = ["CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"].map(file);
+        if cert.is_some() != key.is_some() {
+            return Err(TelemetryError::HalfIdentity);
+        }
+        Ok(Self { ca, identity: cert.zip(key) })
+    }
+
+    fn identity(&self) -> Option<(&Path, &Path)> {
+        self.identity.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()))
+    }
 }
 
 /// Returns the file named by a variable; the one for traces takes precedence over the one for all signals.

@@ -1,0 +1,137 @@
+//! Which files are refused, and what a renewal changes.
+
+use std::path::PathBuf;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use tempfile::TempDir;
+
+use super::pem::{Pem, certified_key};
+use super::{ClientFiles, ClientTls, Clients, RawServerTls, ServerTls, grpc_client};
+use crate::config::Faults;
+use crate::reloaded_files::ReloadedFiles;
+
+/// Files of an authority, and of a certificate that it signed for 127.0.0.1.
+pub(crate) struct Files {
+    dir: TempDir,
+}
+
+impl Files {
+    pub(crate) fn new() -> Self {
+        let (mut params, ca_key) = (CertificateParams::default(), KeyPair::generate().unwrap());
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca_cert = params.self_signed(&ca_key).unwrap();
+        let (ca, key) = (Issuer::new(params, ca_key), KeyPair::generate().unwrap());
+        let cert = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().signed_by(&key, &ca).unwrap();
+        let files = Self { dir: TempDir::new().unwrap() };
+        files.write("ca.pem", &ca_cert.pem());
+        files.write("cert.pem", &cert.pem());
+        files.write("key.pem", &key.serialize_pem());
+        files
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+        std::fs::write(self.path(name), text).unwrap();
+        self.path(name)
+    }
+
+    pub(crate) fn server(&self) -> ServerTls {
+        ServerTls::read(&self.path("cert.pem"), &self.path("key.pem"), None).unwrap()
+    }
+}
+
+#[test]
+fn each_unusable_file_is_named() {
+    let (files, others) = (Files::new(), Files::new());
+    let empty = files.write("empty.pem", "");
+    let (cert, key) = (files.path("cert.pem"), files.path("key.pem"));
+    let cases = [
+        (files.path("none.pem"), key.clone(), None, "none.pem: No such file"),
+        (empty.clone(), key.clone(), None, "empty.pem: no items found; expected PEM with one CERTIFICATE"),
+        (key.clone(), key.clone(), None, "key.pem: no items found; expected PEM with one CERTIFICATE"),
+        (cert.clone(), cert.clone(), None, "cert.pem: no items found; expected PEM with a PRIVATE KEY"),
+        (cert.clone(), others.path("key.pem"), None, "cannot be used together"),
+        (cert.clone(), key.clone(), Some(empty), "empty.pem: no items found"),
+    ];
+    for (cert, key, ca, expected) in cases {
+        let clients = ca.as_deref().map(|ca| Clients { ca, names: &[] });
+        let error = ServerTls::read(&cert, &key, clients).unwrap_err().to_string();
+        assert!(error.contains(expected), "`{error}` does not say `{expected}`");
+    }
+    let error = ClientTls::read(&files.path("ca.pem"), Some((&cert, &others.path("key.pem")))).unwrap_err();
+    assert!(error.to_string().contains("cannot be used together"), "{error}");
+    // The identity counts without an authority of its own, too.
+    let error = grpc_client(None, Some((&cert, &others.path("key.pem")))).unwrap_err().to_string();
+    assert!(error.contains("cannot be used together"), "{error}");
+}
+
+#[test]
+fn a_file_that_cannot_be_used_is_a_fault_of_its_own_setting() {
+    let files = Files::new();
+    let [cert, key, ca, empty] = ["cert.pem", "key.pem", "ca.pem", "empty.pem"].map(|name| files.path(name));
+    files.write("empty.pem", "");
+    for (of_server, of_client, [cert, key, ca]) in [
+        ("tls_cert", "worker_cert", [&empty, &key, &ca]),
+        ("tls_key", "worker_key", [&cert, &empty, &ca]),
+        ("tls_client_ca", "worker_ca", [&cert, &key, &empty]),
+    ] {
+        let (mut server, mut client) = (Faults::new(), Faults::new());
+        let [tls_cert, tls_key, tls_client_ca] = [cert, key, ca].map(|path| Some(path.clone()));
+        let raw = RawServerTls { tls_cert, tls_key, tls_client_ca, tls_client_name: None };
+        assert!(raw.validate(&mut server).is_none());
+        let [cert, key, ca] = [cert, key, ca].map(|path| Some(path.as_path()));
+        assert!(ClientFiles { name: "worker", ca, cert, key }.validate(&mut client).is_none());
+        for (faults, field) in [(server, of_server), (client, of_client)] {
+            let error = faults.finish().unwrap_err().to_string();
+            assert!(error.contains(&format!(" {field}: ")), "`{error}` is no fault of {field}");
+        }
+    }
+}
+
+#[test]
+fn renewed_files_are_shown_and_trusted_from_then_on() {
+    let (files, others) = (Files::new(), Files::new());
+    let (cert, key) = (files.path("cert.pem"), files.path("key.pem"));
+    let make = {
+        let (cert, key) = (cert.clone(), key.clone());
+        move || certified_key(&Pem::read(&cert)?, &Pem::read(&key)?)
+    };
+    let shown = ReloadedFiles::new(vec![cert.clone(), key.clone()], make).unwrap().checking_always();
+    let first = shown.current();
+    // Written one after the other, as some tools do: a certificate without its key is not used.
+    std::fs::copy(others.path("cert.pem"), &cert).unwrap();
+    assert_eq!(shown.current().cert, first.cert);
+    std::fs::copy(others.path("key.pem"), &key).unwrap();
+    let second = shown.current();
+    assert_ne!(second.cert, first.cert);
+    assert_eq!(second.cert, Pem::read(&others.path("cert.pem")).unwrap().certificates().unwrap());
+}
+
+#[test]
+fn settings_that_need_each_other_say_so() {
+    let files = Files::new();
+    let path = |name| Some(files.path(name));
+    let cases = [
+        (None, path("key.pem"), None, "tls_key"),
+        (path("cert.pem"), None, None, "tls_key"),
+        (None, None, path("ca.pem"), "tls_client_ca"),
+    ];
+    for (tls_cert, tls_key, tls_client_ca, field) in cases {
+        let mut faults = Faults::new();
+        let raw = RawServerTls { tls_cert, tls_key, tls_client_ca, tls_client_name: None };
+        assert!(raw.validate(&mut faults).is_none());
+        let error = faults.finish().unwrap_err().to_string();
+        assert!(error.contains(field), "`{error}` does not name {field}");
+    }
+    for (tls_client_ca, name) in [(None, "routers"), (path("ca.pem"), "no name at all")] {
+        let (tls_cert, tls_key) = (path("cert.pem"), path("key.pem"));
+        let tls_client_name = Some(vec![name.to_owned()]);
+        let mut faults = Faults::new();
+        drop(RawServerTls { tls_cert, tls_key, tls_client_ca, tls_client_name }.validate(&mut faults));
+        let error = faults.finish().unwrap_err().to_string();
+        assert!(error.contains("tls_client_name"), "`{error}` does not name the field");
+    }
+}
