@@ -1,7 +1,8 @@
 //! The draft as a trainable model: the families that the engine runs (Llama, Mistral, Qwen2, Qwen3), in f32,
-//! one text at a time. Biases and head norms are used if the checkpoint has them. Sliding windows and scaled
-//! rope are not implemented, and `config` refuses them. Callers must also compare its logits with the
-//! engine's before training: the trained model must be the same as the served one.
+//! one text at a time. It has the tensors that the engine would load, so biases and head norms are used if
+//! they are among them. Sliding windows and scaled rope are not implemented, and `config` refuses them.
+//! Callers must also compare its logits with the engine's before training: the trained model must be the same
+//! as the served one.
 
 use std::path::Path;
 
@@ -71,8 +72,9 @@ impl DraftModel {
     /// # Errors
     /// A file cannot be read, or the model has a feature that is not implemented.
     pub fn read(directory: &Path, context: usize) -> Result<Self, DistillError> {
-        let ModelSettings { shape, rms_norm_eps, rope_theta, .. } = config::read(directory, context)?;
-        let model = Self {
+        let ModelSettings { shape, rms_norm_eps, rope_theta, tensors, .. } =
+            config::read(directory, context)?;
+        Ok(Self {
             heads: Heads {
                 queries: shape.num_heads as usize,
                 kv: shape.num_kv_heads as usize,
@@ -80,44 +82,14 @@ impl DraftModel {
             },
             eps: rms_norm_eps,
             rope_theta,
-            weights: Weights::read(directory)?,
+            weights: Weights::read(directory, &tensors)?,
             shape,
-        };
-        model.check()?;
-        Ok(model)
+        })
     }
 
     /// Maximum text length of the model.
     pub fn max_len(&self) -> usize {
         self.shape.max_len as usize
-    }
-
-    /// Checks that every tensor exists with the expected shape.
-    fn check(&self) -> Result<(), DistillError> {
-        let (hidden, ffn) = (self.shape.hidden_size as usize, self.shape.intermediate_size as usize);
-        let (q, kv) = (self.heads.queries * self.heads.dim, self.heads.kv * self.heads.dim);
-        let vocabulary = [self.shape.vocab_size as usize, hidden];
-        self.weights.get(EMBEDDINGS, &vocabulary)?;
-        self.weights.get(LAST_NORM, &[hidden])?;
-        if !self.shape.tied {
-            self.weights.get(HEAD, &vocabulary)?;
-        }
-        for layer in 0..self.num_layers() {
-            for (part, shape) in [
-                ("input_layernorm", &[hidden][..]),
-                ("self_attn.q_proj", &[q, hidden]),
-                ("self_attn.k_proj", &[kv, hidden]),
-                ("self_attn.v_proj", &[kv, hidden]),
-                ("self_attn.o_proj", &[hidden, q]),
-                ("post_attention_layernorm", &[hidden]),
-                ("mlp.gate_proj", &[ffn, hidden]),
-                ("mlp.up_proj", &[ffn, hidden]),
-                ("mlp.down_proj", &[hidden, ffn]),
-            ] {
-                self.weights.get(&name(layer, part), shape)?;
-            }
-        }
-        Ok(())
     }
 
     fn num_layers(&self) -> usize {
@@ -197,7 +169,7 @@ impl DraftModel {
         (pass, output)
     }
 
-    /// Normalizes each head of each row, if the checkpoint has such norms.
+    /// Normalizes each head of each row, if the model has such norms.
     fn head_norm(&self, x: &Array2<f32>, name: &str) -> (Array2<f32>, Option<Array1<f32>>) {
         if self.weights.find(name).is_none() {
             return (x.clone(), None);

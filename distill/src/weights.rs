@@ -37,7 +37,7 @@ const WEIGHT_ENDINGS: [&str; 9] = [
 /// Makes a checkpoint readable by other users.
 const DIRECTORY_MODE: u32 = 0o755;
 
-/// All tensors of a checkpoint in f32, by name. A vector is a matrix of one row.
+/// Tensors of a checkpoint in f32, by name. A vector is a matrix of one row.
 #[derive(Debug, Clone)]
 pub struct Weights {
     directory: PathBuf,
@@ -48,6 +48,13 @@ pub struct Weights {
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
+}
+
+/// A file of a checkpoint.
+struct WeightFile {
+    path: PathBuf,
+    /// Names of the tensors that are read from it; `None`: all that it holds.
+    listed: Option<BTreeSet<String>>,
 }
 
 /// A tensor of a checkpoint.
@@ -68,22 +75,33 @@ impl Tensor {
 }
 
 impl Weights {
-    /// Reads the weights that the engine would load from a checkpoint directory.
+    /// Reads the given tensors, each with its shape, from a checkpoint directory, as the engine would. All
+    /// other tensors are left out, also when the weights are written: a copy of tied embeddings, for example,
+    /// would no longer equal them.
     ///
     /// # Errors
-    /// A file cannot be read, or has a format other than f32, f16 or bf16.
-    pub fn read(directory: &Path) -> Result<Self, DistillError> {
+    /// A file cannot be read; a tensor is missing, or has another shape or a format other than f32, f16 or
+    /// bf16.
+    pub fn read(directory: &Path, wanted: &[(String, Vec<usize>)]) -> Result<Self, DistillError> {
         let mut tensors = BTreeMap::new();
-        for path in weight_files(directory)? {
+        for WeightFile { path, listed } in weight_files(directory)? {
             let bytes =
                 fs::read(&path).map_err(|source| DistillError::Read { path: path.clone(), source })?;
             let broken = |reason: String| DistillError::Unsupported { path: path.clone(), reason };
             let file = SafeTensors::deserialize(&bytes).map_err(|error| broken(error.to_string()))?;
-            for (name, view) in file.iter() {
-                tensors.insert(name.to_owned(), read(&view).map_err(|why| broken(format!("{name} {why}")))?);
+            for (name, _) in wanted {
+                if listed.as_ref().is_some_and(|listed| !listed.contains(name)) {
+                    continue;
+                }
+                let Ok(view) = file.tensor(name) else { continue };
+                tensors.insert(name.clone(), read(&view).map_err(|why| broken(format!("{name} {why}")))?);
             }
         }
-        Ok(Self { directory: directory.to_owned(), tensors })
+        let weights = Self { directory: directory.to_owned(), tensors };
+        for (name, shape) in wanted {
+            weights.get(name, shape)?;
+        }
+        Ok(weights)
     }
 
     /// Returns a tensor that must exist with this shape.
@@ -199,17 +217,22 @@ fn bytes(tensor: &Tensor) -> Vec<u8> {
     }
 }
 
-/// The files that the engine would read: a single file if it exists, else those of the index.
-fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, DistillError> {
+/// The files that the engine would read: a single file if it exists, else those of the index, each with the
+/// tensors that the index lists for it.
+fn weight_files(directory: &Path) -> Result<Vec<WeightFile>, DistillError> {
     let (single, index) = (directory.join(WEIGHTS_FILE), directory.join(INDEX_FILE));
     if single.exists() || !index.exists() {
-        return Ok(vec![single]);
+        return Ok(vec![WeightFile { path: single, listed: None }]);
     }
     let bytes = fs::read(&index).map_err(|source| DistillError::Read { path: index.clone(), source })?;
     let Index { weight_map } = serde_json::from_slice(&bytes)
         .map_err(|error| DistillError::Unsupported { path: index, reason: error.to_string() })?;
-    let names: BTreeSet<String> = weight_map.into_values().collect();
-    Ok(names.into_iter().map(|name| directory.join(name)).collect())
+    let mut tensors_of: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (tensor, file) in weight_map {
+        tensors_of.entry(file).or_default().insert(tensor);
+    }
+    let files = tensors_of.into_iter();
+    Ok(files.map(|(name, listed)| WeightFile { path: directory.join(name), listed: Some(listed) }).collect())
 }
 
 /// Whether a file of this name holds weights or lists files that do.
@@ -228,6 +251,8 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>, DistillError> {
 
 #[cfg(test)]
 mod tests {
+    use engine::ModelSettings;
+
     use super::*;
 
     fn bundled_draft() -> PathBuf {
@@ -238,7 +263,8 @@ mod tests {
     fn what_was_not_trained_is_written_as_it_was_read() {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path().join("sub/out");
-        Weights::read(&bundled_draft()).unwrap().write(&out).unwrap();
+        let settings = ModelSettings::read(&bundled_draft().join("config.json")).unwrap();
+        Weights::read(&bundled_draft(), &settings.tensors).unwrap().write(&out).unwrap();
         let names = |directory: &Path| -> Vec<_> {
             files(directory).unwrap().iter().map(|path| path.file_name().unwrap().to_owned()).collect()
         };
@@ -258,23 +284,32 @@ mod tests {
         assert_eq!(siblings.len(), 1, "something unfinished is left: {siblings:?}");
     }
 
-    /// Writes a file with one tensor of this number.
-    fn write_tensor(path: &Path, name: &str, number: f32) {
-        let data = number.to_le_bytes();
-        let view = TensorView::new(Dtype::F32, vec![1], &data).unwrap();
-        fs::write(path, safetensors::serialize([(name, view)], None).unwrap()).unwrap();
+    /// Writes a file of tensors with one number each.
+    fn write_tensors(path: &Path, tensors: &[(&str, f32)]) {
+        let stored: Vec<(&str, [u8; 4])> =
+            tensors.iter().map(|(name, number)| (*name, number.to_le_bytes())).collect();
+        let views =
+            stored.iter().map(|(name, data)| (*name, TensorView::new(Dtype::F32, vec![1], data).unwrap()));
+        fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+    }
+
+    /// The given tensors, of one number each.
+    fn wanted(names: &[&str]) -> Vec<(String, Vec<usize>)> {
+        names.iter().map(|name| ((*name).to_owned(), vec![1])).collect()
     }
 
     #[test]
     fn the_files_of_the_index_are_read_and_no_other_weights_are_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
-        write_tensor(&path("model-1-of-2.safetensors"), "a", 1.0);
-        write_tensor(&path("model-2-of-2.safetensors"), "b", 2.0);
+        write_tensors(&path("model-1-of-2.safetensors"), &[("a", 1.0), ("unused", 7.0)]);
+        // The index lists another file for `a`.
+        write_tensors(&path("model-2-of-2.safetensors"), &[("a", 7.0), ("b", 2.0)]);
         // Their names come after those of the shards, so that they would win.
-        write_tensor(&path("other.safetensors"), "a", 7.0);
-        write_tensor(&path("outdated.safetensors"), "c", 7.0);
-        let index = r#"{"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}"#;
+        write_tensors(&path("other.safetensors"), &[("a", 7.0)]);
+        write_tensors(&path("outdated.safetensors"), &[("c", 7.0)]);
+        let index = r#"{"weight_map": {"a": "model-1-of-2.safetensors", "unused": "model-1-of-2.safetensors",
+            "b": "model-2-of-2.safetensors"}}"#;
         fs::write(path(INDEX_FILE), index).unwrap();
         let kept = ["config.json", "tokenizer.json", "vocab.txt"];
         let others = ["pytorch_model.bin", "pytorch_model.bin.index.json", "c.pth", "d.pt", "e.gguf"];
@@ -282,7 +317,7 @@ mod tests {
             fs::write(path(name), "x").unwrap();
         }
 
-        let weights = Weights::read(directory.path()).unwrap();
+        let weights = Weights::read(directory.path(), &wanted(&["a", "b"])).unwrap();
         assert_eq!(weights.names().collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(weights.get("a", &[1]).unwrap()[[0, 0]], 1.0);
         let parent = tempfile::tempdir().unwrap();
@@ -293,8 +328,10 @@ mod tests {
         assert_eq!(found, ["config.json", WEIGHTS_FILE, "tokenizer.json", "vocab.txt"]);
 
         // As in the engine, a single file takes precedence over an index.
-        write_tensor(&path(WEIGHTS_FILE), "a", 3.0);
-        let weights = Weights::read(directory.path()).unwrap();
+        write_tensors(&path(WEIGHTS_FILE), &[("a", 3.0)]);
+        let error = Weights::read(directory.path(), &wanted(&["a", "b"])).unwrap_err().to_string();
+        assert!(error.contains("no tensor b of shape [1]"), "{error}");
+        let weights = Weights::read(directory.path(), &wanted(&["a"])).unwrap();
         assert_eq!(weights.names().collect::<Vec<_>>(), ["a"]);
         assert_eq!(weights.get("a", &[1]).unwrap()[[0, 0]], 3.0);
     }
@@ -307,10 +344,10 @@ mod tests {
             (Dtype::F32, vec![2, 2, 2], "w has the shape [2, 2, 2]: only vectors and matrices"),
         ] {
             let data = [0; 32];
-            let view = TensorView::new(dtype, shape, &data).unwrap();
+            let view = TensorView::new(dtype, shape.clone(), &data).unwrap();
             let bytes = safetensors::serialize([("w", view)], None).unwrap();
             fs::write(directory.path().join(WEIGHTS_FILE), bytes).unwrap();
-            let error = Weights::read(directory.path()).unwrap_err().to_string();
+            let error = Weights::read(directory.path(), &[("w".to_owned(), shape)]).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

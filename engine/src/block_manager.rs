@@ -101,9 +101,7 @@ impl BlockManager {
     /// sequence's claims.
     pub(crate) fn truncate(&mut self, slot: SlotId, len: u32) {
         let Some(sequence) = self.sequences.get_mut(&slot) else { return };
-        for hash in sequence.claims.drain(..) {
-            self.claims.remove(&hash);
-        }
+        sequence.drop_claims(&mut self.claims);
         if len >= sequence.len {
             return;
         }
@@ -176,7 +174,7 @@ impl BlockManager {
     /// compute. `ids` starts with the ids that the sequence has. From then on the sequence publishes the
     /// blocks that it fills, and claims its next blocks: sequences with the same ids that call this meanwhile
     /// get `wait` and must call again. Sharing is turned off for a sequence if the isolation key changes or
-    /// `ids` differ from what was computed.
+    /// `ids` differ from what was computed. A sequence that has rows of a token tree is not extended.
     pub(crate) fn share_prefix(&mut self, slot: SlotId, isolation_key: u64, ids: &[TokenId]) -> PrefixMatch {
         let Some(sequence) = self.sequences.get_mut(&slot) else {
             return PrefixMatch { len: 0, wait: false };
@@ -188,10 +186,10 @@ impl BlockManager {
         let unchanged = PrefixMatch { len: sequence.len, wait: false };
         let Some(sharing) = &mut sequence.sharing else { return unchanged };
         if sharing.isolation_key != isolation_key || !ids.starts_with(&sharing.ids) {
-            sequence.sharing = None;
+            sequence.stop_sharing(&mut self.claims);
             return unchanged;
         }
-        if !held.is_multiple_of(BLOCK_SIZE) {
+        if sharing.ids.len() != held || !held.is_multiple_of(BLOCK_SIZE) {
             return unchanged;
         }
         let usable = ids.len().saturating_sub(1) / BLOCK_SIZE * BLOCK_SIZE;
@@ -223,13 +221,19 @@ impl BlockManager {
     }
 
     /// Extends a sequence. The caller has checked that there are enough blocks, and performs the returned
-    /// copy before writing.
+    /// copy before writing. Sharing is turned off for a sequence that still has rows of a token tree: their
+    /// KV is not that of a chain, and another sequence must never find it.
     pub(crate) fn append(&mut self, slot: SlotId, ids: &[TokenId]) -> Option<BlockCopy> {
-        let copy = self.extend(slot, ids.len() as u32);
-        if let Some(sharing) = self.sequences.get_mut(&slot).and_then(|sequence| sequence.sharing.as_mut()) {
-            sharing.append(ids);
+        if ids.is_empty() {
+            return None;
         }
-        copy
+        let sequence = self.sequences.get_mut(&slot)?;
+        match &mut sequence.sharing {
+            Some(sharing) if sharing.ids.len() == sequence.len as usize => sharing.append(ids),
+            Some(_) => sequence.stop_sharing(&mut self.claims),
+            None => {}
+        }
+        self.extend(slot, ids.len() as u32)
     }
 
     /// Makes a sequence reference the original of a block again, after the copy that
@@ -303,6 +307,19 @@ impl BlockManager {
 }
 
 impl Sequence {
+    /// Publishes nothing from now on.
+    fn stop_sharing(&mut self, claims: &mut HashMap<BlockHash, SlotId>) {
+        self.sharing = None;
+        self.drop_claims(claims);
+    }
+
+    /// Lets other sequences wait no longer for the blocks that this one was about to compute.
+    fn drop_claims(&mut self, claims: &mut HashMap<BlockHash, SlotId>) {
+        for hash in self.claims.drain(..) {
+            claims.remove(&hash);
+        }
+    }
+
     /// The partially filled block that the next token goes into, if there is one.
     fn tail(&self) -> Option<u32> {
         match (self.len as usize).is_multiple_of(BLOCK_SIZE) {

@@ -30,6 +30,8 @@ pub struct ModelSettings {
     pub scaled_rope: Option<ScaledRope>,
     /// The smallest sliding window of a layer, in positions, if a layer has one.
     pub sliding_window: Option<u32>,
+    /// Name and shape of every tensor that the engine loads; a matrix is `[outputs, inputs]`.
+    pub tensors: Vec<(String, Vec<usize>)>,
 }
 
 impl ModelSettings {
@@ -44,6 +46,7 @@ impl ModelSettings {
             rope_theta: config.rope.theta,
             scaled_rope: config.rope.scaling.map(|kind| ScaledRope { field, kind }),
             sliding_window: config.windows.iter().flatten().min().copied(),
+            tensors: config.tensors(),
         })
     }
 }

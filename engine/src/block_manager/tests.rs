@@ -314,3 +314,28 @@ fn a_sequence_with_inconsistent_ids_is_not_shared() {
     let other = manager.open();
     assert_eq!(manager.share_prefix(other, 1, &claimed).len, 0);
 }
+
+#[test]
+fn nobody_waits_for_a_sequence_that_is_not_shared_any_more() {
+    let mut manager = BlockManager::new(100);
+    let ids: Vec<TokenId> = (0..40).collect();
+    let (first, second) = (filled(&mut manager, 1, &ids[..16]), manager.open());
+    assert_eq!(manager.share_prefix(first, 1, &ids), PrefixMatch { len: 16, wait: false });
+    assert_eq!(manager.share_prefix(second, 1, &ids), PrefixMatch { len: 16, wait: true });
+    manager.share_prefix(first, 2, &ids);
+    assert_eq!(manager.share_prefix(second, 1, &ids), PrefixMatch { len: 16, wait: false });
+}
+
+#[test]
+fn ids_after_unjudged_tree_rows_are_never_shared() {
+    let mut manager = BlockManager::new(100);
+    let ids: Vec<TokenId> = (0..60).collect();
+    let slot = filled(&mut manager, 1, &ids[..20]);
+    manager.append_tree(slot, 12);
+    // The positions of the tree are those of other ids.
+    assert_eq!(manager.share_prefix(slot, 1, &ids[..21]), PrefixMatch { len: 32, wait: false });
+    manager.append(slot, &ids[20..60]);
+    manager.publish(slot);
+    let other = manager.open();
+    assert_eq!(manager.share_prefix(other, 1, &ids), PrefixMatch { len: 16, wait: false });
+}

@@ -13,6 +13,10 @@ const MISTRAL_DEFAULT_WINDOW: u32 = 4096;
 const QWEN_DEFAULT_WINDOW: u32 = 4096;
 const QWEN_DEFAULT_FULL_LAYERS: u64 = 28;
 
+/// Entries of `layer_types`.
+const FULL: &str = "full_attention";
+const SLIDING: &str = "sliding_attention";
+
 /// The supported families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Architecture {
@@ -115,8 +119,8 @@ impl Architecture {
         num_layers: usize,
     ) -> Result<Vec<Option<u32>>, EngineError> {
         match self {
-            Self::Llama => Ok(vec![None; num_layers]),
-            Self::Mistral => Ok(vec![window(fields, MISTRAL_DEFAULT_WINDOW)?; num_layers]),
+            Self::Llama => equal_windows(fields, num_layers, None),
+            Self::Mistral => equal_windows(fields, num_layers, window(fields, MISTRAL_DEFAULT_WINDOW)?),
             Self::Qwen2 | Self::Qwen3 => qwen_windows(fields, num_layers),
         }
     }
@@ -127,6 +131,27 @@ fn window(fields: &Fields<'_>, default: u32) -> Result<Option<u32>, EngineError>
     let is_mentioned = fields.names().any(|name| name == "sliding_window");
     let window = fields.optional_count("sliding_window", MAX_POSITIONS)?.map(|window| window as u32);
     Ok(window.or((!is_mentioned).then_some(default)))
+}
+
+/// The windows of a family whose layers are all alike. transformers ignores `layer_types` there, and other
+/// programs follow it: if it asks for something else, what the model was trained with cannot be known.
+fn equal_windows(
+    fields: &Fields<'_>,
+    num_layers: usize,
+    window: Option<u32>,
+) -> Result<Vec<Option<u32>>, EngineError> {
+    let expected = if window.is_some() { SLIDING } else { FULL };
+    let layer_types = fields.get("layer_types").and_then(Value::as_array).into_iter().flatten();
+    match layer_types.enumerate().find(|(_, layer_type)| layer_type.as_str() != Some(expected)) {
+        None => Ok(vec![window; num_layers]),
+        Some((layer, layer_type)) => Err(fields.bad(
+            "layer_types",
+            format!(
+                "has {layer_type} at layer {layer}, but this architecture has {expected} in every layer: correct the \
+                 field, or remove it"
+            ),
+        )),
+    }
 }
 
 /// `layer_types` says which layers have the window. Older configurations give it to layers from
@@ -162,9 +187,9 @@ fn windows_by_layer_type(
         return Err(bad(format!("has {} entries, expected num_hidden_layers, {num_layers}", types.len())));
     }
     let of_layer = |(layer, layer_type): (usize, &Value)| match layer_type.as_str() {
-        Some("full_attention") => Ok(None),
-        Some("sliding_attention") if window.is_some() => Ok(window),
-        Some("sliding_attention") => Err(bad(format!(
+        Some(FULL) => Ok(None),
+        Some(SLIDING) if window.is_some() => Ok(window),
+        Some(SLIDING) => Err(bad(format!(
             "has sliding_attention at layer {layer}, but there is no window: set use_sliding_window to true and sliding_window"
         ))),
         _ => Err(bad(format!(

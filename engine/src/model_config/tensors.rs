@@ -1,4 +1,4 @@
-//! Names of the tensors that a configuration implies, as transformers saves them.
+//! Names and shapes of the tensors that a configuration implies, as transformers saves them.
 
 use super::ModelConfig;
 
@@ -20,48 +20,55 @@ const PROJECTIONS: [&str; 7] = [
 ];
 
 impl ModelConfig {
+    /// All tensors with their shapes: a matrix is `[outputs, inputs]`.
+    pub(crate) fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let projections = self.projections().into_iter().map(|(name, shape)| (name, shape.to_vec()));
+        projections.chain(self.other_tensors()).collect()
+    }
+
     /// The layers' projections with their shapes, `[outputs, inputs]`.
     pub(crate) fn projections(&self) -> Vec<(String, [usize; 2])> {
-        let (hidden, ffn, q, kv) =
-            (self.hidden_size, self.intermediate_size, self.q_width(), self.kv_width());
-        let shapes = [
-            [q, hidden],
-            [kv, hidden],
-            [kv, hidden],
-            [hidden, q],
-            [ffn, hidden],
-            [ffn, hidden],
-            [hidden, ffn],
-        ];
         let of_layer = |layer| {
             PROJECTIONS
                 .iter()
-                .zip(shapes)
+                .zip(self.projection_shapes())
                 .map(move |(module, shape)| (in_layer(layer, module, "weight"), shape))
         };
         (0..self.num_layers).flat_map(of_layer).collect()
     }
 
-    /// All other tensors: tables, norms and biases.
-    pub(crate) fn other_tensors(&self) -> Vec<String> {
-        let mut names = vec![EMBEDDING.to_owned(), FINAL_NORM.to_owned()];
+    /// All other tensors with their shapes: tables, norms and biases.
+    pub(crate) fn other_tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let (hidden, head_dim) = (self.hidden_size, self.head_dim);
+        let table = vec![self.vocab_size, hidden];
+        let mut tensors = vec![(EMBEDDING.to_owned(), table.clone()), (FINAL_NORM.to_owned(), vec![hidden])];
         if !self.tie_word_embeddings {
-            names.push(LM_HEAD.to_owned());
+            tensors.push((LM_HEAD.to_owned(), table));
         }
         let has_bias = |module: &str| match module.trim_start_matches("self_attn.") {
             "q_proj" | "k_proj" | "v_proj" => self.biases.qkv,
             "o_proj" => self.biases.o,
             _ => self.biases.mlp,
         };
+        let norms = [("input_layernorm", hidden), ("post_attention_layernorm", hidden)];
+        let head_norms = [("self_attn.q_norm", head_dim), ("self_attn.k_norm", head_dim)];
         for layer in 0..self.num_layers {
-            let biased = PROJECTIONS.iter().filter(|module| has_bias(module));
-            names.extend(biased.map(|module| in_layer(layer, module, "bias")));
-            let head_norms = ["self_attn.q_norm", "self_attn.k_norm"];
-            let norms = ["input_layernorm", "post_attention_layernorm"];
+            for (module, [outputs, _]) in PROJECTIONS.iter().zip(self.projection_shapes()) {
+                if has_bias(module) {
+                    tensors.push((in_layer(layer, module, "bias"), vec![outputs]));
+                }
+            }
             let norms = norms.iter().chain(head_norms.iter().filter(|_| self.qk_norm));
-            names.extend(norms.map(|module| in_layer(layer, module, "weight")));
+            tensors.extend(norms.map(|(module, width)| (in_layer(layer, module, "weight"), vec![*width])));
         }
-        names
+        tensors
+    }
+
+    /// `[outputs, inputs]` of each of [`PROJECTIONS`].
+    fn projection_shapes(&self) -> [[usize; 2]; 7] {
+        let (hidden, ffn, q, kv) =
+            (self.hidden_size, self.intermediate_size, self.q_width(), self.kv_width());
+        [[q, hidden], [kv, hidden], [kv, hidden], [hidden, q], [ffn, hidden], [ffn, hidden], [hidden, ffn]]
     }
 }
 

@@ -47,6 +47,10 @@ fn windows_by_family() {
     let mistral = |window| json!({"architectures": ["MistralForCausalLM"], "sliding_window": window});
     assert_eq!(windows(mistral(json!(5))), [Some(5); 4]);
     assert_eq!(windows(mistral(json!(null))), [None; 4]);
+    let mut all_sliding = mistral(json!(5));
+    all_sliding["layer_types"] = json!(vec!["sliding_attention"; 4]);
+    assert_eq!(windows(all_sliding), [Some(5); 4]);
+    assert_eq!(windows(json!({"layer_types": vec!["full_attention"; 4]})), [None; 4]);
     assert_eq!(
         windows(json!({"architectures": ["MistralForCausalLM"]})),
         [Some(4096); 4],

@@ -55,6 +55,7 @@ impl Rope {
             (Some(scaling), Some(parameters)) => theta_beside(config, scaling, parameters)?,
             (rope, other) => theta(config, rope.as_ref().or(other.as_ref()))?,
         };
+        refuse_partial_rotation(config)?;
         let rope = scaling_object.or(parameters);
         let Some(rope) = rope else {
             return Ok((Self::new(Scaling::None, theta, head_dim, 1.0), max_position_embeddings));
@@ -123,10 +124,16 @@ fn refuse_unknown_fields(rope: &Fields<'_>) -> Result<(), EngineError> {
             rope.bad(unknown, format!("is not supported, expected one of {}", SUPPORTED_FIELDS.join(", ")))
         );
     }
-    match rope.optional_number("partial_rotary_factor")? {
+    refuse_partial_rotation(rope)
+}
+
+/// Refuses heads of which only a part is rotated. The field is in the rope object or, in older files, beside
+/// it.
+fn refuse_partial_rotation(fields: &Fields<'_>) -> Result<(), EngineError> {
+    match fields.optional_number("partial_rotary_factor")? {
         None | Some(1.0) => Ok(()),
         Some(part) => {
-            Err(rope.bad("partial_rotary_factor", format!("is {part}, only whole heads (1) are supported")))
+            Err(fields.bad("partial_rotary_factor", format!("is {part}, only whole heads (1) are supported")))
         }
     }
 }
