@@ -1,6 +1,6 @@
 // An answer on the page: its tokens as they are committed, coloured by origin, and its speed.
 
-import { byId, el, formatNumber } from "/console/dom.js";
+import { byId, el, formatNumber, plural } from "/console/dom.js";
 
 export class Answer {
   constructor(title) {
@@ -61,10 +61,10 @@ export class Answer {
   }
 
   #moveFocus(event) {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     const current = this.spans.indexOf(document.activeElement);
-    const next = step && this.spans[current + step];
-    if (!next) return;
+    const position = { ArrowRight: current + 1, ArrowLeft: current - 1, Home: 0, End: this.spans.length - 1 }[event.key];
+    const next = this.spans[position];
+    if (current < 0 || !next) return;
     event.preventDefault();
     this.spans[current].tabIndex = -1;
     next.tabIndex = 0;
@@ -73,10 +73,10 @@ export class Answer {
 
   #show() {
     const share = this.ids.length ? (100 * this.numDrafted) / this.ids.length : 0;
-    const rounds = this.end ? ` · ${this.end.rounds} rounds` : "";
+    const rounds = this.end ? ` · ${plural(this.end.rounds, "round")}` : "";
     const reason = this.end?.disabled_reason ? ` · no drafting: ${this.end.disabled_reason.replaceAll("_", " ")}` : "";
     this.stats.replaceChildren(
       el("strong", {}, `${formatNumber(this.tokensPerSecond())} tokens/s`),
-      ` · ${this.ids.length} tokens · ${formatNumber(share, 0)}% drafted${rounds}${reason}`);
+      ` · ${plural(this.ids.length, "token")} · ${formatNumber(share, 0)}% drafted${rounds}${reason}`);
   }
 }

@@ -1,6 +1,7 @@
 // Requests of the console to its router. The API key is stored for this browser tab only.
 
 const KEY = "outrider-api-key";
+const TIMEOUT_MS = 10_000;
 
 export function apiKey() {
   return sessionStorage.getItem(KEY) ?? "";
@@ -24,35 +25,47 @@ async function errorFrom(response) {
   } catch {
     // The body is not an OpenAI error object: show it unchanged.
   }
-  return new Error(`${response.status}: ${message}`);
+  return Object.assign(new Error(`The router answered ${response.status}: ${message}`), { status: response.status });
+}
+
+async function request(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error(error.name === "TimeoutError" ? `The router did not answer within ${TIMEOUT_MS / 1000} s.` : "The router cannot be reached.");
+  }
+  if (!response.ok) throw await errorFrom(response);
+  return response;
 }
 
 /** Sends a GET request and returns the parsed JSON body. */
 export async function getJson(path) {
-  const response = await fetch(path, { headers: headers() });
-  if (!response.ok) throw await errorFrom(response);
+  const response = await request(path, { headers: headers(), signal: AbortSignal.timeout(TIMEOUT_MS) });
   return response.json();
 }
 
 export async function send(method, path) {
-  const response = await fetch(path, { method, headers: headers() });
-  if (!response.ok) throw await errorFrom(response);
+  await request(path, { method, headers: headers(), signal: AbortSignal.timeout(TIMEOUT_MS) });
 }
 
 /** Generates an answer and calls `onLine` for each line of the response as it arrives. */
 export async function generate(body, onLine, signal) {
-  const response = await fetch("/console/generate", {
+  const response = await request("/console/generate", {
     method: "POST",
     headers: headers({ "Content-Type": "application/json" }),
     body: JSON.stringify(body),
     signal,
   });
-  if (!response.ok) throw await errorFrom(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let incomplete = "";
   let isComplete = false;
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch((error) => {
+      if (error.name === "AbortError") throw error;
+      return { done: true };
+    });
     if (done) break;
     const lines = (incomplete + value).split("\n");
     incomplete = lines.pop();
@@ -63,5 +76,5 @@ export async function generate(body, onLine, signal) {
       onLine(line);
     }
   }
-  if (!isComplete) throw new Error("the answer is incomplete: the connection to the router was lost");
+  if (!isComplete) throw new Error("The answer is incomplete: the connection to the router was lost.");
 }

@@ -12,22 +12,41 @@ const PAGES = { playground, lanes, pools, requests, pair };
 const REFRESHED_PAGES = ["lanes", "pools", "requests", "pair"];
 const REFRESH_MS = 2000;
 
+// The number of the newest refresh: an older one may end later, and then says nothing about the page that is shown.
+let newest = 0;
+// Refreshes that have no answer yet: a slow router gets no second one meanwhile.
+let unanswered = 0;
+// Whether the router rejected the key: the same request would be rejected again.
+let isRejected = false;
+
 function currentPage() {
   const name = location.hash.slice(1);
-  return name in PAGES ? name : "playground";
+  return Object.hasOwn(PAGES, name) ? name : "playground";
 }
 
 async function refresh() {
   const name = currentPage();
+  newest += 1;
+  const number = newest;
+  unanswered += 1;
+  let problem = null;
   try {
     await PAGES[name].show();
-    byId("problem").hidden = true;
   } catch (error) {
-    const key = name === "playground" ? "an API key" : "an operator's API key (admin=true)";
-    const hint = /^40[13]/.test(error.message) ? ` Enter ${key} above.` : "";
-    byId("problem").textContent = `The router did not answer as expected. ${error.message}${hint}`;
-    byId("problem").hidden = false;
+    problem = error;
   }
+  unanswered -= 1;
+  if (number === newest) showProblem(name, problem);
+}
+
+function showProblem(name, error) {
+  isRejected = [401, 403].includes(error?.status);
+  const key = name === "playground" ? "an API key" : "an operator's API key (admin=true)";
+  const next = isRejected ? `Enter ${key} above.` : "This page tries again every 2 seconds.";
+  const text = error ? `${error.message.replace(/\.?$/, ".")} ${next}` : "";
+  // A screen reader would read an alert again that is written again.
+  if (byId("problem").textContent !== text) byId("problem").textContent = text;
+  byId("problem").hidden = !error;
 }
 
 function showPage() {
@@ -51,6 +70,7 @@ requests.setUp();
 pair.setUp();
 window.addEventListener("hashchange", showPage);
 setInterval(() => {
-  if (!document.hidden && REFRESHED_PAGES.includes(currentPage())) refresh();
+  const mayHaveChanged = REFRESHED_PAGES.includes(currentPage()) || !byId("problem").hidden;
+  if (mayHaveChanged && !document.hidden && unanswered === 0 && !isRejected) refresh();
 }, REFRESH_MS);
 showPage();

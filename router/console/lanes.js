@@ -1,7 +1,7 @@
 // The page Lanes: each lane's k and the data that it was chosen from.
 
 import { getJson } from "/console/api.js";
-import { byId, el, formatNumber, svg, table } from "/console/dom.js";
+import { byId, el, formatNumber, number, plural, render, svg, table } from "/console/dom.js";
 
 const REASONS = {
   best: "it has the highest predicted throughput",
@@ -21,14 +21,19 @@ function chart(title, ...marks) {
     svg("line", { class: "axis", x1: LEFT, x2: WIDTH, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM }), marks);
 }
 
+/** Whether the i-th of several labels of this width fits, if they are `step` apart. */
+function hasLabel(i, width, step) {
+  return i % Math.ceil(width / step) === 0;
+}
+
 function acceptance(lane) {
   const values = lane.acceptance_by_position;
   const step = (WIDTH - LEFT) / Math.max(values.length, 1);
   const plotHeight = HEIGHT - BOTTOM - TOP;
   const bars = values.flatMap((value, i) => [
-    svg("rect", { class: "bar", x: LEFT + i * step + 3, width: step - 6, y: HEIGHT - BOTTOM - value * plotHeight, height: value * plotHeight }),
-    svg("text", { x: LEFT + i * step + step / 2, y: HEIGHT - 8, "text-anchor": "middle" }, i + 1),
-    svg("text", { x: LEFT + i * step + step / 2, y: HEIGHT - BOTTOM - value * plotHeight - 3, "text-anchor": "middle" }, formatNumber(value, 2)),
+    svg("rect", { class: "bar", x: LEFT + i * step + 3, width: Math.max(step - 6, 1), y: HEIGHT - BOTTOM - value * plotHeight, height: value * plotHeight }),
+    hasLabel(i, 14, step) ? svg("text", { x: LEFT + i * step + step / 2, y: HEIGHT - 8, "text-anchor": "middle" }, i + 1) : null,
+    hasLabel(i, 24, step) ? svg("text", { x: LEFT + i * step + step / 2, y: HEIGHT - BOTTOM - value * plotHeight - 3, "text-anchor": "middle" }, formatNumber(value, 2)) : null,
   ]);
   const label = values.map((value, i) => `position ${i + 1}: ${formatNumber(value, 2)}`).join(", ");
   return el("figure", {}, el("figcaption", { class: "hint" }, "Probability that a draft is accepted up to this position"), chart(label, bars));
@@ -45,7 +50,7 @@ function goodput(lane) {
     svg("polyline", { class: "predicted", points }),
     outlook.map((point) => svg("circle", { class: point.k === lane.k ? "dot chosen" : "dot", cx: x(point.k), cy: y(point.tokens_per_second), r: point.k === lane.k ? 6 : 3.5 },
       svg("title", {}, `k = ${point.k}: ${formatNumber(point.tokens_per_second)} tokens/s`))),
-    outlook.map((point) => svg("text", { x: x(point.k), y: HEIGHT - 8, "text-anchor": "middle" }, point.k)),
+    outlook.filter((_, i) => hasLabel(i, 14, x(1) - x(0))).map((point) => svg("text", { x: x(point.k), y: HEIGHT - 8, "text-anchor": "middle" }, point.k)),
     svg("text", { x: 0, y: TOP + 4 }, formatNumber(maxValue, 0)),
     measured > 0 ? svg("line", { class: "measured", x1: LEFT, x2: WIDTH, y1: y(measured), y2: y(measured) }) : null,
   ].flat();
@@ -55,21 +60,19 @@ function goodput(lane) {
 }
 
 function card(lane) {
-  const reason = lane.held_back ? `held back by policy: ${lane.held_back}` : (REASONS[lane.why] ?? lane.why);
+  const key = JSON.stringify([lane.model, lane.task_type, lane.temperature]);
+  const reason = lane.held_back ? `held back by policy: ${lane.held_back.replaceAll("_", " ")}` : (REASONS[lane.why] ?? lane.why);
   return el("article", { class: "card lane" },
     el("h3", {}, `${lane.task_type || "other"} · ${lane.temperature} · ${lane.model}`),
     el("p", {}, el("strong", {}, `k = ${lane.k}`), ` of at most ${lane.max_k}: ${reason}. `,
-      el("span", { class: "hint" }, `${lane.sequences} sequences, ${lane.running} of them assigned to a target, ${lane.lane_rounds} rounds, ${lane.probes} probes, ${formatNumber(lane.judged, 0)} verified positions.`)),
+      el("span", { class: "hint" }, `${plural(lane.sequences, "sequence")}, of which assigned to a target: ${lane.running}; ${plural(lane.lane_rounds, "round")}, ${plural(lane.probes, "probe")}, verified positions: ${formatNumber(lane.judged, 0)}.`)),
     el("div", { class: "charts" }, acceptance(lane), goodput(lane)),
-    el("details", {}, el("summary", {}, "Numbers"),
+    el("details", { "data-key": key }, el("summary", { "data-key": `${key} summary` }, "Numbers"),
       table("Prediction for each k", ["k", "tokens per round", "draft wait, ms", "verification, ms", "tokens/s"],
-        lane.outlook.map((point) => [point.k, Number(formatNumber(point.expected_tokens, 2)), Number(formatNumber(point.draft_wait_us / 1e3, 2)), Number(formatNumber(point.verify_us / 1e3, 2)), Number(formatNumber(point.tokens_per_second))]))));
+        lane.outlook.map((point) => [point.k, number(point.expected_tokens, 2), number(point.draft_wait_us / 1e3, 2), number(point.verify_us / 1e3, 2), number(point.tokens_per_second, 1)]))));
 }
 
 export async function show() {
   const { lanes } = await getJson("/debug/lanes");
-  const container = byId("lanes");
-  const isOpen = [...container.querySelectorAll("details")].map((details) => details.open);
-  container.replaceChildren(...(lanes.length ? lanes.map(card) : [el("p", {}, "No lanes yet: a lane is created by its first request.")]));
-  container.querySelectorAll("details").forEach((details, i) => { details.open = isOpen[i] ?? false; });
+  render(byId("lanes"), lanes.length ? lanes.map(card) : el("p", {}, "No lanes yet: a lane is created by its first request."));
 }

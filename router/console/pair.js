@@ -1,7 +1,7 @@
 // The page Pair: the report of `outrider check-pair` on the target and its draft, by task type.
 
 import { getJson, send } from "/console/api.js";
-import { byId, el, formatNumber, svg, table } from "/console/dom.js";
+import { byId, el, formatNumber, number, plural, svg, table } from "/console/dom.js";
 
 let shownReport = "";
 
@@ -28,7 +28,7 @@ function advice(task, placement, sequences) {
 function tasks(measured) {
   const placements = [["colocated", 1], ["colocated", 8], ["apart", 1], ["apart", 8]];
   const columns = ["task type", "acceptance rate", "tokens per verification", ...placements.map(([placement, n]) => `${placement}, ${n} concurrent`)];
-  const rows = measured.tasks.map((task) => [task.task, rateBar(task.acceptance_rate), Number(formatNumber(task.acceptance_length, 2)), ...placements.map((placement) => advice(task, ...placement))]);
+  const rows = measured.tasks.map((task) => [task.task, rateBar(task.acceptance_rate), number(task.acceptance_length, 2), ...placements.map((placement) => advice(task, ...placement))]);
   return table(`Best k and expected speedup by task type, measured with drafts of ${measured.num_draft_tokens} tokens`, columns, rows);
 }
 
@@ -36,7 +36,7 @@ function positions(measured) {
   const lines = measured.acceptance.filter((line) => line.mode === "coupled" && line.task === "all");
   const maxLength = Math.max(0, ...lines.map((line) => line.acceptance_by_position.length));
   const columns = ["temperature", ...Array.from({ length: maxLength }, (_, i) => `position ${i + 1}`)];
-  const rows = lines.map((line) => [Number(formatNumber(line.temperature, 1)), ...Array.from({ length: maxLength }, (_, i) => Number(formatNumber(line.acceptance_by_position[i] ?? NaN, 2)) || "–")]);
+  const rows = lines.map((line) => [number(line.temperature, 1), ...Array.from({ length: maxLength }, (_, i) => number(line.acceptance_by_position[i], 2))]);
   return table("Probability that a position is accepted if all earlier ones were", columns, rows);
 }
 
@@ -44,16 +44,18 @@ function card(report) {
   const { measured, size, text } = report;
   if (!measured) {
     return el("article", { class: "card" }, el("h3", {}, report.draft),
-      el("p", { class: "verdict bad" }, `No router uses it with ${report.target}: their token lists differ, first at ${text.first_difference}.`));
+      el("p", { class: "verdict bad" }, `Not measured: its token list and that of ${report.target} differ: ${text.first_difference}. A draft worker serves such a pair with --target-tokenizer.`));
   }
   const bestSpeedup = Math.max(...measured.tasks.filter((task) => task.task === "all").flatMap((task) => task.advice.map((entry) => entry.speedup)), 1);
   const verdict = bestSpeedup > 1.05 ? `Drafting gains: up to ${formatNumber(bestSpeedup, 2)} times as fast on this machine.` : "Drafting gains nothing on this machine.";
   const offTasks = measured.tasks.filter((task) => task.switch_off && task.task !== "all").map((task) => task.task);
+  const leftOut = Object.entries(measured.left_out ?? {}).map(([task, count]) => `${task} (${plural(count, "prompt")})`);
   return el("article", { class: "card pair" },
     el("h3", {}, `${shortPath(report.draft)} for ${shortPath(report.target)}`),
     el("p", { class: bestSpeedup > 1.05 ? "verdict good" : "verdict" }, verdict),
     el("p", { class: "hint" }, `The target has ${formatNumber(size.ratio)} times the parameters; a draft step takes ${formatNumber(measured.cost.ratio_at_1_row ?? NaN, 2)} of the time of a target step with 1 row, ${formatNumber(measured.cost.ratio_at_8_rows ?? NaN, 2)} with 8.`,
-      offTasks.length ? ` No draft length gains for: ${offTasks.join(", ")}.` : ""),
+      offTasks.length ? ` No draft length gains for: ${offTasks.join(", ")}.` : "",
+      leftOut.length ? ` Left out, because no prompt fits the models' window: ${leftOut.join(", ")}.` : ""),
     tasks(measured), positions(measured));
 }
 

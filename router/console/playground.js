@@ -43,8 +43,11 @@ async function run(answer, speculation, signal) {
 async function runExclusively(work) {
   if (running) return;
   running = new AbortController();
-  for (const id of ["generate", "race"]) byId(id).disabled = true;
+  // A button that is disabled loses the focus, so the focus moves to the one that can be pressed next, and back.
+  const pressed = document.activeElement;
   byId("stop").disabled = false;
+  if (["generate", "race"].includes(pressed?.id)) byId("stop").focus();
+  for (const id of ["generate", "race"]) byId(id).disabled = true;
   showVerdict("");
   try {
     await work(running.signal);
@@ -53,6 +56,7 @@ async function runExclusively(work) {
   } finally {
     running = null;
     for (const id of ["generate", "race"]) byId(id).disabled = false;
+    if (document.activeElement === byId("stop")) pressed.focus();
     byId("stop").disabled = true;
   }
 }
@@ -72,12 +76,13 @@ async function race(signal) {
   const speculation = speculationOptions();
   await run(on, speculation.enabled === false ? {} : speculation, signal);
   const difference = firstDifference(off.ids, on.ids);
-  const ratio = `${formatNumber(on.tokensPerSecond() / off.tokensPerSecond(), 2)} times as fast with speculation`;
+  const ratio = on.tokensPerSecond() / off.tokensPerSecond();
+  const speed = Number.isFinite(ratio) ? `${formatNumber(ratio, 2)} times as fast with speculation.` : "Too few tokens to compare the speed.";
   if (difference === null) {
-    showVerdict(`Identical: all ${on.ids.length} token ids are equal. ${ratio}.`, "good");
+    showVerdict(`Identical: all ${on.ids.length} token ids are equal. ${speed}`, "good");
   } else {
     [off, on].forEach((answer) => answer.markDifference(difference));
-    showVerdict(`The ids differ from position ${difference} on. ${ratio}.`, "bad");
+    showVerdict(`The ids differ from position ${difference} on. ${speed}`, "bad");
   }
 }
 
@@ -94,6 +99,7 @@ async function showModels() {
   const selected = select.value;
   select.replaceChildren(...models.map((model) => el("option", { value: model }, model)));
   if (models.includes(selected)) select.value = selected;
+  if (models.length === 0) throw new Error("No model is served yet: a target worker must be ready first.");
 }
 
 export function setUp() {

@@ -1,7 +1,7 @@
 // The page Pools: every worker with its health, KV, load and a button to drain it.
 
 import { getJson, send } from "/console/api.js";
-import { byId, el, formatNumber, table } from "/console/dom.js";
+import { byId, el, formatNumber, number, plural, render, table } from "/console/dom.js";
 
 function state(worker) {
   const bad = (text) => el("span", { class: "state bad" }, text);
@@ -21,16 +21,27 @@ function kvUsage(worker) {
   return el("span", {}, el("meter", { min: 0, max: credit, value: reserved, high: 0.9 * credit, "aria-label": `KV reserved: ${share}` }), ` ${share}`);
 }
 
-// Routers that can drain workers report the field `draining` for each.
-function drainButton(worker) {
-  if (!("draining" in worker)) return "–";
-  const isDrained = worker.draining === "operator";
-  const toggle = async () => {
-    await send(isDrained ? "DELETE" : "POST", `/admin/workers/${encodeURIComponent(worker.address)}/drain`);
-    await show();
-  };
+/** The button that drains the worker at an address, or undoes that. */
+function drainButton(address, isDrained) {
   const text = isDrained ? "Undo" : "Drain";
-  return el("button", { type: "button", click: toggle, "aria-label": `${text} ${worker.role} worker ${worker.address}` }, text);
+  const toggle = async () => {
+    const status = byId("pools-status");
+    try {
+      await send(isDrained ? "DELETE" : "POST", `/admin/workers/${encodeURIComponent(address)}/drain`);
+      status.textContent = isDrained ? `${address} is no longer drained.` : `${address} gets no new sequences.`;
+      await show();
+    } catch (error) {
+      status.textContent = `${text} ${address}: ${error.message}`;
+    }
+  };
+  return el("button", { type: "button", click: toggle, "data-key": address, "aria-label": `${text} ${address}` }, text);
+}
+
+/** Drained addresses at which no worker is connected, for example after it has stopped. */
+function absent({ drained, workers }) {
+  const addresses = drained.filter((address) => workers.every((worker) => worker.address !== address));
+  if (addresses.length === 0) return [];
+  return table("Drained and not connected: a worker that starts there gets no sequences", ["Address", "Drain"], addresses.map((address) => [address, drainButton(address, true)]));
 }
 
 // The drafts on trial, compared with the serving drafts.
@@ -38,10 +49,10 @@ function trialTables({ shadows, rollout }) {
   if (!shadows?.drafts.length) return [];
   const columns = ["Draft", "Text", "Drafts compared", "Accepted tokens per draft", "By the serving draft", "Step, ms"];
   const rows = shadows.drafts.flatMap((draft) => [
-    [draft.draft, "all, at the same positions", draft.paired.drafts, formatNumber(draft.paired.shadow_accepted, 2), formatNumber(draft.paired.serving_accepted, 2), draft.step_us == null ? "–" : formatNumber(draft.step_us / 1e3, 2)],
-    ...draft.task_types.map((task) => [draft.draft, task.task_type, task.shadow.drafts, formatNumber(task.shadow_accepted, 2), task.serving_accepted == null ? "–" : formatNumber(task.serving_accepted, 2), ""]),
+    [draft.draft, "all, at the same positions", draft.paired.drafts, number(draft.paired.shadow_accepted, 2), number(draft.paired.serving_accepted, 2), number(draft.step_us == null ? NaN : draft.step_us / 1e3, 2)],
+    ...draft.task_types.map((task) => [draft.draft, task.task_type, task.shadow.drafts, number(task.shadow_accepted, 2), number(task.serving_accepted, 2), ""]),
   ]);
-  const rolloutStage = rollout ? [el("p", {}, `Rollout of ${rollout.draft}: ${rollout.stage.replace("_", " ")}, share ${formatNumber(100 * rollout.share, 0)}%, evidence: ${rollout.verdict.replaceAll("_", " ")}.`)] : [];
+  const rolloutStage = rollout ? [el("p", {}, `Rollout of ${rollout.draft}: ${rollout.stage.replaceAll("_", " ")}, share ${formatNumber(100 * rollout.share, 0)}%, evidence: ${rollout.verdict.replaceAll("_", " ")}.`)] : [];
   return [...rolloutStage, table("Drafts on trial", columns, rows)];
 }
 
@@ -53,8 +64,12 @@ export async function show() {
     const faults = worker.health ?? worker.target_health;
     const serves = worker.task_types.length ? `${worker.model} (${worker.task_types.join(", ")})` : worker.model;
     return [state(worker), worker.address, serves, worker.sequences, kvUsage(worker),
-      Number(formatNumber(worker.wire_us / 1e3, 2)), faults?.outages ?? 0, worker.health?.missed_deadlines ?? 0, drainButton(worker)];
+      number(worker.wire_us / 1e3, 2), faults?.outages ?? 0, worker.health?.missed_deadlines ?? 0, drainButton(worker.address, worker.draining === "operator")];
   };
-  const pool = (role) => table(`${role === "target" ? "Target" : "Draft"} workers`, columns, workers.filter((worker) => worker.role === role).map(row));
-  byId("pools").replaceChildren(el("p", {}, `${waiting} sequences are waiting for a target.`), pool("target"), pool("draft"), ...trialTables(report));
+  const pool = (role) => {
+    const rows = workers.filter((worker) => worker.role === role).map(row);
+    const name = role === "target" ? "Target" : "Draft";
+    return rows.length ? table(`${name} workers`, columns, rows) : el("p", {}, `No ${role} worker is connected.`);
+  };
+  render(byId("pools"), el("p", {}, `${plural(waiting, "sequence")} waiting for a target.`), pool("target"), pool("draft"), absent(report), trialTables(report));
 }

@@ -1,7 +1,7 @@
 // The page Requests: a waterfall of the steps of recent requests.
 
 import { getJson } from "/console/api.js";
-import { byId, el, formatNumber, svg, table } from "/console/dom.js";
+import { byId, el, formatNumber, number, plural, svg, table } from "/console/dom.js";
 
 const PARTS = { queue: "queue", prefill: "prefill at the target", draft: "draft forward", wire: "wire, and waiting for a CPU core", wait: "router", verify: "verification" };
 const WIDTH = 1000;
@@ -80,15 +80,16 @@ function waterfall(timeline, steps) {
       : step.k ? `verify ${step.num_tokens} of ${step.k}` : "decode";
     return [svg("text", { x: 0, y: i * ROW + 11 }, `${step.step_seq} ${label}`), bars];
   });
-  return svg("svg", { viewBox: `0 0 ${WIDTH} ${Math.max(shown.length, 1) * ROW}`, role: "img", "aria-label": `Waterfall of ${steps.length} steps` }, rows);
+  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${Math.max(shown.length, 1) * ROW}`, role: "img", "aria-label": `Waterfall of ${plural(steps.length, "step")}` }, rows);
+  return el("div", { class: "scroll waterfall" }, picture);
 }
 
 function card(timeline, isOpen) {
   const steps = stepsOf(timeline);
   const total = sums(timeline, steps);
-  const rows = Object.entries(PARTS).map(([name, text]) => [text, Number(formatNumber(total[name] / 1e3, 1)), Number(formatNumber((100 * total[name]) / Math.max(timeline.ended_us, 1), 0))]);
+  const rows = Object.entries(PARTS).map(([name, text]) => [text, number(total[name] / 1e3, 1), number((100 * total[name]) / Math.max(timeline.ended_us, 1), 0)]);
   return el("details", { class: "card timeline", open: isOpen, "data-request": `${timeline.request_id}/${timeline.choice}` },
-    el("summary", {}, `${timeline.task_type} · ${formatNumber(timeline.ended_us / 1e3, 0)} ms · ${timeline.num_tokens} tokens · ${timeline.steps.length + timeline.steps_left_out} steps · ${timeline.end} · ${timeline.request_id}`),
+    el("summary", {}, `${timeline.task_type || "other"} · ${formatNumber(timeline.ended_us / 1e3, 0)} ms · ${plural(timeline.num_tokens, "token")} · ${plural(timeline.steps.length + timeline.steps_left_out, "step")} · ${timeline.end} · ${timeline.request_id}`),
     waterfall(timeline, steps),
     steps.length > 60 ? el("p", { class: "hint" }, `The first 60 of ${steps.length + timeline.steps_left_out} steps are shown.`) : null,
     table("Sums over all recorded steps. Drafting may overlap with verification.", ["Part", "ms", "% of the request"], rows));
@@ -104,5 +105,7 @@ export async function show() {
   const container = byId("requests");
   const known = new Map([...container.querySelectorAll("details")].map((details) => [details.dataset.request, details]));
   const cards = timelines.map((timeline, i) => known.get(`${timeline.request_id}/${timeline.choice}`) ?? card(timeline, i === 0 && known.size === 0));
-  container.replaceChildren(...(cards.length ? cards : [el("p", {}, "No request has ended yet.")]));
+  // Cards that are put in again would lose the focus.
+  const isUnchanged = cards.length > 0 && cards.length === container.children.length && cards.every((card, i) => card === container.children[i]);
+  if (!isUnchanged) container.replaceChildren(...(cards.length ? cards : [el("p", {}, "No request has ended yet.")]));
 }

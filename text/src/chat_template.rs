@@ -8,6 +8,7 @@
 //! User text cannot become a special token: see `escaper`.
 
 mod calls;
+pub(crate) mod continuation;
 mod json;
 mod strings;
 mod tags;
@@ -29,6 +30,9 @@ const RECURSION_MAX: usize = 64;
 const RENDERED_BYTES_MAX: usize = 8 << 20;
 
 const NAME: &str = "chat";
+
+/// Variable that requests the beginning of the assistant's next message.
+pub(crate) const ADD_GENERATION_PROMPT: &str = "add_generation_prompt";
 
 /// One message, as passed to templates.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
@@ -117,8 +121,9 @@ impl ChatTemplate {
         (!self.bos_token.is_empty()).then_some(self.bos_token.as_str())
     }
 
-    /// Renders a conversation up to the beginning of the assistant's next message. `extra` are additional
-    /// template variables, such as `tools`; they cannot replace the other standard ones.
+    /// Renders a conversation up to the beginning of the assistant's next message, which is left out if the
+    /// variable `add_generation_prompt` is false. `extra` are additional template variables, such as `tools`;
+    /// they cannot replace the other standard ones.
     pub fn render(
         &self,
         messages: &[ConversationMessage],
@@ -126,7 +131,7 @@ impl ChatTemplate {
     ) -> Result<String, TextError> {
         let standard = context! {
             messages => Serde(messages),
-            add_generation_prompt => true,
+            add_generation_prompt => extra.get(ADD_GENERATION_PROMPT) != Some(&serde_json::Value::Bool(false)),
             bos_token => self.bos_token.as_str(),
             eos_token => self.eos_token.as_str(),
             tools => extra.get("tools").map(Serde),

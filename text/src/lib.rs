@@ -22,6 +22,7 @@ use tokenizers::Tokenizer;
 
 pub use added_tokens::with_added_tokens;
 use bytes_bound::max_bytes_per_token;
+use chat_template::{ADD_GENERATION_PROMPT, continuation};
 pub use chat_template::{ChatTemplate, ConversationMessage};
 use tokenizer_config::TokenizerConfig;
 pub use vocabulary::Vocabulary;
@@ -181,7 +182,8 @@ impl ModelText {
     }
 
     /// Renders a conversation with the model's template. Messages and variables are treated as text, even
-    /// where they spell special tokens.
+    /// where they spell special tokens. With the variable `continue_final_message`, which the template does
+    /// not see, the text ends with the last message, for the model to continue it.
     pub fn render_chat(
         &self,
         template: &ChatTemplate,
@@ -189,8 +191,16 @@ impl ModelText {
         extra: &Map<String, Value>,
     ) -> Result<RenderedChat, TextError> {
         let escaper = SpecialTokenEscaper::new(&self.special, messages, extra);
-        let rendered = template.render_calls(&escaper.messages(messages), &escaper.object(extra))?;
-        let parts: Vec<String> = escaper.parts(&rendered).map(str::to_owned).collect();
+        let (mut messages, mut variables) = (escaper.messages(messages), escaper.object(extra));
+        variables.remove(continuation::CONTINUE_FINAL_MESSAGE);
+        let is_continued = continuation::is_requested(extra);
+        if is_continued {
+            continuation::mark_end(&mut messages)?;
+            variables.insert(ADD_GENERATION_PROMPT.to_owned(), false.into());
+        }
+        let rendered = template.render_calls(&messages, &variables)?;
+        let rendered = if is_continued { continuation::cut_at_end(&rendered)? } else { rendered.as_str() };
+        let parts: Vec<String> = escaper.parts(rendered).map(str::to_owned).collect();
         Ok(RenderedChat { text: parts.concat(), parts })
     }
 

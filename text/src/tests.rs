@@ -190,6 +190,48 @@ fn a_request_may_set_variables_but_not_the_standard_ones() {
     assert_eq!(text, "terse1<s>");
 }
 
+/// As transformers' `continue_final_message` does.
+#[test]
+fn a_continued_message_ends_the_prompt() {
+    let tokenizer = std::fs::read(
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target").join(asset::TOKENIZER),
+    )
+    .unwrap();
+    let render = |body: &str, last: ConversationMessage| {
+        let source = format!(
+            "{{% for m in messages %}}<{{{{ m.role }}}}>{body}</m>{{% endfor %}}{{% if add_generation_prompt %}}!{{% endif %}}"
+        );
+        let assets =
+            [(asset::TOKENIZER, tokenizer.clone()), (asset::CHAT_TEMPLATE, source.as_bytes().to_vec())];
+        let model = ModelText::from_assets(|name| find(&assets, name)).unwrap();
+        let extra = json!({ "continue_final_message": true, "add_generation_prompt": true });
+        let template = model.chat_template().unwrap();
+        let rendered = model.render_chat(template, &[user("hi"), last], extra.as_object().unwrap());
+        rendered.map(|rendered| rendered.text)
+    };
+    let assistant = |content: &str| ConversationMessage::new("assistant", content.to_owned());
+    for (body, content, expected) in [
+        ("{{ m.content }}", "a b", "<user>hi</m><assistant>a b"),
+        ("{{ m.content }}", "a b \n", "<user>hi</m><assistant>a b \n"),
+        ("{{ m.content | trim }}", "a b \n", "<user>hi</m><assistant>a b"),
+        ("{{ m.content }}", "", "<user>hi</m><assistant>"),
+        ("{{ m.content }}", "a<|end|>b", "<user>hi</m><assistant>a<|end|>b"),
+        ("{{ continue_final_message is defined }}{{ m.content }}", "a", "<user>Falsehi</m><assistant>Falsea"),
+    ] {
+        assert_eq!(render(body, assistant(content)).unwrap(), expected, "{body} {content:?}");
+    }
+    let call = json!({ "function": { "name": "f", "arguments": {} } });
+    let with_call = ConversationMessage { tool_calls: vec![call], ..assistant("a") };
+    for (body, last, expected) in [
+        ("{{ m.content[:1] }}", assistant("abc"), "leaves out the end of the last message"),
+        ("{{ m.content }}", with_call, "without tool calls can be continued"),
+        ("{{ m.content }}", ConversationMessage { content: None, ..assistant("") }, "with content"),
+    ] {
+        let error = render(body, last).unwrap_err();
+        assert!(matches!(error, TextError::Refused(_)) && error.to_string().contains(expected), "{error}");
+    }
+}
+
 #[test]
 fn a_template_that_refuses_says_why_to_the_client() {
     for (source, expected) in [

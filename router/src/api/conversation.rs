@@ -13,8 +13,11 @@ use crate::error::RouterError;
 const ASSISTANT: &str = "assistant";
 
 /// Variables of a chat template that only the router sets, besides `tools`.
-pub(super) const OWN_VARIABLES: [&str; 5] =
-    ["messages", "add_generation_prompt", "bos_token", "eos_token", "documents"];
+pub(super) const OWN_VARIABLES: [&str; 6] =
+    ["messages", ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE, "bos_token", "eos_token", "documents"];
+
+const ADD_GENERATION_PROMPT: &str = "add_generation_prompt";
+const CONTINUE_FINAL_MESSAGE: &str = "continue_final_message";
 
 /// Refuses variables of the chat template that have one of these names; `field` contains them.
 pub(super) fn refuse_variables(
@@ -24,7 +27,8 @@ pub(super) fn refuse_variables(
 ) -> Result<(), RouterError> {
     let is_default = |name: &str, value: &Value| match value {
         Value::Null => true,
-        Value::Bool(true) => name == "add_generation_prompt",
+        Value::Bool(true) => name == ADD_GENERATION_PROMPT,
+        Value::Bool(false) => name == CONTINUE_FINAL_MESSAGE,
         Value::Array(items) => name != "messages" && items.is_empty(),
         _ => false,
     };
@@ -55,6 +59,35 @@ pub(super) fn checked_variables(
 pub(super) fn set_reasoning_effort(variables: &mut Map<String, Value>, effort: Option<String>) {
     if let Some(effort) = effort.filter(|effort| !effort.is_empty()) {
         variables.entry("reasoning_effort").or_insert(Value::String(effort));
+    }
+}
+
+/// Fields by which a request chooses how the prompt of its conversation ends, as in vLLM.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct PromptEnd {
+    /// False: the prompt does not begin the assistant's next message.
+    pub(super) add_generation_prompt: Option<bool>,
+    /// True: the prompt ends with the last message, which the model continues.
+    pub(super) continue_final_message: Option<bool>,
+}
+
+impl PromptEnd {
+    /// Passes the choice on, in the variables that stand for it.
+    pub(super) fn set(self, variables: &mut Map<String, Value>) -> Result<(), RouterError> {
+        let continues = self.continue_final_message == Some(true);
+        if continues && self.add_generation_prompt == Some(true) {
+            let message = format!(
+                "{CONTINUE_FINAL_MESSAGE} cannot be combined with {ADD_GENERATION_PROMPT}: set one of them to false"
+            );
+            return Err(RouterError::invalid(CONTINUE_FINAL_MESSAGE, message));
+        }
+        if continues {
+            variables.insert(CONTINUE_FINAL_MESSAGE.to_owned(), Value::Bool(true));
+        }
+        if self.add_generation_prompt == Some(false) {
+            variables.insert(ADD_GENERATION_PROMPT.to_owned(), Value::Bool(false));
+        }
+        Ok(())
     }
 }
 

@@ -14,7 +14,7 @@ pub(super) fn is_disabled(field: &str, value: &Value) -> bool {
         // Reasoning is always sent as plain text, so there is nothing to encrypt.
         ("include", Value::Array(items)) => items.iter().all(|item| item == "reasoning.encrypted_content"),
         (_, Value::Array(items)) => items.is_empty(),
-        ("top_logprobs", Value::Number(count)) => count.as_u64() == Some(0),
+        ("top_logprobs", Value::Number(count)) => count.as_f64() == Some(0.0),
         _ => false,
     }
 }
@@ -49,6 +49,7 @@ mod tests {
             ("include", json!(["reasoning.encrypted_content"]), true),
             ("include", json!(["reasoning.encrypted_content", "message.output_text.logprobs"]), false),
             ("top_logprobs", json!(0), true),
+            ("top_logprobs", json!(0.0), true),
             ("top_logprobs", json!(1), false),
         ] {
             assert_eq!(is_disabled(field, &value), expected, "{field}: {value}");

@@ -136,15 +136,16 @@ impl ParsedTools {
 
 /// Reads a call's arguments as sent back by a client.
 pub(super) fn parse_arguments(path: &str, arguments: &Value) -> Result<Map<String, Value>, RouterError> {
-    let arguments = match arguments {
-        Value::Null => Some(Map::new()),
-        Value::String(text) if text.is_empty() => Some(Map::new()),
-        Value::String(text) => serde_json::from_str(text).ok(),
-        Value::Object(arguments) => Some(arguments.clone()),
-        _ => None,
+    let invalid = |why: &str| {
+        RouterError::invalid(path, format!("{path} must be a JSON object, written as a string{why}"))
     };
-    let invalid = || RouterError::invalid(path, format!("{path} must be a JSON object, written as a string"));
-    arguments.ok_or_else(invalid)
+    match arguments {
+        Value::Null => Ok(Map::new()),
+        Value::String(text) if text.is_empty() => Ok(Map::new()),
+        Value::String(text) => serde_json::from_str(text).map_err(|error| invalid(&format!(": {error}"))),
+        Value::Object(arguments) => Ok(arguments.clone()),
+        _ => Err(invalid("")),
+    }
 }
 
 /// Id of a choice's call.

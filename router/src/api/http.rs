@@ -1,7 +1,8 @@
 //! The HTTP API: routes, and errors for unknown routes. Servers mount [`http_app`].
 
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, Request, State};
 use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
@@ -9,10 +10,11 @@ use http::{HeaderMap, Method, Uri};
 
 use super::allowed_hosts::{AllowedHosts, check_host};
 use super::handler::handle_request;
-use super::incoming::authenticate;
+use super::incoming::{authenticate, invalid_query};
 use super::openai::models::{Model, ModelList};
 use super::openai::respond::OpenAi;
 use super::openai::responses;
+use super::pages::Parameters;
 use super::path_text::PathText;
 use super::request_id::identify;
 use super::{anthropic, vllm};
@@ -28,6 +30,8 @@ pub fn http_app(state: AppState, hosts: AllowedHosts) -> Router {
         .route("/v1/completions", post(completions))
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items::list))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(list_models))
@@ -66,15 +70,20 @@ async fn completions(State(state): State<AppState>, request: Request) -> Respons
 }
 
 /// `GET /v1/models`: the models that the key may use.
-pub(crate) async fn list_models(State(state): State<AppState>, headers: HeaderMap) -> Response {
-    match authenticate(&state, &headers) {
-        Ok(caller) => {
-            let models = caller.models(&state.catalog);
-            let models: ModelList = models.iter().map(|entry| Model::from(&**entry)).collect();
-            Json(models).into_response()
-        }
-        Err(error) => error.into_response(),
+pub(crate) async fn list_models(
+    State(state): State<AppState>,
+    parameters: Result<Query<Parameters>, QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Response, RouterError> {
+    let models = authenticate(&state, &headers)?.models(&state.catalog);
+    let entries = models.iter().map(|entry| &**entry);
+    if anthropic::models::has_version(&headers) {
+        let Query(parameters) = parameters.map_err(|error| invalid_query(&error))?;
+        let page = anthropic::models::ModelPage::new(entries, &parameters)?;
+        return Ok(Json(page).into_response());
     }
+    let models: ModelList = entries.map(Model::from).collect();
+    Ok(Json(models).into_response())
 }
 
 async fn get_model(
@@ -85,6 +94,9 @@ async fn get_model(
     let caller = authenticate(&state, &headers)?;
     let PathText(id) = id?;
     let entry = caller.model(&state.catalog, &id)?;
+    if anthropic::models::has_version(&headers) {
+        return Ok(Json(anthropic::models::Model::from(&*entry)).into_response());
+    }
     Ok(Json(Model::from(&*entry)).into_response())
 }
 

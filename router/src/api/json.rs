@@ -21,6 +21,12 @@ pub(super) fn parse_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, RouterEr
 
 fn explain(path: &str, error: &serde_json::Error) -> RouterError {
     let at = format!("at line {} column {}", error.line(), error.column());
+    if error.to_string().starts_with("number out of range") {
+        return invalid(
+            None,
+            format!("the body has a number that no 64-bit float can hold, such as 1e400, {at}"),
+        );
+    }
     if !error.is_data() {
         return invalid(None, format!("the body is not valid JSON: {error}"));
     }

@@ -15,7 +15,7 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 
 /// Answers a request with `next` and completes the response.
 pub(super) async fn identify(request: Request, next: Next) -> Response {
-    let is_anthropic = anthropic::is_own_path(request.uri().path());
+    let is_anthropic = anthropic::is_own_request(request.uri().path(), request.headers());
     let has_valid_identity = identity_from_headers(request.headers()).is_ok();
     let sent_id = request.headers().get(REQUEST_ID).filter(|_| has_valid_identity).cloned();
     let mut response = next.run(request).await;

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use super::integer;
 use crate::request::raw::RawSpeculation;
 
 /// `speculation`.
@@ -10,7 +11,9 @@ use crate::request::raw::RawSpeculation;
 #[expect(missing_docs, reason = "the fields are those of SpeculationRequest")]
 pub struct SpeculationSettings {
     pub enabled: Option<bool>,
+    #[serde(deserialize_with = "integer::optional")]
     pub num_draft_tokens: Option<i64>,
+    #[serde(deserialize_with = "integer::optional")]
     pub num_tree_tokens: Option<i64>,
     pub acceptance: Option<String>,
 }

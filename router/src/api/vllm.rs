@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use service::metrics::Exposition;
 
-use super::conversation::checked_variables;
+use super::conversation::{PromptEnd, checked_variables};
 use super::incoming::{authenticate, task_type_from_headers};
+use super::integer;
 use super::object::Object;
 use super::openai::body::{Body as OpenAiBody, Message, conversation};
 use super::tokenizer_request::TokenizerRequest;
@@ -134,8 +135,6 @@ impl TokenizeBody {
     fn into_prompt(self, entry: &ModelEntry) -> Result<TokenizePrompt, RouterError> {
         let invalid = |field: &str, why: &str| Err(RouterError::invalid(field, format!("{field} {why}")));
         for (field, is_sent) in [
-            ("add_generation_prompt", self.add_generation_prompt == Some(false)),
-            ("continue_final_message", self.continue_final_message == Some(true)),
             ("chat_template", self.chat_template.is_some_and(|template| !template.is_null())),
             ("tools", self.tools.is_some_and(|tools| !tools.is_null() && tools != json!([]))),
         ] {
@@ -155,7 +154,13 @@ impl TokenizeBody {
                 invalid("add_special_tokens", "is not supported for conversations: the template adds its own")
             }
             (None, messages) => {
-                let prompts = conversation(messages, checked_variables(self.chat_template_kwargs)?)?;
+                let mut variables = checked_variables(self.chat_template_kwargs)?;
+                let prompt_end = PromptEnd {
+                    add_generation_prompt: self.add_generation_prompt,
+                    continue_final_message: self.continue_final_message,
+                };
+                prompt_end.set(&mut variables)?;
+                let prompts = conversation(messages, variables)?;
                 let prompt =
                     prompts.into_iter().next().map(|prompt| prompt.check("messages", entry)).transpose()?;
                 prompt
@@ -171,6 +176,7 @@ impl TokenizeBody {
 #[serde(deny_unknown_fields, default)]
 struct DetokenizeBody {
     model: Option<String>,
+    #[serde(deserialize_with = "integer::optional_list")]
     tokens: Option<Vec<i64>>,
 }
 

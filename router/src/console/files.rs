@@ -58,3 +58,29 @@ fn respond((_, content_type, text): File) -> Response {
     ];
     (headers, text).into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Prompts, answers and names of models are untrusted.
+    #[test]
+    fn no_script_parses_text_as_markup_or_code() {
+        for (name, _, text) in FILES {
+            for sink in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
+                assert!(!text.contains(sink), "{name} contains {sink}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_element_that_a_script_looks_up_is_on_the_page() {
+        let (.., page) = INDEX;
+        for (name, _, text) in FILES {
+            for rest in text.split("byId(\"").skip(1) {
+                let id = rest.split('"').next().unwrap();
+                assert!(page.contains(&format!("id=\"{id}\"")), "{name} looks up {id}");
+            }
+        }
+    }
+}

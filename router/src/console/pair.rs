@@ -3,7 +3,8 @@
 //! checkpoint and measures nothing.
 //!
 //! One check runs at a time, and the latest report is kept. No input of a page reaches the program: its
-//! command line is the router's `--pair-check`, which only the operator sets.
+//! command line is the router's `--pair-check`, which only the operator sets. Its standard input is a pipe
+//! that closes with the router, however that ends.
 
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +26,10 @@ use crate::error::RouterError;
 const REPORT_BYTES_MAX: u64 = 4 << 20;
 /// Timeout of a check.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// Makes `outrider check-pair` stop when its standard input closes, so that it does not outlive a router that
+/// is killed.
+const EXIT_ON_STDIN_CLOSE: (&str, &str) = ("OUTRIDER_EXIT_ON_STDIN_CLOSE", "true");
 
 /// The command and the state of the check. Clones share it.
 #[derive(Debug, Clone)]
@@ -97,14 +102,18 @@ impl PairCheck {
 /// Runs the program to its end. A report that the pair does not fit is a result, whatever the exit code.
 async fn run(command: &[String]) -> Result<serde_json::Value, String> {
     let [program, arguments @ ..] = command else { return Err("no command is configured".to_owned()) };
+    let (variable, value) = EXIT_ON_STDIN_CLOSE;
     let mut child = Command::new(program)
         .args(arguments)
-        .stdin(Stdio::null())
+        .env(variable, value)
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
         .map_err(|error| format!("cannot start {program}: {error}"))?;
+    // Open until the program has ended. However this process ends, the operating system closes it then.
+    let _stdin = child.stdin.take();
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let (out, err) = tokio::join!(read(out), read(err));
     let status = child.wait().await.map_err(|error| error.to_string())?;
@@ -190,6 +199,12 @@ mod tests {
         assert!(silent.contains("exit status: 3") && silent.contains("printed no report"), "{silent}");
         let not_found = run(&["/no/such/program".to_owned()]).await.unwrap_err();
         assert!(not_found.starts_with("cannot start /no/such/program"), "{not_found}");
+    }
+
+    #[tokio::test]
+    async fn the_program_can_tell_that_the_router_has_ended() {
+        let has_open_pipe = "test -p /dev/stdin && printenv OUTRIDER_EXIT_ON_STDIN_CLOSE";
+        assert_eq!(run(&shell(has_open_pipe)).await, Ok(serde_json::json!(true)));
     }
 
     #[tokio::test]

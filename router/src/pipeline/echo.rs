@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use speculation::TokenLogprobs;
 use speculation::step::PromptLogprobs;
+use speculation::{TokenId, TokenLogprobs};
 
 use super::text_delta::{Part, TextDelta};
 use crate::detokenize::OutputToken;
@@ -15,6 +15,11 @@ use crate::generation::GenerationEvent;
 /// Most tokens of an echo in one delta. With 20 alternatives each these are some 200 kB of JSON. Between deltas
 /// other streams have their turn, and a client that does not read is noticed.
 const ECHOED_TOKENS_PER_DELTA: usize = 256;
+
+/// Size of an echoed prompt of this many tokens while its choices wait for it or share it.
+pub(super) fn scored_bytes(num_tokens: usize, num_top: u32) -> usize {
+    num_tokens * (size_of::<OutputToken>() + num_top as usize * size_of::<(TokenId, f32)>())
+}
 
 /// How a prompt is echoed.
 #[derive(Debug)]

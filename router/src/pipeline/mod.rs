@@ -22,9 +22,9 @@ use speculation::lookup::PredictedText;
 use tracing::{Instrument as _, info_span};
 
 use self::deadline::Deadline;
-use self::echo::Echo;
+use self::echo::{Echo, scored_bytes};
 use self::response_log::ResponseLog;
-use self::response_memory::ResponseMemory;
+use self::response_memory::{MemoryReservation, RESPONSE_BYTES_MAX, ResponseMemory};
 use self::response_store::ResponseStore;
 use self::text_delta::ResponseInfo;
 use self::text_stream::{StartedPrompt, TextStream, TextStreamParts};
@@ -60,7 +60,7 @@ pub struct AppState {
     pub tokenize: TokenizePool,
     /// Idle time on an open stream before a keep-alive is sent.
     pub keep_alive: Duration,
-    /// Memory limits for responses that are not streamed.
+    /// Memory limits for buffered responses and echoed prompts.
     pub response_memory: ResponseMemory,
     /// Stored responses that a later request may continue.
     pub responses: ResponseStore,
@@ -98,7 +98,7 @@ pub async fn start_request(
     let RequestContext { request_id, deadline, response, mut record } = request_context;
     let started = check_and_submit(state, raw_request, caller, &request_id, &mut record);
     match Deadline::enforce(deadline, started).await {
-        Ok((request, prompts)) => {
+        Ok(StartedRequest { request, prompts, echo_memory }) => {
             let model = Arc::clone(&request.entry.text);
             let info = ResponseInfo {
                 id: request_id,
@@ -117,7 +117,9 @@ pub async fn start_request(
                 info,
                 model,
                 stop: request.stop,
+                client_stop_token_ids: request.client_stop_token_ids,
                 prompts,
+                echo_memory,
                 num_choices: request.num_choices,
                 record,
                 deadline,
@@ -200,7 +202,7 @@ async fn check_and_submit(
     caller: &Caller,
     request_id: &str,
     record: &mut RequestRecord,
-) -> Result<(CheckedRequest, Vec<StartedPrompt>), RouterError> {
+) -> Result<StartedRequest, RouterError> {
     if state.lifetime.is_draining() {
         return Err(RouterError::Draining);
     }
@@ -217,6 +219,7 @@ async fn check_and_submit(
     let prepared: Result<Vec<PreparedPrompt>, RouterError> =
         tokenized.into_iter().map(|prompt| prepare(state, &request, prompt)).collect();
     let prepared = prepared?;
+    let echo_memory = reserve_echo(state, &request, &prepared)?;
     let mut started = Vec::with_capacity(prepared.len());
     let unread = UnreadBytes::default();
     for PreparedPrompt { prompt: TokenizedPrompt { ids, text, .. }, task_type, spec } in prepared {
@@ -252,7 +255,30 @@ async fn check_and_submit(
     // Until then nothing is streamed, so an error of any prompt can still set the response's status.
     let streams = started.iter_mut().filter_map(|prompt| prompt.stream.as_mut());
     wait_started(streams).instrument(info_span!("wait for target")).await?;
-    Ok((request, started))
+    Ok(StartedRequest { request, prompts: started, echo_memory })
+}
+
+/// Reserves the memory of echoed prompts with their log probabilities: the choices of a prompt share one,
+/// until the client has taken the last of them.
+fn reserve_echo(
+    state: &AppState,
+    request: &CheckedRequest,
+    prepared: &[PreparedPrompt],
+) -> Result<MemoryReservation, RouterError> {
+    let mut reservation = state.response_memory.reserve();
+    if let Some(num_top) = request.logprobs.filter(|_| request.wants_prompt_logprobs()) {
+        let num_tokens: usize = prepared.iter().map(|prepared| prepared.prompt.ids.len()).sum();
+        let num_bytes = scored_bytes(num_tokens, num_top);
+        if num_bytes > RESPONSE_BYTES_MAX {
+            let message = format!(
+                "echo: the log probabilities of {num_tokens} prompt tokens take {num_bytes} bytes, at most \
+                 {RESPONSE_BYTES_MAX} are allowed: send fewer prompts, or request fewer log probabilities"
+            );
+            return Err(RouterError::invalid("echo", message));
+        }
+        reservation.grow(num_bytes)?;
+    }
+    Ok(reservation)
 }
 
 /// Counts the request against its key's limits, compiles its grammar and waits for admission.
@@ -279,6 +305,13 @@ async fn admit(
     let permit = permit.instrument(info_span!("queue")).await?;
     record.admitted(permit, state.lifetime.work("request"));
     Ok(())
+}
+
+/// A request whose generations have started.
+struct StartedRequest {
+    request: CheckedRequest,
+    prompts: Vec<StartedPrompt>,
+    echo_memory: MemoryReservation,
 }
 
 /// A prompt that is ready for submission.

@@ -1,5 +1,6 @@
-//! Memory limits for responses that are not streamed. Such a response is buffered until it is complete, so
-//! many long ones could exhaust memory: each response has a limit, and all of them together have one.
+//! Memory limits for what a router buffers of responses: those that are not streamed, until they are
+//! complete, and echoed prompts with log probabilities, also of streams. Many long ones could exhaust memory:
+//! each has a limit, and all of them together have one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,7 +40,7 @@ impl MemoryReservation {
         }
         self.num_bytes += num_bytes;
         if self.memory.0.fetch_add(num_bytes, Ordering::AcqRel) + num_bytes > BUFFERED_BYTES_MAX {
-            return Err(RouterError::Overloaded { what: "the memory for responses that are not streamed" });
+            return Err(RouterError::Overloaded { what: "the memory for buffered responses" });
         }
         Ok(())
     }

@@ -21,6 +21,8 @@ pub const STORED_BYTES_MAX: usize = 64 << 20;
 pub struct StoredResponse {
     /// All messages up to and including the response's own, without instructions.
     pub conversation: Vec<ConversationMessage>,
+    /// The items of the response's own input, as JSON.
+    pub input: String,
     /// The response as sent.
     pub json: String,
 }
@@ -37,7 +39,7 @@ impl StoredResponse {
                 + texts.map(String::len).sum::<usize>()
                 + tool_calls.iter().map(call_bytes).sum::<usize>()
         };
-        self.json.len() + self.conversation.iter().map(message_bytes).sum::<usize>()
+        self.input.len() + self.json.len() + self.conversation.iter().map(message_bytes).sum::<usize>()
     }
 }
 
@@ -116,7 +118,7 @@ mod tests {
     use super::*;
 
     fn response(bytes: usize) -> StoredResponse {
-        StoredResponse { conversation: Vec::new(), json: "x".repeat(bytes) }
+        StoredResponse { conversation: Vec::new(), input: String::new(), json: "x".repeat(bytes) }
     }
 
     #[test]
@@ -147,7 +149,7 @@ mod tests {
         let mut message = ConversationMessage::new("assistant", "x".repeat(100));
         message.tool_calls = vec![json!({ "function": { "arguments": { "x": vec![0; 1_000] } } })];
         message.tool_call_id = Some("x".repeat(200));
-        let stored = StoredResponse { conversation: vec![message], json: String::new() };
+        let stored = StoredResponse { conversation: vec![message], ..response(0) };
         assert!(stored.num_bytes() > 1_004 * size_of::<Value>() + 300, "{}", stored.num_bytes());
     }
 

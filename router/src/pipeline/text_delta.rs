@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use speculation::FinishReason;
+use serde::Serialize;
+use speculation::{FinishReason, TokenId};
 
 use crate::detokenize::OutputToken;
 use crate::output::OutputFormat;
@@ -36,6 +37,16 @@ pub struct Timings {
     pub prompt: Duration,
     /// From the first token to the last.
     pub predicted: Duration,
+}
+
+/// What the client asked to end a choice, and did; written as in vLLM's `stop_reason`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum StopReason<'a> {
+    /// One of the stop strings.
+    Text(&'a str),
+    /// One of the stop tokens.
+    Token(TokenId),
 }
 
 /// Which part of a choice a delta belongs to.

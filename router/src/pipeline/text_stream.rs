@@ -18,7 +18,8 @@ use tokio::time::Instant;
 use super::deadline::{Deadline, DeadlineTimer};
 use super::echo::{DeltaQueue, Echo, PendingEcho};
 use super::response_log::ResponseLog;
-use super::text_delta::{Part, ResponseInfo, TextDelta, Timings};
+use super::response_memory::MemoryReservation;
+use super::text_delta::{Part, ResponseInfo, StopReason, TextDelta, Timings};
 use crate::detokenize::{ChoiceText, StopConditions, prompt_tokens};
 use crate::error::RouterError;
 use crate::generation::{CommittedTokens, GenerationEvent, GenerationStream, SpeculationUsage};
@@ -48,8 +49,12 @@ pub struct TextStreamParts {
     pub model: Arc<ModelText>,
     /// Stop conditions of a choice.
     pub stop: StopConditions,
+    /// The stop tokens that are reported if they end a choice.
+    pub client_stop_token_ids: Vec<TokenId>,
     /// At least one.
     pub prompts: Vec<StartedPrompt>,
+    /// Memory of the echoed prompts.
+    pub echo_memory: MemoryReservation,
     /// Choices of each prompt.
     pub num_choices: u32,
     /// Collects the request's metrics and trace.
@@ -72,6 +77,7 @@ pub struct TextStream {
     prompts: Vec<PromptState>,
     choices: Vec<ChoiceState>,
     num_choices: usize,
+    client_stop_token_ids: Vec<TokenId>,
     ready: DeltaQueue,
     record: RequestRecord,
     deadline: DeadlineTimer,
@@ -84,6 +90,7 @@ pub struct TextStream {
     /// Times of the first and the last token.
     token_times: Option<(Instant, Instant)>,
     log: Option<ResponseLog>,
+    _echo_memory: MemoryReservation,
 }
 
 /// Resolves when the grace period of a drain is over and the stream has to end.
@@ -108,7 +115,14 @@ struct ChoiceState {
     text: ChoiceText,
     usage: SpeculationUsage,
     accepted: AcceptanceCounts,
-    finished: bool,
+    last_token: Option<TokenId>,
+    finish: Option<FinishReason>,
+}
+
+impl ChoiceState {
+    fn is_finished(&self) -> bool {
+        self.finish.is_some()
+    }
 }
 
 impl TextStream {
@@ -124,6 +138,7 @@ impl TextStream {
             choices: Vec::with_capacity(prompts.len() * num_choices),
             model,
             num_choices,
+            client_stop_token_ids: parts.client_stop_token_ids,
             ready: DeltaQueue::default(),
             record,
             deadline: DeadlineTimer::new(parts.deadline),
@@ -134,6 +149,7 @@ impl TextStream {
             started_at: Instant::now(),
             token_times: None,
             log: parts.log,
+            _echo_memory: parts.echo_memory,
         };
         for prompt in prompts {
             stream.add_prompt(prompt, &stop);
@@ -206,6 +222,20 @@ impl TextStream {
         self.choices.get(choice).and_then(|choice| choice.text.stop_string())
     }
 
+    /// What the client asked to end the choice, and did. The model's own end is not reported.
+    pub fn stop_reason(&self, choice: usize) -> Option<StopReason<'_>> {
+        let state = self.choices.get(choice).filter(|state| state.finish == Some(FinishReason::Stop))?;
+        let is_reported = |id: &TokenId| self.client_stop_token_ids.contains(id);
+        let token = || state.last_token.filter(is_reported).map(StopReason::Token);
+        state.text.stop_string().map(StopReason::Text).or_else(token)
+    }
+
+    /// Token ids of the prompt that the choice continues.
+    pub fn prompt_token_ids(&self, choice: usize) -> &[TokenId] {
+        let prompt = self.prompts.get(choice / self.num_choices.max(1));
+        prompt.map(|prompt| prompt.ids.as_slice()).unwrap_or_default()
+    }
+
     /// Returns the next delta; `None` once every choice is complete, and after an error.
     ///
     /// Cancel safety: no delta is lost when the future is dropped.
@@ -219,7 +249,7 @@ impl TextStream {
             if let Some(delta) = self.ready.pop() {
                 return Poll::Ready(Some(Ok(delta)));
             }
-            if self.failed || self.choices.iter().all(|choice| choice.finished) {
+            if self.failed || self.choices.iter().all(ChoiceState::is_finished) {
                 return Poll::Ready(None);
             }
             let handled = match ready!(self.poll_event(context)) {
@@ -249,7 +279,8 @@ impl TextStream {
                 text,
                 usage: SpeculationUsage::default(),
                 accepted: AcceptanceCounts::default(),
-                finished: false,
+                last_token: None,
+                finish: None,
             });
         }
         let has_work = stream.is_some();
@@ -305,7 +336,7 @@ impl TextStream {
             GenerationEvent::Tokens(tokens) => self.append_tokens(prompt_idx, tokens),
             GenerationEvent::Finished { choice, reason, usage } => {
                 let choice = self.choice_idx(prompt_idx, choice)?;
-                if !self.choices[choice].finished {
+                if !self.choices[choice].is_finished() {
                     self.choices[choice].usage = usage;
                     self.finish(choice, reason);
                 }
@@ -331,7 +362,7 @@ impl TextStream {
         let choice = self.choice_idx(prompt_idx, choice_in_prompt)?;
         let state = &mut self.choices[choice];
         // Tokens that were in flight when the stop string was found.
-        if state.finished {
+        if state.is_finished() {
             return Ok(());
         }
         let (previous, now) = (std::mem::replace(&mut state.usage, tokens.usage), Instant::now());
@@ -342,6 +373,7 @@ impl TextStream {
         }
         self.token_times = Some((self.token_times.map_or(now, |(first, _)| first), now));
         let span = state.text.push(tokens);
+        state.last_token = span.tokens.last().map(|token| token.id).or(state.last_token);
         self.record.tokens(choice, span.tokens.len() as u64, now);
         if let Some(log) = &mut self.log {
             log.tokens(choice, &span.tokens);
@@ -379,17 +411,17 @@ impl TextStream {
     }
 
     fn close_choice(&mut self, choice: usize, reason: FinishReason) {
-        self.choices[choice].finished = true;
+        self.choices[choice].finish = Some(reason);
         self.record.choice_finished(choice, reason);
         if let Some(log) = &mut self.log {
             log.finished(choice, reason);
         }
         let prompt_idx = choice / self.num_choices;
-        if self.choices[self.choices_of(prompt_idx)].iter().all(|choice| choice.finished) {
+        if self.choices[self.choices_of(prompt_idx)].iter().all(ChoiceState::is_finished) {
             self.prompts[prompt_idx].stream = None;
         }
         let all_added = self.choices.len() == self.info.num_choices as usize;
-        if all_added && self.choices.iter().all(|choice| choice.finished) {
+        if all_added && self.choices.iter().all(ChoiceState::is_finished) {
             let usage = self.usage();
             self.record.answered(&usage);
         }

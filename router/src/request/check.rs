@@ -14,7 +14,7 @@ use super::bounds::{integer, number, token_id};
 use super::checked::CheckedRequest;
 use super::json_values::ValueCount;
 use super::limits;
-use super::raw::{RawRequest, RawSampling, RawSpeculation};
+use super::raw::{NO_LIMIT, RawRequest, RawSampling, RawSpeculation};
 use super::tools::output_format;
 use crate::catalog::settings::RequestDefaults;
 use crate::catalog::{Catalog, ModelEntry};
@@ -54,6 +54,7 @@ impl RawRequest {
         Ok(CheckedRequest {
             sampling: SamplingParams { min_tokens, ..self.sampling.check(&entry)? },
             stop: self.checked_stops(&entry, min_tokens, &output)?,
+            client_stop_token_ids: self.client_stop_token_ids(&entry),
             output,
             seed: self.seed.map_or_else(draw_seed, |seed| seed as u64),
             logprobs: logprobs.map(|count| count as u32),
@@ -115,6 +116,9 @@ impl RawRequest {
             return Err(RouterError::invalid("echo", "echo is not supported for conversations"));
         }
         let field = self.names.max_tokens;
+        if self.max_tokens == Some(NO_LIMIT) {
+            return Ok(None);
+        }
         if self.max_tokens == Some(0) && !self.echo {
             let or_zero = self.names.echo.map(|echo| format!(", or 0 together with {echo}"));
             let message = format!("{field} must be at least 1{}", or_zero.unwrap_or_default());
@@ -218,6 +222,12 @@ impl RawRequest {
         let visible = output.special_tokens().into_iter().filter_map(|token| entry.text.token_id(token));
         let visible_token_ids = visible.collect();
         Ok(StopConditions { strings: self.stop.clone(), token_ids, visible_token_ids, min_tokens })
+    }
+
+    /// Returns the stop tokens that only the client asked for.
+    fn client_stop_token_ids(&self, entry: &ModelEntry) -> Vec<TokenId> {
+        let is_clients = |id: &TokenId| self.ignore_eos || !entry.eos_token_ids.contains(id);
+        self.stop_token_ids.iter().filter_map(|&id| TokenId::try_from(id).ok()).filter(is_clients).collect()
     }
 }
 

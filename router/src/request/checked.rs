@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use speculation::{AcceptanceMode, SamplingParams, SequenceSpec};
+use speculation::{AcceptanceMode, SamplingParams, SequenceSpec, TokenId};
 
 use super::raw::FieldNames;
 use super::structure::RawGrammar;
@@ -32,6 +32,8 @@ pub struct CheckedRequest {
     pub seed: u64,
     /// Stop conditions of a choice.
     pub stop: StopConditions,
+    /// The stop tokens that only the client asked for; the others are the model's own.
+    pub client_stop_token_ids: Vec<TokenId>,
     /// Number of top log probabilities to report per position.
     pub logprobs: Option<u32>,
     /// Repeat the prompt before the output.

@@ -7,6 +7,9 @@ use super::structure::RawGrammar;
 use super::tools::RawTools;
 use text::ConversationMessage;
 
+/// `max_tokens` of a request whose output may fill the window, as vLLM's and llama.cpp's clients send it.
+pub const NO_LIMIT: i64 = -1;
+
 /// A request as the client sent it; absent fields take their default.
 #[derive(Debug, Clone, Default)]
 pub struct RawRequest {
@@ -16,7 +19,7 @@ pub struct RawRequest {
     pub prompts: Vec<RawPrompt>,
     /// Sampling parameters.
     pub sampling: RawSampling,
-    /// Maximum number of output tokens.
+    /// Maximum number of output tokens; [`NO_LIMIT`]: the rest of the window.
     pub max_tokens: Option<i64>,
     /// Minimum number of output tokens.
     pub min_tokens: Option<i64>,

@@ -1,9 +1,11 @@
 //! Anthropic's messages: format, streaming and refused input.
 
+use axum::body::Body;
+use http::Request;
 use router::error::RouterError;
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, TestRouter};
+use crate::client::{ALIAS, Answer, MODEL, TestRouter};
 use crate::fake_lanes::Script;
 
 const MESSAGES: &str = "/v1/messages";
@@ -95,6 +97,8 @@ async fn a_conversation_is_the_same_in_both_apis() {
 /// Additional fields, status, error type and part of the message.
 const REFUSED: &str = r#"{"max_tokens": 0} | 400 | invalid_request_error | max_tokens must be at least 1
 {"messages": []} | 400 | invalid_request_error | messages must not be empty
+{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y "}]} | 400 | invalid_request_error | must not end with whitespace
+{"max_tokens": 1.5} | 400 | invalid_request_error | max_tokens: invalid type: floating point
 {"messages": [{"role": "system", "content": "x"}]} | 400 | invalid_request_error | must be user or assistant, not `system`
 {"messages": [{"role": "user", "content": [{"type": "image"}]}]} | 400 | invalid_request_error | must be a text block, not one of type `image`
 {"tools": [{"name": "f", "input_schema": {}}]} | 400 | invalid_request_error | chat template has no supported tool call format
@@ -180,6 +184,48 @@ async fn a_format_becomes_a_grammar() {
         assert_eq!(document["kind"], "json_schema", "{fields}");
         assert_eq!(serde_json::from_str::<Value>(document["text"].as_str().unwrap()).unwrap(), schema);
     }
+}
+
+/// Sends a request as Anthropic's clients do.
+async fn get(router: &TestRouter, path: &str) -> Answer {
+    let request = Request::get(path).header("anthropic-version", "2023-06-01").body(Body::empty());
+    router.send(request.unwrap()).await
+}
+
+#[tokio::test]
+async fn models_have_the_format_of_the_client() {
+    let router = TestRouter::start();
+    let model = |id: &str| json!({ "type": "model", "id": id, "display_name": id, "created_at": "2023-11-14T22:13:20Z" });
+    let page = |ids: &[&str], has_more: bool| {
+        let models: Vec<Value> = ids.iter().map(|id| model(id)).collect();
+        json!({ "data": models, "has_more": has_more, "first_id": ids.first(), "last_id": ids.last() })
+    };
+    for (query, ids, has_more) in [
+        ("", &["no-template", MODEL, ALIAS][..], false),
+        ("?limit=2", &["no-template", MODEL], true),
+        ("?limit=2&after_id=org/demo", &[ALIAS], false),
+        ("?before_id=org/demo", &["no-template"], false),
+        ("?after_id=short", &[], false),
+    ] {
+        assert_eq!(get(&router, &format!("/v1/models{query}")).await.json(), page(ids, has_more), "{query}");
+    }
+    assert_eq!(get(&router, "/v1/models/org/demo").await.json(), model(MODEL));
+    for (path, status, kind, expected) in [
+        ("/v1/models?limit=0", 400, "invalid_request_error", "limit must be between 1 and 1000, not `0`"),
+        ("/v1/models?after_id=x", 400, "invalid_request_error", "after_id is `x`"),
+        ("/v1/models/nobody", 404, "not_found_error", "does not exist"),
+    ] {
+        let refused = get(&router, path).await;
+        let error = refused.json();
+        assert_eq!((refused.status.as_u16(), &error["type"]), (status, &json!("error")), "{error}");
+        assert_eq!(
+            (&error["error"]["type"], error["request_id"].is_string()),
+            (&json!(kind), true),
+            "{error}"
+        );
+        assert!(error["error"]["message"].as_str().unwrap().contains(expected), "{error}");
+    }
+    assert_eq!(router.get("/v1/models").await.json()["object"], "list", "without the header");
 }
 
 #[tokio::test]

@@ -55,9 +55,9 @@ async fn numbers_out_of_bounds() {
     check_table(vec![
         (
             COMPLETIONS,
-            json!({"max_tokens": -1}),
+            json!({"max_tokens": -2}),
             json!("max_tokens"),
-            "max_tokens must be between 0 and 4294967295, not -1",
+            "max_tokens must be between 0 and 4294967295, not -2",
         ),
         (COMPLETIONS, json!({"max_tokens": 0}), json!("max_tokens"), "at least 1, or 0 together with echo"),
         (
@@ -226,7 +226,22 @@ async fn values_of_the_wrong_type() {
             json!("temperature"),
             "temperature: invalid type: string \"hot\", expected f64 at line 1 column",
         ),
-        (CHAT, json!({"n": 1.5}), json!("n"), "n: invalid type: floating point"),
+        (
+            CHAT,
+            json!({"n": 1.5}),
+            json!("n"),
+            "n: invalid type: floating point `1.5`, expected a whole number",
+        ),
+        (CHAT, json!({"seed": u64::MAX}), json!("seed"), "expected a whole number from"),
+        (CHAT, json!({"stop_token_ids": [1, 2.5]}), json!("stop_token_ids[1]"), "expected a whole number"),
+        (COMPLETIONS, json!({"logprobs": 1.5}), json!("logprobs"), "a whole number for a completion"),
+        (COMPLETIONS, json!({"prompt": [[1.5]]}), json!("prompt[0][0]"), "expected a token id"),
+        (
+            CHAT,
+            json!({"speculation": {"num_draft_tokens": 0.5}}),
+            json!("speculation.num_draft_tokens"),
+            "expected a whole number",
+        ),
         (CHAT, json!({"stream": "yes"}), json!("stream"), "expected a boolean"),
         (CHAT, json!({"seed": "x"}), json!("seed"), "seed: invalid type"),
         (CHAT, json!({"stop": 5}), json!("stop"), "expected a string or a list of strings"),
@@ -293,6 +308,7 @@ async fn invalid_bodies() {
         (b"\"text\"".to_vec(), "the body does not have the expected shape"),
         (b"{\"model\": \"\xff\"}".to_vec(), "the body is not valid UTF-8: invalid sequence at byte 11"),
         ([b"[".repeat(100_000)].concat(), "the body"),
+        (b"{\"temperature\": 1e400}".to_vec(), "the body has a number that no 64-bit float can hold"),
         (valid.replace("\"hi\"", "\"hi\", \"prompt\": \"ho\"").into_bytes(), "duplicate field `prompt`"),
     ] {
         let answer = router.post(COMPLETIONS, body).await;
@@ -465,7 +481,13 @@ async fn invalid_tools() {
             CHAT,
             call(json!({"name": "f", "arguments": "{"})),
             json!("messages[0].tool_calls[0].function.arguments"),
-            "must be a JSON object",
+            "must be a JSON object, written as a string: EOF while parsing",
+        ),
+        (
+            CHAT,
+            call(json!({"name": "f", "arguments": "{\"x\": 1e400}"})),
+            json!("messages[0].tool_calls[0].function.arguments"),
+            "written as a string: number out of range",
         ),
         (
             CHAT,

@@ -1,12 +1,14 @@
 //! A whole response counts as buffered until its body has been sent or dropped, in every API.
 
 use axum::body::Body;
+use futures::StreamExt as _;
 use http::Request;
 use router::error::RouterError;
 use router::pipeline::response_memory::{BUFFERED_BYTES_MAX, MemoryReservation, RESPONSE_BYTES_MAX};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::{MODEL, TestRouter};
+use crate::fake_lanes::Script;
 
 /// Tries to reserve all memory for responses that are not streamed.
 fn all_memory(router: &TestRouter) -> Result<Vec<MemoryReservation>, RouterError> {
@@ -38,6 +40,44 @@ async fn an_unread_response_counts_until_it_is_dropped() {
         drop(unread);
         assert_eq!(reserve_all(&router), Ok(()), "{path}");
     }
+}
+
+/// Its choices share the prompt's log probabilities until the client has taken them.
+#[tokio::test]
+async fn an_echoed_prompt_counts_also_in_a_stream() {
+    let router = TestRouter::start();
+    router.lanes.set_script(Script::Hang);
+    let body = |logprobs: Value| {
+        let prompt = "one two three";
+        json!({ "model": MODEL, "prompt": prompt, "echo": true, "logprobs": logprobs, "stream": true, "n": 2 })
+    };
+    let mut unread = router.open("/v1/completions", &body(json!(1))).await;
+    assert!(unread.next().await.unwrap().unwrap().starts_with(b"data: "));
+    assert!(matches!(reserve_all(&router), Err(RouterError::Overloaded { .. })));
+    drop(unread);
+    assert_eq!(reserve_all(&router), Ok(()));
+    // Without log probabilities, an echo is no longer than the request.
+    let mut unread = router.open("/v1/completions", &body(Value::Null)).await;
+    assert!(unread.next().await.unwrap().unwrap().starts_with(b"data: "));
+    assert_eq!(reserve_all(&router), Ok(()));
+    drop(unread);
+}
+
+#[tokio::test]
+async fn an_echo_beyond_the_limit_is_refused_by_name_and_the_next_request_works() {
+    let router = TestRouter::start().with_reply(" fine");
+    let body = |num_prompts: usize| {
+        json!({
+            "model": MODEL, "prompt": vec![vec![5; 1_400]; num_prompts], "echo": true, "logprobs": 20,
+            "max_tokens": 0, "stream": true,
+        })
+    };
+    let refused = router.post("/v1/completions", body(128).to_string()).await;
+    assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("echo")));
+    assert!(refused.text().contains("179200 prompt tokens"), "{}", refused.text());
+    assert!(router.lanes.take_submitted().is_empty());
+    assert_eq!(router.post("/v1/completions", body(1).to_string()).await.status, 200);
+    assert_eq!(reserve_all(&router), Ok(()));
 }
 
 #[tokio::test]

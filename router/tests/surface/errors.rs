@@ -353,9 +353,9 @@ async fn fields_have_the_names_of_their_api() {
         (CHAT, json!({ "max_tokens": 0 }), limit("max_tokens")),
         (RESPONSES, json!({ "max_output_tokens": 0 }), limit("max_output_tokens")),
         (COMPLETIONS, json!({ "max_tokens": 0 }), limit("max_tokens") + ", or 0 together with echo"),
-        (MESSAGES, json!({ "max_tokens": -1 }), "max_tokens must be between 1 and".to_owned()),
-        (CHAT, json!({ "max_tokens": -1 }), "max_tokens must be between 1 and".to_owned()),
-        (COMPLETIONS, json!({ "max_tokens": -1 }), "max_tokens must be between 0 and".to_owned()),
+        (MESSAGES, json!({ "max_tokens": -2 }), "max_tokens must be between 1 and".to_owned()),
+        (CHAT, json!({ "max_tokens": -2 }), "max_tokens must be between 1 and".to_owned()),
+        (COMPLETIONS, json!({ "max_tokens": -2 }), "max_tokens must be between 0 and".to_owned()),
     ] {
         let message = message_of(&router.post(path, with(path, fields).to_string()).await);
         assert!(message.starts_with(&expected), "{path}: {expected} is not in {message}");
@@ -371,6 +371,7 @@ async fn variables_of_the_router_are_refused_in_chat_template_kwargs() {
         for (name, value) in [
             ("messages", json!([])),
             ("add_generation_prompt", json!(false)),
+            ("continue_final_message", json!(true)),
             ("bos_token", json!("x")),
             ("eos_token", json!("x")),
             ("tools", json!([{ "type": "function" }])),

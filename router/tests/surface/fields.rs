@@ -67,6 +67,29 @@ async fn each_field_is_treated_as_the_table_says() {
     }
 }
 
+/// As some clients write them: 5.0 in place of 5.
+fn with_floats(value: Value) -> Value {
+    match value {
+        Value::Number(number) => json!(number.as_f64()),
+        Value::Array(items) => items.into_iter().map(with_floats).collect(),
+        Value::Object(fields) => fields.into_iter().map(|(name, value)| (name, with_floats(value))).collect(),
+        other => other,
+    }
+}
+
+#[tokio::test]
+async fn whole_numbers_may_be_written_with_a_point() {
+    let router = TestRouter::start().with_reply(" fine");
+    for field in FIELDS {
+        for (path, treatment) in [(CHAT, field.chat), (COMPLETIONS, field.completions)] {
+            if treatment == Treatment::Honoured {
+                let answer = router.post(path, with_floats(with(path, field)).to_string()).await;
+                assert_eq!(answer.status, 200, "{path} {}: {}", field.name, answer.text());
+            }
+        }
+    }
+}
+
 /// A value that no field accepts.
 #[tokio::test]
 async fn invalid_values_are_refused_by_name_and_the_next_request_works() {

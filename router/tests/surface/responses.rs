@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{MODEL, TestRouter, demo_encode};
+use crate::client::{MODEL, TestRouter, demo_encode, post};
 use crate::fake_lanes::Script;
 use router::error::RouterError;
 
@@ -135,6 +135,67 @@ async fn store_false_is_respected() {
 }
 
 #[tokio::test]
+async fn the_items_of_a_stored_input_are_listed() {
+    let router = TestRouter::start().with_reply(" fine");
+    let path = |response: &Value| format!("{RESPONSES}/{}/input_items", response["id"].as_str().unwrap());
+    let text = router.ok(RESPONSES, &request(json!({}))).await;
+    let listed = router.get(&path(&text)).await.json();
+    let id = listed["first_id"].as_str().unwrap();
+    assert!(id.starts_with("msg_"), "{id}");
+    let item = json!({
+        "type": "message", "id": id, "role": "user", "content": [{ "type": "input_text", "text": "hi" }],
+    });
+    assert_eq!(
+        listed,
+        json!({ "object": "list", "data": [item], "first_id": id, "last_id": id, "has_more": false })
+    );
+
+    let items = json!([
+        { "role": "user", "content": "a" },
+        { "type": "message", "id": "msg_own", "role": "assistant", "content": "b" },
+        { "type": "function_call", "call_id": "1", "name": "f", "arguments": "{}" },
+        { "type": "function_call_output", "call_id": "1", "output": "c" },
+        { "role": "user", "content": [{ "type": "input_text", "text": "d" }] },
+    ]);
+    let next = request(json!({ "input": items, "previous_response_id": text["id"] }));
+    let path = path(&router.ok(RESPONSES, &next).await);
+    let all = router.get(&format!("{path}?order=asc")).await.json();
+    let all = all["data"].as_array().unwrap();
+    let types: Vec<&str> = all.iter().map(|item| item["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["message", "message", "function_call", "function_call_output", "message"]);
+    assert_eq!((&all[1]["id"], &all[1]["content"][0]["type"]), (&json!("msg_own"), &json!("output_text")));
+    let newest = router.get(&format!("{path}?limit=2")).await.json();
+    assert_eq!((&newest["data"], &newest["has_more"]), (&json!([all[4], all[3]]), &json!(true)));
+    let rest = router.get(&format!("{path}?limit=9&after={}", all[3]["id"].as_str().unwrap())).await.json();
+    assert_eq!((&rest["data"], &rest["has_more"]), (&json!([all[2], all[1], all[0]]), &json!(false)));
+
+    let unstored = router.ok(RESPONSES, &request(json!({ "store": false }))).await;
+    let unstored = format!("{RESPONSES}/{}/input_items", unstored["id"].as_str().unwrap());
+    for (path, status, param) in [
+        (unstored, 404, "response_id"),
+        (format!("{path}?limit=101"), 400, "limit"),
+        (format!("{path}?order=up"), 400, "order"),
+        (format!("{path}?after=msg_x"), 400, "after"),
+        (format!("{path}?include=all"), 400, "include"),
+    ] {
+        let refused = router.get(&path).await;
+        let error = refused.json()["error"].clone();
+        assert_eq!((refused.status.as_u16(), &error["param"]), (status, &json!(param)), "{path}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_response_cannot_be_cancelled() {
+    let router = TestRouter::start().with_reply(" fine");
+    let stored = router.ok(RESPONSES, &request(json!({}))).await;
+    let cancel = |id: &str| post(&format!("{RESPONSES}/{id}/cancel"), "{}");
+    let refused = router.send(cancel(stored["id"].as_str().unwrap())).await;
+    assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("response_id")));
+    assert!(refused.text().contains("was not created with background"), "{}", refused.text());
+    assert_eq!(router.send(cancel("resp_0")).await.status, 404);
+}
+
+#[tokio::test]
 async fn items_are_read_like_messages() {
     let router = TestRouter::start().with_reply(" fine");
     let items = json!([
@@ -223,6 +284,7 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 {"reasoning": {"summary": "detailed"}} | reasoning.summary | reasoning.summary is not supported
 {"include": ["message.output_text.logprobs"]} | include | include is not supported
 {"background": true} | background | background is not supported
+{"truncation": "auto"} | truncation | truncation is not supported
 {"text": {"format": {"type": "json_schema"}}} | text.format.schema | text.format.schema is required
 {"max_output_tokens": 0} | max_output_tokens | must be at least 1
 {"temperature": 3} | temperature | between 0 and 2, not 3

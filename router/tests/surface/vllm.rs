@@ -167,7 +167,7 @@ const REFUSED: &str = r#"/tokenize | {} | 400 | model | model is required
 /tokenize | {"model": "nobody", "prompt": "x"} | 404 | model | does not exist
 /tokenize | {"model": "org/demo", "prompt": "x", "messages": []} | 400 | messages | send one of them
 /tokenize | {"model": "org/demo", "messages": []} | 400 | messages | must not be empty
-/tokenize | {"model": "org/demo", "messages": [], "continue_final_message": true} | 400 | continue_final_message | not supported
+/tokenize | {"model": "org/demo", "messages": [], "continue_final_message": true, "add_generation_prompt": true} | 400 | continue_final_message | cannot be combined
 /tokenize | {"model": "org/demo", "messages": [], "add_special_tokens": true} | 400 | add_special_tokens | not supported for conversations
 /tokenize | {"model": "org/demo", "prompts": "x"} | 400 | prompts | not a field
 /tokenize | {"model": "org/demo", "prompt": 5} | 400 | prompt | expected a string

@@ -105,7 +105,8 @@ struct Choice(Value);
 
 impl Choice {
     fn of(piece: &Value) -> Self {
-        let mut choice = json!({ "index": piece["index"], "logprobs": null, "finish_reason": null });
+        let mut choice =
+            json!({ "index": piece["index"], "logprobs": null, "finish_reason": null, "stop_reason": null });
         if piece.get("delta").is_some() {
             choice["message"] = json!({ "role": "assistant", "content": "", "refusal": null });
         } else {
@@ -130,8 +131,15 @@ impl Choice {
             }
         }
         add_lists(&mut choice["logprobs"], &piece["logprobs"]);
-        if !piece["finish_reason"].is_null() {
-            choice["finish_reason"] = piece["finish_reason"].clone();
+        if let Some(ids) = piece["token_ids"].as_array() {
+            let mut all = choice["token_ids"].as_array().cloned().unwrap_or_default();
+            all.extend(ids.iter().cloned());
+            choice["token_ids"] = Value::Array(all);
+        }
+        for field in ["finish_reason", "stop_reason", "prompt_token_ids"] {
+            if !piece[field].is_null() {
+                choice[field] = piece[field].clone();
+            }
         }
     }
 }

@@ -6,11 +6,12 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::blocks::Content;
-use crate::api::conversation::ConversationBuilder;
+use crate::api::conversation::{ConversationBuilder, PromptEnd};
 use crate::api::disabled::is_disabled;
 use crate::api::functions::ToolFormat;
 use crate::api::grammars::{FormatNames, grammar_from_format};
 use crate::api::handler::refuse_fields;
+use crate::api::integer;
 use crate::api::object::Object;
 use crate::api::speculation_settings::SpeculationSettings;
 use crate::error::RouterError;
@@ -18,6 +19,7 @@ use crate::request::RawRequest;
 use crate::request::raw::{FieldNames, RawPrompt, RawSampling};
 use crate::request::structure::RawGrammar;
 use crate::request::tools::ToolChoice;
+use text::ConversationMessage;
 
 /// A request body.
 #[derive(Debug, Default, Deserialize)]
@@ -25,17 +27,21 @@ use crate::request::tools::ToolChoice;
 pub(super) struct Body {
     model: Option<String>,
     messages: Option<Vec<Object<RawMessage>>>,
+    #[serde(deserialize_with = "integer::optional")]
     pub(super) max_tokens: Option<i64>,
     system: Option<Content>,
     stop_sequences: Option<Vec<String>>,
     stream: Option<bool>,
     temperature: Option<f64>,
     top_p: Option<f64>,
+    #[serde(deserialize_with = "integer::optional")]
     top_k: Option<i64>,
 
     // Outrider's, as for chat completions.
+    #[serde(deserialize_with = "integer::optional")]
     seed: Option<i64>,
     ignore_eos: Option<bool>,
+    #[serde(deserialize_with = "integer::optional")]
     priority: Option<i64>,
     task_type: Option<String>,
     speculation: Option<Object<SpeculationSettings>>,
@@ -75,8 +81,8 @@ struct RawMessage {
 #[serde(deny_unknown_fields)]
 struct Thinking {
     r#type: String,
-    #[serde(default, rename = "budget_tokens")]
-    _budget_tokens: Option<u64>,
+    #[serde(default, rename = "budget_tokens", deserialize_with = "integer::optional")]
+    _budget_tokens: Option<i64>,
     #[serde(default, rename = "display")]
     _display: IgnoredAny,
 }
@@ -189,9 +195,11 @@ impl Body {
             }
             content.read(&format!("messages[{idx}].content"), &role, &mut builder)?;
         }
+        let messages = builder.into_messages();
+        prompt_end(&messages)?.set(&mut template_kwargs)?;
         let raw_request = RawRequest {
             model: self.model,
-            prompts: vec![RawPrompt::Chat { messages: builder.into_messages(), template_kwargs }],
+            prompts: vec![RawPrompt::Chat { messages, template_kwargs }],
             sampling: RawSampling {
                 temperature: self.temperature,
                 top_p: self.top_p,
@@ -250,4 +258,15 @@ impl Body {
             (None, None) => Ok(None),
         }
     }
+}
+
+/// A last message of the assistant is the beginning of its answer, which the model continues. Its text must
+/// not end with whitespace, as in Anthropic's API: tokens begin with the space before a word.
+fn prompt_end(messages: &[ConversationMessage]) -> Result<PromptEnd, RouterError> {
+    let last = messages.last().filter(|last| last.role == "assistant" && last.tool_calls.is_empty());
+    if last.is_some_and(|last| last.text().ends_with(char::is_whitespace)) {
+        let message = "messages: the text of a last message of role assistant must not end with whitespace";
+        return Err(RouterError::invalid("messages", message));
+    }
+    Ok(PromptEnd { continue_final_message: last.map(|_| true), ..PromptEnd::default() })
 }

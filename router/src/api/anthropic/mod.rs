@@ -1,14 +1,15 @@
 //! Anthropic's API: `/v1/messages` and `/v1/messages/count_tokens`. A body becomes the same request as a chat
 //! completion's ([`body`], [`blocks`]), and the text becomes one message or its stream of events
-//! ([`answer`]).
+//! ([`answer`]). The list of models has a format of its own, too ([`models`]).
 
 mod answer;
 mod blocks;
 mod body;
+pub(super) mod models;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Json, Response};
-use http::{HeaderName, HeaderValue, header};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 use serde_json::json;
 
 use self::answer::{ErrorMessage, Message, MessageEvents, StopReason};
@@ -54,9 +55,10 @@ pub(super) async fn count_tokens(
     Ok(Json(json!({ "input_tokens": input_tokens })).into_response())
 }
 
-/// Whether a path belongs to this API, including paths without a route.
-pub(super) fn is_own_path(path: &str) -> bool {
-    path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+/// Whether a request belongs to this API, also at paths without a route.
+pub(super) fn is_own_request(path: &str, headers: &HeaderMap) -> bool {
+    let is_own_path = path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    is_own_path || models::is_own_request(path, headers)
 }
 
 /// Adds the id of the request under Anthropic's name, and gives an error Anthropic's format.

@@ -15,10 +15,11 @@ use serde_json::{Map, Value};
 use super::shapes::{Content, LogitBias, Logprobs, Prompts, Stops};
 use super::structured::{GrammarFields, ResponseFormat, StructuredOutputs};
 use super::tools::parse_earlier_calls;
-use crate::api::conversation::{checked_variables, set_reasoning_effort};
+use crate::api::conversation::{PromptEnd, checked_variables, set_reasoning_effort};
 use crate::api::disabled::is_disabled;
 use crate::api::functions::ToolFormat;
 use crate::api::handler::refuse_fields;
+use crate::api::integer;
 use crate::api::object::Object;
 use crate::api::speculation_settings::SpeculationSettings;
 use crate::error::RouterError;
@@ -43,35 +44,49 @@ pub struct Body {
 
     pub temperature: Option<f64>,
     pub top_p: Option<f64>,
+    #[serde(deserialize_with = "integer::optional")]
     pub top_k: Option<i64>,
     pub min_p: Option<f64>,
     pub repetition_penalty: Option<f64>,
     pub frequency_penalty: Option<f64>,
     pub presence_penalty: Option<f64>,
     pub logit_bias: Option<LogitBias>,
+    #[serde(deserialize_with = "integer::optional")]
     pub max_tokens: Option<i64>,
+    #[serde(deserialize_with = "integer::optional")]
     pub max_completion_tokens: Option<i64>,
+    #[serde(deserialize_with = "integer::optional")]
     pub min_tokens: Option<i64>,
+    #[serde(deserialize_with = "integer::optional")]
     pub n: Option<i64>,
+    #[serde(deserialize_with = "integer::optional")]
     pub best_of: Option<i64>,
+    #[serde(deserialize_with = "integer::optional")]
     pub seed: Option<i64>,
     pub stop: Option<Stops>,
+    #[serde(deserialize_with = "integer::optional_list")]
     pub stop_token_ids: Option<Vec<i64>>,
     pub ignore_eos: Option<bool>,
     pub logprobs: Option<Logprobs>,
+    #[serde(deserialize_with = "integer::optional")]
     pub top_logprobs: Option<i64>,
     pub echo: Option<bool>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
     pub reasoning_effort: Option<String>,
+    pub add_generation_prompt: Option<bool>,
+    pub continue_final_message: Option<bool>,
 
     pub task_type: Option<String>,
     pub speculation: Option<Object<SpeculationSettings>>,
+    #[serde(deserialize_with = "integer::optional")]
     pub priority: Option<i64>,
     pub disable_spec_decode: Option<bool>,
     pub disable_speculative_decoding: Option<bool>,
+    #[serde(deserialize_with = "integer::optional")]
     pub truncate_prompt_tokens: Option<i64>,
     pub cache_salt: Option<String>,
     pub timings_per_token: Option<bool>,
+    pub return_token_ids: Option<bool>,
     pub store: Option<bool>,
 
     pub tools: Option<Vec<Value>>,
@@ -96,8 +111,6 @@ pub struct Body {
     pub include_stop_str_in_output: Option<Value>,
     pub skip_special_tokens: Option<Value>,
     pub add_special_tokens: Option<Value>,
-    pub add_generation_prompt: Option<Value>,
-    pub continue_final_message: Option<Value>,
     pub include_reasoning: Option<Value>,
     pub chat_template: Option<Value>,
     pub documents: Option<Value>,
@@ -106,7 +119,6 @@ pub struct Body {
     pub bad_words: Option<Value>,
     pub allowed_token_ids: Option<Value>,
     pub logits_processors: Option<Value>,
-    pub return_token_ids: Option<Value>,
     pub return_tokens_as_token_ids: Option<Value>,
     pub mm_processor_kwargs: Option<Value>,
     pub kv_transfer_params: Option<Value>,
@@ -211,6 +223,8 @@ pub struct CompletionOptions {
     pub stream: Option<StreamingOptions>,
     /// Add llama.cpp's `timings` next to the usage.
     pub timings: bool,
+    /// Add vLLM's `prompt_token_ids` and `token_ids`.
+    pub token_ids: bool,
 }
 
 /// Options of a streamed response.
@@ -247,6 +261,11 @@ impl Body {
             Operation::Chat => {
                 let mut variables = checked_variables(self.chat_template_kwargs)?;
                 set_reasoning_effort(&mut variables, self.reasoning_effort);
+                let prompt_end = PromptEnd {
+                    add_generation_prompt: self.add_generation_prompt,
+                    continue_final_message: self.continue_final_message,
+                };
+                prompt_end.set(&mut variables)?;
                 tools.set_template_tools(&mut variables);
                 (conversation(self.messages, variables)?, "messages")
             }
@@ -335,13 +354,14 @@ impl Body {
 
     fn response_options(&self) -> Result<CompletionOptions, RouterError> {
         let timings = self.timings_per_token == Some(true);
+        let token_ids = self.return_token_ids == Some(true);
         if self.stream != Some(true) {
             return match self.stream_options {
                 Some(_) => Err(RouterError::invalid(
                     "stream_options",
                     "stream_options is only allowed when stream is true",
                 )),
-                None => Ok(CompletionOptions { stream: None, timings }),
+                None => Ok(CompletionOptions { stream: None, timings, token_ids }),
             };
         }
         let options = self.stream_options.as_ref().map(|Object(options)| *options).unwrap_or_default();
@@ -351,7 +371,7 @@ impl Body {
             continuous_usage: include_usage && options.continuous_usage_stats == Some(true),
             include_speculation: options.include_speculation.unwrap_or(false),
         };
-        Ok(CompletionOptions { stream: Some(stream), timings })
+        Ok(CompletionOptions { stream: Some(stream), timings, token_ids })
     }
 
     /// Returns the number of top log probabilities to report, and the field that sets it.

@@ -1,7 +1,7 @@
 //! [`ChunkWriter`]: writes text deltas as OpenAI's chunks, each as one server-sent event.
 
 use serde::Serialize;
-use speculation::FinishReason;
+use speculation::{FinishReason, TokenId};
 
 use super::body::{CompletionOptions, StreamingOptions};
 use super::chunk_choice::ChunkChoice;
@@ -19,7 +19,6 @@ use crate::pipeline::text_delta::{Part, ResponseInfo, TextDelta};
 use crate::pipeline::text_stream::TextStream;
 use crate::request::span::finish_reason_name;
 use crate::request::{Operation, Usage};
-use text::Vocabulary;
 
 /// Writes the chunks of one response.
 #[derive(Debug)]
@@ -27,8 +26,9 @@ pub(super) struct ChunkWriter {
     operation: Operation,
     options: StreamingOptions,
     timings: bool,
-    /// Whether each choice has sent its role.
-    role_sent: Vec<bool>,
+    token_ids: bool,
+    /// Whether each choice has sent its first chunk.
+    has_begun: Vec<bool>,
     /// One parser per choice of a chat completion whose output has more than content.
     parsers: Vec<OutputDeltas>,
     /// JSON before and after the choice, equal in every chunk.
@@ -40,51 +40,60 @@ pub(super) struct ChunkWriter {
 
 impl ChunkWriter {
     pub(super) fn new(operation: Operation, options: CompletionOptions, info: &ResponseInfo) -> Self {
-        let CompletionOptions { stream, timings } = options;
+        let CompletionOptions { stream, timings, token_ids } = options;
         let options = stream.unwrap_or_default();
         let frame = frame(&envelope((operation, options), info, NO_CHOICES));
         let is_parsed = operation == Operation::Chat && !info.output.is_plain();
         let num_parsers = if is_parsed { info.num_choices } else { 0 };
         let parsers = (0..num_parsers).map(|_| OutputDeltas::new(&info.output)).collect();
-        let role_sent = vec![false; info.num_choices as usize];
-        Self { operation, options, timings, role_sent, parsers, frame, num_tokens: 0, usage: None }
+        Self {
+            operation,
+            options,
+            timings,
+            token_ids,
+            has_begun: vec![false; info.num_choices as usize],
+            parsers,
+            frame,
+            num_tokens: 0,
+            usage: None,
+        }
     }
 
     /// Appends the chunk of a delta; nothing if there is nothing to send yet.
-    fn append(
-        &mut self,
-        (info, vocabulary): (&ResponseInfo, &Vocabulary),
-        delta: TextDelta,
-        events: &mut Vec<u8>,
-    ) {
+    fn append(&mut self, text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
         if !self.parsers.is_empty() {
-            return self.append_parts((info, vocabulary), &delta, events);
+            return self.append_parts(text, &delta, events);
         }
-        let has_token_fields =
-            (info.logprobs || self.options.include_speculation) && !delta.tokens.is_empty();
+        let (info, vocabulary) = (text.info(), text.model().vocabulary());
+        let is_reported = info.logprobs || self.token_ids || self.options.include_speculation;
+        let has_token_fields = is_reported && !delta.tokens.is_empty();
         if delta.text.is_empty() && delta.finish.is_none() && !has_token_fields {
             return;
         }
         let speculation = self.speculation(&delta);
         let finish_reason: Option<&'static str> =
             delta.finish.map(|reason: FinishReason| finish_reason_name(reason));
+        let stop_reason = delta.finish.map(|_| text.stop_reason(delta.choice as usize));
         let has_logprobs = info.logprobs && !delta.tokens.is_empty();
+        let token_ids = self.token_ids_of(&delta);
+        let (role, prompt_token_ids) = self.begin(text, delta.choice);
         match self.operation {
             Operation::Chat => {
-                let role_sent = std::mem::replace(&mut self.role_sent[delta.choice as usize], true);
-                let is_final = delta.text.is_empty() && delta.finish.is_some() && role_sent;
+                let is_final = delta.text.is_empty() && delta.finish.is_some() && role.is_none();
                 let choice = ChatChunkChoice {
                     index: delta.choice,
                     delta: ChatDelta {
-                        role: (!role_sent).then_some(ASSISTANT),
+                        role,
                         content: (!is_final).then_some(delta.text),
                         ..ChatDelta::default()
                     },
                     logprobs: has_logprobs.then(|| ChatLogprobs::new(vocabulary, &delta.tokens)),
                     finish_reason,
+                    stop_reason,
+                    token_ids,
                     speculation,
                 };
-                self.write(&choice, events);
+                self.write(&choice, prompt_token_ids, events);
             }
             Operation::Completion => {
                 let choice = CompletionChoice {
@@ -92,21 +101,20 @@ impl ChunkWriter {
                     text: delta.text,
                     logprobs: has_logprobs.then(|| CompletionLogprobs::new(vocabulary, &delta.tokens)),
                     finish_reason,
+                    stop_reason: stop_reason.flatten(),
+                    token_ids,
+                    prompt_token_ids,
                     speculation,
                 };
-                self.write(&choice, events);
+                self.write(&choice, None, events);
             }
         }
     }
 
     /// Appends the chunks of a delta whose text is parsed: one for each part, and one for its tokens and
     /// finish reason.
-    fn append_parts(
-        &mut self,
-        (info, vocabulary): (&ResponseInfo, &Vocabulary),
-        delta: &TextDelta,
-        events: &mut Vec<u8>,
-    ) {
+    fn append_parts(&mut self, text: &TextStream, delta: &TextDelta, events: &mut Vec<u8>) {
+        let (info, vocabulary) = (text.info(), text.model().vocabulary());
         let index = delta.choice;
         let parser = &mut self.parsers[index as usize];
         let output_deltas = parser.push(&delta.text, delta.finish.is_some());
@@ -114,28 +122,54 @@ impl ChunkWriter {
             .finish
             .map(|reason| finish_reason_with_calls(finish_reason_name(reason), parser.has_calls()));
         for output_delta in output_deltas {
+            let (role, prompt_token_ids) = self.begin(text, index);
             let choice = ChatChunkChoice {
                 index,
-                delta: ChatDelta { role: self.take_role(index), ..chat_delta(info, index, output_delta) },
+                delta: ChatDelta { role, ..chat_delta(info, index, output_delta) },
                 logprobs: None,
                 finish_reason: None,
+                stop_reason: None,
+                token_ids: None,
                 speculation: None,
             };
-            self.write(&choice, events);
+            self.write(&choice, prompt_token_ids, events);
         }
         let logprobs =
             (info.logprobs && !delta.tokens.is_empty()).then(|| ChatLogprobs::new(vocabulary, &delta.tokens));
         let speculation = self.speculation(delta).filter(|speculation| speculation.num_tokens > 0);
-        if logprobs.is_some() || speculation.is_some() || finish_reason.is_some() {
-            let delta = ChatDelta { role: self.take_role(index), ..ChatDelta::default() };
-            self.write(&ChatChunkChoice { index, delta, logprobs, finish_reason, speculation }, events);
+        let token_ids = self.token_ids_of(delta).filter(|ids| !ids.is_empty() || finish_reason.is_some());
+        if logprobs.is_some() || speculation.is_some() || token_ids.is_some() || finish_reason.is_some() {
+            let (role, prompt_token_ids) = self.begin(text, index);
+            let choice = ChatChunkChoice {
+                index,
+                delta: ChatDelta { role, ..ChatDelta::default() },
+                logprobs,
+                finish_reason,
+                stop_reason: finish_reason.map(|_| text.stop_reason(index as usize)),
+                token_ids,
+                speculation,
+            };
+            self.write(&choice, prompt_token_ids, events);
         }
     }
 
-    /// Returns the role for the first chunk of a choice.
-    fn take_role(&mut self, choice: u32) -> Option<&'static str> {
-        let role_sent = std::mem::replace(&mut self.role_sent[choice as usize], true);
-        (!role_sent).then_some(ASSISTANT)
+    /// Returns the fields that only the first chunk of a choice has: the role, and the ids of the prompt, if
+    /// requested.
+    fn begin<'a>(
+        &mut self,
+        text: &'a TextStream,
+        choice: u32,
+    ) -> (Option<&'static str>, Option<&'a [TokenId]>) {
+        if std::mem::replace(&mut self.has_begun[choice as usize], true) {
+            return (None, None);
+        }
+        (Some(ASSISTANT), self.token_ids.then(|| text.prompt_token_ids(choice as usize)))
+    }
+
+    /// The ids of the delta's output, if requested.
+    fn token_ids_of(&self, delta: &TextDelta) -> Option<Vec<TokenId>> {
+        let is_requested = self.token_ids && delta.part == Part::Output;
+        is_requested.then(|| delta.tokens.iter().map(|token| token.id).collect())
     }
 
     fn speculation(&self, delta: &TextDelta) -> Option<ChunkSpeculation> {
@@ -161,16 +195,22 @@ impl ChunkWriter {
         write_event(&last, events);
     }
 
-    fn write(&self, choice: &impl ChunkChoice, events: &mut Vec<u8>) {
+    /// Appends a chunk with this choice. `prompt_token_ids` are written beside the choices.
+    fn write(&self, choice: &impl ChunkChoice, prompt_token_ids: Option<&[TokenId]>, events: &mut Vec<u8>) {
         let [prefix, suffix] = &self.frame;
         events.extend_from_slice(prefix);
         choice.append_to(events);
-        let Some(usage) = &self.usage else { return events.extend_from_slice(suffix) };
-        // After the list of choices, which ends here.
+        // The list of choices ends here.
         let (list_end, rest) = suffix.split_at(1);
         events.extend_from_slice(list_end);
-        events.extend_from_slice(b",\"usage\":");
-        serde_json::to_writer(&mut *events, &UsageBody::from(usage)).expect(SERIALIZABLE);
+        if let Some(ids) = prompt_token_ids {
+            events.extend_from_slice(b",\"prompt_token_ids\":");
+            serde_json::to_writer(&mut *events, ids).expect(SERIALIZABLE);
+        }
+        if let Some(usage) = &self.usage {
+            events.extend_from_slice(b",\"usage\":");
+            serde_json::to_writer(&mut *events, &UsageBody::from(usage)).expect(SERIALIZABLE);
+        }
         events.extend_from_slice(rest);
     }
 
@@ -211,7 +251,7 @@ impl EventEncoder for ChunkWriter {
 
     fn on_delta(&mut self, text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
         self.update_usage(text, &delta);
-        self.append((text.info(), text.model().vocabulary()), delta, events);
+        self.append(text, delta, events);
     }
 
     fn on_end(&mut self, text: &TextStream, events: &mut Vec<u8>) {
@@ -285,14 +325,17 @@ mod tests {
             text: "[] \"\u{1F600}\n".to_owned(),
             logprobs: None,
             finish_reason: None,
+            stop_reason: None,
+            token_ids: None,
+            prompt_token_ids: None,
             speculation: None,
         };
         for operation in [Operation::Chat, Operation::Completion] {
             for include_usage in [false, true] {
                 let options = StreamingOptions { include_usage, ..StreamingOptions::default() };
                 let mut assembled = Vec::new();
-                let completion_options = CompletionOptions { stream: Some(options), timings: false };
-                ChunkWriter::new(operation, completion_options, &info).write(&choice(), &mut assembled);
+                let completion_options = CompletionOptions { stream: Some(options), ..Default::default() };
+                ChunkWriter::new(operation, completion_options, &info).write(&choice(), None, &mut assembled);
                 let mut whole = Vec::new();
                 write_event(&envelope((operation, options), &info, [choice()]), &mut whole);
                 assert_eq!(String::from_utf8(assembled), String::from_utf8(whole));

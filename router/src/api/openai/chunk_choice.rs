@@ -12,35 +12,44 @@ pub(super) trait ChunkChoice {
     fn append_to(&self, json: &mut Vec<u8>);
 }
 
-impl ChunkChoice for CompletionChoice {
+impl ChunkChoice for CompletionChoice<'_> {
     fn append_to(&self, json: &mut Vec<u8>) {
         append(b"{\"index\":", &self.index, json);
         append(b",\"text\":", &self.text, json);
         append(b",\"logprobs\":", &self.logprobs, json);
-        append_end((self.finish_reason, self.speculation), json);
+        append(b",\"finish_reason\":", &self.finish_reason, json);
+        append(b",\"stop_reason\":", &self.stop_reason, json);
+        append_if_set(b",\"token_ids\":", self.token_ids.as_ref(), json);
+        append_if_set(b",\"prompt_token_ids\":", self.prompt_token_ids.as_ref(), json);
+        append_end(self.speculation, json);
     }
 }
 
-impl ChunkChoice for ChatChunkChoice {
+impl ChunkChoice for ChatChunkChoice<'_> {
     fn append_to(&self, json: &mut Vec<u8>) {
         append(b"{\"index\":", &self.index, json);
         append(b",\"delta\":", &self.delta, json);
         append(b",\"logprobs\":", &self.logprobs, json);
-        append_end((self.finish_reason, self.speculation), json);
+        append(b",\"finish_reason\":", &self.finish_reason, json);
+        append_if_set(b",\"stop_reason\":", self.stop_reason.as_ref(), json);
+        append_if_set(b",\"token_ids\":", self.token_ids.as_ref(), json);
+        append_end(self.speculation, json);
     }
 }
 
-fn append_end(
-    (finish_reason, speculation): (Option<&'static str>, Option<ChunkSpeculation>),
-    json: &mut Vec<u8>,
-) {
-    append(b",\"finish_reason\":", &finish_reason, json);
+fn append_end(speculation: Option<ChunkSpeculation>, json: &mut Vec<u8>) {
     if let Some(ChunkSpeculation { num_tokens, num_drafted }) = speculation {
         append(b",\"speculation\":{\"num_tokens\":", &num_tokens, json);
         append(b",\"num_drafted\":", &num_drafted, json);
         json.push(b'}');
     }
     json.push(b'}');
+}
+
+fn append_if_set<T: Serialize>(prefix: &[u8], value: Option<&T>, json: &mut Vec<u8>) {
+    if let Some(value) = value {
+        append(prefix, value, json);
+    }
 }
 
 fn append<T: Serialize>(prefix: &[u8], value: &T, json: &mut Vec<u8>) {
@@ -52,6 +61,7 @@ fn append<T: Serialize>(prefix: &[u8], value: &T, json: &mut Vec<u8>) {
 mod tests {
     use super::*;
     use crate::api::openai::response::{ASSISTANT, ChatDelta};
+    use crate::pipeline::text_delta::StopReason;
 
     fn check(choice: &(impl ChunkChoice + Serialize)) {
         let mut json = Vec::new();
@@ -65,12 +75,34 @@ mod tests {
         for (finish_reason, speculation) in
             [(None, None), (Some("stop"), counts), (None, counts), (Some("length"), None)]
         {
+            let (token_ids, prompt_token_ids) = match finish_reason {
+                Some(_) => (Some(vec![7, 8]), Some(&[0, 9][..])),
+                None => (None, None),
+            };
+            let stop_reason = finish_reason.map(|_| StopReason::Text("a \"stop\""));
             let text = "a \"text\" \\ \u{1F600}\n".to_owned();
             for (role, content) in [(None, Some(text.clone())), (Some(ASSISTANT), None)] {
                 let delta = ChatDelta { role, content, ..ChatDelta::default() };
-                check(&ChatChunkChoice { index: 7, delta, logprobs: None, finish_reason, speculation });
+                check(&ChatChunkChoice {
+                    index: 7,
+                    delta,
+                    logprobs: None,
+                    finish_reason,
+                    stop_reason: finish_reason.map(|_| stop_reason),
+                    token_ids: token_ids.clone(),
+                    speculation,
+                });
             }
-            check(&CompletionChoice { index: 0, text, logprobs: None, finish_reason, speculation });
+            check(&CompletionChoice {
+                index: 0,
+                text,
+                logprobs: None,
+                finish_reason,
+                stop_reason,
+                token_ids,
+                prompt_token_ids,
+                speculation,
+            });
         }
     }
 }

@@ -77,7 +77,12 @@ pub const FIELDS: &[Field] = &[
     both(Honoured, "frequency_penalty", "0.5", ""),
     both(Honoured, "presence_penalty", "0.5", ""),
     both(Honoured, "logit_bias", "{\"5\": 1}", "by token id"),
-    both(Honoured, "max_tokens", "5", "completions: 16 by default; chat: the rest of the context window"),
+    both(
+        Honoured,
+        "max_tokens",
+        "5",
+        "completions: 16 by default; chat: the rest of the context window, as -1 everywhere",
+    ),
     both(Honoured, "max_completion_tokens", "5", "the newer name of `max_tokens`"),
     both(Honoured, "min_tokens", "1", "vLLM's"),
     both(Honoured, "n", "2", ""),
@@ -99,7 +104,17 @@ pub const FIELDS: &[Field] = &[
         "chat_template_kwargs",
         "{\"x\": 1}",
         "vLLM's; the router's own variables are refused by name: `messages`, `tools`, `documents`, \
-         `add_generation_prompt`, `bos_token`, `eos_token`",
+         `add_generation_prompt`, `continue_final_message`, `bos_token`, `eos_token`",
+    ),
+    chat(
+        "add_generation_prompt",
+        "false",
+        "vLLM's: false: the prompt does not begin the assistant's next message",
+    ),
+    chat(
+        "continue_final_message",
+        "true",
+        "vLLM's: the answer continues the last message; not with `add_generation_prompt: true`",
     ),
     both(
         Honoured,
@@ -134,6 +149,12 @@ pub const FIELDS: &[Field] = &[
         "timings_per_token",
         "true",
         "llama.cpp's: `timings` beside the usage, in streams in the last chunk",
+    ),
+    both(
+        Honoured,
+        "return_token_ids",
+        "true",
+        "vLLM's: `token_ids` in every choice, and `prompt_token_ids`: in chat beside `choices`, in completions in every choice, in streams with a choice's first chunk",
     ),
     chat(
         "tools",
@@ -191,8 +212,6 @@ pub const FIELDS: &[Field] = &[
         sample: "true",
         note: "vLLM's: only its defaults, false for chat and true for completions",
     },
-    both(Refused, "add_generation_prompt", "false", "vLLM's"),
-    both(Refused, "continue_final_message", "true", "vLLM's"),
     both(Refused, "include_reasoning", "false", "vLLM's"),
     both(Refused, "chat_template", "\"x\"", "vLLM's"),
     both(Refused, "documents", "[{\"text\": \"x\"}]", "vLLM's"),
@@ -201,7 +220,6 @@ pub const FIELDS: &[Field] = &[
     both(Refused, "bad_words", "[\"x\"]", "vLLM's"),
     both(Refused, "allowed_token_ids", "[5]", "vLLM's"),
     both(Refused, "logits_processors", "[\"x\"]", "vLLM's"),
-    both(Refused, "return_token_ids", "true", "vLLM's"),
     both(Refused, "return_tokens_as_token_ids", "true", "vLLM's"),
     both(Refused, "mm_processor_kwargs", "{\"x\": 1}", "vLLM's"),
     both(Refused, "kv_transfer_params", "{\"x\": 1}", "vLLM's"),

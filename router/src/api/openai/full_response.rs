@@ -2,7 +2,7 @@
 
 use axum::response::Response;
 use serde::Serialize;
-use speculation::FinishReason;
+use speculation::{FinishReason, TokenId};
 
 use super::body::CompletionOptions;
 use super::chunk::{finish_reason_with_calls, json};
@@ -14,6 +14,7 @@ use crate::api::parsed_output::ParsedOutput;
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
 use crate::pipeline::response_memory::MemoryReservation;
+use crate::pipeline::text_delta::Part;
 use crate::pipeline::text_stream::TextStream;
 use crate::request::Operation;
 use crate::request::span::finish_reason_name;
@@ -24,6 +25,8 @@ struct CompletedChoice {
     text: String,
     /// Kept only if log probabilities are requested.
     tokens: Vec<OutputToken>,
+    /// Ids of the output; kept only if requested.
+    token_ids: Option<Vec<TokenId>>,
     finish: Option<FinishReason>,
 }
 
@@ -31,21 +34,31 @@ struct CompletedChoice {
 const TOKEN_BYTES: usize = 96;
 const TOP_TOKEN_BYTES: usize = 80;
 
+/// Maximum JSON size of one token id in a list.
+const ID_BYTES: usize = "4294967295,".len();
+
 pub(super) async fn respond(
     mut text: TextStream,
     (operation, options): (Operation, CompletionOptions),
     mut reservation: MemoryReservation,
 ) -> Result<Response, RouterError> {
     let mut choices: Vec<CompletedChoice> = Vec::new();
-    choices.resize_with(text.info().num_choices as usize, CompletedChoice::default);
+    choices.resize_with(text.info().num_choices as usize, || CompletedChoice {
+        token_ids: options.token_ids.then(Vec::new),
+        ..CompletedChoice::default()
+    });
+    reservation.grow(prompt_ids_bytes(&text, operation, options)).inspect_err(|error| text.fail(error))?;
     let keeps_tokens = text.info().logprobs;
     while let Some(delta) = text.next().await {
         let delta = delta?;
-        reservation
-            .grow(delta.text.len() + if keeps_tokens { json_bytes(&delta.tokens) } else { 0 })
-            .inspect_err(|error| text.fail(error))?;
+        let token_bytes = if keeps_tokens { json_bytes(&delta.tokens) } else { 0 };
+        let ids_bytes = if options.token_ids { ID_BYTES * delta.tokens.len() } else { 0 };
+        reservation.grow(delta.text.len() + token_bytes + ids_bytes).inspect_err(|error| text.fail(error))?;
         let choice = &mut choices[delta.choice as usize];
         choice.text.push_str(&delta.text);
+        if let Some(ids) = choice.token_ids.as_mut().filter(|_| delta.part == Part::Output) {
+            ids.extend(delta.tokens.iter().map(|token| token.id));
+        }
         if keeps_tokens {
             choice.tokens.extend(delta.tokens);
         }
@@ -56,6 +69,16 @@ pub(super) async fn respond(
         Operation::Completion => completion(&text, choices, options)?,
     };
     Ok(buffered_response(json, reservation))
+}
+
+/// Size of the prompts' ids in the answer: a chat completion has them once, a completion in every choice.
+fn prompt_ids_bytes(text: &TextStream, operation: Operation, options: CompletionOptions) -> usize {
+    let num_copies = match operation {
+        _ if !options.token_ids => 0,
+        Operation::Chat => 1,
+        Operation::Completion => text.info().num_choices as usize,
+    };
+    (0..num_copies).map(|choice| ID_BYTES * text.prompt_token_ids(choice).len()).sum()
 }
 
 fn json_bytes(tokens: &[OutputToken]) -> usize {
@@ -77,11 +100,17 @@ fn chat(
             index,
             logprobs: info.logprobs.then(|| ChatLogprobs::new(vocabulary, &choice.tokens)),
             finish_reason: finish_reason_with_calls(finish_reason, output.has_calls()),
+            stop_reason: text.stop_reason(index as usize),
+            token_ids: choice.token_ids,
             message: AssistantMessage::new(output.into_parts(), id_of),
         })
     };
     let choices: Result<Vec<_>, RouterError> = choices.into_iter().enumerate().map(choice).collect();
-    Ok(json(&with_totals(Envelope::new(info, "chat.completion", choices?), text, options)))
+    let mut envelope = Envelope::new(info, "chat.completion", choices?);
+    if options.token_ids {
+        envelope = envelope.with_prompt_token_ids(text.prompt_token_ids(0));
+    }
+    Ok(json(&with_totals(envelope, text, options)))
 }
 
 fn completion(
@@ -95,6 +124,9 @@ fn completion(
             index: index as u32,
             logprobs: info.logprobs.then(|| CompletionLogprobs::new(vocabulary, &choice.tokens)),
             finish_reason: Some(finish_reason(&choice)?),
+            stop_reason: text.stop_reason(index),
+            token_ids: choice.token_ids,
+            prompt_token_ids: options.token_ids.then(|| text.prompt_token_ids(index)),
             text: choice.text,
             speculation: None,
         })

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use serde::Serialize;
+use speculation::TokenId;
 
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::tools::ToolCallBody;
 use crate::api::parsed_output::OutputPart;
 use crate::generation::SpeculationUsage;
-use crate::pipeline::text_delta::{ResponseInfo, Timings};
+use crate::pipeline::text_delta::{ResponseInfo, StopReason, Timings};
 use crate::request::Usage;
 
 /// Fields around the choices of every answer and chunk.
@@ -22,6 +23,9 @@ pub struct Envelope<'a, C: Serialize> {
     /// Outrider's: the seed, in a form that can be sent back.
     seed: i64,
     choices: C,
+    /// vLLM's, if requested; only in chat completions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [TokenId]>,
     /// Absent, or null if a later chunk reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
@@ -46,11 +50,17 @@ impl<'a, C: Serialize> Envelope<'a, C> {
             system_fingerprint: &info.system_fingerprint,
             seed: info.seed as i64,
             choices,
+            prompt_token_ids: None,
             usage: None,
             metrics: None,
             timings: None,
             has_single_choice: info.num_choices == 1,
         }
+    }
+
+    /// Sets the ids of the prompt.
+    pub fn with_prompt_token_ids(self, prompt_token_ids: &'a [TokenId]) -> Self {
+        Self { prompt_token_ids: Some(prompt_token_ids), ..self }
     }
 
     /// Sets the usage; `None` writes null.
@@ -67,7 +77,7 @@ impl<'a, C: Serialize> Envelope<'a, C> {
 
 /// A choice of a chat completion.
 #[derive(Debug, Serialize)]
-pub struct ChatChoice {
+pub struct ChatChoice<'a> {
     /// Index from 0.
     pub index: u32,
     /// The model's message.
@@ -76,6 +86,11 @@ pub struct ChatChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// Finish reason.
     pub finish_reason: &'static str,
+    /// vLLM's: the client's stop string or stop token that ended the choice, else null.
+    pub stop_reason: Option<StopReason<'a>>,
+    /// vLLM's, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<TokenId>>,
 }
 
 /// The model's message.
@@ -126,7 +141,7 @@ pub const ASSISTANT: &str = "assistant";
 
 /// A choice in a chunk of a chat completion.
 #[derive(Debug, Serialize)]
-pub struct ChatChunkChoice {
+pub struct ChatChunkChoice<'a> {
     /// Index from 0.
     pub index: u32,
     /// New content.
@@ -135,6 +150,12 @@ pub struct ChatChunkChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// Null except in the last chunk.
     pub finish_reason: Option<&'static str>,
+    /// vLLM's, as in whole answers; only in the last chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_reason: Option<Option<StopReason<'a>>>,
+    /// vLLM's, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<TokenId>>,
     /// Outrider's, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculation: Option<ChunkSpeculation>,
@@ -159,7 +180,7 @@ pub struct ChatDelta {
 
 /// A choice of a completion, whole or in a chunk.
 #[derive(Debug, Serialize)]
-pub struct CompletionChoice {
+pub struct CompletionChoice<'a> {
     /// Index from 0; choice `c` of prompt `p` is `p * n + c`.
     pub index: u32,
     /// The text.
@@ -168,6 +189,14 @@ pub struct CompletionChoice {
     pub logprobs: Option<CompletionLogprobs>,
     /// Null except in the last chunk.
     pub finish_reason: Option<&'static str>,
+    /// vLLM's: the client's stop string or stop token that ended the choice, else null.
+    pub stop_reason: Option<StopReason<'a>>,
+    /// vLLM's, if requested; without the echoed prompt's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<TokenId>>,
+    /// vLLM's, if requested; in streams only in the first chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<&'a [TokenId]>,
     /// Outrider's, if requested; only in chunks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculation: Option<ChunkSpeculation>,

@@ -5,8 +5,9 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
-use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
 
+use crate::api::integer;
 use crate::api::object::Object;
 use crate::request::raw::RawPrompt;
 
@@ -49,6 +50,10 @@ impl<'de> Deserialize<'de> for ClampedInt {
             fn visit_u64<E: Error>(self, value: u64) -> Result<ClampedInt, E> {
                 Ok(ClampedInt(i64::try_from(value).unwrap_or(i64::MAX)))
             }
+            fn visit_f64<E: Error>(self, value: f64) -> Result<ClampedInt, E> {
+                let id = integer::from_float(value);
+                id.map(ClampedInt).ok_or_else(|| E::invalid_type(Unexpected::Float(value), &self))
+            }
         }
         deserializer.deserialize_i64(ClampedIntVisitor)
     }
@@ -77,6 +82,10 @@ impl<'de> Deserialize<'de> for PromptItem {
             }
             fn visit_u64<E: Error>(self, id: u64) -> Result<PromptItem, E> {
                 Ok(PromptItem::Id(i64::try_from(id).unwrap_or(i64::MAX)))
+            }
+            fn visit_f64<E: Error>(self, value: f64) -> Result<PromptItem, E> {
+                let id = integer::from_float(value);
+                id.map(PromptItem::Id).ok_or_else(|| E::invalid_type(Unexpected::Float(value), &self))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<PromptItem, A::Error> {
                 let ids = Vec::<ClampedInt>::deserialize(SeqAccessDeserializer::new(items))?;
@@ -205,6 +214,10 @@ impl<'de> Deserialize<'de> for Logprobs {
             }
             fn visit_u64<E: Error>(self, count: u64) -> Result<Logprobs, E> {
                 Ok(Logprobs::Count(i64::try_from(count).unwrap_or(i64::MAX)))
+            }
+            fn visit_f64<E: Error>(self, value: f64) -> Result<Logprobs, E> {
+                let count = integer::from_float(value);
+                count.map(Logprobs::Count).ok_or_else(|| E::invalid_type(Unexpected::Float(value), &self))
             }
         }
         deserializer.deserialize_any(LogprobsVisitor)

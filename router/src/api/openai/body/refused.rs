@@ -25,8 +25,6 @@ impl Body {
             ("include_stop_str_in_output", &self.include_stop_str_in_output),
             ("skip_special_tokens", &self.skip_special_tokens),
             ("add_special_tokens", &self.add_special_tokens),
-            ("add_generation_prompt", &self.add_generation_prompt),
-            ("continue_final_message", &self.continue_final_message),
             ("include_reasoning", &self.include_reasoning),
             ("chat_template", &self.chat_template),
             ("documents", &self.documents),
@@ -35,14 +33,13 @@ impl Body {
             ("bad_words", &self.bad_words),
             ("allowed_token_ids", &self.allowed_token_ids),
             ("logits_processors", &self.logits_processors),
-            ("return_token_ids", &self.return_token_ids),
             ("return_tokens_as_token_ids", &self.return_tokens_as_token_ids),
             ("mm_processor_kwargs", &self.mm_processor_kwargs),
             ("kv_transfer_params", &self.kv_transfer_params),
         ];
         refuse_fields("", &fields, |field, value| match (field, operation) {
             ("add_special_tokens", Operation::Completion) => is_enabled(value),
-            ("skip_special_tokens" | "add_generation_prompt" | "include_reasoning", _) => is_enabled(value),
+            ("skip_special_tokens" | "include_reasoning", _) => is_enabled(value),
             ("length_penalty", _) => value.is_null() || value.as_f64() == Some(1.0),
             _ => is_disabled(field, value),
         })?;
@@ -70,6 +67,8 @@ impl Body {
                     ("messages", self.messages.is_some()),
                     ("top_logprobs", self.top_logprobs.is_some()),
                     ("chat_template_kwargs", self.chat_template_kwargs.is_some()),
+                    ("add_generation_prompt", self.add_generation_prompt == Some(false)),
+                    ("continue_final_message", self.continue_final_message == Some(true)),
                     (
                         "reasoning_effort",
                         self.reasoning_effort.as_ref().is_some_and(|effort| !effort.is_empty()),

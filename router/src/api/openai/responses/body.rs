@@ -6,11 +6,13 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use super::input::read_item;
+use super::input_items;
 use super::references::resolve;
 use crate::api::conversation::{ConversationBuilder, set_reasoning_effort};
 use crate::api::disabled::is_disabled;
 use crate::api::functions::{ToolFormat, call_id};
 use crate::api::handler::refuse_fields;
+use crate::api::integer;
 use crate::api::object::Object;
 use crate::api::openai::shapes::Stops;
 use crate::api::openai::structured::TextFormat;
@@ -20,7 +22,7 @@ use crate::error::RouterError;
 use crate::pipeline::response_store::{ResponseStore, StoredResponse};
 use crate::request::RawRequest;
 use crate::request::json_values::ValueCount;
-use crate::request::raw::{FieldNames, RawPrompt, RawSampling};
+use crate::request::raw::{FieldNames, NO_LIMIT, RawPrompt, RawSampling};
 use text::ConversationMessage;
 
 /// A request body.
@@ -33,6 +35,7 @@ pub(super) struct Body {
     pub(super) previous_response_id: Option<String>,
     store: Option<bool>,
     stream: Option<bool>,
+    #[serde(deserialize_with = "integer::optional")]
     max_output_tokens: Option<i64>,
     temperature: Option<f64>,
     top_p: Option<f64>,
@@ -40,11 +43,14 @@ pub(super) struct Body {
     user: Option<String>,
 
     // vLLM's and Outrider's, as for chat completions.
+    #[serde(deserialize_with = "integer::optional")]
     top_k: Option<i64>,
     min_p: Option<f64>,
+    #[serde(deserialize_with = "integer::optional")]
     seed: Option<i64>,
     stop: Option<Stops>,
     ignore_eos: Option<bool>,
+    #[serde(deserialize_with = "integer::optional")]
     priority: Option<i64>,
     task_type: Option<String>,
     speculation: Option<Object<SpeculationSettings>>,
@@ -138,6 +144,8 @@ pub(super) struct ResponseOptions {
     isolation_key: u64,
     /// The conversation for later responses, without this response's text.
     conversation: Vec<ConversationMessage>,
+    /// The items of the input, as JSON; empty if the response is not stored.
+    input: String,
 }
 
 impl ResponseOptions {
@@ -157,7 +165,11 @@ impl ResponseOptions {
         }
         let mut builder = ConversationBuilder::continuing(self.conversation.clone());
         builder.push_output(parts, |call| function_call_id(id, call));
-        let stored = StoredResponse { conversation: builder.into_messages(), json: json.to_owned() };
+        let stored = StoredResponse {
+            conversation: builder.into_messages(),
+            input: self.input.clone(),
+            json: json.to_owned(),
+        };
         responses.put(self.isolation_key, id, stored);
     }
 }
@@ -188,7 +200,8 @@ impl Body {
         header_task_type: Option<String>,
     ) -> Result<(RawRequest, ResponseOptions), RouterError> {
         self.refuse_unsupported()?;
-        let conversation = read_input(self.input, earlier)?;
+        let input = items_of(self.input)?;
+        let conversation = read_conversation(earlier, &input)?;
         let text_format = read_text(self.text)?;
         let grammar = TextFormat::deserialize(&text_format)
             .map_err(|error| RouterError::invalid("text.format", format!("text.format: {error}")))?;
@@ -239,7 +252,7 @@ impl Body {
             store: self.store != Some(false),
             instructions: self.instructions,
             previous_response_id: self.previous_response_id,
-            max_output_tokens: self.max_output_tokens,
+            max_output_tokens: self.max_output_tokens.filter(|&max_tokens| max_tokens != NO_LIMIT),
             temperature: self.temperature.unwrap_or(1.0),
             top_p: self.top_p.unwrap_or(1.0),
             metadata: self.metadata.unwrap_or_default(),
@@ -251,6 +264,7 @@ impl Body {
             reasoning_effort,
             isolation_key,
             conversation,
+            input: if self.store == Some(false) { String::new() } else { input_items::to_json(&input) },
         };
         options.check_num_values()?;
         Ok((raw_request, options))
@@ -276,20 +290,23 @@ impl Body {
     }
 }
 
-/// Reads the conversation: the earlier messages, then this request's `input`.
-fn read_input(
-    input: Option<Input>,
+/// Returns the items of `input`.
+fn items_of(input: Option<Input>) -> Result<Vec<Map<String, Value>>, RouterError> {
+    match input {
+        None => Err(RouterError::invalid("input", "input is required")),
+        Some(Input::Text(text)) => Ok(vec![input_items::from_text(text)]),
+        Some(Input::Items(items)) => Ok(items),
+    }
+}
+
+/// Reads the conversation: the earlier messages, then this request's items.
+fn read_conversation(
     earlier: Vec<ConversationMessage>,
+    items: &[Map<String, Value>],
 ) -> Result<Vec<ConversationMessage>, RouterError> {
     let mut builder = ConversationBuilder::continuing(earlier);
-    match input {
-        None => return Err(RouterError::invalid("input", "input is required")),
-        Some(Input::Text(text)) => builder.push_message("user", text),
-        Some(Input::Items(items)) => {
-            for (idx, item) in items.iter().enumerate() {
-                read_item(idx, item, &mut builder)?;
-            }
-        }
+    for (idx, item) in items.iter().enumerate() {
+        read_item(idx, item, &mut builder)?;
     }
     Ok(builder.into_messages())
 }

@@ -1,12 +1,13 @@
 //! OpenAI's responses API: `/v1/responses`. A body becomes the same request as a chat completion's ([`body`],
 //! [`input`]), and the text becomes one response object ([`answer`]) or its stream of events ([`events`]).
 //! Responses are stored for a while in [`crate::pipeline::response_store`], so that a later request can
-//! continue one, or refer to its items ([`references`]).
+//! continue one, refer to its items ([`references`]) or list those of its input ([`input_items`]).
 
 mod answer;
 mod body;
 mod events;
 mod input;
+pub(in crate::api) mod input_items;
 mod references;
 
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use self::events::ResponseEvents;
 use crate::api::buffered_response::buffered_response;
 use crate::api::handler::{ApiFormat, BodyContext, collect_text, handle_request};
 use crate::api::incoming::{authenticate, invalid_query};
+use crate::api::pages::Parameters;
 use crate::api::parsed_output::ParsedOutput;
 use crate::api::path_text::PathText;
 use crate::api::sse;
@@ -39,9 +41,6 @@ const ID_PREFIX: &str = "resp_";
 pub(in crate::api) async fn create(State(state): State<AppState>, request: Request) -> Response {
     handle_request(state, Responses, request).await
 }
-
-/// Query parameters, in the client's order.
-type Parameters = Vec<(String, String)>;
 
 /// `GET /v1/responses/{id}`.
 pub(in crate::api) async fn retrieve(
@@ -83,6 +82,21 @@ pub(in crate::api) async fn delete(
         return Err(not_found("response_id", &id));
     }
     Ok(Json(json!({ "id": id, "object": "response.deleted", "deleted": true })).into_response())
+}
+
+/// `POST /v1/responses/{id}/cancel`. Only background responses could be cancelled, and there are none: a
+/// client ends a response by closing its connection.
+pub(in crate::api) async fn cancel(
+    State(state): State<AppState>,
+    id: Result<PathText, RouterError>,
+    headers: HeaderMap,
+) -> Result<Response, RouterError> {
+    let caller = authenticate(&state, &headers)?;
+    let PathText(id) = id?;
+    state.responses.get(caller.isolation_key, &id).ok_or_else(|| not_found("response_id", &id))?;
+    let message =
+        format!("the response `{id}` was not created with background, so that it cannot be cancelled");
+    Err(RouterError::invalid("response_id", message))
 }
 
 /// Refuses query parameters that would change the answer: a stored response is only sent whole.
