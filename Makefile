@@ -38,11 +38,11 @@ test: ## the full gate: formatting, lints, kernels, documentation and all tests 
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory kernels-check
 	@$(MAKE) --no-print-directory docs
-	cargo nextest run --locked --workspace --lib --bins --tests --test-threads $$(($$(nproc) + 2))
+	cargo nextest run --locked --workspace --lib --tests --test-threads $$(($$(nproc) + 2))
 
 test-release: ## all tests in the release profile without link-time optimization (too slow for a hundred programs), in a separate target directory; takes an hour on 2 cores
 	CARGO_TARGET_DIR=$(or $(CARGO_TARGET_DIR),target)/suite CARGO_PROFILE_RELEASE_LTO=off SERVER_BINARIES=--release \
-	cargo nextest run --locked --release --workspace --lib --bins --tests --no-fail-fast
+	cargo nextest run --locked --release --workspace --lib --tests --no-fail-fast
 
 quick: ## formatting, lints and unit tests of every crate, without starting processes or clusters
 	cargo fmt --all --check

@@ -67,7 +67,10 @@ def arguments():
     parser.add_argument("--prompts", default="models/demo/prompts", help="prompts of `outrider bench` (models/demo/prompts)")
     parser.add_argument("--block-requests", type=int, default=22, help="requests per block; raised to twice the number of streams (22)")
     parser.add_argument("--seed", type=int, default=1, help="seed of sampling and of the order of cells (1)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if min([args.runs, args.block_requests, *args.streams, *args.max_tokens]) < 1:
+        parser.error("--runs, --streams, --max-tokens and --block-requests are 1 or more")
+    return args
 
 
 def measure(args, cell, seed):

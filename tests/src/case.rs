@@ -72,6 +72,13 @@ impl Case {
         Self { name, num_draft_tokens: k, num_tree_tokens, ..self.clone() }
     }
 
+    /// The same request with only the last `len` ids of its prompt, for checks whose cost grows with the
+    /// prompt.
+    pub fn with_prompt_tail(&self, len: usize) -> Self {
+        let skipped = self.prompt_ids.len().saturating_sub(len);
+        Self { prompt_ids: self.prompt_ids[skipped..].to_vec(), ..self.clone() }
+    }
+
     /// The client's message.
     pub fn to_wire(&self) -> v1::GenerateRequest {
         v1::GenerateRequest {
@@ -172,7 +179,8 @@ pub fn covering_set(text: &PairText) -> anyhow::Result<Vec<Case>> {
             let mut case = Case::new(name, prompts[prompt_idx].clone(), temperature);
             case.task_type = task_type.to_owned();
             case.seed = seed;
-            case.logprobs = (cases.len() % 3 == 0).then_some(2);
+            // Not every third: those all have one temperature.
+            case.logprobs = (cases.len() % 4 == 0).then_some(2);
             change(&mut case.sampling);
             cases.push(case);
         }

@@ -18,12 +18,13 @@ use worker::Task;
 use worker::executor::StepExecutor;
 use worker::model::ModelExecutor;
 use worker::table::{RouterId, SequenceKey};
+use worker::task::Slot;
 
 const PROMPT: [TokenId; 5] = [11, 245, 803, 17, 300];
 
 fn executor(more: &[&str]) -> ModelExecutor<Propose> {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
-    let flags = ["outrider-draft-worker", "--model", &model.to_string_lossy()];
+    let flags = ["outrider-draft-worker", "--model", &model.to_string_lossy(), "--profile-steps", "false"];
     let flags = Flags::parse_from(flags.iter().chain(more));
     let config =
         service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice");
@@ -32,40 +33,69 @@ fn executor(more: &[&str]) -> ModelExecutor<Propose> {
         .executor
 }
 
-/// Runs steps of one sequence, each with the context up to the given number of `ids`; returns the replies and
-/// their agreement bits.
-fn step(
-    executor: &mut ModelExecutor<Propose>,
-    spec: &SequenceSpec,
-    ids: &[TokenId],
-    feeds: &[(usize, Work)],
-) -> Vec<(ReplyBody, Vec<bool>)> {
-    let (slot, mut cached, mut base) = (executor.open(), CachedSequence::default(), 0);
-    let key = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
-    let mut answers = Vec::new();
-    for (step_seq, (until, work)) in (1..).zip(feeds) {
+/// One sequence, and its state at the worker.
+struct Sequence {
+    spec: Arc<SequenceSpec>,
+    slot: Slot,
+    cached: CachedSequence,
+    /// Number of ids that the worker has been sent.
+    sent: usize,
+    step_seq: u64,
+}
+
+impl Sequence {
+    fn open(executor: &mut ModelExecutor<Propose>, spec: &SequenceSpec) -> Self {
+        let (slot, cached) = (executor.open(), CachedSequence::default());
+        Self { spec: Arc::new(spec.clone()), slot, cached, sent: 0, step_seq: 0 }
+    }
+
+    /// Runs a step with all of `ids` as the context; returns the reply and its agreement bits.
+    fn step(
+        &mut self,
+        executor: &mut ModelExecutor<Propose>,
+        ids: &[TokenId],
+        work: Work,
+    ) -> (ReplyBody, Vec<bool>) {
+        self.step_seq += 1;
+        let base_len = self.sent as u32;
         let step = Step {
             sequence_id: SequenceId(1),
             epoch: 1,
-            step_seq,
-            spec: (step_seq == 1).then(|| Arc::new(spec.clone())),
-            base_len: base as u32,
-            prefix_hash: Prefix::new(&ids[..base]).hash_at(base as u32).expect("it holds so many"),
-            append_ids: ids[base..*until].to_vec(),
-            work: work.clone(),
+            step_seq: self.step_seq,
+            spec: (self.step_seq == 1).then(|| Arc::clone(&self.spec)),
+            base_len,
+            prefix_hash: Prefix::new(&ids[..self.sent]).hash_at(base_len).expect("it holds so many"),
+            append_ids: ids[self.sent..].to_vec(),
+            work,
         };
+        let mut cached = std::mem::take(&mut self.cached);
         assert_eq!(cached.admit(&step, &executor.limits()), Admission::Run);
-        let mut tasks =
-            VecDeque::from([Task::new(key, slot, step, std::mem::take(&mut cached), Instant::now())]);
+        executor.truncate(self.slot, base_len);
+        let key = SequenceKey { router: RouterId(1), sequence: step.sequence_id };
+        let mut tasks = VecDeque::from([Task::new(key, self.slot, step, cached, Instant::now())]);
         let (task, body) = loop {
             if let Some(done) = executor.advance(&mut tasks, u32::MAX).expect("there is room").pop() {
                 break done;
             }
         };
-        answers.push((body, task.reply(ReplyBody::Fed { cached_len: 0, prompt_logprobs: None }).agreed));
-        (cached, base) = (task.cached, *until);
+        let agreed = task.reply(ReplyBody::Fed { cached_len: 0, prompt_logprobs: None }).agreed;
+        (self.cached, self.sent) = (task.cached, ids.len());
+        (body, agreed)
     }
-    executor.close(slot);
+}
+
+/// Runs steps of one new sequence, each with the context up to the given number of `ids`; returns the replies
+/// and their agreement bits.
+fn steps(
+    executor: &mut ModelExecutor<Propose>,
+    spec: &SequenceSpec,
+    ids: &[TokenId],
+    feeds: &[(usize, Work)],
+) -> Vec<(ReplyBody, Vec<bool>)> {
+    let mut sequence = Sequence::open(executor, spec);
+    let step = |(until, work): &(usize, Work)| sequence.step(executor, &ids[..*until], work.clone());
+    let answers = feeds.iter().map(step).collect();
+    executor.close(sequence.slot);
     answers
 }
 
@@ -85,28 +115,31 @@ fn check(
     };
     let mut ids = PROMPT.to_vec();
     let mut guessed = Vec::new();
+    let mut sequence = Sequence::open(executor, &spec);
     for at in 0..num_ids {
-        let propose = [(ids.len(), Work::Propose { num_draft_tokens: 1, num_tree_tokens: 0 })];
-        let answers = step(executor, &spec, &ids, &propose);
-        let ReplyBody::Proposal(proposal) = &answers[0].0 else { panic!("{answers:?}") };
+        let work = Work::Propose { num_draft_tokens: 1, num_tree_tokens: 0 };
+        let (body, _) = sequence.step(executor, &ids, work);
+        let ReplyBody::Proposal(proposal) = &body else { panic!("{body:?}") };
         let guess = proposal.draft.token_ids[0];
         guessed.push(guess);
         ids.push(if at % 3 == 2 { (guess + 1) % 1_000 } else { guess });
     }
+    executor.close(sequence.slot);
     let prompt = PROMPT.len();
     let expected: Vec<bool> = guessed.iter().zip(&ids[prompt..]).map(|(guess, id)| guess == id).collect();
     let feeds = [(prompt, Work::Feed), (prompt + 10, Work::Feed), (ids.len(), Work::Feed)];
-    let fed = step(executor, &spec, &ids, &feeds);
+    let fed = steps(executor, &spec, &ids, &feeds);
     assert!(fed[0].1.is_empty(), "a prompt is nobody's draw");
     // The first id of a context cannot be compared: the logits before it were discarded.
     assert_eq!(fed[1].1, expected[1..10]);
     assert_eq!(fed[2].1, expected[11..]);
     assert!(expected.contains(&true) && expected.contains(&false));
-    // A proposal reports the same bits for its context, and reporting does not change its guesses.
+    // A proposal reports the same bits for its context, and reporting does not change its guesses: those of a
+    // sequence that the worker has not seen before.
     let work = Work::Propose { num_draft_tokens: 2, num_tree_tokens: 0 };
-    let told = step(executor, &spec, &ids, &[(prompt + 10, Work::Feed), (ids.len(), work.clone())]);
+    let told = steps(executor, &spec, &ids, &[(prompt + 10, Work::Feed), (ids.len(), work.clone())]);
     assert_eq!(told[1].1, expected[11..]);
-    assert_eq!(told[1].0, step(executor, &spec, &ids, &[(ids.len(), work)])[0].0);
+    assert_eq!(told[1].0, steps(executor, &spec, &ids, &[(ids.len(), work)])[0].0);
     (ids, told.into_iter().map(|(_, agreed)| agreed).collect())
 }
 
@@ -125,8 +158,7 @@ fn a_worker_that_draws_on_its_device_says_what_the_cpus_says() {
     let name = "agreement::a_worker_that_draws_on_its_device_says_what_the_cpus_says";
     let Some(driver) = HostDriver::for_test(name) else { return };
     let kernels = driver.kernels.to_string_lossy();
-    let device = ["--device", "cuda:0", "--cuda-kernels", &kernels, "--kv-memory", "4MiB"];
-    let mut on_device = executor(&[&device[..], &["--profile-steps", "false"]].concat());
+    let mut on_device = executor(&["--device", "cuda:0", "--cuda-kernels", &kernels, "--kv-memory", "4MiB"]);
     let mut on_cpu = executor(&["--weights", "bf16"]);
     let plain = SamplingParams::default();
     for sampling in [
@@ -146,5 +178,5 @@ fn nothing_is_said_where_draws_depend_on_what_was_drawn() {
     let spec = SequenceSpec { prompt_len: 5, max_len: 100, sampling, ..SequenceSpec::default() };
     let ids: Vec<TokenId> = PROMPT.into_iter().cycle().take(20).collect();
     let feeds = [(5, Work::Feed), (20, Work::Feed)];
-    assert!(step(&mut executor, &spec, &ids, &feeds)[1].1.is_empty());
+    assert!(steps(&mut executor, &spec, &ids, &feeds)[1].1.is_empty());
 }

@@ -183,9 +183,9 @@ fn check(
         };
         sequence.commit(&path, accepted, &next);
         // The target draws one more token after an accepted id. Here it is mostly the guess of a fresh draft
-        // worker.
+        // worker, always on the CPU, which is faster than an emulated device.
         if accepted == path.len() || leaf.is_some() {
-            let mut asked = Worker::new(more, 0);
+            let mut asked = Worker::new(&[], 0);
             let mut twin =
                 Sequence { spec: sequence.spec.clone(), ids: sequence.ids.clone(), held: 0, step_seq: 0 };
             let (guess, _) = asked.propose(twin.step(1, 0));
@@ -215,13 +215,14 @@ fn proposals_are_the_same_with_drafting_ahead() {
 }
 
 /// The same with draws on the worker's GPU. The alternatives are unknown then, so only the whole proposal is
-/// drafted ahead.
+/// drafted ahead. With this seed the first of five proposals is not accepted whole and the next three are:
+/// the forwards that ran ahead make all 3 guesses of the following proposal, then 1 of 3, then all 3 again.
 #[test]
 fn proposals_of_a_worker_that_draws_on_its_device_are_the_same_too() {
     let name = "ahead::proposals_of_a_worker_that_draws_on_its_device_are_the_same_too";
     let Some(driver) = HostDriver::for_test(name) else { return };
     let kernels = driver.kernels.to_string_lossy();
     let device = ["--device", "cuda:0", "--cuda-kernels", &kernels, "--kv-memory", "4MiB"];
-    let (were_there, _) = check(&device, (SamplingParams::default(), 0), (5, 8));
-    assert!(were_there > 0);
+    let (were_there, guesses) = check(&device, (SamplingParams::default(), 0), (280, 5));
+    assert!(were_there > 3, "only {were_there} of {guesses} guesses were there when they were asked for");
 }

@@ -1,6 +1,6 @@
-//! Trees with branches, compared with `==`: each tree equals what [`TreeGrowth`] produces from rows that were
-//! computed in separate sequences, whatever else ran in the batch, was accepted before, or remains of an
-//! earlier tree in the KV.
+//! Trees with branches, compared with `==`: each tree equals what [`TreeGrowth`] produces from rows that
+//! another engine ran as chains, one path at a time, whatever else ran in the batch, was accepted before, or
+//! remains of an earlier tree in the KV.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use draft_worker::config::{Flags, RawDraft};
 use draft_worker::propose::Propose;
 use engine::cuda::GpuOptions;
 use engine::cuda::host_driver::HostDriver;
-use engine::{Engine, LoadOptions, SequenceRows, WeightFormat};
+use engine::{Engine, LoadOptions, SequenceRows, SlotId, WeightFormat};
 use speculation::acceptance::guess_candidates;
 use speculation::cached_sequence::{Admission, CachedSequence};
 use speculation::logits::TokenCounts;
@@ -77,19 +77,18 @@ impl Random {
     }
 }
 
-/// Best tokens behind `ids`, computed in a separate sequence.
-fn candidates(engine: &mut Engine, spec: &SequenceSpec, ids: &[TokenId]) -> Candidates {
-    let slot = engine.open();
+/// Best tokens behind `ids`, from a sequence that holds a part of them.
+fn candidates(engine: &mut Engine, (slot, spec): (SlotId, &SequenceSpec), ids: &[TokenId]) -> Candidates {
+    let token_ids = &ids[engine.len(slot) as usize..];
     let mut logits =
-        engine.forward(&[SequenceRows { slot, token_ids: ids, num_logits: 1 }]).expect("there is room");
-    engine.close(slot);
+        engine.forward(&[SequenceRows { slot, token_ids, num_logits: 1 }]).expect("there is room");
     let mut counts = TokenCounts::new(spec.prompt_len);
     ids.iter().for_each(|&id| counts.push(id));
     let at = (ids.len() as u32, MAX_CANDIDATES);
     guess_candidates(spec, &counts, at, logits.rows_mut(0..1)).expect("numbers")
 }
 
-/// Expected tree behind `ids`: each row is computed in a separate sequence.
+/// Expected tree behind `ids`: every path runs alone behind the context, as a chain.
 fn expected(
     engine: &mut Engine,
     spec: &SequenceSpec,
@@ -97,14 +96,19 @@ fn expected(
     (positions, tokens): (u32, u32),
 ) -> Draft {
     let mut tree = TreeGrowth::new(positions as usize, tokens as usize);
+    let slot = engine.open();
     loop {
         let paths = tree.next_paths();
         if paths.is_empty() {
+            engine.close(slot);
             return tree.draft();
         }
-        let context = |path: &Vec<TokenId>| [ids, path].concat();
-        let found: Vec<Candidates> =
-            paths.iter().map(context).map(|ids| candidates(engine, spec, &ids)).collect();
+        let mut found = Vec::new();
+        for path in &paths {
+            found.push(candidates(engine, (slot, spec), &[ids, path].concat()));
+            // The row of the context's last id runs again with every path.
+            engine.truncate(slot, ids.len() as u32 - 1);
+        }
         tree.add_candidates(&found, |id| spec.stop_token_ids.contains(&id));
     }
 }
@@ -215,10 +219,10 @@ fn a_device_lists_the_candidates_of_the_same_trees() {
     let mut sequence = Sequence::new(&mut executor, 2, SamplingParams::default());
     let task = sequence.task(&mut executor, (4, 12));
     let (task, draft) = run(&mut executor, vec![task]).remove(0);
-    let mut ids = sequence.ids.clone();
+    let (slot, mut ids) = (engine.open(), sequence.ids.clone());
     let listed: Vec<Candidates> = (0..4)
         .map(|_| {
-            let several = candidates(&mut engine, &sequence.spec, &ids);
+            let several = candidates(&mut engine, (slot, &sequence.spec), &ids);
             ids.push(several.token_ids[0]);
             several
         })

@@ -125,7 +125,7 @@ fn missing_fields_are_named() {
 type Row = [&'static str; 4];
 
 #[rustfmt::skip]
-const WRONG_FIELDS: [Row; 22] = [
+const WRONG_FIELDS: [Row; 25] = [
     ["llama_tied", "architectures", r#"["GemmaForCausalLM"]"#, "GemmaForCausalLM|LlamaForCausalLM|Qwen3ForCausalLM"],
     ["llama_tied", "hidden_act", r#""gelu""#, "`hidden_act`|gelu|silu"],
     ["llama_tied", "hidden_size", "-4", "`hidden_size`|-4|from 1"],
@@ -141,6 +141,9 @@ const WRONG_FIELDS: [Row; 22] = [
     ["llama_tied", "rope_parameters", r#"{"rope_type": "linear"}"#, "`rope_parameters.factor`|missing"],
     ["llama_tied", "rope_parameters", r#"{"mrope_section": [1]}"#, "`rope_parameters.mrope_section`|not supported"],
     ["llama_tied", "rope_parameters", r#"{"partial_rotary_factor": 0.5}"#, "partial_rotary_factor|0.5"],
+    ["llama_tied", "partial_rotary_factor", "0.5", "`partial_rotary_factor`|0.5"],
+    ["llama_tied", "layer_types", r#"["full_attention", "sliding_attention"]"#, "`layer_types`|sliding|layer 1|full_attention"],
+    ["mistral_window", "layer_types", r#"["full_attention", "sliding_attention"]"#, "`layer_types`|full|layer 0|sliding_attention"],
     ["llama_tied", "rope_parameters", "7", "`rope_parameters`|7|an object"],
     ["mistral_full", "num_key_value_heads", "null", "`num_key_value_heads`|missing"],
     ["qwen3_norms", "head_dim", "null", "`head_dim`|missing"],

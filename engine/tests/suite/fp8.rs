@@ -72,7 +72,7 @@ fn quantize(numbers: &[f32], [rows, columns]: [usize; 2], granularity: ScaleGran
 }
 
 /// Names, formats, shapes and bytes of a file's tensors.
-type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
+pub(crate) type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
 
 /// Writes a checkpoint with FP8 projections, and one with the dequantized numbers.
 fn write_both(from: &Path, granularity: ScaleGranularity, fp8_dir: &Path, plain_dir: &Path) {
@@ -115,7 +115,8 @@ fn write_both_of(
     }
 }
 
-fn write(dir: &Path, tensors: &Tensors) {
+/// Writes a checkpoint's tensors to one file.
+pub(crate) fn write(dir: &Path, tensors: &Tensors) {
     let view = |stored| {
         let (name, dtype, shape, bytes): &(String, Dtype, Vec<usize>, Vec<u8>) = stored;
         (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())

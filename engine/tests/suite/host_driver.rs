@@ -1,33 +1,38 @@
 //! The backend as a server runs it, driver calls included, with a driver that runs on the host
 //! (`engine::cuda::host_driver`): sections of `gpu_check` at small sizes. The driver completes calls as late
-//! as the real one may, so that a missing wait leads to wrong numbers.
+//! as the real one may, so that a missing wait leads to wrong numbers. Sections that compare a model with
+//! itself take a small pair, because kernels are slow here.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use engine::cuda::gpu_check::{CheckTarget, Report, Section};
 use engine::cuda::host_driver::HostDriver;
 use engine::cuda::{CudaDevice, CudaError};
 
-fn target(kernels: &Path) -> CheckTarget {
-    let draft = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
+use crate::small_model::write_small_model;
+use crate::support::demo_dir;
+
+fn target(kernels: &Path, pair: (PathBuf, PathBuf)) -> CheckTarget {
     let peer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/gpu-peer.py");
-    CheckTarget {
-        ordinal: 0,
-        kernels: Some(kernels.to_owned()),
-        pair: (draft.clone(), draft),
-        peer,
-        is_dry: true,
-        clusters: true,
-    }
+    CheckTarget { ordinal: 0, kernels: Some(kernels.to_owned()), pair, peer, is_dry: true, clusters: true }
 }
 
-/// Runs sections and returns the lines that they reported.
+/// Runs sections with a small target of two layers and a draft that is its first layer; returns the lines
+/// that they reported.
 fn run(sections: &[Section], kernels: &Path) -> Vec<String> {
+    let (draft, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_small_model(draft.path(), 1);
+    write_small_model(target.path(), 2);
+    run_with(sections, kernels, (draft.path().to_owned(), target.path().to_owned()))
+}
+
+fn run_with(sections: &[Section], kernels: &Path, pair: (PathBuf, PathBuf)) -> Vec<String> {
     let mut lines = Vec::new();
     let mut say = |line: &str| lines.push(line.to_owned());
     let mut report = Report::new(&mut say);
+    let target = target(kernels, pair);
     for section in sections {
-        section.run(&target(kernels), &mut report).unwrap_or_else(|error| panic!("{section:?}: {error}"));
+        section.run(&target, &mut report).unwrap_or_else(|error| panic!("{section:?}: {error}"));
     }
     assert_eq!(report.failed, 0, "{lines:#?}");
     lines
@@ -38,6 +43,11 @@ fn drafts_do_not_change_the_text() {
     let Some(driver) = HostDriver::for_test("host_driver::drafts_do_not_change_the_text") else { return };
     let lines = run(&[Section::Text], &driver.kernels);
     assert!(lines.iter().all(|line| line.starts_with("ok")) && lines.len() > 15, "{lines:#?}");
+    // Guesses were accepted, and rejected: then both engines cut their KV.
+    let rates: Vec<&String> = lines.iter().filter(|line| line.contains("of the guesses accepted")).collect();
+    for extreme in ["0.00 of the guesses", "1.00 of the guesses"] {
+        assert!(rates.iter().any(|line| !line.contains(extreme)), "{lines:#?}");
+    }
 }
 
 #[test]
@@ -107,7 +117,9 @@ fn library_gemms_are_close_to_our_own() {
     let Some(driver) = HostDriver::for_test("host_driver::library_gemms_are_close_to_our_own") else {
         return;
     };
-    let lines = run(&[Section::Library], &driver.kernels);
+    // The tolerance is the bundled draft's.
+    let draft = demo_dir("draft");
+    let lines = run_with(&[Section::Library], &driver.kernels, (draft.clone(), draft));
     for words in ["by cublaslt, against the cpu's", "by cublaslt beside graphs, against the cpu's"] {
         assert!(
             lines.iter().any(|line| line.starts_with("ok") && line.contains(words)),

@@ -12,6 +12,7 @@ mod host_driver;
 mod limits;
 mod prefixes;
 mod quantized;
+mod small_model;
 mod support;
 mod tensor_parallel;
 mod trees;

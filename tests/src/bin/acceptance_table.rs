@@ -39,10 +39,10 @@ struct Args {
     #[arg(long, value_name = "DIR")]
     prompts: Option<PathBuf>,
     /// Prompts per task type
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    num_prompts: usize,
+    #[arg(long, value_name = "N", default_value = "10")]
+    num_prompts: NonZeroUsize,
     /// Maximum output tokens per request
-    #[arg(long, value_name = "N", default_value_t = 96)]
+    #[arg(long, value_name = "N", default_value_t = 96, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
     /// Sampling temperature
     #[arg(long, value_name = "T", default_value_t = 0.0)]
@@ -54,7 +54,7 @@ struct Args {
     #[arg(long, value_name = "DRAFT", default_value = "model", value_parser = DRAFTS)]
     draft: String,
     /// For a draft with another tokenizer: it lacks one in N of the tokens that no merge continues from
-    #[arg(long, value_name = "N", default_value_t = 12)]
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..))]
     left_out: u64,
     /// Measure instead tokens per verify step for drafts of these shapes, POSITIONS:TOKENS; equal numbers are
     /// a chain
@@ -137,7 +137,7 @@ fn cases(args: &Args) -> anyhow::Result<Vec<(String, Vec<Case>)>> {
             continue;
         }
         let mut cases = Vec::new();
-        for (i, prompt) in read_prompts(&path, args.num_prompts)?.iter().enumerate() {
+        for (i, prompt) in read_prompts(&path, args.num_prompts.get())?.iter().enumerate() {
             let mut case = Case::new(format!("{task_type}[{i}]"), text.chat_ids(prompt)?, args.temperature);
             case.task_type = task_type.to_owned();
             case.seed = i as u64;

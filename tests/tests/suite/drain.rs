@@ -61,8 +61,9 @@ async fn sequences_of_a_drained_target_move_and_keep_their_ids() -> anyhow::Resu
     order(&cluster, Method::DELETE, &draft, "").await?;
     let moved = stream.rest().await?.token_ids;
     ensure!(moved == expected, "{moved:?} instead of {expected:?}");
+    let short = Case { max_tokens: 100, ..case.with_k(2) };
     for _ in 0..4 {
-        ensure!(client.ask(&case.with_k(2)).await?.token_ids == expected, "other ids at {other}");
+        ensure!(client.ask(&short).await?.token_ids == expected[..100], "other ids at {other}");
     }
     let answer = order(&cluster, Method::DELETE, &serving, "").await?;
     ensure!(answer["workers"][0]["draining"].is_null(), "{answer}");

@@ -232,6 +232,19 @@ fn the_configuration_page_matches_the_code() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// `test = false` of each program saves building it a second time, but tests in it would never run.
+#[test]
+fn programs_contain_no_tests() -> anyhow::Result<()> {
+    let is_program = |file: &Written| file.path.contains("src/bin/") || file.path.ends_with("src/main.rs");
+    let mut files = written_files()?;
+    files.retain(|file| file.is_rust() && is_program(file));
+    ensure!(files.len() >= 10, "only {} files of programs were found", files.len());
+    report(&lines_where(&files, |line| {
+        let is_test = ["#[test]", "#[cfg(test)]", "#[tokio::test"].iter().any(|start| line.contains(start));
+        is_test.then(|| "a program's tests belong in its library".to_owned())
+    }))
+}
+
 #[test]
 fn the_metrics_page_matches_the_code() -> anyhow::Result<()> {
     let page = std::fs::read_to_string(root().join("docs/metrics.md"))?;

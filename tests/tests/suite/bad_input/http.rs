@@ -85,7 +85,7 @@ fn prompts() -> Vec<FieldRow> {
 fn sampling_params() -> Vec<FieldRow> {
     let many_biases: Map<String, Value> = (0..1_025).map(|id| (id.to_string(), json!(1))).collect();
     vec![
-        (COMPLETIONS, json!({ "max_tokens": -1 }), "max_tokens", "max_tokens must be between 0 and"),
+        (COMPLETIONS, json!({ "max_tokens": -2 }), "max_tokens", "max_tokens must be between 0 and"),
         (COMPLETIONS, json!({ "max_tokens": 5_000 }), "max_tokens", "maximum context length is 2048 tokens"),
         (COMPLETIONS, json!({ "max_tokens": "5" }), "max_tokens", "max_tokens: invalid type: string"),
         (CHAT, json!({ "max_completion_tokens": 0 }), "max_completion_tokens", "must be at least 1"),
