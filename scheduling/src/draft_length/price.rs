@@ -146,8 +146,11 @@ impl RoundPricer<'_> {
             let draft_us = draft.wire_us() + steps * step;
             let (round_us, (number, with_rows)) =
                 self.at_target(num_groups, draft_us, verify_us, step * self.draft_offset_steps(k));
-            let drafting_us = if load.shares_cores && load.other_sequences > 0 { steps * step } else { 0.0 };
-            let forwards = Forwards { number, with_rows, added_us: with_rows * added_us + drafting_us };
+            let forwards = Forwards {
+                number,
+                with_rows,
+                added_us: with_rows * added_us + self.drafting_us(steps, at_worker),
+            };
             found = Price { draft_us, verify_us: round_us - draft_us, forwards };
             let concurrent_next = (groups_at_worker * steps * step / round_us).clamp(1.0, groups_at_worker);
             if concurrent_next == concurrent_groups {
@@ -156,6 +159,25 @@ impl RoundPricer<'_> {
             concurrent_groups = concurrent_next;
         }
         found
+    }
+
+    /// Time that the lane's drafts, of this many forwards, take from a target on the same cores. Forwards that
+    /// the draft worker shares with sequences of other lanes run without the lane as well; only what its
+    /// sequences add to them counts.
+    fn drafting_us(&self, steps: f64, at_worker: f64) -> f64 {
+        let Load { sequences, other_rows, other_sequences, other_plain_sequences, .. } = *self.load;
+        if !self.load.shares_cores || other_sequences == 0 {
+            return 0.0;
+        }
+        let step_us = |sequences: f64| self.draft.step_us(sequences, self.load.context);
+        let own = f64::from(sequences.max(1)).min(at_worker);
+        let (others, drafting) = (at_worker - own, other_sequences - other_plain_sequences);
+        if others < 1.0 || drafting == 0 {
+            return steps * step_us(at_worker);
+        }
+        let others_steps = f64::from(other_rows - other_plain_sequences) / f64::from(drafting) - 1.0;
+        let shared = steps.min(others_steps.max(0.0));
+        shared * (step_us(at_worker) - step_us(others)) + (steps - shared) * step_us(own)
     }
 
     /// Time of a whole round, and the number of the target's forwards during it: in total, and with rows of
@@ -285,6 +307,26 @@ mod tests {
         assert_eq!(added_us(shared), [0.0, 2_000.0, 4_000.0]);
         let alone = Load { shares_cores: true, ..load(0, 0) };
         assert_eq!(added_us(alone), [0.0; 3], "there are no others");
+    }
+
+    #[test]
+    fn forwards_of_the_draft_worker_that_run_anyway_delay_no_one() {
+        let draft = {
+            let points = [(1, 4_000), (16, 5_500), (32, 5_500)];
+            let points = points.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros });
+            WorkerCost::new(StepTimes::new(&points))
+        };
+        let target = flat(10_000);
+        // Of the 16 sequences at the draft worker 8 are the lane's; the others draft two tokens each.
+        let load = Load { shares_cores: true, other_rows: 24, draft_sequences: 16, ..load(8, 0) };
+        let prompts = target.prompts;
+        let prices = RoundPricer { load: &load, groups_max: 4, prompts, target: &target, draft: &draft };
+        let drafting_us = [1.0, 2.0, 3.0].map(|steps| prices.drafting_us(steps, 16.0).round());
+        // A forward takes 0.1 ms longer for each sequence. The third is the lane's alone.
+        assert_eq!(drafting_us, [800.0, 1_600.0, 1_600.0 + 4_700.0]);
+        let alone = Load { other_rows: 8, other_plain_sequences: 8, draft_sequences: 8, ..load };
+        let prices = RoundPricer { load: &alone, ..prices };
+        assert_eq!(prices.drafting_us(2.0, 8.0).round(), 2.0 * 4_700.0);
     }
 
     #[test]
